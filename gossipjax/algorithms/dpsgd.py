@@ -1,0 +1,88 @@
+"""Decentralized parallel SGD (DPSGD-17, algorithm 1) and, on random rings, RAND-PSGD (RAND-20)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import optax
+
+from gossipjax import state as gossip
+from gossipjax.collectives import Step, default_step, mix, require_schedule
+from gossipjax.schedule import Schedule
+
+Order = Literal["combine-while-adapting", "adapt-then-combine"]
+
+
+def dpsgd(
+    schedule: Schedule,
+    order: Order = "combine-while-adapting",
+    axis_name: str = "nodes",
+    local_axis_name: str | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """D-PSGD: average with the neighbours and take a local step. Goes *last* in a chain.
+
+    With `x` the parameters, `[...]` per node, and `u` the update from the chain before it:
+
+        x <- P x + u       order="combine-while-adapting" (DPSGD-17, algorithm 1): exchange and
+                           gradient may run side by side
+        x <- P (x + u)     order="adapt-then-combine" (its remark): what SGP does
+
+    The state is a `GossipState` with a count and, for parameters narrower than float32, a float32
+    copy of them, which is then what counts: parameters changed from outside are not seen.
+
+    Args:
+      schedule: a doubly stochastic schedule. The paper's matrices are symmetric too, which the
+        mathematics does not need.
+      order: which of the two.
+      axis_name: the mapped axis of the nodes.
+      local_axis_name: the axis of a node's own devices, if it has several.
+
+    The transform's `update` takes `step=`, as that of `sgp`.
+
+    Raises:
+      ValueError: for an unknown order; for a schedule that is not doubly stochastic (x would drift
+        from the average: use `sgp`); when traced, as `sgp`.
+
+    >>> import jax, jax.numpy as jnp, gossipjax as gx
+    >>> tx = gx.dpsgd(gx.topology.ring(2))
+    >>> def update(x, u):
+    ...     return x + tx.update(u, tx.init(x), x, step=0)[0]
+    >>> jax.vmap(update, axis_name="nodes")(jnp.array([0.0, 2.0]), jnp.array([0.5, 0.0])).tolist()
+    [1.5, 1.0]
+    """
+    require_schedule(schedule, "dpsgd")
+    if order not in get_args(Order):
+        raise ValueError(f"order is one of {', '.join(map(repr, get_args(Order)))}; given {order!r}.")
+    for number, mixing in enumerate(schedule.rounds):
+        if not mixing.is_doubly_stochastic:
+            sums = mixing.matrix.sum(axis=1)
+            row = int(abs(sums - 1).argmax())
+            raise ValueError(
+                f"dpsgd needs a doubly stochastic schedule: in round {number}, row {row} sums to "
+                f"{sums[row]:.6g}. Use sgp, whose push-sum weights correct for that, or "
+                "from_graph(..., weights='metropolis')."
+            )
+
+    def init(params: Any) -> gossip.GossipState:
+        return gossip.init_state(params, push_sum=False)
+
+    def update(
+        updates: Any,
+        state: gossip.GossipState,
+        params: Any = None,
+        *,
+        step: Step | None = None,
+        **extra_args: Any,
+    ) -> tuple[Any, gossip.GossipState]:
+        del extra_args
+        gossip.require_params(params, "dpsgd")
+        step = default_step(step, state.count, axis_name)
+        x = gossip.numerators(params, state)
+        if order == "adapt-then-combine":
+            x = gossip.add(x, updates)
+        x, _ = mix(x, None, schedule, step, axis_name, local_axis_name)
+        if order == "combine-while-adapting":
+            x = gossip.add(x, updates)
+        return gossip.land(params, x), gossip.advance(state, None, x)
+
+    return optax.GradientTransformationExtraArgs(init, update)

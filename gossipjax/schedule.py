@@ -1,0 +1,308 @@
+"""Rounds and schedules: validated mixing matrices, laid out as permutations. NumPy only.
+
+`P[i, j]` is the weight with which receiver `i` takes what sender `j` sends. Every column sums to 1
+(no mass is lost) and every `P[i, i] > 0` (every node keeps a part of its own).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+TOLERANCE = 1e-6  # of a column's or a row's sum: matrices that were stored in float32 pass
+
+
+class Slot(NamedTuple):
+    """One message per node: node `j` sends `weights[j]` times its buffer to `receivers[j]`.
+
+    `receivers` `[N]` is a full permutation. `weights` `[N]` is 0 where the edge is a filler, there
+    only to complete the permutation: what arrives over a filler must be discarded.
+    """
+
+    receivers: np.ndarray
+    weights: np.ndarray
+
+
+class Round:
+    """One exchange: the mixing matrix `P` `[N, N]` and its decomposition into slots.
+
+    Raises:
+      ValueError: if `matrix` is not square, has a negative or non-finite entry, a column that does
+        not sum to 1, or a zero on its diagonal (SGP-19, assumption 4).
+
+    >>> Round([[0.5, 0.5], [0.5, 0.5]], "pair").slots[0].receivers.tolist()
+    [1, 0]
+    """
+
+    def __init__(self, matrix: np.typing.ArrayLike, name: str = "round 0"):
+        matrix = np.array(matrix, dtype=np.float64)
+        _validate(matrix, name)
+        matrix.setflags(write=False)
+        self.matrix = matrix
+
+    @property
+    def size(self) -> int:
+        """N, the number of nodes."""
+        return len(self.matrix)
+
+    @functools.cached_property
+    def is_identity(self) -> bool:
+        """Nobody sends anything."""
+        return not (self.matrix - np.diag(np.diag(self.matrix))).any()
+
+    @functools.cached_property
+    def is_uniform(self) -> bool:
+        """Every entry is 1/N: the exact average."""
+        return bool(np.allclose(self.matrix, 1 / self.size, rtol=0, atol=1e-12))
+
+    @functools.cached_property
+    def is_doubly_stochastic(self) -> bool:
+        """Rows sum to 1 too, so the push-sum weights stay 1."""
+        return bool(np.allclose(self.matrix.sum(axis=1), 1, rtol=0, atol=TOLERANCE))
+
+    @functools.cached_property
+    def slots(self) -> tuple[Slot, ...]:
+        """The off-diagonal part as K full permutations, K the largest in- or out-degree."""
+        return _colour_edges(self.matrix)
+
+
+def _validate(matrix: np.ndarray, name: str) -> None:
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
+        raise ValueError(f"{name}: a mixing matrix is [N, N]; given shape {list(matrix.shape)}.")
+    if not np.isfinite(matrix).all() or (matrix < 0).any():
+        i, j = np.argwhere(~(matrix >= 0) | ~np.isfinite(matrix))[0]
+        raise ValueError(
+            f"{name}: P[{i}, {j}] = {matrix[i, j]}; weights are finite and not negative."
+        )
+    sums = matrix.sum(axis=0)
+    if (np.abs(sums - 1) > TOLERANCE).any():
+        j = int(np.argmax(np.abs(sums - 1)))
+        hint = ""
+        if np.allclose(matrix.sum(axis=1), 1, rtol=0, atol=TOLERANCE):
+            hint = " Its rows do: give the transpose, P[i, j] is what receiver i takes of sender j."
+        raise ValueError(
+            f"{name}: column {j} sums to {sums[j]:.9g}; every column of P sums to 1, or mass "
+            f"would be lost.{hint}"
+        )
+    if (np.diag(matrix) == 0).any():
+        i = int(np.argmin(np.diag(matrix)))
+        raise ValueError(
+            f"{name}: P[{i}, {i}] = 0; every node keeps a part of its own model (SGP-19, "
+            "assumption 4). Give the diagonal a positive weight."
+        )
+
+
+def _colour_edges(matrix: np.ndarray) -> tuple[Slot, ...]:
+    """Colours the edges of a digraph so that each colour is a permutation (Koenig's theorem).
+
+    Senders and receivers are the two sides of a bipartite graph of degree K; K colours are enough.
+    An edge whose ends have no free colour in common gets one by swapping two colours along an
+    alternating path.
+    """
+    n = len(matrix)
+    receivers, senders = np.nonzero(matrix - np.diag(np.diag(matrix)))
+    # Edges of one hop (receiver - sender) modulo N come together, so that a circulant graph gets
+    # one hop per slot, with no swap.
+    order = np.lexsort((senders, (receivers - senders) % n))
+    degree = max(np.bincount(senders, minlength=n).max(), np.bincount(receivers, minlength=n).max())
+    receiver_of = np.full((degree, n), -1)  # [colour, sender]
+    sender_of = np.full((degree, n), -1)  # [colour, receiver]
+    for sender, receiver in zip(senders[order], receivers[order], strict=True):
+        a = int(np.argmax(receiver_of[:, sender] < 0))  # free at the sender
+        b = int(np.argmax(sender_of[:, receiver] < 0))  # free at the receiver
+        if sender_of[a, receiver] >= 0:
+            # Swap colours a and b along the path that leaves the receiver by colour a. It cannot
+            # end at the sender: it would arrive there by colour a, which is free at the sender.
+            path, at, colour = [], receiver, a
+            while (other := sender_of[colour, at]) >= 0:
+                path.append((other, at, colour))
+                colour = a + b - colour
+                if (at := receiver_of[colour, other]) < 0:
+                    break
+                path.append((other, at, colour))
+                colour = a + b - colour
+            for u, v, old in path:
+                receiver_of[old, u] = sender_of[old, v] = -1
+            for u, v, old in path:
+                receiver_of[a + b - old, u], sender_of[a + b - old, v] = v, u
+        receiver_of[a, sender], sender_of[a, receiver] = receiver, sender
+    return tuple(
+        _complete(receiver_of[colour], sender_of[colour], matrix) for colour in range(degree)
+    )
+
+
+def _complete(receiver_of: np.ndarray, sender_of: np.ndarray, matrix: np.ndarray) -> Slot:
+    """Fills a partial permutation up; a node idle on both sides sends to itself, which is free."""
+    idle = receiver_of < 0
+    weights = np.where(idle, 0.0, matrix[receiver_of, np.arange(len(matrix))])
+    receivers = receiver_of.copy()
+    both = idle & (sender_of < 0)
+    receivers[both] = np.flatnonzero(both)
+    receivers[idle & ~both] = np.flatnonzero((sender_of < 0) & ~both)
+    return Slot(receivers, weights)
+
+
+class Piece(NamedTuple):
+    """From step `start` on, the rounds with these numbers, in a cycle."""
+
+    start: int
+    cycle: tuple[int, ...]
+
+
+class Schedule:
+    """Which round every step uses. Built by `gossipjax.topology`; immutable.
+
+    Attributes:
+      rounds: the distinct rounds, whatever the length of the cycle.
+      pieces: from which step on which of them, in a cycle; one piece unless made by `piecewise`.
+
+    Raises:
+      ValueError: if the rounds differ in size, or the rounds of a cycle together do not connect
+        every node to every other.
+
+    >>> import gossipjax as gx
+    >>> schedule = gx.topology.one_peer_exponential(8)
+    >>> schedule.size, schedule.period, schedule.matrices().shape
+    (8, 3, (3, 8, 8))
+    """
+
+    def __init__(self, rounds: Sequence[Round], pieces: Sequence[Piece] | None = None):
+        if not rounds:
+            raise ValueError("a schedule needs at least one round; given none.")
+        if len({r.size for r in rounds}) > 1:
+            raise ValueError(f"rounds of different sizes: N = {sorted({r.size for r in rounds})}.")
+        if pieces is None:
+            pieces = [Piece(0, tuple(range(len(rounds))))]
+        distinct = {r.matrix.tobytes(): r for r in reversed(rounds)}
+        used = list(dict.fromkeys(rounds[k].matrix.tobytes() for p in pieces for k in p.cycle))
+        number = {key: k for k, key in enumerate(used)}
+        self.rounds = tuple(distinct[key] for key in used)
+        self.pieces = tuple(
+            Piece(p.start, tuple(number[rounds[k].matrix.tobytes()] for k in p.cycle))
+            for p in pieces
+        )
+        self._first_steps = functools.cache(self._find_first_steps)
+        for piece in self.pieces:
+            self._require_connected(piece)
+
+    def _require_connected(self, piece: Piece) -> None:
+        adjacency = sum(self.rounds[k].matrix for k in set(piece.cycle)) > 0
+        for direction, links in (("send to", adjacency.T), ("hear from", adjacency)):
+            reached = np.arange(self.size) == 0
+            while (grown := reached | links[reached].any(axis=0)).sum() > reached.sum():
+                reached = grown
+            if not reached.all():
+                raise ValueError(
+                    f"this schedule (T = {len(piece.cycle)}) never connects all {self.size} nodes: "
+                    f"node 0 can never {direction} node {int(np.argmin(reached))}, not even "
+                    "through others. Add rounds, or edges."
+                )
+
+    def __repr__(self) -> str:
+        pieces = ", ".join(f"{p.start}: {len(p.cycle)} rounds" for p in self.pieces)
+        return f"Schedule(size={self.size}, {{{pieces}}})"
+
+    @property
+    def size(self) -> int:
+        """N, the number of nodes."""
+        return self.rounds[0].size
+
+    @property
+    def period(self) -> int:
+        """T, the number of rounds of one cycle. A piecewise schedule has none."""
+        if len(self.pieces) > 1:
+            raise AttributeError(
+                "a piecewise schedule has no period; its parts are in schedule.pieces."
+            )
+        return len(self.pieces[0].cycle)
+
+    @property
+    def is_doubly_stochastic(self) -> bool:
+        """Rows sum to 1 as well as columns, in every round."""
+        return all(r.is_doubly_stochastic for r in self.rounds)
+
+    def index_at(self, step: int) -> int:
+        """The number in `rounds` of the round at `step`; steps before 0 wrap."""
+        piece = next((p for p in reversed(self.pieces) if p.start <= step), self.pieces[0])
+        return piece.cycle[(step - piece.start) % len(piece.cycle)]
+
+    def round_at(self, step: int) -> Round:
+        """The round of step number `step`; steps before 0 wrap.
+
+        >>> import gossipjax as gx
+        >>> schedule = gx.topology.one_peer_exponential(8)
+        >>> schedule.round_at(4) is schedule.round_at(1)
+        True
+        """
+        return self.rounds[self.index_at(step)]
+
+    def matrices(self, steps: int | None = None) -> np.ndarray:
+        """The mixing matrices of the first `steps` steps (one cycle if not given), `[T, N, N]`.
+
+        Raises:
+          AttributeError: without `steps` on a piecewise schedule, which has no cycle.
+        """
+        return np.stack([self.round_at(k).matrix for k in range(steps or self.period)])
+
+    def every(self, k: int, phase: int = 0) -> Schedule:
+        """The same schedule with `k - 1` rounds of no exchange after each round: local steps.
+
+        Round `r` falls on step `r * k + phase`. A phase of `k - 1` puts the exchange at the end of
+        every k steps, where `optax.MultiSteps` emits its update. The switches of a piecewise
+        schedule are moved to `k` times their step, since the rounds are what is counted.
+
+        >>> import gossipjax as gx
+        >>> gx.topology.one_peer_exponential(8).every(2).period
+        6
+        """
+        if not (isinstance(k, int) and k >= 1):
+            raise ValueError(f"every(k) needs a whole number k >= 1; given {k!r}.")
+        if not (isinstance(phase, int) and 0 <= phase < k):
+            raise ValueError(f"every({k}, phase) needs a phase of 0 to {k - 1}; given {phase!r}.")
+        if k == 1:
+            return self
+        silence = len(self.rounds)
+        spread = [
+            Piece(
+                p.start * k,
+                tuple(number if i == phase else silence for number in p.cycle for i in range(k)),
+            )
+            for p in self.pieces
+        ]
+        return Schedule([*self.rounds, Round(np.eye(self.size))], spread)
+
+    def _window(self, step: int, lookback: int) -> tuple[int, ...]:
+        return tuple(self.index_at(step - i) for i in range(lookback + 1))
+
+    def _find_first_steps(self, lookback: int) -> dict[tuple[int, ...], int]:
+        """The first step of every distinct window of `lookback + 1` rounds."""
+        first: dict[tuple[int, ...], int] = {}
+        ends = [p.start for p in self.pieces[1:]]
+        for piece, end in zip(self.pieces, [*ends, None], strict=True):
+            # From start + lookback on the window lies in this piece and repeats with its cycle.
+            stop = piece.start + lookback + len(piece.cycle)
+            for step in range(piece.start, stop if end is None else min(stop, end)):
+                first.setdefault(self._window(step, lookback), step)
+        return first
+
+    def canonical_step(self, step: int, lookback: int = 0) -> int:
+        """The smallest step number with the same rounds at it and at the `lookback` steps before.
+
+        Pass it as the static `step` of a train step: one program is compiled per distinct round.
+        Steps before 0 wrap.
+
+        >>> import gossipjax as gx
+        >>> schedule = gx.topology.one_peer_exponential(8)
+        >>> [schedule.canonical_step(k) for k in range(5)]
+        [0, 1, 2, 0, 1]
+        """
+        if step < 0 or lookback < 0:
+            raise ValueError(f"step and lookback are >= 0; given {step} and {lookback}.")
+        return self._first_steps(lookback)[self._window(int(step), lookback)]
+
+    def program_count(self, lookback: int = 0) -> int:
+        """The number of values that `canonical_step` takes: programs that a loop would compile."""
+        return len(self._first_steps(lookback))

@@ -1,0 +1,128 @@
+"""The one state that all gossip transforms share, and how the numerators are read from it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from gossipjax.collectives import require_floats, wide
+
+
+class GossipState(NamedTuple):
+    """What a gossip transform keeps for one node; a field that an algorithm does not need is `()`.
+
+    Attributes:
+      count: int32 scalar, the number of updates so far.
+      weight: the push-sum weight `w`, a scalar, float32 at least.
+      numerator: the push-sum numerator `x`, float32 at least, like the parameters. Kept only where
+        a parameter is narrower than float32: elsewhere it is `w * z`.
+      in_flight: numerators and weight that were sent and not yet used.
+    """
+
+    count: Any
+    weight: Any = ()
+    numerator: Any = ()
+    in_flight: Any = ()
+
+
+def init_state(params: Any, push_sum: bool) -> GossipState:
+    """The state at the start: weight 1, and wide numerators where parameters are narrow.
+
+    The numerators are copies, so that parameters and state can both be donated.
+    """
+    require_floats(params, "params")
+    dtypes = [jnp.result_type(leaf) for leaf in jax.tree.leaves(params)]
+    narrow = any(dtype != wide(dtype) for dtype in dtypes)
+    weight_type = np.result_type(np.float32, *map(wide, dtypes))
+    return GossipState(
+        count=jnp.zeros((), jnp.int32),
+        weight=jnp.ones((), weight_type) if push_sum else (),
+        numerator=jax.tree.map(_wide_copy, params) if narrow else (),
+    )
+
+
+def _wide_copy(x: Any) -> jax.Array:
+    return jnp.array(x, wide(jnp.result_type(x)), copy=True)
+
+
+def numerators(params: Any, state: GossipState | None) -> Any:
+    """`x`, float32 at least: what the state keeps, or else `w * z`."""
+    if state is not None and not _is_empty(state.numerator):
+        return state.numerator
+    z = jax.tree.map(lambda leaf: jnp.asarray(leaf, wide(jnp.result_type(leaf))), params)
+    if state is None or _is_empty(state.weight):
+        return z
+    return jax.tree.map(lambda leaf: state.weight * leaf, z)
+
+
+def require_params(params: Any, name: str) -> None:
+    """Raises `ValueError` if `update` was called without the parameters."""
+    if params is None:
+        raise ValueError(
+            f"{name} mixes the parameters and needs them: call tx.update(updates, state, params)."
+        )
+
+
+def debias(x: Any, weight: jax.Array) -> Any:
+    """`z = x / w`, leaf by leaf, in the type of `x`."""
+    return jax.tree.map(lambda leaf: leaf / weight.astype(leaf.dtype), x)
+
+
+def add(x: Any, updates: Any) -> Any:
+    """`x + u`, leaf by leaf, in the type of `x`."""
+    return jax.tree.map(lambda leaf, u: leaf + u.astype(leaf.dtype), x, updates)
+
+
+def land(params: Any, new: Any) -> Any:
+    """The update with which `optax.apply_updates` lands on `new`, rounded to the parameters' type.
+
+    It is `wide(rounded new) - wide(params)`: exact unless the cancellation exceeds 2^24.
+    """
+
+    def difference(z: jax.Array, target: jax.Array) -> jax.Array:
+        return target.astype(z.dtype).astype(target.dtype) - z.astype(target.dtype)
+
+    return jax.tree.map(lambda z, target: difference(jnp.asarray(z), target), params, new)
+
+
+def advance(state: GossipState, weight: Any, numerator: Any) -> GossipState:
+    """The state after an update; `numerator` is kept only where it was."""
+    kept = () if _is_empty(state.numerator) else numerator
+    return state._replace(
+        count=optax.safe_increment(state.count),
+        weight=state.weight if weight is None else weight,
+        numerator=kept,
+    )
+
+
+def find_state(opt_state: Any) -> GossipState | None:
+    """The gossip state inside the state of a whole chain; None if there is none.
+
+    Raises:
+      ValueError: if there are several.
+    """
+    found = [
+        leaf
+        for leaf in jax.tree.leaves(opt_state, is_leaf=lambda s: isinstance(s, GossipState))
+        if isinstance(leaf, GossipState)
+    ]
+    if len(found) > 1:
+        raise ValueError(
+            f"this optimizer state holds {len(found)} gossip states; a chain has one gossip "
+            "transform. Pass the part of the state that is meant."
+        )
+    return found[0] if found else None
+
+
+def push_sum_weight(state: GossipState | None) -> Any:
+    """`w`; 1 for algorithms without a weight."""
+    no_weight = state is None or _is_empty(state.weight)
+    return jnp.ones((), jnp.float32) if no_weight else state.weight
+
+
+def _is_empty(field: Any) -> bool:
+    return isinstance(field, tuple) and not field

@@ -1,0 +1,264 @@
+"""One matrix over all algorithms: each against the dense oracle, round by round, and its laws."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from modes import MODES, run
+
+import gossipjax as gx
+
+STEPS = 5  # more than a cycle of three rounds
+SIZES = (1, 2, 3, 4, 8)
+SHAPES = {"kernel": (3, 2), "bias": (5,)}
+
+
+class Row(NamedTuple):
+    """One algorithm of the matrix."""
+
+    transform: Callable[[gx.Schedule], optax.GradientTransformationExtraArgs]
+    oracle: Callable
+    matrices: Callable
+
+
+ROWS = {
+    "allreduce": Row(lambda s: gx.allreduce(), oracle.allreduce, oracle.doubly_stochastic),
+    "dpsgd": Row(gx.dpsgd, oracle.dpsgd_combine_while_adapting, oracle.doubly_stochastic),
+    "dpsgd, adapt-then-combine": Row(
+        lambda s: gx.dpsgd(s, order="adapt-then-combine"),
+        oracle.dpsgd_adapt_then_combine,
+        oracle.doubly_stochastic,
+    ),
+    "sgp": Row(gx.sgp, oracle.sgp, oracle.column_stochastic),
+    "sgp, doubly stochastic": Row(gx.sgp, oracle.sgp, oracle.doubly_stochastic),
+}
+
+
+def unflatten(flat, dtype=jnp.float32):
+    """`[..., D]` -> the tree, with leading axes kept."""
+    out, start = {}, 0
+    for name, shape in SHAPES.items():
+        size = int(np.prod(shape))
+        out[name] = jnp.asarray(
+            flat[..., start : start + size].reshape(*flat.shape[:-1], *shape), dtype
+        )
+        start += size
+    return out
+
+
+def flatten(tree, leading=1):
+    leaves = [np.asarray(tree[name], np.float64) for name in SHAPES]
+    return np.concatenate([x.reshape(*x.shape[:leading], -1) for x in leaves], axis=-1)
+
+
+def problem(n, dtype):
+    """Starts that `dtype` holds exactly, `[N, D]`, and updates `[S, N, D]`, in float64."""
+    rng = np.random.default_rng(n)
+    d = sum(int(np.prod(shape)) for shape in SHAPES.values())
+    starts = flatten(unflatten(rng.normal(size=(n, d)), dtype))
+    return rng, starts, rng.normal(size=(STEPS, n, d)).astype(np.float32).astype(np.float64)
+
+
+def one_step(tx, carry, u, step):
+    """`(params, state)` after one update, and what the tests look at."""
+    params, state = carry
+    updates, state = tx.update(u, state, params, step=step, value=jnp.zeros(()))
+    params = optax.apply_updates(params, updates)
+    return (params, state), (params, state, *gx.diagnostics.total_mass(params, state))
+
+
+def history(tx, style):
+    """All steps of one node in one program: every entry with a leading axis of steps."""
+
+    def unrolled(params, state, updates):
+        carry, seen = (params, state), []
+        for k in range(STEPS):
+            carry, entry = one_step(tx, carry, jax.tree.map(lambda u, k=k: u[k], updates), k)
+            seen.append(entry)
+        return jax.tree.map(lambda *x: jnp.stack(x), *seen)
+
+    def scanned(params, state, updates):
+        def body(carry, given):
+            u, k = given
+            return one_step(tx, carry, u, k if style == "traced" else None)
+
+        return jax.lax.scan(body, (params, state), (updates, jnp.arange(STEPS)))[1]
+
+    return unrolled if style == "static" else scanned
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ROWS)
+def test_equals_the_oracle_round_by_round(name, mode, n, dtype):
+    row = ROWS[name]
+    rng, starts, all_updates = problem(n, dtype)
+    schedule = gx.topology.from_matrices(row.matrices(rng, n))
+    tx = row.transform(schedule)
+    params = unflatten(starts, dtype)
+    state = run(mode, tx.init, n)(params)
+    updates = unflatten(all_updates.swapaxes(0, 1))  # [N, S, ...]
+    tolerance = 1e-5 if dtype == jnp.float32 else 2.0**-8
+    # AllReduce has no numerators, so narrow parameters are rounded anew at every step.
+    drift = STEPS * tolerance if name == "allreduce" else tolerance
+    moved = starts.sum(axis=0) + np.cumsum(all_updates.sum(axis=1), axis=0)  # [S, D]
+    for style in ("static", "traced", "counted"):
+        seen, states, mass, total_weight = run(mode, history(tx, style), n)(params, state, updates)
+        for new, old in ((seen, params), (states, state)):
+            jax.tree.map(lambda a, b: None, new, old)  # raises if the structures differ
+            for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True):
+                assert (a.dtype, a.shape) == (b.dtype, (n, STEPS, *b.shape[1:]))
+        found = gx.state.find_state(states)
+        for k, (z, x, w) in enumerate(row.oracle(schedule.matrices(), starts, all_updates)):
+            where = f"{style}, step {k}"
+            close = {"rtol": tolerance, "atol": drift, "err_msg": where}
+            np.testing.assert_allclose(flatten(seen, 2)[:, k], z, **close)
+            if found is not None and jax.tree.leaves(found.weight):
+                np.testing.assert_allclose(found.weight[:, k], w, rtol=1e-5, err_msg=where)
+            if found is not None and dtype == jnp.bfloat16:
+                numerator = flatten(found.numerator, 2)[:, k]
+                np.testing.assert_allclose(numerator, x, rtol=1e-5, atol=1e-5, err_msg=where)
+            exact = 1e-4 if found is not None or dtype == jnp.float32 else drift
+            for node in range(n):
+                np.testing.assert_allclose(
+                    flatten(mass, 2)[node, k], moved[k], rtol=1e-5, atol=n * exact, err_msg=where
+                )
+            np.testing.assert_allclose(total_weight[:, k], n, rtol=1e-6, err_msg=where)
+
+
+@pytest.mark.parametrize("mode", ["vmap", "shard_map"])
+@pytest.mark.parametrize("name", ROWS)
+def test_jit_equals_eager(name, mode):
+    n = 4
+    rng, starts, updates = problem(n, jnp.float32)
+    tx = ROWS[name].transform(gx.topology.from_matrices(ROWS[name].matrices(rng, n)))
+    params = unflatten(starts)
+    state = run(mode, tx.init, n)(params)
+
+    def step(params, state, u):
+        return one_step(tx, (params, state), u, 0)[1]
+
+    jitted, eager = (
+        run(mode, step, n, jit=jit)(params, state, unflatten(updates[0])) for jit in (True, False)
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), jitted, eager
+    )
+
+
+def train(tx, n, steps=6, momentum=0.9, equal_starts=True):
+    """A quadratic per node, SGD with momentum; the parameters after every step, `[S, N, D]`."""
+    rng = np.random.default_rng(0)
+    targets = jnp.asarray(rng.normal(size=(n, 4)), jnp.float32)
+    start = rng.normal(size=(1 if equal_starts else n, 4))
+    z = jnp.asarray(np.broadcast_to(start, (n, 4)), jnp.float32)
+
+    def step(z, state, target, k):
+        updates, state = tx.update((z - target) * jnp.arange(1.0, 5.0), state, z, step=k)
+        return optax.apply_updates(z, updates), state
+
+    step = run("shard_map", step, n, shared=(3,))
+    state = run("shard_map", tx.init, n)(z)
+    history = []
+    for k in range(steps):
+        z, state = step(z, state, targets, jnp.int32(k))
+        history.append(np.asarray(z))
+    return np.stack(history)
+
+
+def sgd(momentum=0.9):
+    return optax.sgd(0.05, momentum=momentum)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_one_node_is_the_inner_optimizer(name):
+    gossip = ROWS[name].transform(gx.topology.complete(1))
+    chain = (gossip, sgd()) if name == "allreduce" else (sgd(), gossip)
+    np.testing.assert_allclose(train(optax.chain(*chain), 1), train(sgd(), 1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sgp", "dpsgd, adapt-then-combine"])
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_on_the_complete_graph_with_equal_starts_it_is_allreduce(name, n):
+    gossip = optax.chain(sgd(), ROWS[name].transform(gx.topology.complete(n)))
+    exact = optax.chain(gx.allreduce(), sgd())
+    np.testing.assert_allclose(train(gossip, n), train(exact, n), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_on_a_static_symmetric_graph_sgp_is_dpsgd(n):
+    ring = gx.topology.ring(n)
+    push = train(optax.chain(sgd(), gx.sgp(ring)), n, equal_starts=False)
+    plain = train(optax.chain(sgd(), gx.dpsgd(ring, "adapt-then-combine")), n, equal_starts=False)
+    np.testing.assert_allclose(push, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_the_two_orders_of_dpsgd_differ():
+    ring = gx.topology.ring(4)
+    one = train(optax.chain(sgd(), gx.dpsgd(ring)), 4, equal_starts=False)
+    other = train(optax.chain(sgd(), gx.dpsgd(ring, "adapt-then-combine")), 4, equal_starts=False)
+    assert np.abs(one - other).max() > 1e-2
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if name != "allreduce"])
+def test_state_holds_no_array_of_the_caller(name):
+    """Both can be donated: `init` copies what it keeps."""
+    tx = ROWS[name].transform(gx.topology.complete(1))
+    params = {"a": jnp.ones(3, jnp.bfloat16), "b": jnp.ones(3)}
+    kept = jax.tree.leaves(tx.init(params))
+    assert not any(x is leaf for x in kept for leaf in jax.tree.leaves(params))
+    init = gx.spmd(tx.init, nodes=1)
+    update = gx.spmd(lambda p, s: tx.update(p, s, p), nodes=1, donate_argnums=(0, 1))
+    stacked = jax.tree.map(lambda x: x[None], params)
+    jax.block_until_ready(update(stacked, init(stacked)))
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if name != "allreduce"])
+class TestBadInput:
+    def tx(self, name, n=4):
+        return ROWS[name].transform(gx.topology.ring(n))
+
+    def test_axis_of_another_size(self, name):
+        tx = self.tx(name)
+        with pytest.raises(ValueError, match="has 3 nodes, the schedule 4"):
+            gx.spmd(lambda p: tx.update(p, tx.init(p), p), nodes=3)(jnp.ones((3, 2)))
+
+    def test_missing_axis(self, name):
+        tx = self.tx(name)
+        with pytest.raises(ValueError, match="no axis named 'nodes'.*shard_map, pmap or vmap"):
+            tx.update(jnp.ones(2), tx.init(jnp.ones(2)), jnp.ones(2), step=0)
+
+    def test_missing_params(self, name):
+        tx = self.tx(name)
+        with pytest.raises(ValueError, match="needs them: call tx.update"):
+            gx.spmd(lambda p: tx.update(p, tx.init(p)), nodes=4)(jnp.ones((4, 2)))
+
+    def test_leaves_that_are_not_floats(self, name):
+        with pytest.raises(ValueError, match=r"params\['steps'\] is int32"):
+            self.tx(name).init({"steps": jnp.ones(2, jnp.int32)})
+
+    def test_no_schedule(self, name):
+        with pytest.raises(ValueError, match="needs a gx.Schedule; given ndarray"):
+            ROWS[name].transform(np.eye(3))
+
+
+def test_dpsgd_refuses_what_is_not_doubly_stochastic():
+    schedule = gx.topology.from_matrices([[0.5, 0.25], [0.5, 0.75]])
+    with pytest.raises(ValueError, match=r"round 0, row 0 sums to 0.75. Use sgp"):
+        gx.dpsgd(schedule)
+
+
+def test_dpsgd_refuses_an_unknown_order():
+    with pytest.raises(ValueError, match="'adapt-then-combine'; given 'adapt'"):
+        gx.dpsgd(gx.topology.ring(3), order="adapt")  # pyright: ignore[reportArgumentType]
+
+
+def test_allreduce_without_an_axis():
+    with pytest.raises(ValueError, match="no axis named 'local'.*axis_name='local'"):
+        gx.allreduce("local").update(jnp.ones(2), optax.EmptyState())
