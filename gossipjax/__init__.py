@@ -8,6 +8,7 @@ from gossipjax.algorithms.sgp import sgp as sgp
 from gossipjax.collectives import mix as mix
 from gossipjax.diagnostics import average_model as average_model
 from gossipjax.schedule import Schedule as Schedule
+from gossipjax.spmd import Program as Program
 from gossipjax.spmd import spmd as spmd
 from gossipjax.state import GossipState as GossipState
 

@@ -75,8 +75,7 @@ def _pack(leaves: Sequence[jax.Array]) -> tuple[list[jax.Array], Callable]:
     groups = {dtype: [i for i, d in enumerate(dtypes) if d == dtype] for dtype in set(dtypes)}
     order = sorted(groups, key=str)
     buffers = [
-        jnp.concatenate([leaves[i].astype(dtype).ravel() for i in groups[dtype]])
-        for dtype in order
+        jnp.concatenate([leaves[i].astype(dtype).ravel() for i in groups[dtype]]) for dtype in order
     ]
 
     def unpack(buffers: Sequence[jax.Array]) -> list[jax.Array]:
@@ -90,29 +89,27 @@ def _pack(leaves: Sequence[jax.Array]) -> tuple[list[jax.Array], Callable]:
     return buffers, unpack
 
 
-def _over_buffers(
-    apply: Callable[[jax.Array], jax.Array], tree: Any, local_axis_name: str | None = None
-) -> Any:
-    """Applies `apply` to the leaves of `tree`, packed; they come back wide.
-
-    With a local axis, each of its L devices handles 1/L of a buffer, and they gather the results:
-    a server sends the model once, not L times.
-    """
+def _over_buffers(apply: Callable[[jax.Array], jax.Array], tree: Any) -> Any:
+    """Applies `apply` to the leaves of `tree`, packed into buffers; they come back wide."""
     leaves, structure = jax.tree.flatten(tree)
     buffers, unpack = _pack([jnp.asarray(leaf) for leaf in leaves])
-    if local_axis_name is not None:
-        share = axis_size(local_axis_name)
-        whole, apply_to_piece = apply, apply
-
-        def apply(buffer: jax.Array) -> jax.Array:
-            length = -(-buffer.size // share)
-            padded = jnp.pad(buffer, (0, share * length - buffer.size))
-            start = jax.lax.axis_index(local_axis_name) * length
-            piece = apply_to_piece(jax.lax.dynamic_slice_in_dim(padded, start, length))
-            gathered = jax.lax.all_gather(piece, local_axis_name, tiled=True, to="invarying")
-            return gathered[: buffer.size]
-
     return jax.tree.unflatten(structure, unpack([apply(buffer) for buffer in buffers]))
+
+
+def _in_shares(
+    apply: Callable[[jax.Array], jax.Array], buffer: jax.Array, local_axis_name: str
+) -> jax.Array:
+    """Each of a node's L devices applies `apply` to 1/L of the buffer; all gather the whole.
+
+    So a server sends its model once, and not L times.
+    """
+    devices = axis_size(local_axis_name)
+    length = -(-buffer.size // devices)
+    padded = jnp.pad(buffer, (0, devices * length - buffer.size))
+    start = jax.lax.axis_index(local_axis_name) * length
+    share = apply(jax.lax.dynamic_slice_in_dim(padded, start, length))
+    whole = jax.lax.all_gather(share, local_axis_name, tiled=True, to="invarying")
+    return whole[: buffer.size]
 
 
 def mean(tree: Any, axis_name: str) -> Any:
@@ -122,6 +119,17 @@ def mean(tree: Any, axis_name: str) -> Any:
     return _cast_like(averaged, tree)
 
 
+def bounded_mean(tree: Any, axis_name: str) -> Any:
+    """The node average, held between the smallest and the largest value: exact where all agree."""
+    axis_size(axis_name)
+
+    def average(buffer: jax.Array) -> jax.Array:
+        low, high = jax.lax.pmin(buffer, axis_name), jax.lax.pmax(buffer, axis_name)
+        return jnp.clip(jax.lax.pmean(buffer, axis_name), low, high)
+
+    return _over_buffers(average, tree)
+
+
 def total(tree: Any, axis_name: str) -> Any:
     """The sum of every leaf over the nodes, float32 at least."""
     axis_size(axis_name)
@@ -129,7 +137,7 @@ def total(tree: Any, axis_name: str) -> Any:
 
 
 def default_step(step: Step | None, count: jax.Array, axis_name: str) -> Step:
-    """`step`, or if it is None the count: its maximum, so that vmap sees one value for all nodes."""
+    """`step`; where it is None the count, made one value for all nodes by its maximum."""
     axis_size(axis_name)
     return jax.lax.pmax(count, axis_name) if step is None else step
 
@@ -141,7 +149,7 @@ def mix(
     step: Step,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
-) -> tuple[Any, jax.Array | None]:
+) -> tuple[Any, Any]:
     """One push-sum exchange of any pytree: `x <- P x`, `w <- P w` (SGP-19, algorithm 1).
 
     Numerators go in and numerators come out: the estimate of the average is `x / w`. With a
@@ -184,10 +192,17 @@ def mix(
             f"schedule for {nodes} nodes, or map over {schedule.size}."
         )
     require_floats(tree, "the tree to mix")
+
+    def apply(buffer: jax.Array) -> jax.Array:
+        return _apply_at(buffer, schedule, step, axis_name)
+
+    def apply_in_shares(buffer: jax.Array) -> jax.Array:
+        return (
+            apply(buffer) if local_axis_name is None else _in_shares(apply, buffer, local_axis_name)
+        )
+
     # The weight travels inside the buffer of its type: one message per peer and round.
-    mixed = _over_buffers(
-        lambda buffer: _apply_at(buffer, schedule, step, axis_name), (tree, weight), local_axis_name
-    )
+    mixed = _over_buffers(apply_in_shares, (tree, weight))
     return _cast_like(mixed, (tree, weight))
 
 

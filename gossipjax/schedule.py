@@ -1,4 +1,4 @@
-"""Rounds and schedules: validated mixing matrices, laid out as permutations. NumPy only.
+"""Rounds and schedules: validated mixing matrices, and which of them a step uses. NumPy only.
 
 `P[i, j]` is the weight with which receiver `i` takes what sender `j` sends. Every column sums to 1
 (no mass is lost) and every `P[i, i] > 0` (every node keeps a part of its own).
@@ -12,18 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gossipjax.edge_coloring import Slot, color_edges
+
 TOLERANCE = 1e-6  # of a column's or a row's sum: matrices that were stored in float32 pass
-
-
-class Slot(NamedTuple):
-    """One message per node: node `j` sends `weights[j]` times its buffer to `receivers[j]`.
-
-    `receivers` `[N]` is a full permutation. `weights` `[N]` is 0 where the edge is a filler, there
-    only to complete the permutation: what arrives over a filler must be discarded.
-    """
-
-    receivers: np.ndarray
-    weights: np.ndarray
 
 
 class Round:
@@ -66,7 +57,7 @@ class Round:
     @functools.cached_property
     def slots(self) -> tuple[Slot, ...]:
         """The off-diagonal part as K full permutations, K the largest in- or out-degree."""
-        return _colour_edges(self.matrix)
+        return color_edges(self.matrix)
 
 
 def _validate(matrix: np.ndarray, name: str) -> None:
@@ -93,56 +84,6 @@ def _validate(matrix: np.ndarray, name: str) -> None:
             f"{name}: P[{i}, {i}] = 0; every node keeps a part of its own model (SGP-19, "
             "assumption 4). Give the diagonal a positive weight."
         )
-
-
-def _colour_edges(matrix: np.ndarray) -> tuple[Slot, ...]:
-    """Colours the edges of a digraph so that each colour is a permutation (Koenig's theorem).
-
-    Senders and receivers are the two sides of a bipartite graph of degree K; K colours are enough.
-    An edge whose ends have no free colour in common gets one by swapping two colours along an
-    alternating path.
-    """
-    n = len(matrix)
-    receivers, senders = np.nonzero(matrix - np.diag(np.diag(matrix)))
-    # Edges of one hop (receiver - sender) modulo N come together, so that a circulant graph gets
-    # one hop per slot, with no swap.
-    order = np.lexsort((senders, (receivers - senders) % n))
-    degree = max(np.bincount(senders, minlength=n).max(), np.bincount(receivers, minlength=n).max())
-    receiver_of = np.full((degree, n), -1)  # [colour, sender]
-    sender_of = np.full((degree, n), -1)  # [colour, receiver]
-    for sender, receiver in zip(senders[order], receivers[order], strict=True):
-        a = int(np.argmax(receiver_of[:, sender] < 0))  # free at the sender
-        b = int(np.argmax(sender_of[:, receiver] < 0))  # free at the receiver
-        if sender_of[a, receiver] >= 0:
-            # Swap colours a and b along the path that leaves the receiver by colour a. It cannot
-            # end at the sender: it would arrive there by colour a, which is free at the sender.
-            path, at, colour = [], receiver, a
-            while (other := sender_of[colour, at]) >= 0:
-                path.append((other, at, colour))
-                colour = a + b - colour
-                if (at := receiver_of[colour, other]) < 0:
-                    break
-                path.append((other, at, colour))
-                colour = a + b - colour
-            for u, v, old in path:
-                receiver_of[old, u] = sender_of[old, v] = -1
-            for u, v, old in path:
-                receiver_of[a + b - old, u], sender_of[a + b - old, v] = v, u
-        receiver_of[a, sender], sender_of[a, receiver] = receiver, sender
-    return tuple(
-        _complete(receiver_of[colour], sender_of[colour], matrix) for colour in range(degree)
-    )
-
-
-def _complete(receiver_of: np.ndarray, sender_of: np.ndarray, matrix: np.ndarray) -> Slot:
-    """Fills a partial permutation up; a node idle on both sides sends to itself, which is free."""
-    idle = receiver_of < 0
-    weights = np.where(idle, 0.0, matrix[receiver_of, np.arange(len(matrix))])
-    receivers = receiver_of.copy()
-    both = idle & (sender_of < 0)
-    receivers[both] = np.flatnonzero(both)
-    receivers[idle & ~both] = np.flatnonzero((sender_of < 0) & ~both)
-    return Slot(receivers, weights)
 
 
 class Piece(NamedTuple):
@@ -176,20 +117,18 @@ class Schedule:
             raise ValueError(f"rounds of different sizes: N = {sorted({r.size for r in rounds})}.")
         if pieces is None:
             pieces = [Piece(0, tuple(range(len(rounds))))]
-        distinct = {r.matrix.tobytes(): r for r in reversed(rounds)}
-        used = list(dict.fromkeys(rounds[k].matrix.tobytes() for p in pieces for k in p.cycle))
-        number = {key: k for k, key in enumerate(used)}
-        self.rounds = tuple(distinct[key] for key in used)
-        self.pieces = tuple(
-            Piece(p.start, tuple(number[rounds[k].matrix.tobytes()] for k in p.cycle))
-            for p in pieces
+        keys = [r.matrix.tobytes() for r in rounds]
+        used = list(dict.fromkeys(keys[k] for piece in pieces for k in piece.cycle))
+        self.rounds: tuple[Round, ...] = tuple(rounds[keys.index(key)] for key in used)
+        self.pieces: tuple[Piece, ...] = tuple(
+            Piece(piece.start, tuple(used.index(keys[k]) for k in piece.cycle)) for piece in pieces
         )
         self._first_steps = functools.cache(self._find_first_steps)
         for piece in self.pieces:
             self._require_connected(piece)
 
     def _require_connected(self, piece: Piece) -> None:
-        adjacency = sum(self.rounds[k].matrix for k in set(piece.cycle)) > 0
+        adjacency = np.sum([self.rounds[k].matrix for k in set(piece.cycle)], axis=0) > 0
         for direction, links in (("send to", adjacency.T), ("hear from", adjacency)):
             reached = np.arange(self.size) == 0
             while (grown := reached | links[reached].any(axis=0)).sum() > reached.sum():
@@ -303,6 +242,11 @@ class Schedule:
             raise ValueError(f"step and lookback are >= 0; given {step} and {lookback}.")
         return self._first_steps(lookback)[self._window(int(step), lookback)]
 
-    def program_count(self, lookback: int = 0) -> int:
-        """The number of values that `canonical_step` takes: programs that a loop would compile."""
-        return len(self._first_steps(lookback))
+    def canonical_steps(self, lookback: int = 0) -> list[int]:
+        """All values that `canonical_step` takes: one per program that a loop compiles.
+
+        >>> import gossipjax as gx
+        >>> gx.topology.one_peer_exponential(8).every(2).canonical_steps()
+        [0, 1, 2, 4]
+        """
+        return sorted(self._first_steps(lookback).values())

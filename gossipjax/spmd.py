@@ -7,7 +7,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.core import Tracer
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 Argnums = int | Sequence[int]
@@ -15,6 +16,29 @@ Argnums = int | Sequence[int]
 
 def _numbers(argnums: Argnums) -> tuple[int, ...]:
     return (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+
+class Program:
+    """What `spmd` returns: called with node-stacked arrays; `lower` is that of `jax.jit`.
+
+    Arrays that are not on the mesh yet are put there first, so that the first step of a loop runs
+    the same compiled program as the later ones.
+    """
+
+    def __init__(self, jitted: Any, place: Callable[[int, Any], Any]):
+        self._jitted = jitted
+        self._place = place
+
+    def __call__(self, *args: Any) -> Any:
+        return self._jitted(*(self._place(i, arg) for i, arg in enumerate(args)))
+
+    def lower(self, *args: Any) -> Any:
+        """As `jax.jit(...).lower`: arrays or `jax.ShapeDtypeStruct`s, node-stacked."""
+        return self._jitted.lower(*args)
+
+
+def _is_placed(x: Any, sharding: NamedSharding) -> bool:
+    return isinstance(x, Tracer) or getattr(x, "sharding", None) == sharding
 
 
 def spmd(
@@ -29,7 +53,7 @@ def spmd(
     shared_argnums: Argnums = (),
     local_argnums: Argnums = (),
     check_vma: bool = False,
-) -> Callable[..., Any]:
+) -> Program:
     """Runs `fn`, written from one node's point of view, for all N nodes at once, jitted.
 
     Every array that goes in or comes out is node-stacked: `[N, ...]`, while `fn` sees `[...]`.
@@ -50,7 +74,7 @@ def spmd(
         it; gradients must then be taken at `jax.lax.pcast(params, "local", to="varying")`.
 
     Returns:
-      A jitted function: it can be lowered, and compiles once per set of shapes and static values.
+      A jitted function, compiled once per set of shapes and static values.
 
     Raises:
       ValueError: if the mesh has no such axis or `nodes` contradicts it; `nodes` below 1; when
@@ -82,43 +106,60 @@ def spmd(
     local = mesh.shape.get(local_axis_name, 1) if mesh is not None else 1
     static, shared, split = map(_numbers, (static_argnums, shared_argnums, local_argnums))
 
-    def run(*args: Any) -> Any:
-        dynamic = [i for i in range(len(args)) if i not in static]
-        for i in dynamic:
-            if i not in shared:
-                _require_stacked(args[i], i, nodes, local if i in split else None)
+    def call(dynamic: dict[int, Any], args: Sequence[Any]) -> Any:
+        out = fn(*(dynamic.get(i, arg) for i, arg in enumerate(args)))
+        return jax.tree.map(jnp.asarray, out)
 
-        def call(values: Sequence[Any]) -> Any:
-            given = dict(zip(dynamic, values, strict=True))
-            return jax.tree.map(jnp.asarray, fn(*(given.get(i, args[i]) for i in range(len(args)))))
+    def require_stacked(i: int, arg: Any) -> None:
+        if i not in shared:
+            _require_stacked(arg, i, nodes, local if i in split else None)
 
-        values = [args[i] for i in dynamic]
-        if mesh is None:
-            axes = [None if i in shared else 0 for i in dynamic]
-            return jax.vmap(call, (axes,), axis_name=axis_name, axis_size=nodes)(values)
+    def check(args: Sequence[Any]) -> dict[int, Any]:
+        dynamic = {i: arg for i, arg in enumerate(args) if i not in static}
+        for i, arg in dynamic.items():
+            require_stacked(i, arg)
+        return dynamic
 
-        def per_device(*values: Any) -> Any:
-            strip = [
-                v if i in shared else jax.tree.map(lambda x: jnp.squeeze(x, 0), v)
-                for i, v in zip(dynamic, values, strict=True)
-            ]
-            return jax.tree.map(lambda x: x[None], call(strip))
+    def run_on_one_device(*args: Any) -> Any:
+        dynamic = check(args)
+        axes = {i: None if i in shared else 0 for i in dynamic}
+        mapped = jax.vmap(lambda d: call(d, args), (axes,), axis_name=axis_name, axis_size=nodes)
+        return mapped(dynamic)
 
-        def spec(i: int) -> P:
-            if i in shared:
-                return P()
-            return P(axis_name, local_axis_name) if i in split and local > 1 else P(axis_name)
+    def spec(i: int) -> P:
+        if i in shared:
+            return P()
+        return P(axis_name, local_axis_name) if i in split and local > 1 else P(axis_name)
 
+    def run_on_mesh(*args: Any) -> Any:
+        def per_device(dynamic: dict[int, Any]) -> Any:
+            stripped = {
+                i: v if i in shared else jax.tree.map(lambda x: jnp.squeeze(x, 0), v)
+                for i, v in dynamic.items()
+            }
+            return jax.tree.map(lambda x: x[None], call(stripped, args))
+
+        dynamic = check(args)
         mapped = jax.shard_map(
             per_device,
             mesh=mesh,
-            in_specs=tuple(map(spec, dynamic)),
+            in_specs=({i: spec(i) for i in dynamic},),
             out_specs=P(axis_name),
             check_vma=check_vma,
         )
-        return mapped(*values)
+        return mapped(dynamic)
 
-    return jax.jit(run, static_argnums=static, donate_argnums=donate_argnums)
+    def place(i: int, arg: Any) -> Any:
+        if mesh is None or i in static:
+            return arg
+        sharding = NamedSharding(mesh, spec(i))
+        if all(_is_placed(x, sharding) for x in jax.tree.leaves(arg)):
+            return arg
+        require_stacked(i, arg)
+        return jax.device_put(arg, sharding)
+
+    run = run_on_one_device if mesh is None else run_on_mesh
+    return Program(jax.jit(run, static_argnums=static, donate_argnums=donate_argnums), place)
 
 
 def _require_stacked(arg: Any, number: int, nodes: int, local: int | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -56,7 +57,7 @@ def numerators(params: Any, state: GossipState | None) -> Any:
     z = jax.tree.map(lambda leaf: jnp.asarray(leaf, wide(jnp.result_type(leaf))), params)
     if state is None or _is_empty(state.weight):
         return z
-    return jax.tree.map(lambda leaf: state.weight * leaf, z)
+    return jax.tree.map(partial(jnp.multiply, state.weight), z)
 
 
 def require_params(params: Any, name: str) -> None:
@@ -83,10 +84,11 @@ def land(params: Any, new: Any) -> Any:
     It is `wide(rounded new) - wide(params)`: exact unless the cancellation exceeds 2^24.
     """
 
-    def difference(z: jax.Array, target: jax.Array) -> jax.Array:
-        return target.astype(z.dtype).astype(target.dtype) - z.astype(target.dtype)
+    def difference(z: Any, target: jax.Array) -> jax.Array:
+        rounded = target.astype(jnp.result_type(z)).astype(target.dtype)
+        return rounded - jnp.asarray(z, target.dtype)
 
-    return jax.tree.map(lambda z, target: difference(jnp.asarray(z), target), params, new)
+    return jax.tree.map(difference, params, new)
 
 
 def advance(state: GossipState, weight: Any, numerator: Any) -> GossipState:
@@ -120,8 +122,9 @@ def find_state(opt_state: Any) -> GossipState | None:
 
 def push_sum_weight(state: GossipState | None) -> Any:
     """`w`; 1 for algorithms without a weight."""
-    no_weight = state is None or _is_empty(state.weight)
-    return jnp.ones((), jnp.float32) if no_weight else state.weight
+    if state is None or _is_empty(state.weight):
+        return jnp.ones((), jnp.float32)
+    return state.weight
 
 
 def _is_empty(field: Any) -> bool:

@@ -166,9 +166,7 @@ def from_matrices(matrices: ArrayLike) -> Schedule:
     return Schedule([Round(matrix, f"round {t}") for t, matrix in enumerate(stacked)])
 
 
-def from_graph(
-    graph: Any, weights: Literal["uniform", "metropolis"] = "uniform"
-) -> Schedule:
+def from_graph(graph: Any, weights: Literal["uniform", "metropolis"] = "uniform") -> Schedule:
     """The static schedule of a networkx graph, directed or not; `T = 1`.
 
     An edge `(u, v)` of a directed graph means that `u` sends to `v`. Self-loops and attributes of

@@ -19,7 +19,9 @@ def run(mode, fn, nodes, shared=(), jit=True):
         return tuple(single if i in shared else stacked for i in range(len(args)))
 
     if mode == "pmap":
-        return lambda *args: jax.pmap(fn, "nodes", in_axes=axes(args, 0, None), devices=jax.devices()[:nodes])(*args)
+        return lambda *args: jax.pmap(
+            fn, "nodes", in_axes=axes(args, 0, None), devices=jax.devices()[:nodes]
+        )(*args)
 
     def call(*args):
         if mode == "vmap":

@@ -1,7 +1,7 @@
 """One matrix over all algorithms: each against the dense oracle, round by round, and its laws."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import pytest
 from modes import MODES, run
 
 import gossipjax as gx
+from gossipjax.state import find_state
 
 STEPS = 5  # more than a cycle of three rounds
 SIZES = (1, 2, 3, 4, 8)
@@ -21,7 +22,7 @@ SHAPES = {"kernel": (3, 2), "bias": (5,)}
 class Row(NamedTuple):
     """One algorithm of the matrix."""
 
-    transform: Callable[[gx.Schedule], optax.GradientTransformationExtraArgs]
+    transform: Callable[[Any], optax.GradientTransformationExtraArgs]
     oracle: Callable
     matrices: Callable
 
@@ -51,7 +52,7 @@ def unflatten(flat, dtype=jnp.float32):
     return out
 
 
-def flatten(tree, leading=1):
+def flatten(tree: Any, leading=1):
     leaves = [np.asarray(tree[name], np.float64) for name in SHAPES]
     return np.concatenate([x.reshape(*x.shape[:leading], -1) for x in leaves], axis=-1)
 
@@ -114,7 +115,7 @@ def test_equals_the_oracle_round_by_round(name, mode, n, dtype):
             jax.tree.map(lambda a, b: None, new, old)  # raises if the structures differ
             for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True):
                 assert (a.dtype, a.shape) == (b.dtype, (n, STEPS, *b.shape[1:]))
-        found = gx.state.find_state(states)
+        found = find_state(states)
         for k, (z, x, w) in enumerate(row.oracle(schedule.matrices(), starts, all_updates)):
             where = f"{style}, step {k}"
             close = {"rtol": tolerance, "atol": drift, "err_msg": where}
@@ -147,9 +148,7 @@ def test_jit_equals_eager(name, mode):
     jitted, eager = (
         run(mode, step, n, jit=jit)(params, state, unflatten(updates[0])) for jit in (True, False)
     )
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), jitted, eager
-    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), jitted, eager)
 
 
 def train(tx, n, steps=6, momentum=0.9, equal_starts=True):
@@ -163,11 +162,11 @@ def train(tx, n, steps=6, momentum=0.9, equal_starts=True):
         updates, state = tx.update((z - target) * jnp.arange(1.0, 5.0), state, z, step=k)
         return optax.apply_updates(z, updates), state
 
-    step = run("shard_map", step, n, shared=(3,))
+    program = run("shard_map", step, n, shared=(3,))
     state = run("shard_map", tx.init, n)(z)
     history = []
     for k in range(steps):
-        z, state = step(z, state, targets, jnp.int32(k))
+        z, state = program(z, state, targets, jnp.int32(k))
         history.append(np.asarray(z))
     return np.stack(history)
 
@@ -231,12 +230,12 @@ class TestBadInput:
 
     def test_missing_axis(self, name):
         tx = self.tx(name)
-        with pytest.raises(ValueError, match="no axis named 'nodes'.*shard_map, pmap or vmap"):
+        with pytest.raises(ValueError, match=r"no axis named 'nodes'.*shard_map, pmap or vmap"):
             tx.update(jnp.ones(2), tx.init(jnp.ones(2)), jnp.ones(2), step=0)
 
     def test_missing_params(self, name):
         tx = self.tx(name)
-        with pytest.raises(ValueError, match="needs them: call tx.update"):
+        with pytest.raises(ValueError, match=r"needs them: call tx.update"):
             gx.spmd(lambda p: tx.update(p, tx.init(p)), nodes=4)(jnp.ones((4, 2)))
 
     def test_leaves_that_are_not_floats(self, name):
@@ -244,7 +243,7 @@ class TestBadInput:
             self.tx(name).init({"steps": jnp.ones(2, jnp.int32)})
 
     def test_no_schedule(self, name):
-        with pytest.raises(ValueError, match="needs a gx.Schedule; given ndarray"):
+        with pytest.raises(ValueError, match=r"needs a gx.Schedule; given ndarray"):
             ROWS[name].transform(np.eye(3))
 
 
@@ -260,5 +259,5 @@ def test_dpsgd_refuses_an_unknown_order():
 
 
 def test_allreduce_without_an_axis():
-    with pytest.raises(ValueError, match="no axis named 'local'.*axis_name='local'"):
+    with pytest.raises(ValueError, match=r"no axis named 'local'.*axis_name='local'"):
         gx.allreduce("local").update(jnp.ones(2), optax.EmptyState())

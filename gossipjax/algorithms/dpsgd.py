@@ -52,7 +52,9 @@ def dpsgd(
     """
     require_schedule(schedule, "dpsgd")
     if order not in get_args(Order):
-        raise ValueError(f"order is one of {', '.join(map(repr, get_args(Order)))}; given {order!r}.")
+        raise ValueError(
+            f"order is one of {', '.join(map(repr, get_args(Order)))}; given {order!r}."
+        )
     for number, mixing in enumerate(schedule.rounds):
         if not mixing.is_doubly_stochastic:
             sums = mixing.matrix.sum(axis=1)
@@ -68,7 +70,7 @@ def dpsgd(
 
     def update(
         updates: Any,
-        state: gossip.GossipState,
+        state: Any,
         params: Any = None,
         *,
         step: Step | None = None,

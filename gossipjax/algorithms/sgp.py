@@ -64,7 +64,7 @@ def sgp(
 
     def update(
         updates: Any,
-        state: gossip.GossipState,
+        state: Any,
         params: Any = None,
         *,
         step: Step | None = None,

@@ -1,0 +1,1 @@
+"""Programs that train and measure with gossipjax, and what they share."""

@@ -1,0 +1,285 @@
+"""Trains an image classifier over gossiping nodes, one algorithm beside another.
+
+    python -m experiments.image
+
+With no option: a small CNN on 5,000 MNIST digits, SGP over 8 nodes beside AllReduce. It prints a
+table and writes `metrics.jsonl`, `summary.json` and plots into a folder, `--out`.
+"""
+
+import dataclasses
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+from rich.console import Console
+
+import gossipjax as gx
+from experiments import data, methods, models, report, training
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of the image experiment."""
+
+    algorithm: tuple[methods.Algorithm, ...] = ("sgp", "allreduce")
+    """One or several, run one after another."""
+    topology: methods.Topology = "one_peer_exponential"
+    """Who talks to whom. AllReduce has none of its own."""
+    nodes: int = 8
+    """Number of nodes; each has its own model and its own part of the data."""
+    batch_per_node: int = 32
+    """Examples per node and step."""
+    epochs: int = 15
+    """Passes over the training set, all nodes together."""
+    optimizer: methods.Optimizer = "nesterov"
+    """The local optimizer: plain SGD, SGD with Nesterov momentum 0.9, or Adam."""
+    rate: float = 0.1
+    """Learning rate. Constant and cosine take it as it is, whatever the number of nodes; goyal
+    takes it per 256 examples and scales it linearly with the batch of all nodes together."""
+    rate_schedule: methods.RateSchedule = "cosine"
+    """constant; cosine, down to 0; goyal: warm-up, then 10x down at 1/3, 2/3 and 8/9 of the run."""
+    weight_decay: float = 1e-4
+    """L2 for sgd and nesterov, decoupled for adam."""
+    seed: tuple[int, ...] = (0,)
+    """One or several, each a run: of the starting model, the split of the data and the batches."""
+    dirichlet: float | None = None
+    """Heterogeneous data: divides each class over the nodes by a Dirichlet distribution with this
+    parameter, the smaller the more unequally. Without it data are shuffled and divided evenly."""
+    dataset: str = "mnist5k"
+    """mnist5k: 5,000 MNIST digits, installed with the experiments. fashion_mnist: from the four idx
+    files in --data-dir, or through TensorFlow Datasets."""
+    data_dir: Path | None = None
+    """Folder of the four official idx files, or of TensorFlow Datasets."""
+    download: bool = False
+    """Let TensorFlow Datasets download what is not there."""
+    precision: Literal["float32", "mixed_bfloat16", "bfloat16"] = "float32"
+    """mixed_bfloat16 computes in bfloat16 with float32 parameters; bfloat16 has bfloat16 parameters
+    too (gossip keeps their numerators in float32)."""
+    where: training.Where = "auto"
+    """mesh: a device per node, virtual ones on a CPU. vmap: all nodes on one device. auto: mesh if
+    there are enough devices."""
+    log_every: int = 10
+    """Steps between two lines of metrics.jsonl; each line costs one more gradient."""
+    out: Path | None = None
+    """Folder for the results; runs/image-DATE-TIME if not given."""
+    overwrite: bool = False
+    """Replace another run's results in --out."""
+
+    def __post_init__(self) -> None:
+        at_least_one = ("nodes", "batch_per_node", "epochs", "log_every")
+        for name in at_least_one:
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} is at least 1, not {getattr(self, name)}."
+                )
+        if not self.algorithm or not self.seed:
+            raise ValueError("--algorithm and --seed each need at least one value.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One algorithm with one seed."""
+
+    algorithm: methods.Algorithm
+    seed: int
+    method: methods.Method
+
+    @property
+    def name(self) -> str:
+        return f"{self.algorithm}, {self.method.topology}, seed {self.seed}"
+
+
+def main() -> None:
+    """Parses the options, trains, and reports."""
+    console = Console()
+    try:
+        options = tyro.cli(Options, description=__doc__)
+        if options.where != "vmap":  # has no effect on accelerators
+            jax.config.update("jax_num_cpu_devices", options.nodes)
+        train_all = prepare(options, console)
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    try:
+        train_all()
+    except training.NonFiniteLossError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted; metrics.jsonl and summary.json hold what was finished")
+
+
+def prepare(options: Options, console: Console) -> Callable[[], Path]:
+    """Checks everything that can be checked before training; returns what trains and reports.
+
+    Raises:
+      ValueError, OSError: for options that are impossible together, data that are not there, or a
+        folder that holds another run.
+    """
+    dataset = data.load(options.dataset, options.data_dir, options.download)
+    total_batch = options.nodes * options.batch_per_node
+    steps_per_epoch = max(1, len(dataset.train_labels) // total_batch)
+    rate = methods.learning_rate(
+        options.rate_schedule, options.rate, steps_per_epoch, options.epochs, total_batch
+    )
+    optimizer = methods.optimizer(options.optimizer, rate, options.weight_decay)
+    runs = [
+        Run(algorithm, seed, methods.method(algorithm, options.topology, options.nodes, optimizer))
+        for algorithm, seed in itertools.product(options.algorithm, options.seed)
+    ]
+    shards = {
+        seed: data.split(dataset.train_labels, options.nodes, options.dirichlet, seed)
+        for seed in options.seed
+    }
+    placement = training.place(options.where, options.nodes)
+    out = training.claim_folder("image", options.out, options.overwrite)
+
+    def train_all() -> Path:
+        console.print(
+            f"{dataset.name}: {len(dataset.train_labels):,} examples over {options.nodes} nodes, "
+            f"{steps_per_epoch} steps per epoch; {placement.words}; results in {out}"
+        )
+        finished = []
+        with (out / "metrics.jsonl").open("w") as file, training.progress_bar(console) as bar:
+            for run in runs:
+                task = bar.add_task(
+                    run.name, total=steps_per_epoch * options.epochs, status="compiling"
+                )
+                lines = train(options, run, dataset, shards[run.seed], rate, placement)
+                for line in lines:
+                    if "loss" in line:
+                        bar.update(task, completed=line["step"], status=status(line))
+                    if "test_accuracy_nodes" in line:
+                        finished.append(line)
+                        training.write_summary(out, dataclasses.asdict(options), finished)
+                    else:
+                        file.write(json.dumps({"run": run.name, **line}) + "\n")
+                        file.flush()
+        for run in runs:
+            if run.algorithm != "allreduce":
+                title = f"{run.method.topology}, {options.nodes} nodes"
+                report.plot_topology(run.method.schedule.matrices(), title, out / "topology.png")
+        report.write_report(out, console)
+        return out
+
+    return train_all
+
+
+def status(line: dict[str, Any]) -> str:
+    """The numbers in the progress bar."""
+    return (
+        f"loss {line['loss']:.3f}  consensus distance {line['consensus_distance']:.2e}  "
+        f"{line['examples_per_second']:,.0f} examples/s"
+    )
+
+
+def train(
+    options: Options,
+    run: Run,
+    dataset: data.Dataset,
+    shards: list[np.ndarray],
+    rate: optax.Schedule,
+    placement: training.Placement,
+) -> Iterator[dict[str, Any]]:
+    """Trains one run; yields the lines of `metrics.jsonl` and at the end that of `summary.json`."""
+    compute = jnp.float32 if options.precision == "float32" else jnp.bfloat16
+    kept = jnp.bfloat16 if options.precision == "bfloat16" else jnp.float32
+    model = models.SmallCNN(dataset.classes, dtype=compute, param_dtype=kept)
+
+    def loss(params: Any, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
+        images, labels = batch
+        logits = model.apply(params, images)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for chosen in data.batches(shards, options.batch_per_node, run.seed):
+            yield dataset.train_images[chosen], dataset.train_labels[chosen]
+
+    start = model.init(jax.random.key(run.seed), dataset.train_images[:1])
+    trainer = training.Trainer(run.method, loss, placement, start, batches())
+    trainer.warm_up()
+    accuracy = Accuracy(model, dataset, options.nodes, placement)
+    steps_per_epoch = max(1, len(dataset.train_labels) // (options.nodes * options.batch_per_node))
+    steps = steps_per_epoch * options.epochs
+    seconds, seconds_per_step, line = 0.0, [], {}
+    for interval in training.intervals(steps, options.log_every, steps_per_epoch):
+        losses, took = trainer.advance(interval[:-1])
+        before = trainer.distance_before_mixing()
+        last_losses, took_last = trainer.advance(interval[-1:])
+        took += took_last
+        seconds += took
+        seconds_per_step.append(took / len(interval))
+        at = {"step": interval.stop, "epoch": interval.stop / steps_per_epoch, "seconds": seconds}
+        line = {
+            "loss": float(np.concatenate([losses, last_losses]).mean()),
+            "consensus_distance_before_mixing": before,
+            "consensus_distance": trainer.distance(),
+            "examples_per_second": len(interval) * options.nodes * options.batch_per_node / took,
+            "rate": float(rate(interval[-1])),
+        }
+        yield {**at, **line}
+        if interval.stop % steps_per_epoch == 0:
+            average = accuracy.of_average(trainer.average_model())
+            yield {**at, "test_accuracy_average_model": average}
+    typical = float(np.median(seconds_per_step))
+    yield {
+        "run": run.name,
+        "algorithm": run.algorithm,
+        "topology": run.method.topology,
+        "nodes": options.nodes,
+        "steps": steps,
+        "seed": run.seed,
+        "seconds_per_step": typical,
+        "examples_per_second": options.nodes * options.batch_per_node / typical,
+        "test_accuracy_average_model": accuracy.of_average(trainer.average_model()),
+        "test_accuracy_nodes": accuracy.of_nodes(trainer.params),
+        "consensus_distance": line["consensus_distance"],
+        "consensus_distance_before_mixing": line["consensus_distance_before_mixing"],
+        "final_loss": line["loss"],
+    }
+
+
+class Accuracy:
+    """Accuracies on the whole test set, the work divided over the nodes where it can be."""
+
+    def __init__(
+        self,
+        model: models.SmallCNN,
+        dataset: data.Dataset,
+        nodes: int,
+        placement: training.Placement,
+    ):
+        def correct(params: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
+            return (model.apply(params, images).argmax(axis=-1) == labels).sum()
+
+        self._total = len(dataset.test_labels)
+        parts = np.array_split(np.arange(self._total), nodes)
+        width = max(map(len, parts))
+        # No prediction equals the label -1 that fills the parts up.
+        self._labels = np.full((nodes, width), -1, np.int32)
+        self._images = np.zeros((nodes, width, *dataset.test_images.shape[1:]), np.float32)
+        for node, part in enumerate(parts):
+            self._labels[node, : len(part)] = dataset.test_labels[part]
+            self._images[node, : len(part)] = dataset.test_images[part]
+        self._own_part = gx.spmd(correct, **placement.keywords)
+        self._same_part = gx.spmd(correct, **placement.keywords, shared_argnums=(1, 2))
+
+    def of_average(self, params: Any) -> float:
+        """Of one model that all nodes hold: each sees its own part of the test set."""
+        return float(self._own_part(params, self._images, self._labels).sum()) / self._total
+
+    def of_nodes(self, params: Any) -> list[float]:
+        """Of each node's own model."""
+        parts = zip(self._images, self._labels, strict=True)
+        counts = np.sum([self._same_part(params, *part) for part in parts], axis=0)
+        return [float(count) / self._total for count in counts]
+
+
+if __name__ == "__main__":
+    main()

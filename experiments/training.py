@@ -1,0 +1,210 @@
+"""What the training programs share: where nodes run, the compiled programs, the results' folder."""
+
+import datetime
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+import gossipjax as gx
+from experiments.methods import Method
+from gossipjax.state import find_state, push_sum_weight
+
+Where = Literal["auto", "mesh", "vmap"]
+RESULTS = ("metrics.jsonl", "summary.json")
+MOST_PROGRAMS = 32
+
+
+class NonFiniteLossError(RuntimeError):
+    """A node's loss is NaN or infinite."""
+
+
+class Placement(NamedTuple):
+    """Where the nodes run: what `gx.spmd` is told, and the same in words."""
+
+    keywords: dict[str, Any]
+    words: str
+
+
+def place(where: Where, nodes: int) -> Placement:
+    """One device per node if there are enough of them, or all nodes on one device.
+
+    Raises:
+      ValueError: for a mesh of more nodes than devices.
+    """
+    devices = jax.devices()
+    kind = devices[0].platform.upper()
+    if where == "vmap" or (where == "auto" and len(devices) < nodes):
+        return Placement({"nodes": nodes}, f"simulated on one {kind} device by vmap")
+    if len(devices) < nodes:
+        raise ValueError(
+            f"--where mesh needs a device per node: {nodes} nodes, {len(devices)} {kind} devices. "
+            f"Use --nodes {len(devices)}, or --where vmap to simulate them on one device."
+        )
+    mesh = Mesh(np.array(devices[:nodes]), ("nodes",))
+    return Placement({"mesh": mesh}, f"one {kind} device per node")
+
+
+class Trainer:
+    """One run: all nodes' parameters, optimizer state and next batch, and the compiled programs.
+
+    The step exchanges nothing but gossip; what needs other nodes' values otherwise has a program of
+    its own. It is compiled once per distinct round; beyond 32 of those once, with a traced step.
+
+    Args:
+      method: algorithm, topology and optimizer.
+      loss: `loss(params, batch)` of one node, a scalar.
+      placement: where the nodes run.
+      params: the starting model, the same for every node: no node axis.
+      batches: endless; node-stacked, `[N, B, ...]`.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        loss: Callable[[Any, Any], jax.Array],
+        placement: Placement,
+        params: Any,
+        batches: Iterator[Any],
+    ):
+        tx, where, nodes = method.transform, placement.keywords, method.schedule.size
+        schedule = method.schedule
+
+        def step(params: Any, state: Any, batch: Any, number: Any) -> tuple[Any, Any, jax.Array]:
+            value, grads = jax.value_and_grad(loss)(params, batch)
+            updates, state = tx.update(grads, state, params, step=number)
+            return optax.apply_updates(params, updates), state, value
+
+        def distance_before_mixing(params: Any, state: Any, batch: Any) -> jax.Array:
+            updates, _ = method.inner.update(jax.grad(loss)(params, batch), state[0], params)
+            weight = push_sum_weight(find_state(state))
+            moved = jax.tree.map(lambda z, u: z.astype(weight.dtype) + u / weight, params, updates)
+            return gx.diagnostics.consensus_distance(moved)
+
+        self.step_is_static = len(schedule.canonical_steps()) <= MOST_PROGRAMS
+        how: dict[str, Any] = (
+            {"static_argnums": 3} if self.step_is_static else {"shared_argnums": 3}
+        )
+        self._step = gx.spmd(step, **where, **how, donate_argnums=(0, 1))
+        self._schedule = schedule
+        self._distance = gx.spmd(gx.diagnostics.consensus_distance, **where)
+        self._distance_before_mixing = gx.spmd(distance_before_mixing, **where)
+        self._average_model = gx.spmd(gx.average_model, **where)
+        self._batches = batches
+        self._batch = next(batches)
+        self.params = jax.tree.map(lambda x: np.stack([x] * nodes), params)
+        self.state = gx.spmd(tx.init, **where)(self.params)
+
+    def warm_up(self) -> None:
+        """Compiles every program by running it once on copies, so that no timed step compiles."""
+        for step in self._schedule.canonical_steps() if self.step_is_static else [0]:
+            copies = jax.tree.map(jnp.copy, (self.params, self.state))
+            jax.block_until_ready(self._take(copies, step))
+        self.distance()
+        self.distance_before_mixing()
+
+    def _take(self, start: tuple[Any, Any], step: int) -> tuple[Any, Any, jax.Array]:
+        number = self._schedule.canonical_step(step) if self.step_is_static else np.int32(step)
+        return self._step(*start, self._batch, number)
+
+    def advance(self, steps: range) -> tuple[np.ndarray, float]:
+        """Takes these steps; returns every node's losses, `[steps, N]`, and the seconds it took.
+
+        Raises:
+          NonFiniteLossError: if a loss is NaN or infinite; it names node and step.
+        """
+        losses, began = [], time.perf_counter()
+        for step in steps:
+            self.params, self.state, loss = self._take((self.params, self.state), step)
+            losses.append(loss)
+            self._batch = next(self._batches)
+        jax.block_until_ready(self.params)
+        seconds = time.perf_counter() - began
+        values = np.array(losses).reshape(len(steps), self._schedule.size)
+        require_finite(values, steps.start)
+        return values, seconds
+
+    def distance(self) -> float:
+        """The consensus distance after the last mixing, mean over the nodes."""
+        return float(self._distance(self.params).mean())
+
+    def distance_before_mixing(self) -> float:
+        """The consensus distance after the local half of the step that comes next."""
+        return float(self._distance_before_mixing(self.params, self.state, self._batch).mean())
+
+    def average_model(self) -> Any:
+        """`sum_i x_i / sum_i w_i`, on every node."""
+        return self._average_model(self.params, self.state)
+
+
+def require_finite(losses: np.ndarray, first_step: int) -> None:
+    """Raises `NonFiniteLossError` if a loss, `[steps, N]`, is not finite: names node and step."""
+    bad = np.argwhere(~np.isfinite(losses))
+    if len(bad):
+        step, node = bad[0]
+        raise NonFiniteLossError(
+            f"the loss of node {node} is {losses[step, node]} at step {first_step + step}. Lower "
+            "--rate, or look at that node's data."
+        )
+
+
+def claim_folder(program: str, out: Path | None, overwrite: bool) -> Path:
+    """Makes the folder for the results: `out`, or a new one named by date and time.
+
+    Raises:
+      ValueError: if the folder holds another run and `overwrite` is false.
+    """
+    if out is None:
+        out = Path("runs") / f"{program}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    found = [name for name in RESULTS if (out / name).exists()]
+    if found and not overwrite:
+        raise ValueError(
+            f"{out} holds another run ({', '.join(found)}): choose another --out, or pass "
+            "--overwrite to replace it."
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    for name in found:
+        (out / name).unlink()
+    return out
+
+
+def write_summary(out: Path, options: dict[str, Any], runs: list[dict[str, Any]]) -> None:
+    """Writes `summary.json`: the options, the versions and the finished runs."""
+    summary = {
+        "options": options,
+        "jax": jax.__version__,
+        "gossipjax": gx.__version__,
+        "runs": runs,
+    }
+    (out / "summary.json").write_text(json.dumps(summary, indent=2, default=str) + "\n")
+
+
+def progress_bar(console: Console) -> Progress:
+    """A bar per run with a free `status` text; it stays when the run has ended."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[status]}"),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+        console=console,
+    )
+
+
+def intervals(steps: int, *lengths: int) -> Iterator[range]:
+    """Divides the steps at the multiples of every length, and at the end.
+
+    >>> [(part.start, part.stop) for part in intervals(10, 4, 5)]
+    [(0, 4), (4, 5), (5, 8), (8, 10)]
+    """
+    ends = sorted({steps, *(end for length in lengths for end in range(length, steps, length))})
+    yield from map(range, [0, *ends[:-1]], ends)

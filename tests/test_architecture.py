@@ -1,0 +1,86 @@
+"""The rooms of the project: imports run one way, modules stay small, the core stays light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LIBRARY = sorted((ROOT / "gossipjax").rglob("*.py"))
+EXPERIMENTS = sorted((ROOT / "experiments").glob("*.py"))
+
+# Each room may import those before it, and nothing else of the project.
+ROOMS = {
+    "edge_coloring": set(),
+    "schedule": {"edge_coloring"},
+    "topology": {"schedule"},
+    "collectives": {"schedule"},
+    "state": {"collectives"},
+    "algorithms": {"schedule", "collectives", "state"},
+    "diagnostics": {"collectives", "state"},
+    "spmd": set(),
+}
+
+
+def imported(path: Path) -> set[str]:
+    """The dotted modules that a file imports, `from package import module` included."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def room(path: Path) -> str:
+    return path.relative_to(ROOT / "gossipjax").with_suffix("").parts[0]
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_run_one_way(path):
+    own = {name.split(".")[1] for name in imported(path) if name.startswith("gossipjax.")}
+    if path.name != "__init__.py":
+        assert own <= ROOMS[room(path)]
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_core_needs_only_jax_optax_and_numpy(path):
+    roots = {name.split(".")[0] for name in imported(path)} - set(sys.stdlib_module_names)
+    allowed = {"gossipjax", "numpy"}
+    if room(path) not in ("edge_coloring", "schedule", "topology"):
+        allowed |= {"jax", "optax"}
+    assert roots <= allowed
+
+
+def test_nothing_private_of_jax_is_used():
+    for path in (*LIBRARY, *EXPERIMENTS):
+        assert not [name for name in imported(path) if "._" in name or "jax.experimental" in name]
+
+
+def test_only_collectives_exchanges_parameters():
+    for path in LIBRARY:
+        if path.name != "collectives.py":
+            calls = {
+                node.attr
+                for node in ast.walk(ast.parse(path.read_text()))
+                if isinstance(node, ast.Attribute)
+            }
+            assert not calls & {"ppermute", "psum", "pmean", "all_gather", "pmax", "pmin"}, path
+
+
+def test_the_library_stays_small():
+    sizes = {path: len(path.read_text().splitlines()) for path in LIBRARY}
+    assert sum(sizes.values()) < 2500
+    assert max(sizes.values()) <= 300
+
+
+def test_import_brings_nothing_heavy():
+    code = (
+        "import sys, gossipjax; "
+        "print({'flax', 'networkx', 'matplotlib', 'tensorflow_datasets'} & set(sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert found.stdout.strip() == "set()", found.stderr

@@ -1,0 +1,125 @@
+"""Gossip last in somebody's chain: each against a float64 oracle of the whole chain."""
+
+from typing import Any
+
+import flax.training.train_state
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+
+import gossipjax as gx
+from gossipjax.state import find_state
+
+N, D, STEPS = 4, 6, 9
+RNG = np.random.default_rng(3)
+START, TARGETS = RNG.normal(size=(N, D)), RNG.normal(size=(N, D))
+SCALES = np.linspace(0.5, 3, D)
+SCHEDULE = gx.topology.from_matrices(oracle.column_stochastic(RNG, N))
+
+
+def gradient(z, k=0):
+    return (z - TARGETS) * SCALES
+
+
+def initial() -> Any:
+    return {
+        "a": jnp.asarray(START[:, :4], jnp.float32),
+        "b": jnp.asarray(START[:, 4:], jnp.float32),
+    }
+
+
+def gradients(z, target):
+    scales = jnp.asarray(SCALES, jnp.float32)
+    return {"a": (z["a"] - target[:4]) * scales[:4], "b": (z["b"] - target[4:]) * scales[4:]}
+
+
+def agrees(tx, optimizer, steps=STEPS, schedule=SCHEDULE):
+    """Trains with `tx` and with the oracle, and compares z after every step."""
+
+    def step(z: Any, state, target) -> Any:
+        updates, state = tx.update(gradients(z, target), state, z)
+        return optax.apply_updates(z, updates), state
+
+    program = gx.spmd(step, nodes=N)
+    z, targets = initial(), jnp.asarray(TARGETS, jnp.float32)
+    state = gx.spmd(tx.init, nodes=N)(z)
+    expected = oracle.train_sgp(schedule.matrices(), START, gradient, optimizer, steps)
+    for k, (wanted, _) in enumerate(expected):
+        z, state = program(z, state, targets)
+        found = np.concatenate([z["a"], z["b"]], axis=1)
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5, err_msg=f"step {k}")
+    return state
+
+
+CHAINS = {
+    "sgd with decay on z": (
+        optax.chain(optax.add_decayed_weights(0.3), optax.sgd(0.1, 0.9)),
+        oracle.sgd(0.1, 0.9, decay=0.3),
+    ),
+    "nesterov": (optax.sgd(0.1, 0.9, nesterov=True), oracle.sgd(0.1, 0.9, nesterov=True)),
+    "adamw": (optax.adamw(0.05, weight_decay=0.2), oracle.adamw(0.05, decay=0.2)),
+    "clip_by_global_norm": (
+        optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1, 0.9)),
+        oracle.clipped(0.5, oracle.sgd(0.1, 0.9)),
+    ),
+    "inject_hyperparams": (
+        optax.inject_hyperparams(optax.sgd)(learning_rate=0.1, momentum=0.9),
+        oracle.sgd(0.1, 0.9),
+    ),
+    "multi_transform": (
+        optax.multi_transform({"x": optax.sgd(0.1), "y": optax.sgd(0.1)}, {"a": "x", "b": "y"}),
+        oracle.sgd(0.1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_in_a_chain(name):
+    inner, optimizer = CHAINS[name]
+    state = agrees(optax.chain(inner, gx.sgp(SCHEDULE)), optimizer)
+    counts = find_state(state)[0]  # once per update, whatever the parameter groups
+    np.testing.assert_array_equal(counts, np.full(N, STEPS))
+
+
+def test_multi_steps_inside_the_chain():
+    every = 4
+    local = SCHEDULE.every(every, phase=every - 1)
+    inner = optax.MultiSteps(optax.sgd(0.1, 0.9), every).gradient_transformation()
+    tx = optax.chain(inner, gx.sgp(local))
+    agrees(tx, oracle.accumulated(every, oracle.sgd(0.1, 0.9)), steps=3 * every, schedule=local)
+
+
+def test_flax_train_state_passes_no_extra_argument():
+    tx = optax.chain(optax.sgd(0.1, 0.9), gx.sgp(SCHEDULE))
+
+    def create(z):
+        return flax.training.train_state.TrainState.create(apply_fn=gradients, params=z, tx=tx)
+
+    def step(train_state, target):
+        return train_state.apply_gradients(grads=train_state.apply_fn(train_state.params, target))
+
+    train_state = gx.spmd(create, nodes=N)(initial())
+    program = gx.spmd(step, nodes=N)
+    expected = oracle.train_sgp(SCHEDULE.matrices(), START, gradient, oracle.sgd(0.1, 0.9), STEPS)
+    for wanted, _ in expected:
+        train_state = program(train_state, jnp.asarray(TARGETS, jnp.float32))
+        z = train_state.params
+        np.testing.assert_allclose(
+            np.concatenate([z["a"], z["b"]], axis=1), wanted, rtol=1e-4, atol=1e-5
+        )
+
+
+def test_masked_leaves_stay_local():
+    tx = optax.chain(
+        optax.sgd(0.1), optax.masked(gx.dpsgd(gx.topology.complete(N)), {"a": True, "b": False})
+    )
+
+    def step(z):
+        updates, _ = tx.update({"a": jnp.zeros(4), "b": jnp.zeros(2)}, tx.init(z), z)
+        return optax.apply_updates(z, updates)
+
+    z = gx.spmd(step, nodes=N)(initial())
+    np.testing.assert_allclose(z["a"], np.tile(START[:, :4].mean(axis=0), (N, 1)), rtol=1e-5)
+    np.testing.assert_array_equal(z["b"], initial()["b"])

@@ -1,0 +1,124 @@
+"""What travels: one message per type, fillers that carry nothing, steps that agree."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from modes import MODES, run
+
+import gossipjax as gx
+
+IRREGULAR = gx.topology.from_matrices(
+    # Node 0 sends to everybody, node 3 hears from two, nobody else sends: fillers everywhere.
+    [
+        [[0.25, 0, 0, 0], [0.25, 1, 0, 0], [0.25, 0, 0.5, 0], [0.25, 0, 0.5, 1]],
+        [[0.5, 0, 0, 0.5], [0.5, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0.5]],
+        [[0.5, 0.5, 0.2, 0], [0, 0.5, 0, 0], [0.5, 0, 0.8, 0], [0, 0, 0, 1]],
+    ]
+)
+
+
+def mix(mode, schedule, tree, weight, step, shared=()):
+    return run(mode, lambda x, w: gx.mix(x, w, schedule, step), schedule.size, shared)(tree, weight)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_mix_applies_the_matrix_to_numerators_and_weight(mode, step):
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(4, 3)).astype(np.float32), rng.random(4).astype(np.float32)
+    mixed, weight = mix(mode, IRREGULAR, {"x": jnp.asarray(x)}, jnp.asarray(w), step)
+    P = IRREGULAR.matrices()[step]
+    np.testing.assert_allclose(mixed["x"], P @ x, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(weight, P @ w, rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_nan_travels_along_edges_only(mode):
+    """A filler must not carry it: 0 * NaN is NaN."""
+    x = jnp.array([[1.0], [jnp.nan], [1.0], [1.0]])
+    mixed, weight = mix(mode, IRREGULAR, x, jnp.ones(4), 0)
+    assert np.isnan(np.asarray(mixed)[:, 0]).tolist() == [False, True, False, False]
+    assert np.isfinite(weight).all()
+    infinite = jnp.array([[1.0], [jnp.inf], [1.0], [1.0]])
+    assert np.isinf(mix(mode, IRREGULAR, infinite, jnp.ones(4), 0)[0]).sum() == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_types_and_shapes_come_back(mode):
+    tree = {
+        "scalar": jnp.arange(4.0),
+        "narrow": jnp.arange(8.0).reshape(4, 2).astype(jnp.bfloat16),
+        "half": jnp.ones((4, 2), jnp.float16),
+        "empty": jnp.zeros((4, 0)),
+    }
+    mixed, weight = mix(mode, gx.topology.ring(4), tree, None, 0)
+    assert weight is None
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), mixed) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), tree
+    )
+    np.testing.assert_allclose(mixed["scalar"], [4 / 3, 1, 2, 5 / 3], rtol=1e-6)
+    np.testing.assert_allclose(
+        mixed["narrow"].astype(np.float32)[:, 0], [8 / 3, 2, 4, 10 / 3], rtol=2**-8
+    )
+
+
+def test_float64_is_mixed_in_float64():
+    with jax.enable_x64(True):
+        x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)))
+        tx = gx.sgp(IRREGULAR)
+        state = run("shard_map", tx.init, 4)(x)
+        assert state.weight.dtype == jnp.float64
+        expected = oracle.sgp(IRREGULAR.matrices(), np.asarray(x), np.zeros((6, 4, 3)))
+        update = run("shard_map", lambda x, s: tx.update(jnp.zeros_like(x), s, x), 4)
+        for z, _, w in expected:
+            updates, state = update(x, state)
+            x = x + updates
+            np.testing.assert_allclose(x, z, rtol=1e-13)
+            np.testing.assert_allclose(state.weight, w, rtol=1e-13)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_hybrids_switch_under_a_traced_step(mode):
+    schedule = gx.topology.piecewise(
+        {0: gx.topology.complete(4), 2: gx.topology.one_peer_exponential(4)}
+    )
+    program = run(mode, lambda x, k: gx.mix(x, None, schedule, k)[0], 4, shared=(1,))
+    x = jnp.arange(4.0)
+    for k in range(6):
+        np.testing.assert_allclose(
+            program(x, jnp.int32(k)), schedule.round_at(k).matrix @ np.arange(4.0), rtol=1e-6
+        )
+
+
+def test_weights_of_one_third_lose_no_mass():
+    """3 * float32(1/3) is not 1: what is kept is the rest, so ten thousand rounds lose nothing."""
+    schedule = gx.topology.k_peer_exponential(8, 2)
+
+    def rounds(w):
+        return jax.lax.fori_loop(0, 10_000, lambda k, w: gx.mix((), w, schedule, k)[1], w)
+
+    weights = jax.jit(jax.vmap(rounds, axis_name="nodes"))(jnp.ones(8))
+    assert abs(float(weights.sum()) - 8) < 8e-5
+
+
+def test_the_traced_step_is_one_conditional_under_vmap():
+    """A batched index would turn the switch into running every round."""
+    schedule = gx.topology.one_peer_exponential(8)
+    tx = gx.sgp(schedule)
+
+    def update(x):
+        return tx.update(x, tx.init(x), x)[0]
+
+    jaxpr = str(jax.make_jaxpr(jax.vmap(update, axis_name="nodes"))(jnp.ones((8, 2))))
+    assert jaxpr.count("cond[") == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_mix_rejects_bad_input(mode):
+    ring = gx.topology.ring(4)
+    with pytest.raises(ValueError, match="has 3 nodes, the schedule 4"):
+        run(mode, lambda x: gx.mix(x, None, ring, 0), 3)(jnp.ones(3))
+    with pytest.raises(ValueError, match=r"the tree to mix\['n'\] is int32; gossip averages"):
+        run(mode, lambda x: gx.mix({"n": x}, None, ring, 0), 4)(jnp.ones(4, jnp.int32))

