@@ -10,9 +10,9 @@ import dataclasses
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -84,39 +84,52 @@ class Options:
             raise ValueError("--algorithm and --seed each need at least one value.")
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """One algorithm with one seed."""
+class Run(NamedTuple):
+    """One algorithm with one seed, on its nodes' shards of the data."""
 
     algorithm: methods.Algorithm
     seed: int
     method: methods.Method
+    shards: list[np.ndarray]
 
     @property
     def name(self) -> str:
+        """What it is called in the files."""
         return f"{self.algorithm}, {self.method.topology}, seed {self.seed}"
 
 
-def main() -> None:
+class Job(NamedTuple):
+    """All that a command line asks for, found to be possible."""
+
+    options: Options
+    dataset: data.Dataset
+    steps_per_epoch: int
+    rate: optax.Schedule
+    runs: list[Run]
+    placement: training.Placement
+    out: Path
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, trains, and reports."""
     console = Console()
     try:
-        options = tyro.cli(Options, description=__doc__)
-        if options.where != "vmap":  # has no effect on accelerators
-            jax.config.update("jax_num_cpu_devices", options.nodes)
-        train_all = prepare(options, console)
+        options = tyro.cli(Options, description=__doc__, args=arguments)
+        if options.where != "vmap":
+            training.request_cpu_devices(options.nodes)
+        job = prepare(options)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     try:
-        train_all()
+        train_all(job, console)
     except training.NonFiniteLossError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit("interrupted; metrics.jsonl and summary.json hold what was finished")
 
 
-def prepare(options: Options, console: Console) -> Callable[[], Path]:
-    """Checks everything that can be checked before training; returns what trains and reports.
+def prepare(options: Options) -> Job:
+    """Checks everything that can be checked before training, and claims the folder.
 
     Raises:
       ValueError, OSError: for options that are impossible together, data that are not there, or a
@@ -129,83 +142,71 @@ def prepare(options: Options, console: Console) -> Callable[[], Path]:
         options.rate_schedule, options.rate, steps_per_epoch, options.epochs, total_batch
     )
     optimizer = methods.optimizer(options.optimizer, rate, options.weight_decay)
-    runs = [
-        Run(algorithm, seed, methods.method(algorithm, options.topology, options.nodes, optimizer))
-        for algorithm, seed in itertools.product(options.algorithm, options.seed)
-    ]
-    shards = {
-        seed: data.split(dataset.train_labels, options.nodes, options.dirichlet, seed)
-        for seed in options.seed
-    }
+    runs = []
+    for algorithm, seed in itertools.product(options.algorithm, options.seed):
+        method = methods.method(algorithm, options.topology, options.nodes, optimizer)
+        shards = data.split(dataset.train_labels, options.nodes, options.dirichlet, seed)
+        runs.append(Run(algorithm, seed, method, shards))
     placement = training.place(options.where, options.nodes)
     out = training.claim_folder("image", options.out, options.overwrite)
+    return Job(options, dataset, steps_per_epoch, rate, runs, placement, out)
 
-    def train_all() -> Path:
-        console.print(
-            f"{dataset.name}: {len(dataset.train_labels):,} examples over {options.nodes} nodes, "
-            f"{steps_per_epoch} steps per epoch; {placement.words}; results in {out}"
-        )
-        finished = []
-        with (out / "metrics.jsonl").open("w") as file, training.progress_bar(console) as bar:
-            for run in runs:
-                task = bar.add_task(
-                    run.name, total=steps_per_epoch * options.epochs, status="compiling"
-                )
-                lines = train(options, run, dataset, shards[run.seed], rate, placement)
-                for line in lines:
-                    if "loss" in line:
-                        bar.update(task, completed=line["step"], status=status(line))
-                    if "test_accuracy_nodes" in line:
-                        finished.append(line)
-                        training.write_summary(out, dataclasses.asdict(options), finished)
-                    else:
-                        file.write(json.dumps({"run": run.name, **line}) + "\n")
-                        file.flush()
-        for run in runs:
-            if run.algorithm != "allreduce":
-                title = f"{run.method.topology}, {options.nodes} nodes"
-                report.plot_topology(run.method.schedule.matrices(), title, out / "topology.png")
-        report.write_report(out, console)
-        return out
 
-    return train_all
+def train_all(job: Job, console: Console) -> None:
+    """Trains one run after another; writes the files, and from them the table and the plots."""
+    options, out = job.options, job.out
+    console.print(
+        f"{job.dataset.name}: {len(job.dataset.train_labels):,} examples over {options.nodes} "
+        f"nodes, {job.steps_per_epoch} steps per epoch; {job.placement.words}. Results: {out}",
+        soft_wrap=True,
+    )
+    steps, finished = job.steps_per_epoch * options.epochs, []
+    with (out / "metrics.jsonl").open("w") as file, training.progress_bar(console) as bar:
+        for run in job.runs:
+            task = bar.add_task(f"{run.algorithm} ({run.seed})", total=steps, status="compiling")
+            for line in train(job, run):
+                if "test_accuracy_nodes" in line:
+                    finished.append(line)
+                    training.write_summary(out, dataclasses.asdict(options), finished)
+                    continue
+                file.write(json.dumps({"run": run.name, **line}) + "\n")
+                file.flush()
+                if "loss" in line:
+                    bar.update(task, completed=line["step"], status=status(line))
+    for name, schedule in {r.method.topology: r.method.schedule for r in job.runs}.items():
+        title = f"{name}, {options.nodes} nodes"
+        report.plot_topology(schedule.matrices(), title, out / f"topology_{name}.png")
+    report.write_report(out, console)
 
 
 def status(line: dict[str, Any]) -> str:
-    """The numbers in the progress bar."""
+    """The numbers beside the progress bar."""
     return (
-        f"loss {line['loss']:.3f}  consensus distance {line['consensus_distance']:.2e}  "
+        f"loss {line['loss']:.3f}, consensus {line['consensus_distance']:.1e}, "
         f"{line['examples_per_second']:,.0f} examples/s"
     )
 
 
-def train(
-    options: Options,
-    run: Run,
-    dataset: data.Dataset,
-    shards: list[np.ndarray],
-    rate: optax.Schedule,
-    placement: training.Placement,
-) -> Iterator[dict[str, Any]]:
+def train(job: Job, run: Run) -> Iterator[dict[str, Any]]:
     """Trains one run; yields the lines of `metrics.jsonl` and at the end that of `summary.json`."""
+    options, dataset, steps_per_epoch = job.options, job.dataset, job.steps_per_epoch
     compute = jnp.float32 if options.precision == "float32" else jnp.bfloat16
     kept = jnp.bfloat16 if options.precision == "bfloat16" else jnp.float32
     model = models.SmallCNN(dataset.classes, dtype=compute, param_dtype=kept)
 
     def loss(params: Any, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
         images, labels = batch
-        logits = model.apply(params, images)
+        logits: Any = model.apply(params, images)
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
     def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for chosen in data.batches(shards, options.batch_per_node, run.seed):
+        for chosen in data.batches(run.shards, options.batch_per_node, run.seed):
             yield dataset.train_images[chosen], dataset.train_labels[chosen]
 
     start = model.init(jax.random.key(run.seed), dataset.train_images[:1])
-    trainer = training.Trainer(run.method, loss, placement, start, batches())
+    trainer = training.Trainer(run.method, loss, job.placement, start, batches())
     trainer.warm_up()
-    accuracy = Accuracy(model, dataset, options.nodes, placement)
-    steps_per_epoch = max(1, len(dataset.train_labels) // (options.nodes * options.batch_per_node))
+    accuracy = Accuracy(model, dataset, options.nodes, job.placement)
     steps = steps_per_epoch * options.epochs
     seconds, seconds_per_step, line = 0.0, [], {}
     for interval in training.intervals(steps, options.log_every, steps_per_epoch):
@@ -221,7 +222,7 @@ def train(
             "consensus_distance_before_mixing": before,
             "consensus_distance": trainer.distance(),
             "examples_per_second": len(interval) * options.nodes * options.batch_per_node / took,
-            "rate": float(rate(interval[-1])),
+            "rate": float(np.asarray(job.rate(interval[-1]))),
         }
         yield {**at, **line}
         if interval.stop % steps_per_epoch == 0:
@@ -256,7 +257,8 @@ class Accuracy:
         placement: training.Placement,
     ):
         def correct(params: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
-            return (model.apply(params, images).argmax(axis=-1) == labels).sum()
+            logits: Any = model.apply(params, images)
+            return (logits.argmax(axis=-1) == labels).sum()
 
         self._total = len(dataset.test_labels)
         parts = np.array_split(np.arange(self._total), nodes)

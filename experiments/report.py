@@ -113,7 +113,7 @@ def table(runs: Sequence[Record]) -> Table:
     result.add_column("topology", overflow="fold")
     for header in ("nodes", "average\nmodel %", "mean\nnode %", "worst\nnode %"):
         result.add_column(header, justify="right", no_wrap=True)
-    for header in ("consensus\ndistance", "ms per\nstep", "examples\nper s"):
+    for header in ("consensus\ndistance", "ms per\nstep"):
         result.add_column(header, justify="right", no_wrap=True)
     for group in _by_label(runs).values():
         result.add_row(
@@ -123,7 +123,6 @@ def table(runs: Sequence[Record]) -> Table:
             _mean("{:.2f}", [100 * min(run[NODES]) for run in group]),
             _mean("{:.2g}", [run[AFTER] for run in group]),
             _mean("{:.1f}", [1000 * run["seconds_per_step"] for run in group]),
-            _mean("{:,.0f}", [run["examples_per_second"] for run in group]),
         )
     return result
 

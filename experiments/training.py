@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import gossipjax as gx
 from experiments.methods import Method
@@ -33,6 +33,11 @@ class Placement(NamedTuple):
 
     keywords: dict[str, Any]
     words: str
+
+
+def request_cpu_devices(count: int) -> None:
+    """Asks for so many virtual CPU devices; before JAX's first use. Accelerators do not mind."""
+    jax.config.update("jax_num_cpu_devices", count)
 
 
 def place(where: Where, nodes: int) -> Placement:
@@ -192,8 +197,7 @@ def progress_bar(console: Console) -> Progress:
     """A bar per run with a free `status` text; it stays when the run has ended."""
     return Progress(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
+        BarColumn(bar_width=12),
         TextColumn("{task.fields[status]}"),
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
         console=console,

@@ -152,11 +152,12 @@ class Schedule:
     @property
     def period(self) -> int:
         """T, the number of rounds of one cycle. A piecewise schedule has none."""
-        if len(self.pieces) > 1:
+        only, *others = self.pieces
+        if others:
             raise AttributeError(
                 "a piecewise schedule has no period; its parts are in schedule.pieces."
             )
-        return len(self.pieces[0].cycle)
+        return len(only.cycle)
 
     @property
     def is_doubly_stochastic(self) -> bool:

@@ -240,10 +240,11 @@ def piecewise(schedules: Mapping[int, Schedule]) -> Schedule:
     pieces = []
     for start in starts:
         part = schedules[start]
-        if len(part.pieces) > 1:
+        only, *others = part.pieces
+        if others:
             raise ValueError(
                 f"the part from step {start} is piecewise itself: put its parts in this one."
             )
-        pieces.append(Piece(int(start), tuple(len(rounds) + k for k in part.pieces[0].cycle)))
+        pieces.append(Piece(int(start), tuple(len(rounds) + k for k in only.cycle)))
         rounds.extend(part.rounds)
     return Schedule(rounds, pieces)

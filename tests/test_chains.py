@@ -79,7 +79,9 @@ CHAINS = {
 def test_in_a_chain(name):
     inner, optimizer = CHAINS[name]
     state = agrees(optax.chain(inner, gx.sgp(SCHEDULE)), optimizer)
-    counts = find_state(state)[0]  # once per update, whatever the parameter groups
+    found = find_state(state)
+    assert found is not None
+    counts = found.count  # once per update, whatever the parameter groups
     np.testing.assert_array_equal(counts, np.full(N, STEPS))
 
 

@@ -115,7 +115,7 @@ def text_of(table: Table, width: int) -> str:
 def test_table_of_one_seed() -> None:
     (row,) = (line for line in text_of(report.table(RUNS[:1]), 100).splitlines() if "allr" in line)
     assert row.split() == [
-        *("allreduce", "complete", "4", "97.50", "96.50", "95.00", "0.012", "12.5", "12,346")
+        *("allreduce", "complete", "4", "97.50", "96.50", "95.00", "0.012", "12.5")
     ]
 
 
@@ -136,16 +136,16 @@ def test_table_of_several_seeds_shows_mean_and_deviation() -> None:
     text = text_of(report.table([*seeds, a_run("allreduce", "complete", 0)]), 100)
     lines = text.splitlines()
     (at,) = (number for number, line in enumerate(lines) if "sgp" in line)
-    assert lines[at].split()[2:] == ["4", "97.00", "94.00", "92.00", "0.02", "12.0", "2,000"]
-    assert lines[at + 1].split() == ["±1.00", "±2.00", "±2.00", "±0.01", "±2.0", "±1,000"]
-    for header in ("algorithm", "topology", "nodes", "average", "worst", "ms", "examples"):
+    assert lines[at].split()[2:] == ["4", "97.00", "94.00", "92.00", "0.02", "12.0"]
+    assert lines[at + 1].split() == ["±1.00", "±2.00", "±2.00", "±0.01", "±2.0"]
+    for header in ("algorithm", "topology", "nodes", "average", "worst", "ms"):
         assert header in text
 
 
 def test_table_keeps_its_numbers_in_a_narrow_terminal() -> None:
     text = text_of(report.table([a_run("allreduce", "one_peer_exponential", 0)]), 80)
     assert max(map(len, text.splitlines())) <= 80
-    for number in ("97.50", "96.50", "95.00", "0.012", "12.5", "12,346"):
+    for number in ("97.50", "96.50", "95.00", "0.012", "12.5"):
         assert number in text
 
 

@@ -1,0 +1,235 @@
+"""The image program as its users run it: results, files, options and errors."""
+
+import json
+import re
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import data, image, training
+
+
+@pytest.fixture(autouse=True)
+def devices_are_there(monkeypatch):
+    """The tests' process has its eight CPU devices already."""
+    monkeypatch.setattr(training, "request_cpu_devices", lambda count: None)
+
+
+class Linear(nn.Module):
+    """What takes the place of the CNN in most tests: it compiles in no time."""
+
+    classes: int = 10
+    dtype: Any = jnp.float32
+    param_dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, images):
+        dense = nn.Dense(self.classes, dtype=self.dtype, param_dtype=self.param_dtype)
+        return dense(images.reshape(len(images), -1)).astype(jnp.float32)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch, request):
+    """A tenth of the digits and a small model: these tests are of the program."""
+    if "real_model" not in request.keywords:
+        monkeypatch.setattr(image.models, "SmallCNN", Linear)
+    full = data.load("mnist5k")
+    few = full._replace(
+        train_images=full.train_images[:512],
+        train_labels=full.train_labels[:512],
+        test_images=full.test_images[:101],
+        test_labels=full.test_labels[:101],
+    )
+    load = data.load
+    monkeypatch.setattr(
+        data, "load", lambda name, *args: few if name == "mnist5k" else load(name, *args)
+    )
+
+
+def run(tmp_path, *arguments):
+    """Runs the program with few steps; returns the summary and the lines of the metrics."""
+    out = tmp_path / "out"
+    short = ["--out", str(out), "--epochs", "2", "--nodes", "4", "--log-every", "3"]
+    image.main([*short, *arguments])
+    summary = json.loads((out / "summary.json").read_text())
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return summary, lines
+
+
+@pytest.mark.real_model
+def test_writes_what_it_measured(tmp_path, capsys):
+    summary, lines = run(tmp_path, "--seed", "0", "1", "--rate", "0.05")
+    assert [(r["algorithm"], r["topology"], r["seed"]) for r in summary["runs"]] == [
+        ("sgp", "one_peer_exponential", 0),
+        ("sgp", "one_peer_exponential", 1),
+        ("allreduce", "complete", 0),
+        ("allreduce", "complete", 1),
+    ]
+    for record in summary["runs"]:
+        assert record["nodes"] == 4
+        assert record["steps"] == 2 * (512 // (4 * 32))
+        assert record["seconds_per_step"] > 0
+        assert record["examples_per_second"] == pytest.approx(128 / record["seconds_per_step"])
+        assert 0 <= record["test_accuracy_average_model"] <= 1
+        assert len(record["test_accuracy_nodes"]) == 4
+        own = [line for line in lines if line["run"] == record["run"]]
+        assert [x["step"] for x in own if "loss" in x] == [3, 4, 6, 8]
+        assert [x["step"] for x in own if "test_accuracy_average_model" in x] == [4, 8]
+        assert all(a["seconds"] <= b["seconds"] for a, b in zip(own, own[1:], strict=False))
+        losses = [line["loss"] for line in own if "loss" in line]
+        assert losses[-1] < losses[0]
+        distances = [line["consensus_distance"] for line in own if "loss" in line]
+        before = [line["consensus_distance_before_mixing"] for line in own if "loss" in line]
+        if record["algorithm"] == "allreduce":
+            assert not any(distances)
+            assert not any(before)
+        else:
+            assert all(0 < after < early for after, early in zip(distances, before, strict=True))
+    plots = {path.name for path in (tmp_path / "out").glob("*.png")}
+    assert {"loss.png", "consensus.png", "topology_one_peer_exponential.png"} <= plots
+    printed = capsys.readouterr().out
+    assert "4 nodes, 4 steps per epoch; one CPU device per node" in printed
+    assert re.search(r"sgp +one_peer_exponential +4", printed)
+
+
+@pytest.mark.parametrize("algorithm", ["sgp", "dpsgd", "dpsgd-adapt-then-combine", "allreduce"])
+def test_mesh_and_vmap_train_the_same_model(tmp_path, algorithm):
+    losses = {}
+    for where in ("mesh", "vmap"):
+        arguments = ("--algorithm", algorithm, "--topology", "ring", "--where", where)
+        _, lines = run(tmp_path / where, *arguments)
+        losses[where] = [line["loss"] for line in lines if "loss" in line]
+    np.testing.assert_allclose(losses["mesh"], losses["vmap"], rtol=2e-3)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--precision", "bfloat16", "--optimizer", "sgd"),
+        ("--precision", "mixed_bfloat16", "--optimizer", "adam", "--rate", "0.001"),
+        ("--rate-schedule", "goyal", "--dirichlet", "0.1", "--batch-per-node", "7"),
+        ("--nodes", "1"),
+        ("--nodes", "12", "--topology", "two_peer_exponential"),  # more than there are devices
+        ("--algorithm", "dpsgd", "--topology", "bipartite_exponential", "--rate-schedule", "constant"),
+    ],
+)  # fmt: skip
+def test_options(tmp_path, arguments):
+    summary, lines = run(tmp_path, "--algorithm", "sgp", *arguments)
+    assert np.isfinite(summary["runs"][0]["final_loss"])
+    assert all(np.isfinite(line["loss"]) for line in lines if "loss" in line)
+
+
+def test_a_schedule_of_many_rounds_takes_a_traced_step(tmp_path, monkeypatch):
+    losses = []
+    for most in (32, 1):
+        monkeypatch.setattr(training, "MOST_PROGRAMS", most)
+        _, lines = run(tmp_path / str(most), "--algorithm", "sgp")
+        losses.append([line["loss"] for line in lines if "loss" in line])
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+
+
+def test_the_same_seed_gives_the_same_run(tmp_path):
+    first, second = (run(tmp_path / name)[0]["runs"] for name in ("a", "b"))
+    for a, b in zip(first, second, strict=True):
+        assert a["final_loss"] == b["final_loss"]
+        assert a["test_accuracy_nodes"] == b["test_accuracy_nodes"]
+
+
+class TestBadInput:
+    def fails(self, capsys, *arguments):
+        with pytest.raises(SystemExit) as stop:
+            image.main(arguments)
+        assert stop.value.code not in (0, None)
+        captured = capsys.readouterr()
+        return f"{stop.value.code} {captured.out} {captured.err}"
+
+    def test_unknown_algorithm_names_the_known_ones(self, capsys):
+        said = self.fails(capsys, "--algorithm", "sgd")
+        for name in ("sgp", "dpsgd", "dpsgd-adapt-then-combine", "allreduce"):
+            assert name in said
+
+    def test_unknown_dataset_names_the_known_ones(self, capsys):
+        said = self.fails(capsys, "--dataset", "cifar")
+        assert "mnist5k" in said
+        assert "fashion_mnist" in said
+
+    def test_folder_without_the_files_names_them(self, capsys, tmp_path):
+        said = self.fails(capsys, "--dataset", "fashion_mnist", "--data-dir", str(tmp_path))
+        assert "train-images-idx3-ubyte" in said
+
+    def test_more_nodes_than_examples(self, capsys):
+        said = self.fails(capsys, "--nodes", "513", "--where", "vmap")
+        assert "513" in said
+        assert "512" in said
+
+    def test_another_runs_folder_is_never_overwritten_silently(self, capsys, tmp_path):
+        run(tmp_path, "--algorithm", "sgp")
+        kept = (tmp_path / "out" / "summary.json").read_text()
+        said = self.fails(capsys, "--out", str(tmp_path / "out"))
+        assert "holds another run (metrics.jsonl, summary.json)" in said
+        assert "--overwrite" in said
+        assert (tmp_path / "out" / "summary.json").read_text() == kept
+        run(tmp_path, "--algorithm", "sgp", "--overwrite", "--seed", "5")
+
+    def test_a_loss_that_is_not_finite_stops_and_names_node_and_step(self, capsys, tmp_path):
+        said = self.fails(capsys, "--out", str(tmp_path), "--rate", "1e30", "--nodes", "4")
+        assert re.search(r"the loss of node \d is (nan|inf) at step \d+", said)
+        assert "Lower --rate" in said
+
+    def test_impossible_topologies(self, capsys):
+        said = self.fails(capsys, "--topology", "bipartite_exponential", "--nodes", "7")
+        assert "needs an even n; given 7" in said
+
+    def test_too_few_devices(self, capsys):
+        said = self.fails(capsys, "--where", "mesh", "--nodes", "9")
+        assert "9 nodes, 8 CPU devices" in said
+        assert "--where vmap" in said
+
+    @pytest.mark.parametrize("name", ["nodes", "epochs", "batch-per-node", "log-every"])
+    def test_counts_below_one(self, capsys, name):
+        assert f"--{name} is at least 1, not 0" in self.fails(capsys, f"--{name}", "0")
+
+    def test_a_folder_that_cannot_be_made(self, capsys, tmp_path):
+        (tmp_path / "file").write_text("")
+        assert "file" in self.fails(capsys, "--out", str(tmp_path / "file" / "out"))
+
+
+def test_interrupted_runs_keep_what_was_finished(tmp_path, monkeypatch):
+    """Ctrl-C in the second run: the first one's results are there."""
+    trained = []
+
+    def interrupted(job, run_):
+        if trained:
+            raise KeyboardInterrupt
+        trained.append(run_)
+        yield from train(job, run_)
+
+    train = image.train
+    monkeypatch.setattr(image, "train", interrupted)
+    out = tmp_path / "out"
+    with pytest.raises(SystemExit, match="interrupted"):
+        image.main(["--out", str(out), "--epochs", "1", "--nodes", "2"])
+    assert len(json.loads((out / "summary.json").read_text())["runs"]) == 1
+
+
+def test_average_and_node_accuracies_agree_for_equal_models():
+    """The two ways of dividing the test set count every example once."""
+    dataset = data.load("mnist5k")
+    placement = training.place("auto", 4)
+    model = image.models.SmallCNN()
+    accuracy = image.Accuracy(model, dataset, 4, placement)
+    params = model.init(jax.random.key(0), dataset.test_images[:1])
+    stacked = jax.tree.map(lambda x: np.stack([x] * 4), params)
+    predicted = np.asarray(model.apply(params, dataset.test_images)).argmax(axis=1)
+    expected = (predicted == dataset.test_labels).mean()
+    assert accuracy.of_average(stacked) == pytest.approx(expected)
+    assert accuracy.of_nodes(stacked) == pytest.approx([expected] * 4)
+
+
+def test_status_reads_well():
+    line = {"loss": 0.1234, "consensus_distance": 1.5e-3, "examples_per_second": 12345.6}
+    assert image.status(line) == "loss 0.123, consensus 1.5e-03, 12,346 examples/s"
