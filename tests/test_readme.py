@@ -1,0 +1,35 @@
+"""Every Python block of the README runs, in order, in one namespace; its claims of names hold."""
+
+import re
+from pathlib import Path
+
+import gossipjax as gx
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+
+
+def test_python_blocks_run():
+    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert len(blocks) >= 4
+    namespace = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), namespace)
+    average = namespace["average"]["w"][0]
+    assert abs(average - namespace["jnp"].array([1.0, -2.0, 3.0, 0.5])).max() < 0.3
+
+
+def test_every_name_in_the_table_exists():
+    for dotted in re.findall(r"gx((?:\.\w+)+)", README):
+        found = gx
+        for part in dotted.strip(".").split("."):
+            found = getattr(found, part)
+
+
+def test_the_example_is_short():
+    example = README.split("## Put it into")[1].split("```python\n")[1].split("```")[0]
+    assert len([line for line in example.splitlines() if line.strip()]) <= 22
+
+
+def test_commands_are_marked_for_ci():
+    for marker in ("main command", "test command"):
+        assert len(re.findall(f"<!-- {marker} -->\n```sh\n[^\n]+\n```", README)) == 1
