@@ -160,6 +160,9 @@ def train_all(job: Job, console: Console) -> None:
         f"nodes, {job.steps_per_epoch} steps per epoch; {job.placement.words}. Results: {out}",
         soft_wrap=True,
     )
+    rounds = max(len(run.method.schedule.canonical_steps()) for run in job.runs)
+    if rounds > training.MOST_PROGRAMS:
+        console.print(f"{rounds} distinct rounds: one program with a traced step for all of them")
     steps, finished = job.steps_per_epoch * options.epochs, []
     with (out / "metrics.jsonl").open("w") as file, training.progress_bar(console) as bar:
         for run in job.runs:

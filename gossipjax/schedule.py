@@ -47,7 +47,7 @@ class Round:
     @functools.cached_property
     def is_uniform(self) -> bool:
         """Every entry is 1/N: the exact average."""
-        return bool(np.allclose(self.matrix, 1 / self.size, rtol=0, atol=1e-12))
+        return bool(np.allclose(self.matrix, 1 / self.size, rtol=TOLERANCE, atol=0))
 
     @functools.cached_property
     def is_doubly_stochastic(self) -> bool:
@@ -118,12 +118,14 @@ class Schedule:
         if pieces is None:
             pieces = [Piece(0, tuple(range(len(rounds))))]
         keys = [r.matrix.tobytes() for r in rounds]
-        used = list(dict.fromkeys(keys[k] for piece in pieces for k in piece.cycle))
-        self.rounds: tuple[Round, ...] = tuple(rounds[keys.index(key)] for key in used)
+        by_key = dict(zip(keys, rounds, strict=True))
+        used = dict.fromkeys(keys[k] for piece in pieces for k in piece.cycle)
+        number = {key: k for k, key in enumerate(used)}
+        self.rounds: tuple[Round, ...] = tuple(by_key[key] for key in used)
         self.pieces: tuple[Piece, ...] = tuple(
-            Piece(piece.start, tuple(used.index(keys[k]) for k in piece.cycle)) for piece in pieces
+            Piece(piece.start, tuple(number[keys[k]] for k in piece.cycle)) for piece in pieces
         )
-        self._first_steps = functools.cache(self._find_first_steps)
+        self._first_steps: dict[int, dict[tuple[int, ...], int]] = {}  # by lookback
         for piece in self.pieces:
             self._require_connected(piece)
 
@@ -217,16 +219,18 @@ class Schedule:
     def _window(self, step: int, lookback: int) -> tuple[int, ...]:
         return tuple(self.index_at(step - i) for i in range(lookback + 1))
 
-    def _find_first_steps(self, lookback: int) -> dict[tuple[int, ...], int]:
+    def _windows(self, lookback: int) -> dict[tuple[int, ...], int]:
         """The first step of every distinct window of `lookback + 1` rounds."""
-        first: dict[tuple[int, ...], int] = {}
-        ends = [p.start for p in self.pieces[1:]]
-        for piece, end in zip(self.pieces, [*ends, None], strict=True):
-            # From start + lookback on the window lies in this piece and repeats with its cycle.
-            stop = piece.start + lookback + len(piece.cycle)
-            for step in range(piece.start, stop if end is None else min(stop, end)):
-                first.setdefault(self._window(step, lookback), step)
-        return first
+        if lookback not in self._first_steps:
+            first: dict[tuple[int, ...], int] = {}
+            ends = [p.start for p in self.pieces[1:]]
+            for piece, end in zip(self.pieces, [*ends, None], strict=True):
+                # From start + lookback on the window lies in this piece and repeats with its cycle.
+                stop = piece.start + lookback + len(piece.cycle)
+                for step in range(piece.start, stop if end is None else min(stop, end)):
+                    first.setdefault(self._window(step, lookback), step)
+            self._first_steps[lookback] = first
+        return self._first_steps[lookback]
 
     def canonical_step(self, step: int, lookback: int = 0) -> int:
         """The smallest step number with the same rounds at it and at the `lookback` steps before.
@@ -241,7 +245,7 @@ class Schedule:
         """
         if step < 0 or lookback < 0:
             raise ValueError(f"step and lookback are >= 0; given {step} and {lookback}.")
-        return self._first_steps(lookback)[self._window(int(step), lookback)]
+        return self._windows(lookback)[self._window(int(step), lookback)]
 
     def canonical_steps(self, lookback: int = 0) -> list[int]:
         """All values that `canonical_step` takes: one per program that a loop compiles.
@@ -250,4 +254,4 @@ class Schedule:
         >>> gx.topology.one_peer_exponential(8).every(2).canonical_steps()
         [0, 1, 2, 4]
         """
-        return sorted(self._first_steps(lookback).values())
+        return sorted(self._windows(lookback).values())

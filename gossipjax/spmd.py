@@ -134,8 +134,7 @@ def spmd(
     def run_on_mesh(*args: Any) -> Any:
         def per_device(dynamic: dict[int, Any]) -> Any:
             stripped = {
-                i: v if i in shared else jax.tree.map(lambda x: jnp.squeeze(x, 0), v)
-                for i, v in dynamic.items()
+                i: v if i in shared else jax.tree.map(lambda x: x[0], v) for i, v in dynamic.items()
             }
             return jax.tree.map(lambda x: x[None], call(stripped, args))
 

@@ -1,6 +1,8 @@
 """Which round a step uses: static and traced, with local steps and switches."""
 
+import copy
 import itertools
+import pickle
 
 import jax
 import numpy as np
@@ -111,6 +113,14 @@ def test_canonical_step_of_any_cycle(cycle, lookback, step):
 def test_doubly_stochastic():
     assert topology.one_peer_exponential(7).is_doubly_stochastic
     assert not topology.from_matrices([[0.5, 0.25], [0.5, 0.75]]).is_doubly_stochastic
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_are_copied_and_pickled(name):
+    schedule = SCHEDULES[name]
+    schedule.canonical_step(7)
+    for other in (copy.deepcopy(schedule), pickle.loads(pickle.dumps(schedule))):
+        np.testing.assert_array_equal(other.matrices(12), schedule.matrices(12))
 
 
 def test_rounds_are_immutable():

@@ -39,6 +39,13 @@ def test_strips_the_node_axis_and_puts_it_back(where):
     np.testing.assert_array_equal(out["index"], np.arange(N))
 
 
+@pytest.mark.parametrize("where", meshes())
+def test_typed_keys_are_arrays_too(where):
+    keys = jax.random.split(jax.random.key(0), N)
+    drawn = gx.spmd(lambda key: (jax.random.normal(key), key), **meshes()[where])(keys)[0]
+    np.testing.assert_allclose(drawn, [jax.random.normal(key) for key in keys], rtol=1e-6)
+
+
 def test_without_mesh_or_nodes_all_devices_are_nodes():
     index = gx.spmd(lambda x: jax.lax.axis_index("nodes"))(jnp.zeros(len(jax.devices())))
     np.testing.assert_array_equal(index, np.arange(len(jax.devices())))
