@@ -36,12 +36,14 @@ def init_state(params: Any, push_sum: bool) -> GossipState:
     The numerators are copies, so that parameters and state can both be donated.
     """
     require_floats(params, "params")
-    dtypes = [jnp.result_type(leaf) for leaf in jax.tree.leaves(params)]
+    leaves = jax.tree.leaves(params) or [np.float32()]
+    dtypes = [jnp.result_type(leaf) for leaf in leaves]
     narrow = any(dtype != wide(dtype) for dtype in dtypes)
-    weight_type = np.result_type(np.float32, *map(wide, dtypes))
+    # Like a parameter, so that it varies over the nodes by its type too and can be scanned over.
+    weight = jnp.ones_like(leaves[0], shape=(), dtype=np.result_type(*map(wide, dtypes)))
     return GossipState(
         count=jnp.zeros((), jnp.int32),
-        weight=jnp.ones((), weight_type) if push_sum else (),
+        weight=weight if push_sum else (),
         numerator=jax.tree.map(_wide_copy, params) if narrow else (),
     )
 

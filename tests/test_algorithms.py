@@ -151,6 +151,26 @@ def test_jit_equals_eager(name, mode):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), jitted, eager)
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ROWS)
+def test_init_and_a_scan_over_steps_inside_one_program(name, mode):
+    """The state that `init` makes has the types that `update` returns, check_vma included."""
+    n = 4
+    rng, starts, updates = problem(n, jnp.bfloat16)
+    schedule = gx.topology.from_matrices(ROWS[name].matrices(rng, n))
+    tx = ROWS[name].transform(schedule)
+
+    def whole(params, updates):
+        carry = (params, tx.init(params))
+        return jax.lax.scan(lambda c, u: (one_step(tx, c, u, None)[0], None), carry, updates)[0]
+
+    params, _ = run(mode, whole, n)(
+        unflatten(starts, jnp.bfloat16), unflatten(updates.swapaxes(0, 1))
+    )
+    *_, (z, _, _) = ROWS[name].oracle(schedule.matrices(), starts, updates)
+    np.testing.assert_allclose(flatten(params), z, rtol=2.0**-8, atol=STEPS * 2.0**-8)
+
+
 def train(tx, n, steps=6, momentum=0.9, equal_starts=True):
     """A quadratic per node, SGD with momentum; the parameters after every step, `[S, N, D]`."""
     rng = np.random.default_rng(0)

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from modes import MODES, run
 
 import gossipjax as gx
@@ -32,6 +34,16 @@ def test_mix_applies_the_matrix_to_numerators_and_weight(mode, step):
     P = IRREGULAR.matrices()[step]
     np.testing.assert_allclose(mixed["x"], P @ x, rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(weight, P @ w, rtol=1e-6)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 16), st.integers(0, 2**32 - 1))
+def test_any_digraph_is_mixed_exactly(n, seed):
+    rng = np.random.default_rng(seed)
+    schedule = gx.topology.from_matrices(oracle.column_stochastic(rng, n))
+    x = rng.normal(size=(n, 5))
+    mixed = gx.spmd(lambda x: gx.mix(x, None, schedule, 0)[0], nodes=n)(jnp.asarray(x, jnp.float32))
+    np.testing.assert_allclose(mixed, schedule.matrices()[0] @ x, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", MODES)
