@@ -158,7 +158,7 @@ def plot_consensus(metrics: Metrics, path: Path) -> None:
         ]
     figure = _curves("Consensus distance", labelled, ["step"], styles)
     (axes,) = figure.axes
-    axes.set(yscale="log", ylabel="Euclidean distance to the node average")
+    axes.set(yscale="log", ylabel="Euclidean distance to the average (mean over nodes)")
     for field, style in styles.items():
         axes.plot([], [], color="black", linestyle=style, label=f"{names[field]} mixing")
     axes.legend()

@@ -1,7 +1,8 @@
-"""The one state that all gossip transforms share, and how the numerators are read from it."""
+"""What all gossip transforms share: their state, how it is read, and the frame around them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.collectives import require_floats, wide
+from gossipjax.collectives import Step, default_step, require_floats, wide
 
 
 class GossipState(NamedTuple):
@@ -28,6 +29,9 @@ class GossipState(NamedTuple):
     weight: Any = ()
     numerator: Any = ()
     in_flight: Any = ()
+
+
+Combine = Callable[[Any, Any, GossipState, Step], tuple[Any, GossipState]]
 
 
 def init_state(params: Any, push_sum: bool) -> GossipState:
@@ -62,14 +66,6 @@ def numerators(params: Any, state: GossipState | None) -> Any:
     return jax.tree.map(partial(jnp.multiply, state.weight), z)
 
 
-def require_params(params: Any, name: str) -> None:
-    """Raises `ValueError` if `update` was called without the parameters."""
-    if params is None:
-        raise ValueError(
-            f"{name} mixes the parameters and needs them: call tx.update(updates, state, params)."
-        )
-
-
 def debias(x: Any, weight: jax.Array) -> Any:
     """`z = x / w`, leaf by leaf, in the type of `x`."""
     return jax.tree.map(lambda leaf: leaf / weight.astype(leaf.dtype), x)
@@ -93,14 +89,38 @@ def land(params: Any, new: Any) -> Any:
     return jax.tree.map(difference, params, new)
 
 
-def advance(state: GossipState, weight: Any, numerator: Any) -> GossipState:
-    """The state after an update; `numerator` is kept only where it was."""
-    kept = () if _is_empty(state.numerator) else numerator
-    return state._replace(
-        count=optax.safe_increment(state.count),
-        weight=state.weight if weight is None else weight,
-        numerator=kept,
-    )
+def gossip_transform(
+    name: str, axis_name: str, push_sum: bool, combine: Combine
+) -> optax.GradientTransformationExtraArgs:
+    """The frame of every algorithm: reads the numerators and lands on what `combine` makes.
+
+    `combine(x, updates, state, step)` returns the new parameters, float32 at least, and the state
+    with its new weight and numerators; the count, and whether numerators are kept, are seen to
+    here.
+
+    Raises (when traced):
+      ValueError: if the axis is missing, or `params` are not passed to `update`.
+    """
+
+    def init(params: Any) -> GossipState:
+        return init_state(params, push_sum)
+
+    def update(
+        updates: Any, state: Any, params: Any = None, *, step: Step | None = None, **extra_args: Any
+    ) -> tuple[Any, GossipState]:
+        del extra_args
+        if params is None:
+            raise ValueError(
+                f"{name} mixes the parameters and needs them: tx.update(updates, state, params)."
+            )
+        step = default_step(step, state.count, axis_name)
+        new, after = combine(numerators(params, state), updates, state, step)
+        return land(params, new), after._replace(
+            count=optax.safe_increment(state.count),
+            numerator=() if _is_empty(state.numerator) else after.numerator,
+        )
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def find_state(opt_state: Any) -> GossipState | None:

@@ -255,7 +255,7 @@ class TestBadInput:
 
     def test_missing_params(self, name):
         tx = self.tx(name)
-        with pytest.raises(ValueError, match=r"needs them: call tx.update"):
+        with pytest.raises(ValueError, match=r"needs them: tx.update"):
             gx.spmd(lambda p: tx.update(p, tx.init(p)), nodes=4)(jnp.ones((4, 2)))
 
     def test_leaves_that_are_not_floats(self, name):

@@ -6,9 +6,9 @@ from typing import Any, Literal, get_args
 
 import optax
 
-from gossipjax import state as gossip
-from gossipjax.collectives import Step, default_step, mix, require_schedule
+from gossipjax.collectives import Step, mix, require_schedule
 from gossipjax.schedule import Schedule
+from gossipjax.state import GossipState, add, gossip_transform
 
 Order = Literal["combine-while-adapting", "adapt-then-combine"]
 
@@ -65,26 +65,12 @@ def dpsgd(
                 "from_graph(..., weights='metropolis')."
             )
 
-    def init(params: Any) -> gossip.GossipState:
-        return gossip.init_state(params, push_sum=False)
-
-    def update(
-        updates: Any,
-        state: Any,
-        params: Any = None,
-        *,
-        step: Step | None = None,
-        **extra_args: Any,
-    ) -> tuple[Any, gossip.GossipState]:
-        del extra_args
-        gossip.require_params(params, "dpsgd")
-        step = default_step(step, state.count, axis_name)
-        x = gossip.numerators(params, state)
+    def combine(x: Any, updates: Any, state: GossipState, step: Step) -> tuple[Any, GossipState]:
         if order == "adapt-then-combine":
-            x = gossip.add(x, updates)
+            x = add(x, updates)
         x, _ = mix(x, None, schedule, step, axis_name, local_axis_name)
         if order == "combine-while-adapting":
-            x = gossip.add(x, updates)
-        return gossip.land(params, x), gossip.advance(state, None, x)
+            x = add(x, updates)
+        return x, state._replace(numerator=x)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return gossip_transform("dpsgd", axis_name, push_sum=False, combine=combine)

@@ -6,9 +6,9 @@ from typing import Any
 
 import optax
 
-from gossipjax import state as gossip
-from gossipjax.collectives import Step, default_step, mix, require_schedule
+from gossipjax.collectives import Step, mix, require_schedule
 from gossipjax.schedule import Schedule
+from gossipjax.state import GossipState, add, debias, gossip_transform
 
 
 def sgp(
@@ -59,22 +59,9 @@ def sgp(
     """
     require_schedule(schedule, "sgp")
 
-    def init(params: Any) -> gossip.GossipState:
-        return gossip.init_state(params, push_sum=True)
-
-    def update(
-        updates: Any,
-        state: Any,
-        params: Any = None,
-        *,
-        step: Step | None = None,
-        **extra_args: Any,
-    ) -> tuple[Any, gossip.GossipState]:
-        del extra_args
-        gossip.require_params(params, "sgp")
-        step = default_step(step, state.count, axis_name)
-        y = gossip.add(gossip.numerators(params, state), updates)
+    def combine(x: Any, updates: Any, state: GossipState, step: Step) -> tuple[Any, GossipState]:
+        y = add(x, updates)
         x, w = mix(y, state.weight, schedule, step, axis_name, local_axis_name)
-        return gossip.land(params, gossip.debias(x, w)), gossip.advance(state, w, x)
+        return debias(x, w), state._replace(numerator=x, weight=w)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return gossip_transform("sgp", axis_name, push_sum=True, combine=combine)
