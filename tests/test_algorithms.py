@@ -12,7 +12,7 @@ import pytest
 from modes import MODES, run
 
 import gossipjax as gx
-from gossipjax.state import find_state
+from gossipjax.state import find_state, land
 
 STEPS = 5  # more than a cycle of three rounds
 SIZES = (1, 2, 3, 4, 8)
@@ -273,9 +273,40 @@ def test_dpsgd_refuses_what_is_not_doubly_stochastic():
         gx.dpsgd(schedule)
 
 
+def test_dpsgd_looks_at_every_round():
+    schedule = gx.topology.from_matrices([[[0.5, 0.5], [0.5, 0.5]], [[0.5, 0.25], [0.5, 0.75]]])
+    with pytest.raises(ValueError, match=r"round 1, row 0 sums to 0.75"):
+        gx.dpsgd(schedule)
+
+
 def test_dpsgd_refuses_an_unknown_order():
     with pytest.raises(ValueError, match="'adapt-then-combine'; given 'adapt'"):
         gx.dpsgd(gx.topology.ring(3), order="adapt")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_allreduce_sums_narrow_gradients_in_float32_and_returns_them_narrow(mode):
+    """256 + 1 is 256 in bfloat16: summed there, seven nodes would not count."""
+    gradients = {"a": jnp.asarray([256.0] + [1.0] * 7, jnp.bfloat16), "b": jnp.ones((8, 2))}
+    tx = gx.allreduce()
+    averaged = run(mode, lambda g: tx.update(g, tx.init(g))[0], 8)(gradients)
+    assert averaged["a"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(averaged["a"], jnp.full(8, 263 / 8, jnp.bfloat16))
+    np.testing.assert_array_equal(averaged["b"], np.ones((8, 2)))
+
+
+def test_allreduce_refuses_leaves_that_are_not_floats():
+    with pytest.raises(ValueError, match=r"updates\['n'\] is int32"):
+        gx.allreduce().update({"n": jnp.ones(2, jnp.int32)}, optax.EmptyState())
+
+
+def test_narrow_parameters_land_on_the_rounded_value():
+    """From -2^15 to just above the middle of two bfloat16 values: unrounded it would fall short."""
+    z, new = jnp.asarray(-(2.0**15), jnp.bfloat16), jnp.float32(1 + 2**-8 + 2**-20)
+    for difference in (land, jax.jit(land)):
+        landed: Any = optax.apply_updates(z, difference(z, new))
+        assert landed.dtype == jnp.bfloat16
+        assert landed == jnp.asarray(1 + 2**-7, jnp.bfloat16) == new.astype(jnp.bfloat16)
 
 
 def test_allreduce_without_an_axis():

@@ -47,6 +47,14 @@ def test_nodes_that_agree_to_the_bit_have_distance_zero(mode):
     assert not np.asarray(run(mode, gx.diagnostics.consensus_distance, 3)(same)).any()
 
 
+def test_narrow_parameters_are_measured_in_float32():
+    """The root of 1028 / 256 is no bfloat16 number."""
+    z = jnp.concatenate([jnp.zeros((1, 1028)), jnp.full((1, 1028), 0.125)]).astype(jnp.bfloat16)
+    found = gx.spmd(gx.diagnostics.consensus_distance, nodes=2)(z)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, np.sqrt(1028) / 16, rtol=1e-5)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_mass_and_average_count_numerators_and_weights(mode, trained):
     z, state, (_, x, w) = trained

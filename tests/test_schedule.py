@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import gossipjax as gx
 from gossipjax.collectives import _traced_index
-from gossipjax.schedule import Round
+from gossipjax.schedule import Piece, Round
 
 topology = gx.topology
 HYBRID = topology.piecewise(
@@ -142,6 +142,10 @@ def test_matrices_near_the_tolerance_pass():
         (lambda s: s.every(3, phase=3), "phase of 0 to 2; given 3"),
         (lambda s: s.canonical_step(-1), "are >= 0; given -1 and 0"),
         (lambda s: s.canonical_step(0, -2), "are >= 0; given 0 and -2"),
+        (
+            lambda s: gx.Schedule([*s.rounds, Round(np.eye(8))], [Piece(0, (0,)), Piece(5, (3,))]),
+            "never connects all 8 nodes",
+        ),
         (lambda s: gx.Schedule([Round(np.eye(1)), Round(np.full((2, 2), 0.5))]), "different sizes"),
     ],
 )

@@ -168,7 +168,12 @@ def test_from_graph_keeps_numbers_and_orders_other_labels():
 def test_metropolis_weights_are_doubly_stochastic():
     schedule = topology.from_graph(networkx.star_graph(5), "metropolis")
     assert schedule.is_doubly_stochastic
-    np.testing.assert_allclose(np.diag(schedule.matrices()[0])[0], 1 / 6)
+    graph = networkx.Graph([(0, 1), (0, 2), (0, 3), (1, 2), (3, 4)])  # degrees 3, 2, 2, 2, 1
+    found = topology.from_graph(graph, "metropolis").matrices()[0]
+    expected = np.zeros((5, 5))
+    for i, j in graph.edges:
+        expected[i, j] = expected[j, i] = 1 / (1 + max(graph.degree[i], graph.degree[j]))
+    np.testing.assert_allclose(found, expected + np.diag(1 - expected.sum(axis=0)))
 
 
 def test_piecewise_switches_and_starts_anew():
