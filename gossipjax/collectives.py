@@ -5,6 +5,7 @@ Everything here runs inside `shard_map`, `pmap` or `vmap(axis_name=...)`, on one
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from gossipjax.schedule import Round, Schedule
 
 Step = int | np.integer | jax.Array
+LEAST_REMAINDER = 1 / 128  # below it, a subtraction in float32 would cancel too many digits
 
 
 def wide(dtype: Any) -> np.dtype:
@@ -26,10 +28,10 @@ def require_floats(tree: Any, what: str) -> None:
     """Raises `ValueError` if a leaf of `tree` is not of a real floating-point type."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         dtype = jnp.result_type(leaf)
-        if not jnp.issubdtype(dtype, jnp.floating):
+        if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < 16:
             raise ValueError(
                 f"{what}{jax.tree_util.keystr(path)} is {dtype}; gossip averages floating-point "
-                "leaves only. Keep others out of the tree, or wrap the transform in optax.masked."
+                "leaves of 16 bits or more. Keep others out of the tree, or mask them."
             )
 
 
@@ -101,14 +103,21 @@ def _in_shares(
 ) -> jax.Array:
     """Each of a node's L devices applies `apply` to 1/L of the buffer; all gather the whole.
 
-    So a server sends its model once, and not L times.
+    So a server sends its model once per peer, and not L times.
     """
     devices = axis_size(local_axis_name)
+    types_known = local_axis_name in _varying_axes(jax.lax.axis_index(local_axis_name))
+    if types_known and local_axis_name in _varying_axes(buffer):
+        raise ValueError(
+            f"the model varies over {local_axis_name!r}, where its replicas must be equal: put "
+            f"gx.allreduce({local_axis_name!r}) first in the chain."
+        )
     length = -(-buffer.size // devices)
     padded = jnp.pad(buffer, (0, devices * length - buffer.size))
     start = jax.lax.axis_index(local_axis_name) * length
     share = apply(jax.lax.dynamic_slice_in_dim(padded, start, length))
-    whole = jax.lax.all_gather(share, local_axis_name, tiled=True, to="invarying")
+    to = "invarying" if types_known else "varying"
+    whole = jax.lax.all_gather(share, local_axis_name, tiled=True, to=to)
     return whole[: buffer.size]
 
 
@@ -144,7 +153,7 @@ def default_step(step: Step | None, count: jax.Array, axis_name: str) -> Step:
 
 def mix(
     tree: Any,
-    weight: jax.Array | None,
+    weight: Any,
     schedule: Schedule,
     step: Step,
     axis_name: str = "nodes",
@@ -156,11 +165,13 @@ def mix(
     doubly stochastic schedule and weights of 1, `x` itself is that estimate. A statistic `s` that
     is held de-biased is mixed by `x, w = mix(w * s, w, ...)` and read as `x / w`.
 
-    What node `j` keeps is `x_j` less what it sends, so no mass is lost by the rounding of weights.
+    What node `j` keeps is `x_j` less what it sends (where that is 1/128 of it or more), so that no
+    mass is lost by the rounding of weights.
 
     Args:
       tree: this node's values: floating-point leaves `[...]`. They are mixed in float32 at least.
-      weight: this node's push-sum weight, a scalar, 1 at the start; or None to mix without one.
+      weight: this node's push-sum weight, a scalar, 1 at the start, float32 at least; or None to
+        mix without one.
       schedule: a schedule for as many nodes as the axis has.
       step: picks the round: a whole number (fixed when traced), or a traced scalar which is the
         same on every node (a `lax.switch` over the distinct rounds).
@@ -169,11 +180,11 @@ def mix(
         its L devices then exchanges 1/L of the message.
 
     Returns:
-      `(tree, weight)` mixed, with the types they had.
+      `(tree, weight)` mixed; the leaves have the types they had.
 
     Raises:
-      ValueError: if the axis is missing or of another size than the schedule's, or a leaf is not
-        floating-point.
+      ValueError: if the axis is missing or of another size than the schedule's, a leaf is not
+        floating-point, or the weight is no scalar or the step no whole number.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> schedule = gx.topology.one_peer_exponential(4)
@@ -185,6 +196,7 @@ def mix(
     >>> jax.vmap(average, axis_name="nodes")(jnp.array([0.0, 1.0, 2.0, 5.0])).tolist()
     [2.0, 2.0, 2.0, 2.0]
     """
+    require_schedule(schedule, "mix")
     nodes = axis_size(axis_name)
     if nodes != schedule.size:
         raise ValueError(
@@ -192,28 +204,36 @@ def mix(
             f"schedule for {nodes} nodes, or map over {schedule.size}."
         )
     require_floats(tree, "the tree to mix")
-
-    def apply(buffer: jax.Array) -> jax.Array:
-        return _apply_at(buffer, schedule, step, axis_name)
-
-    def apply_in_shares(buffer: jax.Array) -> jax.Array:
-        return (
-            apply(buffer) if local_axis_name is None else _in_shares(apply, buffer, local_axis_name)
-        )
-
+    if weight is not None:
+        if jnp.shape(weight) != ():
+            raise ValueError(f"a push-sum weight is a scalar; given shape {jnp.shape(weight)}.")
+        kept = jnp.result_type(weight, jnp.float32)
+        weight = jnp.asarray(weight, kept)
     # The weight travels inside the buffer of its type: one message per peer and round.
-    mixed = _over_buffers(apply_in_shares, (tree, weight))
-    return _cast_like(mixed, (tree, weight))
+    mixed, weight = _over_buffers(
+        lambda buffer: _apply_at(buffer, schedule, step, axis_name, local_axis_name), (tree, weight)
+    )
+    return _cast_like(mixed, tree), weight
 
 
 def _cast_like(tree: Any, like: Any) -> Any:
     return jax.tree.map(lambda x, y: x.astype(jnp.result_type(y)), tree, like)
 
 
-def _apply_at(buffer: jax.Array, schedule: Schedule, step: Step, axis_name: str) -> jax.Array:
+def _apply_at(
+    buffer: jax.Array, schedule: Schedule, step: Step, axis_name: str, local_axis_name: str | None
+) -> jax.Array:
     if isinstance(step, int | np.integer):
-        return _apply(buffer, schedule.round_at(int(step)), axis_name)
-    branches = [lambda x, r=r: _apply(x, r, axis_name) for r in schedule.rounds]
+        return _apply(buffer, schedule.round_at(int(step)), axis_name, local_axis_name)
+    is_array = isinstance(step, jax.Array | np.ndarray) and step.shape == ()
+    if not is_array or not jnp.issubdtype(step.dtype, jnp.integer):
+        raise ValueError(f"step is a whole number or a traced integer scalar; given {step!r}.")
+    if axis_name in _varying_axes(step):
+        raise ValueError(
+            f"step varies over {axis_name!r} and would have nodes in different rounds: give all "
+            "nodes the same (shared_argnums of gx.spmd)."
+        )
+    branches = [lambda x, r=r: _apply(x, r, axis_name, local_axis_name) for r in schedule.rounds]
     if len(branches) == 1:
         return branches[0](buffer)
     return jax.lax.switch(_traced_index(schedule, step), branches, buffer)
@@ -232,21 +252,33 @@ def _traced_index(schedule: Schedule, step: jax.Array) -> jax.Array:
     return jnp.asarray(numbers)[first + within]
 
 
-def _apply(x: jax.Array, mixing: Round, axis_name: str) -> jax.Array:
-    """One round on one buffer: what is kept, plus what arrives through each slot."""
+def _apply(x: jax.Array, mixing: Round, axis_name: str, local_axis_name: str | None) -> jax.Array:
+    """One round on one buffer."""
     x = _as_varying(x, axis_name)
     if mixing.is_identity:
         return x
+    if local_axis_name is None:
+        return _exchange(x, mixing, axis_name)
+    return _in_shares(lambda part: _exchange(part, mixing, axis_name), x, local_axis_name)
+
+
+def _exchange(x: jax.Array, mixing: Round, axis_name: str) -> jax.Array:
+    """What is kept, plus what arrives through each slot."""
     if mixing.is_uniform:
         return _as_varying(jax.lax.pmean(x, axis_name), axis_name)
-    kept, arrived = x, []
+    own = np.diag(mixing.matrix)
+    sent, arrived = [], []
     for receivers, weights in mixing.slots:
         message = _per_node(weights, x.dtype, axis_name) * x
         if (weights == 0).any():
             # A filler must carry a true zero: 0 * NaN would spread a NaN along edges of no graph.
             message = jnp.where(_per_node(weights > 0, bool, axis_name), message, 0)
+        sent.append(message)
         arrived.append(jax.lax.ppermute(message, axis_name, list(enumerate(receivers.tolist()))))
-        kept = kept - message
+    if own.min() < LEAST_REMAINDER:
+        kept = _per_node(own, x.dtype, axis_name) * x
+    else:  # the rest, to the bit, so that rounded weights lose no mass
+        kept = functools.reduce(jnp.subtract, sent, x)
     return sum(arrived, start=kept)
 
 

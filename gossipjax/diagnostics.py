@@ -33,14 +33,16 @@ def consensus_distance(params: Any, axis_name: str = "nodes") -> jax.Array:
 
 
 def total_mass(params: Any, opt_state: Any, axis_name: str = "nodes") -> tuple[Any, jax.Array]:
-    """`(sum_i x_i, sum_i w_i)` over all nodes, messages in flight included.
+    """`(sum_i x_i, sum_i w_i)` over all nodes.
 
     Mixing never changes either: the first (a tree like the parameters, float32 at least) moves
     only by the updates, the second stays N. `opt_state` may be the state of a whole chain; an
-    algorithm without a weight counts 1 per node.
+    algorithm without a weight counts 1 per node. All of `params` are taken to be gossiped: where
+    the transform is masked, pass the part that is.
 
     Raises (when traced):
-      ValueError: if the axis is missing or the chain holds several gossip transforms.
+      ValueError: if the axis is missing, a leaf is not floating-point, or the chain holds several
+        gossip transforms.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> tx = gx.sgp(gx.topology.directed_ring(3))
@@ -49,12 +51,13 @@ def total_mass(params: Any, opt_state: Any, axis_name: str = "nodes") -> tuple[A
     >>> [m.tolist() for m in jax.vmap(mass, axis_name="nodes", out_axes=None)(jnp.arange(3.0))]
     [3.0, 3.0]
     """
+    collectives.require_floats(params, "params")
     state = find_state(opt_state)
     return collectives.total((numerators(params, state), push_sum_weight(state)), axis_name)
 
 
 def average_model(params: Any, opt_state: Any, axis_name: str = "nodes") -> Any:
-    """The average model `sum_i x_i / sum_i w_i`, messages in flight included, on every node.
+    """The average model `sum_i x_i / sum_i w_i`, on every node.
 
     Like the parameters, with their types. It is not the average of the `z_i` where weights differ.
 

@@ -11,7 +11,7 @@ class Slot(NamedTuple):
     """One message per node: node `j` sends `weights[j]` times its buffer to `receivers[j]`.
 
     `receivers` `[N]` is a full permutation. `weights` `[N]` is 0 where the edge is a filler, there
-    only to complete the permutation: what arrives over a filler must be discarded.
+    only to complete the permutation, and must carry nothing.
     """
 
     receivers: np.ndarray
@@ -63,4 +63,6 @@ def _complete(receiver_of: np.ndarray, sender_of: np.ndarray, matrix: np.ndarray
     both = idle & (sender_of < 0)
     receivers[both] = np.flatnonzero(both)
     receivers[idle & ~both] = np.flatnonzero((sender_of < 0) & ~both)
+    receivers.setflags(write=False)
+    weights.setflags(write=False)
     return Slot(receivers, weights)

@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gossipjax.edge_coloring import Slot, color_edges
 
 TOLERANCE = 1e-6  # of a column's or a row's sum: matrices that were stored in float32 pass
+MOST_STEPS = 2**31  # traced steps are int32
+
+
+def require_whole(value: Any, what: str, minimum: int) -> int:
+    """`value` as an int; `ValueError` unless it is a whole number of at least `minimum`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
+        raise ValueError(f"{what} is a whole number of at least {minimum}; given {value!r}.")
+    return int(value)
 
 
 class Round:
     """One exchange: the mixing matrix `P` `[N, N]` and its decomposition into slots.
+
+    Columns that sum to 1 within 1e-6 only are divided by their sum.
 
     Raises:
       ValueError: if `matrix` is not square, has a negative or non-finite entry, a column that does
@@ -29,8 +39,12 @@ class Round:
     """
 
     def __init__(self, matrix: np.typing.ArrayLike, name: str = "round 0"):
+        if np.iscomplexobj(matrix):
+            raise ValueError(f"{name}: weights are real; given complex ones.")
         matrix = np.array(matrix, dtype=np.float64)
         _validate(matrix, name)
+        sums = matrix.sum(axis=0)
+        matrix /= np.where(abs(sums - 1) > 1e-12, sums, 1)
         matrix.setflags(write=False)
         self.matrix = matrix
 
@@ -94,7 +108,9 @@ class Piece(NamedTuple):
 
 
 class Schedule:
-    """Which round every step uses. Built by `gossipjax.topology`; immutable.
+    """Which round every step uses. Built by `gossipjax.topology`.
+
+    Schedules with the same rounds at every step are equal, and hash alike.
 
     Attributes:
       rounds: the distinct rounds, whatever the length of the cycle.
@@ -111,6 +127,8 @@ class Schedule:
     """
 
     def __init__(self, rounds: Sequence[Round], pieces: Sequence[Piece] | None = None):
+        if not all(isinstance(r, Round) for r in rounds):
+            raise ValueError("a schedule is built by gx.topology; from_matrices takes matrices.")
         if not rounds:
             raise ValueError("a schedule needs at least one round; given none.")
         if len({r.size for r in rounds}) > 1:
@@ -126,6 +144,8 @@ class Schedule:
             Piece(piece.start, tuple(number[keys[k]] for k in piece.cycle)) for piece in pieces
         )
         self._first_steps: dict[int, dict[tuple[int, ...], int]] = {}  # by lookback
+        if self.pieces[-1].start >= MOST_STEPS:
+            raise ValueError(f"steps are below 2^31; a piece starts at {self.pieces[-1].start}.")
         for piece in self.pieces:
             self._require_connected(piece)
 
@@ -143,8 +163,21 @@ class Schedule:
                 )
 
     def __repr__(self) -> str:
-        pieces = ", ".join(f"{p.start}: {len(p.cycle)} rounds" for p in self.pieces)
-        return f"Schedule(size={self.size}, {{{pieces}}})"
+        pieces = ", ".join(f"{p.start}: rounds {list(p.cycle)}" for p in self.pieces)
+        slots = [
+            0 if r.is_identity else self.size - 1 if r.is_uniform else len(r.slots)
+            for r in self.rounds
+        ]
+        return f"Schedule(size={self.size}, {{{pieces}}}, peers by round {slots})"
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.pieces, tuple(r.matrix.tobytes() for r in self.rounds)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schedule) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
 
     @property
     def size(self) -> int:
@@ -187,7 +220,8 @@ class Schedule:
         Raises:
           AttributeError: without `steps` on a piecewise schedule, which has no cycle.
         """
-        return np.stack([self.round_at(k).matrix for k in range(steps or self.period)])
+        count = self.period if steps is None else require_whole(steps, "steps", 1)
+        return np.stack([self.round_at(k).matrix for k in range(count)])
 
     def every(self, k: int, phase: int = 0) -> Schedule:
         """The same schedule with `k - 1` rounds of no exchange after each round: local steps.
@@ -200,9 +234,8 @@ class Schedule:
         >>> gx.topology.one_peer_exponential(8).every(2).period
         6
         """
-        if not (isinstance(k, int) and k >= 1):
-            raise ValueError(f"every(k) needs a whole number k >= 1; given {k!r}.")
-        if not (isinstance(phase, int) and 0 <= phase < k):
+        k = require_whole(k, "k of every(k)", 1)
+        if require_whole(phase, "the phase", 0) >= k:
             raise ValueError(f"every({k}, phase) needs a phase of 0 to {k - 1}; given {phase!r}.")
         if k == 1:
             return self
@@ -243,9 +276,8 @@ class Schedule:
         >>> [schedule.canonical_step(k) for k in range(5)]
         [0, 1, 2, 0, 1]
         """
-        if step < 0 or lookback < 0:
-            raise ValueError(f"step and lookback are >= 0; given {step} and {lookback}.")
-        return self._windows(lookback)[self._window(int(step), lookback)]
+        step, lookback = require_whole(step, "step", 0), require_whole(lookback, "lookback", 0)
+        return self._windows(lookback)[self._window(step, lookback)]
 
     def canonical_steps(self, lookback: int = 0) -> list[int]:
         """All values that `canonical_step` takes: one per program that a loop compiles.

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -14,8 +15,11 @@ from jax.sharding import PartitionSpec as P
 Argnums = int | Sequence[int]
 
 
-def _numbers(argnums: Argnums) -> tuple[int, ...]:
-    return (argnums,) if isinstance(argnums, int) else tuple(argnums)
+def _numbers(argnums: Argnums) -> set[int]:
+    numbers = {argnums} if isinstance(argnums, int) else set(argnums)
+    if any(number < 0 for number in numbers):
+        raise ValueError(f"arguments are counted from 0; given {sorted(numbers)}.")
+    return numbers
 
 
 class Program:
@@ -62,7 +66,8 @@ def spmd(
     Args:
       fn: `fn(*args) -> pytree`, of positional arguments.
       mesh: run by `shard_map` over its axis `axis_name`, one node per device (or per row of
-        devices, if it has the axis `local_axis_name` too). N is that axis' size.
+        devices, if it has the axis `local_axis_name` too). N is that axis' size. The kind of its
+        axes does not matter; do not `jax.set_mesh` one of Explicit axes around the call.
       nodes: without a mesh: N nodes simulated on one device by `vmap`. With neither, the mesh is
         all devices.
       static_argnums: arguments that are fixed when traced, as in `jax.jit`; not node-stacked.
@@ -70,11 +75,13 @@ def spmd(
       shared_argnums: arguments given once, the same for every node, with no node axis.
       local_argnums: arguments such as batches, `[N, B, ...]`, whose second axis is split over a
         node's local devices: `fn` sees `[B / L, ...]`. The others are replicated over them.
-      check_vma: of `shard_map`. With a local axis it catches results that were not averaged over
-        it; gradients must then be taken at `jax.lax.pcast(params, "local", to="varying")`.
+      check_vma: of `shard_map`. Without it, a result that was not averaged over the local axis is
+        silently that of a node's first device; with it, it is refused. Gradients must then be taken
+        at `jax.lax.pcast(params, "local", to="varying")`.
 
     Returns:
-      A jitted function, compiled once per set of shapes and static values.
+      A jitted function, compiled once per set of shapes and static values: make it once, outside
+      of loops.
 
     Raises:
       ValueError: if the mesh has no such axis or `nodes` contradicts it; `nodes` below 1; when
@@ -101,10 +108,12 @@ def spmd(
         nodes = mesh.shape[axis_name]
         # shard_map over Explicit axes, the default of jax.make_mesh, refuses unsharded arrays.
         mesh = Mesh(mesh.devices, mesh.axis_names)
-    if nodes is None or nodes < 1:
-        raise ValueError(f"nodes is at least 1; given {nodes}.")
-    local = mesh.shape.get(local_axis_name, 1) if mesh is not None else 1
+    if isinstance(nodes, bool) or not isinstance(nodes, int | np.integer) or nodes < 1:
+        raise ValueError(f"nodes is a whole number of at least 1; given {nodes!r}.")
+    local = mesh.shape.get(local_axis_name) if mesh is not None else None
     static, shared, split = map(_numbers, (static_argnums, shared_argnums, local_argnums))
+    if static & shared:
+        raise ValueError(f"arguments {sorted(static & shared)} are both static and shared.")
 
     def call(dynamic: dict[int, Any], args: Sequence[Any]) -> Any:
         out = fn(*(dynamic.get(i, arg) for i, arg in enumerate(args)))
@@ -129,7 +138,7 @@ def spmd(
     def spec(i: int) -> P:
         if i in shared:
             return P()
-        return P(axis_name, local_axis_name) if i in split and local > 1 else P(axis_name)
+        return P(axis_name, local_axis_name) if i in split and local else P(axis_name)
 
     def run_on_mesh(*args: Any) -> Any:
         def per_device(dynamic: dict[int, Any]) -> Any:
@@ -158,7 +167,9 @@ def spmd(
         return jax.device_put(arg, sharding)
 
     run = run_on_one_device if mesh is None else run_on_mesh
-    return Program(jax.jit(run, static_argnums=static, donate_argnums=donate_argnums), place)
+    run.__name__ = getattr(fn, "__name__", run.__name__)  # what profiles show
+    jitted = jax.jit(run, static_argnums=tuple(static), donate_argnums=donate_argnums)
+    return Program(jitted, place)
 
 
 def _require_stacked(arg: Any, number: int, nodes: int, local: int | None) -> None:

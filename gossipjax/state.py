@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,8 +19,8 @@ class GossipState(NamedTuple):
     Attributes:
       count: int32 scalar, the number of updates so far.
       weight: the push-sum weight `w`, a scalar, float32 at least.
-      numerator: the push-sum numerator `x`, float32 at least, like the parameters. Kept only where
-        a parameter is narrower than float32: elsewhere it is `w * z`.
+      numerator: the push-sum numerator `x`, float32 at least, like the parameters. Kept, for all
+        leaves, if any parameter is narrower than float32; otherwise it is `w * z`.
       in_flight: numerators and weight that were sent and not yet used.
     """
 
@@ -63,7 +62,8 @@ def numerators(params: Any, state: GossipState | None) -> Any:
     z = jax.tree.map(lambda leaf: jnp.asarray(leaf, wide(jnp.result_type(leaf))), params)
     if state is None or _is_empty(state.weight):
         return z
-    return jax.tree.map(partial(jnp.multiply, state.weight), z)
+    weight = state.weight
+    return jax.tree.map(lambda leaf: weight.astype(leaf.dtype) * leaf, z)
 
 
 def debias(x: Any, weight: jax.Array) -> Any:
@@ -73,7 +73,7 @@ def debias(x: Any, weight: jax.Array) -> Any:
 
 def add(x: Any, updates: Any) -> Any:
     """`x + u`, leaf by leaf, in the type of `x`."""
-    return jax.tree.map(lambda leaf, u: leaf + u.astype(leaf.dtype), x, updates)
+    return jax.tree.map(lambda leaf, u: leaf + jnp.asarray(u, leaf.dtype), x, updates)
 
 
 def land(params: Any, new: Any) -> Any:
@@ -90,20 +90,18 @@ def land(params: Any, new: Any) -> Any:
 
 
 def gossip_transform(
-    name: str, axis_name: str, push_sum: bool, combine: Combine
+    name: str, axis_name: str, init: optax.TransformInitFn, combine: Combine
 ) -> optax.GradientTransformationExtraArgs:
     """The frame of every algorithm: reads the numerators and lands on what `combine` makes.
 
     `combine(x, updates, state, step)` returns the new parameters, float32 at least, and the state
-    with its new weight and numerators; the count, and whether numerators are kept, are seen to
-    here.
+    with its new weight and numerators. The count is kept here, and numerators are only if `init`
+    made some.
 
     Raises (when traced):
-      ValueError: if the axis is missing, or `params` are not passed to `update`.
+      ValueError: if the axis is missing, `params` are not passed to `update`, or the state is
+        another transform's.
     """
-
-    def init(params: Any) -> GossipState:
-        return init_state(params, push_sum)
 
     def update(
         updates: Any, state: Any, params: Any = None, *, step: Step | None = None, **extra_args: Any
@@ -113,6 +111,8 @@ def gossip_transform(
             raise ValueError(
                 f"{name} mixes the parameters and needs them: tx.update(updates, state, params)."
             )
+        if not isinstance(state, GossipState):
+            raise ValueError(f"{name} was given the state of another: {type(state).__name__}.")
         step = default_step(step, state.count, axis_name)
         new, after = combine(numerators(params, state), updates, state, step)
         return land(params, new), after._replace(

@@ -11,15 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from gossipjax.schedule import Piece, Round, Schedule
+from gossipjax.schedule import Piece, Round, Schedule, require_whole
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
-
-
-def _require_size(name: str, n: int, minimum: int = 1) -> None:
-    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < minimum:
-        raise ValueError(f"{name} needs a whole number of nodes >= {minimum}; given {n!r}.")
 
 
 def _circulant(n: int, hops: Iterable[int]) -> Round:
@@ -42,7 +37,7 @@ def ring(n: int) -> Schedule:
     >>> ring(4).matrices()[0].round(2)[0].tolist()
     [0.33, 0.33, 0.0, 0.33]
     """
-    _require_size("ring", n)
+    n = require_whole(n, "n of ring(n)", 1)
     return Schedule([_circulant(n, (1, -1))])
 
 
@@ -52,7 +47,7 @@ def directed_ring(n: int) -> Schedule:
     >>> directed_ring(3).matrices()[0].tolist()
     [[0.5, 0.0, 0.5], [0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]
     """
-    _require_size("directed_ring", n)
+    n = require_whole(n, "n of directed_ring(n)", 1)
     return Schedule([_circulant(n, (1,))])
 
 
@@ -62,7 +57,7 @@ def complete(n: int) -> Schedule:
     >>> complete(4).round_at(0).is_uniform
     True
     """
-    _require_size("complete", n)
+    n = require_whole(n, "n of complete(n)", 1)
     return Schedule([Round(np.full((n, n), 1 / n))])
 
 
@@ -74,7 +69,7 @@ def exponential(n: int) -> Schedule:
     >>> len(exponential(8).round_at(0).slots)
     3
     """
-    _require_size("exponential", n)
+    n = require_whole(n, "n of exponential(n)", 1)
     return Schedule([_circulant(n, _hops(n))])
 
 
@@ -87,7 +82,7 @@ def one_peer_exponential(n: int) -> Schedule:
     >>> one_peer_exponential(8).period
     3
     """
-    _require_size("one_peer_exponential", n)
+    n = require_whole(n, "n of one_peer_exponential(n)", 1)
     return k_peer_exponential(n, 1)
 
 
@@ -103,11 +98,12 @@ def k_peer_exponential(n: int, peers: int) -> Schedule:
     >>> [len(r.slots) for r in k_peer_exponential(8, 2).rounds]
     [2, 2, 2]
     """
-    _require_size("k_peer_exponential", n)
+    n = require_whole(n, "n of k_peer_exponential(n)", 1)
     hops = _hops(n)
-    if not hops:
-        return complete(n)
-    if not 1 <= peers <= len(hops):
+    peers = require_whole(peers, "peers of k_peer_exponential(n, peers)", 1)
+    if n == 1:
+        return complete(1)
+    if peers > len(hops):
         raise ValueError(
             f"k_peer_exponential({n}, peers={peers}): {n} nodes have {len(hops)} hops "
             f"({', '.join(map(str, hops))}), so peers is 1 to {len(hops)}."
@@ -130,7 +126,7 @@ def bipartite_exponential(n: int) -> Schedule:
     >>> bipartite_exponential(4).matrices()[0].tolist()[1]
     [0.0, 0.5, 0.5, 0.0]
     """
-    _require_size("bipartite_exponential", n)
+    n = require_whole(n, "n of bipartite_exponential(n)", 1)
     if n == 1:
         return complete(1)
     if n % 2:
@@ -158,7 +154,11 @@ def from_matrices(matrices: ArrayLike) -> Schedule:
     >>> from_matrices([[0.5, 0.25], [0.5, 0.75]]).is_doubly_stochastic
     False
     """
-    stacked = np.asarray(matrices, dtype=np.float64)
+    stacked = np.asarray(matrices)
+    if stacked.dtype == object:
+        raise ValueError(
+            f"from_matrices takes numbers, [N, N] or [T, N, N]; given {type(matrices).__name__}."
+        )
     if stacked.ndim == 2:
         stacked = stacked[None]
     if stacked.ndim != 3:
@@ -186,6 +186,8 @@ def from_graph(graph: Any, weights: Literal["uniform", "metropolis"] = "uniform"
     >>> from_graph(networkx.star_graph(2), "metropolis").matrices()[0].round(2).tolist()
     [[0.33, 0.33, 0.33], [0.33, 0.67, 0.0], [0.33, 0.0, 0.67]]
     """
+    if not (hasattr(graph, "nodes") and hasattr(graph, "is_directed")):
+        raise ValueError(f"from_graph takes a networkx graph; given {type(graph).__name__}.")
     labels = list(graph.nodes)
     if not labels:
         raise ValueError("from_graph needs a graph with at least one node; given an empty one.")
@@ -217,7 +219,8 @@ def from_graph(graph: Any, weights: Literal["uniform", "metropolis"] = "uniform"
 def piecewise(schedules: Mapping[int, Schedule]) -> Schedule:
     """One schedule after another: switch at these update numbers (the hybrids of SGP-19, table 3).
 
-    What is switched in starts at its own round 0. The result has no `.period`.
+    What is switched in starts at its own round 0. The result has no
+    `.period`, unless there is one part only.
 
     Args:
       schedules: from which step on which schedule; one starts at step 0.
@@ -230,8 +233,12 @@ def piecewise(schedules: Mapping[int, Schedule]) -> Schedule:
     >>> hybrid.round_at(299).is_uniform, hybrid.round_at(300).is_uniform
     (True, False)
     """
+    for start, part in schedules.items():
+        require_whole(start, "each start of piecewise", 0)
+        if not isinstance(part, Schedule):
+            raise ValueError(f"piecewise takes schedules; at {start}: {type(part).__name__}.")
     starts = sorted(schedules)
-    if not starts or starts[0] != 0 or not all(isinstance(s, int | np.integer) for s in starts):
+    if not starts or starts[0] != 0:
         raise ValueError(f"piecewise starts at step 0 and switches at later ones; given {starts}.")
     sizes = {start: schedules[start].size for start in starts}
     if len(set(sizes.values())) > 1:

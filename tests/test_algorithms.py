@@ -1,7 +1,7 @@
 """One matrix over all algorithms: each against the dense oracle, round by round, and its laws."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -171,7 +171,7 @@ def test_init_and_a_scan_over_steps_inside_one_program(name, mode):
     np.testing.assert_allclose(flatten(params), z, rtol=2.0**-8, atol=STEPS * 2.0**-8)
 
 
-def train(tx, n, steps=6, momentum=0.9, equal_starts=True):
+def train(tx, n, mode="shard_map", steps=6, equal_starts=True):
     """A quadratic per node, SGD with momentum; the parameters after every step, `[S, N, D]`."""
     rng = np.random.default_rng(0)
     targets = jnp.asarray(rng.normal(size=(n, 4)), jnp.float32)
@@ -182,8 +182,8 @@ def train(tx, n, steps=6, momentum=0.9, equal_starts=True):
         updates, state = tx.update((z - target) * jnp.arange(1.0, 5.0), state, z, step=k)
         return optax.apply_updates(z, updates), state
 
-    program = run("shard_map", step, n, shared=(3,))
-    state = run("shard_map", tx.init, n)(z)
+    program = run(mode, step, n, shared=(3,))
+    state = run(mode, tx.init, n)(z)
     history = []
     for k in range(steps):
         z, state = program(z, state, targets, jnp.int32(k))
@@ -195,26 +195,31 @@ def sgd(momentum=0.9):
     return optax.sgd(0.05, momentum=momentum)
 
 
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ROWS)
-def test_one_node_is_the_inner_optimizer(name):
+def test_one_node_is_the_inner_optimizer(name, mode):
     gossip = ROWS[name].transform(gx.topology.complete(1))
     chain = (gossip, sgd()) if name == "allreduce" else (sgd(), gossip)
-    np.testing.assert_allclose(train(optax.chain(*chain), 1), train(sgd(), 1), rtol=1e-6)
+    np.testing.assert_allclose(train(optax.chain(*chain), 1, mode), train(sgd(), 1), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["sgp", "dpsgd, adapt-then-combine"])
 @pytest.mark.parametrize("n", [2, 3, 8])
-def test_on_the_complete_graph_with_equal_starts_it_is_allreduce(name, n):
+@pytest.mark.parametrize("mode", MODES)
+def test_on_the_complete_graph_with_equal_starts_it_is_allreduce(name, mode, n):
     gossip = optax.chain(sgd(), ROWS[name].transform(gx.topology.complete(n)))
     exact = optax.chain(gx.allreduce(), sgd())
-    np.testing.assert_allclose(train(gossip, n), train(exact, n), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(train(gossip, n, mode), train(exact, n, mode), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("n", [2, 3, 8])
-def test_on_a_static_symmetric_graph_sgp_is_dpsgd(n):
+@pytest.mark.parametrize("mode", MODES)
+def test_on_a_static_symmetric_graph_sgp_is_dpsgd(mode, n):
     ring = gx.topology.ring(n)
-    push = train(optax.chain(sgd(), gx.sgp(ring)), n, equal_starts=False)
-    plain = train(optax.chain(sgd(), gx.dpsgd(ring, "adapt-then-combine")), n, equal_starts=False)
+    push, plain = (
+        train(optax.chain(sgd(), gossip), n, mode, equal_starts=False)
+        for gossip in (gx.sgp(ring), gx.dpsgd(ring, "adapt-then-combine"))
+    )
     np.testing.assert_allclose(push, plain, rtol=1e-5, atol=1e-6)
 
 
@@ -262,6 +267,11 @@ class TestBadInput:
         with pytest.raises(ValueError, match=r"params\['steps'\] is int32"):
             self.tx(name).init({"steps": jnp.ones(2, jnp.int32)})
 
+    def test_a_state_of_another_transform(self, name):
+        tx = self.tx(name)
+        with pytest.raises(ValueError, match="was given the state of another: EmptyState"):
+            gx.spmd(lambda p: tx.update(p, optax.EmptyState(), p), nodes=4)(jnp.ones((4, 2)))
+
     def test_no_schedule(self, name):
         with pytest.raises(ValueError, match=r"needs a gx.Schedule; given ndarray"):
             ROWS[name].transform(np.eye(3))
@@ -293,6 +303,12 @@ def test_allreduce_sums_narrow_gradients_in_float32_and_returns_them_narrow(mode
     assert averaged["a"].dtype == jnp.bfloat16
     np.testing.assert_array_equal(averaged["a"], jnp.full(8, 263 / 8, jnp.bfloat16))
     np.testing.assert_array_equal(averaged["b"], np.ones((8, 2)))
+
+
+def test_allreduce_of_nothing_is_nothing():
+    tx, nothing = gx.allreduce(), cast(Any, {"a": None})
+    program = gx.spmd(lambda x: tx.update(nothing, tx.init(x))[0], nodes=2)
+    assert program(jnp.ones(2)) == {"a": None}
 
 
 def test_allreduce_refuses_leaves_that_are_not_floats():

@@ -104,6 +104,30 @@ def test_hybrids_switch_under_a_traced_step(mode):
         )
 
 
+@pytest.mark.parametrize("own", [0.3, 1e-2, 1e-4, 1e-6, 1e-8])
+def test_a_node_may_keep_little_of_its_own(own):
+    """x less what is sent would cancel to noise, and z with it."""
+    schedule = gx.topology.from_matrices([[[own, 0], [1 - own, 1]], [[0.5, 0.5], [0.5, 0.5]]])
+    tx = gx.sgp(schedule)
+
+    def update(z):
+        return z + tx.update(jnp.zeros(()), tx.init(z), z, step=0)[0]
+
+    (z, _, _), *_ = oracle.sgp(
+        schedule.matrices(), np.array([[1.2345], [0.5]]), np.zeros((1, 2, 1))
+    )
+    found = gx.spmd(update, nodes=2)(jnp.array([1.2345, 0.5]))
+    np.testing.assert_allclose(found, z[:, 0], rtol=2e-5)
+
+
+def test_the_weight_is_float32_at_least():
+    schedule = gx.topology.from_matrices([[0.5, 0.25], [0.5, 0.75]])
+    for weight in (1, np.float16(1), jnp.ones((), jnp.bfloat16)):
+        mixed = gx.spmd(lambda x, w=weight: gx.mix(x, w, schedule, 0)[1], nodes=2)(jnp.ones(2))
+        assert mixed.dtype == jnp.float32
+        np.testing.assert_array_equal(mixed, [0.75, 1.25])
+
+
 def test_weights_of_one_third_lose_no_mass():
     """3 * float32(1/3) is not 1: what is kept is the rest, so ten thousand rounds lose nothing."""
     schedule = gx.topology.k_peer_exponential(8, 2)
@@ -127,10 +151,25 @@ def test_the_traced_step_is_one_conditional_under_vmap():
     assert jaxpr.count("cond[") == 1
 
 
+def test_a_step_that_differs_between_nodes_is_refused():
+    """Where types tell: nodes in different rounds would lose mass, or wait for ever."""
+    schedule = gx.topology.one_peer_exponential(4)
+    program = run("shard_map_check_vma", lambda x, k: gx.mix(x, None, schedule, k)[0], 4)
+    with pytest.raises(ValueError, match="step varies over 'nodes'"):
+        program(jnp.ones(4), jnp.arange(4))
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_mix_rejects_bad_input(mode):
     ring = gx.topology.ring(4)
     with pytest.raises(ValueError, match="has 3 nodes, the schedule 4"):
         run(mode, lambda x: gx.mix(x, None, ring, 0), 3)(jnp.ones(3))
+    with pytest.raises(ValueError, match=r"mix needs a gx.Schedule; given ndarray"):
+        run(mode, lambda x: gx.mix(x, None, np.eye(4), 0), 4)(jnp.ones(4))  # pyright: ignore
+    for step in (1.5, None, jnp.zeros(2, jnp.int32)):
+        with pytest.raises(ValueError, match=r"step is a whole number or a traced integer scalar"):
+            run(mode, lambda x, s=step: gx.mix(x, None, ring, s), 4)(jnp.ones(4))  # pyright: ignore
+    with pytest.raises(ValueError, match=r"weight is a scalar; given shape \(2,\)"):
+        run(mode, lambda x: gx.mix(x, jnp.ones(2), ring, 0), 4)(jnp.ones(4))
     with pytest.raises(ValueError, match=r"the tree to mix\['n'\] is int32; gossip averages"):
         run(mode, lambda x: gx.mix({"n": x}, None, ring, 0), 4)(jnp.ones(4, jnp.int32))

@@ -66,7 +66,9 @@ def test_one_message_per_peer(schedule, expected):
 def test_allreduce_is_one_message_too():
     tx = optax.chain(gx.allreduce(), optax.sgd(0.1))
     params, state, grads = started(tx, leaves=6)
-    assert collectives(train_step(tx), params, state, grads, 0) == ["all-reduce"]
+    # Before XLA joins what it can: it must not have to.
+    text = train_step(tx).lower(params, state, grads, 0).as_text()
+    assert text.count("stablehlo.all_reduce") == 1
 
 
 def test_narrow_parameters_travel_with_wide_ones():

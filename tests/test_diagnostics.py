@@ -87,6 +87,12 @@ def test_two_gossip_transforms_are_ambiguous():
         gx.spmd(gx.average_model, nodes=N)(z, state)
 
 
+@pytest.mark.parametrize("measure", [gx.average_model, gx.diagnostics.total_mass])
+def test_leaves_that_are_not_floats(measure):
+    with pytest.raises(ValueError, match=r"params\['n'\] is int32"):
+        gx.spmd(lambda n: measure({"n": n}, ()), nodes=2)(jnp.arange(2))
+
+
 @pytest.mark.parametrize(
     "measure",
     [

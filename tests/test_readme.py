@@ -30,6 +30,11 @@ def test_the_example_is_short():
     assert len([line for line in example.splitlines() if line.strip()]) <= 22
 
 
+def test_no_placeholder_is_left():
+    assert "@@" not in README
+    assert "average" in README.split("```text")[1].split("```")[0]
+
+
 def test_commands_are_marked_for_ci():
     for marker in ("main command", "test command"):
         assert len(re.findall(f"<!-- {marker} -->\n```sh\n[^\n]+\n```", README)) == 1

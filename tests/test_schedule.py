@@ -110,7 +110,17 @@ def test_canonical_step_of_any_cycle(cycle, lookback, step):
         assert schedule.round_at(step - i) is schedule.round_at(canonical - i)
 
 
+def test_schedules_with_the_same_rounds_are_equal():
+    for name, schedule in SCHEDULES.items():
+        again = pickle.loads(pickle.dumps(schedule))
+        assert schedule == again
+        assert hash(schedule) == hash(again)
+        assert all(schedule != other for key, other in SCHEDULES.items() if key != name)
+
+
 def test_doubly_stochastic():
+    nearly = [[0.501, 0.5], [0.499, 0.5]]
+    assert not topology.from_matrices(nearly).is_doubly_stochastic
     assert topology.one_peer_exponential(7).is_doubly_stochastic
     assert not topology.from_matrices([[0.5, 0.25], [0.5, 0.75]]).is_doubly_stochastic
 
@@ -137,11 +147,11 @@ def test_matrices_near_the_tolerance_pass():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda s: s.every(0), "whole number k >= 1; given 0"),
-        (lambda s: s.every(1.5), "whole number k >= 1; given 1.5"),
+        (lambda s: s.every(0), "whole number of at least 1; given 0"),
+        (lambda s: s.every(True), "whole number of at least 1; given True"),
         (lambda s: s.every(3, phase=3), "phase of 0 to 2; given 3"),
-        (lambda s: s.canonical_step(-1), "are >= 0; given -1 and 0"),
-        (lambda s: s.canonical_step(0, -2), "are >= 0; given 0 and -2"),
+        (lambda s: s.canonical_step(-1), "step is a whole number of at least 0; given -1"),
+        (lambda s: s.canonical_step(0, -2), "lookback is a whole number of at least 0"),
         (
             lambda s: gx.Schedule([*s.rounds, Round(np.eye(8))], [Piece(0, (0,)), Piece(5, (3,))]),
             "never connects all 8 nodes",

@@ -1,5 +1,7 @@
 """Node-stacked arrays on a mesh and on one device, donation, and nodes of several devices."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -126,7 +128,9 @@ def test_servers_of_several_devices_are_nodes(check_vma, explicit_cast):
 def test_gradients_that_autodiff_has_summed_are_refused():
     init, program, _ = hierarchical(check_vma=True, explicit_cast=False)
     z = {"a": jnp.ones((N, 3)), "b": jnp.ones(N)}
-    with pytest.raises(ValueError, match=r"no gradient varies over 'local'.*to='varying'"):
+    with pytest.raises(
+        ValueError, match=r"updates\['a'\] does not vary over 'local'.*to='varying'"
+    ):
         program(z, init(z), jnp.ones((N, 8, 3)))
 
 
@@ -142,6 +146,65 @@ def test_a_server_sends_its_model_once():
     permutes = [line for line in lowered.as_text().splitlines() if "collective_permute" in line]
     assert len(permutes) == 1
     assert f"tensor<{size // LOCAL}xf32>" in permutes[0]
+
+
+def test_one_replicated_gradient_among_varying_ones_is_refused_too():
+    def update(z, batch):
+        at = {"a": jax.lax.pcast(z["a"], "local", to="varying"), "b": z["b"]}
+        grads = jax.grad(lambda z: jnp.mean(z["a"] * batch) + jnp.mean(z["b"] * batch))(at)
+        return gx.allreduce("local").update(grads, optax.EmptyState())[0]
+
+    program = gx.spmd(update, mesh=meshes()["hierarchy"]["mesh"], local_argnums=1, check_vma=True)
+    with pytest.raises(ValueError, match=r"updates\['b'\] does not vary over 'local'"):
+        program({"a": jnp.ones(N), "b": jnp.ones(N)}, jnp.ones((N, 4)))
+
+
+def test_replicas_that_were_not_averaged_are_refused():
+    """Each local device would exchange its part of another model."""
+    tx = gx.sgp(gx.topology.ring(N), local_axis_name="local")
+
+    def step(z, state, batch):
+        at = jax.lax.pcast(z, "local", to="varying")
+        return tx.update(at * batch.mean(), state, z)
+
+    keywords = {"mesh": meshes()["hierarchy"]["mesh"], "check_vma": True}
+    z = jnp.ones((N, 3))
+    state = gx.spmd(tx.init, **keywords)(z)
+    with pytest.raises(ValueError, match=r"varies over 'local'.*gx.allreduce\('local'\) first"):
+        gx.spmd(step, **keywords, local_argnums=2)(z, state, jnp.ones((N, 4)))
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_local_steps_gather_nothing_over_the_local_axis(static):
+    """A silent round must not collect the model either, and a traced one only in a branch."""
+    schedule = gx.topology.one_peer_exponential(N).every(2)
+
+    def mixed(x, step):
+        return gx.mix(x, None, schedule, step, local_axis_name="local")[0]
+
+    how: dict[str, Any] = {"static_argnums": 1} if static else {"shared_argnums": 1}
+    program = gx.spmd(mixed, mesh=meshes()["hierarchy"]["mesh"], **how)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(N, 5)), jnp.float32)
+    for step in range(4):
+        number = step if static else jnp.int32(step)
+        expected = schedule.round_at(step).matrix @ np.asarray(x)
+        np.testing.assert_allclose(program(x, number), expected, rtol=1e-5, atol=1e-6)
+    if static:
+        assert "all_gather" not in program.lower(x, 1).as_text()
+
+
+def test_the_hierarchy_under_nested_vmap():
+    """The per-node function runs everywhere: devices of a node simulated as well."""
+    ring = gx.topology.ring(N)
+
+    def mixed(x):
+        return gx.mix(x, None, ring, 0, local_axis_name="local")[0]
+
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(N, 5)), jnp.float32)
+    inner = jax.vmap(mixed, in_axes=None, axis_name="local", axis_size=LOCAL, out_axes=0)
+    found = jax.vmap(inner, axis_name="nodes")(x)
+    for device in range(LOCAL):
+        np.testing.assert_allclose(found[:, device], ring.matrices()[0] @ x, rtol=1e-5, atol=1e-6)
 
 
 class TestBadInput:
@@ -164,5 +227,12 @@ class TestBadInput:
             gx.spmd(lambda x: x, mesh=mesh, axis_name="servers")
         with pytest.raises(ValueError, match="nodes=3, but the mesh has 4"):
             gx.spmd(lambda x: x, mesh=mesh, nodes=3)
-        with pytest.raises(ValueError, match="nodes is at least 1; given 0"):
-            gx.spmd(lambda x: x, nodes=0)
+        for nodes in (0, "4", 2.0, True):
+            with pytest.raises(ValueError, match="nodes is a whole number of at least 1"):
+                gx.spmd(lambda x: x, nodes=nodes)  # pyright: ignore[reportArgumentType]
+
+    def test_argument_numbers(self):
+        with pytest.raises(ValueError, match=r"counted from 0; given \[-1\]"):
+            gx.spmd(lambda x: x, nodes=2, static_argnums=-1)
+        with pytest.raises(ValueError, match=r"arguments \[1\] are both static and shared"):
+            gx.spmd(lambda x, y: x, nodes=2, static_argnums=1, shared_argnums=(0, 1))

@@ -1,5 +1,7 @@
 """Every topology against its definition, written down anew, and what every schedule must hold."""
 
+from typing import Any, cast
+
 import networkx
 import numpy as np
 import pytest
@@ -176,6 +178,12 @@ def test_metropolis_weights_are_doubly_stochastic():
     np.testing.assert_allclose(found, expected + np.diag(1 - expected.sum(axis=0)))
 
 
+def test_columns_within_the_tolerance_are_divided_by_their_sum():
+    """Or a small diagonal could be left with less than nothing."""
+    matrix = topology.from_matrices([[1e-7, 0.5], [1.0000005, 0.5]]).matrices()[0]
+    np.testing.assert_allclose(matrix.sum(axis=0), 1, rtol=1e-15)
+
+
 def test_piecewise_switches_and_starts_anew():
     one_peer = topology.one_peer_exponential(8)
     hybrid = topology.piecewise({0: topology.complete(8), 4: one_peer, 9: topology.ring(8)})
@@ -203,17 +211,42 @@ class TestBadInput:
     @pytest.mark.parametrize("n", [0, -1, 2.0, "4", True])
     @pytest.mark.parametrize("name", BUILDERS)
     def test_sizes(self, name, n):
-        with pytest.raises(ValueError, match=r"needs a whole number of nodes >= 1"):
+        with pytest.raises(ValueError, match=r"is a whole number of at least 1; given"):
             BUILDERS[name](n)
 
     def test_odd_bipartite(self):
         with pytest.raises(ValueError, match=r"needs an even n; given 7. Use 6 or 8 nodes, or sgp"):
             topology.bipartite_exponential(7)
 
-    @pytest.mark.parametrize("peers", [0, 4, -1])
-    def test_peers(self, peers):
+    def test_peers(self):
         with pytest.raises(ValueError, match=r"3 hops \(1, 2, 4\), so peers is 1 to 3"):
-            topology.k_peer_exponential(8, peers)
+            topology.k_peer_exponential(8, 4)
+        for peers in (0, -1, 1.0, "2", True):
+            with pytest.raises(ValueError, match=r"peers .* whole number of at least 1"):
+                topology.k_peer_exponential(8, peers)  # pyright: ignore[reportArgumentType]
+
+    @pytest.mark.parametrize(
+        ("call", "message"),
+        [
+            (lambda: topology.from_matrices(np.eye(2) * 1j), "weights are real"),
+            (
+                lambda: topology.from_matrices(cast(Any, topology.ring(3))),
+                "takes numbers.*given Schedule",
+            ),
+            (lambda: topology.from_graph(3), "takes a networkx graph; given int"),
+            (
+                lambda: topology.piecewise({0: cast(Any, np.eye(4))}),
+                "takes schedules; at 0: ndarray",
+            ),
+            (
+                lambda: topology.piecewise({0: topology.ring(3), 2**31: topology.ring(3)}),
+                r"steps are below 2\^31",
+            ),
+        ],
+    )
+    def test_what_is_no_graph(self, call, message):
+        with pytest.raises(ValueError, match=message):
+            call()
 
     @pytest.mark.parametrize(
         ("matrix", "message"),
@@ -261,9 +294,12 @@ class TestBadInput:
 
     def test_piecewise(self):
         ring = topology.ring(4)
-        for starts in ({}, {3: ring}, {-1: ring, 0: ring}):
+        for starts in ({}, {3: ring}):
             with pytest.raises(ValueError, match="starts at step 0"):
                 topology.piecewise(starts)
+        for start in (-1, "a", 1.5):
+            with pytest.raises(ValueError, match=r"each start .* whole number of at least 0"):
+                topology.piecewise({0: ring, cast(Any, start): ring})
         with pytest.raises(ValueError, match=r"one size; given N = \{0: 4, 5: 3\}"):
             topology.piecewise({0: ring, 5: topology.ring(3)})
         with pytest.raises(ValueError, match="from step 2 is piecewise itself"):

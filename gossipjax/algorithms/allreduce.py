@@ -19,9 +19,9 @@ def allreduce(axis_name: str = "nodes") -> optax.GradientTransformationExtraArgs
 
     Raises (when traced):
       ValueError: if the axis is missing; if a leaf is not floating-point; under a `shard_map` with
-        `check_vma=True`, if no gradient varies over the axis: with parameters replicated over it,
-        autodiff has summed their gradients over the axis already, and averaging would be wrong by
-        the axis' size.
+        `check_vma=True`, if a gradient does not vary over the axis: where its parameter is
+        replicated over it, autodiff has summed the gradient over the axis already, and averaging
+        would be wrong by the axis' size.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> tx = optax.chain(gx.allreduce(), optax.sgd(1.0))
@@ -35,12 +35,14 @@ def allreduce(axis_name: str = "nodes") -> optax.GradientTransformationExtraArgs
         del params, extra_args
         require_floats(updates, "updates")
         averaged = mean(updates, axis_name)
-        if not any(varies(leaf, axis_name) for leaf in jax.tree.leaves(updates)):
-            raise ValueError(
-                f"no gradient varies over {axis_name!r}: the parameters are replicated over it, so "
-                "autodiff has summed the gradients already. Take the gradients at "
-                f"jax.lax.pcast(params, {axis_name!r}, to='varying'), or use check_vma=False."
-            )
+        for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
+            if not varies(leaf, axis_name):
+                raise ValueError(
+                    f"updates{jax.tree_util.keystr(path)} does not vary over {axis_name!r}: its "
+                    "parameter is replicated there, so autodiff has summed the gradient already. "
+                    f"Take gradients at jax.lax.pcast(params, {axis_name!r}, to='varying'), or use "
+                    "check_vma=False; if the loss was averaged over the axis, drop allreduce."
+                )
         return averaged, state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

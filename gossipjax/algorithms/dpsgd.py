@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal, get_args
 
 import optax
 
 from gossipjax.collectives import Step, mix, require_schedule
 from gossipjax.schedule import Schedule
-from gossipjax.state import GossipState, add, gossip_transform
+from gossipjax.state import GossipState, add, gossip_transform, init_state
 
 Order = Literal["combine-while-adapting", "adapt-then-combine"]
 
@@ -27,8 +28,8 @@ def dpsgd(
                            gradient may run side by side
         x <- P (x + u)     order="adapt-then-combine" (its remark): what SGP does
 
-    The state is a `GossipState` with a count and, for parameters narrower than float32, a float32
-    copy of them, which is then what counts: parameters changed from outside are not seen.
+    The state is a `GossipState` with a count and, if any parameter is narrower than float32, a
+    float32 copy of all, which is then what counts: parameters changed from outside are not seen.
 
     Args:
       schedule: a doubly stochastic schedule. The paper's matrices are symmetric too, which the
@@ -73,4 +74,4 @@ def dpsgd(
             x = add(x, updates)
         return x, state._replace(numerator=x)
 
-    return gossip_transform("dpsgd", axis_name, push_sum=False, combine=combine)
+    return gossip_transform("dpsgd", axis_name, partial(init_state, push_sum=False), combine)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import optax
 
 from gossipjax.collectives import Step, mix, require_schedule
 from gossipjax.schedule import Schedule
-from gossipjax.state import GossipState, add, debias, gossip_transform
+from gossipjax.state import GossipState, add, debias, gossip_transform, init_state
 
 
 def sgp(
@@ -23,8 +24,8 @@ def sgp(
     The parameters that the user holds are the de-biased `z`, `[...]` per node, so gradients, weight
     decay and clipping all see `z`; momentum is local. Note that `u` is added to the numerator: at
     weight `w` the model moves by `u / w`. The state is a `GossipState` with the weight `w`, a
-    scalar, and for parameters narrower than float32 their numerators in float32, which are then
-    what counts: parameters changed from outside are not seen.
+    scalar, and, if any parameter is narrower than float32, all numerators in float32: these are
+    then what counts, and parameters changed from outside are not seen.
 
     With SGD with Nesterov momentum before it this is algorithm 2 of SGP-18, with Adam Adam-SGP.
 
@@ -36,7 +37,8 @@ def sgp(
 
     The transform's `update` takes `step=`, which picks the round and nothing else: a whole number
     (one compiled program per round, see `Schedule.canonical_step`), a traced scalar that is the
-    same on every node, or nothing: then the state's count.
+    same on every node (`shared_argnums` of `gx.spmd`), or nothing: then the state's count, made
+    common by a small all-reduce.
 
     Raises (when traced):
       ValueError: if the axis is missing or of another size than the schedule's, `params` are not
@@ -64,4 +66,4 @@ def sgp(
         x, w = mix(y, state.weight, schedule, step, axis_name, local_axis_name)
         return debias(x, w), state._replace(numerator=x, weight=w)
 
-    return gossip_transform("sgp", axis_name, push_sum=True, combine=combine)
+    return gossip_transform("sgp", axis_name, partial(init_state, push_sum=True), combine)
