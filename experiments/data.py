@@ -1,5 +1,6 @@
 """Image sets, their division over nodes, and the order in which each node reads its share."""
 
+import functools
 import gzip
 import math
 import os
@@ -99,6 +100,7 @@ def load(name: str, data_dir: Path | None = None, download: bool = False) -> Dat
     )
 
 
+@functools.cache
 def _mnist5k() -> list[np.ndarray]:
     pixels, labels = mnist_data()
     rng = np.random.default_rng(0)
@@ -228,7 +230,9 @@ def split(labels: np.ndarray, nodes: int, dirichlet: float | None, seed: int) ->
         DataError: fewer examples than nodes, no node, or alpha not a positive finite number.
     """
     if not 1 <= nodes <= len(labels):
-        raise DataError(f"{len(labels)} examples cannot be divided over {nodes} nodes")
+        raise DataError(
+            f"{len(labels)} examples cannot be divided over {nodes} nodes; use 1 to {len(labels)}"
+        )
     rng = np.random.default_rng(seed)
     if dirichlet is None:
         return np.array_split(rng.permutation(len(labels)), nodes)

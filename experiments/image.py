@@ -9,6 +9,7 @@ table and writes `metrics.jsonl`, `summary.json` and plots into a folder, `--out
 import dataclasses
 import itertools
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -42,8 +43,7 @@ class Options:
     optimizer: methods.Optimizer = "nesterov"
     """The local optimizer: plain SGD, SGD with Nesterov momentum 0.9, or Adam."""
     rate: float = 0.1
-    """Learning rate. Constant and cosine take it as it is, whatever the number of nodes; goyal
-    takes it per 256 examples and scales it linearly with the batch of all nodes together."""
+    """Learning rate, not scaled by the number of nodes; with goyal, the rate per 256 examples."""
     rate_schedule: methods.RateSchedule = "cosine"
     """constant; cosine, down to 0; goyal: warm-up, then 10x down at 1/3, 2/3 and 8/9 of the run."""
     weight_decay: float = 1e-4
@@ -51,37 +51,43 @@ class Options:
     seed: tuple[int, ...] = (0,)
     """One or several, each a run: of the starting model, the split of the data and the batches."""
     dirichlet: float | None = None
-    """Heterogeneous data: divides each class over the nodes by a Dirichlet distribution with this
-    parameter, the smaller the more unequally. Without it data are shuffled and divided evenly."""
-    dataset: str = "mnist5k"
-    """mnist5k: 5,000 MNIST digits, installed with the experiments. fashion_mnist: from the four idx
-    files in --data-dir, or through TensorFlow Datasets."""
+    """Uneven split: each class over the nodes by Dirichlet(this), small uneven; else shuffled."""
+    dataset: Literal["mnist5k", "fashion_mnist"] = "mnist5k"
+    """mnist5k: 5,000 digits, installed with the program. fashion_mnist: see --data-dir."""
     data_dir: Path | None = None
-    """Folder of the four official idx files, or of TensorFlow Datasets."""
+    """Folder of Fashion-MNIST's four official idx files, or of TensorFlow Datasets."""
     download: bool = False
-    """Let TensorFlow Datasets download what is not there."""
+    """Let TensorFlow Datasets download Fashion-MNIST if it is not there."""
     precision: Literal["float32", "mixed_bfloat16", "bfloat16"] = "float32"
-    """mixed_bfloat16 computes in bfloat16 with float32 parameters; bfloat16 has bfloat16 parameters
-    too (gossip keeps their numerators in float32)."""
+    """mixed_bfloat16: computation in bfloat16, parameters in float32. bfloat16: parameters too."""
     where: training.Where = "auto"
-    """mesh: a device per node, virtual ones on a CPU. vmap: all nodes on one device. auto: mesh if
-    there are enough devices."""
+    """mesh: a device per node, virtual ones on a CPU. vmap: one device. auto: mesh if possible."""
     log_every: int = 10
     """Steps between two lines of metrics.jsonl; each line costs one more gradient."""
     out: Path | None = None
-    """Folder for the results; runs/image-DATE-TIME if not given."""
+    """Folder for the results; a new one under runs/ if not given."""
     overwrite: bool = False
     """Replace another run's results in --out."""
 
     def __post_init__(self) -> None:
-        at_least_one = ("nodes", "batch_per_node", "epochs", "log_every")
-        for name in at_least_one:
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"--{name.replace('_', '-')} is at least 1, not {getattr(self, name)}."
-                )
-        if not self.algorithm or not self.seed:
-            raise ValueError("--algorithm and --seed each need at least one value.")
+        for name in ("nodes", "batch_per_node", "epochs", "log_every"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} is at least 1, not {value}.")
+        for name, values in (("algorithm", self.algorithm), ("seed", self.seed)):
+            if not values or len(set(values)) < len(values):
+                raise ValueError(f"--{name} takes one or several different values, not {values}.")
+        if min(self.seed) < 0:
+            raise ValueError(f"--seed is at least 0, not {min(self.seed)}.")
+        if not 0 < self.rate < math.inf:
+            raise ValueError(f"--rate is positive and finite, not {self.rate}.")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"--weight-decay is at least 0 and finite, not {self.weight_decay}.")
+        if self.dirichlet is not None and not 0 < self.dirichlet < math.inf:
+            raise ValueError(f"--dirichlet is positive and finite, not {self.dirichlet}.")
+        if self.dataset == "mnist5k" and (self.data_dir or self.download):
+            raise ValueError(
+                "--data-dir and --download are for fashion_mnist; mnist5k is installed."
+            )
 
 
 class Run(NamedTuple):
@@ -103,7 +109,7 @@ class Job(NamedTuple):
 
     options: Options
     dataset: data.Dataset
-    steps_per_epoch: int
+    steps: int
     rate: optax.Schedule
     runs: list[Run]
     placement: training.Placement
@@ -112,20 +118,28 @@ class Job(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, trains, and reports."""
-    console = Console()
+    sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        options = tyro.cli(Options, description=__doc__, args=arguments)
+        options = tyro.cli(
+            tyro.conf.FlagCreatePairsOff[Options],
+            prog="python -m experiments.image",
+            description="Trains an image classifier over gossiping nodes.",
+            args=arguments,
+        )
         if options.where != "vmap":
             training.request_cpu_devices(options.nodes)
         job = prepare(options)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
     try:
-        train_all(job, console)
-    except training.NonFiniteLossError as error:
+        train_all(job, Console())
+    except (training.NonFiniteError, OSError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        sys.exit("interrupted; metrics.jsonl and summary.json hold what was finished")
+        print(f"interrupted; {job.out} holds what was measured", file=sys.stderr)
+        sys.exit(130)
 
 
 def prepare(options: Options) -> Job:
@@ -137,10 +151,8 @@ def prepare(options: Options) -> Job:
     """
     dataset = data.load(options.dataset, options.data_dir, options.download)
     total_batch = options.nodes * options.batch_per_node
-    steps_per_epoch = max(1, len(dataset.train_labels) // total_batch)
-    rate = methods.learning_rate(
-        options.rate_schedule, options.rate, steps_per_epoch, options.epochs, total_batch
-    )
+    steps = max(1, round(options.epochs * len(dataset.train_labels) / total_batch))
+    rate = methods.learning_rate(options.rate_schedule, options.rate, steps, total_batch)
     optimizer = methods.optimizer(options.optimizer, rate, options.weight_decay)
     runs = []
     for algorithm, seed in itertools.product(options.algorithm, options.seed):
@@ -149,50 +161,63 @@ def prepare(options: Options) -> Job:
         runs.append(Run(algorithm, seed, method, shards))
     placement = training.place(options.where, options.nodes)
     out = training.claim_folder("image", options.out, options.overwrite)
-    return Job(options, dataset, steps_per_epoch, rate, runs, placement, out)
+    return Job(options, dataset, steps, rate, runs, placement, out)
 
 
 def train_all(job: Job, console: Console) -> None:
-    """Trains one run after another; writes the files, and from them the table and the plots."""
-    options, out = job.options, job.out
+    """Trains one run after another; writes the files, and from them the table and the plots.
+
+    If it is stopped, the runs that were finished are reported all the same.
+    """
+    options, dataset, out = job.options, job.dataset, job.out
+    sizes = f"{len(dataset.train_labels):,} training and {len(dataset.test_labels):,} test examples"
     console.print(
-        f"{job.dataset.name}: {len(job.dataset.train_labels):,} examples over {options.nodes} "
-        f"nodes, {job.steps_per_epoch} steps per epoch; {job.placement.words}. Results: {out}",
+        f"{dataset.name}, {sizes}; {options.nodes} nodes, {job.steps:,} steps; "
+        f"{job.placement.words}. Results: {out}",
         soft_wrap=True,
     )
     rounds = max(len(run.method.schedule.canonical_steps()) for run in job.runs)
     if rounds > training.MOST_PROGRAMS:
         console.print(f"{rounds} distinct rounds: one program with a traced step for all of them")
-    steps, finished = job.steps_per_epoch * options.epochs, []
-    with (out / "metrics.jsonl").open("w") as file, training.progress_bar(console) as bar:
-        for run in job.runs:
-            task = bar.add_task(f"{run.algorithm} ({run.seed})", total=steps, status="compiling")
-            for line in train(job, run):
-                if "test_accuracy_nodes" in line:
-                    finished.append(line)
-                    training.write_summary(out, dataclasses.asdict(options), finished)
-                    continue
-                file.write(json.dumps({"run": run.name, **line}) + "\n")
-                file.flush()
-                if "loss" in line:
-                    bar.update(task, completed=line["step"], status=status(line))
-    for name, schedule in {r.method.topology: r.method.schedule for r in job.runs}.items():
-        title = f"{name}, {options.nodes} nodes"
-        report.plot_topology(schedule.matrices(), title, out / f"topology_{name}.png")
-    report.write_report(out, console)
+    environment = {"placement": job.placement.words, "dataset": sizes}
+    finished: list[dict[str, Any]] = []
+    training.write_summary(out, dataclasses.asdict(options), environment, finished)
+    try:
+        with (out / "metrics.jsonl").open("w") as file, training.progress_bar(console) as bar:
+            for run in job.runs:
+                title = f"{run.algorithm} ({run.seed})"
+                task = bar.add_task(title, total=job.steps, status="compiling")
+                for line in train(job, run):
+                    if "test_accuracy_nodes" in line:
+                        finished.append(line)
+                        training.write_summary(
+                            out, dataclasses.asdict(options), environment, finished
+                        )
+                        continue
+                    file.write(json.dumps({"run": run.name, **line}, allow_nan=False) + "\n")
+                    file.flush()
+                    if "loss" in line:
+                        bar.update(task, completed=line["step"], status=status(line))
+    finally:
+        if finished:
+            gossiping = [run.method for run in job.runs if run.algorithm != "allreduce"]
+            for name, schedule in {m.topology: m.schedule for m in gossiping}.items():
+                title = f"{name}, {options.nodes} nodes"
+                report.plot_topology(schedule.matrices(), title, out / f"topology_{name}.png")
+            report.write_report(out, console)
 
 
 def status(line: dict[str, Any]) -> str:
     """The numbers beside the progress bar."""
     return (
-        f"loss {line['loss']:.3f}, consensus {line['consensus_distance']:.1e}, "
+        f"loss {line['loss']:.3g}, consensus {line['consensus_distance']:.1e}, "
         f"{line['examples_per_second']:,.0f} examples/s"
     )
 
 
 def train(job: Job, run: Run) -> Iterator[dict[str, Any]]:
     """Trains one run; yields the lines of `metrics.jsonl` and at the end that of `summary.json`."""
-    options, dataset, steps_per_epoch = job.options, job.dataset, job.steps_per_epoch
+    options, dataset, steps = job.options, job.dataset, job.steps
     compute = jnp.float32 if options.precision == "float32" else jnp.bfloat16
     kept = jnp.bfloat16 if options.precision == "bfloat16" else jnp.float32
     model = models.SmallCNN(dataset.classes, dtype=compute, param_dtype=kept)
@@ -210,16 +235,18 @@ def train(job: Job, run: Run) -> Iterator[dict[str, Any]]:
     trainer = training.Trainer(run.method, loss, job.placement, start, batches())
     trainer.warm_up()
     accuracy = Accuracy(model, dataset, options.nodes, job.placement)
-    steps = steps_per_epoch * options.epochs
+    epochs_per_step = options.nodes * options.batch_per_node / len(dataset.train_labels)
+    epoch_ends = {round(epoch / epochs_per_step) for epoch in range(1, options.epochs)} - {0}
+    epoch_ends |= {steps}
     seconds, seconds_per_step, line = 0.0, [], {}
-    for interval in training.intervals(steps, options.log_every, steps_per_epoch):
+    for interval in training.intervals(steps, options.log_every, epoch_ends):
         losses, took = trainer.advance(interval[:-1])
         before = trainer.distance_before_mixing()
         last_losses, took_last = trainer.advance(interval[-1:])
         took += took_last
         seconds += took
         seconds_per_step.append(took / len(interval))
-        at = {"step": interval.stop, "epoch": interval.stop / steps_per_epoch, "seconds": seconds}
+        at = {"step": interval.stop, "epoch": interval.stop * epochs_per_step, "seconds": seconds}
         line = {
             "loss": float(np.concatenate([losses, last_losses]).mean()),
             "consensus_distance_before_mixing": before,
@@ -228,7 +255,7 @@ def train(job: Job, run: Run) -> Iterator[dict[str, Any]]:
             "rate": float(np.asarray(job.rate(interval[-1]))),
         }
         yield {**at, **line}
-        if interval.stop % steps_per_epoch == 0:
+        if interval.stop in epoch_ends:
             average = accuracy.of_average(trainer.average_model())
             yield {**at, "test_accuracy_average_model": average}
     typical = float(np.median(seconds_per_step))

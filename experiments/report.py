@@ -3,14 +3,20 @@
     python -m experiments.report OUT
 
 `metrics.jsonl` holds one JSON object per line with `run`, `step` (updates per node), `epoch`,
-`seconds` (spent in training; compiling and evaluating left out), and either `loss` (mean over the
-nodes), `consensus_distance_before_mixing`, `consensus_distance` (after mixing),
-`examples_per_second` and `rate` (the learning rate), or `test_accuracy_average_model`.
+`seconds` (spent in training; compiling and evaluating left out), and either
 
-`summary.json` holds `options` and `runs`, a list of objects with `run`, `algorithm`, `topology`,
-`nodes`, `steps`, `seed`, `seconds_per_step`, `examples_per_second`, `test_accuracy_average_model`,
-`test_accuracy_nodes` (a list), `consensus_distance`, `consensus_distance_before_mixing` and
-`final_loss`. Accuracies are fractions in the files, and % in tables and plots.
+- `loss` (mean over the nodes and over the steps since the last such line), `rate` (the learning
+  rate), `examples_per_second` (of all nodes together), and two consensus distances (means over the
+  nodes) of the last step: `consensus_distance_before_mixing`, of the models after their own half of
+  the step, without the exchange, and `consensus_distance`, of the models that the nodes hold after
+  it (for D-PSGD as published these are `x + u` and `P x + u`, the newest gradient in both); or
+- `test_accuracy_average_model`.
+
+`summary.json` holds `options`, `environment` (versions, devices, sizes of the data set) and `runs`,
+a list of objects with `run`, `algorithm`, `topology`, `nodes`, `steps`, `seed`, `seconds_per_step`
+(median over the lines of `metrics.jsonl`), `examples_per_second` (at that), `final_loss` (of the
+last line), `test_accuracy_average_model`, `test_accuracy_nodes` (a list) and the two consensus
+distances. Accuracies are fractions in the files, and % in tables and plots.
 """
 
 import itertools
@@ -63,6 +69,8 @@ def read(folder: Path) -> tuple[list[Record], Metrics]:
     lines: dict[str, list[Record]] = {}
     for index, run in enumerate(runs):
         _require(run, f"{summary}, runs[{index}]", RUN_FIELDS)
+        if run["run"] in lines:
+            raise ValueError(f"{summary}: two runs are called {run['run']!r}")
         lines[run["run"]] = []
     for number, text in enumerate(metrics.read_text().splitlines(), start=1):
         where = f"{metrics}, line {number}"
@@ -108,7 +116,9 @@ def table(runs: Sequence[Record]) -> Table:
 
     Shows the mean over the seeds and, below it, ± their standard deviation (divisor: seeds - 1).
     """
-    result = Table(box=SIMPLE_HEAD, padding=0)
+    seeds = max(len(group) for group in _by_label(runs).values())
+    caption = f"± standard deviation over {seeds} seeds" if seeds > 1 else None
+    result = Table(box=SIMPLE_HEAD, padding=0, caption=caption, min_width=64)
     result.add_column("algorithm", no_wrap=True)
     result.add_column("topology", overflow="fold")
     for header in ("nodes", "average\nmodel %", "mean\nnode %", "worst\nnode %"):
@@ -192,7 +202,8 @@ def _curves(title: str, metrics: Metrics, xs: Sequence[str], styles: dict[str, s
         for (axes, x), lines in itertools.product(zip(panels, xs, strict=True), runs):
             for field, style in styles.items():
                 points = [(line[x], line[field]) for line in lines if field in line]
-                axes.plot(*np.reshape(points, (-1, 2)).T, linestyle=style, **look)
+                dot = {"marker": "o", "markevery": 1} if len(points) == 1 else {}
+                axes.plot(*np.reshape(points, (-1, 2)).T, linestyle=style, **(look | dot))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(xs), fontsize="small")
     return figure
 
@@ -217,7 +228,8 @@ def plot_topology(matrices: np.ndarray, title: str, path: Path) -> None:
     columns = math.ceil(panels / rows)
     side = 5 if panels == 1 else 3.4
     figure = Figure((side * columns, side * rows + 1), dpi=120, layout="constrained")
-    figure.suptitle(f"{title} (first {panels} of {rounds} rounds)" if rounds > panels else title)
+    title = f"{title} (first {panels} of {rounds} rounds)" if rounds > panels else title
+    figure.suptitle(f"{title}\n")  # an empty line between it and the panels' titles
     clockwise = np.pi / 2 - 2 * np.pi * np.arange(nodes) / nodes
     points = list(zip(np.cos(clockwise), np.sin(clockwise), strict=True))
     size = 4 if nodes <= 32 else 2
@@ -263,16 +275,16 @@ def write_report(folder: Path, console: Console) -> None:
 
 
 def main(out: tyro.conf.Positional[Path]) -> None:
-    """Makes the table and the plots of an experiment again, from the files in its folder.
+    """Makes the table and the curves of an experiment again, from the files in its folder.
 
     Args:
         out: the folder that the experiment wrote (its --out).
     """
     try:
         write_report(out, Console())
-    except (FileNotFoundError, ValueError) as error:
-        sys.exit(f"{error}")
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    tyro.cli(main, prog="python -m experiments.report")

@@ -2,8 +2,9 @@
 
 import datetime
 import json
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,8 +25,8 @@ RESULTS = ("metrics.jsonl", "summary.json")
 MOST_PROGRAMS = 32
 
 
-class NonFiniteLossError(RuntimeError):
-    """A node's loss is NaN or infinite."""
+class NonFiniteError(RuntimeError):
+    """A node's loss or model is NaN or infinite."""
 
 
 class Placement(NamedTuple):
@@ -125,7 +126,7 @@ class Trainer:
         """Takes these steps; returns every node's losses, `[steps, N]`, and the seconds it took.
 
         Raises:
-          NonFiniteLossError: if a loss is NaN or infinite; it names node and step.
+          NonFiniteError: if a loss is NaN or infinite; it names node and step.
         """
         losses, began = [], time.perf_counter()
         for step in steps:
@@ -139,11 +140,18 @@ class Trainer:
         return values, seconds
 
     def distance(self) -> float:
-        """The consensus distance after the last mixing, mean over the nodes."""
-        return float(self._distance(self.params).mean())
+        """The consensus distance of the models that the nodes hold, mean over the nodes.
+
+        Raises:
+          NonFiniteError: if a node's distance, and so its model or another's, is not finite.
+        """
+        distances = np.asarray(self._distance(self.params))
+        if not np.isfinite(distances).all():
+            raise NonFiniteError("the models are no longer finite. Lower --rate.")
+        return float(distances.mean())
 
     def distance_before_mixing(self) -> float:
-        """The consensus distance after the local half of the step that comes next."""
+        """The consensus distance after the next step's own half, `z + u / w`, mean over nodes."""
         return float(self._distance_before_mixing(self.params, self.state, self._batch).mean())
 
     def average_model(self) -> Any:
@@ -152,45 +160,50 @@ class Trainer:
 
 
 def require_finite(losses: np.ndarray, first_step: int) -> None:
-    """Raises `NonFiniteLossError` if a loss, `[steps, N]`, is not finite: names node and step."""
+    """Raises `NonFiniteError` if a loss, `[steps, N]`, is not finite: names node and step."""
     bad = np.argwhere(~np.isfinite(losses))
     if len(bad):
         step, node = bad[0]
-        raise NonFiniteLossError(
+        raise NonFiniteError(
             f"the loss of node {node} is {losses[step, node]} at step {first_step + step}. Lower "
             "--rate, or look at that node's data."
         )
 
 
 def claim_folder(program: str, out: Path | None, overwrite: bool) -> Path:
-    """Makes the folder for the results: `out`, or a new one named by date and time.
+    """Makes the folder for the results, with an empty `metrics.jsonl`: `out`, or a new one named
+    by date, time and process.
 
     Raises:
       ValueError: if the folder holds another run and `overwrite` is false.
+      OSError: if the folder cannot be made or written to.
     """
     if out is None:
-        out = Path("runs") / f"{program}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+        out = Path("runs") / f"{program}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     found = [name for name in RESULTS if (out / name).exists()]
     if found and not overwrite:
         raise ValueError(
             f"{out} holds another run ({', '.join(found)}): choose another --out, or pass "
             "--overwrite to replace it."
         )
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out} is a file; it has to be a folder.")
     out.mkdir(parents=True, exist_ok=True)
-    for name in found:
-        (out / name).unlink()
+    for old in [out / name for name in found] + (list(out.glob("*.png")) if found else []):
+        old.unlink()
+    # Claimed here and now: two programs that start together cannot both make it.
+    (out / "metrics.jsonl").touch(exist_ok=False)
     return out
 
 
-def write_summary(out: Path, options: dict[str, Any], runs: list[dict[str, Any]]) -> None:
-    """Writes `summary.json`: the options, the versions and the finished runs."""
-    summary = {
-        "options": options,
-        "jax": jax.__version__,
-        "gossipjax": gx.__version__,
-        "runs": runs,
-    }
-    (out / "summary.json").write_text(json.dumps(summary, indent=2, default=str) + "\n")
+def write_summary(
+    out: Path, options: dict[str, Any], environment: dict[str, Any], runs: list[dict[str, Any]]
+) -> None:
+    """Writes `summary.json`: the options, what the program ran on and the finished runs."""
+    versions = {"jax": jax.__version__, "gossipjax": gx.__version__}
+    summary = {"options": options, "environment": versions | environment, "runs": runs}
+    text = json.dumps(summary, indent=2, default=str, allow_nan=False)
+    (out / "summary.json").write_text(f"{text}\n")
 
 
 def progress_bar(console: Console) -> Progress:
@@ -204,11 +217,11 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
-def intervals(steps: int, *lengths: int) -> Iterator[range]:
-    """Divides the steps at the multiples of every length, and at the end.
+def intervals(steps: int, length: int, more_ends: Iterable[int] = ()) -> Iterator[range]:
+    """Divides the steps at the multiples of `length`, at the other ends given, and at the end.
 
-    >>> [(part.start, part.stop) for part in intervals(10, 4, 5)]
+    >>> [(part.start, part.stop) for part in intervals(10, 4, [5])]
     [(0, 4), (4, 5), (5, 8), (8, 10)]
     """
-    ends = sorted({steps, *(end for length in lengths for end in range(length, steps, length))})
+    ends = sorted({steps, *range(length, steps, length), *more_ends})
     yield from map(range, [0, *ends[:-1]], ends)

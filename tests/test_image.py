@@ -93,7 +93,9 @@ def test_writes_what_it_measured(tmp_path, capsys):
     plots = {path.name for path in (tmp_path / "out").glob("*.png")}
     assert {"loss.png", "consensus.png", "topology_one_peer_exponential.png"} <= plots
     printed = capsys.readouterr().out
-    assert "4 nodes, 4 steps per epoch; one CPU device per node" in printed
+    assert (
+        "512 training and 101 test examples; 4 nodes, 8 steps; one CPU device per node" in printed
+    )
     assert re.search(r"sgp +one_peer_exponential +4", printed)
 
 
@@ -132,6 +134,40 @@ def test_a_schedule_of_many_rounds_takes_a_traced_step(tmp_path, monkeypatch):
         _, lines = run(tmp_path / str(most), "--algorithm", "sgp")
         losses.append([line["loss"] for line in lines if "loss" in line])
     np.testing.assert_allclose(*losses, rtol=1e-4)
+
+
+def losses_of(tmp_path, *arguments):
+    _, lines = run(tmp_path / "_".join(arguments), "--algorithm", *arguments)
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--seed", "1"),
+        ("--optimizer", "sgd"),
+        ("--optimizer", "adam"),
+        ("--rate", "0.03"),
+        ("--rate-schedule", "constant"),
+        ("--rate-schedule", "goyal"),
+        ("--weight-decay", "0.1"),
+        ("--dirichlet", "0.1"),
+        ("--batch-per-node", "16"),
+        ("--precision", "bfloat16"),
+        ("--precision", "mixed_bfloat16"),
+        ("--topology", "ring"),
+    ],
+    ids="".join,
+)
+def test_every_option_does_something(tmp_path, arguments):
+    assert losses_of(tmp_path, "sgp", *arguments) != losses_of(tmp_path, "sgp")
+
+
+def test_the_orders_of_dpsgd_are_two_algorithms(tmp_path):
+    names = ("sgp", "dpsgd", "dpsgd-adapt-then-combine")
+    sgp, before, after = (losses_of(tmp_path, name, "--topology", "ring") for name in names)
+    assert before != after
+    np.testing.assert_allclose(after, sgp, rtol=1e-5)  # on a symmetric graph
 
 
 def test_the_same_seed_gives_the_same_run(tmp_path):
@@ -175,7 +211,8 @@ class TestBadInput:
         assert "holds another run (metrics.jsonl, summary.json)" in said
         assert "--overwrite" in said
         assert (tmp_path / "out" / "summary.json").read_text() == kept
-        run(tmp_path, "--algorithm", "sgp", "--overwrite", "--seed", "5")
+        run(tmp_path, "--algorithm", "sgp", "--overwrite", "--seed", "5", "--topology", "ring")
+        assert not (tmp_path / "out" / "topology_one_peer_exponential.png").exists()
 
     def test_a_loss_that_is_not_finite_stops_and_names_node_and_step(self, capsys, tmp_path):
         said = self.fails(capsys, "--out", str(tmp_path), "--rate", "1e30", "--nodes", "4")
@@ -191,6 +228,30 @@ class TestBadInput:
         assert "9 nodes, 8 CPU devices" in said
         assert "--where vmap" in said
 
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (("--rate", "nan"), "--rate is positive and finite, not nan"),
+            (("--rate", "-1"), "--rate is positive and finite, not -1.0"),
+            (("--weight-decay", "-1"), "--weight-decay is at least 0"),
+            (("--dirichlet", "0"), "--dirichlet is positive and finite, not 0.0"),
+            (("--seed", "-1"), "--seed is at least 0, not -1"),
+            (("--seed", "0", "0"), "--seed takes one or several different values"),
+            (("--algorithm", "sgp", "sgp"), "--algorithm takes one or several different values"),
+            (("--download",), "--data-dir and --download are for fashion_mnist"),
+            (("--topology", "two_peer_exponential", "--nodes", "2"), "needs two peers"),
+        ],
+    )
+    def test_values(self, capsys, arguments, said):
+        assert said in self.fails(capsys, *arguments)
+
+    def test_a_model_that_ends_non_finite_is_no_result(self, capsys, tmp_path, monkeypatch):
+        """The last update can spoil it, after the last loss was still finite."""
+        monkeypatch.setattr(training, "require_finite", lambda losses, step: None)
+        said = self.fails(capsys, "--out", str(tmp_path), "--rate", "1e30", "--nodes", "2")
+        assert "models are no longer finite" in said
+        assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
+
     @pytest.mark.parametrize("name", ["nodes", "epochs", "batch-per-node", "log-every"])
     def test_counts_below_one(self, capsys, name):
         assert f"--{name} is at least 1, not 0" in self.fails(capsys, f"--{name}", "0")
@@ -200,7 +261,7 @@ class TestBadInput:
         assert "file" in self.fails(capsys, "--out", str(tmp_path / "file" / "out"))
 
 
-def test_interrupted_runs_keep_what_was_finished(tmp_path, monkeypatch):
+def test_interrupted_runs_keep_what_was_finished(tmp_path, monkeypatch, capsys):
     """Ctrl-C in the second run: the first one's results are there."""
     trained = []
 
@@ -213,9 +274,14 @@ def test_interrupted_runs_keep_what_was_finished(tmp_path, monkeypatch):
     train = image.train
     monkeypatch.setattr(image, "train", interrupted)
     out = tmp_path / "out"
-    with pytest.raises(SystemExit, match="interrupted"):
+    with pytest.raises(SystemExit) as stop:
         image.main(["--out", str(out), "--epochs", "1", "--nodes", "2"])
+    assert stop.value.code == 130
+    said = capsys.readouterr()
+    assert f"interrupted; {out} holds what was measured" in said.err
+    assert "one_peer_exponential" in said.out, "the finished run is reported"
     assert len(json.loads((out / "summary.json").read_text())["runs"]) == 1
+    assert (out / "loss.png").exists()
 
 
 def test_average_and_node_accuracies_agree_for_equal_models():
@@ -230,8 +296,3 @@ def test_average_and_node_accuracies_agree_for_equal_models():
     expected = (predicted == dataset.test_labels).mean()
     assert accuracy.of_average(stacked) == pytest.approx(expected)
     assert accuracy.of_nodes(stacked) == pytest.approx([expected] * 4)
-
-
-def test_status_reads_well():
-    line = {"loss": 0.1234, "consensus_distance": 1.5e-3, "examples_per_second": 12345.6}
-    assert image.status(line) == "loss 0.123, consensus 1.5e-03, 12,346 examples/s"

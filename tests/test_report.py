@@ -173,7 +173,7 @@ def test_without_evaluations_there_is_no_accuracy_plot(tmp_path: Path) -> None:
 def test_loss_over_steps_and_over_seconds(folder: Path, figures: list[Figure]) -> None:
     report.plot_loss(report.read(folder)[1], folder / "plot.png")
     (figure,) = figures
-    assert figure.get_suptitle() == "Training loss"
+    assert figure.get_suptitle().strip() == "Training loss"
     assert legend_of(figure) == ["allreduce, complete, 4 nodes", "sgp, ring, 4 nodes"]
     steps, seconds = figure.axes
     assert [axes.get_xlabel() for axes in figure.axes] == [
@@ -269,7 +269,7 @@ def test_topology_draws_an_arrow_from_sender_to_receiver(
     matrices = np.stack([one_peer(8, hop) for hop in (1, 2, 4)])
     report.plot_topology(matrices, "one-peer exponential, 8 nodes", tmp_path / "plot.png")
     (figure,) = figures
-    assert figure.get_suptitle() == "one-peer exponential, 8 nodes"
+    assert figure.get_suptitle().strip() == "one-peer exponential, 8 nodes"
     assert [axes.get_title() for axes in figure.axes] == ["round 0", "round 1", "round 2"]
     for axes, hop in zip(figure.axes, (1, 2, 4), strict=True):
         assert arrows(axes) == {(j, (j + hop) % 8) for j in range(8)}
@@ -282,7 +282,7 @@ def test_topology_draws_an_arrow_from_sender_to_receiver(
 def test_topology_shows_the_first_eight_rounds(tmp_path: Path, figures: list[Figure]) -> None:
     matrices = np.stack([one_peer(10, hop) for hop in range(1, 10)])
     report.plot_topology(matrices, "cycle", tmp_path / "plot.png")
-    assert figures[0].get_suptitle() == "cycle (first 8 of 9 rounds)"
+    assert figures[0].get_suptitle().strip() == "cycle (first 8 of 9 rounds)"
     assert len(figures[0].axes) == 8
 
 
