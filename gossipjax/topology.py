@@ -6,71 +6,27 @@ unless the docstring says otherwise. Every graph of one node is the identity.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gossipjax.finite_time import base_graph as base_graph
+from gossipjax.random_topology import random_peer as random_peer
+from gossipjax.random_topology import random_ring as random_ring
 from gossipjax.schedule import Piece, Round, Schedule, require_whole
+from gossipjax.static_topology import circulant, exponential_hops
+from gossipjax.static_topology import complete as complete
+from gossipjax.static_topology import directed_ring as directed_ring
+from gossipjax.static_topology import exponential as exponential
+from gossipjax.static_topology import from_graph as from_graph
+from gossipjax.static_topology import hypercube as hypercube
+from gossipjax.static_topology import ring as ring
+from gossipjax.static_topology import star as star
+from gossipjax.static_topology import torus as torus
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
-
-
-def _circulant(n: int, hops: Iterable[int]) -> Round:
-    """Node `i` takes the same weight of itself and of `(i - hop) mod n`, for distinct hops."""
-    distinct = {0, *(hop % n for hop in hops)}
-    matrix = sum(np.roll(np.eye(n), hop, axis=0) for hop in distinct) / len(distinct)
-    return Round(matrix)
-
-
-def _hops(n: int) -> list[int]:
-    """2^0, 2^1, ..., 2^floor(log2(n - 1)); none for one node."""
-    return [1 << i for i in range((n - 1).bit_length())]
-
-
-def ring(n: int) -> Schedule:
-    """Undirected ring: 1/3 to itself and to both neighbours (DPSGD-17); `T = 1`.
-
-    `P[i, j] = 1/3` for `j` in `{i - 1, i, i + 1} mod n`. `ring(2)` is one pair with weights 1/2.
-
-    >>> ring(4).matrices()[0].round(2)[0].tolist()
-    [0.33, 0.33, 0.0, 0.33]
-    """
-    n = require_whole(n, "n of ring(n)", 1)
-    return Schedule([_circulant(n, (1, -1))])
-
-
-def directed_ring(n: int) -> Schedule:
-    """Directed ring: `P[i, i] = P[i, i - 1 mod n] = 1/2`; `T = 1`.
-
-    >>> directed_ring(3).matrices()[0].tolist()
-    [[0.5, 0.0, 0.5], [0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]
-    """
-    n = require_whole(n, "n of directed_ring(n)", 1)
-    return Schedule([_circulant(n, (1,))])
-
-
-def complete(n: int) -> Schedule:
-    """Every node to every node: `P = 1 1^T / n`, the exact average; `T = 1`.
-
-    >>> complete(4).round_at(0).is_uniform
-    True
-    """
-    n = require_whole(n, "n of complete(n)", 1)
-    return Schedule([Round(np.full((n, n), 1 / n))])
-
-
-def exponential(n: int) -> Schedule:
-    """Static directed exponential graph: hops `2^0, ..., 2^floor(log2(n - 1))` at once; `T = 1`.
-
-    With `h` hops, `P[i, j] = 1 / (h + 1)` for `j = i` and every `j = (i - hop) mod n`.
-
-    >>> len(exponential(8).round_at(0).slots)
-    3
-    """
-    n = require_whole(n, "n of exponential(n)", 1)
-    return Schedule([_circulant(n, _hops(n))])
 
 
 def one_peer_exponential(n: int) -> Schedule:
@@ -99,7 +55,7 @@ def k_peer_exponential(n: int, peers: int) -> Schedule:
     [2, 2, 2]
     """
     n = require_whole(n, "n of k_peer_exponential(n)", 1)
-    hops = _hops(n)
+    hops = exponential_hops(n)
     peers = require_whole(peers, "peers of k_peer_exponential(n, peers)", 1)
     if n == 1:
         return complete(1)
@@ -109,7 +65,7 @@ def k_peer_exponential(n: int, peers: int) -> Schedule:
             f"({', '.join(map(str, hops))}), so peers is 1 to {len(hops)}."
         )
     return Schedule(
-        [_circulant(n, (hops[(k + i) % len(hops)] for i in range(peers))) for k in range(len(hops))]
+        [circulant(n, (hops[(k + i) % len(hops)] for i in range(peers))) for k in range(len(hops))]
     )
 
 
@@ -136,12 +92,24 @@ def bipartite_exponential(n: int) -> Schedule:
         )
     odd = np.arange(1, n, 2)
     rounds = []
-    for hop in _hops(n):
+    for hop in exponential_hops(n):
         even = (odd + 2 * hop - 1) % n
         matrix = np.eye(n) / 2
         matrix[odd, even] = matrix[even, odd] = 1 / 2
         rounds.append(Round(matrix))
     return Schedule(rounds)
+
+
+def complete_cycle(n: int) -> Schedule:
+    """The edges of the complete graph in turn, one peer per round (SGP-18, appendix A).
+
+    Round `k` uses hop `k + 1`: `P[i, i] = P[i, (i - k - 1) mod n] = 1/2`; `T = n - 1`.
+
+    >>> complete_cycle(4).matrices()[2].tolist()[0]
+    [0.5, 0.5, 0.0, 0.0]
+    """
+    n = require_whole(n, "n of complete_cycle(n)", 1)
+    return Schedule([circulant(n, (hop,)) for hop in range(1, n)]) if n > 1 else complete(1)
 
 
 def from_matrices(matrices: ArrayLike) -> Schedule:
@@ -164,56 +132,6 @@ def from_matrices(matrices: ArrayLike) -> Schedule:
     if stacked.ndim != 3:
         raise ValueError(f"mixing matrices are [N, N] or [T, N, N]; given {list(stacked.shape)}.")
     return Schedule([Round(matrix, f"round {t}") for t, matrix in enumerate(stacked)])
-
-
-def from_graph(graph: Any, weights: Literal["uniform", "metropolis"] = "uniform") -> Schedule:
-    """The static schedule of a networkx graph, directed or not; `T = 1`.
-
-    An edge `(u, v)` of a directed graph means that `u` sends to `v`. Self-loops and attributes of
-    edges are ignored. Nodes labelled `0, ..., N - 1` keep their numbers; other labels are numbered
-    in the order of `graph.nodes`.
-
-    Args:
-      weights: `"uniform"`: `P[i, j] = 1 / (1 + out-degree of j)` for `i = j` and every edge
-        `(j, i)`. `"metropolis"` (undirected graphs): `P[i, j] = 1 / (1 + max(degree of i, degree
-        of j))` for every edge, the rest on the diagonal: doubly stochastic on irregular graphs.
-
-    Raises:
-      ValueError: for an unknown `weights`, Metropolis weights on a directed graph, a graph without
-        nodes or one that is not (strongly) connected.
-
-    >>> import networkx
-    >>> from_graph(networkx.star_graph(2), "metropolis").matrices()[0].round(2).tolist()
-    [[0.33, 0.33, 0.33], [0.33, 0.67, 0.0], [0.33, 0.0, 0.67]]
-    """
-    if not (hasattr(graph, "nodes") and hasattr(graph, "is_directed")):
-        raise ValueError(f"from_graph takes a networkx graph; given {type(graph).__name__}.")
-    labels = list(graph.nodes)
-    if not labels:
-        raise ValueError("from_graph needs a graph with at least one node; given an empty one.")
-    if set(labels) == set(range(len(labels))):
-        labels = list(range(len(labels)))
-    number = {label: i for i, label in enumerate(labels)}
-    sends = np.zeros((len(labels), len(labels)), dtype=bool)  # [receiver, sender]
-    for u, v in graph.edges():
-        sends[number[v], number[u]] = True
-        if not graph.is_directed():
-            sends[number[u], number[v]] = True
-    np.fill_diagonal(sends, False)
-    degree = sends.sum(axis=0)
-    if weights == "uniform":
-        matrix = (sends + np.eye(len(labels))) / (1 + degree)
-    elif weights == "metropolis":
-        if graph.is_directed():
-            raise ValueError(
-                "Metropolis weights need an undirected graph; given a directed one. Use "
-                "weights='uniform' with sgp, or graph.to_undirected()."
-            )
-        matrix = sends / (1 + np.maximum(degree[:, None], degree[None, :]))
-        np.fill_diagonal(matrix, 1 - matrix.sum(axis=0))
-    else:
-        raise ValueError(f"weights is 'uniform' or 'metropolis'; given {weights!r}.")
-    return Schedule([Round(matrix)])
 
 
 def piecewise(schedules: Mapping[int, Schedule]) -> Schedule:
