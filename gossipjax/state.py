@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,7 +12,31 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.collectives import Step, default_step, require_floats, wide
+from gossipjax.buffers import Layout, require_floats, wide, widened
+from gossipjax.collectives import Step, Wire, default_step
+from gossipjax.schedule import Schedule
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["buffers"],
+    meta_fields=["schedule", "overlap", "wire"],
+)
+@dataclasses.dataclass(frozen=True)
+class InFlight:
+    """What a node has sent and not yet used: packed messages, and how they travel.
+
+    Attributes:
+      buffers: one array `[overlap, length]` per dtype: numerators and, first of all, the weight. A
+        row is exchanged at a time; those that are hold what has arrived.
+      schedule, overlap, wire: static: the rounds of the messages, the steps that one takes, the
+        axes and the type in which it travels.
+    """
+
+    buffers: tuple[jax.Array, ...]
+    schedule: Schedule
+    overlap: int
+    wire: Wire
 
 
 class GossipState(NamedTuple):
@@ -20,20 +46,25 @@ class GossipState(NamedTuple):
       count: int32 scalar, the number of updates so far.
       weight: the push-sum weight `w`, a scalar, float32 at least.
       numerator: the push-sum numerator `x`, float32 at least, like the parameters. Kept, for all
-        leaves, if any parameter is narrower than float32; otherwise it is `w * z`.
-      in_flight: numerators and weight that were sent and not yet used.
+        leaves, if any parameter is narrower than float32 or the parameters are an older model;
+        otherwise it is `w * z`.
+      in_flight: numerators and weight that were sent and not yet used, an `InFlight`.
+      older: older models, `[D, ...]` like the parameters: a ring buffer (`adpsgd`).
+      center: the center variable, float32 at least, like the parameters (`easgd`).
     """
 
     count: Any
     weight: Any = ()
     numerator: Any = ()
     in_flight: Any = ()
+    older: Any = ()
+    center: Any = ()
 
 
 Combine = Callable[[Any, Any, GossipState, Step], tuple[Any, GossipState]]
 
 
-def init_state(params: Any, push_sum: bool) -> GossipState:
+def init_state(params: Any, push_sum: bool, keep_numerator: bool = False) -> GossipState:
     """The state at the start: weight 1, and wide numerators where parameters are narrow.
 
     The numerators are copies, so that parameters and state can both be donated.
@@ -47,23 +78,42 @@ def init_state(params: Any, push_sum: bool) -> GossipState:
     return GossipState(
         count=jnp.zeros((), jnp.int32),
         weight=weight if push_sum else (),
-        numerator=jax.tree.map(_wide_copy, params) if narrow else (),
+        numerator=wide_copies(params) if narrow or keep_numerator else (),
     )
 
 
-def _wide_copy(x: Any) -> jax.Array:
-    return jnp.array(x, wide(jnp.result_type(x)), copy=True)
+def wide_copies(params: Any) -> Any:
+    """Copies of the leaves, float32 at least."""
+    return jax.tree.map(lambda x: jnp.array(x, wide(jnp.result_type(x)), copy=True), params)
 
 
 def numerators(params: Any, state: GossipState | None) -> Any:
     """`x`, float32 at least: what the state keeps, or else `w * z`."""
     if state is not None and not _is_empty(state.numerator):
         return state.numerator
-    z = jax.tree.map(lambda leaf: jnp.asarray(leaf, wide(jnp.result_type(leaf))), params)
+    z = widened(params)
     if state is None or _is_empty(state.weight):
         return z
     weight = state.weight
     return jax.tree.map(lambda leaf: weight.astype(leaf.dtype) * leaf, z)
+
+
+def in_flight(params: Any, state: GossipState | None) -> tuple[Any, Any]:
+    """Numerators (like `params`, wide) and weight that this node's messages in flight carry.
+
+    Zeros where there are none; the weight is None for an algorithm that has no weights.
+    """
+    zeros = jax.tree.map(jnp.zeros_like, widened(params))
+    if state is None or _is_empty(state.in_flight):
+        return zeros, None
+    layout = message_layout(zeros, state)
+    weight, x = layout.unpack(state.in_flight.buffers)
+    return x, weight
+
+
+def message_layout(x: Any, state: GossipState) -> Layout:
+    """How numerators and weight lie in a message: the weight comes first."""
+    return Layout((None if _is_empty(state.weight) else state.weight, x))
 
 
 def debias(x: Any, weight: jax.Array) -> Any:

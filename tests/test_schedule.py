@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gossipjax as gx
-from gossipjax.collectives import _traced_index
+from gossipjax.mixing import _traced_index
 from gossipjax.schedule import Piece, Round
 
 topology = gx.topology

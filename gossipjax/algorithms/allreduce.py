@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import optax
 
-from gossipjax.collectives import mean, require_floats, varies
+from gossipjax.buffers import require_floats
+from gossipjax.collectives import mean, varies
 
 
 def allreduce(axis_name: str = "nodes") -> optax.GradientTransformationExtraArgs:

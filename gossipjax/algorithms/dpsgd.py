@@ -7,7 +7,9 @@ from typing import Any, Literal, get_args
 
 import optax
 
-from gossipjax.collectives import Step, mix, require_schedule
+from gossipjax.buffers import require_wire_dtype
+from gossipjax.collectives import Step
+from gossipjax.mixing import mix, require_doubly_stochastic
 from gossipjax.schedule import Schedule
 from gossipjax.state import GossipState, add, gossip_transform, init_state
 
@@ -19,6 +21,7 @@ def dpsgd(
     order: Order = "combine-while-adapting",
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
+    wire_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     """D-PSGD: average with the neighbours and take a local step. Goes *last* in a chain.
 
@@ -37,6 +40,7 @@ def dpsgd(
       order: which of the two.
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of a node's own devices, if it has several.
+      wire_dtype: a narrower type for messages, as in `sgp`.
 
     The transform's `update` takes `step=`, as that of `sgp`.
 
@@ -51,25 +55,17 @@ def dpsgd(
     >>> jax.vmap(update, axis_name="nodes")(jnp.array([0.0, 2.0]), jnp.array([0.5, 0.0])).tolist()
     [1.5, 1.0]
     """
-    require_schedule(schedule, "dpsgd")
+    require_doubly_stochastic(schedule, "dpsgd")
+    wire_dtype = require_wire_dtype(wire_dtype)
     if order not in get_args(Order):
         raise ValueError(
             f"order is one of {', '.join(map(repr, get_args(Order)))}; given {order!r}."
         )
-    for number, mixing in enumerate(schedule.rounds):
-        if not mixing.is_doubly_stochastic:
-            sums = mixing.matrix.sum(axis=1)
-            row = int(abs(sums - 1).argmax())
-            raise ValueError(
-                f"dpsgd needs a doubly stochastic schedule: in round {number}, row {row} sums to "
-                f"{sums[row]:.6g}. Use sgp, whose push-sum weights correct for that, or "
-                "from_graph(..., weights='metropolis')."
-            )
 
     def combine(x: Any, updates: Any, state: GossipState, step: Step) -> tuple[Any, GossipState]:
         if order == "adapt-then-combine":
             x = add(x, updates)
-        x, _ = mix(x, None, schedule, step, axis_name, local_axis_name)
+        x, _ = mix(x, None, schedule, step, axis_name, local_axis_name, wire_dtype)
         if order == "combine-while-adapting":
             x = add(x, updates)
         return x, state._replace(numerator=x)

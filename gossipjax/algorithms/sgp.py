@@ -7,13 +7,18 @@ from typing import Any
 
 import optax
 
-from gossipjax.collectives import Step, mix, require_schedule
+from gossipjax.buffers import require_wire_dtype
+from gossipjax.collectives import Step
+from gossipjax.mixing import mix, require_schedule
 from gossipjax.schedule import Schedule
 from gossipjax.state import GossipState, add, debias, gossip_transform, init_state
 
 
 def sgp(
-    schedule: Schedule, axis_name: str = "nodes", local_axis_name: str | None = None
+    schedule: Schedule,
+    axis_name: str = "nodes",
+    local_axis_name: str | None = None,
+    wire_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Stochastic Gradient Push: local updates, mixed by push-sum. Goes *last* in a chain.
 
@@ -34,14 +39,17 @@ def sgp(
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of a node's own devices, if it has several (`allreduce` over it
         goes first in the chain): each then exchanges its share of the message.
+      wire_dtype: a narrower type for messages, such as `jnp.bfloat16`: half the bytes. What is
+        rounded off stays at the sender, so no mass is lost; weights travel in full, sums are wide.
 
     The transform's `update` takes `step=`, which picks the round and nothing else: a whole number
     (one compiled program per round, see `Schedule.canonical_step`), a traced scalar that is the
     same on every node (`shared_argnums` of `gx.spmd`), or nothing: then the state's count, made
     common by a small all-reduce.
 
-    Raises (when traced):
-      ValueError: if the axis is missing or of another size than the schedule's, `params` are not
+    Raises:
+      ValueError: for a `wire_dtype` that is no floating-point type of 16 bits or more; when traced,
+        if the axis is missing or of another size than the schedule's, `params` are not
         passed to `update`, or a leaf is not floating-point.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
@@ -60,10 +68,11 @@ def sgp(
     True
     """
     require_schedule(schedule, "sgp")
+    wire_dtype = require_wire_dtype(wire_dtype)
 
     def combine(x: Any, updates: Any, state: GossipState, step: Step) -> tuple[Any, GossipState]:
         y = add(x, updates)
-        x, w = mix(y, state.weight, schedule, step, axis_name, local_axis_name)
+        x, w = mix(y, state.weight, schedule, step, axis_name, local_axis_name, wire_dtype)
         return debias(x, w), state._replace(numerator=x, weight=w)
 
     return gossip_transform("sgp", axis_name, partial(init_state, push_sum=True), combine)
