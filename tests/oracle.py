@@ -35,6 +35,40 @@ def sgp(matrices, z, updates):
         yield x / w[:, None], x, w
 
 
+def osgp(matrices, z, updates, overlap, biased=False):
+    """Every message is a letter with its date of arrival: yields (z, x, w) of what has arrived."""
+    x, w, letters = z, np.ones(len(z)), []
+    for k, u in enumerate(updates):
+        x = x + u
+        if k % overlap == 0:
+            P = matrices[k // overlap % len(matrices)]
+            own, others = np.diag(np.diag(P)), P - np.diag(np.diag(P))
+            letters.append((k + overlap, others @ x, others @ w))
+            x, w = own @ x, own @ w
+        for date, numerators, weights in letters:
+            if date == k:
+                x, w = x + numerators, w + weights
+        yield (x, x, np.ones(len(x))) if biased else (x / w[:, None], x, w)
+
+
+def adpsgd(matrices, x, updates, delays):
+    """Yields (the model of the next gradient, the latest one, 1); keeps all models there were."""
+    models = [x]
+    for k, u in enumerate(updates):
+        models.append(matrices[k % len(matrices)] @ models[-1] + u)
+        ages = delays[(k + 1) % len(delays)]
+        held = [models[max(0, k + 1 - age)][node] for node, age in enumerate(ages)]
+        yield np.stack(held), models[-1], np.ones(len(x))
+
+
+def easgd(matrices, x, updates, alpha, period):
+    center = x.mean(axis=0)
+    for k, u in enumerate(updates):
+        d = alpha * (x - center) if k % period == 0 else 0 * x
+        x, center = x + u - d, center + d.sum(axis=0)
+        yield x, x, np.ones(len(x))
+
+
 def train_sgp(matrices, z, gradient: Callable, optimizer: Callable, steps: int):
     """SGP with a stateful local optimizer: `optimizer(memory, k, g, z) -> u`, gradients at z."""
     x, w = z, np.ones(len(z))
@@ -94,6 +128,26 @@ def column_stochastic(rng, n, rounds=3):
     matrices = (edges | np.roll(np.eye(n, dtype=bool), 1, axis=0)) * rng.random((rounds, n, n))
     matrices += np.eye(n) * (0.2 + rng.random((rounds, 1, n)))
     return matrices / matrices.sum(axis=1, keepdims=True)
+
+
+def peers(rng, n, count):
+    """`count` peers per round at hops that change from round to round: `[3, N, N]`."""
+    eye = np.eye(n)
+    hops = [[(k + i) % max(1, n - 1) + 1 for i in range(count)] for k in range(3)]
+    return np.stack(
+        [(eye + sum(np.roll(eye, hop, axis=0) for hop in hs)) / (count + 1) for hs in hops]
+    )
+
+
+def random_peer(rng, n):
+    """Every sender draws its receiver: some nodes hear nothing, some several: `[4, N, N]`."""
+    matrices = np.stack([np.eye(n) / 2] * 4)
+    for k, matrix in enumerate(matrices):
+        for sender in range(n):
+            # The last round is a ring, so that all nodes are connected.
+            hop = 1 if k == 3 or n == 1 else rng.integers(1, n)
+            matrix[(sender + hop) % n, sender] += 1 / 2
+    return matrices
 
 
 def doubly_stochastic(rng, n):
