@@ -30,10 +30,23 @@ from experiments import data, methods, models, report, training
 class Options:
     """Options of the image experiment."""
 
-    algorithm: tuple[methods.Algorithm, ...] = ("sgp", "allreduce")
-    """One or several, run one after another."""
-    topology: methods.Topology = "one_peer_exponential"
-    """Who talks to whom. AllReduce has none of its own."""
+    algorithm: tuple[str, ...] = ("sgp", "allreduce")
+    """One or several, NAME or NAME@TOPOLOGY: sgp, 1-osgp (any number of steps), biased-1-osgp,
+    dpsgd, dpsgd-adapt-then-combine, adpsgd (simulated), rand-psgd, d1d-psgd, easgd, allreduce."""
+    topology: str | None = None
+    """Who talks to whom, where NAME says nothing: one_peer_exponential, two_peer_exponential,
+    exponential, bipartite_exponential, complete_cycle, random_peer_exponential,
+    random_peer_complete, ring, directed_ring, random_ring, torus, hypercube, star, complete,
+    base_graph, two_peer_base_graph, or FIRST/THEN; else that of the algorithm's paper. The last
+    four algorithms have their own."""
+    switch_at: float = 1 / 3
+    """The share of the steps after which FIRST/THEN switches."""
+    local_steps: int = 1
+    """Steps from one exchange to the next; AllReduce exchanges at every step."""
+    wire_dtype: Literal["float32", "bfloat16"] = "float32"
+    """The type in which messages travel; easgd and allreduce know float32 only."""
+    staleness: float = 1.0
+    """AD-PSGD: mean age (steps) of the models that gradients are taken at: Poisson, at most 4."""
     nodes: int = 8
     """Number of nodes; each has its own model and its own part of the data."""
     batch_per_node: int = 32
@@ -58,6 +71,10 @@ class Options:
     """Folder of Fashion-MNIST's four official idx files, or of TensorFlow Datasets."""
     download: bool = False
     """Let TensorFlow Datasets download Fashion-MNIST if it is not there."""
+    normalization: models.Normalization = "none"
+    """batch: BatchNorm after the convolutions."""
+    statistics: training.StatisticsPolicy = "local"
+    """BatchNorm's running statistics: each node's own; mixed by gossip; averaged to evaluate."""
     precision: Literal["float32", "mixed_bfloat16", "bfloat16"] = "float32"
     """mixed_bfloat16: computation in bfloat16, parameters in float32. bfloat16: parameters too."""
     where: training.Where = "auto"
@@ -70,7 +87,7 @@ class Options:
     """Replace another run's results in --out."""
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "batch_per_node", "epochs", "log_every"):
+        for name in ("nodes", "batch_per_node", "epochs", "log_every", "local_steps"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} is at least 1, not {value}.")
         for name, values in (("algorithm", self.algorithm), ("seed", self.seed)):
@@ -82,6 +99,12 @@ class Options:
             raise ValueError(f"--rate is positive and finite, not {self.rate}.")
         if not 0 <= self.weight_decay < math.inf:
             raise ValueError(f"--weight-decay is at least 0 and finite, not {self.weight_decay}.")
+        if not 0 < self.switch_at < 1:
+            raise ValueError(f"--switch-at is a share between 0 and 1, not {self.switch_at}.")
+        if not 0 <= self.staleness < math.inf:
+            raise ValueError(f"--staleness is at least 0 and finite, not {self.staleness}.")
+        if self.statistics != "local" and self.normalization == "none":
+            raise ValueError(f"--statistics {self.statistics} needs --normalization batch.")
         if self.dirichlet is not None and not 0 < self.dirichlet < math.inf:
             raise ValueError(f"--dirichlet is positive and finite, not {self.dirichlet}.")
         if self.dataset == "mnist5k" and (self.data_dir or self.download):
@@ -93,7 +116,7 @@ class Options:
 class Run(NamedTuple):
     """One algorithm with one seed, on its nodes' shards of the data."""
 
-    algorithm: methods.Algorithm
+    title: str
     seed: int
     method: methods.Method
     shards: list[np.ndarray]
@@ -101,7 +124,7 @@ class Run(NamedTuple):
     @property
     def name(self) -> str:
         """What it is called in the files."""
-        return f"{self.algorithm}, {self.method.topology}, seed {self.seed}"
+        return f"{self.method.algorithm}, {self.method.topology}, seed {self.seed}"
 
 
 class Job(NamedTuple):
@@ -155,10 +178,22 @@ def prepare(options: Options) -> Job:
     rate = methods.learning_rate(options.rate_schedule, options.rate, steps, total_batch)
     optimizer = methods.optimizer(options.optimizer, rate, options.weight_decay)
     runs = []
+    wire_dtype = None if options.wire_dtype == "float32" else options.wire_dtype
     for algorithm, seed in itertools.product(options.algorithm, options.seed):
-        method = methods.method(algorithm, options.topology, options.nodes, optimizer)
+        setting = methods.Setting(
+            options.nodes,
+            steps,
+            seed,
+            options.local_steps,
+            wire_dtype,
+            options.staleness,
+            options.switch_at,
+        )
+        method = methods.method(algorithm, setting, optimizer, options.topology)
         shards = data.split(dataset.train_labels, options.nodes, options.dirichlet, seed)
         runs.append(Run(algorithm, seed, method, shards))
+    if len({run.name for run in runs}) < len(runs):
+        raise ValueError(f"--algorithm asks for the same twice: {', '.join(options.algorithm)}.")
     placement = training.place(options.where, options.nodes)
     out = training.claim_folder("image", options.out, options.overwrite)
     return Job(options, dataset, steps, rate, runs, placement, out)
@@ -176,16 +211,17 @@ def train_all(job: Job, console: Console) -> None:
         f"{job.placement.words}. Results: {out}",
         soft_wrap=True,
     )
-    rounds = max(len(run.method.schedule.canonical_steps()) for run in job.runs)
-    if rounds > training.MOST_PROGRAMS:
-        console.print(f"{rounds} distinct rounds: one program with a traced step for all of them")
+    for method in {run.method.algorithm: run.method for run in job.runs}.values():
+        rounds = len(method.schedule.canonical_steps(method.lookback))
+        if rounds > training.MOST_PROGRAMS:
+            console.print(f"{method.algorithm}: {rounds} distinct rounds, so a traced step")
     environment = {"placement": job.placement.words, "dataset": sizes}
     finished: list[dict[str, Any]] = []
     training.write_summary(out, dataclasses.asdict(options), environment, finished)
     try:
         with (out / "metrics.jsonl").open("w") as file, training.progress_bar(console) as bar:
             for run in job.runs:
-                title = f"{run.algorithm} ({run.seed})"
+                title = f"{run.title} ({run.seed})"
                 task = bar.add_task(title, total=job.steps, status="compiling")
                 for line in train(job, run):
                     if "test_accuracy_nodes" in line:
@@ -200,10 +236,11 @@ def train_all(job: Job, console: Console) -> None:
                         bar.update(task, completed=line["step"], status=status(line))
     finally:
         if finished:
-            gossiping = [run.method for run in job.runs if run.algorithm != "allreduce"]
-            for name, schedule in {m.topology: m.schedule for m in gossiping}.items():
+            gossiping = {run.method.topology for run in job.runs} - {"complete", "center"}
+            for name in sorted({part for names in gossiping for part in names.split("/")}):
                 title = f"{name}, {options.nodes} nodes"
-                report.plot_topology(schedule.matrices(), title, out / f"topology_{name}.png")
+                matrices = methods.schedule(name, options.nodes, seed=options.seed[0]).matrices()
+                report.plot_topology(matrices, title, out / f"topology_{name}.png")
             report.write_report(out, console)
 
 
@@ -220,19 +257,25 @@ def train(job: Job, run: Run) -> Iterator[dict[str, Any]]:
     options, dataset, steps = job.options, job.dataset, job.steps
     compute = jnp.float32 if options.precision == "float32" else jnp.bfloat16
     kept = jnp.bfloat16 if options.precision == "bfloat16" else jnp.float32
-    model = models.SmallCNN(dataset.classes, dtype=compute, param_dtype=kept)
+    model = models.SmallCNN(
+        dataset.classes, dtype=compute, param_dtype=kept, normalization=options.normalization
+    )
 
-    def loss(params: Any, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def loss(params: Any, statistics: Any, batch: Any) -> tuple[jax.Array, Any]:
         images, labels = batch
-        logits: Any = model.apply(params, images)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+        variables = {"params": params, **statistics}
+        logits, after = model.apply(variables, images, train=True, mutable=[*statistics])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), after
 
     def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for chosen in data.batches(run.shards, options.batch_per_node, run.seed):
             yield dataset.train_images[chosen], dataset.train_labels[chosen]
 
-    start = model.init(jax.random.key(run.seed), dataset.train_images[:1])
-    trainer = training.Trainer(run.method, loss, job.placement, start, batches())
+    statistics: Any = model.init(jax.random.key(run.seed), dataset.train_images[:1])
+    params = statistics.pop("params")
+    trainer = training.Trainer(
+        run.method, loss, job.placement, params, batches(), statistics, options.statistics
+    )
     trainer.warm_up()
     accuracy = Accuracy(model, dataset, options.nodes, job.placement)
     epochs_per_step = options.nodes * options.batch_per_node / len(dataset.train_labels)
@@ -261,7 +304,7 @@ def train(job: Job, run: Run) -> Iterator[dict[str, Any]]:
     typical = float(np.median(seconds_per_step))
     yield {
         "run": run.name,
-        "algorithm": run.algorithm,
+        "algorithm": run.method.algorithm,
         "topology": run.method.topology,
         "nodes": options.nodes,
         "steps": steps,
@@ -269,9 +312,10 @@ def train(job: Job, run: Run) -> Iterator[dict[str, Any]]:
         "seconds_per_step": typical,
         "examples_per_second": options.nodes * options.batch_per_node / typical,
         "test_accuracy_average_model": accuracy.of_average(trainer.average_model()),
-        "test_accuracy_nodes": accuracy.of_nodes(trainer.params),
+        "test_accuracy_nodes": accuracy.of_nodes(trainer.node_models()),
         "consensus_distance": line["consensus_distance"],
         "consensus_distance_before_mixing": line["consensus_distance_before_mixing"],
+        "consensus_distance_by_layer": trainer.layer_distances(),
         "final_loss": line["loss"],
     }
 
@@ -286,8 +330,9 @@ class Accuracy:
         nodes: int,
         placement: training.Placement,
     ):
-        def correct(params: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
-            logits: Any = model.apply(params, images)
+        def correct(trained: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
+            params, statistics = trained
+            logits: Any = model.apply({"params": params, **statistics}, images)
             return (logits.argmax(axis=-1) == labels).sum()
 
         self._total = len(dataset.test_labels)
@@ -302,14 +347,14 @@ class Accuracy:
         self._own_part = gx.spmd(correct, **placement.keywords)
         self._same_part = gx.spmd(correct, **placement.keywords, shared_argnums=(1, 2))
 
-    def of_average(self, params: Any) -> float:
+    def of_average(self, trained: Any) -> float:
         """Of one model that all nodes hold: each sees its own part of the test set."""
-        return float(self._own_part(params, self._images, self._labels).sum()) / self._total
+        return float(self._own_part(trained, self._images, self._labels).sum()) / self._total
 
-    def of_nodes(self, params: Any) -> list[float]:
+    def of_nodes(self, trained: Any) -> list[float]:
         """Of each node's own model."""
         parts = zip(self._images, self._labels, strict=True)
-        counts = np.sum([self._same_part(params, *part) for part in parts], axis=0)
+        counts = np.sum([self._same_part(trained, *part) for part in parts], axis=0)
         return [float(count) / self._total for count in counts]
 
 

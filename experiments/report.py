@@ -120,14 +120,16 @@ def table(runs: Sequence[Record]) -> Table:
     caption = f"± standard deviation over {seeds} seeds" if seeds > 1 else None
     result = Table(box=SIMPLE_HEAD, padding=0, caption=caption, min_width=64)
     result.add_column("algorithm", no_wrap=True)
-    result.add_column("topology", overflow="fold")
+    result.add_column("topology")
     for header in ("nodes", "average\nmodel %", "mean\nnode %", "worst\nnode %"):
         result.add_column(header, justify="right", no_wrap=True)
     for header in ("consensus\ndistance", "ms per\nstep"):
         result.add_column(header, justify="right", no_wrap=True)
     for group in _by_label(runs).values():
         result.add_row(
-            *(f"{group[0][field]}" for field in ("algorithm", "topology", "nodes")),
+            group[0]["algorithm"],
+            group[0]["topology"].replace("_", " ").replace("/", ", then "),  # breaks at words
+            f"{group[0]['nodes']}",
             _mean("{:.2f}", [100 * run[ACCURACY] for run in group]),
             _mean("{:.2f}", [100 * np.mean(run[NODES]) for run in group]),
             _mean("{:.2f}", [100 * min(run[NODES]) for run in group]),
@@ -202,6 +204,8 @@ def _curves(title: str, metrics: Metrics, xs: Sequence[str], styles: dict[str, s
         for (axes, x), lines in itertools.product(zip(panels, xs, strict=True), runs):
             for field, style in styles.items():
                 points = [(line[x], line[field]) for line in lines if field in line]
+                if not np.isfinite([y for _, y in points]).any():
+                    continue  # matplotlib cannot mark what it cannot draw
                 dot = {"marker": "o", "markevery": 1} if len(points) == 1 else {}
                 axes.plot(*np.reshape(points, (-1, 2)).T, linestyle=style, **(look | dot))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(xs), fontsize="small")

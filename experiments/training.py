@@ -18,9 +18,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import gossipjax as gx
 from experiments.methods import Method
-from gossipjax.state import find_state, push_sum_weight
+from gossipjax.state import add, debias, find_state, numerators, push_sum_weight
 
 Where = Literal["auto", "mesh", "vmap"]
+StatisticsPolicy = Literal["local", "mix", "average"]
 RESULTS = ("metrics.jsonl", "summary.json")
 MOST_PROGRAMS = 32
 
@@ -68,58 +69,89 @@ class Trainer:
 
     Args:
       method: algorithm, topology and optimizer.
-      loss: `loss(params, batch)` of one node, a scalar.
+      loss: `loss(params, statistics, batch)` of one node: a scalar, and the statistics after it.
       placement: where the nodes run.
       params: the starting model, the same for every node: no node axis.
       batches: endless; node-stacked, `[N, B, ...]`.
+      statistics: of normalization layers, at the start: no node axis; empty without such layers.
+      policy: who shares them: `local`, nobody; `mix`, gossip at every step; `average`, all nodes
+        when a model is evaluated.
     """
 
     def __init__(
         self,
         method: Method,
-        loss: Callable[[Any, Any], jax.Array],
+        loss: Callable[[Any, Any, Any], tuple[jax.Array, Any]],
         placement: Placement,
         params: Any,
         batches: Iterator[Any],
+        statistics: Any = (),
+        policy: StatisticsPolicy = "local",
     ):
         tx, where, nodes = method.transform, placement.keywords, method.schedule.size
         schedule = method.schedule
 
-        def step(params: Any, state: Any, batch: Any, number: Any) -> tuple[Any, Any, jax.Array]:
-            value, grads = jax.value_and_grad(loss)(params, batch)
+        def step(model: Any, state: Any, batch: Any, number: Any) -> tuple[Any, Any, jax.Array]:
+            params, statistics = model
+            graded = jax.value_and_grad(loss, has_aux=True)
+            (value, statistics), grads = graded(params, statistics, batch)
+            if policy == "mix":
+                statistics = gx.mix_statistics(statistics, state, schedule, number)
             updates, state = tx.update(grads, state, params, step=number)
-            return optax.apply_updates(params, updates), state, value
+            return (optax.apply_updates(params, updates), statistics), state, value
 
-        def distance_before_mixing(params: Any, state: Any, batch: Any) -> jax.Array:
-            updates, _ = method.inner.update(jax.grad(loss)(params, batch), state[0], params)
-            weight = push_sum_weight(find_state(state))
-            moved = jax.tree.map(lambda z, u: z.astype(weight.dtype) + u / weight, params, updates)
+        def distance(model: Any, state: Any) -> tuple[jax.Array, Any]:
+            newest = gx.latest_model(model[0], state)
+            layers = gx.diagnostics.layer_consensus_distance(newest)
+            return gx.diagnostics.consensus_distance(newest), layers
+
+        def distance_before_mixing(model: Any, state: Any, batch: Any) -> jax.Array:
+            params, statistics = model
+            grads, _ = jax.grad(loss, has_aux=True)(params, statistics, batch)
+            updates, _ = method.inner.update(grads, state[0], params)
+            gossip = find_state(state)
+            moved = debias(add(numerators(params, gossip), updates), push_sum_weight(gossip))
             return gx.diagnostics.consensus_distance(moved)
 
-        self.step_is_static = len(schedule.canonical_steps()) <= MOST_PROGRAMS
+        def node_model(model: Any, state: Any) -> Any:
+            params, statistics = model
+            if policy == "average":
+                statistics = gx.average_statistics(statistics)
+            return gx.latest_model(params, state), statistics
+
+        def average_model(model: Any, state: Any) -> Any:
+            params, statistics = model
+            return gx.average_model(params, state), gx.average_statistics(statistics)
+
+        programs = len(schedule.canonical_steps(method.lookback))
+        self.step_is_static = programs <= MOST_PROGRAMS
         how: dict[str, Any] = (
             {"static_argnums": 3} if self.step_is_static else {"shared_argnums": 3}
         )
         self._step = gx.spmd(step, **where, **how, donate_argnums=(0, 1))
-        self._schedule = schedule
-        self._distance = gx.spmd(gx.diagnostics.consensus_distance, **where)
+        self._schedule, self._lookback = schedule, method.lookback
+        self._distance = gx.spmd(distance, **where)
         self._distance_before_mixing = gx.spmd(distance_before_mixing, **where)
-        self._average_model = gx.spmd(gx.average_model, **where)
+        self._node_model = gx.spmd(node_model, **where)
+        self._average_model = gx.spmd(average_model, **where)
         self._batches = batches
         self._batch = next(batches)
-        self.params = jax.tree.map(lambda x: np.stack([x] * nodes), params)
-        self.state = gx.spmd(tx.init, **where)(self.params)
+        self.model = jax.tree.map(lambda x: np.stack([x] * nodes), (params, statistics))
+        self.state = gx.spmd(tx.init, **where)(self.model[0])
 
     def warm_up(self) -> None:
         """Compiles every program by running it once on copies, so that no timed step compiles."""
-        for step in self._schedule.canonical_steps() if self.step_is_static else [0]:
-            copies = jax.tree.map(jnp.copy, (self.params, self.state))
+        steps = self._schedule.canonical_steps(self._lookback) if self.step_is_static else [0]
+        for step in steps:
+            copies = jax.tree.map(jnp.copy, (self.model, self.state))
             jax.block_until_ready(self._take(copies, step))
         self.distance()
         self.distance_before_mixing()
 
     def _take(self, start: tuple[Any, Any], step: int) -> tuple[Any, Any, jax.Array]:
-        number = self._schedule.canonical_step(step) if self.step_is_static else np.int32(step)
+        number = np.int32(step)
+        if self.step_is_static:
+            number = self._schedule.canonical_step(step, self._lookback)
         return self._step(*start, self._batch, number)
 
     def advance(self, steps: range) -> tuple[np.ndarray, float]:
@@ -130,33 +162,45 @@ class Trainer:
         """
         losses, began = [], time.perf_counter()
         for step in steps:
-            self.params, self.state, loss = self._take((self.params, self.state), step)
+            self.model, self.state, loss = self._take((self.model, self.state), step)
             losses.append(loss)
             self._batch = next(self._batches)
-        jax.block_until_ready(self.params)
+        jax.block_until_ready(self.model)
         seconds = time.perf_counter() - began
         values = np.array(losses).reshape(len(steps), self._schedule.size)
         require_finite(values, steps.start)
         return values, seconds
 
     def distance(self) -> float:
-        """The consensus distance of the models that the nodes hold, mean over the nodes.
+        """The consensus distance of the nodes' newest models, mean over the nodes.
 
         Raises:
           NonFiniteError: if a node's distance, and so its model or another's, is not finite.
         """
-        distances = np.asarray(self._distance(self.params))
+        distances = np.asarray(self._distance(self.model, self.state)[0])
         if not np.isfinite(distances).all():
             raise NonFiniteError("the models are no longer finite. Lower --rate.")
         return float(distances.mean())
 
+    def layer_distances(self) -> dict[str, float]:
+        """The same for every array of the parameters, by its path in the tree."""
+        _, layers = self._distance(self.model, self.state)
+        return {
+            jax.tree_util.keystr(path, simple=True, separator="/"): float(np.mean(values))
+            for path, values in jax.tree_util.tree_leaves_with_path(layers)
+        }
+
     def distance_before_mixing(self) -> float:
-        """The consensus distance after the next step's own half, `z + u / w`, mean over nodes."""
-        return float(self._distance_before_mixing(self.params, self.state, self._batch).mean())
+        """The consensus distance after the next step's own half, `(x + u) / w`, mean over nodes."""
+        return float(self._distance_before_mixing(self.model, self.state, self._batch).mean())
 
     def average_model(self) -> Any:
-        """`sum_i x_i / sum_i w_i`, on every node."""
-        return self._average_model(self.params, self.state)
+        """`sum_i x_i / sum_i w_i`, messages in flight included, and mean statistics: per node."""
+        return self._average_model(self.model, self.state)
+
+    def node_models(self) -> Any:
+        """Every node's newest model, and the statistics that it is evaluated with."""
+        return self._node_model(self.model, self.state)
 
 
 def require_finite(losses: np.ndarray, first_step: int) -> None:

@@ -3,7 +3,7 @@
 import itertools
 import json
 import re
-from typing import Any
+from typing import Any, get_args
 
 import flax.linen as nn
 import jax
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import data, image, training
+from experiments import data, image, methods, training
 
 
 @pytest.fixture(autouse=True)
@@ -26,9 +26,12 @@ class Linear(nn.Module):
     classes: int = 10
     dtype: Any = jnp.float32
     param_dtype: Any = jnp.float32
+    normalization: str = "none"
 
     @nn.compact
-    def __call__(self, images):
+    def __call__(self, images, train=False):
+        if self.normalization == "batch":
+            images = nn.BatchNorm(not train, momentum=0.9, use_scale=False, use_bias=False)(images)
         dense = nn.Dense(self.classes, dtype=self.dtype, param_dtype=self.param_dtype)
         return dense(images.reshape(len(images), -1)).astype(jnp.float32)
 
@@ -96,14 +99,17 @@ def test_writes_what_it_measured(tmp_path, capsys):
     assert (
         "512 training and 101 test examples; 4 nodes, 8 steps; one CPU device per node" in printed
     )
-    assert re.search(r"sgp +one_peer_exponential +4", printed)
+    assert re.search(r"sgp +one peer exponential +4", printed)
 
 
-@pytest.mark.parametrize("algorithm", ["sgp", "dpsgd", "dpsgd-adapt-then-combine", "allreduce"])
+EVERY_ALGORITHM = [name.replace("N-", "2-") for name in methods.ALGORITHMS]
+
+
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
 def test_mesh_and_vmap_train_the_same_model(tmp_path, algorithm):
     losses = {}
     for where in ("mesh", "vmap"):
-        arguments = ("--algorithm", algorithm, "--topology", "ring", "--where", where)
+        arguments = ("--algorithm", algorithm, "--where", where)
         _, lines = run(tmp_path / where, *arguments)
         losses[where] = [line["loss"] for line in lines if "loss" in line]
     np.testing.assert_allclose(losses["mesh"], losses["vmap"], rtol=2e-3)
@@ -125,6 +131,52 @@ def test_options(tmp_path, arguments):
     summary, lines = run(tmp_path, "--algorithm", "sgp", *arguments)
     assert np.isfinite(summary["runs"][0]["final_loss"])
     assert all(np.isfinite(line["loss"]) for line in lines if "loss" in line)
+
+
+def test_every_topology_by_name(tmp_path):
+    names = [f"sgp@{name}" for name in get_args(methods.Topology)]
+    hybrids = ["1-osgp@complete/one_peer_exponential", "2-osgp@two_peer_exponential/ring"]
+    summary, _ = run(tmp_path, "--epochs", "1", "--algorithm", *names, *hybrids)
+    assert [f"{r['algorithm']}@{r['topology']}" for r in summary["runs"]] == names + hybrids
+    assert all(np.isfinite(r["final_loss"]) for r in summary["runs"])
+    drawn = {path.name for path in (tmp_path / "out").glob("topology_*.png")}
+    assert drawn == {f"topology_{n}.png" for n in get_args(methods.Topology) if n != "complete"} | {
+        "topology_complete.png"
+    }
+
+
+def test_a_hybrid_switches_after_its_share_of_the_steps(tmp_path):
+    """All-reduce first: the consensus distance is 0 until the switch, and never after it."""
+    arguments = ("--algorithm", "sgp@complete/ring", "--switch-at", "0.5", "--log-every", "1")
+    _, lines = run(tmp_path, *arguments)
+    distances = [line["consensus_distance"] for line in lines if "loss" in line]
+    assert len(distances) == 8
+    assert max(distances[:4]) < 1e-6 < min(distances[4:])
+
+
+def test_local_steps_exchange_rarely(tmp_path):
+    arguments = ("--algorithm", "sgp@complete", "--local-steps", "4", "--log-every", "1")
+    _, lines = run(tmp_path, *arguments)
+    distances = [line["consensus_distance"] for line in lines if "loss" in line]
+    assert [distance < 1e-6 for distance in distances] == [True, False, False, False] * 2
+
+
+def test_layers_are_measured_by_name(tmp_path):
+    summary, _ = run(tmp_path, "--algorithm", "sgp@ring")
+    (record,) = summary["runs"]
+    layers = record["consensus_distance_by_layer"]
+    assert set(layers) == {"Dense_0/kernel", "Dense_0/bias"}
+    # Means over nodes of the parts of each node's distance.
+    assert max(layers.values()) <= record["consensus_distance"] <= sum(layers.values())
+
+
+@pytest.mark.parametrize("policy", ["local", "mix", "average"])
+def test_statistics_of_batch_normalization(tmp_path, policy):
+    """On uneven data the nodes' own statistics differ, and so do what the policies evaluate."""
+    arguments = ("--normalization", "batch", "--statistics", policy, "--dirichlet", "0.1")
+    summary, _ = run(tmp_path, "--algorithm", "sgp", "dpsgd", *arguments)
+    for record in summary["runs"]:
+        assert np.isfinite(record["final_loss"])
 
 
 def test_a_schedule_of_many_rounds_takes_a_traced_step(tmp_path, monkeypatch):
@@ -156,11 +208,21 @@ def losses_of(tmp_path, *arguments):
         ("--precision", "bfloat16"),
         ("--precision", "mixed_bfloat16"),
         ("--topology", "ring"),
+        ("--local-steps", "2"),
+        ("--wire-dtype", "bfloat16"),
+        ("--normalization", "batch"),
     ],
     ids="".join,
 )
 def test_every_option_does_something(tmp_path, arguments):
     assert losses_of(tmp_path, "sgp", *arguments) != losses_of(tmp_path, "sgp")
+
+
+def test_staleness_is_that_of_adpsgd(tmp_path):
+    fresh, stale = (losses_of(tmp_path, "adpsgd", "--staleness", s) for s in ("0", "2"))
+    assert fresh != stale
+    prompt = losses_of(tmp_path, "dpsgd@bipartite_exponential")
+    np.testing.assert_allclose(fresh, prompt, rtol=1e-5)
 
 
 def test_the_orders_of_dpsgd_are_two_algorithms(tmp_path):
@@ -187,7 +249,7 @@ class TestBadInput:
 
     def test_unknown_algorithm_names_the_known_ones(self, capsys):
         said = self.fails(capsys, "--algorithm", "sgd")
-        for name in ("sgp", "dpsgd", "dpsgd-adapt-then-combine", "allreduce"):
+        for name in methods.ALGORITHMS:
             assert name in said
 
     def test_unknown_dataset_names_the_known_ones(self, capsys):
@@ -211,7 +273,7 @@ class TestBadInput:
         assert "holds another run (metrics.jsonl, summary.json)" in said
         assert "--overwrite" in said
         assert (tmp_path / "out" / "summary.json").read_text() == kept
-        run(tmp_path, "--algorithm", "sgp", "--overwrite", "--seed", "5", "--topology", "ring")
+        run(tmp_path, "--algorithm", "sgp@ring", "--overwrite", "--seed", "5")
         assert not (tmp_path / "out" / "topology_one_peer_exponential.png").exists()
 
     def test_a_loss_that_is_not_finite_stops_and_names_node_and_step(self, capsys, tmp_path):
@@ -240,6 +302,18 @@ class TestBadInput:
             (("--algorithm", "sgp", "sgp"), "--algorithm takes one or several different values"),
             (("--download",), "--data-dir and --download are for fashion_mnist"),
             (("--topology", "two_peer_exponential", "--nodes", "2"), "needs two peers"),
+            (("--topology", "hypercube", "--nodes", "6"), "Use 4 or 8 nodes"),
+            (("--topology", "cube"), "no topology is named 'cube'; known: one_peer_exponential"),
+            (("--algorithm", "sgp@ring/ring/ring"), "a hybrid has two topologies, FIRST/THEN"),
+            (("--algorithm", "sgp@"), "no topology is named ''"),
+            (("--algorithm", "osgp"), "no algorithm is named 'osgp'"),
+            (("--algorithm", "easgd@ring"), "easgd has a topology of its own"),
+            (("--algorithm", "dpsgd@star"), "dpsgd needs a doubly stochastic schedule"),
+            (("--algorithm", "sgp", "sgp@one_peer_exponential"), "asks for the same twice"),
+            (("--wire-dtype", "bfloat16"), "allreduce travels in full width"),
+            (("--switch-at", "1"), "--switch-at is a share between 0 and 1, not 1.0"),
+            (("--staleness", "-1"), "--staleness is at least 0"),
+            (("--statistics", "mix"), "--statistics mix needs --normalization batch"),
         ],
     )
     def test_values(self, capsys, arguments, said):
@@ -252,7 +326,9 @@ class TestBadInput:
         assert "models are no longer finite" in said
         assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
 
-    @pytest.mark.parametrize("name", ["nodes", "epochs", "batch-per-node", "log-every"])
+    @pytest.mark.parametrize(
+        "name", ["nodes", "epochs", "batch-per-node", "log-every", "local-steps"]
+    )
     def test_counts_below_one(self, capsys, name):
         assert f"--{name} is at least 1, not 0" in self.fails(capsys, f"--{name}", "0")
 
@@ -279,7 +355,7 @@ def test_interrupted_runs_keep_what_was_finished(tmp_path, monkeypatch, capsys):
     assert stop.value.code == 130
     said = capsys.readouterr()
     assert f"interrupted; {out} holds what was measured" in said.err
-    assert "one_peer_exponential" in said.out, "the finished run is reported"
+    assert "one peer exponential" in said.out, "the finished run is reported"
     assert len(json.loads((out / "summary.json").read_text())["runs"]) == 1
     assert (out / "loss.png").exists()
 
@@ -291,7 +367,7 @@ def test_average_and_node_accuracies_agree_for_equal_models():
     model = image.models.SmallCNN()
     accuracy = image.Accuracy(model, dataset, 4, placement)
     params = model.init(jax.random.key(0), dataset.test_images[:1])
-    stacked = jax.tree.map(lambda x: np.stack([x] * 4), params)
+    stacked = jax.tree.map(lambda x: np.stack([x] * 4), (params["params"], {}))
     predicted = np.asarray(model.apply(params, dataset.test_images)).argmax(axis=1)
     expected = (predicted == dataset.test_labels).mean()
     assert accuracy.of_average(stacked) == pytest.approx(expected)

@@ -62,7 +62,7 @@ def test_goyal_never_warms_up_downwards():
 
 def a_trainer(gossip, schedule, loss, batches):
     inner = optax.with_extra_args_support(optax.sgd(RATE))
-    method = methods.Method("given", schedule, inner, gossip)
+    method = methods.Method("given", "given", schedule, 0, inner, gossip)
     start = jnp.zeros(3)
     return training.Trainer(method, loss, training.place("vmap", schedule.size), start, batches)
 
@@ -74,7 +74,7 @@ def test_distances_before_and_after_mixing_at_weights_other_than_one():
     trainer = a_trainer(
         gx.sgp(schedule),
         schedule,
-        lambda z, target: jnp.sum((z - target) ** 2) / 2,
+        lambda z, statistics, target: (jnp.sum((z - target) ** 2) / 2, statistics),
         iter(targets.astype(np.float32)),
     )
 
@@ -101,14 +101,14 @@ def test_advance_waits_for_the_devices():
         time.sleep(0.1)
         return np.zeros((), np.float32)
 
-    def loss(z, batch):
+    def loss(z, statistics, batch):
         waited = jax.pure_callback(
             slow,
             jax.ShapeDtypeStruct((), jnp.float32),
             jax.lax.stop_gradient(z),
             vmap_method="sequential",
         )
-        return jnp.sum(z * batch) + waited
+        return jnp.sum(z * batch) + waited, statistics
 
     ring = gx.topology.ring(2)
     trainer = a_trainer(gx.sgp(ring), ring, loss, iter(np.ones((9, 2, 3), np.float32)))
@@ -120,7 +120,7 @@ def test_advance_waits_for_the_devices():
 
 def test_narrow_parameters_by_name():
     ring = gx.topology.ring(2)
-    method = methods.method("sgp", "ring", 2, optax.sgd(RATE))
+    method = methods.method("sgp@ring", methods.Setting(2), optax.sgd(RATE))
     assert method.schedule == ring
     state = gx.spmd(method.transform.init, nodes=2)(jnp.ones((2, 3), jnp.bfloat16))
     assert state[1].numerator.dtype == jnp.float32

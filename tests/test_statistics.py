@@ -29,9 +29,11 @@ def test_mixed_as_the_parameters_are(mode):
             seen.append((z, statistics["mean"]))
         return seen
 
-    for z, mean in run(mode, steps, N)(start):
+    seen = run(mode, steps, N)(start)
+    for z, mean in seen:
         np.testing.assert_allclose(mean, z, rtol=1e-4, atol=1e-5)
-    assert np.abs(np.asarray(z).mean(axis=0) - start.mean(axis=0)).max() > 1e-3
+    moved = np.asarray(seen[-1][0]).mean(axis=0) - start.mean(axis=0)
+    assert np.abs(moved).max() > 1e-3, "weights other than 1"
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -93,7 +93,7 @@ def test_no_mass_is_lost_in_a_thousand_rounds():
 
     def rounds(x, w):
         return jax.lax.fori_loop(
-            0, 1000, lambda k, c: gx.mix(*c, schedule, k, wire_dtype="bfloat16"), (x, w)
+            0, 1000, lambda k, c: gx.mix(c[0], c[1], schedule, k, wire_dtype="bfloat16"), (x, w)
         )
 
     mixed, weights = jax.jit(jax.vmap(rounds, axis_name="nodes"))(x, jnp.ones(N))

@@ -1,0 +1,219 @@
+"""The averaging program as its users run it: its numbers, files, options and errors."""
+
+import json
+import math
+import runpy
+import sys
+from typing import get_args
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import gossipjax as gx
+from experiments import averaging, averaging_report, methods
+
+
+def run(tmp_path, *arguments):
+    """Runs the program with few seeds; returns the summary and the lines of the metrics."""
+    out = tmp_path / "out"
+    averaging.main(["--out", str(out), "--seeds", "3", "--rounds", "8", *arguments])
+    summary = json.loads((out / "summary.json").read_text())
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return summary, lines
+
+
+def errors_of(lines, topology, nodes, field="error_median"):
+    own = [line for line in lines if (line["topology"], line["nodes"]) == (topology, nodes)]
+    assert [line["round"] for line in own] == list(range(len(own)))
+    return [line[field] for line in own]
+
+
+def test_default_topologies(tmp_path, capsys):
+    summary, lines = run(tmp_path)
+    assert len(lines) == 9 * (8 + 1)
+    for line in lines:
+        assert line.keys() == {
+            "topology", "nodes", "round", "error_median", "error_10", "error_90"
+        }  # fmt: skip
+        assert line["error_10"] <= line["error_median"] <= line["error_90"]
+    for topology in ("one_peer_exponential", "bipartite_exponential", "base_graph"):
+        errors = errors_of(lines, topology, 32)
+        assert errors[0] == 1
+        assert errors[4] > 0.1
+        assert max(errors[5:]) < 1e-15
+    ring = errors_of(lines, "ring", 32)
+    assert (np.diff(ring) < 0).all()
+    assert ring[-1] > 0.2
+    exact = {r["topology"]: r["rounds_to_exact_average"] for r in summary["runs"]}
+    assert exact["one_peer_exponential"] == exact["base_graph"] == 5
+    assert exact["complete_cycle"] == 16
+    assert exact["ring"] is exact["random_ring"] is None
+    assert (tmp_path / "out" / "averaging_error.png").stat().st_size > 10_000
+    printed = capsys.readouterr().out
+    for text in ("SGP-18", "about 0.6", "RAND-20", "bipartite_exponential", "<1e-15", "never"):
+        assert text in printed
+
+
+def test_summary(tmp_path):
+    summary, lines = run(tmp_path, "--topology", "ring", "star", "--nodes", "6", "9")
+    assert summary["options"]["nodes"] == [6, 9]
+    assert [(r["nodes"], r["topology"]) for r in summary["runs"]] == [
+        (6, "ring"), (6, "star"), (9, "ring"), (9, "star")
+    ]  # fmt: skip
+    for record in summary["runs"]:
+        errors = errors_of(lines, record["topology"], record["nodes"])
+        assert record["error_at_early_round"] == errors[5]
+        assert record["error_at_the_end"] == errors[-1]
+        assert record["early_round"] == 5
+        assert record["rounds_of_a_cycle"] == 1
+        assert record["peers_per_round"] == (
+            2 if record["topology"] == "ring" else record["nodes"] - 1
+        )
+    assert summary["runs"][0]["spectral_gap_of_a_cycle"] == pytest.approx(1 / 3)
+
+
+class TestAveragingError:
+    def test_is_of_the_debiased_values(self):
+        """Against sums over nodes and neighbours, on weights whose rows do not sum to 1."""
+        found = averaging.averaging_error(gx.topology.star(4), 3, seed=5)
+        start = np.random.default_rng([5, averaging.VALUES]).standard_normal((4, averaging.VALUES))
+        x, w, mean = start.copy(), [1.0] * 4, start.sum(axis=0) / 4
+        for k in range(3):
+            hub = x[0] / 4 + (x[1] + x[2] + x[3]) / 2, w[0] / 4 + (w[1] + w[2] + w[3]) / 2
+            leaves = [(x[0] / 4 + x[i] / 2, w[0] / 4 + w[i] / 2) for i in (1, 2, 3)]
+            x = np.array([hub[0], *(leaf[0] for leaf in leaves)])
+            w = [hub[1], *(leaf[1] for leaf in leaves)]
+            square = sum(((x[i] / w[i] - mean) ** 2).sum() for i in range(4))
+            expected = math.sqrt(square / ((start - mean) ** 2).sum())
+            assert found[k + 1] == pytest.approx(expected, rel=1e-10)
+
+    def test_random_topologies_are_drawn_for_every_seed(self):
+        curve = averaging.measure("random_peer_complete", 8, 4, 5)
+        assert curve.errors.shape == (5, 5)
+        for seed in range(5):
+            drawn = gx.topology.random_peer(8, averaging.DRAWN, seed, "complete")
+            expected = averaging.averaging_error(drawn, 4, seed)
+            np.testing.assert_array_equal(curve.errors[seed], expected)
+        assert len(set(curve.errors[:, 1])) == 5
+
+
+def test_factors_of_sgp18():
+    one, cycle, exponential, complete = averaging.sgp18_factors(60)
+    assert one["mean"] < 1e-12
+    assert cycle["mean"] == pytest.approx(0.579, abs=1e-3)
+    assert one["standard_deviation"] is cycle["standard_deviation"] is None
+    assert exponential["mean"] == pytest.approx(0.43, abs=0.05)
+    assert complete["mean"] == pytest.approx(0.20, abs=0.03)
+    assert 0.02 < complete["standard_deviation"] < exponential["standard_deviation"] < 0.2
+    papers = [one["paper"], cycle["paper"], exponential["paper"], complete["paper"]]
+    assert papers == ["0", "about 0.6", "about 0.4", "about 0.2"]
+
+
+def test_rings_of_rand20():
+    records = averaging.rand20_rings(10)
+    assert [record["nodes"] for record in records] == [8, 16, 32, 64]
+    for record in records:
+        assert record["second_eigenvalue"] == pytest.approx(record["paper_second_eigenvalue"])
+        assert record["ring"] == pytest.approx(record["paper_ring"])
+        assert 0 < record["standard_deviation"] < record["mean"] < record["paper_bound"]
+        assert record["paper_bound"] == pytest.approx(math.sqrt(record["nodes"] - 1) / 3**5)
+
+
+@pytest.mark.parametrize("topology", get_args(averaging.Topology))
+def test_every_topology_has_a_builder(topology):
+    assert methods.schedule(topology, 8, 20, 0).size == 8
+
+
+def test_one_seed_and_one_round_and_many_panels(tmp_path, capsys):
+    """No spread to show, few rounds to draw, more curves than colours."""
+    names = [t for t in get_args(averaging.Topology) if t != "hypercube"]
+    summary, _ = run(
+        tmp_path, "--seeds", "1", "--rounds", "1", "--nodes", "6", "8", "10", "4",
+        "--topology", *names,
+    )  # fmt: skip
+    assert summary["sgp18_appendix_a"][3]["standard_deviation"] is None
+    assert {r["early_round"] for r in summary["runs"]} == {1}
+    assert "±0" not in capsys.readouterr().out
+
+
+def test_report_is_made_again_from_the_files(tmp_path, capsys, monkeypatch):
+    run(tmp_path, "--topology", "ring")
+    first = capsys.readouterr().out
+    out = tmp_path / "out"
+    (out / "averaging_error.png").unlink()
+    monkeypatch.setattr(sys, "argv", ["report", str(out)])
+    runpy.run_path(averaging_report.__file__, run_name="__main__")
+    again = capsys.readouterr().out
+    assert "Topologies" in again
+    assert first.endswith(again)
+    assert (out / "averaging_error.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--nodes", "32", "7", "--topology", "bipartite_exponential"], "error: .*even n; given 7"),
+        (["--nodes", "12", "--topology", "hypercube"], "error: .*power of two; given 12"),
+        (["--nodes", "2", "--topology", "two_peer_exponential"], "error: .*needs two peers"),
+    ],
+)
+def test_impossible_topologies_are_refused_up_front(tmp_path, arguments, message):
+    with pytest.raises(SystemExit, match=message):
+        run(tmp_path, *arguments)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--nodes", "1"], "--nodes is at least 2"),
+        (["--nodes", "8", "8"], "--nodes takes one or several different values"),
+        (["--rounds", "0"], "--rounds is at least 1, not 0"),
+        (["--seeds", "-3"], "--seeds is at least 1, not -3"),
+        (["--topology", "ring", "ring"], "--topology takes one or several different values"),
+        (["--topology", "mesh"], "invalid choice 'mesh'"),
+    ],
+)
+def test_bad_options(tmp_path, capsys, arguments, message):
+    with pytest.raises(SystemExit) as stopped:
+        run(tmp_path, *arguments)
+    assert stopped.value.code
+    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert message in told
+    assert not (tmp_path / "out").exists()
+
+
+def test_results_are_not_replaced_unasked(tmp_path):
+    short = ["--topology", "ring"]
+    run(tmp_path, *short)
+    with pytest.raises(SystemExit, match=r"error: .* holds another run"):
+        run(tmp_path, *short)
+    summary, _ = run(tmp_path, "--topology", "torus", "--overwrite")
+    assert [record["topology"] for record in summary["runs"]] == ["torus"]
+
+
+def test_interrupting_keeps_what_was_measured(tmp_path, capsys, monkeypatch):
+    measure = averaging.measure
+
+    def interrupted(topology, *rest):
+        if topology == "torus":
+            raise KeyboardInterrupt
+        return measure(topology, *rest)
+
+    monkeypatch.setattr(averaging, "measure", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        run(tmp_path, "--topology", "ring", "torus")
+    assert stopped.value.code == 130
+    assert "holds what was measured" in capsys.readouterr().err
+    assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 9
+
+
+@pytest.mark.parametrize("text", ['{"runs": []}', "{", None])
+def test_report_of_another_folder(tmp_path, text):
+    if text is not None:
+        (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(SystemExit, match="error: "):
+        averaging_report.main(tmp_path)
+    with pytest.raises((OSError, ValueError)):
+        averaging_report.write_report(tmp_path, Console())
