@@ -41,6 +41,36 @@ def test_consensus_distance(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_layers_by_themselves(mode):
+    rng = np.random.default_rng(0)
+    tree = {
+        "a": jnp.asarray(rng.normal(size=(N, 3, 2)), "f4"),
+        "b": jnp.asarray(rng.normal(size=(N, 4)), jnp.bfloat16),
+    }
+    found = run(mode, gx.diagnostics.layer_consensus_distance, N)(tree)
+    for name, values in tree.items():
+        flat = np.asarray(values, np.float64).reshape(N, -1)
+        expected = np.linalg.norm(flat - flat.mean(axis=0), axis=1)
+        np.testing.assert_allclose(found[name], expected, rtol=1e-4)
+    whole = run(mode, gx.diagnostics.consensus_distance, N)(tree)
+    np.testing.assert_allclose(np.hypot(found["a"], found["b"]), whole, rtol=1e-5)
+
+
+@pytest.mark.parametrize("gossip", [gx.sgp, gx.osgp, gx.dpsgd], ids=["sgp", "osgp", "dpsgd"])
+def test_the_newest_model_is_what_the_user_holds(gossip):
+    """But for AD-PSGD, which has a test of its own."""
+    tx = gossip(gx.topology.random_ring(N, 3, seed=0))
+    z = jnp.asarray(np.random.default_rng(0).normal(size=(N, 3)), jnp.bfloat16)
+    state = gx.spmd(tx.init, nodes=N)(z)
+    for k in range(3):
+        step = gx.spmd(lambda z, s, k=k: tx.update(z, s, z, step=k), nodes=N)
+        updates, state = step(z, state)
+        z = optax.apply_updates(z, updates)
+    newest = gx.spmd(gx.latest_model, nodes=N)(z, state)
+    np.testing.assert_array_equal(newest.astype(jnp.float32), z.astype(jnp.float32))  # pyright: ignore
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_nodes_that_agree_to_the_bit_have_distance_zero(mode):
     """The plain mean of equal float32 values is off by rounding for 3 nodes already."""
     same = jnp.tile(jnp.asarray(np.random.default_rng(0).normal(size=(1, 99)), jnp.float32), (3, 1))

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
+from jax.sharding import Mesh
 from modes import MODES, run
 
 import gossipjax as gx
@@ -236,6 +237,27 @@ def test_weight_decay_and_momentum_act_on_the_unbiased_model():
         held = held + moved
     np.testing.assert_allclose(held, expected, rtol=1e-4, atol=1e-5)
     assert np.abs(w - 1).max() > 0.2
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize("overlap", [1, 2])
+def test_servers_of_several_devices(overlap, check_vma):
+    """Each device sends its share of a message; the replicas inside a server stay equal."""
+    nodes = 4
+    schedule = gx.topology.random_peer(nodes, 4, seed=2)
+    tx = gx.osgp(schedule, overlap, local_axis_name="local")
+    servers = Mesh(np.array(jax.devices()).reshape(nodes, 2), ("nodes", "local"))
+    starts, updates = problem(2 * overlap + 3, nodes)
+    z = jnp.asarray(starts, jnp.float32)
+    state = gx.spmd(tx.init, mesh=servers, check_vma=check_vma)(z)
+    expected = oracle.osgp(schedule.matrices(), starts, updates, overlap)
+    for k, (wanted, _, _) in enumerate(expected):
+        update = gx.spmd(
+            lambda u, s, z, k=k: tx.update(u, s, z, step=k), mesh=servers, check_vma=check_vma
+        )
+        moved, state = update(jnp.asarray(updates[k], jnp.float32), state, z)
+        z = z + moved
+        np.testing.assert_allclose(z, wanted, rtol=1e-4, atol=1e-5)
 
 
 class TestBadInput:

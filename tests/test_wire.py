@@ -4,7 +4,6 @@ import re
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import optax
 import oracle
@@ -80,7 +79,7 @@ def test_what_is_rounded_off_stays_at_its_sender():
                     shared_argnums=1)  # fmt: skip
     for k in range(6):
         partner = (schedule.round_at(k).matrix - np.eye(N) / 2).argmax(axis=0)
-        message = (x / 2).astype(ml_dtypes.bfloat16).astype(np.float32)
+        message = (x / 2).astype(jnp.bfloat16).astype(np.float32)
         message[:, 0] = x[:, 0] / 2  # the first value of a message goes in full
         expected = x - message + message[partner]
         x = np.asarray(mixed(x, jnp.int32(k)))
