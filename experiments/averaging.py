@@ -142,8 +142,9 @@ def measure(topology: Topology, nodes: int, rounds: int, seeds: int) -> Curve:
 def sgp18_factors(seeds: int) -> list[Record]:
     """`sigma_2^2` of 5 rounds over 32 nodes (SGP-18, appendix A), the paper's value beside it.
 
-    The factor by which the squared error shrinks at least. For random topologies the mean over the
-    seeds, and their standard deviation (None for one seed).
+    It bounds the factor on the squared error where rounds are doubly stochastic; where neighbours
+    are random they are not, and push-sum's error may shrink less. For random topologies the mean
+    over the seeds, and their standard deviation (None for one seed).
     """
     cases: list[tuple[Topology, str, str]] = [
         ("one_peer_exponential", "exponential graph, hops in turn", "0"),

@@ -72,7 +72,7 @@ def sgp18_table(factors: Sequence[Record]) -> Table:
     """The list `sgp18_appendix_a` of `summary.json`."""
     nodes, rounds = factors[0]["nodes"], factors[0]["rounds"]
     result = _table(
-        f"Factor on the squared averaging error, {nodes} nodes, {rounds} rounds",
+        f"sigma_2 squared, which bounds the squared error: {nodes} nodes, {rounds} rounds",
         "SGP-18: appendix A. ±: standard deviation over the seeds",
     )
     result.add_column("the peer of a round", no_wrap=True)

@@ -24,6 +24,7 @@ from rich.console import Console
 
 import gossipjax as gx
 from experiments import data, methods, models, report, training
+from gossipjax.loop import MOST_PROGRAMS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,10 +212,10 @@ def train_all(job: Job, console: Console) -> None:
         f"{job.placement.words}. Results: {out}",
         soft_wrap=True,
     )
-    for method in {run.method.algorithm: run.method for run in job.runs}.values():
+    for title, method in {run.title: run.method for run in job.runs}.items():
         rounds = len(method.schedule.canonical_steps(method.lookback))
-        if rounds > training.MOST_PROGRAMS:
-            console.print(f"{method.algorithm}: {rounds} distinct rounds, so a traced step")
+        if rounds > MOST_PROGRAMS:
+            console.print(f"{title}: {rounds} distinct rounds, so a traced step")
     environment = {"placement": job.placement.words, "dataset": sizes}
     finished: list[dict[str, Any]] = []
     training.write_summary(out, dataclasses.asdict(options), environment, finished)

@@ -136,6 +136,11 @@ def _rounds(names: str, setting: Setting, steps_per_round: int) -> gx.Schedule:
     if len(others) > 1:
         raise ValueError(f"a hybrid has two topologies, FIRST/THEN; given {names!r}.")
     switch = max(1, round(setting.switch_at * setting.steps / steps_per_round))
+    if switch * steps_per_round >= setting.steps:
+        raise ValueError(
+            f"{names} would never switch: with {steps_per_round} steps per round, {setting.steps} "
+            "steps are too few. Train longer, or switch earlier."
+        )
     return gx.topology.piecewise({0: first, switch: others[0]})
 
 
@@ -149,7 +154,7 @@ def split_name(name: str) -> tuple[str, str | None]:
     ('2-osgp', 'ring')
     """
     algorithm, at, graph = name.partition("@")
-    kind = re.sub(r"\d+(?=-osgp$)", "N", algorithm)
+    kind = _kind(algorithm)
     if kind not in ALGORITHMS:
         raise ValueError(
             f"no algorithm is named {algorithm!r}; known: {', '.join(ALGORITHMS)} (N is a number "
@@ -158,6 +163,11 @@ def split_name(name: str) -> tuple[str, str | None]:
     if at and kind in OWN_TOPOLOGY:
         raise ValueError(f"{algorithm} has a topology of its own, {OWN_TOPOLOGY[kind]}: drop @.")
     return algorithm, graph if at else None
+
+
+def _kind(algorithm: str) -> str:
+    """The name in `ALGORITHMS`, with N for the number of steps; empty if that is missing."""
+    return "" if "N" in algorithm else re.sub(r"[0-9]+(?=-osgp$)", "N", algorithm)
 
 
 def method(
@@ -195,20 +205,20 @@ def method(
         everyone = gx.topology.complete(nodes).every(k)
         return Method(algorithm, "center", everyone, 0, local, gx.easgd(0.9 / nodes, k))
 
-    overlapped = re.fullmatch(r"(biased-)?(\d+)-osgp", algorithm)
-    overlap = int(overlapped[2]) if overlapped else 0
-    kind = algorithm if not overlapped else f"{overlapped[1] or ''}N-osgp"
+    kind = _kind(algorithm)
+    number = re.search(r"[0-9]+(?=-osgp$)", algorithm)
+    overlap = int(number[0]) if number else 0
     asked = default_topology if given is None else given
     graph = OWN_TOPOLOGY.get(kind) or (TOPOLOGY_OF[kind] if asked is None else asked)
     rounds = _rounds(graph, setting, k * max(1, overlap)).every(k)
-    if overlapped:
-        gossip = gx.osgp(rounds, overlap, biased=bool(overlapped[1]), wire_dtype=wire)
+    if number:
+        gossip = gx.osgp(rounds, overlap, kind.startswith("biased"), wire_dtype=wire)
     elif algorithm == "sgp":
         gossip = gx.sgp(rounds, wire_dtype=wire)
     elif algorithm == "adpsgd":
         delays = gx.random_delays(nodes, DRAWN, setting.seed, setting.staleness, LARGEST_DELAY)
         gossip = gx.adpsgd(rounds, delays, wire_dtype=wire)
-    elif algorithm == "d1d-psgd":  # gx.d1d_psgd, with local steps
+    elif algorithm == "d1d-psgd":  # what gx.d1d_psgd is; here local steps may lie between
         gossip = gx.adpsgd(rounds, 1, wire_dtype=wire)
     elif algorithm == "dpsgd-adapt-then-combine":
         gossip = gx.dpsgd(rounds, "adapt-then-combine", wire_dtype=wire)

@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -23,7 +22,6 @@ from gossipjax.state import add, debias, find_state, numerators, push_sum_weight
 Where = Literal["auto", "mesh", "vmap"]
 StatisticsPolicy = Literal["local", "mix", "average"]
 RESULTS = ("metrics.jsonl", "summary.json")
-MOST_PROGRAMS = 32
 
 
 class NonFiniteError(RuntimeError):
@@ -89,16 +87,15 @@ class Trainer:
         policy: StatisticsPolicy = "local",
     ):
         tx, where, nodes = method.transform, placement.keywords, method.schedule.size
-        schedule = method.schedule
 
-        def step(model: Any, state: Any, batch: Any, number: Any) -> tuple[Any, Any, jax.Array]:
-            params, statistics = model
-            graded = jax.value_and_grad(loss, has_aux=True)
-            (value, statistics), grads = graded(params, statistics, batch)
-            if policy == "mix":
-                statistics = gx.mix_statistics(statistics, state, schedule, number)
-            updates, state = tx.update(grads, state, params, step=number)
-            return (optax.apply_updates(params, updates), statistics), state, value
+        def gradients(params: Any, statistics: Any, batch: Any) -> tuple[Any, Any]:
+            (value, after), grads = jax.value_and_grad(loss, has_aux=True)(
+                params, statistics, batch
+            )
+            return grads, (value, after)
+
+        def mixed(statistics: Any, state: Any, number: Any) -> Any:
+            return gx.mix_statistics(statistics, state, method.schedule, number)
 
         def distance(model: Any, state: Any) -> tuple[jax.Array, Any]:
             newest = gx.latest_model(model[0], state)
@@ -123,36 +120,31 @@ class Trainer:
             params, statistics = model
             return gx.average_model(params, state), gx.average_statistics(statistics)
 
-        programs = len(schedule.canonical_steps(method.lookback))
-        self.step_is_static = programs <= MOST_PROGRAMS
-        how: dict[str, Any] = (
-            {"static_argnums": 3} if self.step_is_static else {"shared_argnums": 3}
-        )
-        self._step = gx.spmd(step, **where, **how, donate_argnums=(0, 1))
-        self._schedule, self._lookback = schedule, method.lookback
+        self._step = gx.TrainStep(gradients, tx, method.schedule, method.lookback, **where)
+        self._mixed = gx.spmd(mixed, **where, shared_argnums=2) if policy == "mix" else None
         self._distance = gx.spmd(distance, **where)
         self._distance_before_mixing = gx.spmd(distance_before_mixing, **where)
         self._node_model = gx.spmd(node_model, **where)
         self._average_model = gx.spmd(average_model, **where)
-        self._batches = batches
+        self._batches, self._nodes = batches, nodes
         self._batch = next(batches)
         self.model = jax.tree.map(lambda x: np.stack([x] * nodes), (params, statistics))
         self.state = gx.spmd(tx.init, **where)(self.model[0])
 
     def warm_up(self) -> None:
         """Compiles every program by running it once on copies, so that no timed step compiles."""
-        steps = self._schedule.canonical_steps(self._lookback) if self.step_is_static else [0]
-        for step in steps:
-            copies = jax.tree.map(jnp.copy, (self.model, self.state))
-            jax.block_until_ready(self._take(copies, step))
+        for step in self._step.steps or [0]:
+            model, state = jax.tree.map(jnp.copy, (self.model, self.state))
+            jax.block_until_ready(self._take(step, model, state))
         self.distance()
         self.distance_before_mixing()
 
-    def _take(self, start: tuple[Any, Any], step: int) -> tuple[Any, Any, jax.Array]:
-        number = np.int32(step)
-        if self.step_is_static:
-            number = self._schedule.canonical_step(step, self._lookback)
-        return self._step(*start, self._batch, number)
+    def _take(self, step: int, model: Any, state: Any) -> tuple[Any, Any, jax.Array]:
+        params, statistics = model
+        if self._mixed is not None:
+            statistics = self._mixed(statistics, state, np.int32(step))
+        params, state, (loss, statistics) = self._step(step, params, state, statistics, self._batch)
+        return (params, statistics), state, loss
 
     def advance(self, steps: range) -> tuple[np.ndarray, float]:
         """Takes these steps; returns every node's losses, `[steps, N]`, and the seconds it took.
@@ -162,12 +154,12 @@ class Trainer:
         """
         losses, began = [], time.perf_counter()
         for step in steps:
-            self.model, self.state, loss = self._take((self.model, self.state), step)
+            self.model, self.state, loss = self._take(step, self.model, self.state)
             losses.append(loss)
             self._batch = next(self._batches)
         jax.block_until_ready(self.model)
         seconds = time.perf_counter() - began
-        values = np.array(losses).reshape(len(steps), self._schedule.size)
+        values = np.array(losses).reshape(len(steps), self._nodes)
         require_finite(values, steps.start)
         return values, seconds
 

@@ -13,6 +13,7 @@ from gossipjax.algorithms.osgp import osgp as osgp
 from gossipjax.algorithms.sgp import sgp as sgp
 from gossipjax.diagnostics import average_model as average_model
 from gossipjax.diagnostics import latest_model as latest_model
+from gossipjax.loop import TrainStep as TrainStep
 from gossipjax.mixing import mix as mix
 from gossipjax.schedule import Schedule as Schedule
 from gossipjax.spmd import Program as Program

@@ -68,6 +68,12 @@ class Layout:
             for dtype in sorted(set(dtypes), key=str)
         }
 
+    @property
+    def sizes(self) -> list[int]:
+        """How many values each buffer has."""
+        shapes = self._shapes
+        return [sum(int(np.prod(shapes[i])) for i in group) for group in self._groups.values()]
+
     def pack(self, tree: Any) -> list[jax.Array]:
         """The buffers `[size]`, leaf after leaf in the order of the tree."""
         leaves = jax.tree.leaves(tree)

@@ -111,7 +111,8 @@ def deliver(sent: jax.Array, mixing: Round, wire: Wire) -> jax.Array:
     """What arrives of the buffers that all nodes `split` off in this round.
 
     Sender `j` divides its buffer by `P_ij / (1 - P_jj)` over its receivers. What rounding leaves
-    over comes back to it, so that no mass is lost. Nothing is sent in a round of no exchange.
+    over comes back to it, so that no mass is lost; not so in full width where a node keeps less
+    than 1/128, or all average exactly. Nothing is sent in a round of no exchange.
     """
     if mixing.is_identity or not sent.size:
         return sent
@@ -124,6 +125,12 @@ def _exchange(sent: jax.Array, mixing: Round, wire: Wire) -> jax.Array:
         everything = as_varying(jax.lax.psum(sent, axis_name), axis_name)
         return (everything - sent) / (mixing.size - 1)
     own = np.diag(mixing.matrix)
+    pairs = _pairs(mixing)
+    if pairs and sums_are_faster() and not narrows(sent, wire.dtype):
+        try:
+            return jax.lax.psum(sent, axis_name, axis_index_groups=pairs) - sent
+        except NotImplementedError:  # under vmap, and where types tell what varies
+            pass
     left, arrived, shares = sent, [], []
     for receivers, weights in mixing.slots:
         share = np.divide(weights, 1 - own, out=np.zeros_like(own), where=weights > 0)
@@ -140,6 +147,26 @@ def _exchange(sent: jax.Array, mixing: Round, wire: Wire) -> jax.Array:
     if nothing_left and not narrows(sent, wire.dtype):
         return sum(arrived[1:], start=arrived[0])
     return sum(arrived, start=left)
+
+
+def _pairs(mixing: Round) -> list[list[int]]:
+    """The two nodes of each pair, if this round divides all nodes into pairs of equals."""
+    first, *others = mixing.slots
+    if others or not np.isin(mixing.matrix, (0, 0.5)).all():
+        return []
+    partner, nodes = first.receivers, np.arange(mixing.size)
+    if not (partner[partner] == nodes).all():
+        return []
+    return [[int(i), int(partner[i])] for i in nodes if i < partner[i]]
+
+
+def sums_are_faster() -> bool:
+    """Whether a sum over two nodes beats a permutation between them.
+
+    Gloo sends both ways of a pair over one connection, and a permutation waits for one before the
+    other: 1.65 s instead of 0.85 s for 20 MB at 200 Mbit/s. Its sum uses both ways at once.
+    """
+    return jax.default_backend() == "cpu" and jax.process_count() > 1
 
 
 def _divides_exactly(shares: np.ndarray) -> bool:
@@ -182,7 +209,7 @@ def _in_shares(
 
 
 def per_node(values: np.ndarray, dtype: Any, axis_name: str) -> Any:
-    """This node's entry of `values` `[N]`; a constant where all nodes have the same."""
+    """This node's entry of `values` `[N, ...]`; a constant where all nodes have the same."""
     if (values == values[0]).all():
         return np.asarray(values[0], dtype)
     return jnp.asarray(values, dtype)[jax.lax.axis_index(axis_name)]

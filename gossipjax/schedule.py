@@ -170,14 +170,19 @@ class Schedule:
         ]
         return f"Schedule(size={self.size}, {{{pieces}}}, peers by round {slots})"
 
+    @functools.cached_property
     def _key(self) -> tuple[Any, ...]:
         return self.pieces, tuple(r.matrix.tobytes() for r in self.rounds)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Schedule) and self._key() == other._key()
+        return self is other or (isinstance(other, Schedule) and self._key == other._key)
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(self._key)
 
     @property
     def size(self) -> int:

@@ -54,8 +54,9 @@ def rounds_to_exact_average(schedule: Schedule) -> int | None:
     """After how many rounds from step 0 every node holds the exact average, whatever the start.
 
     The smallest `k` with `P_(k-1) ... P_0 = v 1^T`: then push-sum's `x / w` is the average. None if
-    the average is only approached, as on a ring. 0 for one node. Found in float64: where the error
-    is down to rounding before it vanishes, as for `complete_cycle(128)`, it may be found too late.
+    the average is only approached, as on a ring. 0 for one node. Found in float64: what a round
+    shrinks by 1e-6 or more is taken to vanish; and where the error is down to rounding before it
+    vanishes, as for `complete_cycle(128)`, it may be found too late.
 
     >>> import gossipjax as gx
     >>> rounds_to_exact_average(gx.topology.one_peer_exponential(8))

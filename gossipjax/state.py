@@ -106,8 +106,14 @@ def in_flight(params: Any, state: GossipState | None) -> tuple[Any, Any]:
     zeros = jax.tree.map(jnp.zeros_like, widened(params))
     if state is None or _is_empty(state.in_flight):
         return zeros, None
-    layout = message_layout(zeros, state)
-    weight, x = layout.unpack(state.in_flight.buffers)
+    layout, buffers = message_layout(zeros, state), state.in_flight.buffers
+    sizes = [-(-size // state.in_flight.overlap) * state.in_flight.overlap for size in layout.sizes]
+    if sizes != [buffer.size for buffer in buffers]:
+        raise ValueError(
+            "the messages in flight are of other parameters: where the transform is masked, pass "
+            "the part that it gossips."
+        )
+    weight, x = layout.unpack(buffers)
     return x, weight
 
 

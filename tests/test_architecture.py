@@ -30,6 +30,7 @@ ROOMS = {
     "statistics": {"schedule", "buffers", "collectives", "mixing", "state"},
     "diagnostics": {"spectra", "buffers", "collectives", "state"},
     "spmd": set(),
+    "loop": {"schedule", "state", "algorithms", "spmd"},
 }
 
 

@@ -1,5 +1,7 @@
 """What travels: one message per type, fillers that carry nothing, steps that agree."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -74,6 +76,56 @@ def test_types_and_shapes_come_back(mode):
     np.testing.assert_allclose(
         mixed["narrow"].astype(np.float32)[:, 0], [8 / 3, 2, 4, 10 / 3], rtol=2**-8
     )
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("mode", MODES)
+def test_pairs_as_sums_are_the_same(mode, overlap, monkeypatch):
+    """As on a CPU over several processes; under vmap and check_vma it stays a permutation."""
+    schedule = gx.topology.bipartite_exponential(8)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(8, 5)), jnp.float32)
+    tx = gx.osgp(schedule, overlap)
+
+    def steps(x):
+        state = tx.init(x)
+        for k in range(4):
+            moved, state = tx.update(jnp.ones_like(x), state, x, step=k)
+            x = x + moved
+        return x, gx.diagnostics.total_mass(x, state)[1]
+
+    expected, _ = run(mode, steps, 8)(x)
+    assert "all_reduce" not in permutations_of(mode, steps, x)
+    monkeypatch.setattr("gossipjax.collectives.sums_are_faster", lambda: True)
+    found, weight = run(mode, steps, 8)(x)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(weight, 8, rtol=1e-6)
+    if mode == "shard_map":
+        text = permutations_of(mode, steps, x)
+        assert "collective_permute" not in text
+        assert "all_reduce" in text
+
+
+def permutations_of(mode, steps, x):
+    """The collectives of the program but for the sum that measures the mass."""
+    program: Any = run(mode, steps, 8)
+    text = program.lower(x).as_text() if mode != "pmap" else ""
+    return "\n".join(
+        line
+        for line in text.splitlines()
+        if "collective_permute" in line or ("all_reduce" in line and "[[0, 1, 2" not in line)
+    )
+
+
+def test_irregular_pairs_stay_permutations():
+    from gossipjax.collectives import _pairs
+
+    some = np.eye(4)
+    some[:2, :2] = 0.5
+    assert _pairs(gx.topology.bipartite_exponential(4).rounds[0]) == [[0, 3], [1, 2]]
+    for other in (gx.topology.ring(4), gx.topology.one_peer_exponential(4), gx.topology.star(4)):
+        assert _pairs(other.rounds[0]) == []
+    schedule = gx.topology.from_matrices([some, gx.topology.ring(4).matrices()[0]])
+    assert _pairs(schedule.rounds[0]) == [], "not all nodes have a partner"
 
 
 def test_float64_is_mixed_in_float64():

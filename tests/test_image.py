@@ -182,7 +182,7 @@ def test_statistics_of_batch_normalization(tmp_path, policy):
 def test_a_schedule_of_many_rounds_takes_a_traced_step(tmp_path, monkeypatch):
     losses = []
     for most in (32, 1):
-        monkeypatch.setattr(training, "MOST_PROGRAMS", most)
+        monkeypatch.setattr("gossipjax.loop.MOST_PROGRAMS", most)
         _, lines = run(tmp_path / str(most), "--algorithm", "sgp")
         losses.append([line["loss"] for line in lines if "loss" in line])
     np.testing.assert_allclose(*losses, rtol=1e-4)
@@ -307,6 +307,8 @@ class TestBadInput:
             (("--algorithm", "sgp@ring/ring/ring"), "a hybrid has two topologies, FIRST/THEN"),
             (("--algorithm", "sgp@"), "no topology is named ''"),
             (("--algorithm", "osgp"), "no algorithm is named 'osgp'"),
+            (("--algorithm", "N-osgp"), "no algorithm is named 'N-osgp'"),
+            (("--algorithm", "1000-osgp@complete/ring"), "complete/ring would never switch"),
             (("--algorithm", "easgd@ring"), "easgd has a topology of its own"),
             (("--algorithm", "dpsgd@star"), "dpsgd needs a doubly stochastic schedule"),
             (("--algorithm", "sgp", "sgp@one_peer_exponential"), "asks for the same twice"),

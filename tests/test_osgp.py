@@ -276,6 +276,22 @@ class TestBadInput:
         with pytest.raises(ValueError, match=r"received is what gx.exchange returns; given"):
             gx.spmd(lambda z: tx.update(z, tx.init(z), z, received=z), nodes=N)(jnp.ones(N))
 
+    def test_a_state_of_another_overlap_or_schedule(self):
+        state = gx.osgp(GRAPHS["one peer"], 2).init(jnp.ones(()))
+        for graph, said in (("one peer", "overlap of 1"), ("two peers", "another schedule")):
+            tx = gx.osgp(GRAPHS[graph], 1 if graph == "one peer" else 2)
+            with pytest.raises(ValueError, match=said):
+                gx.spmd(lambda z, tx=tx: tx.update(z, state, z), nodes=N)(jnp.ones(N))
+
+    def test_a_mask_without_its_part(self):
+        tx = optax.masked(gx.osgp(GRAPHS["one peer"], 2), {"a": True, "b": False})
+        z = {"a": jnp.ones((N, 3)), "b": jnp.ones((N, 2))}
+        state = gx.spmd(tx.init, nodes=N)(z)
+        with pytest.raises(ValueError, match="where the transform is masked, pass the part"):
+            gx.spmd(gx.average_model, nodes=N)(z, state)
+        average = gx.spmd(lambda z, s: gx.average_model({"a": z["a"]}, s), nodes=N)(z, state)
+        np.testing.assert_allclose(average["a"], 1)
+
     def test_steps(self):
         tx = gx.osgp(GRAPHS["one peer"])
         with pytest.raises(ValueError, match=r"step is a whole number .*; given 0.5"):

@@ -83,9 +83,7 @@ def adpsgd(
         mixed, _ = mix(x, None, schedule, step, *wire)
         latest = add(mixed, updates)
         upcoming = state.count + 1
-        delay = jnp.stack([per_node(row, jnp.int32, axis_name) for row in table])[
-            upcoming % len(table)
-        ]
+        delay = jnp.asarray(per_node(table.T, jnp.int32, axis_name))[upcoming % len(table)]
         held = _choose(delay == 0, latest, x)
         if ring:
             # Models k - 1, ..., k - ring are in it, and this step's own, k, replaces the oldest.

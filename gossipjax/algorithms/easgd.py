@@ -30,8 +30,9 @@ def easgd(
     model and the center changes by `1 - alpha (N + 1)` each time.
 
     The parameters that the user holds are `x_i`; every node's state holds the same center, float32
-    at least: at the start the mean of the models, or the parameters themselves where `init` is
-    called outside of the mapped axis. The sum of all `x_i` and `c` changes only by the updates.
+    at least: at the start the mean of the models. Where `init` is called outside of the mapped
+    axis, it is the parameters themselves: all nodes must then start from the same. The sum of all
+    `x_i` and `c` changes only by the updates.
 
     Args:
       alpha: the elasticity, above 0 and below `2 / (N + 1)`; the paper has `0.9 / N`.

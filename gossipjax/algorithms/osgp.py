@@ -67,11 +67,14 @@ def osgp(
       local_axis_name: the axis of a node's own devices, as in `sgp`.
       wire_dtype: a narrower type for messages, as in `sgp`.
 
-    `update` takes `step=` as in `sgp`, but steps must follow one another: a message is delivered by
+    `update` takes `step=` as in `sgp`, and steps must follow one another: a message is delivered by
     the round before. The static ones are `schedule.every(overlap).canonical_step(k, overlap)`.
+    Where steps are skipped (the whole chain inside `optax.MultiSteps`), leave `step` out: by other
+    rounds than their own, messages would come back unsent.
 
     Raises:
-      ValueError: for an overlap below 0; else as `sgp`.
+      ValueError: for an overlap below 0; when traced, for a state of another overlap or schedule;
+        else as `sgp`.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> tx = gx.osgp(gx.topology.one_peer_exponential(2))
@@ -147,6 +150,11 @@ def osgp(
         **extra_args: Any,
     ) -> tuple[Any, Any]:
         if isinstance(state, GossipState) and overlap:
+            flying = state.in_flight
+            if not isinstance(flying, InFlight) or flying.overlap != overlap:
+                raise ValueError(f"this osgp has an overlap of {overlap}; the state is another's.")
+            if flying.schedule != schedule:
+                raise ValueError("the messages in the state travel by another schedule than this.")
             step = default_step(step, state.count, axis_name)
             if received is None:
                 received = exchange(state, step, axis_name)
