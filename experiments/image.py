@@ -277,7 +277,7 @@ def train(job: Job, run: Run) -> Iterator[dict[str, Any]]:
     trainer = training.Trainer(
         run.method, loss, job.placement, params, batches(), statistics, options.statistics
     )
-    trainer.warm_up()
+    alone = trainer.warm_up()
     accuracy = Accuracy(model, dataset, options.nodes, job.placement)
     epochs_per_step = options.nodes * options.batch_per_node / len(dataset.train_labels)
     epoch_ends = {round(epoch / epochs_per_step) for epoch in range(1, options.epochs)} - {0}
@@ -312,6 +312,7 @@ def train(job: Job, run: Run) -> Iterator[dict[str, Any]]:
         "seed": run.seed,
         "seconds_per_step": typical,
         "examples_per_second": options.nodes * options.batch_per_node / typical,
+        "share_outside_the_step": 1 - alone / typical,
         "test_accuracy_average_model": accuracy.of_average(trainer.average_model()),
         "test_accuracy_nodes": accuracy.of_nodes(trainer.node_models()),
         "consensus_distance": line["consensus_distance"],

@@ -14,8 +14,10 @@
 
 `summary.json` holds `options`, `environment` (versions, devices, sizes of the data set) and `runs`,
 a list of objects with `run`, `algorithm`, `topology`, `nodes`, `steps`, `seed`, `seconds_per_step`
-(median over the lines of `metrics.jsonl`), `examples_per_second` (at that), `final_loss` (of the
-last line), `test_accuracy_average_model`, `test_accuracy_nodes` (a list) and the two consensus
+(median over the lines of `metrics.jsonl`), `examples_per_second` (at that),
+`share_outside_the_step` (of that, beside the compiled step by itself: what the input costs),
+`final_loss` (of the last line), `consensus_distance_by_layer` (an object: path of the array, mean
+over the nodes), `test_accuracy_average_model`, `test_accuracy_nodes` (a list) and the two consensus
 distances. Accuracies are fractions in the files, and % in tables and plots.
 """
 

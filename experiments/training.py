@@ -4,14 +4,16 @@ import datetime
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -19,6 +21,7 @@ import gossipjax as gx
 from experiments.methods import Method
 from gossipjax.state import add, debias, find_state, numerators, push_sum_weight
 
+STEPS_ALONE = 12  # that are timed without input
 Where = Literal["auto", "mesh", "vmap"]
 StatisticsPolicy = Literal["local", "mix", "average"]
 RESULTS = ("metrics.jsonl", "summary.json")
@@ -36,8 +39,14 @@ class Placement(NamedTuple):
 
 
 def request_cpu_devices(count: int) -> None:
-    """Asks for so many virtual CPU devices; before JAX's first use. Accelerators do not mind."""
+    """Asks for so many virtual CPU devices; before JAX's first use. Accelerators do not mind.
+
+    XLA's pool gets two threads for each: a device that waits for the others in a collective holds
+    one, and with no more threads than devices, the last ones to come can be left without any for
+    their convolutions, and wait for ever. NPROC is where XLA reads the size of its pool.
+    """
     jax.config.update("jax_num_cpu_devices", count)
+    os.environ.setdefault("NPROC", str(2 * count))
 
 
 def place(where: Where, nodes: int) -> Placement:
@@ -126,18 +135,34 @@ class Trainer:
         self._distance_before_mixing = gx.spmd(distance_before_mixing, **where)
         self._node_model = gx.spmd(node_model, **where)
         self._average_model = gx.spmd(average_model, **where)
-        self._batches, self._nodes = batches, nodes
-        self._batch = next(batches)
+        mesh = where.get("mesh")
+        self._place = (
+            jax.device_put
+            if mesh is None
+            else lambda batch: jax.device_put(batch, NamedSharding(mesh, PartitionSpec("nodes")))
+        )
+        self._batches, self._nodes = ahead(map(self._place, batches)), nodes
+        self._batch = next(self._batches)
         self.model = jax.tree.map(lambda x: np.stack([x] * nodes), (params, statistics))
         self.state = gx.spmd(tx.init, **where)(self.model[0])
 
-    def warm_up(self) -> None:
-        """Compiles every program by running it once on copies, so that no timed step compiles."""
-        for step in self._step.steps or [0]:
-            model, state = jax.tree.map(jnp.copy, (self.model, self.state))
-            jax.block_until_ready(self._take(step, model, state))
+    def warm_up(self) -> float:
+        """Runs every program on copies, so that no timed step compiles.
+
+        Returns:
+          The seconds of a compiled step by itself: of steps in a row on one batch that is there.
+        """
+        steps = list(self._step.steps or [0])
+        model, state = jax.tree.map(jnp.copy, (self.model, self.state))
+        for step in steps:
+            model, state, _ = jax.block_until_ready(self._take(step, model, state))
         self.distance()
         self.distance_before_mixing()
+        began = time.perf_counter()
+        for step in range(STEPS_ALONE):
+            model, state, _ = self._take(steps[step % len(steps)], model, state)
+        jax.block_until_ready(model)
+        return (time.perf_counter() - began) / STEPS_ALONE
 
     def _take(self, step: int, model: Any, state: Any) -> tuple[Any, Any, jax.Array]:
         params, statistics = model
@@ -193,6 +218,16 @@ class Trainer:
     def node_models(self) -> Any:
         """Every node's newest model, and the statistics that it is evaluated with."""
         return self._node_model(self.model, self.state)
+
+
+def ahead(items: Iterator[Any], count: int = 2) -> Iterator[Any]:
+    """The items, made by a thread before they are asked for: `count` of them are kept ready."""
+    end = object()
+    with ThreadPoolExecutor(1, thread_name_prefix="input") as pool:
+        ready = deque(pool.submit(next, items, end) for _ in range(count))
+        while (item := ready.popleft().result()) is not end:
+            ready.append(pool.submit(next, items, end))
+            yield item
 
 
 def require_finite(losses: np.ndarray, first_step: int) -> None:

@@ -1,0 +1,434 @@
+"""The network measurement: its arithmetic, its options, and that nothing of it is left behind."""
+
+import contextlib
+import json
+import os
+import runpy
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from rich.console import Console
+
+import gossipjax as gx
+from experiments import (
+    speed,
+    speed_hosts,
+    speed_links,
+    speed_network,
+    speed_report,
+    speed_rows,
+    speed_worker,
+)
+
+ROOT = Path(__file__).parent.parent
+TINY = ["--hosts", "2", "--megabytes", "0.02", "--compute", "0", "--iterations", "10"]
+CAN_LIMIT = os.geteuid() == 0 and shutil.which("tc") and shutil.which("ip")
+needs_root = pytest.mark.skipif(not CAN_LIMIT, reason="network namespaces need root, ip and tc")
+
+
+def sent(algorithm, wire, nodes, parameters, steps=12):
+    of = speed_rows.row(algorithm, wire, nodes)
+    return np.mean([of.sent_bytes(k, parameters) for k in range(steps)])
+
+
+class TestBytes:
+    @pytest.mark.parametrize(
+        ("algorithm", "nodes", "models"),
+        [
+            ("allreduce", 4, 1.5),
+            ("allreduce", 8, 1.75),
+            ("centralized", 4, 3),
+            ("dpsgd@ring", 2, 1),
+            ("dpsgd@ring", 4, 2),
+            ("dpsgd@bipartite_exponential", 8, 1),
+            ("sgp", 8, 1),
+            ("sgp", 2, 1),
+            ("sgp@two_peer_exponential", 4, 2),
+            ("sgp@star", 4, 3),  # the hub, whose leaves are no hubs
+            ("1-osgp", 4, 1),
+            ("2-osgp", 4, 0.5),
+            ("0-osgp", 4, 1),
+        ],
+    )
+    def test_what_a_node_sends(self, algorithm, nodes, models):
+        assert sent(algorithm, "float32", nodes, 1_000_000) == pytest.approx(models * 4e6, rel=1e-4)
+
+    @pytest.mark.parametrize("algorithm", ["dpsgd@ring", "sgp", "1-osgp", "2-osgp"])
+    def test_narrow_messages_are_half(self, algorithm):
+        wide, narrow = (sent(algorithm, wire, 4, 1_000_000) for wire in ("float32", "bfloat16"))
+        assert narrow == pytest.approx(wide / 2, rel=1e-4)
+
+    def test_the_weight_travels_in_full(self):
+        assert sent("sgp", "float32", 8, 1000) == 4 * 1001
+        assert sent("sgp", "bfloat16", 8, 1000) == 4 + 2 * 1000
+        assert sent("dpsgd@ring", "float32", 8, 1000) == 2 * 4 * 1000
+
+    def test_the_center_receives_before_it_sends(self):
+        of = speed_rows.row("centralized", "float32", 4)
+        assert of.link_bytes(0, 1000) == 2 * of.sent_bytes(0, 1000) == 6 * 4000
+        other = speed_rows.row("sgp", "float32", 4)
+        assert other.link_bytes(1, 1000) == other.sent_bytes(1, 1000)
+
+
+def test_limit():
+    assert speed_rows.limit_seconds(0.5, 20e6, 25e6) == pytest.approx(1.3)
+    assert speed_rows.limit_seconds(0.5, 20e6, 25e6, overlaps=True) == pytest.approx(0.8)
+    assert speed_rows.limit_seconds(0.9, 20e6, 25e6, overlaps=True) == 0.9
+
+
+def test_rows_leave_out_what_is_impossible():
+    found, left_out = speed_rows.rows(speed_rows.ALGORITHMS, ("float32", "bfloat16"), 2)
+    names = [of.name for of in found]
+    assert "sgp@one_peer_exponential, bfloat16 wire" in names
+    assert "needs two peers" in left_out["sgp@two_peer_exponential, float32 wire"]
+    assert "full width" in left_out["centralized, bfloat16 wire"]
+    assert len(names) + len(left_out) == 16
+    with pytest.raises(ValueError, match=r"nothing to measure with 3 hosts.*even n"):
+        speed_rows.rows(["dpsgd@bipartite_exponential"], ["float32"], 3)
+    with pytest.raises(ValueError, match="no algorithm is named 'gossip'"):
+        speed_rows.rows(["sgp", "gossip"], ["float32"], 4)
+
+
+def test_only_osgp_overlaps():
+    overlaps = {name: speed_rows.row(name, "float32", 4).overlaps for name in speed_rows.ALGORITHMS}
+    assert {name for name, does in overlaps.items() if does} == {"1-osgp", "2-osgp"}
+    assert not speed_rows.row("0-osgp", "float32", 4).overlaps
+
+
+def invented(rows, hosts=4):
+    """What every host would have measured on links of 25 MB/s; host 3 is the slowest."""
+    names = [speed_rows.COMPUTATION, speed_rows.RING, speed_rows.ALONE, *(r.name for r in rows)]
+    values = [0.5, 0.8, 1.0, *[1.4 + 0.1 * i for i in range(len(rows))]]
+    return [
+        {
+            "seconds": {
+                name: [value * (1 if host == 3 else 0.5)] * 9 + [9 * value]
+                for name, value in zip(names, values, strict=True)
+            },
+            "sent_bytes": {name: [20e6 + host] * 10 for name in names},
+            "stream_bytes": 20_000_000,
+            "parameters": 5_000_000,
+            "examples": 7,
+            "peak_memory_bytes": 1e9 + host,
+        }
+        for host in range(hosts)
+    ]
+
+
+def test_summary():
+    rows, _ = speed_rows.rows(["sgp", "1-osgp"], ["float32"], 4)
+    configuration, runs = speed_rows.summarize(rows, 4, "200mbit", invented(rows))
+    assert configuration["computation_seconds"] == 0.5
+    assert configuration["goodput_all_links"] == pytest.approx(25e6)
+    assert configuration["goodput_one_link"] == pytest.approx(20e6)
+    assert configuration["peak_memory_bytes"] == 1e9 + 3
+    sgp, osgp = runs
+    assert sgp["goodput"] == pytest.approx(25e6)  # the faster of the two
+    assert sgp["seconds"] == 1.4
+    assert sgp["seconds_90"] == pytest.approx(1.4 * (0.9 + 0.1 * 9))
+    assert sgp["limit_seconds"] == pytest.approx(1.3, rel=1e-4)
+    assert sgp["ratio_to_limit"] == pytest.approx(1.4 / 1.3, rel=1e-4)
+    assert osgp["limit_seconds"] == pytest.approx(0.8, rel=1e-4)
+    assert sgp["seconds_by_round"] == {"0": 1.4, "1": 1.4}
+    assert sgp["counted_bytes"] == 20e6 + 3
+    lines = speed_rows.lines(4, "200mbit", invented(rows))
+    assert len(lines) == 5 * 10
+    assert lines[-1]["iteration"] == 9
+    assert len(lines[-1]["seconds"]) == 4
+
+
+def write_summary(folder, hosts, rates):
+    configurations, runs, left_out = [], [], {}
+    for n in hosts:
+        for rate in rates:
+            rows, left_out = speed_rows.rows(speed_rows.ALGORITHMS, ("float32", "bfloat16"), n)
+            configuration, own = speed_rows.summarize(rows, n, rate, invented(rows, n))
+            bits = None if rate is None else speed_links.bits_per_second(rate)
+            configurations.append(configuration | {"bits_per_second": bits})
+            runs += own
+    summary = {"configurations": configurations, "runs": runs, "left_out": {"2 hosts": left_out}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def test_report(tmp_path, capsys, monkeypatch):
+    write_summary(tmp_path, (4, 6), ("200mbit", "1gbit"))
+    monkeypatch.setattr(sys, "argv", ["report", str(tmp_path)])
+    runpy.run_path(speed_report.__file__, run_name="__main__")
+    printed = capsys.readouterr().out
+    for text in ("4 hosts, 200mbit", "6 hosts, 1gbit", "1-osgp*", "bfloat16", "left out (2 hosts)"):
+        assert text in printed
+    assert max(map(len, printed.split("left out")[0].splitlines())) <= 80
+    plots = {path.name for path in tmp_path.glob("*.png")}
+    assert plots == {
+        "seconds_per_iteration.png", "time_over_hosts.png", "time_over_bandwidth.png"
+    }  # fmt: skip
+
+
+def test_report_of_loopback_has_one_plot(tmp_path):
+    write_summary(tmp_path, (4,), (None,))
+    speed_report.write_report(tmp_path, Console(quiet=True))
+    assert [path.name for path in tmp_path.glob("*.png")] == ["seconds_per_iteration.png"]
+
+
+@pytest.mark.parametrize("text", ['{"runs": []}', "{", None])
+def test_report_of_another_folder(tmp_path, text):
+    if text is not None:
+        (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(SystemExit, match="error: "):
+        speed_report.main(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("rate", "bits"),
+    [
+        ("200mbit", 200e6), ("1Gbit", 1e9), ("1.5mbit", 1.5e6), ("9000", 9000),
+        ("8kibit", 8192), ("25mbps", 200e6), ("1MiBps", 8 * 2**20),
+    ],
+)  # fmt: skip
+def test_rates_are_those_of_tc(rate, bits):
+    assert speed_links.bits_per_second(rate) == bits
+    if CAN_LIMIT:
+        with speed_links.network(2, speed_links.bits_per_second(rate)) as places:
+            inside = speed_links._run("tc", "-n", str(places[0].namespace), "qdisc", "show")
+            assert "tbf" in inside
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--hosts", "1"], "--hosts is from 2 to 64"),
+        (["--hosts", "4", "4"], "--hosts takes one or several different values"),
+        (["--iterations", "9"], "--iterations is at least 10, not 9"),
+        (["--megabytes", "0"], "--megabytes is at least 0.001"),
+        (["--compute", "nan"], "--compute is at least 0 and finite"),
+        (["--bandwidth", "fast"], "--bandwidth takes no 'fast'"),
+        (["--bandwidth", "-5mbit"], "bandwidth"),
+        (["--bandwidth", "1bit"], "--bandwidth is at least 8kbit"),
+        (["--bandwidth", "1gbit", "1000mbit"], "--bandwidth takes different values"),
+        (["--wire", "int8"], "invalid choice 'int8'"),
+    ],
+)
+def test_bad_options(tmp_path, capsys, arguments, message):
+    with pytest.raises(SystemExit) as stopped:
+        speed.main(["network", *arguments, "--out", str(tmp_path / "out")])
+    assert stopped.value.code
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--algorithm", "sync"], "error: no algorithm is named 'sync'"),
+        (
+            ["--hosts", "3", "--algorithm", "sgp@hypercube"],
+            "error: nothing to measure with 3 hosts",
+        ),
+        (["--hosts", "2", "8", "--megabytes", "1e6"], "error: 8 hosts with 1e\\+06 MB.*Lower --ho"),
+    ],
+)
+def test_impossible_measurements_are_refused_up_front(tmp_path, arguments, message):
+    with pytest.raises(SystemExit, match=message):
+        speed.main(["network", *arguments, "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+def test_limits_need_root_and_tools(tmp_path, monkeypatch):
+    arguments = ["network", "--bandwidth", "200mbit", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(SystemExit, match=r"Missing: root.*or leave --bandwidth out"):
+        speed.main(arguments)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(SystemExit, match=r"Missing: the program ip, the program tc\."):
+        speed.main(arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def run_script(script, folder, patience=60.0, hosts=2):
+    """Hosts that are Python scripts with `folder` and `rank`; what host 0 has told."""
+    told = []
+    head = "import sys, time, pathlib; folder, rank = pathlib.Path(sys.argv[1]), int(sys.argv[2])\n"
+    command = [sys.executable, "-c", head + script]
+    places = [speed_links.Place("127.0.0.1", None)] * hosts
+    speed_hosts.run_hosts(places, command, folder, patience, told.append)
+    return told
+
+
+def are_gone(processes, seconds=10):
+    deadline = time.monotonic() + seconds
+    while any(Path(f"/proc/{process}").exists() for process in processes):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_folders_of_killed_runs_are_taken_away(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / f"{speed_hosts.SCRATCH}999999999-x").mkdir()
+    (tmp_path / f"{speed_hosts.SCRATCH}{os.getpid()}-x").mkdir()
+    with speed_hosts.scratch_folder() as folder:
+        assert folder.is_dir()
+        assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+RECORD = "import os; (folder / f'{rank}.pid').write_text(str(os.getpid()))\n"
+
+
+class TestHosts:
+    def test_progress_is_told(self, tmp_path):
+        script = "(folder / f'{rank}.progress').write_text(f'at {rank}'); time.sleep(0.5)"
+        assert run_script(script, tmp_path) == ["at 0"]
+
+    def test_one_that_fails_ends_all(self, tmp_path):
+        script = RECORD + "time.sleep(60 * (rank == 0)); sys.exit('no such thing')"
+        began = time.monotonic()
+        with pytest.raises(speed_hosts.HostFailedError, match=r"(?s)host 1 ended.*no such thing"):
+            run_script(script, tmp_path)
+        assert time.monotonic() - began < 20
+        assert are_gone([path.read_text() for path in tmp_path.glob("*.pid")], 0)
+
+    def test_ones_that_hang_are_ended(self, tmp_path):
+        script = RECORD + "(folder / f'{rank}.progress').write_text('waiting'); time.sleep(60)"
+        message = r"(?s)the hosts hang \(host 0: waiting; host 1: waiting\).*silent for 1 s"
+        with pytest.raises(speed_hosts.HostFailedError, match=message):
+            run_script(script, tmp_path, patience=1)
+        assert are_gone([path.read_text() for path in tmp_path.glob("*.pid")], 0)
+
+    def test_a_port_in_use_is_told_apart(self, tmp_path):
+        with pytest.raises(speed_hosts.PortInUseError):
+            run_script("sys.exit('bind: Address already in use')", tmp_path)
+
+
+def start_measurement(tmp_path, *arguments):
+    """A measurement in a process of its own, as soon as its hosts run; and their processes."""
+    command = [sys.executable, "-m", "experiments.speed", "network", *TINY, *arguments]
+    command += ["--out", str(tmp_path / "out")]
+    scratch, pipe = os.environ | {"TMPDIR": str(tmp_path)}, subprocess.PIPE
+    process = subprocess.Popen(command, cwd=ROOT, env=scratch, stdout=pipe, stderr=pipe)
+    children: list[str] = []
+    deadline = time.monotonic() + 120
+    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while len(children) < 2 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+        with contextlib.suppress(OSError):
+            children = [
+                child
+                for child in listed.read_text().split()
+                if b"experiments.speed_worker" in Path(f"/proc/{child}/cmdline").read_bytes()
+            ]
+    assert len(children) == 2
+    return process, children
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
+@pytest.mark.parametrize("stop", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_no_process_is_left_behind(tmp_path, stop):
+    process, hosts = start_measurement(tmp_path)
+    time.sleep(1.5)  # so that they are watching
+    process.send_signal(signal.Signals[stop])
+    process.communicate(timeout=30)
+    assert process.returncode == {"SIGINT": 130, "SIGTERM": 143, "SIGKILL": -9}[stop]
+    assert are_gone(hosts)
+
+
+@needs_root
+class TestLinks:
+    def test_a_network_is_taken_away_again(self):
+        with speed_links.network(3, 10_000_000) as places:
+            assert len(speed_links.made()[os.getpid()]) == 3 + 3 + 1
+            command = [*places[2].prefix, "getent", "hosts", socket.gethostname()]
+            assert subprocess.check_output(command, text=True).split()[0] == places[2].address
+        assert os.getpid() not in speed_links.made()
+
+    def test_so_it_is_on_failure(self):
+        with pytest.raises(RuntimeError), speed_links.network(2, 10_000_000):
+            raise RuntimeError
+        with pytest.raises(OSError, match=r"tc .* failed"), speed_links.network(2, 0):
+            pass
+        assert os.getpid() not in speed_links.made()
+
+    def test_leftovers_of_a_killed_run(self, tmp_path):
+        process, hosts = start_measurement(tmp_path, "--bandwidth", "100mbit")
+        process.kill()
+        process.communicate()
+        assert process.pid in speed_links.made()
+        with speed_links.network(2, 10_000_000):
+            assert process.pid not in speed_links.made()
+        assert are_gone(hosts)
+
+    def test_a_terminated_run_leaves_nothing(self, tmp_path):
+        process, hosts = start_measurement(tmp_path, "--bandwidth", "100mbit")
+        process.terminate()
+        process.communicate(timeout=30)
+        assert process.returncode == 143
+        assert process.pid not in speed_links.made()
+        assert are_gone(hosts)
+
+
+def test_measures(tmp_path, capsys, monkeypatch):
+    """All of it, over loopback; the first port is taken, so that another one is picked."""
+    ports, free = [], speed_hosts.free_port
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+
+        def pick():
+            ports.append(free() if ports else taken.getsockname()[1])
+            return ports[-1]
+
+        monkeypatch.setattr(speed_hosts, "free_port", pick)
+        out = tmp_path / "out"
+        speed.main(["network", *TINY, "--algorithm", "centralized", "1-osgp", "--out", str(out)])
+    assert len(ports) == 2
+    printed = capsys.readouterr().out
+    assert "2 hosts, loopback" in printed
+    assert "1-osgp*" in printed
+    summary = json.loads((out / "summary.json").read_text())
+    (configuration,) = summary["configurations"]
+    assert configuration["computation_seconds"] > 0
+    assert configuration["goodput_all_links"] > 1e6
+    runs = {(run["algorithm"], run["wire"]): run for run in summary["runs"]}
+    assert set(runs) == {
+        ("centralized", "float32"), ("1-osgp", "float32"), ("1-osgp", "bfloat16")
+    }  # fmt: skip
+    for run in runs.values():
+        assert run["seconds_10"] <= run["seconds"] <= run["seconds_90"]
+        assert run["iterations"] == 10
+        assert run["counted_bytes"] is None
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == (3 + 3) * 10
+    assert (out / "seconds_per_iteration.png").stat().st_size > 10_000
+    with pytest.raises(SystemExit, match=r"error: .* holds another run"):
+        speed.main(["network", *TINY, "--out", str(out)])
+
+
+def test_a_host_that_fails_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(speed_network, "COMMAND", (sys.executable, "-c", "raise OSError('broken')"))
+    with pytest.raises(SystemExit, match=r"(?s)error: host \d ended with 1; .*OSError: broken"):
+        speed.main(["network", *TINY, "--out", str(tmp_path / "out")])
+
+
+def test_the_batch_is_sized_by_a_line():
+    assert speed_worker.next_batch({1: 0.1}, 0.5) == 33
+    assert speed_worker.next_batch({1: 0.1}, 0.05) == 1
+    assert speed_worker.next_batch({1: 0.1, 33: 0.1}, 0.5) == 165  # no slope: in proportion
+    assert speed_worker.next_batch({1: 0.1, 33: 0.26, 81: 0.6}, 0.5) == 67
+
+
+def test_the_center_averages():
+    """On a mesh, as its permutations are partial."""
+    tx, mesh = speed_rows.centralized(), Mesh(np.array(jax.devices()[:4]), ("nodes",))
+    x = {"a": np.arange(8.0, dtype=np.float32).reshape(4, 2), "b": np.ones(4, np.float32)}
+    mean = gx.spmd(lambda g: tx.update(g, tx.init(g))[0], mesh=mesh)(x)
+    np.testing.assert_allclose(mean["a"], [[3, 4]] * 4)
+    np.testing.assert_allclose(mean["b"], np.ones(4))
