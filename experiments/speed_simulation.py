@@ -59,7 +59,12 @@ def simulation(options: Options) -> None:
     """Images per second of simulated nodes, beside one plain loop."""
     if options.where != "vmap":
         training.request_cpu_devices(max(options.nodes, default=1))
+    optimizer = optax.sgd(0.05, momentum=0.9, nesterov=True)
     try:
+        chosen = [
+            methods.method(options.algorithm, methods.Setting(nodes), optimizer)
+            for nodes in options.nodes
+        ]
         placements = [training.place(options.where, nodes) for nodes in options.nodes]
         out = training.claim_folder("simulation", options.out, options.overwrite)
     except (ValueError, OSError) as error:
@@ -67,9 +72,9 @@ def simulation(options: Options) -> None:
     console, runs = Console(), []
     with training.progress_bar(console) as bar:
         task = bar.add_task("simulation", total=len(options.nodes), status="")
-        for nodes, placement in zip(options.nodes, placements, strict=True):
+        for nodes, method, placement in zip(options.nodes, chosen, placements, strict=True):
             bar.update(task, status=f"{nodes} nodes")
-            runs.append(measure(options, nodes, placement))
+            runs.append(measure(options, nodes, method, optimizer, placement))
             bar.advance(task)
             training.write_summary(out, dataclasses.asdict(options), {}, runs)
     console.print(table(runs))
@@ -95,11 +100,16 @@ def images(nodes: int, batch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     yield from itertools.cycle(made)
 
 
-def measure(options: Options, nodes: int, placement: training.Placement) -> dict[str, Any]:
+def measure(
+    options: Options,
+    nodes: int,
+    method: methods.Method,
+    optimizer: optax.GradientTransformation,
+    placement: training.Placement,
+) -> dict[str, Any]:
     """Both loops in turns: the object in `runs`."""
-    model, optimizer = models.SmallCNN(), optax.sgd(0.05, momentum=0.9, nesterov=True)
+    model = models.SmallCNN()
     start = model.init(jax.random.key(0), np.zeros((1, 28, 28, 1), np.float32))["params"]
-    method = methods.method(options.algorithm, methods.Setting(nodes), optimizer)
     trainer = training.Trainer(
         method,
         lambda params, statistics, batch: (loss(model, params, batch), statistics),

@@ -75,6 +75,15 @@ ROWS = {
         oracle.doubly_stochastic,
     ),
 }
+# The same code as another row, on other graphs or with other numbers: not in all modes and sizes.
+VARIANTS = {"sgp, doubly stochastic", "osgp 0", "osgp 3", "osgp 1, doubly stochastic"}
+CASES = [
+    (name, mode, n)
+    for name in ROWS
+    for mode in MODES
+    for n in SIZES
+    if name not in VARIANTS or mode == "vmap" or (mode == "shard_map_check_vma" and n == 3)
+]
 SCHEDULED = [name for name in ROWS if name not in ("allreduce", "d1d_psgd", "easgd")]
 STATEFUL = [name for name in ROWS if name != "allreduce"]
 # Each mode, size and type meets one style of step or more; the largest size meets them all.
@@ -141,9 +150,7 @@ def history(tx, style):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize(("name", "mode", "n"), CASES)
 def test_equals_the_oracle_round_by_round(name, mode, n, dtype):
     row = ROWS[name]
     rng, starts, all_updates = problem(n, dtype, row.steps)
@@ -188,9 +195,9 @@ def test_narrow_parameters_keep_wide_numerators(name):
 
 
 @pytest.mark.parametrize("mode", ["vmap", "shard_map"])
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", [name for name in ROWS if name not in VARIANTS])
 def test_jit_equals_eager(name, mode):
-    n = 4
+    n = 3
     rng, starts, updates = problem(n, jnp.float32)
     tx = ROWS[name].transform(gx.topology.from_matrices(ROWS[name].matrices(rng, n)))
     params = unflatten(starts)
@@ -206,7 +213,7 @@ def test_jit_equals_eager(name, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", [name for name in ROWS if name not in VARIANTS])
 def test_init_and_a_scan_over_steps_inside_one_program(name, mode):
     """The state that `init` makes has the types that `update` returns, check_vma included."""
     n = 4

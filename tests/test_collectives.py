@@ -1,7 +1,5 @@
 """What travels: one message per type, fillers that carry nothing, steps that agree."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -78,54 +76,47 @@ def test_types_and_shapes_come_back(mode):
     )
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("wire_dtype", [None, jnp.bfloat16], ids=["full", "narrow"])
+@pytest.mark.parametrize("graph", ["pairs", "two peers", "one pair is missing"])
 @pytest.mark.parametrize("mode", MODES)
-def test_pairs_as_sums_are_the_same(mode, overlap, monkeypatch):
+def test_pairs_as_groups_are_the_same(mode, graph, wire_dtype, monkeypatch):
     """As on a CPU over several processes; under vmap and check_vma it stays a permutation."""
-    schedule = gx.topology.bipartite_exponential(8)
+    idle = np.eye(8)
+    idle[:2, :2] = 0.5
+    schedule = {
+        "pairs": gx.topology.bipartite_exponential(8),
+        "two peers": gx.topology.k_peer_exponential(8, 2),  # hops 4 and 1: the first is a pairing
+        "one pair is missing": gx.topology.from_matrices([idle, gx.topology.ring(8).matrices()[0]]),
+    }[graph]
     x = jnp.asarray(np.random.default_rng(0).normal(size=(8, 5)), jnp.float32)
-    tx = gx.osgp(schedule, overlap)
+    groups = []
 
     def steps(x):
-        state = tx.init(x)
+        weight = jnp.ones(())
         for k in range(4):
-            moved, state = tx.update(jnp.ones_like(x), state, x, step=k)
-            x = x + moved
-        return x, gx.diagnostics.total_mass(x, state)[1]
+            x, weight = gx.mix(x, weight, schedule, k, wire_dtype=wire_dtype)
+        return x, weight
 
-    expected, _ = run(mode, steps, 8)(x)
-    assert "all_reduce" not in permutations_of(mode, steps, x)
-    monkeypatch.setattr("gossipjax.collectives.sums_are_faster", lambda: True)
-    found, weight = run(mode, steps, 8)(x)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(weight, 8, rtol=1e-6)
+    expected = run(mode, steps, 8)(x)
+    monkeypatch.setattr("gossipjax.collectives.groups_are_faster", lambda: True)
+    for name in ("psum", "all_gather"):
+        monkeypatch.setattr(jax.lax, name, watched(getattr(jax.lax, name), groups))
+    found = run(mode, steps, 8)(x)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
     if mode == "shard_map":
-        text = permutations_of(mode, steps, x)
-        assert "collective_permute" not in text
-        assert "all_reduce" in text
+        assert bool(groups) == (graph != "one pair is missing")
+        assert all(len(pair) == 2 for pairs in groups for pair in pairs)
 
 
-def permutations_of(mode, steps, x):
-    """The collectives of the program but for the sum that measures the mass."""
-    program: Any = run(mode, steps, 8)
-    text = program.lower(x).as_text() if mode != "pmap" else ""
-    return "\n".join(
-        line
-        for line in text.splitlines()
-        if "collective_permute" in line or ("all_reduce" in line and "[[0, 1, 2" not in line)
-    )
+def watched(collective, groups):
+    def call(*args, axis_index_groups=None, **keywords):
+        out = collective(*args, axis_index_groups=axis_index_groups, **keywords)
+        if axis_index_groups is not None:
+            groups.append(axis_index_groups)
+        return out
 
-
-def test_irregular_pairs_stay_permutations():
-    from gossipjax.collectives import _pairs
-
-    some = np.eye(4)
-    some[:2, :2] = 0.5
-    assert _pairs(gx.topology.bipartite_exponential(4).rounds[0]) == [[0, 3], [1, 2]]
-    for other in (gx.topology.ring(4), gx.topology.one_peer_exponential(4), gx.topology.star(4)):
-        assert _pairs(other.rounds[0]) == []
-    schedule = gx.topology.from_matrices([some, gx.topology.ring(4).matrices()[0]])
-    assert _pairs(schedule.rounds[0]) == [], "not all nodes have a partner"
+    return call
 
 
 def test_float64_is_mixed_in_float64():
