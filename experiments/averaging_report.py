@@ -72,8 +72,8 @@ def sgp18_table(factors: Sequence[Record]) -> Table:
     """The list `sgp18_appendix_a` of `summary.json`."""
     nodes, rounds = factors[0]["nodes"], factors[0]["rounds"]
     result = _table(
-        f"sigma_2 squared, which bounds the squared error: {nodes} nodes, {rounds} rounds",
-        "SGP-18: appendix A. ±: standard deviation over the seeds",
+        f"sigma_2 squared, {nodes} nodes, {rounds} rounds",
+        "SGP-18: appendix A; a bound on the squared error. ±: standard deviation over the seeds",
     )
     result.add_column("the peer of a round", no_wrap=True)
     result.add_column("ours", justify="right")
@@ -151,6 +151,8 @@ def _error(value: float) -> str:
 
 def _mean(record: Record, form: str) -> str:
     mean, deviation = form.format(record["mean"]), record["standard_deviation"]
+    if 0 <= record["mean"] < 1e-12:
+        mean = "<1e-12"
     return mean if deviation is None else f"{mean} ±{form.format(deviation)}"
 
 
