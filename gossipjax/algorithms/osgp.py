@@ -152,9 +152,15 @@ def osgp(
         if isinstance(state, GossipState) and overlap:
             flying = state.in_flight
             if not isinstance(flying, InFlight) or flying.overlap != overlap:
-                raise ValueError(f"this osgp has an overlap of {overlap}; the state is another's.")
+                raise ValueError(
+                    f"this osgp has an overlap of {overlap}; the state is another's. Start anew "
+                    "from gx.average_model, or with the overlap that made the state."
+                )
             if flying.schedule != schedule:
-                raise ValueError("the messages in the state travel by another schedule than this.")
+                raise ValueError(
+                    "the messages in the state travel by another schedule than this one's. Start "
+                    "anew from gx.average_model, or switch by gx.topology.piecewise."
+                )
             step = default_step(step, state.count, axis_name)
             if received is None:
                 received = exchange(state, step, axis_name)
