@@ -31,8 +31,8 @@ class TrainStep:
     the same up to rounding.
 
     Args:
-      gradients: `gradients(params, *inputs) -> (grads, aux)` of one node. With `gx.allreduce` first
-        in the chain, or other collectives in `tx` before the gossip, all is one program.
+      gradients: `gradients(params, *inputs) -> (grads, aux)` of one node. With `osgp` it holds no
+        collective: the exchange may run beside it, and all processes must keep one order of them.
       tx: the optax chain.
       schedule: the rounds by step; for `osgp`, `schedule.every(overlap)`.
       lookback: rounds before it that a step depends on, too: the overlap of `osgp`.
