@@ -11,12 +11,13 @@ from collections.abc import Sequence
 
 import tyro
 
-from experiments import speed_network, speed_schedule, speed_simulation
+from experiments import speed_network, speed_schedule, speed_simulation, speed_step
 
 COMMANDS = {
     "network": speed_network.network,
     "schedule": speed_schedule.main,
     "simulation": speed_simulation.simulation,
+    "step": speed_step.step,
 }
 
 

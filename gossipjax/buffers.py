@@ -74,13 +74,20 @@ class Layout:
         shapes = self._shapes
         return [sum(int(np.prod(shapes[i])) for i in group) for group in self._groups.values()]
 
-    def pack(self, tree: Any) -> list[jax.Array]:
-        """The buffers `[size]`, leaf after leaf in the order of the tree."""
+    def pack(self, tree: Any, in_place: bool = False) -> list[jax.Array]:
+        """The buffers `[size]`, leaf after leaf in the order of the tree.
+
+        With `in_place`, a GPU computes every leaf where it lies in the buffer, which then may not
+        be an output that takes a donated argument's memory. A concatenation of many leaves is two
+        more passes over memory there, and writing the leaves first is one.
+        """
         leaves = jax.tree.leaves(tree)
-        return [
-            jnp.concatenate([jnp.asarray(leaves[i], dtype).ravel() for i in group])
-            for dtype, group in self._groups.items()
-        ]
+        packed = []
+        for dtype, group in self._groups.items():
+            parts = [jnp.asarray(leaves[i], dtype).ravel() for i in group]
+            on_gpu = {"cuda": _written, "rocm": _written} if in_place else {}
+            packed.append(jax.lax.platform_dependent(parts, default=jnp.concatenate, **on_gpu))
+        return packed
 
     def unpack(self, buffers: Sequence[jax.Array]) -> Any:
         """The tree again; whatever follows the last leaf in a buffer is padding."""
@@ -92,6 +99,16 @@ class Layout:
                 out[i] = flat[start:stop].reshape(self._shapes[i])
                 start = stop
         return jax.tree.unflatten(self._structure, out)
+
+
+def _written(parts: Sequence[jax.Array]) -> jax.Array:
+    """The parts one after another, each written into its place."""
+    buffer = jax.lax.empty((sum(part.size for part in parts),), parts[0].dtype)
+    start = 0
+    for part in parts:
+        buffer = jax.lax.dynamic_update_slice(buffer, part, (start,))
+        start += part.size
+    return buffer
 
 
 def in_rows(buffer: jax.Array, rows: int) -> jax.Array:

@@ -116,7 +116,8 @@ def _mix(x: Any, mixing: Round, wire: Wire) -> Any:
     if mixing.is_uniform and wire.dtype is None:  # all nodes get the same, to the bit
         return layout.unpack([average(buffer, wire) for buffer in layout.pack(x)])
     kept, sent = split(x, mixing, wire.axis_name)
-    arrived = layout.unpack([deliver(buffer, mixing, wire) for buffer in layout.pack(sent)])
+    buffers = layout.pack(sent, in_place=True)
+    arrived = layout.unpack([deliver(buffer, mixing, wire) for buffer in buffers])
     return jax.tree.map(jnp.add, kept, arrived)
 
 

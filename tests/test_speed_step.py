@@ -1,0 +1,115 @@
+"""The update beside a plain copy: bytes counted on a text written by hand, and real programs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from experiments import hlo, schedule_targets, speed_step, training
+
+ROOT = Path(__file__).parent.parent
+SMALL = {"a": (64, 32), "b": (100,), "c": (8, 8, 8)}
+VALUES = sum(int(np.prod(shape)) for shape in SMALL.values())
+
+FUSED = """\
+HloModule jit_step, is_scheduled=true
+
+%two_slices (p.0: f32[100], p.1: f32[10]) -> (f32[10], f32[20]) {
+  %p.0 = f32[100]{0} parameter(0)
+  %p.1 = f32[10]{0} parameter(1)
+  %flat = f32[10,10]{1,0} bitcast(%p.0)
+  %double = f32[10,10]{1,0} add(%flat, %flat)
+  %row = f32[1,10]{1,0} slice(%double), slice={[0:1], [0:10]}
+  %first = f32[10]{0} bitcast(%row)
+  %sum = f32[10]{0} add(%first, %p.1)
+  %rows = f32[2,10]{1,0} slice(%flat), slice={[1:3], [0:10]}
+  %second = f32[20]{0} bitcast(%rows)
+  ROOT %out = (f32[10]{0}, f32[20]{0}) tuple(%sum, %second)
+}
+
+%in_place (p.0: f32[100], p.1: f32[10]) -> f32[100] {
+  %p.0 = f32[100]{0} parameter(0)
+  %p.1 = f32[10]{0} parameter(1)
+  %zero = s32[] constant(0)
+  ROOT %put = f32[100]{0} dynamic-update-slice(%p.0, %p.1, %zero)
+}
+
+%called (p.0: f32[100]) -> f32[100] {
+  %p.0 = f32[100]{0} parameter(0)
+  ROOT %negated = f32[100]{0} negate(%p.0)
+}
+
+ENTRY %main (x: f32[100], y: f32[10]) -> f32[100] {
+  %x = f32[100]{0} parameter(0)
+  %y = f32[10]{0} parameter(1)
+  %buffer = f32[100]{0} custom-call(), custom_call_target="AllocateBuffer"
+  %slices = (f32[10]{0}, f32[20]{0}) fusion(%x, %y), kind=kLoop, calls=%two_slices
+  %first = f32[10]{0} get-tuple-element(%slices), index=0
+  %put = f32[100]{0} fusion(%buffer, %first), kind=kLoop, calls=%in_place
+  %start = (f32[100]{0}, f32[100]{0}) collective-permute-start(%put), channel_id=1
+  %done = f32[100]{0} collective-permute-done(%start)
+  %copy = f32[100]{0} copy(%done)
+  ROOT %call = f32[100]{0} call(%copy), to_apply=%called
+}
+"""
+
+
+def test_bytes_are_those_of_the_slices():
+    assert hlo.traffic(hlo.parse(FUSED)) == {
+        # Two slices of 10 and 20 values, and y; two results. Then 10 values into their place.
+        "fusion": 4 * (10 + 20 + 10 + 10 + 20) + 4 * (10 + 10),
+        "collective-permute": 800,
+        "copy": 800,
+        "negate": 800,
+    }
+
+
+def test_nothing_moves_fewer_bytes_than_it_must():
+    """Every update reads and writes at least what is counted as the least, on this backend."""
+    mesh = Mesh(np.array(jax.devices()[:4]), ("nodes",))
+    rows = speed_step.count(SMALL, mesh, "here")
+    assert [run["update"] for run in rows] == list(speed_step.LEAST)
+    for run in rows:
+        assert run["least_passes"] <= run["passes"] < 25
+        assert run["passes_of_the_wire"] == pytest.approx(
+            0 if run["update"] == speed_step.ALONE else 2, rel=2 / VALUES
+        )
+
+
+@pytest.mark.parametrize("where", ["mesh", "vmap"])
+def test_every_update_is_timed_beside_both_copies(where):
+    rows = speed_step.measure(SMALL, 4, 2, training.place(where, 4))
+    for run in rows:
+        assert run["seconds_10"] <= run["seconds"] <= run["seconds_90"]
+        for kind in ("new", "there"):
+            assert run[f"ratio_{kind}"] > 0
+            assert run[f"copy_bytes_per_second_{kind}"] > 0
+    assert speed_step.table(rows).row_count == 3
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [({"nodes": 1}, "--nodes is at least 2"), ({"updates": 0}, "--updates is at least 1")],
+)
+def test_bad_options_are_refused(bad, message):
+    with pytest.raises(ValueError, match=message):
+        speed_step.Options(**bad)
+
+
+@pytest.mark.aot
+def test_passes_on_a_gpu(tmp_path):
+    """Packed in place: 10 passes for SGP, where concatenating all leaves took 15.6."""
+    if absent := schedule_targets.missing("gpu"):
+        pytest.skip(f"not installed: {', '.join(absent)}")
+    command = [sys.executable, "-m", "experiments.speed", "step", "--target", "gpu"]
+    ran = subprocess.run(
+        [*command, "--out", str(tmp_path / "out")], cwd=ROOT, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    runs = json.loads((tmp_path / "out" / "summary.json").read_text())["runs"]
+    assert [round(run["passes"], 1) for run in runs] == [5.0, 10.0, 10.8]
