@@ -7,13 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from gossipjax.algorithms.osgp import exchange
+from gossipjax.algorithms.osgp import exchange, receive
 from gossipjax.schedule import Schedule
 from gossipjax.spmd import spmd
-from gossipjax.state import InFlight, find_state
+from gossipjax.state import GossipState, InFlight, find_state
 
 MOST_PROGRAMS = 32
 
@@ -25,10 +26,10 @@ class TrainStep:
     round and the exchange can be scheduled beside the computation; where that would be more than
     32 programs, a traced step.
 
-    JAX on CPU does not overlap the two inside a program. There, over several processes, the update
-    of `osgp` is three programs: the exchange of what was sent before, dispatched from a thread of
-    its own, beside the gradients, and then the update, which holds no collective. The results are
-    the same up to rounding.
+    JAX on CPU does not overlap the two inside a program. There, over several processes, a step of
+    `osgp` is four programs: the exchange of what was sent before, dispatched from a thread of its
+    own; beside it the gradients, and the update as if nothing had arrived; and then the sum with
+    what has. The results are the same up to rounding.
 
     Args:
       gradients: `gradients(params, *inputs) -> (grads, aux)` of one node. With `osgp` it holds no
@@ -79,38 +80,49 @@ class TrainStep:
             updates, state = tx.update(grads, state, params, step=number)
             return optax.apply_updates(params, updates), state, aux
 
-        def first(number: Any, state: Any) -> InFlight:
-            return exchange(state, number, axis_name)
+        def messages(number: Any, flying: InFlight) -> InFlight:
+            return exchange(GossipState((), in_flight=flying), number, axis_name)
 
-        def second(
-            number: Any, params: Any, state: Any, grads: Any, received: InFlight
-        ) -> tuple[Any, Any]:
-            updates, state = tx.update(grads, state, params, step=number, received=received)
+        def without(number: Any, params: Any, state: Any, grads: Any) -> tuple[Any, Any]:
+            start = find_state(jax.eval_shape(tx.init, params))
+            assert start is not None
+            nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), start.in_flight)
+            state = _with_gossip(state, in_flight=nothing)
+            updates, state = tx.update(grads, state, params, step=number, received=nothing)
             return optax.apply_updates(params, updates), state
 
         keywords = {**where, how: 0}
         self._whole = spmd(whole, **keywords, donate_argnums=(1, 2))
-        self._exchange = spmd(first, **keywords)
+        self._exchange = spmd(messages, **keywords)
         self._gradients = spmd(gradients, **where)
-        self._update = spmd(second, **keywords, donate_argnums=(1, 2, 4))
+        self._without = spmd(without, **keywords, donate_argnums=(1, 2))
+        self._receive = spmd(receive, **where, donate_argnums=(0, 1))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="exchange")
 
     def __call__(
         self, step: int, params: Any, opt_state: Any, *inputs: Any
     ) -> tuple[Any, Any, Any]:
         """The new parameters and state, and `aux`, node-stacked; the old ones are donated."""
-        number: Any = jax.numpy.int32(step)
+        number: Any = jnp.int32(step)
         if self.steps is not None:
             number = self._schedule.canonical_step(step, self._lookback)
         if not self.overlaps(opt_state):
             return self._whole(number, params, opt_state, *inputs)
-        # Sent off first: it needs nothing of this step, and the gradients nothing of it.
-        received = self._thread.submit(
-            lambda: jax.block_until_ready(self._exchange(number, opt_state))
+        flying = _gossip(opt_state).in_flight
+        # Sent off first: it needs nothing of this step, and the step nothing of it until its end.
+        arriving = self._thread.submit(
+            lambda: jax.block_until_ready(self._exchange(number, flying))
         )
-        grads, aux = jax.block_until_ready(self._gradients(params, *inputs))
-        params, opt_state = self._update(number, params, opt_state, grads, received.result())
-        return params, opt_state, aux
+        grads, aux = self._gradients(params, *inputs)
+        opt_state = _with_gossip(opt_state, in_flight=())
+        params, opt_state = self._without(number, params, opt_state, grads)
+        arrived = arriving.result()
+        if step % flying.overlap:
+            return params, _with_gossip(opt_state, in_flight=arrived), aux
+        gossip = _gossip(opt_state)
+        params, after = self._receive(params, gossip._replace(in_flight=(), count=()), arrived)
+        kept = {"weight": after.weight, "numerator": after.numerator}
+        return params, _with_gossip(opt_state, **kept), aux
 
     def overlaps(self, opt_state: Any) -> bool:
         """Whether the exchange runs in a thread of its own."""
@@ -120,3 +132,18 @@ class TrainStep:
         if self._threads is not None:
             return self._threads
         return jax.default_backend() == "cpu" and jax.process_count() > 1
+
+
+def _gossip(opt_state: Any) -> GossipState:
+    state = find_state(opt_state)
+    assert state is not None
+    return state
+
+
+def _with_gossip(opt_state: Any, **fields: Any) -> Any:
+    """The state of a chain, with these fields of its gossip state replaced."""
+
+    def replaced(part: Any) -> Any:
+        return part._replace(**fields) if isinstance(part, GossipState) else part
+
+    return jax.tree.map(replaced, opt_state, is_leaf=lambda part: isinstance(part, GossipState))

@@ -89,10 +89,10 @@ def wide_copies(params: Any) -> Any:
 
 def numerators(params: Any, state: GossipState | None) -> Any:
     """`x`, float32 at least: what the state keeps, or else `w * z`."""
-    if state is not None and not _is_empty(state.numerator):
+    if state is not None and not is_empty(state.numerator):
         return state.numerator
     z = widened(params)
-    if state is None or _is_empty(state.weight):
+    if state is None or is_empty(state.weight):
         return z
     weight = state.weight
     return jax.tree.map(lambda leaf: weight.astype(leaf.dtype) * leaf, z)
@@ -104,7 +104,7 @@ def in_flight(params: Any, state: GossipState | None) -> tuple[Any, Any]:
     Zeros where there are none; the weight is None for an algorithm that has no weights.
     """
     zeros = jax.tree.map(jnp.zeros_like, widened(params))
-    if state is None or _is_empty(state.in_flight):
+    if state is None or is_empty(state.in_flight):
         return zeros, None
     layout, buffers = message_layout(zeros, state), state.in_flight.buffers
     sizes = [-(-size // state.in_flight.overlap) * state.in_flight.overlap for size in layout.sizes]
@@ -119,7 +119,7 @@ def in_flight(params: Any, state: GossipState | None) -> tuple[Any, Any]:
 
 def message_layout(x: Any, state: GossipState) -> Layout:
     """How numerators and weight lie in a message: the weight comes first."""
-    return Layout((None if _is_empty(state.weight) else state.weight, x))
+    return Layout((None if is_empty(state.weight) else state.weight, x))
 
 
 def debias(x: Any, weight: jax.Array) -> Any:
@@ -173,7 +173,7 @@ def gossip_transform(
         new, after = combine(numerators(params, state), updates, state, step)
         return land(params, new), after._replace(
             count=optax.safe_increment(state.count),
-            numerator=() if _is_empty(state.numerator) else after.numerator,
+            numerator=() if is_empty(state.numerator) else after.numerator,
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -200,10 +200,11 @@ def find_state(opt_state: Any) -> GossipState | None:
 
 def push_sum_weight(state: GossipState | None) -> Any:
     """`w`; 1 for algorithms without a weight."""
-    if state is None or _is_empty(state.weight):
+    if state is None or is_empty(state.weight):
         return jnp.ones((), jnp.float32)
     return state.weight
 
 
-def _is_empty(field: Any) -> bool:
+def is_empty(field: Any) -> bool:
+    """Whether an algorithm does not need this field of its state."""
     return isinstance(field, tuple) and not field

@@ -19,17 +19,17 @@ def gradients(z, target):
     return z - target, jnp.sum(jnp.square(z - target))
 
 
-def trained(gossip, schedule, lookback=0, steps=9, **where):
+def trained(gossip, schedule, lookback=0, steps=9, dtype=jnp.float32, **where):
     tx = optax.chain(optax.sgd(0.1, momentum=0.9), gossip)
     step = gx.TrainStep(gradients, tx, schedule, lookback, **where)
     keywords = {k: v for k, v in where.items() if k != "threads"}
-    targets = jnp.asarray(np.random.default_rng(0).normal(size=(N, 5)), jnp.float32)
-    z = jnp.zeros((N, 5))
+    targets = jnp.asarray(np.random.default_rng(0).normal(size=(N, 5)), dtype)
+    z = jnp.zeros((N, 5), dtype)
     state, losses = gx.spmd(tx.init, **keywords)(z), []
     for k in range(steps):
         z, state, loss = step(k, z, state, targets)
         losses.append(loss)
-    return step, np.asarray(z), np.asarray(losses)
+    return step, np.asarray(z, np.float32), np.asarray(losses, np.float32)
 
 
 @pytest.mark.parametrize("where", [{"mesh": mesh(N)}, {"nodes": N}], ids=["mesh", "vmap"])
@@ -42,6 +42,31 @@ def test_threads_change_nothing(overlap, where):
     ]
     for one, other in zip(*results, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+RANDOM = gx.topology.random_peer(N, rounds=40, seed=0)  # more rounds than programs
+
+
+@pytest.mark.parametrize(
+    ("schedule", "overlap", "options", "dtype", "near"),
+    [
+        (SCHEDULE, 1, {"biased": True}, jnp.float32, 1e-6),
+        (SCHEDULE, 3, {"biased": True}, jnp.float32, 1e-6),
+        (SCHEDULE, 2, {"wire_dtype": jnp.bfloat16}, jnp.float32, 1e-6),
+        (SCHEDULE, 1, {}, jnp.bfloat16, 2**-8),
+        (RANDOM, 1, {}, jnp.float32, 1e-6),
+        (RANDOM, 3, {}, jnp.float32, 1e-6),
+    ],
+)
+def test_threads_change_no_variant(schedule, overlap, options, dtype, near):
+    tx = gx.osgp(schedule, overlap, **options)
+    spread = schedule.every(overlap)
+    results = [
+        trained(tx, spread, overlap, steps=11, dtype=dtype, threads=threads, nodes=N)[1:]
+        for threads in (False, True)
+    ]
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, rtol=near, atol=near)
 
 
 def test_the_exchange_runs_in_a_thread_of_its_own(monkeypatch):

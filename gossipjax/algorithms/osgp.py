@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from gossipjax.algorithms.sgp import sgp
-from gossipjax.buffers import Layout, in_rows, require_wire_dtype
+from gossipjax.buffers import Layout, cast_like, in_rows, require_wire_dtype
 from gossipjax.collectives import Step, Wire, as_varying, default_step, deliver, split
 from gossipjax.mixing import at_round, mix, require_schedule, require_step
 from gossipjax.schedule import Schedule, require_whole
@@ -22,7 +22,9 @@ from gossipjax.state import (
     find_state,
     gossip_transform,
     init_state,
+    is_empty,
     message_layout,
+    numerators,
     wide_copies,
 )
 
@@ -218,3 +220,24 @@ def exchange(opt_state: Any, step: Step, axis_name: str = "nodes") -> InFlight:
         for buffer, row in zip(flying.buffers, arrived, strict=True)
     )
     return InFlight(buffers, flying.schedule, flying.overlap, flying.wire)
+
+
+def receive(params: Any, state: GossipState, arrived: InFlight) -> tuple[Any, GossipState]:
+    """Uses what has arrived late: `x <- x + r, w <- w + r_w, z <- x / w`.
+
+    Where the update of a sending step was given nothing as `received`, it equals, up to rounding,
+    the update that is given `arrived`.
+
+    Args:
+      params: this node's `z`, as that update left it.
+      state: of `osgp`; what it has in flight is not looked at.
+      arrived: what `exchange` has returned.
+    """
+    x = numerators(params, state)
+    weight, came = message_layout(x, state).unpack(arrived.buffers)
+    x = jax.tree.map(jnp.add, x, came)
+    state = state._replace(numerator=() if is_empty(state.numerator) else x)
+    if weight is None:
+        return cast_like(x, params), state
+    weight = state.weight + weight
+    return cast_like(debias(x, weight), params), state._replace(weight=weight)
