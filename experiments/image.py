@@ -45,7 +45,7 @@ class Options:
     local_steps: int = 1
     """Steps from one exchange to the next; AllReduce exchanges at every step."""
     wire_dtype: Literal["float32", "bfloat16"] = "float32"
-    """The type in which messages travel; easgd and allreduce know float32 only."""
+    """The type in which messages travel; easgd knows float32 only."""
     staleness: float = 1.0
     """AD-PSGD: mean age (steps) of the models that gradients are taken at: Poisson, at most 4."""
     nodes: int = 8

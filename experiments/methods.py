@@ -47,7 +47,7 @@ OWN_TOPOLOGY = {
     "allreduce": "complete",
 }
 ALGORITHMS = (*TOPOLOGY_OF, *OWN_TOPOLOGY)
-FULL_WIDTH = ("easgd", "allreduce")  # for which there is no narrow wire
+FULL_WIDTH = ("easgd",)  # for which there is no narrow wire
 
 DRAWN = 100  # distinct graphs of a random topology, and rows of a table of delays
 LARGEST_DELAY = 4  # steps, of AD-PSGD
@@ -199,7 +199,7 @@ def method(
     nothing = optax.with_extra_args_support(optax.identity())
     local = optax.with_extra_args_support(optimizer)
     if algorithm == "allreduce":
-        averaged = optax.chain(gx.allreduce(), optimizer)
+        averaged = optax.chain(gx.allreduce(wire_dtype=wire), optimizer)
         return Method(algorithm, "complete", gx.topology.complete(nodes), 0, averaged, nothing)
     if algorithm == "easgd":  # the elasticity of its paper
         everyone = gx.topology.complete(nodes).every(k)

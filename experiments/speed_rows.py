@@ -11,6 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 import gossipjax as gx
 from experiments import methods
+from gossipjax.buffers import decode, encode
 from gossipjax.schedule import Round
 
 Width = Literal["float32", "bfloat16"]
@@ -56,12 +57,14 @@ class Row(NamedTuple):
     def sent_bytes(self, step: int, parameters: int) -> float:
         """What the node that sends most sends at `step`, for a model of so many float32 values.
 
-        The payload of the messages alone: no headers. A ring all-reduce sends 2 (N - 1) / N of the
+        The payload of the messages alone: no headers. An all-reduce sends 2 (N - 1) / N of the
         buffer; the center of `centralized` sends N - 1 models.
         """
         size = self.method.schedule.size
         if self.algorithm == CENTRALIZED:
-            return 4.0 * parameters * (size - 1)
+            return message_bytes(parameters, self.wire) * (size - 1)
+        if self.method.algorithm == "allreduce" and self.wire != "float32":
+            return 2 * (size - 1) * message_bytes(-(-parameters // size), self.wire)
         if self.method.algorithm == "allreduce":
             return 4.0 * parameters * 2 * (size - 1) / size
         pieces = max(1, self.method.lookback) if self.overlaps else 1
@@ -98,10 +101,14 @@ def round_bytes(mixing: Round, values: int, wire: Width) -> float:
         return 0.0
     if mixing.is_uniform and wire == "float32":  # a ring all-reduce
         return 4.0 * values * 2 * (mixing.size - 1) / mixing.size
-    message = 4.0 * values if wire == "float32" else 4.0 + 2.0 * (values - 1)
     order = np.arange(mixing.size)
     peers = np.sum([receivers != order for receivers, _ in mixing.slots], axis=0)
-    return message * float(peers.max())
+    return message_bytes(values, wire) * float(peers.max())
+
+
+def message_bytes(values: int, wire: Width) -> float:
+    """What a message of so many float32 values takes; a narrow one's first value stays wide."""
+    return 4.0 * values if wire == "float32" else 4.0 + 2.0 * (values - 1)
 
 
 def limit_seconds(
@@ -131,15 +138,13 @@ def row(algorithm: str, wire: Width, nodes: int) -> Row:
       ValueError: for an unknown name, a topology that is impossible for so many nodes, or a narrow
         wire where there is none.
     """
+    narrow = None if wire == "float32" else jnp.dtype(wire)
     if algorithm == CENTRALIZED:
-        if wire != "float32":
-            raise ValueError(f"{CENTRALIZED} travels in full width: leave it out, or the wire.")
-        first = optax.chain(centralized(), optax.sgd(RATE))
+        first = optax.chain(centralized(narrow), optax.sgd(RATE))
         nothing = optax.with_extra_args_support(optax.identity())
         everyone = gx.topology.complete(nodes)
         how = methods.Method(CENTRALIZED, "star", everyone, 0, first, nothing)
         return Row(algorithm, wire, how)
-    narrow = None if wire == "float32" else jnp.dtype(wire)
     setting = methods.Setting(nodes, wire_dtype=narrow)
     return Row(algorithm, wire, methods.method(algorithm, setting, optax.sgd(RATE)))
 
@@ -249,7 +254,9 @@ def lines(hosts: int, rate: str | None, found: Sequence[Record]) -> list[Record]
     ]
 
 
-def centralized(axis_name: str = "nodes") -> optax.GradientTransformationExtraArgs:
+def centralized(
+    wire_dtype: np.dtype | None, axis_name: str = "nodes"
+) -> optax.GradientTransformationExtraArgs:
     """A parameter server: node 0 gathers all gradients and sends every node their mean.
 
     Goes first in a chain. Needs a mesh: the permutations are partial, as only node 0's link is
@@ -259,20 +266,16 @@ def centralized(axis_name: str = "nodes") -> optax.GradientTransformationExtraAr
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
         del params, extra_args
         buffer, unravel = ravel_pytree(updates)
-        mean = _at_the_center(buffer, axis_name)
-        result, index = mean, jax.lax.axis_index(axis_name)
-        for receiver in range(1, jax.lax.axis_size(axis_name)):
+        nodes, index = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
+        words, total = encode(buffer, wire_dtype), buffer
+        for sender in range(1, nodes):
+            came = jax.lax.ppermute(words, axis_name, [(sender, 0)])
+            total = total + decode(came, wire_dtype, buffer)
+        mean = encode(total / nodes, wire_dtype)  # on node 0, and nothing of use elsewhere
+        result = mean
+        for receiver in range(1, nodes):
             came = jax.lax.ppermute(mean, axis_name, [(0, receiver)])
             result = jnp.where(index == receiver, came, result)
-        return unravel(result), state
+        return unravel(decode(result, wire_dtype, buffer)), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
-
-
-def _at_the_center(buffer: jax.Array, axis_name: str) -> jax.Array:
-    """The mean of all nodes' buffers on node 0, and nothing of use elsewhere."""
-    nodes = jax.lax.axis_size(axis_name)
-    total = buffer
-    for sender in range(1, nodes):
-        total = total + jax.lax.ppermute(buffer, axis_name, [(sender, 0)])
-    return total / nodes

@@ -312,7 +312,7 @@ class TestBadInput:
             (("--algorithm", "easgd@ring"), "easgd has a topology of its own"),
             (("--algorithm", "dpsgd@star"), "dpsgd needs a doubly stochastic schedule"),
             (("--algorithm", "sgp", "sgp@one_peer_exponential"), "asks for the same twice"),
-            (("--wire-dtype", "bfloat16"), "allreduce travels in full width"),
+            (("--wire-dtype", "bfloat16", "--algorithm", "easgd"), "easgd travels in full width"),
             (("--switch-at", "1"), "--switch-at is a share between 0 and 1, not 1.0"),
             (("--staleness", "-1"), "--staleness is at least 0"),
             (("--statistics", "mix"), "--statistics mix needs --normalization batch"),

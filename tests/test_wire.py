@@ -118,6 +118,41 @@ def test_words_on_the_wire(name, wire_dtype, words):
     assert sent == [words]
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("n", "length"), [(1, 33), (3, 33), (8, 64), (8, 5)])
+def test_allreduce_in_narrow_words(mode, n, length):
+    """Rounded on the way to a float32 sum and on the way back; all nodes have the same."""
+    g = np.random.default_rng(0).normal(size=(n, length)).astype(np.float32)
+
+    def averaged(g, wire_dtype):
+        tx = gx.allreduce(wire_dtype=wire_dtype)
+        return tx.update({"g": g}, tx.init(g))[0]["g"]
+
+    found = np.asarray(run(mode, lambda g: averaged(g, jnp.bfloat16), n)(g))
+    assert (found == found[0]).all()
+    sent = g if n == 1 else g.astype(jnp.bfloat16).astype(np.float32)
+    width = -(-length // n)  # of a node's part, whose first value stays wide
+    sent[:, ::width] = g[:, ::width]
+    mean = sent.astype(np.float64).mean(axis=0)
+    rounded = mean.astype(np.float32).astype(jnp.bfloat16).astype(np.float64)
+    rounded[::width] = mean[::width]
+    exact = g.astype(np.float64).mean(axis=0)
+    np.testing.assert_allclose(found[0], exact if n == 1 else rounded, rtol=2**-7, atol=1e-6)
+    np.testing.assert_allclose(found[0], exact, atol=0.02)
+    np.testing.assert_array_equal(run(mode, lambda g: averaged(g, "float32"), n)(g),
+                                  run(mode, lambda g: averaged(g, None), n)(g))  # fmt: skip
+
+
+def test_words_of_a_narrow_allreduce():
+    tx = optax.chain(gx.allreduce(wire_dtype=jnp.bfloat16), optax.sgd(1.0))
+    g = {"a": jnp.ones((N, 599)), "b": jnp.ones((N, 41))}
+    program = gx.spmd(lambda g: tx.update(g, tx.init(g))[0], mesh=mesh(N))
+    text = program.lower(g).compile().as_text()
+    found = set(re.findall(r" = (.*?)\{.*? (all-to-all|all-gather|all-reduce)\(", text))
+    assert {kind for _, kind in found} == {"all-to-all", "all-gather"}
+    assert {words for words, _ in found} <= {"u16[1,81]", "(u16[1,81]", "u16[8,81]"}
+
+
 def test_too_large_for_the_type_is_clipped_and_kept():
     x = jnp.array([[0.0, 1e6], [0.0, 2.0]])
     ring = gx.topology.ring(2)

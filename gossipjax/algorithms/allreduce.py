@@ -7,19 +7,27 @@ from typing import Any
 import jax
 import optax
 
-from gossipjax.buffers import require_floats
+from gossipjax.buffers import require_floats, require_wire_dtype
 from gossipjax.collectives import mean, varies
 
 
-def allreduce(axis_name: str = "nodes") -> optax.GradientTransformationExtraArgs:
+def allreduce(
+    axis_name: str = "nodes", wire_dtype: Any = None
+) -> optax.GradientTransformationExtraArgs:
     """Averages the gradients over the axis: `g_i <- (1/N) sum_j g_j`. Goes *first* in a chain.
 
     With equal starts every node then takes the same step. Over the axis of a node's own devices,
     `allreduce("local")`, it is the inner half of the hierarchy of SGP-19: gradients are averaged
     inside a server, models gossip between servers. The learning rate is not scaled by N.
 
-    Raises (when traced):
-      ValueError: if the axis is missing; if a leaf is not floating-point; under a `shard_map` with
+    Args:
+      axis_name: the mapped axis that is averaged over.
+      wire_dtype: a narrower type for what travels, such as `jnp.bfloat16`: half the bytes. Each
+        value is rounded once before the sum, which is float32 at least, and once after it.
+
+    Raises:
+      ValueError: for a `wire_dtype` that is no floating-point type of 16 bits or more; when traced,
+        if the axis is missing; if a leaf is not floating-point; under a `shard_map` with
         `check_vma=True`, if a gradient does not vary over the axis: where its parameter is
         replicated over it, autodiff has summed the gradient over the axis already, and averaging
         would be wrong by the axis' size.
@@ -31,11 +39,11 @@ def allreduce(axis_name: str = "nodes") -> optax.GradientTransformationExtraArgs
     >>> jax.vmap(update, axis_name="nodes")(jnp.array([1.0, 3.0])).tolist()
     [-2.0, -2.0]
     """
+    wire_dtype = require_wire_dtype(wire_dtype)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
         del params, extra_args
         require_floats(updates, "updates")
-        averaged = mean(updates, axis_name)
         for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
             if not varies(leaf, axis_name):
                 raise ValueError(
@@ -44,6 +52,6 @@ def allreduce(axis_name: str = "nodes") -> optax.GradientTransformationExtraArgs
                     f"Take gradients at jax.lax.pcast(params, {axis_name!r}, to='varying'), or use "
                     "check_vma=False; if the loss was averaged over the axis, drop allreduce."
                 )
-        return averaged, state
+        return mean(updates, axis_name, wire_dtype), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
