@@ -126,16 +126,18 @@ def encode(message: jax.Array, wire_dtype: np.dtype | None) -> jax.Array:
     """The words that travel for a flat message: narrow values as unsigned integers.
 
     Integers, because XLA on CPU would widen a bfloat16 collective to float32. The first value, the
-    push-sum weight if there is one, goes in full width. What is too large for the type is clipped.
+    push-sum weight if there is one, goes in full width: its first word in its place, the others at
+    the end, so that the rest is one pass. What is too large for the type is clipped.
     """
     if not narrows(message, wire_dtype):
         return message
     assert wire_dtype is not None
     words = jnp.dtype(f"uint{8 * wire_dtype.itemsize}")
     largest = jnp.finfo(wire_dtype).max.astype(message.dtype)
-    body = jnp.clip(message[1:], -largest, largest).astype(wire_dtype)
-    head = jax.lax.bitcast_convert_type(message[:1], words).ravel()
-    return jnp.concatenate([head, jax.lax.bitcast_convert_type(body, words)])
+    narrow = jnp.clip(message, -largest, largest).astype(wire_dtype)
+    first = jax.lax.bitcast_convert_type(message[:1], words).ravel()
+    body = _with_first(first[0], jax.lax.bitcast_convert_type(narrow, words))
+    return jnp.concatenate([body, first[1:]])
 
 
 def decode(words: jax.Array, wire_dtype: np.dtype | None, like: jax.Array) -> jax.Array:
@@ -143,7 +145,13 @@ def decode(words: jax.Array, wire_dtype: np.dtype | None, like: jax.Array) -> ja
     if not narrows(like, wire_dtype):
         return words
     assert wire_dtype is not None
-    split = like.dtype.itemsize // wire_dtype.itemsize
-    head = jax.lax.bitcast_convert_type(words[:split].reshape(1, split), like.dtype)
-    body = jax.lax.bitcast_convert_type(words[split:], wire_dtype)
-    return jnp.concatenate([head, body.astype(like.dtype)])
+    body, end = words[: like.size], words[like.size :]
+    first = jnp.concatenate([body[:1], end]).reshape(1, -1)
+    narrow = jax.lax.bitcast_convert_type(body, wire_dtype)
+    return _with_first(
+        jax.lax.bitcast_convert_type(first, like.dtype)[0], narrow.astype(like.dtype)
+    )
+
+
+def _with_first(value: jax.Array, rest: jax.Array) -> jax.Array:
+    return jnp.where(jax.lax.iota(jnp.int32, rest.size) == 0, value, rest)
