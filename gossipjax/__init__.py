@@ -1,5 +1,8 @@
 """Decentralized data-parallel training in JAX: gossip as optax transforms."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from gossipjax import diagnostics as diagnostics
 from gossipjax import topology as topology
 from gossipjax.algorithms.adpsgd import adpsgd as adpsgd
@@ -22,4 +25,14 @@ from gossipjax.state import GossipState as GossipState
 from gossipjax.statistics import average_statistics as average_statistics
 from gossipjax.statistics import mix_statistics as mix_statistics
 
+if TYPE_CHECKING:
+    from gossipjax import launch as launch
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # When it is first used: `python -m gossipjax.launch` would warn if it were imported already.
+    if name == "launch":
+        return importlib.import_module("gossipjax.launch")
+    raise AttributeError(f"module 'gossipjax' has no attribute {name!r}")
