@@ -28,7 +28,7 @@ import tyro
 from rich.console import Console
 
 import gossipjax as gx
-from experiments import averaging_report, training
+from experiments import averaging_report, results
 from experiments.methods import Topology, schedule
 from gossipjax import spectra
 
@@ -215,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         for topology, nodes in itertools.product(options.topology, options.nodes):
             schedule(topology, nodes, max(options.rounds, DRAWN), seed=0)  # or say what is wrong
-        out = training.claim_folder("averaging", options.out, options.overwrite)
+        out = results.claim_folder("averaging", options.out, options.overwrite)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
@@ -238,7 +238,7 @@ def measure_all(options: Options, out: Path, console: Console) -> None:
         soft_wrap=True,
     )
     runs: list[Record] = []
-    with (out / "metrics.jsonl").open("w") as file, training.progress_bar(console) as bar:
+    with (out / "metrics.jsonl").open("w") as file, results.progress_bar(console) as bar:
         task = bar.add_task("averaging", total=len(jobs) + 1, status="")
         for nodes, topology in jobs:
             bar.update(task, status=f"{topology}, {nodes} nodes")

@@ -252,7 +252,12 @@ def split(labels: np.ndarray, nodes: int, dirichlet: float | None, seed: int) ->
     return shards
 
 
-def batches(shards: Sequence[np.ndarray], batch_per_node: int, seed: int) -> Iterator[np.ndarray]:
+def batches(
+    shards: Sequence[np.ndarray],
+    batch_per_node: int,
+    seed: int,
+    own: Sequence[int] | None = None,
+) -> Iterator[np.ndarray]:
     """Endless batches: integers `[N, B]`, row i the indices of node i's next B examples.
 
     Each node goes through its own shard pass after pass, each pass in a fresh random order. A
@@ -263,6 +268,7 @@ def batches(shards: Sequence[np.ndarray], batch_per_node: int, seed: int) -> Ite
         shards: N integer arrays, as from `split`.
         batch_per_node: B, at least 1.
         seed: picks the orders.
+        own: the nodes whose rows are wanted; all of them if not given.
 
     Raises:
         DataError: a batch of less than one example, or a node without examples.
@@ -272,7 +278,8 @@ def batches(shards: Sequence[np.ndarray], batch_per_node: int, seed: int) -> Ite
     if empty := [node for node, shard in enumerate(shards) if not len(shard)]:
         raise DataError(f"node {empty[0]} has no examples")
     seeds = np.random.SeedSequence(seed).spawn(len(shards))
-    nodes = [_node_batches(s, batch_per_node, key) for s, key in zip(shards, seeds, strict=True)]
+    rows = range(len(shards)) if own is None else own
+    nodes = [_node_batches(shards[row], batch_per_node, seeds[row]) for row in rows]
     return map(np.stack, zip(*nodes, strict=True))
 
 

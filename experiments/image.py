@@ -4,14 +4,19 @@
 
 With no option: a small CNN on 5,000 MNIST digits, SGP over 8 nodes beside AllReduce. It prints a
 table and writes `metrics.jsonl`, `summary.json` and plots into a folder, `--out`.
+
+It runs unchanged on one process, under `python -m gossipjax.launch` and on the hosts of a cluster:
+a node keeps its part of the data and its batches whatever process holds it.
 """
 
 import dataclasses
 import itertools
 import json
 import math
+import os
+import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -23,7 +28,8 @@ import tyro
 from rich.console import Console
 
 import gossipjax as gx
-from experiments import data, methods, models, report, training
+from experiments import data, methods, models, processes, report, results, saving, training
+from experiments.accuracy import Accuracy
 from gossipjax.loop import MOST_PROGRAMS
 
 
@@ -82,14 +88,25 @@ class Options:
     """mesh: a device per node, virtual ones on a CPU. vmap: one device. auto: mesh if possible."""
     log_every: int = 10
     """Steps between two lines of metrics.jsonl; each line costs one more gradient."""
+    checkpoint_every: int | None = None
+    """Steps between checkpoints, in --out; on SIGTERM one more is saved. After a restart by the
+    launcher, a run goes on from its newest one."""
+    checkpoint_keep: int = 3
+    """How many checkpoints of a run stay."""
+    resume: bool = False
+    """Go on in --out where the program was stopped; --nodes may be another number."""
+    initial: Path | None = None
+    """Go on from the newest checkpoint in this folder, of a run with another algorithm, topology or
+    number of nodes: OUT/checkpoints/RUN. All runs begin there."""
     out: Path | None = None
     """Folder for the results; a new one under runs/ if not given."""
     overwrite: bool = False
     """Replace another run's results in --out."""
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "batch_per_node", "epochs", "log_every", "local_steps"):
-            if (value := getattr(self, name)) < 1:
+        counts = ("nodes", "batch_per_node", "epochs", "log_every", "local_steps")
+        for name in (*counts, "checkpoint_every", "checkpoint_keep"):
+            if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')} is at least 1, not {value}.")
         for name, values in (("algorithm", self.algorithm), ("seed", self.seed)):
             if not values or len(set(values)) < len(values):
@@ -108,6 +125,11 @@ class Options:
             raise ValueError(f"--statistics {self.statistics} needs --normalization batch.")
         if self.dirichlet is not None and not 0 < self.dirichlet < math.inf:
             raise ValueError(f"--dirichlet is positive and finite, not {self.dirichlet}.")
+        for name in ("checkpoint_every", "resume"):
+            if getattr(self, name) and self.out is None:
+                raise ValueError(f"--{name.replace('_', '-')} needs --out, where a run goes on.")
+        if self.resume and self.overwrite:
+            raise ValueError("--resume goes on with what --overwrite takes away: choose one.")
         if self.dataset == "mnist5k" and (self.data_dir or self.download):
             raise ValueError(
                 "--data-dir and --download are for fashion_mnist; mnist5k is installed."
@@ -129,15 +151,22 @@ class Run(NamedTuple):
 
 
 class Job(NamedTuple):
-    """All that a command line asks for, found to be possible."""
+    """All that a command line asks for, found to be possible.
+
+    Attributes:
+      nodes: how many there are now; `options` has how many there were at the start.
+      finished: what `summary.json` says of the runs that were finished before.
+    """
 
     options: Options
+    nodes: int
     dataset: data.Dataset
     steps: int
     rate: optax.Schedule
     runs: list[Run]
     placement: training.Placement
     out: Path
+    finished: list[dict[str, Any]]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -150,20 +179,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
             description="Trains an image classifier over gossiping nodes.",
             args=arguments,
         )
-        if options.where != "vmap":
-            training.request_cpu_devices(options.nodes)
+        place = gx.launch.initialize()
+        if options.where != "vmap" and not place.processes > options.nodes:
+            nodes = gx.launch.nodes_left(options.nodes)
+            training.request_cpu_devices(-(-nodes // place.processes))
         job = prepare(options)
     except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+        gx.launch.leave(f"error: {error}")
     except KeyboardInterrupt:
-        sys.exit(130)
+        gx.launch.leave(130)
     try:
-        train_all(job, Console())
-    except (training.NonFiniteError, OSError) as error:
-        sys.exit(f"error: {error}")
+        train_all(job, Console(quiet=not processes.is_first()))
+    except (training.NonFiniteError, saving.CheckpointError, OSError) as error:
+        gx.launch.leave(f"error: {error}")
+    except saving.PreemptedError as error:
+        print(error, file=sys.stderr)
+        gx.launch.leave(128 + signal.SIGTERM)
     except KeyboardInterrupt:
         print(f"interrupted; {job.out} holds what was measured", file=sys.stderr)
-        sys.exit(130)
+        gx.launch.leave(130)
 
 
 def prepare(options: Options) -> Job:
@@ -173,31 +207,67 @@ def prepare(options: Options) -> Job:
       ValueError, OSError: for options that are impossible together, data that are not there, or a
         folder that holds another run.
     """
+    restarted = options.checkpoint_every and int(os.environ.get("GOSSIPJAX_RESTART", 0))
+    resume = options.resume or bool(restarted)
+    nodes = gx.launch.nodes_left(options.nodes)
+    finished = []
+    if resume and options.out and (options.out / "summary.json").exists():
+        saved = json.loads((options.out / "summary.json").read_text())
+        options, finished = as_it_began(options, saved["options"]), saved["runs"]
     dataset = data.load(options.dataset, options.data_dir, options.download)
     total_batch = options.nodes * options.batch_per_node
     steps = max(1, round(options.epochs * len(dataset.train_labels) / total_batch))
     rate = methods.learning_rate(options.rate_schedule, options.rate, steps, total_batch)
-    optimizer = methods.optimizer(options.optimizer, rate, options.weight_decay)
     runs = []
-    wire_dtype = None if options.wire_dtype == "float32" else options.wire_dtype
     for algorithm, seed in itertools.product(options.algorithm, options.seed):
-        setting = methods.Setting(
-            options.nodes,
-            steps,
-            seed,
-            options.local_steps,
-            wire_dtype,
-            options.staleness,
-            options.switch_at,
-        )
-        method = methods.method(algorithm, setting, optimizer, options.topology)
-        shards = data.split(dataset.train_labels, options.nodes, options.dirichlet, seed)
-        runs.append(Run(algorithm, seed, method, shards))
+        shards = data.split(dataset.train_labels, nodes, options.dirichlet, seed)
+        how = method(options, steps, rate, algorithm, seed, nodes)
+        runs.append(Run(algorithm, seed, how, shards))
     if len({run.name for run in runs}) < len(runs):
         raise ValueError(f"--algorithm asks for the same twice: {', '.join(options.algorithm)}.")
-    placement = training.place(options.where, options.nodes)
-    out = training.claim_folder("image", options.out, options.overwrite)
-    return Job(options, dataset, steps, rate, runs, placement, out)
+    placement = training.place(options.where, nodes)
+    out = options.out
+    if processes.is_first():
+        out = results.claim_folder("image", out, options.overwrite, resume)
+    out = Path(processes.of_first(str(out)))
+    return Job(options, nodes, dataset, steps, rate, runs, placement, out, finished)
+
+
+def method(
+    options: Options, steps: int, rate: optax.Schedule, algorithm: str, seed: int, nodes: int
+) -> methods.Method:
+    """The method of a run over so many nodes."""
+    setting = methods.Setting(
+        nodes,
+        steps,
+        seed,
+        options.local_steps,
+        None if options.wire_dtype == "float32" else options.wire_dtype,
+        options.staleness,
+        options.switch_at,
+    )
+    optimizer = methods.optimizer(options.optimizer, rate, options.weight_decay)
+    return methods.method(algorithm, setting, optimizer, options.topology)
+
+
+MAY_CHANGE = {"nodes", "data_dir", "download", "where", "log_every", "checkpoint_every"}
+MAY_CHANGE |= {"checkpoint_keep", "resume", "initial", "out", "overwrite"}
+
+
+def as_it_began(options: Options, saved: dict[str, Any]) -> Options:
+    """The options of a run that goes on: the number of nodes is that of its start.
+
+    Raises:
+      ValueError: if one that must stay is another one now.
+    """
+    now = json.loads(json.dumps(dataclasses.asdict(options), default=str))
+    for name, value in now.items():
+        if name not in MAY_CHANGE and saved.get(name, value) != value:
+            raise ValueError(
+                f"the run in {options.out} began with --{name.replace('_', '-')} {saved[name]}, "
+                f"not {value}: go on with that, or choose another --out."
+            )
+    return dataclasses.replace(options, nodes=saved["nodes"])
 
 
 def train_all(job: Job, console: Console) -> None:
@@ -208,7 +278,7 @@ def train_all(job: Job, console: Console) -> None:
     options, dataset, out = job.options, job.dataset, job.out
     sizes = f"{len(dataset.train_labels):,} training and {len(dataset.test_labels):,} test examples"
     console.print(
-        f"{dataset.name}, {sizes}; {options.nodes} nodes, {job.steps:,} steps; "
+        f"{dataset.name}, {sizes}; {job.nodes} nodes, {job.steps:,} steps; "
         f"{job.placement.words}. Results: {out}",
         soft_wrap=True,
     )
@@ -216,33 +286,54 @@ def train_all(job: Job, console: Console) -> None:
         rounds = len(method.schedule.canonical_steps(method.lookback))
         if rounds > MOST_PROGRAMS:
             console.print(f"{title}: {rounds} distinct rounds, so a traced step")
-    environment = {"placement": job.placement.words, "dataset": sizes}
-    finished: list[dict[str, Any]] = []
-    training.write_summary(out, dataclasses.asdict(options), environment, finished)
+    environment: dict[str, Any] = {"placement": job.placement.words, "dataset": sizes}
+    finished = list(job.finished)
+    done = {run["run"] for run in finished}
+    metrics = out / "metrics.jsonl" if processes.is_first() else Path(os.devnull)
+
+    def write_summary() -> None:
+        if processes.is_first():
+            results.write_summary(out, dataclasses.asdict(options), environment, finished)
+
+    write_summary()
     try:
-        with (out / "metrics.jsonl").open("w") as file, training.progress_bar(console) as bar:
+        with results.progress_bar(console) as bar:
             for run in job.runs:
-                title = f"{run.title} ({run.seed})"
-                task = bar.add_task(title, total=job.steps, status="compiling")
+                if run.name in done:
+                    continue
+                task = bar.add_task(
+                    f"{run.title} ({run.seed})", total=job.steps, status="compiling"
+                )
                 for line in train(job, run):
+                    if "begun" in line:
+                        if line["said"]:
+                            console.print(line["said"], soft_wrap=True)
+                            environment.setdefault("resumed", []).append(line["said"])
+                        if processes.is_first():
+                            results.keep_lines(metrics, _before(run.name, line["begun"], done))
+                        continue
                     if "test_accuracy_nodes" in line:
                         finished.append(line)
-                        training.write_summary(
-                            out, dataclasses.asdict(options), environment, finished
-                        )
+                        done.add(run.name)
+                        write_summary()
                         continue
-                    file.write(json.dumps({"run": run.name, **line}, allow_nan=False) + "\n")
-                    file.flush()
+                    with metrics.open("a") as file:
+                        file.write(json.dumps({"run": run.name, **line}, allow_nan=False) + "\n")
                     if "loss" in line:
                         bar.update(task, completed=line["step"], status=status(line))
     finally:
-        if finished:
+        if finished and processes.is_first():
             gossiping = {run.method.topology for run in job.runs} - {"complete", "center"}
             for name in sorted({part for names in gossiping for part in names.split("/")}):
-                title = f"{name}, {options.nodes} nodes"
-                matrices = methods.schedule(name, options.nodes, seed=options.seed[0]).matrices()
+                title = f"{name}, {job.nodes} nodes"
+                matrices = methods.schedule(name, job.nodes, seed=options.seed[0]).matrices()
                 report.plot_topology(matrices, title, out / f"topology_{name}.png")
             report.write_report(out, console)
+
+
+def _before(run: str, step: int, done: set[str]) -> Callable[[dict[str, Any]], bool]:
+    """Which lines of `metrics.jsonl` stay when this run goes on after so many steps."""
+    return lambda line: line["run"] in done or (line["run"] == run and line["step"] <= step)
 
 
 def status(line: dict[str, Any]) -> str:
@@ -254,8 +345,9 @@ def status(line: dict[str, Any]) -> str:
 
 
 def train(job: Job, run: Run) -> Iterator[dict[str, Any]]:
-    """Trains one run; yields the lines of `metrics.jsonl` and at the end that of `summary.json`."""
-    options, dataset, steps = job.options, job.dataset, job.steps
+    """Trains one run. Yields `begun`, the step after which it goes on, and what was `said`; then
+    the lines of `metrics.jsonl`, and at the end that of `summary.json`."""
+    options, dataset, steps, nodes = job.options, job.dataset, job.steps, job.nodes
     compute = jnp.float32 if options.precision == "float32" else jnp.bfloat16
     kept = jnp.bfloat16 if options.precision == "bfloat16" else jnp.float32
     model = models.SmallCNN(
@@ -268,50 +360,73 @@ def train(job: Job, run: Run) -> Iterator[dict[str, Any]]:
         logits, after = model.apply(variables, images, train=True, mutable=[*statistics])
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), after
 
-    def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for chosen in data.batches(run.shards, options.batch_per_node, run.seed):
+    def batches(start: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        own = processes.own_nodes(job.placement.mesh, nodes)
+        indices = data.batches(run.shards, options.batch_per_node, run.seed, own)
+        for chosen in itertools.islice(indices, start, None):
             yield dataset.train_images[chosen], dataset.train_labels[chosen]
+
+    def method_of(place: saving.Place) -> methods.Method:
+        of = place["algorithm"], place["seed"], place["nodes"]
+        return method(options, steps, job.rate, *of)
 
     statistics: Any = model.init(jax.random.key(run.seed), dataset.train_images[:1])
     params = statistics.pop("params")
     trainer = training.Trainer(
-        run.method, loss, job.placement, params, batches(), statistics, options.statistics
+        run.method, loss, job.placement, params, batches(0), statistics, options.statistics
     )
+    place: dict[str, Any] = {"algorithm": run.title, "seed": run.seed, "nodes": nodes}
+    place |= {"seconds": 0.0, "examples": 0, "seconds_per_step": [], "line": {}}
+    saver = saving.Saver(trainer, run.method, place, method_of)
+    step, said = saver.restore(saving.folder_of(job.out, run.name), options.initial)
+    if step:
+        trainer.go_on(trainer.model, trainer.state, batches(step))
+    yield {"begun": step, "said": said}
     alone = trainer.warm_up()
-    accuracy = Accuracy(model, dataset, options.nodes, job.placement)
+    accuracy = Accuracy(model, dataset, nodes, job.placement)
     epochs_per_step = options.nodes * options.batch_per_node / len(dataset.train_labels)
     epoch_ends = {round(epoch / epochs_per_step) for epoch in range(1, options.epochs)} - {0}
     epoch_ends |= {steps}
-    seconds, seconds_per_step, line = 0.0, [], {}
-    for interval in training.intervals(steps, options.log_every, epoch_ends):
-        losses, took = trainer.advance(interval[:-1])
-        before = trainer.distance_before_mixing()
-        last_losses, took_last = trainer.advance(interval[-1:])
-        took += took_last
-        seconds += took
-        seconds_per_step.append(took / len(interval))
-        at = {"step": interval.stop, "epoch": interval.stop * epochs_per_step, "seconds": seconds}
-        line = {
-            "loss": float(np.concatenate([losses, last_losses]).mean()),
-            "consensus_distance_before_mixing": before,
-            "consensus_distance": trainer.distance(),
-            "examples_per_second": len(interval) * options.nodes * options.batch_per_node / took,
-            "rate": float(np.asarray(job.rate(interval[-1]))),
-        }
-        yield {**at, **line}
-        if interval.stop in epoch_ends:
-            average = accuracy.of_average(trainer.average_model())
-            yield {**at, "test_accuracy_average_model": average}
-    typical = float(np.median(seconds_per_step))
+    every = options.checkpoint_every
+    ends = epoch_ends | set(range(every, steps, every) if every else ())
+    with saver.saving(saving.folder_of(job.out, run.name), every, options.checkpoint_keep):
+        for interval in training.intervals(steps, options.log_every, ends, step):
+            losses, took = trainer.advance(interval[:-1])
+            before = trainer.distance_before_mixing()
+            last_losses, took_last = trainer.advance(interval[-1:])
+            trainer.require_finite_model(interval.stop)
+            took += took_last
+            examples = len(interval) * nodes * options.batch_per_node
+            place["seconds"] += took
+            place["examples"] += examples
+            place["seconds_per_step"].append(took / len(interval))
+            at = {
+                "step": interval.stop,
+                "epoch": place["examples"] / len(dataset.train_labels),
+                "seconds": place["seconds"],
+            }
+            place["line"] = {
+                "loss": float(np.concatenate([losses, last_losses]).mean()),
+                "consensus_distance_before_mixing": before,
+                "consensus_distance": trainer.distance(),
+                "examples_per_second": examples / took,
+                "rate": float(np.asarray(job.rate(interval[-1]))),
+            }
+            yield {**at, **place["line"]}
+            if interval.stop in epoch_ends:
+                average = accuracy.of_average(trainer.average_model())
+                yield {**at, "test_accuracy_average_model": average}
+            saver.after(interval.stop, last=interval.stop == steps)
+    typical, line = float(np.median(place["seconds_per_step"])), place["line"]
     yield {
         "run": run.name,
         "algorithm": run.method.algorithm,
         "topology": run.method.topology,
-        "nodes": options.nodes,
+        "nodes": nodes,
         "steps": steps,
         "seed": run.seed,
         "seconds_per_step": typical,
-        "examples_per_second": options.nodes * options.batch_per_node / typical,
+        "examples_per_second": nodes * options.batch_per_node / typical,
         "share_outside_the_step": 1 - alone / typical,
         "test_accuracy_average_model": accuracy.of_average(trainer.average_model()),
         "test_accuracy_nodes": accuracy.of_nodes(trainer.node_models()),
@@ -320,44 +435,6 @@ def train(job: Job, run: Run) -> Iterator[dict[str, Any]]:
         "consensus_distance_by_layer": trainer.layer_distances(),
         "final_loss": line["loss"],
     }
-
-
-class Accuracy:
-    """Accuracies on the whole test set, the work divided over the nodes where it can be."""
-
-    def __init__(
-        self,
-        model: models.SmallCNN,
-        dataset: data.Dataset,
-        nodes: int,
-        placement: training.Placement,
-    ):
-        def correct(trained: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
-            params, statistics = trained
-            logits: Any = model.apply({"params": params, **statistics}, images)
-            return (logits.argmax(axis=-1) == labels).sum()
-
-        self._total = len(dataset.test_labels)
-        parts = np.array_split(np.arange(self._total), nodes)
-        width = max(map(len, parts))
-        # No prediction equals the label -1 that fills the parts up.
-        self._labels = np.full((nodes, width), -1, np.int32)
-        self._images = np.zeros((nodes, width, *dataset.test_images.shape[1:]), np.float32)
-        for node, part in enumerate(parts):
-            self._labels[node, : len(part)] = dataset.test_labels[part]
-            self._images[node, : len(part)] = dataset.test_images[part]
-        self._own_part = gx.spmd(correct, **placement.keywords)
-        self._same_part = gx.spmd(correct, **placement.keywords, shared_argnums=(1, 2))
-
-    def of_average(self, trained: Any) -> float:
-        """Of one model that all nodes hold: each sees its own part of the test set."""
-        return float(self._own_part(trained, self._images, self._labels).sum()) / self._total
-
-    def of_nodes(self, trained: Any) -> list[float]:
-        """Of each node's own model."""
-        parts = zip(self._images, self._labels, strict=True)
-        counts = np.sum([self._same_part(trained, *part) for part in parts], axis=0)
-        return [float(count) / self._total for count in counts]
 
 
 if __name__ == "__main__":

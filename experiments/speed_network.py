@@ -36,7 +36,7 @@ import jax
 from rich.console import Console
 
 import gossipjax as gx
-from experiments import speed_hosts, speed_links, speed_report, speed_rows, training
+from experiments import results, speed_hosts, speed_links, speed_report, speed_rows
 from experiments.speed_rows import Row, Width
 from experiments.speed_worker import Setting
 
@@ -114,7 +114,7 @@ def network(options: Options) -> None:
         if options.bandwidth:
             speed_links.require_tools()
         require_memory(max(options.hosts), options.megabytes)
-        out = training.claim_folder("speed-network", options.out, options.overwrite)
+        out = results.claim_folder("speed-network", options.out, options.overwrite)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     try:
@@ -141,7 +141,7 @@ def _measure_all(
     )
     configurations: list[Record] = []
     runs: list[Record] = []
-    with (out / "metrics.jsonl").open("w") as file, training.progress_bar(console) as bar:
+    with (out / "metrics.jsonl").open("w") as file, results.progress_bar(console) as bar:
         for rate, hosts in itertools.product(rates, options.hosts):
             rows, _ = plans[hosts]
             title = f"{hosts} hosts, {_link(rate)}"

@@ -43,7 +43,7 @@ from rich.console import Console
 from rich.table import Table
 
 import gossipjax as gx
-from experiments import training
+from experiments import results
 from experiments.methods import Method, Setting, method
 from experiments.schedule_targets import Kind, Target, chosen, devices
 from experiments.schedule_text import Compiled, Message, read
@@ -248,13 +248,13 @@ def main(options: Options) -> None:
     """What compiled steps exchange, and beside which work; for TPUs and GPUs that are not here."""
     try:
         targets = chosen(options.target)
-        out = training.claim_folder("speed-schedule", options.out, options.overwrite)
+        out = results.claim_folder("speed-schedule", options.out, options.overwrite)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     console, programs, runs = Console(), [], []
     console.print(f"{', '.join(t.words for t in targets)}. Results: {out}", soft_wrap=True)
     try:
-        with (out / "metrics.jsonl").open("w") as file, training.progress_bar(console) as bar:
+        with (out / "metrics.jsonl").open("w") as file, results.progress_bar(console) as bar:
             task = bar.add_task("compiling", total=len(targets) * len(CASES), status="")
             for target in targets:
                 mesh = Mesh(np.array(devices(target)), ("nodes",))
@@ -269,7 +269,7 @@ def main(options: Options) -> None:
     except KeyboardInterrupt:
         print(f"interrupted; {out} holds what was compiled", file=sys.stderr)
         sys.exit(130)
-    training.write_summary(out, dataclasses.asdict(options), {}, runs)
+    results.write_summary(out, dataclasses.asdict(options), {}, runs)
     console.print(table(runs))
     if not all(run["as_the_schedule_says"] for run in runs):
         sys.exit("error: a program exchanges something else than its schedule says; see the table.")

@@ -23,7 +23,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from experiments import methods, models, training
+from experiments import methods, models, results, training
 
 ROUNDS = 7  # of turns, of which the median is taken
 
@@ -66,17 +66,17 @@ def simulation(options: Options) -> None:
             for nodes in options.nodes
         ]
         placements = [training.place(options.where, nodes) for nodes in options.nodes]
-        out = training.claim_folder("simulation", options.out, options.overwrite)
+        out = results.claim_folder("simulation", options.out, options.overwrite)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     console, runs = Console(), []
-    with training.progress_bar(console) as bar:
+    with results.progress_bar(console) as bar:
         task = bar.add_task("simulation", total=len(options.nodes), status="")
         for nodes, method, placement in zip(options.nodes, chosen, placements, strict=True):
             bar.update(task, status=f"{nodes} nodes")
             runs.append(measure(options, nodes, method, optimizer, placement))
             bar.advance(task)
-            training.write_summary(out, dataclasses.asdict(options), {}, runs)
+            results.write_summary(out, dataclasses.asdict(options), {}, runs)
     console.print(table(runs))
 
 

@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 import gossipjax as gx
-from experiments import hlo, training
+from experiments import hlo, results, training
 from experiments.methods import Setting, method
 from experiments.schedule_targets import chosen, devices
 
@@ -265,11 +265,11 @@ def step(options: Options) -> None:
     try:
         targets = chosen(("gpu",)) if options.target == "gpu" else []
         placement = None if targets else training.place(options.where, options.nodes)
-        out = training.claim_folder("speed-step", options.out, options.overwrite)
+        out = results.claim_folder("speed-step", options.out, options.overwrite)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     console, runs, words = Console(), [], ""
-    with training.progress_bar(console) as bar:
+    with results.progress_bar(console) as bar:
         task = bar.add_task("step", total=None, status="")
         if placement is None:
             for target in targets:
@@ -286,6 +286,6 @@ def step(options: Options) -> None:
                 lambda word: bar.update(task, status=word),
             )
         bar.update(task, total=1, completed=1, status=words)
-    training.write_summary(out, dataclasses.asdict(options), {"placement": words}, runs)
+    results.write_summary(out, dataclasses.asdict(options), {"placement": words}, runs)
     console.print(table(runs))
     console.print(f"{words}. Results: {out}", soft_wrap=True)

@@ -1,30 +1,25 @@
-"""What the training programs share: where nodes run, the compiled programs, the results' folder."""
+"""What the training programs share: where nodes run, and the compiled programs."""
 
-import datetime
-import json
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from jax.sharding import Mesh
 
 import gossipjax as gx
+from experiments import processes
 from experiments.methods import Method
 from gossipjax.state import add, debias, find_state, numerators, push_sum_weight
 
 STEPS_ALONE = 12  # that are timed without input
 Where = Literal["auto", "mesh", "vmap"]
 StatisticsPolicy = Literal["local", "mix", "average"]
-RESULTS = ("metrics.jsonl", "summary.json")
 
 
 class NonFiniteError(RuntimeError):
@@ -36,6 +31,11 @@ class Placement(NamedTuple):
 
     keywords: dict[str, Any]
     words: str
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The devices of the nodes; None where they are simulated on one."""
+        return self.keywords.get("mesh")
 
 
 def request_cpu_devices(count: int) -> None:
@@ -52,11 +52,18 @@ def request_cpu_devices(count: int) -> None:
 def place(where: Where, nodes: int) -> Placement:
     """One device per node if there are enough of them, or all nodes on one device.
 
+    Several processes hold as many nodes each, a device per node.
+
     Raises:
-      ValueError: for a mesh of more nodes than devices.
+      ValueError: for a mesh of more nodes than devices, or processes that cannot share the nodes.
     """
     devices = jax.devices()
     kind = devices[0].platform.upper()
+    if (count := jax.process_count()) > 1:
+        if where == "vmap":
+            raise ValueError(f"--where vmap is one process' way, and there are {count}.")
+        mesh = gx.launch.mesh(nodes)
+        return Placement({"mesh": mesh}, f"{count} processes, one {kind} device per node")
     if where == "vmap" or (where == "auto" and len(devices) < nodes):
         return Placement({"nodes": nodes}, f"simulated on one {kind} device by vmap")
     if len(devices) < nodes:
@@ -79,7 +86,7 @@ class Trainer:
       loss: `loss(params, statistics, batch)` of one node: a scalar, and the statistics after it.
       placement: where the nodes run.
       params: the starting model, the same for every node: no node axis.
-      batches: endless; node-stacked, `[N, B, ...]`.
+      batches: endless; of this process' nodes, `[own, B, ...]`.
       statistics: of normalization layers, at the start: no node axis; empty without such layers.
       policy: who shares them: `local`, nobody; `mix`, gossip at every step; `average`, all nodes
         when a model is evaluated.
@@ -119,6 +126,9 @@ class Trainer:
             moved = debias(add(numerators(params, gossip), updates), push_sum_weight(gossip))
             return gx.diagnostics.consensus_distance(moved)
 
+        def finite(model: Any) -> jax.Array:
+            return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(model)])
+
         def node_model(model: Any, state: Any) -> Any:
             params, statistics = model
             if policy == "average":
@@ -135,16 +145,19 @@ class Trainer:
         self._distance_before_mixing = gx.spmd(distance_before_mixing, **where)
         self._node_model = gx.spmd(node_model, **where)
         self._average_model = gx.spmd(average_model, **where)
-        mesh = where.get("mesh")
-        self._place = (
-            jax.device_put
-            if mesh is None
-            else lambda batch: jax.device_put(batch, NamedSharding(mesh, PartitionSpec("nodes")))
-        )
-        self._batches, self._nodes = ahead(map(self._place, batches)), nodes
+        self._finite = gx.spmd(finite, **where)
+        self._put = lambda batch: processes.put(batch, placement.mesh, nodes)
+        self._nodes = nodes
+        start = jax.tree.map(lambda x: np.stack([np.asarray(x)] * nodes), (params, statistics))
+        self.placed = gx.spmd(lambda tree: tree, **where)
+        model = self.placed(start)
+        self.go_on(model, gx.spmd(tx.init, **where)(model[0]), batches)
+
+    def go_on(self, model: Any, state: Any, batches: Iterator[Any]) -> None:
+        """From this model, `(params, statistics)`, state and place in the data on."""
+        self.model, self.state = model, state
+        self._batches = ahead(map(self._put, batches))
         self._batch = next(self._batches)
-        self.model = jax.tree.map(lambda x: np.stack([x] * nodes), (params, statistics))
-        self.state = gx.spmd(tx.init, **where)(self.model[0])
 
     def warm_up(self) -> float:
         """Runs every program on copies, so that no timed step compiles.
@@ -184,24 +197,30 @@ class Trainer:
             self._batch = next(self._batches)
         jax.block_until_ready(self.model)
         seconds = time.perf_counter() - began
-        values = np.array(losses).reshape(len(steps), self._nodes)
+        values = np.array(processes.fetch(losses)).reshape(len(steps), self._nodes)
         require_finite(values, steps.start)
         return values, seconds
 
-    def distance(self) -> float:
-        """The consensus distance of the nodes' newest models, mean over the nodes.
+    def require_finite_model(self, step: int) -> None:
+        """Raises `NonFiniteError` if any value is not finite; it names node, array and step."""
+        found = processes.fetch(self._finite(self.model))
+        bad = np.argwhere(~found)
+        if len(bad):
+            node, number = bad[0]
+            named = dict(zip(("params", "statistics"), self.model, strict=True))
+            path, _ = jax.tree_util.tree_leaves_with_path(named)[number]
+            raise NonFiniteError(
+                f"{jax.tree_util.keystr(path, simple=True, separator='/')} of node {node} is not "
+                f"finite after step {step}. Lower --rate."
+            )
 
-        Raises:
-          NonFiniteError: if a node's distance, and so its model or another's, is not finite.
-        """
-        distances = np.asarray(self._distance(self.model, self.state)[0])
-        if not np.isfinite(distances).all():
-            raise NonFiniteError("the models are no longer finite. Lower --rate.")
-        return float(distances.mean())
+    def distance(self) -> float:
+        """The consensus distance of the nodes' newest models, mean over the nodes."""
+        return float(processes.fetch(self._distance(self.model, self.state)[0]).mean())
 
     def layer_distances(self) -> dict[str, float]:
         """The same for every array of the parameters, by its path in the tree."""
-        _, layers = self._distance(self.model, self.state)
+        layers = processes.fetch(self._distance(self.model, self.state)[1])
         return {
             jax.tree_util.keystr(path, simple=True, separator="/"): float(np.mean(values))
             for path, values in jax.tree_util.tree_leaves_with_path(layers)
@@ -209,7 +228,8 @@ class Trainer:
 
     def distance_before_mixing(self) -> float:
         """The consensus distance after the next step's own half, `(x + u) / w`, mean over nodes."""
-        return float(self._distance_before_mixing(self.model, self.state, self._batch).mean())
+        distances = self._distance_before_mixing(self.model, self.state, self._batch)
+        return float(processes.fetch(distances).mean())
 
     def average_model(self) -> Any:
         """`sum_i x_i / sum_i w_i`, messages in flight included, and mean statistics: per node."""
@@ -241,58 +261,15 @@ def require_finite(losses: np.ndarray, first_step: int) -> None:
         )
 
 
-def claim_folder(program: str, out: Path | None, overwrite: bool) -> Path:
-    """Makes the folder for the results, with an empty `metrics.jsonl`: `out`, or a new one named
-    by date, time and process.
-
-    Raises:
-      ValueError: if the folder holds another run and `overwrite` is false.
-      OSError: if the folder cannot be made or written to.
-    """
-    if out is None:
-        out = Path("runs") / f"{program}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
-    found = [name for name in RESULTS if (out / name).exists()]
-    if found and not overwrite:
-        raise ValueError(
-            f"{out} holds another run ({', '.join(found)}): choose another --out, or pass "
-            "--overwrite to replace it."
-        )
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {out} is a file; it has to be a folder.")
-    out.mkdir(parents=True, exist_ok=True)
-    for old in [out / name for name in found] + (list(out.glob("*.png")) if found else []):
-        old.unlink()
-    # Claimed here and now: two programs that start together cannot both make it.
-    (out / "metrics.jsonl").touch(exist_ok=False)
-    return out
-
-
-def write_summary(
-    out: Path, options: dict[str, Any], environment: dict[str, Any], runs: list[dict[str, Any]]
-) -> None:
-    """Writes `summary.json`: the options, what the program ran on and the finished runs."""
-    versions = {"jax": jax.__version__, "gossipjax": gx.__version__}
-    summary = {"options": options, "environment": versions | environment, "runs": runs}
-    text = json.dumps(summary, indent=2, default=str, allow_nan=False)
-    (out / "summary.json").write_text(f"{text}\n")
-
-
-def progress_bar(console: Console) -> Progress:
-    """A bar per run with a free `status` text; it stays when the run has ended."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=12),
-        TextColumn("{task.fields[status]}"),
-        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-        console=console,
-    )
-
-
-def intervals(steps: int, length: int, more_ends: Iterable[int] = ()) -> Iterator[range]:
-    """Divides the steps at the multiples of `length`, at the other ends given, and at the end.
+def intervals(
+    steps: int, length: int, more_ends: Iterable[int] = (), start: int = 0
+) -> Iterator[range]:
+    """Divides the steps from `start` on at the multiples of `length`, at the other ends given, and
+    at the end.
 
     >>> [(part.start, part.stop) for part in intervals(10, 4, [5])]
     [(0, 4), (4, 5), (5, 8), (8, 10)]
     """
-    ends = sorted({steps, *range(length, steps, length), *more_ends})
-    yield from map(range, [0, *ends[:-1]], ends)
+    ends = {steps, *range(length, steps, length), *more_ends}
+    later = sorted(end for end in ends if end > start)
+    yield from map(range, [start, *later[:-1]], later)

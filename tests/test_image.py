@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from experiments import data, image, methods, training
+from experiments.accuracy import Accuracy
 
 
 @pytest.fixture(autouse=True)
@@ -325,7 +326,7 @@ class TestBadInput:
         """The last update can spoil it, after the last loss was still finite."""
         monkeypatch.setattr(training, "require_finite", lambda losses, step: None)
         said = self.fails(capsys, "--out", str(tmp_path), "--rate", "1e30", "--nodes", "2")
-        assert "models are no longer finite" in said
+        assert re.search(r"params/.* of node \d is not finite after step \d+", said)
         assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
 
     @pytest.mark.parametrize(
@@ -367,7 +368,7 @@ def test_average_and_node_accuracies_agree_for_equal_models():
     dataset = data.load("mnist5k")
     placement = training.place("auto", 4)
     model = image.models.SmallCNN()
-    accuracy = image.Accuracy(model, dataset, 4, placement)
+    accuracy = Accuracy(model, dataset, 4, placement)
     params = model.init(jax.random.key(0), dataset.test_images[:1])
     stacked = jax.tree.map(lambda x: np.stack([x] * 4), (params["params"], {}))
     predicted = np.asarray(model.apply(params, dataset.test_images)).argmax(axis=1)
