@@ -130,6 +130,9 @@ class Options:
                 raise ValueError(f"--{name.replace('_', '-')} needs --out, where a run goes on.")
         if self.resume and self.overwrite:
             raise ValueError("--resume goes on with what --overwrite takes away: choose one.")
+        if self.overwrite and self.initial and self.out:
+            if self.out.resolve() in self.initial.resolve().parents:
+                raise ValueError("--initial is in what --overwrite takes away: choose another --out.")
         if self.dataset == "mnist5k" and (self.data_dir or self.download):
             raise ValueError(
                 "--data-dir and --download are for fashion_mnist; mnist5k is installed."
@@ -379,6 +382,11 @@ def train(job: Job, run: Run) -> Iterator[dict[str, Any]]:
     place |= {"seconds": 0.0, "examples": 0, "seconds_per_step": [], "line": {}}
     saver = saving.Saver(trainer, run.method, place, method_of)
     step, said = saver.restore(saving.folder_of(job.out, run.name), options.initial)
+    if step >= steps and not place["line"]:
+        raise saving.CheckpointError(
+            f"--initial {options.initial} is of step {step}, and this run ends after step {steps}: "
+            "it needs more --epochs."
+        )
     if step:
         trainer.go_on(trainer.model, trainer.state, batches(step))
     yield {"begun": step, "said": said}

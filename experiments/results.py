@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import gossipjax as gx
 
-RESULTS = ("metrics.jsonl", "summary.json")
+RESULTS = ("metrics.jsonl", "summary.json", "checkpoints")
 
 
 def claim_folder(program: str, out: Path | None, overwrite: bool, resume: bool = False) -> Path:
     """Makes the folder for the results, with an empty `metrics.jsonl`: `out`, or a new one named
-    by date, time and process. With `resume`, what is in it stays.
+    by date, time and process. With `resume`, what is in it stays; else old checkpoints go, too.
 
     Raises:
       ValueError: if the folder holds another run and `overwrite` is false.
@@ -37,9 +38,10 @@ def claim_folder(program: str, out: Path | None, overwrite: bool, resume: bool =
         raise ValueError(f"--out {out} is a file; it has to be a folder.")
     out.mkdir(parents=True, exist_ok=True)
     if found and resume:
+        (out / "metrics.jsonl").touch()
         return out
     for old in [out / name for name in found] + (list(out.glob("*.png")) if found else []):
-        old.unlink()
+        shutil.rmtree(old) if old.is_dir() else old.unlink()
     # Claimed here and now: two programs that start together cannot both make it.
     (out / "metrics.jsonl").touch(exist_ok=False)
     return out

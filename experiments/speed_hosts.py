@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from experiments.speed_links import Place, uninterrupted
+from gossipjax.supervisor import KEEP_MEMORY
 
 SCRATCH = "gossipjax-speed-"  # and the number of the process
 LAST_LINES = 15  # of a failed host's output
@@ -68,7 +69,7 @@ def run_hosts(
     threads = str(max(2, (os.cpu_count() or 2) // len(places)))
     alone = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "NPROC": threads}
     python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, **alone, "PYTHONPATH": python_path}
+    environment = {**KEEP_MEMORY, **os.environ, **alone, "PYTHONPATH": python_path}
     environment.pop("XLA_FLAGS", None)
     try:
         for rank, place in enumerate(places):

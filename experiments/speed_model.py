@@ -9,11 +9,12 @@ import optax
 from jax.sharding import Mesh
 
 import gossipjax as gx
+from gossipjax.spmd import donated_argnums
 
 LAYERS = 8
 
 Step = Callable[[int, Any, Any, Any], tuple[Any, Any]]
-"""`step(static number, params, state, batch) -> (params, state)`, node-stacked; donates both."""
+"""`step(static number, params, state, batch) -> (params, state)`, node-stacked."""
 
 
 def layer_width(megabytes: float) -> int:
@@ -55,4 +56,5 @@ def make_step(tx: optax.GradientTransformationExtraArgs, mesh: Mesh) -> Step:
         updates, state = tx.update(jax.grad(loss)(params, batch), state, params, step=number)
         return optax.apply_updates(params, updates), state
 
-    return gx.spmd(whole, mesh=mesh, static_argnums=0, donate_argnums=(1, 2))
+    donated = donated_argnums(1, 2)  # as gx.TrainStep does
+    return gx.spmd(whole, mesh=mesh, static_argnums=0, donate_argnums=donated)

@@ -12,7 +12,10 @@ that a node keeps and what it receives, and writes parameters, momentum and what
 fusion by fusion (see `experiments.hlo`); those of the wire are apart. `ratio` is the time over that
 of the least passes at the speed of a plain copy. There are two such speeds: of a copy into new
 memory, which is what JAX does unless an argument is donated, and into memory that is there. On a
-CPU the operating system hands out new memory page by page, which takes longer than the copy.
+CPU the operating system hands out new memory page by page, which takes longer than the copy. To
+have glibc keep what it once had, as the launcher does for its processes:
+
+    MALLOC_ARENA_MAX=1 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1099511627776
 
 `--target gpu` compiles for H100s that are not here (see `experiments.speed_schedule`) and counts
 the passes only. `summary.json` has the rows in `runs`.
@@ -38,6 +41,7 @@ import gossipjax as gx
 from experiments import hlo, results, training
 from experiments.methods import Setting, method
 from experiments.schedule_targets import chosen, devices
+from gossipjax.spmd import donated_argnums
 
 STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))  # of a ResNet-50: blocks and width
 ALONE = "optimizer alone"
@@ -100,15 +104,14 @@ def transforms(nodes: int) -> dict[str, tuple[Any, int]]:
     return found
 
 
-def program(tx: Any, where: dict[str, Any]) -> Any:
-    """`(params, state, grads, static step) -> (params, state)`, node-stacked; the first two are
-    donated."""
+def program(tx: Any, where: dict[str, Any], donated: tuple[int, ...]) -> Any:
+    """`(params, state, grads, static step) -> (params, state)`, node-stacked."""
 
     def update(params: Any, state: Any, grads: Any, step: int) -> tuple[Any, Any]:
         updates, state = tx.update(grads, state, params, step=step)
         return optax.apply_updates(params, updates), state
 
-    return gx.spmd(update, **where, static_argnums=3, donate_argnums=(0, 1))
+    return gx.spmd(update, **where, static_argnums=3, donate_argnums=donated)
 
 
 def passes(lowered: jax.stages.Lowered, model_bytes: float) -> dict[str, float]:
@@ -153,7 +156,7 @@ def count(shapes: dict[str, tuple[int, ...]], mesh: Mesh, where: str) -> list[Re
     for name, (tx, step) in transforms(mesh.size).items():
         state = jax.eval_shape(tx.init, params)
         arguments = (stacked(params), stacked(state), stacked(params), step)
-        lowered = program(tx, {"mesh": mesh}).lower(*arguments)
+        lowered = program(tx, {"mesh": mesh}, (0, 1)).lower(*arguments)
         records.append(row(name, where, passes(lowered, model_bytes)))
     return records
 
@@ -184,7 +187,7 @@ def measure(
     rows, running = [], {}
     for name, (tx, step) in transforms(nodes).items():
         tell(f"compiling: {name}")
-        update = program(tx, placement.keywords)
+        update = program(tx, placement.keywords, donated_argnums(0, 1))  # as gx.TrainStep
         params = on_mesh(parameters())
         state = gx.spmd(tx.init, **placement.keywords)(params)
         rows.append(

@@ -46,7 +46,7 @@ def request_cpu_devices(count: int) -> None:
     their convolutions, and wait for ever. NPROC is where XLA reads the size of its pool.
     """
     jax.config.update("jax_num_cpu_devices", count)
-    os.environ.setdefault("NPROC", str(2 * count))
+    os.environ["NPROC"] = str(max(2 * count, int(os.environ.get("NPROC", 0))))
 
 
 def place(where: Where, nodes: int) -> Placement:

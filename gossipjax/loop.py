@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from gossipjax.algorithms.osgp import exchange, receive
 from gossipjax.schedule import Schedule
-from gossipjax.spmd import spmd
+from gossipjax.spmd import donated_argnums, spmd
 from gossipjax.state import GossipState, InFlight, find_state
 
 MOST_PROGRAMS = 32
@@ -92,17 +92,18 @@ class TrainStep:
             return optax.apply_updates(params, updates), state
 
         keywords = {**where, how: 0}
-        self._whole = spmd(whole, **keywords, donate_argnums=(1, 2))
+        donated = donated_argnums(1, 2)
+        self._whole = spmd(whole, **keywords, donate_argnums=donated)
         self._exchange = spmd(messages, **keywords)
         self._gradients = spmd(gradients, **where)
-        self._without = spmd(without, **keywords, donate_argnums=(1, 2))
-        self._receive = spmd(receive, **where, donate_argnums=(0, 1))
+        self._without = spmd(without, **keywords, donate_argnums=donated)
+        self._receive = spmd(receive, **where, donate_argnums=donated_argnums(0, 1))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="exchange")
 
     def __call__(
         self, step: int, params: Any, opt_state: Any, *inputs: Any
     ) -> tuple[Any, Any, Any]:
-        """The new parameters and state, and `aux`, node-stacked; the old ones are donated."""
+        """The new parameters and state, and `aux`, node-stacked; accelerators donate the old."""
         number: Any = jnp.int32(step)
         if self.steps is not None:
             number = self._schedule.canonical_step(step, self._lookback)

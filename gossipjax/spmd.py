@@ -172,6 +172,14 @@ def spmd(
     return Program(jitted, place)
 
 
+def donated_argnums(*argnums: int) -> tuple[int, ...]:
+    """These arguments; none on a CPU, where XLA would copy most of what an update is given so.
+
+    For an update by SGP and momentum those are 4 of 18 passes over memory, and a sixth of its time.
+    """
+    return () if jax.default_backend() == "cpu" else argnums
+
+
 def _require_stacked(arg: Any, number: int, nodes: int, local: int | None) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(arg):
         shape = jnp.shape(leaf)

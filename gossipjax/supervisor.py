@@ -28,6 +28,14 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FAULTS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 WRITING = {1: threading.Lock(), 2: threading.Lock()}  # stdout and stderr
 
+# For glibc: memory that XLA gives back is kept, and not fetched anew from the kernel, page by page,
+# for the next step's buffers. A mixing round of 20 MB on CPU: 29 ms instead of 51.
+KEEP_MEMORY = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+}
+
 # The guard hears of a process before it becomes the command, so that none starts unseen.
 ENTRY = 'echo $$ >&0 && exec "$@" </dev/null'
 
@@ -150,6 +158,7 @@ class _Attempt:
             "NPROC": str(max(2 * devices, (os.cpu_count() or 1) // processes)),
             "JAX_LOCAL_DEVICE_IDS": ",".join(map(str, range(first, first + devices))),
             "PYTHONUNBUFFERED": "1",
+            **KEEP_MEMORY,
         }
         ours = {
             "GOSSIPJAX_COORDINATOR": f"127.0.0.1:{port}",
