@@ -130,9 +130,9 @@ class Options:
                 raise ValueError(f"--{name.replace('_', '-')} needs --out, where a run goes on.")
         if self.resume and self.overwrite:
             raise ValueError("--resume goes on with what --overwrite takes away: choose one.")
-        if self.overwrite and self.initial and self.out:
-            if self.out.resolve() in self.initial.resolve().parents:
-                raise ValueError("--initial is in what --overwrite takes away: choose another --out.")
+        old = self.out.resolve() if self.out and self.overwrite else None
+        if self.initial and old in self.initial.resolve().parents:
+            raise ValueError("--initial is in what --overwrite takes away: choose another --out.")
         if self.dataset == "mnist5k" and (self.data_dir or self.download):
             raise ValueError(
                 "--data-dir and --download are for fashion_mnist; mnist5k is installed."

@@ -115,7 +115,8 @@ def _detected(timeout: float) -> Place:
                 "coordinator: set GOSSIPJAX_COORDINATOR=HOST:PORT for all, of process 0's host."
             ) from None
         return Place(0, 1)
-    return Place(jax.process_index(), jax.process_count())
+    # Where a scheduler says it, so as not to start JAX's backend: programs still set it up.
+    return scheduled_place()[1] or Place(jax.process_index(), jax.process_count())
 
 
 def _join(**options: str | int | None) -> None:
