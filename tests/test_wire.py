@@ -126,7 +126,7 @@ def test_allreduce_in_narrow_words(mode, n, length):
 
     def averaged(g, wire_dtype):
         tx = gx.allreduce(wire_dtype=wire_dtype)
-        return tx.update({"g": g}, tx.init(g))[0]["g"]
+        return tx.update(g, tx.init(g))[0]
 
     found = np.asarray(run(mode, lambda g: averaged(g, jnp.bfloat16), n)(g))
     assert (found == found[0]).all()
