@@ -30,6 +30,7 @@ from rich.console import Console
 import gossipjax as gx
 from experiments import data, methods, models, processes, report, results, saving, training
 from experiments.accuracy import Accuracy
+from gossipjax.agreement import everywhere
 from gossipjax.loop import MOST_PROGRAMS
 
 
@@ -158,6 +159,7 @@ class Job(NamedTuple):
 
     Attributes:
       nodes: how many there are now; `options` has how many there were at the start.
+      environment: of `summary.json`: what the runs are trained on, and how they went on.
       finished: what `summary.json` says of the runs that were finished before.
     """
 
@@ -169,6 +171,7 @@ class Job(NamedTuple):
     runs: list[Run]
     placement: training.Placement
     out: Path
+    environment: dict[str, Any]
     finished: list[dict[str, Any]]
 
 
@@ -210,13 +213,10 @@ def prepare(options: Options) -> Job:
       ValueError, OSError: for options that are impossible together, data that are not there, or a
         folder that holds another run.
     """
-    restarted = options.checkpoint_every and int(os.environ.get("GOSSIPJAX_RESTART", 0))
-    resume = options.resume or bool(restarted)
     nodes = gx.launch.nodes_left(options.nodes)
-    finished = []
-    if resume and options.out and (options.out / "summary.json").exists():
-        saved = json.loads((options.out / "summary.json").read_text())
-        options, finished = as_it_began(options, saved["options"]), saved["runs"]
+    saved = results.read_summary(options.out)
+    if resume := everywhere(options.resume or is_restarted(options, saved)):
+        options = as_it_began(options, saved.get("options", {}))
     dataset = data.load(options.dataset, options.data_dir, options.download)
     total_batch = options.nodes * options.batch_per_node
     steps = max(1, round(options.epochs * len(dataset.train_labels) / total_batch))
@@ -229,11 +229,28 @@ def prepare(options: Options) -> Job:
     if len({run.name for run in runs}) < len(runs):
         raise ValueError(f"--algorithm asks for the same twice: {', '.join(options.algorithm)}.")
     placement = training.place(options.where, nodes)
+    sizes = f"{len(dataset.train_labels):,} training and {len(dataset.test_labels):,} test examples"
+    environment = {"placement": placement.words, "dataset": sizes}
+    environment |= {"job": os.environ.get("GOSSIPJAX_JOB"), "resumed": []}
+    finished = []
+    if resume and saved:
+        environment["resumed"], finished = saved["environment"]["resumed"], saved["runs"]
     out = options.out
     if processes.is_first():
         out = results.claim_folder("image", out, options.overwrite, resume)
+        results.write_summary(out, dataclasses.asdict(options), environment, finished)
     out = Path(processes.of_first(str(out)))
-    return Job(options, nodes, dataset, steps, rate, runs, placement, out, finished)
+    return Job(options, nodes, dataset, steps, rate, runs, placement, out, environment, finished)
+
+
+def is_restarted(options: Options, saved: dict[str, Any]) -> bool:
+    """Whether this job has begun with what is in `--out`, and was started again."""
+    return (
+        options.checkpoint_every is not None
+        and int(os.environ.get("GOSSIPJAX_RESTART", 0)) > 0
+        and bool(saved)
+        and saved["environment"].get("job") == os.environ.get("GOSSIPJAX_JOB")
+    )
 
 
 def method(
@@ -270,7 +287,7 @@ def as_it_began(options: Options, saved: dict[str, Any]) -> Options:
                 f"the run in {options.out} began with --{name.replace('_', '-')} {saved[name]}, "
                 f"not {value}: go on with that, or choose another --out."
             )
-    return dataclasses.replace(options, nodes=saved["nodes"])
+    return dataclasses.replace(options, nodes=saved.get("nodes", options.nodes))
 
 
 def train_all(job: Job, console: Console) -> None:
@@ -278,10 +295,9 @@ def train_all(job: Job, console: Console) -> None:
 
     If it is stopped, the runs that were finished are reported all the same.
     """
-    options, dataset, out = job.options, job.dataset, job.out
-    sizes = f"{len(dataset.train_labels):,} training and {len(dataset.test_labels):,} test examples"
+    options, environment, out = job.options, job.environment, job.out
     console.print(
-        f"{dataset.name}, {sizes}; {job.nodes} nodes, {job.steps:,} steps; "
+        f"{job.dataset.name}, {environment['dataset']}; {job.nodes} nodes, {job.steps:,} steps; "
         f"{job.placement.words}. Results: {out}",
         soft_wrap=True,
     )
@@ -289,7 +305,6 @@ def train_all(job: Job, console: Console) -> None:
         rounds = len(method.schedule.canonical_steps(method.lookback))
         if rounds > MOST_PROGRAMS:
             console.print(f"{title}: {rounds} distinct rounds, so a traced step")
-    environment: dict[str, Any] = {"placement": job.placement.words, "dataset": sizes}
     finished = list(job.finished)
     done = {run["run"] for run in finished}
     metrics = out / "metrics.jsonl" if processes.is_first() else Path(os.devnull)
@@ -298,7 +313,6 @@ def train_all(job: Job, console: Console) -> None:
         if processes.is_first():
             results.write_summary(out, dataclasses.asdict(options), environment, finished)
 
-    write_summary()
     try:
         with results.progress_bar(console) as bar:
             for run in job.runs:
@@ -311,7 +325,8 @@ def train_all(job: Job, console: Console) -> None:
                     if "begun" in line:
                         if line["said"]:
                             console.print(line["said"], soft_wrap=True)
-                            environment.setdefault("resumed", []).append(line["said"])
+                            environment["resumed"].append(line["said"])
+                            write_summary()
                         if processes.is_first():
                             results.keep_lines(metrics, _before(run.name, line["begun"], done))
                         continue
@@ -388,7 +403,7 @@ def train(job: Job, run: Run) -> Iterator[dict[str, Any]]:
             "it needs more --epochs."
         )
     if step:
-        trainer.go_on(trainer.model, trainer.state, batches(step))
+        trainer.feed(batches(step))
     yield {"begun": step, "said": said}
     alone = trainer.warm_up()
     accuracy = Accuracy(model, dataset, nodes, job.placement)
@@ -402,7 +417,6 @@ def train(job: Job, run: Run) -> Iterator[dict[str, Any]]:
             losses, took = trainer.advance(interval[:-1])
             before = trainer.distance_before_mixing()
             last_losses, took_last = trainer.advance(interval[-1:])
-            trainer.require_finite_model(interval.stop)
             took += took_last
             examples = len(interval) * nodes * options.batch_per_node
             place["seconds"] += took
@@ -416,7 +430,7 @@ def train(job: Job, run: Run) -> Iterator[dict[str, Any]]:
             place["line"] = {
                 "loss": float(np.concatenate([losses, last_losses]).mean()),
                 "consensus_distance_before_mixing": before,
-                "consensus_distance": trainer.distance(),
+                "consensus_distance": trainer.distance(interval.stop),
                 "examples_per_second": examples / took,
                 "rate": float(np.asarray(job.rate(interval[-1]))),
             }

@@ -47,6 +47,12 @@ def claim_folder(program: str, out: Path | None, overwrite: bool, resume: bool =
     return out
 
 
+def read_summary(out: Path | None) -> dict[str, Any]:
+    """What `summary.json` holds; nothing if there is none."""
+    found = out and out / "summary.json"
+    return json.loads(found.read_text()) if found and found.exists() else {}
+
+
 def write_summary(
     out: Path, options: dict[str, Any], environment: dict[str, Any], runs: list[dict[str, Any]]
 ) -> None:

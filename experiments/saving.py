@@ -2,7 +2,6 @@
 
 import contextlib
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from experiments.training import Trainer
 from gossipjax.agreement import everywhere
 from gossipjax.checkpoint import Checkpoints
 from gossipjax.resume import average_nodes, change_nodes
+from gossipjax.supervisor import handling
 
 Place = dict[str, Any]
 """Of a checkpoint: `algorithm`, `seed` and `nodes`, and what else a run wants to have back."""
@@ -40,7 +40,7 @@ class Saver:
         self._trainer, self._method, self._place = trainer, method, place
         self._method_of = method_of
         self._checkpoints: Checkpoints | None = None
-        self._preemption, self._every = Preemption(), 0
+        self._asked, self._every = False, 0
 
     def restore(self, folder: Path, initial: Path | None) -> tuple[int, str | None]:
         """Takes model, state and place from the newest checkpoint in `folder`; where there is none,
@@ -95,8 +95,8 @@ class Saver:
             (params, statistics), state = trainer.placed(((params, statistics), state))
             said += f" of {found.place['algorithm']}: {change}"
         trainer.model, trainer.state = (params, statistics), state
-        if is_own:
-            place |= {key: found.place[key] for key in place.keys() - {"nodes"}}
+        goes_on = place.keys() - {"nodes"} if is_own else {"examples"}
+        place |= {key: found.place[key] for key in goes_on & found.place.keys()}
         return found.step, said
 
     @contextlib.contextmanager
@@ -106,7 +106,11 @@ class Saver:
             yield
             return
         self._every = every
-        with Checkpoints(folder, keep) as self._checkpoints, self._preemption:
+
+        def hear(*_: object) -> None:
+            self._asked = True
+
+        with Checkpoints(folder, keep) as self._checkpoints, handling([signal.SIGTERM], hear):
             yield
 
     def after(self, step: int, last: bool) -> None:
@@ -117,31 +121,13 @@ class Saver:
         """
         if self._checkpoints is None:
             return
-        asked = self._preemption.asked()
+        asked = not everywhere(not self._asked)
         if asked or last or step % self._every == 0:
             state = self._trainer.model, self._trainer.state
             self._checkpoints.save(step, state, self._place)
         if asked:
             self._checkpoints.wait()
             raise PreemptedError(f"asked to end: saved after step {step}; --resume goes on there.")
-
-
-class Preemption:
-    """SIGTERM, which asks a job to save and end; as a context, it is heard and not obeyed."""
-
-    def __init__(self) -> None:
-        self._heard = threading.Event()
-
-    def __enter__(self) -> "Preemption":
-        self._before = signal.signal(signal.SIGTERM, lambda *_: self._heard.set())
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        signal.signal(signal.SIGTERM, self._before)
-
-    def asked(self) -> bool:
-        """Whether any process was asked to end. All processes meet here."""
-        return not everywhere(not self._heard.is_set())
 
 
 class CheckpointError(RuntimeError):

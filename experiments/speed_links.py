@@ -12,11 +12,12 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
+
+from gossipjax.supervisor import handling
 
 INTERFACE = "e0"  # inside a namespace
 QUEUE_SECONDS = 0.05  # what would wait longer is dropped
@@ -163,37 +164,15 @@ def remove_leftovers() -> None:
             remove(process)
 
 
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
+def uninterrupted() -> contextlib.AbstractContextManager[None]:
     """Holds Ctrl-C and SIGTERM off while there is something to clean up."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return handling((signal.SIGINT, signal.SIGTERM), signal.SIG_IGN)
 
 
-@contextlib.contextmanager
-def terminable() -> Iterator[None]:
+def terminable() -> contextlib.AbstractContextManager[None]:
     """Makes SIGTERM and a closed terminal an exception, so that what is open is cleaned up."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def stop(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)
 
-    before = {
-        s: signal.signal(s, stop)
-        for s in (signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(s) is not signal.SIG_IGN
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return handling((signal.SIGTERM, signal.SIGHUP), stop)

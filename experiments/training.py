@@ -113,10 +113,11 @@ class Trainer:
         def mixed(statistics: Any, state: Any, number: Any) -> Any:
             return gx.mix_statistics(statistics, state, method.schedule, number)
 
-        def distance(model: Any, state: Any) -> tuple[jax.Array, Any]:
+        def distance(model: Any, state: Any) -> tuple[jax.Array, Any, jax.Array]:
             newest = gx.latest_model(model[0], state)
             layers = gx.diagnostics.layer_consensus_distance(newest)
-            return gx.diagnostics.consensus_distance(newest), layers
+            finite = jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(model)])
+            return gx.diagnostics.consensus_distance(newest), layers, finite
 
         def distance_before_mixing(model: Any, state: Any, batch: Any) -> jax.Array:
             params, statistics = model
@@ -125,9 +126,6 @@ class Trainer:
             gossip = find_state(state)
             moved = debias(add(numerators(params, gossip), updates), push_sum_weight(gossip))
             return gx.diagnostics.consensus_distance(moved)
-
-        def finite(model: Any) -> jax.Array:
-            return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(model)])
 
         def node_model(model: Any, state: Any) -> Any:
             params, statistics = model
@@ -145,18 +143,21 @@ class Trainer:
         self._distance_before_mixing = gx.spmd(distance_before_mixing, **where)
         self._node_model = gx.spmd(node_model, **where)
         self._average_model = gx.spmd(average_model, **where)
-        self._finite = gx.spmd(finite, **where)
-        self._put = lambda batch: processes.put(batch, placement.mesh, nodes)
-        self._nodes = nodes
-        start = jax.tree.map(lambda x: np.stack([np.asarray(x)] * nodes), (params, statistics))
-        self.placed = gx.spmd(lambda tree: tree, **where)
-        model = self.placed(start)
-        self.go_on(model, gx.spmd(tx.init, **where)(model[0]), batches)
+        self._mesh, self._nodes = placement.mesh, nodes
+        self.model = self.placed(
+            jax.tree.map(lambda x: np.stack([np.asarray(x)] * nodes), (params, statistics))
+        )
+        self.state = gx.spmd(tx.init, **where)(self.model[0])
+        self.feed(batches)
 
-    def go_on(self, model: Any, state: Any, batches: Iterator[Any]) -> None:
-        """From this model, `(params, statistics)`, state and place in the data on."""
-        self.model, self.state = model, state
-        self._batches = ahead(map(self._put, batches))
+    def placed(self, tree: Any) -> Any:
+        """Arrays `[N, ...]` that all processes have, on the devices of their nodes."""
+        own = processes.own_nodes(self._mesh, self._nodes)
+        return processes.put(jax.tree.map(lambda x: x[own], tree), self._mesh, self._nodes)
+
+    def feed(self, batches: Iterator[Any]) -> None:
+        """These are the next batches."""
+        self._batches = ahead(processes.put(b, self._mesh, self._nodes) for b in batches)
         self._batch = next(self._batches)
 
     def warm_up(self) -> float:
@@ -169,7 +170,7 @@ class Trainer:
         model, state = jax.tree.map(jnp.copy, (self.model, self.state))
         for step in steps:
             model, state, _ = jax.block_until_ready(self._take(step, model, state))
-        self.distance()
+        self.distance(0)
         self.distance_before_mixing()
         began = time.perf_counter()
         for step in range(STEPS_ALONE):
@@ -201,10 +202,14 @@ class Trainer:
         require_finite(values, steps.start)
         return values, seconds
 
-    def require_finite_model(self, step: int) -> None:
-        """Raises `NonFiniteError` if any value is not finite; it names node, array and step."""
-        found = processes.fetch(self._finite(self.model))
-        bad = np.argwhere(~found)
+    def distance(self, step: int) -> float:
+        """The consensus distance of the nodes' newest models, mean over the nodes.
+
+        Raises:
+          NonFiniteError: if any value of a model is not finite; it names node, array and `step`.
+        """
+        distances, _, finite = processes.fetch(self._distance(self.model, self.state))
+        bad = np.argwhere(~finite)
         if len(bad):
             node, number = bad[0]
             named = dict(zip(("params", "statistics"), self.model, strict=True))
@@ -213,10 +218,7 @@ class Trainer:
                 f"{jax.tree_util.keystr(path, simple=True, separator='/')} of node {node} is not "
                 f"finite after step {step}. Lower --rate."
             )
-
-    def distance(self) -> float:
-        """The consensus distance of the nodes' newest models, mean over the nodes."""
-        return float(processes.fetch(self._distance(self.model, self.state)[0]).mean())
+        return float(distances.mean())
 
     def layer_distances(self) -> dict[str, float]:
         """The same for every array of the parameters, by its path in the tree."""
@@ -243,11 +245,14 @@ class Trainer:
 def ahead(items: Iterator[Any], count: int = 2) -> Iterator[Any]:
     """The items, made by a thread before they are asked for: `count` of them are kept ready."""
     end = object()
-    with ThreadPoolExecutor(1, thread_name_prefix="input") as pool:
+    pool = ThreadPoolExecutor(1, thread_name_prefix="input")
+    try:
         ready = deque(pool.submit(next, items, end) for _ in range(count))
         while (item := ready.popleft().result()) is not end:
             ready.append(pool.submit(next, items, end))
             yield item
+    finally:  # not waiting for the thread: garbage is collected by any thread, this one too
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def require_finite(losses: np.ndarray, first_step: int) -> None:

@@ -85,8 +85,12 @@ class Layout:
         packed = []
         for dtype, group in self._groups.items():
             parts = [jnp.asarray(leaves[i], dtype).ravel() for i in group]
-            on_gpu = {"cuda": _written, "rocm": _written} if in_place else {}
-            packed.append(jax.lax.platform_dependent(parts, default=jnp.concatenate, **on_gpu))
+            if in_place:
+                on_gpu = {"cuda": _written, "rocm": _written}
+                buffer = jax.lax.platform_dependent(parts, default=jnp.concatenate, **on_gpu)
+            else:
+                buffer = jnp.concatenate(parts)
+            packed.append(buffer)
         return packed
 
     def unpack(self, buffers: Sequence[jax.Array]) -> Any:

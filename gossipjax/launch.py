@@ -26,6 +26,8 @@ from gossipjax.rendezvous import (
     given_place,
     is_loopback,
     meet,
+    patience,
+    scheduled_device,
     scheduled_place,
     whole_number,
 )
@@ -38,7 +40,7 @@ def initialize(
     coordinator: str | None = None,
     processes: int | None = None,
     process: int | None = None,
-    timeout: float = 60,
+    timeout: float | None = None,
 ) -> Place:
     """Joins this process to its job; called once, at the top, before JAX's first use.
 
@@ -57,7 +59,7 @@ def initialize(
       coordinator: `HOST:PORT` of process 0, that all can reach; the port is free there.
       processes: how many there are.
       process: the number of this one, from 0.
-      timeout: seconds to wait for the others.
+      timeout: seconds to wait for the others: `GOSSIPJAX_TIMEOUT`, or 60, if not given.
 
     Returns:
       The place. A second call with the same one does nothing.
@@ -73,8 +75,7 @@ def initialize(
     Place(process=0, processes=1)
     """
     global _place
-    if not 0 < timeout < math.inf:
-        raise ValueError(f"timeout is a number of seconds above 0; given {timeout!r}.")
+    seconds = patience(timeout)
     address, place = given_place(coordinator, processes, process)
     if _place is None and jax.distributed.is_initialized():  # by the program itself
         _place = Place(jax.process_index(), jax.process_count())
@@ -86,15 +87,16 @@ def initialize(
             )
         return _place
     if place is None:
-        place = _detected(timeout)
+        place = _detected(seconds)
     elif place.processes > 1:
-        meet(address, place, timeout)
+        meet(address, place, seconds)
         _join(
             coordinator_address=address,
             num_processes=place.processes,
             process_id=place.process,
             cluster_detection_method="deactivate",
-            initialization_timeout=math.ceil(timeout),
+            initialization_timeout=math.ceil(seconds),
+            local_device_ids=scheduled_device(place),
             # JAX would listen on every address of the machine.
             coordinator_bind_address=address if is_loopback(address) else None,
         )
@@ -102,9 +104,9 @@ def initialize(
     return place
 
 
-def _detected(timeout: float) -> Place:
+def _detected(seconds: float) -> Place:
     try:
-        _join(initialization_timeout=math.ceil(timeout))
+        _join(initialization_timeout=math.ceil(seconds))
     except ValueError as error:
         if "coordinator_address" not in str(error):
             raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import socket
 import time
@@ -18,10 +19,10 @@ PAUSE_SECONDS = 0.05  # between two attempts to reach process 0
 READ_SECONDS = 10.0  # that a connection has for saying who it is
 MARGIN_SECONDS = 5.0  # that process 0's answer may be late
 
-# Where schedulers say how many processes there are, and which one this is.
+# Where schedulers say how many processes there are, which one this is, and which one on its host.
 SCHEDULERS = {
-    "Open MPI": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    "Slurm": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    "Open MPI": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    "Slurm": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
 }
 
 
@@ -73,10 +74,18 @@ def given_place(
 
 def scheduled_place() -> tuple[str, Place | None]:
     """A scheduler's name, and what it says of this job step; None if there is none."""
-    for name, (size, rank) in SCHEDULERS.items():
+    for name, (size, rank, _) in SCHEDULERS.items():
         if size in os.environ and rank in os.environ:
             return name, Place(int(os.environ[rank]), int(os.environ[size]))
     return "", None
+
+
+def scheduled_device(place: Place) -> int | None:
+    """This process' number on its host, if a scheduler gave the place: JAX takes the GPU of that
+    number where it finds the place itself. `JAX_LOCAL_DEVICE_IDS` goes before it."""
+    name, scheduled = scheduled_place()
+    local = os.environ.get(SCHEDULERS[name][2]) if scheduled == place else None
+    return int(local) if local and "JAX_LOCAL_DEVICE_IDS" not in os.environ else None
 
 
 def whole_number(given: int | None, variable: str) -> int | None:
@@ -88,6 +97,17 @@ def whole_number(given: int | None, variable: str) -> int | None:
         name = variable.removeprefix("GOSSIPJAX_").lower()
         raise ValueError(f"{name} ({variable}) is a whole number; given {value!r}.")
     return value
+
+
+def patience(given: float | None) -> float:
+    """The seconds that were given, else those of `GOSSIPJAX_TIMEOUT`, else 60."""
+    value = os.environ.get("GOSSIPJAX_TIMEOUT", 60) if given is None else given
+    with contextlib.suppress(ValueError):
+        if 0 < float(value) < math.inf:
+            return float(value)
+    raise ValueError(
+        f"timeout (GOSSIPJAX_TIMEOUT) is a number of seconds above 0; given {value!r}."
+    )
 
 
 def parse_address(address: str) -> tuple[str, int]:

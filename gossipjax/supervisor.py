@@ -15,9 +15,10 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 LAST_LINES = 20  # of a failed process' output
 LONGEST_LINE = 1 << 16  # bytes; a longer one is cut
@@ -41,12 +42,14 @@ ENTRY = 'echo $$ >&0 && exec "$@" </dev/null'
 
 
 class Job(NamedTuple):
-    """What runs: a command, in how many processes, the devices of each, the seconds to end in."""
+    """What runs: a command, in how many processes, the devices of each, the seconds to end in; and
+    what tells it from other jobs."""
 
     command: Sequence[str]
     processes: int
     local_devices: int = 1
     grace: float = 30
+    name: str = ""
 
 
 class Ended(NamedTuple):
@@ -71,8 +74,9 @@ def supervise(job: Job, max_restarts: int = 0, elastic: bool = False) -> int:
     A process leads a session of its own; all of that gets the signals, and ends with the process.
     """
     events: Events = queue.SimpleQueue()
+    job = job._replace(name=job.name or uuid.uuid4().hex)
     at_start, status = job.processes, 0
-    with _signals_to(events), _guard() as guard:
+    with handling(STOPS, lambda number, _: events.put(number)), _guard() as guard:
         for restart in range(max_restarts + 1):
             status, lost, stopped = _Attempt(job, restart, at_start, events, guard).run()
             if stopped or status in (0, BAD_USAGE) or restart == max_restarts:
@@ -150,7 +154,7 @@ class _Attempt:
         return waiter
 
     def _environment(self, rank: int, port: int) -> dict[str, str]:
-        _, processes, devices, _ = self._job
+        processes, devices = self._job.processes, self._job.local_devices
         first = rank * devices
         # NPROC is the size of XLA's pool on CPU: with no more threads than devices, those that wait
         # in a collective leave none for the others' computations.
@@ -166,6 +170,7 @@ class _Attempt:
             "GOSSIPJAX_PROCESS": str(rank),
             "GOSSIPJAX_PROCESSES_AT_START": str(self._at_start),
             "GOSSIPJAX_RESTART": str(self._restart),
+            "GOSSIPJAX_JOB": self._job.name,
             "JAX_NUM_CPU_DEVICES": str(devices),
         }
         return {**defaults, **os.environ, **ours}
@@ -232,15 +237,20 @@ def _kill_group(group: int, number: int) -> None:
 
 
 @contextlib.contextmanager
-def _signals_to(events: Events) -> Iterator[None]:
-    """Turns Ctrl-C and its like into events; nohup stays in force."""
-    caught = [s for s in STOPS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
-    before = {s: signal.signal(s, lambda number, _: events.put(number)) for s in caught}
+def handling(signals: Iterable[signal.Signals], handler: Any) -> Iterator[None]:
+    """These signals call `handler` in this context. Threads other than the main one cannot ask.
+
+    A closed terminal that is ignored (nohup) stays ignored.
+    """
+    caught = [s for s in signals if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
+    if threading.current_thread() is not threading.main_thread():
+        caught = []
+    before = {s: signal.signal(s, handler) for s in caught}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 @contextlib.contextmanager

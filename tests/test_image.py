@@ -3,13 +3,12 @@
 import itertools
 import json
 import re
-from typing import Any, get_args
+from typing import get_args
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from small import make_small
 
 from experiments import data, image, methods, training
 from experiments.accuracy import Accuracy
@@ -21,38 +20,11 @@ def devices_are_there(monkeypatch):
     monkeypatch.setattr(training, "request_cpu_devices", lambda count: None)
 
 
-class Linear(nn.Module):
-    """What takes the place of the CNN in most tests: it compiles in no time."""
-
-    classes: int = 10
-    dtype: Any = jnp.float32
-    param_dtype: Any = jnp.float32
-    normalization: str = "none"
-
-    @nn.compact
-    def __call__(self, images, train=False):
-        if self.normalization == "batch":
-            images = nn.BatchNorm(not train, momentum=0.9, use_scale=False, use_bias=False)(images)
-        dense = nn.Dense(self.classes, dtype=self.dtype, param_dtype=self.param_dtype)
-        return dense(images.reshape(len(images), -1)).astype(jnp.float32)
-
-
 @pytest.fixture(autouse=True)
 def small(monkeypatch, request):
     """A tenth of the digits and a small model: these tests are of the program."""
-    if "real_model" not in request.keywords:
-        monkeypatch.setattr(image.models, "SmallCNN", Linear)
-    full = data.load("mnist5k")
-    few = full._replace(
-        train_images=full.train_images[:512],
-        train_labels=full.train_labels[:512],
-        test_images=full.test_images[:101],
-        test_labels=full.test_labels[:101],
-    )
-    load = data.load
-    monkeypatch.setattr(
-        data, "load", lambda name, *args: few if name == "mnist5k" else load(name, *args)
-    )
+    keywords = request.keywords
+    make_small(monkeypatch.setattr, "real_model" not in keywords, "plots" in keywords)
 
 
 def run(tmp_path, *arguments):
@@ -66,6 +38,7 @@ def run(tmp_path, *arguments):
 
 
 @pytest.mark.real_model
+@pytest.mark.plots
 def test_writes_what_it_measured(tmp_path, capsys):
     summary, lines = run(tmp_path, "--seed", "0", "1", "--rate", "0.05")
     assert [(r["algorithm"], r["topology"], r["seed"]) for r in summary["runs"]] == [
@@ -134,10 +107,12 @@ def test_options(tmp_path, arguments):
     assert all(np.isfinite(line["loss"]) for line in lines if "loss" in line)
 
 
+@pytest.mark.plots
 def test_every_topology_by_name(tmp_path):
     names = [f"sgp@{name}" for name in get_args(methods.Topology)]
     hybrids = ["1-osgp@complete/one_peer_exponential", "2-osgp@two_peer_exponential/ring"]
-    summary, _ = run(tmp_path, "--epochs", "1", "--algorithm", *names, *hybrids)
+    options = ("--epochs", "1", "--where", "vmap")  # compiled for one device
+    summary, _ = run(tmp_path, *options, "--algorithm", *names, *hybrids)
     assert [f"{r['algorithm']}@{r['topology']}" for r in summary["runs"]] == names + hybrids
     assert all(np.isfinite(r["final_loss"]) for r in summary["runs"])
     drawn = {path.name for path in (tmp_path / "out").glob("topology_*.png")}
@@ -190,8 +165,16 @@ def test_a_schedule_of_many_rounds_takes_a_traced_step(tmp_path, monkeypatch):
 
 
 def losses_of(tmp_path, *arguments):
-    _, lines = run(tmp_path / "_".join(arguments), "--algorithm", *arguments)
+    one_device = ("--where", "vmap")
+    _, lines = run(tmp_path / "_".join(arguments), *one_device, "--algorithm", *arguments)
     return [line["loss"] for line in lines if "loss" in line]
+
+
+@pytest.fixture(scope="module")
+def losses_without_options(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        make_small(patch.setattr)
+        return losses_of(tmp_path_factory.mktemp("plain"), "sgp")
 
 
 @pytest.mark.parametrize(
@@ -215,8 +198,8 @@ def losses_of(tmp_path, *arguments):
     ],
     ids="".join,
 )
-def test_every_option_does_something(tmp_path, arguments):
-    assert losses_of(tmp_path, "sgp", *arguments) != losses_of(tmp_path, "sgp")
+def test_every_option_does_something(tmp_path, arguments, losses_without_options):
+    assert losses_of(tmp_path, "sgp", *arguments) != losses_without_options
 
 
 def test_staleness_is_that_of_adpsgd(tmp_path):
@@ -267,6 +250,7 @@ class TestBadInput:
         assert "513" in said
         assert "512" in said
 
+    @pytest.mark.plots
     def test_another_runs_folder_is_never_overwritten_silently(self, capsys, tmp_path):
         run(tmp_path, "--algorithm", "sgp")
         kept = (tmp_path / "out" / "summary.json").read_text()
@@ -340,6 +324,7 @@ class TestBadInput:
         assert "file" in self.fails(capsys, "--out", str(tmp_path / "file" / "out"))
 
 
+@pytest.mark.plots
 def test_interrupted_runs_keep_what_was_finished(tmp_path, monkeypatch, capsys):
     """Ctrl-C in the second run: the first one's results are there."""
     trained = []

@@ -13,29 +13,14 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from test_image import Linear
+from small import make_small
 from test_launch import environment, is_alive
 
-from experiments import data, image, interruptions, saving, training
+from experiments import image, interruptions, saving, training
 
 PATIENCE = 120  # seconds, for what takes some ten
 STEPS = 8
 TIMES = {"seconds", "examples_per_second", "seconds_per_step", "share_outside_the_step"}
-
-
-def make_small(setattr):
-    """A tenth of the digits, a small model, and no plots."""
-    full = data.load("mnist5k")
-    few = full._replace(
-        train_images=full.train_images[:512],
-        train_labels=full.train_labels[:512],
-        test_images=full.test_images[:101],
-        test_labels=full.test_labels[:101],
-    )
-    setattr(image.models, "SmallCNN", Linear)
-    setattr(data, "load", lambda *_: few)
-    setattr(image.report, "write_report", lambda out, console: None)
-    setattr(image.report, "plot_topology", lambda *_: None)
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +158,9 @@ def test_from_another_algorithm(tmp_path, capsys):
     (run,), lines = train(out, *of)
     said = "sgp goes on after step 8 of allreduce: 4 nodes became 4"
     assert said in capsys.readouterr().out
-    assert [line["step"] for line in lines if "loss" in line] == [*range(9, 17)]
+    of_loss = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in of_loss] == [*range(9, 17)]
+    assert of_loss[-1]["epoch"] == 4
     assert run["consensus_distance"] > 0
 
 
@@ -183,6 +170,21 @@ def test_overwriting_takes_up_no_old_checkpoint(tmp_path, monkeypatch, capsys):
     assert "goes on" not in capsys.readouterr().out
     assert [line["step"] for line in lines if "loss" in line] == [*range(1, STEPS + 1)]
     assert not (folders(tmp_path)[0] / "4").exists()
+
+
+def test_only_a_job_that_began_there_goes_on_after_a_restart(tmp_path, monkeypatch, capsys):
+    """One that died before it took the folder has not, and --overwrite still stands."""
+    monkeypatch.setenv("GOSSIPJAX_JOB", "former")
+    assert interrupted(tmp_path, monkeypatch, 4, signal.SIGTERM) == 143
+    monkeypatch.setenv("GOSSIPJAX_RESTART", "1")
+    monkeypatch.setenv("GOSSIPJAX_JOB", "another")
+    assert interrupted(tmp_path, monkeypatch, 2, signal.SIGTERM, "--overwrite") == 143
+    assert "goes on" not in capsys.readouterr().out
+    for step in (5, 7):
+        assert interrupted(tmp_path, monkeypatch, step, signal.SIGTERM, "--overwrite") == 143
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    said = summary["environment"]["resumed"]
+    assert said == ["sgp goes on after step 2", "sgp goes on after step 5"]
 
 
 @pytest.fixture(scope="module")
@@ -276,9 +278,9 @@ def result_files(out):
 # The program as its users start it, but with the small model. With WAIT it is never at its end.
 PROGRAM = """
 import os, sys, time
-import test_jobs
+import small
 from experiments import image, saving
-test_jobs.make_small(setattr)
+small.make_small(setattr)
 after = saving.Saver.after
 def waiting(self, step, last):
     if last and os.environ.get("GOSSIPJAX_RESTART", "0") == "0":
@@ -291,19 +293,28 @@ image.main(sys.argv[1:])
 TWO = ("--nodes", "2", "--epochs", "1", "--log-every", "4", "--checkpoint-every", "4")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def cache():
+    """Programs that were compiled once are read by all processes of all starts."""
+    with interruptions.compilation_cache():
+        yield
+
+
 def started(arguments, *launcher, **more):
-    path = os.pathsep.join(filter(None, sys.path))
+    """Compiled with the flags of this process, or the results would not be equal to the bit."""
+    more |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.Popen(
         [*launcher, sys.executable, "-c", PROGRAM, *map(str, arguments)],
-        env=environment(**more) | {"PYTHONPATH": path},
+        env=environment(**more, XLA_FLAGS=os.environ["XLA_FLAGS"]),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
 
 
-def launcher(*options):
-    return (sys.executable, "-m", "gossipjax.launch", "--processes", "2", *options, "--")
+def launcher(*options, processes=2):
+    of = ("--processes", str(processes), *options, "--")
+    return (sys.executable, "-m", "gossipjax.launch", *of)
 
 
 def wait_for(condition, process):
@@ -350,6 +361,26 @@ def test_a_job_outlives_the_end_of_a_process(tmp_path):
     assert "sgp goes on after step 4" in said
     assert not any(map(is_alive, ranks.values()))
     assert_same_end(one, two)
+
+
+def test_an_elastic_job_goes_on_with_the_processes_that_are_left(tmp_path):
+    """Three nodes on three processes, of which one is killed."""
+    arguments = (*TWO, "--algorithm", "sgp", "--out", tmp_path, "--nodes", "3")
+    elastic = launcher("--max-restarts", "1", "--elastic", processes=3)
+    with started(arguments, *elastic, WAIT="") as job:
+        try:
+            name = "sgp-one_peer_exponential-seed-0"
+            wait_for((tmp_path / "checkpoints" / name / "4").exists, job)
+            os.kill(interruptions.ranks(job.pid)[1], signal.SIGKILL)
+            said, _ = job.communicate(timeout=PATIENCE)
+        finally:
+            job.kill()
+    assert job.returncode == 0, said
+    assert "[launch] restart 1 of 1, with 2 processes" in said
+    assert "sgp goes on after step 4 of sgp: 3 nodes became 2: all start from the average" in said
+    (run,), lines = result(tmp_path)
+    assert (run["nodes"], len(run["test_accuracy_nodes"])) == (2, 2)
+    assert [line["step"] for line in lines if "loss" in line] == [4, run["steps"]]
 
 
 def test_sigterm_saves(tmp_path):

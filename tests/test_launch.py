@@ -22,7 +22,6 @@ from gossipjax.rendezvous import Place, meet, parse_address
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 60  # seconds, for what takes a few at most
-JAX_LINES = "[Gloo] Rank"
 
 
 def job(code: str, *options: object) -> list[str]:
@@ -299,7 +298,7 @@ def alone(monkeypatch):
         ({"coordinator": "a", "processes": 2, "process": 0}, "HOST:PORT.* given 'a'"),
         ({"coordinator": "a:0", "processes": 2, "process": 0}, "from 1 to 65535; given 'a:0'"),
         ({"coordinator": "::1:80", "processes": 2, "process": 0}, r"\[::1\]:1234"),
-        ({"timeout": 0}, "timeout"),
+        ({"timeout": 0}, r"timeout \(GOSSIPJAX_TIMEOUT\) is .* above 0; given 0\."),
     ],
 )
 def test_bad_places(place, words, alone):
@@ -308,6 +307,10 @@ def test_bad_places(place, words, alone):
 
 
 def test_bad_places_in_the_environment(alone):
+    alone.setenv("GOSSIPJAX_TIMEOUT", "soon")
+    with pytest.raises(ValueError, match=r"GOSSIPJAX_TIMEOUT.* given 'soon'"):
+        launch.initialize()
+    alone.delenv("GOSSIPJAX_TIMEOUT")
     alone.setenv("GOSSIPJAX_PROCESSES", "four")
     with pytest.raises(ValueError, match=r"GOSSIPJAX_PROCESSES.*'four'"):
         launch.initialize()
@@ -330,6 +333,25 @@ def test_a_coordinator_is_enough_where_a_scheduler_numbers_the_processes(alone):
     alone.setenv("OMPI_COMM_WORLD_RANK", "3")
     with pytest.raises(ConnectionError, match=r"process 3 of 4 .* 127\.0\.0\.1:1 within 0\.1 s"):
         launch.initialize("127.0.0.1:1", timeout=0.1)
+    alone.setenv("GOSSIPJAX_TIMEOUT", "0.2")
+    with pytest.raises(ConnectionError, match=r"within 0\.2 s"):
+        launch.initialize("127.0.0.1:1")
+
+
+@pytest.mark.parametrize(("chosen", "devices"), [(None, 3), ("0,1", None)])
+def test_a_scheduled_process_takes_one_gpu_with_a_coordinator_too(alone, chosen, devices):
+    alone.setenv("SLURM_STEP_NUM_TASKS", "16")
+    alone.setenv("SLURM_PROCID", "11")
+    alone.setenv("SLURM_LOCALID", "3")
+    if chosen:
+        alone.setenv("JAX_LOCAL_DEVICE_IDS", chosen)
+    joined = []
+    alone.setattr(launch, "meet", lambda *_: None)
+    alone.setattr(launch, "_join", lambda **options: joined.append(options["local_device_ids"]))
+    assert launch.initialize("node-0:1234") == Place(11, 16)
+    alone.setattr(launch, "_place", None)
+    launch.initialize("node-0:1234", 2, 0)  # given by hand, inside of a job step
+    assert joined == [devices, None]
 
 
 def test_without_any_sign_of_a_job_there_is_one_process():
@@ -443,12 +465,12 @@ def test_two_processes_exchange():
         "    return jax.lax.psum(x, 'nodes'), jax.lax.ppermute(x, 'nodes', [(0, 1), (1, 0)])\n"
         "total, other = gx.spmd(both, mesh=mesh)(jnp.array([3.0, 5.0]))\n"
         "values = [int(a.addressable_shards[0].data[0]) for a in (total, other)]\n"
-        "print(*place, launch.mesh().shape['nodes'], *values)"
+        "print('found', *place, launch.mesh().shape['nodes'], *values)"
     )
     done = run(code, "--processes", 2, "--local-devices", 2)
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if JAX_LINES not in line]
-    assert sorted(lines) == ["[0] 0 2 4 8 5", "[1] 1 2 4 8 3"]
+    lines = [line for line in done.stdout.splitlines() if "found" in line]  # Gloo prints, too
+    assert sorted(lines) == ["[0] found 0 2 4 8 5", "[1] found 1 2 4 8 3"]
 
 
 def test_jax_finds_the_place_under_slurm():

@@ -89,7 +89,7 @@ def test_distances_before_and_after_mixing_at_weights_other_than_one():
         local = z - RATE * (z - targets[k]) / w[:, None]
         assert trainer.distance_before_mixing() == pytest.approx(distance(local), rel=1e-4)
         trainer.advance(range(k, k + 1))
-        assert trainer.distance() == pytest.approx(distance(after), rel=1e-4)
+        assert trainer.distance(k + 1) == pytest.approx(distance(after), rel=1e-4)
         z, w = after, after_weight
     assert np.abs(w - 1).max() > 0.1
 

@@ -8,7 +8,7 @@ import jax
 import optax
 
 from gossipjax.buffers import require_floats, require_wire_dtype
-from gossipjax.collectives import mean, varies
+from gossipjax.collectives import axis_size, mean, varies
 
 
 def allreduce(
@@ -44,6 +44,7 @@ def allreduce(
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
         del params, extra_args
         require_floats(updates, "updates")
+        axis_size(axis_name)  # raises where there is no such axis
         for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
             if not varies(leaf, axis_name):
                 raise ValueError(
