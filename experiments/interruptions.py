@@ -99,7 +99,8 @@ class Kill:
       seconds: since the job's start.
       moment: what it was aimed at.
       writing: whether a checkpoint was being written right after it.
-      logged: the last step in `metrics.jsonl`, or the one after which the processes had gone on.
+      logged: the last step in `metrics.jsonl`; before the processes had gone on, that of the newest
+        complete checkpoint.
       complete: the newest complete checkpoint when all processes had ended; 0 if none.
       went_on: the step after which the job went on.
     """
@@ -278,11 +279,8 @@ def kill_again_and_again(
     tell: Callable[[Kill], None],
 ) -> None:
     """Kills, as planned, and follows the job to its end; adds to `kills` what it has seen."""
-    at = 0  # the step after which the processes went on
 
     def on_gone_on(step: int) -> None:
-        nonlocal at
-        at = step
         for kill in kills:
             if kill.went_on is None:
                 kill.went_on = step
@@ -312,7 +310,7 @@ def kill_again_and_again(
             os.kill(process, signal.SIGKILL)
         writing = job.is_saving()
         is_on = job.restarts == 0 or job.gone_on is not None
-        logged = job.step() if is_on else at
+        logged = job.step() if is_on else job.complete()
         kill = Kill(time.monotonic() - job.began, rank, moment, writing, logged)
         kills.append(kill)
         job.wait_for(lambda number=number: job.restarts >= number, f"restart {number}")

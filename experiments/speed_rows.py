@@ -267,15 +267,15 @@ def centralized(
         del params, extra_args
         buffer, unravel = ravel_pytree(updates)
         nodes, index = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
-        words, total = encode(buffer, wire_dtype), buffer
+        words, total = encode([buffer], wire_dtype), buffer
         for sender in range(1, nodes):
             came = jax.lax.ppermute(words, axis_name, [(sender, 0)])
-            total = total + decode(came, wire_dtype, buffer)
-        mean = encode(total / nodes, wire_dtype)  # on node 0, and nothing of use elsewhere
+            total = total + decode(came, wire_dtype, [buffer])[0]
+        mean = encode([total / nodes], wire_dtype)  # on node 0, and nothing of use elsewhere
         result = mean
         for receiver in range(1, nodes):
             came = jax.lax.ppermute(mean, axis_name, [(0, receiver)])
             result = jnp.where(index == receiver, came, result)
-        return unravel(decode(result, wire_dtype, buffer)), state
+        return unravel(decode(result, wire_dtype, [buffer])[0]), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,35 +75,53 @@ class Layout:
         shapes = self._shapes
         return [sum(int(np.prod(shapes[i])) for i in group) for group in self._groups.values()]
 
-    def pack(self, tree: Any, in_place: bool = False) -> list[jax.Array]:
-        """The buffers `[size]`, leaf after leaf in the order of the tree.
-
-        With `in_place`, a GPU computes every leaf where it lies in the buffer, which then may not
-        be an output that takes a donated argument's memory. A concatenation of many leaves is two
-        more passes over memory there, and writing the leaves first is one.
-        """
-        leaves = jax.tree.leaves(tree)
-        packed = []
-        for dtype, group in self._groups.items():
-            parts = [jnp.asarray(leaves[i], dtype).ravel() for i in group]
-            if in_place:
-                on_gpu = {"cuda": _written, "rocm": _written}
-                buffer = jax.lax.platform_dependent(parts, default=jnp.concatenate, **on_gpu)
-            else:
-                buffer = jnp.concatenate(parts)
-            packed.append(buffer)
-        return packed
+    def pack(self, tree: Any) -> list[jax.Array]:
+        """The buffers `[size]`, leaf after leaf in the order of the tree."""
+        return [jnp.concatenate(parts) for parts in self.flat(tree)]
 
     def unpack(self, buffers: Sequence[jax.Array]) -> Any:
         """The tree again; whatever follows the last leaf in a buffer is padding."""
+        shapes = [[self._shapes[i] for i in group] for group in self._groups.values()]
+        return self.unflat(
+            [
+                apart(buffer.ravel(), [int(np.prod(shape)) for shape in of_leaves])
+                for of_leaves, buffer in zip(shapes, buffers, strict=True)
+            ]
+        )
+
+    def flat(self, tree: Any) -> list[list[jax.Array]]:
+        """What `pack` joins: the leaves `[size]` of each buffer."""
+        leaves = jax.tree.leaves(tree)
+        return [
+            [jnp.asarray(leaves[i], dtype).ravel() for i in group]
+            for dtype, group in self._groups.items()
+        ]
+
+    def unflat(self, parts: Sequence[Sequence[jax.Array]]) -> Any:
+        """The tree again, of what `flat` makes of it."""
         out: list[Any] = [None] * len(self._shapes)
-        for group, buffer in zip(self._groups.values(), buffers, strict=True):
-            flat, start = buffer.ravel(), 0
-            for i in group:
-                stop = start + int(np.prod(self._shapes[i]))
-                out[i] = flat[start:stop].reshape(self._shapes[i])
-                start = stop
+        for group, flats in zip(self._groups.values(), parts, strict=True):
+            for i, flat in zip(group, flats, strict=True):
+                out[i] = flat.reshape(self._shapes[i])
         return jax.tree.unflatten(self._structure, out)
+
+
+def apart(buffer: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
+    """The parts of a flat buffer, one after another."""
+    starts = itertools.accumulate(sizes, initial=0)
+    return [buffer[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+
+
+def joined_in_place(parts: Sequence[jax.Array]) -> jax.Array:
+    """The concatenation; a GPU computes every part where it lies in it.
+
+    It then may not be an output that takes a donated argument's memory. A concatenation of many
+    parts is two more passes over memory there, and writing the parts first is one.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    on_gpu = {"cuda": _written, "rocm": _written}
+    return jax.lax.platform_dependent(parts, default=jnp.concatenate, **on_gpu)
 
 
 def _written(parts: Sequence[jax.Array]) -> jax.Array:
@@ -126,36 +145,40 @@ def narrows(message: jax.Array, wire_dtype: np.dtype | None) -> bool:
     return wire_dtype is not None and wire_dtype.itemsize < message.dtype.itemsize
 
 
-def encode(message: jax.Array, wire_dtype: np.dtype | None) -> jax.Array:
-    """The words that travel for a flat message: narrow values as unsigned integers.
+def encode(parts: Sequence[jax.Array], wire_dtype: np.dtype | None) -> jax.Array:
+    """The words that travel for flat arrays, one after another: narrow values as unsigned integers.
 
-    Integers, because XLA on CPU would widen a bfloat16 collective to float32. The first value, the
-    push-sum weight if there is one, goes in full width: its first word in its place, the others at
-    the end, so that the rest is one pass. What is too large for the type is clipped.
+    Integers, because XLA on CPU would widen a bfloat16 collective to float32. A single value, such
+    as a push-sum weight, goes in full width. What is too large for the type is clipped.
     """
-    if not narrows(message, wire_dtype):
-        return message
+    return joined_in_place([_words(part, wire_dtype) for part in parts])
+
+
+def _words(part: jax.Array, wire_dtype: np.dtype | None) -> jax.Array:
+    if not narrows(part, wire_dtype):
+        return part
     assert wire_dtype is not None
     words = jnp.dtype(f"uint{8 * wire_dtype.itemsize}")
-    largest = jnp.finfo(wire_dtype).max.astype(message.dtype)
-    narrow = jnp.clip(message, -largest, largest).astype(wire_dtype)
-    first = jax.lax.bitcast_convert_type(message[:1], words).ravel()
-    body = _with_first(first[0], jax.lax.bitcast_convert_type(narrow, words))
-    return jnp.concatenate([body, first[1:]])
+    if part.size == 1:
+        return jax.lax.bitcast_convert_type(part, words).ravel()
+    largest = jnp.finfo(wire_dtype).max.astype(part.dtype)
+    narrow = jnp.clip(part, -largest, largest).astype(wire_dtype)
+    return jax.lax.bitcast_convert_type(narrow, words)
 
 
-def decode(words: jax.Array, wire_dtype: np.dtype | None, like: jax.Array) -> jax.Array:
-    """The message, as wide as `like`, that arrives as these words."""
-    if not narrows(like, wire_dtype):
-        return words
-    assert wire_dtype is not None
-    body, end = words[: like.size], words[like.size :]
-    first = jnp.concatenate([body[:1], end]).reshape(1, -1)
-    narrow = jax.lax.bitcast_convert_type(body, wire_dtype)
-    return _with_first(
-        jax.lax.bitcast_convert_type(first, like.dtype)[0], narrow.astype(like.dtype)
-    )
+def decode(
+    words: jax.Array, wire_dtype: np.dtype | None, like: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """The flat arrays, of the sizes and as wide as those of `like`, that arrive as these words."""
 
+    def values(words: jax.Array, part: jax.Array) -> jax.Array:
+        if not narrows(part, wire_dtype):
+            return words
+        if part.size == 1:
+            return jax.lax.bitcast_convert_type(words.reshape(1, -1), part.dtype)
+        assert wire_dtype is not None
+        return jax.lax.bitcast_convert_type(words, wire_dtype).astype(part.dtype)
 
-def _with_first(value: jax.Array, rest: jax.Array) -> jax.Array:
-    return jnp.where(jax.lax.iota(jnp.int32, rest.size) == 0, value, rest)
+    of_one = like[0].dtype.itemsize // words.dtype.itemsize
+    sizes = [of_one if part.size == 1 else part.size for part in like]
+    return [values(*pair) for pair in zip(apart(words, sizes), like, strict=True)]

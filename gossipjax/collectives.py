@@ -8,13 +8,23 @@ round has two halves: `split` divides what a node has into what it keeps and wha
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.buffers import Layout, cast_like, decode, encode, in_rows, narrows
+from gossipjax.buffers import (
+    Layout,
+    apart,
+    cast_like,
+    decode,
+    encode,
+    in_rows,
+    joined_in_place,
+    narrows,
+)
 from gossipjax.schedule import Round
 
 Step = int | np.integer | jax.Array
@@ -62,7 +72,7 @@ def mean(tree: Any, axis_name: str, wire_dtype: np.dtype | None = None) -> Any:
     nodes = axis_size(axis_name)
 
     def average(buffer: jax.Array) -> jax.Array:
-        if nodes == 1 or not buffer.size or not narrows(buffer, wire_dtype):
+        if nodes == 1 or buffer.size <= nodes or not narrows(buffer, wire_dtype):
             return jax.lax.pmean(buffer, axis_name)
         return _narrow_mean(buffer, axis_name, wire_dtype)
 
@@ -75,14 +85,13 @@ def _narrow_mean(buffer: jax.Array, axis_name: str, wire_dtype: np.dtype | None)
     Each value is rounded twice: on its way to be summed, and on the way back.
     """
     rows = in_rows(buffer, axis_size(axis_name))
-    words = jax.vmap(lambda row: encode(row, wire_dtype))(rows)
+    words = jax.vmap(lambda row: encode([row], wire_dtype))(rows)
     came = jax.lax.all_to_all(words, axis_name, 0, 0)
-    own = jax.vmap(lambda row, like: decode(row, wire_dtype, like))(came, rows).mean(axis=0)
+    own = jax.vmap(lambda row, like: decode(row, wire_dtype, [like])[0])(came, rows).mean(axis=0)
     types_known = axis_name in varying_axes(jax.lax.axis_index(axis_name))
     to = "invarying" if types_known else "varying"
-    parts = jax.lax.all_gather(encode(own, wire_dtype), axis_name, to=to)
-    averaged = [decode(part, wire_dtype, own) for part in parts]
-    return jnp.concatenate(averaged)[: buffer.size]
+    words = jax.lax.all_gather(encode([own], wire_dtype), axis_name, tiled=True, to=to)
+    return decode(words, wire_dtype, [rows.ravel()])[0][: buffer.size]
 
 
 def bounded_mean(tree: Any, axis_name: str) -> Any:
@@ -140,31 +149,53 @@ def deliver(sent: jax.Array, mixing: Round, wire: Wire) -> jax.Array:
     """
     if mixing.is_identity or not sent.size:
         return sent
-    return _in_shares(lambda part, wire: _exchange(part, mixing, wire), sent, wire)
+
+    def exchanged(part: jax.Array, wire: Wire) -> jax.Array:
+        if not narrows(part, wire.dtype):
+            return _exchange([part], mixing, wire)[0]
+        # The weight, if there is one, is the first value.
+        first, whole = _exchange([part[:1], part], mixing, wire)
+        return jnp.where(jax.lax.iota(jnp.int32, part.size) == 0, first, whole)
+
+    return _in_shares(exchanged, sent, wire)
 
 
-def _exchange(sent: jax.Array, mixing: Round, wire: Wire) -> jax.Array:
-    axis_name = wire.axis_name
+def deliver_leaves(sent: list[jax.Array], mixing: Round, wire: Wire) -> list[jax.Array]:
+    """The same of flat leaves of one type, which travel as one message.
+
+    Of each leaf its own narrow words are made, since it takes less to join those.
+    """
+    sizes = [leaf.size for leaf in sent]
+    if narrows(sent[0], wire.dtype) and wire.local_axis_name is None and sum(sizes):
+        return _exchange(sent, mixing, wire)
+    return apart(deliver(joined_in_place(sent), mixing, wire), sizes)
+
+
+def _exchange(sent: list[jax.Array], mixing: Round, wire: Wire) -> list[jax.Array]:
+    axis_name, dtype = wire.axis_name, sent[0].dtype
     if mixing.is_uniform and wire.dtype is None:
-        everything = as_varying(jax.lax.psum(sent, axis_name), axis_name)
-        return (everything - sent) / (mixing.size - 1)
+        everything = [as_varying(jax.lax.psum(part, axis_name), axis_name) for part in sent]
+        return [
+            (all_ - part) / (mixing.size - 1) for all_, part in zip(everything, sent, strict=True)
+        ]
     own = np.diag(mixing.matrix)
     left, arrived, shares = sent, [], []
     for receivers, weights in mixing.slots:
         share = np.divide(weights, 1 - own, out=np.zeros_like(own), where=weights > 0)
-        message = per_node(share, sent.dtype, axis_name) * sent
+        messages = [per_node(share, dtype, axis_name) * part for part in sent]
         if (share == 0).any():
             # A filler must carry a true zero: 0 * NaN would spread a NaN along edges of no graph.
-            message = jnp.where(per_node(share > 0, bool, axis_name), message, 0)
-        words = encode(message, wire.dtype)
+            sends = per_node(share > 0, bool, axis_name)
+            messages = [jnp.where(sends, message, 0) for message in messages]
+        words = encode(messages, wire.dtype)
         came = _send(words, receivers, axis_name)
-        left = left - decode(words, wire.dtype, message)
-        arrived.append(decode(came, wire.dtype, message))
-        shares.append(share.astype(sent.dtype))
+        left = jax.tree.map(jnp.subtract, left, decode(words, wire.dtype, messages))
+        arrived.append(decode(came, wire.dtype, messages))
+        shares.append(share.astype(dtype))
     nothing_left = own.min() < LEAST_REMAINDER or _divides_exactly(np.array(shares))
-    if nothing_left and not narrows(sent, wire.dtype):
-        return sum(arrived[1:], start=arrived[0])
-    return sum(arrived, start=left)
+    if nothing_left and not narrows(sent[0], wire.dtype):
+        left, *arrived = arrived
+    return [reduce(jnp.add, parts) for parts in zip(left, *arrived, strict=True)]
 
 
 def _send(words: jax.Array, receivers: np.ndarray, axis_name: str) -> jax.Array:
@@ -174,13 +205,25 @@ def _send(words: jax.Array, receivers: np.ndarray, axis_name: str) -> jax.Array:
     if in_pairs and groups_are_faster():
         pairs = [[int(i), int(j)] for i, j in enumerate(receivers) if i < j]
         try:
-            if jnp.issubdtype(words.dtype, jnp.floating):
-                return jax.lax.psum(words, axis_name, axis_index_groups=pairs) - words
-            both = jax.lax.all_gather(words, axis_name, axis_index_groups=pairs)
-            return jnp.where(per_node(nodes < receivers, bool, axis_name), both[1], both[0])
+            own = _joined(words)  # integers wrap around: the difference is exact
+            return _unjoined(jax.lax.psum(own, axis_name, axis_index_groups=pairs) - own, words)
         except NotImplementedError:  # under vmap, and where types tell what varies
             pass
     return jax.lax.ppermute(words, axis_name, list(enumerate(receivers.tolist())))
+
+
+def _joined(words: jax.Array) -> jax.Array:
+    """Words of 16 bits two by two, one of either half: XLA on CPU would sum them in 32 bits."""
+    if words.dtype.itemsize > 2:
+        return words
+    low, high = in_rows(words, 2).astype(jnp.uint32)
+    return low | high << 16
+
+
+def _unjoined(pairs: jax.Array, like: jax.Array) -> jax.Array:
+    if like.dtype.itemsize > 2:
+        return pairs
+    return jnp.concatenate([pairs, pairs >> 16]).astype(like.dtype)[: like.size]
 
 
 def groups_are_faster() -> bool:

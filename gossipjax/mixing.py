@@ -16,7 +16,7 @@ from gossipjax.collectives import (
     as_varying,
     average,
     axis_size,
-    deliver,
+    deliver_leaves,
     split,
     varying_axes,
 )
@@ -116,8 +116,8 @@ def _mix(x: Any, mixing: Round, wire: Wire) -> Any:
     if mixing.is_uniform and wire.dtype is None:  # all nodes get the same, to the bit
         return layout.unpack([average(buffer, wire) for buffer in layout.pack(x)])
     kept, sent = split(x, mixing, wire.axis_name)
-    buffers = layout.pack(sent, in_place=True)
-    arrived = layout.unpack([deliver(buffer, mixing, wire) for buffer in buffers])
+    flat = [deliver_leaves(leaves, mixing, wire) for leaves in layout.flat(sent)]
+    arrived = layout.unflat(flat)
     return jax.tree.map(jnp.add, kept, arrived)
 
 

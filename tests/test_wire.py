@@ -80,7 +80,6 @@ def test_what_is_rounded_off_stays_at_its_sender():
     for k in range(6):
         partner = (schedule.round_at(k).matrix - np.eye(N) / 2).argmax(axis=0)
         message = (x / 2).astype(jnp.bfloat16).astype(np.float32)
-        message[:, 0] = x[:, 0] / 2  # the first value of a message goes in full
         expected = x - message + message[partner]
         x = np.asarray(mixed(x, jnp.int32(k)))
         np.testing.assert_allclose(x, expected, rtol=1e-6, atol=1e-7)
@@ -108,7 +107,12 @@ def test_no_mass_is_lost_in_a_thousand_rounds():
 )
 @pytest.mark.parametrize("name", ["sgp", "osgp 1"])
 def test_words_on_the_wire(name, wire_dtype, words):
-    """One message of half the bytes: a weight of two words and 599 values of one."""
+    """One message of half the bytes: a weight of two words and 599 values of one.
+
+    A message that was sent before has a word for the weight's place, too.
+    """
+    if name == "osgp 1":
+        words = words.replace("601", "602")
     tx = GOSSIP[name](SCHEDULES["one peer"], wire_dtype=wire_dtype)
     z = jnp.ones((N, 599))
     state = gx.spmd(tx.init, mesh=mesh(N))(z)
@@ -130,14 +134,13 @@ def test_allreduce_in_narrow_words(mode, n, length):
 
     found = np.asarray(run(mode, lambda g: averaged(g, jnp.bfloat16), n)(g))
     assert (found == found[0]).all()
-    sent = g if n == 1 else g.astype(jnp.bfloat16).astype(np.float32)
-    width = -(-length // n)  # of a node's part, whose first value stays wide
-    sent[:, ::width] = g[:, ::width]
-    mean = sent.astype(np.float64).mean(axis=0)
+    mean = g.astype(jnp.bfloat16).astype(np.float64).mean(axis=0)
     rounded = mean.astype(np.float32).astype(jnp.bfloat16).astype(np.float64)
-    rounded[::width] = mean[::width]
     exact = g.astype(np.float64).mean(axis=0)
-    np.testing.assert_allclose(found[0], exact if n == 1 else rounded, rtol=2**-7, atol=1e-6)
+    if n == 1 or length <= n:  # not worth it
+        np.testing.assert_allclose(found[0], exact, rtol=1e-6, atol=1e-7)
+    else:
+        np.testing.assert_allclose(found[0], rounded, rtol=2**-7, atol=1e-6)
     np.testing.assert_allclose(found[0], exact, atol=0.02)
     np.testing.assert_array_equal(run(mode, lambda g: averaged(g, "float32"), n)(g),
                                   run(mode, lambda g: averaged(g, None), n)(g))  # fmt: skip
@@ -150,7 +153,7 @@ def test_words_of_a_narrow_allreduce():
     text = program.lower(g).compile().as_text()
     found = set(re.findall(r" = (.*?)\{.*? (all-to-all|all-gather|all-reduce)\(", text))
     assert {kind for _, kind in found} == {"all-to-all", "all-gather"}
-    assert {words for words, _ in found} <= {"u16[1,81]", "(u16[1,81]", "u16[8,81]"}
+    assert {words for words, _ in found} <= {"u16[1,80]", "(u16[1,80]", "u16[640]"}
 
 
 def test_too_large_for_the_type_is_clipped_and_kept():
