@@ -108,8 +108,8 @@ class Layout:
 
 def apart(buffer: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
     """The parts of a flat buffer, one after another."""
-    starts = itertools.accumulate(sizes, initial=0)
-    return [buffer[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+    ends = itertools.accumulate(sizes, initial=0)
+    return [buffer[start:stop] for start, stop in itertools.pairwise(ends)]
 
 
 def joined_in_place(parts: Sequence[jax.Array]) -> jax.Array:
