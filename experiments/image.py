@@ -18,7 +18,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -190,13 +190,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
             nodes = gx.launch.nodes_left(options.nodes)
             training.request_cpu_devices(-(-nodes // place.processes))
         job = prepare(options)
-    except (ValueError, OSError) as error:
+    except ValueError as error:
+        refuse(error)
+    except OSError as error:
         gx.launch.leave(f"error: {error}")
     except KeyboardInterrupt:
         gx.launch.leave(130)
     try:
         train_all(job, Console(quiet=not processes.is_first()))
-    except (training.NonFiniteError, saving.CheckpointError, OSError) as error:
+    except (training.NonFiniteError, saving.CheckpointError) as error:
+        refuse(error)
+    except OSError as error:
         gx.launch.leave(f"error: {error}")
     except saving.PreemptedError as error:
         print(error, file=sys.stderr)
@@ -204,6 +208,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print(f"interrupted; {job.out} holds what was measured", file=sys.stderr)
         gx.launch.leave(130)
+
+
+def refuse(error: Exception) -> NoReturn:
+    """Ends the program with status 2: started again, it would end in the same way."""
+    print(f"error: {error}", file=sys.stderr)
+    gx.launch.leave(2)
 
 
 def prepare(options: Options) -> Job:
@@ -214,8 +224,16 @@ def prepare(options: Options) -> Job:
         folder that holds another run.
     """
     nodes = gx.launch.nodes_left(options.nodes)
-    saved = results.read_summary(options.out)
-    if resume := everywhere(options.resume or is_restarted(options, saved)):
+    restarts = options.checkpoint_every and int(os.environ.get("GOSSIPJAX_RESTART", 0))
+    saved = results.read_summary(options.out) if options.resume or restarts else {}
+    if everywhere(bool(saved)) == everywhere(not saved):
+        raise OSError(f"--out {options.out} is not one folder for all processes.")
+    # A restarted job goes on with what it began itself; it may have died before it wrote anything.
+    job = os.environ.get("GOSSIPJAX_JOB")
+    resume = options.resume or bool(
+        restarts and (not saved or saved["environment"].get("job") == job)
+    )
+    if resume:
         options = as_it_began(options, saved.get("options", {}))
     dataset = data.load(options.dataset, options.data_dir, options.download)
     total_batch = options.nodes * options.batch_per_node
@@ -231,26 +249,17 @@ def prepare(options: Options) -> Job:
     placement = training.place(options.where, nodes)
     sizes = f"{len(dataset.train_labels):,} training and {len(dataset.test_labels):,} test examples"
     environment = {"placement": placement.words, "dataset": sizes}
-    environment |= {"job": os.environ.get("GOSSIPJAX_JOB"), "resumed": []}
+    environment |= {"job": job, "resumed": []}
     finished = []
     if resume and saved:
-        environment["resumed"], finished = saved["environment"]["resumed"], saved["runs"]
+        environment["resumed"] = saved["environment"].get("resumed", [])
+        finished = saved["runs"]
     out = options.out
     if processes.is_first():
         out = results.claim_folder("image", out, options.overwrite, resume)
         results.write_summary(out, dataclasses.asdict(options), environment, finished)
     out = Path(processes.of_first(str(out)))
     return Job(options, nodes, dataset, steps, rate, runs, placement, out, environment, finished)
-
-
-def is_restarted(options: Options, saved: dict[str, Any]) -> bool:
-    """Whether this job has begun with what is in `--out`, and was started again."""
-    return (
-        options.checkpoint_every is not None
-        and int(os.environ.get("GOSSIPJAX_RESTART", 0)) > 0
-        and bool(saved)
-        and saved["environment"].get("job") == os.environ.get("GOSSIPJAX_JOB")
-    )
 
 
 def method(

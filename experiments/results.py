@@ -48,9 +48,18 @@ def claim_folder(program: str, out: Path | None, overwrite: bool, resume: bool =
 
 
 def read_summary(out: Path | None) -> dict[str, Any]:
-    """What `summary.json` holds; nothing if there is none."""
+    """What `summary.json` holds; nothing if there is none.
+
+    Raises:
+      ValueError: if it is no JSON.
+    """
     found = out and out / "summary.json"
-    return json.loads(found.read_text()) if found and found.exists() else {}
+    if not found or not found.exists():
+        return {}
+    try:
+        return json.loads(found.read_text())
+    except ValueError as error:
+        raise ValueError(f"{found} cannot be read ({error}): take --overwrite.") from error
 
 
 def write_summary(

@@ -112,6 +112,8 @@ class Saver:
 
         with Checkpoints(folder, keep) as self._checkpoints, handling([signal.SIGTERM], hear):
             yield
+        if self._asked:  # after the last step: what follows hears of it
+            signal.raise_signal(signal.SIGTERM)
 
     def after(self, step: int, last: bool) -> None:
         """Saves if it is time to, or the last step, or if a process was asked to end.

@@ -94,7 +94,7 @@ def round_bytes(mixing: Round, values: int, wire: Width) -> float:
     >>> pair, ring = gx.topology.ring(2).round_at(0), gx.topology.ring(4).round_at(0)
     >>> round_bytes(pair, 100, "float32"), round_bytes(ring, 100, "float32")
     (400.0, 800.0)
-    >>> round_bytes(pair, 101, "bfloat16")  # the first value, the weight, stays wide
+    >>> round_bytes(pair, 101, "bfloat16")  # the weight stays wide
     204.0
     """
     if mixing.is_identity:
@@ -107,7 +107,7 @@ def round_bytes(mixing: Round, values: int, wire: Width) -> float:
 
 
 def message_bytes(values: int, wire: Width) -> float:
-    """What a message of so many float32 values takes; a narrow one's first value stays wide."""
+    """What a message of so many float32 values takes; the weight of a narrow one stays wide."""
     return 4.0 * values if wire == "float32" else 4.0 + 2.0 * (values - 1)
 
 

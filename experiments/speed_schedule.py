@@ -159,8 +159,9 @@ def expected(how: Method, wire: Wire, parameters: int, step: int) -> list[Messag
     values = -(-values // max(1, overlap))  # a message travels in so many pieces
     if wire == "full":
         return [Message("collective-permute", "f32", 4 * values)] * peers
-    # The first value, the weight, travels in full width: as two words.
-    return [Message("collective-permute", "u16", 2 * (values + 1))] * peers
+    # The weight travels in full width, as two words; overlapped, beside its place in the message.
+    words = values + (2 if overlap else 1)
+    return [Message("collective-permute", "u16", 2 * words)] * peers
 
 
 def measure(name: str, wire: Wire, target: Target, options: Options, mesh: Mesh) -> list[Record]:

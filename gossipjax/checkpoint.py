@@ -71,9 +71,7 @@ class Checkpoints:
 
     def __init__(self, folder: str | Path, keep: int = 3, timeout: int = 600):
         if keep < 1:
-            raise ValueError(
-                f"keep is the number of checkpoints that stay, at least 1; got {keep}."
-            )
+            raise ValueError(f"keep, how many checkpoints stay, is at least 1; got {keep}.")
         self.folder = Path(folder).resolve()
         require_shared_folder(self.folder)
         self._keep, self._timeout = keep, timeout
@@ -83,8 +81,12 @@ class Checkpoints:
     def __enter__(self) -> Checkpoints:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None or jax.process_count() == 1:
+            self.close()
+        else:  # perhaps this process fails alone: no call that the others would have to make, too
+            with contextlib.suppress(Exception):
+                self._manager.wait_until_finished()
 
     def _open(self) -> None:
         if jax.process_index() == 0:

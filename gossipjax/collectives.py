@@ -151,6 +151,9 @@ def deliver(sent: jax.Array, mixing: Round, wire: Wire) -> jax.Array:
         return sent
 
     def exchanged(part: jax.Array, wire: Wire) -> jax.Array:
+        if mixing.is_uniform and wire.dtype is None:
+            everything = as_varying(jax.lax.psum(part, wire.axis_name), wire.axis_name)
+            return (everything - part) / (mixing.size - 1)
         if not narrows(part, wire.dtype):
             return _exchange([part], mixing, wire)[0]
         # The weight, if there is one, is the first value.
@@ -173,11 +176,6 @@ def deliver_leaves(sent: list[jax.Array], mixing: Round, wire: Wire) -> list[jax
 
 def _exchange(sent: list[jax.Array], mixing: Round, wire: Wire) -> list[jax.Array]:
     axis_name, dtype = wire.axis_name, sent[0].dtype
-    if mixing.is_uniform and wire.dtype is None:
-        everything = [as_varying(jax.lax.psum(part, axis_name), axis_name) for part in sent]
-        return [
-            (all_ - part) / (mixing.size - 1) for all_, part in zip(everything, sent, strict=True)
-        ]
     own = np.diag(mixing.matrix)
     left, arrived, shares = sent, [], []
     for receivers, weights in mixing.slots:

@@ -262,8 +262,8 @@ def main(arguments: list[str] | None = None) -> int:
         type=int,
         default=0,
         metavar="K",
-        help="start all again at most K times after a failure, unless its exit status is 2, bad "
-        "usage; the program finds the number of the restart in GOSSIPJAX_RESTART (default: 0)",
+        help="start all again at most K times after a failure, but not after status 2, of what "
+        "would fail again; the program is told by GOSSIPJAX_RESTART and GOSSIPJAX_JOB (default: 0)",
     )
     add(
         "--elastic",

@@ -286,8 +286,14 @@ def waiting(self, step, last):
     if last and os.environ.get("GOSSIPJAX_RESTART", "0") == "0":
         time.sleep(1000)
     after(self, step, last)
+def full(self, step, last):
+    if step == 5:
+        raise OSError("No space left on device")
+    after(self, step, last)
 if "WAIT" in os.environ:
     saving.Saver.after = waiting
+if os.environ.get("FULL") == os.environ.get("GOSSIPJAX_PROCESS", "none"):
+    saving.Saver.after = full
 image.main(sys.argv[1:])
 """
 TWO = ("--nodes", "2", "--epochs", "1", "--log-every", "4", "--checkpoint-every", "4")
@@ -381,6 +387,19 @@ def test_an_elastic_job_goes_on_with_the_processes_that_are_left(tmp_path):
     (run,), lines = result(tmp_path)
     assert (run["nodes"], len(run["test_accuracy_nodes"])) == (2, 2)
     assert [line["step"] for line in lines if "loss" in line] == [4, run["steps"]]
+
+
+def test_a_process_that_fails_alone_waits_for_nobody(tmp_path):
+    """Right after a checkpoint was begun; which is complete all the same."""
+    arguments = (*TWO, "--algorithm", "sgp", "--log-every", "1", "--out", tmp_path)
+    with started(arguments, *launcher(), FULL="0") as job:
+        try:
+            said, _ = job.communicate(timeout=PATIENCE)
+        finally:
+            job.kill()
+    assert job.returncode == 1, said
+    assert "[0] error: No space left on device" in said
+    assert (tmp_path / "checkpoints" / "sgp-one_peer_exponential-seed-0" / "4").exists()
 
 
 def test_sigterm_saves(tmp_path):

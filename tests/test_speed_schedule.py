@@ -4,6 +4,7 @@ The tests marked `aot` compile for TPUs and GPUs, each where its compiler is ins
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -83,7 +84,7 @@ def test_only_a_schedule_is_read():
         ("dpsgd@bipartite_exponential", "full", 1, 4 * 100),
         ("1-osgp", "full", 1, 4 * 101),
         ("2-osgp", "full", 1, 4 * 51),
-        ("1-osgp", "bfloat16", 1, 2 * 102),
+        ("1-osgp", "bfloat16", 1, 2 * 103),
     ],
 )
 def test_what_the_schedule_says(name, wire, count, size):
@@ -127,7 +128,11 @@ def compiled(request, tmp_path_factory):
     sizes = ["--layers", "6", "--width", "512", "--batch", "32"]
     command = [sys.executable, "-m", "experiments.speed_schedule", "--target", request.param]
     ran = subprocess.run(
-        [*command, *sizes, "--out", str(out)], cwd=ROOT, capture_output=True, text=True
+        [*command, *sizes, "--out", str(out)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={k: v for k, v in os.environ.items() if k != "XLA_FLAGS"},
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
     return json.loads((out / "summary.json").read_text())["runs"]
