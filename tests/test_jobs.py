@@ -1,5 +1,6 @@
 """The image program as a job: stopped and gone on with, restarted, and on several processes."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -306,16 +307,21 @@ def cache():
         yield
 
 
+@contextlib.contextmanager
 def started(arguments, *launcher, **more):
     """Compiled with the flags of this process, or the results would not be equal to the bit."""
     more |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return subprocess.Popen(
+    with subprocess.Popen(
         [*launcher, sys.executable, "-c", PROGRAM, *map(str, arguments)],
         env=environment(**more, XLA_FLAGS=os.environ["XLA_FLAGS"]),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-    )
+    ) as job:
+        try:
+            yield job
+        finally:
+            job.kill()
 
 
 def launcher(*options, processes=2):
@@ -337,10 +343,7 @@ def test_two_processes_train_what_one_does(tmp_path):
     arguments = (*TWO, "--algorithm", "sgp", "allreduce")
     image.main([*arguments, "--out", str(one)])
     with started([*arguments, "--out", two], *launcher()) as job:
-        try:
-            said, _ = job.communicate(timeout=PATIENCE)
-        finally:
-            job.kill()
+        said, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode == 0, said
     assert "2 processes, one CPU device per node" in said
     assert_same_end(one, two)
@@ -352,16 +355,13 @@ def test_a_job_outlives_the_end_of_a_process(tmp_path):
     image.main([*TWO, "--algorithm", "sgp", "--out", str(one)])
     arguments = (*TWO, "--algorithm", "sgp", "--out", two)
     with started(arguments, *launcher("--max-restarts", "1"), WAIT="") as job:
-        try:
-            name = "sgp-one_peer_exponential-seed-0"
-            wait_for((two / "checkpoints" / name / "4").exists, job)
-            time.sleep(random.uniform(0, 0.3))
-            ranks = interruptions.ranks(job.pid)
-            killed = ranks[random.choice([0, 1])]
-            os.kill(killed, signal.SIGKILL)
-            said, _ = job.communicate(timeout=PATIENCE)
-        finally:
-            job.kill()
+        name = "sgp-one_peer_exponential-seed-0"
+        wait_for((two / "checkpoints" / name / "4").exists, job)
+        time.sleep(random.uniform(0, 0.3))
+        ranks = interruptions.ranks(job.pid)
+        killed = ranks[random.choice([0, 1])]
+        os.kill(killed, signal.SIGKILL)
+        said, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode == 0, said
     assert "[launch] restart 1 of 1, with 2 processes" in said
     assert "sgp goes on after step 4" in said
@@ -374,13 +374,10 @@ def test_an_elastic_job_goes_on_with_the_processes_that_are_left(tmp_path):
     arguments = (*TWO, "--algorithm", "sgp", "--out", tmp_path, "--nodes", "3")
     elastic = launcher("--max-restarts", "1", "--elastic", processes=3)
     with started(arguments, *elastic, WAIT="") as job:
-        try:
-            name = "sgp-one_peer_exponential-seed-0"
-            wait_for((tmp_path / "checkpoints" / name / "4").exists, job)
-            os.kill(interruptions.ranks(job.pid)[1], signal.SIGKILL)
-            said, _ = job.communicate(timeout=PATIENCE)
-        finally:
-            job.kill()
+        name = "sgp-one_peer_exponential-seed-0"
+        wait_for((tmp_path / "checkpoints" / name / "4").exists, job)
+        os.kill(interruptions.ranks(job.pid)[1], signal.SIGKILL)
+        said, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode == 0, said
     assert "[launch] restart 1 of 1, with 2 processes" in said
     assert "sgp goes on after step 4 of sgp: 3 nodes became 2: all start from the average" in said
@@ -393,10 +390,7 @@ def test_a_process_that_fails_alone_waits_for_nobody(tmp_path):
     """Right after a checkpoint was begun; which is complete all the same."""
     arguments = (*TWO, "--algorithm", "sgp", "--log-every", "1", "--out", tmp_path)
     with started(arguments, *launcher(), FULL="0") as job:
-        try:
-            said, _ = job.communicate(timeout=PATIENCE)
-        finally:
-            job.kill()
+        said, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode == 1, said
     assert "[0] error: No space left on device" in said
     assert (tmp_path / "checkpoints" / "sgp-one_peer_exponential-seed-0" / "4").exists()
@@ -405,13 +399,10 @@ def test_a_process_that_fails_alone_waits_for_nobody(tmp_path):
 def test_sigterm_saves(tmp_path):
     arguments = ("--algorithm", "sgp", "--epochs", "9999", "--checkpoint-every", "9")
     with started([*arguments, "--nodes", "2", "--out", tmp_path]) as program:
-        try:
-            folder = tmp_path / "checkpoints" / "sgp-one_peer_exponential-seed-0"
-            wait_for((folder / "9").exists, program)
-            program.terminate()
-            said, _ = program.communicate(timeout=PATIENCE)
-        finally:
-            program.kill()
+        folder = tmp_path / "checkpoints" / "sgp-one_peer_exponential-seed-0"
+        wait_for((folder / "9").exists, program)
+        program.terminate()
+        said, _ = program.communicate(timeout=PATIENCE)
     assert program.returncode == 143, said
     last = int(said.rpartition("asked to end: saved after step ")[2].split(";")[0])
     assert (folder / str(last)).exists()
