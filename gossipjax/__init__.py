@@ -3,32 +3,59 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gossipjax import diagnostics as diagnostics
-from gossipjax import topology as topology
-from gossipjax.algorithms.adpsgd import adpsgd as adpsgd
-from gossipjax.algorithms.adpsgd import d1d_psgd as d1d_psgd
-from gossipjax.algorithms.adpsgd import random_delays as random_delays
-from gossipjax.algorithms.allreduce import allreduce as allreduce
-from gossipjax.algorithms.dpsgd import dpsgd as dpsgd
-from gossipjax.algorithms.easgd import easgd as easgd
-from gossipjax.algorithms.osgp import exchange as exchange
-from gossipjax.algorithms.osgp import osgp as osgp
-from gossipjax.algorithms.sgp import sgp as sgp
-from gossipjax.diagnostics import average_model as average_model
-from gossipjax.diagnostics import latest_model as latest_model
-from gossipjax.loop import TrainStep as TrainStep
-from gossipjax.mixing import mix as mix
-from gossipjax.schedule import Schedule as Schedule
-from gossipjax.spmd import Program as Program
-from gossipjax.spmd import spmd as spmd
-from gossipjax.state import GossipState as GossipState
-from gossipjax.statistics import average_statistics as average_statistics
-from gossipjax.statistics import mix_statistics as mix_statistics
+from gossipjax import diagnostics, processes, topology, wire
+from gossipjax.algorithms.adpsgd import adpsgd, d1d_psgd, random_delays
+from gossipjax.algorithms.allreduce import allreduce
+from gossipjax.algorithms.dpsgd import dpsgd
+from gossipjax.algorithms.easgd import easgd
+from gossipjax.algorithms.osgp import exchange, osgp
+from gossipjax.algorithms.sgp import sgp
+from gossipjax.algorithms.state import GossipState, canonical_step, canonical_steps, gossip_state
+from gossipjax.batch_stats import average_batch_stats, mix_batch_stats
+from gossipjax.collectives import mix
+from gossipjax.diagnostics import average_model, latest_model, local_model
+from gossipjax.spmd import Nodes, Program, donate_on_accelerators, spmd
+from gossipjax.topology import Schedule
+from gossipjax.train_step import MAX_PROGRAMS, TrainStep
 
 if TYPE_CHECKING:
-    from gossipjax import launch as launch
+    from gossipjax import launch
 
-__version__ = "0.1.0"
+__all__ = [
+    "MAX_PROGRAMS",
+    "GossipState",
+    "Nodes",
+    "Program",
+    "Schedule",
+    "TrainStep",
+    "adpsgd",
+    "allreduce",
+    "average_batch_stats",
+    "average_model",
+    "canonical_step",
+    "canonical_steps",
+    "d1d_psgd",
+    "diagnostics",
+    "donate_on_accelerators",
+    "dpsgd",
+    "easgd",
+    "exchange",
+    "gossip_state",
+    "latest_model",
+    "launch",
+    "local_model",
+    "mix",
+    "mix_batch_stats",
+    "osgp",
+    "processes",
+    "random_delays",
+    "sgp",
+    "spmd",
+    "topology",
+    "wire",
+]
+
+__version__ = "0.2.0.dev0"
 
 
 def __getattr__(name: str) -> Any:

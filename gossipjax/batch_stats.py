@@ -1,12 +1,12 @@
-"""Statistics that are no parameters, such as BatchNorm's running means: local, mixed or averaged.
+"""Statistics that are not parameters, such as BatchNorm's running means: local, mixed or averaged.
 
-Each node's layers see its own data only. Three policies are in use:
+The layers of each node see only its data. Three policies are in use:
 
-- local: every node keeps its own, and evaluates its own model with them; nothing is called.
-- mix: they are mixed with the parameters at every step, `mix_statistics`.
-- average: local in training, averaged before an evaluation, `average_statistics`.
+- local: every node keeps its statistics, and evaluates its model with them; nothing is called.
+- mix: they are mixed with the parameters at every step, `mix_batch_stats`.
+- average: local in training, averaged before an evaluation, `average_batch_stats`.
 
-The average model has no statistics of its own: it wants `average_statistics` whatever the policy.
+The average model has no statistics: with any policy it needs those of `average_batch_stats`.
 """
 
 from __future__ import annotations
@@ -14,60 +14,81 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import optax
 
-from gossipjax import collectives
-from gossipjax.buffers import cast_like, require_floats, widened
-from gossipjax.collectives import Step
-from gossipjax.mixing import mix
-from gossipjax.schedule import Schedule
-from gossipjax.state import debias, find_state, push_sum_weight
+from gossipjax.algorithms.state import debias, exchange_plan, gossip_state, push_sum_weight
+from gossipjax.collectives import (
+    StepLike,
+    cast_like,
+    cond,
+    mix,
+    node_mean,
+    require_floats,
+    require_step,
+    upcast,
+)
 
 
-def mix_statistics(
-    statistics: Any,
-    opt_state: Any,
-    schedule: Schedule,
-    step: Step,
-    axis_name: str = "nodes",
-    local_axis_name: str | None = None,
-) -> Any:
-    """Statistics mixed as the parameters of SGP are: by the same round, with the same weights.
+def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> Any:
+    """Mixes statistics as the parameters of SGP are mixed: by the same round and weights.
 
         s_i <- sum_j P_ij w_j s_j / sum_j P_ij w_j
 
+    The round is that of the gossip transform in `opt_state` at `step`. Under overlap the statistics
+    do not wait: they are used at once. A chain whose nodes all exchange at once (`allreduce`, and
+    `easgd` at its exchanges) has its statistics averaged exactly.
+
     Args:
-      statistics: this node's, a tree of floating-point leaves `[...]`.
-      opt_state: the optimizer's state before the step, for `w`; 1 in algorithms without a weight.
-      schedule, step, axis_name, local_axis_name: those of the transform. For `osgp` give
-        `schedule.every(overlap)`; the statistics do not wait.
+      stats: the statistics of this node, a tree of floating-point leaves `[...]`.
+      opt_state: the state of the chain before the step.
+      step: the step of the update, as in `tx.update`.
 
     Raises (when traced):
       ValueError: as `mix`.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
-    >>> def after(s):
-    ...     return gx.mix_statistics(s, (), gx.topology.ring(2), step=0)
-    >>> jax.vmap(after, axis_name="nodes")(jnp.array([1.0, 3.0])).tolist()
+    >>> tx = gx.sgp(gx.topology.ring(2))
+    >>> def mix(s):
+    ...     return gx.mix_batch_stats(s, tx.init(s), step=0)
+    >>> jax.vmap(mix, axis_name="nodes")(jnp.array([1.0, 3.0])).tolist()
     [2.0, 2.0]
     """
-    require_floats(statistics, "statistics")
-    weight = push_sum_weight(find_state(opt_state))
-    scaled = jax.tree.map(lambda s: weight.astype(s.dtype) * s, widened(statistics))
-    mixed, weight = mix(scaled, weight, schedule, step, axis_name, local_axis_name)
-    return cast_like(debias(mixed, weight), statistics)
+    require_floats(stats, "stats")
+    plan = exchange_plan(opt_state)
+    axis_name = plan.wire.axis_name
+    if plan.schedule_by_step is None:
+        require_step(step, axis_name)
+        return cond(
+            step % plan.every == 0,
+            lambda stats: average_batch_stats(stats, axis_name),
+            lambda stats: stats,
+            stats,
+        )
+    weight = push_sum_weight(gossip_state(opt_state))
+    scaled = jax.tree.map(lambda s: weight.astype(s.dtype) * s, upcast(stats))
+    mixed, weight = mix(
+        scaled,
+        weight,
+        plan.schedule_by_step,
+        step,
+        axis_name=axis_name,
+        local_axis_name=plan.wire.local_axis_name,
+    )
+    return cast_like(debias(mixed, weight), stats)
 
 
-def average_statistics(statistics: Any, axis_name: str = "nodes") -> Any:
-    """The mean of every leaf over the nodes, on every node; leaves keep their types.
+def average_batch_stats(stats: Any, axis_name: str = "nodes") -> Any:
+    """Returns the mean of every leaf over the nodes, on every node; leaves keep their types.
 
-    Of variances it is the mean within nodes: differences between the nodes' means are not in it.
+    The mean of variances is the one within nodes: it leaves out the differences between the means
+    of the nodes.
 
     Raises (when traced):
       ValueError: if the axis is missing or a leaf is not floating-point.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
-    >>> jax.vmap(gx.average_statistics, axis_name="nodes")(jnp.array([1.0, 3.0])).tolist()
+    >>> jax.vmap(gx.average_batch_stats, axis_name="nodes")(jnp.array([1.0, 3.0])).tolist()
     [2.0, 2.0]
     """
-    require_floats(statistics, "statistics")
-    return collectives.mean(statistics, axis_name)
+    require_floats(stats, "stats")
+    return node_mean(stats, axis_name)

@@ -1,7 +1,7 @@
-"""How far apart the nodes are, and whether any mass was lost. Inside a per-node function.
+"""The average model, the distance of nodes to it, and the total mass. Inside a per-node function.
 
 The measures of a schedule (`spectral_gap`, `second_singular_value`, `rounds_to_exact_average`) are
-NumPy and need no axis.
+those of `gossipjax.topology`; they are NumPy and need no axis.
 """
 
 from __future__ import annotations
@@ -10,23 +10,44 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from gossipjax import collectives
-from gossipjax.buffers import cast_like, require_floats, widened
-from gossipjax.spectra import rounds_to_exact_average as rounds_to_exact_average
-from gossipjax.spectra import second_singular_value as second_singular_value
-from gossipjax.spectra import spectral_gap as spectral_gap
-from gossipjax.state import add, debias, find_state, in_flight, numerators, push_sum_weight
+from gossipjax.algorithms.state import (
+    GossipState,
+    PushSum,
+    add,
+    debias,
+    gossip_state,
+    mass_in_flight,
+    numerators,
+    push_sum_weight,
+)
+from gossipjax.collectives import (
+    cast_like,
+    clipped_node_mean,
+    node_mean,
+    node_sum,
+    require_floats,
+    upcast,
+)
+from gossipjax.topology import rounds_to_exact_average as rounds_to_exact_average
+from gossipjax.topology import second_singular_value as second_singular_value
+from gossipjax.topology import spectral_gap as spectral_gap
+from gossipjax.wire import Wire
 
 
-def consensus_distance(params: Any, axis_name: str = "nodes") -> jax.Array:
+def consensus_distance(params: optax.Params, axis_name: str = "nodes") -> jax.Array:
     """This node's Euclidean distance to the node average: `||z_i - (1/N) sum_j z_j||_2`.
 
-    Over all leaves together, in float32 at least; a scalar per node (SGP-19, figure 2). Exactly 0
-    where all nodes agree to the bit.
+    Over all leaves together, in float32 at least; a scalar per node. Exactly 0 where all nodes have
+    the same bits.
 
     Raises (when traced):
       ValueError: if the axis is missing or a leaf is not floating-point.
+
+    References:
+      Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
+      arXiv:1811.10792, figure 2.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> distance = jax.vmap(gx.diagnostics.consensus_distance, axis_name="nodes")
@@ -34,11 +55,11 @@ def consensus_distance(params: Any, axis_name: str = "nodes") -> jax.Array:
     [5.0, 5.0]
     """
     squares = _squared_distances(params, axis_name)
-    return jnp.sqrt(sum(jax.tree.leaves(squares), start=jnp.zeros(())))
+    return jnp.sqrt(sum(jax.tree.leaves(squares), start=jnp.zeros((), jnp.float32)))
 
 
-def layer_consensus_distance(params: Any, axis_name: str = "nodes") -> Any:
-    """`consensus_distance` of every leaf by itself: a tree like `params`, of scalars.
+def layer_consensus_distance(params: optax.Params, axis_name: str = "nodes") -> Any:
+    """`consensus_distance` of every leaf: a tree like `params`, of scalars.
 
     The squares of all leaves add up to that of `consensus_distance`.
 
@@ -53,15 +74,15 @@ def layer_consensus_distance(params: Any, axis_name: str = "nodes") -> Any:
     return jax.tree.map(jnp.sqrt, _squared_distances(params, axis_name))
 
 
-def _squared_distances(params: Any, axis_name: str) -> Any:
+def _squared_distances(params: optax.Params, axis_name: str) -> Any:
     require_floats(params, "params")
-    values = widened(params)
-    average = collectives.bounded_mean(values, axis_name)
+    values = upcast(params)
+    average = clipped_node_mean(values, axis_name)
     return jax.tree.map(lambda a, b: jnp.sum(jnp.square(a - b)), values, average)
 
 
-def latest_model(params: Any, opt_state: Any) -> Any:
-    """This node's newest model: `params`, except where the user holds an older one (`adpsgd`).
+def latest_model(params: optax.Params, opt_state: optax.OptState) -> optax.Params:
+    """This node's newest model: `params`, except where the user holds a stale one (`adpsgd`).
 
     Like the parameters, with their types; `opt_state` may be the state of a whole chain.
 
@@ -73,18 +94,50 @@ def latest_model(params: Any, opt_state: Any) -> Any:
     >>> [v.tolist() for v in jax.vmap(update, axis_name="nodes")(jnp.array([0.0, 2.0]))]
     [[0.0, 2.0], [2.0, 2.0]]
     """
-    state = find_state(opt_state)
+    state = gossip_state(opt_state)
     return cast_like(debias(numerators(params, state), push_sum_weight(state)), params)
 
 
-def total_mass(params: Any, opt_state: Any, axis_name: str = "nodes") -> tuple[Any, jax.Array]:
-    """`(sum_i x_i, sum_i w_i)` over all nodes and the messages in flight.
+def local_model(
+    params: optax.Params, opt_state: optax.OptState, updates: optax.Updates
+) -> optax.Params:
+    """This node's model after the local half of a step, before any exchange: `(x + u) / w`.
 
-    Mixing never changes either: the first (a tree like the parameters, float32 at least) moves
-    only by the updates, the second stays N. `opt_state` may be the state of a whole chain; an
-    algorithm without a weight counts 1 per node. For `adpsgd` the `x_i` are the latest models, for
-    `easgd` the center is added to their sum. All of `params` are taken to be gossiped: where the
-    transform is masked, pass the part that is.
+    Its `consensus_distance` is the one that the paper plots, "after the gradient step and before
+    the gossip".
+
+    Args:
+      params: the parameters that the user holds.
+      opt_state: the state of the chain before the step.
+      updates: `u`, the update that arrives from the chain before the gossip.
+
+    References:
+      Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
+      arXiv:1811.10792, figure 2.
+
+    >>> import jax.numpy as jnp, gossipjax as gx
+    >>> state = gx.sgp(gx.topology.ring(3)).init(jnp.zeros(()))._replace(weight=jnp.float32(2.0))
+    >>> float(gx.local_model(jnp.float32(1.0), state, jnp.float32(-1.0)))
+    0.5
+    """
+    state = gossip_state(opt_state)
+    return debias(add(numerators(params, state), updates), push_sum_weight(state))
+
+
+def total_mass(
+    params: optax.Params, opt_state: optax.OptState, axis_name: str | None = None
+) -> tuple[Any, jax.Array]:
+    """Returns `(sum_i x_i, sum_i w_i)` over all nodes and the messages in flight.
+
+    Mixing never changes either: the first (a tree like the parameters, float32 at least) moves only
+    by the updates, the second stays N. An algorithm without a weight counts 1 per node. For
+    `adpsgd` the `x_i` are the latest models, for `easgd` the center is added to their sum. All of
+    `params` are taken to be gossiped: where the transform is masked, pass the part that is.
+
+    Args:
+      params: the parameters that the user holds, `[...]` per node.
+      opt_state: the state of the transform, or of a whole chain.
+      axis_name: the mapped axis of the nodes; that of the transform if not given.
 
     Raises (when traced):
       ValueError: if the axis is missing, a leaf is not floating-point, or the chain holds several
@@ -97,26 +150,27 @@ def total_mass(params: Any, opt_state: Any, axis_name: str = "nodes") -> tuple[A
     >>> [m.tolist() for m in jax.vmap(mass, axis_name="nodes", out_axes=None)(jnp.arange(3.0))]
     [3.0, 3.0]
     """
-    x, w = _mass_of_models(params, opt_state, axis_name)
-    state = find_state(opt_state)
-    if state is not None and jax.tree.leaves(state.center):
-        x = add(x, collectives.mean(state.center, axis_name))
-    return x, w
+    state = gossip_state(opt_state)
+    mass = _sum_models(params, state, axis_name)
+    extra = {} if state is None or state.extra is None else state.extra
+    x = mass.x
+    for part in extra.values():
+        if part.is_mass:
+            x = add(x, node_mean(part.value, _axis_name(state, axis_name)))
+    return x, mass.weight
 
 
-def _mass_of_models(params: Any, opt_state: Any, axis_name: str) -> tuple[Any, jax.Array]:
-    require_floats(params, "params")
-    state = find_state(opt_state)
-    sent, sent_weight = in_flight(params, state)
-    x, w = add(numerators(params, state), sent), push_sum_weight(state)
-    return collectives.total((x, w if sent_weight is None else w + sent_weight), axis_name)
-
-
-def average_model(params: Any, opt_state: Any, axis_name: str = "nodes") -> Any:
+def average_model(
+    params: optax.Params, opt_state: optax.OptState, axis_name: str | None = None
+) -> optax.Params:
     """The average model `sum_i x_i / sum_i w_i`, messages in flight included, on every node.
 
     Like the parameters, with their types. It is not the average of the `z_i` where weights differ.
     For `adpsgd` it is that of the latest models, for `easgd` that of the nodes, without the center.
+    `gx.Nodes.one` makes one ordinary model of it.
+
+    Args:
+      params, opt_state, axis_name: as in `total_mass`.
 
     Raises (when traced):
       ValueError: as `total_mass`.
@@ -128,5 +182,22 @@ def average_model(params: Any, opt_state: Any, axis_name: str = "nodes") -> Any:
     >>> jax.vmap(average, axis_name="nodes")(jnp.arange(3.0)).tolist()
     [1.0, 1.0, 1.0]
     """
-    x, w = _mass_of_models(params, opt_state, axis_name)
-    return cast_like(debias(x, w), params)
+    mass = _sum_models(params, gossip_state(opt_state), axis_name)
+    return cast_like(debias(mass.x, mass.weight), params)
+
+
+def _sum_models(params: optax.Params, state: GossipState | None, axis_name: str | None) -> PushSum:
+    """The sums of weights and numerators over the nodes and the messages in flight."""
+    require_floats(params, "params")
+    sent = mass_in_flight(params, state)
+    weight = push_sum_weight(state)
+    if sent.weight is not None:
+        weight = weight + sent.weight
+    mass = PushSum(weight, add(numerators(params, state), sent.x))
+    return node_sum(mass, Wire(_axis_name(state, axis_name)))
+
+
+def _axis_name(state: GossipState | None, axis_name: str | None) -> str:
+    if axis_name is not None:
+        return axis_name
+    return Wire().axis_name if state is None else state.wire.axis_name

@@ -1,8 +1,13 @@
-"""What all processes of a job find out together."""
+"""Actions that all processes of a job take together: agree, meet, place arrays, bring them home.
+
+Every process makes the same calls in the same order. With one process they return at once.
+"""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,33 +15,170 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+__all__ = [
+    "all_processes",
+    "any_process",
+    "barrier",
+    "broadcast_text",
+    "is_main_process",
+    "local_nodes",
+    "processes_agree",
+    "put",
+    "put_replicated",
+    "require_shared_folder",
+    "to_host",
+]
 
-def everywhere(true: bool) -> bool:
-    """Whether it is true on all processes, which meet here."""
+MAX_TEXT_BYTES = 1024
+
+
+def is_main_process() -> bool:
+    """Whether this is process 0, which writes files and prints."""
+    return jax.process_index() == 0
+
+
+def all_processes(flag: bool) -> bool:
+    """Whether `flag` is true on all processes.
+
+    >>> all_processes(True), all_processes(False)
+    (True, False)
+    """
     if jax.process_count() == 1:
-        return true
-    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("all",)), P("all"))
+        return flag
+    sharding = NamedSharding(_all_devices(), P("devices"))
     flags = jax.make_array_from_callback(
-        (jax.device_count(),), sharding, lambda index: np.array([true])
+        (jax.device_count(),), sharding, lambda index: np.array([flag])
     )
-    return bool(jax.jit(jnp.all)(flags))
+    return bool(_all(flags))
+
+
+def any_process(flag: bool) -> bool:
+    """Whether `flag` is true on at least one process."""
+    return not all_processes(not flag)
+
+
+def processes_agree(flag: bool) -> bool:
+    """Whether `flag` is the same on all processes."""
+    return all_processes(flag) or all_processes(not flag)
+
+
+def barrier() -> None:
+    """Returns when all processes have called it."""
+    all_processes(True)
+
+
+@jax.jit
+def _all(flags: jax.Array) -> jax.Array:
+    return jnp.all(flags)
+
+
+def _all_devices() -> Mesh:
+    return Mesh(np.array(jax.devices()), ("devices",))
 
 
 def require_shared_folder(folder: Path) -> None:
-    """Raises `OSError` unless the first process can write there and all others see it."""
-    problem, probe = None, folder / ".is_writable"
-    if jax.process_index() == 0:
+    """Makes a folder; raises `OSError` unless process 0 can write there and all others see it."""
+    problem = None
+    probe = folder / ".is_writable"
+    if is_main_process():
         try:
             folder.mkdir(parents=True, exist_ok=True)
             probe.touch()
         except OSError as error:
             problem = error.strerror
-    everywhere(True)  # it is there now, or never
+    barrier()  # the probe is there now, or never
     if problem is None and not probe.exists():
         problem = f"process {jax.process_index()} does not see what process 0 writes there"
-    if not everywhere(problem is None):
+    if not all_processes(problem is None):
         raise OSError(
-            f"checkpoints cannot be written to {folder}: "
-            f"{problem or 'it is not one folder for all processes'}."
+            f"the folder must be one that all processes share, got {folder}: "
+            f"{problem or 'another process does not see it'}. Give a folder on a shared disk."
         )
     probe.unlink(missing_ok=True)
+
+
+def broadcast_text(text: str) -> str:
+    """Returns the text of process 0, on all processes.
+
+    Raises:
+      ValueError: if it is longer than 1,024 bytes.
+
+    >>> broadcast_text("runs/7")
+    'runs/7'
+    """
+    if jax.process_count() == 1:
+        return text
+    encoded = text.encode()
+    if len(encoded) > MAX_TEXT_BYTES:
+        raise ValueError(
+            f"a text must have at most {MAX_TEXT_BYTES} bytes, got {len(encoded)}: {text[:80]} ..."
+        )
+    mesh = Mesh(np.array(jax.devices()), ("nodes",))
+    rows = np.zeros((len(local_nodes(mesh, mesh.size)), MAX_TEXT_BYTES), np.uint8)
+    rows[:, : len(encoded)] = np.frombuffer(encoded, np.uint8)
+    return to_host(put(rows, mesh, mesh.size))[0].tobytes().rstrip(b"\0").decode()
+
+
+def local_nodes(mesh: Mesh | None, size: int, axis_name: str = "nodes") -> list[int]:
+    """The numbers of the nodes that this process has devices of; all nodes without a mesh."""
+    if mesh is None:
+        return list(range(size))
+    devices = np.moveaxis(mesh.devices, mesh.axis_names.index(axis_name), 0).reshape(size, -1)
+    process_id = jax.process_index()
+    return [
+        node
+        for node, row in enumerate(devices)
+        if any(device.process_index == process_id for device in row)
+    ]
+
+
+def put(rows: Any, mesh: Mesh | None, size: int, axis_name: str = "nodes") -> Any:
+    """Puts the rows of each process's nodes, `[local_nodes, ...]`, on the devices: `[N, ...]`."""
+    if mesh is None:
+        return jax.device_put(rows)
+    sharding = NamedSharding(mesh, P(axis_name))
+    if jax.process_count() == 1:
+        return jax.device_put(rows, sharding)
+
+    def put_leaf(leaf: Any) -> jax.Array:
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            key_data = put_leaf(np.asarray(jax.random.key_data(leaf)))
+            return jax.random.wrap_key_data(key_data, impl=jax.random.key_impl(leaf))
+        leaf = np.asarray(leaf)
+        return jax.make_array_from_process_local_data(sharding, leaf, (size, *leaf.shape[1:]))
+
+    return jax.tree.map(put_leaf, rows)
+
+
+def put_replicated(tree: Any, mesh: Mesh | None) -> Any:
+    """Puts host arrays that all processes have on every device of the mesh."""
+    if mesh is None:
+        return jax.device_put(tree)
+    return jax.tree.map(lambda x: put_global(x, NamedSharding(mesh, P())), tree)
+
+
+def put_global(value: Any, sharding: NamedSharding) -> jax.Array:
+    """Puts a host value that all processes have whole.
+
+    `jax.device_put` would gather it over all processes, to check that it is the same everywhere.
+    """
+    if jax.process_count() == 1:
+        return jax.device_put(value, sharding)
+    array = np.asarray(value, jnp.result_type(value))
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def to_host(tree: Any) -> Any:
+    """Returns node-stacked arrays as whole NumPy arrays on every process."""
+    if jax.process_count() == 1:
+        return jax.tree.map(np.asarray, tree)
+    leaves, structure = jax.tree.flatten(tree)
+    if not leaves:
+        return tree
+    copies = _replicate(leaves[0].sharding.mesh)(leaves)
+    return jax.tree.unflatten(structure, [np.asarray(x.addressable_data(0)) for x in copies])
+
+
+@functools.cache
+def _replicate(mesh: Mesh) -> Any:
+    return jax.jit(lambda leaves: leaves, out_shardings=NamedSharding(mesh, P()))

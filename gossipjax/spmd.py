@@ -1,54 +1,110 @@
-"""A per-node function becomes a jitted function on node-stacked arrays: on a mesh or one device."""
+"""A per-node function on node-stacked arrays: on a mesh of devices, or simulated on one device.
+
+`Nodes` says where N nodes run, once; `spmd` compiles a function that is written from one node's
+point of view. Node-stacked arrays are `[N, ...]`; the function sees `[...]`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from gossipjax import processes
+
 Argnums = int | Sequence[int]
+MAX_KEPT_PROGRAMS = 256  # of `Nodes.run`
+MAX_SPREAD = 1e-2  # of rows that are copies of one model, relative to its largest value
 
 
-def _numbers(argnums: Argnums) -> set[int]:
-    numbers = {argnums} if isinstance(argnums, int) else set(argnums)
-    if any(number < 0 for number in numbers):
-        raise ValueError(f"arguments are counted from 0; given {sorted(numbers)}.")
-    return numbers
+@dataclasses.dataclass(frozen=True)
+class _ArgumentKinds:
+    """Which positional arguments are static, shared by all nodes, or split over local devices."""
+
+    static: frozenset[int]
+    shared: frozenset[int]
+    local: frozenset[int]
+
+    @classmethod
+    def make(cls, static: Argnums, shared: Argnums, local: Argnums) -> _ArgumentKinds:
+        sets = []
+        for argnums in (static, shared, local):
+            numbers = frozenset([argnums] if isinstance(argnums, int) else argnums)
+            if any(number < 0 for number in numbers):
+                raise ValueError(
+                    f"argument numbers must be >= 0, got {sorted(numbers)}: count from the first."
+                )
+            sets.append(numbers)
+        kinds = cls(*sets)
+        if both := kinds.static & kinds.shared:
+            raise ValueError(
+                f"an argument must be static or shared, got {sorted(both)} in both: static ones "
+                "are shared anyway."
+            )
+        return kinds
+
+    def dynamic(self, args: Sequence[Any]) -> dict[int, Any]:
+        return {i: arg for i, arg in enumerate(args) if i not in self.static}
+
+    def merge(self, args: Sequence[Any], dynamic: dict[int, Any]) -> list[Any]:
+        return [dynamic.get(i, arg) for i, arg in enumerate(args)]
 
 
 class Program:
-    """What `spmd` returns: called with node-stacked arrays; `lower` is that of `jax.jit`.
+    """A jitted function on node-stacked arrays, as `spmd` returns it.
 
     Arrays that are not on the mesh yet are put there first, so that the first step of a loop runs
     the same compiled program as the later ones.
     """
 
-    def __init__(self, jitted: Any, place: Callable[[int, Any], Any]):
+    def __init__(self, jitted: Any, kinds: _ArgumentKinds, nodes: Nodes):
         self._jitted = jitted
-        self._place = place
+        self._kinds = kinds
+        self._nodes = nodes
 
     def __call__(self, *args: Any) -> Any:
-        return self._jitted(*(self._place(i, arg) for i, arg in enumerate(args)))
+        return self._jitted(*(self._put(i, arg) for i, arg in enumerate(args)))
 
     def lower(self, *args: Any) -> Any:
         """As `jax.jit(...).lower`: arrays or `jax.ShapeDtypeStruct`s, node-stacked."""
         return self._jitted.lower(*args)
 
+    def _put(self, number: int, arg: Any) -> Any:
+        if number in self._kinds.static:
+            return arg
+        if self._nodes.mesh is None:
+            return jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jax.device_put(x), arg)
+        spec = _spec(number, self._kinds, self._nodes)
+        sharding = NamedSharding(self._nodes.mesh, spec)
+        if all(_is_put(x, sharding) for x in jax.tree.leaves(arg)):
+            return arg
+        _require_stacked(number, arg, self._kinds, self._nodes)
+        return jax.tree.map(lambda x: x if _is_put(x, sharding) else _put_leaf(x, sharding), arg)
 
-def _is_placed(x: Any, sharding: NamedSharding) -> bool:
+
+def _is_put(x: Any, sharding: NamedSharding) -> bool:
     return isinstance(x, Tracer) or getattr(x, "sharding", None) == sharding
+
+
+def _put_leaf(x: Any, sharding: NamedSharding) -> jax.Array:
+    is_global = isinstance(x, jax.Array) and not x.is_fully_addressable
+    is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.device_put(x, sharding) if is_global or is_key else processes.put_global(x, sharding)
 
 
 def spmd(
     fn: Callable[..., Any],
     mesh: Mesh | None = None,
-    nodes: int | None = None,
+    nodes: int | Nodes | None = None,
     *,
     axis_name: str = "nodes",
     local_axis_name: str = "local",
@@ -66,132 +122,334 @@ def spmd(
     Args:
       fn: `fn(*args) -> pytree`, of positional arguments.
       mesh: run by `shard_map` over its axis `axis_name`, one node per device (or per row of
-        devices, if it has the axis `local_axis_name` too). N is that axis' size. The kind of its
-        axes does not matter; do not `jax.set_mesh` one of Explicit axes around the call.
-      nodes: without a mesh: N nodes simulated on one device by `vmap`. With neither, the mesh is
-        all devices.
+        devices, if it has the axis `local_axis_name` too). N is the size of that axis. The kind of
+        its axes does not matter; do not `jax.set_mesh` one of Explicit axes around the call.
+      nodes: without a mesh: N nodes simulated on one device by `vmap`; or a `Nodes`, which says
+        both. With neither, the mesh is all devices.
       static_argnums: arguments that are fixed when traced, as in `jax.jit`; not node-stacked.
       donate_argnums: arguments whose memory the results may take, as in `jax.jit`.
-      shared_argnums: arguments given once, the same for every node, with no node axis.
-      local_argnums: arguments such as batches, `[N, B, ...]`, whose second axis is split over a
-        node's local devices: `fn` sees `[B / L, ...]`. The others are replicated over them.
+      shared_argnums: arguments given once, the same for every node, without a node axis.
+      local_argnums: arguments such as batches, `[N, B, ...]`, whose second axis is split over the
+        devices of a node: `fn` sees `[B / L, ...]`. The others are replicated over them.
       check_vma: of `shard_map`. Without it, a result that was not averaged over the local axis is
         silently that of a node's first device; with it, it is refused. Gradients must then be taken
         at `jax.lax.pcast(params, "local", to="varying")`.
 
     Returns:
-      A jitted function, compiled once per set of shapes and static values: make it once, outside
-      of loops.
+      A `Program`, compiled once per set of shapes and static values: make it once, outside of
+      loops, or use `Nodes.run`, which keeps it.
 
     Raises:
-      ValueError: if the mesh has no such axis or `nodes` contradicts it; `nodes` below 1; when
-        traced, if an argument's leaf has no leading axis of size N, or its second one does not
-        divide over the local devices.
+      ValueError: if the mesh has no such axis or `nodes` contradicts it; if `nodes` is below 1;
+        when traced, if an argument's leaf has no leading axis of size N, or the local devices do
+        not divide its second axis.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> gx.spmd(lambda x: x - jax.lax.pmean(x, "nodes"), nodes=2)(jnp.array([1.0, 3.0])).tolist()
     [-1.0, 1.0]
     """
-    if mesh is None and nodes is None:
-        mesh = Mesh(jax.devices(), (axis_name,))
-    if mesh is not None:
-        if axis_name not in mesh.axis_names:
-            raise ValueError(
-                f"the mesh has the axes {mesh.axis_names}, none named {axis_name!r}: name one so, "
-                "or pass axis_name."
-            )
-        if nodes not in (None, mesh.shape[axis_name]):
-            raise ValueError(
-                f"nodes={nodes}, but the mesh has {mesh.shape[axis_name]} on {axis_name!r}; give "
-                "one of the two."
-            )
-        nodes = mesh.shape[axis_name]
-        # shard_map over Explicit axes, the default of jax.make_mesh, refuses unsharded arrays.
-        mesh = Mesh(mesh.devices, mesh.axis_names)
-    if isinstance(nodes, bool) or not isinstance(nodes, int | np.integer) or nodes < 1:
-        raise ValueError(f"nodes is a whole number of at least 1; given {nodes!r}.")
-    local = mesh.shape.get(local_axis_name) if mesh is not None else None
-    static, shared, split = map(_numbers, (static_argnums, shared_argnums, local_argnums))
-    if static & shared:
-        raise ValueError(f"arguments {sorted(static & shared)} are both static and shared.")
+    nodes = as_nodes(mesh, nodes, axis_name, local_axis_name)
+    kinds = _ArgumentKinds.make(static_argnums, shared_argnums, local_argnums)
+    make_run = _run_simulated if nodes.mesh is None else _run_sharded
+    run = make_run(fn, kinds, nodes, check_vma)
+    run.__name__ = getattr(fn, "__name__", run.__name__)  # what profiles show
+    jitted = jax.jit(run, static_argnums=tuple(kinds.static), donate_argnums=donate_argnums)
+    return Program(jitted, kinds, nodes)
 
-    def call(dynamic: dict[int, Any], args: Sequence[Any]) -> Any:
-        out = fn(*(dynamic.get(i, arg) for i, arg in enumerate(args)))
-        return jax.tree.map(jnp.asarray, out)
 
-    def require_stacked(i: int, arg: Any) -> None:
-        if i not in shared:
-            _require_stacked(arg, i, nodes, local if i in split else None)
+def _run_simulated(
+    fn: Callable[..., Any], kinds: _ArgumentKinds, nodes: Nodes, check_vma: bool
+) -> Callable[..., Any]:
+    """`fn` for N nodes on one device, by `vmap`."""
+    del check_vma
 
-    def check(args: Sequence[Any]) -> dict[int, Any]:
-        dynamic = {i: arg for i, arg in enumerate(args) if i not in static}
-        for i, arg in dynamic.items():
-            require_stacked(i, arg)
-        return dynamic
+    def run(*args: Any) -> Any:
+        dynamic = _require_all_stacked(kinds, args, nodes)
+        in_axes = {i: None if i in kinds.shared else 0 for i in dynamic}
 
-    def run_on_one_device(*args: Any) -> Any:
-        dynamic = check(args)
-        axes = {i: None if i in shared else 0 for i in dynamic}
-        mapped = jax.vmap(lambda d: call(d, args), (axes,), axis_name=axis_name, axis_size=nodes)
+        def run_node(values: dict[int, Any]) -> Any:
+            return jax.tree.map(jnp.asarray, fn(*kinds.merge(args, values)))
+
+        mapped = jax.vmap(run_node, (in_axes,), axis_name=nodes.axis_name, axis_size=nodes.size)
         return mapped(dynamic)
 
-    def spec(i: int) -> P:
-        if i in shared:
-            return P()
-        return P(axis_name, local_axis_name) if i in split and local else P(axis_name)
+    return run
 
-    def run_on_mesh(*args: Any) -> Any:
-        def per_device(dynamic: dict[int, Any]) -> Any:
-            stripped = {
-                i: v if i in shared else jax.tree.map(lambda x: x[0], v) for i, v in dynamic.items()
+
+def _run_sharded(
+    fn: Callable[..., Any], kinds: _ArgumentKinds, nodes: Nodes, check_vma: bool
+) -> Callable[..., Any]:
+    """`fn` for the nodes of a mesh, by `shard_map`."""
+
+    def run(*args: Any) -> Any:
+        dynamic = _require_all_stacked(kinds, args, nodes)
+
+        def run_device(shards: dict[int, Any]) -> Any:
+            values = {
+                i: shard if i in kinds.shared else jax.tree.map(lambda x: x[0], shard)
+                for i, shard in shards.items()
             }
-            return jax.tree.map(lambda x: x[None], call(stripped, args))
+            out = fn(*kinds.merge(args, values))
+            return jax.tree.map(lambda x: jnp.asarray(x)[None], out)
 
-        dynamic = check(args)
         mapped = jax.shard_map(
-            per_device,
-            mesh=mesh,
-            in_specs=({i: spec(i) for i in dynamic},),
-            out_specs=P(axis_name),
+            run_device,
+            mesh=nodes.mesh,
+            in_specs=({i: _spec(i, kinds, nodes) for i in dynamic},),
+            out_specs=P(nodes.axis_name),
             check_vma=check_vma,
         )
         return mapped(dynamic)
 
-    def place(i: int, arg: Any) -> Any:
-        if mesh is None or i in static:
-            return arg
-        sharding = NamedSharding(mesh, spec(i))
-        if all(_is_placed(x, sharding) for x in jax.tree.leaves(arg)):
-            return arg
-        require_stacked(i, arg)
-        return jax.device_put(arg, sharding)
-
-    run = run_on_one_device if mesh is None else run_on_mesh
-    run.__name__ = getattr(fn, "__name__", run.__name__)  # what profiles show
-    jitted = jax.jit(run, static_argnums=tuple(static), donate_argnums=donate_argnums)
-    return Program(jitted, place)
+    return run
 
 
-def donated_argnums(*argnums: int) -> tuple[int, ...]:
-    """These arguments; none on a CPU, where XLA would copy most of what an update is given so.
+def _spec(number: int, kinds: _ArgumentKinds, nodes: Nodes) -> P:
+    if number in kinds.shared:
+        return P()
+    if number in kinds.local and nodes.local_devices is not None:
+        return P(nodes.axis_name, nodes.local_axis_name)
+    return P(nodes.axis_name)
 
-    For an update by SGP and momentum those are 4 of 18 passes over memory, and a sixth of its time.
-    """
-    return () if jax.default_backend() == "cpu" else argnums
+
+def _require_all_stacked(
+    kinds: _ArgumentKinds, args: Sequence[Any], nodes: Nodes
+) -> dict[int, Any]:
+    dynamic = kinds.dynamic(args)
+    for number, arg in dynamic.items():
+        _require_stacked(number, arg, kinds, nodes)
+    return dynamic
 
 
-def _require_stacked(arg: Any, number: int, nodes: int, local: int | None) -> None:
+def _require_stacked(number: int, arg: Any, kinds: _ArgumentKinds, nodes: Nodes) -> None:
+    if number in kinds.shared:
+        return
+    local = nodes.local_devices if number in kinds.local else None
     for path, leaf in jax.tree_util.tree_leaves_with_path(arg):
         shape = jnp.shape(leaf)
-        where = f"argument {number}{jax.tree_util.keystr(path)} has shape {list(shape)}"
-        if not shape or shape[0] != nodes:
+        name = f"argument {number}{jax.tree_util.keystr(path)}"
+        if not shape or shape[0] != nodes.size:
             raise ValueError(
-                f"{where}; node-stacked arrays have a leading axis of {nodes} nodes. Stack it, "
-                "build it per node (gx.spmd(tx.init, ...)(params)), or list the argument in "
-                "shared_argnums or static_argnums."
+                f"{name} must be node-stacked, with a leading axis of {nodes.size} nodes, got "
+                f"shape {list(shape)}: gx.Nodes.replicate stacks one value for all nodes; or list "
+                "the argument in shared_argnums or static_argnums."
             )
         if local is not None and (len(shape) < 2 or shape[1] % local):
             raise ValueError(
-                f"{where}; its second axis is split over {local} local devices, which do not "
-                "divide it."
+                f"{name} must have a second axis that {local} local devices divide, got shape "
+                f"{list(shape)}: give batches of a multiple of {local} examples."
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """An argument of `Nodes.run` that has no node axis; made by `Nodes.shared`."""
+
+    tree: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Nodes:
+    """The place where N nodes run: a device (or row of devices) each, or simulated on one device.
+
+    `Nodes(8)` simulates 8 nodes on one device by `vmap`; `Nodes(mesh=mesh)` takes the nodes of a
+    mesh; `Nodes()` has a node per device. Equal values share their compiled programs.
+
+    Attributes:
+      size: N, the number of nodes.
+      mesh: the devices, with Auto axes; None if the nodes are simulated.
+      axis_name: the mapped axis of the nodes.
+      local_axis_name: the axis of the devices of one node, if the mesh has it.
+
+    Raises:
+      ValueError: if `size` is not an integer >= 1 or is not that of the mesh, or the mesh has no
+        axis of that name.
+
+    >>> import jax.numpy as jnp, optax, gossipjax as gx
+    >>> nodes = gx.Nodes(4)
+    >>> tx = optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.ring(4)))
+    >>> params, opt_state = nodes.init(tx, {"w": jnp.zeros(3)})
+    >>> params["w"].shape
+    (4, 3)
+    >>> model = nodes.one(nodes.run(gx.average_model, params, opt_state))
+    >>> model["w"].shape
+    (3,)
+    """
+
+    size: int = None  # pyright: ignore[reportAssignmentType]  # resolved below
+    mesh: Mesh | None = None
+    axis_name: str = "nodes"
+    local_axis_name: str = "local"
+
+    def __post_init__(self) -> None:
+        size, mesh = self.size, self.mesh
+        if mesh is None and size is None:
+            mesh = Mesh(jax.devices(), (self.axis_name,))
+        if mesh is not None:
+            if self.axis_name not in mesh.axis_names:
+                raise ValueError(
+                    f"the mesh must have an axis named {self.axis_name!r}, got the axes "
+                    f"{mesh.axis_names}: name one so, or pass axis_name."
+                )
+            if size not in (None, mesh.shape[self.axis_name]):
+                raise ValueError(
+                    f"nodes must be the size of the mesh's axis {self.axis_name!r}, "
+                    f"{mesh.shape[self.axis_name]}, got {size}: give one of the two."
+                )
+            size = mesh.shape[self.axis_name]
+            # shard_map over Explicit axes, the default of jax.make_mesh, refuses unsharded arrays.
+            mesh = Mesh(mesh.devices, mesh.axis_names)
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
+            raise ValueError(f"nodes must be an integer >= 1, got {size!r}.")
+        object.__setattr__(self, "size", int(size))
+        object.__setattr__(self, "mesh", mesh)
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether all nodes run on one device."""
+        return self.mesh is None
+
+    @property
+    def local_devices(self) -> int | None:
+        """L, the number of devices of one node; None if the mesh has no such axis."""
+        return None if self.mesh is None else self.mesh.shape.get(self.local_axis_name)
+
+    @property
+    def local(self) -> list[int]:
+        """The numbers of the nodes that this process holds."""
+        return processes.local_nodes(self.mesh, self.size, self.axis_name)
+
+    def spmd(
+        self,
+        fn: Callable[..., Any],
+        *,
+        static_argnums: Argnums = (),
+        donate_argnums: Argnums = (),
+        shared_argnums: Argnums = (),
+        local_argnums: Argnums = (),
+        check_vma: bool = False,
+    ) -> Program:
+        """`gx.spmd` on these nodes."""
+        return spmd(
+            fn,
+            nodes=self,
+            static_argnums=static_argnums,
+            donate_argnums=donate_argnums,
+            shared_argnums=shared_argnums,
+            local_argnums=local_argnums,
+            check_vma=check_vma,
+        )
+
+    def run(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Runs a per-node function once; its program is kept, by function, for the next call.
+
+        Arguments are node-stacked; `nodes.shared(x)` marks one without a node axis.
+        """
+        shared = tuple(i for i, arg in enumerate(args) if isinstance(arg, Shared))
+        program = _kept_program(self, fn, shared)
+        return program(*(arg.tree if isinstance(arg, Shared) else arg for arg in args))
+
+    def shared(self, tree: Any) -> Shared:
+        """Marks an argument of `run` that is the same for every node and has no node axis."""
+        return Shared(tree)
+
+    def replicate(self, tree: Any) -> Any:
+        """Gives every node a copy: `[...]` -> `[N, ...]`, on the devices."""
+        count = len(self.local)
+
+        def repeat(leaf: Any) -> Any:
+            if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                return jnp.broadcast_to(leaf, (count, *leaf.shape))
+            array = np.asarray(leaf, jnp.result_type(leaf))
+            return np.broadcast_to(array, (count, *array.shape))
+
+        return self.put(jax.tree.map(repeat, tree))
+
+    def init(
+        self, tx: optax.GradientTransformation, params: optax.Params
+    ) -> tuple[optax.Params, optax.OptState]:
+        """The start of a training loop: `[...]` -> parameters and `tx.init` of them, `[N, ...]`."""
+        stacked = self.replicate(params)
+        return stacked, self.run(tx.init, stacked)
+
+    def put(self, rows: Any) -> Any:
+        """Puts the rows of this process's nodes, `[len(nodes.local), ...]`, on the devices."""
+        return processes.put(rows, self.mesh, self.size, self.axis_name)
+
+    def put_shared(self, tree: Any) -> Any:
+        """Puts host arrays that all processes have on every device of the nodes."""
+        return processes.put_replicated(tree, self.mesh)
+
+    def to_host(self, stacked: Any) -> Any:
+        """Returns `[N, ...]` as whole NumPy arrays on every process."""
+        return processes.to_host(stacked)
+
+    def one(self, stacked: Any) -> Any:
+        """Returns the row that all nodes have, on every process: `[N, ...]` -> `[...]`.
+
+        This is the way from an average to one ordinary model.
+
+        Raises:
+          ValueError: if the rows differ by more than 1 % of the largest value of a leaf.
+        """
+        if not jax.tree.leaves(stacked):
+            return stacked
+        row, spread = _first_row(self.mesh)(stacked)
+        if jax.process_count() > 1:
+            row, spread = jax.tree.map(lambda x: x.addressable_data(0), (row, spread))
+        if spread > MAX_SPREAD:
+            raise ValueError(
+                f"the rows of all nodes must be equal, got some that differ by {spread:.1%}: "
+                "average them first, by nodes.run(gx.average_model, params, opt_state)."
+            )
+        return row
+
+
+@functools.lru_cache(MAX_KEPT_PROGRAMS)
+def _kept_program(nodes: Nodes, fn: Callable[..., Any], shared: tuple[int, ...]) -> Program:
+    return nodes.spmd(fn, shared_argnums=shared)
+
+
+@functools.cache
+def _first_row(mesh: Mesh | None) -> Any:
+    """A program `[N, ...] -> ([...], largest relative difference between rows)`."""
+
+    def difference(x: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(x.dtype, jnp.number):
+            return jnp.zeros((), jnp.float32)
+        x = x.astype(jnp.float32)
+        scale = jnp.max(jnp.abs(x[0]), initial=jnp.finfo(jnp.float32).tiny)
+        return jnp.max(jnp.abs(x - x[:1]), initial=0.0) / scale
+
+    def first_row(stacked: Any) -> tuple[Any, jax.Array]:
+        differences = [difference(x) for x in jax.tree.leaves(stacked)]
+        return jax.tree.map(lambda x: x[0], stacked), jnp.max(jnp.stack(differences))
+
+    sharding = None if mesh is None else NamedSharding(mesh, P())
+    return jax.jit(first_row, out_shardings=sharding)
+
+
+def as_nodes(
+    mesh: Mesh | None,
+    nodes: int | Nodes | None,
+    axis_name: str = "nodes",
+    local_axis_name: str = "local",
+) -> Nodes:
+    """Returns the `Nodes` of the arguments `mesh` and `nodes`, of which one may say it all."""
+    if not isinstance(nodes, Nodes):
+        return Nodes(nodes, mesh, axis_name, local_axis_name)  # pyright: ignore[reportArgumentType]
+    if mesh is not None and Nodes(mesh=mesh, axis_name=nodes.axis_name) != nodes:
+        raise ValueError(
+            "mesh must be that of nodes, which says where nodes run already, got another: give "
+            "one of the two."
+        )
+    return nodes
+
+
+def donate_on_accelerators(*argnums: int) -> tuple[int, ...]:
+    """Returns `argnums`, or `()` on CPU, where XLA copies most donated buffers anyway.
+
+    For an update by SGP and momentum these copies are 4 of 18 passes over memory, and a sixth of
+    its time.
+    """
+    return () if jax.default_backend() == "cpu" else argnums

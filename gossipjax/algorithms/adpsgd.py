@@ -1,4 +1,4 @@
-"""Asynchronous D-PSGD, simulated: gradients at older models (AD-PSGD, and D1D-PSGD of RAND-20)."""
+"""Simulated asynchronous D-PSGD: gradients at stale models (AD-PSGD and D1D-PSGD)."""
 
 from __future__ import annotations
 
@@ -8,158 +8,191 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.typing import ArrayLike, DTypeLike
 
 from gossipjax.algorithms.dpsgd import dpsgd
-from gossipjax.buffers import cast_like, require_wire_dtype
-from gossipjax.collectives import Step, Wire, per_node
-from gossipjax.mixing import mix, require_doubly_stochastic
-from gossipjax.schedule import Schedule, require_whole
-from gossipjax.state import GossipState, add, gossip_transform, init_state
+from gossipjax.algorithms.state import (
+    ExchangePlan,
+    Extra,
+    GossipState,
+    add,
+    gossip_transform,
+    init_state,
+)
+from gossipjax.collectives import (
+    StepLike,
+    cast_like,
+    mix,
+    require_doubly_stochastic,
+    select_for_node,
+)
 from gossipjax.topology import complete
+from gossipjax.topology.schedule import Schedule, require_int
+from gossipjax.wire import make_wire
 
 
 def adpsgd(
     schedule: Schedule,
-    delays: int | np.typing.ArrayLike = 1,
+    delays: int | ArrayLike = 1,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
-    wire_dtype: Any = None,
+    wire_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Simulates AD-PSGD: nodes in lockstep, gradients at models some steps old. Goes *last*.
+    """Simulates AD-PSGD: nodes in lockstep, gradients at stale models. Goes *last* in a chain.
 
-    Nothing here is asynchronous. What asynchrony does to the mathematics, gradients of older
-    models, happens at integer delays that are given, so that a run can be replayed. With `W_k` the
-    models after `k` steps, `d_k` this node's delay at step `k` and `u` the update from the chain:
+    Nothing here is asynchronous. The effect of asynchrony on the mathematics, gradients of stale
+    models, happens at given integer delays, so that a run can be replayed. With `W_k` the models
+    after `k` steps, `d_k` this node's delay at step `k` and `u` the update from the chain:
 
         W_{k+1} = P W_k + u,    u made from the gradient at W_{k - d_k}
 
-    (Lian et al. 2018, as in RAND-20, eq. 2; models before the start are the starting one). The
-    parameters that the user holds are the model at which the *next* gradient is to be taken; the
-    latest is the state's `numerator`, float32 at least (`gx.latest_model` reads it). Older ones are
-    in the state's ring buffer, `[D - 1, ...]` for delays of up to `D`. Weight decay and clipping
-    before it see the older model too. Delay 0 is `dpsgd`.
+    (models before the start are the starting one). The parameters that the user holds are the stale
+    model at which the *next* gradient is evaluated; the latest model is the state's `numerator`,
+    float32 at least (`gx.latest_model` reads it). Older ones are the ring buffer
+    `extra["history"]`, `[D - 1, ...]` for delays of up to `D`. Weight decay and clipping before it
+    see the stale model too. Delay 0 is `dpsgd`.
 
     Args:
       schedule: a doubly stochastic schedule; the paper's is `bipartite_exponential`.
-      delays: one number for all, or a table `[T, N]`: at step `k` (counted by the state) node `i`
-        has `delays[k mod T, i]`. `random_delays` draws one.
+      delays: one number of steps for all, or a table `[T, N]`: at step `k` (counted by the state)
+        node `i` has `delays[k mod T, i]`. `random_delays` draws one.
       axis_name: the mapped axis of the nodes.
-      local_axis_name: the axis of a node's own devices, as in `sgp`.
+      local_axis_name: the axis of the devices of one node, as in `sgp`.
       wire_dtype: a narrower type for messages, as in `sgp`.
 
     The transform's `update` takes `step=`, as that of `sgp`.
 
     Raises:
-      ValueError: for delays that are negative or no whole numbers, or a table that is not `[T, N]`;
-        for a schedule that is not doubly stochastic; when traced, as `sgp`.
+      ValueError: if delays are negative or not integers, or a table is not `[T, N]`; if the
+        schedule is not doubly stochastic; when traced, as `sgp`.
+
+    References:
+      Lian et al., "Asynchronous Decentralized Parallel Stochastic Gradient Descent", ICML 2018,
+      arXiv:1710.06952, in the form of eq. 2 of Zhang et al., arXiv:2002.01119.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> tx = gx.adpsgd(gx.topology.ring(2), delays=1)
     >>> def three_steps(x):
-    ...     state, held = tx.init(x), [x]
+    ...     state, models = tx.init(x), [x]
     ...     for step in range(3):
-    ...         updates, state = tx.update(jnp.ones(()), state, held[-1], step=step)
-    ...         held.append(held[-1] + updates)
-    ...     return held
+    ...         updates, state = tx.update(jnp.ones(()), state, models[-1], step=step)
+    ...         models.append(models[-1] + updates)
+    ...     return models
     >>> x = jnp.array([0.0, 2.0])  # latest: [0, 2], [2, 2], [3, 3], [4, 4]
-    >>> [held.tolist() for held in jax.vmap(three_steps, axis_name="nodes")(x)]
+    >>> [model.tolist() for model in jax.vmap(three_steps, axis_name="nodes")(x)]
     [[0.0, 2.0], [0.0, 2.0], [2.0, 2.0], [3.0, 3.0]]
     """
     require_doubly_stochastic(schedule, "adpsgd")
     table = _delay_table(delays, schedule.size)
-    wire = Wire(axis_name, local_axis_name, require_wire_dtype(wire_dtype))
-    largest = int(table.max())
-    if largest == 0:
-        return dpsgd(schedule, "combine-while-adapting", *wire)
-    ring = largest - 1
+    wire = make_wire(axis_name, local_axis_name, wire_dtype)
+    max_delay = int(table.max())
+    if max_delay == 0:
+        return dpsgd(schedule, "combine-while-adapting", **wire.arguments())
+    plan = ExchangePlan(schedule, wire=wire)
+    capacity = max_delay - 1
 
-    def init(params: Any) -> GossipState:
-        state = init_state(params, push_sum=False, keep_numerator=True)
-        if ring == 0:
+    def init(params: optax.Params) -> GossipState:
+        state = init_state(params, plan, push_sum=False, keep_numerator=True)
+        if capacity == 0:
             return state
-        return state._replace(older=jax.tree.map(lambda x: jnp.stack([x] * ring), params))
+        history = jax.tree.map(lambda x: jnp.stack([x] * capacity), params)
+        return state._replace(extra={"history": Extra(history, "restart")})
 
-    def combine(x: Any, updates: Any, state: GossipState, step: Step) -> tuple[Any, GossipState]:
-        mixed, _ = mix(x, None, schedule, step, *wire)
+    def combine(
+        x: Any, updates: optax.Updates, state: GossipState, step: StepLike
+    ) -> tuple[Any, GossipState]:
+        mixed, _ = mix(x, None, schedule, step, **wire.arguments())
         latest = add(mixed, updates)
         upcoming = state.count + 1
-        delay = jnp.asarray(per_node(table.T, jnp.int32, axis_name))[upcoming % len(table)]
-        held = _choose(delay == 0, latest, x)
-        if ring:
-            # Models k - 1, ..., k - ring are in it, and this step's own, k, replaces the oldest.
-            slot = (upcoming - delay) % ring
-            old = jax.tree.map(lambda models: models[slot], state.older)
-            held = _choose(delay < 2, held, jax.tree.map(lambda o, h: o.astype(h.dtype), old, held))
-            rounded = cast_like(x, state.older)
-            older = jax.tree.map(
-                lambda models, model: models.at[state.count % ring].set(model), state.older, rounded
+        delay = jnp.asarray(select_for_node(table.T, jnp.int32, axis_name))[upcoming % len(table)]
+        params = _where(delay == 0, latest, x)
+        if state.extra is not None:
+            history = state.extra["history"].value
+            # It holds models k - 1, ..., k - capacity; this step's, k, replaces the oldest.
+            stale = jax.tree.map(lambda models: models[(upcoming - delay) % capacity], history)
+            params = _where(delay < 2, params, cast_like(stale, params))
+            history = jax.tree.map(
+                lambda models, model: models.at[state.count % capacity].set(model),
+                history,
+                cast_like(x, history),
             )
-            state = state._replace(older=older)
-        return held, state._replace(numerator=latest)
+            state = state._replace(extra={"history": Extra(history, "restart")})
+        return params, state._replace(numerator=latest)
 
-    return gossip_transform("adpsgd", axis_name, init, combine)
-
-
-def _choose(condition: jax.Array, one: Any, other: Any) -> Any:
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), one, other)
+    return gossip_transform("adpsgd", plan, init, combine)
 
 
-def _delay_table(delays: Any, nodes: int) -> np.ndarray:
-    """`[T, N]`, checked."""
+def _where(condition: jax.Array, if_true: Any, if_false: Any) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), if_true, if_false)
+
+
+def _delay_table(delays: int | ArrayLike, nodes: int) -> np.ndarray:
+    """Returns the delays as a checked table `[T, N]`."""
     table = np.asarray(delays)
     if not np.issubdtype(table.dtype, np.integer):
-        raise ValueError(f"delays are whole numbers of steps; given {delays!r}.")
+        raise ValueError(f"delays must be integers, in steps, got {delays!r}.")
     if table.ndim == 0:
         table = np.full((1, nodes), table)
     if table.ndim != 2 or table.shape[1] != nodes or not table.size:
         raise ValueError(
-            f"a table of delays is [T, N] with N = {nodes}, the schedule's nodes; given shape "
-            f"{list(table.shape)}."
+            f"a table of delays must be [T, N] with N = {nodes}, the schedule's nodes, got shape "
+            f"{list(table.shape)}: gx.random_delays draws one."
         )
     if table.min() < 0:
         k, i = np.argwhere(table < 0)[0]
-        raise ValueError(f"delays are not negative; delays[{k}, {i}] = {table[k, i]}.")
+        raise ValueError(f"delays must be >= 0, got delays[{k}, {i}] = {table[k, i]}.")
     return table
 
 
 def random_delays(
-    nodes: int, rounds: int, seed: int, mean: float = 1.0, largest: int = 4
+    n: int, rounds: int, seed: int, mean_delay: float = 1.0, max_delay: int = 4
 ) -> np.ndarray:
-    """A table of delays `[T, N]` for `adpsgd`: Poisson of this mean (steps), cut at `largest`.
+    """Returns a table of delays `[T, N]` for `adpsgd`: Poisson, cut at `max_delay`; in steps.
+
+    Args:
+      n: N, the number of nodes.
+      rounds: T, the number of rows.
+      seed: of the random numbers.
+      mean_delay: of the Poisson distribution.
+      max_delay: larger delays become this one.
 
     Raises:
-      ValueError: for a mean below 0 or not finite, or counts that are no whole numbers.
+      ValueError: if the mean is below 0 or not finite, or a count is not an integer.
 
     >>> random_delays(4, 2, seed=0).tolist()
     [[1, 0, 0, 3], [3, 1, 1, 2]]
     """
-    nodes = require_whole(nodes, "nodes of random_delays", 1)
-    rounds = require_whole(rounds, "rounds of random_delays", 1)
-    largest = require_whole(largest, "the largest delay", 0)
-    if not 0 <= mean < np.inf:
-        raise ValueError(f"the mean delay is at least 0 and finite; given {mean!r}.")
-    rng = np.random.default_rng(require_whole(seed, "seed of random_delays", 0))
-    return np.minimum(rng.poisson(mean, (rounds, nodes)), largest)
+    n = require_int(n, "n of random_delays", 1)
+    rounds = require_int(rounds, "rounds of random_delays", 1)
+    max_delay = require_int(max_delay, "max_delay", 0)
+    if not 0 <= mean_delay < np.inf:
+        raise ValueError(f"mean_delay must be >= 0 and finite, got {mean_delay!r}.")
+    rng = np.random.default_rng(require_int(seed, "seed of random_delays", 0))
+    return np.minimum(rng.poisson(mean_delay, (rounds, n)), max_delay)
 
 
 def d1d_psgd(
     n: int,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
-    wire_dtype: Any = None,
+    wire_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """D1D-PSGD, delay by one (RAND-20, eqs. 2, 13, 14): `adpsgd` on the complete graph, delay 1.
+    """D1D-PSGD, delay by one: `adpsgd` on the complete graph with delay 1. Goes *last* in a chain.
 
         W_{k+1} = mean(W_k) + u,    u made from the gradient at W_{k - 1}
 
     The all-reduce of the models and the computation of the gradient need nothing of each other.
-    The user holds the model of the round before; the state holds the latest.
+    The user holds the model of the previous round; the state holds the latest.
 
     Args:
-      n: the number of nodes. The others are those of `adpsgd`.
+      n: the number of nodes. The other arguments are those of `adpsgd`.
 
     Raises:
       ValueError: as `adpsgd`.
+
+    References:
+      Zhang et al., "Improving Efficiency in Large-Scale Decentralized Distributed Training",
+      ICASSP 2020, arXiv:2002.01119, eqs. 2, 13 and 14.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> tx = gx.d1d_psgd(2)
@@ -168,4 +201,10 @@ def d1d_psgd(
     >>> jax.vmap(update, axis_name="nodes")(jnp.array([0.0, 2.0]), jnp.array([0.5, 0.0])).tolist()
     [1.5, 1.0]
     """
-    return adpsgd(complete(n), 1, axis_name, local_axis_name, wire_dtype)
+    return adpsgd(
+        complete(n),
+        1,
+        axis_name=axis_name,
+        local_axis_name=local_axis_name,
+        wire_dtype=wire_dtype,
+    )

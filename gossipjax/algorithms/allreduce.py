@@ -6,31 +6,36 @@ from typing import Any
 
 import jax
 import optax
+from jax.typing import DTypeLike
 
-from gossipjax.buffers import require_floats, require_wire_dtype
-from gossipjax.collectives import axis_size, mean, varies
+from gossipjax.collectives import axis_size, node_mean, require_floats, varies
+from gossipjax.wire import make_wire
 
 
 def allreduce(
-    axis_name: str = "nodes", wire_dtype: Any = None
+    axis_name: str = "nodes", wire_dtype: DTypeLike | None = None
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the gradients over the axis: `g_i <- (1/N) sum_j g_j`. Goes *first* in a chain.
 
-    With equal starts every node then takes the same step. Over the axis of a node's own devices,
-    `allreduce("local")`, it is the inner half of the hierarchy of SGP-19: gradients are averaged
-    inside a server, models gossip between servers. The learning rate is not scaled by N.
+    With equal starts every node then takes the same step. Over the axis of the devices of one node,
+    `allreduce("local")`, it is the inner half of a hierarchy: gradients are averaged inside a
+    server, models gossip between servers. The learning rate is not scaled by N.
 
     Args:
       axis_name: the mapped axis that is averaged over.
-      wire_dtype: a narrower type for what travels, such as `jnp.bfloat16`: half the bytes. Each
+      wire_dtype: a narrower type for messages, such as `jnp.bfloat16`, which halves the bytes. Each
         value is rounded once before the sum, which is float32 at least, and once after it.
 
     Raises:
-      ValueError: for a `wire_dtype` that is no floating-point type of 16 bits or more; when traced,
-        if the axis is missing; if a leaf is not floating-point; under a `shard_map` with
+      ValueError: if `wire_dtype` is not a floating-point type of at least 16 bits; when traced, if
+        the axis is missing; if a leaf is not floating-point; under a `shard_map` with
         `check_vma=True`, if a gradient does not vary over the axis: where its parameter is
         replicated over it, autodiff has summed the gradient over the axis already, and averaging
         would be wrong by the axis' size.
+
+    References:
+      Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
+      arXiv:1811.10792, section 2 (AR-SGD) and section 6 (servers of 8 GPUs).
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> tx = optax.chain(gx.allreduce(), optax.sgd(1.0))
@@ -39,20 +44,26 @@ def allreduce(
     >>> jax.vmap(update, axis_name="nodes")(jnp.array([1.0, 3.0])).tolist()
     [-2.0, -2.0]
     """
-    wire_dtype = require_wire_dtype(wire_dtype)
+    wire = make_wire(axis_name, wire_dtype=wire_dtype)
 
-    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
         del params, extra_args
         require_floats(updates, "updates")
         axis_size(axis_name)  # raises where there is no such axis
         for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
             if not varies(leaf, axis_name):
                 raise ValueError(
-                    f"updates{jax.tree_util.keystr(path)} does not vary over {axis_name!r}: its "
-                    "parameter is replicated there, so autodiff has summed the gradient already. "
-                    f"Take gradients at jax.lax.pcast(params, {axis_name!r}, to='varying'), or use "
-                    "check_vma=False; if the loss was averaged over the axis, drop allreduce."
+                    f"updates{jax.tree_util.keystr(path)} must vary over {axis_name!r}, got one "
+                    "that does not: its parameter is replicated there, so autodiff has summed the "
+                    f"gradient already. Take gradients at jax.lax.pcast(params, {axis_name!r}, "
+                    "to='varying'), or use check_vma=False; if the loss was averaged over the "
+                    "axis, drop allreduce."
                 )
-        return mean(updates, axis_name, wire_dtype), state
+        return node_mean(updates, axis_name, wire.dtype), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

@@ -1,17 +1,22 @@
-"""Decentralized parallel SGD (DPSGD-17, algorithm 1) and, on random rings, RAND-PSGD (RAND-20)."""
+"""Decentralized parallel SGD and, on random rings, RAND-PSGD."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Literal, get_args
 
 import optax
+from jax.typing import DTypeLike
 
-from gossipjax.buffers import require_wire_dtype
-from gossipjax.collectives import Step
-from gossipjax.mixing import mix, require_doubly_stochastic
-from gossipjax.schedule import Schedule
-from gossipjax.state import GossipState, add, gossip_transform, init_state
+from gossipjax.algorithms.state import (
+    ExchangePlan,
+    GossipState,
+    add,
+    gossip_transform,
+    init_state,
+)
+from gossipjax.collectives import StepLike, mix, require_doubly_stochastic
+from gossipjax.topology.schedule import Schedule
+from gossipjax.wire import make_wire
 
 Order = Literal["combine-while-adapting", "adapt-then-combine"]
 
@@ -21,32 +26,40 @@ def dpsgd(
     order: Order = "combine-while-adapting",
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
-    wire_dtype: Any = None,
+    wire_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """D-PSGD: average with the neighbours and take a local step. Goes *last* in a chain.
 
     With `x` the parameters, `[...]` per node, and `u` the update from the chain before it:
 
-        x <- P x + u       order="combine-while-adapting" (DPSGD-17, algorithm 1): exchange and
-                           gradient may run side by side
-        x <- P (x + u)     order="adapt-then-combine" (its remark): what SGP does
+        x <- P x + u       order="combine-while-adapting" (algorithm 1): exchange and gradient may
+                           run at the same time
+        x <- P (x + u)     order="adapt-then-combine" (a remark of the paper): the order of SGP, and
+                           of the D-PSGD that the SGP paper compares with
 
-    The state is a `GossipState` with a count and, if any parameter is narrower than float32, a
-    float32 copy of all, which is then what counts: parameters changed from outside are not seen.
+    On a random ring it is RAND-PSGD. The state is a `GossipState` with a count and, if any
+    parameter has less precision than float32, a float32 copy of all. This copy is then the model:
+    changes of the parameters from outside are not seen.
 
     Args:
       schedule: a doubly stochastic schedule. The paper's matrices are symmetric too, which the
         mathematics does not need.
       order: which of the two.
       axis_name: the mapped axis of the nodes.
-      local_axis_name: the axis of a node's own devices, if it has several.
+      local_axis_name: the axis of the devices of one node, if it has several.
       wire_dtype: a narrower type for messages, as in `sgp`.
 
     The transform's `update` takes `step=`, as that of `sgp`.
 
     Raises:
-      ValueError: for an unknown order; for a schedule that is not doubly stochastic (x would drift
+      ValueError: if the order is unknown; if the schedule is not doubly stochastic (x would drift
         from the average: use `sgp`); when traced, as `sgp`.
+
+    References:
+      Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", NIPS 2017,
+      arXiv:1705.09056, algorithm 1.
+      Zhang et al., "Improving Efficiency in Large-Scale Decentralized Distributed Training",
+      ICASSP 2020, arXiv:2002.01119, section 3 (RAND-PSGD).
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> tx = gx.dpsgd(gx.topology.ring(2))
@@ -56,18 +69,24 @@ def dpsgd(
     [1.5, 1.0]
     """
     require_doubly_stochastic(schedule, "dpsgd")
-    wire_dtype = require_wire_dtype(wire_dtype)
     if order not in get_args(Order):
         raise ValueError(
-            f"order is one of {', '.join(map(repr, get_args(Order)))}; given {order!r}."
+            f"order must be one of {', '.join(map(repr, get_args(Order)))}, got {order!r}."
         )
+    wire = make_wire(axis_name, local_axis_name, wire_dtype)
+    plan = ExchangePlan(schedule, wire=wire)
 
-    def combine(x: Any, updates: Any, state: GossipState, step: Step) -> tuple[Any, GossipState]:
+    def init(params: optax.Params) -> GossipState:
+        return init_state(params, plan, push_sum=False)
+
+    def combine(
+        x: Any, updates: optax.Updates, state: GossipState, step: StepLike
+    ) -> tuple[Any, GossipState]:
         if order == "adapt-then-combine":
             x = add(x, updates)
-        x, _ = mix(x, None, schedule, step, axis_name, local_axis_name, wire_dtype)
+        x, _ = mix(x, None, schedule, step, **wire.arguments())
         if order == "combine-while-adapting":
             x = add(x, updates)
         return x, state._replace(numerator=x)
 
-    return gossip_transform("dpsgd", axis_name, partial(init_state, push_sum=False), combine)
+    return gossip_transform("dpsgd", plan, init, combine)

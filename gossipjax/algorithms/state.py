@@ -1,210 +1,377 @@
-"""What all gossip transforms share: their state, how it is read, and the frame around them."""
+"""State and common wrapper of all gossip transforms.
+
+N nodes; `[...]` is the shape of one node's array. The state is a `GossipState`: its arrays, and as
+static data the `ExchangePlan` (schedule, overlap and wire), so that whoever has a state needs to be
+told nothing twice.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.buffers import Layout, require_floats, wide, widened
-from gossipjax.collectives import Step, Wire, default_step
-from gossipjax.schedule import Schedule
+from gossipjax.collectives import (
+    Layout,
+    StepLike,
+    accumulation_dtype,
+    default_step,
+    require_floats,
+    upcast,
+)
+from gossipjax.topology.schedule import Schedule, require_int
+from gossipjax.wire import Wire
+
+DEFAULT_WIRE = Wire()
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class ExchangePlan:
+    """When, with whom and in which form an algorithm exchanges: static data of its state.
+
+    Attributes:
+      schedule: the rounds, in the order in which they are used; None if all nodes exchange at once.
+      overlap: steps between sending a message and using it. A round is used every
+        `max(1, overlap)` steps.
+      wire: the axes and the type of messages.
+      every: steps from one exchange to the next, where `schedule` is None.
+    """
+
+    schedule: Schedule | None = None
+    overlap: int = 0
+    wire: Wire = DEFAULT_WIRE
+    every: int = 1
+
+    @functools.cached_property
+    def schedule_by_step(self) -> Schedule | None:
+        """The round of every step: `schedule.every(overlap)`."""
+        return None if self.schedule is None else self.schedule.every(max(1, self.overlap))
+
+    def canonical_step(self, step: int) -> int:
+        """The smallest step with the same compiled program as `step`; see `gx.canonical_step`."""
+        step = require_int(step, "step", 0)
+        if self.schedule_by_step is None:
+            return step % self.every
+        return self.schedule_by_step.canonical_step(step, self.overlap)
+
+    @functools.cached_property
+    def canonical_steps(self) -> tuple[int, ...]:
+        """All values of `canonical_step`."""
+        if self.schedule_by_step is None:
+            return tuple(range(self.every))
+        return tuple(self.schedule_by_step.canonical_steps(self.overlap))
+
+
+class PushSum(NamedTuple):
+    """A push-sum pair: the weight `w`, None for an algorithm without one, and the numerator `x`."""
+
+    weight: Any
+    x: Any
+
+
+class InFlight(NamedTuple):
+    """Messages that a node has sent and not yet used.
+
+    Attributes:
+      buffers: one array `[overlap, length]` per type: the weight first, then the numerators, both
+        already scaled. Rows are exchanged one at a time; exchanged rows hold the received values.
+    """
+
+    buffers: tuple[jax.Array, ...]
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["buffers"],
-    meta_fields=["schedule", "overlap", "wire"],
+    data_fields=["value"],
+    meta_fields=["on_resize", "is_mass"],
 )
 @dataclasses.dataclass(frozen=True)
-class InFlight:
-    """What a node has sent and not yet used: packed messages, and how they travel.
+class Extra:
+    """A part of the state that one algorithm alone keeps.
 
     Attributes:
-      buffers: one array `[overlap, length]` per dtype: numerators and, first of all, the weight. A
-        row is exchanged at a time; those that are hold what has arrived.
-      schedule, overlap, wire: static: the rounds of the messages, the steps that one takes, the
-        axes and the type in which it travels.
+      value: a pytree `[...]`.
+      on_resize: how it survives a change of nodes: `"average"`, `"max"` or `"first"` of the old
+        nodes, or `"restart"`, as `init` makes it from the average model.
+      is_mass: whether `value`, which is then the same on all nodes and like the parameters, counts
+        in `sum_i x_i`.
     """
 
-    buffers: tuple[jax.Array, ...]
-    schedule: Schedule
-    overlap: int
-    wire: Wire
+    value: Any
+    on_resize: Literal["average", "max", "first", "restart"] = "average"
+    is_mass: bool = False
 
 
 class GossipState(NamedTuple):
-    """What a gossip transform keeps for one node; a field that an algorithm does not need is `()`.
+    """State of a gossip transform for one node; a field that an algorithm does not need is None.
 
     Attributes:
       count: int32 scalar, the number of updates so far.
       weight: the push-sum weight `w`, a scalar, float32 at least.
       numerator: the push-sum numerator `x`, float32 at least, like the parameters. Kept, for all
-        leaves, if any parameter is narrower than float32 or the parameters are an older model;
-        otherwise it is `w * z`.
-      in_flight: numerators and weight that were sent and not yet used, an `InFlight`.
-      older: older models, `[D, ...]` like the parameters: a ring buffer (`adpsgd`).
-      center: the center variable, float32 at least, like the parameters (`easgd`).
+        leaves, if any parameter has less precision than float32 or the parameters are an older
+        model; otherwise it is `w * z`.
+      in_flight: messages that were sent and not yet used.
+      extra: parts that one algorithm alone keeps, by name.
+      plan: static: schedule, overlap and wire of the algorithm.
     """
 
     count: Any
-    weight: Any = ()
-    numerator: Any = ()
-    in_flight: Any = ()
-    older: Any = ()
-    center: Any = ()
+    weight: Any = None
+    numerator: Any = None
+    in_flight: InFlight | None = None
+    extra: dict[str, Extra] | None = None
+    plan: ExchangePlan = ExchangePlan()
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The rounds of the exchanges; None if all nodes exchange at once."""
+        return self.plan.schedule
+
+    @property
+    def overlap(self) -> int:
+        """Steps between sending a message and using it."""
+        return self.plan.overlap
+
+    @property
+    def wire(self) -> Wire:
+        """The axes and the type of messages."""
+        return self.plan.wire
 
 
-Combine = Callable[[Any, Any, GossipState, Step], tuple[Any, GossipState]]
+Combine = Callable[[Any, optax.Updates, GossipState, StepLike], tuple[Any, GossipState]]
 
 
-def init_state(params: Any, push_sum: bool, keep_numerator: bool = False) -> GossipState:
-    """The state at the start: weight 1, and wide numerators where parameters are narrow.
+def init_state(
+    params: optax.Params, plan: ExchangePlan, *, push_sum: bool, keep_numerator: bool = False
+) -> GossipState:
+    """Returns the state at the start: weight 1, and float32 numerators of low-precision parameters.
 
     The numerators are copies, so that parameters and state can both be donated.
     """
     require_floats(params, "params")
     leaves = jax.tree.leaves(params) or [np.float32()]
     dtypes = [jnp.result_type(leaf) for leaf in leaves]
-    narrow = any(dtype != wide(dtype) for dtype in dtypes)
+    is_low_precision = any(dtype != accumulation_dtype(dtype) for dtype in dtypes)
     # Like a parameter, so that it varies over the nodes by its type too and can be scanned over.
-    weight = jnp.ones_like(leaves[0], shape=(), dtype=np.result_type(*map(wide, dtypes)))
+    dtype = np.result_type(*map(accumulation_dtype, dtypes))
+    weight = jnp.ones_like(leaves[0], shape=(), dtype=dtype)
     return GossipState(
         count=jnp.zeros((), jnp.int32),
-        weight=weight if push_sum else (),
-        numerator=wide_copies(params) if narrow or keep_numerator else (),
+        weight=weight if push_sum else None,
+        numerator=master_copy(params) if is_low_precision or keep_numerator else None,
+        plan=plan,
     )
 
 
-def wide_copies(params: Any) -> Any:
-    """Copies of the leaves, float32 at least."""
-    return jax.tree.map(lambda x: jnp.array(x, wide(jnp.result_type(x)), copy=True), params)
+def master_copy(params: optax.Params) -> Any:
+    """Returns copies of the leaves, float32 at least."""
+
+    def copy(leaf: Any) -> jax.Array:
+        return jnp.array(leaf, accumulation_dtype(jnp.result_type(leaf)), copy=True)
+
+    return jax.tree.map(copy, params)
 
 
-def numerators(params: Any, state: GossipState | None) -> Any:
-    """`x`, float32 at least: what the state keeps, or else `w * z`."""
-    if state is not None and not is_empty(state.numerator):
+def numerators(params: optax.Params, state: GossipState | None) -> Any:
+    """The numerators `x`, float32 at least: those of the state, or else `w * z`."""
+    if state is not None and state.numerator is not None:
         return state.numerator
-    z = widened(params)
-    if state is None or is_empty(state.weight):
+    z = upcast(params)
+    if state is None or state.weight is None:
         return z
     weight = state.weight
     return jax.tree.map(lambda leaf: weight.astype(leaf.dtype) * leaf, z)
 
 
-def in_flight(params: Any, state: GossipState | None) -> tuple[Any, Any]:
-    """Numerators (like `params`, wide) and weight that this node's messages in flight carry.
+def mass_in_flight(params: optax.Params, state: GossipState | None) -> PushSum:
+    """The weight and numerators (like `params`, float32 at least) of this node's messages.
 
-    Zeros where there are none; the weight is None for an algorithm that has no weights.
+    Zeros where nothing is in flight; the weight is None for an algorithm without weights.
     """
-    zeros = jax.tree.map(jnp.zeros_like, widened(params))
-    if state is None or is_empty(state.in_flight):
-        return zeros, None
-    layout, buffers = message_layout(zeros, state), state.in_flight.buffers
-    sizes = [-(-size // state.in_flight.overlap) * state.in_flight.overlap for size in layout.sizes]
-    if sizes != [buffer.size for buffer in buffers]:
+    zeros = jax.tree.map(jnp.zeros_like, upcast(params))
+    if state is None or state.in_flight is None:
+        return PushSum(None, zeros)
+    layout = message_layout(zeros, state)
+    rows = state.overlap
+    expected = [-(-size // rows) * rows for size in layout.sizes]
+    if expected != [buffer.size for buffer in state.in_flight.buffers]:
         raise ValueError(
-            "the messages in flight are of other parameters: where the transform is masked, pass "
-            "the part that it gossips."
+            "params must be the parameters that the transform gossips, got others than those of "
+            "the messages in flight: where it is masked, pass that part of the parameters."
         )
-    weight, x = layout.unpack(buffers)
-    return x, weight
+    return PushSum(*layout.unpack(state.in_flight.buffers))
 
 
 def message_layout(x: Any, state: GossipState) -> Layout:
-    """How numerators and weight lie in a message: the weight comes first."""
-    return Layout((None if is_empty(state.weight) else state.weight, x))
+    """The layout of a message of numerators like `x`: the weight, if there is one, comes first."""
+    return Layout(PushSum(state.weight, x))
 
 
-def debias(x: Any, weight: jax.Array) -> Any:
-    """`z = x / w`, leaf by leaf, in the type of `x`."""
+def debias(x: Any, weight: jax.Array | None) -> Any:
+    """Returns `z = x / w`, leaf by leaf, in the type of `x`; `x` where there is no weight."""
+    if weight is None:
+        return x
     return jax.tree.map(lambda leaf: leaf / weight.astype(leaf.dtype), x)
 
 
-def add(x: Any, updates: Any) -> Any:
-    """`x + u`, leaf by leaf, in the type of `x`."""
+def add(x: Any, updates: optax.Updates) -> Any:
+    """Returns `x + u`, leaf by leaf, in the type of `x`."""
     return jax.tree.map(lambda leaf, u: leaf + jnp.asarray(u, leaf.dtype), x, updates)
 
 
-def land(params: Any, new: Any) -> Any:
-    """The update with which `optax.apply_updates` lands on `new`, rounded to the parameters' type.
+def as_update(params: optax.Params, target: Any) -> optax.Updates:
+    """Returns the update that `optax.apply_updates` takes from `params` to the rounded `target`.
 
-    It is `wide(rounded new) - wide(params)`: exact unless the cancellation exceeds 2^24.
+    It is `float32(rounded target) - float32(params)`: exact unless cancellation exceeds 2^24.
     """
 
-    def difference(z: Any, target: jax.Array) -> jax.Array:
-        rounded = target.astype(jnp.result_type(z)).astype(target.dtype)
-        return rounded - jnp.asarray(z, target.dtype)
+    def difference(z: Any, leaf: jax.Array) -> jax.Array:
+        rounded = leaf.astype(jnp.result_type(z)).astype(leaf.dtype)
+        return rounded - jnp.asarray(z, leaf.dtype)
 
-    return jax.tree.map(difference, params, new)
+    return jax.tree.map(difference, params, target)
 
 
 def gossip_transform(
-    name: str, axis_name: str, init: optax.TransformInitFn, combine: Combine
+    name: str, plan: ExchangePlan, init: optax.TransformInitFn, combine: Combine
 ) -> optax.GradientTransformationExtraArgs:
-    """The frame of every algorithm: reads the numerators and lands on what `combine` makes.
+    """Wraps `combine` as an optax transform that goes last in a chain.
 
-    `combine(x, updates, state, step)` returns the new parameters, float32 at least, and the state
-    with its new weight and numerators. The count is kept here, and numerators are only if `init`
-    made some.
+    `combine(x, updates, state, step)` gets the numerators and returns the new parameters, float32
+    at least, and the state with its new weight and numerators. The wrapper returns the update that
+    reaches these parameters, counts, and keeps numerators only if `init` made some.
 
     Raises (when traced):
-      ValueError: if the axis is missing, `params` are not passed to `update`, or the state is
-        another transform's.
+      ValueError: if the axis is missing, `params` are not passed to `update`, or the state was made
+        by a transform with another schedule, overlap or wire.
     """
 
     def update(
-        updates: Any, state: Any, params: Any = None, *, step: Step | None = None, **extra_args: Any
-    ) -> tuple[Any, GossipState]:
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        *,
+        step: StepLike | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, GossipState]:
         del extra_args
         if params is None:
             raise ValueError(
-                f"{name} mixes the parameters and needs them: tx.update(updates, state, params)."
+                f"the params of {name} must be given, as it mixes them, got None: call "
+                "tx.update(updates, state, params)."
             )
-        if not isinstance(state, GossipState):
-            raise ValueError(f"{name} was given the state of another: {type(state).__name__}.")
-        step = default_step(step, state.count, axis_name)
-        new, after = combine(numerators(params, state), updates, state, step)
-        return land(params, new), after._replace(
+        require_own_state(name, plan, state)
+        step = default_step(step, state.count, plan.wire.axis_name)
+        target, new_state = combine(numerators(params, state), updates, state, step)
+        return as_update(params, target), new_state._replace(
             count=optax.safe_increment(state.count),
-            numerator=() if is_empty(state.numerator) else after.numerator,
+            numerator=None if state.numerator is None else new_state.numerator,
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def find_state(opt_state: Any) -> GossipState | None:
-    """The gossip state inside the state of a whole chain; None if there is none.
+def require_own_state(name: str, plan: ExchangePlan, state: Any) -> None:
+    """Raises `ValueError` unless `state` is a `GossipState` that was made for this plan."""
+    if not isinstance(state, GossipState):
+        raise ValueError(
+            f"the state of {name} must be a gx.GossipState, got {type(state).__name__}, the state "
+            "of another transform: make it by tx.init(params) of the same chain."
+        )
+    for field in dataclasses.fields(plan):
+        expected, actual = getattr(plan, field.name), getattr(state.plan, field.name)
+        if expected != actual:
+            raise ValueError(
+                f"the state of {name} must have been made with its {field.name}, {expected}, got "
+                f"one of {actual}: messages and rounds would not match. Switch schedules by "
+                "gx.topology.piecewise, or go on from the average model by "
+                "gossipjax.checkpoint.change_nodes."
+            )
+
+
+def gossip_state(opt_state: optax.OptState) -> GossipState | None:
+    """Returns the gossip state inside the state of a chain; None if there is none.
 
     Raises:
       ValueError: if there are several.
+
+    >>> import jax.numpy as jnp, optax, gossipjax as gx
+    >>> tx = optax.chain(optax.sgd(0.1), gx.osgp(gx.topology.ring(4), overlap=2))
+    >>> state = gx.gossip_state(tx.init(jnp.zeros(3)))
+    >>> state.schedule == gx.topology.ring(4), state.overlap
+    (True, 2)
     """
-    found = [
+    states = [
         leaf
         for leaf in jax.tree.leaves(opt_state, is_leaf=lambda s: isinstance(s, GossipState))
         if isinstance(leaf, GossipState)
     ]
-    if len(found) > 1:
+    if len(states) > 1:
         raise ValueError(
-            f"this optimizer state holds {len(found)} gossip states; a chain has one gossip "
-            "transform. Pass the part of the state that is meant."
+            f"an optimizer state must hold one gossip state at most, got {len(states)}: a chain "
+            "has one gossip transform. Pass the part of the state that is meant."
         )
-    return found[0] if found else None
+    return states[0] if states else None
 
 
-def push_sum_weight(state: GossipState | None) -> Any:
-    """`w`; 1 for algorithms without a weight."""
-    if state is None or is_empty(state.weight):
+def replace_gossip_state(opt_state: optax.OptState, **fields: Any) -> Any:
+    """Returns the state of a chain with these fields of its gossip state replaced."""
+
+    def replace(part: Any) -> Any:
+        return part._replace(**fields) if isinstance(part, GossipState) else part
+
+    return jax.tree.map(replace, opt_state, is_leaf=lambda part: isinstance(part, GossipState))
+
+
+def exchange_plan(opt_state: optax.OptState) -> ExchangePlan:
+    """The plan in the state of a chain; without gossip, that of a static all-reduce."""
+    state = gossip_state(opt_state)
+    return ExchangePlan() if state is None else state.plan
+
+
+def canonical_step(opt_state: optax.OptState, step: int) -> int:
+    """The static step number of a training loop: equal for steps that need the same program.
+
+    It is the smallest number with the same round at it and, under overlap, at the `overlap` steps
+    before it; 0 for a chain without gossip. Pass it as the static `step` of a train step, and one
+    program is compiled per distinct round.
+
+    Args:
+      opt_state: the state of a chain, of one node or node-stacked.
+      step: the number of the update, an integer from 0.
+
+    Raises:
+      ValueError: if `step` is negative or not an integer, or the chain holds several gossip
+        transforms.
+
+    >>> import jax.numpy as jnp, gossipjax as gx
+    >>> state = gx.sgp(gx.topology.one_peer_exponential(8)).init(jnp.zeros(3))
+    >>> [gx.canonical_step(state, k) for k in range(5)]
+    [0, 1, 2, 0, 1]
+    """
+    return exchange_plan(opt_state).canonical_step(step)
+
+
+def canonical_steps(opt_state: optax.OptState) -> list[int]:
+    """All values of `canonical_step`: one per program that a training loop compiles.
+
+    >>> import jax.numpy as jnp, gossipjax as gx
+    >>> gx.canonical_steps(gx.osgp(gx.topology.one_peer_exponential(4)).init(jnp.zeros(3)))
+    [0, 1]
+    """
+    return list(exchange_plan(opt_state).canonical_steps)
+
+
+def push_sum_weight(state: GossipState | None) -> jax.Array:
+    """The weight `w`; 1 for algorithms without a weight."""
+    if state is None or state.weight is None:
         return jnp.ones((), jnp.float32)
     return state.weight
-
-
-def is_empty(field: Any) -> bool:
-    """Whether an algorithm does not need this field of its state."""
-    return isinstance(field, tuple) and not field

@@ -8,167 +8,193 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 
-from gossipjax.buffers import Layout, cast_like, require_floats, require_wire_dtype, widened
-from gossipjax.collectives import (
-    Step,
-    Wire,
+from gossipjax.collectives._buffers import Layout, cast_like, require_floats, upcast
+from gossipjax.collectives._exchange import (
+    StepLike,
     as_varying,
-    average,
     axis_size,
+    buffer_mean,
     deliver_leaves,
     split,
     varying_axes,
 )
-from gossipjax.schedule import Round, Schedule
+from gossipjax.topology.schedule import Round, Schedule
+from gossipjax.wire import Wire, make_wire
 
 
 def require_schedule(schedule: Any, name: str) -> None:
-    """Raises `ValueError` if something else than a `Schedule` was given."""
+    """Raises `ValueError` if `schedule` is not a `Schedule`; `name` is who needs it."""
     if not isinstance(schedule, Schedule):
         raise ValueError(
-            f"{name} needs a gx.Schedule; given {type(schedule).__name__}. gx.topology builds "
-            "them; from_matrices takes mixing matrices and from_graph a networkx graph."
+            f"the schedule of {name} must be a gx.Schedule, got {type(schedule).__name__}: "
+            "gx.topology builds them; from_matrices takes mixing matrices and from_graph a "
+            "networkx graph."
         )
 
 
 def require_doubly_stochastic(schedule: Any, name: str) -> None:
-    """Raises `ValueError` unless `schedule` is one whose every row sums to 1, too."""
+    """Raises `ValueError` unless `schedule` is a `Schedule` whose rows all sum to 1 as well."""
     require_schedule(schedule, name)
-    for number, mixing in enumerate(schedule.rounds):
-        if not mixing.is_doubly_stochastic:
-            sums = mixing.matrix.sum(axis=1)
+    for number, round_ in enumerate(schedule.rounds):
+        if not round_.is_doubly_stochastic:
+            sums = round_.matrix.sum(axis=1)
             row = int(abs(sums - 1).argmax())
             raise ValueError(
-                f"{name} needs a doubly stochastic schedule: in round {number}, row {row} sums to "
-                f"{sums[row]:.6g}. Use sgp, whose push-sum weights correct for that, or "
-                "from_graph(..., weights='metropolis')."
+                f"the schedule of {name} must be doubly stochastic, got a round {number} whose row "
+                f"{row} sums to {sums[row]:.6g}. Use sgp, whose push-sum weights correct for that, "
+                "or from_graph(..., weights='metropolis')."
             )
 
 
 def mix(
     tree: Any,
-    weight: Any,
+    weight: ArrayLike | None,
     schedule: Schedule,
-    step: Step,
+    step: StepLike,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
-    wire_dtype: Any = None,
+    wire_dtype: DTypeLike | None = None,
 ) -> tuple[Any, Any]:
-    """One push-sum exchange of any pytree: `x <- P x`, `w <- P w` (SGP-19, algorithm 1).
+    """One push-sum exchange of any pytree: `x <- P x`, `w <- P w`.
 
     Numerators go in and numerators come out: the estimate of the average is `x / w`. With a
-    doubly stochastic schedule and weights of 1, `x` itself is that estimate. A statistic `s` that
-    is held de-biased is mixed by `x, w = mix(w * s, w, ...)` and read as `x / w`.
+    doubly stochastic schedule and weights of 1, `x` is that estimate. A de-biased statistic `s` is
+    mixed by `x, w = mix(w * s, w, ...)` and read as `x / w`.
 
-    What rounding takes off a message stays at its sender (who keeps 1/128 or more), so no mass is
+    The sender keeps the rounding error of its messages (if it keeps 1/128 or more), so no mass is
     lost by rounded weights or by a narrow wire.
 
     Args:
       tree: this node's values: floating-point leaves `[...]`. They are mixed in float32 at least.
       weight: this node's push-sum weight, a scalar, 1 at the start, float32 at least; or None to
-        mix without one.
+        mix without a weight.
       schedule: a schedule for as many nodes as the axis has.
-      step: picks the round: a whole number (fixed when traced), or a traced scalar which is the
-        same on every node (a `lax.switch` over the distinct rounds).
+      step: picks the round: an integer (fixed when traced), or a traced scalar which is the same
+        on every node (a `lax.switch` over the distinct rounds).
       axis_name: the mapped axis of the nodes.
-      local_axis_name: the axis of a node's own devices, over which `tree` is replicated: each of
-        its L devices then exchanges 1/L of the message.
-      wire_dtype: a narrower type for messages, such as `jnp.bfloat16`; sums stay wide, and the
-        weight travels in full.
+      local_axis_name: the axis of the devices of one node, over which `tree` is replicated: each
+        of its L devices then exchanges 1/L of the message.
+      wire_dtype: a narrower type for messages, such as `jnp.bfloat16`; sums are taken in float32
+        at least, and the weight travels in full precision.
 
     Returns:
-      `(tree, weight)` mixed; the leaves have the types they had.
+      `(tree, weight)` after the exchange; the leaves keep their types.
 
     Raises:
       ValueError: if the axis is missing or of another size than the schedule's, a leaf is not
-        floating-point, the weight is no scalar, the step no whole number, or `wire_dtype` no
-        floating-point type of 16 bits or more.
+        floating-point, the weight is not a scalar, the step is not an integer, or `wire_dtype` is
+        not a floating-point type of at least 16 bits.
+
+    References:
+      Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
+      arXiv:1811.10792, algorithm 1.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> schedule = gx.topology.one_peer_exponential(4)
     >>> def average(x):
     ...     weight = jnp.ones(())
     ...     for step in range(schedule.period):
-    ...         x, weight = gx.mix(x, weight, schedule, step, "nodes")
+    ...         x, weight = gx.mix(x, weight, schedule, step)
     ...     return x / weight
     >>> jax.vmap(average, axis_name="nodes")(jnp.array([0.0, 1.0, 2.0, 5.0])).tolist()
     [2.0, 2.0, 2.0, 2.0]
     """
     require_schedule(schedule, "mix")
-    wire = Wire(axis_name, local_axis_name, require_wire_dtype(wire_dtype))
-    require_floats(tree, "the tree to mix")
+    wire = make_wire(axis_name, local_axis_name, wire_dtype)
+    require_floats(tree, "tree")
     if weight is not None:
         if jnp.shape(weight) != ():
-            raise ValueError(f"a push-sum weight is a scalar; given shape {jnp.shape(weight)}.")
+            raise ValueError(
+                f"a push-sum weight must be a scalar, got shape {list(jnp.shape(weight))}: inside "
+                "a per-node function every node has one."
+            )
         weight = jnp.asarray(weight, jnp.result_type(weight, jnp.float32))
     # The weight travels inside the buffer of its type: one message per peer and round.
     weight, mixed = at_round(
-        lambda mixing, x: _mix(x, mixing, wire), schedule, step, axis_name, (weight, widened(tree))
+        lambda round_, x: _mix(x, round_, wire), schedule, step, axis_name, (weight, upcast(tree))
     )
     return cast_like(mixed, tree), weight
 
 
-def _mix(x: Any, mixing: Round, wire: Wire) -> Any:
-    if mixing.is_identity:
+def _mix(x: Any, round_: Round, wire: Wire) -> Any:
+    if round_.is_identity:
         return x
     layout = Layout(x)
-    if mixing.is_uniform and wire.dtype is None:  # all nodes get the same, to the bit
-        return layout.unpack([average(buffer, wire) for buffer in layout.pack(x)])
-    kept, sent = split(x, mixing, wire.axis_name)
-    flat = [deliver_leaves(leaves, mixing, wire) for leaves in layout.flat(sent)]
-    arrived = layout.unflat(flat)
-    return jax.tree.map(jnp.add, kept, arrived)
+    if round_.is_uniform and wire.dtype is None:
+        return layout.unpack([buffer_mean(buffer, wire) for buffer in layout.pack(x)])
+    kept, sent = split(x, round_, wire.axis_name)
+    delivered = [deliver_leaves(leaves, round_, wire) for leaves in layout.ravel(sent)]
+    return jax.tree.map(jnp.add, kept, layout.unravel(delivered))
 
 
 def at_round(
-    apply: Callable[[Round, Any], Any], schedule: Schedule, step: Step, axis_name: str, x: Any
+    apply: Callable[[Round, Any], Any], schedule: Schedule, step: StepLike, axis_name: str, x: Any
 ) -> Any:
-    """`apply(round, x)` with the round of `step`: fixed where it is a whole number, else chosen
-    by a `lax.switch` over the distinct rounds.
+    """Returns `apply(round, x)` with the round of `step`.
+
+    An integer fixes the round when traced; a traced step chooses it by a `lax.switch` over the
+    distinct rounds.
 
     Raises:
-      ValueError: if the axis is of another size than the schedule's, or `step` is neither a whole
-        number nor a traced one that is the same on every node.
+      ValueError: if the axis is of another size than the schedule's, or `step` is neither an
+        integer nor a traced one that is the same on every node.
     """
     nodes = axis_size(axis_name)
     if nodes != schedule.size:
         raise ValueError(
-            f"the axis {axis_name!r} has {nodes} nodes, the schedule {schedule.size}: build the "
-            f"schedule for {nodes} nodes, or map over {schedule.size}."
+            f"the axis {axis_name!r} must have as many nodes as the schedule, {schedule.size}, got "
+            f"{nodes}: build the schedule for {nodes} nodes, or map over {schedule.size}."
         )
     x = jax.tree.map(lambda leaf: as_varying(leaf, axis_name), x)
     require_step(step, axis_name)
     if isinstance(step, int | np.integer):
         return apply(schedule.round_at(int(step)), x)
-    branches = [lambda x, r=r: apply(r, x) for r in schedule.rounds]
+    branches = [lambda x, round_=round_: apply(round_, x) for round_ in schedule.rounds]
     if len(branches) == 1:
         return branches[0](x)
-    return jax.lax.switch(_traced_index(schedule, step), branches, x)
+    return jax.lax.switch(_round_index(schedule, step), branches, x)
 
 
 def require_step(step: Any, axis_name: str) -> None:
-    """Raises `ValueError` unless `step` is a whole number that is the same on every node."""
-    if isinstance(step, int | np.integer):
+    """Raises `ValueError` unless `step` is an integer that is the same on every node."""
+    if isinstance(step, int | np.integer) and not isinstance(step, bool):
         return
     is_array = isinstance(step, jax.Array | np.ndarray) and step.shape == ()
     if not is_array or not jnp.issubdtype(step.dtype, jnp.integer):
-        raise ValueError(f"step is a whole number or a traced integer scalar; given {step!r}.")
+        raise ValueError(
+            f"step must be an integer or a traced integer scalar, got {step!r}: give the number "
+            "of the update, from 0."
+        )
     if axis_name in varying_axes(jnp.asarray(step)):
         raise ValueError(
-            f"step varies over {axis_name!r} and would have nodes in different rounds: give all "
-            "nodes the same (shared_argnums of gx.spmd)."
+            f"step must be the same on all nodes, got one that varies over {axis_name!r}, which "
+            "would have nodes in different rounds: list it in shared_argnums of gx.spmd."
         )
 
 
-def _traced_index(schedule: Schedule, step: jax.Array) -> jax.Array:
+def cond(
+    predicate: bool | np.bool_ | jax.Array,
+    if_true: Callable[..., Any],
+    if_false: Callable[..., Any],
+    *operands: Any,
+) -> Any:
+    """`lax.cond`, decided when traced where `predicate` is known then."""
+    if isinstance(predicate, bool | np.bool_):
+        return (if_true if predicate else if_false)(*operands)
+    return jax.lax.cond(predicate, if_true, if_false, *operands)
+
+
+def _round_index(schedule: Schedule, step: jax.Array) -> jax.Array:
     """`schedule.index_at` for a traced step."""
-    starts = np.array([p.start for p in schedule.pieces])
-    lengths = np.array([len(p.cycle) for p in schedule.pieces])
-    numbers = np.concatenate([p.cycle for p in schedule.pieces])
+    starts = np.array([s.start for s in schedule.segments], np.int32)
+    lengths = np.array([len(s.cycle) for s in schedule.segments], np.int32)
+    numbers = jnp.asarray(np.concatenate([s.cycle for s in schedule.segments]), jnp.int32)
+    step = jnp.asarray(step, jnp.int32)
     if len(starts) == 1:
-        return jnp.asarray(numbers)[step % lengths[0]]
-    piece = jnp.sum(step >= jnp.asarray(starts[1:]))
-    first = jnp.asarray(np.cumsum(lengths) - lengths)[piece]
-    within = (step - jnp.asarray(starts)[piece]) % jnp.asarray(lengths)[piece]
-    return jnp.asarray(numbers)[first + within]
+        return numbers[step % lengths[0]]
+    segment = jnp.sum(step >= jnp.asarray(starts[1:]))
+    first = jnp.asarray(np.cumsum(lengths, dtype=np.int32) - lengths)[segment]
+    within = (step - jnp.asarray(starts)[segment]) % jnp.asarray(lengths)[segment]
+    return numbers[first + within]

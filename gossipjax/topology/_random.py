@@ -1,6 +1,6 @@
-"""Graphs that are drawn anew in every round, from a seed that all nodes share. NumPy only.
+"""Graphs drawn anew in every round, from a seed that all nodes share. NumPy only.
 
-Reached as `gossipjax.topology`, which says what holds for all builders.
+Public as `gossipjax.topology`, which states the conventions of all builders.
 """
 
 from __future__ import annotations
@@ -9,22 +9,29 @@ from typing import Literal
 
 import numpy as np
 
-from gossipjax.schedule import Round, Schedule, require_whole
-from gossipjax.static_topology import exponential_hops, ring
+from gossipjax.topology._exponential import exponential_hops
+from gossipjax.topology._static import ring
+from gossipjax.topology.schedule import Round, Schedule, require_int
 
 
 def random_ring(n: int, rounds: int, seed: int) -> Schedule:
-    """Ring whose order of nodes is drawn anew in every round (RAND-20, eqs. 7, 8).
+    """Ring whose order of nodes is drawn anew in every round.
 
     `T_k = Perm_k^T T_0 Perm_k`, with `T_0` the matrix of `ring(n)` and `Perm_k` a uniformly random
-    permutation. `T = rounds` graphs are drawn, and repeated. D-PSGD on it is RAND-PSGD.
+    permutation. `T = rounds` graphs are drawn and repeated. With `dpsgd` it is RAND-PSGD.
+
+    References:
+      Zhang et al., "Improving Efficiency in Large-Scale Decentralized Distributed Training",
+      ICASSP 2020, arXiv:2002.01119, equations 7 and 8.
 
     >>> schedule = random_ring(8, rounds=100, seed=0)
     >>> schedule.period, schedule.is_doubly_stochastic
     (100, True)
     """
-    n = require_whole(n, "n of random_ring(n, rounds, seed)", 1)
-    rounds, rng = _draws("random_ring", rounds, seed)
+    n = require_int(n, "n of random_ring(n, rounds, seed)", 1)
+    rounds = require_int(rounds, "rounds of random_ring(n, rounds, seed)", 1)
+    seed = require_int(seed, "seed of random_ring(n, rounds, seed)", 0)
+    rng = np.random.default_rng(seed)
     matrix = ring(n).round_at(0).matrix
     orders = [rng.permutation(n) for _ in range(rounds)]
     return Schedule([Round(matrix[np.ix_(order, order)]) for order in orders])
@@ -33,30 +40,37 @@ def random_ring(n: int, rounds: int, seed: int) -> Schedule:
 def random_peer(
     n: int, rounds: int, seed: int, graph: Literal["exponential", "complete"] = "exponential"
 ) -> Schedule:
-    """Every node sends to one peer that it draws by itself, in every round (SGP-18, appendix A).
+    """Every node sends to one random peer in every round, independently of the other nodes.
 
-    Sender `j` draws one of its out-neighbours `i` uniformly: `P[i, j] = P[j, j] = 1/2`. So some
-    nodes receive nothing in a round and others several messages: columns sum to 1, rows do not, and
-    the push-sum weights leave 1. `T = rounds` graphs are drawn, and repeated.
+    Sender `j` draws one of its out-neighbours `i` uniformly: `P[i, j] = P[j, j] = 1/2`. So in one
+    round some nodes receive nothing and others several messages: columns sum to 1, rows do not, and
+    the push-sum weights differ from 1. `T = rounds` graphs are drawn and repeated.
 
     Args:
-      graph: the out-neighbours of `j`: `"exponential"`: `(j + 2^i) mod n` for the hops of
+      graph: the out-neighbours of `j`. `"exponential"`: `(j + 2^i) mod n` for the hops of
         `exponential(n)`; `"complete"`: all other nodes.
 
     Raises:
       ValueError: for an unknown `graph`, or if the graphs drawn never connect all nodes.
 
+    References:
+      Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICLR 2019 submission,
+      arXiv:1811.10792v1, appendix A.
+
     >>> random_peer(8, rounds=20, seed=0).is_doubly_stochastic
     False
     """
-    n = require_whole(n, "n of random_peer(n, rounds, seed)", 1)
-    rounds, rng = _draws("random_peer", rounds, seed)
+    n = require_int(n, "n of random_peer(n, rounds, seed)", 1)
+    rounds = require_int(rounds, "rounds of random_peer(n, rounds, seed)", 1)
+    seed = require_int(seed, "seed of random_peer(n, rounds, seed)", 0)
     if graph not in ("exponential", "complete"):
-        raise ValueError(f"graph is 'exponential' or 'complete'; given {graph!r}.")
+        raise ValueError(f"graph must be 'exponential' or 'complete', got {graph!r}.")
     if n == 1:
         return Schedule([Round(np.eye(1))] * rounds)
+    rng = np.random.default_rng(seed)
     hops = np.array(exponential_hops(n) if graph == "exponential" else range(1, n))
-    senders, drawn = np.arange(n), []
+    senders = np.arange(n)
+    drawn = []
     for _ in range(rounds):
         matrix = np.eye(n) / 2
         matrix[(senders + rng.choice(hops, n)) % n, senders] = 1 / 2
@@ -65,13 +79,6 @@ def random_peer(
         return Schedule(drawn)
     except ValueError as error:
         raise ValueError(
-            f"the rounds of random_peer(n={n}, rounds={rounds}, seed={seed}, graph={graph!r}) "
-            "never connect all nodes. Draw more rounds, or use another seed."
+            f"the rounds of random_peer(n={n}, rounds={rounds}, seed={seed}, graph={graph!r}) must "
+            "connect all nodes, but never do. Draw more rounds, or use another seed."
         ) from error
-
-
-def _draws(name: str, rounds: int, seed: int) -> tuple[int, np.random.Generator]:
-    """The number of rounds and their source of chance, both checked."""
-    count = require_whole(rounds, f"rounds of {name}(n, rounds, seed)", 1)
-    seed = require_whole(seed, f"seed of {name}(n, rounds, seed)", 0)
-    return count, np.random.default_rng(seed)

@@ -1,62 +1,73 @@
-"""How fast a schedule averages: spectra of the products of its matrices. NumPy only.
+"""How fast a schedule averages: spectra of products of its mixing matrices. NumPy only.
 
-Reached as `gossipjax.diagnostics`.
+Public as `gossipjax.topology` and `gossipjax.diagnostics`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from gossipjax.schedule import TOLERANCE, Schedule, require_whole
+from gossipjax.topology.schedule import TOLERANCE, Schedule, require_int
 
 
 def spectral_gap(schedule: Schedule) -> float:
-    """`1 - |lambda_2|` of one cycle's product `P_(T-1) ... P_0`.
+    """`1 - |lambda_2|` of the product `P_(T-1) ... P_0` over one cycle.
 
-    `lambda_2` is its second largest eigenvalue in modulus: per cycle of `T` rounds the distance to
-    the average shrinks by about this factor in the long run. 1 where a cycle averages exactly.
+    `lambda_2` is its second largest eigenvalue in modulus: in the long run the distance to the
+    average shrinks by about this factor per cycle of `T` rounds. The gap is 1 if one cycle averages
+    exactly, and for one node.
 
     Raises:
-      ValueError: for a piecewise schedule, which has no cycle.
+      ValueError: for a piecewise schedule, which has no period.
 
     >>> import gossipjax as gx
     >>> round(spectral_gap(gx.topology.ring(6)), 6)
     0.333333
     """
-    if len(schedule.pieces) > 1:
+    if len(schedule.segments) > 1:
         raise ValueError(
-            "a piecewise schedule has no cycle, and so no spectral gap: ask for that of its parts."
+            "the schedule of spectral_gap must have one cycle, got a piecewise schedule with "
+            f"{len(schedule.segments)} segments. Compute the gap of each of its parts."
         )
     if schedule.size == 1:
         return 1.0
-    moduli = np.sort(np.abs(np.linalg.eigvals(_product(schedule, schedule.period))))
-    return float(1 - moduli[-2])
+    eigenvalues = np.linalg.eigvals(_multiply_rounds(schedule, schedule.period))
+    return float(1 - np.sort(np.abs(eigenvalues))[-2])
 
 
 def second_singular_value(schedule: Schedule, steps: int) -> float:
-    """`sigma_2` of `P_(steps-1) ... P_0`, the first `steps` rounds.
+    """`sigma_2` of `P_(steps-1) ... P_0`, the product of the first `steps` rounds.
 
-    For doubly stochastic rounds `||x(steps) - mean|| <= sigma_2 ||x(0) - mean||`, and no smaller
-    factor will do. SGP-18, appendix A, bounds the squared error: its `lambda_2` is `sigma_2^2`.
-    0 for one node.
+    If the rounds are doubly stochastic, `||x(steps) - mean|| <= sigma_2 ||x(0) - mean||`, and no
+    smaller factor holds for every start. The `lambda_2` of the paper, which bounds the squared
+    error, is `sigma_2^2`. 0 for one node.
+
+    Raises:
+      ValueError: if `steps` is not an integer >= 1.
+
+    References:
+      Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICLR 2019 submission,
+      arXiv:1811.10792v1, appendix A.
 
     >>> import gossipjax as gx
     >>> round(second_singular_value(gx.topology.complete_cycle(32), 5) ** 2, 4)
     0.5792
     """
-    steps = require_whole(steps, "steps of second_singular_value(schedule, steps)", 1)
+    steps = require_int(steps, "steps of second_singular_value(schedule, steps)", 1)
     if schedule.size == 1:
         return 0.0
-    return float(np.linalg.svd(_product(schedule, steps), compute_uv=False)[1])
+    return float(np.linalg.svd(_multiply_rounds(schedule, steps), compute_uv=False)[1])
 
 
 def rounds_to_exact_average(schedule: Schedule) -> int | None:
-    """After how many rounds from step 0 every node holds the exact average, whatever the start.
+    """Number of rounds from step 0 until every node has the exact average, for every start.
 
-    The smallest `k` with `P_(k-1) ... P_0 = v 1^T`: then push-sum's `x / w` is the average. None if
-    the average is only approached, as on a ring. 0 for one node. Found in float64: what a round
-    shrinks by 1e-6 or more is taken to vanish; and where the error is down to rounding before it
-    vanishes, as for `complete_cycle(128)`, it may be found too late.
+    The smallest `k` with `P_(k-1) ... P_0 = v 1^T`: then `x / w` of push-sum is the average. None
+    if the average is only approached, as on a ring; 0 for one node.
+
+    Computed in float64: a vector that one round shrinks to 1e-6 of its length or less counts as
+    zero. Where the error falls to rounding level before it vanishes, as for `complete_cycle(128)`,
+    the result may be too large.
 
     >>> import gossipjax as gx
     >>> rounds_to_exact_average(gx.topology.one_peer_exponential(8))
@@ -66,33 +77,36 @@ def rounds_to_exact_average(schedule: Schedule) -> int | None:
     """
     if schedule.size == 1:
         return 0
-    # The average is exact when the matrices have mapped every vector whose sum is 0 to 0. What they
-    # map them to is a subspace; it is kept as an orthonormal basis, since its vectors shrink.
+    # The average is exact once the matrices map every vector whose sum is 0 to 0. Their image of
+    # that space is a subspace. It is kept as an orthonormal basis, since its vectors shrink.
     zero_sum = np.linalg.svd(np.ones((1, schedule.size)))[2][1:].T  # [N, N - 1]
-    maps = [zero_sum.T @ r.matrix @ zero_sum for r in schedule.rounds]
-    last = schedule.pieces[-1]
-    basis = before = np.eye(schedule.size - 1)
-    # Beyond N - 1 cycles no more is lost: then what a cycle's product would ever take is gone.
-    for step in range(last.start + (schedule.size - 1) * len(last.cycle)):
-        if step >= last.start and (step - last.start) % len(last.cycle) == 0:
-            if step > last.start and _is_same(before, basis):
+    maps = [zero_sum.T @ round_.matrix @ zero_sum for round_ in schedule.rounds]
+    start, cycle = schedule.segments[-1]
+    basis = np.eye(schedule.size - 1)
+    basis_a_cycle_ago = basis
+    # What the product of a cycle ever maps to 0, it maps to 0 within N - 1 cycles.
+    for step in range(start + (schedule.size - 1) * len(cycle)):
+        if step >= start and (step - start) % len(cycle) == 0:
+            if step > start and _span_same_space(basis_a_cycle_ago, basis):
                 return None
-            before = basis
-        vectors, scales, _ = np.linalg.svd(
-            maps[schedule.index_at(step)] @ basis, full_matrices=False
-        )
+            basis_a_cycle_ago = basis
+        image = maps[schedule.index_at(step)] @ basis
+        vectors, scales, _ = np.linalg.svd(image, full_matrices=False)
         basis = vectors[:, : np.count_nonzero(scales > TOLERANCE)]
         if not basis.size:
             return step + 1
     return None
 
 
-def _is_same(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two orthonormal bases span the same space."""
-    return one.shape == other.shape and np.allclose(one @ (one.T @ other), other, atol=TOLERANCE)
+def _span_same_space(basis: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two orthonormal bases `[N - 1, d]` span the same space."""
+    if basis.shape != other.shape:
+        return False
+    return np.allclose(basis @ (basis.T @ other), other, atol=TOLERANCE)
 
 
-def _product(schedule: Schedule, steps: int) -> np.ndarray:
+def _multiply_rounds(schedule: Schedule, steps: int) -> np.ndarray:
+    """`P_(steps-1) ... P_0`."""
     product = np.eye(schedule.size)
     for matrix in schedule.matrices(steps):
         product = matrix @ product

@@ -1,0 +1,62 @@
+"""Pytrees as messages, and their exchange by the rounds of a schedule.
+
+- buffers: a pytree as one flat buffer per type, so that it travels as one message.
+- exchange: the only module that calls lax collectives on parameters.
+- mixing: one round, or one step of a schedule, applied to a pytree.
+"""
+
+from gossipjax.collectives._buffers import (
+    Layout,
+    accumulation_dtype,
+    cast_like,
+    pad_to_rows,
+    require_floats,
+    upcast,
+)
+from gossipjax.collectives._exchange import (
+    StepLike,
+    as_varying,
+    axis_size,
+    clipped_node_mean,
+    default_step,
+    deliver,
+    node_mean,
+    node_sum,
+    select_for_node,
+    split,
+    varies,
+)
+from gossipjax.collectives._mixing import (
+    at_round,
+    cond,
+    mix,
+    require_doubly_stochastic,
+    require_schedule,
+    require_step,
+)
+
+__all__ = [
+    "Layout",
+    "StepLike",
+    "accumulation_dtype",
+    "as_varying",
+    "at_round",
+    "axis_size",
+    "cast_like",
+    "clipped_node_mean",
+    "cond",
+    "default_step",
+    "deliver",
+    "mix",
+    "node_mean",
+    "node_sum",
+    "pad_to_rows",
+    "require_doubly_stochastic",
+    "require_floats",
+    "require_schedule",
+    "require_step",
+    "select_for_node",
+    "split",
+    "upcast",
+    "varies",
+]

@@ -1,0 +1,152 @@
+"""The form in which messages travel: over which axes, in which type, and as which words.
+
+A message is one or several flat arrays. Arrays of a lower-precision `wire_dtype` travel as
+unsigned integers of the same bits, because XLA on CPU would widen a bfloat16 collective to float32.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+__all__ = ["Wire", "concatenate_in_place", "decode", "encode", "is_narrower", "make_wire"]
+
+MIN_BITS = 16  # of a floating-point type that can be averaged or sent
+
+
+class Wire(NamedTuple):
+    """The route and the type of messages.
+
+    Attributes:
+      axis_name: the mapped axis of the nodes.
+      local_axis_name: the axis of the devices of one node; None if a node is one device.
+      dtype: the type of the values on the wire; None for their full precision.
+    """
+
+    axis_name: str = "nodes"
+    local_axis_name: str | None = None
+    dtype: np.dtype | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments of a transform's factory that make this wire again."""
+        return {
+            "axis_name": self.axis_name,
+            "local_axis_name": self.local_axis_name,
+            "wire_dtype": self.dtype,
+        }
+
+
+def make_wire(
+    axis_name: str, local_axis_name: str | None = None, wire_dtype: DTypeLike | None = None
+) -> Wire:
+    """Returns the `Wire` of a factory's arguments.
+
+    Raises:
+      ValueError: if `wire_dtype` is not a floating-point type of at least 16 bits.
+
+    >>> make_wire("nodes", wire_dtype="bfloat16").dtype
+    dtype(bfloat16)
+    """
+    return Wire(axis_name, local_axis_name, require_wire_dtype(wire_dtype))
+
+
+def require_wire_dtype(dtype: DTypeLike | None) -> np.dtype | None:
+    """Returns `dtype` as a dtype, or None; raises `ValueError` as `make_wire` does."""
+    if dtype is None:
+        return None
+    try:
+        result = jnp.dtype(dtype)
+    except TypeError:
+        result = None
+    if result is None or not is_real_float(result):
+        raise ValueError(
+            f"wire_dtype must be a floating-point type of {MIN_BITS} bits or more, such as "
+            f"jnp.bfloat16, or None for full precision, got {dtype!r}."
+        )
+    return result
+
+
+def is_real_float(dtype: DTypeLike) -> bool:
+    """Whether `dtype` is a real floating-point type of at least 16 bits."""
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits >= MIN_BITS
+
+
+def is_narrower(wire_dtype: np.dtype | None, dtype: np.dtype) -> bool:
+    """Whether a message of `dtype` takes fewer bits as `wire_dtype`."""
+    return wire_dtype is not None and wire_dtype.itemsize < dtype.itemsize
+
+
+def encode(arrays: Sequence[jax.Array], wire_dtype: np.dtype | None) -> jax.Array:
+    """Returns the words of flat arrays of one type, one array after another.
+
+    A single value, such as a push-sum weight, keeps its full precision. Values that are too large
+    for `wire_dtype` are clipped.
+
+    >>> encode([jnp.array([1.0, 2.0])], jnp.dtype(jnp.bfloat16)).dtype
+    dtype('uint16')
+    """
+    return concatenate_in_place([_encode_array(array, wire_dtype) for array in arrays])
+
+
+def _encode_array(array: jax.Array, wire_dtype: np.dtype | None) -> jax.Array:
+    if wire_dtype is None or not is_narrower(wire_dtype, array.dtype):
+        return array
+    word = jnp.dtype(f"uint{8 * wire_dtype.itemsize}")
+    if array.size == 1:
+        return jax.lax.bitcast_convert_type(array, word).ravel()
+    largest = jnp.finfo(wire_dtype).max.astype(array.dtype)
+    narrow = jnp.clip(array, -largest, largest).astype(wire_dtype)
+    return jax.lax.bitcast_convert_type(narrow, word)
+
+
+def decode(
+    words: jax.Array, wire_dtype: np.dtype | None, like: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """Returns the flat arrays that `encode` made `words` of, in the sizes and types of `like`."""
+    words_of_scalar = like[0].dtype.itemsize // words.dtype.itemsize
+    sizes = [words_of_scalar if array.size == 1 else array.size for array in like]
+    return [
+        _decode_array(part, wire_dtype, array)
+        for part, array in zip(split_by_size(words, sizes), like, strict=True)
+    ]
+
+
+def _decode_array(words: jax.Array, wire_dtype: np.dtype | None, like: jax.Array) -> jax.Array:
+    if wire_dtype is None or not is_narrower(wire_dtype, like.dtype):
+        return words
+    if like.size == 1:
+        return jax.lax.bitcast_convert_type(words.reshape(1, -1), like.dtype)
+    return jax.lax.bitcast_convert_type(words, wire_dtype).astype(like.dtype)
+
+
+def split_by_size(buffer: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
+    """Returns the consecutive slices of a flat buffer that have these sizes."""
+    ends = itertools.accumulate(sizes, initial=0)
+    return [buffer[start:stop] for start, stop in itertools.pairwise(ends)]
+
+
+def concatenate_in_place(arrays: Sequence[jax.Array]) -> jax.Array:
+    """Returns the concatenation; a GPU computes every array at its offset in the result.
+
+    The result may then not be an output that takes a donated argument's memory. A concatenation of
+    many arrays costs two more passes over memory there; the explicit writes cost one.
+    """
+    if len(arrays) == 1:
+        return arrays[0]
+    on_gpu = {"cuda": _write_slices, "rocm": _write_slices}
+    return jax.lax.platform_dependent(arrays, default=jnp.concatenate, **on_gpu)
+
+
+def _write_slices(arrays: Sequence[jax.Array]) -> jax.Array:
+    buffer = jax.lax.empty((sum(array.size for array in arrays),), arrays[0].dtype)
+    start = 0
+    for array in arrays:
+        buffer = jax.lax.dynamic_update_slice(buffer, array, (start,))
+        start += array.size
+    return buffer
