@@ -17,4 +17,4 @@ os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0"
 cache = tempfile.TemporaryDirectory(prefix="gossipjax-tests-")  # of this process: no other writes
 jax.config.update("jax_compilation_cache_dir", cache.name)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-launch.initialize(processes=1)  # programs that ask again later, in this process, get the same
+launch.initialize(num_processes=1)  # programs that ask again later, in this process, get the same

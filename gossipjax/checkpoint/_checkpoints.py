@@ -1,7 +1,4 @@
-"""Checkpoints of a training run: written beside it, all or nothing, and read back to the bit.
-
-Needs orbax, `pip install "gossipjax[checkpoint]"`. `import gossipjax` does not import this module.
-"""
+"""Checkpoints of a training run: written asynchronously, all or nothing, restored bit for bit."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import contextlib
 import gc
 import json
 import shutil
+import signal
 import warnings
 import zlib
 from pathlib import Path
@@ -18,127 +16,264 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from gossipjax.agreement import everywhere, require_shared_folder
-from gossipjax.leaves import checksum, describe, is_key, require_same
+from gossipjax import launch
+from gossipjax.checkpoint._leaves import checksum, is_key, leaf_specs, require_same_specs
+from gossipjax.checkpoint._resize import ResizeReport
+from gossipjax.checkpoint._train_state import (
+    MakeTx,
+    Preempted,
+    TrainState,
+    fit_state,
+    make_template,
+)
+from gossipjax.processes import all_processes, any_process, barrier, require_shared_folder
+from gossipjax.spmd import Nodes
+from gossipjax.topology.schedule import require_int
 
 try:
     import orbax.checkpoint as ocp
 except ImportError as error:
     raise ImportError(
-        'gossipjax.checkpoint needs orbax: pip install "gossipjax[checkpoint]".'
+        'gossipjax.checkpoint.Checkpoints needs orbax: pip install "gossipjax[checkpoint]".'
     ) from error
 
 
 class Restored(NamedTuple):
-    """What `Checkpoints.restore` found: the step, the state, and the place saved with it."""
+    """Result of `Checkpoints.restore`: the step, the state, and the metadata saved with it."""
 
     step: int
     state: Any
-    place: dict[str, Any]
+    metadata: dict[str, Any]
+
+
+class DamagedError(Exception):
+    """A checkpoint that cannot be read, or whose content has another checksum."""
 
 
 class Checkpoints:
-    """The last `keep` checkpoints of a run, in a folder that all its processes share.
+    """The last checkpoints of a run, in a folder that all its processes share.
 
-    A state is any pytree of arrays: node-stacked `[N, ...]` ones (parameters, optimizer state with
-    messages in flight, statistics), PRNG keys, NumPy arrays, numbers. What is static in it (the
-    schedule of an `InFlight`) is not written. With it goes `place`, a dict that JSON can hold: the
-    place in the data, the options of the run, the number of nodes.
+    In a training loop, `resume` returns the state to start from and `after` saves: every `every`
+    steps, at the end, and when any process gets SIGTERM. `save` and `restore` are the parts of
+    which these are made; they take any pytree of arrays: node-stacked `[N, ...]` ones (parameters,
+    optimizer state with messages in flight, statistics), PRNG keys, NumPy arrays, numbers. Static
+    data (the schedule of a `GossipState`) are not written. With the state goes `metadata`, a dict
+    that JSON can hold: the position in the data, the options of the run, the number of nodes.
 
     Saving is asynchronous (orbax): `save` returns when the arrays are on the host, and they may be
-    donated then. A checkpoint has its name, the number of the step, only when it is complete, and
-    an older one is deleted only after that. One that cannot be written (no space left) ends nothing
-    and harms no older one: it is removed, and the next call warns. Every process of a job makes the
-    same calls; each writes and reads the nodes that it holds.
+    donated then. A checkpoint gets its name, the number of the step, only when it is complete, and
+    an older one is deleted only after that. A failed write (for example a full disk) neither stops
+    the run nor touches older checkpoints: it is removed, and the next call warns. Every process of
+    a job makes the same calls; each writes and reads the nodes that it holds.
 
     Args:
-      folder: made if it is not there.
-      keep: how many complete checkpoints stay; with 2 or more, a damaged one costs little.
+      folder: made if it does not exist.
+      every: steps between the checkpoints of `after`; None if `after` is not used. With it, SIGTERM
+        is caught inside `with Checkpoints(...)`.
+      max_to_keep: the number of complete checkpoints that stay; with 2 or more, a damaged one costs
+        little.
       timeout: seconds that processes wait for one another while a checkpoint is written.
+
+    Attributes:
+      resize_report: of the last `resume`, if it changed nodes or chain; else None.
+      resumed_from: the folder from which the last `resume` restored; None if it found nothing.
 
     Raises:
       ImportError: if orbax is not installed.
-      ValueError: if `keep` is below 1.
+      ValueError: if `every` or `max_to_keep` is below 1.
       OSError: if the folder cannot be made or written to, or is not the same for all processes.
 
-    >>> import tempfile, jax, jax.numpy as jnp
-    >>> with tempfile.TemporaryDirectory() as folder, Checkpoints(folder) as checkpoints:
-    ...     checkpoints.save(7, {"z": jnp.arange(4.0)}, {"epoch": 1, "nodes": 4})
-    ...     step, state, place = checkpoints.restore({"z": jnp.zeros(4)})
-    >>> step, state["z"].tolist(), place["epoch"]
-    (7, [0.0, 1.0, 2.0, 3.0], 1)
+    >>> import tempfile, jax.numpy as jnp, optax, gossipjax as gx
+    >>> from gossipjax.checkpoint import Checkpoints, TrainState
+    >>> nodes = gx.Nodes(4)
+    >>> def make_tx(saved):
+    ...     return optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.ring(saved["nodes"])))
+    >>> start = TrainState(0, *nodes.init(make_tx({"nodes": 4}), jnp.ones(3)))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with Checkpoints(folder, every=10) as checkpoints:
+    ...         state = checkpoints.resume(start, nodes, make_tx)  # nothing there: it is `start`
+    ...         checkpoints.after(state._replace(step=10, metadata={"epoch": 1}))
+    ...     with Checkpoints(folder) as checkpoints:
+    ...         state = checkpoints.resume(start, nodes, make_tx)
+    >>> state.step, state.metadata["epoch"]
+    (10, 1)
     """
 
-    def __init__(self, folder: str | Path, keep: int = 3, timeout: int = 600):
-        if keep < 1:
-            raise ValueError(f"keep, how many checkpoints stay, is at least 1; got {keep}.")
+    def __init__(
+        self,
+        folder: str | Path,
+        every: int | None = None,
+        max_to_keep: int = 3,
+        timeout: float = 600,
+    ):
         self.folder = Path(folder).resolve()
+        self._every = None if every is None else require_int(every, "every, in steps,", 1)
+        self._max_to_keep = require_int(max_to_keep, "max_to_keep", 1)
+        self._timeout = timeout
         require_shared_folder(self.folder)
-        self._keep, self._timeout = keep, timeout
-        self._last, self._failure = -1, None
+        self.resize_report: ResizeReport | None = None
+        self.resumed_from: Path | None = None
+        self._last_step: int | None = None  # that was saved or restored
+        self._failure: Exception | None = None
+        self._is_preempted = False
+        self._signals = contextlib.ExitStack()
         self._open()
 
     def __enter__(self) -> Checkpoints:
+        if self._every is not None:
+            handlers = launch.signal_handlers([signal.SIGTERM], self._on_sigterm)
+            self._signals.enter_context(handlers)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if kind is None or jax.process_count() == 1:
-            self.close()
-        else:  # perhaps this process fails alone: no call that the others would have to make, too
-            with contextlib.suppress(Exception):
-                self._manager.wait_until_finished()
+        with self._signals:
+            if kind is None or jax.process_count() == 1 or kind is Preempted:
+                self.close()
+            else:  # this process may fail alone: no call in which it would wait for the others
+                with contextlib.suppress(Exception):
+                    self._manager.wait_until_finished()
+        if self._is_preempted and kind is None:  # after the last step: the program ends as asked
+            signal.raise_signal(signal.SIGTERM)
+
+    def _on_sigterm(self, *_: object) -> None:
+        self._is_preempted = True
 
     def _open(self) -> None:
         if jax.process_index() == 0:
             for unfinished in self.folder.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*"):
                 shutil.rmtree(unfinished, ignore_errors=True)
-        # Named, they wait for each other by JAX's coordinator: with a time-out, not a collective.
-        together = ocp.options.MultiprocessingOptions(
+        # With names, barriers go through JAX's coordinator: they have a time-out, unlike a
+        # collective.
+        all_together = ocp.options.MultiprocessingOptions(
             active_processes=set(range(jax.process_count())), barrier_sync_key_prefix="gossipjax"
         )
         self._manager = ocp.CheckpointManager(
             self.folder,
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=self._keep,
+                max_to_keep=self._max_to_keep,
                 create=False,
                 single_host_load_and_broadcast=True,
-                async_options=ocp.AsyncOptions(timeout_secs=self._timeout),
-                multiprocessing_options=together,
+                async_options=ocp.AsyncOptions(timeout_secs=int(self._timeout)),
+                multiprocessing_options=all_together,
             ),
             item_handlers={
                 "state": ocp.PyTreeCheckpointHandler(
-                    use_compression=False, multiprocessing_options=together
+                    use_compression=False, multiprocessing_options=all_together
                 ),
-                "about": ocp.JsonCheckpointHandler(multiprocessing_options=together),
+                "manifest": ocp.JsonCheckpointHandler(multiprocessing_options=all_together),
             },
         )
 
-    def save(self, step: int, state: Any, place: dict[str, Any]) -> None:
-        """Begins to write a checkpoint; waits only for the one before it to be complete.
+    def resume(
+        self,
+        state: TrainState,
+        nodes: Nodes,
+        make_tx: MakeTx,
+        init_from: str | Path | None = None,
+    ) -> TrainState:
+        """Returns the newest saved state on the devices of `nodes`, or `state` if there is none.
 
-        Does nothing if this step was the last to be saved or restored. Others of this step or later
-        ones are of another run, or of one that was taken up again before them: they are renamed to
-        `STEP.superseded`.
+        A run with the same nodes and chain continues bit for bit. A state of another number of
+        nodes, or of another topology or algorithm, is changed by `change_nodes`: all nodes start
+        from the average model.
+
+        Args:
+          state: the state at the start, on the devices.
+          nodes: where the nodes run now.
+          make_tx: `make_tx(metadata)` returns the chain of the run that saved `metadata`, in which
+            `nodes` is its number of nodes.
+          init_from: another folder of checkpoints, to start from where this one has none.
 
         Raises:
-          TypeError: if `place` holds something that JSON cannot.
+          ValueError: if the checkpoint is of another model or optimizer, or `init_from` holds none.
+          OSError: if there are checkpoints, but none that can be read.
         """
-        self._settle()
+        restored = self._restore_train_state(state, nodes, make_tx)
+        self.resumed_from = None if restored is None else self.folder
+        if restored is None and init_from is not None:
+            restored = self._restore_from(Path(init_from), state, nodes, make_tx)
+            self.resumed_from = Path(init_from)
+        if restored is None:
+            self.resize_report = None
+            return state
+        resumed, self.resize_report = fit_state(restored, state, nodes, make_tx)
+        return resumed
+
+    def _restore_train_state(
+        self, state: TrainState, nodes: Nodes, make_tx: MakeTx
+    ) -> TrainState | None:
+        restored = self.restore(lambda saved: make_template(state, nodes, make_tx, saved))
+        if restored is None:
+            return None
+        return TrainState(restored.step, *restored.state, restored.metadata)
+
+    def _restore_from(
+        self, folder: Path, state: TrainState, nodes: Nodes, make_tx: MakeTx
+    ) -> TrainState:
+        restored = None
+        if all_processes(folder.exists()):
+            with Checkpoints(folder, timeout=self._timeout) as other:
+                restored = other._restore_train_state(state, nodes, make_tx)
+        if restored is None:
+            raise ValueError(
+                f"init_from must be a folder of checkpoints, got {folder}, which holds none: give "
+                "the folder that another run gave to Checkpoints."
+            )
+        return restored
+
+    def after(self, state: TrainState, last: bool = False) -> None:
+        """Saves `state` if its step is a multiple of `every`, it is the last, or SIGTERM came.
+
+        With several processes a call is a small all-reduce that waits for the step: where steps are
+        short, call it every few steps.
+
+        Raises:
+          Preempted: after SIGTERM to any process, when the state is completely written.
+          ValueError: if the folder was opened without `every`.
+        """
+        if self._every is None:
+            raise ValueError(
+                "every must be given to Checkpoints for its `after`, got None: give the steps "
+                "between two checkpoints, or use `save`."
+            )
+        is_preempted = any_process(self._is_preempted)
+        if is_preempted or last or state.step % self._every == 0:
+            size = jax.tree.leaves(state.params)[0].shape[0]
+            metadata = {**(state.metadata or {}), "nodes": size}
+            self.save(state.step, state.arrays, metadata)
+        if is_preempted:
+            self.wait()
+            raise Preempted(state.step, self.folder)
+
+    def save(self, step: int, state: Any, metadata: dict[str, Any]) -> None:
+        """Begins to write a checkpoint; waits only until the previous one is complete.
+
+        Does nothing if this step was the last to be saved or restored. Existing checkpoints at this
+        step or later belong to an abandoned continuation: they are renamed to `STEP.superseded`.
+
+        Raises:
+          TypeError: if `metadata` holds something that JSON cannot.
+        """
+        self._finish_write()
         steps = self._steps()
-        if step == self._last and step in steps:
+        if step == self._last_step and step in steps:
             return
         leaves = [
             leaf if isinstance(leaf, jax.Array) else np.array(leaf)
             for leaf in jax.tree.leaves(state)
         ]
-        about = {"leaves": describe(state), "sum": checksum(leaves), "place": place}
-        text = json.dumps(about)
+        manifest = {
+            "leaves": leaf_specs(state),
+            "checksum": checksum(leaves),
+            "metadata": metadata,
+        }
+        text = json.dumps(manifest)
         items = ocp.args.Composite(
-            state=ocp.args.PyTreeSave(_numbered(leaves)),
-            about=ocp.args.JsonSave({"text": text, "sum": zlib.crc32(text.encode())}),
+            state=ocp.args.PyTreeSave(_by_number(leaves)),
+            manifest=ocp.args.JsonSave({"json": text, "checksum": zlib.crc32(text.encode())}),
         )
-        self._set_aside([other for other in steps if other >= step], "superseded")
-        self._last = step
+        self._rename([other for other in steps if other >= step], "superseded")
+        self._last_step = step
         try:
             self._manager.save(step, args=items, force=True)
         except Exception as error:
@@ -146,138 +281,141 @@ class Checkpoints:
 
     def wait(self) -> list[int]:
         """Waits until everything is written; returns the steps of the complete checkpoints."""
-        self._settle()
+        self._finish_write()
         return self._steps()
 
     def close(self) -> None:
         """Waits until everything is written, and ends the threads that write."""
-        self._settle()
+        self._finish_write()
         self._manager.close()
 
     def restore(self, like: Any, step: int | None = None) -> Restored | None:
-        """The newest complete checkpoint, or None if there is none.
+        """Returns the newest complete checkpoint, or None if there is none.
 
-        One that is damaged is passed over for the one before it, with a warning, and renamed to
-        `STEP.corrupted`. Damaged is what cannot be read or whose arrays have another checksum.
+        A damaged one is passed over for the one before it, with a warning, and renamed to
+        `STEP.corrupted`. Damaged means that it cannot be read or has another checksum.
 
         Args:
-          like: what the state looks like: a pytree of arrays or `jax.ShapeDtypeStruct`s, or a
-            function that makes one from the saved `place`. Arrays come back with the shardings
-            that these have, to the bit; as NumPy arrays, whole, where these have none, as those of
-            `jax.eval_shape` (this is how the state of another number of nodes is read). What is
-            static comes from here.
-          step: the step of the checkpoint, if it is to be this one and no other.
+          like: the form of the state: a pytree of arrays or `jax.ShapeDtypeStruct`s, or a function
+            that makes one from the saved `metadata`. Arrays come back with these shardings, bit for
+            bit; as whole NumPy arrays where these have none, as those of `jax.eval_shape` (this is
+            how the state of another number of nodes is read). Static data come from here.
+          step: the step of the checkpoint, if it must be this one.
 
         Raises:
-          ValueError: if the checkpoint has other leaves than `like`: names the first that differs;
-            for another number of nodes, see `gossipjax.resume`. If there is none of this `step`.
+          ValueError: if the checkpoint has other leaves than `like` (names the first that differs),
+            or there is none of this `step`.
           OSError: if there are checkpoints and none of them can be read.
         """
-        self._settle()
+        self._finish_write()
         steps = self._steps()
         if step is not None and step not in steps:
-            raise ValueError(f"{self.folder} has no checkpoint of step {step}; it has {steps}.")
-        damaged: dict[int, str] = {}
+            raise ValueError(
+                f"step must be that of a checkpoint in {self.folder}, one of {steps}, got {step}."
+            )
+        damaged: dict[int, DamagedError] = {}
         for number in reversed(steps) if step is None else [step]:
-            found = self._read(number, like)
-            if isinstance(found, Restored):
-                self._set_aside(list(damaged), "corrupted")
-                self._last = number
-                for bad, why in damaged.items():
-                    warnings.warn(
-                        f"the checkpoint of step {bad} in {self.folder} is damaged ({why}) "
-                        f"and now named {bad}.corrupted: took that of step {number}.",
-                        stacklevel=2,
-                    )
-                return found
-            damaged[number] = found
+            try:
+                restored = self._read(number, like)
+            except DamagedError as error:
+                damaged[number] = error
+                continue
+            self._rename(list(damaged), "corrupted")
+            self._last_step = number
+            for bad, reason in damaged.items():
+                warnings.warn(
+                    f"the checkpoint of step {bad} in {self.folder} is damaged ({reason}) and now "
+                    f"named {bad}.corrupted: took that of step {number}.",
+                    stacklevel=2,
+                )
+            return restored
         if not damaged:
             return None
-        every = "; ".join(f"step {bad}: {why}" for bad, why in damaged.items())
-        raise OSError(f"no checkpoint in {self.folder} can be read ({every}).")
+        reasons = "; ".join(f"step {bad}: {reason}" for bad, reason in damaged.items())
+        raise OSError(f"no checkpoint in {self.folder} can be read ({reasons}).")
 
     def _steps(self) -> list[int]:
         return sorted(map(int, self._manager.all_steps()))
 
-    def _settle(self) -> None:
-        """Waits for what is being written; if it failed on any process, says so and cleans up."""
-        failure, self._failure = self._failure, None
+    def _finish_write(self) -> None:
+        """Waits for a write in progress; if it failed on any process, warns and cleans up."""
+        failure = self._failure
+        self._failure = None
         try:
             self._manager.wait_until_finished()
         except Exception as error:
             failure = error
-        if everywhere(failure is None):
+        if all_processes(failure is None):
             return
         warnings.warn(
-            f"the checkpoint of step {self._last} could not be written to {self.folder} "
-            f"({_short(failure)}): the run goes on, the checkpoints before it are still there.",
+            f"the checkpoint of step {self._last_step} could not be written to {self.folder} "
+            f"({_first_line(failure)}): the run goes on, and older checkpoints are untouched.",
             stacklevel=3,
         )
         with contextlib.suppress(Exception):
             self._manager.close()
         self._open()
 
-    def _read(self, step: int, like: Any) -> Restored | str:
-        path = self.folder / str(step)
-        how = ocp.args.JsonRestore()
-        written, problem = _attempt(ocp.JsonCheckpointHandler, path / "about", how)
-        if problem is not None:
-            return problem
-        text = str(written.get("text"))
-        if zlib.crc32(text.encode()) != written.get("sum"):
-            return "its description has another checksum"
-        about = json.loads(text)
-        like = like(about["place"]) if callable(like) else like
-        require_same(about["leaves"], describe(like), f"the checkpoint of step {step}")
+    def _read(self, step: int, like: Any) -> Restored:
+        folder = self.folder / str(step)
+        written = _read_item(ocp.JsonCheckpointHandler, folder / "manifest", ocp.args.JsonRestore())
+        text = str(written.get("json"))
+        if zlib.crc32(text.encode()) != written.get("checksum"):
+            raise DamagedError("its manifest has another checksum")
+        manifest = json.loads(text)
+        like = like(manifest["metadata"]) if callable(like) else like
+        require_same_specs(manifest["leaves"], leaf_specs(like), f"the checkpoint of step {step}")
         leaves, structure = jax.tree.flatten(like)
-        arrays = _numbered(leaves)
-        how = ocp.args.PyTreeRestore(item=arrays, restore_args=jax.tree.map(_how, arrays))
-        read, problem = _attempt(ocp.PyTreeCheckpointHandler, path / "state", how)
-        if problem is not None:
-            return problem
-        found = [_as_was(read.get(str(i)), leaf) for i, leaf in enumerate(leaves)]
-        if checksum(found) != about["sum"]:
-            return "its arrays have another checksum"
-        return Restored(step, jax.tree.unflatten(structure, found), about["place"])
+        arrays = _by_number(leaves)
+        args = ocp.args.PyTreeRestore(item=arrays, restore_args=jax.tree.map(_restore_args, arrays))
+        read = _read_item(ocp.PyTreeCheckpointHandler, folder / "state", args)
+        restored = [_match(read.get(str(i)), leaf) for i, leaf in enumerate(leaves)]
+        if checksum(restored) != manifest["checksum"]:
+            raise DamagedError("its arrays have another checksum")
+        return Restored(step, jax.tree.unflatten(structure, restored), manifest["metadata"])
 
-    def _set_aside(self, steps: list[int], word: str) -> None:
+    def _rename(self, steps: list[int], suffix: str) -> None:
         if not steps:
             return
         if jax.process_index() == 0:
             for step in steps:
-                target = self.folder / f"{step}.{word}"
+                target = self.folder / f"{step}.{suffix}"
                 shutil.rmtree(target, ignore_errors=True)
                 (self.folder / str(step)).rename(target)
-        everywhere(True)
+        barrier()
         self._manager.reload()
 
 
-def _attempt(handler: Any, path: Path, how: Any) -> tuple[Any, str | None]:
-    """What each process reads by itself, or the reason why one of them cannot."""
-    read, problem, me = None, None, jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
+def _read_item(handler: Any, path: Path, args: Any) -> Any:
+    """Each process reads an item; raises `DamagedError` if one of them cannot."""
+    item = None
+    problem = None
+    process_id = jax.process_index()
+    single_process = ocp.options.MultiprocessingOptions(
+        primary_host=process_id, active_processes={process_id}
+    )
     try:
         with ocp.Checkpointer(
-            handler(multiprocessing_options=alone), multiprocessing_options=alone
+            handler(multiprocessing_options=single_process), multiprocessing_options=single_process
         ) as reader:
-            read = reader.restore(path, args=how)
+            item = reader.restore(path, args=args)
     except Exception as error:
-        problem = _short(error)
+        problem = _first_line(error)
     if problem is not None:
         with warnings.catch_warnings():  # of coroutines that orbax, having failed, did not await
             warnings.simplefilter("ignore", RuntimeWarning)
             gc.collect()
-    if everywhere(problem is None):
-        return read, None
-    return None, problem or "another process cannot read it"
+    if not all_processes(problem is None):
+        raise DamagedError(problem or "another process cannot read it")
+    return item
 
 
-def _numbered(leaves: list[Any]) -> dict[str, Any]:
-    """By their number; without empty ones, which orbax does not write."""
+def _by_number(leaves: list[Any]) -> dict[str, Any]:
+    """Returns the leaves by number, without empty ones, which orbax does not write."""
     return {str(i): leaf for i, leaf in enumerate(leaves) if np.size(leaf)}
 
 
-def _how(leaf: Any) -> Any:
+def _restore_args(leaf: Any) -> Any:
     sharding = getattr(leaf, "sharding", None)
     if sharding is None and is_key(leaf):  # which NumPy does not know
         sharding = SingleDeviceSharding(jax.local_devices()[0])
@@ -286,15 +424,17 @@ def _how(leaf: Any) -> Any:
     return ocp.ArrayRestoreArgs(sharding=sharding)
 
 
-def _as_was(array: Any, leaf: Any) -> Any:
+def _match(array: Any, leaf: Any) -> Any:
+    """Returns a restored array in the form of `leaf`: a number, an empty array, or as it is."""
     if isinstance(leaf, int | float):
         return type(leaf)(array)
     if array is not None:
         return array
-    empty, sharding = np.zeros(leaf.shape, leaf.dtype), getattr(leaf, "sharding", None)
+    empty = np.zeros(leaf.shape, leaf.dtype)
+    sharding = getattr(leaf, "sharding", None)
     return empty if sharding is None else jax.device_put(empty, sharding)
 
 
-def _short(error: Exception | None) -> str:
+def _first_line(error: Exception | None) -> str:
     text = "by another process" if error is None else str(error).strip() or type(error).__name__
     return text.splitlines()[0][:500]

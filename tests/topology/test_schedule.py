@@ -1,20 +1,23 @@
-"""Which round a step uses: static and traced, with local steps and switches."""
+"""The round that each step uses: static and traced, with local steps and switches."""
 
 import copy
 import itertools
+import os
 import pickle
+import subprocess
+import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gossipjax as gx
-from gossipjax.mixing import _traced_index
-from gossipjax.schedule import Piece, Round
+from gossipjax import topology
+from gossipjax.topology import Round, Segment
 
-topology = gx.topology
 HYBRID = topology.piecewise(
     {
         0: topology.k_peer_exponential(8, 2),
@@ -45,9 +48,14 @@ def test_rounds_repeat_with_the_period():
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_traced_step_picks_the_same_round(name):
     schedule = SCHEDULES[name]
-    pick = jax.jit(lambda step: _traced_index(schedule, step))
+
+    def apply_round(unit_vector, step):
+        return gx.mix(unit_vector, None, schedule, step)[0]
+
+    traced = jax.jit(jax.vmap(apply_round, in_axes=(0, None), axis_name="nodes"))
     for step in range(-4, 40):
-        assert int(pick(step)) == schedule.index_at(step)
+        matrix = traced(jnp.eye(schedule.size), step)
+        np.testing.assert_allclose(matrix, schedule.round_at(step).matrix, rtol=1e-6)
 
 
 def test_equal_rounds_are_kept_once():
@@ -56,7 +64,7 @@ def test_equal_rounds_are_kept_once():
     assert SCHEDULES["one peer"].every(100).period == 300
 
 
-def test_every_puts_silence_between_the_rounds():
+def test_every_puts_idle_rounds_between_the_rounds():
     schedule = SCHEDULES["one peer"]
     local = schedule.every(3)
     assert local.period == 9
@@ -67,6 +75,13 @@ def test_every_puts_silence_between_the_rounds():
     assert schedule.every(1) is schedule
 
 
+def test_every_is_kept_by_its_arguments():
+    schedule = topology.one_peer_exponential(8)
+    assert schedule.every(3) is schedule.every(3, phase=0)
+    assert schedule.every(3, phase=1) is not schedule.every(3)
+    assert schedule.every(3, phase=1) == topology.one_peer_exponential(8).every(3, phase=1)
+
+
 def test_every_with_a_phase_exchanges_at_the_end():
     schedule = SCHEDULES["one peer"]
     local = schedule.every(4, phase=3)
@@ -75,10 +90,11 @@ def test_every_with_a_phase_exchanges_at_the_end():
         np.testing.assert_array_equal(local.round_at(step).matrix, expected)
 
 
-def test_every_of_a_hybrid_counts_rounds():
-    hybrid, local = HYBRID, HYBRID.every(2)
+def test_the_switch_points_of_a_hybrid_count_rounds():
+    local = HYBRID.every(2)
+    assert [segment.start for segment in local.segments] == [0, 10, 18]
     for step in range(40):
-        expected = hybrid.round_at(step // 2).matrix if step % 2 == 0 else np.eye(8)
+        expected = HYBRID.round_at(step // 2).matrix if step % 2 == 0 else np.eye(8)
         np.testing.assert_array_equal(local.round_at(step).matrix, expected)
 
 
@@ -112,15 +128,15 @@ def test_canonical_step_of_any_cycle(cycle, lookback, step):
 
 def test_schedules_with_the_same_rounds_are_equal():
     for name, schedule in SCHEDULES.items():
-        again = pickle.loads(pickle.dumps(schedule))
-        assert schedule == again
-        assert hash(schedule) == hash(again)
+        same = pickle.loads(pickle.dumps(schedule))
+        assert schedule == same
+        assert hash(schedule) == hash(same)
         assert all(schedule != other for key, other in SCHEDULES.items() if key != name)
 
 
 def test_doubly_stochastic():
-    nearly = [[0.501, 0.5], [0.499, 0.5]]
-    assert not topology.from_matrices(nearly).is_doubly_stochastic
+    almost = [[0.501, 0.5], [0.499, 0.5]]
+    assert not topology.from_matrices(almost).is_doubly_stochastic
     assert topology.one_peer_exponential(7).is_doubly_stochastic
     assert not topology.from_matrices([[0.5, 0.25], [0.5, 0.75]]).is_doubly_stochastic
 
@@ -133,13 +149,32 @@ def test_schedules_are_copied_and_pickled(name):
         np.testing.assert_array_equal(other.matrices(12), schedule.matrices(12))
 
 
+def test_a_pickled_schedule_has_the_hash_of_the_process_that_loads_it():
+    program = """
+import pickle, sys
+from gossipjax import topology
+schedule = pickle.load(sys.stdin.buffer)
+assert hash(schedule) == hash(topology.one_peer_exponential(8)), "a hash of another process"
+"""
+    schedule = topology.one_peer_exponential(8)
+    hash(schedule)
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    subprocess.run(
+        [sys.executable, "-c", program],
+        input=pickle.dumps(schedule),
+        env=environment,
+        check=True,
+        timeout=120,
+    )
+
+
 def test_rounds_are_immutable():
     with pytest.raises(ValueError, match="read-only"):
         topology.ring(3).round_at(0).matrix[0, 0] = 1
 
 
 def test_matrices_near_the_tolerance_pass():
-    """Weights that were stored in float32 are no error."""
+    """Weights that were stored in float32 are accepted."""
     matrix = topology.ring(3).matrices()[0].astype(np.float32)
     assert topology.from_matrices(matrix).is_doubly_stochastic
 
@@ -147,16 +182,21 @@ def test_matrices_near_the_tolerance_pass():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda s: s.every(0), "whole number of at least 1; given 0"),
-        (lambda s: s.every(True), "whole number of at least 1; given True"),
-        (lambda s: s.every(3, phase=3), "phase of 0 to 2; given 3"),
-        (lambda s: s.canonical_step(-1), "step is a whole number of at least 0; given -1"),
-        (lambda s: s.canonical_step(0, -2), "lookback is a whole number of at least 0"),
+        (lambda s: s.every(0), r"k of every\(k, phase\) must be an integer >= 1, got 0"),
+        (lambda s: s.every(True), "must be an integer >= 1, got True"),
+        (lambda s: s.every(3, phase=3), r"phase of every\(3, phase\) must be at most 2, got 3"),
+        (lambda s: s.canonical_step(-1), "step must be an integer >= 0, got -1"),
+        (lambda s: s.canonical_step(0, -2), "lookback must be an integer >= 0, got -2"),
         (
-            lambda s: gx.Schedule([*s.rounds, Round(np.eye(8))], [Piece(0, (0,)), Piece(5, (3,))]),
-            "never connects all 8 nodes",
+            lambda s: gx.Schedule(
+                [*s.rounds, Round(np.eye(8))], [Segment(0, (0,)), Segment(5, (3,))]
+            ),
+            r"must connect all 8 nodes, got one \(T = 1\)",
         ),
-        (lambda s: gx.Schedule([Round(np.eye(1)), Round(np.full((2, 2), 0.5))]), "different sizes"),
+        (
+            lambda s: gx.Schedule([Round(np.eye(1)), Round(np.full((2, 2), 0.5))]),
+            r"same size, got N = \[1, 2\]",
+        ),
     ],
 )
 def test_bad_input(call, message):

@@ -1,4 +1,4 @@
-"""Spectra against closed forms, the figures of the papers, and averaging itself."""
+"""Spectra against closed forms, the numbers of the papers, and averaging."""
 
 from typing import Any, cast
 
@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 
 import gossipjax as gx
-from gossipjax import spectra
-
-topology = gx.topology
+from gossipjax import topology
 
 
 def deviation(schedule: gx.Schedule, rounds: int) -> float:
-    """How far `x / w` is from the average after so many rounds, from any unit start."""
+    """Largest error of `x / w` after `rounds` rounds, over all unit vectors as starts."""
     n = schedule.size
     product = np.eye(n)
     for step in range(rounds):
@@ -22,43 +20,42 @@ def deviation(schedule: gx.Schedule, rounds: int) -> float:
 
 @pytest.mark.parametrize("n", [4, 8, 16, 32, 33])
 def test_spectral_gap_of_the_ring(n):
-    """RAND-20, eq. 6."""
-    found = spectra.spectral_gap(topology.ring(n))
-    assert type(found) is float
-    assert found == pytest.approx(1 - (1 / 3 + 2 / 3 * np.cos(2 * np.pi / n)), abs=1e-12)
+    """Zhang et al. 2020 (arXiv:2002.01119), equation 6."""
+    gap = topology.spectral_gap(topology.ring(n))
+    assert type(gap) is float
+    assert gap == pytest.approx(1 - (1 / 3 + 2 / 3 * np.cos(2 * np.pi / n)), abs=1e-12)
 
 
 def test_spectral_gap_is_of_a_whole_cycle():
-    ring, hypercube = topology.ring(9), topology.hypercube(8)
-    rho = 1 - spectra.spectral_gap(ring)
-    assert spectra.spectral_gap(topology.from_matrices([ring.matrices()[0]] * 3)) == pytest.approx(
-        1 - rho**3
-    )
-    assert spectra.spectral_gap(ring.every(4)) == pytest.approx(1 - rho)
-    assert spectra.spectral_gap(hypercube) == pytest.approx(1 / 2)
+    ring = topology.ring(9)
+    rho = 1 - topology.spectral_gap(ring)
+    three_times = topology.from_matrices([ring.matrices()[0]] * 3)
+    assert topology.spectral_gap(three_times) == pytest.approx(1 - rho**3)
+    assert topology.spectral_gap(ring.every(4)) == pytest.approx(1 - rho)
+    assert topology.spectral_gap(topology.hypercube(8)) == pytest.approx(1 / 2)
     for schedule in (topology.complete(5), topology.base_graph(6), topology.complete(1)):
-        assert spectra.spectral_gap(schedule) == pytest.approx(1, abs=1e-6)
+        assert topology.spectral_gap(schedule) == pytest.approx(1, abs=1e-6)
 
 
 def test_spectral_gap_of_weights_that_are_not_symmetric():
-    """The rate at which push-sum's `x / w` comes to the average."""
+    """The rate at which `x / w` of push-sum converges to the average."""
     schedule = topology.random_peer(8, 12, 0)
     rates = [deviation(schedule, 12 * cycles) ** (1 / cycles) for cycles in (3, 6)]
-    assert rates[1] == pytest.approx(1 - spectra.spectral_gap(schedule), rel=0.2)
+    assert rates[1] == pytest.approx(1 - topology.spectral_gap(schedule), rel=0.2)
 
 
 def test_a_piecewise_schedule_has_no_spectral_gap():
     hybrid = topology.piecewise({0: topology.complete(4), 3: topology.ring(4)})
-    with pytest.raises(ValueError, match=r"no cycle, and so no spectral gap: ask .* its parts"):
-        spectra.spectral_gap(hybrid)
+    with pytest.raises(ValueError, match=r"one cycle, got a piecewise .* 2 segments. Compute"):
+        topology.spectral_gap(hybrid)
 
 
 class TestSecondSingularValue:
-    """SGP-18, appendix A: n = 32, 5 rounds; the papers' lambda_2 is the square of sigma_2."""
+    """arXiv:1811.10792v1, appendix A: n = 32, 5 rounds; its lambda_2 is the square of sigma_2."""
 
     @staticmethod
     def squared(schedule: gx.Schedule) -> float:
-        return spectra.second_singular_value(schedule, 5) ** 2
+        return topology.second_singular_value(schedule, 5) ** 2
 
     def test_one_peer_exponential(self):
         assert self.squared(topology.one_peer_exponential(32)) < 1e-12
@@ -68,39 +65,40 @@ class TestSecondSingularValue:
 
     @pytest.mark.parametrize(("graph", "expected"), [("exponential", 0.43), ("complete", 0.20)])
     def test_random_peers(self, graph, expected):
-        found = [self.squared(topology.random_peer(32, 50, seed, graph)) for seed in range(200)]
-        assert np.mean(found) == pytest.approx(expected, abs=0.02)
+        drawn = [self.squared(topology.random_peer(32, 50, seed, graph)) for seed in range(200)]
+        assert np.mean(drawn) == pytest.approx(expected, abs=0.02)
 
-    def test_is_the_least_factor_by_which_the_distance_shrinks(self):
+    def test_is_the_smallest_factor_by_which_the_distance_shrinks(self):
         schedule = topology.random_ring(9, 4, 0)
         x = np.random.default_rng(0).standard_normal((9, 1000))
         x -= x.mean(axis=0)
         y = np.linalg.multi_dot([*schedule.matrices()[::-1], x])
         factors = np.linalg.norm(y, axis=0) / np.linalg.norm(x, axis=0)
-        found = spectra.second_singular_value(schedule, 4)
-        assert type(found) is float
-        assert 0.7 * found < factors.max() <= found
+        sigma = topology.second_singular_value(schedule, 4)
+        assert type(sigma) is float
+        assert 0.7 * sigma < factors.max() <= sigma
 
     def test_one_node(self):
-        assert spectra.second_singular_value(topology.ring(1), 3) == 0.0
+        assert topology.second_singular_value(topology.ring(1), 3) == 0.0
 
     def test_piecewise(self):
         hybrid = topology.piecewise({0: topology.ring(6), 2: topology.complete(6)})
-        assert spectra.second_singular_value(hybrid, 2) == pytest.approx((2 / 3) ** 2)
-        assert spectra.second_singular_value(hybrid, 3) < 1e-12
+        assert topology.second_singular_value(hybrid, 2) == pytest.approx((2 / 3) ** 2)
+        assert topology.second_singular_value(hybrid, 3) < 1e-12
 
     @pytest.mark.parametrize("steps", [0, -1, 2.5, "3"])
     def test_steps(self, steps):
-        with pytest.raises(ValueError, match=r"steps of second_singular_value.* at least 1; given"):
-            spectra.second_singular_value(topology.ring(4), steps)
+        with pytest.raises(ValueError, match=r"steps of second_singular_value.* >= 1, got"):
+            topology.second_singular_value(topology.ring(4), steps)
 
 
 @pytest.mark.parametrize("n", [8, 32])
 def test_randomized_rings_stay_below_their_bound(n):
-    """E ||T_1 ... T_k - T_u|| <= sqrt(L - 1) / sqrt(3)^k (RAND-20, eq. 12)."""
+    """E ||T_1 ... T_k - T_u|| <= sqrt(L - 1) / sqrt(3)^k (arXiv:2002.01119, eq. 12)."""
     for k in (5, 10):
         norms = [
-            spectra.second_singular_value(topology.random_ring(n, k, seed), k) for seed in range(50)
+            topology.second_singular_value(topology.random_ring(n, k, seed), k)
+            for seed in range(50)
         ]
         assert 0.05 * np.sqrt(n - 1) / 3 ** (k / 2) < np.mean(norms)
         assert np.mean(norms) <= np.sqrt(n - 1) / 3 ** (k / 2)
@@ -110,14 +108,14 @@ class TestRoundsToExactAverage:
     @pytest.mark.parametrize("n", [2, 4, 8, 16, 32, 64])
     def test_powers_of_two(self, n):
         rounds = n.bit_length() - 1
-        assert spectra.rounds_to_exact_average(topology.one_peer_exponential(n)) == rounds
-        assert spectra.rounds_to_exact_average(topology.bipartite_exponential(n)) == rounds
+        assert topology.rounds_to_exact_average(topology.one_peer_exponential(n)) == rounds
+        assert topology.rounds_to_exact_average(topology.bipartite_exponential(n)) == rounds
 
     @pytest.mark.parametrize("n", [2, 4, 8, 32])
     def test_complete_cycle(self, n):
-        """Exact with hop n / 2, when all the hops of the exponential graph have been used."""
+        """Exact with hop n / 2, after all hops of the exponential graph have been used."""
         schedule = topology.complete_cycle(n)
-        assert spectra.rounds_to_exact_average(schedule) == n // 2
+        assert topology.rounds_to_exact_average(schedule) == n // 2
         assert deviation(schedule, n // 2) < 1e-12
         assert deviation(schedule, n // 2 - 1) > 1e-6
 
@@ -125,15 +123,15 @@ class TestRoundsToExactAverage:
     def test_base_graph(self, peers):
         for n in (5, 6, 7, 11, 12, 24, 31, 33):
             schedule = topology.base_graph(n, peers)
-            found = spectra.rounds_to_exact_average(schedule)
-            assert type(found) is int
-            assert found == schedule.period
-            assert deviation(schedule, found) < 1e-12
-            assert deviation(schedule, found - 1) > 1e-6
+            rounds = topology.rounds_to_exact_average(schedule)
+            assert type(rounds) is int
+            assert rounds == schedule.period
+            assert deviation(schedule, rounds) < 1e-12
+            assert deviation(schedule, rounds - 1) > 1e-6
 
     @pytest.mark.parametrize("n", [1, 2, 3, 7, 64])
     def test_complete(self, n):
-        assert spectra.rounds_to_exact_average(topology.complete(n)) == (0 if n == 1 else 1)
+        assert topology.rounds_to_exact_average(topology.complete(n)) == (0 if n == 1 else 1)
 
     @pytest.mark.parametrize(
         "schedule",
@@ -152,17 +150,18 @@ class TestRoundsToExactAverage:
             topology.random_peer(10, 30, 0),
         ],
     )
-    def test_what_is_only_approached(self, schedule):
-        assert spectra.rounds_to_exact_average(schedule) is None
+    def test_averages_that_are_only_approached(self, schedule):
+        assert topology.rounds_to_exact_average(schedule) is None
 
-    def test_silent_rounds_count(self):
+    def test_idle_rounds_count(self):
         schedule = topology.one_peer_exponential(8)
-        assert spectra.rounds_to_exact_average(schedule.every(4)) == 9
-        assert spectra.rounds_to_exact_average(schedule.every(4, phase=3)) == 12
+        assert topology.rounds_to_exact_average(schedule.every(4)) == 9
+        assert topology.rounds_to_exact_average(schedule.every(4, phase=3)) == 12
 
     def test_piecewise(self):
-        """What a long approach has left is still seen to vanish, however small it is."""
-        ring, one_peer = topology.ring(8), topology.one_peer_exponential(8)
+        """An error that is already tiny is still seen to vanish."""
+        ring = topology.ring(8)
+        one_peer = topology.one_peer_exponential(8)
         for start, part, expected in [
             (3, topology.complete(8), 4),
             (500, topology.complete(8), 501),
@@ -170,32 +169,32 @@ class TestRoundsToExactAverage:
             (500, ring.every(2), None),
         ]:
             hybrid = topology.piecewise({0: ring, start: part})
-            assert spectra.rounds_to_exact_average(hybrid) == expected
-        assert spectra.rounds_to_exact_average(topology.piecewise({0: one_peer, 2: ring})) is None
-        # Hops 1 and 2, then 1 again, 2 and at last 4, which had been missing.
-        assert spectra.rounds_to_exact_average(topology.piecewise({0: one_peer, 2: one_peer})) == 5
+            assert topology.rounds_to_exact_average(hybrid) == expected
+        assert topology.rounds_to_exact_average(topology.piecewise({0: one_peer, 2: ring})) is None
+        # Hops 1 and 2, then 1 and 2 again, and 4, the missing one.
+        assert topology.rounds_to_exact_average(topology.piecewise({0: one_peer, 2: one_peer})) == 5
 
     def test_weights_that_need_several_cycles(self):
-        """`P = 11^T/4 + N` with `N^3 = 0`, also from where one direction is left, and stays one."""
+        """`P = 11^T/4 + N` with `N^3 = 0`, also after rounds that leave one direction."""
         zero_sum = np.linalg.qr(np.c_[np.ones(4), np.eye(4)[:, :3]])[0][:, 1:]
 
         def schedule(within: np.ndarray) -> gx.Schedule:
             return topology.from_matrices(0.25 + 0.2 * zero_sum @ within @ zero_sum.T)
 
         nilpotent = schedule(np.eye(3, k=1))
-        assert spectra.rounds_to_exact_average(nilpotent) == 3
+        assert topology.rounds_to_exact_average(nilpotent) == 3
         assert deviation(nilpotent, 2) > 1e-6
         assert deviation(nilpotent, 3) < 1e-12
         after = topology.piecewise({0: topology.ring(4), 7: nilpotent})
-        assert spectra.rounds_to_exact_average(after) == 7 + 3
-        one_left = topology.piecewise({0: schedule(np.diag([0, 0, 1])), 1: nilpotent})
-        assert spectra.rounds_to_exact_average(one_left) == 1 + 3
+        assert topology.rounds_to_exact_average(after) == 7 + 3
+        one_direction = topology.piecewise({0: schedule(np.diag([0, 0, 1])), 1: nilpotent})
+        assert topology.rounds_to_exact_average(one_direction) == 1 + 3
 
     def test_weights_that_are_not_doubly_stochastic(self):
         """`v 1^T` with an uneven `v`: the push-sum weight makes it the average."""
         uneven = np.outer([0.1, 0.2, 0.3, 0.4], np.ones(4))
-        assert spectra.rounds_to_exact_average(topology.from_matrices(uneven)) == 1
+        assert topology.rounds_to_exact_average(topology.from_matrices(uneven)) == 1
 
     def test_float32_weights(self):
         stored = topology.base_graph(6).matrices().astype(np.float32)
-        assert spectra.rounds_to_exact_average(topology.from_matrices(cast(Any, stored))) == 4
+        assert topology.rounds_to_exact_average(topology.from_matrices(cast(Any, stored))) == 4

@@ -1,4 +1,4 @@
-"""Every topology against its definition, written down anew, and what every schedule must hold."""
+"""Every topology against an independent definition, and the properties of every schedule."""
 
 from typing import Any, cast
 
@@ -9,24 +9,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gossipjax as gx
-from gossipjax.schedule import Round
+from gossipjax import topology
+from gossipjax.topology import Round
 
-topology = gx.topology
 
-
-def rebuilt(mixing: Round) -> np.ndarray:
-    """The matrix that the slots describe, with the rest kept at home."""
-    n = mixing.size
+def rebuild_matrix(round_: Round) -> np.ndarray:
+    """The matrix that the slots describe, with the remaining weight on the diagonal."""
+    n = round_.size
     matrix = np.zeros((n, n))
-    for receivers, weights in mixing.slots:
+    for receivers, weights in round_.slots:
         assert sorted(receivers) == list(range(n)), "a slot is a full permutation"
         for sender in range(n):
             matrix[receivers[sender], sender] += weights[sender]
     return matrix + np.diag(1 - matrix.sum(axis=0))
 
 
-def check(schedule: gx.Schedule, n: int):
-    """What holds for every schedule of `n` nodes."""
+def check_schedule(schedule: gx.Schedule, n: int):
+    """Check the properties of every schedule of `n` nodes."""
     matrices = schedule.matrices()
     assert schedule.size == n
     assert matrices.shape == (schedule.period, n, n)
@@ -39,11 +38,11 @@ def check(schedule: gx.Schedule, n: int):
             product = (matrix @ product > 0).astype(float)
     assert product.all()
     for k, matrix in enumerate(matrices):
-        mixing = schedule.round_at(k)
-        np.testing.assert_array_equal(mixing.matrix, matrix)
-        np.testing.assert_allclose(rebuilt(mixing), matrix, rtol=0, atol=1e-12)
+        round_ = schedule.round_at(k)
+        np.testing.assert_array_equal(round_.matrix, matrix)
+        np.testing.assert_allclose(rebuild_matrix(round_), matrix, rtol=0, atol=1e-12)
         degree = ((matrix > 0) & ~np.eye(n, dtype=bool)).sum
-        assert len(mixing.slots) == max(degree(axis=0).max(), degree(axis=1).max())
+        assert len(round_.slots) == max(degree(axis=0).max(), degree(axis=1).max())
 
 
 BUILDERS = {
@@ -76,7 +75,7 @@ IMPOSSIBLE = {
 def test_every_size(name):
     for n in (*range(1, 20), 24, 31, 32, 33, 47, 63, 64):
         if not IMPOSSIBLE.get(name, lambda n: False)(n):
-            check(BUILDERS[name](n), n)
+            check_schedule(BUILDERS[name](n), n)
 
 
 @pytest.mark.parametrize("name", sorted(BUILDERS.keys() - {"exponential"}))
@@ -95,7 +94,7 @@ def test_any_column_stochastic_digraph(n, rounds, density, seed):
     matrices += np.eye(n) * 0.1
     matrices /= matrices.sum(axis=1, keepdims=True)
     schedule = topology.from_matrices(matrices)
-    check(schedule, n)
+    check_schedule(schedule, n)
     np.testing.assert_array_equal(schedule.matrices(), matrices)
 
 
@@ -106,7 +105,9 @@ def test_ring():
             expected[i, [i - 1, i, (i + 1) % n]] = 1 / 3
         np.testing.assert_allclose(topology.ring(n).matrices()[0], expected)
         eigenvalues = np.sort(np.linalg.eigvalsh(expected))
-        assert eigenvalues[-2] == pytest.approx(1 / 3 + 2 / 3 * np.cos(2 * np.pi / n))  # RAND-20
+        assert eigenvalues[-2] == pytest.approx(
+            1 / 3 + 2 / 3 * np.cos(2 * np.pi / n)
+        )  # arXiv:2002.01119
     np.testing.assert_array_equal(topology.ring(2).matrices()[0], [[0.5, 0.5], [0.5, 0.5]])
 
 
@@ -123,7 +124,7 @@ def test_directed_ring():
      (32, [1, 2, 4, 8, 16]), (33, [1, 2, 4, 8, 16, 32]), (64, [1, 2, 4, 8, 16, 32])],
 )  # fmt: skip
 def test_exponential_hops(n, hops):
-    """floor(log2(n - 1)) + 1 hops, exact at powers of two and beside them (SGP-18, A.1)."""
+    """floor(log2(n - 1)) + 1 hops, at powers of two and next to them (arXiv:1811.10792v1, A.1)."""
     one = topology.one_peer_exponential(n)
     assert one.period == len(hops)
     for k, hop in enumerate(hops):
@@ -199,13 +200,13 @@ def test_torus(rows, columns):
     expected = np.zeros((n, n))
     for r in range(rows):
         for c in range(columns):
-            at = {(r, c), (r, c - 1), (r, c + 1), (r - 1, c), (r + 1, c)}
-            among = {(a % rows) * columns + b % columns for a, b in at}
-            expected[sorted(among), r * columns + c] = 1 / len(among)
+            cells = {(r, c), (r, c - 1), (r, c + 1), (r - 1, c), (r + 1, c)}
+            receivers = {(a % rows) * columns + b % columns for a, b in cells}
+            expected[sorted(receivers), r * columns + c] = 1 / len(receivers)
     schedule = topology.torus(rows, columns)
     np.testing.assert_allclose(schedule.matrices()[0], expected)
     assert schedule.is_doubly_stochastic
-    check(schedule, n)
+    check_schedule(schedule, n)
 
 
 def test_hypercube():
@@ -217,8 +218,7 @@ def test_hypercube():
 
 def test_random_ring_is_a_ring_over_an_order_of_the_nodes():
     for n in (3, 4, 7, 16):
-        found = topology.random_ring(n, 20, 5).matrices()
-        for matrix in found:
+        for matrix in topology.random_ring(n, 20, 5).matrices():
             np.testing.assert_array_equal(matrix, matrix.T)
             np.testing.assert_allclose(matrix[matrix > 0], 1 / 3)
             assert (np.count_nonzero(matrix, axis=0) == 3).all()
@@ -228,7 +228,7 @@ def test_random_ring_is_a_ring_over_an_order_of_the_nodes():
 
 @pytest.mark.parametrize("n", [3, 4, 8])
 def test_random_ring_is_uniform_over_the_pairs(n):
-    """E[T^T T] is 1/3 on the diagonal and 2 / (3 (L - 1)) off it (RAND-20, eq. 10)."""
+    """E[T^T T] is 1/3 on the diagonal and 2 / (3 (L - 1)) off it (arXiv:2002.01119, eq. 10)."""
     matrices = topology.random_ring(n, 4000, 1).matrices()
     mean = np.mean(matrices.transpose(0, 2, 1) @ matrices, axis=0)
     expected = np.where(np.eye(n), 1 / 3, 2 / (3 * (n - 1)))
@@ -251,7 +251,7 @@ def test_random_peer_draws_among_the_out_neighbours(graph):
 
 @pytest.mark.parametrize("graph", ["exponential", "complete"])
 def test_random_peer_is_irregular(graph):
-    """Nodes hear of none or of several, senders draw by themselves, and weights leave 1."""
+    """Nodes receive from none or from several, and the push-sum weights differ from 1."""
     schedule = topology.random_peer(16, 30, 0, graph)
     peers = np.count_nonzero(schedule.matrices(), axis=2) - 1
     assert set(peers.ravel()) >= {0, 1, 2, 3}
@@ -267,10 +267,10 @@ def test_random_peer_is_irregular(graph):
     [
         topology.random_ring,
         topology.random_peer,
-        lambda *of: topology.random_peer(*of, graph="complete"),
+        lambda *args: topology.random_peer(*args, graph="complete"),
     ],
 )
-def test_random_schedules_are_drawn_by_their_seed(build):
+def test_the_seed_determines_a_random_schedule(build):
     schedule = build(8, 10, 7)
     assert schedule == build(8, 10, 7)
     assert schedule != build(8, 10, 8)
@@ -307,7 +307,7 @@ def test_from_graph_takes_networkx_graphs():
         topology.from_graph(digraph).matrices()[0],
         [[1 / 3, 0, 1 / 2], [1 / 3, 1 / 2, 0], [1 / 3, 1 / 2, 1 / 2]],
     )
-    check(topology.from_graph(networkx.petersen_graph()), 10)
+    check_schedule(topology.from_graph(networkx.petersen_graph()), 10)
 
 
 def test_from_graph_keeps_numbers_and_orders_other_labels():
@@ -323,20 +323,20 @@ def test_metropolis_weights_are_doubly_stochastic():
     schedule = topology.from_graph(networkx.star_graph(5), "metropolis")
     assert schedule.is_doubly_stochastic
     graph = networkx.Graph([(0, 1), (0, 2), (0, 3), (1, 2), (3, 4)])  # degrees 3, 2, 2, 2, 1
-    found = topology.from_graph(graph, "metropolis").matrices()[0]
+    matrix = topology.from_graph(graph, "metropolis").matrices()[0]
     expected = np.zeros((5, 5))
     for i, j in graph.edges:
         expected[i, j] = expected[j, i] = 1 / (1 + max(graph.degree[i], graph.degree[j]))
-    np.testing.assert_allclose(found, expected + np.diag(1 - expected.sum(axis=0)))
+    np.testing.assert_allclose(matrix, expected + np.diag(1 - expected.sum(axis=0)))
 
 
 def test_columns_within_the_tolerance_are_divided_by_their_sum():
-    """Or a small diagonal could be left with less than nothing."""
+    """Otherwise a small diagonal could become negative."""
     matrix = topology.from_matrices([[1e-7, 0.5], [1.0000005, 0.5]]).matrices()[0]
     np.testing.assert_allclose(matrix.sum(axis=0), 1, rtol=1e-15)
 
 
-def test_piecewise_switches_and_starts_anew():
+def test_piecewise_starts_each_schedule_at_its_round_0():
     one_peer = topology.one_peer_exponential(8)
     hybrid = topology.piecewise({0: topology.complete(8), 4: one_peer, 9: topology.ring(8)})
     for step, expected in [
@@ -348,10 +348,9 @@ def test_piecewise_switches_and_starts_anew():
         (7, 0),
         (8, 1),
     ]:
-        found = hybrid.round_at(step).matrix
-        wanted = topology.complete(8) if expected == "complete" else one_peer
+        schedule = topology.complete(8) if expected == "complete" else one_peer
         index = 0 if expected == "complete" else expected
-        np.testing.assert_array_equal(found, wanted.matrices()[index])
+        np.testing.assert_array_equal(hybrid.round_at(step).matrix, schedule.matrices()[index])
     np.testing.assert_array_equal(hybrid.round_at(1000).matrix, topology.ring(8).matrices()[0])
     assert not hasattr(hybrid, "period")
     with pytest.raises(AttributeError, match="a piecewise schedule has no period"):
@@ -363,138 +362,142 @@ class TestBadInput:
     @pytest.mark.parametrize("n", [0, -1, 2.0, "4", True])
     @pytest.mark.parametrize("name", BUILDERS)
     def test_sizes(self, name, n):
-        with pytest.raises(ValueError, match=r"is a whole number of at least 1; given"):
+        with pytest.raises(ValueError, match=r"must be an integer >= 1, got"):
             BUILDERS[name](n)
 
     def test_odd_bipartite(self):
-        with pytest.raises(ValueError, match=r"needs an even n; given 7. Use 6 or 8 nodes, or sgp"):
+        with pytest.raises(ValueError, match=r"must be even, got 7.* Use 6 or 8 nodes, or sgp"):
             topology.bipartite_exponential(7)
 
     def test_hypercube(self):
-        with pytest.raises(ValueError, match=r"power of two; given 12. Use 8 or 16 nodes, or expo"):
+        with pytest.raises(ValueError, match=r"power of two, got 12. Use 8 or 16 nodes, or expo"):
             topology.hypercube(12)
 
     def test_torus(self):
-        with pytest.raises(ValueError, match=r"rows of torus.* at least 1; given 0"):
+        with pytest.raises(ValueError, match=r"rows of torus.* >= 1, got 0"):
             topology.torus(0, 3)
-        with pytest.raises(ValueError, match=r"columns of torus.* at least 1; given 2.5"):
+        with pytest.raises(ValueError, match=r"columns of torus.* >= 1, got 2.5"):
             topology.torus(3, cast(Any, 2.5))
 
     def test_star(self):
-        with pytest.raises(ValueError, match="'uniform' or 'metropolis'; given 'even'"):
+        with pytest.raises(ValueError, match="'uniform' or 'metropolis', got 'even'"):
             topology.star(3, cast(Any, "even"))
 
     def test_base_graph(self):
-        with pytest.raises(ValueError, match=r"base_graph\(5, peers=5\).* so peers is 1 to 4"):
+        with pytest.raises(ValueError, match=r"base_graph\(5, peers\) must be at most 4, .* got 5"):
             topology.base_graph(5, 5)
         for peers in (0, -1, 1.0, "2", True):
-            with pytest.raises(ValueError, match=r"peers .* whole number of at least 1"):
+            with pytest.raises(ValueError, match=r"peers .* must be an integer >= 1"):
                 topology.base_graph(8, cast(Any, peers))
 
     @pytest.mark.parametrize("build", [topology.random_ring, topology.random_peer])
     def test_random_schedules(self, build):
         for rounds in (0, 1.5, "3", None):
-            with pytest.raises(ValueError, match=r"rounds of random_.* at least 1; given"):
+            with pytest.raises(ValueError, match=r"rounds of random_.* >= 1, got"):
                 build(8, rounds, 0)
         for seed in (-1, 0.5, None):
-            with pytest.raises(ValueError, match=r"seed of random_.* at least 0; given"):
+            with pytest.raises(ValueError, match=r"seed of random_.* >= 0, got"):
                 build(8, 3, seed)
 
     def test_random_rounds_that_never_connect(self):
         with pytest.raises(
             ValueError,
-            match=r"random_peer\(n=8, rounds=1, seed=4, graph='complete'\) never connect all "
-            r"nodes. Draw more rounds, or use another seed",
+            match=r"random_peer\(n=8, rounds=1, seed=4, graph='complete'\) must connect all nodes, "
+            r"but never do. Draw more rounds, or use another seed",
         ):
             topology.random_peer(8, 1, 4, "complete")
 
     def test_random_graph(self):
-        with pytest.raises(ValueError, match="'exponential' or 'complete'; given 'ring'"):
+        with pytest.raises(ValueError, match="'exponential' or 'complete', got 'ring'"):
             topology.random_peer(8, 3, 0, cast(Any, "ring"))
 
     def test_peers(self):
-        with pytest.raises(ValueError, match=r"3 hops \(1, 2, 4\), so peers is 1 to 3"):
+        with pytest.raises(
+            ValueError, match=r"must be at most 3, got 4: 8 nodes have 3 hops \(1, 2, 4\)"
+        ):
             topology.k_peer_exponential(8, 4)
         for peers in (0, -1, 1.0, "2", True):
-            with pytest.raises(ValueError, match=r"peers .* whole number of at least 1"):
+            with pytest.raises(ValueError, match=r"peers .* must be an integer >= 1"):
                 topology.k_peer_exponential(8, peers)  # pyright: ignore[reportArgumentType]
 
     @pytest.mark.parametrize(
         ("call", "message"),
         [
-            (lambda: topology.from_matrices(np.eye(2) * 1j), "weights are real"),
+            (lambda: topology.from_matrices(np.eye(2) * 1j), "weights of round 0 must be real"),
             (
                 lambda: topology.from_matrices(cast(Any, topology.ring(3))),
-                "takes numbers.*given Schedule",
+                "must be numbers.*got Schedule",
             ),
-            (lambda: topology.from_graph(3), "takes a networkx graph; given int"),
+            (lambda: topology.from_graph(3), "must be a networkx graph, got int"),
             (
                 lambda: topology.piecewise({0: cast(Any, np.eye(4))}),
-                "takes schedules; at 0: ndarray",
+                "from step 0 must be a Schedule, got ndarray",
             ),
             (
                 lambda: topology.piecewise({0: topology.ring(3), 2**31: topology.ring(3)}),
-                r"steps are below 2\^31",
+                r"steps must be below 2\^31, got a segment that starts at 2147483648",
             ),
         ],
     )
-    def test_what_is_no_graph(self, call, message):
+    def test_arguments_of_another_type(self, call, message):
         with pytest.raises(ValueError, match=message):
             call()
 
     @pytest.mark.parametrize(
         ("matrix", "message"),
         [
-            ([[0.5, 0.5], [0.4, 0.5]], "column 0 sums to 0.9;"),
-            ([[0.2, 0.8], [0.3, 0.7]], r"column 0 sums to 0.5;.*give the transpose"),
-            ([[0, 0.5], [1, 0.5]], r"P\[0, 0\] = 0; every node keeps a part"),
-            ([[1.5, 0.5], [-0.5, 0.5]], r"P\[1, 0\] = -0.5; weights are finite and not negative"),
+            ([[0.5, 0.5], [0.4, 0.5]], "sum to 1, or mass is lost, got 0.9 for column 0"),
+            ([[0.2, 0.8], [0.3, 0.7]], "got 0.5 for column 0.*pass the transpose"),
+            ([[0, 0.5], [1, 0.5]], r"keeps part of its model, got P\[0, 0\] = 0\. Give"),
+            ([[1.5, 0.5], [-0.5, 0.5]], r"finite and not negative, got P\[1, 0\] = -0.5"),
             ([[np.nan, 0.5], [0.5, 0.5]], r"P\[0, 0\] = nan"),
-            (np.eye(3)[:2], r"\[N, N\]; given shape \[2, 3\]"),
-            (np.zeros((0, 0)), r"given shape \[0, 0\]"),
+            (np.eye(3)[:2], r"shape \[N, N\], got \[2, 3\]"),
+            (np.zeros((0, 0)), r"got \[0, 0\]"),
         ],
     )
     def test_matrices(self, matrix, message):
         good = np.full((2, 2), 0.5)
-        with pytest.raises(ValueError, match="round 0: .*" + message):
+        with pytest.raises(ValueError, match="round 0 must .*" + message):
             topology.from_matrices(matrix)
         if np.shape(matrix) == (2, 2):
-            with pytest.raises(ValueError, match="round 1: .*" + message):
+            with pytest.raises(ValueError, match="round 1 must .*" + message):
                 topology.from_matrices([good, matrix])
 
     def test_number_of_axes(self):
-        with pytest.raises(ValueError, match=r"given \[2\]"):
+        with pytest.raises(ValueError, match=r"shape \[N, N\] or \[T, N, N\], got \[2\]"):
             topology.from_matrices([0.5, 0.5])
         with pytest.raises(ValueError, match="at least one round"):
             topology.from_matrices(np.zeros((0, 2, 2)))
 
-    def test_nodes_that_never_meet(self):
+    def test_nodes_that_are_not_connected(self):
         pairs = np.kron(np.eye(2), np.full((2, 2), 0.5))
         with pytest.raises(ValueError, match="node 0 can never send to node 2"):
             topology.from_matrices(pairs)
         one_way = [[0.5, 0.0], [0.5, 1.0]]
-        with pytest.raises(ValueError, match="node 0 can never hear from node 1"):
+        with pytest.raises(ValueError, match="node 0 can never receive from node 1"):
             topology.from_matrices(one_way)
 
     def test_graphs(self):
-        with pytest.raises(ValueError, match="given an empty one"):
+        with pytest.raises(ValueError, match="at least one node, got an empty graph"):
             topology.from_graph(networkx.Graph())
-        with pytest.raises(ValueError, match="never connects all 4 nodes"):
+        with pytest.raises(ValueError, match="must connect all 4 nodes"):
             topology.from_graph(networkx.Graph([(0, 1), (2, 3)]))
-        with pytest.raises(ValueError, match="Metropolis weights need an undirected graph"):
+        with pytest.raises(ValueError, match="graph must be undirected for weights='metropolis'"):
             topology.from_graph(networkx.DiGraph([(0, 1), (1, 0)]), "metropolis")
-        with pytest.raises(ValueError, match="'uniform' or 'metropolis'; given 'even'"):
+        with pytest.raises(ValueError, match="'uniform' or 'metropolis', got 'even'"):
             topology.from_graph(networkx.path_graph(2), "even")  # pyright: ignore[reportArgumentType]
 
     def test_piecewise(self):
         ring = topology.ring(4)
         for starts in ({}, {3: ring}):
-            with pytest.raises(ValueError, match="starts at step 0"):
+            with pytest.raises(ValueError, match="must start at step 0, got the starts"):
                 topology.piecewise(starts)
         for start in (-1, "a", 1.5):
-            with pytest.raises(ValueError, match=r"each start .* whole number of at least 0"):
+            with pytest.raises(ValueError, match=r"each start .* must be an integer >= 0"):
                 topology.piecewise({0: ring, cast(Any, start): ring})
-        with pytest.raises(ValueError, match=r"one size; given N = \{0: 4, 5: 3\}"):
+        with pytest.raises(ValueError, match=r"the same size, got N = \{0: 4, 5: 3\}"):
             topology.piecewise({0: ring, 5: topology.ring(3)})
-        with pytest.raises(ValueError, match="from step 2 is piecewise itself"):
+        with pytest.raises(
+            ValueError, match="from step 2 must not be piecewise itself, got 2 segments"
+        ):
             topology.piecewise({0: ring, 2: topology.piecewise({0: ring, 4: topology.complete(4)})})

@@ -1,0 +1,96 @@
+"""The state of a training run, and its continuation by other nodes or another chain."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from gossipjax.checkpoint._resize import ResizeReport, average_nodes, change_nodes
+from gossipjax.spmd import Nodes
+
+MakeTx = Callable[[dict[str, Any]], optax.GradientTransformation]
+
+
+class TrainState(NamedTuple):
+    """All that a training run is.
+
+    Attributes:
+      step: the number of updates so far.
+      params: `[N, ...]`.
+      opt_state: of the whole chain, `[N, ...]`.
+      batch_stats: statistics that are not parameters, `[N, ...]`; None without such layers.
+      metadata: a dict that JSON can hold: the position in the data, the options of the run.
+        Checkpoints add `nodes`, the number N.
+    """
+
+    step: int
+    params: optax.Params
+    opt_state: optax.OptState
+    batch_stats: Any = None
+    metadata: dict[str, Any] | None = None
+
+    @property
+    def arrays(self) -> tuple[Any, Any, Any]:
+        """The node-stacked part: parameters, optimizer state and statistics."""
+        return self.params, self.opt_state, self.batch_stats
+
+
+class Preempted(SystemExit):
+    """The run was asked to end by SIGTERM, and has saved its state. Exit status 143."""
+
+    def __init__(self, step: int, folder: Any):
+        super().__init__(128 + signal.SIGTERM)
+        self.step = step
+        self.folder = folder
+
+    def __str__(self) -> str:
+        return f"asked to end: saved after step {self.step} in {self.folder}; a resumed run goes on"
+
+
+def make_template(
+    state: TrainState, nodes: Nodes, make_tx: MakeTx, metadata: dict[str, Any]
+) -> tuple[Any, Any, Any]:
+    """Returns what the saved arrays look like: those of `state`, unless they were of another run.
+
+    Arrays of another number of nodes or another chain are `jax.ShapeDtypeStruct`s.
+    """
+    size = metadata.get("nodes", nodes.size)
+
+    def resize(x: jax.Array) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
+
+    params, batch_stats = jax.tree.map(resize, (state.params, state.batch_stats))
+    init = Nodes(size, axis_name=nodes.axis_name).spmd(make_tx(metadata).init)
+    opt_state = jax.eval_shape(init, params)
+    if size == nodes.size and _have_same_specs(opt_state, state.opt_state):
+        return state.arrays
+    return params, opt_state, batch_stats
+
+
+def _have_same_specs(one: Any, other: Any) -> bool:
+    leaves, structure = jax.tree.flatten(one)
+    other_leaves, other_structure = jax.tree.flatten(other)
+    return structure == other_structure and all(
+        a.shape == b.shape and a.dtype == b.dtype for a, b in zip(leaves, other_leaves, strict=True)
+    )
+
+
+def fit_state(
+    restored: TrainState, state: TrainState, nodes: Nodes, make_tx: MakeTx
+) -> tuple[TrainState, ResizeReport | None]:
+    """Returns `restored` on the devices of `nodes`, resized if it is of another run."""
+    metadata = {**(state.metadata or {}), "nodes": nodes.size}
+    if _have_same_specs(restored.opt_state, state.opt_state):
+        return restored, None
+    params, opt_state, report = change_nodes(
+        restored.params, restored.opt_state, make_tx(metadata), nodes.size
+    )
+    batch_stats = average_nodes(restored.batch_stats, nodes.size)
+    rows = np.array(nodes.local)
+    arrays = nodes.put(jax.tree.map(lambda x: x[rows], (params, opt_state, batch_stats)))
+    return TrainState(restored.step, *arrays, restored.metadata), report
