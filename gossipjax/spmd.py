@@ -8,97 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from gossipjax import processes
+from gossipjax._program import Argnums, ArgumentKinds, Program, run_sharded, run_simulated
 
-Argnums = int | Sequence[int]
 MAX_KEPT_PROGRAMS = 256  # of `Nodes.run`
 MAX_SPREAD = 1e-2  # of rows that are copies of one model, relative to its largest value
-
-
-@dataclasses.dataclass(frozen=True)
-class _ArgumentKinds:
-    """Which positional arguments are static, shared by all nodes, or split over local devices."""
-
-    static: frozenset[int]
-    shared: frozenset[int]
-    local: frozenset[int]
-
-    @classmethod
-    def make(cls, static: Argnums, shared: Argnums, local: Argnums) -> _ArgumentKinds:
-        sets = []
-        for argnums in (static, shared, local):
-            numbers = frozenset([argnums] if isinstance(argnums, int) else argnums)
-            if any(number < 0 for number in numbers):
-                raise ValueError(
-                    f"argument numbers must be >= 0, got {sorted(numbers)}: count from the first."
-                )
-            sets.append(numbers)
-        kinds = cls(*sets)
-        if both := kinds.static & kinds.shared:
-            raise ValueError(
-                f"an argument must be static or shared, got {sorted(both)} in both: static ones "
-                "are shared anyway."
-            )
-        return kinds
-
-    def dynamic(self, args: Sequence[Any]) -> dict[int, Any]:
-        return {i: arg for i, arg in enumerate(args) if i not in self.static}
-
-    def merge(self, args: Sequence[Any], dynamic: dict[int, Any]) -> list[Any]:
-        return [dynamic.get(i, arg) for i, arg in enumerate(args)]
-
-
-class Program:
-    """A jitted function on node-stacked arrays, as `spmd` returns it.
-
-    Arrays that are not on the mesh yet are put there first, so that the first step of a loop runs
-    the same compiled program as the later ones.
-    """
-
-    def __init__(self, jitted: Any, kinds: _ArgumentKinds, nodes: Nodes):
-        self._jitted = jitted
-        self._kinds = kinds
-        self._nodes = nodes
-
-    def __call__(self, *args: Any) -> Any:
-        return self._jitted(*(self._put(i, arg) for i, arg in enumerate(args)))
-
-    def lower(self, *args: Any) -> Any:
-        """As `jax.jit(...).lower`: arrays or `jax.ShapeDtypeStruct`s, node-stacked."""
-        return self._jitted.lower(*args)
-
-    def _put(self, number: int, arg: Any) -> Any:
-        if number in self._kinds.static:
-            return arg
-        if self._nodes.mesh is None:
-            return jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jax.device_put(x), arg)
-        spec = _spec(number, self._kinds, self._nodes)
-        sharding = NamedSharding(self._nodes.mesh, spec)
-        if all(_is_put(x, sharding) for x in jax.tree.leaves(arg)):
-            return arg
-        _require_stacked(number, arg, self._kinds, self._nodes)
-        return jax.tree.map(lambda x: x if _is_put(x, sharding) else _put_leaf(x, sharding), arg)
-
-
-def _is_put(x: Any, sharding: NamedSharding) -> bool:
-    return isinstance(x, Tracer) or getattr(x, "sharding", None) == sharding
-
-
-def _put_leaf(x: Any, sharding: NamedSharding) -> jax.Array:
-    is_global = isinstance(x, jax.Array) and not x.is_fully_addressable
-    is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return jax.device_put(x, sharding) if is_global or is_key else processes.put_global(x, sharding)
 
 
 def spmd(
@@ -149,96 +73,12 @@ def spmd(
     [-1.0, 1.0]
     """
     nodes = as_nodes(mesh, nodes, axis_name, local_axis_name)
-    kinds = _ArgumentKinds.make(static_argnums, shared_argnums, local_argnums)
-    make_run = _run_simulated if nodes.mesh is None else _run_sharded
+    kinds = ArgumentKinds.make(static_argnums, shared_argnums, local_argnums)
+    make_run = run_simulated if nodes.mesh is None else run_sharded
     run = make_run(fn, kinds, nodes, check_vma)
     run.__name__ = getattr(fn, "__name__", run.__name__)  # what profiles show
     jitted = jax.jit(run, static_argnums=tuple(kinds.static), donate_argnums=donate_argnums)
     return Program(jitted, kinds, nodes)
-
-
-def _run_simulated(
-    fn: Callable[..., Any], kinds: _ArgumentKinds, nodes: Nodes, check_vma: bool
-) -> Callable[..., Any]:
-    """`fn` for N nodes on one device, by `vmap`."""
-    del check_vma
-
-    def run(*args: Any) -> Any:
-        dynamic = _require_all_stacked(kinds, args, nodes)
-        in_axes = {i: None if i in kinds.shared else 0 for i in dynamic}
-
-        def run_node(values: dict[int, Any]) -> Any:
-            return jax.tree.map(jnp.asarray, fn(*kinds.merge(args, values)))
-
-        mapped = jax.vmap(run_node, (in_axes,), axis_name=nodes.axis_name, axis_size=nodes.size)
-        return mapped(dynamic)
-
-    return run
-
-
-def _run_sharded(
-    fn: Callable[..., Any], kinds: _ArgumentKinds, nodes: Nodes, check_vma: bool
-) -> Callable[..., Any]:
-    """`fn` for the nodes of a mesh, by `shard_map`."""
-
-    def run(*args: Any) -> Any:
-        dynamic = _require_all_stacked(kinds, args, nodes)
-
-        def run_device(shards: dict[int, Any]) -> Any:
-            values = {
-                i: shard if i in kinds.shared else jax.tree.map(lambda x: x[0], shard)
-                for i, shard in shards.items()
-            }
-            out = fn(*kinds.merge(args, values))
-            return jax.tree.map(lambda x: jnp.asarray(x)[None], out)
-
-        mapped = jax.shard_map(
-            run_device,
-            mesh=nodes.mesh,
-            in_specs=({i: _spec(i, kinds, nodes) for i in dynamic},),
-            out_specs=P(nodes.axis_name),
-            check_vma=check_vma,
-        )
-        return mapped(dynamic)
-
-    return run
-
-
-def _spec(number: int, kinds: _ArgumentKinds, nodes: Nodes) -> P:
-    if number in kinds.shared:
-        return P()
-    if number in kinds.local and nodes.local_devices is not None:
-        return P(nodes.axis_name, nodes.local_axis_name)
-    return P(nodes.axis_name)
-
-
-def _require_all_stacked(
-    kinds: _ArgumentKinds, args: Sequence[Any], nodes: Nodes
-) -> dict[int, Any]:
-    dynamic = kinds.dynamic(args)
-    for number, arg in dynamic.items():
-        _require_stacked(number, arg, kinds, nodes)
-    return dynamic
-
-
-def _require_stacked(number: int, arg: Any, kinds: _ArgumentKinds, nodes: Nodes) -> None:
-    if number in kinds.shared:
-        return
-    local = nodes.local_devices if number in kinds.local else None
-    for path, leaf in jax.tree_util.tree_leaves_with_path(arg):
-        shape = jnp.shape(leaf)
-        name = f"argument {number}{jax.tree_util.keystr(path)}"
-        if not shape or shape[0] != nodes.size:
-            raise ValueError(
-                f"{name} must be node-stacked, with a leading axis of {nodes.size} nodes, got "
-                f"shape {list(shape)}: gx.Nodes.replicate stacks one value for all nodes; or list "
-                "the argument in shared_argnums or static_argnums."
-            )
-        if local is not None and (len(shape) < 2 or shape[1] % local):
-            raise ValueError(
-                f"{name} must have a second axis that {local} local devices divide, got shape "
-                f"{list(shape)}: give batches of a multiple of {local} examples."
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -394,9 +234,7 @@ class Nodes:
         """
         if not jax.tree.leaves(stacked):
             return stacked
-        row, spread = _first_row(self.mesh)(stacked)
-        if jax.process_count() > 1:
-            row, spread = jax.tree.map(lambda x: x.addressable_data(0), (row, spread))
+        row, spread = jax.tree.map(lambda x: x.addressable_data(0), _first_row(self.mesh)(stacked))
         if spread > MAX_SPREAD:
             raise ValueError(
                 f"the rows of all nodes must be equal, got some that differ by {spread:.1%}: "
@@ -438,11 +276,15 @@ def as_nodes(
     """Returns the `Nodes` of the arguments `mesh` and `nodes`, of which one may say it all."""
     if not isinstance(nodes, Nodes):
         return Nodes(nodes, mesh, axis_name, local_axis_name)  # pyright: ignore[reportArgumentType]
-    if mesh is not None and Nodes(mesh=mesh, axis_name=nodes.axis_name) != nodes:
+    if mesh is not None and dataclasses.replace(nodes, size=None, mesh=mesh) != nodes:
         raise ValueError(
             "mesh must be that of nodes, which says where nodes run already, got another: give "
             "one of the two."
         )
+    for field, name in (("axis_name", axis_name), ("local_axis_name", local_axis_name)):
+        expected = getattr(nodes, field)
+        if name not in (getattr(Nodes, field), expected):  # the default is not a contradiction
+            raise ValueError(f"{field} must be that of nodes, {expected!r}, got {name!r}.")
     return nodes
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from gossipjax._program import Argnums, Program
 from gossipjax.algorithms.osgp import add_received, exchange
 from gossipjax.algorithms.state import (
     GossipState,
@@ -20,7 +21,7 @@ from gossipjax.algorithms.state import (
     gossip_state,
     replace_gossip_state,
 )
-from gossipjax.spmd import Argnums, Nodes, Program, as_nodes, donate_on_accelerators
+from gossipjax.spmd import Nodes, as_nodes, donate_on_accelerators
 
 MAX_PROGRAMS = 32  # of one train step; beyond it, the step is traced
 

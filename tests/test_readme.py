@@ -1,32 +1,56 @@
-"""Every Python block of the README runs, in order, in one namespace; its claims of names hold."""
+"""Every Python block of the READMEs runs, in order, in one namespace; the claims of names hold."""
 
+import os
 import re
 from pathlib import Path
 
 import jax.numpy as jnp
 import optax
+import pytest
 
 import gossipjax as gx
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+READMES = [
+    path
+    for path in (ROOT / "README.md", *sorted(ROOT.glob("*/**/README.md")))
+    if ".venv" not in path.parts and "```python" in path.read_text()
+]
 
 
-def test_python_blocks_run():
-    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(blocks) >= 4
-    namespace = {}
-    for block in blocks:
+def run_blocks(text):
+    """Runs the Python blocks of a text; returns their namespace."""
+    namespace = {"__name__": "readme"}
+    for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
         exec(compile(block, "README.md", "exec"), namespace)
-    average = namespace["average"]["w"][0]
-    assert abs(average - namespace["jnp"].array([1.0, -2.0, 3.0, 0.5])).max() < 0.3
+    return namespace
 
 
-def test_every_line_of_the_table_is_code_that_builds():
+def test_the_quickstart_finds_the_parameters():
+    model = run_blocks(README)["model"]["w"]
+    assert abs(model - jnp.array([1.0, -2.0, 3.0, 0.5])).max() < 0.3
+
+
+@pytest.mark.parametrize("path", READMES[1:], ids=lambda path: str(path.parent.relative_to(ROOT)))
+def test_python_blocks_run(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_blocks(path.read_text())
+
+
+def test_the_quickstart_is_short():
+    quickstart = README.split("## Quickstart")[1].split("```python\n")[1].split("```")[0]
+    assert len([line for line in quickstart.splitlines() if line.strip()]) <= 22
+    assert len(README.splitlines()) <= 180
+
+
+def test_every_line_of_the_table_of_names_is_code_that_builds():
     n, k, rate = 8, 3, 0.1
     schedule = gx.topology.one_peer_exponential(n)
     names = {"gx": gx, "optax": optax, "n": n, "k": k, "rate": rate, "schedule": schedule}
     names |= {"jnp": jnp}
-    rows = README.split("## The names of the papers")[1].split("\n\n")[1].splitlines()[2:]
+    text = (ROOT / "experiments" / "README.md").read_text()
+    rows = text.split("## The names of the papers")[1].split("\n\n")[1].splitlines()[2:]
     built = 0
     for row in rows:
         for code in re.findall(r"`([^`]+)`", row.split("|")[3]):
@@ -36,14 +60,26 @@ def test_every_line_of_the_table_is_code_that_builds():
     assert built >= 26
 
 
-def test_the_example_is_short():
-    example = README.split("## Put it into")[1].split("```python\n")[1].split("```")[0]
-    assert len([line for line in example.splitlines() if line.strip()]) <= 22
+def test_every_transform_and_topology_of_the_readme_exists():
+    for name in re.findall(r"`gx\.(?:topology\.)?(\w+)", README):
+        assert hasattr(gx, name) or hasattr(gx.topology, name), name
+    listed = README.split("Topologies: ")[1].split(". [Every")[0]
+    for name in re.findall(r"`(\w+)`", listed):
+        assert hasattr(gx.topology, name), name
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in ROOT.glob("**/README.md") if ".venv" not in path.parts], ids=str
+)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#]+)", path.read_text()):
+        if not target.startswith("http"):
+            assert os.path.exists(path.parent / target), target
 
 
 def test_no_placeholder_is_left():
     assert "@@" not in README
-    assert "average" in README.split("```text")[1].split("```")[0]
+    assert "average" in README.split("## Reproduce")[1].split("```text")[1].split("```")[0]
 
 
 def test_commands_are_marked_for_ci():

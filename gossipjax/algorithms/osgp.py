@@ -191,17 +191,16 @@ def _receive_first(
         received: InFlight | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
-        require_own_state("osgp", plan, state)
-        assert isinstance(state, GossipState)
-        step = default_step(step, state.count, plan.wire.axis_name)
+        own_state = require_own_state("osgp", plan, state)
+        step = default_step(step, own_state.count, plan.wire.axis_name)
         if received is None:
-            received = exchange(state, step)
+            received = exchange(own_state, step)
         if not isinstance(received, InFlight):
             raise ValueError(
                 f"received must be what gx.exchange(opt_state, step) returns, got {received!r}."
             )
-        state = state._replace(in_flight=received)
-        return base.update(updates, state, params, step=step, **extra_args)
+        own_state = own_state._replace(in_flight=received)
+        return base.update(updates, own_state, params, step=step, **extra_args)
 
     return optax.GradientTransformationExtraArgs(base.init, update)
 

@@ -118,17 +118,17 @@ class GossipState(NamedTuple):
       numerator: the push-sum numerator `x`, float32 at least, like the parameters. Kept, for all
         leaves, if any parameter has less precision than float32 or the parameters are an older
         model; otherwise it is `w * z`.
-      in_flight: messages that were sent and not yet used.
-      extra: parts that one algorithm alone keeps, by name.
-      plan: static: schedule, overlap and wire of the algorithm.
+      in_flight: `InFlight`, messages that were sent and not yet used.
+      extra: a dict of `Extra`, parts that one algorithm alone keeps, by name.
+      plan: static: the `ExchangePlan` with schedule, overlap and wire of the algorithm.
     """
 
     count: Any
     weight: Any = None
     numerator: Any = None
-    in_flight: InFlight | None = None
-    extra: dict[str, Extra] | None = None
-    plan: ExchangePlan = ExchangePlan()
+    in_flight: Any = None
+    extra: Any = None
+    plan: Any = ExchangePlan()
 
     @property
     def schedule(self) -> Schedule | None:
@@ -261,26 +261,26 @@ def gossip_transform(
         *,
         step: StepLike | None = None,
         **extra_args: Any,
-    ) -> tuple[optax.Updates, GossipState]:
+    ) -> tuple[optax.Updates, optax.OptState]:
         del extra_args
         if params is None:
             raise ValueError(
                 f"the params of {name} must be given, as it mixes them, got None: call "
                 "tx.update(updates, state, params)."
             )
-        require_own_state(name, plan, state)
-        step = default_step(step, state.count, plan.wire.axis_name)
-        target, new_state = combine(numerators(params, state), updates, state, step)
+        own_state = require_own_state(name, plan, state)
+        step = default_step(step, own_state.count, plan.wire.axis_name)
+        target, new_state = combine(numerators(params, own_state), updates, own_state, step)
         return as_update(params, target), new_state._replace(
-            count=optax.safe_increment(state.count),
-            numerator=None if state.numerator is None else new_state.numerator,
+            count=optax.safe_increment(own_state.count),
+            numerator=None if own_state.numerator is None else new_state.numerator,
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def require_own_state(name: str, plan: ExchangePlan, state: Any) -> None:
-    """Raises `ValueError` unless `state` is a `GossipState` that was made for this plan."""
+def require_own_state(name: str, plan: ExchangePlan, state: Any) -> GossipState:
+    """Returns `state`; raises `ValueError` unless it is a `GossipState` made for this plan."""
     if not isinstance(state, GossipState):
         raise ValueError(
             f"the state of {name} must be a gx.GossipState, got {type(state).__name__}, the state "
@@ -295,6 +295,7 @@ def require_own_state(name: str, plan: ExchangePlan, state: Any) -> None:
                 "gx.topology.piecewise, or go on from the average model by "
                 "gossipjax.checkpoint.change_nodes."
             )
+    return state
 
 
 def gossip_state(opt_state: optax.OptState) -> GossipState | None:

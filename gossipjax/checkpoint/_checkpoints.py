@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import shutil
 import signal
@@ -14,11 +13,21 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 
 from gossipjax import launch
-from gossipjax.checkpoint._leaves import checksum, is_key, leaf_specs, require_same_specs
+from gossipjax.checkpoint._leaves import checksum, leaf_specs, require_same_specs
 from gossipjax.checkpoint._resize import ResizeReport
+from gossipjax.checkpoint._store import (
+    TEMPORARY_SUFFIX,
+    DamagedError,
+    by_number,
+    first_line,
+    make_manager,
+    match,
+    read_arrays,
+    read_manifest,
+    write,
+)
 from gossipjax.checkpoint._train_state import (
     MakeTx,
     Preempted,
@@ -30,13 +39,6 @@ from gossipjax.processes import all_processes, any_process, barrier, require_sha
 from gossipjax.spmd import Nodes
 from gossipjax.topology.schedule import require_int
 
-try:
-    import orbax.checkpoint as ocp
-except ImportError as error:
-    raise ImportError(
-        'gossipjax.checkpoint.Checkpoints needs orbax: pip install "gossipjax[checkpoint]".'
-    ) from error
-
 
 class Restored(NamedTuple):
     """Result of `Checkpoints.restore`: the step, the state, and the metadata saved with it."""
@@ -44,10 +46,6 @@ class Restored(NamedTuple):
     step: int
     state: Any
     metadata: dict[str, Any]
-
-
-class DamagedError(Exception):
-    """A checkpoint that cannot be read, or whose content has another checksum."""
 
 
 class Checkpoints:
@@ -140,29 +138,9 @@ class Checkpoints:
 
     def _open(self) -> None:
         if jax.process_index() == 0:
-            for unfinished in self.folder.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*"):
+            for unfinished in self.folder.glob(f"*{TEMPORARY_SUFFIX}*"):
                 shutil.rmtree(unfinished, ignore_errors=True)
-        # With names, barriers go through JAX's coordinator: they have a time-out, unlike a
-        # collective.
-        all_together = ocp.options.MultiprocessingOptions(
-            active_processes=set(range(jax.process_count())), barrier_sync_key_prefix="gossipjax"
-        )
-        self._manager = ocp.CheckpointManager(
-            self.folder,
-            options=ocp.CheckpointManagerOptions(
-                max_to_keep=self._max_to_keep,
-                create=False,
-                single_host_load_and_broadcast=True,
-                async_options=ocp.AsyncOptions(timeout_secs=int(self._timeout)),
-                multiprocessing_options=all_together,
-            ),
-            item_handlers={
-                "state": ocp.PyTreeCheckpointHandler(
-                    use_compression=False, multiprocessing_options=all_together
-                ),
-                "manifest": ocp.JsonCheckpointHandler(multiprocessing_options=all_together),
-            },
-        )
+        self._manager = make_manager(self.folder, self._max_to_keep, self._timeout)
 
     def resume(
         self,
@@ -205,7 +183,7 @@ class Checkpoints:
         restored = self.restore(lambda saved: make_template(state, nodes, make_tx, saved))
         if restored is None:
             return None
-        return TrainState(restored.step, *restored.state, restored.metadata)
+        return TrainState(restored.step, *restored.state, metadata=restored.metadata)
 
     def _restore_from(
         self, folder: Path, state: TrainState, nodes: Nodes, make_tx: MakeTx
@@ -268,14 +246,11 @@ class Checkpoints:
             "metadata": metadata,
         }
         text = json.dumps(manifest)
-        items = ocp.args.Composite(
-            state=ocp.args.PyTreeSave(_by_number(leaves)),
-            manifest=ocp.args.JsonSave({"json": text, "checksum": zlib.crc32(text.encode())}),
-        )
         self._rename([other for other in steps if other >= step], "superseded")
         self._last_step = step
         try:
-            self._manager.save(step, args=items, force=True)
+            written = {"json": text, "checksum": zlib.crc32(text.encode())}
+            write(self._manager, step, by_number(leaves), written)
         except Exception as error:
             self._failure = error
 
@@ -349,7 +324,7 @@ class Checkpoints:
             return
         warnings.warn(
             f"the checkpoint of step {self._last_step} could not be written to {self.folder} "
-            f"({_first_line(failure)}): the run goes on, and older checkpoints are untouched.",
+            f"({first_line(failure)}): the run goes on, and older checkpoints are untouched.",
             stacklevel=3,
         )
         with contextlib.suppress(Exception):
@@ -358,7 +333,7 @@ class Checkpoints:
 
     def _read(self, step: int, like: Any) -> Restored:
         folder = self.folder / str(step)
-        written = _read_item(ocp.JsonCheckpointHandler, folder / "manifest", ocp.args.JsonRestore())
+        written = read_manifest(folder)
         text = str(written.get("json"))
         if zlib.crc32(text.encode()) != written.get("checksum"):
             raise DamagedError("its manifest has another checksum")
@@ -366,10 +341,8 @@ class Checkpoints:
         like = like(manifest["metadata"]) if callable(like) else like
         require_same_specs(manifest["leaves"], leaf_specs(like), f"the checkpoint of step {step}")
         leaves, structure = jax.tree.flatten(like)
-        arrays = _by_number(leaves)
-        args = ocp.args.PyTreeRestore(item=arrays, restore_args=jax.tree.map(_restore_args, arrays))
-        read = _read_item(ocp.PyTreeCheckpointHandler, folder / "state", args)
-        restored = [_match(read.get(str(i)), leaf) for i, leaf in enumerate(leaves)]
+        read = read_arrays(folder, by_number(leaves))
+        restored = [match(read.get(str(i)), leaf) for i, leaf in enumerate(leaves)]
         if checksum(restored) != manifest["checksum"]:
             raise DamagedError("its arrays have another checksum")
         return Restored(step, jax.tree.unflatten(structure, restored), manifest["metadata"])
@@ -384,57 +357,3 @@ class Checkpoints:
                 (self.folder / str(step)).rename(target)
         barrier()
         self._manager.reload()
-
-
-def _read_item(handler: Any, path: Path, args: Any) -> Any:
-    """Each process reads an item; raises `DamagedError` if one of them cannot."""
-    item = None
-    problem = None
-    process_id = jax.process_index()
-    single_process = ocp.options.MultiprocessingOptions(
-        primary_host=process_id, active_processes={process_id}
-    )
-    try:
-        with ocp.Checkpointer(
-            handler(multiprocessing_options=single_process), multiprocessing_options=single_process
-        ) as reader:
-            item = reader.restore(path, args=args)
-    except Exception as error:
-        problem = _first_line(error)
-    if problem is not None:
-        with warnings.catch_warnings():  # of coroutines that orbax, having failed, did not await
-            warnings.simplefilter("ignore", RuntimeWarning)
-            gc.collect()
-    if not all_processes(problem is None):
-        raise DamagedError(problem or "another process cannot read it")
-    return item
-
-
-def _by_number(leaves: list[Any]) -> dict[str, Any]:
-    """Returns the leaves by number, without empty ones, which orbax does not write."""
-    return {str(i): leaf for i, leaf in enumerate(leaves) if np.size(leaf)}
-
-
-def _restore_args(leaf: Any) -> Any:
-    sharding = getattr(leaf, "sharding", None)
-    if sharding is None and is_key(leaf):  # which NumPy does not know
-        sharding = SingleDeviceSharding(jax.local_devices()[0])
-    if sharding is None:
-        return ocp.RestoreArgs(restore_type=np.ndarray)
-    return ocp.ArrayRestoreArgs(sharding=sharding)
-
-
-def _match(array: Any, leaf: Any) -> Any:
-    """Returns a restored array in the form of `leaf`: a number, an empty array, or as it is."""
-    if isinstance(leaf, int | float):
-        return type(leaf)(array)
-    if array is not None:
-        return array
-    empty = np.zeros(leaf.shape, leaf.dtype)
-    sharding = getattr(leaf, "sharding", None)
-    return empty if sharding is None else jax.device_put(empty, sharding)
-
-
-def _first_line(error: Exception | None) -> str:
-    text = "by another process" if error is None else str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:500]

@@ -93,4 +93,4 @@ def fit_state(
     batch_stats = average_nodes(restored.batch_stats, nodes.size)
     rows = np.array(nodes.local)
     arrays = nodes.put(jax.tree.map(lambda x: x[rows], (params, opt_state, batch_stats)))
-    return TrainState(restored.step, *arrays, restored.metadata), report
+    return TrainState(restored.step, *arrays, metadata=restored.metadata), report

@@ -161,8 +161,8 @@ def require_step(step: Any, axis_name: str) -> None:
     """Raises `ValueError` unless `step` is an integer that is the same on every node."""
     if isinstance(step, int | np.integer) and not isinstance(step, bool):
         return
-    is_array = isinstance(step, jax.Array | np.ndarray) and step.shape == ()
-    if not is_array or not jnp.issubdtype(step.dtype, jnp.integer):
+    is_scalar = isinstance(step, jax.Array | np.ndarray) and step.shape == ()
+    if not is_scalar or not jnp.issubdtype(jnp.result_type(step), jnp.integer):
         raise ValueError(
             f"step must be an integer or a traced integer scalar, got {step!r}: give the number "
             "of the update, from 0."

@@ -1,255 +1,157 @@
-"""Where a process finds its job: its place in it, and the roll call at process 0's port.
+"""Rendezvous of all processes at process 0's port, before JAX uses that port.
 
-JAX ends a process with an abort, which no program can catch, where the coordinator cannot be
-reached, and where a process is missing or was started twice, without saying which. So all meet at
-that port first, before JAX takes it over.
+If the coordinator is unreachable, or a process is missing or was started twice, JAX aborts the
+process: the program cannot catch it, and the message does not name the process. So the processes
+first meet at the coordinator's address themselves. Messages are lines of JSON.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import socket
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
-PAUSE_SECONDS = 0.05  # between two attempts to reach process 0
-READ_SECONDS = 10.0  # that a connection has for saying who it is
-MARGIN_SECONDS = 5.0  # that process 0's answer may be late
+from gossipjax.launch._process_info import ProcessInfo, is_loopback, parse_address
 
-# Where schedulers say how many processes there are, which one this is, and which one on its host.
-SCHEDULERS = {
-    "Open MPI": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    "Slurm": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
-}
-
-
-class Place(NamedTuple):
-    """This process' number, from 0, and how many processes there are."""
-
-    process: int
-    processes: int
+RETRY_SECONDS = 0.05  # between two attempts to reach process 0
+READ_SECONDS = 10.0  # for a process that has connected to introduce itself
+MARGIN_SECONDS = 5.0  # for process 0's answer to arrive after its timeout
+MAX_MESSAGE_BYTES = 4096
+MAX_MISSING_SHOWN = 8
+HELLO_KEYS = {"process_id", "num_processes", "host"}
 
 
-def given_place(
-    coordinator: str | None, processes: int | None, process: int | None
-) -> tuple[str, Place | None]:
-    """The coordinator and the place that arguments and environment give; None if they give none.
+def rendezvous(address: str, info: ProcessInfo, timeout: float) -> None:
+    """Wait until all processes have connected to process 0 at `address`.
 
-    Raises:
-      ValueError: for half a place, or one that cannot be.
-    """
-    address = coordinator or os.environ.get("GOSSIPJAX_COORDINATOR", "")
-    size = whole_number(processes, "GOSSIPJAX_PROCESSES")
-    rank = whole_number(process, "GOSSIPJAX_PROCESS")
-    _, place = scheduled_place()
-    if place and (address or place.processes == 1) and size is None and rank is None:
-        rank, size = place
-    if not address and size is None and rank is None:
-        return "", None
-    if size == 1 and rank is None:
-        rank = 0
-    absent = {
-        "coordinator": not address and size != 1,
-        "processes": size is None,
-        "process": rank is None,
-    }
-    missing = [name for name, is_absent in absent.items() if is_absent]
-    if missing or size is None or rank is None:
-        names = " and ".join(f"{name} (GOSSIPJAX_{name.upper()})" for name in missing)
-        raise ValueError(
-            f"half a place in a job, without {names}: give coordinator, processes and process, or "
-            "none of them."
-        )
-    if not 0 <= rank < size:
-        raise ValueError(
-            f"process is a number from 0 to processes - 1; given {rank}, of processes={size}."
-        )
-    if address:
-        parse_address(address)
-    return address, Place(rank, size)
-
-
-def scheduled_place() -> tuple[str, Place | None]:
-    """A scheduler's name, and what it says of this job step; None if there is none."""
-    for name, (size, rank, _) in SCHEDULERS.items():
-        if size in os.environ and rank in os.environ:
-            return name, Place(int(os.environ[rank]), int(os.environ[size]))
-    return "", None
-
-
-def scheduled_device(place: Place) -> int | None:
-    """This process' number on its host, if a scheduler gave the place: JAX takes the GPU of that
-    number where it finds the place itself. `JAX_LOCAL_DEVICE_IDS` goes before it."""
-    name, scheduled = scheduled_place()
-    local = os.environ.get(SCHEDULERS[name][2]) if scheduled == place else None
-    return int(local) if local and "JAX_LOCAL_DEVICE_IDS" not in os.environ else None
-
-
-def whole_number(given: int | None, variable: str) -> int | None:
-    """A number that was given, else that of an environment variable, else None."""
-    value = os.environ.get(variable) if given is None else given
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        return int(value)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        name = variable.removeprefix("GOSSIPJAX_").lower()
-        raise ValueError(f"{name} ({variable}) is a whole number; given {value!r}.")
-    return value
-
-
-def patience(given: float | None) -> float:
-    """The seconds that were given, else those of `GOSSIPJAX_TIMEOUT`, else 60."""
-    value = os.environ.get("GOSSIPJAX_TIMEOUT", 60) if given is None else given
-    with contextlib.suppress(ValueError):
-        if 0 < float(value) < math.inf:
-            return float(value)
-    raise ValueError(
-        f"timeout (GOSSIPJAX_TIMEOUT) is a number of seconds above 0; given {value!r}."
-    )
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT` or `[IPv6]:PORT`.
-
-    Raises:
-      ValueError: if it is neither.
-
-    >>> parse_address("node-7:1234"), parse_address("[::1]:80")
-    (('node-7', 1234), ('::1', 80))
-    """
-    host, _, port = address.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    bare = host[1:-1] if bracketed else host
-    number = int(port) if port.isascii() and port.isdigit() else 0
-    if not bare or (":" in bare) != bracketed or not 0 < number < 65536:
-        raise ValueError(
-            "the coordinator is HOST:PORT, as in node-7:1234 or [::1]:1234, with a port from 1 to "
-            f"65535; given {address!r}."
-        )
-    return bare, number
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only processes of this machine can reach the address."""
-    host, _ = parse_address(address)
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def meet(address: str, place: Place, timeout: float) -> None:
-    """Returns when all processes have come to `address`, where process 0 waits for them.
-
-    In the others, it returns when something listens there again: JAX's client would wait for a
-    second before it looks again.
+    Processes other than 0 return when something listens at `address` again, which is JAX's
+    coordinator: JAX's client would sleep for a second after a failed attempt.
 
     Args:
       address: `HOST:PORT` of process 0.
-      timeout: seconds that process 0 waits for the others, and the others for process 0.
+      info: this process.
+      timeout: seconds for which process 0 waits for the others, and the others for process 0.
 
     Raises:
-      ConnectionError: in every process that can be told, if process 0 cannot listen or be reached,
-        processes are missing or came twice, or they disagree on how many they are.
+      ConnectionError: if process 0 cannot listen or cannot be reached, if processes are missing or
+        were started twice, or if they disagree on `num_processes`. All processes that have
+        connected raise the same error.
     """
-    if place.process == 0:
-        complaint = _call_the_roll(address, place, timeout)
-    else:
-        complaint = _answer_the_roll(address, place, timeout)
-    if complaint:
-        raise ConnectionError(complaint)
+    error = (
+        _serve(address, info, timeout) if info.process_id == 0 else _join(address, info, timeout)
+    )
+    if error is not None:
+        raise ConnectionError(error)
 
 
-def _call_the_roll(address: str, place: Place, timeout: float) -> str:
-    deadline, came, complaint = time.monotonic() + timeout, {0: _who()}, ""
+def _serve(address: str, info: ProcessInfo, timeout: float) -> str | None:
+    """Run process 0's part: collect all others, then answer each. Return the error, or None."""
+    deadline = time.monotonic() + timeout
+    hosts = {0: _describe_host()}
+    error = None
     with contextlib.ExitStack() as stack:
-        waiting = []
-        with _listen(address, place) as server:
-            while len(came) < place.processes and not complaint:
+        connections = []
+        with _listen(address, info) as server:
+            while error is None and len(hosts) < info.num_processes:
                 server.settimeout(max(1e-3, deadline - time.monotonic()))
                 try:
                     connection = stack.enter_context(server.accept()[0])
                 except TimeoutError:
-                    complaint = _missing(came, place, address, timeout)
+                    error = _describe_missing(hosts, address, info, timeout)
                     break
-                said = _read(connection, READ_SECONDS)
-                if said.keys() >= {"process", "processes", "who"}:
-                    waiting.append(connection)
-                    complaint = _complaint(said, came, place)
-                    came[said["process"]] = said["who"]
-        for connection in waiting:
+                hello = _read(connection, READ_SECONDS)
+                if hello.keys() >= HELLO_KEYS:
+                    connections.append(connection)
+                    error = _check_hello(hello, hosts, info)
+                    hosts[hello["process_id"]] = hello["host"]
+        for connection in connections:
             with contextlib.suppress(OSError):
-                _write(connection, {"complaint": complaint})
-    return complaint
+                _write(connection, {"error": error})
+    return error
 
 
-def _complaint(said: dict[str, Any], came: dict[int, str], place: Place) -> str:
-    process, processes, who = said["process"], said["processes"], said["who"]
-    if processes != place.processes:
+def _check_hello(hello: dict[str, Any], hosts: dict[int, str], info: ProcessInfo) -> str | None:
+    """Compare a process with process 0 and the `hosts` that have connected. Return the error."""
+    process_id, num_processes, host = (
+        hello[key] for key in ("process_id", "num_processes", "host")
+    )
+    if num_processes != info.num_processes:
         return (
-            f"process 0 ({came[0]}) was told of {place.processes} processes, and process {process} "
-            f"({who}) of {processes}: give all of them the same number."
+            f"num_processes must be the same for all processes, got {info.num_processes} in "
+            f"process 0 ({hosts[0]}) and {num_processes} in process {process_id} ({host})."
         )
-    if process in came:
+    if process_id in hosts:
         return (
-            f"there are two processes {process} of {processes}, {came[process]} and {who}: every "
-            f"process has a number of its own, from 0 to {processes - 1}."
+            f"there are two processes {process_id} of {num_processes}, {hosts[process_id]} and "
+            f"{host}: give each process another process_id, from 0 to {num_processes - 1}."
         )
-    return ""
+    return None
 
 
-def _missing(came: dict[int, str], place: Place, address: str, timeout: float) -> str:
-    missing = [str(i) for i in range(place.processes) if i not in came]
-    shown = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
+def _describe_missing(
+    hosts: dict[int, str], address: str, info: ProcessInfo, timeout: float
+) -> str:
+    missing = [str(i) for i in range(info.num_processes) if i not in hosts]
+    ellipsis = ["..."] if len(missing) > MAX_MISSING_SHOWN else []
+    shown = ", ".join(missing[:MAX_MISSING_SHOWN] + ellipsis)
     return (
-        f"process{'es' if len(missing) > 1 else ''} {shown} of {place.processes} did not come to "
-        f"{address} within {timeout:g} s: were they started, did they fail, can they reach it?"
+        f"process{'es' if len(missing) > 1 else ''} {shown} of {info.num_processes} did not "
+        f"connect to {address} within {timeout:g} s. Were they started, did they fail, can they "
+        "reach this address?"
     )
 
 
-def _answer_the_roll(address: str, place: Place, timeout: float) -> str:
-    with _reach(address, place, timeout) as connection:
+def _join(address: str, info: ProcessInfo, timeout: float) -> str | None:
+    """Run the part of the other processes: introduce this one. Return process 0's error."""
+    with _reach(address, info, timeout) as connection:
         with contextlib.suppress(OSError):
-            _write(connection, {**place._asdict(), "who": _who()})
+            _write(connection, {**info._asdict(), "host": _describe_host()})
         answer = _read(connection, timeout + MARGIN_SECONDS)
-    if answer.get("complaint") == "":
-        _reach(address, place, timeout).close()
-    return answer.get(
-        "complaint",
-        f"process {place.process} of {place.processes} asked at {address}, and what listens there "
-        "does not wait for it: process 0 has begun without it (is there a second one of this "
-        "number?) or has ended, or the port is another program's.",
-    )
+    if "error" not in answer:
+        return (
+            f"process {info.process_id} of {info.num_processes} connected to {address}, but what "
+            "listens there does not expect it: process 0 has started without it (was another "
+            "process given this process_id?) or has exited, or the port is another program's."
+        )
+    if answer["error"] is None:
+        _reach(address, info, timeout).close()
+    return answer["error"]
 
 
-def _reach(address: str, place: Place, timeout: float) -> socket.socket:
+def _reach(address: str, info: ProcessInfo, timeout: float) -> socket.socket:
     deadline = time.monotonic() + timeout
     while True:
         try:
-            return _connect(address, max(PAUSE_SECONDS, deadline - time.monotonic()))
+            return _connect(address, max(RETRY_SECONDS, deadline - time.monotonic()))
         except OSError as error:
-            if time.monotonic() + PAUSE_SECONDS >= deadline:
+            if time.monotonic() + RETRY_SECONDS >= deadline:
                 raise ConnectionError(
-                    f"process {place.process} of {place.processes} could not reach process 0 at "
-                    f"{address} within {timeout:g} s ({error}). Does it run there, and does a "
-                    "firewall let its port through?"
+                    f"process {info.process_id} of {info.num_processes} could not reach process 0 "
+                    f"at {address} within {timeout:g} s ({error}). Is process 0 running there, and "
+                    "does a firewall allow its port?"
                 ) from error
-        time.sleep(PAUSE_SECONDS)
+        time.sleep(RETRY_SECONDS)
 
 
-def _listen(address: str, place: Place) -> socket.socket:
+def _listen(address: str, info: ProcessInfo) -> socket.socket:
     host, port = parse_address(address)
-    six = ":" in host if is_loopback(address) else socket.has_dualstack_ipv6()
+    local_only = is_loopback(address)
+    is_ipv6 = ":" in host if local_only else socket.has_dualstack_ipv6()
     try:
         return socket.create_server(
-            (host if is_loopback(address) else "", port),
-            family=socket.AF_INET6 if six else socket.AF_INET,
-            dualstack_ipv6=six and not is_loopback(address),
-            backlog=place.processes,
+            (host if local_only else "", port),
+            family=socket.AF_INET6 if is_ipv6 else socket.AF_INET,
+            dualstack_ipv6=is_ipv6 and not local_only,
+            backlog=info.num_processes,
         )
     except OSError as error:
         raise ConnectionError(
-            f"process 0 of {place.processes} cannot listen at {address} ({error.strerror}): is it "
-            "another job's, or is there a second process 0? Give the coordinator another port."
+            f"process 0 of {info.num_processes} cannot listen at {address} ({error.strerror}): "
+            "another job or a second process 0 may use it. Choose another port for "
+            "coordinator_address."
         ) from error
 
 
@@ -261,7 +163,7 @@ def _connect(address: str, timeout: float) -> socket.socket:
     return connection
 
 
-def _who() -> str:
+def _describe_host() -> str:
     return f"{socket.gethostname()} pid {os.getpid()}"
 
 
@@ -270,9 +172,9 @@ def _write(connection: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _read(connection: socket.socket, timeout: float) -> dict[str, Any]:
-    """A message; empty if what comes is none."""
+    """The next message; empty if none arrives within `timeout` seconds, or if it is malformed."""
     connection.settimeout(timeout)
     with contextlib.suppress(OSError, ValueError), connection.makefile("rb") as stream:
-        message = json.loads(stream.readline(4096))
+        message = json.loads(stream.readline(MAX_MESSAGE_BYTES))
         return message if isinstance(message, dict) else {}
     return {}

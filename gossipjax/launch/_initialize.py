@@ -1,0 +1,173 @@
+"""Joining a job of several processes, and leaving it. The engine is JAX's own runtime."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+import threading
+from types import TracebackType
+from typing import NoReturn
+
+import jax
+
+from gossipjax.launch._process_info import (
+    ProcessInfo,
+    is_loopback,
+    local_rank_from_scheduler,
+    process_from_arguments,
+    process_from_scheduler,
+    timeout_seconds,
+)
+from gossipjax.launch._rendezvous import rendezvous
+
+_initialized: ProcessInfo | None = None
+
+
+def initialize(
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    initialization_timeout: float | None = None,
+) -> ProcessInfo:
+    """Join this process to its job. Call it once, at the top, before JAX's first use.
+
+    The process information is taken from the first of these that has it:
+
+    1. the arguments;
+    2. `GOSSIPJAX_COORDINATOR_ADDRESS`, `GOSSIPJAX_NUM_PROCESSES` and `GOSSIPJAX_PROCESS_ID`, which
+       `python -m gossipjax.launch` sets;
+    3. JAX's own detection of Open MPI, Slurm, Cloud TPU and Kubernetes.
+
+    Otherwise, with `num_processes=1` and in a job step of one process, this is a single process.
+    Under Open MPI and Slurm the coordinator's address alone is enough. With a known address all
+    processes first meet there, so that a process that is missing or was started twice is an error
+    here. Where JAX detects the process information, JAX aborts the process instead.
+
+    Under Slurm and Open MPI, JAX uses one GPU per process; `JAX_LOCAL_DEVICE_IDS=0,1,...` gives it
+    more. The handler of SIGTERM stays that of the program (JAX would make the process ignore it).
+    An uncaught exception ends the process at once, as `exit_process` does.
+
+    Args:
+      coordinator_address: `HOST:PORT` of process 0, where all processes can reach it and the port
+        is free.
+      num_processes: number of processes in the job.
+      process_id: number of this process, from 0.
+      initialization_timeout: seconds to wait for the other processes. Default:
+        `GOSSIPJAX_INITIALIZATION_TIMEOUT`, else 60.
+
+    Returns:
+      The process information. Later calls return it again.
+
+    Raises:
+      ValueError: if the process information is incomplete, `process_id` is not in
+        0..num_processes - 1, the address is malformed, or an earlier call had other information.
+      ConnectionError: if process 0 cannot be reached or cannot listen, or if processes are missing
+        or were started twice. The message names the address and the timeout, or the processes.
+
+    >>> from gossipjax import launch
+    >>> launch.initialize(num_processes=1)
+    ProcessInfo(process_id=0, num_processes=1)
+    """
+    global _initialized
+    timeout = timeout_seconds(initialization_timeout)
+    requested = process_from_arguments(coordinator_address, num_processes, process_id)
+    if _initialized is None and jax.distributed.is_initialized():  # by the program itself
+        _initialized = ProcessInfo(jax.process_index(), jax.process_count())
+    if _initialized is not None:
+        if requested is not None and requested.info != _initialized:
+            raise ValueError(
+                f"initialize must be called with the same information again, got process "
+                f"{requested.info.process_id} of {requested.info.num_processes} in process "
+                f"{_initialized.process_id} of {_initialized.num_processes}. Call it once, at the "
+                "top of the program."
+            )
+        return _initialized
+    if requested is None:
+        _initialized = _initialize_detected(timeout)
+    else:
+        if requested.coordinator_address is not None and requested.info.num_processes > 1:
+            _initialize_requested(requested.coordinator_address, requested.info, timeout)
+        _initialized = requested.info
+    return _initialized
+
+
+def _initialize_requested(address: str, info: ProcessInfo, timeout: float) -> None:
+    rendezvous(address, info, timeout)
+    _initialize_jax(
+        coordinator_address=address,
+        num_processes=info.num_processes,
+        process_id=info.process_id,
+        cluster_detection_method="deactivate",
+        initialization_timeout=math.ceil(timeout),
+        local_device_ids=local_rank_from_scheduler(info),
+        # JAX would listen on every address of the machine.
+        coordinator_bind_address=address if is_loopback(address) else None,
+    )
+
+
+def _initialize_detected(timeout: float) -> ProcessInfo:
+    try:
+        _initialize_jax(initialization_timeout=math.ceil(timeout))
+    except ValueError as error:
+        if "coordinator_address" not in str(error):
+            raise
+        scheduled = process_from_scheduler()
+        if scheduled is not None:
+            raise ValueError(
+                f"{scheduled.scheduler} runs {scheduled.info.num_processes} processes, but JAX "
+                "does not detect their coordinator. Set GOSSIPJAX_COORDINATOR_ADDRESS=HOST:PORT "
+                "for all of them, with the host of process 0."
+            ) from None
+        return ProcessInfo(0, 1)
+    scheduled = process_from_scheduler()
+    if scheduled is not None:  # asking JAX would start its backend, which programs configure later
+        return scheduled.info
+    return ProcessInfo(jax.process_index(), jax.process_count())
+
+
+def _initialize_jax(**options: str | int | None) -> None:
+    """Call `jax.distributed.initialize`, and undo its effects on a process that is ended or fails.
+
+    JAX's SIGTERM handler is replaced by the former one. JAX's shutdown, which waits for the other
+    processes, is skipped after an uncaught exception.
+    """
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    former_handler = signal.getsignal(signal.SIGTERM)
+    jax.distributed.initialize(**options)  # pyright: ignore[reportArgumentType]
+    if on_main_thread and former_handler is not None:
+        signal.signal(signal.SIGTERM, former_handler)
+    former_hook = sys.excepthook
+
+    def exit_after_report(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        former_hook(kind, error, traceback)
+        exit_process(130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+    sys.excepthook = exit_after_report
+
+
+def exit_process(status: int | str) -> NoReturn:
+    """Exit at once with `status`, as `sys.exit` does for a single process.
+
+    Use it where one process of several fails: after `sys.exit`, JAX waits up to five minutes for
+    the others to exit, and then aborts. Functions registered with `atexit` are not called in a job
+    of several processes.
+
+    Args:
+      status: exit status, or a message for stderr, which means status 1.
+
+    >>> from gossipjax import launch
+    >>> launch.exit_process("error: no data")
+    Traceback (most recent call last):
+    SystemExit: error: no data
+    """
+    if not jax.distributed.is_initialized():
+        sys.exit(status)
+    if isinstance(status, str):
+        print(status, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1 if isinstance(status, str) else status)

@@ -1,0 +1,129 @@
+"""Meshes over the devices of all processes, and the number of nodes after an elastic restart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from gossipjax.launch._process_info import int_from_env
+
+
+def mesh(nodes: int | None = None, local: int | None = None) -> Mesh:
+    """Arrange the devices of all processes as N nodes of L devices, with Auto axes, for `gx.spmd`.
+
+    Devices are taken in the order of the processes. A process has N / processes whole nodes, or a
+    node consists of whole consecutive processes. A single process may leave devices idle; several
+    processes may not.
+
+    Args:
+      nodes: number of nodes, N. Default: as many as there are devices for.
+      local: devices per node, L. Default: one, and the mesh has no such axis.
+
+    Returns:
+      A mesh with the axis `nodes`, or the axes `nodes` and `local`: `[N]` or `[N, L]`.
+
+    Raises:
+      ValueError: if the numbers do not divide each other, if there are fewer than N * L devices,
+        or if there are more and several processes.
+
+    >>> from gossipjax import launch
+    >>> dict(launch.mesh(nodes=1).shape)
+    {'nodes': 1}
+    """
+    _require_positive_int(nodes, "nodes")
+    _require_positive_int(local, "local")
+    devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    num_processes = _count_processes(devices)
+    per_node = 1 if local is None else local
+    if nodes is None:
+        if len(devices) % per_node:
+            raise ValueError(
+                f"local must divide the number of devices, got local={local} and "
+                f"{_describe(devices)}. Give a divisor."
+            )
+        nodes = len(devices) // per_node
+    _require_mesh_fits(nodes, per_node, devices, num_processes)
+    grid = np.array(devices[: nodes * per_node])
+    if local is None:
+        return Mesh(grid, ("nodes",))
+    return Mesh(grid.reshape(nodes, per_node), ("nodes", "local"))
+
+
+def surviving_nodes(nodes: int) -> int:
+    """Number of nodes that survive `--elastic` restarts: `nodes * processes / processes at start`.
+
+    Before any restart, and outside of `python -m gossipjax.launch`, this is `nodes`.
+
+    Raises:
+      ValueError: if this is not an integer.
+
+    >>> from gossipjax import launch
+    >>> launch.surviving_nodes(8)
+    8
+    """
+    num_at_start = int_from_env(None, "GOSSIPJAX_NUM_PROCESSES_AT_START")
+    num_processes = int_from_env(None, "GOSSIPJAX_NUM_PROCESSES")
+    if num_at_start is None or num_processes is None:
+        return nodes
+    if nodes * num_processes % num_at_start:
+        raise ValueError(
+            f"nodes must be a multiple of {num_at_start} to restart on {num_processes} of "
+            f"{num_at_start} processes, got {nodes}: {nodes * num_processes / num_at_start:g} "
+            f"nodes survive. Start the job with a multiple of {num_at_start} nodes."
+        )
+    return nodes * num_processes // num_at_start
+
+
+def _require_positive_int(value: int | None, name: str) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"{name} must be an integer >= 1, got {value!r}.")
+
+
+def _count_processes(devices: list[Any]) -> int:
+    counts = Counter(device.process_index for device in devices)
+    if len(set(counts.values())) > 1:
+        raise ValueError(
+            f"all processes must have the same number of devices, got {dict(counts)} by "
+            "process_id. Start each with the same JAX_NUM_CPU_DEVICES or the same number of GPUs."
+        )
+    return len(counts)
+
+
+def _require_mesh_fits(nodes: int, per_node: int, devices: list[Any], num_processes: int) -> None:
+    """Raise `ValueError` unless each process gets whole nodes, or each node whole processes."""
+    needed = nodes * per_node
+    product = f"{nodes} * {per_node} = {needed}"
+    if nodes % num_processes and num_processes % nodes:
+        raise ValueError(
+            f"nodes must be a multiple or a divisor of the number of processes, got {nodes} nodes "
+            f"and {num_processes} processes. Take a multiple of {num_processes} nodes, or another "
+            "number of processes."
+        )
+    if needed > len(devices):
+        per_process = -(-needed // num_processes)
+        raise ValueError(
+            f"nodes * local must be at most the number of devices, got {product} and "
+            f"{_describe(devices)}. Take fewer nodes. Or start with more devices: on CPU with "
+            f"--local-devices {per_process} of gossipjax.launch, or "
+            f'jax.config.update("jax_num_cpu_devices", {per_process}) before JAX\'s first use; '
+            "under Slurm and Open MPI, where JAX uses one GPU per process, with "
+            "JAX_LOCAL_DEVICE_IDS."
+        )
+    if num_processes > 1 and needed < len(devices):
+        raise ValueError(
+            f"nodes * local must be the number of devices of several processes, got {product} and "
+            f"{_describe(devices)}. Use all, with nodes={len(devices) // per_node}, or start fewer "
+            "processes or devices."
+        )
+
+
+def _describe(devices: list[Any]) -> str:
+    num_processes = len({device.process_index for device in devices})
+    processes = "1 process" if num_processes == 1 else f"each of {num_processes} processes"
+    return f"{len(devices)} devices ({len(devices) // num_processes} in {processes})"

@@ -1,0 +1,56 @@
+"""Kills the processes that a killed launcher leaves behind.
+
+A launcher that gets SIGKILL cannot stop its processes. So it starts this file as a script, which
+reads the process ids of the job from its input. The input ends when the launcher does, whatever
+ended it; then the script kills those that have not exited. It imports nothing but the standard
+library: it starts at once (`python -I -S`) and needs little memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from typing import IO
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def reaper() -> Iterator[IO[bytes]]:
+    """Run the reaper within the context; yields its input, one line per process.
+
+    A line is the id of a process that leads a session, or minus the id after it has exited.
+    """
+    command = [sys.executable, "-I", "-S", __file__]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True
+    ) as process:
+        assert process.stdin is not None
+        yield process.stdin
+
+
+def signal_group(group: int, number: int) -> None:
+    """Send a signal to a process group, which may be gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def _reap(lines: Iterable[str]) -> None:
+    for number in STOP_SIGNALS:  # they may be sent to all of a terminal's or scheduler's processes
+        signal.signal(number, signal.SIG_IGN)
+    groups: set[int] = set()
+    for process_id in map(int, lines):
+        if process_id > 0:
+            groups.add(process_id)
+        else:
+            groups.discard(-process_id)
+    for group in groups:
+        signal_group(group, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    _reap(sys.stdin)

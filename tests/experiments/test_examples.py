@@ -1,0 +1,45 @@
+"""The example programs run, are short, and find what they look for."""
+
+import ast
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+from test_architecture import count_code_lines
+
+from experiments import examples
+from experiments.examples import overlap, own_loop, resumable, train_step
+
+PROGRAMS = sorted(Path(examples.__path__[0]).glob("[a-z]*.py"))
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+def test_a_program_is_short_and_says_how_to_run_it(path):
+    assert count_code_lines(path) <= 60
+    documentation = ast.get_docstring(ast.parse(path.read_text())) or ""
+    assert f"python -m experiments.examples.{path.stem}" in documentation
+
+
+def test_own_loop_finds_the_parameters():
+    assert jnp.abs(own_loop.main()["w"] - own_loop.TRUE_W).max() < 1e-2
+
+
+def test_overlapped_nodes_agree_on_the_mean_target():
+    models, mean_target = overlap.main()
+    assert jnp.abs(models - mean_target).max() < 0.1
+    assert jnp.abs(models.mean(0) - mean_target).max() < 5e-3
+
+
+def test_train_step_learns_digits():
+    average, each = train_step.main()
+    assert average > 0.9
+    assert each.min() > 0.85
+
+
+def test_a_resumable_run_goes_on(tmp_path):
+    state, model = resumable.main(tmp_path, steps=500)
+    assert state.step == 500
+    again, same = resumable.main(tmp_path, steps=500)
+    assert again.step == 500
+    assert (model == same).all()
+    assert jnp.abs(model - jnp.arange(3.0) - 3.5).max() < 1e-3
