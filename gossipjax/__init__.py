@@ -1,9 +1,6 @@
 """Decentralized data-parallel training in JAX: gossip as optax transforms."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-from gossipjax import diagnostics, processes, topology, wire
+from gossipjax import diagnostics, launch, processes, topology, wire
 from gossipjax.algorithms.adpsgd import adpsgd, d1d_psgd, random_delays
 from gossipjax.algorithms.allreduce import allreduce
 from gossipjax.algorithms.dpsgd import dpsgd
@@ -17,9 +14,6 @@ from gossipjax.diagnostics import average_model, latest_model, local_model
 from gossipjax.spmd import Nodes, Program, donate_on_accelerators, spmd
 from gossipjax.topology import Schedule
 from gossipjax.train_step import MAX_PROGRAMS, TrainStep
-
-if TYPE_CHECKING:
-    from gossipjax import launch
 
 __all__ = [
     "MAX_PROGRAMS",
@@ -56,10 +50,3 @@ __all__ = [
 ]
 
 __version__ = "0.2.0.dev0"
-
-
-def __getattr__(name: str) -> Any:
-    # When it is first used: `python -m gossipjax.launch` would warn if it were imported already.
-    if name == "launch":
-        return importlib.import_module("gossipjax.launch")
-    raise AttributeError(f"module 'gossipjax' has no attribute {name!r}")

@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
 # The image experiment on a Cloud TPU slice of several hosts, one node of the graph per chip:
 #
-#   TPU=my-slice ZONE=europe-west4-b REPOSITORY=https://... experiments/schedulers/tpu_pod.sh \
+#   TPU=my-slice ZONE=europe-west4-b REPOSITORY=https://... experiments/cluster/tpu_pod.sh \
 #     --nodes 32 --algorithm sgp --epochs 30
 #
-# Needs gcloud, logged in, with a project. --nodes is the number of JAX devices of the slice; JAX
-# finds the hosts. Further options go to the experiment. Make and delete the slice like this:
+# It needs gcloud, logged in, with a project. --nodes is the number of JAX devices of the slice; JAX
+# detects the hosts. Further options are passed to the experiment. Create and delete a slice with:
 #
 #   gcloud compute tpus tpu-vm create my-slice --zone=europe-west4-b \
 #     --accelerator-type=v5litepod-32 --version=v2-alpha-tpuv5-lite
 #   gcloud compute tpus tpu-vm delete my-slice --zone=europe-west4-b
 set -euo pipefail
-: "${TPU:?the name of the slice}" "${ZONE:?its zone}" "${REPOSITORY:?a git URL of gossipjax}"
-out=${OUT:-runs/tpu} # with --checkpoint-every, a folder that all hosts see (Filestore, NFS)
+: "${TPU:?name of the slice}" "${ZONE:?zone of the slice}" "${REPOSITORY:?git URL of gossipjax}"
+out=${OUT:-runs/tpu} # with --checkpoint-every: a folder that all hosts see (Filestore, NFS)
 
 on_all_hosts() { gcloud compute tpus tpu-vm ssh "$TPU" --zone="$ZONE" --worker=all --command="$1"; }
 
-# uv brings a Python of its own; that of the slice's image may be older than 3.11.
+# uv installs Python 3.11; that of the slice's image may be older.
 on_all_hosts "set -e
   test -d gossipjax || git clone -q $(printf %q "$REPOSITORY") gossipjax
   cd gossipjax
@@ -25,8 +25,8 @@ on_all_hosts "set -e
   ~/.local/bin/uv venv -q --python 3.11
   ~/.local/bin/uv pip install -q -e '.[experiments]' 'jax[tpu]'"
 
-# The same command on every host, at the same time. An error on one of them ends the others when JAX
-# misses it, within two minutes.
+# The same command on every host, at the same time. If it fails on one of them, JAX ends the others
+# within two minutes.
 on_all_hosts "cd gossipjax && .venv/bin/python -m experiments.image --out $(printf %q "$out") $(
   printf '%q ' "$@"
 )"

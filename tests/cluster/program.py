@@ -1,6 +1,6 @@
-"""Finds its place in a job and averages once over all; then ends, fails or waits for SIGTERM.
+"""Joins a job and averages once over all nodes; then exits, fails or waits for SIGTERM.
 
-python program.py end|fail|wait
+python program.py exit|fail|wait
 """
 
 import signal
@@ -9,43 +9,40 @@ import time
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 import gossipjax as gx
 from gossipjax import launch
 
 
 def main() -> None:
-    what = sys.argv[1]
-    place = launch.initialize()
-    mesh = launch.mesh()
-    nodes = mesh.shape["nodes"]
-    schedule = gx.topology.one_peer_exponential(nodes)
+    ending = sys.argv[1]
+    info = launch.initialize()
+    nodes = gx.Nodes(mesh=launch.mesh())
+    schedule = gx.topology.one_peer_exponential(nodes.size)
 
     def average(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jax.lax.psum(x, "nodes"), gx.mix(x, weight, schedule, 0)[0]
 
-    def of_nodes(values: np.ndarray) -> jax.Array:
-        sharding = NamedSharding(mesh, PartitionSpec("nodes"))
-        return jax.make_array_from_callback((nodes,), sharding, values.__getitem__)
-
-    values = np.arange(nodes, dtype=np.float32)
-    total, mixed = gx.spmd(average, mesh=mesh)(of_nodes(values), of_nodes(np.ones_like(values)))
+    values = np.arange(nodes.size, dtype=np.float32)
+    local_values = values[nodes.local]
+    total, mixed = nodes.run(
+        average, nodes.put(local_values), nodes.put(np.ones_like(local_values))
+    )
     expected = schedule.matrices()[0] @ values
-    for sums, means in zip(total.addressable_shards, mixed.addressable_shards, strict=True):
-        np.testing.assert_array_equal(sums.data, values.sum())
-        np.testing.assert_allclose(means.data, expected[means.index], rtol=1e-6)
-    print(f"process {place.process} of {place.processes}: averaged", flush=True)
-    if what == "fail" and place.process == place.processes - 1:
+    np.testing.assert_array_equal(nodes.to_host(total), np.full(nodes.size, values.sum()))
+    np.testing.assert_allclose(nodes.to_host(mixed), expected, rtol=1e-6)
+    print(f"process {info.process_id} of {info.num_processes}: averaged", flush=True)
+    if ending == "fail" and info.process_id == info.num_processes - 1:
+        time.sleep(1)  # mpirun would mix the lines of the others into the traceback
         raise RuntimeError("as asked for")
-    if what != "end":
-        signal.signal(signal.SIGTERM, on_sigterm)
+    if ending != "exit":
+        signal.signal(signal.SIGTERM, exit_on_sigterm)
         time.sleep(600)
 
 
-def on_sigterm(*_: object) -> None:
+def exit_on_sigterm(*_: object) -> None:
     print("got SIGTERM", flush=True)
-    launch.leave(0)
+    launch.exit_process(0)
 
 
 if __name__ == "__main__":

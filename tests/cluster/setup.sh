@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# What the tests of schedulers share; they source it, with the environment's Python as argument.
-# Every process of a test has $TMPDIR in its environment, a folder of this test alone: whatever
-# happens, those that are left are ended, and the folder goes.
+# Shared by the tests of this folder, which source it with the environment's Python as argument.
+# Every process of a test has $TMPDIR in its environment, a folder that only this test uses. So
+# processes that are still running at the end can be found and killed; then the folder is removed.
 set -euo pipefail
 
 skip() {
@@ -11,13 +11,13 @@ skip() {
 
 say() { printf '\n== %s\n' "$*"; }
 
-fail() { # said at the end, after what the processes have printed
+fail() { # printed at the end, after the output of the processes
   problem=$*
   exit 1
 }
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-# The place in the job must come from the scheduler, and from this one.
+# The scheduler under test must be the only source of process information.
 for name in "${!GOSSIPJAX_@}" "${!JAX_@}" "${!OMPI_@}" "${!SLURM_@}" "${!SBATCH_@}" "${!SRUN_@}"; do
   unset "$name"
 done
@@ -28,7 +28,7 @@ chmod 755 "$TMPDIR"
 policy=/usr/sbin/policy-rc.d
 made_policy=false
 
-left() { # the processes of this test, without this shell: its environment was there before
+list_processes() { # of this test; not this shell, whose environment is older
   local environ pid
   for environ in /proc/[0-9]*/environ; do
     pid=$(basename "$(dirname "$environ")")
@@ -38,10 +38,10 @@ left() { # the processes of this test, without this shell: its environment was t
   done
 }
 
-end_all() { # with a signal; waits until they have ended, ten seconds at most
+signal_all() { # SIGNAL: to the processes of this test; waits for their exit, at most 10 seconds
   local pids
   for _ in $(seq 20); do
-    mapfile -t pids < <(left)
+    mapfile -t pids < <(list_processes)
     ((${#pids[@]})) || return 0
     kill "-$1" "${pids[@]}" 2>/dev/null || true
     sleep 0.5
@@ -56,9 +56,9 @@ finish() {
     tail -n 40 "$TMPDIR"/*.out 2>/dev/null
     echo "failed: ${problem:-exit status $status}" >&2
   fi
-  if declare -F before_the_end >/dev/null; then before_the_end; fi
-  end_all TERM
-  end_all KILL
+  if declare -F clean_up >/dev/null; then clean_up; fi
+  signal_all TERM
+  signal_all KILL
   rm -rf "$TMPDIR"
   if $made_policy; then rm -f "$policy"; fi
   exit "$status"
@@ -66,11 +66,11 @@ finish() {
 trap finish EXIT
 trap 'fail interrupted' INT TERM HUP
 python=$(command -v "${1-}") || fail "${1-no argument}: not the Python of an environment"
-python=$(realpath -s "$python") # no further: it is a link, and knows its environment by that
+python=$(realpath -s "$python") # -s: it is a link, whose path determines the environment
 export PYTHON=$python
 cd "$root"
 
-install_debian() { # packages; no service of them is started
+install_debian() { # PACKAGE...: without starting their services
   [[ -f /etc/debian_version ]] || skip "this is not Debian, where $* could be installed"
   ((EUID == 0)) || skip "only root can install $*"
   if [[ ! -e $policy ]]; then
@@ -85,7 +85,7 @@ install_debian() { # packages; no service of them is started
     skip "apt-get cannot install $*: $(grep -m 1 '^E:' "$TMPDIR/apt.out")"
 }
 
-within() { # SECONDS COMMAND...: so that signals to this script are not kept waiting
+within() { # SECONDS COMMAND...: in the background, so that signals interrupt this script
   timeout --kill-after=10 "$@" </dev/null &
   wait $!
 }
@@ -99,12 +99,12 @@ wait_for() { # SECONDS COMMAND...: until it succeeds
   done
 }
 
-has() { # COUNT TEXT FILE: so often; lines of processes may run together
+has() { # COUNT TEXT FILE: whether the text occurs COUNT times, several times in a line, too
   [[ -f $3 && $(grep -oF -- "$2" "$3" | wc -l) == "$1" ]]
 }
 
 expect() { # COUNT TEXT FILE
-  has "$@" || fail "'$2' is not $1 times in the output"
+  has "$@" || fail "'$2' does not occur $1 times in the output"
 }
 
 check_training() { # FOLDER: one run, on 4 nodes

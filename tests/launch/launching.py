@@ -1,0 +1,78 @@
+"""Shared by the tests of this folder: jobs of small programs under `python -m gossipjax.launch`."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+TIMEOUT = 60  # seconds, for what takes a few at most
+
+# The beginning of the small programs: their rank, and files that show which processes run.
+PROLOGUE = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+rank, restart = int(os.environ["GOSSIPJAX_PROCESS_ID"]), int(os.environ["GOSSIPJAX_RESTART"])
+def announce(name):
+    Path(os.environ["FOLDER"], f"{name}.pid").write_text(str(os.getpid()))
+def wait_for(*names):
+    while not all(Path(os.environ["FOLDER"], f"{name}.pid").exists() for name in names):
+        time.sleep(0.01)
+"""
+
+
+def launch_command(code: str, *options: object) -> list[str]:
+    launcher = [sys.executable, "-m", "gossipjax.launch", *map(str, options)]
+    return [*launcher, "--", sys.executable, "-c", code]
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if k not in ("NPROC", "XLA_FLAGS")}
+    return {**kept, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), **more}
+
+
+def run_job(code: str, *options: object, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        launch_command(code, *options),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        env=environment(**more),
+    )
+
+
+@contextlib.contextmanager
+def started_job(code: str, *options: object, **more: str) -> Iterator["subprocess.Popen[str]"]:
+    with subprocess.Popen(
+        launch_command(code, *options),
+        env=environment(**more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as launcher:
+        try:
+            yield launcher
+        finally:
+            launcher.kill()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_alive(process: int) -> bool:
+    """Whether a process runs. Zombies, which wait to be collected, do not."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def read_pids(folder: Path) -> list[int]:
+    """Ids of the processes that have announced themselves in `folder`."""
+    return [int(path.read_text()) for path in folder.glob("*.pid") if path.read_text()]

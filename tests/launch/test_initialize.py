@@ -1,0 +1,290 @@
+"""Joining a job: process information, the rendezvous, and jobs of two real processes."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+from launching import TIMEOUT, environment, run_job
+
+from gossipjax import launch
+from gossipjax.launch import ProcessInfo, _initialize
+from gossipjax.launch._process_info import parse_address
+from gossipjax.launch._rendezvous import rendezvous
+
+
+@pytest.fixture
+def fresh_process(monkeypatch):
+    """A process that has not been initialized, outside of any job."""
+    monkeypatch.setattr(_initialize, "_initialized", None)
+    for name in list(os.environ):
+        if name.startswith(("GOSSIPJAX_", "SLURM_", "OMPI_")):
+            monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"process_id": 0}, "got no coordinator_address .* and no num_processes "),
+        (
+            {"coordinator_address": "a:1", "num_processes": 2},
+            r"got no process_id \(GOSSIPJAX_PROCESS_ID\)",
+        ),
+        (
+            {"num_processes": 2, "process_id": 0},
+            r"got no coordinator_address \(GOSSIPJAX_COORDINATOR_ADDRESS\)",
+        ),
+        (
+            {"coordinator_address": "a:1", "num_processes": 2, "process_id": 2},
+            "from 0 to num_processes - 1, got process_id=2 ",
+        ),
+        (
+            {"coordinator_address": "a:1", "num_processes": 2, "process_id": -1},
+            "from 0 to num_processes - 1",
+        ),
+        (
+            {"coordinator_address": "a:1", "num_processes": 0, "process_id": 0},
+            "num_processes=0",
+        ),
+        (
+            {"coordinator_address": "a:1", "num_processes": 2.0, "process_id": 0},
+            r"num_processes .* must be an integer >= 0, got 2\.0",
+        ),
+        (
+            {"coordinator_address": "a", "num_processes": 2, "process_id": 0},
+            "HOST:PORT.* got 'a'",
+        ),
+        (
+            {"coordinator_address": "a:0", "num_processes": 2, "process_id": 0},
+            "from 1 to 65535, got 'a:0'",
+        ),
+        (
+            {"coordinator_address": "::1:80", "num_processes": 2, "process_id": 0},
+            r"\[::1\]:1234",
+        ),
+        (
+            {"initialization_timeout": 0},
+            r"initialization_timeout \(GOSSIPJAX_INITIALIZATION_TIMEOUT\) .* > 0, got 0\.",
+        ),
+    ],
+)
+def test_bad_arguments(arguments, message, fresh_process):
+    with pytest.raises(ValueError, match=message):
+        launch.initialize(**arguments)
+
+
+def test_bad_environment_variables(fresh_process):
+    fresh_process.setenv("GOSSIPJAX_INITIALIZATION_TIMEOUT", "soon")
+    with pytest.raises(ValueError, match=r"GOSSIPJAX_INITIALIZATION_TIMEOUT.* got 'soon'"):
+        launch.initialize()
+    fresh_process.delenv("GOSSIPJAX_INITIALIZATION_TIMEOUT")
+    fresh_process.setenv("GOSSIPJAX_NUM_PROCESSES", "four")
+    with pytest.raises(ValueError, match=r"GOSSIPJAX_NUM_PROCESSES.*'four'"):
+        launch.initialize()
+    fresh_process.setenv("GOSSIPJAX_NUM_PROCESSES", "4")
+    with pytest.raises(ValueError, match=r"got no coordinator_address .* and no process_id "):
+        launch.initialize()
+
+
+def test_a_job_step_of_one_process_is_a_single_process(fresh_process):
+    fresh_process.setenv("SLURM_STEP_NUM_TASKS", "1")
+    fresh_process.setenv("SLURM_PROCID", "0")
+    assert launch.initialize() == ProcessInfo(0, 1)
+    assert launch.initialize() == launch.initialize(num_processes=1) == ProcessInfo(0, 1)
+    with pytest.raises(ValueError, match="got process 1 of 2 in process 0 of 1"):
+        launch.initialize("127.0.0.1:1", 2, 1)
+
+
+def test_an_address_is_enough_where_a_scheduler_numbers_the_processes(fresh_process):
+    fresh_process.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    fresh_process.setenv("OMPI_COMM_WORLD_RANK", "3")
+    with pytest.raises(ConnectionError, match=r"process 3 of 4 .* 127\.0\.0\.1:1 within 0\.1 s"):
+        launch.initialize("127.0.0.1:1", initialization_timeout=0.1)
+    fresh_process.setenv("GOSSIPJAX_INITIALIZATION_TIMEOUT", "0.2")
+    with pytest.raises(ConnectionError, match=r"within 0\.2 s"):
+        launch.initialize("127.0.0.1:1")
+
+
+@pytest.mark.parametrize(("chosen", "devices"), [(None, 3), ("0,1", None)])
+def test_a_scheduled_process_uses_one_gpu_with_an_address_too(fresh_process, chosen, devices):
+    fresh_process.setenv("SLURM_STEP_NUM_TASKS", "16")
+    fresh_process.setenv("SLURM_PROCID", "11")
+    fresh_process.setenv("SLURM_LOCALID", "3")
+    if chosen:
+        fresh_process.setenv("JAX_LOCAL_DEVICE_IDS", chosen)
+    device_ids = []
+    fresh_process.setattr(_initialize, "rendezvous", lambda *_: None)
+    fresh_process.setattr(
+        _initialize,
+        "_initialize_jax",
+        lambda **options: device_ids.append(options["local_device_ids"]),
+    )
+    assert launch.initialize("node-0:1234") == ProcessInfo(11, 16)
+    fresh_process.setattr(_initialize, "_initialized", None)
+    launch.initialize("node-0:1234", 2, 0)  # given by hand, inside of a job step
+    assert device_ids == [devices, None]
+
+
+def test_without_any_sign_of_a_job_there_is_one_process():
+    code = (
+        "import jax; from gossipjax import launch\n"
+        "print(launch.initialize(), launch.initialize(), jax.distributed.is_initialized())"
+    )
+    job_variables = ("GOSSIPJAX_", "SLURM_", "OMPI_", "KUBERNETES_", "TPU_")
+    kept = {k: v for k, v in environment().items() if not k.startswith(job_variables)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=kept, capture_output=True, text=True, timeout=TIMEOUT)
+    info = "ProcessInfo(process_id=0, num_processes=1)"
+    assert done.stdout.split("\n")[0] == f"{info} {info} False", done.stderr
+    scheduled = {**kept, "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}
+    done = subprocess.run(command, env=scheduled, capture_output=True, text=True, timeout=TIMEOUT)
+    assert "Open MPI runs 4 processes" in done.stderr
+    assert "GOSSIPJAX_COORDINATOR_ADDRESS=HOST:PORT" in done.stderr
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def rendezvous_errors(infos: list[ProcessInfo], timeout: float) -> list[str | None]:
+    """Run the rendezvous of these processes, all at once. Return the error of each, or None."""
+    address = free_address()
+    errors: list[str | None] = [None] * len(infos)
+    servers: list[socket.socket] = []
+
+    def take_part(i: int) -> None:
+        try:
+            rendezvous(address, infos[i], timeout)
+            if infos[i].process_id == 0:
+                servers.append(socket.create_server(parse_address(address)))  # as JAX does then
+        except ConnectionError as error:
+            errors[i] = str(error).replace(address, "ADDRESS")
+
+    threads = [threading.Thread(target=take_part, args=(i,)) for i in range(len(infos))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for server in servers:
+        server.close()
+    return errors
+
+
+def test_all_meet():
+    assert rendezvous_errors([ProcessInfo(i, 5) for i in range(5)], TIMEOUT) == [None] * 5
+
+
+def test_missing_processes_are_named():
+    errors = rendezvous_errors([ProcessInfo(0, 4), ProcessInfo(2, 4)], 0.5)
+    assert errors[0] is not None
+    assert errors[0] == errors[1]
+    assert errors[0].startswith("processes 1, 3 of 4 did not connect to ADDRESS within 0.5 s")
+
+
+def test_doubled_processes_are_named():
+    errors = rendezvous_errors([ProcessInfo(0, 3), ProcessInfo(1, 3), ProcessInfo(1, 3)], TIMEOUT)
+    assert errors[0] is not None
+    assert errors[0] == errors[1] == errors[2]
+    assert "there are two processes 1 of 3" in errors[0]
+    assert f"pid {os.getpid()}" in errors[0]
+
+
+def test_processes_that_disagree_are_named():
+    errors = rendezvous_errors([ProcessInfo(0, 3), ProcessInfo(2, 4)], TIMEOUT)
+    assert errors[0] is not None
+    assert errors[0] == errors[1]
+    assert "the same for all processes, got 3 in process 0 (" in errors[0]
+    assert "and 4 in process 2 (" in errors[0]
+
+
+def test_a_port_that_is_in_use():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(ConnectionError, match=f"process 0 of 2 cannot listen at {address} "):
+            rendezvous(address, ProcessInfo(0, 2), TIMEOUT)
+
+        def greet() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"220 mail.example.org\n")
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        with pytest.raises(ConnectionError, match="another program's"):
+            rendezvous(address, ProcessInfo(1, 2), TIMEOUT)
+        thread.join()
+
+
+def test_a_coordinator_that_is_not_there(fresh_process):
+    address = free_address()
+    with pytest.raises(ConnectionError, match=rf"process 1 of 2 .* {address} within 0\.2 s"):
+        launch.initialize(address, 2, 1, initialization_timeout=0.2)
+
+
+CLUSTER = """
+import os, signal, sys, time
+import jax, jax.numpy as jnp
+import gossipjax as gx
+from gossipjax import launch
+signal.signal(signal.SIGTERM, lambda *_: os._exit(9))
+info = launch.initialize(initialization_timeout=50)
+assert launch.initialize() == info
+mesh = launch.mesh(nodes=2, local=2)
+"""
+
+
+def test_two_processes_exchange():
+    code = CLUSTER + (
+        "assert [[d.process_index for d in node] for node in mesh.devices] == [[0, 0], [1, 1]]\n"
+        "def both(x):\n"
+        "    return jax.lax.psum(x, 'nodes'), jax.lax.ppermute(x, 'nodes', [(0, 1), (1, 0)])\n"
+        "total, other = gx.spmd(both, mesh=mesh)(jnp.array([3.0, 5.0]))\n"
+        "values = [int(a.addressable_shards[0].data[0]) for a in (total, other)]\n"
+        "print('result', *info, launch.mesh().shape['nodes'], *values)"
+    )
+    done = run_job(code, "--processes", 2, "--local-devices", 2)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if "result" in line]  # Gloo prints, too
+    assert sorted(lines) == ["[0] result 0 2 4 8 5", "[1] result 1 2 4 8 3"]
+
+
+def test_jax_detects_slurm():
+    code = (
+        "import jax; from gossipjax import launch\n"
+        "print(launch.initialize(initialization_timeout=50), jax.device_count())"
+    )
+    port = free_address().rpartition(":")[2]
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_NUM_TASKS": "2"}
+    slurm |= {"SLURM_NTASKS": "2", "JAX_COORDINATOR_PORT": port, "JAX_NUM_CPU_DEVICES": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env=environment(**slurm, SLURM_PROCID=str(i), SLURM_LOCALID=str(i)),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=TIMEOUT)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for i in range(2):
+        assert f"ProcessInfo(process_id={i}, num_processes=2) 2\n" in outputs[i]
+
+
+@pytest.mark.parametrize(
+    "end", ["raise RuntimeError('no luck')", "launch.exit_process('Error: no luck')"]
+)
+def test_a_failing_process_of_a_cluster_does_not_wait_for_the_others(end):
+    """And SIGTERM reaches the program's handler, which JAX had replaced."""
+    code = CLUSTER + f"if info.process_id == 1: {end}\ntime.sleep(1000)"
+    done = run_job(code, "--processes", 2, "--local-devices", 2, "--grace", 1000)
+    assert done.returncode == 1
+    assert "Error: no luck" in done.stderr
+    assert "rank 1 failed (exit status 1)" in done.stderr

@@ -1,0 +1,95 @@
+"""Meshes over the devices of one and of several processes; nodes after an elastic restart."""
+
+from types import SimpleNamespace
+
+import jax
+import pytest
+from jax.sharding import AxisType
+
+from gossipjax import launch
+from gossipjax.launch import _mesh
+
+
+@pytest.mark.parametrize(
+    ("nodes", "local", "shape"),
+    [
+        (None, None, {"nodes": 8}),
+        (4, None, {"nodes": 4}),
+        (None, 4, {"nodes": 2, "local": 4}),
+        (2, 3, {"nodes": 2, "local": 3}),
+        (8, 1, {"nodes": 8, "local": 1}),
+    ],
+)
+def test_meshes_of_one_process(nodes, local, shape):
+    mesh = launch.mesh(nodes, local)
+    assert dict(mesh.shape) == shape
+    assert set(mesh.axis_types) == {AxisType.Auto}
+    assert mesh.devices.flatten().tolist() == jax.devices()[: mesh.size]
+
+
+def fake_devices(counts: list[int]) -> list[SimpleNamespace]:
+    """Devices, `counts[i]` of process i, in an order that mixes processes, as on some TPUs."""
+    devices = [
+        SimpleNamespace(process_index=i, id=k * len(counts) + i)
+        for i, count in enumerate(counts)
+        for k in range(count)
+    ]
+    return sorted(devices, key=lambda device: device.id)
+
+
+@pytest.mark.parametrize(
+    ("counts", "nodes", "local", "processes"),
+    [
+        ([4, 4], None, 2, [[0, 0], [0, 0], [1, 1], [1, 1]]),
+        ([2, 2], 2, 2, [[0, 0], [1, 1]]),
+        ([1, 1, 1, 1], 2, 2, [[0, 1], [2, 3]]),
+        ([2, 2, 2], None, 1, [[0], [0], [1], [1], [2], [2]]),
+    ],
+)
+def test_meshes_of_several_processes(counts, nodes, local, processes, monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda: fake_devices(counts))
+    monkeypatch.setattr(_mesh, "Mesh", lambda devices, axes: SimpleNamespace(devices=devices))
+    grid = launch.mesh(nodes, local).devices
+    assert [[device.process_index for device in node] for node in grid] == processes
+
+
+@pytest.mark.parametrize(
+    ("nodes", "local", "message"),
+    [
+        (9, None, r"got 9 \* 1 = 9 and 8 devices \(8 in 1 process\).*jax_num_cpu_devices"),
+        (4, 4, r"got 4 \* 4 = 16 .*--local-devices 16"),
+        (None, 3, "local must divide the number of devices, got local=3 and 8 devices"),
+        (0, None, "nodes must be an integer >= 1, got 0"),
+        (2, 1.0, "local must be an integer"),
+        (True, None, "nodes must be an integer"),
+    ],
+)
+def test_meshes_that_cannot_be(nodes, local, message):
+    with pytest.raises(ValueError, match=message):
+        launch.mesh(nodes, local)
+
+
+@pytest.mark.parametrize(
+    ("counts", "nodes", "local", "message"),
+    [
+        ([4, 4], 4, None, r"got 4 \* 1 = 4 and 8 devices \(4 in each of 2 processes\).*nodes=8"),
+        ([2, 2], 8, None, r"got 8 \* 1 = 8 .*--local-devices 4"),
+        ([2, 2, 2], 2, 3, "got 2 nodes and 3 processes"),
+        ([1, 1, 1], 4, None, "got 4 nodes and 3 processes.* multiple of 3 nodes"),
+        ([2, 1], None, None, r"the same number of devices, got \{0: 2, 1: 1\}"),
+    ],
+)
+def test_meshes_of_several_processes_that_cannot_be(counts, nodes, local, message, monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda: fake_devices(counts))
+    with pytest.raises(ValueError, match=message):
+        launch.mesh(nodes, local)
+
+
+def test_surviving_nodes(monkeypatch):
+    assert launch.surviving_nodes(6) == 6
+    monkeypatch.setenv("GOSSIPJAX_NUM_PROCESSES_AT_START", "4")
+    monkeypatch.setenv("GOSSIPJAX_NUM_PROCESSES", "3")
+    assert launch.surviving_nodes(8) == 6
+    message = r"multiple of 4 to restart on 3 of 4 processes, got 6: 4\.5 nodes survive"
+    with pytest.raises(ValueError, match=message):
+        launch.surviving_nodes(6)
