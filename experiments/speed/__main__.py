@@ -1,9 +1,9 @@
-"""How fast training steps are, beside what the network and the memory allow at best.
+"""Benchmarks of training steps: each compares a measurement with a lower bound.
 
     python -m experiments.speed network --bandwidth 200mbit
 
-A subcommand per question; each prints tables and writes them, with `summary.json`, into `--out`.
-Nothing here has a time limit that could fail: speed is for people to read.
+One subcommand per question. Each prints tables and writes them, with `summary.json`, into `--out`.
+Nothing here has a time limit that could fail: the results are for people to read.
 """
 
 import sys
@@ -11,13 +11,16 @@ from collections.abc import Sequence
 
 import tyro
 
-from experiments import speed_network, speed_schedule, speed_simulation, speed_step
+from experiments.speed.compiled import inspect_schedules
+from experiments.speed.network import measure_network
+from experiments.speed.simulation import measure_simulation
+from experiments.speed.step import measure_step
 
 COMMANDS = {
-    "network": speed_network.network,
-    "schedule": speed_schedule.main,
-    "simulation": speed_simulation.simulation,
-    "step": speed_step.step,
+    "network": measure_network,
+    "schedule": inspect_schedules,
+    "simulation": measure_simulation,
+    "step": measure_step,
 }
 
 
@@ -27,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tyro.extras.subcommand_cli_from_dict(
         COMMANDS,
         prog="python -m experiments.speed",
-        description="How fast training steps are, beside what would be possible.",
+        description="Benchmarks of training steps, each compared with a lower bound.",
         args=arguments,
         config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
     )

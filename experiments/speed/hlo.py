@@ -1,8 +1,8 @@
-"""Reads the text of a compiled XLA module: its instructions, and the bytes that they move.
+"""Reads the text of a compiled XLA module: its instructions and the bytes that they move.
 
-XLA's own cost analysis charges a fusion that slices a buffer for the whole of it. Here every
-instruction that runs is charged for what it reads and writes: slices at their size, updates in
-place at that of the update, and what only names memory (tuples, bitcasts) nothing.
+XLA's cost analysis charges a fusion that slices a buffer for the whole buffer. Here each executed
+instruction is charged for what it reads and writes: a slice for its size, an update in place for
+the size of the update, and an instruction that only names memory (tuple, bitcast) for nothing.
 """
 
 import functools
@@ -23,7 +23,7 @@ ELEMENTWISE = (
     "bitcast", "copy", "convert", "negate", "add", "subtract", "multiply", "divide", "select",
     "maximum", "minimum", "clamp",
 )  # fmt: skip
-BITS = {"pred": 8, "bf16": 16}  # the others say it: f32, u16
+BITS = {"pred": 8, "bf16": 16}  # the other names contain their width: f32, u16
 HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 LINE = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][a-z\-]*)\((.*?)\)(.*)$")
 ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
@@ -43,94 +43,92 @@ class Instruction(NamedTuple):
 
     @property
     def collective(self) -> str | None:
-        """Its kind, if it is a collective or the start of one."""
+        """Kind of the collective that this instruction is or starts; None for all others."""
         kind = self.opcode.removesuffix("-start")
         return kind if kind in COLLECTIVES else None
 
     @property
     def called(self) -> list[str]:
-        """The computations that it runs."""
+        """Names of the computations that this instruction runs."""
         branches = ",".join(BRANCHES.findall(self.attributes))
         return CALLED.findall(self.attributes) + re.findall(r"[\w.\-]+", branches)
 
     @property
-    def size(self) -> int:
-        """The bytes of its result."""
-        return size(self.shape)
+    def bytes(self) -> int:
+        """Bytes of the result."""
+        return sum(size for _, size in parse_arrays(self.shape))
 
 
 Computation = dict[str, Instruction]
 
 
 class Module(NamedTuple):
-    """The computations of a compiled module by name, and the name of the entry."""
+    """The computations of a compiled module by name, and the name of the entry computation."""
 
     computations: dict[str, Computation]
     entry: str
 
     @property
-    def schedule(self) -> Computation:
-        """The entry computation, in the order in which it runs."""
+    def instruction_order(self) -> Computation:
+        """The entry computation; its instructions are in the order in which they run."""
         return self.computations[self.entry]
 
 
-def arrays(shape: str) -> list[tuple[str, int]]:
+def parse_arrays(shape: str) -> list[tuple[str, int]]:
     """Type and bytes of each array of a shape.
 
-    >>> arrays("(f32[2,3]{1,0}, bf16[4]{0:T(8)}, u32[])")
+    >>> parse_arrays("(f32[2,3]{1,0}, bf16[4]{0:T(8)}, u32[])")
     [('f32', 24), ('bf16', 8), ('u32', 4)]
     """
 
-    def bits(kind: str) -> int:
-        return BITS.get(kind) or int(kind.lstrip("abcdefghijklmnopqrstuvwxyz"))
+    def count_bits(dtype: str) -> int:
+        return BITS.get(dtype) or int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz"))
 
     return [
-        (kind, math.prod(map(int, filter(None, dims.split(",")))) * bits(kind) // 8)
-        for kind, dims in ARRAY.findall(shape)
-        if kind != "token"
+        (dtype, math.prod(map(int, filter(None, dims.split(",")))) * count_bits(dtype) // 8)
+        for dtype, dims in ARRAY.findall(shape)
+        if dtype != "token"
     ]
 
 
-def size(shape: str) -> int:
-    """The bytes of all arrays of a shape."""
-    return sum(bytes for _, bytes in arrays(shape))
-
-
-def parse(text: str) -> Module:
-    """Reads a scheduled module, as `jax.stages.Compiled.as_text` prints it.
+def parse_module(text: str) -> Module:
+    """Parses a scheduled module, as `jax.stages.Compiled.as_text` prints it.
 
     Raises:
-      ValueError: if the text has no entry computation or its order is no schedule.
+      ValueError: if the text has no entry computation or XLA has not ordered its instructions.
     """
     computations: dict[str, Computation] = {}
-    entry, current = None, None
+    entry = None
+    current = None
     for line in text.splitlines():
         if not line.startswith(" ") and (header := HEADER.match(line)):
             current = computations.setdefault(header[2], {})
             entry = header[2] if header[1] else entry
-        elif current is not None and (found := LINE.match(line)):
-            root, name, shape, opcode, operands, attributes = found.groups()
-            names = re.findall(r"%([\w.\-]+)", operands)
-            current[name] = Instruction(name, shape, opcode, names, attributes, bool(root))
+        elif current is not None and (match := LINE.match(line)):
+            root, name, shape, opcode, operands, attributes = match.groups()
+            operand_names = re.findall(r"%([\w.\-]+)", operands)
+            current[name] = Instruction(name, shape, opcode, operand_names, attributes, bool(root))
     if entry is None or "is_scheduled=true" not in text.split("\n", 1)[0]:
-        raise ValueError("this is not the text of a compiled and scheduled module.")
+        raise ValueError(
+            "the text must be that of a compiled and scheduled module, got another one: take "
+            "lowered.compile().as_text()."
+        )
     return Module(computations, entry)
 
 
-def traffic(module: Module) -> dict[str, int]:
+def count_traffic(module: Module) -> dict[str, int]:
     """Bytes that the entry computation reads and writes, by opcode.
 
-    Calls are charged for what they run, a collective for reading what is sent and writing what
-    arrives, an operation unknown here for all of its operands and its result. Loops and branches
-    are not looked into.
+    A call is charged for what it runs, a collective for reading what is sent and writing what
+    arrives, an unknown opcode for all operands and the result. Loops and branches are skipped.
     """
-    charged: dict[str, int] = {}
-    for opcode, bytes in _charges(module, module.schedule):
-        charged[opcode] = charged.get(opcode, 0) + bytes
-    return charged
+    traffic: dict[str, int] = {}
+    for opcode, size in _count_instructions(module, module.instruction_order):
+        traffic[opcode] = traffic.get(opcode, 0) + size
+    return traffic
 
 
-def _charges(module: Module, body: Computation) -> Iterator[tuple[str, int]]:
+def _count_instructions(module: Module, body: Computation) -> Iterator[tuple[str, int]]:
     for it in body.values():
         opcode = it.collective or it.opcode
         if opcode in NAMES_ONLY or it.opcode.endswith("-done") or "AllocateBuffer" in it.attributes:
@@ -138,46 +136,48 @@ def _charges(module: Module, body: Computation) -> Iterator[tuple[str, int]]:
         operands = [body[name] for name in it.operands if name in body]
         if opcode == "call":
             for name in it.called:
-                yield from _charges(module, module.computations[name])
+                yield from _count_instructions(module, module.computations[name])
         elif opcode == "fusion":
-            yield opcode, _of_fusion(module.computations[it.called[0]])
+            yield opcode, _count_fusion(module.computations[it.called[0]])
         elif opcode in COLLECTIVES:
-            yield opcode, 2 * sum(operand.size for operand in operands)
+            yield opcode, 2 * sum(operand.bytes for operand in operands)
         elif opcode in ("slice", "dynamic-slice"):
-            yield opcode, 2 * it.size
+            yield opcode, 2 * it.bytes
         elif opcode == "dynamic-update-slice":
-            yield opcode, 2 * operands[1].size
+            yield opcode, 2 * operands[1].bytes
         else:
-            yield opcode, it.size + sum(operand.size for operand in operands)
+            yield opcode, it.bytes + sum(operand.bytes for operand in operands)
 
 
-def _of_fusion(body: Computation) -> int:
+def _count_fusion(body: Computation) -> int:
+    """Bytes that a fusion reads and writes."""
     users: dict[str, list[Instruction]] = {}
     for it in body.values():
         for operand in set(it.operands):
             users.setdefault(operand, []).append(it)
 
-    def source(it: Instruction) -> Instruction:
-        return source(body[it.operands[0]]) if it.opcode == "bitcast" else it
+    def skip_bitcasts(it: Instruction) -> Instruction:
+        return skip_bitcasts(body[it.operands[0]]) if it.opcode == "bitcast" else it
 
     @functools.cache
-    def needed(name: str) -> float:
-        """The share of a value that the fusion computes or reads: slices of it, or all."""
-        shares = [1.0] if body[name].is_root else []
+    def used_fraction(name: str) -> float:
+        """Fraction of a value that the fusion computes or reads: slices of it, or all."""
+        fractions = [1.0] if body[name].is_root else []
         for user in users.get(name, []):
             if user.opcode in ("slice", "dynamic-slice"):
-                shares.append(user.size / body[name].size)
+                fractions.append(user.bytes / body[name].bytes)
             elif user.opcode in ELEMENTWISE:
-                shares.append(needed(user.name))
+                fractions.append(used_fraction(user.name))
             elif user.opcode != "dynamic-update-slice" or user.operands[0] != name:
-                shares.append(1.0)
-        return min(1.0, sum(shares))
+                fractions.append(1.0)
+        return min(1.0, sum(fractions))
 
-    def written(it: Instruction) -> int:
-        it = source(it)
-        return body[it.operands[1]].size if it.opcode == "dynamic-update-slice" else it.size
+    def count_written(it: Instruction) -> int:
+        it = skip_bitcasts(it)
+        return body[it.operands[1]].bytes if it.opcode == "dynamic-update-slice" else it.bytes
 
-    total = sum(it.size * needed(it.name) for it in body.values() if it.opcode == "parameter")
-    root = source(next(it for it in body.values() if it.is_root))
-    parts = [body[name] for name in root.operands] if root.opcode == "tuple" else [root]
-    return round(total) + sum(map(written, parts))
+    inputs = [it for it in body.values() if it.opcode == "parameter"]
+    read = sum(it.bytes * used_fraction(it.name) for it in inputs)
+    root = skip_bitcasts(next(it for it in body.values() if it.is_root))
+    outputs = [body[name] for name in root.operands] if root.opcode == "tuple" else [root]
+    return round(read) + sum(map(count_written, outputs))

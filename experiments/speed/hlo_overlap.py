@@ -1,75 +1,79 @@
-"""What a compiled program exchanges, and the work between start and done."""
+"""What a compiled program exchanges, and the work that XLA orders between start and done."""
 
 import re
 from typing import NamedTuple
 
-from experiments.hlo import Computation, Instruction, arrays, parse
+from experiments.speed.hlo import Computation, Instruction, Module, parse_arrays, parse_module
+
+MATMUL_CALL = re.compile(r'custom_call_target="[^"]*(gemm|matmul)')  # of a library
 
 
 class Message(NamedTuple):
-    """A collective, by what one node puts into it."""
+    """A collective, described by what one node puts into it."""
 
     opcode: str
     dtype: str
     bytes: int
 
 
-class Compiled(NamedTuple):
-    """What a compiled program holds.
+class Overlap(NamedTuple):
+    """The exchange of a compiled program, and the matrix products around it.
 
     Attributes:
-      messages: all collectives, wherever they are.
-      products: matrix products (convolutions and calls of a library's included) of the step.
-      before: those scheduled before the first collective starts.
-      between: those scheduled while at least one is under way; 0 of a collective that blocks.
+      messages: all collectives, in whichever computation they are.
+      matmuls: matrix products of the step, convolutions and library calls included.
+      matmuls_before: those that run before the first collective starts.
+      matmuls_overlapped: those that run while at least one collective is under way; 0 for a
+        collective that blocks.
     """
 
     messages: list[Message]
-    products: int
-    before: int
-    between: int
+    matmuls: int
+    matmuls_before: int
+    matmuls_overlapped: int
 
 
-def read(text: str) -> Compiled:
+def read_overlap(text: str) -> Overlap:
     """Reads a scheduled module, as `jax.stages.Compiled.as_text` prints it.
 
     Raises:
-      ValueError: if the text has no entry computation or its order is no schedule.
+      ValueError: if the text has no entry computation or XLA has not ordered its instructions.
     """
-    module = parse(text)
-
-    def products(it: Instruction) -> int:
-        if it.opcode in ("dot", "convolution"):
-            return 1
-        if it.opcode == "custom-call":
-            return int(
-                re.search(r'custom_call_target="[^"]*(gemm|matmul)', it.attributes) is not None
-            )
-        bodies = [module.computations.get(name, {}) for name in it.called]
-        return sum(products(inner) for body in bodies for inner in body.values())
-
-    before = between = total = 0
+    module = parse_module(text)
+    total = 0
+    before = 0
+    overlapped = 0
     under_way: set[str] = set()
-    seen = False
-    for it in module.schedule.values():
-        seen = seen or it.collective is not None
+    started = False
+    for it in module.instruction_order.values():
+        started = started or it.collective is not None
         if it.opcode.endswith("-start") and it.collective:
             under_way.add(it.name)
         elif it.opcode.endswith("-done"):
             under_way -= set(it.operands)
-        count = products(it)
-        total += count
-        before += 0 if seen else count
-        between += count if under_way else 0
-    messages = [m for body in module.computations.values() for m in _messages(body)]
-    return Compiled(messages, total, before, between)
+        matmuls = _count_matmuls(it, module)
+        total += matmuls
+        before += 0 if started else matmuls
+        overlapped += matmuls if under_way else 0
+    messages = [m for body in module.computations.values() for m in _list_messages(body)]
+    return Overlap(messages, total, before, overlapped)
 
 
-def _messages(body: Computation) -> list[Message]:
+def _count_matmuls(it: Instruction, module: Module) -> int:
+    if it.opcode in ("dot", "convolution"):
+        return 1
+    if it.opcode == "custom-call":
+        return int(MATMUL_CALL.search(it.attributes) is not None)
+    bodies = [module.computations.get(name, {}) for name in it.called]
+    return sum(_count_matmuls(inner, module) for body in bodies for inner in body.values())
+
+
+def _list_messages(body: Computation) -> list[Message]:
     messages = []
     for it in body.values():
         if it.collective:
-            sent = [a for name in it.operands if name in body for a in arrays(body[name].shape)]
-            kinds = "+".join(sorted({kind for kind, _ in sent}))
-            messages.append(Message(it.collective, kinds, sum(bytes for _, bytes in sent)))
+            operands = [body[name] for name in it.operands if name in body]
+            arrays = [array for operand in operands for array in parse_arrays(operand.shape)]
+            dtypes = "+".join(sorted({dtype for dtype, _ in arrays}))
+            messages.append(Message(it.collective, dtypes, sum(size for _, size in arrays)))
     return messages

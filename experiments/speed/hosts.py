@@ -11,16 +11,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from experiments.speed_links import Place, uninterrupted
-from gossipjax.supervisor import KEEP_MEMORY
+import gossipjax as gx
+from experiments.program import ProgramError
+from experiments.speed.links import Host, ignore_stop_signals
 
-SCRATCH = "gossipjax-speed-"  # and the number of the process
-LAST_LINES = 15  # of a failed host's output
-IN_USE = ("address already in use", "failed to add port")  # what JAX's coordinator says then
-ROOT = Path(__file__).resolve().parent.parent
+SCRATCH = "gossipjax-speed-"  # followed by the number of the process
+TAIL_LINES = 15  # of a failed host's output
+MIN_THREADS = 2  # of a host
+POLL_SECONDS = 0.05
+PORT_IN_USE = ("address already in use", "failed to add port")  # from JAX's coordinator
+ROOT = Path(__file__).resolve().parents[2]
 
 
-class HostFailedError(RuntimeError):
+class HostFailedError(ProgramError):
     """A host's process ended early or hangs; the message has its last lines."""
 
 
@@ -28,104 +31,129 @@ class PortInUseError(HostFailedError):
     """The port that was free a moment ago is in use."""
 
 
-def free_port() -> int:
-    """A port of the loopback interface that nobody listens on just now."""
+def find_free_port() -> int:
+    """A port of the loopback interface on which nobody listens now."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
 
 
 @contextlib.contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """An empty folder for the time of the context; takes away those that killed ones have left."""
-    for left in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*-*"):
-        process = left.name.removeprefix(SCRATCH).partition("-")[0]
+def make_scratch_folder() -> Iterator[Path]:
+    """An empty folder that lasts as long as the context; removes those of killed processes."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*-*"):
+        process = folder.name.removeprefix(SCRATCH).partition("-")[0]
         if Path("/proc/self").exists() and not Path(f"/proc/{process}").exists():
-            shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-") as name:
         yield Path(name)
 
 
 def run_hosts(
-    places: Sequence[Place],
+    hosts: Sequence[Host],
     command: Sequence[str],
     folder: Path,
-    patience: float,
-    tell: Callable[[str], None],
+    stall_timeout: float,
+    report_progress: Callable[[str], None],
 ) -> None:
-    """Runs `command FOLDER RANK` on every host until all have ended; none outlives this call.
+    """Runs `command FOLDER RANK` on every host; none of the processes outlives this call.
 
     Args:
-      places: a host each.
-      command: writes what it is doing into `FOLDER/RANK.progress`, and ends when its standard input
+      hosts: one process each.
+      command: writes its progress into `FOLDER/RANK.progress`, and ends when its standard input
         closes.
-      folder: where output goes, too: `RANK.log`.
-      patience: seconds without a new word from any host after which they are taken to hang.
-      tell: is called with host 0's progress.
+      folder: receives the output, too: `RANK.log`.
+      stall_timeout: seconds without progress of any host, after which they are taken to hang.
+      report_progress: called with host 0's progress.
 
     Raises:
-      HostFailedError: if one ends early, or hangs.
+      HostFailedError: if a process ends early or hangs.
     """
     processes: list[subprocess.Popen[bytes]] = []
-    threads = str(max(2, (os.cpu_count() or 2) // len(places)))
-    alone = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "NPROC": threads}
-    python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = {**KEEP_MEMORY, **os.environ, **alone, "PYTHONPATH": python_path}
-    environment.pop("XLA_FLAGS", None)
+    environment = make_environment(len(hosts))
     try:
-        for rank, place in enumerate(places):
+        for rank, host in enumerate(hosts):
             with (folder / f"{rank}.log").open("wb") as log:
                 processes.append(
                     subprocess.Popen(
-                        [*place.prefix, *command, str(folder), str(rank)],
+                        [*host.prefix, *command, str(folder), str(rank)],
                         stdin=subprocess.PIPE,
                         stdout=log,
                         stderr=subprocess.STDOUT,
                         env=environment,
-                        start_new_session=True,  # Ctrl-C is for us alone
+                        start_new_session=True,  # Ctrl-C goes to the parent only
                     )
                 )
-        _watch(processes, folder, patience, tell)
+        _watch(processes, folder, stall_timeout, report_progress)
     finally:
-        with uninterrupted():
+        with ignore_stop_signals():
             for process in processes:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                if process.stdin:
-                    process.stdin.close()
+                _kill(process)
+
+
+def make_environment(hosts: int) -> dict[str, str]:
+    """Environment of a host's process: one CPU device, and its fraction of the machine's cores."""
+    threads = max(MIN_THREADS, (os.cpu_count() or MIN_THREADS) // hosts)
+    python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {
+        **gx.launch.MALLOC_ENVIRONMENT,
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": "1",
+        "NPROC": str(threads),
+        "PYTHONPATH": python_path,
+    }
+    environment.pop("XLA_FLAGS", None)
+    return environment
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdin:
+        process.stdin.close()
 
 
 def _watch(
     processes: Sequence["subprocess.Popen[bytes]"],
     folder: Path,
-    patience: float,
-    tell: Callable[[str], None],
+    stall_timeout: float,
+    report_progress: Callable[[str], None],
 ) -> None:
-    words, heard = [""] * len(processes), time.monotonic()
+    """Waits until all processes have ended; raises `HostFailedError` as `run_hosts` does."""
     files = [folder / f"{rank}.progress" for rank in range(len(processes))]
+    progress = [""] * len(processes)
+    changed_at = time.monotonic()
     while True:
         codes = [process.poll() for process in processes]
-        failed = [rank for rank, code in enumerate(codes) if code]
-        if failed:
-            text = "\n".join(_last_lines(i, f"ended with {codes[i]}", folder) for i in failed)
-            in_use = any(sign in text.lower() for sign in IN_USE)
-            raise (PortInUseError if in_use else HostFailedError)(text)
+        _require_no_failure(codes, folder)
         if all(code == 0 for code in codes):
             return
-        now = [file.read_text() if file.exists() else "" for file in files]
-        if now != words:
-            if now[0] != words[0]:
-                tell(now[0])
-            words, heard = now, time.monotonic()
-        elif time.monotonic() - heard > patience:
-            where = "; ".join(f"host {i}: {word or 'starting'}" for i, word in enumerate(words))
-            slow = min(range(len(words)), key=lambda i: files[i].stat().st_mtime if words[i] else 0)
-            text = _last_lines(slow, f"silent for {patience:.0f} s", folder)
-            raise HostFailedError(f"the hosts hang ({where}).\n{text}")
-        time.sleep(0.05)
+        latest = [file.read_text() if file.exists() else "" for file in files]
+        if latest != progress:
+            if latest[0] != progress[0]:
+                report_progress(latest[0])
+            progress = latest
+            changed_at = time.monotonic()
+        elif time.monotonic() - changed_at > stall_timeout:
+            modified = [file.stat().st_mtime if file.exists() else 0.0 for file in files]
+            slowest = modified.index(min(modified))
+            tail = _read_tail(slowest, f"silent for {stall_timeout:.0f} s", folder)
+            listed = "; ".join(f"host {i}: {p or 'starting'}" for i, p in enumerate(progress))
+            raise HostFailedError(f"the hosts hang ({listed}).\n{tail}")
+        time.sleep(POLL_SECONDS)
 
 
-def _last_lines(rank: int, how: str, folder: Path) -> str:
+def _require_no_failure(codes: Sequence[int | None], folder: Path) -> None:
+    failed = [rank for rank, code in enumerate(codes) if code]
+    if failed:
+        text = "\n".join(_read_tail(rank, f"ended with {codes[rank]}", folder) for rank in failed)
+        port_in_use = any(sign in text.lower() for sign in PORT_IN_USE)
+        raise (PortInUseError if port_in_use else HostFailedError)(text)
+
+
+def _read_tail(rank: int, reason: str, folder: Path) -> str:
+    """The last lines of a host's output, below the reason why they are shown."""
     lines = (folder / f"{rank}.log").read_text(errors="replace").splitlines()
-    kept = [line for line in lines if not line.startswith("[Gloo] Rank")][-LAST_LINES:]
-    return "\n".join([f"host {rank} {how}; its last lines:", *(f"    {line}" for line in kept)])
+    tail = [line for line in lines if not line.startswith("[Gloo] Rank")][-TAIL_LINES:]
+    return "\n".join([f"host {rank} {reason}; its last lines:", *(f"    {line}" for line in tail)])

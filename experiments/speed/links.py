@@ -1,7 +1,7 @@
-"""Hosts on one machine: network namespaces, joined by links that `tc` limits. Linux, as root.
+"""Hosts on one machine: network namespaces joined by links that `tc` limits. Linux, as root.
 
-Everything that is made is named `gxs` and the number of the process that made it, and is taken away
-when the context ends; what a killed process has left, the next one takes away.
+Each network namespace and link that is made here is named `gxs` and the number of the process that
+made it. The context removes them at its end; what a killed process has left, the next one removes.
 """
 
 import contextlib
@@ -17,56 +17,60 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from gossipjax.supervisor import handling
+import gossipjax as gx
 
 INTERFACE = "e0"  # inside a namespace
-QUEUE_SECONDS = 0.05  # what would wait longer is dropped
-BURST_SECONDS, LEAST_BURST = 0.01, 66_000  # bytes: a packet that the kernel has not cut up yet
-OURS = re.compile(r"gxs(\d+)[bhn]\d*")
+QUEUE_SECONDS = 0.05  # packets that would wait longer are dropped
+BURST_SECONDS = 0.01
+MIN_BURST_BYTES = 66_000  # a packet that the kernel has not cut up yet
+MIN_BITS_PER_SECOND = 8000
+HOST_FILES = Path("/etc/netns")  # a folder per namespace, with the files that replace those of /etc
+CREATED_NAME = re.compile(r"gxs(\d+)[bhn]\d*")
 
-# What tc reads as a rate (tc(8)): bits, or bytes for ...bps, in powers of 1000 or 1024.
-_RATE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:([kmgt]i?)?(bit|bps))?", re.IGNORECASE)
+# A rate as tc reads it (tc(8)): bits, or bytes for ...bps, in powers of 1000 or 1024.
+TC_RATE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:([kmgt]i?)?(bit|bps))?", re.IGNORECASE)
 
 
-class Place(NamedTuple):
-    """Where a host runs: its address, and the namespace, if it has one."""
+class Host(NamedTuple):
+    """A host: its address, and its network namespace; None on the machine's loopback."""
 
     address: str
     namespace: str | None
 
     @property
     def prefix(self) -> list[str]:
-        """What goes before a command that shall run there."""
+        """Words that run a command on this host when they stand before it."""
         return ["ip", "netns", "exec", self.namespace] if self.namespace else []
 
 
-def bits_per_second(rate: str) -> int:
-    """A bandwidth as `tc` reads it.
+def parse_rate(rate: str) -> int:
+    """Bits per second of a bandwidth as `tc` reads it.
 
     Raises:
-      ValueError: if `tc` does not.
+      ValueError: if `tc` does not read it, or it is below 8 kbit/s.
 
-    >>> bits_per_second("200mbit"), bits_per_second("25mbps"), bits_per_second("8kibit")
+    >>> parse_rate("200mbit"), parse_rate("25mbps"), parse_rate("8kibit")
     (200000000, 200000000, 8192)
     """
-    match = _RATE.fullmatch(rate.strip())
+    match = TC_RATE.fullmatch(rate.strip())
     if match is None:
         raise ValueError(
-            f"--bandwidth takes no {rate!r}: it is a rate as tc reads it, a number and bit, kbit, "
+            f"--bandwidth must be a rate as tc reads it, got {rate!r}: a number and bit, kbit, "
             "mbit, gbit or tbit (bits per second), or bps, kbps, mbps, ... (bytes per second), as "
             "in 200mbit."
         )
-    number, scale, unit = match[1], (match[2] or "").lower(), (match[3] or "bit").lower()
+    scale = (match[2] or "").lower()
+    unit = (match[3] or "bit").lower()
     base = 1024 if scale.endswith("i") else 1000
     power = " kmgt".index(scale[0]) if scale else 0
-    bits = int(float(number) * base**power * (8 if unit == "bps" else 1))
-    if bits < 8000:
-        raise ValueError(f"--bandwidth is at least 8kbit; given {rate!r}, {bits} bits per second.")
+    bits = int(float(match[1]) * base**power * (8 if unit == "bps" else 1))
+    if bits < MIN_BITS_PER_SECOND:
+        raise ValueError(f"--bandwidth must be >= 8kbit, got {rate!r}, {bits} bits per second.")
     return bits
 
 
 def require_tools() -> None:
-    """Raises `ValueError` where links cannot be limited: says what is missing."""
+    """Raises `ValueError` where links cannot be limited, with what is missing."""
     missing = [f"the program {name}" for name in ("ip", "tc") if shutil.which(name) is None]
     if os.geteuid() != 0:
         missing.insert(0, "root (this is another user)")
@@ -74,105 +78,106 @@ def require_tools() -> None:
         raise ValueError(
             f"--bandwidth needs network namespaces and tc. Missing: {', '.join(missing)}. Run it "
             "as root (ip and tc are in the package iproute2), or leave --bandwidth out: then the "
-            "hosts are joined by the machine's own loopback, without limits."
+            "hosts are joined by the machine's loopback, without limits."
         )
 
 
 @contextlib.contextmanager
-def network(hosts: int, rate: int | None) -> Iterator[list[Place]]:
-    """So many hosts, joined by full-duplex links of `rate` bits per second; None: no limits.
+def make_network(hosts: int, bits_per_second: int | None) -> Iterator[list[Host]]:
+    """Joins `hosts` hosts by full-duplex links of `bits_per_second`; None means no limits.
 
-    With a rate each is a network namespace, joined by a bridge that only they are on.
+    With a limit each host is a network namespace, on a bridge that joins only these.
 
     Raises:
-      OSError: if the kernel refuses; what was made until then is taken away.
+      OSError: if the kernel refuses; what was made until then is removed.
     """
-    if rate is None:
-        yield [Place("127.0.0.1", None)] * hosts
+    if bits_per_second is None:
+        yield [Host("127.0.0.1", None)] * hosts
         return
     remove_leftovers()
-    mine = f"gxs{os.getpid()}"
-    places = [Place(f"10.77.{i // 250}.{i % 250 + 1}", f"{mine}n{i}") for i in range(hosts)]
+    name = f"gxs{os.getpid()}"
+    members = [Host(f"10.77.{i // 250}.{i % 250 + 1}", f"{name}n{i}") for i in range(hosts)]
     try:
-        _run("ip", "link", "add", f"{mine}b", "type", "bridge")
-        _run("ip", "link", "set", f"{mine}b", "up")
-        for i, place in enumerate(places):
-            _add_host(place, f"{mine}h{i}", f"{mine}b", rate)
-        yield places
+        run_command("ip", "link", "add", f"{name}b", "type", "bridge")
+        run_command("ip", "link", "set", f"{name}b", "up")
+        for i, host in enumerate(members):
+            _add_host(host, f"{name}h{i}", f"{name}b", bits_per_second)
+        yield members
     finally:
-        with uninterrupted():
-            remove(os.getpid())
+        with ignore_stop_signals():
+            remove_created(os.getpid())
 
 
-def _add_host(place: Place, outside: str, bridge: str, rate: int) -> None:
-    name = str(place.namespace)
-    # Gloo listens on the address that the machine's own name resolves to.
-    folder = Path("/etc/netns") / name
+def _add_host(host: Host, outside: str, bridge: str, bits_per_second: int) -> None:
+    name = str(host.namespace)
+    # Gloo listens on the address to which the machine's name resolves.
+    folder = HOST_FILES / name
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "hosts").write_text(f"127.0.0.1 localhost\n{place.address} {socket.gethostname()}\n")
-    burst = max(LEAST_BURST, int(rate / 8 * BURST_SECONDS))
-    limit = burst + int(rate / 8 * QUEUE_SECONDS)
-    limited = f"root tbf rate {rate}bit burst {burst}b limit {limit}b".split()
-    _run("ip", "netns", "add", name)
-    _run("ip", "link", "add", outside, "type", "veth", "peer", "name", INTERFACE, "netns", name)
-    _run("ip", "link", "set", outside, "master", bridge, "up")
-    _run("ip", "-n", name, "addr", "add", f"{place.address}/16", "dev", INTERFACE)
-    _run("ip", "-n", name, "link", "set", INTERFACE, "up")
-    _run("ip", "-n", name, "link", "set", "lo", "up")
-    _run("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, *limited)  # what it sends
-    _run("tc", "qdisc", "add", "dev", outside, *limited)  # what it receives
+    (folder / "hosts").write_text(f"127.0.0.1 localhost\n{host.address} {socket.gethostname()}\n")
+    burst = max(MIN_BURST_BYTES, int(bits_per_second / 8 * BURST_SECONDS))
+    limit = burst + int(bits_per_second / 8 * QUEUE_SECONDS)
+    shaping = f"root tbf rate {bits_per_second}bit burst {burst}b limit {limit}b".split()
+    peer = ["peer", "name", INTERFACE, "netns", name]
+    run_command("ip", "netns", "add", name)
+    run_command("ip", "link", "add", outside, "type", "veth", *peer)
+    run_command("ip", "link", "set", outside, "master", bridge, "up")
+    run_command("ip", "-n", name, "addr", "add", f"{host.address}/16", "dev", INTERFACE)
+    run_command("ip", "-n", name, "link", "set", INTERFACE, "up")
+    run_command("ip", "-n", name, "link", "set", "lo", "up")
+    run_command("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, *shaping)  # what it sends
+    run_command("tc", "qdisc", "add", "dev", outside, *shaping)  # what it receives
 
 
-def _run(*command: str) -> str:
-    found = subprocess.run(command, capture_output=True, text=True)
-    if found.returncode:
-        raise OSError(f"`{' '.join(command)}` failed: {found.stderr.strip()}")
-    return found.stdout
+def run_command(*command: str) -> str:
+    """Runs a command; returns its output, or raises `OSError` with its error output."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
+    return done.stdout
 
 
-def made() -> dict[int, list[str]]:
-    """The names of all that is there of ours, by the process that made it."""
-    folder = Path("/etc/netns")
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    names |= set(re.findall(r"^\S+", _run("ip", "netns", "list"), re.MULTILINE))
-    names |= set(re.findall(r"^\d+: ([^:@]+)", _run("ip", "-o", "link"), re.MULTILINE))
-    found: dict[int, list[str]] = {}
+def list_created() -> dict[int, list[str]]:
+    """Names of the namespaces, links and folders that exist, by the process that made them."""
+    names = {path.name for path in HOST_FILES.iterdir()} if HOST_FILES.is_dir() else set()
+    names |= set(re.findall(r"^\S+", run_command("ip", "netns", "list"), re.MULTILINE))
+    names |= set(re.findall(r"^\d+: ([^:@]+)", run_command("ip", "-o", "link"), re.MULTILINE))
+    created: dict[int, list[str]] = {}
     for name in sorted(names):
-        if match := OURS.fullmatch(name):
-            found.setdefault(int(match[1]), []).append(name)
-    return found
+        if match := CREATED_NAME.fullmatch(name):
+            created.setdefault(int(match[1]), []).append(name)
+    return created
 
 
-def remove(process: int) -> None:
-    """Takes away what this process has made: namespaces, what runs in them, links, files."""
-    for name in made().get(process, []):
+def remove_created(process: int) -> None:
+    """Removes what this process has made: namespaces, their processes, links and folders."""
+    for name in list_created().get(process, []):
         if "n" in name:
             listed = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
-            for number in map(int, listed.stdout.split()):
+            for member in map(int, listed.stdout.split()):
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(number, signal.SIGKILL)
+                    os.kill(member, signal.SIGKILL)
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
-            shutil.rmtree(Path("/etc/netns") / name, ignore_errors=True)
-        else:  # the links of a namespace may have gone with it
+            shutil.rmtree(HOST_FILES / name, ignore_errors=True)
+        else:  # the links of a namespace may be gone with it
             subprocess.run(["ip", "link", "del", name], capture_output=True)
 
 
 def remove_leftovers() -> None:
-    """Takes away what processes have left that are no more."""
-    for process in made():
+    """Removes what processes have left that no longer exist."""
+    for process in list_created():
         if not Path(f"/proc/{process}").exists():
-            remove(process)
+            remove_created(process)
 
 
-def uninterrupted() -> contextlib.AbstractContextManager[None]:
-    """Holds Ctrl-C and SIGTERM off while there is something to clean up."""
-    return handling((signal.SIGINT, signal.SIGTERM), signal.SIG_IGN)
+def ignore_stop_signals() -> contextlib.AbstractContextManager[None]:
+    """Ignores Ctrl-C and SIGTERM during a clean-up."""
+    return gx.launch.signal_handlers((signal.SIGINT, signal.SIGTERM), signal.SIG_IGN)
 
 
-def terminable() -> contextlib.AbstractContextManager[None]:
-    """Makes SIGTERM and a closed terminal an exception, so that what is open is cleaned up."""
+def exit_on_stop_signals() -> contextlib.AbstractContextManager[None]:
+    """Turns SIGTERM and a closed terminal into an exception, so that contexts clean up."""
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        sys.exit(128 + number)
+    def stop(signal_number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + signal_number)
 
-    return handling((signal.SIGTERM, signal.SIGHUP), stop)
+    return gx.launch.signal_handlers((signal.SIGTERM, signal.SIGHUP), stop)

@@ -1,26 +1,31 @@
-"""The training step that the network measurement times: an MLP, and what one iteration runs."""
+"""The model that the network measurement trains: an MLP, with a batch sized for a given time."""
 
+import statistics
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 
 import gossipjax as gx
-from gossipjax.spmd import donated_argnums
+from experiments.speed.rows import LEARNING_RATE
 
 LAYERS = 8
+MAX_TRIES = 6  # batch sizes
+MAX_ERROR = 0.08  # relative; a batch size whose time is this near to the target is taken
+TIMINGS_PER_TRY = 3
+SECOND_BATCH = 33  # examples; far enough from the first, 1, to draw a line through both
+MAX_GROWTH = 8  # from one try to the next
 
-Step = Callable[[int, Any, Any, Any], tuple[Any, Any]]
-"""`step(static number, params, state, batch) -> (params, state)`, node-stacked."""
+Batch = tuple[jax.Array, jax.Array]
+"""Inputs and targets, `[B, width]` each."""
 
 
-def layer_width(megabytes: float) -> int:
-    """The width of an MLP of 8 equal layers with so many 1e6 bytes of float32 parameters.
+def choose_width(megabytes: float) -> int:
+    """Width of an MLP of 8 equal layers with `megabytes` of float32 parameters (1e6 bytes).
 
-    >>> width = layer_width(20)
+    >>> width = choose_width(20)
     >>> width, 4 * LAYERS * (width * width + width) / 1e6
     (790, 19.99648)
     """
@@ -28,7 +33,7 @@ def layer_width(megabytes: float) -> int:
 
 
 def init_params(width: int) -> list[dict[str, jax.Array]]:
-    """The same start on every node."""
+    """The initial parameters, the same on every node."""
     keys = jax.random.split(jax.random.key(0), LAYERS)
     scale = (2 / width) ** 0.5
     return [
@@ -36,25 +41,122 @@ def init_params(width: int) -> list[dict[str, jax.Array]]:
     ]
 
 
-def loss(params: Any, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
+def compute_loss(params: Any, batch: Batch) -> jax.Array:
     """Mean squared error of the MLP."""
     x, y = batch
     for layer in params[:-1]:
-        x = jax.nn.relu(x @ layer["w"] + layer["b"])
-    return jnp.mean((x @ params[-1]["w"] + params[-1]["b"] - y) ** 2)
+        x = jax.nn.relu(x @ layer["w"] + layer["b"][None])
+    return jnp.mean((x @ params[-1]["w"] + params[-1]["b"][None] - y) ** 2)
 
 
-def gradients(params: Any, batch: tuple[jax.Array, jax.Array]) -> tuple[Any, tuple[()]]:
-    """Of the loss, as `gx.TrainStep` wants them."""
-    return jax.grad(loss)(params, batch), ()
+def compute_gradients(params: Any, batch: Batch) -> tuple[Any, None]:
+    """Gradients of the loss, without further results, in the form that `gx.TrainStep` takes."""
+    return jax.grad(compute_loss)(params, batch), None
 
 
-def make_step(tx: optax.GradientTransformationExtraArgs, mesh: Mesh) -> Step:
-    """One iteration as one program: the computation by itself, with the optimizer alone."""
+def apply_sgd(params: Any, batch: Batch) -> Any:
+    """One iteration without exchange: the parameters after a step of plain SGD."""
+    tx = optax.sgd(LEARNING_RATE)
+    updates, _ = tx.update(jax.grad(compute_loss)(params, batch), tx.init(params), params)
+    return optax.apply_updates(params, updates)
 
-    def whole(number: int, params: Any, state: Any, batch: Any) -> tuple[Any, Any]:
-        updates, state = tx.update(jax.grad(loss)(params, batch), state, params, step=number)
-        return optax.apply_updates(params, updates), state
 
-    donated = donated_argnums(1, 2)  # as gx.TrainStep does
-    return gx.spmd(whole, mesh=mesh, static_argnums=0, donate_argnums=donated)
+class CalibratedModel:
+    """The parameters and the batch of all nodes; every row of the measurement trains them.
+
+    Only one model exists, handed from row to row, so that many rows fit into memory: its values do
+    not affect the time. Each row keeps its optimizer state, and with it its messages in flight.
+    """
+
+    def __init__(self, nodes: gx.Nodes, megabytes: float):
+        self.nodes = nodes
+        self.width = choose_width(megabytes)
+        self.params = nodes.spmd(lambda: init_params(self.width))()
+        self.parameters = sum(x[0].size for x in jax.tree.leaves(self.params))
+        self.batch: Any = None
+        donated = gx.donate_on_accelerators(0)  # as gx.TrainStep does
+        self._local_step = nodes.spmd(apply_sgd, donate_argnums=donated)
+
+    def draw_batch(self, size: int) -> None:
+        """Draws `size` examples for every node, other ones on each."""
+
+        def draw() -> Batch:
+            key = jax.random.fold_in(jax.random.key(1), jax.lax.axis_index(self.nodes.axis_name))
+            x, y = jax.random.normal(key, (2, size, self.width))
+            return x, y
+
+        self.batch = self.nodes.spmd(draw)()
+
+    def compute(self) -> Any:
+        """Runs one iteration without exchange."""
+        self.params = self._local_step(self.params, self.batch)
+        return self.params
+
+    def calibrate(
+        self,
+        target_seconds: float,
+        time_call: Callable[[Callable[[], Any]], float],
+        report_progress: Callable[[str], None],
+    ) -> int:
+        """Sizes the batch so that `compute` takes about `target_seconds`; returns its examples.
+
+        Args:
+          target_seconds: the time to reach.
+          time_call: calls a function and returns the seconds that it took on the slowest host.
+          report_progress: is called before each try.
+        """
+        seconds: dict[int, float] = {}
+        size = 1
+        while size not in seconds and len(seconds) < MAX_TRIES:
+            report_progress(f"sizing the batch: {size} examples")
+            self._change_batch(size)
+            timings = [time_call(self.compute) for _ in range(TIMINGS_PER_TRY)]
+            seconds[size] = statistics.median(timings)
+            if abs(seconds[size] - target_seconds) < MAX_ERROR * target_seconds:
+                break
+            size = choose_batch_size(seconds, target_seconds)
+        best = min(seconds, key=lambda size: abs(seconds[size] - target_seconds))
+        self._change_batch(best)
+        return best
+
+    def _change_batch(self, size: int) -> None:
+        self.draw_batch(size)
+        jax.block_until_ready(self.compute())  # compiles the program of this batch
+
+
+class RowTrainer:
+    """Trains a `CalibratedModel` by one row's algorithm."""
+
+    def __init__(self, model: CalibratedModel, tx: optax.GradientTransformationExtraArgs):
+        self._model = model
+        self._train_step = gx.TrainStep(compute_gradients, tx, nodes=model.nodes)
+        self._opt_state = model.nodes.run(tx.init, model.params)
+
+    def run_step(self, step: int) -> Any:
+        """Runs one iteration; returns the parameters and the optimizer state after it."""
+        model = self._model
+        model.params, self._opt_state, _ = self._train_step(
+            step, model.params, self._opt_state, model.batch
+        )
+        return model.params, self._opt_state
+
+
+def choose_batch_size(seconds: dict[int, float], target: float) -> int:
+    """The batch size that should take `target` seconds, on the line through the two nearest.
+
+    Args:
+      seconds: of the batch sizes that were timed.
+      target: seconds.
+
+    >>> choose_batch_size({1: 0.1}, 0.5), choose_batch_size({1: 0.1, 33: 0.26}, 0.5)
+    (33, 81)
+    """
+    if len(seconds) == 1:
+        return SECOND_BATCH if seconds[1] < target else 1
+    nearest = sorted(seconds.items(), key=lambda item: abs(item[1] - target))[:2]
+    (a, seconds_a), (b, seconds_b) = nearest
+    slope = (seconds_b - seconds_a) / (b - a)
+    largest = max(seconds)
+    in_proportion = largest * target / seconds[largest]  # where a larger batch takes no longer
+    size = a + (target - seconds_a) / slope if slope > 0 else in_proportion
+    return max(1, min(round(size), MAX_GROWTH * largest))

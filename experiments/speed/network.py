@@ -1,26 +1,25 @@
-"""Seconds per iteration of every algorithm over a real network stack, beside the least possible.
+"""Seconds per iteration over a real network stack, compared with a lower bound.
 
     python -m experiments.speed network --hosts 4 --bandwidth 200mbit      (as root)
     python -m experiments.speed network                                    (no limits, loopback)
 
-It starts a JAX process per host on this machine, which exchange over TCP (Gloo); with `--bandwidth`
-each is in a network namespace of its own, on a link of that bandwidth. They train an MLP of
+It starts one JAX process per host on this machine; they exchange over TCP (Gloo). With
+`--bandwidth` each is in a network namespace, on a link of that bandwidth. They train an MLP of
 `--megabytes` of float32 parameters. An iteration begins at a common start and takes as long as the
-slowest host. In every round each algorithm takes one iteration after another, beside an iteration
-without exchange and plain TCP streams, so that noise hits all alike. The least that is possible is
+slowest host. Each round of the measurement runs one iteration of every algorithm, one iteration
+without exchange, and plain TCP streams, so that noise affects all of them alike. The lower bound is
 
     computation + bytes / goodput,  or  max(computation, bytes / goodput)  where the two overlap
 
-with medians of the same rounds: of the iterations without exchange (all hosts at once, since they
-share the cores), and of the faster kind of stream: every host to the next one at once, as in a
-ring, or one alone.
+with medians over the same rounds: of the iterations without exchange (on all hosts at once, because
+they share the cores), and of the faster kind of stream (from every host to the next at once, as in
+a ring, or from one host only).
 
-It writes into `--out`: `metrics.jsonl`, a line per iteration of a row; `summary.json`, with
-`configurations` (an object per number of hosts and bandwidth), `runs` (one per row of the tables)
-and `left_out`; and plots. Seconds, bytes and bytes per second, unless a name says otherwise.
+README.md in this folder lists the files, columns and fields that it writes into `--out`.
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -30,25 +29,43 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, NamedTuple
 
-import jax
+import tyro
 from rich.console import Console
+from rich.progress import Progress, TaskID
 
-import gossipjax as gx
-from experiments import results, speed_hosts, speed_links, speed_report, speed_rows
-from experiments.speed_rows import Row, Width
-from experiments.speed_worker import Setting
+from experiments import results
+from experiments.program import exit_on_error
+from experiments.results import Record
+from experiments.speed import links
+from experiments.speed.hosts import (
+    PortInUseError,
+    find_free_port,
+    make_scratch_folder,
+    run_hosts,
+)
+from experiments.speed.report import write_report
+from experiments.speed.rows import DEFAULT_ALGORITHMS, Row, build_rows
+from experiments.speed.summary import list_metrics, summarize_configuration, summarize_row
+from experiments.speed.worker import WorkerConfig
+from experiments.training.algorithms import ALGORITHM_HELP, WireDtype
+from experiments.training.checks import NonNegativeFloat, check_fields
 
-Record = dict[str, Any]
-
-MOST_HOSTS = 64
-PORT = 5599  # of host 0, where it has a namespace to itself
-TRIES = 5  # to find a free port
-HOST_BYTES, MODEL_COPIES = 700e6, 30  # memory of a host: what JAX takes, and models at once
-PATIENCE = 180.0  # seconds: of a compilation, on a slow machine
-SLOWER = 10  # than the link allows: then it hangs
-COMMAND = (sys.executable, "-m", "experiments.speed_worker")
+MIN_HOSTS = 2
+MAX_HOSTS = 64
+MIN_MEGABYTES = 0.001
+MIN_ITERATIONS = 10
+PORT = 5599  # of host 0 inside its namespace
+MAX_PORT_TRIES = 5
+PROCESS_BYTES = 700e6  # memory of a host: what JAX takes
+MODEL_COPIES = 30  # memory of a host: models at once
+STALL_TIMEOUT = 180.0  # seconds; covers a compilation on a slow machine
+STALL_FACTOR = 10  # an iteration that takes longer than this times its bound hangs
+NETWORK_ALGORITHM_HELP = (
+    f"{ALGORITHM_HELP} centralized: node 0 gathers gradients and sends their mean."
+)
+COMMAND = (sys.executable, "-m", "experiments.speed.worker")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,50 +73,96 @@ class Options:
     """Options of the network measurement."""
 
     hosts: tuple[int, ...] = (4,)
-    """Number of hosts, a process each: one or several."""
+    """Number of hosts, one process each: one or several numbers."""
     bandwidth: tuple[str, ...] = ()
-    """Of every host's link, each way, as tc reads it (200mbit): one or several; needs root. Without
-    it the hosts share the machine's loopback, without limits."""
+    """Bandwidth of every host's link, each way, as tc reads it (200mbit): one or several; needs
+    root. Without it the hosts share the machine's loopback, without limits."""
     megabytes: float = 20.0
     """Float32 parameters of the model, in 1e6 bytes."""
-    compute: float = 0.5
-    """Seconds of computation per iteration, all hosts at once, that the batch is sized for."""
+    compute_seconds: NonNegativeFloat = 0.5
+    """Seconds of computation per iteration, on all hosts at once, for which the batch is sized."""
     iterations: int = 12
-    """Iterations that are measured of each row, at least 10."""
-    algorithm: tuple[str, ...] = speed_rows.ALGORITHMS
-    """One or several: allreduce, centralized (node 0 gathers gradients and sends their mean), or as
-    in experiments.image, NAME or NAME@TOPOLOGY."""
-    wire: tuple[Width, ...] = ("float32", "bfloat16")
-    """The types in which messages travel; what knows float32 only is left out of the others."""
+    """Measured iterations of each row, at least 10."""
+    algorithm: Annotated[tuple[str, ...], tyro.conf.arg(help=NETWORK_ALGORITHM_HELP)] = (
+        DEFAULT_ALGORITHMS
+    )
+    wire_dtype: tuple[WireDtype, ...] = ("float32", "bfloat16")
+    """Types in which messages travel; an algorithm without one of them is left out of its rows."""
     out: Path | None = None
     """Folder for the results; a new one under runs/ if not given."""
     overwrite: bool = False
     """Replace another run's results in --out."""
 
     def __post_init__(self) -> None:
-        several = {"hosts": self.hosts, "algorithm": self.algorithm, "wire": self.wire}
+        check_fields(self)
+        several = {
+            "hosts": self.hosts,
+            "algorithm": self.algorithm,
+            "wire-dtype": self.wire_dtype,
+        }
         for name, values in several.items():
             if not values or len(set(values)) < len(values):
-                raise ValueError(f"--{name} takes one or several different values, not {values}.")
-        if min(self.hosts) < 2 or max(self.hosts) > MOST_HOSTS:
-            raise ValueError(f"--hosts is from 2 to {MOST_HOSTS}, not {self.hosts}.")
-        rates = [speed_links.bits_per_second(rate) for rate in self.bandwidth]
+                raise ValueError(f"--{name} must be one or several different values, got {values}.")
+        if min(self.hosts) < MIN_HOSTS or max(self.hosts) > MAX_HOSTS:
+            raise ValueError(f"--hosts must be from {MIN_HOSTS} to {MAX_HOSTS}, got {self.hosts}.")
+        rates = [links.parse_rate(rate) for rate in self.bandwidth]
         if len(set(rates)) < len(rates):
-            raise ValueError(f"--bandwidth takes different values, not {self.bandwidth}.")
-        if not 0.001 <= self.megabytes < math.inf:
-            raise ValueError(f"--megabytes is at least 0.001 and finite, not {self.megabytes}.")
-        if not 0 <= self.compute < math.inf:
-            raise ValueError(f"--compute is at least 0 and finite, not {self.compute}.")
-        if self.iterations < 10:
-            raise ValueError(f"--iterations is at least 10, not {self.iterations}.")
+            raise ValueError(f"--bandwidth must be different values, got {self.bandwidth}.")
+        if not MIN_MEGABYTES <= self.megabytes < math.inf:
+            raise ValueError(
+                f"--megabytes must be finite and >= {MIN_MEGABYTES}, got {self.megabytes}."
+            )
+        if self.iterations < MIN_ITERATIONS:
+            raise ValueError(f"--iterations must be >= {MIN_ITERATIONS}, got {self.iterations}.")
+
+
+class Configuration(NamedTuple):
+    """One table of the measurement.
+
+    Attributes:
+      hosts: number of hosts.
+      bandwidth: of every link, as `tc` reads it; None without limits.
+      rows: the algorithms.
+    """
+
+    hosts: int
+    bandwidth: str | None
+    rows: list[Row]
+
+    @property
+    def bits_per_second(self) -> int | None:
+        """Bandwidth of every link; None without limits."""
+        return None if self.bandwidth is None else links.parse_rate(self.bandwidth)
+
+    @property
+    def link(self) -> str:
+        """Name of the kind of links, as in titles."""
+        return self.bandwidth or "loopback"
+
+
+def measure_network(options: Options) -> None:
+    """Seconds per iteration of every algorithm over a network, compared with a lower bound."""
+    out = None
+    with exit_on_error(lambda: out), links.exit_on_stop_signals():
+        rows = {n: build_rows(options.algorithm, options.wire_dtype, n) for n in options.hosts}
+        if options.bandwidth:
+            links.require_tools()
+        require_memory(max(options.hosts), options.megabytes)
+        out = results.create_run_dir("speed-network", options.out, options.overwrite)
+        configurations = [
+            Configuration(n, bandwidth, rows[n][0])
+            for bandwidth, n in itertools.product(options.bandwidth or (None,), options.hosts)
+        ]
+        left_out = {f"{n} hosts": reasons for n, (_, reasons) in rows.items() if reasons}
+        measure_all(options, configurations, left_out, out, Console())
 
 
 def require_memory(hosts: int, megabytes: float) -> None:
-    """Raises `ValueError` if so many hosts with such a model would not fit into free memory."""
-    needed = hosts * (HOST_BYTES + MODEL_COPIES * megabytes * 1e6)
+    """Raises `ValueError` if `hosts` hosts with models of this size need more than is free."""
+    needed = hosts * (PROCESS_BYTES + MODEL_COPIES * megabytes * 1e6)
     meminfo = Path("/proc/meminfo")
-    found = re.search(r"MemAvailable: +(\d+) kB", meminfo.read_text() if meminfo.exists() else "")
-    if found and needed > (available := 1024 * int(found[1])):
+    match = re.search(r"MemAvailable: +(\d+) kB", meminfo.read_text() if meminfo.exists() else "")
+    if match and needed > (available := 1024 * int(match[1])):
         raise ValueError(
             f"{hosts} hosts with {megabytes:g} MB of parameters each need about "
             f"{needed / 1e9:.1f} GB of memory; {available / 1e9:.1f} GB are free. Lower --hosts or "
@@ -107,117 +170,109 @@ def require_memory(hosts: int, megabytes: float) -> None:
         )
 
 
-def network(options: Options) -> None:
-    """Seconds per iteration of every algorithm over a network, beside the least possible."""
-    try:
-        plans = {n: speed_rows.rows(options.algorithm, options.wire, n) for n in options.hosts}
-        if options.bandwidth:
-            speed_links.require_tools()
-        require_memory(max(options.hosts), options.megabytes)
-        out = results.claim_folder("speed-network", options.out, options.overwrite)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
-    try:
-        with speed_links.terminable():
-            _measure_all(options, plans, out, Console())
-    except (ValueError, OSError, speed_hosts.HostFailedError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        print(f"interrupted; {out} holds what was measured", file=sys.stderr)
-        sys.exit(130)
-
-
-def _measure_all(
+def measure_all(
     options: Options,
-    plans: dict[int, tuple[list[Row], dict[str, str]]],
+    configurations: Sequence[Configuration],
+    left_out: dict[str, dict[str, str]],
     out: Path,
     console: Console,
 ) -> None:
-    rates = options.bandwidth or (None,)
+    """Measures one configuration after another; writes the files after each, and then the report.
+
+    Args:
+      options: of the program.
+      configurations: a table each.
+      left_out: for each number of hosts, the rows that are not possible, and why.
+      out: the folder for the results.
+      console: prints the report.
+    """
+    numbers = ", ".join(map(str, options.hosts))
+    kinds = ", ".join(dict.fromkeys(configuration.link for configuration in configurations))
     console.print(
-        f"hosts {', '.join(map(str, options.hosts))}; links {', '.join(map(_link, rates))}; "
-        f"{options.megabytes:g} MB of parameters; {options.iterations} iterations. Results: {out}",
+        f"hosts {numbers}; links {kinds}; {options.megabytes:g} MB of parameters; "
+        f"{options.iterations} iterations. Results: {out}",
         soft_wrap=True,
     )
-    configurations: list[Record] = []
+    tables: list[Record] = []
     runs: list[Record] = []
-    with (out / "metrics.jsonl").open("w") as file, results.progress_bar(console) as bar:
-        for rate, hosts in itertools.product(rates, options.hosts):
-            rows, _ = plans[hosts]
-            title = f"{hosts} hosts, {_link(rate)}"
+    with (out / "metrics.jsonl").open("w") as file, results.make_progress_bar(console) as bar:
+        for configuration in configurations:
+            title = f"{configuration.hosts} hosts, {configuration.link}"
             task = bar.add_task(title, total=options.iterations, status="starting")
-
-            def tell(word: str, task: Any = task) -> None:
-                number = re.match(r"iteration (\d+)", word)
-                done = int(number[1]) - 1 if number else 0
-                bar.update(task, status=word, completed=done)
-
-            found = measure(options, rows, hosts, rate, tell)
+            records = run_configuration(
+                options, configuration, functools.partial(show_progress, bar, task)
+            )
             bar.update(task, status="measured", completed=options.iterations)
-            bits = None if rate is None else speed_links.bits_per_second(rate)
-            configuration, own = speed_rows.summarize(rows, hosts, rate, found)
-            configuration["bits_per_second"] = bits
-            configurations.append(configuration)
-            runs += own
-            for line in speed_rows.lines(hosts, rate, found):
+            hosts = configuration.hosts
+            bandwidth = configuration.bandwidth
+            table = summarize_configuration(hosts, bandwidth, records)
+            tables.append(table | {"bits_per_second": configuration.bits_per_second})
+            runs += [summarize_row(row, table, records) for row in configuration.rows]
+            for line in list_metrics(hosts, bandwidth, records):
                 file.write(json.dumps(line) + "\n")
             file.flush()
-            summary = {
-                "options": dataclasses.asdict(options),
-                "environment": environment(),
-                "configurations": configurations,
-                "runs": runs,
-                "left_out": {f"{n} hosts": why for n, (_, why) in plans.items() if why},
-            }
-            text = json.dumps(summary, indent=2, default=str, allow_nan=False)
-            (out / "summary.json").write_text(f"{text}\n")
-    speed_report.write_report(out, console)
+            results.write_summary(
+                out,
+                dataclasses.asdict(options),
+                {"kernel": platform.release(), "cores": os.cpu_count()},
+                runs,
+                configurations=tables,
+                left_out=left_out,
+            )
+    write_report(out, console)
 
 
-def _link(rate: str | None) -> str:
-    return rate or "loopback"
+def show_progress(bar: Progress, task: TaskID, progress: str) -> None:
+    """Shows the progress of host 0: its text, and the iterations that are done."""
+    match = re.match(r"iteration (\d+)", progress)
+    bar.update(task, status=progress, completed=int(match[1]) - 1 if match else 0)
 
 
-def environment() -> Record:
-    """What it was measured with."""
-    versions = {"jax": jax.__version__, "gossipjax": gx.__version__}
-    return versions | {"kernel": platform.release(), "cores": os.cpu_count()}
-
-
-def measure(
-    options: Options,
-    rows: Sequence[Row],
-    hosts: int,
-    rate: str | None,
-    tell: Callable[[str], None],
+def run_configuration(
+    options: Options, configuration: Configuration, report_progress: Callable[[str], None]
 ) -> list[Record]:
-    """What every host has measured, over one number of hosts and bandwidth.
+    """Measures all rows over one number of hosts and bandwidth; returns each host's record.
 
     Raises:
       HostFailedError: if a host ends early or hangs.
       OSError: if the network cannot be made.
     """
-    bits = None if rate is None else speed_links.bits_per_second(rate)
-    wire = 0.0 if bits is None else 8 * 2 * hosts * options.megabytes * 1e6 / bits
-    patience = PATIENCE + SLOWER * (wire + options.compute)
-    for tries_left in reversed(range(TRIES)):
-        with speed_hosts.scratch_folder() as folder, speed_links.network(hosts, bits) as places:
-            port = PORT if bits else speed_hosts.free_port()
-            setting = Setting(
-                coordinator=f"{places[0].address}:{port}",
-                addresses=[place.address for place in places],
-                rows=[(row.algorithm, row.wire) for row in rows],
-                megabytes=options.megabytes,
-                compute=options.compute,
-                iterations=options.iterations,
-                interface=speed_links.INTERFACE if bits else None,
-            )
-            (folder / "setting.json").write_text(json.dumps(dataclasses.asdict(setting)))
-            try:
-                speed_hosts.run_hosts(places, COMMAND, folder, patience, tell)
-            except speed_hosts.PortInUseError:
-                if not tries_left:
-                    raise
-                continue
-            return [json.loads((folder / f"{i}.json").read_text()) for i in range(hosts)]
+    for tries_left in reversed(range(MAX_PORT_TRIES)):
+        try:
+            return _try_configuration(options, configuration, report_progress)
+        except PortInUseError:
+            if not tries_left:
+                raise
     raise AssertionError("unreachable")
+
+
+def _try_configuration(
+    options: Options, configuration: Configuration, report_progress: Callable[[str], None]
+) -> list[Record]:
+    bits_per_second = configuration.bits_per_second
+    network = links.make_network(configuration.hosts, bits_per_second)
+    with make_scratch_folder() as folder, network as members:
+        port = PORT if bits_per_second else find_free_port()
+        config = WorkerConfig(
+            coordinator_address=f"{members[0].address}:{port}",
+            addresses=[host.address for host in members],
+            rows=[(row.algorithm, row.wire) for row in configuration.rows],
+            megabytes=options.megabytes,
+            compute_seconds=options.compute_seconds,
+            iterations=options.iterations,
+            interface=links.INTERFACE if bits_per_second else None,
+        )
+        (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
+        stall_timeout = compute_stall_timeout(options, configuration)
+        run_hosts(members, COMMAND, folder, stall_timeout, report_progress)
+        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(len(members))]
+
+
+def compute_stall_timeout(options: Options, configuration: Configuration) -> float:
+    """Seconds without progress after which the hosts hang: many times the slowest iteration's."""
+    bits_per_second = configuration.bits_per_second
+    communication_seconds = 0.0
+    if bits_per_second is not None:
+        model_bits = 8 * options.megabytes * 1e6
+        communication_seconds = 2 * configuration.hosts * model_bits / bits_per_second
+    return STALL_TIMEOUT + STALL_FACTOR * (communication_seconds + options.compute_seconds)

@@ -1,171 +1,166 @@
 """Tables and plots of the network measurement, made from the `summary.json` that it wrote.
 
-python -m experiments.speed_report OUT
+python -m experiments.speed.report OUT
 """
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tyro
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from experiments.report import COLOURS
+from experiments.program import exit_on_error
+from experiments.report import COLORS
+from experiments.results import Record
 
-Record = dict[str, Any]
-
-MARKS = "os^xvD*P<"
-DASHES = {"float32": "-", "bfloat16": "--"}
+MARKERS = "os^xvD*P<"
+LINE_STYLES = {"float32": "-", "bfloat16": "--"}
 MEGA = 1e6
 
 
-def table(configuration: Record, runs: Sequence[Record]) -> Table:
+class Axis(NamedTuple):
+    """The horizontal axis of a plot over configurations.
+
+    Attributes:
+      label: below the axis.
+      value: position of a configuration.
+      panel: title of the panel that shows a configuration.
+    """
+
+    label: str
+    value: Callable[[Record], float]
+    panel: Callable[[Record], str]
+
+
+def make_table(configuration: Record, runs: Sequence[Record]) -> Table:
     """The rows of one number of hosts and bandwidth."""
-    result = Table(
-        title=f"{configuration['hosts']} hosts, {_link(configuration)}, "
+    table = Table(
+        title=f"{configuration['hosts']} hosts, {name_link(configuration)}, "
         f"{4 * configuration['parameters'] / MEGA:.3g} MB of parameters",
         box=SIMPLE_HEAD,
         padding=0,
         min_width=72,
     )
-    result.add_column("algorithm")
-    result.add_column("wire", no_wrap=True)
+    table.add_column("algorithm")
+    table.add_column("wire", no_wrap=True)
     for header in (
         "seconds per\niteration",
-        "less com-\nputation",
+        "communi-\ncation (s)",
         "MB\nsent",
-        "MB\ncounted",
-        "limit\n(s)",
-        "ratio",
+        "MB\non NIC",
+        "lower\nbound (s)",
+        "x\nbound",
     ):
-        result.add_column(header, justify="right", no_wrap=True)
+        table.add_column(header, justify="right", no_wrap=True)
     for run in runs:
-        counted = run["counted_bytes"]
-        result.add_row(
-            _words(run) + ("*" if run["overlaps"] else ""),
+        nic_bytes = run["nic_bytes"]
+        algorithm = run["algorithm"].replace("@", " ").replace("_", " ")
+        table.add_row(
+            algorithm + ("*" if run["overlaps"] else ""),
             run["wire"],
-            _spread(run, "seconds"),
+            format_spread(run, "seconds"),
             f"{run['seconds'] - run['computation_seconds']:.3f}",
             f"{run['sent_bytes'] / MEGA:.2f}",
-            "-" if counted is None else f"{counted / MEGA:.2f}",
+            "-" if nic_bytes is None else f"{nic_bytes / MEGA:.2f}",
             f"{run['limit_seconds']:.3f}",
             f"{run['ratio_to_limit']:.2f}",
         )
-    return result
+    return table
 
 
-def legend(configuration: Record) -> str:
-    """What the columns of the table mean, and what the limits are made of."""
-    seconds = _spread(configuration, "computation_seconds")
-    ring, alone = configuration["goodput_all_links"], configuration["goodput_one_link"]
+def make_legend(configuration: Record) -> str:
+    """Text below the table: the meaning of its columns, and the parts of the lower bounds."""
+    seconds = format_spread(configuration, "computation_seconds")
+    examples = configuration["examples_per_host"]
+    all_links = configuration["goodput_all_links"] / MEGA
+    one_link = configuration["goodput_one_link"] / MEGA
     return (
-        f"computation alone {seconds} s ({configuration['examples_per_host']} examples per host)\n"
-        f"plain TCP stream {ring / MEGA:.3g} MB/s on all links at once, {alone / MEGA:.3g} on one\n"
+        f"computation without exchange {seconds} s ({examples} examples per host)\n"
+        f"plain TCP stream {all_links:.3g} MB/s on all links at once, {one_link:.3g} on one\n"
         "seconds: median of the slowest host, 10-90 %; MB: of the host that sends most\n"
-        "limit: computation + bytes / faster stream; with *, which overlaps, the larger"
+        "lower bound: computation + bytes / faster stream; the larger of both with *"
     )
 
 
-def _words(run: Record) -> str:
-    return run["algorithm"].replace("@", " ").replace("_", " ")
+def format_spread(record: Record, name: str) -> str:
+    """A median with its quantiles 0.1 and 0.9."""
+    return f"{record[name]:.3f} [{record[f'{name}_p10']:.2f}-{record[f'{name}_p90']:.2f}]"
 
 
-def _spread(record: Record, name: str) -> str:
-    return f"{record[name]:.3f} [{record[f'{name}_10']:.2f}-{record[f'{name}_90']:.2f}]"
-
-
-def _link(record: Record) -> str:
+def name_link(record: Record) -> str:
+    """Name of the links of a configuration or run."""
     return record["bandwidth"] or "loopback"
 
 
+def name_row(run: Record) -> str:
+    """Name of a row in plots."""
+    return run["algorithm"] + (f", {run['wire']}" if run["wire"] != "float32" else "")
+
+
+def select_runs(runs: Sequence[Record], configuration: Record) -> list[Record]:
+    """The runs of one configuration."""
+    fields = ("hosts", "bandwidth")
+    return [run for run in runs if all(run[name] == configuration[name] for name in fields)]
+
+
 def plot_rows(configurations: Sequence[Record], runs: Sequence[Record], path: Path) -> None:
-    """A panel per configuration: the seconds of every row, and its limit, as a PNG."""
-    names = list(dict.fromkeys(_label(run) for run in runs))
-    height = 1.2 + (0.9 + 0.24 * len(names)) * len(configurations)
+    """Plots the seconds of every row and its lower bound, a panel per configuration, as a PNG."""
+    rows = list(dict.fromkeys(name_row(run) for run in runs))
+    height = 1.2 + (0.9 + 0.24 * len(rows)) * len(configurations)
     figure = Figure((8, height), dpi=120, layout="constrained")
-    figure.suptitle("Time per iteration, and the least possible")
+    figure.suptitle("Time per iteration, and its lower bound")
     panels = figure.subplots(len(configurations), 1, squeeze=False)[:, 0]
     for axes, configuration in zip(panels, configurations, strict=True):
-        own = _of(runs, configuration)
-        middle = [run["seconds"] for run in own]
-        spread = [
-            [run["seconds"] - run["seconds_10"] for run in own],
-            [run["seconds_90"] - run["seconds"] for run in own],
-        ]
-        places = range(len(own))
-        axes.barh(places, middle, xerr=spread, color=COLOURS[0], label="measured (10-90 %)")
-        limits = [run["limit_seconds"] for run in own]
-        axes.plot(limits, places, "|", color="black", markersize=12, markeredgewidth=2)
-        axes.plot([], [], "|", color="black", markersize=12, markeredgewidth=2, label="limit")
-        alone = configuration["computation_seconds"]
-        axes.axvline(alone, color=COLOURS[1], linestyle=":", label="computation alone")
-        axes.set_yticks(places, [_label(run) for run in own], fontsize="small")
-        axes.invert_yaxis()
-        axes.grid(alpha=0.3, axis="x")
-        axes.set(title=f"{configuration['hosts']} hosts, {_link(configuration)}")
-        axes.set_xlabel("seconds per iteration (median of the slowest host)")
+        _draw_bars(axes, configuration, select_runs(runs, configuration))
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize="small")
     figure.savefig(path)
 
 
+def _draw_bars(axes: Axes, configuration: Record, runs: Sequence[Record]) -> None:
+    seconds = [run["seconds"] for run in runs]
+    spread = [
+        [run["seconds"] - run["seconds_p10"] for run in runs],
+        [run["seconds_p90"] - run["seconds"] for run in runs],
+    ]
+    positions = range(len(runs))
+    axes.barh(positions, seconds, xerr=spread, color=COLORS[0], label="measured (10-90 %)")
+    limits = [run["limit_seconds"] for run in runs]
+    axes.plot(
+        limits, positions, "|", color="black", markersize=12, markeredgewidth=2, label="lower bound"
+    )
+    axes.axvline(
+        configuration["computation_seconds"], color=COLORS[1], linestyle=":", label="computation"
+    )
+    axes.set_yticks(positions, [name_row(run) for run in runs], fontsize="small")
+    axes.invert_yaxis()
+    axes.grid(alpha=0.3, axis="x")
+    axes.set(title=f"{configuration['hosts']} hosts, {name_link(configuration)}")
+    axes.set_xlabel("seconds per iteration (median of the slowest host)")
+
+
 def plot_over(
-    configurations: Sequence[Record],
-    runs: Sequence[Record],
-    path: Path,
-    title: str,
-    x: tuple[str, Callable[[Record], float]],
-    panel: Callable[[Record], str],
+    configurations: Sequence[Record], runs: Sequence[Record], path: Path, title: str, axis: Axis
 ) -> None:
-    """Seconds per iteration over `x` (label, and value of a configuration), a line per row."""
-    titles = list(dict.fromkeys(map(panel, configurations)))
-    names = list(dict.fromkeys(_label(run) for run in runs))
-    algorithms = list(dict.fromkeys(run["algorithm"] for run in runs))
-    height = 5 + 0.2 * -(-(len(names) + 1) // 2)
+    """Plots the seconds per iteration over `axis`, a line per row, as a PNG."""
+    titles = list(dict.fromkeys(map(axis.panel, configurations)))
+    rows = list(dict.fromkeys(name_row(run) for run in runs))
+    height = 5 + 0.2 * -(-(len(rows) + 1) // 2)
     figure = Figure((2 + 5 * len(titles), height), dpi=120, layout="constrained")
     figure.suptitle(title)
     panels = figure.subplots(1, len(titles), squeeze=False, sharey=True)[0]
     panels[0].set_ylabel("seconds per iteration (median, 10-90 %)")
-    for axes, name in zip(panels, titles, strict=True):
-        shown = sorted((c for c in configurations if panel(c) == name), key=x[1])
-        xs = [x[1](configuration) for configuration in shown]
-        for label in names:
-            points = [
-                (at, run)
-                for at, configuration in zip(xs, shown, strict=True)
-                for run in _of(runs, configuration)
-                if _label(run) == label
-            ]
-            if not points:
-                continue
-            at = [value for value, _ in points]
-            first = points[0][1]
-            kind = algorithms.index(first["algorithm"])
-            look: dict[str, Any] = {"color": COLOURS[kind % len(COLOURS)]}
-            axes.fill_between(
-                at,
-                [run["seconds_10"] for _, run in points],
-                [run["seconds_90"] for _, run in points],
-                alpha=0.15,
-                linewidth=0,
-                **look,
-            )
-            look |= {"marker": MARKS[kind % len(MARKS)], "linestyle": DASHES[first["wire"]]}
-            middle = [run["seconds"] for _, run in points]
-            axes.plot(at, middle, label=label, markersize=4, linewidth=1.2, **look)
-        alone = [configuration["computation_seconds"] for configuration in shown]
-        axes.plot(xs, alone, ":", color="black", label="computation alone")
-        axes.set(title=name, xlabel=x[0], xscale="log")
-        axes.set_xticks(xs, [f"{value:g}" for value in xs])
-        axes.minorticks_off()
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-    handles = {}
+    for axes, panel_title in zip(panels, titles, strict=True):
+        shown = [c for c in configurations if axis.panel(c) == panel_title]
+        _draw_lines(axes, sorted(shown, key=axis.value), runs, axis)
+        axes.set(title=panel_title)
+    handles: dict[str, Any] = {}
     for axes in panels:
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     figure.legend(
@@ -174,61 +169,94 @@ def plot_over(
     figure.savefig(path)
 
 
-def _label(run: Record) -> str:
-    return run["algorithm"] + (f", {run['wire']}" if run["wire"] != "float32" else "")
+def _draw_lines(
+    axes: Axes, configurations: Sequence[Record], runs: Sequence[Record], axis: Axis
+) -> None:
+    algorithms = list(dict.fromkeys(run["algorithm"] for run in runs))
+    lines: dict[str, list[tuple[float, Record]]] = {name_row(run): [] for run in runs}
+    for configuration in configurations:
+        for run in select_runs(runs, configuration):
+            lines[name_row(run)].append((axis.value(configuration), run))
+    for row, points in lines.items():
+        if points:
+            _draw_line(axes, row, points, algorithms.index(points[0][1]["algorithm"]))
+    xs = [axis.value(configuration) for configuration in configurations]
+    computation = [configuration["computation_seconds"] for configuration in configurations]
+    axes.plot(xs, computation, ":", color="black", label="computation")
+    axes.set(xlabel=axis.label, xscale="log")
+    axes.set_xticks(xs, [f"{x:g}" for x in xs])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
 
 
-def _of(runs: Sequence[Record], configuration: Record) -> list[Record]:
-    where = ("hosts", "bandwidth")
-    return [run for run in runs if all(run[k] == configuration[k] for k in where)]
+def _draw_line(axes: Axes, row: str, points: Sequence[tuple[float, Record]], index: int) -> None:
+    xs = [x for x, _ in points]
+    color = COLORS[index % len(COLORS)]
+    low = [run["seconds_p10"] for _, run in points]
+    high = [run["seconds_p90"] for _, run in points]
+    axes.fill_between(xs, low, high, alpha=0.15, linewidth=0, color=color)
+    axes.plot(
+        xs,
+        [run["seconds"] for _, run in points],
+        label=row,
+        color=color,
+        marker=MARKERS[index % len(MARKERS)],
+        linestyle=LINE_STYLES[points[0][1]["wire"]],
+        markersize=4,
+        linewidth=1.2,
+    )
+
+
+OVER_HOSTS = Axis("hosts", lambda configuration: configuration["hosts"], name_link)
+OVER_BANDWIDTH = Axis(
+    "bandwidth of every link (Mbit/s)",
+    lambda configuration: configuration["bits_per_second"] / MEGA,
+    lambda configuration: f"{configuration['hosts']} hosts",
+)
 
 
 def write_report(folder: Path, console: Console) -> None:
-    """Reads a run's `summary.json`, prints its tables and writes its plots beside it.
+    """Reads a run's `summary.json`, prints its tables and writes its plots into the same folder.
 
-    `seconds_per_iteration.png`, and where there are several of them `time_over_hosts.png` (as
-    SGP-19, Figure 1) and `time_over_bandwidth.png` (as DPSGD-17, Figure 2).
+    The plots are `seconds_per_iteration.png`; for several numbers of hosts `time_over_hosts.png`
+    (as in Figure 1 of "Stochastic Gradient Push for Distributed Deep Learning", arXiv:1811.10792);
+    and for several bandwidths `time_over_bandwidth.png` (as in Figure 2 of "Can Decentralized
+    Algorithms Outperform Centralized Algorithms?", arXiv:1705.09056).
 
     Raises:
-        FileNotFoundError: the file is missing.
-        ValueError: the file is not JSON, or is of another program.
+      FileNotFoundError: if the file is missing.
+      ValueError: if the file is not JSON or of another program.
     """
     summary = json.loads((folder / "summary.json").read_text())
     if "configurations" not in summary:
-        raise ValueError(f"{folder} holds no run of experiments.speed network.")
-    configurations, runs = summary["configurations"], summary["runs"]
+        raise ValueError(f"{folder} must hold a run of experiments.speed network, got another one.")
+    configurations = summary["configurations"]
+    runs = summary["runs"]
     plot_rows(configurations, runs, folder / "seconds_per_iteration.png")
     if len({configuration["hosts"] for configuration in configurations}) > 1:
-        path, hosts = folder / "time_over_hosts.png", ("hosts", lambda c: c["hosts"])
-        plot_over(configurations, runs, path, "Time per iteration over hosts", hosts, _link)
+        path = folder / "time_over_hosts.png"
+        plot_over(configurations, runs, path, "Time per iteration over hosts", OVER_HOSTS)
     if len({configuration["bandwidth"] for configuration in configurations}) > 1:
-        plot_over(
-            configurations,
-            runs,
-            folder / "time_over_bandwidth.png",
-            "Time per iteration over bandwidth",
-            ("bandwidth of every link (Mbit/s)", lambda c: c["bits_per_second"] / MEGA),
-            lambda c: f"{c['hosts']} hosts",
-        )
+        path = folder / "time_over_bandwidth.png"
+        plot_over(configurations, runs, path, "Time per iteration over bandwidth", OVER_BANDWIDTH)
     for configuration in configurations:
-        console.print(table(configuration, _of(runs, configuration)))
-        console.print(legend(configuration))
-    for where, reasons in summary["left_out"].items():
-        for name, why in reasons.items():
-            console.print(f"left out ({where}): {name}: {why}", soft_wrap=True)
+        console.print(make_table(configuration, select_runs(runs, configuration)))
+        console.print(make_legend(configuration))
+    for nodes, reasons in summary["left_out"].items():
+        for name, reason in reasons.items():
+            console.print(f"left out ({nodes}): {name}: {reason}", soft_wrap=True)
 
 
 def main(out: tyro.conf.Positional[Path]) -> None:
-    """Makes the tables and the plots of a network measurement again, from its folder.
+    """Prints the tables and writes the plots of a finished network measurement again.
 
     Args:
-        out: the folder that the measurement wrote (its --out).
+      out: the folder that the measurement wrote (its --out).
     """
-    try:
+    with exit_on_error():
         write_report(out, Console())
-    except (OSError, ValueError) as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":
-    tyro.cli(main, prog="python -m experiments.speed_report")
+    tyro.cli(main, prog="python -m experiments.speed.report")

@@ -1,7 +1,7 @@
-"""The rows of the network measurement: the algorithms, what they send, the limit of a link."""
+"""The rows of the network measurement: algorithms, what they send, and their lower bounds."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,17 +10,22 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 import gossipjax as gx
-from experiments import methods
-from gossipjax.buffers import decode, encode
-from gossipjax.schedule import Round
+from experiments.training.algorithms import (
+    Method,
+    MethodOptions,
+    WireDtype,
+    make_method,
+    parse_name,
+)
+from gossipjax.wire import decode, encode
 
-Width = Literal["float32", "bfloat16"]
+# Names, in the files, of the measurements that are not rows.
+COMPUTATION = "computation"
+ALL_LINKS = "stream, all links"
+SINGLE_LINK = "stream, one link"
 
-Record = dict[str, Any]
-
-COMPUTATION, RING, ALONE = "computation", "stream, all links", "stream, one link"  # beside rows
 CENTRALIZED = "centralized"
-ALGORITHMS = (
+DEFAULT_ALGORITHMS = (
     "allreduce",
     CENTRALIZED,
     "dpsgd@ring",
@@ -30,252 +35,202 @@ ALGORITHMS = (
     "1-osgp",
     "2-osgp",
 )
-RATE = 1e-3  # of plain SGD: small, as all that counts here is time
+LEARNING_RATE = 1e-3  # of plain SGD; small, because only time counts here
 
 
 class Row(NamedTuple):
-    """One algorithm with messages of one width."""
+    """One algorithm with messages of one type.
 
-    algorithm: str  # as it was asked for
-    wire: Width
-    method: methods.Method
+    Attributes:
+      algorithm: the name as it was given.
+      wire: the type of its messages.
+      nodes: N.
+      method: the algorithm on its topology, around plain SGD.
+      state: the gossip state of a node; None for an algorithm that averages gradients.
+    """
+
+    algorithm: str
+    wire: WireDtype
+    nodes: int
+    method: Method
+    state: gx.GossipState | None
 
     @property
     def name(self) -> str:
-        """What it is called in the files: unique among the rows."""
+        """Name of the row in the files, unique among the rows."""
         return f"{self.algorithm}, {self.wire} wire"
 
     @property
     def overlaps(self) -> bool:
-        """Whether the exchange runs beside the gradients, as a program of its own."""
-        return self.method.algorithm.endswith("-osgp") and self.method.lookback > 0
+        """Whether the exchange overlaps the computation of the gradients."""
+        return self.state is not None and self.state.in_flight is not None
 
     def canonical_step(self, step: int) -> int:
-        """The static step of a program."""
-        return self.method.schedule.canonical_step(step, self.method.lookback)
+        """The static step of the program that runs `step`."""
+        return 0 if self.state is None else gx.canonical_step(self.state, step)
 
-    def sent_bytes(self, step: int, parameters: int) -> float:
-        """What the node that sends most sends at `step`, for a model of so many float32 values.
+    def count_sent_bytes(self, step: int, parameters: int) -> float:
+        """Bytes that the node that sends most sends at `step`, for a model of `parameters` float32.
 
-        The payload of the messages alone: no headers. An all-reduce sends 2 (N - 1) / N of the
+        Only the payload of the messages, without headers. An all-reduce sends 2 (N - 1) / N of the
         buffer; the center of `centralized` sends N - 1 models.
         """
-        size = self.method.schedule.size
         if self.algorithm == CENTRALIZED:
-            return message_bytes(parameters, self.wire) * (size - 1)
-        if self.method.algorithm == "allreduce" and self.wire != "float32":
-            return 2 * (size - 1) * message_bytes(-(-parameters // size), self.wire)
-        if self.method.algorithm == "allreduce":
-            return 4.0 * parameters * 2 * (size - 1) / size
-        pieces = max(1, self.method.lookback) if self.overlaps else 1
-        # Under overlap a step exchanges a piece of what was sent in the round before.
-        at = (step - 1) // pieces * pieces if self.overlaps else step
-        values = parameters + self._carries_weight
-        return round_bytes(self.method.schedule.round_at(at), -(-values // pieces), self.wire)
+            return count_message_bytes(parameters, self.wire) * (self.nodes - 1)
+        if self.state is None:
+            return count_all_reduce_bytes(parameters, self.nodes, self.wire)
+        values = parameters + (self.state.weight is not None)
+        if self.state.schedule is None:  # all nodes exchange at once
+            return count_all_reduce_bytes(values, self.nodes, self.wire)
+        if not self.overlaps:
+            return count_round_bytes(self.state.schedule.round_at(step), values, self.wire)
+        # Under overlap a step exchanges one chunk of what was sent in the round before.
+        overlap = self.state.overlap
+        round_ = self.state.schedule.round_at((step - 1) // overlap)
+        return count_round_bytes(round_, -(-values // overlap), self.wire)
 
-    def link_bytes(self, step: int, parameters: int) -> float:
-        """What the busiest link carries one thing after another at `step`.
+    def count_link_bytes(self, step: int, parameters: int) -> float:
+        """Bytes that the busiest link carries one after another at `step`.
 
-        Links are full duplex, so that is what a node sends; but the center of `centralized` knows
-        the mean only when all gradients are in: it receives N - 1 models, and then sends as many.
+        Links are full duplex, so these are the bytes that a node sends. But the center of
+        `centralized` knows the mean only when all gradients are in: it receives N - 1 models, and
+        then sends as many.
         """
-        sent = self.sent_bytes(step, parameters)
+        sent = self.count_sent_bytes(step, parameters)
         return 2 * sent if self.algorithm == CENTRALIZED else sent
 
-    @property
-    def _carries_weight(self) -> bool:
-        name = self.method.algorithm
-        return name == "sgp" or (name.endswith("osgp") and not name.startswith("biased"))
 
-
-def round_bytes(mixing: Round, values: int, wire: Width) -> float:
-    """What the node that sends most sends in one round, for a message of so many float32 values.
-
-    >>> pair, ring = gx.topology.ring(2).round_at(0), gx.topology.ring(4).round_at(0)
-    >>> round_bytes(pair, 100, "float32"), round_bytes(ring, 100, "float32")
-    (400.0, 800.0)
-    >>> round_bytes(pair, 101, "bfloat16")  # the weight stays wide
-    204.0
-    """
-    if mixing.is_identity:
-        return 0.0
-    if mixing.is_uniform and wire == "float32":  # a ring all-reduce
-        return 4.0 * values * 2 * (mixing.size - 1) / mixing.size
-    order = np.arange(mixing.size)
-    peers = np.sum([receivers != order for receivers, _ in mixing.slots], axis=0)
-    return message_bytes(values, wire) * float(peers.max())
-
-
-def message_bytes(values: int, wire: Width) -> float:
-    """What a message of so many float32 values takes; the weight of a narrow one stays wide."""
+def count_message_bytes(values: int, wire: WireDtype) -> float:
+    """Bytes of a message of `values` float32; one of them, the weight, stays in full precision."""
     return 4.0 * values if wire == "float32" else 4.0 + 2.0 * (values - 1)
 
 
-def limit_seconds(
-    computation: float, link_bytes: float, goodput: float, overlaps: bool = False
-) -> float:
-    """The least that an iteration can take on this machine and link, in seconds.
+def count_all_reduce_bytes(values: int, nodes: int, wire: WireDtype) -> float:
+    """Bytes that a node sends in a ring all-reduce of `values` float32.
 
-    `computation + bytes / goodput`, or the larger of the two where they overlap.
+    >>> count_all_reduce_bytes(100, 4, "float32")
+    600.0
+    """
+    if wire == "float32":
+        return 4.0 * values * 2 * (nodes - 1) / nodes
+    return 2 * (nodes - 1) * count_message_bytes(-(-values // nodes), wire)
+
+
+def count_round_bytes(round_: gx.topology.Round, values: int, wire: WireDtype) -> float:
+    """Bytes that the node that sends most sends in a round, for a message of `values` float32.
+
+    >>> pair, ring = gx.topology.ring(2).round_at(0), gx.topology.ring(4).round_at(0)
+    >>> count_round_bytes(pair, 100, "float32"), count_round_bytes(ring, 100, "float32")
+    (400.0, 800.0)
+    >>> count_round_bytes(pair, 101, "bfloat16")  # the weight stays in full precision
+    204.0
+    """
+    if round_.is_identity:
+        return 0.0
+    if round_.is_uniform and wire == "float32":
+        return count_all_reduce_bytes(values, round_.size, wire)
+    nodes = np.arange(round_.size)
+    peers = np.sum([receivers != nodes for receivers, _ in round_.slots], axis=0)
+    return count_message_bytes(values, wire) * float(peers.max())
+
+
+def compute_limit(
+    computation_seconds: float, link_bytes: float, goodput: float, overlaps: bool = False
+) -> float:
+    """Lower bound of an iteration on this machine and link, in seconds.
+
+        computation + bytes / goodput,  or  max(computation, bytes / goodput)  where they overlap
 
     Args:
-      computation: seconds of an iteration without any exchange.
-      link_bytes: that the busiest link carries, one thing after another.
+      computation_seconds: of an iteration without exchange.
+      link_bytes: bytes that the busiest link carries one after another.
       goodput: of a plain TCP stream on that link, bytes per second.
-      overlaps: whether the exchange runs beside the computation.
+      overlaps: whether the exchange overlaps the computation.
 
-    >>> limit_seconds(0.5, 20e6, 25e6), limit_seconds(0.5, 20e6, 25e6, overlaps=True)
+    >>> compute_limit(0.5, 20e6, 25e6), compute_limit(0.5, 20e6, 25e6, overlaps=True)
     (1.3, 0.8)
     """
-    wire = link_bytes / goodput
-    return max(computation, wire) if overlaps else computation + wire
+    communication_seconds = link_bytes / goodput
+    if overlaps:
+        return max(computation_seconds, communication_seconds)
+    return computation_seconds + communication_seconds
 
 
-def row(algorithm: str, wire: Width, nodes: int) -> Row:
-    """The named algorithm over so many nodes, around plain SGD.
+def make_row(algorithm: str, wire: WireDtype, nodes: int) -> Row:
+    """The named algorithm over `nodes` nodes, around plain SGD.
 
     Raises:
-      ValueError: for an unknown name, a topology that is impossible for so many nodes, or a narrow
-        wire where there is none.
+      ValueError: for an unknown name, a topology that is impossible for this number of nodes, or a
+        `wire` that the algorithm does not have.
     """
-    narrow = None if wire == "float32" else jnp.dtype(wire)
     if algorithm == CENTRALIZED:
-        first = optax.chain(centralized(narrow), optax.sgd(RATE))
-        nothing = optax.with_extra_args_support(optax.identity())
-        everyone = gx.topology.complete(nodes)
-        how = methods.Method(CENTRALIZED, "star", everyone, 0, first, nothing)
-        return Row(algorithm, wire, how)
-    setting = methods.Setting(nodes, wire_dtype=narrow)
-    return Row(algorithm, wire, methods.method(algorithm, setting, optax.sgd(RATE)))
+        method = make_centralized_method(wire, nodes)
+    else:
+        options = MethodOptions(nodes, wire_dtype=wire)
+        method = make_method(algorithm, options, optax.sgd(LEARNING_RATE))
+    return Row(algorithm, wire, nodes, method, method.state())
 
 
-def rows(
-    algorithms: Sequence[str], wires: Sequence[Width], nodes: int
+def build_rows(
+    algorithms: Sequence[str], wires: Sequence[WireDtype], nodes: int
 ) -> tuple[list[Row], dict[str, str]]:
-    """All rows that are possible for so many nodes, and why the others are not, by name.
+    """All rows that are possible for `nodes` nodes; and by name, why the others are not.
 
     Raises:
-      ValueError: for a name that is unknown, or if nothing is left.
+      ValueError: for an unknown name, or if no row is possible.
     """
-    possible: list[Row] = []
+    rows: list[Row] = []
     left_out: dict[str, str] = {}
     for algorithm in algorithms:
         if algorithm != CENTRALIZED:
-            methods.split_name(algorithm)
+            parse_name(algorithm)
         for wire in wires:
             try:
-                possible.append(row(algorithm, wire, nodes))
+                rows.append(make_row(algorithm, wire, nodes))
             except ValueError as error:
                 left_out[f"{algorithm}, {wire} wire"] = str(error)
-    if not possible:
-        reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
+    if not rows:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise ValueError(f"nothing to measure with {nodes} hosts. {reasons}")
-    return possible, left_out
+    return rows, left_out
 
 
-def summarize(
-    rows: Sequence[Row], hosts: int, rate: str | None, found: Sequence[Record]
-) -> tuple[Record, list[Record]]:
-    """The configuration, and an object per row, of what every host has measured."""
-    first = found[0]
-    slowest = {name: _slowest(found, name) for name in first["seconds"]}
-    low, computation, high = np.quantile(slowest[COMPUTATION], [0.1, 0.5, 0.9]).tolist()
-    goodput = {name: first["stream_bytes"] / np.median(slowest[name]) for name in (RING, ALONE)}
-    fastest = float(max(goodput.values()))  # the stricter limit
-    where = {"hosts": hosts, "bandwidth": rate}
-    configuration = where | {
-        "parameters": first["parameters"],
-        "examples_per_host": first["examples"],
-        "computation_seconds": computation,
-        "computation_seconds_10": low,
-        "computation_seconds_90": high,
-        "stream_bytes": first["stream_bytes"],
-        "goodput_all_links": goodput[RING],
-        "goodput_one_link": goodput[ALONE],
-        "peak_memory_bytes": max(record["peak_memory_bytes"] for record in found),
-    }
-    runs = []
-    for row in rows:
-        seconds = slowest[row.name]
-        steps = range(len(seconds))
-        low, median, high = np.quantile(seconds, [0.1, 0.5, 0.9]).tolist()
-        link = float(np.mean([row.link_bytes(k, first["parameters"]) for k in steps]))
-        limit = limit_seconds(computation, link, fastest, row.overlaps)
-        rounds = np.array([row.canonical_step(k) for k in steps])
-        counted = [record["sent_bytes"][row.name] for record in found]
-        runs.append(
-            {
-                "algorithm": row.algorithm,
-                "topology": row.method.topology,
-                "wire": row.wire,
-                **where,
-                "iterations": len(seconds),
-                "seconds": median,
-                "seconds_10": low,
-                "seconds_90": high,
-                "seconds_by_round": {
-                    f"{k}": float(np.median(seconds[rounds == k])) for k in np.unique(rounds)
-                },
-                "computation_seconds": computation,
-                "sent_bytes": float(
-                    np.mean([row.sent_bytes(k, first["parameters"]) for k in steps])
-                ),
-                "counted_bytes": None if rate is None else float(np.mean(counted, axis=1).max()),
-                "link_bytes": link,
-                "goodput": fastest,
-                "overlaps": row.overlaps,
-                "limit_seconds": limit,
-                "ratio_to_limit": median / limit,
-            }
-        )
-    return configuration, runs
+def make_centralized_method(wire: WireDtype, nodes: int) -> Method:
+    """The parameter server `average_at_center`, around plain SGD."""
+    average = average_at_center(None if wire == "float32" else jnp.dtype(wire))
+    return Method(
+        algorithm=CENTRALIZED,
+        topology="star",
+        schedule=gx.topology.complete(nodes),
+        inner=optax.chain(average, optax.sgd(LEARNING_RATE)),
+        gossip=optax.with_extra_args_support(optax.identity()),
+    )
 
 
-def _slowest(found: Sequence[Record], name: str) -> np.ndarray:
-    """The seconds of the slowest host, `[iterations]`."""
-    return np.max([record["seconds"][name] for record in found], axis=0)
-
-
-def lines(hosts: int, rate: str | None, found: Sequence[Record]) -> list[Record]:
-    """The lines of `metrics.jsonl`: `seconds` and `sent_bytes` of every host, a list each."""
-    return [
-        {
-            "hosts": hosts,
-            "bandwidth": rate,
-            "row": name,
-            "iteration": k,
-            **{
-                field: [record[field][name][k] for record in found]
-                for field in ("seconds", "sent_bytes")
-            },
-        }
-        for name, seconds in found[0]["seconds"].items()
-        for k in range(len(seconds))
-    ]
-
-
-def centralized(
+def average_at_center(
     wire_dtype: np.dtype | None, axis_name: str = "nodes"
 ) -> optax.GradientTransformationExtraArgs:
     """A parameter server: node 0 gathers all gradients and sends every node their mean.
 
-    Goes first in a chain. Needs a mesh: the permutations are partial, as only node 0's link is
-    busy.
+    Goes first in a chain. Needs a mesh: the permutations are partial, because only the link of
+    node 0 is busy.
     """
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
         del params, extra_args
         buffer, unravel = ravel_pytree(updates)
-        nodes, index = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
-        words, total = encode([buffer], wire_dtype), buffer
+        nodes = jax.lax.axis_size(axis_name)
+        node = jax.lax.axis_index(axis_name)
+        words = encode([buffer], wire_dtype)
+        total = buffer
         for sender in range(1, nodes):
-            came = jax.lax.ppermute(words, axis_name, [(sender, 0)])
-            total = total + decode(came, wire_dtype, [buffer])[0]
-        mean = encode([total / nodes], wire_dtype)  # on node 0, and nothing of use elsewhere
+            received = jax.lax.ppermute(words, axis_name, [(sender, 0)])
+            total = total + decode(received, wire_dtype, [buffer])[0]
+        mean = encode([total / nodes], wire_dtype)  # only node 0 has the mean
         result = mean
         for receiver in range(1, nodes):
-            came = jax.lax.ppermute(mean, axis_name, [(0, receiver)])
-            result = jnp.where(index == receiver, came, result)
+            received = jax.lax.ppermute(mean, axis_name, [(0, receiver)])
+            result = jnp.where(node == receiver, received, result)
         return unravel(decode(result, wire_dtype, [buffer])[0]), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

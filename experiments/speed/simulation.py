@@ -1,16 +1,14 @@
-"""Many nodes on one machine: images per second beside one plain optax loop of the same batch.
+"""Images per second of many nodes on one machine, compared with one plain optax loop.
 
     python -m experiments.speed simulation --nodes 8 32 64 128
 
-Trains the small CNN on random images: by SGP over N nodes, each with its own model, and one model
-by plain optax on the batch of all nodes together. The two take turns, round by round, so that noise
-hits both alike. It writes `summary.json`, with `runs`, into `--out`, and prints the table.
+Trains the small CNN on random images: by SGP over N nodes, each with a separate model; and by plain
+optax one model on the batch of all nodes together. The two take turns, so that noise affects both
+alike. README.md in this folder lists the columns and fields.
 """
 
 import dataclasses
 import itertools
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,24 +21,42 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from experiments import methods, models, results, training
+import gossipjax as gx
+from experiments import results
+from experiments.models import SmallCNN
+from experiments.program import exit_on_error
+from experiments.results import Record
+from experiments.speed.timing import TimedLoop, summarize_samples
+from experiments.training.algorithms import Method, MethodOptions, make_method
+from experiments.training.checks import PositiveInt, check_fields
+from experiments.training.placement import (
+    Placement,
+    describe_nodes,
+    place_nodes,
+    request_cpu_devices,
+)
+from experiments.training.prefetch import prefetch
 
-ROUNDS = 7  # of turns, of which the median is taken
+TURNS = 7  # of which the median is reported
+DISTINCT_BATCHES = 4  # drawn once, then repeated
+OPTIMIZER = optax.sgd(0.05, momentum=0.9, nesterov=True)  # of both loops
+IMAGE_SHAPE = (28, 28, 1)
+CLASSES = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options of the simulation's measurement."""
+    """Options of the measurement of simulated nodes."""
 
-    nodes: tuple[int, ...] = (8, 32, 64, 128)
-    """Number of simulated nodes: one or several."""
+    nodes: tuple[PositiveInt, ...] = (8, 32, 64, 128)
+    """Number of simulated nodes: one or several numbers."""
     algorithm: str = "sgp"
-    """ALGORITHM or ALGORITHM@TOPOLOGY, as of experiments.image."""
-    batch_per_node: int = 32
+    """ALGORITHM or ALGORITHM@TOPOLOGY, as in experiments.image."""
+    batch_size_per_node: PositiveInt = 32
     """Images per node and step."""
-    steps: int = 5
+    steps: PositiveInt = 5
     """Steps of one turn."""
-    where: training.Where = "auto"
+    placement: Placement = "auto"
     """mesh: a device per node, virtual ones on a CPU. vmap: one device. auto: mesh if possible."""
     out: Path | None = None
     """Folder for the results; a new one under runs/ if not given."""
@@ -48,125 +64,136 @@ class Options:
     """Replace another run's results in --out."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_per_node", "steps"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} is at least 1, not {value}.")
-        if not self.nodes or min(self.nodes) < 1:
-            raise ValueError(f"--nodes is at least 1, not {' '.join(map(str, self.nodes))}.")
+        check_fields(self)
+        if not self.nodes:
+            raise ValueError("--nodes must be one or several numbers, got none.")
 
 
-def simulation(options: Options) -> None:
-    """Images per second of simulated nodes, beside one plain loop."""
-    if options.where != "vmap":
-        training.request_cpu_devices(max(options.nodes, default=1))
-    optimizer = optax.sgd(0.05, momentum=0.9, nesterov=True)
-    try:
-        chosen = [
-            methods.method(options.algorithm, methods.Setting(nodes), optimizer)
-            for nodes in options.nodes
-        ]
-        placements = [training.place(options.where, nodes) for nodes in options.nodes]
-        out = results.claim_folder("simulation", options.out, options.overwrite)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
-    console, runs = Console(), []
-    with results.progress_bar(console) as bar:
-        task = bar.add_task("simulation", total=len(options.nodes), status="")
-        for nodes, method, placement in zip(options.nodes, chosen, placements, strict=True):
-            bar.update(task, status=f"{nodes} nodes")
-            runs.append(measure(options, nodes, method, optimizer, placement))
-            bar.advance(task)
-            results.write_summary(out, dataclasses.asdict(options), {}, runs)
-    console.print(table(runs))
-
-
-def loss(model: models.SmallCNN, params: Any, batch: Any) -> jax.Array:
-    """The cross-entropy of one batch of images and labels."""
+def compute_loss(params: Any, batch: Any) -> jax.Array:
+    """Cross-entropy of one batch of images and labels."""
     images, labels = batch
-    logits: Any = model.apply({"params": params}, images)
+    logits: Any = SmallCNN(CLASSES).apply({"params": params}, images)
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
-def images(nodes: int, batch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Endless random batches `[N, B, 28, 28, 1]`, of four that are made once."""
+def compute_gradients(params: Any, batch: Any) -> tuple[Any, jax.Array]:
+    """Gradients and loss of one node, in the form that `gx.TrainStep` takes."""
+    loss, grads = jax.value_and_grad(compute_loss)(params, batch)
+    return grads, loss
+
+
+def draw_batches(nodes: int, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Infinite random batches: images `[N, B, 28, 28, 1]` and labels `[N, B]`."""
     rng = np.random.default_rng(0)
-    made = [
+    batches = [
         (
-            rng.normal(size=(nodes, batch, 28, 28, 1)).astype(np.float32),
-            rng.integers(0, 10, (nodes, batch), dtype=np.int32),
+            rng.normal(size=(nodes, batch_size, *IMAGE_SHAPE)).astype(np.float32),
+            rng.integers(0, CLASSES, (nodes, batch_size), dtype=np.int32),
         )
-        for _ in range(4)
+        for _ in range(DISTINCT_BATCHES)
     ]
-    yield from itertools.cycle(made)
+    yield from itertools.cycle(batches)
 
 
-def measure(
-    options: Options,
-    nodes: int,
-    method: methods.Method,
-    optimizer: optax.GradientTransformation,
-    placement: training.Placement,
-) -> dict[str, Any]:
-    """Both loops in turns: the object in `runs`."""
-    model = models.SmallCNN()
-    start = model.init(jax.random.key(0), np.zeros((1, 28, 28, 1), np.float32))["params"]
-    trainer = training.Trainer(
-        method,
-        lambda params, statistics, batch: (loss(model, params, batch), statistics),
-        placement,
-        start,
-        images(nodes, options.batch_per_node),
-    )
-    trainer.warm_up()
+def make_simulated_loop(method: Method, nodes: gx.Nodes, params: Any, batch_size: int) -> TimedLoop:
+    """N nodes, each with a separate model; all programs are compiled."""
+    train_step = gx.TrainStep(compute_gradients, method.transform, nodes=nodes)
+    params, opt_state = nodes.init(method.transform, params)
+    batches = prefetch(nodes.put(batch) for batch in draw_batches(nodes.size, batch_size))
+
+    def run_step(step: int, state: Any, batch: Any) -> Any:
+        params, opt_state, _ = train_step(step, *state, batch)
+        return params, opt_state
+
+    loop = TimedLoop(run_step, (params, opt_state), batches)
+    loop.compile(train_step.canonical_steps(opt_state) or [0])
+    return loop
+
+
+def make_plain_loop(nodes: int, params: Any, batch_size: int) -> TimedLoop:
+    """One model, trained on the batch of all nodes together; its program is compiled."""
 
     @jax.jit
-    def plain(params: Any, state: Any, batch: Any) -> tuple[Any, Any]:
-        updates, state = optimizer.update(jax.grad(loss, 1)(model, params, batch), state, params)
-        return optax.apply_updates(params, updates), state
+    def update(params: Any, opt_state: Any, batch: Any) -> Any:
+        grads, _ = compute_gradients(params, batch)
+        updates, opt_state = OPTIMIZER.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
 
-    params, state = jax.tree.map(jnp.asarray, start), optimizer.init(start)
-    batches = training.ahead(
-        jax.tree.map(lambda x: jnp.asarray(x.reshape(-1, *x.shape[2:])), batch)
-        for batch in images(nodes, options.batch_per_node)
+    def run_step(step: int, state: Any, batch: Any) -> Any:
+        del step
+        return update(*state, batch)
+
+    def merge_nodes(x: np.ndarray) -> jax.Array:
+        return jnp.asarray(x.reshape(-1, *x.shape[2:]))
+
+    batches = prefetch(
+        jax.tree.map(merge_nodes, batch) for batch in draw_batches(nodes, batch_size)
     )
-    params, state = jax.block_until_ready(plain(params, state, next(batches)))
-    simulated_seconds, plain_seconds = [], []
-    for turn in range(ROUNDS):
-        first = turn * options.steps
-        simulated_seconds.append(trainer.advance(range(first, first + options.steps))[1])
-        began = time.perf_counter()
-        for _ in range(options.steps):
-            params, state = plain(params, state, next(batches))
-        jax.block_until_ready(params)
-        plain_seconds.append(time.perf_counter() - began)
-    per_turn = options.steps * nodes * options.batch_per_node
-    ratios = np.divide(plain_seconds, simulated_seconds)
+    loop = TimedLoop(run_step, (params, OPTIMIZER.init(params)), batches)
+    loop.compile([0])
+    return loop
+
+
+def measure_case(options: Options, method: Method, nodes: gx.Nodes) -> Record:
+    """Runs both loops in turns; returns the object in `runs`."""
+    batch_size = options.batch_size_per_node
+    key = jax.random.key(0)
+    params = SmallCNN(CLASSES).init(key, np.zeros((1, *IMAGE_SHAPE), np.float32))["params"]
+    simulated = make_simulated_loop(method, nodes, params, batch_size)
+    plain = make_plain_loop(nodes.size, params, batch_size)
+    simulated_seconds = []
+    plain_seconds = []
+    for _ in range(TURNS):
+        simulated_seconds.append(simulated.run(options.steps))
+        plain_seconds.append(plain.run(options.steps))
+    images = options.steps * nodes.size * batch_size  # of a turn
     return {
         "algorithm": method.algorithm,
         "topology": method.topology,
-        "nodes": nodes,
-        "placement": placement.words,
-        "images_per_second": per_turn / float(np.median(simulated_seconds)),
-        "plain_images_per_second": per_turn / float(np.median(plain_seconds)),
-        "ratio": float(np.median(ratios)),
-        "ratio_10": float(np.quantile(ratios, 0.1)),
-        "ratio_90": float(np.quantile(ratios, 0.9)),
+        "nodes": nodes.size,
+        "placement": describe_nodes(nodes),
+        "images_per_second": images / float(np.median(simulated_seconds)),
+        "plain_images_per_second": images / float(np.median(plain_seconds)),
+        **summarize_samples("ratio", np.divide(plain_seconds, simulated_seconds)),
     }
 
 
-def table(runs: list[dict[str, Any]]) -> Table:
+def make_table(runs: list[Record]) -> Table:
     """A row per number of nodes."""
-    result = Table(box=SIMPLE_HEAD, title="Images per second, all nodes together")
+    table = Table(box=SIMPLE_HEAD, title="Images per second, all nodes together")
     for header in ("nodes", "simulated", "one model,\none batch", "ratio", "10-90 %"):
-        result.add_column(header, justify="right", no_wrap=True)
-    result.add_column("where")
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("placement")
     for run in runs:
-        result.add_row(
+        table.add_row(
             f"{run['nodes']}",
             f"{run['images_per_second']:,.0f}",
             f"{run['plain_images_per_second']:,.0f}",
             f"{run['ratio']:.2f}",
-            f"{run['ratio_10']:.2f}-{run['ratio_90']:.2f}",
+            f"{run['ratio_p10']:.2f}-{run['ratio_p90']:.2f}",
             run["placement"],
         )
-    return result
+    return table
+
+
+def measure_simulation(options: Options) -> None:
+    """Images per second of simulated nodes, compared with one plain loop."""
+    out = None
+    with exit_on_error(lambda: out):
+        if options.placement != "vmap":
+            request_cpu_devices(max(options.nodes))
+        methods = [
+            make_method(options.algorithm, MethodOptions(size), OPTIMIZER) for size in options.nodes
+        ]
+        places = [place_nodes(options.placement, size) for size in options.nodes]
+        out = results.create_run_dir("simulation", options.out, options.overwrite)
+        console = Console()
+        runs: list[Record] = []
+        with results.make_progress_bar(console) as bar:
+            task = bar.add_task("simulation", total=len(options.nodes), status="")
+            for method, nodes in zip(methods, places, strict=True):
+                bar.update(task, status=f"{nodes.size} nodes")
+                runs.append(measure_case(options, method, nodes))
+                bar.advance(task)
+                results.write_summary(out, dataclasses.asdict(options), {}, runs)
+        console.print(make_table(runs))

@@ -1,22 +1,25 @@
-"""The chips that steps are compiled for, none of which needs to be here, and their compilers."""
+"""Chips to compile for, which need not be present, and the compilers for them."""
 
 import os
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 
-Kind = Literal["tpu", "gpu"]
+TargetKind = Literal["tpu", "gpu"]
+
+GPU_DESCRIPTION = Path(__file__).parent / "h100.textproto"
 
 
 class Target(NamedTuple):
     """Chips to compile for, one node each."""
 
-    words: str
-    kind: Kind
+    description: str
+    kind: TargetKind
     nodes: int
-    topology: str  # chips side by side, or slices x hosts x GPUs of a host
+    topology: str  # chips in a grid, or slices x hosts x GPUs of a host
 
 
 TARGETS = (
@@ -24,7 +27,7 @@ TARGETS = (
     Target("64 TPU v5e", "tpu", 64, "v5e:8x8"),
     Target("8 H100", "gpu", 8, "1x8x1"),
 )
-COMPILERS: dict[Kind, tuple[str, ...]] = {
+COMPILERS: dict[TargetKind, tuple[str, ...]] = {
     "tpu": ("libtpu",),
     "gpu": (
         "jax-cuda12-plugin",
@@ -35,44 +38,51 @@ COMPILERS: dict[Kind, tuple[str, ...]] = {
 }
 
 
-def missing(kind: Kind) -> list[str]:
-    """The packages of this kind's compiler that are not installed."""
-
-    def absent(package: str) -> bool:
-        try:
-            return not version(package)
-        except PackageNotFoundError:
-            return True
-
-    return [package for package in COMPILERS[kind] if absent(package)]
+def find_missing_packages(kind: TargetKind) -> list[str]:
+    """Packages of this kind's compiler that are not installed."""
+    return [package for package in COMPILERS[kind] if not _is_installed(package)]
 
 
-def chosen(kinds: tuple[Kind, ...]) -> list[Target]:
-    """The targets of these kinds; of all whose compiler is installed if none is given.
+def _is_installed(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False
+
+
+def choose_targets(kinds: Sequence[TargetKind]) -> list[Target]:
+    """Targets of these kinds; without any, those of all kinds whose compiler is installed.
 
     Raises:
-      ValueError: where a compiler is missing; it says what to install.
+      ValueError: if a compiler is missing, with the command that installs it.
     """
-    wanted = kinds or tuple(kind for kind in get_args(Kind) if not missing(kind))
-    for kind in wanted or get_args(Kind):
-        if absent := missing(kind):
-            release = f"=={jax.__version__}"
-            gpu = (p + release * p.startswith("jax-") for p in COMPILERS["gpu"])
-            install = {"tpu": f'"jax[tpu]{release}"', "gpu": " ".join(gpu)}
-            lines = [f"  {k}: pip install {install[k]}" for k in ([kind] if kinds else install)]
+    every_kind: tuple[TargetKind, ...] = get_args(TargetKind)
+    wanted = kinds or [kind for kind in every_kind if not find_missing_packages(kind)]
+    for kind in wanted or every_kind:
+        if missing := find_missing_packages(kind):
+            commands = [f"  {k}: pip install {_list_packages(k)}" for k in kinds or every_kind]
             raise ValueError(
-                f"no compiler for {kind if kinds else 'any target'} here: {', '.join(absent)} not "
-                "installed. No accelerator is needed, but, in an environment of its own for each "
-                "kind,\n" + "\n".join(lines)
+                f"the compiler for {kind if kinds else 'any target'} must be installed, got no "
+                f"{', '.join(missing)}. No accelerator is needed, but a separate environment for "
+                "each kind:\n" + "\n".join(commands)
             )
     return [target for target in TARGETS if target.kind in wanted]
 
 
-def devices(target: Target) -> list[Any]:
-    """The target's chips, good for compiling only. Before JAX's first use."""
-    # Nothing is looked for: not in a cloud's metadata, and no driver is asked.
-    os.environ["TPU_SKIP_MDS_QUERY"] = os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
-    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # no chip that two programs could fight over
+def _list_packages(kind: TargetKind) -> str:
+    """Packages of a compiler as `pip install` takes them, of the installed JAX's version."""
+    release = f"=={jax.__version__}"
+    if kind == "tpu":
+        return f'"jax[tpu]{release}"'
+    return " ".join(p + release * p.startswith("jax-") for p in COMPILERS[kind])
+
+
+def make_devices(target: Target) -> list[Any]:
+    """The target's chips, which can only be compiled for. Call it before JAX's first use."""
+    # JAX must not search for chips: neither in a cloud's metadata nor by asking a driver.
+    os.environ["TPU_SKIP_MDS_QUERY"] = "1"
+    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # two programs cannot claim an absent chip
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     jax.config.update("jax_platforms", "cpu,cuda" if target.kind == "gpu" else "cpu")
     # JAX has no other public name for this.
@@ -80,7 +90,6 @@ def devices(target: Target) -> list[Any]:
 
     if target.kind == "tpu":
         return topologies.get_topology_desc(target.topology, "tpu").devices
-    described = (Path(__file__).parent / "h100.textproto").read_text()
     return topologies.get_topology_desc(
-        platform="cuda", topology=target.topology, target_config=described
+        platform="cuda", topology=target.topology, target_config=GPU_DESCRIPTION.read_text()
     ).devices

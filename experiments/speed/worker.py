@@ -1,10 +1,10 @@
-"""One host of the network measurement: a JAX process that `experiments.speed_network` starts.
+"""One host of the network measurement: a JAX process that `experiments.speed.network` starts.
 
-    python -m experiments.speed_worker FOLDER RANK
+    python -m experiments.speed.worker FOLDER RANK
 
-It reads `FOLDER/setting.json` and writes `FOLDER/RANK.json`; where it is just now stands in
-`FOLDER/RANK.progress`. In every round it takes one iteration of every row after another, so that
-noise hits all alike. All hosts start an iteration together, after a barrier that is not counted.
+It reads `FOLDER/config.json`, writes its results into `FOLDER/RANK.json`, and its progress into
+`FOLDER/RANK.progress`. In every iteration it runs all rows, one after another, so that noise
+affects all of them alike. All hosts start each run together, after a barrier that is not timed.
 """
 
 import dataclasses
@@ -12,7 +12,6 @@ import json
 import os
 import resource
 import socket
-import statistics
 import sys
 import threading
 import time
@@ -22,233 +21,182 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh
 
 import gossipjax as gx
-from experiments.speed_model import gradients, init_params, layer_width, loss, make_step
-from experiments.speed_rows import ALONE, COMPUTATION, RATE, RING, Row, Width, row
+from experiments.results import Record
+from experiments.speed.model import CalibratedModel, RowTrainer, compute_loss
+from experiments.speed.rows import ALL_LINKS, COMPUTATION, SINGLE_LINK, make_row
+from experiments.training.algorithms import WireDtype
 
-TRIES, NEAR_ENOUGH = 6, 0.08  # calibration ends when the time is off by less than this share
-STREAM_BYTES = (2**20, 20_000_000)  # a stream is as long as the model, between these
-CHUNK = 2**20
+MIN_STREAM_BYTES = 2**20  # a stream is as long as the model, between these two
+MAX_STREAM_BYTES = 20_000_000
+CHUNK_BYTES = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
-    """What all hosts of a measurement share; written as `setting.json`.
+class WorkerConfig:
+    """Settings that all hosts of a measurement share; written as `config.json`.
 
     Attributes:
-      coordinator: address and port where host 0 starts JAX's coordination service.
+      coordinator_address: address and port where host 0 starts JAX's coordination service.
       addresses: of every host.
-      rows: pairs of an algorithm and the width of its messages.
+      rows: pairs of an algorithm and the type of its messages.
       megabytes: 1e6 bytes of float32 parameters.
-      compute: seconds of an iteration without exchange, all hosts at once, to size the batch for.
-      iterations: that are measured of each row.
+      compute_seconds: of an iteration without exchange on all hosts at once; sizes the batch.
+      iterations: to measure of each row.
       interface: the network interface whose counter is read; None where hosts share one.
     """
 
-    coordinator: str
+    coordinator_address: str
     addresses: list[str]
-    rows: list[tuple[str, Width]]
+    rows: list[tuple[str, WireDtype]]
     megabytes: float
-    compute: float
+    compute_seconds: float
     iterations: int
     interface: str | None
 
     @property
     def hosts(self) -> int:
-        """N."""
+        """Number of hosts."""
         return len(self.addresses)
 
 
-class Host:
-    """This process among the others: barriers, agreed numbers, clocks and counters."""
+class Worker:
+    """This process among the others: barriers, gathered numbers, clocks and byte counters."""
 
-    def __init__(self, setting: Setting, folder: Path, rank: int):
-        self.setting, self.rank = setting, rank
-        self.mesh = Mesh(np.array(jax.devices()), ("nodes",))
+    def __init__(self, config: WorkerConfig, folder: Path, rank: int):
+        self.config = config
+        self.rank = rank
+        self.nodes = gx.Nodes(mesh=Mesh(np.array(jax.devices()), ("nodes",)))
         self._progress = folder / f"{rank}.progress"
-        self._gather = gx.spmd(lambda x: jax.lax.all_gather(x, "nodes"), mesh=self.mesh)
-        self._links: tuple[socket.socket, socket.socket] | None = None
+        self._all_gather = self.nodes.spmd(lambda x: jax.lax.all_gather(x, "nodes"))
+        self._connections: tuple[socket.socket, socket.socket] | None = None
 
-    def say(self, text: str) -> None:
-        """Leaves word of what is being done."""
-        self._progress.write_text(text)
+    def report_progress(self, progress: str) -> None:
+        """Writes what this host is doing to where the parent reads it."""
+        self._progress.write_text(progress)
 
     def gather(self, value: float) -> np.ndarray:
         """The numbers of all hosts, float32 `[N]`; waits for all of them."""
-        own = np.array([value], np.float32)
-        everywhere = NamedSharding(self.mesh, P("nodes"))
-        stacked = jax.make_array_from_callback((self.setting.hosts,), everywhere, lambda _: own)
-        return np.asarray(self._gather(stacked).addressable_shards[0].data)[0]
+        gathered = self._all_gather(self.nodes.put(np.array([value], np.float32)))
+        return np.asarray(gathered.addressable_shards[0].data)[0]
 
-    def timed(self, run: Callable[[], Any]) -> tuple[float, int | None]:
-        """The seconds that it took, from a common start on, and the bytes that were sent."""
+    def time_call(self, call: Callable[..., Any], *args: Any) -> tuple[float, int | None]:
+        """Seconds that a call took, from a common start of all hosts, and the bytes it sent.
+
+        The bytes are None where hosts share an interface.
+        """
         self.gather(0)
-        sent, began = self._counter(), time.perf_counter()
-        jax.block_until_ready(run())
-        seconds = time.perf_counter() - began
+        sent_before = self._read_counter()
+        start = time.perf_counter()
+        jax.block_until_ready(call(*args))
+        seconds = time.perf_counter() - start
         self.gather(0)  # until all has arrived: what is sent last waits in the kernel
-        now = self._counter()
-        return seconds, None if sent is None or now is None else now - sent
+        sent_after = self._read_counter()
+        if sent_before is None or sent_after is None:
+            return seconds, None
+        return seconds, sent_after - sent_before
 
-    def _counter(self) -> int | None:
-        if self.setting.interface is None:
+    def time_slowest(self, call: Callable[[], Any]) -> float:
+        """Seconds that a call took on the slowest host."""
+        seconds, _ = self.time_call(call)
+        return float(self.gather(seconds).max())
+
+    def _read_counter(self) -> int | None:
+        if self.config.interface is None:
             return None
-        file = Path(f"/sys/class/net/{self.setting.interface}/statistics/tx_bytes")
+        file = Path(f"/sys/class/net/{self.config.interface}/statistics/tx_bytes")
         return int(file.read_text())
 
     def connect(self) -> None:
-        """A plain TCP connection to the next host and one from the host before."""
-        with socket.create_server((self.setting.addresses[self.rank], 0)) as server:
+        """Opens a plain TCP connection to the next host, and accepts the previous host's."""
+        with socket.create_server((self.config.addresses[self.rank], 0)) as server:
             ports = self.gather(server.getsockname()[1])
-            after = (self.rank + 1) % self.setting.hosts
-            to_next = socket.create_connection((self.setting.addresses[after], int(ports[after])))
-            self._links = to_next, server.accept()[0]
+            next_rank = (self.rank + 1) % self.config.hosts
+            address = (self.config.addresses[next_rank], int(ports[next_rank]))
+            to_next = socket.create_connection(address)
+            from_previous, _ = server.accept()
         to_next.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connections = to_next, from_previous
 
     def stream(self, size: int, senders: range) -> None:
-        """The hosts of `senders` send so many bytes to their next ones; until all has arrived."""
-        assert self._links is not None
-        to_next, from_last = self._links
+        """Sends `size` bytes from each host of `senders` to its next; waits until they arrive."""
+        assert self._connections is not None
+        to_next, from_previous = self._connections
         thread = threading.Thread(target=to_next.sendall, args=(bytes(size),))
         if self.rank in senders:
             thread.start()
-        if (self.rank - 1) % self.setting.hosts in senders:
-            buffer, missing = bytearray(CHUNK), size
+        if (self.rank - 1) % self.config.hosts in senders:
+            buffer = bytearray(CHUNK_BYTES)
+            missing = size
             while missing:
-                count = from_last.recv_into(buffer, min(CHUNK, missing))
+                count = from_previous.recv_into(buffer, min(CHUNK_BYTES, missing))
                 if not count:
-                    raise ConnectionError("the host before has closed its stream")
+                    raise ConnectionError("the previous host has closed its stream")
                 missing -= count
         if self.rank in senders:
             thread.join()
 
 
-class Model:
-    """The parameters and the batch that all rows share, and what has been measured of each row.
-
-    One model for all of them, handed from row to row, so that many rows fit into memory: for the
-    time it does not matter. What a row has in flight is its own.
-    """
-
-    def __init__(self, host: Host):
-        self.host, self.mesh, self.width = host, host.mesh, layer_width(host.setting.megabytes)
-        self.params = gx.spmd(lambda: init_params(self.width), mesh=self.mesh)()
-        self.parameters = sum(x[0].size for x in jax.tree.leaves(self.params))
-        self.batch: Any = None
-        self._local = make_step(optax.with_extra_args_support(optax.sgd(RATE)), self.mesh)
-        self._no_state = optax.sgd(RATE).init(())
-
-    def draw_batch(self, size: int) -> None:
-        """Other examples on every node."""
-
-        def draw() -> tuple[jax.Array, jax.Array]:
-            key = jax.random.fold_in(jax.random.key(1), jax.lax.axis_index("nodes"))
-            x, y = jax.random.normal(key, (2, size, self.width))
-            return x, y
-
-        self.batch = gx.spmd(draw, mesh=self.mesh)()
-
-    def compute(self) -> Any:
-        """One iteration without any exchange."""
-        self.params, _ = self._local(0, self.params, self._no_state, self.batch)
-        return self.params
-
-    def calibrate(self) -> int:
-        """Sizes the batch so that an iteration without exchange takes about `compute` seconds."""
-        target, found = self.host.setting.compute, {}
-        size = 1
-        while size not in found and len(found) < TRIES:
-            self.host.say(f"sizing the batch: {size} examples")
-            self.draw_batch(size)
-            jax.block_until_ready(self.compute())
-            slowest = [self.host.gather(self.host.timed(self.compute)[0]).max() for _ in range(3)]
-            found[size] = float(statistics.median(slowest))
-            if abs(found[size] - target) < NEAR_ENOUGH * target:
-                break
-            size = next_batch(found, target)
-        size = min(found, key=lambda s: abs(found[s] - target))
-        self.draw_batch(size)
-        jax.block_until_ready(self.compute())
-        return size
-
-    def stepper(self, of: Row) -> Callable[[int], Any]:
-        """`take(step)`: one iteration of this row."""
-        tx = of.method.transform
-        how = of.method
-        step = gx.TrainStep(gradients, tx, how.schedule, how.lookback, mesh=self.mesh)
-        state = gx.spmd(tx.init, mesh=self.mesh)(self.params)
-
-        def take(number: int) -> Any:
-            nonlocal state
-            self.params, state, _ = step(number, self.params, state, self.batch)
-            return self.params, state
-
-        return take
-
-
-def next_batch(found: dict[int, float], target: float) -> int:
-    """The batch that should take `target` seconds, by the line through the two nearest in `found`.
-
-    >>> next_batch({1: 0.1}, 0.5), next_batch({1: 0.1, 33: 0.26}, 0.5)
-    (33, 81)
-    """
-    if len(found) == 1:
-        return 33 if found[1] < target else 1
-    (a, low), (b, high) = sorted(found.items(), key=lambda item: abs(item[1] - target))[:2]
-    slope, largest = (high - low) / (b - a), max(found)
-    wanted = a + (target - low) / slope if slope > 0 else largest * target / found[largest]
-    return max(1, min(round(wanted), 8 * largest))
-
-
-def measure(host: Host) -> dict[str, Any]:
-    """Every row in every round; the seconds and bytes of this host."""
-    setting = host.setting
-    host.say("connecting")
-    host.connect()
-    model = Model(host)
-    examples = model.calibrate()
-    least, most = STREAM_BYTES
-    size = min(max(least, 4 * model.parameters), most)
+def measure(worker: Worker) -> Record:
+    """Runs every row in every iteration; returns the seconds and bytes of this host."""
+    config = worker.config
+    worker.report_progress("connecting")
+    worker.connect()
+    model = CalibratedModel(worker.nodes, config.megabytes)
+    examples = model.calibrate(config.compute_seconds, worker.time_slowest, worker.report_progress)
+    stream_bytes = min(max(MIN_STREAM_BYTES, 4 * model.parameters), MAX_STREAM_BYTES)
     jobs: dict[str, Callable[[int], Any]] = {
         COMPUTATION: lambda step: model.compute(),
-        RING: lambda step: host.stream(size, range(setting.hosts)),
-        ALONE: lambda step: host.stream(size, range(1)),
+        ALL_LINKS: lambda step: worker.stream(stream_bytes, range(config.hosts)),
+        SINGLE_LINK: lambda step: worker.stream(stream_bytes, range(1)),
     }
-    for algorithm, wire in setting.rows:
-        own = row(algorithm, wire, setting.hosts)
-        jobs[own.name] = model.stepper(own)
-        for step in sorted({own.canonical_step(step) for step in range(setting.iterations)}):
-            host.say(f"compiling {own.name}, step {step}")
-            jax.block_until_ready(jobs[own.name](step))
-    for name in (RING, ALONE):
-        host.timed(lambda name=name: jobs[name](0))  # until TCP has found its window
+    jobs |= compile_rows(worker, model)
+    for name in (ALL_LINKS, SINGLE_LINK):
+        worker.time_call(jobs[name], 0)  # until TCP has found its window
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
-    sent: dict[str, list[int | None]] = {name: [] for name in jobs}
-    for step in range(setting.iterations):
-        for name, take in jobs.items():
-            host.say(f"iteration {step + 1} of {setting.iterations}: {name}")
-            took, count = host.timed(lambda take=take, step=step: take(step))
-            seconds[name].append(took)
-            sent[name].append(count)
-    last = gx.spmd(loss, mesh=host.mesh)(model.params, model.batch)
-    if not np.isfinite(last.addressable_shards[0].data).all():
-        raise FloatingPointError("the model is no longer finite")
+    nic_bytes: dict[str, list[int | None]] = {name: [] for name in jobs}
+    for step in range(config.iterations):
+        for name, run_step in jobs.items():
+            worker.report_progress(f"iteration {step + 1} of {config.iterations}: {name}")
+            step_seconds, step_bytes = worker.time_call(run_step, step)
+            seconds[name].append(step_seconds)
+            nic_bytes[name].append(step_bytes)
+    require_finite(model)
     return {
         "seconds": seconds,
-        "sent_bytes": sent,
-        "stream_bytes": size,
+        "nic_bytes": nic_bytes,
+        "stream_bytes": stream_bytes,
         "parameters": model.parameters,
         "examples": examples,
         "peak_memory_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     }
 
 
-def end_with_launcher() -> None:
-    """Ends this process at once when the launcher has gone: its end of the pipe closes then."""
+def compile_rows(worker: Worker, model: CalibratedModel) -> dict[str, Callable[[int], Any]]:
+    """One iteration of each row, by its name, with every program compiled."""
+    config = worker.config
+    jobs: dict[str, Callable[[int], Any]] = {}
+    for algorithm, wire in config.rows:
+        row = make_row(algorithm, wire, config.hosts)
+        trainer = RowTrainer(model, row.method.transform)
+        for step in sorted({row.canonical_step(step) for step in range(config.iterations)}):
+            worker.report_progress(f"compiling {row.name}, step {step}")
+            jax.block_until_ready(trainer.run_step(step))
+        jobs[row.name] = trainer.run_step
+    return jobs
+
+
+def require_finite(model: CalibratedModel) -> None:
+    """Raises `FloatingPointError` if this host's loss is not finite."""
+    loss = model.nodes.run(compute_loss, model.params, model.batch)
+    if not np.isfinite(loss.addressable_shards[0].data).all():
+        raise FloatingPointError("the model is no longer finite")
+
+
+def end_with_parent() -> None:
+    """Ends this process as soon as its parent is gone, which closes its end of the pipe."""
 
     def watch() -> None:
         while os.read(sys.stdin.fileno(), 1):
@@ -259,14 +207,14 @@ def end_with_launcher() -> None:
 
 
 def main(folder: Path, rank: int) -> None:
-    """Joins the others, measures, writes the results."""
-    end_with_launcher()
-    setting = Setting(**json.loads((folder / "setting.json").read_text()))
+    """Joins the other hosts, measures, and writes the results."""
+    end_with_parent()
+    config = WorkerConfig(**json.loads((folder / "config.json").read_text()))
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(setting.coordinator, setting.hosts, rank)
-    host = Host(setting, folder, rank)
-    (folder / f"{rank}.json").write_text(json.dumps(measure(host)))
-    host.gather(0)  # nobody leaves while others still need the coordinator
+    jax.distributed.initialize(config.coordinator_address, config.hosts, rank)
+    worker = Worker(config, folder, rank)
+    (folder / f"{rank}.json").write_text(json.dumps(measure(worker)))
+    worker.gather(0)  # nobody leaves while others still need the coordinator
     jax.distributed.shutdown()
 
 

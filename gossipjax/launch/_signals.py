@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
-Handler = Callable[[int, FrameType | None], object]
+Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
 
 @contextlib.contextmanager
@@ -20,7 +20,7 @@ def signal_handlers(signals: Iterable[signal.Signals], handler: Handler) -> Iter
 
     Args:
       signals: for example `[signal.SIGTERM]`.
-      handler: called as `handler(number, frame)`, on the main thread.
+      handler: called as `handler(number, frame)`, on the main thread; or `signal.SIG_IGN`.
 
     >>> import signal
     >>> from gossipjax import launch

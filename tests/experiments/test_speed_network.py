@@ -1,9 +1,10 @@
-"""The network measurement: its arithmetic, its options, and that nothing of it is left behind."""
+"""The network measurement: its arithmetic, its options, and that it leaves nothing behind."""
 
 import contextlib
 import itertools
 import json
 import os
+import re
 import runpy
 import shutil
 import signal
@@ -20,25 +21,31 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 import gossipjax as gx
-from experiments import (
-    speed,
-    speed_hosts,
-    speed_links,
-    speed_network,
-    speed_report,
-    speed_rows,
-    speed_worker,
+from experiments.speed import hosts, links, model, network, report
+from experiments.speed.__main__ import main
+from experiments.speed.rows import (
+    ALL_LINKS,
+    COMPUTATION,
+    DEFAULT_ALGORITHMS,
+    SINGLE_LINK,
+    average_at_center,
+    build_rows,
+    compute_limit,
+    make_row,
 )
+from experiments.speed.summary import list_metrics, summarize_configuration, summarize_row
+from experiments.training.algorithms import ALGORITHMS, spell_name
 
-ROOT = Path(__file__).parent.parent
-TINY = ["--hosts", "2", "--megabytes", "0.02", "--compute", "0", "--iterations", "10"]
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ["--hosts", "2", "--megabytes", "0.02", "--compute-seconds", "0", "--iterations", "10"]
+WIRES = ("float32", "bfloat16")
 CAN_LIMIT = os.geteuid() == 0 and shutil.which("tc") and shutil.which("ip")
 needs_root = pytest.mark.skipif(not CAN_LIMIT, reason="network namespaces need root, ip and tc")
 
 
-def sent(algorithm, wire, nodes, parameters, steps=12):
-    of = speed_rows.row(algorithm, wire, nodes)
-    return np.mean([of.sent_bytes(k, parameters) for k in range(steps)])
+def mean_sent_bytes(algorithm, wire, nodes, parameters, steps=12):
+    row = make_row(algorithm, wire, nodes)
+    return np.mean([row.count_sent_bytes(k, parameters) for k in range(steps)])
 
 
 class TestBytes:
@@ -61,54 +68,66 @@ class TestBytes:
         ],
     )
     def test_what_a_node_sends(self, algorithm, nodes, models):
-        assert sent(algorithm, "float32", nodes, 1_000_000) == pytest.approx(models * 4e6, rel=1e-4)
+        sent_bytes = mean_sent_bytes(algorithm, "float32", nodes, 1_000_000)
+        assert sent_bytes == pytest.approx(models * 4e6, rel=1e-4)
 
     @pytest.mark.parametrize("algorithm", ["dpsgd@ring", "sgp", "1-osgp", "2-osgp"])
-    def test_narrow_messages_are_half(self, algorithm):
-        wide, narrow = (sent(algorithm, wire, 4, 1_000_000) for wire in ("float32", "bfloat16"))
-        assert narrow == pytest.approx(wide / 2, rel=1e-4)
+    def test_low_precision_messages_are_half(self, algorithm):
+        full, half = (mean_sent_bytes(algorithm, wire, 4, 1_000_000) for wire in WIRES)
+        assert half == pytest.approx(full / 2, rel=1e-4)
 
-    def test_the_weight_travels_in_full(self):
-        assert sent("sgp", "float32", 8, 1000) == 4 * 1001
-        assert sent("sgp", "bfloat16", 8, 1000) == 4 + 2 * 1000
-        assert sent("dpsgd@ring", "float32", 8, 1000) == 2 * 4 * 1000
+    def test_the_weight_travels_in_full_precision(self):
+        assert mean_sent_bytes("sgp", "float32", 8, 1000) == 4 * 1001
+        assert mean_sent_bytes("sgp", "bfloat16", 8, 1000) == 4 + 2 * 1000
+        assert mean_sent_bytes("dpsgd@ring", "float32", 8, 1000) == 2 * 4 * 1000
+        assert mean_sent_bytes("biased-1-osgp", "float32", 8, 1000) == 4 * 1000
 
     def test_the_center_receives_before_it_sends(self):
-        of = speed_rows.row("centralized", "float32", 4)
-        assert of.link_bytes(0, 1000) == 2 * of.sent_bytes(0, 1000) == 6 * 4000
-        other = speed_rows.row("sgp", "float32", 4)
-        assert other.link_bytes(1, 1000) == other.sent_bytes(1, 1000)
+        centralized = make_row("centralized", "float32", 4)
+        sent_bytes = centralized.count_sent_bytes(0, 1000)
+        assert centralized.count_link_bytes(0, 1000) == 2 * sent_bytes == 6 * 4000
+        sgp = make_row("sgp", "float32", 4)
+        assert sgp.count_link_bytes(1, 1000) == sgp.count_sent_bytes(1, 1000)
+
+    def test_every_algorithm_has_a_row(self):
+        names = [spell_name(name, overlap=1) for name in ALGORITHMS]
+        rows, left_out = build_rows(names, ["float32"], 4)
+        assert not left_out
+        assert [row.algorithm for row in rows] == names
+        at_once = [row for row in rows if row.method.topology in ("complete", "center")]
+        assert len(at_once) == 3  # an exchange of all nodes is an all-reduce
+        assert {row.count_sent_bytes(0, 1000) for row in at_once} == {1.5 * 4000}
 
 
 def test_limit():
-    assert speed_rows.limit_seconds(0.5, 20e6, 25e6) == pytest.approx(1.3)
-    assert speed_rows.limit_seconds(0.5, 20e6, 25e6, overlaps=True) == pytest.approx(0.8)
-    assert speed_rows.limit_seconds(0.9, 20e6, 25e6, overlaps=True) == 0.9
+    assert compute_limit(0.5, 20e6, 25e6) == pytest.approx(1.3)
+    assert compute_limit(0.5, 20e6, 25e6, overlaps=True) == pytest.approx(0.8)
+    assert compute_limit(0.9, 20e6, 25e6, overlaps=True) == 0.9
 
 
 def test_rows_leave_out_what_is_impossible():
-    found, left_out = speed_rows.rows(speed_rows.ALGORITHMS, ("float32", "bfloat16"), 2)
-    names = [of.name for of in found]
+    rows, left_out = build_rows(DEFAULT_ALGORITHMS, WIRES, 2)
+    names = [row.name for row in rows]
     assert "sgp@one_peer_exponential, bfloat16 wire" in names
     assert "needs two peers" in left_out["sgp@two_peer_exponential, float32 wire"]
     assert "centralized, bfloat16 wire" in names
     assert "allreduce, bfloat16 wire" in names
     assert len(names) + len(left_out) == 16
-    with pytest.raises(ValueError, match=r"nothing to measure with 3 hosts.*even n"):
-        speed_rows.rows(["dpsgd@bipartite_exponential"], ["float32"], 3)
+    with pytest.raises(ValueError, match=r"nothing to measure with 3 hosts.*must be even"):
+        build_rows(["dpsgd@bipartite_exponential"], ["float32"], 3)
     with pytest.raises(ValueError, match="no algorithm is named 'gossip'"):
-        speed_rows.rows(["sgp", "gossip"], ["float32"], 4)
+        build_rows(["sgp", "gossip"], ["float32"], 4)
 
 
 def test_only_osgp_overlaps():
-    overlaps = {name: speed_rows.row(name, "float32", 4).overlaps for name in speed_rows.ALGORITHMS}
+    overlaps = {name: make_row(name, "float32", 4).overlaps for name in DEFAULT_ALGORITHMS}
     assert {name for name, does in overlaps.items() if does} == {"1-osgp", "2-osgp"}
-    assert not speed_rows.row("0-osgp", "float32", 4).overlaps
+    assert not make_row("0-osgp", "float32", 4).overlaps
 
 
-def invented(rows, hosts=4):
-    """What every host would have measured on links of 25 MB/s; host 3 is the slowest."""
-    names = [speed_rows.COMPUTATION, speed_rows.RING, speed_rows.ALONE, *(r.name for r in rows)]
+def make_records(rows, hosts=4):
+    """Measurements of every host on links of 25 MB/s, made up; host 3 is the slowest."""
+    names = [COMPUTATION, ALL_LINKS, SINGLE_LINK, *(row.name for row in rows)]
     values = [0.5, 0.8, 1.0, *[1.4 + 0.1 * i for i in range(len(rows))]]
     return [
         {
@@ -116,7 +135,7 @@ def invented(rows, hosts=4):
                 name: [value * (1 if host == 3 else 0.5)] * 9 + [9 * value]
                 for name, value in zip(names, values, strict=True)
             },
-            "sent_bytes": {name: [20e6 + host] * 10 for name in names},
+            "nic_bytes": {name: [20e6 + host] * 10 for name in names},
             "stream_bytes": 20_000_000,
             "parameters": 5_000_000,
             "examples": 7,
@@ -127,37 +146,39 @@ def invented(rows, hosts=4):
 
 
 def test_summary():
-    rows, _ = speed_rows.rows(["sgp", "1-osgp"], ["float32"], 4)
-    configuration, runs = speed_rows.summarize(rows, 4, "200mbit", invented(rows))
+    rows, _ = build_rows(["sgp", "1-osgp"], ["float32"], 4)
+    records = make_records(rows)
+    configuration = summarize_configuration(4, "200mbit", records)
     assert configuration["computation_seconds"] == 0.5
     assert configuration["goodput_all_links"] == pytest.approx(25e6)
     assert configuration["goodput_one_link"] == pytest.approx(20e6)
     assert configuration["peak_memory_bytes"] == 1e9 + 3
-    sgp, osgp = runs
+    sgp, osgp = (summarize_row(row, configuration, records) for row in rows)
     assert sgp["goodput"] == pytest.approx(25e6)  # the faster of the two
     assert sgp["seconds"] == 1.4
-    assert sgp["seconds_90"] == pytest.approx(1.4 * (0.9 + 0.1 * 9))
+    assert sgp["seconds_p90"] == pytest.approx(1.4 * (0.9 + 0.1 * 9))
     assert sgp["limit_seconds"] == pytest.approx(1.3, rel=1e-4)
     assert sgp["ratio_to_limit"] == pytest.approx(1.4 / 1.3, rel=1e-4)
     assert osgp["limit_seconds"] == pytest.approx(0.8, rel=1e-4)
     assert sgp["seconds_by_round"] == {"0": 1.4, "1": 1.4}
-    assert sgp["counted_bytes"] == 20e6 + 3
-    lines = speed_rows.lines(4, "200mbit", invented(rows))
+    assert sgp["nic_bytes"] == 20e6 + 3
+    lines = list_metrics(4, "200mbit", records)
     assert len(lines) == 5 * 10
     assert lines[-1]["iteration"] == 9
     assert len(lines[-1]["seconds"]) == 4
 
 
-def write_summary(folder, hosts, rates):
-    configurations, runs = [], []
-    _, left_out = speed_rows.rows(speed_rows.ALGORITHMS, ("float32", "bfloat16"), 2)
-    for n in hosts:
-        for rate in rates:
-            rows, _ = speed_rows.rows(speed_rows.ALGORITHMS, ("float32", "bfloat16"), n)
-            configuration, own = speed_rows.summarize(rows, n, rate, invented(rows, n))
-            bits = None if rate is None else speed_links.bits_per_second(rate)
-            configurations.append(configuration | {"bits_per_second": bits})
-            runs += own
+def write_summary(folder, sizes, bandwidths):
+    configurations = []
+    runs = []
+    _, left_out = build_rows(DEFAULT_ALGORITHMS, WIRES, 2)
+    for n, bandwidth in itertools.product(sizes, bandwidths):
+        rows, _ = build_rows(DEFAULT_ALGORITHMS, WIRES, n)
+        records = make_records(rows, n)
+        configuration = summarize_configuration(n, bandwidth, records)
+        bits = None if bandwidth is None else links.parse_rate(bandwidth)
+        configurations.append(configuration | {"bits_per_second": bits})
+        runs += [summarize_row(row, configuration, records) for row in rows]
     summary = {"configurations": configurations, "runs": runs, "left_out": {"2 hosts": left_out}}
     (folder / "summary.json").write_text(json.dumps(summary))
 
@@ -165,7 +186,7 @@ def write_summary(folder, hosts, rates):
 def test_report(tmp_path, capsys, monkeypatch):
     write_summary(tmp_path, (4, 6), ("200mbit", "1gbit"))
     monkeypatch.setattr(sys, "argv", ["report", str(tmp_path)])
-    runpy.run_path(speed_report.__file__, run_name="__main__")
+    runpy.run_path(report.__file__, run_name="__main__")
     printed = capsys.readouterr().out
     for text in ("4 hosts, 200mbit", "6 hosts, 1gbit", "1-osgp*", "bfloat16", "left out (2 hosts)"):
         assert text in printed
@@ -178,16 +199,18 @@ def test_report(tmp_path, capsys, monkeypatch):
 
 def test_report_of_loopback_has_one_plot(tmp_path):
     write_summary(tmp_path, (4,), (None,))
-    speed_report.write_report(tmp_path, Console(quiet=True))
+    report.write_report(tmp_path, Console(quiet=True))
     assert [path.name for path in tmp_path.glob("*.png")] == ["seconds_per_iteration.png"]
 
 
-@pytest.mark.parametrize("text", ['{"runs": []}', "{", None])
-def test_report_of_another_folder(tmp_path, text):
+@pytest.mark.parametrize(("text", "status"), [('{"runs": []}', 2), ("{", 2), (None, 1)])
+def test_report_of_another_folder(tmp_path, capsys, text, status):
     if text is not None:
         (tmp_path / "summary.json").write_text(text)
-    with pytest.raises(SystemExit, match="error: "):
-        speed_report.main(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        report.main(tmp_path)
+    assert stopped.value.code == status
+    assert "error: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -198,32 +221,32 @@ def test_report_of_another_folder(tmp_path, text):
     ],
 )  # fmt: skip
 def test_rates_are_those_of_tc(rate, bits):
-    assert speed_links.bits_per_second(rate) == bits
+    assert links.parse_rate(rate) == bits
     if CAN_LIMIT:
-        with speed_links.network(2, speed_links.bits_per_second(rate)) as places:
-            inside = speed_links._run("tc", "-n", str(places[0].namespace), "qdisc", "show")
-            assert "tbf" in inside
+        with links.make_network(2, links.parse_rate(rate)) as members:
+            queues = links.run_command("tc", "-n", str(members[0].namespace), "qdisc", "show")
+            assert "tbf" in queues
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--hosts", "1"], "--hosts is from 2 to 64"),
-        (["--hosts", "4", "4"], "--hosts takes one or several different values"),
-        (["--iterations", "9"], "--iterations is at least 10, not 9"),
-        (["--megabytes", "0"], "--megabytes is at least 0.001"),
-        (["--compute", "nan"], "--compute is at least 0 and finite"),
-        (["--bandwidth", "fast"], "--bandwidth takes no 'fast'"),
+        (["--hosts", "1"], "--hosts must be from 2 to 64"),
+        (["--hosts", "4", "4"], "--hosts must be one or several different values"),
+        (["--iterations", "9"], "--iterations must be >= 10, got 9"),
+        (["--megabytes", "0"], "--megabytes must be finite and >= 0.001, got 0"),
+        (["--compute-seconds", "nan"], "--compute-seconds must be finite and >= 0, got nan"),
+        (["--bandwidth", "fast"], "--bandwidth must be a rate as tc reads it, got 'fast'"),
         (["--bandwidth", "-5mbit"], "bandwidth"),
-        (["--bandwidth", "1bit"], "--bandwidth is at least 8kbit"),
-        (["--bandwidth", "1gbit", "1000mbit"], "--bandwidth takes different values"),
-        (["--wire", "int8"], "invalid choice 'int8'"),
+        (["--bandwidth", "1bit"], "--bandwidth must be >= 8kbit, got '1bit'"),
+        (["--bandwidth", "1gbit", "1000mbit"], "--bandwidth must be different values"),
+        (["--wire-dtype", "int8"], "invalid choice 'int8'"),
     ],
 )
 def test_bad_options(tmp_path, capsys, arguments, message):
     with pytest.raises(SystemExit) as stopped:
-        speed.main(["network", *arguments, "--out", str(tmp_path / "out")])
-    assert stopped.value.code
+        main(["network", *arguments, "--out", str(tmp_path / "out")])
+    assert stopped.value.code == 2
     assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert not (tmp_path / "out").exists()
 
@@ -236,35 +259,39 @@ def test_bad_options(tmp_path, capsys, arguments, message):
             ["--hosts", "3", "--algorithm", "sgp@hypercube"],
             "error: nothing to measure with 3 hosts",
         ),
-        (["--hosts", "2", "8", "--megabytes", "1e6"], "error: 8 hosts with 1e\\+06 MB.*Lower --ho"),
+        (["--hosts", "2", "8", "--megabytes", "1e6"], r"error: 8 hosts with 1e\+06 MB.*Lower --ho"),
     ],
 )
-def test_impossible_measurements_are_refused_up_front(tmp_path, arguments, message):
-    with pytest.raises(SystemExit, match=message):
-        speed.main(["network", *arguments, "--out", str(tmp_path / "out")])
+def test_impossible_measurements_are_refused_up_front(tmp_path, capsys, arguments, message):
+    with pytest.raises(SystemExit) as stopped:
+        main(["network", *arguments, "--out", str(tmp_path / "out")])
+    assert stopped.value.code == 2
+    assert re.search(message, capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
 
 
-def test_limits_need_root_and_tools(tmp_path, monkeypatch):
+def test_limits_need_root_and_tools(tmp_path, capsys, monkeypatch):
     arguments = ["network", "--bandwidth", "200mbit", "--out", str(tmp_path / "out")]
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(SystemExit, match=r"Missing: root.*or leave --bandwidth out"):
-        speed.main(arguments)
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert re.search(r"Missing: root.*or leave --bandwidth out", capsys.readouterr().err)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(SystemExit, match=r"Missing: the program ip, the program tc\."):
-        speed.main(arguments)
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert "Missing: the program ip, the program tc." in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def run_script(script, folder, patience=60.0, hosts=2):
-    """Hosts that are Python scripts with `folder` and `rank`; what host 0 has told."""
-    told = []
+def run_script(script, folder, stall_timeout=60.0, count=2):
+    """Runs hosts that are Python scripts with `folder` and `rank`; returns host 0's progress."""
+    progress = []
     head = "import sys, time, pathlib; folder, rank = pathlib.Path(sys.argv[1]), int(sys.argv[2])\n"
     command = [sys.executable, "-c", head + script]
-    places = [speed_links.Place("127.0.0.1", None)] * hosts
-    speed_hosts.run_hosts(places, command, folder, patience, told.append)
-    return told
+    members = [links.Host("127.0.0.1", None)] * count
+    hosts.run_hosts(members, command, folder, stall_timeout, progress.append)
+    return progress
 
 
 def are_gone(processes, seconds=10):
@@ -276,11 +303,11 @@ def are_gone(processes, seconds=10):
     return True
 
 
-def test_folders_of_killed_runs_are_taken_away(tmp_path, monkeypatch):
+def test_folders_of_killed_runs_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    (tmp_path / f"{speed_hosts.SCRATCH}999999999-x").mkdir()
-    (tmp_path / f"{speed_hosts.SCRATCH}{os.getpid()}-x").mkdir()
-    with speed_hosts.scratch_folder() as folder:
+    (tmp_path / f"{hosts.SCRATCH}999999999-x").mkdir()
+    (tmp_path / f"{hosts.SCRATCH}{os.getpid()}-x").mkdir()
+    with hosts.make_scratch_folder() as folder:
         assert folder.is_dir()
         assert len(list(tmp_path.iterdir())) == 2
     assert len(list(tmp_path.iterdir())) == 1
@@ -290,14 +317,14 @@ RECORD = "import os; (folder / f'{rank}.pid').write_text(str(os.getpid()))\n"
 
 
 class TestHosts:
-    def test_progress_is_told(self, tmp_path):
+    def test_progress_is_reported(self, tmp_path):
         script = "(folder / f'{rank}.progress').write_text(f'at {rank}'); time.sleep(0.5)"
         assert run_script(script, tmp_path) == ["at 0"]
 
     def test_one_that_fails_ends_all(self, tmp_path):
         script = RECORD + "time.sleep(60 * (rank == 0)); sys.exit('no such thing')"
         began = time.monotonic()
-        with pytest.raises(speed_hosts.HostFailedError, match=r"(?s)host 1 ended.*no such thing"):
+        with pytest.raises(hosts.HostFailedError, match=r"(?s)host 1 ended.*no such thing"):
             run_script(script, tmp_path)
         assert time.monotonic() - began < 20
         assert are_gone([path.read_text() for path in tmp_path.glob("*.pid")], 0)
@@ -305,21 +332,26 @@ class TestHosts:
     def test_ones_that_hang_are_ended(self, tmp_path):
         script = RECORD + "(folder / f'{rank}.progress').write_text('waiting'); time.sleep(60)"
         message = r"(?s)the hosts hang \(host 0: waiting; host 1: waiting\).*silent for 1 s"
-        with pytest.raises(speed_hosts.HostFailedError, match=message):
-            run_script(script, tmp_path, patience=1)
+        with pytest.raises(hosts.HostFailedError, match=message):
+            run_script(script, tmp_path, stall_timeout=1)
         assert are_gone([path.read_text() for path in tmp_path.glob("*.pid")], 0)
 
     def test_a_port_in_use_is_told_apart(self, tmp_path):
-        with pytest.raises(speed_hosts.PortInUseError):
+        with pytest.raises(hosts.PortInUseError):
             run_script("sys.exit('bind: Address already in use')", tmp_path)
 
 
 def start_measurement(tmp_path, *arguments):
-    """A measurement in a process of its own, as soon as its hosts run; and their processes."""
+    """Starts a measurement; returns its process, as soon as its hosts run, and theirs."""
     command = [sys.executable, "-m", "experiments.speed", "network", *TINY, *arguments]
     command += ["--out", str(tmp_path / "out")]
-    scratch, pipe = os.environ | {"TMPDIR": str(tmp_path)}, subprocess.PIPE
-    process = subprocess.Popen(command, cwd=ROOT, env=scratch, stdout=pipe, stderr=pipe)
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     children: list[str] = []
     deadline = time.monotonic() + 120
     listed = Path(f"/proc/{process.pid}/task/{process.pid}/children")
@@ -329,7 +361,7 @@ def start_measurement(tmp_path, *arguments):
             children = [
                 child
                 for child in listed.read_text().split()
-                if b"experiments.speed_worker" in Path(f"/proc/{child}/cmdline").read_bytes()
+                if b"experiments.speed.worker" in Path(f"/proc/{child}/cmdline").read_bytes()
             ]
     assert len(children) == 2
     return process, children
@@ -338,60 +370,60 @@ def start_measurement(tmp_path, *arguments):
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
 @pytest.mark.parametrize("stop", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_no_process_is_left_behind(tmp_path, stop):
-    process, hosts = start_measurement(tmp_path)
+    process, members = start_measurement(tmp_path)
     time.sleep(1.5)  # so that they are watching
     process.send_signal(signal.Signals[stop])
     process.communicate(timeout=30)
     assert process.returncode == {"SIGINT": 130, "SIGTERM": 143, "SIGKILL": -9}[stop]
-    assert are_gone(hosts)
+    assert are_gone(members)
 
 
 @needs_root
 class TestLinks:
-    def test_a_network_is_taken_away_again(self):
-        with speed_links.network(3, 10_000_000) as places:
-            assert len(speed_links.made()[os.getpid()]) == 3 + 3 + 1
-            command = [*places[2].prefix, "getent", "hosts", socket.gethostname()]
-            assert subprocess.check_output(command, text=True).split()[0] == places[2].address
-        assert os.getpid() not in speed_links.made()
+    def test_a_network_is_removed_at_the_end(self):
+        with links.make_network(3, 10_000_000) as members:
+            assert len(links.list_created()[os.getpid()]) == 3 + 3 + 1
+            command = [*members[2].prefix, "getent", "hosts", socket.gethostname()]
+            assert subprocess.check_output(command, text=True).split()[0] == members[2].address
+        assert os.getpid() not in links.list_created()
 
-    def test_so_it_is_on_failure(self):
-        with pytest.raises(RuntimeError), speed_links.network(2, 10_000_000):
+    def test_a_network_is_removed_on_failure(self):
+        with pytest.raises(RuntimeError), links.make_network(2, 10_000_000):
             raise RuntimeError
-        with pytest.raises(OSError, match=r"tc .* failed"), speed_links.network(2, 0):
+        with pytest.raises(OSError, match=r"tc .* failed"), links.make_network(2, 0):
             pass
-        assert os.getpid() not in speed_links.made()
+        assert os.getpid() not in links.list_created()
 
     def test_leftovers_of_a_killed_run(self, tmp_path):
-        process, hosts = start_measurement(tmp_path, "--bandwidth", "100mbit")
+        process, members = start_measurement(tmp_path, "--bandwidth", "100mbit")
         process.kill()
         process.communicate()
-        assert process.pid in speed_links.made()
-        with speed_links.network(2, 10_000_000):
-            assert process.pid not in speed_links.made()
-        assert are_gone(hosts)
+        assert process.pid in links.list_created()
+        with links.make_network(2, 10_000_000):
+            assert process.pid not in links.list_created()
+        assert are_gone(members)
 
     def test_a_terminated_run_leaves_nothing(self, tmp_path):
-        process, hosts = start_measurement(tmp_path, "--bandwidth", "100mbit")
+        process, members = start_measurement(tmp_path, "--bandwidth", "100mbit")
         process.terminate()
         process.communicate(timeout=30)
         assert process.returncode == 143
-        assert process.pid not in speed_links.made()
-        assert are_gone(hosts)
+        assert process.pid not in links.list_created()
+        assert are_gone(members)
 
 
 def test_measures(tmp_path, capsys, monkeypatch):
-    """All of it, over loopback; the first port is taken, so that another one is picked."""
-    ports, free = [], speed_hosts.free_port
+    """The whole program, over loopback; the first port is taken, so that it picks another."""
+    ports = []
     with socket.create_server(("127.0.0.1", 0)) as taken:
 
-        def pick():
-            ports.append(free() if ports else taken.getsockname()[1])
+        def pick_port():
+            ports.append(hosts.find_free_port() if ports else taken.getsockname()[1])
             return ports[-1]
 
-        monkeypatch.setattr(speed_hosts, "free_port", pick)
+        monkeypatch.setattr(network, "find_free_port", pick_port)
         out = tmp_path / "out"
-        speed.main(["network", *TINY, "--algorithm", "centralized", "1-osgp", "--out", str(out)])
+        main(["network", *TINY, "--algorithm", "centralized", "1-osgp", "--out", str(out)])
     assert len(ports) == 2
     printed = capsys.readouterr().out
     assert "2 hosts, loopback" in printed
@@ -403,33 +435,39 @@ def test_measures(tmp_path, capsys, monkeypatch):
     runs = {(run["algorithm"], run["wire"]): run for run in summary["runs"]}
     assert set(runs) == set(itertools.product(("centralized", "1-osgp"), ("float32", "bfloat16")))
     for run in runs.values():
-        assert run["seconds_10"] <= run["seconds"] <= run["seconds_90"]
+        assert run["seconds_p10"] <= run["seconds"] <= run["seconds_p90"]
         assert run["iterations"] == 10
-        assert run["counted_bytes"] is None
+        assert run["nic_bytes"] is None
+        assert run["ratio_to_limit"] == pytest.approx(run["seconds"] / run["limit_seconds"])
     lines = (out / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == (3 + 4) * 10
     assert (out / "seconds_per_iteration.png").stat().st_size > 10_000
-    with pytest.raises(SystemExit, match=r"error: .* holds another run"):
-        speed.main(["network", *TINY, "--out", str(out)])
+    with pytest.raises(SystemExit):
+        main(["network", *TINY, "--out", str(out)])
+    assert re.search(r"error: .* holds another run", capsys.readouterr().err)
 
 
-def test_a_host_that_fails_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr(speed_network, "COMMAND", (sys.executable, "-c", "raise OSError('broken')"))
-    with pytest.raises(SystemExit, match=r"(?s)error: host \d ended with 1; .*OSError: broken"):
-        speed.main(["network", *TINY, "--out", str(tmp_path / "out")])
+def test_a_host_that_fails_is_reported(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(network, "COMMAND", (sys.executable, "-c", "raise OSError('broken')"))
+    with pytest.raises(SystemExit) as stopped:
+        main(["network", *TINY, "--out", str(tmp_path / "out")])
+    assert stopped.value.code == 1
+    message = r"(?s)error: host \d ended with 1; .*OSError: broken"
+    assert re.search(message, capsys.readouterr().err)
 
 
 def test_the_batch_is_sized_by_a_line():
-    assert speed_worker.next_batch({1: 0.1}, 0.5) == 33
-    assert speed_worker.next_batch({1: 0.1}, 0.05) == 1
-    assert speed_worker.next_batch({1: 0.1, 33: 0.1}, 0.5) == 165  # no slope: in proportion
-    assert speed_worker.next_batch({1: 0.1, 33: 0.26, 81: 0.6}, 0.5) == 67
+    assert model.choose_batch_size({1: 0.1}, 0.5) == 33
+    assert model.choose_batch_size({1: 0.1}, 0.05) == 1
+    assert model.choose_batch_size({1: 0.1, 33: 0.1}, 0.5) == 165  # no slope: in proportion
+    assert model.choose_batch_size({1: 0.1, 33: 0.26, 81: 0.6}, 0.5) == 67
 
 
 @pytest.mark.parametrize("wire_dtype", [None, np.dtype("float16")])
 def test_the_center_averages(wire_dtype):
     """On a mesh, as its permutations are partial. The numbers are exact in 16 bits, too."""
-    tx, mesh = speed_rows.centralized(wire_dtype), Mesh(np.array(jax.devices()[:4]), ("nodes",))
+    tx = average_at_center(wire_dtype)
+    mesh = Mesh(np.array(jax.devices()[:4]), ("nodes",))
     x = {"a": np.arange(8.0, dtype=np.float32).reshape(4, 2), "b": np.ones(4, np.float32)}
     mean = gx.spmd(lambda g: tx.update(g, tx.init(g))[0], mesh=mesh)(x)
     np.testing.assert_allclose(mean["a"], [[3, 4]] * 4)

@@ -1,23 +1,28 @@
-"""Compiled schedules: the reader on texts written by hand, and the program for chips not here.
+"""Compiled train steps: the reader on texts written by hand, and the program for absent chips.
 
 The tests marked `aot` compile for TPUs and GPUs, each where its compiler is installed.
 """
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import numpy as np
 import optax
 import pytest
+from jax.sharding import Mesh
 
 import gossipjax as gx
-from experiments import schedule_targets, speed_schedule
-from experiments.methods import Setting, method
-from experiments.schedule_text import Compiled, Message, read
+from experiments.speed import targets
+from experiments.speed.compiled import CASES, MlpSpec, Options, compile_step, expect_messages
+from experiments.speed.hlo_overlap import Message, Overlap, read_overlap
+from experiments.training.algorithms import MethodOptions, make_method
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 OVERLAPPED = """\
 HloModule jit_step, is_scheduled=true, entry_computation_layout={(f32[4,4]{1,0})->f32[4,4]{1,0}}
@@ -51,113 +56,129 @@ ENTRY %main (x: f32[4,4], w: u16[10]) -> f32[4,4] {
 """
 
 
-def test_reads_messages_and_products():
-    assert read(OVERLAPPED) == Compiled(
+def test_reads_messages_and_matmuls():
+    assert read_overlap(OVERLAPPED) == Overlap(
         messages=[
             Message("collective-permute", "u16", 20),
             Message("all-reduce", "bf16+f32", 68),
         ],
-        products=4,
-        before=1,
-        between=2,
+        matmuls=4,
+        matmuls_before=1,
+        matmuls_overlapped=2,
     )
 
 
 def test_a_collective_that_blocks_hides_nothing():
     text = OVERLAPPED.replace("collective-permute-start", "collective-permute")
-    assert read(text).between == 0
-    assert read(text).messages[0] == Message("collective-permute", "u16", 20)
+    assert read_overlap(text).matmuls_overlapped == 0
+    assert read_overlap(text).messages[0] == Message("collective-permute", "u16", 20)
 
 
-def test_only_a_schedule_is_read():
+def test_only_a_scheduled_module_is_read():
     with pytest.raises(ValueError, match="scheduled module"):
-        read(OVERLAPPED.replace("is_scheduled=true, ", ""))
+        read_overlap(OVERLAPPED.replace("is_scheduled=true, ", ""))
 
 
 @pytest.mark.parametrize(
     ("name", "wire", "count", "size"),
     [
-        ("sgp", "full", 1, 4 * 101),
-        ("sgp@two_peer_exponential", "full", 2, 4 * 101),
+        ("sgp", "float32", 1, 4 * 101),
+        ("sgp@two_peer_exponential", "float32", 2, 4 * 101),
         ("sgp", "bfloat16", 1, 2 * 102),
-        ("dpsgd", "full", 2, 4 * 100),
-        ("dpsgd@bipartite_exponential", "full", 1, 4 * 100),
-        ("1-osgp", "full", 1, 4 * 101),
-        ("2-osgp", "full", 1, 4 * 51),
+        ("dpsgd", "float32", 2, 4 * 100),
+        ("dpsgd@bipartite_exponential", "float32", 1, 4 * 100),
+        ("1-osgp", "float32", 1, 4 * 101),
+        ("2-osgp", "float32", 1, 4 * 51),
         ("1-osgp", "bfloat16", 1, 2 * 103),
     ],
 )
-def test_what_the_schedule_says(name, wire, count, size):
-    how = method(name, Setting(nodes=8), optax.sgd(0.1))
-    for step in how.schedule.canonical_steps(how.lookback):
-        said = speed_schedule.expected(how, wire, 100, step)
-        assert [m.bytes for m in said] == [size] * count
-        assert {m.opcode for m in said} == {"collective-permute"}
+def test_the_schedule_says_which_messages_to_expect(name, wire, count, size):
+    state = make_method(name, MethodOptions(nodes=8), optax.sgd(0.1)).state()
+    assert state is not None
+    for step in gx.canonical_steps(state):
+        expected = expect_messages(state, wire, 100, step)
+        assert [message.bytes for message in expected] == [size] * count
+        assert {message.opcode for message in expected} == {"collective-permute"}
+
+
+@pytest.mark.parametrize(("name", "wire"), CASES)
+def test_programs_for_this_machine_exchange_what_is_expected(name, wire):
+    method = make_method(name, MethodOptions(nodes=4, wire_dtype=wire), optax.sgd(0.1))
+    mlp = MlpSpec(layers=2, width=3, batch=5)
+    state = method.state()
+    step = 0 if state is None else gx.canonical_steps(state)[-1]
+    overlap = compile_step(method, mlp, Mesh(np.array(jax.devices()[:4]), ("nodes",)), step)
+    messages = overlap.messages
+    if state is None:  # XLA on CPU reduces every array of the model separately
+        messages = [Message("all-reduce", "f32", sum(message.bytes for message in messages))]
+    assert messages == expect_messages(state, wire, mlp.size, step)
+    assert overlap.matmuls == 3 * 2 - 1
 
 
 def test_a_message_of_overlap_2_is_that_of_the_step_that_sent_it():
-    """Rounds of one and of two peers by turns: pieces travel one and two steps after."""
+    """Rounds of one and of two peers by turns: chunks travel one and two steps after."""
     matrices = gx.topology.piecewise(
         {0: gx.topology.ring(4), 1: gx.topology.one_peer_exponential(4)}
     ).matrices(2)
     rounds = gx.topology.from_matrices(matrices)
-    how = method("2-osgp", Setting(nodes=4), optax.sgd(0.1))._replace(schedule=rounds.every(2))
-    counts = [len(speed_schedule.expected(how, "full", 9, step)) for step in range(1, 5)]
+    method = make_method("2-osgp", MethodOptions(nodes=4), optax.sgd(0.1))
+    state = dataclasses.replace(method, gossip=gx.osgp(rounds, overlap=2)).state()
+    counts = [len(expect_messages(state, "float32", 9, step)) for step in range(1, 5)]
     assert counts == [2, 2, 1, 1]
 
 
 def test_a_missing_compiler_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(schedule_targets, "missing", lambda kind: [f"{kind}-compiler"])
-    with pytest.raises(ValueError, match=r"gpu-compiler not installed(.|\n)*jax-cuda12-plugin=="):
-        schedule_targets.chosen(("gpu",))
+    monkeypatch.setattr(targets, "find_missing_packages", lambda kind: [f"{kind}-compiler"])
+    with pytest.raises(ValueError, match=r"no gpu-compiler\.(.|\n)*jax-cuda12-plugin=="):
+        targets.choose_targets(("gpu",))
     with pytest.raises(ValueError, match=r'any target(.|\n)*pip install "jax\[tpu\]=='):
-        schedule_targets.chosen(())
+        targets.choose_targets(())
 
 
 def test_bad_options_are_refused():
-    with pytest.raises(ValueError, match="--layers is at least 1, not 0"):
-        speed_schedule.Options(layers=0)
+    with pytest.raises(ValueError, match="--layers must be an integer >= 1, got 0"):
+        Options(layers=0)
 
 
 @pytest.fixture(scope="module", params=["tpu", "gpu"])
-def compiled(request, tmp_path_factory):
-    """The program's exit status and `summary.json`, of a small model."""
-    if absent := schedule_targets.missing(request.param):
-        pytest.skip(f"not installed: {', '.join(absent)}")
+def runs(request, tmp_path_factory):
+    """The list `runs` that the program writes for a small model."""
+    if missing := targets.find_missing_packages(request.param):
+        pytest.skip(f"not installed: {', '.join(missing)}")
     out = tmp_path_factory.mktemp("schedule") / "out"
-    sizes = ["--layers", "6", "--width", "512", "--batch", "32"]
-    command = [sys.executable, "-m", "experiments.speed_schedule", "--target", request.param]
-    ran = subprocess.run(
+    sizes = ["--layers", "6", "--width", "512", "--batch-size-per-node", "32"]
+    command = [sys.executable, "-m", "experiments.speed", "schedule", "--target", request.param]
+    done = subprocess.run(
         [*command, *sizes, "--out", str(out)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         env={k: v for k, v in os.environ.items() if k != "XLA_FLAGS"},
     )
-    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert done.returncode == 0, done.stderr[-2000:]
     return json.loads((out / "summary.json").read_text())["runs"]
 
 
 @pytest.mark.aot
-def test_programs_exchange_what_their_schedules_say(compiled):
-    assert len(compiled) % len(speed_schedule.CASES) == 0
-    for run in compiled:
-        assert run["as_the_schedule_says"]
-        assert run["messages"] == run["messages_of_the_schedule"]
-        assert run["matrix_products"] == 3 * 6 - 1  # no gradient of the inputs
+def test_programs_exchange_what_their_schedules_say(runs):
+    assert len(runs) % len(CASES) == 0
+    for run in runs:
+        assert run["matches_schedule"]
+        assert run["messages"] == run["expected_messages"]
+        assert run["matmuls"] == 3 * 6 - 1  # no gradient of the inputs
 
 
 @pytest.mark.aot
-def test_overlap_hides_the_exchange_behind_the_products(compiled):
-    """Where little is computed beside a large message; else XLA may start it later on GPUs.
+def test_overlap_hides_the_exchange_behind_the_matmuls(runs):
+    """With little computation and a large message; with more, XLA on GPUs may start it later.
 
-    On 64 TPU chips XLA lets most permutations block, by where the nodes lie.
+    On 64 TPU chips XLA lets most permutations block, depending on the positions of the nodes.
     """
-    found = [run for run in compiled if run["algorithm"] == "1-osgp" and run["wire"] == "full"]
-    eight = [run for run in found if run["target"].startswith("8 ")]
-    assert eight
-    for run in eight:
-        assert run["share_of_matrix_products_in_between"] >= 0.95
-    for run in compiled:
+    overlapped = [run for run in runs if (run["algorithm"], run["wire"]) == ("1-osgp", "float32")]
+    on_eight_chips = [run for run in overlapped if run["target"].startswith("8 ")]
+    assert on_eight_chips
+    for run in on_eight_chips:
+        assert run["fraction_overlapped"] >= 0.95
+    for run in runs:
         if run["algorithm"] == "sgp":
-            assert run["matrix_products_in_between"] == 0
+            assert run["matmuls_overlapped"] == 0

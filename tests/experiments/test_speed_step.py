@@ -1,4 +1,4 @@
-"""The update beside a plain copy: bytes counted on a text written by hand, and real programs."""
+"""The update and its copies: bytes counted in a text written by hand, and real programs."""
 
 import json
 import os
@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from experiments import hlo, schedule_targets, speed_step, training
+from experiments.speed import hlo, targets
+from experiments.speed.step import Options, UpdateTimer, make_table
+from experiments.speed.updates import GOSSIP_ALGORITHMS, OPTIMIZER_ONLY, count_updates
+from experiments.training.placement import place_nodes
 
-ROOT = Path(__file__).parent.parent
+UPDATES = [OPTIMIZER_ONLY, *GOSSIP_ALGORITHMS]
+ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"a": (64, 32), "b": (100,), "c": (8, 8, 8)}
 VALUES = sum(int(np.prod(shape)) for shape in SMALL.values())
 
@@ -61,7 +65,7 @@ ENTRY %main (x: f32[100], y: f32[10]) -> f32[100] {
 
 
 def test_bytes_are_those_of_the_slices():
-    assert hlo.traffic(hlo.parse(FUSED)) == {
+    assert hlo.count_traffic(hlo.parse_module(FUSED)) == {
         # Two slices of 10 and 20 values, and y; two results. Then 10 values into their place.
         "fusion": 4 * (10 + 20 + 10 + 10 + 20) + 4 * (10 + 10),
         "collective-permute": 800,
@@ -71,50 +75,58 @@ def test_bytes_are_those_of_the_slices():
 
 
 def test_nothing_moves_fewer_bytes_than_it_must():
-    """Every update reads and writes at least what is counted as the least, on this backend."""
+    """Every update makes at least the passes of its lower bound, on this backend."""
     mesh = Mesh(np.array(jax.devices()[:4]), ("nodes",))
-    rows = speed_step.count(SMALL, mesh, "here")
-    assert [run["update"] for run in rows] == list(speed_step.LEAST)
-    for run in rows:
-        assert run["least_passes"] <= run["passes"] < 25
-        assert run["passes_of_the_wire"] == pytest.approx(
-            0 if run["update"] == speed_step.ALONE else 2, rel=2 / VALUES
+    runs = count_updates(SMALL, mesh, "here")
+    assert [run["update"] for run in runs] == UPDATES
+    assert [run["min_passes"] for run in runs] == [5, 8, 8]
+    for run in runs:
+        assert run["min_passes"] <= run["passes"] < 25
+        assert run["wire_passes"] == pytest.approx(
+            0 if run["update"] == OPTIMIZER_ONLY else 2, rel=2 / VALUES
         )
 
 
-@pytest.mark.parametrize("where", ["mesh", "vmap"])
-def test_every_update_is_timed_beside_both_copies(where):
-    rows = speed_step.measure(SMALL, 4, 2, training.place(where, 4))
-    for run in rows:
-        assert run["seconds_10"] <= run["seconds"] <= run["seconds_90"]
-        for kind in ("new", "there"):
-            assert run[f"ratio_{kind}"] > 0
-            assert run[f"copy_bytes_per_second_{kind}"] > 0
-    assert speed_step.table(rows).row_count == 3
+@pytest.mark.parametrize("placement", ["mesh", "vmap"])
+def test_every_update_is_compared_with_both_copies(placement):
+    progress = []
+    timer = UpdateTimer(SMALL, place_nodes(placement, 4), progress.append)
+    runs = timer.time(2)
+    assert progress[-1] == "update 2 of 2"
+    assert [run["update"] for run in runs] == UPDATES
+    for run in runs:
+        assert run["seconds_p10"] <= run["seconds"] <= run["seconds_p90"]
+        for copy in ("fresh_buffer", "in_place"):
+            assert run[f"ratio_{copy}"] > 0
+            assert run[f"copy_bytes_per_second_{copy}"] > 0
+    assert make_table(runs).row_count == 3
 
 
 @pytest.mark.parametrize(
     ("bad", "message"),
-    [({"nodes": 1}, "--nodes is at least 2"), ({"updates": 0}, "--updates is at least 1")],
+    [
+        ({"nodes": 1}, "--nodes must be an integer >= 2"),
+        ({"updates": 0}, "--updates must be an integer >= 1"),
+    ],
 )
 def test_bad_options_are_refused(bad, message):
     with pytest.raises(ValueError, match=message):
-        speed_step.Options(**bad)
+        Options(**bad)
 
 
 @pytest.mark.aot
 def test_passes_on_a_gpu(tmp_path):
     """Packed in place: 10 passes for SGP, where concatenating all leaves took 15.6."""
-    if absent := schedule_targets.missing("gpu"):
-        pytest.skip(f"not installed: {', '.join(absent)}")
+    if missing := targets.find_missing_packages("gpu"):
+        pytest.skip(f"not installed: {', '.join(missing)}")
     command = [sys.executable, "-m", "experiments.speed", "step", "--target", "gpu"]
-    ran = subprocess.run(
+    done = subprocess.run(
         [*command, "--out", str(tmp_path / "out")],
         cwd=ROOT,
         capture_output=True,
         text=True,
         env={k: v for k, v in os.environ.items() if k != "XLA_FLAGS"},
     )
-    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert done.returncode == 0, done.stderr[-2000:]
     runs = json.loads((tmp_path / "out" / "summary.json").read_text())["runs"]
     assert [round(run["passes"], 1) for run in runs] == [5.0, 10.0, 10.8]

@@ -1,0 +1,1 @@
+"""Benchmarks of training steps, run by `python -m experiments.speed`."""

@@ -1,0 +1,292 @@
+"""The exchange of compiled train steps, and the work that overlaps it; needs no accelerator.
+
+    python -m experiments.speed schedule --target tpu
+    python -m experiments.speed schedule --target gpu
+
+Compiles the train step of an MLP (gradients, SGD with Nesterov momentum, gossip; one program per
+round, over a mesh with one node per chip) ahead of time, for chips that need not be present, and
+reads the order of instructions that XLA has chosen. `--target tpu` is 8 and 64 TPU v5e chips,
+`--target gpu` is 8 hosts with an H100 each. Their compilers need separate environments:
+
+    pip install "jax[tpu]==VERSION"
+    pip install jax-cuda12-plugin==VERSION jax-cuda12-pjrt==VERSION \\
+        nvidia-cuda-nvcc-cu12 nvidia-nvshmem-cu12
+
+For each algorithm it reports every collective, and whether they are those of the gossip schedule:
+one message per peer and step, of one type and the size of the parameters and the push-sum weight.
+`overlapped` are the matrix products that run while a message is under way, from the start of the
+first message to the completion of the last. Nothing runs, so this is the order of the work, not its
+duration. For 8 TPU chips XLA starts a message at once. For 64, in the order in which JAX lists
+them, most permutations block; which ones depends on the positions of the nodes. For GPUs XLA starts
+a message as late as it estimates that the remaining work still hides it: the fraction falls with a
+larger `--batch-size-per-node`, a narrower wire, or a message in chunks (`2-osgp`).
+
+The exit status is 1 if a count or a size differs from the schedule's. README.md in this folder
+lists the files, columns and fields.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+import gossipjax as gx
+from experiments import results
+from experiments.program import ProgramError, exit_on_error
+from experiments.results import Record
+from experiments.speed.hlo_overlap import Message, Overlap, read_overlap
+from experiments.speed.targets import Target, TargetKind, choose_targets, make_devices
+from experiments.training.algorithms import Method, MethodOptions, WireDtype, make_method
+from experiments.training.checks import PositiveInt, check_fields
+
+CASES: tuple[tuple[str, WireDtype], ...] = (
+    ("allreduce", "float32"),
+    ("dpsgd@ring", "float32"),
+    ("dpsgd@bipartite_exponential", "float32"),
+    ("sgp", "float32"),
+    ("sgp@two_peer_exponential", "float32"),
+    ("sgp", "bfloat16"),
+    ("1-osgp", "float32"),
+    ("2-osgp", "float32"),
+    ("1-osgp", "bfloat16"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of the compiled train steps."""
+
+    target: tuple[TargetKind, ...] = ()
+    """Chips to compile for; all whose compiler is installed if not given."""
+    layers: PositiveInt = 20
+    """Layers of the MLP."""
+    width: PositiveInt = 512
+    """Inputs and outputs of a layer."""
+    batch_size_per_node: PositiveInt = 128
+    """Examples per node and step."""
+    every_round: bool = False
+    """Compile the program of every distinct round; without it, one per algorithm."""
+    out: Path | None = None
+    """Folder for the results; a new one under runs/ if not given."""
+    overwrite: bool = False
+    """Replace another run's results in --out."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+class MlpSpec(NamedTuple):
+    """An MLP of `layers` matrices `[width, width]` and biases, on `batch` examples per node."""
+
+    layers: int
+    width: int
+    batch: int
+
+    @property
+    def params(self) -> list[dict[str, jax.ShapeDtypeStruct]]:
+        """Parameters of one node."""
+        layer = {"w": (self.width, self.width), "b": (self.width,)}
+        return [
+            {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in layer.items()}
+            for _ in range(self.layers)
+        ]
+
+    @property
+    def examples(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Inputs and targets of one node."""
+        shape = jax.ShapeDtypeStruct((self.batch, self.width), jnp.float32)
+        return {"x": shape, "y": shape}
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return self.layers * self.width * (self.width + 1)
+
+
+def compute_loss(params: Any, examples: Any) -> jax.Array:
+    """Mean squared error of the MLP."""
+    x = examples["x"]
+    for layer in params:
+        x = jnp.tanh(x @ layer["w"] + layer["b"][None])
+    return jnp.mean((x - examples["y"]) ** 2)
+
+
+def compile_step(method: Method, mlp: MlpSpec, mesh: Mesh, step: int) -> Overlap:
+    """Compiles the train step for the round of the static step number `step`, and reads it."""
+    tx = method.transform
+    sharding = NamedSharding(mesh, P("nodes"))
+
+    def train_step(params: Any, opt_state: Any, examples: Any, step: int) -> tuple[Any, Any, Any]:
+        loss, grads = jax.value_and_grad(compute_loss)(params, examples)
+        updates, opt_state = tx.update(grads, opt_state, params, step=step)
+        return optax.apply_updates(params, updates), opt_state, loss
+
+    def stack(x: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((mesh.size, *x.shape), x.dtype, sharding=sharding)
+
+    program = gx.Nodes(mesh=mesh).spmd(train_step, static_argnums=3, donate_argnums=(0, 1))
+    arguments = (mlp.params, jax.eval_shape(tx.init, mlp.params), mlp.examples)
+    lowered = program.lower(*jax.tree.map(stack, arguments), step)
+    return read_overlap(lowered.compile().as_text())
+
+
+def expect_messages(
+    state: gx.GossipState | None, wire: WireDtype, parameters: int, step: int
+) -> list[Message]:
+    """The messages that one node sends at `step`, by its gossip state and the mixing matrix.
+
+    Args:
+      state: of the algorithm; None for one that averages gradients.
+      wire: the type of messages.
+      parameters: number of float32 parameters.
+      step: a static step number.
+    """
+    if state is None or state.schedule is None:
+        return [Message("all-reduce", "f32", 4 * parameters)]
+    overlap = state.overlap
+    # Under overlap, what travels now was sent in the round before, and travels in chunks.
+    round_ = state.schedule.round_at((step - 1) // overlap if overlap else step)
+    peers = np.count_nonzero(round_.matrix, axis=0).max() - 1
+    has_weight = state.weight is not None
+    values = -(-(parameters + has_weight) // max(1, overlap))
+    if wire == "float32":
+        return [Message("collective-permute", "f32", 4 * values)] * peers
+    # The weight travels in full precision, as two words; overlapped, in addition to its place
+    # among the values, of which every chunk has the first.
+    words = values + (2 if overlap else int(has_weight))
+    return [Message("collective-permute", "u16", 2 * words)] * peers
+
+
+def compile_case(
+    name: str, wire: WireDtype, target: Target, options: Options, mesh: Mesh
+) -> list[Record]:
+    """Compiles the programs of one algorithm; returns their lines of `metrics.jsonl`."""
+    optimizer = optax.sgd(0.1, momentum=0.9, nesterov=True)
+    method = make_method(name, MethodOptions(target.nodes, wire_dtype=wire), optimizer)
+    mlp = MlpSpec(options.layers, options.width, options.batch_size_per_node)
+    state = method.state()
+    steps = [0] if state is None else gx.canonical_steps(state)
+    records = []
+    for step in steps if options.every_round else steps[-1:]:
+        overlap = compile_step(method, mlp, mesh, step)
+        expected = expect_messages(state, wire, mlp.size, step)
+        records.append(
+            {
+                "target": target.description,
+                "algorithm": method.algorithm,
+                "topology": method.topology,
+                "wire": wire,
+                "step": step,
+                "parameters": mlp.size,
+                "messages": [message._asdict() for message in overlap.messages],
+                "expected_messages": [message._asdict() for message in expected],
+                "matches_schedule": sorted(overlap.messages) == sorted(expected),
+                "matmuls": overlap.matmuls,
+                "matmuls_before": overlap.matmuls_before,
+                "matmuls_overlapped": overlap.matmuls_overlapped,
+            }
+        )
+    return records
+
+
+def summarize(programs: Sequence[Record]) -> Record:
+    """The object in `runs` of `summary.json`: what programs share, and the worst of the others."""
+    worst = min(programs, key=lambda program: program["matmuls_overlapped"])
+    wrong = next((program for program in programs if not program["matches_schedule"]), worst)
+    return {
+        **{name: value for name, value in worst.items() if name != "step"},
+        "programs": len(programs),
+        "messages": wrong["messages"],
+        "expected_messages": wrong["expected_messages"],
+        "matches_schedule": wrong["matches_schedule"],
+        "fraction_overlapped": worst["matmuls_overlapped"] / max(1, worst["matmuls"]),
+    }
+
+
+def format_messages(messages: Sequence[Record]) -> str:
+    """A line per kind of message: count, opcode, type and bytes."""
+    counts: dict[tuple[str, str, int], int] = {}
+    for message in messages:
+        kind = (message["opcode"], message["dtype"], message["bytes"])
+        counts[kind] = counts.get(kind, 0) + 1
+    lines = [
+        f"{count} {opcode} {dtype} {size:,}" for (opcode, dtype, size), count in counts.items()
+    ]
+    return "\n".join(lines) or "none"
+
+
+def make_table(runs: Sequence[Record]) -> Table:
+    """The table of the list `runs` of `summary.json`."""
+    table = Table(
+        title="Collectives of a compiled step, and matrix products between start and done",
+        caption="collectives: of one node: count, kind, type and bytes of each",
+        box=SIMPLE_HEAD,
+        padding=0,
+    )
+    for header in ("target", "algorithm", "topology", "collectives", "as expected"):
+        table.add_column(header, overflow="fold")
+    for header in ("programs", "matmuls", "overlapped"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for run in runs:
+        expected = f"NO: {format_messages(run['expected_messages'])}"
+        table.add_row(
+            run["target"],
+            run["algorithm"] + (f", {run['wire']}" if run["wire"] != "float32" else ""),
+            run["topology"].replace("_", " "),
+            format_messages(run["messages"]),
+            "yes" if run["matches_schedule"] else expected,
+            f"{run['programs']}",
+            f"{run['matmuls']}",
+            f"{run['matmuls_overlapped']} ({run['fraction_overlapped']:.0%})",
+        )
+    return table
+
+
+def inspect_schedules(options: Options) -> None:
+    """Exchange of compiled train steps, and the work that overlaps it, on absent TPUs and GPUs."""
+    out = None
+    with exit_on_error(lambda: out):
+        targets = choose_targets(options.target)
+        out = results.create_run_dir("speed-schedule", options.out, options.overwrite)
+        console = Console()
+        names = ", ".join(target.description for target in targets)
+        console.print(f"{names}. Results: {out}", soft_wrap=True)
+        runs = compile_all(options, targets, out, console)
+        results.write_summary(out, dataclasses.asdict(options), {}, runs)
+        console.print(make_table(runs))
+        if not all(run["matches_schedule"] for run in runs):
+            raise ProgramError(
+                "a program must exchange what its schedule says, got another exchange: see the "
+                "table."
+            )
+
+
+def compile_all(
+    options: Options, targets: Sequence[Target], out: Path, console: Console
+) -> list[Record]:
+    """Compiles all cases for all targets; returns the objects in `runs` of `summary.json`."""
+    runs: list[Record] = []
+    with (out / "metrics.jsonl").open("w") as file, results.make_progress_bar(console) as bar:
+        task = bar.add_task("compiling", total=len(targets) * len(CASES), status="")
+        for target in targets:
+            mesh = Mesh(np.array(make_devices(target)), ("nodes",))
+            for name, wire in CASES:
+                bar.update(task, status=f"{name}, {wire} wire, {target.description}")
+                programs = compile_case(name, wire, target, options, mesh)
+                file.writelines(f"{json.dumps(program)}\n" for program in programs)
+                file.flush()
+                runs.append(summarize(programs))
+                bar.advance(task)
+        bar.update(task, status=f"{len(runs)} rows")
+    return runs

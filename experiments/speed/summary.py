@@ -1,0 +1,102 @@
+"""What the hosts of a network measurement have measured, as the objects of its files."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from experiments.results import Record
+from experiments.speed.rows import ALL_LINKS, COMPUTATION, SINGLE_LINK, Row, compute_limit
+from experiments.speed.timing import summarize_samples
+
+
+def summarize_configuration(hosts: int, bandwidth: str | None, records: Sequence[Record]) -> Record:
+    """The entry of `configurations` in `summary.json`.
+
+    Args:
+      hosts: number of hosts.
+      bandwidth: of every link, as `tc` reads it; None without limits.
+      records: what each host has measured.
+    """
+    first = records[0]
+    stream_bytes = first["stream_bytes"]
+    return {
+        "hosts": hosts,
+        "bandwidth": bandwidth,
+        "parameters": first["parameters"],
+        "examples_per_host": first["examples"],
+        **summarize_samples("computation_seconds", max_over_hosts(records, COMPUTATION)),
+        "stream_bytes": stream_bytes,
+        "goodput_all_links": stream_bytes / float(np.median(max_over_hosts(records, ALL_LINKS))),
+        "goodput_one_link": stream_bytes / float(np.median(max_over_hosts(records, SINGLE_LINK))),
+        "peak_memory_bytes": max(record["peak_memory_bytes"] for record in records),
+    }
+
+
+def summarize_row(row: Row, configuration: Record, records: Sequence[Record]) -> Record:
+    """The entry of `runs` in `summary.json` for one row.
+
+    Args:
+      row: the algorithm and the type of its messages.
+      configuration: of `summarize_configuration`, of the same records.
+      records: what each host has measured.
+    """
+    seconds = max_over_hosts(records, row.name)
+    steps = range(len(seconds))
+    parameters = configuration["parameters"]
+    link_bytes = float(np.mean([row.count_link_bytes(step, parameters) for step in steps]))
+    sent_bytes = float(np.mean([row.count_sent_bytes(step, parameters) for step in steps]))
+    nic_bytes = None
+    if configuration["bandwidth"] is not None:
+        nic_bytes = float(max(np.mean(record["nic_bytes"][row.name]) for record in records))
+    # The faster kind of stream makes the stricter bound.
+    goodput = max(configuration["goodput_all_links"], configuration["goodput_one_link"])
+    computation_seconds = configuration["computation_seconds"]
+    limit_seconds = compute_limit(computation_seconds, link_bytes, goodput, row.overlaps)
+    timing = summarize_samples("seconds", seconds)
+    return {
+        "algorithm": row.algorithm,
+        "topology": row.method.topology,
+        "wire": row.wire,
+        "hosts": configuration["hosts"],
+        "bandwidth": configuration["bandwidth"],
+        "iterations": len(seconds),
+        **timing,
+        "seconds_by_round": median_by_round(row, seconds),
+        "computation_seconds": computation_seconds,
+        "sent_bytes": sent_bytes,
+        "nic_bytes": nic_bytes,
+        "link_bytes": link_bytes,
+        "goodput": goodput,
+        "overlaps": row.overlaps,
+        "limit_seconds": limit_seconds,
+        "ratio_to_limit": timing["seconds"] / limit_seconds,
+    }
+
+
+def median_by_round(row: Row, seconds: np.ndarray) -> dict[str, float]:
+    """Median seconds of the iterations that ran the same program, by its static step."""
+    rounds = np.array([row.canonical_step(step) for step in range(len(seconds))])
+    return {
+        f"{round_}": float(np.median(seconds[rounds == round_])) for round_ in np.unique(rounds)
+    }
+
+
+def max_over_hosts(records: Sequence[Record], name: str) -> np.ndarray:
+    """Seconds of the slowest host in each iteration, `[iterations]`."""
+    return np.max([record["seconds"][name] for record in records], axis=0)
+
+
+def list_metrics(hosts: int, bandwidth: str | None, records: Sequence[Record]) -> list[Record]:
+    """The lines of `metrics.jsonl`: one per iteration of a row, with a list over the hosts each."""
+    return [
+        {
+            "hosts": hosts,
+            "bandwidth": bandwidth,
+            "row": name,
+            "iteration": k,
+            "seconds": [record["seconds"][name][k] for record in records],
+            "nic_bytes": [record["nic_bytes"][name][k] for record in records],
+        }
+        for name, seconds in records[0]["seconds"].items()
+        for k in range(len(seconds))
+    ]

@@ -1,0 +1,139 @@
+"""The compared updates of a model, and the memory traffic of their compiled programs."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import gossipjax as gx
+from experiments.results import Record
+from experiments.speed import hlo
+from experiments.training.algorithms import MethodOptions, make_method
+
+STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))  # of a ResNet-50: blocks and width
+OPTIMIZER_ONLY = "optimizer only"
+GOSSIP_ALGORITHMS = ("sgp", "1-osgp")
+# Lower bounds, in passes over memory of the model's size.
+OPTIMIZER_PASSES = 5  # reads parameters, gradients and momentum, writes parameters and momentum
+GOSSIP_PASSES = 3  # reads what a node keeps and what it receives, writes what it sends
+MIN_REPORTED_PASSES = 0.005  # opcodes with fewer are left out of `passes_by_opcode`
+
+Shapes = dict[str, tuple[int, ...]]
+"""The shapes of a model's arrays, by name."""
+
+
+class Update(NamedTuple):
+    """One of the updates that are compared.
+
+    Attributes:
+      name: in tables and files.
+      tx: the optimizer chain.
+      step: a static step number at which messages are sent and received.
+      min_passes: lower bound of the passes over memory.
+    """
+
+    name: str
+    tx: optax.GradientTransformationExtraArgs
+    step: int
+    min_passes: int
+
+
+def make_resnet50_shapes() -> Shapes:
+    """The shapes of a ResNet-50's parameters: convolutions, scales and biases, classifier.
+
+    >>> shapes = make_resnet50_shapes()
+    >>> len(shapes), count_values(shapes)
+    (161, 25557032)
+    """
+    convolutions = [(7, 7, 3, 64)]
+    channels = 64
+    for blocks, width in STAGES:
+        for block in range(blocks):
+            convolutions += [(1, 1, channels, width), (3, 3, width, width)]
+            convolutions.append((1, 1, width, 4 * width))
+            if block == 0:
+                convolutions.append((1, 1, channels, 4 * width))
+            channels = 4 * width
+    normalizations = [(shape[-1],) for shape in convolutions for _ in ("scale", "bias")]
+    shapes = [*convolutions, *normalizations, (channels, 1000), (1000,)]
+    return {f"{index:03d}": shape for index, shape in enumerate(shapes)}
+
+
+def count_values(shapes: Shapes) -> int:
+    """Number of parameters."""
+    return sum(map(math.prod, shapes.values()))
+
+
+def build_updates(nodes: int) -> list[Update]:
+    """The updates that are compared: by the optimizer only, and with gossip after it."""
+    optimizer = optax.with_extra_args_support(optax.sgd(0.1, momentum=0.9, nesterov=True))
+    updates = [Update(OPTIMIZER_ONLY, optimizer, 0, OPTIMIZER_PASSES)]
+    for name in GOSSIP_ALGORITHMS:
+        method = make_method(name, MethodOptions(nodes), optimizer)
+        state = method.state()
+        # The first step that receives a message.
+        step = 0 if state is None else gx.canonical_step(state, state.overlap)
+        updates.append(Update(name, method.transform, step, OPTIMIZER_PASSES + GOSSIP_PASSES))
+    return updates
+
+
+def make_program(update: Update, nodes: gx.Nodes, donate_argnums: Sequence[int]) -> gx.Program:
+    """`(params, opt_state, grads, static step) -> (params, opt_state)`, node-stacked."""
+
+    def run_update(params: Any, opt_state: Any, grads: Any, step: int) -> tuple[Any, Any]:
+        updates, opt_state = update.tx.update(grads, opt_state, params, step=step)
+        return optax.apply_updates(params, updates), opt_state
+
+    return nodes.spmd(run_update, static_argnums=3, donate_argnums=donate_argnums)
+
+
+def count_passes(lowered: jax.stages.Lowered, model_bytes: float) -> dict[str, float]:
+    """Passes over memory of a compiled update, by opcode; one pass is the size of the model.
+
+    Raises:
+      ValueError: if the backend does not show the compiled program.
+    """
+    text = lowered.compile().as_text()
+    if text is None:
+        raise ValueError("the backend must show the compiled program, got none: use a CPU or GPU.")
+    traffic = hlo.count_traffic(hlo.parse_module(text))
+    return {opcode: size / model_bytes for opcode, size in traffic.items()}
+
+
+def make_record(update: Update, placement: str, passes: dict[str, float]) -> Record:
+    """The first fields of an object in `runs`: the counts of a compiled update."""
+    wire_passes = sum(count for opcode, count in passes.items() if opcode in hlo.COLLECTIVES)
+    return {
+        "update": update.name,
+        "placement": placement,
+        "min_passes": update.min_passes,
+        "passes": sum(passes.values()) - wire_passes,
+        "wire_passes": wire_passes,
+        "passes_by_opcode": {
+            opcode: count for opcode, count in passes.items() if count >= MIN_REPORTED_PASSES
+        },
+    }
+
+
+def count_updates(shapes: Shapes, mesh: Mesh, placement: str) -> list[Record]:
+    """Compiles every update for the devices of `mesh`, which need not be present; runs nothing."""
+    sharding = NamedSharding(mesh, PartitionSpec("nodes"))
+
+    def stack(x: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((mesh.size, *x.shape), x.dtype, sharding=sharding)
+
+    nodes = gx.Nodes(mesh=mesh)
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    stacked = jax.tree.map(stack, params)
+    records = []
+    for update in build_updates(mesh.size):
+        opt_state = jax.tree.map(stack, jax.eval_shape(update.tx.init, params))
+        program = make_program(update, nodes, (0, 1))
+        lowered = program.lower(stacked, opt_state, stacked, update.step)
+        passes = count_passes(lowered, 4 * count_values(shapes))
+        records.append(make_record(update, placement, passes))
+    return records

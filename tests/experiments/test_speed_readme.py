@@ -1,0 +1,87 @@
+"""The README of the benchmarks: its commands parse, and its fields are those of the files."""
+
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+import gossipjax as gx
+from experiments.models import MODELS
+from experiments.speed import compiled, network, simulation, step
+from experiments.speed.__main__ import COMMANDS
+from experiments.speed.rows import ALL_LINKS, COMPUTATION, SINGLE_LINK, make_row
+from experiments.speed.summary import summarize_configuration, summarize_row
+from experiments.speed.targets import Target
+from experiments.training.algorithms import MethodOptions, make_method
+
+README = (Path(network.__file__).parent / "README.md").read_text()
+OPTIONS = {
+    "network": network.Options,
+    "schedule": compiled.Options,
+    "simulation": simulation.Options,
+    "step": step.Options,
+}
+
+
+def read_fields(section):
+    """The names in the column "field" of the section's table."""
+    text = README.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("|")]
+    assert [cell.strip() for cell in rows[0][1:4]] == ["column", "field", "meaning"]
+    return {name for row in rows[2:] for name in re.findall(r"\w+", row[2])}
+
+
+def test_commands_and_options_exist():
+    commands = re.findall(r"python -m experiments\.speed (\w+)(.*)", README)
+    assert {name for name, _ in commands} == set(COMMANDS) == set(OPTIONS)
+    for name, arguments in commands:
+        fields = {f"--{field.replace('_', '-')}" for field in OPTIONS[name].__dataclass_fields__}
+        assert set(re.findall(r"--[a-z-]+", arguments)) <= fields
+    every_field = {field for options in OPTIONS.values() for field in options.__dataclass_fields__}
+    for option in re.findall(r"`--([a-z-]+)", README):
+        assert option == "help" or option.replace("-", "_") in every_field
+
+
+def test_fields_of_network():
+    row = make_row("sgp", "float32", 2)
+    names = (COMPUTATION, ALL_LINKS, SINGLE_LINK, row.name)
+    record = {
+        "seconds": {name: [1.0, 2.0] for name in names},
+        "nic_bytes": {name: [3, 4] for name in names},
+        "stream_bytes": 5,
+        "parameters": 6,
+        "examples": 7,
+        "peak_memory_bytes": 8,
+    }
+    configuration = summarize_configuration(2, "1gbit", [record, record])
+    run = summarize_row(row, configuration, [record, record])
+    assert read_fields("network") <= set(run)
+    more = README.split("Objects in `runs` hold")[1].split("`left_out`")[0]
+    expected = {"runs", "configurations", "bits_per_second", *run, *configuration}
+    assert set(re.findall(r"`(\w+)`", more)) <= expected
+
+
+def test_fields_of_step():
+    runs = step.UpdateTimer({"w": (8, 8)}, gx.Nodes(2), print).time(1)
+    assert read_fields("step") <= set(runs[0])
+
+
+def test_fields_of_simulation(monkeypatch):
+    monkeypatch.setattr(simulation, "SmallCNN", MODELS["linear"])
+    options = simulation.Options(batch_size_per_node=1, steps=1)
+    method = make_method("sgp", MethodOptions(2), simulation.OPTIMIZER)
+    run = simulation.measure_case(options, method, gx.Nodes(2))
+    assert read_fields("simulation") <= set(run)
+
+
+@pytest.mark.parametrize("name", ["sgp", "allreduce"])
+def test_fields_of_schedule(name):
+    mesh = Mesh(np.array(jax.devices()[:2]), ("nodes",))
+    options = compiled.Options(layers=1, width=2, batch_size_per_node=1)
+    target = Target("2 CPUs", "tpu", 2, "")
+    run = compiled.summarize(compiled.compile_case(name, "float32", target, options, mesh))
+    assert read_fields("schedule") <= set(run)
+    assert compiled.make_table([run]).row_count == 1
