@@ -1,4 +1,4 @@
-"""How fast each topology averages: no training, and the figures of the papers beside ours.
+"""Measures how fast each topology averages, without training, and compares it with the papers.
 
     python -m experiments.averaging
 
@@ -7,11 +7,20 @@ The averaging error of the de-biased `z = x / w` is, with the mean of the starts
 
     sqrt(sum_i ||z_i - m||^2 / sum_i ||x_i(0) - m||^2).
 
-This is the mathematics of the schedules: dense float64 matrices on the CPU, nothing is exchanged
-over a wire. It writes into `--out`: `metrics.jsonl`, a line per topology, number of nodes and round
-(`round` 0 is the start) with `error_median`, `error_10` and `error_90` (the 10 % and 90 % quantiles
-over the seeds); `summary.json`, with `runs` (a list: one object per topology and number of nodes)
-and the two tables of the papers; and `averaging_error.png`.
+This is the mathematics of the schedules: dense float64 matrices on the CPU, without any exchange of
+messages. The program writes into `--out`:
+
+- `metrics.jsonl`: a line per topology, number of nodes and round (`round` 0 is the start) with
+  `error_median`, `error_p10` and `error_p90` (the 10 % and 90 % quantiles over the seeds);
+- `summary.json`: `runs` (an object per topology and number of nodes), `sgp18_appendix_a` and
+  `rand20_rings` (the rows of the two tables that repeat figures of the papers);
+- `averaging_error.png`.
+
+References:
+  Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", submission to ICLR 2019,
+  arXiv:1811.10792v1 (SGP-18).
+  Zhang et al., "Improving Efficiency in Large-Scale Decentralized Distributed Training", ICASSP
+  2020, arXiv:2002.01119 (RAND-20).
 """
 
 import dataclasses
@@ -21,7 +30,7 @@ import math
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 import tyro
@@ -29,15 +38,24 @@ from rich.console import Console
 
 import gossipjax as gx
 from experiments import averaging_report, results
-from experiments.methods import Topology, schedule
-from gossipjax import spectra
+from experiments.program import exit_on_error
+from experiments.results import Record
+from experiments.training.checks import Check, PositiveInt, check_fields
+from experiments.training.topologies import TOPOLOGIES, make_schedule
 
-Record = dict[str, Any]
+if TYPE_CHECKING:
+    Topology = str
+else:
+    Topology = tyro.extras.literal_type_from_choices(tuple(TOPOLOGIES))
 
-VALUES = 100  # numbers that each node starts from
-DRAWN = 30  # rounds of a random schedule, at least: fewer might not connect all nodes
-PAPER_NODES, PAPER_ROUNDS = 32, 5  # of SGP-18, appendix A
-RING_SIZES, RING_ROUNDS = (8, 16, 32, 64), 10  # RAND-20 gives formulas; the sizes are ours
+AtLeastTwo = Annotated[int, Check("an integer >= 2", lambda value: value >= 2)]
+
+VALUES_PER_NODE = 100
+MIN_RANDOM_ROUNDS = 30  # of a random schedule: fewer might not connect all nodes
+PAPER_NODES = 32  # of SGP-18, appendix A
+PAPER_ROUNDS = 5
+RING_SIZES = (8, 16, 32, 64)  # RAND-20 gives formulas; the sizes are ours
+RING_ROUNDS = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,157 +66,175 @@ class Options:
         "one_peer_exponential", "complete_cycle", "random_peer_exponential", "random_peer_complete",
         "ring", "random_ring", "exponential", "bipartite_exponential", "base_graph",
     )  # fmt: skip
-    """One or several, compared with each other."""
-    nodes: tuple[int, ...] = (32,)
-    """Number of nodes: one or several, a panel of the plot each."""
-    rounds: int = 30
-    """Rounds of averaging that are measured."""
-    seeds: int = 100
-    """Number of seeds, from 0 on: each draws the starting values, and the random topologies."""
+    """One or several topologies to compare."""
+    nodes: tuple[AtLeastTwo, ...] = (32,)
+    """One or several numbers of nodes: a panel of the plot each."""
+    rounds: PositiveInt = 30
+    """Rounds of averaging."""
+    seeds: PositiveInt = 100
+    """Number of seeds, from 0 on: each draws the starting values and the random topologies."""
     out: Path | None = None
     """Folder for the results; a new one under runs/ if not given."""
     overwrite: bool = False
-    """Replace another run's results in --out."""
+    """Replace the results of another run in --out."""
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "seeds"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"--{name} is at least 1, not {value}.")
+        check_fields(self)
         for name, values in (("topology", self.topology), ("nodes", self.nodes)):
             if not values or len(set(values)) < len(values):
-                raise ValueError(f"--{name} takes one or several different values, not {values}.")
-        if min(self.nodes) < 2:
-            raise ValueError(f"--nodes is at least 2, as one node is the average: {self.nodes}.")
+                raise ValueError(f"--{name} must be one or several different values, got {values}.")
 
 
 def is_random(topology: Topology) -> bool:
-    """Whether the topology is drawn from a seed."""
+    """Whether the topology depends on the seed."""
     return topology.startswith("random_")
 
 
 class Curve(NamedTuple):
-    """One topology over so many nodes."""
+    """The averaging errors of one topology over one number of nodes."""
 
     topology: Topology
     nodes: int
-    first: gx.Schedule
-    """That of seed 0; of every seed unless the topology is random."""
+    schedule: gx.Schedule
+    """The schedule of seed 0, and of every seed unless the topology is random."""
     errors: np.ndarray
-    """`[seeds, rounds + 1]`, of every seed after every round."""
+    """`[seeds, rounds + 1]`: of every seed after 0, 1, ... rounds."""
 
     def lines(self) -> Iterable[Record]:
-        """The lines of `metrics.jsonl`."""
-        low, median, high = np.quantile(self.errors, [0.1, 0.5, 0.9], axis=0).tolist()
-        for k, (middle, best, worst) in enumerate(zip(median, low, high, strict=True)):
-            errors = {"error_median": middle, "error_10": best, "error_90": worst}
-            yield {"topology": self.topology, "nodes": self.nodes, "round": k, **errors}
+        """Yields the lines of `metrics.jsonl`."""
+        quantiles = np.quantile(self.errors, [0.1, 0.5, 0.9], axis=0).T.tolist()
+        for round_, (low, median, high) in enumerate(quantiles):
+            yield {
+                "topology": self.topology,
+                "nodes": self.nodes,
+                "round": round_,
+                "error_median": median,
+                "error_p10": low,
+                "error_p90": high,
+            }
 
     def summary(self) -> Record:
-        """The object in `runs` of `summary.json`. Spectra are of the first seed's schedule."""
-        sent = np.count_nonzero(self.first.matrices(), axis=1) - 1
-        early = min(PAPER_ROUNDS, self.errors.shape[1] - 1)
+        """Returns the object in `runs` of `summary.json`; spectra are those of seed 0.
+
+        `error_after_5_rounds` and `final_error` are medians over the seeds; the former is None if
+        there were fewer rounds.
+        """
+        peers = np.count_nonzero(self.schedule.matrices(), axis=1) - 1
+        medians = np.median(self.errors, axis=0).tolist()
         return {
             "topology": self.topology,
             "nodes": self.nodes,
-            "peers_per_round": int(sent.max()),
-            "rounds_of_a_cycle": self.first.period,
-            "spectral_gap_of_a_cycle": spectra.spectral_gap(self.first),
-            "rounds_to_exact_average": spectra.rounds_to_exact_average(self.first),
-            "early_round": early,
-            "error_at_early_round": float(np.median(self.errors[:, early])),
-            "error_at_the_end": float(np.median(self.errors[:, -1])),
+            "peers_per_round": int(peers.max()),
+            "period": self.schedule.period,
+            "spectral_gap": gx.topology.spectral_gap(self.schedule),
+            "rounds_to_exact_average": gx.topology.rounds_to_exact_average(self.schedule),
+            "error_after_5_rounds": medians[5] if len(medians) > 5 else None,
+            "final_error": medians[-1],
         }
 
 
-def averaging_error(of: gx.Schedule, rounds: int, seed: int) -> np.ndarray:
-    """The averaging error from this seed's starting values, `[rounds + 1]`: after 0, 1, ... rounds.
+def averaging_error(schedule: gx.Schedule, rounds: int, seed: int) -> np.ndarray:
+    """Returns the averaging error of a seed's starting values after 0, 1, ... rounds.
+
+    Returns:
+      float64 `[rounds + 1]`, relative to the start.
 
     >>> averaging_error(gx.topology.complete(4), 1, seed=0).round(12).tolist()
     [1.0, 0.0]
     """
-    # A stream of its own, apart from that of the random topologies.
-    x = np.random.default_rng([seed, VALUES]).standard_normal((of.size, VALUES))
-    w, mean = np.ones((of.size, 1)), x.mean(axis=0)
+    # A second number in the seed, so that random topologies draw from another stream.
+    rng = np.random.default_rng([seed, VALUES_PER_NODE])
+    x = rng.standard_normal((schedule.size, VALUES_PER_NODE))
+    w = np.ones((schedule.size, 1))
+    mean = x.mean(axis=0)
     distances = [np.linalg.norm(x - mean)]
-    for k in range(rounds):
-        matrix = of.round_at(k).matrix
-        x, w = matrix @ x, matrix @ w
+    for step in range(rounds):
+        matrix = schedule.round_at(step).matrix
+        x = matrix @ x
+        w = matrix @ w
         distances.append(np.linalg.norm(x / w - mean))
     return np.array(distances) / distances[0]
 
 
-def measure(topology: Topology, nodes: int, rounds: int, seeds: int) -> Curve:
-    """The averaging errors of one topology over all seeds."""
-
-    def draw(seed: int) -> gx.Schedule:
-        return schedule(topology, nodes, max(rounds, DRAWN), seed)
-
-    first = draw(0)
-    each = (draw(seed) if is_random(topology) else first for seed in range(seeds))
-    errors = [averaging_error(of, rounds, seed) for seed, of in enumerate(each)]
+def measure_curve(topology: Topology, nodes: int, rounds: int, seeds: int) -> Curve:
+    """Measures the averaging errors of one topology for all seeds."""
+    random_rounds = max(rounds, MIN_RANDOM_ROUNDS)
+    first = make_schedule(topology, nodes, random_rounds, seed=0)
+    errors = []
+    for seed in range(seeds):
+        schedule = first
+        if is_random(topology):
+            schedule = make_schedule(topology, nodes, random_rounds, seed)
+        errors.append(averaging_error(schedule, rounds, seed))
     return Curve(topology, nodes, first, np.array(errors))
 
 
-def sgp18_factors(seeds: int) -> list[Record]:
-    """`sigma_2^2` of 5 rounds over 32 nodes (SGP-18, appendix A), the paper's value beside it.
+def compute_sgp18_factors(seeds: int) -> list[Record]:
+    """Computes `sigma_2^2` of 5 rounds over 32 nodes, with the values of SGP-18, appendix A.
 
-    It bounds the factor on the squared error where rounds are doubly stochastic; where neighbours
-    are random they are not, and push-sum's error may shrink less. For random topologies the mean
-    over the seeds, and their standard deviation (None for one seed).
+    It bounds the factor on the squared error if rounds are doubly stochastic. Rounds with random
+    neighbors are not, and push-sum's error may shrink less. For random topologies the records have
+    the mean over the seeds and the standard deviation (None for one seed).
     """
     cases: list[tuple[Topology, str, str]] = [
         ("one_peer_exponential", "exponential graph, hops in turn", "0"),
         ("complete_cycle", "complete graph, hops in turn", "about 0.6"),
-        ("random_peer_exponential", "exponential graph, random neighbour", "about 0.4"),
-        ("random_peer_complete", "complete graph, random neighbour", "about 0.2"),
+        ("random_peer_exponential", "exponential graph, random neighbor", "about 0.4"),
+        ("random_peer_complete", "complete graph, random neighbor", "about 0.2"),
     ]
     records = []
-    for topology, words, paper in cases:
-        values = [
-            spectra.second_singular_value(
-                schedule(topology, PAPER_NODES, DRAWN, seed), PAPER_ROUNDS
-            )
-            ** 2
-            for seed in range(seeds if is_random(topology) else 1)
-        ]
-        size = {"nodes": PAPER_NODES, "rounds": PAPER_ROUNDS}
+    for topology, label, paper in cases:
+        factors = []
+        for seed in range(seeds if is_random(topology) else 1):
+            schedule = make_schedule(topology, PAPER_NODES, MIN_RANDOM_ROUNDS, seed)
+            factors.append(gx.topology.second_singular_value(schedule, PAPER_ROUNDS) ** 2)
         records.append(
-            {"topology": topology, "words": words, **size, **_spread(values), "paper": paper}
+            {
+                "topology": topology,
+                "label": label,
+                "nodes": PAPER_NODES,
+                "rounds": PAPER_ROUNDS,
+                **_mean_and_deviation(factors),
+                "paper": paper,
+            }
         )
     return records
 
 
-def rand20_rings(seeds: int) -> list[Record]:
-    """The ring and the randomized ring beside RAND-20, eqs. 5, 6 and 12, for several sizes `L`.
+def compute_rand20_rings(seeds: int) -> list[Record]:
+    """Computes the ring and the randomized ring, and the same by RAND-20, eqs. 5, 6 and 12.
 
-    `second_eigenvalue` is from the matrix, `paper_second_eigenvalue` is eq. 6. The distances are
-    spectral norms to the exact average, `||T_1 ... T_k - T_u||_2`, after `k` rounds; `paper_ring`
-    is `rho^k` of eqs. 5 and 6, `paper_bound` is that of eq. 12, of the mean.
+    For each size N, `second_eigenvalue` is computed from the matrix and `paper_second_eigenvalue`
+    by eq. 6. Distances are spectral norms of the difference to the exact average,
+    `||T_1 ... T_k - T_u||_2`, after `k` rounds: `ring_distance`, its value `rho^k` by eqs. 5 and 6
+    (`paper_ring_distance`), `mean` and `standard_deviation` of the randomized ring over the seeds,
+    and the bound of eq. 12 on that mean (`paper_bound`).
     """
-    records, k = [], RING_ROUNDS
+    k = RING_ROUNDS
+    records = []
     for size in RING_SIZES:
         ring = gx.topology.ring(size)
         rho = 1 / 3 + 2 / 3 * math.cos(2 * math.pi / size)
-        values = [
-            spectra.second_singular_value(gx.topology.random_ring(size, k, seed), k)
+        distances = [
+            gx.topology.second_singular_value(gx.topology.random_ring(size, k, seed), k)
             for seed in range(seeds)
         ]
         records.append(
             {
                 "nodes": size,
                 "rounds": k,
-                "second_eigenvalue": 1 - spectra.spectral_gap(ring),
+                "second_eigenvalue": 1 - gx.topology.spectral_gap(ring),
                 "paper_second_eigenvalue": rho,
-                "ring": spectra.second_singular_value(ring, k),
-                "paper_ring": rho**k,
-                **_spread(values),
+                "ring_distance": gx.topology.second_singular_value(ring, k),
+                "paper_ring_distance": rho**k,
+                **_mean_and_deviation(distances),
                 "paper_bound": math.sqrt(size - 1) / math.sqrt(3) ** k,
             }
         )
     return records
 
 
-def _spread(values: Sequence[float]) -> Record:
+def _mean_and_deviation(values: Sequence[float]) -> Record:
     deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
     return {"mean": float(np.mean(values)), "standard_deviation": deviation}
 
@@ -206,60 +242,51 @@ def _spread(values: Sequence[float]) -> Record:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, measures, and reports."""
     sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
-    try:
+    out = None
+    with exit_on_error(lambda: out):
         options = tyro.cli(
             tyro.conf.FlagCreatePairsOff[Options],
             prog="python -m experiments.averaging",
-            description="How fast each topology averages: no training.",
+            description="Measures how fast each topology averages, without training.",
             args=arguments,
         )
         for topology, nodes in itertools.product(options.topology, options.nodes):
-            schedule(topology, nodes, max(options.rounds, DRAWN), seed=0)  # or say what is wrong
-        out = results.claim_folder("averaging", options.out, options.overwrite)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
-    try:
+            make_schedule(topology, nodes, max(options.rounds, MIN_RANDOM_ROUNDS))  # or raises
+        out = results.create_run_dir("averaging", options.out, options.overwrite)
         measure_all(options, out, Console())
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        print(f"interrupted; {out} holds what was measured", file=sys.stderr)
-        sys.exit(130)
 
 
 def measure_all(options: Options, out: Path, console: Console) -> None:
-    """Measures one topology after another; writes the files, the plot and the tables."""
-    jobs = list(itertools.product(options.nodes, options.topology))
+    """Measures all topologies; writes the files and the plot, and prints the tables."""
+    cases = list(itertools.product(options.nodes, options.topology))
     console.print(
         f"{len(options.topology)} topologies, {options.rounds} rounds, {options.seeds} seeds, "
-        f"{VALUES} values per node; float64 matrices. Results: {out}",
+        f"{VALUES_PER_NODE} values per node; float64 matrices. Results: {out}",
         soft_wrap=True,
     )
     runs: list[Record] = []
-    with (out / "metrics.jsonl").open("w") as file, results.progress_bar(console) as bar:
-        task = bar.add_task("averaging", total=len(jobs) + 1, status="")
-        for nodes, topology in jobs:
+    with (out / "metrics.jsonl").open("w") as file, results.make_progress_bar(console) as bar:
+        task = bar.add_task("averaging", total=len(cases) + 1, status="")
+        for nodes, topology in cases:
             bar.update(task, status=f"{topology}, {nodes} nodes")
-            curve = measure(topology, nodes, options.rounds, options.seeds)
+            curve = measure_curve(topology, nodes, options.rounds, options.seeds)
             for line in curve.lines():
                 file.write(json.dumps(line, allow_nan=False) + "\n")
             file.flush()
             runs.append(curve.summary())
             bar.advance(task)
-        bar.update(task, status="the papers' tables")
-        factors, rings = sgp18_factors(options.seeds), rand20_rings(options.seeds)
-        bar.update(task, advance=1, status=f"{len(jobs)} curves")
-    summary = {
-        "options": dataclasses.asdict(options),
-        "environment": {"numpy": np.__version__, "gossipjax": gx.__version__},
-        "runs": runs,
-        "sgp18_appendix_a": factors,
-        "rand20_rings": rings,
-    }
-    text = json.dumps(summary, indent=2, default=str, allow_nan=False)
-    (out / "summary.json").write_text(f"{text}\n")
+        bar.update(task, status="tables of the papers")
+        factors = compute_sgp18_factors(options.seeds)
+        rings = compute_rand20_rings(options.seeds)
+        bar.update(task, advance=1, status=f"{len(cases)} curves")
+    results.write_summary(
+        out,
+        dataclasses.asdict(options),
+        {"numpy": np.__version__},
+        runs,
+        sgp18_appendix_a=factors,
+        rand20_rings=rings,
+    )
     averaging_report.write_report(out, console)
 
 

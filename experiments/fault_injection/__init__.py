@@ -1,0 +1,1 @@
+"""A training job whose processes are killed at random moments: `python -m` runs it."""

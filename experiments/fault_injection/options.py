@@ -1,0 +1,52 @@
+"""The options of the program."""
+
+import dataclasses
+from pathlib import Path
+
+from experiments.training.checks import PositiveInt, check_fields
+
+LOG_EVERY = 5  # steps
+NUM_EXAMPLES = 4000  # of the training set
+BATCH_SIZE_PER_NODE = 32  # the default of the image program
+MIN_CHECKPOINTS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of the experiment."""
+
+    kills: PositiveInt = 20
+    """Number of kills: of each six, two while a checkpoint is written, one while the processes
+    start, three during training."""
+    processes: PositiveInt = 4
+    """Number of processes, a node each."""
+    epochs: PositiveInt = 16
+    """Passes over the training set: 4,000 digits, 32 per node and step."""
+    checkpoint_every: PositiveInt = 10
+    """Steps between checkpoints, a multiple of 5."""
+    runs: PositiveInt = 3
+    """Uninterrupted runs with other seeds, in addition to one with the same seed."""
+    seed: int = 0
+    """Seed of the random moments and processes; the seed of the run itself is 0."""
+    out: Path | None = None
+    """Folder for the results; a new one under runs/ if not given."""
+    overwrite: bool = False
+    """Replace the results of another run in --out."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.checkpoint_every % LOG_EVERY:
+            raise ValueError(
+                f"--checkpoint-every must be a multiple of {LOG_EVERY}, got "
+                f"{self.checkpoint_every}."
+            )
+        if self.steps < MIN_CHECKPOINTS * self.checkpoint_every:
+            raise ValueError(
+                f"a run must have {MIN_CHECKPOINTS} checkpoints or more, got {self.steps} steps "
+                f"with one every {self.checkpoint_every}: give more --epochs."
+            )
+
+    @property
+    def steps(self) -> int:
+        """Steps of the run."""
+        return max(1, round(self.epochs * NUM_EXAMPLES / (BATCH_SIZE_PER_NODE * self.processes)))

@@ -1,0 +1,64 @@
+"""How a program ends: an error is one line on stderr, and an exit status with a meaning."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import gossipjax as gx
+
+EXIT_FAILURE = 1  # might succeed if started again
+EXIT_USAGE = 2  # would fail again: the launcher does not restart a job that ends with it
+EXIT_INTERRUPTED = 130  # 128 + SIGINT
+EXIT_PREEMPTED = 143  # 128 + SIGTERM
+
+
+class ProgramError(RuntimeError):
+    """A failure that a program detects and explains: reported without a traceback, status 1."""
+
+
+@contextlib.contextmanager
+def exit_on_error(get_out: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
+    """Ends the program with one line on stderr, and no traceback, if its body fails.
+
+    The exit status is 2 for a `ValueError` (wrong options or data, a loss that is not finite: the
+    program would fail again), 1 for an `OSError` or a `ProgramError`, 130 for Ctrl-C, and 143 for
+    `gossipjax.checkpoint.Preempted`. Other exceptions pass. Right for one process and for several:
+    a process that fails does not wait for the others, see `gx.launch.exit_process`.
+
+    Args:
+      get_out: returns the folder of the results, or None while there is none. After Ctrl-C the
+        program says that the folder holds what was measured.
+
+    >>> with exit_on_error():
+    ...     raise OSError("no space left on device")
+    Traceback (most recent call last):
+    SystemExit: 1
+    """
+    try:
+        yield
+    except ValueError as error:
+        _exit(f"error: {error}", EXIT_USAGE)
+    except (OSError, ProgramError) as error:
+        _exit(f"error: {error}", EXIT_FAILURE)
+    except KeyboardInterrupt:
+        out = get_out()
+        message = f"interrupted; {out} holds what was measured" if out else None
+        _exit(message, EXIT_INTERRUPTED)
+    except SystemExit as error:
+        if not _is_preempted(error):
+            raise
+        _exit(str(error), EXIT_PREEMPTED)
+
+
+def _exit(message: str | None, status: int) -> NoReturn:
+    if message:
+        print(message, file=sys.stderr)
+    gx.launch.exit_process(status)
+
+
+def _is_preempted(error: SystemExit) -> bool:
+    # Not imported here: without orbax there is no such module, and nobody can have raised it.
+    checkpoint = sys.modules.get("gossipjax.checkpoint")
+    return checkpoint is not None and isinstance(error, checkpoint.Preempted)

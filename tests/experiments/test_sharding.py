@@ -1,0 +1,144 @@
+"""The division of the data over nodes, and the batches of each node."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments import data
+
+
+def check_is_partition(shards: list[np.ndarray], examples: int, nodes: int) -> None:
+    assert len(shards) == nodes
+    assert all(len(shard) for shard in shards)
+    np.testing.assert_array_equal(np.sort(np.concatenate(shards)), np.arange(examples))
+
+
+LABELS = np.repeat(np.arange(10), 100)
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 8, 1000])
+def test_even_split(nodes: int) -> None:
+    shards = data.split_examples(LABELS, nodes, None, seed=0)
+    check_is_partition(shards, 1000, nodes)
+    sizes = [len(shard) for shard in shards]
+    assert max(sizes) - min(sizes) <= 1
+    if nodes == 8:
+        assert all(len(np.unique(LABELS[shard])) == 10 for shard in shards)  # shuffled
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=40).flatmap(
+        lambda labels: st.tuples(st.just(labels), st.integers(1, len(labels)))
+    ),
+    st.floats(1e-9, 1e9),
+    st.integers(0, 2**32 - 1),
+)
+@settings(deadline=None)
+def test_every_dirichlet_split_is_a_partition_without_empty_nodes(
+    labels_and_nodes: tuple[list[int], int], alpha: float, seed: int
+) -> None:
+    labels, nodes = labels_and_nodes
+    check_is_partition(
+        data.split_examples(np.array(labels), nodes, alpha, seed), len(labels), nodes
+    )
+
+
+def test_dirichlet_goes_from_one_node_per_class_to_even() -> None:
+    def counts(alpha: float) -> np.ndarray:
+        shards = data.split_examples(LABELS, 5, alpha, seed=1)
+        return np.array([np.bincount(LABELS[shard], minlength=10) for shard in shards])
+
+    assert np.all(np.abs(counts(1e7) - 20) <= 1)
+    # Each class is on one node, except for single examples that nodes without a class took.
+    assert np.all(counts(1e-6).max(axis=0) >= 100 - 5)
+    spread = [counts(alpha).std() for alpha in (0.1, 1.0, 10.0)]
+    assert spread[0] > spread[1] > spread[2]
+
+
+@pytest.mark.parametrize("alpha", [None, 0.5])
+def test_split_is_replayable(alpha: float | None) -> None:
+    one, same, other = (data.split_examples(LABELS, 4, alpha, seed) for seed in (3, 3, 4))
+    for shard, again in zip(one, same, strict=True):
+        np.testing.assert_array_equal(shard, again)
+    assert not np.array_equal(one[0], other[0])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "alpha", "message"),
+    [
+        (1001, None, "1000 examples cannot be divided over 1001 nodes"),
+        (1001, 1.0, "1000 examples cannot be divided over 1001 nodes"),
+        (0, None, "over 0 nodes"),
+        (4, 0.0, "dirichlet_alpha must be positive and finite, got 0.0"),
+        (4, -1.0, "dirichlet_alpha must be positive and finite, got -1.0"),
+        (4, float("inf"), "dirichlet_alpha must be positive and finite, got inf"),
+        (4, float("nan"), "dirichlet_alpha must be positive and finite, got nan"),
+    ],
+)
+def test_bad_splits_are_refused(nodes: int, alpha: float | None, message: str) -> None:
+    with pytest.raises(data.DataError, match=message):
+        data.split_examples(LABELS, nodes, alpha, seed=0)
+
+
+def take(shards: list[np.ndarray], size: int, seed: int, count: int) -> np.ndarray:
+    return np.stack(list(itertools.islice(data.draw_batches(shards, size, seed), count)))
+
+
+def test_batches_run_through_each_shard_pass_after_pass() -> None:
+    shards = [np.arange(10), np.arange(100, 107), np.array([42])]
+    drawn = take(shards, 4, seed=0, count=70)
+    assert drawn.shape == (70, 3, 4)
+    for node, shard in enumerate(shards):
+        passes = drawn[:, node].reshape(-1, len(shard))
+        for order in passes:
+            np.testing.assert_array_equal(np.sort(order), shard)
+        assert len(shard) == 1 or len(np.unique(passes, axis=0)) > 20  # fresh orders
+
+
+def test_batches_larger_than_a_shard_are_whole_passes() -> None:
+    drawn = take([np.arange(3), np.arange(3, 8)], 32, seed=0, count=2)
+    for node, shard in enumerate((np.arange(3), np.arange(3, 8))):
+        whole = drawn[:, node].ravel()[: 64 // len(shard) * len(shard)].reshape(-1, len(shard))
+        np.testing.assert_array_equal(np.sort(whole), np.tile(shard, (len(whole), 1)))
+
+
+def test_a_seed_gives_these_numbers() -> None:
+    shards = data.split_examples(np.arange(20) % 4, 3, 0.5, seed=1)
+    assert [shard.tolist() for shard in shards] == [
+        [16, 0, 4, 5, 13, 1, 9, 6, 14, 10, 18, 19],
+        [8, 12, 17, 2],
+        [3, 11, 15, 7],
+    ]
+    first = next(data.draw_batches(shards, 4, seed=2))
+    assert first.tolist() == [[1, 14, 5, 19], [8, 2, 12, 17], [11, 7, 3, 15]]
+
+
+def test_some_nodes_draw_what_all_nodes_draw_for_them() -> None:
+    shards = [np.arange(10), np.arange(10, 16), np.arange(16, 40)]
+    rows = np.stack(list(itertools.islice(data.draw_batches(shards, 4, 0, nodes=[2, 0]), 9)))
+    np.testing.assert_array_equal(rows, take(shards, 4, seed=0, count=9)[:, [2, 0]])
+
+
+def test_batches_are_replayable_and_nodes_differ() -> None:
+    shards = [np.arange(50), np.arange(50)]
+    one, same, other = (take(shards, 8, seed, 20) for seed in (5, 5, 6))
+    np.testing.assert_array_equal(one, same)
+    assert not np.array_equal(one, other)
+    assert not np.array_equal(one[:, 0], one[:, 1])
+
+
+@pytest.mark.parametrize(
+    ("shards", "size", "message"),
+    [
+        ([np.arange(5)], 0, "batch_size_per_node must be >= 1, got 0"),
+        ([np.arange(5), np.arange(0)], 2, "node 1 has no examples"),
+    ],
+)
+def test_bad_batches_are_refused_before_the_first_one(
+    shards: list[np.ndarray], size: int, message: str
+) -> None:
+    with pytest.raises(data.DataError, match=message):
+        data.draw_batches(shards, size, seed=0)
