@@ -3,6 +3,7 @@
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import optax
@@ -19,9 +20,9 @@ READMES = [
 ]
 
 
-def run_blocks(text):
+def run_blocks(text: str) -> dict[str, Any]:
     """Runs the Python blocks of a text; returns their namespace."""
-    namespace = {"__name__": "readme"}
+    namespace: dict[str, Any] = {"__name__": "readme"}
     for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
         exec(compile(block, "README.md", "exec"), namespace)
     return namespace

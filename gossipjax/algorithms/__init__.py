@@ -1,1 +1,3 @@
-"""One file per algorithm; each returns an `optax.GradientTransformationExtraArgs`."""
+"""Gossip as optax transforms: state and wrapper, then a file per algorithm."""
+
+__all__ = ["adpsgd", "allreduce", "dpsgd", "easgd", "osgp", "sgp", "state"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +18,8 @@ from gossipjax.collectives._exchange import (
     axis_size,
     buffer_mean,
     deliver_leaves,
+    require_step,
     split,
-    varying_axes,
 )
 from gossipjax.topology.schedule import Round, Schedule
 from gossipjax.wire import Wire, make_wire
@@ -151,27 +152,10 @@ def at_round(
     require_step(step, axis_name)
     if isinstance(step, int | np.integer):
         return apply(schedule.round_at(int(step)), x)
-    branches = [lambda x, round_=round_: apply(round_, x) for round_ in schedule.rounds]
+    branches = [functools.partial(apply, round_) for round_ in schedule.rounds]
     if len(branches) == 1:
         return branches[0](x)
     return jax.lax.switch(_round_index(schedule, step), branches, x)
-
-
-def require_step(step: Any, axis_name: str) -> None:
-    """Raises `ValueError` unless `step` is an integer that is the same on every node."""
-    if isinstance(step, int | np.integer) and not isinstance(step, bool):
-        return
-    is_scalar = isinstance(step, jax.Array | np.ndarray) and step.shape == ()
-    if not is_scalar or not jnp.issubdtype(jnp.result_type(step), jnp.integer):
-        raise ValueError(
-            f"step must be an integer or a traced integer scalar, got {step!r}: give the number "
-            "of the update, from 0."
-        )
-    if axis_name in varying_axes(jnp.asarray(step)):
-        raise ValueError(
-            f"step must be the same on all nodes, got one that varies over {axis_name!r}, which "
-            "would have nodes in different rounds: list it in shared_argnums of gx.spmd."
-        )
 
 
 def cond(

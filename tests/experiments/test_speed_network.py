@@ -21,9 +21,10 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 import gossipjax as gx
-from experiments.speed import hosts, links, model, network, report
 from experiments.speed.__main__ import main
-from experiments.speed.rows import (
+from experiments.speed.network import hosts, links, model, report
+from experiments.speed.network import measure as network
+from experiments.speed.network.rows import (
     ALL_LINKS,
     COMPUTATION,
     DEFAULT_ALGORITHMS,
@@ -33,7 +34,7 @@ from experiments.speed.rows import (
     compute_limit,
     make_row,
 )
-from experiments.speed.summary import list_metrics, summarize_configuration, summarize_row
+from experiments.speed.network.summary import list_metrics, summarize_configuration, summarize_row
 from experiments.training.algorithms import ALGORITHMS, spell_name
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -361,7 +362,7 @@ def start_measurement(tmp_path, *arguments):
             children = [
                 child
                 for child in listed.read_text().split()
-                if b"experiments.speed.worker" in Path(f"/proc/{child}/cmdline").read_bytes()
+                if b"speed.network.worker" in Path(f"/proc/{child}/cmdline").read_bytes()
             ]
     assert len(children) == 2
     return process, children

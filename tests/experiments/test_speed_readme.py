@@ -10,14 +10,15 @@ from jax.sharding import Mesh
 
 import gossipjax as gx
 from experiments.models import MODELS
-from experiments.speed import compiled, network, simulation, step
+from experiments.speed import compiled, simulation, step
 from experiments.speed.__main__ import COMMANDS
-from experiments.speed.rows import ALL_LINKS, COMPUTATION, SINGLE_LINK, make_row
-from experiments.speed.summary import summarize_configuration, summarize_row
+from experiments.speed.network import measure as network
+from experiments.speed.network.rows import ALL_LINKS, COMPUTATION, SINGLE_LINK, make_row
+from experiments.speed.network.summary import summarize_configuration, summarize_row
 from experiments.speed.targets import Target
 from experiments.training.algorithms import MethodOptions, make_method
 
-README = (Path(network.__file__).parent / "README.md").read_text()
+README = (Path(step.__file__).parent / "README.md").read_text()
 OPTIONS = {
     "network": network.Options,
     "schedule": compiled.Options,

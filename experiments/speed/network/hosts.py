@@ -13,14 +13,14 @@ from pathlib import Path
 
 import gossipjax as gx
 from experiments.program import ProgramError
-from experiments.speed.links import Host, ignore_stop_signals
+from experiments.speed.network.links import Host, ignore_stop_signals
 
 SCRATCH = "gossipjax-speed-"  # followed by the number of the process
 TAIL_LINES = 15  # of a failed host's output
 MIN_THREADS = 2  # of a host
 POLL_SECONDS = 0.05
 PORT_IN_USE = ("address already in use", "failed to add port")  # from JAX's coordinator
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class HostFailedError(ProgramError):

@@ -38,17 +38,17 @@ from rich.progress import Progress, TaskID
 from experiments import results
 from experiments.program import exit_on_error
 from experiments.results import Record
-from experiments.speed import links
-from experiments.speed.hosts import (
+from experiments.speed.network import links
+from experiments.speed.network.hosts import (
     PortInUseError,
     find_free_port,
     make_scratch_folder,
     run_hosts,
 )
-from experiments.speed.report import write_report
-from experiments.speed.rows import DEFAULT_ALGORITHMS, Row, build_rows
-from experiments.speed.summary import list_metrics, summarize_configuration, summarize_row
-from experiments.speed.worker import WorkerConfig
+from experiments.speed.network.report import write_report
+from experiments.speed.network.rows import DEFAULT_ALGORITHMS, Row, build_rows
+from experiments.speed.network.summary import list_metrics, summarize_configuration, summarize_row
+from experiments.speed.network.worker import WorkerConfig
 from experiments.training.algorithms import ALGORITHM_HELP, WireDtype
 from experiments.training.checks import NonNegativeFloat, check_fields
 
@@ -65,7 +65,7 @@ STALL_FACTOR = 10  # an iteration that takes longer than this times its bound ha
 NETWORK_ALGORITHM_HELP = (
     f"{ALGORITHM_HELP} centralized: node 0 gathers gradients and sends their mean."
 )
-COMMAND = (sys.executable, "-m", "experiments.speed.worker")
+COMMAND = (sys.executable, "-m", "experiments.speed.network.worker")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 import gossipjax as gx
-from experiments.speed.rows import LEARNING_RATE
+from experiments.speed.network.rows import LEARNING_RATE
 
 LAYERS = 8
 MAX_TRIES = 6  # batch sizes

@@ -1,6 +1,6 @@
 """Tables and plots of the network measurement, made from the `summary.json` that it wrote.
 
-python -m experiments.speed.report OUT
+python -m experiments.speed.network.report OUT
 """
 
 import json
@@ -259,4 +259,4 @@ def main(out: tyro.conf.Positional[Path]) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, prog="python -m experiments.speed.report")
+    tyro.cli(main, prog="python -m experiments.speed.network.report")

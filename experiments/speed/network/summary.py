@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from experiments.results import Record
-from experiments.speed.rows import ALL_LINKS, COMPUTATION, SINGLE_LINK, Row, compute_limit
+from experiments.speed.network.rows import ALL_LINKS, COMPUTATION, SINGLE_LINK, Row, compute_limit
 from experiments.speed.timing import summarize_samples
 
 

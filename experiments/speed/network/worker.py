@@ -1,6 +1,6 @@
-"""One host of the network measurement: a JAX process that `experiments.speed.network` starts.
+"""One host of the network measurement: a JAX process that `measure.py` starts.
 
-    python -m experiments.speed.worker FOLDER RANK
+    python -m experiments.speed.network.worker FOLDER RANK
 
 It reads `FOLDER/config.json`, writes its results into `FOLDER/RANK.json`, and its progress into
 `FOLDER/RANK.progress`. In every iteration it runs all rows, one after another, so that noise
@@ -25,8 +25,8 @@ from jax.sharding import Mesh
 
 import gossipjax as gx
 from experiments.results import Record
-from experiments.speed.model import CalibratedModel, RowTrainer, compute_loss
-from experiments.speed.rows import ALL_LINKS, COMPUTATION, SINGLE_LINK, make_row
+from experiments.speed.network.model import CalibratedModel, RowTrainer, compute_loss
+from experiments.speed.network.rows import ALL_LINKS, COMPUTATION, SINGLE_LINK, make_row
 from experiments.training.algorithms import WireDtype
 
 MIN_STREAM_BYTES = 2**20  # a stream is as long as the model, between these two
