@@ -1,54 +1,121 @@
-"""Accuracies of the nodes' models and of their average on a test set."""
+"""Metrics on a whole test set, of the average model and of every node's model."""
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import gossipjax as gx
-from experiments import data, models, processes
-from experiments.training import Placement
+from experiments.results import metric_fields
+from experiments.training.task import Task, Variables
+
+Sums = dict[str, tuple[Any, Any]]
+"""Name of a metric -> the sum of its totals and that of its counts."""
 
 
-class Accuracy:
-    """Accuracies on the whole test set, the work divided over the nodes where it can be."""
+class Evaluator:
+    """The metrics of a task's models on its test set, in which every example counts once.
 
-    def __init__(
-        self,
-        model: models.SmallCNN,
-        dataset: data.Dataset,
-        nodes: int,
-        placement: Placement,
-    ):
-        def correct(trained: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
-            params, statistics = trained
-            logits: Any = model.apply({"params": params, **statistics}, images)
-            return (logits.argmax(axis=-1) == labels).sum()
+    Args:
+      task: metrics and test set.
+      nodes: where the nodes run.
+    """
 
-        self._total = len(dataset.test_labels)
-        parts = np.array_split(np.arange(self._total), nodes)
-        width = max(map(len, parts))
-        # No prediction equals the label -1 that fills the parts up.
-        labels = np.full((nodes, width), -1, np.int32)
-        images = np.zeros((nodes, width, *dataset.test_images.shape[1:]), np.float32)
-        for node, part in enumerate(parts):
-            labels[node, : len(part)] = dataset.test_labels[part]
-            images[node, : len(part)] = dataset.test_images[part]
-        mesh = placement.mesh
-        own = processes.own_nodes(mesh, nodes)
-        self._parts = processes.put((images[own], labels[own]), mesh, nodes)
-        self._everywhere = [
-            processes.put_everywhere(part, mesh) for part in zip(images, labels, strict=True)
+    def __init__(self, task: Task, nodes: gx.Nodes):
+        self._task = task
+        self._nodes = nodes
+        sum_metrics = make_metric_sums(task)
+        self._sum_part_of_node = nodes.spmd(sum_metrics)
+        self._sum_same_part = nodes.spmd(sum_metrics, shared_argnums=(1, 2))
+
+    def evaluate_average(self, variables: Variables) -> dict[str, float]:
+        """Returns the metrics of one model that all nodes have; each takes a part of the test set.
+
+        Args:
+          variables: node-stacked, with equal rows.
+
+        Returns:
+          `test_METRIC_average_model` -> value.
+        """
+        sums = []
+        for parts in self._divide_test_set():
+            parts_here = self._nodes.put(_take(parts, self._nodes.local))
+            sums.append(self._nodes.to_host(self._sum_part_of_node(variables, *parts_here)))
+        means = {
+            name: float(totals.sum() / counts.sum())
+            for name, (totals, counts) in _add_up(sums).items()
+        }
+        metrics = self._task.summarize(means)
+        return {metric_fields(name)[0]: value for name, value in metrics.items()}
+
+    def evaluate_nodes(self, variables: Variables) -> dict[str, list[float]]:
+        """Returns the metrics of every node's model; each takes the whole test set.
+
+        Args:
+          variables: node-stacked.
+
+        Returns:
+          `test_METRIC_nodes` -> a value per node.
+        """
+        sums = []
+        for parts in self._divide_test_set():
+            for part in range(self._nodes.size):
+                shared = self._nodes.put_shared(_take(parts, part))
+                sums.append(self._nodes.to_host(self._sum_same_part(variables, *shared)))
+        means = {name: totals / counts for name, (totals, counts) in _add_up(sums).items()}
+        metrics = [
+            self._task.summarize({name: float(values[node]) for name, values in means.items()})
+            for node in range(self._nodes.size)
         ]
-        self._own_part = gx.spmd(correct, **placement.keywords)
-        self._same_part = gx.spmd(correct, **placement.keywords, shared_argnums=(1, 2))
+        return {
+            metric_fields(name)[1]: [metrics_of_node[name] for metrics_of_node in metrics]
+            for name in metrics[0]
+        }
 
-    def of_average(self, trained: Any) -> float:
-        """Of one model that all nodes hold: each sees its own part of the test set."""
-        return float(processes.fetch(self._own_part(trained, *self._parts)).sum()) / self._total
+    def _divide_test_set(self) -> Iterator[tuple[Any, np.ndarray]]:
+        """Each test batch in N parts, `[N, W, ...]`, and which of their rows are examples."""
+        nodes = self._nodes.size
+        for batch in self._task.test_batches():
+            size = len(jax.tree.leaves(batch)[0])
+            parts = np.array_split(np.arange(size), nodes)
+            # Parts that are one shorter are filled up with example 0, which is not counted.
+            rows = np.zeros((nodes, max(map(len, parts))), int)
+            is_example = np.zeros(rows.shape, bool)
+            for node, part in enumerate(parts):
+                rows[node, : len(part)] = part
+                is_example[node, : len(part)] = True
+            yield _take(batch, rows), is_example
 
-    def of_nodes(self, trained: Any) -> list[float]:
-        """Of each node's own model."""
-        found = [self._same_part(trained, *part) for part in self._everywhere]
-        counts = np.sum(processes.fetch(found), axis=0)
-        return [float(count) / self._total for count in counts]
+
+def make_metric_sums(task: Task) -> Callable[[Variables, Any, jax.Array], Sums]:
+    """Returns a function of one node: the sums of every metric over the examples of a batch."""
+
+    def sum_metrics(variables: Variables, batch: Any, is_example: jax.Array) -> Sums:
+        sums = {}
+        for name, metric in task.metrics(variables, batch).items():
+            counts = jnp.ones_like(is_example) if metric.counts is None else metric.counts
+            values = (metric.totals, counts)
+            if any(value.shape != is_example.shape for value in values):
+                raise ValueError(
+                    f"metric {name!r} must have a value per example, {list(is_example.shape)}, got "
+                    f"{[list(value.shape) for value in values]}: do not average over the batch."
+                )
+            sums[name] = tuple(
+                jnp.where(is_example, value.astype(jnp.float32), 0.0).sum() for value in values
+            )
+        return sums
+
+    return sum_metrics
+
+
+def _take(tree: Any, rows: Any) -> Any:
+    return jax.tree.map(lambda array: array[rows], tree)
+
+
+def _add_up(sums: list[Sums]) -> Sums:
+    """The sums over all parts, `[N]`, in float64."""
+    if not sums:
+        return {}
+    return jax.tree.map(lambda *values: np.sum(values, axis=0, dtype=np.float64), *sums)

@@ -1,280 +1,261 @@
-"""What the training programs share: where nodes run, and the compiled programs."""
+"""The compiled programs of a run: steps, and measurements between them."""
 
-import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 import gossipjax as gx
-from experiments import processes
-from experiments.methods import Method
-from gossipjax.state import add, debias, find_state, numerators, push_sum_weight
+from experiments.training.algorithms import Method
+from experiments.training.options import BatchStatsPolicy
+from experiments.training.task import Task, Variables
+from gossipjax.checkpoint import TrainState
 
-STEPS_ALONE = 12  # that are timed without input
-Where = Literal["auto", "mesh", "vmap"]
-StatisticsPolicy = Literal["local", "mix", "average"]
-
-
-class NonFiniteError(RuntimeError):
-    """A node's loss or model is NaN or infinite."""
+BARE_STEPS = 12  # steps that are timed without input
 
 
-class Placement(NamedTuple):
-    """Where the nodes run: what `gx.spmd` is told, and the same in words."""
-
-    keywords: dict[str, Any]
-    words: str
-
-    @property
-    def mesh(self) -> Mesh | None:
-        """The devices of the nodes; None where they are simulated on one."""
-        return self.keywords.get("mesh")
+class NonFiniteError(ValueError):
+    """The loss or the model of a node is NaN or infinite."""
 
 
-def request_cpu_devices(count: int) -> None:
-    """Asks for so many virtual CPU devices; before JAX's first use. Accelerators do not mind.
+class Consensus(NamedTuple):
+    """Distance of one node to the average model, and whether its model is finite.
 
-    XLA's pool gets two threads for each: a device that waits for the others in a collective holds
-    one, and with no more threads than devices, the last ones to come can be left without any for
-    their convolutions, and wait for ever. NPROC is where XLA reads the size of its pool.
+    Attributes:
+      distance: the Euclidean distance to the average model.
+      by_layer: the same for each array of the parameters.
+      is_finite: one flag per array, of the parameters and the running statistics.
     """
-    jax.config.update("jax_num_cpu_devices", count)
-    os.environ["NPROC"] = str(max(2 * count, int(os.environ.get("NPROC", 0))))
+
+    distance: jax.Array
+    by_layer: Any
+    is_finite: Any
 
 
-def place(where: Where, nodes: int) -> Placement:
-    """One device per node if there are enough of them, or all nodes on one device.
+def make_variables(params: Any, batch_stats: Any) -> Variables:
+    """Returns the variables of a model; without `batch_stats` if there are none."""
+    variables = {"params": params}
+    return variables if batch_stats is None else variables | {"batch_stats": batch_stats}
 
-    Several processes hold as many nodes each, a device per node.
 
-    Raises:
-      ValueError: for a mesh of more nodes than devices, or processes that cannot share the nodes.
-    """
-    devices = jax.devices()
-    kind = devices[0].platform.upper()
-    if (count := jax.process_count()) > 1:
-        if where == "vmap":
-            raise ValueError(f"--where vmap is one process' way, and there are {count}.")
-        mesh = gx.launch.mesh(nodes)
-        return Placement({"mesh": mesh}, f"{count} processes, one {kind} device per node")
-    if where == "vmap" or (where == "auto" and len(devices) < nodes):
-        return Placement({"nodes": nodes}, f"simulated on one {kind} device by vmap")
-    if len(devices) < nodes:
-        raise ValueError(
-            f"--where mesh needs a device per node: {nodes} nodes, {len(devices)} {kind} devices. "
-            f"Use --nodes {len(devices)}, or --where vmap to simulate them on one device."
-        )
-    mesh = Mesh(np.array(devices[:nodes]), ("nodes",))
-    return Placement({"mesh": mesh}, f"one {kind} device per node")
+def make_gradients(task: Task) -> Callable[..., tuple[Any, Any]]:
+    """Returns `(params, batch_stats, batch) -> (grads, (loss, new batch_stats))` of one node."""
+
+    def loss(params: Any, batch_stats: Any, batch: Any) -> tuple[jax.Array, Any]:
+        return task.loss(make_variables(params, batch_stats), batch)
+
+    def gradients(params: Any, batch_stats: Any, batch: Any) -> tuple[Any, Any]:
+        aux, grads = jax.value_and_grad(loss, has_aux=True)(params, batch_stats, batch)
+        return grads, aux
+
+    return gradients
+
+
+def make_distance_before_mixing(task: Task, method: Method) -> Callable[..., jax.Array]:
+    """Returns the consensus distance of `(x + u) / w`: the models after a step without exchange."""
+    gradients = make_gradients(task)
+
+    def distance_before_mixing(
+        params: Any, opt_state: Any, batch_stats: Any, batch: Any
+    ) -> jax.Array:
+        grads, _ = gradients(params, batch_stats, batch)
+        updates = method.inner_updates(grads, opt_state, params)
+        return gx.diagnostics.consensus_distance(gx.local_model(params, opt_state, updates))
+
+    return distance_before_mixing
+
+
+def measure_consensus(params: Any, opt_state: Any, batch_stats: Any) -> Consensus:
+    """Compares the newest model of one node with those of the others."""
+    newest = gx.latest_model(params, opt_state)
+    return Consensus(
+        gx.diagnostics.consensus_distance(newest),
+        gx.diagnostics.layer_consensus_distance(newest),
+        jax.tree.map(lambda x: jnp.isfinite(x).all(), make_variables(params, batch_stats)),
+    )
+
+
+def average_variables(params: Any, opt_state: Any, batch_stats: Any) -> Variables:
+    """Returns `sum_i x_i / sum_i w_i`, messages in flight included, with averaged statistics."""
+    average = gx.average_model(params, opt_state)
+    return make_variables(average, gx.average_batch_stats(batch_stats))
+
+
+def node_variables(params: Any, opt_state: Any, batch_stats: Any) -> Variables:
+    """Returns the newest model of one node, with its statistics."""
+    return make_variables(gx.latest_model(params, opt_state), batch_stats)
+
+
+def node_variables_averaged_stats(params: Any, opt_state: Any, batch_stats: Any) -> Variables:
+    """Returns the newest model of one node, with averaged statistics."""
+    return node_variables(params, opt_state, gx.average_batch_stats(batch_stats))
 
 
 class Trainer:
-    """One run: all nodes' parameters, optimizer state and next batch, and the compiled programs.
+    """The compiled programs of a run.
 
-    The step exchanges nothing but gossip; what needs other nodes' values otherwise has a program of
-    its own. It is compiled once per distinct round; beyond 32 of those once, with a traced step.
+    A training step exchanges only gossip; measurements that need the values of other nodes are
+    separate programs. The step is compiled once per distinct round, or once with a traced step
+    number where there are more than `gx.MAX_PROGRAMS` rounds.
 
     Args:
+      task: model and loss.
       method: algorithm, topology and optimizer.
-      loss: `loss(params, statistics, batch)` of one node: a scalar, and the statistics after it.
-      placement: where the nodes run.
-      params: the starting model, the same for every node: no node axis.
-      batches: endless; of this process' nodes, `[own, B, ...]`.
-      statistics: of normalization layers, at the start: no node axis; empty without such layers.
-      policy: who shares them: `local`, nobody; `mix`, gossip at every step; `average`, all nodes
-        when a model is evaluated.
+      nodes: where the nodes run.
+      batch_stats: what happens to running statistics: `local`, nothing; `mix`, gossip at every
+        step; `average`, averaged over the nodes when a model is evaluated.
     """
 
     def __init__(
-        self,
-        method: Method,
-        loss: Callable[[Any, Any, Any], tuple[jax.Array, Any]],
-        placement: Placement,
-        params: Any,
-        batches: Iterator[Any],
-        statistics: Any = (),
-        policy: StatisticsPolicy = "local",
+        self, task: Task, method: Method, nodes: gx.Nodes, batch_stats: BatchStatsPolicy = "local"
     ):
-        tx, where, nodes = method.transform, placement.keywords, method.schedule.size
-
-        def gradients(params: Any, statistics: Any, batch: Any) -> tuple[Any, Any]:
-            (value, after), grads = jax.value_and_grad(loss, has_aux=True)(
-                params, statistics, batch
-            )
-            return grads, (value, after)
-
-        def mixed(statistics: Any, state: Any, number: Any) -> Any:
-            return gx.mix_statistics(statistics, state, method.schedule, number)
-
-        def distance(model: Any, state: Any) -> tuple[jax.Array, Any, jax.Array]:
-            newest = gx.latest_model(model[0], state)
-            layers = gx.diagnostics.layer_consensus_distance(newest)
-            finite = jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(model)])
-            return gx.diagnostics.consensus_distance(newest), layers, finite
-
-        def distance_before_mixing(model: Any, state: Any, batch: Any) -> jax.Array:
-            params, statistics = model
-            grads, _ = jax.grad(loss, has_aux=True)(params, statistics, batch)
-            updates, _ = method.inner.update(grads, state[0], params)
-            gossip = find_state(state)
-            moved = debias(add(numerators(params, gossip), updates), push_sum_weight(gossip))
-            return gx.diagnostics.consensus_distance(moved)
-
-        def node_model(model: Any, state: Any) -> Any:
-            params, statistics = model
-            if policy == "average":
-                statistics = gx.average_statistics(statistics)
-            return gx.latest_model(params, state), statistics
-
-        def average_model(model: Any, state: Any) -> Any:
-            params, statistics = model
-            return gx.average_model(params, state), gx.average_statistics(statistics)
-
-        self._step = gx.TrainStep(gradients, tx, method.schedule, method.lookback, **where)
-        self._mixed = gx.spmd(mixed, **where, shared_argnums=2) if policy == "mix" else None
-        self._distance = gx.spmd(distance, **where)
-        self._distance_before_mixing = gx.spmd(distance_before_mixing, **where)
-        self._node_model = gx.spmd(node_model, **where)
-        self._average_model = gx.spmd(average_model, **where)
-        self._mesh, self._nodes = placement.mesh, nodes
-        self.model = self.placed(
-            jax.tree.map(lambda x: np.stack([np.asarray(x)] * nodes), (params, statistics))
+        self.nodes = nodes
+        self._task = task
+        self._tx = method.transform
+        self._train_step = gx.TrainStep(make_gradients(task), self._tx, nodes=nodes)
+        self._mixes_batch_stats = batch_stats == "mix"
+        self._mix_batch_stats = nodes.spmd(gx.mix_batch_stats, shared_argnums=2)
+        self._distance_before_mixing = nodes.spmd(make_distance_before_mixing(task, method))
+        self._consensus = nodes.spmd(measure_consensus)
+        self._average_variables = nodes.spmd(average_variables)
+        averages = batch_stats == "average"
+        self._node_variables = nodes.spmd(
+            node_variables_averaged_stats if averages else node_variables
         )
-        self.state = gx.spmd(tx.init, **where)(self.model[0])
-        self.feed(batches)
 
-    def placed(self, tree: Any) -> Any:
-        """Arrays `[N, ...]` that all processes have, on the devices of their nodes."""
-        own = processes.own_nodes(self._mesh, self._nodes)
-        return processes.put(jax.tree.map(lambda x: x[own], tree), self._mesh, self._nodes)
+    def init(self, seed: int) -> TrainState:
+        """Returns the state at step 0: the same model on every node."""
+        variables = self._task.init(seed)
+        params, opt_state = self.nodes.init(self._tx, variables["params"])
+        batch_stats = self.nodes.replicate(variables.get("batch_stats"))
+        return TrainState(0, params, opt_state, batch_stats)
 
-    def feed(self, batches: Iterator[Any]) -> None:
-        """These are the next batches."""
-        self._batches = ahead(processes.put(b, self._mesh, self._nodes) for b in batches)
-        self._batch = next(self._batches)
-
-    def warm_up(self) -> float:
-        """Runs every program on copies, so that no timed step compiles.
+    def compile(self, state: TrainState, batch: Any) -> float:
+        """Runs every program on copies of the state, so that no timed step compiles.
 
         Returns:
-          The seconds of a compiled step by itself: of steps in a row on one batch that is there.
+          The seconds of a bare step: many in succession, on one batch that is on the devices.
         """
-        steps = list(self._step.steps or [0])
-        model, state = jax.tree.map(jnp.copy, (self.model, self.state))
+        steps = self._train_step.canonical_steps(state.opt_state) or [0]
+        copy = TrainState(0, *jax.tree.map(jnp.copy, state.arrays))
         for step in steps:
-            model, state, _ = jax.block_until_ready(self._take(step, model, state))
-        self.distance(0)
-        self.distance_before_mixing()
-        began = time.perf_counter()
-        for step in range(STEPS_ALONE):
-            model, state, _ = self._take(steps[step % len(steps)], model, state)
-        jax.block_until_ready(model)
-        return (time.perf_counter() - began) / STEPS_ALONE
+            copy, _ = self._run_step(copy, batch, step)
+            jax.block_until_ready(copy.params)
+        self.measure_distance(state)
+        self.measure_distance_before_mixing(state, batch)
+        started = time.perf_counter()
+        for number in range(BARE_STEPS):
+            copy, _ = self._run_step(copy, batch, steps[number % len(steps)])
+        jax.block_until_ready(copy.params)
+        return (time.perf_counter() - started) / BARE_STEPS
 
-    def _take(self, step: int, model: Any, state: Any) -> tuple[Any, Any, jax.Array]:
-        params, statistics = model
-        if self._mixed is not None:
-            statistics = self._mixed(statistics, state, np.int32(step))
-        params, state, (loss, statistics) = self._step(step, params, state, statistics, self._batch)
-        return (params, statistics), state, loss
+    def run_steps(
+        self, state: TrainState, batches: Iterable[Any]
+    ) -> tuple[TrainState, list[jax.Array]]:
+        """Trains on these batches, which are on the devices: a step each.
 
-    def advance(self, steps: range) -> tuple[np.ndarray, float]:
-        """Takes these steps; returns every node's losses, `[steps, N]`, and the seconds it took.
+        Nothing else is transferred between host and devices. Returns when all is computed.
+
+        Returns:
+          The state after the steps, and each step's losses, `[N]`.
+        """
+        losses = []
+        with forbid_transfers():
+            for batch in batches:
+                state, loss = self._run_step(state, batch, state.step)
+                losses.append(loss)
+            jax.block_until_ready((state.params, losses))
+        return state, losses
+
+    def _run_step(self, state: TrainState, batch: Any, step: int) -> tuple[TrainState, jax.Array]:
+        batch_stats = state.batch_stats
+        if self._mixes_batch_stats:
+            shared_step = self.nodes.put_shared(np.int32(step))
+            batch_stats = self._mix_batch_stats(batch_stats, state.opt_state, shared_step)
+            if self._train_step.overlaps(state.opt_state):
+                # All processes must run their collectives in one order, and the exchange is
+                # dispatched from another thread.
+                jax.block_until_ready(batch_stats)
+        params, opt_state, (loss, batch_stats) = self._train_step(
+            step, state.params, state.opt_state, batch_stats, batch
+        )
+        return TrainState(state.step + 1, params, opt_state, batch_stats, state.metadata), loss
+
+    def fetch_losses(self, losses: list[jax.Array], first_step: int) -> np.ndarray:
+        """Returns the losses of all nodes, `[steps, N]`, from `first_step` on.
 
         Raises:
-          NonFiniteError: if a loss is NaN or infinite; it names node and step.
+          NonFiniteError: if one is NaN or infinite; names the node and the step.
         """
-        losses, began = [], time.perf_counter()
-        for step in steps:
-            self.model, self.state, loss = self._take(step, self.model, self.state)
-            losses.append(loss)
-            self._batch = next(self._batches)
-        jax.block_until_ready(self.model)
-        seconds = time.perf_counter() - began
-        values = np.array(processes.fetch(losses)).reshape(len(steps), self._nodes)
-        require_finite(values, steps.start)
-        return values, seconds
+        values = np.array(self.nodes.to_host(losses)).reshape(len(losses), self.nodes.size)
+        require_finite(values, first_step)
+        return values
 
-    def distance(self, step: int) -> float:
-        """The consensus distance of the nodes' newest models, mean over the nodes.
+    def measure_distance(self, state: TrainState) -> float:
+        """Returns the consensus distance of the newest models, the mean over the nodes.
 
         Raises:
-          NonFiniteError: if any value of a model is not finite; it names node, array and `step`.
+          NonFiniteError: if a value of a model is not finite; names node, array and step.
         """
-        distances, _, finite = processes.fetch(self._distance(self.model, self.state))
-        bad = np.argwhere(~finite)
-        if len(bad):
-            node, number = bad[0]
-            named = dict(zip(("params", "statistics"), self.model, strict=True))
-            path, _ = jax.tree_util.tree_leaves_with_path(named)[number]
-            raise NonFiniteError(
-                f"{jax.tree_util.keystr(path, simple=True, separator='/')} of node {node} is not "
-                f"finite after step {step}. Lower --rate."
-            )
-        return float(distances.mean())
+        consensus = self.nodes.to_host(self._measure(state))
+        for path, flags in jax.tree_util.tree_leaves_with_path(consensus.is_finite):
+            if not flags.all():
+                raise NonFiniteError(
+                    f"{jax.tree_util.keystr(path, simple=True, separator='/')} of node "
+                    f"{np.argmin(flags)} must be finite, got NaN or infinity after step "
+                    f"{state.step}: lower --learning-rate."
+                )
+        return float(consensus.distance.mean())
 
-    def layer_distances(self) -> dict[str, float]:
-        """The same for every array of the parameters, by its path in the tree."""
-        layers = processes.fetch(self._distance(self.model, self.state)[1])
+    def measure_distance_by_layer(self, state: TrainState) -> dict[str, float]:
+        """Returns the same for every array of the parameters, by its path in the tree."""
+        by_layer = self.nodes.to_host(self._measure(state).by_layer)
         return {
-            jax.tree_util.keystr(path, simple=True, separator="/"): float(np.mean(values))
-            for path, values in jax.tree_util.tree_leaves_with_path(layers)
+            jax.tree_util.keystr(path, simple=True, separator="/"): float(np.mean(distances))
+            for path, distances in jax.tree_util.tree_leaves_with_path(by_layer)
         }
 
-    def distance_before_mixing(self) -> float:
-        """The consensus distance after the next step's own half, `(x + u) / w`, mean over nodes."""
-        distances = self._distance_before_mixing(self.model, self.state, self._batch)
-        return float(processes.fetch(distances).mean())
+    def _measure(self, state: TrainState) -> Consensus:
+        return self._consensus(*state.arrays)
 
-    def average_model(self) -> Any:
-        """`sum_i x_i / sum_i w_i`, messages in flight included, and mean statistics: per node."""
-        return self._average_model(self.model, self.state)
+    def measure_distance_before_mixing(self, state: TrainState, batch: Any) -> float:
+        """Returns the consensus distance after the local half of the next step, on `batch`.
 
-    def node_models(self) -> Any:
-        """Every node's newest model, and the statistics that it is evaluated with."""
-        return self._node_model(self.model, self.state)
+        It is that of the models `(x + u) / w`, the mean over the nodes; u is the update.
+        """
+        distances = self._distance_before_mixing(*state.arrays, batch)
+        return float(self.nodes.to_host(distances).mean())
+
+    def average_variables(self, state: TrainState) -> Variables:
+        """Returns the average model, node-stacked: `sum_i x_i / sum_i w_i`."""
+        return self._average_variables(*state.arrays)
+
+    def node_variables(self, state: TrainState) -> Variables:
+        """Returns the nodes' newest models, with the statistics that they are evaluated with."""
+        return self._node_variables(*state.arrays)
 
 
-def ahead(items: Iterator[Any], count: int = 2) -> Iterator[Any]:
-    """The items, made by a thread before they are asked for: `count` of them are kept ready."""
-    end = object()
-    pool = ThreadPoolExecutor(1, thread_name_prefix="input")
-    try:
-        ready = deque(pool.submit(next, items, end) for _ in range(count))
-        while (item := ready.popleft().result()) is not end:
-            ready.append(pool.submit(next, items, end))
-            yield item
-    finally:  # not waiting for the thread: garbage is collected by any thread, this one too
-        pool.shutdown(wait=False, cancel_futures=True)
+def forbid_transfers() -> AbstractContextManager[None]:
+    """Returns a context in which an implicit transfer between host and devices is an error.
+
+    With several processes, only transfers to the host are errors: JAX counts it as implicit to make
+    an array of all processes from a host value, such as the number of a traced step.
+    """
+    if jax.process_count() > 1:
+        return jax.transfer_guard_device_to_host("disallow")
+    return jax.transfer_guard("disallow")
 
 
 def require_finite(losses: np.ndarray, first_step: int) -> None:
-    """Raises `NonFiniteError` if a loss, `[steps, N]`, is not finite: names node and step."""
+    """Raises `NonFiniteError` if a loss, `[steps, N]`, is not finite; names node and step."""
     bad = np.argwhere(~np.isfinite(losses))
     if len(bad):
         step, node = bad[0]
         raise NonFiniteError(
-            f"the loss of node {node} is {losses[step, node]} at step {first_step + step}. Lower "
-            "--rate, or look at that node's data."
+            f"the loss of node {node} must be finite, got {losses[step, node]} at step "
+            f"{first_step + step}: lower --learning-rate, or look at the data of that node."
         )
-
-
-def intervals(
-    steps: int, length: int, more_ends: Iterable[int] = (), start: int = 0
-) -> Iterator[range]:
-    """Divides the steps from `start` on at the multiples of `length`, at the other ends given, and
-    at the end.
-
-    >>> [(part.start, part.stop) for part in intervals(10, 4, [5])]
-    [(0, 4), (4, 5), (5, 8), (8, 10)]
-    """
-    ends = {steps, *range(length, steps, length), *more_ends}
-    later = sorted(end for end in ends if end > start)
-    yield from map(range, [start, *later[:-1]], later)

@@ -3,44 +3,50 @@
 import itertools
 import json
 import re
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import jax
 import numpy as np
 import pytest
 from small import make_small
 
-from experiments import data, image, methods, training
-from experiments.accuracy import Accuracy
+from experiments import data, image, models
+from experiments.training import main, placement, trainer
+from experiments.training.algorithms import ALGORITHMS, spell_name
+from experiments.training.evaluation import Evaluator
+from experiments.training.topologies import TOPOLOGIES
 
 
 @pytest.fixture(autouse=True)
-def devices_are_there(monkeypatch):
+def existing_devices(monkeypatch):
     """The tests' process has its eight CPU devices already."""
-    monkeypatch.setattr(training, "request_cpu_devices", lambda count: None)
+    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch, request):
-    """A tenth of the digits and a small model: these tests are of the program."""
-    keywords = request.keywords
-    make_small(monkeypatch.setattr, "real_model" not in keywords, "plots" in keywords)
+    """A tenth of the digits: these tests are of the program."""
+    make_small(monkeypatch.setattr, "plots" in request.keywords)
 
 
 def run(tmp_path, *arguments):
-    """Runs the program with few steps; returns the summary and the lines of the metrics."""
+    """Runs the program for a few steps; returns the summary and the lines of the metrics."""
     out = tmp_path / "out"
     short = ["--out", str(out), "--epochs", "2", "--nodes", "4", "--log-every", "3"]
-    image.main([*short, *arguments])
+    image.main([*short, "--model", "linear", *arguments])
     summary = json.loads((out / "summary.json").read_text())
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return summary, lines
 
 
-@pytest.mark.real_model
+def training_lines(lines):
+    return [line for line in lines if "loss" in line]
+
+
 @pytest.mark.plots
 def test_writes_what_it_measured(tmp_path, capsys):
-    summary, lines = run(tmp_path, "--seed", "0", "1", "--rate", "0.05")
+    options = ("--seed", "0", "1", "--learning-rate", "0.05", "--model", "small_cnn")
+    summary, lines = run(tmp_path, *options)
     assert [(r["algorithm"], r["topology"], r["seed"]) for r in summary["runs"]] == [
         ("sgp", "one_peer_exponential", 0),
         ("sgp", "one_peer_exponential", 1),
@@ -54,14 +60,16 @@ def test_writes_what_it_measured(tmp_path, capsys):
         assert record["examples_per_second"] == pytest.approx(128 / record["seconds_per_step"])
         assert 0 <= record["test_accuracy_average_model"] <= 1
         assert len(record["test_accuracy_nodes"]) == 4
-        own = [line for line in lines if line["run"] == record["run"]]
-        assert [x["step"] for x in own if "loss" in x] == [3, 4, 6, 8]
-        assert [x["step"] for x in own if "test_accuracy_average_model" in x] == [4, 8]
-        assert all(a["seconds"] <= b["seconds"] for a, b in itertools.pairwise(own))
-        losses = [line["loss"] for line in own if "loss" in line]
+        lines_of_run = [line for line in lines if line["run"] == record["run"]]
+        trained = training_lines(lines_of_run)
+        evaluated = [line for line in lines_of_run if "test_accuracy_average_model" in line]
+        assert [line["step"] for line in trained] == [3, 4, 6, 8]
+        assert [line["step"] for line in evaluated] == [4, 8]
+        assert all(a["seconds"] <= b["seconds"] for a, b in itertools.pairwise(lines_of_run))
+        losses = [line["loss"] for line in trained]
         assert losses[-1] < losses[0]
-        distances = [line["consensus_distance"] for line in own if "loss" in line]
-        before = [line["consensus_distance_before_mixing"] for line in own if "loss" in line]
+        distances = [line["consensus_distance"] for line in trained]
+        before = [line["consensus_distance_before_mixing"] for line in trained]
         if record["algorithm"] == "allreduce":
             assert not any(distances)
             assert not any(before)
@@ -76,16 +84,12 @@ def test_writes_what_it_measured(tmp_path, capsys):
     assert re.search(r"sgp +one peer exponential +4", printed)
 
 
-EVERY_ALGORITHM = [name.replace("N-", "2-") for name in methods.ALGORITHMS]
-
-
-@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+@pytest.mark.parametrize("algorithm", [spell_name(name, 2) for name in ALGORITHMS])
 def test_mesh_and_vmap_train_the_same_model(tmp_path, algorithm):
     losses = {}
-    for where in ("mesh", "vmap"):
-        arguments = ("--algorithm", algorithm, "--where", where)
-        _, lines = run(tmp_path / where, *arguments)
-        losses[where] = [line["loss"] for line in lines if "loss" in line]
+    for name in ("mesh", "vmap"):
+        _, lines = run(tmp_path / name, "--algorithm", algorithm, "--placement", name)
+        losses[name] = [line["loss"] for line in training_lines(lines)]
     np.testing.assert_allclose(losses["mesh"], losses["vmap"], rtol=2e-3)
 
 
@@ -93,39 +97,37 @@ def test_mesh_and_vmap_train_the_same_model(tmp_path, algorithm):
     "arguments",
     [
         ("--precision", "bfloat16", "--optimizer", "sgd"),
-        ("--precision", "mixed_bfloat16", "--optimizer", "adam", "--rate", "0.001"),
-        ("--rate-schedule", "goyal", "--dirichlet", "0.1", "--batch-per-node", "7"),
+        ("--precision", "mixed_bfloat16", "--optimizer", "adam", "--learning-rate", "0.001"),
+        ("--lr-schedule", "step", "--dirichlet-alpha", "0.1", "--batch-size-per-node", "7"),
         ("--nodes", "1"),
         ("--nodes", "12", "--topology", "two_peer_exponential"),  # more than there are devices
         ("--algorithm", "dpsgd", "--topology", "bipartite_exponential"),
-        ("--algorithm", "dpsgd", "--rate-schedule", "constant", "--weight-decay", "0"),
+        ("--algorithm", "dpsgd", "--lr-schedule", "constant", "--weight-decay", "0"),
     ],
 )  # fmt: skip
 def test_options(tmp_path, arguments):
     summary, lines = run(tmp_path, "--algorithm", "sgp", *arguments)
     assert np.isfinite(summary["runs"][0]["final_loss"])
-    assert all(np.isfinite(line["loss"]) for line in lines if "loss" in line)
+    assert all(np.isfinite(line["loss"]) for line in training_lines(lines))
 
 
 @pytest.mark.plots
 def test_every_topology_by_name(tmp_path):
-    names = [f"sgp@{name}" for name in get_args(methods.Topology)]
+    names = [f"sgp@{name}" for name in TOPOLOGIES]
     hybrids = ["1-osgp@complete/one_peer_exponential", "2-osgp@two_peer_exponential/ring"]
-    options = ("--epochs", "1", "--where", "vmap")  # compiled for one device
+    options = ("--epochs", "1", "--placement", "vmap")  # compiled for one device
     summary, _ = run(tmp_path, *options, "--algorithm", *names, *hybrids)
     assert [f"{r['algorithm']}@{r['topology']}" for r in summary["runs"]] == names + hybrids
     assert all(np.isfinite(r["final_loss"]) for r in summary["runs"])
     drawn = {path.name for path in (tmp_path / "out").glob("topology_*.png")}
-    assert drawn == {f"topology_{n}.png" for n in get_args(methods.Topology) if n != "complete"} | {
-        "topology_complete.png"
-    }
+    assert drawn == {f"topology_{name}.png" for name in TOPOLOGIES}
 
 
-def test_a_hybrid_switches_after_its_share_of_the_steps(tmp_path):
+def test_a_hybrid_switches_after_its_fraction_of_the_steps(tmp_path):
     """All-reduce first: the consensus distance is 0 until the switch, and never after it."""
     arguments = ("--algorithm", "sgp@complete/ring", "--switch-at", "0.5", "--log-every", "1")
     _, lines = run(tmp_path, *arguments)
-    distances = [line["consensus_distance"] for line in lines if "loss" in line]
+    distances = [line["consensus_distance"] for line in training_lines(lines)]
     assert len(distances) == 8
     assert max(distances[:4]) < 1e-6 < min(distances[4:])
 
@@ -133,7 +135,7 @@ def test_a_hybrid_switches_after_its_share_of_the_steps(tmp_path):
 def test_local_steps_exchange_rarely(tmp_path):
     arguments = ("--algorithm", "sgp@complete", "--local-steps", "4", "--log-every", "1")
     _, lines = run(tmp_path, *arguments)
-    distances = [line["consensus_distance"] for line in lines if "loss" in line]
+    distances = [line["consensus_distance"] for line in training_lines(lines)]
     assert [distance < 1e-6 for distance in distances] == [True, False, False, False] * 2
 
 
@@ -148,8 +150,8 @@ def test_layers_are_measured_by_name(tmp_path):
 
 @pytest.mark.parametrize("policy", ["local", "mix", "average"])
 def test_statistics_of_batch_normalization(tmp_path, policy):
-    """On uneven data the nodes' own statistics differ, and so do what the policies evaluate."""
-    arguments = ("--normalization", "batch", "--statistics", policy, "--dirichlet", "0.1")
+    """On uneven data the nodes' statistics differ, and so does what the policies evaluate."""
+    arguments = ("--normalization", "batch", "--batch-stats", policy, "--dirichlet-alpha", "0.1")
     summary, _ = run(tmp_path, "--algorithm", "sgp", "dpsgd", *arguments)
     for record in summary["runs"]:
         assert np.isfinite(record["final_loss"])
@@ -157,24 +159,25 @@ def test_statistics_of_batch_normalization(tmp_path, policy):
 
 def test_a_schedule_of_many_rounds_takes_a_traced_step(tmp_path, monkeypatch):
     losses = []
-    for most in (32, 1):
-        monkeypatch.setattr("gossipjax.loop.MOST_PROGRAMS", most)
-        _, lines = run(tmp_path / str(most), "--algorithm", "sgp")
-        losses.append([line["loss"] for line in lines if "loss" in line])
+    for max_programs in (32, 1):
+        monkeypatch.setattr("gossipjax.train_step.MAX_PROGRAMS", max_programs)
+        _, lines = run(tmp_path / str(max_programs), "--algorithm", "sgp")
+        losses.append([line["loss"] for line in training_lines(lines)])
     np.testing.assert_allclose(*losses, rtol=1e-4)
 
 
-def losses_of(tmp_path, *arguments):
-    one_device = ("--where", "vmap")
-    _, lines = run(tmp_path / "_".join(arguments), *one_device, "--algorithm", *arguments)
-    return [line["loss"] for line in lines if "loss" in line]
+def train_simulated(tmp_path, *arguments):
+    """Returns the losses of an algorithm with these options."""
+    options = ("--placement", "vmap", "--algorithm", *arguments)
+    _, lines = run(tmp_path / "_".join(arguments), *options)
+    return [line["loss"] for line in training_lines(lines)]
 
 
 @pytest.fixture(scope="module")
 def losses_without_options(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         make_small(patch.setattr)
-        return losses_of(tmp_path_factory.mktemp("plain"), "sgp")
+        return train_simulated(tmp_path_factory.mktemp("plain"), "sgp")
 
 
 @pytest.mark.parametrize(
@@ -183,12 +186,12 @@ def losses_without_options(tmp_path_factory):
         ("--seed", "1"),
         ("--optimizer", "sgd"),
         ("--optimizer", "adam"),
-        ("--rate", "0.03"),
-        ("--rate-schedule", "constant"),
-        ("--rate-schedule", "goyal"),
+        ("--learning-rate", "0.03"),
+        ("--lr-schedule", "constant"),
+        ("--lr-schedule", "step"),
         ("--weight-decay", "0.1"),
-        ("--dirichlet", "0.1"),
-        ("--batch-per-node", "16"),
+        ("--dirichlet-alpha", "0.1"),
+        ("--batch-size-per-node", "16"),
         ("--precision", "bfloat16"),
         ("--precision", "mixed_bfloat16"),
         ("--topology", "ring"),
@@ -199,19 +202,19 @@ def losses_without_options(tmp_path_factory):
     ids="".join,
 )
 def test_every_option_does_something(tmp_path, arguments, losses_without_options):
-    assert losses_of(tmp_path, "sgp", *arguments) != losses_without_options
+    assert train_simulated(tmp_path, "sgp", *arguments) != losses_without_options
 
 
 def test_staleness_is_that_of_adpsgd(tmp_path):
-    fresh, stale = (losses_of(tmp_path, "adpsgd", "--staleness", s) for s in ("0", "2"))
+    fresh, stale = (train_simulated(tmp_path, "adpsgd", "--staleness", s) for s in ("0", "2"))
     assert fresh != stale
-    prompt = losses_of(tmp_path, "dpsgd@bipartite_exponential")
-    np.testing.assert_allclose(fresh, prompt, rtol=1e-5)
+    without_delay = train_simulated(tmp_path, "dpsgd@bipartite_exponential")
+    np.testing.assert_allclose(fresh, without_delay, rtol=1e-5)
 
 
 def test_the_orders_of_dpsgd_are_two_algorithms(tmp_path):
     names = ("sgp", "dpsgd", "dpsgd-adapt-then-combine")
-    sgp, before, after = (losses_of(tmp_path, name, "--topology", "ring") for name in names)
+    sgp, before, after = (train_simulated(tmp_path, name, "--topology", "ring") for name in names)
     assert before != after
     np.testing.assert_allclose(after, sgp, rtol=1e-5)  # on a symmetric graph
 
@@ -224,139 +227,155 @@ def test_the_same_seed_gives_the_same_run(tmp_path):
 
 
 class TestBadInput:
-    def fails(self, capsys, *arguments):
+    def fail(self, capsys, *arguments):
+        """Returns the exit status and what was printed, in one line."""
         with pytest.raises(SystemExit) as stop:
-            image.main(arguments)
+            image.main(["--model", "linear", *arguments])
         assert stop.value.code not in (0, None)
         captured = capsys.readouterr()
-        return f"{stop.value.code} {captured.out} {captured.err}"
+        printed = f"{captured.out} {captured.err}".replace("│", " ")  # the box of tyro's errors
+        return " ".join(f"{stop.value.code} {printed}".split())
 
-    def test_unknown_algorithm_names_the_known_ones(self, capsys):
-        said = self.fails(capsys, "--algorithm", "sgd")
-        for name in methods.ALGORITHMS:
-            assert name in said
+    def test_an_unknown_algorithm(self, capsys):
+        message = self.fail(capsys, "--algorithm", "sgd")
+        for name in ALGORITHMS:
+            assert spell_name(name) in message
 
-    def test_unknown_dataset_names_the_known_ones(self, capsys):
-        said = self.fails(capsys, "--dataset", "cifar")
-        assert "mnist5k" in said
-        assert "fashion_mnist" in said
+    def test_an_unknown_dataset(self, capsys):
+        message = self.fail(capsys, "--dataset", "cifar")
+        assert "mnist5k" in message
+        assert "fashion_mnist" in message
 
-    def test_folder_without_the_files_names_them(self, capsys, tmp_path):
-        said = self.fails(capsys, "--dataset", "fashion_mnist", "--data-dir", str(tmp_path))
-        assert "train-images-idx3-ubyte" in said
+    def test_a_folder_without_the_files(self, capsys, tmp_path):
+        message = self.fail(capsys, "--dataset", "fashion_mnist", "--data-dir", str(tmp_path))
+        assert "train-images-idx3-ubyte" in message
 
     def test_more_nodes_than_examples(self, capsys):
-        said = self.fails(capsys, "--nodes", "513", "--where", "vmap")
-        assert "513" in said
-        assert "512" in said
+        message = self.fail(capsys, "--nodes", "513", "--placement", "vmap")
+        assert "513" in message
+        assert "512" in message
 
     @pytest.mark.plots
-    def test_another_runs_folder_is_never_overwritten_silently(self, capsys, tmp_path):
+    def test_the_folder_of_another_run_is_not_overwritten_silently(self, capsys, tmp_path):
         run(tmp_path, "--algorithm", "sgp")
-        kept = (tmp_path / "out" / "summary.json").read_text()
-        said = self.fails(capsys, "--out", str(tmp_path / "out"))
-        assert "holds another run (metrics.jsonl, summary.json)" in said
-        assert "--overwrite" in said
-        assert (tmp_path / "out" / "summary.json").read_text() == kept
+        before = (tmp_path / "out" / "summary.json").read_text()
+        message = self.fail(capsys, "--out", str(tmp_path / "out"))
+        assert "holds another run (metrics.jsonl, summary.json)" in message
+        assert "--overwrite" in message
+        assert (tmp_path / "out" / "summary.json").read_text() == before
         run(tmp_path, "--algorithm", "sgp@ring", "--overwrite", "--seed", "5")
         assert not (tmp_path / "out" / "topology_one_peer_exponential.png").exists()
 
     def test_a_loss_that_is_not_finite_stops_and_names_node_and_step(self, capsys, tmp_path):
-        said = self.fails(capsys, "--out", str(tmp_path), "--rate", "1e30", "--nodes", "4")
-        assert re.search(r"the loss of node \d is (nan|inf) at step \d+", said)
-        assert "Lower --rate" in said
+        diverging = ("--learning-rate", "1e30", "--nodes", "4")
+        message = self.fail(capsys, "--out", str(tmp_path), *diverging)
+        assert re.search(r"the loss of node \d must be finite, got (nan|inf) at step \d+", message)
+        assert "lower --learning-rate" in message
+        assert message.startswith("2 ")
 
-    def test_impossible_topologies(self, capsys):
-        said = self.fails(capsys, "--topology", "bipartite_exponential", "--nodes", "7")
-        assert "needs an even n; given 7" in said
+    def test_an_impossible_topology(self, capsys):
+        message = self.fail(capsys, "--topology", "bipartite_exponential", "--nodes", "7")
+        assert "must be even, got 7" in message
 
     def test_too_few_devices(self, capsys):
-        said = self.fails(capsys, "--where", "mesh", "--nodes", "9")
-        assert "9 nodes, 8 CPU devices" in said
-        assert "--where vmap" in said
+        message = self.fail(capsys, "--placement", "mesh", "--nodes", "9")
+        assert "9 nodes, 8 CPU devices" in message
+        assert "--placement vmap" in message
 
     @pytest.mark.parametrize(
-        ("arguments", "said"),
+        ("arguments", "message"),
         [
-            (("--rate", "nan"), "--rate is positive and finite, not nan"),
-            (("--rate", "-1"), "--rate is positive and finite, not -1.0"),
-            (("--weight-decay", "-1"), "--weight-decay is at least 0"),
-            (("--dirichlet", "0"), "--dirichlet is positive and finite, not 0.0"),
-            (("--seed", "-1"), "--seed is at least 0, not -1"),
-            (("--seed", "0", "0"), "--seed takes one or several different values"),
-            (("--algorithm", "sgp", "sgp"), "--algorithm takes one or several different values"),
-            (("--download",), "--data-dir and --download are for fashion_mnist"),
+            (("--learning-rate", "nan"), "--learning-rate must be positive and finite, got nan"),
+            (("--learning-rate", "-1"), "--learning-rate must be positive and finite, got -1.0"),
+            (("--weight-decay", "-1"), "--weight-decay must be finite and >= 0, got -1.0"),
+            (("--dirichlet-alpha", "0"), "--dirichlet-alpha must be positive and finite, got 0.0"),
+            (("--seed", "-1"), "--seed must be an integer >= 0, got -1"),
+            (("--seed", "0", "0"), "--seed must be one or several different values, got 0 0"),
+            (("--algorithm", "sgp", "sgp"), "--algorithm must be one or several different values"),
+            (("--download",), "--data-dir and --download need --dataset fashion_mnist"),
             (("--topology", "two_peer_exponential", "--nodes", "2"), "needs two peers"),
-            (("--topology", "hypercube", "--nodes", "6"), "Use 4 or 8 nodes"),
+            (("--topology", "hypercube", "--nodes", "6"), "4 or 8"),
             (("--topology", "cube"), "no topology is named 'cube'; known: one_peer_exponential"),
-            (("--algorithm", "sgp@ring/ring/ring"), "a hybrid has two topologies, FIRST/THEN"),
+            (("--algorithm", "sgp@center"), "no topology is named 'center'"),
+            (("--algorithm", "sgp@ring/ring/ring"), "a hybrid must have two topologies"),
             (("--algorithm", "sgp@"), "no topology is named ''"),
             (("--algorithm", "osgp"), "no algorithm is named 'osgp'"),
             (("--algorithm", "N-osgp"), "no algorithm is named 'N-osgp'"),
+            (("--algorithm", "1-sgp"), "no algorithm is named '1-sgp'"),
             (("--algorithm", "1000-osgp@complete/ring"), "complete/ring would never switch"),
-            (("--algorithm", "easgd@ring"), "easgd has a topology of its own"),
-            (("--algorithm", "dpsgd@star"), "dpsgd needs a doubly stochastic schedule"),
-            (("--algorithm", "sgp", "sgp@one_peer_exponential"), "asks for the same twice"),
-            (("--wire-dtype", "bfloat16", "--algorithm", "easgd"), "easgd travels in full width"),
-            (("--switch-at", "1"), "--switch-at is a share between 0 and 1, not 1.0"),
-            (("--staleness", "-1"), "--staleness is at least 0"),
-            (("--statistics", "mix"), "--statistics mix needs --normalization batch"),
+            (("--algorithm", "easgd@ring"), "the topology of easgd must be center"),
+            (("--algorithm", "dpsgd@star"), "doubly stochastic"),
+            (("--algorithm", "sgp", "sgp@one_peer_exponential"), "got the same twice"),
+            (("--wire-dtype", "bfloat16", "--algorithm", "easgd"), "must be float32, got bfloat16"),
+            (("--switch-at", "1"), "--switch-at must be between 0 and 1, got 1.0"),
+            (("--staleness", "-1"), "--staleness must be finite and >= 0, got -1.0"),
+            (("--batch-stats", "mix"), "--batch-stats mix needs --normalization batch"),
         ],
     )
-    def test_values(self, capsys, arguments, said):
-        assert said in self.fails(capsys, *arguments)
+    def test_values(self, capsys, arguments, message):
+        assert message in self.fail(capsys, *arguments)
 
-    def test_a_model_that_ends_non_finite_is_no_result(self, capsys, tmp_path, monkeypatch):
+    def test_a_model_that_ends_non_finite_is_not_a_result(self, capsys, tmp_path, monkeypatch):
         """The last update can spoil it, after the last loss was still finite."""
-        monkeypatch.setattr(training, "require_finite", lambda losses, step: None)
-        said = self.fails(capsys, "--out", str(tmp_path), "--rate", "1e30", "--nodes", "2")
-        assert re.search(r"params/.* of node \d is not finite after step \d+", said)
+        monkeypatch.setattr(trainer, "require_finite", lambda losses, step: None)
+        diverging = ("--learning-rate", "1e30", "--nodes", "2")
+        message = self.fail(capsys, "--out", str(tmp_path), *diverging)
+        assert re.search(
+            r"params/.* of node \d must be finite, got NaN or infinity after step \d+", message
+        )
         assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
 
     @pytest.mark.parametrize(
-        "name", ["nodes", "epochs", "batch-per-node", "log-every", "local-steps"]
+        "name", ["nodes", "epochs", "batch-size-per-node", "log-every", "local-steps"]
     )
     def test_counts_below_one(self, capsys, name):
-        assert f"--{name} is at least 1, not 0" in self.fails(capsys, f"--{name}", "0")
+        assert f"--{name} must be an integer >= 1, got 0" in self.fail(capsys, f"--{name}", "0")
 
     def test_a_folder_that_cannot_be_made(self, capsys, tmp_path):
         (tmp_path / "file").write_text("")
-        assert "file" in self.fails(capsys, "--out", str(tmp_path / "file" / "out"))
+        assert "file" in self.fail(capsys, "--out", str(tmp_path / "file" / "out"))
 
 
 @pytest.mark.plots
 def test_interrupted_runs_keep_what_was_finished(tmp_path, monkeypatch, capsys):
-    """Ctrl-C in the second run: the first one's results are there."""
+    """Ctrl-C in the second run: the results of the first one are there."""
     trained = []
+    train = main.train
 
-    def interrupted(job, run_):
+    def train_one(experiment, run_, log):
         if trained:
             raise KeyboardInterrupt
         trained.append(run_)
-        yield from train(job, run_)
+        return train(experiment, run_, log)
 
-    train = image.train
-    monkeypatch.setattr(image, "train", interrupted)
+    monkeypatch.setattr(main, "train", train_one)
     out = tmp_path / "out"
     with pytest.raises(SystemExit) as stop:
-        image.main(["--out", str(out), "--epochs", "1", "--nodes", "2"])
+        image.main(["--out", str(out), "--epochs", "1", "--nodes", "2", "--model", "linear"])
     assert stop.value.code == 130
-    said = capsys.readouterr()
-    assert f"interrupted; {out} holds what was measured" in said.err
-    assert "one peer exponential" in said.out, "the finished run is reported"
+    printed = capsys.readouterr()
+    assert f"interrupted; {out} holds what was measured" in printed.err
+    assert "one peer exponential" in printed.out, "the finished run is reported"
     assert len(json.loads((out / "summary.json").read_text())["runs"]) == 1
     assert (out / "loss.png").exists()
 
 
 def test_average_and_node_accuracies_agree_for_equal_models():
     """The two ways of dividing the test set count every example once."""
+    task = image.ImageClassification(image.Options(model="linear"))
+    nodes = placement.place_nodes("auto", 4)
+    evaluator = Evaluator(task, nodes)
+    variables = task.init(0)
     dataset = data.load("mnist5k")
-    placement = training.place("auto", 4)
-    model = image.models.SmallCNN()
-    accuracy = Accuracy(model, dataset, 4, placement)
-    params = model.init(jax.random.key(0), dataset.test_images[:1])
-    stacked = jax.tree.map(lambda x: np.stack([x] * 4), (params["params"], {}))
-    predicted = np.asarray(model.apply(params, dataset.test_images)).argmax(axis=1)
-    expected = (predicted == dataset.test_labels).mean()
-    assert accuracy.of_average(stacked) == pytest.approx(expected)
-    assert accuracy.of_nodes(stacked) == pytest.approx([expected] * 4)
+    predictions = np.asarray(task.model.apply(variables, dataset.test_images)).argmax(axis=1)
+    expected = (predictions == dataset.test_labels).mean()
+    stacked = jax.tree.map(lambda x: np.stack([x] * 4), variables)
+    average = evaluator.evaluate_average(stacked)
+    assert average == {"test_accuracy_average_model": pytest.approx(expected)}
+    assert evaluator.evaluate_nodes(stacked) == {
+        "test_accuracy_nodes": pytest.approx([expected] * 4)
+    }
+
+
+def test_every_model_has_a_name():
+    assert set(get_args(get_type_hints(image.Options)["model"])) == set(models.MODELS)

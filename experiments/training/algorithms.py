@@ -1,0 +1,317 @@
+"""The algorithms that programs know by name, a row each, and the transform that a name means.
+
+A new algorithm is one row of `ALGORITHMS`; help texts, errors and benchmarks read the table.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import gossipjax as gx
+from experiments.training.topologies import MAX_ROUNDS, TOPOLOGIES, make_schedule
+
+Transform = optax.GradientTransformationExtraArgs
+WireDtype = Literal["float32", "bfloat16"]
+
+MAX_DELAY = 4  # steps, of AD-PSGD
+ELASTICITY = 0.9  # of EASGD, divided by the number of nodes, as in its paper
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodOptions:
+    """The options of a run that an algorithm may depend on.
+
+    Attributes:
+      nodes: N.
+      steps: of the run; a hybrid topology switches after the fraction `switch_at` of them.
+      seed: of random topologies and delays.
+      local_steps: steps from one exchange to the next.
+      wire_dtype: the type of the values in messages.
+      staleness: the mean delay of AD-PSGD's gradients, in steps.
+      switch_at: see `steps`.
+      overlap: steps between sending a message and using it; part of the algorithm's name.
+    """
+
+    nodes: int
+    steps: int = 1
+    seed: int = 0
+    local_steps: int = 1
+    wire_dtype: WireDtype = "float32"
+    staleness: float = 1.0
+    switch_at: float = 1 / 3
+    overlap: int = 0
+
+    @property
+    def message_dtype(self) -> Any:
+        """The `wire_dtype` of a transform; None, the parameters' type, for float32."""
+        return None if self.wire_dtype == "float32" else jnp.dtype(self.wire_dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """A row of `ALGORITHMS`.
+
+    Attributes:
+      build: makes the transform for a schedule, in which `local_steps` are counted already.
+      topology: that of the algorithm's paper.
+      fixed_topology: whether it runs on no other.
+      wire_dtypes: the types in which its messages can travel.
+      overlaps: whether its name has a number of steps before the last part: `2-osgp`.
+      goes_first: whether the transform goes first in the chain, and acts on the gradients.
+    """
+
+    build: Callable[[gx.Schedule, MethodOptions], Transform]
+    topology: str
+    fixed_topology: bool = False
+    wire_dtypes: tuple[WireDtype, ...] = ("float32", "bfloat16")
+    overlaps: bool = False
+    goes_first: bool = False
+
+
+def _build_osgp(schedule: gx.Schedule, options: MethodOptions, biased: bool = False) -> Transform:
+    return gx.osgp(schedule, options.overlap, biased, wire_dtype=options.message_dtype)
+
+
+def _build_adpsgd(schedule: gx.Schedule, options: MethodOptions) -> Transform:
+    delays = gx.random_delays(schedule.size, MAX_ROUNDS, options.seed, options.staleness, MAX_DELAY)
+    return gx.adpsgd(schedule, delays, wire_dtype=options.message_dtype)
+
+
+ALGORITHMS = {
+    "sgp": Algorithm(
+        lambda schedule, options: gx.sgp(schedule, wire_dtype=options.message_dtype),
+        "one_peer_exponential",
+    ),
+    "osgp": Algorithm(_build_osgp, "one_peer_exponential", overlaps=True),
+    "biased-osgp": Algorithm(
+        lambda schedule, options: _build_osgp(schedule, options, biased=True),
+        "one_peer_exponential",
+        overlaps=True,
+    ),
+    "dpsgd": Algorithm(
+        lambda schedule, options: gx.dpsgd(schedule, wire_dtype=options.message_dtype), "ring"
+    ),
+    "dpsgd-adapt-then-combine": Algorithm(
+        lambda schedule, options: gx.dpsgd(
+            schedule, "adapt-then-combine", wire_dtype=options.message_dtype
+        ),
+        "ring",
+    ),
+    "adpsgd": Algorithm(_build_adpsgd, "bipartite_exponential"),
+    "rand-psgd": Algorithm(
+        lambda schedule, options: gx.dpsgd(schedule, wire_dtype=options.message_dtype),
+        "random_ring",
+        fixed_topology=True,
+    ),
+    "d1d-psgd": Algorithm(  # gx.d1d_psgd, but for the local steps that may lie between rounds
+        lambda schedule, options: gx.adpsgd(schedule, 1, wire_dtype=options.message_dtype),
+        "complete",
+        fixed_topology=True,
+    ),
+    "easgd": Algorithm(
+        lambda schedule, options: gx.easgd(ELASTICITY / schedule.size, options.local_steps),
+        "center",
+        fixed_topology=True,
+        wire_dtypes=("float32",),
+    ),
+    "allreduce": Algorithm(
+        lambda schedule, options: gx.allreduce(wire_dtype=options.message_dtype),
+        "complete",
+        fixed_topology=True,
+        goes_first=True,
+    ),
+}
+
+
+# That of EASGD cannot be chosen: its center exchanges with all nodes at once.
+FIXED_TOPOLOGIES = TOPOLOGIES | {"center": TOPOLOGIES["complete"]}
+
+
+def spell_name(name: str, overlap: int | str = "N") -> str:
+    """Returns the name of a row of `ALGORITHMS` as it is given to a program.
+
+    >>> spell_name("biased-osgp", 1), spell_name("sgp")
+    ('biased-1-osgp', 'sgp')
+    """
+    if not ALGORITHMS[name].overlaps:
+        return name
+    *first, last = name.split("-")
+    return "-".join([*first, f"{overlap}-{last}"])
+
+
+class ParsedName(NamedTuple):
+    """An algorithm's name in parts.
+
+    Attributes:
+      row: its key in `ALGORITHMS`.
+      overlap: the number in the name; 0 without one.
+      topology: what follows `@`; None without it.
+    """
+
+    row: str
+    overlap: int
+    topology: str | None
+
+
+def parse_name(name: str) -> ParsedName:
+    """Takes `ALGORITHM` or `ALGORITHM@TOPOLOGY` apart.
+
+    Raises:
+      ValueError: for an unknown algorithm, or a topology for one whose topology is fixed.
+
+    >>> parse_name("2-osgp@ring")
+    ParsedName(row='osgp', overlap=2, topology='ring')
+    """
+    algorithm, at, topology = name.partition("@")
+    number = re.fullmatch(r"(?P<first>(?:.*-)?)(?P<overlap>[0-9]+)-(?P<last>[^-]+)", algorithm)
+    row = number["first"] + number["last"] if number else algorithm
+    if row not in ALGORITHMS or ALGORITHMS[row].overlaps != bool(number):
+        raise ValueError(
+            f"no algorithm is named {algorithm!r}; known: {', '.join(map(spell_name, ALGORITHMS))} "
+            "(N is a number of steps, as in 1-osgp)."
+        )
+    if at and ALGORITHMS[row].fixed_topology:
+        raise ValueError(
+            f"the topology of {algorithm} must be {ALGORITHMS[row].topology}, got {name!r}: drop "
+            "@ and what follows it."
+        )
+    return ParsedName(row, int(number["overlap"]) if number else 0, topology if at else None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """One algorithm on one topology, around an optimizer.
+
+    Attributes:
+      algorithm: its name, without the topology.
+      topology: its name.
+      schedule: the rounds in the order in which they are used; under overlap, one every `overlap`
+        steps.
+      inner: what comes before the gossip.
+      gossip: goes last.
+    """
+
+    algorithm: str
+    topology: str
+    schedule: gx.Schedule
+    inner: Transform
+    gossip: Transform
+
+    @property
+    def transform(self) -> Transform:
+        """The whole chain; its state is the pair of its parts' states."""
+        return optax.chain(self.inner, self.gossip)
+
+    def inner_updates(self, grads: Any, opt_state: Any, params: Any) -> optax.Updates:
+        """Returns the updates that arrive at the gossip, given the state of the whole chain."""
+        updates, _ = self.inner.update(grads, opt_state[0], params)
+        return updates
+
+    def state(self, params: Any = None) -> gx.GossipState | None:
+        """Returns the gossip state of one node, of shapes and static data; None without gossip.
+
+        Args:
+          params: `[...]`, arrays or their shapes; one value if not given.
+        """
+        return gx.gossip_state(self._init_shapes(params))
+
+    def canonical_steps(self) -> list[int]:
+        """Returns the steps that need different programs; see `gx.canonical_steps`."""
+        return gx.canonical_steps(self._init_shapes())
+
+    def _init_shapes(self, params: Any = None) -> Any:
+        if params is None:
+            params = jax.ShapeDtypeStruct((1,), jnp.float32)
+        return jax.eval_shape(self.transform.init, params)
+
+
+def make_method(
+    name: str,
+    options: MethodOptions,
+    optimizer: optax.GradientTransformation,
+    default_topology: str | None = None,
+) -> Method:
+    """Returns the named algorithm on its topology, around `optimizer`.
+
+    Args:
+      name: `ALGORITHM` or `ALGORITHM@TOPOLOGY`; a topology is a name or a hybrid, `FIRST/THEN`,
+        as AR/1P-SGP is `sgp@complete/one_peer_exponential`.
+      options: those of the run; `overlap` is taken from the name.
+      optimizer: the local one.
+      default_topology: used if the name has none; None is that of the algorithm's paper.
+
+    Raises:
+      ValueError: for an unknown name, a topology that is impossible for this number of nodes or
+        this algorithm, or a wire dtype that the algorithm does not have.
+
+    >>> make_method("dpsgd", MethodOptions(nodes=4), optax.sgd(0.1)).topology
+    'ring'
+    """
+    parsed = parse_name(name)
+    algorithm = ALGORITHMS[parsed.row]
+    options = dataclasses.replace(options, overlap=parsed.overlap)
+    if options.wire_dtype not in algorithm.wire_dtypes:
+        raise ValueError(
+            f"the wire dtype of {parsed.row} must be {' or '.join(algorithm.wire_dtypes)}, got "
+            f"{options.wire_dtype}: leave out the algorithm or the option."
+        )
+    topology = _choose_topology(algorithm, parsed.topology, default_topology)
+    if algorithm.fixed_topology:
+        schedule = FIXED_TOPOLOGIES[topology](options.nodes, MAX_ROUNDS, options.seed)
+    else:
+        schedule = _make_rounds(topology, options)
+    if not algorithm.goes_first:
+        schedule = schedule.every(options.local_steps)
+    transform = algorithm.build(schedule, options)
+    inner = optax.with_extra_args_support(optimizer)
+    if algorithm.goes_first:
+        inner = optax.chain(transform, optimizer)
+        transform = optax.with_extra_args_support(optax.identity())
+    return Method(name.partition("@")[0], topology, schedule, inner, transform)
+
+
+def _choose_topology(algorithm: Algorithm, given: str | None, default: str | None) -> str:
+    if given is not None:
+        return given
+    if algorithm.fixed_topology or default is None:
+        return algorithm.topology
+    return default
+
+
+def _make_rounds(topology: str, options: MethodOptions) -> gx.Schedule:
+    """The rounds of a topology, or of two one after the other: `FIRST/THEN`."""
+    names = topology.split("/")
+    schedules = [make_schedule(name, options.nodes, seed=options.seed) for name in names]
+    if len(schedules) == 1:
+        return schedules[0]
+    if len(schedules) > 2:
+        raise ValueError(f"a hybrid must have two topologies, FIRST/THEN, got {topology!r}.")
+    # The switch points of a piecewise schedule count rounds.
+    steps_per_round = options.local_steps * max(1, options.overlap)
+    switch = max(1, round(options.switch_at * options.steps / steps_per_round))
+    if switch * steps_per_round >= options.steps:
+        raise ValueError(
+            f"{topology} would never switch: {options.steps} steps are too few at "
+            f"{steps_per_round} steps per round. Train longer, or lower --switch-at."
+        )
+    return gx.topology.piecewise({0: schedules[0], switch: schedules[1]})
+
+
+ALGORITHM_HELP = (
+    f"One or several, NAME or NAME@TOPOLOGY: {', '.join(map(spell_name, ALGORITHMS))}. N is a "
+    "number of steps, as in 1-osgp. The asynchrony of adpsgd is simulated."
+)
+TOPOLOGY_HELP = (
+    f"The topology of algorithms given without one: {', '.join(TOPOLOGIES)}, or FIRST/THEN; if "
+    "not given, that of each algorithm's paper. It is fixed for "
+    f"{', '.join(name for name, row in ALGORITHMS.items() if row.fixed_topology)}."
+)
+WIRE_DTYPE_HELP = (
+    "The type of the values in messages. Only float32: "
+    f"{', '.join(name for name, row in ALGORITHMS.items() if row.wire_dtypes == ('float32',))}."
+)

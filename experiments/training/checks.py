@@ -1,0 +1,68 @@
+"""Checks of options, said once as a part of a field's type, as in `nodes: PositiveInt = 8`."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, get_args, get_type_hints
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """A condition on a number, as an annotation of its type.
+
+    Attributes:
+      description: what a value must be, as in "--nodes must be an integer >= 1".
+      is_met: whether a value is so.
+    """
+
+    description: str
+    is_met: Callable[[float], bool]
+
+
+PositiveInt = Annotated[int, Check("an integer >= 1", lambda value: value >= 1)]
+NonNegativeInt = Annotated[int, Check("an integer >= 0", lambda value: value >= 0)]
+PositiveFloat = Annotated[float, Check("positive and finite", lambda value: 0 < value < math.inf)]
+NonNegativeFloat = Annotated[float, Check("finite and >= 0", lambda value: 0 <= value < math.inf)]
+OpenFraction = Annotated[float, Check("between 0 and 1", lambda value: 0 < value < 1)]
+
+
+def check_fields(options: Any) -> None:
+    """Applies the checks in the types of a dataclass's fields; None meets all of them.
+
+    Raises:
+      ValueError: names the option, the condition and the value.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Options:
+    ...     batch_size: PositiveInt = 0
+    >>> check_fields(Options())
+    Traceback (most recent call last):
+    ValueError: --batch-size must be an integer >= 1, got 0.
+    """
+    hints = get_type_hints(type(options), include_extras=True)
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        values = value if isinstance(value, tuple) else (value,)
+        for check in _find_checks(hints[field.name]):
+            for one in values:
+                if one is not None and not check.is_met(one):
+                    raise ValueError(
+                        f"{option_name(field.name)} must be {check.description}, got {one}."
+                    )
+
+
+def option_name(field: str) -> str:
+    """Returns the name of a field on the command line.
+
+    >>> option_name("log_every")
+    '--log-every'
+    """
+    return f"--{field.replace('_', '-')}"
+
+
+def _find_checks(hint: Any) -> Iterator[Check]:
+    for annotation in getattr(hint, "__metadata__", ()):
+        if isinstance(annotation, Check):
+            yield annotation
+    for part in get_args(hint):
+        yield from _find_checks(part)

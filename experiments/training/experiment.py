@@ -1,0 +1,122 @@
+"""From options to an experiment: everything that can fail before training."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import gossipjax as gx
+from experiments.results import Record, create_run_dir, read_summary
+from experiments.training.checks import option_name
+from experiments.training.options import TrainingOptions
+from experiments.training.output import Output
+from experiments.training.placement import describe_nodes, place_nodes
+from experiments.training.plan import Plan, Run
+from experiments.training.task import Task
+from gossipjax.processes import broadcast_text, is_main_process, processes_agree
+
+Options = TypeVar("Options", bound=TrainingOptions)
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """All that a command line asks for, after every check.
+
+    Attributes:
+      plan: options, and what they mean for this data set.
+      task: model, loss and data.
+      nodes: where the nodes run now; the options have their number at the start.
+      runs: the runs, the finished ones included.
+      output: the files of the results.
+    """
+
+    plan: Plan
+    task: Task
+    nodes: gx.Nodes
+    runs: list[Run]
+    output: Output
+
+
+def prepare(options: Options, make_task: Callable[[Options], Task], program: str) -> Experiment:
+    """Checks everything that can be checked before training, in order, and creates the folder.
+
+    Args:
+      options: those of the command line.
+      make_task: loads the data; called once, with the options after merging saved ones.
+      program: the first part of a new folder's name.
+
+    Raises:
+      ValueError, OSError: for options that exclude each other, missing data, or a folder that
+        holds another run.
+    """
+    size = gx.launch.surviving_nodes(options.nodes)
+    previous = find_previous(options)
+    if previous is not None:
+        options = merge_saved_options(options, previous.get("options", {}))
+    task = make_task(options)
+    plan = Plan(options, task.num_examples)
+    nodes = place_nodes(options.placement, size)
+    runs = plan.make_runs(size)
+    for seed in options.seed:  # an impossible division of the data is an error here
+        task.batches(nodes, options.batch_size_per_node, seed, start=0)
+    environment = {
+        "placement": describe_nodes(nodes),
+        "dataset": task.description,
+        "job": os.environ.get("GOSSIPJAX_JOB"),
+    }
+    folder = create_shared_run_dir(program, options, resume=previous is not None)
+    output = Output(folder, dataclasses.asdict(options), environment, previous or {})
+    output.write_summary()
+    return Experiment(plan, task, nodes, runs, output)
+
+
+def find_previous(options: TrainingOptions) -> Record | None:
+    """Returns the `summary.json` that this program resumes; None if it starts anew.
+
+    It is resumed with `--resume`, and after a restart by the launcher if this job wrote it. It is
+    empty if the previous program ended before it wrote any.
+
+    Raises:
+      ValueError: if the file cannot be read.
+      OSError: if processes see different folders.
+    """
+    is_restart = bool(options.checkpoint_every and int(os.environ.get("GOSSIPJAX_RESTART", 0)))
+    if not options.resume and not is_restart:
+        return None
+    previous = read_summary(options.out)
+    if not processes_agree(bool(previous)):
+        raise OSError(
+            f"--out must be a folder that all processes share, got {options.out}: give one on a "
+            "shared disk."
+        )
+    if options.resume or not previous:
+        return previous
+    is_of_this_job = previous["environment"].get("job") == os.environ.get("GOSSIPJAX_JOB")
+    return previous if is_of_this_job else None
+
+
+def merge_saved_options(options: Options, saved: dict[str, Any]) -> Options:
+    """Returns the options of a run that is resumed: the number of nodes is that of its start.
+
+    Raises:
+      ValueError: if an option differs that must stay the same.
+    """
+    current = json.loads(json.dumps(dataclasses.asdict(options), default=str))
+    for name, value in current.items():
+        is_changeable = name in options.CHANGEABLE_ON_RESUME
+        if not is_changeable and saved.get(name, value) != value:
+            raise ValueError(
+                f"{option_name(name)} must be {saved[name]}, as in the run in {options.out}, got "
+                f"{value}: keep it to resume that run, or choose another --out."
+            )
+    return dataclasses.replace(options, nodes=saved.get("nodes", options.nodes))
+
+
+def create_shared_run_dir(program: str, options: TrainingOptions, resume: bool) -> Path:
+    """Has process 0 create the folder for the results, and returns it on all processes."""
+    folder = options.out
+    if is_main_process():
+        folder = create_run_dir(program, options.out, options.overwrite, resume)
+    return Path(broadcast_text(str(folder)))

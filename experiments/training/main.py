@@ -1,0 +1,101 @@
+"""The `main` of every training program: from a command line to results."""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import tyro
+from rich.console import Console
+
+import gossipjax as gx
+from experiments import report
+from experiments.program import exit_on_error
+from experiments.results import make_progress_bar
+from experiments.training import placement
+from experiments.training.experiment import Experiment, prepare
+from experiments.training.options import TrainingOptions
+from experiments.training.output import RunLog
+from experiments.training.task import Task
+from experiments.training.topologies import TOPOLOGIES, make_schedule
+from experiments.training.train import train
+from gossipjax.processes import is_main_process
+
+Options = TypeVar("Options", bound=TrainingOptions)
+
+
+def run_program(
+    module: str,
+    options_type: type[Options],
+    make_task: Callable[[Options], Task],
+    arguments: Sequence[str] | None = None,
+) -> None:
+    """Parses the options, joins the job, trains, and reports; ends the program if that fails.
+
+    Args:
+      module: the program is `python -m MODULE`.
+      options_type: a dataclass; the first line of its docstring describes the program.
+      make_task: makes the task from the options; most often the class of the task.
+      arguments: those of the command line; None is `sys.argv[1:]`.
+    """
+    sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
+    experiment: Experiment | None = None
+    with exit_on_error(lambda: experiment and experiment.output.folder):
+        options = tyro.cli(
+            tyro.conf.FlagCreatePairsOff[options_type],
+            prog=f"python -m {module}",
+            args=arguments,
+        )
+        join_job(options)
+        experiment = prepare(options, make_task, module.rpartition(".")[2])
+        run_all(experiment, Console(quiet=not is_main_process()))
+
+
+def join_job(options: TrainingOptions) -> None:
+    """Joins this process to its job, and requests a CPU device for each node that it will hold."""
+    process = gx.launch.initialize()
+    if options.placement != "vmap" and process.num_processes <= options.nodes:
+        nodes = gx.launch.surviving_nodes(options.nodes)
+        placement.request_cpu_devices(-(-nodes // process.num_processes))
+
+
+def run_all(experiment: Experiment, console: Console) -> None:
+    """Trains one run after the other, and makes the table and the plots from the files.
+
+    If it is stopped, the finished runs are reported all the same.
+    """
+    plan = experiment.plan
+    output = experiment.output
+    description = placement.describe_nodes(experiment.nodes)
+    console.print(
+        f"{experiment.task.description}; {experiment.nodes.size} nodes, {plan.steps:,} steps; "
+        f"{description}. Results: {output.folder}",
+        soft_wrap=True,
+    )
+    for title, method in {run.title: run.method for run in experiment.runs}.items():
+        programs = len(method.canonical_steps())
+        if programs > gx.MAX_PROGRAMS:
+            console.print(f"{title}: {programs} distinct rounds, so a traced step")
+    try:
+        with make_progress_bar(console) as bar:
+            for run in experiment.runs:
+                if run.name in output.finished:
+                    continue
+                title = f"{run.title} ({run.seed})"
+                row = bar.add_task(title, total=plan.steps, status="compiling")
+                log = RunLog(run.name, output, bar, row, plan.num_examples)
+                output.add_run(train(experiment, run, log))
+    finally:
+        if output.runs and is_main_process():
+            plot_topologies(experiment)
+            report.write_report(output.folder, console)
+
+
+def plot_topologies(experiment: Experiment) -> None:
+    """Draws the topologies of the runs, except where all nodes exchange with all."""
+    nodes = experiment.nodes.size
+    topologies = {run.method.topology for run in experiment.runs} - {"complete"}
+    names = {name for topology in topologies for name in topology.split("/")}
+    for name in sorted(names & TOPOLOGIES.keys()):
+        schedule = make_schedule(name, nodes, seed=experiment.plan.options.seed[0])
+        path = experiment.output.folder / f"topology_{name}.png"
+        report.plot_topology(schedule.matrices(), f"{name}, {nodes} nodes", path)

@@ -1,0 +1,128 @@
+"""The options that all training programs share; those of a task extend `TrainingOptions`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import tyro
+
+from experiments.training.algorithms import (
+    ALGORITHM_HELP,
+    TOPOLOGY_HELP,
+    WIRE_DTYPE_HELP,
+    WireDtype,
+)
+from experiments.training.checks import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    OpenFraction,
+    PositiveFloat,
+    PositiveInt,
+    check_fields,
+    option_name,
+)
+from experiments.training.optimizers import LrSchedule, Optimizer
+from experiments.training.placement import Placement
+
+BatchStatsPolicy = Literal["local", "mix", "average"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingOptions:
+    """Options of a training program.
+
+    Attributes:
+      CHANGEABLE_ON_RESUME: the options that may differ from those of the run that is resumed.
+    """
+
+    CHANGEABLE_ON_RESUME: ClassVar[frozenset[str]] = frozenset(
+        {
+            "nodes",
+            "placement",
+            "log_every",
+            "checkpoint_every",
+            "max_to_keep",
+            "resume",
+            "init_from",
+            "out",
+            "overwrite",
+        }
+    )
+
+    algorithm: Annotated[tuple[str, ...], tyro.conf.arg(help=ALGORITHM_HELP)] = ("sgp", "allreduce")
+    topology: Annotated[str | None, tyro.conf.arg(help=TOPOLOGY_HELP)] = None
+    switch_at: OpenFraction = 1 / 3
+    """The fraction of the steps after which a topology FIRST/THEN switches."""
+    local_steps: PositiveInt = 1
+    """Steps from one exchange to the next; AllReduce exchanges at every step."""
+    wire_dtype: Annotated[WireDtype, tyro.conf.arg(help=WIRE_DTYPE_HELP)] = "float32"
+    staleness: NonNegativeFloat = 1.0
+    """AD-PSGD: mean age, in steps, of the models at which gradients are taken (Poisson, at most 4).
+    """
+    nodes: PositiveInt = 8
+    """Number of nodes; each has its model and its part of the data."""
+    batch_size_per_node: PositiveInt = 32
+    """Examples per node and step."""
+    epochs: PositiveInt = 15
+    """Passes over the training set, all nodes together."""
+    optimizer: Optimizer = "nesterov"
+    """The local optimizer: plain SGD, SGD with Nesterov momentum 0.9, or Adam."""
+    learning_rate: PositiveFloat = 0.1
+    """Not scaled by the number of nodes; with --lr-schedule step, the rate per 256 examples."""
+    lr_schedule: LrSchedule = "cosine"
+    """constant; cosine, down to 0; step (Goyal et al.): warm-up, then 10x down at 1/3, 2/3 and 8/9
+    of the run."""
+    weight_decay: NonNegativeFloat = 1e-4
+    """L2 for sgd and nesterov, decoupled for adam."""
+    seed: tuple[NonNegativeInt, ...] = (0,)
+    """One or several, a run each: seed of the initial model, the division of the data, the batches.
+    """
+    batch_stats: BatchStatsPolicy = "local"
+    """Running statistics of BatchNorm: local to each node; mixed by gossip; or averaged over the
+    nodes for each evaluation."""
+    placement: Placement = "auto"
+    """mesh: a device per node, virtual ones on CPU. vmap: one device. auto: mesh if possible."""
+    log_every: PositiveInt = 10
+    """Steps between two lines of metrics.jsonl; each line costs one more gradient."""
+    checkpoint_every: PositiveInt | None = None
+    """Steps between checkpoints, which are in --out; one more is saved on SIGTERM. After a restart
+    by the launcher, a run resumes from the newest one."""
+    max_to_keep: PositiveInt = 3
+    """Number of checkpoints of a run that are kept."""
+    resume: bool = False
+    """Resume in --out where the program was stopped; --nodes may be another number."""
+    init_from: Path | None = None
+    """Start all runs from the newest checkpoint in this folder, OUT/checkpoints/RUN of a run with
+    any algorithm, topology and number of nodes."""
+    out: Path | None = None
+    """Folder for the results; if not given, a new one in runs/."""
+    overwrite: bool = False
+    """Replace the results of another run in --out."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("algorithm", "seed"):
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                raise ValueError(
+                    f"{option_name(name)} must be one or several different values, got "
+                    f"{' '.join(map(str, values)) or 'none'}."
+                )
+        for name in ("checkpoint_every", "resume"):
+            if getattr(self, name) and self.out is None:
+                raise ValueError(
+                    f"{option_name(name)} needs --out, the folder in which a run resumes."
+                )
+        if self.resume and self.overwrite:
+            raise ValueError("--resume needs what --overwrite removes: choose one of them.")
+        removed = self.out.resolve() if self.out and self.overwrite else None
+        if self.init_from and removed in self.init_from.resolve().parents:
+            raise ValueError(
+                f"--init-from {self.init_from} is in the folder whose results --overwrite removes: "
+                "choose another --out."
+            )
+
+    @property
+    def global_batch_size(self) -> int:
+        """Examples per step, all nodes together."""
+        return self.nodes * self.batch_size_per_node

@@ -1,0 +1,121 @@
+"""The files of an experiment, `summary.json` and `metrics.jsonl`, and the lines of one run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress, TaskID
+
+from experiments.results import Record, filter_metrics, write_summary
+from experiments.training.progress import RunProgress
+from gossipjax.processes import is_main_process
+
+
+class Output:
+    """The results of an experiment in its folder. Only process 0 writes.
+
+    Args:
+      folder: that of the results.
+      options: those of the program.
+      environment: what the runs are trained on.
+      previous: the content of `summary.json` of an experiment that is resumed; else empty.
+
+    Attributes:
+      folder: that of the results.
+      runs: an entry of `summary.json` for each finished run.
+    """
+
+    def __init__(self, folder: Path, options: Record, environment: Record, previous: Record):
+        self.folder = folder
+        self.runs: list[Record] = list(previous.get("runs", []))
+        self._options = options
+        self._environment = environment
+        self._resumed: list[str] = list(previous.get("environment", {}).get("resumed", []))
+
+    @property
+    def finished(self) -> set[str]:
+        """The names of the finished runs."""
+        return {run["run"] for run in self.runs}
+
+    def write_summary(self) -> None:
+        """Writes `summary.json`."""
+        if is_main_process():
+            environment = {**self._environment, "resumed": self._resumed}
+            write_summary(self.folder, self._options, environment, self.runs)
+
+    def add_run(self, run: Record) -> None:
+        """Adds a finished run to `summary.json`."""
+        self.runs.append(run)
+        self.write_summary()
+
+    def add_resumed(self, message: str) -> None:
+        """Notes in `summary.json` that a run was resumed."""
+        self._resumed.append(message)
+        self.write_summary()
+
+    def add_metrics(self, line: Record) -> None:
+        """Adds a line to `metrics.jsonl`."""
+        if is_main_process():
+            with (self.folder / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps(line, allow_nan=False) + "\n")
+
+    def truncate_metrics(self, run: str, step: int) -> None:
+        """Removes the lines of `metrics.jsonl` that `run`, which starts after `step`, will repeat.
+
+        The lines of finished runs stay.
+        """
+        finished = self.finished
+
+        def is_kept(line: Record) -> bool:
+            return line["run"] in finished or (line["run"] == run and line["step"] <= step)
+
+        if is_main_process():
+            filter_metrics(self.folder / "metrics.jsonl", is_kept)
+
+
+class RunLog:
+    """The lines of one run in `metrics.jsonl`, and its bar on the screen.
+
+    Args:
+      name: of the run.
+      output: the files of the experiment.
+      bar: the progress bars, of which `row` is that of the run.
+      num_examples: those of an epoch.
+    """
+
+    def __init__(self, name: str, output: Output, bar: Progress, row: TaskID, num_examples: int):
+        self._name = name
+        self._output = output
+        self._bar = bar
+        self._row = row
+        self._num_examples = num_examples
+
+    def start(self, step: int, message: str | None) -> None:
+        """Logs that the run starts after `step`; `message` says from where, if it is resumed."""
+        if message is not None:
+            self._bar.console.print(message, soft_wrap=True)
+            self._output.add_resumed(message)
+        self._output.truncate_metrics(self._name, step)
+
+    def add_training(self, step: int, progress: RunProgress) -> None:
+        """Logs the metrics of the steps up to `step`."""
+        metrics = progress.metrics
+        self._add(step, progress, metrics)
+        status = (
+            f"loss {metrics['loss']:.3g}, consensus {metrics['consensus_distance']:.1e}, "
+            f"{metrics['examples_per_second']:,.0f} examples/s"
+        )
+        self._bar.update(self._row, completed=step, status=status)
+
+    def add_evaluation(self, step: int, progress: RunProgress, metrics: Record) -> None:
+        """Logs the metrics on the test set after `step`."""
+        self._add(step, progress, metrics)
+
+    def _add(self, step: int, progress: RunProgress, metrics: Record) -> None:
+        position: dict[str, Any] = {
+            "run": self._name,
+            "step": step,
+            "epoch": progress.examples / self._num_examples,
+            "seconds": progress.seconds,
+        }
+        self._output.add_metrics(position | metrics)

@@ -1,0 +1,77 @@
+"""The start of a run: at step 0, from its newest checkpoint, or from that of another run."""
+
+import contextlib
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import optax
+
+from experiments.training.experiment import Experiment
+from experiments.training.plan import Run
+from experiments.training.progress import RunProgress
+from experiments.training.trainer import Trainer
+from gossipjax.checkpoint import Checkpoints, TrainState
+
+
+class Start(NamedTuple):
+    """The start of a run.
+
+    Attributes:
+      state: on the devices.
+      progress: counted so far.
+      message: a sentence for people; None for a run that starts at step 0.
+    """
+
+    state: TrainState
+    progress: RunProgress
+    message: str | None
+
+
+def open_checkpoints(
+    experiment: Experiment, run: Run
+) -> AbstractContextManager[Checkpoints | None]:
+    """Opens the checkpoints of a run; None if it saves none and starts at step 0."""
+    options = experiment.plan.options
+    if not (options.checkpoint_every or options.resume or options.init_from):
+        return contextlib.nullcontext()
+    folder = experiment.output.folder / "checkpoints" / run.folder_name
+    return Checkpoints(folder, options.checkpoint_every, options.max_to_keep)
+
+
+def start_or_resume(
+    experiment: Experiment, run: Run, trainer: Trainer, checkpoints: Checkpoints | None
+) -> Start:
+    """Returns the newest checkpoint of the run; if it has none, the newest in `--init-from`.
+
+    A run that is resumed with the same nodes continues bit for bit. With another number of nodes,
+    or from a run with another method, all nodes start from the average model.
+
+    Raises:
+      ValueError: if a checkpoint is of another model or optimizer, `--init-from` holds none, or its
+        run has taken all steps of this one.
+      OSError: if there are checkpoints, but none that can be read.
+    """
+    plan = experiment.plan
+    options = plan.options
+    state = trainer.init(run.seed)._replace(metadata=run.identity)
+    if checkpoints is None:
+        return Start(state, RunProgress(), None)
+
+    def make_tx(saved: dict[str, Any]) -> optax.GradientTransformation:
+        return plan.make_method(saved["algorithm"], saved["seed"], saved["nodes"]).transform
+
+    state = checkpoints.resume(state, experiment.nodes, make_tx, options.init_from)
+    saved = state.metadata
+    if checkpoints.resumed_from is None or saved is None:
+        return Start(state, RunProgress(), None)
+    message = f"{run.title} resumes after step {state.step}"
+    if checkpoints.resize_report is not None:
+        message += f" of {saved['algorithm']}: {checkpoints.resize_report}"
+    if checkpoints.resumed_from == checkpoints.folder:
+        return Start(state, RunProgress.from_metadata(saved), message)
+    if state.step >= plan.steps:
+        raise ValueError(
+            f"--init-from must be of a step before the end of this run, {plan.steps}, got "
+            f"{options.init_from} of step {state.step}: train for more --epochs."
+        )
+    return Start(state, RunProgress(examples=saved["examples"]), message)

@@ -1,0 +1,77 @@
+"""The protocol of a task: one class in one file. The rest of this folder serves all tasks."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+import gossipjax as gx
+
+Variables = dict[str, Any]
+"""A model: `{"params": pytree}`, and `"batch_stats"` if its normalization layers have any."""
+
+
+class Metric(NamedTuple):
+    """A metric of a batch, example by example; its value is `sum(totals) / sum(counts)`.
+
+    Attributes:
+      totals: `[B]`.
+      counts: `[B]`, such as the number of words of each example; None is 1 for each.
+    """
+
+    totals: jax.Array
+    counts: jax.Array | None = None
+
+
+class Task(Protocol):
+    """A model, its loss and its data: everything that `train` does not know.
+
+    `loss` and `metrics` are written from one node's point of view; `[...]` is the shape of one
+    node's array, B the size of its batch.
+
+    Attributes:
+      description: the data set and its size, for the first line that a program prints.
+      num_examples: number of training examples; an epoch is as many, all nodes together.
+    """
+
+    description: str
+    num_examples: int
+
+    def init(self, seed: int) -> Variables:
+        """Returns the model at which all nodes start, without an axis for the nodes."""
+        ...
+
+    def loss(self, variables: Variables, batch: Any) -> tuple[jax.Array, Any]:
+        """Returns the mean loss over a batch, a scalar, and the new `batch_stats`, or None."""
+        ...
+
+    def batches(
+        self, nodes: gx.Nodes, batch_size_per_node: int, seed: int, start: int
+    ) -> Iterator[Any]:
+        """Returns infinite batches of this process's nodes: arrays `[len(nodes.local), B, ...]`.
+
+        Args:
+          nodes: where the nodes run; the examples are divided over all `nodes.size` of them.
+          batch_size_per_node: B.
+          seed: the same seed gives the same division and the same batches.
+          start: number of batches to skip, for a run that is resumed.
+
+        Raises:
+          ValueError: when called, if the examples cannot be divided over the nodes.
+        """
+        ...
+
+    def test_batches(self) -> Iterable[Any]:
+        """Returns the test set: one or several batches of arrays `[E, ...]`, of any sizes E."""
+        ...
+
+    def metrics(self, variables: Variables, batch: Any) -> dict[str, Metric]:
+        """Returns the metrics of a test batch by name, such as `{"accuracy": Metric(correct)}`."""
+        ...
+
+    def summarize(self, means: dict[str, float]) -> dict[str, float]:
+        """Returns what is reported, given the means of `metrics` over the test set: the same.
+
+        Override it for a function of them, such as a perplexity, `exp` of the mean loss per word.
+        """
+        return means

@@ -1,0 +1,65 @@
+"""The topologies that programs know by name: a row each."""
+
+import math
+from collections.abc import Callable
+
+import gossipjax as gx
+
+MAX_ROUNDS = 100  # distinct graphs of a random topology
+
+
+def _make_torus(nodes: int, rounds: int, seed: int) -> gx.Schedule:
+    """The torus whose sides are closest to each other."""
+    del rounds, seed
+    short = max(side for side in range(1, math.isqrt(nodes) + 1) if nodes % side == 0)
+    return gx.topology.torus(short, nodes // short)
+
+
+def _make_two_peer_exponential(nodes: int, rounds: int, seed: int) -> gx.Schedule:
+    del rounds, seed
+    if nodes == 2:
+        raise ValueError("two_peer_exponential needs two peers: 1 node, or 3 and more; got 2.")
+    return gx.topology.k_peer_exponential(nodes, 2)
+
+
+def _make_random_peer_complete(nodes: int, rounds: int, seed: int) -> gx.Schedule:
+    return gx.topology.random_peer(nodes, rounds, seed, "complete")
+
+
+TOPOLOGIES: dict[str, Callable[[int, int, int], gx.Schedule]] = {
+    "one_peer_exponential": lambda nodes, *_: gx.topology.one_peer_exponential(nodes),
+    "two_peer_exponential": _make_two_peer_exponential,
+    "exponential": lambda nodes, *_: gx.topology.exponential(nodes),
+    "bipartite_exponential": lambda nodes, *_: gx.topology.bipartite_exponential(nodes),
+    "complete_cycle": lambda nodes, *_: gx.topology.complete_cycle(nodes),
+    "random_peer_exponential": gx.topology.random_peer,
+    "random_peer_complete": _make_random_peer_complete,
+    "ring": lambda nodes, *_: gx.topology.ring(nodes),
+    "directed_ring": lambda nodes, *_: gx.topology.directed_ring(nodes),
+    "random_ring": gx.topology.random_ring,
+    "torus": _make_torus,
+    "hypercube": lambda nodes, *_: gx.topology.hypercube(nodes),
+    "star": lambda nodes, *_: gx.topology.star(nodes),
+    "complete": lambda nodes, *_: gx.topology.complete(nodes),
+    "base_graph": lambda nodes, *_: gx.topology.base_graph(nodes),
+    "two_peer_base_graph": lambda nodes, *_: gx.topology.base_graph(nodes, 2),
+}
+"""Name -> function of the number of nodes; and of rounds and seed, which random ones use."""
+
+
+def make_schedule(
+    topology: str, nodes: int, rounds: int = MAX_ROUNDS, seed: int = 0
+) -> gx.Schedule:
+    """Returns the named topology over `nodes` nodes; random ones use `rounds` and `seed`.
+
+    Raises:
+      ValueError: for an unknown topology, or one that is impossible for this number of nodes.
+
+    >>> make_schedule("two_peer_exponential", 8).period
+    3
+    >>> make_schedule("torus", 12) == gx.topology.torus(3, 4)
+    True
+    """
+    if topology not in TOPOLOGIES:
+        raise ValueError(f"no topology is named {topology!r}; known: {', '.join(TOPOLOGIES)}.")
+    return TOPOLOGIES[topology](nodes, rounds, seed)

@@ -1,0 +1,82 @@
+"""The training loop of one run."""
+
+import itertools
+
+import numpy as np
+
+from experiments.results import Record
+from experiments.training.evaluation import Evaluator
+from experiments.training.experiment import Experiment
+from experiments.training.output import RunLog
+from experiments.training.plan import Run
+from experiments.training.prefetch import prefetch
+from experiments.training.progress import Clock
+from experiments.training.resume import open_checkpoints, start_or_resume
+from experiments.training.trainer import Trainer
+
+
+def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
+    """Trains one run to its last step, from its start or from where it is resumed.
+
+    Returns:
+      Its entry in `summary.json`.
+    """
+    plan = experiment.plan
+    options = plan.options
+    nodes = experiment.nodes
+    global_batch_size = nodes.size * options.batch_size_per_node
+    trainer = Trainer(experiment.task, run.method, nodes, options.batch_stats)
+    evaluator = Evaluator(experiment.task, nodes)
+    clock = Clock()
+    with open_checkpoints(experiment, run) as checkpoints:
+        state, progress, message = start_or_resume(experiment, run, trainer, checkpoints)
+        log.start(state.step, message)
+        rows = experiment.task.batches(nodes, options.batch_size_per_node, run.seed, state.step)
+        batches = prefetch(map(nodes.put, rows))
+        batch = next(batches)
+        bare_step_seconds = trainer.compile(state, batch)
+        batches = itertools.chain([batch], batches)
+
+        for steps in plan.intervals(start=state.step):
+            with clock:
+                state, losses = trainer.run_steps(state, itertools.islice(batches, len(steps) - 1))
+                batch = next(batches)
+            before_mixing = trainer.measure_distance_before_mixing(state, batch)
+            with clock:
+                state, last_losses = trainer.run_steps(state, [batch])
+            loss = trainer.fetch_losses(losses + last_losses, steps.start).mean()
+
+            progress.advance(len(steps), global_batch_size, clock.lap())
+            progress.metrics = {
+                "loss": float(loss),
+                "consensus_distance_before_mixing": before_mixing,
+                "consensus_distance": trainer.measure_distance(state),
+                "examples_per_second": global_batch_size / progress.seconds_per_step[-1],
+                "learning_rate": float(np.asarray(plan.learning_rate(steps[-1]))),
+            }
+            log.add_training(state.step, progress)
+            if state.step in plan.eval_steps:
+                average = trainer.average_variables(state)
+                log.add_evaluation(state.step, progress, evaluator.evaluate_average(average))
+            if checkpoints is not None and options.checkpoint_every is not None:
+                state = state._replace(metadata=run.identity | progress.to_metadata())
+                checkpoints.after(state, last=state.step == plan.steps)
+
+    seconds_per_step = float(np.median(progress.seconds_per_step))
+    return {
+        "run": run.name,
+        "algorithm": run.method.algorithm,
+        "topology": run.method.topology,
+        "nodes": nodes.size,
+        "steps": plan.steps,
+        "seed": run.seed,
+        "seconds_per_step": seconds_per_step,
+        "examples_per_second": global_batch_size / seconds_per_step,
+        "fraction_outside_step": 1 - bare_step_seconds / seconds_per_step,
+        **evaluator.evaluate_average(trainer.average_variables(state)),
+        **evaluator.evaluate_nodes(trainer.node_variables(state)),
+        "consensus_distance": progress.metrics["consensus_distance"],
+        "consensus_distance_before_mixing": progress.metrics["consensus_distance_before_mixing"],
+        "consensus_distance_by_layer": trainer.measure_distance_by_layer(state),
+        "final_loss": progress.metrics["loss"],
+    }

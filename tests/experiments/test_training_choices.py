@@ -1,0 +1,147 @@
+"""Choices by name: algorithms, optimizers, learning-rate schedules; and the checks of options."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+
+import gossipjax as gx
+from experiments.training.algorithms import (
+    ALGORITHM_HELP,
+    ALGORITHMS,
+    MethodOptions,
+    make_method,
+    parse_name,
+    spell_name,
+)
+from experiments.training.checks import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    OpenFraction,
+    PositiveFloat,
+    PositiveInt,
+    check_fields,
+)
+from experiments.training.optimizers import make_lr_schedule, make_optimizer
+from experiments.training.topologies import TOPOLOGIES
+
+LEARNING_RATE = 0.1
+DECAY = 0.01
+
+
+def run_three_steps(name):
+    """Parameters after three steps on `z^2 / 2` per coordinate."""
+    tx = make_optimizer(name, LEARNING_RATE, DECAY)
+    z = jnp.asarray([1.0, -2.0])
+    state = tx.init(z)
+    for _ in range(3):
+        updates, state = tx.update(z, state, z)
+        z = jnp.asarray(optax.apply_updates(z, updates))
+    return np.asarray(z)
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("sgd", oracle.sgd(LEARNING_RATE, decay=DECAY)),
+        ("nesterov", oracle.sgd(LEARNING_RATE, 0.9, nesterov=True, decay=DECAY)),
+        ("adam", oracle.adamw(LEARNING_RATE, decay=DECAY)),
+    ],
+)
+def test_optimizers(name, step):
+    z = np.array([1.0, -2.0])
+    memory = {}
+    for k in range(3):
+        z = z + step(memory, k, z, z)
+    np.testing.assert_allclose(run_three_steps(name), z, rtol=1e-5)
+
+
+def learning_rates(name, global_batch_size, steps=(0, 50, 299, 300, 600, 800, 899)):
+    schedule = make_lr_schedule(name, LEARNING_RATE, 900, global_batch_size)
+    return [float(np.asarray(schedule(step))) for step in steps]
+
+
+def test_learning_rates():
+    assert learning_rates("constant", 1024) == pytest.approx([0.1] * 7)
+    cosine = [0.05 * (1 + np.cos(np.pi * k / 900)) for k in (0, 50, 299, 300, 600, 800, 899)]
+    assert learning_rates("cosine", 1024) == pytest.approx(cosine, rel=1e-4, abs=1e-6)
+    assert learning_rates("step", 1024) == pytest.approx([0.1, 0.4, 0.4, 0.04, 0.004, 4e-4, 4e-4])
+
+
+def test_the_step_schedule_never_warms_up_downwards():
+    """With fewer than 256 examples per step the scaled rate is below the given one."""
+    assert learning_rates("step", 32) == pytest.approx(
+        [v * 0.0125 for v in (1, 1, 1, 0.1, 0.01, 1e-3, 1e-3)]
+    )
+
+
+def test_low_precision_parameters_by_name():
+    ring = gx.topology.ring(2)
+    method = make_method("sgp@ring", MethodOptions(2), optax.sgd(LEARNING_RATE))
+    assert method.schedule == ring
+    state = method.state(jnp.ones(3, jnp.bfloat16))
+    assert state is not None
+    assert state.schedule == ring
+    assert state.numerator.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_row_of_the_table(name):
+    """A name is spelled and parsed; what a method says of itself is what its state says."""
+    row = ALGORITHMS[name]
+    spelled = spell_name(name, 2)
+    overlap = 2 if row.overlaps else 0
+    assert parse_name(spelled) == (name, overlap, None)
+    assert spell_name(name) in ALGORITHM_HELP
+    method = make_method(spelled, MethodOptions(4, local_steps=3), optax.sgd(LEARNING_RATE))
+    assert (method.algorithm, method.topology) == (spelled, row.topology)
+    assert row.topology in TOPOLOGIES or row.fixed_topology
+    state = method.state()
+    if row.goes_first:
+        assert state is None
+        assert len(method.canonical_steps()) == 1
+    else:
+        assert state is not None
+        assert state.overlap == overlap
+        assert state.schedule in (None, method.schedule)
+        assert len(method.canonical_steps()) > 1  # of three, with an exchange and without
+
+
+def test_a_topology_is_that_of_the_name_the_option_or_the_paper():
+    def topology(name, default=None):
+        return make_method(name, MethodOptions(4), optax.sgd(0.1), default).topology
+
+    assert topology("dpsgd") == "ring"
+    assert topology("dpsgd", "complete") == "complete"
+    assert topology("dpsgd@exponential", "complete") == "exponential"
+    assert topology("rand-psgd", "complete") == "random_ring"
+
+
+@dataclasses.dataclass
+class Numbers:
+    a: PositiveInt = 1
+    b: NonNegativeInt | None = None
+    c: tuple[PositiveFloat, ...] = (0.5,)
+    d: NonNegativeFloat = 0.0
+    e: OpenFraction = 0.5
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("a", 0, "--a must be an integer >= 1, got 0"),
+        ("b", -1, "--b must be an integer >= 0, got -1"),
+        ("c", (1.0, 0.0), "--c must be positive and finite, got 0.0"),
+        ("c", (float("nan"),), "--c must be positive and finite, got nan"),
+        ("c", (float("inf"),), "--c must be positive and finite, got inf"),
+        ("d", -1.0, "--d must be finite and >= 0, got -1.0"),
+        ("e", 1.0, "--e must be between 0 and 1, got 1.0"),
+    ],
+)
+def test_checks_of_fields(field, value, message):
+    check_fields(Numbers())
+    with pytest.raises(ValueError, match=message.replace("+", r"\+")):
+        check_fields(dataclasses.replace(Numbers(), **{field: value}))
