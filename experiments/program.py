@@ -14,6 +14,10 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT
 EXIT_PREEMPTED = 143  # 128 + SIGTERM
 
 
+class FatalError(ValueError):
+    """A failure that would repeat if the program were started again: no traceback, status 2."""
+
+
 class ProgramError(RuntimeError):
     """A failure that a program detects and explains: reported without a traceback, status 1."""
 
@@ -22,10 +26,12 @@ class ProgramError(RuntimeError):
 def exit_on_error(get_out: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
     """Ends the program with one line on stderr, and no traceback, if its body fails.
 
-    The exit status is 2 for a `ValueError` (wrong options or data, a loss that is not finite: the
-    program would fail again), 1 for an `OSError` or a `ProgramError`, 130 for Ctrl-C, and 143 for
-    `gossipjax.checkpoint.Preempted`. Other exceptions pass. Right for one process and for several:
-    a process that fails does not wait for the others, see `gx.launch.exit_process`.
+    The exit status is 2 where the program would fail again: for a `ValueError` (wrong options or
+    data) while there is no folder of results, and later for a `FatalError` (a loss that is not
+    finite). It is 1 for an `OSError` or a `ProgramError`, 130 for Ctrl-C, and 143 for
+    `gossipjax.checkpoint.Preempted`. Other exceptions pass, with their traceback: they are bugs,
+    of this program or of a task. Right for one process and for several: a process that fails does
+    not wait for the others, see `gx.launch.exit_process`.
 
     Args:
       get_out: returns the folder of the results, or None while there is none. After Ctrl-C the
@@ -39,6 +45,8 @@ def exit_on_error(get_out: Callable[[], Path | None] = lambda: None) -> Iterator
     try:
         yield
     except ValueError as error:
+        if get_out() is not None and not isinstance(error, FatalError):
+            raise
         _exit(f"error: {error}", EXIT_USAGE)
     except (OSError, ProgramError) as error:
         _exit(f"error: {error}", EXIT_FAILURE)

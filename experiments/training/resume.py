@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import optax
 
+from experiments.program import FatalError
 from experiments.training.experiment import Experiment
 from experiments.training.plan import Run
 from experiments.training.progress import RunProgress
@@ -47,7 +48,7 @@ def start_or_resume(
     or from a run with another method, all nodes start from the average model.
 
     Raises:
-      ValueError: if a checkpoint is of another model or optimizer, `--init-from` holds none, or its
+      FatalError: if a checkpoint is of another model or optimizer, `--init-from` holds none, or its
         run has taken all steps of this one.
       OSError: if there are checkpoints, but none that can be read.
     """
@@ -60,7 +61,10 @@ def start_or_resume(
     def make_tx(saved: dict[str, Any]) -> optax.GradientTransformation:
         return plan.make_method(saved["algorithm"], saved["seed"], saved["nodes"]).transform
 
-    state = checkpoints.resume(state, experiment.nodes, make_tx, options.init_from)
+    try:
+        state = checkpoints.resume(state, experiment.nodes, make_tx, options.init_from)
+    except ValueError as error:
+        raise FatalError(str(error)) from error
     saved = state.metadata
     if checkpoints.resumed_from is None or saved is None:
         return Start(state, RunProgress(), None)
@@ -70,7 +74,7 @@ def start_or_resume(
     if checkpoints.resumed_from == checkpoints.folder:
         return Start(state, RunProgress.from_metadata(saved), message)
     if state.step >= plan.steps:
-        raise ValueError(
+        raise FatalError(
             f"--init-from must be of a step before the end of this run, {plan.steps}, got "
             f"{options.init_from} of step {state.step}: train for more --epochs."
         )

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import gossipjax as gx
+from experiments.program import FatalError
 from experiments.training.algorithms import Method
 from experiments.training.options import BatchStatsPolicy
 from experiments.training.task import Task, Variables
@@ -18,7 +19,7 @@ from gossipjax.checkpoint import TrainState
 BARE_STEPS = 12  # steps that are timed without input
 
 
-class NonFiniteError(ValueError):
+class NonFiniteError(FatalError):
     """The loss or the model of a node is NaN or infinite."""
 
 

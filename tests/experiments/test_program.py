@@ -9,7 +9,7 @@ import pytest
 
 from experiments import results
 from experiments.data import MissingDataError
-from experiments.program import ProgramError, exit_on_error
+from experiments.program import FatalError, ProgramError, exit_on_error
 from gossipjax.checkpoint import Preempted
 
 
@@ -43,6 +43,15 @@ def test_a_preempted_run_reports_its_checkpoint(capsys):
         raise Preempted(7, Path("runs/mine"))
     assert stop.value.code == 128 + signal.SIGTERM
     assert re.search("saved after step 7 in runs/mine", capsys.readouterr().err)
+
+
+def test_what_fails_after_the_start_is_a_bug_unless_it_is_said_to_be_fatal(capsys):
+    with pytest.raises(ValueError, match="shapes do not fit"), exit_on_error(lambda: Path("out")):
+        raise ValueError("shapes do not fit")
+    with pytest.raises(SystemExit) as stop, exit_on_error(lambda: Path("out")):
+        raise FatalError("the loss is not finite")
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "error: the loss is not finite\n"
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), TypeError("a bug"), SystemExit(3)])
