@@ -165,7 +165,11 @@ def put_global(value: Any, sharding: NamedSharding) -> jax.Array:
     if jax.process_count() == 1:
         return jax.device_put(value, sharding)
     array = np.asarray(value, jnp.result_type(value))
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+    shards = [
+        jax.device_put(array[index], device)
+        for device, index in sharding.addressable_devices_indices_map(array.shape).items()
+    ]
+    return jax.make_array_from_single_device_arrays(array.shape, sharding, shards)
 
 
 def to_host(tree: Any) -> Any:

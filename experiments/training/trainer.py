@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
@@ -165,7 +164,7 @@ class Trainer:
           The state after the steps, and each step's losses, `[N]`.
         """
         losses = []
-        with forbid_transfers():
+        with jax.transfer_guard("disallow"):  # no implicit one between host and devices
             for batch in batches:
                 state, loss = self._run_step(state, batch, state.step)
                 losses.append(loss)
@@ -238,17 +237,6 @@ class Trainer:
     def node_variables(self, state: TrainState) -> Variables:
         """Returns the nodes' newest models, with the statistics that they are evaluated with."""
         return self._node_variables(*state.arrays)
-
-
-def forbid_transfers() -> AbstractContextManager[None]:
-    """Returns a context in which an implicit transfer between host and devices is an error.
-
-    With several processes, only transfers to the host are errors: JAX counts it as implicit to make
-    an array of all processes from a host value, such as the number of a traced step.
-    """
-    if jax.process_count() > 1:
-        return jax.transfer_guard_device_to_host("disallow")
-    return jax.transfer_guard("disallow")
 
 
 def require_finite(losses: np.ndarray, first_step: int) -> None:
