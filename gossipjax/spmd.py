@@ -122,7 +122,8 @@ class Nodes:
     local_axis_name: str = "local"
 
     def __post_init__(self) -> None:
-        size, mesh = self.size, self.mesh
+        size = self.size
+        mesh = self.mesh
         if mesh is None and size is None:
             mesh = Mesh(jax.devices(), (self.axis_name,))
         if mesh is not None:

@@ -104,7 +104,8 @@ class TrainStep:
         kind = is_static, self.overlaps(opt_state)
         if kind not in self._updates:
             self._updates[kind] = self._make_update(*kind)
-        number = exchange_plan(opt_state).canonical_step(step) if is_static else np.int32(step)
+        canonical_step = exchange_plan(opt_state).canonical_step(step)
+        number = canonical_step if is_static else np.int32(step)
         return self._updates[kind](number, params, opt_state, *inputs)
 
     def canonical_steps(self, opt_state: optax.OptState) -> list[int] | None:

@@ -1,128 +1,357 @@
-"""The rooms of the project: imports run one way, modules stay small, the core stays light."""
+"""The layers of the project: imports run downwards, files stay small, the core stays light."""
 
 import ast
+import importlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 LIBRARY = sorted((ROOT / "gossipjax").rglob("*.py"))
-EXPERIMENTS = sorted((ROOT / "experiments").glob("*.py"))
-NUMPY_ONLY = {"edge_coloring", "schedule", "spectra", "topology"}
-NUMPY_ONLY |= {"static_topology", "random_topology", "finite_time"}
+EXPERIMENTS = sorted((ROOT / "experiments").rglob("*.py"))
+SOURCES = [*LIBRARY, *EXPERIMENTS]
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
-# Each room may import those before it, and nothing else of the project.
-ROOMS = {
-    "edge_coloring": set(),
-    "schedule": {"edge_coloring"},
-    "static_topology": {"schedule"},
-    "random_topology": {"schedule", "static_topology"},
-    "finite_time": {"schedule", "static_topology"},
-    "topology": {"schedule", "static_topology", "random_topology", "finite_time"},
-    "spectra": {"schedule"},
-    "buffers": set(),
-    "collectives": {"schedule", "buffers"},
-    "mixing": {"schedule", "buffers", "collectives"},
-    "state": {"schedule", "buffers", "collectives"},
-    "algorithms": {"schedule", "topology", "buffers", "collectives", "mixing", "state"},
-    "statistics": {"schedule", "buffers", "collectives", "mixing", "state"},
-    "diagnostics": {"spectra", "buffers", "collectives", "state"},
-    "spmd": set(),
-    "rendezvous": set(),
-    "supervisor": set(),
-    "launch": {"rendezvous", "supervisor"},
-    "leaves": set(),
-    "agreement": set(),
-    "checkpoint": {"leaves", "agreement"},
-    "resume": {"schedule", "buffers", "state", "spmd", "leaves"},
-    "loop": {"schedule", "state", "algorithms", "spmd"},
+# Folder or module of the library -> those below it, which it may import.
+COLLECTIVES = {"topology", "wire"}
+ALGORITHMS = {"collectives", *COLLECTIVES}
+TOP = {"algorithms", "spmd", "processes", *ALGORITHMS}
+LAYERS = {
+    "topology": set(),
+    "wire": set(),
+    "processes": set(),
+    "launch": set(),
+    "collectives": COLLECTIVES,
+    "spmd": {"processes"},
+    "algorithms": ALGORITHMS,
+    "train_step": TOP,
+    "diagnostics": TOP,
+    "batch_stats": TOP,
+    "checkpoint": {"launch", *TOP},
 }
+PARTS = {"_program": "spmd"}  # a module that belongs to another one's layer
+ALLOWED_PACKAGES = {
+    "topology": {"numpy"},
+    "checkpoint": {"jax", "numpy", "optax", "orbax"},
+}
+PUBLIC_MODULES = {
+    "gossipjax",
+    "gossipjax.topology",
+    "gossipjax.launch",
+    "gossipjax.processes",
+    "gossipjax.wire",
+    "gossipjax.checkpoint",
+    "gossipjax.diagnostics",
+}
+LAX_COLLECTIVES = {"ppermute", "pshuffle", "psum", "pmean", "pmax", "pmin"}
+LAX_COLLECTIVES |= {"all_gather", "all_to_all", "psum_scatter"}
+MIN_LINES = 10
+MAX_LINES = 250
+MAX_FOLDER_LINES = 1200
+MAX_PACKED_ASSIGNMENTS = 10
+READ_WITH_THE_PAPER = [
+    "topology/schedule.py",
+    "collectives/_exchange.py",
+    "algorithms/state.py",
+    "algorithms/sgp.py",
+    "spmd.py",
+    "_program.py",
+]
 
 
-def imported(path: Path) -> set[str]:
-    """The dotted modules that a file imports, `from package import module` included."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def dotted_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {dotted_name(path): path for path in SOURCES}
+
+
+def imported_names(tree: ast.AST) -> Iterator[tuple[str, str | None]]:
+    """Every import as `(module, name)`; that of a module of the project has no name."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
+            yield from ((alias.name, None) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+            assert node.module is not None
+            assert node.level == 0, "imports are absolute"
+            for alias in node.names:
+                dotted = f"{node.module}.{alias.name}"
+                yield (dotted, None) if dotted in MODULES else (node.module, alias.name)
 
 
-def room(path: Path) -> str:
-    return path.relative_to(ROOT / "gossipjax").with_suffix("").parts[0]
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
 
 
-@pytest.mark.parametrize("path", LIBRARY, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_run_one_way(path):
-    own = {name.split(".")[1] for name in imported(path) if name.startswith("gossipjax.")}
-    if path.name != "__init__.py":
-        assert own - {room(path)} <= ROOMS[room(path)]
+def layer_of(dotted: str) -> str:
+    """The layer of a module of the library."""
+    part = dotted.split(".")[1]
+    return PARTS.get(part, part)
 
 
-@pytest.mark.parametrize("path", LIBRARY, ids=lambda p: str(p.relative_to(ROOT)))
-def test_the_core_needs_only_jax_optax_and_numpy(path):
-    roots = {name.split(".")[0] for name in imported(path)} - set(sys.stdlib_module_names)
-    allowed = {"gossipjax", "numpy"}
-    if room(path) not in NUMPY_ONLY:
-        allowed |= {"jax", "optax"}
-    if path.stem == "checkpoint":  # an extra, which is imported by name only
-        allowed |= {"orbax"}
-    assert roots <= allowed
-
-
-def test_nothing_private_of_jax_is_used():
-    for path in (*LIBRARY, *EXPERIMENTS):
-        names = imported(path)
-        if path.name == "schedule_targets.py":
-            names -= {"jax.experimental.topologies"}  # has no other public name
-        assert not [name for name in names if "._" in name or "jax.experimental" in name]
-
-
-def test_only_collectives_exchanges_parameters():
+def test_imports_run_downwards():
+    """Nobody above the algorithms names one; the experiments are named by nobody."""
+    violations = []
     for path in LIBRARY:
-        if path.name != "collectives.py":
-            calls = {
-                node.attr
-                for node in ast.walk(ast.parse(path.read_text()))
-                if isinstance(node, ast.Attribute)
-            }
-            assert not calls & {"ppermute", "psum", "pmean", "all_gather", "pmax", "pmin"}, path
+        if path == ROOT / "gossipjax" / "__init__.py":
+            continue
+        layer = layer_of(dotted_name(path))
+        for module, _ in imported_names(parse(path)):
+            package, *rest = module.split(".")
+            is_upward = bool(rest) and layer_of(module) not in {layer, *LAYERS[layer]}
+            if package == "experiments" or (package == "gossipjax" and (not rest or is_upward)):
+                violations.append(f"{name_of(path)} imports {module}")
+    assert violations == []
+
+
+def test_private_modules_and_names_stay_in_their_folder():
+    violations = []
+    for path in SOURCES:
+        for module, name in imported_names(parse(path)):
+            if module not in MODULES:
+                continue
+            is_foreign = MODULES[module].parent != path.parent
+            parts = module.split(".")
+            if is_foreign and any(map(is_private, parts)):
+                violations.append(f"{name_of(path)} imports {module}")
+            if name is not None and is_private(name):
+                violations.append(f"{name_of(path)} imports {module}.{name}")
+    assert violations == []
+
+
+def public_names(module: str) -> set[str] | None:
+    """`__all__` of a module; None if it has none: public is then what has no underscore."""
+    names = getattr(importlib.import_module(module), "__all__", None)
+    return None if names is None else set(names)
+
+
+def gossipjax_names(path: Path) -> Iterator[tuple[str, str | None]]:
+    """What a program takes of the library: imports, and attributes such as `gx.topology.ring`."""
+    tree = parse(path)
+    aliases = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name == "gossipjax"
+    }
+    yield from imported_names(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            root, *names = ast.unparse(node).split(".")
+            if root in aliases and all(name.isidentifier() for name in names):
+                module = "gossipjax"
+                while names and f"{module}.{names[0]}" in MODULES:
+                    module = f"{module}.{names.pop(0)}"
+                yield module, names[0] if names else None
+
+
+def test_experiments_use_public_names_only():
+    violations = set()
+    for path in EXPERIMENTS:
+        for module, name in gossipjax_names(path):
+            if module.split(".")[0] != "gossipjax":
+                continue
+            names = public_names(module) if module in PUBLIC_MODULES else set()
+            is_public = module in PUBLIC_MODULES and (
+                name in (None, "__version__")
+                or (not is_private(name) if names is None else name in names)
+            )
+            if not is_public:
+                violations.add(f"{name_of(path)} uses {module}{'.' + name if name else ''}")
+    assert sorted(violations) == []
+
+
+@pytest.mark.parametrize(
+    "folder", sorted({path.parent for path in LIBRARY}), ids=lambda path: name_of(path)
+)
+def test_every_folder_of_the_library_says_what_is_public(folder):
+    names = public_names(dotted_name(folder / "__init__.py"))
+    assert names is not None
+    module = importlib.import_module(dotted_name(folder / "__init__.py"))
+    assert not [name for name in names if is_private(name) or not hasattr(module, name)]
+
+
+def without_type_checking(tree: ast.Module) -> ast.Module:
+    """The module without what only a type checker imports."""
+
+    class Remove(ast.NodeTransformer):
+        def visit_If(self, node: ast.If) -> ast.AST | None:
+            return None if ast.unparse(node.test) == "TYPE_CHECKING" else self.generic_visit(node)
+
+    return Remove().visit(tree)
+
+
+def find_circle(edges: dict[str, set[str]]) -> list[str]:
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> list[str]:
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module in done:
+            return []
+        done.add(module)
+        circles = (visit(other, [*path, module]) for other in sorted(edges[module]))
+        return next(filter(None, circles), [])
+
+    return next(filter(None, (visit(module, []) for module in sorted(edges))), [])
+
+
+def test_no_import_circle():
+    edges = {
+        module: {
+            other
+            for other, _ in imported_names(without_type_checking(parse(path)))
+            if other in MODULES
+        }
+        for module, path in MODULES.items()
+    }
+    assert find_circle(edges) == []
+    assert find_circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+
+
+def test_the_core_needs_only_jax_optax_and_numpy():
+    violations = []
+    for path in LIBRARY:
+        packages = {module.split(".")[0] for module, _ in imported_names(parse(path))}
+        packages -= {"gossipjax", *sys.stdlib_module_names}
+        layer = path.relative_to(ROOT / "gossipjax").parts[0]
+        extra = packages - ALLOWED_PACKAGES.get(layer, {"jax", "numpy", "optax"})
+        violations += [f"{name_of(path)} imports {package}" for package in extra]
+        if "orbax" in packages and path.stem not in ("_checkpoints", "_store"):
+            violations.append(f"{name_of(path)} imports orbax, which is an extra")
+    assert violations == []
+
+
+def test_nothing_private_or_experimental_of_jax_is_used():
+    violations = []
+    for path in SOURCES:
+        tree = parse(path)
+        names = {
+            module if name is None else f"{module}.{name}" for module, name in imported_names(tree)
+        }
+        names |= {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        if name_of(path) == "experiments/speed/targets.py":
+            names -= {"jax.experimental.topologies"}  # has no other public name
+        for name in sorted(names):
+            root, *parts = name.split(".")
+            if root == "jax" and ("experimental" in parts or any(map(is_private, parts))):
+                violations.append(f"{name_of(path)} uses {name}")
+    assert violations == []
+
+
+def test_only_the_exchange_calls_lax_collectives():
+    violations = []
+    for path in LIBRARY:
+        if path == ROOT / "gossipjax" / "collectives" / "_exchange.py":
+            continue
+        tree = parse(path)
+        attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        names = attributes | {name for _, name in imported_names(tree)}
+        violations += [f"{name_of(path)} uses {name}" for name in names & LAX_COLLECTIVES]
+    assert violations == []
 
 
 def lines_of_code(path: Path) -> int:
-    """Lines that are not blank, and no comment or docstring."""
-    text = path.read_text()
-    said = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(
-            node
-        ):
-            said |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    lines = enumerate(text.splitlines(), start=1)
+    """Lines that are not blank and belong to no comment or docstring."""
+    documented: set[int] = set()
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            documented.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return sum(
-        bool(line.strip()) and not line.lstrip().startswith("#") and number not in said
-        for number, line in lines
+        bool(line.strip()) and not line.lstrip().startswith("#") and number not in documented
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
     )
 
 
-JOBS = {"rendezvous", "supervisor", "launch", "leaves", "agreement", "checkpoint", "resume"}
+def test_files_are_small():
+    sizes = {path: lines_of_code(path) for path in SOURCES}
+    too_large = [f"{name_of(path)}: {size}" for path, size in sizes.items() if size > MAX_LINES]
+    assert too_large == []
+    too_small = [
+        f"{name_of(path)}: {size}"
+        for path, size in sizes.items()
+        if size < MIN_LINES and path.stem not in ("__init__", "__main__")
+    ]
+    assert too_small == []
 
 
-@pytest.mark.parametrize(("jobs", "lines", "code"), [(False, 3200, 1700), (True, 1510, 1015)])
-def test_the_library_stays_small(jobs, lines, code):
-    """An evening's reading: half of it is docstrings, which say what the other half computes.
+def test_folders_are_read_in_an_hour():
+    sizes: dict[Path, int] = {}
+    for path in SOURCES:
+        sizes[path.parent] = sizes.get(path.parent, 0) + lines_of_code(path)
+    too_large = [
+        f"{name_of(path)}: {size}" for path, size in sizes.items() if size > MAX_FOLDER_LINES
+    ]
+    assert too_large == []
 
-    What runs jobs on several processes, and saves them, is a second one.
-    """
-    paths = [path for path in LIBRARY if (room(path) in JOBS) == jobs]
-    sizes = [len(path.read_text().splitlines()) for path in paths]
-    assert max(sizes) <= 300
-    assert sum(sizes) < lines
-    assert sum(map(lines_of_code, paths)) < code
+
+def test_the_part_that_is_read_with_the_paper_is_small():
+    assert sum(lines_of_code(ROOT / "gossipjax" / name) for name in READ_WITH_THE_PAPER) < 1000
+
+
+def count_inner_functions(function: ast.AST) -> int:
+    return sum(isinstance(node, FUNCTIONS) for node in ast.walk(function)) - 1
+
+
+def is_packed_assignment(node: ast.AST) -> bool:
+    """Whether `a, b = x, y`, which are two statements; a swap is one."""
+    if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)):
+        return False
+    values = sorted(map(ast.unparse, node.value.elts))
+    return any(
+        isinstance(target, ast.Tuple)
+        and len(target.elts) >= 2
+        and sorted(map(ast.unparse, target.elts)) != values
+        for target in node.targets
+    )
+
+
+def test_one_statement_a_line():
+    packed = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in SOURCES
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.stmt) and is_packed_assignment(node)
+    ]
+    assert len(packed) < MAX_PACKED_ASSIGNMENTS, packed
+    examples = {"a, b = 1, 2": True, "a, b = b, a": False, "a, b = f()": False, "a = 1, 2": False}
+    for code, expected in examples.items():
+        assert is_packed_assignment(ast.parse(code).body[0]) == expected
+
+
+def test_functions_are_no_programs():
+    """More than three functions in one are a class, or several functions."""
+    violations = [
+        f"{name_of(path)}:{node.lineno} {node.name}"
+        for path in SOURCES
+        for node in ast.walk(parse(path))
+        if isinstance(node, FUNCTIONS) and count_inner_functions(node) > 3
+    ]
+    assert violations == []
+
+
+def test_lambdas_freeze_nothing():
+    """A default argument of a lambda that holds a loop's variable is a function that is missing."""
+    violations = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in SOURCES
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Lambda) and (node.args.defaults or any(node.args.kw_defaults))
+    ]
+    assert violations == []
 
 
 def test_import_brings_nothing_heavy():
@@ -131,5 +360,5 @@ def test_import_brings_nothing_heavy():
         "heavy = {'flax', 'networkx', 'matplotlib', 'orbax', 'tensorflow_datasets'}; "
         "print(heavy & set(sys.modules))"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert found.stdout.strip() == "set()", found.stderr
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert run.stdout.strip() == "set()", run.stderr

@@ -1,6 +1,4 @@
-"""Node-stacked arrays on a mesh and on one device, donation, and nodes of several devices."""
-
-from typing import Any
+"""Per-node functions on node-stacked arrays: kinds of arguments, donation, and local devices."""
 
 import jax
 import jax.numpy as jnp
@@ -12,39 +10,39 @@ from jax.sharding import Mesh
 
 import gossipjax as gx
 
-N, LOCAL = 4, 2
+N = 4
+LOCAL = 2
+DEVICES = np.array(jax.devices())
+HIERARCHY = gx.Nodes(mesh=Mesh(DEVICES.reshape(N, LOCAL), ("nodes", "local")))
+PLACEMENTS = {
+    "simulated": gx.Nodes(N),
+    "mesh": gx.Nodes(mesh=Mesh(DEVICES[:N], ("nodes",))),
+    "explicit mesh": gx.Nodes(mesh=jax.make_mesh((N,), ("nodes",), devices=jax.devices()[:N])),
+    "hierarchy": HIERARCHY,
+}
+every_placement = pytest.mark.parametrize("nodes", PLACEMENTS.values(), ids=PLACEMENTS)
 
 
-def meshes():
-    devices = np.array(jax.devices())
-    return {
-        "one device": {"nodes": N},
-        "mesh": {"mesh": Mesh(devices[:N], ("nodes",))},
-        "explicit mesh": {"mesh": jax.make_mesh((N,), ("nodes",), devices=jax.devices()[:N])},
-        "hierarchy": {"mesh": Mesh(devices.reshape(N, LOCAL), ("nodes", "local"))},
-    }
-
-
-@pytest.mark.parametrize("where", meshes())
-def test_strips_the_node_axis_and_puts_it_back(where):
-    def fn(tree, factor, scale, shared):
+@every_placement
+def test_strips_the_node_axis_and_puts_it_back(nodes):
+    def scale(tree, factor, ones, shared):
         assert tree["a"].shape == (3,)
         assert tree["b"].shape == ()
         assert isinstance(factor, int)
-        assert scale.shape == ()
+        assert ones.shape == ()
         return {"out": tree["a"] * factor + shared, "index": jax.lax.axis_index("nodes")}
 
-    program = gx.spmd(fn, **meshes()[where], static_argnums=1, shared_argnums=3)
+    program = gx.spmd(scale, nodes=nodes, static_argnums=1, shared_argnums=3)
     tree = {"a": jnp.arange(12.0).reshape(N, 3), "b": jnp.ones(N)}
     out = program(tree, 2, jnp.ones(N), jnp.float32(1.0))
     np.testing.assert_array_equal(out["out"], np.arange(12.0).reshape(N, 3) * 2 + 1)
     np.testing.assert_array_equal(out["index"], np.arange(N))
 
 
-@pytest.mark.parametrize("where", meshes())
-def test_typed_keys_are_arrays_too(where):
+@every_placement
+def test_typed_keys_are_arrays_too(nodes):
     keys = jax.random.split(jax.random.key(0), N)
-    drawn = gx.spmd(lambda key: (jax.random.normal(key), key), **meshes()[where])(keys)[0]
+    drawn, _ = gx.spmd(lambda key: (jax.random.normal(key), key), nodes=nodes)(keys)
     np.testing.assert_allclose(drawn, [jax.random.normal(key) for key in keys], rtol=1e-6)
 
 
@@ -53,13 +51,19 @@ def test_without_mesh_or_nodes_all_devices_are_nodes():
     np.testing.assert_array_equal(index, np.arange(len(jax.devices())))
 
 
-def test_another_axis_name():
-    total = gx.spmd(lambda x: jax.lax.psum(x, "servers"), nodes=3, axis_name="servers")
+@pytest.mark.parametrize("mesh", [None, Mesh(DEVICES[:3], ("servers",))], ids=["vmap", "mesh"])
+def test_another_axis_name(mesh):
+    total = gx.spmd(
+        lambda x: jax.lax.psum(x, "servers"),
+        mesh=mesh,
+        nodes=None if mesh else 3,
+        axis_name="servers",
+    )
     np.testing.assert_array_equal(total(jnp.arange(3.0)), [3, 3, 3])
 
 
-@pytest.mark.parametrize("where", meshes())
-def test_donated_arguments_are_gone(where):
+@every_placement
+def test_donated_arguments_are_gone(nodes):
     tx = optax.chain(optax.adam(1e-3), gx.sgp(gx.topology.ring(N)))
 
     def update(params, state):
@@ -67,17 +71,20 @@ def test_donated_arguments_are_gone(where):
         return optax.apply_updates(params, updates), state
 
     params = {"w": jnp.ones((N, 2)), "b": jnp.ones((N, 3), jnp.bfloat16)}
-    state = gx.spmd(tx.init, **meshes()[where])(params)
-    program = gx.spmd(update, **meshes()[where], donate_argnums=(0, 1))
+    state = gx.spmd(tx.init, nodes=nodes)(params)
+    program = gx.spmd(update, nodes=nodes, donate_argnums=(0, 1))
     params, state = program(params, state)
     old = params["w"]
     program(params, state)
     assert old.is_deleted()
 
 
-def hierarchical(check_vma, explicit_cast):
-    """Gradients averaged inside a server, models between servers: the first step, per node."""
-    mesh = meshes()["hierarchy"]["mesh"]
+def test_accelerators_alone_donate():
+    assert gx.donate_on_accelerators(0, 1) == ()  # the tests run on CPU
+
+
+def make_hierarchical_step(check_vma, is_cast):
+    """Returns init and one step: gradients averaged inside a server, models between servers."""
     schedule = gx.topology.one_peer_exponential(N)
     tx = optax.chain(
         gx.allreduce("local"),
@@ -89,21 +96,18 @@ def hierarchical(check_vma, explicit_cast):
         return jnp.mean((batch @ z["a"] - z["b"]) ** 2)
 
     def step(z, state, batch):
-        at = jax.lax.pcast(z, "local", to="varying") if explicit_cast else z
+        at = jax.lax.pcast(z, "local", to="varying") if is_cast else z
         updates, state = tx.update(jax.grad(loss)(at, batch), state, z)
         return optax.apply_updates(z, updates), state
 
-    keywords = {"mesh": mesh, "check_vma": check_vma}
-    program = gx.spmd(step, local_argnums=2, **keywords)
-    return gx.spmd(tx.init, **keywords), program, schedule
+    program = HIERARCHY.spmd(step, local_argnums=2, check_vma=check_vma)
+    return HIERARCHY.spmd(tx.init, check_vma=check_vma), program, schedule
 
 
-@pytest.mark.parametrize(
-    ("check_vma", "explicit_cast"), [(False, False), (False, True), (True, True)]
-)
-def test_servers_of_several_devices_are_nodes(check_vma, explicit_cast):
+@pytest.mark.parametrize(("check_vma", "is_cast"), [(False, False), (False, True), (True, True)])
+def test_servers_of_several_devices_are_nodes(check_vma, is_cast):
     """The gradient's scale is that of the whole batch of a server, in both modes of shard_map."""
-    init, program, schedule = hierarchical(check_vma, explicit_cast)
+    init, program, schedule = make_hierarchical_step(check_vma, is_cast)
     rng = np.random.default_rng(0)
     start = rng.normal(size=(N, 4))
     batches = rng.normal(size=(6, N, 8, 3))
@@ -116,46 +120,46 @@ def test_servers_of_several_devices_are_nodes(check_vma, explicit_cast):
     z = {"a": jnp.asarray(start[:, :3], jnp.float32), "b": jnp.asarray(start[:, 3], jnp.float32)}
     state = init(z)
     expected = oracle.train_sgp(schedule.matrices(), start, gradient, oracle.sgd(0.1, 0.9), 6)
-    for k, (wanted, _) in enumerate(expected):
+    for k, (expected_z, _) in enumerate(expected):
         z, state = program(z, state, jnp.asarray(batches[k], jnp.float32))
-        np.testing.assert_allclose(z["a"], wanted[:, :3], rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(z["b"], wanted[:, 3], rtol=1e-4, atol=1e-5)
-    for shard in z["a"].addressable_shards:  # the replicas inside a server agree to the bit
+        np.testing.assert_allclose(z["a"], expected_z[:, :3], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(z["b"], expected_z[:, 3], rtol=1e-4, atol=1e-5)
+    for shard in z["a"].addressable_shards:  # the replicas inside a server have the same bits
         node = shard.index[0].start
         np.testing.assert_array_equal(shard.data[0], z["a"][node])
 
 
 def test_gradients_that_autodiff_has_summed_are_refused():
-    init, program, _ = hierarchical(check_vma=True, explicit_cast=False)
+    init, program, _ = make_hierarchical_step(check_vma=True, is_cast=False)
     z = {"a": jnp.ones((N, 3)), "b": jnp.ones(N)}
-    with pytest.raises(
-        ValueError, match=r"updates\['a'\] does not vary over 'local'.*to='varying'"
-    ):
+    with pytest.raises(ValueError, match=r"updates\['a'\] .*over 'local'.*to='varying'"):
         program(z, init(z), jnp.ones((N, 8, 3)))
 
 
 def test_a_server_sends_its_model_once():
     """Each of L local devices exchanges 1/L of the buffer; naively each would send all of it."""
     size = 1000
-    mesh = meshes()["hierarchy"]["mesh"]
 
     def mixed(x):
         return gx.mix(x, None, gx.topology.directed_ring(N), 0, local_axis_name="local")[0]
 
-    lowered = gx.spmd(mixed, mesh=mesh).lower(jnp.ones((N, size)))
+    lowered = HIERARCHY.spmd(mixed).lower(jnp.ones((N, size)))
     permutes = [line for line in lowered.as_text().splitlines() if "collective_permute" in line]
     assert len(permutes) == 1
     assert f"tensor<{size // LOCAL}xf32>" in permutes[0]
 
 
 def test_one_replicated_gradient_among_varying_ones_is_refused_too():
+    def loss(z, batch):
+        return jnp.mean(z["a"] * batch) + jnp.mean(z["b"] * batch)
+
     def update(z, batch):
         at = {"a": jax.lax.pcast(z["a"], "local", to="varying"), "b": z["b"]}
-        grads = jax.grad(lambda z: jnp.mean(z["a"] * batch) + jnp.mean(z["b"] * batch))(at)
+        grads = jax.grad(loss)(at, batch)
         return gx.allreduce("local").update(grads, optax.EmptyState())[0]
 
-    program = gx.spmd(update, mesh=meshes()["hierarchy"]["mesh"], local_argnums=1, check_vma=True)
-    with pytest.raises(ValueError, match=r"updates\['b'\] does not vary over 'local'"):
+    program = HIERARCHY.spmd(update, local_argnums=1, check_vma=True)
+    with pytest.raises(ValueError, match=r"updates\['b'\] .*over 'local'"):
         program({"a": jnp.ones(N), "b": jnp.ones(N)}, jnp.ones((N, 4)))
 
 
@@ -167,34 +171,37 @@ def test_replicas_that_were_not_averaged_are_refused():
         at = jax.lax.pcast(z, "local", to="varying")
         return tx.update(at * batch.mean(), state, z)
 
-    keywords = {"mesh": meshes()["hierarchy"]["mesh"], "check_vma": True}
     z = jnp.ones((N, 3))
-    state = gx.spmd(tx.init, **keywords)(z)
-    with pytest.raises(ValueError, match=r"varies over 'local'.*gx.allreduce\('local'\) first"):
-        gx.spmd(step, **keywords, local_argnums=2)(z, state, jnp.ones((N, 4)))
+    state = HIERARCHY.spmd(tx.init, check_vma=True)(z)
+    with pytest.raises(
+        ValueError, match=r"all devices of 'local', got .*gx.allreduce\('local'\) first"
+    ):
+        HIERARCHY.spmd(step, check_vma=True, local_argnums=2)(z, state, jnp.ones((N, 4)))
 
 
-@pytest.mark.parametrize("static", [True, False])
-def test_local_steps_gather_nothing_over_the_local_axis(static):
-    """A silent round must not collect the model either, and a traced one only in a branch."""
+@pytest.mark.parametrize("is_static", [True, False])
+def test_local_steps_gather_nothing_over_the_local_axis(is_static):
+    """An idle round must not collect the model either, and a traced one only in a branch."""
     schedule = gx.topology.one_peer_exponential(N).every(2)
 
     def mixed(x, step):
         return gx.mix(x, None, schedule, step, local_axis_name="local")[0]
 
-    how: dict[str, Any] = {"static_argnums": 1} if static else {"shared_argnums": 1}
-    program = gx.spmd(mixed, mesh=meshes()["hierarchy"]["mesh"], **how)
+    if is_static:
+        program = HIERARCHY.spmd(mixed, static_argnums=1)
+    else:
+        program = HIERARCHY.spmd(mixed, shared_argnums=1)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(N, 5)), jnp.float32)
     for step in range(4):
-        number = step if static else jnp.int32(step)
         expected = schedule.round_at(step).matrix @ np.asarray(x)
-        np.testing.assert_allclose(program(x, number), expected, rtol=1e-5, atol=1e-6)
-    if static:
+        actual = program(x, step if is_static else jnp.int32(step))
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+    if is_static:
         assert "all_gather" not in program.lower(x, 1).as_text()
 
 
 def test_the_hierarchy_under_nested_vmap():
-    """The per-node function runs everywhere: devices of a node simulated as well."""
+    """The per-node function runs unchanged where the devices of a node are simulated as well."""
     ring = gx.topology.ring(N)
 
     def mixed(x):
@@ -202,37 +209,42 @@ def test_the_hierarchy_under_nested_vmap():
 
     x = jnp.asarray(np.random.default_rng(0).normal(size=(N, 5)), jnp.float32)
     inner = jax.vmap(mixed, in_axes=None, axis_name="local", axis_size=LOCAL, out_axes=0)
-    found = jax.vmap(inner, axis_name="nodes")(x)
+    actual = jax.vmap(inner, axis_name="nodes")(x)
     for device in range(LOCAL):
-        np.testing.assert_allclose(found[:, device], ring.matrices()[0] @ x, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(actual[:, device], ring.matrices()[0] @ x, rtol=1e-5, atol=1e-6)
 
 
 class TestBadInput:
     def test_leaves_without_a_node_axis(self):
         program = gx.spmd(lambda x: x, nodes=4)
-        with pytest.raises(ValueError, match=r"argument 0\['w'\] has shape \[3, 2\].*4 nodes"):
+        with pytest.raises(
+            ValueError, match=r"argument 0\['w'\] must be .*4 nodes, got .*\[3, 2\]"
+        ):
             program({"w": jnp.ones((3, 2))})
-        with pytest.raises(ValueError, match=r"shape \[\];.*shared_argnums or static_argnums"):
+        with pytest.raises(ValueError, match=r"shape \[\]: .*shared_argnums or static_argnums"):
             program(jnp.ones(()))
 
     def test_batches_that_do_not_divide(self):
-        mesh = meshes()["hierarchy"]["mesh"]
-        program = gx.spmd(lambda x: x, mesh=mesh, local_argnums=0)
-        with pytest.raises(ValueError, match=r"\[4, 3\]; its second axis is split over 2 local"):
+        program = HIERARCHY.spmd(lambda x: x, local_argnums=0)
+        with pytest.raises(ValueError, match=r"second axis that 2 local devices divide.*\[4, 3\]"):
             program(jnp.ones((4, 3)))
 
     def test_meshes(self):
-        mesh = meshes()["mesh"]["mesh"]
-        with pytest.raises(ValueError, match="none named 'servers'"):
+        mesh = PLACEMENTS["mesh"].mesh
+        with pytest.raises(ValueError, match="must have an axis named 'servers'"):
             gx.spmd(lambda x: x, mesh=mesh, axis_name="servers")
-        with pytest.raises(ValueError, match="nodes=3, but the mesh has 4"):
+        with pytest.raises(ValueError, match="the size of the mesh's axis 'nodes', 4, got 3"):
             gx.spmd(lambda x: x, mesh=mesh, nodes=3)
+        with pytest.raises(ValueError, match="mesh must be that of nodes"):
+            gx.spmd(lambda x: x, mesh=mesh, nodes=gx.Nodes(N))
+        with pytest.raises(ValueError, match="axis_name must be that of nodes, 'nodes', got"):
+            gx.spmd(lambda x: x, nodes=gx.Nodes(N), axis_name="servers")
         for nodes in (0, "4", 2.0, True):
-            with pytest.raises(ValueError, match="nodes is a whole number of at least 1"):
+            with pytest.raises(ValueError, match=f"nodes must be an integer >= 1, got {nodes!r}"):
                 gx.spmd(lambda x: x, nodes=nodes)  # pyright: ignore[reportArgumentType]
 
     def test_argument_numbers(self):
-        with pytest.raises(ValueError, match=r"counted from 0; given \[-1\]"):
+        with pytest.raises(ValueError, match=r"argument numbers must be >= 0, got \[-1\]"):
             gx.spmd(lambda x: x, nodes=2, static_argnums=-1)
-        with pytest.raises(ValueError, match=r"arguments \[1\] are both static and shared"):
+        with pytest.raises(ValueError, match=r"static or shared, got \[1\] in both"):
             gx.spmd(lambda x, y: x, nodes=2, static_argnums=1, shared_argnums=(0, 1))

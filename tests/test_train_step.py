@@ -1,4 +1,4 @@
-"""The training step: one program per round, and the exchange of OSGP beside the gradients."""
+"""The training step: one program per round, and the exchange of OSGP during the gradients."""
 
 import threading
 
@@ -7,48 +7,78 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import Mesh
 from modes import mesh
 
 import gossipjax as gx
 
 N = 8
 SCHEDULE = gx.topology.one_peer_exponential(N)
+RANDOM = gx.topology.random_peer(N, gx.MAX_PROGRAMS + 1, seed=0)  # too many for a program each
+GRID = gx.Nodes(mesh=Mesh(np.array(jax.devices()).reshape(4, 2), ("nodes", "local")))
+PLACEMENTS = {"mesh": gx.Nodes(mesh=mesh(N)), "vmap": gx.Nodes(N)}
 
 
 def gradients(z, target):
     return z - target, jnp.sum(jnp.square(z - target))
 
 
-def trained(gossip, schedule, lookback=0, steps=9, dtype=jnp.float32, **where):
+def make_targets(dtype=jnp.float32):
+    return jnp.asarray(np.random.default_rng(0).normal(size=(N, 5)), dtype)
+
+
+def train(gossip, nodes, steps=9, dtype=jnp.float32, overlap_in_thread=None):
+    """A quadratic per node: the train step, its state, and all models and losses."""
     tx = optax.chain(optax.sgd(0.1, momentum=0.9), gossip)
-    step = gx.TrainStep(gradients, tx, schedule, lookback, **where)
-    keywords = {k: v for k, v in where.items() if k != "threads"}
-    targets = jnp.asarray(np.random.default_rng(0).normal(size=(N, 5)), dtype)
-    z = jnp.zeros((N, 5), dtype)
-    state, losses = gx.spmd(tx.init, **keywords)(z), []
-    for k in range(steps):
-        z, state, loss = step(k, z, state, targets)
-        losses.append(loss)
-    return step, np.asarray(z, np.float32), np.asarray(losses, np.float32)
+    train_step = gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=overlap_in_thread)
+    targets = make_targets(dtype)
+    z, opt_state = nodes.init(tx, jnp.zeros(5, dtype))
+    models = []
+    losses = []
+    for step in range(steps):
+        z, opt_state, loss = train_step(step, z, opt_state, targets)
+        models.append(np.asarray(z, np.float32))
+        losses.append(np.asarray(loss, np.float32))
+    return train_step, opt_state, np.array(models), np.array(losses)
 
 
-@pytest.mark.parametrize("where", [{"mesh": mesh(N)}, {"nodes": N}], ids=["mesh", "vmap"])
+def train_densely(schedule, steps=9):
+    """The same by D-PSGD, in float64."""
+    targets = np.asarray(make_targets(), np.float64)
+    x = np.zeros((N, 5))
+    momentum = np.zeros((N, 5))
+    for step in range(steps):
+        momentum = 0.9 * momentum + x - targets
+        x = schedule.round_at(step).matrix @ x - 0.1 * momentum
+    return x
+
+
+def assert_the_thread_changes_nothing(gossip, nodes, tolerance=1e-6, **options):
+    results = []
+    for overlap_in_thread in (False, True):
+        train_step, opt_state, models, losses = train(
+            gossip, nodes, overlap_in_thread=overlap_in_thread, **options
+        )
+        assert train_step.overlaps(opt_state) == overlap_in_thread
+        results.append((models, losses, opt_state))
+    fused, overlapped = results
+    for expected, actual in zip(fused[:2], overlapped[:2], strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=10 * tolerance, atol=tolerance)
+    assert jax.tree.structure(fused[2]) == jax.tree.structure(overlapped[2])
+    for expected, actual in zip(*map(jax.tree.leaves, (fused[2], overlapped[2])), strict=True):
+        assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+        as_float = np.asarray(actual, np.float32), np.asarray(expected, np.float32)
+        np.testing.assert_allclose(*as_float, rtol=10 * tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("nodes", PLACEMENTS.values(), ids=PLACEMENTS)
 @pytest.mark.parametrize("overlap", [1, 2])
-def test_threads_change_nothing(overlap, where):
-    spread = SCHEDULE.every(overlap)
-    results = [
-        trained(gx.osgp(SCHEDULE, overlap), spread, overlap, threads=threads, **where)[1:]
-        for threads in (False, True)
-    ]
-    for one, other in zip(*results, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-
-
-RANDOM = gx.topology.random_peer(N, rounds=40, seed=0)  # more rounds than programs
+def test_the_thread_changes_nothing(overlap, nodes):
+    assert_the_thread_changes_nothing(gx.osgp(SCHEDULE, overlap), nodes)
 
 
 @pytest.mark.parametrize(
-    ("schedule", "overlap", "options", "dtype", "near"),
+    ("schedule", "overlap", "options", "dtype", "tolerance"),
     [
         (SCHEDULE, 1, {"biased": True}, jnp.float32, 1e-6),
         (SCHEDULE, 3, {"biased": True}, jnp.float32, 1e-6),
@@ -58,57 +88,213 @@ RANDOM = gx.topology.random_peer(N, rounds=40, seed=0)  # more rounds than progr
         (RANDOM, 3, {}, jnp.float32, 1e-6),
     ],
 )
-def test_threads_change_no_variant(schedule, overlap, options, dtype, near):
-    tx = gx.osgp(schedule, overlap, **options)
-    spread = schedule.every(overlap)
-    results = [
-        trained(tx, spread, overlap, steps=11, dtype=dtype, threads=threads, nodes=N)[1:]
-        for threads in (False, True)
-    ]
-    for one, other in zip(*results, strict=True):
-        np.testing.assert_allclose(one, other, rtol=near, atol=near)
+def test_the_thread_changes_no_variant(schedule, overlap, options, dtype, tolerance):
+    gossip = gx.osgp(schedule, overlap, **options)
+    assert_the_thread_changes_nothing(gossip, gx.Nodes(N), tolerance, steps=11, dtype=dtype)
 
 
-def test_the_exchange_runs_in_a_thread_of_its_own(monkeypatch):
-    seen = []
+@pytest.mark.parametrize(
+    ("options", "dtype", "tolerance"),
+    [
+        ({"overlap": 2, "wire_dtype": jnp.bfloat16}, jnp.bfloat16, 2**-8),
+        ({"overlap": 3, "biased": True}, jnp.float32, 1e-6),
+    ],
+)
+def test_the_thread_changes_no_variant_on_a_mesh(options, dtype, tolerance):
+    gossip = gx.osgp(SCHEDULE, **options)
+    assert_the_thread_changes_nothing(gossip, PLACEMENTS["mesh"], tolerance, dtype=dtype)
+
+
+def test_the_exchange_runs_on_another_thread(monkeypatch):
+    threads = []
     exchange = gx.exchange
 
-    def watched(*args):
-        seen.append(threading.current_thread().name)
+    def record_thread(*args):
+        threads.append(threading.current_thread().name)
         return exchange(*args)
 
-    monkeypatch.setattr("gossipjax.loop.exchange", watched)
-    trained(gx.osgp(SCHEDULE), SCHEDULE, 1, threads=True, nodes=N)
-    assert seen  # once per program, when it is traced
-    assert all(name.startswith("exchange") for name in seen)
+    monkeypatch.setattr("gossipjax.train_step.exchange", record_thread)
+    train(gx.osgp(SCHEDULE), gx.Nodes(N), overlap_in_thread=True)
+    assert threads  # once per program, when it is traced
+    assert all(name.startswith("exchange") for name in threads)
 
 
 def test_one_process_has_no_wire_to_hide():
+    nodes = gx.Nodes(N)
     tx = gx.osgp(SCHEDULE)
-    state = gx.spmd(tx.init, nodes=N)(jnp.ones(N))
-    step = gx.TrainStep(gradients, tx, SCHEDULE, 1, nodes=N)
-    assert not step.overlaps(state)
-    assert gx.TrainStep(gradients, tx, SCHEDULE, 1, nodes=N, threads=True).overlaps(state)
-    plain = gx.spmd(gx.sgp(SCHEDULE).init, nodes=N)(jnp.ones(N))
-    assert not gx.TrainStep(gradients, tx, SCHEDULE, nodes=N, threads=True).overlaps(plain)
+    _, opt_state = nodes.init(tx, jnp.ones(()))
+    assert not gx.TrainStep(gradients, tx, nodes=nodes).overlaps(opt_state)
+    assert gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=True).overlaps(opt_state)
+    tx = gx.sgp(SCHEDULE)
+    _, opt_state = nodes.init(tx, jnp.ones(()))
+    assert not gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=True).overlaps(opt_state)
 
 
+@pytest.mark.parametrize("nodes", PLACEMENTS.values(), ids=PLACEMENTS)
 @pytest.mark.parametrize("rounds", [5, 40])
-def test_a_program_per_round_unless_they_are_too_many(rounds):
+def test_a_program_per_round_unless_they_are_too_many(rounds, nodes):
     schedule = gx.topology.random_ring(N, rounds, seed=0)
-    step, z, _ = trained(gx.dpsgd(schedule), schedule, nodes=N)
-    assert step.steps == (list(range(5)) if rounds == 5 else None)
-    x, momentum = np.zeros((N, 5)), 0
-    targets = np.random.default_rng(0).normal(size=(N, 5))
-    for k in range(9):
-        momentum = 0.9 * momentum + x - targets
-        x = schedule.round_at(k).matrix @ x - 0.1 * momentum
-    np.testing.assert_allclose(z, x, rtol=1e-4, atol=1e-5)
+    train_step, opt_state, models, _ = train(gx.dpsgd(schedule), nodes)
+    expected = list(range(5)) if rounds <= gx.MAX_PROGRAMS else None
+    assert train_step.canonical_steps(opt_state) == expected
+    np.testing.assert_allclose(models[-1], train_densely(schedule), rtol=1e-4, atol=1e-5)
 
 
-def test_an_error_in_the_thread_is_raised():
-    tx = gx.osgp(gx.topology.ring(4))
-    step = gx.TrainStep(gradients, tx, gx.topology.ring(4), 1, nodes=4, threads=True)
-    state = gx.spmd(tx.init, nodes=4)(jnp.ones(4))
-    with pytest.raises(ValueError, match="leading axis of 4 nodes"):
-        step(0, jnp.ones(4), jax.tree.map(lambda x: x[:3], state), jnp.ones(4))
+@pytest.mark.parametrize("rounds", [3, 40])
+def test_one_trace_per_program(rounds):
+    nodes = gx.Nodes(N)
+    schedule = gx.topology.random_ring(N, rounds, seed=0)
+    tx = optax.chain(optax.sgd(0.1), gx.sgp(schedule))
+    traced = []
+
+    def count_traces(z, target):
+        traced.append(z.shape)
+        return gradients(z, target)
+
+    train_step = gx.TrainStep(count_traces, tx, nodes=nodes)
+    z, opt_state = nodes.init(tx, jnp.zeros(5))
+    for step in range(7):
+        z, opt_state, _ = train_step(step, z, opt_state, make_targets())
+    assert len(traced) == (rounds if rounds <= gx.MAX_PROGRAMS else 1)
+
+
+def train_by_a_program(gossip, overlap_in_thread):
+    """A whole program, in which the algorithm is the only thing that is not fixed."""
+    nodes = gx.Nodes(N)
+    tx = optax.chain(optax.sgd(0.1, momentum=0.9), gossip)
+    train_step = gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=overlap_in_thread)
+    z, opt_state = nodes.init(tx, jnp.zeros(5))
+    for step in range(150):
+        z, opt_state, _ = train_step(step, z, opt_state, make_targets())
+    mass = nodes.one(nodes.run(gx.diagnostics.total_mass, z, opt_state))
+    return nodes.one(nodes.run(gx.average_model, z, opt_state)), mass
+
+
+@pytest.mark.parametrize("overlap_in_thread", [None, True])
+@pytest.mark.parametrize(
+    "gossip",
+    [
+        gx.sgp(SCHEDULE),
+        gx.osgp(SCHEDULE, overlap=2),
+        gx.osgp(SCHEDULE.every(2)),
+        gx.osgp(gx.topology.bipartite_exponential(N), overlap=1),
+    ],
+    ids=["sgp", "overlap 2", "local steps", "bipartite"],
+)
+def test_another_algorithm_changes_nothing_else_in_a_program(gossip, overlap_in_thread):
+    """A step that is told another overlap or schedule than its state's would train wrongly."""
+    model, (_, weight) = train_by_a_program(gossip, overlap_in_thread)
+    np.testing.assert_allclose(weight, N, rtol=1e-6)
+    np.testing.assert_allclose(model, make_targets().mean(axis=0), atol=0.02)
+
+
+# Messages of one value per row (overlap 2 and 3) met a fusion of XLA on CPU that overwrote them.
+@pytest.mark.parametrize(("overlap", "size"), [(1, 2), (2, 2), (1, 1), (2, 1), (3, 2)])
+@pytest.mark.parametrize("schedule", [gx.topology.bipartite_exponential(6), RANDOM])
+def test_messages_are_delivered_by_the_round_that_sent_them(schedule, overlap, size):
+    """With a wrong round at the receiver, z would not be that of the mixing matrices."""
+    nodes = gx.Nodes(schedule.size)
+    tx = optax.chain(optax.sgd(0.0), gx.osgp(schedule, overlap))
+    train_step = gx.TrainStep(gradients, tx, nodes=nodes)
+    _, opt_state = nodes.init(tx, jnp.zeros(size))
+    z = start = jnp.stack([jnp.arange(float(schedule.size))] * size, axis=1)
+    mass = np.concatenate([np.ones_like(start[:, :1]), start], axis=1)  # weight and numerator
+    sent = np.zeros_like(mass)
+    for step in range(4 * overlap):
+        z, opt_state, _ = train_step(step, z, opt_state, jnp.zeros_like(start))
+        if step % overlap == 0:
+            matrix = schedule.round_at(step // overlap).matrix
+            kept = np.diag(matrix)[:, None]
+            mass, sent = kept * mass + sent, (matrix - np.diag(np.diag(matrix))) @ mass
+        np.testing.assert_allclose(np.asarray(z), mass[:, 1:] / mass[:, :1], rtol=1e-5)
+
+
+class TestNodesOfSeveralDevices:
+    schedule = gx.topology.one_peer_exponential(4)
+
+    @staticmethod
+    def mean_gradients(z, batch):
+        return z - batch.mean(axis=0), jnp.mean(batch)
+
+    @pytest.mark.parametrize("gossip", [gx.sgp, gx.osgp], ids=["sgp", "osgp"])
+    def test_equals_one_device_with_the_whole_batch(self, gossip):
+        batches = jnp.asarray(np.random.default_rng(1).normal(size=(5, 4, 6, 3)), jnp.float32)
+        several = optax.chain(
+            gx.allreduce("local"),
+            optax.sgd(0.1, momentum=0.9),
+            gossip(self.schedule, local_axis_name="local"),
+        )
+        single = optax.chain(optax.sgd(0.1, momentum=0.9), gossip(self.schedule))
+        results = []
+        for tx, nodes in ((several, GRID), (single, gx.Nodes(4))):
+            train_step = gx.TrainStep(self.mean_gradients, tx, nodes=nodes, local_argnums=1)
+            z, opt_state = nodes.init(tx, jnp.ones(3))
+            for step, batch in enumerate(batches):
+                z, opt_state, _ = train_step(step, z, opt_state, batch)
+            results.append(np.asarray(z))
+        np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-6)
+
+    def test_a_batch_that_does_not_divide(self):
+        tx = optax.chain(gx.allreduce("local"), gx.sgp(self.schedule, local_axis_name="local"))
+        train_step = gx.TrainStep(self.mean_gradients, tx, nodes=GRID, local_argnums=(1,))
+        z, opt_state = GRID.init(tx, jnp.ones(3))
+        with pytest.raises(ValueError, match=r"second axis that 2 local devices divide.*4, 5, 3"):
+            train_step(0, z, opt_state, jnp.ones((4, 5, 3)))
+
+    def test_the_thread_is_refused(self):
+        tx = gx.osgp(self.schedule, local_axis_name="local")
+        with pytest.raises(ValueError, match="overlap_in_thread must be None or False"):
+            gx.TrainStep(gradients, tx, nodes=GRID, overlap_in_thread=True)
+
+
+@pytest.mark.parametrize("nodes", PLACEMENTS.values(), ids=PLACEMENTS)
+@pytest.mark.parametrize(
+    ("gossip", "overlap_in_thread"),
+    [(gx.sgp(SCHEDULE), None), (gx.sgp(RANDOM), None), (gx.osgp(SCHEDULE), True)],
+    ids=["static", "traced", "in a thread"],
+)
+def test_a_step_moves_nothing_between_host_and_devices(gossip, overlap_in_thread, nodes):
+    tx = optax.chain(optax.sgd(0.1), gossip)
+    train_step = gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=overlap_in_thread)
+    z, opt_state = nodes.init(tx, jnp.zeros(5))
+    targets = nodes.put(make_targets())
+    for step in range(4):  # compiles
+        z, opt_state, _ = train_step(step, z, opt_state, targets)
+    with jax.transfer_guard("disallow"):  # of implicit ones
+        for step in range(4, 8):
+            z, opt_state, _ = train_step(step, z, opt_state, targets)
+        jax.block_until_ready(z)
+
+
+class TestBadInput:
+    def test_an_error_in_the_thread_is_raised(self):
+        nodes = gx.Nodes(4)
+        tx = gx.osgp(gx.topology.ring(4))
+        train_step = gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=True)
+        z, opt_state = nodes.init(tx, jnp.ones(()))
+        with pytest.raises(ValueError, match="leading axis of 4 nodes"):
+            train_step(0, z, jax.tree.map(lambda x: x[:3], opt_state), z)
+
+    @pytest.mark.parametrize("rounds", [5, 40])
+    @pytest.mark.parametrize("step", [-1, 2.5, True])
+    def test_steps(self, step, rounds):
+        nodes = gx.Nodes(4)
+        tx = gx.sgp(gx.topology.random_ring(6, rounds, seed=0))
+        _, opt_state = nodes.init(tx, jnp.ones(()))
+        with pytest.raises(ValueError, match=f"step must be an integer >= 0, got {step!r}"):
+            gx.TrainStep(gradients, tx, nodes=nodes)(step, jnp.ones(4), opt_state, jnp.ones(4))
+
+    def test_placements_that_contradict_each_other(self):
+        tx = gx.sgp(SCHEDULE)
+        with pytest.raises(ValueError, match="the size of the mesh's axis 'nodes', 8, got 3"):
+            gx.TrainStep(gradients, tx, mesh=mesh(N), nodes=3)
+        with pytest.raises(ValueError, match="mesh must be that of nodes"):
+            gx.TrainStep(gradients, tx, mesh=mesh(N), nodes=gx.Nodes(N))
+
+    def test_a_state_of_another_chain(self):
+        """Its messages would be delivered by other rounds."""
+        nodes = gx.Nodes(N)
+        _, opt_state = nodes.init(gx.osgp(SCHEDULE, 2), jnp.ones(()))
+        train_step = gx.TrainStep(gradients, gx.osgp(SCHEDULE, 1), nodes=nodes)
+        with pytest.raises(ValueError, match=r"state of osgp must .* overlap, 1, got one of 2"):
+            train_step(0, jnp.ones(N), opt_state, jnp.ones(N))

@@ -74,7 +74,7 @@ class Checkpoints:
 
     Attributes:
       resize_report: of the last `resume`, if it changed nodes or chain; else None.
-      resumed_from: the folder from which the last `resume` restored; None if it found nothing.
+      resumed_from: the folder from which the last `resume` restored; None if nothing was saved.
 
     Raises:
       ImportError: if orbax is not installed.
@@ -127,7 +127,7 @@ class Checkpoints:
         with self._signals:
             if kind is None or jax.process_count() == 1 or kind is Preempted:
                 self.close()
-            else:  # this process may fail alone: no call in which it would wait for the others
+            else:  # others may not fail with this process: no call that would wait for them
                 with contextlib.suppress(Exception):
                     self._manager.wait_until_finished()
         if self._is_preempted and kind is None:  # after the last step: the program ends as asked
@@ -200,7 +200,7 @@ class Checkpoints:
         return restored
 
     def after(self, state: TrainState, last: bool = False) -> None:
-        """Saves `state` if its step is a multiple of `every`, it is the last, or SIGTERM came.
+        """Saves `state` if its step is a multiple of `every`, it is the last, or after SIGTERM.
 
         With several processes a call is a small all-reduce that waits for the step: where steps are
         short, call it every few steps.
@@ -220,8 +220,8 @@ class Checkpoints:
             metadata = {**(state.metadata or {}), "nodes": size}
             self.save(state.step, state.arrays, metadata)
         if is_preempted:
-            self.wait()
-            raise Preempted(state.step, self.folder)
+            steps = self.wait()
+            raise Preempted(steps[-1] if steps else None, self.folder)
 
     def save(self, step: int, state: Any, metadata: dict[str, Any]) -> None:
         """Begins to write a checkpoint; waits only until the previous one is complete.
@@ -324,7 +324,7 @@ class Checkpoints:
             return
         warnings.warn(
             f"the checkpoint of step {self._last_step} could not be written to {self.folder} "
-            f"({first_line(failure)}): the run goes on, and older checkpoints are untouched.",
+            f"({first_line(failure)}): the run continues, and older checkpoints are untouched.",
             stacklevel=3,
         )
         with contextlib.suppress(Exception):

@@ -71,7 +71,8 @@ def _checksum(arrays: dict[int, Any]) -> jax.Array:
         for axis in reversed(range(words.ndim)):
             index += jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis) * np.uint32(stride)
             stride = stride * words.shape[axis] % 2**32
-        total += jnp.uint32(2 * number + 1) * jnp.sum(words.astype(jnp.uint32) * (2 * index + 1))
+        weighted = words.astype(jnp.uint32) * (2 * index + 1)
+        total += jnp.uint32(2 * number + 1) * jnp.sum(weighted, dtype=jnp.uint32)
     return total
 
 

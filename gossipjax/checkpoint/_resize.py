@@ -55,9 +55,9 @@ def change_nodes(
 
     with weight 1 and nothing in flight. Low-precision parameters keep float32 numerators, of the
     average that was not rounded. The count of the gossip stays, so that delays and default steps go
-    on; where there was none, it is 0. An `Extra` of the algorithm follows its rule: the center of
-    `easgd` stays as it is, the history of `adpsgd` is full of `z`; a part that the old state does
-    not have is made from `z` by `tx.init`.
+    on; where there was none, it is 0. Each part that one algorithm alone keeps (`extra`) follows
+    its rule: the average, the maximum or the first of the old nodes, or as `tx.init` makes it from
+    `z`; so does a part that the old state does not have, or has in another shape.
 
     The rest of the optimizer's state is averaged over the nodes and given to all: momentum, the
     moments of Adam. Integers (step counts) take the maximum over nodes; PRNG keys are those of
@@ -133,15 +133,30 @@ def _resize_gossip(old: GossipState, new: GossipState, model: Any) -> GossipStat
 
 
 def _resize_extra(old: Extra | None, new: Extra) -> Extra:
-    if old is None or new.on_resize == "restart":
+    if old is None or new.on_resize == "restart" or not _have_same_shapes(old.value, new.value):
         return new
     rules = {
         "average": _average,
         "max": lambda leaf: np.asarray(leaf).max(axis=0),
         "first": lambda leaf: leaf[0],
     }
-    value = jax.tree.map(rules[new.on_resize], old.value)
-    return Extra(cast_like(value, new.value), new.on_resize, new.is_mass)
+    rule = rules[new.on_resize]
+    value = jax.tree.map(lambda leaf, like: _cast(rule(leaf), like), old.value, new.value)
+    return Extra(value, new.on_resize, new.is_mass)
+
+
+def _have_same_shapes(stacked: Any, single: Any) -> bool:
+    """Whether `[N, ...]` and `[...]` are the same tree; another algorithm's part may not be."""
+    leaves, structure = jax.tree.flatten(stacked)
+    single_leaves, single_structure = jax.tree.flatten(single)
+    return structure == single_structure and all(
+        a.shape[1:] == b.shape for a, b in zip(leaves, single_leaves, strict=True)
+    )
+
+
+def _cast(leaf: Any, like: Any) -> Any:
+    """The leaf in the type of `like`; PRNG keys, which have no `astype`, as they are."""
+    return leaf if leaf.dtype == like.dtype else leaf.astype(like.dtype)
 
 
 def _repeat(tree: Any, nodes: int) -> Any:
@@ -195,7 +210,8 @@ def _unpack_messages(buffers: list[np.ndarray], params: Any, old: GossipState) -
 
 def _average_others(opt_state: Any, template: Any) -> tuple[list[Any], tuple[str, ...]]:
     """The arrays outside the gossip, averaged, in the types of the new ones, and their paths."""
-    old, new = _others(opt_state), _others(template)
+    old = _others(opt_state)
+    new = _others(template)
     for old_item, new_item in itertools.zip_longest(old, new):
         old_shape = old_item and list(old_item[1].shape[1:])
         new_shape = new_item and list(new_item[1].shape)
@@ -208,10 +224,7 @@ def _average_others(opt_state: Any, template: Any) -> tuple[list[Any], tuple[str
             )
     averages = [_average(leaf) for _, leaf in old]
     paths = [path for path, leaf in old if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    cast = [
-        leaf if leaf.dtype == like.dtype else leaf.astype(like.dtype)
-        for leaf, (_, like) in zip(averages, new, strict=True)
-    ]
+    cast = [_cast(leaf, like) for leaf, (_, like) in zip(averages, new, strict=True)]
     return cast, tuple(paths)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -41,15 +42,24 @@ class TrainState(NamedTuple):
 
 
 class Preempted(SystemExit):
-    """The run was asked to end by SIGTERM, and has saved its state. Exit status 143."""
+    """The run was asked to end by SIGTERM, and its state is saved. Exit status 143.
 
-    def __init__(self, step: int, folder: Any):
+    Attributes:
+      step: that of the newest complete checkpoint; None if not even one could be written.
+      folder: where it is.
+    """
+
+    def __init__(self, step: int | None, folder: Path):
         super().__init__(128 + signal.SIGTERM)
         self.step = step
         self.folder = folder
 
     def __str__(self) -> str:
-        return f"asked to end: saved after step {self.step} in {self.folder}; a resumed run goes on"
+        if self.step is None:
+            return f"asked to end: nothing is saved in {self.folder}"
+        return (
+            f"asked to end: saved after step {self.step} in {self.folder}; a resumed run continues"
+        )
 
 
 def make_template(
@@ -60,6 +70,7 @@ def make_template(
     Arrays of another number of nodes or another chain are `jax.ShapeDtypeStruct`s.
     """
     size = metadata.get("nodes", nodes.size)
+    metadata = {**metadata, "nodes": size}
 
     def resize(x: jax.Array) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
@@ -85,7 +96,7 @@ def fit_state(
 ) -> tuple[TrainState, ResizeReport | None]:
     """Returns `restored` on the devices of `nodes`, resized if it is of another run."""
     metadata = {**(state.metadata or {}), "nodes": nodes.size}
-    if _have_same_specs(restored.opt_state, state.opt_state):
+    if _have_same_specs(restored.arrays, state.arrays):
         return restored, None
     params, opt_state, report = change_nodes(
         restored.params, restored.opt_state, make_tx(metadata), nodes.size

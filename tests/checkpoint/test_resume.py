@@ -1,258 +1,340 @@
-"""Another number of nodes, topology or algorithm: the average model stays, training goes on."""
+"""A run that continues: `Checkpoints.resume` and `after`, SIGTERM, other nodes and chains."""
+
+import functools
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from modes import mesh, run
+from modes import mesh
+from short_runs import assert_equal_bits, average_densely
 
 import gossipjax as gx
-from gossipjax.resume import average_nodes, change_nodes
-from gossipjax.state import GossipState, find_state
+from gossipjax.checkpoint import Checkpoints, Preempted, TrainState
 
-D = 6
-DELAYS = {n: np.random.default_rng(7).integers(0, 4, (3, n)) for n in (5, 8)}
-GOSSIP = {
-    "sgp": lambda n: gx.sgp(gx.topology.random_peer(n, 3, seed=1)),
-    "osgp 1": lambda n: gx.osgp(gx.topology.random_peer(n, 3, seed=1), 1),
-    "osgp 3": lambda n: gx.osgp(gx.topology.random_peer(n, 3, seed=1), 3),
-    "biased": lambda n: gx.osgp(gx.topology.random_peer(n, 3, seed=1), 2, biased=True),
-    "dpsgd": lambda n: gx.dpsgd(gx.topology.ring(n)),
-    "adpsgd": lambda n: gx.adpsgd(gx.topology.ring(n), DELAYS[n]),
-    "d1d": gx.d1d_psgd,
-    "easgd": lambda n: gx.easgd(0.9 / n, 2),
-    "allreduce": lambda n: gx.allreduce(),
-}
-OPTIMIZERS = {
-    "momentum": lambda: optax.sgd(0.1, momentum=0.9),
-    "adam": lambda: optax.adamw(optax.linear_schedule(0.1, 0.0, 50)),
-}
+ROOT = Path(__file__).parent.parent.parent
+N = 4
+PLACEMENTS = {"mesh": gx.Nodes(mesh=mesh(N)), "vmap": gx.Nodes(N)}
+NODES = PLACEMENTS["vmap"]
+ALGORITHMS = {"osgp": lambda n: gx.osgp(gx.topology.random_peer(n, 3, seed=1)), "d1d": gx.d1d_psgd}
 
 
-def chain(name, nodes, optimizer="momentum"):
-    first, last = OPTIMIZERS[optimizer](), GOSSIP[name](nodes)
-    return optax.chain(last, first) if name == "allreduce" else optax.chain(first, last)
+def make_tx(metadata):
+    algorithm = ALGORITHMS[metadata.get("algorithm", "osgp")]
+    return optax.chain(optax.sgd(0.1, momentum=0.9), algorithm(metadata["nodes"]))
 
 
-def train(tx, nodes, params, state, steps):
-    """A quadratic per node."""
-    targets = jnp.asarray(np.random.default_rng(0).normal(size=(nodes, D)), jnp.float32)
-
-    def step(z, state, target, k):
-        grads = jax.tree.map(lambda x: x - target.astype(x.dtype), z)
-        updates, state = tx.update(grads, state, z, step=k)
-        return optax.apply_updates(z, updates), state
-
-    program = run("vmap", step, nodes, shared=(3,))
-    for k in steps:
-        params, state = program(params, state, targets, jnp.int32(k))
-    return params, state
+def make_start(nodes, **metadata):
+    params, opt_state = nodes.init(make_tx(metadata | {"nodes": nodes.size}), jnp.zeros(3))
+    batch_stats = {"mean": nodes.replicate(jnp.zeros(2))}
+    return TrainState(0, params, opt_state, batch_stats, metadata)
 
 
-def start(name, nodes, steps, dtype=jnp.float32, optimizer="momentum"):
-    """A state in mid-cycle and in mid-flight, of one array `[N, D]`."""
-    tx = chain(name, nodes, optimizer)
-    z = jnp.asarray(np.random.default_rng(1).normal(size=(nodes, D)) + 1, dtype)
-    state = gx.spmd(tx.init, nodes=nodes)(z)
-    return train(tx, nodes, z, state, range(steps))
+@functools.cache
+def make_step(algorithm, nodes):
+    tx = make_tx({"algorithm": algorithm, "nodes": nodes})
+
+    def step(params, opt_state, batch_stats, k):
+        node = jax.lax.axis_index("nodes").astype(jnp.float32)
+        grads = params - jnp.arange(3.0) - node
+        updates, opt_state = tx.update(grads, opt_state, params, step=k)
+        batch_stats = jax.tree.map(lambda x: 0.9 * x + 0.1 * node, batch_stats)
+        return optax.apply_updates(params, updates), opt_state, batch_stats
+
+    return step
 
 
-def dense_average(name, z, state):
-    """In float64, from the arrays themselves: a message is the weight, if any, and the model."""
-    z = np.asarray(z, np.float64)
-    found = find_state(state)
-    if found is None:
-        return z.mean(axis=0)
-    w = np.asarray(found.weight, np.float64) if name[:4] in ("sgp", "osgp") else np.ones(len(z))
-    x = np.asarray(found.numerator, np.float64) if np.size(found.numerator) else w[:, None] * z
-    x, w = x.sum(axis=0), w.sum()
-    if name in ("osgp 1", "osgp 3", "biased"):
-        (flying,) = (np.asarray(b, np.float64) for b in found.in_flight.buffers)
-        flying = flying.sum(axis=0).ravel()
-        assert np.abs(flying).max() > 0.1  # in mid-flight
-        if name != "biased":
-            w, flying = w + flying[0], flying[1:]
-        x = x + flying[:D]
-    return x / w
+def train(state, nodes, steps, checkpoints=None):
+    """Trains until `steps`; the metadata have the position in the batches."""
+    metadata = state.metadata or {}
+    step = make_step(metadata.get("algorithm", "osgp"), nodes.size)
+    while state.step < steps:
+        arrays = nodes.run(step, *state.arrays, nodes.shared(np.int32(state.step)))
+        batches = [state.step, state.step + 1]
+        state = TrainState(state.step + 1, *arrays, metadata=metadata | {"batches": batches})
+        if checkpoints is not None:
+            checkpoints.after(state, last=state.step == steps)
+    return state
 
 
-def relative(found, true):
-    return np.linalg.norm(np.asarray(found, np.float64) - true) / np.linalg.norm(true)
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [(name, jnp.float32) for name in GOSSIP]
-    + [(name, jnp.bfloat16) for name in ("sgp", "osgp 3", "adpsgd", "allreduce")],
-)
-def test_eight_five_eight_nodes_keep_the_average_model(name, dtype):
-    before, steps = 8, 5
-    params, state = start(name, before, steps, dtype)
-    for after in (5, 8):
-        true = dense_average(name, params, state)
-        momentum = np.mean(np.asarray(jax.tree.leaves(state)[0], np.float64), axis=0)
-        tx = chain(name, after)
-        params, state, report = change_nodes(params, state, tx, after)
-        assert (report.before, report.after) == (before, after)
-        assert report.weight == pytest.approx(before, rel=1e-6)
-        assert f"{before} nodes became {after}" in str(report)
-        found = find_state(state)
-        wide = found.numerator if found is not None and np.size(found.numerator) else params
-        assert params.dtype == dtype
-        assert wide.dtype == (dtype if found is None else jnp.float32)
-        tolerance = 1e-6 if found is not None or dtype == jnp.float32 else 2.0**-8
-        for node in range(after):
-            assert relative(wide[node], true) < tolerance
-            assert relative(params[node], true) < (1e-6 if dtype == jnp.float32 else 2.0**-8)
-            assert relative(jax.tree.leaves(state)[0][node], momentum) < 2.0**-8
-        if name != "easgd":
-            mass, weight = gx.spmd(gx.diagnostics.total_mass, nodes=after)(params, state)
-            np.testing.assert_allclose(weight, after, rtol=1e-6)
-            np.testing.assert_allclose(mass[0], after * true, rtol=max(tolerance, 1e-5), atol=1e-6)
-        if found is not None:
-            assert (found.count == steps).all()
-        params, state = train(tx, after, params, state, range(steps, steps + 4))
-        assert np.isfinite(np.asarray(params, np.float32)).all()
-        assert relative(dense_average(name, params, state), true) > 1e-3
-        before, steps = after, steps + 4
+class TestResume:
+    def test_nothing_saved(self, tmp_path):
+        start = make_start(NODES)
+        with Checkpoints(tmp_path, every=2) as checkpoints:
+            assert checkpoints.resume(start, NODES, make_tx) is start
+            assert checkpoints.resize_report is None
+            assert checkpoints.resumed_from is None
+
+    @pytest.mark.parametrize("nodes", PLACEMENTS.values(), ids=PLACEMENTS)
+    def test_bit_for_bit(self, nodes, tmp_path):
+        uninterrupted = train(make_start(nodes), nodes, 9)
+        with Checkpoints(tmp_path, every=3) as checkpoints:
+            train(make_start(nodes), nodes, 7, checkpoints)
+        with Checkpoints(tmp_path, every=3) as checkpoints:
+            assert checkpoints.wait() == [3, 6, 7]
+            start = make_start(nodes)
+            state = checkpoints.resume(start, nodes, make_tx)
+            assert checkpoints.resize_report is None
+            assert checkpoints.resumed_from == tmp_path
+            assert state.step == 7
+            assert state.metadata == {"batches": [6, 7], "nodes": N}
+            gossip = gx.gossip_state(state.opt_state)
+            assert gossip is not None
+            assert np.abs(gossip.in_flight.buffers[0]).max() > 0.1
+            for a, b in zip(*map(jax.tree.leaves, (state.arrays, start.arrays)), strict=True):
+                assert a.sharding == b.sharding
+            state = train(state, nodes, 9, checkpoints)
+        assert_equal_bits(state.arrays, uninterrupted.arrays)
+
+    @pytest.mark.parametrize("nodes", [gx.Nodes(3), gx.Nodes(mesh=mesh(6))], ids=["3", "6"])
+    def test_another_number_of_nodes(self, nodes, tmp_path):
+        with Checkpoints(tmp_path, every=5) as checkpoints:
+            saved = train(make_start(NODES), NODES, 5, checkpoints)
+        with Checkpoints(tmp_path, every=2) as checkpoints:
+            state = checkpoints.resume(make_start(nodes), nodes, make_tx)
+            report = checkpoints.resize_report
+            assert report is not None
+            assert (report.before, report.after) == (N, nodes.size)
+            assert 0 < (report.fraction_in_flight or 0) < 1
+            assert state.step == 5
+            expected = average_densely(saved.params, saved.opt_state)
+            assert nodes.one(state.params) == pytest.approx(expected, rel=1e-5)
+            mean = np.asarray(saved.batch_stats["mean"]).mean(axis=0)
+            assert nodes.one(state.batch_stats["mean"]) == pytest.approx(mean, rel=1e-6)
+            start = make_start(nodes)
+            for a, b in zip(*map(jax.tree.leaves, (state.arrays, start.arrays)), strict=True):
+                assert (a.sharding, a.shape, a.dtype) == (b.sharding, b.shape, b.dtype)
+            state = train(state, nodes, 8, checkpoints)
+        with Checkpoints(tmp_path) as checkpoints:
+            again = checkpoints.resume(make_start(nodes), nodes, make_tx)
+            assert checkpoints.resize_report is None
+            assert again.metadata is not None
+            assert again.metadata["nodes"] == nodes.size
+        assert_equal_bits(again.arrays, state.arrays)
+
+    def test_a_chain_whose_state_has_no_arrays(self, tmp_path):
+        """Only the parameters show that the number of nodes is another."""
+
+        def make_bare_tx(metadata):
+            return optax.chain(gx.allreduce(), optax.sgd(0.1))
+
+        start = TrainState(0, *NODES.init(make_bare_tx({}), jnp.ones(3)))
+        with Checkpoints(tmp_path, every=1) as checkpoints:
+            checkpoints.after(start._replace(step=1))
+        few = gx.Nodes(2)
+        start = TrainState(0, *few.init(make_bare_tx({}), jnp.zeros(3)))
+        with Checkpoints(tmp_path) as checkpoints:
+            state = checkpoints.resume(start, few, make_bare_tx)
+            assert checkpoints.resize_report is not None
+        assert isinstance(state.params, jax.Array)
+        assert state.params.tolist() == [[1.0] * 3] * 2
+
+    def test_another_algorithm_in_the_same_folder(self, tmp_path):
+        with Checkpoints(tmp_path, every=5) as checkpoints:
+            saved = train(make_start(NODES, algorithm="osgp"), NODES, 5, checkpoints)
+        start = make_start(NODES, algorithm="d1d")
+        with Checkpoints(tmp_path) as checkpoints:
+            state = checkpoints.resume(start, NODES, make_tx)
+            assert checkpoints.resize_report is not None
+        assert jax.tree.structure(state.opt_state) == jax.tree.structure(start.opt_state)
+        expected = average_densely(saved.params, saved.opt_state)
+        assert NODES.one(state.params) == pytest.approx(expected, rel=1e-5)
+        assert state.metadata is not None
+        assert state.metadata["algorithm"] == "osgp"  # as it was saved
+
+    def test_init_from_another_folder(self, tmp_path):
+        first = tmp_path / "first"
+        second = tmp_path / "second"
+        with Checkpoints(first, every=5) as checkpoints:
+            saved = train(make_start(NODES, algorithm="osgp"), NODES, 5, checkpoints)
+        nodes = gx.Nodes(3)
+        start = make_start(nodes, algorithm="d1d")
+        with Checkpoints(second, every=4) as checkpoints:
+            state = checkpoints.resume(start, nodes, make_tx, init_from=first)
+            assert checkpoints.resumed_from == first
+            assert checkpoints.resize_report is not None
+            expected = average_densely(saved.params, saved.opt_state)
+            assert nodes.one(state.params) == pytest.approx(expected, rel=1e-5)
+            assert state.step == 5
+            train(state._replace(metadata=start.metadata), nodes, 8, checkpoints)
+        assert names_in(second) == ["8"]
+        with Checkpoints(second) as checkpoints:  # the run's newest checkpoint goes first
+            state = checkpoints.resume(start, nodes, make_tx, init_from=first)
+            assert (state.step, checkpoints.resumed_from) == (8, second)
+            assert checkpoints.resize_report is None
+        assert names_in(first) == ["5"]
+
+    def test_init_from_a_folder_without_checkpoints(self, tmp_path):
+        (tmp_path / "empty").mkdir()
+        start = make_start(NODES)
+        with Checkpoints(tmp_path / "run") as checkpoints:
+            for name in ("empty", "missing"):
+                message = f"init_from must be a folder of checkpoints, got {tmp_path / name}, which"
+                with pytest.raises(ValueError, match=message):
+                    checkpoints.resume(start, NODES, make_tx, init_from=tmp_path / name)
+        assert not (tmp_path / "missing").exists()
+
+    def test_another_model_or_optimizer(self, tmp_path):
+        def make_adam(metadata):
+            return optax.chain(optax.adam(0.1), ALGORITHMS["osgp"](metadata["nodes"]))
+
+        with Checkpoints(tmp_path, every=1) as checkpoints:
+            checkpoints.after(make_start(NODES)._replace(step=1))
+        nodes = gx.Nodes(3)
+        with Checkpoints(tmp_path) as checkpoints:
+            params, opt_state = nodes.init(make_adam({"nodes": 3}), jnp.zeros(3))
+            start = make_start(nodes)._replace(params=params, opt_state=opt_state)
+            with pytest.raises(ValueError, match=r"step 1 must have .* It is of another model, o"):
+                checkpoints.resume(start, nodes, make_adam)
+            start = TrainState(0, *nodes.init(make_tx({"nodes": 3}), jnp.zeros(7)))
+            with pytest.raises(ValueError, match=r"\[4, 7\] float32, as this run, got .*\[4, 3\]"):
+                checkpoints.resume(start, nodes, make_tx)
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("sgp", "osgp 3"),
-        ("osgp 3", "allreduce"),
-        ("allreduce", "sgp"),
-        ("easgd", "adpsgd"),
-        ("d1d", "easgd"),
-        ("biased", "dpsgd"),
-    ],
-)
-def test_from_one_algorithm_to_another(old, new):
-    optimizer = "momentum" if old == "sgp" else "adam"
-    params, state = start(old, 8, 5, optimizer=optimizer)
-    true = dense_average(old, params, state)
-    tx = chain(new, 5, optimizer)
-    params, changed, report = change_nodes(params, state, tx, 5)
-    expected = gx.spmd(tx.init, nodes=5)(params)
-    assert jax.tree.structure(changed) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(changed), jax.tree.leaves(expected), strict=True):
-        assert (a.dtype, a.shape) == (b.dtype, b.shape)
-    for node in range(5):
-        assert relative(params[node], true) < 1e-6
-    assert len(report.averaged) == (1 if optimizer == "momentum" else 2)
-    if optimizer == "adam":
-        counts = [x for x in jax.tree.leaves(changed) if x.dtype == jnp.int32]
-        assert all((count == (5 if old != "allreduce" else count[0])).all() for count in counts)
-    params, _ = train(tx, 5, params, changed, range(5, 9))
-    assert np.isfinite(params).all()
+class TestAfter:
+    def test_every_k_steps_and_the_last(self, tmp_path):
+        with Checkpoints(tmp_path, every=3, max_to_keep=9) as checkpoints:
+            train(make_start(NODES), NODES, 7, checkpoints)
+            assert checkpoints.wait() == [3, 6, 7]
 
+    def test_keeps_the_metadata_and_adds_the_nodes(self, tmp_path):
+        with Checkpoints(tmp_path, every=1) as checkpoints:
+            metadata = {"seed": 3, "nodes": 99}
+            state = make_start(NODES)._replace(step=1, metadata=metadata)
+            checkpoints.after(state)
+            restored = checkpoints.restore(state.arrays)
+            assert restored is not None
+            assert restored.metadata == {"seed": 3, "nodes": N}
+            assert metadata["nodes"] == 99
 
-def test_training_goes_on_on_a_mesh_and_donates():
-    params, state = start("osgp 1", 8, 5)
-    tx = chain("osgp 3", 5)
-    params, state, _ = change_nodes(params, state, tx, 5)
-    true = params[0].copy()
-
-    def step(z, state, k):
-        updates, state = tx.update(jnp.zeros_like(z), state, z, step=k)
-        return optax.apply_updates(z, updates), state
-
-    program = gx.spmd(step, mesh=mesh(5), shared_argnums=2, donate_argnums=(0, 1))
-    for k in range(5, 9):
-        params, state = program(params, state, np.int32(k))
-    assert not np.array_equal(params[0], true)  # the momentum
-
-
-def test_sixty_four_nodes_with_real_weights():
-    tx = optax.chain(optax.sgd(0.1), gx.osgp(gx.topology.random_peer(64, 10, seed=0)))
-    z = jnp.asarray(np.random.default_rng(2).normal(size=(64, D)), jnp.float32)
-    z, state = train(tx, 64, z, gx.spmd(tx.init, nodes=64)(z), range(7))
-    found = find_state(state)
-    assert found is not None
-    assert np.ptp(found.weight) > 0.3
-    true = dense_average("osgp 1", z, state)
-    params, after, report = change_nodes(z, state, tx, 64)
-    assert relative(params[0], true) < 1e-6
-    assert report.weight == pytest.approx(64, rel=1e-6)
-    sent = np.asarray(found.in_flight.buffers[0], np.float64)[:, 0, 0].sum()
-    assert report.in_flight == pytest.approx(sent / 64, rel=1e-6)
-    assert report.in_flight is not None
-    assert 0.3 < report.in_flight < 0.7
-    assert jax.tree.structure(after) == jax.tree.structure(state)
-
-
-def test_the_numerators_are_those_of_the_average_that_was_not_rounded():
-    params, state = start("sgp", 8, 5, jnp.bfloat16)
-    true = dense_average("sgp", params, state)
-    held, after, _ = change_nodes(params, state, chain("osgp 1", 3), 3)
-    found = find_state(after)
-    assert isinstance(found, GossipState)
-    assert relative(found.numerator[0], true) < 1e-6 < relative(held[0], true)
-
-
-def test_the_center_stays():
-    params, state = start("easgd", 8, 5)
-    old, after = find_state(state), change_nodes(params, state, chain("easgd", 5), 5)[1]
-    new = find_state(after)
-    assert old is not None
-    assert new is not None
-    np.testing.assert_allclose(new.center, np.broadcast_to(old.center[0], (5, D)), rtol=1e-6)
-    assert relative(new.center[0], np.asarray(params, np.float64).mean(axis=0)) > 1e-3
-
-
-def test_trees_of_several_types_and_shapes():
-    """Messages of two types have two buffers; the weight is in one of them."""
-    rng = np.random.default_rng(0)
-    with jax.enable_x64():
-        z = {
-            "a": jnp.asarray(rng.normal(size=(4, 2, 3)), jnp.float64),
-            "b": jnp.asarray(rng.normal(size=(4, 5)), jnp.bfloat16),
-        }
-        tx = gx.osgp(gx.topology.ring(4), 3)
-        program = gx.spmd(lambda z, s, k: tx.update(z, s, z, step=k), nodes=4, shared_argnums=2)
-        u, state = program(z, gx.spmd(tx.init, nodes=4)(z), jnp.int32(0))
-        z2 = jax.tree.map(lambda a, b: (a + b).astype(a.dtype), z, u)
-        params, after, report = change_nodes(z2, state, gx.osgp(gx.topology.ring(3), 3), 3)
-        found = find_state(after)
-        assert found is not None
-        for name in z:  # the update is z itself
-            true = 2 * np.asarray(z[name], np.float64).mean(axis=0)
-            assert params[name].dtype == z[name].dtype
-            assert relative(found.numerator[name][2], true) < 1e-6
-    assert report.in_flight == pytest.approx(2 / 3, rel=1e-6)
-
-
-def test_statistics_and_keys():
-    tree = {"mean": np.array([[1.0], [3.0]], np.float32), "seen": np.array([4, 4])}
-    found = average_nodes(tree | {"key": jax.random.split(jax.random.key(0), 2)}, 3)
-    assert found["mean"].tolist() == [[2.0]] * 3
-    assert found["seen"].tolist() == [4] * 3
-    assert found["key"].shape == (3,)
-
-
-class TestBadInput:
-    def test_another_optimizer(self):
-        params, state = start("sgp", 8, 1)
-        tx = optax.chain(optax.adam(0.1), GOSSIP["sgp"](5))
-        with pytest.raises(
-            ValueError, match=r"has opt_state\[0\]\[0\].trace, \[6\] per node, where"
+    def test_without_every(self, tmp_path):
+        with (
+            Checkpoints(tmp_path) as checkpoints,
+            pytest.raises(ValueError, match=r"every must be given .* got None: give the s"),
         ):
-            change_nodes(params, state, tx, 5)
+            checkpoints.after(make_start(NODES))
 
-    def test_fewer_arrays(self):
-        params, state = start("sgp", 8, 1)
-        with pytest.raises(ValueError, match="new optimizer has nothing more"):
-            change_nodes(params, state, optax.chain(optax.sgd(0.1), GOSSIP["sgp"](5)), 5)
 
-    def test_not_node_stacked(self):
-        params, state = start("sgp", 8, 1)
-        with pytest.raises(ValueError, match=r"opt_state\[0\].* has \[8\] where params has \[5\]"):
-            change_nodes(params[:5], state, chain("sgp", 5), 5)
+@pytest.fixture
+def received():
+    """The signals that the program's handler of SIGTERM, from before the context, receives."""
+    numbers = []
+    former = signal.signal(signal.SIGTERM, lambda number, frame: numbers.append(number))
+    yield numbers
+    signal.signal(signal.SIGTERM, former)
 
-    @pytest.mark.parametrize("nodes", [0, 2.5])
-    def test_no_number_of_nodes(self, nodes):
-        params, state = start("sgp", 8, 1)
-        with pytest.raises(ValueError, match="nodes is a whole number of at least 1"):
-            change_nodes(params, state, chain("sgp", 5), nodes)
+
+class TestSigterm:
+    def test_saves_and_ends(self, tmp_path, received):
+        start = make_start(NODES)
+        with Checkpoints(tmp_path, every=100) as checkpoints:
+            state = train(start, NODES, 2)
+            checkpoints.after(state)
+            os.kill(os.getpid(), signal.SIGTERM)
+            state = train(state, NODES, 3)
+            with pytest.raises(Preempted) as preempted:
+                checkpoints.after(state)
+        assert preempted.value.code == 143
+        assert isinstance(preempted.value, SystemExit)
+        assert str(preempted.value).startswith(f"asked to end: saved after step 3 in {tmp_path};")
+        with Checkpoints(tmp_path) as checkpoints:
+            assert checkpoints.resume(start, NODES, make_tx).step == 3
+
+    def test_ends_the_context(self, tmp_path, received):
+        """As a program sees it: the former handler is back, and gets nothing any more."""
+        handler = signal.getsignal(signal.SIGTERM)
+
+        def run_until_sigterm():
+            with Checkpoints(tmp_path, every=1) as checkpoints:
+                assert signal.getsignal(signal.SIGTERM) != handler
+                os.kill(os.getpid(), signal.SIGTERM)
+                checkpoints.after(make_start(NODES)._replace(step=1))
+
+        with pytest.raises(Preempted):
+            run_until_sigterm()
+        assert signal.getsignal(signal.SIGTERM) == handler
+        assert received == []
+        assert names_in(tmp_path) == ["1"]
+
+    def test_after_the_last_step_reaches_the_former_handler(self, tmp_path, received):
+        with Checkpoints(tmp_path, every=2) as checkpoints:
+            train(make_start(NODES), NODES, 2, checkpoints)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert received == []
+        assert received == [signal.SIGTERM]
+        assert names_in(tmp_path) == ["2"]
+
+    def test_is_not_caught_without_every(self, tmp_path, received):
+        with Checkpoints(tmp_path):
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert received == [signal.SIGTERM]
+
+    @pytest.mark.filterwarnings("default:.*could not be written")
+    @pytest.mark.parametrize(("step", "message"), [(1, "after step 1 in"), (None, "nothing is")])
+    def test_a_state_that_cannot_be_written(self, step, message, tmp_path, received):
+        """The message must not promise what is not there."""
+        noise = np.random.default_rng(0).normal(size=(N, 50_000)).astype(np.float32)
+        tx = gx.allreduce()
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        with Checkpoints(tmp_path, every=1) as checkpoints:
+            if step is not None:
+                checkpoints.after(TrainState(step, NODES.put(noise), tx.init(noise)))
+                checkpoints.wait()
+            os.kill(os.getpid(), signal.SIGTERM)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+            try:
+                with (
+                    pytest.warns(UserWarning, match="step 2 could not be written"),
+                    pytest.raises(Preempted, match=message) as preempted,
+                ):
+                    checkpoints.after(TrainState(2, NODES.put(noise), tx.init(noise)))
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            assert preempted.value.step == step
+
+
+def test_two_processes_write_their_rows_and_agree(tmp_path):
+    """On what is damaged, on one model, and to end when one of them is asked to."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    worker = [sys.executable, str(Path(__file__).parent / "worker.py")]
+    processes = [
+        subprocess.Popen(
+            [*worker, str(process_id), str(port), str(tmp_path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
+        for process_id in range(2)
+    ]
+    try:
+        for process_id, process in enumerate(processes):
+            out, errors = process.communicate(timeout=120)
+            assert process.returncode == 143, errors[-3000:]
+            lines = [line for line in out.splitlines() if not line.startswith("[Gloo]")]
+            assert lines == [
+                f"process {process_id} holds nodes {[2 * process_id, 2 * process_id + 1]}",
+                "restored step 4 with 0 warnings",
+                "restored step 2 with 1 warnings",
+                "resumed step 2 with {'nodes': 4}",
+                "ends after step 5",
+            ]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert names_in(tmp_path) == ["2", "4.corrupted", "5"]

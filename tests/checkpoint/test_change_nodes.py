@@ -1,0 +1,325 @@
+"""Another number of nodes, topology or algorithm: the average model stays, training continues."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from modes import mesh
+from short_runs import (
+    NAMES,
+    D,
+    average_densely,
+    make_chain,
+    relative_error,
+    train,
+    train_from_start,
+)
+
+import gossipjax as gx
+from gossipjax.algorithms.state import (
+    ExchangePlan,
+    Extra,
+    GossipState,
+    add,
+    gossip_transform,
+    init_state,
+)
+from gossipjax.checkpoint import average_nodes, change_nodes
+from gossipjax.collectives import mix
+
+
+def resize(*args) -> Any:
+    """`change_nodes` of a model that is one array, which its types cannot say."""
+    return change_nodes(*args)
+
+
+def require_gossip(state) -> GossipState:
+    gossip = gx.gossip_state(state)
+    if gossip is None:
+        raise AssertionError("a chain with gossip has a gossip state")
+    return gossip
+
+
+def extra_mass(state):
+    """The part of the mass that is not the models', from the arrays of node 0."""
+    parts = [] if state is None or state.extra is None else state.extra.values()
+    return sum(np.asarray(part.value, np.float64)[0] for part in parts if part.is_mass)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, jnp.float32) for name in NAMES]
+    + [(name, jnp.bfloat16) for name in ("sgp", "osgp 3", "adpsgd", "allreduce")],
+)
+def test_eight_five_eight_nodes_keep_the_average_model(name, dtype):
+    before = 8
+    steps = 5
+    params, state = train_from_start(name, before, steps, dtype)
+    for after in (5, 8):
+        expected = average_densely(params, state)
+        momentum = np.mean(np.asarray(jax.tree.leaves(state)[0], np.float64), axis=0)
+        tx = make_chain(name, after)
+        params, state, report = resize(params, state, tx, after)
+        assert (report.before, report.after) == (before, after)
+        assert report.weight == pytest.approx(before, rel=1e-6)
+        assert f"{before} nodes became {after}" in str(report)
+        gossip = gx.gossip_state(state)
+        model: Any = None if gossip is None else gossip.numerator
+        model = params if model is None else model
+        assert params.dtype == dtype
+        assert model.dtype == (dtype if gossip is None else jnp.float32)
+        rounding = 1e-6 if dtype == jnp.float32 else 2.0**-8
+        tolerance = rounding if gossip is None else 1e-6
+        for node in range(after):
+            assert relative_error(model[node], expected) < tolerance
+            assert relative_error(params[node], expected) < rounding
+            assert relative_error(jax.tree.leaves(state)[0][node], momentum) < 2.0**-8
+        mass, weight = gx.spmd(gx.diagnostics.total_mass, nodes=after)(params, state)
+        np.testing.assert_allclose(weight, after, rtol=1e-6)
+        expected_mass = after * expected + extra_mass(gossip)
+        np.testing.assert_allclose(mass[0], expected_mass, rtol=max(tolerance, 1e-5), atol=1e-6)
+        if gossip is not None:
+            assert (gossip.count == steps).all()
+        params, state = train(tx, after, params, state, range(steps, steps + 4))
+        assert np.isfinite(np.asarray(params, np.float32)).all()
+        assert relative_error(average_densely(params, state), expected) > 1e-3
+        before = after
+        steps += 4
+
+
+@pytest.mark.parametrize("shift", [3, 4])
+@pytest.mark.parametrize("old", NAMES[::2])
+def test_from_one_algorithm_to_another(old, shift):
+    new = NAMES[(NAMES.index(old) + shift) % len(NAMES)]
+    optimizer = "momentum" if shift == 3 else "adam"
+    params, state = train_from_start(old, 8, 5, optimizer=optimizer)
+    expected = average_densely(params, state)
+    tx = make_chain(new, 5, optimizer)
+    params, changed, report = resize(params, state, tx, 5)
+    template = gx.spmd(tx.init, nodes=5)(params)
+    assert jax.tree.structure(changed) == jax.tree.structure(template)
+    for a, b in zip(jax.tree.leaves(changed), jax.tree.leaves(template), strict=True):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+    for node in range(5):
+        assert relative_error(params[node], expected) < 1e-6
+    assert len(report.averaged) == (1 if optimizer == "momentum" else 2)
+    if optimizer == "adam":
+        counts = [x for x in jax.tree.leaves(changed) if x.dtype == jnp.int32]
+        has_count = gx.gossip_state(state) is not None
+        assert all((count == (5 if has_count else count[0])).all() for count in counts)
+    params, _ = train(tx, 5, params, changed, range(5, 9))
+    assert np.isfinite(params).all()
+
+
+def test_training_continues_on_a_mesh_and_donates():
+    params, state = train_from_start("osgp 1", 8, 5)
+    tx = make_chain("osgp 3", 5)
+    params, state, _ = resize(params, state, tx, 5)
+    start = params[0].copy()
+
+    def step(z, state, k):
+        updates, state = tx.update(jnp.zeros_like(z), state, z, step=k)
+        return optax.apply_updates(z, updates), state
+
+    program = gx.spmd(step, mesh=mesh(5), shared_argnums=2, donate_argnums=(0, 1))
+    for k in range(5, 9):
+        params, state = program(params, state, np.int32(k))
+    assert not np.array_equal(params[0], start)  # the momentum
+
+
+def test_sixty_four_nodes_with_real_weights():
+    tx = optax.chain(optax.sgd(0.1), gx.osgp(gx.topology.random_peer(64, 10, seed=0)))
+    z = jnp.asarray(np.random.default_rng(2).normal(size=(64, D)), jnp.float32)
+    z, state = train(tx, 64, z, gx.spmd(tx.init, nodes=64)(z), range(7))
+    gossip = require_gossip(state)
+    assert np.ptp(gossip.weight) > 0.3
+    expected = average_densely(z, state)
+    params, after, report = resize(z, state, tx, 64)
+    assert relative_error(params[0], expected) < 1e-6
+    assert report.weight == pytest.approx(64, rel=1e-6)
+    sent = np.asarray(gossip.in_flight.buffers[0], np.float64)[:, 0, 0].sum()
+    assert report.fraction_in_flight == pytest.approx(sent / 64, rel=1e-6)
+    assert report.fraction_in_flight is not None
+    assert 0.3 < report.fraction_in_flight < 0.7
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+
+
+def test_messages_without_a_weight_are_an_unknown_fraction():
+    params, state = train_from_start("osgp 1, biased", 8, 3)
+    *_, report = resize(params, state, make_chain("sgp", 5), 5)
+    assert report.fraction_in_flight is None
+    assert "(unknown of it in flight)" in str(report)
+
+
+def test_the_numerators_are_those_of_the_average_that_was_not_rounded():
+    params, state = train_from_start("sgp", 8, 5, jnp.bfloat16)
+    expected = average_densely(params, state)
+    rounded, after, _ = resize(params, state, make_chain("osgp 1", 3), 3)
+    gossip = require_gossip(after)
+    assert relative_error(gossip.numerator[0], expected) < 1e-6
+    assert relative_error(rounded[0], expected) > 1e-6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_one_algorithm_alone_keeps(name):
+    """The center of elastic averaging stays as it is; a history of models starts again."""
+    params, state = train_from_start(name, 8, 5)
+    old = gx.gossip_state(state)
+    model, after, _ = resize(params, state, make_chain(name, 5), 5)
+    new = gx.gossip_state(after)
+    if old is None or old.extra is None:
+        assert new is None or new.extra is None
+        return
+    assert new is not None
+    assert new.extra.keys() == old.extra.keys()
+    for part, old_part in zip(new.extra.values(), old.extra.values(), strict=True):
+        value = np.asarray(part.value)
+        if part.on_resize == "average":
+            expected = np.asarray(old_part.value, np.float64).mean(axis=0)
+            assert relative_error(expected, average_densely(params, state)) > 1e-3
+            np.testing.assert_allclose(value, np.broadcast_to(expected, (5, D)), rtol=1e-6)
+        else:
+            assert part.on_resize == "restart"
+            np.testing.assert_array_equal(value, np.broadcast_to(model[:, None], value.shape))
+
+
+def noisy(schedule, on_resize: Any = "average", size=2):
+    """An algorithm that nobody else knows, as its file would have it: D-PSGD that keeps things."""
+    plan = ExchangePlan(schedule)
+
+    def init(params):
+        keep = {
+            "rule": Extra(jnp.zeros(size), on_resize),
+            "largest": Extra(jnp.int32(0), "max"),
+            "key": Extra(jax.random.key(0), "first"),
+            "velocity": Extra(jax.tree.map(jnp.zeros_like, params), "restart"),
+        }
+        return init_state(params, plan, push_sum=False)._replace(extra=keep)
+
+    def combine(x, updates, state, step):
+        node = jax.lax.axis_index("nodes")
+        x, _ = mix(x, None, schedule, step)
+        new = {
+            "rule": (node + jnp.arange(size)).astype(jnp.float32),
+            "largest": 10 * node,
+            "key": jax.random.fold_in(jax.random.key(1), node),
+            "velocity": jax.tree.map(jnp.ones_like, x),
+        }
+        extra = {name: Extra(value, state.extra[name].on_resize) for name, value in new.items()}
+        return add(x, updates), state._replace(extra=extra)
+
+    return gossip_transform("noisy", plan, init, combine)
+
+
+class TestAnAlgorithmThatNobodyKnows:
+    """Diagnostics, training step and a change of nodes work with what its state says."""
+
+    @pytest.mark.parametrize(
+        ("on_resize", "expected"),
+        [("average", [1.5, 2.5]), ("max", [3, 4]), ("first", [0, 1]), ("restart", [0, 0])],
+    )
+    def test_each_rule(self, on_resize, expected):
+        nodes = gx.Nodes(4)
+        tx = optax.chain(optax.sgd(0.1), noisy(gx.topology.ring(4), on_resize))
+        train_step = gx.TrainStep(lambda z: (z, jnp.sum(z)), tx, nodes=nodes)
+        params, opt_state = nodes.init(tx, jnp.arange(3.0))
+        params, opt_state, _ = train_step(0, params, opt_state)
+        _, weight = nodes.one(nodes.run(gx.diagnostics.total_mass, params, opt_state))
+        assert weight == 4
+        new_tx = optax.chain(optax.sgd(0.1), noisy(gx.topology.ring(3), on_resize))
+        params, opt_state, _ = resize(params, opt_state, new_tx, 3)
+        gossip = require_gossip(opt_state)
+        extra = {name: part.value for name, part in gossip.extra.items()}
+        np.testing.assert_array_equal(extra["rule"], np.tile(expected, (3, 1)))
+        assert extra["largest"].tolist() == [30] * 3
+        first_key = jax.random.fold_in(jax.random.key(1), 0)
+        for key in extra["key"]:
+            assert jnp.array_equal(jax.random.key_data(key), jax.random.key_data(first_key))
+        np.testing.assert_array_equal(extra["velocity"], np.zeros((3, 3)))
+        nodes = gx.Nodes(3)
+        train_step = gx.TrainStep(lambda z: (z, jnp.sum(z)), new_tx, nodes=nodes)
+        params, _, _ = train_step(1, nodes.put(params), nodes.put(opt_state))
+        np.testing.assert_allclose(
+            np.asarray(params), np.tile(0.81 * np.arange(3.0), (3, 1)), rtol=1e-6
+        )
+
+    def test_to_and_from_another_algorithm(self):
+        """What the old state does not have starts as `init` makes it."""
+        params, state = train_from_start("sgp", 8, 3)
+        tx = optax.chain(optax.sgd(0.1, momentum=0.9), noisy(gx.topology.ring(5)))
+        params, state, _ = resize(params, state, tx, 5)
+        gossip = require_gossip(state)
+        assert gossip.extra["rule"].value.tolist() == [[0.0, 0.0]] * 5
+        assert (gossip.count == 3).all()
+        tx = optax.chain(optax.sgd(0.1, momentum=0.9), noisy(gx.topology.ring(5), size=3))
+        params, state, _ = resize(params, state, tx, 5)  # nor has it one of this shape
+        gossip = require_gossip(state)
+        assert gossip.extra["rule"].value.tolist() == [[0.0] * 3] * 5
+        _, state, _ = resize(params, state, make_chain("sgp", 8), 8)
+        gossip = require_gossip(state)
+        assert gossip.extra is None
+
+
+def test_trees_of_several_types_and_shapes():
+    """Messages of two types have two buffers; the weight is in one of them."""
+    rng = np.random.default_rng(0)
+    with jax.enable_x64():
+        z = {
+            "a": jnp.asarray(rng.normal(size=(4, 2, 3)), jnp.float64),
+            "b": jnp.asarray(rng.normal(size=(4, 5)), jnp.bfloat16),
+        }
+        tx = gx.osgp(gx.topology.ring(4), 3)
+        program = gx.spmd(lambda z, s, k: tx.update(z, s, z, step=k), nodes=4, shared_argnums=2)
+        u, state = program(z, gx.spmd(tx.init, nodes=4)(z), jnp.int32(0))
+        doubled = optax.apply_updates(z, u)
+        params, after, report = resize(doubled, state, gx.osgp(gx.topology.ring(3), 3), 3)
+        assert isinstance(after, GossipState)
+        for name in z:  # the update is z itself
+            expected = 2 * np.asarray(z[name], np.float64).mean(axis=0)
+            assert params[name].dtype == z[name].dtype
+            assert relative_error(after.numerator[name][2], expected) < 1e-6
+    assert report.fraction_in_flight == pytest.approx(2 / 3, rel=1e-6)
+
+
+def test_statistics_and_keys():
+    tree = {"mean": np.array([[1.0], [3.0]], np.float32), "count": np.array([4, 4])}
+    average = average_nodes(tree | {"key": jax.random.split(jax.random.key(0), 2)}, 3)
+    assert average["mean"].tolist() == [[2.0]] * 3
+    assert average["count"].tolist() == [4] * 3
+    assert average["key"].shape == (3,)
+    assert average_nodes(None, 3) is None
+
+
+class TestBadInput:
+    def test_another_optimizer(self):
+        params, state = train_from_start("sgp", 8, 1)
+        tx = make_chain("sgp", 5, "adam")
+        with pytest.raises(
+            ValueError, match=r"as the new optimizer, got opt_state\[0\]\[0\].trace"
+        ):
+            resize(params, state, tx, 5)
+
+    def test_fewer_arrays(self):
+        params, state = train_from_start("sgp", 8, 1)
+        tx = optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.ring(5)))
+        with pytest.raises(ValueError, match="must have no more, as the new optimizer, got opt"):
+            resize(params, state, tx, 5)
+
+    def test_not_node_stacked(self):
+        params, state = train_from_start("sgp", 8, 1)
+        message = r"with one N, got \[8\] for opt_state\[0\].* and \[5\] for params"
+        with pytest.raises(ValueError, match=message):
+            resize(params[:5], state, make_chain("sgp", 5), 5)
+
+    def test_no_arrays(self):
+        with pytest.raises(ValueError, match="params must have at least one array, got none"):
+            resize({}, (), optax.sgd(0.1), 5)
+
+    @pytest.mark.parametrize("nodes", [0, 2.5])
+    def test_numbers_of_nodes(self, nodes):
+        params, state = train_from_start("sgp", 8, 1)
+        with pytest.raises(ValueError, match=f"nodes must be an integer >= 1, got {nodes}"):
+            resize(params, state, make_chain("sgp", 5), nodes)

@@ -1,0 +1,270 @@
+"""`gx.Nodes`: where nodes run, the way into node-stacked arrays and the way back."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+
+import gossipjax as gx
+
+N = 4
+DEVICES = np.array(jax.devices())
+MESH = Mesh(DEVICES[:N], ("nodes",))
+GRID = Mesh(DEVICES.reshape(N, 2), ("nodes", "local"))
+PLACEMENTS = {
+    "simulated": gx.Nodes(N),
+    "mesh": gx.Nodes(mesh=MESH),
+    "hierarchy": gx.Nodes(mesh=GRID),
+}
+every_placement = pytest.mark.parametrize("nodes", PLACEMENTS.values(), ids=PLACEMENTS)
+
+
+class TestMade:
+    def test_by_a_number(self):
+        nodes = gx.Nodes(N)
+        assert (nodes.size, nodes.mesh, nodes.axis_name) == (N, None, "nodes")
+        assert nodes.is_simulated
+        assert nodes.local == [0, 1, 2, 3]
+        assert nodes.local_devices is None
+        assert type(gx.Nodes(np.int64(N)).size) is int  # pyright: ignore[reportArgumentType]
+
+    def test_by_a_mesh(self):
+        nodes = gx.Nodes(mesh=MESH)
+        assert (nodes.size, nodes.mesh) == (N, MESH)
+        assert not nodes.is_simulated
+        assert nodes.local == [0, 1, 2, 3]
+        assert nodes.local_devices is None
+        assert gx.Nodes(mesh=GRID).local_devices == 2
+        assert gx.Nodes(mesh=GRID).local == [0, 1, 2, 3]
+
+    def test_by_neither(self):
+        nodes = gx.Nodes()
+        assert nodes.size == len(jax.devices())
+        assert nodes == gx.Nodes(mesh=Mesh(DEVICES, ("nodes",)))
+
+    def test_by_other_axes(self):
+        mesh = Mesh(DEVICES.reshape(2, 4), ("local", "servers"))
+        nodes = gx.Nodes(mesh=mesh, axis_name="servers", local_axis_name="gpus")
+        assert (nodes.size, nodes.local_devices) == (4, None)
+        assert dataclasses.replace(nodes, local_axis_name="local").local_devices == 2
+        index = nodes.run(lambda x: jax.lax.axis_index("servers"), jnp.zeros(4))
+        np.testing.assert_array_equal(index, np.arange(4))
+
+    def test_by_a_mesh_of_explicit_axes(self):
+        """The default of jax.make_mesh, whose shard_map refuses arrays that are not on it."""
+        mesh = jax.make_mesh((N,), ("nodes",), devices=jax.devices()[:N])
+        assert set(mesh.axis_types) == {AxisType.Explicit}
+        nodes = gx.Nodes(mesh=mesh)
+        assert nodes.mesh is not None
+        assert set(nodes.mesh.axis_types) == {AxisType.Auto}
+        assert nodes == gx.Nodes(mesh=MESH)
+        x = jnp.arange(4.0)
+        for program in (nodes.spmd(node_mean), gx.spmd(node_mean, mesh=mesh)):
+            np.testing.assert_array_equal(program(x), [1.5] * N)
+
+    def test_by_what_contradicts_itself(self):
+        with pytest.raises(ValueError, match="the size of the mesh's axis 'nodes', 4, got 5"):
+            gx.Nodes(5, MESH)
+        with pytest.raises(ValueError, match=r"an axis named 'servers', got the axes \('nodes',\)"):
+            gx.Nodes(mesh=MESH, axis_name="servers")
+        for size in (0, -1, 2.5, "4", True):
+            with pytest.raises(ValueError, match=f"nodes must be an integer >= 1, got {size!r}"):
+                gx.Nodes(size)  # pyright: ignore[reportArgumentType]
+
+    def test_equal_values_are_one(self):
+        assert gx.Nodes(N, MESH) == gx.Nodes(mesh=Mesh(DEVICES[:N], ("nodes",)))
+        assert hash(gx.Nodes(N)) == hash(gx.Nodes(N))
+        different = {gx.Nodes(N), gx.Nodes(N + 1), gx.Nodes(mesh=MESH), gx.Nodes(mesh=GRID)}
+        assert len(different | {gx.Nodes(N, axis_name="servers"), gx.Nodes(N)}) == 5
+
+
+def node_mean(x):
+    return jax.lax.pmean(x, "nodes")
+
+
+def has_spec(array, nodes, spec):
+    """Whether an array lies on the devices of `nodes` in this way; on one device, any does."""
+    if nodes.mesh is None:
+        return len(array.sharding.device_set) == 1
+    return array.sharding == jax.sharding.NamedSharding(nodes.mesh, spec)
+
+
+class TestRun:
+    def test_traces_a_function_once(self):
+        nodes = gx.Nodes(N)
+        traced = []
+
+        def count_traces(x):
+            traced.append(x.shape)
+            return node_mean(x)
+
+        for _ in range(3):
+            np.testing.assert_array_equal(nodes.run(count_traces, jnp.arange(4.0)), [1.5] * N)
+        gx.Nodes(N).run(count_traces, jnp.zeros(N))  # equal nodes share it
+        assert traced == [()]
+        nodes.run(count_traces, jnp.zeros((N, 2)))
+        assert traced == [(), (2,)]
+
+    @every_placement
+    def test_shared_arguments_have_no_node_axis(self, nodes):
+        def select(x, table, scale):
+            return x * scale + table[jax.lax.axis_index("nodes")]
+
+        table = np.arange(N, dtype=np.float32)
+        out = nodes.run(select, jnp.ones(N), nodes.shared(table), jnp.full(N, 2.0))
+        np.testing.assert_array_equal(out, table + 2)
+        with pytest.raises(ValueError, match=r"argument 2 must be node-stacked.*got shape \[3\]"):
+            nodes.run(select, jnp.ones(N), nodes.shared(table), jnp.ones(3))
+
+    @every_placement
+    def test_the_same_function_with_and_without_shared_arguments(self, nodes):
+        def add(x, y):
+            return x + y
+
+        np.testing.assert_array_equal(nodes.run(add, jnp.zeros(N), jnp.arange(4.0)), range(N))
+        np.testing.assert_array_equal(nodes.run(add, jnp.zeros(N), nodes.shared(3.0)), [3.0] * N)
+
+    def test_spmd_takes_nodes_and_all_kinds_of_arguments(self):
+        nodes = gx.Nodes(mesh=GRID)
+
+        def f(x, scale, batch, offset):
+            return x * scale + jax.lax.pmean(batch.mean(), "local") + offset
+
+        program = nodes.spmd(f, static_argnums=1, local_argnums=2, shared_argnums=3)
+        batch = jnp.arange(4.0 * N).reshape(N, 4)
+        out = program(jnp.ones(N), 2, batch, jnp.float32(10))
+        np.testing.assert_allclose(out, np.asarray(batch).mean(axis=1) + 12)
+        same = gx.spmd(f, GRID, nodes, static_argnums=1, local_argnums=2, shared_argnums=3)
+        np.testing.assert_array_equal(same(jnp.ones(N), 2, batch, jnp.float32(10)), out)
+
+    def test_what_a_profile_shows(self):
+        assert "node_mean" in gx.Nodes(N).spmd(node_mean).lower(jnp.ones(N)).as_text()
+
+
+def some_of_everything():
+    return {
+        "weights": np.arange(6.0).reshape(2, 3),  # float64, which JAX does not take
+        "bias": jnp.ones(2, jnp.bfloat16),
+        "count": np.int64(3),
+        "rate": 0.5,
+        "mask": np.array([True, False]),
+        "key": jax.random.key(7),
+        "none": None,
+    }
+
+
+EXPECTED_DTYPES = {
+    "weights": jnp.float32,
+    "bias": jnp.bfloat16,
+    "count": jnp.int32,
+    "rate": jnp.float32,
+    "mask": jnp.bool_,
+    "key": jax.random.key(0).dtype,
+}
+
+
+def assert_equal_keys(actual, expected):
+    np.testing.assert_array_equal(jax.random.key_data(actual), jax.random.key_data(expected))
+
+
+class TestThereAndBack:
+    @every_placement
+    def test_replicate_and_one(self, nodes):
+        tree = some_of_everything()
+        stacked = nodes.replicate(tree)
+        for name, dtype in EXPECTED_DTYPES.items():
+            assert stacked[name].shape == (N, *np.shape(tree[name]))
+            assert stacked[name].dtype == dtype
+            assert has_spec(stacked[name], nodes, P("nodes"))
+        assert stacked["none"] is None
+        one = nodes.one(stacked)
+        for name, dtype in EXPECTED_DTYPES.items():
+            assert one[name].dtype == dtype
+            assert one[name].shape == np.shape(tree[name])
+            assert len(one[name].sharding.device_set) == 1  # an ordinary model
+        assert_equal_keys(one.pop("key"), tree.pop("key"))
+        jax.tree.map(np.testing.assert_array_equal, one, tree)
+
+    @every_placement
+    def test_init_is_the_start_of_a_loop(self, nodes):
+        tx = optax.chain(optax.sgd(0.1, momentum=0.9), gx.osgp(gx.topology.ring(N)))
+        params, opt_state = nodes.init(tx, {"w": np.arange(3.0)})
+        np.testing.assert_array_equal(params["w"], np.tile(np.arange(3.0), (N, 1)))
+        expected = gx.spmd(tx.init, nodes=nodes)(params)
+        assert jax.tree.structure(opt_state) == jax.tree.structure(expected)
+        jax.tree.map(np.testing.assert_array_equal, opt_state, expected)
+        for leaf in jax.tree.leaves((params, opt_state)):
+            assert has_spec(leaf, nodes, P("nodes"))
+
+    @every_placement
+    def test_put_and_to_host(self, nodes):
+        keys = jax.random.split(jax.random.key(0), N)
+        rows = {"x": np.arange(8.0, dtype=np.float32).reshape(N, 2), "flag": np.ones(N, bool)}
+        stacked = nodes.put(rows | {"key": keys})
+        for leaf in jax.tree.leaves(stacked):
+            assert has_spec(leaf, nodes, P("nodes"))
+        assert_equal_keys(stacked.pop("key"), keys)
+        host = nodes.to_host(stacked)
+        assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(host))
+        jax.tree.map(np.testing.assert_array_equal, host, rows)
+        assert nodes.to_host({"none": None}) == {"none": None}
+        with pytest.raises(TypeError, match="key_data"):  # which NumPy does not know
+            nodes.to_host(keys)
+
+    @every_placement
+    def test_put_shared(self, nodes):
+        table = nodes.put_shared({"a": np.arange(3), "b": 2.0})
+        for leaf in jax.tree.leaves(table):
+            assert has_spec(leaf, nodes, P())
+        assert table["a"].tolist() == [0, 1, 2]
+        assert float(table["b"]) == 2.0
+
+    @every_placement
+    def test_one_model_from_an_average(self, nodes):
+        """The way to one ordinary model, which other programs use as any array."""
+        tx = optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.ring(N)))
+        _, opt_state = nodes.init(tx, jnp.zeros(3))
+        params = nodes.put(np.arange(12.0, dtype=np.float32).reshape(N, 3))
+        model = nodes.one(nodes.run(gx.average_model, params, opt_state))
+        np.testing.assert_allclose(model, [4.5, 5.5, 6.5])
+        np.testing.assert_allclose(model + jnp.ones(3), [5.5, 6.5, 7.5])
+        distance = nodes.run(lambda m, x: jnp.abs(m - x).max(), nodes.shared(model), params)
+        np.testing.assert_allclose(distance, [4.5, 1.5, 1.5, 4.5])
+
+    @every_placement
+    def test_one_refuses_rows_that_differ(self, nodes):
+        rows = np.ones((N, 3), np.float32)
+        rows[2, 1] = 1.5
+        with pytest.raises(ValueError, match=r"some that differ by 50.0%: average them first"):
+            nodes.one({"same": np.ones((N, 2), np.float32), "other": nodes.put(rows)})
+        rows[2, 1] = 1 + 1e-6  # sums in another order
+        assert nodes.one(nodes.put(rows)).tolist() == [1.0] * 3
+
+    def test_one_of_integers_and_of_nothing(self):
+        nodes = gx.Nodes(N)
+        assert nodes.one({}) == {}
+        assert nodes.one(jnp.zeros((N, 0))).shape == (0,)
+        assert nodes.one(jnp.zeros((N, 2))).tolist() == [0.0, 0.0]
+        assert int(nodes.one(jnp.full(N, 7))) == 7
+        with pytest.raises(ValueError, match="the rows of all nodes must be equal"):
+            nodes.one(jnp.arange(N))
+
+
+@every_placement
+def test_arrays_of_the_host_run_the_same_program(nodes):
+    """The first step of a loop must not be another program than the later ones."""
+    traced = []
+
+    def count_traces(x):
+        traced.append(x.shape)
+        return x + 1
+
+    program = nodes.spmd(count_traces)
+    out = program(program(np.zeros((N, 2), np.float32)))
+    np.testing.assert_array_equal(out, np.full((N, 2), 2.0))
+    assert traced == [(2,)]
