@@ -19,6 +19,7 @@ import optax
 from gossipjax.algorithms.state import debias, exchange_plan, gossip_state, push_sum_weight
 from gossipjax.collectives import (
     StepLike,
+    as_varying,
     cast_like,
     cond,
     mix,
@@ -35,8 +36,8 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
         s_i <- sum_j P_ij w_j s_j / sum_j P_ij w_j
 
     The round is that of the gossip transform in `opt_state` at `step`. Under overlap the statistics
-    do not wait: they are used at once. A chain whose nodes all exchange at once (`allreduce`, and
-    `easgd` at its exchanges) has its statistics averaged exactly.
+    do not wait: they are used at once. Where all nodes exchange at once, as in a chain with
+    `allreduce`, the statistics are averaged exactly.
 
     Args:
       stats: the statistics of this node, a tree of floating-point leaves `[...]`.
@@ -58,9 +59,10 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
     axis_name = plan.wire.axis_name
     if plan.schedule_by_step is None:
         require_step(step, axis_name)
+        stats = jax.tree.map(lambda s: as_varying(s, axis_name), stats)
         return cond(
-            step % plan.every == 0,
-            lambda stats: average_batch_stats(stats, axis_name),
+            step % plan.period == 0,
+            lambda stats: _average(stats, axis_name),
             lambda stats: stats,
             stats,
         )
@@ -75,6 +77,12 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
         local_axis_name=plan.wire.local_axis_name,
     )
     return cast_like(debias(mixed, weight), stats)
+
+
+def _average(stats: Any, axis_name: str) -> Any:
+    """`average_batch_stats`, typed as a value that differs between nodes."""
+    average = average_batch_stats(stats, axis_name)
+    return jax.tree.map(lambda s: as_varying(s, axis_name), average)
 
 
 def average_batch_stats(stats: Any, axis_name: str = "nodes") -> Any:

@@ -82,7 +82,7 @@ def _squared_distances(params: optax.Params, axis_name: str) -> Any:
 
 
 def latest_model(params: optax.Params, opt_state: optax.OptState) -> optax.Params:
-    """This node's newest model: `params`, except where the user holds a stale one (`adpsgd`).
+    """This node's newest model: `params`, except where the user holds a stale one.
 
     Like the parameters, with their types; `opt_state` may be the state of a whole chain.
 
@@ -130,9 +130,10 @@ def total_mass(
     """Returns `(sum_i x_i, sum_i w_i)` over all nodes and the messages in flight.
 
     Mixing never changes either: the first (a tree like the parameters, float32 at least) moves only
-    by the updates, the second stays N. An algorithm without a weight counts 1 per node. For
-    `adpsgd` the `x_i` are the latest models, for `easgd` the center is added to their sum. All of
-    `params` are taken to be gossiped: where the transform is masked, pass the part that is.
+    by the updates, the second stays N. An algorithm without a weight counts 1 per node. Where the
+    user holds a stale model, the `x_i` are the latest; parts of the state that are mass
+    (`Extra.is_mass`, such as a center) are added to their sum. All of `params` are taken to be
+    gossiped: where the transform is masked, pass the part that is.
 
     Args:
       params: the parameters that the user holds, `[...]` per node.
@@ -166,7 +167,7 @@ def average_model(
     """The average model `sum_i x_i / sum_i w_i`, messages in flight included, on every node.
 
     Like the parameters, with their types. It is not the average of the `z_i` where weights differ.
-    For `adpsgd` it is that of the latest models, for `easgd` that of the nodes, without the center.
+    Where the user holds a stale model, it is that of the latest; a center is not in it.
     `gx.Nodes.one` makes one ordinary model of it.
 
     Args:

@@ -17,6 +17,7 @@ from gossipjax.algorithms.osgp import add_received, exchange
 from gossipjax.algorithms.state import (
     GossipState,
     InFlight,
+    apply_updates,
     exchange_plan,
     gossip_state,
     replace_gossip_state,
@@ -151,7 +152,7 @@ def _make_fused_update(
     ) -> tuple[optax.Params, optax.OptState, Any]:
         grads, aux = gradients(params, *inputs)
         updates, opt_state = tx.update(grads, opt_state, params, step=step)
-        return optax.apply_updates(params, updates), opt_state, aux
+        return apply_updates(params, updates), opt_state, aux
 
     numbers = [local_argnums] if isinstance(local_argnums, int) else local_argnums
     return _spmd_by_step(
@@ -180,7 +181,7 @@ class _OverlappedUpdate:
             nothing = _nothing_in_flight(tx, params)
             opt_state = replace_gossip_state(opt_state, in_flight=nothing)
             updates, opt_state = tx.update(grads, opt_state, params, step=step, received=nothing)
-            return optax.apply_updates(params, updates), opt_state
+            return apply_updates(params, updates), opt_state
 
         donated = donate_on_accelerators(1, 2)
         self._exchange = _spmd_by_step(_exchange_messages, nodes, is_static)

@@ -125,8 +125,8 @@ def _decode_array(words: jax.Array, wire_dtype: np.dtype | None, like: jax.Array
     return jax.lax.bitcast_convert_type(words, wire_dtype).astype(like.dtype)
 
 
-def split_by_size(buffer: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
-    """Returns the consecutive slices of a flat buffer that have these sizes."""
+def split_by_size(buffer: Any, sizes: Sequence[int]) -> list[Any]:
+    """Returns the consecutive slices of a flat buffer, of JAX or NumPy, that have these sizes."""
     ends = itertools.accumulate(sizes, initial=0)
     return [buffer[start:stop] for start, stop in itertools.pairwise(ends)]
 

@@ -1,16 +1,24 @@
 """Eight virtual CPU devices, two threads for each, and one process: set before JAX's first use.
 
 Most of the tests' time is compilation, so programs are compiled without effort, and only once.
+The library's public functions must keep to their type hints, and it may promote neither ranks nor
+types implicitly.
 """
 
 import os
 import tempfile
 
 import jax
+import pytest
+from type_checks import check_types
 
-from gossipjax import launch
+check_types("gossipjax")  # from its first import on
+
+from gossipjax import launch  # noqa: E402
 
 jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
 os.environ.setdefault("NPROC", "16")
 flags = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0"
@@ -18,3 +26,12 @@ cache = tempfile.TemporaryDirectory(prefix="gossipjax-tests-")  # of this proces
 jax.config.update("jax_compilation_cache_dir", cache.name)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 launch.initialize(num_processes=1)  # programs that ask again later, in this process, get the same
+
+
+@pytest.fixture(scope="module", autouse=True)
+def promotion_of_types(request):
+    """Programs that train may promote: flax's and optax's code does, BatchNorm and Adam."""
+    if request.path.parent.name in ("experiments", "launch"):
+        jax.config.update("jax_numpy_dtype_promotion", "standard")
+    yield
+    jax.config.update("jax_numpy_dtype_promotion", "strict")

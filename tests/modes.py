@@ -8,38 +8,41 @@ from jax.sharding import PartitionSpec as P
 MODES = ("vmap", "shard_map", "shard_map_check_vma", "pmap")
 
 
-def mesh(nodes):
-    return Mesh(np.array(jax.devices()[:nodes]), ("nodes",))
+def make_mesh(nodes, local=None):
+    """A mesh of one device per node, or of `local` devices."""
+    devices = np.array(jax.devices()[: nodes * (local or 1)])
+    if local is None:
+        return Mesh(devices, ("nodes",))
+    return Mesh(devices.reshape(nodes, local), ("nodes", "local"))
 
 
 def run(mode, fn, nodes, shared=(), jit=True):
     """`fn(*args)` per node -> a function of stacked arguments; `shared` ones have no node axis."""
 
-    def axes(args, stacked, single):
-        return tuple(single if i in shared else stacked for i in range(len(args)))
+    def axes(args, stacked, unstacked):
+        return tuple(unstacked if i in shared else stacked for i in range(len(args)))
 
-    if mode == "pmap":
-        return lambda *args: jax.pmap(
-            fn, "nodes", in_axes=axes(args, 0, None), devices=jax.devices()[:nodes]
-        )(*args)
+    def run_device(*shards):
+        values = [
+            shard if i in shared else jax.tree.map(lambda x: x[0], shard)
+            for i, shard in enumerate(shards)
+        ]
+        return jax.tree.map(lambda x: x[None], fn(*values))
 
     def call(*args):
         if mode == "vmap":
             return jax.vmap(fn, axes(args, 0, None), axis_name="nodes")(*args)
-
-        def one(*values):
-            values = [
-                v if i in shared else jax.tree.map(lambda x: x[0], v) for i, v in enumerate(values)
-            ]
-            return jax.tree.map(lambda x: x[None], fn(*values))
-
+        if mode == "pmap":
+            devices = jax.devices()[:nodes]
+            return jax.pmap(fn, "nodes", in_axes=axes(args, 0, None), devices=devices)(*args)
         return jax.shard_map(
-            one,
-            mesh=mesh(nodes),
+            run_device,
+            mesh=make_mesh(nodes),
             in_specs=axes(args, P("nodes"), P()),
             out_specs=P("nodes"),
             check_vma=mode == "shard_map_check_vma",
         )(*args)
 
-    # What is computed is under test, not how fast: compiled in two thirds of the time.
-    return jax.jit(call, compiler_options={"xla_backend_optimization_level": 0}) if jit else call
+    # The results are under test, not the speed: this compiles in two thirds of the time.
+    options = {"xla_backend_optimization_level": 0}
+    return jax.jit(call, compiler_options=options) if jit and mode != "pmap" else call

@@ -1,6 +1,8 @@
 """The dense float64 oracle: plain NumPy on `[N, D]` arrays and `[T, N, N]` matrices.
 
-It shares no code with the package: it knows nothing of slots, buffers, axes or pytrees.
+It shares no code with the package: it knows nothing of slots, buffers, axes or pytrees. An
+algorithm `(matrices, starts, updates)` yields `(z, x, w)` after every step: the parameters that the
+user holds and the numerators, `[N, D]`, and the weights `[N]`.
 """
 
 from collections.abc import Callable
@@ -9,7 +11,7 @@ import numpy as np
 
 
 def allreduce(matrices, x, updates):
-    """Every node takes the mean update: yields (z, x, w), each `[N, D]` or `[N]`, per step."""
+    """Every node takes the mean update."""
     for u in updates:
         x = x + u.mean(axis=0, keepdims=True)
         yield x, x, np.ones(len(x))
@@ -28,96 +30,118 @@ def dpsgd_adapt_then_combine(matrices, x, updates):
 
 
 def sgp(matrices, z, updates):
-    x, w = z, np.ones(len(z))
+    x = z
+    w = np.ones(len(z))
     for k, u in enumerate(updates):
         P = matrices[k % len(matrices)]
-        x, w = P @ (x + u), P @ w
+        x = P @ (x + u)
+        w = P @ w
         yield x / w[:, None], x, w
 
 
 def osgp(matrices, z, updates, overlap, biased=False):
-    """Every message is a letter with its date of arrival: yields (z, x, w) of what has arrived."""
-    x, w, letters = z, np.ones(len(z)), []
+    """Every message has a step of arrival; x and w are those of the messages that have arrived."""
+    x = z
+    w = np.ones(len(z))
+    messages = []
     for k, u in enumerate(updates):
         x = x + u
         if k % overlap == 0:
             P = matrices[k // overlap % len(matrices)]
-            own, others = np.diag(np.diag(P)), P - np.diag(np.diag(P))
-            letters.append((k + overlap, others @ x, others @ w))
-            x, w = own @ x, own @ w
-        for date, numerators, weights in letters:
-            if date == k:
-                x, w = x + numerators, w + weights
+            self_weights = np.diag(np.diag(P))
+            edges = P - self_weights
+            messages.append((k + overlap, edges @ x, edges @ w))
+            x = self_weights @ x
+            w = self_weights @ w
+        while messages and messages[0][0] == k:
+            _, numerators, weights = messages.pop(0)
+            x = x + numerators
+            w = w + weights
         yield (x, x, np.ones(len(x))) if biased else (x / w[:, None], x, w)
 
 
 def adpsgd(matrices, x, updates, delays):
-    """Yields (the model of the next gradient, the latest one, 1); keeps all models there were."""
+    """z is the model of the next gradient, x the latest one; all models are kept."""
     models = [x]
     for k, u in enumerate(updates):
         models.append(matrices[k % len(matrices)] @ models[-1] + u)
         ages = delays[(k + 1) % len(delays)]
-        held = [models[max(0, k + 1 - age)][node] for node, age in enumerate(ages)]
-        yield np.stack(held), models[-1], np.ones(len(x))
+        stale = [models[max(0, k + 1 - age)][node] for node, age in enumerate(ages)]
+        yield np.stack(stale), models[-1], np.ones(len(x))
 
 
 def easgd(matrices, x, updates, alpha, period):
     center = x.mean(axis=0)
     for k, u in enumerate(updates):
-        d = alpha * (x - center) if k % period == 0 else 0 * x
-        x, center = x + u - d, center + d.sum(axis=0)
+        pull = alpha * (x - center) if k % period == 0 else 0 * x
+        x = x + u - pull
+        center = center + pull.sum(axis=0)
         yield x, x, np.ones(len(x))
 
 
 def train_sgp(matrices, z, gradient: Callable, optimizer: Callable, steps: int):
-    """SGP with a stateful local optimizer: `optimizer(memory, k, g, z) -> u`, gradients at z."""
-    x, w = z, np.ones(len(z))
-    memories = [{} for _ in z]
+    """SGP with a stateful local optimizer, `optimizer(state, k, g, z) -> u`: yields (z, w)."""
+    x = z
+    w = np.ones(len(z))
+    states = [{} for _ in z]
     for k in range(steps):
         P = matrices[k % len(matrices)]
         g = gradient(z, k)
-        u = np.stack([optimizer(memories[i], k, g[i], z[i]) for i in range(len(z))])
-        x, w = P @ (x + u), P @ w
+        u = np.stack([optimizer(states[i], k, g[i], z[i]) for i in range(len(z))])
+        x = P @ (x + u)
+        w = P @ w
         z = x / w[:, None]
         yield z, w
 
 
-def sgd(rate, momentum=0.0, nesterov=False, decay=0.0):
-    def step(memory, k, g, z):
+def train_osgp(matrices, z, gradient: Callable, learning_rate: float, overlap: int, steps: int):
+    """OSGP with plain SGD, gradients at z: yields z."""
+    start = z
+    updates = []
+    for k in range(steps):
+        updates.append(-learning_rate * gradient(z, k))
+        *_, (z, _, _) = osgp(matrices, start, updates, overlap)
+        yield z
+
+
+def sgd(learning_rate, momentum=0.0, nesterov=False, decay=0.0):
+    def step(state, k, g, z):
         g = g + decay * z
-        memory["m"] = momentum * memory.get("m", 0.0) + g
-        return -rate * (g + momentum * memory["m"] if nesterov else memory["m"])
+        state["m"] = momentum * state.get("m", 0.0) + g
+        return -learning_rate * (g + momentum * state["m"] if nesterov else state["m"])
 
     return step
 
 
-def adamw(rate, b1=0.9, b2=0.999, eps=1e-8, decay=1e-4):
-    def step(memory, k, g, z):
-        memory["m"] = b1 * memory.get("m", 0.0) + (1 - b1) * g
-        memory["v"] = b2 * memory.get("v", 0.0) + (1 - b2) * g**2
-        m, v = memory["m"] / (1 - b1 ** (k + 1)), memory["v"] / (1 - b2 ** (k + 1))
-        return -rate * (m / (np.sqrt(v) + eps) + decay * z)
+def adamw(learning_rate, b1=0.9, b2=0.999, eps=1e-8, decay=1e-4):
+    def step(state, k, g, z):
+        state["m"] = b1 * state.get("m", 0.0) + (1 - b1) * g
+        state["v"] = b2 * state.get("v", 0.0) + (1 - b2) * g**2
+        m = state["m"] / (1 - b1 ** (k + 1))
+        v = state["v"] / (1 - b2 ** (k + 1))
+        return -learning_rate * (m / (np.sqrt(v) + eps) + decay * z)
 
     return step
 
 
-def clipped(largest, optimizer):
-    def step(memory, k, g, z):
+def clipped(max_norm, optimizer):
+    def step(state, k, g, z):
         norm = np.linalg.norm(g)
-        return optimizer(memory, k, g * min(1.0, largest / norm), z)
+        return optimizer(state, k, g * min(1.0, max_norm / norm), z)
 
     return step
 
 
 def accumulated(every, optimizer):
-    """The mean of `every` gradients at the last of as many steps; nothing at the others."""
+    """The mean of `every` gradients at the last of as many steps; 0 at the others."""
 
-    def step(memory, k, g, z):
-        memory["sum"] = memory.get("sum", 0.0) + g
+    def step(state, k, g, z):
+        state["sum"] = state.get("sum", 0.0) + g
         if k % every != every - 1:
             return np.zeros_like(g)
-        total, memory["sum"] = memory["sum"], 0.0
-        return optimizer(memory.setdefault("inner", {}), k // every, total / every, z)
+        mean = state["sum"] / every
+        state["sum"] = 0.0
+        return optimizer(state.setdefault("inner", {}), k // every, mean, z)
 
     return step
 
@@ -133,14 +157,16 @@ def column_stochastic(rng, n, rounds=3):
 def peers(rng, n, count):
     """`count` peers per round at hops that change from round to round: `[3, N, N]`."""
     eye = np.eye(n)
-    hops = [[(k + i) % max(1, n - 1) + 1 for i in range(count)] for k in range(3)]
-    return np.stack(
-        [(eye + sum(np.roll(eye, hop, axis=0) for hop in hs)) / (count + 1) for hs in hops]
-    )
+    matrices = []
+    for k in range(3):
+        hops = [(k + i) % max(1, n - 1) + 1 for i in range(count)]
+        edges = sum(np.roll(eye, hop, axis=0) for hop in hops)
+        matrices.append((eye + edges) / (count + 1))
+    return np.stack(matrices)
 
 
 def random_peer(rng, n):
-    """Every sender draws its receiver: some nodes hear nothing, some several: `[4, N, N]`."""
+    """Every sender draws its receiver: some nodes receive nothing, some several: `[4, N, N]`."""
     matrices = np.stack([np.eye(n) / 2] * 4)
     for k, matrix in enumerate(matrices):
         for sender in range(n):

@@ -170,7 +170,9 @@ def test_experiments_use_public_names_only():
                 or (not is_private(name) if names is None else name in names)
             )
             if not is_public:
-                violations.add(f"{name_of(path)} uses {module}{'.' + name if name else ''}")
+                violations.add(
+                    f"{name_of(path)} uses {module}{'.' + name if name else ''}: not in __all__?"
+                )
     assert sorted(violations) == []
 
 

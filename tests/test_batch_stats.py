@@ -1,5 +1,7 @@
 """Statistics of normalization layers: mixed with the parameters, or averaged."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -21,34 +23,104 @@ def test_mixed_as_the_parameters_are(mode):
     start = jnp.asarray(rng.normal(size=(N, 3)), jnp.float32)
 
     def steps(z):
-        state, statistics, seen = tx.init(z), {"mean": z.astype(jnp.float32)}, []
+        state = tx.init(z)
+        stats = {"mean": z.astype(jnp.float32)}
+        history = []
         for k in range(5):
-            statistics = gx.mix_statistics(statistics, state, schedule, k)
+            stats = gx.mix_batch_stats(stats, state, k)
             updates, state = tx.update(jnp.zeros_like(z), state, z, step=k)
             z = z + updates
-            seen.append((z, statistics["mean"]))
-        return seen
+            history.append((z, stats["mean"]))
+        return history
 
-    seen = run(mode, steps, N)(start)
-    for z, mean in seen:
+    history = run(mode, steps, N)(start)
+    for z, mean in history:
         np.testing.assert_allclose(mean, z, rtol=1e-4, atol=1e-5)
-    moved = np.asarray(seen[-1][0]).mean(axis=0) - start.mean(axis=0)
-    assert np.abs(moved).max() > 1e-3, "weights other than 1"
+    drift = np.asarray(history[-1][0]).mean(axis=0) - start.mean(axis=0)
+    assert np.abs(drift).max() > 1e-3, "weights must differ from 1"
+
+
+@pytest.mark.parametrize("static", [True, False], ids=["static", "traced"])
+@pytest.mark.parametrize("overlap", [1, 2])
+def test_overlap_mixes_by_the_round_of_the_step_and_at_once(overlap, static):
+    """At every sending step by its round and the weights before it; at the others, not at all."""
+    rng = np.random.default_rng(0)
+    schedule = gx.topology.from_matrices(oracle.column_stochastic(rng, N))
+    tx = optax.chain(optax.sgd(0.1), gx.osgp(schedule, overlap))
+
+    def step(stats, state, step):
+        mixed = gx.mix_batch_stats(stats, state, step)
+        _, state = tx.update(jnp.zeros(()), state, jnp.zeros(()), step=step)
+        return mixed, state
+
+    argnums: Any = {"static_argnums": 2} if static else {"shared_argnums": 2}
+    program = gx.spmd(step, nodes=N, **argnums)
+    start = rng.normal(size=(N, 3))
+    stats = jnp.asarray(start, jnp.float32)
+    state = gx.spmd(tx.init, nodes=N)(jnp.zeros(N))
+    expected = start
+    weights = np.ones(N)
+    zeros = np.zeros((3 * overlap, N, 1))
+    for k, (_, _, next_weights) in enumerate(
+        oracle.osgp(schedule.matrices(), zeros[0], zeros, overlap)
+    ):
+        stats, state = program(stats, state, k if static else jnp.int32(k))
+        if k % overlap == 0:
+            P = schedule.round_at(k // overlap).matrix
+            expected = P @ (weights[:, None] * expected) / (P @ weights)[:, None]
+        weights = next_weights
+        np.testing.assert_allclose(stats, expected, rtol=1e-5, atol=1e-6, err_msg=f"step {k}")
+    assert np.abs(weights - 1).max() > 0.1, "weights must differ from 1"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_without_gossip_they_are_averaged_exactly(mode):
+    """Those of AllReduce: all nodes exchange at every step."""
+    tx = optax.chain(gx.allreduce(), optax.sgd(0.1, momentum=0.9))
+    stats = {"mean": jnp.asarray(np.random.default_rng(0).normal(size=(N, 3)), jnp.float32)}
+    program = run(mode, lambda s, k: gx.mix_batch_stats(s, tx.init(s), k), N, shared=(1,))
+    for k in range(2):
+        mixed = np.asarray(program(stats, jnp.int32(k))["mean"])
+        assert (mixed == mixed[0]).all()
+        np.testing.assert_allclose(mixed[0], stats["mean"].mean(axis=0), rtol=1e-6, atol=1e-7)
+
+
+def test_low_precision_statistics_are_mixed_in_float32_and_keep_their_type():
+    tx = gx.sgp(gx.topology.complete(N))
+    stats = jnp.asarray([256.0, 1.0, 1.0, 1.0], jnp.bfloat16)
+    mixed = gx.spmd(lambda s: gx.mix_batch_stats(s, tx.init(s), 0), nodes=N)(stats)
+    assert mixed.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(mixed, jnp.full(N, 259 / 4, jnp.bfloat16))
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_averaged(mode):
     values = jnp.asarray(np.random.default_rng(0).normal(size=(N, 3)), jnp.bfloat16)
-    averaged = run(mode, gx.average_statistics, N)({"var": values})["var"]
+    averaged = run(mode, gx.average_batch_stats, N)({"var": values})["var"]
     assert averaged.dtype == jnp.bfloat16
     expected = np.asarray(values, np.float32).mean(axis=0)
     np.testing.assert_allclose(averaged.astype(jnp.float32)[2], expected, rtol=2**-7)
 
 
-def test_integers_are_refused():
-    for measure in (
-        gx.average_statistics,
-        lambda s: gx.mix_statistics(s, (), gx.topology.ring(2), 0),
-    ):
-        with pytest.raises(ValueError, match=r"statistics\['count'\] is int32"):
-            gx.spmd(lambda n, m=measure: m({"count": n}), nodes=2)(jnp.arange(2))
+def mix_by_ring(stats):
+    state = gx.sgp(gx.topology.ring(2)).init(jnp.zeros(()))
+    return gx.mix_batch_stats(stats, state, 0)
+
+
+@pytest.mark.parametrize("combine", [gx.average_batch_stats, mix_by_ring])
+def test_integers_are_refused(combine):
+    with pytest.raises(ValueError, match=r"stats\['count'\] must be floating-.*, got int32"):
+        gx.spmd(lambda n: combine({"count": n}), nodes=2)(jnp.arange(2))
+
+
+@pytest.mark.parametrize("combine", [gx.average_batch_stats, mix_by_ring])
+def test_a_missing_axis(combine):
+    with pytest.raises(ValueError, match="must be a mapped axis, got 'nodes'"):
+        combine(jnp.ones(2))
+
+
+@pytest.mark.parametrize("step", [0.5, None])
+@pytest.mark.parametrize("tx", [gx.sgp(gx.topology.ring(2)), gx.allreduce()], ids=["sgp", "none"])
+def test_steps(tx, step):
+    with pytest.raises(ValueError, match="step must be an integer or a traced integer scalar"):
+        gx.spmd(lambda s: gx.mix_batch_stats(s, tx.init(s), step), nodes=2)(jnp.ones(2))

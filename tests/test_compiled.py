@@ -1,4 +1,4 @@
-"""What the compiled programs hold: one message per peer and type, one program per round."""
+"""The compiled programs: one message per peer and type, one program per round."""
 
 import re
 
@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from modes import mesh
+from modes import make_mesh
+from promotion import apply_updates, promoting
 
 import gossipjax as gx
 
@@ -18,31 +19,31 @@ COLLECTIVE = re.compile(
 )
 
 
-def many_leaves(count=161):
+def make_leaves(count=161):
     """A tree with the leaf count of a ResNet-50, node-stacked."""
     shapes = [(3, 3, 4, 4), (4, 8), (16,), (1, 1, 4, 8)]
-    return {f"layer{i}": np.full((N, *shapes[i % 4]), i / count, "f4") for i in range(count)}
+    return {f"layer{i}": np.full((N, *shapes[i % 4]), i / count, np.float32) for i in range(count)}
 
 
-def train_step(tx):
-    def step(params, state, grads, step):
+def make_train_step(tx):
+    def train_step(params, state, grads, step):
         updates, state = tx.update(grads, state, params, step=step)
-        return optax.apply_updates(params, updates), state
+        return apply_updates(params, updates), state
 
-    return gx.spmd(step, mesh=mesh(N), static_argnums=3, donate_argnums=(0, 1))
+    return gx.spmd(train_step, mesh=make_mesh(N), static_argnums=3, donate_argnums=(0, 1))
 
 
-def collectives(program, *args):
+def find_collectives(program, *args):
     return COLLECTIVE.findall(program.lower(*args).compile().as_text())
 
 
-def sgd_and(gossip):
+def chain_with_sgd(gossip):
     return optax.chain(optax.sgd(0.1, momentum=0.9, nesterov=True), gossip)
 
 
-def started(tx, leaves=161):
-    params = many_leaves(leaves)
-    return params, gx.spmd(tx.init, mesh=mesh(N))(params), many_leaves(leaves)
+def start(tx, leaves=161):
+    params = make_leaves(leaves)
+    return params, gx.spmd(tx.init, mesh=make_mesh(N))(params), make_leaves(leaves)
 
 
 @pytest.mark.parametrize(
@@ -57,38 +58,38 @@ def started(tx, leaves=161):
     ids=["one peer", "two peers", "pairs", "ring", "complete"],
 )
 def test_one_message_per_peer(schedule, expected):
-    tx = sgd_and(gx.sgp(schedule))
-    params, state, grads = started(tx, leaves=6)
+    tx = chain_with_sgd(gx.sgp(schedule))
+    params, state, grads = start(tx, leaves=6)
     for step in range(schedule.period):
-        assert collectives(train_step(tx), params, state, grads, step) == expected
+        assert find_collectives(make_train_step(tx), params, state, grads, step) == expected
 
 
 def test_allreduce_is_one_message_too():
     tx = optax.chain(gx.allreduce(), optax.sgd(0.1))
-    params, state, grads = started(tx, leaves=6)
-    # Before XLA joins what it can: it must not have to.
-    text = train_step(tx).lower(params, state, grads, 0).as_text()
+    params, state, grads = start(tx, leaves=6)
+    # Before XLA combines messages: it must not have to.
+    text = make_train_step(tx).lower(params, state, grads, 0).as_text()
     assert text.count("stablehlo.all_reduce") == 1
 
 
-def test_narrow_parameters_travel_with_wide_ones():
-    tx = sgd_and(gx.sgp(gx.topology.one_peer_exponential(N)))
+def test_bfloat16_parameters_travel_with_float32_ones():
+    tx = chain_with_sgd(gx.sgp(gx.topology.one_peer_exponential(N)))
     params = {"a": jnp.ones((N, 3), jnp.bfloat16), "b": jnp.ones((N, 3))}
-    state = gx.spmd(tx.init, mesh=mesh(N))(params)
-    assert collectives(train_step(tx), params, state, params, 0) == ["collective-permute"]
+    state = gx.spmd(tx.init, mesh=make_mesh(N))(params)
+    assert find_collectives(make_train_step(tx), params, state, params, 0) == ["collective-permute"]
 
 
 def test_a_loop_over_161_leaves_compiles_three_programs_with_one_message_each():
     schedule = gx.topology.one_peer_exponential(N)
-    tx = sgd_and(gx.sgp(schedule))
-    params, state, grads = started(tx)
-    program = train_step(tx)
-    assert collectives(program, params, state, grads, 1) == ["collective-permute"]
+    tx = chain_with_sgd(gx.sgp(schedule))
+    params, state, grads = start(tx)
+    program = make_train_step(tx)
+    assert find_collectives(program, params, state, grads, 1) == ["collective-permute"]
     with CompileCount() as compiled:
         for step in range(100):
-            params, state = program(params, state, grads, schedule.canonical_step(step))
+            params, state = program(params, state, grads, gx.canonical_step(state, step))
         jax.block_until_ready(params)
-    assert compiled.programs == len(schedule.canonical_steps()) == 3
+    assert compiled.programs == len(gx.canonical_steps(state)) == 3
 
 
 class CompileCount:
@@ -96,14 +97,14 @@ class CompileCount:
 
     def __enter__(self):
         self.programs = 0
-        jax.monitoring.register_event_duration_secs_listener(self._heard)
+        jax.monitoring.register_event_duration_secs_listener(self._count)
         return self
 
-    def _heard(self, event, duration_secs, **kwargs):
+    def _count(self, event, duration_secs, **kwargs):
         self.programs += event == "/jax/core/compile/backend_compile_duration"
 
     def __exit__(self, *error):
-        jax.monitoring.unregister_event_duration_listener(self._heard)
+        jax.monitoring.unregister_event_duration_listener(self._count)
 
 
 def test_a_static_step_needs_no_conditional_and_a_traced_one_has_one():
@@ -113,10 +114,10 @@ def test_a_static_step_needs_no_conditional_and_a_traced_one_has_one():
     def update(params, state, step):
         return tx.update(params, state, params, step=step)
 
-    params = many_leaves(6)
-    state = gx.spmd(tx.init, mesh=mesh(N))(params)
-    static = gx.spmd(update, mesh=mesh(N), static_argnums=2).lower(params, state, 1)
-    traced = gx.spmd(update, mesh=mesh(N), shared_argnums=2).lower(params, state, jnp.int32(1))
+    params = make_leaves(6)
+    state = gx.spmd(tx.init, mesh=make_mesh(N))(params)
+    static = gx.spmd(update, mesh=make_mesh(N), static_argnums=2).lower(params, state, 1)
+    traced = gx.spmd(update, mesh=make_mesh(N), shared_argnums=2).lower(params, state, jnp.int32(1))
     assert static.compile().as_text().count(" conditional(") == 0
     assert traced.compile().as_text().count(" conditional(") == 1
 
@@ -125,13 +126,12 @@ def test_a_static_step_needs_no_conditional_and_a_traced_one_has_one():
 def test_multi_steps_exchange_once_per_emitted_update(every):
     schedule = gx.topology.one_peer_exponential(N)
     inner = optax.MultiSteps(optax.sgd(0.1), every).gradient_transformation()
-    tx = optax.chain(inner, gx.sgp(schedule.every(every, phase=every - 1)))
+    tx = optax.chain(promoting(inner), gx.sgp(schedule.every(every, phase=every - 1)))
     params = {"w": jnp.ones((N, 4))}
-    state = gx.spmd(tx.init, mesh=mesh(N))(params)
-    program = train_step(tx)
-    found = [collectives(program, params, state, params, step) for step in range(2 * every)]
-    silent, exchange = [[]] * (every - 1), [["collective-permute"]]
-    assert found == (silent + exchange) * 2
+    state = gx.spmd(tx.init, mesh=make_mesh(N))(params)
+    program = make_train_step(tx)
+    exchanges = [find_collectives(program, params, state, params, k) for k in range(2 * every)]
+    assert exchanges == ([[]] * (every - 1) + [["collective-permute"]]) * 2
 
 
 def test_identity_rounds_move_nothing():
@@ -141,5 +141,5 @@ def test_identity_rounds_move_nothing():
         def mixed(x, schedule=schedule):
             return gx.mix(x, jnp.ones(()), schedule, 1)
 
-        program = gx.spmd(mixed, mesh=mesh(n))
-        assert collectives(program, jnp.asarray(np.ones((n, 3)))) == []
+        program = gx.spmd(mixed, mesh=make_mesh(n))
+        assert find_collectives(program, jnp.asarray(np.ones((n, 3)))) == []

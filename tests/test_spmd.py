@@ -7,6 +7,7 @@ import optax
 import oracle
 import pytest
 from jax.sharding import Mesh
+from promotion import apply_updates, promoting
 
 import gossipjax as gx
 
@@ -64,11 +65,11 @@ def test_another_axis_name(mesh):
 
 @every_placement
 def test_donated_arguments_are_gone(nodes):
-    tx = optax.chain(optax.adam(1e-3), gx.sgp(gx.topology.ring(N)))
+    tx = optax.chain(promoting(optax.adam(1e-3)), gx.sgp(gx.topology.ring(N)))
 
     def update(params, state):
         updates, state = tx.update(params, state, params)
-        return optax.apply_updates(params, updates), state
+        return apply_updates(params, updates), state
 
     params = {"w": jnp.ones((N, 2)), "b": jnp.ones((N, 3), jnp.bfloat16)}
     state = gx.spmd(tx.init, nodes=nodes)(params)

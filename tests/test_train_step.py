@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import Mesh
-from modes import mesh
+from modes import make_mesh
 
 import gossipjax as gx
 
@@ -16,7 +16,7 @@ N = 8
 SCHEDULE = gx.topology.one_peer_exponential(N)
 RANDOM = gx.topology.random_peer(N, gx.MAX_PROGRAMS + 1, seed=0)  # too many for a program each
 GRID = gx.Nodes(mesh=Mesh(np.array(jax.devices()).reshape(4, 2), ("nodes", "local")))
-PLACEMENTS = {"mesh": gx.Nodes(mesh=mesh(N)), "vmap": gx.Nodes(N)}
+PLACEMENTS = {"mesh": gx.Nodes(mesh=make_mesh(N)), "vmap": gx.Nodes(N)}
 
 
 def gradients(z, target):
@@ -287,9 +287,9 @@ class TestBadInput:
     def test_placements_that_contradict_each_other(self):
         tx = gx.sgp(SCHEDULE)
         with pytest.raises(ValueError, match="the size of the mesh's axis 'nodes', 8, got 3"):
-            gx.TrainStep(gradients, tx, mesh=mesh(N), nodes=3)
+            gx.TrainStep(gradients, tx, mesh=make_mesh(N), nodes=3)
         with pytest.raises(ValueError, match="mesh must be that of nodes"):
-            gx.TrainStep(gradients, tx, mesh=mesh(N), nodes=gx.Nodes(N))
+            gx.TrainStep(gradients, tx, mesh=make_mesh(N), nodes=gx.Nodes(N))
 
     def test_a_state_of_another_chain(self):
         """Its messages would be delivered by other rounds."""

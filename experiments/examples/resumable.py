@@ -34,7 +34,7 @@ def main(folder, steps=1000):
     nodes = gx.Nodes(mesh=gx.launch.mesh())  # a node per device of the processes that are left
     tx = make_tx({"nodes": nodes.size})
     train_step = gx.TrainStep(jax.grad(loss, has_aux=True), tx, nodes=nodes)
-    targets = nodes.put(jnp.arange(3.0) + jnp.array(nodes.local)[:, None])
+    targets = nodes.put(jnp.arange(3.0)[None] + jnp.array(nodes.local)[:, None])
     with Checkpoints(folder, every=100) as checkpoints:
         state = TrainState(0, *nodes.init(tx, jnp.zeros(3)))
         state = checkpoints.resume(state, nodes, make_tx)

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
+from numpy.typing import ArrayLike
 
 from gossipjax.algorithms.dpsgd import dpsgd
 from gossipjax.algorithms.state import (

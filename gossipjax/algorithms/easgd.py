@@ -26,7 +26,6 @@ from gossipjax.collectives import (
     clipped_node_mean,
     cond,
     node_sum,
-    require_step,
 )
 from gossipjax.topology.schedule import require_int
 from gossipjax.wire import Wire
@@ -83,13 +82,13 @@ def easgd(
         )
     alpha = float(alpha)
     period = require_int(period, "period of easgd", 1)
-    plan = ExchangePlan(wire=Wire(axis_name, local_axis_name), every=period)
+    plan = ExchangePlan(wire=Wire(axis_name, local_axis_name), period=period)
 
     def init(params: optax.Params) -> GossipState:
+        state = init_state(params, plan, push_sum=False)
         center = master_copy(params)
         with contextlib.suppress(ValueError):  # no such axis here: all nodes have these parameters
             center = clipped_node_mean(center, axis_name)
-        state = init_state(params, plan, push_sum=False)
         return state._replace(extra={"center": Extra(center, "average", is_mass=True)})
 
     def exchange(x: Any, center: Any) -> tuple[Any, Any]:
@@ -101,7 +100,6 @@ def easgd(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike
     ) -> tuple[Any, GossipState]:
         _require_stable(alpha, axis_size(axis_name))
-        require_step(step, axis_name)
         assert state.extra is not None
         center = state.extra["center"]
         x, value = cond(step % period == 0, exchange, lambda *both: both, x, center.value)

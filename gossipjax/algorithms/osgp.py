@@ -251,10 +251,29 @@ def exchange(opt_state: optax.OptState, step: StepLike, axis_name: str | None = 
     )
     return InFlight(
         tuple(
-            jax.lax.dynamic_update_index_in_dim(as_varying(buffer, wire.axis_name), row, chunk, 0)
+            _replace_row(as_varying(buffer, wire.axis_name), row, chunk)
             for buffer, row in zip(buffers, received, strict=True)
         )
     )
+
+
+def _replace_row(buffer: jax.Array, row: jax.Array, index: StepLike) -> jax.Array:
+    """`buffer` `[rows, length]` with another row; on accelerators in place.
+
+    On CPU a selection: there XLA may fuse an update in place with the permutation of a row, which
+    under vmap reads the same buffer, so that nodes read what others have just written.
+    """
+    if len(buffer) == 1:
+        return row[None]
+
+    def select(buffer: jax.Array, row: jax.Array) -> jax.Array:
+        is_row = jax.lax.broadcasted_iota(jnp.int32, buffer.shape, 0) == index
+        return jnp.where(is_row, jnp.broadcast_to(row, buffer.shape), buffer)
+
+    def update(buffer: jax.Array, row: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_index_in_dim(buffer, row, index, 0)
+
+    return jax.lax.platform_dependent(buffer, row, cpu=select, default=update)
 
 
 def add_received(

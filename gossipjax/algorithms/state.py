@@ -41,13 +41,13 @@ class ExchangePlan:
       overlap: steps between sending a message and using it. A round is used every
         `max(1, overlap)` steps.
       wire: the axes and the type of messages.
-      every: steps from one exchange to the next, where `schedule` is None.
+      period: steps from one exchange to the next, where `schedule` is None.
     """
 
     schedule: Schedule | None = None
     overlap: int = 0
     wire: Wire = DEFAULT_WIRE
-    every: int = 1
+    period: int = 1
 
     @functools.cached_property
     def schedule_by_step(self) -> Schedule | None:
@@ -58,14 +58,14 @@ class ExchangePlan:
         """The smallest step with the same compiled program as `step`; see `gx.canonical_step`."""
         step = require_int(step, "step", 0)
         if self.schedule_by_step is None:
-            return step % self.every
+            return step % self.period
         return self.schedule_by_step.canonical_step(step, self.overlap)
 
     @functools.cached_property
     def canonical_steps(self) -> tuple[int, ...]:
         """All values of `canonical_step`."""
         if self.schedule_by_step is None:
-            return tuple(range(self.every))
+            return tuple(range(self.period))
         return tuple(self.schedule_by_step.canonical_steps(self.overlap))
 
 
@@ -238,6 +238,15 @@ def as_update(params: optax.Params, target: Any) -> optax.Updates:
         return rounded - jnp.asarray(z, leaf.dtype)
 
     return jax.tree.map(difference, params, target)
+
+
+def apply_updates(params: optax.Params, updates: optax.Updates) -> optax.Params:
+    """`optax.apply_updates`, also where JAX is set to refuse implicit promotion of types.
+
+    The updates of low-precision parameters are float32; optax adds the two as they are.
+    """
+    with jax.numpy_dtype_promotion("standard"):
+        return optax.apply_updates(params, updates)
 
 
 def gossip_transform(

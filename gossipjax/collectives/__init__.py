@@ -22,6 +22,7 @@ from gossipjax.collectives._exchange import (
     deliver,
     node_mean,
     node_sum,
+    require_step,
     select_for_node,
     split,
     varies,
@@ -32,7 +33,6 @@ from gossipjax.collectives._mixing import (
     mix,
     require_doubly_stochastic,
     require_schedule,
-    require_step,
 )
 
 __all__ = [

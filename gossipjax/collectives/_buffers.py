@@ -15,7 +15,8 @@ from gossipjax.wire import MIN_BITS, is_real_float, split_by_size
 
 def accumulation_dtype(dtype: DTypeLike) -> np.dtype:
     """The type in which values of `dtype` are mixed: float32 at least."""
-    return np.promote_types(dtype, np.float32)
+    is_float = jnp.issubdtype(dtype, jnp.floating)
+    return np.promote_types(dtype, np.float32) if is_float else np.dtype(np.float32)
 
 
 def upcast(tree: Any) -> Any:
@@ -64,7 +65,7 @@ class Layout:
         """Returns the buffers `[size]`, leaf after leaf in the order of the tree."""
         return [jnp.concatenate(leaves) for leaves in self.ravel(tree)]
 
-    def unpack(self, buffers: Sequence[jax.Array]) -> Any:
+    def unpack(self, buffers: Sequence[jax.Array | np.ndarray]) -> Any:
         """Returns the tree that `pack` packed; values after the last leaf are padding."""
         return self.unravel(
             [
@@ -81,7 +82,7 @@ class Layout:
             for dtype, group in self._groups.items()
         ]
 
-    def unravel(self, flat_leaves: Sequence[Sequence[jax.Array]]) -> Any:
+    def unravel(self, flat_leaves: Sequence[Sequence[jax.Array | np.ndarray]]) -> Any:
         """Returns the tree that `ravel` took apart."""
         leaves: list[Any] = [None] * len(self._shapes)
         for group, flat in zip(self._groups.values(), flat_leaves, strict=True):

@@ -120,9 +120,34 @@ def node_sum(tree: Any, wire: Wire) -> Any:
 
 
 def default_step(step: StepLike | None, count: jax.Array, axis_name: str) -> StepLike:
-    """`step`, or, where it is None, the maximum of `count` over the nodes."""
+    """`step`, or, where it is None, the maximum of `count` over the nodes.
+
+    Raises:
+      ValueError: if the axis is missing, or `step` is not an integer that is the same on every
+        node.
+    """
     axis_size(axis_name)
-    return jax.lax.pmax(count, axis_name) if step is None else step
+    if step is None:
+        return jax.lax.pmax(count, axis_name)
+    require_step(step, axis_name)
+    return step
+
+
+def require_step(step: Any, axis_name: str) -> None:
+    """Raises `ValueError` unless `step` is an integer that is the same on every node."""
+    if isinstance(step, int | np.integer) and not isinstance(step, bool):
+        return
+    is_scalar = isinstance(step, jax.Array | np.ndarray) and step.shape == ()
+    if not is_scalar or not jnp.issubdtype(jnp.result_type(step), jnp.integer):
+        raise ValueError(
+            f"step must be an integer or a traced integer scalar, got {step!r}: give the number "
+            "of the update, from 0."
+        )
+    if axis_name in varying_axes(jnp.asarray(step)):
+        raise ValueError(
+            f"step must be the same on all nodes, got one that varies over {axis_name!r}, which "
+            "would have nodes in different rounds: list it in shared_argnums of gx.spmd."
+        )
 
 
 def split(x: Any, round_: Round, axis_name: str) -> tuple[Any, Any]:

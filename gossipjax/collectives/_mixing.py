@@ -11,7 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from gossipjax.collectives._buffers import Layout, cast_like, require_floats, upcast
+from gossipjax.collectives._buffers import (
+    Layout,
+    accumulation_dtype,
+    cast_like,
+    require_floats,
+    upcast,
+)
 from gossipjax.collectives._exchange import (
     StepLike,
     as_varying,
@@ -111,7 +117,7 @@ def mix(
                 f"a push-sum weight must be a scalar, got shape {list(jnp.shape(weight))}: inside "
                 "a per-node function every node has one."
             )
-        weight = jnp.asarray(weight, jnp.result_type(weight, jnp.float32))
+        weight = jnp.asarray(weight, accumulation_dtype(getattr(weight, "dtype", np.float32)))
     # The weight travels inside the buffer of its type: one message per peer and round.
     weight, mixed = at_round(
         lambda round_, x: _mix(x, round_, wire), schedule, step, axis_name, (weight, upcast(tree))

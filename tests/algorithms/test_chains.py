@@ -1,4 +1,4 @@
-"""Gossip last in somebody's chain: each against a float64 oracle of the whole chain."""
+"""Gossip last in a user's chain: each against a float64 oracle of the whole chain."""
 
 from typing import Any
 
@@ -8,22 +8,25 @@ import numpy as np
 import optax
 import oracle
 import pytest
+from promotion import promoting
 
 import gossipjax as gx
-from gossipjax.state import find_state
 
-N, D, STEPS = 4, 6, 9
+N = 4
+D = 6
+STEPS = 9
 RNG = np.random.default_rng(3)
-START, TARGETS = RNG.normal(size=(N, D)), RNG.normal(size=(N, D))
+START = RNG.normal(size=(N, D))
+TARGETS = RNG.normal(size=(N, D))
 SCALES = np.linspace(0.5, 3, D)
 SCHEDULE = gx.topology.from_matrices(oracle.column_stochastic(RNG, N))
 
 
-def gradient(z, k=0):
+def expected_gradient(z, k=0):
     return (z - TARGETS) * SCALES
 
 
-def initial() -> Any:
+def make_params() -> Any:
     return {
         "a": jnp.asarray(START[:, :4], jnp.float32),
         "b": jnp.asarray(START[:, 4:], jnp.float32),
@@ -35,7 +38,7 @@ def gradients(z, target):
     return {"a": (z["a"] - target[:4]) * scales[:4], "b": (z["b"] - target[4:]) * scales[4:]}
 
 
-def agrees(tx, optimizer, steps=STEPS, schedule=SCHEDULE):
+def compare_with_the_oracle(tx, optimizer, steps=STEPS, schedule=SCHEDULE):
     """Trains with `tx` and with the oracle, and compares z after every step."""
 
     def step(z: Any, state, target) -> Any:
@@ -43,13 +46,19 @@ def agrees(tx, optimizer, steps=STEPS, schedule=SCHEDULE):
         return optax.apply_updates(z, updates), state
 
     program = gx.spmd(step, nodes=N)
-    z, targets = initial(), jnp.asarray(TARGETS, jnp.float32)
+    z = make_params()
+    targets = jnp.asarray(TARGETS, jnp.float32)
     state = gx.spmd(tx.init, nodes=N)(z)
-    expected = oracle.train_sgp(schedule.matrices(), START, gradient, optimizer, steps)
-    for k, (wanted, _) in enumerate(expected):
+    expected = oracle.train_sgp(schedule.matrices(), START, expected_gradient, optimizer, steps)
+    for k, (expected_z, _) in enumerate(expected):
         z, state = program(z, state, targets)
-        found = np.concatenate([z["a"], z["b"]], axis=1)
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5, err_msg=f"step {k}")
+        np.testing.assert_allclose(
+            np.concatenate([z["a"], z["b"]], axis=1),
+            expected_z,
+            rtol=1e-4,
+            atol=1e-5,
+            err_msg=f"step {k}",
+        )
     return state
 
 
@@ -78,19 +87,20 @@ CHAINS = {
 @pytest.mark.parametrize("name", CHAINS)
 def test_in_a_chain(name):
     inner, optimizer = CHAINS[name]
-    state = agrees(optax.chain(inner, gx.sgp(SCHEDULE)), optimizer)
-    found = find_state(state)
-    assert found is not None
-    counts = found.count  # once per update, whatever the parameter groups
-    np.testing.assert_array_equal(counts, np.full(N, STEPS))
+    state = compare_with_the_oracle(optax.chain(promoting(inner), gx.sgp(SCHEDULE)), optimizer)
+    gossip = gx.gossip_state(state)
+    assert gossip is not None
+    # Once per update, whatever the parameter groups.
+    np.testing.assert_array_equal(gossip.count, np.full(N, STEPS))
 
 
 def test_multi_steps_inside_the_chain():
     every = 4
     local = SCHEDULE.every(every, phase=every - 1)
     inner = optax.MultiSteps(optax.sgd(0.1, 0.9), every).gradient_transformation()
-    tx = optax.chain(inner, gx.sgp(local))
-    agrees(tx, oracle.accumulated(every, oracle.sgd(0.1, 0.9)), steps=3 * every, schedule=local)
+    tx = optax.chain(promoting(inner), gx.sgp(local))
+    optimizer = oracle.accumulated(every, oracle.sgd(0.1, 0.9))
+    compare_with_the_oracle(tx, optimizer, steps=3 * every, schedule=local)
 
 
 def test_flax_train_state_passes_no_extra_argument():
@@ -102,14 +112,16 @@ def test_flax_train_state_passes_no_extra_argument():
     def step(train_state, target):
         return train_state.apply_gradients(grads=train_state.apply_fn(train_state.params, target))
 
-    train_state = gx.spmd(create, nodes=N)(initial())
+    train_state = gx.spmd(create, nodes=N)(make_params())
     program = gx.spmd(step, nodes=N)
-    expected = oracle.train_sgp(SCHEDULE.matrices(), START, gradient, oracle.sgd(0.1, 0.9), STEPS)
-    for wanted, _ in expected:
+    expected = oracle.train_sgp(
+        SCHEDULE.matrices(), START, expected_gradient, oracle.sgd(0.1, 0.9), STEPS
+    )
+    for expected_z, _ in expected:
         train_state = program(train_state, jnp.asarray(TARGETS, jnp.float32))
         z = train_state.params
         np.testing.assert_allclose(
-            np.concatenate([z["a"], z["b"]], axis=1), wanted, rtol=1e-4, atol=1e-5
+            np.concatenate([z["a"], z["b"]], axis=1), expected_z, rtol=1e-4, atol=1e-5
         )
 
 
@@ -122,6 +134,6 @@ def test_masked_leaves_stay_local():
         updates, _ = tx.update({"a": jnp.zeros(4), "b": jnp.zeros(2)}, tx.init(z), z)
         return optax.apply_updates(z, updates)
 
-    z = gx.spmd(step, nodes=N)(initial())
+    z = gx.spmd(step, nodes=N)(make_params())
     np.testing.assert_allclose(z["a"], np.tile(START[:, :4].mean(axis=0), (N, 1)), rtol=1e-5)
-    np.testing.assert_array_equal(z["b"], initial()["b"])
+    np.testing.assert_array_equal(z["b"], make_params()["b"])

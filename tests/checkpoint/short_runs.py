@@ -6,6 +6,7 @@ import numpy as np
 import optax
 from algorithms.rows import NO_VARIANTS, ROWS
 from modes import run
+from promotion import apply_updates, promoting
 
 import gossipjax as gx
 
@@ -13,7 +14,7 @@ D = 6
 NAMES = [*NO_VARIANTS, "osgp 3"]
 OPTIMIZERS = {
     "momentum": lambda: optax.sgd(0.1, momentum=0.9),
-    "adam": lambda: optax.adamw(optax.linear_schedule(0.1, 0.0, 50)),
+    "adam": lambda: promoting(optax.adamw(optax.linear_schedule(0.1, 0.0, 50))),
 }
 
 
@@ -36,7 +37,7 @@ def train(tx, nodes, params, state, steps):
     def step(z, state, target, k):
         grads = jax.tree.map(lambda x: x - target.astype(x.dtype), z)
         updates, state = tx.update(grads, state, z, step=k)
-        return optax.apply_updates(z, updates), state
+        return apply_updates(z, updates), state
 
     program = run("vmap", step, nodes, shared=(3,))
     for k in steps:

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from modes import mesh
+from modes import make_mesh
+from promotion import apply_updates
 from short_runs import (
     NAMES,
     D,
@@ -122,9 +123,9 @@ def test_training_continues_on_a_mesh_and_donates():
 
     def step(z, state, k):
         updates, state = tx.update(jnp.zeros_like(z), state, z, step=k)
-        return optax.apply_updates(z, updates), state
+        return apply_updates(z, updates), state
 
-    program = gx.spmd(step, mesh=mesh(5), shared_argnums=2, donate_argnums=(0, 1))
+    program = gx.spmd(step, mesh=make_mesh(5), shared_argnums=2, donate_argnums=(0, 1))
     for k in range(5, 9):
         params, state = program(params, state, np.int32(k))
     assert not np.array_equal(params[0], start)  # the momentum
@@ -274,7 +275,7 @@ def test_trees_of_several_types_and_shapes():
         tx = gx.osgp(gx.topology.ring(4), 3)
         program = gx.spmd(lambda z, s, k: tx.update(z, s, z, step=k), nodes=4, shared_argnums=2)
         u, state = program(z, gx.spmd(tx.init, nodes=4)(z), jnp.int32(0))
-        doubled = optax.apply_updates(z, u)
+        doubled = apply_updates(z, u)
         params, after, report = resize(doubled, state, gx.osgp(gx.topology.ring(3), 3), 3)
         assert isinstance(after, GossipState)
         for name in z:  # the update is z itself

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from modes import mesh
+from modes import make_mesh
+from promotion import promoting
 from short_runs import assert_equal_bits, average_densely
 
 import gossipjax as gx
@@ -22,7 +23,7 @@ from gossipjax.checkpoint import Checkpoints, Preempted, TrainState
 
 ROOT = Path(__file__).parent.parent.parent
 N = 4
-PLACEMENTS = {"mesh": gx.Nodes(mesh=mesh(N)), "vmap": gx.Nodes(N)}
+PLACEMENTS = {"mesh": gx.Nodes(mesh=make_mesh(N)), "vmap": gx.Nodes(N)}
 NODES = PLACEMENTS["vmap"]
 ALGORITHMS = {"osgp": lambda n: gx.osgp(gx.topology.random_peer(n, 3, seed=1)), "d1d": gx.d1d_psgd}
 
@@ -98,7 +99,7 @@ class TestResume:
             state = train(state, nodes, 9, checkpoints)
         assert_equal_bits(state.arrays, uninterrupted.arrays)
 
-    @pytest.mark.parametrize("nodes", [gx.Nodes(3), gx.Nodes(mesh=mesh(6))], ids=["3", "6"])
+    @pytest.mark.parametrize("nodes", [gx.Nodes(3), gx.Nodes(mesh=make_mesh(6))], ids=["3", "6"])
     def test_another_number_of_nodes(self, nodes, tmp_path):
         with Checkpoints(tmp_path, every=5) as checkpoints:
             saved = train(make_start(NODES), NODES, 5, checkpoints)
@@ -188,7 +189,7 @@ class TestResume:
 
     def test_another_model_or_optimizer(self, tmp_path):
         def make_adam(metadata):
-            return optax.chain(optax.adam(0.1), ALGORITHMS["osgp"](metadata["nodes"]))
+            return optax.chain(promoting(optax.adam(0.1)), ALGORITHMS["osgp"](metadata["nodes"]))
 
         with Checkpoints(tmp_path, every=1) as checkpoints:
             checkpoints.after(make_start(NODES)._replace(step=1))

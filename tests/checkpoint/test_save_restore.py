@@ -9,9 +9,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from modes import mesh
+from modes import make_mesh
+from promotion import apply_updates
 from short_runs import NAMES, assert_equal_bits, make_chain
 
 import gossipjax as gx
@@ -21,7 +21,7 @@ from gossipjax.checkpoint._leaves import checksum
 ROOT = Path(__file__).parent.parent.parent
 N = 8
 STEPS = 13
-PLACEMENTS = {"mesh": gx.Nodes(mesh=mesh(N)), "vmap": gx.Nodes(N)}
+PLACEMENTS = {"mesh": gx.Nodes(mesh=make_mesh(N)), "vmap": gx.Nodes(N)}
 
 
 def abstract(state):
@@ -43,7 +43,7 @@ def make_noisy_step(tx):
         key, step_key = jax.random.split(key)
         grads = jax.tree.map(lambda z: z - jax.random.normal(step_key, z.shape, z.dtype), params)
         updates, state = tx.update(grads, state, params, step=k)
-        return optax.apply_updates(params, updates), state, key
+        return apply_updates(params, updates), state, key
 
     return step
 

@@ -1,4 +1,4 @@
-"""What travels: one message per type, fillers that carry nothing, steps that agree."""
+"""Messages: one per type, fillers that carry zeros, steps that are the same on all nodes."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from modes import MODES, run
 import gossipjax as gx
 
 IRREGULAR = gx.topology.from_matrices(
-    # Node 0 sends to everybody, node 3 hears from two, nobody else sends: fillers everywhere.
+    # In round 0, node 0 sends to all, node 2 to node 3, and no other node sends: many fillers.
     [
         [[0.25, 0, 0, 0], [0.25, 1, 0, 0], [0.25, 0, 0.5, 0], [0.25, 0, 0.5, 1]],
         [[0.5, 0, 0, 0.5], [0.5, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0.5]],
@@ -58,11 +58,11 @@ def test_a_nan_travels_along_edges_only(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_types_and_shapes_come_back(mode):
+def test_types_and_shapes_are_kept(mode):
     tree = {
         "scalar": jnp.arange(4.0),
-        "narrow": jnp.arange(8.0).reshape(4, 2).astype(jnp.bfloat16),
-        "half": jnp.ones((4, 2), jnp.float16),
+        "bfloat16": jnp.arange(8.0).reshape(4, 2).astype(jnp.bfloat16),
+        "float16": jnp.ones((4, 2), jnp.float16),
         "empty": jnp.zeros((4, 0)),
     }
     mixed, weight = mix(mode, gx.topology.ring(4), tree, None, 0)
@@ -72,14 +72,14 @@ def test_types_and_shapes_come_back(mode):
     )
     np.testing.assert_allclose(mixed["scalar"], [4 / 3, 1, 2, 5 / 3], rtol=1e-6)
     np.testing.assert_allclose(
-        mixed["narrow"].astype(np.float32)[:, 0], [8 / 3, 2, 4, 10 / 3], rtol=2**-8
+        mixed["bfloat16"].astype(np.float32)[:, 0], [8 / 3, 2, 4, 10 / 3], rtol=2**-8
     )
 
 
-@pytest.mark.parametrize("wire_dtype", [None, jnp.bfloat16], ids=["full", "narrow"])
+@pytest.mark.parametrize("wire_dtype", [None, jnp.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("graph", ["pairs", "two peers", "one pair is missing"])
 @pytest.mark.parametrize("mode", MODES)
-def test_pairs_as_groups_are_the_same(mode, graph, wire_dtype, monkeypatch):
+def test_pairs_may_exchange_as_groups(mode, graph, wire_dtype, monkeypatch):
     """As on a CPU over several processes; under vmap and check_vma it stays a permutation."""
     idle = np.eye(8)
     idle[:2, :2] = 0.5
@@ -98,17 +98,17 @@ def test_pairs_as_groups_are_the_same(mode, graph, wire_dtype, monkeypatch):
         return x, weight
 
     expected = run(mode, steps, 8)(x)
-    monkeypatch.setattr("gossipjax.collectives.groups_are_faster", lambda: True)
-    monkeypatch.setattr(jax.lax, "psum", watched(jax.lax.psum, groups))
-    found = run(mode, steps, 8)(x)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    monkeypatch.setattr("gossipjax.collectives._exchange.groups_are_faster", lambda: True)
+    monkeypatch.setattr(jax.lax, "psum", record_groups(jax.lax.psum, groups))
+    by_groups = run(mode, steps, 8)(x)
+    for actual, by_permutation in zip(by_groups, expected, strict=True):
+        np.testing.assert_allclose(actual, by_permutation, rtol=1e-5, atol=1e-5)
     if mode == "shard_map":
         assert bool(groups) == (graph != "one pair is missing")
         assert all(len(pair) == 2 for pairs in groups for pair in pairs)
 
 
-def watched(collective, groups):
+def record_groups(collective, groups):
     def call(*args, axis_index_groups=None, **keywords):
         out = collective(*args, axis_index_groups=axis_index_groups, **keywords)
         if axis_index_groups is not None:
@@ -146,10 +146,10 @@ def test_hybrids_switch_under_a_traced_step(mode):
         )
 
 
-@pytest.mark.parametrize("own", [0.3, 1e-2, 1e-4, 1e-6, 1e-8])
-def test_a_node_may_keep_little_of_its_own(own):
-    """x less what is sent would cancel to noise, and z with it."""
-    schedule = gx.topology.from_matrices([[[own, 0], [1 - own, 1]], [[0.5, 0.5], [0.5, 0.5]]])
+@pytest.mark.parametrize("kept", [0.3, 1e-2, 1e-4, 1e-6, 1e-8])
+def test_a_self_weight_may_be_small(kept):
+    """x less the sent part would cancel to noise, and z with it."""
+    schedule = gx.topology.from_matrices([[[kept, 0], [1 - kept, 1]], [[0.5, 0.5], [0.5, 0.5]]])
     tx = gx.sgp(schedule)
 
     def update(z):
@@ -158,8 +158,8 @@ def test_a_node_may_keep_little_of_its_own(own):
     (z, _, _), *_ = oracle.sgp(
         schedule.matrices(), np.array([[1.2345], [0.5]]), np.zeros((1, 2, 1))
     )
-    found = gx.spmd(update, nodes=2)(jnp.array([1.2345, 0.5]))
-    np.testing.assert_allclose(found, z[:, 0], rtol=2e-5)
+    actual = gx.spmd(update, nodes=2)(jnp.array([1.2345, 0.5]))
+    np.testing.assert_allclose(actual, z[:, 0], rtol=2e-5)
 
 
 def test_the_weight_is_float32_at_least():
@@ -171,7 +171,7 @@ def test_the_weight_is_float32_at_least():
 
 
 def test_weights_of_one_third_lose_no_mass():
-    """3 * float32(1/3) is not 1: what is kept is the rest, so ten thousand rounds lose nothing."""
+    """3 * float32(1/3) is not 1: a node keeps the rest, so ten thousand rounds lose nothing."""
     schedule = gx.topology.k_peer_exponential(8, 2)
 
     def rounds(w):
@@ -193,24 +193,26 @@ def test_the_traced_step_is_one_conditional_under_vmap():
 
 
 def test_a_step_that_differs_between_nodes_is_refused():
-    """Where types tell: nodes in different rounds would lose mass, or wait for ever."""
+    """Where types show it: nodes in different rounds would lose mass, or wait for ever."""
     schedule = gx.topology.one_peer_exponential(4)
     program = run("shard_map_check_vma", lambda x, k: gx.mix(x, None, schedule, k)[0], 4)
-    with pytest.raises(ValueError, match="step varies over 'nodes'"):
+    with pytest.raises(ValueError, match="same on all nodes, got one that varies over 'nodes'"):
         program(jnp.ones(4), jnp.arange(4))
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_mix_rejects_bad_input(mode):
     ring = gx.topology.ring(4)
-    with pytest.raises(ValueError, match="has 3 nodes, the schedule 4"):
+    with pytest.raises(ValueError, match="as many nodes as the schedule, 4, got 3"):
         run(mode, lambda x: gx.mix(x, None, ring, 0), 3)(jnp.ones(3))
-    with pytest.raises(ValueError, match=r"mix needs a gx.Schedule; given ndarray"):
+    with pytest.raises(ValueError, match=r"schedule of mix must be a gx\.Schedule, got ndarray"):
         run(mode, lambda x: gx.mix(x, None, np.eye(4), 0), 4)(jnp.ones(4))  # pyright: ignore
     for step in (1.5, None, jnp.zeros(2, jnp.int32)):
-        with pytest.raises(ValueError, match=r"step is a whole number or a traced integer scalar"):
+        with pytest.raises(
+            ValueError, match="step must be an integer or a traced integer scalar, got"
+        ):
             run(mode, lambda x, s=step: gx.mix(x, None, ring, s), 4)(jnp.ones(4))  # pyright: ignore
-    with pytest.raises(ValueError, match=r"weight is a scalar; given shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"weight must be a scalar, got shape \[2\]"):
         run(mode, lambda x: gx.mix(x, jnp.ones(2), ring, 0), 4)(jnp.ones(4))
-    with pytest.raises(ValueError, match=r"the tree to mix\['n'\] is int32; gossip averages"):
+    with pytest.raises(ValueError, match=r"tree\['n'\] must be floating-point .*, got int32"):
         run(mode, lambda x: gx.mix({"n": x}, None, ring, 0), 4)(jnp.ones(4, jnp.int32))

@@ -1,6 +1,7 @@
-"""Narrow wires: half the bytes, weights in full, and what is rounded off stays at its sender."""
+"""Low-precision wires: half the bytes, weights in full, rounding errors kept by the sender."""
 
 import re
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +9,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from jax.sharding import Mesh
-from modes import MODES, mesh, run
+from modes import MODES, make_mesh, run
 
 import gossipjax as gx
 
@@ -32,51 +32,66 @@ GOSSIP = {
 STEPS = 3
 
 
-def histories(name, schedule, mode="vmap"):
-    """z, weight and mass after every step, with wide and with narrow messages; and the updates."""
+class History(NamedTuple):
+    """After every step: z, the weights (None without), and the total mass; each `[N, S, ...]`."""
+
+    z: Any
+    weight: Any
+    mass: Any
+    total_weight: Any
+
+
+def run_both(name, schedule, mode="vmap"):
+    """The histories with float32 and with bfloat16 messages, and the expected mass `[S, D]`."""
     rng = np.random.default_rng(0)
-    z, updates = rng.normal(size=(N, 33)), rng.normal(size=(N, STEPS, 33))
+    z = rng.normal(size=(N, 33))
+    updates = rng.normal(size=(N, STEPS, 33))
     stacked = jnp.asarray(z, jnp.float32), jnp.asarray(updates, jnp.float32)
-    out = []
+    histories = []
     for wire_dtype in (None, jnp.bfloat16):
         tx = GOSSIP[name](schedule, wire_dtype=wire_dtype)
 
         def steps(z, updates, tx=tx):
-            state, seen = tx.init(z), []
+            state = tx.init(z)
+            history = []
             for k in range(STEPS):
-                moved, state = tx.update(updates[k], state, z, step=k)
-                z = z + moved
-                seen.append((z, state.weight, *gx.diagnostics.total_mass(z, state)))
-            return jax.tree.map(lambda *x: jnp.stack(x), *seen)
+                change, state = tx.update(updates[k], state, z, step=k)
+                z = z + change
+                mass = gx.diagnostics.total_mass(z, state)
+                history.append(History(z, state.weight, *mass))
+            return jax.tree.map(lambda *x: jnp.stack(x), *history)
 
-        out.append(run(mode, steps, N)(*stacked))
-    return out, z.sum(axis=0) + np.cumsum(updates.sum(axis=0), axis=0)
+        histories.append(run(mode, steps, N)(*stacked))
+    return histories, z.sum(axis=0) + np.cumsum(updates.sum(axis=0), axis=0)
 
 
-EVERYWHERE = [("sgp", "irregular"), ("osgp 2", "one peer")]
-CASES = [(name, graph, mode) for name, graph in EVERYWHERE for mode in MODES]
+IN_ALL_MODES = [("sgp", "irregular"), ("osgp 2", "one peer")]
+CASES = [(name, graph, mode) for name, graph in IN_ALL_MODES for mode in MODES]
 CASES += [(name, "pairs", "vmap") for name in GOSSIP]
 CASES += [(name, graph, "vmap") for name in ("sgp", "osgp 1") for graph in SCHEDULES]
 
 
 @pytest.mark.parametrize(("name", "graph", "mode"), CASES)
 def test_values_are_near_and_the_mass_is_exact(name, graph, mode):
-    (wide, narrow), moved = histories(name, SCHEDULES[graph], mode)
+    (full, low), expected_mass = run_both(name, SCHEDULES[graph], mode)
     # bfloat16 has 8 digits: a value of 4 is rounded by 2^-7 at most, in each of three rounds.
-    np.testing.assert_allclose(narrow[0], wide[0], atol=0.1)
-    assert np.abs(narrow[0] - wide[0]).max() > 1e-4, "it must be narrow"
-    for weights in zip(jax.tree.leaves(narrow[1]), jax.tree.leaves(wide[1]), strict=True):
-        np.testing.assert_allclose(*weights, rtol=1e-6)  # they are not rounded
-    np.testing.assert_allclose(narrow[2][0], moved, rtol=1e-5, atol=1e-4)
-    np.testing.assert_allclose(narrow[3], N, rtol=1e-6)
+    np.testing.assert_allclose(low.z, full.z, atol=0.1)
+    assert np.abs(low.z - full.z).max() > 1e-4, "messages must be rounded"
+    if full.weight is not None:
+        np.testing.assert_allclose(low.weight, full.weight, rtol=1e-6)  # they are not rounded
+    np.testing.assert_allclose(low.mass[0], expected_mass, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(low.total_weight, N, rtol=1e-6)
 
 
-def test_what_is_rounded_off_stays_at_its_sender():
+def test_the_sender_keeps_the_rounding_error():
     """Round by round to the last digit, for pairs: x_i <- x_i - m_i + m_j with m = bf16(x / 2)."""
     schedule = SCHEDULES["pairs"]
     x = np.random.default_rng(0).normal(size=(N, 33)).astype(np.float32)
-    mixed = gx.spmd(lambda x, k: gx.mix(x, None, schedule, k, wire_dtype="bfloat16")[0], nodes=N,
-                    shared_argnums=1)  # fmt: skip
+    mixed = gx.spmd(
+        lambda x, k: gx.mix(x, None, schedule, k, wire_dtype="bfloat16")[0],
+        nodes=N,
+        shared_argnums=1,
+    )
     for k in range(6):
         partner = (schedule.round_at(k).matrix - np.eye(N) / 2).argmax(axis=0)
         message = (x / 2).astype(jnp.bfloat16).astype(np.float32)
@@ -97,8 +112,25 @@ def test_no_mass_is_lost_in_a_thousand_rounds():
     mixed, weights = jax.jit(jax.vmap(rounds, axis_name="nodes"))(x, jnp.ones(N))
     np.testing.assert_allclose(mixed.sum(axis=0), x.sum(axis=0), rtol=1e-5)
     assert abs(float(weights.sum()) - N) < 1e-5 * N
-    # Models stay apart by about the rounding of a message, and no more.
+    # Models differ by about the rounding of a message, and no more.
     np.testing.assert_allclose(mixed / weights[:, None], np.tile(x.mean(axis=0), (N, 1)), atol=0.2)
+
+
+@pytest.mark.parametrize(
+    ("wire_dtype", "words"), [(None, 10), ("float32", 10), ("float16", 12), (jnp.bfloat16, 12)]
+)
+def test_decode_reads_what_encode_wrote(wire_dtype, words):
+    """Scalars in full precision, other values rounded to the type on the wire."""
+    dtype = gx.wire.make_wire("nodes", wire_dtype=wire_dtype).dtype
+    rng = np.random.default_rng(0)
+    arrays = [jnp.asarray(rng.normal(size=size), jnp.float32) for size in (1, 5, 0, 1, 3)]
+    encoded = gx.wire.encode(arrays, dtype)
+    assert encoded.shape == (words,)
+    decoded = gx.wire.decode(encoded, dtype, arrays)
+    for actual, array in zip(decoded, arrays, strict=True):
+        assert (actual.shape, actual.dtype) == (array.shape, array.dtype)
+        rounded = array if dtype is None or array.size == 1 else array.astype(dtype)
+        np.testing.assert_array_equal(actual, rounded.astype(jnp.float32))
 
 
 @pytest.mark.parametrize(
@@ -107,16 +139,16 @@ def test_no_mass_is_lost_in_a_thousand_rounds():
 )
 @pytest.mark.parametrize("name", ["sgp", "osgp 1"])
 def test_words_on_the_wire(name, wire_dtype, words):
-    """One message of half the bytes: a weight of two words and 599 values of one.
+    """One message of half the bytes: a weight of two words and 599 values of one word each.
 
-    A message that was sent before has a word for the weight's place, too.
+    The messages of OSGP have the weight as one of their values, too.
     """
     if name == "osgp 1":
         words = words.replace("601", "602")
     tx = GOSSIP[name](SCHEDULES["one peer"], wire_dtype=wire_dtype)
     z = jnp.ones((N, 599))
-    state = gx.spmd(tx.init, mesh=mesh(N))(z)
-    program = gx.spmd(lambda z, s: tx.update(z, s, z, step=0), mesh=mesh(N))
+    state = gx.spmd(tx.init, mesh=make_mesh(N))(z)
+    program = gx.spmd(lambda z, s: tx.update(z, s, z, step=0), mesh=make_mesh(N))
     text = program.lower(z, state).compile().as_text()
     sent = re.findall(r" = (\S+)\{0\} collective-permute\(", text)
     assert sent == [words]
@@ -124,7 +156,7 @@ def test_words_on_the_wire(name, wire_dtype, words):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("n", "length"), [(1, 33), (3, 33), (8, 64), (8, 5)])
-def test_allreduce_in_narrow_words(mode, n, length):
+def test_allreduce_in_low_precision(mode, n, length):
     """Rounded on the way to a float32 sum and on the way back; all nodes have the same."""
     g = np.random.default_rng(0).normal(size=(n, length)).astype(np.float32)
 
@@ -132,31 +164,33 @@ def test_allreduce_in_narrow_words(mode, n, length):
         tx = gx.allreduce(wire_dtype=wire_dtype)
         return tx.update(g, tx.init(g))[0]
 
-    found = np.asarray(run(mode, lambda g: averaged(g, jnp.bfloat16), n)(g))
-    assert (found == found[0]).all()
+    actual = np.asarray(run(mode, lambda g: averaged(g, jnp.bfloat16), n)(g))
+    assert (actual == actual[0]).all()
     mean = g.astype(jnp.bfloat16).astype(np.float64).mean(axis=0)
     rounded = mean.astype(np.float32).astype(jnp.bfloat16).astype(np.float64)
     exact = g.astype(np.float64).mean(axis=0)
-    if n == 1 or length <= n:  # not worth it
-        np.testing.assert_allclose(found[0], exact, rtol=1e-6, atol=1e-7)
+    if n == 1 or length <= n:  # too short to be worth it
+        np.testing.assert_allclose(actual[0], exact, rtol=1e-6, atol=1e-7)
     else:
-        np.testing.assert_allclose(found[0], rounded, rtol=2**-7, atol=1e-6)
-    np.testing.assert_allclose(found[0], exact, atol=0.02)
-    np.testing.assert_array_equal(run(mode, lambda g: averaged(g, "float32"), n)(g),
-                                  run(mode, lambda g: averaged(g, None), n)(g))  # fmt: skip
+        np.testing.assert_allclose(actual[0], rounded, rtol=2**-7, atol=1e-6)
+    np.testing.assert_allclose(actual[0], exact, atol=0.02)
+    in_float32, in_full = (
+        run(mode, lambda g, dtype=dtype: averaged(g, dtype), n)(g) for dtype in ("float32", None)
+    )
+    np.testing.assert_array_equal(in_float32, in_full)
 
 
-def test_words_of_a_narrow_allreduce():
+def test_words_of_a_low_precision_allreduce():
     tx = optax.chain(gx.allreduce(wire_dtype=jnp.bfloat16), optax.sgd(1.0))
     g = {"a": jnp.ones((N, 599)), "b": jnp.ones((N, 41))}
-    program = gx.spmd(lambda g: tx.update(g, tx.init(g))[0], mesh=mesh(N))
+    program = gx.spmd(lambda g: tx.update(g, tx.init(g))[0], mesh=make_mesh(N))
     text = program.lower(g).compile().as_text()
-    found = set(re.findall(r" = (.*?)\{.*? (all-to-all|all-gather|all-reduce)\(", text))
-    assert {kind for _, kind in found} == {"all-to-all", "all-gather"}
-    assert {words for words, _ in found} <= {"u16[1,80]", "(u16[1,80]", "u16[640]"}
+    collectives = set(re.findall(r" = (.*?)\{.*? (all-to-all|all-gather|all-reduce)\(", text))
+    assert {kind for _, kind in collectives} == {"all-to-all", "all-gather"}
+    assert {words for words, _ in collectives} <= {"u16[1,80]", "(u16[1,80]", "u16[640]"}
 
 
-def test_too_large_for_the_type_is_clipped_and_kept():
+def test_values_too_large_for_the_type_are_clipped_and_the_rest_kept():
     x = jnp.array([[0.0, 1e6], [0.0, 2.0]])
     ring = gx.topology.ring(2)
     mixed = gx.spmd(lambda x: gx.mix(x, None, ring, 0, wire_dtype="float16")[0], nodes=2)(x)
@@ -173,10 +207,10 @@ def test_a_nan_stays_a_nan_and_travels_along_edges_only(mode):
 
 @pytest.mark.parametrize("check_vma", [False, True])
 def test_servers_of_several_devices(check_vma):
-    """Each device sends its share in narrow words; weights stay right."""
+    """Each device sends its share in low precision; weights stay exact."""
     schedule = gx.topology.from_matrices(oracle.column_stochastic(np.random.default_rng(0), 4))
     x = jnp.asarray(np.random.default_rng(1).normal(size=(4, 13)), jnp.float32)
-    servers = Mesh(np.array(jax.devices()).reshape(4, 2), ("nodes", "local"))
+    servers = make_mesh(4, local=2)
     results = []
     for wire_dtype in (None, "bfloat16"):
 
@@ -195,16 +229,15 @@ def test_float64_travels_as_float32_words():
     with jax.enable_x64(True):
         x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5)))
         ring = gx.topology.ring(2)
-        mixed, _ = gx.spmd(
-            lambda x, w: gx.mix(x, w, ring, 0, wire_dtype="float32"), nodes=2
-        )(x, jnp.ones(2))  # fmt: skip
+        program = gx.spmd(lambda x, w: gx.mix(x, w, ring, 0, wire_dtype="float32"), nodes=2)
+        mixed, _ = program(x, jnp.ones(2))
         assert mixed.dtype == jnp.float64
         np.testing.assert_allclose(mixed.sum(axis=0), x.sum(axis=0), rtol=1e-14)
         np.testing.assert_allclose(mixed, np.tile(x.mean(axis=0), (2, 1)), atol=1e-6)
 
 
-def test_narrow_rare_and_late_together():
-    """bfloat16 words, every third step, in the background: it still trains."""
+def test_low_precision_local_steps_and_overlap_together():
+    """bfloat16 messages, every third step, used two rounds later: it still trains."""
     schedule = gx.topology.one_peer_exponential(N).every(3)
     tx = optax.chain(optax.sgd(0.1, momentum=0.9), gx.osgp(schedule, 2, wire_dtype="bfloat16"))
     rng = np.random.default_rng(0)
@@ -213,8 +246,8 @@ def test_narrow_rare_and_late_together():
     state = gx.spmd(tx.init, nodes=N)(z)
     step = gx.spmd(lambda z, s, t, k: tx.update(z - t, s, z, step=k), nodes=N, shared_argnums=3)
     for k in range(400):
-        moved, state = step(z, state, targets, jnp.int32(k))
-        z = z + moved
+        change, state = step(z, state, targets, jnp.int32(k))
+        z = z + change
     average = gx.spmd(gx.average_model, nodes=N)(z, state)
     np.testing.assert_allclose(average[0], targets.mean(axis=0), atol=0.05)
 
@@ -222,5 +255,7 @@ def test_narrow_rare_and_late_together():
 @pytest.mark.parametrize("wire_dtype", [jnp.int8, "bf16", jnp.float8_e4m3fn, complex])
 @pytest.mark.parametrize("name", GOSSIP)
 def test_other_types_are_refused_when_built(name, wire_dtype):
-    with pytest.raises(ValueError, match="wire_dtype is a floating-point type of 16 bits or more"):
+    with pytest.raises(
+        ValueError, match="wire_dtype must be a floating-point type of 16 bits or more"
+    ):
         GOSSIP[name](SCHEDULES["pairs"], wire_dtype=wire_dtype)

@@ -31,7 +31,7 @@ def small(monkeypatch):
     [
         ("sgp", signal.SIGINT),
         ("2-osgp", signal.SIGTERM),
-        ("easgd", signal.SIGINT),
+        ("d1d-psgd", signal.SIGINT),
     ],
 )
 def test_a_resumed_run_ends_as_if_it_had_never_been_stopped(

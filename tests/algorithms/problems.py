@@ -1,0 +1,104 @@
+"""Small problems for the algorithms, and the programs that solve them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from modes import run
+from promotion import apply_updates
+
+import gossipjax as gx
+
+SHAPES = {"kernel": (3, 2), "bias": (5,)}
+
+
+def unflatten(flat, dtype=jnp.float32):
+    """`[..., D]` -> the tree, with leading axes kept."""
+    tree = {}
+    start = 0
+    for name, shape in SHAPES.items():
+        stop = start + int(np.prod(shape))
+        tree[name] = jnp.asarray(flat[..., start:stop].reshape(*flat.shape[:-1], *shape), dtype)
+        start = stop
+    return tree
+
+
+def flatten(tree: Any, leading=1):
+    """The tree -> `[..., D]` in float64, with the leading axes kept."""
+    leaves = [np.asarray(tree[name], np.float64) for name in SHAPES]
+    return np.concatenate([x.reshape(*x.shape[:leading], -1) for x in leaves], axis=-1)
+
+
+def make_problem(n, dtype, steps=5):
+    """Starts that `dtype` holds exactly, `[N, D]`, and updates `[S, N, D]`, in float64."""
+    rng = np.random.default_rng(n)
+    d = sum(int(np.prod(shape)) for shape in SHAPES.values())
+    starts = flatten(unflatten(rng.normal(size=(n, d)), dtype))
+    return rng, starts, rng.normal(size=(steps, n, d)).astype(np.float32).astype(np.float64)
+
+
+def take_step(tx, carry, u, step):
+    """`(params, state)` after one update; `value` is an argument that the transform ignores."""
+    params, state = carry
+    updates, state = tx.update(u, state, params, step=step, value=jnp.zeros(()))
+    return apply_updates(params, updates), state
+
+
+def run_history(mode, tx, style, params, state, updates):
+    """Runs all steps in one program: `(params, state, *total_mass)`, each `[N, S, ...]`.
+
+    Args:
+      style: how the transform is given its step: "static", "traced" or "counted" (not given).
+      params, state: node-stacked, `[N, ...]`.
+      updates: `[N, S, ...]`.
+    """
+    nodes, steps = jax.tree.leaves(updates)[0].shape[:2]
+
+    def unrolled(params, state, updates):
+        carry = (params, state)
+        results = []
+        for k in range(steps):
+            carry = take_step(tx, carry, jax.tree.map(lambda u, k=k: u[k], updates), k)
+            results.append(carry)
+        return jax.tree.map(lambda *x: jnp.stack(x), *results)
+
+    def scanned(params, state, updates):
+        def body(carry, inputs):
+            u, k = inputs
+            carry = take_step(tx, carry, u, k if style == "traced" else None)
+            return carry, carry
+
+        return jax.lax.scan(body, (params, state), (updates, jnp.arange(steps)))[1]
+
+    def history(params, state, updates):
+        run_steps = unrolled if style == "static" else scanned
+        params, state = run_steps(params, state, updates)
+        return params, state, *jax.vmap(gx.diagnostics.total_mass)(params, state)
+
+    return run(mode, history, nodes)(params, state, updates)
+
+
+def train(tx, n, mode="shard_map", steps=6, equal_starts=True):
+    """A quadratic per node; the parameters after every step, `[S, N, D]`."""
+    rng = np.random.default_rng(0)
+    targets = jnp.asarray(rng.normal(size=(n, 4)), jnp.float32)
+    start = rng.normal(size=(1 if equal_starts else n, 4))
+    z = jnp.asarray(np.broadcast_to(start, (n, 4)), jnp.float32)
+
+    def step(z, state, target, k):
+        updates, state = tx.update((z - target) * jnp.arange(1.0, 5.0), state, z, step=k)
+        return optax.apply_updates(z, updates), state
+
+    program = run(mode, step, n, shared=(3,))
+    state = run(mode, tx.init, n)(z)
+    history = []
+    for k in range(steps):
+        z, state = program(z, state, targets, jnp.int32(k))
+        history.append(np.asarray(z))
+    return np.stack(history)
+
+
+def momentum_sgd():
+    return optax.sgd(0.05, momentum=0.9)

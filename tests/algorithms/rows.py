@@ -1,0 +1,140 @@
+"""One row per algorithm: all that the shared matrix, test_algorithms.py, knows of it."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import optax
+import oracle
+
+import gossipjax as gx
+
+ALPHA = 0.2
+PERIOD = 2
+
+
+class Row(NamedTuple):
+    """One algorithm of the matrix.
+
+    Attributes:
+      transform: `(schedule, **options) -> tx`; the options are those of the factory.
+      oracle: `(matrices, starts, updates) -> (z, x, w)` of every step, as in oracle.py.
+      matrices: `(rng, n) -> [T, N, N]`, the graphs on which both are compared.
+      steps: number of steps to compare; more than a cycle of three rounds.
+      has_state: whether its state is a `GossipState`.
+      has_schedule: whether it exchanges by the rounds of the schedule.
+      goes_first: whether it goes first in a chain.
+      drifts_by_rounding: whether low-precision parameters are rounded anew at every step, because
+        the state keeps no numerators.
+      extra_mass: `starts -> [D]`, what the mass counts at the start beside the models.
+      is_inner_on_one_node: law: with one node it is the inner optimizer.
+      is_allreduce_on_complete: law: on the complete graph, from equal starts and with a linear
+        inner optimizer, it is AllReduce.
+      is_variant: whether it runs the code of another row, on other graphs or with other numbers.
+    """
+
+    transform: Callable[..., optax.GradientTransformationExtraArgs]
+    oracle: Callable[..., Any]
+    matrices: Callable[..., np.ndarray]
+    steps: int = 5
+    has_state: bool = True
+    has_schedule: bool = True
+    goes_first: bool = False
+    drifts_by_rounding: bool = False
+    extra_mass: Callable[[np.ndarray], Any] = lambda starts: 0.0
+    is_inner_on_one_node: bool = False
+    is_allreduce_on_complete: bool = False
+    is_variant: bool = False
+
+    def chain(self, inner, schedule) -> optax.GradientTransformationExtraArgs:
+        """The transform and an optimizer, in their order."""
+        parts = (self.transform(schedule), inner)
+        return optax.chain(*(parts if self.goes_first else reversed(parts)))
+
+
+def make_osgp_row(overlap, matrices, biased=False, **fields):
+    return Row(
+        lambda schedule, **options: gx.osgp(schedule, overlap, biased, **options),
+        partial(oracle.osgp, overlap=overlap, biased=biased),
+        matrices,
+        steps=3 * overlap + 2,  # the third message arrives
+        **fields,
+    )
+
+
+def make_delays(n):
+    return np.random.default_rng(7).integers(0, 4, (3, n))
+
+
+def d1d_oracle(matrices, x, updates):
+    n = len(x)
+    return oracle.adpsgd([np.full((n, n), 1 / n)], x, updates, [[1] * n])
+
+
+ROWS = {
+    "allreduce": Row(
+        lambda schedule, **options: gx.allreduce(**options),
+        oracle.allreduce,
+        oracle.doubly_stochastic,
+        has_state=False,
+        has_schedule=False,
+        goes_first=True,
+        drifts_by_rounding=True,
+        is_inner_on_one_node=True,
+    ),
+    "dpsgd": Row(
+        gx.dpsgd,
+        oracle.dpsgd_combine_while_adapting,
+        oracle.doubly_stochastic,
+        is_inner_on_one_node=True,
+    ),
+    "dpsgd, adapt-then-combine": Row(
+        partial(gx.dpsgd, order="adapt-then-combine"),
+        oracle.dpsgd_adapt_then_combine,
+        oracle.doubly_stochastic,
+        is_allreduce_on_complete=True,
+    ),
+    "sgp": Row(
+        gx.sgp,
+        oracle.sgp,
+        oracle.column_stochastic,
+        is_inner_on_one_node=True,
+        is_allreduce_on_complete=True,
+    ),
+    "sgp, doubly stochastic": Row(gx.sgp, oracle.sgp, oracle.doubly_stochastic, is_variant=True),
+    "osgp 0": Row(
+        partial(gx.osgp, overlap=0),
+        oracle.sgp,
+        oracle.random_peer,
+        is_inner_on_one_node=True,
+        is_variant=True,
+    ),
+    "osgp 1": make_osgp_row(1, oracle.column_stochastic),
+    "osgp 2": make_osgp_row(2, partial(oracle.peers, count=2), is_inner_on_one_node=True),
+    "osgp 3": make_osgp_row(3, partial(oracle.peers, count=1), is_variant=True),
+    "osgp 1, doubly stochastic": make_osgp_row(1, oracle.doubly_stochastic, is_variant=True),
+    "osgp 1, biased": make_osgp_row(1, oracle.random_peer, biased=True),
+    "adpsgd": Row(
+        lambda schedule, **options: gx.adpsgd(schedule, make_delays(schedule.size), **options),
+        lambda matrices, x, u: oracle.adpsgd(matrices, x, u, make_delays(len(x))),
+        oracle.doubly_stochastic,
+        steps=7,
+    ),
+    "d1d_psgd": Row(
+        lambda schedule, **options: gx.d1d_psgd(schedule.size, **options),
+        d1d_oracle,
+        oracle.doubly_stochastic,
+        has_schedule=False,
+    ),
+    "easgd": Row(
+        lambda schedule, **options: gx.easgd(ALPHA, PERIOD, **options),
+        partial(oracle.easgd, alpha=ALPHA, period=PERIOD),
+        oracle.doubly_stochastic,
+        has_schedule=False,
+        extra_mass=lambda starts: starts.mean(axis=0),
+    ),
+}
+WITH_STATE = [name for name, row in ROWS.items() if row.has_state]
+WITH_SCHEDULE = [name for name, row in ROWS.items() if row.has_schedule]
+NO_VARIANTS = [name for name, row in ROWS.items() if not row.is_variant]

@@ -1,0 +1,39 @@
+"""AllReduce of gradients: its types, and what it refuses."""
+
+from typing import Any, cast
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from modes import MODES, run
+
+import gossipjax as gx
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_low_precision_gradients_are_summed_in_float32_and_keep_their_type(mode):
+    """256 + 1 is 256 in bfloat16: summed there, seven nodes would not count."""
+    gradients = {"a": jnp.asarray([256.0] + [1.0] * 7, jnp.bfloat16), "b": jnp.ones((8, 2))}
+    tx = gx.allreduce()
+    averaged = run(mode, lambda g: tx.update(g, tx.init(g))[0], 8)(gradients)
+    assert averaged["a"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(averaged["a"], jnp.full(8, 263 / 8, jnp.bfloat16))
+    np.testing.assert_array_equal(averaged["b"], np.ones((8, 2)))
+
+
+def test_an_empty_tree_stays_empty():
+    tx = gx.allreduce()
+    empty = cast(Any, {"a": None})
+    program = gx.spmd(lambda x: tx.update(empty, tx.init(x))[0], nodes=2)
+    assert program(jnp.ones(2)) == {"a": None}
+
+
+def test_leaves_that_are_not_floats():
+    with pytest.raises(ValueError, match=r"updates\['n'\] must be floating-point .*, got int32"):
+        gx.allreduce().update({"n": jnp.ones(2, jnp.int32)}, optax.EmptyState())
+
+
+def test_a_missing_axis():
+    with pytest.raises(ValueError, match=r"mapped axis, got 'local'.*axis_name='local'"):
+        gx.allreduce("local").update(jnp.ones(2), optax.EmptyState())

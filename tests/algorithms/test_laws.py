@@ -1,0 +1,70 @@
+"""Algorithms that are one another on some schedule, or differ where one might confuse them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from algorithms.problems import make_problem, momentum_sgd, take_step, train, unflatten
+from algorithms.rows import ROWS
+from modes import MODES, run
+
+import gossipjax as gx
+
+
+def train_after_sgd(gossip, n, mode="shard_map"):
+    return train(optax.chain(momentum_sgd(), gossip), n, mode, equal_starts=False)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+@pytest.mark.parametrize("mode", MODES)
+def test_on_a_static_symmetric_graph_sgp_is_dpsgd(mode, n):
+    ring = gx.topology.ring(n)
+    by_sgp, by_dpsgd = (
+        train_after_sgd(gossip, n, mode)
+        for gossip in (gx.sgp(ring), gx.dpsgd(ring, "adapt-then-combine"))
+    )
+    np.testing.assert_allclose(by_sgp, by_dpsgd, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("make_late", "make_prompt"),
+    [
+        (lambda s: gx.osgp(s, overlap=0), gx.sgp),
+        (lambda s: gx.adpsgd(s, delays=0), gx.dpsgd),
+        (lambda s: gx.osgp(s, overlap=0, biased=True), lambda s: gx.dpsgd(s, "adapt-then-combine")),
+    ],
+    ids=["overlap 0 is sgp", "delay 0 is dpsgd", "overlap 0, biased"],
+)
+def test_without_lateness_it_is_the_prompt_algorithm(mode, make_late, make_prompt):
+    schedule = gx.topology.bipartite_exponential(4)
+    late, prompt = (train_after_sgd(make(schedule), 4, mode) for make in (make_late, make_prompt))
+    np.testing.assert_array_equal(late, prompt)
+
+
+def test_the_two_orders_of_dpsgd_differ():
+    ring = gx.topology.ring(4)
+    combine_first = train_after_sgd(gx.dpsgd(ring), 4)
+    adapt_first = train_after_sgd(gx.dpsgd(ring, "adapt-then-combine"), 4)
+    assert np.abs(combine_first - adapt_first).max() > 1e-2
+
+
+@pytest.mark.parametrize("name", ["sgp", "osgp 1"])
+def test_jit_equals_eager_under_shard_map(name):
+    """Two algorithms only: op by op, each takes ten seconds."""
+    n = 3
+    rng, starts, updates = make_problem(n, jnp.float32)
+    tx = ROWS[name].transform(gx.topology.from_matrices(ROWS[name].matrices(rng, n)))
+    params = unflatten(starts)
+    state = run("shard_map", tx.init, n)(params)
+
+    def step(params, state, u):
+        params, state = take_step(tx, (params, state), u, 0)
+        return params, state, gx.diagnostics.total_mass(params, state)
+
+    jitted, eager = (
+        run("shard_map", step, n, jit=jit)(params, state, unflatten(updates[0]))
+        for jit in (True, False)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), jitted, eager)

@@ -1,0 +1,167 @@
+"""The state knows its schedule, overlap and wire: nobody is told them twice, or told others."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from promotion import apply_updates
+
+import gossipjax as gx
+from gossipjax.algorithms.state import as_update
+
+N = 6
+SCHEDULES = {
+    "one peer": gx.topology.one_peer_exponential(N),
+    "a partner that repeats": gx.topology.bipartite_exponential(N),
+    "base graph": gx.topology.base_graph(N),
+    "every third step": gx.topology.one_peer_exponential(N).every(3),
+    "piecewise": gx.topology.piecewise(
+        {0: gx.topology.complete(N), 4: gx.topology.one_peer_exponential(N)}
+    ),
+    "piecewise, every second step": gx.topology.piecewise(
+        {0: gx.topology.ring(N), 3: gx.topology.bipartite_exponential(N)}
+    ).every(2),
+}
+OVERLAPS = {"sgp": 0, "osgp 1": 1, "osgp 2": 2, "osgp 3": 3}
+
+
+def make_gossip(name, schedule):
+    return gx.osgp(schedule, OVERLAPS[name]) if OVERLAPS[name] else gx.sgp(schedule)
+
+
+def first_step_with_the_same_rounds(schedule, overlap, step):
+    """By its definition: the rounds at a step and at the `overlap` steps before, as matrices."""
+    tau = max(1, overlap)
+
+    def round_at(k):
+        return np.eye(N) if k % tau else schedule.round_at(k // tau).matrix
+
+    def window(k):
+        return [round_at(k - i).tolist() for i in range(overlap + 1)]
+
+    return next(k for k in range(step + 1) if window(k) == window(step))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", OVERLAPS)
+def test_canonical_steps_are_those_of_the_schedule_as_the_overlap_spreads_it(name, schedule):
+    schedule = SCHEDULES[schedule]
+    overlap = OVERLAPS[name]
+    tx = optax.chain(optax.sgd(0.1, momentum=0.9), make_gossip(name, schedule))
+    spread = schedule.every(max(1, overlap))
+    for opt_state in (tx.init(jnp.ones(3)), gx.Nodes(N).init(tx, jnp.ones(3))[1]):
+        steps = [gx.canonical_step(opt_state, k) for k in range(40)]
+        assert steps == [spread.canonical_step(k, lookback=overlap) for k in range(40)]
+        assert steps == [first_step_with_the_same_rounds(schedule, overlap, k) for k in range(40)]
+        assert gx.canonical_steps(opt_state) == sorted(set(steps))
+
+
+def test_without_gossip_all_steps_share_a_program():
+    tx = optax.chain(gx.allreduce(), optax.sgd(0.1, momentum=0.9))
+    for opt_state in (tx.init(jnp.ones(3)), gx.Nodes(4).init(tx, jnp.ones(3))[1]):
+        assert [gx.canonical_step(opt_state, k) for k in range(5)] == [0] * 5
+        assert gx.canonical_steps(opt_state) == [0]
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, None, True])
+def test_canonical_step_refuses_what_is_no_step(step):
+    for tx in (gx.sgp(gx.topology.ring(2)), gx.allreduce()):
+        with pytest.raises(ValueError, match=f"step must be an integer >= 0, got {step}"):
+            gx.canonical_step(tx.init(jnp.ones(3)), step)
+
+
+def test_schedule_overlap_and_wire_are_in_the_state_of_a_chain():
+    schedule = gx.topology.random_peer(4, 3, seed=0)
+    tx = optax.chain(
+        optax.adam(0.1),
+        gx.osgp(schedule, 2, axis_name="servers", local_axis_name="chips", wire_dtype="bfloat16"),
+    )
+    state = gx.gossip_state(tx.init({"w": jnp.ones(3)}))
+    assert state is not None
+    assert state.schedule is schedule
+    assert state.overlap == 2
+    assert state.wire == gx.wire.make_wire("servers", "chips", jnp.bfloat16)
+
+
+def test_the_plan_is_static():
+    """It is part of the structure: a jitted step knows it, and another one is another program."""
+    state: Any = gx.osgp(gx.topology.ring(4)).init(jnp.ones(3))
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
+    other: Any = gx.osgp(gx.topology.directed_ring(4)).init(jnp.ones(3))
+    assert jax.tree.structure(state) != jax.tree.structure(other)
+    again: Any = gx.osgp(gx.topology.ring(4)).init(jnp.ones(3))
+    assert jax.tree.structure(state) == jax.tree.structure(again)
+
+
+def test_a_chain_without_gossip_has_no_gossip_state():
+    assert gx.gossip_state(optax.adam(0.1).init(jnp.ones(3))) is None
+
+
+def test_two_gossip_states_are_ambiguous():
+    ring = gx.topology.ring(4)
+    state = optax.chain(gx.sgp(ring), gx.sgp(ring)).init(jnp.ones(3))
+    for read in (gx.gossip_state, lambda s: gx.canonical_step(s, 0)):
+        with pytest.raises(ValueError, match="one gossip state at most, got 2"):
+            read(state)
+
+
+def test_the_update_of_low_precision_parameters_ends_on_the_rounded_value():
+    """From -2^15 to just above the middle of two bfloat16 values: unrounded it would fall short."""
+    z = jnp.asarray(-(2.0**15), jnp.bfloat16)
+    target = jnp.float32(1 + 2**-8 + 2**-20)
+    for make_update in (as_update, jax.jit(as_update)):
+        updated: Any = apply_updates(z, make_update(z, target))
+        assert updated.dtype == jnp.bfloat16
+        assert updated == jnp.asarray(1 + 2**-7, jnp.bfloat16) == target.astype(jnp.bfloat16)
+
+
+class TestLocalModel:
+    """The model after the local half of a step: the one whose distance the paper plots."""
+
+    def test_it_is_the_numerator_with_the_update_over_the_weight(self):
+        state: Any = gx.sgp(gx.topology.ring(2)).init({"a": jnp.ones(3)})
+        state = state._replace(weight=jnp.float32(0.5))
+        updates = {"a": jnp.array([0.0, 1.0, -1.0])}
+        model: Any = gx.local_model({"a": jnp.full(3, 2.0)}, state, updates)
+        # x = w z = 1; (1 + u) / 0.5
+        np.testing.assert_allclose(model["a"], [2.0, 4.0, 0.0])
+
+    @pytest.mark.parametrize("gossip", ["sgp", "osgp 2"])
+    def test_without_an_exchange_it_is_the_model_after_the_step(self, gossip):
+        schedule = gx.topology.one_peer_exponential(4).every(3)
+        tx = make_gossip(gossip, schedule)
+        z, state = gx.Nodes(4).init(tx, jnp.arange(3.0))
+
+        def step(z, state, u):
+            updates, after = tx.update(u, state, z, step=2 * max(1, OVERLAPS[gossip]))
+            return gx.local_model(z, state, u), z + updates, after
+
+        u = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
+        before, after, _ = gx.spmd(step, nodes=4)(z, state, u)
+        np.testing.assert_allclose(before, after, rtol=1e-6)
+
+    def test_of_stale_parameters_it_is_that_of_the_latest_model(self):
+        tx = gx.d1d_psgd(2)
+        x = jnp.array([0.0, 2.0])
+
+        def steps(x):
+            state = tx.init(x)
+            updates, state = tx.update(jnp.float32(0.0), state, x, step=0)
+            return gx.local_model(x + updates, state, jnp.float32(0.5))
+
+        np.testing.assert_allclose(gx.spmd(steps, nodes=2)(x), [1.5, 1.5])
+
+    def test_without_gossip_it_is_the_model_and_the_update(self):
+        model: Any = gx.local_model(
+            jnp.float32(1.0), optax.sgd(0.1).init(jnp.zeros(())), jnp.float32(2.0)
+        )
+        assert float(model) == 3.0
+
+    def test_low_precision_parameters_are_not_rounded(self):
+        z = jnp.asarray(256.0, jnp.bfloat16)
+        state = gx.sgp(gx.topology.ring(2)).init(z)
+        model: Any = gx.local_model(z, state, jnp.float32(1.0))
+        assert model == jnp.float32(257.0)  # which bfloat16 does not have
