@@ -206,9 +206,7 @@ class Nodes:
 
         return self.put(jax.tree.map(repeat, tree))
 
-    def init(
-        self, tx: optax.GradientTransformation, params: optax.Params
-    ) -> tuple[optax.Params, optax.OptState]:
+    def init(self, tx: optax.GradientTransformation, params: optax.Params) -> tuple[Any, Any]:
         """The start of a training loop: `[...]` -> parameters and `tx.init` of them, `[N, ...]`."""
         stacked = self.replicate(params)
         return stacked, self.run(tx.init, stacked)

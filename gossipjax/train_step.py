@@ -96,7 +96,7 @@ class TrainStep:
 
     def __call__(
         self, step: int, params: optax.Params, opt_state: optax.OptState, *inputs: Any
-    ) -> tuple[optax.Params, optax.OptState, Any]:
+    ) -> tuple[Any, Any, Any]:
         """Returns the new parameters and state, and `aux`, node-stacked.
 
         Accelerators donate `params` and `opt_state`.

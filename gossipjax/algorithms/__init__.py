@@ -1,3 +1,5 @@
 """Gossip as optax transforms: state and wrapper, then a file per algorithm."""
 
+from gossipjax.algorithms import adpsgd, allreduce, dpsgd, easgd, osgp, sgp, state
+
 __all__ = ["adpsgd", "allreduce", "dpsgd", "easgd", "osgp", "sgp", "state"]
