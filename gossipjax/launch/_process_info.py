@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 from typing import NamedTuple
 
@@ -144,9 +143,8 @@ def _parse_int(given: object, name: str) -> int:
     if isinstance(given, str):
         if given.isascii() and given.isdigit() and len(given) <= len(str(MAX_PROCESSES)):
             number = int(given)
-    elif not isinstance(given, bool):
-        with contextlib.suppress(TypeError):  # NumPy's integers are integers, too
-            number = operator.index(given)  # pyright: ignore[reportArgumentType]
+    elif isinstance(given, int) and not isinstance(given, bool):
+        number = given
     if number is None or not 0 <= number <= MAX_PROCESSES:
         raise ValueError(f"{name} must be an integer from 0 to {MAX_PROCESSES}, got {given!r}.")
     return number

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from launching import TIMEOUT, environment, free_address, run_job
 
@@ -144,12 +143,6 @@ def test_bad_variables_of_a_scheduler(fresh_process):
     fresh_process.setenv("SLURM_PROCID", "0")
     with pytest.raises(ValueError, match=r"SLURM_STEP_NUM_TASKS must be an integer .* got 'two'"):
         launch.initialize()
-
-
-def test_integers_of_numpy_are_integers(fresh_process):
-    info = launch.initialize(num_processes=np.int64(1), process_id=np.int32(0))  # pyright: ignore
-    assert info == ProcessInfo(0, 1)
-    assert type(info.num_processes) is int
 
 
 def test_a_job_step_of_one_process_is_a_single_process(fresh_process):

@@ -353,12 +353,12 @@ def test_process_0_listens_at_no_other_address(named, monkeypatch):
     assert listening_at(f"node-0:{port}") == ["127.0.0.3"]
 
 
-def test_a_name_that_is_another_machine(named, monkeypatch):
+def test_a_name_that_is_another_machine(named):
     named["node-0"] = "203.0.113.7"  # for documentation: nobody's
     port = free_address().rpartition(":")[2]
-    with pytest.raises(ConnectionError, match=r"it is 203\.0\.113\.7 here, which is no address") as e:
+    message = rf"it is 203\.0\.113\.7 here, .* set JAX_COORDINATOR_BIND_ADDRESS=HOST:{port}"
+    with pytest.raises(ConnectionError, match=message):
         rendezvous(f"node-0:{port}", ProcessInfo(0, 2), TIMEOUT)
-    assert f"JAX_COORDINATOR_BIND_ADDRESS=HOST:{port}" in str(e.value)
 
 
 def test_a_name_that_is_known_after_a_while(named, monkeypatch):
