@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import math
 import shutil
 import sys
 
-from gossipjax.launch._supervisor import JobSpec, supervise
+from gossipjax.launch._supervisor import JobSpec, RestartPolicy, StartError, supervise
+
+MAX_PROCESSES = 1024  # on one machine
+MAX_LOCAL_DEVICES = 1024  # XLA on CPU needs 6 s to start 1,024 devices, and minutes for 4,096
+MAX_RESTARTS = 10**6
+MAX_SECONDS = 10**6
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -15,18 +19,26 @@ def main(arguments: list[str] | None = None) -> int:
     parser = build_parser()
     options = parser.parse_args(arguments)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    require_at_least(parser, "--processes", options.processes, 1)
-    require_at_least(parser, "--local-devices", options.local_devices, 1)
-    require_at_least(parser, "--max-restarts", options.max_restarts, 0)
-    require_at_least(parser, "--grace", options.grace, 0)
+    require_between(parser, "--processes", options.processes, 1, MAX_PROCESSES)
+    require_between(parser, "--local-devices", options.local_devices, 1, MAX_LOCAL_DEVICES)
+    require_between(parser, "--max-restarts", options.max_restarts, 0, MAX_RESTARTS)
+    require_between(parser, "--restart-delay", options.restart_delay, 0, MAX_SECONDS)
+    require_between(parser, "--grace", options.grace, 0, MAX_SECONDS)
     if options.elastic and not options.max_restarts:
         parser.error("--elastic applies to restarts: give --max-restarts, too")
     if not command:
         parser.error("no command: end with -- and the command, as in -- python train.py")
     if shutil.which(command[0]) is None:
         parser.error(f"command not found, or not executable: {command[0]}")
-    job = JobSpec(command, options.processes, options.local_devices, options.grace)
-    return supervise(job, options.max_restarts, options.elastic)
+    job = JobSpec(
+        command, options.processes, options.local_devices, options.grace, options.keep_memory
+    )
+    policy = RestartPolicy(options.max_restarts, options.restart_delay, options.elastic)
+    try:
+        return supervise(job, policy)
+    except StartError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -60,6 +72,14 @@ def build_parser() -> argparse.ArgumentParser:
         "and GOSSIPJAX_JOB (default: 0)",
     )
     parser.add_argument(
+        "--restart-delay",
+        type=float,
+        default=1,
+        metavar="SECONDS",
+        help="before the first restart; doubles with each further failure, up to 30 s, and starts "
+        "again after 10 minutes without a failure (default: 1)",
+    )
+    parser.add_argument(
         "--elastic",
         action="store_true",
         help="restart on the surviving processes only; gossipjax.launch.surviving_nodes gives the "
@@ -74,16 +94,23 @@ def build_parser() -> argparse.ArgumentParser:
         "processes have nothing that they could save",
     )
     parser.add_argument(
+        "--keep-memory",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="processes keep memory that they free, for the next step, which is faster on CPU; "
+        "more than 1 GiB at the end of the heap goes back (default: keep)",
+    )
+    parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="program and its arguments"
     )
     return parser
 
 
-def require_at_least(
-    parser: argparse.ArgumentParser, option: str, value: float, minimum: int
+def require_between(
+    parser: argparse.ArgumentParser, option: str, value: float, minimum: float, maximum: float
 ) -> None:
-    if not minimum <= value < math.inf:
-        parser.error(f"{option} must be a finite number >= {minimum}, got {value}")
+    if not minimum <= value <= maximum:  # also for nan
+        parser.error(f"{option} must be from {minimum:g} to {maximum:g}, got {value}")
 
 
 if __name__ == "__main__":

@@ -12,15 +12,18 @@ from typing import NoReturn
 
 import jax
 
+from gossipjax.launch._listening import bind_address
 from gossipjax.launch._process_info import (
     ProcessInfo,
-    is_loopback,
     local_rank_from_scheduler,
     process_from_arguments,
     process_from_scheduler,
+    secret_from_env,
     timeout_seconds,
 )
 from gossipjax.launch._rendezvous import rendezvous
+
+MAX_STATUS = 255
 
 _initialized: ProcessInfo | None = None
 
@@ -45,6 +48,11 @@ def initialize(
     processes first meet there, so that a process that is missing or was started twice is an error
     here. Where JAX detects the process information, JAX aborts the process instead.
 
+    If `GOSSIPJAX_SECRET` is set, all messages by which processes first meet are signed with it. Set
+    it to the same text for all processes, wherever strangers may reach the address. After that,
+    JAX's coordinator lets everybody in: use trusted networks only. Both listen at
+    `coordinator_address`, or at `JAX_COORDINATOR_BIND_ADDRESS` where that is set.
+
     Under Slurm and Open MPI, JAX uses one GPU per process; `JAX_LOCAL_DEVICE_IDS=0,1,...` gives it
     more. The handler of SIGTERM stays that of the program (JAX would make the process ignore it).
     An uncaught exception ends the process at once, as `exit_process` does.
@@ -62,7 +70,8 @@ def initialize(
 
     Raises:
       ValueError: if the process information is incomplete, `process_id` is not in
-        0..num_processes - 1, the address is malformed, or an earlier call had other information.
+        0..num_processes - 1, the address is malformed, the timeout is not from 0 to 10^6 seconds,
+        or an earlier call had other information.
       ConnectionError: if process 0 cannot be reached or cannot listen, or if processes are missing
         or were started twice. The message names the address and the timeout, or the processes.
 
@@ -94,7 +103,7 @@ def initialize(
 
 
 def _initialize_requested(address: str, info: ProcessInfo, timeout: float) -> None:
-    rendezvous(address, info, timeout)
+    rendezvous(address, info, timeout, secret_from_env())
     _initialize_jax(
         coordinator_address=address,
         num_processes=info.num_processes,
@@ -102,8 +111,8 @@ def _initialize_requested(address: str, info: ProcessInfo, timeout: float) -> No
         cluster_detection_method="deactivate",
         initialization_timeout=math.ceil(timeout),
         local_device_ids=local_rank_from_scheduler(info),
-        # JAX would listen on every address of the machine.
-        coordinator_bind_address=address if is_loopback(address) else None,
+        # JAX would listen at every address of the machine.
+        coordinator_bind_address=bind_address(address),
     )
 
 
@@ -157,13 +166,21 @@ def exit_process(status: int | str) -> NoReturn:
     of several processes.
 
     Args:
-      status: exit status, or a message for stderr, which means status 1.
+      status: exit status from 0 to 255, or a message for stderr, which means status 1.
+
+    Raises:
+      ValueError: for another status. 256 would be a success.
 
     >>> from gossipjax import launch
     >>> launch.exit_process("error: no data")
     Traceback (most recent call last):
     SystemExit: error: no data
     """
+    is_status = isinstance(status, int) and 0 <= status <= MAX_STATUS
+    if not is_status and not isinstance(status, str):
+        raise ValueError(
+            f"status must be an integer from 0 to {MAX_STATUS} or a message, got {status!r}."
+        )
     if not jax.distributed.is_initialized():
         sys.exit(status)
     if isinstance(status, str):

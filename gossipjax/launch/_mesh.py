@@ -34,8 +34,10 @@ def mesh(nodes: int | None = None, local: int | None = None) -> Mesh:
     >>> dict(launch.mesh(nodes=1).shape)
     {'nodes': 1}
     """
-    _require_positive_int(nodes, "nodes")
-    _require_positive_int(local, "local")
+    if nodes is not None:
+        _require_positive_int(nodes, "nodes")
+    if local is not None:
+        _require_positive_int(local, "local")
     devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     num_processes = _count_processes(devices)
     per_node = 1 if local is None else local
@@ -59,16 +61,19 @@ def surviving_nodes(nodes: int) -> int:
     Before any restart, and outside of `python -m gossipjax.launch`, this is `nodes`.
 
     Raises:
-      ValueError: if this is not an integer.
+      ValueError: if this is not an integer, or `nodes` is not an integer >= 1.
 
     >>> from gossipjax import launch
     >>> launch.surviving_nodes(8)
     8
     """
+    _require_positive_int(nodes, "nodes")
     num_at_start = int_from_env(None, "GOSSIPJAX_NUM_PROCESSES_AT_START")
     num_processes = int_from_env(None, "GOSSIPJAX_NUM_PROCESSES")
     if num_at_start is None or num_processes is None:
         return nodes
+    _require_positive_int(num_at_start, "GOSSIPJAX_NUM_PROCESSES_AT_START")
+    _require_positive_int(num_processes, "GOSSIPJAX_NUM_PROCESSES")
     if nodes * num_processes % num_at_start:
         raise ValueError(
             f"nodes must be a multiple of {num_at_start} to restart on {num_processes} of "
@@ -78,9 +83,7 @@ def surviving_nodes(nodes: int) -> int:
     return nodes * num_processes // num_at_start
 
 
-def _require_positive_int(value: int | None, name: str) -> None:
-    if value is None:
-        return
+def _require_positive_int(value: int, name: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"{name} must be an integer >= 1, got {value!r}.")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from typing import NamedTuple
 
@@ -45,6 +44,8 @@ SCHEDULERS = {
     "Slurm": SchedulerVariables("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
 }
 MAX_PORT = 65535
+MAX_PROCESSES = 10**6
+MAX_TIMEOUT = 10**6  # seconds
 
 
 def process_from_arguments(
@@ -58,6 +59,8 @@ def process_from_arguments(
       ValueError: if the information is incomplete or contradicts itself.
     """
     address = coordinator_address or os.environ.get("GOSSIPJAX_COORDINATOR_ADDRESS") or None
+    if address is not None:
+        parse_address(address)
     num_processes = int_from_env(num_processes, "GOSSIPJAX_NUM_PROCESSES")
     process_id = int_from_env(process_id, "GOSSIPJAX_PROCESS_ID")
     scheduled = process_from_scheduler()
@@ -75,8 +78,6 @@ def process_from_arguments(
             "process_id must be an integer from 0 to num_processes - 1, got "
             f"process_id={process_id} and num_processes={num_processes}."
         )
-    if address is not None:
-        parse_address(address)
     return RequestedProcess(ProcessInfo(process_id, num_processes), address)
 
 
@@ -104,8 +105,11 @@ def process_from_scheduler() -> ScheduledProcess | None:
             local_rank = os.environ.get(variables.local_rank)
             return ScheduledProcess(
                 scheduler,
-                ProcessInfo(int(process_id), int(num_processes)),
-                int(local_rank) if local_rank else None,
+                ProcessInfo(
+                    _parse_int(process_id, variables.process_id),
+                    _parse_int(num_processes, variables.num_processes),
+                ),
+                _parse_int(local_rank, variables.local_rank) if local_rank else None,
             )
     return None
 
@@ -126,56 +130,88 @@ def int_from_env(value: int | None, variable: str) -> int | None:
     """`value`, else the integer in an environment variable, else None.
 
     Raises:
-      ValueError: if it is not an integer.
+      ValueError: if it is not an integer from 0 to `MAX_PROCESSES`.
     """
     given = os.environ.get(variable) if value is None else value
-    if isinstance(given, str) and given.isascii() and given.isdigit():
-        return int(given)
-    if given is not None and (isinstance(given, bool) or not isinstance(given, int)):
-        name = variable.removeprefix("GOSSIPJAX_").lower()
-        raise ValueError(f"{name} ({variable}) must be an integer >= 0, got {given!r}.")
-    return given
+    if given is None:
+        return None
+    return _parse_int(given, f"{variable.removeprefix('GOSSIPJAX_').lower()} ({variable})")
+
+
+def _parse_int(given: object, name: str) -> int:
+    number = None
+    if isinstance(given, str):
+        if given.isascii() and given.isdigit() and len(given) <= len(str(MAX_PROCESSES)):
+            number = int(given)
+    elif isinstance(given, int) and not isinstance(given, bool):
+        number = given
+    if number is None or not 0 <= number <= MAX_PROCESSES:
+        raise ValueError(f"{name} must be an integer from 0 to {MAX_PROCESSES}, got {given!r}.")
+    return number
 
 
 def timeout_seconds(value: float | None) -> float:
     """`value`, else the seconds in `GOSSIPJAX_INITIALIZATION_TIMEOUT`, else 60.
 
     Raises:
-      ValueError: if it is not a positive finite number.
+      ValueError: if it is not a number > 0 and <= `MAX_TIMEOUT`.
     """
     variable = "GOSSIPJAX_INITIALIZATION_TIMEOUT"
-    given = os.environ.get(variable, 60) if value is None else value
-    with contextlib.suppress(ValueError):
-        if 0 < float(given) < math.inf:
-            return float(given)
-    raise ValueError(
-        f"initialization_timeout ({variable}) must be a finite number of seconds > 0, "
-        f"got {given!r}."
-    )
+    given = os.environ.get(variable, "60") if value is None else value
+    seconds = 0.0
+    if not isinstance(value, str | bool):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            seconds = float(given)
+    if not 0 < seconds <= MAX_TIMEOUT:  # also for nan
+        raise ValueError(
+            f"initialization_timeout ({variable}) must be a number of seconds > 0 and <= "
+            f"{MAX_TIMEOUT}, got {given!r}."
+        )
+    return seconds
 
 
-def parse_address(address: str) -> tuple[str, int]:
+def secret_from_env() -> str | None:
+    """The secret by which the processes of a job know each other, in `GOSSIPJAX_SECRET`, or None.
+
+    Raises:
+      ValueError: if it is empty.
+    """
+    secret = os.environ.get("GOSSIPJAX_SECRET")
+    if secret == "":
+        raise ValueError(
+            "GOSSIPJAX_SECRET must not be empty. Set it to the same text for all processes of the "
+            "job, or unset it."
+        )
+    return secret
+
+
+def parse_address(address: str, name: str = "coordinator_address") -> tuple[str, int]:
     """Host and port of `HOST:PORT` or `[IPv6]:PORT`.
 
     Raises:
-      ValueError: if `address` has neither form.
+      ValueError: if `address` has neither form. `name` is its name in the message.
 
     >>> parse_address("node-7:1234"), parse_address("[::1]:80")
     (('node-7', 1234), ('::1', 80))
     """
-    host, _, port = address.rpartition(":")
-    is_bracketed = host.startswith("[") and host.endswith("]")
-    bare_host = host[1:-1] if is_bracketed else host
-    number = int(port) if port.isascii() and port.isdigit() else 0
-    if not bare_host or (":" in bare_host) != is_bracketed or not 0 < number <= MAX_PORT:
-        raise ValueError(
-            f"coordinator_address must be HOST:PORT with a port from 1 to {MAX_PORT}, got "
-            f"{address!r}. Write it as in node-7:1234 or [::1]:1234."
-        )
-    return bare_host, number
+    if isinstance(address, str):
+        host, _, port = address.rpartition(":")
+        is_bracketed = host.startswith("[") and host.endswith("]")
+        bare_host = host[1:-1] if is_bracketed else host
+        number = int(port) if port.isascii() and port.isdigit() and len(port) <= 5 else 0
+        if _is_host(bare_host) and (":" in bare_host) == is_bracketed and 0 < number <= MAX_PORT:
+            return bare_host, number
+    raise ValueError(
+        f"{name} must be HOST:PORT with a port from 1 to {MAX_PORT}, got "
+        f"{address!r}. Write it as in node-7:1234 or [::1]:1234."
+    )
 
 
-def is_loopback(address: str) -> bool:
-    """Whether only processes on this machine can reach the address."""
-    host, _ = parse_address(address)
-    return host in ("localhost", "::1") or host.startswith("127.")
+def _is_host(text: str) -> bool:
+    """Whether `text` may be a name or an address, as the functions of `socket` require."""
+    if not text.isprintable() or " " in text:
+        return False
+    try:
+        return bool(text.encode("idna"))
+    except UnicodeError:
+        return False

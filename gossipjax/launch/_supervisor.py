@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import queue
+import secrets
 import signal
 import socket
 import sys
@@ -19,6 +20,8 @@ from gossipjax.launch._signals import describe_signal, signal_handlers
 from gossipjax.launch._worker import Exited, OutputClosed, Worker, build_environment, log
 
 MAX_GRACE_AFTER_FAILURE = 5.0  # seconds: without the failed process the others cannot save
+MAX_DELAY_SECONDS = 30.0  # between two restarts
+STABLE_SECONDS = 600.0  # after which a failure is not one of a series
 BAD_USAGE = 2  # exit status of a program that was called wrongly, or would fail again
 
 
@@ -31,14 +34,56 @@ class JobSpec:
       num_processes: number of processes at the start of the job.
       local_devices: devices of each process.
       grace_seconds: from SIGTERM to SIGKILL.
+      keep_memory: whether processes keep the memory that they free.
       job_id: distinguishes the job from others, the same after restarts.
+      secret: by which the processes of the job know each other, unless the user has set one.
     """
 
     command: Sequence[str]
     num_processes: int
     local_devices: int = 1
     grace_seconds: float = 30.0
+    keep_memory: bool = True
     job_id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
+    secret: str = dataclasses.field(default_factory=secrets.token_hex, repr=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class RestartPolicy:
+    """Restarts after failures.
+
+    Attributes:
+      max_restarts: restarts of a job, at most.
+      delay_seconds: before the first restart; see `Backoff`.
+      elastic: whether a restart has one process less for each that was lost.
+    """
+
+    max_restarts: int = 0
+    delay_seconds: float = 1.0
+    elastic: bool = False
+
+
+class Backoff:
+    """Delays before restarts: each is twice the one before, but at most `MAX_DELAY_SECONDS`.
+
+    After an attempt of `STABLE_SECONDS` they start again, at `first_seconds`.
+    """
+
+    def __init__(self, first_seconds: float):
+        self._first_seconds = first_seconds
+        self._next_seconds = first_seconds
+
+    def next_delay(self, ran_seconds: float) -> float:
+        """Return the seconds to wait after an attempt that ran for `ran_seconds` and failed."""
+        if ran_seconds >= STABLE_SECONDS:
+            self._next_seconds = self._first_seconds
+        delay = self._next_seconds
+        self._next_seconds = max(self._first_seconds, min(2 * delay, MAX_DELAY_SECONDS))
+        return delay
+
+
+class StartError(Exception):
+    """A process of the job cannot be started: the machine has no room for it, for example."""
 
 
 class Outcome(NamedTuple):
@@ -46,7 +91,7 @@ class Outcome(NamedTuple):
 
     Attributes:
       status: exit status of the launcher.
-      lost: number of processes that failed independently.
+      lost: number of processes with which an elastic job does not go on.
       stopped: whether a signal or closed output stopped the job.
     """
 
@@ -73,31 +118,57 @@ class DeadlinePassed(NamedTuple):
 Event = Exited | Signaled | OutputClosed | DeadlinePassed
 
 
-def supervise(job: JobSpec, max_restarts: int = 0, elastic: bool = False) -> int:
+def supervise(job: JobSpec, policy: RestartPolicy) -> int:
     """Run a job to its end, with restarts. Must be called on the main thread.
 
-    If a process fails, the others get SIGTERM, then SIGKILL. Then all are started again, at most
-    `max_restarts` times, unless the status was 2 (bad usage) or a signal stopped the job. With
-    `elastic` a restart has one process less for each that failed independently, but at least one.
+    If a process fails, the others get SIGTERM, then SIGKILL. Then, after a delay, all are started
+    again, unless the status was 2 (bad usage) or a signal stopped the job.
 
     Returns:
       The exit status: 0, that of the process that failed first, or 128 + the number of the signal.
+
+    Raises:
+      StartError: if a process cannot be started.
     """
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     num_processes = job.num_processes
+    backoff = Backoff(policy.delay_seconds)
     with (
         signal_handlers(STOP_SIGNALS, lambda number, _: events.put(Signaled(number))),
         reaper() as reaper_input,
     ):
         restart = 0
         while True:
+            start_time = time.monotonic()
             outcome = _Attempt(job, restart, num_processes, events, reaper_input).run()
-            if restart == max_restarts or not outcome.may_restart:
+            if restart == policy.max_restarts or not outcome.may_restart:
                 return outcome.status
             restart += 1
-            if elastic:
+            if policy.elastic:
                 num_processes = max(1, num_processes - outcome.lost)
-            log(f"restart {restart} of {max_restarts}, with {num_processes} processes")
+            delay = backoff.next_delay(time.monotonic() - start_time)
+            log(
+                f"restart {restart} of {policy.max_restarts}, with {num_processes} processes, in "
+                f"{delay:g} s"
+            )
+            stop_signal = _wait_for_stop(events, delay)
+            if stop_signal is not None:
+                return 128 + stop_signal
+
+
+def _wait_for_stop(events: queue.SimpleQueue[Event], seconds: float) -> int | None:
+    """Wait while no process runs. Return the number of the signal that ends the job, or None."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            event = events.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            return None
+        match event:
+            case Signaled(number):
+                return number
+            case OutputClosed():
+                return signal.SIGPIPE
 
 
 class _Attempt:
@@ -121,8 +192,7 @@ class _Attempt:
         self._deadline = math.inf  # of the grace period, by time.monotonic()
         self._first_failure: Exited | None = None
         self._stop_signal: int | None = None
-        self._killed = False
-        self._lost = 0
+        self._num_lost = 0  # to a SIGKILL that is not the launcher's
 
     def run(self) -> Outcome:
         """Start all processes and handle events until the last process has exited."""
@@ -136,7 +206,9 @@ class _Attempt:
                 self._signal_all(signal.SIGKILL)
                 for worker in self._workers:
                     worker.join()
-        return Outcome(self._status(), self._lost, self._stop_signal is not None)
+        # One failure makes others fail, in any order and in any way, except by SIGKILL.
+        lost = max(1, self._num_lost)
+        return Outcome(self._status(), lost, self._stop_signal is not None)
 
     def _handle(self, event: Event) -> None:
         is_stopping = self._stop_signal is not None
@@ -153,17 +225,11 @@ class _Attempt:
                 self._kill()
 
     def _on_exit(self, exited: Exited) -> None:
-        """Count the process; the first failure stops the others.
-
-        The others fail because of the first, too. So only those that a fault or SIGKILL ended
-        count as lost with it, and of these only the ones that the launcher did not kill.
-        """
+        """Count the process; the first failure stops the others."""
         self._num_running -= 1
-        if self._first_failure is not None:
-            self._lost += exited.is_fault and not self._killed
-        elif exited.code != 0 and self._stop_signal is None:
+        self._num_lost += exited.is_lost
+        if exited.code != 0 and self._first_failure is None and self._stop_signal is None:
             self._first_failure = exited
-            self._lost = 1
             self._terminate(min(self._job.grace_seconds, MAX_GRACE_AFTER_FAILURE))
             log(self._workers[exited.rank].describe_failure(exited))
 
@@ -180,7 +246,6 @@ class _Attempt:
 
     def _kill(self) -> None:
         self._deadline = math.inf
-        self._killed = True
         self._signal_all(signal.SIGKILL)
 
     def _signal_all(self, number: int) -> None:
@@ -204,12 +269,18 @@ class _Attempt:
     def _start(self, rank: int, port: int) -> Worker:
         job = self._job
         environment = {
-            **build_environment(rank, port, self._num_processes, job.local_devices),
+            "GOSSIPJAX_SECRET": job.secret,
+            **build_environment(
+                rank, port, self._num_processes, job.local_devices, job.keep_memory
+            ),
             "GOSSIPJAX_NUM_PROCESSES_AT_START": str(job.num_processes),
             "GOSSIPJAX_RESTART": str(self._restart),
             "GOSSIPJAX_JOB": job.job_id,
         }
-        return Worker(rank, job.command, environment, self._events.put, self._reaper_input)
+        try:
+            return Worker(rank, job.command, environment, self._events.put, self._reaper_input)
+        except OSError as error:
+            raise StartError(f"cannot start rank {rank}: {error}") from error
 
 
 @contextlib.contextmanager

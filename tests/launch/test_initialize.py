@@ -1,18 +1,14 @@
-"""Joining a job: process information, the rendezvous, and jobs of two real processes."""
+"""Joining a job: process information, and jobs of two real processes."""
 
 import os
-import socket
 import subprocess
 import sys
-import threading
 
 import pytest
-from launching import TIMEOUT, environment, run_job
+from launching import TIMEOUT, environment, free_address, run_job
 
 from gossipjax import launch
 from gossipjax.launch import ProcessInfo, _initialize
-from gossipjax.launch._process_info import parse_address
-from gossipjax.launch._rendezvous import rendezvous
 
 
 @pytest.fixture
@@ -43,7 +39,7 @@ def fresh_process(monkeypatch):
         ),
         (
             {"coordinator_address": "a:1", "num_processes": 2, "process_id": -1},
-            "from 0 to num_processes - 1",
+            "process_id .* must be an integer from 0 to 1000000, got -1",
         ),
         (
             {"coordinator_address": "a:1", "num_processes": 0, "process_id": 0},
@@ -51,7 +47,44 @@ def fresh_process(monkeypatch):
         ),
         (
             {"coordinator_address": "a:1", "num_processes": 2.0, "process_id": 0},
-            r"num_processes .* must be an integer >= 0, got 2\.0",
+            r"num_processes .* must be an integer from 0 to 1000000, got 2\.0",
+        ),
+        (
+            {"coordinator_address": "a:1", "num_processes": True, "process_id": 0},
+            "num_processes .* must be an integer from 0 to 1000000, got True",
+        ),
+        (
+            {"coordinator_address": "a:1", "num_processes": 10**30, "process_id": 0},
+            "num_processes .* must be an integer from 0 to 1000000, got 1000000000",
+        ),
+        (
+            {"coordinator_address": "a:1", "num_processes": 2, "process_id": "one"},
+            r"process_id \(GOSSIPJAX_PROCESS_ID\) must be an integer .*, got 'one'",
+        ),
+        ({"num_processes": -1}, "num_processes .* must be an integer from 0 to 1000000, got -1"),
+        (
+            {"coordinator_address": 5, "num_processes": 2, "process_id": 0},
+            "must be HOST:PORT .* got 5",
+        ),
+        (
+            {"coordinator_address": b"a:1", "num_processes": 2, "process_id": 0},
+            "must be HOST:PORT .* got b'a:1'",
+        ),
+        (
+            {"coordinator_address": "a b:1", "num_processes": 2, "process_id": 0},
+            "must be HOST:PORT .* got 'a b:1'",
+        ),
+        (
+            {"coordinator_address": "a\0:1", "num_processes": 2, "process_id": 0},
+            "must be HOST:PORT",
+        ),
+        (
+            {"coordinator_address": f"{'a' * 64}:1", "num_processes": 2, "process_id": 0},
+            "must be HOST:PORT",
+        ),
+        (
+            {"coordinator_address": f"a:{'1' * 5000}", "num_processes": 2, "process_id": 0},
+            "from 1 to 65535",
         ),
         (
             {"coordinator_address": "a", "num_processes": 2, "process_id": 0},
@@ -67,8 +100,14 @@ def fresh_process(monkeypatch):
         ),
         (
             {"initialization_timeout": 0},
-            r"initialization_timeout \(GOSSIPJAX_INITIALIZATION_TIMEOUT\) .* > 0, got 0\.",
+            r"initialization_timeout \(GOSSIPJAX_INITIALIZATION_TIMEOUT\) .* > 0 .* got 0\.",
         ),
+        ({"initialization_timeout": True}, "initialization_timeout .* got True"),
+        ({"initialization_timeout": "5"}, "initialization_timeout .* got '5'"),
+        ({"initialization_timeout": [5]}, r"initialization_timeout .* got \[5\]"),
+        ({"initialization_timeout": float("nan")}, "initialization_timeout .* got nan"),
+        ({"initialization_timeout": 1e300}, r"> 0 and <= 1000000, got 1e\+300"),
+        ({"initialization_timeout": 10**400}, "> 0 and <= 1000000, got 1000000000000"),
     ],
 )
 def test_bad_arguments(arguments, message, fresh_process):
@@ -86,6 +125,23 @@ def test_bad_environment_variables(fresh_process):
         launch.initialize()
     fresh_process.setenv("GOSSIPJAX_NUM_PROCESSES", "4")
     with pytest.raises(ValueError, match=r"got no coordinator_address .* and no process_id "):
+        launch.initialize()
+
+
+def test_bad_secrets_and_bind_addresses(fresh_process):
+    fresh_process.setenv("GOSSIPJAX_SECRET", "")
+    with pytest.raises(ValueError, match="GOSSIPJAX_SECRET must not be empty"):
+        launch.initialize(free_address(), 2, 0)
+    fresh_process.delenv("GOSSIPJAX_SECRET")
+    fresh_process.setenv("JAX_COORDINATOR_BIND_ADDRESS", "everywhere")
+    with pytest.raises(ValueError, match="JAX_COORDINATOR_BIND_ADDRESS must be HOST:PORT"):
+        launch.initialize(free_address(), 2, 0)
+
+
+def test_bad_variables_of_a_scheduler(fresh_process):
+    fresh_process.setenv("SLURM_STEP_NUM_TASKS", "two")
+    fresh_process.setenv("SLURM_PROCID", "0")
+    with pytest.raises(ValueError, match=r"SLURM_STEP_NUM_TASKS must be an integer .* got 'two'"):
         launch.initialize()
 
 
@@ -116,16 +172,20 @@ def test_a_scheduled_process_uses_one_gpu_with_an_address_too(fresh_process, cho
     if chosen:
         fresh_process.setenv("JAX_LOCAL_DEVICE_IDS", chosen)
     device_ids = []
+    bind_addresses = []
     fresh_process.setattr(_initialize, "rendezvous", lambda *_: None)
-    fresh_process.setattr(
-        _initialize,
-        "_initialize_jax",
-        lambda **options: device_ids.append(options["local_device_ids"]),
-    )
+
+    def record(**options):
+        device_ids.append(options["local_device_ids"])
+        bind_addresses.append(options["coordinator_bind_address"])
+
+    fresh_process.setattr(_initialize, "_initialize_jax", record)
     assert launch.initialize("node-0:1234") == ProcessInfo(11, 16)
     fresh_process.setattr(_initialize, "_initialized", None)
     launch.initialize("node-0:1234", 2, 0)  # given by hand, inside of a job step
     assert device_ids == [devices, None]
+    # By default JAX's coordinator, which lets everybody in, would listen at all addresses.
+    assert bind_addresses == ["node-0:1234", "node-0:1234"]
 
 
 def test_without_any_sign_of_a_job_there_is_one_process():
@@ -145,84 +205,16 @@ def test_without_any_sign_of_a_job_there_is_one_process():
     assert "GOSSIPJAX_COORDINATOR_ADDRESS=HOST:PORT" in done.stderr
 
 
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
-
-
-def rendezvous_errors(infos: list[ProcessInfo], timeout: float) -> list[str | None]:
-    """Run the rendezvous of these processes, all at once. Return the error of each, or None."""
-    address = free_address()
-    errors: list[str | None] = [None] * len(infos)
-    servers: list[socket.socket] = []
-
-    def take_part(i: int) -> None:
-        try:
-            rendezvous(address, infos[i], timeout)
-            if infos[i].process_id == 0:
-                servers.append(socket.create_server(parse_address(address)))  # as JAX does then
-        except ConnectionError as error:
-            errors[i] = str(error).replace(address, "ADDRESS")
-
-    threads = [threading.Thread(target=take_part, args=(i,)) for i in range(len(infos))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for server in servers:
-        server.close()
-    return errors
-
-
-def test_all_meet():
-    assert rendezvous_errors([ProcessInfo(i, 5) for i in range(5)], TIMEOUT) == [None] * 5
-
-
-def test_missing_processes_are_named():
-    errors = rendezvous_errors([ProcessInfo(0, 4), ProcessInfo(2, 4)], 0.5)
-    assert errors[0] is not None
-    assert errors[0] == errors[1]
-    assert errors[0].startswith("processes 1, 3 of 4 did not connect to ADDRESS within 0.5 s")
-
-
-def test_doubled_processes_are_named():
-    errors = rendezvous_errors([ProcessInfo(0, 3), ProcessInfo(1, 3), ProcessInfo(1, 3)], TIMEOUT)
-    assert errors[0] is not None
-    assert errors[0] == errors[1] == errors[2]
-    assert "there are two processes 1 of 3" in errors[0]
-    assert f"pid {os.getpid()}" in errors[0]
-
-
-def test_processes_that_disagree_are_named():
-    errors = rendezvous_errors([ProcessInfo(0, 3), ProcessInfo(2, 4)], TIMEOUT)
-    assert errors[0] is not None
-    assert errors[0] == errors[1]
-    assert "the same for all processes, got 3 in process 0 (" in errors[0]
-    assert "and 4 in process 2 (" in errors[0]
-
-
-def test_a_port_that_is_in_use():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(ConnectionError, match=f"process 0 of 2 cannot listen at {address} "):
-            rendezvous(address, ProcessInfo(0, 2), TIMEOUT)
-
-        def greet() -> None:
-            connection, _ = server.accept()
-            with connection:
-                connection.sendall(b"220 mail.example.org\n")
-
-        thread = threading.Thread(target=greet)
-        thread.start()
-        with pytest.raises(ConnectionError, match="another program's"):
-            rendezvous(address, ProcessInfo(1, 2), TIMEOUT)
-        thread.join()
-
-
 def test_a_coordinator_that_is_not_there(fresh_process):
     address = free_address()
     with pytest.raises(ConnectionError, match=rf"process 1 of 2 .* {address} within 0\.2 s"):
         launch.initialize(address, 2, 1, initialization_timeout=0.2)
+
+
+@pytest.mark.parametrize("status", [None, 256, -1, 2**40, 1.0])
+def test_a_bad_exit_status(status):
+    with pytest.raises(ValueError, match=rf"status must be an integer from 0 to 255 .*{status!r}"):
+        launch.exit_process(status)
 
 
 CLUSTER = """

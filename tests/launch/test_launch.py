@@ -1,7 +1,12 @@
 """The launcher: processes that start and end together, signals, restarts, its command line."""
 
+import io
+import itertools
 import json
+import os
 import signal
+import time
+from pathlib import Path
 
 import pytest
 from launching import (
@@ -15,7 +20,9 @@ from launching import (
     wait_for,
 )
 
+from gossipjax.launch import MALLOC_ENVIRONMENT, _worker
 from gossipjax.launch.__main__ import main
+from gossipjax.launch._supervisor import Backoff
 
 __all__ = ["environment", "is_alive"]
 
@@ -145,7 +152,8 @@ def test_output_that_nobody_reads_stops_the_job(tmp_path):
 @pytest.mark.parametrize(("restarts", "status"), [(1, 5), (2, 0)])
 def test_restarts(restarts, status):
     code = PROLOGUE + "print('attempt', restart); sys.exit(5 if restart < 2 and rank == 1 else 0)"
-    done = run_job(code, "--processes", 2, "--max-restarts", restarts)
+    options = ("--max-restarts", restarts, "--restart-delay", 0)
+    done = run_job(code, "--processes", 2, *options)
     assert done.returncode == status
     assert done.stderr.count("rank 1 failed") == 2
     assert done.stderr.count("[launch] restart") == restarts
@@ -183,12 +191,151 @@ def test_elastic_restarts_on_the_surviving_processes(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("first", "on_sigterm"),
+    [
+        # Rank 2 fails because rank 1 was killed, but the launcher hears of rank 2 first.
+        (2, "os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else sys.exit(1)"),
+        (1, "os.kill(os.getpid(), signal.SIGSEGV)"),  # a crash while the process stops
+        (1, "None"),  # the launcher kills it
+    ],
+    ids=["reported late", "crash while stopping", "killed by the launcher"],
+)
+def test_elastic_counts_one_loss_once(first, on_sigterm, tmp_path):
+    code = PROLOGUE + (
+        "if restart: sys.exit(0)\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: {on_sigterm})\n"
+        "announce(rank); wait_for(*range(4))\n"
+        f"if rank == {first}: sys.exit(1)\n"
+        "while True: time.sleep(1)"
+    )
+    options = ("--processes", 4, "--max-restarts", 1, "--elastic", "--restart-delay", 0)
+    done = run_job(code, *options, "--grace", 0.5, FOLDER=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "restart 1 of 1, with 3 processes" in done.stderr
+
+
+class RecordedInput(io.FileIO):
+    """Input of a reaper, which records the state of the process at each write."""
+
+    def __init__(self, states: list[tuple[str, str | None]]):
+        super().__init__(os.devnull, "r+")
+        self._states = states
+
+    def write(self, line):
+        self._states.append(("report", process_state(-int(line))))
+        return len(line)
+
+
+def process_state(process: int) -> str | None:
+    """State of a process, as a letter: Z is a zombie. None once its id is free."""
+    path = Path(f"/proc/{process}/stat")
+    return path.read_text().rpartition(")")[2].split()[0] if path.exists() else None
+
+
+def test_a_group_is_signaled_only_while_its_leader_holds_its_number(monkeypatch):
+    """The number of a process that was waited for may be that of another group already."""
+    states = []
+
+    def record(group, number):
+        states.append((signal.Signals(number).name, process_state(group)))
+
+    monkeypatch.setattr(_worker, "signal_group", record)
+    exits = []
+    with RecordedInput(states) as reaper_input:
+        command = ["true"]
+        worker = _worker.Worker(0, command, dict(os.environ), exits.append, reaper_input)
+        worker.join()
+    assert states == [("SIGKILL", "Z"), ("report", "Z")]
+    assert exits == [_worker.Exited(0, 0)]
+    worker.send_signal(signal.SIGTERM)
+    assert len(states) == 2
+
+
+def test_restarts_are_delayed_more_after_each_failure():
+    code = PROLOGUE + "print('time', time.time()); sys.exit(5)"
+    done = run_job(code, "--processes", 1, "--max-restarts", 2, "--restart-delay", 0.5)
+    assert done.returncode == 5
+    assert "restart 1 of 2, with 1 processes, in 0.5 s\n" in done.stderr
+    assert "restart 2 of 2, with 1 processes, in 1 s\n" in done.stderr
+    times = [float(line.split()[-1]) for line in done.stdout.splitlines()]
+    delays = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert delays[0] >= 0.5
+    assert delays[1] >= 1
+
+
+@pytest.mark.parametrize(
+    ("first", "seconds", "delays"),
+    [
+        (1, [1] * 7, [1, 2, 4, 8, 16, 30, 30]),
+        (1, [1, 1, 3600, 1], [1, 2, 1, 2]),  # the third attempt ran for an hour
+        (100, [1] * 3, [100] * 3),
+        (0, [1] * 3, [0] * 3),
+        (1, [1] * 5000, [1, 2, 4, 8, 16] + 4995 * [30]),
+    ],
+)
+def test_delays_between_restarts(first, seconds, delays):
+    backoff = Backoff(first)
+    assert [backoff.next_delay(ran) for ran in seconds] == delays
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_delay_before_a_restart(number):
+    options = ("--processes", 1, "--max-restarts", 3, "--restart-delay", 1000)
+    with started_job("raise SystemExit(5)", *options) as launcher:
+        assert launcher.stderr is not None
+        while "in 1000 s" not in launcher.stderr.readline():
+            pass
+        start = time.monotonic()
+        launcher.send_signal(number)
+        launcher.communicate(timeout=TIMEOUT)
+        assert time.monotonic() - start < 30
+    assert launcher.returncode == 128 + number
+
+
+@pytest.mark.parametrize(("option", "is_kept"), [("--keep-memory", 1), ("--no-keep-memory", 0)])
+def test_memory_is_kept_only_on_request(option, is_kept):
+    code = f"import os; print(sum(os.environ.get(k) == v for k, v in {MALLOC_ENVIRONMENT}.items()))"
+    unset = dict.fromkeys(MALLOC_ENVIRONMENT, "")
+    done = run_job(code, "--processes", 1, option)
+    assert done.stdout == f"[0] {is_kept * len(MALLOC_ENVIRONMENT)}\n", done.stderr
+    assert run_job(code, "--processes", 1, option, **unset).stdout == "[0] 0\n"
+
+
+def test_memory_that_is_needed_once_goes_back():
+    code = (
+        "import numpy as np\n"
+        "data = np.ones(170_000_000)\n"
+        "del data\n"
+        "print(int(open('/proc/self/statm').read().split()[1]) * 4096)"
+    )
+    done = run_job(code, "--processes", 1)
+    assert int(done.stdout.split()[1]) < 2**29, done.stderr
+
+
+def test_each_job_has_a_secret():
+    code = "import os; print(os.environ['GOSSIPJAX_SECRET'])"
+    outputs = [run_job(code, "--processes", 2).stdout.splitlines() for _ in range(2)]
+    secrets = [{line.split()[1] for line in lines} for lines in outputs]
+    assert [len(values) for values in secrets] == [1, 1]
+    assert secrets[0] != secrets[1]
+    assert min(map(len, secrets[0] | secrets[1])) >= 32
+    assert "[0] mine\n" in run_job(code, "--processes", 1, GOSSIPJAX_SECRET="mine").stdout
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--processes 0 -- python", "--processes must be a finite number >= 1, got 0"),
-        ("--processes 2 --local-devices 0 -- python", "--local-devices must be a finite number >="),
-        ("--processes 2 --grace -1 -- python", "--grace must be a finite number >= 0, got -1"),
-        ("--processes 2 --grace nan -- python", "--grace must be a finite number >= 0, got nan"),
+        ("--processes 0 -- python", "--processes must be from 1 to 1024, got 0"),
+        ("--processes 1000000 -- python", "--processes must be from 1 to 1024, got 1000000"),
+        ("--processes 2 --local-devices 0 -- python", "--local-devices must be from 1 to 1024, "),
+        ("--processes 2 --local-devices 100000 -- python", "from 1 to 1024, got 100000"),
+        ("--processes 2 --grace -1 -- python", "--grace must be from 0 to 1e+06, got -1"),
+        ("--processes 2 --grace nan -- python", "--grace must be from 0 to 1e+06, got nan"),
+        ("--processes 2 --grace 1e300 -- python", "--grace must be from 0 to 1e+06, got 1e+300"),
+        ("--processes 2 --max-restarts -1 -- python", "--max-restarts must be from 0 to 1e+06"),
+        ("--processes 2 --max-restarts 1.5 -- python", "invalid int value"),
+        ("--processes 2 --restart-delay inf -- python", "--restart-delay must be from 0 to 1e+06"),
+        ("--processes 2 --restart-delay soon -- python", "invalid float value"),
         ("--processes 2 --elastic -- python", "give --max-restarts"),
         ("--processes 2", "no command"),
         ("--processes 2 --", "no command"),
@@ -202,3 +349,9 @@ def test_bad_input_to_the_launcher(arguments, message, capsys):
         main(arguments.split())
     assert raised.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_process_that_cannot_be_started(capsys):
+    too_long = "x" * 2**18
+    assert main(["--processes", "2", "--", "true", too_long]) == 1
+    assert "error: cannot start rank 0: [Errno 7] Argument list too long" in capsys.readouterr().err

@@ -93,3 +93,17 @@ def test_surviving_nodes(monkeypatch):
     message = r"multiple of 4 to restart on 3 of 4 processes, got 6: 4\.5 nodes survive"
     with pytest.raises(ValueError, match=message):
         launch.surviving_nodes(6)
+    monkeypatch.setenv("GOSSIPJAX_NUM_PROCESSES_AT_START", "0")
+    message = r"GOSSIPJAX_NUM_PROCESSES_AT_START must be .* >= 1, got 0"
+    with pytest.raises(ValueError, match=message):
+        launch.surviving_nodes(6)
+
+
+@pytest.mark.parametrize("nodes", [0, -4, True, 8.0, "8", None])
+@pytest.mark.parametrize("restarted", [False, True], ids=["start", "restarted"])
+def test_nodes_that_cannot_survive(nodes, restarted, monkeypatch):
+    if restarted:
+        monkeypatch.setenv("GOSSIPJAX_NUM_PROCESSES_AT_START", "4")
+        monkeypatch.setenv("GOSSIPJAX_NUM_PROCESSES", "3")
+    with pytest.raises(ValueError, match=rf"nodes must be an integer >= 1, got {nodes!r}"):
+        launch.surviving_nodes(nodes)

@@ -1,0 +1,412 @@
+"""The rendezvous: processes that meet, are missing or wrong, and strangers that connect."""
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+from launching import TIMEOUT, free_address
+
+from gossipjax.launch import ProcessInfo, _coordinator, _listening, _rendezvous
+from gossipjax.launch._coordinator import MAX_STRANGERS
+from gossipjax.launch._messages import Hello, encode_hello
+from gossipjax.launch._process_info import parse_address
+from gossipjax.launch._rendezvous import rendezvous
+
+both = pytest.mark.parametrize("secret", [None, "secret"], ids=["open", "secret"])
+
+
+class Job:
+    """Processes that meet at one address, each on a thread."""
+
+    def __init__(self, timeout: float = TIMEOUT, secret: str | None = None):
+        self.address = free_address()
+        self.timeout = timeout
+        self.secret = secret
+        self._pool = ThreadPoolExecutor(16)
+        self._servers: list[socket.socket] = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._pool.shutdown()
+        for server in self._servers:
+            server.close()
+
+    def start(self, process_id: int, num_processes: int) -> "Future[str | None]":
+        """Start the rendezvous of a process. The result is its error, or None."""
+        info = ProcessInfo(process_id, num_processes)
+        return self._pool.submit(self._meet, info, self.timeout, self.secret)
+
+    def _meet(self, info: ProcessInfo, timeout: float, secret: str | None) -> str | None:
+        try:
+            rendezvous(self.address, info, timeout, secret)
+        except ConnectionError as error:
+            return str(error).replace(self.address, "ADDRESS")
+        if info.process_id == 0:  # as JAX does then
+            self._servers.append(socket.create_server(parse_address(self.address)))
+        return None
+
+    def connect(self) -> socket.socket:
+        """Connect a stranger, once process 0 listens."""
+        deadline = time.monotonic() + TIMEOUT
+        while True:
+            try:
+                return socket.create_connection(parse_address(self.address), TIMEOUT)
+            except ConnectionRefusedError:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+
+
+def errors_of(infos: list[tuple[int, int]], timeout: float, secret: str | None) -> list[str | None]:
+    """Run the rendezvous of these processes, all at once. Return the error of each, or None."""
+    with Job(timeout, secret) as job:
+        results = [job.start(*info) for info in infos]
+        return [result.result() for result in results]
+
+
+@contextlib.contextmanager
+def server_that(behave: Callable[[socket.socket], object]) -> Iterator[Job]:
+    """A job with another program at its address, which gets the first connection."""
+    with Job() as job, socket.create_server(parse_address(job.address)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                behave(connection)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield job
+        thread.join()
+
+
+@both
+def test_all_meet(secret):
+    assert errors_of([(i, 5) for i in range(5)], TIMEOUT, secret) == [None] * 5
+
+
+@both
+def test_missing_processes_are_named(secret):
+    errors = errors_of([(0, 4), (2, 4)], 0.5, secret)
+    assert errors[0] is not None
+    assert errors[0] == errors[1]
+    assert errors[0].startswith("processes 1, 3 of 4 did not connect to ADDRESS within 0.5 s")
+
+
+def test_doubled_processes_are_named():
+    errors = errors_of([(0, 3), (1, 3), (1, 3)], TIMEOUT, "secret")
+    assert errors[0] is not None
+    assert errors[0] == errors[1] == errors[2]
+    assert "there are two processes 1 of 3" in errors[0]
+    assert f"pid {os.getpid()}" in errors[0]
+
+
+def test_processes_that_disagree_are_named():
+    errors = errors_of([(0, 3), (2, 4)], TIMEOUT, "secret")
+    assert errors[0] is not None
+    assert errors[0] == errors[1]
+    assert "the same for all processes, got 3 in process 0 (" in errors[0]
+    assert "and 4 in process 2 (" in errors[0]
+
+
+@pytest.mark.parametrize(
+    ("info", "problem"),
+    [((1, 3), "there are two processes 1 of 3"), ((2, 4), "got 3 in process 0 (")],
+)
+def test_without_a_secret_a_wrong_process_gets_the_error_and_the_others_wait(info, problem):
+    with Job() as job:
+        results = [job.start(0, 3), job.start(1, 3)]
+        job.connect().close()
+        time.sleep(0.2)
+        error = job.start(*info).result()
+        assert error is not None
+        assert problem in error
+        results.append(job.start(2, 3))
+        assert [result.result() for result in results] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("info", "problem"),
+    [((1, 3), "there are two processes 1 of 3"), ((2, 4), "got 3 in process 0 (")],
+)
+def test_without_a_secret_wrong_processes_are_named_in_the_end(info, problem):
+    errors = errors_of([(0, 3), (1, 3), info], 1, None)
+    assert errors[0] is not None
+    assert errors[0].startswith("process 2 of 3 did not connect to ADDRESS within 1 s")
+    assert problem in errors[0]
+    assert sorted(error == errors[0] for error in errors[1:]) == [False, True]
+
+
+HELLO = {"process_id": 1, "num_processes": 2, "host": "somewhere"}
+WRONG = {
+    "list": {**HELLO, "process_id": []},
+    "object": {**HELLO, "process_id": {}},
+    "null": {**HELLO, "process_id": None},
+    "text": {**HELLO, "process_id": "1"},
+    "float": {**HELLO, "process_id": 1.0},
+    "bool": {**HELLO, "process_id": True},
+    "99 of 2": {**HELLO, "process_id": 99},
+    "0 of 2": {**HELLO, "process_id": 0},
+    "-1 of 2": {**HELLO, "process_id": -1},
+    "1 of text": {**HELLO, "num_processes": "2"},
+    "1 of true": {**HELLO, "num_processes": True},
+    "1 of 10**3000": {**HELLO, "num_processes": 10**3000},
+    "host is a list": {**HELLO, "host": ["somewhere"]},
+    "host controls a terminal": {**HELLO, "host": "\x1b[2J"},
+    "long host": {**HELLO, "host": "x" * 3000},
+    "no host": {"process_id": 1, "num_processes": 2},
+    "only null": None,
+    "only a list": [1, 2],
+    "only a number": 1,
+}
+LINES = {name: json.dumps(message).encode() + b"\n" for name, message in WRONG.items()}
+LINES |= {
+    "nesting": b"[" * 4000 + b"\n",
+    "no JSON": b"GET / HTTP/1.1\r\n\r\n",
+    "no text": b"\xff\xfe\x00\n",
+    "empty line": b"\n",
+    "too long": b"1" * 100_000,
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+def test_a_malformed_message_does_not_end_the_job(line):
+    with Job() as job:
+        first = job.start(0, 2)
+        with job.connect() as stranger:
+            stranger.sendall(line)
+            assert is_dropped(stranger)
+        assert [job.start(1, 2).result(), first.result()] == [None, None]
+
+
+def is_dropped(stranger: socket.socket) -> bool:
+    try:
+        return stranger.recv(1) == b""
+    except ConnectionResetError:  # it had sent more
+        return True
+
+
+@pytest.mark.parametrize("known", [None, "another"], ids=["none", "another"])
+def test_without_the_secret_nobody_ends_the_job(known):
+    with Job(secret="secret") as job:
+        first = job.start(0, 2)
+        for info in (ProcessInfo(1, 2), ProcessInfo(1, 3)):
+            with job.connect() as stranger:
+                stranger.sendall(encode_hello(Hello(info, "somewhere"), known))
+                assert is_dropped(stranger)
+        assert [job.start(1, 2).result(), first.result()] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("mine", "other"), [("secret", "another"), ("secret", None), (None, "secret")]
+)
+def test_different_secrets_are_named(mine, other):
+    with Job(timeout=1, secret=mine) as job:
+        first = job.start(0, 2)
+        job.secret = other
+        error = job.start(1, 2).result()
+        reported = first.result()
+    assert error is not None
+    assert "GOSSIPJAX_SECRET differs" in error
+    assert reported is not None
+    assert reported.startswith("process 1 of 2 did not connect to ADDRESS within 1 s")
+    assert "Dropped: 127.0.0.1 sent a message that " in reported
+    named = "is not signed with this GOSSIPJAX_SECRET" if mine else "does not understand"
+    assert named in reported
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"error": null}\n',
+        b'{"error": []}\n',
+        b'{"error": "no"}\n',
+        b"{}\n",
+        b"[" * 9000 + b"\n",
+        b"220 mail.example.org\n",
+        b"x" * 100_000,
+        b"",
+    ],
+)
+def test_an_answer_without_the_secret_is_not_believed(line):
+    with server_that(lambda connection: connection.sendall(line)) as job:
+        job.secret = "secret"
+        error = job.start(1, 2).result()
+    assert error is not None
+    assert "does not expect it" in error
+
+
+@pytest.mark.parametrize("line", [b'{"error": []}\n', b"{}\n", b"null\n", b"220 mail\n"])
+def test_a_malformed_answer_is_an_error(line):
+    with server_that(lambda connection: connection.sendall(line)) as job:
+        error = job.start(1, 2).result()
+    assert error is not None
+    assert "does not expect it" in error
+
+
+def test_silent_connections_neither_stall_the_job_nor_pile_up():
+    with Job() as job:
+        start = time.monotonic()
+        first = job.start(0, 2)
+        strangers = [job.connect() for _ in range(MAX_STRANGERS + 20)]
+        for stranger in strangers[:2]:  # the oldest
+            assert is_dropped(stranger)
+        assert [job.start(1, 2).result(), first.result()] == [None, None]
+        assert time.monotonic() - start < 8
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_slow_connections_do_not_move_the_deadline():
+    with Job(timeout=1) as job:
+        start = time.monotonic()
+        first = job.start(0, 2)
+        with job.connect() as stranger:
+            while not first.done():
+                try:
+                    stranger.sendall(b" ")
+                except OSError:
+                    break
+                time.sleep(0.05)
+        error = first.result()
+        assert time.monotonic() - start < 5
+    assert error is not None
+    assert "process 1 of 2 did not connect" in error
+
+
+def test_a_slow_answer_does_not_move_the_deadline(monkeypatch):
+    monkeypatch.setattr(_rendezvous, "MARGIN_SECONDS", 0.2)
+
+    def drip(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection.sendall(b" ")
+                time.sleep(0.05)
+
+    with server_that(drip) as job:
+        job.timeout = 0.5
+        start = time.monotonic()
+        error = job.start(1, 2).result()
+        assert time.monotonic() - start < 5
+    assert error is not None
+    assert "does not expect it" in error
+
+
+def test_a_process_that_has_left_is_missing_and_may_come_again():
+    with Job(timeout=3) as job:
+        first = job.start(0, 3)
+        with job.connect() as leaving:
+            leaving.sendall(encode_hello(Hello(ProcessInfo(1, 3), "host-1 pid 7"), None))
+        time.sleep(0.5)
+        second = job.start(1, 3)
+        error = first.result()
+        assert error == second.result()
+    assert error is not None
+    assert error.startswith("process 2 of 3 did not connect")
+    assert "process 1 (host-1 pid 7) connected and left" in error
+
+
+def test_a_port_that_is_in_use():
+    with server_that(lambda connection: connection.sendall(b"220 mail.example.org\n")) as job:
+        message = f"process 0 of 2 cannot listen at {job.address} "
+        with pytest.raises(ConnectionError, match=message):
+            rendezvous(job.address, ProcessInfo(0, 2), TIMEOUT)
+        with pytest.raises(ConnectionError, match="another program's"):
+            rendezvous(job.address, ProcessInfo(1, 2), TIMEOUT)
+
+
+@pytest.fixture
+def named(monkeypatch):
+    """Give a name an IPv4 address for this process."""
+    addresses = {}
+    resolve = socket.getaddrinfo
+
+    def resolve_named(host, *arguments, **options):
+        return resolve(addresses.get(host, host), *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve_named)
+    monkeypatch.delenv("JAX_COORDINATOR_BIND_ADDRESS", raising=False)
+    return addresses
+
+
+def listening_at(address: str) -> list[str]:
+    servers = _listening.listen(address, 2, time.monotonic())
+    names = [server.getsockname()[0] for server in servers]
+    for server in servers:
+        server.close()
+    return names
+
+
+def test_process_0_listens_at_no_other_address(named, monkeypatch):
+    named["node-0"] = "127.0.0.2"
+    port = free_address().rpartition(":")[2]
+    assert listening_at(f"node-0:{port}") == ["127.0.0.2"]
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", f"127.0.0.3:{port}")
+    assert listening_at(f"node-0:{port}") == ["127.0.0.3"]
+
+
+def test_a_name_that_is_another_machine(named):
+    named["node-0"] = "203.0.113.7"  # for documentation: nobody's
+    port = free_address().rpartition(":")[2]
+    message = rf"it is 203\.0\.113\.7 here, .* set JAX_COORDINATOR_BIND_ADDRESS=HOST:{port}"
+    with pytest.raises(ConnectionError, match=message):
+        rendezvous(f"node-0:{port}", ProcessInfo(0, 2), TIMEOUT)
+
+
+def test_a_name_that_is_known_after_a_while(named, monkeypatch):
+    monkeypatch.setattr(_listening, "RESOLVE_SECONDS", 0.01)
+    named["node-0"] = "127.0.0.2"
+    resolve = socket.getaddrinfo
+    attempts = []
+
+    def resolve_later(*arguments, **options):
+        attempts.append(arguments)
+        if len(attempts) < 5:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return resolve(*arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve_later)
+    address = free_address().replace("127.0.0.1", "node-0")
+    servers = _listening.listen(address, 2, time.monotonic() + TIMEOUT)
+    for server in servers:
+        server.close()
+    attempts.clear()
+    message = r"process 0 of 2 cannot listen at node-0:1: the name is not known here"
+    with pytest.raises(ConnectionError, match=message):
+        _listening.listen("node-0:1", 2, time.monotonic())
+
+
+def test_a_name_that_is_a_loopback_address_on_its_own_machine(named):
+    """As on Debian. All processes may be on this machine; others could not connect."""
+    named["node-0"] = "127.0.1.1"
+    with Job(timeout=0.5) as job:
+        job.address = job.address.replace("127.0.0.1", "node-0")
+        results = [job.start(i, 3) for i in (0, 1)]
+        errors = [result.result() for result in results]
+    assert errors[0] == errors[1]
+    assert errors[0] is not None
+    assert "Process 0 listens at 127.0.1.1, the address of node-0 there" in errors[0]
+    assert "JAX_COORDINATOR_BIND_ADDRESS=0.0.0.0:" in errors[0]
+
+
+def test_describing_many_events_has_an_end(monkeypatch):
+    """Strangers cannot make the error, or the memory of process 0, grow."""
+    monkeypatch.setattr(_coordinator, "MAX_SHOWN", 3)
+    with Job(timeout=1) as job:
+        first = job.start(0, 2)
+        for i in range(20):
+            with job.connect() as stranger:
+                stranger.sendall(encode_hello(Hello(ProcessInfo(1, 3 + i), "somewhere"), None))
+                stranger.recv(4096)
+        error = first.result()
+    assert error is not None
+    assert error.count("must be the same") == 3
+    assert "others (17 times)" in error
