@@ -5,9 +5,10 @@ from gossipjax.algorithms.adpsgd import adpsgd, d1d_psgd, random_delays
 from gossipjax.algorithms.allreduce import allreduce
 from gossipjax.algorithms.dpsgd import dpsgd
 from gossipjax.algorithms.easgd import easgd
-from gossipjax.algorithms.osgp import exchange, osgp
+from gossipjax.algorithms.osgp import osgp
 from gossipjax.algorithms.sgp import sgp
 from gossipjax.algorithms.state import GossipState, canonical_step, canonical_steps, gossip_state
+from gossipjax.algorithms.transform import exchange
 from gossipjax.batch_stats import average_batch_stats, mix_batch_stats
 from gossipjax.collectives import mix
 from gossipjax.diagnostics import average_model, latest_model, local_model

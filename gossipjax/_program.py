@@ -64,6 +64,7 @@ class Program:
         self._jitted = jitted
         self._kinds = kinds
         self._nodes = nodes
+        self._compiled: dict[Any, Any] = {}
 
     def __call__(self, *args: Any) -> Any:
         return self._jitted(*(self._put(i, arg) for i, arg in enumerate(args)))
@@ -71,6 +72,21 @@ class Program:
     def lower(self, *args: Any) -> Any:
         """As `jax.jit(...).lower`: arrays or `jax.ShapeDtypeStruct`s, node-stacked."""
         return self._jitted.lower(*args)
+
+    def prepare(self, *args: Any) -> Callable[[], Any]:
+        """Compiles the program here, if need be; returns a call that runs it, on any thread.
+
+        The call returns when the result is on the devices.
+        """
+        placed = [self._put(i, arg) for i, arg in enumerate(args)]
+        dynamic = [arg for i, arg in enumerate(placed) if i not in self._kinds.static]
+        static = tuple(arg for i, arg in enumerate(placed) if i in self._kinds.static)
+        leaves, structure = jax.tree.flatten(dynamic)
+        key = static, structure, tuple((x.shape, x.dtype, x.sharding) for x in leaves)
+        if key not in self._compiled:
+            self._compiled[key] = self._jitted.lower(*placed).compile()
+        compiled = self._compiled[key]
+        return lambda: jax.block_until_ready(compiled(*dynamic))
 
     def _put(self, number: int, arg: Any) -> Any:
         if number in self._kinds.static:

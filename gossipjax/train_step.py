@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import optax
 from jax.sharding import Mesh
 
 from gossipjax._program import Argnums, Program
-from gossipjax.algorithms.osgp import add_received, exchange
+from gossipjax.algorithms.osgp import add_received
 from gossipjax.algorithms.state import (
     GossipState,
     InFlight,
@@ -22,6 +23,7 @@ from gossipjax.algorithms.state import (
     gossip_state,
     replace_gossip_state,
 )
+from gossipjax.algorithms.transform import exchange
 from gossipjax.spmd import Nodes, as_nodes, donate_on_accelerators
 
 MAX_PROGRAMS = 32  # of one train step; beyond it, the step is traced
@@ -37,21 +39,22 @@ class TrainStep:
     canonical step, so that one program is compiled per distinct round and the exchange can be
     scheduled beside the computation. Beyond 32 programs it passes a traced step instead.
 
-    JAX on CPU does not overlap the two inside a program. There, with several processes, a step of
-    `osgp` runs four programs: the exchange (on a separate thread), the gradients, the local update
-    without messages, and the addition of the received ones. The results are the same up to
-    rounding.
+    JAX on CPU does not overlap the two inside a program. There, with several processes of one
+    device each, an exchange that needs nothing of its step is a separate program on a separate
+    thread: that of `osgp`, and of all algorithms that combine while they adapt (`dpsgd`, `adpsgd`,
+    `sgp` in that order). The gradients run beside it, and under overlap the local update as well.
+    The results are the same up to rounding.
 
     Args:
       gradients: `gradients(params, *inputs) -> (grads, aux)` of one node. `jax.grad(loss,
-        has_aux=True)` is one. With `osgp` it must not contain collectives: on different processes
-        they could interleave with the exchange in different orders.
+        has_aux=True)` is one. Where the exchange is a separate program it must not contain
+        collectives: on different processes they could interleave in different orders.
       tx: the optax chain.
       mesh, nodes: where the nodes run, as in `spmd`; `nodes` may be a `Nodes`.
       local_argnums: arguments of `gradients` that are split over the devices of a node, as in
         `spmd`: 1 is the first of `inputs`.
-      overlap_in_thread: whether the exchange of `osgp` is a separate program, dispatched by a
-        thread; None chooses by the backend.
+      overlap_in_thread: whether an exchange that needs nothing of its step is a separate program,
+        dispatched by a thread; None chooses by the backend.
 
     Raises:
       ValueError: if `mesh` and `nodes` contradict each other, or `overlap_in_thread` is True where
@@ -93,6 +96,7 @@ class TrainStep:
         self._local_argnums = local_argnums
         self._overlap_in_thread = overlap_in_thread
         self._updates: dict[tuple[bool, bool], Update] = {}  # by (is static, overlaps)
+        self._is_overlapped = False  # the last step was
 
     def __call__(
         self, step: int, params: optax.Params, opt_state: optax.OptState, *inputs: Any
@@ -105,6 +109,7 @@ class TrainStep:
         kind = is_static, self.overlaps(opt_state)
         if kind not in self._updates:
             self._updates[kind] = self._make_update(*kind)
+        _, self._is_overlapped = kind
         canonical_step = exchange_plan(opt_state).canonical_step(step)
         number = canonical_step if is_static else np.int32(step)
         return self._updates[kind](number, params, opt_state, *inputs)
@@ -116,13 +121,29 @@ class TrainStep:
 
     def overlaps(self, opt_state: optax.OptState) -> bool:
         """Whether the exchange runs as a separate program, on a thread."""
-        state = gossip_state(opt_state)
-        if state is None or state.in_flight is None:
+        if not exchange_plan(opt_state).exchanges_early:
             return False
         if self._overlap_in_thread is not None:
             return self._overlap_in_thread
+        # XLA on CPU runs the programs of a process with several devices one after another.
         on_cpu = jax.default_backend() == "cpu" and jax.process_count() > 1
-        return on_cpu and self.nodes.local_devices is None
+        return on_cpu and jax.local_device_count() == 1 and self.nodes.local_devices is None
+
+    def run(self, program: Callable[..., Any], *args: Any) -> Any:
+        """Runs another program with collectives between two steps, `program(*args)`.
+
+        Where the exchange is a separate program (`overlaps`), two collectives in flight at the same
+        time may meet on the wire: all processes must keep one order of them. So the result is
+        awaited. Elsewhere it is dispatched like any other.
+        """
+        result = program(*args)
+        return jax.block_until_ready(result) if self._is_overlapped else result
+
+    def close(self) -> None:
+        """Ends the thread of the exchange; it ends with the object anyway."""
+        for update in self._updates.values():
+            if isinstance(update, _OverlappedUpdate):
+                update.close()
 
     def _make_update(self, is_static: bool, overlaps: bool) -> Update:
         if overlaps:
@@ -165,8 +186,30 @@ def _make_fused_update(
     )
 
 
+class _Exchange:
+    """The exchange as a separate program, compiled in the calling thread and run by another.
+
+    A thread has none of the caller's JAX context (x64, matrix precision, mesh), which matters
+    while a program is traced and compiled, and not while it runs.
+    """
+
+    def __init__(self, nodes: Nodes, is_static: bool):
+        self._program = _spmd_by_step(_exchange_early, nodes, is_static)
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="exchange")
+        # The thread ends with the step that owns it, also if nobody closes it.
+        self.close = weakref.finalize(self, self._executor.shutdown, wait=False)
+
+    def start(self, step: Any, state: GossipState, params: Any) -> Future[Any]:
+        """Dispatches the exchange; the result of the future is on the devices."""
+        return self._executor.submit(self._program.prepare(step, state, params))
+
+
+def _exchange_early(step: Any, state: GossipState, params: Any) -> Any:
+    return exchange(state, step, params=params)
+
+
 class _OverlappedUpdate:
-    """The same as four programs, of which the exchange is dispatched by a thread (JAX on CPU)."""
+    """An update whose exchange runs beside it, as a separate program (JAX on CPU)."""
 
     def __init__(
         self,
@@ -175,52 +218,69 @@ class _OverlappedUpdate:
         nodes: Nodes,
         is_static: bool,
     ):
+        def update_with(
+            step: Any,
+            params: optax.Params,
+            opt_state: optax.OptState,
+            grads: optax.Updates,
+            received: Any,
+        ) -> tuple[optax.Params, optax.OptState]:
+            updates, opt_state = tx.update(grads, opt_state, params, step=step, received=received)
+            return apply_updates(params, updates), opt_state
+
         def update_without_messages(
             step: Any, params: optax.Params, opt_state: optax.OptState, grads: optax.Updates
         ) -> tuple[optax.Params, optax.OptState]:
             nothing = _nothing_in_flight(tx, params)
             opt_state = replace_gossip_state(opt_state, in_flight=nothing)
-            updates, opt_state = tx.update(grads, opt_state, params, step=step, received=nothing)
-            return apply_updates(params, updates), opt_state
+            return update_with(step, params, opt_state, grads, nothing)
 
         donated = donate_on_accelerators(1, 2)
-        self._exchange = _spmd_by_step(_exchange_messages, nodes, is_static)
+        self._exchange = _Exchange(nodes, is_static)
         self._gradients = nodes.spmd(gradients)
-        self._update = _spmd_by_step(
+        self._update_with = _spmd_by_step(update_with, nodes, is_static, donate_argnums=donated)
+        self._update_without_messages = _spmd_by_step(
             update_without_messages, nodes, is_static, donate_argnums=donated
         )
         self._add_received = nodes.spmd(add_received, donate_argnums=donate_on_accelerators(0, 1))
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="exchange")
+        self.close = self._exchange.close
 
     def __call__(
         self, step: Any, params: optax.Params, opt_state: optax.OptState, *inputs: Any
     ) -> tuple[optax.Params, optax.OptState, Any]:
-        messages = _messages(opt_state)
         # Dispatched first: it needs nothing of this step, and the step needs it only at its end.
-        pending = self._executor.submit(self._exchange_and_wait, step, messages)
+        state = _require_gossip(opt_state)
+        run = self._run_messages if state.overlap else self._run_models
+        return run(step, params, opt_state, state, inputs)
+
+    def _run_models(
+        self, step: Any, params: Any, opt_state: Any, state: GossipState, inputs: Any
+    ) -> tuple[Any, Any, Any]:
+        """Combines while adapting: the exchange mixes the models, and the update moves them."""
+        models = state._replace(count=None, extra=None)
+        pending = self._exchange.start(step, models, params)
         grads, aux = self._gradients(params, *inputs)
-        opt_state = replace_gossip_state(opt_state, in_flight=None)
-        params, opt_state = self._update(step, params, opt_state, grads)
-        received = pending.result()
-        if step % messages.overlap:
-            return params, replace_gossip_state(opt_state, in_flight=received), aux
-        state = _require_gossip(opt_state)._replace(in_flight=None, count=None)
-        params, state = self._add_received(params, state, received)
-        opt_state = replace_gossip_state(opt_state, weight=state.weight, numerator=state.numerator)
+        params, opt_state = self._update_with(step, params, opt_state, grads, pending.result())
         return params, opt_state, aux
 
-    def _exchange_and_wait(self, step: Any, messages: GossipState) -> InFlight:
-        return jax.block_until_ready(self._exchange(step, messages))
-
-
-def _exchange_messages(step: Any, messages: GossipState) -> InFlight:
-    return exchange(messages, step)
-
-
-def _messages(opt_state: optax.OptState) -> GossipState:
-    """A gossip state that holds nothing but the messages in flight."""
-    state = _require_gossip(opt_state)
-    return GossipState(count=None, in_flight=state.in_flight, plan=state.plan)
+    def _run_messages(
+        self, step: Any, params: Any, opt_state: Any, state: GossipState, inputs: Any
+    ) -> tuple[Any, Any, Any]:
+        """Overlap: the update runs beside the exchange too, and only the addition comes after."""
+        messages = GossipState(count=None, in_flight=state.in_flight, plan=state.plan)
+        pending = self._exchange.start(step, messages, None)
+        grads, aux = self._gradients(params, *inputs)
+        opt_state = replace_gossip_state(opt_state, in_flight=None)
+        params, opt_state = self._update_without_messages(step, params, opt_state, grads)
+        received = pending.result()
+        if step % state.overlap:
+            return params, replace_gossip_state(opt_state, in_flight=received), aux
+        new_state = _require_gossip(opt_state)._replace(in_flight=None, count=None)
+        params, new_state = self._add_received(params, new_state, received)
+        opt_state = replace_gossip_state(
+            opt_state, weight=new_state.weight, numerator=new_state.numerator
+        )
+        return params, opt_state, aux
 
 
 def _require_gossip(opt_state: optax.OptState) -> GossipState:

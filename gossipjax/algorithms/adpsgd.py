@@ -17,13 +17,12 @@ from gossipjax.algorithms.state import (
     Extra,
     GossipState,
     add,
-    gossip_transform,
     init_state,
 )
+from gossipjax.algorithms.transform import gossip_transform
 from gossipjax.collectives import (
     StepLike,
     cast_like,
-    mix,
     require_doubly_stochastic,
     select_for_node,
 )
@@ -89,7 +88,7 @@ def adpsgd(
     max_delay = int(table.max())
     if max_delay == 0:
         return dpsgd(schedule, "combine-while-adapting", **wire.arguments())
-    plan = ExchangePlan(schedule, wire=wire)
+    plan = ExchangePlan(schedule, wire=wire, order="combine-while-adapting")
     capacity = max_delay - 1
 
     def init(params: optax.Params) -> GossipState:
@@ -100,10 +99,10 @@ def adpsgd(
         return state._replace(extra={"history": Extra(history, "restart")})
 
     def combine(
-        x: Any, updates: optax.Updates, state: GossipState, step: StepLike
+        x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
     ) -> tuple[Any, GossipState]:
-        mixed, _ = mix(x, None, schedule, step, **wire.arguments())
-        latest = add(mixed, updates)
+        del step
+        latest = add(received.x, updates)
         upcoming = state.count + 1
         delay = jnp.asarray(select_for_node(table.T, jnp.int32, axis_name))[upcoming % len(table)]
         params = _where(delay == 0, latest, x)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any
 
 import optax
 from jax.typing import DTypeLike
@@ -10,15 +10,15 @@ from jax.typing import DTypeLike
 from gossipjax.algorithms.state import (
     ExchangePlan,
     GossipState,
+    Order,
     add,
-    gossip_transform,
     init_state,
+    require_order,
 )
+from gossipjax.algorithms.transform import gossip_transform
 from gossipjax.collectives import StepLike, mix, require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import make_wire
-
-Order = Literal["combine-while-adapting", "adapt-then-combine"]
 
 
 def dpsgd(
@@ -69,24 +69,20 @@ def dpsgd(
     [1.5, 1.0]
     """
     require_doubly_stochastic(schedule, "dpsgd")
-    if order not in get_args(Order):
-        raise ValueError(
-            f"order must be one of {', '.join(map(repr, get_args(Order)))}, got {order!r}."
-        )
+    require_order(order)
     wire = make_wire(axis_name, local_axis_name, wire_dtype)
-    plan = ExchangePlan(schedule, wire=wire)
+    plan = ExchangePlan(schedule, wire=wire, order=order)
 
     def init(params: optax.Params) -> GossipState:
         return init_state(params, plan, push_sum=False)
 
     def combine(
-        x: Any, updates: optax.Updates, state: GossipState, step: StepLike
+        x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
     ) -> tuple[Any, GossipState]:
         if order == "adapt-then-combine":
-            x = add(x, updates)
-        x, _ = mix(x, None, schedule, step, **wire.arguments())
-        if order == "combine-while-adapting":
-            x = add(x, updates)
+            x, _ = mix(add(x, updates), None, schedule, step, **wire.arguments())
+        else:
+            x = add(received.x, updates)
         return x, state._replace(numerator=x)
 
     return gossip_transform("dpsgd", plan, init, combine)

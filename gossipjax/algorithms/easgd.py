@@ -16,10 +16,10 @@ from gossipjax.algorithms.state import (
     Extra,
     GossipState,
     add,
-    gossip_transform,
     init_state,
     master_copy,
 )
+from gossipjax.algorithms.transform import gossip_transform
 from gossipjax.collectives import (
     StepLike,
     axis_size,
@@ -97,8 +97,9 @@ def easgd(
         return x, jax.tree.map(jnp.add, center, node_sum(pull, plan.wire))
 
     def combine(
-        x: Any, updates: optax.Updates, state: GossipState, step: StepLike
+        x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
     ) -> tuple[Any, GossipState]:
+        del received
         _require_stable(alpha, axis_size(axis_name))
         assert state.extra is not None
         center = state.extra["center"]

@@ -18,14 +18,12 @@ from gossipjax.algorithms.state import (
     PushSum,
     add,
     debias,
-    gossip_state,
-    gossip_transform,
     init_state,
     master_copy,
     message_layout,
     numerators,
-    require_own_state,
 )
+from gossipjax.algorithms.transform import gossip_transform
 from gossipjax.collectives import (
     Layout,
     StepLike,
@@ -33,12 +31,9 @@ from gossipjax.collectives import (
     at_round,
     cast_like,
     cond,
-    default_step,
-    deliver,
     mix,
     pad_to_rows,
     require_schedule,
-    require_step,
     split,
 )
 from gossipjax.topology.schedule import Schedule, require_int
@@ -122,17 +117,17 @@ def osgp(
         return state._replace(in_flight=_pack(jax.tree.map(jnp.zeros_like, mass), overlap))
 
     def combine(
-        x: Any, updates: optax.Updates, state: GossipState, step: StepLike
+        x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
     ) -> tuple[Any, GossipState]:
         mass = PushSum(state.weight, add(x, updates))
-        operands = jax.tree.map(lambda leaf: as_varying(leaf, axis_name), (mass, state.in_flight))
+        operands = jax.tree.map(lambda leaf: as_varying(leaf, axis_name), (mass, received))
         receive_and_send = partial(_receive_and_send, plan, step)
         mass, in_flight = cond(step % overlap == 0, receive_and_send, _keep, *operands)
         return debias(mass.x, mass.weight), state._replace(
             numerator=mass.x, weight=mass.weight, in_flight=in_flight
         )
 
-    return _receive_first(gossip_transform("osgp", plan, init, combine), plan)
+    return gossip_transform("osgp", plan, init, combine)
 
 
 def _biased_sgp(plan: ExchangePlan) -> optax.GradientTransformationExtraArgs:
@@ -142,8 +137,9 @@ def _biased_sgp(plan: ExchangePlan) -> optax.GradientTransformationExtraArgs:
         return init_state(params, plan, push_sum=False)
 
     def combine(
-        x: Any, updates: optax.Updates, state: GossipState, step: StepLike
+        x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
     ) -> tuple[Any, GossipState]:
+        del received
         assert plan.schedule is not None
         x, _ = mix(add(x, updates), None, plan.schedule, step, **plan.wire.arguments())
         return x, state._replace(numerator=x)
@@ -175,105 +171,6 @@ def _receive_and_send(
 
 def _keep(mass: PushSum, in_flight: InFlight) -> tuple[PushSum, InFlight]:
     return mass, in_flight
-
-
-def _receive_first(
-    base: optax.GradientTransformationExtraArgs, plan: ExchangePlan
-) -> optax.GradientTransformationExtraArgs:
-    """Lets `base.update` see received messages: those that it is given, or else exchanged here."""
-
-    def update(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        *,
-        step: StepLike | None = None,
-        received: InFlight | None = None,
-        **extra_args: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
-        own_state = require_own_state("osgp", plan, state)
-        step = default_step(step, own_state.count, plan.wire.axis_name)
-        if received is None:
-            received = exchange(own_state, step)
-        if not isinstance(received, InFlight):
-            raise ValueError(
-                f"received must be what gx.exchange(opt_state, step) returns, got {received!r}."
-            )
-        own_state = own_state._replace(in_flight=received)
-        return base.update(updates, own_state, params, step=step, **extra_args)
-
-    return optax.GradientTransformationExtraArgs(base.init, update)
-
-
-def exchange(opt_state: optax.OptState, step: StepLike, axis_name: str | None = None) -> InFlight:
-    """The first half of an overlapped update: exchanges what `osgp` has sent before this step.
-
-    It reads nothing but the messages in the state, so it can run at the same time as the gradients,
-    as a separate program; `tx.update(..., step=step, received=received)` is the other half. Both
-    together equal `tx.update(..., step=step)`.
-
-    Args:
-      opt_state: the state of `osgp`, or of a whole chain that holds it.
-      step: the step of the update that follows.
-      axis_name: the mapped axis of the nodes; that of the transform if not given.
-
-    Raises:
-      ValueError: if the state holds no messages, or as `osgp` when traced.
-
-    >>> import jax, jax.numpy as jnp, gossipjax as gx
-    >>> tx = gx.osgp(gx.topology.one_peer_exponential(2))
-    >>> def two_steps(z):
-    ...     state = tx.init(z)
-    ...     for step in range(2):
-    ...         received = gx.exchange(state, step)
-    ...         updates, state = tx.update(jnp.zeros(()), state, z, step=step, received=received)
-    ...         z = z + updates
-    ...     return z
-    >>> jax.vmap(two_steps, axis_name="nodes")(jnp.array([0.0, 3.0])).tolist()
-    [2.0, 1.0]
-    """
-    state = gossip_state(opt_state)
-    if state is None or state.in_flight is None or state.schedule is None:
-        raise ValueError(
-            "the state must hold messages in flight, that of gx.osgp with an overlap of 1 or more, "
-            "got one without any: other algorithms exchange inside tx.update."
-        )
-    wire = state.wire if axis_name is None else state.wire._replace(axis_name=axis_name)
-    require_step(step, wire.axis_name)
-    last_round, chunk = (step - 1) // state.overlap, (step - 1) % state.overlap
-    buffers = state.in_flight.buffers
-    received = at_round(
-        lambda round_, rows: [deliver(row, round_, wire) for row in rows],
-        state.schedule,
-        last_round,
-        wire.axis_name,
-        [jax.lax.dynamic_index_in_dim(buffer, chunk, keepdims=False) for buffer in buffers],
-    )
-    return InFlight(
-        tuple(
-            _replace_row(as_varying(buffer, wire.axis_name), row, chunk)
-            for buffer, row in zip(buffers, received, strict=True)
-        )
-    )
-
-
-def _replace_row(buffer: jax.Array, row: jax.Array, index: StepLike) -> jax.Array:
-    """`buffer` `[rows, length]` with another row; on accelerators in place.
-
-    On CPU a selection: there XLA may fuse an update in place with the permutation of a row, which
-    under vmap reads the same buffer, so that nodes read what others have just written.
-    """
-    if len(buffer) == 1:
-        return row[None]
-
-    def select(buffer: jax.Array, row: jax.Array) -> jax.Array:
-        is_row = jax.lax.broadcasted_iota(jnp.int32, buffer.shape, 0) == index
-        return jnp.where(is_row, jnp.broadcast_to(row, buffer.shape), buffer)
-
-    def update(buffer: jax.Array, row: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_index_in_dim(buffer, row, index, 0)
-
-    return jax.lax.platform_dependent(buffer, row, cpu=select, default=update)
 
 
 def add_received(

@@ -10,11 +10,13 @@ from jax.typing import DTypeLike
 from gossipjax.algorithms.state import (
     ExchangePlan,
     GossipState,
+    Order,
     add,
     debias,
-    gossip_transform,
     init_state,
+    require_order,
 )
+from gossipjax.algorithms.transform import gossip_transform
 from gossipjax.collectives import StepLike, mix, require_schedule
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import make_wire
@@ -22,6 +24,7 @@ from gossipjax.wire import make_wire
 
 def sgp(
     schedule: Schedule,
+    order: Order = "adapt-then-combine",
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     wire_dtype: DTypeLike | None = None,
@@ -30,7 +33,14 @@ def sgp(
 
     With `u` the update that arrives from the chain before it, one update of every node is
 
-        y = w z + u;    x, w <- P y, P w;    z <- x / w
+        y = w z + u;    x, w <- P y, P w;    z <- x / w        order="adapt-then-combine"
+        x, w <- P (w z), P w;    x <- x + u;    z <- x / w     order="combine-while-adapting"
+
+    The first is algorithm 1. The second is what the authors' released code runs as its overlap SGP:
+    no message is stale, and yet the exchange needs nothing that the step computes, so that it
+    hides behind the gradients as that of `osgp` does, with all of their mixing one update later.
+    Take the first where the exchange is cheap, the second where it is not: its largest stable
+    learning rate with momentum is higher than that of `osgp`.
 
     The parameters that the user holds are the de-biased `z`, `[...]` per node, so gradients, weight
     decay and clipping all see `z`; momentum is local. Note that `u` is added to the numerator: at
@@ -43,6 +53,7 @@ def sgp(
 
     Args:
       schedule: any column-stochastic schedule, directed and irregular ones included.
+      order: which of the two.
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, if it has several (`allreduce` over it
         goes first in the chain): each device then exchanges its share of the message.
@@ -82,17 +93,22 @@ def sgp(
     True
     """
     require_schedule(schedule, "sgp")
+    require_order(order)
     wire = make_wire(axis_name, local_axis_name, wire_dtype)
-    plan = ExchangePlan(schedule, wire=wire)
+    plan = ExchangePlan(schedule, wire=wire, order=order)
 
     def init(params: optax.Params) -> GossipState:
         return init_state(params, plan, push_sum=True)
 
     def combine(
-        x: Any, updates: optax.Updates, state: GossipState, step: StepLike
+        x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
     ) -> tuple[Any, GossipState]:
-        y = add(x, updates)
-        x, w = mix(y, state.weight, schedule, step, **wire.arguments())
+        if order == "adapt-then-combine":
+            y = add(x, updates)
+            x, w = mix(y, state.weight, schedule, step, **wire.arguments())
+        else:
+            w = received.weight
+            x = add(received.x, updates)
         return debias(x, w), state._replace(numerator=x, weight=w)
 
     return gossip_transform("sgp", plan, init, combine)

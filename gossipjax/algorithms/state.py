@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +18,7 @@ import optax
 
 from gossipjax.collectives import (
     Layout,
-    StepLike,
     accumulation_dtype,
-    default_step,
     require_floats,
     upcast,
 )
@@ -29,6 +26,17 @@ from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import Wire
 
 DEFAULT_WIRE = Wire()
+
+
+Order = Literal["combine-while-adapting", "adapt-then-combine"]
+
+
+def require_order(order: Any) -> None:
+    """Raises `ValueError` if `order` is not one of the two."""
+    if order not in get_args(Order):
+        raise ValueError(
+            f"order must be one of {', '.join(map(repr, get_args(Order)))}, got {order!r}."
+        )
 
 
 @jax.tree_util.register_static
@@ -42,12 +50,19 @@ class ExchangePlan:
         `max(1, overlap)` steps.
       wire: the axes and the type of messages.
       period: steps from one exchange to the next, where `schedule` is None.
+      order: whether models are combined while they adapt, `P x + u`, or after it, `P (x + u)`.
     """
 
     schedule: Schedule | None = None
     overlap: int = 0
     wire: Wire = DEFAULT_WIRE
     period: int = 1
+    order: Order = "adapt-then-combine"
+
+    @property
+    def exchanges_early(self) -> bool:
+        """Whether the exchange of a step needs nothing that the step computes."""
+        return self.overlap > 0 or self.order == "combine-while-adapting"
 
     @functools.cached_property
     def schedule_by_step(self) -> Schedule | None:
@@ -144,9 +159,6 @@ class GossipState(NamedTuple):
     def wire(self) -> Wire:
         """The axes and the type of messages."""
         return self.plan.wire
-
-
-Combine = Callable[[Any, optax.Updates, GossipState, StepLike], tuple[Any, GossipState]]
 
 
 def init_state(
@@ -247,64 +259,6 @@ def apply_updates(params: optax.Params, updates: optax.Updates) -> optax.Params:
     """
     with jax.numpy_dtype_promotion("standard"):
         return optax.apply_updates(params, updates)
-
-
-def gossip_transform(
-    name: str, plan: ExchangePlan, init: optax.TransformInitFn, combine: Combine
-) -> optax.GradientTransformationExtraArgs:
-    """Wraps `combine` as an optax transform that goes last in a chain.
-
-    `combine(x, updates, state, step)` gets the numerators and returns the new parameters, float32
-    at least, and the state with its new weight and numerators. The wrapper returns the update that
-    reaches these parameters, counts, and keeps numerators only if `init` made some.
-
-    Raises (when traced):
-      ValueError: if the axis is missing, `params` are not passed to `update`, or the state was made
-        by a transform with another schedule, overlap or wire.
-    """
-
-    def update(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        *,
-        step: StepLike | None = None,
-        **extra_args: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
-        del extra_args
-        if params is None:
-            raise ValueError(
-                f"the params of {name} must be given, as it mixes them, got None: call "
-                "tx.update(updates, state, params)."
-            )
-        own_state = require_own_state(name, plan, state)
-        step = default_step(step, own_state.count, plan.wire.axis_name)
-        target, new_state = combine(numerators(params, own_state), updates, own_state, step)
-        return as_update(params, target), new_state._replace(
-            count=optax.safe_increment(own_state.count),
-            numerator=None if own_state.numerator is None else new_state.numerator,
-        )
-
-    return optax.GradientTransformationExtraArgs(init, update)
-
-
-def require_own_state(name: str, plan: ExchangePlan, state: Any) -> GossipState:
-    """Returns `state`; raises `ValueError` unless it is a `GossipState` made for this plan."""
-    if not isinstance(state, GossipState):
-        raise ValueError(
-            f"the state of {name} must be a gx.GossipState, got {type(state).__name__}, the state "
-            "of another transform: make it by tx.init(params) of the same chain."
-        )
-    for field in dataclasses.fields(plan):
-        expected, actual = getattr(plan, field.name), getattr(state.plan, field.name)
-        if expected != actual:
-            raise ValueError(
-                f"the state of {name} must have been made with its {field.name}, {expected}, got "
-                f"one of {actual}: messages and rounds would not match. Switch schedules by "
-                "gx.topology.piecewise, or go on from the average model by "
-                "gossipjax.checkpoint.change_nodes."
-            )
-    return state
 
 
 def gossip_state(opt_state: optax.OptState) -> GossipState | None:
