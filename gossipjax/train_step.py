@@ -96,7 +96,6 @@ class TrainStep:
         self._local_argnums = local_argnums
         self._overlap_in_thread = overlap_in_thread
         self._updates: dict[tuple[bool, bool], Update] = {}  # by (is static, overlaps)
-        self._is_overlapped = False  # the last step was
 
     def __call__(
         self, step: int, params: optax.Params, opt_state: optax.OptState, *inputs: Any
@@ -109,7 +108,6 @@ class TrainStep:
         kind = is_static, self.overlaps(opt_state)
         if kind not in self._updates:
             self._updates[kind] = self._make_update(*kind)
-        _, self._is_overlapped = kind
         canonical_step = exchange_plan(opt_state).canonical_step(step)
         number = canonical_step if is_static else np.int32(step)
         return self._updates[kind](number, params, opt_state, *inputs)
@@ -123,27 +121,42 @@ class TrainStep:
         """Whether the exchange runs as a separate program, on a thread."""
         if not exchange_plan(opt_state).exchanges_early:
             return False
-        if self._overlap_in_thread is not None:
-            return self._overlap_in_thread
-        # XLA on CPU runs the programs of a process with several devices one after another.
-        on_cpu = jax.default_backend() == "cpu" and jax.process_count() > 1
-        return on_cpu and jax.local_device_count() == 1 and self.nodes.local_devices is None
+        return self._has_thread
 
     def run(self, program: Callable[..., Any], *args: Any) -> Any:
-        """Runs another program with collectives between two steps, `program(*args)`.
+        """Returns `program(*args)`: another program with collectives, between two steps.
 
-        Where the exchange is a separate program (`overlaps`), two collectives in flight at the same
-        time may meet on the wire: all processes must keep one order of them. So the result is
-        awaited. Elsewhere it is dispatched like any other.
+        All processes must run their collectives in one order. Where a thread dispatches the
+        exchange, a program that is still in flight when the next step starts could come before it
+        on one process and after it on another, and both would hang. So there the result is awaited;
+        elsewhere it is dispatched like any other.
+
+        >>> import jax.numpy as jnp, optax, gossipjax as gx
+        >>> nodes = gx.Nodes(4)
+        >>> tx = optax.chain(optax.sgd(0.1), gx.osgp(gx.topology.ring(4)))
+        >>> train_step = gx.TrainStep(lambda z, target: (z - target, None), tx, nodes=nodes)
+        >>> stats, opt_state = nodes.init(tx, jnp.zeros(()))
+        >>> mix = nodes.spmd(gx.mix_batch_stats, static_argnums=2)
+        >>> train_step.run(mix, jnp.arange(4.0), opt_state, gx.canonical_step(opt_state, 0)).shape
+        (4,)
         """
         result = program(*args)
-        return jax.block_until_ready(result) if self._is_overlapped else result
+        return jax.block_until_ready(result) if self._has_thread else result
 
     def close(self) -> None:
         """Ends the thread of the exchange; it ends with the object anyway."""
         for update in self._updates.values():
             if isinstance(update, _OverlappedUpdate):
                 update.close()
+
+    @property
+    def _has_thread(self) -> bool:
+        """Whether an exchange that needs nothing of its step is dispatched by a thread."""
+        if self._overlap_in_thread is not None:
+            return self._overlap_in_thread
+        # XLA on CPU runs the programs of a process with several devices one after another.
+        on_cpu = jax.default_backend() == "cpu" and jax.process_count() > 1
+        return on_cpu and jax.local_device_count() == 1 and self.nodes.local_devices is None
 
     def _make_update(self, is_static: bool, overlaps: bool) -> Update:
         if overlaps:

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from modes import make_mesh
 
 import gossipjax as gx
+from gossipjax._program import Program
 
 N = 8
 SCHEDULE = gx.topology.one_peer_exponential(N)
@@ -105,18 +106,114 @@ def test_the_thread_changes_no_variant_on_a_mesh(options, dtype, tolerance):
     assert_the_thread_changes_nothing(gossip, PLACEMENTS["mesh"], tolerance, dtype=dtype)
 
 
-def test_the_exchange_runs_on_another_thread(monkeypatch):
-    threads = []
+COMBINE_WHILE_ADAPTING = {
+    "sgp": gx.sgp(SCHEDULE, "combine-while-adapting"),
+    "dpsgd": gx.dpsgd(gx.topology.ring(N)),
+    "adpsgd": gx.adpsgd(gx.topology.bipartite_exponential(N), 2),
+    "d1d_psgd": gx.d1d_psgd(N),
+    "random": gx.sgp(RANDOM, "combine-while-adapting"),
+}
+
+
+@pytest.mark.parametrize("nodes", PLACEMENTS.values(), ids=PLACEMENTS)
+@pytest.mark.parametrize(
+    "gossip", COMBINE_WHILE_ADAPTING.values(), ids=list(COMBINE_WHILE_ADAPTING)
+)
+def test_the_thread_changes_no_method_that_combines_while_it_adapts(gossip, nodes):
+    assert_the_thread_changes_nothing(gossip, nodes, tolerance=1e-5)
+
+
+def test_the_exchange_is_traced_here_and_run_on_another_thread(monkeypatch):
+    """A thread has none of the caller's JAX context, such as x64, matrix precision or mesh."""
+    traced = []
+    ran = []
     exchange = gx.exchange
+    prepare = Program.prepare
 
-    def record_thread(*args):
-        threads.append(threading.current_thread().name)
-        return exchange(*args)
+    def record_trace(*args, **options):
+        traced.append(threading.current_thread())
+        return exchange(*args, **options)
 
-    monkeypatch.setattr("gossipjax.train_step.exchange", record_thread)
+    def record_run(self, *args):
+        run = prepare(self, *args)
+
+        def recorded():
+            ran.append(threading.current_thread().name)
+            return run()
+
+        return recorded
+
+    monkeypatch.setattr("gossipjax.train_step.exchange", record_trace)
+    monkeypatch.setattr(Program, "prepare", record_run)
     train(gx.osgp(SCHEDULE), gx.Nodes(N), overlap_in_thread=True)
-    assert threads  # once per program, when it is traced
-    assert all(name.startswith("exchange") for name in threads)
+    assert set(traced) == {threading.main_thread()}
+    assert len(ran) == 9
+    assert all(name.startswith("exchange") for name in ran)
+
+
+def test_the_thread_computes_in_the_types_of_its_caller():
+    with jax.enable_x64(True):
+        _, opt_state, models, _ = train(gx.osgp(SCHEDULE), PLACEMENTS["vmap"], dtype=jnp.float64)
+        step, threaded, in_thread, _ = train(
+            gx.osgp(SCHEDULE), PLACEMENTS["vmap"], dtype=jnp.float64, overlap_in_thread=True
+        )
+        assert step.overlaps(threaded)
+        for expected, actual in zip(*map(jax.tree.leaves, (opt_state, threaded)), strict=True):
+            assert actual.dtype == expected.dtype
+            np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=1e-13)
+        np.testing.assert_array_equal(in_thread, models)
+
+
+@pytest.mark.parametrize("end", ["close", "del"])
+def test_the_thread_ends_with_its_step(end):
+    def threads():
+        return {thread for thread in threading.enumerate() if thread.name.startswith("exchange")}
+
+    before = threads()
+    train_step, *_ = train(gx.osgp(SCHEDULE), gx.Nodes(N), overlap_in_thread=True)
+    started = threads() - before
+    assert len(started) == 1
+    if end == "close":
+        train_step.close()
+    del train_step
+    for thread in started:
+        thread.join(timeout=10)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("processes", "local_devices", "overlaps"), [(1, 1, False), (4, 1, True), (4, 2, False)]
+)
+def test_a_thread_only_where_programs_can_run_at_the_same_time(
+    processes, local_devices, overlaps, monkeypatch
+):
+    """XLA on CPU runs the programs of a process with several devices one after another."""
+    nodes = gx.Nodes(N)
+    _, opt_state = nodes.init(gx.osgp(SCHEDULE), jnp.ones(()))
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    monkeypatch.setattr(jax, "local_device_count", lambda: local_devices)
+    assert gx.TrainStep(gradients, gx.osgp(SCHEDULE), nodes=nodes).overlaps(opt_state) == overlaps
+
+
+@pytest.mark.parametrize(("overlap_in_thread", "is_awaited"), [(True, True), (None, False)])
+def test_a_program_between_steps_is_awaited_where_a_thread_exchanges(
+    overlap_in_thread, is_awaited, monkeypatch
+):
+    awaited = []
+    nodes = gx.Nodes(N)
+    tx = gx.osgp(SCHEDULE)
+    _, opt_state = nodes.init(tx, jnp.ones(()))
+    train_step = gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=overlap_in_thread)
+    mix = nodes.spmd(gx.mix_batch_stats, static_argnums=2)
+    block_until_ready = jax.block_until_ready
+    monkeypatch.setattr(
+        jax, "block_until_ready", lambda x: awaited.append(x) or block_until_ready(x)
+    )
+    mixed = train_step.run(mix, jnp.arange(float(N)), opt_state, 0)
+    assert len(awaited) == is_awaited
+    np.testing.assert_allclose(
+        np.asarray(mixed), SCHEDULE.round_at(0).matrix @ np.arange(N), rtol=1e-6
+    )
 
 
 def test_one_process_has_no_wire_to_hide():

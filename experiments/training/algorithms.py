@@ -87,6 +87,12 @@ ALGORITHMS = {
         lambda schedule, options: gx.sgp(schedule, wire_dtype=options.message_dtype),
         "one_peer_exponential",
     ),
+    "sgp-cwa": Algorithm(
+        lambda schedule, options: gx.sgp(
+            schedule, "combine-while-adapting", wire_dtype=options.message_dtype
+        ),
+        "one_peer_exponential",
+    ),
     "osgp": Algorithm(_build_osgp, "one_peer_exponential", overlaps=True),
     "biased-osgp": Algorithm(
         lambda schedule, options: _build_osgp(schedule, options, biased=True),

@@ -118,7 +118,8 @@ class Trainer:
         self._tx = method.transform
         self._train_step = gx.TrainStep(make_gradients(task), self._tx, nodes=nodes)
         self._mixes_batch_stats = batch_stats == "mix"
-        self._mix_batch_stats = nodes.spmd(gx.mix_batch_stats, shared_argnums=2)
+        self._mix_batch_stats = nodes.spmd(gx.mix_batch_stats, static_argnums=2)
+        self._mix_batch_stats_traced = nodes.spmd(gx.mix_batch_stats, shared_argnums=2)
         self._distance_before_mixing = nodes.spmd(make_distance_before_mixing(task, method))
         self._consensus = nodes.spmd(measure_consensus)
         self._average_variables = nodes.spmd(average_variables)
@@ -174,16 +175,20 @@ class Trainer:
     def _run_step(self, state: TrainState, batch: Any, step: int) -> tuple[TrainState, jax.Array]:
         batch_stats = state.batch_stats
         if self._mixes_batch_stats:
-            shared_step = self.nodes.put_shared(np.int32(step))
-            batch_stats = self._mix_batch_stats(batch_stats, state.opt_state, shared_step)
-            if self._train_step.overlaps(state.opt_state):
-                # All processes must run their collectives in one order, and the exchange is
-                # dispatched from another thread.
-                jax.block_until_ready(batch_stats)
+            batch_stats = self._mix(batch_stats, state.opt_state, step)
         params, opt_state, (loss, batch_stats) = self._train_step(
             step, state.params, state.opt_state, batch_stats, batch
         )
         return TrainState(state.step + 1, params, opt_state, batch_stats, state.metadata), loss
+
+    def _mix(self, batch_stats: Any, opt_state: Any, step: int) -> Any:
+        if self._train_step.canonical_steps(opt_state) is None:
+            program = self._mix_batch_stats_traced
+            number = self.nodes.put_shared(np.int32(step))
+        else:
+            program = self._mix_batch_stats
+            number = gx.canonical_step(opt_state, step)
+        return self._train_step.run(program, batch_stats, opt_state, number)
 
     def fetch_losses(self, losses: list[jax.Array], first_step: int) -> np.ndarray:
         """Returns the losses of all nodes, `[steps, N]`, from `first_step` on.
