@@ -1,0 +1,83 @@
+"""Train steps over several processes: nothing gathered on the way, collectives in one order."""
+
+from launching import run_job
+
+PROLOGUE = """
+import jax
+jax.config.update("jax_num_cpu_devices", 1)
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.experimental import multihost_utils
+import gossipjax as gx
+from gossipjax import processes
+
+gx.launch.initialize()
+nodes = gx.Nodes(mesh=gx.launch.mesh(jax.process_count()))
+
+def gradients(z, stats, batch):
+    return z - batch.mean(axis=0), 0.9 * stats + 0.1 * batch.mean(axis=0)
+
+def train(gossip, steps):
+    # Statistics are mixed before every step; batches are NumPy arrays.
+    tx = optax.chain(optax.sgd(0.05), gossip)
+    train_step = gx.TrainStep(gradients, tx, nodes=nodes)
+    z, opt_state = nodes.init(tx, jnp.zeros(3))
+    stats = nodes.replicate(jnp.zeros(3))
+    mix = nodes.spmd(gx.mix_batch_stats, shared_argnums=2)
+    batches = np.arange(nodes.size, dtype=np.float32)[:, None, None] + np.zeros((1, 4, 3), "f")
+    for step in range(steps):
+        stats = train_step.run(mix, stats, opt_state, np.int32(step))
+        z, opt_state, stats = train_step(step, z, opt_state, stats, batches)
+    return train_step, z, opt_state, stats
+"""
+
+COUNT_GATHERS = """
+gathers = []
+gather = multihost_utils.process_allgather
+def count(*args, **options):
+    gathers.append(args)
+    return gather(*args, **options)
+multihost_utils.process_allgather = count
+
+shares = np.arange(1, gx.MAX_PROGRAMS + 2) / 100
+rounds = gx.topology.from_matrices([[[1 - a, a], [a, 1 - a]] for a in shares])
+train_step, z, opt_state, stats = train(gx.sgp(rounds), 3)
+assert train_step.canonical_steps(opt_state) is None  # the step is traced
+assert not gathers, gathers
+train_step, _, opt_state, _ = train(gx.osgp(rounds), 3)
+assert train_step.overlaps(opt_state)
+assert not gathers, gathers
+jax.device_put(np.ones(2), jax.sharding.NamedSharding(nodes.mesh, jax.sharding.PartitionSpec()))
+assert len(gathers) == 1, gathers  # they are counted
+print("no gather")
+gx.launch.exit_process(0)
+"""
+
+THOUSAND_STEPS = """
+train_step, z, opt_state, stats = train(gx.osgp(gx.topology.one_peer_exponential(4)), 1000)
+assert train_step.overlaps(opt_state)
+mass = nodes.one(nodes.run(gx.diagnostics.total_mass, z, opt_state))
+model = nodes.one(nodes.run(gx.average_model, z, opt_state))
+stats = nodes.to_host(stats)
+if processes.is_main_process():
+    np.testing.assert_allclose(mass[1], 4, rtol=1e-5)
+    np.testing.assert_allclose(model, 1.5, atol=0.02)
+    np.testing.assert_allclose(stats, 1.5, atol=0.3)
+    print("a thousand steps")
+gx.launch.exit_process(0)
+"""
+
+
+def test_no_host_value_is_gathered():
+    """`jax.device_put` of a host value over processes gathers it everywhere, at every step."""
+    job = run_job(PROLOGUE + COUNT_GATHERS, "--processes", 2)
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.count("no gather") == 2
+
+
+def test_overlap_and_mixed_statistics_keep_one_order_of_collectives():
+    """A program in flight beside the exchange would hang, sooner or later."""
+    job = run_job(PROLOGUE + THOUSAND_STEPS, "--processes", 4)
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.count("a thousand steps") == 1
