@@ -9,9 +9,20 @@ import optax
 from experiments.program import FatalError
 from experiments.training.experiment import Experiment
 from experiments.training.plan import Run
+from experiments.training.previous import require_progress
 from experiments.training.progress import RunProgress
 from experiments.training.trainer import Trainer
 from gossipjax.checkpoint import Checkpoints, TrainState
+
+METADATA_TYPES: dict[str, tuple[type, ...]] = {
+    "algorithm": (str,),
+    "seed": (int,),
+    "nodes": (int,),
+    "examples": (int,),
+    "seconds": (int, float),
+    "seconds_per_step": (list,),
+    "metrics": (dict,),
+}
 
 
 class Start(NamedTuple):
@@ -59,6 +70,7 @@ def start_or_resume(
         return Start(state, RunProgress(), None)
 
     def make_tx(saved: dict[str, Any]) -> optax.GradientTransformation:
+        require_progress(saved, METADATA_TYPES)
         return plan.make_method(saved["algorithm"], saved["seed"], saved["nodes"]).transform
 
     try:

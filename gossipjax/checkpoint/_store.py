@@ -170,7 +170,8 @@ def _read_together(read: Callable[[], Any], folder: Path) -> Any:
 
 def _read_with_retries(read: Callable[[], Any], folder: Path) -> tuple[Any, Exception | None]:
     """What `read` returns, and None; or None, and `DamagedError` or the reason why not."""
-    reasons: list[BaseException | None] = []  # of all attempts; None: the content
+    # Kinds of all failures, None: the content. Not the errors: they keep orbax's coroutines alive.
+    kinds: list[type[BaseException] | None] = []
     description = ""
     for delay in (*RETRY_DELAYS, None):
         try:
@@ -178,39 +179,38 @@ def _read_with_retries(read: Callable[[], Any], folder: Path) -> tuple[Any, Exce
         except ManifestError as error:
             return None, DamagedError(str(error))
         except Exception as error:
-            reasons.append(_find_reason(error, folder))
-            description = first_line(reasons[-1] or error)
+            kind, description = _find_reason(error, folder)
+            kinds.append(kind)
         with warnings.catch_warnings():  # of coroutines that orbax, having failed, did not await
             warnings.simplefilter("ignore", RuntimeWarning)
             gc.collect()
         # The first of two failures may stem from a disk that has recovered since.
-        if reasons.count(None) == 2:
+        if kinds.count(None) == 2:
             return None, DamagedError(description)
         if delay is not None:
             time.sleep(delay)
-    is_incomplete = reasons[-1] is None or isinstance(reasons[-1], FileNotFoundError)
-    if is_incomplete and folder.is_dir():
+    if kinds[-1] in (None, FileNotFoundError) and folder.is_dir():
         return None, DamagedError(description)
     return None, OSError(description)
 
 
-def _find_reason(error: Exception, folder: Path) -> BaseException | None:
-    """The failure of disk or memory, not of the content, that stopped a read; None if none did.
+def _find_reason(error: Exception, folder: Path) -> tuple[type[BaseException] | None, str]:
+    """The kind of failure of disk or memory that stopped a read, None if none did; and in words.
 
     TensorStore raises `ValueError` for all failures, so the files are read again to know better.
     """
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError | MemoryError | jax.errors.JaxRuntimeError):
-            return cause
+            return type(cause), first_line(cause)
         cause = cause.__cause__
     try:
         for path in folder.rglob("*"):
             if not path.is_dir():
                 _read_through(path)
     except OSError as reason:
-        return reason
-    return None
+        return type(reason), first_line(reason)
+    return None, f"not in its format: {first_line(error)}"
 
 
 def _read_through(path: Path) -> None:
