@@ -337,7 +337,7 @@ class TestKeys:
     @pytest.mark.parametrize("after", [3, 5])
     def test_the_noise_of_an_optimizer(self, after):
         def make_noisy(nodes):
-            schedule = gx.topology.ring(nodes)
+            schedule = gx.topology.one_peer_exponential(nodes)
             return optax.chain(promoting(optax.add_noise(0.1, 0.5, 0)), gx.sgp(schedule))
 
         z = jnp.ones((4, D))
