@@ -7,7 +7,7 @@ import shutil
 import signal
 import warnings
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,14 +20,9 @@ from gossipjax.checkpoint._arguments import (
     require_step,
     require_timeout,
 )
-from gossipjax.checkpoint._leaves import (
-    checksum,
-    leaf_specs,
-    require_same_specs,
-    require_types_of_devices,
-)
 from gossipjax.checkpoint._manifest import make_manifest
 from gossipjax.checkpoint._resize import ResizeReport
+from gossipjax.checkpoint._restore import Restored, read_checkpoint, require_readable_folder
 from gossipjax.checkpoint._store import (
     DamagedError,
     by_number,
@@ -35,9 +30,6 @@ from gossipjax.checkpoint._store import (
     list_steps,
     local_steps,
     make_manager,
-    match,
-    read_arrays,
-    read_manifest,
     remove_unfinished,
     write,
 )
@@ -51,14 +43,6 @@ from gossipjax.checkpoint._train_state import (
 from gossipjax.processes import all_processes, any_process, barrier, require_shared_folder
 from gossipjax.spmd import Nodes
 from gossipjax.topology.schedule import require_int
-
-
-class Restored(NamedTuple):
-    """Result of `Checkpoints.restore`: the step, the state, and the metadata saved with it."""
-
-    step: int
-    state: Any
-    metadata: dict[str, Any]
 
 
 class Checkpoints:
@@ -131,7 +115,7 @@ class Checkpoints:
         if self._is_read_only:
             if every is not None:
                 raise ValueError(f"every must be None with read_only=True, got {every}.")
-            _require_readable_folder(self.folder)
+            require_readable_folder(self.folder)
         else:
             require_shared_folder(self.folder)
         self.resize_report: ResizeReport | None = None
@@ -336,7 +320,7 @@ class Checkpoints:
         damaged: dict[int, DamagedError] = {}
         for number in reversed(steps) if step is None else [step]:
             try:
-                restored = self._read(number, like)
+                restored = read_checkpoint(self.folder, number, like)
             except DamagedError as error:
                 damaged[number] = error
                 continue
@@ -361,9 +345,7 @@ class Checkpoints:
 
     def _open_manager(self) -> Any:
         if self._manager is None:
-            if jax.process_index() == 0:
-                remove_unfinished(self.folder)
-            barrier()
+            remove_unfinished(self.folder)
             self._manager = make_manager(self.folder, self._max_to_keep, self._timeout)
         return self._manager
 
@@ -387,23 +369,7 @@ class Checkpoints:
             with contextlib.suppress(Exception):
                 self._manager.close()
         self._manager = None
-        if jax.process_index() == 0:
-            remove_unfinished(self.folder)
-        barrier()
-
-    def _read(self, step: int, like: Any) -> Restored:
-        folder = self.folder / str(step)
-        manifest = read_manifest(folder)
-        like = like(manifest.metadata) if callable(like) else like
-        name = f"the checkpoint of step {step}"
-        require_same_specs(manifest.leaves, leaf_specs(like), name)
-        require_types_of_devices(like, name)
-        leaves, structure = jax.tree.flatten(like)
-        read = read_arrays(folder, by_number(leaves))
-        restored = [match(read.get(str(i)), leaf) for i, leaf in enumerate(leaves)]
-        if checksum(restored) != manifest.checksum:
-            raise DamagedError("its arrays have another checksum")
-        return Restored(step, jax.tree.unflatten(structure, restored), manifest.metadata)
+        remove_unfinished(self.folder)
 
     def _rename(self, steps: list[int], suffix: str) -> None:
         if not steps:
@@ -416,12 +382,3 @@ class Checkpoints:
         barrier()
         if self._manager is not None:
             self._manager.reload()
-
-
-def _require_readable_folder(folder: Path) -> None:
-    if not all_processes(folder.is_dir()):
-        raise OSError(
-            f"the folder must be one that all processes can read, got {folder}: "
-            f"{'another process does not see it' if folder.is_dir() else 'there is no such folder'}"
-            ". Give the folder that a run gave to Checkpoints."
-        )

@@ -19,7 +19,7 @@ from jax.sharding import SingleDeviceSharding
 from gossipjax.checkpoint._leaves import decode, encode, is_encoded, is_key
 from gossipjax.checkpoint._manifest import FILE as MANIFEST_FILE
 from gossipjax.checkpoint._manifest import Manifest, ManifestError, parse_manifest
-from gossipjax.processes import all_processes, broadcast_text
+from gossipjax.processes import all_processes, barrier, broadcast_text
 
 try:
     import orbax.checkpoint as ocp
@@ -65,11 +65,13 @@ def list_steps(folder: Path) -> list[int]:
 
 def remove_unfinished(folder: Path) -> None:
     """Removes what an interrupted write left, and orbax's notes that orbax could not read."""
-    for unfinished in folder.glob(f"*{TEMPORARY_SUFFIX}*"):
-        shutil.rmtree(unfinished, ignore_errors=True)
-    for notes in folder.glob("*/_CHECKPOINT_METADATA"):
-        if not _are_readable_notes(notes):
-            notes.unlink(missing_ok=True)
+    if jax.process_index() == 0:
+        for unfinished in folder.glob(f"*{TEMPORARY_SUFFIX}*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
+        for notes in folder.glob("*/_CHECKPOINT_METADATA"):
+            if not _are_readable_notes(notes):
+                notes.unlink(missing_ok=True)
+    barrier()
 
 
 def _are_readable_notes(path: Path) -> bool:
