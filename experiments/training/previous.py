@@ -50,7 +50,7 @@ def _require_metrics(path: Path) -> None:
         _require(is_placed, f"{path}, line {number}", "an object with its `run` and `step`", line)
 
 
-def require_progress(saved: Record, fields: dict[str, tuple[type, ...]]) -> None:
+def require_metadata(saved: Record, fields: dict[str, tuple[type, ...]]) -> None:
     """Raises `ValueError` unless the metadata of a checkpoint have these fields of these types."""
     for name, types in fields.items():
         value = saved.get(name)
