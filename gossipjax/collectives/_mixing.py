@@ -11,6 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
+from gossipjax.collectives._axes import (
+    StepLike,
+    as_varying,
+    axis_size,
+    require_step,
+)
 from gossipjax.collectives._buffers import (
     Layout,
     accumulation_dtype,
@@ -19,16 +25,12 @@ from gossipjax.collectives._buffers import (
     upcast,
 )
 from gossipjax.collectives._exchange import (
-    StepLike,
-    as_varying,
-    axis_size,
     buffer_mean,
     deliver_leaves,
-    require_step,
     split,
 )
 from gossipjax.topology.schedule import Round, Schedule
-from gossipjax.wire import Wire, make_wire
+from gossipjax.wire import Wire, is_narrower, make_wire, split_by_size
 
 
 def require_schedule(schedule: Any, name: str) -> None:
@@ -129,11 +131,16 @@ def _mix(x: Any, round_: Round, wire: Wire) -> Any:
     if round_.is_identity:
         return x
     layout = Layout(x)
-    if round_.is_uniform and wire.dtype is None:
-        return layout.unpack([buffer_mean(buffer, wire) for buffer in layout.pack(x)])
+    mix_leaves = functools.partial(_mix_leaves, round_=round_, wire=wire)
+    return layout.unravel([mix_leaves(leaves) for leaves in layout.ravel(x)])
+
+
+def _mix_leaves(x: list[jax.Array], round_: Round, wire: Wire) -> list[jax.Array]:
+    """Mixes flat leaves of one type."""
+    if round_.is_uniform and not is_narrower(wire.dtype, x[0].dtype):
+        return split_by_size(buffer_mean(jnp.concatenate(x), wire), [leaf.size for leaf in x])
     kept, sent = split(x, round_, wire.axis_name)
-    delivered = [deliver_leaves(leaves, round_, wire) for leaves in layout.ravel(sent)]
-    return jax.tree.map(jnp.add, kept, layout.unravel(delivered))
+    return jax.tree.map(jnp.add, kept, deliver_leaves(sent, round_, wire))
 
 
 def at_round(
