@@ -107,9 +107,15 @@ def encode(arrays: Sequence[jax.Array], wire_dtype: np.dtype | None) -> jax.Arra
 def _encode_array(array: jax.Array, wire_dtype: np.dtype | None) -> list[jax.Array]:
     if wire_dtype is None or not is_narrower(wire_dtype, array.dtype):
         return [array]
-    word = jnp.dtype(f"uint{8 * wire_dtype.itemsize}")
     if array.size == 1:
+        word = jnp.dtype(f"uint{8 * wire_dtype.itemsize}")
         return [jax.lax.bitcast_convert_type(array, word).ravel()]
+    return _round(array, wire_dtype)
+
+
+def _round(array: jax.Array, wire_dtype: np.dtype) -> list[jax.Array]:
+    """The words of an array of which every value is rounded; before them their power of two."""
+    word = jnp.dtype(f"uint{8 * wire_dtype.itemsize}")
     if not _is_scaled(wire_dtype, array):
         return [jax.lax.bitcast_convert_type(array.astype(wire_dtype), word)]
     magnitudes = jnp.where(jnp.isfinite(array), jnp.abs(array), jnp.zeros_like(array))
@@ -120,6 +126,16 @@ def _encode_array(array: jax.Array, wire_dtype: np.dtype | None) -> list[jax.Arr
     scaled = array * _power_of_two(-exponent, array.dtype)
     header = jax.lax.bitcast_convert_type(exponent.astype(f"int{8 * word.itemsize}"), word)
     return [header.reshape(1), jax.lax.bitcast_convert_type(scaled.astype(wire_dtype), word)]
+
+
+def encode_rounded(pieces: Sequence[jax.Array], wire_dtype: np.dtype) -> jax.Array:
+    """Returns the words of one array, given in pieces, of which every value is rounded.
+
+    Pieces are rounded before they are concatenated, which then moves half the bytes.
+    """
+    if any(_is_scaled(wire_dtype, piece) for piece in pieces):
+        pieces = [concatenate_in_place(pieces)]
+    return concatenate_in_place([words for p in pieces for words in _round(p, wire_dtype)])
 
 
 def _is_scaled(wire_dtype: np.dtype, array: Like) -> bool:

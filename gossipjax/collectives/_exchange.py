@@ -24,6 +24,7 @@ from gossipjax.collectives._axes import (
     varying_axes,
 )
 from gossipjax.collectives._buffers import Layout, cast_like, pad_to_rows
+from gossipjax.collectives._rows import decode_rows, encode_rows, sum_rows
 from gossipjax.topology.schedule import Round
 from gossipjax.wire import (
     Wire,
@@ -48,18 +49,24 @@ def node_mean(tree: Any, axis_name: str, wire_dtype: np.dtype | None = None) -> 
 
     With a narrower `wire_dtype`, values travel in it.
     """
+    layout = Layout(tree)
+    average = partial(_mean_of_leaves, axis_name=axis_name, wire_dtype=wire_dtype)
+    return cast_like(layout.unravel([average(leaves) for leaves in layout.ravel(tree)]), tree)
+
+
+def _mean_of_leaves(
+    leaves: list[jax.Array], axis_name: str, wire_dtype: np.dtype | None
+) -> list[jax.Array]:
     nodes = axis_size(axis_name)
+    sizes = [leaf.size for leaf in leaves]
 
-    pmean = partial(jax.lax.pmean, axis_name=axis_name)
+    def mean(leaves: list[jax.Array]) -> list[jax.Array]:
+        return split_by_size(jax.lax.pmean(jnp.concatenate(leaves), axis_name), sizes)
+
+    if nodes == 1 or sum(sizes) <= nodes or not is_narrower(wire_dtype, leaves[0].dtype):
+        return mean(leaves)
     narrow_mean = partial(_narrow_mean, axis_name=axis_name, wire_dtype=wire_dtype)
-
-    def average(buffer: jax.Array) -> jax.Array:
-        narrow = is_narrower(wire_dtype, buffer.dtype)
-        if nodes == 1 or buffer.size <= nodes or not narrow:
-            return pmean(buffer)
-        return _straight_through(narrow_mean, pmean)(buffer)
-
-    return cast_like(_map_buffers(average, tree), tree)
+    return _straight_through(narrow_mean, mean)(leaves)
 
 
 def _straight_through(rounded: Callable[..., Any], linear: Callable[..., Any]) -> Any:
@@ -72,18 +79,20 @@ def _straight_through(rounded: Callable[..., Any], linear: Callable[..., Any]) -
     return apply
 
 
-def _narrow_mean(buffer: jax.Array, axis_name: str, wire_dtype: np.dtype | None) -> jax.Array:
-    """Every node averages 1/N of the buffer in full precision, and all gather the parts.
+def _narrow_mean(leaves: list[jax.Array], axis_name: str, wire_dtype: np.dtype) -> list[jax.Array]:
+    """Every node averages 1/N of the values in full precision, and all gather the parts.
 
     Each value is rounded twice: before it is summed, and before it is gathered.
     """
-    rows = pad_to_rows(buffer, axis_size(axis_name))
-    received = _all_to_all(_encode_rows(rows, wire_dtype), axis_name)
-    average = _decode_rows(received, wire_dtype, rows).mean(axis=0)
+    nodes = axis_size(axis_name)
+    sizes = [leaf.size for leaf in leaves]
+    row = jax.ShapeDtypeStruct((-(-sum(sizes) // nodes),), leaves[0].dtype)
+    received = _all_to_all(encode_rows(leaves, nodes, wire_dtype), axis_name)
+    average = sum_rows(received, wire_dtype, row) / nodes
     types_known = axis_name in varying_axes(jax.lax.axis_index(axis_name))
     to = "invarying" if types_known else "varying"
     words = jax.lax.all_gather(encode([average], wire_dtype), axis_name, to=to)
-    return _decode_rows(words, wire_dtype, rows).ravel()[: buffer.size]
+    return split_by_size(decode_rows(words, wire_dtype, row).ravel(), sizes)
 
 
 def _all_to_all(rows: jax.Array, axis_name: str) -> jax.Array:
@@ -92,15 +101,6 @@ def _all_to_all(rows: jax.Array, axis_name: str) -> jax.Array:
     # shape of an array that is the same on all nodes. XLA removes it.
     is_node = jax.lax.axis_index(axis_name) >= 0
     return jax.lax.all_to_all(jnp.where(is_node, rows, rows), axis_name, 0, 0)
-
-
-def _encode_rows(rows: jax.Array, wire_dtype: np.dtype | None) -> jax.Array:
-    return jax.vmap(lambda row: encode([row], wire_dtype))(rows)
-
-
-def _decode_rows(words: jax.Array, wire_dtype: np.dtype | None, like: jax.Array) -> jax.Array:
-    row = jax.ShapeDtypeStruct(like.shape[1:], like.dtype)
-    return jax.vmap(lambda message: decode(message, wire_dtype, [row])[0])(words)
 
 
 def clipped_node_mean(tree: Any, axis_name: str) -> Any:
@@ -212,12 +212,13 @@ def _deliver_uniform(sent: jax.Array, wire: Wire) -> jax.Array:
     the sender; that of a reply goes into the reply to the next node, and that of the last one stays
     at the node that replies: mass is conserved, and no node is off by more than two roundings.
     """
+    assert wire.dtype is not None
     nodes = axis_size(wire.axis_name)
-    rows = pad_to_rows(sent, nodes)
-    words = _encode_rows(rows, wire.dtype)
-    kept = rows - _decode_rows(words, wire.dtype, rows)
+    row = jax.ShapeDtypeStruct((-(-sent.size // nodes),), sent.dtype)
+    words = encode_rows([sent], nodes, wire.dtype)
+    kept = sent - decode_rows(words, wire.dtype, row).ravel()[: sent.size]
     received = _all_to_all(words, wire.axis_name)
-    total = _decode_rows(received, wire.dtype, rows).sum(axis=0)
+    total = sum_rows(received, wire.dtype, row)
 
     def reply(error: jax.Array, words: jax.Array) -> tuple[jax.Array, jax.Array]:
         exact = (total - decode(words, wire.dtype, [total])[0]) / (nodes - 1) + error
@@ -228,10 +229,10 @@ def _deliver_uniform(sent: jax.Array, wire: Wire) -> jax.Array:
     for name in sorted(varying_axes(total)):
         no_error = as_varying(no_error, name)
     error, replies = jax.lax.scan(reply, no_error, received)
-    replies = _all_to_all(replies, wire.axis_name)
+    arrived = decode_rows(_all_to_all(replies, wire.axis_name), wire.dtype, row)
     is_own_row = jnp.arange(nodes)[:, None] == jax.lax.axis_index(wire.axis_name)
-    kept += jnp.where(is_own_row, error[None], jnp.zeros_like(kept))
-    return (_decode_rows(replies, wire.dtype, rows) + kept).ravel()[: sent.size]
+    arrived += jnp.where(is_own_row, error[None], jnp.zeros_like(arrived))
+    return arrived.ravel()[: sent.size] + kept
 
 
 def deliver_leaves(sent: list[jax.Array], round_: Round, wire: Wire) -> list[jax.Array]:

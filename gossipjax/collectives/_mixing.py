@@ -72,8 +72,9 @@ def mix(
     doubly stochastic schedule and weights of 1, `x` is that estimate. A de-biased statistic `s` is
     mixed by `x, w = mix(w * s, w, ...)` and read as `x / w`.
 
-    The sender keeps the rounding error of its messages (if it keeps 1/128 or more), so no mass is
-    lost by rounded weights or by a narrow wire.
+    The sender keeps the rounding error of its messages (in full precision, if it keeps 1/128 or
+    more), so rounded weights or a narrow wire lose no mass: sums over the nodes change by the
+    float32 rounding of additions only.
 
     Args:
       tree: this node's values: floating-point leaves `[...]`. They are mixed in float32 at least.
@@ -86,7 +87,10 @@ def mix(
       local_axis_name: the axis of the devices of one node, over which `tree` is replicated: each
         of its L devices then exchanges 1/L of the message.
       wire_dtype: a narrower type for messages, such as `jnp.bfloat16`; sums are taken in float32
-        at least, and the weight travels in full precision.
+        at least, and the weight travels in full precision. Rounding limits how near the nodes get
+        to one another, to a consensus distance of about 1.3e-3 of the model's norm in bfloat16. In
+        float16 every message carries a power of two by which it is scaled. What is not finite
+        arrives as such. Derivatives are those of the exchange in full precision.
 
     Returns:
       `(tree, weight)` after the exchange; the leaves keep their types.

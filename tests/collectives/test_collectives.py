@@ -216,3 +216,35 @@ def test_mix_rejects_bad_input(mode):
         run(mode, lambda x: gx.mix(x, jnp.ones(2), ring, 0), 4)(jnp.ones(4))
     with pytest.raises(ValueError, match=r"tree\['n'\] must be floating-point .*, got int32"):
         run(mode, lambda x: gx.mix({"n": x}, None, ring, 0), 4)(jnp.ones(4, jnp.int32))
+
+
+@pytest.mark.parametrize("mode", ["vmap", "shard_map"])
+def test_leaves_that_are_sharded_over_an_explicit_axis_are_refused(mode):
+    """Over an Auto axis they are exchanged."""
+    x = np.arange(48, dtype=np.float32).reshape(2, 4, 6)
+
+    def mixed(x):
+        return gx.mix({"w": x}, None, gx.topology.ring(2), 0)[0]["w"]
+
+    def mixed_by(axis_type):
+        mesh = jax.make_mesh((2, 2), ("nodes", "model"), axis_types=(axis_type,) * 2)
+        spec = jax.sharding.PartitionSpec("nodes", None, "model")
+        nodes = jax.sharding.PartitionSpec("nodes")
+        apply = {
+            "vmap": jax.vmap(mixed, axis_name="nodes", spmd_axis_name="nodes"),
+            "shard_map": jax.shard_map(
+                lambda x: mixed(x[0])[None],
+                mesh=mesh,
+                in_specs=nodes,
+                out_specs=nodes,
+                axis_names={"nodes"},
+            ),
+        }[mode]
+        with jax.set_mesh(mesh):
+            return jax.jit(apply)(jax.device_put(x, jax.NamedSharding(mesh, spec)))
+
+    np.testing.assert_allclose(
+        mixed_by(jax.sharding.AxisType.Auto), np.broadcast_to(x.mean(axis=0), x.shape)
+    )
+    with pytest.raises(ValueError, match=r"over an Explicit axis, got leaf.*\['w'\].*4,6@model"):
+        mixed_by(jax.sharding.AxisType.Explicit)
