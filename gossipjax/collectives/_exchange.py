@@ -24,7 +24,7 @@ from gossipjax.collectives._axes import (
     varying_axes,
 )
 from gossipjax.collectives._buffers import Layout, cast_like, pad_to_rows
-from gossipjax.collectives._rows import decode_rows, encode_rows, sum_rows
+from gossipjax.collectives._rows import MAX_UNROLLED, decode_rows, encode_rows, sum_rows
 from gossipjax.topology.schedule import Round
 from gossipjax.wire import (
     Wire,
@@ -96,7 +96,15 @@ def _narrow_mean(leaves: list[jax.Array], axis_name: str, wire_dtype: np.dtype) 
 
 
 def _all_to_all(rows: jax.Array, axis_name: str) -> jax.Array:
-    """Sends row `i` to node `i`; returns the rows `[N, length]` for this node."""
+    """Sends row `i` to node `i`; returns the rows `[N, length]` for this node, by their sender."""
+    nodes = len(rows)
+    if groups_are_faster() and nodes <= MAX_UNROLLED:
+        node = jax.lax.axis_index(axis_name)
+        received = [jax.lax.dynamic_index_in_dim(rows, node, keepdims=False)]
+        for hop in range(1, nodes):
+            row = jax.lax.dynamic_index_in_dim(rows, (node + hop) % nodes, keepdims=False)
+            received.append(_permute(row, (np.arange(nodes) + hop) % nodes, axis_name))
+        return jnp.stack(received)[(node - jnp.arange(nodes)) % nodes]
     # The condition depends on the node and is always true: under vmap, JAX (0.10) makes another
     # shape of an array that is the same on all nodes. XLA removes it.
     is_node = jax.lax.axis_index(axis_name) >= 0
@@ -315,7 +323,8 @@ def groups_are_faster() -> bool:
     """Whether a sum over groups of two beats a permutation between pairs of nodes.
 
     Gloo sends both directions of a pair over one connection, and a permutation runs one after the
-    other: 1.65 s instead of 0.85 s for 20 MB at 200 Mbit/s. A sum uses both at once.
+    other: 1.65 s instead of 0.85 s for 20 MB at 200 Mbit/s. A sum uses both at once. An all-to-all
+    has such pairs, too: 0.45 s instead of 0.35 s for 10 MB among 4 hosts.
     """
     return jax.default_backend() == "cpu" and jax.process_count() > 1
 

@@ -108,6 +108,24 @@ def test_pairs_may_exchange_as_groups(mode, graph, wire_dtype, monkeypatch):
         assert all(len(pair) == 2 for pairs in groups for pair in pairs)
 
 
+@pytest.mark.parametrize("mode", ["vmap", "shard_map", "shard_map_check_vma"])
+@pytest.mark.parametrize("nodes", [3, 4])
+def test_narrow_averages_may_exchange_by_hops(mode, nodes, monkeypatch):
+    """As on a CPU over several processes: the same values as those of an all-to-all."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(nodes, 33)), jnp.float32)
+    complete = gx.topology.complete(nodes)
+    tx = gx.allreduce(wire_dtype="bfloat16")
+
+    def averages(x):
+        mixed, weight = gx.mix(x, 1 + x[0] ** 2, complete, 0, wire_dtype="bfloat16")
+        return tx.update(x, tx.init(x))[0], mixed, weight
+
+    expected = run(mode, averages, nodes)(x)
+    monkeypatch.setattr("gossipjax.collectives._exchange.groups_are_faster", lambda: True)
+    for actual, by_all_to_all in zip(run(mode, averages, nodes)(x), expected, strict=True):
+        np.testing.assert_allclose(actual, by_all_to_all, rtol=1e-6, atol=1e-6)
+
+
 def record_groups(collective, groups):
     def call(*args, axis_index_groups=None, **keywords):
         out = collective(*args, axis_index_groups=axis_index_groups, **keywords)
