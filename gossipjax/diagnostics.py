@@ -18,7 +18,10 @@ from gossipjax.algorithms.state import (
     add,
     debias,
     gossip_state,
+    gossiped,
     mass_in_flight,
+    merge_gossiped,
+    models,
     numerators,
     push_sum_weight,
 )
@@ -95,7 +98,8 @@ def latest_model(params: optax.Params, opt_state: optax.OptState) -> optax.Param
     [[0.0, 2.0], [2.0, 2.0]]
     """
     state = gossip_state(opt_state)
-    return cast_like(debias(numerators(params, state), push_sum_weight(state)), params)
+    part = gossiped(params, state)
+    return merge_gossiped(params, cast_like(models(part, state), part), state)
 
 
 def local_model(
@@ -121,7 +125,8 @@ def local_model(
     0.5
     """
     state = gossip_state(opt_state)
-    return debias(add(numerators(params, state), updates), push_sum_weight(state))
+    x = add(numerators(gossiped(params, state), state), gossiped(updates, state))
+    return merge_gossiped(add(upcast(params), updates), debias(x, push_sum_weight(state)), state)
 
 
 def total_mass(
@@ -152,7 +157,7 @@ def total_mass(
     [3.0, 3.0]
     """
     state = gossip_state(opt_state)
-    mass = _sum_models(params, state, axis_name)
+    mass = _sum_models(gossiped(params, state), state, axis_name)
     extra = {} if state is None or state.extra is None else state.extra
     x = mass.x
     for part in extra.values():
@@ -183,8 +188,10 @@ def average_model(
     >>> jax.vmap(average, axis_name="nodes")(jnp.arange(3.0)).tolist()
     [1.0, 1.0, 1.0]
     """
-    mass = _sum_models(params, gossip_state(opt_state), axis_name)
-    return cast_like(debias(mass.x, mass.weight), params)
+    state = gossip_state(opt_state)
+    part = gossiped(params, state)
+    mass = _sum_models(part, state, axis_name)
+    return merge_gossiped(params, cast_like(debias(mass.x, mass.weight), part), state)
 
 
 def _sum_models(params: optax.Params, state: GossipState | None, axis_name: str | None) -> PushSum:

@@ -278,7 +278,7 @@ class _OverlappedUpdate:
         new_state = _require_gossip(opt_state)._replace(in_flight=None, count=None)
         params, new_state = self._add_received(params, new_state, received)
         opt_state = replace_gossip_state(
-            opt_state, weight=new_state.weight, numerator=new_state.numerator
+            opt_state, weight=new_state.weight, residual=new_state.residual
         )
         return params, opt_state, aux
 

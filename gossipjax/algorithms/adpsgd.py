@@ -19,7 +19,7 @@ from gossipjax.algorithms.state import (
     add,
     init_state,
 )
-from gossipjax.algorithms.transform import gossip_transform
+from gossipjax.algorithms.transform import Combined, gossip_transform
 from gossipjax.collectives import (
     StepLike,
     cast_like,
@@ -47,8 +47,8 @@ def adpsgd(
         W_{k+1} = P W_k + u,    u made from the gradient at W_{k - d_k}
 
     (models before the start are the starting one). The parameters that the user holds are the stale
-    model at which the *next* gradient is evaluated; the latest model is the state's `numerator`,
-    float32 at least (`gx.latest_model` reads it). Older ones are the ring buffer
+    model at which the *next* gradient is evaluated; the state's `residual`, float32 at least, is the
+    difference to the latest one, which `gx.latest_model` reads. Older ones are the ring buffer
     `extra["history"]`, `[D - 1, ...]` for delays of up to `D`. Weight decay and clipping before it
     see the stale model too. Delay 0 is `dpsgd`.
 
@@ -92,15 +92,15 @@ def adpsgd(
     capacity = max_delay - 1
 
     def init(params: optax.Params) -> GossipState:
-        state = init_state(params, plan, push_sum=False, keep_numerator=True)
+        state = init_state(params, plan, push_sum=False, keep_residual=True)
         if capacity == 0:
             return state
-        history = jax.tree.map(lambda x: jnp.stack([x] * capacity), params)
+        history = jax.tree.map(lambda x: _repeat(x, capacity), params)
         return state._replace(extra={"history": Extra(history, "restart")})
 
     def combine(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
-    ) -> tuple[Any, GossipState]:
+    ) -> Combined:
         del step
         latest = add(received.x, updates)
         upcoming = state.count + 1
@@ -117,9 +117,15 @@ def adpsgd(
                 cast_like(x, history),
             )
             state = state._replace(extra={"history": Extra(history, "restart")})
-        return params, state._replace(numerator=latest)
+        return Combined(latest, state, params)
 
     return gossip_transform("adpsgd", plan, init, combine)
+
+
+def _repeat(leaf: Any, count: int) -> jax.Array:
+    """`[...]` -> `[count, ...]`; zeros of a `jax.ShapeDtypeStruct`."""
+    array = jnp.zeros_like(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.asarray(leaf)
+    return jnp.broadcast_to(array, (count, *array.shape))
 
 
 def _where(condition: jax.Array, if_true: Any, if_false: Any) -> Any:

@@ -15,7 +15,7 @@ from gossipjax.algorithms.state import (
     init_state,
     require_order,
 )
-from gossipjax.algorithms.transform import gossip_transform
+from gossipjax.algorithms.transform import Combined, gossip_transform
 from gossipjax.collectives import StepLike, mix, require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import make_wire
@@ -38,8 +38,7 @@ def dpsgd(
                            of the D-PSGD that the SGP paper compares with
 
     On a random ring it is RAND-PSGD. The state is a `GossipState` with a count and, if any
-    parameter has less precision than float32, a float32 copy of all. This copy is then the model:
-    changes of the parameters from outside are not seen.
+    parameter has less precision than float32, float32 residuals of all, as in `sgp`.
 
     Args:
       schedule: a doubly stochastic schedule. The paper's matrices are symmetric too, which the
@@ -78,11 +77,11 @@ def dpsgd(
 
     def combine(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
-    ) -> tuple[Any, GossipState]:
+    ) -> Combined:
         if order == "adapt-then-combine":
             x, _ = mix(add(x, updates), None, schedule, step, **wire.arguments())
         else:
             x = add(received.x, updates)
-        return x, state._replace(numerator=x)
+        return Combined(x, state)
 
     return gossip_transform("dpsgd", plan, init, combine)

@@ -18,12 +18,16 @@ from gossipjax.algorithms.state import (
     PushSum,
     add,
     debias,
+    gossiped,
     init_state,
-    master_copy,
+    merge_gossiped,
     message_layout,
     numerators,
+    residuals,
+    widen,
+    zeros_like_model,
 )
-from gossipjax.algorithms.transform import gossip_transform
+from gossipjax.algorithms.transform import Combined, gossip_transform
 from gossipjax.collectives import (
     Layout,
     StepLike,
@@ -113,19 +117,17 @@ def osgp(
 
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan, push_sum=not biased)
-        mass = PushSum(state.weight, master_copy(params))
-        return state._replace(in_flight=_pack(jax.tree.map(jnp.zeros_like, mass), overlap))
+        nothing = PushSum(state.weight, zeros_like_model(params))
+        return state._replace(in_flight=_pack(jax.tree.map(jnp.zeros_like, nothing), overlap))
 
     def combine(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
-    ) -> tuple[Any, GossipState]:
+    ) -> Combined:
         mass = PushSum(state.weight, add(x, updates))
         operands = jax.tree.map(lambda leaf: as_varying(leaf, axis_name), (mass, received))
         receive_and_send = partial(_receive_and_send, plan, step)
         mass, in_flight = cond(step % overlap == 0, receive_and_send, _keep, *operands)
-        return debias(mass.x, mass.weight), state._replace(
-            numerator=mass.x, weight=mass.weight, in_flight=in_flight
-        )
+        return Combined(mass.x, state._replace(weight=mass.weight, in_flight=in_flight))
 
     return gossip_transform("osgp", plan, init, combine)
 
@@ -138,11 +140,11 @@ def _biased_sgp(plan: ExchangePlan) -> optax.GradientTransformationExtraArgs:
 
     def combine(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
-    ) -> tuple[Any, GossipState]:
+    ) -> Combined:
         del received
         assert plan.schedule is not None
         x, _ = mix(add(x, updates), None, plan.schedule, step, **plan.wire.arguments())
-        return x, state._replace(numerator=x)
+        return Combined(x, state)
 
     return gossip_transform("osgp", plan, init, combine)
 
@@ -186,9 +188,12 @@ def add_received(
       state: of `osgp`; what it has in flight is not looked at.
       received: what `exchange` has returned.
     """
-    x = numerators(params, state)
+    part = gossiped(params, state)
+    x = numerators(part, state)
     mass = PushSum(state.weight, x)
     arrivals = message_layout(x, state).unpack(received.buffers)
     weight, x = jax.tree.map(jnp.add, mass, arrivals)
-    state = state._replace(numerator=None if state.numerator is None else x, weight=weight)
-    return cast_like(debias(x, weight), params), state
+    model = debias(x, weight)
+    part = cast_like(model, part)
+    residual = None if state.residual is None else residuals(model, widen(part))
+    return merge_gossiped(params, part, state), state._replace(weight=weight, residual=residual)

@@ -124,26 +124,51 @@ class Extra:
     is_mass: bool = False
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Mask:
+    """The parameters that a masked transform sees: static data of its state.
+
+    Attributes:
+      structure: of these parameters, with an `optax.MaskedNode` at each part that is left out.
+    """
+
+    structure: Any
+
+    @functools.cached_property
+    def tree(self) -> Any:
+        """The structure as a tree: True at each parameter."""
+        return jax.tree.unflatten(self.structure, [True] * self.structure.num_leaves)
+
+
 class GossipState(NamedTuple):
     """State of a gossip transform for one node; a field that an algorithm does not need is None.
+
+    The user holds parameters `z`. They are the model, up to a residual `r`: what rounding to their
+    type left over, or, where an algorithm hands out an older model, the difference to the latest.
+
+        x = w (z + r)
+
+    Parameters that were changed from outside the chain are thus seen, in any type.
 
     Attributes:
       count: int32 scalar, the number of updates so far.
       weight: the push-sum weight `w`, a scalar, float32 at least.
-      numerator: the push-sum numerator `x`, float32 at least, like the parameters. Kept, for all
-        leaves, if any parameter has less precision than float32 or the parameters are an older
-        model; otherwise it is `w * z`.
+      residual: `r`, float32 at least, like the parameters. Kept, for all leaves, if any parameter
+        has less precision than float32 or the parameters are an older model; otherwise `r = 0`.
       in_flight: `InFlight`, messages that were sent and not yet used.
       extra: a dict of `Extra`, parts that one algorithm alone keeps, by name.
       plan: static: the `ExchangePlan` with schedule, overlap and wire of the algorithm.
+      mask: static: the `Mask` of a transform inside `optax.masked` or `optax.multi_transform`.
     """
 
     count: Any
     weight: Any = None
-    numerator: Any = None
+    residual: Any = None
     in_flight: Any = None
     extra: Any = None
     plan: Any = ExchangePlan()
+    mask: Any = None
 
     @property
     def schedule(self) -> Schedule | None:
@@ -162,12 +187,9 @@ class GossipState(NamedTuple):
 
 
 def init_state(
-    params: optax.Params, plan: ExchangePlan, *, push_sum: bool, keep_numerator: bool = False
+    params: optax.Params, plan: ExchangePlan, *, push_sum: bool, keep_residual: bool = False
 ) -> GossipState:
-    """Returns the state at the start: weight 1, and float32 numerators of low-precision parameters.
-
-    The numerators are copies, so that parameters and state can both be donated.
-    """
+    """Returns the state at the start: weight 1, and residuals of 0 where they are needed."""
     require_floats(params, "params")
     leaves = jax.tree.leaves(params) or [np.float32()]
     dtypes = [jnp.result_type(leaf) for leaf in leaves]
@@ -178,29 +200,111 @@ def init_state(
     return GossipState(
         count=jnp.zeros((), jnp.int32),
         weight=weight if push_sum else None,
-        numerator=master_copy(params) if is_low_precision or keep_numerator else None,
+        residual=zeros_like_model(params) if is_low_precision or keep_residual else None,
         plan=plan,
+        mask=_make_mask(params),
     )
 
 
-def master_copy(params: optax.Params) -> Any:
-    """Returns copies of the leaves, float32 at least."""
+def _is_masked(part: Any) -> bool:
+    return isinstance(part, optax.MaskedNode)
 
-    def copy(leaf: Any) -> jax.Array:
-        return jnp.array(leaf, accumulation_dtype(jnp.result_type(leaf)), copy=True)
 
-    return jax.tree.map(copy, params)
+def _make_mask(params: optax.Params) -> Mask | None:
+    """The mask of parameters of which `optax.masked` left some out; None where all are there."""
+    parts = jax.tree.leaves(params, is_leaf=_is_masked)
+    return Mask(jax.tree.structure(params)) if any(map(_is_masked, parts)) else None
+
+
+def gossiped(params: Any, state: GossipState | None) -> Any:
+    """The part of the user's parameters that the transform sees: all where it is not masked.
+
+    Parameters of which the caller took that part himself are returned as they are.
+
+    Raises:
+      ValueError: if a mask does not fit `params`.
+    """
+    if state is None or state.mask is None:
+        return params
+    mask = state.mask
+    if jax.tree.structure(params) == mask.structure:
+        return params
+    try:
+        return jax.tree.map(
+            lambda keep, part: keep if _is_masked(keep) else part,
+            mask.tree,
+            params,
+            is_leaf=_is_masked,
+        )
+    except (ValueError, TypeError) as error:
+        if jax.tree.structure(params).num_leaves == mask.structure.num_leaves:
+            return params
+        raise ValueError(
+            "params must be the parameters that the masked transform was given, or the part of "
+            f"them that it gossips, {mask.structure}, got {jax.tree.structure(params)}."
+        ) from error
+
+
+def merge_gossiped(params: Any, part: Any, state: GossipState | None) -> Any:
+    """Returns `params` with `part`, in the form of `gossiped(params, state)`, put in its place."""
+    if state is None or state.mask is None:
+        return part
+    if jax.tree.structure(params) == jax.tree.structure(part):
+        return part
+    return jax.tree.map(
+        lambda new, old: old if _is_masked(new) else new, part, params, is_leaf=_is_masked
+    )
+
+
+def zeros_like_model(params: optax.Params) -> Any:
+    """Zeros like the leaves, float32 at least; `jax.ShapeDtypeStruct` will do."""
+    return jax.tree.map(
+        lambda leaf: jnp.zeros_like(leaf, dtype=accumulation_dtype(jnp.result_type(leaf))), params
+    )
+
+
+def round_to(x: jax.Array, dtype: Any) -> jax.Array:
+    """`x`, rounded to the values of `dtype`, in its own type.
+
+    XLA may drop a conversion to a narrow type and back (`xla_allow_excess_precision`), but not
+    this. It flushes subnormal values, which float16 has from 6e-5 downwards: they are rounded to
+    multiples of the smallest.
+    """
+    info = jnp.finfo(dtype)
+    if x.dtype == dtype:
+        return x
+    rounded = jax.lax.reduce_precision(x, info.nexp, info.nmant)
+    if info.nexp == jnp.finfo(x.dtype).nexp:
+        return rounded
+    smallest = float(info.smallest_subnormal)
+    subnormal = jax.lax.round(
+        x * jnp.asarray(1 / smallest, x.dtype), jax.lax.RoundingMethod.TO_NEAREST_EVEN
+    ) * jnp.asarray(smallest, x.dtype)
+    return jnp.where(jnp.abs(x) < float(info.tiny), subnormal, rounded)
+
+
+def widen(params: optax.Params) -> Any:
+    """The parameters that the user holds, float32 at least, rounded as their types are."""
+    return jax.tree.map(
+        lambda wide, z: round_to(wide, jnp.result_type(z)), upcast(params), params
+    )
+
+
+def models(params: optax.Params, state: GossipState | None) -> Any:
+    """The latest models `z + r`, float32 at least."""
+    z = widen(params)
+    if state is None or state.residual is None:
+        return z
+    return jax.tree.map(jnp.add, z, state.residual)
 
 
 def numerators(params: optax.Params, state: GossipState | None) -> Any:
-    """The numerators `x`, float32 at least: those of the state, or else `w * z`."""
-    if state is not None and state.numerator is not None:
-        return state.numerator
-    z = upcast(params)
+    """The numerators `x = w (z + r)`, float32 at least."""
+    model = models(params, state)
     if state is None or state.weight is None:
-        return z
+        return model
     weight = state.weight
-    return jax.tree.map(lambda leaf: weight.astype(leaf.dtype) * leaf, z)
+    return jax.tree.map(lambda leaf: weight.astype(leaf.dtype) * leaf, model)
 
 
 def mass_in_flight(params: optax.Params, state: GossipState | None) -> PushSum:
@@ -240,22 +344,43 @@ def add(x: Any, updates: optax.Updates) -> Any:
 
 
 def as_update(params: optax.Params, target: Any) -> optax.Updates:
-    """Returns the update that `optax.apply_updates` takes from `params` to the rounded `target`.
+    """Returns the update, in the types of `params`, from `params` to the rounded `target`.
 
-    It is `float32(rounded target) - float32(params)`: exact unless cancellation exceeds 2^24.
+    In full precision it is `target - params`, rounded once. In a narrower type it is rounded to
+    that type as well, and what that leaves over is a residual.
     """
 
-    def difference(z: Any, leaf: jax.Array) -> jax.Array:
-        rounded = leaf.astype(jnp.result_type(z)).astype(leaf.dtype)
-        return rounded - jnp.asarray(z, leaf.dtype)
+    def difference(z: Any, wide: jax.Array, leaf: jax.Array) -> jax.Array:
+        dtype = jnp.result_type(z)
+        return round_to(round_to(leaf, dtype) - wide, dtype).astype(dtype)
 
-    return jax.tree.map(difference, params, target)
+    return jax.tree.map(difference, params, widen(params), target)
+
+
+def predict(params: optax.Params, updates: optax.Updates) -> Any:
+    """The parameters that `optax.apply_updates` will make, float32 at least."""
+
+    def after(z: Any, wide: jax.Array, u: jax.Array) -> jax.Array:
+        dtype = jnp.result_type(z)
+        return round_to(wide + round_to(u.astype(wide.dtype), dtype), dtype)
+
+    return jax.tree.map(after, params, widen(params), updates)
+
+
+def residuals(model: Any, z: Any) -> Any:
+    """Returns `r = model - z`, leaf by leaf, of two trees of float32 at least.
+
+    0 where `z` is not finite, so that what is not finite is in the parameters alone.
+    """
+    return jax.tree.map(
+        lambda leaf, z: jnp.where(jnp.isfinite(z), leaf - z, jnp.zeros_like(leaf)), model, z
+    )
 
 
 def apply_updates(params: optax.Params, updates: optax.Updates) -> optax.Params:
-    """`optax.apply_updates`, also where JAX is set to refuse implicit promotion of types.
+    """`optax.apply_updates`, also of updates wider than their parameters under strict promotion.
 
-    The updates of low-precision parameters are float32; optax adds the two as they are.
+    Gossip returns updates in the types of the parameters; a chain without it may not.
     """
     with jax.numpy_dtype_promotion("standard"):
         return optax.apply_updates(params, updates)

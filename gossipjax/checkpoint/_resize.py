@@ -53,8 +53,8 @@ def change_nodes(
 
         z = sum_i x_i / sum_i w_i
 
-    with weight 1 and nothing in flight. Low-precision parameters keep float32 numerators, of the
-    average that was not rounded. The count of the gossip stays, so that delays and default steps go
+    with weight 1 and nothing in flight. Low-precision parameters keep float32 residuals, what
+    rounding the average left over. The count of the gossip stays, so that delays and default steps go
     on; where there was none, it is 0. Each part that one algorithm alone keeps (`extra`) follows
     its rule: the average, the maximum or the first of the old nodes, or as `tx.init` makes it from
     `z`; so does a part that the old state does not have, or has in another shape.
@@ -98,7 +98,7 @@ def change_nodes(
     others, averaged = _average_others(opt_state, template)
     leaves, structure = jax.tree.flatten(template, is_leaf=_is_gossip)
     for i, leaf in enumerate(leaves):
-        leaves[i] = _resize_gossip(old, leaf, model) if _is_gossip(leaf) else others.pop(0)
+        leaves[i] = _resize_gossip(old, leaf, model, new_params) if _is_gossip(leaf) else others.pop(0)
     state = jax.tree.unflatten(structure, leaves)
     report = ResizeReport(before, nodes, weight, fraction_in_flight, averaged)
     return _repeat(new_params, nodes), _repeat(state, nodes), report
@@ -122,14 +122,17 @@ def _init_one(tx: optax.GradientTransformation, params: optax.Params) -> optax.O
     return jax.tree.map(lambda x: x[0], stacked)
 
 
-def _resize_gossip(old: GossipState, new: GossipState, model: Any) -> GossipState:
+def _resize_gossip(old: GossipState, new: GossipState, model: Any, params: Any) -> GossipState:
     """`new`, as `tx.init` makes it from the model, with what survives of `old`."""
-    numerator = None if new.numerator is None else cast_like(model, new.numerator)
+    residual = None
+    if new.residual is not None:
+        rest = jax.tree.map(lambda a, z: a - np.asarray(z, np.float64), model, params)
+        residual = cast_like(rest, new.residual)
     extra = new.extra
     if extra is not None:
         old_extra = old.extra or {}
         extra = {name: _resize_extra(old_extra.get(name), part) for name, part in extra.items()}
-    return new._replace(count=_average(old.count), numerator=numerator, extra=extra)
+    return new._replace(count=_average(old.count), residual=residual, extra=extra)
 
 
 def _resize_extra(old: Extra | None, new: Extra) -> Extra:
@@ -186,10 +189,10 @@ def _average_model(params: Any, old: GossipState, nodes: int) -> tuple[Any, floa
 
     ones = np.ones(nodes)
     weights = ones if old.weight is None else np.asarray(old.weight, np.float64)
-    if old.numerator is None:
-        x = jax.tree.map(lambda a: weighted_sum(a, weights), params)
-    else:
-        x = jax.tree.map(lambda a: weighted_sum(a, ones), old.numerator)
+    x = jax.tree.map(lambda a: weighted_sum(a, weights), params)
+    if old.residual is not None:
+        rest = jax.tree.map(lambda a: weighted_sum(a, weights), old.residual)
+        x = jax.tree.map(np.add, x, rest)
     weight = weights.sum()
     fraction: float | None = 0.0
     if old.in_flight is not None:

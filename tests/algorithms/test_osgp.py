@@ -298,7 +298,7 @@ class TestBadInput:
 
     def test_exchange_without_messages(self):
         tx = gx.sgp(GRAPHS["one peer"])
-        with pytest.raises(ValueError, match=r"must hold messages in flight, that of gx\.osgp"):
+        with pytest.raises(ValueError, match=r"must need nothing of its step, as that of gx\.osgp"):
             gx.spmd(lambda z: gx.exchange(tx.init(z), 0), nodes=N)(jnp.ones(N))
 
     def test_received_that_is_not_from_exchange(self):
