@@ -57,8 +57,9 @@ def consensus_distance(params: optax.Params, axis_name: str = "nodes") -> jax.Ar
     >>> distance(jnp.array([[0.0, 0.0], [6.0, 8.0]])).tolist()
     [5.0, 5.0]
     """
-    squares = _squared_distances(params, axis_name)
-    return jnp.sqrt(sum(jax.tree.leaves(squares), start=jnp.zeros((), jnp.float32)))
+    squares = jax.tree.leaves(_squared_distances(params, axis_name))
+    dtype = jnp.result_type(jnp.float32, *(square.dtype for square in squares))
+    return jnp.sqrt(sum((square.astype(dtype) for square in squares), start=jnp.zeros((), dtype)))
 
 
 def layer_consensus_distance(params: optax.Params, axis_name: str = "nodes") -> Any:

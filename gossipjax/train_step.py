@@ -22,6 +22,7 @@ from gossipjax.algorithms.state import (
     exchange_plan,
     gossip_state,
     replace_gossip_state,
+    require_next_step,
 )
 from gossipjax.algorithms.transform import exchange
 from gossipjax.spmd import Nodes, as_nodes, donate_on_accelerators
@@ -97,6 +98,7 @@ class TrainStep:
         self._overlap_in_thread = overlap_in_thread
         self._updates: dict[tuple[bool, bool], Update] = {}  # by (is static, overlaps)
         self._is_overlapped = False  # the last step was
+        self._next_step: int | None = None  # the one that follows the last
 
     def __call__(
         self, step: int, params: optax.Params, opt_state: optax.OptState, *inputs: Any
@@ -111,6 +113,9 @@ class TrainStep:
             self._updates[kind] = self._make_update(*kind)
         _, self._is_overlapped = kind
         canonical_step = exchange_plan(opt_state).canonical_step(step)
+        if step != self._next_step:
+            require_next_step(opt_state, step)
+        self._next_step = step + 1
         number = canonical_step if is_static else np.int32(step)
         return self._updates[kind](number, params, opt_state, *inputs)
 

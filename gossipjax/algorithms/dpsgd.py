@@ -13,6 +13,7 @@ from gossipjax.algorithms.state import (
     Order,
     add,
     init_state,
+    require_axis_names,
     require_order,
 )
 from gossipjax.algorithms.transform import Combined, gossip_transform
@@ -46,7 +47,8 @@ def dpsgd(
       order: which of the two.
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, if it has several.
-      wire_dtype: a narrower type for messages, as in `sgp`.
+      wire_dtype: a narrower type for messages, as in `sgp`, with its floor of the consensus
+        distance.
 
     The transform's `update` takes `step=`, as that of `sgp`.
 
@@ -69,6 +71,7 @@ def dpsgd(
     """
     require_doubly_stochastic(schedule, "dpsgd")
     require_order(order)
+    require_axis_names("dpsgd", axis_name, local_axis_name)
     wire = make_wire(axis_name, local_axis_name, wire_dtype)
     plan = ExchangePlan(schedule, wire=wire, order=order)
 

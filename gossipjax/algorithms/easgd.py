@@ -18,6 +18,7 @@ from gossipjax.algorithms.state import (
     GossipState,
     add,
     init_state,
+    require_axis_names,
 )
 from gossipjax.algorithms.transform import Combined, gossip_transform
 from gossipjax.collectives import (
@@ -78,7 +79,9 @@ def easgd(
     >>> [v.tolist() for v in jax.vmap(update, axis_name="nodes")(jnp.array([0.0, 4.0]))]
     [[0.5, 3.5], [2.0, 2.0]]
     """
-    if not (isinstance(alpha, int | float | np.number) and 0 < alpha < math.inf):
+    require_axis_names("easgd", axis_name, local_axis_name)
+    is_number = isinstance(alpha, int | float | np.integer | np.floating)
+    if isinstance(alpha, bool) or not (is_number and 0 < alpha < math.inf):
         raise ValueError(
             f"alpha of easgd must be a finite number above 0, got {alpha!r}: the paper has 0.9 / N."
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.typing import DTypeLike
 
@@ -23,6 +24,7 @@ from gossipjax.algorithms.state import (
     merge_gossiped,
     message_layout,
     numerators,
+    require_axis_names,
     residuals,
     widen,
     zeros_like_model,
@@ -82,7 +84,8 @@ def osgp(
         flight is missing from every model, which makes it worse.
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, as in `sgp`.
-      wire_dtype: a narrower type for messages, as in `sgp`.
+      wire_dtype: a narrower type for messages, as in `sgp`, with its floor of the consensus
+        distance.
 
     `update` takes `step=` as in `sgp`, and steps must follow one another: a message is delivered by
     the round before. `gx.canonical_step(opt_state, k)` gives the static ones. Where steps are
@@ -110,6 +113,9 @@ def osgp(
     """
     require_schedule(schedule, "osgp")
     overlap = require_int(overlap, "overlap of osgp", 0)
+    if not isinstance(biased, bool | np.bool_):
+        raise ValueError(f"biased of osgp must be True or False, got {biased!r}.")
+    require_axis_names("osgp", axis_name, local_axis_name)
     wire = make_wire(axis_name, local_axis_name, wire_dtype)
     plan = ExchangePlan(schedule, overlap, wire)
     if overlap == 0:
@@ -150,7 +156,8 @@ def _biased_sgp(plan: ExchangePlan) -> optax.GradientTransformationExtraArgs:
 
 
 def _pack(mass: PushSum, overlap: int) -> InFlight:
-    buffers = Layout(mass).pack(mass)
+    # A buffer also for the placeholder that optax.tree_map_params gives to init, without leaves.
+    buffers = Layout(mass).pack(mass) or [jnp.zeros(0, jnp.float32)]
     return InFlight(tuple(pad_to_rows(buffer, overlap) for buffer in buffers))
 
 

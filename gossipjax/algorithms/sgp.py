@@ -13,6 +13,7 @@ from gossipjax.algorithms.state import (
     Order,
     add,
     init_state,
+    require_axis_names,
     require_order,
 )
 from gossipjax.algorithms.transform import Combined, gossip_transform
@@ -95,6 +96,7 @@ def sgp(
     """
     require_schedule(schedule, "sgp")
     require_order(order)
+    require_axis_names("sgp", axis_name, local_axis_name)
     wire = make_wire(axis_name, local_axis_name, wire_dtype)
     plan = ExchangePlan(schedule, wire=wire, order=order)
 

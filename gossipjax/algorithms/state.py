@@ -31,9 +31,27 @@ DEFAULT_WIRE = Wire()
 Order = Literal["combine-while-adapting", "adapt-then-combine"]
 
 
+def require_axis_names(name: str, axis_name: Any, local_axis_name: Any) -> None:
+    """Raises `ValueError` unless these are names of axes, two different ones; `name` is whose."""
+    if not isinstance(axis_name, str):
+        raise ValueError(
+            f"axis_name of {name} must be the name of the nodes' axis, got {axis_name!r}."
+        )
+    if local_axis_name is not None and not isinstance(local_axis_name, str):
+        raise ValueError(
+            f"local_axis_name of {name} must be the name of the axis of a node's devices, or None, "
+            f"got {local_axis_name!r}."
+        )
+    if axis_name == local_axis_name:
+        raise ValueError(
+            f"local_axis_name of {name} must be another axis than the nodes', got {axis_name!r} "
+            "for both."
+        )
+
+
 def require_order(order: Any) -> None:
     """Raises `ValueError` if `order` is not one of the two."""
-    if order not in get_args(Order):
+    if not isinstance(order, str) or order not in get_args(Order):
         raise ValueError(
             f"order must be one of {', '.join(map(repr, get_args(Order)))}, got {order!r}."
         )
@@ -187,7 +205,7 @@ class GossipState(NamedTuple):
 
 
 def init_state(
-    params: optax.Params, plan: ExchangePlan, *, push_sum: bool, keep_residual: bool = False
+    params: Any, plan: ExchangePlan, *, push_sum: bool, keep_residual: bool = False
 ) -> GossipState:
     """Returns the state at the start: weight 1, and residuals of 0 where they are needed."""
     require_floats(params, "params")
@@ -210,7 +228,7 @@ def _is_masked(part: Any) -> bool:
     return isinstance(part, optax.MaskedNode)
 
 
-def _make_mask(params: optax.Params) -> Mask | None:
+def _make_mask(params: Any) -> Mask | None:
     """The mask of parameters of which `optax.masked` left some out; None where all are there."""
     parts = jax.tree.leaves(params, is_leaf=_is_masked)
     return Mask(jax.tree.structure(params)) if any(map(_is_masked, parts)) else None
@@ -256,7 +274,7 @@ def merge_gossiped(params: Any, part: Any, state: GossipState | None) -> Any:
     )
 
 
-def zeros_like_model(params: optax.Params) -> Any:
+def zeros_like_model(params: Any) -> Any:
     """Zeros like the leaves, float32 at least; `jax.ShapeDtypeStruct` will do."""
     return jax.tree.map(
         lambda leaf: jnp.zeros_like(leaf, dtype=accumulation_dtype(jnp.result_type(leaf))), params
@@ -285,9 +303,7 @@ def round_to(x: jax.Array, dtype: Any) -> jax.Array:
 
 def widen(params: optax.Params) -> Any:
     """The parameters that the user holds, float32 at least, rounded as their types are."""
-    return jax.tree.map(
-        lambda wide, z: round_to(wide, jnp.result_type(z)), upcast(params), params
-    )
+    return jax.tree.map(lambda wide, z: round_to(wide, jnp.result_type(z)), upcast(params), params)
 
 
 def models(params: optax.Params, state: GossipState | None) -> Any:
@@ -390,7 +406,8 @@ def gossip_state(opt_state: optax.OptState) -> GossipState | None:
     """Returns the gossip state inside the state of a chain; None if there is none.
 
     Raises:
-      ValueError: if there are several.
+      ValueError: if there are several, or it stands inside `optax.apply_if_finite` or an
+        `optax.MultiSteps` with `should_skip_update_fn`, on which the nodes do not agree.
 
     >>> import jax.numpy as jnp, optax, gossipjax as gx
     >>> tx = optax.chain(optax.sgd(0.1), gx.osgp(gx.topology.ring(4), overlap=2))
@@ -398,17 +415,41 @@ def gossip_state(opt_state: optax.OptState) -> GossipState | None:
     >>> state.schedule == gx.topology.ring(4), state.overlap
     (True, 2)
     """
-    states = [
-        leaf
-        for leaf in jax.tree.leaves(opt_state, is_leaf=lambda s: isinstance(s, GossipState))
-        if isinstance(leaf, GossipState)
-    ]
+    states = _find_states(opt_state)
     if len(states) > 1:
         raise ValueError(
             f"an optimizer state must hold one gossip state at most, got {len(states)}: a chain "
             "has one gossip transform. Pass the part of the state that is meant."
         )
     return states[0] if states else None
+
+
+def _find_states(opt_state: optax.OptState) -> list[GossipState]:
+    states = []
+    for part in jax.tree.leaves(opt_state, is_leaf=_ends_search):
+        if isinstance(part, GossipState):
+            states.append(part)
+        elif _skips_by_node(part):
+            inside = [state for inner in part for state in _find_states(inner)]
+            if inside:
+                raise ValueError(
+                    "gossip must not stand inside optax.apply_if_finite or optax.MultiSteps with "
+                    "should_skip_update_fn, as nodes that decide by their own gradients would wait "
+                    f"for each other, got {type(part).__name__} around it: use "
+                    "gx.apply_if_finite, or put it before the gossip in the chain."
+                )
+    return states
+
+
+def _skips_by_node(part: Any) -> bool:
+    """Whether the state is of a wrapper that skips updates by what one node alone sees."""
+    if isinstance(part, optax.MultiStepsState):
+        return bool(jax.tree.leaves(part.skip_state))
+    return type(part) is optax.ApplyIfFiniteState
+
+
+def _ends_search(part: Any) -> bool:
+    return isinstance(part, GossipState) or _skips_by_node(part)
 
 
 def replace_gossip_state(opt_state: optax.OptState, **fields: Any) -> Any:
@@ -457,6 +498,31 @@ def canonical_steps(opt_state: optax.OptState) -> list[int]:
     [0, 1]
     """
     return list(exchange_plan(opt_state).canonical_steps)
+
+
+def require_next_step(opt_state: optax.OptState, step: int) -> None:
+    """Raises `ValueError` unless `step` may follow the updates that the state has counted.
+
+    Under overlap the messages in flight are delivered by the round before. Reads the count on the
+    host: call it where a loop starts or jumps, not at every step.
+    """
+    state = gossip_state(opt_state)
+    if state is None or not state.overlap:
+        return
+    count = state.count
+    if isinstance(count, jax.Array):
+        if not hasattr(count, "addressable_shards"):  # traced: no number to compare with
+            return
+        count = jax.device_get(count.addressable_data(0))
+    count = int(np.max(np.asarray(count)))
+    plan = state.plan
+    if count and plan.canonical_step(step) != plan.canonical_step(count):
+        raise ValueError(
+            f"step must be {count}, or one with the same rounds before it, as the state of an "
+            f"algorithm with overlap has counted {count} updates and its messages in flight are "
+            f"delivered by the round before, got {step}: pass the step at which the state was "
+            "saved, or start from the average model by gossipjax.checkpoint.change_nodes."
+        )
 
 
 def push_sum_weight(state: GossipState | None) -> jax.Array:

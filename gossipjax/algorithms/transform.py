@@ -166,9 +166,7 @@ def require_state_of_params(
 
 
 def _specs(tree: Any) -> list[str]:
-    return [
-        f"{jnp.result_type(leaf)} {list(jnp.shape(leaf))}" for leaf in jax.tree.leaves(tree)
-    ]
+    return [f"{jnp.result_type(leaf)} {list(jnp.shape(leaf))}" for leaf in jax.tree.leaves(tree)]
 
 
 def _summarize(specs: list[str]) -> str:
@@ -265,7 +263,11 @@ def exchange(
                 "call gx.exchange(opt_state, step, params=params)."
             )
         x, weight = mix(
-            numerators(gossiped(params, state), state), state.weight, state.schedule, step, **wire.arguments()
+            numerators(gossiped(params, state), state),
+            state.weight,
+            state.schedule,
+            step,
+            **wire.arguments(),
         )
         return PushSum(weight, x)
     last_round, chunk = (step - 1) // state.overlap, (step - 1) % state.overlap

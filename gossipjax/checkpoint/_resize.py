@@ -54,8 +54,8 @@ def change_nodes(
         z = sum_i x_i / sum_i w_i
 
     with weight 1 and nothing in flight. Low-precision parameters keep float32 residuals, what
-    rounding the average left over. The count of the gossip stays, so that delays and default steps go
-    on; where there was none, it is 0. Each part that one algorithm alone keeps (`extra`) follows
+    rounding the average left over. The count of the gossip stays, so that delays and default steps
+    go on; where there was none, it is 0. Each part that one algorithm alone keeps (`extra`) follows
     its rule: the average, the maximum or the first of the old nodes, or as `tx.init` makes it from
     `z`; so does a part that the old state does not have, or has in another shape.
 
@@ -98,7 +98,9 @@ def change_nodes(
     others, averaged = _average_others(opt_state, template)
     leaves, structure = jax.tree.flatten(template, is_leaf=_is_gossip)
     for i, leaf in enumerate(leaves):
-        leaves[i] = _resize_gossip(old, leaf, model, new_params) if _is_gossip(leaf) else others.pop(0)
+        leaves[i] = (
+            _resize_gossip(old, leaf, model, new_params) if _is_gossip(leaf) else others.pop(0)
+        )
     state = jax.tree.unflatten(structure, leaves)
     report = ResizeReport(before, nodes, weight, fraction_in_flight, averaged)
     return _repeat(new_params, nodes), _repeat(state, nodes), report
