@@ -138,8 +138,8 @@ def total_mass(
     Mixing never changes either: the first (a tree like the parameters, float32 at least) moves only
     by the updates, the second stays N. An algorithm without a weight counts 1 per node. Where the
     user holds a stale model, the `x_i` are the latest; parts of the state that are mass
-    (`Extra.is_mass`, such as a center) are added to their sum. All of `params` are taken to be
-    gossiped: where the transform is masked, pass the part that is.
+    (`Extra.is_mass`, such as a center) are added to their sum. Where the transform is masked, the
+    sum is of the parameters that it gossips, with an `optax.MaskedNode` at each of the others.
 
     Args:
       params: the parameters that the user holds, `[...]` per node.
@@ -174,7 +174,8 @@ def average_model(
 
     Like the parameters, with their types. It is not the average of the `z_i` where weights differ.
     Where the user holds a stale model, it is that of the latest; a center is not in it.
-    `gx.Nodes.one` makes one ordinary model of it.
+    `gx.Nodes.one` makes one ordinary model of it. Where the transform is masked, the parameters
+    that it does not gossip are this node's own.
 
     Args:
       params, opt_state, axis_name: as in `total_mass`.

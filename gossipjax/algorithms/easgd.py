@@ -133,7 +133,9 @@ def _common_mean(tree: Any, axis_name: str) -> Any:
 
 @_common_mean.defjvp
 def _common_mean_jvp(axis_name: str, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    return _common_mean(*primals, axis_name), node_mean(*tangents, axis_name)
+    (tree,) = primals
+    (tangent,) = tangents
+    return _common_mean(tree, axis_name), node_mean(tangent, axis_name)
 
 
 def _require_stable(alpha: float, nodes: int) -> None:

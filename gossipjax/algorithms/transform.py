@@ -254,6 +254,7 @@ def exchange(
             'order="combine-while-adapting"), got the state of another algorithm, which exchanges '
             "inside tx.update."
         )
+    assert state.schedule is not None
     wire = state.wire if axis_name is None else state.wire._replace(axis_name=axis_name)
     require_step(step, wire.axis_name)
     if not state.plan.overlap:

@@ -1,6 +1,7 @@
 """What may stand around gossip, or before it: every row of the README's table, with its way out."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +65,11 @@ def promote(step):
 
 def as_float64(z):
     return np.asarray(z, np.float64)
+
+
+def as_any(tree) -> Any:
+    """For type checkers, to which optax says only that a state is a tree."""
+    return tree
 
 
 def mass_of(z, state):
@@ -172,12 +178,16 @@ class TestApplyIfFinite:
             gx.spmd(lambda z: tx.update(z, state, z), nodes=N)(jnp.ones((N, 3)))
 
 
+def is_even(step: Any, **_: Any) -> Any:
+    return step % 2 == 0
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("name", ["sgp", "osgp 2", "dpsgd", "adpsgd", "easgd"])
 def test_conditionally_mask_around(name, dtype):
     """By a count, which is the same on all nodes; both branches have the parameters' type."""
     tx = ROWS[name].transform(RING)
-    every_second = optax.conditionally_mask(tx, lambda step: step % 2 == 0)
+    every_second = optax.conditionally_mask(tx, is_even)
     masked, _ = train(every_second, 5, dtype)
     plain, _ = train(tx, 3, dtype)
     # With the gradient itself as the update, it is 3 of 5 steps.
@@ -288,7 +298,11 @@ class TestSam:
         sam = optax.contrib.sam(inner, optax.sgd(0.05), sync_period=2)
         with pytest.raises(TypeError, match="unexpected keyword argument 'step'"):
             train(sam, 1, count=False)
-        tx = optax.GradientTransformation(sam.init, lambda u, s, p=None: sam.update(u, s, p))
+
+        def update(updates: Any, state: Any, params: Any = None) -> Any:
+            return sam.update(updates, state, params)
+
+        tx = optax.GradientTransformation(sam.init, update)
         z, _ = train(optax.with_extra_args_support(tx), 10, count=False)
         np.testing.assert_allclose(z, self.densely(5), rtol=1e-4, atol=1e-5)
 
@@ -326,7 +340,8 @@ class TestScheduleFree:
         )
 
         def step(y, state, target):
-            updates, (free, gossip) = tx.update(gradient(y, target), state, y)
+            updates, new_state = tx.update(gradient(y, target), state, y)
+            free, gossip = as_any(new_state)
             if mixes_z:
                 z, _ = gx.mix(free.z, None, gossip.schedule, 0)
                 free = free._replace(z=z)
@@ -388,7 +403,7 @@ class TestTreeMapParams:
         assert gossip is not None
         has_residual = gossip.residual is not None
         initable = self.init_with_residual(tx) if has_residual else tx
-        specs = optax.tree_map_params(initable, lambda _, spec: spec, state, {"a": "the spec"})
+        specs: Any = optax.tree_map_params(initable, lambda _, spec: spec, state, {"a": "the spec"})
         assert specs[0][0].trace == {"a": "the spec"}
         if has_residual:
             assert specs[1].residual == {"a": "the spec"}

@@ -131,6 +131,7 @@ def test_the_residual_is_what_rounding_to_parameters_left_over(dtype):
         return optax.apply_updates(z, updates), residuals(target, predict(z, updates))
 
     for run in (step, jax.jit(step)):
+        after: Any
         after, residual = run(z, target)
         assert after.dtype == dtype
         model = np.asarray(after, np.float64) + np.asarray(residual, np.float64)
