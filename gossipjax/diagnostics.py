@@ -10,17 +10,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
+from gossipjax.algorithms.masks import gossiped, merge_gossiped
 from gossipjax.algorithms.state import (
     GossipState,
     PushSum,
     add,
     debias,
     gossip_state,
-    gossiped,
     mass_in_flight,
-    merge_gossiped,
     models,
     numerators,
     push_sum_weight,
@@ -58,7 +58,7 @@ def consensus_distance(params: optax.Params, axis_name: str = "nodes") -> jax.Ar
     [5.0, 5.0]
     """
     squares = jax.tree.leaves(_squared_distances(params, axis_name))
-    dtype = jnp.result_type(jnp.float32, *(square.dtype for square in squares))
+    dtype = np.result_type(np.float32, *(square.dtype for square in squares))
     return jnp.sqrt(sum((square.astype(dtype) for square in squares), start=jnp.zeros((), dtype)))
 
 
@@ -88,7 +88,7 @@ def _squared_distances(params: optax.Params, axis_name: str) -> Any:
 def latest_model(params: optax.Params, opt_state: optax.OptState) -> optax.Params:
     """This node's newest model: `params`, except where the user holds a stale one.
 
-    Like the parameters, with their types; `opt_state` may be the state of a whole chain.
+    Like the parameters, rounded to their types; `opt_state` may be the state of a whole chain.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> tx = gx.d1d_psgd(2)

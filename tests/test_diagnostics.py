@@ -72,7 +72,10 @@ def test_the_latest_model_is_what_the_user_holds(gossip):
         updates, state = step(z, state)
         z = apply_updates(z, updates)
     latest = gx.spmd(gx.latest_model, nodes=N)(z, state)
-    np.testing.assert_array_equal(latest.astype(jnp.float32), z.astype(jnp.float32))  # pyright: ignore
+    # The update, as large as the model here, was rounded as well.
+    np.testing.assert_allclose(
+        np.asarray(latest, np.float32), np.asarray(z, np.float32), rtol=2**-7, atol=2**-7
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)

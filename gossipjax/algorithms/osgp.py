@@ -11,6 +11,8 @@ import numpy as np
 import optax
 from jax.typing import DTypeLike
 
+from gossipjax.algorithms.masks import gossiped, merge_gossiped
+from gossipjax.algorithms.rounding import residuals, widen, zeros_like_model
 from gossipjax.algorithms.sgp import sgp
 from gossipjax.algorithms.state import (
     ExchangePlan,
@@ -19,15 +21,10 @@ from gossipjax.algorithms.state import (
     PushSum,
     add,
     debias,
-    gossiped,
     init_state,
-    merge_gossiped,
     message_layout,
     numerators,
     require_axis_names,
-    residuals,
-    widen,
-    zeros_like_model,
 )
 from gossipjax.algorithms.transform import Combined, gossip_transform
 from gossipjax.collectives import (

@@ -10,18 +10,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gossipjax.algorithms.masks import gossiped
+from gossipjax.algorithms.rounding import as_update, predict, residuals
 from gossipjax.algorithms.state import (
     ExchangePlan,
     GossipState,
     InFlight,
     PushSum,
-    as_update,
     debias,
     gossip_state,
-    gossiped,
     numerators,
-    predict,
-    residuals,
 )
 from gossipjax.collectives import (
     StepLike,
