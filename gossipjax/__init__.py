@@ -3,6 +3,7 @@
 from gossipjax import diagnostics, launch, processes, topology, wire
 from gossipjax.algorithms.adpsgd import adpsgd, d1d_psgd, random_delays
 from gossipjax.algorithms.allreduce import allreduce
+from gossipjax.algorithms.apply_if_finite import apply_if_finite
 from gossipjax.algorithms.dpsgd import dpsgd
 from gossipjax.algorithms.easgd import easgd
 from gossipjax.algorithms.osgp import osgp
@@ -25,6 +26,7 @@ __all__ = [
     "TrainStep",
     "adpsgd",
     "allreduce",
+    "apply_if_finite",
     "average_batch_stats",
     "average_model",
     "canonical_step",

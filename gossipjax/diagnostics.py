@@ -10,8 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
+from gossipjax.algorithms.masks import gossiped, merge_gossiped
 from gossipjax.algorithms.state import (
     GossipState,
     PushSum,
@@ -19,6 +21,7 @@ from gossipjax.algorithms.state import (
     debias,
     gossip_state,
     mass_in_flight,
+    models,
     numerators,
     push_sum_weight,
 )
@@ -54,8 +57,9 @@ def consensus_distance(params: optax.Params, axis_name: str = "nodes") -> jax.Ar
     >>> distance(jnp.array([[0.0, 0.0], [6.0, 8.0]])).tolist()
     [5.0, 5.0]
     """
-    squares = _squared_distances(params, axis_name)
-    return jnp.sqrt(sum(jax.tree.leaves(squares), start=jnp.zeros((), jnp.float32)))
+    squares = jax.tree.leaves(_squared_distances(params, axis_name))
+    dtype = np.result_type(np.float32, *(square.dtype for square in squares))
+    return jnp.sqrt(sum((square.astype(dtype) for square in squares), start=jnp.zeros((), dtype)))
 
 
 def layer_consensus_distance(params: optax.Params, axis_name: str = "nodes") -> Any:
@@ -84,7 +88,7 @@ def _squared_distances(params: optax.Params, axis_name: str) -> Any:
 def latest_model(params: optax.Params, opt_state: optax.OptState) -> optax.Params:
     """This node's newest model: `params`, except where the user holds a stale one.
 
-    Like the parameters, with their types; `opt_state` may be the state of a whole chain.
+    Like the parameters, rounded to their types; `opt_state` may be the state of a whole chain.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> tx = gx.d1d_psgd(2)
@@ -95,7 +99,8 @@ def latest_model(params: optax.Params, opt_state: optax.OptState) -> optax.Param
     [[0.0, 2.0], [2.0, 2.0]]
     """
     state = gossip_state(opt_state)
-    return cast_like(debias(numerators(params, state), push_sum_weight(state)), params)
+    part = gossiped(params, state)
+    return merge_gossiped(params, cast_like(models(part, state), part), state)
 
 
 def local_model(
@@ -121,7 +126,8 @@ def local_model(
     0.5
     """
     state = gossip_state(opt_state)
-    return debias(add(numerators(params, state), updates), push_sum_weight(state))
+    x = add(numerators(gossiped(params, state), state), gossiped(updates, state))
+    return merge_gossiped(add(upcast(params), updates), debias(x, push_sum_weight(state)), state)
 
 
 def total_mass(
@@ -132,8 +138,8 @@ def total_mass(
     Mixing never changes either: the first (a tree like the parameters, float32 at least) moves only
     by the updates, the second stays N. An algorithm without a weight counts 1 per node. Where the
     user holds a stale model, the `x_i` are the latest; parts of the state that are mass
-    (`Extra.is_mass`, such as a center) are added to their sum. All of `params` are taken to be
-    gossiped: where the transform is masked, pass the part that is.
+    (`Extra.is_mass`, such as a center) are added to their sum. Where the transform is masked, the
+    sum is of the parameters that it gossips, with an `optax.MaskedNode` at each of the others.
 
     Args:
       params: the parameters that the user holds, `[...]` per node.
@@ -152,7 +158,7 @@ def total_mass(
     [3.0, 3.0]
     """
     state = gossip_state(opt_state)
-    mass = _sum_models(params, state, axis_name)
+    mass = _sum_models(gossiped(params, state), state, axis_name)
     extra = {} if state is None or state.extra is None else state.extra
     x = mass.x
     for part in extra.values():
@@ -168,7 +174,8 @@ def average_model(
 
     Like the parameters, with their types. It is not the average of the `z_i` where weights differ.
     Where the user holds a stale model, it is that of the latest; a center is not in it.
-    `gx.Nodes.one` makes one ordinary model of it.
+    `gx.Nodes.one` makes one ordinary model of it. Where the transform is masked, the parameters
+    that it does not gossip are this node's own.
 
     Args:
       params, opt_state, axis_name: as in `total_mass`.
@@ -183,8 +190,10 @@ def average_model(
     >>> jax.vmap(average, axis_name="nodes")(jnp.arange(3.0)).tolist()
     [1.0, 1.0, 1.0]
     """
-    mass = _sum_models(params, gossip_state(opt_state), axis_name)
-    return cast_like(debias(mass.x, mass.weight), params)
+    state = gossip_state(opt_state)
+    part = gossiped(params, state)
+    mass = _sum_models(part, state, axis_name)
+    return merge_gossiped(params, cast_like(debias(mass.x, mass.weight), part), state)
 
 
 def _sum_models(params: optax.Params, state: GossipState | None, axis_name: str | None) -> PushSum:

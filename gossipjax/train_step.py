@@ -22,6 +22,7 @@ from gossipjax.algorithms.state import (
     exchange_plan,
     gossip_state,
     replace_gossip_state,
+    require_next_step,
 )
 from gossipjax.algorithms.transform import exchange
 from gossipjax.spmd import Nodes, as_nodes, donate_on_accelerators
@@ -96,6 +97,7 @@ class TrainStep:
         self._local_argnums = local_argnums
         self._overlap_in_thread = overlap_in_thread
         self._updates: dict[tuple[bool, bool], Update] = {}  # by (is static, overlaps)
+        self._next_step: int | None = None  # the one that follows the last
 
     def __call__(
         self, step: int, params: optax.Params, opt_state: optax.OptState, *inputs: Any
@@ -109,6 +111,9 @@ class TrainStep:
         if kind not in self._updates:
             self._updates[kind] = self._make_update(*kind)
         canonical_step = exchange_plan(opt_state).canonical_step(step)
+        if step != self._next_step:
+            require_next_step(opt_state, step)
+        self._next_step = step + 1
         number = canonical_step if is_static else np.int32(step)
         return self._updates[kind](number, params, opt_state, *inputs)
 
@@ -291,7 +296,7 @@ class _OverlappedUpdate:
         new_state = _require_gossip(opt_state)._replace(in_flight=None, count=None)
         params, new_state = self._add_received(params, new_state, received)
         opt_state = replace_gossip_state(
-            opt_state, weight=new_state.weight, numerator=new_state.numerator
+            opt_state, weight=new_state.weight, residual=new_state.residual
         )
         return params, opt_state, aux
 

@@ -1,5 +1,27 @@
 """Gossip as optax transforms: state and wrapper, then a file per algorithm."""
 
-from gossipjax.algorithms import adpsgd, allreduce, dpsgd, easgd, osgp, sgp, state
+from gossipjax.algorithms import (
+    adpsgd,
+    allreduce,
+    apply_if_finite,
+    dpsgd,
+    easgd,
+    masks,
+    osgp,
+    rounding,
+    sgp,
+    state,
+)
 
-__all__ = ["adpsgd", "allreduce", "dpsgd", "easgd", "osgp", "sgp", "state"]
+__all__ = [
+    "adpsgd",
+    "allreduce",
+    "apply_if_finite",
+    "dpsgd",
+    "easgd",
+    "masks",
+    "osgp",
+    "rounding",
+    "sgp",
+    "state",
+]

@@ -18,8 +18,9 @@ from gossipjax.algorithms.state import (
     GossipState,
     add,
     init_state,
+    require_axis_names,
 )
-from gossipjax.algorithms.transform import gossip_transform
+from gossipjax.algorithms.transform import Combined, gossip_transform
 from gossipjax.collectives import (
     StepLike,
     cast_like,
@@ -47,8 +48,8 @@ def adpsgd(
         W_{k+1} = P W_k + u,    u made from the gradient at W_{k - d_k}
 
     (models before the start are the starting one). The parameters that the user holds are the stale
-    model at which the *next* gradient is evaluated; the latest model is the state's `numerator`,
-    float32 at least (`gx.latest_model` reads it). Older ones are the ring buffer
+    model at which the *next* gradient is evaluated; the state's `residual`, float32 at least, leads
+    from it to the latest one, which `gx.latest_model` reads. Older ones are the ring buffer
     `extra["history"]`, `[D - 1, ...]` for delays of up to `D`. Weight decay and clipping before it
     see the stale model too. Delay 0 is `dpsgd`.
 
@@ -58,7 +59,8 @@ def adpsgd(
         node `i` has `delays[k mod T, i]`. `random_delays` draws one.
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, as in `sgp`.
-      wire_dtype: a narrower type for messages, as in `sgp`.
+      wire_dtype: a narrower type for messages, as in `sgp`, with its floor of the consensus
+        distance.
 
     The transform's `update` takes `step=`, as that of `sgp`.
 
@@ -84,6 +86,7 @@ def adpsgd(
     """
     require_doubly_stochastic(schedule, "adpsgd")
     table = _delay_table(delays, schedule.size)
+    require_axis_names("adpsgd", axis_name, local_axis_name)
     wire = make_wire(axis_name, local_axis_name, wire_dtype)
     max_delay = int(table.max())
     if max_delay == 0:
@@ -92,15 +95,15 @@ def adpsgd(
     capacity = max_delay - 1
 
     def init(params: optax.Params) -> GossipState:
-        state = init_state(params, plan, push_sum=False, keep_numerator=True)
+        state = init_state(params, plan, push_sum=False, keep_residual=True)
         if capacity == 0:
             return state
-        history = jax.tree.map(lambda x: jnp.stack([x] * capacity), params)
+        history = jax.tree.map(lambda x: _repeat(x, capacity), params)
         return state._replace(extra={"history": Extra(history, "restart")})
 
     def combine(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
-    ) -> tuple[Any, GossipState]:
+    ) -> Combined:
         del step
         latest = add(received.x, updates)
         upcoming = state.count + 1
@@ -117,9 +120,15 @@ def adpsgd(
                 cast_like(x, history),
             )
             state = state._replace(extra={"history": Extra(history, "restart")})
-        return params, state._replace(numerator=latest)
+        return Combined(latest, state, params)
 
     return gossip_transform("adpsgd", plan, init, combine)
+
+
+def _repeat(leaf: Any, count: int) -> jax.Array:
+    """`[...]` -> `[count, ...]`; zeros of a `jax.ShapeDtypeStruct`."""
+    array = jnp.zeros_like(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.asarray(leaf)
+    return jnp.broadcast_to(array, (count, *array.shape))
 
 
 def _where(condition: jax.Array, if_true: Any, if_false: Any) -> Any:
@@ -128,7 +137,12 @@ def _where(condition: jax.Array, if_true: Any, if_false: Any) -> Any:
 
 def _delay_table(delays: int | ArrayLike, nodes: int) -> np.ndarray:
     """Returns the delays as a checked table `[T, N]`."""
-    table = np.asarray(delays)
+    try:
+        table = np.asarray(delays)
+    except (TypeError, ValueError, jax.errors.TracerArrayConversionError) as error:
+        raise ValueError(
+            f"delays must be one integer or a table [T, N] of integers, got {delays!r}."
+        ) from error
     if not np.issubdtype(table.dtype, np.integer):
         raise ValueError(f"delays must be integers, in steps, got {delays!r}.")
     if table.ndim == 0:

@@ -13,9 +13,10 @@ from gossipjax.algorithms.state import (
     Order,
     add,
     init_state,
+    require_axis_names,
     require_order,
 )
-from gossipjax.algorithms.transform import gossip_transform
+from gossipjax.algorithms.transform import Combined, gossip_transform
 from gossipjax.collectives import StepLike, mix, require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import make_wire
@@ -38,8 +39,7 @@ def dpsgd(
                            of the D-PSGD that the SGP paper compares with
 
     On a random ring it is RAND-PSGD. The state is a `GossipState` with a count and, if any
-    parameter has less precision than float32, a float32 copy of all. This copy is then the model:
-    changes of the parameters from outside are not seen.
+    parameter has less precision than float32, float32 residuals of all, as in `sgp`.
 
     Args:
       schedule: a doubly stochastic schedule. The paper's matrices are symmetric too, which the
@@ -47,7 +47,8 @@ def dpsgd(
       order: which of the two.
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, if it has several.
-      wire_dtype: a narrower type for messages, as in `sgp`.
+      wire_dtype: a narrower type for messages, as in `sgp`, with its floor of the consensus
+        distance.
 
     The transform's `update` takes `step=`, as that of `sgp`.
 
@@ -70,6 +71,7 @@ def dpsgd(
     """
     require_doubly_stochastic(schedule, "dpsgd")
     require_order(order)
+    require_axis_names("dpsgd", axis_name, local_axis_name)
     wire = make_wire(axis_name, local_axis_name, wire_dtype)
     plan = ExchangePlan(schedule, wire=wire, order=order)
 
@@ -78,11 +80,11 @@ def dpsgd(
 
     def combine(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
-    ) -> tuple[Any, GossipState]:
+    ) -> Combined:
         if order == "adapt-then-combine":
             x, _ = mix(add(x, updates), None, schedule, step, **wire.arguments())
         else:
             x = add(received.x, updates)
-        return x, state._replace(numerator=x)
+        return Combined(x, state)
 
     return gossip_transform("dpsgd", plan, init, combine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from typing import Any
 
@@ -17,15 +18,17 @@ from gossipjax.algorithms.state import (
     GossipState,
     add,
     init_state,
-    master_copy,
+    require_axis_names,
 )
-from gossipjax.algorithms.transform import gossip_transform
+from gossipjax.algorithms.transform import Combined, gossip_transform
 from gossipjax.collectives import (
     StepLike,
     axis_size,
     clipped_node_mean,
     cond,
+    node_mean,
     node_sum,
+    upcast,
 )
 from gossipjax.topology.schedule import require_int
 from gossipjax.wire import Wire
@@ -76,7 +79,9 @@ def easgd(
     >>> [v.tolist() for v in jax.vmap(update, axis_name="nodes")(jnp.array([0.0, 4.0]))]
     [[0.5, 3.5], [2.0, 2.0]]
     """
-    if not (isinstance(alpha, int | float | np.number) and 0 < alpha < math.inf):
+    require_axis_names("easgd", axis_name, local_axis_name)
+    is_number = isinstance(alpha, int | float | np.integer | np.floating)
+    if isinstance(alpha, bool) or not (is_number and 0 < alpha < math.inf):
         raise ValueError(
             f"alpha of easgd must be a finite number above 0, got {alpha!r}: the paper has 0.9 / N."
         )
@@ -86,9 +91,9 @@ def easgd(
 
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan, push_sum=False)
-        center = master_copy(params)
+        center = jax.tree.map(lambda x: jnp.array(x, copy=True), _upcast(params))
         with contextlib.suppress(ValueError):  # no such axis here: all nodes have these parameters
-            center = clipped_node_mean(center, axis_name)
+            center = _common_mean(center, axis_name)
         return state._replace(extra={"center": Extra(center, "average", is_mass=True)})
 
     def exchange(x: Any, center: Any) -> tuple[Any, Any]:
@@ -98,7 +103,7 @@ def easgd(
 
     def combine(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
-    ) -> tuple[Any, GossipState]:
+    ) -> Combined:
         del received
         _require_stable(alpha, axis_size(axis_name))
         assert state.extra is not None
@@ -106,9 +111,31 @@ def easgd(
         x, value = cond(step % period == 0, exchange, lambda *both: both, x, center.value)
         x = add(x, updates)
         extra = {"center": Extra(value, center.on_resize, center.is_mass)}
-        return x, state._replace(numerator=x, extra=extra)
+        return Combined(x, state._replace(extra=extra))
 
     return gossip_transform("easgd", plan, init, combine)
+
+
+def _upcast(params: optax.Params) -> Any:
+    """The parameters, float32 at least; zeros for each `jax.ShapeDtypeStruct`."""
+
+    def array(leaf: Any) -> Any:
+        return jnp.zeros_like(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+
+    return upcast(jax.tree.map(array, params))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _common_mean(tree: Any, axis_name: str) -> Any:
+    """`clipped_node_mean`, with the derivative of the mean: a minimum has none over an axis."""
+    return clipped_node_mean(tree, axis_name)
+
+
+@_common_mean.defjvp
+def _common_mean_jvp(axis_name: str, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    (tree,) = primals
+    (tangent,) = tangents
+    return _common_mean(tree, axis_name), node_mean(tangent, axis_name)
 
 
 def _require_stable(alpha: float, nodes: int) -> None:

@@ -7,9 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.typing import DTypeLike
 
+from gossipjax.algorithms.masks import gossiped, merge_gossiped
+from gossipjax.algorithms.rounding import residuals, widen, zeros_like_model
 from gossipjax.algorithms.sgp import sgp
 from gossipjax.algorithms.state import (
     ExchangePlan,
@@ -19,11 +22,11 @@ from gossipjax.algorithms.state import (
     add,
     debias,
     init_state,
-    master_copy,
     message_layout,
     numerators,
+    require_axis_names,
 )
-from gossipjax.algorithms.transform import gossip_transform
+from gossipjax.algorithms.transform import Combined, gossip_transform
 from gossipjax.collectives import (
     Layout,
     StepLike,
@@ -78,7 +81,8 @@ def osgp(
         flight is missing from every model, which makes it worse.
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, as in `sgp`.
-      wire_dtype: a narrower type for messages, as in `sgp`.
+      wire_dtype: a narrower type for messages, as in `sgp`, with its floor of the consensus
+        distance.
 
     `update` takes `step=` as in `sgp`, and steps must follow one another: a message is delivered by
     the round before. `gx.canonical_step(opt_state, k)` gives the static ones. Where steps are
@@ -106,6 +110,9 @@ def osgp(
     """
     require_schedule(schedule, "osgp")
     overlap = require_int(overlap, "overlap of osgp", 0)
+    if not isinstance(biased, bool | np.bool_):
+        raise ValueError(f"biased of osgp must be True or False, got {biased!r}.")
+    require_axis_names("osgp", axis_name, local_axis_name)
     wire = make_wire(axis_name, local_axis_name, wire_dtype)
     plan = ExchangePlan(schedule, overlap, wire)
     if overlap == 0:
@@ -113,19 +120,17 @@ def osgp(
 
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan, push_sum=not biased)
-        mass = PushSum(state.weight, master_copy(params))
-        return state._replace(in_flight=_pack(jax.tree.map(jnp.zeros_like, mass), overlap))
+        nothing = PushSum(state.weight, zeros_like_model(params))
+        return state._replace(in_flight=_pack(jax.tree.map(jnp.zeros_like, nothing), overlap))
 
     def combine(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
-    ) -> tuple[Any, GossipState]:
+    ) -> Combined:
         mass = PushSum(state.weight, add(x, updates))
         operands = jax.tree.map(lambda leaf: as_varying(leaf, axis_name), (mass, received))
         receive_and_send = partial(_receive_and_send, plan, step)
         mass, in_flight = cond(step % overlap == 0, receive_and_send, _keep, *operands)
-        return debias(mass.x, mass.weight), state._replace(
-            numerator=mass.x, weight=mass.weight, in_flight=in_flight
-        )
+        return Combined(mass.x, state._replace(weight=mass.weight, in_flight=in_flight))
 
     return gossip_transform("osgp", plan, init, combine)
 
@@ -138,17 +143,18 @@ def _biased_sgp(plan: ExchangePlan) -> optax.GradientTransformationExtraArgs:
 
     def combine(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
-    ) -> tuple[Any, GossipState]:
+    ) -> Combined:
         del received
         assert plan.schedule is not None
         x, _ = mix(add(x, updates), None, plan.schedule, step, **plan.wire.arguments())
-        return x, state._replace(numerator=x)
+        return Combined(x, state)
 
     return gossip_transform("osgp", plan, init, combine)
 
 
 def _pack(mass: PushSum, overlap: int) -> InFlight:
-    buffers = Layout(mass).pack(mass)
+    # A buffer also for the placeholder that optax.tree_map_params gives to init, without leaves.
+    buffers = Layout(mass).pack(mass) or [jnp.zeros(0, jnp.float32)]
     return InFlight(tuple(pad_to_rows(buffer, overlap) for buffer in buffers))
 
 
@@ -186,9 +192,12 @@ def add_received(
       state: of `osgp`; what it has in flight is not looked at.
       received: what `exchange` has returned.
     """
-    x = numerators(params, state)
+    part = gossiped(params, state)
+    x = numerators(part, state)
     mass = PushSum(state.weight, x)
     arrivals = message_layout(x, state).unpack(received.buffers)
     weight, x = jax.tree.map(jnp.add, mass, arrivals)
-    state = state._replace(numerator=None if state.numerator is None else x, weight=weight)
-    return cast_like(debias(x, weight), params), state
+    model = debias(x, weight)
+    part = cast_like(model, part)
+    residual = None if state.residual is None else residuals(model, widen(part))
+    return merge_gossiped(params, part, state), state._replace(weight=weight, residual=residual)

@@ -12,11 +12,11 @@ from gossipjax.algorithms.state import (
     GossipState,
     Order,
     add,
-    debias,
     init_state,
+    require_axis_names,
     require_order,
 )
-from gossipjax.algorithms.transform import gossip_transform
+from gossipjax.algorithms.transform import Combined, gossip_transform
 from gossipjax.collectives import StepLike, mix, require_schedule
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import make_wire
@@ -45,8 +45,9 @@ def sgp(
     The parameters that the user holds are the de-biased `z`, `[...]` per node, so gradients, weight
     decay and clipping all see `z`; momentum is local. Note that `u` is added to the numerator: at
     weight `w` the model moves by `u / w`. The state is a `GossipState` with the weight `w`, a
-    scalar, and, if any parameter has less precision than float32, all numerators in float32. These
-    numerators are then the model: changes of the parameters from outside are not seen.
+    scalar, and, if any parameter has less precision than float32, float32 residuals of all: what
+    rounding left over. Updates have the types of the parameters, and changes of the parameters from
+    outside the chain are seen in any type.
 
     After SGD with Nesterov momentum this is algorithm 2 of the ICLR submission; after Adam it is
     Adam-SGP.
@@ -59,7 +60,8 @@ def sgp(
         goes first in the chain): each device then exchanges its share of the message.
       wire_dtype: a narrower type for messages, such as `jnp.bfloat16`, which halves the bytes. The
         sender keeps the rounding error, so no mass is lost; weights travel in full precision, and
-        sums are taken in float32 at least.
+        sums are taken in float32 at least. Nodes then agree up to this rounding and no better: the
+        consensus distance ends at about 1.3e-3 of the model's norm for bfloat16.
 
     The transform's `update` takes `step=`, which picks the round and nothing else: an integer (one
     compiled program per round, see `gx.canonical_step`), a traced scalar that is the same on every
@@ -94,6 +96,7 @@ def sgp(
     """
     require_schedule(schedule, "sgp")
     require_order(order)
+    require_axis_names("sgp", axis_name, local_axis_name)
     wire = make_wire(axis_name, local_axis_name, wire_dtype)
     plan = ExchangePlan(schedule, wire=wire, order=order)
 
@@ -102,13 +105,13 @@ def sgp(
 
     def combine(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
-    ) -> tuple[Any, GossipState]:
+    ) -> Combined:
         if order == "adapt-then-combine":
             y = add(x, updates)
             x, w = mix(y, state.weight, schedule, step, **wire.arguments())
         else:
             w = received.weight
             x = add(received.x, updates)
-        return debias(x, w), state._replace(numerator=x, weight=w)
+        return Combined(x, state._replace(weight=w))
 
     return gossip_transform("sgp", plan, init, combine)

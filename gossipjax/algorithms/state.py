@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from gossipjax.algorithms.masks import make_mask
+from gossipjax.algorithms.rounding import widen, zeros_like_model
 from gossipjax.collectives import (
     Layout,
     accumulation_dtype,
@@ -31,9 +33,27 @@ DEFAULT_WIRE = Wire()
 Order = Literal["combine-while-adapting", "adapt-then-combine"]
 
 
+def require_axis_names(name: str, axis_name: Any, local_axis_name: Any) -> None:
+    """Raises `ValueError` unless these are names of axes, two different ones; `name` is whose."""
+    if not isinstance(axis_name, str):
+        raise ValueError(
+            f"axis_name of {name} must be the name of the nodes' axis, got {axis_name!r}."
+        )
+    if local_axis_name is not None and not isinstance(local_axis_name, str):
+        raise ValueError(
+            f"local_axis_name of {name} must be the name of the axis of a node's devices, or None, "
+            f"got {local_axis_name!r}."
+        )
+    if axis_name == local_axis_name:
+        raise ValueError(
+            f"local_axis_name of {name} must be another axis than the nodes', got {axis_name!r} "
+            "for both."
+        )
+
+
 def require_order(order: Any) -> None:
     """Raises `ValueError` if `order` is not one of the two."""
-    if order not in get_args(Order):
+    if not isinstance(order, str) or order not in get_args(Order):
         raise ValueError(
             f"order must be one of {', '.join(map(repr, get_args(Order)))}, got {order!r}."
         )
@@ -127,23 +147,31 @@ class Extra:
 class GossipState(NamedTuple):
     """State of a gossip transform for one node; a field that an algorithm does not need is None.
 
+    The user holds parameters `z`. They are the model, up to a residual `r`: what rounding to their
+    type left over, or, where an algorithm hands out an older model, the difference to the latest.
+
+        x = w (z + r)
+
+    Parameters that were changed from outside the chain are thus seen, in any type.
+
     Attributes:
       count: int32 scalar, the number of updates so far.
       weight: the push-sum weight `w`, a scalar, float32 at least.
-      numerator: the push-sum numerator `x`, float32 at least, like the parameters. Kept, for all
-        leaves, if any parameter has less precision than float32 or the parameters are an older
-        model; otherwise it is `w * z`.
+      residual: `r`, float32 at least, like the parameters. Kept, for all leaves, if any parameter
+        has less precision than float32 or the parameters are an older model; otherwise `r = 0`.
       in_flight: `InFlight`, messages that were sent and not yet used.
       extra: a dict of `Extra`, parts that one algorithm alone keeps, by name.
       plan: static: the `ExchangePlan` with schedule, overlap and wire of the algorithm.
+      mask: static: the `Mask` of a transform inside `optax.masked` or `optax.multi_transform`.
     """
 
     count: Any
     weight: Any = None
-    numerator: Any = None
+    residual: Any = None
     in_flight: Any = None
     extra: Any = None
     plan: Any = ExchangePlan()
+    mask: Any = None
 
     @property
     def schedule(self) -> Schedule | None:
@@ -162,12 +190,9 @@ class GossipState(NamedTuple):
 
 
 def init_state(
-    params: optax.Params, plan: ExchangePlan, *, push_sum: bool, keep_numerator: bool = False
+    params: Any, plan: ExchangePlan, *, push_sum: bool, keep_residual: bool = False
 ) -> GossipState:
-    """Returns the state at the start: weight 1, and float32 numerators of low-precision parameters.
-
-    The numerators are copies, so that parameters and state can both be donated.
-    """
+    """Returns the state at the start: weight 1, and residuals of 0 where they are needed."""
     require_floats(params, "params")
     leaves = jax.tree.leaves(params) or [np.float32()]
     dtypes = [jnp.result_type(leaf) for leaf in leaves]
@@ -178,29 +203,27 @@ def init_state(
     return GossipState(
         count=jnp.zeros((), jnp.int32),
         weight=weight if push_sum else None,
-        numerator=master_copy(params) if is_low_precision or keep_numerator else None,
+        residual=zeros_like_model(params) if is_low_precision or keep_residual else None,
         plan=plan,
+        mask=make_mask(params),
     )
 
 
-def master_copy(params: optax.Params) -> Any:
-    """Returns copies of the leaves, float32 at least."""
-
-    def copy(leaf: Any) -> jax.Array:
-        return jnp.array(leaf, accumulation_dtype(jnp.result_type(leaf)), copy=True)
-
-    return jax.tree.map(copy, params)
+def models(params: optax.Params, state: GossipState | None) -> Any:
+    """The latest models `z + r`, float32 at least."""
+    z = widen(params)
+    if state is None or state.residual is None:
+        return z
+    return jax.tree.map(jnp.add, z, state.residual)
 
 
 def numerators(params: optax.Params, state: GossipState | None) -> Any:
-    """The numerators `x`, float32 at least: those of the state, or else `w * z`."""
-    if state is not None and state.numerator is not None:
-        return state.numerator
-    z = upcast(params)
+    """The numerators `x = w (z + r)`, float32 at least."""
+    model = models(params, state)
     if state is None or state.weight is None:
-        return z
+        return model
     weight = state.weight
-    return jax.tree.map(lambda leaf: weight.astype(leaf.dtype) * leaf, z)
+    return jax.tree.map(lambda leaf: weight.astype(leaf.dtype) * leaf, model)
 
 
 def mass_in_flight(params: optax.Params, state: GossipState | None) -> PushSum:
@@ -239,23 +262,10 @@ def add(x: Any, updates: optax.Updates) -> Any:
     return jax.tree.map(lambda leaf, u: leaf + jnp.asarray(u, leaf.dtype), x, updates)
 
 
-def as_update(params: optax.Params, target: Any) -> optax.Updates:
-    """Returns the update that `optax.apply_updates` takes from `params` to the rounded `target`.
-
-    It is `float32(rounded target) - float32(params)`: exact unless cancellation exceeds 2^24.
-    """
-
-    def difference(z: Any, leaf: jax.Array) -> jax.Array:
-        rounded = leaf.astype(jnp.result_type(z)).astype(leaf.dtype)
-        return rounded - jnp.asarray(z, leaf.dtype)
-
-    return jax.tree.map(difference, params, target)
-
-
 def apply_updates(params: optax.Params, updates: optax.Updates) -> optax.Params:
-    """`optax.apply_updates`, also where JAX is set to refuse implicit promotion of types.
+    """`optax.apply_updates`, also of updates wider than their parameters under strict promotion.
 
-    The updates of low-precision parameters are float32; optax adds the two as they are.
+    Gossip returns updates in the types of the parameters; a chain without it may not.
     """
     with jax.numpy_dtype_promotion("standard"):
         return optax.apply_updates(params, updates)
@@ -265,7 +275,8 @@ def gossip_state(opt_state: optax.OptState) -> GossipState | None:
     """Returns the gossip state inside the state of a chain; None if there is none.
 
     Raises:
-      ValueError: if there are several.
+      ValueError: if there are several, or it stands inside `optax.apply_if_finite` or an
+        `optax.MultiSteps` with `should_skip_update_fn`, on which the nodes do not agree.
 
     >>> import jax.numpy as jnp, optax, gossipjax as gx
     >>> tx = optax.chain(optax.sgd(0.1), gx.osgp(gx.topology.ring(4), overlap=2))
@@ -273,17 +284,41 @@ def gossip_state(opt_state: optax.OptState) -> GossipState | None:
     >>> state.schedule == gx.topology.ring(4), state.overlap
     (True, 2)
     """
-    states = [
-        leaf
-        for leaf in jax.tree.leaves(opt_state, is_leaf=lambda s: isinstance(s, GossipState))
-        if isinstance(leaf, GossipState)
-    ]
+    states = _find_states(opt_state)
     if len(states) > 1:
         raise ValueError(
             f"an optimizer state must hold one gossip state at most, got {len(states)}: a chain "
             "has one gossip transform. Pass the part of the state that is meant."
         )
     return states[0] if states else None
+
+
+def _find_states(opt_state: optax.OptState) -> list[GossipState]:
+    states = []
+    for part in jax.tree.leaves(opt_state, is_leaf=_ends_search):
+        if isinstance(part, GossipState):
+            states.append(part)
+        elif _skips_by_node(part):
+            inside = [state for inner in part for state in _find_states(inner)]
+            if inside:
+                raise ValueError(
+                    "gossip must not stand inside optax.apply_if_finite or optax.MultiSteps with "
+                    "should_skip_update_fn, as nodes that decide by their own gradients would wait "
+                    f"for each other, got {type(part).__name__} around it: use "
+                    "gx.apply_if_finite, or put it before the gossip in the chain."
+                )
+    return states
+
+
+def _skips_by_node(part: Any) -> bool:
+    """Whether the state is of a wrapper that skips updates by what one node alone sees."""
+    if isinstance(part, optax.MultiStepsState):
+        return bool(jax.tree.leaves(part.skip_state))
+    return type(part) is optax.ApplyIfFiniteState
+
+
+def _ends_search(part: Any) -> bool:
+    return isinstance(part, GossipState) or _skips_by_node(part)
 
 
 def replace_gossip_state(opt_state: optax.OptState, **fields: Any) -> Any:
@@ -332,6 +367,31 @@ def canonical_steps(opt_state: optax.OptState) -> list[int]:
     [0, 1]
     """
     return list(exchange_plan(opt_state).canonical_steps)
+
+
+def require_next_step(opt_state: optax.OptState, step: int) -> None:
+    """Raises `ValueError` unless `step` may follow the updates that the state has counted.
+
+    Under overlap the messages in flight are delivered by the round before. Reads the count on the
+    host: call it where a loop starts or jumps, not at every step.
+    """
+    state = gossip_state(opt_state)
+    if state is None or not state.overlap:
+        return
+    count = state.count
+    if isinstance(count, jax.Array):
+        if not hasattr(count, "addressable_shards"):  # traced: no number to compare with
+            return
+        count = jax.device_get(count.addressable_data(0))
+    count = int(np.max(np.asarray(count)))
+    plan = state.plan
+    if count and plan.canonical_step(step) != plan.canonical_step(count):
+        raise ValueError(
+            f"step must be {count}, or one with the same rounds before it, as the state of an "
+            f"algorithm with overlap has counted {count} updates and its messages in flight are "
+            f"delivered by the round before, got {step}: pass the step at which the state was "
+            "saved, or start from the average model by gossipjax.checkpoint.change_nodes."
+        )
 
 
 def push_sum_weight(state: GossipState | None) -> jax.Array:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from gossipjax.algorithms.masks import gossiped
+from gossipjax.algorithms.rounding import as_update, predict, residuals
 from gossipjax.algorithms.state import (
     ExchangePlan,
     GossipState,
     InFlight,
     PushSum,
-    as_update,
+    debias,
     gossip_state,
     numerators,
 )
@@ -30,7 +32,26 @@ from gossipjax.collectives import (
 )
 
 Received = InFlight | PushSum
-Combine = Callable[[Any, optax.Updates, GossipState, StepLike, Any], tuple[Any, GossipState]]
+
+
+class Combined(NamedTuple):
+    """The result of a `combine` function.
+
+    Attributes:
+      x: the new numerators, like the parameters, float32 at least.
+      state: the state with its new weight and what else the algorithm keeps.
+      params: the parameters that the user holds from now on, float32 at least, if they are not the
+        latest model `x / w`; `init` must then keep a residual.
+    """
+
+    x: Any
+    state: GossipState
+    params: Any = None
+
+
+Combine = Callable[
+    [Any, optax.Updates, GossipState, StepLike, Any], Combined | tuple[Any, GossipState]
+]
 
 
 def gossip_transform(
@@ -38,15 +59,16 @@ def gossip_transform(
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps `combine` as an optax transform that goes last in a chain.
 
-    `combine(x, updates, state, step, received)` gets the numerators and returns the new parameters,
-    float32 at least, and the state with its new weight and numerators. `received` is the result of
-    `exchange` where the plan exchanges early, else None. The wrapper returns the update that
-    reaches these parameters, counts, and keeps numerators only if `init` made some.
+    `combine(x, updates, state, step, received)` gets the numerators and returns a `Combined`: the
+    new ones, and the state with its new weight. `received` is the result of `exchange` where the
+    plan exchanges early, else None. The wrapper returns the update that reaches the new parameters,
+    in their types, counts, and keeps residuals if `init` made some.
 
     Raises (when traced):
-      ValueError: if the axis is missing, `params` are not passed to `update`, the state was made
-        by a transform with another schedule, overlap or wire, or `received` is not what `exchange`
-        returns.
+      ValueError: if the axis is missing, `params` are not passed to `update`, the updates are not
+        like them, the state was not made for them by this transform (another schedule, overlap or
+        wire, another algorithm), `received` is not what `exchange` returns, or `combine` does not
+        return new numerators like the old ones.
     """
 
     def update(
@@ -66,17 +88,88 @@ def gossip_transform(
             )
         own_state = require_own_state(name, plan, state)
         step = default_step(step, own_state.count, plan.wire.axis_name)
+        require_state_of_params(name, init, params, own_state)
+        require_like(params, updates, f"the updates of {name}")
         if plan.exchanges_early and received is None:
             received = exchange(own_state, step, params=params)
         require_received(name, plan, received)
         x = numerators(params, own_state)
-        target, new_state = combine(x, updates, own_state, step, received)
-        return as_update(params, target), new_state._replace(
-            count=optax.safe_increment(own_state.count),
-            numerator=None if own_state.numerator is None else new_state.numerator,
-        )
+        result = Combined(*combine(x, updates, own_state, step, received))
+        return _finish(name, params, own_state, x, result)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _finish(
+    name: str, params: Any, old: GossipState, old_x: Any, result: Combined
+) -> tuple[optax.Updates, GossipState]:
+    """The update to the new parameters, and the new state with its residuals."""
+    require_like(old_x, result.x, f"the numerators that combine of {name} returns", dtypes=True)
+    if result.params is not None and old.residual is None:
+        raise ValueError(
+            f"the init of {name} must keep a residual, init_state(..., keep_residual=True), as its "
+            "combine returns parameters that are not the latest model, got a state without one."
+        )
+    model = debias(result.x, result.state.weight)
+    updates = as_update(params, model if result.params is None else result.params)
+    residual = None if old.residual is None else residuals(model, predict(params, updates))
+    count = optax.safe_increment(old.count)
+    return updates, result.state._replace(count=count, residual=residual)
+
+
+def require_like(expected: Any, tree: Any, name: str, dtypes: bool = False) -> None:
+    """Raises `ValueError` unless `tree` has the structure, shapes and, on demand, types given."""
+
+    def describe(leaf: Any) -> str:
+        shape = list(jnp.shape(leaf))
+        return f"{jnp.result_type(leaf)} {shape}" if dtypes else f"shape {shape}"
+
+    def compare(path: Any, like: Any, leaf: Any) -> None:
+        if describe(like) != describe(leaf):
+            raise ValueError(
+                f"{name} must be like the parameters, {describe(like)} at "
+                f"{jax.tree_util.keystr(path) or 'their only leaf'}, got {describe(leaf)}."
+            )
+
+    structures = jax.tree.structure(expected), jax.tree.structure(tree)
+    try:
+        jax.tree.map(lambda like, part: None, expected, tree)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{name} must have the structure of the parameters, {{}}, got {{}}.".format(*structures)
+        ) from error
+    if structures[0].num_leaves != structures[1].num_leaves:
+        raise ValueError(
+            f"{name} must have the structure of the parameters, {{}}, got {{}}.".format(*structures)
+        )
+    jax.tree_util.tree_map_with_path(compare, expected, tree)
+
+
+def require_state_of_params(
+    name: str, init: optax.TransformInitFn, params: Any, state: GossipState
+) -> None:
+    """Raises `ValueError` unless `init` makes a state of these shapes and types of `params`."""
+    expected = jax.eval_shape(init, params)
+    assert isinstance(expected, GossipState)
+    for field in ("weight", "residual", "in_flight", "extra"):
+        expected_specs = _specs(getattr(expected, field))
+        actual_specs = _specs(getattr(state, field))
+        if expected_specs != actual_specs:
+            raise ValueError(
+                f"the state of {name} must be made for these parameters by this algorithm, with "
+                f"{field} {_summarize(expected_specs)}, got {_summarize(actual_specs)}: make it by "
+                "tx.init(params) of the same chain; from other parameters or another algorithm, "
+                "go on by gossipjax.checkpoint.change_nodes."
+            )
+
+
+def _specs(tree: Any) -> list[str]:
+    return [f"{jnp.result_type(leaf)} {list(jnp.shape(leaf))}" for leaf in jax.tree.leaves(tree)]
+
+
+def _summarize(specs: list[str]) -> str:
+    """At most three of the specs, for an error message."""
+    return ", ".join(specs[:3] + ["..."] * (len(specs) > 3)) or "None"
 
 
 def require_own_state(name: str, plan: ExchangePlan, state: Any) -> GossipState:
@@ -159,6 +252,7 @@ def exchange(
             'order="combine-while-adapting"), got the state of another algorithm, which exchanges '
             "inside tx.update."
         )
+    assert state.schedule is not None
     wire = state.wire if axis_name is None else state.wire._replace(axis_name=axis_name)
     require_step(step, wire.axis_name)
     if not state.plan.overlap:
@@ -168,7 +262,11 @@ def exchange(
                 "call gx.exchange(opt_state, step, params=params)."
             )
         x, weight = mix(
-            numerators(params, state), state.weight, state.schedule, step, **wire.arguments()
+            numerators(gossiped(params, state), state),
+            state.weight,
+            state.schedule,
+            step,
+            **wire.arguments(),
         )
         return PushSum(weight, x)
     last_round, chunk = (step - 1) // state.overlap, (step - 1) % state.overlap

@@ -54,9 +54,9 @@ def change_nodes(
 
         z = sum_i x_i / sum_i w_i
 
-    with weight 1 and nothing in flight. Low-precision parameters keep float32 numerators, of the
-    average that was not rounded. The count of the gossip stays, so that delays and default steps go
-    on; where there was none, it is 0. Each part that one algorithm alone keeps (`extra`) follows
+    with weight 1 and nothing in flight. Low-precision parameters keep float32 residuals, what
+    rounding the average left over. The count of the gossip stays, so that delays and default steps
+    go on; where there was none, it is 0. Each part that one algorithm alone keeps (`extra`) follows
     its rule: the average, the maximum or the first of the old nodes, or as `tx.init` makes it from
     `z`; so does a part that the old state does not have, or has in another shape.
 
@@ -109,7 +109,9 @@ def change_nodes(
     others, averaged = _average_others(opt_state, template)
     leaves, structure = jax.tree.flatten(template, is_leaf=_is_gossip)
     for i, leaf in enumerate(leaves):
-        leaves[i] = _resize_gossip(old, leaf, model) if _is_gossip(leaf) else others.pop(0)
+        leaves[i] = (
+            _resize_gossip(old, leaf, model, new_params) if _is_gossip(leaf) else others.pop(0)
+        )
     state = jax.tree.unflatten(structure, leaves)
     report = ResizeReport(before, nodes, weight, fraction_in_flight, averaged)
     return _repeat(new_params, nodes), _repeat(state, nodes), report
@@ -134,14 +136,18 @@ def _init_one(tx: optax.GradientTransformation, params: optax.Params) -> optax.O
     return jax.tree.map(lambda x: x[0], stacked)
 
 
-def _resize_gossip(old: GossipState, new: GossipState, model: Any) -> GossipState:
+def _resize_gossip(old: GossipState, new: GossipState, model: Any, params: Any) -> GossipState:
     """`new`, as `tx.init` makes it from the model, with what survives of `old`."""
-    numerator = None if new.numerator is None else _pick(model, new.numerator)
+    residual = None
+    if new.residual is not None:
+        held = _pick(params, new.residual)
+        rest = jax.tree.map(np.subtract, _pick(model, new.residual), held)
+        residual = cast_like(rest, new.residual)
     extra = new.extra
     if extra is not None:
         old_extra = old.extra or {}
         extra = {name: _resize_extra(old_extra.get(name), part) for name, part in extra.items()}
-    return new._replace(count=np.asarray(old.count).max(axis=0), numerator=numerator, extra=extra)
+    return new._replace(count=np.asarray(old.count).max(axis=0), residual=residual, extra=extra)
 
 
 def _resize_extra(old: Extra | None, new: Extra) -> Extra:
@@ -207,11 +213,11 @@ def _average_leaf(path: Any, leaf: Any) -> Any:
 def _find_gossiped(params: Any, old: GossipState, tx: optax.GradientTransformation) -> list[str]:
     """The paths of the parameters that gossip; a mask hides the others.
 
-    The numerators are of these. Where the old state has none, those that `tx` would keep for
+    The residuals are of these. Where the old state has none, those that `tx` would keep for
     parameters of low precision are.
     """
-    numerator = old.numerator
-    if numerator is None:
+    residual = old.residual
+    if residual is None:
 
         def narrow(leaf: Any) -> jax.ShapeDtypeStruct:
             is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
@@ -221,8 +227,8 @@ def _find_gossiped(params: Any, old: GossipState, tx: optax.GradientTransformati
 
         state = jax.eval_shape(Nodes(1).spmd(tx.init), jax.tree.map(narrow, params))
         new = gossip_state(state)
-        numerator = None if new is None else new.numerator
-    tree = params if numerator is None else numerator
+        residual = None if new is None else new.residual
+    tree = params if residual is None else residual
     gossiped = dict(jax.tree_util.tree_leaves_with_path(tree))
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if path in gossiped:
@@ -231,10 +237,10 @@ def _find_gossiped(params: Any, old: GossipState, tx: optax.GradientTransformati
 
 
 def _pick(model: Any, like: Any) -> Any:
-    """The part of the model that `like` has, in its types."""
+    """The part of the model that `like` has, in float64."""
     leaves = dict(jax.tree_util.tree_leaves_with_path(model))
     return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: leaves[path].astype(leaf.dtype), like
+        lambda path, _: np.asarray(leaves[path], np.float64), like
     )
 
 
@@ -246,14 +252,14 @@ def _average_model(
         jax.tree_util.keystr(path): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)
     }
-    gossiped = [leaves[path] for path in paths]
     weights = np.ones(nodes)
     if old.weight is not None:
         weights = np.asarray(old.weight, np.float64)
-    if old.numerator is None:
-        x = [_weighted_sum(leaf, weights) for leaf in gossiped]
-    else:
-        x = [_weighted_sum(leaf, np.ones(nodes)) for leaf in jax.tree.leaves(old.numerator)]
+    gossiped = [leaves[path] for path in paths]
+    x = [_weighted_sum(leaf, weights) for leaf in gossiped]
+    if old.residual is not None:
+        rest = [_weighted_sum(leaf, weights) for leaf in jax.tree.leaves(old.residual)]
+        x = list(map(np.add, x, rest))
     weight = weights.sum()
     fraction: float | None = 0.0
     if old.in_flight is not None:

@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from promotion import apply_updates
 
 import gossipjax as gx
-from gossipjax.algorithms.state import as_update
+from gossipjax.algorithms.rounding import as_update, predict, residuals, round_to
 
 N = 6
 SCHEDULES = {
@@ -108,14 +107,47 @@ def test_two_gossip_states_are_ambiguous():
             read(state)
 
 
-def test_the_update_of_low_precision_parameters_ends_on_the_rounded_value():
-    """From -2^15 to just above the middle of two bfloat16 values: unrounded it would fall short."""
-    z = jnp.asarray(-(2.0**15), jnp.bfloat16)
+@pytest.mark.parametrize("start", [0.5, 1.0, 1.5, 2.0])
+def test_the_update_of_low_precision_parameters_ends_on_the_rounded_value(start):
+    """Just above the middle of two bfloat16 values: an update that is cut off would fall short."""
+    z = jnp.asarray(start, jnp.bfloat16)
     target = jnp.float32(1 + 2**-8 + 2**-20)
     for make_update in (as_update, jax.jit(as_update)):
-        updated: Any = apply_updates(z, make_update(z, target))
+        updated: Any = optax.apply_updates(z, make_update(z, target))
         assert updated.dtype == jnp.bfloat16
         assert updated == jnp.asarray(1 + 2**-7, jnp.bfloat16) == target.astype(jnp.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_the_residual_is_what_rounding_to_parameters_left_over(dtype):
+    """Also where the update cancels more than its type has, and where values are subnormal."""
+    rng = np.random.default_rng(0)
+    z, target = rng.normal(size=(2, 10_000)) * 10.0 ** rng.uniform(-8, 4, (2, 10_000))
+    z = jnp.asarray(z, dtype)
+    target = jnp.asarray(target, jnp.float32)
+
+    def step(z, target):
+        updates = as_update(z, target)
+        return optax.apply_updates(z, updates), residuals(target, predict(z, updates))
+
+    for run in (step, jax.jit(step)):
+        after: Any
+        after, residual = run(z, target)
+        assert after.dtype == dtype
+        model = np.asarray(after, np.float64) + np.asarray(residual, np.float64)
+        largest = np.maximum(np.abs(np.asarray(after, np.float64)), np.abs(target))
+        assert (np.abs(model - target) <= 2.0**-24 * largest).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_rounding_is_that_of_the_type_and_survives_the_compiler(dtype):
+    """XLA may drop a conversion to a narrow type and back, and flushes subnormal values."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=50_000) * 10.0 ** rng.uniform(-9, 5, 50_000), jnp.float32)
+    expected = x.astype(dtype)  # by itself: a conversion that is kept
+    for round_ in (round_to, jax.jit(round_to, static_argnums=1)):
+        rounded = round_(x, dtype)
+        np.testing.assert_array_equal(rounded, np.asarray(expected, np.float32))
 
 
 class TestLocalModel:

@@ -60,8 +60,8 @@ def average_densely(z, state):
     if gossip is None:
         return z.mean(axis=0)
     w = np.ones(len(z)) if gossip.weight is None else np.asarray(gossip.weight, np.float64)
-    x = w[:, None] * z if gossip.numerator is None else np.asarray(gossip.numerator, np.float64)
-    x = x.sum(axis=0)
+    residual = 0.0 if gossip.residual is None else np.asarray(gossip.residual, np.float64)
+    x = (w[:, None] * (z + residual)).sum(axis=0)
     w = w.sum()
     if gossip.in_flight is not None:
         (buffer,) = gossip.in_flight.buffers

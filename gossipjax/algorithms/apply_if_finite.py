@@ -1,0 +1,143 @@
+"""A guard against gradients that are not finite, on whose verdict all nodes agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gossipjax.algorithms.state import gossip_state, require_axis_names
+from gossipjax.collectives import as_varying, axis_size, node_sum
+from gossipjax.topology.schedule import require_int
+from gossipjax.wire import Wire
+
+
+class ApplyIfFiniteState(optax.ApplyIfFiniteState):
+    """The state of `gx.apply_if_finite`: that of optax, the same on all nodes."""
+
+
+def apply_if_finite(
+    inner: optax.GradientTransformation,
+    axis_name: str = "nodes",
+    max_consecutive_errors: int = 5,
+    local_axis_name: str | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """`optax.apply_if_finite` for several nodes: where one node's updates are not finite, all skip.
+
+    optax's own decides on each node by itself. Around a gossip transform, the nodes then take
+    different branches of a conditional with an exchange in it: on a mesh of devices they wait for
+    each other forever, and simulated ones lose mass. This one counts the nodes whose updates are
+    not finite, by a small all-reduce, and all nodes take the same branch:
+
+    - around a whole chain: at a bad step no parameter and no state changes on any node.
+    - inside it, before the gossip: all nodes skip the optimizer and still exchange. To have only
+      the bad node skip it, take `optax.apply_if_finite` there, which is right before the gossip.
+
+    Around `osgp`, steps must be counted (no `step=`): messages in flight are delivered by the round
+    before, and a skipped step has none. Inside the chain it takes any step.
+
+    Args:
+      inner: the transform or chain that is skipped.
+      axis_name: the mapped axis of the nodes.
+      max_consecutive_errors: after as many steps in a row that were skipped, the next is applied,
+        finite or not.
+      local_axis_name: the axis of the devices of one node, if it has several.
+
+    The state is an `optax.ApplyIfFiniteState`, with its fields and their meaning.
+
+    Raises:
+      ValueError: if an argument is of the wrong type; when traced, if the axis is missing, or
+        `inner` holds a transform with overlap and a step is given.
+
+    >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
+    >>> tx = gx.apply_if_finite(optax.chain(optax.sgd(1.0), gx.sgp(gx.topology.ring(2))))
+    >>> def update(z, g):
+    ...     updates, state = tx.update(g, tx.init(z), z, step=0)
+    ...     return z + updates, state.total_notfinite
+    >>> z = jnp.array([1.0, 3.0])
+    >>> [a.tolist() for a in jax.vmap(update, axis_name="nodes")(z, jnp.array([jnp.nan, 0.0]))]
+    [[1.0, 3.0], [1, 1]]
+    """
+    if not (callable(getattr(inner, "init", None)) and callable(getattr(inner, "update", None))):
+        raise ValueError(
+            "inner of apply_if_finite must be an optax.GradientTransformation, got "
+            f"{type(inner).__name__}."
+        )
+    require_axis_names("apply_if_finite", axis_name, local_axis_name)
+    max_errors = require_int(max_consecutive_errors, "max_consecutive_errors", 0)
+    inner = optax.with_extra_args_support(inner)
+
+    def init(params: optax.Params) -> ApplyIfFiniteState:
+        return ApplyIfFiniteState(
+            notfinite_count=jnp.zeros((), jnp.int32),
+            last_finite=jnp.array(True),
+            total_notfinite=jnp.zeros((), jnp.int32),
+            inner_state=inner.init(params),
+        )
+
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, ApplyIfFiniteState]:
+        if not isinstance(state, ApplyIfFiniteState):
+            raise ValueError(
+                "the state of gx.apply_if_finite must be made by its init, got "
+                f"{type(state).__name__}."
+            )
+        _require_counted_overlap(state.inner_state, extra_args.get("step"))
+        is_finite = _all_finite(updates, axis_name, local_axis_name)
+        in_a_row = jnp.where(is_finite, 0, optax.safe_increment(state.notfinite_count))
+        results = _update_if(
+            is_finite | (in_a_row > max_errors),
+            lambda: inner.update(updates, state.inner_state, params, **extra_args),
+            state.inner_state,
+            axis_name,
+        )
+        total = optax.safe_increment(state.total_notfinite)
+        return results[0], ApplyIfFiniteState(
+            notfinite_count=in_a_row,
+            last_finite=is_finite,
+            total_notfinite=jnp.where(is_finite, state.total_notfinite, total),
+            inner_state=results[1],
+        )
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _all_finite(updates: Any, axis_name: str, local_axis_name: str | None) -> jax.Array:
+    """Whether the updates of all nodes are finite: the same on every device."""
+    axis_size(axis_name)
+    checks = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(updates)]
+    failures = jnp.logical_not(jnp.all(jnp.array(checks))).astype(jnp.float32)
+    for name in (axis_name, local_axis_name):
+        if name is not None:
+            failures = node_sum(failures, Wire(name))
+    return failures == 0
+
+
+def _update_if(accept: jax.Array, update: Any, inner_state: Any, axis_name: str) -> Any:
+    """`update()`, or zeros in its types and the old state."""
+    expected = jax.eval_shape(update)
+
+    def vary(tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: as_varying(jnp.asarray(leaf), axis_name), tree)
+
+    def reject() -> Any:
+        zeros = jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), expected[0])
+        return vary((zeros, inner_state))
+
+    return jax.lax.cond(accept, lambda: vary(update()), reject)
+
+
+def _require_counted_overlap(inner_state: Any, step: Any) -> None:
+    gossip = gossip_state(inner_state)
+    if gossip is not None and gossip.overlap and step is not None:
+        raise ValueError(
+            "step must be left out where apply_if_finite stands around a transform with overlap, "
+            f"as a skipped step delivers no message, got {step!r}: put apply_if_finite inside the "
+            "chain, optax.chain(gx.apply_if_finite(optimizer), gx.osgp(...)), or leave step out."
+        )

@@ -1,0 +1,543 @@
+"""What may stand around gossip, or before it: every row of the README's table, with its way out."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from algorithms.rows import ROWS, WITH_STATE
+from modes import MODES, run
+from promotion import promoting
+
+import gossipjax as gx
+
+N = 4
+RNG = np.random.default_rng(0)
+START = RNG.normal(size=(N, 3))
+TARGETS = RNG.normal(size=(N, 3))
+IRREGULAR = gx.topology.from_matrices(oracle.column_stochastic(RNG, N))
+COMPLETE = gx.topology.complete(N)
+RING = gx.topology.ring(N)
+BAD_NODE = 2
+
+
+def make_start(dtype=jnp.float32):
+    return jnp.asarray(START, dtype)
+
+
+def gradient(z, target):
+    return z - jnp.asarray(target, z.dtype)
+
+
+def train(tx, steps=6, dtype=jnp.float32, bad_steps=(), mode="vmap", count=True, start=None):
+    """A quadratic per node; node BAD_NODE has no finite gradient at `bad_steps`."""
+
+    def step(z, state, target, poison, k):
+        grads = gradient(z, target) + poison.astype(z.dtype)
+        updates, state = tx.update(grads, state, z, **({} if count else {"step": k}))
+        return optax.apply_updates(z, updates), state
+
+    program = run(mode, promote(step), N, shared=(4,))
+    z = make_start(dtype) if start is None else start
+    state = run(mode, tx.init, N)(z)
+    targets = jnp.asarray(TARGETS, jnp.float32)
+    for k in range(steps):
+        poison = np.zeros((N, 1), np.float32)
+        if k in bad_steps:
+            poison[BAD_NODE] = np.nan
+        z, state = program(z, state, targets, jnp.asarray(poison), jnp.int32(k))
+    return z, state
+
+
+def promote(step):
+    """optax's wrappers promote types; under test is what they do around gossip."""
+
+    def call(*args):
+        with jax.numpy_dtype_promotion("standard"):
+            return step(*args)
+
+    return call
+
+
+def as_float64(z):
+    return np.asarray(z, np.float64)
+
+
+def as_any(tree) -> Any:
+    """For type checkers, to which optax says only that a state is a tree."""
+    return tree
+
+
+def mass_of(z, state):
+    return gx.spmd(gx.diagnostics.total_mass, nodes=N)(z, state)
+
+
+class TestApplyIfFinite:
+    @pytest.mark.parametrize("mode", MODES)
+    def test_around_the_chain_all_nodes_skip_a_bad_step(self, mode):
+        """On a mesh, nodes that decide for themselves would wait for each other forever."""
+        chain = optax.chain(optax.sgd(0.1, momentum=0.9), gx.sgp(RING))
+        guarded = gx.apply_if_finite(chain)
+        z, state = train(guarded, 4, bad_steps=(1, 2), mode=mode)
+        expected, inner = train(chain, 2, mode=mode)
+        np.testing.assert_allclose(z, expected, rtol=1e-6)
+        assert isinstance(state, optax.ApplyIfFiniteState)
+        assert state.total_notfinite.tolist() == [2] * N
+        assert state.notfinite_count.tolist() == [0] * N
+        assert state.last_finite.tolist() == [True] * N
+        for a, b in zip(jax.tree.leaves(state.inner_state), jax.tree.leaves(inner), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+
+    def test_before_the_gossip_nodes_skip_the_optimizer_and_still_mix(self):
+        tx = optax.chain(gx.apply_if_finite(optax.sgd(0.1)), gx.dpsgd(RING, "adapt-then-combine"))
+        z, _ = train(tx, 1, bad_steps=(0,))
+        np.testing.assert_allclose(z, RING.matrices()[0] @ START, rtol=1e-5)
+
+    def test_of_optax_before_the_gossip_the_bad_node_alone_skips(self):
+        tx = optax.chain(
+            optax.apply_if_finite(optax.sgd(0.1), 5), gx.dpsgd(RING, "adapt-then-combine")
+        )
+        z, _ = train(tx, 1, bad_steps=(0,))
+        u = 0.1 * (TARGETS - START)
+        u[BAD_NODE] = 0
+        np.testing.assert_allclose(z, RING.matrices()[0] @ (START + u), rtol=1e-5)
+
+    def test_it_gives_up_as_that_of_optax_does(self):
+        guarded = gx.apply_if_finite(optax.sgd(0.1), max_consecutive_errors=1)
+        one, state = train(guarded, 1, bad_steps=(0,))
+        assert np.isfinite(one).all()
+        assert state.notfinite_count.tolist() == [1] * N
+        two, _ = train(guarded, 2, bad_steps=(0, 1))
+        assert np.isnan(two[BAD_NODE]).all()
+
+    @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+    def test_without_bad_steps_it_changes_nothing(self, dtype):
+        chain = optax.chain(optax.sgd(0.1), gx.osgp(IRREGULAR))
+        plain, _ = train(chain, dtype=dtype)
+        guarded, _ = train(gx.apply_if_finite(chain), dtype=dtype)
+        np.testing.assert_array_equal(as_float64(guarded), as_float64(plain))
+
+    def test_around_overlap_skipped_steps_keep_messages_on_their_way(self):
+        """Counted steps go on where they were, so that a message arrives by its own round."""
+        chain = optax.chain(optax.sgd(0.1), gx.osgp(gx.topology.one_peer_exponential(N)))
+        skipped, _ = train(gx.apply_if_finite(chain), 7, bad_steps=(1, 4))
+        expected, _ = train(chain, 5)
+        np.testing.assert_allclose(skipped, expected, rtol=1e-5)
+        with pytest.raises(ValueError, match="step must be left out where apply_if_finite stands"):
+            train(gx.apply_if_finite(chain), 1, count=False)
+
+    @pytest.mark.parametrize(
+        "wrap",
+        [
+            lambda tx: optax.apply_if_finite(tx, 5),
+            lambda tx: optax.MultiSteps(
+                tx, 2, should_skip_update_fn=optax.skip_not_finite
+            ).gradient_transformation(),
+        ],
+        ids=["apply_if_finite", "MultiSteps"],
+    )
+    def test_wrappers_that_skip_by_node_are_refused_around_gossip(self, wrap):
+        nodes = gx.Nodes(N)
+        tx = wrap(optax.chain(optax.sgd(0.1), gx.sgp(RING)))
+        z, state = nodes.init(tx, jnp.ones(3))
+        train_step = gx.TrainStep(lambda z: (z, ()), tx, nodes=nodes)
+        for use in (
+            lambda: gx.gossip_state(state),
+            lambda: gx.canonical_step(state, 0),
+            lambda: train_step(0, z, state),
+        ):
+            with pytest.raises(ValueError, match=r"gossip must not stand inside .*apply_if_finite"):
+                use()
+
+    def test_of_optax_by_itself_is_none_of_our_business(self):
+        state = optax.chain(optax.apply_if_finite(optax.sgd(0.1), 5), gx.sgp(RING)).init(
+            jnp.ones(3)
+        )
+        assert gx.gossip_state(state) is not None
+
+    @pytest.mark.parametrize(
+        ("args", "message"),
+        [
+            ((None,), "inner of apply_if_finite must be an optax.GradientTransformation"),
+            ((optax.sgd(0.1), 3), "axis_name of apply_if_finite must be"),
+            ((optax.sgd(0.1), "nodes", -1), "max_consecutive_errors must be an integer >= 0"),
+        ],
+    )
+    def test_bad_input(self, args, message):
+        with pytest.raises(ValueError, match=message):
+            gx.apply_if_finite(*args)
+
+    def test_a_state_of_optax(self):
+        tx = gx.apply_if_finite(optax.sgd(0.1))
+        state = optax.apply_if_finite(optax.sgd(0.1), 5).init(jnp.ones(3))
+        with pytest.raises(ValueError, match="must be made by its init, got ApplyIfFiniteState"):
+            gx.spmd(lambda z: tx.update(z, state, z), nodes=N)(jnp.ones((N, 3)))
+
+
+def is_even(step: Any, **_: Any) -> Any:
+    return step % 2 == 0
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("name", ["sgp", "osgp 2", "dpsgd", "adpsgd", "easgd"])
+def test_conditionally_mask_around(name, dtype):
+    """By a count, which is the same on all nodes; both branches have the parameters' type."""
+    tx = ROWS[name].transform(RING)
+    every_second = optax.conditionally_mask(tx, is_even)
+    masked, _ = train(every_second, 5, dtype)
+    plain, _ = train(tx, 3, dtype)
+    # With the gradient itself as the update, it is 3 of 5 steps.
+    np.testing.assert_array_equal(as_float64(masked), as_float64(plain))
+
+
+def lookahead_densely(steps, period=2, slow_step=0.5, rate=0.1):
+    fast = START.copy()
+    slow = START.copy()
+    w = np.ones(N)
+    for k in range(steps):
+        matrix = IRREGULAR.matrices()[k % IRREGULAR.period]
+        x = matrix @ (w[:, None] * fast + rate * (TARGETS - fast))
+        w = matrix @ w
+        fast = x / w[:, None]
+        if k % period == period - 1:
+            slow = slow + slow_step * (fast - slow)
+            fast = slow.copy()
+    return fast
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 1e-5), (jnp.bfloat16, 2e-2)])
+def test_lookahead_around(dtype, tolerance):
+    """It changes the parameters from outside; in 16 bits this was ignored."""
+    tx = optax.lookahead(optax.chain(optax.sgd(0.1), gx.sgp(IRREGULAR)), 2, 0.5)
+
+    def step(params, state, target):
+        updates, state = tx.update(gradient(params.fast, target), state, params)
+        return optax.apply_updates(params, updates), state
+
+    program = gx.spmd(promote(step), nodes=N)
+    params = optax.LookaheadParams.init_synced(make_start(dtype))
+    state = gx.spmd(tx.init, nodes=N)(params)
+    for _ in range(6):
+        params, state = program(params, state, jnp.asarray(TARGETS, jnp.float32))
+    np.testing.assert_allclose(as_float64(params.fast), lookahead_densely(6), atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("name", ["sgp", "osgp 1", "dpsgd"])
+def test_keep_params_nonnegative_after_the_gossip(name, dtype):
+    """Before it, the update of a model that must land on 0 moves it by `u / w` instead."""
+    schedule = IRREGULAR if name != "dpsgd" else RING
+    gossip = ROWS[name].transform(schedule)
+    start = jnp.abs(make_start(dtype))
+    after = optax.chain(optax.sgd(0.5), gossip, optax.keep_params_nonnegative())
+    z, state = train(after, 6, start=start)
+    assert as_float64(z).min() == 0
+    mass, weight = mass_of(z, state)
+    np.testing.assert_allclose(weight, N, rtol=1e-5)
+    assert np.isfinite(mass).all()
+
+
+def test_keep_params_nonnegative_before_the_gossip_misses_at_weights_below_one():
+    tx = optax.chain(optax.keep_params_nonnegative(), gx.sgp(RING))
+    z = jnp.ones((N, 3))
+    projection, gossip = gx.spmd(tx.init, nodes=N)(z)
+    state = (projection, gossip._replace(weight=jnp.array([0.5, 0.5, 0.5, 2.5])))
+    updates, _ = gx.spmd(tx.update, nodes=N)(-10 * z, state, z)
+    assert as_float64(z + updates).min() == -1
+
+
+class TestSam:
+    """At `z + adversarial step` the gradient is taken, of which the model must know nothing."""
+
+    @staticmethod
+    def densely(steps, rho=0.05, rate=0.1):
+        z = START.copy()
+        w = np.ones(N)
+        for k in range(steps):
+            matrix = IRREGULAR.matrices()[k % IRREGULAR.period]
+            adversarial = z + rho * (z - TARGETS)
+            x = matrix @ (w[:, None] * z - rate * (adversarial - TARGETS))
+            w = matrix @ w
+            z = x / w[:, None]
+        return z
+
+    def test_opaque_inside(self):
+        sam = optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.05), opaque_mode=True)
+        tx = optax.chain(sam, gx.sgp(IRREGULAR))
+
+        def step(z, state, target):
+            grads = gradient(z, target)
+            updates, state = tx.update(grads, state, z, grad_fn=lambda p, _: gradient(p, target))
+            return z + updates, state
+
+        z = make_start()
+        state = gx.spmd(tx.init, nodes=N)(z)
+        program = gx.spmd(promote(step), nodes=N)
+        for _ in range(5):
+            z, state = program(z, state, jnp.asarray(TARGETS, jnp.float32))
+        np.testing.assert_allclose(z, self.densely(5), rtol=1e-4, atol=1e-5)
+
+    def test_transparent_around(self):
+        inner = optax.chain(optax.sgd(0.1), gx.sgp(IRREGULAR))
+        tx = optax.contrib.sam(inner, optax.sgd(0.05), sync_period=2)
+        z, _ = train(tx, 10)
+        np.testing.assert_allclose(z, self.densely(5), rtol=1e-4, atol=1e-5)
+
+    def test_transparent_inside_misses_the_point(self):
+        sam = optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.05), sync_period=2)
+        z, _ = train(optax.chain(sam, gx.sgp(IRREGULAR.every(2, phase=1))), 10)
+        assert np.abs(as_float64(z) - self.densely(5)).max() > 1e-3
+
+    def test_a_wrapper_that_takes_no_step(self):
+        """Such parts of optax say that they take extra arguments, and refuse them."""
+        inner = optax.chain(optax.sgd(0.1), gx.sgp(IRREGULAR))
+        sam = optax.contrib.sam(inner, optax.sgd(0.05), sync_period=2)
+        with pytest.raises(TypeError, match="unexpected keyword argument 'step'"):
+            train(sam, 1, count=False)
+
+        def update(updates: Any, state: Any, params: Any = None) -> Any:
+            return sam.update(updates, state, params)
+
+        tx = optax.GradientTransformation(sam.init, update)
+        z, _ = train(optax.with_extra_args_support(tx), 10, count=False)
+        np.testing.assert_allclose(z, self.densely(5), rtol=1e-4, atol=1e-5)
+
+
+def test_lbfgs_inside_takes_a_step_if_its_function_does():
+    matrix = IRREGULAR.matrices()[0]
+
+    def step(z, target, tx, **extra_args):
+        def loss(z, step=None):
+            del step
+            return jnp.sum(jnp.square(z - target))
+
+        value, grads = jax.value_and_grad(loss)(z)
+        state = tx.init(z)
+        extra_args |= {"value": value, "grad": grads, "value_fn": loss}
+        return z + tx.update(grads, state, z, **extra_args)[0]
+
+    lbfgs = optax.lbfgs(memory_size=2)
+    targets = jnp.asarray(TARGETS, jnp.float32)
+    by_itself = gx.spmd(promote(partial(step, tx=lbfgs)), nodes=N)(make_start(), targets)
+    both = partial(step, tx=optax.chain(lbfgs, gx.sgp(IRREGULAR)), step=0)
+    z = gx.spmd(promote(both), nodes=N)(make_start(), targets)
+    expected = matrix @ as_float64(by_itself) / matrix.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(z, expected, rtol=1e-4, atol=1e-5)
+
+
+class TestScheduleFree:
+    """It keeps a second model in its own state, which gossip does not see."""
+
+    @staticmethod
+    def run_steps(mixes_z):
+        base = optax.sgd(0.3)
+        tx = optax.chain(
+            optax.contrib.schedule_free(base, 0.3, b1=0.9), gx.dpsgd(COMPLETE, "adapt-then-combine")
+        )
+
+        def step(y, state, target):
+            updates, new_state = tx.update(gradient(y, target), state, y)
+            free, gossip = as_any(new_state)
+            if mixes_z:
+                z, _ = gx.mix(free.z, None, gossip.schedule, 0)
+                free = free._replace(z=z)
+            return y + updates, (free, gossip)
+
+        program = gx.spmd(promote(step), nodes=N)
+        y = jnp.tile(make_start()[:1], (N, 1))
+        state = gx.spmd(tx.init, nodes=N)(y)
+        for _ in range(8):
+            y, state = program(y, state, jnp.asarray(TARGETS, jnp.float32))
+        return y, state
+
+    def test_its_second_model_drifts_apart(self):
+        _, (free, _) = self.run_steps(mixes_z=False)
+        assert np.ptp(np.asarray(free.z), axis=0).max() > 0.5
+
+    def test_mixed_by_hand_it_is_that_of_averaged_gradients(self):
+        y, _ = self.run_steps(mixes_z=True)
+        exact = optax.chain(
+            gx.allreduce(), optax.contrib.schedule_free(optax.sgd(0.3), 0.3, b1=0.9)
+        )
+        expected, _ = train(exact, 8, start=jnp.tile(make_start()[:1], (N, 1)))
+        np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_multi_steps_around_exchanges_at_its_last_step_only():
+    chain = optax.chain(optax.sgd(0.1), gx.sgp(IRREGULAR))
+    tx = optax.MultiSteps(chain, 2).gradient_transformation()
+    z, _ = train(promoting(tx), 6)
+    expected, _ = train(chain, 3)  # a quadratic: the mean of two equal gradients
+    np.testing.assert_allclose(z, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_multi_steps_that_skips_may_stand_before_the_gossip():
+    inner = optax.MultiSteps(optax.sgd(0.1), 2, should_skip_update_fn=optax.skip_not_finite)
+    tx = optax.chain(inner.gradient_transformation(), gx.sgp(RING))
+    z, state = train(promoting(tx), 5, bad_steps=(1,))
+    assert np.isfinite(z).all()
+    np.testing.assert_allclose(mass_of(z, state)[1], N, rtol=1e-6)
+
+
+class TestTreeMapParams:
+    """It asks `init` with a placeholder, which has no type and so no residual."""
+
+    @staticmethod
+    def init_with_residual(tx):
+        def init(params):
+            *others, gossip = tx.init(params)
+            return (*others, gossip._replace(residual=params))
+
+        return init
+
+    @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+    @pytest.mark.parametrize("name", WITH_STATE)
+    def test_with_specs_like_the_parameters(self, name, dtype):
+        tx = optax.chain(optax.sgd(0.1, momentum=0.9), ROWS[name].transform(RING))
+        state = tx.init({"a": jnp.ones(3, dtype)})
+        gossip = gx.gossip_state(state)
+        assert gossip is not None
+        has_residual = gossip.residual is not None
+        initable = self.init_with_residual(tx) if has_residual else tx
+        specs: Any = optax.tree_map_params(initable, lambda _, spec: spec, state, {"a": "the spec"})
+        assert specs[0][0].trace == {"a": "the spec"}
+        if has_residual:
+            assert specs[1].residual == {"a": "the spec"}
+
+
+MASKED_PARAMS = {"a": START[:, :2], "b": START[:, 2:]}
+MASKS = {
+    "masked": lambda gossip: optax.masked(gossip, {"a": True, "b": False}),
+    "multi_transform": lambda gossip: optax.multi_transform(
+        {"shared": gossip, "local": optax.identity()}, {"a": "shared", "b": "local"}
+    ),
+}
+
+
+class TestMasked:
+    @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+    @pytest.mark.parametrize("overlap_in_thread", [False, True])
+    @pytest.mark.parametrize("name", ["sgp", "osgp 2", "dpsgd", "adpsgd"])
+    @pytest.mark.parametrize("mask", MASKS)
+    def test_under_a_train_step(self, mask, name, overlap_in_thread, dtype):
+        """The part that is gossiped is trained as by itself, the other one stays local."""
+        nodes = gx.Nodes(N)
+        gossip = ROWS[name].transform(RING)
+        both = optax.chain(optax.sgd(0.1), MASKS[mask](gossip))
+        alone = optax.chain(optax.sgd(0.1), gossip)
+        results = []
+        for tx, keys in ((both, "ab"), (alone, "a"), (optax.sgd(0.1), "b")):
+            params = {key: jnp.asarray(MASKED_PARAMS[key], dtype) for key in keys}
+            step = gx.TrainStep(
+                lambda z: (jax.tree.map(jnp.sin, z), ()),
+                tx,
+                nodes=nodes,
+                overlap_in_thread=overlap_in_thread and keys == "ab",
+            )
+            state = nodes.run(tx.init, params)
+            for k in range(5):
+                params, state, _ = step(k, params, state)
+            results.append((params, state))
+        (together, state), (shared, shared_state), (local, _) = results
+        tolerance = 1e-6 if dtype == jnp.float32 else 2.0**-6
+        for key, expected in {**shared, **local}.items():
+            np.testing.assert_allclose(
+                as_float64(together[key]), as_float64(expected), rtol=tolerance, atol=tolerance
+            )
+        average = nodes.run(gx.average_model, together, state)
+        expected = nodes.run(gx.average_model, shared, shared_state)
+        np.testing.assert_allclose(
+            as_float64(average["a"]), as_float64(expected["a"]), rtol=tolerance, atol=tolerance
+        )
+        np.testing.assert_array_equal(as_float64(average["b"]), as_float64(together["b"]))
+        latest = nodes.run(gx.latest_model, together, state)
+        expected = nodes.run(gx.latest_model, shared, shared_state)
+        np.testing.assert_allclose(
+            as_float64(latest["a"]), as_float64(expected["a"]), rtol=tolerance, atol=tolerance
+        )
+
+    def test_parameters_of_another_structure(self):
+        tx = MASKS["masked"](gx.sgp(RING))
+        state = gx.spmd(tx.init, nodes=N)(MASKED_PARAMS)
+        with pytest.raises(ValueError, match="params must be the parameters that the masked"):
+            gx.spmd(gx.average_model, nodes=N)({"x": START, "y": START, "c": START}, state)
+
+
+class TestNarrowTypes:
+    """Parameters of 16 bits: updates of their type, and nothing lost by rounding."""
+
+    @staticmethod
+    def run_steps(tx, dtype, steps, mode="vmap"):
+        z = make_start(dtype)
+
+        def many(z, updates):
+            def body(carry, u):
+                z, state = carry
+                change, state = tx.update(u, state, z)
+                assert change.dtype == z.dtype
+                # With no promotion allowed: the types are the same.
+                return (optax.apply_updates(z, change), state), None
+
+            return jax.lax.scan(body, (z, tx.init(z)), updates)[0]
+
+        updates = RNG.normal(size=(N, steps, 3)) * 1e-3
+        updates = jnp.asarray(updates, dtype)
+        z, state = run(mode, many, N)(z, updates)
+        return z, state, as_float64(updates).sum(axis=(0, 1))
+
+    @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+    @pytest.mark.parametrize("name", WITH_STATE)
+    def test_mass_is_conserved_over_two_hundred_steps(self, name, dtype):
+        """Of updates that rounding to the parameters' type would mostly swallow."""
+        row = ROWS[name]
+        matrices = row.matrices(np.random.default_rng(0), N)
+        tx = row.transform(gx.topology.from_matrices(matrices))
+        z, state, total = self.run_steps(tx, dtype, 200)
+        start = as_float64(make_start(dtype))
+        mass, weight = mass_of(z, state)
+        expected = start.sum(axis=0) + row.extra_mass(start) + total
+        np.testing.assert_allclose(mass[0], expected, rtol=1e-5, atol=2e-5)
+        np.testing.assert_allclose(weight, N, rtol=1e-5)
+
+    @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+    @pytest.mark.parametrize("name", WITH_STATE)
+    def test_two_steps_in_one_program_equal_two_programs(self, name, dtype):
+        """XLA may drop the rounding of parameters that never leave the program."""
+        tx = ROWS[name].transform(RING)
+        z = make_start(dtype)
+        u = jnp.asarray(RNG.normal(size=(N, 2, 3)), dtype)
+
+        def step(z, state, u, k):
+            updates, state = tx.update(u, state, z, step=k)
+            return optax.apply_updates(z, updates), state
+
+        def both(z, state, u):
+            return step(*step(z, state, u[0], 0), u[1], 1)
+
+        state = gx.spmd(tx.init, nodes=N)(z)
+        together = gx.spmd(both, nodes=N)(z, state, u)
+        apart = (z, state)
+        for k in range(2):
+            apart = gx.spmd(partial(step, k=k), nodes=N)(*apart, u[:, k])
+        for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(apart), strict=True):
+            np.testing.assert_allclose(as_float64(a), as_float64(b), rtol=1e-6, atol=1e-6)
+
+    def test_the_parameters_are_the_model_whoever_changed_them(self):
+        tx = gx.sgp(RING)
+        z = make_start(jnp.bfloat16)
+        state = gx.spmd(tx.init, nodes=N)(z)
+        mass, _ = mass_of(2 * z, state)
+        np.testing.assert_allclose(mass[0], 2 * as_float64(z).sum(axis=0), rtol=1e-5)
+
+    def test_what_is_not_finite_is_in_the_parameters_alone(self):
+        """So a run goes on from parameters that are finite again."""
+        tx = gx.dpsgd(RING)
+        z = make_start(jnp.float16)
+        state = gx.spmd(tx.init, nodes=N)(z)
+        u = jnp.full_like(z, 7e4, dtype=jnp.float32)
+        _, state = gx.spmd(tx.update, nodes=N)(u, state, z)
+        assert np.isfinite(state.residual).all()

@@ -1,0 +1,237 @@
+"""What users may well do wrong with a transform ends in an error that names it, and a way out."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from algorithms.rows import ROWS, WITH_STATE
+
+import gossipjax as gx
+from gossipjax.algorithms.state import ExchangePlan, init_state
+from gossipjax.algorithms.transform import Combined, gossip_transform
+
+N = 4
+RING = gx.topology.ring(N)
+FACTORIES = {
+    "sgp": lambda **options: gx.sgp(RING, **options),
+    "osgp": lambda **options: gx.osgp(RING, **options),
+    "dpsgd": lambda **options: gx.dpsgd(RING, **options),
+    "adpsgd": lambda **options: gx.adpsgd(RING, **options),
+    "d1d_psgd": lambda **options: gx.d1d_psgd(N, **options),
+    "easgd": lambda **options: gx.easgd(**{"alpha": 0.1, **options}),
+}
+WRONG = [
+    *((name, {"axis_name": axis}) for name in FACTORIES for axis in (None, 0, ("nodes",))),
+    *((name, {"local_axis_name": axis}) for name in FACTORIES for axis in (1, "nodes", ["local"])),
+    *(
+        (name, {"wire_dtype": dtype})
+        for name in FACTORIES
+        if name != "easgd"
+        for dtype in ("int8", "no type", 16, [])
+    ),
+    *((name, {"order": order}) for name in ("sgp", "dpsgd") for order in (None, 1, [], np.ones(2))),
+    *(("osgp", {"overlap": overlap}) for overlap in (None, "1", [1], np.ones(2), 1.0)),
+    *(("osgp", {"biased": biased}) for biased in (None, 1, "yes")),
+    *(("adpsgd", {"delays": delays}) for delays in (None, "1", [[1], [1, 2]], {}, [[1.0] * N])),
+    *(("easgd", {"alpha": alpha}) for alpha in (None, True, "0.1", [0.1], 1j, np.ones(1))),
+    *(("easgd", {"period": period}) for period in (None, 0, "2", True)),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), WRONG)
+def test_arguments_of_wrong_types(name, options):
+    (argument,) = options
+    with pytest.raises(ValueError, match=rf"{argument}.* must be ") as error:
+        FACTORIES[name](**options)
+    assert "got" in str(error.value)
+
+
+@pytest.mark.parametrize("n", [0, None, "4", 2.0])
+def test_a_number_of_nodes(n):
+    with pytest.raises(ValueError, match="must be an integer >= 1, got"):
+        gx.d1d_psgd(n)
+
+
+def update_with(tx, state_params, params, updates):
+    """`tx.update` with the state of other parameters."""
+    state = gx.spmd(tx.init, nodes=N)(state_params)
+    return gx.spmd(tx.update, nodes=N)(updates, state, params)
+
+
+def make_tree(**shapes):
+    return {name: jnp.ones((N, *shape)) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("name", WITH_STATE)
+@pytest.mark.parametrize(
+    "updates",
+    [make_tree(a=(3,)), make_tree(a=(3,), b=(1,)), make_tree(a=(3,), b=(2,), c=(1,)), jnp.ones(N)],
+    ids=["one less", "another shape", "one more", "no tree"],
+)
+def test_updates_that_are_not_like_the_parameters(name, updates):
+    params = make_tree(a=(3,), b=(2,))
+    with pytest.raises(ValueError, match=r"the updates of .* must (be like|have the structure of)"):
+        update_with(ROWS[name].transform(RING), params, params, updates)
+
+
+@pytest.mark.parametrize("name", ["osgp 1", "osgp 1, biased", "adpsgd", "easgd"])
+@pytest.mark.parametrize("shapes", [{"a": (4,)}, {"a": (3,), "b": (2,)}])
+def test_a_state_of_other_parameters(name, shapes):
+    params = make_tree(a=(3,))
+    with pytest.raises(ValueError, match="must be made for these parameters by this algorithm"):
+        update_with(ROWS[name].transform(RING), make_tree(**shapes), params, params)
+
+
+@pytest.mark.parametrize("name", WITH_STATE)
+def test_a_state_of_parameters_of_another_type(name):
+    """Without residuals, each step would lose what rounding leaves over."""
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), make_tree(a=(3,)))
+    tx = ROWS[name].transform(RING)
+    if name in ("adpsgd", "d1d_psgd"):  # which keep a residual in any type
+        updates, _ = update_with(gx.d1d_psgd(N), make_tree(a=(3,)), params, params)
+        assert updates["a"].dtype == jnp.bfloat16
+        return
+    with pytest.raises(ValueError, match=r"residual float32 \[3\], got None"):
+        update_with(tx, make_tree(a=(3,)), params, params)
+
+
+@pytest.mark.parametrize(
+    ("given", "used", "field"),
+    [
+        (gx.dpsgd(RING, "adapt-then-combine"), gx.sgp(RING), "weight"),
+        (gx.sgp(RING), gx.dpsgd(RING, "adapt-then-combine"), "weight"),
+        (gx.osgp(RING, biased=True), gx.osgp(RING), "weight"),
+        (gx.dpsgd(RING), gx.adpsgd(RING), "residual"),
+        (gx.adpsgd(RING), gx.adpsgd(RING, 3), "extra"),
+        (gx.adpsgd(RING, 4), gx.adpsgd(RING, 3), "extra"),
+    ],
+)
+def test_a_state_of_another_algorithm(given, used, field):
+    z = jnp.ones((N, 3))
+    state = gx.spmd(given.init, nodes=N)(z)
+    message = f"must be made for these parameters by this algorithm, with {field} .*change_nodes"
+    with pytest.raises(ValueError, match=message):
+        gx.spmd(used.update, nodes=N)(z, state, z)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda x, state: (None, state), "numerators that combine of mine returns must have the"),
+        (lambda x, state: ({"b": x["a"]}, state), "must have the structure of the parameters"),
+        (
+            lambda x, state: ({"a": x["a"].astype(jnp.bfloat16)}, state),
+            r"must be like the parameters, float32 \[3\] at \['a'\], got bfloat16 \[3\]",
+        ),
+        (
+            lambda x, state: Combined(x, state, x),
+            "the init of mine must keep a residual",
+        ),
+    ],
+)
+def test_a_combine_that_returns_no_new_numerators(returned, message):
+    plan = ExchangePlan(RING)
+    tx = gossip_transform(
+        "mine",
+        plan,
+        lambda params: init_state(params, plan, push_sum=False),
+        lambda x, updates, state, step, received: returned(x, state),
+    )
+    params = make_tree(a=(3,))
+    with pytest.raises(ValueError, match=message):
+        update_with(tx, params, params, params)
+
+
+def test_the_new_numerators_cannot_be_forgotten():
+    """A combine that says nothing of residuals has them made of what it returns."""
+    plan = ExchangePlan(RING)
+    tx = gossip_transform(
+        "mine",
+        plan,
+        lambda params: init_state(params, plan, push_sum=False),
+        lambda x, updates, state, step, received: (x + updates, state),
+    )
+    z = jnp.ones((N, 3), jnp.bfloat16)
+    _, state = update_with(tx, z, z, jnp.full((N, 3), 2.0**-12))
+    np.testing.assert_array_equal(state.residual, 2.0**-12)
+
+
+@pytest.mark.parametrize("name", WITH_STATE)
+def test_init_of_shapes(name):
+    """As `init` of optax's own transforms takes them."""
+    tx = ROWS[name].transform(RING)
+    params = {"a": jnp.zeros(3), "b": jnp.zeros((2, 2), jnp.bfloat16)}
+    from_shapes = tx.init(jax.eval_shape(lambda: params))
+    jax.tree.map(np.testing.assert_array_equal, from_shapes, tx.init(params))
+
+
+def test_long_delays_are_fast():
+    state = gx.gossip_state(gx.adpsgd(RING, 10**5).init(jnp.ones(3)))
+    assert state is not None
+    assert state.extra["history"].value.shape == (10**5 - 1, 3)
+
+
+def test_the_center_at_the_start_has_a_derivative():
+    def center(x):
+        state = gx.gossip_state(gx.easgd(0.1).init(x))
+        assert state is not None
+        return state.extra["center"].value
+
+    derivative = jax.jacobian(jax.vmap(center, axis_name="nodes"))(jnp.arange(4.0))
+    np.testing.assert_allclose(derivative, np.full((N, N), 1 / N))
+
+
+class TestStepsUnderOverlap:
+    """A message is delivered by the round before: other steps would return it to its sender."""
+
+    schedule = gx.topology.one_peer_exponential(8)
+
+    def train(self, steps, tx=None, schedule=None):
+        nodes = gx.Nodes(8)
+        tx = optax.chain(optax.sgd(0.1), tx or gx.osgp(schedule or self.schedule))
+        params, state = nodes.init(tx, jnp.ones(3))
+        for train_step, step in steps:
+            params, state, _ = train_step(tx, nodes)(step, params, state)
+
+    @staticmethod
+    def make_step():
+        """A function that makes one train step, which it keeps."""
+        kept = []
+
+        def make(tx, nodes):
+            if not kept:
+                kept.append(gx.TrainStep(lambda z: (z, ()), tx, nodes=nodes))
+            return kept[0]
+
+        return make
+
+    @pytest.mark.parametrize("jump", [0, 1, 3, 6])
+    def test_a_resumed_run_at_another_step(self, jump):
+        first = self.make_step()
+        resumed = self.make_step()
+        message = re.escape("step must be 2, or one with the same rounds before it, ")
+        with pytest.raises(ValueError, match=f"{message}.*counted 2 updates .*got {jump}"):
+            self.train([(first, 0), (first, 1), (resumed, jump)])
+
+    def test_a_jump_in_a_loop(self):
+        step = self.make_step()
+        with pytest.raises(ValueError, match=r"step must be 2.*got 4: pass the step at which"):
+            self.train([(step, 0), (step, 1), (step, 4)])
+
+    @pytest.mark.parametrize("resumed", [2, 5])
+    def test_a_run_that_goes_on(self, resumed):
+        """Step 5 has the same rounds before it as step 2."""
+        first = self.make_step()
+        second = self.make_step()
+        self.train([(first, 0), (first, 1), (second, resumed), (second, resumed + 1)])
+
+    def test_a_run_that_starts_late_has_nothing_in_flight(self):
+        step = self.make_step()
+        self.train([(step, 7), (step, 8)])
+
+    def test_without_overlap_any_step_will_do(self):
+        step = self.make_step()
+        self.train([(step, 0), (step, 5), (step, 1)], gx.sgp(self.schedule))
