@@ -108,6 +108,7 @@ def test_a_kill_that_hits_a_process_that_is_done_is_left_out(tmp_path, monkeypat
         os.waitid(os.P_PID, done.pid, os.WEXITED | os.WNOWAIT)  # its number is not free yet
         monkeypatch.setattr(run, "pids", lambda: {0: done.pid})
         kills.inject_kills(Options(), run, random.Random(0), sent, lambda kill: None)
+        done.wait()
     assert sent == []
 
 
