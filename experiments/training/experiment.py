@@ -14,6 +14,7 @@ from experiments.training.options import TrainingOptions
 from experiments.training.output import Output
 from experiments.training.placement import describe_nodes, place_nodes
 from experiments.training.plan import Plan, Run
+from experiments.training.previous import require_resumable
 from experiments.training.task import Task
 from gossipjax.processes import broadcast_text, is_main_process, processes_agree
 
@@ -79,7 +80,7 @@ def find_previous(options: TrainingOptions) -> Record | None:
     empty if the previous program ended before it wrote any.
 
     Raises:
-      ValueError: if the file cannot be read.
+      ValueError: if the file cannot be read, or the experiment cannot go on from it.
       OSError: if processes see different folders.
     """
     is_restart = bool(options.checkpoint_every and int(os.environ.get("GOSSIPJAX_RESTART", 0)))
@@ -91,10 +92,18 @@ def find_previous(options: TrainingOptions) -> Record | None:
             f"--out must be a folder that all processes share, got {options.out}: give one on a "
             "shared disk."
         )
-    if options.resume or not previous:
+    if options.out is None:
         return previous
-    is_of_this_job = previous["environment"].get("job") == os.environ.get("GOSSIPJAX_JOB")
-    return previous if is_of_this_job else None
+    if not options.resume and previous and not _is_of_this_job(previous):
+        return None
+    require_resumable(options.out, previous)
+    return previous
+
+
+def _is_of_this_job(summary: Any) -> bool:
+    environment = summary.get("environment") if isinstance(summary, dict) else None
+    job = environment.get("job") if isinstance(environment, dict) else None
+    return job == os.environ.get("GOSSIPJAX_JOB")
 
 
 def merge_saved_options(options: Options, saved: dict[str, Any]) -> Options:

@@ -9,9 +9,18 @@ import optax
 from experiments.program import FatalError
 from experiments.training.experiment import Experiment
 from experiments.training.plan import Run
+from experiments.training.previous import require_metadata
 from experiments.training.progress import RunProgress
 from experiments.training.trainer import Trainer
 from gossipjax.checkpoint import Checkpoints, TrainState
+
+METHOD_TYPES: dict[str, tuple[type, ...]] = {"algorithm": (str,), "seed": (int,), "nodes": (int,)}
+PROGRESS_TYPES: dict[str, tuple[type, ...]] = {
+    "examples": (int,),
+    "seconds": (int, float),
+    "seconds_per_step": (list,),
+    "metrics": (dict,),
+}
 
 
 class Start(NamedTuple):
@@ -59,10 +68,13 @@ def start_or_resume(
         return Start(state, RunProgress(), None)
 
     def make_tx(saved: dict[str, Any]) -> optax.GradientTransformation:
+        require_metadata(saved, METHOD_TYPES)
         return plan.make_method(saved["algorithm"], saved["seed"], saved["nodes"]).transform
 
     try:
         state = checkpoints.resume(state, experiment.nodes, make_tx, options.init_from)
+        if checkpoints.resumed_from is not None:
+            require_metadata(state.metadata or {}, PROGRESS_TYPES)
     except ValueError as error:
         raise FatalError(str(error)) from error
     saved = state.metadata

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import signal
 import warnings
-import zlib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from gossipjax import launch
-from gossipjax.checkpoint._leaves import checksum, leaf_specs, require_same_specs
+from gossipjax.checkpoint._arguments import (
+    require_bool,
+    require_folder,
+    require_metadata,
+    require_step,
+    require_timeout,
+)
+from gossipjax.checkpoint._manifest import make_manifest
 from gossipjax.checkpoint._resize import ResizeReport
+from gossipjax.checkpoint._restore import Restored, read_checkpoint, require_readable_folder
 from gossipjax.checkpoint._store import (
-    TEMPORARY_SUFFIX,
     DamagedError,
     by_number,
     first_line,
+    list_steps,
+    local_steps,
     make_manager,
-    match,
-    read_arrays,
-    read_manifest,
+    remove_unfinished,
     write,
 )
 from gossipjax.checkpoint._train_state import (
@@ -38,14 +43,6 @@ from gossipjax.checkpoint._train_state import (
 from gossipjax.processes import all_processes, any_process, barrier, require_shared_folder
 from gossipjax.spmd import Nodes
 from gossipjax.topology.schedule import require_int
-
-
-class Restored(NamedTuple):
-    """Result of `Checkpoints.restore`: the step, the state, and the metadata saved with it."""
-
-    step: int
-    state: Any
-    metadata: dict[str, Any]
 
 
 class Checkpoints:
@@ -65,12 +62,15 @@ class Checkpoints:
     a job makes the same calls; each writes and reads the nodes that it holds.
 
     Args:
-      folder: made if it does not exist.
+      folder: made if it does not exist. What an interrupted write left there is removed at the
+        first save.
       every: steps between the checkpoints of `after`; None if `after` is not used. With it, SIGTERM
         is caught inside `with Checkpoints(...)`.
       max_to_keep: the number of complete checkpoints that stay; with 2 or more, a damaged one costs
         little.
       timeout: seconds that processes wait for one another while a checkpoint is written.
+      read_only: if true, nothing in the folder is made, written, renamed or removed: it may be that
+        of a run which is still saving.
 
     Attributes:
       resize_report: of the last `resume`, if it changed nodes or chain; else None.
@@ -78,8 +78,10 @@ class Checkpoints:
 
     Raises:
       ImportError: if orbax is not installed.
-      ValueError: if `every` or `max_to_keep` is below 1.
-      OSError: if the folder cannot be made or written to, or is not the same for all processes.
+      ValueError: if `every` or `max_to_keep` is not an integer >= 1, `timeout` not a positive
+        number, `folder` not a path; if `every` is given with `read_only`.
+      OSError: if the folder cannot be made or written to, or is not the same for all processes;
+        with `read_only`, if a process does not see it.
 
     >>> import tempfile, jax.numpy as jnp, optax, gossipjax as gx
     >>> from gossipjax.checkpoint import Checkpoints, TrainState
@@ -103,44 +105,59 @@ class Checkpoints:
         every: int | None = None,
         max_to_keep: int = 3,
         timeout: float = 600,
+        read_only: bool = False,
     ):
-        self.folder = Path(folder).resolve()
+        self.folder = require_folder(folder, "folder")
         self._every = None if every is None else require_int(every, "every, in steps,", 1)
         self._max_to_keep = require_int(max_to_keep, "max_to_keep", 1)
-        self._timeout = timeout
-        require_shared_folder(self.folder)
+        self._timeout = require_timeout(timeout)
+        self._is_read_only = require_bool(read_only, "read_only")
+        if self._is_read_only:
+            if every is not None:
+                raise ValueError(f"every must be None with read_only=True, got {every}.")
+            require_readable_folder(self.folder)
+        else:
+            require_shared_folder(self.folder)
         self.resize_report: ResizeReport | None = None
         self.resumed_from: Path | None = None
         self._last_step: int | None = None  # that was saved or restored
         self._failure: Exception | None = None
         self._is_preempted = False
+        self._former_handler: Any = signal.SIG_DFL
         self._signals = contextlib.ExitStack()
-        self._open()
+        self._manager: Any = None  # orbax's, from the first save on
 
     def __enter__(self) -> Checkpoints:
         if self._every is not None:
+            self._former_handler = signal.getsignal(signal.SIGTERM)
             handlers = launch.signal_handlers([signal.SIGTERM], self._on_sigterm)
             self._signals.enter_context(handlers)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        is_preempted = False
         with self._signals:
             if kind is None or jax.process_count() == 1 or kind is Preempted:
                 self.close()
-            else:  # others may not fail with this process: no call that would wait for them
+            elif self._manager is not None:  # no call that would wait for others: they may go on
                 with contextlib.suppress(Exception):
                     self._manager.wait_until_finished()
-        if self._is_preempted and kind is None:  # after the last step: the program ends as asked
-            signal.raise_signal(signal.SIGTERM)
+            if kind is None and self._every is not None:
+                is_preempted = any_process(self._is_preempted)
+        if kind is None and (is_preempted or self._is_preempted):
+            self._end_preempted()
+
+    def _end_preempted(self) -> None:
+        """SIGTERM came after the last step, in the last write for example: all is written now."""
+        if callable(self._former_handler) or self._former_handler == signal.SIG_IGN:
+            if self._is_preempted:
+                signal.raise_signal(signal.SIGTERM)
+            return
+        steps = local_steps(self.folder)
+        raise Preempted(steps[-1] if steps else None, self.folder)
 
     def _on_sigterm(self, *_: object) -> None:
         self._is_preempted = True
-
-    def _open(self) -> None:
-        if jax.process_index() == 0:
-            for unfinished in self.folder.glob(f"*{TEMPORARY_SUFFIX}*"):
-                shutil.rmtree(unfinished, ignore_errors=True)
-        self._manager = make_manager(self.folder, self._max_to_keep, self._timeout)
 
     def resume(
         self,
@@ -160,17 +177,19 @@ class Checkpoints:
           nodes: where the nodes run now.
           make_tx: `make_tx(metadata)` returns the chain of the run that saved `metadata`, in which
             `nodes` is its number of nodes.
-          init_from: another folder of checkpoints, to start from where this one has none.
+          init_from: another folder of checkpoints, to start from where this one has none. It is
+            only read: its run may still be saving.
 
         Raises:
           ValueError: if the checkpoint is of another model or optimizer, or `init_from` holds none.
-          OSError: if there are checkpoints, but none that can be read.
+          OSError: if the newest checkpoint cannot be read, or all are damaged.
         """
+        other = None if init_from is None else require_folder(init_from, "init_from")
         restored = self._restore_train_state(state, nodes, make_tx)
         self.resumed_from = None if restored is None else self.folder
-        if restored is None and init_from is not None:
-            restored = self._restore_from(Path(init_from), state, nodes, make_tx)
-            self.resumed_from = Path(init_from)
+        if restored is None and other is not None:
+            restored = self._restore_from(other, state, nodes, make_tx)
+            self.resumed_from = other
         if restored is None:
             self.resize_report = None
             return state
@@ -189,8 +208,8 @@ class Checkpoints:
         self, folder: Path, state: TrainState, nodes: Nodes, make_tx: MakeTx
     ) -> TrainState:
         restored = None
-        if all_processes(folder.exists()):
-            with Checkpoints(folder, timeout=self._timeout) as other:
+        if all_processes(folder.is_dir()):
+            with Checkpoints(folder, read_only=True) as other:
                 restored = other._restore_train_state(state, nodes, make_tx)
         if restored is None:
             raise ValueError(
@@ -206,7 +225,9 @@ class Checkpoints:
         short, call it every few steps.
 
         Raises:
-          Preempted: after SIGTERM to any process, when the state is completely written.
+          Preempted: after SIGTERM to any process, when the state is completely written. After the
+            last step the end of the `with` block raises it, unless the program has set a handler of
+            SIGTERM before: then that is called.
           ValueError: if the folder was opened without `every`.
         """
         if self._every is None:
@@ -217,7 +238,7 @@ class Checkpoints:
         is_preempted = any_process(self._is_preempted)
         if is_preempted or last or state.step % self._every == 0:
             size = jax.tree.leaves(state.params)[0].shape[0]
-            metadata = {**(state.metadata or {}), "nodes": size}
+            metadata = {**require_metadata(state.metadata or {}), "nodes": size}
             self.save(state.step, state.arrays, metadata)
         if is_preempted:
             steps = self.wait()
@@ -230,8 +251,16 @@ class Checkpoints:
         step or later belong to an abandoned continuation: they are renamed to `STEP.superseded`.
 
         Raises:
-          TypeError: if `metadata` holds something that JSON cannot.
+          TypeError: if `metadata` holds something that JSON cannot (names the key).
+          ValueError: if `step` is not an integer >= 0, or the folder was opened with `read_only`.
         """
+        if self._is_read_only:
+            raise ValueError(
+                f"read_only must be False for a save in {self.folder}, got True: open the folder "
+                "without it, or another one."
+            )
+        step = require_step(step)
+        metadata = require_metadata(metadata)
         self._finish_write()
         steps = self._steps()
         if step == self._last_step and step in steps:
@@ -240,17 +269,11 @@ class Checkpoints:
             leaf if isinstance(leaf, jax.Array) else np.array(leaf)
             for leaf in jax.tree.leaves(state)
         ]
-        manifest = {
-            "leaves": leaf_specs(state),
-            "checksum": checksum(leaves),
-            "metadata": metadata,
-        }
-        text = json.dumps(manifest)
+        manifest = make_manifest(state, leaves, metadata)
         self._rename([other for other in steps if other >= step], "superseded")
         self._last_step = step
         try:
-            written = {"json": text, "checksum": zlib.crc32(text.encode())}
-            write(self._manager, step, by_number(leaves), written)
+            write(self._open_manager(), step, by_number(leaves), manifest)
         except Exception as error:
             self._failure = error
 
@@ -262,13 +285,17 @@ class Checkpoints:
     def close(self) -> None:
         """Waits until everything is written, and ends the threads that write."""
         self._finish_write()
-        self._manager.close()
+        if self._manager is not None:
+            self._manager.close()
+            self._manager = None
 
     def restore(self, like: Any, step: int | None = None) -> Restored | None:
         """Returns the newest complete checkpoint, or None if there is none.
 
         A damaged one is passed over for the one before it, with a warning, and renamed to
-        `STEP.corrupted`. Damaged means that it cannot be read or has another checksum.
+        `STEP.corrupted` (with `read_only` it keeps its name). Damaged means that it is incomplete,
+        has another checksum or is not of this format. Where the disk fails to give the content, the
+        read is tried again for some seconds, and then the error raised: nothing is renamed.
 
         Args:
           like: the form of the state: a pytree of arrays or `jax.ShapeDtypeStruct`s, or a function
@@ -280,8 +307,10 @@ class Checkpoints:
         Raises:
           ValueError: if the checkpoint has other leaves than `like` (names the first that differs),
             or there is none of this `step`.
-          OSError: if there are checkpoints and none of them can be read.
+          OSError: if the newest checkpoint cannot be read, or all are damaged.
         """
+        if step is not None:
+            step = require_step(step)
         self._finish_write()
         steps = self._steps()
         if step is not None and step not in steps:
@@ -291,16 +320,18 @@ class Checkpoints:
         damaged: dict[int, DamagedError] = {}
         for number in reversed(steps) if step is None else [step]:
             try:
-                restored = self._read(number, like)
+                restored = read_checkpoint(self.folder, number, like)
             except DamagedError as error:
                 damaged[number] = error
                 continue
-            self._rename(list(damaged), "corrupted")
+            if not self._is_read_only:
+                self._rename(list(damaged), "corrupted")
             self._last_step = number
             for bad, reason in damaged.items():
+                name = "" if self._is_read_only else f" and now named {bad}.corrupted"
                 warnings.warn(
-                    f"the checkpoint of step {bad} in {self.folder} is damaged ({reason}) and now "
-                    f"named {bad}.corrupted: took that of step {number}.",
+                    f"the checkpoint of step {bad} in {self.folder} is damaged ({reason}){name}: "
+                    f"took that of step {number}.",
                     stacklevel=2,
                 )
             return restored
@@ -310,14 +341,21 @@ class Checkpoints:
         raise OSError(f"no checkpoint in {self.folder} can be read ({reasons}).")
 
     def _steps(self) -> list[int]:
-        return sorted(map(int, self._manager.all_steps()))
+        return list_steps(self.folder)
+
+    def _open_manager(self) -> Any:
+        if self._manager is None:
+            remove_unfinished(self.folder)
+            self._manager = make_manager(self.folder, self._max_to_keep, self._timeout)
+        return self._manager
 
     def _finish_write(self) -> None:
         """Waits for a write in progress; if it failed on any process, warns and cleans up."""
         failure = self._failure
         self._failure = None
         try:
-            self._manager.wait_until_finished()
+            if self._manager is not None:
+                self._manager.wait_until_finished()
         except Exception as error:
             failure = error
         if all_processes(failure is None):
@@ -327,25 +365,11 @@ class Checkpoints:
             f"({first_line(failure)}): the run continues, and older checkpoints are untouched.",
             stacklevel=3,
         )
-        with contextlib.suppress(Exception):
-            self._manager.close()
-        self._open()
-
-    def _read(self, step: int, like: Any) -> Restored:
-        folder = self.folder / str(step)
-        written = read_manifest(folder)
-        text = str(written.get("json"))
-        if zlib.crc32(text.encode()) != written.get("checksum"):
-            raise DamagedError("its manifest has another checksum")
-        manifest = json.loads(text)
-        like = like(manifest["metadata"]) if callable(like) else like
-        require_same_specs(manifest["leaves"], leaf_specs(like), f"the checkpoint of step {step}")
-        leaves, structure = jax.tree.flatten(like)
-        read = read_arrays(folder, by_number(leaves))
-        restored = [match(read.get(str(i)), leaf) for i, leaf in enumerate(leaves)]
-        if checksum(restored) != manifest["checksum"]:
-            raise DamagedError("its arrays have another checksum")
-        return Restored(step, jax.tree.unflatten(structure, restored), manifest["metadata"])
+        if self._manager is not None:
+            with contextlib.suppress(Exception):
+                self._manager.close()
+        self._manager = None
+        remove_unfinished(self.folder)
 
     def _rename(self, steps: list[int], suffix: str) -> None:
         if not steps:
@@ -356,4 +380,5 @@ class Checkpoints:
                 shutil.rmtree(target, ignore_errors=True)
                 (self.folder / str(step)).rename(target)
         barrier()
-        self._manager.reload()
+        if self._manager is not None:
+            self._manager.reload()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -13,6 +14,64 @@ import numpy as np
 def is_key(leaf: Any) -> bool:
     """Whether `leaf` is an array of typed PRNG keys."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def is_encoded(leaf: Any) -> bool:
+    """Whether `leaf` is of a type that files do not have: float8, and all of less than 8 bits."""
+    if is_key(leaf) or not hasattr(leaf, "dtype"):
+        return False
+    return np.dtype(leaf.dtype).isbuiltin != 1 and leaf.dtype != jnp.bfloat16
+
+
+def encode(leaf: Any) -> Any:
+    """Returns the bits of a leaf that `is_encoded`, as uint8 of its shape; others as they are."""
+    if not is_encoded(leaf):
+        return leaf
+    return _encode_on_device(leaf) if isinstance(leaf, jax.Array) else _bytes(leaf, np)
+
+
+@jax.jit
+def _encode_on_device(array: jax.Array) -> jax.Array:
+    return _bytes(array, jnp)
+
+
+def decode(array: Any, dtype: Any) -> Any:
+    """Returns the array of which `encode` made `array`.
+
+    >>> import ml_dtypes
+    >>> x = np.array([-8, 7, 1], ml_dtypes.int4)
+    >>> encode(x).tolist(), decode(encode(x), x.dtype).tolist()
+    ([248, 7, 1], [-8, 7, 1])
+    """
+    if isinstance(array, jax.Array):
+        return _decode_on_device(array, np.dtype(dtype).name)
+    return _from_bytes(array, dtype, np)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _decode_on_device(array: jax.Array, dtype: str) -> jax.Array:
+    return _from_bytes(array, jnp.dtype(dtype), jnp)
+
+
+def _bytes(array: Any, numpy: Any) -> Any:
+    """One byte per element: of integers of less than 8 bits, as int8 has it."""
+    if jnp.issubdtype(array.dtype, np.integer):
+        return array.astype(np.int8).view(np.uint8)
+    if numpy is np or _bits(array.dtype) == 8:
+        return array.view(np.uint8)
+    return jax.lax.bitcast_convert_type(array, jnp.uint4).astype(np.uint8)
+
+
+def _from_bytes(array: Any, dtype: Any, numpy: Any) -> Any:
+    if jnp.issubdtype(dtype, np.integer):
+        return array.view(np.int8).astype(dtype)
+    if numpy is np or _bits(dtype) == 8:
+        return array.view(dtype)
+    return jax.lax.bitcast_convert_type(array.astype(jnp.uint4), dtype)
+
+
+def _bits(dtype: Any) -> int:
+    return jnp.finfo(dtype).bits
 
 
 def leaf_specs(tree: Any) -> list[list[Any]]:
@@ -40,6 +99,18 @@ def require_same_specs(saved: list[list[Any]], current: list[list[Any]], name: s
             "{}: {} {}".format(*spec) if spec else "nothing more" for spec in (new, old)
         )
         raise ValueError(f"{name} must have {expected}, as this run, got {actual}. {way_out}")
+
+
+def require_types_of_devices(like: Any, name: str) -> None:
+    """Raises `ValueError` if an array for devices is of 64 bits, and JAX would make it of 32."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(like):
+        if is_key(leaf) or getattr(leaf, "sharding", None) is None:
+            continue
+        if jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
+            raise ValueError(
+                f"{name} has {jax.tree_util.keystr(path)} of type {leaf.dtype}, which devices must "
+                "be allowed to hold: set jax_enable_x64, as in the run that saved it."
+            )
 
 
 def checksum(leaves: list[Any]) -> int:
@@ -77,5 +148,5 @@ def _checksum(arrays: dict[int, Any]) -> jax.Array:
 
 
 def _words(array: Any, numpy: Any) -> Any:
-    array = numpy.atleast_1d(array)
+    array = numpy.atleast_1d(_bytes(array, numpy) if is_encoded(array) else array)
     return array.view(f"uint{8 * min(4, array.dtype.itemsize)}")

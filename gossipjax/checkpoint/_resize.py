@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from gossipjax.algorithms.state import Extra, GossipState, PushSum, gossip_state, message_layout
+from gossipjax.checkpoint._keys import fold_in_nodes, holds_keys
 from gossipjax.checkpoint._leaves import is_key
 from gossipjax.collectives import accumulation_dtype, cast_like, require_floats
 from gossipjax.spmd import Nodes
@@ -60,9 +61,18 @@ def change_nodes(
     `z`; so does a part that the old state does not have, or has in another shape.
 
     The rest of the optimizer's state is averaged over the nodes and given to all: momentum, the
-    moments of Adam. Integers (step counts) take the maximum over nodes; PRNG keys are those of
-    node 0. `tx` may be of another algorithm or topology than the old chain: its arrays outside the
-    gossip are matched in their order.
+    moments of Adam. Integers (step counts) take the maximum over nodes. `tx` may be of another
+    algorithm or topology than the old chain: its arrays outside the gossip are matched in their
+    order.
+
+    PRNG keys (the `rng_key` of `optax.add_noise`, keys of dropout): node j gets
+    `jax.random.fold_in(key, j)` of node 0's key, so that the new nodes draw different numbers. Raw
+    keys are recognised if they are uint32 `[..., 2]` or `[..., 4]` below a name with `key` or `rng`
+    in it; other uint32 arrays are integers like any. A part of an algorithm whose rule is
+    `"first"` stays node 0's on all nodes, keys too.
+
+    Gossip may be of a part of the parameters (`optax.masked`, `optax.multi_transform`), of the same
+    part in both chains. The other parameters are averaged over the nodes, without weights.
 
     Args:
       params: `[N, ...]`, the parameters that the user holds: NumPy arrays or JAX's, whole in this
@@ -76,8 +86,9 @@ def change_nodes(
 
     Raises:
       ValueError: if the leaves have no common number of nodes; if the state's arrays outside the
-        gossip are not those of `tx` (names the first that differs); if a parameter is not
-        floating-point, or the chain holds several gossip transforms.
+        gossip are not those of `tx` (names the first that differs); if a parameter that gossips is
+        not floating-point, the chain holds several gossip transforms, or the messages in flight are
+        of other parameters than those that gossip in `tx`.
 
     >>> import jax.numpy as jnp, numpy as np, optax, gossipjax as gx
     >>> from gossipjax.checkpoint import change_nodes
@@ -90,9 +101,9 @@ def change_nodes(
     """
     nodes = require_int(nodes, "nodes", 1)
     before = _count_nodes(params, opt_state)
-    require_floats(params, "params")
     old = gossip_state(opt_state) or GossipState(np.zeros(before, np.int32))
-    model, weight, fraction_in_flight = _average_model(params, old, before)
+    paths = _find_gossiped(params, old, tx)
+    model, weight, fraction_in_flight = _average_model(params, old, before, paths)
     new_params = cast_like(model, params)
     template = _init_one(tx, new_params)
     others, averaged = _average_others(opt_state, template)
@@ -107,12 +118,13 @@ def change_nodes(
 def average_nodes(tree: Any, nodes: int) -> Any:
     """Returns the average over N nodes, `[N, ...]`, for each of M, `[M, ...]`: of statistics, say.
 
-    Integers take the maximum, PRNG keys are those of node 0; leaves keep their types.
+    Integers take the maximum; PRNG keys are made from those of node 0, as `change_nodes` does.
+    Leaves keep their types.
 
     >>> average_nodes(np.array([1.0, 3.0]), 3).tolist()
     [2.0, 2.0, 2.0]
     """
-    return _repeat(jax.tree.map(_average, tree), nodes)
+    return _repeat(_average(tree), nodes)
 
 
 def _init_one(tx: optax.GradientTransformation, params: optax.Params) -> optax.OptState:
@@ -124,12 +136,12 @@ def _init_one(tx: optax.GradientTransformation, params: optax.Params) -> optax.O
 
 def _resize_gossip(old: GossipState, new: GossipState, model: Any) -> GossipState:
     """`new`, as `tx.init` makes it from the model, with what survives of `old`."""
-    numerator = None if new.numerator is None else cast_like(model, new.numerator)
+    numerator = None if new.numerator is None else _pick(model, new.numerator)
     extra = new.extra
     if extra is not None:
         old_extra = old.extra or {}
         extra = {name: _resize_extra(old_extra.get(name), part) for name, part in extra.items()}
-    return new._replace(count=_average(old.count), numerator=numerator, extra=extra)
+    return new._replace(count=np.asarray(old.count).max(axis=0), numerator=numerator, extra=extra)
 
 
 def _resize_extra(old: Extra | None, new: Extra) -> Extra:
@@ -137,11 +149,12 @@ def _resize_extra(old: Extra | None, new: Extra) -> Extra:
         return new
     rules = {
         "average": _average,
-        "max": lambda leaf: np.asarray(leaf).max(axis=0),
-        "first": lambda leaf: leaf[0],
+        "max": lambda tree: jax.tree.map(lambda leaf: np.asarray(leaf).max(axis=0), tree),
+        "first": lambda tree: jax.tree.map(lambda leaf: leaf[0], tree),
     }
     rule = rules[new.on_resize]
-    value = jax.tree.map(lambda leaf, like: _cast(rule(leaf), like), old.value, new.value)
+    value = rule(old.value)
+    value = jax.tree.map(_cast, value, new.value)
     return Extra(value, new.on_resize, new.is_mass)
 
 
@@ -160,51 +173,118 @@ def _cast(leaf: Any, like: Any) -> Any:
 
 
 def _repeat(tree: Any, nodes: int) -> Any:
-    """`[...]` -> `[M, ...]`: views of one array."""
+    """`[...]` -> `[M, ...]`: views of one array; each node has other keys."""
 
-    def repeat(leaf: Any) -> Any:
+    def broadcast(leaf: Any) -> Any:
         numpy = jnp if is_key(leaf) else np
         return numpy.broadcast_to(leaf, (nodes, *leaf.shape))
 
-    return jax.tree.map(repeat, tree)
+    def repeat(path: Any, leaf: Any) -> Any:
+        if isinstance(leaf, Extra):
+            return jax.tree.map(broadcast, leaf)
+        return fold_in_nodes(leaf, nodes) if holds_keys(path, leaf, 0) else broadcast(leaf)
+
+    return jax.tree_util.tree_map_with_path(repeat, tree, is_leaf=_is_shared)
 
 
-def _average(leaf: Any) -> Any:
+def _is_shared(node: Any) -> bool:
+    return isinstance(node, Extra) and node.on_resize == "first"
+
+
+def _average(tree: Any) -> Any:
     """`[N, ...]` -> `[...]`."""
-    if is_key(leaf):
+    return jax.tree_util.tree_map_with_path(_average_leaf, tree)
+
+
+def _average_leaf(path: Any, leaf: Any) -> Any:
+    if holds_keys(path, leaf, 1):
         return leaf[0]
     if jnp.issubdtype(leaf.dtype, jnp.floating):
         return np.mean(np.asarray(leaf), axis=0, dtype=np.float64).astype(leaf.dtype)
     return np.asarray(leaf).max(axis=0)
 
 
-def _average_model(params: Any, old: GossipState, nodes: int) -> tuple[Any, float, float | None]:
+def _find_gossiped(params: Any, old: GossipState, tx: optax.GradientTransformation) -> list[str]:
+    """The paths of the parameters that gossip; a mask hides the others.
+
+    The numerators are of these. Where the old state has none, those that `tx` would keep for
+    parameters of low precision are.
+    """
+    numerator = old.numerator
+    if numerator is None:
+
+        def narrow(leaf: Any) -> jax.ShapeDtypeStruct:
+            is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+            return jax.ShapeDtypeStruct(
+                (1, *leaf.shape[1:]), jnp.bfloat16 if is_float else leaf.dtype
+            )
+
+        state = jax.eval_shape(Nodes(1).spmd(tx.init), jax.tree.map(narrow, params))
+        new = gossip_state(state)
+        numerator = None if new is None else new.numerator
+    tree = params if numerator is None else numerator
+    gossiped = dict(jax.tree_util.tree_leaves_with_path(tree))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if path in gossiped:
+            require_floats(leaf, f"params{jax.tree_util.keystr(path)}")
+    return list(map(jax.tree_util.keystr, gossiped))
+
+
+def _pick(model: Any, like: Any) -> Any:
+    """The part of the model that `like` has, in its types."""
+    leaves = dict(jax.tree_util.tree_leaves_with_path(model))
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: leaves[path].astype(leaf.dtype), like
+    )
+
+
+def _average_model(
+    params: Any, old: GossipState, nodes: int, paths: list[str]
+) -> tuple[Any, float, float | None]:
     """`z` in float64, the sum of the weights, and the share of it that is in flight."""
-
-    def weighted_sum(array: Any, weights: Any) -> np.ndarray:
-        return np.tensordot(weights, np.asarray(array, np.float64), 1)
-
-    ones = np.ones(nodes)
-    weights = ones if old.weight is None else np.asarray(old.weight, np.float64)
+    leaves = {
+        jax.tree_util.keystr(path): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+    gossiped = [leaves[path] for path in paths]
+    weights = np.ones(nodes)
+    if old.weight is not None:
+        weights = np.asarray(old.weight, np.float64)
     if old.numerator is None:
-        x = jax.tree.map(lambda a: weighted_sum(a, weights), params)
+        x = [_weighted_sum(leaf, weights) for leaf in gossiped]
     else:
-        x = jax.tree.map(lambda a: weighted_sum(a, ones), old.numerator)
+        x = [_weighted_sum(leaf, np.ones(nodes)) for leaf in jax.tree.leaves(old.numerator)]
     weight = weights.sum()
     fraction: float | None = 0.0
     if old.in_flight is not None:
-        buffers = [weighted_sum(buffer, ones) for buffer in old.in_flight.buffers]
-        sent = _unpack_messages(buffers, params, old)
-        x = jax.tree.map(np.add, x, sent.x)
+        buffers = [_weighted_sum(buffer, np.ones(nodes)) for buffer in old.in_flight.buffers]
+        sent = _unpack_messages(buffers, gossiped, old)
+        x = [a + b for a, b in zip(x, sent.x, strict=True)]
         weight += sent.weight or 0.0
         fraction = None if sent.weight is None else float(sent.weight / weight)
-    return jax.tree.map(lambda a: a / weight, x), float(weight), fraction
+    averages = dict(zip(paths, [a / weight for a in x], strict=True))
+    model = [
+        averages[path] if path in averages else _average(leaf) for path, leaf in leaves.items()
+    ]
+    return jax.tree.unflatten(jax.tree.structure(params), model), float(weight), fraction
 
 
-def _unpack_messages(buffers: list[np.ndarray], params: Any, old: GossipState) -> PushSum:
-    like_one = jax.tree.map(lambda z: np.empty(z.shape[1:], accumulation_dtype(z.dtype)), params)
+def _weighted_sum(array: Any, weights: Any) -> np.ndarray:
+    return np.tensordot(weights, np.asarray(array, np.float64), 1)
+
+
+def _unpack_messages(buffers: list[np.ndarray], gossiped: list[Any], old: GossipState) -> PushSum:
+    like_one = [np.empty(z.shape[1:], accumulation_dtype(z.dtype)) for z in gossiped]
     first = old._replace(weight=jax.tree.map(lambda w: w[0], old.weight))
     layout = message_layout(like_one, first)
+    expected = [-(-size // old.overlap) * old.overlap for size in layout.sizes]
+    actual = [buffer.size for buffer in buffers]
+    if actual != expected:
+        raise ValueError(
+            "the messages in flight must be of the parameters that gossip in the new chain, "
+            f"{expected} numbers per node, got {actual}: a mask must hide the same parameters as "
+            "in the old chain."
+        )
     return PushSum(*layout.unpack(buffers))  # pyright: ignore[reportArgumentType]
 
 
@@ -213,25 +293,34 @@ def _average_others(opt_state: Any, template: Any) -> tuple[list[Any], tuple[str
     old = _others(opt_state)
     new = _others(template)
     for old_item, new_item in itertools.zip_longest(old, new):
-        old_shape = old_item and list(old_item[1].shape[1:])
-        new_shape = new_item and list(new_item[1].shape)
-        if old_shape != new_shape:
-            actual = f"opt_state{old_item[0]}, {old_shape} per node" if old_item else "nothing more"
-            expected = f"opt_state{new_item[0]}, {new_shape} per node" if new_item else "no more"
+        actual = _describe(old_item, 1)
+        expected = _describe(new_item, 0)
+        if actual != expected:
+            paths = [jax.tree_util.keystr(item[0]) if item else "" for item in (old_item, new_item)]
+            actual = f"opt_state{paths[0]}, {actual} per node" if old_item else "nothing more"
+            expected = f"opt_state{paths[1]}, {expected} per node" if new_item else "no more"
             raise ValueError(
                 f"outside the gossip, the old state must have {expected}, as the new optimizer, "
                 f"got {actual}: the gossip may change, the optimizer before it must be the same."
             )
-    averages = [_average(leaf) for _, leaf in old]
+    averages = [_average_leaf(path, leaf) for path, leaf in old]
     paths = [path for path, leaf in old if jnp.issubdtype(leaf.dtype, jnp.floating)]
     cast = [_cast(leaf, like) for leaf, (_, like) in zip(averages, new, strict=True)]
-    return cast, tuple(paths)
+    return cast, tuple(map(jax.tree_util.keystr, paths))
 
 
-def _others(state: Any) -> list[tuple[str, Any]]:
+def _describe(item: tuple[Any, Any] | None, leading: int) -> str | None:
+    """The shape of a leaf, without the leading axes, and the type of keys, which have one only."""
+    if item is None:
+        return None
+    shape = str(list(item[1].shape[leading:]))
+    return f"{shape} of {item[1].dtype}" if is_key(item[1]) else shape
+
+
+def _others(state: Any) -> list[tuple[Any, Any]]:
     """Path and array of every leaf outside the gossip."""
     return [
-        (jax.tree_util.keystr(path), leaf)
+        (path, leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(state, is_leaf=_is_gossip)
         if not _is_gossip(leaf)
     ]

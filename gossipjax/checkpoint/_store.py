@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import gc
+import json
+import re
+import shutil
+import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +16,10 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from gossipjax.checkpoint._leaves import is_key
-from gossipjax.processes import all_processes
+from gossipjax.checkpoint._leaves import decode, encode, is_encoded, is_key
+from gossipjax.checkpoint._manifest import FILE as MANIFEST_FILE
+from gossipjax.checkpoint._manifest import Manifest, ManifestError, parse_manifest
+from gossipjax.processes import all_processes, barrier, broadcast_text
 
 try:
     import orbax.checkpoint as ocp
@@ -24,11 +31,62 @@ except ImportError as error:
 TEMPORARY_SUFFIX = ocp.utils.TMP_DIR_SUFFIX  # of a checkpoint that is being written
 
 
+STEPS_PER_TEXT = 40
+READ_BYTES = 2**20
+NOTES_THAT_ARE_DICTS = ("item_handlers", "metrics", "performance_metrics", "custom_metadata")
+NOTES_THAT_ARE_TIMES = ("init_timestamp_nsecs", "commit_timestamp_nsecs")
+RETRY_DELAYS = (0.1, 0.5, 2.0)  # seconds before a read that failed is tried again
+
+
 class DamagedError(Exception):
-    """A checkpoint that cannot be read, or whose content has another checksum."""
+    """A checkpoint that is incomplete, has another checksum or is not of this format."""
 
 
-def make_manager(folder: Path, max_to_keep: int, timeout: float) -> ocp.CheckpointManager:
+def local_steps(folder: Path) -> list[int]:
+    """Returns the steps of the complete checkpoints in `folder`, as this process sees them."""
+    if not folder.is_dir():
+        return []
+    names = [path.name for path in folder.iterdir() if path.is_dir()]
+    return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
+
+
+def list_steps(folder: Path) -> list[int]:
+    """Returns the steps of the complete checkpoints in `folder`, as process 0 sees them."""
+    steps = local_steps(folder)
+    if jax.process_count() == 1:
+        return steps
+    count = int(broadcast_text(str(len(steps))))
+    chunks = [
+        broadcast_text(" ".join(map(str, steps[i : i + STEPS_PER_TEXT])))
+        for i in range(0, count, STEPS_PER_TEXT)
+    ]
+    return [int(text) for chunk in chunks for text in chunk.split()]
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Removes what an interrupted write left, and orbax's notes that orbax could not read."""
+    if jax.process_index() == 0:
+        for unfinished in folder.glob(f"*{TEMPORARY_SUFFIX}*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
+        for notes in folder.glob("*/_CHECKPOINT_METADATA"):
+            if not _are_readable_notes(notes):
+                notes.unlink(missing_ok=True)
+    barrier()
+
+
+def _are_readable_notes(path: Path) -> bool:
+    """Whether orbax's notes on a checkpoint, times and handlers, have the types that it expects."""
+    try:
+        notes = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return True  # as if there were none
+    if not isinstance(notes, dict):
+        return False
+    are_dicts = all(isinstance(notes.get(name) or {}, dict) for name in NOTES_THAT_ARE_DICTS)
+    return are_dicts and all(type(notes.get(name) or 0) is int for name in NOTES_THAT_ARE_TIMES)
+
+
+def make_manager(folder: Path, max_to_keep: int, timeout: int) -> ocp.CheckpointManager:
     """Returns orbax's manager of a folder; all processes write together."""
     # With names, barriers go through JAX's coordinator: they have a time-out, unlike a collective.
     all_together = ocp.options.MultiprocessingOptions(
@@ -40,7 +98,7 @@ def make_manager(folder: Path, max_to_keep: int, timeout: float) -> ocp.Checkpoi
             max_to_keep=max_to_keep,
             create=False,
             single_host_load_and_broadcast=True,
-            async_options=ocp.AsyncOptions(timeout_secs=int(timeout)),
+            async_options=ocp.AsyncOptions(timeout_secs=timeout),
             multiprocessing_options=all_together,
         ),
         item_handlers={
@@ -54,50 +112,126 @@ def make_manager(folder: Path, max_to_keep: int, timeout: float) -> ocp.Checkpoi
 
 def write(manager: ocp.CheckpointManager, step: int, arrays: dict[str, Any], manifest: Any) -> None:
     """Begins to write a checkpoint of arrays by number and a JSON manifest."""
+    arrays = {name: encode(leaf) for name, leaf in arrays.items()}
     items = ocp.args.Composite(
         state=ocp.args.PyTreeSave(arrays), manifest=ocp.args.JsonSave(manifest)
     )
     manager.save(step, args=items, force=True)
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> Manifest:
     """Reads the manifest of the checkpoint in `folder`, on each process."""
-    return _read_item(ocp.JsonCheckpointHandler, folder / "manifest", ocp.args.JsonRestore())
+    return _read_together(lambda: parse_manifest((folder / MANIFEST_FILE).read_bytes()), folder)
 
 
 def read_arrays(folder: Path, like: dict[str, Any]) -> dict[str, Any]:
     """Reads the arrays of the checkpoint in `folder`, with the shardings of `like`."""
-    args = ocp.args.PyTreeRestore(item=like, restore_args=jax.tree.map(_restore_args, like))
-    return _read_item(ocp.PyTreeCheckpointHandler, folder / "state", args)
-
-
-def _read_item(handler: Any, path: Path, args: Any) -> Any:
-    """Each process reads an item; raises `DamagedError` if one of them cannot."""
-    item = None
-    problem = None
+    stored = {name: as_stored(leaf) for name, leaf in like.items()}
+    args = ocp.args.PyTreeRestore(item=stored, restore_args=jax.tree.map(_restore_args, stored))
     process_id = jax.process_index()
     single_process = ocp.options.MultiprocessingOptions(
         primary_host=process_id, active_processes={process_id}
     )
-    try:
+
+    def read() -> dict[str, Any]:
         with ocp.Checkpointer(
-            handler(multiprocessing_options=single_process), multiprocessing_options=single_process
+            ocp.PyTreeCheckpointHandler(multiprocessing_options=single_process),
+            multiprocessing_options=single_process,
         ) as reader:
-            item = reader.restore(path, args=args)
-    except Exception as error:
-        problem = first_line(error)
-    if problem is not None:
+            return reader.restore(folder / "state", args=args)
+
+    arrays = _read_together(read, folder)
+    return {
+        name: decode(array, like[name].dtype) if is_encoded(like[name]) else array
+        for name, array in arrays.items()
+    }
+
+
+def _read_together(read: Callable[[], Any], folder: Path) -> Any:
+    """Each process reads a part of the checkpoint in `folder`; all raise if one of them cannot.
+
+    Raises:
+      DamagedError: if a part is missing or not what was written.
+      OSError: if the disk did not give it, after retries.
+    """
+    item, error = _read_with_retries(read, folder)
+    if all_processes(error is None):
+        return item
+    is_damaged = error is None or isinstance(error, DamagedError)
+    if error is None:
+        error = DamagedError("another process cannot read it")
+    if all_processes(is_damaged):
+        raise error
+    if is_damaged:
+        error = OSError("another process cannot read it")
+    raise OSError(
+        f"the checkpoint {folder} cannot be read ({first_line(error)}). Nothing was changed: it "
+        "may be complete. Mend the disk and try again, or rename the folder to use an older one."
+    ) from error
+
+
+def _read_with_retries(read: Callable[[], Any], folder: Path) -> tuple[Any, Exception | None]:
+    """What `read` returns, and None; or None, and `DamagedError` or the reason why not."""
+    # Kinds of all failures, None: the content. Not the errors: they keep orbax's coroutines alive.
+    kinds: list[type[BaseException] | None] = []
+    description = ""
+    for delay in (*RETRY_DELAYS, None):
+        try:
+            return read(), None
+        except ManifestError as error:
+            return None, DamagedError(str(error))
+        except Exception as error:
+            kind, description = _find_reason(error, folder)
+            kinds.append(kind)
         with warnings.catch_warnings():  # of coroutines that orbax, having failed, did not await
             warnings.simplefilter("ignore", RuntimeWarning)
             gc.collect()
-    if not all_processes(problem is None):
-        raise DamagedError(problem or "another process cannot read it")
-    return item
+        # The first of two failures may stem from a disk that has recovered since.
+        if kinds.count(None) == 2:
+            return None, DamagedError(description)
+        if delay is not None:
+            time.sleep(delay)
+    if kinds[-1] in (None, FileNotFoundError) and folder.is_dir():
+        return None, DamagedError(description)
+    return None, OSError(description)
+
+
+def _find_reason(error: Exception, folder: Path) -> tuple[type[BaseException] | None, str]:
+    """The kind of failure of disk or memory that stopped a read, None if none did; and in words.
+
+    TensorStore raises `ValueError` for all failures, so the files are read again to know better.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError | MemoryError | jax.errors.JaxRuntimeError):
+            return type(cause), first_line(cause)
+        cause = cause.__cause__
+    try:
+        for path in folder.rglob("*"):
+            if not path.is_dir():
+                _read_through(path)
+    except OSError as reason:
+        return type(reason), first_line(reason)
+    return None, f"not in its format: {first_line(error)}"
+
+
+def _read_through(path: Path) -> None:
+    with path.open("rb") as file:
+        while file.read(READ_BYTES):
+            pass
 
 
 def by_number(leaves: list[Any]) -> dict[str, Any]:
     """Returns the leaves by number, without empty ones, which orbax does not write."""
     return {str(i): leaf for i, leaf in enumerate(leaves) if np.size(leaf)}
+
+
+def as_stored(leaf: Any) -> Any:
+    """Returns a leaf as files have it: shape and sharding of `leaf`, in a type that they know."""
+    if not is_encoded(leaf):
+        return leaf
+    sharding = getattr(leaf, "sharding", None)
+    return jax.ShapeDtypeStruct(leaf.shape, np.uint8, sharding=sharding)
 
 
 def _restore_args(leaf: Any) -> Any:
@@ -120,6 +254,6 @@ def match(array: Any, leaf: Any) -> Any:
     return empty if sharding is None else jax.device_put(empty, sharding)
 
 
-def first_line(error: Exception | None) -> str:
+def first_line(error: BaseException | None) -> str:
     text = "by another process" if error is None else str(error).strip() or type(error).__name__
     return text.splitlines()[0][:500]

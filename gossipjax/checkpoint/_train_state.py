@@ -13,6 +13,7 @@ import optax
 
 from gossipjax.checkpoint._resize import ResizeReport, average_nodes, change_nodes
 from gossipjax.spmd import Nodes
+from gossipjax.topology.schedule import require_int
 
 MakeTx = Callable[[dict[str, Any]], optax.GradientTransformation]
 
@@ -69,7 +70,7 @@ def make_template(
 
     Arrays of another number of nodes or another chain are `jax.ShapeDtypeStruct`s.
     """
-    size = metadata.get("nodes", nodes.size)
+    size = require_int(metadata.get("nodes", nodes.size), 'metadata["nodes"], as saved,', 1)
     metadata = {**metadata, "nodes": size}
 
     def resize(x: jax.Array) -> jax.ShapeDtypeStruct:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from gossipjax.topology.schedule import Round, Schedule, Segment, require_int
+from gossipjax.topology._round import Round, read_numbers, require_int
+from gossipjax.topology.schedule import Schedule, Segment
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -19,16 +18,12 @@ def from_matrices(matrices: ArrayLike) -> Schedule:
     Raises:
       ValueError: for a column that does not sum to 1 (within 1e-6), a negative weight, a zero on a
         diagonal, or rounds that never connect all nodes; it names the round, and the column, entry
-        or node.
+        or node. Also for rows of different lengths, and traced arrays, which have no values yet.
 
     >>> from_matrices([[0.5, 0.25], [0.5, 0.75]]).is_doubly_stochastic
     False
     """
-    stacked = np.asarray(matrices)
-    if stacked.dtype == object:
-        raise ValueError(
-            f"matrices must be numbers of shape [N, N] or [T, N, N], got {type(matrices).__name__}."
-        )
+    stacked = read_numbers(matrices, "[N, N] or [T, N, N]")
     if stacked.ndim == 2:
         stacked = stacked[None]
     if stacked.ndim != 3:
@@ -49,8 +44,8 @@ def piecewise(schedules: Mapping[int, Schedule]) -> Schedule:
       schedules: the schedules by the step at which each starts; one must start at step 0.
 
     Raises:
-      ValueError: if no schedule starts at 0, a start is negative, a schedule is piecewise itself,
-        or the schedules differ in size.
+      ValueError: if `schedules` is not a mapping, no schedule starts at 0, a start is negative, a
+        schedule is piecewise itself, or the schedules differ in size.
 
     References:
       Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
@@ -61,6 +56,11 @@ def piecewise(schedules: Mapping[int, Schedule]) -> Schedule:
     >>> hybrid.round_at(299).is_uniform, hybrid.round_at(300).is_uniform
     (True, False)
     """
+    if not isinstance(schedules, Mapping):
+        raise ValueError(
+            "schedules must be a mapping from steps to schedules, such as {0: first, 300: second}, "
+            f"got {type(schedules).__name__}."
+        )
     for start, schedule in schedules.items():
         require_int(start, "each start of piecewise", 0)
         if not isinstance(schedule, Schedule):

@@ -18,77 +18,132 @@ class Slot(NamedTuple):
     weights: np.ndarray
 
 
-def color_edges(matrix: np.ndarray) -> tuple[Slot, ...]:
+def color_edges(
+    size: int, receivers: np.ndarray, senders: np.ndarray, weights: np.ndarray
+) -> tuple[Slot, ...]:
     """Colour the edges of a digraph so that each colour is a permutation (König's theorem).
 
-    Senders and receivers are the two sides of a bipartite graph of degree K; K colours are enough.
-    If the two ends of an edge have no free colour in common, two colours are swapped along an
-    alternating path.
+    Where all nodes have an edge of the same hop (receiver - sender) modulo N, these edges are a
+    permutation already, so a circulant graph gets one hop per slot. The others are coloured one by
+    one.
 
     Args:
-      matrix: `P`, `[N, N]`; an edge is a positive entry off the diagonal.
+      size: N, the number of nodes.
+      receivers: `[E]`, by edge.
+      senders: `[E]`, by edge; never the receiver.
+      weights: `[E]`, by edge.
 
     Returns:
       K slots, K the largest in- or out-degree.
     """
-    n = len(matrix)
-    receivers, senders = np.nonzero(matrix - np.diag(np.diag(matrix)))
-    # Edges of one hop (receiver - sender) modulo N come together, so that a circulant graph gets
-    # one hop per slot, without a swap.
-    order = np.lexsort((senders, (receivers - senders) % n))
-    degree = max(np.bincount(senders, minlength=n).max(), np.bincount(receivers, minlength=n).max())
-    receiver_of = np.full((degree, n), -1)  # [colour, sender]
-    sender_of = np.full((degree, n), -1)  # [colour, receiver]
-    for sender, receiver in zip(senders[order], receivers[order], strict=True):
-        color = int(np.argmax(receiver_of[:, sender] < 0))  # free at the sender
-        if sender_of[color, receiver] >= 0:
-            other = int(np.argmax(sender_of[:, receiver] < 0))  # free at the receiver
-            _swap_colors(receiver_of, sender_of, receiver, color, other)
-        receiver_of[color, sender] = receiver
-        sender_of[color, receiver] = sender
-    return tuple(
-        _complete_permutation(receiver_of[color], sender_of[color], matrix)
-        for color in range(degree)
-    )
+    hops = (receivers - senders) % size
+    order = np.lexsort((senders, hops))
+    hops = hops[order]
+    receivers = receivers[order]
+    senders = senders[order]
+    weights = weights[order]
+    is_full = (np.bincount(hops, minlength=size) == size)[hops]
+    full_receivers = receivers[is_full].reshape(-1, size)  # by sender
+    full_weights = weights[is_full].reshape(-1, size)
+    slots = [_make_slot(*pair) for pair in zip(full_receivers, full_weights, strict=True)]
+    receivers = receivers[~is_full]
+    senders = senders[~is_full]
+    weights = weights[~is_full]
+    colors = _Coloring(size, receivers, senders).color_all()
+    for color in range(colors.max(initial=-1) + 1):
+        edges = colors == color
+        slots.append(_complete_permutation(size, receivers[edges], senders[edges], weights[edges]))
+    return tuple(slots)
 
 
-def _swap_colors(
-    receiver_of: np.ndarray, sender_of: np.ndarray, receiver: int, color: int, other: int
-) -> None:
-    """Swap two colours, in place, along the path that leaves `receiver` by `color`.
+class _Coloring:
+    """Colours of the edges of a bipartite graph: senders on one side, receivers on the other.
 
-    The path cannot end at the sender of the edge that is being coloured: it would arrive there by
-    `color`, which is free at that sender.
+    K colours are enough for a graph of degree K. If the two ends of an edge have no free colour in
+    common, two colours are swapped along an alternating path.
     """
-    path = []
-    while (sender := sender_of[color, receiver]) >= 0:
-        path.append((sender, receiver, color))
-        color, other = other, color
-        receiver = receiver_of[color, sender]
-        if receiver < 0:
-            break
-        path.append((sender, receiver, color))
-        color, other = other, color
-    both = color + other
-    for sender, receiver, old in path:
-        receiver_of[old, sender] = -1
-        sender_of[old, receiver] = -1
-    for sender, receiver, old in path:
-        receiver_of[both - old, sender] = receiver
-        sender_of[both - old, receiver] = sender
+
+    def __init__(self, size: int, receivers: np.ndarray, senders: np.ndarray):
+        sent = np.bincount(senders, minlength=size)
+        received = np.bincount(receivers, minlength=size)
+        all_colors = (1 << int(max(sent.max(), received.max()))) - 1
+        self._receivers: list[int] = receivers.tolist()
+        self._senders: list[int] = senders.tolist()
+        self._colors = [-1] * len(self._senders)
+        self._free_at_sender = [all_colors] * size  # sets of bits
+        self._free_at_receiver = [all_colors] * size
+        self._edge_at_sender: list[dict[int, int]] = [{} for _ in range(size)]  # by colour
+        self._edge_at_receiver: list[dict[int, int]] = [{} for _ in range(size)]
+
+    def color_all(self) -> np.ndarray:
+        """Colour all edges, `[E]`."""
+        for edge, (sender, receiver) in enumerate(zip(self._senders, self._receivers, strict=True)):
+            free = self._free_at_sender[sender]
+            common = free & self._free_at_receiver[receiver]
+            color = _get_lowest_bit(common or free)
+            if not common:
+                other = _get_lowest_bit(self._free_at_receiver[receiver])
+                self._swap_colors(receiver, color, other)
+            self._free_at_sender[sender] ^= 1 << color
+            self._free_at_receiver[receiver] ^= 1 << color
+            self._set_color(edge, color)
+        return np.array(self._colors, dtype=int)
+
+    def _set_color(self, edge: int, color: int) -> None:
+        self._colors[edge] = color
+        self._edge_at_sender[self._senders[edge]][color] = edge
+        self._edge_at_receiver[self._receivers[edge]][color] = edge
+
+    def _swap_colors(self, receiver: int, color: int, other: int) -> None:
+        """Swap two colours along the path that leaves `receiver` by `color`.
+
+        The path cannot end at the sender of the edge that is being coloured: it would arrive there
+        by `color`, which is free at that sender.
+        """
+        path: list[int] = []
+        end = receiver
+        edge = self._edge_at_receiver[receiver].get(color)
+        while edge is not None:
+            path.append(edge)
+            if len(path) % 2:
+                end = self._senders[edge]
+                edge = self._edge_at_sender[end].get(other)
+            else:
+                end = self._receivers[edge]
+                edge = self._edge_at_receiver[end].get(color)
+        # Nodes inside the path have both colours before and after.
+        free_at_end = self._free_at_sender if len(path) % 2 else self._free_at_receiver
+        free_at_end[end] ^= 1 << color | 1 << other
+        self._free_at_receiver[receiver] ^= 1 << color | 1 << other
+        for edge in path:
+            del self._edge_at_sender[self._senders[edge]][self._colors[edge]]
+            del self._edge_at_receiver[self._receivers[edge]][self._colors[edge]]
+        for edge in path:
+            self._set_color(edge, color + other - self._colors[edge])
+
+
+def _get_lowest_bit(bits: int) -> int:
+    return (bits & -bits).bit_length() - 1
 
 
 def _complete_permutation(
-    receiver_of: np.ndarray, sender_of: np.ndarray, matrix: np.ndarray
+    size: int, receivers: np.ndarray, senders: np.ndarray, weights: np.ndarray
 ) -> Slot:
     """Complete a partial permutation; a node idle on both sides sends to itself, which is free."""
+    receiver_of = np.full(size, -1, np.int32)
+    receiver_of[senders] = receivers
+    weight_of = np.zeros(size)
+    weight_of[senders] = weights
     idle_sender = receiver_of < 0
-    idle_receiver = sender_of < 0
+    idle_receiver = np.ones(size, dtype=bool)
+    idle_receiver[receivers] = False
     idle_both = idle_sender & idle_receiver
-    weights = np.where(idle_sender, 0.0, matrix[receiver_of, np.arange(len(matrix))])
-    receivers = receiver_of.copy()
-    receivers[idle_both] = np.flatnonzero(idle_both)
-    receivers[idle_sender & ~idle_both] = np.flatnonzero(idle_receiver & ~idle_both)
+    receiver_of[idle_both] = np.flatnonzero(idle_both)
+    receiver_of[idle_sender & ~idle_both] = np.flatnonzero(idle_receiver & ~idle_both)
+    return _make_slot(receiver_of, weight_of)
+
+
+def _make_slot(receivers: np.ndarray, weights: np.ndarray) -> Slot:
     receivers.setflags(write=False)
     weights.setflags(write=False)
     return Slot(receivers, weights)

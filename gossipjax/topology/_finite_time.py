@@ -5,19 +5,30 @@ Public as `gossipjax.topology`. "The paper" is the reference of `base_graph`.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
-from gossipjax.topology._static import complete
-from gossipjax.topology.schedule import Round, Schedule, require_int
-
-Edge = tuple[int, int, float]  # two nodes, and the weight that each gives to the other
-Edges = list[Edge]  # of one round
+from gossipjax.topology._round import require_int, require_memory, require_nodes
+from gossipjax.topology._static import complete, make_weighted_round
+from gossipjax.topology.schedule import Schedule
 
 
-def base_graph(n: int, peers: int = 1) -> Schedule:
+class Edges(NamedTuple):
+    """Undirected edges of one round: two nodes, and the weight that each gives to the other."""
+
+    left: np.ndarray  # [E]
+    right: np.ndarray  # [E]
+    weights: np.ndarray  # [E]
+
+
+NO_EDGES = Edges(np.zeros(0, dtype=int), np.zeros(0, dtype=int), np.zeros(0))
+
+
+def base_graph(n: int, peers: int = 1, inner_edges: bool = False) -> Schedule:
     """Base-(k+1) graph with `k = peers`: one cycle averages exactly for every `n`.
 
     `P_(T-1) ... P_0 = 1 1^T / n`, every round is symmetric (so doubly stochastic), and no node has
@@ -25,18 +36,30 @@ def base_graph(n: int, peers: int = 1) -> Schedule:
     exceeds `peers + 1`, the rounds are cliques over the digits of the node numbers (algorithm 1);
     else the shorter of algorithms 2 and 3.
 
+    In algorithm 2 nodes of smaller parts wait for those of larger ones. With `inner_edges` they
+    average among themselves in the meantime, up to `peers + 1` at a time, as in the released code
+    of the authors. Nodes that wait agree already if nothing but averaging happens; in training they
+    do not, so that they stay closer together, for more messages. The number of rounds is the same.
+    Where algorithms 2 and 3 are equally short, this is algorithm 2, and that code algorithm 3.
+
+    Args:
+      inner_edges: whether nodes that would wait average among themselves.
+
     Raises:
       ValueError: if `peers` is below 1, or above `n - 1` (and `n` is not 1).
 
     References:
       Takezawa et al., "Beyond Exponential Graph: Communication-Efficient Topologies for
       Decentralized Learning via Finite-time Convergence", NeurIPS 2023, arXiv:2305.11420.
+      https://github.com/yukiTakezawa/BaseGraph, `simple_base_graph.py` (`inner_edges`).
 
     >>> [base_graph(n).period for n in (2, 3, 4, 5, 6, 7, 8)]
     [1, 3, 2, 5, 4, 5, 3]
     """
-    n = require_int(n, "n of base_graph(n, peers)", 1)
+    n = require_nodes(n, "base_graph(n, peers)")
     peers = require_int(peers, "peers of base_graph(n, peers)", 1)
+    if not isinstance(inner_edges, bool):
+        raise ValueError(f"inner_edges must be True or False, got {inner_edges!r}.")
     if n == 1:
         return complete(1)
     if peers >= n:
@@ -44,66 +67,78 @@ def base_graph(n: int, peers: int = 1) -> Schedule:
             f"peers of base_graph({n}, peers) must be at most {n - 1}, the number of other nodes, "
             f"got {peers}."
         )
-    simple = _build_simple_base_graph(range(n), peers + 1)
+    require_memory(n * (peers + 1), f"base_graph({n}, {peers})")
+    simple = _build_simple_base_graph(np.arange(n), peers + 1, inner_edges)
     rounds = []
-    for edges in min(simple, _build_base_graph(n, peers + 1), key=len):
-        matrix = np.zeros((n, n))
-        for i, j, weight in edges:
-            matrix[i, j] = weight
-            matrix[j, i] = weight
-        np.fill_diagonal(matrix, 1 - matrix.sum(axis=0))
-        rounds.append(Round(matrix))
+    for left, right, weights in min(simple, _build_base_graph(n, peers + 1, inner_edges), key=len):
+        receivers = np.concatenate([left, right])
+        senders = np.concatenate([right, left])
+        rounds.append(make_weighted_round(n, receivers, senders, np.tile(weights, 2)))
     return Schedule(rounds)
 
 
-def _factorize(n: int, max_factor: int) -> list[int] | None:
+@functools.cache
+def _factorize(n: int, max_factor: int) -> tuple[int, ...] | None:
     """The fewest factors of `n` that are all at most `max_factor`; None if there are none."""
     if n <= max_factor:
-        return [n] if n > 1 else []
+        return (n,) if n > 1 else ()
     candidates = [
-        [factor, *rest]
+        (factor, *rest)
         for factor in range(2, max_factor + 1)
         if n % factor == 0 and (rest := _factorize(n // factor, max_factor)) is not None
     ]
     return min(candidates, key=len, default=None)
 
 
-def _build_hyper_hypercube(nodes: Sequence[int], factors: Iterable[int]) -> list[Edges]:
+def _build_hyper_hypercube(nodes: np.ndarray, base: int) -> list[Edges]:
     """Algorithm 1: round `l` averages the nodes whose indices differ in digit `l` only."""
     rounds = []
-    indices = np.arange(len(nodes))
     stride = 1
-    for factor in factors:
-        edges = [
-            (nodes[first + a * stride], nodes[first + b * stride], 1 / factor)
-            for first in indices[indices // stride % factor == 0]
-            for a, b in itertools.combinations(range(factor), 2)
-        ]
-        rounds.append(edges)
+    for factor in _factorize(len(nodes), base) or ():
+        rounds.append(_make_cliques(nodes.reshape(-1, factor, stride)))
         stride *= factor
     return rounds
 
 
+def _make_cliques(nodes: np.ndarray) -> Edges:
+    """Cliques along the second axis of `[A, size, B]`, each of which averages exactly."""
+    size = nodes.shape[1]
+    a, b = np.triu_indices(size, 1)
+    left = nodes[:, a].ravel()
+    return Edges(left, nodes[:, b].ravel(), np.full(len(left), 1 / size))
+
+
+def _join(graphs: Iterable[Edges]) -> Edges:
+    """Edges of several graphs, in one round."""
+    left, right, weights = zip(NO_EDGES, *graphs, strict=True)
+    return Edges(np.concatenate(left), np.concatenate(right), np.concatenate(weights))
+
+
 def _run_in_parallel(graphs: Iterable[list[Edges]]) -> list[Edges]:
     """Rounds of graphs over disjoint sets of nodes, at the same time; shorter graphs then idle."""
-    return [list(itertools.chain(*edges)) for edges in itertools.zip_longest(*graphs, fillvalue=[])]
+    return [_join(edges) for edges in itertools.zip_longest(*graphs, fillvalue=NO_EDGES)]
 
 
-def _split_by_base(nodes: Sequence[int], base: int) -> list[list[Sequence[int]]]:
-    """Split `len(nodes) = sum_l a_l base^p_l` nodes into parts of `a_l` subsets of `base^p_l`."""
+def _repeat(rounds: list[Edges], count: int) -> list[Edges]:
+    """`count` rounds: the given ones, again and again; idle ones if there are none."""
+    return list(itertools.islice(itertools.cycle(rounds or [NO_EDGES]), count))
+
+
+def _split_by_base(nodes: np.ndarray, base: int) -> list[np.ndarray]:
+    """Split `len(nodes) = sum_l a_l base^p_l` nodes into parts `[a_l, base^p_l]`."""
     parts = []
     rest = nodes
-    while rest:
+    while len(rest):
         size = 1
         while size * base <= len(rest):
             size *= base
         count = len(rest) // size
-        parts.append([rest[s * size : (s + 1) * size] for s in range(count)])
+        parts.append(rest[: count * size].reshape(count, size))
         rest = rest[count * size :]
     return parts
 
 
-def _build_simple_base_graph(nodes: Sequence[int], base: int) -> list[Edges]:
+def _build_simple_base_graph(nodes: np.ndarray, base: int, inner_edges: bool) -> list[Edges]:
     """Algorithm 2, over the parts `V_l` of `_split_by_base`.
 
     First every part averages itself. Then, part by part, each node of the later parts meets one
@@ -112,29 +147,50 @@ def _build_simple_base_graph(nodes: Sequence[int], base: int) -> list[Edges]:
     averages itself once more, while the later parts continue among themselves. The last part needs
     no further round.
     """
-    if (factors := _factorize(len(nodes), base)) is not None:
-        return _build_hyper_hypercube(nodes, factors)
+    if _factorize(len(nodes), base) is not None:
+        return _build_hyper_hypercube(nodes, base)
     parts = _split_by_base(nodes, base)
-    first_averages = []
-    for subsets in parts:
-        members = list(itertools.chain(*subsets))
-        first_averages.append(_build_hyper_hypercube(members, _factorize(len(members), base) or []))
+    first_averages = [_build_hyper_hypercube(part.ravel(), base) for part in parts]
+    if inner_edges:
+        first_averages = [_repeat(rounds, len(first_averages[0])) for rounds in first_averages]
+    last_rounds = 1 + len(_build_hyper_hypercube(parts[0][0], base))
     exchanges = []
-    for index, subsets in enumerate(parts[:-1]):
-        later_nodes = list(itertools.chain(*itertools.chain(*parts[index + 1 :])))
-        size = len(subsets[0])
-        weight = size / (len(subsets) * size + len(later_nodes))
-        meeting = [(u, subset[i], weight) for i, u in enumerate(later_nodes) for subset in subsets]
-        factors = _factorize(size, base) or []
-        last_averages = _run_in_parallel(
-            _build_hyper_hypercube(subset, factors) for subset in subsets
-        )
-        waiting: list[Edges] = [[]] * index
-        exchanges.append([*waiting, meeting, *last_averages])
+    for index, part in enumerate(parts):
+        later_nodes = nodes[len(nodes) - sum(later.size for later in parts[index + 1 :]) :]
+        own_rounds = last_rounds - index
+        exchange = _build_exchange(part, later_nodes, base, own_rounds if inner_edges else None)
+        exchanges.append([NO_EDGES] * index + exchange)
     return [*_run_in_parallel(first_averages), *_run_in_parallel(exchanges)]
 
 
-def _build_base_graph(n: int, base: int) -> list[Edges]:
+def _build_exchange(
+    part: np.ndarray, later_nodes: np.ndarray, base: int, rounds: int | None
+) -> list[Edges]:
+    """Exchange of a part `[a, size]` of algorithm 2 with later nodes, and the averages after it.
+
+    With `rounds`, as many rounds, in which nodes without peers average among themselves.
+    """
+    subsets, size = part.shape
+    met = len(later_nodes)
+    meeting = Edges(
+        np.tile(later_nodes, subsets),
+        part[:, :met].ravel(),
+        np.full(subsets * met, size / (part.size + met)),
+    )
+    averages = _run_in_parallel(_build_hyper_hypercube(subset, base) for subset in part)
+    if rounds is None:
+        return [meeting, *averages] if met else []
+    # Subsets of one node form a clique.
+    averages = averages or _build_hyper_hypercube(part.ravel(), base)
+    if not met:
+        return _repeat(averages, rounds)
+    idle = part[:, met:].ravel()
+    groups = np.split(idle, range(base, len(idle), base))
+    cliques = [_make_cliques(group[None, :, None]) for group in groups if len(group)]
+    return [_join([meeting, *cliques]), *_repeat(averages, rounds - 1)]
+
+
+def _build_base_graph(n: int, base: int, inner_edges: bool) -> list[Edges]:
     """Algorithm 3: `n = p q`; `p` groups of `q` nodes average themselves, then across groups.
 
     `p` is the largest divisor without a prime factor above `base`.
@@ -145,8 +201,7 @@ def _build_base_graph(n: int, base: int) -> list[Edges]:
         while q % factor == 0:
             p *= factor
             q //= factor
-    groups = [range(g * q, (g + 1) * q) for g in range(p)]
-    within = [_build_simple_base_graph(group, base) for group in groups]
-    factors = _factorize(p, base) or []
-    across = [_build_hyper_hypercube(range(i, n, q), factors) for i in range(q)]
+    groups = np.arange(n).reshape(p, q)
+    within = [_build_simple_base_graph(group, base, inner_edges) for group in groups]
+    across = [_build_hyper_hypercube(group, base) for group in groups.T]
     return [*_run_in_parallel(within), *_run_in_parallel(across)]

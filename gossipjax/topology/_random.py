@@ -10,8 +10,16 @@ from typing import Literal
 import numpy as np
 
 from gossipjax.topology._exponential import exponential_hops
+from gossipjax.topology._round import (
+    MAX_ROUNDS,
+    Round,
+    make_regular_round,
+    require_int,
+    require_memory,
+    require_nodes,
+)
 from gossipjax.topology._static import ring
-from gossipjax.topology.schedule import Round, Schedule, require_int
+from gossipjax.topology.schedule import Schedule
 
 
 def random_ring(n: int, rounds: int, seed: int) -> Schedule:
@@ -28,13 +36,22 @@ def random_ring(n: int, rounds: int, seed: int) -> Schedule:
     >>> schedule.period, schedule.is_doubly_stochastic
     (100, True)
     """
-    n = require_int(n, "n of random_ring(n, rounds, seed)", 1)
-    rounds = require_int(rounds, "rounds of random_ring(n, rounds, seed)", 1)
+    n = require_nodes(n, "random_ring(n, rounds, seed)")
+    rounds = require_int(rounds, "rounds of random_ring(n, rounds, seed)", 1, MAX_ROUNDS)
+    require_memory(3 * n * rounds, f"random_ring({n}, {rounds}, seed)")
     seed = require_int(seed, "seed of random_ring(n, rounds, seed)", 0)
     rng = np.random.default_rng(seed)
-    matrix = ring(n).round_at(0).matrix
-    orders = [rng.permutation(n) for _ in range(rounds)]
-    return Schedule([Round(matrix[np.ix_(order, order)]) for order in orders])
+    if n <= 3:  # every order makes the same graph
+        return Schedule([ring(n).round_at(0)] * rounds)
+    nodes = np.arange(n)
+    drawn = []
+    for _ in range(rounds):
+        position = rng.permutation(n)
+        node_at = np.empty(n, dtype=int)
+        node_at[position] = nodes
+        senders = node_at[(position[:, None] + (-1, 0, 1)) % n]
+        drawn.append(make_regular_round(np.sort(senders, axis=1)))
+    return Schedule(drawn)
 
 
 def random_peer(
@@ -60,21 +77,22 @@ def random_peer(
     >>> random_peer(8, rounds=20, seed=0).is_doubly_stochastic
     False
     """
-    n = require_int(n, "n of random_peer(n, rounds, seed)", 1)
-    rounds = require_int(rounds, "rounds of random_peer(n, rounds, seed)", 1)
+    n = require_nodes(n, "random_peer(n, rounds, seed)")
+    rounds = require_int(rounds, "rounds of random_peer(n, rounds, seed)", 1, MAX_ROUNDS)
+    require_memory(2 * n * rounds, f"random_peer({n}, {rounds}, seed)")
     seed = require_int(seed, "seed of random_peer(n, rounds, seed)", 0)
     if graph not in ("exponential", "complete"):
         raise ValueError(f"graph must be 'exponential' or 'complete', got {graph!r}.")
     if n == 1:
-        return Schedule([Round(np.eye(1))] * rounds)
+        return Schedule([ring(1).round_at(0)] * rounds)
     rng = np.random.default_rng(seed)
     hops = np.array(exponential_hops(n) if graph == "exponential" else range(1, n))
-    senders = np.arange(n)
+    nodes = np.arange(n)
+    senders = np.tile(nodes, 2)
     drawn = []
     for _ in range(rounds):
-        matrix = np.eye(n) / 2
-        matrix[(senders + rng.choice(hops, n)) % n, senders] = 1 / 2
-        drawn.append(Round(matrix))
+        receivers = (nodes + rng.choice(hops, n)) % n
+        drawn.append(Round.from_entries(n, np.concatenate([receivers, nodes]), senders, 1 / 2))
     try:
         return Schedule(drawn)
     except ValueError as error:

@@ -5,9 +5,16 @@ Public as `gossipjax.topology` and `gossipjax.diagnostics`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+
 import numpy as np
 
-from gossipjax.topology.schedule import TOLERANCE, Schedule, require_int
+from gossipjax.topology._round import TOLERANCE, Round, require_int
+from gossipjax.topology._segments import MAX_STEP
+from gossipjax.topology.schedule import Schedule
+
+MAX_DENSE_NODES = 2**12  # of dense products and their spectra: about a minute
+MAX_SPARSE_DEGREE = 8  # nonzero weights per row, from which on a dense product is faster
 
 
 def spectral_gap(schedule: Schedule) -> float:
@@ -18,12 +25,14 @@ def spectral_gap(schedule: Schedule) -> float:
     exactly, and for one node.
 
     Raises:
-      ValueError: for a piecewise schedule, which has no period.
+      ValueError: for a piecewise schedule, which has no period; for more than 4096 nodes, unless
+        the weights of all rounds depend on the hop `(i - j) mod N` only.
 
     >>> import gossipjax as gx
     >>> round(spectral_gap(gx.topology.ring(6)), 6)
     0.333333
     """
+    _require_schedule(schedule, "spectral_gap(schedule)")
     if len(schedule.segments) > 1:
         raise ValueError(
             "the schedule of spectral_gap must have one cycle, got a piecewise schedule with "
@@ -31,8 +40,10 @@ def spectral_gap(schedule: Schedule) -> float:
         )
     if schedule.size == 1:
         return 1.0
-    eigenvalues = np.linalg.eigvals(_multiply_rounds(schedule, schedule.period))
-    return float(1 - np.sort(np.abs(eigenvalues))[-2])
+    eigenvalues = _multiply_eigenvalues(schedule, schedule.period)
+    if eigenvalues is None:
+        eigenvalues = np.linalg.eigvals(_multiply_rounds(schedule, schedule.period))
+    return float(1 - np.sort(abs(eigenvalues))[-2])
 
 
 def second_singular_value(schedule: Schedule, steps: int) -> float:
@@ -43,7 +54,8 @@ def second_singular_value(schedule: Schedule, steps: int) -> float:
     error, is `sigma_2^2`. 0 for one node.
 
     Raises:
-      ValueError: if `steps` is not an integer >= 1.
+      ValueError: if `steps` is not an integer from 1 to 2^31 - 1; for more than 4096 nodes, as in
+        `spectral_gap`.
 
     References:
       Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICLR 2019 submission,
@@ -53,9 +65,13 @@ def second_singular_value(schedule: Schedule, steps: int) -> float:
     >>> round(second_singular_value(gx.topology.complete_cycle(32), 5) ** 2, 4)
     0.5792
     """
-    steps = require_int(steps, "steps of second_singular_value(schedule, steps)", 1)
+    _require_schedule(schedule, "second_singular_value(schedule, steps)")
+    steps = require_int(steps, "steps of second_singular_value(schedule, steps)", 1, MAX_STEP)
     if schedule.size == 1:
         return 0.0
+    eigenvalues = _multiply_eigenvalues(schedule, steps)
+    if eigenvalues is not None:
+        return float(np.sort(abs(eigenvalues))[-2])
     return float(np.linalg.svd(_multiply_rounds(schedule, steps), compute_uv=False)[1])
 
 
@@ -66,8 +82,10 @@ def rounds_to_exact_average(schedule: Schedule) -> int | None:
     if the average is only approached, as on a ring; 0 for one node.
 
     Computed in float64: a vector that one round shrinks to 1e-6 of its length or less counts as
-    zero. Where the error falls to rounding level before it vanishes, as for `complete_cycle(128)`,
-    the result may be too large.
+    zero.
+
+    Raises:
+      ValueError: for more than 4096 nodes, as in `spectral_gap`.
 
     >>> import gossipjax as gx
     >>> rounds_to_exact_average(gx.topology.one_peer_exponential(8))
@@ -75,39 +93,173 @@ def rounds_to_exact_average(schedule: Schedule) -> int | None:
     >>> rounds_to_exact_average(gx.topology.ring(8)) is None
     True
     """
+    _require_schedule(schedule, "rounds_to_exact_average(schedule)")
     if schedule.size == 1:
         return 0
-    # The average is exact once the matrices map every vector whose sum is 0 to 0. Their image of
-    # that space is a subspace. It is kept as an orthonormal basis, since its vectors shrink.
+    # The average is exact once the rounds map every vector whose sum is 0 to 0. Their image of that
+    # space is a subspace.
+    if all(map(_is_circulant, schedule.rounds)):
+        # The matrices have the same eigenvectors, Fourier's, and some of them span the subspace.
+        frequencies = np.arange(1, schedule.size)
+        return _count_steps_until_empty(schedule, frequencies, _map_frequencies, np.array_equal)
+    _require_dense_product(schedule)
+    # Kept as an orthonormal basis, since its vectors shrink.
     zero_sum = np.linalg.svd(np.ones((1, schedule.size)))[2][1:].T  # [N, N - 1]
-    maps = [zero_sum.T @ round_.matrix @ zero_sum for round_ in schedule.rounds]
-    start, cycle = schedule.segments[-1]
-    basis = np.eye(schedule.size - 1)
-    basis_a_cycle_ago = basis
-    # What the product of a cycle ever maps to 0, it maps to 0 within N - 1 cycles.
-    for step in range(start + (schedule.size - 1) * len(cycle)):
-        if step >= start and (step - start) % len(cycle) == 0:
-            if step > start and _span_same_space(basis_a_cycle_ago, basis):
-                return None
-            basis_a_cycle_ago = basis
-        image = maps[schedule.index_at(step)] @ basis
-        vectors, scales, _ = np.linalg.svd(image, full_matrices=False)
-        basis = vectors[:, : np.count_nonzero(scales > TOLERANCE)]
-        if not basis.size:
-            return step + 1
+    return _count_steps_until_empty(schedule, zero_sum, _map_subspace, _span_same_space)
+
+
+def _require_schedule(schedule: object, call: str) -> None:
+    if not isinstance(schedule, Schedule):
+        raise ValueError(f"the schedule of {call} must be a Schedule, got {schedule!r}.")
+
+
+def _require_dense_product(schedule: Schedule) -> None:
+    if schedule.size > MAX_DENSE_NODES:
+        raise ValueError(
+            f"the schedule must have at most {MAX_DENSE_NODES} nodes, got {schedule.size}. More "
+            "are possible if the weights depend on the hop only, as in one_peer_exponential."
+        )
+
+
+def _count_steps_until_empty(
+    schedule: Schedule,
+    space: np.ndarray,
+    map_space: Callable[[Round, np.ndarray], np.ndarray],
+    is_same_space: Callable[[np.ndarray, np.ndarray], bool],
+) -> int | None:
+    """Steps until the rounds have mapped a space to nothing; None if they never do."""
+    ends = [*(segment.start for segment in schedule.segments[1:]), None]
+    for (start, cycle), end in zip(schedule.segments, ends, strict=True):
+        # What the product of a cycle ever maps to 0, it maps to 0 within N - 1 cycles.
+        stop = start + (schedule.size - 1) * len(cycle) if end is None else end
+        space_a_cycle_ago = None
+        step = start
+        while step < stop:
+            if (step - start) % len(cycle) == 0:
+                if space_a_cycle_ago is not None and is_same_space(space_a_cycle_ago, space):
+                    if end is None:
+                        return None
+                    step += (stop - step) // len(cycle) * len(cycle)
+                    if step == stop:
+                        break
+                space_a_cycle_ago = space
+            space = map_space(schedule.round_at(step), space)
+            step += 1
+            if not space.size:
+                return step
     return None
 
 
+def _map_subspace(round_: Round, basis: np.ndarray) -> np.ndarray:
+    """Orthonormal basis of the image of a subspace, `[N, d]` to `[N, d']`."""
+    if round_.is_identity:
+        return basis
+    image = _multiply(round_, basis)
+    image -= image.mean(axis=0)  # rounding errors there would not shrink as the vectors do
+    if _is_injective(image):
+        is_whole_space = basis.shape[1] == round_.size - 1
+        return basis if is_whole_space else np.linalg.qr(image)[0]
+    vectors, scales, _ = np.linalg.svd(image, full_matrices=False)
+    return vectors[:, : np.count_nonzero(scales > TOLERANCE)]
+
+
+def _is_injective(image: np.ndarray) -> bool:
+    """False unless all singular values are surely above the tolerance; faster than an SVD."""
+    try:
+        np.linalg.cholesky(image.T @ image - (10 * TOLERANCE) ** 2 * np.eye(image.shape[1]))
+    except np.linalg.LinAlgError:
+        return False
+    return True
+
+
 def _span_same_space(basis: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two orthonormal bases `[N - 1, d]` span the same space."""
+    """Whether two orthonormal bases `[N, d]` of vectors whose sum is 0 span the same space."""
     if basis.shape != other.shape:
         return False
+    if basis.shape[1] == len(basis) - 1:
+        return True
     return np.allclose(basis @ (basis.T @ other), other, atol=TOLERANCE)
 
 
+def _map_frequencies(round_: Round, frequencies: np.ndarray) -> np.ndarray:
+    """The frequencies that a circulant round does not map to 0."""
+    return frequencies[abs(np.fft.fft(_get_hop_weights(round_))[frequencies]) > TOLERANCE]
+
+
+def _is_circulant(round_: Round) -> bool:
+    """Whether all nodes have the same weights by hop: `P[i, j]` depends on `(i - j) mod N` only."""
+    weights = _get_hop_weights(round_)
+    hops = (round_.receivers - round_.senders) % round_.size
+    has_all_edges = len(hops) == round_.size * np.count_nonzero(weights)
+    return has_all_edges and bool((weights[hops] == round_.weights).all())
+
+
+def _get_hop_weights(circulant: Round) -> np.ndarray:
+    """Weights by hop, `[N]`: the first column."""
+    is_first = circulant.senders == 0
+    weights = np.zeros(circulant.size)
+    weights[circulant.receivers[is_first]] = circulant.weights[is_first]
+    return weights
+
+
+def _multiply_eigenvalues(schedule: Schedule, steps: int) -> np.ndarray | None:
+    """Eigenvalues of `P_(steps-1) ... P_0`; None unless all its rounds are circulant.
+
+    A circulant matrix is normal, so its singular values are their moduli.
+    """
+    uses = np.zeros(len(schedule.rounds), dtype=int)
+    for cycle, repeats, rest in _list_cycles(schedule, steps):
+        uses += repeats * np.bincount(cycle, minlength=len(uses))
+        uses += np.bincount(rest, minlength=len(uses))
+    product = np.ones(schedule.size, dtype=complex)
+    for round_, count in zip(schedule.rounds, uses, strict=True):
+        if not _is_circulant(round_):
+            return None
+        product *= np.fft.fft(_get_hop_weights(round_)) ** count
+    return product
+
+
 def _multiply_rounds(schedule: Schedule, steps: int) -> np.ndarray:
-    """`P_(steps-1) ... P_0`."""
+    """`P_(steps-1) ... P_0`, `[N, N]`."""
+    _require_dense_product(schedule)
+
+    def apply(indices: Iterable[int], x: np.ndarray) -> np.ndarray:
+        for index in indices:
+            x = _multiply(schedule.rounds[index], x)
+        return x
+
     product = np.eye(schedule.size)
-    for matrix in schedule.matrices(steps):
-        product = matrix @ product
+    for cycle, repeats, rest in _list_cycles(schedule, steps):
+        if repeats > 1:
+            whole_cycle = apply(cycle, np.eye(schedule.size))
+            product = np.linalg.matrix_power(whole_cycle, repeats) @ product
+        else:
+            product = apply(cycle * repeats, product)
+        product = apply(rest, product)
+    return product
+
+
+def _list_cycles(
+    schedule: Schedule, steps: int
+) -> Iterator[tuple[tuple[int, ...], int, tuple[int, ...]]]:
+    """Yield the cycle of each segment, its repeats, and the rest of it, in the first `steps`."""
+    ends = [*(segment.start for segment in schedule.segments[1:]), steps]
+    for (start, cycle), end in zip(schedule.segments, ends, strict=True):
+        repeats, rest = divmod(max(0, min(end, steps) - start), len(cycle))
+        yield cycle, repeats, cycle[:rest]
+
+
+def _multiply(round_: Round, x: np.ndarray) -> np.ndarray:
+    """`P x`, `[N, D]`."""
+    if len(round_.weights) > MAX_SPARSE_DEGREE * round_.size:
+        return round_.matrix @ x
+    # The first entry of each row, the second of each that has one, and so on. A row has its
+    # diagonal at least.
+    begins = np.flatnonzero(np.diff(round_.receivers, prepend=-1))
+    lengths = np.diff(begins, append=len(round_.weights))
+    product = x[round_.senders[begins]] * round_.weights[begins, None]
+    for entry in range(1, lengths.max()):
+        rows = np.flatnonzero(lengths > entry)
+        entries = begins[rows] + entry
+        product[rows] += x[round_.senders[entries]] * round_.weights[entries, None]
     return product

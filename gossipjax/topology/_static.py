@@ -10,7 +10,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gossipjax.topology.schedule import Round, Schedule, require_int
+from gossipjax.topology._round import (
+    MAX_NODES,
+    Round,
+    make_regular_round,
+    require_int,
+    require_memory,
+    require_nodes,
+)
+from gossipjax.topology.schedule import Schedule
 
 Weights = Literal["uniform", "metropolis"]
 
@@ -20,22 +28,46 @@ def make_circulant_round(n: int, hops: Iterable[int]) -> Round:
 
     Hops that are equal modulo `n` count once.
     """
-    distinct = {0, *(hop % n for hop in hops)}
-    matrix = sum(np.roll(np.eye(n), hop, axis=0) for hop in distinct) / len(distinct)
-    return Round(matrix)
+    distinct = np.array(sorted({0, *(hop % n for hop in hops)}))
+    return make_regular_round(np.sort((np.arange(n)[:, None] - distinct) % n, axis=1))
 
 
-def _make_weighted_schedule(sends: np.ndarray, weights: Weights) -> Schedule:
-    """Schedule of one round over the edges `sends[receiver, sender]`, without self-loops."""
-    degree = sends.sum(axis=0)
+def make_weighted_round(
+    n: int, receivers: np.ndarray, senders: np.ndarray, weights: np.ndarray
+) -> Round:
+    """Round of weighted edges without self-loops; every node keeps the rest of its weight."""
+    nodes = np.arange(n)
+    order = np.argsort(receivers, kind="stable")  # so that sums do not depend on it
+    kept = 1 - np.bincount(senders[order], weights[order], n)
+    return Round.from_entries(
+        n,
+        np.concatenate([receivers, nodes]),
+        np.concatenate([senders, nodes]),
+        np.concatenate([weights, kept]),
+    )
+
+
+def _make_graph_schedule(
+    n: int, receivers: np.ndarray, senders: np.ndarray, weights: Weights
+) -> Schedule:
+    """Schedule of one round over given edges; self-loops and repeated edges do not count."""
+    keys = np.unique(receivers * n + senders)
+    receivers = keys // n
+    senders = keys % n
+    is_edge = receivers != senders
+    receivers = receivers[is_edge]
+    senders = senders[is_edge]
+    degree = np.bincount(senders, minlength=n)
     if weights == "uniform":
-        matrix = (sends + np.eye(len(sends))) / (1 + degree)
-    elif weights == "metropolis":
-        matrix = sends / (1 + np.maximum(degree[:, None], degree[None, :]))
-        np.fill_diagonal(matrix, 1 - matrix.sum(axis=0))
-    else:
-        raise ValueError(f"weights must be 'uniform' or 'metropolis', got {weights!r}.")
-    return Schedule([Round(matrix)])
+        nodes = np.arange(n)
+        all_senders = np.concatenate([senders, nodes])
+        all_receivers = np.concatenate([receivers, nodes])
+        shares = 1 / (1 + degree)
+        return Schedule([Round.from_entries(n, all_receivers, all_senders, shares[all_senders])])
+    if weights == "metropolis":
+        shares = 1 / (1 + np.maximum(degree[receivers], degree[senders]))
+        return Schedule([make_weighted_round(n, receivers, senders, shares)])
+    raise ValueError(f"weights must be 'uniform' or 'metropolis', got {weights!r}.")
 
 
 def ring(n: int) -> Schedule:
@@ -50,7 +82,7 @@ def ring(n: int) -> Schedule:
     >>> ring(4).matrices()[0].round(2)[0].tolist()
     [0.33, 0.33, 0.0, 0.33]
     """
-    n = require_int(n, "n of ring(n)", 1)
+    n = require_nodes(n, "ring(n)")
     return Schedule([make_circulant_round(n, [1, -1])])
 
 
@@ -60,7 +92,7 @@ def directed_ring(n: int) -> Schedule:
     >>> directed_ring(3).matrices()[0].tolist()
     [[0.5, 0.0, 0.5], [0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]
     """
-    n = require_int(n, "n of directed_ring(n)", 1)
+    n = require_nodes(n, "directed_ring(n)")
     return Schedule([make_circulant_round(n, [1])])
 
 
@@ -70,8 +102,9 @@ def complete(n: int) -> Schedule:
     >>> complete(4).round_at(0).is_uniform
     True
     """
-    n = require_int(n, "n of complete(n)", 1)
-    return Schedule([Round(np.full((n, n), 1 / n))])
+    n = require_nodes(n, "complete(n)")
+    require_memory(n**2, f"complete({n})")
+    return Schedule([make_regular_round(np.broadcast_to(np.arange(n, dtype=np.int32), (n, n)))])
 
 
 def star(n: int, weights: Weights = "uniform") -> Schedule:
@@ -90,11 +123,12 @@ def star(n: int, weights: Weights = "uniform") -> Schedule:
     >>> star(3).matrices()[0].round(2).tolist()
     [[0.33, 0.5, 0.5], [0.33, 0.5, 0.0], [0.33, 0.0, 0.5]]
     """
-    n = require_int(n, "n of star(n)", 1)
-    sends = np.zeros((n, n), dtype=bool)
-    sends[0, 1:] = True
-    sends[1:, 0] = True
-    return _make_weighted_schedule(sends, weights)
+    n = require_nodes(n, "star(n)")
+    leaves = np.arange(1, n)
+    hub = np.zeros(n - 1, dtype=int)
+    return _make_graph_schedule(
+        n, np.concatenate([leaves, hub]), np.concatenate([hub, leaves]), weights
+    )
 
 
 def torus(rows: int, columns: int) -> Schedule:
@@ -109,11 +143,12 @@ def torus(rows: int, columns: int) -> Schedule:
     """
     rows = require_int(rows, "rows of torus(rows, columns)", 1)
     columns = require_int(columns, "columns of torus(rows, columns)", 1)
-    vertical = ring(rows).round_at(0).matrix > 0
-    horizontal = ring(columns).round_at(0).matrix > 0
-    sends = np.kron(vertical, np.eye(columns)) + np.kron(np.eye(rows), horizontal) > 0
-    np.fill_diagonal(sends, False)
-    return _make_weighted_schedule(sends, "uniform")
+    n = require_int(rows * columns, "rows * columns of torus(rows, columns)", 1, MAX_NODES)
+    nodes = np.arange(n).reshape(rows, columns)
+    neighbors = [np.roll(nodes, shift, axis) for axis in (0, 1) for shift in (1, -1)]
+    return _make_graph_schedule(
+        n, np.concatenate(neighbors, axis=None), np.tile(nodes.ravel(), 4), "uniform"
+    )
 
 
 def hypercube(n: int) -> Schedule:
@@ -127,18 +162,18 @@ def hypercube(n: int) -> Schedule:
     >>> hypercube(4).round_at(0).matrix.round(2)[0].tolist()
     [0.33, 0.33, 0.33, 0.0]
     """
-    n = require_int(n, "n of hypercube(n)", 1)
+    n = require_nodes(n, "hypercube(n)")
     if n & (n - 1):
         below = 1 << (n.bit_length() - 1)
         raise ValueError(
             f"n of hypercube(n) must be a power of two, got {n}. Use {below} or {2 * below} nodes, "
             f"or exponential({n})."
         )
+    bits = 1 << np.arange(n.bit_length() - 1)
     nodes = np.arange(n)
-    sends = np.zeros((n, n), dtype=bool)
-    for bit in range(n.bit_length() - 1):
-        sends[nodes ^ (1 << bit), nodes] = True
-    return _make_weighted_schedule(sends, "uniform")
+    return _make_graph_schedule(
+        n, (nodes ^ bits[:, None]).ravel(), np.tile(nodes, len(bits)), "uniform"
+    )
 
 
 def from_graph(graph: Any, weights: Weights = "uniform") -> Schedule:
@@ -168,6 +203,7 @@ def from_graph(graph: Any, weights: Weights = "uniform") -> Schedule:
     if not (hasattr(graph, "nodes") and hasattr(graph, "is_directed")):
         raise ValueError(f"graph must be a networkx graph, got {type(graph).__name__}.")
     labels = list(graph.nodes)
+    require_int(len(labels), "the number of nodes of graph", 0, MAX_NODES)
     if not labels:
         raise ValueError("graph must have at least one node, got an empty graph.")
     if weights == "metropolis" and graph.is_directed():
@@ -178,10 +214,8 @@ def from_graph(graph: Any, weights: Weights = "uniform") -> Schedule:
     if set(labels) == set(range(len(labels))):
         labels = list(range(len(labels)))
     node_of = {label: node for node, label in enumerate(labels)}
-    sends = np.zeros((len(labels), len(labels)), dtype=bool)  # [receiver, sender]
-    for u, v in graph.edges():
-        sends[node_of[v], node_of[u]] = True
-        if not graph.is_directed():
-            sends[node_of[u], node_of[v]] = True
-    np.fill_diagonal(sends, False)
-    return _make_weighted_schedule(sends, weights)
+    edges = np.array([(node_of[u], node_of[v]) for u, v in graph.edges()], dtype=int).reshape(-1, 2)
+    senders, receivers = edges.T
+    if not graph.is_directed():
+        senders, receivers = np.concatenate([edges, edges[:, ::-1]]).T
+    return _make_graph_schedule(len(labels), receivers, senders, weights)

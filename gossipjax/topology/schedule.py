@@ -1,4 +1,4 @@
-"""Rounds and schedules: validated mixing matrices, and which of them each step uses. NumPy only.
+"""Schedules: which round each step uses. NumPy only.
 
 `P[i, j]` is the weight that receiver `i` gives to what sender `j` sends. Every column sums to 1 (no
 mass is lost) and every `P[i, i] > 0` (every node keeps part of its model).
@@ -6,126 +6,22 @@ mass is lost) and every `P[i, i] > 0` (every node keeps part of its model).
 
 from __future__ import annotations
 
+import bisect
 import functools
+import itertools
+import operator
+import reprlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from gossipjax.topology._edge_coloring import Slot, color_edges
+from gossipjax.topology._round import Round, require_dense, require_int
+from gossipjax.topology._segments import MAX_STEP, Segment, find_canonical_steps
 
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+__all__ = ["Round", "Schedule", "Segment", "require_int"]
 
-TOLERANCE = 1e-6  # of the sum of a column or row: matrices that were stored in float32 pass
-MAX_STEP = 2**31 - 1  # traced steps are int32
-
-
-def require_int(value: Any, what: str, minimum: int) -> int:
-    """Return `value` as an int; raise `ValueError` unless it is an integer >= `minimum`."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
-        raise ValueError(f"{what} must be an integer >= {minimum}, got {value!r}.")
-    return int(value)
-
-
-class Round:
-    """One exchange: a mixing matrix `P` `[N, N]` and its decomposition into slots.
-
-    Columns that sum to 1 only within 1e-6 are divided by their sum.
-
-    Args:
-      matrix: `P`, `[N, N]`; it is copied.
-      name: the name of the round in error messages.
-
-    Raises:
-      ValueError: if `matrix` is not square, has a negative or non-finite entry, a column that does
-        not sum to 1, or a zero on its diagonal.
-
-    References:
-      Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
-      arXiv:1811.10792, assumption 4 (the diagonal).
-
-    >>> Round([[0.5, 0.5], [0.5, 0.5]], "pair").slots[0].receivers.tolist()
-    [1, 0]
-    """
-
-    def __init__(self, matrix: ArrayLike, name: str = "round 0"):
-        if np.iscomplexobj(matrix):
-            raise ValueError(f"the weights of {name} must be real, got complex ones.")
-        matrix = np.array(matrix, dtype=np.float64)
-        _require_mixing_matrix(matrix, name)
-        sums = matrix.sum(axis=0)
-        matrix /= np.where(abs(sums - 1) > 1e-12, sums, 1)
-        matrix.setflags(write=False)
-        self.matrix = matrix
-
-    @property
-    def size(self) -> int:
-        """N, the number of nodes."""
-        return len(self.matrix)
-
-    @functools.cached_property
-    def is_identity(self) -> bool:
-        """Whether no node sends anything."""
-        return not (self.matrix - np.diag(np.diag(self.matrix))).any()
-
-    @functools.cached_property
-    def is_uniform(self) -> bool:
-        """Whether every entry is 1/N: the exact average."""
-        return bool(np.allclose(self.matrix, 1 / self.size, rtol=TOLERANCE, atol=0))
-
-    @functools.cached_property
-    def is_doubly_stochastic(self) -> bool:
-        """Whether rows sum to 1 as well, so that push-sum weights stay 1."""
-        return bool(np.allclose(self.matrix.sum(axis=1), 1, rtol=0, atol=TOLERANCE))
-
-    @functools.cached_property
-    def slots(self) -> tuple[Slot, ...]:
-        """The off-diagonal part as K full permutations; K is the largest in- or out-degree."""
-        return color_edges(self.matrix)
-
-
-def _require_mixing_matrix(matrix: np.ndarray, name: str) -> None:
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
-        raise ValueError(
-            f"the mixing matrix of {name} must have shape [N, N], got {list(matrix.shape)}."
-        )
-    valid = np.isfinite(matrix) & (matrix >= 0)
-    if not valid.all():
-        i, j = np.argwhere(~valid)[0]
-        raise ValueError(
-            f"the weights of {name} must be finite and not negative, "
-            f"got P[{i}, {j}] = {matrix[i, j]}."
-        )
-    sums = matrix.sum(axis=0)
-    if (np.abs(sums - 1) > TOLERANCE).any():
-        j = int(np.argmax(np.abs(sums - 1)))
-        hint = ""
-        if np.allclose(matrix.sum(axis=1), 1, rtol=0, atol=TOLERANCE):
-            hint = (
-                " The rows sum to 1: pass the transpose. P[i, j] is the weight that receiver i "
-                "gives to sender j."
-            )
-        raise ValueError(
-            f"the columns of {name} must sum to 1, or mass is lost, got {sums[j]:.9g} for column "
-            f"{j}.{hint}"
-        )
-    if (np.diag(matrix) == 0).any():
-        i = int(np.argmin(np.diag(matrix)))
-        raise ValueError(
-            f"the diagonal of {name} must be positive, so that every node keeps part of its "
-            f"model, got P[{i}, {i}] = 0. Give each node a weight for itself."
-        )
-
-
-class Segment(NamedTuple):
-    """The cycle of rounds that a schedule repeats from step `start` on.
-
-    `cycle` holds indices into `Schedule.rounds`.
-    """
-
-    start: int
-    cycle: tuple[int, ...]
+MAX_CYCLE = 2**20  # steps, of all segments
 
 
 class Schedule:
@@ -148,6 +44,8 @@ class Schedule:
     """
 
     def __init__(self, rounds: Sequence[Round], segments: Sequence[Segment] | None = None):
+        if not isinstance(rounds, Sequence):
+            raise ValueError(f"rounds must be a list of Round objects, got {rounds!r}.")
         for round_ in rounds:
             if not isinstance(round_, Round):
                 raise ValueError(
@@ -161,49 +59,50 @@ class Schedule:
             raise ValueError(f"rounds must all have the same size, got N = {sizes}.")
         if segments is None:
             segments = [Segment(0, tuple(range(len(rounds))))]
-        if segments[-1].start > MAX_STEP:
-            raise ValueError(
-                f"steps must be below 2^31, got a segment that starts at {segments[-1].start}."
-            )
-        keys = [round_.matrix.tobytes() for round_ in rounds]
-        round_by_key = dict(zip(keys, rounds, strict=True))
-        used = dict.fromkeys(keys[k] for segment in segments for k in segment.cycle)
-        index_by_key = {key: index for index, key in enumerate(used)}
-        self.rounds: tuple[Round, ...] = tuple(round_by_key[key] for key in used)
+        _require_segments(segments, len(rounds))
+        # Equal rounds are kept once, in the order of their first use.
+        used = dict.fromkeys(rounds[k] for segment in segments for k in segment.cycle)
+        index_by_round = {round_: index for index, round_ in enumerate(used)}
+        new_index = [index_by_round.get(round_, -1) for round_ in rounds]
+        self.rounds: tuple[Round, ...] = tuple(used)
         self.segments: tuple[Segment, ...] = tuple(
-            Segment(segment.start, tuple(index_by_key[keys[k]] for k in segment.cycle))
+            Segment(segment.start, tuple(new_index[k] for k in segment.cycle))
             for segment in segments
         )
-        self._steps_by_window: dict[int, dict[tuple[int, ...], int]] = {}  # by lookback
+        self._starts = [segment.start for segment in self.segments]
+        self._canonical_steps: dict[int, list[np.ndarray]] = {}  # by lookback
         self._local_steps: dict[tuple[int, int], Schedule] = {}  # by k and phase of `every`
         for segment in self.segments:
             self._require_connected(segment)
 
     def _require_connected(self, segment: Segment) -> None:
-        receives = np.sum([self.rounds[k].matrix for k in set(segment.cycle)], axis=0) > 0
-        for direction, links in (("send to", receives.T), ("receive from", receives)):
-            reached = np.arange(self.size) == 0
-            while (grown := reached | links[reached].any(axis=0)).sum() > reached.sum():
-                reached = grown
-            if not reached.all():
-                raise ValueError(
-                    f"a schedule must connect all {self.size} nodes, got one (T = "
-                    f"{len(segment.cycle)}) in which node 0 can never {direction} node "
-                    f"{int(np.argmin(reached))}, not even through other nodes. Add rounds or edges."
-                )
+        used = [self.rounds[k] for k in dict.fromkeys(segment.cycle)]
+        count = min(8, len(used))  # mostly, a few rounds connect all nodes already
+        while (unreached := _find_unreached(used[:count])) is not None and count < len(used):
+            count = min(4 * count, len(used))
+        if unreached is not None:
+            raise ValueError(
+                f"a schedule must connect all {self.size} nodes, got one (T = "
+                f"{len(segment.cycle)}) in which node 0 can never {unreached}, not even through "
+                "other nodes. Add rounds or edges."
+            )
 
     def __repr__(self) -> str:
-        segments = ", ".join(f"{s.start}: rounds {list(s.cycle)}" for s in self.segments)
-        peers = [_count_peers(round_) for round_ in self.rounds]
+        short = reprlib.Repr()
+        short.maxlist = 32
+        segments = ", ".join(
+            f"{s.start}: rounds {short.repr(list(s.cycle))}" for s in self.segments
+        )
+        peers = short.repr([round_.max_peers for round_ in self.rounds])
         return f"Schedule(size={self.size}, {{{segments}}}, peers by round {peers})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Without the caches: the hash of bytes differs between processes.
+        # Without the caches: the hash differs between processes.
         return Schedule, (self.rounds, self.segments)
 
     @functools.cached_property
     def _key(self) -> tuple[Any, ...]:
-        return self.segments, tuple(round_.matrix.tobytes() for round_ in self.rounds)
+        return self.segments, self.rounds
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Schedule) and self._key == other._key)
@@ -241,12 +140,23 @@ class Schedule:
         return all(round_.is_doubly_stochastic for round_ in self.rounds)
 
     def index_at(self, step: int) -> int:
-        """Index into `rounds` of the round at `step`; steps before 0 wrap."""
-        segment = next((s for s in reversed(self.segments) if s.start <= step), self.segments[0])
-        return segment.cycle[(step - segment.start) % len(segment.cycle)]
+        """Index into `rounds` of the round at `step`; steps before 0 wrap.
+
+        Raises:
+          ValueError: if `step` is not an integer, or is traced.
+        """
+        step = _read_step(step)
+        start, cycle = self.segments[self._segment_index_at(step)]
+        return cycle[(step - start) % len(cycle)]
+
+    def _segment_index_at(self, step: int) -> int:
+        return max(0, bisect.bisect_right(self._starts, step) - 1)
 
     def round_at(self, step: int) -> Round:
         """The round at `step`; steps before 0 wrap.
+
+        Raises:
+          ValueError: if `step` is not an integer, or is traced.
 
         >>> import gossipjax as gx
         >>> schedule = gx.topology.one_peer_exponential(8)
@@ -258,7 +168,10 @@ class Schedule:
     def matrices(self, steps: int | None = None) -> np.ndarray:
         """Mixing matrices of the first `steps` steps, `[steps, N, N]`; by default of one cycle.
 
+        They are made anew at each call.
+
         Raises:
+          ValueError: for more than 2^28 entries.
           AttributeError: without `steps` on a piecewise schedule, which has no period.
 
         >>> import gossipjax as gx
@@ -266,7 +179,12 @@ class Schedule:
         (3, 2, 2)
         """
         count = self.period if steps is None else require_int(steps, "steps", 1)
-        return np.stack([self.round_at(k).matrix for k in range(count)])
+        require_dense(count * self.size**2, f"matrices of {count} steps and {self.size} nodes")
+        matrices = np.zeros((count, self.size, self.size))
+        for step in range(count):
+            round_ = self.round_at(step)
+            matrices[step, round_.receivers, round_.senders] = round_.weights
+        return matrices
 
     def every(self, k: int, phase: int = 0) -> Schedule:
         """The same schedule with `k - 1` rounds without exchange after each round: local steps.
@@ -277,7 +195,8 @@ class Schedule:
         arguments return the same object.
 
         Raises:
-          ValueError: if `k` is below 1 or `phase` is not one of `0, ..., k - 1`.
+          ValueError: if `k` is below 1, `phase` is not one of `0, ..., k - 1`, or a cycle (or all
+            of a piecewise schedule) would have more than 2^20 steps.
 
         >>> import gossipjax as gx
         >>> gx.topology.one_peer_exponential(8).every(2).period
@@ -294,30 +213,32 @@ class Schedule:
         return self._local_steps[k, phase]
 
     def _insert_idle_rounds(self, k: int, phase: int) -> Schedule:
+        steps = sum(len(segment.cycle) for segment in self.segments)
+        if k * steps > MAX_CYCLE:
+            raise ValueError(
+                f"k of every(k, phase) must be at most {MAX_CYCLE // steps}, got {k}: the "
+                f"{steps} rounds of this schedule may then have {MAX_CYCLE} steps."
+            )
         idle = len(self.rounds)
         segments = []
         for start, cycle in self.segments:
             longer = [idle] * (k * len(cycle))
             longer[phase::k] = cycle
             segments.append(Segment(start * k, tuple(longer)))
-        return Schedule([*self.rounds, Round(np.eye(self.size))], segments)
+        nodes = range(self.size)
+        return Schedule([*self.rounds, Round.from_entries(self.size, nodes, nodes, 1)], segments)
 
-    def _window_at(self, step: int, lookback: int) -> tuple[int, ...]:
-        return tuple(self.index_at(step - i) for i in range(lookback + 1))
-
-    def _first_steps(self, lookback: int) -> dict[tuple[int, ...], int]:
-        """The first step of every distinct window of `lookback + 1` rounds."""
-        if lookback not in self._steps_by_window:
-            steps: dict[tuple[int, ...], int] = {}
-            ends = [*(segment.start for segment in self.segments[1:]), None]
-            for (start, cycle), end in zip(self.segments, ends, strict=True):
-                # From start + lookback on, a window lies in this segment and repeats with its
-                # cycle.
-                stop = start + lookback + len(cycle)
-                for step in range(start, stop if end is None else min(stop, end)):
-                    steps.setdefault(self._window_at(step, lookback), step)
-            self._steps_by_window[lookback] = steps
-        return self._steps_by_window[lookback]
+    def _find_canonical_steps(self, lookback: int) -> list[np.ndarray]:
+        if len(self.segments) == 1:
+            lookback = min(lookback, self.period - 1)  # longer windows hold no other round
+        elif lookback > MAX_CYCLE // len(self.segments):
+            raise ValueError(
+                f"lookback must be at most {MAX_CYCLE // len(self.segments)} on a schedule of "
+                f"{len(self.segments)} segments, got {lookback}."
+            )
+        if lookback not in self._canonical_steps:
+            self._canonical_steps[lookback] = find_canonical_steps(self.segments, lookback)
+        return self._canonical_steps[lookback]
 
     def canonical_step(self, step: int, lookback: int = 0) -> int:
         """The smallest step with the same rounds at it and at the `lookback` steps before it.
@@ -326,7 +247,8 @@ class Schedule:
         Steps before 0 wrap.
 
         Raises:
-          ValueError: if `step` or `lookback` is not an integer >= 0.
+          ValueError: if `step` or `lookback` is not an integer >= 0, or `lookback` is more than
+            2^20 divided by the number of segments on a piecewise schedule.
 
         >>> import gossipjax as gx
         >>> schedule = gx.topology.one_peer_exponential(8)
@@ -335,7 +257,13 @@ class Schedule:
         """
         step = require_int(step, "step", 0)
         lookback = require_int(lookback, "lookback", 0)
-        return self._first_steps(lookback)[self._window_at(step, lookback)]
+        index = self._segment_index_at(step)
+        start, cycle = self.segments[index]
+        steps = self._find_canonical_steps(lookback)[index]
+        offset = step - start
+        if offset >= len(steps):
+            offset = len(steps) - len(cycle) + (offset - len(steps)) % len(cycle)
+        return int(steps[offset])
 
     def canonical_steps(self, lookback: int = 0) -> list[int]:
         """All values of `canonical_step`: a training loop compiles one program for each.
@@ -345,10 +273,85 @@ class Schedule:
         [0, 1, 2, 4]
         """
         lookback = require_int(lookback, "lookback", 0)
-        return sorted(self._first_steps(lookback).values())
+        return np.unique(np.concatenate(self._find_canonical_steps(lookback))).tolist()
 
 
-def _count_peers(round_: Round) -> int:
-    """The largest in- or out-degree; unlike `len(round_.slots)`, without colouring the edges."""
-    edges = round_.matrix > 0
-    return int(max(edges.sum(axis=0).max(), edges.sum(axis=1).max())) - 1
+def _read_step(step: Any) -> int:
+    try:
+        if isinstance(step, bool | np.bool_):
+            raise TypeError
+        return operator.index(step)
+    except TypeError as error:  # JAX's for traced values is one, too
+        raise ValueError(
+            f"step must be an integer, got {step!r}. Rounds of a traced step are known only when "
+            "the program runs: pass the step to gx.mix or to the update of an algorithm."
+        ) from error
+
+
+def _require_segments(segments: Any, rounds: int) -> None:
+    """Raise `ValueError` unless the segments follow one another and name existing rounds."""
+    if not isinstance(segments, Sequence) or not all(map(_is_segment, segments)):
+        raise ValueError(
+            "segments must be a list of Segment(start, cycle), each with an integer and a tuple of "
+            f"integers, got {reprlib.repr(segments)}."
+        )
+    starts = [start for start, _ in segments]
+    if not starts or starts[0] != 0 or any(a >= b for a, b in itertools.pairwise(starts)):
+        raise ValueError(
+            f"segments must start at step 0 and then at later steps, got {reprlib.repr(starts)}."
+        )
+    if starts[-1] > MAX_STEP:
+        raise ValueError(f"steps must be below 2^31, got a segment that starts at {starts[-1]}.")
+    steps = sum(len(cycle) for _, cycle in segments)
+    if steps > MAX_CYCLE:
+        raise ValueError(
+            f"the cycles of a schedule must have at most {MAX_CYCLE} steps in all, got {steps}."
+        )
+    for start, cycle in segments:
+        if not len(cycle):
+            raise ValueError(f"the cycle from step {start} must have at least one step, got none.")
+        if not 0 <= min(cycle) <= max(cycle) < rounds:
+            raise ValueError(
+                f"the cycle from step {start} must hold indices from 0 to {rounds - 1}, got "
+                f"{min(cycle)} to {max(cycle)}."
+            )
+
+
+def _is_segment(segment: Any) -> bool:
+    if not isinstance(segment, Segment) or not isinstance(segment.cycle, tuple):
+        return False
+    kinds = {type(segment.start), *map(type, segment.cycle)}
+    return all(issubclass(kind, int | np.integer) and kind is not bool for kind in kinds)
+
+
+def _find_unreached(rounds: Sequence[Round]) -> str | None:
+    """What node 0 can never do, such as "send to node 3"; None if the rounds connect all nodes."""
+    senders = np.concatenate([round_.senders for round_ in rounds])
+    receivers = np.concatenate([round_.receivers for round_ in rounds])
+    for direction, sources, targets in (
+        ("send to", senders, receivers),
+        ("receive from", receivers, senders),
+    ):
+        reached = _reach_from_node_0(rounds[0].size, sources, targets)
+        if not reached.all():
+            return f"{direction} node {int(np.argmin(reached))}"
+    return None
+
+
+def _reach_from_node_0(size: int, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """The nodes that node 0 reaches along edges from `sources` to `targets`, bool `[N]`."""
+    reached = np.zeros(size, dtype=bool)
+    reached[targets[sources == 0]] = True
+    if reached.all():
+        return reached
+    targets = targets[np.argsort(sources, kind="stable")]
+    ends = np.cumsum(np.bincount(sources, minlength=size))
+    begins = ends - np.bincount(sources, minlength=size)
+    frontier = np.flatnonzero(reached)
+    while frontier.size and not reached.all():
+        counts = ends[frontier] - begins[frontier]
+        skipped = np.repeat(begins[frontier] - np.cumsum(counts) + counts, counts)
+        neighbors = targets[skipped + np.arange(len(skipped))]
+        frontier = np.unique(neighbors[~reached[neighbors]])
+        reached[frontier] = True
+    return reached

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from modes import make_mesh
-from promotion import apply_updates
+from promotion import apply_updates, promoting
 from short_runs import (
     NAMES,
     D,
@@ -292,6 +292,199 @@ def test_statistics_and_keys():
     assert average["count"].tolist() == [4] * 3
     assert average["key"].shape == (3,)
     assert average_nodes(None, 3) is None
+
+
+def key_data(keys):
+    is_typed = jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(keys) if is_typed else keys)
+
+
+class TestKeys:
+    """New nodes that drew the same numbers would be one node, as far as noise goes."""
+
+    @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+    @pytest.mark.parametrize("is_typed", [True, False], ids=["typed", "raw"])
+    @pytest.mark.parametrize("shape", [(), (3,)], ids=["one", "several"])
+    @pytest.mark.filterwarnings("ignore:.*legacy")
+    def test_each_node_draws_from_a_key_of_its_index(self, shape, is_typed, impl):
+        if impl == "unsafe_rbg" and not is_typed:
+            return  # its raw keys look like those of rbg
+        keys = jax.random.split(jax.random.key(5, impl=impl), (4, *shape))
+        given = keys if is_typed else jax.random.key_data(keys)
+        for name in ("dropout_key", "rng", "rngs", "key"):
+            new = average_nodes({"a": {name: given}}, 5)["a"][name]
+            assert (new.dtype, new.shape) == (given.dtype, (5, *given.shape[1:]))
+            for node in range(5):
+                for index in np.ndindex(shape):
+                    expected = jax.random.fold_in(keys[0][index], node)
+                    np.testing.assert_array_equal(key_data(new)[node][index], key_data(expected))
+            rows = key_data(new).reshape(-1, key_data(new).shape[-1])
+            assert len(np.unique(rows, axis=0)) == len(rows)
+
+    def test_integers_that_are_no_keys(self):
+        """By their name, by their form, by their type."""
+        rows = np.array([[1, 9], [5, 2]])
+        tree = {
+            "counts": rows.astype(np.uint32),
+            "monkey": rows.astype(np.uint32),
+            "key": rows.astype(np.int32),
+            "rng": np.array([[1, 9, 0], [5, 2, 7]], np.uint32),
+            "rng_count": np.array([4, 6], np.uint32),
+        }
+        for name, new in average_nodes(tree, 3).items():
+            np.testing.assert_array_equal(new, [tree[name].max(axis=0)] * 3, err_msg=name)
+
+    @pytest.mark.parametrize("after", [3, 5])
+    def test_the_noise_of_an_optimizer(self, after):
+        def make_noisy(nodes):
+            schedule = gx.topology.one_peer_exponential(nodes)
+            return optax.chain(promoting(optax.add_noise(0.1, 0.5, 0)), gx.sgp(schedule))
+
+        z = jnp.ones((4, D))
+        params, state = train(
+            make_noisy(4), 4, z, gx.spmd(make_noisy(4).init, nodes=4)(z), range(2)
+        )
+        old_key = state[0].rng_key[0]
+        new_tx = make_noisy(after)
+        params, state, _ = resize(params, state, new_tx, after)
+        keys = state[0].rng_key
+        assert keys.dtype == old_key.dtype
+        for node in range(after):
+            expected = jax.random.fold_in(old_key, node)
+            np.testing.assert_array_equal(key_data(keys[node]), key_data(expected))
+        program = gx.spmd(lambda u, s, z: new_tx.update(u, s, z, step=2), nodes=after)
+        updates, _ = program(jnp.zeros_like(params), state, params)
+        assert len(np.unique(np.asarray(updates), axis=0)) == after
+
+    def test_a_key_of_another_kind(self):
+        def make_noisy(impl):
+            key = jax.random.key(0, impl=impl)
+            return optax.chain(optax.add_noise(0.1, 0.5, key), gx.sgp(gx.topology.ring(4)))
+
+        z = jnp.ones((4, D))
+        state = gx.spmd(make_noisy("threefry2x32").init, nodes=4)(z)
+        with pytest.raises(
+            ValueError, match=r"rng_key, \[\] of key<rbg> .* got .*\[\] of key<fry>"
+        ):
+            resize(z, state, make_noisy("rbg"), 4)
+
+
+def mask_of(params):
+    return {"body": True, "head": False}
+
+
+WRAPPERS = {
+    "masked": lambda tx: optax.masked(tx, mask_of),
+    "masked by a tree": lambda tx: optax.masked(tx, mask_of({})),
+    "multi_transform": lambda tx: optax.multi_transform(
+        {True: tx, False: optax.trace(0.5)}, mask_of({})
+    ),
+}
+
+
+class TestMasked:
+    """Gossip of a part of the parameters: the rest is averaged, without weights."""
+
+    def train(self, wrap, algorithm, dtype=jnp.float32):
+        tx = optax.chain(optax.sgd(0.1, momentum=0.9), wrap(algorithm(4)))
+        rng = np.random.default_rng(0)
+        params = {
+            "body": jnp.asarray(rng.normal(size=(4, 3, 2)), dtype),
+            "head": jnp.asarray(rng.normal(size=(4, 5)), dtype),
+        }
+        state = gx.spmd(tx.init, nodes=4)(params)
+
+        def step(z, state, k):
+            node = jax.lax.axis_index("nodes").astype(dtype)
+            grads = jax.tree.map(lambda x: x - node, z)
+            updates, state = tx.update(grads, state, z, step=k)
+            return apply_updates(z, updates), state
+
+        program = gx.spmd(step, nodes=4, shared_argnums=2)
+        for k in range(3):
+            params, state = program(params, state, np.int32(k))
+        return params, state
+
+    @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+    @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+    @pytest.mark.parametrize(
+        "algorithm",
+        [
+            lambda n: gx.sgp(gx.topology.random_peer(n, 3, seed=1)),
+            lambda n: gx.osgp(gx.topology.random_peer(n, 3, seed=1), 2),
+            lambda n: gx.dpsgd(gx.topology.ring(n)),
+        ],
+        ids=["sgp", "osgp 2", "dpsgd"],
+    )
+    def test_a_masked_algorithm(self, algorithm, wrap, dtype):
+        params, state = self.train(wrap, algorithm, dtype)
+        gossip = require_gossip(state)
+        body = np.asarray(params["body"], np.float64).reshape(4, -1)
+        weights = np.ones(4)
+        if gossip.weight is not None:
+            weights = np.asarray(gossip.weight, np.float64)
+        total = weights @ body
+        if gossip.numerator is not None:
+            total = np.asarray(gossip.numerator["body"], np.float64).reshape(4, -1).sum(axis=0)
+        weight = weights.sum()
+        if gossip.in_flight is not None:
+            sent = np.asarray(gossip.in_flight.buffers[0], np.float64).sum(axis=0).ravel()
+            weight += sent[0]
+            total = total + sent[1:7]
+        tx = optax.chain(optax.sgd(0.1, momentum=0.9), wrap(algorithm(3)))
+        new, new_state, report = resize(params, state, tx, 3)
+        assert report.weight == pytest.approx(4, rel=1e-6)
+        tolerance = 1e-6 if dtype == jnp.float32 else 2.0**-8
+        for node in range(3):
+            assert relative_error(new["body"][node].ravel(), total / weight) < tolerance
+            head = np.asarray(params["head"], np.float64).mean(axis=0)
+            assert relative_error(new["head"][node], head) < tolerance
+        template = gx.spmd(tx.init, nodes=3)(jax.tree.map(jnp.asarray, new))
+        assert jax.tree.structure(new_state) == jax.tree.structure(template)
+        for a, b in zip(jax.tree.leaves(new_state), jax.tree.leaves(template), strict=True):
+            assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        program = gx.spmd(lambda u, s, z: tx.update(u, s, z, step=3), nodes=3)
+        updates, _ = program(jax.tree.map(jnp.zeros_like, new), new_state, new)
+        assert all(np.isfinite(np.asarray(u, np.float32)).all() for u in updates.values())
+
+    def test_integers_that_do_not_gossip(self):
+        def make_tx(nodes):
+            return optax.masked(gx.sgp(gx.topology.ring(nodes)), mask_of)
+
+        params = {"body": jnp.ones((4, 2)), "head": jnp.arange(4)}
+        state = gx.spmd(make_tx(4).init, nodes=4)(params)
+        new, _, _ = resize(params, state, make_tx(3), 3)
+        assert new["head"].tolist() == [3, 3, 3]
+
+    def test_a_masked_optimizer(self):
+        def make_tx(nodes):
+            momentum = optax.masked(optax.trace(0.9), {"body": True, "head": False})
+            return optax.chain(momentum, gx.sgp(gx.topology.ring(nodes)))
+
+        params = {"body": jnp.ones((4, 2)), "head": jnp.ones((4, 3))}
+        state = gx.spmd(make_tx(4).init, nodes=4)(params)
+        _, new_state, report = resize(params, state, make_tx(3), 3)
+        assert report.averaged == ("[0].inner_state.trace['body']",)
+        template = gx.spmd(make_tx(3).init, nodes=3)(jax.tree.map(lambda x: x[:3], params))
+        assert jax.tree.structure(new_state) == jax.tree.structure(template)
+
+    def test_another_mask_than_that_of_the_messages(self):
+        params, state = self.train(
+            WRAPPERS["masked"], lambda n: gx.osgp(gx.topology.random_peer(n, 3, seed=1))
+        )
+        tx = optax.chain(optax.sgd(0.1, momentum=0.9), gx.osgp(gx.topology.ring(3)))
+        with pytest.raises(ValueError, match=r"messages in flight must be .* \[12\] numbers per n"):
+            resize(params, state, tx, 3)
+
+    def test_gossip_in_two_groups(self):
+        def make_tx(nodes):
+            gossip = gx.sgp(gx.topology.ring(nodes))
+            return optax.multi_transform({True: gossip, False: gossip}, mask_of({}))
+
+        params = {"body": jnp.ones((4, 2)), "head": jnp.ones((4, 3))}
+        state = gx.spmd(make_tx(4).init, nodes=4)(params)
+        with pytest.raises(ValueError, match="must hold one gossip state at most, got 2"):
+            resize(params, state, make_tx(3), 3)
 
 
 class TestBadInput:

@@ -185,8 +185,10 @@ def test_an_unfinished_checkpoint_is_none(tmp_path):
         checkpoints.save(1, make_state(1), {})
     shutil.copytree(tmp_path / "1", tmp_path / "2.orbax-checkpoint-tmp")  # as a kill leaves it
     with Checkpoints(tmp_path) as checkpoints:
-        assert names_in(tmp_path) == ["1"]
         assert checkpoints.wait() == [1]
+        checkpoints.save(3, make_state(3), {})  # it is removed now: nobody else writes here
+        assert checkpoints.wait() == [1, 3]
+    assert names_in(tmp_path) == ["1", "3"]
 
 
 def damage(path, kind):
@@ -346,13 +348,6 @@ class TestBadInput:
             Checkpoints(tmp_path, max_to_keep=0)
         with pytest.raises(ValueError, match="every, in steps, must be an integer >= 1, got 0"):
             Checkpoints(tmp_path, every=0)
-
-    def test_metadata_that_json_cannot_hold(self, tmp_path):
-        with (
-            Checkpoints(tmp_path) as checkpoints,
-            pytest.raises(TypeError, match="not JSON serializable"),
-        ):
-            checkpoints.save(1, make_state(), {"position": jnp.ones(2)})
 
 
 def test_the_checksum_sees_any_word_and_does_not_depend_on_devices():

@@ -120,7 +120,12 @@ class WithStats(Quadratic):
 @pytest.mark.parametrize("placement", ["mesh", "vmap"])
 @pytest.mark.parametrize("is_traced", [False, True])
 def test_a_step_transfers_nothing(placement, is_traced, monkeypatch):
-    """The guard of `run_steps` would raise; a traced step is put on the devices explicitly."""
+    """The guard of `run_steps` would raise; only a traced step is put on the devices, explicitly."""
+    puts = []
+    put_shared = gx.Nodes.put_shared
+    monkeypatch.setattr(
+        gx.Nodes, "put_shared", lambda self, tree: puts.append(tree) or put_shared(self, tree)
+    )
     if is_traced:
         monkeypatch.setattr("gossipjax.train_step.MAX_PROGRAMS", 1)
     nodes = place_nodes(placement, 4)
@@ -132,6 +137,7 @@ def test_a_step_transfers_nothing(placement, is_traced, monkeypatch):
     trainer.compile(state, batch)
     state, losses = trainer.run_steps(state, [batch] * 2)
     assert trainer.fetch_losses(losses, 0).shape == (2, 4)
+    assert bool(puts) == is_traced
     # Those of step 0 are mixed before step 1, whose hop is 2.
     stats = trainer.node_variables(state)["batch_stats"]["sum"]
     np.testing.assert_allclose(stats, (rows + np.roll(rows, 2, axis=0)) / 2 + rows)

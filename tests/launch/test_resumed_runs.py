@@ -4,6 +4,7 @@ import json
 import random
 import signal
 
+import numpy as np
 import pytest
 from image_runs import (
     STEPS,
@@ -17,6 +18,7 @@ from small import make_small
 
 from experiments import image
 from experiments.training import main, placement
+from gossipjax.checkpoint import Checkpoints
 
 
 @pytest.fixture(autouse=True)
@@ -172,6 +174,50 @@ class TestBadInput:
         assert train_interrupted(tmp_path, monkeypatch, 2, signal.SIGTERM, *algorithm) == 143
         message = self.train_and_fail(capsys, tmp_path, *algorithm, "--resume", "--nodes", "5")
         assert "must be even, got 5" in message
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            ("", "must be JSON"),
+            (b"\xff\xfe", "must be JSON"),
+            ("null", "must be an object, got None"),
+            ("[]", "must be an object, got []"),
+            ('{"options": []}', "options must be an object, got []"),
+            ('{"options": {"nodes": "four"}}', "options.nodes must be an integer >= 1, got 'four'"),
+            ('{"options": {"nodes": 0}}', "options.nodes must be an integer >= 1, got 0"),
+            ('{"environment": null}', "environment must be an object, got None"),
+            ('{"environment": {"resumed": [1]}}', "environment.resumed must be a list of texts"),
+            ('{"runs": {}}', "runs must be a list, got {}"),
+            ('{"runs": [3]}', "runs[0] must be an object with the name of its `run`, got 3"),
+            ('{"runs": [{"run": null}]}', "runs[0] must be an object with the name of its `run`"),
+        ],
+    )
+    def test_an_edited_summary(self, capsys, tmp_path, content, message):
+        content = content if isinstance(content, bytes) else content.encode()
+        (tmp_path / "summary.json").write_bytes(content)
+        error = self.train_and_fail(capsys, tmp_path, "--resume")
+        assert message in error
+        assert "pass --overwrite" in error
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (b"\xff\xfe", "metrics.jsonl must be UTF-8"),
+            (b'{"run": "a", "step": 1}\nnull\n', "line 2 must be an object with its `run` and `st"),
+            (b'{"run": "a"}', "line 1 must be an object with its `run` and `step`"),
+            (b'{"run": "a", "step": "1"}', "line 1 must be an object with its `run` and `step`"),
+        ],
+    )
+    def test_edited_metrics(self, capsys, tmp_path, content, message):
+        (tmp_path / "summary.json").write_text("{}")
+        (tmp_path / "metrics.jsonl").write_bytes(content)
+        assert message in self.train_and_fail(capsys, tmp_path, "--resume")
+
+    def test_init_from_the_checkpoint_of_another_program(self, capsys, tmp_path):
+        with Checkpoints(tmp_path / "other") as checkpoints:
+            checkpoints.save(1, {"a": np.ones(3)}, {"nodes": 4})
+        message = self.train_and_fail(capsys, tmp_path / "out", "--init-from", tmp_path / "other")
+        assert "metadata of a checkpoint must have 'algorithm', of type str, got None" in message
 
     def test_init_from_without_a_checkpoint(self, capsys, tmp_path):
         out = tmp_path / "out"

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -126,6 +127,60 @@ def test_canonical_step_of_any_cycle(cycle, lookback, step):
         assert schedule.round_at(step - i) is schedule.round_at(canonical - i)
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), min_size=1, max_size=4),
+    st.integers(0, 20),
+    st.integers(0, 100),
+    st.randoms(use_true_random=False),
+)
+def test_canonical_step_of_any_segments(cycles, lookback, step, random):
+    """Windows that reach over several switches, and before step 0."""
+    starts = [0, *sorted(random.sample(range(1, 40), len(cycles) - 1))]
+    segments = [Segment(start, tuple(cycle)) for start, cycle in zip(starts, cycles, strict=True)]
+    schedule = gx.Schedule([topology.ring(4).rounds[0], topology.complete(4).rounds[0],
+                            topology.directed_ring(4).rounds[0]], segments)  # fmt: skip
+
+    def window(step):
+        return [schedule.index_at(step - i) for i in range(lookback + 1)]
+
+    smallest = next(s for s in itertools.count() if window(s) == window(step))
+    assert schedule.canonical_step(step, lookback) == smallest
+    assert smallest in schedule.canonical_steps(lookback)
+
+
+def test_a_lookback_beyond_the_cycle_changes_nothing():
+    schedule = topology.one_peer_exponential(8)
+    for lookback in (2, 3, 10**18):
+        assert schedule.canonical_steps(lookback) == [0, 1, 2]
+        assert schedule.canonical_step(10**18 + 1, lookback) == (10**18 + 1) % 3
+    assert HYBRID.canonical_step(10**6, 4096) < 10**4
+    with pytest.raises(
+        ValueError, match=rf"lookback must be at most {2**20 // 3} on .* 3 segments, got 1000000"
+    ):
+        HYBRID.canonical_step(0, 10**6)
+
+
+def test_many_segments_have_canonical_steps_at_once():
+    """The work used to grow with the square of their number."""
+    ring = topology.ring(4)
+    complete = topology.complete(4)
+    schedule = topology.piecewise({5 * k: (ring, complete)[k % 2] for k in range(5000)})
+    assert schedule.canonical_steps(1) == [0, 5, 6, 10]
+    assert schedule.canonical_step(24_999, 1) == 6
+
+
+def test_steps_are_integers():
+    schedule = topology.one_peer_exponential(8)
+    assert schedule.round_at(-1) is schedule.round_at(2)
+    for step in (True, np.True_, 1.0, "3", None, [1]):
+        for function in (schedule.round_at, schedule.index_at):
+            with pytest.raises(ValueError, match="step must be an integer, got"):
+                function(cast(Any, step))
+    with pytest.raises(ValueError, match="Rounds of a traced step are known only when"):
+        jax.jit(lambda step: schedule.round_at(step).size)(3)
+
+
 def test_schedules_with_the_same_rounds_are_equal():
     for name, schedule in SCHEDULES.items():
         same = pickle.loads(pickle.dumps(schedule))
@@ -197,6 +252,23 @@ def test_matrices_near_the_tolerance_pass():
             lambda s: gx.Schedule([Round(np.eye(1)), Round(np.full((2, 2), 0.5))]),
             r"same size, got N = \[1, 2\]",
         ),
+        (lambda s: gx.Schedule(cast(Any, 3)), "rounds must be a list of Round objects, got 3"),
+        (lambda s: gx.Schedule(cast(Any, None)), "rounds must be a list of Round .* got None"),
+        (lambda s: gx.Schedule(s.rounds, cast(Any, 3)), "list of Segment.* got 3"),
+        (lambda s: gx.Schedule(s.rounds, cast(Any, [(0, (0,))])), "list of Segment"),
+        (lambda s: gx.Schedule(s.rounds, cast(Any, [3])), r"list of Segment.* got \[3\]"),
+        (lambda s: gx.Schedule(s.rounds, [cast(Any, Segment)(0, 3)]), "a tuple of integers"),
+        (lambda s: gx.Schedule(s.rounds, [cast(Any, Segment)(0, (0, 1.0))]), "a tuple of integers"),
+        (lambda s: gx.Schedule(s.rounds, [cast(Any, Segment)(0, (True,))]), "a tuple of integers"),
+        (lambda s: gx.Schedule(s.rounds, [cast(Any, Segment)(0.0, (0,))]), "a tuple of integers"),
+        (lambda s: gx.Schedule(s.rounds, []), r"segments must start at step 0 .* got \[\]"),
+        (lambda s: gx.Schedule(s.rounds, [Segment(1, (0,))]), r"start at step 0 .* got \[1\]"),
+        (
+            lambda s: gx.Schedule(s.rounds, [Segment(0, (0,)), Segment(0, (1,))]),
+            r"then at later steps, got \[0, 0\]",
+        ),
+        (lambda s: gx.Schedule(s.rounds, [Segment(0, ())]), "at least one step, got none"),
+        (lambda s: gx.Schedule(s.rounds, [Segment(0, (0, 3))]), "from 0 to 2, got 0 to 3"),
     ],
 )
 def test_bad_input(call, message):

@@ -18,6 +18,97 @@ def deviation(schedule: gx.Schedule, rounds: int) -> float:
     return abs(product / product.sum(axis=1, keepdims=True) - 1 / n).max()
 
 
+def renumber(schedule: gx.Schedule) -> gx.Schedule:
+    """The same schedule, with the nodes in another order: the same spectra, but no circulants."""
+    order = np.random.default_rng(0).permutation(schedule.size)
+    return topology.from_matrices([matrix[np.ix_(order, order)] for matrix in schedule.matrices()])
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        topology.ring(12),
+        topology.directed_ring(9),
+        topology.exponential(11),
+        topology.one_peer_exponential(16),
+        topology.one_peer_exponential(12).every(2),
+        topology.k_peer_exponential(20, 2),
+        topology.complete_cycle(13),
+        topology.from_matrices(sum(np.roll(np.eye(7), h, 0) * (4 - h) / 10 for h in range(4))),
+    ],
+)
+def test_spectra_do_not_depend_on_the_order_of_the_nodes(schedule):
+    """Circulant matrices are diagonalised by Fourier's, others by LAPACK."""
+    other = renumber(schedule)
+    assert other != schedule
+    gap = topology.spectral_gap(schedule)
+    assert topology.spectral_gap(other) == pytest.approx(gap, abs=1e-6)
+    for steps in (1, 2, schedule.period, 3 * schedule.period + 1):
+        sigma = topology.second_singular_value(schedule, steps)
+        assert topology.second_singular_value(other, steps) == pytest.approx(sigma, abs=1e-12)
+    rounds = topology.rounds_to_exact_average(schedule)
+    assert topology.rounds_to_exact_average(other) == rounds
+
+
+class TestManyNodes:
+    def test_complete_cycle(self):
+        """Eigenvalues of the round of hop `h`: `(1 + exp(-2 pi i h k / n)) / 2`."""
+        n = 1024
+        schedule = topology.complete_cycle(n)
+        hops = np.arange(1, 6)
+        products = abs(np.cos(np.pi * np.outer(np.arange(1, n), hops) / n)).prod(axis=1)
+        sigma = topology.second_singular_value(schedule, 5)
+        assert sigma == pytest.approx(products.max(), rel=1e-12)
+        assert topology.spectral_gap(schedule) == 1
+        assert topology.rounds_to_exact_average(schedule) == n // 2
+
+    def test_random_rings(self):
+        """They are far from circulant; the bound is that of arXiv:2002.01119, equation 12."""
+        schedule = topology.random_ring(500, 5, 0)
+        sigma = topology.second_singular_value(schedule, 5)
+        assert 0.05 * np.sqrt(499) / 3**2.5 < sigma <= np.sqrt(499) / 3**2.5
+        assert 0 < topology.spectral_gap(schedule) < 1
+        assert topology.rounds_to_exact_average(schedule) is None
+
+    def test_pairs(self):
+        assert topology.rounds_to_exact_average(topology.bipartite_exponential(512)) == 9
+        assert topology.rounds_to_exact_average(topology.base_graph(500, 2)) == len(
+            topology.base_graph(500, 2).rounds
+        )
+
+
+@pytest.mark.parametrize("schedule", [None, 3, "ring", np.eye(2), topology.ring(3).rounds[0]])
+def test_what_is_no_schedule_is_refused(schedule):
+    for function in (
+        topology.spectral_gap,
+        topology.rounds_to_exact_average,
+        lambda value: topology.second_singular_value(value, 3),
+    ):
+        with pytest.raises(ValueError, match=r"the schedule of .* must be a Schedule, got"):
+            function(schedule)
+
+
+def test_many_steps_are_multiplied_by_powers():
+    ring = topology.ring(64)
+    rho = 1 / 3 + 2 / 3 * np.cos(2 * np.pi / 64)
+    for schedule in (ring, renumber(ring)):
+        sigma = topology.second_singular_value(schedule, 10_000)
+        assert sigma == pytest.approx(rho**10_000, rel=1e-9)
+        assert topology.second_singular_value(schedule, 2**31 - 1) < 1e-12
+    hybrid = topology.piecewise(
+        {
+            0: topology.random_ring(9, 3, 0),
+            8: topology.star(9),
+            11: topology.random_peer(9, 20, 0),
+        }
+    )
+    product = np.eye(9)
+    for step, matrix in enumerate(hybrid.matrices(55)):
+        product = matrix @ product
+        expected = np.linalg.svd(product, compute_uv=False)[1]
+        assert topology.second_singular_value(hybrid, step + 1) == pytest.approx(expected, abs=1e-9)
+
+
 @pytest.mark.parametrize("n", [4, 8, 16, 32, 33])
 def test_spectral_gap_of_the_ring(n):
     """Zhang et al. 2020 (arXiv:2002.01119), equation 6."""
@@ -111,6 +202,11 @@ class TestRoundsToExactAverage:
         assert topology.rounds_to_exact_average(topology.one_peer_exponential(n)) == rounds
         assert topology.rounds_to_exact_average(topology.bipartite_exponential(n)) == rounds
 
+    @pytest.mark.parametrize("n", [64, 128, 256])
+    def test_complete_cycle_of_many_nodes(self, n):
+        """The error falls to rounding level long before it vanishes."""
+        assert topology.rounds_to_exact_average(topology.complete_cycle(n)) == n // 2
+
     @pytest.mark.parametrize("n", [2, 4, 8, 32])
     def test_complete_cycle(self, n):
         """Exact with hop n / 2, after all hops of the exponential graph have been used."""
@@ -173,6 +269,24 @@ class TestRoundsToExactAverage:
         assert topology.rounds_to_exact_average(topology.piecewise({0: one_peer, 2: ring})) is None
         # Hops 1 and 2, then 1 and 2 again, and 4, the missing one.
         assert topology.rounds_to_exact_average(topology.piecewise({0: one_peer, 2: one_peer})) == 5
+
+    def test_a_long_cycle(self):
+        """The first round removes a third of the modes; then the others shrink, the mean not."""
+        for ring in (topology.ring(6), renumber(topology.ring(6)), topology.star(7)):
+            n = ring.size
+            rounds = [*[ring.matrices()[0]] * 300, np.full((n, n), 1 / n)]
+            assert topology.rounds_to_exact_average(topology.from_matrices(rounds)) == 301
+
+    @pytest.mark.parametrize("first", [topology.ring(8), topology.star(8), topology.base_graph(6)])
+    def test_a_switch_after_a_billion_rounds(self, first):
+        then = topology.complete(first.size)
+        hybrid = topology.piecewise({0: first, 10**9: then})
+        rounds = 4 if first.size == 6 else 10**9 + 1
+        assert topology.rounds_to_exact_average(hybrid) == rounds
+        swapped = topology.piecewise(
+            {0: topology.ring(first.size), 10**9: topology.star(first.size)}
+        )
+        assert topology.rounds_to_exact_average(swapped) is None
 
     def test_weights_that_need_several_cycles(self):
         """`P = 11^T/4 + N` with `N^3 = 0`, also after rounds that leave one direction."""

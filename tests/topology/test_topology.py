@@ -1,7 +1,9 @@
 """Every topology against an independent definition, and the properties of every schedule."""
 
+import itertools
 from typing import Any, cast
 
+import jax
 import networkx
 import numpy as np
 import pytest
@@ -145,6 +147,57 @@ def test_two_peers_move_on_by_one_hop():
         expected = sum(np.roll(np.eye(8), hop, axis=0) for hop in (0, *hops)) / 3
         np.testing.assert_allclose(matrices[k], expected)
     assert topology.k_peer_exponential(8, 3).round_at(0).matrix[0, 0] == 0.25
+
+
+def list_hops_of_phone_book(n: int, peers: int, rounds: int) -> list[list[int]]:
+    """The authors' rule, as a list through which node 0 goes `peers` entries at a time."""
+    powers = [(peers + 1) ** i for i in range(n) if (peers + 1) ** i <= n - 1]
+    phone_book = [j * power % n for power in powers for j in range(1, peers + 1)]
+    position = itertools.cycle(phone_book)
+    return [[next(position) for _ in range(peers)] for _ in range(rounds)]
+
+
+@pytest.mark.parametrize(
+    ("n", "peers", "period"),
+    [(5, 2, 2), (8, 2, 2), (9, 2, 2), (10, 2, 3), (16, 2, 3), (27, 2, 3), (28, 2, 4), (32, 2, 4),
+     (64, 2, 4), (244, 2, 6), (7, 3, 2), (16, 3, 2), (17, 3, 3), (65, 3, 4), (25, 4, 2), (4, 3, 1),
+     (6, 5, 1), (8, 1, 3), (33, 1, 6)],
+)  # fmt: skip
+def test_hops_of_the_authors(n, peers, period):
+    schedule = topology.k_peer_exponential(n, peers, hops="authors")
+    assert schedule.period == period
+    for k, hops in enumerate(list_hops_of_phone_book(n, peers, 2 * period)):
+        expected = np.zeros((n, n))
+        for sender in range(n):
+            receivers = {sender, *((sender + hop) % n for hop in hops)}
+            assert len(receivers) == peers + 1
+            expected[sorted(receivers), sender] = 1 / (peers + 1)
+        np.testing.assert_allclose(schedule.round_at(k).matrix, expected, rtol=1e-15)
+    if n < 100:
+        check_schedule(schedule, n)
+
+
+@pytest.mark.parametrize("peers", [1, 2, 3, 4, 6])
+def test_hops_of_the_authors_average_powers_of_peers_plus_one_exactly(peers):
+    for power in (1, 2, 3):
+        n = (peers + 1) ** power
+        if n > 130:
+            continue
+        schedule = topology.k_peer_exponential(n, peers, hops="authors")
+        assert schedule.period == power
+        assert topology.rounds_to_exact_average(schedule) == power
+        product = np.linalg.multi_dot([np.eye(n), np.eye(n), *schedule.matrices()])
+        np.testing.assert_allclose(product, 1 / n, rtol=1e-12)
+
+
+def test_hops_of_the_authors_average_faster_than_those_of_the_paper():
+    assert topology.k_peer_exponential(33, 1, "authors") == topology.one_peer_exponential(33)
+    for n in (9, 16, 27, 32, 50, 64):
+        rates = {}
+        for hops in ("authors", "paper"):
+            schedule = topology.k_peer_exponential(n, 2, hops)
+            rates[hops] = (1 - topology.spectral_gap(schedule)) ** (1 / schedule.period)
+        assert rates["authors"] < 0.95 * rates["paper"]
 
 
 def test_bipartite_exponential():
@@ -293,6 +346,55 @@ def test_base_graph_averages_every_size_exactly(peers):
         assert schedule.period <= 2 * np.log(n) / np.log(peers + 1) + 2 + 1e-9
 
 
+def count_idle_nodes(schedule: gx.Schedule) -> int:
+    """Nodes without a peer, summed over the rounds of a cycle."""
+    return int((np.count_nonzero(schedule.matrices(), axis=1) == 1).sum())
+
+
+@pytest.mark.parametrize("peers", [1, 2, 3])
+def test_base_graph_with_inner_edges(peers):
+    """As many rounds as without, as exact, and no more peers; fewer nodes wait."""
+    idle = {True: 0, False: 0}
+    for n in range(peers + 1, 65):
+        schedules = {
+            inner_edges: topology.base_graph(n, peers, inner_edges) for inner_edges in idle
+        }
+        assert schedules[True].period == schedules[False].period
+        product = np.eye(n)
+        for matrix in schedules[True].matrices():
+            np.testing.assert_array_equal(matrix, matrix.T)
+            assert np.count_nonzero(matrix, axis=0).max() <= peers + 1
+            product = matrix @ product
+        np.testing.assert_allclose(product, 1 / n, rtol=0, atol=1e-12)
+        counts = {key: count_idle_nodes(schedule) for key, schedule in schedules.items()}
+        assert counts[True] <= counts[False]
+        if counts[False] == 0:
+            assert schedules[True] == schedules[False]
+        for key, count in counts.items():
+            idle[key] += count
+    assert idle[True] < 0.4 * idle[False]
+    assert topology.base_graph(7, peers) == topology.base_graph(7, peers, inner_edges=False)
+
+
+@pytest.mark.parametrize(
+    ("n", "peers"), [(7, 1), (11, 1), (23, 1), (31, 1), (11, 2), (31, 2), (23, 3)]
+)
+def test_inner_edges_keep_nodes_closer_that_are_disturbed_in_every_round(n, peers):
+    """Mean distance to the average, if every round begins with independent noise at all nodes."""
+
+    def distance(schedule: gx.Schedule) -> float:
+        covariance = np.zeros((n, n))
+        distances = []
+        for step in range(10 * schedule.period):
+            matrix = schedule.round_at(step).matrix
+            covariance = matrix @ (covariance + np.eye(n)) @ matrix.T
+            distances.append(np.trace(covariance) - covariance.mean() * n)
+        return float(np.mean(distances[-schedule.period :]))
+
+    without = distance(topology.base_graph(n, peers))
+    assert distance(topology.base_graph(n, peers, inner_edges=True)) < 0.96 * without
+
+
 def test_base_graph_is_as_short_as_in_its_paper():
     """Figure 4 of Takezawa et al. (n = 6 takes 4 rounds, not 5), and sizes that are products."""
     assert [topology.base_graph(n).period for n in (2, 3, 4, 5, 6, 7, 8)] == [1, 3, 2, 5, 4, 5, 3]
@@ -389,6 +491,8 @@ class TestBadInput:
         for peers in (0, -1, 1.0, "2", True):
             with pytest.raises(ValueError, match=r"peers .* must be an integer >= 1"):
                 topology.base_graph(8, cast(Any, peers))
+        with pytest.raises(ValueError, match="inner_edges must be True or False, got 2"):
+            topology.base_graph(8, 1, cast(Any, 2))
 
     @pytest.mark.parametrize("build", [topology.random_ring, topology.random_peer])
     def test_random_schedules(self, build):
@@ -420,9 +524,46 @@ class TestBadInput:
             with pytest.raises(ValueError, match=r"peers .* must be an integer >= 1"):
                 topology.k_peer_exponential(8, peers)  # pyright: ignore[reportArgumentType]
 
+    def test_hops(self):
+        with pytest.raises(ValueError, match="hops must be 'paper' or 'authors', got 'ours'"):
+            topology.k_peer_exponential(8, 2, cast(Any, "ours"))
+        for n, peers, hop, round_ in ((6, 2, 6, 1), (12, 3, 12, 1), (18, 2, 18, 2), (8, 3, 8, 1)):
+            with pytest.raises(
+                ValueError,
+                match=rf"no hop of k_peer_exponential\({n}, {peers}, hops='authors'\) must be a "
+                rf"multiple of {n}, got {hop} in round {round_}: .* Use hops='paper'",
+            ):
+                topology.k_peer_exponential(n, peers, hops="authors")
+        with pytest.raises(ValueError, match="must be at most 7, the number of other nodes, got 8"):
+            topology.k_peer_exponential(8, 8, hops="authors")
+
     @pytest.mark.parametrize(
         ("call", "message"),
         [
+            (
+                lambda: topology.from_matrices(cast(Any, [[0.5, 0.5], [0.5]])),
+                r"shape \[N, N\] or \[T, N, N\], got rows of different lengths",
+            ),
+            (
+                lambda: topology.from_matrices(cast(Any, [np.eye(2), np.eye(3)])),
+                "got rows of different lengths",
+            ),
+            (lambda: Round(cast(Any, [[1.0], []])), r"\[N, N\], got rows of different lengths"),
+            (
+                lambda: jax.jit(lambda x: topology.from_matrices(x).size)(np.eye(1)),
+                "got .*Tracer.* no values yet: build schedules outside of jitted functions",
+            ),
+            (
+                lambda: jax.jit(lambda x: topology.from_matrices(cast(Any, [x])).size)(np.eye(1)),
+                "got list, .* build schedules outside of jitted functions",
+            ),
+            (lambda: topology.from_matrices(cast(Any, [["1"]])), "must be numbers.*got list"),
+            (lambda: topology.from_matrices(cast(Any, None)), "must be numbers.*got NoneType"),
+            (
+                lambda: topology.piecewise(cast(Any, [topology.ring(3)])),
+                "must be a mapping from steps to schedules, such as .* got list",
+            ),
+            (lambda: topology.piecewise(cast(Any, None)), "must be a mapping .* got NoneType"),
             (lambda: topology.from_matrices(np.eye(2) * 1j), "weights of round 0 must be real"),
             (
                 lambda: topology.from_matrices(cast(Any, topology.ring(3))),

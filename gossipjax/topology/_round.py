@@ -1,0 +1,325 @@
+"""One round: a validated mixing matrix, kept as its nonzero entries. NumPy only."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gossipjax.topology._edge_coloring import Slot, color_edges
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+TOLERANCE = 1e-6  # of the sum of a column or row: matrices that were stored in float32 pass
+MAX_NODES = 2**17
+MAX_ROUNDS = 2**17
+MAX_WEIGHTS = 2**25  # nonzero weights of all rounds that a builder makes: 512 MiB
+MAX_DENSE_ENTRIES = 2**28  # of dense arrays that are made on demand: 2 GiB
+
+
+def require_int(value: Any, what: str, minimum: int, maximum: int | None = None) -> int:
+    """Return `value` as an int; raise `ValueError` unless it is an integer in the range."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
+        raise ValueError(f"{what} must be an integer >= {minimum}, got {value!r}.")
+    if maximum is not None and value > maximum:
+        raise ValueError(f"{what} must be at most {maximum}, got {value!r}.")
+    return int(value)
+
+
+def require_nodes(n: Any, call: str) -> int:
+    """Return the number of nodes `n` of a builder as an int; raise `ValueError` if it is none."""
+    return require_int(n, f"n of {call}", 1, MAX_NODES)
+
+
+def require_memory(weights: int, call: str) -> None:
+    """Raise `ValueError` if a builder would make more nonzero weights than fit into memory."""
+    if weights > MAX_WEIGHTS:
+        raise ValueError(
+            f"{call} must have at most {MAX_WEIGHTS} nonzero weights in all its rounds, got "
+            f"{weights}. Use fewer nodes, peers or rounds."
+        )
+
+
+def require_dense(entries: int, what: str) -> None:
+    """Raise `ValueError` if a dense array is too large."""
+    if entries > MAX_DENSE_ENTRIES:
+        raise ValueError(
+            f"{what} must have at most {MAX_DENSE_ENTRIES} entries, got {entries}. A round's "
+            "receivers, senders and weights are its nonzero entries."
+        )
+
+
+def read_numbers(values: Any, shapes: str) -> np.ndarray:
+    """Return `values` as a new array, float64 or complex; raise `ValueError` if that fails."""
+    expected = f"matrices must be numbers of shape {shapes}"
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind in "OSUMm":
+            raise ValueError(f"{expected}, got {type(values).__name__}.")
+        return np.array(array, dtype=complex if np.iscomplexobj(array) else np.float64)
+    except TypeError as error:
+        raise ValueError(
+            f"{expected}, got {type(values).__name__}, which NumPy cannot read. A traced array has "
+            "no values yet: build schedules outside of jitted functions."
+        ) from error
+    except ValueError as error:
+        if "inhomogeneous" not in str(error):
+            raise
+        raise ValueError(f"{expected}, got rows of different lengths.") from error
+
+
+class Round:
+    """One exchange: a mixing matrix `P` `[N, N]` and its decomposition into slots.
+
+    Only the E nonzero entries are kept, in the order of their rows and then of their columns.
+    Columns that sum to 1 only within 1e-6 are divided by their sum. Rounds with the same matrix are
+    equal and have equal hashes.
+
+    Attributes:
+      size: N, the number of nodes.
+      receivers: int32 `[E]`, the rows of the nonzero entries.
+      senders: int32 `[E]`, their columns.
+      weights: float64 `[E]`, their values: `P[receivers[e], senders[e]] = weights[e]`.
+      self_weights: float64 `[N]`, the diagonal.
+
+    Args:
+      matrix: `P`, `[N, N]`; it is copied.
+      name: the name of the round in error messages.
+
+    Raises:
+      ValueError: if `matrix` is not square, has a negative or non-finite entry, a column that does
+        not sum to 1, or a zero on its diagonal.
+
+    References:
+      Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
+      arXiv:1811.10792, assumption 4 (the diagonal).
+
+    >>> Round([[0.5, 0.5], [0.5, 0.5]], "pair").slots[0].receivers.tolist()
+    [1, 0]
+    """
+
+    def __init__(self, matrix: ArrayLike, name: str = "round 0"):
+        dense = read_numbers(matrix, "[N, N]")
+        if dense.ndim != 2 or dense.shape[0] != dense.shape[1] or not dense.size:
+            raise ValueError(
+                f"the mixing matrix of {name} must have shape [N, N], got {list(dense.shape)}."
+            )
+        receivers, senders = np.nonzero(dense)
+        self._keep(len(dense), receivers, senders, dense[receivers, senders], name)
+
+    @classmethod
+    def from_entries(
+        cls,
+        size: int,
+        receivers: ArrayLike,
+        senders: ArrayLike,
+        weights: ArrayLike,
+        name: str = "round 0",
+    ) -> Round:
+        """Round of the nonzero entries of `P`, in any order, without a dense matrix.
+
+        Args:
+          size: N, the number of nodes.
+          receivers: integers `[E]`, the rows of the entries.
+          senders: integers `[E]`, their columns.
+          weights: `[E]`, their values, or one value for all. The diagonal is included.
+          name: the name of the round in error messages.
+
+        Raises:
+          ValueError: as of `Round`, or if a node is not one of `0, ..., N - 1`, the lengths differ
+            or an entry is given twice.
+
+        >>> Round.from_entries(2, [0, 1, 1], [0, 0, 1], [0.5, 0.5, 1]).matrix.tolist()
+        [[0.5, 0.0], [0.5, 1.0]]
+        """
+        size = require_int(size, f"the size of {name}", 1, MAX_NODES)
+        rows = _read_nodes(receivers, size, f"the receivers of {name}")
+        columns = _read_nodes(senders, size, f"the senders of {name}")
+        values = read_numbers(weights, "[E]")
+        if len(rows) != len(columns) or values.shape not in ((), rows.shape):
+            raise ValueError(
+                f"the receivers, senders and weights of {name} must have the same length, got "
+                f"{len(rows)}, {len(columns)} and {list(values.shape)}."
+            )
+        round_ = object.__new__(cls)
+        round_._keep(size, rows, columns, np.broadcast_to(values, rows.shape), name)
+        return round_
+
+    def _keep(
+        self,
+        size: int,
+        receivers: np.ndarray,
+        senders: np.ndarray,
+        weights: np.ndarray,
+        name: str,
+    ) -> None:
+        """Validate the entries and keep those that are not zero, in order."""
+        if not weights.all():
+            nonzero = weights != 0
+            receivers = receivers[nonzero]
+            senders = senders[nonzero]
+            weights = weights[nonzero]
+        keys = receivers * np.int64(size) + senders
+        if not (keys[1:] > keys[:-1]).all():
+            order = np.argsort(keys)
+            keys = keys[order]
+            receivers = receivers[order]
+            senders = senders[order]
+            weights = weights[order]
+        is_repeated = keys[1:] == keys[:-1]
+        if is_repeated.any():
+            e = int(np.argmax(is_repeated))
+            raise ValueError(
+                f"the entries of {name} must be distinct, got two of "
+                f"P[{receivers[e]}, {senders[e]}]."
+            )
+        sums = _sum_columns(size, receivers, senders, weights, name)
+        is_inexact = abs(sums - 1) > 1e-12
+        if is_inexact.any():
+            weights = weights / np.where(is_inexact, sums, 1)[senders]
+        if np.count_nonzero(receivers == senders) < size:
+            without = np.setdiff1d(np.arange(size), senders[receivers == senders])[0]
+            raise ValueError(
+                f"the diagonal of {name} must be positive, so that every node keeps part of its "
+                f"model, got P[{without}, {without}] = 0. Give each node a weight for itself."
+            )
+        self._set_entries(size, receivers, senders, weights)
+
+    def _set_entries(
+        self, size: int, receivers: np.ndarray, senders: np.ndarray, weights: np.ndarray
+    ) -> None:
+        self.size = size
+        self.receivers = _freeze(receivers.astype(np.int32))
+        self.senders = _freeze(senders.astype(np.int32))
+        self.weights = _freeze(np.array(weights, dtype=np.float64))
+        self.self_weights = _freeze(self.weights[self.receivers == self.senders])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without the caches, and read-only again.
+        return Round.from_entries, (self.size, self.receivers, self.senders, self.weights)
+
+    @functools.cached_property
+    def _digest(self) -> bytes:
+        digest = hashlib.blake2b(self.size.to_bytes(8, "little"), digest_size=32)
+        for array in (self.receivers, self.senders, self.weights):
+            digest.update(array.data)
+        return digest.digest()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Round) and self._digest == other._digest)
+
+    def __hash__(self) -> int:
+        return hash(self._digest)
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """`P`, float64 `[N, N]`, read-only. It is made anew at each access.
+
+        Raises:
+          ValueError: for more than 2^28 entries.
+        """
+        require_dense(self.size**2, f"the matrix of a round of {self.size} nodes")
+        matrix = np.zeros((self.size, self.size))
+        matrix[self.receivers, self.senders] = self.weights
+        return _freeze(matrix)
+
+    @functools.cached_property
+    def is_identity(self) -> bool:
+        """Whether no node sends anything."""
+        return len(self.weights) == self.size
+
+    @functools.cached_property
+    def is_uniform(self) -> bool:
+        """Whether every entry is 1/N: the exact average."""
+        return len(self.weights) == self.size**2 and bool(
+            np.allclose(self.weights, 1 / self.size, rtol=TOLERANCE, atol=0)
+        )
+
+    @functools.cached_property
+    def is_doubly_stochastic(self) -> bool:
+        """Whether rows sum to 1 as well, so that push-sum weights stay 1."""
+        sums = np.bincount(self.receivers, self.weights, self.size)
+        return bool((abs(sums - 1) <= TOLERANCE).all())
+
+    @property
+    def max_peers(self) -> int:
+        """K, the largest number of nodes that a node sends to, or receives from."""
+        sent = np.bincount(self.senders, minlength=self.size).max()
+        received = np.bincount(self.receivers, minlength=self.size).max()
+        return int(max(sent, received)) - 1
+
+    @functools.cached_property
+    def slots(self) -> tuple[Slot, ...]:
+        """The off-diagonal part as K full permutations; K is the largest in- or out-degree.
+
+        Raises:
+          ValueError: if `N K` is more than 2^28.
+        """
+        require_dense(
+            self.size * self.max_peers,
+            f"the slots of a round of {self.size} nodes and up to {self.max_peers} peers",
+        )
+        edges = self.receivers != self.senders
+        return color_edges(
+            self.size, self.receivers[edges], self.senders[edges], self.weights[edges]
+        )
+
+
+def make_regular_round(senders: np.ndarray) -> Round:
+    """Round in which every node has K peers, itself included, with weights `1 / K`; not checked.
+
+    For builders, which know that every column has K entries and that the diagonal is among them.
+
+    Args:
+      senders: integers `[N, K]`, the columns of the entries in each row, in order.
+    """
+    size, entries = senders.shape
+    receivers = np.repeat(np.arange(size, dtype=np.int32), entries)
+    round_ = object.__new__(Round)
+    round_._set_entries(size, receivers, senders.ravel(), np.full(senders.size, 1 / entries))
+    return round_
+
+
+def _read_nodes(nodes: ArrayLike, size: int, what: str) -> np.ndarray:
+    array = np.asarray(nodes)
+    is_valid = array.ndim == 1 and (array.dtype.kind in "iu" or not array.size)
+    if not is_valid or (array.size and not 0 <= array.min() <= array.max() < size):
+        raise ValueError(f"{what} must be a list of integers from 0 to {size - 1}, got {nodes!r}.")
+    return array.astype(np.int32, copy=False)
+
+
+def _freeze(array: np.ndarray) -> np.ndarray:
+    array.setflags(write=False)
+    return array
+
+
+def _sum_columns(
+    size: int, receivers: np.ndarray, senders: np.ndarray, weights: np.ndarray, name: str
+) -> np.ndarray:
+    """Sums of the columns, `[N]`; raise `ValueError` unless the weights are those of a round."""
+    if np.iscomplexobj(weights):
+        raise ValueError(f"the weights of {name} must be real, got complex ones.")
+    valid = np.isfinite(weights) & (weights >= 0)
+    if not valid.all():
+        e = int(np.argmin(valid))
+        raise ValueError(
+            f"the weights of {name} must be finite and not negative, "
+            f"got P[{receivers[e]}, {senders[e]}] = {weights[e]}."
+        )
+    sums = np.bincount(senders, weights, size)
+    if (abs(sums - 1) > TOLERANCE).any():
+        j = int(np.argmax(abs(sums - 1)))
+        hint = ""
+        if (abs(np.bincount(receivers, weights, size) - 1) <= TOLERANCE).all():
+            hint = (
+                " The rows sum to 1: pass the transpose. P[i, j] is the weight that receiver i "
+                "gives to sender j."
+            )
+        raise ValueError(
+            f"the columns of {name} must sum to 1, or mass is lost, got {sums[j]:.9g} for column "
+            f"{j}.{hint}"
+        )
+    return sums

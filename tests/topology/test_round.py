@@ -1,0 +1,262 @@
+"""Rounds kept by their nonzero entries: the same as dense ones, in a fraction of the memory."""
+
+import copy
+import pickle
+import tracemalloc
+from typing import Any, cast
+
+import networkx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gossipjax import topology
+from gossipjax.topology import Round
+
+
+def draw_matrix(rng: np.random.Generator, n: int, density: float) -> np.ndarray:
+    """Irregular column-stochastic matrix `[N, N]` with a positive diagonal."""
+    matrix = rng.random((n, n)) * (rng.random((n, n)) < density) + 0.1 * np.eye(n)
+    return matrix / matrix.sum(axis=0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 20), st.floats(0, 1), st.integers(0, 2**32 - 1))
+def test_entries_in_any_order_make_the_round_of_their_matrix(n, density, seed):
+    rng = np.random.default_rng(seed)
+    matrix = draw_matrix(rng, n, density)
+    receivers, senders = np.nonzero(matrix)
+    order = rng.permutation(len(receivers))
+    receivers = receivers[order]
+    senders = senders[order]
+    sparse = Round.from_entries(n, receivers, senders, matrix[receivers, senders])
+    assert sparse == Round(matrix)
+    assert hash(sparse) == hash(Round(matrix))
+    np.testing.assert_array_equal(sparse.matrix, matrix)
+    np.testing.assert_array_equal(sparse.self_weights, np.diag(matrix))
+    for kept, expected in [
+        (sparse.receivers, np.nonzero(matrix)[0]),
+        (sparse.senders, np.nonzero(matrix)[1]),
+        (sparse.weights, matrix[np.nonzero(matrix)]),
+    ]:
+        np.testing.assert_array_equal(kept, expected)
+    degrees = [np.count_nonzero(matrix, axis=axis).max() - 1 for axis in (0, 1)]
+    assert sparse.max_peers == len(sparse.slots) == max(degrees)
+
+
+def test_entries_that_are_zero_are_not_kept():
+    round_ = Round.from_entries(2, [0, 1, 1], [0, 0, 1], [1, 0, 1])
+    assert round_.is_identity
+    assert len(round_.weights) == 2
+
+
+def test_rounds_of_other_weights_nodes_or_sizes_differ():
+    pair = Round([[0.5, 0.5], [0.5, 0.5]])
+    others = [
+        Round([[0.5, 0.25], [0.5, 0.75]]),
+        Round([[0.5, 0.0], [0.5, 1.0]]),
+        Round([[1.0, 0.5], [0.0, 0.5]]),
+        Round(np.eye(2)),
+        Round(np.eye(3)),
+    ]
+    assert len({pair, *others}) == 1 + len(others)
+    assert pair != "a round"
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda r: pickle.loads(pickle.dumps(r))])
+def test_a_copied_round_is_equal_and_immutable(clone):
+    round_ = topology.random_peer(8, 20, 0).rounds[0]
+    assert len(round_.slots) > 1
+    other = clone(round_)
+    assert other == round_
+    for array in (other.receivers, other.senders, other.weights, other.self_weights):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (
+            (2, [0, 1, 0], [0, 1, 0], 1),
+            r"entries of round 0 must be distinct, got two of P\[0, 0\]",
+        ),
+        ((2, [0, 2], [0, 1], 1), "receivers of round 0 must be a list of integers from 0 to 1"),
+        ((2, [0, 1], [0, -1], 1), "senders of round 0 must be a list of integers from 0 to 1"),
+        ((2, [0, 1], [0, 0.5], 1), "senders of round 0 must be a list of integers from 0 to 1"),
+        ((2, [[0, 1]], [0, 1], 1), "receivers of round 0 must be a list of integers"),
+        ((2, [0, 1], [0], 1), r"the same length, got 2, 1 and \[\]"),
+        ((2, [0, 1], [0, 1], [1, 1, 1]), r"the same length, got 2, 2 and \[3\]"),
+        ((2, [0, 1], [0, 1], [1, np.nan]), r"finite and not negative, got P\[1, 1\] = nan"),
+        ((2, [0, 1], [0, 1], [1, -1]), r"finite and not negative, got P\[1, 1\] = -1"),
+        ((2, [0, 1], [0, 1], 1j), "weights of round 0 must be real"),
+        ((2, [0, 1], [0, 1], "1"), "must be numbers of shape .* got str"),
+        ((2, [0, 1], [0, 1], 0.5), "columns of round 0 must sum to 1.* got 0.5 for column 0"),
+        ((2, [], [], []), "columns of round 0 must sum to 1.* got 0 for column 0"),
+        ((2, [0, 0, 1], [0, 1, 1], [1, 1, 0]), r"keeps part of its model, got P\[1, 1\] = 0"),
+        ((0, [], [], []), "size of round 0 must be an integer >= 1, got 0"),
+        ((2**18, [], [], []), "size of round 0 must be at most 131072, got 262144"),
+    ],
+)
+def test_bad_entries(entries, message):
+    with pytest.raises(ValueError, match=message):
+        Round.from_entries(*entries)
+
+
+def measure_peak(build) -> tuple[Any, int]:
+    """What `build` returns, and the most bytes that were allocated meanwhile."""
+    tracemalloc.start()
+    try:
+        return build(), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+class TestThousandNodes:
+    """`[T, N, N]` would take 8 MiB for each round."""
+
+    N = 1024
+
+    @pytest.mark.parametrize(
+        ("build", "period", "megabytes"),
+        [
+            (topology.one_peer_exponential, 10, 5),
+            (topology.bipartite_exponential, 10, 5),
+            (lambda n: topology.base_graph(n - 1, 2, inner_edges=True), 12, 10),
+            (lambda n: topology.random_ring(n, 100, 0), 100, 50),
+            (lambda n: topology.random_peer(n, 100, 0), 100, 50),
+            (topology.complete_cycle, 1023, 200),
+        ],
+    )
+    def test_a_schedule_takes_far_less_memory_than_its_matrices(self, build, period, megabytes):
+        schedule, peak = measure_peak(lambda: build(self.N))
+        assert peak < megabytes * 2**20
+        assert schedule.period == period
+        assert len(schedule.canonical_steps(1)) >= len(schedule.rounds)
+
+    def test_a_long_schedule_is_used_without_its_matrices(self):
+        schedule = topology.complete_cycle(self.N)
+        local = schedule.every(3)
+        assert local.period == 3 * 1023
+        assert schedule == pickle.loads(pickle.dumps(schedule))
+        assert schedule.is_doubly_stochastic
+        assert not any(round_.is_uniform or round_.is_identity for round_ in schedule.rounds)
+        assert local.canonical_step(10**6, 10) == 10**6 % local.period
+        for hop, round_ in enumerate(schedule.rounds, start=1):
+            ((receivers, weights),) = round_.slots
+            np.testing.assert_array_equal(receivers, (np.arange(self.N) + hop) % self.N)
+            assert (weights == 0.5).all()
+
+    def test_dense_matrices_are_not_kept(self):
+        round_ = topology.ring(self.N).round_at(0)
+        _, peak = measure_peak(lambda: [round_.matrix.sum() for _ in range(5)])
+        assert 8 * self.N**2 <= peak < 2.5 * 8 * self.N**2
+
+    def test_complete_has_a_hop_per_slot(self):
+        slots = topology.complete(self.N).round_at(0).slots
+        assert len(slots) == self.N - 1
+        for hop, (receivers, weights) in enumerate(slots, start=1):
+            np.testing.assert_array_equal(receivers, (np.arange(self.N) + hop) % self.N)
+            assert (weights == 1 / self.N).all()
+
+    @pytest.mark.parametrize(
+        "round_",
+        [
+            topology.hypercube(N).round_at(0),
+            topology.star(N).round_at(0),
+            topology.random_ring(N, 1, 0).round_at(0),
+            Round(draw_matrix(np.random.default_rng(0), N, 0.1)),
+        ],
+    )
+    def test_slots_are_permutations_that_make_up_the_matrix(self, round_):
+        matrix = np.diag(round_.self_weights)
+        nodes = np.arange(self.N)
+        for receivers, weights in round_.slots:
+            np.testing.assert_array_equal(np.sort(receivers), nodes)
+            matrix[receivers, nodes] += weights
+        np.testing.assert_array_equal(matrix, round_.matrix)
+        assert len(round_.slots) == round_.max_peers
+
+    def test_one_missing_node_is_found(self):
+        path = networkx.path_graph(self.N)
+        path.remove_edge(0, 1)
+        with pytest.raises(ValueError, match=r"all 1024 nodes.* node 0 can never send to node 1"):
+            topology.from_graph(path)
+        digraph = networkx.DiGraph(networkx.path_graph(self.N))
+        digraph.remove_edge(699, 700)
+        with pytest.raises(ValueError, match="node 0 can never send to node 700"):
+            topology.from_graph(digraph)
+        with pytest.raises(ValueError, match="node 0 can never receive from node 700"):
+            topology.from_graph(digraph.reverse())
+
+
+@pytest.mark.parametrize(
+    ("build", "size", "period"),
+    [
+        (lambda: topology.one_peer_exponential(5000), 5000, 13),
+        (lambda: topology.ring(30_000), 30_000, 1),
+        (lambda: topology.torus(300, 300), 90_000, 1),
+        (lambda: topology.star(50_000), 50_000, 1),
+        (lambda: topology.base_graph(10_007), 10_007, 27),
+        (lambda: topology.random_ring(64, 100_000, 0), 64, 100_000),
+        (lambda: topology.ring(8).every(100_000), 8, 100_000),
+    ],
+)
+def test_large_schedules_are_built_in_seconds(build, size, period):
+    """They took more than 20 seconds, or more memory than there is."""
+    schedule = build()
+    assert schedule.size == size
+    assert schedule.period == period
+    assert len(repr(schedule)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: topology.ring(10**9), "n of ring.* must be at most 131072, got 1000000000"),
+        (lambda: topology.directed_ring(10**18), "at most 131072"),
+        (lambda: topology.exponential(10**18), "at most 131072"),
+        (lambda: topology.bipartite_exponential(10**18), "at most 131072"),
+        (lambda: topology.star(10**9), "at most 131072"),
+        (lambda: topology.hypercube(2**40), "at most 131072"),
+        (lambda: topology.torus(10**6, 10**6), r"rows \* columns of torus.* at most 131072"),
+        (lambda: topology.base_graph(10**9), "at most 131072"),
+        (lambda: topology.base_graph(10**5, 10**5 - 1), "at most 33554432 nonzero weights"),
+        (lambda: topology.complete(10**5), "at most 33554432 nonzero weights.* got 10000000000"),
+        (lambda: topology.complete_cycle(10**4), "at most 33554432 nonzero weights"),
+        (lambda: topology.k_peer_exponential(10**5, 10**4, "authors"), "at most 33554432"),
+        (lambda: topology.random_ring(8, 10**9, 0), "rounds of random_ring.* at most 131072"),
+        (lambda: topology.random_ring(10**5, 10**5, 0), "at most 33554432 nonzero weights"),
+        (lambda: topology.random_peer(8, 10**9, 0), "rounds of random_peer.* at most 131072"),
+        (lambda: topology.random_peer(10**5, 10**5, 0), "at most 33554432 nonzero weights"),
+        (lambda: topology.star(10**5).round_at(0).matrix, "at most 268435456 entries, got 10000"),
+        (lambda: topology.star(10**5).round_at(0).slots, "at most 268435456 entries, got 99999"),
+        (lambda: topology.ring(8).matrices(10**9), "at most 268435456 entries, got 64000000000"),
+        (
+            lambda: topology.piecewise(dict.fromkeys((0, 9), topology.ring(8).every(10**6))),
+            "in all",
+        ),
+        (lambda: topology.ring(8).every(10**9), r"k of every.* at most 1048576, got 1000000000"),
+        (lambda: topology.complete_cycle(9).every(10**6), "at most 131072, got 1000000"),
+        (lambda: topology.second_singular_value(topology.ring(8), 10**18), "at most 2147483647"),
+        (lambda: topology.spectral_gap(topology.star(10**5)), "at most 4096 nodes, got 100000"),
+        (lambda: topology.rounds_to_exact_average(topology.star(5000)), "at most 4096 nodes"),
+    ],
+)
+def test_impossible_sizes_are_refused_at_once(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_self_weights_are_the_diagonal_of_every_round():
+    for schedule in (
+        topology.random_peer(9, 30, 0),
+        topology.star(5, "metropolis"),
+        topology.base_graph(7),
+        topology.complete(1),
+    ):
+        for round_ in schedule.rounds:
+            np.testing.assert_array_equal(round_.self_weights, np.diag(round_.matrix))
+    with pytest.raises(ValueError, match="read-only"):
+        cast(Any, topology.ring(3).round_at(0)).self_weights[0] = 1
