@@ -135,8 +135,8 @@ def count_round_bytes(round_: gx.topology.Round, values: int, wire: WireDtype) -
     >>> pair, ring = gx.topology.ring(2).round_at(0), gx.topology.ring(4).round_at(0)
     >>> count_round_bytes(pair, 100, "float32"), count_round_bytes(ring, 100, "float32")
     (400.0, 800.0)
-    >>> count_round_bytes(pair, 101, "bfloat16")  # the weight stays in full precision
-    204.0
+    >>> count_round_bytes(ring, 101, "bfloat16")  # the weight stays in full precision
+    408.0
     """
     if round_.is_identity:
         return 0.0
