@@ -24,7 +24,10 @@ def allreduce(
     Args:
       axis_name: the mapped axis that is averaged over.
       wire_dtype: a narrower type for messages, such as `jnp.bfloat16`, which halves the bytes. Each
-        value is rounded once before the sum, which is float32 at least, and once after it.
+        value is rounded once before the sum, which is float32 at least, and once after it, each
+        time by at most 2^-9 of its size in bfloat16. All nodes get the same values, so models that
+        are equal stay equal. In float16 every message carries a power of two by which it is scaled.
+        What is not finite stays so. The derivative is that of the average, without rounding.
 
     Raises:
       ValueError: if `wire_dtype` is not a floating-point type of at least 16 bits; when traced, if

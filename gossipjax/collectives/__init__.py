@@ -5,6 +5,14 @@
 - mixing: one round, or one step of a schedule, applied to a pytree.
 """
 
+from gossipjax.collectives._axes import (
+    StepLike,
+    as_varying,
+    axis_size,
+    require_step,
+    select_for_node,
+    varies,
+)
 from gossipjax.collectives._buffers import (
     Layout,
     accumulation_dtype,
@@ -14,18 +22,12 @@ from gossipjax.collectives._buffers import (
     upcast,
 )
 from gossipjax.collectives._exchange import (
-    StepLike,
-    as_varying,
-    axis_size,
     clipped_node_mean,
     default_step,
     deliver,
     node_mean,
     node_sum,
-    require_step,
-    select_for_node,
     split,
-    varies,
 )
 from gossipjax.collectives._mixing import (
     at_round,

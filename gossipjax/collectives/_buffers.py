@@ -41,10 +41,24 @@ def require_floats(tree: Any, name: str) -> None:
             )
 
 
+def _require_unsharded(tree: Any) -> None:
+    """Raises `ValueError` if the type of a leaf says that it is sharded over an Explicit axis."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        spec = getattr(getattr(jax.typeof(leaf), "sharding", None), "spec", ())
+        if any(axes is not None for axes in spec):
+            raise ValueError(
+                f"leaves that are exchanged must not be sharded over an Explicit axis, got "
+                f"leaf{jax.tree_util.keystr(path)} of type {jax.typeof(leaf)}, which cannot become "
+                "part of a flat message. Give the axis the type jax.sharding.AxisType.Auto, under "
+                "which XLA shards the message, or replicate the leaf by jax.sharding.reshard."
+            )
+
+
 class Layout:
     """The position of every leaf of a pytree in flat buffers, one per accumulation type."""
 
     def __init__(self, tree: Any):
+        _require_unsharded(tree)
         leaves, self._structure = jax.tree.flatten(tree)
         self._shapes = [jnp.shape(leaf) for leaf in leaves]
         dtypes = [accumulation_dtype(jnp.result_type(leaf)) for leaf in leaves]
@@ -95,3 +109,18 @@ def pad_to_rows(buffer: jax.Array, rows: int) -> jax.Array:
     """Returns a flat buffer, padded with zeros, as `[rows, length]`."""
     length = -(-buffer.size // rows)
     return jnp.pad(buffer, (0, rows * length - buffer.size)).reshape(rows, length)
+
+
+def cut_into_rows(arrays: Sequence[jax.Array], rows: int) -> list[list[jax.Array]]:
+    """Returns flat arrays as the pieces of `rows` rows of equal length, padded with zeros."""
+    size = sum(array.size for array in arrays)
+    length = -(-size // rows)
+    padding = jnp.zeros((rows * length - size,), arrays[0].dtype)
+    result: list[list[jax.Array]] = [[] for _ in range(rows)]
+    start = 0
+    for array in [*arrays, padding]:
+        for row in range(start // length, -(-(start + array.size) // length)):
+            first = max(0, row * length - start)
+            result[row].append(array[first : (row + 1) * length - start])
+        start += array.size
+    return result

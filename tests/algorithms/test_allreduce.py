@@ -22,6 +22,19 @@ def test_low_precision_gradients_are_summed_in_float32_and_keep_their_type(mode)
     np.testing.assert_array_equal(averaged["b"], np.ones((8, 2)))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_that_are_constants(mode):
+    """Under vmap they have no axis of nodes, of which JAX makes another shape in an exchange."""
+    tx = gx.allreduce(wire_dtype=jnp.bfloat16)
+
+    def averaged(x):
+        g = jnp.zeros_like(x) + jnp.arange(33.0)
+        return tx.update(g, tx.init(g))[0]
+
+    actual = run(mode, averaged, 4)(jnp.ones((4, 1)) * jnp.ones((1, 33)))
+    np.testing.assert_array_equal(actual, np.tile(np.arange(33.0), (4, 1)))
+
+
 def test_an_empty_tree_stays_empty():
     tx = gx.allreduce()
     empty = cast(Any, {"a": None})

@@ -108,6 +108,24 @@ def test_pairs_may_exchange_as_groups(mode, graph, wire_dtype, monkeypatch):
         assert all(len(pair) == 2 for pairs in groups for pair in pairs)
 
 
+@pytest.mark.parametrize("mode", ["vmap", "shard_map", "shard_map_check_vma"])
+@pytest.mark.parametrize("nodes", [3, 4])
+def test_narrow_averages_may_exchange_by_hops(mode, nodes, monkeypatch):
+    """As on a CPU over several processes: the same values as those of an all-to-all."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(nodes, 33)), jnp.float32)
+    complete = gx.topology.complete(nodes)
+    tx = gx.allreduce(wire_dtype="bfloat16")
+
+    def averages(x):
+        mixed, weight = gx.mix(x, 1 + x[0] ** 2, complete, 0, wire_dtype="bfloat16")
+        return tx.update(x, tx.init(x))[0], mixed, weight
+
+    expected = run(mode, averages, nodes)(x)
+    monkeypatch.setattr("gossipjax.collectives._exchange.groups_are_faster", lambda: True)
+    for actual, by_all_to_all in zip(run(mode, averages, nodes)(x), expected, strict=True):
+        np.testing.assert_allclose(actual, by_all_to_all, rtol=1e-6, atol=1e-6)
+
+
 def record_groups(collective, groups):
     def call(*args, axis_index_groups=None, **keywords):
         out = collective(*args, axis_index_groups=axis_index_groups, **keywords)
@@ -216,3 +234,35 @@ def test_mix_rejects_bad_input(mode):
         run(mode, lambda x: gx.mix(x, jnp.ones(2), ring, 0), 4)(jnp.ones(4))
     with pytest.raises(ValueError, match=r"tree\['n'\] must be floating-point .*, got int32"):
         run(mode, lambda x: gx.mix({"n": x}, None, ring, 0), 4)(jnp.ones(4, jnp.int32))
+
+
+@pytest.mark.parametrize("mode", ["vmap", "shard_map"])
+def test_leaves_that_are_sharded_over_an_explicit_axis_are_refused(mode):
+    """Over an Auto axis they are exchanged."""
+    x = np.arange(48, dtype=np.float32).reshape(2, 4, 6)
+
+    def mixed(x):
+        return gx.mix({"w": x}, None, gx.topology.ring(2), 0)[0]["w"]
+
+    def mixed_by(axis_type):
+        mesh = jax.make_mesh((2, 2), ("nodes", "model"), axis_types=(axis_type,) * 2)
+        spec = jax.sharding.PartitionSpec("nodes", None, "model")
+        nodes = jax.sharding.PartitionSpec("nodes")
+        apply = {
+            "vmap": jax.vmap(mixed, axis_name="nodes", spmd_axis_name="nodes"),
+            "shard_map": jax.shard_map(
+                lambda x: mixed(x[0])[None],
+                mesh=mesh,
+                in_specs=nodes,
+                out_specs=nodes,
+                axis_names={"nodes"},
+            ),
+        }[mode]
+        with jax.set_mesh(mesh):
+            return jax.jit(apply)(jax.device_put(x, jax.NamedSharding(mesh, spec)))
+
+    np.testing.assert_allclose(
+        mixed_by(jax.sharding.AxisType.Auto), np.broadcast_to(x.mean(axis=0), x.shape)
+    )
+    with pytest.raises(ValueError, match=r"over an Explicit axis, got leaf.*\['w'\].*4,6@model"):
+        mixed_by(jax.sharding.AxisType.Explicit)

@@ -1,0 +1,82 @@
+"""Values that a narrow type cannot hold: non-finite ones are seen, finite ones are not lost."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from modes import MODES, run
+
+import gossipjax as gx
+
+NARROW = ["bfloat16", "float16"]
+RELATIVE_ERROR = {"bfloat16": 2**-8, "float16": 2**-11}
+ONE_PEER = gx.topology.one_peer_exponential(4)
+COMPLETE = gx.topology.complete(4)
+
+
+def average(mode, g, wire_dtype):
+    tx = gx.allreduce(wire_dtype=wire_dtype)
+    return np.asarray(run(mode, lambda g: tx.update(g, tx.init(g))[0], len(g))(g))
+
+
+def mix(mode, x, schedule, step, wire_dtype):
+    def once(x, w):
+        return gx.mix(x, w, schedule, step, wire_dtype=wire_dtype)
+
+    return run(mode, once, len(x))(x, jnp.ones(len(x)))
+
+
+@pytest.mark.parametrize(
+    ("mode", "value"), [(mode, np.inf) for mode in MODES] + [("vmap", -np.inf), ("vmap", np.nan)]
+)
+@pytest.mark.parametrize("wire_dtype", NARROW)
+def test_allreduce_keeps_what_is_not_finite(mode, wire_dtype, value):
+    g = jnp.asarray(np.random.default_rng(0).normal(size=(4, 33)), jnp.float32).at[2, 5].set(value)
+    averaged = average(mode, g, wire_dtype)
+    np.testing.assert_array_equal(averaged[:, 5], np.full(4, value))
+    finite = np.delete(averaged, 5, axis=1)
+    np.testing.assert_allclose(
+        finite, np.delete(g.mean(axis=0)[None].repeat(4, 0), 5, 1), atol=0.02
+    )
+
+
+@pytest.mark.parametrize("wire_dtype", NARROW)
+@pytest.mark.parametrize("size", [1e-30, 1e-7, 1.0, 1e6, 1e30])
+def test_allreduce_of_any_size_of_values(wire_dtype, size):
+    g = size * np.random.default_rng(0).normal(size=(4, 33)).astype(np.float32)
+    error = np.abs(average("vmap", g, wire_dtype) - g.mean(axis=0))
+    assert error.max() <= 2 * RELATIVE_ERROR[wire_dtype] * np.abs(g).max()
+
+
+@pytest.mark.parametrize("wire_dtype", NARROW)
+@pytest.mark.parametrize("schedule", [ONE_PEER, COMPLETE], ids=["one peer", "complete"])
+def test_gossip_delivers_what_is_not_finite(wire_dtype, schedule):
+    x = jnp.ones((4, 33)).at[2, 5].set(jnp.inf)
+    mixed, weight = mix("vmap", x, schedule, 0, wire_dtype)
+    full, _ = mix("vmap", x, schedule, 0, None)
+    np.testing.assert_array_equal(np.isfinite(mixed), np.isfinite(full))
+    np.testing.assert_allclose(weight, 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("wire_dtype", NARROW)
+@pytest.mark.parametrize("size", [1e-30, 1e-7, 1e6, 1e30])
+@pytest.mark.parametrize("schedule", [ONE_PEER, COMPLETE], ids=["one peer", "complete"])
+def test_nodes_that_agree_on_any_value_still_do(wire_dtype, size, schedule):
+    """A clipped numerator with its whole weight would pull their estimates apart."""
+    x = size * (1 + np.random.default_rng(0).random(33, np.float32))
+    z = np.tile(x, (4, 1))
+    weights = np.ones(4, np.float32)
+    for step in range(2):
+        z, weights = mix("vmap", z, schedule, step, wire_dtype)
+    estimates = np.asarray(z) / np.asarray(weights)[:, None]
+    error = np.abs(estimates - x).max() / size
+    assert error <= 8 * RELATIVE_ERROR[wire_dtype]
+    np.testing.assert_allclose(np.sum(z, axis=0), 4 * x, rtol=1e-6)
+
+
+def test_two_nodes_that_agree_in_float16_and_send_a_third():
+    """Clipped, they ended at 1.33e6 and 8e5."""
+    schedule = gx.topology.from_matrices([[1 / 3, 1 / 2], [2 / 3, 1 / 2]])
+    x = np.full((2, 5), 1e6, np.float32)
+    mixed, weight = mix("vmap", x, schedule, 0, "float16")
+    np.testing.assert_allclose(mixed / weight[:, None], x, rtol=2e-3)
+    np.testing.assert_allclose(mixed.sum(axis=0), 2e6, rtol=1e-6)
