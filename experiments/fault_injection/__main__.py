@@ -6,9 +6,10 @@ Trains SGP with `experiments.image` under `python -m gossipjax.launch`, a node p
 sends SIGKILL to random processes at random moments: during training, while a checkpoint is being
 written, and while the processes start. After each kill the launcher restarts the job. The job must
 end, must resume each time from the newest complete checkpoint, and must have the same result as the
-same job without kills, bit for bit. The program writes `summary.json` into `--out`, prints a table
-with a row per kill, and exits with status 1 if a requirement was violated. Linux only: it finds the
-processes in /proc.
+same job without kills, bit for bit, while runs with other seeds must have another one. A kill whose
+moment comes after the end of the job is left out. The program writes `summary.json` into `--out`,
+prints a table with a row per kill, and exits with status 1 if a requirement was violated. Linux
+only: it finds the processes in /proc.
 """
 
 import dataclasses
@@ -93,7 +94,7 @@ def measure(options: Options, out: Path, console: Console) -> list[str]:
     results.write_summary(out, dataclasses.asdict(options), {}, [record])
     accuracies = [100 * run["test_accuracy_average_model"] for run in uninterrupted]
     console.print(
-        f"{options.kills} kills of {options.processes} processes, "
+        f"{len(kills)} of {options.kills} kills of {options.processes} processes, "
         f"{sum(kill.saving for kill in kills)} while a checkpoint was written; "
         f"{options.steps} steps, a checkpoint every {options.checkpoint_every}. "
         f"Final accuracy {100 * killed['test_accuracy_average_model']:.2f} %; without kills "

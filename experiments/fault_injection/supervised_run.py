@@ -41,6 +41,7 @@ class SupervisedRun:
       resumed_steps: for each restart after which the program has resumed, the step that it resumed
         from.
       last_event: time of the last report that it has resumed.
+      startup_seconds: from the start of the run to its first line of metrics; 0 until then.
     """
 
     def __init__(self, options: Options, out: Path, seeds: Sequence[int], max_restarts: int):
@@ -51,6 +52,7 @@ class SupervisedRun:
         launcher = ["gossipjax.launch", "--processes", f"{options.processes}", "--grace", "2"]
         launcher += ["--max-restarts", f"{max_restarts}", "--", sys.executable, "-m"]
         self._command = [sys.executable, "-m", *launcher, *program]
+        self._processes = options.processes
         self._checkpoints = out / "checkpoints"
         self._last_lines = deque[str](maxlen=MAX_LAST_LINES)
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -59,6 +61,7 @@ class SupervisedRun:
         self.restarts = 0
         self.resumed_steps: dict[int, int] = {}
         self.last_event = 0.0
+        self.startup_seconds = 0.0
 
     def __enter__(self) -> "SupervisedRun":
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -93,41 +96,47 @@ class SupervisedRun:
                 self._lines.put(line)
         self._lines.put(None)
 
-    def wait_for(self, condition: Callable[[], bool], description: str) -> None:
+    def wait_for(self, condition: Callable[[], bool], description: str) -> bool:
         """Waits until `condition` is true, and handles the output of the run meanwhile.
 
+        Returns:
+          Whether it became true; False if the run was complete first.
+
         Raises:
-          JobError: if the run ends first, or hangs.
+          JobError: if the run fails first, or hangs.
         """
         while not condition():
             has_ended = not self._handle_output()
             if condition():
-                return
-            if has_ended or time.monotonic() - self._last_progress > STALL_TIMEOUT:
-                self._fail(f"{'ended' if has_ended else 'hangs'} before {description}")
+                break
+            if has_ended:
+                if status := self._launcher.wait():
+                    self._fail(f"ended with status {status} before {description}")
+                return False
+            if time.monotonic() - self._last_progress > STALL_TIMEOUT:
+                self._fail(f"hangs before {description}")
             time.sleep(0.002)
+        return True
 
-    def wait_seconds(self, seconds: float) -> None:
-        """Waits as `wait_for` does, for a time."""
+    def wait_for_startup(self, seconds: float) -> bool:
+        """Waits as `wait_for` does: for all processes, and then for a time, or until they train."""
+        if not self.wait_for(lambda: len(self.pids()) == self._processes, "its processes start"):
+            return False
         end = time.monotonic() + seconds
-        self.wait_for(lambda: time.monotonic() > end, "a kill")
+        return self.wait_for(lambda: time.monotonic() > end or self.is_training(), "a kill")
 
-    def wait_for_step(self, step: int) -> None:
+    def wait_for_step(self, step: int) -> bool:
         """Waits as `wait_for` does, until the step is logged and the run will not repeat it."""
 
         def is_done() -> bool:
             has_resumed = time.monotonic() - self.last_event > RESUME_DELAY
             return self.is_training() and has_resumed and self.logged_step() >= step
 
-        self.wait_for(is_done, f"step {step}")
+        return self.wait_for(is_done, f"step {step}")
 
-    def wait_for_processes(self, count: int) -> None:
-        """Waits as `wait_for` does, until the launcher has started all processes."""
-        self.wait_for(lambda: len(self.pids()) == count, "the start of its processes")
-
-    def wait_for_restart(self, number: int) -> None:
+    def wait_for_restart(self, number: int) -> bool:
         """Waits as `wait_for` does, for this restart."""
-        self.wait_for(lambda: self.restarts >= number, f"restart {number}")
+        return self.wait_for(lambda: self.restarts >= number, f"restart {number}")
 
     def wait_for_end(self) -> None:
         """Waits as `wait_for` does, for the end of the run.
@@ -151,6 +160,7 @@ class SupervisedRun:
         if size != self._metrics_size:
             self._metrics_size = size
             self._last_progress = time.monotonic()
+            self.startup_seconds = self.startup_seconds or self.seconds()
         with contextlib.suppress(queue.Empty):
             while (line := self._lines.get_nowait()) is not None:
                 self._handle_line(line)

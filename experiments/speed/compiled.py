@@ -15,8 +15,9 @@ reads the order of instructions that XLA has chosen. `--target tpu` is 8 and 64 
 For each algorithm it reports every collective, and whether they are those of the gossip schedule:
 one message per peer and step, of one type and the size of the parameters and the push-sum weight.
 `overlapped` are the matrix products that run while a message is under way, from the start of the
-first message to the completion of the last. Nothing runs, so this is the order of the work, not its
-duration. For 8 TPU chips XLA starts a message at once. For 64, in the order in which JAX lists
+first message to the completion of the last: all of them can where the exchange needs nothing of its
+step, as with `dpsgd`, `sgp-cwa` and `1-osgp`. Nothing runs, so this is the order of the work, not
+its duration. For 8 TPU chips XLA starts a message at once. For 64, in the order in which JAX lists
 them, most permutations block; which ones depends on the positions of the nodes. For GPUs XLA starts
 a message as late as it estimates that the remaining work still hides it: the fraction falls with a
 larger `--batch-size-per-node`, a narrower wire, or a message in chunks (`2-osgp`).
@@ -57,6 +58,8 @@ CASES: tuple[tuple[str, WireDtype], ...] = (
     ("sgp", "float32"),
     ("sgp@two_peer_exponential", "float32"),
     ("sgp", "bfloat16"),
+    ("sgp-cwa", "float32"),
+    ("sgp-cwa", "bfloat16"),
     ("1-osgp", "float32"),
     ("2-osgp", "float32"),
     ("1-osgp", "bfloat16"),

@@ -3,45 +3,37 @@
     python -m experiments.speed simulation --nodes 8 32 64 128
 
 Trains the small CNN on random images: by SGP over N nodes, each with a separate model; and by plain
-optax one model on the batch of all nodes together. The two take turns, so that noise affects both
-alike. README.md in this folder lists the columns and fields.
+optax one model on the batch of all nodes together. Each loop runs in a separate process, because
+the N devices and 2 N threads of the nodes slow down a plain loop beside them, which would flatter
+the ratio. The two take turns, so that noise affects both alike; the process whose turn it is not
+waits for its input. README.md in this folder lists the columns and fields.
 """
 
 import dataclasses
-import itertools
-from collections.abc import Iterator
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-import gossipjax as gx
 from experiments import results
-from experiments.models import SmallCNN
-from experiments.program import exit_on_error
+from experiments.program import FatalError, ProgramError, exit_on_error
 from experiments.results import Record
-from experiments.speed.timing import TimedLoop, summarize_samples
+from experiments.speed.simulation_loop import OPTIMIZER, LoopSettings
+from experiments.speed.timing import summarize_samples
 from experiments.training.algorithms import Method, MethodOptions, make_method
 from experiments.training.checks import PositiveInt, check_fields
-from experiments.training.placement import (
-    Placement,
-    describe_nodes,
-    place_nodes,
-    request_cpu_devices,
-)
-from experiments.training.prefetch import prefetch
+from experiments.training.placement import Placement
 
+LOOP = "experiments.speed.simulation_loop"
 TURNS = 7  # of which the median is reported
-DISTINCT_BATCHES = 4  # drawn once, then repeated
-OPTIMIZER = optax.sgd(0.05, momentum=0.9, nesterov=True)  # of both loops
-IMAGE_SHAPE = (28, 28, 1)
-CLASSES = 10
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,92 +61,103 @@ class Options:
             raise ValueError("--nodes must be one or several numbers, got none.")
 
 
-def compute_loss(params: Any, batch: Any) -> jax.Array:
-    """Cross-entropy of one batch of images and labels."""
-    images, labels = batch
-    logits: Any = SmallCNN(CLASSES).apply({"params": params}, images)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+class LoopProcess:
+    """The process of a loop, as a context that ends it."""
 
+    def __init__(self, settings: LoopSettings):
+        self._settings = settings
 
-def compute_gradients(params: Any, batch: Any) -> tuple[Any, jax.Array]:
-    """Gradients and loss of one node, in the form that `gx.TrainStep` takes."""
-    loss, grads = jax.value_and_grad(compute_loss)(params, batch)
-    return grads, loss
-
-
-def draw_batches(nodes: int, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Infinite random batches: images `[N, B, 28, 28, 1]` and labels `[N, B]`."""
-    rng = np.random.default_rng(0)
-    batches = [
-        (
-            rng.normal(size=(nodes, batch_size, *IMAGE_SHAPE)).astype(np.float32),
-            rng.integers(0, CLASSES, (nodes, batch_size), dtype=np.int32),
+    def __enter__(self) -> "LoopProcess":
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        settings = json.dumps(dataclasses.asdict(self._settings))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", LOOP, settings],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            # Both processes share an accelerator: none may take most of its memory at once.
+            env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, "PYTHONPATH": path},
+            start_new_session=True,  # Ctrl-C goes to the parent only
         )
-        for _ in range(DISTINCT_BATCHES)
-    ]
-    yield from itertools.cycle(batches)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def wait_until_compiled(self) -> str:
+        """Returns the placement of the loop.
+
+        Raises:
+          FatalError: if it is impossible.
+          ProgramError: if the process ends.
+        """
+        answer = self._read()
+        if "error" in answer:
+            raise FatalError(answer["error"])
+        return answer["placement"]
+
+    def run(self, steps: int) -> float:
+        """Runs the next steps; returns the seconds that they took."""
+        assert self._process.stdin is not None
+        print(steps, file=self._process.stdin, flush=True)
+        return self._read()["seconds"]
+
+    def _read(self) -> Record:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise ProgramError(
+                f"the process of {self._settings} must answer, got its end with status "
+                f"{self._process.wait()}: its error output says why."
+            )
+        return json.loads(line)
 
 
-def make_simulated_loop(method: Method, nodes: gx.Nodes, params: Any, batch_size: int) -> TimedLoop:
-    """N nodes, each with a separate model; all programs are compiled."""
-    train_step = gx.TrainStep(compute_gradients, method.transform, nodes=nodes)
-    params, opt_state = nodes.init(method.transform, params)
-    batches = prefetch(nodes.put(batch) for batch in draw_batches(nodes.size, batch_size))
+def measure_case(options: Options, method: Method, size: int) -> Record:
+    """Runs both loops in turns; returns the object in `runs`.
 
-    def run_step(step: int, state: Any, batch: Any) -> Any:
-        params, opt_state, _ = train_step(step, *state, batch)
-        return params, opt_state
-
-    loop = TimedLoop(run_step, (params, opt_state), batches)
-    loop.compile(train_step.canonical_steps(opt_state) or [0])
-    return loop
-
-
-def make_plain_loop(nodes: int, params: Any, batch_size: int) -> TimedLoop:
-    """One model, trained on the batch of all nodes together; its program is compiled."""
-
-    @jax.jit
-    def update(params: Any, opt_state: Any, batch: Any) -> Any:
-        grads, _ = compute_gradients(params, batch)
-        updates, opt_state = OPTIMIZER.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state
-
-    def run_step(step: int, state: Any, batch: Any) -> Any:
-        del step
-        return update(*state, batch)
-
-    def merge_nodes(x: np.ndarray) -> jax.Array:
-        return jnp.asarray(x.reshape(-1, *x.shape[2:]))
-
-    batches = prefetch(
-        jax.tree.map(merge_nodes, batch) for batch in draw_batches(nodes, batch_size)
-    )
-    loop = TimedLoop(run_step, (params, OPTIMIZER.init(params)), batches)
-    loop.compile([0])
-    return loop
+    Args:
+      options: of the program.
+      method: that of the simulated nodes.
+      size: their number.
+    """
+    settings = LoopSettings(None, size, options.batch_size_per_node, options.placement)
+    simulated_settings = dataclasses.replace(settings, algorithm=options.algorithm)
+    seconds: list[tuple[float, float]] = []
+    with LoopProcess(simulated_settings) as simulated, LoopProcess(settings) as plain:
+        placement = simulated.wait_until_compiled()
+        plain.wait_until_compiled()
+        for _ in range(TURNS):
+            simulated_seconds = simulated.run(options.steps)
+            seconds.append((simulated_seconds, plain.run(options.steps)))
+    return summarize_case(options, method, size, placement, seconds)
 
 
-def measure_case(options: Options, method: Method, nodes: gx.Nodes) -> Record:
-    """Runs both loops in turns; returns the object in `runs`."""
-    batch_size = options.batch_size_per_node
-    key = jax.random.key(0)
-    params = SmallCNN(CLASSES).init(key, np.zeros((1, *IMAGE_SHAPE), np.float32))["params"]
-    simulated = make_simulated_loop(method, nodes, params, batch_size)
-    plain = make_plain_loop(nodes.size, params, batch_size)
-    simulated_seconds = []
-    plain_seconds = []
-    for _ in range(TURNS):
-        simulated_seconds.append(simulated.run(options.steps))
-        plain_seconds.append(plain.run(options.steps))
-    images = options.steps * nodes.size * batch_size  # of a turn
+def summarize_case(
+    options: Options,
+    method: Method,
+    size: int,
+    placement: str,
+    seconds: Sequence[tuple[float, float]],
+) -> Record:
+    """The object in `runs` of one number of nodes.
+
+    Args:
+      options, method, size: as in `measure_case`.
+      placement: of the simulated nodes.
+      seconds: of the simulated and of the plain loop, turn by turn.
+    """
+    simulated_seconds, plain_seconds = np.transpose(seconds)
+    images = options.steps * size * options.batch_size_per_node  # of a turn
     return {
         "algorithm": method.algorithm,
         "topology": method.topology,
-        "nodes": nodes.size,
-        "placement": describe_nodes(nodes),
+        "nodes": size,
+        "placement": placement,
         "images_per_second": images / float(np.median(simulated_seconds)),
         "plain_images_per_second": images / float(np.median(plain_seconds)),
-        **summarize_samples("ratio", np.divide(plain_seconds, simulated_seconds)),
+        **summarize_samples("ratio", plain_seconds / simulated_seconds),
     }
 
 
@@ -180,20 +183,17 @@ def measure_simulation(options: Options) -> None:
     """Images per second of simulated nodes, compared with one plain loop."""
     out = None
     with exit_on_error(lambda: out):
-        if options.placement != "vmap":
-            request_cpu_devices(max(options.nodes))
         methods = [
             make_method(options.algorithm, MethodOptions(size), OPTIMIZER) for size in options.nodes
         ]
-        places = [place_nodes(options.placement, size) for size in options.nodes]
         out = results.create_run_dir("simulation", options.out, options.overwrite)
         console = Console()
         runs: list[Record] = []
         with results.make_progress_bar(console) as bar:
             task = bar.add_task("simulation", total=len(options.nodes), status="")
-            for method, nodes in zip(methods, places, strict=True):
-                bar.update(task, status=f"{nodes.size} nodes")
-                runs.append(measure_case(options, method, nodes))
+            for method, size in zip(methods, options.nodes, strict=True):
+                bar.update(task, status=f"{size} nodes")
+                runs.append(measure_case(options, method, size))
                 bar.advance(task)
                 results.write_summary(out, dataclasses.asdict(options), {}, runs)
         console.print(make_table(runs))

@@ -8,13 +8,13 @@ its memory.
 
 An update by SGD with Nesterov momentum and SGP reads the parameters, gradients, momentum, the
 values that a node keeps and those that it receives, and writes the parameters, momentum and what it
-sends: at least 8 passes over memory, and 5 without gossip. The lower bound is the time of these
-passes at the speed of a plain copy. There are two such speeds: of a copy into a fresh buffer, which
-is what JAX does unless an argument is donated, and of a copy in place, into a buffer that exists.
-On a CPU the operating system hands out fresh memory page by page, which takes longer than the copy.
-These settings have glibc keep the memory that it once had, as the launcher does for its processes:
-
-    MALLOC_ARENA_MAX=1 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1099511627776
+sends: at least 8 passes over memory, and 5 without gossip. `MIN_PASSES` in updates.py derives those
+of every row. The lower bound is the time of these passes at the speed of a plain copy. There are
+two such speeds: of a copy into a fresh buffer, which is what JAX does unless an argument is
+donated, and of a copy in place, into a buffer that exists.
+On a CPU the operating system hands out fresh memory page by page, which takes longer than the copy,
+unless `gx.launch.MALLOC_ENVIRONMENT` is in the environment of the program, as in that of every
+process of the launcher: then glibc keeps the memory that it had.
 
 `--target gpu` compiles for H100s that need not be present, and only counts passes. README.md in
 this folder lists the columns and fields.
@@ -195,12 +195,14 @@ def make_table(runs: Sequence[Record]) -> Table:
         padding=0,
     )
     table.add_column("update", no_wrap=True)
-    headers = ("passes", "least", "wire", "ms", "10-90 %", "x copy", "x in-place\ncopy")
-    for header in headers if is_timed else headers[:3]:
+    headers = ["passes", "least", "x least", "wire"]
+    if is_timed:
+        headers += ["ms", "10-90 %", "x copy", "x in-place\ncopy"]
+    for header in headers:
         table.add_column(header, justify="right", no_wrap=True)
     for run in runs:
         cells = [run["update"], f"{run['passes']:.1f}", f"{run['min_passes']}"]
-        cells.append(f"{run['wire_passes']:.1f}")
+        cells += [f"{run['ratio_passes']:.2f}", f"{run['wire_passes']:.1f}"]
         if is_timed:
             cells += [
                 f"{1e3 * run['seconds']:.0f}",

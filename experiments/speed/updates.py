@@ -15,11 +15,22 @@ from experiments.speed import hlo
 from experiments.training.algorithms import MethodOptions, make_method
 
 STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))  # of a ResNet-50: blocks and width
-OPTIMIZER_ONLY = "optimizer only"
-GOSSIP_ALGORITHMS = ("sgp", "1-osgp")
-# Lower bounds, in passes over memory of the model's size.
-OPTIMIZER_PASSES = 5  # reads parameters, gradients and momentum, writes parameters and momentum
-GOSSIP_PASSES = 3  # reads what a node keeps and what it receives, writes what it sends
+OPTIMIZER_ONLY = "optimizer only"  # the update without an algorithm after it
+# Lower bounds in passes over memory, one pass being the size of the model. A message is one buffer;
+# the passes of its exchange, which reads what is sent and writes what arrives, count as wire.
+MIN_PASSES = {
+    # Reads parameters, gradients and momentum; writes parameters and momentum.
+    OPTIMIZER_ONLY: 5,
+    # Before the exchange: reads these three, writes momentum and message. After it: reads what it
+    # keeps, for weights of 1/2 the same buffer as the message, and what arrives; writes parameters.
+    "sgp": 5 + 3,
+    # Before the exchange: reads parameters, writes the message. After it: reads parameters,
+    # gradients, momentum and what arrives; writes parameters and momentum.
+    "sgp-cwa": 2 + 6,
+    # All at once, as the exchange is that of older messages: reads parameters, gradients, momentum
+    # and what has arrived; writes parameters, momentum and the next message.
+    "1-osgp": 4 + 3,
+}
 MIN_REPORTED_PASSES = 0.005  # opcodes with fewer are left out of `passes_by_opcode`
 
 Shapes = dict[str, tuple[int, ...]]
@@ -71,13 +82,16 @@ def count_values(shapes: Shapes) -> int:
 def build_updates(nodes: int) -> list[Update]:
     """The updates that are compared: by the optimizer only, and with gossip after it."""
     optimizer = optax.with_extra_args_support(optax.sgd(0.1, momentum=0.9, nesterov=True))
-    updates = [Update(OPTIMIZER_ONLY, optimizer, 0, OPTIMIZER_PASSES)]
-    for name in GOSSIP_ALGORITHMS:
+    updates = []
+    for name, min_passes in MIN_PASSES.items():
+        if name == OPTIMIZER_ONLY:
+            updates.append(Update(name, optimizer, 0, min_passes))
+            continue
         method = make_method(name, MethodOptions(nodes), optimizer)
         state = method.state()
         # The first step that receives a message.
         step = 0 if state is None else gx.canonical_step(state, state.overlap)
-        updates.append(Update(name, method.transform, step, OPTIMIZER_PASSES + GOSSIP_PASSES))
+        updates.append(Update(name, method.transform, step, min_passes))
     return updates
 
 
@@ -107,11 +121,13 @@ def count_passes(lowered: jax.stages.Lowered, model_bytes: float) -> dict[str, f
 def make_record(update: Update, placement: str, passes: dict[str, float]) -> Record:
     """The first fields of an object in `runs`: the counts of a compiled update."""
     wire_passes = sum(count for opcode, count in passes.items() if opcode in hlo.COLLECTIVES)
+    update_passes = sum(passes.values()) - wire_passes
     return {
         "update": update.name,
         "placement": placement,
         "min_passes": update.min_passes,
-        "passes": sum(passes.values()) - wire_passes,
+        "passes": update_passes,
+        "ratio_passes": update_passes / update.min_passes,
         "wire_passes": wire_passes,
         "passes_by_opcode": {
             opcode: count for opcode, count in passes.items() if count >= MIN_REPORTED_PASSES

@@ -22,7 +22,7 @@ from rich.console import Console
 
 import gossipjax as gx
 from experiments.speed.__main__ import main
-from experiments.speed.network import hosts, links, model, report
+from experiments.speed.network import buckets, hosts, links, model, report
 from experiments.speed.network import measure as network
 from experiments.speed.network.rows import (
     ALL_LINKS,
@@ -31,7 +31,7 @@ from experiments.speed.network.rows import (
     SINGLE_LINK,
     average_at_center,
     build_rows,
-    compute_limit,
+    compute_limits,
     make_row,
 )
 from experiments.speed.network.summary import list_metrics, summarize_configuration, summarize_row
@@ -55,6 +55,8 @@ class TestBytes:
         [
             ("allreduce", 4, 1.5),
             ("allreduce", 8, 1.75),
+            ("allreduce-buckets", 4, 1.5),
+            ("sgp-cwa", 8, 1),
             ("centralized", 4, 3),
             ("dpsgd@ring", 2, 1),
             ("dpsgd@ring", 4, 2),
@@ -72,10 +74,21 @@ class TestBytes:
         sent_bytes = mean_sent_bytes(algorithm, "float32", nodes, 1_000_000)
         assert sent_bytes == pytest.approx(models * 4e6, rel=1e-4)
 
-    @pytest.mark.parametrize("algorithm", ["dpsgd@ring", "sgp", "1-osgp", "2-osgp"])
+    @pytest.mark.parametrize(
+        "algorithm",
+        ["allreduce", "allreduce-buckets", "dpsgd@ring", "sgp", "sgp-cwa", "1-osgp", "2-osgp"],
+    )
     def test_low_precision_messages_are_half(self, algorithm):
         full, half = (mean_sent_bytes(algorithm, wire, 4, 1_000_000) for wire in WIRES)
         assert half == pytest.approx(full / 2, rel=1e-4)
+
+    def test_low_precision_messages_are_half_in_every_round_of_a_hybrid(self):
+        """An average over all nodes does not become N - 1 messages because it is narrow."""
+        rows = [make_row("sgp@complete/one_peer_exponential", wire, 4) for wire in WIRES]
+        for step in range(12):
+            full, half = (row.count_sent_bytes(step, 1_000_000) for row in rows)
+            assert full == pytest.approx(4e6 * (1.5 if step < 4 else 1), rel=1e-4)
+            assert half == pytest.approx(full / 2, rel=1e-4)
 
     def test_the_weight_travels_in_full_precision(self):
         assert mean_sent_bytes("sgp", "float32", 8, 1000) == 4 * 1001
@@ -100,10 +113,9 @@ class TestBytes:
         assert {row.count_sent_bytes(0, 1000) for row in at_once} == {1.5 * 4000}
 
 
-def test_limit():
-    assert compute_limit(0.5, 20e6, 25e6) == pytest.approx(1.3)
-    assert compute_limit(0.5, 20e6, 25e6, overlaps=True) == pytest.approx(0.8)
-    assert compute_limit(0.9, 20e6, 25e6, overlaps=True) == 0.9
+def test_limits():
+    assert compute_limits(0.5, 20e6, 25e6) == pytest.approx((1.3, 0.8))
+    assert compute_limits(0.9, 20e6, 25e6) == pytest.approx((1.7, 0.9))
 
 
 def test_rows_leave_out_what_is_impossible():
@@ -113,17 +125,43 @@ def test_rows_leave_out_what_is_impossible():
     assert "needs two peers" in left_out["sgp@two_peer_exponential, float32 wire"]
     assert "centralized, bfloat16 wire" in names
     assert "allreduce, bfloat16 wire" in names
-    assert len(names) + len(left_out) == 16
+    assert "allreduce-buckets, bfloat16 wire" in names
+    assert len(names) + len(left_out) == 2 * len(DEFAULT_ALGORITHMS)
     with pytest.raises(ValueError, match=r"nothing to measure with 3 hosts.*must be even"):
         build_rows(["dpsgd@bipartite_exponential"], ["float32"], 3)
     with pytest.raises(ValueError, match="no algorithm is named 'gossip'"):
         build_rows(["sgp", "gossip"], ["float32"], 4)
 
 
-def test_only_osgp_overlaps():
-    overlaps = {name: make_row(name, "float32", 4).overlaps for name in DEFAULT_ALGORITHMS}
-    assert {name for name, does in overlaps.items() if does} == {"1-osgp", "2-osgp"}
-    assert not make_row("0-osgp", "float32", 4).overlaps
+@pytest.mark.parametrize(
+    ("algorithm", "overlaps"),
+    [
+        ("allreduce", False),
+        ("allreduce-buckets", True),
+        ("centralized", False),
+        ("easgd", False),
+        ("sgp", False),
+        ("sgp@complete/one_peer_exponential", False),
+        ("dpsgd-adapt-then-combine", False),
+        ("0-osgp", False),
+        ("1-osgp", True),
+        ("2-osgp", True),
+        ("sgp-cwa", True),
+        ("dpsgd@ring", True),
+        ("adpsgd", True),
+        ("rand-psgd", True),
+        ("d1d-psgd", True),
+    ],
+)
+def test_the_limit_is_the_maximum_where_the_exchange_needs_nothing_of_its_step(algorithm, overlaps):
+    row = make_row(algorithm, "float32", 4)
+    assert row.overlaps == overlaps
+    records = make_records([row])
+    run = summarize_row(row, summarize_configuration(4, "200mbit", records), records)
+    assert run["limit_max_seconds"] < run["limit_sum_seconds"]
+    applies = "limit_max_seconds" if overlaps else "limit_sum_seconds"
+    assert run["limit_seconds"] == run[applies]
+    assert run["ratio_to_limit"] == run["seconds"] / run[applies]
 
 
 def make_records(rows, hosts=4):
@@ -161,7 +199,11 @@ def test_summary():
     assert sgp["limit_seconds"] == pytest.approx(1.3, rel=1e-4)
     assert sgp["ratio_to_limit"] == pytest.approx(1.4 / 1.3, rel=1e-4)
     assert osgp["limit_seconds"] == pytest.approx(0.8, rel=1e-4)
+    assert sgp["limit_sum_seconds"] == sgp["limit_seconds"]
+    assert sgp["limit_max_seconds"] == pytest.approx(0.8, rel=1e-4)
     assert sgp["seconds_by_round"] == {"0": 1.4, "1": 1.4}
+    assert sgp["sent_bytes_by_round"] == {"0": 20_000_004, "1": 20_000_004}
+    assert sgp["nic_bytes_by_round"] == {"0": 20e6 + 3, "1": 20e6 + 3}
     assert sgp["nic_bytes"] == 20e6 + 3
     lines = list_metrics(4, "200mbit", records)
     assert len(lines) == 5 * 10
@@ -189,8 +231,10 @@ def test_report(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["report", str(tmp_path)])
     runpy.run_path(report.__file__, run_name="__main__")
     printed = capsys.readouterr().out
-    for text in ("4 hosts, 200mbit", "6 hosts, 1gbit", "1-osgp*", "bfloat16", "left out (2 hosts)"):
-        assert text in printed
+    texts = ["4 hosts, 200mbit", "6 hosts, 1gbit", "1-osgp*", "sgp-cwa*", "bfloat16"]
+    texts.append("sgp@complete/one_peer_exponential: MB sent from step 0: 30.00 (20.00 on NIC), 4:")
+    for text in [*texts, "left out (2 hosts)"]:
+        assert text in " ".join(printed.split())
     assert max(map(len, printed.split("left out")[0].splitlines())) <= 80
     plots = {path.name for path in tmp_path.glob("*.png")}
     assert plots == {
@@ -413,6 +457,9 @@ class TestLinks:
         assert are_gone(members)
 
 
+MEASURED = ("allreduce-buckets", "centralized", "sgp-cwa", "1-osgp")
+
+
 def test_measures(tmp_path, capsys, monkeypatch):
     """The whole program, over loopback; the first port is taken, so that it picks another."""
     ports = []
@@ -424,7 +471,7 @@ def test_measures(tmp_path, capsys, monkeypatch):
 
         monkeypatch.setattr(network, "find_free_port", pick_port)
         out = tmp_path / "out"
-        main(["network", *TINY, "--algorithm", "centralized", "1-osgp", "--out", str(out)])
+        main(["network", *TINY, "--algorithm", *MEASURED, "--out", str(out)])
     assert len(ports) == 2
     printed = capsys.readouterr().out
     assert "2 hosts, loopback" in printed
@@ -434,14 +481,14 @@ def test_measures(tmp_path, capsys, monkeypatch):
     assert configuration["computation_seconds"] > 0
     assert configuration["goodput_all_links"] > 1e6
     runs = {(run["algorithm"], run["wire"]): run for run in summary["runs"]}
-    assert set(runs) == set(itertools.product(("centralized", "1-osgp"), ("float32", "bfloat16")))
+    assert set(runs) == set(itertools.product(MEASURED, ("float32", "bfloat16")))
     for run in runs.values():
         assert run["seconds_p10"] <= run["seconds"] <= run["seconds_p90"]
         assert run["iterations"] == 10
         assert run["nic_bytes"] is None
         assert run["ratio_to_limit"] == pytest.approx(run["seconds"] / run["limit_seconds"])
     lines = (out / "metrics.jsonl").read_text().splitlines()
-    assert len(lines) == (3 + 4) * 10
+    assert len(lines) == (3 + 2 * len(MEASURED)) * 10
     assert (out / "seconds_per_iteration.png").stat().st_size > 10_000
     with pytest.raises(SystemExit):
         main(["network", *TINY, "--out", str(out)])
@@ -462,6 +509,38 @@ def test_the_batch_is_sized_by_a_line():
     assert model.choose_batch_size({1: 0.1}, 0.05) == 1
     assert model.choose_batch_size({1: 0.1, 33: 0.1}, 0.5) == 165  # no slope: in proportion
     assert model.choose_batch_size({1: 0.1, 33: 0.26, 81: 0.6}, 0.5) == 67
+
+
+@pytest.mark.parametrize("layers_first", [0, 2])
+def test_gradients_of_a_bucket_are_those_of_the_loss(layers_first):
+    params = model.init_params(5)[: 2 + layers_first]
+    batch = tuple(jax.random.normal(jax.random.key(1), (2, 7, 5)))
+    expected = jax.grad(model.compute_loss)(params, batch)
+    inputs, cotangent = buckets.run_forward(params, batch)
+    last = slice(layers_first, None)
+    grads, before = buckets.run_backward(params[last], inputs[last], cotangent, layers_first == 0)
+    if layers_first:
+        grads = buckets.run_backward(params[:2], inputs[:2], before, True)[0] + grads
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), grads, expected)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_buckets_are_all_reduce(wire):
+    """One step from the same parameters, and all of them in order."""
+    nodes = gx.Nodes(mesh=Mesh(np.array(jax.devices()[:2]), ("nodes",)))
+    in_buckets, at_once = (model.CalibratedModel(nodes, 0.01) for _ in range(2))
+    for trained in (in_buckets, at_once):
+        trained.draw_batch(3)
+    start = jax.tree.map(np.asarray, at_once.params)
+    method = make_row("allreduce", wire, 2).method
+    buckets.BucketTrainer(in_buckets, wire).run_step(0)
+    model.RowTrainer(at_once, method.transform).run_step(0)
+    for a, b, c in zip(
+        *map(jax.tree.leaves, (in_buckets.params, at_once.params, start)), strict=True
+    ):
+        np.testing.assert_allclose(a - c, b - c, atol=1e-6)
+        np.testing.assert_array_equal(a[0], a[1])
+        assert np.abs(a - c).max() > 1e-5
 
 
 @pytest.mark.parametrize("wire_dtype", [None, np.dtype("float16")])

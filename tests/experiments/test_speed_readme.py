@@ -9,7 +9,6 @@ import pytest
 from jax.sharding import Mesh
 
 import gossipjax as gx
-from experiments.models import MODELS
 from experiments.speed import compiled, simulation, step
 from experiments.speed.__main__ import COMMANDS
 from experiments.speed.network import measure as network
@@ -65,16 +64,20 @@ def test_fields_of_network():
     assert set(re.findall(r"`(\w+)`", more)) <= expected
 
 
+def test_the_settings_of_the_allocator_are_those_of_the_launcher():
+    settings = [f"{name}={value}" for name, value in gx.launch.MALLOC_ENVIRONMENT.items()]
+    assert f"{' '.join(settings)} \\\n  python -m experiments.speed step" in README
+
+
 def test_fields_of_step():
     runs = step.UpdateTimer({"w": (8, 8)}, gx.Nodes(2), print).time(1)
     assert read_fields("step") <= set(runs[0])
 
 
-def test_fields_of_simulation(monkeypatch):
-    monkeypatch.setattr(simulation, "SmallCNN", MODELS["linear"])
-    options = simulation.Options(batch_size_per_node=1, steps=1)
+def test_fields_of_simulation():
     method = make_method("sgp", MethodOptions(2), simulation.OPTIMIZER)
-    run = simulation.measure_case(options, method, gx.Nodes(2))
+    seconds = [(2.0, 1.0), (3.0, 1.0)]
+    run = simulation.summarize_case(simulation.Options(), method, 2, "here", seconds)
     assert read_fields("simulation") <= set(run)
 
 

@@ -9,7 +9,8 @@ It starts one JAX process per host on this machine; they exchange over TCP (Gloo
 slowest host. Each round of the measurement runs one iteration of every algorithm, one iteration
 without exchange, and plain TCP streams, so that noise affects all of them alike. The lower bound is
 
-    computation + bytes / goodput,  or  max(computation, bytes / goodput)  where the two overlap
+    computation + bytes / goodput,  or  max(computation, bytes / goodput)  where the exchange needs
+                                        nothing that the step computes, and for buckets
 
 with medians over the same rounds: of the iterations without exchange (on all hosts at once, because
 they share the cores), and of the faster kind of stream (from every host to the next at once, as in
@@ -46,7 +47,13 @@ from experiments.speed.network.hosts import (
     run_hosts,
 )
 from experiments.speed.network.report import write_report
-from experiments.speed.network.rows import DEFAULT_ALGORITHMS, Row, build_rows
+from experiments.speed.network.rows import (
+    BUCKETS,
+    CENTRALIZED,
+    DEFAULT_ALGORITHMS,
+    Row,
+    build_rows,
+)
 from experiments.speed.network.summary import list_metrics, summarize_configuration, summarize_row
 from experiments.speed.network.worker import WorkerConfig
 from experiments.training.algorithms import ALGORITHM_HELP, WireDtype
@@ -63,7 +70,8 @@ MODEL_COPIES = 30  # memory of a host: models at once
 STALL_TIMEOUT = 180.0  # seconds; covers a compilation on a slow machine
 STALL_FACTOR = 10  # an iteration that takes longer than this times its bound hangs
 NETWORK_ALGORITHM_HELP = (
-    f"{ALGORITHM_HELP} centralized: node 0 gathers gradients and sends their mean."
+    f"{ALGORITHM_HELP} Here also {CENTRALIZED} (node 0 gathers gradients and sends their mean) and "
+    f"{BUCKETS} (beside the backward pass)."
 )
 COMMAND = (sys.executable, "-m", "experiments.speed.network.worker")
 
@@ -144,7 +152,10 @@ def measure_network(options: Options) -> None:
     """Seconds per iteration of every algorithm over a network, compared with a lower bound."""
     out = None
     with exit_on_error(lambda: out), links.exit_on_stop_signals():
-        rows = {n: build_rows(options.algorithm, options.wire_dtype, n) for n in options.hosts}
+        rows = {
+            n: build_rows(options.algorithm, options.wire_dtype, n, options.iterations)
+            for n in options.hosts
+        }
         if options.bandwidth:
             links.require_tools()
         require_memory(max(options.hosts), options.megabytes)

@@ -22,6 +22,7 @@ from experiments.results import Record
 MARKERS = "os^xvD*P<"
 LINE_STYLES = {"float32": "-", "bfloat16": "--"}
 MEGA = 1e6
+SPACES = str.maketrans("@_", "  ")
 
 
 class Axis(NamedTuple):
@@ -51,27 +52,43 @@ def make_table(configuration: Record, runs: Sequence[Record]) -> Table:
     table.add_column("wire", no_wrap=True)
     for header in (
         "seconds per\niteration",
-        "communi-\ncation (s)",
         "MB\nsent",
         "MB\non NIC",
-        "lower\nbound (s)",
+        "sum\n(s)",
+        "max\n(s)",
         "x\nbound",
     ):
         table.add_column(header, justify="right", no_wrap=True)
     for run in runs:
         nic_bytes = run["nic_bytes"]
-        algorithm = run["algorithm"].replace("@", " ").replace("_", " ")
+        algorithm = run["algorithm"].translate(SPACES)
         table.add_row(
             algorithm + ("*" if run["overlaps"] else ""),
             run["wire"],
             format_spread(run, "seconds"),
-            f"{run['seconds'] - run['computation_seconds']:.3f}",
             f"{run['sent_bytes'] / MEGA:.2f}",
             "-" if nic_bytes is None else f"{nic_bytes / MEGA:.2f}",
-            f"{run['limit_seconds']:.3f}",
+            f"{run['limit_sum_seconds']:.3f}",
+            f"{run['limit_max_seconds']:.3f}",
             f"{run['ratio_to_limit']:.2f}",
         )
     return table
+
+
+def list_bytes_by_round(runs: Sequence[Record]) -> list[str]:
+    """A line for each row whose rounds send different numbers of bytes."""
+    lines = []
+    for run in runs:
+        sent_bytes = run["sent_bytes_by_round"]
+        nic_bytes = run["nic_bytes_by_round"] or {}
+        if len(set(sent_bytes.values())) > 1:
+            rounds = ", ".join(
+                f"{round_}: {size / MEGA:.2f}"
+                + (f" ({nic_bytes[round_] / MEGA:.2f} on NIC)" if nic_bytes else "")
+                for round_, size in sent_bytes.items()
+            )
+            lines.append(f"{name_row(run)}: MB sent from step {rounds}")
+    return lines
 
 
 def make_legend(configuration: Record) -> str:
@@ -84,7 +101,8 @@ def make_legend(configuration: Record) -> str:
         f"computation without exchange {seconds} s ({examples} examples per host)\n"
         f"plain TCP stream {all_links:.3g} MB/s on all links at once, {one_link:.3g} on one\n"
         "seconds: median of the slowest host, 10-90 %; MB: of the host that sends most\n"
-        "lower bound: computation + bytes / faster stream; the larger of both with *"
+        "sum: computation + bytes / faster stream; max: the larger of the two\n"
+        "x bound: seconds / sum; seconds / max with *, where the exchange can overlap"
     )
 
 
@@ -241,8 +259,9 @@ def write_report(folder: Path, console: Console) -> None:
         path = folder / "time_over_bandwidth.png"
         plot_over(configurations, runs, path, "Time per iteration over bandwidth", OVER_BANDWIDTH)
     for configuration in configurations:
-        console.print(make_table(configuration, select_runs(runs, configuration)))
-        console.print(make_legend(configuration))
+        selected = select_runs(runs, configuration)
+        console.print(make_table(configuration, selected))
+        console.print("\n".join([make_legend(configuration), *list_bytes_by_round(selected)]))
     for nodes, reasons in summary["left_out"].items():
         for name, reason in reasons.items():
             console.print(f"left out ({nodes}): {name}: {reason}", soft_wrap=True)

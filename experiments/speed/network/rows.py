@@ -24,17 +24,24 @@ COMPUTATION = "computation"
 ALL_LINKS = "stream, all links"
 SINGLE_LINK = "stream, one link"
 
+# Rows of this measurement only, beside those of `experiments.training.algorithms`.
+ALL_REDUCE = "allreduce"
+BUCKETS = "allreduce-buckets"
 CENTRALIZED = "centralized"
 DEFAULT_ALGORITHMS = (
-    "allreduce",
+    ALL_REDUCE,
+    BUCKETS,
     CENTRALIZED,
     "dpsgd@ring",
     "dpsgd@bipartite_exponential",
     "sgp@one_peer_exponential",
     "sgp@two_peer_exponential",
+    "sgp@complete/one_peer_exponential",
+    "sgp-cwa",
     "1-osgp",
     "2-osgp",
 )
+STEPS = 12  # of a run; a hybrid topology switches after a third of them
 LEARNING_RATE = 1e-3  # of plain SGD; small, because only time counts here
 
 
@@ -62,8 +69,14 @@ class Row(NamedTuple):
 
     @property
     def overlaps(self) -> bool:
-        """Whether the exchange overlaps the computation of the gradients."""
-        return self.state is not None and self.state.in_flight is not None
+        """Whether the exchange can run beside the computation of the gradients.
+
+        It can where it needs nothing that its step computes, and in buckets, where that of one
+        layer's gradients runs beside the computation of the layer before.
+        """
+        if self.state is None:
+            return self.algorithm == BUCKETS
+        return self.state.plan.exchanges_early
 
     def canonical_step(self, step: int) -> int:
         """The static step of the program that runs `step`."""
@@ -82,10 +95,10 @@ class Row(NamedTuple):
         values = parameters + (self.state.weight is not None)
         if self.state.schedule is None:  # all nodes exchange at once
             return count_all_reduce_bytes(values, self.nodes, self.wire)
-        if not self.overlaps:
+        overlap = self.state.overlap
+        if not overlap:
             return count_round_bytes(self.state.schedule.round_at(step), values, self.wire)
         # Under overlap a step exchanges one chunk of what was sent in the round before.
-        overlap = self.state.overlap
         round_ = self.state.schedule.round_at((step - 1) // overlap)
         return count_round_bytes(round_, -(-values // overlap), self.wire)
 
@@ -122,42 +135,55 @@ def count_round_bytes(round_: gx.topology.Round, values: int, wire: WireDtype) -
     >>> pair, ring = gx.topology.ring(2).round_at(0), gx.topology.ring(4).round_at(0)
     >>> count_round_bytes(pair, 100, "float32"), count_round_bytes(ring, 100, "float32")
     (400.0, 800.0)
-    >>> count_round_bytes(pair, 101, "bfloat16")  # the weight stays in full precision
-    204.0
+    >>> count_round_bytes(ring, 101, "bfloat16")  # the weight stays in full precision
+    408.0
     """
     if round_.is_identity:
         return 0.0
-    if round_.is_uniform and wire == "float32":
+    if round_.is_uniform:
         return count_all_reduce_bytes(values, round_.size, wire)
     nodes = np.arange(round_.size)
     peers = np.sum([receivers != nodes for receivers, _ in round_.slots], axis=0)
     return count_message_bytes(values, wire) * float(peers.max())
 
 
-def compute_limit(
-    computation_seconds: float, link_bytes: float, goodput: float, overlaps: bool = False
-) -> float:
-    """Lower bound of an iteration on this machine and link, in seconds.
+class Limits(NamedTuple):
+    """Lower bounds of an iteration on this machine and link, in seconds.
 
-        computation + bytes / goodput,  or  max(computation, bytes / goodput)  where they overlap
+    Attributes:
+      sum: `computation + bytes / goodput`, for one after the other.
+      max: `max(computation, bytes / goodput)`, for both at the same time.
+    """
+
+    sum: float
+    max: float
+
+
+def compute_limits(computation_seconds: float, link_bytes: float, goodput: float) -> Limits:
+    """Both lower bounds of an iteration.
 
     Args:
       computation_seconds: of an iteration without exchange.
       link_bytes: bytes that the busiest link carries one after another.
       goodput: of a plain TCP stream on that link, bytes per second.
-      overlaps: whether the exchange overlaps the computation.
 
-    >>> compute_limit(0.5, 20e6, 25e6), compute_limit(0.5, 20e6, 25e6, overlaps=True)
-    (1.3, 0.8)
+    >>> compute_limits(0.5, 20e6, 25e6)
+    Limits(sum=1.3, max=0.8)
     """
     communication_seconds = link_bytes / goodput
-    if overlaps:
-        return max(computation_seconds, communication_seconds)
-    return computation_seconds + communication_seconds
+    return Limits(
+        computation_seconds + communication_seconds, max(computation_seconds, communication_seconds)
+    )
 
 
-def make_row(algorithm: str, wire: WireDtype, nodes: int) -> Row:
+def make_row(algorithm: str, wire: WireDtype, nodes: int, steps: int = STEPS) -> Row:
     """The named algorithm over `nodes` nodes, around plain SGD.
+
+    Args:
+      algorithm: a name of `experiments.training.algorithms`, or of a row of this measurement only.
+      wire: the type of its messages.
+      nodes: N.
+      steps: of the run; a hybrid topology switches after a third of them.
 
     Raises:
       ValueError: for an unknown name, a topology that is impossible for this number of nodes, or a
@@ -166,13 +192,17 @@ def make_row(algorithm: str, wire: WireDtype, nodes: int) -> Row:
     if algorithm == CENTRALIZED:
         method = make_centralized_method(wire, nodes)
     else:
-        options = MethodOptions(nodes, wire_dtype=wire)
-        method = make_method(algorithm, options, optax.sgd(LEARNING_RATE))
+        name = ALL_REDUCE if algorithm == BUCKETS else algorithm
+        options = MethodOptions(nodes, steps, wire_dtype=wire)
+        method = make_method(name, options, optax.sgd(LEARNING_RATE))
     return Row(algorithm, wire, nodes, method, method.state())
 
 
 def build_rows(
-    algorithms: Sequence[str], wires: Sequence[WireDtype], nodes: int
+    algorithms: Sequence[str],
+    wires: Sequence[WireDtype],
+    nodes: int,
+    steps: int = STEPS,
 ) -> tuple[list[Row], dict[str, str]]:
     """All rows that are possible for `nodes` nodes; and by name, why the others are not.
 
@@ -182,11 +212,11 @@ def build_rows(
     rows: list[Row] = []
     left_out: dict[str, str] = {}
     for algorithm in algorithms:
-        if algorithm != CENTRALIZED:
+        if algorithm not in (CENTRALIZED, BUCKETS):
             parse_name(algorithm)
         for wire in wires:
             try:
-                rows.append(make_row(algorithm, wire, nodes))
+                rows.append(make_row(algorithm, wire, nodes, steps))
             except ValueError as error:
                 left_out[f"{algorithm}, {wire} wire"] = str(error)
     if not rows:

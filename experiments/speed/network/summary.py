@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from experiments.results import Record
-from experiments.speed.network.rows import ALL_LINKS, COMPUTATION, SINGLE_LINK, Row, compute_limit
+from experiments.speed.network.rows import ALL_LINKS, COMPUTATION, SINGLE_LINK, Row, compute_limits
 from experiments.speed.timing import summarize_samples
 
 
@@ -44,14 +44,14 @@ def summarize_row(row: Row, configuration: Record, records: Sequence[Record]) ->
     steps = range(len(seconds))
     parameters = configuration["parameters"]
     link_bytes = float(np.mean([row.count_link_bytes(step, parameters) for step in steps]))
-    sent_bytes = float(np.mean([row.count_sent_bytes(step, parameters) for step in steps]))
-    nic_bytes = None
-    if configuration["bandwidth"] is not None:
-        nic_bytes = float(max(np.mean(record["nic_bytes"][row.name]) for record in records))
+    sent_bytes = np.array([row.count_sent_bytes(step, parameters) for step in steps])
+    has_counter = configuration["bandwidth"] is not None
+    nic_bytes = np.array([record["nic_bytes"][row.name] for record in records])  # [hosts, steps]
     # The faster kind of stream makes the stricter bound.
     goodput = max(configuration["goodput_all_links"], configuration["goodput_one_link"])
     computation_seconds = configuration["computation_seconds"]
-    limit_seconds = compute_limit(computation_seconds, link_bytes, goodput, row.overlaps)
+    limits = compute_limits(computation_seconds, link_bytes, goodput)
+    limit_seconds = limits.max if row.overlaps else limits.sum
     timing = summarize_samples("seconds", seconds)
     return {
         "algorithm": row.algorithm,
@@ -63,22 +63,29 @@ def summarize_row(row: Row, configuration: Record, records: Sequence[Record]) ->
         **timing,
         "seconds_by_round": median_by_round(row, seconds),
         "computation_seconds": computation_seconds,
-        "sent_bytes": sent_bytes,
-        "nic_bytes": nic_bytes,
+        "sent_bytes": float(sent_bytes.mean()),
+        "sent_bytes_by_round": median_by_round(row, sent_bytes),
+        "nic_bytes": float(nic_bytes.mean(axis=1).max()) if has_counter else None,
+        "nic_bytes_by_round": median_by_round(row, nic_bytes.max(axis=0)) if has_counter else None,
         "link_bytes": link_bytes,
         "goodput": goodput,
         "overlaps": row.overlaps,
+        "limit_sum_seconds": limits.sum,
+        "limit_max_seconds": limits.max,
         "limit_seconds": limit_seconds,
         "ratio_to_limit": timing["seconds"] / limit_seconds,
     }
 
 
-def median_by_round(row: Row, seconds: np.ndarray) -> dict[str, float]:
-    """Median seconds of the iterations that ran the same program, by its static step."""
-    rounds = np.array([row.canonical_step(step) for step in range(len(seconds))])
-    return {
-        f"{round_}": float(np.median(seconds[rounds == round_])) for round_ in np.unique(rounds)
-    }
+def median_by_round(row: Row, values: np.ndarray) -> dict[str, float]:
+    """Median value of the iterations that ran the same program, by its static step.
+
+    Args:
+      row: the algorithm, which knows its rounds.
+      values: `[iterations]`, seconds or bytes.
+    """
+    rounds = np.array([row.canonical_step(step) for step in range(len(values))])
+    return {f"{round_}": float(np.median(values[rounds == round_])) for round_ in np.unique(rounds)}
 
 
 def max_over_hosts(records: Sequence[Record], name: str) -> np.ndarray:

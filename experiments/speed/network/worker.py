@@ -25,8 +25,9 @@ from jax.sharding import Mesh
 
 import gossipjax as gx
 from experiments.results import Record
+from experiments.speed.network.buckets import BucketTrainer
 from experiments.speed.network.model import CalibratedModel, RowTrainer, compute_loss
-from experiments.speed.network.rows import ALL_LINKS, COMPUTATION, SINGLE_LINK, make_row
+from experiments.speed.network.rows import ALL_LINKS, BUCKETS, COMPUTATION, SINGLE_LINK, make_row
 from experiments.training.algorithms import WireDtype
 
 MIN_STREAM_BYTES = 2**20  # a stream is as long as the model, between these two
@@ -179,8 +180,11 @@ def compile_rows(worker: Worker, model: CalibratedModel) -> dict[str, Callable[[
     config = worker.config
     jobs: dict[str, Callable[[int], Any]] = {}
     for algorithm, wire in config.rows:
-        row = make_row(algorithm, wire, config.hosts)
-        trainer = RowTrainer(model, row.method.transform)
+        row = make_row(algorithm, wire, config.hosts, config.iterations)
+        in_buckets = algorithm == BUCKETS
+        trainer = (
+            BucketTrainer(model, wire) if in_buckets else RowTrainer(model, row.method.transform)
+        )
         for step in sorted({row.canonical_step(step) for step in range(config.iterations)}):
             worker.report_progress(f"compiling {row.name}, step {step}")
             jax.block_until_ready(trainer.run_step(step))
