@@ -63,7 +63,8 @@ def _mean_of_leaves(
     def mean(leaves: list[jax.Array]) -> list[jax.Array]:
         return split_by_size(jax.lax.pmean(jnp.concatenate(leaves), axis_name), sizes)
 
-    if nodes == 1 or sum(sizes) <= nodes or not is_narrower(wire_dtype, leaves[0].dtype):
+    is_small = nodes == 1 or sum(sizes) <= nodes
+    if wire_dtype is None or is_small or not is_narrower(wire_dtype, leaves[0].dtype):
         return mean(leaves)
     narrow_mean = partial(_narrow_mean, axis_name=axis_name, wire_dtype=wire_dtype)
     return _straight_through(narrow_mean, mean)(leaves)
@@ -155,7 +156,7 @@ def split(x: Any, round_: Round, axis_name: str) -> tuple[Any, Any]:
     """
     if round_.is_identity:
         return x, jax.tree.map(jnp.zeros_like, x)
-    self_weights = np.diag(round_.matrix)
+    self_weights = round_.self_weights
 
     def rest(leaf: jax.Array, kept: jax.Array) -> jax.Array:
         if self_weights.max() < 1:
@@ -262,7 +263,7 @@ def deliver_leaves(sent: list[jax.Array], round_: Round, wire: Wire) -> list[jax
 
 def _exchange_slots(sent: list[jax.Array], round_: Round, wire: Wire) -> list[jax.Array]:
     dtype = sent[0].dtype
-    self_weights = np.diag(round_.matrix)
+    self_weights = round_.self_weights
     remainder = sent
     arrivals = []
     shares = []

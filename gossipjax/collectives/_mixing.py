@@ -48,7 +48,7 @@ def require_doubly_stochastic(schedule: Any, name: str) -> None:
     require_schedule(schedule, name)
     for number, round_ in enumerate(schedule.rounds):
         if not round_.is_doubly_stochastic:
-            sums = round_.matrix.sum(axis=1)
+            sums = np.bincount(round_.receivers, round_.weights, round_.size)
             row = int(abs(sums - 1).argmax())
             raise ValueError(
                 f"the schedule of {name} must be doubly stochastic, got a round {number} whose row "

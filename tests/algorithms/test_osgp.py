@@ -12,6 +12,7 @@ import pytest
 from modes import MODES, make_mesh, run
 
 import gossipjax as gx
+from gossipjax.algorithms.state import InFlight
 
 N = 8
 GRAPHS = {
@@ -139,7 +140,9 @@ def test_exchange_over_an_axis_of_another_name():
     def two_steps(z, axis_name):
         state = tx.init(z)
         _, state = tx.update(jnp.zeros(()), state, z, step=0)
-        return gx.exchange(state, 1, axis_name).buffers
+        received = gx.exchange(state, 1, axis_name)
+        assert isinstance(received, InFlight)
+        return received.buffers
 
     received, named = (
         gx.spmd(lambda z, name=name: two_steps(z, name), nodes=3, axis_name="servers")(z)

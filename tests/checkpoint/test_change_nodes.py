@@ -25,9 +25,9 @@ from gossipjax.algorithms.state import (
     Extra,
     GossipState,
     add,
-    gossip_transform,
     init_state,
 )
+from gossipjax.algorithms.transform import gossip_transform
 from gossipjax.checkpoint import average_nodes, change_nodes
 from gossipjax.collectives import mix
 
@@ -202,7 +202,8 @@ def noisy(schedule, on_resize: Any = "average", size=2):
         }
         return init_state(params, plan, push_sum=False)._replace(extra=keep)
 
-    def combine(x, updates, state, step):
+    def combine(x, updates, state, step, received):
+        del received
         node = jax.lax.axis_index("nodes")
         x, _ = mix(x, None, schedule, step)
         new = {
@@ -426,9 +427,9 @@ class TestMasked:
         weights = np.ones(4)
         if gossip.weight is not None:
             weights = np.asarray(gossip.weight, np.float64)
+        if gossip.residual is not None:
+            body += np.asarray(gossip.residual["body"], np.float64).reshape(4, -1)
         total = weights @ body
-        if gossip.numerator is not None:
-            total = np.asarray(gossip.numerator["body"], np.float64).reshape(4, -1).sum(axis=0)
         weight = weights.sum()
         if gossip.in_flight is not None:
             sent = np.asarray(gossip.in_flight.buffers[0], np.float64).sum(axis=0).ravel()

@@ -120,7 +120,7 @@ class WithStats(Quadratic):
 @pytest.mark.parametrize("placement", ["mesh", "vmap"])
 @pytest.mark.parametrize("is_traced", [False, True])
 def test_a_step_transfers_nothing(placement, is_traced, monkeypatch):
-    """The guard of `run_steps` would raise; only a traced step is put on the devices, explicitly."""
+    """The guard of `run_steps` would raise; only a traced step is put there, explicitly."""
     puts = []
     put_shared = gx.Nodes.put_shared
     monkeypatch.setattr(

@@ -85,7 +85,7 @@ def test_low_precision_parameters_by_name():
     state = method.state(jnp.ones(3, jnp.bfloat16))
     assert state is not None
     assert state.schedule == ring
-    assert state.numerator.dtype == jnp.float32
+    assert state.residual.dtype == jnp.float32
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
