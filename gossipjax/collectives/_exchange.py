@@ -63,8 +63,8 @@ def _mean_of_leaves(
     def mean(leaves: list[jax.Array]) -> list[jax.Array]:
         return split_by_size(jax.lax.pmean(jnp.concatenate(leaves), axis_name), sizes)
 
-    is_small = nodes == 1 or sum(sizes) <= nodes
-    if wire_dtype is None or is_small or not is_narrower(wire_dtype, leaves[0].dtype):
+    narrow = is_narrower(wire_dtype, leaves[0].dtype)
+    if wire_dtype is None or not narrow or nodes == 1 or sum(sizes) <= nodes:
         return mean(leaves)
     narrow_mean = partial(_narrow_mean, axis_name=axis_name, wire_dtype=wire_dtype)
     return _straight_through(narrow_mean, mean)(leaves)
