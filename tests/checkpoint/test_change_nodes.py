@@ -25,9 +25,9 @@ from gossipjax.algorithms.state import (
     Extra,
     GossipState,
     add,
-    gossip_transform,
     init_state,
 )
+from gossipjax.algorithms.transform import gossip_transform
 from gossipjax.checkpoint import average_nodes, change_nodes
 from gossipjax.collectives import mix
 
@@ -202,7 +202,7 @@ def noisy(schedule, on_resize: Any = "average", size=2):
         }
         return init_state(params, plan, push_sum=False)._replace(extra=keep)
 
-    def combine(x, updates, state, step):
+    def combine(x, updates, state, step, received):
         node = jax.lax.axis_index("nodes")
         x, _ = mix(x, None, schedule, step)
         new = {
