@@ -7,11 +7,15 @@ from typing import Any, NamedTuple
 import optax
 
 from experiments.program import FatalError
+from experiments.records import COUNT, NUMBER, NUMBERS, OBJECT, TEXT, require_fields
 from experiments.training.experiment import Experiment
 from experiments.training.plan import Run
 from experiments.training.progress import RunProgress
 from experiments.training.trainer import Trainer
 from gossipjax.checkpoint import Checkpoints, TrainState
+
+IDENTITY = {"algorithm": TEXT, "seed": COUNT, "nodes": COUNT}
+PROGRESS = {"examples": COUNT, "seconds": NUMBER, "seconds_per_step": NUMBERS, "metrics": OBJECT}
 
 
 class Start(NamedTuple):
@@ -59,6 +63,7 @@ def start_or_resume(
         return Start(state, RunProgress(), None)
 
     def make_tx(saved: dict[str, Any]) -> optax.GradientTransformation:
+        require_fields(saved, "the metadata of a checkpoint", IDENTITY)
         return plan.make_method(saved["algorithm"], saved["seed"], saved["nodes"]).transform
 
     try:
@@ -71,6 +76,11 @@ def start_or_resume(
     message = f"{run.title} resumes after step {state.step}"
     if checkpoints.resize_report is not None:
         message += f" of {saved['algorithm']}: {checkpoints.resize_report}"
+    kinds = {"examples": COUNT} if checkpoints.resumed_from != checkpoints.folder else PROGRESS
+    try:
+        require_fields(saved, f"the metadata of a checkpoint in {checkpoints.resumed_from}", kinds)
+    except ValueError as error:
+        raise FatalError(str(error)) from error
     if checkpoints.resumed_from == checkpoints.folder:
         return Start(state, RunProgress.from_metadata(saved), message)
     if state.step >= plan.steps:
