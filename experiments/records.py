@@ -24,8 +24,9 @@ class Kind(NamedTuple):
 
 def is_number(value: object) -> bool:
     """Whether a value of JSON is a finite number; `json` reads NaN and Infinity, too."""
-    is_real = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_real and abs(value) < math.inf
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < math.inf
 
 
 def is_list_of(is_met: Callable[[object], bool]) -> Callable[[object], bool]:

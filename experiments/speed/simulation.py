@@ -24,6 +24,7 @@ from rich.table import Table
 import gossipjax as gx
 from experiments import results
 from experiments.models import SmallCNN
+from experiments.prefetch import prefetch
 from experiments.program import exit_on_error
 from experiments.results import Record
 from experiments.speed.timing import TimedLoop, summarize_samples
@@ -35,7 +36,6 @@ from experiments.training.placement import (
     place_nodes,
     request_cpu_devices,
 )
-from experiments.training.prefetch import prefetch
 
 TURNS = 7  # of which the median is reported
 DISTINCT_BATCHES = 4  # drawn once, then repeated

@@ -3,10 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
-
-from tyro.constructors import PrimitiveConstructorSpec
 
 MAX_SEED = 2**32 - 1  # of a larger one, JAX without x64 keeps the lower 32 bits
 MAX_FLOAT32 = 3.4e38
@@ -40,33 +37,6 @@ Seed = Annotated[
     NonNegativeInt, Check(f"at most {MAX_SEED}, of 32 bits", lambda value: value <= MAX_SEED)
 ]
 OpenFraction = Annotated[float, Check("between 0 and 1", lambda value: 0 < value < 1)]
-
-
-def parse_path(arguments: list[str]) -> Path:
-    """Returns the path that a command line gives.
-
-    Raises:
-      ValueError: for an empty one, which `Path` would read as the current folder.
-
-    >>> parse_path(["runs/7"])
-    PosixPath('runs/7')
-    """
-    (text,) = arguments
-    if not text:
-        raise ValueError("a path must not be empty, got '': write . for the current folder.")
-    return Path(text)
-
-
-OptionalPath = Annotated[
-    Path | None,
-    PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="PATH",
-        instance_from_str=parse_path,
-        is_instance=lambda value: value is None or isinstance(value, Path),
-        str_from_instance=lambda value: [str(value)],
-    ),
-]
 
 
 def check_fields(options: Any) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import gossipjax as gx
+from experiments.memory import require_memory
 from experiments.records import COUNT, require_fields
 from experiments.results import Record, create_run_dir, read_summary
 from experiments.training.checks import option_name
-from experiments.training.memory import require_memory
 from experiments.training.options import TrainingOptions
 from experiments.training.output import Output
 from experiments.training.placement import describe_nodes, place_nodes
@@ -63,7 +63,8 @@ def prepare(options: Options, make_task: Callable[[Options], Task], program: str
     runs = plan.make_runs(size)
     for seed in options.seed:  # an impossible division of the data is an error here
         task.batches(nodes, options.batch_size_per_node, seed, start=0)
-    require_memory(task, options, nodes)
+    examples = next(task.batches(nodes, 1, options.seed[0], start=0))
+    require_memory(examples, options.batch_size_per_node)
     environment = {
         "placement": describe_nodes(nodes),
         "dataset": task.description,

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 import tyro
 
+from experiments.paths import OptionalPath
 from experiments.training.algorithms import (
     ALGORITHM_HELP,
     MAX_DELAY,
@@ -16,7 +17,6 @@ from experiments.training.checks import (
     Check,
     NonNegativeFloat,
     OpenFraction,
-    OptionalPath,
     PositiveFloat,
     PositiveInt,
     Seed,

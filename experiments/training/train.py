@@ -4,12 +4,12 @@ import itertools
 
 import numpy as np
 
+from experiments.prefetch import prefetch
 from experiments.results import Record
 from experiments.training.evaluation import Evaluator
 from experiments.training.experiment import Experiment
 from experiments.training.output import RunLog
 from experiments.training.plan import Run
-from experiments.training.prefetch import prefetch
 from experiments.training.progress import Clock
 from experiments.training.resume import open_checkpoints, start_or_resume
 from experiments.training.trainer import Trainer

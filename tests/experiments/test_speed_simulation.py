@@ -9,7 +9,7 @@ import pytest
 
 from experiments.speed import simulation
 from experiments.speed.__main__ import main
-from experiments.training.prefetch import prefetch
+from experiments.prefetch import prefetch
 
 
 @pytest.fixture(autouse=True)
