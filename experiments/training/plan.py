@@ -10,13 +10,8 @@ from typing import Any
 
 import optax
 
-from experiments.training.algorithms import (
-    ALGORITHMS,
-    Method,
-    MethodOptions,
-    make_method,
-    parse_name,
-)
+from experiments.training import algorithms
+from experiments.training.algorithms import Method, MethodOptions, make_method
 from experiments.training.optimizers import make_lr_schedule, make_optimizer
 from experiments.training.options import TrainingOptions
 
@@ -166,15 +161,13 @@ class Plan:
 
     def _require_messages(self, algorithm: str) -> None:
         """Raises `ValueError` if an overlap is none, or no message arrives before the end."""
-        row, overlap, _ = parse_name(algorithm)
-        if not ALGORITHMS[row].overlaps:
-            return
-        if overlap == 0:
+        row, overlap, _ = algorithms.parse_name(algorithm)
+        if algorithms.ALGORITHMS[row].overlaps and not overlap:
             raise ValueError(
                 f"--algorithm must overlap 1 step or more, as 1-osgp, got {algorithm}: without "
                 "overlap it is sgp."
             )
-        if overlap * self.options.local_steps >= self.steps:
+        if overlap and overlap * self.options.local_steps >= self.steps:
             raise ValueError(
                 f"--algorithm must overlap fewer steps than the {self.steps} of a run, counted in "
                 f"--local-steps, got {algorithm} with {self.options.local_steps} of them: no "

@@ -68,20 +68,18 @@ def start_or_resume(
 
     try:
         state = checkpoints.resume(state, experiment.nodes, make_tx, options.init_from)
+        saved = state.metadata
+        if checkpoints.resumed_from is None or saved is None:
+            return Start(state, RunProgress(), None)
+        is_same_run = checkpoints.resumed_from == checkpoints.folder
+        where = f"the metadata of a checkpoint in {checkpoints.resumed_from}"
+        require_fields(saved, where, PROGRESS if is_same_run else {"examples": COUNT})
     except ValueError as error:
         raise FatalError(str(error)) from error
-    saved = state.metadata
-    if checkpoints.resumed_from is None or saved is None:
-        return Start(state, RunProgress(), None)
     message = f"{run.title} resumes after step {state.step}"
     if checkpoints.resize_report is not None:
         message += f" of {saved['algorithm']}: {checkpoints.resize_report}"
-    kinds = {"examples": COUNT} if checkpoints.resumed_from != checkpoints.folder else PROGRESS
-    try:
-        require_fields(saved, f"the metadata of a checkpoint in {checkpoints.resumed_from}", kinds)
-    except ValueError as error:
-        raise FatalError(str(error)) from error
-    if checkpoints.resumed_from == checkpoints.folder:
+    if is_same_run:
         return Start(state, RunProgress.from_metadata(saved), message)
     if state.step >= plan.steps:
         raise FatalError(
