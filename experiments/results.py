@@ -75,8 +75,8 @@ def create_run_dir(program: str, out: Path | None, overwrite: bool, resume: bool
     existing = [name for name in RESULT_NAMES if (out / name).exists()]
     if existing and not overwrite and not resume:
         raise ValueError(
-            f"{out} holds another run ({', '.join(existing)}): choose another --out, or pass "
-            "--overwrite to replace it."
+            f"--out must be a folder without another run, got {out}, which holds another run "
+            f"({', '.join(existing)}): choose another --out, or pass --overwrite to replace it."
         )
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out must be a folder, got the file {out}.")

@@ -94,7 +94,7 @@ def latest_model(params: optax.Params, opt_state: optax.OptState) -> optax.Param
     >>> [v.tolist() for v in jax.vmap(update, axis_name="nodes")(jnp.array([0.0, 2.0]))]
     [[0.0, 2.0], [2.0, 2.0]]
     """
-    state = gossip_state(opt_state)
+    state = _gossip_state(params, opt_state)
     return cast_like(debias(numerators(params, state), push_sum_weight(state)), params)
 
 
@@ -120,7 +120,8 @@ def local_model(
     >>> float(gx.local_model(jnp.float32(1.0), state, jnp.float32(-1.0)))
     0.5
     """
-    state = gossip_state(opt_state)
+    state = _gossip_state(params, opt_state)
+    _require_like(params, updates, "updates", "params")
     return debias(add(numerators(params, state), updates), push_sum_weight(state))
 
 
@@ -151,7 +152,7 @@ def total_mass(
     >>> [m.tolist() for m in jax.vmap(mass, axis_name="nodes", out_axes=None)(jnp.arange(3.0))]
     [3.0, 3.0]
     """
-    state = gossip_state(opt_state)
+    state = _gossip_state(params, opt_state)
     mass = _sum_models(params, state, axis_name)
     extra = {} if state is None or state.extra is None else state.extra
     x = mass.x
@@ -183,19 +184,43 @@ def average_model(
     >>> jax.vmap(average, axis_name="nodes")(jnp.arange(3.0)).tolist()
     [1.0, 1.0, 1.0]
     """
-    mass = _sum_models(params, gossip_state(opt_state), axis_name)
+    mass = _sum_models(params, _gossip_state(params, opt_state), axis_name)
     return cast_like(debias(mass.x, mass.weight), params)
 
 
 def _sum_models(params: optax.Params, state: GossipState | None, axis_name: str | None) -> PushSum:
     """The sums of weights and numerators over the nodes and the messages in flight."""
     require_floats(params, "params")
+    if state is not None and state.numerator is not None:
+        _require_like(state.numerator, params, "params", "the gossip state")
     sent = mass_in_flight(params, state)
     weight = push_sum_weight(state)
     if sent.weight is not None:
         weight = weight + sent.weight
     mass = PushSum(weight, add(numerators(params, state), sent.x))
     return node_sum(mass, Wire(_axis_name(state, axis_name)))
+
+
+def _gossip_state(params: optax.Params, opt_state: optax.OptState) -> GossipState | None:
+    if gossip_state(params) is not None:
+        raise ValueError(
+            "params must be parameters, got an optimizer state: the order is (params, opt_state)."
+        )
+    return gossip_state(opt_state)
+
+
+def _require_like(expected: Any, tree: Any, name: str, of: str) -> None:
+    """Raises `ValueError` unless `tree` has the structure and shapes of `expected`."""
+
+    def describe(value: Any) -> str:
+        shapes = [list(jnp.shape(leaf)) for leaf in jax.tree.leaves(value)]
+        return f"{jax.tree.structure(value)} of shapes {shapes}"
+
+    if describe(expected) != describe(tree):
+        raise ValueError(
+            f"{name} must have the structure and shapes of {of}, {describe(expected)}, got "
+            f"{describe(tree)}."
+        )
 
 
 def _axis_name(state: GossipState | None, axis_name: str | None) -> str:

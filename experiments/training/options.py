@@ -115,15 +115,17 @@ class TrainingOptions:
         for name in ("checkpoint_every", "resume"):
             if getattr(self, name) and self.out is None:
                 raise ValueError(
-                    f"{option_name(name)} needs --out, the folder in which a run resumes."
+                    f"{option_name(name)} needs --out, the folder in which a run resumes, got none."
                 )
         if self.resume and self.overwrite:
-            raise ValueError("--resume needs what --overwrite removes: choose one of them.")
+            raise ValueError(
+                "--resume needs what --overwrite removes, got both: choose one of them."
+            )
         removed = self.out.resolve() if self.out and self.overwrite else None
         if self.init_from and removed in self.init_from.resolve().parents:
             raise ValueError(
-                f"--init-from {self.init_from} is in the folder whose results --overwrite removes: "
-                "choose another --out."
+                f"--init-from must be elsewhere, got {self.init_from}, which is in the folder whose "
+                "results --overwrite removes: choose another --out."
             )
 
     @property
