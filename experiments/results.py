@@ -80,7 +80,12 @@ def create_run_dir(program: str, out: Path | None, overwrite: bool, resume: bool
         )
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out must be a folder, got the file {out}.")
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"--out must be a folder that can be made, got {out}: {error.strerror}. Choose another."
+        ) from error
     if existing and resume:
         (out / "metrics.jsonl").touch()
         return out

@@ -124,8 +124,8 @@ class TrainingOptions:
         removed = self.out.resolve() if self.out and self.overwrite else None
         if self.init_from and removed in self.init_from.resolve().parents:
             raise ValueError(
-                f"--init-from must be elsewhere, got {self.init_from}, which is in the folder whose "
-                "results --overwrite removes: choose another --out."
+                f"--init-from must be elsewhere, got {self.init_from}, which is in the "
+                "folder whose results --overwrite removes: choose another --out."
             )
 
     @property

@@ -51,19 +51,19 @@ for measure in (D.consensus_distance, D.layer_consensus_distance, gx.average_bat
 for measure in (D.total_mass, gx.average_model):
     name = measure.__name__
     ROWS += [
-        Call(f"{name} integers", on_nodes(lambda x, m=measure: m(x, None), INTEGERS), "floating"),
+        Call(f"{name} integers", on_nodes(lambda x, m=measure: m(x, ()), INTEGERS), "floating"),
         Call(f"{name} no axis", lambda m=measure: m(PARAMS, TX.init(PARAMS)), "nodes"),
         Call(f"{name} axis", with_state(lambda x, s, m=measure: m(x, s, "servers")), "servers"),
         Call(f"{name} swapped", with_state(lambda x, s, m=measure: m(s, x)), "must be"),
         Call(
             f"{name} another structure",
             with_state(lambda x, s, m=measure: m({"a": x["a"]}, s), NARROW),
-            "must have the structure",
+            "params must",
         ),
         Call(
             f"{name} another shape",
             with_state(lambda x, s, m=measure: m(half(x), s), NARROW),
-            "must have the structure",
+            "params must",
         ),
     ]
 ROWS += [

@@ -212,7 +212,7 @@ ROWS += [
     Line("image", f"{SHORT} --init-from OUT/x --overwrite", "must be elsewhere"),
     Line("image", f"{SHORT} --init-from /nowhere", "init_from must be a folder of checkpoints"),
     Line("image", SHORT, "must be a folder without another run", metrics(b"")),
-    Line("image", "--out /dev/null/x --model linear", "/dev/null", status=1),
+    Line("image", "--out /dev/null/x --model linear", "--out must be a folder", status=1),
 ]
 PARSED = [
     ("image", "--out ''", "a path must not be empty"),
