@@ -38,6 +38,7 @@ from rich.console import Console
 
 import gossipjax as gx
 from experiments import averaging_report, results
+from experiments.paths import OptionalPath
 from experiments.program import exit_on_error
 from experiments.results import Record
 from experiments.training.checks import Check, PositiveInt, check_fields
@@ -48,7 +49,19 @@ if TYPE_CHECKING:
 else:
     Topology = tyro.extras.literal_type_from_choices(tuple(TOPOLOGIES))
 
-AtLeastTwo = Annotated[int, Check("an integer >= 2", lambda value: value >= 2)]
+MAX_NODES = 4096  # a dense matrix of so many has 134 MB
+MAX_ROUNDS = 10**6
+MAX_SEEDS = 10**6
+
+AtLeastTwo = Annotated[
+    int,
+    Check("an integer >= 2", lambda value: value >= 2),
+    Check(f"at most {MAX_NODES}, for dense matrices", lambda value: value <= MAX_NODES),
+]
+NumRounds = Annotated[
+    PositiveInt, Check(f"at most {MAX_ROUNDS}", lambda value: value <= MAX_ROUNDS)
+]
+NumSeeds = Annotated[PositiveInt, Check(f"at most {MAX_SEEDS}", lambda value: value <= MAX_SEEDS)]
 
 VALUES_PER_NODE = 100
 MIN_RANDOM_ROUNDS = 30  # of a random schedule: fewer might not connect all nodes
@@ -69,11 +82,11 @@ class Options:
     """One or several topologies to compare."""
     nodes: tuple[AtLeastTwo, ...] = (32,)
     """One or several numbers of nodes: a panel of the plot each."""
-    rounds: PositiveInt = 30
+    rounds: NumRounds = 30
     """Rounds of averaging."""
-    seeds: PositiveInt = 100
+    seeds: NumSeeds = 100
     """Number of seeds, from 0 on: each draws the starting values and the random topologies."""
-    out: Path | None = None
+    out: OptionalPath = None
     """Folder for the results; a new one under runs/ if not given."""
     overwrite: bool = False
     """Replace the results of another run in --out."""

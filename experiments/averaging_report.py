@@ -3,7 +3,6 @@
 python -m experiments.averaging_report OUT
 """
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,12 +18,61 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.program import exit_on_error
+from experiments.records import (
+    COUNT,
+    LIST,
+    NUMBER,
+    OPTIONAL_COUNT,
+    OPTIONAL_NUMBER,
+    TEXT,
+    WAY_OUT,
+    parse_object,
+    read_text,
+    require_fields,
+)
 from experiments.report import COLORS
 from experiments.results import Record
 
 MARKERS = "os^xvD*P<"
 MARKER_INTERVAL = 5  # rounds
 ROUNDING_ERROR = 1e-15  # a smaller error is only float64 rounding
+
+LINE_FIELDS = {
+    "topology": TEXT,
+    "nodes": COUNT,
+    "round": COUNT,
+    "error_median": NUMBER,
+    "error_p10": NUMBER,
+    "error_p90": NUMBER,
+}
+MEAN_FIELDS = {
+    "nodes": COUNT,
+    "rounds": COUNT,
+    "mean": NUMBER,
+    "standard_deviation": OPTIONAL_NUMBER,
+}
+LISTS = {
+    "runs": {
+        "topology": TEXT,
+        "nodes": COUNT,
+        "peers_per_round": COUNT,
+        "period": COUNT,
+        "spectral_gap": NUMBER,
+        "rounds_to_exact_average": OPTIONAL_COUNT,
+        "error_after_5_rounds": OPTIONAL_NUMBER,
+        "final_error": NUMBER,
+    },
+    "sgp18_appendix_a": MEAN_FIELDS | {"label": TEXT, "paper": TEXT},
+    "rand20_rings": MEAN_FIELDS
+    | {
+        "second_eigenvalue": NUMBER,
+        "paper_second_eigenvalue": NUMBER,
+        "ring_distance": NUMBER,
+        "paper_ring_distance": NUMBER,
+        "paper_bound": NUMBER,
+    },
+}
+"""List in `summary.json` -> the fields of its records."""
 
 
 def plot_errors(lines: Sequence[Record], path: Path) -> None:
@@ -168,17 +216,38 @@ def _format_mean(record: Record, number_format: str) -> str:
     return mean if deviation is None else f"{mean} ±{number_format.format(deviation)}"
 
 
+def read_results(folder: Path) -> tuple[Record, list[Record]]:
+    """Returns the content of the two files of a run.
+
+    Raises:
+      FileNotFoundError: if a file is missing.
+      ValueError: if a file was not written by this program; the message says where.
+    """
+    path = folder / "summary.json"
+    metrics = folder / "metrics.jsonl"
+    summary = parse_object(read_text(path), f"{path}", dict.fromkeys(LISTS, LIST))
+    for name, kinds in LISTS.items():
+        if not summary[name]:
+            raise ValueError(f"{path}: {name} must have one entry or more, got none: {WAY_OUT}.")
+        for index, record in enumerate(summary[name]):
+            require_fields(record, f"{path}, {name}[{index}]", kinds)
+    lines = [
+        parse_object(text, f"{metrics}, line {number}", LINE_FIELDS)
+        for number, text in enumerate(read_text(metrics).splitlines(), start=1)
+    ]
+    if not lines:
+        raise ValueError(f"{metrics} must have one line or more, got none: {WAY_OUT}.")
+    return summary, lines
+
+
 def write_report(folder: Path, console: Console) -> None:
     """Reads the folder of a run, prints its tables, and writes `averaging_error.png` into it.
 
     Raises:
       FileNotFoundError: if a file is missing.
-      ValueError: if a file is not JSON, or was written by another program.
+      ValueError: if a file was not written by experiments.averaging.
     """
-    summary = json.loads((folder / "summary.json").read_text())
-    if "sgp18_appendix_a" not in summary:
-        raise ValueError(f"{folder} must be a folder of experiments.averaging, got another one.")
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    summary, lines = read_results(folder)
     plot_errors(lines, folder / "averaging_error.png")
     console.print(make_sgp18_table(summary["sgp18_appendix_a"]))
     console.print(make_rand20_table(summary["rand20_rings"]))

@@ -12,7 +12,6 @@ the data and the batches of a node do not depend on the process that holds it.
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -21,6 +20,7 @@ import optax
 
 import gossipjax as gx
 from experiments import data, models
+from experiments.paths import OptionalPath
 from experiments.training.checks import PositiveFloat
 from experiments.training.main import run_program
 from experiments.training.options import TrainingOptions
@@ -45,7 +45,7 @@ class Options(TrainingOptions):
 
     dataset: Literal["mnist5k", "fashion_mnist"] = "mnist5k"
     """mnist5k: 5,000 digits, installed with the program. fashion_mnist: see --data-dir."""
-    data_dir: Path | None = None
+    data_dir: OptionalPath = None
     """Folder of Fashion-MNIST's four official idx files, or of TensorFlow Datasets."""
     download: bool = False
     """Let TensorFlow Datasets download Fashion-MNIST if it is not there."""

@@ -6,12 +6,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
+import jax
+
 import gossipjax as gx
 
 EXIT_FAILURE = 1  # might succeed if started again
 EXIT_USAGE = 2  # would fail again: the launcher does not restart a job that ends with it
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
 EXIT_PREEMPTED = 143  # 128 + SIGTERM
+
+MAX_REASON = 200  # characters of an allocator's error
 
 
 class FatalError(ValueError):
@@ -28,10 +32,10 @@ def exit_on_error(get_out: Callable[[], Path | None] = lambda: None) -> Iterator
 
     The exit status is 2 where the program would fail again: for a `ValueError` (wrong options or
     data) while there is no folder of results, and later for a `FatalError` (a loss that is not
-    finite). It is 1 for an `OSError` or a `ProgramError`, 130 for Ctrl-C, and 143 for
-    `gossipjax.checkpoint.Preempted`. Other exceptions pass, with their traceback: they are bugs,
-    of this program or of a task. Right for one process and for several: a process that fails does
-    not wait for the others, see `gx.launch.exit_process`.
+    finite) or if memory is exhausted. It is 1 for an `OSError` or a `ProgramError`, 130 for Ctrl-C,
+    and 143 for `gossipjax.checkpoint.Preempted`. Other exceptions pass, with their traceback: they
+    are bugs, of this program or of a task. Right for one process and for several: a process that
+    fails does not wait for the others, see `gx.launch.exit_process`.
 
     Args:
       get_out: returns the folder of the results, or None while there is none. After Ctrl-C the
@@ -50,6 +54,12 @@ def exit_on_error(get_out: Callable[[], Path | None] = lambda: None) -> Iterator
         _exit(f"error: {error}", EXIT_USAGE)
     except (OSError, ProgramError) as error:
         _exit(f"error: {error}", EXIT_FAILURE)
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        reason = " ".join(str(error)[:MAX_REASON].split()) or "MemoryError"
+        message = f"the arrays of the program must fit into memory, got {reason}"
+        _exit(f"error: {message}: take fewer nodes or examples.", EXIT_USAGE)
     except KeyboardInterrupt:
         out = get_out()
         message = f"interrupted; {out} holds what was measured" if out else None
@@ -64,6 +74,10 @@ def _exit(message: str | None, status: int) -> NoReturn:
     if message:
         print(message, file=sys.stderr)
     gx.launch.exit_process(status)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or str(error).startswith("RESOURCE_EXHAUSTED")
 
 
 def _is_preempted(error: SystemExit) -> bool:

@@ -15,6 +15,20 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import gossipjax as gx
+from experiments.records import (
+    COUNT,
+    LIST,
+    NUMBER,
+    NUMBERS,
+    OBJECT,
+    TEXT,
+    TEXTS,
+    WAY_OUT,
+    Kind,
+    parse_object,
+    read_text,
+    require_fields,
+)
 
 Record = dict[str, Any]
 """One JSON object: a line of `metrics.jsonl`, or an entry of a list in `summary.json`."""
@@ -26,8 +40,17 @@ LOSS = "loss"
 BEFORE_MIXING = "consensus_distance_before_mixing"
 AFTER_MIXING = "consensus_distance"
 AVERAGE_MODEL = re.compile(r"test_(\w+)_average_model")
-RUN_FIELDS = {"run", "algorithm", "topology", "nodes", "seconds_per_step", "examples_per_second"}
-RUN_FIELDS |= {AFTER_MIXING}
+RUN_FIELDS = {
+    "run": TEXT,
+    "algorithm": TEXT,
+    "topology": TEXT,
+    "nodes": COUNT,
+    "seconds_per_step": NUMBER,
+    "examples_per_second": NUMBER,
+    AFTER_MIXING: NUMBER,
+}
+LINE_FIELDS = {"run": TEXT, "step": COUNT, "epoch": NUMBER, "seconds": NUMBER}
+TRAINING_FIELDS = {LOSS: NUMBER, BEFORE_MIXING: NUMBER, AFTER_MIXING: NUMBER}
 RESULT_NAMES = ("metrics.jsonl", "summary.json", "checkpoints")
 
 
@@ -52,12 +75,17 @@ def create_run_dir(program: str, out: Path | None, overwrite: bool, resume: bool
     existing = [name for name in RESULT_NAMES if (out / name).exists()]
     if existing and not overwrite and not resume:
         raise ValueError(
-            f"{out} holds another run ({', '.join(existing)}): choose another --out, or pass "
-            "--overwrite to replace it."
+            f"--out must be a folder without another run, got {out}, which holds another run "
+            f"({', '.join(existing)}): choose another --out, or pass --overwrite to replace it."
         )
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out must be a folder, got the file {out}.")
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"--out must be a folder that can be made, got {out}: {error.strerror}. Choose another."
+        ) from error
     if existing and resume:
         (out / "metrics.jsonl").touch()
         return out
@@ -76,15 +104,25 @@ def read_summary(out: Path | None) -> Record:
     """Returns the content of `summary.json` in `out`; `{}` if there is no such file.
 
     Raises:
-      ValueError: if the file is not JSON.
+      ValueError: if the file, or `metrics.jsonl` beside it, was not written by such a program.
     """
-    if out is None or not (out / "summary.json").exists():
+    if out is None:
         return {}
     path = out / "summary.json"
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} must be JSON, got {error}; pass --overwrite.") from error
+    metrics = out / "metrics.jsonl"
+    if metrics.exists():
+        for number, text in enumerate(read_text(metrics).splitlines(), start=1):
+            with contextlib.suppress(json.JSONDecodeError):  # the last line may be cut short
+                require_line(json.loads(text), f"{metrics}, line {number}")
+    if not path.exists():
+        return {}
+    summary = parse_object(
+        read_text(path), f"{path}", {"options": OBJECT, "environment": OBJECT, "runs": LIST}
+    )
+    resumed = {"resumed": summary["environment"].get("resumed", [])}
+    require_fields(resumed, f"{path}, environment", {"resumed": TEXTS})
+    require_runs(summary["runs"], path)
+    return summary
 
 
 def write_summary(
@@ -156,48 +194,52 @@ def read_runs(folder: Path) -> tuple[list[Record], Curves]:
     """
     summary = folder / "summary.json"
     metrics = folder / "metrics.jsonl"
-    for file in (summary, metrics):
-        if not file.is_file():
-            raise FileNotFoundError(f"no {file.name} in {folder}: is it the folder of a run?")
-    runs = _parse_object(summary.read_text(), f"{summary}", {"runs"})["runs"]
-    for index, run in enumerate(runs):
-        _require_fields(run, f"{summary}, runs[{index}]", RUN_FIELDS)
-    test_fields = {field for metric in find_metrics(runs) for field in metric_fields(metric)}
-    lines: dict[str, list[Record]] = {}
-    for index, run in enumerate(runs):
-        _require_fields(run, f"{summary}, runs[{index}]", test_fields)
-        if run["run"] in lines:
-            raise ValueError(f"{summary}: names of runs must differ, got {run['run']!r} twice")
-        lines[run["run"]] = []
-    for number, text in enumerate(metrics.read_text().splitlines(), start=1):
+    text_of_summary = read_text(summary)
+    text_of_metrics = read_text(metrics)
+    runs = parse_object(text_of_summary, f"{summary}", {"runs": LIST})["runs"]
+    require_runs(runs, summary)
+    lines: dict[str, list[Record]] = {run["run"]: [] for run in runs}
+    for number, text in enumerate(text_of_metrics.splitlines(), start=1):
         where = f"{metrics}, line {number}"
-        line = _parse_object(text, where, {"run", "step", "epoch", "seconds"})
-        if not find_metrics([line]):
-            _require_fields(line, where, {LOSS, BEFORE_MIXING, AFTER_MIXING})
+        line = parse_object(text, where, LINE_FIELDS)
+        require_line(line, where)
         lines.get(line["run"], []).append(line)
     if not runs:
-        raise ValueError(f"{summary} lists no run")
+        raise ValueError(f"{summary} must list one run or more, got none: let a run finish.")
     for name, lines_of_run in lines.items():
         if not any(LOSS in line for line in lines_of_run):
-            raise ValueError(f"{metrics} has no training line of run {name!r}")
+            raise ValueError(
+                f"{metrics} must have a training line of run {name!r}, got none: {WAY_OUT}."
+            )
     groups = group_by_label(runs).items()
     return runs, {label: [lines[run["run"]] for run in group] for label, group in groups}
 
 
-def _parse_object(text: str, where: str, fields: set[str]) -> Record:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is not JSON: {error}") from error
-    _require_fields(value, where, fields)
-    return value
+def require_runs(runs: Sequence[Record], path: Path) -> None:
+    """Raises `ValueError` unless these are the runs of a summary, each with another name."""
+    for index, run in enumerate(runs):
+        require_fields(run, f"{path}, runs[{index}]", RUN_FIELDS)
+    test_fields: dict[str, Kind] = {}
+    for metric in find_metrics(runs):
+        average, nodes = metric_fields(metric)
+        test_fields |= {average: NUMBER, nodes: NUMBERS}
+    names = set()
+    for index, run in enumerate(runs):
+        require_fields(run, f"{path}, runs[{index}]", test_fields)
+        if run["run"] in names:
+            raise ValueError(
+                f"{path}: names of runs must differ, got {run['run']!r} twice: {WAY_OUT}."
+            )
+        names.add(run["run"])
 
 
-def _require_fields(value: object, where: str, fields: set[str]) -> None:
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} is not a JSON object")
-    if missing := sorted(fields - value.keys()):
-        raise ValueError(f"{where} lacks {', '.join(missing)}")
+def require_line(line: object, where: str) -> None:
+    """Raises `ValueError` unless this is a line of `metrics.jsonl`."""
+    require_fields(line, where, LINE_FIELDS)
+    assert isinstance(line, dict)
+    metrics = find_metrics([line])
+    evaluated = {metric_fields(metric)[0]: NUMBER for metric in metrics}
+    require_fields(line, where, evaluated if metrics else TRAINING_FIELDS)
 
 
 def group_by_label(runs: Sequence[Record]) -> dict[str, list[Record]]:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Argnums = int | Sequence[int]
 
+MAX_ARGUMENTS = 2**16  # JAX holds their numbers in 32 bits
+
 
 @dataclasses.dataclass(frozen=True)
 class ArgumentKinds:
@@ -30,15 +32,7 @@ class ArgumentKinds:
 
     @classmethod
     def make(cls, static: Argnums, shared: Argnums, local: Argnums) -> ArgumentKinds:
-        sets = []
-        for argnums in (static, shared, local):
-            numbers = frozenset([argnums] if isinstance(argnums, int) else argnums)
-            if any(number < 0 for number in numbers):
-                raise ValueError(
-                    f"argument numbers must be >= 0, got {sorted(numbers)}: count from the first."
-                )
-            sets.append(numbers)
-        kinds = cls(*sets)
+        kinds = cls(*(frozenset(argument_numbers(given)) for given in (static, shared, local)))
         if both := kinds.static & kinds.shared:
             raise ValueError(
                 f"an argument must be static or shared, got {sorted(both)} in both: static ones "
@@ -51,6 +45,39 @@ class ArgumentKinds:
 
     def merge(self, args: Sequence[Any], dynamic: dict[int, Any]) -> list[Any]:
         return [dynamic.get(i, arg) for i, arg in enumerate(args)]
+
+
+def argument_numbers(argnums: Argnums) -> tuple[int, ...]:
+    """Returns the numbers of arguments; raises `ValueError` unless they are from 0 on."""
+    numbers = argnums if isinstance(argnums, Sequence) else (argnums,)
+    if any(isinstance(n, bool) or not isinstance(n, int) for n in numbers):
+        raise ValueError(
+            f"argument numbers must be an integer or several, got {argnums!r}: count from the "
+            "first, 0."
+        )
+    if any(n < 0 for n in numbers):
+        raise ValueError(
+            f"argument numbers must be >= 0, got {sorted(numbers)}: count from the first."
+        )
+    if any(n >= MAX_ARGUMENTS for n in numbers):
+        raise ValueError(
+            f"argument numbers must be < {MAX_ARGUMENTS}, got {sorted(numbers)}: a function has "
+            "no more arguments."
+        )
+    return tuple(numbers)
+
+
+def require_function(function: Any, name: str) -> None:
+    """Raises `ValueError` unless `function` can be called and kept as a key."""
+    if not callable(function):
+        raise ValueError(f"{name} must be a function, got {function!r}: give the function itself.")
+    try:
+        hash(function)
+    except TypeError as error:
+        raise ValueError(
+            f"{name} must be a function that can be hashed, got {type(function).__name__}, which "
+            "cannot: wrap it in a def or a lambda, once."
+        ) from error
 
 
 class Program:

@@ -25,6 +25,7 @@ from gossipjax.algorithms.state import (
     numerators,
     push_sum_weight,
 )
+from gossipjax.algorithms.transform import require_like
 from gossipjax.collectives import (
     cast_like,
     clipped_node_mean,
@@ -98,7 +99,7 @@ def latest_model(params: optax.Params, opt_state: optax.OptState) -> optax.Param
     >>> [v.tolist() for v in jax.vmap(update, axis_name="nodes")(jnp.array([0.0, 2.0]))]
     [[0.0, 2.0], [2.0, 2.0]]
     """
-    state = gossip_state(opt_state)
+    state = _gossip_state(params, opt_state)
     part = gossiped(params, state)
     return merge_gossiped(params, cast_like(models(part, state), part), state)
 
@@ -125,7 +126,8 @@ def local_model(
     >>> float(gx.local_model(jnp.float32(1.0), state, jnp.float32(-1.0)))
     0.5
     """
-    state = gossip_state(opt_state)
+    state = _gossip_state(params, opt_state)
+    require_like(params, updates, "the updates")
     x = add(numerators(gossiped(params, state), state), gossiped(updates, state))
     return merge_gossiped(add(upcast(params), updates), debias(x, push_sum_weight(state)), state)
 
@@ -157,7 +159,7 @@ def total_mass(
     >>> [m.tolist() for m in jax.vmap(mass, axis_name="nodes", out_axes=None)(jnp.arange(3.0))]
     [3.0, 3.0]
     """
-    state = gossip_state(opt_state)
+    state = _gossip_state(params, opt_state)
     mass = _sum_models(gossiped(params, state), state, axis_name)
     extra = {} if state is None or state.extra is None else state.extra
     x = mass.x
@@ -190,7 +192,7 @@ def average_model(
     >>> jax.vmap(average, axis_name="nodes")(jnp.arange(3.0)).tolist()
     [1.0, 1.0, 1.0]
     """
-    state = gossip_state(opt_state)
+    state = _gossip_state(params, opt_state)
     part = gossiped(params, state)
     mass = _sum_models(part, state, axis_name)
     return merge_gossiped(params, cast_like(debias(mass.x, mass.weight), part), state)
@@ -199,12 +201,22 @@ def average_model(
 def _sum_models(params: optax.Params, state: GossipState | None, axis_name: str | None) -> PushSum:
     """The sums of weights and numerators over the nodes and the messages in flight."""
     require_floats(params, "params")
+    if state is not None and state.residual is not None:
+        require_like(state.residual, params, "params")
     sent = mass_in_flight(params, state)
     weight = push_sum_weight(state)
     if sent.weight is not None:
         weight = weight + sent.weight
     mass = PushSum(weight, add(numerators(params, state), sent.x))
     return node_sum(mass, Wire(_axis_name(state, axis_name)))
+
+
+def _gossip_state(params: optax.Params, opt_state: optax.OptState) -> GossipState | None:
+    if gossip_state(params) is not None:
+        raise ValueError(
+            "params must be parameters, got an optimizer state: the order is (params, opt_state)."
+        )
+    return gossip_state(opt_state)
 
 
 def _axis_name(state: GossipState | None, axis_name: str | None) -> str:

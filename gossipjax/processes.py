@@ -43,6 +43,8 @@ def all_processes(flag: bool) -> bool:
     >>> all_processes(True), all_processes(False)
     (True, False)
     """
+    if not isinstance(flag, bool | np.bool_):
+        raise ValueError(f"flag must be a bool, got {flag!r}: convert it by bool().")
     if jax.process_count() == 1:
         return flag
     sharding = NamedSharding(_all_devices(), P("devices"))
@@ -54,12 +56,17 @@ def all_processes(flag: bool) -> bool:
 
 def any_process(flag: bool) -> bool:
     """Whether `flag` is true on at least one process."""
-    return not all_processes(not flag)
+    return not all_processes(_negate(flag))
 
 
 def processes_agree(flag: bool) -> bool:
     """Whether `flag` is the same on all processes."""
-    return all_processes(flag) or all_processes(not flag)
+    return all_processes(flag) or all_processes(_negate(flag))
+
+
+def _negate(flag: bool) -> bool:
+    """`not flag`, that leaves what is no flag to `all_processes`."""
+    return not flag if isinstance(flag, bool | np.bool_) else flag
 
 
 def barrier() -> None:
@@ -78,6 +85,8 @@ def _all_devices() -> Mesh:
 
 def require_shared_folder(folder: Path) -> None:
     """Makes a folder; raises `OSError` unless process 0 can write there and all others see it."""
+    if not isinstance(folder, Path):
+        raise ValueError(f"folder must be a pathlib.Path, got {folder!r}: write Path(folder).")
     problem = None
     probe = folder / ".is_writable"
     if is_main_process():
@@ -106,13 +115,15 @@ def broadcast_text(text: str) -> str:
     >>> broadcast_text("runs/7")
     'runs/7'
     """
-    if jax.process_count() == 1:
-        return text
+    if not isinstance(text, str):
+        raise ValueError(f"text must be a str, got {text!r}: convert it by str().")
     encoded = text.encode()
     if len(encoded) > MAX_TEXT_BYTES:
         raise ValueError(
             f"a text must have at most {MAX_TEXT_BYTES} bytes, got {len(encoded)}: {text[:80]} ..."
         )
+    if jax.process_count() == 1:
+        return text
     mesh = Mesh(np.array(jax.devices()), ("nodes",))
     rows = np.zeros((len(local_nodes(mesh, mesh.size)), MAX_TEXT_BYTES), np.uint8)
     rows[:, : len(encoded)] = np.frombuffer(encoded, np.uint8)
@@ -123,6 +134,7 @@ def local_nodes(mesh: Mesh | None, size: int, axis_name: str = "nodes") -> list[
     """The numbers of the nodes that this process has devices of; all nodes without a mesh."""
     if mesh is None:
         return list(range(size))
+    _require_axis(mesh, size, axis_name)
     devices = np.moveaxis(mesh.devices, mesh.axis_names.index(axis_name), 0).reshape(size, -1)
     process_id = jax.process_index()
     return [
@@ -133,7 +145,13 @@ def local_nodes(mesh: Mesh | None, size: int, axis_name: str = "nodes") -> list[
 
 
 def put(rows: Any, mesh: Mesh | None, size: int, axis_name: str = "nodes") -> Any:
-    """Puts the rows of each process's nodes, `[local_nodes, ...]`, on the devices: `[N, ...]`."""
+    """Puts the rows of each process's nodes, `[local_nodes, ...]`, on the devices: `[N, ...]`.
+
+    Raises:
+      ValueError: if a leaf is no array with a row for each node of this process, or the mesh has
+        no such axis of this size.
+    """
+    require_rows(rows, len(local_nodes(mesh, size, axis_name)), "rows")
     if mesh is None:
         return jax.device_put(rows)
     sharding = NamedSharding(mesh, P(axis_name))
@@ -148,6 +166,27 @@ def put(rows: Any, mesh: Mesh | None, size: int, axis_name: str = "nodes") -> An
         return jax.make_array_from_process_local_data(sharding, leaf, (size, *leaf.shape[1:]))
 
     return jax.tree.map(put_leaf, rows)
+
+
+def require_rows(tree: Any, count: int, name: str) -> None:
+    """Raises `ValueError` unless every leaf is an array of `count` rows."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        shape = getattr(leaf, "shape", None)
+        if not shape or shape[0] != count:
+            got = f"{leaf!r}" if shape is None else f"shape {list(shape)}"
+            raise ValueError(
+                f"{name}{jax.tree_util.keystr(path)} must be an array with a leading axis of "
+                f"{count}, a row per node, got {got}: gx.Nodes.replicate stacks one value for all "
+                "nodes."
+            )
+
+
+def _require_axis(mesh: Mesh, size: int, axis_name: str) -> None:
+    if axis_name not in mesh.axis_names or mesh.shape[axis_name] != size:
+        raise ValueError(
+            f"mesh must have an axis {axis_name!r} of {size} nodes, got the axes "
+            f"{dict(mesh.shape)}: give their name and size."
+        )
 
 
 def put_replicated(tree: Any, mesh: Mesh | None) -> Any:

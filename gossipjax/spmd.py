@@ -19,9 +19,18 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from gossipjax import processes
-from gossipjax._program import Argnums, ArgumentKinds, Program, run_sharded, run_simulated
+from gossipjax._program import (
+    Argnums,
+    ArgumentKinds,
+    Program,
+    argument_numbers,
+    require_function,
+    run_sharded,
+    run_simulated,
+)
 
 MAX_KEPT_PROGRAMS = 256  # of `Nodes.run`
+MAX_NODES = 2**31 - 1
 MAX_SPREAD = 1e-2  # of rows that are copies of one model, relative to its largest value
 
 
@@ -72,12 +81,14 @@ def spmd(
     >>> gx.spmd(lambda x: x - jax.lax.pmean(x, "nodes"), nodes=2)(jnp.array([1.0, 3.0])).tolist()
     [-1.0, 1.0]
     """
+    require_function(fn, "fn")
     nodes = as_nodes(mesh, nodes, axis_name, local_axis_name)
+    donated = argument_numbers(donate_argnums)
     kinds = ArgumentKinds.make(static_argnums, shared_argnums, local_argnums)
     make_run = run_simulated if nodes.mesh is None else run_sharded
     run = make_run(fn, kinds, nodes, check_vma)
     run.__name__ = getattr(fn, "__name__", run.__name__)  # what profiles show
-    jitted = jax.jit(run, static_argnums=tuple(kinds.static), donate_argnums=donate_argnums)
+    jitted = jax.jit(run, static_argnums=tuple(kinds.static), donate_argnums=donated)
     return Program(jitted, kinds, nodes)
 
 
@@ -124,6 +135,11 @@ class Nodes:
     def __post_init__(self) -> None:
         size = self.size
         mesh = self.mesh
+        self._require_names()
+        if mesh is not None and not isinstance(mesh, Mesh):
+            raise ValueError(
+                f"mesh must be a jax.sharding.Mesh or None, got {mesh!r}: gx.launch.mesh makes one."
+            )
         if mesh is None and size is None:
             mesh = Mesh(jax.devices(), (self.axis_name,))
         if mesh is not None:
@@ -132,7 +148,7 @@ class Nodes:
                     f"the mesh must have an axis named {self.axis_name!r}, got the axes "
                     f"{mesh.axis_names}: name one so, or pass axis_name."
                 )
-            if size not in (None, mesh.shape[self.axis_name]):
+            if size is not None and not _is_int(size, mesh.shape[self.axis_name]):
                 raise ValueError(
                     f"nodes must be the size of the mesh's axis {self.axis_name!r}, "
                     f"{mesh.shape[self.axis_name]}, got {size}: give one of the two."
@@ -140,10 +156,27 @@ class Nodes:
             size = mesh.shape[self.axis_name]
             # shard_map over Explicit axes, the default of jax.make_mesh, refuses unsharded arrays.
             mesh = Mesh(mesh.devices, mesh.axis_names)
-        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
+        if not _is_int(size) or size < 1:
             raise ValueError(f"nodes must be an integer >= 1, got {size!r}.")
+        if size > MAX_NODES:
+            raise ValueError(
+                f"nodes must be at most {MAX_NODES}, got {size}: JAX numbers them in 32 bits."
+            )
         object.__setattr__(self, "size", int(size))
         object.__setattr__(self, "mesh", mesh)
+
+    def _require_names(self) -> None:
+        for field in ("axis_name", "local_axis_name"):
+            name = getattr(self, field)
+            if not isinstance(name, str) or not name:
+                raise ValueError(
+                    f"{field} must be the name of an axis, text, got {name!r}: as "
+                    f"{getattr(Nodes, field)!r}."
+                )
+        if self.axis_name == self.local_axis_name:
+            raise ValueError(
+                f"axis_name and local_axis_name must differ, got {self.axis_name!r} for both."
+            )
 
     @property
     def is_simulated(self) -> bool:
@@ -186,6 +219,7 @@ class Nodes:
 
         Arguments are node-stacked; `nodes.shared(x)` marks one without a node axis.
         """
+        require_function(fn, "fn")
         shared = tuple(i for i, arg in enumerate(args) if isinstance(arg, Shared))
         program = _kept_program(self, fn, shared)
         return program(*(arg.tree if isinstance(arg, Shared) else arg for arg in args))
@@ -196,6 +230,7 @@ class Nodes:
 
     def replicate(self, tree: Any) -> Any:
         """Gives every node a copy: `[...]` -> `[N, ...]`, on the devices."""
+        require_numbers(tree, "tree")
         count = len(self.local)
 
         def repeat(leaf: Any) -> Any:
@@ -208,6 +243,8 @@ class Nodes:
 
     def init(self, tx: optax.GradientTransformation, params: optax.Params) -> tuple[Any, Any]:
         """The start of a training loop: `[...]` -> parameters and `tx.init` of them, `[N, ...]`."""
+        require_transform(tx)
+        require_numbers(params, "params")
         stacked = self.replicate(params)
         return stacked, self.run(tx.init, stacked)
 
@@ -233,6 +270,7 @@ class Nodes:
         """
         if not jax.tree.leaves(stacked):
             return stacked
+        processes.require_rows(stacked, self.size, "stacked")
         row, spread = jax.tree.map(lambda x: x.addressable_data(0), _first_row(self.mesh)(stacked))
         if spread > MAX_SPREAD:
             raise ValueError(
@@ -264,6 +302,33 @@ def _first_row(mesh: Mesh | None) -> Any:
 
     sharding = None if mesh is None else NamedSharding(mesh, P())
     return jax.jit(first_row, out_shardings=sharding)
+
+
+def require_transform(tx: Any) -> None:
+    """Raises `ValueError` unless `tx` has the functions of an optax transform."""
+    if not all(callable(getattr(tx, name, None)) for name in ("init", "update")):
+        raise ValueError(
+            f"tx must be an optax transform, with init and update, got {type(tx).__name__}: as "
+            "optax.chain(optax.sgd(0.1), gx.sgp(schedule))."
+        )
+
+
+def require_numbers(tree: Any, name: str) -> None:
+    """Raises `ValueError` unless every leaf is an array or a number that one may hold."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        try:
+            dtype = jnp.result_type(leaf)
+            if not isinstance(leaf, jax.Array):
+                np.asarray(leaf, dtype)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(
+                f"{name}{jax.tree_util.keystr(path)} must be an array or a number, got {leaf!r}."
+            ) from error
+
+
+def _is_int(value: Any, expected: int | None = None) -> bool:
+    is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return is_int and (expected is None or value == expected)
 
 
 def as_nodes(

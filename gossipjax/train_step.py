@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from gossipjax._program import Argnums, Program
+from gossipjax._program import Argnums, Program, argument_numbers, require_function
 from gossipjax.algorithms.osgp import add_received
 from gossipjax.algorithms.state import (
     GossipState,
@@ -25,7 +26,7 @@ from gossipjax.algorithms.state import (
     require_next_step,
 )
 from gossipjax.algorithms.transform import exchange
-from gossipjax.spmd import Nodes, as_nodes, donate_on_accelerators
+from gossipjax.spmd import Nodes, as_nodes, donate_on_accelerators, require_transform
 
 MAX_PROGRAMS = 32  # of one train step; beyond it, the step is traced
 
@@ -86,15 +87,21 @@ class TrainStep:
         local_argnums: Argnums = (),
         overlap_in_thread: bool | None = None,
     ):
+        require_function(gradients, "gradients")
+        require_transform(tx)
         self.nodes = as_nodes(mesh, nodes, axis_name)
+        if overlap_in_thread not in (None, True, False):
+            raise ValueError(
+                f"overlap_in_thread must be True, False or None, got {overlap_in_thread!r}."
+            )
         if overlap_in_thread and self.nodes.local_devices is not None:
             raise ValueError(
                 "overlap_in_thread must be None or False where a node has several devices, whose "
                 "gradients are averaged in one program with the update, got True."
             )
-        self._gradients = gradients
+        self._gradients = _checked(gradients)
         self._tx = optax.with_extra_args_support(tx)
-        self._local_argnums = local_argnums
+        self._local_argnums = argument_numbers(local_argnums)
         self._overlap_in_thread = overlap_in_thread
         self._updates: dict[tuple[bool, bool], Update] = {}  # by (is static, overlaps)
         self._next_step: int | None = None  # the one that follows the last
@@ -171,6 +178,37 @@ class TrainStep:
         )
 
 
+def _checked(gradients: Gradients) -> Gradients:
+    """`gradients`, whose result is checked when traced."""
+
+    @functools.wraps(gradients)
+    def checked(params: optax.Params, *inputs: Any) -> tuple[optax.Updates, Any]:
+        result = gradients(params, *inputs)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise ValueError(
+                "gradients must return a pair (grads, aux), got "
+                f"{type(result).__name__}: jax.grad(loss, has_aux=True) does."
+            )
+        specs = [
+            (jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)])
+            for tree in (params, result[0])
+        ]
+        if specs[0] != specs[1]:
+            raise ValueError(
+                "gradients must return (grads, aux) with grads of the structure and shapes of "
+                f"the parameters, {_describe(specs[0])}, got {_describe(specs[1])}: "
+                "jax.value_and_grad returns them in the other order."
+            )
+        return result
+
+    return checked
+
+
+def _describe(spec: tuple[Any, list[Any]]) -> str:
+    structure, shapes = spec
+    return f"{str(structure)[:80]} of shapes {[list(shape) for shape in shapes[:4]]}"
+
+
 def _spmd_by_step(fn: Callable[..., Any], nodes: Nodes, is_static: bool, **argnums: Any) -> Program:
     """`nodes.spmd(fn)` of a function whose first argument is the step."""
     kind = "static_argnums" if is_static else "shared_argnums"
@@ -182,7 +220,7 @@ def _make_fused_update(
     tx: optax.GradientTransformationExtraArgs,
     nodes: Nodes,
     is_static: bool,
-    local_argnums: Argnums,
+    local_argnums: Sequence[int],
 ) -> Program:
     """`(step, params, opt_state, *inputs) -> (params, opt_state, aux)` as one program."""
 
@@ -193,14 +231,13 @@ def _make_fused_update(
         updates, opt_state = tx.update(grads, opt_state, params, step=step)
         return apply_updates(params, updates), opt_state, aux
 
-    numbers = [local_argnums] if isinstance(local_argnums, int) else local_argnums
     return _spmd_by_step(
         update,
         nodes,
         is_static,
         donate_argnums=donate_on_accelerators(1, 2),
         # The arguments of `gradients` stand two places later here, but for the parameters.
-        local_argnums=[number + 2 if number else 1 for number in numbers],
+        local_argnums=[number + 2 if number else 1 for number in local_argnums],
     )
 
 

@@ -22,6 +22,7 @@ import optax
 
 import gossipjax as gx
 from experiments.models import SmallCNN
+from experiments.prefetch import prefetch
 from experiments.program import FatalError
 from experiments.speed.timing import TimedLoop
 from experiments.training.algorithms import Method, MethodOptions, make_method
@@ -31,7 +32,6 @@ from experiments.training.placement import (
     place_nodes,
     request_cpu_devices,
 )
-from experiments.training.prefetch import prefetch
 
 DISTINCT_BATCHES = 4  # drawn once, then repeated
 OPTIMIZER = optax.sgd(0.05, momentum=0.9, nesterov=True)  # of both loops

@@ -178,8 +178,8 @@ def parse_name(name: str) -> ParsedName:
     row = number["first"] + number["last"] if number else algorithm
     if row not in ALGORITHMS or ALGORITHMS[row].overlaps != bool(number):
         raise ValueError(
-            f"no algorithm is named {algorithm!r}; known: {', '.join(map(spell_name, ALGORITHMS))} "
-            "(N is a number of steps, as in 1-osgp)."
+            f"no algorithm is named {algorithm!r}: it must be one of "
+            f"{', '.join(map(spell_name, ALGORITHMS))} (N is a number of steps, as in 1-osgp)."
         )
     if at and ALGORITHMS[row].fixed_topology:
         raise ValueError(
@@ -297,6 +297,10 @@ def _make_rounds(topology: str, options: MethodOptions) -> gx.Schedule:
         return schedules[0]
     if len(schedules) > 2:
         raise ValueError(f"a hybrid must have two topologies, FIRST/THEN, got {topology!r}.")
+    if names[0] == names[1]:
+        raise ValueError(
+            f"a hybrid must have two different topologies, FIRST/THEN, got {topology!r}: give one."
+        )
     # The switch points of a piecewise schedule count rounds.
     steps_per_round = options.local_steps * max(1, options.overlap)
     switch = max(1, round(options.switch_at * options.steps / steps_per_round))

@@ -5,6 +5,9 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, get_args, get_type_hints
 
+MAX_SEED = 2**32 - 1  # of a larger one, JAX without x64 keeps the lower 32 bits
+MAX_FLOAT32 = 3.4e38
+
 
 @dataclasses.dataclass(frozen=True)
 class Check:
@@ -19,10 +22,20 @@ class Check:
     is_met: Callable[[float], bool]
 
 
+FLOAT32 = Check(
+    f"at most {MAX_FLOAT32:.2g}, the largest float32", lambda value: value <= MAX_FLOAT32
+)
 PositiveInt = Annotated[int, Check("an integer >= 1", lambda value: value >= 1)]
 NonNegativeInt = Annotated[int, Check("an integer >= 0", lambda value: value >= 0)]
-PositiveFloat = Annotated[float, Check("positive and finite", lambda value: 0 < value < math.inf)]
-NonNegativeFloat = Annotated[float, Check("finite and >= 0", lambda value: 0 <= value < math.inf)]
+PositiveFloat = Annotated[
+    float, Check("positive and finite", lambda value: 0 < value < math.inf), FLOAT32
+]
+NonNegativeFloat = Annotated[
+    float, Check("finite and >= 0", lambda value: 0 <= value < math.inf), FLOAT32
+]
+Seed = Annotated[
+    NonNegativeInt, Check(f"at most {MAX_SEED}, of 32 bits", lambda value: value <= MAX_SEED)
+]
 OpenFraction = Annotated[float, Check("between 0 and 1", lambda value: 0 < value < 1)]
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import gossipjax as gx
+from experiments.memory import require_memory
+from experiments.records import COUNT, require_fields
 from experiments.results import Record, create_run_dir, read_summary
 from experiments.training.checks import option_name
 from experiments.training.options import TrainingOptions
@@ -62,6 +64,8 @@ def prepare(options: Options, make_task: Callable[[Options], Task], program: str
     runs = plan.make_runs(size)
     for seed in options.seed:  # an impossible division of the data is an error here
         task.batches(nodes, options.batch_size_per_node, seed, start=0)
+    examples = next(task.batches(nodes, 1, options.seed[0], start=0))
+    require_memory(examples, options.batch_size_per_node)
     environment = {
         "placement": describe_nodes(nodes),
         "dataset": task.description,
@@ -112,6 +116,8 @@ def merge_saved_options(options: Options, saved: dict[str, Any]) -> Options:
     Raises:
       ValueError: if an option differs that must stay the same.
     """
+    nodes = {"nodes": saved.get("nodes", options.nodes)}
+    require_fields(nodes, f"options in the summary.json of {options.out}", {"nodes": COUNT})
     current = json.loads(json.dumps(dataclasses.asdict(options), default=str))
     for name, value in current.items():
         is_changeable = name in options.CHANGEABLE_ON_RESUME
@@ -120,7 +126,7 @@ def merge_saved_options(options: Options, saved: dict[str, Any]) -> Options:
                 f"{option_name(name)} must be {saved[name]}, as in the run in {options.out}, got "
                 f"{value}: keep it to resume that run, or choose another --out."
             )
-    return dataclasses.replace(options, nodes=saved.get("nodes", options.nodes))
+    return dataclasses.replace(options, **nodes)
 
 
 def create_shared_run_dir(program: str, options: TrainingOptions, resume: bool) -> Path:

@@ -1,28 +1,32 @@
 """The options that all training programs share; those of a task extend `TrainingOptions`."""
 
 import dataclasses
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import tyro
 
+from experiments.paths import OptionalPath
 from experiments.training.algorithms import (
     ALGORITHM_HELP,
+    MAX_DELAY,
     TOPOLOGY_HELP,
     WIRE_DTYPE_HELP,
     WireDtype,
 )
 from experiments.training.checks import (
+    Check,
     NonNegativeFloat,
-    NonNegativeInt,
     OpenFraction,
     PositiveFloat,
     PositiveInt,
+    Seed,
     check_fields,
     option_name,
 )
 from experiments.training.optimizers import LrSchedule, Optimizer
 from experiments.training.placement import Placement
+
+MAX_STALENESS = Check(f"at most {MAX_DELAY}, the longest delay", lambda value: value <= MAX_DELAY)
 
 BatchStatsPolicy = Literal["local", "mix", "average"]
 
@@ -56,7 +60,7 @@ class TrainingOptions:
     local_steps: PositiveInt = 1
     """Steps from one exchange to the next; AllReduce exchanges at every step."""
     wire_dtype: Annotated[WireDtype, tyro.conf.arg(help=WIRE_DTYPE_HELP)] = "float32"
-    staleness: NonNegativeFloat = 1.0
+    staleness: Annotated[NonNegativeFloat, MAX_STALENESS] = 1.0
     """AD-PSGD: mean age, in steps, of the models at which gradients are taken (Poisson, at most 4).
     """
     nodes: PositiveInt = 8
@@ -74,7 +78,7 @@ class TrainingOptions:
     of the run."""
     weight_decay: NonNegativeFloat = 1e-4
     """L2 for sgd and nesterov, decoupled for adam."""
-    seed: tuple[NonNegativeInt, ...] = (0,)
+    seed: tuple[Seed, ...] = (0,)
     """One or several, a run each: seed of the initial model, the division of the data, the batches.
     """
     batch_stats: BatchStatsPolicy = "local"
@@ -91,10 +95,10 @@ class TrainingOptions:
     """Number of checkpoints of a run that are kept."""
     resume: bool = False
     """Resume in --out where the program was stopped; --nodes may be another number."""
-    init_from: Path | None = None
+    init_from: OptionalPath = None
     """Start all runs from the newest checkpoint in this folder, OUT/checkpoints/RUN of a run with
     any algorithm, topology and number of nodes."""
-    out: Path | None = None
+    out: OptionalPath = None
     """Folder for the results; if not given, a new one in runs/."""
     overwrite: bool = False
     """Replace the results of another run in --out."""
@@ -111,15 +115,17 @@ class TrainingOptions:
         for name in ("checkpoint_every", "resume"):
             if getattr(self, name) and self.out is None:
                 raise ValueError(
-                    f"{option_name(name)} needs --out, the folder in which a run resumes."
+                    f"{option_name(name)} needs --out, the folder in which a run resumes, got none."
                 )
         if self.resume and self.overwrite:
-            raise ValueError("--resume needs what --overwrite removes: choose one of them.")
+            raise ValueError(
+                "--resume needs what --overwrite removes, got both: choose one of them."
+            )
         removed = self.out.resolve() if self.out and self.overwrite else None
         if self.init_from and removed in self.init_from.resolve().parents:
             raise ValueError(
-                f"--init-from {self.init_from} is in the folder whose results --overwrite removes: "
-                "choose another --out."
+                f"--init-from must be elsewhere, got {self.init_from}, which is in the "
+                "folder whose results --overwrite removes: choose another --out."
             )
 
     @property

@@ -2,15 +2,20 @@
 
 import dataclasses
 import functools
+import heapq
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import optax
 
+from experiments.training import algorithms
 from experiments.training.algorithms import Method, MethodOptions, make_method
 from experiments.training.optimizers import make_lr_schedule, make_optimizer
 from experiments.training.options import TrainingOptions
+
+MAX_STEPS = 2**31 - 1  # steps are int32 where they are traced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,10 +56,35 @@ class Plan:
     Attributes:
       options: those of the program, with the number of nodes at the start.
       num_examples: size of the training set.
+
+    Raises:
+      ValueError: if there are more nodes than examples, or the run has less than one step, or more
+        than can be counted.
     """
 
     options: TrainingOptions
     num_examples: int
+
+    def __post_init__(self) -> None:
+        options = self.options
+        if options.nodes > self.num_examples:
+            raise ValueError(
+                f"--nodes must be at most the number of training examples, {self.num_examples}, "
+                f"got {options.nodes}: every node needs one."
+            )
+        examples = options.epochs * self.num_examples
+        if options.global_batch_size > examples:
+            raise ValueError(
+                f"--batch-size-per-node must be at most {examples // options.nodes}, so that a "
+                f"step of {options.nodes} nodes takes no more than the {examples} examples of the "
+                f"run, got {options.batch_size_per_node}: lower it, or train for more --epochs."
+            )
+        if examples // options.global_batch_size > MAX_STEPS:
+            raise ValueError(
+                f"--epochs must give a run of at most {MAX_STEPS} steps, got {options.epochs} "
+                f"epochs of {self.num_examples} examples, {options.global_batch_size} per step: "
+                "lower it."
+            )
 
     @functools.cached_property
     def steps(self) -> int:
@@ -70,21 +100,23 @@ class Plan:
             options.lr_schedule, options.learning_rate, self.steps, options.global_batch_size
         )
 
-    @functools.cached_property
-    def eval_steps(self) -> frozenset[int]:
-        """The steps after which the average model is evaluated: the ends of the epochs."""
+    def eval_steps(self, start: int = 0) -> Iterator[int]:
+        """The steps after `start` after which the average model is evaluated: ends of epochs."""
         epochs_per_step = self.options.global_batch_size / self.num_examples
-        ends = {round(epoch / epochs_per_step) for epoch in range(1, self.options.epochs)}
-        return frozenset((ends - {0}) | {self.steps})
+        first_epoch = max(1, math.floor(start * epochs_per_step))
+        epochs = range(first_epoch, self.options.epochs)
+        ends = (round(epoch / epochs_per_step) for epoch in epochs)
+        return unique(end for end in itertools.chain(ends, [self.steps]) if end > start)
 
     def intervals(self, start: int) -> Iterator[range]:
         """Divides the steps from `start` on, at lines of metrics, evaluations and checkpoints."""
         options = self.options
-        ends = set(self.eval_steps)
+        ends = [self.eval_steps(start)]
         for every in (options.log_every, options.checkpoint_every):
             if every is not None:
-                ends |= set(range(every, self.steps, every))
-        return split_at(sorted(end for end in ends if end > start), start)
+                first = start - start % every + every
+                ends.append(iter(range(first, self.steps, every)))
+        return split_at(unique(heapq.merge(*ends)), start)
 
     def make_method(self, algorithm: str, seed: int, nodes: int) -> Method:
         """Returns the method of a run with this algorithm and seed over this number of nodes."""
@@ -105,13 +137,21 @@ class Plan:
         """Returns a run for each algorithm and seed.
 
         Raises:
-          ValueError: if a method is impossible, or two names mean the same run.
+          ValueError: if a method is impossible, two names mean the same run, or a run is too short
+            for one exchange after another.
         """
         options = self.options
+        if options.local_steps > self.steps:
+            raise ValueError(
+                f"--local-steps must be at most the steps of a run, {self.steps}, got "
+                f"{options.local_steps}: lower it, or train for more --epochs."
+            )
         runs = [
             Run(algorithm, seed, self.make_method(algorithm, seed, nodes))
             for algorithm, seed in itertools.product(options.algorithm, options.seed)
         ]
+        for algorithm in options.algorithm:
+            self._require_messages(algorithm)
         if len({run.name for run in runs}) < len(runs):
             raise ValueError(
                 "--algorithm must be different algorithms or topologies, got the same twice: "
@@ -119,11 +159,35 @@ class Plan:
             )
         return runs
 
+    def _require_messages(self, algorithm: str) -> None:
+        """Raises `ValueError` if an overlap is none, or no message arrives before the end."""
+        row, overlap, _ = algorithms.parse_name(algorithm)
+        if algorithms.ALGORITHMS[row].overlaps and not overlap:
+            raise ValueError(
+                f"--algorithm must overlap 1 step or more, as 1-osgp, got {algorithm}: without "
+                "overlap it is sgp."
+            )
+        if overlap and overlap * self.options.local_steps >= self.steps:
+            raise ValueError(
+                f"--algorithm must overlap fewer steps than the {self.steps} of a run, counted in "
+                f"--local-steps, got {algorithm} with {self.options.local_steps} of them: no "
+                "message would arrive. Lower them, or train for more --epochs."
+            )
 
-def split_at(ends: Sequence[int], start: int) -> Iterator[range]:
+
+def unique(numbers: Iterable[int]) -> Iterator[int]:
+    """Returns each of the sorted numbers once.
+
+    >>> list(unique([1, 2, 2, 3]))
+    [1, 2, 3]
+    """
+    return (number for number, _ in itertools.groupby(numbers))
+
+
+def split_at(ends: Iterable[int], start: int) -> Iterator[range]:
     """Returns the range from `start` to the first of the sorted `ends`, and those between them.
 
     >>> list(split_at([4, 5, 8], start=2))
     [range(2, 4), range(4, 5), range(5, 8)]
     """
-    return itertools.starmap(range, itertools.pairwise([start, *ends]))
+    return itertools.starmap(range, itertools.pairwise(itertools.chain([start], ends)))

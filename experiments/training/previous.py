@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from experiments.results import Record
-
 
 def require_resumable(out: Path, summary: Any) -> None:
     """Raises `ValueError` unless an experiment can go on from these files, which people may edit.
@@ -48,18 +46,6 @@ def _require_metrics(path: Path) -> None:
         is_placed = isinstance(line, dict) and isinstance(line.get("run"), str)
         is_placed = is_placed and type(line.get("step")) is int
         _require(is_placed, f"{path}, line {number}", "an object with its `run` and `step`", line)
-
-
-def require_metadata(saved: Record, fields: dict[str, tuple[type, ...]]) -> None:
-    """Raises `ValueError` unless the metadata of a checkpoint have these fields of these types."""
-    for name, types in fields.items():
-        value = saved.get(name)
-        if not isinstance(value, types) or isinstance(value, bool):
-            kinds = " or ".join(kind.__name__ for kind in types)
-            raise ValueError(
-                f"the metadata of a checkpoint must have {name!r}, of type {kinds}, got "
-                f"{_shorten(value)}: it is of another program."
-            )
 
 
 def _require(is_right: bool, where: Path | str, kind: str, value: Any) -> None:

@@ -7,20 +7,15 @@ from typing import Any, NamedTuple
 import optax
 
 from experiments.program import FatalError
+from experiments.records import COUNT, NUMBER, NUMBERS, OBJECT, TEXT, require_fields
 from experiments.training.experiment import Experiment
 from experiments.training.plan import Run
-from experiments.training.previous import require_metadata
 from experiments.training.progress import RunProgress
 from experiments.training.trainer import Trainer
 from gossipjax.checkpoint import Checkpoints, TrainState
 
-METHOD_TYPES: dict[str, tuple[type, ...]] = {"algorithm": (str,), "seed": (int,), "nodes": (int,)}
-PROGRESS_TYPES: dict[str, tuple[type, ...]] = {
-    "examples": (int,),
-    "seconds": (int, float),
-    "seconds_per_step": (list,),
-    "metrics": (dict,),
-}
+IDENTITY = {"algorithm": TEXT, "seed": COUNT, "nodes": COUNT}
+PROGRESS = {"examples": COUNT, "seconds": NUMBER, "seconds_per_step": NUMBERS, "metrics": OBJECT}
 
 
 class Start(NamedTuple):
@@ -68,22 +63,23 @@ def start_or_resume(
         return Start(state, RunProgress(), None)
 
     def make_tx(saved: dict[str, Any]) -> optax.GradientTransformation:
-        require_metadata(saved, METHOD_TYPES)
+        require_fields(saved, "the metadata of a checkpoint", IDENTITY)
         return plan.make_method(saved["algorithm"], saved["seed"], saved["nodes"]).transform
 
     try:
         state = checkpoints.resume(state, experiment.nodes, make_tx, options.init_from)
-        if checkpoints.resumed_from is not None:
-            require_metadata(state.metadata or {}, PROGRESS_TYPES)
+        saved = state.metadata
+        if checkpoints.resumed_from is None or saved is None:
+            return Start(state, RunProgress(), None)
+        is_same_run = checkpoints.resumed_from == checkpoints.folder
+        where = f"the metadata of a checkpoint in {checkpoints.resumed_from}"
+        require_fields(saved, where, PROGRESS if is_same_run else {"examples": COUNT})
     except ValueError as error:
         raise FatalError(str(error)) from error
-    saved = state.metadata
-    if checkpoints.resumed_from is None or saved is None:
-        return Start(state, RunProgress(), None)
     message = f"{run.title} resumes after step {state.step}"
     if checkpoints.resize_report is not None:
         message += f" of {saved['algorithm']}: {checkpoints.resize_report}"
-    if checkpoints.resumed_from == checkpoints.folder:
+    if is_same_run:
         return Start(state, RunProgress.from_metadata(saved), message)
     if state.step >= plan.steps:
         raise FatalError(

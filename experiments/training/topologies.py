@@ -18,7 +18,10 @@ def _make_torus(nodes: int, rounds: int, seed: int) -> gx.Schedule:
 def _make_two_peer_exponential(nodes: int, rounds: int, seed: int) -> gx.Schedule:
     del rounds, seed
     if nodes == 2:
-        raise ValueError("two_peer_exponential needs two peers: 1 node, or 3 and more; got 2.")
+        raise ValueError(
+            "two_peer_exponential needs two peers: the number of nodes must be 1, or 3 and more, "
+            "got 2. Use one_peer_exponential."
+        )
     return gx.topology.k_peer_exponential(nodes, 2)
 
 
@@ -61,5 +64,7 @@ def make_schedule(
     True
     """
     if topology not in TOPOLOGIES:
-        raise ValueError(f"no topology is named {topology!r}; known: {', '.join(TOPOLOGIES)}.")
+        raise ValueError(
+            f"no topology is named {topology!r}: it must be one of {', '.join(TOPOLOGIES)}."
+        )
     return TOPOLOGIES[topology](nodes, rounds, seed)

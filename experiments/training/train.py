@@ -4,12 +4,12 @@ import itertools
 
 import numpy as np
 
+from experiments.prefetch import prefetch
 from experiments.results import Record
 from experiments.training.evaluation import Evaluator
 from experiments.training.experiment import Experiment
 from experiments.training.output import RunLog
 from experiments.training.plan import Run
-from experiments.training.prefetch import prefetch
 from experiments.training.progress import Clock
 from experiments.training.resume import open_checkpoints, start_or_resume
 from experiments.training.trainer import Trainer
@@ -37,6 +37,8 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
         bare_step_seconds = trainer.compile(state, batch)
         batches = itertools.chain([batch], batches)
 
+        eval_steps = plan.eval_steps(start=state.step)
+        next_eval_step = next(eval_steps, None)
         for steps in plan.intervals(start=state.step):
             with clock:
                 state, losses = trainer.run_steps(state, itertools.islice(batches, len(steps) - 1))
@@ -55,7 +57,8 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
                 "learning_rate": float(np.asarray(plan.learning_rate(steps[-1]))),
             }
             log.add_training(state.step, progress)
-            if state.step in plan.eval_steps:
+            if state.step == next_eval_step:
+                next_eval_step = next(eval_steps, None)
                 average = trainer.average_variables(state)
                 log.add_evaluation(state.step, progress, evaluator.evaluate_average(average))
             if checkpoints is not None and options.checkpoint_every is not None:

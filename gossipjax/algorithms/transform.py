@@ -131,16 +131,16 @@ def require_like(expected: Any, tree: Any, name: str, dtypes: bool = False) -> N
                 f"{jax.tree_util.keystr(path) or 'their only leaf'}, got {describe(leaf)}."
             )
 
-    structures = jax.tree.structure(expected), jax.tree.structure(tree)
+    structure = jax.tree.structure(tree)
     try:
+        is_like = structure.num_leaves == jax.tree.structure(expected).num_leaves
         jax.tree.map(lambda like, part: None, expected, tree)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError):
+        is_like = False
+    if not is_like:
         raise ValueError(
-            f"{name} must have the structure of the parameters, {{}}, got {{}}.".format(*structures)
-        ) from error
-    if structures[0].num_leaves != structures[1].num_leaves:
-        raise ValueError(
-            f"{name} must have the structure of the parameters, {{}}, got {{}}.".format(*structures)
+            f"{name} must have the structure of the parameters, {jax.tree.structure(expected)}, "
+            f"got {structure}."
         )
     jax.tree_util.tree_map_with_path(compare, expected, tree)
 

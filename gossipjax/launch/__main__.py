@@ -25,11 +25,18 @@ def main(arguments: list[str] | None = None) -> int:
     require_between(parser, "--restart-delay", options.restart_delay, 0, MAX_SECONDS)
     require_between(parser, "--grace", options.grace, 0, MAX_SECONDS)
     if options.elastic and not options.max_restarts:
-        parser.error("--elastic applies to restarts: give --max-restarts, too")
+        parser.error(
+            "--elastic must come with --max-restarts, got none: nothing would be restarted"
+        )
     if not command:
-        parser.error("no command: end with -- and the command, as in -- python train.py")
+        parser.error(
+            "the arguments must end with -- and a command, got no command: as in -- python train.py"
+        )
     if shutil.which(command[0]) is None:
-        parser.error(f"command not found, or not executable: {command[0]}")
+        parser.error(
+            f"the command must be a program that can be executed, got {command[0]!r}: give its "
+            "path, or a name on PATH"
+        )
     job = JobSpec(
         command, options.processes, options.local_devices, options.grace, options.keep_memory
     )

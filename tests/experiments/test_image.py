@@ -295,7 +295,10 @@ class TestBadInput:
             (("--download",), "--data-dir and --download need --dataset fashion_mnist"),
             (("--topology", "two_peer_exponential", "--nodes", "2"), "needs two peers"),
             (("--topology", "hypercube", "--nodes", "6"), "4 or 8"),
-            (("--topology", "cube"), "no topology is named 'cube'; known: one_peer_exponential"),
+            (
+                ("--topology", "cube"),
+                "no topology is named 'cube': it must be one of one_peer_exponential",
+            ),
             (("--algorithm", "sgp@center"), "no topology is named 'center'"),
             (("--algorithm", "sgp@ring/ring/ring"), "a hybrid must have two topologies"),
             (("--algorithm", "sgp@"), "no topology is named ''"),

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from report_files import RUNS
 
 from experiments import results
 from experiments.data import MissingDataError
@@ -97,13 +98,13 @@ class TestRunDir:
 
 def test_summary_is_read_as_written(tmp_path):
     assert results.read_summary(None) == results.read_summary(tmp_path) == {}
-    results.write_summary(tmp_path, {"nodes": 8}, {"cores": 2}, [{"run": "a"}], left_out=["b"])
+    results.write_summary(tmp_path, {"nodes": 8}, {"cores": 2}, [RUNS[0]], left_out=["b"])
     summary = results.read_summary(tmp_path)
     assert summary["options"] == {"nodes": 8}
     assert summary["environment"].keys() == {"jax", "gossipjax", "cores"}
-    assert (summary["runs"], summary["left_out"]) == ([{"run": "a"}], ["b"])
+    assert (summary["runs"], summary["left_out"]) == ([RUNS[0]], ["b"])
     (tmp_path / "summary.json").write_text("{")
-    with pytest.raises(ValueError, match=r"summary.json must be JSON, got .*; pass --overwrite"):
+    with pytest.raises(ValueError, match=r"summary.json must be JSON, got .*--overwrite replaces"):
         results.read_summary(tmp_path)
 
 

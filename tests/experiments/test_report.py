@@ -109,7 +109,7 @@ def test_table_of_another_metric_shows_mean_and_spread() -> None:
 def test_runs_of_one_folder_have_the_same_metrics(tmp_path: Path) -> None:
     runs = [make_run("sgp", "star", 0), PERPLEXITY_RUNS[0]]
     write_run(tmp_path, runs, [*make_lines(runs[0]), *make_perplexity_lines(runs[1])])
-    with pytest.raises(ValueError, match=r"runs\[0\] lacks test_perplexity_average_model, "):
+    with pytest.raises(ValueError, match=r"runs\[0\] must have test_perplexity_average_model, "):
         read_runs(tmp_path)
 
 
@@ -128,14 +128,14 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("summary", "message"),
     [
-        ("{", "summary.json is not JSON"),
-        ("[]", "summary.json is not a JSON object"),
-        ("{}", "summary.json lacks runs"),
-        ('{"runs": []}', "summary.json lists no run"),
-        ('{"runs": [3]}', r"summary.json, runs\[0\] is not a JSON object"),
+        ("{", "summary.json must be JSON"),
+        ("[]", "summary.json must be a JSON object"),
+        ("{}", "summary.json must have runs"),
+        ('{"runs": []}', "summary.json must list one run or more"),
+        ('{"runs": [3]}', r"summary.json, runs\[0\] must be a JSON object"),
         (
             json.dumps({"runs": [RUNS[0], {"run": "x", "nodes": 4, "algorithm": "sgp"}]}),
-            r"summary.json, runs\[1\] lacks consensus_distance, examples_per_second, ",
+            r"summary.json, runs\[1\] must have consensus_distance, examples_per_second, ",
         ),
     ],
 )
@@ -149,13 +149,13 @@ def test_a_malformed_summary_is_described(folder: Path, summary: str, message: s
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"run": "sgp-ring-0", "st', "line 2 is not JSON"),
-        ("", "line 2 is not JSON"),
-        ("7", "line 2 is not a JSON object"),
-        ('{"run": "sgp-ring-0"}', "line 2 lacks epoch, seconds, step"),
+        ('{"run": "sgp-ring-0", "st', "line 2 must be JSON"),
+        ("", "line 2 must be JSON"),
+        ("7", "line 2 must be a JSON object"),
+        ('{"run": "sgp-ring-0"}', "line 2 must have epoch, seconds, step"),
         (
             json.dumps({"run": "sgp-ring-0", "step": 1, "epoch": 1, "seconds": 1, "loss": 1}),
-            "line 2 lacks consensus_distance, consensus_distance_before_mixing",
+            "line 2 must have consensus_distance, consensus_distance_before_mixing",
         ),
     ],
 )
@@ -178,7 +178,7 @@ def test_an_interrupted_run_is_left_out(folder: Path) -> None:
 def test_a_run_without_training_lines_is_named(folder: Path) -> None:
     lines = [line for line in LINES if line["run"] != "sgp-ring-1" or "loss" not in line]
     write_run(folder, RUNS, lines)
-    with pytest.raises(ValueError, match="no training line of run 'sgp-ring-1'"):
+    with pytest.raises(ValueError, match="must have a training line of run 'sgp-ring-1'"):
         read_runs(folder)
 
 

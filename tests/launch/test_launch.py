@@ -339,7 +339,10 @@ def test_each_job_has_a_secret():
         ("--processes 2 --elastic -- python", "give --max-restarts"),
         ("--processes 2", "no command"),
         ("--processes 2 --", "no command"),
-        ("--processes 2 -- no-such-program", "command not found, or not executable: no-such"),
+        (
+            "--processes 2 -- no-such-program",
+            "the command must be a program that can be executed, got 'no-such",
+        ),
         ("--processes two -- python", "invalid int value"),
         ("-- python", "--processes"),
     ],

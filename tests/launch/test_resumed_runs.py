@@ -241,7 +241,7 @@ class TestBadInput:
     def test_init_from_what_is_overwritten(self, capsys, stopped):
         folder = folders(stopped)[0]
         message = self.train_and_fail(capsys, stopped, "--overwrite", "--init-from", folder)
-        assert "is in the folder whose results --overwrite removes" in message
+        assert "which is in the folder whose results --overwrite removes" in message
         assert folder.exists()
 
     @pytest.mark.parametrize(

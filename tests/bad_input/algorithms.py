@@ -1,0 +1,156 @@
+"""Bad inputs of algorithms: factories, updates of another form, states of another algorithm."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import gossipjax as gx
+from bad_input.rows import Call, calls
+
+RING = gx.topology.ring(4)
+PARAMS = {"a": jnp.ones((4, 2)), "b": jnp.ones((4, 3))}
+FACTORIES: dict[str, Callable[..., Any]] = {
+    "sgp": gx.sgp,
+    "osgp": gx.osgp,
+    "dpsgd": gx.dpsgd,
+    "adpsgd": gx.adpsgd,
+}
+TRANSFORMS = {
+    "sgp": gx.sgp(RING),
+    "osgp": gx.osgp(RING),
+    "dpsgd": gx.dpsgd(RING),
+    "adpsgd": gx.adpsgd(RING),
+    "easgd": gx.easgd(0.1),
+}
+
+
+def identity(tree: Any) -> Any:
+    return tree
+
+
+def update(
+    tx: Any,
+    updates: Callable[[Any], Any] = identity,
+    state_of: Any = None,
+    params: Callable[[Any], Any] = identity,
+    step: Any = 0,
+) -> Any:
+    """An update of four nodes, with updates, state or parameters of another form."""
+
+    def run(tree: Any) -> Any:
+        state = (tx if state_of is None else state_of).init(tree)
+        return tx.update(updates(tree), state, params(tree), step=step)
+
+    return jax.vmap(run, axis_name="nodes")(PARAMS)
+
+
+def update_with_state(tx: Any, state: Any) -> Any:
+    return jax.vmap(lambda x: tx.update(x, state, x, step=0), axis_name="nodes")(PARAMS)
+
+
+def without(tree: Any) -> Any:
+    return {"a": tree["a"]}
+
+
+def reshaped(tree: Any) -> Any:
+    return {"a": tree["a"], "b": tree["b"][:1]}
+
+
+ROWS: list[Call] = []
+for name, factory in FACTORIES.items():
+    ROWS += calls(
+        f"{name} schedule", factory, [None, "ring", np.eye(4), 4], "must be a gx.Schedule"
+    )
+    ROWS += calls(
+        f"{name} wire_dtype",
+        lambda dtype, factory=factory: factory(RING, wire_dtype=dtype),
+        ["int8", "x", jnp.int32, 16],
+        "wire_dtype must be",
+    )
+ROWS += calls("osgp overlap", lambda k: gx.osgp(RING, k), [-1, 1.5, None, True, "1"], "overlap")
+ROWS += calls("sgp order", lambda order: gx.sgp(RING, order), ["adapt", None, 1], "order")
+ROWS += calls("dpsgd order", lambda order: gx.dpsgd(RING, order), ["combine", None], "order")
+ROWS += calls("dpsgd star", lambda s: gx.dpsgd(s), [gx.topology.star(4)], "doubly stochastic")
+ROWS += calls("adpsgd star", lambda s: gx.adpsgd(s), [gx.topology.star(4)], "doubly stochastic")
+ROWS += calls(
+    "adpsgd delays",
+    lambda delays: gx.adpsgd(RING, delays),
+    [-1, 1.5, None, "1", [1, 2, 3], [[1, -1, 0, 0]], np.ones((2, 3), int), 10**5, 2**40],
+    "delays",
+)
+ROWS += calls("d1d_psgd", gx.d1d_psgd, [0, -1, 2.5, None], "must be an integer")
+ROWS += calls("easgd alpha", gx.easgd, [-0.1, 0, 2.0, float("nan"), "x", None], "alpha")
+ROWS += calls("easgd period", lambda p: gx.easgd(0.1, p), [0, 1.5, None], "period")
+ROWS += calls("allreduce", lambda d: gx.allreduce(wire_dtype=d), ["int8", "x"], "wire_dtype")
+ROWS += calls("delays n", lambda n: gx.random_delays(n, 3, 0), [0, 1.5, None], "must be an integer")
+ROWS += calls("delays rounds", lambda r: gx.random_delays(4, r, 0), [0, 2.5], "rounds")
+ROWS += calls("delays seed", lambda s: gx.random_delays(4, 3, s), [-1, None], "seed")
+ROWS += calls(
+    "delays mean",
+    lambda m: gx.random_delays(4, 3, 0, m),
+    [-1.0, float("nan"), float("inf"), "x", 1e300],
+    "mean_delay",
+)
+ROWS += calls("delays max", lambda m: gx.random_delays(4, 3, 0, 1.0, m), [-1, 1.5], "max_delay")
+for name, tx in TRANSFORMS.items():
+    other = TRANSFORMS["dpsgd" if name != "dpsgd" else "osgp"]
+    ROWS += [
+        Call(
+            f"{name} updates of another structure",
+            lambda tx=tx: update(tx, without),
+            "must have the structure",
+        ),
+        Call(
+            f"{name} updates of another shape", lambda tx=tx: update(tx, reshaped), "must be like"
+        ),
+        Call(f"{name} no params", lambda tx=tx: update(tx, params=lambda _: None), "must"),
+        Call(f"{name} step", lambda tx=tx: update(tx, step=1.5), "step must be an integer"),
+        Call(
+            f"{name} state of another algorithm",
+            lambda tx=tx, other=other: update(tx, state_of=other),
+            "must be",
+        ),
+        Call(f"{name} no state", lambda tx=tx: update_with_state(tx, None), "state"),
+        Call(
+            f"{name} empty state", lambda tx=tx: update_with_state(tx, optax.EmptyState()), "state"
+        ),
+        Call(
+            f"{name} integers",
+            lambda tx=tx: jax.vmap(tx.init, axis_name="nodes")({"a": jnp.ones((4, 2), int)}),
+            "floating-point",
+        ),
+        Call(
+            f"{name} outside of an axis",
+            lambda tx=tx: tx.update(PARAMS, tx.init(PARAMS), PARAMS, step=0),
+            "must",
+        ),
+    ]
+
+
+def on_nodes(function: Callable[[Any], Any]) -> Callable[[], Any]:
+    return lambda: jax.vmap(function, axis_name="nodes")(PARAMS)
+
+
+def mixed(**changes: Any) -> Callable[[], Any]:
+    arguments = {"weight": 1.0, "schedule": RING, "step": 0} | changes
+    return on_nodes(lambda x: gx.mix(x, **arguments))
+
+
+ROWS += [
+    Call("mix schedule", mixed(schedule=None), "gx.Schedule"),
+    Call("mix size", mixed(schedule=gx.topology.ring(3)), "must"),
+    Call("mix step", mixed(step=None), "step must be an integer"),
+    Call("mix step of floats", mixed(step=0.5), "step must be an integer"),
+    Call("mix axis", mixed(axis_name="servers"), "servers"),
+    Call("mix wire", mixed(wire_dtype="int8"), "wire_dtype"),
+    Call("mix weight of nodes", mixed(weight=jnp.ones(4)), "weight"),
+    Call("mix text as weight", mixed(weight="one"), "weight"),
+    Call("mix integers", on_nodes(lambda x: gx.mix(3, 1.0, RING, 0)), "floating-point"),
+    Call("exchange without a state", on_nodes(lambda x: gx.exchange(None, 0)), "must"),
+    Call("canonical_step", lambda: gx.canonical_step(TRANSFORMS["sgp"].init(PARAMS), 1.5), "step"),
+    Call("two gossips", lambda: gx.gossip_state((TRANSFORMS["sgp"].init(PARAMS),) * 2), "must"),
+]

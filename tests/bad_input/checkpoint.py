@@ -1,0 +1,114 @@
+"""Bad inputs of checkpoints."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import gossipjax as gx
+from bad_input.rows import Call, calls
+from gossipjax.checkpoint import Checkpoints, TrainState, average_nodes, change_nodes
+
+NODES = gx.Nodes(2)
+TX = optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.ring(2)))
+
+
+def make_state(size: int = 2) -> TrainState:
+    params, opt_state = gx.Nodes(size).init(TX, {"w": jnp.zeros(3)})
+    return TrainState(0, params, opt_state)
+
+
+def within(use: Callable[[Checkpoints], Any], **options: Any) -> Callable[[], Any]:
+    """Uses a new folder of checkpoints."""
+
+    def run() -> Any:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Checkpoints(Path(folder), **options) as checkpoints,
+        ):
+            return use(checkpoints)
+
+    return run
+
+
+def opened(**options: Any) -> Any:
+    return within(lambda checkpoints: checkpoints, **options)()
+
+
+def restored(like: Any, step: Any = None) -> Callable[[], Any]:
+    def use(checkpoints: Checkpoints) -> Any:
+        checkpoints.save(1, {"w": np.zeros(3, np.float32)}, {})
+        return checkpoints.restore(like, step)
+
+    return within(use)
+
+
+def saved(step: Any = 1, state: Any = None, metadata: Any = None) -> Callable[[], Any]:
+    arrays = {"w": np.zeros(3)} if state is None else state
+    return within(lambda c: c.save(step, arrays, {} if metadata is None else metadata))
+
+
+ROWS: list[Call] = []
+ROWS += calls("every", lambda n: opened(every=n), [0, -1, 1.5, True, "3"], "every must be")
+ROWS += calls(
+    "max_to_keep", lambda n: opened(max_to_keep=n), [0, -1, 1.5, None], "max_to_keep must"
+)
+ROWS += calls(
+    "timeout", lambda n: opened(timeout=n), [0, -1, "60", None, float("nan")], "timeout must"
+)
+ROWS += calls("folder", lambda folder: Checkpoints(folder), [None, 3, ""], "folder must")
+ROWS += calls("save step", lambda step: saved(step)(), [None, -1, 1.5, "1", True], "step must be")
+ROWS += calls(
+    "save metadata",
+    lambda metadata: saved(metadata=metadata)(),
+    [[1], {"f": opened}, {"a": np.zeros(2)}, {1: 2}, {"nan": float("nan")}],
+    "metadata must",
+)
+ROWS += calls("save state", lambda s: saved(state=s)(), [{"w": "text"}, {"w": opened}], "state")
+ROWS += [
+    Call("restore another shape", restored({"w": np.zeros(4, np.float32)}), "must have"),
+    Call("restore another type", restored({"w": np.zeros(3, np.int32)}), "must have"),
+    Call("restore another structure", restored({"v": np.zeros(3, np.float32)}), "must have"),
+    Call("restore a missing step", restored({"w": np.zeros(3, np.float32)}, 7), "step"),
+    Call("restore a step of text", restored({"w": np.zeros(3, np.float32)}, "1"), "step"),
+    Call("restore text", restored("w"), "must"),
+    Call("after without every", within(lambda c: c.after(make_state())), "every must be given"),
+    Call(
+        "resume without a chain",
+        within(lambda c: c.resume(make_state(), NODES, None), every=1),  # pyright: ignore
+        "make_tx must",
+    ),
+    Call(
+        "resume from nowhere",
+        within(lambda c: c.resume(make_state(), NODES, lambda _: TX, "/nowhere"), every=1),
+        "init_from must be",
+    ),
+]
+
+
+def changed(nodes: Any = 3, tx: Any = TX, params: Any = None, opt_state: Any = None) -> Any:
+    state = make_state()
+    return change_nodes(
+        state.params if params is None else params,
+        state.opt_state if opt_state is None else opt_state,
+        tx,
+        nodes,
+    )
+
+
+ROWS += calls("change_nodes nodes", changed, [0, -1, 1.5, True, "3", None], "nodes must be")
+ROWS += calls("change_nodes tx", lambda tx: changed(tx=tx), [None, "sgp"], "tx must")
+ROWS += [
+    Call("change_nodes of a model", lambda: changed(params={"w": np.zeros(3)}), "must"),
+    Call("change_nodes of another tree", lambda: changed(params={"v": np.zeros((2, 3))}), "must"),
+    Call("change_nodes without a state", lambda: changed(opt_state=()), "must"),
+    Call("change_nodes to another size", lambda: changed(5), "nodes"),
+]
+ROWS += calls(
+    "average_nodes", lambda n: average_nodes(np.ones(2), n), [0, 1.5, None], "nodes must be"
+)
+ROWS += [Call("average_nodes of a number", lambda: average_nodes(1.0, 2), "must")]

@@ -1,0 +1,328 @@
+"""Bad command lines of all programs."""
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from report_files import LINES, RUNS, write_run
+
+from bad_input.rows import Line
+
+Write = Callable[[Path], object]
+SHORT = "--model linear --epochs 1 --algorithm sgp --out OUT"
+
+
+def write_summary(folder: Path, summary: Any) -> None:
+    """A run with another `summary.json`: an object, or the bytes of the file."""
+    write_run(folder, RUNS, LINES)
+    is_raw = isinstance(summary, bytes)
+    (folder / "summary.json").write_bytes(summary if is_raw else json.dumps(summary).encode())
+
+
+def write_metrics(folder: Path, metrics: bytes) -> None:
+    """A run with another `metrics.jsonl`."""
+    run = {"options": {}, "environment": {}, "runs": RUNS}
+    write_summary(folder, run)
+    (folder / "metrics.jsonl").write_bytes(metrics)
+
+
+def summary_of(run: dict[str, Any]) -> Write:
+    summary = {"options": {}, "environment": {}, "runs": [run]}
+    return functools.partial(write_summary, summary=summary)
+
+
+def summary(content: Any) -> Write:
+    return functools.partial(write_summary, summary=content)
+
+
+def metrics(content: bytes) -> Write:
+    return functools.partial(write_metrics, metrics=content)
+
+
+def line(**fields: Any) -> Write:
+    return metrics(json.dumps(LINES[0] | fields).encode())
+
+
+def without(name: str) -> dict[str, Any]:
+    return {key: value for key, value in RUNS[0].items() if key != name}
+
+
+BROKEN_FILES: list[tuple[Write, str]] = [
+    (summary(b""), "summary.json must be JSON"),
+    (summary(b"{"), "summary.json must be JSON"),
+    (summary(b"\xff\xfe"), "summary.json must be text in UTF-8"),
+    (summary(b"[" * 100_000), "summary.json must be JSON"),
+    (summary(None), "summary.json must be a JSON object, got null"),
+    (summary([]), "summary.json must be a JSON object, got []"),
+    (summary("text"), "summary.json must be a JSON object"),
+    (summary({}), "must have"),
+    (summary({"options": {}, "environment": {}, "runs": None}), "runs must be a list, got null"),
+    (summary({"options": {}, "environment": {}, "runs": {}}), "runs must be a list, got {}"),
+    (summary({"options": {}, "environment": {}, "runs": [3]}), "runs[0] must be a JSON object"),
+    *((summary_of(without(name)), f"runs[0] must have {name}") for name in ("run", "nodes")),
+    (summary_of(without("test_accuracy_nodes")), "runs[0] must have test_accuracy_nodes"),
+    (summary_of(RUNS[0] | {"run": 3}), "run must be text, got 3"),
+    (summary_of(RUNS[0] | {"nodes": "four"}), 'nodes must be an integer >= 0, got "four"'),
+    (summary_of(RUNS[0] | {"seconds_per_step": None}), "seconds_per_step must be a finite number"),
+    (summary_of(RUNS[0] | {"seconds_per_step": "1"}), "seconds_per_step must be a finite number"),
+    (
+        summary_of(RUNS[0] | {"consensus_distance": float("nan")}),
+        "must be a finite number, got NaN",
+    ),
+    (summary_of(RUNS[0] | {"topology": ["ring"]}), "topology must be text"),
+    (summary_of(RUNS[0] | {"test_accuracy_nodes": 0.5}), "must be a list of one or several"),
+    (summary_of(RUNS[0] | {"test_accuracy_nodes": []}), "must be a list of one or several"),
+    (summary_of(RUNS[0] | {"test_accuracy_nodes": ["x"]}), "must be a list of one or several"),
+    (summary_of(RUNS[0] | {"test_accuracy_average_model": None}), "must be a finite number"),
+    (
+        summary({"options": {}, "environment": {}, "runs": [RUNS[0]] * 2}),
+        "names of runs must differ",
+    ),
+    (metrics(b"\xff"), "metrics.jsonl must be text in UTF-8"),
+    (metrics(b"null"), "line 1 must be a JSON object, got null"),
+    (metrics(b"[1]"), "line 1 must be a JSON object"),
+    (metrics(b"{}"), "line 1 must have epoch, run, seconds, step"),
+    (line(step="one"), 'step must be an integer >= 0, got "one"'),
+    (line(loss=None), "loss must be a finite number, got null"),
+    (line(seconds=[1]), "seconds must be a finite number, got [1]"),
+    (line(run=None), "run must be text, got null"),
+]
+ROWS = [Line("report", "OUT", message, write) for write, message in BROKEN_FILES]
+ROWS += [Line("image", f"--resume {SHORT}", message, write) for write, message in BROKEN_FILES]
+ROWS += [
+    Line("image", f"--resume {SHORT}", message, summary({"runs": [], **parts}))
+    for parts, message in (
+        ({"environment": {}}, "must have options"),
+        ({"options": {}}, "must have environment"),
+        ({"options": [], "environment": {}}, "options must be an object"),
+        ({"options": {}, "environment": None}, "environment must be an object"),
+        ({"options": {}, "environment": {"resumed": 3}}, "resumed must be a list of texts"),
+        ({"options": {"nodes": "x"}, "environment": {}}, "nodes must be an integer >= 0"),
+        ({"options": {"nodes": 0}, "environment": {}}, "--nodes must be an integer >= 1, got 0"),
+        ({"options": {"epochs": None}, "environment": {}}, "--epochs must be None"),
+        ({"options": {"seed": "x"}, "environment": {}}, "--seed must be x"),
+    )
+]
+ROWS += [
+    Line("report", "OUT", "no summary.json in", status=1),
+    Line("report", "OUT/nowhere", "no summary.json in", status=1),
+    Line("report", "/etc/passwd", "no summary.json in", status=1),
+    Line("report", "OUT", "must list one run or more", summary({"runs": []})),
+    Line("report", "OUT", "must have a training line of run", metrics(b"")),
+    Line("report", "OUT", "line 1 must be JSON", metrics(b"{")),
+    Line("report", "", "out", parsed=True),
+    Line("report", "OUT OUT", "Unrecognized", parsed=True),
+]
+
+AVERAGING = {
+    "runs": [],
+    "sgp18_appendix_a": [],
+    "rand20_rings": [],
+}
+ROWS += [
+    Line("averaging_report", "OUT", "no summary.json in", status=1),
+    Line("averaging_report", "/etc/passwd", "no summary.json in", status=1),
+    Line("averaging_report", "OUT", "must have", summary({})),
+    Line("averaging_report", "OUT", "must have", summary({"runs": RUNS})),
+    Line("averaging_report", "OUT", "must be JSON", summary(b"{")),
+    Line("averaging_report", "OUT", "must be text in UTF-8", summary(b"\xff")),
+    Line("averaging_report", "OUT", "one entry or more", summary(AVERAGING)),
+    Line("averaging_report", "OUT", "must be a list", summary(AVERAGING | {"runs": 3})),
+    Line("averaging_report", "OUT", "JSON object", summary(AVERAGING | {"runs": [3]})),
+    Line("averaging_report", "OUT", "must have", summary(AVERAGING | {"runs": [{}]})),
+]
+
+IMAGE = [
+    ("--nodes 0", "--nodes must be an integer >= 1, got 0"),
+    ("--nodes -1", "--nodes must be an integer >= 1, got -1"),
+    ("--nodes 1000000", "--nodes must be at most the number of training examples, 512"),
+    (f"--nodes {10**30}", "--nodes must be at most the number of training examples, 512"),
+    ("--batch-size-per-node 0", "--batch-size-per-node must be an integer >= 1"),
+    ("--batch-size-per-node 1000000", "--batch-size-per-node must be at most 64"),
+    ("--batch-size-per-node 1000000 --epochs 100000000", "must fit into"),
+    (f"--batch-size-per-node {10**20}", "--batch-size-per-node must be at most 64"),
+    ("--epochs 0", "--epochs must be an integer >= 1"),
+    (f"--epochs {10**30}", "--epochs must give a run of at most"),
+    ("--log-every 0", "--log-every must be an integer >= 1"),
+    ("--checkpoint-every -1", "--checkpoint-every must be an integer >= 1"),
+    ("--max-to-keep 0", "--max-to-keep must be an integer >= 1"),
+    ("--local-steps 0", "--local-steps must be an integer >= 1"),
+    ("--local-steps 1000000", "--local-steps must be at most the steps of a run, 2"),
+    (f"--local-steps {10**30}", "--local-steps must be at most the steps of a run, 2"),
+    ("--seed -1", "--seed must be an integer >= 0, got -1"),
+    ("--seed 4294967296", "--seed must be at most 4294967295"),
+    (f"--seed {2**64}", "--seed must be at most 4294967295"),
+    ("--seed 0 0", "--seed must be one or several different values"),
+    ("--learning-rate 0", "--learning-rate must be positive and finite"),
+    ("--learning-rate nan", "--learning-rate must be positive and finite"),
+    ("--learning-rate inf", "--learning-rate must be positive and finite"),
+    ("--learning-rate 1e300", "--learning-rate must be at most 3.4e+38"),
+    ("--weight-decay -1", "--weight-decay must be finite and >= 0"),
+    ("--weight-decay 1e300", "--weight-decay must be at most"),
+    ("--switch-at 0", "--switch-at must be between 0 and 1"),
+    ("--switch-at nan", "--switch-at must be between 0 and 1"),
+    ("--staleness -1", "--staleness must be finite and >= 0"),
+    ("--staleness inf", "--staleness must be finite and >= 0"),
+    ("--staleness 1000", "--staleness must be at most 4"),
+    ("--dirichlet-alpha 0", "--dirichlet-alpha must be positive and finite"),
+    ("--dirichlet-alpha nan", "--dirichlet-alpha must be positive and finite"),
+    ("--batch-stats mix", "--batch-stats mix needs --normalization batch"),
+    ("--data-dir OUT", "need --dataset fashion_mnist"),
+    ("--download", "need --dataset fashion_mnist"),
+    ("--dataset fashion_mnist --data-dir OUT", "must hold"),
+    ("--dataset fashion_mnist --data-dir /etc/passwd", "must hold"),
+    ("--placement mesh --nodes 9", "--placement mesh needs a device per node"),
+    ("--topology ring/ring", "two different topologies"),
+    ("--topology ring/ring/star", "must have two topologies"),
+    ("--topology /ring", "must be one of"),
+    ("--topology center", "must be one of"),
+    ("--topology hypercube --nodes 6", "must be a power of two"),
+    ("--topology two_peer_exponential --nodes 2", "number of nodes must be"),
+    ("--topology bipartite_exponential --nodes 7", "must be even"),
+    ("--algorithm 0-osgp", "--algorithm must overlap 1 step or more"),
+    ("--algorithm biased-0-osgp", "--algorithm must overlap 1 step or more"),
+    ("--algorithm 1000-osgp", "--algorithm must overlap fewer steps than the 2"),
+    (f"--algorithm {10**20}-osgp", "--algorithm must overlap fewer steps than the 2"),
+    ("--algorithm -1-osgp", "must be one of"),
+    ("--algorithm sgd", "must be one of"),
+    ("--algorithm sgp@", "must be one of"),
+    ("--algorithm @ring", "must be one of"),
+    ("--algorithm sgp@ring@star", "must be one of"),
+    ("--algorithm sgp sgp", "must be one or several different values"),
+    ("--algorithm sgp sgp@one_peer_exponential", "must be different"),
+    ("--algorithm easgd@ring", "must be center"),
+    ("--algorithm easgd --wire-dtype bfloat16", "must be float32"),
+    ("--algorithm dpsgd@star", "doubly stochastic"),
+    ("--resume", "--resume needs --out"),
+    ("--checkpoint-every 2", "--checkpoint-every needs --out"),
+    ("--resume --overwrite --out OUT", "--resume needs what --overwrite removes"),
+    ("--out /etc/passwd", "--out must be a folder"),
+]
+ROWS += [
+    Line(
+        "image",
+        f"{'--model linear --epochs 1 ' if '--epochs' not in given else ''}{given}",
+        message,
+    )
+    for given, message in IMAGE
+]
+ROWS += [
+    Line("image", f"{SHORT} --init-from OUT/x --overwrite", "must be elsewhere"),
+    Line("image", f"{SHORT} --init-from /nowhere", "init_from must be a folder of checkpoints"),
+    Line("image", SHORT, "must be a folder without another run", metrics(b"")),
+    Line("image", "--out /dev/null/x --model linear", "--out must be a folder", status=1),
+]
+PARSED = [
+    ("image", "--out ''", "a path must not be empty"),
+    ("image", "--init-from ''", "a path must not be empty"),
+    ("image", "--data-dir ''", "a path must not be empty"),
+    ("image", "--seed 1.5", "--seed"),
+    ("image", "--seed x", "--seed"),
+    ("image", "--nodes", "--nodes"),
+    ("image", "--nodes 3 4", "4"),
+    ("image", "--nodes x", "--nodes"),
+    ("image", "--epochs nan", "--epochs"),
+    ("image", "--learning-rate x", "--learning-rate"),
+    ("image", "--dataset x", "mnist5k"),
+    ("image", "--model x", "small_cnn"),
+    ("image", "--optimizer x", "nesterov"),
+    ("image", "--lr-schedule x", "cosine"),
+    ("image", "--precision float16", "mixed_bfloat16"),
+    ("image", "--normalization x", "batch"),
+    ("image", "--batch-stats x", "average"),
+    ("image", "--placement x", "vmap"),
+    ("image", "--wire-dtype float16", "bfloat16"),
+    ("image", "--unknown 1", "--unknown"),
+    ("image", "extra", "extra"),
+    ("averaging", "--out ''", "a path must not be empty"),
+    ("averaging", "--topology x", "one_peer_exponential"),
+    ("averaging", "--seeds x", "--seeds"),
+    ("averaging", "extra", "extra"),
+    ("averaging_report", "", "PATH"),
+    ("speed", "", "network"),
+    ("speed", "x", "x"),
+    ("speed", "network --out ''", "must not be empty"),
+    ("speed", "network --hosts x", "--hosts"),
+    ("speed", "network --wire-dtype x", "bfloat16"),
+    ("speed", "schedule --target x", "tpu"),
+    ("speed", "step --unknown 1", "--unknown"),
+    ("fault_injection", "--kills x", "--kills"),
+    ("fault_injection", "--seed 1.5", "--seed"),
+    ("fault_injection", "--out ''", "must not be empty"),
+    ("launch", "", "--processes"),
+    ("launch", "--processes x -- true", "--processes"),
+    ("launch", "--processes 1.5 -- true", "--processes"),
+    ("launch", "--processes 1 --grace x -- true", "--grace"),
+    ("launch", "--processes 1 --unknown -- true", "--unknown"),
+]
+ROWS += [Line(program, given, message, parsed=True) for program, given, message in PARSED]
+OTHERS = [
+    ("averaging", "--nodes 1", "--nodes must be an integer >= 2"),
+    ("averaging", "--nodes 100000", "--nodes must be at most 4096"),
+    ("averaging", "--nodes 4 4", "--nodes must be one or several different values"),
+    ("averaging", "--nodes", "--nodes must be one or several different values"),
+    ("averaging", "--topology ring ring", "--topology must be one or several different values"),
+    ("averaging", "--topology hypercube --nodes 6", "must be a power of two"),
+    ("averaging", "--topology two_peer_exponential --nodes 2", "number of nodes must be"),
+    ("averaging", "--rounds 0", "--rounds must be an integer >= 1"),
+    ("averaging", "--rounds 100000000000", "--rounds must be at most"),
+    ("averaging", "--seeds 0", "--seeds must be an integer >= 1"),
+    ("averaging", "--seeds 100000000000", "--seeds must be at most"),
+    ("averaging", "--out /etc/passwd", "--out must be a folder"),
+    ("speed", "network --bandwidth x", "--bandwidth must be"),
+    ("speed", "network --bandwidth 0mbit", "--bandwidth must be"),
+    ("speed", "network --bandwidth nanmbit", "--bandwidth must be"),
+    ("speed", "network --hosts 1", "--hosts must be"),
+    ("speed", "network --hosts 1000000", "--hosts must be"),
+    ("speed", "network --megabytes nan", "--megabytes must be"),
+    ("speed", "network --megabytes 1e30", "must"),
+    ("speed", "network --iterations 0", "--iterations must be"),
+    ("speed", "network --compute-seconds -1", "--compute-seconds must be"),
+    ("speed", "network --algorithm x --out OUT", "must be one of"),
+    ("speed", "network --algorithm sgp@hypercube --hosts 6 --out OUT", "must be a power of two"),
+    ("speed", "simulation --nodes 0", "--nodes must be"),
+    ("speed", "simulation --steps 0", "--steps must be"),
+    ("speed", "simulation --algorithm x --out OUT", "must be one of"),
+    ("speed", "simulation --nodes 1000000000 --out OUT", "must"),
+    ("speed", "simulation --batch-size-per-node 1000000000 --out OUT", "must"),
+    ("speed", "step --nodes 0", "--nodes must be"),
+    ("speed", "step --updates 0", "--updates must be"),
+    ("speed", "schedule --layers 0", "--layers must be"),
+    ("speed", "schedule --width 0", "--width must be"),
+    ("fault_injection", "--kills 0", "--kills must be"),
+    ("fault_injection", "--processes 0", "--processes must be"),
+    ("fault_injection", "--processes 100000 --epochs 1000000", "--processes must be"),
+    ("fault_injection", "--checkpoint-every 7", "--checkpoint-every must be"),
+    ("fault_injection", "--checkpoint-every 10000", "must"),
+    ("fault_injection", "--epochs 0", "--epochs must be"),
+    ("fault_injection", "--runs -1", "--runs must be"),
+    ("fault_injection", "--out /etc/passwd", "--out must be a folder"),
+    ("launch", "--processes 0 -- true", "--processes must be from 1 to 1024, got 0"),
+    ("launch", "--processes -1 -- true", "--processes must be from 1 to 1024, got -1"),
+    ("launch", "--processes 100000 -- true", "--processes must be from 1 to 1024"),
+    ("launch", "--processes 1 --local-devices 100000 -- true", "--local-devices must be"),
+    ("launch", "--processes 1 --local-devices 0 -- true", "--local-devices must be"),
+    ("launch", "--processes 1 --max-restarts -1 -- true", "--max-restarts must be"),
+    ("launch", "--processes 1 --max-restarts 99999999999 -- true", "--max-restarts must be"),
+    ("launch", "--processes 1 --restart-delay nan -- true", "--restart-delay must be"),
+    ("launch", "--processes 1 --restart-delay -1 -- true", "--restart-delay must be"),
+    ("launch", "--processes 1 --grace inf -- true", "--grace must be"),
+    ("launch", "--processes 1 --elastic -- true", "--elastic must come with --max-restarts"),
+    ("launch", "--processes 1", "must end with -- and a command, got no command"),
+    ("launch", "--processes 1 --", "must end with -- and a command, got no command"),
+    ("launch", "--processes 1 -- ''", "the command must be a program"),
+    ("launch", "--processes 1 -- /nowhere/at/all", "the command must be a program"),
+    ("launch", "--processes 1 -- /etc/passwd", "the command must be a program"),
+    ("launch", "--processes 1 -- /etc", "the command must be a program"),
+]
+ROWS += [Line(program, given, message) for program, given, message in OTHERS]
+
+SUBPROCESSES = [
+    Line("experiments.report", "/nowhere", "no summary.json in", status=1),
+    Line("experiments.averaging", "--nodes 1", "--nodes must be an integer >= 2"),
+    Line("experiments.image", "--model linear --topology ring/ring", "two different topologies"),
+    Line("gossipjax.launch", "--processes 0 -- true", "--processes must be from 1 to 1024"),
+]
+"""Run as users run them."""

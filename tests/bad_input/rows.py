@@ -1,0 +1,54 @@
+"""The rows of the tables: a call or a command line, and the error that it must end in."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Call(NamedTuple):
+    """A call of a public function.
+
+    Attributes:
+      id: names the row.
+      call: makes the call.
+      message: a part of the error's message.
+      error: the type of the error.
+    """
+
+    id: str
+    call: Callable[[], Any]
+    message: str
+    error: type[Exception] = ValueError
+
+
+class Line(NamedTuple):
+    """A command line.
+
+    Attributes:
+      program: its name in `test_bad_input.PROGRAMS`.
+      arguments: in which `OUT` is an empty folder, one per row.
+      message: a part of what is printed.
+      write: writes files into the folder first.
+      status: the exit status.
+      parsed: whether the parser of the command line refuses it, in its own words.
+    """
+
+    program: str
+    arguments: str
+    message: str
+    write: Callable[[Path], object] = lambda folder: None
+    status: int = 2
+    parsed: bool = False
+
+    @property
+    def id(self) -> str:
+        return f"{self.program} {self.arguments} {self.message}"[:90]
+
+
+def calls(name: str, function: Callable[[Any], Any], values: list[Any], message: str) -> list[Call]:
+    """Returns a row for each bad value of one argument."""
+
+    def make(value: Any) -> Call:
+        return Call(f"{name}: {str(value)[:20]!r}", lambda: function(value), message)
+
+    return [make(value) for value in values]

@@ -1,0 +1,137 @@
+"""Every row of the tables ends in a clear error: none in a trace of internals, and none hangs.
+
+Clear: raised by a check of this project, it says what must be and what was got. A program ends with
+its exit status, no traceback, and the error as the last line; its parser of the command line, which
+is of another project, may use its own words.
+"""
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+import tyro
+from small import make_small
+
+from bad_input import algorithms, checkpoint, diagnostics, nodes, programs, topology
+from bad_input.rows import Call, Line
+from experiments import averaging, averaging_report, image, report
+from experiments.fault_injection import __main__ as fault_injection
+from experiments.speed import __main__ as speed
+from experiments.training import placement
+from gossipjax.launch import __main__ as launch
+
+ROOT = Path(__file__).parents[2]
+SOURCES = [f"{ROOT / package}{os.sep}" for package in ("gossipjax", "experiments")]
+TABLES = (topology, algorithms, nodes, diagnostics, checkpoint)
+CALLS = [(f"{table.__name__}: {row.id}", row) for table in TABLES for row in table.ROWS]
+MIN_ROWS = 220
+MAX_SECONDS = 10  # of a row
+
+PROGRAMS: dict[str, Callable[[list[str]], object]] = {
+    "image": image.main,
+    "averaging": averaging.main,
+    "report": lambda arguments: tyro.cli(report.main, args=arguments),
+    "averaging_report": lambda arguments: tyro.cli(averaging_report.main, args=arguments),
+    "speed": speed.main,
+    "fault_injection": fault_injection.main,
+    "launch": launch.main,
+}
+
+
+class HangError(Exception):
+    """A row takes too long."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    """Raises `HangError` after some seconds."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise HangError
+
+    former = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, former)
+
+
+def require_clear(message: str) -> None:
+    """What must be, and what was got."""
+    assert re.search(r"\bmust\b|\bneeds?\b", message), message
+    assert re.search(r"\bgot\b|^error: no (topology|algorithm) is named", message), message
+
+
+def test_the_tables_are_long():
+    assert len(CALLS) + len(programs.ROWS) + len(programs.SUBPROCESSES) >= MIN_ROWS
+    assert len({name for name, _ in CALLS}) == len(CALLS)
+
+
+@pytest.mark.parametrize("row", [row for _, row in CALLS], ids=[name for name, _ in CALLS])
+def test_calls(row: Call):
+    with time_limit(MAX_SECONDS), pytest.raises(row.error) as raised:
+        row.call()
+    last = traceback.extract_tb(raised.value.__traceback__)[-1]
+    assert last.filename.startswith(tuple(SOURCES)), f"{last.filename}: {raised.value}"
+    require_clear(str(raised.value))
+    assert row.message in str(raised.value)
+
+
+def flatten(text: str) -> str:
+    """The words of a message, without the box that tyro draws around it."""
+    return " ".join(re.sub("[│╭╮╰╯─]|-{4,}", " ", text).split())
+
+
+@pytest.mark.parametrize("row", programs.ROWS, ids=lambda row: row.id)
+def test_command_lines(
+    row: Line,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)  # they exist
+    make_small(monkeypatch.setattr, plots=True)
+    row.write(tmp_path)
+    arguments = shlex.split(row.arguments.replace("OUT", str(tmp_path)))
+    with time_limit(MAX_SECONDS), pytest.raises(SystemExit) as stop:
+        PROGRAMS[row.program](arguments)
+    assert stop.value.code == row.status
+    check_printed(row, capsys.readouterr().err)
+
+
+def check_printed(row: Line, printed: str) -> None:
+    """One error at the end, in words: a line of the program, or the box of its parser."""
+    assert "Traceback" not in printed
+    message = flatten(printed)
+    assert row.message in message
+    if not row.parsed:
+        require_clear(message[message.index("error: ") :] if "error: " in message else message)
+    is_of_the_parser = "For full helptext" in message  # the last line in its frame
+    assert is_of_the_parser or "error: " in printed.splitlines()[-1]
+
+
+@pytest.mark.parametrize("row", programs.SUBPROCESSES, ids=lambda row: row.id)
+def test_programs(row: Line, tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, "-m", row.program, *shlex.split(row.arguments)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}", "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == row.status
+    check_printed(row, done.stderr)
