@@ -26,6 +26,7 @@ from bad_input.rows import Call, Line
 from experiments import averaging, averaging_report, image, report
 from experiments.fault_injection import __main__ as fault_injection
 from experiments.speed import __main__ as speed
+from experiments.speed import simulation
 from experiments.training import placement
 from gossipjax.launch import __main__ as launch
 
@@ -101,7 +102,8 @@ def test_command_lines(
     capsys: pytest.CaptureFixture[str],
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)  # they exist
+    for module in (placement, simulation):  # the devices exist
+        monkeypatch.setattr(module, "request_cpu_devices", lambda count: None)
     make_small(monkeypatch.setattr, plots=True)
     row.write(tmp_path)
     arguments = shlex.split(row.arguments.replace("OUT", str(tmp_path)))
