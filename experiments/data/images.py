@@ -124,9 +124,9 @@ def _load_fashion_mnist(folder: Path, download: bool) -> list[np.ndarray]:
         return _read_prepared(prepared[-1].parent)
     if missing and not download:
         raise MissingDataError(
-            f"{folder} must hold Fashion-MNIST, got no {', '.join(missing)} (or .gz), and no "
-            "data set prepared by TensorFlow Datasets. Set --data-dir to a folder with the four "
-            "files, or pass --download on a machine with a network connection."
+            f"no Fashion-MNIST in {folder}: no {', '.join(missing)} (or .gz), and no data set "
+            "prepared by TensorFlow Datasets. --data-dir must hold the four files, got a folder "
+            "without: give another, or pass --download on a machine with a network connection."
         )
     if missing:
         _download(folder, [f"{file}.gz" for file in missing])

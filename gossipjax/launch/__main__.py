@@ -25,18 +25,11 @@ def main(arguments: list[str] | None = None) -> int:
     require_between(parser, "--restart-delay", options.restart_delay, 0, MAX_SECONDS)
     require_between(parser, "--grace", options.grace, 0, MAX_SECONDS)
     if options.elastic and not options.max_restarts:
-        parser.error(
-            "--elastic must come with --max-restarts, got none: nothing would be restarted"
-        )
+        parser.error("--elastic must come with --max-restarts, got none: it is about restarts")
     if not command:
-        parser.error(
-            "the arguments must end with -- and a command, got no command: as in -- python train.py"
-        )
+        parser.error("the line must end with -- and a command, got no command: -- python train.py")
     if shutil.which(command[0]) is None:
-        parser.error(
-            f"the command must be a program that can be executed, got {command[0]!r}: give its "
-            "path, or a name on PATH"
-        )
+        parser.error(f"the command must be a program that can be executed, got {command[0]!r}")
     job = JobSpec(
         command, options.processes, options.local_devices, options.grace, options.keep_memory
     )
