@@ -38,10 +38,10 @@ from rich.console import Console
 
 import gossipjax as gx
 from experiments import averaging_report, results
+from experiments.checks import Check, PositiveInt, check_fields
 from experiments.paths import OptionalPath
 from experiments.program import exit_on_error
 from experiments.results import Record
-from experiments.training.checks import Check, PositiveInt, check_fields
 from experiments.training.topologies import TOPOLOGIES, make_schedule
 
 if TYPE_CHECKING:

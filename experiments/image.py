@@ -20,8 +20,8 @@ import optax
 
 import gossipjax as gx
 from experiments import data, models
+from experiments.checks import PositiveFloat
 from experiments.paths import OptionalPath
-from experiments.training.checks import PositiveFloat
 from experiments.training.main import run_program
 from experiments.training.options import TrainingOptions
 from experiments.training.task import Metric, Task, Variables

@@ -4,11 +4,12 @@ from gossipjax import diagnostics, launch, processes, topology, wire
 from gossipjax.algorithms.adpsgd import adpsgd, d1d_psgd, random_delays
 from gossipjax.algorithms.allreduce import allreduce
 from gossipjax.algorithms.apply_if_finite import apply_if_finite
+from gossipjax.algorithms.chain import canonical_step, canonical_steps, gossip_state
 from gossipjax.algorithms.dpsgd import dpsgd
 from gossipjax.algorithms.easgd import easgd
 from gossipjax.algorithms.osgp import osgp
 from gossipjax.algorithms.sgp import sgp
-from gossipjax.algorithms.state import GossipState, canonical_step, canonical_steps, gossip_state
+from gossipjax.algorithms.state import GossipState
 from gossipjax.algorithms.transform import exchange
 from gossipjax.batch_stats import average_batch_stats, mix_batch_stats
 from gossipjax.collectives import mix

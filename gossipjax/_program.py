@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,71 +12,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from gossipjax import processes
+from gossipjax._arguments import ArgumentKinds
 
 if TYPE_CHECKING:
     from gossipjax.spmd import Nodes
-
-Argnums = int | Sequence[int]
-
-MAX_ARGUMENTS = 2**16  # JAX holds their numbers in 32 bits
-
-
-@dataclasses.dataclass(frozen=True)
-class ArgumentKinds:
-    """Which positional arguments are static, shared by all nodes, or split over local devices."""
-
-    static: frozenset[int]
-    shared: frozenset[int]
-    local: frozenset[int]
-
-    @classmethod
-    def make(cls, static: Argnums, shared: Argnums, local: Argnums) -> ArgumentKinds:
-        kinds = cls(*(frozenset(argument_numbers(given)) for given in (static, shared, local)))
-        if both := kinds.static & kinds.shared:
-            raise ValueError(
-                f"an argument must be static or shared, got {sorted(both)} in both: static ones "
-                "are shared anyway."
-            )
-        return kinds
-
-    def dynamic(self, args: Sequence[Any]) -> dict[int, Any]:
-        return {i: arg for i, arg in enumerate(args) if i not in self.static}
-
-    def merge(self, args: Sequence[Any], dynamic: dict[int, Any]) -> list[Any]:
-        return [dynamic.get(i, arg) for i, arg in enumerate(args)]
-
-
-def argument_numbers(argnums: Argnums) -> tuple[int, ...]:
-    """Returns the numbers of arguments; raises `ValueError` unless they are from 0 on."""
-    numbers = argnums if isinstance(argnums, Sequence) else (argnums,)
-    if any(isinstance(n, bool) or not isinstance(n, int) for n in numbers):
-        raise ValueError(
-            f"argument numbers must be an integer or several, got {argnums!r}: count from the "
-            "first, 0."
-        )
-    if any(n < 0 for n in numbers):
-        raise ValueError(
-            f"argument numbers must be >= 0, got {sorted(numbers)}: count from the first."
-        )
-    if any(n >= MAX_ARGUMENTS for n in numbers):
-        raise ValueError(
-            f"argument numbers must be < {MAX_ARGUMENTS}, got {sorted(numbers)}: a function has "
-            "no more arguments."
-        )
-    return tuple(numbers)
-
-
-def require_function(function: Any, name: str) -> None:
-    """Raises `ValueError` unless `function` can be called and kept as a key."""
-    if not callable(function):
-        raise ValueError(f"{name} must be a function, got {function!r}: give the function itself.")
-    try:
-        hash(function)
-    except TypeError as error:
-        raise ValueError(
-            f"{name} must be a function that can be hashed, got {type(function).__name__}, which "
-            "cannot: wrap it in a def or a lambda, once."
-        ) from error
 
 
 class Program:

@@ -16,7 +16,8 @@ from typing import Any
 import jax
 import optax
 
-from gossipjax.algorithms.state import debias, exchange_plan, gossip_state, push_sum_weight
+from gossipjax.algorithms.chain import exchange_plan, gossip_state
+from gossipjax.algorithms.state import debias, push_sum_weight
 from gossipjax.collectives import (
     StepLike,
     as_varying,

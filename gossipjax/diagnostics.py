@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from gossipjax.algorithms.chain import gossip_state
 from gossipjax.algorithms.masks import gossiped, merge_gossiped
 from gossipjax.algorithms.state import (
     GossipState,
     PushSum,
     add,
     debias,
-    gossip_state,
     mass_in_flight,
     models,
     numerators,

@@ -19,15 +19,15 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from gossipjax import processes
-from gossipjax._program import (
+from gossipjax._arguments import (
     Argnums,
     ArgumentKinds,
-    Program,
     argument_numbers,
     require_function,
-    run_sharded,
-    run_simulated,
+    require_numbers,
+    require_transform,
 )
+from gossipjax._program import Program, run_sharded, run_simulated
 
 MAX_KEPT_PROGRAMS = 256  # of `Nodes.run`
 MAX_NODES = 2**31 - 1
@@ -302,28 +302,6 @@ def _first_row(mesh: Mesh | None) -> Any:
 
     sharding = None if mesh is None else NamedSharding(mesh, P())
     return jax.jit(first_row, out_shardings=sharding)
-
-
-def require_transform(tx: Any) -> None:
-    """Raises `ValueError` unless `tx` has the functions of an optax transform."""
-    if not all(callable(getattr(tx, name, None)) for name in ("init", "update")):
-        raise ValueError(
-            f"tx must be an optax transform, with init and update, got {type(tx).__name__}: as "
-            "optax.chain(optax.sgd(0.1), gx.sgp(schedule))."
-        )
-
-
-def require_numbers(tree: Any, name: str) -> None:
-    """Raises `ValueError` unless every leaf is an array or a number that one may hold."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        try:
-            dtype = jnp.result_type(leaf)
-            if not isinstance(leaf, jax.Array):
-                np.asarray(leaf, dtype)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(
-                f"{name}{jax.tree_util.keystr(path)} must be an array or a number, got {leaf!r}."
-            ) from error
 
 
 def _is_int(value: Any, expected: int | None = None) -> bool:

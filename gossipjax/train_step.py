@@ -14,19 +14,18 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from gossipjax._program import Argnums, Program, argument_numbers, require_function
-from gossipjax.algorithms.osgp import add_received
-from gossipjax.algorithms.state import (
-    GossipState,
-    InFlight,
-    apply_updates,
+from gossipjax._arguments import Argnums, argument_numbers, require_function, require_transform
+from gossipjax._program import Program
+from gossipjax.algorithms.chain import (
     exchange_plan,
     gossip_state,
     replace_gossip_state,
     require_next_step,
 )
+from gossipjax.algorithms.osgp import add_received
+from gossipjax.algorithms.state import GossipState, InFlight, apply_updates
 from gossipjax.algorithms.transform import exchange
-from gossipjax.spmd import Nodes, as_nodes, donate_on_accelerators, require_transform
+from gossipjax.spmd import Nodes, as_nodes, donate_on_accelerators
 
 MAX_PROGRAMS = 32  # of one train step; beyond it, the step is traced
 

@@ -32,7 +32,7 @@ LAYERS = {
     "batch_stats": TOP,
     "checkpoint": {"launch", *TOP},
 }
-PARTS = {"_program": "spmd"}  # a module that belongs to another one's layer
+PARTS = {"_program": "spmd", "_arguments": "spmd"}  # modules that belong to another one's layer
 ALLOWED_PACKAGES = {
     "topology": {"numpy"},
     "checkpoint": {"jax", "numpy", "optax", "orbax"},

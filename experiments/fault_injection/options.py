@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from experiments.training.checks import PositiveInt, check_fields
+from experiments.checks import PositiveInt, check_fields
 
 LOG_EVERY = 5  # steps
 NUM_EXAMPLES = 4000  # of the training set

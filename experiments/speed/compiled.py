@@ -44,12 +44,12 @@ from rich.table import Table
 
 import gossipjax as gx
 from experiments import results
+from experiments.checks import PositiveInt, check_fields
 from experiments.program import ProgramError, exit_on_error
 from experiments.results import Record
 from experiments.speed.hlo_overlap import Message, Overlap, read_overlap
 from experiments.speed.targets import Target, TargetKind, choose_targets, make_devices
 from experiments.training.algorithms import Method, MethodOptions, WireDtype, make_method
-from experiments.training.checks import PositiveInt, check_fields
 
 CASES: tuple[tuple[str, WireDtype], ...] = (
     ("allreduce", "float32"),

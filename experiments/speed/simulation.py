@@ -23,12 +23,12 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import results
+from experiments.checks import PositiveInt, check_fields
 from experiments.program import FatalError, ProgramError, exit_on_error
 from experiments.results import Record
 from experiments.speed.simulation_loop import OPTIMIZER, LoopSettings
 from experiments.speed.timing import summarize_samples
 from experiments.training.algorithms import Method, MethodOptions, make_method
-from experiments.training.checks import PositiveInt, check_fields
 from experiments.training.placement import Placement
 
 LOOP = "experiments.speed.simulation_loop"

@@ -35,6 +35,7 @@ from rich.table import Table
 
 import gossipjax as gx
 from experiments import results
+from experiments.checks import PositiveInt, check_fields
 from experiments.program import exit_on_error
 from experiments.results import Record
 from experiments.speed.targets import choose_targets, make_devices
@@ -50,7 +51,6 @@ from experiments.speed.updates import (
     make_record,
     make_resnet50_shapes,
 )
-from experiments.training.checks import PositiveInt, check_fields
 from experiments.training.placement import (
     Placement,
     describe_nodes,

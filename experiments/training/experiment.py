@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import gossipjax as gx
+from experiments.checks import option_name
 from experiments.memory import require_memory
 from experiments.records import COUNT, require_fields
 from experiments.results import Record, create_run_dir, read_summary
-from experiments.training.checks import option_name
+from experiments.resumable import require_resumable
 from experiments.training.options import TrainingOptions
 from experiments.training.output import Output
 from experiments.training.placement import describe_nodes, place_nodes
 from experiments.training.plan import Plan, Run
-from experiments.training.previous import require_resumable
 from experiments.training.task import Task
 from gossipjax.processes import broadcast_text, is_main_process, processes_agree
 

@@ -5,15 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 import tyro
 
-from experiments.paths import OptionalPath
-from experiments.training.algorithms import (
-    ALGORITHM_HELP,
-    MAX_DELAY,
-    TOPOLOGY_HELP,
-    WIRE_DTYPE_HELP,
-    WireDtype,
-)
-from experiments.training.checks import (
+from experiments.checks import (
     Check,
     NonNegativeFloat,
     OpenFraction,
@@ -22,6 +14,14 @@ from experiments.training.checks import (
     Seed,
     check_fields,
     option_name,
+)
+from experiments.paths import OptionalPath
+from experiments.training.algorithms import (
+    ALGORITHM_HELP,
+    MAX_DELAY,
+    TOPOLOGY_HELP,
+    WIRE_DTYPE_HELP,
+    WireDtype,
 )
 from experiments.training.optimizers import LrSchedule, Optimizer
 from experiments.training.placement import Placement

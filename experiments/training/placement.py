@@ -19,7 +19,8 @@ def request_cpu_devices(count: int) -> None:
     their convolutions, and wait forever. XLA reads the size of its pool from NPROC.
     """
     jax.config.update("jax_num_cpu_devices", count)
-    os.environ["NPROC"] = str(max(2 * count, int(os.environ.get("NPROC", 0))))
+    threads = int(os.environ.get("NPROC", 0)) or os.cpu_count() or 1
+    os.environ["NPROC"] = str(max(2 * count, threads))
 
 
 def place_nodes(placement: Placement, nodes: int) -> gx.Nodes:

@@ -141,18 +141,22 @@ class Trainer:
         Returns:
           The seconds of a bare step: many in succession, on one batch that is on the devices.
         """
-        steps = self._train_step.canonical_steps(state.opt_state) or [0]
-        copy = TrainState(0, *jax.tree.map(jnp.copy, state.arrays))
-        for step in steps:
-            copy, _ = self._run_step(copy, batch, step)
-            jax.block_until_ready(copy.params)
+        for step in self._train_step.canonical_steps(state.opt_state) or [0]:
+            self._run_step(self._restart(state), batch, step)
         self.measure_distance(state)
         self.measure_distance_before_mixing(state, batch)
+        copy = self._restart(state)
+        jax.block_until_ready(copy.arrays)
         started = time.perf_counter()
-        for number in range(BARE_STEPS):
-            copy, _ = self._run_step(copy, batch, steps[number % len(steps)])
+        for step in range(BARE_STEPS):
+            copy, _ = self._run_step(copy, batch, step)
         jax.block_until_ready(copy.params)
         return (time.perf_counter() - started) / BARE_STEPS
+
+    def _restart(self, state: TrainState) -> TrainState:
+        """A copy at step 0: with nothing in flight, any round may be the first."""
+        params, batch_stats = jax.tree.map(jnp.copy, (state.params, state.batch_stats))
+        return TrainState(0, params, self.nodes.run(self._tx.init, params), batch_stats)
 
     def run_steps(
         self, state: TrainState, batches: Iterable[Any]

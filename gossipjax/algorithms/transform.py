@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gossipjax.algorithms.chain import gossip_state
 from gossipjax.algorithms.masks import gossiped
 from gossipjax.algorithms.rounding import as_update, predict, residuals
 from gossipjax.algorithms.state import (
@@ -18,7 +19,6 @@ from gossipjax.algorithms.state import (
     InFlight,
     PushSum,
     debias,
-    gossip_state,
     numerators,
 )
 from gossipjax.collectives import (

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.state import Extra, GossipState, PushSum, gossip_state, message_layout
+from gossipjax.algorithms.chain import gossip_state
+from gossipjax.algorithms.state import Extra, GossipState, PushSum, message_layout
 from gossipjax.checkpoint._keys import fold_in_nodes, holds_keys
 from gossipjax.checkpoint._leaves import is_key
 from gossipjax.collectives import accumulation_dtype, cast_like, require_floats

@@ -1,5 +1,8 @@
 """Bad inputs of algorithms: factories, updates of another form, states of another algorithm."""
 
+# The types are wrong on purpose.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 from collections.abc import Callable
 from typing import Any
 

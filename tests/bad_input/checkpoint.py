@@ -1,5 +1,8 @@
 """Bad inputs of checkpoints."""
 
+# The types are wrong on purpose.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 import tempfile
 from collections.abc import Callable
 from pathlib import Path

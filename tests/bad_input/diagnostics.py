@@ -1,5 +1,8 @@
 """Bad inputs of diagnostics and batch statistics, inside of a per-node function."""
 
+# The types are wrong on purpose.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 from collections.abc import Callable
 from typing import Any
 

@@ -1,5 +1,8 @@
 """Bad inputs of Nodes, spmd, TrainStep, processes and launch."""
 
+# The types are wrong on purpose.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 from pathlib import Path
 from typing import Any
 

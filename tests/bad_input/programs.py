@@ -1,5 +1,8 @@
 """Bad command lines of all programs."""
 
+# The types are wrong on purpose.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 import functools
 import json
 from collections.abc import Callable

@@ -1,5 +1,8 @@
 """The rows of the tables: a call or a command line, and the error that it must end in."""
 
+# The types are wrong on purpose.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple

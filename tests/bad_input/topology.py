@@ -1,5 +1,8 @@
 """Bad inputs of topologies and schedules."""
 
+# The types are wrong on purpose.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 import functools
 
 import jax

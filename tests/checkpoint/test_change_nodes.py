@@ -20,13 +20,7 @@ from short_runs import (
 )
 
 import gossipjax as gx
-from gossipjax.algorithms.state import (
-    ExchangePlan,
-    Extra,
-    GossipState,
-    add,
-    init_state,
-)
+from gossipjax.algorithms.state import ExchangePlan, Extra, GossipState, add, init_state
 from gossipjax.algorithms.transform import gossip_transform
 from gossipjax.checkpoint import average_nodes, change_nodes
 from gossipjax.collectives import mix

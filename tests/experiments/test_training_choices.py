@@ -9,6 +9,14 @@ import oracle
 import pytest
 
 import gossipjax as gx
+from experiments.checks import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    OpenFraction,
+    PositiveFloat,
+    PositiveInt,
+    check_fields,
+)
 from experiments.training.algorithms import (
     ALGORITHM_HELP,
     ALGORITHMS,
@@ -16,14 +24,6 @@ from experiments.training.algorithms import (
     make_method,
     parse_name,
     spell_name,
-)
-from experiments.training.checks import (
-    NonNegativeFloat,
-    NonNegativeInt,
-    OpenFraction,
-    PositiveFloat,
-    PositiveInt,
-    check_fields,
 )
 from experiments.training.optimizers import make_lr_schedule, make_optimizer
 from experiments.training.topologies import TOPOLOGIES

@@ -1,0 +1,95 @@
+"""What the arguments of `spmd`, `Nodes` and `TrainStep` must be."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Argnums = int | Sequence[int]
+
+MAX_ARGUMENTS = 2**16  # JAX holds their numbers in 32 bits
+
+
+@dataclasses.dataclass(frozen=True)
+class ArgumentKinds:
+    """Which positional arguments are static, shared by all nodes, or split over local devices."""
+
+    static: frozenset[int]
+    shared: frozenset[int]
+    local: frozenset[int]
+
+    @classmethod
+    def make(cls, static: Argnums, shared: Argnums, local: Argnums) -> ArgumentKinds:
+        kinds = cls(*(frozenset(argument_numbers(given)) for given in (static, shared, local)))
+        if both := kinds.static & kinds.shared:
+            raise ValueError(
+                f"an argument must be static or shared, got {sorted(both)} in both: static ones "
+                "are shared anyway."
+            )
+        return kinds
+
+    def dynamic(self, args: Sequence[Any]) -> dict[int, Any]:
+        return {i: arg for i, arg in enumerate(args) if i not in self.static}
+
+    def merge(self, args: Sequence[Any], dynamic: dict[int, Any]) -> list[Any]:
+        return [dynamic.get(i, arg) for i, arg in enumerate(args)]
+
+
+def argument_numbers(argnums: Argnums) -> tuple[int, ...]:
+    """Returns the numbers of arguments; raises `ValueError` unless they are from 0 on."""
+    numbers = argnums if isinstance(argnums, Sequence) else (argnums,)
+    if any(isinstance(n, bool) or not isinstance(n, int) for n in numbers):
+        raise ValueError(
+            f"argument numbers must be an integer or several, got {argnums!r}: count from the "
+            "first, 0."
+        )
+    if any(n < 0 for n in numbers):
+        raise ValueError(
+            f"argument numbers must be >= 0, got {sorted(numbers)}: count from the first."
+        )
+    if any(n >= MAX_ARGUMENTS for n in numbers):
+        raise ValueError(
+            f"argument numbers must be < {MAX_ARGUMENTS}, got {sorted(numbers)}: a function has "
+            "no more arguments."
+        )
+    return tuple(numbers)
+
+
+def require_function(function: Any, name: str) -> None:
+    """Raises `ValueError` unless `function` can be called and kept as a key."""
+    if not callable(function):
+        raise ValueError(f"{name} must be a function, got {function!r}: give the function itself.")
+    try:
+        hash(function)
+    except TypeError as error:
+        raise ValueError(
+            f"{name} must be a function that can be hashed, got {type(function).__name__}, which "
+            "cannot: wrap it in a def or a lambda, once."
+        ) from error
+
+
+def require_transform(tx: Any) -> None:
+    """Raises `ValueError` unless `tx` has the functions of an optax transform."""
+    if not all(callable(getattr(tx, name, None)) for name in ("init", "update")):
+        raise ValueError(
+            f"tx must be an optax transform, with init and update, got {type(tx).__name__}: as "
+            "optax.chain(optax.sgd(0.1), gx.sgp(schedule))."
+        )
+
+
+def require_numbers(tree: Any, name: str) -> None:
+    """Raises `ValueError` unless every leaf is an array or a number that one may hold."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        try:
+            dtype = jnp.result_type(leaf)
+            if not isinstance(leaf, jax.Array):
+                np.asarray(leaf, dtype)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(
+                f"{name}{jax.tree_util.keystr(path)} must be an array or a number, got {leaf!r}."
+            ) from error

@@ -1,0 +1,134 @@
+"""The gossip state inside the state of a chain, and the steps that its plan asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from gossipjax.algorithms.state import ExchangePlan, GossipState
+
+
+def gossip_state(opt_state: optax.OptState) -> GossipState | None:
+    """Returns the gossip state inside the state of a chain; None if there is none.
+
+    Raises:
+      ValueError: if there are several, or it stands inside `optax.apply_if_finite` or an
+        `optax.MultiSteps` with `should_skip_update_fn`, on which the nodes do not agree.
+
+    >>> import jax.numpy as jnp, optax, gossipjax as gx
+    >>> tx = optax.chain(optax.sgd(0.1), gx.osgp(gx.topology.ring(4), overlap=2))
+    >>> state = gx.gossip_state(tx.init(jnp.zeros(3)))
+    >>> state.schedule == gx.topology.ring(4), state.overlap
+    (True, 2)
+    """
+    states = _find_states(opt_state)
+    if len(states) > 1:
+        raise ValueError(
+            f"an optimizer state must hold one gossip state at most, got {len(states)}: a chain "
+            "has one gossip transform. Pass the part of the state that is meant."
+        )
+    return states[0] if states else None
+
+
+def _find_states(opt_state: optax.OptState) -> list[GossipState]:
+    states = []
+    for part in jax.tree.leaves(opt_state, is_leaf=_ends_search):
+        if isinstance(part, GossipState):
+            states.append(part)
+        elif _skips_by_node(part):
+            inside = [state for inner in part for state in _find_states(inner)]
+            if inside:
+                raise ValueError(
+                    "gossip must not stand inside optax.apply_if_finite or optax.MultiSteps with "
+                    "should_skip_update_fn, as nodes that decide by their own gradients would wait "
+                    f"for each other, got {type(part).__name__} around it: use "
+                    "gx.apply_if_finite, or put it before the gossip in the chain."
+                )
+    return states
+
+
+def _skips_by_node(part: Any) -> bool:
+    """Whether the state is of a wrapper that skips updates by what one node alone sees."""
+    if isinstance(part, optax.MultiStepsState):
+        return bool(jax.tree.leaves(part.skip_state))
+    return type(part) is optax.ApplyIfFiniteState
+
+
+def _ends_search(part: Any) -> bool:
+    return isinstance(part, GossipState) or _skips_by_node(part)
+
+
+def replace_gossip_state(opt_state: optax.OptState, **fields: Any) -> Any:
+    """Returns the state of a chain with these fields of its gossip state replaced."""
+
+    def replace(part: Any) -> Any:
+        return part._replace(**fields) if isinstance(part, GossipState) else part
+
+    return jax.tree.map(replace, opt_state, is_leaf=lambda part: isinstance(part, GossipState))
+
+
+def exchange_plan(opt_state: optax.OptState) -> ExchangePlan:
+    """The plan in the state of a chain; without gossip, that of a static all-reduce."""
+    state = gossip_state(opt_state)
+    return ExchangePlan() if state is None else state.plan
+
+
+def canonical_step(opt_state: optax.OptState, step: int) -> int:
+    """The static step number of a training loop: equal for steps that need the same program.
+
+    It is the smallest number with the same round at it and, under overlap, at the `overlap` steps
+    before it; 0 for a chain without gossip. Pass it as the static `step` of a train step, and one
+    program is compiled per distinct round.
+
+    Args:
+      opt_state: the state of a chain, of one node or node-stacked.
+      step: the number of the update, an integer from 0.
+
+    Raises:
+      ValueError: if `step` is negative or not an integer, or the chain holds several gossip
+        transforms.
+
+    >>> import jax.numpy as jnp, gossipjax as gx
+    >>> state = gx.sgp(gx.topology.one_peer_exponential(8)).init(jnp.zeros(3))
+    >>> [gx.canonical_step(state, k) for k in range(5)]
+    [0, 1, 2, 0, 1]
+    """
+    return exchange_plan(opt_state).canonical_step(step)
+
+
+def canonical_steps(opt_state: optax.OptState) -> list[int]:
+    """All values of `canonical_step`: one per program that a training loop compiles.
+
+    >>> import jax.numpy as jnp, gossipjax as gx
+    >>> gx.canonical_steps(gx.osgp(gx.topology.one_peer_exponential(4)).init(jnp.zeros(3)))
+    [0, 1]
+    """
+    return list(exchange_plan(opt_state).canonical_steps)
+
+
+def require_next_step(opt_state: optax.OptState, step: int) -> None:
+    """Raises `ValueError` unless `step` may follow the updates that the state has counted.
+
+    Under overlap the messages in flight are delivered by the round before. Reads the count on the
+    host: call it where a loop starts or jumps, not at every step.
+    """
+    state = gossip_state(opt_state)
+    if state is None or not state.overlap:
+        return
+    count = state.count
+    if isinstance(count, jax.Array):
+        if not hasattr(count, "addressable_shards"):  # traced: no number to compare with
+            return
+        count = jax.device_get(count.addressable_data(0))
+    count = int(np.max(np.asarray(count)))
+    plan = state.plan
+    if count and plan.canonical_step(step) != plan.canonical_step(count):
+        raise ValueError(
+            f"step must be {count}, or one with the same rounds before it, as the state of an "
+            f"algorithm with overlap has counted {count} updates and its messages in flight are "
+            f"delivered by the round before, got {step}: pass the step at which the state was "
+            "saved, or start from the average model by gossipjax.checkpoint.change_nodes."
+        )
