@@ -234,7 +234,7 @@ class TestStepsUnderOverlap:
         resumed = self.make_step()
         self.train([(step, 7), (step, 8), (resumed, 9)])
         with pytest.raises(ValueError, match=r"step must be 9.*got 10"):
-            self.train([(step, 7), (step, 8), (resumed, 10)])
+            self.train([(step, 7), (step, 8), (self.make_step(), 10)])
 
     def test_without_overlap_any_step_will_do(self):
         step = self.make_step()
