@@ -1,14 +1,25 @@
 """The options of the program."""
 
 import dataclasses
-from pathlib import Path
+from typing import Annotated
 
-from experiments.checks import PositiveInt, check_fields
+from experiments.checks import Check, PositiveInt, Seed, check_fields
+from experiments.paths import OptionalPath
 
 LOG_EVERY = 5  # steps
 NUM_EXAMPLES = 4000  # of the training set
 BATCH_SIZE_PER_NODE = 32  # the default of the image program
 MIN_CHECKPOINTS = 8
+MAX_PROCESSES = NUM_EXAMPLES // BATCH_SIZE_PER_NODE
+
+Processes = Annotated[
+    PositiveInt,
+    Check(
+        f"at most {MAX_PROCESSES}, as a step takes {BATCH_SIZE_PER_NODE} of the {NUM_EXAMPLES} "
+        "examples per process",
+        lambda value: value <= MAX_PROCESSES,
+    ),
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +29,7 @@ class Options:
     kills: PositiveInt = 20
     """Number of kills: of each six, two while a checkpoint is written, one while the processes
     start, three during training."""
-    processes: PositiveInt = 4
+    processes: Processes = 4
     """Number of processes, a node each."""
     epochs: PositiveInt = 16
     """Passes over the training set: 4,000 digits, 32 per node and step."""
@@ -26,9 +37,9 @@ class Options:
     """Steps between checkpoints, a multiple of 5."""
     runs: PositiveInt = 3
     """Uninterrupted runs with other seeds, in addition to one with the same seed."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the random moments and processes; the seed of the run itself is 0."""
-    out: Path | None = None
+    out: OptionalPath = None
     """Folder for the results; a new one under runs/ if not given."""
     overwrite: bool = False
     """Replace the results of another run in --out."""

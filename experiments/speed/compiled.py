@@ -45,6 +45,7 @@ from rich.table import Table
 import gossipjax as gx
 from experiments import results
 from experiments.checks import PositiveInt, check_fields
+from experiments.paths import OptionalPath
 from experiments.program import ProgramError, exit_on_error
 from experiments.results import Record
 from experiments.speed.hlo_overlap import Message, Overlap, read_overlap
@@ -80,7 +81,7 @@ class Options:
     """Examples per node and step."""
     every_round: bool = False
     """Compile the program of every distinct round; without it, one per algorithm."""
-    out: Path | None = None
+    out: OptionalPath = None
     """Folder for the results; a new one under runs/ if not given."""
     overwrite: bool = False
     """Replace another run's results in --out."""

@@ -24,9 +24,11 @@ from rich.table import Table
 
 from experiments import results
 from experiments.checks import PositiveInt, check_fields
+from experiments.memory import require_memory
+from experiments.paths import OptionalPath
 from experiments.program import FatalError, ProgramError, exit_on_error
 from experiments.results import Record
-from experiments.speed.simulation_loop import OPTIMIZER, LoopSettings
+from experiments.speed.simulation_loop import IMAGE_SHAPE, OPTIMIZER, LoopSettings
 from experiments.speed.timing import summarize_samples
 from experiments.training.algorithms import Method, MethodOptions, make_method
 from experiments.training.placement import Placement
@@ -50,7 +52,7 @@ class Options:
     """Steps of one turn."""
     placement: Placement = "auto"
     """mesh: a device per node, virtual ones on a CPU. vmap: one device. auto: mesh if possible."""
-    out: Path | None = None
+    out: OptionalPath = None
     """Folder for the results; a new one under runs/ if not given."""
     overwrite: bool = False
     """Replace another run's results in --out."""
@@ -186,6 +188,8 @@ def measure_simulation(options: Options) -> None:
         methods = [
             make_method(options.algorithm, MethodOptions(size), OPTIMIZER) for size in options.nodes
         ]
+        example = np.broadcast_to(np.float32(0), (max(options.nodes), *IMAGE_SHAPE))
+        require_memory(example, options.batch_size_per_node)
         out = results.create_run_dir("simulation", options.out, options.overwrite)
         console = Console()
         runs: list[Record] = []

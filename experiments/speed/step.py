@@ -22,7 +22,6 @@ this folder lists the columns and fields.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -36,6 +35,7 @@ from rich.table import Table
 import gossipjax as gx
 from experiments import results
 from experiments.checks import PositiveInt, check_fields
+from experiments.paths import OptionalPath
 from experiments.program import exit_on_error
 from experiments.results import Record
 from experiments.speed.targets import choose_targets, make_devices
@@ -73,7 +73,7 @@ class Options:
     """mesh: a device per node, virtual ones on a CPU. vmap: one device. auto: mesh if possible."""
     target: Literal["here", "gpu"] = "here"
     """gpu: compile for 8 H100, which need not be present, and count passes; nothing is timed."""
-    out: Path | None = None
+    out: OptionalPath = None
     """Folder for the results; a new one under runs/ if not given."""
     overwrite: bool = False
     """Replace another run's results in --out."""

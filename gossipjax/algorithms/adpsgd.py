@@ -31,6 +31,8 @@ from gossipjax.topology import complete
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import make_wire
 
+MAX_DELAY = 2**12  # steps: each costs a copy of the model
+
 
 def adpsgd(
     schedule: Schedule,
@@ -65,8 +67,8 @@ def adpsgd(
     The transform's `update` takes `step=`, as that of `sgp`.
 
     Raises:
-      ValueError: if delays are negative or not integers, or a table is not `[T, N]`; if the
-        schedule is not doubly stochastic; when traced, as `sgp`.
+      ValueError: if delays are negative, above 4096 or not integers, or a table is not `[T, N]`;
+        if the schedule is not doubly stochastic; when traced, as `sgp`.
 
     References:
       Lian et al., "Asynchronous Decentralized Parallel Stochastic Gradient Descent", ICML 2018,
@@ -155,6 +157,11 @@ def _delay_table(delays: int | ArrayLike, nodes: int) -> np.ndarray:
     if table.min() < 0:
         k, i = np.argwhere(table < 0)[0]
         raise ValueError(f"delays must be >= 0, got delays[{k}, {i}] = {table[k, i]}.")
+    if table.max() > MAX_DELAY:
+        raise ValueError(
+            f"delays must be at most {MAX_DELAY} steps, each of which costs a copy of the model, "
+            f"got {table.max()}."
+        )
     return table
 
 
@@ -171,7 +178,7 @@ def random_delays(
       max_delay: larger delays become this one.
 
     Raises:
-      ValueError: if the mean is below 0 or not finite, or a count is not an integer.
+      ValueError: if the mean is not a number from 0 to 4096, or a count is not an integer.
 
     >>> random_delays(4, 2, seed=0).tolist()
     [[1, 0, 0, 3], [3, 1, 1, 2]]
@@ -179,8 +186,9 @@ def random_delays(
     n = require_int(n, "n of random_delays", 1)
     rounds = require_int(rounds, "rounds of random_delays", 1)
     max_delay = require_int(max_delay, "max_delay", 0)
-    if not 0 <= mean_delay < np.inf:
-        raise ValueError(f"mean_delay must be >= 0 and finite, got {mean_delay!r}.")
+    is_number = isinstance(mean_delay, int | float | np.integer | np.floating)
+    if not is_number or not 0 <= mean_delay <= MAX_DELAY:
+        raise ValueError(f"mean_delay must be a number from 0 to {MAX_DELAY}, got {mean_delay!r}.")
     rng = np.random.default_rng(require_int(seed, "seed of random_delays", 0))
     return np.minimum(rng.poisson(mean_delay, (rounds, n)), max_delay)
 

@@ -15,8 +15,9 @@ def gossip_state(opt_state: optax.OptState) -> GossipState | None:
     """Returns the gossip state inside the state of a chain; None if there is none.
 
     Raises:
-      ValueError: if there are several, or it stands inside `optax.apply_if_finite` or an
-        `optax.MultiSteps` with `should_skip_update_fn`, on which the nodes do not agree.
+      ValueError: if there are several, it stands inside `optax.apply_if_finite` or an
+        `optax.MultiSteps` with `should_skip_update_fn`, on which the nodes do not agree, or
+        `opt_state` is None.
 
     >>> import jax.numpy as jnp, optax, gossipjax as gx
     >>> tx = optax.chain(optax.sgd(0.1), gx.osgp(gx.topology.ring(4), overlap=2))
@@ -24,6 +25,8 @@ def gossip_state(opt_state: optax.OptState) -> GossipState | None:
     >>> state.schedule == gx.topology.ring(4), state.overlap
     (True, 2)
     """
+    if opt_state is None:
+        raise ValueError("opt_state must be what tx.init returns, got None.")
     states = _find_states(opt_state)
     if len(states) > 1:
         raise ValueError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from typing import Any
 
 import jax
@@ -64,8 +63,8 @@ def easgd(
     The transform's `update` takes `step=`, as that of `sgp`.
 
     Raises:
-      ValueError: if alpha is not above 0 or the period is below 1; when traced, if alpha is
-        unstable with this number of nodes, or as `sgp`.
+      ValueError: if alpha is not above 0 and below 1 or the period is below 1; when traced, if
+        alpha is unstable with this number of nodes, or as `sgp`.
 
     References:
       Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", NIPS 2015,
@@ -81,9 +80,10 @@ def easgd(
     """
     require_axis_names("easgd", axis_name, local_axis_name)
     is_number = isinstance(alpha, int | float | np.integer | np.floating)
-    if isinstance(alpha, bool) or not (is_number and 0 < alpha < math.inf):
+    if isinstance(alpha, bool) or not (is_number and 0 < alpha < 1):  # 2 / (N + 1) for N >= 1
         raise ValueError(
-            f"alpha of easgd must be a finite number above 0, got {alpha!r}: the paper has 0.9 / N."
+            f"alpha of easgd must be a number above 0 and below 1, got {alpha!r}: the paper has "
+            "0.9 / N."
         )
     alpha = float(alpha)
     period = require_int(period, "period of easgd", 1)

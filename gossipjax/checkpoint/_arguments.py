@@ -59,17 +59,16 @@ def require_metadata(metadata: Any) -> dict[str, Any]:
     Tuples come back as lists. NaN and infinities come back as they are, as Python's JSON has them.
 
     Raises:
-      TypeError: if it is not a dict, a key of it is not a string, or a value is of another type
-        than those of JSON.
-      ValueError: if it contains itself.
+      ValueError: if it is not a dict, a key of it is not a string, a value is of another type than
+        those of JSON, or it contains itself.
 
     >>> require_metadata({"epoch": {"batches": [1, {2}]}})
     Traceback (most recent call last):
-    TypeError: metadata['epoch']['batches'][1] must be what JSON can hold (a dict with strings as \
+    ValueError: metadata['epoch']['batches'][1] must be what JSON can hold (a dict with strings as \
 keys, list, str, int, float, bool or None), got a set: {2}.
     """
     if not isinstance(metadata, dict):
-        raise TypeError(f"metadata must be a dict, got {_describe(metadata)}.")
+        raise ValueError(f"metadata must be a dict, got {_describe(metadata)}.")
     _require_json(metadata, "metadata", 0)
     return metadata
 
@@ -80,7 +79,7 @@ def _require_json(value: Any, name: str, depth: int) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise TypeError(
+                raise ValueError(
                     f"the keys of {name} must be strings, which JSON can hold, got "
                     f"{_describe(key)}: it would come back as another key."
                 )
@@ -89,7 +88,7 @@ def _require_json(value: Any, name: str, depth: int) -> None:
         for i, item in enumerate(value):
             _require_json(item, f"{name}[{i}]", depth + 1)
     elif value is not None and not isinstance(value, str | int | float):
-        raise TypeError(
+        raise ValueError(
             f"{name} must be what JSON can hold (a dict with strings as keys, list, str, int, "
             f"float, bool or None), got {_describe(value)}."
         )

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from gossipjax import launch
+from gossipjax._arguments import require_function
 from gossipjax.checkpoint._arguments import (
     require_bool,
     require_folder,
@@ -20,6 +20,7 @@ from gossipjax.checkpoint._arguments import (
     require_step,
     require_timeout,
 )
+from gossipjax.checkpoint._leaves import as_arrays
 from gossipjax.checkpoint._manifest import make_manifest
 from gossipjax.checkpoint._resize import ResizeReport
 from gossipjax.checkpoint._restore import Restored, read_checkpoint, require_readable_folder
@@ -181,9 +182,11 @@ class Checkpoints:
             only read: its run may still be saving.
 
         Raises:
-          ValueError: if the checkpoint is of another model or optimizer, or `init_from` holds none.
+          ValueError: if the checkpoint is of another model or optimizer, `init_from` holds none, or
+            `make_tx` is not a function.
           OSError: if the newest checkpoint cannot be read, or all are damaged.
         """
+        require_function(make_tx, "make_tx")
         other = None if init_from is None else require_folder(init_from, "init_from")
         restored = self._restore_train_state(state, nodes, make_tx)
         self.resumed_from = None if restored is None else self.folder
@@ -251,8 +254,9 @@ class Checkpoints:
         step or later belong to an abandoned continuation: they are renamed to `STEP.superseded`.
 
         Raises:
-          TypeError: if `metadata` holds something that JSON cannot (names the key).
-          ValueError: if `step` is not an integer >= 0, or the folder was opened with `read_only`.
+          ValueError: if `step` is not an integer >= 0, `state` holds something that is neither an
+            array nor a number, or `metadata` something that JSON cannot hold (names the key), or
+            the folder was opened with `read_only`.
         """
         if self._is_read_only:
             raise ValueError(
@@ -261,14 +265,11 @@ class Checkpoints:
             )
         step = require_step(step)
         metadata = require_metadata(metadata)
+        leaves = as_arrays(state, "state")
         self._finish_write()
         steps = self._steps()
         if step == self._last_step and step in steps:
             return
-        leaves = [
-            leaf if isinstance(leaf, jax.Array) else np.array(leaf)
-            for leaf in jax.tree.leaves(state)
-        ]
         manifest = make_manifest(state, leaves, metadata)
         self._rename([other for other in steps if other >= step], "superseded")
         self._last_step = step

@@ -74,6 +74,25 @@ def _bits(dtype: Any) -> int:
     return jnp.finfo(dtype).bits
 
 
+def as_arrays(tree: Any, name: str) -> list[Any]:
+    """Returns every leaf as an array: JAX's as they are, copies of others.
+
+    Raises:
+      ValueError: if a leaf is neither an array nor a number.
+    """
+
+    def as_array(path: Any, leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array):
+            return leaf
+        array = np.array(leaf)
+        if array.dtype.kind in "OSU":  # objects and texts
+            path = jax.tree_util.keystr(path)
+            raise ValueError(f"{name}{path} must be an array or a number, got {leaf!r}.")
+        return array
+
+    return [as_array(*item) for item in jax.tree_util.tree_leaves_with_path(tree)]
+
+
 def leaf_specs(tree: Any) -> list[list[Any]]:
     """Returns `[path, shape, type]` of every leaf."""
 

@@ -35,7 +35,7 @@ def make_manifest(state: Any, leaves: list[Any], metadata: dict[str, Any]) -> di
     """Returns the manifest of a state as it is written: a JSON text and its checksum.
 
     Raises:
-      TypeError, ValueError: if `metadata` holds something that JSON cannot.
+      ValueError: if `metadata` holds something that JSON cannot.
     """
     manifest = Manifest(leaf_specs(state), checksum(leaves), require_metadata(metadata))
     text = json.dumps(manifest._asdict())

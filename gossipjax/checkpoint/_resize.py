@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from gossipjax._arguments import require_transform
 from gossipjax.algorithms.chain import gossip_state
 from gossipjax.algorithms.state import Extra, GossipState, PushSum, message_layout
 from gossipjax.checkpoint._keys import fold_in_nodes, holds_keys
@@ -86,7 +87,8 @@ def change_nodes(
       Parameters and state of `tx`, NumPy arrays `[M, ...]`, and a report.
 
     Raises:
-      ValueError: if the leaves have no common number of nodes; if the state's arrays outside the
+      ValueError: if the leaves have no common number of nodes; if the schedule of `tx` is of
+        another number of nodes than M; if the state's arrays outside the
         gossip are not those of `tx` (names the first that differs); if a parameter that gossips is
         not floating-point, the chain holds several gossip transforms, or the messages in flight are
         of other parameters than those that gossip in `tx`.
@@ -101,12 +103,14 @@ def change_nodes(
     ([2.0, 2.0, 2.0], 2.0)
     """
     nodes = require_int(nodes, "nodes", 1)
-    before = _count_nodes(params, opt_state)
+    require_transform(tx)
+    before = _count_nodes({"params": params, "opt_state": opt_state})
     old = gossip_state(opt_state) or GossipState(np.zeros(before, np.int32))
     paths = _find_gossiped(params, old, tx)
     model, weight, fraction_in_flight = _average_model(params, old, before, paths)
     new_params = cast_like(model, params)
     template = _init_one(tx, new_params)
+    _require_schedule_of(nodes, template)
     others, averaged = _average_others(opt_state, template)
     leaves, structure = jax.tree.flatten(template, is_leaf=_is_gossip)
     for i, leaf in enumerate(leaves):
@@ -124,10 +128,26 @@ def average_nodes(tree: Any, nodes: int) -> Any:
     Integers take the maximum; PRNG keys are made from those of node 0, as `change_nodes` does.
     Leaves keep their types.
 
+    Raises:
+      ValueError: if `nodes` is not an integer >= 1, or the leaves have no common number of nodes.
+
     >>> average_nodes(np.array([1.0, 3.0]), 3).tolist()
     [2.0, 2.0, 2.0]
     """
+    nodes = require_int(nodes, "nodes", 1)
+    if jax.tree.leaves(tree):
+        _count_nodes({"tree": tree})
     return _repeat(_average(tree), nodes)
+
+
+def _require_schedule_of(nodes: int, opt_state: optax.OptState) -> None:
+    """Raises `ValueError` if gossip in the new state is for another number of nodes."""
+    new = gossip_state(opt_state)
+    if new is not None and new.schedule is not None and new.schedule.size != nodes:
+        raise ValueError(
+            f"nodes must be those of the schedule of tx, {new.schedule.size}, got {nodes}: build "
+            f"tx with a schedule for {nodes} nodes."
+        )
 
 
 def _init_one(tx: optax.GradientTransformation, params: optax.Params) -> optax.OptState:
@@ -337,14 +357,15 @@ def _is_gossip(node: Any) -> bool:
     return isinstance(node, GossipState)
 
 
-def _count_nodes(params: Any, opt_state: Any) -> int:
+def _count_nodes(trees: dict[str, Any]) -> int:
+    """N of the node-stacked trees, by name; of the first, which must have a leaf."""
     leaves = [
-        (f"{name}{jax.tree_util.keystr(path)}", list(leaf.shape[:1]))
-        for name, tree in (("params", params), ("opt_state", opt_state))
+        (f"{name}{jax.tree_util.keystr(path)}", list(np.shape(leaf)[:1]))
+        for name, tree in trees.items()
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     ]
     if not leaves:
-        raise ValueError("params must have at least one array, got none.")
+        raise ValueError(f"{next(iter(trees))} must have at least one array, got none.")
     first_name, first = leaves[0]
     for name, axis in leaves:
         if not axis or axis != first:

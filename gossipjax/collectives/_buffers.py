@@ -33,15 +33,25 @@ def cast_like(tree: Any, like: Any) -> Any:
     return jax.tree.map(lambda x, y: x.astype(jnp.result_type(y)), tree, like)
 
 
+def dtype_of(leaf: Any) -> Any:
+    """The type of an array or a number; None for anything else, as for a type or its name."""
+    if isinstance(leaf, str | bytes | type | np.dtype):
+        return None
+    try:
+        return jnp.result_type(leaf)
+    except (TypeError, ValueError):
+        return None
+
+
 def require_floats(tree: Any, name: str) -> None:
     """Raises `ValueError` if a leaf of `tree` is not of a real floating-point type."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        dtype = jnp.result_type(leaf)
-        if not is_real_float(dtype):
+        dtype = dtype_of(leaf)
+        if dtype is None or not is_real_float(dtype):
             raise ValueError(
                 f"{name}{jax.tree_util.keystr(path)} must be floating-point of {MIN_BITS} bits or "
-                f"more, which gossip can average, got {dtype}. Keep other leaves out of the tree, "
-                "or mask them."
+                f"more, which gossip can average, got {repr(leaf) if dtype is None else dtype}. "
+                "Keep other leaves out of the tree, or mask them."
             )
 
 

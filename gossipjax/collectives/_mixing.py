@@ -21,6 +21,7 @@ from gossipjax.collectives._buffers import (
     Layout,
     accumulation_dtype,
     cast_like,
+    dtype_of,
     require_floats,
     upcast,
 )
@@ -31,6 +32,8 @@ from gossipjax.collectives._exchange import (
 )
 from gossipjax.topology.schedule import Round, Schedule
 from gossipjax.wire import Wire, is_narrower, make_wire
+
+REALS = (jnp.floating, jnp.integer)
 
 
 def require_schedule(schedule: Any, name: str) -> None:
@@ -118,6 +121,11 @@ def mix(
     wire = make_wire(axis_name, local_axis_name, wire_dtype)
     require_floats(tree, "tree")
     if weight is not None:
+        dtype = dtype_of(weight)
+        if dtype is None or not any(map(functools.partial(jnp.issubdtype, dtype), REALS)):
+            raise ValueError(
+                f"a push-sum weight must be a real number, 1 at the start, got {weight!r}."
+            )
         if jnp.shape(weight) != ():
             raise ValueError(
                 f"a push-sum weight must be a scalar, got shape {list(jnp.shape(weight))}: inside "

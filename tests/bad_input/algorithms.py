@@ -115,7 +115,7 @@ for name, tx in TRANSFORMS.items():
         Call(
             f"{name} state of another algorithm",
             lambda tx=tx, other=other: update(tx, state_of=other),
-            "must be",
+            "must",
         ),
         Call(f"{name} no state", lambda tx=tx: update_with_state(tx, None), "state"),
         Call(
@@ -155,5 +155,6 @@ ROWS += [
     Call("mix integers", on_nodes(lambda x: gx.mix(3, 1.0, RING, 0)), "floating-point"),
     Call("exchange without a state", on_nodes(lambda x: gx.exchange(None, 0)), "must"),
     Call("canonical_step", lambda: gx.canonical_step(TRANSFORMS["sgp"].init(PARAMS), 1.5), "step"),
+    Call("gossip_state of nothing", lambda: gx.gossip_state(None), "opt_state must"),
     Call("two gossips", lambda: gx.gossip_state((TRANSFORMS["sgp"].init(PARAMS),) * 2), "must"),
 ]

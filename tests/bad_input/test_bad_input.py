@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import pytest
 import tyro
@@ -26,7 +27,6 @@ from bad_input.rows import Call, Line
 from experiments import averaging, averaging_report, image, report
 from experiments.fault_injection import __main__ as fault_injection
 from experiments.speed import __main__ as speed
-from experiments.speed import simulation
 from experiments.training import placement
 from gossipjax.launch import __main__ as launch
 
@@ -48,8 +48,12 @@ PROGRAMS: dict[str, Callable[[list[str]], object]] = {
 }
 
 
-class HangError(Exception):
-    """A row takes too long."""
+class HangError(BaseException):
+    """A row takes too long: no handler of a library's `Exception` may swallow it."""
+
+
+class StartedError(BaseException):
+    """A row starts a process: it was accepted, and something real would run."""
 
 
 @contextlib.contextmanager
@@ -66,6 +70,19 @@ def time_limit(seconds: int) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, former)
+
+
+def refuse_to_start(*args: object, **kwargs: object) -> NoReturn:
+    """Stands for `subprocess.Popen`."""
+    raise StartedError(f"a bad command line must start no process, got {args}.")
+
+
+def require_no_type_checker(error: BaseException) -> None:
+    """Users run the library without the tests' type checks: they may not be what refuses a row."""
+    chain: list[BaseException] = [error]
+    for one in chain:
+        assert not type(one).__module__.startswith("beartype"), repr(one)
+        chain += [cause for cause in (one.__cause__, one.__context__) if cause is not None]
 
 
 def require_clear(message: str) -> None:
@@ -85,6 +102,7 @@ def test_calls(row: Call):
         row.call()
     last = traceback.extract_tb(raised.value.__traceback__)[-1]
     assert last.filename.startswith(tuple(SOURCES)), f"{last.filename}: {raised.value}"
+    require_no_type_checker(raised.value)
     require_clear(str(raised.value))
     assert row.message in str(raised.value)
 
@@ -102,8 +120,8 @@ def test_command_lines(
     capsys: pytest.CaptureFixture[str],
 ):
     monkeypatch.chdir(tmp_path)
-    for module in (placement, simulation):  # the devices exist
-        monkeypatch.setattr(module, "request_cpu_devices", lambda count: None)
+    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)  # the devices exist
+    monkeypatch.setattr(subprocess, "Popen", refuse_to_start)
     make_small(monkeypatch.setattr, plots=True)
     row.write(tmp_path)
     arguments = shlex.split(row.arguments.replace("OUT", str(tmp_path)))

@@ -82,18 +82,25 @@ ROWS += [
     Call("from_graph of a list", lambda: T.from_graph([(0, 1)]), "graph"),
     Call("from_graph of nothing", lambda: T.from_graph(None), "graph"),
     Call("from_graph empty", lambda: T.from_graph(nx.Graph()), "must"),
-    Call("from_graph names", lambda: T.from_graph(nx.Graph([("a", "b")])), "must"),
+    Call(
+        "from_graph in two parts", lambda: T.from_graph(nx.Graph([("a", "b"), ("c", "d")])), "must"
+    ),
     Call("ring of 74 GiB and more", lambda: T.complete(10**9), "must"),
     Call("absurd ring", lambda: T.ring(2**70), "must"),
     Call("absurd rounds", lambda: T.random_ring(4, 10**12, 0), "must"),
 ]
-ROWS += calls("index_at", RING.index_at, [-1, 1.5, None, True], "step")
-ROWS += calls("round_at", RING.round_at, [-1, "0"], "step")
+ROWS += calls("index_at", RING.index_at, ["0", 1.5, None, True], "step")
+ROWS += calls("round_at", RING.round_at, [0.0, "0"], "step")
 ROWS += calls("matrices", RING.matrices, [-1, 1.5, 10**13], "must")
 ROWS += calls("every", RING.every, [0, -1, 1.5, None, 10**13], "must")
 ROWS += calls("every phase", functools.partial(RING.every, 2), [-1, 1.5, None], "must")
 ROWS += calls("canonical_step", RING.canonical_step, [-1, 1.5, None], "step")
-ROWS += calls("lookback", functools.partial(RING.canonical_step, 3), [-1, 0.5, 10**13], "lookback")
+ROWS += calls(
+    "lookback",
+    functools.partial(T.piecewise({0: RING, 2: T.complete(4)}).canonical_step, 3),
+    [-1, 0.5, 10**13],
+    "lookback",
+)
 ROWS += calls("canonical_steps", RING.canonical_steps, [-1, 0.5], "lookback")
 ROWS += calls("spectral_gap", T.spectral_gap, [None, np.eye(2), 4], "must be a")
 ROWS += calls("rounds_to_exact_average", T.rounds_to_exact_average, [None, "ring"], "must be a")

@@ -91,7 +91,7 @@ class TestMetadata:
     )
     def test_that_json_cannot_hold(self, metadata, message, tmp_path):
         with Checkpoints(tmp_path) as checkpoints:
-            with pytest.raises(TypeError, match=message):
+            with pytest.raises(ValueError, match=message):
                 checkpoints.save(1, STATE, metadata)
             assert checkpoints.wait() == []
 
@@ -109,7 +109,7 @@ class TestMetadata:
         metadata: Any = ["epoch"]
         with (
             Checkpoints(tmp_path, every=1) as checkpoints,
-            pytest.raises(TypeError, match=r"metadata must be a dict, got a list"),
+            pytest.raises(ValueError, match=r"metadata must be a dict, got a list"),
         ):
             checkpoints.after(TrainState(1, params, opt_state, metadata=metadata))
 

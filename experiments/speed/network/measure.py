@@ -38,6 +38,7 @@ from rich.progress import Progress, TaskID
 
 from experiments import results
 from experiments.checks import NonNegativeFloat, check_fields
+from experiments.paths import OptionalPath
 from experiments.program import exit_on_error
 from experiments.results import Record
 from experiments.speed.network import links
@@ -96,7 +97,7 @@ class Options:
     )
     wire_dtype: tuple[WireDtype, ...] = ("float32", "bfloat16")
     """Types in which messages travel; an algorithm without one of them is left out of its rows."""
-    out: Path | None = None
+    out: OptionalPath = None
     """Folder for the results; a new one under runs/ if not given."""
     overwrite: bool = False
     """Replace another run's results in --out."""
@@ -175,9 +176,9 @@ def require_memory(hosts: int, megabytes: float) -> None:
     match = re.search(r"MemAvailable: +(\d+) kB", meminfo.read_text() if meminfo.exists() else "")
     if match and needed > (available := 1024 * int(match[1])):
         raise ValueError(
-            f"{hosts} hosts with {megabytes:g} MB of parameters each need about "
-            f"{needed / 1e9:.1f} GB of memory; {available / 1e9:.1f} GB are free. Lower --hosts or "
-            "--megabytes."
+            f"the models of {hosts} hosts must fit into {available / 1e9:.1f} GB of free memory, "
+            f"got about {needed / 1e9:.4g} GB with --megabytes {megabytes:g}: lower it, "
+            "or --hosts."
         )
 
 
