@@ -20,7 +20,7 @@ from gossipjax.algorithms.chain import (
     exchange_plan,
     gossip_state,
     replace_gossip_state,
-    require_next_step,
+    start_at,
 )
 from gossipjax.algorithms.osgp import add_received
 from gossipjax.algorithms.state import GossipState, InFlight, apply_updates
@@ -118,7 +118,7 @@ class TrainStep:
             self._updates[kind] = self._make_update(*kind)
         canonical_step = exchange_plan(opt_state).canonical_step(step)
         if step != self._next_step:
-            require_next_step(opt_state, step)
+            opt_state = start_at(opt_state, step)
         self._next_step = step + 1
         number = canonical_step if is_static else np.int32(step)
         return self._updates[kind](number, params, opt_state, *inputs)

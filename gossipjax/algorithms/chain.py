@@ -112,26 +112,38 @@ def canonical_steps(opt_state: optax.OptState) -> list[int]:
     return list(exchange_plan(opt_state).canonical_steps)
 
 
-def require_next_step(opt_state: optax.OptState, step: int) -> None:
-    """Raises `ValueError` unless `step` may follow the updates that the state has counted.
+def start_at(opt_state: optax.OptState, step: int) -> Any:
+    """Returns the state of a loop that starts or jumps to `step`: its count follows from now on.
 
-    Under overlap the messages in flight are delivered by the round before. Reads the count on the
-    host: call it where a loop starts or jumps, not at every step.
+    Under overlap the messages in flight are delivered by the round before, so a state that has
+    counted updates must go on where it was. One that has counted none starts at any step. Reads the
+    count on the host: call it where a loop starts or jumps, not at every step.
+
+    Raises:
+      ValueError: if messages in flight would be delivered by another round than their own.
     """
     state = gossip_state(opt_state)
     if state is None or not state.overlap:
-        return
-    count = state.count
-    if isinstance(count, jax.Array):
-        if not hasattr(count, "addressable_shards"):  # traced: no number to compare with
-            return
-        count = jax.device_get(count.addressable_data(0))
-    count = int(np.max(np.asarray(count)))
-    plan = state.plan
-    if count and plan.canonical_step(step) != plan.canonical_step(count):
+        return opt_state
+    count = _read_count(state.count)
+    if count is None or count == step:
+        return opt_state
+    if count == 0:
+        return replace_gossip_state(opt_state, count=state.count + np.int32(step))
+    if state.plan.canonical_step(step) != state.plan.canonical_step(count):
         raise ValueError(
             f"step must be {count}, or one with the same rounds before it, as the state of an "
             f"algorithm with overlap has counted {count} updates and its messages in flight are "
             f"delivered by the round before, got {step}: pass the step at which the state was "
             "saved, or start from the average model by gossipjax.checkpoint.change_nodes."
         )
+    return opt_state
+
+
+def _read_count(count: Any) -> int | None:
+    """The number of updates of all nodes; None if it is traced."""
+    if isinstance(count, jax.Array):
+        if not hasattr(count, "addressable_shards"):
+            return None
+        count = jax.device_get(count.addressable_data(0))
+    return int(np.max(np.asarray(count)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,9 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from gossipjax.wire import MIN_BITS, is_real_float, split_by_size
+
+MAX_OPERANDS = 100
+SMALL_LEAF = 2**14
 
 
 def accumulation_dtype(dtype: DTypeLike) -> np.dtype:
@@ -78,6 +82,11 @@ class Layout:
         }
 
     @property
+    def dtypes(self) -> list[np.dtype]:
+        """The type of each buffer."""
+        return list(self._groups)
+
+    @property
     def sizes(self) -> list[int]:
         """The number of values of each buffer."""
         return [sum(sizes) for sizes in self._leaf_sizes()]
@@ -87,7 +96,7 @@ class Layout:
 
     def pack(self, tree: Any) -> list[jax.Array]:
         """Returns the buffers `[size]`, leaf after leaf in the order of the tree."""
-        return [jnp.concatenate(leaves) for leaves in self.ravel(tree)]
+        return [jnp.concatenate(_join_small(leaves)) for leaves in self.ravel(tree)]
 
     def unpack(self, buffers: Sequence[jax.Array | np.ndarray]) -> Any:
         """Returns the tree that `pack` packed; values after the last leaf are padding."""
@@ -113,6 +122,22 @@ class Layout:
             for i, leaf in zip(group, flat, strict=True):
                 leaves[i] = leaf.reshape(self._shapes[i])
         return jax.tree.unflatten(self._structure, leaves)
+
+
+def _join_small(leaves: list[jax.Array]) -> list[jax.Array]:
+    """Joins neighbours that are small, where there are more leaves than XLA fuses into one buffer.
+
+    Beyond 128 operands XLA for GPUs makes a concatenation in two halves, and writes most twice.
+    """
+    if len(leaves) <= MAX_OPERANDS:
+        return leaves
+    joined: list[jax.Array] = []
+    for is_small, group in itertools.groupby(leaves, lambda leaf: leaf.size <= SMALL_LEAF):
+        run = list(group)
+        if is_small and len(run) > 1:
+            run = [jax.lax.optimization_barrier(jnp.concatenate(run))]
+        joined += run
+    return joined
 
 
 def pad_to_rows(buffer: jax.Array, rows: int) -> jax.Array:

@@ -31,7 +31,7 @@ from gossipjax.collectives._exchange import (
     split,
 )
 from gossipjax.topology.schedule import Round, Schedule
-from gossipjax.wire import Wire, is_narrower, make_wire, split_by_size
+from gossipjax.wire import Wire, is_narrower, make_wire
 
 REALS = (jnp.floating, jnp.integer)
 
@@ -143,16 +143,12 @@ def _mix(x: Any, round_: Round, wire: Wire) -> Any:
     if round_.is_identity:
         return x
     layout = Layout(x)
-    mix_leaves = functools.partial(_mix_leaves, round_=round_, wire=wire)
-    return layout.unravel([mix_leaves(leaves) for leaves in layout.ravel(x)])
-
-
-def _mix_leaves(x: list[jax.Array], round_: Round, wire: Wire) -> list[jax.Array]:
-    """Mixes flat leaves of one type."""
-    if round_.is_uniform and not is_narrower(wire.dtype, x[0].dtype):
-        return split_by_size(buffer_mean(jnp.concatenate(x), wire), [leaf.size for leaf in x])
+    if round_.is_uniform and not any(is_narrower(wire.dtype, dtype) for dtype in layout.dtypes):
+        return layout.unpack([buffer_mean(buffer, wire) for buffer in layout.pack(x)])
+    # Leaves keep their shapes up to the message: with flat ones XLA for GPUs fuses less.
     kept, sent = split(x, round_, wire.axis_name)
-    return jax.tree.map(jnp.add, kept, deliver_leaves(sent, round_, wire))
+    delivered = [deliver_leaves(leaves, round_, wire) for leaves in layout.ravel(sent)]
+    return jax.tree.map(jnp.add, kept, layout.unravel(delivered))
 
 
 def at_round(

@@ -229,8 +229,12 @@ class TestStepsUnderOverlap:
         self.train([(first, 0), (first, 1), (second, resumed), (second, resumed + 1)])
 
     def test_a_run_that_starts_late_has_nothing_in_flight(self):
+        """Nor is it refused when it is resumed where it was."""
         step = self.make_step()
-        self.train([(step, 7), (step, 8)])
+        resumed = self.make_step()
+        self.train([(step, 7), (step, 8), (resumed, 9)])
+        with pytest.raises(ValueError, match=r"step must be 9.*got 10"):
+            self.train([(step, 7), (step, 8), (self.make_step(), 10)])
 
     def test_without_overlap_any_step_will_do(self):
         step = self.make_step()
