@@ -152,6 +152,8 @@ ROWS += [
     Call("mix wire", mixed(wire_dtype="int8"), "wire_dtype"),
     Call("mix weight of nodes", mixed(weight=jnp.ones(4)), "weight"),
     Call("mix text as weight", mixed(weight="one"), "weight"),
+    Call("mix a function as weight", mixed(weight=jnp.ones), "weight"),
+    Call("mix a complex weight", mixed(weight=1j), "weight"),
     Call("mix integers", on_nodes(lambda x: gx.mix(3, 1.0, RING, 0)), "floating-point"),
     Call("exchange without a state", on_nodes(lambda x: gx.exchange(None, 0)), "must"),
     Call("canonical_step", lambda: gx.canonical_step(TRANSFORMS["sgp"].init(PARAMS), 1.5), "step"),
