@@ -31,7 +31,7 @@ from gossipjax.topology import complete
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import make_wire
 
-MAX_DELAY = 2**12  # steps: each costs a copy of the model
+MAX_DELAY = 2**20  # steps: each costs a copy of the model
 
 
 def adpsgd(
@@ -67,7 +67,7 @@ def adpsgd(
     The transform's `update` takes `step=`, as that of `sgp`.
 
     Raises:
-      ValueError: if delays are negative, above 4096 or not integers, or a table is not `[T, N]`;
+      ValueError: if delays are negative, above 2^20 or not integers, or a table is not `[T, N]`;
         if the schedule is not doubly stochastic; when traced, as `sgp`.
 
     References:
@@ -178,7 +178,7 @@ def random_delays(
       max_delay: larger delays become this one.
 
     Raises:
-      ValueError: if the mean is not a number from 0 to 4096, or a count is not an integer.
+      ValueError: if the mean is not a number from 0 to 2^20, or a count is not an integer.
 
     >>> random_delays(4, 2, seed=0).tolist()
     [[1, 0, 0, 3], [3, 1, 1, 2]]

@@ -82,7 +82,7 @@ ROWS += calls("adpsgd star", lambda s: gx.adpsgd(s), [gx.topology.star(4)], "dou
 ROWS += calls(
     "adpsgd delays",
     lambda delays: gx.adpsgd(RING, delays),
-    [-1, 1.5, None, "1", [1, 2, 3], [[1, -1, 0, 0]], np.ones((2, 3), int), 10**5, 2**40],
+    [-1, 1.5, None, "1", [1, 2, 3], [[1, -1, 0, 0]], np.ones((2, 3), int), 10**7, 2**40],
     "delays",
 )
 ROWS += calls("d1d_psgd", gx.d1d_psgd, [0, -1, 2.5, None], "must be an integer")
