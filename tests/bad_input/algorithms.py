@@ -90,7 +90,7 @@ ROWS += calls("easgd alpha", gx.easgd, [-0.1, 0, 2.0, float("nan"), "x", None], 
 ROWS += calls("easgd period", lambda p: gx.easgd(0.1, p), [0, 1.5, None], "period")
 ROWS += calls("allreduce", lambda d: gx.allreduce(wire_dtype=d), ["int8", "x"], "wire_dtype")
 ROWS += calls("delays n", lambda n: gx.random_delays(n, 3, 0), [0, 1.5, None], "must be an integer")
-ROWS += calls("delays rounds", lambda r: gx.random_delays(4, r, 0), [0, 2.5], "rounds")
+ROWS += calls("delays rounds", lambda r: gx.random_delays(4, r, 0), [0, 2.5, 10**12], "rounds")
 ROWS += calls("delays seed", lambda s: gx.random_delays(4, 3, s), [-1, None], "seed")
 ROWS += calls(
     "delays mean",
@@ -98,7 +98,9 @@ ROWS += calls(
     [-1.0, float("nan"), float("inf"), "x", 1e300],
     "mean_delay",
 )
-ROWS += calls("delays max", lambda m: gx.random_delays(4, 3, 0, 1.0, m), [-1, 1.5], "max_delay")
+ROWS += calls(
+    "delays max", lambda m: gx.random_delays(4, 3, 0, 1.0, m), [-1, 1.5, 10**30], "max_delay"
+)
 for name, tx in TRANSFORMS.items():
     other = TRANSFORMS["dpsgd" if name != "dpsgd" else "osgp"]
     ROWS += [
