@@ -189,8 +189,8 @@ def random_delays(
     rounds = require_int(rounds, "rounds of random_delays", 1)
     if n * rounds > MAX_ENTRIES:
         raise ValueError(
-            f"a table of delays must have at most {MAX_ENTRIES} entries, got {rounds} x {n}: "
-            "adpsgd repeats a shorter one."
+            f"a table of delays must have at most {MAX_ENTRIES} entries, got {rounds} rounds x "
+            f"{n} nodes: adpsgd repeats a shorter one."
         )
     max_delay = require_int(max_delay, "max_delay", 0, MAX_DELAY)
     is_number = isinstance(mean_delay, int | float | np.integer | np.floating)
