@@ -1,0 +1,10 @@
+"""Nodes that are programs of their own, exchange messages beside the computation, and wait for
+nobody.
+
+It needs pyzmq, `pip install "gossipjax[asynchronous]"`, and nothing of `jax.distributed`.
+"""
+
+from gossipjax.asynchronous._node import Node, Statistics, join
+from gossipjax.asynchronous.algorithms import Algorithm, adpsgd, sgp
+
+__all__ = ["Algorithm", "Node", "Statistics", "adpsgd", "join", "sgp"]

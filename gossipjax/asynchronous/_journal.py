@@ -1,0 +1,54 @@
+"""The event log of a node: what it applied, sent and took back, in order."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import IO
+
+from gossipjax.asynchronous._mass import Mass
+from gossipjax.asynchronous._messages import Identity
+
+
+class Journal:
+    """Appends a line of JSON for each event to a file; without a file it does nothing.
+
+    A line is `{"event", "life", "peer", "number", "w", "count", "sum"}`: the event, the node's own
+    life, the other one, the number of the parcel or step, and weight, count and the sum over the
+    values of the mass that it adds or takes. Lines of a process that is killed stay.
+
+    Args:
+      path: the file, or None.
+    """
+
+    def __init__(self, path: Path | None):
+        self._life = ""
+        self._file: IO[str] | None = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", buffering=1)
+
+    def begin_life(self, identity: Identity) -> None:
+        """The lines that follow are of another life."""
+        self._life = identity.life
+        self._write({"event": "life", **identity._asdict()})
+
+    def add(self, event: str, peer: str, number: int, mass: Mass | None) -> None:
+        """Adds an event."""
+        if self._file is None:
+            return
+        line = {"event": event, "life": self._life, "peer": peer, "number": number}
+        if mass is not None:
+            total = float(sum(x.sum(dtype="float64") for x in mass.x))
+            line |= {"w": float(mass.w), "count": float(mass.count), "sum": total}
+        self._write(line)
+
+    def _write(self, line: dict[str, object]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(line) + "\n")
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

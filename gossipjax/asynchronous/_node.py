@@ -1,0 +1,420 @@
+"""A node that waits for nobody, as its training loop sees it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import ipaddress
+import math
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.typing import DTypeLike
+
+from gossipjax.asynchronous._encoding import Format, narrow
+from gossipjax.asynchronous._holding import Holding
+from gossipjax.asynchronous._journal import Journal
+from gossipjax.asynchronous._mass import Mass
+from gossipjax.asynchronous._messages import Identity
+from gossipjax.asynchronous._protocol import Participant
+from gossipjax.asynchronous._service import Service
+from gossipjax.asynchronous._sockets import Sockets
+from gossipjax.asynchronous.algorithms import Algorithm
+from gossipjax.collectives import Layout, cast_like
+
+Gradients = Callable[..., tuple[Any, Any]]
+MAX_GRADIENTS = 32  # different functions that a node compiles
+
+
+class Statistics(NamedTuple):
+    """What a node has done in its lives.
+
+    Attributes:
+      steps: local steps.
+      sent: shares sent, or averages asked for.
+      kept: steps at which it sent nothing, because its peer had not acknowledged the last message.
+      staleness: local steps from sending a message to its acknowledgement, the mean.
+      sent_bytes: of all messages with a mass.
+      dropped: reason -> number of messages that were not acted upon.
+    """
+
+    steps: int
+    sent: int
+    kept: int
+    staleness: float
+    sent_bytes: int
+    dropped: dict[str, int]
+
+
+def join(
+    address: str | Sequence[str] | None,
+    tx: optax.GradientTransformation,
+    params: Any,
+    *,
+    algorithm: Algorithm,
+    listen: str = "127.0.0.1:0",
+    place: int = 0,
+    job: str = "",
+    is_founder: bool | None = None,
+    patience: float = 10.0,
+    wire_dtype: DTypeLike | None = None,
+    secret: str | None = None,
+    journal: Path | None = None,
+) -> Node:
+    """Joins a job of nodes that wait for nobody, or starts one.
+
+    Args:
+      address: where living nodes of the job listen, one or several `host:port`; None starts a job.
+      tx: the optax chain, whose updates are local.
+      params: the model at which a founder starts, and the shapes and types for others.
+      algorithm: `sgp()` or `adpsgd()`.
+      listen: where this node listens; port 0 is any that is free.
+      place: its number in the job, the same whenever it is started again.
+      job: a name that messages of other jobs do not have.
+      is_founder: whether it brings `params`, with weight 1. Others ask a living node for half of
+        what it holds, and bring nothing. None: if there is no `address`.
+      patience: seconds of silence after which another node is declared dead.
+      wire_dtype: bfloat16 halves the bytes of shares; what it leaves out stays at the sender.
+      secret: only nodes that have it can connect. It is needed unless `listen` is a loopback
+        address.
+      journal: a file to which every event is appended, for `replay`.
+
+    Returns:
+      The node, whose thread receives from now on.
+
+    Raises:
+      ValueError: if an argument cannot be used.
+      OSError: if it cannot listen there.
+
+    >>> import jax.numpy as jnp, optax, gossipjax as gx
+    >>> a = gx.asynchronous.join(
+    ...     None, optax.sgd(0.1), jnp.zeros(3), algorithm=gx.asynchronous.sgp())
+    >>> b = gx.asynchronous.join(
+    ...     a.address, optax.sgd(0.1), jnp.zeros(3), algorithm=gx.asynchronous.sgp(), place=1)
+    >>> def gradients(params, target):
+    ...     return params - target, None
+    >>> for _ in range(20):
+    ...     _ = a.step(gradients, 1.0), b.step(gradients, 3.0)
+    >>> b.leave()  # hands over what it holds
+    >>> bool(1.0 < a.params[0] < 3.0)
+    True
+    >>> a.leave()
+    """
+    addresses = [address] if isinstance(address, str) else list(address or [])
+    require_arguments(listen, addresses, place, patience, secret)
+    layout = Layout(params)
+    wires = tuple(narrow(dtype, wire_dtype) for dtype in layout.dtypes)
+    shapes = [(jnp.shape(x), str(jnp.result_type(x))) for x in jax.tree.leaves(params)]
+    model = f"{jax.tree.structure(params)} {shapes}"
+    digest = hashlib.sha256(model.encode()).hexdigest()
+    form = Format(job, digest, tuple(layout.sizes), tuple(layout.dtypes), wires)
+    sockets = Sockets(listen, form.max_bytes, secret)
+    if is_founder is None:
+        is_founder = not addresses
+    return Node(
+        tx, params, algorithm, form, sockets, place, addresses, is_founder, patience, journal
+    )
+
+
+def require_arguments(
+    listen: str, addresses: Sequence[str], place: int, patience: float, secret: str | None
+) -> None:
+    """Raises `ValueError` for addresses, a place, a patience or a secret that cannot be used."""
+    for name, value in (("listen", listen), *(("address", value) for value in addresses)):
+        host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+        if not host or not port.isdigit() or not (name == "listen") <= int(port) + 1 <= 65536:
+            raise ValueError(f"{name} must be HOST:PORT, got {value!r}: as in 127.0.0.1:5000.")
+    if isinstance(place, bool) or not isinstance(place, int) or place < 0:
+        raise ValueError(f"place must be an integer >= 0, got {place!r}.")
+    if not 0.1 <= patience < math.inf:
+        raise ValueError(f"patience must be a number of seconds >= 0.1, got {patience!r}.")
+    if secret == "":
+        raise ValueError("secret must not be empty: give the same text to all nodes, or None.")
+    if secret is None and not is_loopback(listen.rpartition(":")[0]):
+        raise ValueError(
+            f"a node that listens at {listen}, where strangers may connect, needs a secret, got "
+            "none: give the same text to all nodes of the job."
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to a host.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("0.0.0.0")
+    (True, False)
+    """
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:  # a name
+        return False
+
+
+class Node:
+    """A node of a job in which nobody waits; made by `join`.
+
+    Attributes:
+      address: where it listens, for others to join.
+      place: its number in the job.
+    """
+
+    def __init__(
+        self,
+        tx: optax.GradientTransformation,
+        params: Any,
+        algorithm: Algorithm,
+        form: Format,
+        sockets: Sockets,
+        place: int,
+        contacts: Sequence[str],
+        is_founder: bool,
+        patience: float,
+        journal: Path | None,
+    ):
+        self.address = sockets.address
+        self.place = place
+        self._algorithm = algorithm
+        self._tx = optax.with_extra_args_support(tx)
+        self._layout = Layout(params)
+        self._like = jax.eval_shape(lambda tree: tree, params)
+        self._wires = form.wire_dtypes
+        self._opt_state = jax.tree.map(jnp.copy, self._tx.init(params))
+        self._updates: dict[Gradients, Any] = {}
+        self._journal = Journal(journal)
+        self._sent = self._kept = self._acknowledged = self._staleness = 0
+        self._on_way: dict[str, int] = {}
+        weight = float(is_founder)
+        x = tuple(jnp.copy(b) * jnp.asarray(weight, b.dtype) for b in self._layout.pack(params))
+        self._holding = Holding(Mass(x, weight, weight))
+        self._service = Service(sockets, form, patience)
+        self._participant = Participant(
+            self._make_life(),
+            self._holding,
+            contacts,
+            patience,
+            time.monotonic(),
+            self._make_life,
+            self._journal.add,
+            is_founder,
+        )
+        self._patience = patience
+        self._steps = 0
+        self._is_open = True
+        self._service.start(self._participant)
+
+    def _make_life(self) -> Identity:
+        identity = Identity(time.time(), uuid.uuid4().hex, self.place, self.address)
+        self._journal.begin_life(identity)
+        return identity
+
+    @property
+    def params(self) -> Any:
+        """The model, `x / w`; that of a node that has nothing yet is 0."""
+        with self._service.lock:
+            mass = self._holding.merge()
+        return self._unpack(mass.x, mass.w or 1.0)
+
+    @property
+    def members(self) -> list[int]:
+        """The places of the nodes that it hears and that hold something, its own included."""
+        with self._service.lock:
+            return sorted([self.place, *(peer.place for peer in self._participant.list_members())])
+
+    @property
+    def total_steps(self) -> int:
+        """Local steps of all lives of all nodes, as far as this node knows."""
+        with self._service.lock:
+            return sum(self._participant.steps.values())
+
+    @property
+    def statistics(self) -> Statistics:
+        """What it has done so far."""
+        with self._service.lock:
+            dropped = self._participant.dropped | self._service.dropped
+            staleness = self._staleness / max(1, self._acknowledged)
+            bytes_ = self._service.sent_bytes
+            return Statistics(self._steps, self._sent, self._kept, staleness, bytes_, dropped)
+
+    def step(self, gradients: Gradients, *inputs: Any) -> Any:
+        """One local step: adds what has arrived, sends what the algorithm sends, and updates.
+
+        A node that has nothing, after it joined or was declared dead, first waits for half of what
+        another holds.
+
+        Args:
+          gradients: `gradients(params, *inputs) -> (grads, aux)`; compiled once.
+          inputs: arrays of this step.
+
+        Returns:
+          aux.
+
+        Raises:
+          RuntimeError: if the node has left, or its thread ended by an error.
+          TimeoutError: if no living node answers.
+        """
+        self.wait_for_mass()
+        with self._service.lock:
+            self._service.require_running()
+            participant = self._participant
+            mass = self._holding.merge()
+            self._send(participant.steps[participant.identity.life])
+            mass = self._holding.mass
+            life = participant.identity.life
+            self._journal.add("begin", life, self._steps, None)
+        self._service.wake()
+        update = self._get_update(gradients)
+        x, self._opt_state, aux = update(
+            mass.x, self._opt_state, mass.w, mass.w / mass.count, *inputs
+        )
+        jax.block_until_ready(x)
+        with self._service.lock:
+            self._steps += 1
+            if participant.identity.life == life:
+                self._journal.add("end", life, self._steps - 1, None)
+                self._holding.mass = Mass(x, self._holding.mass.w, self._holding.mass.count)
+                participant.count_step()
+        return aux
+
+    def wait_for_mass(self, timeout: float | None = None) -> None:
+        """Waits until it holds something: at once, unless it has just joined.
+
+        Args:
+          timeout: seconds; None is ten times the patience.
+
+        Raises:
+          TimeoutError: if no living node answers.
+        """
+        if not self._is_open:
+            raise RuntimeError("the node has left: join again.")
+        seconds = 10 * self._patience if timeout is None else timeout
+        if not self._service.wait_until(lambda: not self._participant.wants_mass, seconds):
+            raise TimeoutError(
+                f"a living node must answer within {seconds:g} seconds, got none from "
+                f"{', '.join(sorted(self._participant.contacts)) or 'no address'}: give the "
+                "address of one that lives."
+            )
+
+    def _send(self, step: int) -> None:
+        participant = self._participant
+        peer = self._algorithm.choose(participant.list_members(), participant.identity, step)
+        self._count_acknowledged()
+        if peer is None:
+            return
+        now = time.monotonic()
+        if peer not in participant.list_free_peers():
+            self._kept += 1
+        elif self._algorithm.averages:
+            self._sent += participant.ask(peer, now)
+        else:
+            mass = self._holding.mass
+            kept, shared = split(mass.x, self._wires)
+            half = mass.w / 2
+            count = mass.count / 2
+            self._holding.mass = Mass(kept, mass.w - half, mass.count - count)
+            participant.share(peer, Mass(tuple(map(np.asarray, shared)), half, count), now)
+            self._sent += 1
+
+    def _count_acknowledged(self) -> None:
+        """Adds up how many steps each message was on its way."""
+        peers = self._participant.peers
+        for life in list(self._on_way):
+            if life not in peers or peers[life].parcel is None:
+                self._staleness += self._steps - self._on_way.pop(life)
+                self._acknowledged += 1
+        for life, peer in peers.items():
+            if peer.parcel is not None:
+                self._on_way.setdefault(life, self._steps)
+
+    def _get_update(self, gradients: Gradients) -> Any:
+        if gradients not in self._updates:
+            if len(self._updates) == MAX_GRADIENTS:
+                raise ValueError(
+                    f"a node must be given at most {MAX_GRADIENTS} different functions of "
+                    "gradients, each of which is compiled, got another one: define it once, "
+                    "outside of the loop."
+                )
+            self._updates[gradients] = self._compile_update(gradients)
+        return self._updates[gradients]
+
+    def _compile_update(self, gradients: Gradients) -> Any:
+        def update(x: Any, opt_state: Any, w: Any, scale: Any, *inputs: Any) -> Any:
+            params = self._unpack(x, w)
+            grads, aux = gradients(params, *inputs)
+            updates, opt_state = self._tx.update(grads, opt_state, params)
+            changes = self._layout.pack(updates)
+            x = tuple(a + jnp.asarray(scale, a.dtype) * u for a, u in zip(x, changes, strict=True))
+            return x, opt_state, aux
+
+        return jax.jit(update, donate_argnums=1)
+
+    def _unpack(self, x: Any, w: Any) -> Any:
+        return cast_like(self._layout.unpack([b / jnp.asarray(w, b.dtype) for b in x]), self._like)
+
+    def average(self, timeout: float | None = None) -> Any:
+        """Ends the training of this node; returns the average model of all that live.
+
+        It waits until all nodes that it hears have called this and nothing is on its way:
+        `sum x / sum w`, the same on all of them.
+
+        Args:
+          timeout: seconds; None waits as long as others train.
+
+        Raises:
+          TimeoutError: if it takes longer.
+        """
+        participant = self._participant
+        with self._service.lock:
+            participant.is_finished = True
+        self._service.wake()
+        if not self._service.wait_until(lambda: participant.has_finals, timeout):
+            raise TimeoutError(
+                f"all nodes must end within {timeout:g} seconds, got some that train."
+            )
+        with self._service.lock:
+            total = functools.reduce(Mass.__add__, participant.finals.values())
+        return self._unpack([jnp.asarray(x) for x in total.x], total.w)
+
+    def leave(self, timeout: float | None = None) -> None:
+        """Leaves: hands what it holds over to a node that goes on, if there is one.
+
+        Args:
+          timeout: seconds in which others may acknowledge; None is the patience.
+        """
+        if not self._is_open:
+            return
+        self._is_open = False
+        with self._service.lock:
+            self._participant.leave()
+        self._service.wake()
+        try:
+            self._service.wait_until(
+                lambda: self._participant.has_left, self._patience if timeout is None else timeout
+            )
+        finally:
+            self._service.close(linger=0.2)
+            self._journal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.leave()
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def split(x: tuple[Any, ...], wires: tuple[np.dtype, ...]) -> tuple[Any, Any]:
+    """Halves buffers: returns what is kept, and the other half as its type of the wire has it."""
+    shared = tuple((a / 2).astype(wire).astype(a.dtype) for a, wire in zip(x, wires, strict=True))
+    return tuple(a - b for a, b in zip(x, shared, strict=True)), shared

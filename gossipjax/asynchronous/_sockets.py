@@ -1,0 +1,137 @@
+"""The sockets of a node, by ZeroMQ: one that listens, and one for each address that it sends to."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
+
+HANDSHAKE_MS = 2000  # a connection that has not said by then that it speaks ZeroMQ is closed
+RECONNECT_MS = 100
+MAX_RECONNECT_MS = 2000
+QUEUED = 50  # messages to an address; beyond them, messages are dropped, and parcels sent again
+WAKE_ADDRESS = "inproc://wake"
+
+
+class Sockets:
+    """Sends frames to addresses, and receives what was sent to its own.
+
+    With a secret, connections are encrypted (CurveZMQ) by a key that is made of it: who does not
+    have the secret cannot connect.
+
+    Args:
+      address: `host:port` at which it listens; port 0 is any that is free.
+      max_bytes: the largest frame; a connection that sends a larger one is closed.
+      secret: that of the job, or None.
+
+    Attributes:
+      address: with the port.
+      failed_handshakes: connections of strangers that were closed.
+
+    Raises:
+      OSError: if it cannot listen there.
+    """
+
+    def __init__(self, address: str, max_bytes: int, secret: str | None):
+        self.failed_handshakes = 0
+        self._context = zmq.Context()
+        self._keys = make_keys(secret) if secret else None
+        self._outgoing: dict[str, zmq.Socket[bytes]] = {}
+        self._incoming = self._make_socket(zmq.PULL)
+        self._incoming.maxmsgsize = max_bytes
+        self._incoming.handshake_ivl = HANDSHAKE_MS
+        if self._keys:
+            self._incoming.curve_server = True
+        self._monitor = self._incoming.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        )
+        try:
+            self._incoming.bind(f"tcp://{address}")
+        except zmq.ZMQError as error:
+            self.close()
+            raise OSError(
+                f"this node must listen at {address}, got: {error}. Give an address of this "
+                "machine with a port that is free; port 0 is any."
+            ) from error
+        self.address = self._incoming.last_endpoint.decode().removeprefix("tcp://")
+        self._wake_receiver = self._context.socket(zmq.PAIR)
+        self._wake_receiver.bind(WAKE_ADDRESS)
+        self._wake_sender = self._context.socket(zmq.PAIR)
+        self._wake_sender.connect(WAKE_ADDRESS)
+        self._poller = zmq.Poller()
+        for socket in (self._incoming, self._monitor, self._wake_receiver):
+            self._poller.register(socket, zmq.POLLIN)
+
+    def _make_socket(self, kind: int) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        socket.linger = 0
+        socket.ipv6 = True
+        socket.sndhwm = QUEUED
+        socket.rcvhwm = QUEUED
+        if self._keys:
+            socket.curve_publickey, socket.curve_secretkey = self._keys
+        return socket
+
+    def send(self, address: str, frames: Sequence[Any]) -> bool:
+        """Sends frames, which must not change afterwards; False if too many wait already."""
+        if address not in self._outgoing:
+            socket = self._make_socket(zmq.PUSH)
+            socket.reconnect_ivl = RECONNECT_MS
+            socket.reconnect_ivl_max = MAX_RECONNECT_MS
+            if self._keys:
+                socket.curve_serverkey = self._keys[0]
+            socket.connect(f"tcp://{address}")
+            self._outgoing[address] = socket
+        try:
+            self._outgoing[address].send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        return True
+
+    def forget(self, address: str) -> None:
+        """Drops what waits to be sent to an address."""
+        socket = self._outgoing.pop(address, None)
+        if socket is not None:
+            socket.close(linger=0)
+
+    def receive(self, seconds: float) -> list[list[Any]]:
+        """Waits until something arrives or `wake` is called; returns what has arrived."""
+        ready = dict(self._poller.poll(1000 * seconds))
+        if self._wake_receiver in ready:
+            self._wake_receiver.recv()
+        while self._monitor in ready and self._monitor.poll(0):
+            recv_monitor_message(self._monitor)
+            self.failed_handshakes += 1
+        arrived: list[list[Any]] = []
+        while self._incoming in ready and len(arrived) < QUEUED and self._incoming.poll(0):
+            frames = self._incoming.recv_multipart(zmq.NOBLOCK, copy=False)
+            arrived.append([frame.buffer for frame in frames])
+        return arrived
+
+    def wake(self) -> None:
+        """Ends `receive`, in another thread."""
+        with contextlib.suppress(zmq.Again):  # awake already
+            self._wake_sender.send(b"", zmq.NOBLOCK)
+
+    def close(self, linger: float = 0.0) -> None:
+        """Closes all, after `linger` seconds for what is still to be sent."""
+        for socket in self._outgoing.values():
+            socket.close(linger=int(1000 * linger))
+        self._incoming.disable_monitor()
+        self._context.destroy(linger=int(1000 * linger))
+
+
+def make_keys(secret: str) -> tuple[bytes, bytes]:
+    """Returns the public and the private key of a job's secret, as ZeroMQ writes them.
+
+    The public one is secret, too: it is never sent in the clear, and nobody connects without it.
+    """
+    private = z85.encode(hashlib.sha256(b"gossipjax.asynchronous " + secret.encode()).digest())
+    return zmq.curve_public(private), private

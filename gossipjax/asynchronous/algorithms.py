@@ -1,0 +1,102 @@
+"""The algorithms of nodes that wait for nobody: to whom a node sends at a step, and what."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from gossipjax.asynchronous._messages import Identity
+from gossipjax.asynchronous._peers import choose_exponential
+
+Choose = Callable[[Sequence[Identity], Identity, int], Identity | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """What a node does at a step, beside its own update.
+
+    Attributes:
+      name: that of the algorithm.
+      averages: whether it asks its peer for the average of both; else it sends its peer a share.
+      choose: `(living nodes, own, step) -> peer`, or None to send nothing at this step.
+    """
+
+    name: Literal["sgp", "adpsgd"]
+    averages: bool
+    choose: Choose
+
+
+def sgp(graph: Literal["exponential", "random"] = "exponential", seed: int = 0) -> Algorithm:
+    """Asynchronous stochastic gradient push: push-sum without a handshake.
+
+    At each of its steps a node adds what has arrived, sends half of its `(x, w)` to one peer, and
+    updates what is left: `x <- x + u(z)` with `z = x / w`. A receiver adds the half whenever it
+    arrives. Where the last share to that peer is not acknowledged yet, the node keeps its share.
+
+    Args:
+      graph: `exponential`: hop `1, 2, 4, ...` in turn among the living nodes, in the order of
+        their places. `random`: one of them, drawn uniformly.
+      seed: of the draws.
+
+    Raises:
+      ValueError: if `graph` is neither.
+
+    >>> sgp().name
+    'sgp'
+
+    References:
+      Assran and Rabbat, "Asynchronous Gradient-Push", 2018, arXiv:1803.08950.
+      Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", submission to ICLR
+      2019, arXiv:1811.10792v1, section 5.1.
+    """
+    if graph not in ("exponential", "random"):
+        raise ValueError(f"graph of sgp must be 'exponential' or 'random', got {graph!r}.")
+    return Algorithm(
+        "sgp", False, choose_exponential if graph == "exponential" else RandomPeer(seed)
+    )
+
+
+def adpsgd(graph: Literal["bipartite", "complete"] = "complete", seed: int = 0) -> Algorithm:
+    """Asynchronous decentralized parallel SGD: pairs of nodes average their models.
+
+    At each of its steps a node sends a copy `s` of its `(x, w)` to a random peer, unless an answer
+    is still to come. The peer's thread answers at once with a copy `t` of its own, and adds
+    `(s - t) / 2`; the node adds `(t - s) / 2` when the answer arrives. Updates that were made
+    meanwhile stay, and the sum over the nodes does, too.
+
+    Args:
+      graph: `complete`: any other living node. `bipartite`, as in the paper: nodes at even places
+        ask nodes at odd places, and these ask nobody.
+      seed: of the draws.
+
+    Raises:
+      ValueError: if `graph` is neither.
+
+    >>> adpsgd("bipartite").averages
+    True
+
+    References:
+      Lian et al., "Asynchronous Decentralized Parallel Stochastic Gradient Descent", ICML 2018,
+      arXiv:1710.06952.
+    """
+    if graph not in ("bipartite", "complete"):
+        raise ValueError(f"graph of adpsgd must be 'bipartite' or 'complete', got {graph!r}.")
+    return Algorithm("adpsgd", True, RandomPeer(seed, is_bipartite=graph == "bipartite"))
+
+
+class RandomPeer:
+    """Draws the peer of a step, by the seed, the node's place and the step."""
+
+    def __init__(self, seed: int, is_bipartite: bool = False):
+        self._seed = seed
+        self._is_bipartite = is_bipartite
+
+    def __call__(self, peers: Sequence[Identity], own: Identity, step: int) -> Identity | None:
+        if self._is_bipartite:
+            peers = [peer for peer in peers if peer.place % 2] if own.place % 2 == 0 else []
+        if not peers:
+            return None
+        rng = random.Random(f"{self._seed} {own.place} {step}")
+        return rng.choice(sorted(peers, key=lambda peer: (peer.place, peer.life)))

@@ -1,0 +1,179 @@
+"""A network, clock and processes for the protocol, all of them fake, and the account of mass.
+
+Simulated: no socket, no thread and no time passes. Masses are fractions, so the account is exact.
+"""
+
+import dataclasses
+import itertools
+from fractions import Fraction
+
+from gossipjax.asynchronous._mass import Mass
+from gossipjax.asynchronous._messages import Identity
+from gossipjax.asynchronous._peers import choose_exponential
+from gossipjax.asynchronous._protocol import Participant
+
+PATIENCE = 10.0
+NOTHING = Mass((Fraction(0),), Fraction(0), Fraction(0))
+
+
+@dataclasses.dataclass
+class Holder:
+    mass: Mass = NOTHING
+
+    def read(self):
+        return self.mass
+
+    def add(self, mass):
+        self.mass = self.mass + mass
+
+
+class Account:
+    """The masses that are not held by a living node, from the events of all nodes."""
+
+    def __init__(self):
+        self.parcels = {}  # (sender, receiver, number) -> mass
+        self.received = set()
+        self.returned = set()
+        self.changes = {}  # (asker, answerer, number) -> what the answerer gained
+        self.settled = set()
+        self.dead = NOTHING
+        self.brought = NOTHING  # by founders, steps and admissions
+
+    def total_elsewhere(self):
+        total = self.dead
+        for key, mass in self.parcels.items():
+            copies = 1 - (key in self.received) - (key in self.returned)
+            if copies:
+                total = total + mass if copies > 0 else total - mass
+        for key, change in self.changes.items():
+            if key not in self.settled:
+                total = total - change
+        return total
+
+
+class Process:
+    """One node's process: killed and started again, it is another life at the same address."""
+
+    def __init__(self, network, place, founder):
+        self.network = network
+        self.place = place
+        self.address = f"host:{place}"
+        self.step = 0
+        self.start(founder)
+
+    def start(self, founder):
+        self.is_running = True
+        self.is_stopped = False
+        self.holder = Holder()
+        if founder:
+            mass = Mass((Fraction(self.place + 1),), Fraction(1), Fraction(1))
+            self.holder.add(mass)
+            self.network.account.brought += mass
+        contacts = [f"host:{place}" for place in range(self.network.size)]
+        self.node = Participant(
+            self.new_life(), self.holder, contacts, PATIENCE, self.network.now, self.new_life,
+            self.record, founder,
+        )  # fmt: skip
+
+    def new_life(self):
+        number = next(self.network.lives)
+        return Identity(self.network.now + number / 1e6, f"life{number}", self.place, self.address)
+
+    def record(self, kind, life, number, mass):
+        account = self.network.account
+        own = self.node.identity.life if hasattr(self, "node") else None
+        if kind in ("share", "hand over"):
+            assert (own, life, number) not in account.parcels
+            account.parcels[own, life, number] = mass
+        elif kind == "receive":
+            assert (life, own, number) not in account.received
+            account.received.add((life, own, number))
+        elif kind == "return":
+            assert (own, life, number) not in account.returned
+            account.returned.add((own, life, number))
+        elif kind == "average":
+            account.changes[life, own, number] = mass
+        elif kind == "averaged":
+            assert (own, life, number) not in account.settled
+            account.settled.add((own, life, number))
+        elif kind == "give up":
+            account.dead += mass
+        elif kind == "revive":
+            account.dead += -mass
+        elif kind == "admit":
+            account.brought += mass
+
+    def kill(self):
+        self.network.account.dead += self.holder.mass
+        self.is_running = False
+
+    def make_step(self, algorithm):
+        """A local step, and what its algorithm sends."""
+        node = self.node
+        if node.wants_mass or node.is_finished:
+            return
+        update = Fraction(self.place - 2, 8)
+        self.holder.mass = self.holder.mass + Mass((update,), Fraction(0), Fraction(0))
+        self.network.account.brought += Mass((update,), Fraction(0), Fraction(0))
+        node.count_step()
+        self.step += 1
+        members = node.list_members()
+        if not members:
+            return
+        peer = choose_exponential(members, node.identity, self.step)
+        if peer not in node.list_free_peers():
+            return
+        if algorithm == "adpsgd":
+            node.ask(peer, self.network.now)
+        else:
+            half = self.holder.mass / 2
+            self.holder.add(-half)
+            node.share(peer, half, self.network.now)
+
+
+class Network:
+    """Processes, and the messages between them, which arrive in any order, twice or never."""
+
+    def __init__(self, size, founders=None):
+        self.size = size
+        self.now = 0.0
+        self.lives = itertools.count()
+        self.account = Account()
+        self.messages = []
+        founders = size if founders is None else founders
+        self.processes = [Process(self, place, place < founders) for place in range(size)]
+
+    def collect(self):
+        for process in self.processes:
+            if process.is_running:
+                self.messages += process.node.outbox
+            process.node.outbox.clear()
+
+    def deliver(self, index, keep=False):
+        if not self.messages:
+            return
+        index %= len(self.messages)
+        address, message = self.messages[index]
+        process = self.processes[int(address.removeprefix("host:"))]
+        if process.is_stopped:
+            return
+        if not keep:
+            del self.messages[index]
+        if process.is_running:
+            process.node.receive(message, self.now)
+            self.collect()
+
+    def advance(self, seconds):
+        self.now += seconds
+        for process in self.processes:
+            if process.is_running and not process.is_stopped:
+                process.node.tick(self.now)
+        self.collect()
+
+    def check(self):
+        held = NOTHING
+        for process in self.processes:
+            if process.is_running:
+                held = held + process.holder.mass
+                assert process.holder.mass.w >= 0
+        assert held + self.account.total_elsewhere() == self.account.brought

@@ -1,0 +1,171 @@
+"""The protocol on a fake network: whatever happens to messages and nodes, no mass is lost."""
+
+import random
+
+import pytest
+from fake_network import PATIENCE, Network
+
+
+def run_history(seed, algorithm, length=200):
+    """A random history: steps, lost, late and doubled messages, kills, stops, joins, goodbyes."""
+    rng = random.Random(seed)
+    network = Network(rng.choice([2, 3, 5, 8]), rng.choice([1, 8]))
+    weights = {
+        "step": 20, "deliver": 30, "drop": 4, "double": 6, "advance": 15, "kill": 1, "start": 2,
+        "stop": 1, "go": 3, "cut": 1, "leave": 0.2,
+    }  # fmt: skip
+    for _ in range(length):
+        process = rng.choice(network.processes)
+        kind = rng.choices(list(weights), list(weights.values()))[0]
+        if kind == "step" and process.is_running and not process.is_stopped:
+            process.make_step(algorithm)
+            network.collect()
+        elif kind == "deliver":
+            for _ in range(rng.randrange(2 * network.size)):
+                network.deliver(rng.randrange(1 << 30))
+        elif kind == "double":
+            network.deliver(rng.randrange(1 << 30), keep=True)
+        elif kind == "drop" and network.messages:
+            del network.messages[rng.randrange(len(network.messages))]
+        elif kind == "advance":
+            network.advance(rng.choice([0.1, 1.0, 1.0, PATIENCE / 3]))
+        elif kind == "kill" and process.is_running:
+            process.kill()
+        elif kind == "start" and not process.is_running:
+            process.start(founder=False)
+        elif kind == "stop":
+            process.is_stopped = True
+        elif kind == "go":
+            process.is_stopped = False
+        elif kind == "cut":
+            network.messages = [m for m in network.messages if rng.random() < 0.5]
+        elif kind == "leave" and process.is_running:
+            process.node.leave()
+        network.check()
+    return network
+
+
+@pytest.mark.parametrize("algorithm", ["sgp", "adpsgd"])
+def test_mass_is_kept_in_any_history(algorithm):
+    for seed in range(300):
+        run_history(seed, algorithm)
+
+
+def run_calmly(network, seconds, algorithm="sgp", steps=True):
+    """Everything that is sent arrives at once; a step of every node ten times a second."""
+    for _ in range(int(10 * seconds)):
+        for process in network.processes:
+            if steps and process.is_running and not process.is_stopped:
+                process.make_step(algorithm)
+        network.collect()
+        network.advance(0.1)
+        deliver_all(network)
+        network.check()
+
+
+def deliver_all(network):
+    for _ in range(10_000):
+        receivers = [network.processes[int(a.removeprefix("host:"))] for a, _ in network.messages]
+        index = next((i for i, p in enumerate(receivers) if not p.is_stopped), None)
+        if index is None:
+            return
+        network.deliver(index)
+    raise AssertionError("messages without end")
+
+
+def models(network):
+    return [p.holder.mass.x[0] / p.holder.mass.w for p in network.processes if p.is_running]
+
+
+@pytest.mark.parametrize("algorithm", ["sgp", "adpsgd"])
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+def test_models_meet(algorithm, size):
+    network = Network(size)
+    run_calmly(network, 5, algorithm)
+    for process in network.processes:
+        assert len(process.node.list_members()) == size - 1
+    spread = max(models(network)) - min(models(network))
+    assert spread < 8
+    for process in network.processes:
+        process.node.is_finished = True
+    run_calmly(network, 1, algorithm)
+    total = network.account.brought
+    for process in network.processes:
+        assert process.node.all_are_drained
+        finals = process.node.finals
+        assert len(finals) == size
+        assert sum(m.x[0] for m in finals.values()) / sum(m.w for m in finals.values()) == (
+            total.x[0] / total.w
+        )
+
+
+@pytest.mark.parametrize("algorithm", ["sgp", "adpsgd"])
+def test_a_killed_node_is_back(algorithm):
+    network = Network(4)
+    run_calmly(network, 2, algorithm)
+    network.processes[2].kill()
+    run_calmly(network, 3, algorithm)
+    network.processes[2].start(founder=False)
+    run_calmly(network, 2, algorithm)
+    node = network.processes[2].node
+    assert not node.wants_mass
+    assert all(len(p.node.list_members()) == 3 for p in network.processes)
+    assert network.processes[0].node.steps.keys() >= node.steps.keys()
+    held = [p.holder.mass for p in network.processes]
+    assert all(float(m.w / m.count) == pytest.approx(0.77, abs=0.1) for m in held)
+
+
+@pytest.mark.parametrize("seconds", [3, 30])
+def test_a_stopped_node_goes_on(seconds):
+    network = Network(3)
+    run_calmly(network, 2)
+    stopped = network.processes[1]
+    life = stopped.node.identity.life
+    stopped.is_stopped = True
+    run_calmly(network, seconds)
+    stopped.is_stopped = False
+    run_calmly(network, 3)
+    assert (stopped.node.identity.life == life) == (seconds < PATIENCE)
+    assert not stopped.node.wants_mass
+    assert all(len(p.node.list_members()) == 2 for p in network.processes)
+
+
+def test_a_node_that_leaves_hands_over():
+    network = Network(3)
+    run_calmly(network, 2)
+    network.processes[0].node.leave()
+    run_calmly(network, 2)
+    assert network.processes[0].node.has_left
+    assert network.processes[0].holder.mass.w == 0
+    assert sum(p.holder.mass.w for p in network.processes) == 3
+    for process in network.processes[1:]:
+        process.node.leave()
+    run_calmly(network, 2)
+    assert all(p.node.has_left for p in network.processes)
+    assert not network.account.returned
+    assert sum(p.holder.mass.w for p in network.processes) == 3
+
+
+def test_two_that_lost_each_other_are_one_again():
+    network = Network(2)
+    run_calmly(network, 2)
+    for _ in range(150):
+        for process in network.processes:
+            process.make_step("sgp")
+        network.advance(0.1)
+        network.messages.clear()
+    assert all(not p.node.peers for p in network.processes)
+    run_calmly(network, 5)
+    lives = [p.node.identity.life for p in network.processes]
+    assert lives[0] == "life0"  # the elder goes on
+    assert lives[1] != "life1"
+    assert all(len(p.node.list_members()) == 1 for p in network.processes)
+
+
+def test_a_job_begins_with_one_founder():
+    network = Network(5, founders=1)
+    run_calmly(network, 3)
+    assert all(not p.node.wants_mass for p in network.processes)
+    held = [p.holder.mass for p in network.processes]
+    assert sum(m.w for m in held) == 1
+    assert all(float(m.w / m.count) == pytest.approx(1 / 5, rel=1e-3) for m in held)
