@@ -5,6 +5,7 @@ It needs pyzmq, `pip install "gossipjax[asynchronous]"`, and nothing of `jax.dis
 """
 
 from gossipjax.asynchronous._node import Node, Statistics, join
+from gossipjax.asynchronous._replay import ReplayedStep, replay
 from gossipjax.asynchronous.algorithms import Algorithm, adpsgd, sgp
 
-__all__ = ["Algorithm", "Node", "Statistics", "adpsgd", "join", "sgp"]
+__all__ = ["Algorithm", "Node", "ReplayedStep", "Statistics", "adpsgd", "join", "replay", "sgp"]

@@ -45,9 +45,9 @@ class Format(NamedTuple):
     dtypes: tuple[np.dtype, ...]
     wire_dtypes: tuple[np.dtype, ...]
 
-    def frame_dtypes(self, kind: str) -> tuple[np.dtype, ...]:
-        """The types of the buffers in a message: narrow ones in a share, where they are exact."""
-        return self.wire_dtypes if kind == "share" else self.dtypes
+    def frame_dtypes(self, is_narrow: bool) -> tuple[np.dtype, ...]:
+        """The types of the buffers in a message."""
+        return self.wire_dtypes if is_narrow else self.dtypes
 
     @property
     def max_bytes(self) -> int:
@@ -68,13 +68,14 @@ def encode(message: Message, job: Format) -> list[Any]:
         "receiver": message.receiver,
         "number": message.number,
         "applied": message.applied,
+        "is_narrow": message.is_narrow,
     }
     frames: list[Any] = []
     if message.view is not None:
         header["view"] = message.view._asdict()
     if message.mass is not None:
         header["weights"] = [float(message.mass.w), float(message.mass.count)]
-        dtypes = job.frame_dtypes(message.kind)
+        dtypes = job.frame_dtypes(message.is_narrow)
         arrays = zip(message.mass.x, dtypes, strict=True)
         frames = [np.ascontiguousarray(x, dtype).view(np.uint8).data for x, dtype in arrays]
     return [json.dumps(header).encode(), *frames]
@@ -96,12 +97,13 @@ def decode(frames: Sequence[Any], job: Format) -> Message:
     receiver = header.get("receiver")
     if receiver is not None:
         receiver = _require_text(receiver)
-    mass = _read_mass(kind, header.get("weights"), frames[1:], job)
+    is_narrow = header.get("is_narrow") is True
+    mass = _read_mass(kind, header.get("weights"), frames[1:], job, is_narrow)
     view = _read_view(header.get("view")) if kind == "view" else None
     number = _require_count(header.get("number"))
     applied = _require_count(header.get("applied"))
     sender = _read_identity(header.get("sender"))
-    return Message(kind, sender, receiver, number, mass, view, applied)
+    return Message(kind, sender, receiver, number, mass, view, applied, is_narrow)
 
 
 def _read_header(frame: Any) -> dict[str, Any]:
@@ -116,7 +118,9 @@ def _read_header(frame: Any) -> dict[str, Any]:
     return header
 
 
-def _read_mass(kind: str, weights: object, frames: Sequence[Any], job: Format) -> Mass | None:
+def _read_mass(
+    kind: str, weights: object, frames: Sequence[Any], job: Format, is_narrow: bool
+) -> Mass | None:
     if kind not in WITH_MASS and not (kind == "answer" and weights is not None):
         if frames:
             raise MessageError("of another shape")
@@ -126,7 +130,7 @@ def _read_mass(kind: str, weights: object, frames: Sequence[Any], job: Format) -
             pass
         case _:
             raise MessageError("with a weight that is none")
-    dtypes = job.frame_dtypes(kind)
+    dtypes = job.frame_dtypes(is_narrow)
     expected = [size * dtype.itemsize for size, dtype in zip(job.sizes, dtypes, strict=True)]
     if [len(frame) for frame in frames] != expected:
         raise MessageError("of another shape")

@@ -54,6 +54,10 @@ class Holding:
             self._change = None
         return self.mass
 
+    def update(self, change: tuple[Any, ...]) -> None:
+        """Adds a change of `x` that is on the device."""
+        self.mass = Mass(_add(self.mass.x, change), self.mass.w, self.mass.count)
+
 
 @jax.jit
 def _add(x: tuple[Any, ...], change: tuple[Any, ...]) -> tuple[Any, ...]:

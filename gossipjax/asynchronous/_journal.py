@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from pathlib import Path
 from typing import IO
 
@@ -15,7 +16,8 @@ class Journal:
 
     A line is `{"event", "life", "peer", "number", "w", "count", "sum"}`: the event, the node's own
     life, the other one, the number of the parcel or step, and weight, count and the sum over the
-    values of the mass that it adds or takes. Lines of a process that is killed stay.
+    values of the mass that it adds or takes. Lines of a process that is killed stay. A line `life`
+    begins each life of a process.
 
     Args:
       path: the file, or None.
@@ -23,6 +25,7 @@ class Journal:
 
     def __init__(self, path: Path | None):
         self._life = ""
+        self._process = uuid.uuid4().hex
         self._file: IO[str] | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -31,7 +34,7 @@ class Journal:
     def begin_life(self, identity: Identity) -> None:
         """The lines that follow are of another life."""
         self._life = identity.life
-        self._write({"event": "life", **identity._asdict()})
+        self._write({"event": "life", "process": self._process, **identity._asdict()})
 
     def add(self, event: str, peer: str, number: int, mass: Mass | None) -> None:
         """Adds an event."""

@@ -65,6 +65,7 @@ class Message(NamedTuple):
         None in an `answer` declines.
       view: of `view`.
       applied: of `bye`, the number of the newest parcel that the sender applied.
+      is_narrow: whether the values of the mass are exact in the job's type of the wire.
     """
 
     kind: str
@@ -74,6 +75,7 @@ class Message(NamedTuple):
     mass: Mass | None = None
     view: View | None = None
     applied: int = 0
+    is_narrow: bool = False
 
 
 PARCELS = ("share", "ask", "final", "bye")

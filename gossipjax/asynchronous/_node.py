@@ -31,6 +31,11 @@ from gossipjax.asynchronous.algorithms import Algorithm
 from gossipjax.collectives import Layout, cast_like
 
 Gradients = Callable[..., tuple[Any, Any]]
+# An update moves `z` by `u / count`. A node that is much faster than the others would send nearly
+# all that it holds, and its model would run away: below the first count it keeps its share, and
+# below the second its updates are smaller.
+MIN_SHARED_COUNT = 0.25
+MIN_COUNT = 0.5
 MAX_GRADIENTS = 32  # different functions that a node compiles
 
 
@@ -270,15 +275,15 @@ class Node:
             self._journal.add("begin", life, self._steps, None)
         self._service.wake()
         update = self._get_update(gradients)
-        x, self._opt_state, aux = update(
-            mass.x, self._opt_state, mass.w, mass.w / mass.count, *inputs
+        change, self._opt_state, aux = update(
+            mass.x, self._opt_state, mass.w, update_scale(mass), *inputs
         )
-        jax.block_until_ready(x)
+        jax.block_until_ready(change)
         with self._service.lock:
             self._steps += 1
             if participant.identity.life == life:
                 self._journal.add("end", life, self._steps - 1, None)
-                self._holding.mass = Mass(x, self._holding.mass.w, self._holding.mass.count)
+                self._holding.update(change)
                 participant.count_step()
         return aux
 
@@ -308,12 +313,13 @@ class Node:
         if peer is None:
             return
         now = time.monotonic()
-        if peer not in participant.list_free_peers():
+        mass = self._holding.mass
+        is_low = not self._algorithm.averages and mass.count < MIN_SHARED_COUNT
+        if is_low or peer not in participant.list_free_peers():
             self._kept += 1
         elif self._algorithm.averages:
             self._sent += participant.ask(peer, now)
         else:
-            mass = self._holding.mass
             kept, shared = split(mass.x, self._wires)
             half = mass.w / 2
             count = mass.count / 2
@@ -340,22 +346,11 @@ class Node:
                     "gradients, each of which is compiled, got another one: define it once, "
                     "outside of the loop."
                 )
-            self._updates[gradients] = self._compile_update(gradients)
+            self._updates[gradients] = make_update(self._tx, self._layout, self._like, gradients)
         return self._updates[gradients]
 
-    def _compile_update(self, gradients: Gradients) -> Any:
-        def update(x: Any, opt_state: Any, w: Any, scale: Any, *inputs: Any) -> Any:
-            params = self._unpack(x, w)
-            grads, aux = gradients(params, *inputs)
-            updates, opt_state = self._tx.update(grads, opt_state, params)
-            changes = self._layout.pack(updates)
-            x = tuple(a + jnp.asarray(scale, a.dtype) * u for a, u in zip(x, changes, strict=True))
-            return x, opt_state, aux
-
-        return jax.jit(update, donate_argnums=1)
-
     def _unpack(self, x: Any, w: Any) -> Any:
-        return cast_like(self._layout.unpack([b / jnp.asarray(w, b.dtype) for b in x]), self._like)
+        return unpack(self._layout, self._like, x, w)
 
     def average(self, timeout: float | None = None) -> Any:
         """Ends the training of this node; returns the average model of all that live.
@@ -411,6 +406,31 @@ class Node:
         trace: TracebackType | None,
     ) -> None:
         self.leave()
+
+
+def unpack(layout: Layout, like: Any, x: Any, w: Any) -> Any:
+    """Returns the model `x / w`."""
+    return cast_like(layout.unpack([b / jnp.asarray(w, b.dtype) for b in x]), like)
+
+
+def update_scale(mass: Mass) -> Any:
+    """The factor of updates: weight over count, which is 1 unless nodes died or joined."""
+    return mass.w / max(mass.count, MIN_COUNT)
+
+
+def make_update(
+    tx: optax.GradientTransformationExtraArgs, layout: Layout, like: Any, gradients: Gradients
+) -> Any:
+    """Returns `(x, opt_state, w, scale, *inputs) -> (change of x, opt_state, aux)`, compiled."""
+
+    def update(x: Any, opt_state: Any, w: Any, scale: Any, *inputs: Any) -> Any:
+        params = unpack(layout, like, x, w)
+        grads, aux = gradients(params, *inputs)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        change = tuple(jnp.asarray(scale, u.dtype) * u for u in layout.pack(updates))
+        return change, opt_state, aux
+
+    return jax.jit(update, donate_argnums=1)
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -145,8 +145,8 @@ class Participant:
         return [peer.identity for peer in self.peers.values() if not peer.view.wants_mass]
 
     def share(self, peer: Identity, mass: Mass, now: float) -> None:
-        """Sends a share, which was taken out of what this node holds."""
-        self._send_parcel("share", self.peers[peer.life], mass, now)
+        """Sends a share, which was taken out of what this node holds and fits into the wire."""
+        self._send_parcel("share", self.peers[peer.life], mass, now, is_narrow=True)
 
     def ask(self, peer: Identity, now: float) -> bool:
         """Asks for the average of what both hold; False if too much is promised to others."""
@@ -292,7 +292,7 @@ class Participant:
         mass = self._holder.read()
         if self._is_affordable(mass, 0):
             half = mass / 2
-            self._send_parcel("share", peer, half, now)
+            self._send_parcel("share", peer, half, now, event="grant")
             self._holder.add(-half)
 
     def _answer_the_dead(self, message: Message, now: float) -> None:
@@ -471,12 +471,26 @@ class Participant:
         self._send(peer, Message("view", self.identity, peer.identity.life, view=view))
 
     def _send_parcel(
-        self, kind: str, peer: Peer, mass: Mass | None, now: float, event: str | None = None
+        self,
+        kind: str,
+        peer: Peer,
+        mass: Mass | None,
+        now: float,
+        event: str | None = None,
+        is_narrow: bool = False,
     ) -> None:
         peer.sent += 1
         peer.parcel_time = now
         receiver = peer.identity.life
-        peer.parcel = Message(kind, self.identity, receiver, peer.sent, mass, applied=peer.applied)
+        peer.parcel = Message(
+            kind,
+            self.identity,
+            receiver,
+            peer.sent,
+            mass,
+            applied=peer.applied,
+            is_narrow=is_narrow,
+        )
         if kind in ("share", "ask"):
             self._journal(event or kind, receiver, peer.sent, mass)
         self._send(peer, peer.parcel)

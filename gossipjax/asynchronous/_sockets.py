@@ -40,6 +40,7 @@ class Sockets:
     def __init__(self, address: str, max_bytes: int, secret: str | None):
         self.failed_handshakes = 0
         self._context = zmq.Context()
+        self._is_ipv6 = address.startswith("[")
         self._keys = make_keys(secret) if secret else None
         self._outgoing: dict[str, zmq.Socket[bytes]] = {}
         self._incoming = self._make_socket(zmq.PULL)
@@ -60,7 +61,8 @@ class Sockets:
                 f"this node must listen at {address}, got: {error}. Give an address of this "
                 "machine with a port that is free; port 0 is any."
             ) from error
-        self.address = self._incoming.last_endpoint.decode().removeprefix("tcp://")
+        port = str(self._incoming.get_string(zmq.LAST_ENDPOINT)).rpartition(":")[2]
+        self.address = f"{address.rpartition(':')[0]}:{port}"
         self._wake_receiver = self._context.socket(zmq.PAIR)
         self._wake_receiver.bind(WAKE_ADDRESS)
         self._wake_sender = self._context.socket(zmq.PAIR)
@@ -72,7 +74,7 @@ class Sockets:
     def _make_socket(self, kind: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         socket.linger = 0
-        socket.ipv6 = True
+        socket.ipv6 = self._is_ipv6
         socket.sndhwm = QUEUED
         socket.rcvhwm = QUEUED
         if self._keys:
@@ -103,7 +105,7 @@ class Sockets:
 
     def receive(self, seconds: float) -> list[list[Any]]:
         """Waits until something arrives or `wake` is called; returns what has arrived."""
-        ready = dict(self._poller.poll(1000 * seconds))
+        ready = dict(self._poller.poll(int(1000 * seconds)))
         if self._wake_receiver in ready:
             self._wake_receiver.recv()
         while self._monitor in ready and self._monitor.poll(0):

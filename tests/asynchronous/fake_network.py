@@ -82,7 +82,7 @@ class Process:
     def record(self, kind, life, number, mass):
         account = self.network.account
         own = self.node.identity.life if hasattr(self, "node") else None
-        if kind in ("share", "hand over"):
+        if kind in ("share", "grant", "hand over"):
             assert (own, life, number) not in account.parcels
             account.parcels[own, life, number] = mass
         elif kind == "receive":

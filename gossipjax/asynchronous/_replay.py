@@ -1,0 +1,218 @@
+"""Nodes that waited for nobody, once more, in the order that their journals have."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.typing import DTypeLike
+
+from gossipjax.asynchronous._encoding import narrow
+from gossipjax.asynchronous._mass import Mass
+from gossipjax.asynchronous._node import make_update, split, unpack, update_scale
+from gossipjax.collectives import Layout
+
+Line = dict[str, Any]
+
+
+class ReplayedStep(NamedTuple):
+    """A local step of a replay.
+
+    Attributes:
+      place: of the node.
+      life: the life in which it made the step.
+      step: its number in the node's process.
+      params: the model `z` at which the gradient was taken.
+      aux: what `gradients` returned beside the gradient.
+    """
+
+    place: int
+    life: str
+    step: int
+    params: Any
+    aux: Any
+
+
+def replay(
+    journals: Iterable[Path],
+    tx: optax.GradientTransformation,
+    params: Any,
+    gradients: Callable[..., tuple[Any, Any]],
+    inputs: Callable[[int, int], Sequence[Any]],
+    wire_dtype: DTypeLike | None = None,
+) -> Iterator[ReplayedStep]:
+    """Runs the events of a job again, in one process.
+
+    The events of each node follow in its own order, and one that receives follows the one that
+    sent. The models are those of the job up to the rounding of the sums, whose order is the same.
+
+    Args:
+      journals: the files that the nodes wrote, one for each place.
+      tx, params, gradients, wire_dtype: those of the job.
+      inputs: `(place, step) -> inputs` of that local step.
+
+    Yields:
+      Every local step, in an order in which the job may have made them.
+
+    Raises:
+      ValueError: if a journal cannot be read, or lacks an event that another one needs.
+
+    >>> list(replay([], optax.sgd(0.1), 0.0, lambda z: (z, None), lambda place, step: ()))
+    []
+    """
+    replayer = Replayer(tx, params, gradients, inputs, wire_dtype)
+    queues = [deque(read_journal(path)) for path in journals]
+    nodes: list[ReplayedNode | None] = [None] * len(queues)
+    while any(queues):
+        is_stuck = True
+        for number, queue in enumerate(queues):
+            while queue and replayer.is_possible(queue[0]):
+                is_stuck = False
+                line = queue.popleft()
+                nodes[number], step = replayer.apply(nodes[number], line)
+                if step is not None:
+                    yield step
+        if is_stuck:
+            line = next(queue[0] for queue in queues if queue)
+            raise ValueError(
+                f"the journals must have what life {line['peer']} sent as number "
+                f"{line['number']} to {line['life']}, got none: give those of all nodes, whole."
+            )
+
+
+def read_journal(path: Path) -> Iterator[Line]:
+    """Yields the lines of a journal; the last may be cut off, where its process was killed.
+
+    Raises:
+      ValueError: if a line cannot be read.
+    """
+    lines = path.read_text().split("\n")
+    for number, text in enumerate(lines, 1):
+        try:
+            line = json.loads(text)
+            if {"event", "life"} <= line.keys():
+                yield line
+                continue
+        except (ValueError, AttributeError):
+            if number == len(lines):
+                return
+        raise ValueError(f"{path}, line {number} must be an event, got {text[:80]!r}.")
+
+
+class ReplayedNode:
+    """The state of one process."""
+
+    def __init__(self, process: str, place: int, opt_state: Any):
+        self.process = process
+        self.place = place
+        self.opt_state = opt_state
+        self.mass: Mass = Mass((), 0.0, 0.0)
+        self.estate: Mass | None = None
+        self.change: Any = None
+
+
+class Replayer:
+    """The effects of the events. Masses on their way are kept by `(sender, receiver, number)`."""
+
+    def __init__(
+        self,
+        tx: optax.GradientTransformation,
+        params: Any,
+        gradients: Callable[..., tuple[Any, Any]],
+        inputs: Callable[[int, int], Sequence[Any]],
+        wire_dtype: DTypeLike | None,
+    ):
+        self._tx = optax.with_extra_args_support(tx)
+        self._params = params
+        self._layout = Layout(params)
+        self._wires = tuple(narrow(dtype, wire_dtype) for dtype in self._layout.dtypes)
+        self._inputs = inputs
+        self._update = make_update(self._tx, self._layout, params, gradients)
+        self._parcels: dict[tuple[str, str, int], Mass] = {}
+        self._answers: dict[tuple[str, str, int], Mass] = {}
+
+    def is_possible(self, line: Line) -> bool:
+        """Whether what an event needs of another node has happened."""
+        key = (line.get("peer", ""), line["life"], line.get("number", 0))
+        if line["event"] in ("receive", "average"):
+            return key in self._parcels
+        if line["event"] == "averaged":
+            return (line["life"], line["peer"], line["number"]) in self._answers
+        return True
+
+    def apply(
+        self, node: ReplayedNode | None, line: Line
+    ) -> tuple[ReplayedNode | None, ReplayedStep | None]:
+        """Applies an event; returns the node, and the step that it begins."""
+        event = line["event"]
+        if event == "life":
+            if node is None or node.process != line["process"]:
+                state = self._tx.init(self._params)
+                node = ReplayedNode(line["process"], line["place"], state)
+            return node, None
+        if node is None:
+            raise ValueError(f"a journal must begin with a life, got {event!r}.")
+        if event == "begin":
+            return node, self._begin(node, line)
+        self._change_mass(node, line)
+        return node, None
+
+    def _change_mass(self, node: ReplayedNode, line: Line) -> None:
+        life, peer, number = line["life"], line["peer"], line["number"]
+        sent, received = (life, peer, number), (peer, life, number)
+        match line["event"]:
+            case "found":
+                x = tuple(map(jnp.asarray, self._layout.pack(self._params)))
+                node.mass = Mass(x, 1.0, 1.0)
+            case "join":
+                x = tuple(map(jnp.zeros_like, self._layout.pack(self._params)))
+                node.mass = Mass(x, 0.0, 0.0)
+            case "admit":
+                node.mass = Mass(node.mass.x, node.mass.w, node.mass.count + 1)
+            case "share":
+                self._parcels[sent] = self._halve(node, self._wires)
+            case "grant":
+                self._parcels[sent] = self._halve(node, tuple(self._layout.dtypes))
+            case "hand over":
+                self._parcels[sent] = node.mass
+                node.mass = node.mass - node.mass
+            case "receive":
+                node.mass = node.mass + self._parcels[received]
+            case "return":
+                node.mass = node.mass + self._parcels[sent]
+            case "ask":
+                self._parcels[sent] = node.mass
+            case "average":
+                self._answers[received] = node.mass
+                node.mass = node.mass + (self._parcels[received] - node.mass) / 2
+            case "averaged":
+                change = (self._answers.pop(sent) - self._parcels[sent]) / 2
+                node.mass = node.mass + change
+            case "give up":
+                node.estate = node.mass
+            case "revive" if node.estate is not None:
+                node.mass = node.mass + node.estate
+            case "end" if node.change is not None:
+                x = tuple(a + b for a, b in zip(node.mass.x, node.change, strict=True))
+                node.mass = Mass(x, node.mass.w, node.mass.count)
+
+    def _halve(self, node: ReplayedNode, wires: tuple[np.dtype, ...]) -> Mass:
+        mass = node.mass
+        kept, shared = split(mass.x, wires)
+        node.mass = Mass(kept, mass.w / 2, mass.count / 2)
+        return Mass(shared, mass.w / 2, mass.count / 2)
+
+    def _begin(self, node: ReplayedNode, line: Line) -> ReplayedStep:
+        mass = node.mass
+        inputs = self._inputs(node.place, line["number"])
+        params = unpack(self._layout, self._params, mass.x, mass.w)
+        node.change, node.opt_state, aux = self._update(
+            mass.x, node.opt_state, mass.w, update_scale(mass), *inputs
+        )
+        return ReplayedStep(node.place, line["life"], line["number"], params, aux)

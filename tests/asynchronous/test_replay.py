@@ -1,0 +1,83 @@
+"""Real nodes on loopback: each model, at each step, is that of the oracle and of the replay."""
+
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle_replay
+import pytest
+
+import gossipjax.asynchronous as ga
+
+RATE, MOMENTUM = 0.05, 0.9
+START = {"a": jnp.arange(5.0), "b": jnp.ones((2, 3))}
+TX = optax.chain(optax.trace(MOMENTUM), optax.scale(-RATE))
+
+
+def target(place, step):
+    return place + np.sin(step)
+
+
+def gradients(params, goal):
+    return jax.tree.map(lambda x: 0.1 * jnp.sin(x) + x - goal, params), params
+
+
+def inputs(place, step):
+    return (target(place, step),)
+
+
+def oracle_gradient(z, place, step):
+    return 0.1 * np.sin(z) + z - target(place, step)
+
+
+def run_job(folder, algorithm, size, wire_dtype=None, steps=30):
+    """Nodes of which the last joins the others; each makes its steps when chance says so."""
+    nodes, seen = [], {}
+    for place in range(size):
+        node = ga.join(
+            [node.address for node in nodes],
+            TX,
+            START,
+            algorithm=algorithm,
+            place=place,
+            is_founder=place < size - 1,
+            wire_dtype=wire_dtype,
+            journal=folder / f"{place}.jsonl",
+        )
+        nodes.append(node)
+    rng = random.Random(size)
+    for _ in range(steps * size):
+        node = rng.choice(nodes)
+        step = node.statistics.steps
+        aux = node.step(gradients, *inputs(node.place, step))
+        seen[node.place, step] = jax.tree.map(np.asarray, aux)
+    for node in reversed(nodes):
+        node.leave()
+    return sorted(folder.glob("*.jsonl")), seen
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+@pytest.mark.parametrize(
+    "algorithm", [ga.sgp(), ga.sgp("random"), ga.adpsgd(), ga.adpsgd("bipartite")]
+)
+def test_models_are_those_of_the_oracle(tmp_path, algorithm, size):
+    journals, seen = run_job(tmp_path, algorithm, size)
+    flat = np.concatenate([np.ravel(x) for x in jax.tree.leaves(START)])
+    models = oracle_replay.replay(journals, flat, oracle_gradient, RATE, MOMENTUM)
+    assert models.keys() == seen.keys()
+    for key, params in seen.items():
+        found = np.concatenate([np.ravel(x) for x in jax.tree.leaves(params)])
+        np.testing.assert_allclose(found, models[key], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("wire_dtype", [None, jnp.bfloat16])
+@pytest.mark.parametrize("algorithm", [ga.sgp(), ga.adpsgd()])
+def test_a_replay_makes_the_same_steps(tmp_path, algorithm, wire_dtype):
+    journals, seen = run_job(tmp_path, algorithm, 3, wire_dtype)
+    steps = list(ga.replay(journals, TX, START, gradients, inputs, wire_dtype))
+    assert len(steps) == len(seen)
+    for step in steps:
+        for name, value in seen[step.place, step.step].items():
+            np.testing.assert_allclose(step.params[name], value, rtol=1e-5, atol=1e-5)
