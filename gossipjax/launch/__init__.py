@@ -6,14 +6,17 @@ the launcher and on the hosts of a cluster. This package imports nothing else of
 
 from gossipjax.launch._initialize import exit_process, initialize
 from gossipjax.launch._mesh import mesh, surviving_nodes
+from gossipjax.launch._node_info import NodeInfo, find_node
 from gossipjax.launch._process_info import ProcessInfo
 from gossipjax.launch._signals import signal_handlers
 from gossipjax.launch._worker import MALLOC_ENVIRONMENT
 
 __all__ = [
     "MALLOC_ENVIRONMENT",
+    "NodeInfo",
     "ProcessInfo",
     "exit_process",
+    "find_node",
     "initialize",
     "mesh",
     "signal_handlers",

@@ -6,6 +6,7 @@ import argparse
 import shutil
 import sys
 
+from gossipjax.launch._independent import supervise_each
 from gossipjax.launch._supervisor import JobSpec, RestartPolicy, StartError, supervise
 
 MAX_PROCESSES = 1024  # on one machine
@@ -26,6 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
     require_between(parser, "--grace", options.grace, 0, MAX_SECONDS)
     if options.elastic and not options.max_restarts:
         parser.error("--elastic must come with --max-restarts, got none: it is about restarts")
+    if options.elastic and options.asynchronous:
+        parser.error("--elastic must not come with --asynchronous, where the others go on anyway")
     if not command:
         parser.error("the line must end with -- and a command, got no command: -- python train.py")
     if shutil.which(command[0]) is None:
@@ -35,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     policy = RestartPolicy(options.max_restarts, options.restart_delay, options.elastic)
     try:
-        return supervise(job, policy)
+        return supervise_each(job, policy) if options.asynchronous else supervise(job, policy)
     except StartError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -84,6 +87,12 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="restart on the surviving processes only; gossipjax.launch.surviving_nodes gives the "
         "number of nodes",
+    )
+    parser.add_argument(
+        "--asynchronous",
+        action="store_true",
+        help="processes are nodes that wait for nobody (gossipjax.asynchronous): one that fails is "
+        "started again by itself, at most K times; gossipjax.launch.find_node gives its place",
     )
     parser.add_argument(
         "--grace",

@@ -196,7 +196,7 @@ class _Attempt:
 
     def run(self) -> Outcome:
         """Start all processes and handle events until the last process has exited."""
-        with _reserved_port() as port:
+        with reserved_port() as port:
             try:
                 for rank in range(self._num_processes):
                     self._workers.append(self._start(rank, port))
@@ -284,7 +284,7 @@ class _Attempt:
 
 
 @contextlib.contextmanager
-def _reserved_port() -> Iterator[int]:
+def reserved_port() -> Iterator[int]:
     """A loopback port that the kernel gives to nobody else, and on which process 0 may listen."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

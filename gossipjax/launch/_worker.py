@@ -151,13 +151,13 @@ class Worker:
         """Wait until the process has exited and its output is read."""
         self._thread.join()
 
-    def describe_failure(self, exited: Exited) -> str:
-        """Return the reason of the failure and the last lines of the output."""
+    def describe_failure(self, exited: Exited, consequence: str = "stopping the others") -> str:
+        """Return the reason of the failure, its consequence and the last lines of the output."""
         code = exited.code
         reason = f"exit status {code}" if code > 0 else describe_signal(-code)
         lines = [line.decode(errors="replace").rstrip() for line in list(self._last_lines)]
         output = ["its last lines:", *(f"    {line}" for line in lines)] if lines else ["no output"]
-        return f"rank {self.rank} failed ({reason}), stopping the others; " + "\n".join(output)
+        return f"rank {self.rank} failed ({reason}), {consequence}; " + "\n".join(output)
 
     def _wait(self) -> None:
         readers = [

@@ -1,0 +1,89 @@
+"""The place of a process in a job whose nodes are programs of their own."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import NamedTuple
+
+from gossipjax.launch._process_info import int_from_env, parse_address, process_from_arguments
+
+PLACE = "GOSSIPJAX_NODE"
+ADDRESSES = "GOSSIPJAX_NODE_ADDRESSES"
+
+
+class NodeInfo(NamedTuple):
+    """Where a node is, and where the others may be.
+
+    Attributes:
+      place: its number, from 0.
+      num_nodes: number of nodes at the start of the job.
+      listen: where it is to listen, `host:port`; port 0 is any.
+      contacts: addresses at which others listen.
+      is_restart: whether it was started again, and joins a job that goes on.
+      job: the name of the job, the same after restarts.
+    """
+
+    place: int
+    num_nodes: int
+    listen: str
+    contacts: tuple[str, ...]
+    is_restart: bool
+    job: str
+
+
+def find_node() -> NodeInfo | None:
+    """Returns the place of this process in a job of nodes that wait for nobody; None without one.
+
+    `python -m gossipjax.launch --asynchronous` says it by `GOSSIPJAX_NODE_ADDRESSES` (where each
+    node listens) and `GOSSIPJAX_NODE`. Elsewhere, `GOSSIPJAX_COORDINATOR_ADDRESS` says where node 0
+    listens, and `GOSSIPJAX_PROCESS_ID` and `GOSSIPJAX_NUM_PROCESSES`, Slurm or Open MPI which node
+    this is; the others listen at the address by which this machine reaches node 0.
+
+    Raises:
+      ValueError: if the variables are incomplete or contradict each other.
+
+    >>> find_node() is None
+    True
+    """
+    is_restart = bool(int_from_env(None, "GOSSIPJAX_RESTART"))
+    job = os.environ.get("GOSSIPJAX_JOB", "")
+    given = os.environ.get(ADDRESSES)
+    if given:
+        addresses = given.split(",")
+        for address in addresses:
+            parse_address(address, ADDRESSES)
+        place = int_from_env(None, PLACE)
+        if place is None or place >= len(addresses):
+            raise ValueError(
+                f"{PLACE} must be from 0 to {len(addresses) - 1}, a number for each of "
+                f"{ADDRESSES}, got {place}."
+            )
+        others = tuple(a for number, a in enumerate(addresses) if number != place)
+        return NodeInfo(place, len(addresses), addresses[place], others, is_restart, job)
+    requested = process_from_arguments(None, None, None)
+    if requested is None or requested.coordinator_address is None:
+        return None
+    place, num_nodes = requested.info
+    coordinator = requested.coordinator_address
+    if place == 0:
+        return NodeInfo(0, num_nodes, coordinator, (), is_restart, job)
+    listen = f"{_find_own_host(coordinator)}:0"
+    return NodeInfo(place, num_nodes, listen, (coordinator,), is_restart, job)
+
+
+def _find_own_host(address: str) -> str:
+    """The address of this machine on the way to another; nothing is sent."""
+    host, port = parse_address(address)
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[
+            0
+        ]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)
+            own = probe.getsockname()[0]
+    except OSError as error:
+        raise ConnectionError(
+            f"the machine of node 0, {address}, must be known here, got: {error}."
+        ) from error
+    return f"[{own}]" if ":" in own else own
