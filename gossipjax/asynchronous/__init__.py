@@ -4,7 +4,8 @@ nobody.
 It needs pyzmq, `pip install "gossipjax[asynchronous]"`, and nothing of `jax.distributed`.
 """
 
-from gossipjax.asynchronous._node import Node, Statistics, join
+from gossipjax.asynchronous._join import join
+from gossipjax.asynchronous._node import Node, Statistics
 from gossipjax.asynchronous._replay import ReplayedStep, replay
 from gossipjax.asynchronous.algorithms import Algorithm, adpsgd, sgp
 

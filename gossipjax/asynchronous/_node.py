@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import ipaddress
-import math
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -17,9 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.typing import DTypeLike
 
-from gossipjax.asynchronous._encoding import Format, narrow
+from gossipjax.asynchronous._encoding import Format
 from gossipjax.asynchronous._holding import Holding
 from gossipjax.asynchronous._journal import Journal
 from gossipjax.asynchronous._mass import Mass
@@ -57,109 +53,6 @@ class Statistics(NamedTuple):
     staleness: float
     sent_bytes: int
     dropped: dict[str, int]
-
-
-def join(
-    address: str | Sequence[str] | None,
-    tx: optax.GradientTransformation,
-    params: Any,
-    *,
-    algorithm: Algorithm,
-    listen: str = "127.0.0.1:0",
-    place: int = 0,
-    job: str = "",
-    is_founder: bool | None = None,
-    patience: float = 10.0,
-    wire_dtype: DTypeLike | None = None,
-    secret: str | None = None,
-    journal: Path | None = None,
-) -> Node:
-    """Joins a job of nodes that wait for nobody, or starts one.
-
-    Args:
-      address: where living nodes of the job listen, one or several `host:port`; None starts a job.
-      tx: the optax chain, whose updates are local.
-      params: the model at which a founder starts, and the shapes and types for others.
-      algorithm: `sgp()` or `adpsgd()`.
-      listen: where this node listens; port 0 is any that is free.
-      place: its number in the job, the same whenever it is started again.
-      job: a name that messages of other jobs do not have.
-      is_founder: whether it brings `params`, with weight 1. Others ask a living node for half of
-        what it holds, and bring nothing. None: if there is no `address`.
-      patience: seconds of silence after which another node is declared dead.
-      wire_dtype: bfloat16 halves the bytes of shares; what it leaves out stays at the sender.
-      secret: only nodes that have it can connect. It is needed unless `listen` is a loopback
-        address.
-      journal: a file to which every event is appended, for `replay`.
-
-    Returns:
-      The node, whose thread receives from now on.
-
-    Raises:
-      ValueError: if an argument cannot be used.
-      OSError: if it cannot listen there.
-
-    >>> import jax.numpy as jnp, optax, gossipjax as gx
-    >>> a = gx.asynchronous.join(
-    ...     None, optax.sgd(0.1), jnp.zeros(3), algorithm=gx.asynchronous.sgp())
-    >>> b = gx.asynchronous.join(
-    ...     a.address, optax.sgd(0.1), jnp.zeros(3), algorithm=gx.asynchronous.sgp(), place=1)
-    >>> def gradients(params, target):
-    ...     return params - target, None
-    >>> for _ in range(20):
-    ...     _ = a.step(gradients, 1.0), b.step(gradients, 3.0)
-    >>> b.leave()  # hands over what it holds
-    >>> bool(1.0 < a.params[0] < 3.0)
-    True
-    >>> a.leave()
-    """
-    addresses = [address] if isinstance(address, str) else list(address or [])
-    require_arguments(listen, addresses, place, patience, secret)
-    layout = Layout(params)
-    wires = tuple(narrow(dtype, wire_dtype) for dtype in layout.dtypes)
-    shapes = [(jnp.shape(x), str(jnp.result_type(x))) for x in jax.tree.leaves(params)]
-    model = f"{jax.tree.structure(params)} {shapes}"
-    digest = hashlib.sha256(model.encode()).hexdigest()
-    form = Format(job, digest, tuple(layout.sizes), tuple(layout.dtypes), wires)
-    sockets = Sockets(listen, form.max_bytes, secret)
-    if is_founder is None:
-        is_founder = not addresses
-    return Node(
-        tx, params, algorithm, form, sockets, place, addresses, is_founder, patience, journal
-    )
-
-
-def require_arguments(
-    listen: str, addresses: Sequence[str], place: int, patience: float, secret: str | None
-) -> None:
-    """Raises `ValueError` for addresses, a place, a patience or a secret that cannot be used."""
-    for name, value in (("listen", listen), *(("address", value) for value in addresses)):
-        host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
-        if not host or not port.isdigit() or not (name == "listen") <= int(port) + 1 <= 65536:
-            raise ValueError(f"{name} must be HOST:PORT, got {value!r}: as in 127.0.0.1:5000.")
-    if isinstance(place, bool) or not isinstance(place, int) or place < 0:
-        raise ValueError(f"place must be an integer >= 0, got {place!r}.")
-    if not 0.1 <= patience < math.inf:
-        raise ValueError(f"patience must be a number of seconds >= 0.1, got {patience!r}.")
-    if secret == "":
-        raise ValueError("secret must not be empty: give the same text to all nodes, or None.")
-    if secret is None and not is_loopback(listen.rpartition(":")[0]):
-        raise ValueError(
-            f"a node that listens at {listen}, where strangers may connect, needs a secret, got "
-            "none: give the same text to all nodes of the job."
-        )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to a host.
-
-    >>> is_loopback("127.0.0.1"), is_loopback("0.0.0.0")
-    (True, False)
-    """
-    try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:  # a name
-        return False
 
 
 class Node:
@@ -242,7 +135,7 @@ class Node:
     def statistics(self) -> Statistics:
         """What it has done so far."""
         with self._service.lock:
-            dropped = self._participant.dropped | self._service.dropped
+            dropped = self._participant.dropped | self._service.all_dropped
             staleness = self._staleness / max(1, self._acknowledged)
             bytes_ = self._service.sent_bytes
             return Statistics(self._steps, self._sent, self._kept, staleness, bytes_, dropped)

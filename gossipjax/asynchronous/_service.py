@@ -42,6 +42,12 @@ class Service:
         self._thread: threading.Thread | None = None
         self._node: Participant | None = None
 
+    @property
+    def all_dropped(self) -> dict[str, int]:
+        """The same with connections that were none."""
+        failed = self._sockets.failed_handshakes
+        return self.dropped | ({"failed handshakes": failed} if failed else {})
+
     def start(self, node: Participant) -> None:
         """Starts the thread."""
         self._node = node

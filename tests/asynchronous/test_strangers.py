@@ -1,0 +1,228 @@
+"""What arrives from strangers: it is dropped, counted and named, and nobody stops."""
+
+import json
+import socket
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import zmq
+
+import gossipjax.asynchronous as ga
+from gossipjax.asynchronous._encoding import Format, MessageError, decode, encode
+from gossipjax.asynchronous._mass import Mass
+from gossipjax.asynchronous._messages import Identity, Message, View
+
+SIZES = (3, 2)
+FLOAT32, FLOAT64 = np.dtype("float32"), np.dtype("float64")
+FORM = Format("job", "model", SIZES, (FLOAT32, FLOAT64), (np.dtype(jnp.bfloat16), FLOAT32))
+SENDER = Identity(1.5, "life", 3, "127.0.0.1:5000")
+X = (np.array([1.0, 2.0, -3.0], np.float32), np.array([0.5, 4.0]))
+MASS = Mass(X, 0.5, 0.25)
+SHARE = Message("share", SENDER, "other", 7, MASS, is_narrow=True)
+VIEW = Message(
+    "view", SENDER, None,
+    view=View((SENDER,), ((SENDER, "dead"),), (("life", 12),), True, False, True, False, 3, 4),
+)  # fmt: skip
+
+
+def encoded(message, **changes):
+    """The frames of a message whose header is changed."""
+    frames = [bytes(frame) for frame in encode(message, FORM)]
+    header = json.loads(frames[0]) | changes
+    return [json.dumps(header).encode(), *frames[1:]]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        SHARE,
+        VIEW,
+        SHARE._replace(is_narrow=False),
+        Message("ask", SENDER, "other", 1, MASS),
+        Message("answer", SENDER, "other", 1),
+        Message("bye", SENDER, "other", 2, applied=5),
+        Message("dead", SENDER, "other"),
+    ],
+)
+def test_messages_are_read_as_they_were_written(message):
+    found = decode(encode(message, FORM), FORM)
+    assert found._replace(mass=None) == message._replace(mass=None)
+    assert (found.mass is None) == (message.mass is None)
+    if found.mass is not None:
+        assert (found.mass.w, found.mass.count) == (MASS.w, MASS.count)
+        for x, y in zip(found.mass.x, X, strict=True):
+            assert x.dtype == y.dtype
+            np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        ([b""], "not readable"),
+        ([b"\xff\x00"], "not readable"),
+        ([b"[" * 100_000], "not readable"),
+        ([b"[1]"], "not readable"),
+        ([b" " * 5_000_000], "too large"),
+        (encoded(SHARE, job="another"), "of another job"),
+        (encoded(SHARE, version=99), "of another version"),
+        (encoded(SHARE, model="m"), "of another model"),
+        (encoded(SHARE, kind="pickle"), "of an unknown kind"),
+        (encoded(SHARE, kind=[1]), "of an unknown kind"),
+        (encoded(SHARE, number=-1), "with a number"),
+        (encoded(SHARE, number=True), "with a number"),
+        (encoded(SHARE, number=1e300), "with a number"),
+        (encoded(SHARE, receiver=3), "with a name"),
+        (encoded(SHARE, receiver="x" * 1000), "with a name"),
+        (encoded(SHARE, sender=None), "with an identity"),
+        (encoded(SHARE, sender=[1.0, "life", -1, "a:1"]), "with a number"),
+        (encoded(SHARE, sender=[float("nan"), "life", 1, "a:1"]), "with an identity"),
+        (encoded(SHARE, weights=None), "with a weight"),
+        (encoded(SHARE, weights=[-1.0, 1.0]), "with a weight"),
+        (encoded(SHARE, weights=[float("inf"), 1.0]), "with a weight"),
+        (encoded(SHARE, weights=[1.0]), "with a weight"),
+        (encoded(SHARE, is_narrow=False), "of another shape"),
+        (encoded(SHARE)[:-1], "of another shape"),
+        ([*encoded(SHARE), b"1234"], "of another shape"),
+        (encoded(SHARE._replace(mass=Mass((X[0] * np.nan, X[1]), 1.0, 1.0))), "with NaN"),
+        (encoded(SHARE._replace(mass=Mass((X[0], X[1] * np.inf), 1.0, 1.0))), "with NaN"),
+        (encoded(VIEW, view=None), "with a view"),
+        (encoded(VIEW, view={"members": []}), "with a view"),
+        (encoded(VIEW, view=VIEW.view._asdict() | {"steps": [[1, 2]]}), "with a name"),
+        (encoded(VIEW, view=VIEW.view._asdict() | {"steps": [["life"]]}), "with a view"),
+        (encoded(VIEW, view=VIEW.view._asdict() | {"deaths": [["a", "b"]]}), "with an identity"),
+        (encoded(VIEW, view=VIEW.view._asdict() | {"members": [[]] * 30_000}), "with a view"),
+        (encoded(VIEW, view=VIEW.view._asdict() | {"query": "x"}), "with a number"),
+        ([*encoded(VIEW), b"1234"], "of another shape"),
+    ],
+)
+def test_what_is_no_message_of_the_job_has_a_reason(frames, reason):
+    with pytest.raises(MessageError, match=reason):
+        decode(frames, FORM)
+
+
+def join(address=None, **options):
+    arguments = {"algorithm": ga.sgp(), "job": "job"} | options
+    return ga.join(address, optax.sgd(0.1), jnp.zeros(3), **arguments)
+
+
+def gradients(params, target):
+    return params - target, None
+
+
+def wait_for(condition, seconds=10):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_garbage_is_counted_and_the_nodes_go_on():
+    with join() as a, join(a.address, place=1) as b:
+        wait_for(lambda: b.members == [0, 1])
+        context = zmq.Context()
+        stranger = context.socket(zmq.PUSH)
+        stranger.connect(f"tcp://{a.address}")
+        for frames in ([b"garbage"], [b"{}"], [b"{" * 1000, b"x" * 1000]):
+            stranger.send_multipart(frames)
+        host, port = a.address.split(":")
+        with socket.create_connection((host, int(port))) as raw:
+            raw.sendall(b"\xff" * 64)
+            wait_for(lambda: sum(a.statistics.dropped.values()) >= 4)
+        context.destroy(linger=0)
+        for _ in range(5):
+            a.step(gradients, 1.0)
+            b.step(gradients, 1.0)
+        dropped = a.statistics.dropped
+        assert dropped["of another version"] == 1
+        assert dropped["not readable"] + dropped.get("failed handshakes", 0) >= 3
+        assert a.members == b.members == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"job": "another"}, "of another job"), ({"place": 1}, None)],
+)
+def test_nodes_of_another_job_do_not_meet(options, reason):
+    with join() as a:
+        other = ga.join(
+            a.address, optax.sgd(0.1), jnp.zeros(3 if reason else 4), algorithm=ga.sgp(),
+            **{"job": "job"} | options,
+        )  # fmt: skip
+        wait_for(lambda: (reason or "of another model") in a.statistics.dropped)
+        with pytest.raises(TimeoutError, match="living node must answer"):
+            other.wait_for_mass(timeout=0.1)
+        assert a.members == [0]
+        other.leave()
+
+
+@pytest.mark.parametrize(
+    ("secret", "meets"), [("the secret", True), ("another", False), (None, False)]
+)
+def test_only_who_has_the_secret_meets(secret, meets):
+    with join(secret="the secret") as a:
+        other = join(a.address, secret=secret, place=1)
+        if meets:
+            wait_for(lambda: a.members == [0, 1])
+        else:
+            with pytest.raises(TimeoutError):
+                other.wait_for_mass(timeout=0.5)
+            assert a.members == [0]
+        other.leave()
+
+
+def test_a_node_with_nan_keeps_it_to_itself():
+    def to_nan(params, target):
+        return params + jnp.nan, None
+
+    with join() as a, join(a.address, place=1, is_founder=True) as b:
+        wait_for(lambda: b.members == [0, 1] == a.members)
+        wait_for(lambda: a.step(to_nan, 1.0) or "with NaN or infinity" in b.statistics.dropped)
+        b.step(gradients, 1.0)
+        assert np.isfinite(b.params).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"address": "nowhere"}, "address must be HOST:PORT"),
+        ({"address": ["127.0.0.1:0"]}, "address must be HOST:PORT"),
+        ({"address": 3}, "address must be"),
+        ({"listen": "127.0.0.1"}, "listen must be HOST:PORT"),
+        ({"listen": "127.0.0.1:99999"}, "listen must be HOST:PORT"),
+        ({"listen": "0.0.0.0:0"}, "needs a secret"),
+        ({"secret": ""}, "secret must not be empty"),
+        ({"place": -1}, "place must be an integer"),
+        ({"patience": 0}, "patience must be"),
+        ({"patience": float("nan")}, "patience must be"),
+        ({"wire_dtype": "float16"}, "wire_dtype must be"),
+        ({"params": jnp.arange(3)}, "must be floating-point"),
+        ({"params": {}}, "must have an array"),
+        ({"algorithm": "sgp"}, "algorithm must be"),
+        ({"tx": None}, "tx must be"),
+    ],
+)
+def test_bad_arguments(options, message):
+    arguments = {
+        "address": None,
+        "tx": optax.sgd(0.1),
+        "params": jnp.zeros(3),
+        "algorithm": ga.sgp(),
+    }
+    with pytest.raises(ValueError, match=message):
+        ga.join(**arguments | options)
+
+
+def test_an_address_in_use():
+    with join() as a, pytest.raises(OSError, match="must listen at"):
+        join(listen=a.address)
+
+
+def test_a_node_that_has_left():
+    node = join()
+    node.leave()
+    node.leave()
+    with pytest.raises(RuntimeError, match="has left"):
+        node.step(gradients, 1.0)
