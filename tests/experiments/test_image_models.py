@@ -159,32 +159,34 @@ def test_evaluates_as_an_independent_implementation(name):
 
 @pytest.mark.parametrize("name", TRAINING)
 def test_trains_as_an_independent_implementation(name):
+    """In float64: means over as few as eight values amplify the rounding of float32 to 2e-4."""
     model, variables = make_golden_variables(name)
     images = make_array("images", IMAGES_SHAPES[name])
-    with jax.default_matmul_precision("highest"):
-        apply = jax.jit(lambda v, x: model.apply(v, x, train=True, mutable=["batch_stats"]))
-        logits, _ = apply(variables, images)
+    with jax.enable_x64(True):
+        model = model.clone(dtype=jnp.float64)
+        apply = jax.jit(lambda v, x: model.apply(v, x, train=True, mutable=["batch_stats"])[0])
+        logits = np.asarray(apply(variables, images))
     columns = np.linspace(0, CLASSES[name] - 1, 4).astype(int)
-    np.testing.assert_allclose(np.asarray(logits)[:, columns], TRAINING[name], atol=1e-4)
+    np.testing.assert_allclose(logits[:, columns], TRAINING[name], atol=2e-6)
 
 
 @pytest.mark.parametrize(
-    ("name", "images_shape"),
+    ("name", "images_shape", "learning_rate"),
     [
-        ("resnet20", (8, 16, 16, 3)),
-        ("vgg11", (8, 28, 28, 1)),
-        ("basic", (8, 32, 32, 3)),
-        ("bottleneck", (8, 32, 32, 3)),
+        ("resnet20", (8, 16, 16, 3), 0.01),
+        ("vgg11", (8, 28, 28, 1), 0.001),
+        ("basic", (8, 32, 32, 3), 0.01),
+        ("bottleneck", (8, 32, 32, 3), 0.01),
     ],
 )
-def test_overfits_a_handful_of_examples(name, images_shape):
+def test_overfits_a_handful_of_examples(name, images_shape, learning_rate):
     images, labels = random_examples(images_shape)
     model = SMALL[name]
     variables = jax.jit(model.init)(jax.random.key(0), images)
     params = variables["params"]
     batch_stats = variables.get("batch_stats", {})
     loss_and_gradients = jax.value_and_grad(make_loss(model, images, labels), has_aux=True)
-    tx = optax.adam(3e-3)
+    tx = optax.adam(learning_rate)
     opt_state = tx.init(params)
 
     @jax.jit
@@ -194,10 +196,9 @@ def test_overfits_a_handful_of_examples(name, images_shape):
         return optax.apply_updates(params, updates), batch_stats, opt_state, loss
 
     losses = []
-    for _ in range(60):
+    while len(losses) < 60 and (not losses or losses[-1] > 0.02):
         params, batch_stats, opt_state, loss = step(params, batch_stats, opt_state)
         losses.append(float(loss))
-    print(name, losses[::5], losses[-1])
     assert losses[0] > 1.5  # about log 8
     assert losses[-1] < 0.05
 
