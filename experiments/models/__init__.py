@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from experiments.models.decay import decay_mask
+from experiments.models.layers import decay_mask
 from experiments.models.linear import Linear
 from experiments.models.resnet import ResNet, ResNetCifar
 from experiments.models.small_cnn import Normalization, SmallCNN

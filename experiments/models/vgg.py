@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from experiments.models._layers import make_layers
+from experiments.models.layers import make_layers
 from experiments.models.small_cnn import Normalization
 
 STAGES = ((1,), (2,), (4, 4), (8, 8), (8, 8))
