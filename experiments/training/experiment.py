@@ -12,7 +12,6 @@ from experiments.checks import option_name
 from experiments.memory import require_memory
 from experiments.records import COUNT, require_fields
 from experiments.results import Record, create_run_dir, read_summary
-from experiments.resumable import require_resumable
 from experiments.training.options import TrainingOptions
 from experiments.training.output import Output
 from experiments.training.placement import describe_nodes, place_nodes
@@ -96,18 +95,9 @@ def find_previous(options: TrainingOptions) -> Record | None:
             f"--out must be a folder that all processes share, got {options.out}: give one on a "
             "shared disk."
         )
-    if options.out is None:
-        return previous
-    if not options.resume and previous and not _is_of_this_job(previous):
-        return None
-    require_resumable(options.out, previous)
-    return previous
-
-
-def _is_of_this_job(summary: Any) -> bool:
-    environment = summary.get("environment") if isinstance(summary, dict) else None
-    job = environment.get("job") if isinstance(environment, dict) else None
-    return job == os.environ.get("GOSSIPJAX_JOB")
+    job = os.environ.get("GOSSIPJAX_JOB")
+    is_of_another_job = previous and previous["environment"].get("job") != job
+    return None if is_of_another_job and not options.resume else previous
 
 
 def merge_saved_options(options: Options, saved: dict[str, Any]) -> Options:

@@ -31,7 +31,8 @@ from gossipjax.topology import complete
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import make_wire
 
-MAX_DELAY = 2**12  # steps: each costs a copy of the model
+MAX_DELAY = 2**20  # steps: each costs a copy of the model
+MAX_ENTRIES = 2**28  # of a table of delays: 2 GiB
 
 
 def adpsgd(
@@ -67,7 +68,7 @@ def adpsgd(
     The transform's `update` takes `step=`, as that of `sgp`.
 
     Raises:
-      ValueError: if delays are negative, above 4096 or not integers, or a table is not `[T, N]`;
+      ValueError: if delays are negative, above 2^20 or not integers, or a table is not `[T, N]`;
         if the schedule is not doubly stochastic; when traced, as `sgp`.
 
     References:
@@ -178,14 +179,20 @@ def random_delays(
       max_delay: larger delays become this one.
 
     Raises:
-      ValueError: if the mean is not a number from 0 to 4096, or a count is not an integer.
+      ValueError: if the mean is not a number from 0 to 2^20, or a count is not an integer;
+        if the table would have more than 2^28 entries.
 
     >>> random_delays(4, 2, seed=0).tolist()
     [[1, 0, 0, 3], [3, 1, 1, 2]]
     """
     n = require_int(n, "n of random_delays", 1)
     rounds = require_int(rounds, "rounds of random_delays", 1)
-    max_delay = require_int(max_delay, "max_delay", 0)
+    if n * rounds > MAX_ENTRIES:
+        raise ValueError(
+            f"a table of delays must have at most {MAX_ENTRIES} entries, got {rounds} rounds x "
+            f"{n} nodes: adpsgd repeats a shorter one."
+        )
+    max_delay = require_int(max_delay, "max_delay", 0, MAX_DELAY)
     is_number = isinstance(mean_delay, int | float | np.integer | np.floating)
     if not is_number or not 0 <= mean_delay <= MAX_DELAY:
         raise ValueError(f"mean_delay must be a number from 0 to {MAX_DELAY}, got {mean_delay!r}.")

@@ -1,4 +1,4 @@
-"""Checks of what users give: folders, times, and metadata that JSON can hold."""
+"""Checks of what users give: folders, times, chains, and metadata that JSON can hold."""
 
 from __future__ import annotations
 
@@ -51,6 +51,23 @@ def require_timeout(timeout: Any) -> int:
             f"timeout must be a number of seconds > 0 and <= {MAX_TIMEOUT}, got {timeout!r}."
         )
     return math.ceil(float(timeout))
+
+
+def require_make_tx(make_tx: Any) -> None:
+    """Raises `ValueError` unless `make_tx` can be called."""
+    if not callable(make_tx):
+        raise ValueError(
+            f"make_tx must be a function that makes the chain from metadata, got {make_tx!r}."
+        )
+
+
+def require_transform(tx: Any) -> None:
+    """Raises `ValueError` unless `tx` has the functions of an optax transform."""
+    if not all(callable(getattr(tx, name, None)) for name in ("init", "update")):
+        raise ValueError(
+            f"tx must be an optax transform, with init and update, got {tx!r}: build the chain of "
+            "the new run."
+        )
 
 
 def require_metadata(metadata: Any) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 
 from gossipjax import launch
-from gossipjax._arguments import require_function
 from gossipjax.checkpoint._arguments import (
     require_bool,
     require_folder,
+    require_make_tx,
     require_metadata,
     require_step,
     require_timeout,
@@ -186,7 +186,7 @@ class Checkpoints:
             `make_tx` is not a function.
           OSError: if the newest checkpoint cannot be read, or all are damaged.
         """
-        require_function(make_tx, "make_tx")
+        require_make_tx(make_tx)
         other = None if init_from is None else require_folder(init_from, "init_from")
         restored = self._restore_train_state(state, nodes, make_tx)
         self.resumed_from = None if restored is None else self.folder

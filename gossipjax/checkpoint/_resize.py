@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax._arguments import require_transform
 from gossipjax.algorithms.chain import gossip_state
 from gossipjax.algorithms.state import Extra, GossipState, PushSum, message_layout
+from gossipjax.checkpoint._arguments import require_transform
 from gossipjax.checkpoint._keys import fold_in_nodes, holds_keys
 from gossipjax.checkpoint._leaves import is_key
 from gossipjax.collectives import accumulation_dtype, cast_like, require_floats

@@ -176,7 +176,9 @@ class TestBadInput:
             gx.adpsgd(np.eye(3))  # pyright: ignore[reportArgumentType]
 
     def test_random_delays(self):
-        with pytest.raises(ValueError, match="mean_delay must be >= 0 and finite, got -1"):
+        with pytest.raises(
+            ValueError, match="mean_delay must be a number from 0 to 1048576, got -1"
+        ):
             gx.random_delays(4, 2, 0, mean_delay=-1)
         with pytest.raises(ValueError, match="rounds of random_delays must be an integer >= 1"):
             gx.random_delays(4, 0, 0)

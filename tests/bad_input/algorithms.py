@@ -82,7 +82,7 @@ ROWS += calls("adpsgd star", lambda s: gx.adpsgd(s), [gx.topology.star(4)], "dou
 ROWS += calls(
     "adpsgd delays",
     lambda delays: gx.adpsgd(RING, delays),
-    [-1, 1.5, None, "1", [1, 2, 3], [[1, -1, 0, 0]], np.ones((2, 3), int), 10**5, 2**40],
+    [-1, 1.5, None, "1", [1, 2, 3], [[1, -1, 0, 0]], np.ones((2, 3), int), 10**7, 2**40],
     "delays",
 )
 ROWS += calls("d1d_psgd", gx.d1d_psgd, [0, -1, 2.5, None], "must be an integer")
@@ -90,7 +90,7 @@ ROWS += calls("easgd alpha", gx.easgd, [-0.1, 0, 2.0, float("nan"), "x", None], 
 ROWS += calls("easgd period", lambda p: gx.easgd(0.1, p), [0, 1.5, None], "period")
 ROWS += calls("allreduce", lambda d: gx.allreduce(wire_dtype=d), ["int8", "x"], "wire_dtype")
 ROWS += calls("delays n", lambda n: gx.random_delays(n, 3, 0), [0, 1.5, None], "must be an integer")
-ROWS += calls("delays rounds", lambda r: gx.random_delays(4, r, 0), [0, 2.5], "rounds")
+ROWS += calls("delays rounds", lambda r: gx.random_delays(4, r, 0), [0, 2.5, 10**12], "rounds")
 ROWS += calls("delays seed", lambda s: gx.random_delays(4, 3, s), [-1, None], "seed")
 ROWS += calls(
     "delays mean",
@@ -98,7 +98,9 @@ ROWS += calls(
     [-1.0, float("nan"), float("inf"), "x", 1e300],
     "mean_delay",
 )
-ROWS += calls("delays max", lambda m: gx.random_delays(4, 3, 0, 1.0, m), [-1, 1.5], "max_delay")
+ROWS += calls(
+    "delays max", lambda m: gx.random_delays(4, 3, 0, 1.0, m), [-1, 1.5, 10**30], "max_delay"
+)
 for name, tx in TRANSFORMS.items():
     other = TRANSFORMS["dpsgd" if name != "dpsgd" else "osgp"]
     ROWS += [
@@ -152,6 +154,8 @@ ROWS += [
     Call("mix wire", mixed(wire_dtype="int8"), "wire_dtype"),
     Call("mix weight of nodes", mixed(weight=jnp.ones(4)), "weight"),
     Call("mix text as weight", mixed(weight="one"), "weight"),
+    Call("mix a function as weight", mixed(weight=jnp.ones), "weight"),
+    Call("mix a complex weight", mixed(weight=1j), "weight"),
     Call("mix integers", on_nodes(lambda x: gx.mix(3, 1.0, RING, 0)), "floating-point"),
     Call("exchange without a state", on_nodes(lambda x: gx.exchange(None, 0)), "must"),
     Call("canonical_step", lambda: gx.canonical_step(TRANSFORMS["sgp"].init(PARAMS), 1.5), "step"),

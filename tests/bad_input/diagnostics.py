@@ -50,6 +50,11 @@ for measure in (D.consensus_distance, D.layer_consensus_distance, gx.average_bat
             on_nodes(lambda x, measure=measure: measure({"a": "one"})),
             "must be",
         ),
+        Call(
+            f"{name} the name of a type",
+            on_nodes(lambda x, measure=measure: measure({"a": "float32"})),
+            "must be",
+        ),
     ]
 for measure in (D.total_mass, gx.average_model):
     name = measure.__name__

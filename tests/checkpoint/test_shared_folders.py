@@ -254,7 +254,7 @@ def test_narrow_types_come_back_bit_for_bit(shape, tmp_path):
     """From the host and from devices, to both: of less than 8 bits, float8 and bfloat16."""
     numbers = np.arange(np.prod(shape)).reshape(shape) % 4 - 1
     host = {name: numbers.astype(getattr(ml_dtypes, name)) for name in DTYPES}
-    devices = NODES.put(host)
+    devices = gx.Nodes(4).put(host)
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, {"host": host, "devices": devices}, {})
         for source in (host, devices):

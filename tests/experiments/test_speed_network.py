@@ -304,7 +304,10 @@ def test_bad_options(tmp_path, capsys, arguments, message):
             ["--hosts", "3", "--algorithm", "sgp@hypercube"],
             "error: nothing to measure with 3 hosts",
         ),
-        (["--hosts", "2", "8", "--megabytes", "1e6"], r"error: 8 hosts with 1e\+06 MB.*Lower --ho"),
+        (
+            ["--hosts", "2", "8", "--megabytes", "1e6"],
+            r"8 hosts must fit into .* got .* 1e\+06: lower",
+        ),
     ],
 )
 def test_impossible_measurements_are_refused_up_front(tmp_path, capsys, arguments, message):

@@ -18,7 +18,9 @@ import os, signal, subprocess, sys, time
 from pathlib import Path
 rank, restart = int(os.environ["GOSSIPJAX_PROCESS_ID"]), int(os.environ["GOSSIPJAX_RESTART"])
 def announce(name):
-    Path(os.environ["FOLDER"], f"{name}.pid").write_text(str(os.getpid()))
+    new = Path(os.environ["FOLDER"], f"{name}.{os.getpid()}.new")
+    new.write_text(str(os.getpid()))
+    new.rename(Path(os.environ["FOLDER"], f"{name}.pid"))  # never seen half written
 def wait_for(*names):
     while not all(Path(os.environ["FOLDER"], f"{name}.pid").exists() for name in names):
         time.sleep(0.01)
