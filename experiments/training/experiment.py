@@ -64,7 +64,7 @@ def prepare(options: Options, make_task: Callable[[Options], Task], program: str
     for seed in options.seed:  # an impossible division of the data is an error here
         task.batches(nodes, options.batch_size_per_node, seed, start=0)
     examples = next(task.batches(nodes, 1, options.seed[0], start=0))
-    require_memory(examples, options.batch_size_per_node)
+    require_memory(examples, options.batch_size_per_node, options.BATCH_OPTION)
     environment = {
         "placement": describe_nodes(nodes),
         "dataset": task.description,
@@ -73,6 +73,8 @@ def prepare(options: Options, make_task: Callable[[Options], Task], program: str
     folder = create_shared_run_dir(program, options, resume=previous is not None)
     output = Output(folder, dataclasses.asdict(options), environment, previous or {})
     output.write_summary()
+    if is_main_process():
+        task.save(folder)
     return Experiment(plan, task, nodes, runs, output)
 
 

@@ -1,13 +1,16 @@
 """The options that all training programs share; those of a task extend `TrainingOptions`."""
 
 import dataclasses
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import tyro
 
 from experiments.checks import (
     Check,
+    Fraction,
     NonNegativeFloat,
+    NonNegativeInt,
     OpenFraction,
     PositiveFloat,
     PositiveInt,
@@ -23,7 +26,7 @@ from experiments.training.algorithms import (
     WIRE_DTYPE_HELP,
     WireDtype,
 )
-from experiments.training.optimizers import LrSchedule, Optimizer
+from experiments.training.optimization import LrSchedule, Optimizer
 from experiments.training.placement import Placement
 
 MAX_STALENESS = Check(f"at most {MAX_DELAY}, the longest delay", lambda value: value <= MAX_DELAY)
@@ -37,6 +40,7 @@ class TrainingOptions:
 
     Attributes:
       CHANGEABLE_ON_RESUME: the options that may differ from those of the run that is resumed.
+      BATCH_OPTION: the name of `batch_size_per_node` on the command line.
     """
 
     CHANGEABLE_ON_RESUME: ClassVar[frozenset[str]] = frozenset(
@@ -53,6 +57,8 @@ class TrainingOptions:
         }
     )
 
+    BATCH_OPTION: ClassVar[str] = "--batch-size-per-node"
+
     algorithm: Annotated[tuple[str, ...], tyro.conf.arg(help=ALGORITHM_HELP)] = ("sgp", "allreduce")
     topology: Annotated[str | None, tyro.conf.arg(help=TOPOLOGY_HELP)] = None
     switch_at: OpenFraction = 1 / 3
@@ -67,6 +73,8 @@ class TrainingOptions:
     """Number of nodes; each has its model and its part of the data."""
     batch_size_per_node: PositiveInt = 32
     """Examples per node and step."""
+    accumulate: PositiveInt = 1
+    """Steps whose gradients are averaged for one update and one exchange: a larger batch."""
     epochs: PositiveInt = 15
     """Passes over the training set, all nodes together."""
     optimizer: Optimizer = "nesterov"
@@ -74,10 +82,19 @@ class TrainingOptions:
     learning_rate: PositiveFloat = 0.1
     """Not scaled by the number of nodes; with --lr-schedule step, the rate per 256 examples."""
     lr_schedule: LrSchedule = "cosine"
-    """constant; cosine, down to 0; step (Goyal et al.): warm-up, then 10x down at 1/3, 2/3 and 8/9
-    of the run."""
+    """constant; cosine, down to 0; inverse_sqrt (Vaswani et al.) of the number of updates, down from
+    --learning-rate at the end of the warm-up; step (Goyal et al.): warm-up, then 10x down at 1/3,
+    2/3 and 8/9 of the run."""
+    warmup_steps: NonNegativeInt = 0
+    """Updates in which the rate first rises linearly up to --learning-rate."""
     weight_decay: NonNegativeFloat = 1e-4
     """L2 for sgd and nesterov, decoupled for adam."""
+    adam_b1: Fraction = 0.9
+    """Decay of Adam's mean of gradients."""
+    adam_b2: Fraction = 0.999
+    """Decay of Adam's mean of squared gradients."""
+    adam_epsilon: PositiveFloat = 1e-8
+    """Added to the root of Adam's mean of squared gradients."""
     seed: tuple[Seed, ...] = (0,)
     """One or several, a run each: seed of the initial model, the division of the data, the batches.
     """
@@ -112,6 +129,16 @@ class TrainingOptions:
                     f"{option_name(name)} must be one or several different values, got "
                     f"{' '.join(map(str, values)) or 'none'}."
                 )
+        if self.warmup_steps and self.lr_schedule == "step":
+            raise ValueError(
+                f"--warmup-steps must be 0 with --lr-schedule step, whose warm-up is a part of the "
+                f"run, got {self.warmup_steps}: leave it out, or choose another schedule."
+            )
+        if self.lr_schedule == "inverse_sqrt" and not self.warmup_steps:
+            raise ValueError(
+                "--lr-schedule inverse_sqrt falls from the end of the warm-up, so that "
+                "--warmup-steps must be >= 1, got 0: give it, as the 4000 of Vaswani et al."
+            )
         for name in ("checkpoint_every", "resume"):
             if getattr(self, name) and self.out is None:
                 raise ValueError(
@@ -127,6 +154,14 @@ class TrainingOptions:
                 f"--init-from must be elsewhere, got {self.init_from}, which is in the "
                 "folder whose results --overwrite removes: choose another --out."
             )
+
+    @property
+    def run_folders(self) -> list[Path]:
+        """The folders of results whose models this run may go on with."""
+        folders = [self.out] if self.out and not self.overwrite else []
+        if self.init_from:
+            folders.append(self.init_from.resolve().parents[1])  # of OUT/checkpoints/RUN
+        return folders
 
     @property
     def global_batch_size(self) -> int:

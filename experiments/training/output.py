@@ -8,6 +8,7 @@ from rich.progress import Progress, TaskID
 
 from experiments.results import Record, filter_metrics, write_summary
 from experiments.training.progress import RunProgress
+from experiments.training.task import Examination
 from gossipjax.processes import is_main_process
 
 
@@ -107,9 +108,16 @@ class RunLog:
         )
         self._bar.update(self._row, completed=step, status=status)
 
-    def add_evaluation(self, step: int, progress: RunProgress, metrics: Record) -> None:
-        """Logs the metrics on the test set after `step`."""
-        self._add(step, progress, metrics)
+    def add_evaluation(
+        self, step: int, progress: RunProgress, metrics: Record, examined: Examination
+    ) -> None:
+        """Logs the metrics on the test set after `step`, and what else was found out."""
+        samples = list(examined.samples)
+        self._add(
+            step, progress, metrics | examined.metrics | ({"samples": samples} if samples else {})
+        )
+        for line in samples:
+            self._bar.console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     def _add(self, step: int, progress: RunProgress, metrics: Record) -> None:
         position: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """The compiled programs of a run: steps, and measurements between them."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -135,23 +135,30 @@ class Trainer:
         batch_stats = self.nodes.replicate(variables.get("batch_stats"))
         return TrainState(0, params, opt_state, batch_stats)
 
-    def compile(self, state: TrainState, batch: Any) -> float:
+    def compile(self, state: TrainState, batches: Sequence[Any]) -> float:
         """Runs every program on copies of the state, so that no timed step compiles.
 
+        Args:
+          state: of the run; it stays.
+          batches: one of every shape, on the devices.
+
         Returns:
-          The seconds of a bare step: many in succession, on one batch that is on the devices.
+          The seconds of a bare step: many in succession, each of `batches` equally often.
         """
         for step in self._train_step.canonical_steps(state.opt_state) or [0]:
-            self._run_step(self._restart(state), batch, step)
+            for batch in batches:
+                self._run_step(self._restart(state), batch, step)
         self.measure_distance(state)
-        self.measure_distance_before_mixing(state, batch)
+        for batch in batches:
+            self.measure_distance_before_mixing(state, batch)
         copy = self._restart(state)
         jax.block_until_ready(copy.arrays)
+        bare_batches = list(batches) * -(-BARE_STEPS // len(batches))
         started = time.perf_counter()
-        for step in range(BARE_STEPS):
+        for step, batch in enumerate(bare_batches):
             copy, _ = self._run_step(copy, batch, step)
         jax.block_until_ready(copy.params)
-        return (time.perf_counter() - started) / BARE_STEPS
+        return (time.perf_counter() - started) / len(bare_batches)
 
     def _restart(self, state: TrainState) -> TrainState:
         """A copy at step 0: with nothing in flight, any round may be the first."""

@@ -25,7 +25,7 @@ from experiments.training.algorithms import (
     parse_name,
     spell_name,
 )
-from experiments.training.optimizers import make_lr_schedule, make_optimizer
+from experiments.training.optimization import make_lr_schedule, make_optimizer
 from experiments.training.topologies import TOPOLOGIES
 
 LEARNING_RATE = 0.1
@@ -76,6 +76,21 @@ def test_the_step_schedule_never_warms_up_downwards():
     assert learning_rates("step", 32) == pytest.approx(
         [v * 0.0125 for v in (1, 1, 1, 0.1, 0.01, 1e-3, 1e-3)]
     )
+
+
+def test_learning_rates_with_a_warm_up():
+    """The formulas of Vaswani et al. (section 5.3), width 512, and of a cosine after the rise."""
+    steps = np.array([0, 1, 99, 100, 101, 250, 899])
+    paper = 512**-0.5 * np.minimum((steps + 1) ** -0.5, (steps + 1) * 100**-1.5)
+    schedule = make_lr_schedule("inverse_sqrt", (512 * 100) ** -0.5, 900, 1024, warmup_steps=100)
+    np.testing.assert_allclose([schedule(int(step)) for step in steps], paper, rtol=1e-5)
+    cosine = make_lr_schedule("cosine", LEARNING_RATE, 900, 1024, warmup_steps=100)
+    fall = 0.05 * (1 + np.cos(np.pi * (steps - 100) / 800))
+    expected = np.where(steps < 100, 0.1 * (steps + 1) / 100, fall)
+    np.testing.assert_allclose([cosine(int(step)) for step in steps], expected, rtol=1e-4)
+    constant = make_lr_schedule("constant", LEARNING_RATE, 900, 1024, warmup_steps=100)
+    expected = np.minimum(0.1, 0.1 * (steps + 1) / 100)
+    np.testing.assert_allclose([constant(int(step)) for step in steps], expected, rtol=1e-5)
 
 
 def test_low_precision_parameters_by_name():

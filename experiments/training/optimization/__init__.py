@@ -1,0 +1,13 @@
+"""The local optimizer of a run: its rule, its learning rate, the accumulation of gradients."""
+
+from experiments.training.optimization.accumulation import accumulate_gradients
+from experiments.training.optimization.learning_rates import LrSchedule, make_lr_schedule
+from experiments.training.optimization.optimizers import Optimizer, make_optimizer
+
+__all__ = [
+    "LrSchedule",
+    "Optimizer",
+    "accumulate_gradients",
+    "make_lr_schedule",
+    "make_optimizer",
+]
