@@ -1,11 +1,15 @@
 """The optimizers and learning-rate schedules that programs know by name."""
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import optax
 
 Optimizer = Literal["sgd", "nesterov", "adam"]
 LrSchedule = Literal["constant", "cosine", "step"]
+
+DecayMask = Callable[[Any], Any]
+"""Pytree of parameters -> the same tree of booleans, True where weight decay applies."""
 
 MOMENTUM = 0.9
 # Of Goyal et al., in examples and in epochs.
@@ -52,17 +56,21 @@ def make_lr_schedule(
 
 
 def make_optimizer(
-    name: Optimizer, learning_rate: optax.ScalarOrSchedule, weight_decay: float
+    name: Optimizer,
+    learning_rate: optax.ScalarOrSchedule,
+    weight_decay: float,
+    decay_mask: DecayMask | None = None,
 ) -> optax.GradientTransformation:
     """Returns SGD, SGD with Nesterov momentum 0.9, or Adam, with weight decay.
 
     The decay is added to the gradient for SGD (L2), and decoupled for Adam (AdamW). It sees the
-    parameters that the user holds: for SGP the de-biased ones.
+    parameters that the user holds: for SGP the de-biased ones. `decay_mask` says which of them are
+    decayed; None is all.
     """
     if name == "adam":
-        return optax.adamw(learning_rate, weight_decay=weight_decay)
+        return optax.adamw(learning_rate, weight_decay=weight_decay, mask=decay_mask)
     momentum = MOMENTUM if name == "nesterov" else None
     return optax.chain(
-        optax.add_decayed_weights(weight_decay),
+        optax.add_decayed_weights(weight_decay, mask=decay_mask),
         optax.sgd(learning_rate, momentum=momentum, nesterov=name == "nesterov"),
     )

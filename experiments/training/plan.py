@@ -12,7 +12,7 @@ import optax
 
 from experiments.training import algorithms
 from experiments.training.algorithms import Method, MethodOptions, make_method
-from experiments.training.optimizers import make_lr_schedule, make_optimizer
+from experiments.training.optimizers import DecayMask, make_lr_schedule, make_optimizer
 from experiments.training.options import TrainingOptions
 
 MAX_STEPS = 2**31 - 1  # steps are int32 where they are traced
@@ -56,6 +56,7 @@ class Plan:
     Attributes:
       options: those of the program, with the number of nodes at the start.
       num_examples: size of the training set.
+      decay_mask: that of the task.
 
     Raises:
       ValueError: if there are more nodes than examples, or the run has less than one step, or more
@@ -64,6 +65,7 @@ class Plan:
 
     options: TrainingOptions
     num_examples: int
+    decay_mask: DecayMask | None = None
 
     def __post_init__(self) -> None:
         options = self.options
@@ -130,7 +132,9 @@ class Plan:
             staleness=options.staleness,
             switch_at=options.switch_at,
         )
-        optimizer = make_optimizer(options.optimizer, self.learning_rate, options.weight_decay)
+        optimizer = make_optimizer(
+            options.optimizer, self.learning_rate, options.weight_decay, self.decay_mask
+        )
         return make_method(algorithm, method_options, optimizer, options.topology)
 
     def make_runs(self, nodes: int) -> list[Run]:

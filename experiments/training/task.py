@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 
 import gossipjax as gx
+from experiments.training.optimizers import DecayMask
 
 Variables = dict[str, Any]
 """A model: `{"params": pytree}`, and `"batch_stats"` if its normalization layers have any."""
@@ -32,10 +33,12 @@ class Task(Protocol):
     Attributes:
       description: the data set and its size, for the first line that a program prints.
       num_examples: number of training examples; an epoch is as many, all nodes together.
+      decay_mask: which parameters weight decay applies to; None is all.
     """
 
     description: str
     num_examples: int
+    decay_mask: DecayMask | None = None
 
     def init(self, seed: int) -> Variables:
         """Returns the model at which all nodes start, without an axis for the nodes."""
