@@ -40,7 +40,7 @@ from experiments.models.decoder import DECODER_SIZES, Decoder
 from experiments.paths import OptionalPath
 from experiments.precision import DTYPES, Precision
 from experiments.training.main import run_program
-from experiments.training.optimizers import Optimizer
+from experiments.training.optimization import Optimizer
 from experiments.training.options import TrainingOptions
 from experiments.training.task import Metric, Task, Variables
 
@@ -137,7 +137,7 @@ class LanguageModeling(Task):
             tokenizer = load_tokenizer(options.tokenizer)
         else:
             tokenizer = train_tokenizer(self.read_texts("train"), options.vocabulary_size)
-        for folder in find_run_folders(options):
+        for folder in options.run_folders:
             require_same_tokenizer(tokenizer, folder / TOKENIZER_FILE)
         return tokenizer
 
@@ -197,14 +197,6 @@ class LanguageModeling(Task):
 def count_tokens(tokens: np.ndarray) -> int:
     """Returns the number of tokens in packed sequences."""
     return int((tokens != NO_TOKEN).sum())
-
-
-def find_run_folders(options: Options) -> Iterator[Path]:
-    """Yields the folders of the runs whose models this one goes on with."""
-    if options.out and not options.overwrite:
-        yield options.out
-    if options.init_from:
-        yield options.init_from.resolve().parent.parent  # OUT of OUT/checkpoints/RUN
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -19,7 +19,8 @@ a list of objects with
 - `run`, `algorithm`, `topology`, `nodes`, `steps`, `seed`;
 - `seconds_per_step` (median over the training lines), `examples_per_second` (at that speed) and
   `fraction_outside_step` (the part of `seconds_per_step` that the compiled step alone does not
-  need: the cost of the input);
+  need), and `input_wait` (the part of the training time, since the last resume, for which the
+  devices had nothing to do but to wait for input);
 - `final_loss` (of the last training line), the two consensus distances, and
   `consensus_distance_by_layer` (an object: path of the array -> mean over the nodes);
 - `test_METRIC_average_model` and `test_METRIC_nodes` (a list: a number per node; null where only

@@ -58,7 +58,7 @@ def prepare(options: Options, make_task: Callable[[Options], Task], program: str
     if previous is not None:
         options = merge_saved_options(options, previous.get("options", {}))
     task = make_task(options)
-    plan = Plan(options, task.num_examples)
+    plan = Plan(options, task.num_examples, task.decay_mask)
     nodes = place_nodes(options.placement, size)
     runs = plan.make_runs(size)
     for seed in options.seed:  # an impossible division of the data is an error here

@@ -13,7 +13,7 @@ import optax
 
 from experiments.training import algorithms
 from experiments.training.algorithms import Method, MethodOptions, make_method
-from experiments.training.optimization import make_lr_schedule, make_optimizer
+from experiments.training.optimization import DecayMask, make_lr_schedule, make_optimizer
 from experiments.training.options import TrainingOptions
 
 MAX_STEPS = 2**31 - 1  # steps are int32 where they are traced
@@ -57,6 +57,7 @@ class Plan:
     Attributes:
       options: those of the program, with the number of nodes at the start.
       num_examples: size of the training set.
+      decay_mask: that of the task.
 
     Raises:
       ValueError: if there are more nodes than examples, or the run has less than one step, or more
@@ -65,6 +66,7 @@ class Plan:
 
     options: TrainingOptions
     num_examples: int
+    decay_mask: DecayMask | None = None
 
     def __post_init__(self) -> None:
         options = self.options
@@ -159,6 +161,7 @@ class Plan:
             options.adam_b1,
             options.adam_b2,
             options.adam_epsilon,
+            self.decay_mask,
         )
         return make_method(algorithm, method_options, optimizer, options.topology)
 

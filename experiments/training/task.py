@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 
 import gossipjax as gx
+from experiments.training.optimization import DecayMask
 
 Variables = dict[str, Any]
 """A model: `{"params": pytree}`, and `"batch_stats"` if its normalization layers have any."""
@@ -47,10 +48,12 @@ class Task(Protocol):
     Attributes:
       description: the data set and its size, for the first line that a program prints.
       num_examples: number of training examples; an epoch is as many, all nodes together.
+      decay_mask: which parameters weight decay applies to; None is all.
     """
 
     description: str
     num_examples: int
+    decay_mask: DecayMask | None = None
 
     def init(self, seed: int) -> Variables:
         """Returns the model at which all nodes start, without an axis for the nodes."""
@@ -119,4 +122,4 @@ class Task(Protocol):
 
         Called once, by process 0, before training. Override it for such as a tokenizer.
         """
-        return None
+        return

@@ -10,7 +10,7 @@ from experiments.training.evaluation import Evaluator
 from experiments.training.experiment import Experiment
 from experiments.training.output import RunLog
 from experiments.training.plan import Run
-from experiments.training.progress import Clock
+from experiments.training.progress import Clock, InputClock
 from experiments.training.resume import open_checkpoints, start_or_resume
 from experiments.training.trainer import Trainer
 
@@ -29,15 +29,18 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
     evaluator = Evaluator(experiment.task, nodes)
     examined = None
     clock = Clock()
+    input_clock = InputClock(lambda: trainer.newest_loss)
     with open_checkpoints(experiment, run) as checkpoints:
         state, progress, message = start_or_resume(experiment, run, trainer, checkpoints)
         log.start(state.step, message)
         rows = experiment.task.batches(nodes, options.batch_size_per_node, run.seed, state.step)
-        batches = prefetch(map(nodes.put, rows))
+        batches = prefetch(map(nodes.put, rows), waiting=input_clock)
         batch = next(batches)
         shapes = experiment.task.make_shapes(nodes, options.batch_size_per_node)
         bare_step_seconds = trainer.compile(state, list(map(nodes.put, shapes)) or [batch])
         batches = itertools.chain([batch], batches)
+        seconds_before = progress.seconds
+        input_clock.lap()
 
         eval_steps = plan.eval_steps(start=state.step)
         next_eval_step = next(eval_steps, None)
@@ -73,6 +76,7 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
     if examined is None:  # resumed after its last step
         examined = evaluator.examine_average(average, is_last=True)
     seconds_per_step = float(np.median(progress.seconds_per_step))
+    seconds = progress.seconds - seconds_before
     return {
         "run": run.name,
         "algorithm": run.method.algorithm,
@@ -83,6 +87,7 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
         "seconds_per_step": seconds_per_step,
         "examples_per_second": global_batch_size / seconds_per_step,
         "fraction_outside_step": 1 - bare_step_seconds / seconds_per_step,
+        "input_wait": input_clock.lap() / seconds if seconds else 0.0,
         **evaluator.evaluate_average(average),
         **examined.metrics,
         **evaluator.evaluate_nodes(trainer.node_variables(state)),

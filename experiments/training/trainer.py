@@ -108,12 +108,16 @@ class Trainer:
       nodes: where the nodes run.
       batch_stats: what happens to running statistics: `local`, nothing; `mix`, gossip at every
         step; `average`, averaged over the nodes when a model is evaluated.
+
+    Attributes:
+      newest_loss: of the newest step, `[N]`, which may still be computed; None before the first.
     """
 
     def __init__(
         self, task: Task, method: Method, nodes: gx.Nodes, batch_stats: BatchStatsPolicy = "local"
     ):
         self.nodes = nodes
+        self.newest_loss: jax.Array | None = None
         self._task = task
         self._tx = method.transform
         self._train_step = gx.TrainStep(make_gradients(task), self._tx, nodes=nodes)
@@ -180,6 +184,7 @@ class Trainer:
             for batch in batches:
                 state, loss = self._run_step(state, batch, state.step)
                 losses.append(loss)
+                self.newest_loss = loss
             jax.block_until_ready((state.params, losses))
         return state, losses
 

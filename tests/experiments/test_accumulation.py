@@ -9,7 +9,6 @@ import optax
 import pytest
 from small import make_small
 
-import gossipjax as gx
 from experiments import image
 from experiments.training import placement
 from experiments.training.algorithms import MethodOptions, make_method

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from resumed_runs import require_resumable_to_the_bit
 
 import gossipjax as gx
 from experiments import language, report
@@ -15,7 +16,6 @@ from experiments.data.tokens import NO_TOKEN, pack
 from experiments.models.transformer import Size
 from experiments.training import placement
 from experiments.training.evaluation import Evaluator
-from resumed_runs import require_resumable_to_the_bit
 
 TINY = Size(layers=1, width=16, heads=2, hidden=32)
 RHYME = "One for sorrow, two for joy, three for a girl, four for a boy."
@@ -181,7 +181,9 @@ def test_a_sequence_begins_as_a_text_does(folder):
     task = language.LanguageModeling(make_options(folder))
     variables = jax.jit(task.init, static_argnums=0)(0)
     tokens = task.train_tokens[:1]
-    logits = task.model.apply(variables, np.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=END_ID))
+    logits = task.model.apply(
+        variables, np.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=END_ID)
+    )
     losses, _ = task.losses(variables, tokens)
     expected = -jax.nn.log_softmax(logits)[0, np.arange(16), tokens[0]]
     np.testing.assert_allclose(losses[0], expected, rtol=1e-5)

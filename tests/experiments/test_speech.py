@@ -5,6 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from resumed_runs import require_resumable_to_the_bit
 
 import gossipjax as gx
 from experiments import report, speech
@@ -13,7 +14,6 @@ from experiments.data.speech import Windows, load_utterances
 from experiments.models.acoustic import ACOUSTIC_SIZES, AcousticSize
 from experiments.training import placement
 from experiments.training.evaluation import Evaluator
-from resumed_runs import require_resumable_to_the_bit
 
 CHANNELS = 4
 CLASSES = 3
@@ -84,7 +84,9 @@ class TestWindows:
         windows = Windows(utterances, 5)
         features = windows.read(np.arange(len(windows)))
         assert features.dtype == np.float32
-        assert features.shape == (len(windows), 5, windows.num_features) == (*features.shape[:2], 12)
+        assert (
+            features.shape == (len(windows), 5, windows.num_features) == (*features.shape[:2], 12)
+        )
         ends = np.cumsum(utterances.lengths)
         number = 0
         for utterance, end in enumerate(ends):
@@ -238,7 +240,10 @@ class TestBadInput:
             ({"frames": np.zeros((9, 4))}, "frames of type uint8, got float64"),
             ({"frames": np.zeros(9, np.uint8)}, r"frames with 2 dimensions, got \[9\]"),
             ({"frame_features": np.zeros((9, 4))}, "as many frame_features as its lengths say"),
-            ({"utterance_features": np.full((36, 1), np.nan)}, "utterance_features that are finite"),
+            (
+                {"utterance_features": np.full((36, 1), np.nan)},
+                "utterance_features that are finite",
+            ),
             ({"languages": np.array(["a", None], object)}, "is corrupt"),
         ],
     )

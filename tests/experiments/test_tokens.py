@@ -120,7 +120,7 @@ class TestPacking:
 
 def write_files(folder):
     (folder / "train.1.txt").write_text("one\n\n  \ntwo \u2028 2\r\n")
-    (folder / "train.2.txt.gz").write_bytes(gzip.compress("drei".encode()))
+    (folder / "train.2.txt.gz").write_bytes(gzip.compress(b"drei"))
     (folder / "train.md").write_text("not read")
     (folder / "test.tsv").write_text("yes\tja\nno\tnein\n")
     return folder
@@ -208,7 +208,8 @@ class TestReading:
             list(read_texts(FILES, tmp_path, "train"))
 
     @pytest.mark.parametrize(
-        "content", [gzip.compress(b"text" * 99)[:-12], b"no gzip", gzip.compress(b"t")[:-4] + b"oops"]
+        "content",
+        [gzip.compress(b"text" * 99)[:-12], b"no gzip", gzip.compress(b"t")[:-4] + b"oops"],
     )
     def test_a_file_that_is_cut_short(self, tmp_path, content):
         (tmp_path / "train.txt.gz").write_bytes(content)

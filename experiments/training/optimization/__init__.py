@@ -2,9 +2,10 @@
 
 from experiments.training.optimization.accumulation import accumulate_gradients
 from experiments.training.optimization.learning_rates import LrSchedule, make_lr_schedule
-from experiments.training.optimization.optimizers import Optimizer, make_optimizer
+from experiments.training.optimization.optimizers import DecayMask, Optimizer, make_optimizer
 
 __all__ = [
+    "DecayMask",
     "LrSchedule",
     "Optimizer",
     "accumulate_gradients",
