@@ -20,10 +20,10 @@ import optax
 
 import gossipjax as gx
 from experiments import data, models
-from experiments.checks import NonNegativeInt, PositiveFloat
 from experiments.models.transformer import make_dropout_rngs
-from experiments.paths import OptionalPath
-from experiments.precision import DTYPES, Precision
+from experiments.options.checks import NonNegativeInt, PositiveFloat
+from experiments.options.paths import OptionalPath
+from experiments.options.precision import DTYPES, Precision
 from experiments.training.main import run_program
 from experiments.training.options import TrainingOptions
 from experiments.training.task import Metric, Task, Variables

@@ -25,7 +25,6 @@ import numpy as np
 import optax
 
 import gossipjax as gx
-from experiments.checks import Check, NonNegativeFloat, PositiveFloat, PositiveInt
 from experiments.data import draw_batches, split_examples
 from experiments.data.tokenizer import (
     END_ID,
@@ -37,8 +36,9 @@ from experiments.data.tokenizer import (
 )
 from experiments.data.tokens import FILES, NO_TOKEN, PYTHON_DOCS, Split, pack, read_texts
 from experiments.models.decoder import DECODER_SIZES, Decoder
-from experiments.paths import OptionalPath
-from experiments.precision import DTYPES, Precision
+from experiments.options.checks import Check, NonNegativeFloat, PositiveFloat, PositiveInt
+from experiments.options.paths import OptionalPath
+from experiments.options.precision import DTYPES, Precision
 from experiments.training.main import run_program
 from experiments.training.optimization import Optimizer
 from experiments.training.options import TrainingOptions

@@ -23,12 +23,12 @@ import numpy as np
 import optax
 
 import gossipjax as gx
-from experiments.checks import PositiveFloat, PositiveInt
 from experiments.data import DataError, draw_batches, split_examples
 from experiments.data.speech import DATASET, Windows, load_utterances
 from experiments.models.acoustic import ACOUSTIC_SIZES, NUM_FRAMES, AcousticLSTM
-from experiments.paths import OptionalPath
-from experiments.precision import DTYPES, Precision
+from experiments.options.checks import PositiveFloat, PositiveInt
+from experiments.options.paths import OptionalPath
+from experiments.options.precision import DTYPES, Precision
 from experiments.training.main import run_program
 from experiments.training.options import TrainingOptions
 from experiments.training.task import Metric, Task, Variables

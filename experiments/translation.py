@@ -28,13 +28,6 @@ import tyro
 from sacrebleu.metrics.bleu import BLEU
 
 import gossipjax as gx
-from experiments.checks import (
-    Fraction,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-)
 from experiments.data.text import (
     Sequences,
     draw_token_batches,
@@ -54,8 +47,15 @@ from experiments.data.tokenizer import (
 from experiments.models.seq2seq import SEQ2SEQ_SIZES, Seq2Seq
 from experiments.models.transformer import make_dropout_rngs
 from experiments.models.translator import Translator
-from experiments.paths import OptionalPath
-from experiments.precision import DTYPES, Precision
+from experiments.options.checks import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
+from experiments.options.paths import OptionalPath
+from experiments.options.precision import DTYPES, Precision
 from experiments.training.main import run_program
 from experiments.training.optimization import LrSchedule, Optimizer
 from experiments.training.options import TrainingOptions
@@ -85,7 +85,7 @@ class Options(TrainingOptions):
     learning_rate: PositiveFloat = 2e-3
     """Not scaled by the number of nodes; with --lr-schedule step, the rate per 256 tokens."""
     lr_schedule: LrSchedule = "inverse_sqrt"
-    """constant; cosine, down to 0; inverse_sqrt (Vaswani et al.) of the number of updates, down from
+    """constant; cosine, down to 0; inverse_sqrt of the update (Vaswani et al.), down from
     --learning-rate at the end of the warm-up; step (Goyal et al.): warm-up, then 10x down at 1/3,
     2/3 and 8/9 of the run."""
     warmup_steps: NonNegativeInt = 500

@@ -13,9 +13,9 @@ from typing import Annotated, Literal
 
 import tyro
 
-from experiments.checks import NonNegativeInt, check_fields
 from experiments.data.local import find_folder
-from experiments.paths import OptionalPath
+from experiments.options.checks import NonNegativeInt, check_fields
+from experiments.options.paths import OptionalPath
 from experiments.program import exit_on_error
 
 Name = Literal["cifar10", "fashion_mnist", "imagenet2012", "mnist"]

@@ -1,4 +1,4 @@
-"""Image data sets that fit into memory: MNIST, 5,000 digits of it that are installed, Fashion-MNIST.
+"""Image data sets that fit into memory: MNIST, 5,000 installed digits of it, Fashion-MNIST.
 
 Larger ones are read from records, see records.py; both are `Images`.
 """

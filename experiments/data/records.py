@@ -1,7 +1,8 @@
 """Images that are read from records when a batch needs them: CIFAR-10 and ImageNet.
 
 Threads read, decode and augment ahead of the training step. What is done to an image depends only
-on (seed, pass over the node's examples, example): not on threads, processes, or where a run resumes.
+on (seed, pass over the node's examples, example), and not on threads, processes, or the step where
+a run resumes.
 """
 
 import functools
@@ -17,9 +18,9 @@ import numpy as np
 from experiments.data.augmentation import RECIPES
 from experiments.data.images import Batch
 from experiments.data.local import RecordError, find_folder, open_splits, require_prepared
+from experiments.data.prefetch import count_cores, map_ahead
 from experiments.data.reader import CorruptImages, Example, SplitReader
 from experiments.data.sharding import draw_batches
-from experiments.prefetch import count_cores, map_ahead
 
 CHUNK = 16  # images that a thread decodes in one go
 
@@ -124,7 +125,7 @@ class ImageRecords:
         first = index
         while True:
             rng = np.random.default_rng((*seed, index))
-            example = self._train.decode(index, lambda image: self._recipe.augment(image, rng))
+            example = self._train.decode(index, functools.partial(self._recipe.augment, rng=rng))
             if example is not None:
                 return example
             index = int(replacements[index])

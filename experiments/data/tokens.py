@@ -137,8 +137,7 @@ def _take_column(line: str, column: int, where: str) -> str:
 def _read_lines(path: Path) -> Iterator[str]:
     """Yields the lines of a file, gzipped or not, which end with a newline and nothing else."""
     try:
-        opened = gzip.open(path) if path.suffix == ".gz" else path.open("rb")
-        with opened as file:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
                     yield line.decode("utf-8").rstrip("\r\n")

@@ -14,8 +14,8 @@ import numpy as np
 import optax
 from mlxtend.data import wine_data
 
-from experiments.checks import OpenFraction, PositiveInt
 from experiments.data import draw_batches, split_examples
+from experiments.options.checks import OpenFraction, PositiveInt
 from experiments.training.main import run_program
 from experiments.training.options import TrainingOptions
 from experiments.training.task import Metric, Task

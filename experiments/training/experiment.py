@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import gossipjax as gx
-from experiments.checks import option_name
-from experiments.memory import require_memory
-from experiments.records import COUNT, require_fields
+from experiments.data.memory import require_memory
+from experiments.options.checks import option_name
 from experiments.results import Record, create_run_dir, read_summary
+from experiments.results.records import COUNT, require_fields
 from experiments.training.options import TrainingOptions
 from experiments.training.output import Output
 from experiments.training.placement import describe_nodes, place_nodes

@@ -13,10 +13,10 @@ from experiments.program import exit_on_error
 from experiments.results import make_progress_bar
 from experiments.training import placement
 from experiments.training.experiment import Experiment, prepare
+from experiments.training.methods.topologies import TOPOLOGIES, make_schedule
 from experiments.training.options import TrainingOptions
 from experiments.training.output import RunLog
 from experiments.training.task import Task
-from experiments.training.topologies import TOPOLOGIES, make_schedule
 from experiments.training.train import train
 from gossipjax.processes import is_main_process
 

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 import tyro
 
-from experiments.checks import (
+from experiments.options.checks import (
     Check,
     Fraction,
     NonNegativeFloat,
@@ -18,8 +18,8 @@ from experiments.checks import (
     check_fields,
     option_name,
 )
-from experiments.paths import OptionalPath
-from experiments.training.algorithms import (
+from experiments.options.paths import OptionalPath
+from experiments.training.methods.algorithms import (
     ALGORITHM_HELP,
     MAX_DELAY,
     TOPOLOGY_HELP,
@@ -82,7 +82,7 @@ class TrainingOptions:
     learning_rate: PositiveFloat = 0.1
     """Not scaled by the number of nodes; with --lr-schedule step, the rate per 256 examples."""
     lr_schedule: LrSchedule = "cosine"
-    """constant; cosine, down to 0; inverse_sqrt (Vaswani et al.) of the number of updates, down from
+    """constant; cosine, down to 0; inverse_sqrt of the update (Vaswani et al.), down from
     --learning-rate at the end of the warm-up; step (Goyal et al.): warm-up, then 10x down at 1/3,
     2/3 and 8/9 of the run."""
     warmup_steps: NonNegativeInt = 0

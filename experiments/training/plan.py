@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import optax
 
-from experiments.training import algorithms
-from experiments.training.algorithms import Method, MethodOptions, make_method
+from experiments.training.methods import algorithms
+from experiments.training.methods.algorithms import Method, MethodOptions, make_method
 from experiments.training.optimization import DecayMask, make_lr_schedule, make_optimizer
 from experiments.training.options import TrainingOptions
 
@@ -201,9 +201,9 @@ class Plan:
             )
         if overlap and overlap * self.options.local_steps >= self.updates:
             raise ValueError(
-                f"--algorithm must overlap fewer steps than the {self.updates} updates of a run, counted in "
-                f"--local-steps, got {algorithm} with {self.options.local_steps} of them: no "
-                "message would arrive. Lower them, or train for more --epochs."
+                f"--algorithm must overlap fewer steps than the {self.updates} updates of a run, "
+                f"counted in --local-steps, got {algorithm} with {self.options.local_steps} of "
+                "them: no message would arrive. Lower them, or train for more --epochs."
             )
 
 

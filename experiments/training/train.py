@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from experiments.prefetch import prefetch
+from experiments.data.prefetch import prefetch
 from experiments.results import Record
 from experiments.training.evaluation import Evaluator
 from experiments.training.experiment import Experiment

@@ -10,7 +10,7 @@ import numpy as np
 
 import gossipjax as gx
 from experiments.program import FatalError
-from experiments.training.algorithms import Method
+from experiments.training.methods.algorithms import Method
 from experiments.training.options import BatchStatsPolicy
 from experiments.training.task import Task, Variables
 from gossipjax.checkpoint import TrainState

@@ -17,10 +17,10 @@ from experiments import data, image, models
 from experiments.data.preparation import ORIGINALS, prepare
 from experiments.data.reader import SplitReader
 from experiments.training import main, placement, trainer
-from experiments.training.algorithms import ALGORITHMS, spell_name
 from experiments.training.evaluation import Evaluator
+from experiments.training.methods.algorithms import ALGORITHMS, spell_name
+from experiments.training.methods.topologies import TOPOLOGIES
 from experiments.training.optimization import Optimizer, make_optimizer
-from experiments.training.topologies import TOPOLOGIES
 
 
 @pytest.fixture(autouse=True)

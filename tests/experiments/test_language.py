@@ -78,7 +78,7 @@ def test_a_hopeless_model_has_a_perplexity_that_can_be_written(folder):
 
 
 def test_a_token_is_predicted_from_those_before_it(folder):
-    """Each loss depends on the earlier tokens of its sequence, and on its token; on no later one."""
+    """Each loss depends on the earlier tokens of its sequence, and its token; on no later one."""
     task = language.LanguageModeling(make_options(folder))
     variables = jax.jit(task.init, static_argnums=0)(0)
     losses = jax.jit(task.losses)
@@ -165,8 +165,8 @@ class TestBadInput:
         ],
     )
     def test_options(self, folder, more, message):
+        options = {"dataset": "files", "data_dir": folder} | more
         with pytest.raises(ValueError, match=message):
-            options = {"dataset": "files", "data_dir": folder} | more
             language.LanguageModeling(language.Options(**options))
 
     def test_more_nodes_than_sequences(self, folder, capsys):

@@ -15,7 +15,7 @@ from experiments.speed.network import measure as network
 from experiments.speed.network.rows import ALL_LINKS, COMPUTATION, SINGLE_LINK, make_row
 from experiments.speed.network.summary import summarize_configuration, summarize_row
 from experiments.speed.targets import Target
-from experiments.training.algorithms import MethodOptions, make_method
+from experiments.training.methods.algorithms import MethodOptions, make_method
 
 README = (Path(step.__file__).parent / "README.md").read_text()
 OPTIONS = {

@@ -84,7 +84,7 @@ class TestTokenizer:
             require_same_tokenizer(tokenizer, path)
 
     def test_too_few_tokens_are_refused(self):
-        with pytest.raises(DataError, match="--vocabulary-size must be >= 259.*got 258"):
+        with pytest.raises(DataError, match=r"--vocabulary-size must be >= 259.*got 258"):
             train_tokenizer(TEXTS, 258)
 
     @pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe", b'{"model": 3}'])

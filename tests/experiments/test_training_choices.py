@@ -9,7 +9,7 @@ import oracle
 import pytest
 
 import gossipjax as gx
-from experiments.checks import (
+from experiments.options.checks import (
     NonNegativeFloat,
     NonNegativeInt,
     OpenFraction,
@@ -17,7 +17,7 @@ from experiments.checks import (
     PositiveInt,
     check_fields,
 )
-from experiments.training.algorithms import (
+from experiments.training.methods.algorithms import (
     ALGORITHM_HELP,
     ALGORITHMS,
     MethodOptions,
@@ -25,8 +25,8 @@ from experiments.training.algorithms import (
     parse_name,
     spell_name,
 )
+from experiments.training.methods.topologies import TOPOLOGIES
 from experiments.training.optimization import make_lr_schedule, make_optimizer
-from experiments.training.topologies import TOPOLOGIES
 
 LEARNING_RATE = 0.1
 DECAY = 0.01

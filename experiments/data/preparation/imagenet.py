@@ -8,9 +8,9 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from experiments.data.local import MissingDataError
+from experiments.data.prefetch import count_cores, map_ahead
 from experiments.data.preparation.builder import Examples, Original
 from experiments.data.reader import CorruptImages
-from experiments.prefetch import count_cores, map_ahead
 
 SUFFIXES = frozenset({".jpeg", ".jpg", ".png"})
 JPEG_QUALITY = 95  # of images that are something else

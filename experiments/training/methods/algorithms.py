@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import optax
 
 import gossipjax as gx
+from experiments.training.methods.topologies import MAX_ROUNDS, TOPOLOGIES, make_schedule
 from experiments.training.optimization import accumulate_gradients
-from experiments.training.topologies import MAX_ROUNDS, TOPOLOGIES, make_schedule
 
 Transform = optax.GradientTransformationExtraArgs
 WireDtype = Literal["float32", "bfloat16"]

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import gossipjax as gx
-from experiments.records import (
+from experiments.results.records import (
     COUNT,
     LIST,
     NUMBER,
