@@ -11,7 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from gossipjax.wire import MIN_BITS, is_real_float, split_by_size
+from gossipjax.wire import (
+    MIN_BITS,
+    concatenate_in_place,
+    is_cpu_over_processes,
+    is_real_float,
+    split_by_size,
+)
 
 MAX_OPERANDS = 100
 SMALL_LEAF = 2**14
@@ -96,7 +102,8 @@ class Layout:
 
     def pack(self, tree: Any) -> list[jax.Array]:
         """Returns the buffers `[size]`, leaf after leaf in the order of the tree."""
-        return [jnp.concatenate(_join_small(leaves)) for leaves in self.ravel(tree)]
+        concatenate = concatenate_in_place if is_cpu_over_processes() else _concatenate
+        return [concatenate(leaves) for leaves in self.ravel(tree)]
 
     def unpack(self, buffers: Sequence[jax.Array | np.ndarray]) -> Any:
         """Returns the tree that `pack` packed; values after the last leaf are padding."""
@@ -124,20 +131,20 @@ class Layout:
         return jax.tree.unflatten(self._structure, leaves)
 
 
-def _join_small(leaves: list[jax.Array]) -> list[jax.Array]:
-    """Joins neighbours that are small, where there are more leaves than XLA fuses into one buffer.
+def _concatenate(leaves: list[jax.Array]) -> jax.Array:
+    """Concatenates; of many leaves it first joins neighbours that are small.
 
-    Beyond 128 operands XLA for GPUs makes a concatenation in two halves, and writes most twice.
+    Beyond 128 operands XLA for GPUs makes a concatenation in two parts, and writes most twice.
     """
     if len(leaves) <= MAX_OPERANDS:
-        return leaves
+        return jnp.concatenate(leaves)
     joined: list[jax.Array] = []
     for is_small, group in itertools.groupby(leaves, lambda leaf: leaf.size <= SMALL_LEAF):
         run = list(group)
         if is_small and len(run) > 1:
             run = [jax.lax.optimization_barrier(jnp.concatenate(run))]
         joined += run
-    return joined
+    return jnp.concatenate(joined)
 
 
 def pad_to_rows(buffer: jax.Array, rows: int) -> jax.Array:
