@@ -55,11 +55,15 @@ class TrainingOptions:
             "init_from",
             "out",
             "overwrite",
+            "preset",
         }
     )
 
     BATCH_OPTION: ClassVar[str] = "--batch-size-per-node"
 
+    preset: str | None = None
+    """A published recipe, whose options become the defaults of all others here: `python -m
+    experiments.presets` lists them."""
     algorithm: Annotated[tuple[str, ...], tyro.conf.arg(help=ALGORITHM_HELP)] = ("sgp", "allreduce")
     topology: Annotated[str | None, tyro.conf.arg(help=TOPOLOGY_HELP)] = None
     switch_at: OpenFraction = 1 / 3
