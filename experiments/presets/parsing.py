@@ -41,7 +41,12 @@ def parse_options(
         )
     defaults = make_defaults(options_type, {**preset.options, "preset": name})
     # With both --FLAG and --no-FLAG, since a preset may set a flag that is not wanted.
-    return tyro.cli(options_type, prog=f"python -m {module}", args=arguments, default=defaults)
+    try:
+        return tyro.cli(options_type, prog=f"python -m {module}", args=arguments, default=defaults)
+    except SystemExit as error:
+        if error.code:  # that of wrong options, whose message tyro has printed
+            print(describe_origin(name), file=sys.stderr)
+        raise
 
 
 def find_name(arguments: Sequence[str]) -> str | None:
@@ -71,6 +76,9 @@ def mention_preset(arguments: Sequence[str] | None) -> Iterator[None]:
     except ValueError as error:
         if name is None or "--preset" in str(error):
             raise
-        raise ValueError(
-            f"{error} (Options that are not on the command line are those of --preset {name}.)"
-        ) from error
+        raise ValueError(f"{error} {describe_origin(name)}") from error
+
+
+def describe_origin(name: str) -> str:
+    """Returns where options come from, after an error."""
+    return f"(Options that are not on the command line are those of --preset {name}.)"

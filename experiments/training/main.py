@@ -79,8 +79,9 @@ def run_all(experiment: Experiment, console: Console) -> None:
                     continue
                 title = f"{run.title} ({run.seed})"
                 row = bar.add_task(title, total=plan.steps, status="compiling")
-                log = RunLog(run.name, output, bar, row, plan.num_examples)
-                output.add_run(train(experiment, run, log))
+                with output.open_reporter(plan.options.report_to, run) as reporter:
+                    log = RunLog(run.name, output, bar, row, plan.num_examples, reporter)
+                    output.add_run(train(experiment, run, log))
     finally:
         if output.runs and is_main_process():
             plot_topologies(experiment)

@@ -20,6 +20,7 @@ from experiments.options.checks import (
     option_name,
 )
 from experiments.options.paths import OptionalPath
+from experiments.results.reporters import ReportTo, import_package
 from experiments.training.methods.algorithms import (
     ALGORITHM_HELP,
     MAX_DELAY,
@@ -56,6 +57,7 @@ class TrainingOptions:
             "out",
             "overwrite",
             "preset",
+            "report_to",
         }
     )
 
@@ -116,6 +118,9 @@ class TrainingOptions:
     """mesh: a device per node, virtual ones on CPU. vmap: one device. auto: mesh if possible."""
     log_every: PositiveInt = 10
     """Steps between two lines of metrics.jsonl; each line costs one more gradient."""
+    report_to: ReportTo = "none"
+    """Where the lines of metrics.jsonl go as well: tensorboard, files in OUT/tensorboard; wandb,
+    Weights & Biases, offline in OUT/wandb if there is no login."""
     checkpoint_every: PositiveInt | None = None
     """Steps between checkpoints, which are in --out; one more is saved on SIGTERM. After a restart
     by the launcher, a run resumes from the newest one."""
@@ -133,6 +138,7 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        import_package(self.report_to)
         for name in ("algorithm", "seed"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
