@@ -66,7 +66,7 @@ def cifar(row: str, optimizer: str, alpha: float) -> Preset:
             "algorithm": (algorithm,),
             "optimizer": optimizer,
             "learning_rate": rate * PER_256,
-            "dirichlet_alpha": alpha,
+            "dirichlet_alpha": float(alpha),
         },
         paper=RELAYSGD,
         place="Table 2",
