@@ -51,7 +51,7 @@ RUN_FIELDS = {
 }
 LINE_FIELDS = {"run": TEXT, "step": COUNT, "epoch": NUMBER, "seconds": NUMBER}
 TRAINING_FIELDS = {LOSS: NUMBER, BEFORE_MIXING: NUMBER, AFTER_MIXING: NUMBER}
-RESULT_NAMES = ("metrics.jsonl", "summary.json", "checkpoints")
+RESULT_NAMES = ("metrics.jsonl", "summary.json", "checkpoints", "tensorboard", "wandb")
 
 
 def create_run_dir(program: str, out: Path | None, overwrite: bool, resume: bool = False) -> Path:

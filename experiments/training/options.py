@@ -1,6 +1,7 @@
 """The options that all training programs share; those of a task extend `TrainingOptions`."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -19,6 +20,7 @@ from experiments.options.checks import (
     option_name,
 )
 from experiments.options.paths import OptionalPath
+from experiments.results.reporters import ReportTo, import_package
 from experiments.training.methods.algorithms import (
     ALGORITHM_HELP,
     MAX_DELAY,
@@ -26,7 +28,7 @@ from experiments.training.methods.algorithms import (
     WIRE_DTYPE_HELP,
     WireDtype,
 )
-from experiments.training.optimization import LrSchedule, Optimizer
+from experiments.training.optimization import LrSchedule, Optimizer, StepEpochs
 from experiments.training.placement import Placement
 
 MAX_STALENESS = Check(f"at most {MAX_DELAY}, the longest delay", lambda value: value <= MAX_DELAY)
@@ -54,11 +56,16 @@ class TrainingOptions:
             "init_from",
             "out",
             "overwrite",
+            "preset",
+            "report_to",
         }
     )
 
     BATCH_OPTION: ClassVar[str] = "--batch-size-per-node"
 
+    preset: str | None = None
+    """A published recipe, whose options become the defaults of all others here: `python -m
+    experiments.presets` lists them."""
     algorithm: Annotated[tuple[str, ...], tyro.conf.arg(help=ALGORITHM_HELP)] = ("sgp", "allreduce")
     topology: Annotated[str | None, tyro.conf.arg(help=TOPOLOGY_HELP)] = None
     switch_at: OpenFraction = 1 / 3
@@ -87,6 +94,12 @@ class TrainingOptions:
     2/3 and 8/9 of the run."""
     warmup_steps: NonNegativeInt = 0
     """Updates in which the rate first rises linearly up to --learning-rate."""
+    warmup_epochs: NonNegativeInt | None = None
+    """Epochs of the warm-up of --lr-schedule step; if not given, 1/18 of the run."""
+    decay_epochs: tuple[PositiveInt, ...] | None = None
+    """Epochs at which the rate of --lr-schedule step falls; if not given, see there."""
+    decay_factor: OpenFraction = 0.1
+    """The factor by which the rate of --lr-schedule step falls."""
     weight_decay: NonNegativeFloat = 1e-4
     """L2 for sgd and nesterov, decoupled for adam."""
     adam_b1: Fraction = 0.9
@@ -105,6 +118,9 @@ class TrainingOptions:
     """mesh: a device per node, virtual ones on CPU. vmap: one device. auto: mesh if possible."""
     log_every: PositiveInt = 10
     """Steps between two lines of metrics.jsonl; each line costs one more gradient."""
+    report_to: ReportTo = "none"
+    """Where the lines of metrics.jsonl go as well: tensorboard, files in OUT/tensorboard; wandb,
+    Weights & Biases, offline in OUT/wandb if there is no login."""
     checkpoint_every: PositiveInt | None = None
     """Steps between checkpoints, which are in --out; one more is saved on SIGTERM. After a restart
     by the launcher, a run resumes from the newest one."""
@@ -122,6 +138,7 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        import_package(self.report_to)
         for name in ("algorithm", "seed"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
@@ -132,8 +149,9 @@ class TrainingOptions:
         if self.warmup_steps and self.lr_schedule == "step":
             raise ValueError(
                 f"--warmup-steps must be 0 with --lr-schedule step, whose warm-up is a part of the "
-                f"run, got {self.warmup_steps}: leave it out, or choose another schedule."
+                f"run, got {self.warmup_steps}: give --warmup-epochs, or choose another schedule."
             )
+        self._check_step_epochs()
         if self.lr_schedule == "inverse_sqrt" and not self.warmup_steps:
             raise ValueError(
                 "--lr-schedule inverse_sqrt falls from the end of the warm-up, so that "
@@ -154,6 +172,36 @@ class TrainingOptions:
                 f"--init-from must be elsewhere, got {self.init_from}, which is in the "
                 "folder whose results --overwrite removes: choose another --out."
             )
+
+    def _check_step_epochs(self) -> None:
+        for name in ("warmup_epochs", "decay_epochs"):
+            if getattr(self, name) is not None and self.lr_schedule != "step":
+                raise ValueError(
+                    f"{option_name(name)} needs --lr-schedule step, got {self.lr_schedule}: leave "
+                    "it out, or choose step."
+                )
+        warm_up, decays, run, _ = self.step_epochs
+        ends = [*decays, run]
+        if warm_up > ends[0] or any(end >= later for end, later in itertools.pairwise(ends)):
+            raise ValueError(
+                "--decay-epochs must rise, none before the end of the warm-up and all before that "
+                f"of the run, got {' '.join(f'{epoch:g}' for epoch in decays)} for a warm-up of "
+                f"{warm_up:g} of {run:g} epochs: change --decay-epochs, --warmup-epochs or "
+                "--epochs."
+            )
+
+    @property
+    def step_epochs(self) -> StepEpochs:
+        """Where the rate of `--lr-schedule step` changes."""
+        epochs = StepEpochs(factor=self.decay_factor)
+        if self.warmup_epochs is None and self.decay_epochs is None:
+            return epochs
+        epochs = epochs.stretch(self.epochs)
+        if self.warmup_epochs is not None:
+            epochs = epochs._replace(warm_up=self.warmup_epochs)
+        if self.decay_epochs is not None:
+            epochs = epochs._replace(decays=self.decay_epochs)
+        return epochs
 
     @property
     def run_folders(self) -> list[Path]:

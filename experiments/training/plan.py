@@ -117,6 +117,7 @@ class Plan:
             self.updates,
             options.global_batch_size * options.accumulate,
             options.warmup_steps,
+            options.step_epochs,
         )
 
     def learning_rate_at(self, step: int) -> float:

@@ -1,6 +1,7 @@
 """The learning-rate schedules that programs know by name."""
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +9,29 @@ import optax
 
 LrSchedule = Literal["constant", "cosine", "inverse_sqrt", "step"]
 
-# Of Goyal et al., in examples and in epochs.
-STEP_BATCH_SIZE = 256
-STEP_EPOCHS = 90
-STEP_WARM_UP_EPOCHS = 5
-STEP_DECAY_EPOCHS = (30, 60, 80)
+STEP_BATCH_SIZE = 256  # examples, of Goyal et al.
+
+
+class StepEpochs(NamedTuple):
+    """Where the schedule `step` changes; by default as Goyal et al.
+
+    Attributes:
+      warm_up: its length, in epochs.
+      decays: the epochs at which the rate falls.
+      run: the length of the run, in epochs.
+      factor: the rate after a fall, relative to that before.
+    """
+
+    warm_up: float = 5
+    decays: Sequence[float] = (30, 60, 80)
+    run: float = 90
+    factor: float = 0.1
+
+    def stretch(self, run: float) -> "StepEpochs":
+        """Returns the same schedule for a run of another length."""
+        scale = run / self.run
+        decays = tuple(scale * epoch for epoch in self.decays)
+        return StepEpochs(scale * self.warm_up, decays, run, self.factor)
 
 
 def make_lr_schedule(
@@ -21,6 +40,7 @@ def make_lr_schedule(
     steps: int,
     global_batch_size: int,
     warmup_steps: int = 0,
+    step_epochs: StepEpochs | None = None,
 ) -> optax.Schedule:
     """Returns the learning rate as a function of the step, which counts updates.
 
@@ -35,7 +55,7 @@ def make_lr_schedule(
     - `step`: the schedule of Goyal et al., stretched from 90 epochs to `steps`. `learning_rate` is
       that for 256 examples and is scaled linearly with `global_batch_size`, which counts all nodes.
       It warms up over the first 5 epochs, starting at `learning_rate` unless the scaled rate is
-      lower, and falls by a factor of 10 at epochs 30, 60 and 80.
+      lower, and falls by a factor of 10 at epochs 30, 60 and 80. `step_epochs` are others.
 
     >>> schedule = make_lr_schedule("step", 0.1, 900, 1024)
     >>> [round(float(schedule(10 * epoch)), 4) for epoch in (0, 5, 29, 30, 60, 80)]
@@ -50,7 +70,8 @@ def make_lr_schedule(
         Vaswani et al., "Attention Is All You Need", NIPS 2017, arXiv:1706.03762, section 5.3.
     """
     if name == "step":
-        return _make_step_schedule(learning_rate, steps, global_batch_size)
+        peak = learning_rate * global_batch_size / STEP_BATCH_SIZE
+        return _make_step_schedule(min(learning_rate, peak), peak, steps, step_epochs)
     if name == "inverse_sqrt":
         rest = _make_inverse_sqrt(learning_rate, max(1, warmup_steps))
     elif name == "cosine":
@@ -73,14 +94,13 @@ def _make_inverse_sqrt(learning_rate: float, warmup_steps: int) -> optax.Schedul
     return inverse_sqrt
 
 
-def _make_step_schedule(learning_rate: float, steps: int, global_batch_size: int) -> optax.Schedule:
-    peak = learning_rate * global_batch_size / STEP_BATCH_SIZE
-    warm_up = max(1, round(steps * STEP_WARM_UP_EPOCHS / STEP_EPOCHS))
-    decays = {round(steps * epoch / STEP_EPOCHS) - warm_up: 0.1 for epoch in STEP_DECAY_EPOCHS}
-    return optax.join_schedules(
-        [
-            optax.linear_schedule(min(learning_rate, peak), peak, warm_up),
-            optax.piecewise_constant_schedule(peak, decays),
-        ],
-        [warm_up],
-    )
+def _make_step_schedule(
+    start: float, peak: float, steps: int, epochs: StepEpochs | None
+) -> optax.Schedule:
+    epochs = epochs or StepEpochs()
+    warm_up = max(1, round(steps * epochs.warm_up / epochs.run)) if epochs.warm_up else 0
+    decays = {round(steps * epoch / epochs.run) - warm_up: epochs.factor for epoch in epochs.decays}
+    rest = optax.piecewise_constant_schedule(peak, decays)
+    if not warm_up:
+        return rest
+    return optax.join_schedules([optax.linear_schedule(start, peak, warm_up), rest], [warm_up])
