@@ -88,6 +88,10 @@ class Images(Protocol):
         """Returns the test set: images `[E, H, W, C]` and int32 labels `[E]`."""
         ...
 
+    def count_corrupt(self) -> int:
+        """Returns how many corrupt images all processes have met; all of them must call it."""
+        ...
+
 
 class Dataset(NamedTuple):
     """M training and E test images, standardized by one mean and one standard deviation.
@@ -142,6 +146,9 @@ class Dataset(NamedTuple):
         for start in range(0, self.num_test, TEST_BATCH_SIZE):
             part = slice(start, start + TEST_BATCH_SIZE)
             yield self.test_images[part], self.test_labels[part]
+
+    def count_corrupt(self) -> int:
+        return 0  # files of such data sets are right, or an error
 
 
 def load(name: str, data_dir: Path | None = None, download: bool = False) -> Dataset:

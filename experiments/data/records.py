@@ -103,6 +103,9 @@ class ImageRecords:
             for images, labels in _decode_batches(decode, chunks, math.prod(shape))
         )
 
+    def count_corrupt(self) -> int:
+        return self._train.count_corrupt() + self._test.count_corrupt()
+
     def test_batches(self) -> Iterator[Batch]:
         size = self._recipe.test_batch_size
         batches = np.split(np.arange(self.num_test), range(size, self.num_test, size))

@@ -1,5 +1,6 @@
 """Batches that are read from records: which images, how augmented, and what of corrupt ones."""
 
+import io
 import itertools
 import os
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from original_files import CIFAR_PER_FILE, make_cifar_image, write_cifar, write_
 from PIL import Image
 
 from experiments import data
-from experiments.data.augmentation import augment_cifar, crop_imagenet, draw_box
+from experiments.data.augmentation import augment_cifar, crop_imagenet, draw_box, resize
 from experiments.data.local import find_prepared
 from experiments.data.preparation import ORIGINALS, prepare
 from experiments.data.reader import CorruptImages, SplitReader
@@ -194,6 +195,26 @@ def test_the_crop_for_tests_is_the_middle() -> None:
     assert pixels.shape == (224, 224, 3)
     assert pixels[:, :111].max() == 0
     assert pixels[:, 113:].min() == 255
+
+
+def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size() -> None:
+    """It looks the same, and the part is not enlarged."""
+    y, x = np.mgrid[:900, :1203]
+    pixels = np.stack([x * 255 // 1203, y * 255 // 900, (x + y) % 256], axis=-1).astype(np.uint8)
+    jpeg = io.BytesIO()
+    Image.fromarray(pixels).save(jpeg, "JPEG", quality=95)
+    for box, size in (
+        ((0, 0, 1203, 900), (301, 225)),
+        ((100, 200, 550, 650), (602, 450)),
+        ((100, 200, 545, 650), (1203, 900)),
+    ):
+        with Image.open(jpeg) as image, Image.open(jpeg) as whole:
+            whole.load()
+            small = resize(image, box)
+            assert image.size == size
+            assert small.shape == (224, 224, 3)
+            difference = np.abs(small[..., :2].astype(int) - resize(whole, box)[..., :2])
+            assert difference.mean() < 1.5
 
 
 class FakeSource:
