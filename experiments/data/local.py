@@ -8,6 +8,7 @@ from typing import Any
 from experiments.program import FatalError
 
 VERSION = re.compile(r"\d+\.\d+\.\d+")
+FILE_FORMAT = "array_record"
 
 
 class DataError(ValueError):
@@ -69,6 +70,11 @@ def open_splits(version_dir: Path, names: tuple[str, ...], decoders: Any = None)
             f"{version_dir} must hold a data set of TensorFlow Datasets, got {error}: prepare it "
             "again."
         ) from error
+    if builder.info.file_format.value != FILE_FORMAT:
+        raise DataError(
+            f"{version_dir} holds files that cannot be read without TensorFlow; prepare the data "
+            f'set with file_format="{FILE_FORMAT}".'
+        )
     for name in names:
         splits: Any = builder.info.splits
         if name not in splits:
@@ -79,10 +85,4 @@ def open_splits(version_dir: Path, names: tuple[str, ...], decoders: Any = None)
         missing = [path for path in splits[name].filepaths if not Path(path).exists()]
         if missing:
             raise DataError(f"{version_dir} must hold all its files, got no {missing[0]}.")
-    try:
-        return [builder.as_data_source(split=name, decoders=decoders) for name in names]
-    except NotImplementedError as error:
-        raise DataError(
-            f"{version_dir} holds files that cannot be read without TensorFlow; prepare the data "
-            'set with file_format="array_record".'
-        ) from error
+    return [builder.as_data_source(split=name, decoders=decoders) for name in names]

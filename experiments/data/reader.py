@@ -90,6 +90,10 @@ class SplitReader:
             return None
         return pixels, self._require_label(index, record)
 
+    def read_encoded(self, index: int) -> bytes:
+        """Returns an image as it is in its record: the bytes of a file."""
+        return self._source[index]["image"]
+
     def count_corrupt(self) -> int:
         """Returns how many corrupt images all processes have met; all of them must call it."""
         if jax.process_count() == 1:
