@@ -4,9 +4,9 @@
 
 Takes training batches from a prepared data set as `experiments.image` does, but without a training
 step: records are read, decoded and augmented by threads, and joined to batches of all nodes. The
-upper bound is the speed of one thread that only decodes images which are in memory, times the cores;
-it is measured before, because the threads of the input use every core, and go on between two turns.
-README.md in this folder lists the columns and fields.
+upper bound is the speed of one thread that only decodes images which are in memory, times the
+cores. It is measured before, because the threads of the input use every core, and go on between two
+turns. README.md in this folder lists the columns and fields.
 """
 
 import dataclasses
@@ -59,8 +59,11 @@ class Options:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not self.dataset:
-            raise ValueError("--dataset must be one or several data sets, got none.")
+        if not self.dataset or len(set(self.dataset)) < len(self.dataset):
+            raise ValueError(
+                "--dataset must be one or several different data sets, got "
+                f"{' '.join(self.dataset) or 'none'}."
+            )
 
 
 def measure_rate(run: Callable[[], int], seconds: float) -> float:
@@ -89,6 +92,25 @@ def make_feed(batches: Iterator[Any]) -> Callable[[], int]:
     return lambda: next(batches)[1].size
 
 
+def open_dataset(name: str, options: Options) -> data.ImageRecords:
+    """Opens a data set.
+
+    Raises:
+      ValueError: if it is not prepared, has fewer images than nodes, or its batches do not fit into
+        memory.
+    """
+    images = data.ImageRecords(name, options.data_dir)
+    examples = next(make_batches(images, dataclasses.replace(options, batch_size_per_node=1)))
+    require_memory(examples, options.batch_size_per_node)
+    return images
+
+
+def make_batches(images: data.ImageRecords, options: Options) -> Iterator[Any]:
+    """Returns infinite training batches of all nodes."""
+    shards = data.split_examples(np.arange(images.num_train), options.nodes, None, SEED)
+    return images.batches(shards, options.batch_size_per_node, SEED, range(options.nodes), 0)
+
+
 def measure_dataset(
     images: data.ImageRecords, options: Options, report_turn: Callable[[], None]
 ) -> Record:
@@ -99,16 +121,12 @@ def measure_dataset(
       options: of the program.
       report_turn: is called after each turn.
     """
-    shards = data.split_examples(np.arange(images.num_train), options.nodes, None, SEED)
-    nodes = range(options.nodes)
-    require_memory(next(images.batches(shards, 1, SEED, nodes, 0)), options.batch_size_per_node)
     contents = list(itertools.islice(images.read_encoded(), MAX_DECODED))
     decode = make_decoder(contents)
     seconds = options.turn_seconds
     decoded = [measure_rate(decode, seconds / 4) for _ in range(options.turns)]
     decoded_per_second = float(np.median(decoded))
-    batches = images.batches(shards, options.batch_size_per_node, SEED, nodes, 0)
-    feed = make_feed(prefetch(batches))
+    feed = make_feed(prefetch(make_batches(images, options)))
     for _ in range(WARM_UP):
         feed()
     rates = []
@@ -155,7 +173,7 @@ def measure_input(options: Options) -> None:
     """Images per second of the input of experiments.image, compared with decoding alone."""
     out = None
     with exit_on_error(lambda: out):
-        sets = [data.ImageRecords(name, options.data_dir) for name in options.dataset]
+        sets = [open_dataset(name, options) for name in options.dataset]
         out = results.create_run_dir("speed-input", options.out, options.overwrite)
         console = Console()
         runs: list[Record] = []

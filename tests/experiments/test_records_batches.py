@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from damaged_records import damage
 from original_files import CIFAR_PER_FILE, make_cifar_image, write_cifar, write_imagenet
 from PIL import Image
 
@@ -16,7 +17,7 @@ from experiments import data
 from experiments.data.augmentation import augment_cifar, crop_imagenet, draw_box, resize
 from experiments.data.local import find_prepared
 from experiments.data.preparation import ORIGINALS, prepare
-from experiments.data.reader import CorruptImages, SplitReader
+from experiments.data.reader import CorruptImages
 
 TRAIN = 5 * CIFAR_PER_FILE
 
@@ -215,36 +216,6 @@ def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size() -> None:
             assert small.shape == (224, 224, 3)
             difference = np.abs(small[..., :2].astype(int) - resize(whole, box)[..., :2])
             assert difference.mean() < 1.5
-
-
-class FakeSource:
-    """Examples as TFDS gives them, of which some are corrupt."""
-
-    def __init__(self, source: Any, corrupt: set[int], labels: dict[int, int] | None = None):
-        self._source = source
-        self._corrupt = corrupt
-        self._labels = labels or {}
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, index: int) -> Any:
-        record = dict(self._source[index])
-        if index in self._corrupt:
-            record["image"] = record["image"][:60]
-        record["label"] = self._labels.get(index, record["label"])
-        return record
-
-
-def damage(
-    monkeypatch: pytest.MonkeyPatch, corrupt: set[int], labels: dict[int, int] | None = None
-) -> None:
-    make = SplitReader.__init__
-
-    def make_damaged(self: SplitReader, source: Any, *arguments: Any) -> None:
-        make(self, FakeSource(source, corrupt, labels), *arguments)
-
-    monkeypatch.setattr(SplitReader, "__init__", make_damaged)
 
 
 def test_a_corrupt_image_is_named_and_replaced_by_one_of_its_node(

@@ -123,9 +123,7 @@ def test_corrupt_images_are_named_and_left_out(
     ).as_data_source(split="train")) == 16  # fmt: skip
 
 
-def test_nothing_is_overwritten_unasked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_overwritten_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_idx(tmp_path / "from")
     prepare("mnist", source, tmp_path / "out")
     info = tmp_path / "out" / "mnist" / "3.0.1" / "dataset_info.json"
