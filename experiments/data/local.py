@@ -49,13 +49,15 @@ def require_prepared(name: str, folder: Path) -> Path:
     return version_dir
 
 
-def open_splits(version_dir: Path, names: tuple[str, ...], decoders: Any = None) -> list[Any]:
+def open_splits(
+    version_dir: Path, names: tuple[str, ...], keep_encoded: tuple[str, ...] = ()
+) -> list[Any]:
     """Returns the splits of a prepared data set: sequences of examples, for reading at random.
 
     Args:
         version_dir: as from `find_prepared`.
         names: those of the splits.
-        decoders: those of TensorFlow Datasets, by feature; None decodes everything.
+        keep_encoded: the features that are not decoded, such as images, which are bytes then.
 
     Raises:
         DataError: if a split or one of its files is missing, or the files cannot be read without
@@ -85,4 +87,5 @@ def open_splits(version_dir: Path, names: tuple[str, ...], decoders: Any = None)
         missing = [path for path in splits[name].filepaths if not Path(path).exists()]
         if missing:
             raise DataError(f"{version_dir} must hold all its files, got no {missing[0]}.")
+    decoders = {feature: tfds.decode.SkipDecoding() for feature in keep_encoded}
     return [builder.as_data_source(split=name, decoders=decoders) for name in names]

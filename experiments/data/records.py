@@ -42,15 +42,12 @@ class ImageRecords:
     """
 
     def __init__(self, name: str, data_dir: Path | None = None, max_corrupt: int = 100):
-        import tensorflow_datasets as tfds  # here: the import takes a quarter of a second
-
         self.name = name
         self._recipe = RECIPES[name]
         folder = require_prepared(name, find_folder(data_dir))
         # Not decoded by TFDS, which would not tell a corrupt image from other errors.
-        decoders = {"image": tfds.decode.SkipDecoding()}
         splits = ("train", self._recipe.test_split)
-        sources = open_splits(folder, splits, decoders)
+        sources = open_splits(folder, splits, keep_encoded=("image",))
         self.classes: int = sources[0].dataset_info.features["label"].num_classes
         self.shape = (self._recipe.size, self._recipe.size, 3)
         self.corrupt = CorruptImages(max_corrupt)
