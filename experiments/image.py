@@ -26,7 +26,7 @@ from experiments.options.paths import OptionalPath
 from experiments.options.precision import DTYPES, Precision
 from experiments.training.main import run_program
 from experiments.training.options import TrainingOptions
-from experiments.training.task import Metric, Task, Variables
+from experiments.training.task import Examination, Metric, Task, Variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +148,10 @@ class ImageClassification(Task):
         images, labels = batch
         predictions = self.model.apply(variables, self.images.standardize(images)).argmax(axis=-1)
         return {"accuracy": Metric(predictions == labels)}
+
+    def examine(self, variables: Variables, is_last: bool) -> Examination:
+        corrupt = self.images.count_corrupt()
+        return Examination({}, details={"corrupt_images": corrupt})
 
 
 def load_images(options: Options) -> data.Images:

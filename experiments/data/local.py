@@ -8,6 +8,7 @@ from typing import Any
 from experiments.program import FatalError
 
 VERSION = re.compile(r"\d+\.\d+\.\d+")
+FILE_FORMAT = "array_record"
 
 
 class DataError(ValueError):
@@ -48,13 +49,15 @@ def require_prepared(name: str, folder: Path) -> Path:
     return version_dir
 
 
-def open_splits(version_dir: Path, names: tuple[str, ...], decoders: Any = None) -> list[Any]:
+def open_splits(
+    version_dir: Path, names: tuple[str, ...], keep_encoded: tuple[str, ...] = ()
+) -> list[Any]:
     """Returns the splits of a prepared data set: sequences of examples, for reading at random.
 
     Args:
         version_dir: as from `find_prepared`.
         names: those of the splits.
-        decoders: those of TensorFlow Datasets, by feature; None decodes everything.
+        keep_encoded: the features that are not decoded, such as images, which are bytes then.
 
     Raises:
         DataError: if a split or one of its files is missing, or the files cannot be read without
@@ -69,6 +72,11 @@ def open_splits(version_dir: Path, names: tuple[str, ...], decoders: Any = None)
             f"{version_dir} must hold a data set of TensorFlow Datasets, got {error}: prepare it "
             "again."
         ) from error
+    if builder.info.file_format.value != FILE_FORMAT:
+        raise DataError(
+            f"{version_dir} holds files that cannot be read without TensorFlow; prepare the data "
+            f'set with file_format="{FILE_FORMAT}".'
+        )
     for name in names:
         splits: Any = builder.info.splits
         if name not in splits:
@@ -79,10 +87,5 @@ def open_splits(version_dir: Path, names: tuple[str, ...], decoders: Any = None)
         missing = [path for path in splits[name].filepaths if not Path(path).exists()]
         if missing:
             raise DataError(f"{version_dir} must hold all its files, got no {missing[0]}.")
-    try:
-        return [builder.as_data_source(split=name, decoders=decoders) for name in names]
-    except NotImplementedError as error:
-        raise DataError(
-            f"{version_dir} holds files that cannot be read without TensorFlow; prepare the data "
-            'set with file_format="array_record".'
-        ) from error
+    decoders = {feature: tfds.decode.SkipDecoding() for feature in keep_encoded}
+    return [builder.as_data_source(split=name, decoders=decoders) for name in names]

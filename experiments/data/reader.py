@@ -6,10 +6,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
+from jax.sharding import Mesh
 from PIL import Image
 
 from experiments.data.local import RecordError
+from gossipjax.processes import local_nodes, put, to_host
 
 Example = tuple[np.ndarray, int]
 """An image, uint8 `[H, W, 3]`, and its label."""
@@ -54,13 +57,17 @@ class SplitReader:
         name: the split and where it is, for messages.
         classes: number of classes.
         corrupt: where corrupt images are noted.
+
+    Attributes:
+        corrupt: the numbers of the corrupt images that this process has met.
     """
 
     def __init__(self, source: Any, name: str, classes: int, corrupt: CorruptImages):
         self._source = source
         self._name = name
         self._classes = classes
-        self._corrupt = corrupt
+        self._all_corrupt = corrupt
+        self.corrupt: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._source)
@@ -78,9 +85,25 @@ class SplitReader:
         except MemoryError:
             raise
         except Exception as error:  # of many types: Pillow, TFDS and protobuf do not wrap theirs
-            self._corrupt.add(f"image {index} of {self._name}", error)
+            self._all_corrupt.add(f"image {index} of {self._name}", error)
+            self.corrupt.add(index)
             return None
         return pixels, self._require_label(index, record)
+
+    def read_encoded(self, index: int) -> bytes:
+        """Returns an image as it is in its record: the bytes of a file."""
+        return self._source[index]["image"]
+
+    def count_corrupt(self) -> int:
+        """Returns how many corrupt images all processes have met; all of them must call it."""
+        if jax.process_count() == 1:
+            return len(self.corrupt)
+        marks = np.zeros(len(self), bool)
+        marks[list(self.corrupt)] = True
+        mesh = Mesh(np.array(jax.devices()), ("nodes",))
+        rows = np.stack([np.packbits(marks)] * len(local_nodes(mesh, mesh.size)))
+        together = np.bitwise_or.reduce(to_host(put(rows, mesh, mesh.size)), axis=0)
+        return int(np.unpackbits(together).sum())
 
     def read_labels(self, indices: np.ndarray) -> np.ndarray:
         """Returns int32 labels; raises `RecordError` if one is out of range or cannot be read."""

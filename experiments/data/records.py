@@ -42,15 +42,12 @@ class ImageRecords:
     """
 
     def __init__(self, name: str, data_dir: Path | None = None, max_corrupt: int = 100):
-        import tensorflow_datasets as tfds  # here: the import takes a quarter of a second
-
         self.name = name
         self._recipe = RECIPES[name]
         folder = require_prepared(name, find_folder(data_dir))
         # Not decoded by TFDS, which would not tell a corrupt image from other errors.
-        decoders = {"image": tfds.decode.SkipDecoding()}
         splits = ("train", self._recipe.test_split)
-        sources = open_splits(folder, splits, decoders)
+        sources = open_splits(folder, splits, keep_encoded=("image",))
         self.classes: int = sources[0].dataset_info.features["label"].num_classes
         self.shape = (self._recipe.size, self._recipe.size, 3)
         self.corrupt = CorruptImages(max_corrupt)
@@ -102,6 +99,13 @@ class ImageRecords:
             (images.reshape(*shape, *self.shape), labels.reshape(shape))
             for images, labels in _decode_batches(decode, chunks, math.prod(shape))
         )
+
+    def read_encoded(self) -> Iterator[bytes]:
+        """Reads the training images as they are in the records: PNG or JPEG files."""
+        return map(self._train.read_encoded, range(self.num_train))
+
+    def count_corrupt(self) -> int:
+        return self._train.count_corrupt() + self._test.count_corrupt()
 
     def test_batches(self) -> Iterator[Batch]:
         size = self._recipe.test_batch_size

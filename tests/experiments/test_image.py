@@ -10,6 +10,7 @@ from typing import get_args, get_type_hints
 import jax
 import numpy as np
 import pytest
+from damaged_records import damage
 from original_files import write_cifar
 from small import make_small
 
@@ -449,7 +450,7 @@ def test_weight_decay_of_kernels_only():
     assert image.ImageClassification(image.Options()).decay_mask is None
     params = {"Dense_0": {"kernel": np.ones((2, 2)), "bias": np.ones(2)}}
     for name in get_args(Optimizer):
-        tx = make_optimizer(name, 0.1, 0.5, task.decay_mask)
+        tx = make_optimizer(name, 0.1, 0.5, decay_mask=task.decay_mask)
         zeros = jax.tree.map(np.zeros_like, params)
         updates, _ = tx.update(zeros, tx.init(params), params)
         assert np.all(np.asarray(updates["Dense_0"]["kernel"]) < 0)
@@ -466,20 +467,27 @@ def cifar(tmp_path_factory):
 CIFAR = ("--nodes", "2", "--batch-size-per-node", "4", "--algorithm", "sgp", "--dataset", "cifar10")
 
 
-def test_from_record_to_loss(tmp_path, cifar):
+def test_from_record_to_loss(tmp_path, cifar, monkeypatch, capsys):
+    """Of the training images two are corrupt, and of the test images one."""
+    damage(monkeypatch, {2, 20})
     summary, _ = run(tmp_path, *CIFAR, "--data-dir", str(cifar), "--placement", "vmap")
     (record,) = summary["runs"]
     assert record["steps"] == 10
     assert np.isfinite(record["final_loss"])
     assert len(record["test_accuracy_nodes"]) == 2
     assert 0 <= record["input_wait"] < 1
+    assert record["corrupt_images"] == 3
+    assert capsys.readouterr().err.count("is corrupt") == 3
     assert "cifar10, 40 training and 8 test examples" in summary["environment"]["dataset"]
 
 
-def test_records_resume_to_the_bit(tmp_path, cifar):
-    """In the middle of an epoch, with momentum."""
+@pytest.mark.parametrize("model", ["linear", "vgg11"])
+def test_records_resume_to_the_bit(tmp_path, cifar, monkeypatch, model):
+    """In the middle of an epoch, with momentum, and with dropout where the model has any."""
+    monkeypatch.setitem(models.MODELS, "vgg11", functools.partial(models.VGG11, width=2))
     options = (*CIFAR, "--data-dir", str(cifar), "--placement", "vmap", "--log-every", "1")
-    options += ("--checkpoint-every", "3", "--max-to-keep", "10")
+    options += ("--checkpoint-every", "3", "--max-to-keep", "10", "--model", model)
+    options += ("--learning-rate", "0.01")
     whole, lines = run(tmp_path / "whole", *options)
     _, _ = run(tmp_path / "cut", *options)
     folder = tmp_path / "cut" / "out"

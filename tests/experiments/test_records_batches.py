@@ -1,5 +1,6 @@
 """Batches that are read from records: which images, how augmented, and what of corrupt ones."""
 
+import io
 import itertools
 import os
 from collections.abc import Iterator
@@ -8,14 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from damaged_records import damage
 from original_files import CIFAR_PER_FILE, make_cifar_image, write_cifar, write_imagenet
 from PIL import Image
 
 from experiments import data
-from experiments.data.augmentation import augment_cifar, crop_imagenet, draw_box
+from experiments.data.augmentation import augment_cifar, crop_imagenet, draw_box, resize
 from experiments.data.local import find_prepared
 from experiments.data.preparation import ORIGINALS, prepare
-from experiments.data.reader import CorruptImages, SplitReader
+from experiments.data.reader import CorruptImages
 
 TRAIN = 5 * CIFAR_PER_FILE
 
@@ -196,34 +198,24 @@ def test_the_crop_for_tests_is_the_middle() -> None:
     assert pixels[:, 113:].min() == 255
 
 
-class FakeSource:
-    """Examples as TFDS gives them, of which some are corrupt."""
-
-    def __init__(self, source: Any, corrupt: set[int], labels: dict[int, int] | None = None):
-        self._source = source
-        self._corrupt = corrupt
-        self._labels = labels or {}
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, index: int) -> Any:
-        record = dict(self._source[index])
-        if index in self._corrupt:
-            record["image"] = record["image"][:60]
-        record["label"] = self._labels.get(index, record["label"])
-        return record
-
-
-def damage(
-    monkeypatch: pytest.MonkeyPatch, corrupt: set[int], labels: dict[int, int] | None = None
-) -> None:
-    make = SplitReader.__init__
-
-    def make_damaged(self: SplitReader, source: Any, *arguments: Any) -> None:
-        make(self, FakeSource(source, corrupt, labels), *arguments)
-
-    monkeypatch.setattr(SplitReader, "__init__", make_damaged)
+def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size() -> None:
+    """It looks the same, and the part is not enlarged."""
+    y, x = np.mgrid[:900, :1203]
+    pixels = np.stack([x * 255 // 1203, y * 255 // 900, (x + y) % 256], axis=-1).astype(np.uint8)
+    jpeg = io.BytesIO()
+    Image.fromarray(pixels).save(jpeg, "JPEG", quality=95)
+    for box, size in (
+        ((0, 0, 1203, 900), (301, 225)),
+        ((100, 200, 550, 650), (602, 450)),
+        ((100, 200, 545, 650), (1203, 900)),
+    ):
+        with Image.open(jpeg) as image, Image.open(jpeg) as whole:
+            whole.load()
+            small = resize(image, box)
+            assert image.size == size
+            assert small.shape == (224, 224, 3)
+            difference = np.abs(small[..., :2].astype(int) - resize(whole, box)[..., :2])
+            assert difference.mean() < 1.5
 
 
 def test_a_corrupt_image_is_named_and_replaced_by_one_of_its_node(

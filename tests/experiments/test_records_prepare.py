@@ -13,6 +13,7 @@ from original_files import (
     CIFAR_PER_FILE,
     CLASSES,
     MNIST,
+    idx,
     make_cifar_image,
     write_cifar,
     write_idx,
@@ -21,6 +22,7 @@ from original_files import (
 
 from experiments import data
 from experiments.data import __main__ as program
+from experiments.data.idx import IDX_FILES
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +123,7 @@ def test_corrupt_images_are_named_and_left_out(
     ).as_data_source(split="train")) == 16  # fmt: skip
 
 
-def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_overwritten_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_idx(tmp_path / "from")
     prepare("mnist", source, tmp_path / "out")
     info = tmp_path / "out" / "mnist" / "3.0.1" / "dataset_info.json"
@@ -129,8 +131,44 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit) as stop:
         prepare("mnist", source, tmp_path / "out")
     assert stop.value.code == 2
-    assert f"which has {info.parent}: remove that one" in capsys.readouterr().err
+    assert f"which has {info.parent}: pass --overwrite to replace it" in capsys.readouterr().err
     assert info.stat().st_mtime_ns == before
+    (source / IDX_FILES[1]).write_bytes(idx(MNIST[1][::-1]))
+    prepare("mnist", source, tmp_path / "out", "--overwrite")
+    (train,) = tfds.data_source("mnist", split=["train"], data_dir=tmp_path / "out")
+    read = {(e["image"].tobytes(), int(e["label"])) for e in train}
+    assert read == {(i.tobytes(), int(x)) for i, x in zip(MNIST[0], MNIST[1][::-1], strict=True)}
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["mnist"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError("no space left on device")])
+def test_a_stopped_preparation_leaves_what_was_there(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+) -> None:
+    """Neither a new data set nor anything else; what a kill leaves is no data set, and is named."""
+
+    def stop(image: object) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr("experiments.data.preparation.mnist.to_png", stop)
+    source = write_idx(tmp_path / "from")
+    out = tmp_path / "out"
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            prepare("mnist", source, out)
+        assert not list(out.iterdir())
+    left = out / "mnist.incomplete-123" / "mnist" / "3.0.1"
+    left.mkdir(parents=True)
+    (left / "dataset_info.json").write_text("{}")
+    with pytest.raises(data.MissingDataError):
+        data.load("mnist", out)
+    monkeypatch.undo()
+    prepare("mnist", source, out)
+    assert f"{out / 'mnist.incomplete-123'} is left of a preparation" in capsys.readouterr().err
+    assert data.load("mnist", out).num_train == len(MNIST[0])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh
 
 import gossipjax as gx
-from experiments.speed import compiled, simulation, step
+from experiments.speed import compiled, input_feed, simulation, step
 from experiments.speed.__main__ import COMMANDS
 from experiments.speed.network import measure as network
 from experiments.speed.network.rows import ALL_LINKS, COMPUTATION, SINGLE_LINK, make_row
@@ -19,6 +19,7 @@ from experiments.training.methods.algorithms import MethodOptions, make_method
 
 README = (Path(step.__file__).parent / "README.md").read_text()
 OPTIONS = {
+    "input": input_feed.Options,
     "network": network.Options,
     "schedule": compiled.Options,
     "simulation": simulation.Options,

@@ -2,7 +2,9 @@
 
 import contextlib
 import io
-from collections.abc import Callable, Iterator, Mapping
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,8 +14,27 @@ from PIL import Image
 
 from experiments.data.local import DataError
 
-Examples = Iterator[tuple[int | str, dict[str, Any]]]
+Pairs = Iterator[tuple[int | str, dict[str, Any]]]
 """Pairs of a key, which decides on the order in the files, and the features of an example."""
+
+
+class Examples(Iterable[tuple[int | str, dict[str, Any]]]):
+    """The examples of a split, whose number the progress bar of TensorFlow Datasets asks for.
+
+    Args:
+        read: yields the pairs.
+        size: their number; those that are corrupt are left out.
+    """
+
+    def __init__(self, read: Callable[[], Pairs], size: int):
+        self._read = read
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Pairs:
+        return self._read()
 
 
 class Original(NamedTuple):
@@ -23,13 +44,13 @@ class Original(NamedTuple):
         name: that of the data set in TensorFlow Datasets.
         version: the version there that has the same form.
         features: by name.
-        splits: name -> function that reads the examples.
+        splits: name -> examples.
     """
 
     name: str
     version: str
     features: Mapping[str, Any]
-    splits: Mapping[str, Callable[[], Examples]]
+    splits: Mapping[str, Examples]
 
 
 def to_png(pixels: np.ndarray) -> io.BytesIO:
@@ -40,24 +61,48 @@ def to_png(pixels: np.ndarray) -> io.BytesIO:
     return png
 
 
-def prepare(original: Original, data_dir: Path) -> Path:
+def prepare(original: Original, data_dir: Path, overwrite: bool = False) -> Path:
     """Writes a data set into DATA_DIR/NAME/VERSION, in array_record, with progress bars.
 
-    The folder appears when all of it is written. `tfds.data_source(NAME, data_dir=DATA_DIR)` reads
-    it like one that TensorFlow Datasets has downloaded and prepared.
+    The folder appears when all of it is written: before, it is in DATA_DIR/NAME.incomplete-... and
+    is not read by anything. `tfds.data_source(NAME, data_dir=DATA_DIR)` reads it like one that
+    TensorFlow Datasets has downloaded and prepared.
+
+    Args:
+        original: what is written.
+        data_dir: created if there is none.
+        overwrite: replace the folder when the new one is written.
 
     Returns:
         The new folder.
 
     Raises:
-        DataError: if there is one, which is never overwritten, or the files have no examples.
+        DataError: if there is one that is not to be overwritten, or the files have no examples.
     """
     folder = data_dir / original.name / original.version
-    if folder.exists():
+    if folder.exists() and not overwrite:
         raise DataError(
             f"--data-dir must be a folder without {original.name} {original.version}, got "
-            f"{data_dir}, which has {folder}: remove that one, or choose another --data-dir."
+            f"{data_dir}, which has {folder}: pass --overwrite to replace it, or choose another "
+            "--data-dir."
         )
+    prefix = f"{original.name}.incomplete-"
+    for left in data_dir.glob(f"{prefix}*"):
+        print(
+            f"{left} is left of a preparation that was stopped: remove it, if none is running.",
+            file=sys.stderr,
+        )
+    data_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=data_dir) as scratch:
+        written = _write(original, Path(scratch))
+        folder.parent.mkdir(exist_ok=True)
+        if folder.exists():
+            folder.rename(Path(scratch) / "replaced")
+        written.rename(folder)
+    return folder
+
+
+def _write(original: Original, data_dir: Path) -> Path:
     builder = make_builder(original, data_dir)
     config = tfds.download.DownloadConfig(try_download_gcs=False)
     try:
@@ -67,7 +112,7 @@ def prepare(original: Original, data_dir: Path) -> Path:
         raise DataError(
             f"{original.name}: {error} Give the folder of the original files."
         ) from error
-    return folder
+    return data_dir / original.name / original.version
 
 
 def make_builder(original: Original, data_dir: Path) -> Any:
@@ -85,7 +130,7 @@ def make_builder(original: Original, data_dir: Path) -> Any:
             )
 
         def _split_generators(self, dl_manager: object) -> Any:
-            return {name: read() for name, read in original.splits.items()}
+            return dict(original.splits)
 
         def _generate_examples(self) -> Any:
             raise NotImplementedError  # the splits have their own

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from experiments.data.local import DataError, MissingDataError
-from experiments.data.preparation.builder import Examples, Original, to_png
+from experiments.data.preparation.builder import Examples, Original, Pairs, to_png
 
 ARCHIVE = "cifar-10-python.tar.gz"
 FOLDER = "cifar-10-batches-py"
@@ -57,7 +57,8 @@ def open_cifar10(path: Path, max_corrupt: int) -> Original:
     The images are not compressed, so none can be corrupt; `max_corrupt` is not used.
 
     Raises:
-        MissingDataError: if there is none.
+        MissingDataError: if there is none, or a file of it is missing.
+        DataError: if a file is corrupt, or a label out of range.
     """
     read_file = _find(path)
     return Original(
@@ -69,8 +70,8 @@ def open_cifar10(path: Path, max_corrupt: int) -> Original:
             "label": tfds.features.ClassLabel(names=CLASSES),
         },
         splits={
-            "train": functools.partial(_read, read_file, TRAIN_FILES, "train"),
-            "test": functools.partial(_read, read_file, TEST_FILES, "test"),
+            "train": _make_examples(read_file, TRAIN_FILES, "train"),
+            "test": _make_examples(read_file, TEST_FILES, "test"),
         },
     )
 
@@ -116,14 +117,18 @@ def _find_member(files: dict[str, bytes], archive: Path, file: str) -> bytes:
     return files[file]
 
 
-def _read(read_file: Callable[[str], bytes], files: tuple[str, ...], split: str) -> Examples:
+def _make_examples(
+    read_file: Callable[[str], bytes], files: tuple[str, ...], split: str
+) -> Examples:
     contents = [_parse(file, read_file(file)) for file in files]  # all, before any is written
-    index = 0
-    for images, labels in contents:
-        for image, label in zip(images, labels, strict=True):
-            png = to_png(image)
-            yield index, {"id": f"{split}_{index:05d}", "image": png, "label": int(label)}
-            index += 1
+    images, labels = (np.concatenate(arrays) for arrays in zip(*contents, strict=True))
+    return Examples(functools.partial(_read, images, labels, split), len(labels))
+
+
+def _read(images: np.ndarray, labels: np.ndarray, split: str) -> Pairs:
+    for index, (image, label) in enumerate(zip(images, labels, strict=True)):
+        png = to_png(image)
+        yield index, {"id": f"{split}_{index:05d}", "image": png, "label": int(label)}
 
 
 def _parse(file: str, content: bytes) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ from PIL import Image
 
 from experiments.data.local import MissingDataError
 from experiments.data.prefetch import count_cores, map_ahead
-from experiments.data.preparation.builder import Examples, Original
+from experiments.data.preparation.builder import Examples, Original, Pairs
 from experiments.data.reader import CorruptImages
 
 SUFFIXES = frozenset({".jpeg", ".jpg", ".png"})
@@ -44,8 +44,8 @@ def open_imagenet2012(folder: Path, max_corrupt: int) -> Original:
             "label": tfds.features.ClassLabel(names=classes),
         },
         splits={
-            "train": functools.partial(_read, images["train"], corrupt),
-            "validation": functools.partial(_read, images["val"], corrupt),
+            name: Examples(functools.partial(_read, images[split], corrupt), len(images[split]))
+            for name, split in (("train", "train"), ("validation", "val"))
         },
     )
 
@@ -60,7 +60,7 @@ def _find_images(folder: Path) -> list[Path]:
     return paths
 
 
-def _read(paths: list[Path], corrupt: CorruptImages) -> Examples:
+def _read(paths: list[Path], corrupt: CorruptImages) -> Pairs:
     contents = map_ahead(_read_jpeg, paths, ahead=4 * count_cores())
     for path, content in zip(paths, contents, strict=True):
         if isinstance(content, Exception):

@@ -8,7 +8,7 @@ import tensorflow_datasets as tfds
 
 from experiments.data.idx import missing_idx_files, read_idx_files
 from experiments.data.local import MissingDataError
-from experiments.data.preparation.builder import Examples, Original, to_png
+from experiments.data.preparation.builder import Examples, Original, Pairs, to_png
 
 FASHION_CLASSES = (
     "T-shirt/top",
@@ -50,12 +50,16 @@ def _open(folder: Path, name: str, classes: tuple[str, ...]) -> Original:
             "label": tfds.features.ClassLabel(names=classes),
         },
         splits={
-            "train": functools.partial(_read, train_images, train_labels),
-            "test": functools.partial(_read, test_images, test_labels),
+            "train": _make_examples(train_images, train_labels),
+            "test": _make_examples(test_images, test_labels),
         },
     )
 
 
-def _read(images: np.ndarray, labels: np.ndarray) -> Examples:
+def _make_examples(images: np.ndarray, labels: np.ndarray) -> Examples:
+    return Examples(functools.partial(_read, images, labels), len(labels))
+
+
+def _read(images: np.ndarray, labels: np.ndarray) -> Pairs:
     for index, (image, label) in enumerate(zip(images, labels, strict=True)):
         yield index, {"image": to_png(image), "label": int(label)}
