@@ -35,8 +35,16 @@ from experiments.data.tokenizer import (
     train_tokenizer,
 )
 from experiments.data.tokens import FILES, NO_TOKEN, PYTHON_DOCS, Split, pack, read_texts
+from experiments.models import decay_mask
 from experiments.models.decoder import DECODER_SIZES, Decoder
-from experiments.options.checks import Check, NonNegativeFloat, PositiveFloat, PositiveInt
+from experiments.options.checks import (
+    Check,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 from experiments.options.paths import OptionalPath
 from experiments.options.precision import DTYPES, Precision
 from experiments.training.main import run_program
@@ -67,9 +75,14 @@ class Options(TrainingOptions):
     optimizer: Optimizer = "adam"
     """The local optimizer: plain SGD, SGD with Nesterov momentum 0.9, or Adam."""
     learning_rate: PositiveFloat = 3e-3
-    """Not scaled by the number of nodes; with --lr-schedule step, the rate per 256 sequences."""
+    """Not scaled by the number of nodes; with --lr-schedule step, the rate per 256 sequences. That
+    of nano; larger models need a smaller one, 6e-4 for gpt2-small (Brown et al., table 2.1)."""
+    warmup_steps: NonNegativeInt = 100
+    """Updates in which the rate first rises linearly up to --learning-rate."""
     weight_decay: NonNegativeFloat = 0.1
-    """L2 for sgd and nesterov, decoupled for adam."""
+    """L2 for sgd and nesterov, decoupled for adam; not of the scales of norms."""
+    adam_b2: Fraction = 0.95
+    """Decay of Adam's mean of squared gradients."""
     dataset: str = PYTHON_DOCS
     """python_docs: the reference manual that is part of Python. files: text files in --data-dir,
     train* and test* (.txt, .tsv, also gzipped), a text per line. Any other: a text set that
@@ -114,6 +127,7 @@ class LanguageModeling(Task):
 
     def __init__(self, options: Options):
         self.options = options
+        self.decay_mask = decay_mask
         self.tokenizer = self.make_tokenizer()
         self.train_tokens = self.load_tokens("train")
         self.test_tokens = self.load_tokens("test")

@@ -3,9 +3,9 @@
     python -m experiments.speech --data-dir FOLDER
 
 FOLDER holds speech_languages.npz, or DATASET.npz with `--dataset`: the format is that of
-`experiments.data.speech`. Bidirectional LSTM layers are given windows of 21 frames (log-mel with
-deltas and double deltas), as in the paper, and tell the class of each frame's utterance. The paper
-holds the total batch fixed, 8192 windows, whatever the number of learners:
+`experiments.data.speech`. Bidirectional LSTM layers read windows of 21 frames (log-mel with deltas
+and double deltas), as in the paper, and predict the class of the utterance at each frame. The paper
+keeps the total batch at 8192 windows for any number of learners:
 
     python -m experiments.speech --data-dir FOLDER --nodes 16 --batch-size-per-node 512
     python -m experiments.speech --data-dir FOLDER --nodes 32 --batch-size-per-node 256
@@ -25,7 +25,7 @@ import optax
 import gossipjax as gx
 from experiments.data import DataError, draw_batches, split_examples
 from experiments.data.speech import DATASET, Windows, load_utterances
-from experiments.models.acoustic import ACOUSTIC_SIZES, NUM_FRAMES, AcousticLSTM
+from experiments.models.acoustic import ACOUSTIC_SIZES, NUM_FRAMES, AcousticLSTM, AcousticSize
 from experiments.options.checks import PositiveFloat, PositiveInt
 from experiments.options.paths import OptionalPath
 from experiments.options.precision import DTYPES, Precision
@@ -55,7 +55,23 @@ class Options(TrainingOptions):
     """Frames of a window; the windows of an utterance do not overlap."""
     model: Literal["mini", "paper"] = "mini"
     """mini: 2 LSTM layers of 2 x 64 cells, projection to 64. paper: 6 of 2 x 512, to 256."""
+    layers: PositiveInt | None = None
+    """Bidirectional LSTM layers; if not given, those of --model."""
+    cells: PositiveInt | None = None
+    """Cells of a layer in each direction; if not given, those of --model."""
+    projection: PositiveInt | None = None
+    """Width of the linear layer before the softmax; if not given, that of --model."""
     precision: Precision = "float32"
+
+    @property
+    def size(self) -> AcousticSize:
+        """The size of the model: that of `model`, with the sizes that are given."""
+        named = ACOUSTIC_SIZES[self.model]
+        return AcousticSize(
+            self.layers or named.layers,
+            self.cells or named.cells,
+            self.projection or named.projection,
+        )
 
 
 class SpeechClassification(Task):
@@ -80,8 +96,7 @@ class SpeechClassification(Task):
         self.num_examples = len(self.train)
         dtype, param_dtype = DTYPES[options.precision]
         classes = self.train.utterances.classes
-        size = ACOUSTIC_SIZES[options.model]
-        self.model: Any = AcousticLSTM(len(classes), size, dtype, param_dtype)
+        self.model: Any = AcousticLSTM(len(classes), options.size, dtype, param_dtype)
         self.description = (
             f"{options.dataset}, {len(self.train):,} training and {len(self.test):,} test windows "
             f"of {length} frames with {self.train.num_features} features, {len(classes)} classes"

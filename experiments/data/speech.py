@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from experiments.data.images import DataError, MissingDataError
+from experiments.data.local import DataError, MissingDataError
 
 DATASET = "speech_languages"
 SPLITS = ("train", "valid", "test")
@@ -226,6 +226,8 @@ def _require_consistent(arrays: dict[str, np.ndarray], path: Path) -> None:
         outside = arrays[name][(arrays[name] < 0) | (arrays[name] >= limit)]
         _require(not outside.size, path, f"{name} from 0 to {limit - 1}", outside[:1])
     for name in EXTRA_ARRAYS:
+        kind = arrays[name].dtype
+        _require(kind.kind in "fiu", path, f"{name} of real numbers", kind)
         are_finite = np.isfinite(arrays[name]).all()
         _require(are_finite, path, f"{name} that are finite", "NaN or infinity")
 

@@ -2,15 +2,20 @@
 
 import gzip
 import itertools
-import os
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from experiments.data.images import DataError, MissingDataError
+from experiments.data.local import (
+    DataError,
+    MissingDataError,
+    find_folder,
+    find_prepared,
+    open_splits,
+)
 from experiments.data.tokenizer import END_ID
 
 PYTHON_DOCS = "python_docs"
@@ -20,6 +25,8 @@ NO_TOKEN = -1
 """Fills up the last row of packed tokens."""
 
 TEST_TOPICS = 10  # one topic in so many of the Python reference is for the test
+
+TEST_SPLITS = ("test", "validation")  # of TensorFlow Datasets, the first of them that there is
 
 Split = Literal["train", "test"]
 
@@ -121,15 +128,16 @@ def _read_files(folder: Path | None, split: Split, column: int | None) -> Iterat
         )
     for path in paths:
         for number, line in enumerate(_read_lines(path), start=1):
-            yield line if column is None else _take_column(line, column, f"{path}, line {number},")
+            yield line if column is None else _take_column(line, column, path, number)
 
 
-def _take_column(line: str, column: int, where: str) -> str:
+def _take_column(line: str, column: int, path: Path, number: int) -> str:
     columns = line.split("\t")
     if len(columns) < column:
         raise DataError(
-            f"{where} must have {column} or more columns with tabs between them, as --column "
-            f"{column} asks, got {len(columns)}: correct the line, or choose another column."
+            f"{path}, line {number}, must have {column} or more columns with tabs between them, as "
+            f"--column {column} asks, got {len(columns)}: correct the line, or choose another "
+            "column."
         )
     return columns[column - 1]
 
@@ -150,34 +158,26 @@ def _read_lines(path: Path) -> Iterator[str]:
 
 
 def _read_prepared(name: str, data_dir: Path | None, split: Split, feature: str) -> Iterator[str]:
-    folder = data_dir or Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets"))
-    folder = folder.expanduser()
-    # Not tfds.builder: for a set that is not there, it looks for it in the network, for minutes.
-    infos = sorted(folder.glob(f"{name}/dataset_info.json"))  # where the name has the version
-    infos += sorted(folder.glob(f"{name}/*/dataset_info.json"))
-    if not infos:
+    folder = find_folder(data_dir)
+    version_dir = find_prepared(name, folder)
+    if (folder / name / "dataset_info.json").is_file():  # the name has the version
+        version_dir = folder / name
+    if version_dir is None:
         raise MissingDataError(
             f"no data set {name} in {folder}: --data-dir must be a folder of TensorFlow Datasets "
             f"in which it is prepared, got one without. Prepare it there with file_format="
             f'"array_record", or choose --dataset {FILES} for text files.'
         )
-    import tensorflow_datasets as tfds  # here, because the import takes a quarter of a second
-
-    builder = tfds.builder_from_directory(infos[-1].parent)
-    splits = list(builder.info.splits)
-    chosen = "validation" if split == "test" and "test" not in splits else split
-    if chosen not in splits:
-        raise DataError(
-            f"{name} in {folder} must have a {split} split, got {', '.join(splits)}: choose "
-            "another --dataset."
-        )
-    try:
-        source: Any = builder.as_data_source(chosen)
-    except NotImplementedError as error:
-        raise DataError(
-            f"{infos[-1].parent} holds files that cannot be read without TensorFlow; prepare the "
-            'data set with file_format="array_record".'
-        ) from error
+    (source,) = open_splits(version_dir, ("train",))
+    if split == "test":
+        splits = source.dataset_info.splits
+        chosen = next((other for other in TEST_SPLITS if other in splits), None)
+        if chosen is None:
+            raise DataError(
+                f"{version_dir} must have a split {' or '.join(TEST_SPLITS)}, got "
+                f"{', '.join(splits)}: choose another --dataset."
+            )
+        (source,) = open_splits(version_dir, (chosen,))
     for example in source:
         text = example.get(feature)
         if not isinstance(text, bytes | str):

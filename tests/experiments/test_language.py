@@ -110,28 +110,34 @@ def test_batches_start_anywhere(folder):
     np.testing.assert_array_equal(next(task.batches(gx.Nodes(4), 2, seed=3, start=5)), later)
 
 
-@pytest.mark.parametrize("more", [(), ("--remat", "--precision", "mixed_bfloat16")])
-def test_learns_a_text_by_heart(tmp_path, more):
+def test_the_optimizer_is_that_of_language_models(folder):
+    """AdamW with warm-up and cosine; the scales of norms are not decayed."""
+    options = make_options(folder)
+    assert (options.optimizer, options.lr_schedule, options.adam_b2) == ("adam", "cosine", 0.95)
+    assert options.warmup_steps > 0
+    task = language.LanguageModeling(options)
+    mask = task.decay_mask(jax.eval_shape(lambda: task.init(0))["params"])
+    assert mask["embedding"] == {"embedding": True}
+    assert mask["norm"] == mask["block_0"]["attention_norm"] == {"scale": False}
+    assert mask["block_0"]["attention"]["query"] == {"kernel": True}
+
+
+def test_learns_by_heart_and_resumes_to_the_bit(tmp_path, monkeypatch):
+    """With AdamW, and in the middle of an update whose gradients are accumulated."""
     (tmp_path / "train.txt").write_text(f"{RHYME}\n" * 64)
     (tmp_path / "test.txt").write_text(RHYME)
-    out = tmp_path / "out"
-    arguments = make_arguments(tmp_path, "--epochs", "12", "--learning-rate", "0.03", *more)
-    language.main([*arguments, "--out", str(out), "--weight-decay", "0"])
-    (run,) = json.loads((out / "summary.json").read_text())["runs"]
+    arguments = make_arguments(tmp_path, "--epochs", "12", "--learning-rate", "0.03")
+    arguments += ["--weight-decay", "0", "--warmup-steps", "4", "--accumulate", "2"]
+    run = require_resumable_to_the_bit(language.main, arguments, 5, tmp_path, monkeypatch)
     assert 1 <= run["test_perplexity_average_model"] < 2
     assert max(run["test_perplexity_nodes"]) < 2
 
 
-def test_resumes_to_the_bit(folder, tmp_path, monkeypatch):
-    arguments = make_arguments(folder, "--epochs", "1", "--optimizer", "adam")
-    require_resumable_to_the_bit(language.main, arguments, 5, tmp_path, monkeypatch)
-
-
-def test_trains_without_options_of_its_own(tmp_path, monkeypatch):
-    """On the texts that are part of Python."""
+def test_trains_on_the_texts_of_python(tmp_path, monkeypatch):
     monkeypatch.setattr(language, "pack", lambda *arguments: pack(*arguments)[:80])
     arguments = ["--epochs", "1", "--algorithm", "allreduce", "--placement", "vmap"]
-    language.main([*arguments, "--vocabulary-size", "400", "--out", str(tmp_path)])
+    arguments += ["--vocabulary-size", "400", "--remat", "--precision", "mixed_bfloat16"]
+    language.main([*arguments, "--warmup-steps", "0", "--out", str(tmp_path)])
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["runs"][0]["test_perplexity_average_model"] < 400
     description = "python_docs, 10,240 training and 10,240 test tokens of 400, in sequences of 128"

@@ -1,7 +1,5 @@
 """The speech program: features, windows, accuracies, and what its users may get wrong."""
 
-import json
-
 import jax
 import numpy as np
 import pytest
@@ -188,18 +186,34 @@ def test_accuracies_are_those_of_a_loop_over_the_utterances(folder):
     }
 
 
-@pytest.mark.parametrize("more", [(), ("--precision", "mixed_bfloat16")])
-def test_learns_to_tell_the_classes_apart(folder, tmp_path, more):
-    out = tmp_path / "out"
-    speech.main(make_arguments(folder, "--epochs", "20", "--out", str(out), *more))
-    (run,) = json.loads((out / "summary.json").read_text())["runs"]
+def test_learns_and_resumes_to_the_bit(folder, tmp_path, monkeypatch):
+    """With AdamW, and in the middle of an update whose gradients are accumulated."""
+    arguments = make_arguments(folder, "--epochs", "20", "--optimizer", "adam")
+    arguments += ["--accumulate", "2", "--learning-rate", "0.05"]
+    run = require_resumable_to_the_bit(speech.main, arguments, 5, tmp_path, monkeypatch)
     assert run["test_utterance_accuracy_average_model"] == 1
     assert min(run["test_window_accuracy_nodes"]) > 0.9
 
 
-def test_resumes_to_the_bit(folder, tmp_path, monkeypatch):
-    arguments = make_arguments(folder, "--epochs", "2", "--optimizer", "adam")
-    require_resumable_to_the_bit(speech.main, arguments, 5, tmp_path, monkeypatch)
+def test_bfloat16_changes_little(folder):
+    losses = []
+    for precision in ("float32", "mixed_bfloat16"):
+        task = speech.SpeechClassification(make_options(folder, precision=precision))
+        variables = jax.jit(task.init, static_argnums=0)(0)
+        assert {leaf.dtype.name for leaf in jax.tree.leaves(variables)} == {"float32"}
+        batch = (task.train.read(np.arange(9)), task.train.labels[:9])
+        losses.append(float(jax.jit(task.loss)(variables, batch)[0]))
+    assert losses[0] != losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
+def test_sizes_are_options(folder):
+    options = make_options(folder, model="paper", frames_per_window=15)
+    assert options.size == (6, 512, 256), "the paper's"
+    options = make_options(folder, layers=1, cells=3, projection=2)
+    task = speech.SpeechClassification(options)
+    shapes = jax.eval_shape(lambda: task.init(0))["params"]
+    assert sorted(shapes) == ["backward_0", "forward_0", "output", "projection"]
+    assert shapes["projection"]["kernel"].shape == (6, 2)
 
 
 class TestBadInput:
@@ -244,6 +258,7 @@ class TestBadInput:
                 {"utterance_features": np.full((36, 1), np.nan)},
                 "utterance_features that are finite",
             ),
+            ({"frame_features": np.full((36, 1), "x")}, "frame_features of real numbers, got <U1"),
             ({"languages": np.array(["a", None], object)}, "is corrupt"),
         ],
     )

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -181,11 +182,29 @@ class TestReading:
         version = tmp_path / "tiny_text" / "1.0.0"
         version.mkdir(parents=True)
         for file in (prepared / "tiny_text" / "1.0.0").iterdir():
-            (version / file.name).write_bytes(file.read_bytes())
+            name = file.name.replace("array_record", "tfrecord")
+            (version / name).write_bytes(file.read_bytes())
         info = json.loads((version / "dataset_info.json").read_text()) | {"fileFormat": "tfrecord"}
         (version / "dataset_info.json").write_text(json.dumps(info))
         with pytest.raises(DataError, match="without TensorFlow"):
             list(read_texts("tiny_text", tmp_path, "train"))
+
+    def test_a_prepared_set_without_a_test(self, prepared, tmp_path):
+        version = tmp_path / "tiny_text" / "1.0.0"
+        shutil.copytree(prepared / "tiny_text" / "1.0.0", version)
+        info = json.loads((version / "dataset_info.json").read_text())
+        info["splits"] = [split for split in info["splits"] if split["name"] == "train"]
+        (version / "dataset_info.json").write_text(json.dumps(info))
+        with pytest.raises(DataError, match="must have a split test or validation, got train"):
+            list(read_texts("tiny_text", tmp_path, "test"))
+
+    def test_the_newest_version_is_read(self, prepared, tmp_path):
+        for version in ("0.9.0", "0.10.0"):
+            shutil.copytree(prepared / "tiny_text" / "1.0.0", tmp_path / "tiny_text" / version)
+        (tmp_path / "tiny_text" / "0.9.0" / "dataset_info.json").write_text("no JSON")
+        assert sorted(read_texts("tiny_text", tmp_path, "train")) == ["a", "b"]
+        with pytest.raises(DataError, match=r"0\.9\.0 must hold a data set"):
+            list(read_texts("tiny_text/0.9.0", tmp_path, "train"))
 
     def test_a_set_that_is_not_prepared(self, tmp_path):
         with pytest.raises(MissingDataError, match=f"no data set lm1b in {tmp_path}.*--data-dir"):
