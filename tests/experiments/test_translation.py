@@ -1,0 +1,226 @@
+"""The translation program: what it writes, batches of several shapes, BLEU, resuming."""
+
+import itertools
+import json
+import signal
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import gossipjax as gx
+from experiments import report, translation
+from experiments.data.tokenizer import PADDING_ID
+from experiments.models.transformer import Size
+from experiments.training import placement
+from experiments.training.trainer import Trainer
+from gossipjax.checkpoint import Checkpoints
+
+WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf"}
+CLOCK_FIELDS = {"seconds", "examples_per_second", "seconds_per_step", "fraction_outside_step"}
+OPTIONS = ("--nodes", "2", "--placement", "vmap", "--bucket-lengths", "4", "8", "--epochs", "2")
+OPTIONS += ("--tokens-per-batch", "64", "--vocabulary-size", "280", "--warmup-steps", "8")
+OPTIONS += ("--eval-sentences", "4", "--beam", "2", "--log-every", "4")
+
+
+def write_pairs(path, count, seed):
+    rng = np.random.default_rng(seed)
+    lines = []
+    for _ in range(count):
+        words = rng.choice(list(WORDS), rng.integers(1, 7)).tolist()
+        lines.append(f"{' '.join(words)}\t{' '.join(map(WORDS.get, words))}\n")
+    path.write_text("".join(lines))
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("numbers")
+    write_pairs(folder / "train.tsv", 200, 0)
+    write_pairs(folder / "valid.tsv", 13, 1)
+    write_pairs(folder / "test.tsv", 11, 2)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setitem(translation.SEQ2SEQ_SIZES, "mini", Size(1, 16, 2, 32))
+    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
+    monkeypatch.setattr(report, "plot_topology", lambda *_: None)
+
+
+def without_clock(record):
+    return {key: value for key, value in record.items() if key not in CLOCK_FIELDS}
+
+
+def train(out, data_dir, *arguments):
+    options = (*OPTIONS, "--data-dir", str(data_dir), "--out", str(out), *arguments)
+    translation.main(options)
+    runs = json.loads((out / "summary.json").read_text())["runs"]
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return list(map(without_clock, runs)), list(map(without_clock, lines))
+
+
+def make_task(data_dir, **options):
+    options = {"nodes": 2, "bucket_lengths": (4, 8), "vocabulary_size": 280} | options
+    return translation.Translation(translation.Options(data_dir=data_dir, **options))
+
+
+def test_writes_losses_scores_and_samples(tmp_path, data_dir, capsys, monkeypatch):
+    compiling = []
+    is_timed = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, seconds, **_: compiling.append(event) if is_timed else None
+    )
+    run_steps = Trainer.run_steps
+
+    def timed_steps(self, state, batches):
+        is_timed.append(True)
+        result = run_steps(self, state, batches)
+        is_timed.clear()
+        return result
+
+    monkeypatch.setattr(Trainer, "run_steps", timed_steps)
+    runs, lines = train(tmp_path, data_dir)
+    assert not [event for event in compiling if "backend_compile" in event]
+    assert [run["algorithm"] for run in runs] == ["sgp", "allreduce"]
+    for run in runs:
+        assert 0 <= run["test_bleu_average_model"] <= 100
+        assert run["test_bleu_nodes"] is None
+        assert run["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp")
+        assert len(run["valid_loss_nodes"]) == 2
+        perplexity = np.exp(run["valid_loss_average_model"])
+        assert run["valid_perplexity_average_model"] == pytest.approx(perplexity)
+        of_run = [line for line in lines if line["run"] == run["run"]]
+        losses = [line["loss"] for line in of_run if "loss" in line]
+        assert losses[-1] < losses[0]
+        evaluated = [line for line in of_run if "valid_bleu_average_model" in line]
+        assert len(evaluated) == 2
+        assert "test_bleu_average_model" in evaluated[-1]
+        assert len(evaluated[0]["samples"]) == 3
+    printed = capsys.readouterr().out
+    assert "200 training pairs (0 longer than 8 tokens left out), 13 for validation" in printed
+    assert "reference: " in printed
+    assert (tmp_path / "test_valid_loss.png").exists()
+    assert (tmp_path / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_resumed_run_ends_as_if_it_had_never_been_stopped(
+    tmp_path, data_dir, monkeypatch, number
+):
+    """With Adam, dropout, batches of two shapes, and in the middle of an accumulation."""
+    options = ("--algorithm", "sgp", "--accumulate", "2", "--checkpoint-every", "3")
+    once = train(tmp_path / "once", data_dir, *options)
+    after = Checkpoints.after
+
+    def after_signal(self, state, last=False):
+        if state.step == 9:
+            signal.raise_signal(number)
+        after(self, state, last)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "after", after_signal)
+        with pytest.raises(SystemExit) as stop:
+            train(tmp_path / "twice", data_dir, *options)
+    assert stop.value.code == 128 + number
+    twice = train(tmp_path / "twice", data_dir, *options, "--resume")
+    assert once[0] == twice[0]
+    assert once[1] == twice[1]
+
+
+def test_another_vocabulary_is_refused(tmp_path, data_dir, capsys):
+    options = ("--algorithm", "sgp", "--checkpoint-every", "4")
+    train(tmp_path / "out", data_dir, *options)
+    other = tmp_path / "other"
+    other.mkdir()
+    for split in ("train", "valid", "test"):
+        write_pairs(other / f"{split}.tsv", 100, 7)
+    with pytest.raises(SystemExit) as stop:
+        train(tmp_path / "out", other, *options, "--resume")
+    assert stop.value.code == 2
+    assert "the tokenizer must be that of the saved run" in capsys.readouterr().err
+    (checkpoints,) = (tmp_path / "out" / "checkpoints").iterdir()
+    start = ("--init-from", str(checkpoints), "--epochs", "3")
+    with pytest.raises(SystemExit) as stop:
+        train(tmp_path / "third", other, *options, *start)
+    assert stop.value.code == 2
+    capsys.readouterr()
+    tokenizer = ("--tokenizer", str(tmp_path / "out" / "tokenizer.json"))
+    train(tmp_path / "third", other, *options, *start, *tokenizer)
+
+
+def test_batches_of_nodes(data_dir):
+    """Each shape is announced; what a process makes does not depend on the others, nor on start."""
+    task = make_task(data_dir)
+    nodes = gx.Nodes(2)
+
+    def shapes(batches):
+        return {tuple(array.shape for array in batch) for batch in batches}
+
+    batches = list(itertools.islice(task.batches(nodes, 64, 0, 0), 40))
+    assert shapes(batches) == shapes(task.make_shapes(nodes, 64))
+    later = next(task.batches(nodes, 64, 0, 7))
+    for array, expected in zip(later, batches[7], strict=True):
+        np.testing.assert_array_equal(array, expected)
+    seeds = np.concatenate([batch[2].ravel() for batch in batches])
+    assert len(set(seeds.tolist())) == len(seeds)
+    for sources, targets, _ in batches:
+        assert sources.shape == targets.shape
+        assert sources.shape[1] * sources.shape[2] == 64
+
+
+def test_the_validation_set_is_measured_once(data_dir):
+    task = make_task(data_dir, bucket_lengths=(4, 6), batch_size_per_node=32)
+    tokens = sum((targets != PADDING_ID).sum() for _, targets in task.test_batches())
+    ids = [task.tokenizer.encode(text).ids for text in task.pairs.valid.targets]
+    assert tokens == sum(len(line) + 1 for line in ids)
+
+
+def test_cross_entropy_is_that_of_smoothed_labels():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(2, 3, 7)).astype(np.float32)
+    targets = np.array([[3, 2, 0], [5, 6, 2]])
+    losses, is_token = translation.cross_entropy(logits, targets, 0.1)
+    labels = optax.smooth_labels(jax.nn.one_hot(targets, 7), 0.1)
+    expected = optax.softmax_cross_entropy(logits, labels)
+    np.testing.assert_allclose(losses, np.where(targets != 0, expected, 0), rtol=1e-5)
+    assert is_token.tolist() == [[True, True, False], [True, True, True]]
+
+
+def test_bleu_is_that_of_sacrebleu():
+    texts = ["The cat sat on the mat.", "Hello, world!"]
+    score, signature = translation.score_bleu(texts, texts)
+    assert score == pytest.approx(100)
+    assert "tok:13a" in signature
+    assert translation.score_bleu(["a b c d e"], ["v w x y z"])[0] < 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--bucket-lengths", "8", "4"), "--bucket-lengths must rise, got 8 4"),
+        (("--tokens-per-batch", "7"), "--tokens-per-batch must be at least 8"),
+        (("--tokens-per-batch", "0"), "--tokens-per-batch must be an integer >= 1, got 0"),
+        (("--tokens-per-batch", "1000000"), "--tokens-per-batch must be at most"),
+        (("--warmup-steps", "0"), "--warmup-steps must be >= 1, got 0"),
+        (("--lr-schedule", "step"), "--warmup-steps must be 0 with --lr-schedule step"),
+        (("--adam-b2", "1"), "--adam-b2 must be at least 0 and below 1, got 1.0"),
+        (("--vocabulary-size", "9"), "--vocabulary-size must be >= 259"),
+        (("--tokenizer", "nowhere.json"), "no tokenizer nowhere.json"),
+    ],
+)
+def test_bad_input(tmp_path, data_dir, capsys, arguments, message):
+    with pytest.raises(SystemExit) as stop:
+        train(tmp_path, data_dir, *arguments)
+    assert stop.value.code in (1, 2)
+    assert message in capsys.readouterr().err
+
+
+def test_missing_data(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        translation.main(["--out", str(tmp_path)])
+    assert "--dataset tsv needs --data-dir" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        translation.main(["--data-dir", str(tmp_path)])
+    assert "no train.tsv or train.tsv.gz in" in capsys.readouterr().err
