@@ -20,6 +20,7 @@ from experiments.results.records import (
     LIST,
     NUMBER,
     OBJECT,
+    OPTIONAL_NUMBER,
     OPTIONAL_NUMBERS,
     TEXT,
     TEXTS,
@@ -50,7 +51,11 @@ RUN_FIELDS = {
     AFTER_MIXING: NUMBER,
 }
 LINE_FIELDS = {"run": TEXT, "step": COUNT, "epoch": NUMBER, "seconds": NUMBER}
-TRAINING_FIELDS = {LOSS: NUMBER, BEFORE_MIXING: NUMBER, AFTER_MIXING: NUMBER}
+TRAINING_FIELDS = {
+    LOSS: NUMBER,
+    BEFORE_MIXING: OPTIONAL_NUMBER,  # not known where nodes wait for nobody
+    AFTER_MIXING: OPTIONAL_NUMBER,
+}
 RESULT_NAMES = ("metrics.jsonl", "summary.json", "checkpoints", "tensorboard", "wandb")
 
 

@@ -12,6 +12,7 @@ from experiments.presets.parsing import mention_preset, parse_options
 from experiments.program import exit_on_error
 from experiments.results import make_progress_bar
 from experiments.training import placement
+from experiments.training.asynchronous import is_asynchronous, run_asynchronously
 from experiments.training.experiment import Experiment, prepare
 from experiments.training.methods.topologies import TOPOLOGIES, make_schedule
 from experiments.training.options import TrainingOptions
@@ -42,8 +43,12 @@ def run_program(
     with exit_on_error(lambda: experiment and experiment.output.folder):
         with mention_preset(arguments):
             options = parse_options(module, options_type, arguments)
+            program = module.rpartition(".")[2]
+            if is_asynchronous(options.algorithm):
+                run_asynchronously(program, options, make_task)
+                return
             join_job(options)
-            experiment = prepare(options, make_task, module.rpartition(".")[2])
+            experiment = prepare(options, make_task, program)
         run_all(experiment, Console(quiet=not is_main_process()))
 
 

@@ -155,16 +155,21 @@ class Plan:
             switch_at=options.switch_at,
             accumulate=options.accumulate,
         )
-        optimizer = make_optimizer(
+        optimizer = self.make_optimizer(self.learning_rate)
+        return make_method(algorithm, method_options, optimizer, options.topology)
+
+    def make_optimizer(self, learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
+        """Returns the local optimizer of the options, with another learning rate."""
+        options = self.options
+        return make_optimizer(
             options.optimizer,
-            self.learning_rate,
+            learning_rate,
             options.weight_decay,
             options.adam_b1,
             options.adam_b2,
             options.adam_epsilon,
             self.decay_mask,
         )
-        return make_method(algorithm, method_options, optimizer, options.topology)
 
     def make_runs(self, nodes: int) -> list[Run]:
         """Returns a run for each algorithm and seed.

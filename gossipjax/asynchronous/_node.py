@@ -180,6 +180,43 @@ class Node:
                 participant.count_step()
         return aux
 
+    @property
+    def opt_state(self) -> Any:
+        """The state of `tx`; a training loop may set it, such as a learning rate in it."""
+        return self._opt_state
+
+    @opt_state.setter
+    def opt_state(self, opt_state: Any) -> None:
+        self._opt_state = opt_state
+
+    @property
+    def final_models(self) -> list[Any]:
+        """The model of each node at the end, after `average`; in the order of their names."""
+        with self._service.lock:
+            masses = [mass for _, mass in sorted(self._participant.finals.items()) if mass.w]
+        return [self._unpack([jnp.asarray(x) for x in mass.x], mass.w) for mass in masses]
+
+    def warm_up(self, gradients: Gradients, *inputs: Any) -> None:
+        """Compiles a step, and changes nothing."""
+        with self._service.lock:
+            mass = self._holding.merge()
+        opt_state = jax.tree.map(jnp.copy, self._opt_state)
+        update = self._get_update(gradients)
+        jax.block_until_ready(update(mass.x, opt_state, mass.w or 1.0, 1.0, *inputs)[0])
+        jax.block_until_ready(split(mass.x, self._wires))
+
+    def wait_for_members(self, count: int, timeout: float) -> bool:
+        """Waits until it hears so many nodes, itself included, that hold something.
+
+        Training needs no such wait; a comparison may want all nodes to begin together.
+
+        Returns:
+          Whether it does; False after `timeout` seconds.
+        """
+        return self._service.wait_until(
+            lambda: len(self._participant.list_members()) + 1 >= count, timeout
+        )
+
     def wait_for_mass(self, timeout: float | None = None) -> None:
         """Waits until it holds something: at once, unless it has just joined.
 

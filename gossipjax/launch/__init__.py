@@ -7,7 +7,7 @@ the launcher and on the hosts of a cluster. This package imports nothing else of
 from gossipjax.launch._initialize import exit_process, initialize
 from gossipjax.launch._mesh import mesh, surviving_nodes
 from gossipjax.launch._node_info import NodeInfo, find_node
-from gossipjax.launch._process_info import ProcessInfo
+from gossipjax.launch._process_info import ProcessInfo, secret_from_env
 from gossipjax.launch._signals import signal_handlers
 from gossipjax.launch._worker import MALLOC_ENVIRONMENT
 
@@ -19,6 +19,7 @@ __all__ = [
     "find_node",
     "initialize",
     "mesh",
+    "secret_from_env",
     "signal_handlers",
     "surviving_nodes",
 ]

@@ -1,0 +1,162 @@
+"""A job of nodes that wait for nobody: one process is one node, and they share a folder."""
+
+import dataclasses
+import functools
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress, TaskID
+
+import gossipjax as gx
+from experiments import report
+from experiments.results import create_run_dir, make_progress_bar, read_summary
+from experiments.training.asynchronous.loop import Job, NodeRun, OneNode, train_node
+from experiments.training.options import TrainingOptions
+from experiments.training.output import Output
+from experiments.training.plan import Plan
+from experiments.training.task import Task
+
+START_SECONDS = 120.0  # that processes may differ by when they start
+JOB_FILE = "job.json"
+
+
+def run_asynchronously(
+    program: str, options: TrainingOptions, make_task: Callable[[Any], Task]
+) -> None:
+    """Trains the runs of a command line as one node of its job, one run after the other.
+
+    The node at the lowest place that lives at the end of a run adds its entry to `summary.json`.
+
+    Args:
+      program: the first part of a new folder's name.
+      options: those of the command line.
+      make_task: makes the task.
+
+    Raises:
+      ValueError, OSError: if this is no node of such a job, options exclude each other, data is
+        missing, or the folder holds another run.
+    """
+    info = require_node(options)
+    task = make_task(options)
+    plan = Plan(options, task.num_examples, task.decay_mask)
+    for seed in options.seed:
+        task.batches(
+            OneNode(info.num_nodes, info.place), options.batch_size_per_node, seed, start=0
+        )
+    folder = share_folder(program, options, info)
+    environment = {
+        "placement": f"{info.num_nodes} processes that wait for nobody",
+        "dataset": task.description,
+        "job": info.job,
+    }
+    job = Job(info, task, plan, folder, environment)
+    if info.place == 0 and not info.is_restart:
+        open_output(job).write_summary()
+        task.save(folder)
+    runs = [
+        NodeRun(name, seed) for name, seed in itertools.product(options.algorithm, options.seed)
+    ]
+    console = Console(quiet=info.place != 0)
+    console.print(
+        f"{task.description}; {info.num_nodes} nodes that wait for nobody, {plan.steps:,} steps "
+        f"each on average. Results: {folder}",
+        soft_wrap=True,
+    )
+    with make_progress_bar(console) as bar:
+        for run, joins in list_runs(folder, runs, info):
+            row = bar.add_task(f"{run.title} ({run.seed})", total=plan.steps, status="compiling")
+            show = functools.partial(show_progress, bar, row)
+            record = train_node(job, run, joins, show)
+            if record is not None:
+                open_output(job).add_run(record)
+    if open_output(job).runs and info.place == 0:
+        report.write_report(folder, console)
+
+
+def show_progress(bar: Progress, row: TaskID, step: float, text: str) -> None:
+    """Shows how far a run is."""
+    bar.update(row, completed=step, status=text)
+
+
+def require_node(options: TrainingOptions) -> gx.launch.NodeInfo:
+    """Returns the place of this process; raises `ValueError` if it is none of such a job."""
+    info = gx.launch.find_node()
+    if info is None or info.num_nodes == 1:
+        raise ValueError(
+            f"--algorithm {' '.join(options.algorithm)} must run as one process per node, got one "
+            f"process: python -m gossipjax.launch --asynchronous --processes {options.nodes} -- "
+            "COMMAND --out FOLDER"
+        )
+    if info.num_nodes != options.nodes:
+        raise ValueError(
+            f"--nodes must be the number of processes, {info.num_nodes}, got {options.nodes}."
+        )
+    for name in ("resume", "init_from", "topology"):
+        if getattr(options, name):
+            raise ValueError(
+                f"--{name.replace('_', '-')} must not be given with {options.algorithm[0]}: its "
+                "nodes wait for nobody."
+            )
+    if options.accumulate > 1 or options.local_steps > 1 or options.batch_stats != "local":
+        raise ValueError(
+            f"--accumulate and --local-steps must be 1 and --batch-stats local with "
+            f"{options.algorithm[0]}: running statistics travel with the parameters."
+        )
+    if options.out is None:
+        raise ValueError("--out must be given, a folder that all nodes share, got none.")
+    return info
+
+
+def share_folder(program: str, options: TrainingOptions, info: gx.launch.NodeInfo) -> Path:
+    """Has the node at place 0 create the folder; the others wait until it is there."""
+    assert options.out is not None
+    path = options.out / JOB_FILE
+    if info.place == 0 and not is_of_job(path, info.job):
+        folder = create_run_dir(program, options.out, options.overwrite)
+        temporary = folder / f"{JOB_FILE}.new"
+        temporary.write_text(json.dumps({"job": info.job}))
+        temporary.replace(path)
+    deadline = time.monotonic() + START_SECONDS
+    while not is_of_job(path, info.job):
+        if time.monotonic() > deadline:
+            raise OSError(
+                f"--out must be a folder that all nodes share, got {options.out}, which node 0 "
+                f"has not created for {START_SECONDS:g} s: give one on a shared disk."
+            )
+        time.sleep(0.05)
+    return options.out
+
+
+def is_of_job(path: Path, job: str) -> bool:
+    """Whether a folder is that of this job."""
+    try:
+        return json.loads(path.read_text()) == {"job": job}
+    except (OSError, ValueError):
+        return False
+
+
+def open_output(job: Job) -> Output:
+    """The results so far, as they are in the folder."""
+    options = dataclasses.asdict(job.plan.options)
+    return Output(job.folder, options, job.environment, read_summary(job.folder))
+
+
+def list_runs(
+    folder: Path, runs: list[NodeRun], info: gx.launch.NodeInfo
+) -> Iterator[tuple[NodeRun, bool]]:
+    """Yields the runs that are to do, each with whether this node joins one that goes on.
+
+    A process that was started again goes on with the newest run that any node has begun.
+    """
+    begun = [number for number, run in enumerate(runs) if (run.folder(folder) / "begun").exists()]
+    first = begun[-1] if info.is_restart and begun else 0
+    for number, run in enumerate(runs[first:], first):
+        joins = info.is_restart and number == first and bool(begun)
+        run.folder(folder).mkdir(parents=True, exist_ok=True)
+        (run.folder(folder) / "begun").touch()
+        yield run, joins
