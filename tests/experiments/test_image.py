@@ -5,7 +5,7 @@ import itertools
 import json
 import re
 import shutil
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import jax
 import numpy as np
@@ -452,7 +452,7 @@ def test_weight_decay_of_kernels_only():
     for name in get_args(Optimizer):
         tx = make_optimizer(name, 0.1, 0.5, decay_mask=task.decay_mask)
         zeros = jax.tree.map(np.zeros_like, params)
-        updates, _ = tx.update(zeros, tx.init(params), params)
+        updates: Any = tx.update(zeros, tx.init(params), params)[0]
         assert np.all(np.asarray(updates["Dense_0"]["kernel"]) < 0)
         assert not np.any(np.asarray(updates["Dense_0"]["bias"]))
 
