@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +43,8 @@ def folder(tmp_path):
 
 
 def make_options(folder, **more):
-    options = {"vocabulary_size": 300, "sequence_length": 16, "nodes": 4, "batch_size_per_node": 2}
+    options: dict[str, Any] = {"vocabulary_size": 300, "sequence_length": 16, "nodes": 4}
+    options |= {"batch_size_per_node": 2}
     return language.Options(dataset="files", data_dir=folder, **(options | more))
 
 
@@ -128,6 +130,7 @@ def test_the_optimizer_is_that_of_language_models(folder):
     assert (options.optimizer, options.lr_schedule, options.adam_b2) == ("adam", "cosine", 0.95)
     assert options.warmup_steps > 0
     task = language.LanguageModeling(options)
+    assert task.decay_mask is not None
     mask = task.decay_mask(jax.eval_shape(lambda: task.init(0))["params"])
     assert mask["embedding"] == {"embedding": True}
     assert mask["norm"] == mask["block_0"]["attention_norm"] == {"scale": False}

@@ -1,5 +1,7 @@
 """The speech program: features, windows, accuracies, and what its users may get wrong."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -56,7 +58,7 @@ def folder(tmp_path):
 
 
 def make_options(folder, **more):
-    options = {"frames_per_window": 5, "nodes": 4, "batch_size_per_node": 2}
+    options: dict[str, Any] = {"frames_per_window": 5, "nodes": 4, "batch_size_per_node": 2}
     return speech.Options(dataset="tiny", data_dir=folder, **(options | more))
 
 
