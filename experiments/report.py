@@ -28,7 +28,7 @@ a list of objects with
   `test_`.
 
 Accuracies are fractions in the files, and percentages in tables and plots. Other metrics are shown
-as they are.
+as they are; the table leaves out a loss of which it has the perplexity.
 """
 
 import itertools
@@ -87,7 +87,8 @@ class Column(NamedTuple):
 
 def _make_metric_columns(metric: str, runs: Sequence[Record]) -> list[Column]:
     average, nodes = metric_fields(metric)
-    average_column = Column(f"{metric}:\naverage\nmodel", "{:.4g}", average)
+    name = metric.replace("_", "\n").replace("bleu", "BLEU")
+    average_column = Column(f"{name}:\naverage\nmodel", "{:.4g}", average)
     if any(run[nodes] is None for run in runs):
         return [average_column]
     if metric == "accuracy":
@@ -111,8 +112,11 @@ def make_table(runs: Sequence[Record]) -> Table:
     it.
     """
     groups = group_by_label(runs).values()
+    names = find_metrics(runs)
+    is_twice = {name.replace("perplexity", "loss") for name in names if "perplexity" in name}
+    shown = [name for name in names if name not in is_twice]
     columns = [
-        *(column for metric in find_metrics(runs) for column in _make_metric_columns(metric, runs)),
+        *(column for metric in shown for column in _make_metric_columns(metric, runs)),
         Column("consensus\ndistance", "{:.2g}", AFTER_MIXING),
         Column("ms per\nstep", "{:.1f}", "seconds_per_step", scale=1000),
     ]
