@@ -121,7 +121,7 @@ class TestPacking:
 
 def write_files(folder):
     (folder / "train.1.txt").write_text("one\n\n  \ntwo \u2028 2\r\n")
-    (folder / "train.2.txt.gz").write_bytes(gzip.compress(b"drei"))
+    (folder / "train.2.txt.gz").write_bytes(gzip.compress(b"drei", mtime=0))
     (folder / "train.md").write_text("not read")
     (folder / "test.tsv").write_text("yes\tja\nno\tnein\n")
     return folder
@@ -228,7 +228,7 @@ class TestReading:
 
     @pytest.mark.parametrize(
         "content",
-        [gzip.compress(b"text" * 99)[:-12], b"no gzip", gzip.compress(b"t")[:-4] + b"oops"],
+        [gzip.compress(b"text" * 99, mtime=0)[:-12], b"no gzip", gzip.compress(b"t", mtime=0)[:-4] + b"oops"],
     )
     def test_a_file_that_is_cut_short(self, tmp_path, content):
         (tmp_path / "train.txt.gz").write_bytes(content)
