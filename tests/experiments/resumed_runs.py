@@ -10,7 +10,13 @@ import pytest
 
 from gossipjax.checkpoint import Checkpoints
 
-CLOCK_FIELDS = {"seconds", "examples_per_second", "seconds_per_step", "fraction_outside_step"}
+CLOCK_FIELDS = {
+    "seconds",
+    "examples_per_second",
+    "seconds_per_step",
+    "fraction_outside_step",
+    "input_wait",
+}
 
 
 def read_results(out: Path) -> list[dict[str, Any]]:
@@ -29,8 +35,11 @@ def require_resumable_to_the_bit(
     stop_after: int,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Trains once in one go, and once with SIGTERM after a step; the losses are the same."""
+) -> dict[str, Any]:
+    """Trains once in one go, and once with SIGTERM after a step; the losses are the same.
+
+    Returns the first run of the summary.
+    """
     once = folder / "once"
     twice = folder / "twice"
     arguments = [*arguments, "--checkpoint-every", "100", "--log-every", "1"]
@@ -50,3 +59,4 @@ def require_resumable_to_the_bit(
     main([*arguments, "--out", str(twice), "--resume"])
     assert read_results(twice) == read_results(once)
     assert json.loads((twice / "summary.json").read_text())["environment"]["resumed"]
+    return read_results(once)[0]
