@@ -28,7 +28,8 @@ a list of objects with
   `test_`.
 
 Accuracies are fractions in the files, and percentages in tables and plots. Other metrics are shown
-as they are; the table leaves out a loss of which it has the perplexity.
+as they are. The table leaves out a loss of which it has the perplexity, and a metric of the
+validation set which the test set has, too.
 """
 
 import itertools
@@ -101,7 +102,7 @@ def _make_metric_columns(metric: str, runs: Sequence[Record]) -> list[Column]:
     return [
         average_column,
         Column("mean\nof\nnodes", "{:.4g}", nodes, np.mean),
-        Column("max - min\nof\nnodes", "{:.2g}", nodes, np.ptp),
+        Column("max -\nmin of\nnodes", "{:.2g}", nodes, np.ptp),
     ]
 
 
@@ -114,6 +115,7 @@ def make_table(runs: Sequence[Record]) -> Table:
     groups = group_by_label(runs).values()
     names = find_metrics(runs)
     is_twice = {name.replace("perplexity", "loss") for name in names if "perplexity" in name}
+    is_twice |= {f"valid_{name}" for name in names}
     shown = [name for name in names if name not in is_twice]
     columns = [
         *(column for metric in shown for column in _make_metric_columns(metric, runs)),

@@ -1,26 +1,25 @@
 """The translation program: what it writes, batches of several shapes, BLEU, resuming."""
 
 import itertools
-import json
-import signal
 
 import jax
 import numpy as np
 import optax
 import pytest
+from resumed_runs import read_results, require_resumable_to_the_bit
 
 import gossipjax as gx
 from experiments import report, translation
+from experiments.data import memory
 from experiments.data.tokenizer import PADDING_ID
 from experiments.models.transformer import Size
 from experiments.training import placement
+from experiments.training.experiment import prepare
 from experiments.training.trainer import Trainer
-from gossipjax.checkpoint import Checkpoints
 
 WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf"}
-CLOCK_FIELDS = {"seconds", "examples_per_second", "seconds_per_step", "fraction_outside_step"}
 OPTIONS = ("--nodes", "2", "--placement", "vmap", "--bucket-lengths", "4", "8", "--epochs", "2")
-OPTIONS += ("--tokens-per-batch", "64", "--vocabulary-size", "280", "--warmup-steps", "8")
+OPTIONS += ("--tokens-per-batch", "64", "--vocabulary-size", "330", "--warmup-steps", "8")
 OPTIONS += ("--eval-sentences", "4", "--beam", "2", "--log-every", "4")
 
 
@@ -49,20 +48,14 @@ def small(monkeypatch):
     monkeypatch.setattr(report, "plot_topology", lambda *_: None)
 
 
-def without_clock(record):
-    return {key: value for key, value in record.items() if key not in CLOCK_FIELDS}
-
-
 def train(out, data_dir, *arguments):
-    options = (*OPTIONS, "--data-dir", str(data_dir), "--out", str(out), *arguments)
-    translation.main(options)
-    runs = json.loads((out / "summary.json").read_text())["runs"]
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return list(map(without_clock, runs)), list(map(without_clock, lines))
+    translation.main((*OPTIONS, "--data-dir", str(data_dir), "--out", str(out), *arguments))
+    records = read_results(out)
+    return [r for r in records if "algorithm" in r], [r for r in records if "step" in r]
 
 
 def make_task(data_dir, **options):
-    options = {"nodes": 2, "bucket_lengths": (4, 8), "vocabulary_size": 280} | options
+    options = {"nodes": 2, "bucket_lengths": (4, 8), "vocabulary_size": 330} | options
     return translation.Translation(translation.Options(data_dir=data_dir, **options))
 
 
@@ -105,49 +98,28 @@ def test_writes_losses_scores_and_samples(tmp_path, data_dir, capsys, monkeypatc
     assert (tmp_path / "tokenizer.json").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_resumed_run_ends_as_if_it_had_never_been_stopped(
-    tmp_path, data_dir, monkeypatch, number
-):
-    """With Adam, dropout, batches of two shapes, and in the middle of an accumulation."""
-    options = ("--algorithm", "sgp", "--accumulate", "2", "--checkpoint-every", "3")
-    once = train(tmp_path / "once", data_dir, *options)
-    after = Checkpoints.after
-
-    def after_signal(self, state, last=False):
-        if state.step == 9:
-            signal.raise_signal(number)
-        after(self, state, last)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "after", after_signal)
-        with pytest.raises(SystemExit) as stop:
-            train(tmp_path / "twice", data_dir, *options)
-    assert stop.value.code == 128 + number
-    twice = train(tmp_path / "twice", data_dir, *options, "--resume")
-    assert once[0] == twice[0]
-    assert once[1] == twice[1]
+def test_a_resumed_run_ends_as_if_it_had_never_been_stopped(tmp_path, data_dir, monkeypatch):
+    """With AdamW, dropout, batches of two shapes, and in the middle of an accumulation."""
+    options = (*OPTIONS, "--data-dir", str(data_dir), "--algorithm", "sgp", "--epochs", "1")
+    options += ("--accumulate", "3", "--weight-decay", "0.1", "--warmup-steps", "2")
+    require_resumable_to_the_bit(translation.main, options, 4, tmp_path, monkeypatch)
 
 
 def test_another_vocabulary_is_refused(tmp_path, data_dir, capsys):
-    options = ("--algorithm", "sgp", "--checkpoint-every", "4")
+    options = ("--algorithm", "sgp", "--epochs", "1", "--checkpoint-every", "4")
     train(tmp_path / "out", data_dir, *options)
     other = tmp_path / "other"
     other.mkdir()
     for split in ("train", "valid", "test"):
         write_pairs(other / f"{split}.tsv", 100, 7)
-    with pytest.raises(SystemExit) as stop:
-        train(tmp_path / "out", other, *options, "--resume")
-    assert stop.value.code == 2
-    assert "the tokenizer must be that of the saved run" in capsys.readouterr().err
     (checkpoints,) = (tmp_path / "out" / "checkpoints").iterdir()
-    start = ("--init-from", str(checkpoints), "--epochs", "3")
-    with pytest.raises(SystemExit) as stop:
-        train(tmp_path / "third", other, *options, *start)
-    assert stop.value.code == 2
-    capsys.readouterr()
-    tokenizer = ("--tokenizer", str(tmp_path / "out" / "tokenizer.json"))
-    train(tmp_path / "third", other, *options, *start, *tokenizer)
+    for out, start in (("out", ["--resume"]), ("third", ["--init-from", str(checkpoints)])):
+        with pytest.raises(SystemExit) as stop:
+            train(tmp_path / out, other, *options, *start)
+        assert stop.value.code == 2
+        assert "the tokenizer must be that of the saved run" in capsys.readouterr().err
+    start += ["--tokenizer", str(tmp_path / "out" / "tokenizer.json"), "--epochs", "4"]
+    train(tmp_path / "third", other, *options, *start)
 
 
 def test_batches_of_nodes(data_dir):
@@ -168,6 +140,19 @@ def test_batches_of_nodes(data_dir):
     for sources, targets, _ in batches:
         assert sources.shape == targets.shape
         assert sources.shape[1] * sources.shape[2] == 64
+
+
+def test_batches_must_fit_into_memory(tmp_path, data_dir, monkeypatch):
+    """Four of 2 x 64 tokens, of source and target, and a seed for each sentence."""
+    task = {"nodes": 2, "bucket_lengths": (4, 8), "vocabulary_size": 330, "placement": "vmap"}
+    options = translation.Options(
+        data_dir=data_dir, out=tmp_path / "out", batch_size_per_node=64, **task
+    )
+    monkeypatch.setattr(memory, "total_memory", lambda: 5000)
+    prepare(options, translation.Translation, "translation")
+    monkeypatch.setattr(memory, "total_memory", lambda: 4000)
+    with pytest.raises(ValueError, match=r"must fit into .* with --tokens-per-batch 64: lower it"):
+        prepare(options, translation.Translation, "translation")
 
 
 def test_the_validation_set_is_measured_once(data_dir):
