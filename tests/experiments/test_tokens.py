@@ -228,7 +228,11 @@ class TestReading:
 
     @pytest.mark.parametrize(
         "content",
-        [gzip.compress(b"text" * 99, mtime=0)[:-12], b"no gzip", gzip.compress(b"t", mtime=0)[:-4] + b"oops"],
+        [
+            gzip.compress(b"text" * 99, mtime=0)[:-12],
+            b"no gzip",
+            gzip.compress(b"t", mtime=0)[:-4] + b"oops",
+        ],
     )
     def test_a_file_that_is_cut_short(self, tmp_path, content):
         (tmp_path / "train.txt.gz").write_bytes(content)
