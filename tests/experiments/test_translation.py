@@ -3,6 +3,7 @@
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -28,7 +29,7 @@ def write_pairs(path, count, seed):
     lines = []
     for _ in range(count):
         words = rng.choice(list(WORDS), rng.integers(1, 7)).tolist()
-        lines.append(f"{' '.join(words)}\t{' '.join(map(WORDS.get, words))}\n")
+        lines.append(f"{' '.join(words)}\t{' '.join(WORDS[word] for word in words)}\n")
     path.write_text("".join(lines))
 
 
@@ -63,7 +64,7 @@ def test_writes_losses_scores_and_samples(tmp_path, data_dir, capsys, monkeypatc
     compiling = []
     is_timed = []
     jax.monitoring.register_event_duration_secs_listener(
-        lambda event, seconds, **_: compiling.append(event) if is_timed else None
+        lambda event, duration_secs, **_: compiling.append(event) if is_timed else None
     )
     run_steps = Trainer.run_steps
 
@@ -164,8 +165,8 @@ def test_the_validation_set_is_measured_once(data_dir):
 
 def test_cross_entropy_is_that_of_smoothed_labels():
     rng = np.random.default_rng(0)
-    logits = rng.normal(size=(2, 3, 7)).astype(np.float32)
-    targets = np.array([[3, 2, 0], [5, 6, 2]])
+    logits = jnp.array(rng.normal(size=(2, 3, 7)), jnp.float32)
+    targets = jnp.array([[3, 2, 0], [5, 6, 2]])
     losses, is_token = translation.cross_entropy(logits, targets, 0.1)
     labels = optax.smooth_labels(jax.nn.one_hot(targets, 7), 0.1)
     expected = optax.softmax_cross_entropy(logits, labels)

@@ -1,5 +1,9 @@
 """Large batches in parts: gradients are accumulated over several steps for one update."""
 
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 import optax
 
 
@@ -28,7 +32,9 @@ def accumulate_gradients(
     """
     if steps == 1:
         return inner
+
+    def is_last(step: jax.typing.ArrayLike, **_: Any) -> jax.Array:
+        return jnp.asarray(step) % steps == steps - 1
+
     mean = optax.MultiSteps(optax.identity(), steps).gradient_transformation()
-    return optax.chain(
-        mean, optax.conditionally_mask(inner, lambda count: count % steps == steps - 1)
-    )
+    return optax.chain(mean, optax.conditionally_mask(inner, is_last))
