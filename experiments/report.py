@@ -292,15 +292,16 @@ def _format_range(weights: np.ndarray) -> str:
 def write_report(folder: Path, console: Console) -> None:
     """Reads a folder (raising as `read_runs` does), prints its table, and writes its plots.
 
-    The plots are `loss.png`, `consensus.png`, and `test_METRIC.png` for each metric of which the
-    average model was evaluated during training.
+    The plots are `loss.png`, `consensus.png`, and `test_METRIC.png`, or `valid_METRIC.png`, for each
+    metric of which the average model was evaluated during training.
     """
     runs, curves = read_runs(folder)
     plot_loss(curves, folder / "loss.png")
     plot_consensus(curves, folder / "consensus.png")
     lines = [line for group in curves.values() for lines in group for line in lines]
     for metric in find_metrics(lines):
-        plot_metric(curves, metric, folder / f"test_{metric}.png")
+        name = metric_fields(metric)[0].removesuffix("_average_model")
+        plot_metric(curves, metric, folder / f"{name}.png")
     console.print(make_table(runs))
 
 

@@ -1,6 +1,10 @@
 """The translation program: what it writes, batches of several shapes, BLEU, resuming."""
 
+import contextlib
+import io
 import itertools
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +16,7 @@ from resumed_runs import read_results, require_resumable_to_the_bit
 import gossipjax as gx
 from experiments import report, translation
 from experiments.data import memory
-from experiments.data.tokenizer import PADDING_ID
+from experiments.data.tokenizer import PADDING_ID, load_tokenizer
 from experiments.models.transformer import Size
 from experiments.training import placement
 from experiments.training.experiment import prepare
@@ -42,11 +46,13 @@ def data_dir(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    monkeypatch.setitem(translation.SEQ2SEQ_SIZES, "mini", Size(1, 16, 2, 32))
-    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
-    monkeypatch.setattr(report, "plot_topology", lambda *_: None)
+@pytest.fixture(scope="module", autouse=True)
+def small():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(translation.SEQ2SEQ_SIZES, "mini", Size(1, 16, 2, 32))
+        patch.setattr(placement, "request_cpu_devices", lambda count: None)
+        patch.setattr(report, "plot_topology", lambda *_: None)
+        yield
 
 
 def train(out, data_dir, *arguments):
@@ -60,12 +66,33 @@ def make_task(data_dir, **options):
     return translation.Translation(translation.Options(data_dir=data_dir, **options))
 
 
-def test_writes_losses_scores_and_samples(tmp_path, data_dir, capsys, monkeypatch):
-    compiling = []
+class Finished(NamedTuple):
+    """A run with SGP, of two epochs.
+
+    Attributes:
+        out: its folder.
+        run: its entry in `summary.json`.
+        lines: those of `metrics.jsonl`.
+        printed: its output.
+        compiled: the programs that were compiled in timed steps.
+    """
+
+    out: Path
+    run: dict[str, Any]
+    lines: list[dict[str, Any]]
+    printed: str
+    compiled: list[str]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, data_dir):
+    compiled = []
     is_timed = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, duration_secs, **_: compiling.append(event) if is_timed else None
-    )
+
+    def listen(event, duration_secs, **_):
+        if is_timed and "backend_compile" in event:
+            compiled.append(event)
+
     run_steps = Trainer.run_steps
 
     def timed_steps(self, state, batches):
@@ -74,29 +101,36 @@ def test_writes_losses_scores_and_samples(tmp_path, data_dir, capsys, monkeypatc
         is_timed.clear()
         return result
 
-    monkeypatch.setattr(Trainer, "run_steps", timed_steps)
-    runs, lines = train(tmp_path, data_dir)
-    assert not [event for event in compiling if "backend_compile" in event]
-    assert [run["algorithm"] for run in runs] == ["sgp", "allreduce"]
-    for run in runs:
-        assert 0 <= run["test_bleu_average_model"] <= 100
-        assert run["test_bleu_nodes"] is None
-        assert run["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp")
-        assert len(run["valid_loss_nodes"]) == 2
-        perplexity = np.exp(run["valid_loss_average_model"])
-        assert run["valid_perplexity_average_model"] == pytest.approx(perplexity)
-        of_run = [line for line in lines if line["run"] == run["run"]]
-        losses = [line["loss"] for line in of_run if "loss" in line]
-        assert losses[-1] < losses[0]
-        evaluated = [line for line in of_run if "valid_bleu_average_model" in line]
-        assert len(evaluated) == 2
-        assert "test_bleu_average_model" in evaluated[-1]
-        assert len(evaluated[0]["samples"]) == 3
-    printed = capsys.readouterr().out
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    out = tmp_path_factory.mktemp("finished") / "out"
+    printed = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(Trainer, "run_steps", timed_steps)
+        (run,), lines = train(out, data_dir, "--algorithm", "sgp", "--checkpoint-every", "100")
+    printed.seek(0)
+    return Finished(out, run, lines, printed.read(), compiled)
+
+
+def test_writes_losses_scores_and_samples(finished):
+    run = finished.run
+    assert not finished.compiled
+    assert 0 <= run["test_bleu_average_model"] <= 100
+    assert run["test_bleu_nodes"] is None
+    assert run["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp")
+    assert len(run["valid_loss_nodes"]) == 2
+    perplexity = np.exp(run["valid_loss_average_model"])
+    assert run["valid_perplexity_average_model"] == pytest.approx(perplexity)
+    losses = [line["loss"] for line in finished.lines if "loss" in line]
+    assert losses[-1] < losses[0]
+    evaluated = [line for line in finished.lines if "valid_bleu_average_model" in line]
+    assert len(evaluated) == 2
+    assert "test_bleu_average_model" in evaluated[-1]
+    assert len(evaluated[0]["samples"]) == 3
+    printed = finished.printed
     assert "200 training pairs (0 longer than 8 tokens left out), 13 for validation" in printed
     assert "reference: " in printed
-    assert (tmp_path / "test_valid_loss.png").exists()
-    assert (tmp_path / "tokenizer.json").exists()
+    assert (finished.out / "valid_loss.png").exists()
+    assert (finished.out / "tokenizer.json").exists()
 
 
 def test_a_resumed_run_ends_as_if_it_had_never_been_stopped(tmp_path, data_dir, monkeypatch):
@@ -106,21 +140,24 @@ def test_a_resumed_run_ends_as_if_it_had_never_been_stopped(tmp_path, data_dir, 
     require_resumable_to_the_bit(translation.main, options, 4, tmp_path, monkeypatch)
 
 
-def test_another_vocabulary_is_refused(tmp_path, data_dir, capsys):
-    options = ("--algorithm", "sgp", "--epochs", "1", "--checkpoint-every", "4")
-    train(tmp_path / "out", data_dir, *options)
+def test_another_vocabulary_is_refused(tmp_path, data_dir, finished, capsys):
+    options = ("--algorithm", "sgp", "--checkpoint-every", "100")
     other = tmp_path / "other"
     other.mkdir()
     for split in ("train", "valid", "test"):
         write_pairs(other / f"{split}.tsv", 100, 7)
-    (checkpoints,) = (tmp_path / "out" / "checkpoints").iterdir()
-    for out, start in (("out", ["--resume"]), ("third", ["--init-from", str(checkpoints)])):
+    (checkpoints,) = (finished.out / "checkpoints").iterdir()
+    for out, start in (
+        (finished.out, ["--resume"]),
+        (tmp_path / "out", ["--init-from", str(checkpoints)]),
+    ):
         with pytest.raises(SystemExit) as stop:
-            train(tmp_path / out, other, *options, *start)
+            train(out, other, *options, *start)
         assert stop.value.code == 2
         assert "the tokenizer must be that of the saved run" in capsys.readouterr().err
-    start += ["--tokenizer", str(tmp_path / "out" / "tokenizer.json"), "--epochs", "4"]
-    train(tmp_path / "third", other, *options, *start)
+    saved = finished.out / "tokenizer.json"
+    task = make_task(other, tokenizer=saved, init_from=checkpoints)
+    assert task.tokenizer.to_str() == load_tokenizer(saved).to_str()
 
 
 def test_batches_of_nodes(data_dir):

@@ -21,14 +21,9 @@ def accumulate_gradients(
         inner: from gradients to updates.
         steps: 1 gives `inner` back.
 
-    >>> import jax.numpy as jnp
     >>> tx = accumulate_gradients(optax.sgd(1.0), 2)
-    >>> state = tx.init(jnp.zeros(()))
-    >>> for gradient in (1.0, 3.0):
-    ...     update, state = tx.update(jnp.array(gradient), state)
-    ...     print(update)
-    0.0
-    -2.0
+    >>> accumulate_gradients(tx, 1) is tx
+    True
     """
     if steps == 1:
         return inner
