@@ -10,28 +10,23 @@ the data and the batches of a node do not depend on the process that holds it.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import gossipjax as gx
 from experiments import data, models
-from experiments.checks import PositiveFloat
-from experiments.paths import OptionalPath
+from experiments.models.transformer import make_dropout_rngs
+from experiments.options.checks import NonNegativeInt, PositiveFloat
+from experiments.options.paths import OptionalPath
+from experiments.options.precision import DTYPES, Precision
 from experiments.training.main import run_program
 from experiments.training.options import TrainingOptions
-from experiments.training.task import Metric, Task, Variables
-
-DTYPES = {
-    "float32": (jnp.float32, jnp.float32),
-    "mixed_bfloat16": (jnp.bfloat16, jnp.float32),
-    "bfloat16": (jnp.bfloat16, jnp.bfloat16),
-}
-"""Precision -> the types of computation and of parameters."""
+from experiments.training.task import Examination, Metric, Task, Variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,34 +36,63 @@ class Options(TrainingOptions):
     CHANGEABLE_ON_RESUME: ClassVar[frozenset[str]] = TrainingOptions.CHANGEABLE_ON_RESUME | {
         "data_dir",
         "download",
+        "max_corrupt_images",
     }
 
-    dataset: Literal["mnist5k", "fashion_mnist"] = "mnist5k"
-    """mnist5k: 5,000 digits, installed with the program. fashion_mnist: see --data-dir."""
+    dataset: Literal["mnist5k", "fashion_mnist", "mnist", "cifar10", "imagenet2012"] = "mnist5k"
+    """mnist5k: 5,000 digits, installed with the program. Others: see --data-dir."""
     data_dir: OptionalPath = None
-    """Folder of Fashion-MNIST's four official idx files, or of TensorFlow Datasets."""
+    """Folder of TensorFlow Datasets, with NAME/VERSION, as `python -m experiments.data prepare` or
+    TensorFlow Datasets writes it; for mnist and fashion_mnist also of the four official idx files.
+    """
     download: bool = False
-    """Let TensorFlow Datasets download Fashion-MNIST if it is not there."""
+    """mnist, fashion_mnist: let TensorFlow Datasets download the files that are not there."""
+    max_corrupt_images: NonNegativeInt = 100
+    """cifar10, imagenet2012: number of images that may be corrupt; they are named and left out."""
     dirichlet_alpha: PositiveFloat | None = None
     """Divide each class over the nodes by Dirichlet(alpha): a small alpha is uneven. If not given,
     the examples are shuffled."""
-    model: Literal["small_cnn", "linear"] = "small_cnn"
-    """small_cnn: 106,000 parameters. linear: softmax regression on the pixels."""
-    normalization: models.Normalization = "none"
-    """batch: BatchNorm after the convolutions; of the pixels, for linear."""
-    precision: Literal["float32", "mixed_bfloat16", "bfloat16"] = "float32"
-    """mixed_bfloat16: computation in bfloat16, parameters in float32. bfloat16: parameters too."""
+    model: Literal[
+        "small_cnn", "linear", "resnet20", "resnet56", "vgg11", "resnet18", "resnet50"
+    ] = "small_cnn"
+    """small_cnn: 106,000 parameters. linear: softmax regression on the pixels. resnet20, resnet56,
+    vgg11: for CIFAR. resnet18, resnet50: for ImageNet."""
+    normalization: models.Normalization | None = None
+    """batch: BatchNorm after the convolutions; of the pixels, for linear. If not given: batch for
+    residual networks, which need it, none for others."""
+    precision: Precision = "float32"
+    remat: bool = False
+    """Compute activations again in the backward pass instead of keeping them: a deep model needs
+    less memory and more time."""
+    no_decay_on_norm_and_bias: bool = False
+    """Weight decay of kernels only: not of biases and of BatchNorm's scales (Goyal et al.)."""
+
+    @property
+    def model_normalization(self) -> models.Normalization:
+        """That of the model, also if it is not given."""
+        return self.normalization or ("batch" if self.model.startswith("resnet") else "none")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.batch_stats != "local" and self.normalization == "none":
+        if self.batch_stats != "local" and self.model_normalization == "none":
             raise ValueError(
                 f"--batch-stats {self.batch_stats} needs --normalization batch, got none."
             )
+        if self.model.startswith("resnet") and self.model_normalization == "none":
+            raise ValueError(
+                f"--normalization must be batch for {self.model}, which diverges without, got none."
+            )
+        if self.remat and self.model in ("small_cnn", "linear"):
+            raise ValueError(f"--remat needs a deep --model, such as resnet20, got {self.model}.")
         if self.dataset == "mnist5k" and (self.data_dir or self.download):
             raise ValueError(
-                "--data-dir and --download need --dataset fashion_mnist, got mnist5k, which is "
-                "installed."
+                "--data-dir and --download need another --dataset, such as fashion_mnist, got "
+                "mnist5k, which is installed."
+            )
+        if self.download and self.dataset not in data.DOWNLOADS:
+            raise ValueError(
+                f"--download needs --dataset {' or '.join(data.DOWNLOADS)}, got {self.dataset}: "
+                "see python -m experiments.data prepare --help."
             )
 
 
@@ -76,43 +100,83 @@ class ImageClassification(Task):
     """A classifier of images, trained by cross-entropy."""
 
     def __init__(self, options: Options):
-        self.dataset = data.load(options.dataset, options.data_dir, options.download)
+        self.images = load_images(options)
         self.dirichlet_alpha = options.dirichlet_alpha
-        dtype, param_dtype = DTYPES[options.precision]
-        self.model: Any = models.MODELS[options.model](
-            self.dataset.classes, dtype, param_dtype, options.normalization
-        )
-        self.num_examples = len(self.dataset.train_labels)
+        self.model = make_model(options, self.images.classes)
+        self.has_dropout = options.model == "vgg11"
+        self.decay_mask = models.decay_mask if options.no_decay_on_norm_and_bias else None
+        self.num_examples = self.images.num_train
         self.description = (
-            f"{self.dataset.name}, {self.num_examples:,} training and "
-            f"{len(self.dataset.test_labels):,} test examples"
+            f"{self.images.name}, {self.num_examples:,} training and "
+            f"{self.images.num_test:,} test examples"
         )
 
     def init(self, seed: int) -> Variables:
-        return self.model.init(jax.random.key(seed), self.dataset.train_images[:1])
+        example = jnp.zeros((1, *self.images.shape))
+        return jax.jit(self.model.init)(jax.random.key(seed), example)
 
     def loss(self, variables: Variables, batch: Any) -> tuple[jax.Array, Any]:
-        images, labels = batch
-        logits, new = self.model.apply(variables, images, train=True, mutable=["batch_stats"])
+        images, labels, *seeds = batch
+        logits, new = self.model.apply(
+            variables,
+            self.images.standardize(images),
+            train=True,
+            mutable=["batch_stats"],
+            rngs=make_dropout_rngs(*seeds) if seeds else None,
+        )
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         return losses.mean(), new.get("batch_stats")
 
     def batches(
         self, nodes: gx.Nodes, batch_size_per_node: int, seed: int, start: int
     ) -> Iterator[Any]:
-        images = self.dataset.train_images
-        labels = self.dataset.train_labels
+        is_even = self.dirichlet_alpha is None
+        labels = np.arange(self.num_examples) if is_even else self.images.train_labels
         shards = data.split_examples(labels, nodes.size, self.dirichlet_alpha, seed)
-        rows = data.draw_batches(shards, batch_size_per_node, seed, nodes.local)
-        return ((images[row], labels[row]) for row in itertools.islice(rows, start, None))
+        batches = self.images.batches(shards, batch_size_per_node, seed, nodes.local, start)
+        if not self.has_dropout:
+            return batches
+        return (
+            (*batch, draw_dropout_seeds(seed, step, nodes.local, batch_size_per_node))
+            for step, batch in enumerate(batches, start)
+        )
 
-    def test_batches(self) -> list[Any]:
-        return [(self.dataset.test_images, self.dataset.test_labels)]
+    def test_batches(self) -> Iterator[Any]:
+        return self.images.test_batches()
 
     def metrics(self, variables: Variables, batch: Any) -> dict[str, Metric]:
         images, labels = batch
-        predictions = self.model.apply(variables, images).argmax(axis=-1)
+        predictions = self.model.apply(variables, self.images.standardize(images)).argmax(axis=-1)
         return {"accuracy": Metric(predictions == labels)}
+
+    def examine(self, variables: Variables, is_last: bool) -> Examination:
+        corrupt = self.images.count_corrupt()
+        return Examination({}, details={"corrupt_images": corrupt})
+
+
+def load_images(options: Options) -> data.Images:
+    """Loads the data set, or opens its records."""
+    if options.dataset in data.RECIPES:
+        return data.ImageRecords(options.dataset, options.data_dir, options.max_corrupt_images)
+    return data.load(options.dataset, options.data_dir, options.download)
+
+
+def make_model(options: Options, classes: int) -> Any:
+    """Returns the model, a flax module."""
+    dtype, param_dtype = DTYPES[options.precision]
+    remat = {"remat": True} if options.remat else {}
+    return models.MODELS[options.model](
+        classes, dtype, param_dtype, options.model_normalization, **remat
+    )
+
+
+def draw_dropout_seeds(seed: int, step: int, nodes: Sequence[int], size: int) -> np.ndarray:
+    """Returns a seed for each example of a batch, uint32 `[len(nodes), size]`.
+
+    They depend on the step and the node, so a run that is resumed drops the same units.
+    """
+    rngs = (np.random.default_rng((seed, step, node)) for node in nodes)
+    return np.stack([rng.integers(2**32, size=size, dtype=np.uint32) for rng in rngs])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -19,13 +19,17 @@ a list of objects with
 - `run`, `algorithm`, `topology`, `nodes`, `steps`, `seed`;
 - `seconds_per_step` (median over the training lines), `examples_per_second` (at that speed) and
   `fraction_outside_step` (the part of `seconds_per_step` that the compiled step alone does not
-  need: the cost of the input);
+  need), and `input_wait` (the part of the training time, since the last resume, for which the
+  devices had nothing to do but to wait for input);
 - `final_loss` (of the last training line), the two consensus distances, and
   `consensus_distance_by_layer` (an object: path of the array -> mean over the nodes);
-- `test_METRIC_average_model` and `test_METRIC_nodes` (a list: a number per node).
+- `test_METRIC_average_model` and `test_METRIC_nodes` (a list: a number per node; null where only
+  the average model has the metric). A metric of the validation set is `valid_METRIC`, without the
+  `test_`.
 
 Accuracies are fractions in the files, and percentages in tables and plots. Other metrics are shown
-as they are.
+as they are. The table leaves out a loss of which it has the perplexity, and a metric of the
+validation set which the test set has, too.
 """
 
 import itertools
@@ -82,8 +86,12 @@ class Column(NamedTuple):
         return self.scale * float(self.reduce(run[self.field]))
 
 
-def _make_metric_columns(metric: str) -> list[Column]:
+def _make_metric_columns(metric: str, runs: Sequence[Record]) -> list[Column]:
     average, nodes = metric_fields(metric)
+    name = metric.replace("_", "\n").replace("bleu", "BLEU")
+    average_column = Column(f"{name}:\naverage\nmodel", "{:.4g}", average)
+    if any(run[nodes] is None for run in runs):
+        return [average_column]
     if metric == "accuracy":
         return [
             Column("average\nmodel %", "{:.2f}", average, scale=100),
@@ -92,9 +100,9 @@ def _make_metric_columns(metric: str) -> list[Column]:
         ]
     # Whether a small or a large number is good is not known here, so there is no worst node.
     return [
-        Column(f"{metric}:\naverage\nmodel", "{:.4g}", average),
+        average_column,
         Column("mean\nof\nnodes", "{:.4g}", nodes, np.mean),
-        Column("max - min\nof\nnodes", "{:.2g}", nodes, np.ptp),
+        Column("max -\nmin of\nnodes", "{:.2g}", nodes, np.ptp),
     ]
 
 
@@ -105,8 +113,12 @@ def make_table(runs: Sequence[Record]) -> Table:
     it.
     """
     groups = group_by_label(runs).values()
+    names = find_metrics(runs)
+    is_twice = {name.replace("perplexity", "loss") for name in names if "perplexity" in name}
+    is_twice |= {f"valid_{name}" for name in names}
+    shown = [name for name in names if name not in is_twice]
     columns = [
-        *(column for metric in find_metrics(runs) for column in _make_metric_columns(metric)),
+        *(column for metric in shown for column in _make_metric_columns(metric, runs)),
         Column("consensus\ndistance", "{:.2g}", AFTER_MIXING),
         Column("ms per\nstep", "{:.1f}", "seconds_per_step", scale=1000),
     ]
@@ -171,9 +183,12 @@ def plot_consensus(curves: Curves, path: Path) -> None:
 def plot_metric(curves: Curves, metric: str, path: Path) -> None:
     """Plots a test metric of the average model over epochs and over seconds, as a PNG."""
     field, _ = metric_fields(metric)
-    figure = _draw_curves("Average model, test set", curves, ["epoch", "seconds"], {field: "-"})
+    label = field.removesuffix("_average_model").replace("_", " ")
+    data_set = "validation" if metric.startswith("valid_") else "test"
+    title = f"Average model, {data_set} set"
+    figure = _draw_curves(title, curves, ["epoch", "seconds"], {field: "-"})
     for axes in figure.axes:
-        axes.set_ylabel(f"test {metric.replace('_', ' ')}")
+        axes.set_ylabel(label)
         if metric == "accuracy":
             axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, symbol=None))
             axes.set_ylabel("test accuracy (%)")
@@ -277,15 +292,16 @@ def _format_range(weights: np.ndarray) -> str:
 def write_report(folder: Path, console: Console) -> None:
     """Reads a folder (raising as `read_runs` does), prints its table, and writes its plots.
 
-    The plots are `loss.png`, `consensus.png`, and `test_METRIC.png` for each metric of which the
-    average model was evaluated during training.
+    The plots are `loss.png`, `consensus.png`, and `test_METRIC.png`, or `valid_METRIC.png`, for each
+    metric of which the average model was evaluated during training.
     """
     runs, curves = read_runs(folder)
     plot_loss(curves, folder / "loss.png")
     plot_consensus(curves, folder / "consensus.png")
     lines = [line for group in curves.values() for lines in group for line in lines]
     for metric in find_metrics(lines):
-        plot_metric(curves, metric, folder / f"test_{metric}.png")
+        name = metric_fields(metric)[0].removesuffix("_average_model")
+        plot_metric(curves, metric, folder / f"{name}.png")
     console.print(make_table(runs))
 
 

@@ -1,13 +1,21 @@
 """Data sets, their division over nodes, and the batches of each node."""
 
-from experiments.data.images import DATASETS, DataError, Dataset, MissingDataError, load
+from experiments.data.augmentation import RECIPES
+from experiments.data.images import DATASETS, DOWNLOADS, Dataset, Images, load
+from experiments.data.local import DataError, MissingDataError, RecordError
+from experiments.data.records import ImageRecords
 from experiments.data.sharding import draw_batches, split_examples
 
 __all__ = [
     "DATASETS",
+    "DOWNLOADS",
+    "RECIPES",
     "DataError",
     "Dataset",
+    "ImageRecords",
+    "Images",
     "MissingDataError",
+    "RecordError",
     "draw_batches",
     "load",
     "split_examples",

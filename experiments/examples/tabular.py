@@ -1,4 +1,4 @@
-"""A task in one file: tells three kinds of wine apart by 13 measurements of each.
+"""A task in one file: the kind of a wine, of three, from 13 measurements.
 
     python -m experiments.examples.tabular --nodes 4
 
@@ -14,8 +14,8 @@ import numpy as np
 import optax
 from mlxtend.data import wine_data
 
-from experiments.checks import OpenFraction, PositiveInt
 from experiments.data import draw_batches, split_examples
+from experiments.options.checks import OpenFraction, PositiveInt
 from experiments.training.main import run_program
 from experiments.training.options import TrainingOptions
 from experiments.training.task import Metric, Task
@@ -28,7 +28,7 @@ class Options(TrainingOptions):
     batch_size_per_node: PositiveInt = 8
     """Wines per node and step."""
     test_fraction: OpenFraction = 0.25
-    """The part of the wines that is kept for the test."""
+    """The fraction of the wines that are for the test."""
 
 
 class Wines(Task):
@@ -36,28 +36,25 @@ class Wines(Task):
 
     def __init__(self, options: Options):
         measurements, kinds = wine_data()
-        kinds = kinds.astype(np.int32)
-        x = (measurements - measurements.mean(0)) / measurements.std(0)
-        wines = np.random.default_rng(0).permutation(len(x))
-        test, train = np.split(wines, [int(options.test_fraction * len(x))])
-        x = x.astype(np.float32)
+        x = ((measurements - measurements.mean(0)) / measurements.std(0)).astype(np.float32)
+        order = np.random.default_rng(0).permutation(len(x))
+        test, train = np.split(order, [int(options.test_fraction * len(x))])
         self.train = x[train], kinds[train]
         self.test = x[test], kinds[test]
         self.num_examples = len(train)
         self.description = f"{len(train)} wines, {len(test)} for the test"
 
     def init(self, seed):
-        return {
-            "params": {"w": jax.random.normal(jax.random.key(seed), (13, 3)), "b": jnp.zeros(3)}
-        }
+        w = jax.random.normal(jax.random.key(seed), (13, 3))
+        return {"params": {"w": w, "b": jnp.zeros((1, 3))}}
 
     def loss(self, variables, batch):
         x, kinds = batch
-        logits = self.predict(variables, x)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, kinds).mean(), None
+        losses = optax.softmax_cross_entropy_with_integer_labels(self.predict(variables, x), kinds)
+        return losses.mean(), None
 
     def predict(self, variables, x):
-        return x @ variables["params"]["w"] + variables["params"]["b"][None]
+        return x @ variables["params"]["w"] + variables["params"]["b"]
 
     def batches(self, nodes, batch_size_per_node, seed, start):
         x, kinds = self.train

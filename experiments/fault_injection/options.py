@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Annotated
 
-from experiments.checks import Check, PositiveInt, Seed, check_fields
-from experiments.paths import OptionalPath
+from experiments.options.checks import Check, PositiveInt, Seed, check_fields
+from experiments.options.paths import OptionalPath
 
 LOG_EVERY = 5  # steps
 NUM_EXAMPLES = 4000  # of the training set

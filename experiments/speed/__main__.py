@@ -12,11 +12,13 @@ from collections.abc import Sequence
 import tyro
 
 from experiments.speed.compiled import inspect_schedules
+from experiments.speed.input_feed import measure_input
 from experiments.speed.network.measure import measure_network
 from experiments.speed.simulation import measure_simulation
 from experiments.speed.step import measure_step
 
 COMMANDS = {
+    "input": measure_input,
     "network": measure_network,
     "schedule": inspect_schedules,
     "simulation": measure_simulation,

@@ -44,13 +44,13 @@ from rich.table import Table
 
 import gossipjax as gx
 from experiments import results
-from experiments.checks import PositiveInt, check_fields
-from experiments.paths import OptionalPath
+from experiments.options.checks import PositiveInt, check_fields
+from experiments.options.paths import OptionalPath
 from experiments.program import ProgramError, exit_on_error
 from experiments.results import Record
 from experiments.speed.hlo_overlap import Message, Overlap, read_overlap
 from experiments.speed.targets import Target, TargetKind, choose_targets, make_devices
-from experiments.training.algorithms import Method, MethodOptions, WireDtype, make_method
+from experiments.training.methods.algorithms import Method, MethodOptions, WireDtype, make_method
 
 CASES: tuple[tuple[str, WireDtype], ...] = (
     ("allreduce", "float32"),

@@ -23,14 +23,14 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import results
-from experiments.checks import PositiveInt, check_fields
-from experiments.memory import require_memory
-from experiments.paths import OptionalPath
+from experiments.data.memory import require_memory
+from experiments.options.checks import PositiveInt, check_fields
+from experiments.options.paths import OptionalPath
 from experiments.program import FatalError, ProgramError, exit_on_error
 from experiments.results import Record
 from experiments.speed.simulation_loop import IMAGE_SHAPE, OPTIMIZER, LoopSettings
 from experiments.speed.timing import summarize_samples
-from experiments.training.algorithms import Method, MethodOptions, make_method
+from experiments.training.methods.algorithms import Method, MethodOptions, make_method
 from experiments.training.placement import Placement
 
 LOOP = "experiments.speed.simulation_loop"

@@ -21,11 +21,11 @@ import numpy as np
 import optax
 
 import gossipjax as gx
+from experiments.data.prefetch import prefetch
 from experiments.models import SmallCNN
-from experiments.prefetch import prefetch
 from experiments.program import FatalError
 from experiments.speed.timing import TimedLoop
-from experiments.training.algorithms import Method, MethodOptions, make_method
+from experiments.training.methods.algorithms import Method, MethodOptions, make_method
 from experiments.training.placement import (
     Placement,
     describe_nodes,

@@ -9,7 +9,7 @@ import numpy as np
 
 import gossipjax as gx
 from experiments.results import metric_fields
-from experiments.training.task import Task, Variables
+from experiments.training.task import Examination, Task, Variables
 
 Sums = dict[str, tuple[Any, Any]]
 """Name of a metric -> the sum of its totals and that of its counts."""
@@ -73,6 +73,24 @@ class Evaluator:
             metric_fields(name)[1]: [metrics_of_node[name] for metrics_of_node in metrics]
             for name in metrics[0]
         }
+
+    def examine_average(self, variables: Variables, is_last: bool) -> Examination:
+        """Returns what the task finds out about one model that all nodes have.
+
+        Args:
+          variables: node-stacked, with equal rows.
+          is_last: whether the training is at its end.
+
+        Returns:
+          The same with the names of fields, `test_METRIC_average_model`, and in the details None
+          for the fields of the nodes; empty if there is nothing.
+        """
+        found = self._task.examine(self._nodes.one(variables), is_last)
+        if found is None:
+            return Examination({})
+        fields = {metric_fields(name)[0]: value for name, value in found.metrics.items()}
+        not_measured = {metric_fields(name)[1]: None for name in found.metrics}
+        return found._replace(metrics=fields, details=not_measured | found.details)
 
     def _divide_test_set(self) -> Iterator[tuple[Any, np.ndarray]]:
         """Each test batch in N parts, `[N, W, ...]`, and which of their rows are examples."""

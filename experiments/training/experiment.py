@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import gossipjax as gx
-from experiments.checks import option_name
-from experiments.memory import require_memory
-from experiments.records import COUNT, require_fields
+from experiments.data.memory import require_memory
+from experiments.options.checks import option_name
 from experiments.results import Record, create_run_dir, read_summary
+from experiments.results.records import COUNT, require_fields
 from experiments.training.options import TrainingOptions
 from experiments.training.output import Output
 from experiments.training.placement import describe_nodes, place_nodes
@@ -58,13 +58,14 @@ def prepare(options: Options, make_task: Callable[[Options], Task], program: str
     if previous is not None:
         options = merge_saved_options(options, previous.get("options", {}))
     task = make_task(options)
-    plan = Plan(options, task.num_examples)
+    plan = Plan(options, task.num_examples, task.decay_mask)
     nodes = place_nodes(options.placement, size)
     runs = plan.make_runs(size)
     for seed in options.seed:  # an impossible division of the data is an error here
         task.batches(nodes, options.batch_size_per_node, seed, start=0)
-    examples = next(task.batches(nodes, 1, options.seed[0], start=0))
-    require_memory(examples, options.batch_size_per_node)
+    fewest = task.min_batch_size
+    examples = next(task.batches(nodes, fewest, options.seed[0], start=0))
+    require_memory(examples, options.batch_size_per_node, options.BATCH_OPTION, fewest)
     environment = {
         "placement": describe_nodes(nodes),
         "dataset": task.description,
@@ -73,6 +74,8 @@ def prepare(options: Options, make_task: Callable[[Options], Task], program: str
     folder = create_shared_run_dir(program, options, resume=previous is not None)
     output = Output(folder, dataclasses.asdict(options), environment, previous or {})
     output.write_summary()
+    if is_main_process():
+        task.save(folder)
     return Experiment(plan, task, nodes, runs, output)
 
 

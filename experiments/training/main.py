@@ -4,19 +4,19 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-import tyro
 from rich.console import Console
 
 import gossipjax as gx
 from experiments import report
+from experiments.presets.parsing import mention_preset, parse_options
 from experiments.program import exit_on_error
 from experiments.results import make_progress_bar
 from experiments.training import placement
 from experiments.training.experiment import Experiment, prepare
+from experiments.training.methods.topologies import TOPOLOGIES, make_schedule
 from experiments.training.options import TrainingOptions
 from experiments.training.output import RunLog
 from experiments.training.task import Task
-from experiments.training.topologies import TOPOLOGIES, make_schedule
 from experiments.training.train import train
 from gossipjax.processes import is_main_process
 
@@ -40,13 +40,10 @@ def run_program(
     sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     experiment: Experiment | None = None
     with exit_on_error(lambda: experiment and experiment.output.folder):
-        options = tyro.cli(
-            tyro.conf.FlagCreatePairsOff[options_type],
-            prog=f"python -m {module}",
-            args=arguments,
-        )
-        join_job(options)
-        experiment = prepare(options, make_task, module.rpartition(".")[2])
+        with mention_preset(arguments):
+            options = parse_options(module, options_type, arguments)
+            join_job(options)
+            experiment = prepare(options, make_task, module.rpartition(".")[2])
         run_all(experiment, Console(quiet=not is_main_process()))
 
 
@@ -82,8 +79,9 @@ def run_all(experiment: Experiment, console: Console) -> None:
                     continue
                 title = f"{run.title} ({run.seed})"
                 row = bar.add_task(title, total=plan.steps, status="compiling")
-                log = RunLog(run.name, output, bar, row, plan.num_examples)
-                output.add_run(train(experiment, run, log))
+                with output.open_reporter(plan.options.report_to, run) as reporter:
+                    log = RunLog(run.name, output, bar, row, plan.num_examples, reporter)
+                    output.add_run(train(experiment, run, log))
     finally:
         if output.runs and is_main_process():
             plot_topologies(experiment)

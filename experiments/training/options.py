@@ -1,13 +1,17 @@
 """The options that all training programs share; those of a task extend `TrainingOptions`."""
 
 import dataclasses
+import itertools
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import tyro
 
-from experiments.checks import (
+from experiments.options.checks import (
     Check,
+    Fraction,
     NonNegativeFloat,
+    NonNegativeInt,
     OpenFraction,
     PositiveFloat,
     PositiveInt,
@@ -15,15 +19,16 @@ from experiments.checks import (
     check_fields,
     option_name,
 )
-from experiments.paths import OptionalPath
-from experiments.training.algorithms import (
+from experiments.options.paths import OptionalPath
+from experiments.results.reporters import ReportTo, import_package
+from experiments.training.methods.algorithms import (
     ALGORITHM_HELP,
     MAX_DELAY,
     TOPOLOGY_HELP,
     WIRE_DTYPE_HELP,
     WireDtype,
 )
-from experiments.training.optimizers import LrSchedule, Optimizer
+from experiments.training.optimization import LrSchedule, Optimizer, StepEpochs
 from experiments.training.placement import Placement
 
 MAX_STALENESS = Check(f"at most {MAX_DELAY}, the longest delay", lambda value: value <= MAX_DELAY)
@@ -37,6 +42,7 @@ class TrainingOptions:
 
     Attributes:
       CHANGEABLE_ON_RESUME: the options that may differ from those of the run that is resumed.
+      BATCH_OPTION: the name of `batch_size_per_node` on the command line.
     """
 
     CHANGEABLE_ON_RESUME: ClassVar[frozenset[str]] = frozenset(
@@ -50,9 +56,16 @@ class TrainingOptions:
             "init_from",
             "out",
             "overwrite",
+            "preset",
+            "report_to",
         }
     )
 
+    BATCH_OPTION: ClassVar[str] = "--batch-size-per-node"
+
+    preset: str | None = None
+    """A published recipe, whose options become the defaults of all others here: `python -m
+    experiments.presets` lists them."""
     algorithm: Annotated[tuple[str, ...], tyro.conf.arg(help=ALGORITHM_HELP)] = ("sgp", "allreduce")
     topology: Annotated[str | None, tyro.conf.arg(help=TOPOLOGY_HELP)] = None
     switch_at: OpenFraction = 1 / 3
@@ -67,6 +80,8 @@ class TrainingOptions:
     """Number of nodes; each has its model and its part of the data."""
     batch_size_per_node: PositiveInt = 32
     """Examples per node and step."""
+    accumulate: PositiveInt = 1
+    """Steps whose gradients are averaged for one update and one exchange: a larger batch."""
     epochs: PositiveInt = 15
     """Passes over the training set, all nodes together."""
     optimizer: Optimizer = "nesterov"
@@ -74,10 +89,25 @@ class TrainingOptions:
     learning_rate: PositiveFloat = 0.1
     """Not scaled by the number of nodes; with --lr-schedule step, the rate per 256 examples."""
     lr_schedule: LrSchedule = "cosine"
-    """constant; cosine, down to 0; step (Goyal et al.): warm-up, then 10x down at 1/3, 2/3 and 8/9
-    of the run."""
+    """constant; cosine, down to 0; inverse_sqrt of the update (Vaswani et al.), down from
+    --learning-rate at the end of the warm-up; step (Goyal et al.): warm-up, then 10x down at 1/3,
+    2/3 and 8/9 of the run."""
+    warmup_steps: NonNegativeInt = 0
+    """Updates in which the rate first rises linearly up to --learning-rate."""
+    warmup_epochs: NonNegativeInt | None = None
+    """Epochs of the warm-up of --lr-schedule step; if not given, 1/18 of the run."""
+    decay_epochs: tuple[PositiveInt, ...] | None = None
+    """Epochs at which the rate of --lr-schedule step falls; if not given, see there."""
+    decay_factor: OpenFraction = 0.1
+    """The factor by which the rate of --lr-schedule step falls."""
     weight_decay: NonNegativeFloat = 1e-4
     """L2 for sgd and nesterov, decoupled for adam."""
+    adam_b1: Fraction = 0.9
+    """Decay of Adam's mean of gradients."""
+    adam_b2: Fraction = 0.999
+    """Decay of Adam's mean of squared gradients."""
+    adam_epsilon: PositiveFloat = 1e-8
+    """Added to the root of Adam's mean of squared gradients."""
     seed: tuple[Seed, ...] = (0,)
     """One or several, a run each: seed of the initial model, the division of the data, the batches.
     """
@@ -88,6 +118,9 @@ class TrainingOptions:
     """mesh: a device per node, virtual ones on CPU. vmap: one device. auto: mesh if possible."""
     log_every: PositiveInt = 10
     """Steps between two lines of metrics.jsonl; each line costs one more gradient."""
+    report_to: ReportTo = "none"
+    """Where the lines of metrics.jsonl go as well: tensorboard, files in OUT/tensorboard; wandb,
+    Weights & Biases, offline in OUT/wandb if there is no login."""
     checkpoint_every: PositiveInt | None = None
     """Steps between checkpoints, which are in --out; one more is saved on SIGTERM. After a restart
     by the launcher, a run resumes from the newest one."""
@@ -105,6 +138,7 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        import_package(self.report_to)
         for name in ("algorithm", "seed"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
@@ -112,6 +146,17 @@ class TrainingOptions:
                     f"{option_name(name)} must be one or several different values, got "
                     f"{' '.join(map(str, values)) or 'none'}."
                 )
+        if self.warmup_steps and self.lr_schedule == "step":
+            raise ValueError(
+                f"--warmup-steps must be 0 with --lr-schedule step, whose warm-up is a part of the "
+                f"run, got {self.warmup_steps}: give --warmup-epochs, or choose another schedule."
+            )
+        self._check_step_epochs()
+        if self.lr_schedule == "inverse_sqrt" and not self.warmup_steps:
+            raise ValueError(
+                "--lr-schedule inverse_sqrt falls from the end of the warm-up, so that "
+                "--warmup-steps must be >= 1, got 0: give it, as the 4000 of Vaswani et al."
+            )
         for name in ("checkpoint_every", "resume"):
             if getattr(self, name) and self.out is None:
                 raise ValueError(
@@ -127,6 +172,44 @@ class TrainingOptions:
                 f"--init-from must be elsewhere, got {self.init_from}, which is in the "
                 "folder whose results --overwrite removes: choose another --out."
             )
+
+    def _check_step_epochs(self) -> None:
+        for name in ("warmup_epochs", "decay_epochs"):
+            if getattr(self, name) is not None and self.lr_schedule != "step":
+                raise ValueError(
+                    f"{option_name(name)} needs --lr-schedule step, got {self.lr_schedule}: leave "
+                    "it out, or choose step."
+                )
+        warm_up, decays, run, _ = self.step_epochs
+        ends = [*decays, run]
+        if warm_up > ends[0] or any(end >= later for end, later in itertools.pairwise(ends)):
+            raise ValueError(
+                "--decay-epochs must rise, none before the end of the warm-up and all before that "
+                f"of the run, got {' '.join(f'{epoch:g}' for epoch in decays)} for a warm-up of "
+                f"{warm_up:g} of {run:g} epochs: change --decay-epochs, --warmup-epochs or "
+                "--epochs."
+            )
+
+    @property
+    def step_epochs(self) -> StepEpochs:
+        """Where the rate of `--lr-schedule step` changes."""
+        epochs = StepEpochs(factor=self.decay_factor)
+        if self.warmup_epochs is None and self.decay_epochs is None:
+            return epochs
+        epochs = epochs.stretch(self.epochs)
+        if self.warmup_epochs is not None:
+            epochs = epochs._replace(warm_up=self.warmup_epochs)
+        if self.decay_epochs is not None:
+            epochs = epochs._replace(decays=self.decay_epochs)
+        return epochs
+
+    @property
+    def run_folders(self) -> list[Path]:
+        """The folders of results whose models this run may go on with."""
+        folders = [self.out] if self.out and not self.overwrite else []
+        if self.init_from:
+            folders.append(self.init_from.resolve().parents[1])  # of OUT/checkpoints/RUN
+        return folders
 
     @property
     def global_batch_size(self) -> int:

@@ -1,13 +1,17 @@
 """The files of an experiment, `summary.json` and `metrics.jsonl`, and the lines of one run."""
 
 import json
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from rich.progress import Progress, TaskID
 
 from experiments.results import Record, filter_metrics, write_summary
+from experiments.results.reporters import Reporter, ReportTo, open_reporter
+from experiments.training.plan import Run
 from experiments.training.progress import RunProgress
+from experiments.training.task import Examination
 from gossipjax.processes import is_main_process
 
 
@@ -31,6 +35,11 @@ class Output:
         self._options = options
         self._environment = environment
         self._resumed: list[str] = list(previous.get("environment", {}).get("resumed", []))
+
+    def open_reporter(self, report_to: ReportTo, run: Run) -> AbstractContextManager[Reporter]:
+        """Opens where the lines of a run go beside `metrics.jsonl`; on process 0 only."""
+        choice: ReportTo = report_to if is_main_process() else "none"
+        return open_reporter(choice, self.folder, run.name, run.folder_name, self._options)
 
     @property
     def finished(self) -> set[str]:
@@ -81,14 +90,24 @@ class RunLog:
       output: the files of the experiment.
       bar: the progress bars, of which `row` is that of the run.
       num_examples: those of an epoch.
+      reporter: is given the lines as well.
     """
 
-    def __init__(self, name: str, output: Output, bar: Progress, row: TaskID, num_examples: int):
+    def __init__(
+        self,
+        name: str,
+        output: Output,
+        bar: Progress,
+        row: TaskID,
+        num_examples: int,
+        reporter: Reporter,
+    ):
         self._name = name
         self._output = output
         self._bar = bar
         self._row = row
         self._num_examples = num_examples
+        self._reporter = reporter
 
     def start(self, step: int, message: str | None) -> None:
         """Logs that the run starts after `step`; `message` says from where, if it is resumed."""
@@ -96,6 +115,9 @@ class RunLog:
             self._bar.console.print(message, soft_wrap=True)
             self._output.add_resumed(message)
         self._output.truncate_metrics(self._name, step)
+        note = self._reporter.start(step)
+        if note is not None:
+            self._bar.console.print(note, soft_wrap=True)
 
     def add_training(self, step: int, progress: RunProgress) -> None:
         """Logs the metrics of the steps up to `step`."""
@@ -107,9 +129,16 @@ class RunLog:
         )
         self._bar.update(self._row, completed=step, status=status)
 
-    def add_evaluation(self, step: int, progress: RunProgress, metrics: Record) -> None:
-        """Logs the metrics on the test set after `step`."""
-        self._add(step, progress, metrics)
+    def add_evaluation(
+        self, step: int, progress: RunProgress, metrics: Record, examined: Examination
+    ) -> None:
+        """Logs the metrics on the test set after `step`, and what else was found out."""
+        samples = list(examined.samples)
+        self._add(
+            step, progress, metrics | examined.metrics | ({"samples": samples} if samples else {})
+        )
+        for line in samples:
+            self._bar.console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     def _add(self, step: int, progress: RunProgress, metrics: Record) -> None:
         position: dict[str, Any] = {
@@ -119,3 +148,4 @@ class RunLog:
             "seconds": progress.seconds,
         }
         self._output.add_metrics(position | metrics)
+        self._reporter.add(position | metrics)

@@ -8,11 +8,12 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import optax
 
-from experiments.training import algorithms
-from experiments.training.algorithms import Method, MethodOptions, make_method
-from experiments.training.optimizers import make_lr_schedule, make_optimizer
+from experiments.training.methods import algorithms
+from experiments.training.methods.algorithms import Method, MethodOptions, make_method
+from experiments.training.optimization import DecayMask, make_lr_schedule, make_optimizer
 from experiments.training.options import TrainingOptions
 
 MAX_STEPS = 2**31 - 1  # steps are int32 where they are traced
@@ -56,6 +57,7 @@ class Plan:
     Attributes:
       options: those of the program, with the number of nodes at the start.
       num_examples: size of the training set.
+      decay_mask: that of the task.
 
     Raises:
       ValueError: if there are more nodes than examples, or the run has less than one step, or more
@@ -64,6 +66,7 @@ class Plan:
 
     options: TrainingOptions
     num_examples: int
+    decay_mask: DecayMask | None = None
 
     def __post_init__(self) -> None:
         options = self.options
@@ -75,9 +78,15 @@ class Plan:
         examples = options.epochs * self.num_examples
         if options.global_batch_size > examples:
             raise ValueError(
-                f"--batch-size-per-node must be at most {examples // options.nodes}, so that a "
+                f"{options.BATCH_OPTION} must be at most {examples // options.nodes}, so that a "
                 f"step of {options.nodes} nodes takes no more than the {examples} examples of the "
                 f"run, got {options.batch_size_per_node}: lower it, or train for more --epochs."
+            )
+        if options.global_batch_size * options.accumulate > examples:
+            raise ValueError(
+                f"--accumulate must be at most {examples // options.global_batch_size}, so that an "
+                f"update takes no more than the {examples} examples of the run, got "
+                f"{options.accumulate}: lower it, or train for more --epochs."
             )
         if examples // options.global_batch_size > MAX_STEPS:
             raise ValueError(
@@ -88,17 +97,32 @@ class Plan:
 
     @functools.cached_property
     def steps(self) -> int:
-        """Steps of each run."""
+        """Steps of each run: as many as make whole updates."""
+        return self.updates * self.options.accumulate
+
+    @functools.cached_property
+    def updates(self) -> int:
+        """Updates of each run."""
         examples = self.options.epochs * self.num_examples
-        return max(1, round(examples / self.options.global_batch_size))
+        per_update = self.options.global_batch_size * self.options.accumulate
+        return max(1, round(examples / per_update))
 
     @functools.cached_property
     def learning_rate(self) -> optax.Schedule:
-        """The learning rate as a function of the step."""
+        """The learning rate as a function of the number of updates before."""
         options = self.options
         return make_lr_schedule(
-            options.lr_schedule, options.learning_rate, self.steps, options.global_batch_size
+            options.lr_schedule,
+            options.learning_rate,
+            self.updates,
+            options.global_batch_size * options.accumulate,
+            options.warmup_steps,
+            options.step_epochs,
         )
+
+    def learning_rate_at(self, step: int) -> float:
+        """The learning rate of the update that a step is a part of."""
+        return float(np.asarray(self.learning_rate(step // self.options.accumulate)))
 
     def eval_steps(self, start: int = 0) -> Iterator[int]:
         """The steps after `start` after which the average model is evaluated: ends of epochs."""
@@ -129,8 +153,17 @@ class Plan:
             wire_dtype=options.wire_dtype,
             staleness=options.staleness,
             switch_at=options.switch_at,
+            accumulate=options.accumulate,
         )
-        optimizer = make_optimizer(options.optimizer, self.learning_rate, options.weight_decay)
+        optimizer = make_optimizer(
+            options.optimizer,
+            self.learning_rate,
+            options.weight_decay,
+            options.adam_b1,
+            options.adam_b2,
+            options.adam_epsilon,
+            self.decay_mask,
+        )
         return make_method(algorithm, method_options, optimizer, options.topology)
 
     def make_runs(self, nodes: int) -> list[Run]:
@@ -141,9 +174,9 @@ class Plan:
             for one exchange after another.
         """
         options = self.options
-        if options.local_steps > self.steps:
+        if options.local_steps > self.updates:
             raise ValueError(
-                f"--local-steps must be at most the steps of a run, {self.steps}, got "
+                f"--local-steps must be at most the updates of a run, {self.updates}, got "
                 f"{options.local_steps}: lower it, or train for more --epochs."
             )
         runs = [
@@ -167,11 +200,11 @@ class Plan:
                 f"--algorithm must overlap 1 step or more, as 1-osgp, got {algorithm}: without "
                 "overlap it is sgp."
             )
-        if overlap and overlap * self.options.local_steps >= self.steps:
+        if overlap and overlap * self.options.local_steps >= self.updates:
             raise ValueError(
-                f"--algorithm must overlap fewer steps than the {self.steps} of a run, counted in "
-                f"--local-steps, got {algorithm} with {self.options.local_steps} of them: no "
-                "message would arrive. Lower them, or train for more --epochs."
+                f"--algorithm must overlap fewer steps than the {self.updates} updates of a run, "
+                f"counted in --local-steps, got {algorithm} with {self.options.local_steps} of "
+                "them: no message would arrive. Lower them, or train for more --epochs."
             )
 
 

@@ -2,7 +2,10 @@
 
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Any, Self
+
+import jax
 
 from experiments.results import Record
 
@@ -26,6 +29,25 @@ class Clock:
         seconds = self._seconds
         self._seconds = 0.0
         return seconds
+
+
+class InputClock(Clock):
+    """Sums up the seconds for which the devices wait for input.
+
+    It starts when they have computed what they were given: input that is made meanwhile costs
+    nothing.
+
+    Args:
+      get_newest: returns the newest array that is being computed; None if nothing is.
+    """
+
+    def __init__(self, get_newest: Callable[[], jax.Array | None]):
+        super().__init__()
+        self._get_newest = get_newest
+
+    def __enter__(self) -> Self:
+        jax.block_until_ready(self._get_newest())
+        return super().__enter__()
 
 
 @dataclasses.dataclass

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import optax
 
 from experiments.program import FatalError
-from experiments.records import COUNT, NUMBER, NUMBERS, OBJECT, TEXT, require_fields
+from experiments.results.records import COUNT, NUMBER, NUMBERS, OBJECT, TEXT, require_fields
 from experiments.training.experiment import Experiment
 from experiments.training.plan import Run
 from experiments.training.progress import RunProgress

@@ -1,11 +1,13 @@
 """The protocol of a task: one class in one file. The rest of this folder serves all tasks."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
 
 import gossipjax as gx
+from experiments.training.optimization import DecayMask
 
 Variables = dict[str, Any]
 """A model: `{"params": pytree}`, and `"batch_stats"` if its normalization layers have any."""
@@ -23,6 +25,20 @@ class Metric(NamedTuple):
     counts: jax.Array | None = None
 
 
+class Examination(NamedTuple):
+    """What a task finds out about a whole model.
+
+    Attributes:
+      metrics: values by name; the fields of the files are those of `Task.metrics`.
+      samples: lines for people, such as translations.
+      details: further entries of the run in `summary.json`, at its end.
+    """
+
+    metrics: dict[str, float]
+    samples: Sequence[str] = ()
+    details: dict[str, Any] = {}  # noqa: RUF012
+
+
 class Task(Protocol):
     """A model, its loss and its data: everything that `train` does not know.
 
@@ -32,10 +48,15 @@ class Task(Protocol):
     Attributes:
       description: the data set and its size, for the first line that a program prints.
       num_examples: number of training examples; an epoch is as many, all nodes together.
+      decay_mask: which parameters weight decay applies to; None is all.
+      min_batch_size: the fewest examples of a node's batch: for a batch of tokens, which are the
+        examples then, those of a sentence.
     """
 
     description: str
     num_examples: int
+    decay_mask: DecayMask | None = None
+    min_batch_size: int = 1
 
     def init(self, seed: int) -> Variables:
         """Returns the model at which all nodes start, without an axis for the nodes."""
@@ -61,12 +82,23 @@ class Task(Protocol):
         """
         ...
 
+    def make_shapes(self, nodes: gx.Nodes, batch_size_per_node: int) -> Sequence[Any]:
+        """Returns a batch of each shape that `batches` makes; none if all have the same.
+
+        The step is compiled for each of them before training, so they should be few. Override it
+        for such as sentences, which are padded to one of several lengths.
+        """
+        return ()
+
     def test_batches(self) -> Iterable[Any]:
         """Returns the test set: one or several batches of arrays `[E, ...]`, of any sizes E."""
         ...
 
     def metrics(self, variables: Variables, batch: Any) -> dict[str, Metric]:
-        """Returns the metrics of a test batch by name, such as `{"accuracy": Metric(correct)}`."""
+        """Returns the metrics of a test batch by name, such as `{"accuracy": Metric(correct)}`.
+
+        Where `test_batches` are a validation set, names start with `valid_`.
+        """
         ...
 
     def summarize(self, means: dict[str, float]) -> dict[str, float]:
@@ -75,3 +107,22 @@ class Task(Protocol):
         Override it for a function of them, such as a perplexity, `exp` of the mean loss per word.
         """
         return means
+
+    def examine(self, variables: Variables, is_last: bool) -> Examination | None:
+        """Returns what needs one whole model, such as a BLEU score; None for nothing.
+
+        Called outside of the measured time, on every process, whenever the average model is
+        evaluated.
+
+        Args:
+          variables: the average model, without an axis for the nodes.
+          is_last: whether the training is at its end.
+        """
+        return None
+
+    def save(self, folder: Path) -> None:
+        """Saves what the models need beside their parameters into the folder of the results.
+
+        Called once, by process 0, before training. Override it for such as a tokenizer.
+        """
+        return

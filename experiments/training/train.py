@@ -4,13 +4,13 @@ import itertools
 
 import numpy as np
 
-from experiments.prefetch import prefetch
+from experiments.data.prefetch import prefetch
 from experiments.results import Record
 from experiments.training.evaluation import Evaluator
 from experiments.training.experiment import Experiment
 from experiments.training.output import RunLog
 from experiments.training.plan import Run
-from experiments.training.progress import Clock
+from experiments.training.progress import Clock, InputClock
 from experiments.training.resume import open_checkpoints, start_or_resume
 from experiments.training.trainer import Trainer
 
@@ -27,15 +27,20 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
     global_batch_size = nodes.size * options.batch_size_per_node
     trainer = Trainer(experiment.task, run.method, nodes, options.batch_stats)
     evaluator = Evaluator(experiment.task, nodes)
+    examined = None
     clock = Clock()
+    input_clock = InputClock(lambda: trainer.newest_loss)
     with open_checkpoints(experiment, run) as checkpoints:
         state, progress, message = start_or_resume(experiment, run, trainer, checkpoints)
         log.start(state.step, message)
         rows = experiment.task.batches(nodes, options.batch_size_per_node, run.seed, state.step)
-        batches = prefetch(map(nodes.put, rows))
+        batches = prefetch(map(nodes.put, rows), waiting=input_clock)
         batch = next(batches)
-        bare_step_seconds = trainer.compile(state, batch)
+        shapes = experiment.task.make_shapes(nodes, options.batch_size_per_node)
+        bare_step_seconds = trainer.compile(state, list(map(nodes.put, shapes)) or [batch])
         batches = itertools.chain([batch], batches)
+        seconds_before = progress.seconds
+        input_clock.lap()
 
         eval_steps = plan.eval_steps(start=state.step)
         next_eval_step = next(eval_steps, None)
@@ -54,18 +59,24 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
                 "consensus_distance_before_mixing": before_mixing,
                 "consensus_distance": trainer.measure_distance(state),
                 "examples_per_second": global_batch_size / progress.seconds_per_step[-1],
-                "learning_rate": float(np.asarray(plan.learning_rate(steps[-1]))),
+                "learning_rate": plan.learning_rate_at(steps[-1]),
             }
             log.add_training(state.step, progress)
             if state.step == next_eval_step:
                 next_eval_step = next(eval_steps, None)
                 average = trainer.average_variables(state)
-                log.add_evaluation(state.step, progress, evaluator.evaluate_average(average))
+                metrics = evaluator.evaluate_average(average)
+                examined = evaluator.examine_average(average, is_last=state.step == plan.steps)
+                log.add_evaluation(state.step, progress, metrics, examined)
             if checkpoints is not None and options.checkpoint_every is not None:
                 state = state._replace(metadata=run.identity | progress.to_metadata())
                 checkpoints.after(state, last=state.step == plan.steps)
 
+    average = trainer.average_variables(state)
+    if examined is None:  # resumed after its last step
+        examined = evaluator.examine_average(average, is_last=True)
     seconds_per_step = float(np.median(progress.seconds_per_step))
+    seconds = progress.seconds - seconds_before
     return {
         "run": run.name,
         "algorithm": run.method.algorithm,
@@ -76,8 +87,11 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
         "seconds_per_step": seconds_per_step,
         "examples_per_second": global_batch_size / seconds_per_step,
         "fraction_outside_step": 1 - bare_step_seconds / seconds_per_step,
-        **evaluator.evaluate_average(trainer.average_variables(state)),
+        "input_wait": input_clock.lap() / seconds if seconds else 0.0,
+        **evaluator.evaluate_average(average),
+        **examined.metrics,
         **evaluator.evaluate_nodes(trainer.node_variables(state)),
+        **examined.details,
         "consensus_distance": progress.metrics["consensus_distance"],
         "consensus_distance_before_mixing": progress.metrics["consensus_distance_before_mixing"],
         "consensus_distance_by_layer": trainer.measure_distance_by_layer(state),

@@ -1,7 +1,7 @@
 """The compiled programs of a run: steps, and measurements between them."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +10,7 @@ import numpy as np
 
 import gossipjax as gx
 from experiments.program import FatalError
-from experiments.training.algorithms import Method
+from experiments.training.methods.algorithms import Method
 from experiments.training.options import BatchStatsPolicy
 from experiments.training.task import Task, Variables
 from gossipjax.checkpoint import TrainState
@@ -108,12 +108,16 @@ class Trainer:
       nodes: where the nodes run.
       batch_stats: what happens to running statistics: `local`, nothing; `mix`, gossip at every
         step; `average`, averaged over the nodes when a model is evaluated.
+
+    Attributes:
+      newest_loss: of the newest step, `[N]`, which may still be computed; None before the first.
     """
 
     def __init__(
         self, task: Task, method: Method, nodes: gx.Nodes, batch_stats: BatchStatsPolicy = "local"
     ):
         self.nodes = nodes
+        self.newest_loss: jax.Array | None = None
         self._task = task
         self._tx = method.transform
         self._train_step = gx.TrainStep(make_gradients(task), self._tx, nodes=nodes)
@@ -135,23 +139,30 @@ class Trainer:
         batch_stats = self.nodes.replicate(variables.get("batch_stats"))
         return TrainState(0, params, opt_state, batch_stats)
 
-    def compile(self, state: TrainState, batch: Any) -> float:
+    def compile(self, state: TrainState, batches: Sequence[Any]) -> float:
         """Runs every program on copies of the state, so that no timed step compiles.
 
+        Args:
+          state: of the run; it stays.
+          batches: one of every shape, on the devices.
+
         Returns:
-          The seconds of a bare step: many in succession, on one batch that is on the devices.
+          The seconds of a bare step: many in succession, each of `batches` equally often.
         """
         for step in self._train_step.canonical_steps(state.opt_state) or [0]:
-            self._run_step(self._restart(state), batch, step)
+            for batch in batches:
+                self._run_step(self._restart(state), batch, step)
         self.measure_distance(state)
-        self.measure_distance_before_mixing(state, batch)
+        for batch in batches:
+            self.measure_distance_before_mixing(state, batch)
         copy = self._restart(state)
         jax.block_until_ready(copy.arrays)
+        bare_batches = list(batches) * -(-BARE_STEPS // len(batches))
         started = time.perf_counter()
-        for step in range(BARE_STEPS):
+        for step, batch in enumerate(bare_batches):
             copy, _ = self._run_step(copy, batch, step)
         jax.block_until_ready(copy.params)
-        return (time.perf_counter() - started) / BARE_STEPS
+        return (time.perf_counter() - started) / len(bare_batches)
 
     def _restart(self, state: TrainState) -> TrainState:
         """A copy at step 0: with nothing in flight, any round may be the first."""
@@ -173,6 +184,7 @@ class Trainer:
             for batch in batches:
                 state, loss = self._run_step(state, batch, state.step)
                 losses.append(loss)
+                self.newest_loss = loss
             jax.block_until_ready((state.params, losses))
         return state, losses
 

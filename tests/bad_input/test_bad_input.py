@@ -24,7 +24,9 @@ from small import make_small
 
 from bad_input import algorithms, checkpoint, diagnostics, nodes, programs, topology
 from bad_input.rows import Call, Line
-from experiments import averaging, averaging_report, image, report
+from experiments import image, report
+from experiments.averaging import __main__ as averaging
+from experiments.averaging import report as averaging_report
 from experiments.fault_injection import __main__ as fault_injection
 from experiments.speed import __main__ as speed
 from experiments.training import placement

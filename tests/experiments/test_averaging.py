@@ -11,8 +11,9 @@ import pytest
 from rich.console import Console
 
 import gossipjax as gx
-from experiments import averaging, averaging_report
-from experiments.training.topologies import TOPOLOGIES, make_schedule
+from experiments.averaging import __main__ as averaging
+from experiments.averaging import report as averaging_report
+from experiments.training.methods.topologies import TOPOLOGIES, make_schedule
 
 
 def run(tmp_path, *arguments):

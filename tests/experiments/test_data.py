@@ -22,7 +22,7 @@ from tensorflow_datasets.core.download import checksums
 from tensorflow_datasets.core.units import Size
 
 from experiments import data
-from experiments.data.images import IDX_FILES
+from experiments.data.idx import IDX_FILES
 from experiments.models import SmallCNN
 
 RNG = np.random.default_rng(7)
@@ -103,7 +103,9 @@ def test_mnist5k_is_the_whole_file_and_always_the_same_split(digits: data.Datase
 
 
 def test_unknown_dataset_names_the_known_ones() -> None:
-    with pytest.raises(data.DataError, match=r"one of mnist5k, fashion_mnist, got 'cifar10'"):
+    with pytest.raises(
+        data.DataError, match=r"one of mnist5k, fashion_mnist, mnist, got 'cifar10'"
+    ):
         data.load("cifar10")
 
 

@@ -1,20 +1,28 @@
 """The image program as its users run it: results, files, options and errors."""
 
+import functools
 import itertools
 import json
 import re
-from typing import get_args, get_type_hints
+import shutil
+from typing import Any, get_args, get_type_hints
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from damaged_records import damage
+from original_files import write_cifar
 from small import make_small
 
 from experiments import data, image, models
+from experiments.data.preparation import ORIGINALS, prepare
+from experiments.data.reader import SplitReader
 from experiments.training import main, placement, trainer
-from experiments.training.algorithms import ALGORITHMS, spell_name
 from experiments.training.evaluation import Evaluator
-from experiments.training.topologies import TOPOLOGIES
+from experiments.training.methods.algorithms import ALGORITHMS, spell_name
+from experiments.training.methods.topologies import TOPOLOGIES
+from experiments.training.optimization import Optimizer, make_optimizer
 
 
 @pytest.fixture(autouse=True)
@@ -198,6 +206,7 @@ def losses_without_options(tmp_path_factory):
         ("--local-steps", "2"),
         ("--wire-dtype", "bfloat16"),
         ("--normalization", "batch"),
+        ("--no-decay-on-norm-and-bias", "--weight-decay", "0.5"),
     ],
     ids="".join,
 )
@@ -292,7 +301,14 @@ class TestBadInput:
             (("--seed", "-1"), "--seed must be an integer >= 0, got -1"),
             (("--seed", "0", "0"), "--seed must be one or several different values, got 0 0"),
             (("--algorithm", "sgp", "sgp"), "--algorithm must be one or several different values"),
-            (("--download",), "--data-dir and --download need --dataset fashion_mnist"),
+            (("--download",), "--data-dir and --download need another --dataset"),
+            (("--download", "--dataset", "cifar10"), "--download needs --dataset fashion_mnist"),
+            (("--remat",), "--remat needs a deep --model, such as resnet20, got linear"),
+            (
+                ("--model", "resnet20", "--normalization", "none"),
+                "--normalization must be batch for resnet20",
+            ),
+            (("--max-corrupt-images", "-1"), "--max-corrupt-images must be an integer >= 0"),
             (("--topology", "two_peer_exponential", "--nodes", "2"), "needs two peers"),
             (("--topology", "hypercube", "--nodes", "6"), "4 or 8"),
             (
@@ -382,3 +398,143 @@ def test_average_and_node_accuracies_agree_for_equal_models():
 
 def test_every_model_has_a_name():
     assert set(get_args(get_type_hints(image.Options)["model"])) == set(models.MODELS)
+
+
+@pytest.mark.parametrize("model", [name for name in models.MODELS if name != "linear"])
+def test_every_model_fits_its_task_by_default(model):
+    """Its loss, with BatchNorm and dropout where it has any, and a step's gradients, as shapes."""
+    task = image.ImageClassification(image.Options(model=model, epochs=1))
+    nodes = placement.place_nodes("vmap", 2)
+    batch = next(task.batches(nodes, 3, seed=0, start=0))
+    assert len(batch) == (3 if model == "vgg11" else 2)
+    variables = jax.eval_shape(lambda: task.init(0))
+    assert ("batch_stats" in variables) == model.startswith("resnet")
+    of_node = jax.tree.map(lambda x: x[0], batch)
+    loss, stats = jax.eval_shape(task.loss, variables, of_node)
+    assert loss.shape == ()
+    assert (stats is not None) == model.startswith("resnet")
+
+
+@pytest.mark.parametrize("model", ["resnet20", "vgg11"])
+def test_recomputed_activations_give_the_same_shapes(model):
+    task, remat = (
+        image.ImageClassification(image.Options(model=model, remat=value))
+        for value in (False, True)
+    )
+    shapes = [jax.eval_shape(functools.partial(one.init, 0)) for one in (task, remat)]
+    assert shapes[0] == shapes[1]
+
+
+def test_dropout_depends_on_seed_step_and_node():
+    task = image.ImageClassification(image.Options(model="vgg11"))
+    nodes = placement.place_nodes("vmap", 3)
+
+    def seeds(seed, start):
+        return next(task.batches(nodes, 4, seed, start))[2]
+
+    first = seeds(0, 0)
+    assert (first.shape, first.dtype) == ((3, 4), np.uint32)
+    assert len(set(first.ravel().tolist())) == 12
+    np.testing.assert_array_equal(first, seeds(0, 0))
+    assert not np.array_equal(first, seeds(1, 0))
+    assert not np.array_equal(first, seeds(0, 1))
+    batches = task.batches(nodes, 4, 0, 0)
+    next(batches)
+    np.testing.assert_array_equal(next(batches)[2], seeds(0, 1))
+    node = image.draw_dropout_seeds(0, 0, [1], 4)  # a process with this node only
+    np.testing.assert_array_equal(node[0], first[1])
+
+
+def test_weight_decay_of_kernels_only():
+    task = image.ImageClassification(image.Options(no_decay_on_norm_and_bias=True))
+    assert task.decay_mask is models.decay_mask
+    assert image.ImageClassification(image.Options()).decay_mask is None
+    params = {"Dense_0": {"kernel": np.ones((2, 2)), "bias": np.ones(2)}}
+    for name in get_args(Optimizer):
+        tx = make_optimizer(name, 0.1, 0.5, decay_mask=task.decay_mask)
+        zeros = jax.tree.map(np.zeros_like, params)
+        updates: Any = tx.update(zeros, tx.init(params), params)[0]
+        assert np.all(np.asarray(updates["Dense_0"]["kernel"]) < 0)
+        assert not np.any(np.asarray(updates["Dense_0"]["bias"]))
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cifar")
+    prepare(ORIGINALS["cifar10"](write_cifar(folder / "from"), 0), folder)
+    return folder
+
+
+CIFAR = ("--nodes", "2", "--batch-size-per-node", "4", "--algorithm", "sgp", "--dataset", "cifar10")
+
+
+def test_from_record_to_loss(tmp_path, cifar, monkeypatch, capsys):
+    """Of the training images two are corrupt, and of the test images one."""
+    damage(monkeypatch, {2, 20})
+    summary, _ = run(tmp_path, *CIFAR, "--data-dir", str(cifar), "--placement", "vmap")
+    (record,) = summary["runs"]
+    assert record["steps"] == 10
+    assert np.isfinite(record["final_loss"])
+    assert len(record["test_accuracy_nodes"]) == 2
+    assert 0 <= record["input_wait"] < 1
+    assert record["corrupt_images"] == 3
+    assert capsys.readouterr().err.count("is corrupt") == 3
+    assert "cifar10, 40 training and 8 test examples" in summary["environment"]["dataset"]
+
+
+class LinearWithDropout(models.Linear):
+    """As VGG-11 it needs a key in training, and it compiles in no time."""
+
+    @nn.compact
+    def __call__(self, images, train=False):
+        images = nn.Dropout(0.5, deterministic=not train)(images)
+        return nn.Dense(self.classes)(images.reshape(images.shape[0], -1))
+
+
+def test_records_resume_to_the_bit(tmp_path, cifar, monkeypatch):
+    """In the middle of an epoch, with momentum and with dropout."""
+    monkeypatch.setitem(models.MODELS, "vgg11", LinearWithDropout)
+    options = (*CIFAR, "--data-dir", str(cifar), "--placement", "vmap", "--log-every", "1")
+    options += ("--checkpoint-every", "3", "--max-to-keep", "10", "--model", "vgg11")
+    whole, lines = run(tmp_path / "whole", *options)
+    _, _ = run(tmp_path / "cut", *options)
+    folder = tmp_path / "cut" / "out"
+    (checkpoints,) = (folder / "checkpoints").iterdir()
+    for step in checkpoints.iterdir():
+        if step.name.isdigit() and int(step.name) > 6:
+            shutil.rmtree(step)
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"runs": []}))
+    resumed, lines_resumed = run(tmp_path / "cut", *options, "--resume")
+    assert "resumes after step 6" in resumed["environment"]["resumed"][0]
+    assert resumed["runs"][0]["final_loss"] == whole["runs"][0]["final_loss"]
+    losses, losses_resumed = (
+        [line["loss"] for line in training_lines(of)] for of in (lines, lines_resumed)
+    )
+    assert losses == losses_resumed
+
+
+def test_missing_records_are_named(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        image.main(["--dataset", "imagenet2012", "--data-dir", str(tmp_path)])
+    assert stop.value.code == 2
+    message = capsys.readouterr().err
+    assert "experiments.data prepare imagenet2012 --from FOLDER" in message
+    assert str(tmp_path) in message
+
+
+def test_wrong_labels_in_mid_run_end_it_without_a_traceback(tmp_path, capsys, cifar, monkeypatch):
+    decode = SplitReader.decode
+    calls = itertools.count()
+
+    def decode_some(self, index, crop):
+        if next(calls) > 60:
+            raise data.RecordError("labels must be from 0 to 9, got 11")
+        return decode(self, index, crop)
+
+    monkeypatch.setattr(SplitReader, "decode", decode_some)
+    out = ("--out", str(tmp_path), "--epochs", "5", "--model", "linear", "--placement", "vmap")
+    with pytest.raises(SystemExit) as stop:
+        image.main([*CIFAR, "--data-dir", str(cifar), *out])
+    assert stop.value.code == 2
+    assert "error: labels must be from 0 to 9, got 11" in capsys.readouterr().err

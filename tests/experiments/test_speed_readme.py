@@ -9,16 +9,17 @@ import pytest
 from jax.sharding import Mesh
 
 import gossipjax as gx
-from experiments.speed import compiled, simulation, step
+from experiments.speed import compiled, input_feed, simulation, step
 from experiments.speed.__main__ import COMMANDS
 from experiments.speed.network import measure as network
 from experiments.speed.network.rows import ALL_LINKS, COMPUTATION, SINGLE_LINK, make_row
 from experiments.speed.network.summary import summarize_configuration, summarize_row
 from experiments.speed.targets import Target
-from experiments.training.algorithms import MethodOptions, make_method
+from experiments.training.methods.algorithms import MethodOptions, make_method
 
 README = (Path(step.__file__).parent / "README.md").read_text()
 OPTIONS = {
+    "input": input_feed.Options,
     "network": network.Options,
     "schedule": compiled.Options,
     "simulation": simulation.Options,

@@ -11,8 +11,8 @@ import oracle
 import pytest
 
 import gossipjax as gx
-from experiments.training.algorithms import Method, MethodOptions, make_method
 from experiments.training.evaluation import Evaluator
+from experiments.training.methods.algorithms import Method, MethodOptions, make_method
 from experiments.training.placement import place_nodes
 from experiments.training.task import Metric, Task
 from experiments.training.trainer import Trainer
@@ -99,7 +99,7 @@ def test_run_steps_waits_for_the_devices():
     trainer = make_trainer(Slow(), gx.topology.ring(2))
     state = trainer.init(0)
     batch = jnp.ones((2, 3))
-    trainer.compile(state, batch)
+    trainer.compile(state, [batch])
     started = time.perf_counter()
     _, losses = trainer.run_steps(state, [batch] * 3)
     assert time.perf_counter() - started >= 3 * 2 * 0.1
@@ -134,7 +134,7 @@ def test_a_step_transfers_nothing(placement, is_traced, monkeypatch):
     state = trainer.init(0)
     rows = np.arange(12, dtype=np.float32).reshape(4, 3)
     batch = nodes.put(rows)
-    trainer.compile(state, batch)
+    trainer.compile(state, [batch])
     state, losses = trainer.run_steps(state, [batch] * 2)
     assert trainer.fetch_losses(losses, 0).shape == (2, 4)
     assert bool(puts) == is_traced

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -9,7 +10,7 @@ import oracle
 import pytest
 
 import gossipjax as gx
-from experiments.checks import (
+from experiments.options.checks import (
     NonNegativeFloat,
     NonNegativeInt,
     OpenFraction,
@@ -17,7 +18,7 @@ from experiments.checks import (
     PositiveInt,
     check_fields,
 )
-from experiments.training.algorithms import (
+from experiments.training.methods.algorithms import (
     ALGORITHM_HELP,
     ALGORITHMS,
     MethodOptions,
@@ -25,8 +26,9 @@ from experiments.training.algorithms import (
     parse_name,
     spell_name,
 )
-from experiments.training.optimizers import make_lr_schedule, make_optimizer
-from experiments.training.topologies import TOPOLOGIES
+from experiments.training.methods.topologies import TOPOLOGIES
+from experiments.training.optimization import StepEpochs, make_lr_schedule, make_optimizer
+from experiments.training.options import TrainingOptions
 
 LEARNING_RATE = 0.1
 DECAY = 0.01
@@ -76,6 +78,69 @@ def test_the_step_schedule_never_warms_up_downwards():
     assert learning_rates("step", 32) == pytest.approx(
         [v * 0.0125 for v in (1, 1, 1, 0.1, 0.01, 1e-3, 1e-3)]
     )
+
+
+def step_rates(batch_size, learning_rate, at, **options):
+    """The rates at these epochs of a run with 10 steps per epoch."""
+    recipe = TrainingOptions(lr_schedule="step", learning_rate=learning_rate, **options)
+    steps = 10 * recipe.epochs
+    schedule = make_lr_schedule(
+        "step", learning_rate, steps, batch_size, step_epochs=recipe.step_epochs
+    )
+    return [float(np.asarray(schedule(round(10 * epoch)))) for epoch in at]
+
+
+def test_step_schedules_of_the_papers():
+    """SGP-18, appendix A.3; SGP-19, section 6.1; a rate that falls at every epoch; no warm-up."""
+    rates = step_rates(8192, 0.0375, (0, 5, 39.9, 40, 70, 85), epochs=90, decay_epochs=(40, 70, 85))
+    assert rates == pytest.approx([0.0375, 1.2, 1.2, 0.12, 0.012, 0.0012], rel=1e-5)
+    three_times = {"epochs": 270, "warmup_epochs": 5, "decay_epochs": (90, 180, 240)}
+    rates = step_rates(8192, 0.1, (0, 2.5, 5, 89.9, 90, 180, 240), **three_times)
+    assert rates == pytest.approx([0.1, 1.65, 3.2, 3.2, 0.32, 0.032, 0.0032], rel=1e-5)
+    annealed = {"warmup_epochs": 10, "decay_epochs": tuple(range(10, 16)), "decay_factor": 0.5**0.5}
+    rates = step_rates(8192, 1 / 32, (9.9, 10, 11, 15), epochs=16, **annealed)
+    assert rates == pytest.approx([0.990, 0.5**0.5, 0.5, 0.125], rel=1e-3)
+    assert step_rates(256, 0.1, (0, 1), epochs=4, warmup_epochs=0) == pytest.approx([0.1, 0.1])
+
+
+def test_step_epochs_are_those_of_the_options():
+    assert TrainingOptions(epochs=9).step_epochs == StepEpochs()
+    options = TrainingOptions(lr_schedule="step", epochs=180, warmup_epochs=3)
+    assert options.step_epochs == (3, (60, 120, 160), 180, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"decay_epochs": (3,)}, "--decay-epochs needs --lr-schedule step, got cosine"),
+        ({"warmup_epochs": 0}, "--warmup-epochs needs --lr-schedule step, got cosine"),
+        ({"lr_schedule": "step", "decay_epochs": (9, 6)}, "must rise, .* got 9 6 for"),
+        ({"lr_schedule": "step", "decay_epochs": (6, 6)}, "must rise, .* got 6 6 for"),
+        ({"lr_schedule": "step", "decay_epochs": (6, 15)}, "got 6 15 for .* of 15 epochs"),
+        ({"lr_schedule": "step", "decay_epochs": (0, 6)}, "--decay-epochs must be an integer >= 1"),
+        ({"lr_schedule": "step", "warmup_epochs": 6}, "got 5 10 13.3333 for a warm-up of 6 of 15"),
+        ({"lr_schedule": "step", "decay_factor": 1.0}, "--decay-factor must be between 0 and 1"),
+    ],
+)
+def test_bad_step_epochs(options, message):
+    with pytest.raises(ValueError, match=message):
+        TrainingOptions(**options)
+
+
+def test_learning_rates_with_a_warm_up():
+    """The formulas of Vaswani et al. (section 5.3), width 512, and of a cosine after the rise."""
+    steps = np.array([0, 1, 99, 100, 101, 250, 899])
+    paper = 512**-0.5 * np.minimum((steps + 1) ** -0.5, (steps + 1) * 100**-1.5)
+    schedule = make_lr_schedule("inverse_sqrt", (512 * 100) ** -0.5, 900, 1024, warmup_steps=100)
+    np.testing.assert_allclose(jax.vmap(schedule)(steps), paper, rtol=1e-5)
+    cosine = make_lr_schedule("cosine", LEARNING_RATE, 900, 1024, warmup_steps=100)
+    fall = 0.05 * (1 + np.cos(np.pi * (steps - 100) / 800))
+    expected = np.where(steps < 100, 0.1 * (steps + 1) / 100, fall)
+    rates = jax.vmap(cosine)(steps)
+    np.testing.assert_allclose(rates, expected, rtol=1e-4, atol=1e-8)  # float32 near 0
+    constant = make_lr_schedule("constant", LEARNING_RATE, 900, 1024, warmup_steps=100)
+    expected = np.minimum(0.1, 0.1 * (steps + 1) / 100)
+    np.testing.assert_allclose(jax.vmap(constant)(steps), expected, rtol=1e-5)
 
 
 def test_low_precision_parameters_by_name():

@@ -14,7 +14,13 @@ from gossipjax.checkpoint import Checkpoints
 
 STEPS = 8
 SGP = "sgp-one_peer_exponential-seed-0"  # folder of its checkpoints
-CLOCK_FIELDS = {"seconds", "examples_per_second", "seconds_per_step", "fraction_outside_step"}
+CLOCK_FIELDS = {
+    "seconds",
+    "examples_per_second",
+    "seconds_per_step",
+    "fraction_outside_step",
+    "input_wait",
+}
 
 
 def train(out, *arguments):

@@ -37,8 +37,8 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from experiments import results
-from experiments.checks import NonNegativeFloat, check_fields
-from experiments.paths import OptionalPath
+from experiments.options.checks import NonNegativeFloat, check_fields
+from experiments.options.paths import OptionalPath
 from experiments.program import exit_on_error
 from experiments.results import Record
 from experiments.speed.network import links
@@ -58,7 +58,7 @@ from experiments.speed.network.rows import (
 )
 from experiments.speed.network.summary import list_metrics, summarize_configuration, summarize_row
 from experiments.speed.network.worker import WorkerConfig
-from experiments.training.algorithms import ALGORITHM_HELP, WireDtype
+from experiments.training.methods.algorithms import ALGORITHM_HELP, WireDtype
 
 MIN_HOSTS = 2
 MAX_HOSTS = 64

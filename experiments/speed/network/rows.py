@@ -10,7 +10,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 import gossipjax as gx
-from experiments.training.algorithms import (
+from experiments.training.methods.algorithms import (
     Method,
     MethodOptions,
     WireDtype,
@@ -24,7 +24,7 @@ COMPUTATION = "computation"
 ALL_LINKS = "stream, all links"
 SINGLE_LINK = "stream, one link"
 
-# Rows of this measurement only, beside those of `experiments.training.algorithms`.
+# Rows of this measurement only, beside those of `experiments.training.methods.algorithms`.
 ALL_REDUCE = "allreduce"
 BUCKETS = "allreduce-buckets"
 CENTRALIZED = "centralized"
@@ -180,7 +180,7 @@ def make_row(algorithm: str, wire: WireDtype, nodes: int, steps: int = STEPS) ->
     """The named algorithm over `nodes` nodes, around plain SGD.
 
     Args:
-      algorithm: a name of `experiments.training.algorithms`, or of a row of this measurement only.
+      algorithm: a name of `ALGORITHMS`, or of a row of this measurement only.
       wire: the type of its messages.
       nodes: N.
       steps: of the run; a hybrid topology switches after a third of them.

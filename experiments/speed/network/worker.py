@@ -28,7 +28,7 @@ from experiments.results import Record
 from experiments.speed.network.buckets import BucketTrainer
 from experiments.speed.network.model import CalibratedModel, RowTrainer, compute_loss
 from experiments.speed.network.rows import ALL_LINKS, BUCKETS, COMPUTATION, SINGLE_LINK, make_row
-from experiments.training.algorithms import WireDtype
+from experiments.training.methods.algorithms import WireDtype
 
 MIN_STREAM_BYTES = 2**20  # a stream is as long as the model, between these two
 MAX_STREAM_BYTES = 20_000_000

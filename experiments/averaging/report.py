@@ -1,6 +1,6 @@
 """Tables and the plot of the averaging experiment, made from the files in its folder.
 
-python -m experiments.averaging_report OUT
+python -m experiments.averaging.report OUT
 """
 
 import math
@@ -18,7 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.program import exit_on_error
-from experiments.records import (
+from experiments.report import COLORS
+from experiments.results import Record
+from experiments.results.records import (
     COUNT,
     LIST,
     NUMBER,
@@ -30,8 +32,6 @@ from experiments.records import (
     read_text,
     require_fields,
 )
-from experiments.report import COLORS
-from experiments.results import Record
 
 MARKERS = "os^xvD*P<"
 MARKER_INTERVAL = 5  # rounds
@@ -265,4 +265,4 @@ def main(out: tyro.conf.Positional[Path]) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, prog="python -m experiments.averaging_report")
+    tyro.cli(main, prog="python -m experiments.averaging.report")

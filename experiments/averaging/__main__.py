@@ -37,12 +37,13 @@ import tyro
 from rich.console import Console
 
 import gossipjax as gx
-from experiments import averaging_report, results
-from experiments.checks import Check, PositiveInt, check_fields
-from experiments.paths import OptionalPath
+from experiments import results
+from experiments.averaging import report
+from experiments.options.checks import Check, PositiveInt, check_fields
+from experiments.options.paths import OptionalPath
 from experiments.program import exit_on_error
 from experiments.results import Record
-from experiments.training.topologies import TOPOLOGIES, make_schedule
+from experiments.training.methods.topologies import TOPOLOGIES, make_schedule
 
 if TYPE_CHECKING:
     Topology = str
@@ -300,7 +301,7 @@ def measure_all(options: Options, out: Path, console: Console) -> None:
         sgp18_appendix_a=factors,
         rand20_rings=rings,
     )
-    averaging_report.write_report(out, console)
+    report.write_report(out, console)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ NonNegativeFloat = Annotated[
 Seed = Annotated[
     NonNegativeInt, Check(f"at most {MAX_SEED}, of 32 bits", lambda value: value <= MAX_SEED)
 ]
+Fraction = Annotated[float, Check("at least 0 and below 1", lambda value: 0 <= value < 1)]
 OpenFraction = Annotated[float, Check("between 0 and 1", lambda value: 0 < value < 1)]
 
 
@@ -59,9 +60,8 @@ def check_fields(options: Any) -> None:
         for check in _find_checks(hints[field.name]):
             for one in values:
                 if one is not None and not check.is_met(one):
-                    raise ValueError(
-                        f"{option_name(field.name)} must be {check.description}, got {one}."
-                    )
+                    name = _find_name(hints[field.name]) or option_name(field.name)
+                    raise ValueError(f"{name} must be {check.description}, got {one}.")
 
 
 def option_name(field: str) -> str:
@@ -71,6 +71,23 @@ def option_name(field: str) -> str:
     '--log-every'
     """
     return f"--{field.replace('_', '-')}"
+
+
+def find_option_name(options_type: type, field: str) -> str:
+    """Returns the name of a field on the command line, also where the field has another one.
+
+    >>> from experiments.training.options import TrainingOptions
+    >>> find_option_name(TrainingOptions, "log_every")
+    '--log-every'
+    """
+    hint = get_type_hints(options_type, include_extras=True)[field]
+    return _find_name(hint) or option_name(field)
+
+
+def _find_name(hint: Any) -> str | None:
+    """The name that `tyro.conf.arg` gives an option; None if it is that of the field."""
+    names = [getattr(annotation, "name", None) for annotation in getattr(hint, "__metadata__", ())]
+    return next((f"--{name}" for name in names if isinstance(name, str)), None)
 
 
 def _find_checks(hint: Any) -> Iterator[Check]:

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import optax
 
 import gossipjax as gx
-from experiments.training.topologies import MAX_ROUNDS, TOPOLOGIES, make_schedule
+from experiments.training.methods.topologies import MAX_ROUNDS, TOPOLOGIES, make_schedule
+from experiments.training.optimization import accumulate_gradients
 
 Transform = optax.GradientTransformationExtraArgs
 WireDtype = Literal["float32", "bfloat16"]
@@ -30,11 +31,12 @@ class MethodOptions:
       nodes: N.
       steps: of the run; a hybrid topology switches after the fraction `switch_at` of them.
       seed: of random topologies and delays.
-      local_steps: steps from one exchange to the next.
+      local_steps: updates from one exchange to the next.
       wire_dtype: the type of the values in messages.
       staleness: the mean delay of AD-PSGD's gradients, in steps.
       switch_at: see `steps`.
-      overlap: steps between sending a message and using it; part of the algorithm's name.
+      overlap: updates between sending a message and using it; part of the algorithm's name.
+      accumulate: steps for one update.
     """
 
     nodes: int
@@ -45,6 +47,7 @@ class MethodOptions:
     staleness: float = 1.0
     switch_at: float = 1 / 3
     overlap: int = 0
+    accumulate: int = 1
 
     @property
     def message_dtype(self) -> Any:
@@ -63,6 +66,7 @@ class Algorithm:
       wire_dtypes: the types in which its messages can travel.
       overlaps: whether its name has a number of steps before the last part: `2-osgp`.
       goes_first: whether the transform goes first in the chain, and acts on the gradients.
+      accumulates: whether gradients of several steps can be one update.
     """
 
     build: Callable[[gx.Schedule, MethodOptions], Transform]
@@ -71,10 +75,13 @@ class Algorithm:
     wire_dtypes: tuple[WireDtype, ...] = ("float32", "bfloat16")
     overlaps: bool = False
     goes_first: bool = False
+    accumulates: bool = True
 
 
 def _build_osgp(schedule: gx.Schedule, options: MethodOptions, biased: bool = False) -> Transform:
-    return gx.osgp(schedule, options.overlap, biased, wire_dtype=options.message_dtype)
+    # Counted in steps: what is sent with the first step after an update is used so many later.
+    overlap = options.overlap * options.accumulate
+    return gx.osgp(schedule, overlap, biased, wire_dtype=options.message_dtype)
 
 
 def _build_adpsgd(schedule: gx.Schedule, options: MethodOptions) -> Transform:
@@ -108,7 +115,7 @@ ALGORITHMS = {
         ),
         "ring",
     ),
-    "adpsgd": Algorithm(_build_adpsgd, "bipartite_exponential"),
+    "adpsgd": Algorithm(_build_adpsgd, "bipartite_exponential", accumulates=False),
     "rand-psgd": Algorithm(
         lambda schedule, options: gx.dpsgd(schedule, wire_dtype=options.message_dtype),
         "random_ring",
@@ -118,9 +125,12 @@ ALGORITHMS = {
         lambda schedule, options: gx.adpsgd(schedule, 1, wire_dtype=options.message_dtype),
         "complete",
         fixed_topology=True,
+        accumulates=False,
     ),
     "easgd": Algorithm(
-        lambda schedule, options: gx.easgd(ELASTICITY / schedule.size, options.local_steps),
+        lambda schedule, options: gx.easgd(
+            ELASTICITY / schedule.size, options.local_steps * options.accumulate
+        ),
         "center",
         fixed_topology=True,
         wire_dtypes=("float32",),
@@ -266,19 +276,37 @@ def make_method(
             f"the wire dtype of {parsed.row} must be {' or '.join(algorithm.wire_dtypes)}, got "
             f"{options.wire_dtype}: leave out the algorithm or the option."
         )
+    if options.accumulate > 1 and not algorithm.accumulates:
+        raise ValueError(
+            f"gradients of {parsed.row} are of older models, counted in steps: --accumulate must "
+            f"be 1, got {options.accumulate}: leave out the algorithm or the option."
+        )
     topology = _choose_topology(algorithm, parsed.topology, default_topology)
     if algorithm.fixed_topology:
         schedule = FIXED_TOPOLOGIES[topology](options.nodes, MAX_ROUNDS, options.seed)
     else:
         schedule = _make_rounds(topology, options)
     if not algorithm.goes_first:
-        schedule = schedule.every(options.local_steps)
+        schedule = _space_out(schedule, algorithm, options)
     transform = algorithm.build(schedule, options)
-    inner = optax.with_extra_args_support(optimizer)
+    inner = optimizer
     if algorithm.goes_first:
         inner = optax.chain(transform, optimizer)
         transform = optax.with_extra_args_support(optax.identity())
+    inner = optax.with_extra_args_support(accumulate_gradients(inner, options.accumulate))
     return Method(name.partition("@")[0], topology, schedule, inner, transform)
+
+
+def _space_out(schedule: gx.Schedule, algorithm: Algorithm, options: MethodOptions) -> gx.Schedule:
+    """The rounds with those of no exchange between them, where there are several steps for each.
+
+    An exchange comes at the last of the steps that make an update, but under overlap, where it is
+    counted in steps: there a message leaves with the first step after an update.
+    """
+    if algorithm.overlaps:
+        return schedule.every(options.local_steps)
+    accumulate = options.accumulate
+    return schedule.every(options.local_steps * accumulate, phase=accumulate - 1)
 
 
 def _choose_topology(algorithm: Algorithm, given: str | None, default: str | None) -> str:
@@ -302,7 +330,7 @@ def _make_rounds(topology: str, options: MethodOptions) -> gx.Schedule:
             f"a hybrid must have two different topologies, FIRST/THEN, got {topology!r}: give one."
         )
     # The switch points of a piecewise schedule count rounds.
-    steps_per_round = options.local_steps * max(1, options.overlap)
+    steps_per_round = options.local_steps * max(1, options.overlap) * options.accumulate
     switch = max(1, round(options.switch_at * options.steps / steps_per_round))
     if switch * steps_per_round >= options.steps:
         raise ValueError(

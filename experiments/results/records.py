@@ -53,6 +53,9 @@ NUMBERS = Kind(
     lambda value: bool(value) and is_list_of(is_number)(value),
 )
 COUNT = Kind("an integer >= 0", _is_count)
+OPTIONAL_NUMBERS = Kind(
+    f"{NUMBERS.description}, or null", lambda value: value is None or NUMBERS.is_met(value)
+)
 OPTIONAL_COUNT = Kind("an integer >= 0 or null", lambda value: value is None or _is_count(value))
 TEXT = Kind("text", _is_text)
 TEXTS = Kind("a list of texts", is_list_of(_is_text))

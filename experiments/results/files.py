@@ -15,12 +15,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import gossipjax as gx
-from experiments.records import (
+from experiments.results.records import (
     COUNT,
     LIST,
     NUMBER,
-    NUMBERS,
     OBJECT,
+    OPTIONAL_NUMBERS,
     TEXT,
     TEXTS,
     WAY_OUT,
@@ -39,7 +39,7 @@ Curves = dict[str, list[list[Record]]]
 LOSS = "loss"
 BEFORE_MIXING = "consensus_distance_before_mixing"
 AFTER_MIXING = "consensus_distance"
-AVERAGE_MODEL = re.compile(r"test_(\w+)_average_model")
+AVERAGE_MODEL = re.compile(r"(?:test_(\w+)|(valid_\w+))_average_model")
 RUN_FIELDS = {
     "run": TEXT,
     "algorithm": TEXT,
@@ -51,7 +51,7 @@ RUN_FIELDS = {
 }
 LINE_FIELDS = {"run": TEXT, "step": COUNT, "epoch": NUMBER, "seconds": NUMBER}
 TRAINING_FIELDS = {LOSS: NUMBER, BEFORE_MIXING: NUMBER, AFTER_MIXING: NUMBER}
-RESULT_NAMES = ("metrics.jsonl", "summary.json", "checkpoints")
+RESULT_NAMES = ("metrics.jsonl", "summary.json", "checkpoints", "tensorboard", "wandb")
 
 
 def create_run_dir(program: str, out: Path | None, overwrite: bool, resume: bool = False) -> Path:
@@ -175,12 +175,19 @@ def find_metrics(records: Sequence[Record]) -> list[str]:
     ['accuracy']
     """
     matches = [AVERAGE_MODEL.fullmatch(field) for record in records for field in record]
-    return list(dict.fromkeys(match[1] for match in matches if match))
+    return list(dict.fromkeys(match[1] or match[2] for match in matches if match))
 
 
 def metric_fields(metric: str) -> tuple[str, str]:
-    """Returns the names of a metric's fields: of the average model, and of the nodes."""
-    return f"test_{metric}_average_model", f"test_{metric}_nodes"
+    """Returns the names of a metric's fields: of the average model, and of the nodes.
+
+    >>> metric_fields("accuracy")
+    ('test_accuracy_average_model', 'test_accuracy_nodes')
+    >>> metric_fields("valid_loss")
+    ('valid_loss_average_model', 'valid_loss_nodes')
+    """
+    name = metric if metric.startswith("valid_") else f"test_{metric}"
+    return f"{name}_average_model", f"{name}_nodes"
 
 
 def read_runs(folder: Path) -> tuple[list[Record], Curves]:
@@ -222,7 +229,7 @@ def require_runs(runs: Sequence[Record], path: Path) -> None:
     test_fields: dict[str, Kind] = {}
     for metric in find_metrics(runs):
         average, nodes = metric_fields(metric)
-        test_fields |= {average: NUMBER, nodes: NUMBERS}
+        test_fields |= {average: NUMBER, nodes: OPTIONAL_NUMBERS}
     names = set()
     for index, run in enumerate(runs):
         require_fields(run, f"{path}, runs[{index}]", test_fields)

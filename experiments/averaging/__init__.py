@@ -1,0 +1,1 @@
+"""How fast topologies average, without training."""

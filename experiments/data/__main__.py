@@ -1,0 +1,71 @@
+"""Prepares data sets for the training programs.
+
+    python -m experiments.data prepare cifar10 --from FOLDER
+
+Writes the original files of a data set in the form of TensorFlow Datasets (array_record), without
+network and without TensorFlow.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from experiments.data.local import find_folder
+from experiments.options.checks import NonNegativeInt, check_fields
+from experiments.options.paths import OptionalPath
+from experiments.program import exit_on_error
+
+Name = Literal["cifar10", "fashion_mnist", "imagenet2012", "mnist"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Writes the original files of a data set in the form of TensorFlow Datasets."""
+
+    command: tyro.conf.Positional[Literal["prepare"]]
+    """What to do."""
+    name: tyro.conf.Positional[Name]
+    """cifar10: cifar-10-python.tar.gz, or its folder. imagenet2012: a folder with train/CLASS/ and
+    val/CLASS/. mnist, fashion_mnist: a folder with the four idx files, gzipped or not."""
+    source: Annotated[OptionalPath, tyro.conf.arg(name="from")] = None
+    """The original files."""
+    data_dir: OptionalPath = None
+    """Folder to write NAME/VERSION into; if not given, that of TensorFlow Datasets."""
+    max_corrupt_images: NonNegativeInt = 100
+    """imagenet2012: number of images that may be corrupt; they are named and left out."""
+    overwrite: bool = False
+    """Replace the data set if it is there, once the new one is written."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.source is None:
+            raise ValueError(f"--from must be the original files of {self.name}, got none.")
+        if not self.source.exists():
+            raise FileNotFoundError(f"--from must be a file or folder, got {self.source}.")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parses the options, and writes the data set."""
+    with exit_on_error():
+        options = tyro.cli(
+            tyro.conf.FlagCreatePairsOff[Options], prog="python -m experiments.data", args=arguments
+        )
+        prepare_data(options)
+
+
+def prepare_data(options: Options) -> Path:
+    """Writes the data set; prints and returns its folder."""
+    from experiments.data.preparation import ORIGINALS, prepare  # imports TFDS
+
+    assert options.source is not None
+    original = ORIGINALS[options.name](options.source, options.max_corrupt_images)
+    folder = prepare(original, find_folder(options.data_dir), options.overwrite)
+    print(f"{options.name} is in {folder}")
+    return folder
+
+
+if __name__ == "__main__":
+    main()

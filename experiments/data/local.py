@@ -1,0 +1,91 @@
+"""Data sets on this machine, in the folders of TensorFlow Datasets; no network is ever asked."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from experiments.program import FatalError
+
+VERSION = re.compile(r"\d+\.\d+\.\d+")
+FILE_FORMAT = "array_record"
+
+
+class DataError(ValueError):
+    """Data that cannot be loaded, read or divided."""
+
+
+class MissingDataError(DataError, FileNotFoundError):
+    """A folder without the data; the message names the missing files and what to do."""
+
+
+class RecordError(DataError, FatalError):
+    """Records that a run meets and cannot go on with: wrong labels, or too many corrupt ones."""
+
+
+def find_folder(data_dir: Path | None) -> Path:
+    """Returns the folder of data sets: the given one, `$TFDS_DATA_DIR`, ~/tensorflow_datasets."""
+    default = os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")
+    return (data_dir or Path(default)).expanduser()
+
+
+def find_prepared(name: str, folder: Path) -> Path | None:
+    """Returns the folder of the newest version of a prepared data set, FOLDER/NAME/VERSION."""
+    infos = (folder / name).glob("*/dataset_info.json")
+    versions = [info.parent for info in infos if VERSION.fullmatch(info.parent.name)]
+    return max(versions, key=lambda path: [*map(int, path.name.split("."))], default=None)
+
+
+def require_prepared(name: str, folder: Path) -> Path:
+    """Returns the same; raises `MissingDataError` that says what to run if there is none."""
+    version_dir = find_prepared(name, folder)
+    if version_dir is None:
+        raise MissingDataError(
+            f"{folder} must hold {name} as TensorFlow Datasets prepares it, got no "
+            f"{folder / name}/VERSION/dataset_info.json: give the folder with --data-dir, or run "
+            f"python -m experiments.data prepare {name} --from FOLDER --data-dir {folder}, where "
+            "FOLDER has the original files."
+        )
+    return version_dir
+
+
+def open_splits(
+    version_dir: Path, names: tuple[str, ...], keep_encoded: tuple[str, ...] = ()
+) -> list[Any]:
+    """Returns the splits of a prepared data set: sequences of examples, for reading at random.
+
+    Args:
+        version_dir: as from `find_prepared`.
+        names: those of the splits.
+        keep_encoded: the features that are not decoded, such as images, which are bytes then.
+
+    Raises:
+        DataError: if a split or one of its files is missing, or the files cannot be read without
+            TensorFlow.
+    """
+    import tensorflow_datasets as tfds  # here, because the import takes a quarter of a second
+
+    try:
+        builder: Any = tfds.builder_from_directory(version_dir)
+    except Exception as error:  # TFDS does not wrap the errors of its libraries
+        raise DataError(
+            f"{version_dir} must hold a data set of TensorFlow Datasets, got {error}: prepare it "
+            "again."
+        ) from error
+    if builder.info.file_format.value != FILE_FORMAT:
+        raise DataError(
+            f"{version_dir} holds files that cannot be read without TensorFlow; prepare the data "
+            f'set with file_format="{FILE_FORMAT}".'
+        )
+    for name in names:
+        splits = builder.info.splits
+        if name not in splits:
+            raise DataError(
+                f"{version_dir} must have the splits {', '.join(names)}, got "
+                f"{', '.join(splits) or 'none'}: prepare it again, from all files."
+            )
+        missing = [path for path in splits[name].filepaths if not Path(path).exists()]
+        if missing:
+            raise DataError(f"{version_dir} must hold all its files, got no {missing[0]}.")
+    decoders = {feature: tfds.decode.SkipDecoding() for feature in keep_encoded}
+    return [builder.as_data_source(split=name, decoders=decoders) for name in names]

@@ -1,0 +1,139 @@
+"""The builder of TensorFlow Datasets that writes a data set, without network or TensorFlow."""
+
+import contextlib
+import io
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow_datasets as tfds
+from PIL import Image
+
+from experiments.data.local import DataError
+
+Pairs = Iterator[tuple[int | str, dict[str, Any]]]
+"""Pairs of a key, which decides on the order in the files, and the features of an example."""
+
+
+class Examples(Iterable[tuple[int | str, dict[str, Any]]]):
+    """The examples of a split, whose number the progress bar of TensorFlow Datasets asks for.
+
+    Args:
+        read: yields the pairs.
+        size: their number; those that are corrupt are left out.
+    """
+
+    def __init__(self, read: Callable[[], Pairs], size: int):
+        self._read = read
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Pairs:
+        return self._read()
+
+
+class Original(NamedTuple):
+    """The original files of a data set.
+
+    Attributes:
+        name: that of the data set in TensorFlow Datasets.
+        version: the version there that has the same form.
+        features: by name.
+        splits: name -> examples.
+    """
+
+    name: str
+    version: str
+    features: Mapping[str, Any]
+    splits: Mapping[str, Examples]
+
+
+def to_png(pixels: np.ndarray) -> io.BytesIO:
+    """Returns an image, uint8 `[H, W]` or `[H, W, 3]`, as the bytes of a PNG file."""
+    png = io.BytesIO()
+    Image.fromarray(pixels).save(png, "PNG")
+    png.seek(0)
+    return png
+
+
+def prepare(original: Original, data_dir: Path, overwrite: bool = False) -> Path:
+    """Writes a data set into DATA_DIR/NAME/VERSION, in array_record, with progress bars.
+
+    The folder appears when all of it is written: before, it is in DATA_DIR/NAME.incomplete-... and
+    is not read by anything. `tfds.data_source(NAME, data_dir=DATA_DIR)` reads it like one that
+    TensorFlow Datasets has downloaded and prepared.
+
+    Args:
+        original: what is written.
+        data_dir: created if there is none.
+        overwrite: replace the folder when the new one is written.
+
+    Returns:
+        The new folder.
+
+    Raises:
+        DataError: if there is one that is not to be overwritten, or the files have no examples.
+    """
+    folder = data_dir / original.name / original.version
+    if folder.exists() and not overwrite:
+        raise DataError(
+            f"--data-dir must be a folder without {original.name} {original.version}, got "
+            f"{data_dir}, which has {folder}: pass --overwrite to replace it, or choose another "
+            "--data-dir."
+        )
+    prefix = f"{original.name}.incomplete-"
+    for left in data_dir.glob(f"{prefix}*"):
+        print(
+            f"{left} is left of a preparation that was stopped: remove it, if none is running.",
+            file=sys.stderr,
+        )
+    data_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=data_dir) as scratch:
+        written = _write(original, Path(scratch))
+        folder.parent.mkdir(exist_ok=True)
+        if folder.exists():
+            folder.rename(Path(scratch) / "replaced")
+        written.rename(folder)
+    return folder
+
+
+def _write(original: Original, data_dir: Path) -> Path:
+    builder = make_builder(original, data_dir)
+    config = tfds.download.DownloadConfig(try_download_gcs=False)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # it says that it downloads
+            builder.download_and_prepare(download_config=config)
+    except AssertionError as error:  # "No examples were yielded."
+        raise DataError(
+            f"{original.name}: {error} Give the folder of the original files."
+        ) from error
+    return data_dir / original.name / original.version
+
+
+def make_builder(original: Original, data_dir: Path) -> Any:
+    """Returns the builder, which is named like the official one of the data set."""
+
+    class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        name = original.name
+        VERSION = tfds.core.Version(original.version)
+
+        def _info(self) -> Any:
+            return tfds.core.DatasetInfo(
+                builder=self,
+                features=tfds.features.FeaturesDict(dict(original.features)),
+                supervised_keys=("image", "label"),
+            )
+
+        def _split_generators(self, dl_manager: object) -> Any:
+            return dict(original.splits)
+
+        def _generate_examples(self) -> Any:
+            raise NotImplementedError  # the splits have their own
+
+    builder: Any = Builder
+    return builder(data_dir=data_dir, file_format="array_record")

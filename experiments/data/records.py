@@ -1,0 +1,176 @@
+"""Images that are read from records when a batch needs them: CIFAR-10 and ImageNet.
+
+Threads read, decode and augment ahead of the training step. What is done to an image depends only
+on (seed, pass over the node's examples, example), and not on threads, processes, or the step where
+a run resumes.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.data.augmentation import RECIPES
+from experiments.data.images import Batch
+from experiments.data.local import RecordError, find_folder, open_splits, require_prepared
+from experiments.data.prefetch import count_cores, map_ahead
+from experiments.data.reader import CorruptImages, Example, SplitReader
+from experiments.data.sharding import draw_batches
+
+CHUNK = 16  # images that a thread decodes in one go
+
+
+class ImageRecords:
+    """A data set of images that TensorFlow Datasets has prepared in array_record.
+
+    A corrupt image is named on stderr. In training the next example of the same node takes its
+    place, in tests it is left out.
+
+    Args:
+        name: one of `RECIPES`.
+        data_dir: as for `load`.
+        max_corrupt: number of corrupt images that this process goes on with.
+
+    Raises:
+        MissingDataError: if the data set is not prepared; says what to run.
+        DataError: if it is incomplete.
+    """
+
+    def __init__(self, name: str, data_dir: Path | None = None, max_corrupt: int = 100):
+        self.name = name
+        self._recipe = RECIPES[name]
+        folder = require_prepared(name, find_folder(data_dir))
+        # Not decoded by TFDS, which would not tell a corrupt image from other errors.
+        splits = ("train", self._recipe.test_split)
+        sources = open_splits(folder, splits, keep_encoded=("image",))
+        self.classes: int = sources[0].dataset_info.features["label"].num_classes
+        self.shape = (self._recipe.size, self._recipe.size, 3)
+        self.corrupt = CorruptImages(max_corrupt)
+        self._train, self._test = (
+            SplitReader(source, f"{split} in {folder}", self.classes, self.corrupt)
+            for source, split in zip(sources, splits, strict=True)
+        )
+
+    @property
+    def num_train(self) -> int:
+        return len(self._train)
+
+    @property
+    def num_test(self) -> int:
+        return len(self._test)
+
+    @property
+    def train_labels(self) -> np.ndarray:
+        return self._train_labels
+
+    @functools.cached_property
+    def _train_labels(self) -> np.ndarray:
+        chunks = _cut(np.arange(self.num_train))
+        labels = map_ahead(self._train.read_labels, chunks, ahead=4 * count_cores())
+        return np.concatenate(list(labels))
+
+    def standardize(self, images: jax.Array) -> jax.Array:
+        mean, std = (
+            255 * np.array(values, np.float32).reshape(1, 1, 1, 3)
+            for values in (self._recipe.mean, self._recipe.std)
+        )
+        return (images.astype(jnp.float32) - mean) / std
+
+    def batches(
+        self,
+        shards: Sequence[np.ndarray],
+        batch_size_per_node: int,
+        seed: int,
+        nodes: Sequence[int],
+        start: int,
+    ) -> Iterator[Batch]:
+        rows = draw_batches(shards, batch_size_per_node, seed, nodes)  # raises here, not later
+        batches = itertools.islice(rows, start, None)
+        sizes = np.array([[len(shards[node])] for node in nodes])
+        shape = (len(nodes), batch_size_per_node)
+        chunks = (
+            chunk
+            for number, row in enumerate(batches, start)
+            for chunk in _cut(np.stack([row, _count_passes(number, batch_size_per_node, sizes)]))
+        )
+        decode = functools.partial(self._decode_train, seed, _find_replacements(shards))
+        return (
+            (images.reshape(*shape, *self.shape), labels.reshape(shape))
+            for images, labels in _decode_batches(decode, chunks, math.prod(shape))
+        )
+
+    def read_encoded(self) -> Iterator[bytes]:
+        """Reads the training images as they are in the records: PNG or JPEG files."""
+        return map(self._train.read_encoded, range(self.num_train))
+
+    def count_corrupt(self) -> int:
+        return self._train.count_corrupt() + self._test.count_corrupt()
+
+    def test_batches(self) -> Iterator[Batch]:
+        size = self._recipe.test_batch_size
+        batches = np.split(np.arange(self.num_test), range(size, self.num_test, size))
+        chunks = itertools.chain.from_iterable(map(_cut, batches))
+        return _decode_batches(self._decode_test, chunks, size)
+
+    def _decode_test(self, examples: np.ndarray) -> list[Example]:
+        decoded = (self._test.decode(index, self._recipe.crop) for index in examples.tolist())
+        return [example for example in decoded if example is not None]
+
+    def _decode_train(
+        self, seed: int, replacements: np.ndarray, chunk: np.ndarray
+    ) -> list[Example]:
+        return [
+            self._augment(index, (seed, number), replacements)
+            for index, number in zip(*chunk.tolist(), strict=True)
+        ]
+
+    def _augment(self, index: int, seed: tuple[int, int], replacements: np.ndarray) -> Example:
+        first = index
+        while True:
+            rng = np.random.default_rng((*seed, index))
+            example = self._train.decode(index, functools.partial(self._recipe.augment, rng=rng))
+            if example is not None:
+                return example
+            index = int(replacements[index])
+            if index == first:
+                raise RecordError("every node must have an image that is not corrupt, got none.")
+
+
+def _find_replacements(shards: Sequence[np.ndarray]) -> np.ndarray:
+    """The next example of the same node for every example, integers `[M]`."""
+    replacements = np.empty(sum(map(len, shards)), np.int64)
+    for shard in shards:
+        replacements[shard] = np.roll(shard, -1)
+    return replacements
+
+
+def _count_passes(batch: int, size: int, shard_sizes: np.ndarray) -> np.ndarray:
+    """The pass over a node's shard, `[n, 1]` sizes, that each example of a batch is in, `[n, B]`.
+
+    >>> _count_passes(1, 4, np.array([[3], [6]])).tolist()
+    [[1, 1, 2, 2], [0, 0, 1, 1]]
+    """
+    return (batch * size + np.arange(size))[np.newaxis] // shard_sizes
+
+
+def _cut(indices: np.ndarray) -> list[np.ndarray]:
+    """Cuts `[2, n, B]` or `[E]` into parts `[2, c]` or `[c]` of at most `CHUNK` examples."""
+    flat = indices.reshape(2, -1) if indices.ndim == 3 else indices
+    return np.split(flat, range(CHUNK, flat.shape[-1], CHUNK), axis=-1)
+
+
+def _decode_batches(
+    decode: Callable[[np.ndarray], list[Example]], chunks: Iterator[np.ndarray], size: int
+) -> Iterator[Batch]:
+    """Joins the examples of the chunks to batches; the batch after the next is worked on, too."""
+    per_batch = math.ceil(size / CHUNK)
+    decoded = map_ahead(decode, chunks, ahead=per_batch + 2 * count_cores())
+    while parts := list(itertools.islice(decoded, per_batch)):
+        if examples := list(itertools.chain.from_iterable(parts)):
+            images, labels = zip(*examples, strict=True)
+            yield np.stack(images), np.array(labels, np.int32)

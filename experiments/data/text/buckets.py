@@ -1,0 +1,141 @@
+"""Batches by tokens: sentences of similar length together, so that few shapes are compiled."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.data import DataError, draw_batches, split_examples
+
+STEPS_AT_ONCE = 1024  # steps whose buckets are drawn together
+
+
+class Bucket(NamedTuple):
+    """The examples that are padded to one length.
+
+    Attributes:
+        width: the length, in tokens.
+        rows: integers: the numbers of the examples.
+    """
+
+    width: int
+    rows: np.ndarray
+
+    def rows_per_batch(self, tokens: int) -> int:
+        """Examples in a batch of this number of tokens, padding included; at least one."""
+        return max(1, tokens // self.width)
+
+
+class TokenBatch(NamedTuple):
+    """The examples of a step.
+
+    Attributes:
+        width: the length that they are padded to.
+        rows: integers `[N, B]`: row i has the numbers of node i's examples.
+    """
+
+    width: int
+    rows: np.ndarray
+
+
+def make_buckets(lengths: np.ndarray, widths: Sequence[int], nodes: int = 1) -> list[Bucket]:
+    """Puts each example into the narrowest bucket that takes it; too long ones are in none.
+
+    A bucket with fewer examples than nodes goes into the next wider one, and if that is the widest,
+    it takes the one before.
+
+    Args:
+        lengths: integers `[M]`, the tokens of each example.
+        widths: the lengths that examples are padded to, in rising order.
+        nodes: N, the number of nodes, each of which needs an example of every bucket.
+
+    Raises:
+        DataError: if there are fewer examples than nodes, or the widths do not rise.
+
+    >>> [(b.width, b.rows.tolist()) for b in make_buckets(np.array([3, 9, 5, 4]), (4, 8))]
+    [(4, [0, 3]), (8, [2])]
+    """
+    if not widths or list(widths) != sorted(set(widths)) or widths[0] < 1:
+        raise DataError(f"widths must be positive and rise, got {list(widths)}.")
+    numbers = np.searchsorted(widths, lengths)
+    buckets: list[Bucket] = []
+    waiting = np.zeros(0, int)
+    for number, width in enumerate(widths):
+        waiting = np.concatenate([waiting, np.flatnonzero(numbers == number)])
+        if len(waiting) >= max(nodes, 1):
+            buckets.append(Bucket(width, waiting))
+            waiting = waiting[:0]
+    if len(waiting) and buckets:
+        last = buckets.pop()
+        buckets.append(Bucket(int(widths[-1]), np.concatenate([last.rows, waiting])))
+    if not buckets:
+        raise DataError(
+            f"{len(waiting)} examples of at most {widths[-1]} tokens cannot be divided over "
+            f"{nodes} nodes: give fewer nodes, or longer sentences."
+        )
+    return buckets
+
+
+def extend_widths(widths: Sequence[int], lengths: np.ndarray) -> list[int]:
+    """Returns the widths, the last one doubled as often as the longest example needs.
+
+    >>> extend_widths([8, 16], np.array([3, 40]))
+    [8, 16, 32, 64]
+    """
+    extended = list(widths)
+    while extended[-1] < lengths.max(initial=0):
+        extended.append(2 * extended[-1])
+    return extended
+
+
+def draw_token_batches(
+    buckets: Sequence[Bucket],
+    nodes: int,
+    tokens_per_node: int,
+    seed: int,
+    wanted: Sequence[int] | None = None,
+) -> Iterator[TokenBatch]:
+    """Returns infinite batches, each of one bucket, the same one for all nodes of a step.
+
+    Every bucket is divided over the nodes, so that no two nodes see the same example, and is read
+    in passes as by `draw_batches`. A step's bucket is drawn with a probability proportional to the
+    number of batches that the bucket makes: all examples are expected equally often. The same
+    arguments give the same batches.
+
+    Args:
+        buckets: of at least `nodes` examples each, as from `make_buckets`.
+        nodes: N.
+        tokens_per_node: tokens in a batch of one node, padding included. A width that is larger
+            gives batches of one example.
+        seed: determines division and order.
+        wanted: the nodes whose rows are wanted, in this order; None is all nodes.
+
+    Raises:
+        DataError: when called, if a bucket cannot be divided.
+    """
+    rows = [
+        _draw_bucket(bucket, nodes, tokens_per_node, _derive_seed(seed, number), wanted)
+        for number, bucket in enumerate(buckets)
+    ]
+    batches = np.array([len(b.rows) / b.rows_per_batch(tokens_per_node) for b in buckets])
+    order = _draw_order(batches / batches.sum(), _derive_seed(seed, len(buckets)))
+    return (TokenBatch(buckets[number].width, next(rows[number])) for number in order)
+
+
+def _draw_bucket(
+    bucket: Bucket, nodes: int, tokens: int, seed: int, wanted: Sequence[int] | None
+) -> Iterator[np.ndarray]:
+    shards = split_examples(np.zeros(len(bucket.rows), int), nodes, None, seed)
+    batches = draw_batches(shards, bucket.rows_per_batch(tokens), seed, wanted)
+    return (bucket.rows[batch] for batch in batches)
+
+
+def _draw_order(probabilities: np.ndarray, seed: int) -> Iterator[int]:
+    rng = np.random.default_rng(seed)
+    while True:
+        yield from rng.choice(len(probabilities), STEPS_AT_ONCE, p=probabilities).tolist()
+
+
+def _derive_seed(seed: int, number: int) -> int:
+    """A seed for each of several draws: close ones must not give the same numbers."""
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])

@@ -1,0 +1,142 @@
+"""Pairs of sentences: tab-separated files, and WMT'16 as TensorFlow Datasets prepares it."""
+
+import gzip
+import os
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.data import DataError, MissingDataError
+
+SPLITS = ("train", "valid", "test")
+WMT16 = "wmt16_translate/de-en"
+WMT16_SPLITS = ("train", "validation", "test")
+MAX_SHOWN = 60  # characters of a wrong line in a message
+
+
+class Pairs(NamedTuple):
+    """M sentences and their translations.
+
+    Attributes:
+        sources: M texts.
+        targets: their M translations.
+    """
+
+    sources: list[str]
+    targets: list[str]
+
+
+class PairSets(NamedTuple):
+    """The three splits of a data set."""
+
+    train: Pairs
+    valid: Pairs
+    test: Pairs
+
+
+def load_pairs(name: str, data_dir: Path | None) -> PairSets:
+    """Loads the sentence pairs of a data set.
+
+    - `tsv`: the files train.tsv, valid.tsv and test.tsv in the folder, each plain or gzipped
+      (.tsv.gz); a line is a sentence, a tab and its translation.
+    - `wmt16_en_de`: English to German, `wmt16_translate/de-en`, prepared in the folder by
+      TensorFlow Datasets in array_record, the format that can be read without TensorFlow. Pairs
+      with an empty side, of which it has some, are left out.
+
+    Args:
+        name: `tsv` or `wmt16_en_de`.
+        data_dir: the folder; None is that of TensorFlow Datasets (`$TFDS_DATA_DIR`, or
+            `~/tensorflow_datasets`).
+
+    Raises:
+        MissingDataError: if the folder has no such data; a FileNotFoundError, too.
+        DataError: for another name, or a file that is not as above.
+    """
+    folder = data_dir or Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets"))
+    folder = folder.expanduser()
+    if name == "tsv":
+        return PairSets(*(read_pairs(_find_file(folder, split)) for split in SPLITS))
+    if name == "wmt16_en_de":
+        return _read_prepared(folder)
+    raise DataError(f"the data set must be tsv or wmt16_en_de, got {name!r}.")
+
+
+def read_pairs(path: Path) -> Pairs:
+    """Reads a file of tab-separated pairs in UTF-8, plain or (.gz) gzipped.
+
+    Raises:
+        DataError: names the file and the number of a line that is not two texts around one tab, or
+            not UTF-8; also if the file is empty, or cut short.
+    """
+    lines = _read_bytes(path).split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    if not lines:
+        raise DataError(f"{path} must hold one pair of sentences or more, got none.")
+    pairs = [_parse_line(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+    return Pairs([source for source, _ in pairs], [target for _, target in pairs])
+
+
+def _parse_line(line: bytes, where: str) -> tuple[str, str]:
+    try:
+        parts = line.removesuffix(b"\r").decode().split("\t")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{where} must be UTF-8, got {error.reason} at byte {error.start}: correct the line, "
+            "or remove it."
+        ) from error
+    if len(parts) != 2 or not all(map(str.strip, parts)):
+        text = "\t".join(parts)
+        shown = repr(text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} ...")
+        raise DataError(
+            f"{where} must be a sentence, one tab and its translation, got {len(parts) - 1} tabs "
+            f"in {shown}: correct the line, or remove it."
+        )
+    return parts[0], parts[1]
+
+
+def _find_file(folder: Path, split: str) -> Path:
+    for path in (folder / f"{split}.tsv", folder / f"{split}.tsv.gz"):
+        if path.is_file():
+            return path
+    raise MissingDataError(
+        f"no {split}.tsv or {split}.tsv.gz in {folder}. --data-dir must hold train, valid and test "
+        "files of tab-separated sentence pairs, got a folder without: give another."
+    )
+
+
+def _read_bytes(path: Path) -> bytes:
+    content = path.read_bytes()
+    if path.suffix != ".gz":
+        return content
+    try:
+        return gzip.decompress(content)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is corrupt or cut short: {error}; fetch it again.") from error
+
+
+def _read_prepared(folder: Path) -> PairSets:
+    prepared = sorted(folder.glob(f"{WMT16}/*/dataset_info.json"))
+    if not prepared:
+        raise MissingDataError(
+            f"no {WMT16} in {folder}. --data-dir must hold the set as prepared by TensorFlow "
+            'Datasets with file_format="array_record", got a folder without: give another, or run '
+            f"tfds build {WMT16} --file_format=array_record where there is a network."
+        )
+    import tensorflow_datasets as tfds  # here, because the import takes a quarter of a second
+
+    builder = tfds.builder_from_directory(prepared[-1].parent)
+    try:
+        splits: Any = builder.as_data_source()
+    except NotImplementedError as error:
+        raise DataError(
+            f"{prepared[-1].parent} holds files that cannot be read without TensorFlow; prepare "
+            'the data set with file_format="array_record".'
+        ) from error
+    return PairSets(*(_read_split(splits[split]) for split in WMT16_SPLITS))
+
+
+def _read_split(examples: Any) -> Pairs:
+    pairs = ((example["en"].decode(), example["de"].decode()) for example in examples)
+    kept = [pair for pair in pairs if all(map(str.strip, pair))]
+    return Pairs([source for source, _ in kept], [target for _, target in kept])

@@ -1,0 +1,134 @@
+"""Byte-pair tokenizers: trained on texts, saved with a run, and compared when it is resumed.
+
+A tokenizer is a `tokenizers.Tokenizer` whose tokens are of bytes, as GPT-2's: it encodes any text,
+and decodes it to the same text. Its first tokens are `SPECIAL_TOKENS`, which no text contains: one
+that spells them is encoded as other text.
+"""
+
+import itertools
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from experiments.data.images import DataError
+
+SPECIAL_TOKENS = ("<|padding|>", "<|begin|>", "<|end|>")
+PADDING_ID = 0
+BEGIN_ID = 1
+END_ID = 2
+MIN_VOCABULARY = len(SPECIAL_TOKENS) + 256
+"""The special tokens, and one for each byte."""
+
+ENCODED_TOGETHER = 1000  # texts, by several threads
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
+    """Returns a byte-pair tokenizer trained on these texts; the same for the same texts.
+
+    It starts with a token per byte, and joins the most frequent pair of tokens within a word until
+    there are `vocabulary_size` tokens, or each pair that is left occurs once.
+
+    Args:
+        texts: read once.
+        vocabulary_size: the number of tokens, the special ones included, at least `MIN_VOCABULARY`.
+
+    Raises:
+        DataError: if `vocabulary_size` is too small.
+
+    >>> tokenizer = train_tokenizer(["low lower lowest"] * 9, vocabulary_size=262)
+    >>> tokenizer.encode("lower").tokens
+    ['low', 'e', 'r']
+    >>> tokenizer.decode(tokenizer.encode("slow <|end|>").ids)
+    'slow <|end|>'
+
+    References:
+        Sennrich et al., "Neural Machine Translation of Rare Words with Subword Units", ACL 2016,
+        arXiv:1508.07909.
+        Radford et al., "Language Models are Unsupervised Multitask Learners", 2019.
+    """
+    if vocabulary_size < MIN_VOCABULARY:
+        raise DataError(
+            f"--vocabulary-size must be >= {MIN_VOCABULARY}, a token for each byte and "
+            f"{len(SPECIAL_TOKENS)} special ones, got {vocabulary_size}: raise it."
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        min_frequency=2,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.encode_special_tokens = True  # of a text: as text
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
+    """Writes a tokenizer into a JSON file: the whole of it, or nothing if the program is stopped.
+
+    The file is that of `tokenizers`, which other programs read too.
+    """
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.write_text(tokenizer.to_str(pretty=True), "utf-8")
+    os.replace(temporary, path)
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Returns the tokenizer in a file.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        DataError: if it holds no tokenizer, or one without the special tokens at their ids.
+    """
+    try:
+        tokenizer = Tokenizer.from_str(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"no tokenizer {path}: give the file of another.") from error
+    except OSError as error:
+        raise OSError(f"the tokenizer {path} cannot be read: {error.strerror}.") from error
+    except Exception as error:  # `tokenizers` raises nothing more special
+        raise DataError(
+            f"{path} must be the JSON file of a tokenizer, got one that cannot be read: {error}"
+        ) from error
+    ids = {token: number for number, token in enumerate(SPECIAL_TOKENS)}
+    saved = {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
+    if saved != ids:
+        raise DataError(
+            f"{path} must have the special tokens {json.dumps(ids)}, got {json.dumps(saved)}: give "
+            "a tokenizer that a program of these experiments has saved."
+        )
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def require_same_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
+    """Raises `DataError` if the tokenizer in a file, where there is one, is another.
+
+    Args:
+        tokenizer: that of this program.
+        path: the file of the run that is resumed; it may be missing.
+    """
+    if not path.exists():
+        return
+    saved = load_tokenizer(path)
+    if saved.to_str() != tokenizer.to_str():
+        raise DataError(
+            f"the tokenizer must be that of the saved run, {path}, with {saved.get_vocab_size():,} "
+            f"tokens, got another with {tokenizer.get_vocab_size():,}: pass --tokenizer {path}, or "
+            "give the texts that it was trained on; or choose another --out."
+        )
+
+
+def encode(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[np.ndarray]:
+    """Yields the ids of each text, int32, without special tokens."""
+    texts = iter(texts)
+    while batch := list(itertools.islice(texts, ENCODED_TOGETHER)):
+        for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+            yield np.array(encoding.ids, np.int32)

@@ -1,0 +1,222 @@
+"""Trains a language model over gossiping nodes, and compares algorithms by perplexity.
+
+    python -m experiments.language
+
+Without options: 8 nodes train a Transformer of 1.3 million parameters on the reference manual that
+is part of Python, with SGP and with AllReduce. Other texts:
+
+    python -m experiments.language --dataset files --data-dir FOLDER
+    python -m experiments.language --dataset lm1b --data-dir ~/tensorflow_datasets
+
+FOLDER holds files of texts, a text per line, whose names start with train and test. A byte-pair
+tokenizer is trained on the training texts, or read from a file with `--tokenizer`.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import gossipjax as gx
+from experiments.data import draw_batches, split_examples
+from experiments.data.tokenizer import (
+    END_ID,
+    encode,
+    load_tokenizer,
+    require_same_tokenizer,
+    save_tokenizer,
+    train_tokenizer,
+)
+from experiments.data.tokens import FILES, NO_TOKEN, PYTHON_DOCS, Split, pack, read_texts
+from experiments.models import decay_mask
+from experiments.models.decoder import DECODER_SIZES, Decoder
+from experiments.options.checks import (
+    Check,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
+from experiments.options.paths import OptionalPath
+from experiments.options.precision import DTYPES, Precision
+from experiments.training.main import run_program
+from experiments.training.optimization import Optimizer
+from experiments.training.options import TrainingOptions
+from experiments.training.task import Metric, Task, Variables
+
+MAX_LENGTH = Check(
+    f"at most {Decoder.max_length}, the longest sequence that the models take",
+    lambda value: value <= Decoder.max_length,
+)
+MAX_EXPONENT = 700.0  # exp of more is no float64
+TOKENIZER_FILE = "tokenizer.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(TrainingOptions):
+    """Trains a language model over gossiping nodes."""
+
+    CHANGEABLE_ON_RESUME: ClassVar[frozenset[str]] = TrainingOptions.CHANGEABLE_ON_RESUME | {
+        "data_dir",
+        "tokenizer",
+        "remat",
+    }
+
+    batch_size_per_node: PositiveInt = 8
+    """Sequences per node and step."""
+    optimizer: Optimizer = "adam"
+    """The local optimizer: plain SGD, SGD with Nesterov momentum 0.9, or Adam."""
+    learning_rate: PositiveFloat = 3e-3
+    """Not scaled by the number of nodes; with --lr-schedule step, the rate per 256 sequences. That
+    of nano; larger models need a smaller one, 6e-4 for gpt2-small (Brown et al., table 2.1)."""
+    warmup_steps: NonNegativeInt = 100
+    """Updates in which the rate first rises linearly up to --learning-rate."""
+    weight_decay: NonNegativeFloat = 0.1
+    """L2 for sgd and nesterov, decoupled for adam; not of the scales of norms."""
+    adam_b2: Fraction = 0.95
+    """Decay of Adam's mean of squared gradients."""
+    dataset: str = PYTHON_DOCS
+    """python_docs: the reference manual that is part of Python. files: text files in --data-dir,
+    train* and test* (.txt, .tsv, also gzipped), a text per line. Any other: a text set that
+    TensorFlow Datasets has prepared in --data-dir, such as lm1b."""
+    data_dir: OptionalPath = None
+    """Folder of text files, or of TensorFlow Datasets."""
+    column: PositiveInt | None = None
+    """Of tab-separated files, the column that holds the text, from 1; if not given, whole lines."""
+    text_feature: str = "text"
+    """Of a set of TensorFlow Datasets, the feature that holds the text."""
+    tokenizer: OptionalPath = None
+    """File of a tokenizer, such as OUT/tokenizer.json of another run; if not given, one is trained
+    on the training texts."""
+    vocabulary_size: PositiveInt = 4096
+    """Tokens of a tokenizer that is trained; fewer if the texts have fewer."""
+    sequence_length: Annotated[PositiveInt, MAX_LENGTH] = 128
+    """Tokens of a sequence."""
+    model: Literal["nano", "mini", "gpt2-small", "gpt2-medium", "gpt2-large", "1b"] = "nano"
+    """Parameters without the embedding of the tokens: 0.8, 11, 85, 302, 708, 906 million."""
+    remat: bool = False
+    """Compute the inside of each block again in the backward pass, which saves memory."""
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dataset == PYTHON_DOCS and self.data_dir:
+            raise ValueError(
+                f"--data-dir needs --dataset {FILES} or the name of a set of TensorFlow Datasets, "
+                f"got {PYTHON_DOCS}, which is installed."
+            )
+        if self.column and self.dataset != FILES:
+            raise ValueError(f"--column needs --dataset {FILES}, got {self.dataset}.")
+
+
+class LanguageModeling(Task):
+    """A model of the next token, trained by cross-entropy on sequences of a fixed length.
+
+    The texts follow one another, each with an end token, and are cut into sequences. A model is
+    given an end token and all tokens of a sequence but the last, and predicts all its tokens, so
+    that each token of the texts is predicted once in an epoch.
+    """
+
+    def __init__(self, options: Options):
+        self.options = options
+        self.decay_mask = decay_mask
+        self.tokenizer = self.make_tokenizer()
+        self.train_tokens = self.load_tokens("train")
+        self.test_tokens = self.load_tokens("test")
+        self.num_examples = len(self.train_tokens)
+        dtype, param_dtype = DTYPES[options.precision]
+        vocabulary = self.tokenizer.get_vocab_size()
+        size = DECODER_SIZES[options.model]
+        self.model: Any = Decoder(
+            vocabulary, size, remat=options.remat, dtype=dtype, param_dtype=param_dtype
+        )
+        self.description = (
+            f"{options.dataset}, {count_tokens(self.train_tokens):,} training and "
+            f"{count_tokens(self.test_tokens):,} test tokens of {vocabulary:,}, in sequences of "
+            f"{options.sequence_length}"
+        )
+
+    def make_tokenizer(self) -> Any:
+        """Returns the tokenizer; it must be that of the run that is resumed or started from."""
+        options = self.options
+        if options.tokenizer:
+            tokenizer = load_tokenizer(options.tokenizer)
+        else:
+            tokenizer = train_tokenizer(self.read_texts("train"), options.vocabulary_size)
+        for folder in options.run_folders:
+            require_same_tokenizer(tokenizer, folder / TOKENIZER_FILE)
+        return tokenizer
+
+    def read_texts(self, split: Split) -> Iterator[str]:
+        """Yields the texts of a split."""
+        options = self.options
+        return read_texts(
+            options.dataset, options.data_dir, split, options.column, options.text_feature
+        )
+
+    def load_tokens(self, split: Split) -> np.ndarray:
+        """Returns the sequences of a split, int32 `[sequences, T]`, `NO_TOKEN` after the last."""
+        documents = encode(self.tokenizer, self.read_texts(split))
+        return pack(documents, self.options.sequence_length)
+
+    def save(self, folder: Path) -> None:
+        """Saves the tokenizer into the folder of a run."""
+        save_tokenizer(self.tokenizer, folder / TOKENIZER_FILE)
+
+    def init(self, seed: int) -> Variables:
+        return self.model.init(jax.random.key(seed), self.test_tokens[:1])
+
+    def losses(self, variables: Variables, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the cross-entropy of each token, `[B, T]`, 0 after the last, and what counts."""
+        is_token = tokens != NO_TOKEN
+        tokens = jnp.where(is_token, tokens, END_ID)
+        inputs = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=END_ID)
+        logits = self.model.apply(variables, inputs)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens)
+        return jnp.where(is_token, losses, 0.0), is_token
+
+    def loss(self, variables: Variables, batch: Any) -> tuple[jax.Array, Any]:
+        losses, is_token = self.losses(variables, batch)
+        return losses.sum() / is_token.sum(), None
+
+    def batches(
+        self, nodes: gx.Nodes, batch_size_per_node: int, seed: int, start: int
+    ) -> Iterator[Any]:
+        tokens = self.train_tokens
+        shards = split_examples(np.zeros(len(tokens)), nodes.size, None, seed)
+        rows = draw_batches(shards, batch_size_per_node, seed, nodes.local)
+        return (tokens[row] for row in itertools.islice(rows, start, None))
+
+    def test_batches(self) -> Iterator[Any]:
+        size = self.options.global_batch_size  # fits: it is that of a step
+        starts = range(0, len(self.test_tokens), size)
+        return (self.test_tokens[start : start + size] for start in starts)
+
+    def metrics(self, variables: Variables, batch: Any) -> dict[str, Metric]:
+        losses, is_token = self.losses(variables, batch)
+        return {"loss_per_token": Metric(losses.sum(axis=1), is_token.sum(axis=1))}
+
+    def summarize(self, means: dict[str, float]) -> dict[str, float]:
+        return {"perplexity": math.exp(min(means["loss_per_token"], MAX_EXPONENT))}
+
+
+def count_tokens(tokens: np.ndarray) -> int:
+    """Returns the number of tokens in packed sequences."""
+    return int((tokens != NO_TOKEN).sum())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parses the options, trains, and reports."""
+    run_program("experiments.language", Options, LanguageModeling, arguments)
+
+
+if __name__ == "__main__":
+    main()

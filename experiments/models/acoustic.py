@@ -1,0 +1,80 @@
+"""The acoustic model of RAND-PSGD's experiments: bidirectional LSTM layers."""
+
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+NUM_FRAMES = 21
+"""Frames of a window in the paper."""
+NUM_FEATURES = 260
+"""Features of a frame in the paper: 40 FMLLR, 100 i-vector, 40 log-mel with delta and double
+delta."""
+
+
+class AcousticSize(NamedTuple):
+    """Size of an acoustic model without its states.
+
+    Attributes:
+        layers: number of bidirectional LSTM layers.
+        cells: number of cells in each of the two directions of a layer.
+        projection: width of the linear layer before the softmax.
+    """
+
+    layers: int
+    cells: int
+    projection: int
+
+
+ACOUSTIC_SIZES = {
+    "mini": AcousticSize(layers=2, cells=64, projection=64),
+    "paper": AcousticSize(layers=6, cells=512, projection=256),
+}
+"""Sizes by name. Parameters with 260 features: mini 273,472 and 65 for each state; paper
+34,906,368 and 257 for each state."""
+
+
+class AcousticLSTM(nn.Module):
+    """Bidirectional LSTM layers, a linear projection, and a softmax over states for each frame.
+
+    The paper's size has 43,130,368 parameters with 32,000 states: 172.5 MB in float32, or 164.5
+    MiB, where the paper says 165 MB. (An LSTM with two bias vectors in each gate, as in cuDNN, has
+    24,576 more.)
+
+    >>> model = AcousticLSTM()
+    >>> frames = jnp.zeros((1, NUM_FRAMES, NUM_FEATURES))
+    >>> variables = jax.eval_shape(model.init, jax.random.key(0), frames)
+    >>> sum(leaf.size for leaf in jax.tree.leaves(variables))
+    43130368
+    >>> jax.eval_shape(model.apply, variables, frames).shape
+    (1, 21, 32000)
+
+    Attributes:
+        states: number of classes, context-dependent states of a hidden Markov model.
+        size: one of `ACOUSTIC_SIZES`, or another.
+        dtype: the type that products are computed in; the cells' states have the wider of the two.
+        param_dtype: the type of the parameters.
+
+    References:
+        Zhang et al., "Improving Efficiency in Large-Scale Decentralized Distributed Training",
+        ICASSP 2020, arXiv:2002.01119, section 5.2.
+    """
+
+    states: int = 32_000
+    size: AcousticSize = ACOUSTIC_SIZES["paper"]
+    dtype: DTypeLike = jnp.float32
+    param_dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, frames: jax.Array) -> jax.Array:
+        """Features `[B, frames, features]` -> float32 logits `[B, frames, states]`."""
+        types: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
+        x: Any = frames
+        for layer in range(self.size.layers):
+            forward = nn.OptimizedLSTMCell(self.size.cells, name=f"forward_{layer}", **types)
+            backward = nn.OptimizedLSTMCell(self.size.cells, name=f"backward_{layer}", **types)
+            x = nn.Bidirectional(nn.RNN(forward), nn.RNN(backward))(x)
+        projected = nn.Dense(self.size.projection, name="projection", **types)(x)
+        return nn.Dense(self.states, name="output", **types)(projected).astype(jnp.float32)

@@ -1,0 +1,74 @@
+"""What models have in common: the layers of convolutional networks, the mask of weight decay."""
+
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+from jax.tree_util import KeyPath, keystr, tree_map_with_path
+from jax.typing import DTypeLike
+
+NOT_DECAYED = frozenset({"bias", "scale"})
+"""flax's names of biases and of the scales of normalization layers."""
+
+
+def make_layers(train: bool, dtype: DTypeLike, param_dtype: DTypeLike) -> dict[str, Any]:
+    """Returns the constructors of a block: `conv`, convolution without bias, and `norm`, BatchNorm.
+
+    Kernels start with He et al.'s normal initialization, variance 2 / fan-out. BatchNorm has
+    momentum 0.9 and epsilon 1e-5 (Goyal et al.); it computes its statistics, and keeps the running
+    ones, in float32 for any `dtype`.
+
+    Args:
+        train: whether BatchNorm uses and updates the statistics of the batch.
+        dtype: the type that layers compute in.
+        param_dtype: the type of their parameters.
+
+    References:
+        He et al., "Delving Deep into Rectifiers", ICCV 2015, arXiv:1502.01852.
+        Goyal et al., "Accurate, Large Minibatch SGD", 2017, arXiv:1706.02677.
+    """
+    conv = partial(
+        nn.Conv,
+        use_bias=False,
+        kernel_init=nn.initializers.variance_scaling(2.0, "fan_out", "normal"),
+        dtype=dtype,
+        param_dtype=param_dtype,
+    )
+    norm = partial(
+        nn.BatchNorm,
+        use_running_average=not train,
+        momentum=0.9,
+        epsilon=1e-5,
+        dtype=dtype,
+        param_dtype=param_dtype,
+    )
+    return {"conv": conv, "norm": norm}
+
+
+def decay_mask(params: Any) -> Any:
+    """Returns the tree of `params` with True where weight decay applies: not to biases and scales.
+
+    Goyal et al. (section 5.1) do not decay BatchNorm's scales and biases; decay of the other biases
+    is left out too, as is usual. Names decide, not the number of dimensions, so that the mask is
+    the same for one node, `[...]`, and for all, `[N, ...]`.
+
+    Args:
+        params: pytree of parameters; the last key of a leaf's path is its name.
+
+    Example:
+        A function of the parameters is what optax takes as a mask.
+
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> decay_mask({"Dense_0": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}})
+        {'Dense_0': {'bias': False, 'kernel': True}}
+        >>> tx = optax.chain(optax.add_decayed_weights(1e-4, mask=decay_mask), optax.sgd(0.1))
+
+    References:
+        Goyal et al., "Accurate, Large Minibatch SGD", 2017, arXiv:1706.02677.
+    """
+
+    def is_decayed(path: KeyPath, _: Any) -> bool:
+        return not path or keystr(path[-1:], simple=True) not in NOT_DECAYED
+
+    return tree_map_with_path(is_decayed, params)

@@ -1,0 +1,119 @@
+"""VGG-11 for CIFAR.
+
+References:
+    Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition",
+        ICLR 2015, arXiv:1409.1556.
+    Vogels et al., "RelaySum for Decentralized Deep Learning on Heterogeneous Data", NeurIPS 2021,
+        arXiv:2110.04175.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from experiments.models.layers import make_layers
+from experiments.models.small_cnn import Normalization
+
+STAGES = ((1,), (2,), (4, 4), (8, 8), (8, 8))
+"""Channels of the convolutions in units of `width`; a pooling follows each stage."""
+
+
+class Stage(nn.Module):
+    """Convolutions 3x3 with ReLU, then maximum 2x2: `[B, H, W, C]` -> `[B, H', W', features[-1]]`.
+
+    `H' = ceil(H / 2)`: a last row or column that has no partner is pooled alone.
+
+    Attributes:
+        features: number of channels of each convolution.
+        conv: constructor of convolutions.
+        norm: constructor of normalization layers before each ReLU; None for none.
+    """
+
+    features: tuple[int, ...]
+    conv: Callable[..., Any]
+    norm: Callable[..., Any] | None = None
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for index, features in enumerate(self.features, start=1):
+            x = self.conv(features, (3, 3), use_bias=True, name=f"conv{index}")(x)
+            if self.norm is not None:
+                x = self.norm(name=f"norm{index}")(x)
+            x = nn.relu(x)
+        return nn.max_pool(x, (2, 2), strides=(2, 2), padding="SAME")
+
+
+class VGG11(nn.Module):
+    """RelaySGD's VGG-11 for CIFAR: configuration A with a small classifier, no BatchNorm.
+
+    Eight 3x3 convolutions with bias (64, 128, 256, 256, 512, 512, 512, 512 channels) in five stages
+    that halve height and width, then dropout, dense 512, ReLU, dropout, dense 512, ReLU, dense
+    `classes`. 9,750,922 parameters with 3 channels and 10 classes. Images of up to 32x32 are 1x1
+    behind the stages; of larger ones it takes the mean over the pixels that are left.
+
+    Vogels et al. report 90.2 % on CIFAR-10's test set with momentum and AllReduce over 16 workers.
+
+    As in their program, convolutions start with He et al.'s normal initialization by fan-out and
+    dense kernels with PyTorch's default, uniform in +- 1/sqrt(fan-in); dense biases start at 0, not
+    with that uniform distribution.
+
+    Attributes:
+        classes: number of classes.
+        dtype: the type that convolutions and products are computed in.
+        param_dtype: the type of the parameters; running statistics are float32 in any case.
+        normalization: "none" as Vogels et al. have it. With "batch", BatchNorm (momentum 0.9)
+            after each convolution; 9,756,426 parameters.
+        width: number of channels of the first convolution, an eighth of the largest.
+        dropout: fraction of the classifier's inputs that is dropped in training.
+        remat: compute the inside of the stages again in the backward pass instead of keeping it,
+            which saves memory. Parameters have the same names either way.
+
+    Raises:
+        ValueError: when applied with `train=True` and without `rngs={"dropout": key}`, unless
+            dropout is 0.
+
+    Example:
+        >>> shapes = jax.eval_shape(VGG11().init, jax.random.key(0), jnp.ones((1, 32, 32, 3)))
+        >>> sum(x.size for x in jax.tree.leaves(shapes["params"]))
+        9750922
+    """
+
+    classes: int = 10
+    dtype: DTypeLike = jnp.float32
+    param_dtype: DTypeLike = jnp.float32
+    normalization: Normalization = "none"
+    width: int = 64
+    dropout: float = 0.5
+    remat: bool = False
+
+    @nn.compact
+    def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
+        """Float images `[B, H, W, C]` of any size -> float32 logits `[B, classes]`."""
+        if train and self.dropout > 0 and not self.has_rng("dropout"):
+            raise ValueError(
+                "rngs must have a key for dropout in training, got none. Apply the model with "
+                "rngs={'dropout': key}, or build it with dropout=0."
+            )
+        layers = make_layers(train, self.dtype, self.param_dtype)
+        norm = layers["norm"] if self.normalization == "batch" else None
+        stage = nn.remat(Stage) if self.remat else Stage
+        dense = partial(
+            nn.Dense,
+            kernel_init=nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform"),
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+        )
+        x = images
+        for number, multiples in enumerate(STAGES, start=1):
+            features = tuple(self.width * multiple for multiple in multiples)
+            x = stage(features, layers["conv"], norm, name=f"stage{number}")(x)
+        x = x.mean(axis=(1, 2))
+        for name in ("dense1", "dense2"):
+            x = nn.Dropout(self.dropout, deterministic=not train)(x)
+            x = nn.relu(dense(8 * self.width, name=name)(x))
+        return dense(self.classes, name="classifier")(x).astype(jnp.float32)

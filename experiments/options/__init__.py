@@ -1,0 +1,1 @@
+"""Types of options that programs share, and the checks of their values."""

@@ -1,0 +1,1 @@
+"""The algorithms and topologies that programs know by name."""

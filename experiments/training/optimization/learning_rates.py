@@ -1,0 +1,106 @@
+"""The learning-rate schedules that programs know by name."""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+LrSchedule = Literal["constant", "cosine", "inverse_sqrt", "step"]
+
+STEP_BATCH_SIZE = 256  # examples, of Goyal et al.
+
+
+class StepEpochs(NamedTuple):
+    """Where the schedule `step` changes; by default as Goyal et al.
+
+    Attributes:
+      warm_up: its length, in epochs.
+      decays: the epochs at which the rate falls.
+      run: the length of the run, in epochs.
+      factor: the rate after a fall, relative to that before.
+    """
+
+    warm_up: float = 5
+    decays: Sequence[float] = (30, 60, 80)
+    run: float = 90
+    factor: float = 0.1
+
+    def stretch(self, run: float) -> "StepEpochs":
+        """Returns the same schedule for a run of another length."""
+        scale = run / self.run
+        decays = tuple(scale * epoch for epoch in self.decays)
+        return StepEpochs(scale * self.warm_up, decays, run, self.factor)
+
+
+def make_lr_schedule(
+    name: LrSchedule,
+    learning_rate: float,
+    steps: int,
+    global_batch_size: int,
+    warmup_steps: int = 0,
+    step_epochs: StepEpochs | None = None,
+) -> optax.Schedule:
+    """Returns the learning rate as a function of the step, which counts updates.
+
+    With `warmup_steps` W > 0, all but `step` first rise linearly: `learning_rate * (step + 1) / W`
+    at steps before W.
+
+    - `constant`: `learning_rate`, not scaled by the number of nodes.
+    - `cosine`: from `learning_rate` to 0 by half a cosine; not scaled either.
+    - `inverse_sqrt` (Vaswani et al.): `learning_rate * sqrt(W / (step + 1))` from step W on. The
+      paper's rate for a model of width d is `learning_rate = (d * W)**-0.5`: with d = 512 and
+      W = 4,000 it is 7.0e-4.
+    - `step`: the schedule of Goyal et al., stretched from 90 epochs to `steps`. `learning_rate` is
+      that for 256 examples and is scaled linearly with `global_batch_size`, which counts all nodes.
+      It warms up over the first 5 epochs, starting at `learning_rate` unless the scaled rate is
+      lower, and falls by a factor of 10 at epochs 30, 60 and 80. `step_epochs` are others.
+
+    >>> schedule = make_lr_schedule("step", 0.1, 900, 1024)
+    >>> [round(float(schedule(10 * epoch)), 4) for epoch in (0, 5, 29, 30, 60, 80)]
+    [0.1, 0.4, 0.4, 0.04, 0.004, 0.0004]
+    >>> schedule = make_lr_schedule("inverse_sqrt", 0.1, 900, 1024, warmup_steps=4)
+    >>> [round(float(schedule(step)), 4) for step in (0, 1, 3, 4, 15)]
+    [0.025, 0.05, 0.1, 0.0894, 0.05]
+
+    References:
+        Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", 2017,
+        arXiv:1706.02677.
+        Vaswani et al., "Attention Is All You Need", NIPS 2017, arXiv:1706.03762, section 5.3.
+    """
+    if name == "step":
+        peak = learning_rate * global_batch_size / STEP_BATCH_SIZE
+        return _make_step_schedule(min(learning_rate, peak), peak, steps, step_epochs)
+    if name == "inverse_sqrt":
+        rest = _make_inverse_sqrt(learning_rate, max(1, warmup_steps))
+    elif name == "cosine":
+        rest = optax.cosine_decay_schedule(learning_rate, max(1, steps - warmup_steps))
+    else:
+        rest = optax.constant_schedule(learning_rate)
+    if not warmup_steps:
+        return rest
+    first = learning_rate / warmup_steps
+    rise = optax.linear_schedule(first, learning_rate + first, warmup_steps)
+    return optax.join_schedules([rise, rest], [warmup_steps])
+
+
+def _make_inverse_sqrt(learning_rate: float, warmup_steps: int) -> optax.Schedule:
+    def inverse_sqrt(count: jax.typing.ArrayLike) -> jax.Array:
+        # `count` starts at the end of the warm-up.
+        step = jnp.asarray(count, jnp.float32) + warmup_steps
+        return learning_rate * jnp.sqrt(warmup_steps / (step + 1.0))
+
+    return inverse_sqrt
+
+
+def _make_step_schedule(
+    start: float, peak: float, steps: int, epochs: StepEpochs | None
+) -> optax.Schedule:
+    epochs = epochs or StepEpochs()
+    warm_up = max(1, round(steps * epochs.warm_up / epochs.run)) if epochs.warm_up else 0
+    decays = {round(steps * epoch / epochs.run) - warm_up: epochs.factor for epoch in epochs.decays}
+    rest = optax.piecewise_constant_schedule(peak, decays)
+    if not warm_up:
+        return rest
+    return optax.join_schedules([optax.linear_schedule(start, peak, warm_up), rest], [warm_up])

@@ -1,0 +1,305 @@
+"""Trains a translation model over gossiping nodes, and compares algorithms by BLEU.
+
+    python -m experiments.translation --data-dir FOLDER
+
+FOLDER holds train.tsv, valid.tsv and test.tsv, plain or gzipped: a sentence, a tab and its
+translation on each line. Without further options 4 nodes train a small Transformer with Adam, with
+SGP and with AllReduce. A byte-pair tokenizer is trained on the training text, and saved with the
+run. A batch has a number of tokens, and sentences of similar length, padded to one of
+`--bucket-lengths`. English to German of WMT'16 as TensorFlow Datasets prepares it:
+
+    python -m experiments.translation --dataset wmt16_en_de --model base --vocabulary-size 37000
+
+After each epoch the average model is measured on the validation set: loss and perplexity per token,
+and the BLEU score of the first `--eval-sentences`, some of which are shown. At the end its BLEU
+score on the test set follows, by sacrebleu, whose signature is in `summary.json`.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from sacrebleu.metrics.bleu import BLEU
+
+import gossipjax as gx
+from experiments.data.text import (
+    Sequences,
+    draw_token_batches,
+    extend_widths,
+    load_pairs,
+    make_buckets,
+)
+from experiments.data.tokenizer import (
+    BEGIN_ID,
+    END_ID,
+    PADDING_ID,
+    load_tokenizer,
+    require_same_tokenizer,
+    save_tokenizer,
+    train_tokenizer,
+)
+from experiments.models.seq2seq import SEQ2SEQ_SIZES, Seq2Seq
+from experiments.models.transformer import make_dropout_rngs
+from experiments.models.translator import Translator
+from experiments.options.checks import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
+from experiments.options.paths import OptionalPath
+from experiments.options.precision import DTYPES, Precision
+from experiments.training.main import run_program
+from experiments.training.optimization import LrSchedule, Optimizer
+from experiments.training.options import TrainingOptions
+from experiments.training.task import Examination, Metric, Task, Variables
+
+TOKENIZER_FILE = "tokenizer.json"
+MAX_EXPONENT = 700.0  # exp of more is no float64
+SAMPLES = 3  # translations that are shown
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(TrainingOptions):
+    """Trains a translation model over gossiping nodes."""
+
+    BATCH_OPTION: ClassVar[str] = "--tokens-per-batch"
+    CHANGEABLE_ON_RESUME: ClassVar[frozenset[str]] = TrainingOptions.CHANGEABLE_ON_RESUME | {
+        "data_dir",
+        "tokenizer",
+    }
+
+    nodes: PositiveInt = 4
+    """Number of nodes; each has its model and its part of the data."""
+    batch_size_per_node: Annotated[PositiveInt, tyro.conf.arg(name="tokens-per-batch")] = 1024
+    """Tokens of the targets per node and step, padding included; as many of the sources."""
+    optimizer: Optimizer = "adam"
+    """The local optimizer: plain SGD, SGD with Nesterov momentum 0.9, or Adam."""
+    learning_rate: PositiveFloat = 2e-3
+    """Not scaled by the number of nodes; with --lr-schedule step, the rate per 256 tokens."""
+    lr_schedule: LrSchedule = "inverse_sqrt"
+    """constant; cosine, down to 0; inverse_sqrt of the update (Vaswani et al.), down from
+    --learning-rate at the end of the warm-up; step (Goyal et al.): warm-up, then 10x down at 1/3,
+    2/3 and 8/9 of the run."""
+    warmup_steps: NonNegativeInt = 500
+    """Updates in which the rate first rises linearly up to --learning-rate."""
+    weight_decay: NonNegativeFloat = 0.0
+    """L2 for sgd and nesterov, decoupled for adam."""
+    adam_b2: Fraction = 0.98
+    """Decay of Adam's mean of squared gradients."""
+    adam_epsilon: PositiveFloat = 1e-9
+    """Added to the root of Adam's mean of squared gradients."""
+    dataset: Literal["tsv", "wmt16_en_de"] = "tsv"
+    """tsv: files of tab-separated pairs in --data-dir. wmt16_en_de: wmt16_translate/de-en, English
+    to German, as prepared by TensorFlow Datasets."""
+    data_dir: OptionalPath = None
+    """Folder of train, valid and test.tsv (or .tsv.gz), or of TensorFlow Datasets."""
+    tokenizer: OptionalPath = None
+    """File of a tokenizer, such as OUT/tokenizer.json of another run; if not given, one is trained
+    on the training text."""
+    vocabulary_size: PositiveInt = 8000
+    """Tokens of a tokenizer that is trained, of both languages; fewer if the text has fewer."""
+    bucket_lengths: tuple[PositiveInt, ...] = (16, 32, 64, 128)
+    """The lengths, in tokens, that sentences are padded to, in rising order: as many programs are
+    compiled for each round. Longer training pairs are left out."""
+    model: Literal["mini", "base", "big"] = "mini"
+    """Sizes of Vaswani et al.; mini has 0.9 million parameters without the embedding."""
+    dropout: Fraction = 0.1
+    """Probability that a unit is dropped in training."""
+    label_smoothing: Fraction = 0.1
+    """Probability that the training loss divides over the whole vocabulary."""
+    beam: PositiveInt = 4
+    """Hypotheses of the beam search."""
+    length_penalty: NonNegativeFloat = 0.6
+    """Exponent of the length penalty of the beam search (Wu et al.)."""
+    eval_sentences: PositiveInt = 100
+    """Sentences of the validation set that are translated after each epoch."""
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        lengths = list(self.bucket_lengths)
+        if not lengths or lengths != sorted(set(lengths)):
+            raise ValueError(f"--bucket-lengths must rise, got {' '.join(map(str, lengths))}.")
+        if self.batch_size_per_node < lengths[-1]:
+            raise ValueError(
+                f"--tokens-per-batch must be at least {lengths[-1]}, the longest of "
+                f"--bucket-lengths, got {self.batch_size_per_node}: raise it, or shorten them."
+            )
+        if self.dataset == "tsv" and self.data_dir is None:
+            raise ValueError(
+                "--dataset tsv needs --data-dir, the folder of train, valid and test.tsv, got none."
+            )
+
+
+class Translation(Task):
+    """An encoder-decoder, trained by cross-entropy per token of the target.
+
+    To the training program an example is a token, padding included.
+    """
+
+    def __init__(self, options: Options):
+        self.options = options
+        self.pairs = load_pairs(options.dataset, options.data_dir)
+        self.tokenizer = self.make_tokenizer()
+        self.sources = Sequences.encode(self.tokenizer, self.pairs.train.sources)
+        self.targets = Sequences.encode(self.tokenizer, self.pairs.train.targets)
+        lengths = np.maximum(self.sources.lengths, self.targets.lengths)
+        # At least an example for each node at the start; a run may go on with fewer nodes.
+        self.buckets = make_buckets(lengths, options.bucket_lengths, options.nodes)
+        self.num_examples = sum(len(bucket.rows) * bucket.width for bucket in self.buckets)
+        self.min_batch_size = options.bucket_lengths[-1]
+        dtype, param_dtype = DTYPES[options.precision]
+        self.model: Any = Seq2Seq(
+            self.tokenizer.get_vocab_size(),
+            SEQ2SEQ_SIZES[options.model],
+            options.dropout,
+            PADDING_ID,
+            BEGIN_ID,
+            END_ID,
+            dtype,
+            param_dtype,
+        )
+        self.translator = Translator(
+            self.model,
+            self.tokenizer,
+            options.bucket_lengths,
+            options.batch_size_per_node,
+            options.beam,
+            options.length_penalty,
+        )
+        too_long = int((lengths > options.bucket_lengths[-1]).sum())
+        self.description = (
+            f"{options.dataset}, {len(lengths) - too_long:,} training pairs ({too_long:,} longer "
+            f"than {options.bucket_lengths[-1]} tokens left out), "
+            f"{len(self.pairs.valid.sources):,} for validation and "
+            f"{len(self.pairs.test.sources):,} for the test; {self.num_examples:,} tokens an "
+            f"epoch of {self.tokenizer.get_vocab_size():,} different ones"
+        )
+
+    def make_tokenizer(self) -> Any:
+        """Returns the tokenizer; it must be that of the run that is resumed or started from."""
+        options = self.options
+        if options.tokenizer:
+            tokenizer = load_tokenizer(options.tokenizer)
+        else:
+            text = itertools.chain(*self.pairs.train)
+            tokenizer = train_tokenizer(text, options.vocabulary_size)
+        for folder in options.run_folders:
+            require_same_tokenizer(tokenizer, folder / TOKENIZER_FILE)
+        return tokenizer
+
+    def save(self, folder: Any) -> None:
+        save_tokenizer(self.tokenizer, folder / TOKENIZER_FILE)
+
+    def init(self, seed: int) -> Variables:
+        tokens = jnp.full((1, self.options.bucket_lengths[0]), END_ID)
+        return self.model.init(jax.random.key(seed), tokens, tokens)
+
+    def loss(self, variables: Variables, batch: Any) -> tuple[jax.Array, Any]:
+        sources, targets, seeds = batch
+        rngs = make_dropout_rngs(seeds)
+        logits = self.model.apply(variables, sources, targets, train=True, rngs=rngs)
+        losses, is_token = cross_entropy(logits, targets, self.options.label_smoothing)
+        return losses.sum() / is_token.sum(), None
+
+    def batches(
+        self, nodes: gx.Nodes, batch_size_per_node: int, seed: int, start: int
+    ) -> Iterator[Any]:
+        drawn = draw_token_batches(self.buckets, nodes.size, batch_size_per_node, seed, nodes.local)
+        return (
+            self.make_batch(batch.rows, batch.width, make_seeds(seed, step, nodes.local, batch))
+            for step, batch in itertools.islice(enumerate(drawn), start, None)
+        )
+
+    def make_batch(self, rows: np.ndarray, width: int, seeds: np.ndarray) -> Any:
+        """Pairs of these numbers `[...]` -> ids `[..., width]` twice, and the seeds."""
+        return self.sources.pad(rows, width), self.targets.pad(rows, width), seeds
+
+    def make_shapes(self, nodes: gx.Nodes, batch_size_per_node: int) -> list[Any]:
+        batches = []
+        for bucket in self.buckets:
+            shape = (len(nodes.local), bucket.rows_per_batch(batch_size_per_node))
+            rows = np.resize(bucket.rows, shape)
+            batches.append(self.make_batch(rows, bucket.width, np.zeros(shape, np.int32)))
+        return batches
+
+    def test_batches(self) -> Iterator[Any]:
+        sources = Sequences.encode(self.tokenizer, self.pairs.valid.sources)
+        targets = Sequences.encode(self.tokenizer, self.pairs.valid.targets)
+        lengths = np.maximum(sources.lengths, targets.lengths)
+        for bucket in make_buckets(lengths, extend_widths(self.options.bucket_lengths, lengths)):
+            size = bucket.rows_per_batch(self.options.global_batch_size)  # fits: that of a step
+            for rows in np.array_split(bucket.rows, math.ceil(len(bucket.rows) / size)):
+                yield sources.pad(rows, bucket.width), targets.pad(rows, bucket.width)
+
+    def metrics(self, variables: Variables, batch: Any) -> dict[str, Metric]:
+        sources, targets = batch
+        losses, is_token = cross_entropy(self.model.apply(variables, sources, targets), targets)
+        return {"valid_loss": Metric(losses.sum(axis=1), is_token.sum(axis=1))}
+
+    def summarize(self, means: dict[str, float]) -> dict[str, float]:
+        exponent = min(means["valid_loss"], MAX_EXPONENT)
+        return {**means, "valid_perplexity": math.exp(exponent)}
+
+    def examine(self, variables: Variables, is_last: bool) -> Examination:
+        valid = self.pairs.valid
+        count = self.options.eval_sentences
+        translations = self.translator.translate(variables, valid.sources[:count])
+        score, _ = score_bleu(translations, valid.targets[:count])
+        samples = [
+            f"{source}\n  reference: {target}\n  translation: {translation}"
+            for source, target, translation in zip(*valid, translations, strict=False)
+        ]
+        examined = Examination({"valid_bleu": score}, samples[:SAMPLES])
+        if not is_last:
+            return examined
+        translations = self.translator.translate(variables, self.pairs.test.sources)
+        score, signature = score_bleu(translations, self.pairs.test.targets)
+        metrics = examined.metrics | {"bleu": score}
+        return examined._replace(metrics=metrics, details={"bleu_signature": signature})
+
+
+def cross_entropy(
+    logits: jax.Array, targets: jax.Array, label_smoothing: float = 0.0
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the cross-entropy of each token, `[B, T]`, 0 at padding, and which are tokens.
+
+    The target distribution is `1 - label_smoothing` on the token and the rest divided over the
+    whole vocabulary.
+    """
+    is_token = targets != PADDING_ID
+    chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    expected = (1 - label_smoothing) * chosen + label_smoothing * logits.mean(axis=-1)
+    losses = jax.nn.logsumexp(logits, axis=-1) - expected
+    return jnp.where(is_token, losses, 0.0), is_token
+
+
+def make_seeds(seed: int, step: int, nodes: Sequence[int], batch: Any) -> np.ndarray:
+    """Returns a seed of dropout for each example, int32 `[nodes, B]`: by seed, step and node."""
+    size = batch.rows.shape[1]
+    rngs = [np.random.default_rng([seed, step, node]) for node in nodes]
+    return np.stack([rng.integers(2**31, size=size).astype(np.int32) for rng in rngs])
+
+
+def score_bleu(translations: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
+    """Returns the BLEU score of texts, from 0 to 100, and the signature of sacrebleu."""
+    bleu = BLEU()
+    score = bleu.corpus_score(translations, [references]).score
+    return score, str(bleu.get_signature())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parses the options, trains, and reports."""
+    run_program("experiments.translation", Options, Translation, arguments)
+
+
+if __name__ == "__main__":
+    main()

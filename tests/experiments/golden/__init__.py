@@ -1,0 +1,1 @@
+"""Values of independent implementations, and the programs that print them."""

@@ -1,0 +1,92 @@
+"""Tiny stand-ins for the original files of the data sets, in their formats."""
+
+import gzip
+import io
+import pickle
+import tarfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from experiments.data.idx import IDX_FILES
+
+CLASSES = ("n01440764", "n01443537", "n01484850")
+RNG = np.random.default_rng(7)
+MNIST = (
+    RNG.integers(0, 256, (12, 28, 28), np.uint8),
+    RNG.integers(0, 10, 12, np.uint8),
+    RNG.integers(0, 256, (5, 28, 28), np.uint8),
+    RNG.integers(0, 10, 5, np.uint8),
+)
+CIFAR_PER_FILE = 8
+
+
+def idx(array: np.ndarray) -> bytes:
+    """An array as an idx file."""
+    header = [0x800 + array.ndim, *array.shape]
+    return b"".join(number.to_bytes(4) for number in header) + array.tobytes()
+
+
+def write_idx(folder: Path, gz: bool = False) -> Path:
+    """The four idx files of `MNIST`."""
+    folder.mkdir(exist_ok=True, parents=True)
+    for file, array in zip(IDX_FILES, MNIST, strict=True):
+        content = gzip.compress(idx(array)) if gz else idx(array)
+        (folder / (f"{file}.gz" if gz else file)).write_bytes(content)
+    return folder
+
+
+def make_cifar_image(index: int) -> np.ndarray:
+    """Image number `index`, uint8 `[32, 32, 3]`: its first pixels tell the number."""
+    image = np.random.default_rng(index).integers(0, 256, (32, 32, 3), np.uint8)
+    image[16, 16] = (index, 1, 2)
+    return image
+
+
+def cifar_files(labels: np.ndarray | None = None) -> dict[str, bytes]:
+    """The six pickles; example i of all has label `i % 10`, or `labels[i]`."""
+    names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+    files = {}
+    for number, name in enumerate(names):
+        rows = range(number * CIFAR_PER_FILE, (number + 1) * CIFAR_PER_FILE)
+        images = np.stack([make_cifar_image(row) for row in rows])
+        content = {
+            b"batch_label": name.encode(),
+            b"labels": [row % 10 if labels is None else int(labels[row]) for row in rows],
+            b"data": images.transpose(0, 3, 1, 2).reshape(len(rows), -1),
+            b"filenames": [f"{row}.png".encode() for row in rows],
+        }
+        files[name] = pickle.dumps(content, protocol=2)
+    return files
+
+
+def write_cifar(folder: Path, archive: bool = False) -> Path:
+    """CIFAR-10's python archive, or its folder, in a folder."""
+    inner = folder if archive else folder / "cifar-10-batches-py"
+    inner.mkdir(parents=True, exist_ok=True)
+    if archive:
+        with tarfile.open(folder / "cifar-10-python.tar.gz", "w:gz") as tar:
+            for name, content in cifar_files().items():
+                member = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    else:
+        for name, content in cifar_files().items():
+            (inner / name).write_bytes(content)
+    return folder
+
+
+def write_imagenet(folder: Path, train: int = 6, val: int = 2) -> Path:
+    """A folder of class folders, with images of several sizes, one grey and one PNG."""
+    for split, count in (("train", train), ("val", val)):
+        for label, name in enumerate(CLASSES):
+            inner = folder / split / name
+            inner.mkdir(parents=True)
+            for index in range(count):
+                size = (260 + 20 * index, 240)
+                image = Image.new("RGB", size, (40 * index, 80 * label, 100))
+                if index == 1:
+                    image = image.convert("L")
+                image.save(inner / f"{name}_{index}.JPEG", "PNG" if index == 2 else "JPEG")
+    return folder

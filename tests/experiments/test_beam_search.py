@@ -1,0 +1,253 @@
+"""Beam search, against the enumeration of all sequences and a search written with lists."""
+
+import functools
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.models import beam_search
+
+VOCABULARY = 4
+PADDING = 0
+BEGIN = 1
+END = 2
+LENGTH = 4
+STATE = 5
+
+
+@functools.cache
+def make_weights(seed):
+    """A recurrent model of random weights: what comes next depends on all tokens so far."""
+    generator = np.random.default_rng(seed)
+    return {
+        "recurrent": generator.normal(0, 1.0, (STATE, STATE)).astype(np.float32),
+        "inputs": generator.normal(0, 2.0, (VOCABULARY, STATE)).astype(np.float32),
+        "outputs": generator.normal(0, 1.5, (STATE, VOCABULARY)).astype(np.float32),
+    }
+
+
+def make_states(batch, seed=0):
+    """The first state of each input, as if an encoder had made it: `[B, STATE]`."""
+    return np.random.default_rng(100 + seed).normal(0, 1, (batch, STATE)).astype(np.float32)
+
+
+def step(weights, state, tokens):
+    state = jnp.tanh(state @ weights["recurrent"] + weights["inputs"][tokens])
+    return state @ weights["outputs"], state
+
+
+@functools.partial(jax.jit, static_argnames=("beam", "alpha", "max_length"))
+def search(weights, states, max_lengths, beam, alpha=0.6, max_length=LENGTH):
+    return beam_search.beam_search(
+        lambda cache, tokens, index: step(weights, cache, tokens),
+        jnp.repeat(states, beam, axis=0),
+        max_lengths,
+        max_length,
+        begin_id=BEGIN,
+        end_id=END,
+        padding_id=PADDING,
+        beam=beam,
+        alpha=alpha,
+    )
+
+
+def compute_log_probs(weights, state, prefix):
+    """Log probabilities of the token after a prefix, in NumPy and without a cache."""
+    for token in (BEGIN, *prefix):
+        state = np.tanh(state @ weights["recurrent"] + weights["inputs"][token])
+    logits = (state @ weights["outputs"]).astype(np.float64)
+    return logits - np.log(np.exp(logits).sum())
+
+
+def penalize(length, alpha):
+    return ((5 + length) / 6) ** alpha
+
+
+def enumerate_best(weights, state, max_length, alpha):
+    """The best of all sequences of at most `max_length` tokens."""
+    best = (-math.inf, ())
+    others = [token for token in range(VOCABULARY) if token != END]
+    for length in range(1, max_length + 1):
+        for prefix in itertools.product(others, repeat=length - 1):
+            sequence = (*prefix, END)
+            log_prob = sum(
+                compute_log_probs(weights, state, sequence[:i])[token]
+                for i, token in enumerate(sequence)
+            )
+            best = max(best, (log_prob / penalize(length, alpha), sequence))
+    return best
+
+
+def search_with_lists(weights, state, max_length, beam, alpha):
+    """Beam search as its docstring says, to the greatest length unless it is greedy."""
+    live = [(0.0, ())]
+    finished = []
+    for length in range(1, max_length + 1):
+        extensions = sorted(
+            (
+                (log_prob + compute_log_probs(weights, state, prefix)[token], (*prefix, token))
+                for log_prob, prefix in live
+                for token in range(VOCABULARY)
+                if token == END or length < max_length
+            ),
+            reverse=True,
+        )
+        finished += [
+            (log_prob / penalize(length, alpha), sequence)
+            for log_prob, sequence in extensions[:beam]
+            if sequence[-1] == END
+        ]
+        live = [extension for extension in extensions if extension[1][-1] != END][:beam]
+        if beam == 1 and finished:
+            break
+    return max(finished)
+
+
+def pad(sequence, length=LENGTH):
+    return [*sequence, *[PADDING] * (length - len(sequence))]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+def test_wide_beam_finds_the_best_of_all_sequences(seed, alpha):
+    states = make_states(3, seed)
+    weights = make_weights(seed)
+    found = search(weights, states, jnp.full(3, LENGTH), beam=27, alpha=alpha)
+    for state, tokens, score in zip(states, found.tokens, found.scores, strict=True):
+        best_score, best = enumerate_best(weights, state, LENGTH, alpha)
+        assert tokens.tolist() == pad(best)
+        assert score == pytest.approx(best_score, rel=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("beam", [1, 2, 4])
+def test_is_the_search_with_lists(seed, beam):
+    length = 12
+    states = make_states(8, seed)
+    weights = make_weights(seed)
+    found = search(weights, states, jnp.full(8, length), beam=beam, max_length=length)
+    for state, tokens, score in zip(states, found.tokens, found.scores, strict=True):
+        best_score, best = search_with_lists(weights, state, length, beam, 0.6)
+        assert tokens.tolist() == pad(best, length)
+        assert score == pytest.approx(best_score, rel=1e-4)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+def test_beam_of_one_is_greedy(alpha):
+    length = 10
+    states = make_states(16)
+    weights = make_weights(1)
+    found = search(weights, states, jnp.full(16, length), beam=1, alpha=alpha, max_length=length)
+    for state, tokens in zip(states, found.tokens, strict=True):
+        greedy = ()
+        while END not in greedy:
+            greedy += (int(compute_log_probs(weights, state, greedy).argmax()),)
+            if len(greedy) == length:
+                greedy = (*greedy[:-1], END)
+        assert tokens.tolist() == pad(greedy, length)
+
+
+def test_inputs_of_a_batch_do_not_matter_to_each_other():
+    """Though they end at different lengths, and have different greatest lengths."""
+    length = 12
+    states = make_states(8)
+    weights = make_weights(2)
+    max_lengths = jnp.array([1, 2, 3, 5, 8, 12, 12, 12])
+    found = search(weights, states, max_lengths, beam=3, max_length=length)
+    lengths = (np.asarray(found.tokens) != PADDING).argmin(axis=1)
+    assert len(set(lengths.tolist())) > 2
+    for row in range(8):
+        limit = int(max_lengths[row])
+        single = search(
+            weights, states[row : row + 1], max_lengths[row : row + 1], beam=3, max_length=length
+        )
+        assert found.tokens[row].tolist() == single.tokens[0].tolist()
+        assert END in found.tokens[row, :limit]
+
+
+def count_steps(make_logits, beam, max_length=50):
+    """Number of steps of a search over a model that knows only the number of tokens so far."""
+    steps = []
+
+    def step(cache, tokens, index):
+        jax.debug.callback(lambda index: steps.append(int(index)), index)
+        logits = make_logits(index)
+        return jnp.tile(logits[None], (len(tokens), 1)), cache
+
+    found = jax.jit(
+        lambda lengths: beam_search.beam_search(
+            step,
+            None,
+            lengths,
+            max_length,
+            begin_id=BEGIN,
+            end_id=END,
+            padding_id=PADDING,
+            beam=beam,
+        )
+    )(jnp.array([max_length]))
+    jax.effects_barrier()
+    return len(steps), found
+
+
+def test_stops_when_no_live_hypothesis_can_win():
+    """Ends at length 3, surely: what is live then has probability 1e-9 at the most."""
+
+    def make_logits(index):
+        tokens = jnp.array([-30.0, -30.0, -30.0, 0.0])
+        return jnp.where(index < 2, tokens, tokens[::-1].at[END].set(30.0))
+
+    steps, found = count_steps(make_logits, beam=4)
+    assert steps == 3
+    assert found.tokens[0, :3].tolist() == [3, 3, END]
+
+
+def test_goes_on_while_a_live_hypothesis_can_win():
+    """The first end is better than the first live hypothesis, which is longer, at last."""
+
+    def make_logits(index):
+        first = jnp.log(jnp.array([1e-9, 1e-9, 0.51, 0.49]))
+        later = jnp.array([-30.0, -30.0, -30.0, 0.0])
+        last = later.at[END].set(30.0)
+        return jnp.where(index == 0, first, jnp.where(index < 19, later, last))
+
+    steps, found = count_steps(make_logits, beam=4)
+    assert steps == 20
+    assert found.tokens[0, :20].tolist() == [3] * 19 + [END]
+    assert float(found.scores[0]) == pytest.approx(math.log(0.49) / (25 / 6) ** 0.6, rel=1e-3)
+
+
+def test_greedy_search_ends_though_a_longer_hypothesis_would_win():
+    """Also while another input of the batch goes on."""
+    first = jnp.log(jnp.array([[1e-9, 1e-9, 0.51, 0.49], [1e-9, 1e-9, 1e-9, 1.0]]))
+    later = jnp.array([-30.0, -30.0, -30.0, 0.0])
+    last = later.at[END].set(30.0)
+
+    def step(first, tokens, index):
+        logits = jnp.where(index < 19, later, last)
+        return jnp.where(index == 0, first, jnp.tile(logits[None], (2, 1))), first
+
+    ids = {"begin_id": BEGIN, "end_id": END, "padding_id": PADDING}
+    found = beam_search.beam_search(step, first, jnp.array([50, 50]), 50, beam=1, **ids)
+    assert found.tokens.tolist() == [pad([END], 50), pad([3] * 19 + [END], 50)]
+
+
+def test_unlikely_ends_do_not_stop_it():
+    """They are among the best four at each step, because the model is sure of one token."""
+
+    def make_logits(index):
+        sure = jnp.array([-40.0, -40.0, -20.0, 0.0])
+        return jnp.where(index < 19, sure, sure.at[END].set(20.0))
+
+    _, found = count_steps(make_logits, beam=4)
+    assert found.tokens[0, :20].tolist() == [3] * 19 + [END]
+
+
+@pytest.mark.parametrize("change", [{"beam": 0}, {"max_length": 0}, {"alpha": -0.1}])
+def test_refuses_what_it_cannot_search(change):
+    with pytest.raises(ValueError, match="must be >="):
+        search(make_weights(0), make_states(1), jnp.array([1]), **{"beam": 1, **change})

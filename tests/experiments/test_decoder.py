@@ -1,0 +1,196 @@
+"""The decoder-only language model, against NumPy and the published numbers of parameters."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from overfit import overfit
+
+from experiments.models.decoder import DECODER_SIZES, Decoder
+from experiments.models.transformer import Size
+
+TINY = Size(layers=2, width=12, heads=3, hidden=20)
+VOCABULARY = 11
+
+
+@functools.cache
+def tiny():
+    """A model with random weights, large enough to make all its parts matter."""
+    model = Decoder(VOCABULARY, TINY, max_length=8)
+    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))
+    leaves, tree = jax.tree.flatten(variables)
+    generator = np.random.default_rng(0)
+    leaves = [generator.normal(0.3, 0.4, leaf.shape).astype(np.float32) for leaf in leaves]
+    return model, jax.tree.unflatten(tree, leaves)
+
+
+def draw_tokens(shape, seed=1):
+    return np.random.default_rng(seed).integers(0, VOCABULARY, shape)
+
+
+def rms_norm(x, scale):
+    return x / np.sqrt((x**2).mean() + 1e-6) * scale
+
+
+def gelu(x):
+    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def turn(vector, position):
+    """Rotates as a multiplication of complex numbers."""
+    half = len(vector) // 2
+    turns = np.exp(1j * position * 10_000.0 ** (-np.arange(half) / half))
+    product = (vector[:half] + 1j * vector[half:]) * turns
+    return np.concatenate([product.real, product.imag])
+
+
+def attend(parameters, inputs):
+    """Attention of one sequence, token by token and head by head: `[T, width]` -> the same."""
+    queries, keys, values = (
+        (inputs @ parameters[name]["kernel"]).reshape(len(inputs), TINY.heads, -1)
+        for name in ("query", "key", "value")
+    )
+    outputs = np.zeros_like(queries)
+    for t in range(len(inputs)):
+        for head in range(TINY.heads):
+            query = turn(queries[t, head], t)
+            scores = [query @ turn(keys[s, head], s) for s in range(t + 1)]
+            weights = np.exp(np.array(scores) / np.sqrt(len(query)))
+            outputs[t, head] = weights @ values[: t + 1, head] / weights.sum()
+    return outputs.reshape(inputs.shape) @ parameters["output"]["kernel"]
+
+
+def compute_logits(variables, tokens):
+    """The model in float64, for one sequence: `[T]` -> `[T, V]`."""
+    parameters = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), variables)["params"]
+    table = parameters["embedding"]["embedding"]
+    x = table[tokens]
+    for layer in range(TINY.layers):
+        block = parameters[f"block_{layer}"]
+        normed = np.array([rms_norm(row, block["attention_norm"]["scale"]) for row in x])
+        x = x + attend(block["attention"], normed)
+        normed = np.array([rms_norm(row, block["feed_forward_norm"]["scale"]) for row in x])
+        hidden = gelu(normed @ block["feed_forward"]["Dense_0"]["kernel"])
+        x = x + hidden @ block["feed_forward"]["Dense_1"]["kernel"]
+    return np.array([rms_norm(row, parameters["norm"]["scale"]) for row in x]) @ table.T
+
+
+def test_forward_pass_is_that_of_numpy():
+    model, variables = tiny()
+    tokens = draw_tokens((2, 7))
+    logits = jax.jit(model.apply)(variables, tokens)
+    assert logits.dtype == jnp.float32
+    expected = np.array([compute_logits(variables, row) for row in tokens])
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def count_parameters(model):
+    variables = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 4), jnp.int32))
+    return sum(leaf.size for leaf in jax.tree.leaves(variables))
+
+
+def test_gpt2_small_has_its_parameters_less_positions_and_biases():
+    layers, width = 12, 768
+    positions = 1024 * width
+    biases = layers * (3 * width + width + 4 * width + width) + (2 * layers + 1) * width
+    count = count_parameters(Decoder(50_257, DECODER_SIZES["gpt2-small"]))
+    assert count == 124_439_808 - positions - biases == 123_551_232
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"), [("gpt2-medium", 355), ("gpt2-large", 774), ("1b", 1000)]
+)
+def test_sizes_have_the_parameters_of_their_names(name, millions):
+    assert count_parameters(Decoder(50_257, DECODER_SIZES[name])) == pytest.approx(
+        millions * 1e6, rel=0.01
+    )
+
+
+def test_a_later_token_changes_no_earlier_logit():
+    model, variables = tiny()
+    tokens = draw_tokens((1, 8))
+    apply = jax.jit(model.apply)
+    logits = apply(variables, tokens)
+    for position in range(8):
+        changed = tokens.copy()
+        changed[0, position] = (changed[0, position] + 1) % VOCABULARY
+        others = apply(variables, changed)
+        np.testing.assert_array_equal(others[:, :position], logits[:, :position])
+        assert (others[:, position:] != logits[:, position:]).any(axis=-1).all()
+
+
+def test_padding_at_the_end_changes_nothing():
+    model, variables = tiny()
+    tokens = draw_tokens((2, 5))
+    padded = np.pad(tokens, ((0, 0), (0, 3)))
+    apply = jax.jit(model.apply)
+    logits = apply(variables, tokens)
+    padded_logits = apply(variables, padded)
+    np.testing.assert_allclose(padded_logits[:, :5], logits, atol=1e-5)
+
+
+def test_sequences_that_are_too_long_are_refused():
+    model, variables = tiny()
+    with pytest.raises(ValueError, match="at most max_length = 8 tokens, got 9"):
+        model.apply(variables, draw_tokens((1, 9)))
+
+
+def compute_loss(model, variables, tokens):
+    logits: Any = model.apply(variables, tokens[:, :-1])
+    return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+
+def test_remat_changes_no_gradient():
+    model, variables = tiny()
+    remat = model.clone(remat=True)
+    tokens = jnp.asarray(draw_tokens((2, 8)))
+
+    def gradients(model):
+        return jax.grad(lambda variables: compute_loss(model, variables, tokens))
+
+    assert "remat" in str(jax.make_jaxpr(gradients(remat))(variables))
+    assert "remat" not in str(jax.make_jaxpr(gradients(model))(variables))
+    expected = jax.jit(gradients(model))(variables)
+    for found, leaf in zip(
+        jax.tree.leaves(jax.jit(gradients(remat))(variables)),
+        jax.tree.leaves(expected),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, leaf, rtol=1e-4, atol=1e-5)
+    names = jax.eval_shape(remat.init, jax.random.key(0), tokens)
+    assert jax.tree.structure(names) == jax.tree.structure(variables)
+
+
+@pytest.mark.parametrize("param_dtype", [jnp.float32, jnp.bfloat16])
+def test_bfloat16(param_dtype):
+    model, variables = tiny()
+    tokens = draw_tokens((2, 8))
+    low = model.clone(dtype=jnp.bfloat16, param_dtype=param_dtype)
+    shapes = jax.eval_shape(low.init, jax.random.key(0), tokens)
+    types = {leaf.dtype for leaf in jax.tree.leaves(shapes)}
+    assert types == {jnp.dtype(param_dtype)}
+    rounded = jax.tree.map(lambda leaf: leaf.astype(param_dtype), variables)
+    logits = jax.jit(low.apply)(rounded, tokens)
+    expected = jax.jit(model.apply)(variables, tokens)
+    assert logits.dtype == jnp.float32
+    assert np.abs(logits - expected).mean() < 0.05 * np.abs(expected).mean()
+
+
+def test_overfits():
+    model = Decoder(VOCABULARY, Size(layers=2, width=32, heads=2, hidden=64), max_length=12)
+    tokens = jnp.asarray(draw_tokens((4, 12)))
+    # Only the first token of a row tells the rows apart.
+    tokens = tokens.at[:, 0].set(jnp.arange(4))
+    variables = jax.jit(model.init)(jax.random.key(0), tokens)
+    _, losses = overfit(
+        lambda variables, step: compute_loss(model, variables, tokens),
+        variables,
+        steps=60,
+        learning_rate=1e-2,
+    )
+    assert losses[0] == pytest.approx(np.log(VOCABULARY), rel=0.05)
+    assert losses[-1] < 0.02

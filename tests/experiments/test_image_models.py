@@ -1,0 +1,356 @@
+"""The image models: sizes, precision, training, and values against an independent implementation.
+
+`EVALUATION` and `TRAINING` are four logits (at the first, the last and two classes in between) of
+two images, in float64, printed by golden/make_image_models.py with torch and torchvision. The
+weights, the running statistics and the images come from `make_array`, there and here.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from golden.make_image_models import CLASSES, IMAGES_SHAPES, make_array
+from jax.extend.core import jaxprs_in_params
+
+from experiments.models import MODELS, VGG11, ResNet, ResNetCifar, decay_mask
+
+EVALUATION = {
+    "resnet50": [
+        [-5567.899199, 2369.97762, -1993.829368, -448.099217],
+        [-5395.16759, 2487.393711, -1968.502945, -644.136033],
+    ],
+    "resnet18": [
+        [-56.250594, -4.505296, -59.158572, 11.973599],
+        [-50.727868, -4.866749, -53.168109, 8.10332],
+    ],
+    "resnet20": [
+        [-29.989078, -5.390341, -71.852519, 31.140197],
+        [-28.335065, -4.352043, -70.217381, 29.93594],
+    ],
+    "vgg11": [
+        [-1.120789, 3.245245, 1.687028, 0.252789],
+        [-1.03192, 2.841836, 2.009032, 0.360219],
+    ],
+}
+TRAINING = {  # BatchNorm by the statistics of the two images
+    "resnet50": [
+        [-2.842283, 0.507172, -0.333267, -1.493646],
+        [-2.092964, -0.226915, -1.55496, 0.979602],
+    ],
+    "resnet20": [
+        [-3.290031, 0.196144, -1.891186, -1.984421],
+        [-3.041441, 0.204943, -1.333505, -2.101513],
+    ],
+}
+
+CIFAR = (1, 32, 32, 3)
+IMAGENET = (1, 224, 224, 3)
+SMALL = {
+    "resnet20": ResNetCifar(classes=8, width=8),
+    "vgg11": VGG11(classes=8, width=16, dropout=0.0),
+    "basic": ResNet(classes=8, stages=(1, 1), bottleneck=False, width=8),
+    "bottleneck": ResNet(classes=8, stages=(1, 1), width=8),
+}
+MIXED = SMALL | {"vgg11_batch": SMALL["vgg11"].clone(normalization="batch")}
+REMATERIALIZED = {
+    "resnet8": ResNetCifar(classes=8, depth=8, width=4, remat=True),
+    "vgg11_batch": VGG11(classes=8, width=4, dropout=0.5, remat=True, normalization="batch"),
+    "bottleneck": ResNet(classes=8, stages=(1, 1), width=4, remat=True),
+}
+
+
+def init_shapes(model, images_shape):
+    return jax.eval_shape(model.init, jax.random.key(0), jnp.zeros(images_shape))
+
+
+def count(tree):
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def random_examples(images_shape):
+    """Noise with a class for each image."""
+    images = jax.random.normal(jax.random.key(1), images_shape)
+    return images, jnp.arange(images_shape[0])
+
+
+def make_loss(model, images, labels):
+    """Returns `loss(params, batch_stats) -> (loss, new batch_stats)`, in training."""
+
+    def loss(params, batch_stats):
+        variables = {"params": params, "batch_stats": batch_stats}
+        rngs = {"dropout": jax.random.key(2)}
+        logits, new = model.apply(variables, images, train=True, rngs=rngs, mutable=["batch_stats"])
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return losses.mean(), new.get("batch_stats", {})
+
+    return loss
+
+
+def equations(jaxpr, primitive):
+    """Every equation of a primitive, those of inner programs too."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == primitive:
+            yield eqn
+        for inner in jaxprs_in_params(eqn.params):
+            yield from equations(inner, primitive)
+
+
+@pytest.mark.parametrize(
+    ("model", "images_shape", "parameters"),
+    [
+        (ResNetCifar(depth=20), CIFAR, 269_722),  # He et al., Table 6: 0.27 M
+        (ResNetCifar(depth=56), CIFAR, 853_018),  # 0.85 M
+        (ResNetCifar(depth=110), CIFAR, 1_727_962),  # 1.7 M
+        (VGG11(), CIFAR, 9_750_922),  # vgg11() of the program of Vogels et al.
+        (VGG11(normalization="batch"), CIFAR, 9_756_426),  # its vgg11_bn()
+        (MODELS["resnet18"](classes=1000), IMAGENET, 11_689_512),  # these four: torchvision
+        (ResNet(stages=(3, 4, 6, 3), bottleneck=False), IMAGENET, 21_797_672),
+        (ResNet(), IMAGENET, 25_557_032),
+        (ResNet(stages=(3, 4, 23, 3)), IMAGENET, 44_549_160),
+    ],
+)
+def test_number_of_parameters(model, images_shape, parameters):
+    assert count(init_shapes(model, images_shape)["params"]) == parameters
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_takes_the_same_attributes(name):
+    model = MODELS[name](7, jnp.bfloat16, jnp.float32, "batch")
+    variables = init_shapes(model, (2, 28, 28, 1))
+    logits = jax.eval_shape(model.apply, variables, jnp.zeros((2, 28, 28, 1)))
+    assert (logits.shape, logits.dtype) == ((2, 7), jnp.float32)
+    assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize("size", [28, 32, 33, 64])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", SMALL)
+def test_takes_images_of_any_size(name, size, channels):
+    """The parameters are the same for all sizes: the classifier sees means over the pixels."""
+    images_shape = (2, size, size, channels)
+    variables = init_shapes(SMALL[name], images_shape)
+    logits = jax.eval_shape(SMALL[name].apply, variables, jnp.zeros(images_shape))
+    assert logits.shape == (2, 8)
+    assert variables == init_shapes(SMALL[name], (2, 32, 32, channels))
+
+
+def make_golden_variables(name):
+    """The model, with the weights of the golden values."""
+    model = MODELS[name](classes=CLASSES[name])
+    shapes = init_shapes(model, IMAGES_SHAPES[name])
+
+    def fill(path, leaf):
+        return make_array(jax.tree_util.keystr(path[1:], simple=True, separator="/"), leaf.shape)
+
+    return model, jax.tree_util.tree_map_with_path(fill, shapes)
+
+
+@pytest.mark.parametrize("name", EVALUATION)
+def test_evaluates_as_an_independent_implementation(name):
+    model, variables = make_golden_variables(name)
+    images = make_array("images", IMAGES_SHAPES[name])
+    with jax.default_matmul_precision("highest"):
+        logits = np.asarray(jax.jit(model.apply)(variables, images))
+    columns = np.linspace(0, CLASSES[name] - 1, 4).astype(int)
+    scale = np.abs(EVALUATION[name]).max()
+    np.testing.assert_allclose(logits[:, columns] / scale, EVALUATION[name] / scale, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_trains_as_an_independent_implementation(name):
+    """In float64: means over as few as eight values amplify the rounding of float32 to 2e-4."""
+    model, variables = make_golden_variables(name)
+    images = make_array("images", IMAGES_SHAPES[name])
+    with jax.enable_x64(True):
+        model = model.clone(dtype=jnp.float64)
+        apply = jax.jit(lambda v, x: model.apply(v, x, train=True, mutable=["batch_stats"])[0])
+        logits = np.asarray(apply(variables, images))
+    columns = np.linspace(0, CLASSES[name] - 1, 4).astype(int)
+    np.testing.assert_allclose(logits[:, columns], TRAINING[name], atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "images_shape", "learning_rate"),
+    [
+        ("resnet20", (8, 16, 16, 3), 0.01),
+        ("vgg11", (8, 28, 28, 1), 0.001),
+        ("basic", (8, 32, 32, 3), 0.01),
+        ("bottleneck", (8, 32, 32, 3), 0.01),
+    ],
+)
+def test_overfits_a_handful_of_examples(name, images_shape, learning_rate):
+    images, labels = random_examples(images_shape)
+    model = SMALL[name]
+    variables = jax.jit(model.init)(jax.random.key(0), images)
+    params = variables["params"]
+    batch_stats = variables.get("batch_stats", {})
+    loss_and_gradients = jax.value_and_grad(make_loss(model, images, labels), has_aux=True)
+    tx = optax.adam(learning_rate)
+    opt_state = tx.init(params)
+
+    @jax.jit
+    def step(params, batch_stats, opt_state):
+        (loss, batch_stats), gradients = loss_and_gradients(params, batch_stats)
+        updates, opt_state = tx.update(gradients, opt_state)
+        return optax.apply_updates(params, updates), batch_stats, opt_state, loss
+
+    losses = []
+    while len(losses) < 60 and (not losses or losses[-1] > 0.02):
+        params, batch_stats, opt_state, loss = step(params, batch_stats, opt_state)
+        losses.append(float(loss))
+    assert losses[0] > 1.5  # about log 8
+    assert losses[-1] < 0.05
+
+
+@pytest.mark.parametrize("name", REMATERIALIZED)
+def test_remat_changes_nothing_but_memory(name):
+    images, labels = random_examples((8, 32, 32, 3))
+    model = REMATERIALIZED[name]
+    plain = model.clone(remat=False)
+    variables = jax.jit(model.init)(jax.random.key(0), images)
+    assert jax.tree.structure(variables) == jax.tree.structure(init_shapes(plain, images.shape))
+    arguments = (variables["params"], variables.get("batch_stats", {}))
+    gradients = jax.value_and_grad(make_loss(model, images, labels), has_aux=True)
+    plain_gradients = jax.value_and_grad(make_loss(plain, images, labels), has_aux=True)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+        jax.jit(gradients)(*arguments),
+        jax.jit(plain_gradients)(*arguments),
+    )
+    for function, expected in ((gradients, True), (plain_gradients, False)):
+        jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
+        assert any(equations(jaxpr, "remat2")) == expected
+
+
+@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("param_dtype", [jnp.float32, jnp.bfloat16])
+def test_computes_in_bfloat16_and_keeps_statistics_in_float32(name, param_dtype):
+    model = MIXED[name].clone(dtype=jnp.bfloat16, param_dtype=param_dtype)
+    variables = init_shapes(model, (8, 32, 32, 3))
+    assert {leaf.dtype for leaf in jax.tree.leaves(variables["params"])} == {jnp.dtype(param_dtype)}
+    images, labels = random_examples((8, 32, 32, 3))
+    loss = make_loss(model, images, labels)
+    arguments = (variables["params"], variables.get("batch_stats", {}))
+    jaxpr, (_, batch_stats) = jax.make_jaxpr(loss, return_shape=True)(*arguments)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(batch_stats))
+    assert bool(batch_stats) == (name != "vgg11")
+    for primitive in ("conv_general_dilated", "dot_general"):
+        types = [eqn.outvars[0].aval.dtype for eqn in equations(jaxpr.jaxpr, primitive)]
+        assert set(types) == {jnp.dtype("bfloat16")}
+
+
+def test_bfloat16_is_close_to_float32():
+    model = SMALL["bottleneck"]
+    images, _ = random_examples((8, 32, 32, 3))
+    variables = jax.jit(model.init)(jax.random.key(0), images)
+    exact = jax.jit(model.apply)(variables, images)
+    rounded = jax.jit(model.clone(dtype=jnp.bfloat16).apply)(variables, images)
+    error = np.abs(exact - rounded).max() / np.abs(exact).max()
+    assert 0 < error < 0.05
+
+
+def test_blocks_for_imagenet_start_as_their_shortcuts():
+    """Goyal et al., section 5.1: the last scale of each block starts at 0, the others at 1."""
+    for name, last in (("basic", "norm2"), ("bottleneck", "norm3")):
+        variables = jax.jit(SMALL[name].init)(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
+        scales = {
+            jax.tree_util.keystr(path, simple=True, separator="/"): set(np.asarray(leaf).tolist())
+            for path, leaf in jax.tree_util.tree_leaves_with_path(variables["params"])
+            if path[-1].key == "scale"
+        }
+        assert {path for path, values in scales.items() if values == {0.0}} == {
+            f"stage1_block1/{last}/scale",
+            f"stage2_block1/{last}/scale",
+        }
+        assert {frozenset(values) for values in scales.values()} == {
+            frozenset({0.0}),
+            frozenset({1.0}),
+        }
+
+
+def test_initial_distributions():
+    params = jax.jit(ResNet(classes=100, stages=(1,), width=64).init)(
+        jax.random.key(0), jnp.zeros((1, 16, 16, 3))
+    )["params"]
+    for kernel, deviation in (
+        (params["stem_conv"]["kernel"], np.sqrt(2 / (7 * 7 * 64))),
+        (params["stage1_block1"]["conv2"]["kernel"], np.sqrt(2 / (3 * 3 * 64))),
+        (params["stage1_block1"]["conv3"]["kernel"], np.sqrt(2 / 256)),
+        (params["classifier"]["kernel"], 0.01),
+    ):
+        assert np.std(kernel) == pytest.approx(deviation, rel=0.05)
+        assert np.abs(np.mean(kernel)) < 0.05 * deviation
+        assert np.abs(kernel).max() > 3 * deviation  # not cut off
+    assert not params["classifier"]["bias"].any()
+
+
+def test_dropout_is_drawn_in_training_alone():
+    model = VGG11(width=4)
+    images, _ = random_examples((2, 32, 32, 3))
+    variables = jax.jit(model.init)(jax.random.key(0), images)
+    apply = jax.jit(model.apply, static_argnames="train")
+    evaluated = apply(variables, images)
+    first, same, other = (
+        apply(variables, images, train=True, rngs={"dropout": jax.random.key(seed)})
+        for seed in (0, 0, 1)
+    )
+    assert np.array_equal(first, same)
+    assert not np.array_equal(first, other)
+    assert not np.array_equal(first, evaluated)
+    with pytest.raises(ValueError, match=r"key for dropout.*got none.*dropout=0"):
+        model.apply(variables, images, train=True)
+    without = jax.jit(model.clone(dropout=0.0).apply, static_argnames="train")
+    np.testing.assert_allclose(without(variables, images, train=True), evaluated, atol=1e-6)
+
+
+def test_bad_attributes_are_refused():
+    for depth in (2, 18, 21):
+        with pytest.raises(ValueError, match=rf"depth must be 6n \+ 2.*got {depth}"):
+            ResNetCifar(depth=depth)
+    for stages in ((), (2, 0)):
+        with pytest.raises(ValueError, match="stages must be integers >= 1, got"):
+            ResNet(stages=stages)
+    for make_model in (ResNet, ResNetCifar):
+        with pytest.raises(ValueError, match=r"normalization must be 'batch'.*got 'none'"):
+            make_model(normalization="none")
+
+
+@pytest.mark.parametrize(
+    ("model", "images_shape", "decayed"),
+    [
+        # Weights of convolutions and of dense layers only; counted with torchvision.
+        (ResNet(), IMAGENET, 25_502_912),
+        (ResNetCifar(depth=20), CIFAR, 269_722 - 2 * (7 * 16 + 6 * 32 + 6 * 64) - 10),
+        (VGG11(), CIFAR, 9_750_922 - 2_752 - 2 * 512 - 10),
+    ],
+)
+def test_number_of_decayed_parameters(model, images_shape, decayed):
+    params = init_shapes(model, images_shape)["params"]
+    mask = decay_mask(params)
+    assert jax.tree.structure(mask) == jax.tree.structure(params)
+    pairs = zip(jax.tree.leaves(params), jax.tree.leaves(mask), strict=True)
+    assert sum(leaf.size for leaf, is_decayed in pairs if is_decayed) == decayed
+
+
+@pytest.mark.parametrize("nodes", [None, (4,)])
+def test_decay_leaves_biases_and_scales_alone(nodes):
+    """Also those of all nodes, which have one dimension more."""
+    shapes = init_shapes(SMALL["bottleneck"], CIFAR)["params"]
+    params = jax.tree.map(
+        lambda leaf: np.full((*(nodes or ()), *leaf.shape), 2, np.float32), shapes
+    )
+    tx = optax.add_decayed_weights(0.5, mask=decay_mask)
+    zeros = jax.tree.map(np.zeros_like, params)
+    updates, _ = tx.update(zeros, tx.init(params), params)
+
+    def check(path, update, param):
+        expected = 0.5 * param if path[-1].key == "kernel" else 0 * param
+        np.testing.assert_array_equal(update, expected, err_msg=str(path))
+
+    jax.tree_util.tree_map_with_path(check, updates, params)
+    assert {path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(params)} == {
+        "kernel",
+        "bias",
+        "scale",
+    }

@@ -1,0 +1,198 @@
+"""The language program: data, perplexity, and what its users may get wrong."""
+
+import json
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from resumed_runs import require_resumable_to_the_bit
+
+import gossipjax as gx
+from experiments import language, report
+from experiments.data.tokenizer import END_ID
+from experiments.data.tokens import NO_TOKEN, pack
+from experiments.models.transformer import Size
+from experiments.training import placement
+from experiments.training.evaluation import Evaluator
+
+TINY = Size(layers=1, width=16, heads=2, hidden=32)
+RHYME = "One for sorrow, two for joy, three for a girl, four for a boy."
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    """A tiny model, no plots, and the tests' process has its eight CPU devices already."""
+    monkeypatch.setitem(language.DECODER_SIZES, "nano", TINY)
+    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
+    monkeypatch.setattr(report, "write_report", lambda *_: None)
+    monkeypatch.setattr(report, "plot_topology", lambda *_: None)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of texts, each line with a number that no other has."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    lines = [f"{number} {RHYME}" for number in range(40)]
+    (folder / "train.txt").write_text("\n".join(lines))
+    (folder / "test.txt").write_text("\n".join(lines[:5]))
+    return folder
+
+
+def make_options(folder, **more):
+    options: dict[str, Any] = {"vocabulary_size": 300, "sequence_length": 16, "nodes": 4}
+    options |= {"batch_size_per_node": 2}
+    return language.Options(dataset="files", data_dir=folder, **(options | more))
+
+
+def make_arguments(folder, *more):
+    arguments = ["--dataset", "files", "--data-dir", str(folder), "--vocabulary-size", "300"]
+    arguments += ["--sequence-length", "16", "--nodes", "4", "--batch-size-per-node", "2"]
+    return [*arguments, "--placement", "vmap", "--algorithm", "sgp", *more]
+
+
+def uniform(task):
+    """The model that gives all tokens the same probability: an embedding of zeros."""
+    return jax.tree.map(jnp.zeros_like, jax.jit(task.init, static_argnums=0)(0))
+
+
+def test_the_perplexity_of_a_uniform_model_is_the_size_of_the_vocabulary(folder):
+    task = language.LanguageModeling(make_options(folder))
+    assert (task.test_tokens[-1] == NO_TOKEN).any(), "what fills the last sequence does not count"
+    nodes = gx.Nodes(4)
+    variables = nodes.replicate(uniform(task))
+    evaluator = Evaluator(task, nodes)
+    vocabulary = task.tokenizer.get_vocab_size()
+    expected = pytest.approx(vocabulary, rel=1e-5)
+    assert evaluator.evaluate_average(variables) == {"test_perplexity_average_model": expected}
+    assert evaluator.evaluate_nodes(variables) == {"test_perplexity_nodes": [expected] * 4}
+    loss, _ = jax.jit(task.loss)(uniform(task), task.train_tokens[-2:])
+    assert loss == pytest.approx(math.log(vocabulary), rel=1e-5)
+
+
+def test_a_hopeless_model_has_a_perplexity_that_can_be_written(folder):
+    task = language.LanguageModeling(make_options(folder))
+    (perplexity,) = task.summarize({"loss_per_token": 1e30}).values()
+    assert json.dumps(perplexity, allow_nan=False)
+
+
+def test_a_token_is_predicted_from_those_before_it(folder):
+    """Each loss depends on the earlier tokens of its sequence, and its token; on no later one."""
+    task = language.LanguageModeling(make_options(folder))
+    variables = jax.jit(task.init, static_argnums=0)(0)
+    losses = jax.jit(task.losses)
+    tokens = task.train_tokens[:1]
+    before, _ = losses(variables, tokens)
+    for position in (0, 7, 15):
+        changed = tokens.copy()
+        changed[0, position] = 77 if tokens[0, position] != 77 else 78
+        after, _ = losses(variables, changed)
+        np.testing.assert_array_equal(after[0, :position], before[0, :position])
+        assert (after[0, position:] != before[0, position:]).all()
+
+
+def test_a_sequence_begins_as_a_text_does(folder):
+    """The model is given an end token where it predicts the first token."""
+    task = language.LanguageModeling(make_options(folder))
+    variables = jax.jit(task.init, static_argnums=0)(0)
+    tokens = task.train_tokens[:1]
+    inputs = np.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=END_ID)
+    logits = jax.jit(task.model.apply)(variables, inputs)
+    losses, _ = jax.jit(task.losses)(variables, tokens)
+    expected = -jax.nn.log_softmax(logits)[0, np.arange(16), tokens[0]]
+    np.testing.assert_allclose(losses[0], expected, rtol=1e-5)
+
+
+def test_the_tokens_of_a_node_are_seen_by_no_other(folder):
+    task = language.LanguageModeling(make_options(folder))
+    task.train_tokens = np.arange(task.num_examples * 16, dtype=np.int32).reshape(-1, 16)
+    batches = task.batches(gx.Nodes(4), 2, seed=0, start=0)
+    seen = [set() for _ in range(4)]
+    for _ in range(task.num_examples // 8 + 1):
+        for node, rows in enumerate(next(batches)):
+            seen[node].update(rows[:, 0].tolist())
+    assert sum(map(len, seen)) == len(set.union(*seen)) == task.num_examples
+
+
+def test_batches_start_anywhere(folder):
+    task = language.LanguageModeling(make_options(folder))
+    batches = task.batches(gx.Nodes(4), 2, seed=3, start=0)
+    later = [next(batches) for _ in range(8)][5]
+    np.testing.assert_array_equal(next(task.batches(gx.Nodes(4), 2, seed=3, start=5)), later)
+
+
+def test_the_optimizer_is_that_of_language_models(folder):
+    """AdamW with warm-up and cosine; the scales of norms are not decayed."""
+    options = make_options(folder)
+    assert (options.optimizer, options.lr_schedule, options.adam_b2) == ("adam", "cosine", 0.95)
+    assert options.warmup_steps > 0
+    task = language.LanguageModeling(options)
+    assert task.decay_mask is not None
+    mask = task.decay_mask(jax.eval_shape(lambda: task.init(0))["params"])
+    assert mask["embedding"] == {"embedding": True}
+    assert mask["norm"] == mask["block_0"]["attention_norm"] == {"scale": False}
+    assert mask["block_0"]["attention"]["query"] == {"kernel": True}
+
+
+def test_learns_by_heart_and_resumes_to_the_bit(tmp_path, monkeypatch):
+    """With AdamW, and in the middle of an update whose gradients are accumulated."""
+    (tmp_path / "train.txt").write_text(f"{RHYME}\n" * 64)
+    (tmp_path / "test.txt").write_text(RHYME)
+    arguments = make_arguments(tmp_path, "--epochs", "24", "--learning-rate", "0.04")
+    arguments += ["--weight-decay", "0", "--warmup-steps", "4", "--accumulate", "2"]
+    arguments += ["--nodes", "2", "--batch-size-per-node", "4"]  # fewer rounds to compile
+    run = require_resumable_to_the_bit(language.main, arguments, 5, tmp_path, monkeypatch)
+    assert 1 <= run["test_perplexity_average_model"] < 2
+    assert max(run["test_perplexity_nodes"]) < 2
+
+
+def test_trains_on_the_texts_of_python(tmp_path, monkeypatch):
+    monkeypatch.setattr(language, "pack", lambda *arguments: pack(*arguments)[:80])
+    arguments = ["--epochs", "1", "--algorithm", "allreduce", "--placement", "vmap"]
+    arguments += ["--vocabulary-size", "400", "--remat", "--precision", "mixed_bfloat16"]
+    language.main([*arguments, "--warmup-steps", "0", "--out", str(tmp_path)])
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["runs"][0]["test_perplexity_average_model"] < 400
+    description = "python_docs, 10,240 training and 10,240 test tokens of 400, in sequences of 128"
+    assert summary["environment"]["dataset"] == description
+
+
+class TestBadInput:
+    def test_another_vocabulary_than_that_of_the_run(self, folder, tmp_path):
+        out = tmp_path / "out"
+        (out / "checkpoints" / "run").mkdir(parents=True)
+        task = language.LanguageModeling(make_options(folder, out=out))
+        task.save(out)
+        language.LanguageModeling(make_options(folder, out=out, resume=True))
+        language.LanguageModeling(make_options(folder, tokenizer=out / "tokenizer.json"))
+        (folder / "train.txt").write_text("other words, and other words again, in other texts")
+        kept = make_options(folder, out=out, tokenizer=out / "tokenizer.json")
+        assert language.LanguageModeling(kept).tokenizer.to_str() == task.tokenizer.to_str()
+        for more in ({"out": out}, {"init_from": out / "checkpoints" / "run"}):
+            with pytest.raises(ValueError, match=r"the tokenizer must be that of the saved run"):
+                language.LanguageModeling(make_options(folder, **more))
+        language.LanguageModeling(make_options(folder, out=out, overwrite=True))
+
+    @pytest.mark.parametrize(
+        ("more", "message"),
+        [
+            ({"sequence_length": 1025}, "--sequence-length must be at most 1024.*got 1025"),
+            ({"column": 0}, "--column must be an integer >= 1, got 0"),
+            ({"column": 1, "dataset": "lm1b"}, "--column needs --dataset files, got lm1b"),
+            ({"dataset": "python_docs"}, "--data-dir needs --dataset files"),
+            ({"vocabulary_size": 100}, "--vocabulary-size must be >= 259.*got 100"),
+        ],
+    )
+    def test_options(self, folder, more, message):
+        options = {"dataset": "files", "data_dir": folder} | more
+        with pytest.raises(ValueError, match=message):
+            language.LanguageModeling(language.Options(**options))
+
+    def test_more_nodes_than_sequences(self, folder, capsys):
+        with pytest.raises(SystemExit) as stop:
+            language.main(make_arguments(folder, "--sequence-length", "1024", "--nodes", "8"))
+        assert stop.value.code == 2
+        assert "--nodes must be at most the number of training examples" in capsys.readouterr().err

@@ -1,0 +1,371 @@
+"""Presets: their values, their models and methods by shapes only, and `--preset` in programs."""
+
+import dataclasses
+import json
+import re
+import shlex
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from rich.console import Console
+
+import gossipjax as gx
+from experiments import image, language, speech, translation
+from experiments.data.speech import Utterances
+from experiments.data.text.pairs import Pairs, PairSets
+from experiments.presets import __main__ as listing
+from experiments.presets.parsing import parse_options
+from experiments.presets.registry import FAMILIES, PRESETS
+from experiments.training import placement
+from experiments.training.plan import Plan
+from experiments.training.trainer import make_gradients
+
+PROGRAMS = {
+    "image": (image.Options, image.ImageClassification),
+    "translation": (translation.Options, translation.Translation),
+    "speech": (speech.Options, speech.SpeechClassification),
+    "language": (language.Options, language.LanguageModeling),
+}
+OF_A_MACHINE = {"data_dir", "out", "placement", "preset", "tokenizer", "resume", "report_to"}
+NUM_EXAMPLES = 1_281_167
+SHORT = ("--model", "linear", "--epochs", "1", "--algorithm", "sgp", "--nodes", "2")
+WORDS = ["one two three four five six seven eight"] * 64
+
+
+def make_options(preset):
+    more = {"data_dir": "FOLDER"} if preset.needs_data else {}
+    return PROGRAMS[preset.program][0](**{**preset.options, **more})
+
+
+class Tokenizer:
+    """A tokenizer of few words that says it has as many as a preset asks for."""
+
+    def __init__(self, tokenizer, size):
+        self._tokenizer = tokenizer
+        self._size = size
+
+    def __getattr__(self, name):
+        return getattr(self._tokenizer, name)
+
+    def get_vocab_size(self):
+        return self._size
+
+
+def make_images(options):
+    shape = {"imagenet2012": (224, 224, 3), "mnist5k": (28, 28, 1)}.get(
+        options.dataset, (32, 32, 3)
+    )
+    example = np.zeros((1, 1, *shape), np.uint8), np.zeros((1, 1), np.int32)
+    return SimpleNamespace(
+        name=options.dataset,
+        shape=shape,
+        classes=1000 if options.dataset == "imagenet2012" else 10,
+        num_train=NUM_EXAMPLES,
+        num_test=1,
+        train_labels=np.arange(1000) % 10,
+        standardize=lambda images: images.astype(jnp.float32),
+        batches=lambda *_: iter([example]),
+    )
+
+
+def make_utterances(name, *_):
+    """The paper's 260 features and 32,000 states, or what the installed models are trained on."""
+    return Utterances(
+        frames=np.zeros((42, 40), np.uint8),
+        lengths=np.array([21, 21]),
+        labels=np.zeros(2, np.int32),
+        classes=[str(state) for state in range(32_000)],
+        frame_features=np.zeros((42, 40), np.float32),
+        utterance_features=np.zeros((2, 100), np.float32),
+    )
+
+
+@pytest.fixture
+def no_data(monkeypatch):
+    """Tasks whose data have the right shapes, and no content."""
+    pairs = [Pairs(WORDS, WORDS)] * 3
+    train_tokenizer = language.train_tokenizer
+    monkeypatch.setattr(image, "load_images", make_images)
+    monkeypatch.setattr(speech, "load_utterances", make_utterances)
+    monkeypatch.setattr(language, "read_texts", lambda *_: iter(WORDS * 40))
+    monkeypatch.setattr(translation, "load_pairs", lambda *_: PairSets(*pairs))
+    for module in (translation, language):
+        monkeypatch.setattr(
+            module,
+            "train_tokenizer",
+            lambda text, size: Tokenizer(train_tokenizer(WORDS, 300), size),
+        )
+
+
+def shapes(leading, tree, drop=0):
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*leading, *x.shape[drop:]), x.dtype), tree)
+
+
+def trace_gradients(task, options):
+    """The shapes of a node's parameters, after its gradients are traced at the preset's batch."""
+    nodes = gx.Nodes(1)
+    size = options.batch_size_per_node
+    batches = task.make_shapes(nodes, size)
+    if batches:
+        batch = shapes((), batches[-1], drop=1)
+    else:
+        batch = shapes((size,), next(task.batches(nodes, 1, 0, 0)), drop=2)
+    variables = jax.eval_shape(lambda: task.init(0))
+    params = variables["params"]
+    grads, (loss, _) = jax.eval_shape(
+        make_gradients(task), params, variables.get("batch_stats"), batch
+    )
+    assert loss.shape == ()
+    assert jax.tree.structure(grads) == jax.tree.structure(params)
+    return params
+
+
+def trace_update(run, size, params):
+    """Traces optimizer and exchange over all nodes; parameters keep their shapes."""
+    tx = run.method.transform
+
+    def update(grads, opt_state, params):
+        updates, opt_state = tx.update(grads, opt_state, params, step=0)
+        return optax.apply_updates(params, updates), opt_state
+
+    stacked = shapes((size,), params)
+    opt_state = shapes((size,), jax.eval_shape(tx.init, params))
+    new, new_state = jax.eval_shape(gx.Nodes(size).spmd(update), stacked, opt_state, stacked)
+    assert shapes((), new) == stacked
+    assert shapes((), new_state) == opt_state
+
+
+def test_names_are_unique_and_plain():
+    names = [preset.name for family in FAMILIES for preset in family.PRESETS]
+    assert len(names) == len(set(names)) == len(PRESETS)
+    assert all(re.fullmatch(r"[a-z0-9.-]+", name) for name in names)
+
+
+def test_every_figure_has_a_source():
+    for preset in PRESETS.values():
+        if preset.figures:
+            assert preset.paper is not None
+            assert preset.place is not None
+            assert preset.hardware is not None
+            assert re.search(r"arXiv:\d{4}\.\d{5}", preset.paper.reference)
+        else:
+            assert preset.name.endswith("-mini") or preset.program == "language"
+    for family in FAMILIES[:-1]:
+        assert any(preset.name.endswith("-mini") for preset in family.PRESETS)
+
+
+def test_the_rows_of_the_tables():
+    """As many as the papers have: SGP-19, DPSGD-17, RAND-20, RelaySGD and SlowMo."""
+    expected = {
+        "sgp19-table1": 12,
+        "sgp19-table3": 10,
+        "sgp19-table4": 6,
+        "sgp19-table5": 4,
+        "sgp19-transformer-25k": 2,
+        "sgp19-transformer-400k": 2,
+        "dpsgd17-resnet20": 8,
+        "dpsgd17-resnet56": 4,
+        "rand20-table2": 10,
+        "relaysgd-table2": 15,
+        "slowmo-table1": 4,
+    }
+    for start, count in expected.items():
+        assert sum(name.startswith(f"{start}-") for name in PRESETS) == count, start
+
+
+def test_options_are_those_of_the_programs_where_they_differ():
+    for preset in PRESETS.values():
+        defaults = {field.name: field.default for field in dataclasses.fields(make_options(preset))}
+        assert not preset.options.keys() & OF_A_MACHINE
+        assert preset.options.keys() <= defaults.keys()
+
+
+def test_commands_are_parsed():
+    """Both forms of a command line give the same options."""
+    for preset in PRESETS.values():
+        module = f"experiments.{preset.program}"
+        expected = make_options(preset)
+        prefix = f"python -m {module} "
+        options_type = PROGRAMS[preset.program][0]
+        short = parse_options(
+            module, options_type, shlex.split(preset.command.removeprefix(prefix))
+        )
+        assert short.preset == preset.name
+        assert options_text(short, preset=None) == options_text(expected)
+        long = listing.spell_command(preset).replace("\\\n", "").removeprefix(prefix)
+        assert options_text(parse_options(module, options_type, shlex.split(long))) == options_text(
+            expected
+        )
+
+
+def options_text(options, **changes):
+    return json.dumps(dataclasses.asdict(options) | changes, default=str)
+
+
+def test_models_and_methods_are_traced(no_data):
+    """Each model at its batch, with a chain; each chain with a model, and at each size."""
+    params = {}
+    traced = set()
+    small = {"w": jax.ShapeDtypeStruct((3,), jnp.float32)}
+    for preset in PRESETS.values():
+        options = make_options(preset)
+        task = PROGRAMS[preset.program][1](options)
+        model = (preset.program, options.model)
+        is_new = model not in params
+        if is_new:
+            params[model] = trace_gradients(task, options)
+        for run in Plan(options, NUM_EXAMPLES, task.decay_mask).make_runs(options.nodes):
+            chain = (run.title, options.optimizer, options.accumulate > 1)
+            if is_new or chain not in traced:
+                traced |= {chain, (chain, options.nodes)}
+                trace_update(run, options.nodes, params[model])
+            elif (chain, options.nodes) not in traced:
+                traced.add((chain, options.nodes))
+                trace_update(run, options.nodes, small)
+            is_new = False
+
+
+@pytest.mark.parametrize(
+    ("name", "epochs", "expected"),
+    [
+        ("sgp19-table1-ar-32", (0, 5, 29, 31, 61, 81), (0.1, 3.2, 3.2, 0.32, 0.032, 0.0032)),
+        ("sgp19-table3-2p-32", (5, 29, 31, 61, 81), (3.2, 3.2, 0.32, 0.032, 0.0032)),
+        ("sgp19-table1-sgp-32", (5, 39, 41, 71, 86), (1.2, 1.2, 0.12, 0.012, 0.0012)),
+        ("sgp19-table5-sgp-32", (5, 89, 91, 181, 241), (3.2, 3.2, 0.32, 0.032, 0.0032)),
+        ("relaysgd-table2-dpsgd-1", (5, 149, 151, 181), (0.4, 0.4, 0.04, 0.004)),
+        ("relaysgd-table2-sgp-m-0.01", (5, 149, 151, 181), (0.025, 0.025, 0.0025, 0.00025)),
+        ("rand20-table2-d1d-64", (9.99, 10.5, 11.5), (1.0, 0.7071, 0.5)),
+        ("rand20-table2-single", (0, 9, 10.5), (0.1, 0.1, 0.0707)),
+    ],
+)
+def test_learning_rates_are_those_of_the_papers(name, epochs, expected):
+    options = make_options(PRESETS[name])
+    plan = Plan(options, NUM_EXAMPLES)
+    per_epoch = plan.steps / options.epochs
+    rates = [plan.learning_rate_at(round(per_epoch * epoch)) for epoch in epochs]
+    assert rates == pytest.approx(list(expected), rel=2e-3)
+
+
+def test_tokens_and_rate_of_the_transformer():
+    for size, tokens in (("25k", 25_000), ("400k", 400_000)):
+        options = make_options(PRESETS[f"sgp19-transformer-{size}-sgp"])
+        assert options.global_batch_size * options.accumulate == tokens
+        plan = Plan(options, 140_000_000)
+        peak = np.asarray(plan.learning_rate(options.warmup_steps - 1))
+        assert peak == pytest.approx((512 * 4000) ** -0.5, rel=2e-3)
+    assert plan.updates == 14_000
+
+
+@pytest.fixture
+def small_program(monkeypatch):
+    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
+    monkeypatch.setattr("experiments.report.write_report", lambda *_: None)
+    monkeypatch.setattr("experiments.report.plot_topology", lambda *_: None)
+
+
+def run_image(*arguments):
+    """The exit status of the program; 0 if it ends by itself."""
+    try:
+        image.main(arguments)
+    except SystemExit as stop:
+        return stop.code
+    return 0
+
+
+def test_a_run_with_a_preset_is_recorded_and_resumed(tmp_path, small_program):
+    given = ("--preset", "sgp19-mini", *SHORT, "--out", str(tmp_path))
+    given += ("--batch-size-per-node", "250")
+    assert run_image(*given, "--checkpoint-every", "5") == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    options = summary["options"]
+    assert options["preset"] == "sgp19-mini"
+    assert options["learning_rate"] == PRESETS["sgp19-mini"].options["learning_rate"]
+    assert options["lr_schedule"] == "step"
+    assert (options["model"], options["nodes"], options["batch_size_per_node"]) == (
+        "linear",
+        2,
+        250,
+    )
+
+    (tmp_path / "summary.json").write_text(json.dumps(summary | {"runs": []}))
+    assert run_image(*given, "--resume") == 0
+    resumed = json.loads((tmp_path / "summary.json").read_text())
+    assert len(resumed["environment"]["resumed"]) == 1
+    assert resumed["runs"][0]["final_loss"] == summary["runs"][0]["final_loss"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "names_preset"),
+    [
+        ("--preset sgp19-mimi", "got 'sgp19-mimi': did you mean sgp19-mini", False),
+        ("--preset zebra", "got 'zebra': `python -m experiments.presets` lists", False),
+        (
+            "--preset rand20-mini",
+            "run `python -m experiments.speech --preset rand20-mini --data-dir FOLDER`",
+            False,
+        ),
+        ("--preset sgp19-mini --dataset cifar10 --data-dir /nowhere", "cifar10", True),
+        ("--preset sgp19-mini --nodes 6000", "--nodes must be at most the number of", True),
+        ("--preset sgp19-mini --accumulate 2", "--accumulate must be 1, got 2", True),
+        ("--preset sgp19-mini --warmup-steps 3", "--warmup-steps must be 0", True),
+        ("--preset sgp19-table1-sgp-32 --epochs 3", "got 40 70 85", True),
+        ("--preset sgp19-table1-sgp-32 --normalization none", "--normalization must be", True),
+        ("--preset sgp19-mini --nodes x", "--nodes", True),
+    ],
+)
+def test_bad_presets(arguments, message, names_preset, capsys, small_program):
+    assert run_image(*arguments.split()) == 2
+    printed = capsys.readouterr().err
+    flat = " ".join(re.sub("[│╭╮╰╯─]", "", printed).split())
+    assert message in flat
+    *_, preset = re.findall(r"--preset (\S+)", arguments)
+    is_named = f"are those of --preset {preset}.)" in flat.replace(".) ", ".)")
+    assert is_named == names_preset
+
+
+def test_help_shows_the_values_of_a_preset(capsys):
+    with pytest.raises(SystemExit) as stop:
+        image.main(["--preset", "sgp19-table1-sgp-32", "--help"])
+    assert not stop.value.code
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "--preset" in printed
+    assert "0.0375" in printed
+
+
+def test_a_flag_of_a_preset_can_be_unset():
+    given = ["--preset", "sgp19-table1-sgp-32", "--no-no-decay-on-norm-and-bias"]
+    options = parse_options("experiments.image", image.Options, given)
+    assert not options.no_decay_on_norm_and_bias
+    assert options.learning_rate == 0.0375
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_list_fits_the_screen(width, capsys):
+    console = Console(width=width, highlight=False)
+    listing.print_list(PRESETS.values(), console)
+    lines = capsys.readouterr().out.splitlines()
+    too_long = [line for line in lines if len(line) > width and not line.startswith("$ ")]
+    assert too_long == []
+    rows = [line.split()[0] for line in lines if line.split() and line.split()[0] in PRESETS]
+    assert rows == list(PRESETS)
+    assert not any("…" in line for line in lines)
+
+
+def test_the_list_is_filtered_and_detailed(capsys):
+    listing.main(["--match", "TABLE 5", "--program", "image"])
+    printed = capsys.readouterr().out
+    assert "\npython -m experiments.image --preset sgp19-table5-1-osgp-32\n" in printed
+    assert "table4" not in printed
+    listing.main(["--name", "rand20-table2-ad-16"])
+    printed = capsys.readouterr().out
+    assert "python -m experiments.speech --preset rand20-table2-ad-16 --data-dir FOLDER" in printed
+    assert "\n  --algorithm adpsgd@ring" in printed
+    assert "7.6/13.2%" in printed
+    for arguments in (["--match", "zebra"], ["--name", "zebra"]):
+        with pytest.raises(SystemExit) as stop:
+            listing.main(arguments)
+        assert stop.value.code == 2

@@ -1,0 +1,319 @@
+"""Batches that are read from records: which images, how augmented, and what of corrupt ones."""
+
+import io
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from damaged_records import damage
+from original_files import CIFAR_PER_FILE, make_cifar_image, write_cifar, write_imagenet
+from PIL import Image
+
+from experiments import data
+from experiments.data.augmentation import augment_cifar, crop_imagenet, draw_box, resize
+from experiments.data.local import find_prepared
+from experiments.data.preparation import ORIGINALS, prepare
+from experiments.data.reader import CorruptImages
+
+TRAIN = 5 * CIFAR_PER_FILE
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cifar")
+    prepare(ORIGINALS["cifar10"](write_cifar(folder / "from"), 0), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("imagenet")
+    prepare(ORIGINALS["imagenet2012"](write_imagenet(folder / "from"), 0), folder)
+    return folder
+
+
+def take(batches: Iterator[Any], count: int) -> list[Any]:
+    return list(itertools.islice(batches, count))
+
+
+def split(images: data.ImageRecords, nodes: int) -> list[np.ndarray]:
+    return data.split_examples(np.arange(images.num_train), nodes, None, seed=3)
+
+
+def assert_equal_batches(one: list[Any], other: list[Any]) -> None:
+    for first, second in zip(one, other, strict=True):
+        for a, b in zip(first, second, strict=True):
+            assert a.tobytes() == b.tobytes()
+
+
+def index_of(image: np.ndarray) -> int:
+    """Which image of the stand-in this is a shifted, flipped part of."""
+    marks = np.argwhere((image[..., 1] == 1) & (image[..., 2] == 2))
+    matches = [
+        int(image[y, x, 0])
+        for y, x in marks
+        if image[y, x, 0] < TRAIN and is_part_of(image, make_cifar_image(int(image[y, x, 0])))
+    ]
+    (index,) = matches
+    return index
+
+
+def is_part_of(image: np.ndarray, original: np.ndarray) -> bool:
+    padded = np.pad(original, ((4, 4), (4, 4), (0, 0)))
+    return any(
+        np.array_equal(image, padded[y : y + 32, x : x + 32][:, ::step])
+        for y, x, step in itertools.product(range(9), range(9), (1, -1))
+    )
+
+
+def test_batches_are_augmented_images_of_the_nodes_shards(cifar: Path) -> None:
+    """Every image is one of its node's, with its label, and in a pass each one comes once."""
+    images = data.ImageRecords("cifar10", cifar)
+    assert (images.classes, images.num_train, images.num_test) == (10, TRAIN, CIFAR_PER_FILE)
+    shards = split(images, 4)
+    (pixels, labels), *_ = take(images.batches(shards, 10, 0, range(4), 0), 1)
+    assert pixels.shape == (4, 10, 32, 32, 3)
+    assert (pixels.dtype, labels.dtype) == (np.uint8, np.int32)
+    seen = [[index_of(image) for image in row] for row in pixels]
+    assert sorted(itertools.chain.from_iterable(seen)) == list(
+        range(TRAIN)
+    )  # nobody sees another's
+    np.testing.assert_array_equal(labels, np.array(seen) % 10)
+
+
+def test_no_node_sees_the_data_of_another(cifar: Path) -> None:
+    images = data.ImageRecords("cifar10", cifar)
+    shards = data.split_examples(images.train_labels, 3, 0.3, seed=1)
+    seen: list[set[int]] = [set(), set(), set()]
+    for pixels, _ in take(images.batches(shards, 3, 0, range(3), 0), 3):
+        for node, row in enumerate(pixels):
+            seen[node] |= {index_of(image) for image in row}
+    for one, other in itertools.combinations(seen, 2):
+        assert not one & other
+
+
+def test_labels_are_those_of_the_examples(cifar: Path) -> None:
+    labels = data.ImageRecords("cifar10", cifar).train_labels
+    np.testing.assert_array_equal(np.bincount(labels), np.full(10, TRAIN // 10))
+
+
+def test_passes_differ_and_repeat_with_the_seed(cifar: Path) -> None:
+    images = data.ImageRecords("cifar10", cifar)
+    shards = split(images, 4)
+    first = take(images.batches(shards, 10, 0, range(4), 0), 3)
+    assert_equal_batches(first, take(images.batches(shards, 10, 0, range(4), 0), 3))
+    other = take(images.batches(shards, 10, 1, range(4), 0), 3)
+    assert not np.array_equal(first[0][0], other[0][0])
+
+    def sort(batch: Any) -> list[bytes]:
+        return sorted(image.tobytes() for image in batch[0].reshape(-1, 32, 32, 3))
+
+    # The same images in every pass, but not the same parts of them.
+    assert len(set(sort(first[0])) & set(sort(first[1]))) < TRAIN / 4
+
+
+def test_the_same_batches_whatever_the_processes(cifar: Path) -> None:
+    images = data.ImageRecords("cifar10", cifar)
+    shards = split(images, 4)
+    together = take(images.batches(shards, 7, 5, range(4), 0), 4)
+    for nodes in ([0, 1], [2, 3], [1]):
+        apart = take(images.batches(shards, 7, 5, nodes, 0), 4)
+        rows = [tuple(array[nodes] for array in batch) for batch in together]
+        assert_equal_batches(apart, rows)
+
+
+@pytest.mark.parametrize("start", [1, 3, 6])
+def test_a_resumed_run_continues_to_the_bit(cifar: Path, start: int) -> None:
+    images = data.ImageRecords("cifar10", cifar)
+    shards = split(images, 3)
+    whole = take(images.batches(shards, 4, 2, range(3), 0), 8)
+    rest = take(images.batches(shards, 4, 2, range(3), start), 8 - start)
+    assert_equal_batches(whole[start:], rest)
+
+
+def test_the_test_set_is_not_augmented(cifar: Path) -> None:
+    images = data.ImageRecords("cifar10", cifar)
+    (pixels, labels), *rest = images.test_batches()
+    assert not rest
+    numbers = pixels[:, 16, 16, 0].astype(int)
+    assert sorted(numbers) == list(range(TRAIN, TRAIN + CIFAR_PER_FILE))
+    for image, number in zip(pixels, numbers, strict=True):
+        np.testing.assert_array_equal(image, make_cifar_image(number))
+    np.testing.assert_array_equal(labels, numbers % 10)
+
+
+def test_imagenet_is_cropped_to_224(imagenet: Path) -> None:
+    images = data.ImageRecords("imagenet2012", imagenet)
+    (pixels, labels), second = take(images.batches(split(images, 2), 5, 0, range(2), 0), 2)
+    assert pixels.shape == second[0].shape == (2, 5, 224, 224, 3)
+    assert set(labels.ravel().tolist()) <= {0, 1, 2}
+    (test, test_labels), *_ = images.test_batches()
+    assert test.shape == (6, 224, 224, 3)
+    colored = [image for image in test if not (image[..., 0] == image[..., 1]).all()]
+    assert colored
+    assert sorted(test_labels.tolist()) == [0, 0, 1, 1, 2, 2]
+
+
+def test_images_are_standardized_on_the_device(cifar: Path) -> None:
+    images = data.ImageRecords("cifar10", cifar)
+    pixels = np.array([0, 255], np.uint8).reshape(2, 1, 1, 1) * np.ones((1, 2, 2, 3), np.uint8)
+    x = np.asarray(images.standardize(pixels))  # pyright: ignore[reportArgumentType]
+    assert x.dtype == np.float32
+    mean = np.array([0.4914, 0.4822, 0.4465])
+    np.testing.assert_allclose(x[0, 0, 0], -mean / [0.247, 0.2435, 0.2616], rtol=1e-5)
+    np.testing.assert_allclose(x[1, 1, 1, 0], (1 - 0.4914) / 0.247, rtol=1e-5)
+
+
+def test_augmentation_reaches_every_part() -> None:
+    image = Image.fromarray(make_cifar_image(0))
+    parts = {augment_cifar(image, np.random.default_rng(i)).tobytes() for i in range(3000)}
+    assert len(parts) == 2 * 9 * 9
+
+
+def test_random_boxes_lie_in_the_image() -> None:
+    rng = np.random.default_rng(0)
+    areas = []
+    for _ in range(500):
+        left, upper, right, lower = draw_box(500, 375, rng)
+        assert 0 <= left < right <= 500
+        assert 0 <= upper < lower <= 375
+        assert 0.73 <= (right - left) / (lower - upper) <= 1.37
+        areas.append((right - left) * (lower - upper) / (500 * 375))
+    assert 0.07 < min(areas) < 0.15
+    assert max(areas) > 0.85
+    # A strip has no part of such a shape and size, so its middle is taken.
+    assert draw_box(1000, 10, np.random.default_rng(1)) == (495, 0, 505, 10)
+
+
+def test_the_crop_for_tests_is_the_middle() -> None:
+    left = Image.new("RGB", (512, 256))
+    left.paste((255, 255, 255), (256, 0, 512, 256))
+    pixels = crop_imagenet(left)
+    assert pixels.shape == (224, 224, 3)
+    assert pixels[:, :111].max() == 0
+    assert pixels[:, 113:].min() == 255
+
+
+def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size() -> None:
+    """It looks the same, and the part is not enlarged."""
+    y, x = np.mgrid[:900, :1203]
+    pixels = np.stack([x * 255 // 1203, y * 255 // 900, (x + y) % 256], axis=-1).astype(np.uint8)
+    jpeg = io.BytesIO()
+    Image.fromarray(pixels).save(jpeg, "JPEG", quality=95)
+    for box, size in (
+        ((0, 0, 1203, 900), (301, 225)),
+        ((100, 200, 550, 650), (602, 450)),
+        ((100, 200, 545, 650), (1203, 900)),
+    ):
+        with Image.open(jpeg) as image, Image.open(jpeg) as whole:
+            whole.load()
+            small = resize(image, box)
+            assert image.size == size
+            assert small.shape == (224, 224, 3)
+            difference = np.abs(small[..., :2].astype(int) - resize(whole, box)[..., :2])
+            assert difference.mean() < 1.5
+
+
+def test_a_corrupt_image_is_named_and_replaced_by_one_of_its_node(
+    cifar: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = data.ImageRecords("cifar10", cifar)
+    shards = split(whole, 4)
+    corrupt = {int(shards[2][0]), int(shards[2][1])}
+    before = take(whole.batches(shards, 10, 0, range(4), 0), 2)
+    damage(monkeypatch, corrupt)
+    images = data.ImageRecords("cifar10", cifar)
+    after = take(images.batches(shards, 10, 0, range(4), 0), 2)
+    printed = capsys.readouterr().err
+    assert printed.count("is corrupt") == 2  # once each, not once a pass
+    for index in corrupt:
+        assert f"image {index} of train in {cifar}" in printed
+    for node in (0, 1, 3):
+        assert_equal_batches([[before[0][0][node]]], [[after[0][0][node]]])
+    own = {index_of(image) for image in before[0][0][2]}
+    replaced = [index_of(image) for image in after[0][0][2]]
+    assert len(replaced) == 10
+    assert set(replaced) < own
+    assert len(set(replaced)) == 8
+    assert_equal_batches(after[1:], take(images.batches(shards, 10, 0, range(4), 1), 1))
+
+
+def test_a_corrupt_test_image_is_left_out(cifar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    damage(monkeypatch, {0, 5})
+    ((_, labels),) = data.ImageRecords("cifar10", cifar).test_batches()
+    assert len(labels) == CIFAR_PER_FILE - 2
+
+
+def test_too_many_corrupt_images_end_the_run(cifar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    damage(monkeypatch, set(range(TRAIN)))
+    images = data.ImageRecords("cifar10", cifar, max_corrupt=3)
+    batches = images.batches(split(images, 2), 4, 0, range(2), 0)
+    with pytest.raises(data.RecordError, match="at most 3 images must be corrupt, got 4"):
+        next(batches)
+    generous = data.ImageRecords("cifar10", cifar, max_corrupt=TRAIN)
+    batches = generous.batches(split(generous, 2), 4, 0, range(2), 0)
+    with pytest.raises(data.RecordError, match="must have an image that is not corrupt"):
+        next(batches)
+
+
+@pytest.mark.parametrize("label", [-1, 10])
+def test_a_label_out_of_range(cifar: Path, monkeypatch: pytest.MonkeyPatch, label: int) -> None:
+    damage(monkeypatch, set(), {7: label})
+    images = data.ImageRecords("cifar10", cifar)
+    message = f"labels must be from 0 to 9, got {label} for image 7 of train in"
+    with pytest.raises(data.RecordError, match=message):
+        take(images.batches(split(images, 1), TRAIN, 0, [0], 0), 1)
+    with pytest.raises(data.RecordError, match=message):
+        _ = images.train_labels
+
+
+def test_corrupt_images_are_counted_once(capsys: pytest.CaptureFixture[str]) -> None:
+    corrupt = CorruptImages(1)
+    for _ in range(3):
+        corrupt.add("image 1", "cut")
+    assert capsys.readouterr().err == "left out, 1 so far: image 1 is corrupt: cut\n"
+    with pytest.raises(data.RecordError, match="got 2, the last one: image 2 is corrupt"):
+        corrupt.add("image 2", "cut")
+
+
+@pytest.mark.parametrize("name", ["cifar10", "imagenet2012"])
+def test_missing_data_says_what_to_run_and_where_it_looked(tmp_path: Path, name: str) -> None:
+    with pytest.raises(FileNotFoundError) as error:
+        data.ImageRecords(name, tmp_path)
+    assert isinstance(error.value, data.DataError)
+    assert f"{tmp_path / name}/VERSION/dataset_info.json" in str(error.value)
+    command = f"python -m experiments.data prepare {name} --from FOLDER --data-dir {tmp_path}"
+    assert command in str(error.value)
+
+
+def copy_set(source: Path, target: Path) -> Path:
+    folder = target / "cifar10" / "3.0.2"
+    folder.mkdir(parents=True)
+    for path in (source / "cifar10" / "3.0.2").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+def test_a_missing_file_of_a_prepared_set(cifar: Path, tmp_path: Path) -> None:
+    folder = copy_set(cifar, tmp_path)
+    (record,) = folder.glob("*train*array_record*")
+    record.unlink()
+    with pytest.raises(data.DataError, match=f"must hold all its files, got no .*{record.name}"):
+        data.ImageRecords("cifar10", tmp_path)
+
+
+def test_a_broken_description_of_a_prepared_set(cifar: Path, tmp_path: Path) -> None:
+    (copy_set(cifar, tmp_path) / "dataset_info.json").write_text("{")
+    with pytest.raises(data.DataError, match="must hold a data set of TensorFlow Datasets"):
+        data.ImageRecords("cifar10", tmp_path)
+
+
+def test_the_newest_version_is_read(cifar: Path, tmp_path: Path) -> None:
+    folder = copy_set(cifar, tmp_path)
+    for name in ("3.0.10", "incomplete.X_4.0.0"):
+        os.symlink(folder, folder.parent / name)
+    assert find_prepared("cifar10", tmp_path) == folder.parent / "3.0.10"

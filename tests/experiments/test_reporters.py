@@ -1,0 +1,245 @@
+"""`--report-to`: TensorBoard's event files are read back; Weights & Biases is a small stand-in."""
+
+import json
+import math
+import struct
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from tensorboardX.proto import event_pb2
+
+from experiments import image
+from experiments.results.reporters import import_package, open_reporter
+from experiments.training import placement
+from experiments.training.trainer import Trainer
+
+Event = vars(event_pb2)["Event"]  # made when it is imported
+SHORT = ("--model", "linear", "--epochs", "2", "--nodes", "2", "--log-every", "20")
+SHORT += ("--batch-size-per-node", "100")
+
+
+@pytest.fixture(autouse=True)
+def small_program(monkeypatch):
+    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
+    monkeypatch.setattr("experiments.report.write_report", lambda *_: None)
+    monkeypatch.setattr("experiments.report.plot_topology", lambda *_: None)
+
+
+def read_events(folder):
+    """All events of a folder, in the order in which they were written."""
+    events = []
+    for path in sorted(folder.iterdir()):
+        data = path.read_bytes()
+        while data:  # a record: length, its checksum, an event, its checksum
+            (length,) = struct.unpack("<Q", data[:8])
+            events.append(Event.FromString(data[12 : 12 + length]))
+            data = data[16 + length :]
+    return events
+
+
+def read_scalars(folder):
+    """Step and name -> value, without what was replaced when the run was resumed."""
+    scalars = {}
+    for event in read_events(folder):
+        if event.HasField("session_log") and event.session_log.status == event.session_log.START:
+            scalars = {key: value for key, value in scalars.items() if key[0] < event.step}
+        for value in event.summary.value:
+            if not value.HasField("tensor"):
+                scalars[event.step, value.tag] = value.simple_value
+    return scalars
+
+
+def read_lines(out, run):
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return {
+        (line["step"], name): value
+        for line in lines
+        if line["run"] == run
+        for name, value in line.items()
+        if name not in ("run", "step")
+    }
+
+
+def require_same(scalars, lines):
+    assert scalars.keys() == lines.keys()
+    for key, value in lines.items():
+        assert math.isclose(scalars[key], value, rel_tol=1e-6), key
+
+
+def test_tensorboard_has_the_lines_of_each_run_and_resumes(tmp_path, monkeypatch):
+    given = (*SHORT, "--algorithm", "sgp", "allreduce", "--checkpoint-every", "20")
+    given += ("--report-to", "tensorboard", "--out", str(tmp_path))
+    run_steps = Trainer.run_steps
+
+    def stop_at_step_25(self, state, batches):
+        if state.step >= 25:
+            raise OSError("no space left on device")
+        return run_steps(self, state, batches)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "run_steps", stop_at_step_25)
+        with pytest.raises(SystemExit):
+            image.main(given)
+    folder = tmp_path / "tensorboard"
+    (name,) = [path.name for path in folder.iterdir()]
+    before = read_scalars(folder / name)
+    assert before, "written, although the program failed"
+    image.main((*given, "--resume"))
+    runs = {
+        "sgp-one_peer_exponential-seed-0": "sgp, one_peer_exponential, seed 0",
+        "allreduce-complete-seed-0": "allreduce, complete, seed 0",
+    }
+    assert {path.name for path in folder.iterdir()} == runs.keys()
+    for folder_name, run in runs.items():
+        require_same(read_scalars(folder / folder_name), read_lines(tmp_path, run))
+    image.main((*SHORT, "--algorithm", "sgp", "--out", str(tmp_path), "--overwrite"))
+    assert not folder.exists()
+
+
+def test_samples_are_a_text(tmp_path):
+    with open_reporter("tensorboard", tmp_path, "sgp, seed 0", "sgp-seed-0", {}) as reporter:
+        reporter.start(0)
+        reporter.add({"run": "sgp, seed 0", "step": 3, "loss": 0.5, "samples": ["one", "two"]})
+    events = read_events(tmp_path / "tensorboard" / "sgp-seed-0")
+    texts = [
+        value.tensor.string_val[0].decode()
+        for event in events
+        for value in event.summary.value
+        if value.HasField("tensor")
+    ]
+    assert texts == ["one\n\ntwo"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "package"), [("tensorboard", "tensorboardX"), ("wandb", "wandb")]
+)
+def test_a_missing_package_is_an_error_before_training(
+    choice, package, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(SystemExit) as stop:
+        image.main(["--report-to", choice, "--out", str(tmp_path / "out")])
+    assert stop.value.code == 2
+    printed = " ".join(capsys.readouterr().err.replace("│", "").split())
+    assert (
+        f"--report-to {choice} needs the package {package}, got none: run `pip install" in printed
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_results_is_no_package(monkeypatch, tmp_path):
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    found = [path for path in sys.path if path == str(tmp_path)]
+    monkeypatch.setattr(sys, "path", found)
+    with pytest.raises(ValueError, match="needs the package wandb, got none"):
+        import_package("wandb")
+    sys.modules.pop("wandb", None)
+
+
+class FakeWandb(ModuleType):
+    """The part of the interface of wandb 0.31 that is used."""
+
+    class Error(Exception):
+        pass
+
+    def __init__(self, logged_in=False, is_reachable=True):
+        super().__init__("wandb")
+        self.__file__ = "wandb/__init__.py"
+        self.Settings = SimpleNamespace
+        self.logged_in = logged_in
+        self.is_reachable = is_reachable
+        self.runs = []
+
+    def login(self, prompt):
+        assert prompt is False
+        return self.logged_in
+
+    def init(self, **settings):
+        if not self.is_reachable:
+            raise self.Error("timed out")
+        run = FakeRun(settings)
+        self.runs.append(run)
+        return run
+
+
+class FakeRun:
+    def __init__(self, settings):
+        self.settings = settings
+        self.logged = []
+        self.exit_code = None
+
+    def define_metric(self, name, step_metric):
+        assert (name, step_metric) == ("*", "step")
+
+    def log(self, values):
+        self.logged.append(values)
+
+    def finish(self, exit_code):
+        self.exit_code = exit_code
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    return fake
+
+
+def test_wandb_is_offline_without_a_login_and_says_so(tmp_path, wandb, capsys):
+    given = (*SHORT, "--algorithm", "sgp", "--out", str(tmp_path), "--report-to", "wandb")
+    image.main((*given, "--checkpoint-every", "20"))
+    assert "wandb: offline" in " ".join(capsys.readouterr().out.split())
+    (run,) = wandb.runs
+    assert run.settings["mode"] == "offline"
+    assert run.settings["config"]["model"] == "linear"
+    assert run.settings["name"] == "sgp, one_peer_exponential, seed 0"
+    assert run.exit_code == 0
+    logged = {
+        (values["step"], name): value
+        for values in run.logged
+        for name, value in values.items()
+        if name != "step"
+    }
+    require_same(logged, read_lines(tmp_path, run.settings["name"]))
+
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    (tmp_path / "summary.json").write_text(json.dumps(summary | {"runs": []}))
+    image.main((*given, "--resume"))
+    assert wandb.runs[1].settings["id"] == run.settings["id"]
+
+
+def test_wandb_modes_and_errors(tmp_path, wandb, monkeypatch, capsys):
+    def start():
+        with open_reporter("wandb", tmp_path, "sgp, seed 0", "sgp-seed-0", {}) as reporter:
+            message = reporter.start(0)
+            assert (message is None) == (wandb.runs[-1].settings["mode"] == "online")
+
+    wandb.logged_in = True
+    start()
+    assert wandb.runs[-1].settings["mode"] == "online"
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    start()
+    assert wandb.runs[-1].settings["mode"] == "offline"
+    wandb.logged_in = False
+    monkeypatch.setenv("WANDB_MODE", "online")
+    with pytest.raises(RuntimeError, match="needs a login with WANDB_MODE=online, got none"):
+        start()
+    wandb.logged_in = True
+    wandb.is_reachable = False
+    with pytest.raises(RuntimeError, match="must reach its server, got: timed out"):
+        start()
+
+
+def test_wandb_is_told_of_a_failure(tmp_path, wandb):
+    def fail():
+        with open_reporter("wandb", tmp_path, "sgp, seed 0", "sgp-seed-0", {}) as reporter:
+            reporter.start(0)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert wandb.runs[0].exit_code == 1

@@ -1,0 +1,288 @@
+"""The speech program: features, windows, accuracies, and what its users may get wrong."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from resumed_runs import require_resumable_to_the_bit
+
+import gossipjax as gx
+from experiments import report, speech
+from experiments.data import DataError, MissingDataError
+from experiments.data.speech import Windows, load_utterances
+from experiments.models.acoustic import ACOUSTIC_SIZES, AcousticSize
+from experiments.training import placement
+from experiments.training.evaluation import Evaluator
+
+CHANNELS = 4
+CLASSES = 3
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    """A tiny model, no plots, and the tests' process has its eight CPU devices already."""
+    monkeypatch.setitem(ACOUSTIC_SIZES, "mini", AcousticSize(layers=1, cells=8, projection=8))
+    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
+    monkeypatch.setattr(report, "write_report", lambda *_: None)
+    monkeypatch.setattr(report, "plot_topology", lambda *_: None)
+
+
+def make_arrays(utterances=36):
+    """Utterances whose classes can be told apart: each is loud in one of the channels."""
+    lengths = RNG.integers(3, 16, utterances).astype(np.int32)
+    lengths[0] = 15
+    lengths[3] = 3
+    labels = (np.arange(utterances) % CLASSES).astype(np.int8)
+    frames = RNG.integers(60, 120, (lengths.sum(), CHANNELS)).astype(np.uint8)
+    frames[np.arange(len(frames)), np.repeat(labels, lengths)] += 100
+    return {
+        "frames": frames,
+        "lengths": lengths,
+        "labels": labels,
+        "split": np.where(np.arange(utterances) % 4 == 3, 2, 0).astype(np.int8),
+        "languages": np.array(["be", "bg", "ca"]),
+    }
+
+
+def write(folder, arrays):
+    np.savez(folder / "tiny.npz", **arrays)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "data").mkdir()
+    return write(tmp_path / "data", make_arrays())
+
+
+def make_options(folder, **more):
+    options: dict[str, Any] = {"frames_per_window": 5, "nodes": 4, "batch_size_per_node": 2}
+    return speech.Options(dataset="tiny", data_dir=folder, **(options | more))
+
+
+def make_arguments(folder, *more):
+    arguments = ["--dataset", "tiny", "--data-dir", str(folder), "--frames-per-window", "5"]
+    arguments += ["--nodes", "4", "--batch-size-per-node", "2", "--placement", "vmap"]
+    return [*arguments, "--algorithm", "sgp", *more]
+
+
+def differentiate(frames):
+    """The deltas of a whole utterance `[T, F]`, frame by frame."""
+    last = len(frames) - 1
+    deltas = np.zeros_like(frames)
+    for t in range(len(frames)):
+        for n in (1, 2):
+            deltas[t] += n * (frames[min(t + n, last)] - frames[max(t - n, 0)]) / 10
+    return deltas
+
+
+class TestWindows:
+    def test_features_are_those_of_the_formula(self, folder):
+        utterances = load_utterances("tiny", folder, "train")
+        windows = Windows(utterances, 5)
+        features = windows.read(np.arange(len(windows)))
+        assert features.dtype == np.float32
+        assert (
+            features.shape == (len(windows), 5, windows.num_features) == (*features.shape[:2], 12)
+        )
+        ends = np.cumsum(utterances.lengths)
+        number = 0
+        for utterance, end in enumerate(ends):
+            length = utterances.lengths[utterance]
+            static = (utterances.frames[end - length : end].astype(np.float64) - 128) / 12
+            deltas = differentiate(static)
+            whole = np.concatenate([static, deltas, differentiate(deltas)], axis=1)
+            for start in range(0, length - 4, 5):
+                np.testing.assert_allclose(features[number], whole[start : start + 5], atol=1e-5)
+                assert windows.utterance[number] == utterance
+                assert windows.labels[number] == utterances.labels[utterance]
+                number += 1
+        assert number == len(windows)
+
+    def test_any_shape_of_windows_can_be_read(self, folder):
+        windows = Windows(load_utterances("tiny", folder, "train"), 5)
+        features = windows.read(np.array([[0, 3, 1], [2, 2, 4]]))
+        np.testing.assert_array_equal(features[1, 2], windows.read(np.array(4)))
+
+    def test_the_papers_260_features(self, tmp_path):
+        """40 fMLLR, 100 of an i-vector, 40 log-mel with deltas and double deltas."""
+        lengths = np.array([30, 42])
+        arrays = {
+            "frames": RNG.integers(0, 256, (72, 40)).astype(np.uint8),
+            "lengths": lengths,
+            "labels": np.array([1, 0]),
+            "split": np.array([1, 0]),
+            "languages": np.array(["a", "b"]),
+            "frame_features": RNG.normal(size=(72, 40)),
+            "utterance_features": RNG.normal(size=(2, 100)),
+        }
+        windows = Windows(load_utterances("tiny", write(tmp_path, arrays), "train"), 21)
+        features = windows.read(np.arange(2))
+        assert features.shape == (2, 21, 260)
+        assert windows.num_features == 260
+        frame_features = arrays["frame_features"][30:].reshape(2, 21, 40)
+        np.testing.assert_allclose(features[..., :40], frame_features, rtol=1e-6)
+        expected = np.broadcast_to(arrays["utterance_features"][1], (2, 21, 100))
+        np.testing.assert_allclose(features[..., 40:140], expected, rtol=1e-6)
+
+
+class TestBatches:
+    def test_the_windows_of_an_utterance_are_on_one_node(self, folder):
+        task = speech.SpeechClassification(make_options(folder))
+        for alpha in (None, 0.5):
+            task.options = make_options(folder, dirichlet_alpha=alpha)
+            shards = task.split_windows(4, seed=0)
+            assert sorted(np.concatenate(shards).tolist()) == list(range(task.num_examples))
+            owners = [set(task.train.utterance[shard].tolist()) for shard in shards]
+            assert sum(map(len, owners)) == len(set.union(*owners))
+
+    def test_a_node_sees_its_windows_only(self, folder, monkeypatch):
+        task = speech.SpeechClassification(make_options(folder))
+        shards = task.split_windows(4, seed=1)
+        monkeypatch.setattr(task.train, "read", lambda windows: windows)
+        batches = task.batches(gx.Nodes(4), 3, seed=1, start=0)
+        seen = [set() for _ in range(4)]
+        for _ in range(task.num_examples):
+            for node, rows in enumerate(next(batches)[0]):
+                seen[node].update(rows.tolist())
+        assert seen == [set(shard.tolist()) for shard in shards]
+
+    def test_batches_start_anywhere(self, folder):
+        task = speech.SpeechClassification(make_options(folder))
+        batches = task.batches(gx.Nodes(4), 2, seed=3, start=0)
+        frames, labels = [next(batches) for _ in range(8)][5]
+        other_frames, other_labels = next(task.batches(gx.Nodes(4), 2, seed=3, start=5))
+        np.testing.assert_array_equal(frames, other_frames)
+        np.testing.assert_array_equal(labels, other_labels)
+
+    def test_a_process_reads_the_rows_of_its_nodes(self, folder):
+        task = speech.SpeechClassification(make_options(folder))
+        nodes = gx.Nodes(4)
+        _, all_labels = next(task.batches(nodes, 2, seed=0, start=0))
+        assert all_labels.shape == (4, 2)
+
+
+def test_accuracies_are_those_of_a_loop_over_the_utterances(folder):
+    """Short utterances have no window: they do not count."""
+    task = speech.SpeechClassification(make_options(folder))
+    variables = jax.jit(task.init, static_argnums=0)(0)
+    features = task.test.read(np.arange(len(task.test)))
+    logits = jax.jit(task.model.apply)(variables, features)
+    scores_of_windows = np.asarray(jax.nn.log_softmax(logits)).mean(axis=1)
+    right_windows = []
+    right_utterances = []
+    for utterance in range(len(task.test.counts)):
+        windows = np.flatnonzero(task.test.utterance == utterance)
+        if not len(windows):
+            continue
+        scores = scores_of_windows[windows]
+        label = task.test.utterances.labels[utterance]
+        right_windows += (scores.argmax(axis=1) == label).tolist()
+        right_utterances.append(scores.sum(axis=0).argmax() == label)
+    assert 0 < len(right_utterances) < len(task.test.counts)
+    nodes = gx.Nodes(4)
+    average = Evaluator(task, nodes).evaluate_average(nodes.replicate(variables))
+    assert average == {
+        "test_window_accuracy_average_model": pytest.approx(np.mean(right_windows)),
+        "test_utterance_accuracy_average_model": pytest.approx(np.mean(right_utterances)),
+    }
+
+
+def test_learns_and_resumes_to_the_bit(folder, tmp_path, monkeypatch):
+    """With AdamW, and in the middle of an update whose gradients are accumulated."""
+    arguments = make_arguments(folder, "--epochs", "12", "--optimizer", "adam")
+    arguments += ["--accumulate", "2", "--learning-rate", "0.05"]
+    arguments += ["--nodes", "2", "--batch-size-per-node", "4"]  # fewer rounds to compile
+    run = require_resumable_to_the_bit(speech.main, arguments, 5, tmp_path, monkeypatch)
+    assert run["test_utterance_accuracy_average_model"] == 1
+    assert min(run["test_window_accuracy_nodes"]) > 0.9
+
+
+def test_bfloat16_changes_little(folder):
+    losses = []
+    for precision in ("float32", "mixed_bfloat16"):
+        task = speech.SpeechClassification(make_options(folder, precision=precision))
+        variables = jax.jit(task.init, static_argnums=0)(0)
+        assert {leaf.dtype.name for leaf in jax.tree.leaves(variables)} == {"float32"}
+        batch = (task.train.read(np.arange(9)), task.train.labels[:9])
+        losses.append(float(jax.jit(task.loss)(variables, batch)[0]))
+    assert losses[0] != losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
+def test_sizes_are_options(folder):
+    options = make_options(folder, model="paper", frames_per_window=15)
+    assert options.size == (6, 512, 256), "the paper's"
+    options = make_options(folder, layers=1, cells=3, projection=2)
+    task = speech.SpeechClassification(options)
+    shapes = jax.eval_shape(lambda: task.init(0))["params"]
+    assert sorted(shapes) == ["backward_0", "forward_0", "output", "projection"]
+    assert shapes["projection"]["kernel"].shape == (6, 2)
+
+
+class TestBadInput:
+    def test_no_file(self, tmp_path):
+        with pytest.raises(MissingDataError, match=r"--data-dir must be a folder .* got none"):
+            load_utterances("tiny", None, "train")
+        with pytest.raises(MissingDataError, match=r"no tiny\.npz in "):
+            load_utterances("tiny", tmp_path, "train")
+
+    @pytest.mark.parametrize("content", [b"", b"PK nothing", b"\x93NUMPY\x01\x00v\x00"])
+    def test_a_file_that_is_none(self, tmp_path, content):
+        (tmp_path / "tiny.npz").write_bytes(content)
+        with pytest.raises(DataError, match=r"tiny\.npz is corrupt, cut short, or no file"):
+            load_utterances("tiny", tmp_path, "train")
+
+    def test_a_file_that_is_cut_short(self, folder):
+        path = folder / "tiny.npz"
+        content = path.read_bytes()
+        path.write_bytes(content[: len(content) // 2])
+        with pytest.raises(DataError, match="corrupt"):
+            load_utterances("tiny", folder, "train")
+        path.write_bytes(content[:300] + bytes([content[300] ^ 1]) + content[301:])
+        with pytest.raises(DataError, match="corrupt"):
+            load_utterances("tiny", folder, "train")
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"labels": None}, "must have the arrays .*got none named labels"),
+            ({"labels": np.full(36, 3)}, r"labels from 0 to 2, got \[3\]"),
+            ({"labels": np.full(36, -1)}, r"labels from 0 to 2, got \[-1\]"),
+            ({"labels": np.zeros(35, int)}, "as many labels as lengths, 36, got 35"),
+            ({"labels": np.zeros(36)}, "labels of integers, got float64"),
+            ({"split": np.full(36, 3)}, r"split from 0 to 2, got \[3\]"),
+            ({"split": np.zeros(36, int)}, "utterances of the split test, got none"),
+            ({"lengths": np.zeros(36, int)}, "lengths of 1 or more frames, got 0"),
+            ({"lengths": np.full(36, 99)}, "as many frames as its lengths say, 3,564"),
+            ({"frames": np.zeros((9, 4))}, "frames of type uint8, got float64"),
+            ({"frames": np.zeros(9, np.uint8)}, r"frames with 2 dimensions, got \[9\]"),
+            ({"frame_features": np.zeros((9, 4))}, "as many frame_features as its lengths say"),
+            (
+                {"utterance_features": np.full((36, 1), np.nan)},
+                "utterance_features that are finite",
+            ),
+            (
+                {"utterance_features": np.full((36, 1), "x")},
+                "utterance_features of real numbers, got <U1",
+            ),
+            ({"languages": np.array(["a", None], object)}, "is corrupt"),
+        ],
+    )
+    def test_arrays_that_do_not_belong_together(self, tmp_path, changes, message):
+        arrays = {**make_arrays(), **changes}
+        write(tmp_path, {name: array for name, array in arrays.items() if array is not None})
+        with pytest.raises(DataError, match=message):
+            load_utterances("tiny", tmp_path, "test")
+
+    def test_windows_longer_than_all_utterances(self, folder):
+        with pytest.raises(DataError, match=r"--frames-per-window must be at most 15, .* got 50"):
+            speech.SpeechClassification(make_options(folder, frames_per_window=50))
+
+    def test_more_nodes_than_utterances(self, folder, capsys):
+        arguments = make_arguments(folder, "--nodes", "30", "--batch-size-per-node", "1")
+        with pytest.raises(SystemExit) as stop:
+            speech.main(arguments)
+        assert stop.value.code == 2
+        assert "cannot be divided over 30 nodes" in capsys.readouterr().err

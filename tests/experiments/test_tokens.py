@@ -1,0 +1,245 @@
+"""Tokenizers and packed texts."""
+
+import gzip
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.data import DataError, MissingDataError
+from experiments.data.tokenizer import (
+    END_ID,
+    MIN_VOCABULARY,
+    SPECIAL_TOKENS,
+    encode,
+    load_tokenizer,
+    require_same_tokenizer,
+    save_tokenizer,
+    train_tokenizer,
+)
+from experiments.data.tokens import FILES, NO_TOKEN, PYTHON_DOCS, pack, read_texts
+
+TEXTS = ["low lower lowest", "new newer newest", "wide wider widest", "Straße, naïve, 東京"] * 3
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TEXTS, vocabulary_size=290)
+
+
+class TestTokenizer:
+    @given(st.text())
+    @settings(max_examples=50, deadline=None)
+    def test_decodes_what_it_encoded(self, tokenizer, text):
+        (ids,) = encode(tokenizer, [text])
+        assert tokenizer.decode(ids.tolist()) == text
+
+    @pytest.mark.parametrize("text", [*SPECIAL_TOKENS, "a<|end|>b", "\r\n\t  x ", "\x00", ""])
+    def test_a_text_holds_no_special_tokens(self, tokenizer, text):
+        (ids,) = encode(tokenizer, [text])
+        assert (ids >= len(SPECIAL_TOKENS)).all()
+        assert tokenizer.decode(ids.tolist()) == text
+
+    def test_joins_what_is_frequent(self, tokenizer):
+        assert tokenizer.get_vocab_size() == 290
+        assert len(tokenizer.encode("wide wider").ids) < len("wide wider") / 2
+
+    def test_special_tokens_come_first(self, tokenizer):
+        ids = [tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
+        assert ids == [0, 1, 2]
+        assert tokenizer.token_to_id("<|end|>") == END_ID
+
+    def test_fewer_pairs_than_asked_for_give_fewer_tokens(self):
+        assert train_tokenizer(["ab"], 1000).get_vocab_size() == MIN_VOCABULARY
+
+    def test_is_the_same_for_the_same_texts(self):
+        texts = list(read_texts(PYTHON_DOCS, None, "test"))
+        first, second = (train_tokenizer(iter(texts), 1000).to_str() for _ in range(2))
+        assert first == second
+
+    def test_encodes_many_texts_in_their_order(self, tokenizer):
+        texts = [str(number) for number in range(2345)]
+        decoded = [tokenizer.decode(ids.tolist()) for ids in encode(tokenizer, texts)]
+        assert decoded == texts
+
+    def test_is_saved_and_loaded(self, tokenizer, tmp_path):
+        path = tmp_path / "tokenizer.json"
+        save_tokenizer(tokenizer, path)
+        loaded = load_tokenizer(path)
+        assert loaded.to_str() == tokenizer.to_str()
+        text = "a lower <|end|>"
+        assert loaded.encode(text).ids == tokenizer.encode(text).ids
+        require_same_tokenizer(loaded, path)
+        assert list(tmp_path.iterdir()) == [path]
+
+    def test_another_than_the_saved_one_is_refused(self, tokenizer, tmp_path):
+        path = tmp_path / "tokenizer.json"
+        require_same_tokenizer(tokenizer, path)  # nothing is saved
+        save_tokenizer(train_tokenizer(TEXTS, 280), path)
+        message = rf"saved run, {path}, with 280 tokens, got another with 290: pass --tokenizer"
+        with pytest.raises(DataError, match=message):
+            require_same_tokenizer(tokenizer, path)
+
+    def test_too_few_tokens_are_refused(self):
+        with pytest.raises(DataError, match=r"--vocabulary-size must be >= 259.*got 258"):
+            train_tokenizer(TEXTS, 258)
+
+    @pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe", b'{"model": 3}'])
+    def test_a_file_that_holds_none_is_refused(self, tmp_path, content):
+        path = tmp_path / "tokenizer.json"
+        path.write_bytes(content)
+        with pytest.raises(DataError, match="must be the JSON file of a tokenizer"):
+            load_tokenizer(path)
+
+    def test_a_tokenizer_of_others_is_refused(self, tokenizer, tmp_path):
+        path = tmp_path / "tokenizer.json"
+        path.write_text(tokenizer.to_str().replace("<|end|>", "</s>"))
+        with pytest.raises(DataError, match=r"special tokens .*got .*null"):
+            load_tokenizer(path)
+
+    def test_a_missing_file(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match="no tokenizer"):
+            load_tokenizer(tmp_path / "tokenizer.json")
+
+
+class TestPacking:
+    @given(st.lists(st.lists(st.integers(3, 9), max_size=9), max_size=9), st.integers(1, 7))
+    @settings(deadline=None)
+    def test_drops_and_repeats_nothing(self, documents, length):
+        rows = pack((np.array(document, np.int32) for document in documents), length)
+        tokens = rows[rows != NO_TOKEN]
+        assert tokens.tolist() == [token for document in documents for token in [*document, END_ID]]
+        assert rows.dtype == np.int32
+        assert rows.shape == (-(-len(tokens) // length), length)
+        assert (rows[:-1] != NO_TOKEN).all()
+        assert (rows.ravel()[len(tokens) :] == NO_TOKEN).all()
+
+
+def write_files(folder):
+    (folder / "train.1.txt").write_text("one\n\n  \ntwo \u2028 2\r\n")
+    (folder / "train.2.txt.gz").write_bytes(gzip.compress(b"drei", mtime=0))
+    (folder / "train.md").write_text("not read")
+    (folder / "test.tsv").write_text("yes\tja\nno\tnein\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A folder with a set of texts that TensorFlow Datasets prepared."""
+
+    class TinyBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        name = "tiny_text"
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            features = {"text": tfds.features.Text(), "label": np.int64}
+            return tfds.core.DatasetInfo(
+                builder=self, features=tfds.features.FeaturesDict(features)
+            )
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._generate_examples("ab"), "validation": iter([(0, EXAMPLE)])}
+
+        def _generate_examples(self, texts):
+            for key, text in enumerate(texts):
+                yield key, {"text": text, "label": 0}
+
+    folder = tmp_path_factory.mktemp("prepared")
+    builder = TinyBuilder(data_dir=folder, file_format="array_record")
+    builder.download_and_prepare()
+    return folder
+
+
+EXAMPLE = {"text": "größer", "label": 1}
+
+
+class TestReading:
+    def test_lines_of_files(self, tmp_path):
+        write_files(tmp_path)
+        assert list(read_texts(FILES, tmp_path, "train")) == ["one", "two \u2028 2", "drei"]
+        assert list(read_texts(FILES, tmp_path, "test")) == ["yes\tja", "no\tnein"]
+        assert list(read_texts(FILES, tmp_path, "test", column=2)) == ["ja", "nein"]
+
+    def test_the_reference_of_python(self):
+        train, test = (set(read_texts(PYTHON_DOCS, None, split)) for split in ("train", "test"))
+        assert not train & test
+        assert len(train) > 5 * len(test) > 20
+
+    def test_a_prepared_set(self, prepared):
+        assert sorted(read_texts("tiny_text", prepared, "train")) == ["a", "b"]
+        assert list(read_texts("tiny_text/1.0.0", prepared, "test")) == ["größer"]
+
+    def test_a_prepared_set_without_the_feature(self, prepared):
+        message = "--text-feature must be a feature of tiny_text .* got label.* label, text"
+        with pytest.raises(DataError, match=message):
+            list(read_texts("tiny_text", prepared, "train", feature="label"))
+
+    def test_a_prepared_set_that_needs_tensorflow(self, prepared, tmp_path):
+        version = tmp_path / "tiny_text" / "1.0.0"
+        version.mkdir(parents=True)
+        for file in (prepared / "tiny_text" / "1.0.0").iterdir():
+            name = file.name.replace("array_record", "tfrecord")
+            (version / name).write_bytes(file.read_bytes())
+        info = json.loads((version / "dataset_info.json").read_text()) | {"fileFormat": "tfrecord"}
+        (version / "dataset_info.json").write_text(json.dumps(info))
+        with pytest.raises(DataError, match="without TensorFlow"):
+            list(read_texts("tiny_text", tmp_path, "train"))
+
+    def test_a_prepared_set_without_a_test(self, prepared, tmp_path):
+        version = tmp_path / "tiny_text" / "1.0.0"
+        shutil.copytree(prepared / "tiny_text" / "1.0.0", version)
+        info = json.loads((version / "dataset_info.json").read_text())
+        info["splits"] = [split for split in info["splits"] if split["name"] == "train"]
+        (version / "dataset_info.json").write_text(json.dumps(info))
+        with pytest.raises(DataError, match="must have a split test or validation, got train"):
+            list(read_texts("tiny_text", tmp_path, "test"))
+
+    def test_the_newest_version_is_read(self, prepared, tmp_path):
+        for version in ("0.9.0", "0.10.0"):
+            shutil.copytree(prepared / "tiny_text" / "1.0.0", tmp_path / "tiny_text" / version)
+        (tmp_path / "tiny_text" / "0.9.0" / "dataset_info.json").write_text("no JSON")
+        assert sorted(read_texts("tiny_text", tmp_path, "train")) == ["a", "b"]
+        with pytest.raises(DataError, match=r"0\.9\.0 must hold a data set"):
+            list(read_texts("tiny_text/0.9.0", tmp_path, "train"))
+
+    def test_a_set_that_is_not_prepared(self, tmp_path):
+        with pytest.raises(MissingDataError, match=f"no data set lm1b in {tmp_path}.*--data-dir"):
+            list(read_texts("lm1b", tmp_path, "train"))
+
+    def test_no_folder(self, tmp_path):
+        with pytest.raises(MissingDataError, match=r"--data-dir must be a folder.*got none"):
+            list(read_texts(FILES, None, "train"))
+        with pytest.raises(MissingDataError, match=r"must hold a file test\*"):
+            list(read_texts(FILES, tmp_path / "none", "test"))
+
+    def test_a_column_that_is_missing(self, tmp_path):
+        (tmp_path / "train.tsv").write_text("a\tb\nc\n")
+        with pytest.raises(DataError, match=r"train.tsv, line 2, must have 2 or more columns"):
+            list(read_texts(FILES, tmp_path, "train", column=2))
+
+    def test_text_that_is_not_utf_8(self, tmp_path):
+        (tmp_path / "train.txt").write_bytes(b"good\nna\xefve\n")
+        with pytest.raises(DataError, match=r"train.txt, line 2, must be text in UTF-8"):
+            list(read_texts(FILES, tmp_path, "train"))
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            gzip.compress(b"text" * 99, mtime=0)[:-12],
+            b"no gzip",
+            gzip.compress(b"t", mtime=0)[:-4] + b"oops",
+        ],
+    )
+    def test_a_file_that_is_cut_short(self, tmp_path, content):
+        (tmp_path / "train.txt.gz").write_bytes(content)
+        with pytest.raises(DataError, match=r"train.txt.gz is corrupt or cut short"):
+            list(read_texts(FILES, tmp_path, "train"))
+
+    def test_files_without_text(self, tmp_path):
+        (tmp_path / "train.txt").write_text("\n \n")
+        with pytest.raises(DataError, match="the train texts of files must not be empty"):
+            list(read_texts(FILES, tmp_path, "train"))

@@ -1,0 +1,249 @@
+"""The translation program: what it writes, batches of several shapes, BLEU, resuming."""
+
+import contextlib
+import io
+import itertools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from resumed_runs import read_results, require_resumable_to_the_bit
+
+import gossipjax as gx
+from experiments import report, translation
+from experiments.data import memory
+from experiments.data.tokenizer import PADDING_ID, load_tokenizer
+from experiments.models.transformer import Size
+from experiments.training import placement
+from experiments.training.experiment import prepare
+from experiments.training.trainer import Trainer
+
+WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf"}
+OPTIONS = ("--nodes", "2", "--placement", "vmap", "--bucket-lengths", "4", "8", "--epochs", "2")
+OPTIONS += ("--tokens-per-batch", "64", "--vocabulary-size", "330", "--warmup-steps", "8")
+OPTIONS += ("--eval-sentences", "4", "--beam", "2", "--log-every", "4")
+
+
+def write_pairs(path, count, seed):
+    rng = np.random.default_rng(seed)
+    lines = []
+    for _ in range(count):
+        words = rng.choice(list(WORDS), rng.integers(1, 7)).tolist()
+        lines.append(f"{' '.join(words)}\t{' '.join(WORDS[word] for word in words)}\n")
+    path.write_text("".join(lines))
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("numbers")
+    write_pairs(folder / "train.tsv", 200, 0)
+    write_pairs(folder / "valid.tsv", 13, 1)
+    write_pairs(folder / "test.tsv", 11, 2)
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(translation.SEQ2SEQ_SIZES, "mini", Size(1, 16, 2, 32))
+        patch.setattr(placement, "request_cpu_devices", lambda count: None)
+        patch.setattr(report, "plot_topology", lambda *_: None)
+        yield
+
+
+def train(out, data_dir, *arguments):
+    translation.main((*OPTIONS, "--data-dir", str(data_dir), "--out", str(out), *arguments))
+    records = read_results(out)
+    return [r for r in records if "algorithm" in r], [r for r in records if "step" in r]
+
+
+def make_task(data_dir, **options):
+    options = {"nodes": 2, "bucket_lengths": (4, 8), "vocabulary_size": 330} | options
+    return translation.Translation(translation.Options(data_dir=data_dir, **options))
+
+
+class Finished(NamedTuple):
+    """A run with SGP, of two epochs.
+
+    Attributes:
+        out: its folder.
+        run: its entry in `summary.json`.
+        lines: those of `metrics.jsonl`.
+        printed: its output.
+        compiled: the programs that were compiled in timed steps.
+    """
+
+    out: Path
+    run: dict[str, Any]
+    lines: list[dict[str, Any]]
+    printed: str
+    compiled: list[str]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, data_dir):
+    compiled = []
+    is_timed = []
+
+    def listen(event, duration_secs, **_):
+        if is_timed and "backend_compile" in event:
+            compiled.append(event)
+
+    run_steps = Trainer.run_steps
+
+    def timed_steps(self, state, batches):
+        is_timed.append(True)
+        result = run_steps(self, state, batches)
+        is_timed.clear()
+        return result
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    out = tmp_path_factory.mktemp("finished") / "out"
+    printed = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(Trainer, "run_steps", timed_steps)
+        (run,), lines = train(out, data_dir, "--algorithm", "sgp", "--checkpoint-every", "100")
+    printed.seek(0)
+    return Finished(out, run, lines, printed.read(), compiled)
+
+
+def test_writes_losses_scores_and_samples(finished):
+    run = finished.run
+    assert not finished.compiled
+    assert 0 <= run["test_bleu_average_model"] <= 100
+    assert run["test_bleu_nodes"] is None
+    assert run["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp")
+    assert len(run["valid_loss_nodes"]) == 2
+    perplexity = np.exp(run["valid_loss_average_model"])
+    assert run["valid_perplexity_average_model"] == pytest.approx(perplexity)
+    losses = [line["loss"] for line in finished.lines if "loss" in line]
+    assert losses[-1] < losses[0]
+    evaluated = [line for line in finished.lines if "valid_bleu_average_model" in line]
+    assert len(evaluated) == 2
+    assert "test_bleu_average_model" in evaluated[-1]
+    assert len(evaluated[0]["samples"]) == 3
+    printed = finished.printed
+    assert "200 training pairs (0 longer than 8 tokens left out), 13 for validation" in printed
+    assert "reference: " in printed
+    assert (finished.out / "valid_loss.png").exists()
+    assert (finished.out / "tokenizer.json").exists()
+
+
+def test_a_resumed_run_ends_as_if_it_had_never_been_stopped(tmp_path, data_dir, monkeypatch):
+    """With AdamW, dropout, batches of two shapes, and in the middle of an accumulation."""
+    options = (*OPTIONS, "--data-dir", str(data_dir), "--algorithm", "sgp", "--epochs", "1")
+    options += ("--accumulate", "3", "--weight-decay", "0.1", "--warmup-steps", "2")
+    require_resumable_to_the_bit(translation.main, options, 4, tmp_path, monkeypatch)
+
+
+def test_another_vocabulary_is_refused(tmp_path, data_dir, finished, capsys):
+    options = ("--algorithm", "sgp", "--checkpoint-every", "100")
+    other = tmp_path / "other"
+    other.mkdir()
+    for split in ("train", "valid", "test"):
+        write_pairs(other / f"{split}.tsv", 100, 7)
+    (checkpoints,) = (finished.out / "checkpoints").iterdir()
+    for out, start in (
+        (finished.out, ["--resume"]),
+        (tmp_path / "out", ["--init-from", str(checkpoints)]),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            train(out, other, *options, *start)
+        assert stop.value.code == 2
+        assert "the tokenizer must be that of the saved run" in capsys.readouterr().err
+    saved = finished.out / "tokenizer.json"
+    task = make_task(other, tokenizer=saved, init_from=checkpoints)
+    assert task.tokenizer.to_str() == load_tokenizer(saved).to_str()
+
+
+def test_batches_of_nodes(data_dir):
+    """Each shape is announced; what a process makes does not depend on the others, nor on start."""
+    task = make_task(data_dir)
+    nodes = gx.Nodes(2)
+
+    def shapes(batches):
+        return {tuple(array.shape for array in batch) for batch in batches}
+
+    batches = list(itertools.islice(task.batches(nodes, 64, 0, 0), 40))
+    assert shapes(batches) == shapes(task.make_shapes(nodes, 64))
+    later = next(task.batches(nodes, 64, 0, 7))
+    for array, expected in zip(later, batches[7], strict=True):
+        np.testing.assert_array_equal(array, expected)
+    seeds = np.concatenate([batch[2].ravel() for batch in batches])
+    assert len(set(seeds.tolist())) == len(seeds)
+    for sources, targets, _ in batches:
+        assert sources.shape == targets.shape
+        assert sources.shape[1] * sources.shape[2] == 64
+
+
+def test_batches_must_fit_into_memory(tmp_path, data_dir, monkeypatch):
+    """Four of 2 x 64 tokens, of source and target, and a seed for each sentence."""
+    task = {"nodes": 2, "bucket_lengths": (4, 8), "vocabulary_size": 330, "placement": "vmap"}
+    options = translation.Options(
+        data_dir=data_dir, out=tmp_path / "out", batch_size_per_node=64, **task
+    )
+    monkeypatch.setattr(memory, "total_memory", lambda: 5000)
+    prepare(options, translation.Translation, "translation")
+    monkeypatch.setattr(memory, "total_memory", lambda: 4000)
+    with pytest.raises(ValueError, match=r"must fit into .* with --tokens-per-batch 64: lower it"):
+        prepare(options, translation.Translation, "translation")
+
+
+def test_the_validation_set_is_measured_once(data_dir):
+    task = make_task(data_dir, bucket_lengths=(4, 6), batch_size_per_node=32)
+    tokens = sum((targets != PADDING_ID).sum() for _, targets in task.test_batches())
+    ids = [task.tokenizer.encode(text).ids for text in task.pairs.valid.targets]
+    assert tokens == sum(len(line) + 1 for line in ids)
+
+
+def test_cross_entropy_is_that_of_smoothed_labels():
+    rng = np.random.default_rng(0)
+    logits = jnp.array(rng.normal(size=(2, 3, 7)), jnp.float32)
+    targets = jnp.array([[3, 2, 0], [5, 6, 2]])
+    losses, is_token = translation.cross_entropy(logits, targets, 0.1)
+    labels = optax.smooth_labels(jax.nn.one_hot(targets, 7), 0.1)
+    expected = optax.softmax_cross_entropy(logits, labels)
+    np.testing.assert_allclose(losses, np.where(targets != 0, expected, 0), rtol=1e-5)
+    assert is_token.tolist() == [[True, True, False], [True, True, True]]
+
+
+def test_bleu_is_that_of_sacrebleu():
+    texts = ["The cat sat on the mat.", "Hello, world!"]
+    score, signature = translation.score_bleu(texts, texts)
+    assert score == pytest.approx(100)
+    assert "tok:13a" in signature
+    assert translation.score_bleu(["a b c d e"], ["v w x y z"])[0] < 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--bucket-lengths", "8", "4"), "--bucket-lengths must rise, got 8 4"),
+        (("--tokens-per-batch", "7"), "--tokens-per-batch must be at least 8"),
+        (("--tokens-per-batch", "0"), "--tokens-per-batch must be an integer >= 1, got 0"),
+        (("--tokens-per-batch", "1000000"), "--tokens-per-batch must be at most"),
+        (("--warmup-steps", "0"), "--warmup-steps must be >= 1, got 0"),
+        (("--lr-schedule", "step"), "--warmup-steps must be 0 with --lr-schedule step"),
+        (("--adam-b2", "1"), "--adam-b2 must be at least 0 and below 1, got 1.0"),
+        (("--vocabulary-size", "9"), "--vocabulary-size must be >= 259"),
+        (("--tokenizer", "nowhere.json"), "no tokenizer nowhere.json"),
+    ],
+)
+def test_bad_input(tmp_path, data_dir, capsys, arguments, message):
+    with pytest.raises(SystemExit) as stop:
+        train(tmp_path, data_dir, *arguments)
+    assert stop.value.code in (1, 2)
+    assert message in capsys.readouterr().err
+
+
+def test_missing_data(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        translation.main(["--out", str(tmp_path)])
+    assert "--dataset tsv needs --data-dir" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        translation.main(["--data-dir", str(tmp_path)])
+    assert "no train.tsv or train.tsv.gz in" in capsys.readouterr().err
