@@ -292,8 +292,8 @@ def _format_range(weights: np.ndarray) -> str:
 def write_report(folder: Path, console: Console) -> None:
     """Reads a folder (raising as `read_runs` does), prints its table, and writes its plots.
 
-    The plots are `loss.png`, `consensus.png`, and `test_METRIC.png`, or `valid_METRIC.png`, for each
-    metric of which the average model was evaluated during training.
+    The plots are `loss.png`, `consensus.png`, and `test_METRIC.png`, or `valid_METRIC.png`, for
+    each metric of which the average model was evaluated during training.
     """
     runs, curves = read_runs(folder)
     plot_loss(curves, folder / "loss.png")
