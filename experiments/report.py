@@ -28,7 +28,8 @@ a list of objects with
   `test_`.
 
 Accuracies are fractions in the files, and percentages in tables and plots. Other metrics are shown
-as they are.
+as they are. The table leaves out a loss of which it has the perplexity, and a metric of the
+validation set which the test set has, too.
 """
 
 import itertools
@@ -87,7 +88,8 @@ class Column(NamedTuple):
 
 def _make_metric_columns(metric: str, runs: Sequence[Record]) -> list[Column]:
     average, nodes = metric_fields(metric)
-    average_column = Column(f"{metric}:\naverage\nmodel", "{:.4g}", average)
+    name = metric.replace("_", "\n").replace("bleu", "BLEU")
+    average_column = Column(f"{name}:\naverage\nmodel", "{:.4g}", average)
     if any(run[nodes] is None for run in runs):
         return [average_column]
     if metric == "accuracy":
@@ -100,7 +102,7 @@ def _make_metric_columns(metric: str, runs: Sequence[Record]) -> list[Column]:
     return [
         average_column,
         Column("mean\nof\nnodes", "{:.4g}", nodes, np.mean),
-        Column("max - min\nof\nnodes", "{:.2g}", nodes, np.ptp),
+        Column("max -\nmin of\nnodes", "{:.2g}", nodes, np.ptp),
     ]
 
 
@@ -111,8 +113,12 @@ def make_table(runs: Sequence[Record]) -> Table:
     it.
     """
     groups = group_by_label(runs).values()
+    names = find_metrics(runs)
+    is_twice = {name.replace("perplexity", "loss") for name in names if "perplexity" in name}
+    is_twice |= {f"valid_{name}" for name in names}
+    shown = [name for name in names if name not in is_twice]
     columns = [
-        *(column for metric in find_metrics(runs) for column in _make_metric_columns(metric, runs)),
+        *(column for metric in shown for column in _make_metric_columns(metric, runs)),
         Column("consensus\ndistance", "{:.2g}", AFTER_MIXING),
         Column("ms per\nstep", "{:.1f}", "seconds_per_step", scale=1000),
     ]
@@ -286,15 +292,16 @@ def _format_range(weights: np.ndarray) -> str:
 def write_report(folder: Path, console: Console) -> None:
     """Reads a folder (raising as `read_runs` does), prints its table, and writes its plots.
 
-    The plots are `loss.png`, `consensus.png`, and `test_METRIC.png` for each metric of which the
-    average model was evaluated during training.
+    The plots are `loss.png`, `consensus.png`, and `test_METRIC.png`, or `valid_METRIC.png`, for
+    each metric of which the average model was evaluated during training.
     """
     runs, curves = read_runs(folder)
     plot_loss(curves, folder / "loss.png")
     plot_consensus(curves, folder / "consensus.png")
     lines = [line for group in curves.values() for lines in group for line in lines]
     for metric in find_metrics(lines):
-        plot_metric(curves, metric, folder / f"test_{metric}.png")
+        name = metric_fields(metric)[0].removesuffix("_average_model")
+        plot_metric(curves, metric, folder / f"{name}.png")
     console.print(make_table(runs))
 
 

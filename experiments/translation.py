@@ -155,6 +155,7 @@ class Translation(Task):
         # At least an example for each node at the start; a run may go on with fewer nodes.
         self.buckets = make_buckets(lengths, options.bucket_lengths, options.nodes)
         self.num_examples = sum(len(bucket.rows) * bucket.width for bucket in self.buckets)
+        self.min_batch_size = options.bucket_lengths[-1]
         dtype, param_dtype = DTYPES[options.precision]
         self.model: Any = Seq2Seq(
             self.tokenizer.get_vocab_size(),

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from PIL import Image
@@ -19,6 +19,12 @@ Box = tuple[float, float, float, float]
 """Left, upper, right and lower edge in pixels."""
 
 
+class Augment(Protocol):
+    """A random change of an image, for training."""
+
+    def __call__(self, image: Image.Image, rng: np.random.Generator) -> np.ndarray: ...
+
+
 class Recipe(NamedTuple):
     """What is done to the images of a data set.
 
@@ -28,7 +34,7 @@ class Recipe(NamedTuple):
         mean: of each channel, of values from 0 to 1.
         std: standard deviation of each channel.
         test_batch_size: number of images of a test batch.
-        augment: (image, generator) -> uint8 `[size, size, 3]`, for training.
+        augment: (image, rng) -> uint8 `[size, size, 3]`, for training.
         crop: image -> uint8 `[size, size, 3]`, for tests.
     """
 
@@ -37,7 +43,7 @@ class Recipe(NamedTuple):
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     test_batch_size: int
-    augment: Callable[[Image.Image, np.random.Generator], np.ndarray]
+    augment: Augment
     crop: Callable[[Image.Image], np.ndarray]
 
 

@@ -94,8 +94,8 @@ def download_idx_files(builder: Any, folder: Path, files: Sequence[str]) -> None
     import tensorflow_datasets as tfds
 
     # TFDS retries for minutes if there is no network, so try to connect once before it does.
-    scheme = urlsplit(builder.URL).scheme
-    address = urlsplit(getproxies().get(scheme, builder.URL))
+    scheme = urlsplit(str(builder.URL)).scheme
+    address = urlsplit(str(getproxies().get(scheme, builder.URL)))
     try:
         connection = (address.hostname, address.port or PORTS[address.scheme])
         socket.create_connection(connection, CONNECT_SECONDS).close()

@@ -66,7 +66,7 @@ def open_splits(
     import tensorflow_datasets as tfds  # here, because the import takes a quarter of a second
 
     try:
-        builder = tfds.builder_from_directory(version_dir)
+        builder: Any = tfds.builder_from_directory(version_dir)
     except Exception as error:  # TFDS does not wrap the errors of its libraries
         raise DataError(
             f"{version_dir} must hold a data set of TensorFlow Datasets, got {error}: prepare it "
@@ -78,7 +78,7 @@ def open_splits(
             f'set with file_format="{FILE_FORMAT}".'
         )
     for name in names:
-        splits: Any = builder.info.splits
+        splits = builder.info.splits
         if name not in splits:
             raise DataError(
                 f"{version_dir} must have the splits {', '.join(names)}, got "

@@ -10,7 +10,10 @@ COPIES = 4  # of a batch: two are kept ready, one is being made, and one is on t
 
 
 def require_memory(
-    examples: Any, batch_size_per_node: int, option: str = "--batch-size-per-node"
+    examples: Any,
+    batch_size_per_node: int,
+    option: str = "--batch-size-per-node",
+    examples_per_node: int = 1,
 ) -> None:
     """Raises `ValueError` if a process's batches alone need more memory than the machine has.
 
@@ -18,13 +21,14 @@ def require_memory(
     here.
 
     Args:
-      examples: a batch of one example for each node of this process.
+      examples: a small batch of the nodes of this process.
       batch_size_per_node: examples per node and step.
       option: its name on the command line.
+      examples_per_node: those in `examples`.
     """
     total = total_memory()
-    needed = COPIES * batch_size_per_node
-    needed *= sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(examples))
+    nbytes = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(examples))
+    needed = COPIES * nbytes * batch_size_per_node / examples_per_node
     if total is not None and needed > total:
         raise ValueError(
             f"the batches must fit into {total / 1e9:.1f} GB of memory, got {needed / 1e9:.1f} GB "

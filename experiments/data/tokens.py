@@ -24,7 +24,7 @@ SUFFIXES = (".txt", ".tsv", ".txt.gz", ".tsv.gz")
 NO_TOKEN = -1
 """Fills up the last row of packed tokens."""
 
-TEST_TOPICS = 10  # one topic in so many of the Python reference is for the test
+TEST_EVERY = 10  # of the texts of the Python reference, one in ten is for the test
 
 TEST_SPLITS = ("test", "validation")  # of TensorFlow Datasets, the first of them that there is
 
@@ -41,7 +41,7 @@ def read_texts(
     """Yields the texts of a data set, one after the other; they are not empty.
 
     - `python_docs`: the reference manual that is part of Python (`pydoc_data`), about 0.7 MB of
-      English and code. Each topic is a text; every tenth is for the test.
+      English and code. Each topic is a text; every tenth text is for the test.
     - `files`: the files in `data_dir` whose names start with that of the split and end with .txt or
       .tsv, gzipped or not, in the order of their names: such as train.tsv.gz. Each line is a text.
     - any other: a text set of TensorFlow Datasets that is prepared in `data_dir` (in array_record,
@@ -107,9 +107,10 @@ def pack(documents: Iterable[np.ndarray], length: int) -> np.ndarray:
 def _read_python_docs(split: Split) -> Iterator[str]:
     from pydoc_data.topics import topics  # here, because it is large
 
-    for number, topic in enumerate(sorted(topics)):
-        if (number % TEST_TOPICS == 0) == (split == "test"):
-            yield topics[topic]
+    texts = dict.fromkeys(topics[topic] for topic in sorted(topics))  # some topics share a text
+    for number, text in enumerate(texts):
+        if (number % TEST_EVERY == 0) == (split == "test"):
+            yield text
 
 
 def _read_files(folder: Path | None, split: Split, column: int | None) -> Iterator[str]:

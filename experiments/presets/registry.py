@@ -19,7 +19,7 @@ def find_preset(name: str) -> Preset:
     >>> find_preset("sgp19-table1-sgp-64")
     Traceback (most recent call last):
     ValueError: --preset must be the name of a preset, got 'sgp19-table1-sgp-64': did you mean \
-sgp19-table1-sgp-4, sgp19-table1-sgp-8, sgp19-table1-sgp-16? `python -m experiments.presets` lists \
+sgp19-table1-sgp-4, sgp19-table1-sgp-16, sgp19-table1-sgp-8? `python -m experiments.presets` lists \
 them.
     """
     if name in PRESETS:

@@ -63,8 +63,9 @@ def prepare(options: Options, make_task: Callable[[Options], Task], program: str
     runs = plan.make_runs(size)
     for seed in options.seed:  # an impossible division of the data is an error here
         task.batches(nodes, options.batch_size_per_node, seed, start=0)
-    examples = next(task.batches(nodes, 1, options.seed[0], start=0))
-    require_memory(examples, options.batch_size_per_node, options.BATCH_OPTION)
+    fewest = task.min_batch_size
+    examples = next(task.batches(nodes, fewest, options.seed[0], start=0))
+    require_memory(examples, options.batch_size_per_node, options.BATCH_OPTION, fewest)
     environment = {
         "placement": describe_nodes(nodes),
         "dataset": task.description,

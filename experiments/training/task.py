@@ -49,11 +49,14 @@ class Task(Protocol):
       description: the data set and its size, for the first line that a program prints.
       num_examples: number of training examples; an epoch is as many, all nodes together.
       decay_mask: which parameters weight decay applies to; None is all.
+      min_batch_size: the fewest examples of a node's batch: for a batch of tokens, which are the
+        examples then, those of a sentence.
     """
 
     description: str
     num_examples: int
     decay_mask: DecayMask | None = None
+    min_batch_size: int = 1
 
     def init(self, seed: int) -> Variables:
         """Returns the model at which all nodes start, without an axis for the nodes."""

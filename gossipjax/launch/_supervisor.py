@@ -22,6 +22,7 @@ from gossipjax.launch._worker import Exited, OutputClosed, Worker, build_environ
 MAX_GRACE_AFTER_FAILURE = 5.0  # seconds: without the failed process the others cannot save
 MAX_DELAY_SECONDS = 30.0  # between two restarts
 STABLE_SECONDS = 600.0  # after which a failure is not one of a series
+MAX_WAIT_SECONDS = 0.5  # for an event, without a look at signals
 BAD_USAGE = 2  # exit status of a program that was called wrongly, or would fail again
 
 
@@ -160,15 +161,28 @@ def _wait_for_stop(events: queue.SimpleQueue[Event], seconds: float) -> int | No
     """Wait while no process runs. Return the number of the signal that ends the job, or None."""
     deadline = time.monotonic() + seconds
     while True:
-        try:
-            event = events.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            return None
-        match event:
+        match next_event(events, deadline):
+            case None:
+                return None
             case Signaled(number):
                 return number
             case OutputClosed():
                 return signal.SIGPIPE
+
+
+def next_event(events: queue.SimpleQueue[Event], deadline: float) -> Event | None:
+    """Wait for the next event; return None at the deadline, by `time.monotonic()`.
+
+    It waits in short parts: Python runs the handler of a signal that arrives immediately before a
+    wait only when the wait is over.
+    """
+    while True:
+        seconds = max(0.0, min(deadline - time.monotonic(), MAX_WAIT_SECONDS))
+        try:
+            return events.get(timeout=seconds)
+        except queue.Empty:
+            if time.monotonic() >= deadline:
+                return None
 
 
 class _Attempt:
@@ -253,13 +267,8 @@ class _Attempt:
             worker.send_signal(number)
 
     def _next_event(self) -> Event:
-        timeout = None
-        if self._deadline < math.inf:
-            timeout = max(0.0, self._deadline - time.monotonic())
-        try:
-            return self._events.get(timeout=timeout)
-        except queue.Empty:
-            return DeadlinePassed()
+        event = next_event(self._events, self._deadline)
+        return DeadlinePassed() if event is None else event
 
     def _status(self) -> int:
         if self._stop_signal is not None:

@@ -104,11 +104,11 @@ ROWS += [
         ({"options": {}, "environment": {"resumed": 3}}, "resumed must be a list of texts"),
         (
             {"options": {"nodes": "x"}, "environment": {}},
-            'nodes must be an integer >= 0, got "x"',
+            'nodes must be an integer >= 0, got "x": restore the file',
         ),
         (
             {"options": {"nodes": 0}, "environment": {}},
-            "nodes must be an integer >= 1, got 0",
+            "--nodes must be an integer >= 1, got 0",
         ),
         ({"options": {"epochs": None}, "environment": {}}, "--epochs must be None"),
         ({"options": {"seed": "x"}, "environment": {}}, "--seed must be x"),

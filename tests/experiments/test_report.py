@@ -106,6 +106,26 @@ def test_table_of_another_metric_shows_mean_and_spread() -> None:
     assert "worst" not in text
 
 
+def test_table_of_a_translation_leaves_out_what_is_there_twice() -> None:
+    fields = {
+        "valid_loss_average_model": 2.4726,
+        "valid_loss_nodes": [2.4726] * 4,
+        "valid_perplexity_average_model": 11.8537,
+        "valid_perplexity_nodes": [11.8537] * 4,
+        "valid_bleu_average_model": 14.6326,
+        "valid_bleu_nodes": None,
+        "test_bleu_average_model": 17.5059,
+        "test_bleu_nodes": None,
+    }
+    runs = [make_run("sgp", "ring", 0) | fields]
+    for name in ("test_accuracy_average_model", "test_accuracy_nodes"):
+        del runs[0][name]
+    text = render(report.make_table(runs), 80)
+    (row,) = (line.split() for line in text.splitlines() if "sgp" in line)
+    assert row == ["sgp", "ring", "4", "11.85", "11.85", "0", "17.51", "0.012", "12.5"]
+    assert "BLEU:" in text
+
+
 def test_runs_of_one_folder_have_the_same_metrics(tmp_path: Path) -> None:
     runs = [make_run("sgp", "star", 0), PERPLEXITY_RUNS[0]]
     write_run(tmp_path, runs, [*make_lines(runs[0]), *make_perplexity_lines(runs[1])])

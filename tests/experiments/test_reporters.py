@@ -7,13 +7,14 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto import event_pb2
 
 from experiments import image
 from experiments.results.reporters import import_package, open_reporter
 from experiments.training import placement
 from experiments.training.trainer import Trainer
 
+Event = vars(event_pb2)["Event"]  # made when it is imported
 SHORT = ("--model", "linear", "--epochs", "2", "--nodes", "2", "--log-every", "20")
 SHORT += ("--batch-size-per-node", "100")
 

@@ -1,5 +1,7 @@
 """The speech program: features, windows, accuracies, and what its users may get wrong."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -56,7 +58,7 @@ def folder(tmp_path):
 
 
 def make_options(folder, **more):
-    options = {"frames_per_window": 5, "nodes": 4, "batch_size_per_node": 2}
+    options: dict[str, Any] = {"frames_per_window": 5, "nodes": 4, "batch_size_per_node": 2}
     return speech.Options(dataset="tiny", data_dir=folder, **(options | more))
 
 
@@ -166,14 +168,16 @@ def test_accuracies_are_those_of_a_loop_over_the_utterances(folder):
     """Short utterances have no window: they do not count."""
     task = speech.SpeechClassification(make_options(folder))
     variables = jax.jit(task.init, static_argnums=0)(0)
+    features = task.test.read(np.arange(len(task.test)))
+    logits = jax.jit(task.model.apply)(variables, features)
+    scores_of_windows = np.asarray(jax.nn.log_softmax(logits)).mean(axis=1)
     right_windows = []
     right_utterances = []
     for utterance in range(len(task.test.counts)):
         windows = np.flatnonzero(task.test.utterance == utterance)
         if not len(windows):
             continue
-        logits = task.model.apply(variables, task.test.read(windows))
-        scores = np.asarray(jax.nn.log_softmax(logits)).mean(axis=1)
+        scores = scores_of_windows[windows]
         label = task.test.utterances.labels[utterance]
         right_windows += (scores.argmax(axis=1) == label).tolist()
         right_utterances.append(scores.sum(axis=0).argmax() == label)
@@ -188,8 +192,9 @@ def test_accuracies_are_those_of_a_loop_over_the_utterances(folder):
 
 def test_learns_and_resumes_to_the_bit(folder, tmp_path, monkeypatch):
     """With AdamW, and in the middle of an update whose gradients are accumulated."""
-    arguments = make_arguments(folder, "--epochs", "20", "--optimizer", "adam")
+    arguments = make_arguments(folder, "--epochs", "12", "--optimizer", "adam")
     arguments += ["--accumulate", "2", "--learning-rate", "0.05"]
+    arguments += ["--nodes", "2", "--batch-size-per-node", "4"]  # fewer rounds to compile
     run = require_resumable_to_the_bit(speech.main, arguments, 5, tmp_path, monkeypatch)
     assert run["test_utterance_accuracy_average_model"] == 1
     assert min(run["test_window_accuracy_nodes"]) > 0.9
@@ -258,7 +263,10 @@ class TestBadInput:
                 {"utterance_features": np.full((36, 1), np.nan)},
                 "utterance_features that are finite",
             ),
-            ({"frame_features": np.full((36, 1), "x")}, "frame_features of real numbers, got <U1"),
+            (
+                {"utterance_features": np.full((36, 1), "x")},
+                "utterance_features of real numbers, got <U1",
+            ),
             ({"languages": np.array(["a", None], object)}, "is corrupt"),
         ],
     )

@@ -25,7 +25,7 @@ CONTENT = "".join(f"{source}\t{target}\n" for source, target in PAIRS).encode()
     ("name", "content"),
     [
         ("a.tsv", CONTENT),
-        ("a.tsv.gz", gzip.compress(CONTENT)),
+        ("a.tsv.gz", gzip.compress(CONTENT, mtime=0)),
         ("a.tsv", CONTENT.removesuffix(b"\n")),
         ("a.tsv", CONTENT.replace(b"\n", b"\r\n")),
     ],
@@ -46,7 +46,7 @@ def test_pairs_of_a_file(tmp_path, name, content):
         ("a.tsv", b"one\teins\nw\xff\tb\n", r"a.tsv, line 2 must be UTF-8, got .* at byte 1"),
         ("a.tsv", b"x" * 999, r"line 1 must be .* in 'x{60} ...'"),
         ("a.tsv", b"", r"a.tsv must hold one pair of sentences or more, got none"),
-        ("a.tsv.gz", gzip.compress(CONTENT)[:-9], r"a.tsv.gz is corrupt or cut short"),
+        ("a.tsv.gz", gzip.compress(CONTENT, mtime=0)[:-9], r"a.tsv.gz is corrupt or cut short"),
         ("a.tsv.gz", CONTENT, r"a.tsv.gz is corrupt or cut short"),
     ],
 )
@@ -58,7 +58,7 @@ def test_a_file_that_does_not_pair(tmp_path, name, content, message):
 
 def test_splits_of_a_folder(tmp_path):
     (tmp_path / "train.tsv").write_bytes(CONTENT)
-    (tmp_path / "valid.tsv.gz").write_bytes(gzip.compress(CONTENT))
+    (tmp_path / "valid.tsv.gz").write_bytes(gzip.compress(CONTENT, mtime=0))
     with pytest.raises(MissingDataError, match=r"no test.tsv or test.tsv.gz in .*--data-dir must"):
         load_pairs("tsv", tmp_path)
     (tmp_path / "test.tsv").write_bytes(b"one\teins\n")

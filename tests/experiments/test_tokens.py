@@ -28,7 +28,7 @@ TEXTS = ["low lower lowest", "new newer newest", "wide wider widest", "Straße, 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_tokenizer(TEXTS, vocabulary_size=300)
+    return train_tokenizer(TEXTS, vocabulary_size=290)
 
 
 class TestTokenizer:
@@ -45,7 +45,7 @@ class TestTokenizer:
         assert tokenizer.decode(ids.tolist()) == text
 
     def test_joins_what_is_frequent(self, tokenizer):
-        assert tokenizer.get_vocab_size() == 300
+        assert tokenizer.get_vocab_size() == 290
         assert len(tokenizer.encode("wide wider").ids) < len("wide wider") / 2
 
     def test_special_tokens_come_first(self, tokenizer):
@@ -79,8 +79,8 @@ class TestTokenizer:
     def test_another_than_the_saved_one_is_refused(self, tokenizer, tmp_path):
         path = tmp_path / "tokenizer.json"
         require_same_tokenizer(tokenizer, path)  # nothing is saved
-        save_tokenizer(train_tokenizer(TEXTS, 299), path)
-        message = rf"saved run, {path}, with 299 tokens, got another with 300: pass --tokenizer"
+        save_tokenizer(train_tokenizer(TEXTS, 280), path)
+        message = rf"saved run, {path}, with 280 tokens, got another with 290: pass --tokenizer"
         with pytest.raises(DataError, match=message):
             require_same_tokenizer(tokenizer, path)
 
@@ -121,7 +121,7 @@ class TestPacking:
 
 def write_files(folder):
     (folder / "train.1.txt").write_text("one\n\n  \ntwo \u2028 2\r\n")
-    (folder / "train.2.txt.gz").write_bytes(gzip.compress(b"drei"))
+    (folder / "train.2.txt.gz").write_bytes(gzip.compress(b"drei", mtime=0))
     (folder / "train.md").write_text("not read")
     (folder / "test.tsv").write_text("yes\tja\nno\tnein\n")
     return folder
@@ -228,7 +228,11 @@ class TestReading:
 
     @pytest.mark.parametrize(
         "content",
-        [gzip.compress(b"text" * 99)[:-12], b"no gzip", gzip.compress(b"t")[:-4] + b"oops"],
+        [
+            gzip.compress(b"text" * 99, mtime=0)[:-12],
+            b"no gzip",
+            gzip.compress(b"t", mtime=0)[:-4] + b"oops",
+        ],
     )
     def test_a_file_that_is_cut_short(self, tmp_path, content):
         (tmp_path / "train.txt.gz").write_bytes(content)

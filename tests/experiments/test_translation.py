@@ -1,26 +1,30 @@
 """The translation program: what it writes, batches of several shapes, BLEU, resuming."""
 
+import contextlib
+import io
 import itertools
-import json
-import signal
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from resumed_runs import read_results, require_resumable_to_the_bit
 
 import gossipjax as gx
 from experiments import report, translation
-from experiments.data.tokenizer import PADDING_ID
+from experiments.data import memory
+from experiments.data.tokenizer import PADDING_ID, load_tokenizer
 from experiments.models.transformer import Size
 from experiments.training import placement
+from experiments.training.experiment import prepare
 from experiments.training.trainer import Trainer
-from gossipjax.checkpoint import Checkpoints
 
 WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf"}
-CLOCK_FIELDS = {"seconds", "examples_per_second", "seconds_per_step", "fraction_outside_step"}
 OPTIONS = ("--nodes", "2", "--placement", "vmap", "--bucket-lengths", "4", "8", "--epochs", "2")
-OPTIONS += ("--tokens-per-batch", "64", "--vocabulary-size", "280", "--warmup-steps", "8")
+OPTIONS += ("--tokens-per-batch", "64", "--vocabulary-size", "330", "--warmup-steps", "8")
 OPTIONS += ("--eval-sentences", "4", "--beam", "2", "--log-every", "4")
 
 
@@ -29,7 +33,7 @@ def write_pairs(path, count, seed):
     lines = []
     for _ in range(count):
         words = rng.choice(list(WORDS), rng.integers(1, 7)).tolist()
-        lines.append(f"{' '.join(words)}\t{' '.join(map(WORDS.get, words))}\n")
+        lines.append(f"{' '.join(words)}\t{' '.join(WORDS[word] for word in words)}\n")
     path.write_text("".join(lines))
 
 
@@ -42,36 +46,53 @@ def data_dir(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    monkeypatch.setitem(translation.SEQ2SEQ_SIZES, "mini", Size(1, 16, 2, 32))
-    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
-    monkeypatch.setattr(report, "plot_topology", lambda *_: None)
-
-
-def without_clock(record):
-    return {key: value for key, value in record.items() if key not in CLOCK_FIELDS}
+@pytest.fixture(scope="module", autouse=True)
+def small():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(translation.SEQ2SEQ_SIZES, "mini", Size(1, 16, 2, 32))
+        patch.setattr(placement, "request_cpu_devices", lambda count: None)
+        patch.setattr(report, "plot_topology", lambda *_: None)
+        yield
 
 
 def train(out, data_dir, *arguments):
-    options = (*OPTIONS, "--data-dir", str(data_dir), "--out", str(out), *arguments)
-    translation.main(options)
-    runs = json.loads((out / "summary.json").read_text())["runs"]
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return list(map(without_clock, runs)), list(map(without_clock, lines))
+    translation.main((*OPTIONS, "--data-dir", str(data_dir), "--out", str(out), *arguments))
+    records = read_results(out)
+    return [r for r in records if "algorithm" in r], [r for r in records if "step" in r]
 
 
 def make_task(data_dir, **options):
-    options = {"nodes": 2, "bucket_lengths": (4, 8), "vocabulary_size": 280} | options
+    options = {"nodes": 2, "bucket_lengths": (4, 8), "vocabulary_size": 330} | options
     return translation.Translation(translation.Options(data_dir=data_dir, **options))
 
 
-def test_writes_losses_scores_and_samples(tmp_path, data_dir, capsys, monkeypatch):
-    compiling = []
+class Finished(NamedTuple):
+    """A run with SGP, of two epochs.
+
+    Attributes:
+        out: its folder.
+        run: its entry in `summary.json`.
+        lines: those of `metrics.jsonl`.
+        printed: its output.
+        compiled: the programs that were compiled in timed steps.
+    """
+
+    out: Path
+    run: dict[str, Any]
+    lines: list[dict[str, Any]]
+    printed: str
+    compiled: list[str]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, data_dir):
+    compiled = []
     is_timed = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, seconds, **_: compiling.append(event) if is_timed else None
-    )
+
+    def listen(event, duration_secs, **_):
+        if is_timed and "backend_compile" in event:
+            compiled.append(event)
+
     run_steps = Trainer.run_steps
 
     def timed_steps(self, state, batches):
@@ -80,74 +101,63 @@ def test_writes_losses_scores_and_samples(tmp_path, data_dir, capsys, monkeypatc
         is_timed.clear()
         return result
 
-    monkeypatch.setattr(Trainer, "run_steps", timed_steps)
-    runs, lines = train(tmp_path, data_dir)
-    assert not [event for event in compiling if "backend_compile" in event]
-    assert [run["algorithm"] for run in runs] == ["sgp", "allreduce"]
-    for run in runs:
-        assert 0 <= run["test_bleu_average_model"] <= 100
-        assert run["test_bleu_nodes"] is None
-        assert run["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp")
-        assert len(run["valid_loss_nodes"]) == 2
-        perplexity = np.exp(run["valid_loss_average_model"])
-        assert run["valid_perplexity_average_model"] == pytest.approx(perplexity)
-        of_run = [line for line in lines if line["run"] == run["run"]]
-        losses = [line["loss"] for line in of_run if "loss" in line]
-        assert losses[-1] < losses[0]
-        evaluated = [line for line in of_run if "valid_bleu_average_model" in line]
-        assert len(evaluated) == 2
-        assert "test_bleu_average_model" in evaluated[-1]
-        assert len(evaluated[0]["samples"]) == 3
-    printed = capsys.readouterr().out
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    out = tmp_path_factory.mktemp("finished") / "out"
+    printed = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(Trainer, "run_steps", timed_steps)
+        (run,), lines = train(out, data_dir, "--algorithm", "sgp", "--checkpoint-every", "100")
+    printed.seek(0)
+    return Finished(out, run, lines, printed.read(), compiled)
+
+
+def test_writes_losses_scores_and_samples(finished):
+    run = finished.run
+    assert not finished.compiled
+    assert 0 <= run["test_bleu_average_model"] <= 100
+    assert run["test_bleu_nodes"] is None
+    assert run["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp")
+    assert len(run["valid_loss_nodes"]) == 2
+    perplexity = np.exp(run["valid_loss_average_model"])
+    assert run["valid_perplexity_average_model"] == pytest.approx(perplexity)
+    losses = [line["loss"] for line in finished.lines if "loss" in line]
+    assert losses[-1] < losses[0]
+    evaluated = [line for line in finished.lines if "valid_bleu_average_model" in line]
+    assert len(evaluated) == 2
+    assert "test_bleu_average_model" in evaluated[-1]
+    assert len(evaluated[0]["samples"]) == 3
+    printed = finished.printed
     assert "200 training pairs (0 longer than 8 tokens left out), 13 for validation" in printed
     assert "reference: " in printed
-    assert (tmp_path / "test_valid_loss.png").exists()
-    assert (tmp_path / "tokenizer.json").exists()
+    assert (finished.out / "valid_loss.png").exists()
+    assert (finished.out / "tokenizer.json").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_resumed_run_ends_as_if_it_had_never_been_stopped(
-    tmp_path, data_dir, monkeypatch, number
-):
-    """With Adam, dropout, batches of two shapes, and in the middle of an accumulation."""
-    options = ("--algorithm", "sgp", "--accumulate", "2", "--checkpoint-every", "3")
-    once = train(tmp_path / "once", data_dir, *options)
-    after = Checkpoints.after
-
-    def after_signal(self, state, last=False):
-        if state.step == 9:
-            signal.raise_signal(number)
-        after(self, state, last)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "after", after_signal)
-        with pytest.raises(SystemExit) as stop:
-            train(tmp_path / "twice", data_dir, *options)
-    assert stop.value.code == 128 + number
-    twice = train(tmp_path / "twice", data_dir, *options, "--resume")
-    assert once[0] == twice[0]
-    assert once[1] == twice[1]
+def test_a_resumed_run_ends_as_if_it_had_never_been_stopped(tmp_path, data_dir, monkeypatch):
+    """With AdamW, dropout, batches of two shapes, and in the middle of an accumulation."""
+    options = (*OPTIONS, "--data-dir", str(data_dir), "--algorithm", "sgp", "--epochs", "1")
+    options += ("--accumulate", "3", "--weight-decay", "0.1", "--warmup-steps", "2")
+    require_resumable_to_the_bit(translation.main, options, 4, tmp_path, monkeypatch)
 
 
-def test_another_vocabulary_is_refused(tmp_path, data_dir, capsys):
-    options = ("--algorithm", "sgp", "--checkpoint-every", "4")
-    train(tmp_path / "out", data_dir, *options)
+def test_another_vocabulary_is_refused(tmp_path, data_dir, finished, capsys):
+    options = ("--algorithm", "sgp", "--checkpoint-every", "100")
     other = tmp_path / "other"
     other.mkdir()
     for split in ("train", "valid", "test"):
         write_pairs(other / f"{split}.tsv", 100, 7)
-    with pytest.raises(SystemExit) as stop:
-        train(tmp_path / "out", other, *options, "--resume")
-    assert stop.value.code == 2
-    assert "the tokenizer must be that of the saved run" in capsys.readouterr().err
-    (checkpoints,) = (tmp_path / "out" / "checkpoints").iterdir()
-    start = ("--init-from", str(checkpoints), "--epochs", "3")
-    with pytest.raises(SystemExit) as stop:
-        train(tmp_path / "third", other, *options, *start)
-    assert stop.value.code == 2
-    capsys.readouterr()
-    tokenizer = ("--tokenizer", str(tmp_path / "out" / "tokenizer.json"))
-    train(tmp_path / "third", other, *options, *start, *tokenizer)
+    (checkpoints,) = (finished.out / "checkpoints").iterdir()
+    for out, start in (
+        (finished.out, ["--resume"]),
+        (tmp_path / "out", ["--init-from", str(checkpoints)]),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            train(out, other, *options, *start)
+        assert stop.value.code == 2
+        assert "the tokenizer must be that of the saved run" in capsys.readouterr().err
+    saved = finished.out / "tokenizer.json"
+    task = make_task(other, tokenizer=saved, init_from=checkpoints)
+    assert task.tokenizer.to_str() == load_tokenizer(saved).to_str()
 
 
 def test_batches_of_nodes(data_dir):
@@ -170,6 +180,19 @@ def test_batches_of_nodes(data_dir):
         assert sources.shape[1] * sources.shape[2] == 64
 
 
+def test_batches_must_fit_into_memory(tmp_path, data_dir, monkeypatch):
+    """Four of 2 x 64 tokens, of source and target, and a seed for each sentence."""
+    task = {"nodes": 2, "bucket_lengths": (4, 8), "vocabulary_size": 330, "placement": "vmap"}
+    options = translation.Options(
+        data_dir=data_dir, out=tmp_path / "out", batch_size_per_node=64, **task
+    )
+    monkeypatch.setattr(memory, "total_memory", lambda: 5000)
+    prepare(options, translation.Translation, "translation")
+    monkeypatch.setattr(memory, "total_memory", lambda: 4000)
+    with pytest.raises(ValueError, match=r"must fit into .* with --tokens-per-batch 64: lower it"):
+        prepare(options, translation.Translation, "translation")
+
+
 def test_the_validation_set_is_measured_once(data_dir):
     task = make_task(data_dir, bucket_lengths=(4, 6), batch_size_per_node=32)
     tokens = sum((targets != PADDING_ID).sum() for _, targets in task.test_batches())
@@ -179,8 +202,8 @@ def test_the_validation_set_is_measured_once(data_dir):
 
 def test_cross_entropy_is_that_of_smoothed_labels():
     rng = np.random.default_rng(0)
-    logits = rng.normal(size=(2, 3, 7)).astype(np.float32)
-    targets = np.array([[3, 2, 0], [5, 6, 2]])
+    logits = jnp.array(rng.normal(size=(2, 3, 7)), jnp.float32)
+    targets = jnp.array([[3, 2, 0], [5, 6, 2]])
     losses, is_token = translation.cross_entropy(logits, targets, 0.1)
     labels = optax.smooth_labels(jax.nn.one_hot(targets, 7), 0.1)
     expected = optax.softmax_cross_entropy(logits, labels)

@@ -155,7 +155,7 @@ class TestBadInput:
             ("--seed", "[0]", "1"),
             ("--epochs", "2", "3"),
             ("--dirichlet-alpha", "None", "0.5"),
-            ("--normalization", "none", "batch"),
+            ("--normalization", "None", "batch"),
         ],
     )
     def test_another_option(self, capsys, stopped, option, saved, given):
