@@ -21,6 +21,7 @@ from gossipjax.launch._supervisor import (
     RestartPolicy,
     Signaled,
     StartError,
+    next_event,
     reserved_port,
 )
 from gossipjax.launch._worker import Exited, OutputClosed, Worker, build_environment, log
@@ -99,13 +100,9 @@ class _IndependentJob:
 
     def _next_event(self) -> Event | None:
         """The next event; None when a process is to be restarted."""
-        times = [self._deadline, *(place.restart_time for place in self._places)]
-        next_time = min(times)
-        timeout = None if next_time == math.inf else max(0.0, next_time - time.monotonic())
-        try:
-            return self._events.get(timeout=timeout)
-        except queue.Empty:
-            return DeadlinePassed() if next_time == self._deadline else None
+        next_time = min(self._deadline, *(place.restart_time for place in self._places))
+        event = next_event(self._events, next_time)
+        return DeadlinePassed() if event is None and next_time == self._deadline else event
 
     def _handle(self, event: Event | None) -> None:
         is_stopping = self._stop_signal is not None
