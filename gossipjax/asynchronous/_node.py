@@ -190,11 +190,14 @@ class Node:
         self._opt_state = opt_state
 
     @property
-    def final_models(self) -> list[Any]:
-        """The model of each node at the end, after `average`; in the order of their names."""
+    def final_models(self) -> dict[int, Any]:
+        """Place -> the model of that node at the end, after `average`; of all that lived then."""
         with self._service.lock:
-            masses = [mass for _, mass in sorted(self._participant.finals.items()) if mass.w]
-        return [self._unpack([jnp.asarray(x) for x in mass.x], mass.w) for mass in masses]
+            masses = {who.place: mass for who, mass in self._participant.finals.items() if mass.w}
+        return {
+            place: self._unpack([jnp.asarray(x) for x in masses[place].x], masses[place].w)
+            for place in sorted(masses)
+        }
 
     def warm_up(self, gradients: Gradients, *inputs: Any) -> None:
         """Compiles a step, and changes nothing."""

@@ -32,12 +32,12 @@ class Participant(Membership):
       args, options: those of `Membership`.
 
     Attributes:
-      finals: life -> what it held at the end, once it has said so.
+      finals: what each node held at the end, once it has said so, by its identity.
     """
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self.finals: dict[str, Mass] = {}
+        self.finals: dict[Identity, Mass] = {}
         self._left: set[str] = set()
         self._is_leaving = False
         self._said_goodbye = False
@@ -55,8 +55,8 @@ class Participant(Membership):
     @property
     def has_finals(self) -> bool:
         """Whether it knows what every node holds at the end."""
-        lives = {self.identity.life, *self.peers}
-        return self.all_are_drained and lives <= self.finals.keys()
+        living = {self.identity, *(peer.identity for peer in self.peers.values())}
+        return self.all_are_drained and living <= self.finals.keys()
 
     # What the training loop asks for.
 
@@ -132,7 +132,7 @@ class Participant(Membership):
             self._holder.add(message.mass)
             self._admit(message.mass)
         elif message.kind == "final" and message.mass is not None:
-            self.finals[peer.identity.life] = message.mass
+            self.finals[peer.identity] = message.mass
         peer.reply = reply
         self._send(peer, reply)
 
@@ -215,7 +215,7 @@ class Participant(Membership):
             self.outbox.append((sender.address, reply))
 
     def _send_finals(self, now: float) -> None:
-        mass = self.finals.setdefault(self.identity.life, self._holder.read())
+        mass = self.finals.setdefault(self.identity, self._holder.read())
         for peer in self.peers.values():
             if not peer.has_final and peer.parcel is None:
                 peer.has_final = True

@@ -125,14 +125,13 @@ def train_node(job: Job, run: NodeRun, joins: bool, show: Show) -> Record | None
             batch = next(batches)
         log.finish()
         average = node.average()
-        is_first = info.place == min(node.members)
         write_node(folder / f"{info.place}.json", node, log)
         models = node.final_models
-    if not is_first:
+    if info.place != min(models):
         return None
     merge_lines(folder, job.folder / "metrics.jsonl", run.name, plan, info.num_nodes)
     topology = ASYNCHRONOUS[run.title].topology
-    return make_record(job.task, plan, folder, run, topology, average, models)
+    return make_record(job.task, plan, folder, run, topology, average, list(models.values()))
 
 
 def make_gradients(task: Task) -> Callable[[Variables, Any], tuple[Variables, jax.Array]]:
