@@ -28,11 +28,10 @@ import gossipjax as gx
 from experiments.data import draw_batches, split_examples
 from experiments.data.tokenizer import (
     END_ID,
+    TOKENIZER_FILE,
     encode,
-    load_tokenizer,
-    require_same_tokenizer,
+    make_tokenizer,
     save_tokenizer,
-    train_tokenizer,
 )
 from experiments.data.tokens import FILES, NO_TOKEN, PYTHON_DOCS, Split, pack, read_texts
 from experiments.models import decay_mask
@@ -57,7 +56,6 @@ MAX_LENGTH = Check(
     lambda value: value <= Decoder.max_length,
 )
 MAX_EXPONENT = 700.0  # exp of more is no float64
-TOKENIZER_FILE = "tokenizer.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +126,12 @@ class LanguageModeling(Task):
     def __init__(self, options: Options):
         self.options = options
         self.decay_mask = decay_mask
-        self.tokenizer = self.make_tokenizer()
+        self.tokenizer = make_tokenizer(
+            options.tokenizer,
+            self.read_texts("train"),
+            options.vocabulary_size,
+            options.run_folders,
+        )
         self.train_tokens = self.load_tokens("train")
         self.test_tokens = self.load_tokens("test")
         self.num_examples = len(self.train_tokens)
@@ -143,17 +146,6 @@ class LanguageModeling(Task):
             f"{count_tokens(self.test_tokens):,} test tokens of {vocabulary:,}, in sequences of "
             f"{options.sequence_length}"
         )
-
-    def make_tokenizer(self) -> Any:
-        """Returns the tokenizer; it must be that of the run that is resumed or started from."""
-        options = self.options
-        if options.tokenizer:
-            tokenizer = load_tokenizer(options.tokenizer)
-        else:
-            tokenizer = train_tokenizer(self.read_texts("train"), options.vocabulary_size)
-        for folder in options.run_folders:
-            require_same_tokenizer(tokenizer, folder / TOKENIZER_FILE)
-        return tokenizer
 
     def read_texts(self, split: Split) -> Iterator[str]:
         """Yields the texts of a split."""

@@ -39,10 +39,9 @@ from experiments.data.tokenizer import (
     BEGIN_ID,
     END_ID,
     PADDING_ID,
-    load_tokenizer,
-    require_same_tokenizer,
+    TOKENIZER_FILE,
+    make_tokenizer,
     save_tokenizer,
-    train_tokenizer,
 )
 from experiments.models.seq2seq import SEQ2SEQ_SIZES, Seq2Seq
 from experiments.models.transformer import make_dropout_rngs
@@ -61,7 +60,6 @@ from experiments.training.optimization import LrSchedule, Optimizer
 from experiments.training.options import TrainingOptions
 from experiments.training.task import Examination, Metric, Task, Variables
 
-TOKENIZER_FILE = "tokenizer.json"
 MAX_EXPONENT = 700.0  # exp of more is no float64
 SAMPLES = 3  # translations that are shown
 
@@ -148,7 +146,12 @@ class Translation(Task):
     def __init__(self, options: Options):
         self.options = options
         self.pairs = load_pairs(options.dataset, options.data_dir)
-        self.tokenizer = self.make_tokenizer()
+        self.tokenizer = make_tokenizer(
+            options.tokenizer,
+            itertools.chain(*self.pairs.train),
+            options.vocabulary_size,
+            options.run_folders,
+        )
         self.sources = Sequences.encode(self.tokenizer, self.pairs.train.sources)
         self.targets = Sequences.encode(self.tokenizer, self.pairs.train.targets)
         lengths = np.maximum(self.sources.lengths, self.targets.lengths)
@@ -183,18 +186,6 @@ class Translation(Task):
             f"{len(self.pairs.test.sources):,} for the test; {self.num_examples:,} tokens an "
             f"epoch of {self.tokenizer.get_vocab_size():,} different ones"
         )
-
-    def make_tokenizer(self) -> Any:
-        """Returns the tokenizer; it must be that of the run that is resumed or started from."""
-        options = self.options
-        if options.tokenizer:
-            tokenizer = load_tokenizer(options.tokenizer)
-        else:
-            text = itertools.chain(*self.pairs.train)
-            tokenizer = train_tokenizer(text, options.vocabulary_size)
-        for folder in options.run_folders:
-            require_same_tokenizer(tokenizer, folder / TOKENIZER_FILE)
-        return tokenizer
 
     def save(self, folder: Any) -> None:
         save_tokenizer(self.tokenizer, folder / TOKENIZER_FILE)

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from experiments.data.images import DataError
 
+TOKENIZER_FILE = "tokenizer.json"  # in the folder of the results
 SPECIAL_TOKENS = ("<|padding|>", "<|begin|>", "<|end|>")
 PADDING_ID = 0
 BEGIN_ID = 1
@@ -124,6 +125,26 @@ def require_same_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
             f"tokens, got another with {tokenizer.get_vocab_size():,}: pass --tokenizer {path}, or "
             "give the texts that it was trained on; or choose another --out."
         )
+
+
+def make_tokenizer(
+    path: Path | None, texts: Iterable[str], vocabulary_size: int, run_folders: Iterable[Path]
+) -> Tokenizer:
+    """Returns the tokenizer of a run: one from a file, or one that is trained on the texts.
+
+    Args:
+        path: the file, or None.
+        texts: the training texts; read only without a file.
+        vocabulary_size: as for `train_tokenizer`.
+        run_folders: the results of runs that it goes on from, whose tokenizer it must be.
+
+    Raises:
+        DataError, OSError: as `load_tokenizer`, `train_tokenizer` and `require_same_tokenizer` do.
+    """
+    tokenizer = load_tokenizer(path) if path else train_tokenizer(texts, vocabulary_size)
+    for folder in run_folders:
+        require_same_tokenizer(tokenizer, folder / TOKENIZER_FILE)
+    return tokenizer
 
 
 def encode(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[np.ndarray]:

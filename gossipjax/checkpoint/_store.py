@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
@@ -247,11 +248,22 @@ def match(array: Any, leaf: Any) -> Any:
     """Returns a restored array in the form of `leaf`: a number, an empty array, or as it is."""
     if isinstance(leaf, int | float):
         return type(leaf)(array)
+    is_free = isinstance(leaf, jax.Array) and not leaf.committed
     if array is not None:
-        return array
+        return _uncommit(array) if is_free else array
     empty = np.zeros(leaf.shape, leaf.dtype)
     sharding = getattr(leaf, "sharding", None)
-    return empty if sharding is None else jax.device_put(empty, sharding)
+    if sharding is None:
+        return empty
+    return jnp.asarray(empty) if is_free else jax.device_put(empty, sharding)
+
+
+def _uncommit(array: jax.Array) -> jax.Array:
+    """A copy that is not bound to its device, for programs compiled for such arrays."""
+    if is_key(array):
+        data = _uncommit(jax.random.key_data(array))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
+    return jax.device_put(np.asarray(array))
 
 
 def first_line(error: BaseException | None) -> str:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 import gossipjax as gx
 from experiments import image, language, speech, translation
+from experiments.data import tokenizer
 from experiments.data.speech import Utterances
 from experiments.data.text.pairs import Pairs, PairSets
 from experiments.presets import __main__ as listing
@@ -88,17 +89,16 @@ def make_utterances(name, *_):
 def no_data(monkeypatch):
     """Tasks whose data have the right shapes, and no content."""
     pairs = [Pairs(WORDS, WORDS)] * 3
-    train_tokenizer = language.train_tokenizer
+    train_tokenizer = tokenizer.train_tokenizer
     monkeypatch.setattr(image, "load_images", make_images)
     monkeypatch.setattr(speech, "load_utterances", make_utterances)
     monkeypatch.setattr(language, "read_texts", lambda *_: iter(WORDS * 40))
     monkeypatch.setattr(translation, "load_pairs", lambda *_: PairSets(*pairs))
-    for module in (translation, language):
-        monkeypatch.setattr(
-            module,
-            "train_tokenizer",
-            lambda text, size: Tokenizer(train_tokenizer(WORDS, 300), size),
-        )
+    monkeypatch.setattr(
+        tokenizer,
+        "train_tokenizer",
+        lambda text, size: Tokenizer(train_tokenizer(WORDS, 300), size),
+    )
 
 
 def shapes(leading, tree, drop=0):

@@ -1,12 +1,17 @@
 """Pairs of sentences: tab-separated files, and WMT'16 as TensorFlow Datasets prepares it."""
 
 import gzip
-import os
 import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.data import DataError, MissingDataError
+from experiments.data.local import (
+    DataError,
+    MissingDataError,
+    find_folder,
+    find_prepared,
+    open_splits,
+)
 
 SPLITS = ("train", "valid", "test")
 WMT16 = "wmt16_translate/de-en"
@@ -52,8 +57,7 @@ def load_pairs(name: str, data_dir: Path | None) -> PairSets:
         MissingDataError: if the folder has no such data; a FileNotFoundError, too.
         DataError: for another name, or a file that is not as above.
     """
-    folder = data_dir or Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets"))
-    folder = folder.expanduser()
+    folder = find_folder(data_dir)
     if name == "tsv":
         return PairSets(*(read_pairs(_find_file(folder, split)) for split in SPLITS))
     if name == "wmt16_en_de":
@@ -116,24 +120,14 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _read_prepared(folder: Path) -> PairSets:
-    prepared = sorted(folder.glob(f"{WMT16}/*/dataset_info.json"))
-    if not prepared:
+    version_dir = find_prepared(WMT16, folder)
+    if version_dir is None:
         raise MissingDataError(
             f"no {WMT16} in {folder}. --data-dir must hold the set as prepared by TensorFlow "
             'Datasets with file_format="array_record", got a folder without: give another, or run '
             f"tfds build {WMT16} --file_format=array_record where there is a network."
         )
-    import tensorflow_datasets as tfds  # here, because the import takes a quarter of a second
-
-    builder = tfds.builder_from_directory(prepared[-1].parent)
-    try:
-        splits: Any = builder.as_data_source()
-    except NotImplementedError as error:
-        raise DataError(
-            f"{prepared[-1].parent} holds files that cannot be read without TensorFlow; prepare "
-            'the data set with file_format="array_record".'
-        ) from error
-    return PairSets(*(_read_split(splits[split]) for split in WMT16_SPLITS))
+    return PairSets(*map(_read_split, open_splits(version_dir, WMT16_SPLITS)))
 
 
 def _read_split(examples: Any) -> Pairs:
