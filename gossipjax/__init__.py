@@ -1,6 +1,6 @@
 """Decentralized data-parallel training in JAX: gossip as optax transforms."""
 
-from gossipjax import diagnostics, launch, processes, topology, wire
+from gossipjax import asynchronous, diagnostics, launch, processes, topology, wire
 from gossipjax.algorithms.adpsgd import adpsgd, d1d_psgd, random_delays
 from gossipjax.algorithms.allreduce import allreduce
 from gossipjax.algorithms.apply_if_finite import apply_if_finite
@@ -28,6 +28,7 @@ __all__ = [
     "adpsgd",
     "allreduce",
     "apply_if_finite",
+    "asynchronous",
     "average_batch_stats",
     "average_model",
     "canonical_step",

@@ -31,11 +31,13 @@ LAYERS = {
     "diagnostics": TOP,
     "batch_stats": TOP,
     "checkpoint": {"launch", *TOP},
+    "asynchronous": {"collectives", "spmd", "wire"},
 }
 PARTS = {"_program": "spmd", "_arguments": "spmd"}  # modules that belong to another one's layer
 ALLOWED_PACKAGES = {
     "topology": {"numpy"},
     "checkpoint": {"jax", "numpy", "optax", "orbax"},
+    "asynchronous": {"jax", "numpy", "optax", "zmq"},
 }
 PUBLIC_MODULES = {
     "gossipjax",
@@ -44,6 +46,7 @@ PUBLIC_MODULES = {
     "gossipjax.processes",
     "gossipjax.wire",
     "gossipjax.checkpoint",
+    "gossipjax.asynchronous",
     "gossipjax.diagnostics",
 }
 LAX_COLLECTIVES = {"ppermute", "pshuffle", "psum", "pmean", "pmax", "pmin"}

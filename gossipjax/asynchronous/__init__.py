@@ -1,7 +1,7 @@
 """Nodes that are programs of their own, exchange messages beside the computation, and wait for
 nobody.
 
-It needs pyzmq, `pip install "gossipjax[asynchronous]"`, and nothing of `jax.distributed`.
+`join` needs pyzmq, `pip install "gossipjax[asynchronous]"`; nothing needs `jax.distributed`.
 """
 
 from gossipjax.asynchronous._join import join

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.asynchronous._mass import Mass
+from gossipjax.asynchronous.protocol import Mass
 
 
 class Holding:

@@ -15,12 +15,11 @@ import numpy as np
 import optax
 from jax.typing import DTypeLike
 
-from gossipjax._arguments import require_transform
-from gossipjax.asynchronous._encoding import Format, narrow
 from gossipjax.asynchronous._node import Node
-from gossipjax.asynchronous._sockets import Sockets
 from gossipjax.asynchronous.algorithms import Algorithm
+from gossipjax.asynchronous.transport import Format, narrow, open_service
 from gossipjax.collectives import Layout, require_floats
+from gossipjax.spmd import require_transform
 from gossipjax.wire import require_wire_dtype
 
 MAX_PORT = 65535
@@ -66,6 +65,7 @@ def join(
     Raises:
       ValueError: if an argument cannot be used.
       OSError: if it cannot listen there.
+      ImportError: without pyzmq.
 
     >>> import jax.numpy as jnp, optax, gossipjax as gx
     >>> a = gx.asynchronous.join(
@@ -103,11 +103,11 @@ def join(
     model = f"{jax.tree.structure(params)} {shapes}"
     digest = hashlib.sha256(model.encode()).hexdigest()
     form = Format(job, digest, tuple(layout.sizes), tuple(layout.dtypes), wires)
-    sockets = Sockets(listen, form.max_bytes, secret)
+    service = open_service(listen, form, patience, secret)
     if is_founder is None:
         is_founder = not addresses
     return Node(
-        tx, params, algorithm, form, sockets, place, addresses, is_founder, patience, journal
+        tx, params, algorithm, form, service, place, addresses, is_founder, patience, journal
     )
 
 

@@ -7,8 +7,7 @@ import uuid
 from pathlib import Path
 from typing import IO
 
-from gossipjax.asynchronous._mass import Mass
-from gossipjax.asynchronous._messages import Identity
+from gossipjax.asynchronous.protocol import Identity, Mass
 
 
 class Journal:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -15,23 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.asynchronous._encoding import Format
 from gossipjax.asynchronous._holding import Holding
 from gossipjax.asynchronous._journal import Journal
-from gossipjax.asynchronous._mass import Mass
-from gossipjax.asynchronous._messages import Identity
-from gossipjax.asynchronous._protocol import Participant
-from gossipjax.asynchronous._service import Service
-from gossipjax.asynchronous._sockets import Sockets
+from gossipjax.asynchronous._update import Gradients, make_update, split, unpack, update_scale
 from gossipjax.asynchronous.algorithms import Algorithm
-from gossipjax.collectives import Layout, cast_like
+from gossipjax.asynchronous.protocol import Identity, Mass, Participant
+from gossipjax.asynchronous.transport import Format, Service
+from gossipjax.collectives import Layout
 
-Gradients = Callable[..., tuple[Any, Any]]
 # An update moves `z` by `u / count`. A node that is much faster than the others would send nearly
 # all that it holds, and its model would run away: below the first count it keeps its share, and
 # below the second its updates are smaller.
 MIN_SHARED_COUNT = 0.25
-MIN_COUNT = 0.5
 MAX_GRADIENTS = 32  # different functions that a node compiles
 
 
@@ -69,14 +64,14 @@ class Node:
         params: Any,
         algorithm: Algorithm,
         form: Format,
-        sockets: Sockets,
+        service: Service,
         place: int,
         contacts: Sequence[str],
         is_founder: bool,
         patience: float,
         journal: Path | None,
     ):
-        self.address = sockets.address
+        self.address = service.address
         self.place = place
         self._algorithm = algorithm
         self._tx = optax.with_extra_args_support(tx)
@@ -91,7 +86,7 @@ class Node:
         weight = float(is_founder)
         x = tuple(jnp.copy(b) * jnp.asarray(weight, b.dtype) for b in self._layout.pack(params))
         self._holding = Holding(Mass(x, weight, weight))
-        self._service = Service(sockets, form, patience)
+        self._service = service
         self._participant = Participant(
             self._make_life(),
             self._holding,
@@ -339,35 +334,3 @@ class Node:
         trace: TracebackType | None,
     ) -> None:
         self.leave()
-
-
-def unpack(layout: Layout, like: Any, x: Any, w: Any) -> Any:
-    """Returns the model `x / w`."""
-    return cast_like(layout.unpack([b / jnp.asarray(w, b.dtype) for b in x]), like)
-
-
-def update_scale(mass: Mass) -> Any:
-    """The factor of updates: weight over count, which is 1 unless nodes died or joined."""
-    return mass.w / max(mass.count, MIN_COUNT)
-
-
-def make_update(
-    tx: optax.GradientTransformationExtraArgs, layout: Layout, like: Any, gradients: Gradients
-) -> Any:
-    """Returns `(x, opt_state, w, scale, *inputs) -> (change of x, opt_state, aux)`, compiled."""
-
-    def update(x: Any, opt_state: Any, w: Any, scale: Any, *inputs: Any) -> Any:
-        params = unpack(layout, like, x, w)
-        grads, aux = gradients(params, *inputs)
-        updates, opt_state = tx.update(grads, opt_state, params)
-        change = tuple(jnp.asarray(scale, u.dtype) * u for u in layout.pack(updates))
-        return change, opt_state, aux
-
-    return jax.jit(update, donate_argnums=1)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def split(x: tuple[Any, ...], wires: tuple[np.dtype, ...]) -> tuple[Any, Any]:
-    """Halves buffers: returns what is kept, and the other half as its type of the wire has it."""
-    shared = tuple((a / 2).astype(wire).astype(a.dtype) for a, wire in zip(x, wires, strict=True))
-    return tuple(a - b for a, b in zip(x, shared, strict=True)), shared

@@ -13,9 +13,9 @@ import numpy as np
 import optax
 from jax.typing import DTypeLike
 
-from gossipjax.asynchronous._encoding import narrow
-from gossipjax.asynchronous._mass import Mass
-from gossipjax.asynchronous._node import make_update, split, unpack, update_scale
+from gossipjax.asynchronous._update import make_update, split, unpack, update_scale
+from gossipjax.asynchronous.protocol import Mass
+from gossipjax.asynchronous.transport import narrow
 from gossipjax.collectives import Layout
 
 Line = dict[str, Any]

@@ -7,8 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from gossipjax.asynchronous._messages import Identity
-from gossipjax.asynchronous._peers import choose_exponential
+from gossipjax.asynchronous.protocol import Identity, choose_exponential
 
 Choose = Callable[[Sequence[Identity], Identity, int], Identity | None]
 

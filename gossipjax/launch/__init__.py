@@ -8,8 +8,7 @@ from gossipjax.launch._initialize import exit_process, initialize
 from gossipjax.launch._mesh import mesh, surviving_nodes
 from gossipjax.launch._node_info import NodeInfo, find_node
 from gossipjax.launch._process_info import ProcessInfo, secret_from_env
-from gossipjax.launch._signals import signal_handlers
-from gossipjax.launch._worker import MALLOC_ENVIRONMENT
+from gossipjax.launch.supervisor import MALLOC_ENVIRONMENT, signal_handlers
 
 __all__ = [
     "MALLOC_ENVIRONMENT",

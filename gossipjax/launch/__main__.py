@@ -6,8 +6,13 @@ import argparse
 import shutil
 import sys
 
-from gossipjax.launch._independent import supervise_each
-from gossipjax.launch._supervisor import JobSpec, RestartPolicy, StartError, supervise
+from gossipjax.launch.supervisor import (
+    JobSpec,
+    RestartPolicy,
+    StartError,
+    supervise,
+    supervise_each,
+)
 
 MAX_PROCESSES = 1024  # on one machine
 MAX_LOCAL_DEVICES = 1024  # XLA on CPU needs 6 s to start 1,024 devices, and minutes for 4,096

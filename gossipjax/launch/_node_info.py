@@ -7,9 +7,7 @@ import socket
 from typing import NamedTuple
 
 from gossipjax.launch._process_info import int_from_env, parse_address, process_from_arguments
-
-PLACE = "GOSSIPJAX_NODE"
-ADDRESSES = "GOSSIPJAX_NODE_ADDRESSES"
+from gossipjax.launch.supervisor import ADDRESSES, PLACE
 
 
 class NodeInfo(NamedTuple):

@@ -20,9 +20,10 @@ from launching import (
     wait_for,
 )
 
-from gossipjax.launch import MALLOC_ENVIRONMENT, _worker
+from gossipjax.launch import MALLOC_ENVIRONMENT
+from gossipjax.launch.supervisor import _worker
 from gossipjax.launch.__main__ import main
-from gossipjax.launch._supervisor import Backoff
+from gossipjax.launch.supervisor._supervisor import Backoff
 
 __all__ = ["environment", "is_alive"]
 

@@ -46,7 +46,7 @@ def run_asynchronously(
     plan = Plan(options, task.num_examples, task.decay_mask)
     for seed in options.seed:
         task.batches(
-            OneNode(info.num_nodes, info.place), options.batch_size_per_node, seed, start=0
+            OneNode(info.num_nodes, place=info.place), options.batch_size_per_node, seed, start=0
         )
     folder = share_folder(program, options, info)
     environment = {

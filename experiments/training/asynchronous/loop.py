@@ -28,16 +28,14 @@ Show = Callable[[float, str], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class OneNode:
-    """The node of this process, as tasks know nodes.
+class OneNode(gx.Nodes):
+    """The node of this process among those of its job, for the data of a task.
 
     Attributes:
-      size: N.
       place: its number.
     """
 
-    size: int
-    place: int
+    place: int = 0
 
     @property
     def local(self) -> list[int]:
@@ -84,18 +82,16 @@ def train_node(job: Job, run: NodeRun, joins: bool, show: Show) -> Record | None
     Returns:
       The entry of the run in `summary.json`, if this node is at the lowest place at the end.
     """
-    import gossipjax.asynchronous as ga  # here: it needs pyzmq
-
     info, plan = job.info, job.plan
     options = plan.options
     variables = job.task.init(run.seed)
     folder = run.folder(job.folder)
     rows = job.task.batches(
-        OneNode(info.num_nodes, info.place), options.batch_size_per_node, run.seed, start=0
+        OneNode(info.num_nodes, place=info.place), options.batch_size_per_node, run.seed, start=0
     )
     batches = prefetch(jax.tree.map(lambda row: jnp.asarray(row[0]), batch) for batch in rows)
     gradients = make_gradients(job.task)
-    node = ga.join(
+    node = gx.asynchronous.join(
         info.contacts,
         make_transform(plan, variables),
         variables,

@@ -1,7 +1,9 @@
 """The algorithms of nodes that wait for nobody, by name."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import gossipjax as gx
 
 
 class AsynchronousMethod(NamedTuple):
@@ -12,32 +14,16 @@ class AsynchronousMethod(NamedTuple):
       topology: the graph of its messages, as tables name it.
     """
 
-    build: Callable[[int], Any]
+    build: Callable[[int], gx.asynchronous.Algorithm]
     topology: str
 
 
-def _build_sgp(seed: int) -> Any:
-    import gossipjax.asynchronous as ga  # here: it needs pyzmq
-
-    return ga.sgp(seed=seed)
-
-
-def _build_adpsgd(seed: int) -> Any:
-    import gossipjax.asynchronous as ga
-
-    return ga.adpsgd(seed=seed)
-
-
-def _build_adpsgd_bipartite(seed: int) -> Any:
-    import gossipjax.asynchronous as ga
-
-    return ga.adpsgd("bipartite", seed)
-
-
 ASYNCHRONOUS = {
-    "async-sgp": AsynchronousMethod(_build_sgp, "exponential"),
-    "async-adpsgd": AsynchronousMethod(_build_adpsgd, "complete"),
-    "async-adpsgd@bipartite": AsynchronousMethod(_build_adpsgd_bipartite, "bipartite"),
+    "async-sgp": AsynchronousMethod(lambda seed: gx.asynchronous.sgp(seed=seed), "exponential"),
+    "async-adpsgd": AsynchronousMethod(lambda seed: gx.asynchronous.adpsgd(seed=seed), "complete"),
+    "async-adpsgd@bipartite": AsynchronousMethod(
+        lambda seed: gx.asynchronous.adpsgd("bipartite", seed), "bipartite"
+    ),
 }
 
 

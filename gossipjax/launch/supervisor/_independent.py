@@ -9,10 +9,9 @@ import signal
 import time
 from typing import IO
 
-from gossipjax.launch._node_info import ADDRESSES, PLACE
-from gossipjax.launch._reaper import STOP_SIGNALS, reaper
-from gossipjax.launch._signals import describe_signal, signal_handlers
-from gossipjax.launch._supervisor import (
+from gossipjax.launch.supervisor._reaper import STOP_SIGNALS, reaper
+from gossipjax.launch.supervisor._signals import describe_signal, signal_handlers
+from gossipjax.launch.supervisor._supervisor import (
     BAD_USAGE,
     Backoff,
     DeadlinePassed,
@@ -24,7 +23,10 @@ from gossipjax.launch._supervisor import (
     next_event,
     reserved_port,
 )
-from gossipjax.launch._worker import Exited, OutputClosed, Worker, build_environment, log
+from gossipjax.launch.supervisor._worker import Exited, OutputClosed, Worker, build_environment, log
+
+PLACE = "GOSSIPJAX_NODE"  # environment variables of a process: its place, and where all listen
+ADDRESSES = "GOSSIPJAX_NODE_ADDRESSES"
 
 
 def supervise_each(job: JobSpec, policy: RestartPolicy) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gossipjax.asynchronous._mass import Mass
+from gossipjax.asynchronous.protocol._mass import Mass
 
 
 class Identity(NamedTuple):
@@ -65,6 +65,7 @@ class Message(NamedTuple):
         None in an `answer` declines.
       view: of `view`.
       applied: of `bye`, the number of the newest parcel that the sender applied.
+      steps: the local steps that the sender has made in this life.
       is_narrow: whether the values of the mass are exact in the job's type of the wire.
     """
 
@@ -75,6 +76,7 @@ class Message(NamedTuple):
     mass: Mass | None = None
     view: View | None = None
     applied: int = 0
+    steps: int = 0
     is_narrow: bool = False
 
 

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, runtime_checkable
 
-from gossipjax.asynchronous._mass import Mass
-from gossipjax.asynchronous._messages import Identity, Message, View
-from gossipjax.asynchronous._peers import Peer
+from gossipjax.asynchronous.protocol._mass import Mass
+from gossipjax.asynchronous.protocol._messages import Identity, Message, View
+from gossipjax.asynchronous.protocol._peers import Peer
 
 BEATS = 10  # messages that say that a node lives, in the time after which it is declared dead
 MIN_KEPT = 8  # an average is declined where less than this part of the weight might be left
@@ -125,8 +125,7 @@ class Membership:
         if view.echo and view.echo == peer.query:
             peer.query = 0
         for life, count in view.steps:
-            if len(self.steps) < MAX_LIVES or life in self.steps:
-                self.steps[life] = max(count, self.steps.get(life, 0))
+            self._learn_steps(life, count)
         self.contacts |= {member.address for member in view.members} - {self.identity.address}
         for death in view.deaths:
             if len(self._deaths) < MAX_LIVES:
@@ -140,6 +139,10 @@ class Membership:
             self._send_half(peer, now)
         if view.query:
             self._send_view(peer, echo=view.query)
+
+    def _learn_steps(self, life: str, count: int) -> None:
+        if len(self.steps) < MAX_LIVES or life in self.steps:
+            self.steps[life] = max(count, self.steps.get(life, 0))
 
     def _send_half(self, peer: Peer, now: float) -> None:
         mass = self._holder.read()
@@ -288,7 +291,8 @@ class Membership:
         self._send(peer, peer.parcel)
 
     def _send(self, peer: Peer, message: Message) -> None:
-        self.outbox.append((peer.identity.address, message))
+        steps = self.steps[self.identity.life]
+        self.outbox.append((peer.identity.address, message._replace(steps=steps)))
 
     def _is_affordable(self, mine: Mass, weight: Any) -> bool:
         """Whether enough weight is left after an average with `weight`, and after those asked for.

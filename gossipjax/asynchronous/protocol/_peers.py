@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from gossipjax.asynchronous._messages import Identity, Message, View
+from gossipjax.asynchronous.protocol._messages import Identity, Message, View
 
 
 @dataclasses.dataclass

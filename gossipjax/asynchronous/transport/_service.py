@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gossipjax.asynchronous._encoding import Format, MessageError, decode, encode
-from gossipjax.asynchronous._messages import Message
-from gossipjax.asynchronous._protocol import Participant
-from gossipjax.asynchronous._sockets import Sockets
+from gossipjax.asynchronous.protocol import Message, Participant
+from gossipjax.asynchronous.transport._encoding import Format, MessageError, decode, encode
+
+if TYPE_CHECKING:
+    from gossipjax.asynchronous.transport._sockets import Sockets
 
 TICKS = 50  # of the clock, in the time after which a node is declared dead
 
@@ -24,6 +25,7 @@ class Service:
       patience: seconds of silence after which another node is declared dead.
 
     Attributes:
+      address: where the node listens.
       lock: held while the protocol or what the node holds is used.
       dropped: reason -> number of messages that were not of this job.
       messages, sent_bytes: sent shares and averages, and their bytes.
@@ -34,6 +36,7 @@ class Service:
         self.dropped: dict[str, int] = {}
         self.messages = 0
         self.sent_bytes = 0
+        self.address = sockets.address
         self._sockets = sockets
         self._job = job
         self._interval = patience / TICKS
@@ -124,3 +127,18 @@ class Service:
         if is_sent and message.mass is not None:
             self.messages += 1
             self.sent_bytes += sum(memoryview(frame).nbytes for frame in frames)
+
+
+def open_service(listen: str, job: Format, patience: float, secret: str | None) -> Service:
+    """Returns the service of a node that listens at an address; raises `ImportError` without pyzmq.
+
+    The arguments are those of `Sockets` and `Service`.
+    """
+    try:
+        from gossipjax.asynchronous.transport._sockets import Sockets
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            "a node that waits for nobody needs pyzmq, which is not installed: "
+            'pip install "gossipjax[asynchronous]".'
+        ) from error
+    return Service(Sockets(listen, job.max_bytes, secret), job, patience)

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gossipjax.asynchronous._mass import Mass
-from gossipjax.asynchronous._membership import BEATS, Membership
-from gossipjax.asynchronous._messages import Identity, Message
-from gossipjax.asynchronous._peers import Peer
+from gossipjax.asynchronous.protocol._mass import Mass
+from gossipjax.asynchronous.protocol._membership import BEATS, Membership
+from gossipjax.asynchronous.protocol._messages import Identity, Message
+from gossipjax.asynchronous.protocol._peers import Peer
 
 
 class Participant(Membership):
@@ -99,6 +99,7 @@ class Participant(Membership):
         else:
             peer = self.peers.get(sender.life) or self._meet(sender, now)
             peer.heard = now
+            self._learn_steps(sender.life, message.steps)
             self._dispatch(peer, message, now)
 
     def _dispatch(self, peer: Peer, message: Message, now: float) -> None:

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, NamedTuple
 
-from gossipjax.launch._reaper import signal_group
-from gossipjax.launch._signals import describe_signal
+from gossipjax.launch.supervisor._reaper import signal_group
+from gossipjax.launch.supervisor._signals import describe_signal
 
 STDOUT = 1
 STDERR = 2

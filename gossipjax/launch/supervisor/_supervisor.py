@@ -15,9 +15,9 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import IO, NamedTuple
 
-from gossipjax.launch._reaper import STOP_SIGNALS, reaper
-from gossipjax.launch._signals import describe_signal, signal_handlers
-from gossipjax.launch._worker import Exited, OutputClosed, Worker, build_environment, log
+from gossipjax.launch.supervisor._reaper import STOP_SIGNALS, reaper
+from gossipjax.launch.supervisor._signals import describe_signal, signal_handlers
+from gossipjax.launch.supervisor._worker import Exited, OutputClosed, Worker, build_environment, log
 
 MAX_GRACE_AFTER_FAILURE = 5.0  # seconds: without the failed process the others cannot save
 MAX_DELAY_SECONDS = 30.0  # between two restarts

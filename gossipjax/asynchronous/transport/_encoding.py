@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.asynchronous._mass import Mass
-from gossipjax.asynchronous._messages import KINDS, Identity, Message, View
+from gossipjax.asynchronous.protocol import KINDS, Identity, Mass, Message, View
 
 VERSION = 1
 MAX_HEADER_BYTES = 1 << 22
@@ -68,6 +67,7 @@ def encode(message: Message, job: Format) -> list[Any]:
         "receiver": message.receiver,
         "number": message.number,
         "applied": message.applied,
+        "steps": message.steps,
         "is_narrow": message.is_narrow,
     }
     frames: list[Any] = []
@@ -102,8 +102,9 @@ def decode(frames: Sequence[Any], job: Format) -> Message:
     view = _read_view(header.get("view")) if kind == "view" else None
     number = _require_count(header.get("number"))
     applied = _require_count(header.get("applied"))
+    steps = _require_count(header.get("steps"))
     sender = _read_identity(header.get("sender"))
-    return Message(kind, sender, receiver, number, mass, view, applied, is_narrow)
+    return Message(kind, sender, receiver, number, mass, view, applied, steps, is_narrow)
 
 
 def _read_header(frame: Any) -> dict[str, Any]:
