@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 
 from gossipjax.asynchronous._node import Node
 from gossipjax.asynchronous.algorithms import Algorithm
-from gossipjax.asynchronous.transport import Format, narrow, open_service
+from gossipjax.asynchronous.transport import Format, Service, narrow
 from gossipjax.collectives import Layout, require_floats
 from gossipjax.spmd import require_transform
 from gossipjax.wire import require_wire_dtype
@@ -103,7 +103,7 @@ def join(
     model = f"{jax.tree.structure(params)} {shapes}"
     digest = hashlib.sha256(model.encode()).hexdigest()
     form = Format(job, digest, tuple(layout.sizes), tuple(layout.dtypes), wires)
-    service = open_service(listen, form, patience, secret)
+    service = Service(listen, form, patience, secret)
     if is_founder is None:
         is_founder = not addresses
     return Node(

@@ -21,8 +21,8 @@ from launching import (
 )
 
 from gossipjax.launch import MALLOC_ENVIRONMENT
-from gossipjax.launch.supervisor import _worker
 from gossipjax.launch.__main__ import main
+from gossipjax.launch.supervisor import _worker
 from gossipjax.launch.supervisor._supervisor import Backoff
 
 __all__ = ["environment", "is_alive"]

@@ -20,24 +20,29 @@ class Service:
     """Runs a node's protocol on its sockets, in a thread.
 
     Args:
-      sockets: of the node.
+      listen: `host:port` at which the node listens; port 0 is any that is free.
       job: the format of its messages.
       patience: seconds of silence after which another node is declared dead.
+      secret: that of the job, or None.
 
     Attributes:
       address: where the node listens.
       lock: held while the protocol or what the node holds is used.
       dropped: reason -> number of messages that were not of this job.
       messages, sent_bytes: sent shares and averages, and their bytes.
+
+    Raises:
+      ImportError: without pyzmq.
+      OSError: if it cannot listen there.
     """
 
-    def __init__(self, sockets: Sockets, job: Format, patience: float):
+    def __init__(self, listen: str, job: Format, patience: float, secret: str | None):
         self.lock = threading.Condition(threading.RLock())
         self.dropped: dict[str, int] = {}
         self.messages = 0
         self.sent_bytes = 0
-        self.address = sockets.address
-        self._sockets = sockets
+        self._sockets = _open_sockets(listen, job.max_bytes, secret)
+        self.address = self._sockets.address
         self._job = job
         self._interval = patience / TICKS
         self._is_closed = False
@@ -129,11 +134,7 @@ class Service:
             self.sent_bytes += sum(memoryview(frame).nbytes for frame in frames)
 
 
-def open_service(listen: str, job: Format, patience: float, secret: str | None) -> Service:
-    """Returns the service of a node that listens at an address; raises `ImportError` without pyzmq.
-
-    The arguments are those of `Sockets` and `Service`.
-    """
+def _open_sockets(listen: str, max_bytes: int, secret: str | None) -> Sockets:
     try:
         from gossipjax.asynchronous.transport._sockets import Sockets
     except ModuleNotFoundError as error:
@@ -141,4 +142,4 @@ def open_service(listen: str, job: Format, patience: float, secret: str | None) 
             "a node that waits for nobody needs pyzmq, which is not installed: "
             'pip install "gossipjax[asynchronous]".'
         ) from error
-    return Service(Sockets(listen, job.max_bytes, secret), job, patience)
+    return Sockets(listen, max_bytes, secret)
