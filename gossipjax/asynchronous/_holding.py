@@ -45,6 +45,13 @@ class Holding:
             self._change = self._change + mass
             self._owns_change = True
 
+    def take(self) -> Mass:
+        """Returns all that is held, on the host; nothing is left, not even by rounding."""
+        mass = self.read()
+        self.mass = Mass(tuple(jnp.zeros_like(x) for x in self.mass.x), 0.0, 0.0)
+        self._change = None
+        return mass
+
     def merge(self) -> Mass:
         """Adds the changes to the buffers on the device; returns what is held."""
         change = self._change

@@ -26,6 +26,10 @@ class Holder:
     def add(self, mass):
         self.mass = self.mass + mass
 
+    def take(self):
+        mass, self.mass = self.mass, NOTHING
+        return mass
+
 
 class Account:
     """The masses that are not held by a living node, from the events of all nodes."""

@@ -27,6 +27,10 @@ class Holder(Protocol):
         """Adds to it."""
         ...
 
+    def take(self) -> Mass:
+        """Returns all of it, and holds nothing."""
+        ...
+
 
 class Membership:
     """What a node knows of the others, and what it does when they come and go.
@@ -201,9 +205,8 @@ class Membership:
 
     def _give_up(self, now: float) -> None:
         """Goes on as a new life without mass. The mass stays at hand while nobody gives any."""
-        mass = self._holder.read()
+        mass = self._holder.take()
         self._journal("give up", self.identity.life, 0, mass)
-        self._holder.add(-mass)
         if self._wants_mass_since is None:
             self._estate = mass
             self._wants_mass_since = now

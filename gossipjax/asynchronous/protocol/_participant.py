@@ -186,9 +186,8 @@ class Participant(Membership):
         if any(peer.parcel for peer in self.peers.values()):
             return
         heirs = [peer for peer in self.peers.values() if not peer.view.is_finished]
-        mass = self._holder.read()
-        if heirs and mass.w and not self._said_goodbye:
-            self._holder.add(-mass)
+        if heirs and self._holder.read().w and not self._said_goodbye:
+            mass = self._holder.take()
             self._send_parcel("share", heirs[0], mass, now, event="hand over")
             return
         self._said_goodbye = True
