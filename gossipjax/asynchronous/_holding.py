@@ -56,16 +56,17 @@ class Holding:
         """Adds the changes to the buffers on the device; returns what is held."""
         change = self._change
         if change is not None:
-            x = _add(self.mass.x, change.x)
+            x = add(self.mass.x, change.x)
             self.mass = Mass(x, self.mass.w + change.w, self.mass.count + change.count)
             self._change = None
         return self.mass
 
     def update(self, change: tuple[Any, ...]) -> None:
         """Adds a change of `x` that is on the device."""
-        self.mass = Mass(_add(self.mass.x, change), self.mass.w, self.mass.count)
+        self.mass = Mass(add(self.mass.x, change), self.mass.w, self.mass.count)
 
 
 @jax.jit
-def _add(x: tuple[Any, ...], change: tuple[Any, ...]) -> tuple[Any, ...]:
+def add(x: tuple[Any, ...], change: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Adds a change, which may be on the host, in the types of `x`."""
     return tuple(a + jnp.asarray(b, a.dtype) for a, b in zip(x, change, strict=True))

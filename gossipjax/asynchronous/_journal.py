@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from pathlib import Path
 from typing import IO
@@ -13,10 +14,10 @@ from gossipjax.asynchronous.protocol import Identity, Mass
 class Journal:
     """Appends a line of JSON for each event to a file; without a file it does nothing.
 
-    A line is `{"event", "life", "peer", "number", "w", "count", "sum"}`: the event, the node's own
-    life, the other one, the number of the parcel or step, and weight, count and the sum over the
-    values of the mass that it adds or takes. Lines of a process that is killed stay. A line `life`
-    begins each life of a process.
+    A line is `{"event", "time", "life", "peer", "number", "w", "count", "sum"}`: the event, seconds
+    since 1970, the node's own life, the other one, the number of the parcel or step, and weight,
+    count and the sum over the values of the mass that it adds or takes. Lines of a process that is
+    killed stay. A line `life` begins each life of a process.
 
     Args:
       path: the file, or None.
@@ -39,7 +40,8 @@ class Journal:
         """Adds an event."""
         if self._file is None:
             return
-        line = {"event": event, "life": self._life, "peer": peer, "number": number}
+        line: dict[str, object] = {"event": event, "time": time.time(), "life": self._life}
+        line |= {"peer": peer, "number": number}
         if mass is not None:
             total = float(sum(x.sum(dtype="float64") for x in mass.x))
             line |= {"w": float(mass.w), "count": float(mass.count), "sum": total}

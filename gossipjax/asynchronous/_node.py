@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.asynchronous._holding import Holding
+from gossipjax.asynchronous._holding import Holding, add
 from gossipjax.asynchronous._journal import Journal
 from gossipjax.asynchronous._update import Gradients, make_update, split, unpack, update_scale
 from gossipjax.asynchronous.algorithms import Algorithm
@@ -200,20 +200,22 @@ class Node:
             mass = self._holding.merge()
         opt_state = jax.tree.map(jnp.copy, self._opt_state)
         update = self._get_update(gradients)
-        jax.block_until_ready(update(mass.x, opt_state, mass.w or 1.0, 1.0, *inputs)[0])
-        jax.block_until_ready(split(mass.x, self._wires))
+        change, *_ = update(mass.x, opt_state, mass.w or 1.0, 1.0, *inputs)
+        jax.block_until_ready([split(mass.x, self._wires), add(mass.x, change)])
+        jax.block_until_ready(add(mass.x, tuple(map(np.asarray, change))))
 
     def wait_for_members(self, count: int, timeout: float) -> bool:
-        """Waits until it hears so many nodes, itself included, that hold something.
+        """Waits until so many nodes, itself included, have called this and hear each other.
 
         Training needs no such wait; a comparison may want all nodes to begin together.
 
         Returns:
           Whether it does; False after `timeout` seconds.
         """
-        return self._service.wait_until(
-            lambda: len(self._participant.list_members()) + 1 >= count, timeout
-        )
+        with self._service.lock:
+            self._participant.set_ready(time.monotonic())
+        self._service.wake()
+        return self._service.wait_until(lambda: self._participant.all_are_ready(count), timeout)
 
     def wait_for_mass(self, timeout: float | None = None) -> None:
         """Waits until it holds something: at once, unless it has just joined.

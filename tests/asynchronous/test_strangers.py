@@ -22,7 +22,9 @@ SENDER = Identity(1.5, "life", 3, "127.0.0.1:5000")
 X = (np.array([1.0, 2.0, -3.0], np.float32), np.array([0.5, 4.0]))
 MASS = Mass(X, 0.5, 0.25)
 SHARE = Message("share", SENDER, "other", 7, MASS, is_narrow=True)
-OWN_VIEW = View((SENDER,), ((SENDER, "dead"),), (("life", 12),), True, False, True, False, 3, 4)
+OWN_VIEW = View(
+    (SENDER,), ((SENDER, "dead"),), (("life", 12),), True, False, True, True, False, 3, 4
+)
 VIEW = Message("view", SENDER, None, view=OWN_VIEW)
 VIEW_FIELDS = OWN_VIEW._asdict()
 

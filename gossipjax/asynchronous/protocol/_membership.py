@@ -11,6 +11,7 @@ from gossipjax.asynchronous.protocol._messages import Identity, Message, View
 from gossipjax.asynchronous.protocol._peers import Peer
 
 BEATS = 10  # messages that say that a node lives, in the time after which it is declared dead
+EARLY_BEATS = 50  # the same, while nodes meet
 MIN_KEPT = 8  # an average is declined where less than this part of the weight might be left
 MAX_LIVES = 10_000  # that a node remembers
 
@@ -52,6 +53,7 @@ class Membership:
       steps: life -> local steps, as far as they are known.
       outbox: messages to be sent, `(address, message)`.
       dropped: reason -> number of messages that were not acted upon.
+      is_ready: whether it is ready to begin.
       is_finished: whether it makes no more steps and sends no more shares.
       contacts: addresses at which others may listen.
       gone: addresses to which nothing that waits needs to be sent any more.
@@ -74,6 +76,7 @@ class Membership:
         self.outbox: list[tuple[str, Message]] = []
         self.dropped: dict[str, int] = {}
         self.gone: list[str] = []
+        self.is_ready = False
         self.is_finished = False
         self._holder = holder
         self.contacts = set(contacts) - {identity.address}
@@ -91,6 +94,11 @@ class Membership:
         self._last_beg = now - patience
         journal("found" if is_founder else "join", identity.life, 0, None)
 
+    def set_ready(self, now: float) -> None:
+        """Tells the others that it is ready to begin."""
+        self.is_ready = True
+        self._next_beat = now
+
     @property
     def wants_mass(self) -> bool:
         """Whether it has none, and cannot make a step."""
@@ -99,6 +107,12 @@ class Membership:
     def list_members(self) -> list[Identity]:
         """Returns the nodes that it hears and that hold mass."""
         return [peer.identity for peer in self.peers.values() if not peer.view.wants_mass]
+
+    def all_are_ready(self, count: int) -> bool:
+        """Whether so many nodes, itself included, are ready to begin, and hear each other."""
+        views = [peer.view for peer in self.peers.values() if peer.view.is_ready]
+        heard = [len(views), *(len(view.members) for view in views)]
+        return self.is_ready and min(heard) + 1 >= count
 
     @property
     def is_drained(self) -> bool:
@@ -122,6 +136,7 @@ class Membership:
                 self._declare_dead(peer)
         peer = self.peers[sender.life] = Peer(sender, now)
         self._send_view(peer)
+        self._next_beat = min(self._next_beat, now + self._patience / EARLY_BEATS)
         return peer
 
     def _learn(self, peer: Peer, view: View, now: float) -> None:
@@ -258,6 +273,7 @@ class Membership:
             steps=tuple(self.steps.items()),
             wants_mass=self.wants_mass,
             begs=begs,
+            is_ready=self.is_ready,
             is_finished=self.is_finished,
             is_drained=self.is_drained,
             query=query,

@@ -32,6 +32,7 @@ class View(NamedTuple):
       steps: life -> its local steps, as far as they are known; the dead ones included.
       wants_mass: whether the sender has none.
       begs: whether it asks for half of the receiver's.
+      is_ready: whether the sender is ready to begin.
       is_finished: whether the sender makes no more steps and sends no more shares.
       is_drained: whether nothing that it sent is on its way, either.
       query: a number to be sent back as `echo`; 0 is none.
@@ -43,6 +44,7 @@ class View(NamedTuple):
     steps: tuple[tuple[str, int], ...] = ()
     wants_mass: bool = False
     begs: bool = False
+    is_ready: bool = False
     is_finished: bool = False
     is_drained: bool = False
     query: int = 0
