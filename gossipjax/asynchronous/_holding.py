@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gossipjax.asynchronous._update import add, update_scale
 from gossipjax.asynchronous.protocol import Mass
 
 
@@ -62,11 +62,6 @@ class Holding:
         return self.mass
 
     def update(self, change: tuple[Any, ...]) -> None:
-        """Adds a change of `x` that is on the device."""
-        self.mass = Mass(add(self.mass.x, change), self.mass.w, self.mass.count)
-
-
-@jax.jit
-def add(x: tuple[Any, ...], change: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Adds a change, which may be on the host, in the types of `x`."""
-    return tuple(a + jnp.asarray(b, a.dtype) for a, b in zip(x, change, strict=True))
+        """Adds what has arrived, and the update of a step, which is on the device."""
+        mass = self.merge()
+        self.mass = Mass(add(mass.x, change, update_scale(mass)), mass.w, mass.count)

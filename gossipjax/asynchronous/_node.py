@@ -15,18 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.asynchronous._holding import Holding, add
+from gossipjax.asynchronous._holding import Holding
 from gossipjax.asynchronous._journal import Journal
-from gossipjax.asynchronous._update import Gradients, make_update, split, unpack, update_scale
+from gossipjax.asynchronous._update import Gradients, add, make_update, split, unpack
 from gossipjax.asynchronous.algorithms import Algorithm
 from gossipjax.asynchronous.protocol import Identity, Mass, Participant
 from gossipjax.asynchronous.transport import Format, Service
 from gossipjax.collectives import Layout
 
-# An update moves `z` by `u / count`. A node that is much faster than the others would send nearly
-# all that it holds, and its model would run away: below the first count it keeps its share, and
-# below the second its updates are smaller.
-MIN_SHARED_COUNT = 0.25
+# A node that is much faster than the others would send nearly all that it holds.
+MIN_SHARED_COUNT = 0.5
 MAX_GRADIENTS = 32  # different functions that a node compiles
 
 
@@ -136,7 +134,10 @@ class Node:
             return Statistics(self._steps, self._sent, self._kept, staleness, bytes_, dropped)
 
     def step(self, gradients: Gradients, *inputs: Any) -> Any:
-        """One local step: adds what has arrived, sends what the algorithm sends, and updates.
+        """One local step: the update at `z = x / w`, and the message of the algorithm after it.
+
+        `x <- x + u(z)`; then a share of `(x, w)` leaves, or an average is asked for. What arrives
+        while the update is computed is added first, and so is what arrives between two steps.
 
         A node that has nothing, after it joined or was declared dead, first waits for half of what
         another holds.
@@ -157,22 +158,19 @@ class Node:
             self._service.require_running()
             participant = self._participant
             mass = self._holding.merge()
-            self._send(participant.steps[participant.identity.life])
-            mass = self._holding.mass
             life = participant.identity.life
             self._journal.add("begin", life, self._steps, None)
-        self._service.wake()
         update = self._get_update(gradients)
-        change, self._opt_state, aux = update(
-            mass.x, self._opt_state, mass.w, update_scale(mass), *inputs
-        )
+        change, self._opt_state, aux = update(mass.x, mass.w, self._opt_state, *inputs)
         jax.block_until_ready(change)
         with self._service.lock:
             self._steps += 1
             if participant.identity.life == life:
                 self._journal.add("end", life, self._steps - 1, None)
                 self._holding.update(change)
+                self._send(participant.steps[life])
                 participant.count_step()
+        self._service.wake()
         return aux
 
     @property
@@ -200,8 +198,8 @@ class Node:
             mass = self._holding.merge()
         opt_state = jax.tree.map(jnp.copy, self._opt_state)
         update = self._get_update(gradients)
-        change, *_ = update(mass.x, opt_state, mass.w or 1.0, 1.0, *inputs)
-        jax.block_until_ready([split(mass.x, self._wires), add(mass.x, change)])
+        change, *_ = update(mass.x, mass.w or 1.0, opt_state, *inputs)
+        jax.block_until_ready([split(mass.x, self._wires), add(mass.x, change, 1.0)])
         jax.block_until_ready(add(mass.x, tuple(map(np.asarray, change))))
 
     def wait_for_members(self, count: int, timeout: float) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jax.typing import DTypeLike
 
-from gossipjax.asynchronous._update import make_update, split, unpack, update_scale
+from gossipjax.asynchronous._update import add, make_update, split, unpack, update_scale
 from gossipjax.asynchronous.protocol import Mass
 from gossipjax.asynchronous.transport import narrow
 from gossipjax.collectives import Layout
@@ -199,7 +199,7 @@ class Replayer:
             case "revive" if node.estate is not None:
                 node.mass = node.mass + node.estate
             case "end" if node.change is not None:
-                x = tuple(a + b for a, b in zip(node.mass.x, node.change, strict=True))
+                x = add(node.mass.x, node.change, update_scale(node.mass))
                 node.mass = Mass(x, node.mass.w, node.mass.count)
 
     def _halve(self, node: ReplayedNode, wires: tuple[np.dtype, ...]) -> Mass:
@@ -212,7 +212,5 @@ class Replayer:
         mass = node.mass
         inputs = self._inputs(node.place, line["number"])
         params = unpack(self._layout, self._params, mass.x, mass.w)
-        node.change, node.opt_state, aux = self._update(
-            mass.x, node.opt_state, mass.w, update_scale(mass), *inputs
-        )
+        node.change, node.opt_state, aux = self._update(mass.x, mass.w, node.opt_state, *inputs)
         return ReplayedStep(node.place, line["life"], line["number"], params, aux)

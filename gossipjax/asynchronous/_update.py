@@ -15,7 +15,6 @@ from gossipjax.asynchronous.protocol import Mass
 from gossipjax.collectives import Layout, cast_like
 
 Gradients = Callable[..., tuple[Any, Any]]
-MIN_COUNT = 0.5  # below it, updates are smaller: see `update_scale`
 
 
 def unpack(layout: Layout, like: Any, x: Any, w: Any) -> Any:
@@ -24,23 +23,35 @@ def unpack(layout: Layout, like: Any, x: Any, w: Any) -> Any:
 
 
 def update_scale(mass: Mass) -> Any:
-    """The factor of updates: weight over count, which is 1 unless nodes died or joined."""
-    return mass.w / max(mass.count, MIN_COUNT)
+    """The factor of updates: the model `x / w` moves by `u` over the count, and by `u` at most.
+
+    Of a node with a count below 1, which has sent more than has come back yet, the model would run
+    away: it would move by `u / count` at each step until the others' models arrive.
+    """
+    return mass.w / max(mass.count, 1.0)
 
 
 def make_update(
     tx: optax.GradientTransformationExtraArgs, layout: Layout, like: Any, gradients: Gradients
 ) -> Any:
-    """Returns `(x, opt_state, w, scale, *inputs) -> (change of x, opt_state, aux)`, compiled."""
+    """Returns `(x, w, opt_state, *inputs) -> (u, opt_state, aux)`, compiled; u is the update."""
 
-    def update(x: Any, opt_state: Any, w: Any, scale: Any, *inputs: Any) -> Any:
+    def update(x: Any, w: Any, opt_state: Any, *inputs: Any) -> Any:
         params = unpack(layout, like, x, w)
         grads, aux = gradients(params, *inputs)
         updates, opt_state = tx.update(grads, opt_state, params)
-        change = tuple(jnp.asarray(scale, u.dtype) * u for u in layout.pack(updates))
-        return change, opt_state, aux
+        return tuple(layout.pack(updates)), opt_state, aux
 
-    return jax.jit(update, donate_argnums=1)
+    return jax.jit(update, donate_argnums=2)
+
+
+@jax.jit
+def add(x: tuple[Any, ...], change: tuple[Any, ...], scale: Any = 1.0) -> tuple[Any, ...]:
+    """Returns `x + scale change` in the types of `x`; the change may be on the host."""
+    return tuple(
+        a + jnp.asarray(scale, a.dtype) * jnp.asarray(b, a.dtype)
+        for a, b in zip(x, change, strict=True)
+    )
 
 
 @functools.partial(jax.jit, static_argnums=1)

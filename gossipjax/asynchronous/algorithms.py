@@ -30,9 +30,12 @@ class Algorithm:
 def sgp(graph: Literal["exponential", "random"] = "exponential", seed: int = 0) -> Algorithm:
     """Asynchronous stochastic gradient push: push-sum without a handshake.
 
-    At each of its steps a node adds what has arrived, sends half of its `(x, w)` to one peer, and
-    updates what is left: `x <- x + u(z)` with `z = x / w`. A receiver adds the half whenever it
-    arrives. Where the last share to that peer is not acknowledged yet, the node keeps its share.
+    At each of its steps a node makes its update, `x <- x + u(z)` with `z = x / w`, adds what has
+    arrived meanwhile, and sends half of its `(x, w)` to one peer, which adds it whenever that is.
+    Where the last share to that peer is not acknowledged yet, or the node stands for less than half
+    a node, since it is faster than the others, it keeps its share. The update is scaled so that z
+    moves by u over the number of nodes that the node stands for, and by u at most: without a limit
+    the models of nodes that have sent much and received little run away.
 
     Args:
       graph: `exponential`: hop `1, 2, 4, ...` in turn among the living nodes, in the order of
@@ -60,8 +63,8 @@ def sgp(graph: Literal["exponential", "random"] = "exponential", seed: int = 0) 
 def adpsgd(graph: Literal["bipartite", "complete"] = "complete", seed: int = 0) -> Algorithm:
     """Asynchronous decentralized parallel SGD: pairs of nodes average their models.
 
-    At each of its steps a node sends a copy `s` of its `(x, w)` to a random peer, unless an answer
-    is still to come. The peer's thread answers at once with a copy `t` of its own, and adds
+    After each of its updates a node sends a copy `s` of its `(x, w)` to a random peer, unless an
+    answer is still to come. The peer's thread answers at once with a copy `t` of its own, and adds
     `(s - t) / 2`; the node adds `(t - s) / 2` when the answer arrives. Updates that were made
     meanwhile stay, and the sum over the nodes does, too.
 

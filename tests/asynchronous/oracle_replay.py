@@ -14,7 +14,6 @@ class OracleNode:
         self.momentum = 0.0
         self.process = None
         self.place = None
-        self.update = None
 
 
 def replay(paths, start, gradient, rate, momentum):
@@ -64,9 +63,8 @@ def replay(paths, start, gradient, rate, momentum):
             z = node.x / node.w
             models[node.place, number] = z
             node.momentum = gradient(z, node.place, number) + momentum * node.momentum
-            node.update = -rate * node.momentum * node.w / max(node.count, 0.5)
         elif event == "end":
-            node.x = node.x + node.update
+            node.x = node.x - rate * node.momentum * node.w / max(node.count, 1)
         else:
             assert event in ("decline", "declined"), event
         return True
