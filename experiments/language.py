@@ -55,6 +55,7 @@ MAX_LENGTH = Check(
     f"at most {Decoder.max_length}, the longest sequence that the models take",
     lambda value: value <= Decoder.max_length,
 )
+VOCABULARY_SIZE = 4096  # of a tokenizer that is trained, if not given
 MAX_EXPONENT = 700.0  # exp of more is no float64
 
 
@@ -94,8 +95,9 @@ class Options(TrainingOptions):
     tokenizer: OptionalPath = None
     """File of a tokenizer, such as OUT/tokenizer.json of another run; if not given, one is trained
     on the training texts."""
-    vocabulary_size: PositiveInt = 4096
-    """Tokens of a tokenizer that is trained; fewer if the texts have fewer."""
+    vocabulary_size: PositiveInt | None = None
+    """Tokens of a tokenizer that is trained, fewer if the texts have fewer; if not given, 4096. The
+    file of --tokenizer must have this number of them, if it is given."""
     sequence_length: Annotated[PositiveInt, MAX_LENGTH] = 128
     """Tokens of a sequence."""
     model: Literal["nano", "mini", "gpt2-small", "gpt2-medium", "gpt2-large", "1b"] = "nano"
@@ -126,12 +128,7 @@ class LanguageModeling(Task):
     def __init__(self, options: Options):
         self.options = options
         self.decay_mask = decay_mask
-        self.tokenizer = make_tokenizer(
-            options.tokenizer,
-            self.read_texts("train"),
-            options.vocabulary_size,
-            options.run_folders,
-        )
+        self.tokenizer = make_tokenizer(options, self.read_texts("train"), VOCABULARY_SIZE)
         self.train_tokens = self.load_tokens("train")
         self.test_tokens = self.load_tokens("test")
         self.num_examples = len(self.train_tokens)

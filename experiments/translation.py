@@ -60,6 +60,7 @@ from experiments.training.optimization import LrSchedule, Optimizer
 from experiments.training.options import TrainingOptions
 from experiments.training.task import Examination, Metric, Task, Variables
 
+VOCABULARY_SIZE = 8000  # of a tokenizer that is trained, if not given
 MAX_EXPONENT = 700.0  # exp of more is no float64
 SAMPLES = 3  # translations that are shown
 
@@ -102,8 +103,9 @@ class Options(TrainingOptions):
     tokenizer: OptionalPath = None
     """File of a tokenizer, such as OUT/tokenizer.json of another run; if not given, one is trained
     on the training text."""
-    vocabulary_size: PositiveInt = 8000
-    """Tokens of a tokenizer that is trained, of both languages; fewer if the text has fewer."""
+    vocabulary_size: PositiveInt | None = None
+    """Tokens of a tokenizer that is trained, of both languages, fewer if the text has fewer; if not
+    given, 8000. The file of --tokenizer must have this number of them, if it is given."""
     bucket_lengths: tuple[PositiveInt, ...] = (16, 32, 64, 128)
     """The lengths, in tokens, that sentences are padded to, in rising order: as many programs are
     compiled for each round. Longer training pairs are left out."""
@@ -146,12 +148,8 @@ class Translation(Task):
     def __init__(self, options: Options):
         self.options = options
         self.pairs = load_pairs(options.dataset, options.data_dir)
-        self.tokenizer = make_tokenizer(
-            options.tokenizer,
-            itertools.chain(*self.pairs.train),
-            options.vocabulary_size,
-            options.run_folders,
-        )
+        texts = itertools.chain(*self.pairs.train)
+        self.tokenizer = make_tokenizer(options, texts, VOCABULARY_SIZE)
         self.sources = Sequences.encode(self.tokenizer, self.pairs.train.sources)
         self.targets = Sequences.encode(self.tokenizer, self.pairs.train.targets)
         lengths = np.maximum(self.sources.lengths, self.targets.lengths)

@@ -167,9 +167,10 @@ class TestBadInput:
         task = language.LanguageModeling(make_options(folder, out=out))
         task.save(out)
         language.LanguageModeling(make_options(folder, out=out, resume=True))
-        language.LanguageModeling(make_options(folder, tokenizer=out / "tokenizer.json"))
+        of_the_run: dict[str, Any] = {"tokenizer": out / "tokenizer.json", "vocabulary_size": None}
+        language.LanguageModeling(make_options(folder, **of_the_run))
         (folder / "train.txt").write_text("other words, and other words again, in other texts")
-        kept = make_options(folder, out=out, tokenizer=out / "tokenizer.json")
+        kept = make_options(folder, out=out, **of_the_run)
         assert language.LanguageModeling(kept).tokenizer.to_str() == task.tokenizer.to_str()
         for more in ({"out": out}, {"init_from": out / "checkpoints" / "run"}):
             with pytest.raises(ValueError, match=r"the tokenizer must be that of the saved run"):

@@ -36,7 +36,7 @@ def test_a_task_of_other_data_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=message):
         prepare_wines(tmp_path, resume=True)
     monkeypatch.setattr(tabular.Wines, "__init__", describe_alike(tabular.Wines.__init__))
-    with pytest.raises(ValueError, match="num_examples must be that of .*, 134, got 60: give"):
+    with pytest.raises(ValueError, match=r"num_examples must be that of .*, 134, got 60: give"):
         prepare_wines(tmp_path, resume=True)
     prepare_wines(tmp_path, overwrite=True)
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from experiments.data.tokenizer import (
     SPECIAL_TOKENS,
     encode,
     load_tokenizer,
+    make_tokenizer,
     require_same_tokenizer,
     save_tokenizer,
     train_tokenizer,
@@ -29,6 +31,12 @@ TEXTS = ["low lower lowest", "new newer newest", "wide wider widest", "Straße, 
 @pytest.fixture(scope="module")
 def tokenizer():
     return train_tokenizer(TEXTS, vocabulary_size=290)
+
+
+def make_options(**options):
+    """Those of a program that decide on its tokenizer."""
+    defaults = {"tokenizer": None, "vocabulary_size": None, "resume": False, "out": None}
+    return SimpleNamespace(**defaults | {"run_folders": []} | options)
 
 
 class TestTokenizer:
@@ -83,6 +91,34 @@ class TestTokenizer:
         message = rf"saved run, {path}, with 280 tokens, got another with 290: pass --tokenizer"
         with pytest.raises(DataError, match=message):
             require_same_tokenizer(tokenizer, path)
+
+    def test_a_file_of_another_size_than_asked_for_is_refused(self, tokenizer, tmp_path):
+        path = tmp_path / "tokenizer.json"
+        save_tokenizer(tokenizer, path)
+        for size in (None, 290):
+            options = make_options(tokenizer=path, vocabulary_size=size)
+            assert make_tokenizer(options, [], 270).get_vocab_size() == 290
+        options = make_options(tokenizer=path, vocabulary_size=280)
+        message = rf"--tokenizer must be a file of 280 tokens.* got {path} with 290: pass"
+        with pytest.raises(DataError, match=message):
+            make_tokenizer(options, [], 270)
+        options.tokenizer = None
+        assert make_tokenizer(options, TEXTS, 270).get_vocab_size() == 280
+        options.vocabulary_size = None
+        assert make_tokenizer(options, TEXTS, 270).get_vocab_size() == 270
+
+    def test_a_run_that_is_resumed_has_its_own(self, tokenizer, tmp_path):
+        path = tmp_path / "tokenizer.json"
+        of_a_run = {"out": tmp_path, "run_folders": [tmp_path], "resume": True}
+        options = make_options(vocabulary_size=280, **of_a_run)
+        assert make_tokenizer(options, TEXTS, 270).get_vocab_size() == 280  # none was saved
+        save_tokenizer(tokenizer, path)
+        resumed = make_tokenizer(options, [], 270)  # has fewer tokens than asked for, or more
+        assert resumed.to_str() == tokenizer.to_str()
+        other = tmp_path / "other.json"
+        save_tokenizer(train_tokenizer(TEXTS, 280), other)
+        with pytest.raises(DataError, match=rf"must be that of the saved run, {path}"):
+            make_tokenizer(make_options(tokenizer=other, **of_a_run), TEXTS, 270)
 
     def test_too_few_tokens_are_refused(self):
         with pytest.raises(DataError, match=r"--vocabulary-size must be >= 259.*got 258"):

@@ -148,16 +148,24 @@ def test_another_vocabulary_is_refused(tmp_path, data_dir, finished, capsys):
     for split in ("train", "valid", "test"):
         write_pairs(other / f"{split}.tsv", 100, 7)
     (checkpoints,) = (finished.out / "checkpoints").iterdir()
-    for out, start in (
-        (finished.out, ["--resume"]),
-        (tmp_path / "out", ["--init-from", str(checkpoints)]),
+    for out, start, message in (
+        (finished.out, ["--resume"], "dataset must be that of the run in"),
+        (
+            tmp_path / "out",
+            ["--init-from", str(checkpoints)],
+            "the tokenizer must be that of the saved run",
+        ),
     ):
         with pytest.raises(SystemExit) as stop:
             train(out, other, *options, *start)
         assert stop.value.code == 2
-        assert "the tokenizer must be that of the saved run" in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     saved = finished.out / "tokenizer.json"
-    task = make_task(other, tokenizer=saved, init_from=checkpoints)
+    with pytest.raises(
+        ValueError, match=r"--tokenizer must be a file of 330 tokens, .* got .* 299"
+    ):
+        make_task(other, tokenizer=saved, init_from=checkpoints)
+    task = make_task(other, tokenizer=saved, init_from=checkpoints, vocabulary_size=None)
     assert task.tokenizer.to_str() == load_tokenizer(saved).to_str()
 
 
