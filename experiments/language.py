@@ -33,7 +33,15 @@ from experiments.data.tokenizer import (
     make_tokenizer,
     save_tokenizer,
 )
-from experiments.data.tokens import FILES, NO_TOKEN, PYTHON_DOCS, Split, pack, read_texts
+from experiments.data.tokens import (
+    FILES,
+    NO_TOKEN,
+    PYTHON_DOCS,
+    Split,
+    find_files,
+    pack,
+    read_texts,
+)
 from experiments.models import decay_mask
 from experiments.models.decoder import DECODER_SIZES, Decoder
 from experiments.options.checks import (
@@ -139,7 +147,7 @@ class LanguageModeling(Task):
             vocabulary, size, remat=options.remat, dtype=dtype, param_dtype=param_dtype
         )
         self.description = (
-            f"{options.dataset}, {count_tokens(self.train_tokens):,} training and "
+            f"{describe_texts(options)}, {count_tokens(self.train_tokens):,} training and "
             f"{count_tokens(self.test_tokens):,} test tokens of {vocabulary:,}, in sequences of "
             f"{options.sequence_length}"
         )
@@ -195,6 +203,14 @@ class LanguageModeling(Task):
 
     def summarize(self, means: dict[str, float]) -> dict[str, float]:
         return {"perplexity": math.exp(min(means["loss_per_token"], MAX_EXPONENT))}
+
+
+def describe_texts(options: Options) -> str:
+    """Returns the name of the data set; for files, also the number of them."""
+    if options.dataset != FILES:
+        return options.dataset
+    train, test = (len(find_files(options.data_dir, split)) for split in ("train", "test"))
+    return f"{FILES} ({train:,} for training and {test:,} for the test)"
 
 
 def count_tokens(tokens: np.ndarray) -> int:

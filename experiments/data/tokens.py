@@ -42,8 +42,7 @@ def read_texts(
 
     - `python_docs`: the reference manual that is part of Python (`pydoc_data`), about 0.7 MB of
       English and code. Each topic is a text; every tenth text is for the test.
-    - `files`: the files in `data_dir` whose names start with that of the split and end with .txt or
-      .tsv, gzipped or not, in the order of their names: such as train.tsv.gz. Each line is a text.
+    - `files`: those of `find_files`, in the order of their names. Each line is a text.
     - any other: a text set of TensorFlow Datasets that is prepared in `data_dir` (in array_record,
       the format that can be read without TensorFlow), such as `lm1b`. Each example is a text. If it
       has no test split, the validation split is used.
@@ -59,13 +58,13 @@ def read_texts(
 
     Raises:
         MissingDataError: if there are no such files, or no such data set.
-        DataError: if a file is not text in UTF-8, is cut short, has too few columns, or there are
-            no texts.
+        DataError: if a file is not text in UTF-8, is cut short, has too few columns, is there twice
+            (gzipped and not), or there are no texts.
     """
     if name == PYTHON_DOCS:
         texts = _read_python_docs(split)
     elif name == FILES:
-        texts = _read_files(data_dir, split, column)
+        texts = _read_files(find_files(data_dir, split), column)
     else:
         texts = _read_prepared(name, data_dir, split, feature)
     texts = (text for text in texts if text.strip())
@@ -77,6 +76,39 @@ def read_texts(
         )
     yield first
     yield from texts
+
+
+def find_files(folder: Path | None, split: Split) -> list[Path]:
+    """Returns the files of a split, sorted: such as train.tsv.gz.
+
+    They are those in the folder whose names start with that of the split and end with .txt or .tsv,
+    gzipped or not.
+
+    Raises:
+        MissingDataError: if there is no folder, or no such file in it.
+        DataError: if one of them is there twice, gzipped and not.
+    """
+    endings = ", ".join(SUFFIXES)
+    if folder is None:
+        raise MissingDataError(
+            f"--data-dir must be a folder with files of texts, such as train.txt and test.txt "
+            f"(names that start with train or test and end with {endings}), got none."
+        )
+    paths = sorted(folder.glob(f"{split}*")) if folder.is_dir() else []
+    paths = [path for path in paths if path.name.endswith(SUFFIXES)]
+    if not paths:
+        raise MissingDataError(
+            f"no {split} texts in {folder}: --data-dir must hold a file {split}*, which ends with "
+            f"{endings}, got a folder without: give another."
+        )
+    names = {path.name for path in paths}
+    for name in sorted(names):
+        if f"{name}.gz" in names:
+            raise DataError(
+                f"{folder} must hold each file of texts once, got both {name} and {name}.gz: "
+                "remove one of them."
+            )
+    return paths
 
 
 def pack(documents: Iterable[np.ndarray], length: int) -> np.ndarray:
@@ -113,20 +145,7 @@ def _read_python_docs(split: Split) -> Iterator[str]:
             yield text
 
 
-def _read_files(folder: Path | None, split: Split, column: int | None) -> Iterator[str]:
-    endings = ", ".join(SUFFIXES)
-    if folder is None:
-        raise MissingDataError(
-            f"--data-dir must be a folder with files of texts, such as train.txt and test.txt "
-            f"(names that start with train or test and end with {endings}), got none."
-        )
-    paths = sorted(folder.glob(f"{split}*")) if folder.is_dir() else []
-    paths = [path for path in paths if path.name.endswith(SUFFIXES)]
-    if not paths:
-        raise MissingDataError(
-            f"no {split} texts in {folder}: --data-dir must hold a file {split}*, which ends with "
-            f"{endings}, got a folder without: give another."
-        )
+def _read_files(paths: list[Path], column: int | None) -> Iterator[str]:
     for path in paths:
         for number, line in enumerate(_read_lines(path), start=1):
             yield line if column is None else _take_column(line, column, path, number)

@@ -59,6 +59,14 @@ def uniform(task):
     return jax.tree.map(jnp.zeros_like, jax.jit(task.init, static_argnums=0)(0))
 
 
+def test_the_description_counts_files_and_tokens(folder):
+    (folder / "train.2.txt").write_text("another text")
+    task = language.LanguageModeling(make_options(folder))
+    start = "files (2 for training and 1 for the test), "
+    tokens = sum((tokens != NO_TOKEN).sum() for tokens in task.train_tokens)
+    assert task.description.startswith(f"{start}{tokens:,} training and ")
+
+
 def test_the_perplexity_of_a_uniform_model_is_the_size_of_the_vocabulary(folder):
     task = language.LanguageModeling(make_options(folder))
     assert (task.test_tokens[-1] == NO_TOKEN).any(), "what fills the last sequence does not count"

@@ -200,6 +200,14 @@ class TestReading:
         assert list(read_texts(FILES, tmp_path, "test")) == ["yes\tja", "no\tnein"]
         assert list(read_texts(FILES, tmp_path, "test", column=2)) == ["ja", "nein"]
 
+    def test_a_file_that_is_there_twice(self, tmp_path):
+        write_files(tmp_path)
+        (tmp_path / "train.2.txt").write_text("drei")
+        message = rf"{tmp_path} must hold each file of texts once, got both train.2.txt and .*\.gz"
+        with pytest.raises(DataError, match=message):
+            list(read_texts(FILES, tmp_path, "train"))
+        assert list(read_texts(FILES, tmp_path, "test", column=1)) == ["yes", "no"]
+
     def test_the_reference_of_python(self):
         train, test = (set(read_texts(PYTHON_DOCS, None, split)) for split in ("train", "test"))
         assert not train & test
