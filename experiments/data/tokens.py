@@ -168,7 +168,9 @@ def _read_lines(path: Path) -> Iterator[str]:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
-                    yield line.decode("utf-8").rstrip("\r\n")
+                    # A byte-order mark, which some editors write, is no part of the text.
+                    encoding = "utf-8-sig" if number == 1 else "utf-8"
+                    yield line.decode(encoding).rstrip("\r\n")
                 except UnicodeDecodeError as error:
                     raise DataError(
                         f"{path}, line {number}, must be text in UTF-8, got {error}: convert it."

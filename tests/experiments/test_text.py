@@ -28,6 +28,8 @@ CONTENT = "".join(f"{source}\t{target}\n" for source, target in PAIRS).encode()
         ("a.tsv.gz", gzip.compress(CONTENT, mtime=0)),
         ("a.tsv", CONTENT.removesuffix(b"\n")),
         ("a.tsv", CONTENT.replace(b"\n", b"\r\n")),
+        ("a.tsv", b"\xef\xbb\xbf" + CONTENT),
+        ("a.tsv.gz", gzip.compress(b"\xef\xbb\xbf" + CONTENT, mtime=0)),
     ],
 )
 def test_pairs_of_a_file(tmp_path, name, content):
@@ -45,6 +47,7 @@ def test_pairs_of_a_file(tmp_path, name, content):
         ("a.tsv", b"one\teins\n\nb\tc\n", r"a.tsv, line 2 must be .* got 0 tabs in ''"),
         ("a.tsv", b"one\teins\nw\xff\tb\n", r"a.tsv, line 2 must be UTF-8, got .* at byte 1"),
         ("a.tsv", b"x" * 999, r"line 1 must be .* in 'x{60} ...'"),
+        ("a.tsv", b"\xef\xbb\xbf", r"a.tsv must hold one pair of sentences or more, got none"),
         ("a.tsv", b"", r"a.tsv must hold one pair of sentences or more, got none"),
         ("a.tsv.gz", gzip.compress(CONTENT, mtime=0)[:-9], r"a.tsv.gz is corrupt or cut short"),
         ("a.tsv.gz", CONTENT, r"a.tsv.gz is corrupt or cut short"),

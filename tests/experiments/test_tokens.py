@@ -200,6 +200,13 @@ class TestReading:
         assert list(read_texts(FILES, tmp_path, "test")) == ["yes\tja", "no\tnein"]
         assert list(read_texts(FILES, tmp_path, "test", column=2)) == ["ja", "nein"]
 
+    @pytest.mark.parametrize("name", ["train.txt", "train.txt.gz"])
+    def test_a_byte_order_mark_is_no_text(self, tmp_path, name):
+        content = "\ufeffone\n\ufefftwo".encode()
+        content = gzip.compress(content, mtime=0) if name.endswith(".gz") else content
+        (tmp_path / name).write_bytes(content)
+        assert list(read_texts(FILES, tmp_path, "train")) == ["one", "\ufefftwo"]
+
     def test_a_file_that_is_there_twice(self, tmp_path):
         write_files(tmp_path)
         (tmp_path / "train.2.txt").write_text("drei")

@@ -1,5 +1,6 @@
 """Pairs of sentences: tab-separated files, and WMT'16 as TensorFlow Datasets prepares it."""
 
+import codecs
 import gzip
 import zlib
 from pathlib import Path
@@ -68,11 +69,13 @@ def load_pairs(name: str, data_dir: Path | None) -> PairSets:
 def read_pairs(path: Path) -> Pairs:
     """Reads a file of tab-separated pairs in UTF-8, plain or (.gz) gzipped.
 
+    A byte-order mark at its start is no part of the first sentence.
+
     Raises:
         DataError: names the file and the number of a line that is not two texts around one tab, or
             not UTF-8; also if the file is empty, or cut short.
     """
-    lines = _read_bytes(path).split(b"\n")
+    lines = _read_bytes(path).removeprefix(codecs.BOM_UTF8).split(b"\n")
     if not lines[-1]:
         lines.pop()
     if not lines:
