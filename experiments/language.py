@@ -37,6 +37,7 @@ from experiments.data.tokens import (
     FILES,
     NO_TOKEN,
     PYTHON_DOCS,
+    TEXT_FEATURE,
     Split,
     find_files,
     pack,
@@ -98,8 +99,8 @@ class Options(TrainingOptions):
     """Folder of text files, or of TensorFlow Datasets."""
     column: PositiveInt | None = None
     """Of tab-separated files, the column that holds the text, from 1; if not given, whole lines."""
-    text_feature: str = "text"
-    """Of a set of TensorFlow Datasets, the feature that holds the text."""
+    text_feature: str | None = None
+    """Of a set of TensorFlow Datasets, the feature that holds the text; if not given, text."""
     tokenizer: OptionalPath = None
     """File of a tokenizer, such as OUT/tokenizer.json of another run; if not given, one is trained
     on the training texts."""
@@ -123,6 +124,11 @@ class Options(TrainingOptions):
             )
         if self.column and self.dataset != FILES:
             raise ValueError(f"--column needs --dataset {FILES}, got {self.dataset}.")
+        if self.text_feature is not None and self.dataset in (PYTHON_DOCS, FILES):
+            raise ValueError(
+                "--text-feature needs --dataset with the name of a set of TensorFlow Datasets, got "
+                f"{self.dataset}: leave it out; --column is that of text files."
+            )
 
 
 class LanguageModeling(Task):
@@ -155,9 +161,8 @@ class LanguageModeling(Task):
     def read_texts(self, split: Split) -> Iterator[str]:
         """Yields the texts of a split."""
         options = self.options
-        return read_texts(
-            options.dataset, options.data_dir, split, options.column, options.text_feature
-        )
+        feature = TEXT_FEATURE if options.text_feature is None else options.text_feature
+        return read_texts(options.dataset, options.data_dir, split, options.column, feature)
 
     def load_tokens(self, split: Split) -> np.ndarray:
         """Returns the sequences of a split, int32 `[sequences, T]`, `NO_TOKEN` after the last."""

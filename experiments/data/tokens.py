@@ -20,6 +20,8 @@ from experiments.data.tokenizer import END_ID
 
 PYTHON_DOCS = "python_docs"
 FILES = "files"
+TEXT_FEATURE = "text"
+"""Of most sets of TensorFlow Datasets, the feature that holds the text."""
 SUFFIXES = (".txt", ".tsv", ".txt.gz", ".tsv.gz")
 NO_TOKEN = -1
 """Fills up the last row of packed tokens."""
@@ -36,7 +38,7 @@ def read_texts(
     data_dir: Path | None,
     split: Split,
     column: int | None = None,
-    feature: str = "text",
+    feature: str = TEXT_FEATURE,
 ) -> Iterator[str]:
     """Yields the texts of a data set, one after the other; they are not empty.
 

@@ -191,6 +191,11 @@ class TestBadInput:
             ({"sequence_length": 1025}, "--sequence-length must be at most 1024.*got 1025"),
             ({"column": 0}, "--column must be an integer >= 1, got 0"),
             ({"column": 1, "dataset": "lm1b"}, "--column needs --dataset files, got lm1b"),
+            ({"text_feature": "text"}, "--text-feature needs --dataset .* got files: .*--column"),
+            (
+                {"text_feature": "en", "dataset": "python_docs", "data_dir": None},
+                "--text-feature needs --dataset .* got python_docs: leave it out",
+            ),
             ({"dataset": "python_docs"}, "--data-dir needs --dataset files"),
             ({"vocabulary_size": 100}, "--vocabulary-size must be >= 259.*got 100"),
         ],
