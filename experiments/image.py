@@ -48,7 +48,7 @@ class Options(TrainingOptions):
     download: bool = False
     """mnist, fashion_mnist: let TensorFlow Datasets download the files that are not there."""
     max_corrupt_images: NonNegativeInt = 100
-    """cifar10, imagenet2012: number of images that may be corrupt; they are named and left out."""
+    """Of a prepared set: number of images that may be corrupt; they are named and left out."""
     dirichlet_alpha: PositiveFloat | None = None
     """Divide each class over the nodes by Dirichlet(alpha): a small alpha is uneven. If not given,
     the examples are shuffled."""
@@ -158,7 +158,9 @@ def load_images(options: Options) -> data.Images:
     """Loads the data set, or opens its records."""
     if options.dataset in data.RECIPES:
         return data.ImageRecords(options.dataset, options.data_dir, options.max_corrupt_images)
-    return data.load(options.dataset, options.data_dir, options.download)
+    return data.load(
+        options.dataset, options.data_dir, options.download, options.max_corrupt_images
+    )
 
 
 def make_model(options: Options, classes: int) -> Any:
