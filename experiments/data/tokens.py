@@ -5,7 +5,7 @@ import itertools
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from experiments.data.local import (
     find_folder,
     find_prepared,
     open_splits,
+    read_examples,
 )
 from experiments.data.tokenizer import END_ID
 
@@ -61,7 +62,7 @@ def read_texts(
     Raises:
         MissingDataError: if there are no such files, or no such data set.
         DataError: if a file is not text in UTF-8, is cut short, has too few columns, is there twice
-            (gzipped and not), or there are no texts.
+            (gzipped and not), an example cannot be read, or there are no texts.
     """
     if name == PYTHON_DOCS:
         texts = _read_python_docs(split)
@@ -193,20 +194,24 @@ def _read_prepared(name: str, data_dir: Path | None, split: Split, feature: str)
             f'"array_record", or choose --dataset {FILES} for text files.'
         )
     (source,) = open_splits(version_dir, ("train",))
+    chosen: str = split
     if split == "test":
         splits = source.dataset_info.splits
-        chosen = next((other for other in TEST_SPLITS if other in splits), None)
-        if chosen is None:
+        chosen = next((other for other in TEST_SPLITS if other in splits), "")
+        if not chosen:
             raise DataError(
                 f"{version_dir} must have a split {' or '.join(TEST_SPLITS)}, got "
                 f"{', '.join(splits)}: choose another --dataset."
             )
         (source,) = open_splits(version_dir, (chosen,))
-    for example in source:
+
+    def take_text(example: dict[str, Any]) -> str:
         text = example.get(feature)
         if not isinstance(text, bytes | str):
             raise DataError(
                 f"--text-feature must be a feature of {name} that holds a text, got {feature}; the "
                 f"features are {', '.join(example)}."
             )
-        yield text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return text.decode("utf-8") if isinstance(text, bytes) else text
+
+    return read_examples(source, f"{chosen} in {version_dir}", take_text)

@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
+from damaged_records import BrokenSource
 
 from experiments.data import DataError, MissingDataError
 from experiments.data.text import (
@@ -13,6 +14,7 @@ from experiments.data.text import (
     extend_widths,
     load_pairs,
     make_buckets,
+    pairs,
     read_pairs,
 )
 from experiments.data.tokenizer import END_ID, PADDING_ID, train_tokenizer
@@ -74,7 +76,7 @@ def test_splits_of_a_folder(tmp_path):
         load_pairs("wmt", tmp_path)
 
 
-def test_wmt16_as_tensorflow_datasets_prepares_it(tmp_path):
+def test_wmt16_as_tensorflow_datasets_prepares_it(tmp_path, monkeypatch):
     """A set of the name and features of the real one; pairs with an empty side are left out."""
     import tensorflow_datasets as tfds
 
@@ -105,6 +107,14 @@ def test_wmt16_as_tensorflow_datasets_prepares_it(tmp_path):
     assert sets.train.sources == ["one"]
     assert sets.valid.targets == ["zwei"]
     assert sets.test == (["three"], ["drei \u00fc"])
+    pair = {"de": b"eins", "en": b"one"}
+    for broken, message in (
+        (BrokenSource([pair] * 3, 1), "example 1 of test in .*1.0.0 must be .*got cut short"),
+        ([pair, pair, {"de": b"\xff", "en": b"x"}], "example 2 of test in .*got 'utf-8' codec"),
+    ):
+        monkeypatch.setattr(pairs, "open_splits", lambda *_, last=broken: [[pair], [pair], last])
+        with pytest.raises(DataError, match=message):
+            load_pairs("wmt16_en_de", tmp_path)
 
 
 def test_sequences_are_padded():

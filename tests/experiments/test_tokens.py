@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from damaged_records import BrokenSource
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.data import DataError, MissingDataError
+from experiments.data import DataError, MissingDataError, tokens
 from experiments.data.tokenizer import (
     END_ID,
     MIN_VOCABULARY,
@@ -228,6 +229,25 @@ class TestReading:
         message = "--text-feature must be a feature of tiny_text .* got label.* label, text"
         with pytest.raises(DataError, match=message):
             list(read_texts("tiny_text", prepared, "train", feature="label"))
+
+    @pytest.mark.parametrize(
+        ("source", "message"),
+        [
+            (
+                BrokenSource([{"text": b"a"}] * 3, 2),
+                "example 2 of train in .*got cut short: repair",
+            ),
+            ([{"text": b"a"}, {"text": b"\xff"}], "example 1 of train in .*got 'utf-8' codec"),
+        ],
+    )
+    def test_a_prepared_set_of_which_an_example_is_corrupt(
+        self, prepared, monkeypatch, source, message
+    ):
+        monkeypatch.setattr(tokens, "open_splits", lambda *_: [source])
+        texts = read_texts("tiny_text", prepared, "train")
+        assert next(texts) == "a"
+        with pytest.raises(DataError, match=message):
+            list(texts)
 
     def test_a_prepared_set_that_needs_tensorflow(self, prepared, tmp_path):
         version = tmp_path / "tiny_text" / "1.0.0"

@@ -12,6 +12,7 @@ from experiments.data.local import (
     find_folder,
     find_prepared,
     open_splits,
+    read_examples,
 )
 
 SPLITS = ("train", "valid", "test")
@@ -56,7 +57,7 @@ def load_pairs(name: str, data_dir: Path | None) -> PairSets:
 
     Raises:
         MissingDataError: if the folder has no such data; a FileNotFoundError, too.
-        DataError: for another name, or a file that is not as above.
+        DataError: for another name, a file that is not as above, or an example that cannot be read.
     """
     folder = find_folder(data_dir)
     if name == "tsv":
@@ -130,10 +131,12 @@ def _read_prepared(folder: Path) -> PairSets:
             'Datasets with file_format="array_record", got a folder without: give another, or run '
             f"tfds build {WMT16} --file_format=array_record where there is a network."
         )
-    return PairSets(*map(_read_split, open_splits(version_dir, WMT16_SPLITS)))
+    sources = open_splits(version_dir, WMT16_SPLITS)
+    names = [f"{split} in {version_dir}" for split in WMT16_SPLITS]
+    return PairSets(*map(_read_split, sources, names))
 
 
-def _read_split(examples: Any) -> Pairs:
-    pairs = ((example["en"].decode(), example["de"].decode()) for example in examples)
+def _read_split(source: Any, name: str) -> Pairs:
+    pairs = read_examples(source, name, lambda pair: (pair["en"].decode(), pair["de"].decode()))
     kept = [pair for pair in pairs if all(map(str.strip, pair))]
     return Pairs([source for source, _ in kept], [target for _, target in kept])
