@@ -4,7 +4,7 @@ import contextlib
 import io
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,12 +45,14 @@ class Original(NamedTuple):
         version: the version there that has the same form.
         features: by name.
         splits: name -> examples.
+        ignored: the files among them that are not read.
     """
 
     name: str
     version: str
     features: Mapping[str, Any]
     splits: Mapping[str, Examples]
+    ignored: Sequence[Path] = ()
 
 
 def to_png(pixels: np.ndarray) -> io.BytesIO:
