@@ -77,6 +77,11 @@ class Windows:
         return len(self.utterance)
 
     @property
+    def num_too_short(self) -> int:
+        """Number of utterances that are shorter than a window."""
+        return int((self.counts == 0).sum())
+
+    @property
     def labels(self) -> np.ndarray:
         """The class of each window, int32 `[W]`."""
         return self.utterances.labels[self.utterance]

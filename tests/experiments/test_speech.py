@@ -128,6 +128,16 @@ class TestWindows:
         np.testing.assert_allclose(features[..., 40:140], expected, rtol=1e-6)
 
 
+def test_the_description_counts_utterances_without_a_window(folder):
+    arrays = np.load(folder / "tiny.npz")
+    is_short = arrays["lengths"] < 9
+    train, test = (int((is_short & (arrays["split"] == split)).sum()) for split in (0, 2))
+    assert min(train, test) > 0
+    task = speech.SpeechClassification(make_options(folder, frames_per_window=9))
+    expected = f"3 classes; {train} training and {test} test utterances are shorter than a window"
+    assert expected in task.description
+
+
 class TestBatches:
     def test_the_windows_of_an_utterance_are_on_one_node(self, folder):
         task = speech.SpeechClassification(make_options(folder))
