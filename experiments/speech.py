@@ -100,8 +100,8 @@ class SpeechClassification(Task):
         self.description = (
             f"{options.dataset}, {len(self.train):,} training and {len(self.test):,} test windows "
             f"of {length} frames with {self.train.num_features} features, {len(classes)} classes; "
-            f"{self.train.num_too_short:,} training and {self.test.num_too_short:,} test utterances "
-            "are shorter than a window and left out"
+            f"{self.train.num_too_short:,} training and {self.test.num_too_short:,} test "
+            "utterances are shorter than a window and left out"
         )
 
     def init(self, seed: int) -> Variables:

@@ -29,6 +29,7 @@ from sacrebleu.metrics.bleu import BLEU
 
 import gossipjax as gx
 from experiments.data.text import (
+    Bucket,
     Sequences,
     draw_token_batches,
     extend_widths,
@@ -153,9 +154,10 @@ class Translation(Task):
         self.sources = Sequences.encode(self.tokenizer, self.pairs.train.sources)
         self.targets = Sequences.encode(self.tokenizer, self.pairs.train.targets)
         lengths = np.maximum(self.sources.lengths, self.targets.lengths)
-        # At least an example for each node at the start; a run may go on with fewer nodes.
-        self.buckets = make_buckets(lengths, options.bucket_lengths, options.nodes)
-        self.num_examples = sum(len(bucket.rows) * bucket.width for bucket in self.buckets)
+        self.lengths = lengths
+        # Those of the nodes at the start: the steps of a run do not depend on where it goes on.
+        buckets = self.make_buckets(options.nodes)
+        self.num_examples = sum(len(bucket.rows) * bucket.width for bucket in buckets)
         self.min_batch_size = options.bucket_lengths[-1]
         dtype, param_dtype = DTYPES[options.precision]
         self.model: Any = Seq2Seq(
@@ -199,10 +201,21 @@ class Translation(Task):
         losses, is_token = cross_entropy(logits, targets, self.options.label_smoothing)
         return losses.sum() / is_token.sum(), None
 
+    def make_buckets(self, nodes: int) -> list[Bucket]:
+        """Returns the training pairs by length, in each bucket one or more for every node.
+
+        Where a run goes on with fewer nodes than at its start, the buckets stay; with more, small
+        ones are joined.
+        """
+        return make_buckets(
+            self.lengths, self.options.bucket_lengths, max(nodes, self.options.nodes)
+        )
+
     def batches(
         self, nodes: gx.Nodes, batch_size_per_node: int, seed: int, start: int
     ) -> Iterator[Any]:
-        drawn = draw_token_batches(self.buckets, nodes.size, batch_size_per_node, seed, nodes.local)
+        buckets = self.make_buckets(nodes.size)
+        drawn = draw_token_batches(buckets, nodes.size, batch_size_per_node, seed, nodes.local)
         return (
             self.make_batch(batch.rows, batch.width, make_seeds(seed, step, nodes.local, batch))
             for step, batch in itertools.islice(enumerate(drawn), start, None)
@@ -214,7 +227,7 @@ class Translation(Task):
 
     def make_shapes(self, nodes: gx.Nodes, batch_size_per_node: int) -> list[Any]:
         batches = []
-        for bucket in self.buckets:
+        for bucket in self.make_buckets(nodes.size):
             shape = (len(nodes.local), bucket.rows_per_batch(batch_size_per_node))
             rows = np.resize(bucket.rows, shape)
             batches.append(self.make_batch(rows, bucket.width, np.zeros(shape, np.int32)))

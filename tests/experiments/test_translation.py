@@ -189,6 +189,21 @@ def test_batches_of_nodes(data_dir):
         assert sources.shape[1] * sources.shape[2] == 64
 
 
+def test_a_run_goes_on_with_more_nodes_than_a_bucket_has_pairs(data_dir):
+    """Small buckets are joined then; steps, and so the size of the data, are those of the start."""
+    task = make_task(data_dir, bucket_lengths=(2, 4, 6, 8))
+    num_examples = task.num_examples
+    small = min(len(bucket.rows) for bucket in task.make_buckets(2))
+    nodes = gx.Nodes(small + 1)
+    batch = next(task.batches(nodes, 64, 0, 0))
+    assert len(batch[0]) == nodes.size
+    widths = {shape[0].shape[-1] for shape in task.make_shapes(nodes, 64)}
+    assert widths < {shape[0].shape[-1] for shape in task.make_shapes(gx.Nodes(2), 64)}
+    assert task.num_examples == num_examples
+    few = [bucket.rows.tolist() for bucket in task.make_buckets(1)]
+    assert few == [bucket.rows.tolist() for bucket in task.make_buckets(2)]
+
+
 def test_batches_must_fit_into_memory(tmp_path, data_dir, monkeypatch):
     """Four of 2 x 64 tokens, of source and target, and a seed for each sentence."""
     task = {"nodes": 2, "bucket_lengths": (4, 8), "vocabulary_size": 330, "placement": "vmap"}
