@@ -148,11 +148,12 @@ class Translation(Task):
 
     def __init__(self, options: Options):
         self.options = options
-        self.pairs = load_pairs(options.dataset, options.data_dir)
-        texts = itertools.chain(*self.pairs.train)
+        # The training texts are not kept, only their tokens.
+        train, self.valid, self.test = load_pairs(options.dataset, options.data_dir)
+        texts = itertools.chain(*train)
         self.tokenizer = make_tokenizer(options, texts, VOCABULARY_SIZE)
-        self.sources = Sequences.encode(self.tokenizer, self.pairs.train.sources)
-        self.targets = Sequences.encode(self.tokenizer, self.pairs.train.targets)
+        self.sources = Sequences.encode(self.tokenizer, train.sources)
+        self.targets = Sequences.encode(self.tokenizer, train.targets)
         lengths = np.maximum(self.sources.lengths, self.targets.lengths)
         self.lengths = lengths
         # Those of the nodes at the start: the steps of a run do not depend on where it goes on.
@@ -182,8 +183,8 @@ class Translation(Task):
         self.description = (
             f"{options.dataset}, {len(lengths) - too_long:,} training pairs ({too_long:,} longer "
             f"than {options.bucket_lengths[-1]} tokens left out), "
-            f"{len(self.pairs.valid.sources):,} for validation and "
-            f"{len(self.pairs.test.sources):,} for the test; {self.num_examples:,} tokens an "
+            f"{len(self.valid.sources):,} for validation and "
+            f"{len(self.test.sources):,} for the test; {self.num_examples:,} tokens an "
             f"epoch of {self.tokenizer.get_vocab_size():,} different ones"
         )
 
@@ -234,8 +235,8 @@ class Translation(Task):
         return batches
 
     def test_batches(self) -> Iterator[Any]:
-        sources = Sequences.encode(self.tokenizer, self.pairs.valid.sources)
-        targets = Sequences.encode(self.tokenizer, self.pairs.valid.targets)
+        sources = Sequences.encode(self.tokenizer, self.valid.sources)
+        targets = Sequences.encode(self.tokenizer, self.valid.targets)
         lengths = np.maximum(sources.lengths, targets.lengths)
         for bucket in make_buckets(lengths, extend_widths(self.options.bucket_lengths, lengths)):
             size = bucket.rows_per_batch(self.options.global_batch_size)  # fits: that of a step
@@ -252,7 +253,7 @@ class Translation(Task):
         return {**means, "valid_perplexity": math.exp(exponent)}
 
     def examine(self, variables: Variables, is_last: bool) -> Examination:
-        valid = self.pairs.valid
+        valid = self.valid
         count = self.options.eval_sentences
         translations = self.translator.translate(variables, valid.sources[:count])
         score, _ = score_bleu(translations, valid.targets[:count])
@@ -263,8 +264,8 @@ class Translation(Task):
         examined = Examination({"valid_bleu": score}, samples[:SAMPLES])
         if not is_last:
             return examined
-        translations = self.translator.translate(variables, self.pairs.test.sources)
-        score, signature = score_bleu(translations, self.pairs.test.targets)
+        translations = self.translator.translate(variables, self.test.sources)
+        score, signature = score_bleu(translations, self.test.targets)
         metrics = examined.metrics | {"bleu": score}
         return examined._replace(metrics=metrics, details={"bleu_signature": signature})
 

@@ -5,6 +5,7 @@ and decodes it to the same text. Its first tokens are `SPECIAL_TOKENS`, which no
 that spells them is encoded as other text.
 """
 
+import array
 import itertools
 import json
 import os
@@ -200,3 +201,25 @@ def encode(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[np.ndarray]:
     while batch := list(itertools.islice(texts, ENCODED_TOGETHER)):
         for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
             yield np.array(encoding.ids, np.int32)
+
+
+def join_documents(documents: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Writes documents one after the other, each with `END_ID` at its end.
+
+    Args:
+        documents: M arrays of ids of tokens, each `[tokens]`; none is kept.
+
+    Returns:
+        Ids, int32, and integers `[M + 1]`: document i is `ids[starts[i] : starts[i + 1]]`.
+
+    >>> ids, starts = join_documents([np.array([7, 8, 9]), np.array([5])])
+    >>> ids.tolist(), starts.tolist()
+    ([7, 8, 9, 2, 5, 2], [0, 4, 6])
+    """
+    ids = array.array("i")  # grows in place: no object per document, and no copy at the end
+    starts = array.array("q", [0])
+    for document in documents:
+        ids.frombytes(document.astype(np.int32).tobytes())
+        ids.append(END_ID)
+        starts.append(len(ids))
+    return np.asarray(ids, np.int32), np.asarray(starts, np.int64)

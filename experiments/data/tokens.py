@@ -1,7 +1,6 @@
 """Texts for a language model: read from files or TensorFlow Datasets, and packed as tokens."""
 
 import gzip
-import itertools
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from experiments.data.local import (
     open_splits,
     read_examples,
 )
-from experiments.data.tokenizer import END_ID
+from experiments.data.tokenizer import join_documents
 
 PYTHON_DOCS = "python_docs"
 FILES = "files"
@@ -131,9 +130,7 @@ def pack(documents: Iterable[np.ndarray], length: int) -> np.ndarray:
     array([[ 7,  8,  9,  2],
            [ 5,  2, -1, -1]], dtype=int32)
     """
-    end = np.array([END_ID], np.int32)
-    parts = itertools.chain.from_iterable((document, end) for document in documents)
-    stream = np.concatenate([np.zeros(0, np.int32), *parts]).astype(np.int32, copy=False)
+    stream, _ = join_documents(documents)
     rows = -(-len(stream) // length)
     filling = (0, rows * length - len(stream))
     return np.pad(stream, filling, constant_values=NO_TOKEN).reshape(rows, length)

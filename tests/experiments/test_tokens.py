@@ -3,6 +3,7 @@
 import gzip
 import json
 import shutil
+import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +19,7 @@ from experiments.data.tokenizer import (
     MIN_VOCABULARY,
     SPECIAL_TOKENS,
     encode,
+    join_documents,
     load_tokenizer,
     make_tokenizer,
     require_same_tokenizer,
@@ -154,6 +156,18 @@ class TestPacking:
         assert rows.shape == (-(-len(tokens) // length), length)
         assert (rows[:-1] != NO_TOKEN).all()
         assert (rows.ravel()[len(tokens) :] == NO_TOKEN).all()
+
+    def test_keeps_no_object_per_document(self):
+        """A generator of 100,000 documents: 2 arrays of 96 bytes or more each would be 19 MB."""
+        documents = (np.array([number], np.int32) for number in range(100_000))
+        tracemalloc.start()
+        ids, starts = join_documents(documents)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert ids.dtype == np.int32
+        assert ids.reshape(-1, 2)[:, 0].tolist() == list(range(100_000))
+        assert starts.tolist() == list(range(0, 200_001, 2))
+        assert peak < 4_000_000
 
 
 def write_files(folder):

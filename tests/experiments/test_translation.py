@@ -220,7 +220,7 @@ def test_batches_must_fit_into_memory(tmp_path, data_dir, monkeypatch):
 def test_the_validation_set_is_measured_once(data_dir):
     task = make_task(data_dir, bucket_lengths=(4, 6), batch_size_per_node=32)
     tokens = sum((targets != PADDING_ID).sum() for _, targets in task.test_batches())
-    ids = [task.tokenizer.encode(text).ids for text in task.pairs.valid.targets]
+    ids = [task.tokenizer.encode(text).ids for text in task.valid.targets]
     assert tokens == sum(len(line) + 1 for line in ids)
 
 
