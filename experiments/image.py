@@ -20,7 +20,7 @@ import optax
 
 import gossipjax as gx
 from experiments import data, models
-from experiments.models.transformer import make_dropout_rngs
+from experiments.models.transformer import draw_dropout_seeds, make_dropout_rngs
 from experiments.options.checks import NonNegativeInt, PositiveFloat
 from experiments.options.paths import OptionalPath
 from experiments.options.precision import DTYPES, Precision
@@ -170,15 +170,6 @@ def make_model(options: Options, classes: int) -> Any:
     return models.MODELS[options.model](
         classes, dtype, param_dtype, options.model_normalization, **remat
     )
-
-
-def draw_dropout_seeds(seed: int, step: int, nodes: Sequence[int], size: int) -> np.ndarray:
-    """Returns a seed for each example of a batch, uint32 `[len(nodes), size]`.
-
-    They depend on the step and the node, so a run that is resumed drops the same units.
-    """
-    rngs = (np.random.default_rng((seed, step, node)) for node in nodes)
-    return np.stack([rng.integers(2**32, size=size, dtype=np.uint32) for rng in rngs])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

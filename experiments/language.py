@@ -14,7 +14,6 @@ tokenizer is trained on the training texts, or read from a file with `--tokenize
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -45,6 +44,7 @@ from experiments.data.tokens import (
 )
 from experiments.models import decay_mask
 from experiments.models.decoder import DECODER_SIZES, Decoder
+from experiments.models.transformer import compute_perplexity
 from experiments.options.checks import (
     Check,
     Fraction,
@@ -65,7 +65,6 @@ MAX_LENGTH = Check(
     lambda value: value <= Decoder.max_length,
 )
 VOCABULARY_SIZE = 4096  # of a tokenizer that is trained, if not given
-MAX_EXPONENT = 700.0  # exp of more is no float64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,10 +203,10 @@ class LanguageModeling(Task):
 
     def metrics(self, variables: Variables, batch: Any) -> dict[str, Metric]:
         losses, is_token = self.losses(variables, batch)
-        return {"loss_per_token": Metric(losses.sum(axis=1), is_token.sum(axis=1))}
+        return {"loss": Metric(losses.sum(axis=1), is_token.sum(axis=1))}
 
     def summarize(self, means: dict[str, float]) -> dict[str, float]:
-        return {"perplexity": math.exp(min(means["loss_per_token"], MAX_EXPONENT))}
+        return {**means, "perplexity": compute_perplexity(means["loss"])}
 
 
 def describe_texts(options: Options) -> str:

@@ -19,6 +19,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
@@ -31,6 +32,7 @@ import gossipjax as gx
 from experiments.data.text import (
     Bucket,
     Sequences,
+    TokenBatch,
     draw_token_batches,
     extend_widths,
     load_pairs,
@@ -45,7 +47,11 @@ from experiments.data.tokenizer import (
     save_tokenizer,
 )
 from experiments.models.seq2seq import SEQ2SEQ_SIZES, Seq2Seq
-from experiments.models.transformer import make_dropout_rngs
+from experiments.models.transformer import (
+    compute_perplexity,
+    draw_dropout_seeds,
+    make_dropout_rngs,
+)
 from experiments.models.translator import Translator
 from experiments.options.checks import (
     Fraction,
@@ -62,7 +68,6 @@ from experiments.training.options import TrainingOptions
 from experiments.training.task import Examination, Metric, Task, Variables
 
 VOCABULARY_SIZE = 8000  # of a tokenizer that is trained, if not given
-MAX_EXPONENT = 700.0  # exp of more is no float64
 SAMPLES = 3  # translations that are shown
 
 
@@ -188,7 +193,7 @@ class Translation(Task):
             f"epoch of {self.tokenizer.get_vocab_size():,} different ones"
         )
 
-    def save(self, folder: Any) -> None:
+    def save(self, folder: Path) -> None:
         save_tokenizer(self.tokenizer, folder / TOKENIZER_FILE)
 
     def init(self, seed: int) -> Variables:
@@ -217,10 +222,12 @@ class Translation(Task):
     ) -> Iterator[Any]:
         buckets = self.make_buckets(nodes.size)
         drawn = draw_token_batches(buckets, nodes.size, batch_size_per_node, seed, nodes.local)
-        return (
-            self.make_batch(batch.rows, batch.width, make_seeds(seed, step, nodes.local, batch))
-            for step, batch in itertools.islice(enumerate(drawn), start, None)
-        )
+
+        def make_batch(step: int, batch: TokenBatch) -> Any:
+            seeds = draw_dropout_seeds(seed, step, nodes.local, batch.rows.shape[1])
+            return self.make_batch(batch.rows, batch.width, seeds)
+
+        return itertools.starmap(make_batch, itertools.islice(enumerate(drawn), start, None))
 
     def make_batch(self, rows: np.ndarray, width: int, seeds: np.ndarray) -> Any:
         """Pairs of these numbers `[...]` -> ids `[..., width]` twice, and the seeds."""
@@ -231,7 +238,7 @@ class Translation(Task):
         for bucket in self.make_buckets(nodes.size):
             shape = (len(nodes.local), bucket.rows_per_batch(batch_size_per_node))
             rows = np.resize(bucket.rows, shape)
-            batches.append(self.make_batch(rows, bucket.width, np.zeros(shape, np.int32)))
+            batches.append(self.make_batch(rows, bucket.width, np.zeros(shape, np.uint32)))
         return batches
 
     def test_batches(self) -> Iterator[Any]:
@@ -249,8 +256,7 @@ class Translation(Task):
         return {"valid_loss": Metric(losses.sum(axis=1), is_token.sum(axis=1))}
 
     def summarize(self, means: dict[str, float]) -> dict[str, float]:
-        exponent = min(means["valid_loss"], MAX_EXPONENT)
-        return {**means, "valid_perplexity": math.exp(exponent)}
+        return {**means, "valid_perplexity": compute_perplexity(means["valid_loss"])}
 
     def examine(self, variables: Variables, is_last: bool) -> Examination:
         valid = self.valid
@@ -283,13 +289,6 @@ def cross_entropy(
     expected = (1 - label_smoothing) * chosen + label_smoothing * logits.mean(axis=-1)
     losses = jax.nn.logsumexp(logits, axis=-1) - expected
     return jnp.where(is_token, losses, 0.0), is_token
-
-
-def make_seeds(seed: int, step: int, nodes: Sequence[int], batch: Any) -> np.ndarray:
-    """Returns a seed of dropout for each example, int32 `[nodes, B]`: by seed, step and node."""
-    size = batch.rows.shape[1]
-    rngs = [np.random.default_rng([seed, step, node]) for node in nodes]
-    return np.stack([rng.integers(2**31, size=size).astype(np.int32) for rng in rngs])
 
 
 def score_bleu(translations: Sequence[str], references: Sequence[str]) -> tuple[float, str]:

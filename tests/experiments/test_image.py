@@ -18,6 +18,7 @@ from small import make_small
 from experiments import data, image, models
 from experiments.data.preparation import ORIGINALS, prepare
 from experiments.data.reader import SplitReader
+from experiments.models.transformer import draw_dropout_seeds
 from experiments.training import main, placement, trainer
 from experiments.training.evaluation import Evaluator
 from experiments.training.methods.algorithms import ALGORITHMS, spell_name
@@ -441,7 +442,7 @@ def test_dropout_depends_on_seed_step_and_node():
     batches = task.batches(nodes, 4, 0, 0)
     next(batches)
     np.testing.assert_array_equal(next(batches)[2], seeds(0, 1))
-    node = image.draw_dropout_seeds(0, 0, [1], 4)  # a process with this node only
+    node = draw_dropout_seeds(0, 0, [1], 4)  # a process with this node only
     np.testing.assert_array_equal(node[0], first[1])
 
 

@@ -5,6 +5,7 @@ import json
 import shutil
 import tracemalloc
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ def tokenizer():
     return train_tokenizer(TEXTS, vocabulary_size=290)
 
 
-def make_options(**options):
+def make_options(**options: Any) -> Any:
     """Those of a program that decide on its tokenizer."""
     defaults = {"tokenizer": None, "vocabulary_size": None, "resume": False, "out": None}
     return SimpleNamespace(**defaults | {"run_folders": []} | options)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from experiments.data.local import DataError
 
-Pairs = Iterator[tuple[int | str, dict[str, Any]]]
+KeyedExamples = Iterator[tuple[int | str, dict[str, Any]]]
 """Pairs of a key, which decides on the order in the files, and the features of an example."""
 
 
@@ -26,14 +26,14 @@ class Examples(Iterable[tuple[int | str, dict[str, Any]]]):
         size: their number; those that are corrupt are left out.
     """
 
-    def __init__(self, read: Callable[[], Pairs], size: int):
+    def __init__(self, read: Callable[[], KeyedExamples], size: int):
         self._read = read
         self._size = size
 
     def __len__(self) -> int:
         return self._size
 
-    def __iter__(self) -> Pairs:
+    def __iter__(self) -> KeyedExamples:
         return self._read()
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from experiments.data.local import MissingDataError
 from experiments.data.prefetch import count_cores, map_ahead
-from experiments.data.preparation.builder import Examples, Original, Pairs
+from experiments.data.preparation.builder import Examples, KeyedExamples, Original
 from experiments.data.reader import CorruptImages
 
 SUFFIXES = frozenset({".jpeg", ".jpg", ".png"})
@@ -68,7 +68,7 @@ def _find_images(folder: Path) -> tuple[list[Path], list[Path]]:
     return images, [path for path in paths if path.suffix.lower() not in SUFFIXES]
 
 
-def _read(paths: list[Path], corrupt: CorruptImages) -> Pairs:
+def _read(paths: list[Path], corrupt: CorruptImages) -> KeyedExamples:
     contents = map_ahead(_read_jpeg, paths, ahead=4 * count_cores())
     for path, content in zip(paths, contents, strict=True):
         if isinstance(content, Exception):
