@@ -194,7 +194,8 @@ def _read_arrays(path: Path) -> dict[str, Any]:
             arrays = {name: file[name] for name in (*ARRAYS, *EXTRA_ARRAYS) if name in file}
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
-            f"{path} is corrupt, cut short, or no file of NumPy arrays: {error}; fetch it again."
+            f"{path} must be a file of NumPy arrays, got one that is corrupt or cut short: "
+            f"{error}; fetch it again."
         ) from error
     if missing := [name for name in ARRAYS if name not in arrays]:
         raise DataError(

@@ -144,7 +144,7 @@ def test_buckets_are_narrow_and_have_an_example_for_each_node():
     assert [(b.width, sorted(b.rows.tolist())) for b in few] == [(32, [0, 1, 2, 3, 4, 5, 6])]
     few = make_buckets(np.array([1, 5, 5, 5, 20, 6, 30]), (4, 8, 16, 32), nodes=2)
     assert [(b.width, b.rows.tolist()) for b in few] == [(8, [0, 1, 2, 3, 5]), (32, [4, 6])]
-    with pytest.raises(DataError, match="2 examples of at most 32 tokens cannot be divided over 3"):
+    with pytest.raises(DataError, match="an example of at most 32 tokens, got 2 for 3 nodes"):
         make_buckets(np.array([1, 5, 40]), (4, 32), nodes=3)
     with pytest.raises(DataError, match=r"must be positive and rise, got \[8, 4\]"):
         make_buckets(lengths, (8, 4))
