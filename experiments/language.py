@@ -25,14 +25,7 @@ import optax
 
 import gossipjax as gx
 from experiments.data import draw_batches, split_examples
-from experiments.data.tokenizer import (
-    END_ID,
-    TOKENIZER_FILE,
-    encode,
-    make_tokenizer,
-    save_tokenizer,
-)
-from experiments.data.tokens import (
+from experiments.data.text.tokens import (
     FILES,
     NO_TOKEN,
     PYTHON_DOCS,
@@ -41,6 +34,13 @@ from experiments.data.tokens import (
     find_files,
     pack,
     read_texts,
+)
+from experiments.data.tokenizer import (
+    END_ID,
+    TOKENIZER_FILE,
+    encode,
+    make_tokenizer,
+    save_tokenizer,
 )
 from experiments.models import decay_mask
 from experiments.models.decoder import DECODER_SIZES, Decoder

@@ -14,7 +14,9 @@ from damaged_records import BrokenSource
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.data import DataError, MissingDataError, tokens
+from experiments.data import DataError, MissingDataError
+from experiments.data.text import tokens
+from experiments.data.text.tokens import FILES, NO_TOKEN, PYTHON_DOCS, pack, read_texts
 from experiments.data.tokenizer import (
     END_ID,
     MIN_VOCABULARY,
@@ -27,7 +29,6 @@ from experiments.data.tokenizer import (
     save_tokenizer,
     train_tokenizer,
 )
-from experiments.data.tokens import FILES, NO_TOKEN, PYTHON_DOCS, pack, read_texts
 
 TEXTS = ["low lower lowest", "new newer newest", "wide wider widest", "Straße, naïve, 東京"] * 3
 
