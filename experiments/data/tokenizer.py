@@ -162,7 +162,8 @@ def make_tokenizer(options: TokenizerOptions, texts: Iterable[str], default_size
     """Returns the tokenizer of a run: one from a file, or one that is trained on the texts.
 
     A run that is resumed has the tokenizer that is saved in its folder, which is not trained again:
-    that the texts are those of the run is checked by their description, which counts them.
+    that the texts are those of the run is checked by their description, which counts them. After a
+    restart by the launcher, without `--resume`, it is trained again, and must be the same.
 
     Args:
         options: those of the program.
