@@ -77,7 +77,9 @@ class Options(TrainingOptions):
     nodes: PositiveInt = 4
     """Number of nodes; each has its model and its part of the data."""
     batch_size_per_node: Annotated[PositiveInt, tyro.conf.arg(name="tokens-per-batch")] = 1024
-    """Tokens of the targets per node and step, padding included; as many of the sources."""
+    """Tokens of the targets per node and step, the padding to --bucket-lengths included; as many of
+    the sources. A batch of N tokens without padding needs N divided by the part that is no padding.
+    """
     optimizer: Optimizer = "adam"
     """The local optimizer: plain SGD, SGD with Nesterov momentum 0.9, or Adam."""
     learning_rate: PositiveFloat = 2e-3
@@ -160,8 +162,9 @@ class Translation(Task):
         self.num_examples = sum(len(bucket.rows) * bucket.width for bucket in self.buckets)
         self.min_batch_size = options.bucket_lengths[-1]
         dtype, param_dtype = DTYPES[options.precision]
+        vocabulary = self.tokenizer.get_vocab_size()
         self.model: Any = Seq2Seq(
-            self.tokenizer.get_vocab_size(),
+            vocabulary,
             SEQ2SEQ_SIZES[options.model],
             options.dropout,
             PADDING_ID,
@@ -178,13 +181,15 @@ class Translation(Task):
             options.beam,
             options.length_penalty,
         )
-        too_long = int((lengths > options.bucket_lengths[-1]).sum())
+        is_too_long = lengths > options.bucket_lengths[-1]
+        too_long = int(is_too_long.sum())
+        padding = 1 - self.targets.lengths[~is_too_long].sum() / self.num_examples
         self.description = (
             f"{options.dataset}, {len(lengths) - too_long:,} training pairs ({too_long:,} longer "
             f"than {options.bucket_lengths[-1]} tokens left out), "
             f"{len(self.pairs.valid.sources):,} for validation and "
             f"{len(self.pairs.test.sources):,} for the test; {self.num_examples:,} tokens an "
-            f"epoch of {self.tokenizer.get_vocab_size():,} different ones"
+            f"epoch, {padding:.0%} of them padding, of {vocabulary:,} different ones"
         )
 
     def save(self, folder: Any) -> None:

@@ -1,6 +1,7 @@
 """Presets: their values, their models and methods by shapes only, and `--preset` in programs."""
 
 import dataclasses
+import itertools
 import json
 import re
 import shlex
@@ -17,6 +18,7 @@ import gossipjax as gx
 from experiments import image, language, speech, translation
 from experiments.data import tokenizer
 from experiments.data.speech import Utterances
+from experiments.data.text import draw_token_batches, make_buckets
 from experiments.data.text.pairs import Pairs, PairSets
 from experiments.presets import __main__ as listing
 from experiments.presets.parsing import parse_options
@@ -250,14 +252,32 @@ def test_learning_rates_are_those_of_the_papers(name, epochs, expected):
     assert rates == pytest.approx(list(expected), rel=2e-3)
 
 
-def test_tokens_and_rate_of_the_transformer():
-    for size, tokens in (("25k", 25_000), ("400k", 400_000)):
-        options = make_options(PRESETS[f"sgp19-transformer-{size}-sgp"])
-        assert options.global_batch_size * options.accumulate == tokens
-        plan = Plan(options, 140_000_000)
-        peak = np.asarray(plan.learning_rate(options.warmup_steps - 1))
-        assert peak == pytest.approx((512 * 4000) ** -0.5, rel=2e-3)
-    assert plan.updates == 14_000
+@pytest.fixture(scope="module")
+def pair_lengths():
+    """Tokens of 100,000 pairs: 31 on average as of WMT's, and ratios as of pairs of other texts."""
+    rng = np.random.default_rng(0)
+    targets = np.ceil(rng.lognormal(3.25, 0.6, 100_000)).astype(int)
+    sources = np.ceil(targets * rng.lognormal(-0.09, 0.185, len(targets))).astype(int)
+    return sources, targets
+
+
+@pytest.mark.parametrize(("size", "updates"), [("25k", 100_000), ("400k", 14_000)])
+def test_batches_and_length_of_the_transformer(size, updates, pair_lengths):
+    """Tokens without padding in the batches that are drawn, and updates at 4.5 million pairs."""
+    tokens = {"25k": 25_000, "400k": 400_000}[size]
+    options = make_options(PRESETS[f"sgp19-transformer-{size}-sgp"])
+    sources, targets = pair_lengths
+    assert targets.mean() == pytest.approx(140 / 4.5, rel=0.02)
+    buckets = make_buckets(np.maximum(sources, targets), options.bucket_lengths, options.nodes)
+    drawn = draw_token_batches(buckets, options.nodes, options.batch_size_per_node, seed=0)
+    steps = [targets[batch.rows].sum() for batch in itertools.islice(drawn, 1000)]
+    assert np.mean(steps) * options.accumulate == pytest.approx(tokens, rel=0.05)
+
+    padded = sum(bucket.width * len(bucket.rows) for bucket in buckets)
+    plan = Plan(options, round(padded * 4_500_000 / len(targets)))
+    assert plan.updates == pytest.approx(updates, rel=0.05)
+    peak = np.asarray(plan.learning_rate(options.warmup_steps - 1))
+    assert peak == pytest.approx((512 * 4000) ** -0.5, rel=2e-3)
 
 
 @pytest.fixture

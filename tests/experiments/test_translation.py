@@ -181,6 +181,14 @@ def test_batches_of_nodes(data_dir):
         assert sources.shape[1] * sources.shape[2] == 64
 
 
+def test_says_how_much_of_an_epoch_is_padding(data_dir):
+    task = make_task(data_dir)
+    targets = [task.make_batch(b.rows, b.width, np.zeros(1))[1] for b in task.buckets]
+    padding = sum((ids == PADDING_ID).sum() for ids in targets)
+    assert task.num_examples == sum(ids.size for ids in targets)
+    assert f"epoch, {padding / task.num_examples:.0%} of them padding, of" in task.description
+
+
 def test_batches_must_fit_into_memory(tmp_path, data_dir, monkeypatch):
     """Four of 2 x 64 tokens, of source and target, and a seed for each sentence."""
     task = {"nodes": 2, "bucket_lengths": (4, 8), "vocabulary_size": 330, "placement": "vmap"}
