@@ -172,6 +172,7 @@ def test_the_rows_of_the_tables():
         "dpsgd17-resnet20": 8,
         "dpsgd17-resnet56": 6,
         "rand20-table2": 10,
+        "rand20-table3": 2,
         "relaysgd-table2": 15,
         "slowmo-table1": 4,
     }
@@ -243,6 +244,7 @@ def test_models_and_methods_are_traced(no_data):
         ("relaysgd-table2-dpsgd-1", (5, 149, 151, 181), (0.4, 0.4, 0.04, 0.004)),
         ("relaysgd-table2-sgp-m-0.01", (5, 149, 151, 181), (0.025, 0.025, 0.0025, 0.00025)),
         ("rand20-table2-d1d-64", (9.99, 10.5, 11.5), (1.0, 0.7071, 0.5)),
+        ("rand20-table3-d1d-96", (9.99, 10.5), (8160 / 8192, 0.7071 * 8160 / 8192)),
         ("rand20-table2-single", (0, 9, 10.5), (0.1, 0.1, 0.0707)),
     ],
 )
