@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import tyro
 
 import gossipjax as gx
 from experiments.data import draw_batches, split_examples
@@ -47,7 +48,7 @@ from experiments.options.checks import (
 from experiments.options.paths import OptionalPath
 from experiments.options.precision import DTYPES, Precision
 from experiments.training.main import run_program
-from experiments.training.optimization import Optimizer
+from experiments.training.optimization import OPTIMIZER_HELP, Optimizer
 from experiments.training.options import TrainingOptions
 from experiments.training.task import Metric, Task, Variables
 
@@ -70,8 +71,7 @@ class Options(TrainingOptions):
 
     batch_size_per_node: PositiveInt = 8
     """Sequences per node and step."""
-    optimizer: Optimizer = "adam"
-    """The local optimizer: plain SGD, SGD with Nesterov momentum 0.9, or Adam."""
+    optimizer: Annotated[Optimizer, tyro.conf.arg(help=OPTIMIZER_HELP)] = "adam"
     learning_rate: PositiveFloat = 3e-3
     """Not scaled by the number of nodes; with --lr-schedule step, the rate per 256 sequences. That
     of nano; larger models need a smaller one, 6e-4 for gpt2-small (Brown et al., table 2.1)."""

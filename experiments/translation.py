@@ -56,7 +56,12 @@ from experiments.options.checks import (
 from experiments.options.paths import OptionalPath
 from experiments.options.precision import DTYPES, Precision
 from experiments.training.main import run_program
-from experiments.training.optimization import LrSchedule, Optimizer
+from experiments.training.optimization import (
+    LR_SCHEDULE_HELP,
+    OPTIMIZER_HELP,
+    LrSchedule,
+    Optimizer,
+)
 from experiments.training.options import TrainingOptions
 from experiments.training.task import Examination, Metric, Task, Variables
 
@@ -80,14 +85,10 @@ class Options(TrainingOptions):
     """Tokens of the targets per node and step, the padding to --bucket-lengths included; as many of
     the sources. A batch of N tokens without padding needs N divided by the part that is no padding.
     """
-    optimizer: Optimizer = "adam"
-    """The local optimizer: plain SGD, SGD with Nesterov momentum 0.9, or Adam."""
+    optimizer: Annotated[Optimizer, tyro.conf.arg(help=OPTIMIZER_HELP)] = "adam"
     learning_rate: PositiveFloat = 2e-3
     """Not scaled by the number of nodes; with --lr-schedule step, the rate per 256 tokens."""
-    lr_schedule: LrSchedule = "inverse_sqrt"
-    """constant; cosine, down to 0; inverse_sqrt of the update (Vaswani et al.), down from
-    --learning-rate at the end of the warm-up; step (Goyal et al.): warm-up, then 10x down at 1/3,
-    2/3 and 8/9 of the run."""
+    lr_schedule: Annotated[LrSchedule, tyro.conf.arg(help=LR_SCHEDULE_HELP)] = "inverse_sqrt"
     warmup_steps: NonNegativeInt = 500
     """Updates in which the rate first rises linearly up to --learning-rate."""
     weight_decay: NonNegativeFloat = 0.0

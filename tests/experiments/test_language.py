@@ -183,6 +183,7 @@ class TestBadInput:
             ({"column": 0}, "--column must be an integer >= 1, got 0"),
             ({"column": 1, "dataset": "lm1b"}, "--column needs --dataset files, got lm1b"),
             ({"dataset": "python_docs"}, "--data-dir needs --dataset files"),
+            ({"lr_schedule": "step"}, "got 100, the default here: add --warmup-steps 0, or"),
             ({"vocabulary_size": 100}, "--vocabulary-size must be >= 259.*got 100"),
         ],
     )

@@ -35,6 +35,7 @@ PROGRAMS = {
 }
 OF_A_MACHINE = {"data_dir", "out", "placement", "preset", "tokenizer", "resume", "report_to"}
 NUM_EXAMPLES = 1_281_167
+NUM_TOKENS = 160_000_000
 SHORT = ("--model", "linear", "--epochs", "1", "--algorithm", "sgp", "--nodes", "2")
 WORDS = ["one two three four five six seven eight"] * 64
 
@@ -221,7 +222,8 @@ def test_models_and_methods_are_traced(no_data):
         is_new = model not in params
         if is_new:
             params[model] = trace_gradients(task, options)
-        for run in Plan(options, NUM_EXAMPLES, task.decay_mask).make_runs(options.nodes):
+        num_examples = NUM_TOKENS if preset.program == "translation" else NUM_EXAMPLES
+        for run in Plan(options, num_examples, task.decay_mask).make_runs(options.nodes):
             chain = (run.title, options.optimizer, options.accumulate > 1)
             if is_new or chain not in traced:
                 traced |= {chain, (chain, options.nodes)}

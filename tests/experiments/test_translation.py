@@ -192,9 +192,8 @@ def test_says_how_much_of_an_epoch_is_padding(data_dir):
 def test_batches_must_fit_into_memory(tmp_path, data_dir, monkeypatch):
     """Four of 2 x 64 tokens, of source and target, and a seed for each sentence."""
     task = {"nodes": 2, "bucket_lengths": (4, 8), "vocabulary_size": 330, "placement": "vmap"}
-    options = translation.Options(
-        data_dir=data_dir, out=tmp_path / "out", batch_size_per_node=64, **task
-    )
+    task |= {"batch_size_per_node": 64, "warmup_steps": 8}
+    options = translation.Options(data_dir=data_dir, out=tmp_path / "out", **task)
     monkeypatch.setattr(memory, "total_memory", lambda: 5000)
     prepare(options, translation.Translation, "translation")
     monkeypatch.setattr(memory, "total_memory", lambda: 4000)
