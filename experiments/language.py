@@ -45,8 +45,8 @@ from experiments.options.checks import (
     PositiveFloat,
     PositiveInt,
 )
+from experiments.options.model import DTYPES, Precision, Remat
 from experiments.options.paths import OptionalPath
-from experiments.options.precision import DTYPES, Precision
 from experiments.training.main import run_program
 from experiments.training.optimization import OPTIMIZER_HELP, Optimizer
 from experiments.training.options import TrainingOptions
@@ -100,8 +100,7 @@ class Options(TrainingOptions):
     """Tokens of a sequence."""
     model: Literal["nano", "mini", "gpt2-small", "gpt2-medium", "gpt2-large", "1b"] = "nano"
     """Parameters without the embedding of the tokens: 0.8, 11, 85, 302, 708, 906 million."""
-    remat: bool = False
-    """Compute the inside of each block again in the backward pass, which saves memory."""
+    remat: Remat = False
     precision: Precision = "float32"
 
     def __post_init__(self) -> None:

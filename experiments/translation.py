@@ -53,8 +53,8 @@ from experiments.options.checks import (
     PositiveFloat,
     PositiveInt,
 )
+from experiments.options.model import DTYPES, Precision, Remat
 from experiments.options.paths import OptionalPath
-from experiments.options.precision import DTYPES, Precision
 from experiments.training.main import run_program
 from experiments.training.optimization import (
     LR_SCHEDULE_HELP,
@@ -77,6 +77,7 @@ class Options(TrainingOptions):
     CHANGEABLE_ON_RESUME: ClassVar[frozenset[str]] = TrainingOptions.CHANGEABLE_ON_RESUME | {
         "data_dir",
         "tokenizer",
+        "remat",
     }
 
     nodes: PositiveInt = 4
@@ -123,6 +124,7 @@ class Options(TrainingOptions):
     eval_sentences: PositiveInt = 100
     """Sentences of the validation set that are translated after each epoch."""
     precision: Precision = "float32"
+    remat: Remat = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -173,6 +175,7 @@ class Translation(Task):
             END_ID,
             dtype,
             param_dtype,
+            options.remat,
         )
         self.translator = Translator(
             self.model,

@@ -10,6 +10,7 @@ import oracle
 import pytest
 
 import gossipjax as gx
+from experiments import image, language, speech, translation
 from experiments.options.checks import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -146,6 +147,13 @@ def test_learning_rates_with_a_warm_up():
     constant = make_lr_schedule("constant", LEARNING_RATE, 900, 1024, warmup_steps=100)
     expected = np.minimum(0.1, 0.1 * (steps + 1) / 100)
     np.testing.assert_allclose(jax.vmap(constant)(steps), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("program", [image, language, speech, translation])
+def test_remat_may_change_on_resume(program):
+    """In all programs: parameters keep their names."""
+    assert program.Options.remat is False
+    assert "remat" in program.Options.CHANGEABLE_ON_RESUME
 
 
 def test_a_warm_up_ends_within_the_run():

@@ -201,7 +201,8 @@ def test_bare_steps_are_whole_updates_of_the_shapes_of_a_run(data_dir, accumulat
 
 
 def test_says_how_much_of_an_epoch_is_padding(data_dir):
-    task = make_task(data_dir)
+    task = make_task(data_dir, remat=True)
+    assert task.model.remat
     targets = [task.make_batch(b.rows, b.width, np.zeros(1))[1] for b in task.buckets]
     padding = sum((ids == PADDING_ID).sum() for ids in targets)
     assert task.num_examples == sum(ids.size for ids in targets)
