@@ -22,8 +22,8 @@ import gossipjax as gx
 from experiments import data, models
 from experiments.models.transformer import draw_dropout_seeds, make_dropout_rngs
 from experiments.options.checks import NonNegativeInt, PositiveFloat
+from experiments.options.model import DTYPES, Precision, Remat
 from experiments.options.paths import OptionalPath
-from experiments.options.precision import DTYPES, Precision
 from experiments.training.main import run_program
 from experiments.training.options import TrainingOptions
 from experiments.training.task import Examination, Metric, Task, Variables
@@ -37,6 +37,7 @@ class Options(TrainingOptions):
         "data_dir",
         "download",
         "max_corrupt_images",
+        "remat",
     }
 
     dataset: Literal["mnist5k", "fashion_mnist", "mnist", "cifar10", "imagenet2012"] = "mnist5k"
@@ -50,8 +51,8 @@ class Options(TrainingOptions):
     max_corrupt_images: NonNegativeInt = 100
     """Of a prepared set: number of images that may be corrupt; they are named and left out."""
     dirichlet_alpha: PositiveFloat | None = None
-    """Divide each class over the nodes by Dirichlet(alpha): a small alpha is uneven. If not given,
-    the examples are shuffled."""
+    """Divide the images of each class over the nodes by Dirichlet(alpha): a small alpha is uneven.
+    If not given, the images are shuffled."""
     model: Literal[
         "small_cnn", "linear", "resnet20", "resnet56", "vgg11", "resnet18", "resnet50"
     ] = "small_cnn"
@@ -61,9 +62,7 @@ class Options(TrainingOptions):
     """batch: BatchNorm after the convolutions; of the pixels, for linear. If not given: batch for
     residual networks, which need it, none for others."""
     precision: Precision = "float32"
-    remat: bool = False
-    """Compute activations again in the backward pass instead of keeping them: a deep model needs
-    less memory and more time."""
+    remat: Remat = False
     no_decay_on_norm_and_bias: bool = False
     """Weight decay of kernels only: not of biases and of BatchNorm's scales (Goyal et al.)."""
 

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import tyro
 
 import gossipjax as gx
 from experiments.data import draw_batches, split_examples
@@ -53,10 +54,10 @@ from experiments.options.checks import (
     PositiveFloat,
     PositiveInt,
 )
+from experiments.options.model import DTYPES, Precision, Remat
 from experiments.options.paths import OptionalPath
-from experiments.options.precision import DTYPES, Precision
 from experiments.training.main import run_program
-from experiments.training.optimization import Optimizer
+from experiments.training.optimization import OPTIMIZER_HELP, Optimizer
 from experiments.training.options import TrainingOptions
 from experiments.training.task import Metric, Task, Variables
 
@@ -79,8 +80,7 @@ class Options(TrainingOptions):
 
     batch_size_per_node: PositiveInt = 8
     """Sequences per node and step."""
-    optimizer: Optimizer = "adam"
-    """The local optimizer: plain SGD, SGD with Nesterov momentum 0.9, or Adam."""
+    optimizer: Annotated[Optimizer, tyro.conf.arg(help=OPTIMIZER_HELP)] = "adam"
     learning_rate: PositiveFloat = 3e-3
     """Not scaled by the number of nodes; with --lr-schedule step, the rate per 256 sequences. That
     of nano; larger models need a smaller one, 6e-4 for gpt2-small (Brown et al., table 2.1)."""
@@ -110,8 +110,7 @@ class Options(TrainingOptions):
     """Tokens of a sequence."""
     model: Literal["nano", "mini", "gpt2-small", "gpt2-medium", "gpt2-large", "1b"] = "nano"
     """Parameters without the embedding of the tokens: 0.8, 11, 85, 302, 708, 906 million."""
-    remat: bool = False
-    """Compute the inside of each block again in the backward pass, which saves memory."""
+    remat: Remat = False
     precision: Precision = "float32"
 
     def __post_init__(self) -> None:

@@ -60,10 +60,15 @@ from experiments.options.checks import (
     PositiveFloat,
     PositiveInt,
 )
+from experiments.options.model import DTYPES, Precision, Remat
 from experiments.options.paths import OptionalPath
-from experiments.options.precision import DTYPES, Precision
 from experiments.training.main import run_program
-from experiments.training.optimization import LrSchedule, Optimizer
+from experiments.training.optimization import (
+    LR_SCHEDULE_HELP,
+    OPTIMIZER_HELP,
+    LrSchedule,
+    Optimizer,
+)
 from experiments.training.options import TrainingOptions
 from experiments.training.task import Examination, Metric, Task, Variables
 
@@ -79,20 +84,19 @@ class Options(TrainingOptions):
     CHANGEABLE_ON_RESUME: ClassVar[frozenset[str]] = TrainingOptions.CHANGEABLE_ON_RESUME | {
         "data_dir",
         "tokenizer",
+        "remat",
     }
 
     nodes: PositiveInt = 4
     """Number of nodes; each has its model and its part of the data."""
     batch_size_per_node: Annotated[PositiveInt, tyro.conf.arg(name="tokens-per-batch")] = 1024
-    """Tokens of the targets per node and step, padding included; as many of the sources."""
-    optimizer: Optimizer = "adam"
-    """The local optimizer: plain SGD, SGD with Nesterov momentum 0.9, or Adam."""
+    """Tokens of the targets per node and step, the padding to --bucket-lengths included; as many of
+    the sources. A batch of N tokens without padding needs N divided by the part that is no padding.
+    """
+    optimizer: Annotated[Optimizer, tyro.conf.arg(help=OPTIMIZER_HELP)] = "adam"
     learning_rate: PositiveFloat = 2e-3
     """Not scaled by the number of nodes; with --lr-schedule step, the rate per 256 tokens."""
-    lr_schedule: LrSchedule = "inverse_sqrt"
-    """constant; cosine, down to 0; inverse_sqrt of the update (Vaswani et al.), down from
-    --learning-rate at the end of the warm-up; step (Goyal et al.): warm-up, then 10x down at 1/3,
-    2/3 and 8/9 of the run."""
+    lr_schedule: Annotated[LrSchedule, tyro.conf.arg(help=LR_SCHEDULE_HELP)] = "inverse_sqrt"
     warmup_steps: NonNegativeInt = 500
     """Updates in which the rate first rises linearly up to --learning-rate."""
     weight_decay: NonNegativeFloat = 0.0
@@ -128,6 +132,7 @@ class Options(TrainingOptions):
     eval_sentences: PositiveInt = 100
     """Sentences of the validation set that are translated after each epoch."""
     precision: Precision = "float32"
+    remat: Remat = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -166,8 +171,9 @@ class Translation(Task):
         self.num_examples = sum(len(bucket.rows) * bucket.width for bucket in buckets)
         self.min_batch_size = options.bucket_lengths[-1]
         dtype, param_dtype = DTYPES[options.precision]
+        vocabulary = self.tokenizer.get_vocab_size()
         self.model: Any = Seq2Seq(
-            self.tokenizer.get_vocab_size(),
+            vocabulary,
             SEQ2SEQ_SIZES[options.model],
             options.dropout,
             PADDING_ID,
@@ -175,6 +181,7 @@ class Translation(Task):
             END_ID,
             dtype,
             param_dtype,
+            options.remat,
         )
         self.translator = Translator(
             self.model,
@@ -184,13 +191,15 @@ class Translation(Task):
             options.beam,
             options.length_penalty,
         )
-        too_long = int((lengths > options.bucket_lengths[-1]).sum())
+        is_too_long = lengths > options.bucket_lengths[-1]
+        too_long = int(is_too_long.sum())
+        padding = 1 - self.targets.lengths[~is_too_long].sum() / self.num_examples
         self.description = (
             f"{options.dataset}, {len(lengths) - too_long:,} training pairs ({too_long:,} longer "
             f"than {options.bucket_lengths[-1]} tokens left out), "
             f"{len(self.valid.sources):,} for validation and "
             f"{len(self.test.sources):,} for the test; {self.num_examples:,} tokens an "
-            f"epoch of {self.tokenizer.get_vocab_size():,} different ones"
+            f"epoch, {padding:.0%} of them padding, of {vocabulary:,} different ones"
         )
 
     def save(self, folder: Path) -> None:

@@ -203,6 +203,7 @@ class TestBadInput:
                 "--text-feature needs --dataset .* got python_docs: leave it out",
             ),
             ({"dataset": "python_docs"}, "--data-dir needs --dataset files"),
+            ({"lr_schedule": "step"}, "got 100, the default here: add --warmup-steps 0, or"),
             ({"vocabulary_size": 100}, "--vocabulary-size must be >= 259.*got 100"),
         ],
     )

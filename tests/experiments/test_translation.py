@@ -4,6 +4,7 @@ import contextlib
 import io
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +21,8 @@ from experiments.data.tokenizer import PADDING_ID, load_tokenizer
 from experiments.models.transformer import Size
 from experiments.training import placement
 from experiments.training.experiment import prepare
+from experiments.training.plan import Run
+from experiments.training.train import compile_programs, get_shape
 from experiments.training.trainer import Trainer
 
 WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf"}
@@ -204,12 +207,36 @@ def test_a_run_goes_on_with_more_nodes_than_a_bucket_has_pairs(data_dir):
     assert few == [bucket.rows.tolist() for bucket in task.make_buckets(2)]
 
 
+@pytest.mark.parametrize(("accumulate", "steps"), [(1, 12), (5, 15), (16, 16)])
+def test_bare_steps_are_whole_updates_of_the_shapes_of_a_run(data_dir, accumulate, steps):
+    task = make_task(data_dir, batch_size_per_node=64, accumulate=accumulate)
+    nodes = gx.Nodes(2)
+    compiled = []
+    experiment: Any = SimpleNamespace(
+        task=task, nodes=nodes, plan=SimpleNamespace(options=task.options)
+    )
+    trainer: Any = SimpleNamespace(compile=lambda _, batches: compiled.extend(batches))
+    unused: Any = None
+    bare = compile_programs(experiment, Run("sgp", 3, unused), trainer, unused, unused)
+    drawn = itertools.islice(task.batches(nodes, 64, seed=3, start=0), steps)
+    assert list(map(get_shape, bare)) == list(map(get_shape, drawn))
+    assert len(set(map(get_shape, bare))) == len(compiled) == 2
+
+
+def test_says_how_much_of_an_epoch_is_padding(data_dir):
+    task = make_task(data_dir, remat=True)
+    assert task.model.remat
+    targets = [task.make_batch(b.rows, b.width, np.zeros(1))[1] for b in task.make_buckets(2)]
+    padding = sum((ids == PADDING_ID).sum() for ids in targets)
+    assert task.num_examples == sum(ids.size for ids in targets)
+    assert f"epoch, {padding / task.num_examples:.0%} of them padding, of" in task.description
+
+
 def test_batches_must_fit_into_memory(tmp_path, data_dir, monkeypatch):
     """Four of 2 x 64 tokens, of source and target, and a seed for each sentence."""
     task = {"nodes": 2, "bucket_lengths": (4, 8), "vocabulary_size": 330, "placement": "vmap"}
-    options = translation.Options(
-        data_dir=data_dir, out=tmp_path / "out", batch_size_per_node=64, **task
-    )
+    task |= {"batch_size_per_node": 64, "warmup_steps": 8}
+    options = translation.Options(data_dir=data_dir, out=tmp_path / "out", **task)
     monkeypatch.setattr(memory, "total_memory", lambda: 5000)
     prepare(options, translation.Translation, "translation")
     monkeypatch.setattr(memory, "total_memory", lambda: 4000)
