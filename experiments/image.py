@@ -20,10 +20,10 @@ import optax
 
 import gossipjax as gx
 from experiments import data, models
-from experiments.models.transformer import make_dropout_rngs
+from experiments.models.transformer import draw_dropout_seeds, make_dropout_rngs
 from experiments.options.checks import NonNegativeInt, PositiveFloat
+from experiments.options.model import DTYPES, Precision, Remat
 from experiments.options.paths import OptionalPath
-from experiments.options.precision import DTYPES, Precision
 from experiments.training.main import run_program
 from experiments.training.options import TrainingOptions
 from experiments.training.task import Examination, Metric, Task, Variables
@@ -37,6 +37,7 @@ class Options(TrainingOptions):
         "data_dir",
         "download",
         "max_corrupt_images",
+        "remat",
     }
 
     dataset: Literal["mnist5k", "fashion_mnist", "mnist", "cifar10", "imagenet2012"] = "mnist5k"
@@ -48,10 +49,10 @@ class Options(TrainingOptions):
     download: bool = False
     """mnist, fashion_mnist: let TensorFlow Datasets download the files that are not there."""
     max_corrupt_images: NonNegativeInt = 100
-    """cifar10, imagenet2012: number of images that may be corrupt; they are named and left out."""
+    """Of a prepared set: number of images that may be corrupt; they are named and left out."""
     dirichlet_alpha: PositiveFloat | None = None
-    """Divide each class over the nodes by Dirichlet(alpha): a small alpha is uneven. If not given,
-    the examples are shuffled."""
+    """Divide the images of each class over the nodes by Dirichlet(alpha): a small alpha is uneven.
+    If not given, the images are shuffled."""
     model: Literal[
         "small_cnn", "linear", "resnet20", "resnet56", "vgg11", "resnet18", "resnet50"
     ] = "small_cnn"
@@ -61,9 +62,7 @@ class Options(TrainingOptions):
     """batch: BatchNorm after the convolutions; of the pixels, for linear. If not given: batch for
     residual networks, which need it, none for others."""
     precision: Precision = "float32"
-    remat: bool = False
-    """Compute activations again in the backward pass instead of keeping them: a deep model needs
-    less memory and more time."""
+    remat: Remat = False
     no_decay_on_norm_and_bias: bool = False
     """Weight decay of kernels only: not of biases and of BatchNorm's scales (Goyal et al.)."""
 
@@ -158,7 +157,9 @@ def load_images(options: Options) -> data.Images:
     """Loads the data set, or opens its records."""
     if options.dataset in data.RECIPES:
         return data.ImageRecords(options.dataset, options.data_dir, options.max_corrupt_images)
-    return data.load(options.dataset, options.data_dir, options.download)
+    return data.load(
+        options.dataset, options.data_dir, options.download, options.max_corrupt_images
+    )
 
 
 def make_model(options: Options, classes: int) -> Any:
@@ -168,15 +169,6 @@ def make_model(options: Options, classes: int) -> Any:
     return models.MODELS[options.model](
         classes, dtype, param_dtype, options.model_normalization, **remat
     )
-
-
-def draw_dropout_seeds(seed: int, step: int, nodes: Sequence[int], size: int) -> np.ndarray:
-    """Returns a seed for each example of a batch, uint32 `[len(nodes), size]`.
-
-    They depend on the step and the node, so a run that is resumed drops the same units.
-    """
-    rngs = (np.random.default_rng((seed, step, node)) for node in nodes)
-    return np.stack([rng.integers(2**32, size=size, dtype=np.uint32) for rng in rngs])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -14,7 +14,6 @@ tokenizer is trained on the training texts, or read from a file with `--tokenize
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -23,9 +22,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import tyro
 
 import gossipjax as gx
 from experiments.data import draw_batches, split_examples
+from experiments.data.text.tokens import (
+    FILES,
+    NO_TOKEN,
+    PYTHON_DOCS,
+    TEXT_FEATURE,
+    Split,
+    find_files,
+    pack,
+    read_texts,
+)
 from experiments.data.tokenizer import (
     END_ID,
     TOKENIZER_FILE,
@@ -33,9 +43,9 @@ from experiments.data.tokenizer import (
     make_tokenizer,
     save_tokenizer,
 )
-from experiments.data.tokens import FILES, NO_TOKEN, PYTHON_DOCS, Split, pack, read_texts
 from experiments.models import decay_mask
 from experiments.models.decoder import DECODER_SIZES, Decoder
+from experiments.models.transformer import compute_perplexity
 from experiments.options.checks import (
     Check,
     Fraction,
@@ -44,10 +54,10 @@ from experiments.options.checks import (
     PositiveFloat,
     PositiveInt,
 )
+from experiments.options.model import DTYPES, Precision, Remat
 from experiments.options.paths import OptionalPath
-from experiments.options.precision import DTYPES, Precision
 from experiments.training.main import run_program
-from experiments.training.optimization import Optimizer
+from experiments.training.optimization import OPTIMIZER_HELP, Optimizer
 from experiments.training.options import TrainingOptions
 from experiments.training.task import Metric, Task, Variables
 
@@ -55,7 +65,7 @@ MAX_LENGTH = Check(
     f"at most {Decoder.max_length}, the longest sequence that the models take",
     lambda value: value <= Decoder.max_length,
 )
-MAX_EXPONENT = 700.0  # exp of more is no float64
+VOCABULARY_SIZE = 4096  # of a tokenizer that is trained, if not given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +80,7 @@ class Options(TrainingOptions):
 
     batch_size_per_node: PositiveInt = 8
     """Sequences per node and step."""
-    optimizer: Optimizer = "adam"
-    """The local optimizer: plain SGD, SGD with Nesterov momentum 0.9, or Adam."""
+    optimizer: Annotated[Optimizer, tyro.conf.arg(help=OPTIMIZER_HELP)] = "adam"
     learning_rate: PositiveFloat = 3e-3
     """Not scaled by the number of nodes; with --lr-schedule step, the rate per 256 sequences. That
     of nano; larger models need a smaller one, 6e-4 for gpt2-small (Brown et al., table 2.1)."""
@@ -89,19 +98,19 @@ class Options(TrainingOptions):
     """Folder of text files, or of TensorFlow Datasets."""
     column: PositiveInt | None = None
     """Of tab-separated files, the column that holds the text, from 1; if not given, whole lines."""
-    text_feature: str = "text"
-    """Of a set of TensorFlow Datasets, the feature that holds the text."""
+    text_feature: str | None = None
+    """Of a set of TensorFlow Datasets, the feature that holds the text; if not given, text."""
     tokenizer: OptionalPath = None
     """File of a tokenizer, such as OUT/tokenizer.json of another run; if not given, one is trained
     on the training texts."""
-    vocabulary_size: PositiveInt = 4096
-    """Tokens of a tokenizer that is trained; fewer if the texts have fewer."""
+    vocabulary_size: PositiveInt | None = None
+    """Tokens of a tokenizer that is trained, fewer if the texts have fewer; if not given, 4096. The
+    file of --tokenizer must have this number of them, if it is given."""
     sequence_length: Annotated[PositiveInt, MAX_LENGTH] = 128
     """Tokens of a sequence."""
     model: Literal["nano", "mini", "gpt2-small", "gpt2-medium", "gpt2-large", "1b"] = "nano"
     """Parameters without the embedding of the tokens: 0.8, 11, 85, 302, 708, 906 million."""
-    remat: bool = False
-    """Compute the inside of each block again in the backward pass, which saves memory."""
+    remat: Remat = False
     precision: Precision = "float32"
 
     def __post_init__(self) -> None:
@@ -113,6 +122,11 @@ class Options(TrainingOptions):
             )
         if self.column and self.dataset != FILES:
             raise ValueError(f"--column needs --dataset {FILES}, got {self.dataset}.")
+        if self.text_feature is not None and self.dataset in (PYTHON_DOCS, FILES):
+            raise ValueError(
+                "--text-feature needs --dataset with the name of a set of TensorFlow Datasets, got "
+                f"{self.dataset}: leave it out; --column is that of text files."
+            )
 
 
 class LanguageModeling(Task):
@@ -126,12 +140,7 @@ class LanguageModeling(Task):
     def __init__(self, options: Options):
         self.options = options
         self.decay_mask = decay_mask
-        self.tokenizer = make_tokenizer(
-            options.tokenizer,
-            self.read_texts("train"),
-            options.vocabulary_size,
-            options.run_folders,
-        )
+        self.tokenizer = make_tokenizer(options, self.read_texts("train"), VOCABULARY_SIZE)
         self.train_tokens = self.load_tokens("train")
         self.test_tokens = self.load_tokens("test")
         self.num_examples = len(self.train_tokens)
@@ -142,7 +151,7 @@ class LanguageModeling(Task):
             vocabulary, size, remat=options.remat, dtype=dtype, param_dtype=param_dtype
         )
         self.description = (
-            f"{options.dataset}, {count_tokens(self.train_tokens):,} training and "
+            f"{describe_texts(options)}, {count_tokens(self.train_tokens):,} training and "
             f"{count_tokens(self.test_tokens):,} test tokens of {vocabulary:,}, in sequences of "
             f"{options.sequence_length}"
         )
@@ -150,9 +159,8 @@ class LanguageModeling(Task):
     def read_texts(self, split: Split) -> Iterator[str]:
         """Yields the texts of a split."""
         options = self.options
-        return read_texts(
-            options.dataset, options.data_dir, split, options.column, options.text_feature
-        )
+        feature = TEXT_FEATURE if options.text_feature is None else options.text_feature
+        return read_texts(options.dataset, options.data_dir, split, options.column, feature)
 
     def load_tokens(self, split: Split) -> np.ndarray:
         """Returns the sequences of a split, int32 `[sequences, T]`, `NO_TOKEN` after the last."""
@@ -194,10 +202,18 @@ class LanguageModeling(Task):
 
     def metrics(self, variables: Variables, batch: Any) -> dict[str, Metric]:
         losses, is_token = self.losses(variables, batch)
-        return {"loss_per_token": Metric(losses.sum(axis=1), is_token.sum(axis=1))}
+        return {"loss": Metric(losses.sum(axis=1), is_token.sum(axis=1))}
 
     def summarize(self, means: dict[str, float]) -> dict[str, float]:
-        return {"perplexity": math.exp(min(means["loss_per_token"], MAX_EXPONENT))}
+        return {**means, "perplexity": compute_perplexity(means["loss"])}
+
+
+def describe_texts(options: Options) -> str:
+    """Returns the name of the data set; for files, also the number of them."""
+    if options.dataset != FILES:
+        return options.dataset
+    train, test = (len(find_files(options.data_dir, split)) for split in ("train", "test"))
+    return f"{FILES} ({train:,} for training and {test:,} for the test)"
 
 
 def count_tokens(tokens: np.ndarray) -> int:

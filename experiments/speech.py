@@ -27,8 +27,8 @@ from experiments.data import DataError, draw_batches, split_examples
 from experiments.data.speech import DATASET, Windows, load_utterances
 from experiments.models.acoustic import ACOUSTIC_SIZES, NUM_FRAMES, AcousticLSTM, AcousticSize
 from experiments.options.checks import PositiveFloat, PositiveInt
+from experiments.options.model import DTYPES, Precision, Remat
 from experiments.options.paths import OptionalPath
-from experiments.options.precision import DTYPES, Precision
 from experiments.training.main import run_program
 from experiments.training.options import TrainingOptions
 from experiments.training.task import Metric, Task, Variables
@@ -39,7 +39,8 @@ class Options(TrainingOptions):
     """Trains an acoustic model over gossiping nodes."""
 
     CHANGEABLE_ON_RESUME: ClassVar[frozenset[str]] = TrainingOptions.CHANGEABLE_ON_RESUME | {
-        "data_dir"
+        "data_dir",
+        "remat",
     }
 
     batch_size_per_node: PositiveInt = 32
@@ -62,6 +63,7 @@ class Options(TrainingOptions):
     projection: PositiveInt | None = None
     """Width of the linear layer before the softmax; if not given, that of --model."""
     precision: Precision = "float32"
+    remat: Remat = False
 
     @property
     def size(self) -> AcousticSize:
@@ -96,10 +98,14 @@ class SpeechClassification(Task):
         self.num_examples = len(self.train)
         dtype, param_dtype = DTYPES[options.precision]
         classes = self.train.utterances.classes
-        self.model: Any = AcousticLSTM(len(classes), options.size, dtype, param_dtype)
+        self.model: Any = AcousticLSTM(
+            len(classes), options.size, dtype, param_dtype, options.remat
+        )
         self.description = (
             f"{options.dataset}, {len(self.train):,} training and {len(self.test):,} test windows "
-            f"of {length} frames with {self.train.num_features} features, {len(classes)} classes"
+            f"of {length} frames with {self.train.num_features} features, {len(classes)} classes; "
+            f"{self.train.num_too_short:,} training and {self.test.num_too_short:,} test "
+            "utterances are shorter than a window and left out"
         )
 
     def init(self, seed: int) -> Variables:

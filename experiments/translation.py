@@ -19,6 +19,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
@@ -29,7 +30,9 @@ from sacrebleu.metrics.bleu import BLEU
 
 import gossipjax as gx
 from experiments.data.text import (
+    Bucket,
     Sequences,
+    TokenBatch,
     draw_token_batches,
     extend_widths,
     load_pairs,
@@ -44,7 +47,11 @@ from experiments.data.tokenizer import (
     save_tokenizer,
 )
 from experiments.models.seq2seq import SEQ2SEQ_SIZES, Seq2Seq
-from experiments.models.transformer import make_dropout_rngs
+from experiments.models.transformer import (
+    compute_perplexity,
+    draw_dropout_seeds,
+    make_dropout_rngs,
+)
 from experiments.models.translator import Translator
 from experiments.options.checks import (
     Fraction,
@@ -53,14 +60,19 @@ from experiments.options.checks import (
     PositiveFloat,
     PositiveInt,
 )
+from experiments.options.model import DTYPES, Precision, Remat
 from experiments.options.paths import OptionalPath
-from experiments.options.precision import DTYPES, Precision
 from experiments.training.main import run_program
-from experiments.training.optimization import LrSchedule, Optimizer
+from experiments.training.optimization import (
+    LR_SCHEDULE_HELP,
+    OPTIMIZER_HELP,
+    LrSchedule,
+    Optimizer,
+)
 from experiments.training.options import TrainingOptions
 from experiments.training.task import Examination, Metric, Task, Variables
 
-MAX_EXPONENT = 700.0  # exp of more is no float64
+VOCABULARY_SIZE = 8000  # of a tokenizer that is trained, if not given
 SAMPLES = 3  # translations that are shown
 
 
@@ -72,20 +84,19 @@ class Options(TrainingOptions):
     CHANGEABLE_ON_RESUME: ClassVar[frozenset[str]] = TrainingOptions.CHANGEABLE_ON_RESUME | {
         "data_dir",
         "tokenizer",
+        "remat",
     }
 
     nodes: PositiveInt = 4
     """Number of nodes; each has its model and its part of the data."""
     batch_size_per_node: Annotated[PositiveInt, tyro.conf.arg(name="tokens-per-batch")] = 1024
-    """Tokens of the targets per node and step, padding included; as many of the sources."""
-    optimizer: Optimizer = "adam"
-    """The local optimizer: plain SGD, SGD with Nesterov momentum 0.9, or Adam."""
+    """Tokens of the targets per node and step, the padding to --bucket-lengths included; as many of
+    the sources. A batch of N tokens without padding needs N divided by the part that is no padding.
+    """
+    optimizer: Annotated[Optimizer, tyro.conf.arg(help=OPTIMIZER_HELP)] = "adam"
     learning_rate: PositiveFloat = 2e-3
     """Not scaled by the number of nodes; with --lr-schedule step, the rate per 256 tokens."""
-    lr_schedule: LrSchedule = "inverse_sqrt"
-    """constant; cosine, down to 0; inverse_sqrt of the update (Vaswani et al.), down from
-    --learning-rate at the end of the warm-up; step (Goyal et al.): warm-up, then 10x down at 1/3,
-    2/3 and 8/9 of the run."""
+    lr_schedule: Annotated[LrSchedule, tyro.conf.arg(help=LR_SCHEDULE_HELP)] = "inverse_sqrt"
     warmup_steps: NonNegativeInt = 500
     """Updates in which the rate first rises linearly up to --learning-rate."""
     weight_decay: NonNegativeFloat = 0.0
@@ -102,8 +113,9 @@ class Options(TrainingOptions):
     tokenizer: OptionalPath = None
     """File of a tokenizer, such as OUT/tokenizer.json of another run; if not given, one is trained
     on the training text."""
-    vocabulary_size: PositiveInt = 8000
-    """Tokens of a tokenizer that is trained, of both languages; fewer if the text has fewer."""
+    vocabulary_size: PositiveInt | None = None
+    """Tokens of a tokenizer that is trained, of both languages, fewer if the text has fewer; if not
+    given, 8000. The file of --tokenizer must have this number of them, if it is given."""
     bucket_lengths: tuple[PositiveInt, ...] = (16, 32, 64, 128)
     """The lengths, in tokens, that sentences are padded to, in rising order: as many programs are
     compiled for each round. Longer training pairs are left out."""
@@ -120,6 +132,7 @@ class Options(TrainingOptions):
     eval_sentences: PositiveInt = 100
     """Sentences of the validation set that are translated after each epoch."""
     precision: Precision = "float32"
+    remat: Remat = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -145,23 +158,22 @@ class Translation(Task):
 
     def __init__(self, options: Options):
         self.options = options
-        self.pairs = load_pairs(options.dataset, options.data_dir)
-        self.tokenizer = make_tokenizer(
-            options.tokenizer,
-            itertools.chain(*self.pairs.train),
-            options.vocabulary_size,
-            options.run_folders,
-        )
-        self.sources = Sequences.encode(self.tokenizer, self.pairs.train.sources)
-        self.targets = Sequences.encode(self.tokenizer, self.pairs.train.targets)
+        # The training texts are not kept, only their tokens.
+        train, self.valid, self.test = load_pairs(options.dataset, options.data_dir)
+        texts = itertools.chain(*train)
+        self.tokenizer = make_tokenizer(options, texts, VOCABULARY_SIZE)
+        self.sources = Sequences.encode(self.tokenizer, train.sources)
+        self.targets = Sequences.encode(self.tokenizer, train.targets)
         lengths = np.maximum(self.sources.lengths, self.targets.lengths)
-        # At least an example for each node at the start; a run may go on with fewer nodes.
-        self.buckets = make_buckets(lengths, options.bucket_lengths, options.nodes)
-        self.num_examples = sum(len(bucket.rows) * bucket.width for bucket in self.buckets)
+        self.lengths = lengths
+        # Those of the nodes at the start: the steps of a run do not depend on where it goes on.
+        buckets = self.make_buckets(options.nodes)
+        self.num_examples = sum(len(bucket.rows) * bucket.width for bucket in buckets)
         self.min_batch_size = options.bucket_lengths[-1]
         dtype, param_dtype = DTYPES[options.precision]
+        vocabulary = self.tokenizer.get_vocab_size()
         self.model: Any = Seq2Seq(
-            self.tokenizer.get_vocab_size(),
+            vocabulary,
             SEQ2SEQ_SIZES[options.model],
             options.dropout,
             PADDING_ID,
@@ -169,6 +181,7 @@ class Translation(Task):
             END_ID,
             dtype,
             param_dtype,
+            options.remat,
         )
         self.translator = Translator(
             self.model,
@@ -178,16 +191,18 @@ class Translation(Task):
             options.beam,
             options.length_penalty,
         )
-        too_long = int((lengths > options.bucket_lengths[-1]).sum())
+        is_too_long = lengths > options.bucket_lengths[-1]
+        too_long = int(is_too_long.sum())
+        padding = 1 - self.targets.lengths[~is_too_long].sum() / self.num_examples
         self.description = (
             f"{options.dataset}, {len(lengths) - too_long:,} training pairs ({too_long:,} longer "
             f"than {options.bucket_lengths[-1]} tokens left out), "
-            f"{len(self.pairs.valid.sources):,} for validation and "
-            f"{len(self.pairs.test.sources):,} for the test; {self.num_examples:,} tokens an "
-            f"epoch of {self.tokenizer.get_vocab_size():,} different ones"
+            f"{len(self.valid.sources):,} for validation and "
+            f"{len(self.test.sources):,} for the test; {self.num_examples:,} tokens an "
+            f"epoch, {padding:.0%} of them padding, of {vocabulary:,} different ones"
         )
 
-    def save(self, folder: Any) -> None:
+    def save(self, folder: Path) -> None:
         save_tokenizer(self.tokenizer, folder / TOKENIZER_FILE)
 
     def init(self, seed: int) -> Variables:
@@ -201,14 +216,27 @@ class Translation(Task):
         losses, is_token = cross_entropy(logits, targets, self.options.label_smoothing)
         return losses.sum() / is_token.sum(), None
 
+    def make_buckets(self, nodes: int) -> list[Bucket]:
+        """Returns the training pairs by length, in each bucket one or more for every node.
+
+        Where a run goes on with fewer nodes than at its start, the buckets stay; with more, small
+        ones are joined.
+        """
+        return make_buckets(
+            self.lengths, self.options.bucket_lengths, max(nodes, self.options.nodes)
+        )
+
     def batches(
         self, nodes: gx.Nodes, batch_size_per_node: int, seed: int, start: int
     ) -> Iterator[Any]:
-        drawn = draw_token_batches(self.buckets, nodes.size, batch_size_per_node, seed, nodes.local)
-        return (
-            self.make_batch(batch.rows, batch.width, make_seeds(seed, step, nodes.local, batch))
-            for step, batch in itertools.islice(enumerate(drawn), start, None)
-        )
+        buckets = self.make_buckets(nodes.size)
+        drawn = draw_token_batches(buckets, nodes.size, batch_size_per_node, seed, nodes.local)
+
+        def make_batch(step: int, batch: TokenBatch) -> Any:
+            seeds = draw_dropout_seeds(seed, step, nodes.local, batch.rows.shape[1])
+            return self.make_batch(batch.rows, batch.width, seeds)
+
+        return itertools.starmap(make_batch, itertools.islice(enumerate(drawn), start, None))
 
     def make_batch(self, rows: np.ndarray, width: int, seeds: np.ndarray) -> Any:
         """Pairs of these numbers `[...]` -> ids `[..., width]` twice, and the seeds."""
@@ -216,15 +244,15 @@ class Translation(Task):
 
     def make_shapes(self, nodes: gx.Nodes, batch_size_per_node: int) -> list[Any]:
         batches = []
-        for bucket in self.buckets:
+        for bucket in self.make_buckets(nodes.size):
             shape = (len(nodes.local), bucket.rows_per_batch(batch_size_per_node))
             rows = np.resize(bucket.rows, shape)
-            batches.append(self.make_batch(rows, bucket.width, np.zeros(shape, np.int32)))
+            batches.append(self.make_batch(rows, bucket.width, np.zeros(shape, np.uint32)))
         return batches
 
     def test_batches(self) -> Iterator[Any]:
-        sources = Sequences.encode(self.tokenizer, self.pairs.valid.sources)
-        targets = Sequences.encode(self.tokenizer, self.pairs.valid.targets)
+        sources = Sequences.encode(self.tokenizer, self.valid.sources)
+        targets = Sequences.encode(self.tokenizer, self.valid.targets)
         lengths = np.maximum(sources.lengths, targets.lengths)
         for bucket in make_buckets(lengths, extend_widths(self.options.bucket_lengths, lengths)):
             size = bucket.rows_per_batch(self.options.global_batch_size)  # fits: that of a step
@@ -237,11 +265,10 @@ class Translation(Task):
         return {"valid_loss": Metric(losses.sum(axis=1), is_token.sum(axis=1))}
 
     def summarize(self, means: dict[str, float]) -> dict[str, float]:
-        exponent = min(means["valid_loss"], MAX_EXPONENT)
-        return {**means, "valid_perplexity": math.exp(exponent)}
+        return {**means, "valid_perplexity": compute_perplexity(means["valid_loss"])}
 
     def examine(self, variables: Variables, is_last: bool) -> Examination:
-        valid = self.pairs.valid
+        valid = self.valid
         count = self.options.eval_sentences
         translations = self.translator.translate(variables, valid.sources[:count])
         score, _ = score_bleu(translations, valid.targets[:count])
@@ -252,8 +279,8 @@ class Translation(Task):
         examined = Examination({"valid_bleu": score}, samples[:SAMPLES])
         if not is_last:
             return examined
-        translations = self.translator.translate(variables, self.pairs.test.sources)
-        score, signature = score_bleu(translations, self.pairs.test.targets)
+        translations = self.translator.translate(variables, self.test.sources)
+        score, signature = score_bleu(translations, self.test.targets)
         metrics = examined.metrics | {"bleu": score}
         return examined._replace(metrics=metrics, details={"bleu_signature": signature})
 
@@ -271,13 +298,6 @@ def cross_entropy(
     expected = (1 - label_smoothing) * chosen + label_smoothing * logits.mean(axis=-1)
     losses = jax.nn.logsumexp(logits, axis=-1) - expected
     return jnp.where(is_token, losses, 0.0), is_token
-
-
-def make_seeds(seed: int, step: int, nodes: Sequence[int], batch: Any) -> np.ndarray:
-    """Returns a seed of dropout for each example, int32 `[nodes, B]`: by seed, step and node."""
-    size = batch.rows.shape[1]
-    rngs = [np.random.default_rng([seed, step, node]) for node in nodes]
-    return np.stack([rng.integers(2**31, size=size).astype(np.int32) for rng in rngs])
 
 
 def score_bleu(translations: Sequence[str], references: Sequence[str]) -> tuple[float, str]:

@@ -7,6 +7,7 @@ network and without TensorFlow.
 """
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -57,13 +58,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def prepare_data(options: Options) -> Path:
-    """Writes the data set; prints and returns its folder."""
+    """Writes the data set and returns its folder; prints it, and how many files were not read."""
     from experiments.data.preparation import ORIGINALS, prepare  # imports TFDS
 
     assert options.source is not None
     original = ORIGINALS[options.name](options.source, options.max_corrupt_images)
     folder = prepare(original, find_folder(options.data_dir), options.overwrite)
     print(f"{options.name} is in {folder}")
+    if original.ignored:
+        print(
+            f"{len(original.ignored):,} files or folders among the images were not read, such as "
+            f"{original.ignored[0]}: images must end with .jpeg, .jpg or .png",
+            file=sys.stderr,
+        )
     return folder
 
 

@@ -4,7 +4,6 @@ Larger ones are read from records, see records.py; both are `Images`.
 """
 
 import functools
-import io
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from experiments.data.local import (
     find_prepared,
     open_splits,
 )
+from experiments.data.reader import CorruptImages, SplitReader
 from experiments.data.sharding import draw_batches
 
 DATASETS = ("mnist5k", "fashion_mnist", "mnist")
@@ -106,6 +106,7 @@ class Dataset(NamedTuple):
         test_images: float32 `[E, 28, 28, 1]`.
         test_labels: int32 `[E]`.
         classes: number of classes.
+        num_corrupt: number of images that were left out.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Dataset(NamedTuple):
     test_images: np.ndarray
     test_labels: np.ndarray
     classes: int
+    num_corrupt: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -150,10 +152,12 @@ class Dataset(NamedTuple):
             yield self.test_images[part], self.test_labels[part]
 
     def count_corrupt(self) -> int:
-        return 0  # files of such data sets are right, or an error
+        return self.num_corrupt  # every process has read all of them
 
 
-def load(name: str, data_dir: Path | None = None, download: bool = False) -> Dataset:
+def load(
+    name: str, data_dir: Path | None = None, download: bool = False, max_corrupt: int = 100
+) -> Dataset:
     """Loads an image data set into memory.
 
     - `mnist5k`: 4,000 training and 1,000 test digits of MNIST, with the same number of every
@@ -163,27 +167,29 @@ def load(name: str, data_dir: Path | None = None, download: bool = False) -> Dat
       or else a data set there that TensorFlow Datasets or `python -m experiments.data prepare` has
       prepared (in array_record, the format that can be read without TensorFlow). With `download`,
       TensorFlow Datasets first fetches the missing idx files into the folder and checks their
-      SHA-256.
+      SHA-256. A corrupt image of a prepared set is named on stderr and left out.
 
     Args:
         name: one of `DATASETS`.
         data_dir: the folder; None is the folder of TensorFlow Datasets (`$TFDS_DATA_DIR`, or
             `~/tensorflow_datasets`).
         download: fetch missing files.
+        max_corrupt: number of corrupt images of a prepared set that may be left out.
 
     Raises:
         DataError: if the name is unknown, a file is corrupt, a label is out of range, there is no
-            connection within 5 seconds, or the download fails.
+            connection within 5 seconds, the download fails, or too many images are corrupt.
         MissingDataError: if the folder has no data and `download` is false; it is a
             FileNotFoundError, too.
 
     >>> load("mnist5k").train_images.shape
     (4000, 28, 28, 1)
     """
+    corrupt = CorruptImages(max_corrupt)
     if name == "mnist5k":
         train_images, train_labels, test_images, test_labels = _load_mnist5k()
     elif name in DOWNLOADS:
-        arrays = _load_mnist(name, find_folder(data_dir), download)
+        arrays = _load_mnist(name, find_folder(data_dir), download, corrupt)
         train_images, train_labels, test_images, test_labels = arrays
     else:
         raise DataError(f"the data set must be one of {', '.join(DATASETS)}, got {name!r}.")
@@ -200,6 +206,7 @@ def load(name: str, data_dir: Path | None = None, download: bool = False) -> Dat
         test_images=(test - mean) / std,
         test_labels=test_labels.astype(np.int32),
         classes=10,
+        num_corrupt=len(corrupt.errors),
     )
 
 
@@ -214,11 +221,13 @@ def _load_mnist5k() -> list[np.ndarray]:
     return [pixels[train], labels[train], pixels[test], labels[test]]
 
 
-def _load_mnist(name: str, folder: Path, download: bool) -> list[np.ndarray]:
+def _load_mnist(
+    name: str, folder: Path, download: bool, corrupt: CorruptImages
+) -> list[np.ndarray]:
     missing = missing_idx_files(folder)
     version_dir = find_prepared(name, folder) if missing else None
     if version_dir is not None:
-        return _read_prepared(version_dir)
+        return _read_prepared(version_dir, corrupt)
     if missing and not download:
         raise MissingDataError(
             f"no {name} in {folder}: no {', '.join(missing)} (or .gz), and no {name}/VERSION/"
@@ -234,27 +243,28 @@ def _load_mnist(name: str, folder: Path, download: bool) -> list[np.ndarray]:
     return read_idx_files(folder)
 
 
-def _decode(content: bytes) -> np.ndarray:
-    """Returns a grey image, uint8 `[H, W, 1]`, of the bytes of a file."""
-    with Image.open(io.BytesIO(content)) as image:
-        return np.asarray(image).reshape(image.height, image.width, -1)
-
-
-def _read_prepared(version_dir: Path) -> list[np.ndarray]:
+def _read_prepared(version_dir: Path, corrupt: CorruptImages) -> list[np.ndarray]:
     arrays = []
-    for source in open_splits(version_dir, ("train", "test"), keep_encoded=("image",)):
-        try:
-            examples = [(_decode(record["image"]), record["label"]) for record in source]
-            images, labels = (np.stack(column) for column in zip(*examples, strict=True))
-        except Exception as error:  # of many types: Pillow and TFDS do not wrap theirs
+    splits = ("train", "test")
+    sources = open_splits(version_dir, splits, keep_encoded=("image",))
+    for split, source in zip(splits, sources, strict=True):
+        reader = SplitReader(source, f"{split} in {version_dir}", 10, corrupt)
+        decoded = (reader.decode(index, _to_pixels) for index in range(len(reader)))
+        examples = [example for example in decoded if example is not None]
+        if not examples:
             raise DataError(
-                f"{version_dir} must hold images and labels, got {error}: prepare it again."
-            ) from error
-        if images.shape[1:] != (28, 28, 1) or labels.min() < 0 or labels.max() > 9:
-            raise DataError(
-                f"{version_dir} must hold 28x28 images and labels from 0 to 9, got images "
-                f"{list(images.shape[1:])} and labels from {labels.min()} to {labels.max()}: "
+                f"{version_dir} must hold images of the split {split}, got none that can be read: "
                 "prepare it again."
             )
-        arrays += [images, labels]
+        arrays += [np.stack(column) for column in zip(*examples, strict=True)]
     return arrays
+
+
+def _to_pixels(image: Image.Image) -> np.ndarray:
+    """Returns a grey image, uint8 `[28, 28]`."""
+    pixels = np.asarray(image)
+    if pixels.shape != (28, 28) or pixels.dtype != np.uint8:
+        raise DataError(
+            f"it must be grey and 28x28, got {image.mode}, {image.width}x{image.height}"
+        )
+    return pixels

@@ -2,13 +2,16 @@
 
 import os
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from experiments.program import FatalError
 
 VERSION = re.compile(r"\d+\.\d+\.\d+")
 FILE_FORMAT = "array_record"
+
+Example = TypeVar("Example")
 
 
 class DataError(ValueError):
@@ -89,3 +92,27 @@ def open_splits(
             raise DataError(f"{version_dir} must hold all its files, got no {missing[0]}.")
     decoders = {feature: tfds.decode.SkipDecoding() for feature in keep_encoded}
     return [builder.as_data_source(split=name, decoders=decoders) for name in names]
+
+
+def read_examples(source: Any, name: str, decode: Callable[[Any], Example]) -> Iterator[Example]:
+    """Yields the examples of a split in their order.
+
+    Args:
+        source: the split, as from `open_splits`.
+        name: the split and where it is, for messages.
+        decode: makes an example from the features of a record; may raise any error.
+
+    Raises:
+        DataError: names the first example that cannot be read.
+    """
+    for index in range(len(source)):
+        try:
+            example = decode(source[index])
+        except (DataError, MemoryError):
+            raise
+        except Exception as error:  # of many types: TFDS and protobuf do not wrap theirs
+            raise DataError(
+                f"example {index} of {name} must be one that can be read, got {error}: repair the "
+                "data set, or prepare it again."
+            ) from error
+        yield example

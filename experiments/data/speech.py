@@ -77,6 +77,11 @@ class Windows:
         return len(self.utterance)
 
     @property
+    def num_too_short(self) -> int:
+        """Number of utterances that are shorter than a window."""
+        return int((self.counts == 0).sum())
+
+    @property
     def labels(self) -> np.ndarray:
         """The class of each window, int32 `[W]`."""
         return self.utterances.labels[self.utterance]
@@ -189,7 +194,8 @@ def _read_arrays(path: Path) -> dict[str, Any]:
             arrays = {name: file[name] for name in (*ARRAYS, *EXTRA_ARRAYS) if name in file}
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
-            f"{path} is corrupt, cut short, or no file of NumPy arrays: {error}; fetch it again."
+            f"{path} must be a file of NumPy arrays, got one that is corrupt or cut short: "
+            f"{error}; fetch it again."
         ) from error
     if missing := [name for name in ARRAYS if name not in arrays]:
         raise DataError(

@@ -5,16 +5,18 @@ and decodes it to the same text. Its first tokens are `SPECIAL_TOKENS`, which no
 that spells them is encoded as other text.
 """
 
+import array
 import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from experiments.data.images import DataError
+from experiments.data.local import DataError
 
 TOKENIZER_FILE = "tokenizer.json"  # in the folder of the results
 SPECIAL_TOKENS = ("<|padding|>", "<|begin|>", "<|end|>")
@@ -127,24 +129,71 @@ def require_same_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
         )
 
 
-def make_tokenizer(
-    path: Path | None, texts: Iterable[str], vocabulary_size: int, run_folders: Iterable[Path]
-) -> Tokenizer:
+class TokenizerOptions(Protocol):
+    """The options of a program that decide on its tokenizer."""
+
+    @property
+    def tokenizer(self) -> Path | None:
+        """A file of a tokenizer; None trains one."""
+        ...
+
+    @property
+    def vocabulary_size(self) -> int | None:
+        """Tokens of the tokenizer, also of that in the file; None is the program's default."""
+        ...
+
+    @property
+    def resume(self) -> bool:
+        """Whether the run in `out` is resumed, with its tokenizer."""
+        ...
+
+    @property
+    def out(self) -> Path | None:
+        """The folder of the run."""
+        ...
+
+    @property
+    def run_folders(self) -> list[Path]:
+        """The results of runs that this one goes on from, whose tokenizer it must have."""
+        ...
+
+
+def make_tokenizer(options: TokenizerOptions, texts: Iterable[str], default_size: int) -> Tokenizer:
     """Returns the tokenizer of a run: one from a file, or one that is trained on the texts.
 
+    A run that is resumed has the tokenizer that is saved in its folder, which is not trained again:
+    that the texts are those of the run is checked by their description, which counts them. After a
+    restart by the launcher, without `--resume`, it is trained again, and must be the same.
+
     Args:
-        path: the file, or None.
-        texts: the training texts; read only without a file.
-        vocabulary_size: as for `train_tokenizer`.
-        run_folders: the results of runs that it goes on from, whose tokenizer it must be.
+        options: those of the program.
+        texts: the training texts; read only if a tokenizer is trained.
+        default_size: the `vocabulary_size` of `train_tokenizer` where the options have none.
 
     Raises:
-        DataError, OSError: as `load_tokenizer`, `train_tokenizer` and `require_same_tokenizer` do.
+        DataError, OSError: as `load_tokenizer`, `train_tokenizer` and `require_same_tokenizer` do,
+            and for a file with another number of tokens than the options ask for.
     """
-    tokenizer = load_tokenizer(path) if path else train_tokenizer(texts, vocabulary_size)
-    for folder in run_folders:
+    saved = options.out / TOKENIZER_FILE if options.resume and options.out else None
+    if options.tokenizer:
+        tokenizer = load_tokenizer(options.tokenizer)
+        _require_size(tokenizer, options.vocabulary_size, options.tokenizer)
+    elif saved and saved.exists():
+        tokenizer = load_tokenizer(saved)
+    else:
+        tokenizer = train_tokenizer(texts, options.vocabulary_size or default_size)
+    for folder in options.run_folders:
         require_same_tokenizer(tokenizer, folder / TOKENIZER_FILE)
     return tokenizer
+
+
+def _require_size(tokenizer: Tokenizer, size: int | None, path: Path) -> None:
+    number = tokenizer.get_vocab_size()
+    if size is not None and number != size:
+        raise DataError(
+            f"--tokenizer must be a file of {size} tokens, the --vocabulary-size, got {path} with "
+            f"{number}: pass --vocabulary-size {number}, or another file."
+        )
 
 
 def encode(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[np.ndarray]:
@@ -153,3 +202,25 @@ def encode(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[np.ndarray]:
     while batch := list(itertools.islice(texts, ENCODED_TOGETHER)):
         for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
             yield np.array(encoding.ids, np.int32)
+
+
+def join_documents(documents: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Writes documents one after the other, each with `END_ID` at its end.
+
+    Args:
+        documents: M arrays of ids of tokens, each `[tokens]`; none is kept.
+
+    Returns:
+        Ids, int32, and integers `[M + 1]`: document i is `ids[starts[i] : starts[i + 1]]`.
+
+    >>> ids, starts = join_documents([np.array([7, 8, 9]), np.array([5])])
+    >>> ids.tolist(), starts.tolist()
+    ([7, 8, 9, 2, 5, 2], [0, 4, 6])
+    """
+    ids = array.array("i")  # grows in place: no object per document, and no copy at the end
+    starts = array.array("q", [0])
+    for document in documents:
+        ids.frombytes(document.astype(np.int32).tobytes())
+        ids.append(END_ID)
+        starts.append(len(ids))
+    return np.asarray(ids, np.int32), np.asarray(starts, np.int64)

@@ -129,9 +129,17 @@ def beam_search(
             is_done=is_done,
         )
 
-    batch = len(max_lengths)
+    start = _start(cache, len(max_lengths), max_length, beam, begin_id, padding_id)
+    best = jax.lax.while_loop(is_running, advance, start).best
+    return best._replace(tokens=best.tokens[:, 1:])
+
+
+def _start(
+    cache: Any, batch: int, max_length: int, beam: int, begin_id: int, padding_id: int
+) -> _Search:
+    """Returns a search with one live hypothesis, empty, for each input."""
     tokens = jnp.full((batch, beam, 1 + max_length), padding_id, jnp.int32)
-    start = _Search(
+    return _Search(
         length=jnp.array(0),
         tokens=tokens.at[:, :, 0].set(begin_id),
         log_probs=jnp.full((batch, beam), -jnp.inf).at[:, 0].set(0.0),
@@ -139,8 +147,6 @@ def beam_search(
         best=Hypotheses(tokens[:, 0], jnp.full(batch, -jnp.inf)),
         is_done=jnp.zeros(batch, bool),
     )
-    best = jax.lax.while_loop(is_running, advance, start).best
-    return best._replace(tokens=best.tokens[:, 1:])
 
 
 class _Extensions(NamedTuple):

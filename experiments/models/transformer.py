@@ -9,17 +9,21 @@ In shapes, B is the number of sequences, T the number of queries, S the number o
 of a sequence), H the number of heads, D the width of a head, V the size of the vocabulary.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
 MAX_WAVELENGTH = 10_000.0
 """Of positions: the slowest of the sines turns once in 2 pi times as many tokens."""
+
+MAX_EXPONENT = 700.0  # exp of more is no float64
 
 
 class Size(NamedTuple):
@@ -98,6 +102,33 @@ def make_dropout_rngs(seeds: jax.Array) -> dict[str, jax.Array]:
     first example, so the parts of a batch that is divided over devices differ too.
     """
     return {"dropout": jax.random.key(seeds[0])}
+
+
+def draw_dropout_seeds(seed: int, step: int, nodes: Sequence[int], size: int) -> np.ndarray:
+    """Draws a seed for each example of a batch, for `make_dropout_rngs`.
+
+    They depend on the step and the node, so a run that is resumed drops the same units.
+
+    Args:
+        seed: that of the run.
+        step: the number of the batch.
+        nodes: the nodes of this process.
+        size: examples of a node, B.
+
+    Returns:
+        uint32 `[len(nodes), B]`.
+    """
+    rngs = (np.random.default_rng((seed, step, node)) for node in nodes)
+    return np.stack([rng.integers(2**32, size=size, dtype=np.uint32) for rng in rngs])
+
+
+def compute_perplexity(loss: float) -> float:
+    """Returns `exp(loss)` of a mean loss per token, at most `exp(700)`: JSON has no infinity.
+
+    >>> compute_perplexity(0.0), compute_perplexity(1e30) < math.inf
+    (1.0, True)
+    """
+    return math.exp(min(loss, MAX_EXPONENT))
 
 
 class Attention(nn.Module):

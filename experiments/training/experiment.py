@@ -50,14 +50,17 @@ def prepare(options: Options, make_task: Callable[[Options], Task], program: str
       program: the first part of a new folder's name.
 
     Raises:
-      ValueError, OSError: for options that exclude each other, missing data, or a folder that
-        holds another run.
+      ValueError, OSError: for options that exclude each other, missing data, a folder that holds
+        another run, or other data than those of the run that is resumed.
     """
     size = gx.launch.surviving_nodes(options.nodes)
     previous = find_previous(options)
     if previous is not None:
         options = merge_saved_options(options, previous.get("options", {}))
     task = make_task(options)
+    data = {"dataset": task.description, "num_examples": int(task.num_examples)}
+    if previous:
+        require_same_data(previous["environment"], data, options.out)
     plan = Plan(options, task.num_examples, task.decay_mask)
     nodes = place_nodes(options.placement, size)
     runs = plan.make_runs(size)
@@ -68,7 +71,7 @@ def prepare(options: Options, make_task: Callable[[Options], Task], program: str
     require_memory(examples, options.batch_size_per_node, options.BATCH_OPTION, fewest)
     environment = {
         "placement": describe_nodes(nodes),
-        "dataset": task.description,
+        **data,
         "job": os.environ.get("GOSSIPJAX_JOB"),
     }
     folder = create_shared_run_dir(program, options, resume=previous is not None)
@@ -120,6 +123,23 @@ def merge_saved_options(options: Options, saved: dict[str, Any]) -> Options:
                 f"{value}: keep it to resume that run, or choose another --out."
             )
     return dataclasses.replace(options, **nodes)
+
+
+def require_same_data(saved: Record, data: Record, out: Path | None) -> None:
+    """Raises `ValueError` unless a run that is resumed is given the data that it was trained on.
+
+    Args:
+      saved: the environment in the `summary.json` of the run.
+      data: the task's description of its data, and their size, by the same names.
+      out: the folder of the run.
+    """
+    for name, value in data.items():
+        before = saved.get(name, value)
+        if before != value:
+            raise ValueError(
+                f"{name} must be that of the run in {out}, {before!r}, got {value!r}: give the "
+                "data of that run to resume it, or choose another --out."
+            )
 
 
 def create_shared_run_dir(program: str, options: TrainingOptions, resume: bool) -> Path:

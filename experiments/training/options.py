@@ -28,7 +28,13 @@ from experiments.training.methods.algorithms import (
     WIRE_DTYPE_HELP,
     WireDtype,
 )
-from experiments.training.optimization import LrSchedule, Optimizer, StepEpochs
+from experiments.training.optimization import (
+    LR_SCHEDULE_HELP,
+    OPTIMIZER_HELP,
+    LrSchedule,
+    Optimizer,
+    StepEpochs,
+)
 from experiments.training.placement import Placement
 
 MAX_STALENESS = Check(f"at most {MAX_DELAY}, the longest delay", lambda value: value <= MAX_DELAY)
@@ -84,14 +90,10 @@ class TrainingOptions:
     """Steps whose gradients are averaged for one update and one exchange: a larger batch."""
     epochs: PositiveInt = 15
     """Passes over the training set, all nodes together."""
-    optimizer: Optimizer = "nesterov"
-    """The local optimizer: plain SGD, SGD with Nesterov momentum 0.9, or Adam."""
+    optimizer: Annotated[Optimizer, tyro.conf.arg(help=OPTIMIZER_HELP)] = "nesterov"
     learning_rate: PositiveFloat = 0.1
     """Not scaled by the number of nodes; with --lr-schedule step, the rate per 256 examples."""
-    lr_schedule: LrSchedule = "cosine"
-    """constant; cosine, down to 0; inverse_sqrt of the update (Vaswani et al.), down from
-    --learning-rate at the end of the warm-up; step (Goyal et al.): warm-up, then 10x down at 1/3,
-    2/3 and 8/9 of the run."""
+    lr_schedule: Annotated[LrSchedule, tyro.conf.arg(help=LR_SCHEDULE_HELP)] = "cosine"
     warmup_steps: NonNegativeInt = 0
     """Updates in which the rate first rises linearly up to --learning-rate."""
     warmup_epochs: NonNegativeInt | None = None
@@ -148,8 +150,10 @@ class TrainingOptions:
                 )
         if self.warmup_steps and self.lr_schedule == "step":
             raise ValueError(
-                f"--warmup-steps must be 0 with --lr-schedule step, whose warm-up is a part of the "
-                f"run, got {self.warmup_steps}: give --warmup-epochs, or choose another schedule."
+                "--warmup-steps must be 0 with --lr-schedule step, whose warm-up is "
+                f"--warmup-epochs or a part of the run, got {self.warmup_steps}"
+                f"{', the default here' if self._is_default('warmup_steps') else ''}: add "
+                "--warmup-steps 0, or choose another schedule."
             )
         self._check_step_epochs()
         if self.lr_schedule == "inverse_sqrt" and not self.warmup_steps:
@@ -172,6 +176,11 @@ class TrainingOptions:
                 f"--init-from must be elsewhere, got {self.init_from}, which is in the "
                 "folder whose results --overwrite removes: choose another --out."
             )
+
+    def _is_default(self, name: str) -> bool:
+        """Whether an option has the value that it has if it is not given."""
+        fields = {field.name: field.default for field in dataclasses.fields(self)}
+        return getattr(self, name) == fields[name]
 
     def _check_step_epochs(self) -> None:
         for name in ("warmup_epochs", "decay_epochs"):

@@ -60,8 +60,8 @@ class Plan:
       decay_mask: that of the task.
 
     Raises:
-      ValueError: if there are more nodes than examples, or the run has less than one step, or more
-        than can be counted.
+      ValueError: if there are more nodes than examples, the run has less than one step, or more
+        than can be counted, or it ends before its warm-up.
     """
 
     options: TrainingOptions
@@ -93,6 +93,11 @@ class Plan:
                 f"--epochs must give a run of at most {MAX_STEPS} steps, got {options.epochs} "
                 f"epochs of {self.num_examples} examples, {options.global_batch_size} per step: "
                 "lower it."
+            )
+        if options.warmup_steps > self.updates:
+            raise ValueError(
+                f"--warmup-steps must be at most the updates of a run, {self.updates}, got "
+                f"{options.warmup_steps}: lower it, or train for more --epochs."
             )
 
     @functools.cached_property

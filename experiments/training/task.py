@@ -46,7 +46,9 @@ class Task(Protocol):
     node's array, B the size of its batch.
 
     Attributes:
-      description: the data set and its size, for the first line that a program prints.
+      description: the data set and its size, for the first line that a program prints. A run is
+        resumed only with the same description and `num_examples`, so they may not depend on the
+        nodes that it goes on with.
       num_examples: number of training examples; an epoch is as many, all nodes together.
       decay_mask: which parameters weight decay applies to; None is all.
       min_batch_size: the fewest examples of a node's batch: for a batch of tokens, which are the

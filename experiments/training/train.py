@@ -1,7 +1,10 @@
 """The training loop of one run."""
 
 import itertools
+import math
+from typing import Any
 
+import jax
 import numpy as np
 
 from experiments.data.prefetch import prefetch
@@ -10,9 +13,13 @@ from experiments.training.evaluation import Evaluator
 from experiments.training.experiment import Experiment
 from experiments.training.output import RunLog
 from experiments.training.plan import Run
-from experiments.training.progress import Clock, InputClock
+from experiments.training.progress import Clock, InputClock, RunProgress
 from experiments.training.resume import open_checkpoints, start_or_resume
+from experiments.training.task import Examination
 from experiments.training.trainer import Trainer
+from gossipjax.checkpoint import TrainState
+
+MIN_BARE_STEPS = 12  # timed without input
 
 
 def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
@@ -36,8 +43,8 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
         rows = experiment.task.batches(nodes, options.batch_size_per_node, run.seed, state.step)
         batches = prefetch(map(nodes.put, rows), waiting=input_clock)
         batch = next(batches)
-        shapes = experiment.task.make_shapes(nodes, options.batch_size_per_node)
-        bare_step_seconds = trainer.compile(state, list(map(nodes.put, shapes)) or [batch])
+        bare_batches = compile_programs(experiment, run, trainer, state, batch)
+        bare_step_seconds = trainer.measure_bare_step(state, bare_batches)
         batches = itertools.chain([batch], batches)
         seconds_before = progress.seconds
         input_clock.lap()
@@ -72,11 +79,10 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
                 state = state._replace(metadata=run.identity | progress.to_metadata())
                 checkpoints.after(state, last=state.step == plan.steps)
 
-    average = trainer.average_variables(state)
-    if examined is None:  # resumed after its last step
-        examined = evaluator.examine_average(average, is_last=True)
-    seconds_per_step = float(np.median(progress.seconds_per_step))
     seconds = progress.seconds - seconds_before
+    input_wait = input_clock.lap() / seconds if seconds else 0.0
+    if examined is None:  # resumed after its last step
+        examined = evaluator.examine_average(trainer.average_variables(state), is_last=True)
     return {
         "run": run.name,
         "algorithm": run.method.algorithm,
@@ -84,16 +90,70 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
         "nodes": nodes.size,
         "steps": plan.steps,
         "seed": run.seed,
-        "seconds_per_step": seconds_per_step,
-        "examples_per_second": global_batch_size / seconds_per_step,
-        "fraction_outside_step": 1 - bare_step_seconds / seconds_per_step,
-        "input_wait": input_clock.lap() / seconds if seconds else 0.0,
-        **evaluator.evaluate_average(average),
-        **examined.metrics,
-        **evaluator.evaluate_nodes(trainer.node_variables(state)),
-        **examined.details,
+        **summarize_speed(progress, global_batch_size, bare_step_seconds),
+        "input_wait": input_wait,
+        **evaluate_models(trainer, evaluator, state, examined),
         "consensus_distance": progress.metrics["consensus_distance"],
         "consensus_distance_before_mixing": progress.metrics["consensus_distance_before_mixing"],
         "consensus_distance_by_layer": trainer.measure_distance_by_layer(state),
         "final_loss": progress.metrics["loss"],
+    }
+
+
+def compile_programs(
+    experiment: Experiment, run: Run, trainer: Trainer, state: TrainState, batch: Any
+) -> list[Any]:
+    """Compiles the programs of a run for every shape of its batches.
+
+    Args:
+      experiment: task, options and nodes.
+      run: its seed draws the batches.
+      trainer: its programs are compiled.
+      state: of the run; it stays.
+      batch: on the devices.
+
+    Returns:
+      Batches on the devices for a bare step: of as many steps as make whole updates, and of the
+      shapes that the run has from its start on, so each is as frequent as there.
+    """
+    task = experiment.task
+    nodes = experiment.nodes
+    options = experiment.plan.options
+    steps = math.ceil(MIN_BARE_STEPS / options.accumulate) * options.accumulate
+    shapes = task.make_shapes(nodes, options.batch_size_per_node)
+    if not shapes:
+        trainer.compile(state, [batch])
+        return [batch] * steps
+    examples = {get_shape(rows): nodes.put(rows) for rows in shapes}
+    trainer.compile(state, examples.values())
+    rows = task.batches(nodes, options.batch_size_per_node, run.seed, start=0)
+    return [examples[get_shape(row)] for row in itertools.islice(rows, steps)]
+
+
+def get_shape(batch: Any) -> tuple[tuple[int, ...], ...]:
+    """Returns the shapes of the arrays of a batch."""
+    return tuple(array.shape for array in jax.tree.leaves(batch))
+
+
+def summarize_speed(
+    progress: RunProgress, global_batch_size: int, bare_step_seconds: float
+) -> Record:
+    """Returns the entries of `summary.json` about the speed of the steps."""
+    seconds_per_step = float(np.median(progress.seconds_per_step))
+    return {
+        "seconds_per_step": seconds_per_step,
+        "examples_per_second": global_batch_size / seconds_per_step,
+        "fraction_outside_step": 1 - bare_step_seconds / seconds_per_step,
+    }
+
+
+def evaluate_models(
+    trainer: Trainer, evaluator: Evaluator, state: TrainState, examined: Examination
+) -> Record:
+    """Returns the metrics of the average model and of the nodes', at the end of a run."""
+    return {
+        **evaluator.evaluate_average(trainer.average_variables(state)),
+        **examined.metrics,
+        **evaluator.evaluate_nodes(trainer.node_variables(state)),
+        **examined.details,
     }

@@ -1,7 +1,7 @@
 """The compiled programs of a run: steps, and measurements between them."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -14,8 +14,6 @@ from experiments.training.methods.algorithms import Method
 from experiments.training.options import BatchStatsPolicy
 from experiments.training.task import Task, Variables
 from gossipjax.checkpoint import TrainState
-
-BARE_STEPS = 12  # steps that are timed without input
 
 
 class NonFiniteError(FatalError):
@@ -139,30 +137,32 @@ class Trainer:
         batch_stats = self.nodes.replicate(variables.get("batch_stats"))
         return TrainState(0, params, opt_state, batch_stats)
 
-    def compile(self, state: TrainState, batches: Sequence[Any]) -> float:
+    def compile(self, state: TrainState, batches: Iterable[Any]) -> None:
         """Runs every program on copies of the state, so that no timed step compiles.
 
         Args:
           state: of the run; it stays.
           batches: one of every shape, on the devices.
-
-        Returns:
-          The seconds of a bare step: many in succession, each of `batches` equally often.
         """
-        for step in self._train_step.canonical_steps(state.opt_state) or [0]:
-            for batch in batches:
-                self._run_step(self._restart(state), batch, step)
-        self.measure_distance(state)
+        steps = self._train_step.canonical_steps(state.opt_state) or [0]
         for batch in batches:
+            for step in steps:
+                self._run_step(self._restart(state), batch, step)
             self.measure_distance_before_mixing(state, batch)
+        self.measure_distance(state)
+
+    def measure_bare_step(self, state: TrainState, batches: Collection[Any]) -> float:
+        """Returns the seconds of a step on a copy of the state: those on `batches`, one by one.
+
+        Nothing is read or written meanwhile. The batches are on the devices, and whole updates.
+        """
         copy = self._restart(state)
         jax.block_until_ready(copy.arrays)
-        bare_batches = list(batches) * -(-BARE_STEPS // len(batches))
         started = time.perf_counter()
-        for step, batch in enumerate(bare_batches):
+        for step, batch in enumerate(batches):
             copy, _ = self._run_step(copy, batch, step)
         jax.block_until_ready(copy.params)
-        return (time.perf_counter() - started) / len(bare_batches)
+        return (time.perf_counter() - started) / len(batches)
 
     def _restart(self, state: TrainState) -> TrainState:
         """A copy at step 0: with nothing in flight, any round may be the first."""

@@ -22,11 +22,12 @@ import pytest
 import tyro
 from small import make_small
 
-from bad_input import algorithms, checkpoint, diagnostics, nodes, programs, topology
+from bad_input import algorithms, checkpoint, diagnostics, nodes, programs, topology, workloads
 from bad_input.rows import Call, Line
-from experiments import image, report
+from experiments import image, language, report, speech, translation
 from experiments.averaging import __main__ as averaging
 from experiments.averaging import report as averaging_report
+from experiments.data import __main__ as data
 from experiments.fault_injection import __main__ as fault_injection
 from experiments.speed import __main__ as speed
 from experiments.training import placement
@@ -35,12 +36,17 @@ from gossipjax.launch import __main__ as launch
 ROOT = Path(__file__).parents[2]
 SOURCES = [f"{ROOT / package}{os.sep}" for package in ("gossipjax", "experiments")]
 TABLES = (topology, algorithms, nodes, diagnostics, checkpoint)
+LINES = [*programs.ROWS, *workloads.ROWS]
 CALLS = [(f"{table.__name__}: {row.id}", row) for table in TABLES for row in table.ROWS]
 MIN_ROWS = 220
 MAX_SECONDS = 10  # of a row
 
 PROGRAMS: dict[str, Callable[[list[str]], object]] = {
     "image": image.main,
+    "translation": translation.main,
+    "speech": speech.main,
+    "language": language.main,
+    "data": data.main,
     "averaging": averaging.main,
     "report": lambda arguments: tyro.cli(report.main, args=arguments),
     "averaging_report": lambda arguments: tyro.cli(averaging_report.main, args=arguments),
@@ -94,7 +100,7 @@ def require_clear(message: str) -> None:
 
 
 def test_the_tables_are_long():
-    assert len(CALLS) + len(programs.ROWS) + len(programs.SUBPROCESSES) >= MIN_ROWS
+    assert len(CALLS) + len(LINES) + len(programs.SUBPROCESSES) >= MIN_ROWS
     assert len({name for name, _ in CALLS}) == len(CALLS)
 
 
@@ -114,7 +120,7 @@ def flatten(text: str) -> str:
     return " ".join(re.sub("[│╭╮╰╯─]|-{4,}", " ", text).split())
 
 
-@pytest.mark.parametrize("row", programs.ROWS, ids=lambda row: row.id)
+@pytest.mark.parametrize("row", LINES, ids=lambda row: row.id)
 def test_command_lines(
     row: Line,
     tmp_path: Path,

@@ -1,10 +1,26 @@
-"""Records with corrupt images and wrong labels, made of right ones."""
+"""Records that are corrupt, or have wrong labels, made of right ones."""
 
 from typing import Any
 
 import pytest
 
 from experiments.data.reader import SplitReader
+
+
+class BrokenSource:
+    """Examples of text as TFDS gives them, of which one cannot be read."""
+
+    def __init__(self, examples: list[Any], broken: int):
+        self._examples = examples
+        self._broken = broken
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self._broken:
+            raise RuntimeError("cut short")
+        return self._examples[index]
 
 
 class FakeSource:

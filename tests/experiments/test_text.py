@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
+from damaged_records import BrokenSource
 
 from experiments.data import DataError, MissingDataError
 from experiments.data.text import (
@@ -13,6 +14,7 @@ from experiments.data.text import (
     extend_widths,
     load_pairs,
     make_buckets,
+    pairs,
     read_pairs,
 )
 from experiments.data.tokenizer import END_ID, PADDING_ID, train_tokenizer
@@ -28,6 +30,8 @@ CONTENT = "".join(f"{source}\t{target}\n" for source, target in PAIRS).encode()
         ("a.tsv.gz", gzip.compress(CONTENT, mtime=0)),
         ("a.tsv", CONTENT.removesuffix(b"\n")),
         ("a.tsv", CONTENT.replace(b"\n", b"\r\n")),
+        ("a.tsv", b"\xef\xbb\xbf" + CONTENT),
+        ("a.tsv.gz", gzip.compress(b"\xef\xbb\xbf" + CONTENT, mtime=0)),
     ],
 )
 def test_pairs_of_a_file(tmp_path, name, content):
@@ -45,6 +49,7 @@ def test_pairs_of_a_file(tmp_path, name, content):
         ("a.tsv", b"one\teins\n\nb\tc\n", r"a.tsv, line 2 must be .* got 0 tabs in ''"),
         ("a.tsv", b"one\teins\nw\xff\tb\n", r"a.tsv, line 2 must be UTF-8, got .* at byte 1"),
         ("a.tsv", b"x" * 999, r"line 1 must be .* in 'x{60} ...'"),
+        ("a.tsv", b"\xef\xbb\xbf", r"a.tsv must hold one pair of sentences or more, got none"),
         ("a.tsv", b"", r"a.tsv must hold one pair of sentences or more, got none"),
         ("a.tsv.gz", gzip.compress(CONTENT, mtime=0)[:-9], r"a.tsv.gz is corrupt or cut short"),
         ("a.tsv.gz", CONTENT, r"a.tsv.gz is corrupt or cut short"),
@@ -71,7 +76,7 @@ def test_splits_of_a_folder(tmp_path):
         load_pairs("wmt", tmp_path)
 
 
-def test_wmt16_as_tensorflow_datasets_prepares_it(tmp_path):
+def test_wmt16_as_tensorflow_datasets_prepares_it(tmp_path, monkeypatch):
     """A set of the name and features of the real one; pairs with an empty side are left out."""
     import tensorflow_datasets as tfds
 
@@ -102,6 +107,14 @@ def test_wmt16_as_tensorflow_datasets_prepares_it(tmp_path):
     assert sets.train.sources == ["one"]
     assert sets.valid.targets == ["zwei"]
     assert sets.test == (["three"], ["drei \u00fc"])
+    pair = {"de": b"eins", "en": b"one"}
+    for broken, message in (
+        (BrokenSource([pair] * 3, 1), "example 1 of test in .*1.0.0 must be .*got cut short"),
+        ([pair, pair, {"de": b"\xff", "en": b"x"}], "example 2 of test in .*got 'utf-8' codec"),
+    ):
+        monkeypatch.setattr(pairs, "open_splits", lambda *_, last=broken: [[pair], [pair], last])
+        with pytest.raises(DataError, match=message):
+            load_pairs("wmt16_en_de", tmp_path)
 
 
 def test_sequences_are_padded():
@@ -131,7 +144,7 @@ def test_buckets_are_narrow_and_have_an_example_for_each_node():
     assert [(b.width, sorted(b.rows.tolist())) for b in few] == [(32, [0, 1, 2, 3, 4, 5, 6])]
     few = make_buckets(np.array([1, 5, 5, 5, 20, 6, 30]), (4, 8, 16, 32), nodes=2)
     assert [(b.width, b.rows.tolist()) for b in few] == [(8, [0, 1, 2, 3, 5]), (32, [4, 6])]
-    with pytest.raises(DataError, match="2 examples of at most 32 tokens cannot be divided over 3"):
+    with pytest.raises(DataError, match="an example of at most 32 tokens, got 2 for 3 nodes"):
         make_buckets(np.array([1, 5, 40]), (4, 32), nodes=3)
     with pytest.raises(DataError, match=r"must be positive and rise, got \[8, 4\]"):
         make_buckets(lengths, (8, 4))

@@ -3,25 +3,32 @@
 import gzip
 import json
 import shutil
+import tracemalloc
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from damaged_records import BrokenSource
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.data import DataError, MissingDataError
+from experiments.data.text import tokens
+from experiments.data.text.tokens import FILES, NO_TOKEN, PYTHON_DOCS, pack, read_texts
 from experiments.data.tokenizer import (
     END_ID,
     MIN_VOCABULARY,
     SPECIAL_TOKENS,
     encode,
+    join_documents,
     load_tokenizer,
+    make_tokenizer,
     require_same_tokenizer,
     save_tokenizer,
     train_tokenizer,
 )
-from experiments.data.tokens import FILES, NO_TOKEN, PYTHON_DOCS, pack, read_texts
 
 TEXTS = ["low lower lowest", "new newer newest", "wide wider widest", "Straße, naïve, 東京"] * 3
 
@@ -29,6 +36,12 @@ TEXTS = ["low lower lowest", "new newer newest", "wide wider widest", "Straße, 
 @pytest.fixture(scope="module")
 def tokenizer():
     return train_tokenizer(TEXTS, vocabulary_size=290)
+
+
+def make_options(**options: Any) -> Any:
+    """Those of a program that decide on its tokenizer."""
+    defaults = {"tokenizer": None, "vocabulary_size": None, "resume": False, "out": None}
+    return SimpleNamespace(**defaults | {"run_folders": []} | options)
 
 
 class TestTokenizer:
@@ -84,6 +97,34 @@ class TestTokenizer:
         with pytest.raises(DataError, match=message):
             require_same_tokenizer(tokenizer, path)
 
+    def test_a_file_of_another_size_than_asked_for_is_refused(self, tokenizer, tmp_path):
+        path = tmp_path / "tokenizer.json"
+        save_tokenizer(tokenizer, path)
+        for size in (None, 290):
+            options = make_options(tokenizer=path, vocabulary_size=size)
+            assert make_tokenizer(options, [], 270).get_vocab_size() == 290
+        options = make_options(tokenizer=path, vocabulary_size=280)
+        message = rf"--tokenizer must be a file of 280 tokens.* got {path} with 290: pass"
+        with pytest.raises(DataError, match=message):
+            make_tokenizer(options, [], 270)
+        options.tokenizer = None
+        assert make_tokenizer(options, TEXTS, 270).get_vocab_size() == 280
+        options.vocabulary_size = None
+        assert make_tokenizer(options, TEXTS, 270).get_vocab_size() == 270
+
+    def test_a_run_that_is_resumed_has_its_own(self, tokenizer, tmp_path):
+        path = tmp_path / "tokenizer.json"
+        of_a_run = {"out": tmp_path, "run_folders": [tmp_path], "resume": True}
+        options = make_options(vocabulary_size=280, **of_a_run)
+        assert make_tokenizer(options, TEXTS, 270).get_vocab_size() == 280  # none was saved
+        save_tokenizer(tokenizer, path)
+        resumed = make_tokenizer(options, [], 270)  # has fewer tokens than asked for, or more
+        assert resumed.to_str() == tokenizer.to_str()
+        other = tmp_path / "other.json"
+        save_tokenizer(train_tokenizer(TEXTS, 280), other)
+        with pytest.raises(DataError, match=rf"must be that of the saved run, {path}"):
+            make_tokenizer(make_options(tokenizer=other, **of_a_run), TEXTS, 270)
+
     def test_too_few_tokens_are_refused(self):
         with pytest.raises(DataError, match=r"--vocabulary-size must be >= 259.*got 258"):
             train_tokenizer(TEXTS, 258)
@@ -117,6 +158,18 @@ class TestPacking:
         assert rows.shape == (-(-len(tokens) // length), length)
         assert (rows[:-1] != NO_TOKEN).all()
         assert (rows.ravel()[len(tokens) :] == NO_TOKEN).all()
+
+    def test_keeps_no_object_per_document(self):
+        """A generator of 100,000 documents: 2 arrays of 96 bytes or more each would be 19 MB."""
+        documents = (np.array([number], np.int32) for number in range(100_000))
+        tracemalloc.start()
+        ids, starts = join_documents(documents)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert ids.dtype == np.int32
+        assert ids.reshape(-1, 2)[:, 0].tolist() == list(range(100_000))
+        assert starts.tolist() == list(range(0, 200_001, 2))
+        assert peak < 4_000_000
 
 
 def write_files(folder):
@@ -164,6 +217,21 @@ class TestReading:
         assert list(read_texts(FILES, tmp_path, "test")) == ["yes\tja", "no\tnein"]
         assert list(read_texts(FILES, tmp_path, "test", column=2)) == ["ja", "nein"]
 
+    @pytest.mark.parametrize("name", ["train.txt", "train.txt.gz"])
+    def test_a_byte_order_mark_is_no_text(self, tmp_path, name):
+        content = "\ufeffone\n\ufefftwo".encode()
+        content = gzip.compress(content, mtime=0) if name.endswith(".gz") else content
+        (tmp_path / name).write_bytes(content)
+        assert list(read_texts(FILES, tmp_path, "train")) == ["one", "\ufefftwo"]
+
+    def test_a_file_that_is_there_twice(self, tmp_path):
+        write_files(tmp_path)
+        (tmp_path / "train.2.txt").write_text("drei")
+        message = rf"{tmp_path} must hold each file of texts once, got both train.2.txt and .*\.gz"
+        with pytest.raises(DataError, match=message):
+            list(read_texts(FILES, tmp_path, "train"))
+        assert list(read_texts(FILES, tmp_path, "test", column=1)) == ["yes", "no"]
+
     def test_the_reference_of_python(self):
         train, test = (set(read_texts(PYTHON_DOCS, None, split)) for split in ("train", "test"))
         assert not train & test
@@ -177,6 +245,25 @@ class TestReading:
         message = "--text-feature must be a feature of tiny_text .* got label.* label, text"
         with pytest.raises(DataError, match=message):
             list(read_texts("tiny_text", prepared, "train", feature="label"))
+
+    @pytest.mark.parametrize(
+        ("source", "message"),
+        [
+            (
+                BrokenSource([{"text": b"a"}] * 3, 2),
+                "example 2 of train in .*got cut short: repair",
+            ),
+            ([{"text": b"a"}, {"text": b"\xff"}], "example 1 of train in .*got 'utf-8' codec"),
+        ],
+    )
+    def test_a_prepared_set_of_which_an_example_is_corrupt(
+        self, prepared, monkeypatch, source, message
+    ):
+        monkeypatch.setattr(tokens, "open_splits", lambda *_: [source])
+        texts = read_texts("tiny_text", prepared, "train")
+        assert next(texts) == "a"
+        with pytest.raises(DataError, match=message):
+            list(texts)
 
     def test_a_prepared_set_that_needs_tensorflow(self, prepared, tmp_path):
         version = tmp_path / "tiny_text" / "1.0.0"

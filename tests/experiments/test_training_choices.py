@@ -10,6 +10,7 @@ import oracle
 import pytest
 
 import gossipjax as gx
+from experiments import image, language, speech, translation
 from experiments.options.checks import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -29,6 +30,7 @@ from experiments.training.methods.algorithms import (
 from experiments.training.methods.topologies import TOPOLOGIES
 from experiments.training.optimization import StepEpochs, make_lr_schedule, make_optimizer
 from experiments.training.options import TrainingOptions
+from experiments.training.plan import Plan
 
 LEARNING_RATE = 0.1
 DECAY = 0.01
@@ -114,6 +116,10 @@ def test_step_epochs_are_those_of_the_options():
     [
         ({"decay_epochs": (3,)}, "--decay-epochs needs --lr-schedule step, got cosine"),
         ({"warmup_epochs": 0}, "--warmup-epochs needs --lr-schedule step, got cosine"),
+        (
+            {"lr_schedule": "step", "warmup_steps": 3},
+            "--warmup-steps must be 0 .* got 3: add --warmup-steps 0, or",
+        ),
         ({"lr_schedule": "step", "decay_epochs": (9, 6)}, "must rise, .* got 9 6 for"),
         ({"lr_schedule": "step", "decay_epochs": (6, 6)}, "must rise, .* got 6 6 for"),
         ({"lr_schedule": "step", "decay_epochs": (6, 15)}, "got 6 15 for .* of 15 epochs"),
@@ -141,6 +147,22 @@ def test_learning_rates_with_a_warm_up():
     constant = make_lr_schedule("constant", LEARNING_RATE, 900, 1024, warmup_steps=100)
     expected = np.minimum(0.1, 0.1 * (steps + 1) / 100)
     np.testing.assert_allclose(jax.vmap(constant)(steps), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("program", [image, language, speech, translation])
+def test_remat_may_change_on_resume(program):
+    """In all programs: parameters keep their names."""
+    assert program.Options.remat is False
+    assert "remat" in program.Options.CHANGEABLE_ON_RESUME
+
+
+def test_a_warm_up_ends_within_the_run():
+    """Two epochs of 512 examples are 4 updates of 256."""
+    options = TrainingOptions(epochs=2, accumulate=2, nodes=4, warmup_steps=4)
+    assert Plan(options, 512).learning_rate_at(7) == pytest.approx(options.learning_rate)
+    options = dataclasses.replace(options, warmup_steps=5)
+    with pytest.raises(ValueError, match=r"--warmup-steps must be at most the .* run, 4, got 5:"):
+        Plan(options, 512)
 
 
 def test_low_precision_parameters_by_name():

@@ -4,6 +4,7 @@ import contextlib
 import io
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +21,8 @@ from experiments.data.tokenizer import PADDING_ID, load_tokenizer
 from experiments.models.transformer import Size
 from experiments.training import placement
 from experiments.training.experiment import prepare
+from experiments.training.plan import Run
+from experiments.training.train import compile_programs, get_shape
 from experiments.training.trainer import Trainer
 
 WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf"}
@@ -148,16 +151,24 @@ def test_another_vocabulary_is_refused(tmp_path, data_dir, finished, capsys):
     for split in ("train", "valid", "test"):
         write_pairs(other / f"{split}.tsv", 100, 7)
     (checkpoints,) = (finished.out / "checkpoints").iterdir()
-    for out, start in (
-        (finished.out, ["--resume"]),
-        (tmp_path / "out", ["--init-from", str(checkpoints)]),
+    for out, start, message in (
+        (finished.out, ["--resume"], "dataset must be that of the run in"),
+        (
+            tmp_path / "out",
+            ["--init-from", str(checkpoints)],
+            "the tokenizer must be that of the saved run",
+        ),
     ):
         with pytest.raises(SystemExit) as stop:
             train(out, other, *options, *start)
         assert stop.value.code == 2
-        assert "the tokenizer must be that of the saved run" in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     saved = finished.out / "tokenizer.json"
-    task = make_task(other, tokenizer=saved, init_from=checkpoints)
+    with pytest.raises(
+        ValueError, match=r"--tokenizer must be a file of 330 tokens, .* got .* 299"
+    ):
+        make_task(other, tokenizer=saved, init_from=checkpoints)
+    task = make_task(other, tokenizer=saved, init_from=checkpoints, vocabulary_size=None)
     assert task.tokenizer.to_str() == load_tokenizer(saved).to_str()
 
 
@@ -181,12 +192,51 @@ def test_batches_of_nodes(data_dir):
         assert sources.shape[1] * sources.shape[2] == 64
 
 
+def test_a_run_goes_on_with_more_nodes_than_a_bucket_has_pairs(data_dir):
+    """Small buckets are joined then; steps, and so the size of the data, are those of the start."""
+    task = make_task(data_dir, bucket_lengths=(2, 4, 6, 8))
+    num_examples = task.num_examples
+    small = min(len(bucket.rows) for bucket in task.make_buckets(2))
+    nodes = gx.Nodes(small + 1)
+    batch = next(task.batches(nodes, 64, 0, 0))
+    assert len(batch[0]) == nodes.size
+    widths = {shape[0].shape[-1] for shape in task.make_shapes(nodes, 64)}
+    assert widths < {shape[0].shape[-1] for shape in task.make_shapes(gx.Nodes(2), 64)}
+    assert task.num_examples == num_examples
+    few = [bucket.rows.tolist() for bucket in task.make_buckets(1)]
+    assert few == [bucket.rows.tolist() for bucket in task.make_buckets(2)]
+
+
+@pytest.mark.parametrize(("accumulate", "steps"), [(1, 12), (5, 15), (16, 16)])
+def test_bare_steps_are_whole_updates_of_the_shapes_of_a_run(data_dir, accumulate, steps):
+    task = make_task(data_dir, batch_size_per_node=64, accumulate=accumulate)
+    nodes = gx.Nodes(2)
+    compiled = []
+    experiment: Any = SimpleNamespace(
+        task=task, nodes=nodes, plan=SimpleNamespace(options=task.options)
+    )
+    trainer: Any = SimpleNamespace(compile=lambda _, batches: compiled.extend(batches))
+    unused: Any = None
+    bare = compile_programs(experiment, Run("sgp", 3, unused), trainer, unused, unused)
+    drawn = itertools.islice(task.batches(nodes, 64, seed=3, start=0), steps)
+    assert list(map(get_shape, bare)) == list(map(get_shape, drawn))
+    assert len(set(map(get_shape, bare))) == len(compiled) == 2
+
+
+def test_says_how_much_of_an_epoch_is_padding(data_dir):
+    task = make_task(data_dir, remat=True)
+    assert task.model.remat
+    targets = [task.make_batch(b.rows, b.width, np.zeros(1))[1] for b in task.make_buckets(2)]
+    padding = sum((ids == PADDING_ID).sum() for ids in targets)
+    assert task.num_examples == sum(ids.size for ids in targets)
+    assert f"epoch, {padding / task.num_examples:.0%} of them padding, of" in task.description
+
+
 def test_batches_must_fit_into_memory(tmp_path, data_dir, monkeypatch):
     """Four of 2 x 64 tokens, of source and target, and a seed for each sentence."""
     task = {"nodes": 2, "bucket_lengths": (4, 8), "vocabulary_size": 330, "placement": "vmap"}
-    options = translation.Options(
-        data_dir=data_dir, out=tmp_path / "out", batch_size_per_node=64, **task
-    )
+    task |= {"batch_size_per_node": 64, "warmup_steps": 8}
+    options = translation.Options(data_dir=data_dir, out=tmp_path / "out", **task)
     monkeypatch.setattr(memory, "total_memory", lambda: 5000)
     prepare(options, translation.Translation, "translation")
     monkeypatch.setattr(memory, "total_memory", lambda: 4000)
@@ -197,7 +247,7 @@ def test_batches_must_fit_into_memory(tmp_path, data_dir, monkeypatch):
 def test_the_validation_set_is_measured_once(data_dir):
     task = make_task(data_dir, bucket_lengths=(4, 6), batch_size_per_node=32)
     tokens = sum((targets != PADDING_ID).sum() for _, targets in task.test_batches())
-    ids = [task.tokenizer.encode(text).ids for text in task.pairs.valid.targets]
+    ids = [task.tokenizer.encode(text).ids for text in task.valid.targets]
     assert tokens == sum(len(line) + 1 for line in ids)
 
 

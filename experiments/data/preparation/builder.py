@@ -4,7 +4,7 @@ import contextlib
 import io
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from PIL import Image
 
 from experiments.data.local import DataError
 
-Pairs = Iterator[tuple[int | str, dict[str, Any]]]
+KeyedExamples = Iterator[tuple[int | str, dict[str, Any]]]
 """Pairs of a key, which decides on the order in the files, and the features of an example."""
 
 
@@ -26,14 +26,14 @@ class Examples(Iterable[tuple[int | str, dict[str, Any]]]):
         size: their number; those that are corrupt are left out.
     """
 
-    def __init__(self, read: Callable[[], Pairs], size: int):
+    def __init__(self, read: Callable[[], KeyedExamples], size: int):
         self._read = read
         self._size = size
 
     def __len__(self) -> int:
         return self._size
 
-    def __iter__(self) -> Pairs:
+    def __iter__(self) -> KeyedExamples:
         return self._read()
 
 
@@ -45,12 +45,14 @@ class Original(NamedTuple):
         version: the version there that has the same form.
         features: by name.
         splits: name -> examples.
+        ignored: the files among them that are not read.
     """
 
     name: str
     version: str
     features: Mapping[str, Any]
     splits: Mapping[str, Examples]
+    ignored: Sequence[Path] = ()
 
 
 def to_png(pixels: np.ndarray) -> io.BytesIO:

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from experiments.data.local import DataError, MissingDataError
-from experiments.data.preparation.builder import Examples, Original, Pairs, to_png
+from experiments.data.preparation.builder import Examples, KeyedExamples, Original, to_png
 
 ARCHIVE = "cifar-10-python.tar.gz"
 FOLDER = "cifar-10-batches-py"
@@ -125,7 +125,7 @@ def _make_examples(
     return Examples(functools.partial(_read, images, labels, split), len(labels))
 
 
-def _read(images: np.ndarray, labels: np.ndarray, split: str) -> Pairs:
+def _read(images: np.ndarray, labels: np.ndarray, split: str) -> KeyedExamples:
     for index, (image, label) in enumerate(zip(images, labels, strict=True)):
         png = to_png(image)
         yield index, {"id": f"{split}_{index:05d}", "image": png, "label": int(label)}

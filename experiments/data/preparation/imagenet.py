@@ -9,7 +9,7 @@ from PIL import Image
 
 from experiments.data.local import MissingDataError
 from experiments.data.prefetch import count_cores, map_ahead
-from experiments.data.preparation.builder import Examples, Original, Pairs
+from experiments.data.preparation.builder import Examples, KeyedExamples, Original
 from experiments.data.reader import CorruptImages
 
 SUFFIXES = frozenset({".jpeg", ".jpg", ".png"})
@@ -21,12 +21,17 @@ def open_imagenet2012(folder: Path, max_corrupt: int) -> Original:
 
     So the labels of the 1,000 official classes, n01440764 and others, are those of TensorFlow
     Datasets. Every image is decoded once. A corrupt one is named and left out; one that is not an
-    RGB or grey JPEG, of which ImageNet has 23, is written as one.
+    RGB or grey JPEG, of which ImageNet has 23, is written as one. Files with other endings are
+    counted.
 
     Raises:
         MissingDataError: if there is no image, or `train` and `val` have other classes.
     """
-    images = {split: _find_images(folder / split) for split in ("train", "val")}
+    images: dict[str, list[Path]] = {}
+    ignored: list[Path] = []
+    for split in ("train", "val"):
+        images[split], others = _find_images(folder / split)
+        ignored += others
     classes = sorted({path.parent.name for path in images["train"]})
     unknown = {path.parent.name for path in images["val"]} - set(classes)
     if unknown:
@@ -47,20 +52,23 @@ def open_imagenet2012(folder: Path, max_corrupt: int) -> Original:
             name: Examples(functools.partial(_read, images[split], corrupt), len(images[split]))
             for name, split in (("train", "train"), ("validation", "val"))
         },
+        ignored=ignored,
     )
 
 
-def _find_images(folder: Path) -> list[Path]:
-    paths = sorted(path for path in folder.glob("*/*") if path.suffix.lower() in SUFFIXES)
-    if not paths:
+def _find_images(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The images of a split, and what else is in the folders of its classes."""
+    paths = sorted(folder.glob("*/*"))
+    images = [path for path in paths if path.suffix.lower() in SUFFIXES]
+    if not images:
         raise MissingDataError(
             "--from must be a folder with train/CLASS/*.JPEG and val/CLASS/*.JPEG, got no image in "
             f"{folder}/*/."
         )
-    return paths
+    return images, [path for path in paths if path.suffix.lower() not in SUFFIXES]
 
 
-def _read(paths: list[Path], corrupt: CorruptImages) -> Pairs:
+def _read(paths: list[Path], corrupt: CorruptImages) -> KeyedExamples:
     contents = map_ahead(_read_jpeg, paths, ahead=4 * count_cores())
     for path, content in zip(paths, contents, strict=True):
         if isinstance(content, Exception):

@@ -8,7 +8,7 @@ import tensorflow_datasets as tfds
 
 from experiments.data.idx import missing_idx_files, read_idx_files
 from experiments.data.local import MissingDataError
-from experiments.data.preparation.builder import Examples, Original, Pairs, to_png
+from experiments.data.preparation.builder import Examples, KeyedExamples, Original, to_png
 
 FASHION_CLASSES = (
     "T-shirt/top",
@@ -60,6 +60,6 @@ def _make_examples(images: np.ndarray, labels: np.ndarray) -> Examples:
     return Examples(functools.partial(_read, images, labels), len(labels))
 
 
-def _read(images: np.ndarray, labels: np.ndarray) -> Pairs:
+def _read(images: np.ndarray, labels: np.ndarray) -> KeyedExamples:
     for index, (image, label) in enumerate(zip(images, labels, strict=True)):
         yield index, {"image": to_png(image), "label": int(label)}

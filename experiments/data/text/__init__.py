@@ -1,4 +1,4 @@
-"""Text: pairs of sentences, as sequences of ids, in batches by tokens of a few shapes."""
+"""Text: pairs of sentences in batches by tokens, of a few shapes; texts packed as tokens."""
 
 from experiments.data.text.buckets import (
     Bucket,

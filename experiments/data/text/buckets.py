@@ -70,8 +70,8 @@ def make_buckets(lengths: np.ndarray, widths: Sequence[int], nodes: int = 1) -> 
         buckets.append(Bucket(int(widths[-1]), np.concatenate([last.rows, waiting])))
     if not buckets:
         raise DataError(
-            f"{len(waiting)} examples of at most {widths[-1]} tokens cannot be divided over "
-            f"{nodes} nodes: give fewer nodes, or longer sentences."
+            f"each node must have an example of at most {widths[-1]} tokens, got "
+            f"{len(waiting)} for {nodes} nodes: give fewer nodes, or larger --bucket-lengths."
         )
     return buckets
 

@@ -1,5 +1,6 @@
 """Pairs of sentences: tab-separated files, and WMT'16 as TensorFlow Datasets prepares it."""
 
+import codecs
 import gzip
 import zlib
 from pathlib import Path
@@ -11,6 +12,7 @@ from experiments.data.local import (
     find_folder,
     find_prepared,
     open_splits,
+    read_examples,
 )
 
 SPLITS = ("train", "valid", "test")
@@ -55,7 +57,7 @@ def load_pairs(name: str, data_dir: Path | None) -> PairSets:
 
     Raises:
         MissingDataError: if the folder has no such data; a FileNotFoundError, too.
-        DataError: for another name, or a file that is not as above.
+        DataError: for another name, a file that is not as above, or an example that cannot be read.
     """
     folder = find_folder(data_dir)
     if name == "tsv":
@@ -68,11 +70,13 @@ def load_pairs(name: str, data_dir: Path | None) -> PairSets:
 def read_pairs(path: Path) -> Pairs:
     """Reads a file of tab-separated pairs in UTF-8, plain or (.gz) gzipped.
 
+    A byte-order mark at its start is no part of the first sentence.
+
     Raises:
         DataError: names the file and the number of a line that is not two texts around one tab, or
             not UTF-8; also if the file is empty, or cut short.
     """
-    lines = _read_bytes(path).split(b"\n")
+    lines = _read_bytes(path).removeprefix(codecs.BOM_UTF8).split(b"\n")
     if not lines[-1]:
         lines.pop()
     if not lines:
@@ -127,10 +131,12 @@ def _read_prepared(folder: Path) -> PairSets:
             'Datasets with file_format="array_record", got a folder without: give another, or run '
             f"tfds build {WMT16} --file_format=array_record where there is a network."
         )
-    return PairSets(*map(_read_split, open_splits(version_dir, WMT16_SPLITS)))
+    sources = open_splits(version_dir, WMT16_SPLITS)
+    names = [f"{split} in {version_dir}" for split in WMT16_SPLITS]
+    return PairSets(*map(_read_split, sources, names))
 
 
-def _read_split(examples: Any) -> Pairs:
-    pairs = ((example["en"].decode(), example["de"].decode()) for example in examples)
+def _read_split(source: Any, name: str) -> Pairs:
+    pairs = read_examples(source, name, lambda pair: (pair["en"].decode(), pair["de"].decode()))
     kept = [pair for pair in pairs if all(map(str.strip, pair))]
     return Pairs([source for source, _ in kept], [target for _, target in kept])

@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 from tokenizers import Tokenizer
 
-from experiments.data.tokenizer import END_ID, PADDING_ID, encode
+from experiments.data.tokenizer import PADDING_ID, encode, join_documents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,9 +25,7 @@ class Sequences:
     @classmethod
     def encode(cls, tokenizer: Tokenizer, texts: Iterable[str]) -> Self:
         """Returns the sequences of M texts."""
-        parts = [np.append(ids, np.int32(END_ID)) for ids in encode(tokenizer, texts)]
-        lengths = [len(part) for part in parts]
-        return cls(np.concatenate([np.zeros(0, np.int32), *parts]), np.cumsum([0, *lengths]))
+        return cls(*join_documents(encode(tokenizer, texts)))
 
     def __len__(self) -> int:
         return len(self.starts) - 1

@@ -8,6 +8,11 @@ import jax.numpy as jnp
 import optax
 
 LrSchedule = Literal["constant", "cosine", "inverse_sqrt", "step"]
+LR_SCHEDULE_HELP = (
+    "constant; cosine, down to 0; inverse_sqrt of the update (Vaswani et al.), down from "
+    "--learning-rate at the end of the warm-up; step (Goyal et al.): warm-up, then 10x down at "
+    "1/3, 2/3 and 8/9 of the run."
+)
 
 STEP_BATCH_SIZE = 256  # examples, of Goyal et al.
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import optax
 
 Optimizer = Literal["sgd", "nesterov", "adam"]
+OPTIMIZER_HELP = "The local optimizer: plain SGD, SGD with Nesterov momentum 0.9, or Adam."
 
 DecayMask = Callable[[Any], Any]
 """Pytree of parameters -> the same tree of booleans, True where weight decay applies."""

@@ -1,4 +1,4 @@
-"""The types that a model computes in and is kept in, as one option of every program."""
+"""The options of every program's model: its types, and memory against time."""
 
 from typing import Annotated, Literal
 
@@ -12,6 +12,12 @@ PRECISION_HELP = (
 Precision = Annotated[
     Literal["float32", "mixed_bfloat16", "bfloat16"], tyro.conf.arg(help=PRECISION_HELP)
 ]
+
+REMAT_HELP = (
+    "Compute activations again in the backward pass instead of keeping them: a deep model needs "
+    "less memory and more time."
+)
+Remat = Annotated[bool, tyro.conf.arg(help=REMAT_HELP)]
 
 DTYPES: dict[str, tuple[DTypeLike, DTypeLike]] = {
     "float32": (jnp.float32, jnp.float32),

@@ -1,11 +1,10 @@
 """Texts for a language model: read from files or TensorFlow Datasets, and packed as tokens."""
 
 import gzip
-import itertools
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,11 +14,14 @@ from experiments.data.local import (
     find_folder,
     find_prepared,
     open_splits,
+    read_examples,
 )
-from experiments.data.tokenizer import END_ID
+from experiments.data.tokenizer import join_documents
 
 PYTHON_DOCS = "python_docs"
 FILES = "files"
+TEXT_FEATURE = "text"
+"""Of most sets of TensorFlow Datasets, the feature that holds the text."""
 SUFFIXES = (".txt", ".tsv", ".txt.gz", ".tsv.gz")
 NO_TOKEN = -1
 """Fills up the last row of packed tokens."""
@@ -36,14 +38,13 @@ def read_texts(
     data_dir: Path | None,
     split: Split,
     column: int | None = None,
-    feature: str = "text",
+    feature: str = TEXT_FEATURE,
 ) -> Iterator[str]:
     """Yields the texts of a data set, one after the other; they are not empty.
 
     - `python_docs`: the reference manual that is part of Python (`pydoc_data`), about 0.7 MB of
       English and code. Each topic is a text; every tenth text is for the test.
-    - `files`: the files in `data_dir` whose names start with that of the split and end with .txt or
-      .tsv, gzipped or not, in the order of their names: such as train.tsv.gz. Each line is a text.
+    - `files`: those of `find_files`, in the order of their names. Each line is a text.
     - any other: a text set of TensorFlow Datasets that is prepared in `data_dir` (in array_record,
       the format that can be read without TensorFlow), such as `lm1b`. Each example is a text. If it
       has no test split, the validation split is used.
@@ -59,13 +60,13 @@ def read_texts(
 
     Raises:
         MissingDataError: if there are no such files, or no such data set.
-        DataError: if a file is not text in UTF-8, is cut short, has too few columns, or there are
-            no texts.
+        DataError: if a file is not text in UTF-8, is cut short, has too few columns, is there twice
+            (gzipped and not), an example cannot be read, or there are no texts.
     """
     if name == PYTHON_DOCS:
         texts = _read_python_docs(split)
     elif name == FILES:
-        texts = _read_files(data_dir, split, column)
+        texts = _read_files(find_files(data_dir, split), column)
     else:
         texts = _read_prepared(name, data_dir, split, feature)
     texts = (text for text in texts if text.strip())
@@ -77,6 +78,39 @@ def read_texts(
         )
     yield first
     yield from texts
+
+
+def find_files(folder: Path | None, split: Split) -> list[Path]:
+    """Returns the files of a split, sorted: such as train.tsv.gz.
+
+    They are those in the folder whose names start with that of the split and end with .txt or .tsv,
+    gzipped or not.
+
+    Raises:
+        MissingDataError: if there is no folder, or no such file in it.
+        DataError: if one of them is there twice, gzipped and not.
+    """
+    endings = ", ".join(SUFFIXES)
+    if folder is None:
+        raise MissingDataError(
+            f"--data-dir must be a folder with files of texts, such as train.txt and test.txt "
+            f"(names that start with train or test and end with {endings}), got none."
+        )
+    paths = sorted(folder.glob(f"{split}*")) if folder.is_dir() else []
+    paths = [path for path in paths if path.name.endswith(SUFFIXES)]
+    if not paths:
+        raise MissingDataError(
+            f"no {split} texts in {folder}: --data-dir must hold a file {split}*, which ends with "
+            f"{endings}, got a folder without: give another."
+        )
+    names = {path.name for path in paths}
+    for name in sorted(names):
+        if f"{name}.gz" in names:
+            raise DataError(
+                f"{folder} must hold each file of texts once, got both {name} and {name}.gz: "
+                "remove one of them."
+            )
+    return paths
 
 
 def pack(documents: Iterable[np.ndarray], length: int) -> np.ndarray:
@@ -96,9 +130,7 @@ def pack(documents: Iterable[np.ndarray], length: int) -> np.ndarray:
     array([[ 7,  8,  9,  2],
            [ 5,  2, -1, -1]], dtype=int32)
     """
-    end = np.array([END_ID], np.int32)
-    parts = itertools.chain.from_iterable((document, end) for document in documents)
-    stream = np.concatenate([np.zeros(0, np.int32), *parts]).astype(np.int32, copy=False)
+    stream, _ = join_documents(documents)
     rows = -(-len(stream) // length)
     filling = (0, rows * length - len(stream))
     return np.pad(stream, filling, constant_values=NO_TOKEN).reshape(rows, length)
@@ -113,20 +145,7 @@ def _read_python_docs(split: Split) -> Iterator[str]:
             yield text
 
 
-def _read_files(folder: Path | None, split: Split, column: int | None) -> Iterator[str]:
-    endings = ", ".join(SUFFIXES)
-    if folder is None:
-        raise MissingDataError(
-            f"--data-dir must be a folder with files of texts, such as train.txt and test.txt "
-            f"(names that start with train or test and end with {endings}), got none."
-        )
-    paths = sorted(folder.glob(f"{split}*")) if folder.is_dir() else []
-    paths = [path for path in paths if path.name.endswith(SUFFIXES)]
-    if not paths:
-        raise MissingDataError(
-            f"no {split} texts in {folder}: --data-dir must hold a file {split}*, which ends with "
-            f"{endings}, got a folder without: give another."
-        )
+def _read_files(paths: list[Path], column: int | None) -> Iterator[str]:
     for path in paths:
         for number, line in enumerate(_read_lines(path), start=1):
             yield line if column is None else _take_column(line, column, path, number)
@@ -149,7 +168,9 @@ def _read_lines(path: Path) -> Iterator[str]:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
-                    yield line.decode("utf-8").rstrip("\r\n")
+                    # A byte-order mark, which some editors write, is no part of the text.
+                    encoding = "utf-8-sig" if number == 1 else "utf-8"
+                    yield line.decode(encoding).rstrip("\r\n")
                 except UnicodeDecodeError as error:
                     raise DataError(
                         f"{path}, line {number}, must be text in UTF-8, got {error}: convert it."
@@ -170,20 +191,24 @@ def _read_prepared(name: str, data_dir: Path | None, split: Split, feature: str)
             f'"array_record", or choose --dataset {FILES} for text files.'
         )
     (source,) = open_splits(version_dir, ("train",))
+    chosen: str = split
     if split == "test":
         splits = source.dataset_info.splits
-        chosen = next((other for other in TEST_SPLITS if other in splits), None)
-        if chosen is None:
+        chosen = next((other for other in TEST_SPLITS if other in splits), "")
+        if not chosen:
             raise DataError(
                 f"{version_dir} must have a split {' or '.join(TEST_SPLITS)}, got "
                 f"{', '.join(splits)}: choose another --dataset."
             )
         (source,) = open_splits(version_dir, (chosen,))
-    for example in source:
+
+    def take_text(example: dict[str, Any]) -> str:
         text = example.get(feature)
         if not isinstance(text, bytes | str):
             raise DataError(
                 f"--text-feature must be a feature of {name} that holds a text, got {feature}; the "
                 f"features are {', '.join(example)}."
             )
-        yield text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return text.decode("utf-8") if isinstance(text, bytes) else text
+
+    return read_examples(source, f"{chosen} in {version_dir}", take_text)

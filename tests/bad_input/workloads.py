@@ -1,0 +1,198 @@
+"""Bad command lines of the papers' workloads: translation, speech, language, presets, data."""
+
+import functools
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bad_input.rows import Line
+from experiments.data.idx import IDX_FILES
+
+Write = Callable[[Path], object]
+PAIRS = b"one\teins\ntwo\tzwei\nthree\tdrei\n" * 4
+
+
+def write_files(folder: Path, contents: dict[str, bytes]) -> None:
+    for name, content in contents.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def files(contents: dict[str, bytes] | None = None) -> Write:
+    """Files by name."""
+    return functools.partial(write_files, contents=contents or {})
+
+
+def pairs(contents: dict[str, bytes] | None = None) -> Write:
+    """The three files of a data set of pairs, of which some are others."""
+    splits = ("train.tsv", "valid.tsv", "test.tsv")
+    return files(dict.fromkeys(splits, PAIRS) | (contents or {}))
+
+
+def texts(contents: dict[str, bytes] | None = None) -> Write:
+    """The two files of a data set of texts, of which some are others, or more."""
+    splits = {"train.txt": b"one two three\n" * 9, "test.txt": b"four\n"}
+    return files(splits | (contents or {}))
+
+
+def write_utterances(folder: Path, **arrays: Any) -> None:
+    lengths = np.full(8, 30)
+    content = {
+        "frames": np.zeros((240, 4), np.uint8),
+        "lengths": lengths,
+        "labels": np.arange(8) % 2,
+        "split": np.repeat([0, 2], 4),
+        "languages": np.array(["a", "b"]),
+    }
+    content |= arrays
+    kept = {name: array for name, array in content.items() if array is not None}
+    np.savez(folder / "speech_languages.npz", **kept)
+
+
+def utterances(**arrays: Any) -> Write:
+    """A data set of speech, of which some arrays are others, or missing."""
+    return functools.partial(write_utterances, **arrays)
+
+
+TRANSLATION: list[tuple[str, str, Write]] = [
+    ("--data-dir OUT", "--data-dir must hold train, valid and test files", files()),
+    ("", "--dataset tsv needs --data-dir", files()),
+    ("--dataset wmt16_en_de --data-dir OUT", "must hold the set as prepared by", files()),
+    (
+        "--data-dir OUT",
+        "no test.tsv or test.tsv.gz",
+        files({"train.tsv": PAIRS, "valid.tsv": PAIRS}),
+    ),
+    ("--data-dir OUT", "train.tsv, line 1 must be a sentence", pairs({"train.tsv": b"one\n"})),
+    ("--data-dir OUT", "train.tsv, line 1 must be UTF-8", pairs({"train.tsv": b"\xff\tx\n"})),
+    ("--data-dir OUT", "must hold one pair of sentences or more", pairs({"valid.tsv": b""})),
+    ("--data-dir OUT --vocabulary-size 258", "--vocabulary-size must be >= 259", pairs()),
+    ("--data-dir OUT --vocabulary-size 0", "--vocabulary-size must be an integer >= 1", pairs()),
+    (
+        "--data-dir OUT --tokenizer OUT/t",
+        "must be the JSON file of a tokenizer, got",
+        pairs({"t": b"{}"}),
+    ),
+    (
+        "--data-dir OUT --nodes 13",
+        "an example of at most 128 tokens, got 12",
+        pairs(),
+    ),
+    ("--data-dir OUT --bucket-lengths 8 4", "--bucket-lengths must rise, got 8 4", pairs()),
+    ("--data-dir OUT --bucket-lengths 0 4", "--bucket-lengths must be an integer >= 1", pairs()),
+    ("--data-dir OUT --tokens-per-batch 0", "--tokens-per-batch must be an integer", pairs()),
+    ("--data-dir OUT --tokens-per-batch 9", "--tokens-per-batch must be at least 128", pairs()),
+    ("--data-dir OUT --dropout 1", "--dropout must be at least 0 and below 1, got 1", pairs()),
+    ("--data-dir OUT --label-smoothing nan", "--label-smoothing must be at least 0", pairs()),
+    ("--data-dir OUT --beam 0", "--beam must be an integer >= 1, got 0", pairs()),
+    ("--data-dir OUT --warmup-steps 0", "--warmup-steps must be >= 1, got 0", pairs()),
+]
+SPEECH: list[tuple[str, str, Write]] = [
+    ("", "--data-dir must be a folder that holds speech_languages.npz, got none", files()),
+    ("--data-dir OUT", "--data-dir must hold that file, got a folder without", files()),
+    (
+        "--data-dir OUT",
+        "must be a file of NumPy arrays, got",
+        files({"speech_languages.npz": b"PK"}),
+    ),
+    ("--data-dir OUT", "must have the arrays", utterances(labels=None)),
+    ("--data-dir OUT", "must have labels from 0 to 1", utterances(labels=np.full(8, 2))),
+    (
+        "--data-dir OUT",
+        "of the split test, got none",
+        utterances(split=np.zeros(8, int)),
+    ),
+    (
+        "--data-dir OUT --frames-per-window 31",
+        "must be at most 30, the frames",
+        utterances(),
+    ),
+    (
+        "--data-dir OUT --frames-per-window 0",
+        "must be an integer >= 1, got 0",
+        utterances(),
+    ),
+    ("--data-dir OUT --layers 0", "--layers must be an integer >= 1, got 0", utterances()),
+    ("--data-dir OUT --dirichlet-alpha 0", "--dirichlet-alpha must be positive", utterances()),
+    ("--data-dir OUT --nodes 5", "--nodes must be at most the number of training", utterances()),
+]
+OF_FILES = "--dataset files --data-dir OUT"
+LANGUAGE: list[tuple[str, str, Write]] = [
+    ("--data-dir OUT", "--data-dir needs --dataset files or the name of a set", files()),
+    ("--column 2", "--column needs --dataset files, got python_docs", files()),
+    ("--text-feature en", "--text-feature needs --dataset with the name of a set", files()),
+    ("--dataset files", "--data-dir must be a folder with files of texts", files()),
+    ("--dataset lm1b --data-dir OUT", "--data-dir must be a folder of TensorFlow", files()),
+    ("--sequence-length 1025", "--sequence-length must be at most 1024", files()),
+    (OF_FILES, "--data-dir must hold a file train*", files()),
+    (f"{OF_FILES} --text-feature en", "--text-feature needs --dataset with", texts()),
+    (f"{OF_FILES} --column 2", "must have 2 or more columns with tabs", texts()),
+    (f"{OF_FILES} --column 0", "--column must be an integer >= 1, got 0", texts()),
+    (f"{OF_FILES}", "train.txt, line 1, must be text in UTF-8", texts({"train.txt": b"\xff"})),
+    (f"{OF_FILES}", "the test texts of files must not be empty", texts({"test.txt": b"\n \n"})),
+    (
+        f"{OF_FILES}",
+        "must hold each file of texts once, got both train.txt and train.txt.gz",
+        texts({"train.txt.gz": gzip.compress(b"one", mtime=0)}),
+    ),
+    (f"{OF_FILES} --vocabulary-size 100", "--vocabulary-size must be >= 259", texts()),
+    (f"{OF_FILES} --tokenizer OUT/t", "must be the JSON file", texts({"t": b"{}"})),
+]
+PRESET: list[tuple[str, str, str]] = [
+    ("image", "--preset sgp19-mimi", "got 'sgp19-mimi': did you mean sgp19-mini"),
+    ("image", "--preset rand20-mini", "must be a preset of experiments.image"),
+    ("image", "--preset sgp19-mini --nodes 0", "--nodes must be an integer >= 1, got 0"),
+    ("language", "--preset sgp19-mini", "must be a preset of experiments.language"),
+    ("speech", "--preset rand20-mini", "--data-dir must be a folder that holds"),
+    ("translation", "--preset sgp19-transformer-25k-sgp --beam 0", "--beam must be an integer"),
+]
+PREPARE: list[tuple[str, str, Write]] = [
+    ("mnist", "--from must be the original files of mnist, got none", files()),
+    ("mnist --from OUT", "--from must be a folder with the four idx files of mnist", files()),
+    ("cifar10 --from OUT", "--from must be cifar-10-python.tar.gz", files()),
+    ("imagenet2012 --from OUT", "--from must be a folder with train/CLASS", files()),
+    (
+        "imagenet2012 --from OUT --max-corrupt-images -1",
+        "--max-corrupt-images must be an integer >= 0",
+        files(),
+    ),
+    (
+        "cifar10 --from OUT --data-dir OUT/to",
+        "data_batch_1 must be a pickle of CIFAR-10",
+        files({f"cifar-10-batches-py/{name}": b"" for name in ("data_batch_1", "test_batch")}),
+    ),
+    (
+        "mnist --from OUT --data-dir OUT/to",
+        "train-images-idx3-ubyte",
+        files(dict.fromkeys(IDX_FILES, b"idx")),
+    ),
+    (
+        "imagenet2012 --from OUT --data-dir OUT/to",
+        "must have classes of",
+        files({"train/a/1.JPEG": b"", "val/b/1.JPEG": b""}),
+    ),
+]
+PARSED = [
+    ("translation", "--model x", "base"),
+    ("translation", "--dataset x", "wmt16_en_de"),
+    ("translation", "--bucket-lengths x", "--bucket-lengths"),
+    ("speech", "--model x", "paper"),
+    ("language", "--model x", "gpt2-small"),
+    ("language", "--tokenizer ''", "a path must not be empty"),
+    ("image", "--preset", "--preset"),
+    ("data", "prepare", "cifar10"),
+    ("data", "prepare cifar100 --from OUT", "imagenet2012"),
+    ("data", "read mnist", "prepare"),
+]
+ROWS = [
+    Line(program, f"{given} --placement vmap", message, write)
+    for program, rows in (("translation", TRANSLATION), ("speech", SPEECH), ("language", LANGUAGE))
+    for given, message, write in rows
+]
+ROWS += [Line(program, given, message) for program, given, message in PRESET]
+ROWS += [Line("data", f"prepare {given}", message, write) for given, message, write in PREPARE]
+ROWS += [Line(program, given, message, parsed=True) for program, given, message in PARSED]

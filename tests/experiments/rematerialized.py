@@ -1,0 +1,34 @@
+"""A model with and without `remat`, for the tests of the models."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+
+def require_remat_changes_no_gradient(
+    model: nn.Module,
+    init: Callable[[nn.Module], Any],
+    compute_loss: Callable[[nn.Module, Any], jax.Array],
+) -> None:
+    """Compares gradients and the names of the parameters; and that something is computed again.
+
+    `init(model)` are its variables, `compute_loss(model, variables)` a loss.
+    """
+    remat = model.clone(remat=True)
+
+    def gradients(model: nn.Module) -> Callable[[Any], Any]:
+        return jax.grad(lambda variables: compute_loss(model, variables))
+
+    variables = jax.jit(lambda: init(model))()
+    names = jax.eval_shape(lambda: init(remat))
+    assert jax.tree.structure(names) == jax.tree.structure(variables)
+    assert "remat" in str(jax.make_jaxpr(gradients(remat))(variables))
+    assert "remat" not in str(jax.make_jaxpr(gradients(model))(variables))
+    jax.tree.map(
+        lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5),
+        jax.jit(gradients(remat))(variables),
+        jax.jit(gradients(model))(variables),
+    )
