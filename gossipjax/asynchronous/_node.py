@@ -216,7 +216,7 @@ class Node:
         jax.block_until_ready(add(mass.x, tuple(map(np.asarray, change))))
 
     def wait_for_members(self, count: int, timeout: float) -> bool:
-        """Waits until so many nodes, itself included, have called this and hear each other.
+        """Waits until so many nodes, itself included, have called this, or one makes steps.
 
         Training needs no such wait; a comparison may want all nodes to begin together.
 
