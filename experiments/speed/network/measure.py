@@ -27,6 +27,7 @@ import math
 import os
 import platform
 import re
+import secrets
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -272,6 +273,7 @@ def _try_configuration(
             megabytes=options.megabytes,
             compute_seconds=options.compute_seconds,
             iterations=options.iterations,
+            secret=secrets.token_hex(),
             interface=links.INTERFACE if bits_per_second else None,
         )
         (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))

@@ -10,6 +10,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 import gossipjax as gx
+from experiments.training.asynchronous import ASYNCHRONOUS
 from experiments.training.methods.algorithms import (
     Method,
     MethodOptions,
@@ -40,6 +41,8 @@ DEFAULT_ALGORITHMS = (
     "sgp-cwa",
     "1-osgp",
     "2-osgp",
+    "async-sgp",
+    "async-adpsgd",
 )
 STEPS = 12  # of a run; a hybrid topology switches after a third of them
 LEARNING_RATE = 1e-3  # of plain SGD; small, because only time counts here
@@ -75,7 +78,7 @@ class Row(NamedTuple):
         layer's gradients runs beside the computation of the layer before.
         """
         if self.state is None:
-            return self.algorithm == BUCKETS
+            return self.algorithm in (BUCKETS, *ASYNCHRONOUS)
         return self.state.plan.exchanges_early
 
     def canonical_step(self, step: int) -> int:
@@ -90,6 +93,8 @@ class Row(NamedTuple):
         """
         if self.algorithm == CENTRALIZED:
             return count_message_bytes(parameters, self.wire) * (self.nodes - 1)
+        if self.algorithm in ASYNCHRONOUS:  # at most: a node keeps its share while a link is busy
+            return count_message_bytes(parameters + 1, self.wire)
         if self.state is None:
             return count_all_reduce_bytes(parameters, self.nodes, self.wire)
         values = parameters + (self.state.weight is not None)
@@ -191,6 +196,8 @@ def make_row(algorithm: str, wire: WireDtype, nodes: int, steps: int = STEPS) ->
     """
     if algorithm == CENTRALIZED:
         method = make_centralized_method(wire, nodes)
+    elif algorithm in ASYNCHRONOUS:
+        method = make_asynchronous_method(algorithm, wire, nodes)
     else:
         name = ALL_REDUCE if algorithm == BUCKETS else algorithm
         options = MethodOptions(nodes, steps, wire_dtype=wire)
@@ -212,7 +219,7 @@ def build_rows(
     rows: list[Row] = []
     left_out: dict[str, str] = {}
     for algorithm in algorithms:
-        if algorithm not in (CENTRALIZED, BUCKETS):
+        if algorithm not in (CENTRALIZED, BUCKETS, *ASYNCHRONOUS):
             parse_name(algorithm)
         for wire in wires:
             try:
@@ -235,6 +242,19 @@ def make_centralized_method(wire: WireDtype, nodes: int) -> Method:
         inner=optax.chain(average, optax.sgd(LEARNING_RATE)),
         gossip=optax.with_extra_args_support(optax.identity()),
     )
+
+
+def make_asynchronous_method(algorithm: str, wire: WireDtype, nodes: int) -> Method:
+    """The name of an algorithm of nodes that wait for nobody; it is no transform of one program.
+
+    Raises:
+      ValueError: if its messages are not of that type.
+    """
+    if wire != "float32" and algorithm != "async-sgp":
+        raise ValueError(f"messages of {algorithm} must be float32, got {wire}.")
+    nothing = optax.with_extra_args_support(optax.identity())
+    topology = ASYNCHRONOUS[algorithm].topology
+    return Method(algorithm, topology, gx.topology.complete(nodes), nothing, nothing)
 
 
 def average_at_center(

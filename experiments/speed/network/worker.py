@@ -25,9 +25,11 @@ from jax.sharding import Mesh
 
 import gossipjax as gx
 from experiments.results import Record
+from experiments.speed.network.asynchronous import join_job, run_steps
 from experiments.speed.network.buckets import BucketTrainer
 from experiments.speed.network.model import CalibratedModel, RowTrainer, compute_loss
 from experiments.speed.network.rows import ALL_LINKS, BUCKETS, COMPUTATION, SINGLE_LINK, make_row
+from experiments.training.asynchronous import ASYNCHRONOUS
 from experiments.training.methods.algorithms import WireDtype
 
 MIN_STREAM_BYTES = 2**20  # a stream is as long as the model, between these two
@@ -46,6 +48,7 @@ class WorkerConfig:
       megabytes: 1e6 bytes of float32 parameters.
       compute_seconds: of an iteration without exchange on all hosts at once; sizes the batch.
       iterations: to measure of each row.
+      secret: of the nodes that wait for nobody.
       interface: the network interface whose counter is read; None where hosts share one.
     """
 
@@ -55,6 +58,7 @@ class WorkerConfig:
     megabytes: float
     compute_seconds: float
     iterations: int
+    secret: str
     interface: str | None
 
     @property
@@ -89,22 +93,25 @@ class Worker:
         The bytes are None where hosts share an interface.
         """
         self.gather(0)
-        sent_before = self._read_counter()
+        sent_before = self.read_sent_bytes()
         start = time.perf_counter()
         jax.block_until_ready(call(*args))
         seconds = time.perf_counter() - start
         self.gather(0)  # until all has arrived: what is sent last waits in the kernel
-        sent_after = self._read_counter()
-        if sent_before is None or sent_after is None:
-            return seconds, None
-        return seconds, sent_after - sent_before
+        return seconds, self.count_sent_bytes(sent_before)
 
     def time_slowest(self, call: Callable[[], Any]) -> float:
         """Seconds that a call took on the slowest host."""
         seconds, _ = self.time_call(call)
         return float(self.gather(seconds).max())
 
-    def _read_counter(self) -> int | None:
+    def count_sent_bytes(self, before: int | None) -> int | None:
+        """Bytes since an earlier `read_sent_bytes`; None where hosts share an interface."""
+        now = self.read_sent_bytes()
+        return None if now is None or before is None else now - before
+
+    def read_sent_bytes(self) -> int | None:
+        """Bytes that this host has sent so far; None where hosts share an interface."""
         if self.config.interface is None:
             return None
         file = Path(f"/sys/class/net/{self.config.interface}/statistics/tx_bytes")
@@ -164,6 +171,10 @@ def measure(worker: Worker) -> Record:
             step_seconds, step_bytes = worker.time_call(run_step, step)
             seconds[name].append(step_seconds)
             nic_bytes[name].append(step_bytes)
+    for algorithm, wire in config.rows:
+        if algorithm in ASYNCHRONOUS:
+            name = make_row(algorithm, wire, config.hosts).name
+            seconds[name], nic_bytes[name] = measure_asynchronous(worker, model, algorithm, wire)
     require_finite(model)
     return {
         "seconds": seconds,
@@ -175,11 +186,35 @@ def measure(worker: Worker) -> Record:
     }
 
 
+def measure_asynchronous(
+    worker: Worker, model: CalibratedModel, algorithm: str, wire: WireDtype
+) -> tuple[list[float], list[int | None]]:
+    """Seconds of each step of this host, and the bytes it sent, the same for each step."""
+    config = worker.config
+    name = f"{algorithm}, {wire}"
+    worker.report_progress(f"starting {name}")
+    with socket.create_server((config.addresses[worker.rank], 0)) as server:
+        ports = worker.gather(server.getsockname()[1])
+    listens = [f"{host}:{int(port)}" for host, port in zip(config.addresses, ports, strict=True)]
+    node = join_job(model, algorithm, wire, listens, worker.rank, config.secret)
+    steps = config.iterations
+    before = worker.read_sent_bytes()
+    worker.report_progress(f"iteration {steps} of {steps}: {name}")
+    measured = run_steps(node, model, config.hosts, steps)
+    worker.gather(0)
+    sent = worker.count_sent_bytes(before)
+    node.leave()
+    worker.gather(0)
+    return measured.seconds, [None if sent is None else sent // steps] * steps
+
+
 def compile_rows(worker: Worker, model: CalibratedModel) -> dict[str, Callable[[int], Any]]:
     """One iteration of each row, by its name, with every program compiled."""
     config = worker.config
     jobs: dict[str, Callable[[int], Any]] = {}
     for algorithm, wire in config.rows:
+        if algorithm in ASYNCHRONOUS:
+            continue
         row = make_row(algorithm, wire, config.hosts, config.iterations)
         in_buckets = algorithm == BUCKETS
         trainer = (
