@@ -40,6 +40,8 @@ def join(
     wire_dtype: DTypeLike | None = None,
     secret: str | None = None,
     journal: Path | None = None,
+    opt_state: Any = None,
+    steps: int = 0,
 ) -> Node:
     """Joins a job of nodes that wait for nobody, or starts one.
 
@@ -58,6 +60,8 @@ def join(
       secret: only nodes that have it can connect. It is needed unless `listen` is a loopback
         address.
       journal: a file to which every event is appended, for `replay`.
+      opt_state: that of an earlier life or job, to go on with; None is a new one.
+      steps: the local steps of an earlier job that `total_steps` of the nodes counts.
 
     Returns:
       The node, whose thread receives from now on.
@@ -83,7 +87,7 @@ def join(
     """
     addresses = [address] if isinstance(address, str) else address or []
     require_addresses(listen, addresses)
-    require_numbers(place, patience)
+    require_numbers(place, patience, steps)
     require_secret(listen, secret)
     require_transform(tx)
     if not isinstance(algorithm, Algorithm):
@@ -107,7 +111,18 @@ def join(
     if is_founder is None:
         is_founder = not addresses
     return Node(
-        tx, params, algorithm, form, service, place, addresses, is_founder, patience, journal
+        tx,
+        params,
+        algorithm,
+        form,
+        service,
+        place,
+        addresses,
+        is_founder,
+        patience,
+        journal,
+        opt_state,
+        steps,
     )
 
 
@@ -122,10 +137,11 @@ def require_addresses(listen: str, addresses: Sequence[str]) -> None:
             raise ValueError(f"{name} must be HOST:PORT, got {value!r}: as in 127.0.0.1:5000.")
 
 
-def require_numbers(place: int, patience: float) -> None:
-    """Raises `ValueError` unless these are a place and a number of seconds."""
-    if isinstance(place, bool) or not isinstance(place, int) or place < 0:
-        raise ValueError(f"place must be an integer >= 0, got {place!r}.")
+def require_numbers(place: int, patience: float, steps: int) -> None:
+    """Raises `ValueError` unless these are a place, a number of seconds and one of steps."""
+    for name, value in (("place", place), ("steps", steps)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(f"{name} must be an integer >= 0, got {value!r}.")
     if not MIN_PATIENCE <= patience < math.inf:
         raise ValueError(f"patience must be seconds >= {MIN_PATIENCE}, got {patience!r}.")
 

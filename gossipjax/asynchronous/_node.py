@@ -68,6 +68,8 @@ class Node:
         is_founder: bool,
         patience: float,
         journal: Path | None,
+        opt_state: Any,
+        steps: int,
     ):
         self.address = service.address
         self.place = place
@@ -76,7 +78,8 @@ class Node:
         self._layout = Layout(params)
         self._like = jax.eval_shape(lambda tree: tree, params)
         self._wires = form.wire_dtypes
-        self._opt_state = jax.tree.map(jnp.copy, self._tx.init(params))
+        opt_state = self._tx.init(params) if opt_state is None else opt_state
+        self._opt_state = jax.tree.map(jnp.copy, opt_state)
         self._updates: dict[Gradients, Any] = {}
         self._journal = Journal(journal)
         self._sent = self._kept = self._acknowledged = self._staleness = 0
@@ -95,6 +98,7 @@ class Node:
             self._journal.add,
             is_founder,
         )
+        self._participant.steps[self._participant.identity.life] = steps
         self._patience = patience
         self._steps = 0
         self._is_open = True

@@ -16,6 +16,7 @@ import gossipjax as gx
 from experiments import report
 from experiments.results import create_run_dir, make_progress_bar, read_summary
 from experiments.training.asynchronous.loop import Job, NodeRun, OneNode, train_node
+from experiments.training.experiment import merge_saved_options, require_same_data
 from experiments.training.options import TrainingOptions
 from experiments.training.output import Output
 from experiments.training.plan import Plan
@@ -42,24 +43,38 @@ def run_asynchronously(
         missing, or the folder holds another run.
     """
     info = require_node(options)
+    previous = read_summary(options.out) if options.resume else {}
+    if previous:
+        options = merge_saved_options(options, previous.get("options", {}))
+        if options.nodes != info.num_nodes:
+            raise ValueError(
+                f"--processes of the launcher must be {options.nodes}, the nodes of the run in "
+                f"{options.out}, got {info.num_nodes}: start as many to resume it."
+            )
     task = make_task(options)
+    data = {"dataset": task.description, "num_examples": int(task.num_examples)}
+    if previous:
+        require_same_data(previous["environment"], data, options.out)
     plan = Plan(options, task.num_examples, task.decay_mask)
     for seed in options.seed:
         task.batches(
             OneNode(info.num_nodes, place=info.place), options.batch_size_per_node, seed, start=0
         )
-    folder = share_folder(program, options, info)
+    folder, saved = share_folder(program, options, info)
     environment = {
         "placement": f"{info.num_nodes} processes that wait for nobody",
-        "dataset": task.description,
+        **data,
         "job": info.job,
     }
-    job = Job(info, task, plan, folder, environment)
+    job = Job(info, task, plan, folder, environment, saved)
     if info.place == 0 and not info.is_restart:
         open_output(job).write_summary()
         task.save(folder)
+    finished = open_output(job).finished
     runs = [
-        NodeRun(name, seed) for name, seed in itertools.product(options.algorithm, options.seed)
+        run
+        for name, seed in itertools.product(options.algorithm, options.seed)
+        if (run := NodeRun(name, seed)).name not in finished
     ]
     console = Console(quiet=info.place != 0)
     console.print(
@@ -96,7 +111,7 @@ def require_node(options: TrainingOptions) -> gx.launch.NodeInfo:
         raise ValueError(
             f"--nodes must be the number of processes, {info.num_nodes}, got {options.nodes}."
         )
-    for name in ("resume", "init_from", "topology"):
+    for name in ("init_from", "topology"):
         if getattr(options, name):
             raise ValueError(
                 f"--{name.replace('_', '-')} must not be given with {options.algorithm[0]}: its "
@@ -112,32 +127,40 @@ def require_node(options: TrainingOptions) -> gx.launch.NodeInfo:
     return info
 
 
-def share_folder(program: str, options: TrainingOptions, info: gx.launch.NodeInfo) -> Path:
-    """Has the node at place 0 create the folder; the others wait until it is there."""
+def share_folder(
+    program: str, options: TrainingOptions, info: gx.launch.NodeInfo
+) -> tuple[Path, frozenset[str]]:
+    """Has the node at place 0 create the folder; the others wait until it is there.
+
+    Returns:
+      The folder, and the runs of which nodes have saved something in an earlier job.
+    """
     assert options.out is not None
     path = options.out / JOB_FILE
-    if info.place == 0 and not is_of_job(path, info.job):
-        folder = create_run_dir(program, options.out, options.overwrite)
+    if info.place == 0 and read_saved(path, info.job) is None:
+        folder = create_run_dir(program, options.out, options.overwrite, options.resume)
+        saved = {path.parts[-4] for path in folder.glob("nodes/*/checkpoints/*/[0-9]*")}
         temporary = folder / f"{JOB_FILE}.new"
-        temporary.write_text(json.dumps({"job": info.job}))
+        temporary.write_text(json.dumps({"job": info.job, "saved": sorted(saved)}))
         temporary.replace(path)
     deadline = time.monotonic() + START_SECONDS
-    while not is_of_job(path, info.job):
+    while (saved := read_saved(path, info.job)) is None:
         if time.monotonic() > deadline:
             raise OSError(
                 f"--out must be a folder that all nodes share, got {options.out}, which node 0 "
                 f"has not created for {START_SECONDS:g} s: give one on a shared disk."
             )
         time.sleep(0.05)
-    return options.out
+    return options.out, saved
 
 
-def is_of_job(path: Path, job: str) -> bool:
-    """Whether a folder is that of this job."""
+def read_saved(path: Path, job: str) -> frozenset[str] | None:
+    """Returns the runs that have been saved, if the folder is that of this job; else None."""
     try:
-        return json.loads(path.read_text()) == {"job": job}
-    except (OSError, ValueError):
-        return False
+        record = json.loads(path.read_text())
+        return frozenset(record["saved"]) if record["job"] == job else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def open_output(job: Job) -> Output:

@@ -1,5 +1,6 @@
 """The training loop of one node that waits for nobody."""
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -17,6 +18,7 @@ from experiments.data.prefetch import prefetch
 from experiments.results import Record
 from experiments.training.asynchronous.methods import ASYNCHRONOUS
 from experiments.training.asynchronous.results import make_record, merge_lines, write_node
+from experiments.training.asynchronous.saving import find_start, open_checkpoints, save
 from experiments.training.plan import Plan
 from experiments.training.task import Task, Variables
 from experiments.training.trainer import NonFiniteError
@@ -61,13 +63,22 @@ class NodeRun(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What all runs of a job have in common."""
+    """What all runs of a job have in common.
+
+    Attributes:
+      info: the place of this node.
+      task, plan: what is trained, and how.
+      folder: of the results.
+      environment: what `summary.json` says of the job.
+      saved: the folders' names of the runs that an earlier job has saved.
+    """
 
     info: NodeInfo
     task: Task
     plan: Plan
     folder: Path
     environment: Record
+    saved: frozenset[str]
 
 
 def train_node(job: Job, run: NodeRun, joins: bool, show: Show) -> Record | None:
@@ -86,26 +97,35 @@ def train_node(job: Job, run: NodeRun, joins: bool, show: Show) -> Record | None
     options = plan.options
     variables = job.task.init(run.seed)
     folder = run.folder(job.folder)
+    tx = make_transform(plan, variables)
+    checkpoints = open_checkpoints(folder, info.place, options)
+    resumes = folder.name in job.saved
+    start = find_start(checkpoints, variables, tx.init(variables), joins, resumes)
     rows = job.task.batches(
-        OneNode(info.num_nodes, place=info.place), options.batch_size_per_node, run.seed, start=0
+        OneNode(info.num_nodes, place=info.place),
+        options.batch_size_per_node,
+        run.seed,
+        start.position,
     )
     batches = prefetch(jax.tree.map(lambda row: jnp.asarray(row[0]), batch) for batch in rows)
     gradients = make_gradients(job.task)
     node = gx.asynchronous.join(
         info.contacts,
-        make_transform(plan, variables),
-        variables,
+        tx,
+        start.variables,
         algorithm=ASYNCHRONOUS[run.title].build(run.seed),
         listen=info.listen,
         place=info.place,
         job=f"{info.job} {run.name}",
-        is_founder=not joins,
+        is_founder=start.is_founder,
         patience=PATIENCE,
         wire_dtype=None if options.wire_dtype == "float32" else options.wire_dtype,
         secret=gx.launch.secret_from_env(),
-        journal=folder / f"{info.place}.journal.jsonl",
+        journal=folder / "journals" / (info.job or "job") / f"{info.place}.jsonl",
+        opt_state=start.opt_state,
+        steps=start.steps,
     )
-    with node:
+    with node, checkpoints or contextlib.nullcontext():
         batch = next(batches)
         node.warm_up(gradients, batch)
         node.wait_for_mass()
@@ -118,10 +138,13 @@ def train_node(job: Job, run: NodeRun, joins: bool, show: Show) -> Record | None
                 node.opt_state, learning_rate=jnp.asarray(rate, jnp.float32)
             )
             log.add(node.step(gradients, batch))
+            if checkpoints is not None and options.checkpoint_every:
+                step = start.position + node.statistics.steps
+                save(checkpoints, node, step, options.checkpoint_every)
             batch = next(batches)
         log.finish()
         average = node.average()
-        write_node(folder / f"{info.place}.json", node, log)
+        write_node(folder / f"{info.place}.json", node, log, start.position)
         models = node.final_models
     if info.place != min(models):
         return None
@@ -174,6 +197,7 @@ class NodeLog:
       show: is told how far the run is, and a text.
 
     Attributes:
+      began: when it was made, in seconds since 1970.
       seconds_per_step: of each interval between two lines.
     """
 
@@ -185,7 +209,7 @@ class NodeLog:
         self._nodes = nodes
         self._show = show
         self._losses: list[jax.Array] = []
-        self._began = self._last = time.time()
+        self.began = self._last = time.time()
 
     def add(self, loss: jax.Array) -> None:
         """Adds the loss of a step."""

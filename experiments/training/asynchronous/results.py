@@ -18,12 +18,17 @@ from experiments.training.task import Task, Variables
 COLLECT_SECONDS = 10.0  # for the files of the other nodes
 
 
-def write_node(path: Path, node: Any, log: Any) -> None:
-    """Writes what a node counted."""
+def write_node(path: Path, node: gx.asynchronous.Node, log: Any, position: int) -> None:
+    """Writes what a node counted; `position` is the number of its steps in an earlier process."""
     counts = node.statistics._asdict()
-    record = counts | {"seconds_per_step": float(np.median(log.seconds_per_step or [0.0]))}
+    seconds = time.time() - log.began
+    record = counts | {
+        "steps": position + counts["steps"],
+        "steps_per_second": counts["steps"] / seconds,
+        "seconds_per_step": float(np.median(log.seconds_per_step or [0.0])),
+    }
     temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(record | {"ended": time.time()}))
+    temporary.write_text(json.dumps(record))
     temporary.replace(path)
 
 
@@ -31,8 +36,6 @@ def read_lines(folder: Path) -> dict[int, list[Record]]:
     """Returns the lines of every node, by place; one that was cut off is left out."""
     lines: dict[int, list[Record]] = {}
     for path in sorted(folder.glob("[0-9]*.jsonl")):
-        if path.name.endswith(".journal.jsonl"):
-            continue
         found = []
         for text in path.read_text().splitlines():
             try:
@@ -78,8 +81,6 @@ def make_record(
     """Returns the entry of a run in `summary.json`."""
     counts = collect_nodes(folder, len(models))
     by_node = read_lines(folder)
-    times = [line["time"] for lines in by_node.values() for line in lines]
-    seconds = max(times) - min(times)
     batch = plan.options.batch_size_per_node
     one = gx.Nodes(1)
     evaluator = Evaluator(task, one)
@@ -87,7 +88,6 @@ def make_record(
     of_nodes = [evaluator.evaluate_nodes(one.replicate(model)) for model in models]
     examined = evaluator.examine_average(one.replicate(average), is_last=True)
     distances = [measure_distance(model, average) for model in models]
-    steps = [record["steps"] for record in counts]
     return {
         "run": run.name,
         "algorithm": run.title,
@@ -96,13 +96,13 @@ def make_record(
         "steps": plan.steps,
         "seed": run.seed,
         "seconds_per_step": float(np.mean([record["seconds_per_step"] for record in counts])),
-        "examples_per_second": sum(steps) * batch / seconds,
+        "examples_per_second": sum(record["steps_per_second"] for record in counts) * batch,
         **test,
         **examined.metrics,
         **{name: [values[name][0] for values in of_nodes] for name in of_nodes[0]},
         **examined.details,
         "consensus_distance": float(np.mean(distances)),
-        "steps_nodes": steps,
+        "steps_nodes": [record["steps"] for record in counts],
         "staleness_nodes": [record["staleness"] for record in counts],
         "messages_nodes": [record["sent"] for record in counts],
         "bytes_nodes": [record["sent_bytes"] for record in counts],
