@@ -1,0 +1,81 @@
+"""The account of mass over the journals of nodes that wait for nobody.
+
+It shares no code with `gossipjax.asynchronous`: it reads the lines of the journals.
+"""
+
+import json
+from typing import NamedTuple
+
+LOST = ("share", "grant", "hand over")  # sent, and so taken out of what the sender holds
+GAINED = ("receive", "return", "average", "averaged", "revive")
+
+
+class Account(NamedTuple):
+    """Where the weight of a job is.
+
+    Attributes:
+      founders: the number of founders, each of which brought a weight of 1.
+      living: place -> what its last process holds at the end.
+      dead: what earlier processes held when they died, and what lives have given up.
+      in_flight: shares that were neither applied nor taken back, and halves of averages.
+    """
+
+    founders: int
+    living: dict[int, float]
+    dead: float
+    in_flight: float
+
+    @property
+    def total(self):
+        return sum(self.living.values()) + self.dead + self.in_flight
+
+
+def account_of_mass(journals):
+    """Returns the account; a share that was applied twice, or both applied and returned, fails."""
+    founders = 0
+    living, sent, averages = {}, {}, {}
+    dead = 0.0
+    receipts = []
+    for path in journals:
+        process = place = None
+        held = 0.0
+        for line in map(json.loads, path.read_text().splitlines()):
+            event, own, peer = line["event"], line["life"], line.get("peer")
+            if event == "life":
+                if line["process"] != process:
+                    dead += held
+                    held = 0.0
+                process, place = line["process"], line["place"]
+                continue
+            number, w = line["number"], line.get("w", 0.0)
+            if event == "found":
+                founders += 1
+                held += 1
+            elif event in LOST:
+                assert (own, peer, number) not in sent, line
+                sent[own, peer, number] = w
+                held -= w
+            elif event in GAINED:
+                held += w
+            elif event == "give up":
+                held -= w
+                dead += w
+            if event == "revive":
+                dead -= w
+            elif event == "receive":
+                receipts.append(((peer, own, number), w))
+            elif event == "return":
+                receipts.append(((own, peer, number), w))
+            elif event == "average":
+                averages.setdefault((peer, own, number), []).append(w)
+            elif event == "averaged":
+                averages.setdefault((own, peer, number), []).append(w)
+        assert place is not None, path
+        living[place] = held
+    for key, w in receipts:
+        assert sent.pop(key) == w, key  # a second time, it is not there any more
+    for key, changes in averages.items():
+        assert len(changes) <= 2, key
+        assert len(changes) == 1 or sum(changes) == 0, key
+    halves = -sum(sum(changes) for changes in averages.values())
+    return Account(founders, living, dead, sum(sent.values()) + halves)
