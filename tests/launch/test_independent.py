@@ -28,8 +28,9 @@ def wait_for(*names):
 PRINT_VARIABLES = "print(json.dumps(dict(os.environ)))\n"
 
 
-def run_nodes(code, *options, processes=3, **more):
-    return run_job(PROLOGUE + code, "--asynchronous", "--processes", processes, *options, **more)
+def run_nodes(code, *options, **more):
+    """Runs three nodes; of options that are given twice, the last one counts."""
+    return run_job(PROLOGUE + code, "--asynchronous", "--processes", 3, *options, **more)
 
 
 def started_nodes(code, *options, **more):
@@ -50,7 +51,9 @@ def find_node_with(monkeypatch, variables):
         for name, value in variables.items():
             if name.startswith("GOSSIPJAX_"):
                 patch.setenv(name, value)
-        return find_node()
+        node = find_node()
+        assert node is not None
+        return node
 
 
 def test_each_node_gets_its_place_and_its_output_a_prefix(monkeypatch):
@@ -127,8 +130,8 @@ def test_restarts(restarts, status, tmp_path):
 
 def test_each_node_has_its_own_restarts_and_delays():
     code = "print(time.time()); sys.exit(5 + place)"
-    options = ("--max-restarts", 2, "--restart-delay", 0.2)
-    done = run_nodes(code, *options, processes=2)
+    options = ("--processes", 2, "--max-restarts", 2, "--restart-delay", 0.2)
+    done = run_nodes(code, *options)
     assert done.returncode in (5, 6)  # that of the node that failed for good first
     for place in range(2):
         assert f"rank {place}: restart 1 of 2 in 0.2 s\n" in done.stderr
