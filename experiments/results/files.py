@@ -56,7 +56,7 @@ TRAINING_FIELDS = {
     BEFORE_MIXING: OPTIONAL_NUMBER,  # not known where nodes wait for nobody
     AFTER_MIXING: OPTIONAL_NUMBER,
 }
-RESULT_NAMES = ("metrics.jsonl", "summary.json", "checkpoints", "tensorboard", "wandb")
+RESULT_NAMES = ("metrics.jsonl", "summary.json", "checkpoints", "nodes", "tensorboard", "wandb")
 
 
 def create_run_dir(program: str, out: Path | None, overwrite: bool, resume: bool = False) -> Path:

@@ -4,9 +4,21 @@ nobody.
 `join` needs pyzmq, `pip install "gossipjax[asynchronous]"`; nothing needs `jax.distributed`.
 """
 
+from gossipjax.asynchronous._account import Account, account
 from gossipjax.asynchronous._join import join
 from gossipjax.asynchronous._node import Node, Statistics
 from gossipjax.asynchronous._replay import ReplayedStep, replay
 from gossipjax.asynchronous.algorithms import Algorithm, adpsgd, sgp
 
-__all__ = ["Algorithm", "Node", "ReplayedStep", "Statistics", "adpsgd", "join", "replay", "sgp"]
+__all__ = [
+    "Account",
+    "Algorithm",
+    "Node",
+    "ReplayedStep",
+    "Statistics",
+    "account",
+    "adpsgd",
+    "join",
+    "replay",
+    "sgp",
+]

@@ -26,6 +26,11 @@ class Holding:
         self._change: Mass | None = None
         self._owns_change = False
 
+    @property
+    def weight(self) -> float:
+        """The push-sum weight that is held."""
+        return float(self.mass.w + (0.0 if self._change is None else self._change.w))
+
     def read(self) -> Mass:
         """Returns a copy on the host, which does not change."""
         mass = Mass(tuple(map(np.asarray, self.mass.x)), self.mass.w, self.mass.count)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from gossipjax.asynchronous.protocol import Identity, Mass
+
+Line = dict[str, Any]
 
 
 class Journal:
@@ -56,3 +59,22 @@ class Journal:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def read_journal(path: Path) -> Iterator[Line]:
+    """Yields the lines of a journal; the last may be cut off, where its process was killed.
+
+    Raises:
+      ValueError: if a line cannot be read.
+    """
+    lines = path.read_text().split("\n")
+    for number, text in enumerate(lines, 1):
+        try:
+            line = json.loads(text)
+            if {"event", "life"} <= line.keys():
+                yield line
+                continue
+        except (ValueError, AttributeError):
+            if number == len(lines):
+                return
+        raise ValueError(f"{path}, line {number} must be an event, got {text[:80]!r}.")

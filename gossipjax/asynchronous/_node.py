@@ -37,6 +37,7 @@ class Statistics(NamedTuple):
       kept: steps at which it sent nothing, because its peer had not acknowledged the last message.
       staleness: local steps from sending a message to its acknowledgement, the mean.
       sent_bytes: of all messages with a mass.
+      weight: the push-sum weight that it holds.
       dropped: reason -> number of messages that were not acted upon.
     """
 
@@ -45,6 +46,7 @@ class Statistics(NamedTuple):
     kept: int
     staleness: float
     sent_bytes: int
+    weight: float
     dropped: dict[str, int]
 
 
@@ -134,8 +136,15 @@ class Node:
         with self._service.lock:
             dropped = self._participant.dropped | self._service.all_dropped
             staleness = self._staleness / max(1, self._acknowledged)
-            bytes_ = self._service.sent_bytes
-            return Statistics(self._steps, self._sent, self._kept, staleness, bytes_, dropped)
+            return Statistics(
+                self._steps,
+                self._sent,
+                self._kept,
+                staleness,
+                self._service.sent_bytes,
+                self._holding.weight,
+                dropped,
+            )
 
     def step(self, gradients: Gradients, *inputs: Any) -> Any:
         """One local step: the update at `z = x / w`, and the message of the algorithm after it.
@@ -207,7 +216,7 @@ class Node:
         jax.block_until_ready(add(mass.x, tuple(map(np.asarray, change))))
 
     def wait_for_members(self, count: int, timeout: float) -> bool:
-        """Waits until so many nodes, itself included, have called this and hear each other.
+        """Waits until so many nodes, itself included, have called this, or one makes steps.
 
         Training needs no such wait; a comparison may want all nodes to begin together.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -13,12 +12,11 @@ import numpy as np
 import optax
 from jax.typing import DTypeLike
 
+from gossipjax.asynchronous._journal import Line, read_journal
 from gossipjax.asynchronous._update import add, make_update, split, unpack, update_scale
 from gossipjax.asynchronous.protocol import Mass
 from gossipjax.asynchronous.transport import narrow
 from gossipjax.collectives import Layout
-
-Line = dict[str, Any]
 
 
 class ReplayedStep(NamedTuple):
@@ -84,25 +82,6 @@ def replay(
                 f"the journals must have what life {line['peer']} sent as number "
                 f"{line['number']} to {line['life']}, got none: give those of all nodes, whole."
             )
-
-
-def read_journal(path: Path) -> Iterator[Line]:
-    """Yields the lines of a journal; the last may be cut off, where its process was killed.
-
-    Raises:
-      ValueError: if a line cannot be read.
-    """
-    lines = path.read_text().split("\n")
-    for number, text in enumerate(lines, 1):
-        try:
-            line = json.loads(text)
-            if {"event", "life"} <= line.keys():
-                yield line
-                continue
-        except (ValueError, AttributeError):
-            if number == len(lines):
-                return
-        raise ValueError(f"{path}, line {number} must be an event, got {text[:80]!r}.")
 
 
 class ReplayedNode:

@@ -15,8 +15,9 @@ from rich.console import Console
 from experiments.fault_injection import kills
 from experiments.fault_injection.__main__ import main, make_table
 from experiments.fault_injection.kills import Kill, find_violations, plan_kills
+from experiments.fault_injection.launched_job import JobError
 from experiments.fault_injection.options import Options
-from experiments.fault_injection.supervised_run import JobError, SupervisedRun
+from experiments.fault_injection.supervised_run import SupervisedRun
 
 KILL = Kill(12.5, 1, "saving", True, logged_step=45, saved_step=40, resumed_from=40)
 RUN = {

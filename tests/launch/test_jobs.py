@@ -14,12 +14,12 @@ from launching import environment, is_alive
 from small import make_small
 
 from experiments import image
-from experiments.fault_injection.supervised_run import (
-    RESTARTED,
-    RESUMED,
+from experiments.fault_injection.launched_job import (
+    LaunchedJob,
     compilation_cache,
     find_pids,
 )
+from experiments.fault_injection.supervised_run import RESTARTED, RESUMED
 from experiments.training import placement
 
 TIMEOUT = 120  # seconds, for what takes about ten
@@ -118,7 +118,7 @@ def test_a_job_survives_the_end_of_a_process(tmp_path):
     with started([*arguments, "--out", two], *restarting, WAIT="") as job:
         wait_for((two / "checkpoints" / SGP / "4").exists, job)
         time.sleep(random.uniform(0, 0.3))
-        pids = find_pids(job.pid)
+        pids = find_pids(job.pid, LaunchedJob.PLACE)
         os.kill(pids[random.choice([0, 1])], signal.SIGKILL)
         output, _ = job.communicate(timeout=TIMEOUT)
     assert job.returncode == 0, output
@@ -138,7 +138,7 @@ def test_an_elastic_job_resumes_on_the_surviving_processes(tmp_path):
     elastic = launcher("--max-restarts", "1", "--elastic", processes=3)
     with started(arguments, *elastic, WAIT="") as job:
         wait_for((tmp_path / "checkpoints" / SGP / "4").exists, job)
-        os.kill(find_pids(job.pid)[1], signal.SIGKILL)
+        os.kill(find_pids(job.pid, LaunchedJob.PLACE)[1], signal.SIGKILL)
         output, _ = job.communicate(timeout=TIMEOUT)
     assert job.returncode == 0, output
     assert "[launch] restart 1 of 1, with 2 processes" in output

@@ -86,7 +86,12 @@ def run_asynchronously(
         for run, joins in list_runs(folder, runs, info):
             row = bar.add_task(f"{run.title} ({run.seed})", total=plan.steps, status="compiling")
             show = functools.partial(show_progress, bar, row)
-            record = train_node(job, run, joins, show)
+            try:
+                record = train_node(job, run, joins, show)
+            except TimeoutError:
+                if joins and run.name in open_output(job).finished:
+                    continue  # it ended before this node was back
+                raise
             if record is not None:
                 open_output(job).add_run(record)
     if open_output(job).runs and info.place == 0:

@@ -25,7 +25,7 @@ from experiments.training.trainer import NonFiniteError
 from gossipjax.launch import NodeInfo
 
 PATIENCE = 5.0  # seconds of silence after which a node is declared dead
-MEETING_SECONDS = 60.0  # that founders wait for each other before their first step
+MEETING_SECONDS = 60.0  # that a node waits for the others before its first step
 Show = Callable[[float, str], None]
 
 
@@ -92,6 +92,10 @@ def train_node(job: Job, run: NodeRun, joins: bool, show: Show) -> Record | None
 
     Returns:
       The entry of the run in `summary.json`, if this node is at the lowest place at the end.
+
+    Raises:
+      TimeoutError: if it joins, and no other node answers.
+      NonFiniteError: if its loss is not finite.
     """
     info, plan = job.info, job.plan
     options = plan.options
@@ -128,7 +132,7 @@ def train_node(job: Job, run: NodeRun, joins: bool, show: Show) -> Record | None
     with node, checkpoints or contextlib.nullcontext():
         batch = next(batches)
         node.warm_up(gradients, batch)
-        node.wait_for_mass()
+        node.wait_for_mass(MEETING_SECONDS)
         if not joins:
             node.wait_for_members(info.num_nodes, MEETING_SECONDS)
         log = NodeLog(folder / f"{info.place}.jsonl", node, plan, info.num_nodes, show)
@@ -150,7 +154,7 @@ def train_node(job: Job, run: NodeRun, joins: bool, show: Show) -> Record | None
         return None
     merge_lines(folder, job.folder / "metrics.jsonl", run.name, plan, info.num_nodes)
     topology = ASYNCHRONOUS[run.title].topology
-    return make_record(job.task, plan, folder, run, topology, average, list(models.values()))
+    return make_record(job.task, plan, folder, run, topology, average, models)
 
 
 def make_gradients(task: Task) -> Callable[[Variables, Any], tuple[Variables, jax.Array]]:

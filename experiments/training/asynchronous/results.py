@@ -76,18 +76,24 @@ def make_record(
     run: Any,
     topology: str,
     average: Variables,
-    models: Sequence[Variables],
+    models: dict[int, Variables],
 ) -> Record:
-    """Returns the entry of a run in `summary.json`."""
-    counts = collect_nodes(folder, len(models))
+    """Returns the entry of a run in `summary.json`.
+
+    Args:
+      task, plan, folder, run, topology: of the run.
+      average: the average model of the nodes that live at the end.
+      models: place -> the model of each of them.
+    """
+    counts = collect_nodes(folder, list(models))
     by_node = read_lines(folder)
     batch = plan.options.batch_size_per_node
     one = gx.Nodes(1)
     evaluator = Evaluator(task, one)
     test = evaluator.evaluate_average(one.replicate(average))
-    of_nodes = [evaluator.evaluate_nodes(one.replicate(model)) for model in models]
+    of_nodes = [evaluator.evaluate_nodes(one.replicate(model)) for model in models.values()]
     examined = evaluator.examine_average(one.replicate(average), is_last=True)
-    distances = [measure_distance(model, average) for model in models]
+    distances = [measure_distance(model, average) for model in models.values()]
     return {
         "run": run.name,
         "algorithm": run.title,
@@ -102,22 +108,23 @@ def make_record(
         **{name: [values[name][0] for values in of_nodes] for name in of_nodes[0]},
         **examined.details,
         "consensus_distance": float(np.mean(distances)),
+        "places_nodes": list(models),
         "steps_nodes": [record["steps"] for record in counts],
         "staleness_nodes": [record["staleness"] for record in counts],
         "messages_nodes": [record["sent"] for record in counts],
+        "weight_nodes": [record["weight"] for record in counts],
         "bytes_nodes": [record["sent_bytes"] for record in counts],
         "final_loss": float(np.mean([lines[-1]["loss"] for lines in by_node.values() if lines])),
     }
 
 
-def collect_nodes(folder: Path, nodes: int) -> list[Record]:
-    """Returns what the nodes counted that live at the end; waits a little for their files."""
+def collect_nodes(folder: Path, places: Sequence[int]) -> list[Record]:
+    """Returns what the nodes at these places counted; waits a little for their files."""
+    paths = [folder / f"{place}.json" for place in places]
     deadline = time.monotonic() + COLLECT_SECONDS
-    while True:
-        paths = sorted(folder.glob("[0-9]*.json"), key=lambda path: int(path.stem))
-        if len(paths) >= nodes or time.monotonic() > deadline:
-            return [json.loads(path.read_text()) for path in paths]
+    while not all(path.exists() for path in paths) and time.monotonic() < deadline:
         time.sleep(0.1)
+    return [json.loads(path.read_text()) for path in paths if path.exists()]
 
 
 def measure_distance(model: Variables, average: Variables) -> float:

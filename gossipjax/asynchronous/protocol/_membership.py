@@ -109,10 +109,11 @@ class Membership:
         return [peer.identity for peer in self.peers.values() if not peer.view.wants_mass]
 
     def all_are_ready(self, count: int) -> bool:
-        """Whether so many nodes, itself included, are ready to begin, and hear each other."""
+        """Whether so many nodes, itself included, are ready to begin, or one has begun."""
         views = [peer.view for peer in self.peers.values() if peer.view.is_ready]
         heard = [len(views), *(len(view.members) for view in views)]
-        return self.is_ready and min(heard) + 1 >= count
+        has_begun = any(self.steps.get(life) for life in self.peers)
+        return self.is_ready and (has_begun or min(heard) + 1 >= count)
 
     @property
     def is_drained(self) -> bool:
