@@ -16,7 +16,8 @@ class Account(NamedTuple):
     Attributes:
       founders: the number of founders, each of which brought a weight of 1.
       living: place -> what its last process holds at the end.
-      dead: what earlier processes held when they died, and what lives have given up.
+      dead: what earlier processes held when they died, and what lives have given up; less what
+        they had applied and its sender took back, since they died before they acknowledged it.
       in_flight: shares that were neither applied nor taken back, and halves of averages.
     """
 
@@ -31,13 +32,13 @@ class Account(NamedTuple):
 
 
 def account_of_mass(journals):
-    """Returns the account; a share that was applied twice, or both applied and returned, fails."""
+    """Returns the account; fails if a living node has something that another has, too."""
     founders = 0
-    living, sent, averages = {}, {}, {}
+    living, sent, received, returned, averages = {}, {}, {}, {}, {}
+    last_lives = set()
     dead = 0.0
-    receipts = []
     for path in journals:
-        process = place = None
+        process = place = life = None
         held = 0.0
         for line in map(json.loads, path.read_text().splitlines()):
             event, own, peer = line["event"], line["life"], line.get("peer")
@@ -45,7 +46,7 @@ def account_of_mass(journals):
                 if line["process"] != process:
                     dead += held
                     held = 0.0
-                process, place = line["process"], line["place"]
+                process, place, life = line["process"], line["place"], own
                 continue
             number, w = line["number"], line.get("w", 0.0)
             if event == "found":
@@ -63,19 +64,26 @@ def account_of_mass(journals):
             if event == "revive":
                 dead -= w
             elif event == "receive":
-                receipts.append(((peer, own, number), w))
+                assert (peer, own, number) not in received, line
+                received[peer, own, number] = w
             elif event == "return":
-                receipts.append(((own, peer, number), w))
+                assert (own, peer, number) not in returned, line
+                returned[own, peer, number] = w
             elif event == "average":
                 averages.setdefault((peer, own, number), []).append(w)
             elif event == "averaged":
                 averages.setdefault((own, peer, number), []).append(w)
         assert place is not None, path
         living[place] = held
-    for key, w in receipts:
-        assert sent.pop(key) == w, key  # a second time, it is not there any more
+        last_lives.add(life)
+    for key, w in [*received.items(), *returned.items()]:
+        assert sent[key] == w, key
+    for key in received.keys() & returned.keys():
+        assert key[1] not in last_lives, key
+        dead -= sent[key]
+    in_flight = sum(w for key, w in sent.items() if key not in received and key not in returned)
     for key, changes in averages.items():
         assert len(changes) <= 2, key
         assert len(changes) == 1 or sum(changes) == 0, key
     halves = -sum(sum(changes) for changes in averages.values())
-    return Account(founders, living, dead, sum(sent.values()) + halves)
+    return Account(founders, living, dead, in_flight + halves)

@@ -14,8 +14,9 @@ import pytest
 from mass_account import account_of_mass
 from small import make_small
 
+import gossipjax as gx
 from experiments import image
-from experiments.fault_injection.supervised_run import compilation_cache
+from experiments.fault_injection.launched_job import compilation_cache
 from experiments.training import placement
 from experiments.training.asynchronous import ASYNCHRONOUS
 from experiments.training.asynchronous import job as job_module
@@ -113,13 +114,18 @@ def find_journals(folder, algorithm):
 
 
 def require_closed_account(folder, algorithm, run=-1):
-    account = account_of_mass(find_journals(folder, algorithm))
+    journals = find_journals(folder, algorithm)
+    account = account_of_mass(journals)
     assert account.founders == NODES
     assert account.total == pytest.approx(account.founders, abs=1e-6)
     finals = read_finals(folder, run)
     assert finals.keys() == account.living.keys()
     for place, w in account.living.items():
         assert finals[place] == pytest.approx(w, abs=1e-6)
+    by_library = gx.asynchronous.account(journals)  # the same, by other code
+    assert by_library.living == pytest.approx(account.living, abs=1e-6)
+    assert by_library.dead == pytest.approx(account.dead, abs=1e-6)
+    assert by_library.in_flight == pytest.approx(account.in_flight, abs=1e-6)
     return account
 
 
