@@ -6,7 +6,12 @@ import os
 import socket
 from typing import NamedTuple
 
-from gossipjax.launch._process_info import int_from_env, parse_address, process_from_arguments
+from gossipjax.launch._process_info import (
+    int_from_env,
+    parse_address,
+    process_from_arguments,
+    process_from_scheduler,
+)
 from gossipjax.launch.supervisor import ADDRESSES, PLACE
 
 
@@ -40,6 +45,7 @@ def find_node() -> NodeInfo | None:
 
     Raises:
       ValueError: if the variables are incomplete or contradict each other.
+      ConnectionError: if the machine of node 0 is not known here.
 
     >>> find_node() is None
     True
@@ -48,18 +54,16 @@ def find_node() -> NodeInfo | None:
     job = os.environ.get("GOSSIPJAX_JOB", "")
     given = os.environ.get(ADDRESSES)
     if given:
-        addresses = given.split(",")
-        for address in addresses:
-            parse_address(address, ADDRESSES)
-        place = int_from_env(None, PLACE)
-        if place is None or place >= len(addresses):
-            raise ValueError(
-                f"{PLACE} must be from 0 to {len(addresses) - 1}, a number for each of "
-                f"{ADDRESSES}, got {place}."
-            )
+        place, addresses = _parse_places(given)
         others = tuple(a for number, a in enumerate(addresses) if number != place)
         return NodeInfo(place, len(addresses), addresses[place], others, is_restart, job)
+    if PLACE in os.environ:
+        raise ValueError(
+            f"{PLACE} must come with {ADDRESSES}, got {os.environ[PLACE]} alone: set both, or none."
+        )
     requested = process_from_arguments(None, None, None)
+    if requested is None:
+        _require_no_other_process()
     if requested is None or requested.coordinator_address is None:
         return None
     place, num_nodes = requested.info
@@ -68,6 +72,33 @@ def find_node() -> NodeInfo | None:
         return NodeInfo(0, num_nodes, coordinator, (), is_restart, job)
     listen = f"{_find_own_host(coordinator)}:0"
     return NodeInfo(place, num_nodes, listen, (coordinator,), is_restart, job)
+
+
+def _parse_places(given: str) -> tuple[int, list[str]]:
+    """The place of this process, and where each node listens."""
+    addresses = given.split(",")
+    for number, address in enumerate(addresses):
+        parse_address(address, ADDRESSES)
+        if address in addresses[:number]:
+            raise ValueError(f"{ADDRESSES} must be different, got {address} twice.")
+    place = int_from_env(None, PLACE)
+    if place is None or place >= len(addresses):
+        raise ValueError(
+            f"{PLACE} must be from 0 to {len(addresses) - 1}, a number for each of {ADDRESSES}, "
+            f"got {place}."
+        )
+    return place, addresses
+
+
+def _require_no_other_process() -> None:
+    """Raises `ValueError` if a scheduler runs several processes, which do not know each other."""
+    scheduled = process_from_scheduler()
+    if scheduled is not None and scheduled.info.num_processes > 1:
+        raise ValueError(
+            f"{scheduled.scheduler} runs {scheduled.info.num_processes} processes, so one of them "
+            "must be known to all, got no address: set GOSSIPJAX_COORDINATOR_ADDRESS=HOST:PORT for "
+            "all of them, with the host of process 0."
+        )
 
 
 def _find_own_host(address: str) -> str:

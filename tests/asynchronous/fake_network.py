@@ -32,7 +32,12 @@ class Holder:
 
 
 class Account:
-    """The masses that are not held by a living node, from the events of all nodes."""
+    """The masses that are not held by a living node, from the events of all nodes.
+
+    Attributes:
+      elsewhere: what is on its way or was held by the dead; what was counted twice is negative.
+      brought: by founders, steps and admissions.
+    """
 
     def __init__(self):
         self.parcels = {}  # (sender, receiver, number) -> mass
@@ -40,19 +45,37 @@ class Account:
         self.returned = set()
         self.changes = {}  # (asker, answerer, number) -> what the answerer gained
         self.settled = set()
-        self.dead = NOTHING
-        self.brought = NOTHING  # by founders, steps and admissions
+        self.elsewhere = NOTHING
+        self.brought = NOTHING
 
-    def total_elsewhere(self):
-        total = self.dead
-        for key, mass in self.parcels.items():
-            copies = 1 - (key in self.received) - (key in self.returned)
-            if copies:
-                total = total + mass if copies > 0 else total - mass
-        for key, change in self.changes.items():
-            if key not in self.settled:
-                total = total - change
-        return total
+    def add(self, kind, sent, arrived, mass):
+        """Adds an event of a node; `sent` and `arrived` name a parcel from it, and to it."""
+        if kind in ("share", "grant", "hand over"):
+            assert sent not in self.parcels
+            self.parcels[sent] = mass
+            self.elsewhere += mass
+        elif kind == "receive":
+            assert arrived not in self.received
+            self.received.add(arrived)
+            self.elsewhere -= self.parcels[arrived]
+        elif kind == "return":
+            assert sent not in self.returned
+            self.returned.add(sent)
+            self.elsewhere -= self.parcels[sent]
+        elif kind == "average":
+            assert arrived not in self.changes
+            self.changes[arrived] = mass
+            self.elsewhere -= mass
+        elif kind == "averaged":
+            assert sent not in self.settled
+            self.settled.add(sent)
+            self.elsewhere += self.changes[sent]
+        elif kind == "give up":
+            self.elsewhere += mass
+        elif kind == "revive":
+            self.elsewhere -= mass
+        elif kind == "admit":
+            self.brought += mass
 
 
 class Process:
@@ -84,31 +107,11 @@ class Process:
         return Identity(self.network.now + number / 1e6, f"life{number}", self.place, self.address)
 
     def record(self, kind, life, number, mass):
-        account = self.network.account
         own = self.node.identity.life if hasattr(self, "node") else None
-        if kind in ("share", "grant", "hand over"):
-            assert (own, life, number) not in account.parcels
-            account.parcels[own, life, number] = mass
-        elif kind == "receive":
-            assert (life, own, number) not in account.received
-            account.received.add((life, own, number))
-        elif kind == "return":
-            assert (own, life, number) not in account.returned
-            account.returned.add((own, life, number))
-        elif kind == "average":
-            account.changes[life, own, number] = mass
-        elif kind == "averaged":
-            assert (own, life, number) not in account.settled
-            account.settled.add((own, life, number))
-        elif kind == "give up":
-            account.dead += mass
-        elif kind == "revive":
-            account.dead += -mass
-        elif kind == "admit":
-            account.brought += mass
+        self.network.account.add(kind, (own, life, number), (life, own, number), mass)
 
     def kill(self):
-        self.network.account.dead += self.holder.mass
+        self.network.account.elsewhere += self.holder.mass
         self.is_running = False
 
     def make_step(self, algorithm):
@@ -180,4 +183,4 @@ class Network:
             if process.is_running:
                 held = held + process.holder.mass
                 assert process.holder.mass.w >= 0
-        assert held + self.account.total_elsewhere() == self.account.brought
+        assert held + self.account.elsewhere == self.account.brought

@@ -169,3 +169,24 @@ def test_a_job_begins_with_one_founder():
     held = [p.holder.mass for p in network.processes]
     assert sum(m.w for m in held) == 1
     assert all(float(m.w / m.count) == pytest.approx(1 / 5, rel=1e-3) for m in held)
+
+
+@pytest.mark.parametrize("size", [3, 5, 8])
+def test_a_node_joins_others_that_always_wait_for_an_answer(size):
+    """Half of what they hold is promised whenever they are asked for it."""
+    network = Network(size)
+    run_calmly(network, 2, "adpsgd")
+    joiner = network.processes[-1]
+    joiner.kill()
+    run_calmly(network, 2 * PATIENCE, "adpsgd")
+    joiner.start(founder=False)
+    for _ in range(50):
+        for process in network.processes[:-1]:
+            process.make_step("adpsgd")
+        network.collect()
+        network.advance(0.1)
+        while network.messages:
+            kinds = [message.kind for _, message in network.messages]
+            network.deliver(kinds.index("view") if "view" in kinds else 0)
+    network.check()
+    assert not joiner.node.wants_mass

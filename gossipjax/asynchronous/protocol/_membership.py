@@ -155,8 +155,9 @@ class Membership:
             self._give_up(now)
         elif self.wants_mass and not view.wants_mass:
             self._beg(peer, now)
-        elif view.begs and peer.parcel is None and self.gives_mass:
-            self._send_half(peer, now)
+        else:
+            peer.waits = view.wants_mass and (view.begs or peer.waits)
+            self._give(now)
         if view.query:
             self._send_view(peer, echo=view.query)
 
@@ -164,12 +165,16 @@ class Membership:
         if len(self.steps) < MAX_LIVES or life in self.steps:
             self.steps[life] = max(count, self.steps.get(life, 0))
 
-    def _send_half(self, peer: Peer, now: float) -> None:
-        mass = self._holder.read()
-        if self._is_affordable(mass, 0):
-            half = mass / 2
-            self._send_parcel("share", peer, half, now, event="grant")
-            self._holder.add(-half)
+    def _give(self, now: float) -> None:
+        """Sends half of what it holds to each that waits for it, once that can be spared."""
+        for peer in self.peers.values():
+            if peer.waits and peer.parcel is None and self.gives_mass:
+                mass = self._holder.read()
+                if self._is_affordable(mass, 0):
+                    half = mass / 2
+                    peer.waits = False
+                    self._send_parcel("share", peer, half, now, event="grant")
+                    self._holder.add(-half)
 
     def _admit(self, mass: Mass) -> None:
         if self.wants_mass:

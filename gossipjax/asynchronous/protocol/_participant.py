@@ -109,6 +109,7 @@ class Participant(Membership):
             self._give_up(now)
         elif message.kind in ("ack", "answer"):
             self._settle(peer, message)
+            self._give(now)  # what was promised to a peer can be spared now
         elif peer.query:
             self._drop("before it is known whether this life was declared dead")
         elif message.number == peer.applied and peer.reply is not None:

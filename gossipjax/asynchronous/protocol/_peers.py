@@ -24,6 +24,7 @@ class Peer:
       query: the number that it must send back before its parcels count, after this node was
         stopped for a while; 0 is none.
       has_final: whether it was sent what this node holds at the end.
+      waits: whether it has asked for half of what this node holds, and still has nothing.
     """
 
     identity: Identity
@@ -36,6 +37,7 @@ class Peer:
     reply: Message | None = None
     query: int = 0
     has_final: bool = False
+    waits: bool = False
 
 
 def choose_exponential(peers: Sequence[Identity], own: Identity, step: int) -> Identity:

@@ -1,0 +1,334 @@
+"""The training programs on nodes that wait for nobody: real jobs, one with a kill, and options."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from mass_account import account_of_mass
+from small import make_small
+
+import gossipjax as gx
+from experiments import image
+from experiments.fault_injection.launched_job import compilation_cache
+from experiments.training import placement
+from experiments.training.asynchronous import ASYNCHRONOUS
+from experiments.training.asynchronous import job as job_module
+
+ROOT = Path(__file__).parent.parent.parent
+TIMEOUT = 120  # seconds, for what takes about twenty
+NODES = 3
+BATCH = 32
+TRAINING_EXAMPLES = 512
+SHORT = ("--nodes", str(NODES), "--model", "linear", "--log-every", "2")
+
+# The program as its users start it, on a tenth of the data. Each node writes what it holds at the
+# end. Steps last long enough for a few messages; with GO, those after the tenth take ten times as
+# long until that file exists.
+PROGRAM = """
+import json, os, sys, time
+import small
+import gossipjax as gx
+from experiments import image
+from experiments.training.asynchronous import loop
+small.make_small(setattr)
+loop.PATIENCE = 2.0
+node_type = gx.asynchronous.Node
+step, average = node_type.step, node_type.average
+def step_slowly(self, *arguments):
+    waits = "GO" in os.environ and not os.path.exists(os.environ["GO"])
+    time.sleep(0.1 if waits and self.statistics.steps >= 10 else 0.01)
+    return step(self, *arguments)
+def average_and_write(self, timeout=None):
+    result = average(self, timeout)
+    finals = {who.place: mass.w for who, mass in self._participant.finals.items()}
+    with open(f"{os.environ['FINALS']}-{self.place}.json", "a") as file:
+        file.write(json.dumps(finals) + chr(10))
+    return result
+node_type.step, node_type.average = step_slowly, average_and_write
+image.main(sys.argv[1:])
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache():
+    with compilation_cache():
+        yield
+
+
+@contextlib.contextmanager
+def started(folder, *arguments, restarts=0, **more):
+    """Starts a job whose results are in `folder / "out"`."""
+    launcher = ["-m", "gossipjax.launch", "--asynchronous", "--processes", str(NODES)]
+    launcher += ["--max-restarts", str(restarts), "--restart-delay", "0", "--grace", "5"]
+    program = [sys.executable, "-c", PROGRAM, *SHORT, *arguments, "--out", str(folder / "out")]
+    kept = {k: v for k, v in os.environ.items() if k not in ("NPROC", "XLA_FLAGS")}
+    more |= {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), *sys.path]))}
+    more |= {"JAX_PLATFORMS": "cpu", "FINALS": str(folder / "finals")}
+    with subprocess.Popen(
+        [sys.executable, *launcher, "--", *program],
+        env=kept | more,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as job:
+        try:
+            yield job
+        finally:
+            job.terminate()  # the processes, too
+
+
+def wait_for(condition, job):
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert job.poll() is None, job.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def read_results(folder):
+    out = folder / "out"
+    summary = json.loads((out / "summary.json").read_text())
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return summary, lines
+
+
+def read_finals(folder, run=-1):
+    """Place -> the weight at the end of a run, which all nodes have in the same way."""
+    finals = [
+        json.loads(path.read_text().splitlines()[run])
+        for path in sorted(folder.glob("finals-*.json"))
+    ]
+    assert all(final == finals[0] for final in finals)
+    return {int(place): w for place, w in finals[0].items()}
+
+
+def find_journals(folder, algorithm):
+    return sorted((folder / "out" / "nodes").glob(f"{algorithm}-*/journals/*/*.jsonl"))
+
+
+def require_closed_account(folder, algorithm, run=-1):
+    journals = find_journals(folder, algorithm)
+    account = account_of_mass(journals)
+    assert account.founders == NODES
+    assert account.total == pytest.approx(account.founders, abs=1e-6)
+    finals = read_finals(folder, run)
+    assert finals.keys() == account.living.keys()
+    for place, w in account.living.items():
+        assert finals[place] == pytest.approx(w, abs=1e-6)
+    by_library = gx.asynchronous.account(journals)  # the same, by other code
+    assert by_library.living == pytest.approx(account.living, abs=1e-6)
+    assert by_library.dead == pytest.approx(account.dead, abs=1e-6)
+    assert by_library.in_flight == pytest.approx(account.in_flight, abs=1e-6)
+    return account
+
+
+def test_a_job_trains_with_both_algorithms(tmp_path):
+    algorithms = ["async-sgp", "async-adpsgd"]
+    epochs = 12
+    with started(tmp_path, "--algorithm", *algorithms, "--epochs", str(epochs)) as job:
+        output, _ = job.communicate(timeout=TIMEOUT)
+    assert job.returncode == 0, output
+    assert "3 nodes that wait for nobody, 64 steps each on average" in output
+    summary, lines = read_results(tmp_path)
+    assert [run["algorithm"] for run in summary["runs"]] == algorithms
+    asked = epochs * TRAINING_EXAMPLES // (NODES * BATCH) * NODES
+    for number, run in enumerate(summary["runs"]):
+        assert run["topology"] == ASYNCHRONOUS[run["algorithm"]].topology
+        assert run["nodes"] == NODES
+        assert asked <= sum(run["steps_nodes"]) <= 1.5 * asked
+        for name in ("test_accuracy_nodes", "steps_nodes", "staleness_nodes", "messages_nodes"):
+            assert len(run[name]) == NODES, name
+        assert all(accuracy > 0.5 for accuracy in run["test_accuracy_nodes"])
+        assert run["test_accuracy_average_model"] > 0.5
+        assert all(0 <= staleness <= asked for staleness in run["staleness_nodes"])
+        assert all(0 < sent <= asked for sent in run["messages_nodes"])
+        model = 4 * 7850
+        for sent, sent_bytes in zip(run["messages_nodes"], run["bytes_nodes"], strict=True):
+            assert sent_bytes >= sent * model
+        assert run["examples_per_second"] > 0
+        assert run["consensus_distance"] >= 0
+        losses = [line["loss"] for line in lines if line["run"] == run["run"]]
+        assert losses[-1] < losses[0]
+        account = require_closed_account(tmp_path, run["algorithm"], number)
+        assert account.dead == pytest.approx(0, abs=1e-9)
+        assert account.in_flight == pytest.approx(0, abs=1e-9)
+
+
+def read_events(folder, place):
+    """The lines of a node, without one that is being written."""
+    events = []
+    for path in (folder / "out").glob(f"nodes/*/journals/*/{place}.jsonl"):
+        for line in path.read_text().splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                events.append(json.loads(line))
+    return events
+
+
+def count_steps(folder, place):
+    return sum(event["event"] == "end" for event in read_events(folder, place))
+
+
+def find_node_pid(launcher_pid, place):
+    """The process at this place that the launcher runs."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            variables = (folder / "environ").read_bytes().split(b"\0")
+            if int(parent) == launcher_pid and b"GOSSIPJAX_NODE=%d" % place in variables:
+                return int(folder.name)
+    raise AssertionError("no such process")
+
+
+def test_a_killed_node_is_back_and_no_mass_is_lost(tmp_path):
+    arguments = ("--algorithm", "async-sgp", "--epochs", "30")
+    with started(tmp_path, *arguments, restarts=1, GO=str(tmp_path / "go")) as job:
+        wait_for(lambda: all(count_steps(tmp_path, place) > 10 for place in range(NODES)), job)
+        os.kill(find_node_pid(job.pid, 1), signal.SIGKILL)
+        before = [count_steps(tmp_path, place) for place in (0, 2)]
+        wait_for(lambda: any(e["event"] == "admit" for e in read_events(tmp_path, 1)), job)
+        after = [count_steps(tmp_path, place) for place in (0, 2)]
+        (tmp_path / "go").touch()
+        output, _ = job.communicate(timeout=TIMEOUT)
+    assert job.returncode == 0, output
+    assert "[launch] rank 1 failed (SIGKILL, signal 9), the others go on" in output
+    assert output.count("[launch] rank 1: restart 1 of 1") == 1
+    assert all(later >= earlier + 5 for earlier, later in zip(before, after, strict=True))
+    (run,) = read_results(tmp_path)[0]["runs"]
+    assert len(run["test_accuracy_nodes"]) == NODES  # it is a member at the end
+    assert min(run["test_accuracy_nodes"]) > 0.5
+    events = read_events(tmp_path, 1)
+    assert len({event["process"] for event in events if event["event"] == "life"}) == 2
+    assert count_steps(tmp_path, 1) > 11
+    account = require_closed_account(tmp_path, "async-sgp")
+    assert account.dead > 0
+
+
+# Command lines, without processes: what is refused before training starts.
+
+
+@pytest.fixture
+def as_node(monkeypatch):
+    """This process is at a place of a job of `nodes`."""
+    make_small(monkeypatch.setattr)
+    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
+    monkeypatch.setattr(job_module, "START_SECONDS", 0.2)
+    for name in list(os.environ):
+        if name.startswith(("GOSSIPJAX_", "SLURM_", "OMPI_")):
+            monkeypatch.delenv(name)
+
+    def set_place(place=0, nodes=NODES, job="this job"):
+        addresses = [f"127.0.0.1:{5000 + number}" for number in range(nodes)]
+        monkeypatch.setenv("GOSSIPJAX_NODE_ADDRESSES", ",".join(addresses))
+        monkeypatch.setenv("GOSSIPJAX_NODE", str(place))
+        monkeypatch.setenv("GOSSIPJAX_JOB", job)
+
+    return set_place
+
+
+def require_refusal(capsys, message, *arguments, status=2):
+    with pytest.raises(SystemExit) as stop:
+        image.main([*SHORT, *arguments])
+    error = capsys.readouterr().err
+    assert stop.value.code == status, error
+    assert re.search(message, " ".join(error.split())), error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--algorithm async-sgp sgp", "--algorithm must be of one kind, got async-sgp sgp: .*"),
+        ("--algorithm allreduce async-sgp", "Run the program twice"),
+        ("--algorithm async-osgp", "must be one of async-sgp, .* got async-osgp"),
+        ("--algorithm async-", "must be one of async-sgp, .* got async-"),
+        ("--algorithm async-sgp@ring", "must be one of async-sgp, .* got async-sgp@ring"),
+        (
+            "--algorithm async-sgp async-adpsgd",
+            "--algorithm async-sgp async-adpsgd must run as one process per node, got one process: "
+            "python -m gossipjax.launch --asynchronous --processes 3",
+        ),
+    ],
+)
+def test_algorithms_that_cannot_run_here(as_node, capsys, arguments, message):
+    require_refusal(capsys, message, *arguments.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--nodes 4", "--nodes must be the number of processes, 3, got 4"),
+        ("--accumulate 2", "--accumulate and --local-steps must be 1"),
+        ("--local-steps 2", "--accumulate and --local-steps must be 1"),
+        (
+            "--normalization batch --batch-stats mix",
+            "--batch-stats local with async-sgp: running statistics travel",
+        ),
+        ("--topology ring", "--topology must not be given with async-sgp"),
+        ("--init-from {out}", "--init-from must not be given with async-sgp"),
+        ("--epochs 0", "--epochs must be"),
+        ("--batch-size-per-node 1000", "--batch-size-per-node must be at most 170"),
+    ],
+)
+def test_options_that_exclude_each_other(as_node, capsys, tmp_path, arguments, message):
+    as_node()
+    out = tmp_path / "out"
+    given = arguments.format(out=out).split()
+    epochs = () if "--epochs" in given else ("--epochs", "1")
+    require_refusal(capsys, message, *epochs, "--algorithm", "async-sgp", "--out", str(out), *given)
+    assert not out.exists()
+
+
+def test_a_job_of_one_node_is_none(as_node, capsys):
+    as_node(nodes=1)
+    require_refusal(capsys, "as one process per node, got one", "--algorithm", "async-sgp")
+
+
+def test_a_place_that_is_none(as_node, capsys):
+    as_node(place=3)
+    require_refusal(capsys, "GOSSIPJAX_NODE must be from 0 to 2", "--algorithm", "async-sgp")
+
+
+def test_results_need_a_folder_that_all_share(as_node, capsys, tmp_path):
+    as_node(place=1)
+    require_refusal(capsys, "--out must be given", "--algorithm", "async-sgp")
+    message = "--out must be a folder that all nodes share, got .* node 0 has not created for 0.2 s"
+    arguments = ("--algorithm", "async-sgp", "--out", str(tmp_path / "out"))
+    require_refusal(capsys, message, *arguments, status=1)
+
+
+def test_a_folder_of_another_run(as_node, capsys, tmp_path):
+    as_node()
+    (tmp_path / "summary.json").write_text("{}")
+    arguments = ("--algorithm", "async-sgp", "--out", str(tmp_path))
+    require_refusal(capsys, "--out must be a folder without another run", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"nodes": 5}, "--processes of the launcher must be 5, .* got 3"),
+        ({"learning_rate": 0.7}, "--learning-rate must be 0.7, as in the run in .* got 0.1"),
+        ({"algorithm": ["async-adpsgd"]}, "--algorithm must be .*async-adpsgd.* as in the run in"),
+    ],
+)
+def test_a_run_is_resumed_with_its_options(as_node, capsys, tmp_path, changes, message):
+    as_node()
+    options = {"nodes": NODES, "learning_rate": 0.1} | changes
+    summary = {"options": options, "environment": {"dataset": "another"}, "runs": []}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    arguments = ("--algorithm", "async-sgp", "--out", str(tmp_path), "--resume")
+    require_refusal(capsys, message, *arguments)
+
+
+def test_a_run_is_resumed_with_its_data(as_node, capsys, tmp_path):
+    as_node()
+    summary = {"options": {"nodes": NODES}, "environment": {"dataset": "another"}, "runs": []}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    arguments = ("--algorithm", "async-sgp", "--out", str(tmp_path), "--resume")
+    require_refusal(capsys, "dataset must be that of the run in .* 'another'", *arguments)

@@ -1,0 +1,152 @@
+"""The place of a node in a job whose nodes are programs of their own, from its environment."""
+
+import os
+import socket
+
+import pytest
+
+from gossipjax.launch import NodeInfo, find_node
+
+ADDRESSES = "127.0.0.1:5000,127.0.0.1:5001,127.0.0.1:5002"
+LAUNCHER = {"GOSSIPJAX_NODE_ADDRESSES": ADDRESSES, "GOSSIPJAX_NODE": "1", "GOSSIPJAX_JOB": "j"}
+COORDINATOR = {"GOSSIPJAX_COORDINATOR_ADDRESS": "127.0.0.1:5000"}
+THREE = {"GOSSIPJAX_NUM_PROCESSES": "3"}
+SLURM = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "2"}
+OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "2"}
+
+
+@pytest.fixture
+def set_variables(monkeypatch):
+    """Sets the variables of a process that is outside of any other job."""
+    for name in list(os.environ):
+        if name.startswith(("GOSSIPJAX_", "SLURM_", "OMPI_")):
+            monkeypatch.delenv(name)
+
+    def set_all(variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return set_all
+
+
+def test_without_any_sign_of_a_job_there_is_no_node(set_variables):
+    assert find_node() is None
+
+
+def test_variables_of_the_launcher(set_variables):
+    set_variables(LAUNCHER)
+    contacts = ("127.0.0.1:5000", "127.0.0.1:5002")
+    node = NodeInfo(1, 3, "127.0.0.1:5001", contacts, False, "j")
+    assert find_node() == node
+    set_variables({"GOSSIPJAX_RESTART": "2"})
+    assert find_node() == node._replace(is_restart=True)
+    set_variables(SLURM)  # in which the launcher may run
+    assert find_node() == node._replace(is_restart=True)
+
+
+@pytest.mark.parametrize("numbers", [THREE | {"GOSSIPJAX_PROCESS_ID": "2"}, SLURM, OPEN_MPI])
+def test_the_others_listen_where_they_reach_node_0(set_variables, numbers):
+    set_variables(COORDINATOR | numbers)
+    assert find_node() == NodeInfo(2, 3, "127.0.0.1:0", ("127.0.0.1:5000",), False, "")
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        THREE | {"GOSSIPJAX_PROCESS_ID": "0"},
+        SLURM | {"SLURM_PROCID": "0"},
+        OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0"},
+    ],
+)
+def test_node_0_listens_at_the_address(set_variables, numbers):
+    set_variables(COORDINATOR | numbers)
+    assert find_node() == NodeInfo(0, 3, "127.0.0.1:5000", (), False, "")
+
+
+def has_ipv6():
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+def test_ipv6_addresses_have_brackets(set_variables):
+    host, own = ("[::1]", "[::1]:0") if has_ipv6() else ("localhost", "127.0.0.1:0")
+    set_variables(THREE | {"GOSSIPJAX_PROCESS_ID": "1"})
+    set_variables({"GOSSIPJAX_COORDINATOR_ADDRESS": f"{host}:5000"})
+    assert find_node() == NodeInfo(1, 3, own, (f"{host}:5000",), False, "")
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+        {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
+        {"GOSSIPJAX_NUM_PROCESSES": "1"},
+        SLURM | {"GOSSIPJAX_NUM_PROCESSES": "1"},
+    ],
+)
+def test_a_job_of_one_process_has_no_node(set_variables, variables):
+    set_variables(variables)
+    assert find_node() is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (
+            {"GOSSIPJAX_NODE_ADDRESSES": ADDRESSES},
+            "GOSSIPJAX_NODE must be from 0 to 2, .* got None",
+        ),
+        (LAUNCHER | {"GOSSIPJAX_NODE": "3"}, "GOSSIPJAX_NODE must be from 0 to 2, .* got 3"),
+        (LAUNCHER | {"GOSSIPJAX_NODE": "-1"}, r"\(GOSSIPJAX_NODE\) must be an integer .* '-1'"),
+        (LAUNCHER | {"GOSSIPJAX_NODE": "one"}, r"\(GOSSIPJAX_NODE\) must be an integer .* 'one'"),
+        (
+            LAUNCHER | {"GOSSIPJAX_NODE_ADDRESSES": "127.0.0.1:5000,here"},
+            "GOSSIPJAX_NODE_ADDRESSES must be HOST:PORT .* got 'here'",
+        ),
+        (
+            LAUNCHER | {"GOSSIPJAX_NODE_ADDRESSES": "127.0.0.1:5000,"},
+            "GOSSIPJAX_NODE_ADDRESSES must be HOST:PORT .* got ''",
+        ),
+        (
+            LAUNCHER | {"GOSSIPJAX_NODE_ADDRESSES": "127.0.0.1:5000,127.0.0.1:5000"},
+            "GOSSIPJAX_NODE_ADDRESSES must be different, got 127.0.0.1:5000 twice",
+        ),
+        (
+            {"GOSSIPJAX_NODE": "1"},
+            "GOSSIPJAX_NODE must come with GOSSIPJAX_NODE_ADDRESSES, got 1 alone",
+        ),
+        (LAUNCHER | {"GOSSIPJAX_RESTART": "yes"}, "GOSSIPJAX_RESTART.* must be an integer"),
+        (COORDINATOR, "got no num_processes .* and no process_id"),
+        (COORDINATOR | THREE, r"got no process_id \(GOSSIPJAX_PROCESS_ID\)"),
+        (THREE | {"GOSSIPJAX_PROCESS_ID": "1"}, "got no coordinator_address"),
+        (
+            COORDINATOR | THREE | {"GOSSIPJAX_PROCESS_ID": "3"},
+            "from 0 to num_processes - 1, got process_id=3 and num_processes=3",
+        ),
+        (
+            THREE | {"GOSSIPJAX_PROCESS_ID": "1", "GOSSIPJAX_COORDINATOR_ADDRESS": "here"},
+            "coordinator_address must be HOST:PORT",
+        ),
+        (COORDINATOR | SLURM | {"SLURM_PROCID": "x"}, "SLURM_PROCID must be an integer"),
+        (SLURM, "Slurm runs 3 processes.*GOSSIPJAX_COORDINATOR_ADDRESS=HOST:PORT"),
+        (OPEN_MPI, "Open MPI runs 3 processes.*GOSSIPJAX_COORDINATOR_ADDRESS=HOST:PORT"),
+    ],
+)
+def test_incomplete_and_contradicting_variables(set_variables, variables, message):
+    set_variables(variables)
+    with pytest.raises(ValueError, match=message):
+        find_node()
+
+
+def test_a_machine_that_nobody_knows(set_variables, monkeypatch):
+    def fail(*_, **__):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    set_variables(THREE | {"GOSSIPJAX_PROCESS_ID": "1"})
+    set_variables({"GOSSIPJAX_COORDINATOR_ADDRESS": "nowhere:5000"})
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    with pytest.raises(ConnectionError, match=r"node 0, nowhere:5000, must be known here, got"):
+        find_node()
