@@ -16,6 +16,7 @@ from experiments.speed.input_feed import measure_input
 from experiments.speed.network.measure import measure_network
 from experiments.speed.simulation import measure_simulation
 from experiments.speed.step import measure_step
+from experiments.speed.stragglers.measure import measure_stragglers
 
 COMMANDS = {
     "input": measure_input,
@@ -23,6 +24,7 @@ COMMANDS = {
     "schedule": inspect_schedules,
     "simulation": measure_simulation,
     "step": measure_step,
+    "stragglers": measure_stragglers,
 }
 
 

@@ -14,6 +14,8 @@ from experiments.speed.__main__ import COMMANDS
 from experiments.speed.network import measure as network
 from experiments.speed.network.rows import ALL_LINKS, COMPUTATION, SINGLE_LINK, make_row
 from experiments.speed.network.summary import summarize_configuration, summarize_row
+from experiments.speed.stragglers import measure as stragglers
+from experiments.speed.stragglers.summary import Setting, add_ratios, summarize_run
 from experiments.speed.targets import Target
 from experiments.training.methods.algorithms import MethodOptions, make_method
 
@@ -24,6 +26,7 @@ OPTIONS = {
     "schedule": compiled.Options,
     "simulation": simulation.Options,
     "step": step.Options,
+    "stragglers": stragglers.Options,
 }
 
 
@@ -80,6 +83,16 @@ def test_fields_of_simulation():
     seconds = [(2.0, 1.0), (3.0, 1.0)]
     run = simulation.summarize_case(simulation.Options(), method, 2, "here", seconds)
     assert read_fields("simulation") <= set(run)
+
+
+def test_fields_of_stragglers():
+    record = {"start": 0.0, "ends": [1.0, 2.0], "losses": [1.0, 1.0], "loss": 1.0}
+    records = [record | {"sent": 1, "kept": 0, "staleness": 1.0}] * 2
+    run = summarize_run("async-sgp", "none", Setting(2, 2, 1.0), records)
+    add_ratios([run])
+    assert read_fields("stragglers") <= set(run)
+    more = README.split("Objects in `runs` hold `nodes`, `steps`")[1].split("`metrics.jsonl`")[0]
+    assert set(re.findall(r"`(\w+)`", more)) <= set(run)
 
 
 @pytest.mark.parametrize("name", ["sgp", "allreduce"])

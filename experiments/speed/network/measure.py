@@ -170,7 +170,7 @@ def measure_network(options: Options) -> None:
         measure_all(options, configurations, left_out, out, Console())
 
 
-def require_memory(hosts: int, megabytes: float) -> None:
+def require_memory(hosts: int, megabytes: float, option: str = "--hosts") -> None:
     """Raises `ValueError` if `hosts` hosts with models of this size need more than is free."""
     needed = hosts * (PROCESS_BYTES + MODEL_COPIES * megabytes * 1e6)
     meminfo = Path("/proc/meminfo")
@@ -179,7 +179,7 @@ def require_memory(hosts: int, megabytes: float) -> None:
         raise ValueError(
             f"the models of {hosts} hosts must fit into {available / 1e9:.1f} GB of free memory, "
             f"got about {needed / 1e9:.4g} GB with --megabytes {megabytes:g}: lower it, "
-            "or --hosts."
+            f"or {option}."
         )
 
 

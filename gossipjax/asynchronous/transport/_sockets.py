@@ -14,6 +14,7 @@ from zmq.utils.monitor import recv_monitor_message
 HANDSHAKE_MS = 2000  # a connection that has not said by then that it speaks ZeroMQ is closed
 RECONNECT_MS = 100
 MAX_RECONNECT_MS = 2000
+ENCRYPTION_BYTES = 256  # that a frame is longer when it is encrypted, at most; 33 are in use
 QUEUED = 50  # messages to an address; beyond them, messages are dropped, and parcels sent again
 WAKE_ADDRESS = "inproc://wake"
 
@@ -44,7 +45,7 @@ class Sockets:
         self._keys = make_keys(secret) if secret else None
         self._outgoing: dict[str, zmq.Socket[bytes]] = {}
         self._incoming = self._make_socket(zmq.PULL)
-        self._incoming.maxmsgsize = max_bytes
+        self._incoming.maxmsgsize = max_bytes + (ENCRYPTION_BYTES if self._keys else 0)
         self._incoming.handshake_ivl = HANDSHAKE_MS
         if self._keys:
             self._incoming.curve_server = True
