@@ -139,36 +139,48 @@ def inject_kills(
     left out.
     """
     rng = random.Random(options.seed)
-
-    def trains(place: int, since: float) -> bool:
-        time.sleep(POLL_SECONDS)
-        return job.count_steps(place, since) >= MIN_STEPS
-
-    everyone = range(options.processes)
-    is_going_on = job.wait_for(lambda: all(trains(p, 0.0) for p in everyone), "all nodes train")
+    places = range(options.processes)
+    is_going_on = all(wait_for_steps(job, place, 0.0) for place in places)
     while is_going_on and len(kills) < options.kills:
-        due = time.monotonic() + rng.uniform(0, MAX_DELAY)
-        is_going_on = job.wait_for(lambda due=due: time.monotonic() > due, "a kill")
-        pids = job.pids()
-        place = rng.choice(everyone)
-        if not is_going_on or place not in pids:
+        kill = kill_node(job, rng.choice(places), rng.uniform(0, MAX_DELAY))
+        if kill is None:
             break
-        kill = Kill(place, time.time())
-        os.kill(pids[place], signal.SIGKILL)
-
-        def is_restarted(place: int = place, old: int = pids[place]) -> bool:
-            return job.pids().get(place, old) != old
-
-        if not job.wait_for(is_restarted, f"node {place} is started again"):
-            break
-        kill.restarted = time.time()
         kills.append(kill)
-        is_going_on = job.wait_for(
-            lambda kill=kill: trains(kill.place, kill.restarted), f"node {place} is back"
-        )
+        is_going_on = wait_for_steps(job, kill.place, kill.restarted)
         complete(kill, job.read_steps())
         report(kill)
     job.wait_for_end()
+
+
+def wait_for_steps(job: AsynchronousJob, place: int, since: float) -> bool:
+    """Waits until a node has made some steps since a time; False if the job ends first."""
+
+    def has_made_steps() -> bool:
+        time.sleep(POLL_SECONDS)
+        return job.count_steps(place, since) >= MIN_STEPS
+
+    return job.wait_for(has_made_steps, f"steps of node {place}")
+
+
+def kill_node(job: AsynchronousJob, place: int, delay: float) -> Kill | None:
+    """Kills a node after `delay` seconds, and waits until its process is started again.
+
+    Returns:
+      The kill; None if the job, or that node, ends first.
+    """
+    due = time.monotonic() + delay
+    if not job.wait_for(lambda: time.monotonic() > due, "a kill"):
+        return None
+    pid = job.pids().get(place)
+    if pid is None:
+        return None
+    kill = Kill(place, time.time())
+    os.kill(pid, signal.SIGKILL)
+    is_restarted = job.wait_for(
+        lambda: job.pids().get(place, pid) != pid, f"node {place} is started again"
+    )
+    kill.restarted = time.time()
+    return kill if is_restarted else None
 
 
 def complete(kill: Kill, steps: dict[int, list[float]]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.asynchronous._update import add, update_scale
+from gossipjax.asynchronous._update import add, advance, update_scale
 from gossipjax.asynchronous.protocol import Mass
 
 
@@ -31,13 +31,24 @@ class Holding:
         """The push-sum weight that is held."""
         return float(self.mass.w + (0.0 if self._change is None else self._change.w))
 
+    @property
+    def count(self) -> float:
+        """The nodes that what is held stands for."""
+        return float(self.mass.count + (0.0 if self._change is None else self._change.count))
+
     def read(self) -> Mass:
         """Returns a copy on the host, which does not change."""
         mass = Mass(tuple(map(np.asarray, self.mass.x)), self.mass.w, self.mass.count)
         return mass if self._change is None else mass + self._change
 
     def add(self, mass: Mass) -> None:
-        """Adds to what is held, at the next merge."""
+        """Adds to what is held, at the next merge; narrow values are widened first."""
+        arrays = zip(mass.x, self.mass.x, strict=True)
+        mass = Mass(
+            tuple(np.asarray(x).astype(own.dtype, copy=False) for x, own in arrays),
+            mass.w,
+            mass.count,
+        )
         if self._change is None:
             self._change = mass
             self._owns_change = False
@@ -66,7 +77,27 @@ class Holding:
             self._change = None
         return self.mass
 
-    def update(self, change: tuple[Any, ...]) -> None:
-        """Adds what has arrived, and the update of a step, which is on the device."""
-        mass = self.merge()
-        self.mass = Mass(add(mass.x, change, update_scale(mass)), mass.w, mass.count)
+    def update(self, change: tuple[Any, ...], wires: Any | None) -> Mass | None:
+        """Adds what has arrived, and the update of a step, which is on the device.
+
+        Args:
+          change: the update.
+          wires: the types of the wire, to take half of the sum out in them; None takes nothing.
+
+        Returns:
+          The half, on the host; None if nothing is taken.
+        """
+        mass = self.mass
+        arrived = self._change
+        self._change = None
+        total = Mass((), mass.w, mass.count)
+        if arrived is not None:
+            total += Mass((), arrived.w, arrived.count)
+        arrays = None if arrived is None else arrived.x
+        kept, shared = advance(mass.x, arrays, change, update_scale(total), wires)
+        if wires is None:
+            self.mass = Mass(kept, total.w, total.count)
+            return None
+        half = total / 2
+        self.mass = Mass(kept, total.w - half.w, total.count - half.count)
+        return Mass(tuple(map(np.asarray, shared)), half.w, half.count)

@@ -81,7 +81,7 @@ def join(
     >>> for _ in range(20):
     ...     _ = a.step(gradients, 1.0), b.step(gradients, 3.0)
     >>> b.leave()  # hands over what it holds
-    >>> bool(1.0 < a.params[0] < 3.0)
+    >>> bool(0.0 < a.params[0] < 3.0)
     True
     >>> a.leave()
     """

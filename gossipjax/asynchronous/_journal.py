@@ -24,9 +24,11 @@ class Journal:
 
     Args:
       path: the file, or None.
+      is_continued: whether the node goes on from what an earlier process has saved.
     """
 
-    def __init__(self, path: Path | None):
+    def __init__(self, path: Path | None, is_continued: bool = False):
+        self._is_continued = is_continued
         self._life = ""
         self._process = uuid.uuid4().hex
         self._file: IO[str] | None = None
@@ -37,7 +39,8 @@ class Journal:
     def begin_life(self, identity: Identity) -> None:
         """The lines that follow are of another life."""
         self._life = identity.life
-        self._write({"event": "life", "process": self._process, **identity._asdict()})
+        line: dict[str, object] = {"event": "life", "process": self._process}
+        self._write(line | identity._asdict() | {"is_continued": self._is_continued})
 
     def add(self, event: str, peer: str, number: int, mass: Mass | None) -> None:
         """Adds an event."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 import uuid
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ import optax
 
 from gossipjax.asynchronous._holding import Holding
 from gossipjax.asynchronous._journal import Journal
-from gossipjax.asynchronous._update import Gradients, add, make_update, split, unpack
+from gossipjax.asynchronous._update import Gradients, add, advance, make_update, unpack
 from gossipjax.asynchronous.algorithms import Algorithm
 from gossipjax.asynchronous.protocol import Identity, Mass, Participant
 from gossipjax.asynchronous.transport import Format, Service
@@ -80,10 +81,10 @@ class Node:
         self._layout = Layout(params)
         self._like = jax.eval_shape(lambda tree: tree, params)
         self._wires = form.wire_dtypes
+        self._journal = Journal(journal, is_continued=opt_state is not None or steps > 0)
         opt_state = self._tx.init(params) if opt_state is None else opt_state
         self._opt_state = jax.tree.map(jnp.copy, opt_state)
         self._updates: dict[Gradients, Any] = {}
-        self._journal = Journal(journal)
         self._sent = self._kept = self._acknowledged = self._staleness = 0
         self._on_way: dict[str, int] = {}
         weight = float(is_founder)
@@ -180,8 +181,7 @@ class Node:
             self._steps += 1
             if participant.identity.life == life:
                 self._journal.add("end", life, self._steps - 1, None)
-                self._holding.update(change)
-                self._send(participant.steps[life])
+                self._send(participant.steps[life], change)
                 participant.count_step()
         self._service.wake()
         return aux
@@ -212,8 +212,10 @@ class Node:
         opt_state = jax.tree.map(jnp.copy, self._opt_state)
         update = self._get_update(gradients)
         change, *_ = update(mass.x, mass.w or 1.0, opt_state, *inputs)
-        jax.block_until_ready([split(mass.x, self._wires), add(mass.x, change, 1.0)])
-        jax.block_until_ready(add(mass.x, tuple(map(np.asarray, change))))
+        arrived = tuple(map(np.asarray, mass.x))
+        for arrays, wires in itertools.product((None, arrived), (None, self._wires)):
+            jax.block_until_ready(advance(mass.x, arrays, change, 1.0, wires))
+        jax.block_until_ready(add(mass.x, arrived))
 
     def wait_for_members(self, count: int, timeout: float) -> bool:
         """Waits until so many nodes, itself included, have called this, or one makes steps.
@@ -247,25 +249,24 @@ class Node:
                 "address of one that lives."
             )
 
-    def _send(self, step: int) -> None:
+    def _send(self, step: int, change: Any) -> None:
+        """Adds the update of a step, and sends what the algorithm sends after it."""
         participant = self._participant
+        holding = self._holding
         peer = self._algorithm.choose(participant.list_members(), participant.identity, step)
         self._count_acknowledged()
-        if peer is None:
-            return
         now = time.monotonic()
-        mass = self._holding.mass
-        is_low = not self._algorithm.averages and mass.count < MIN_SHARED_COUNT
-        if is_low or peer not in participant.list_free_peers():
-            self._kept += 1
-        elif self._algorithm.averages:
+        averages = self._algorithm.averages
+        is_low = not averages and holding.count < MIN_SHARED_COUNT
+        is_free = peer is not None and not is_low and peer in participant.list_free_peers()
+        half = holding.update(change, self._wires if is_free and not averages else None)
+        self._kept += peer is not None and not is_free
+        if peer is None or not is_free:
+            return
+        if half is None:
             self._sent += participant.ask(peer, now)
         else:
-            kept, shared = split(mass.x, self._wires)
-            half = mass.w / 2
-            count = mass.count / 2
-            self._holding.mass = Mass(kept, mass.w - half, mass.count - count)
-            participant.share(peer, Mass(tuple(map(np.asarray, shared)), half, count), now)
+            participant.share(peer, half, now)
             self._sent += 1
 
     def _count_acknowledged(self) -> None:

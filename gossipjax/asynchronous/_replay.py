@@ -59,7 +59,8 @@ def replay(
       Every local step, in an order in which the job may have made them.
 
     Raises:
-      ValueError: if a journal cannot be read, or lacks an event that another one needs.
+      ValueError: if a journal cannot be read, or lacks an event that another one needs, or a node
+        went on from a checkpoint, which journals do not have.
 
     >>> list(replay([], optax.sgd(0.1), 0.0, lambda z: (z, None), lambda place, step: ()))
     []
@@ -131,6 +132,11 @@ class Replayer:
         """Applies an event; returns the node, and the step that it begins."""
         event = line["event"]
         if event == "life":
+            if line["is_continued"]:
+                raise ValueError(
+                    f"the journals must be of nodes that began anew, got that of place "
+                    f"{line['place']}, which went on from what an earlier process had saved."
+                )
             if node is None or node.process != line["process"]:
                 state = self._tx.init(self._params)
                 node = ReplayedNode(line["process"], line["place"], state)
@@ -184,6 +190,7 @@ class Replayer:
     def _halve(self, node: ReplayedNode, wires: tuple[np.dtype, ...]) -> Mass:
         mass = node.mass
         kept, shared = split(mass.x, wires)
+        shared = tuple(a.astype(b.dtype) for a, b in zip(shared, kept, strict=True))
         node.mass = Mass(kept, mass.w / 2, mass.count / 2)
         return Mass(shared, mass.w / 2, mass.count / 2)
 

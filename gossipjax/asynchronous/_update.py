@@ -56,6 +56,25 @@ def add(x: tuple[Any, ...], change: tuple[Any, ...], scale: Any = 1.0) -> tuple[
 
 @functools.partial(jax.jit, static_argnums=1)
 def split(x: tuple[Any, ...], wires: tuple[np.dtype, ...]) -> tuple[Any, Any]:
-    """Halves buffers: returns what is kept, and the other half as its type of the wire has it."""
-    shared = tuple((a / 2).astype(wire).astype(a.dtype) for a, wire in zip(x, wires, strict=True))
-    return tuple(a - b for a, b in zip(x, shared, strict=True)), shared
+    """Halves buffers: returns what is kept, and the other half in its types of the wire."""
+    shared = tuple((a / 2).astype(wire) for a, wire in zip(x, wires, strict=True))
+    return tuple(a - b.astype(a.dtype) for a, b in zip(x, shared, strict=True)), shared
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def advance(
+    x: tuple[Any, ...],
+    arrived: tuple[Any, ...] | None,
+    update: tuple[Any, ...],
+    scale: Any,
+    wires: tuple[np.dtype, ...] | None,
+) -> tuple[Any, Any]:
+    """Adds what has arrived, if anything has, and the update; halves the sum if there are `wires`.
+
+    Returns:
+      What is kept, and the half, or None, as `split` does: one pass over all of them.
+    """
+    if arrived is not None:
+        x = add(x, arrived)
+    x = add(x, update, scale)
+    return (x, None) if wires is None else split(x, wires)

@@ -24,7 +24,7 @@ class NodeInfo(NamedTuple):
       listen: where it is to listen, `host:port`; port 0 is any.
       contacts: addresses at which others listen.
       is_restart: whether it was started again, and joins a job that goes on.
-      job: the name of the job, the same after restarts.
+      job: the name of the job, the same after restarts of a process; empty where nothing gives one.
     """
 
     place: int
@@ -51,7 +51,7 @@ def find_node() -> NodeInfo | None:
     True
     """
     is_restart = bool(int_from_env(None, "GOSSIPJAX_RESTART"))
-    job = os.environ.get("GOSSIPJAX_JOB", "")
+    job = _find_job()
     given = os.environ.get(ADDRESSES)
     if given:
         place, addresses = _parse_places(given)
@@ -99,6 +99,13 @@ def _require_no_other_process() -> None:
             "must be known to all, got no address: set GOSSIPJAX_COORDINATOR_ADDRESS=HOST:PORT for "
             "all of them, with the host of process 0."
         )
+
+
+def _find_job() -> str:
+    """The name of the job: the launcher's, or the scheduler's, another one when it is requeued."""
+    variables = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+    parts = [value for name in variables if (value := os.environ.get(name))]
+    return os.environ.get("GOSSIPJAX_JOB") or "-".join(parts)
 
 
 def _find_own_host(address: str) -> str:

@@ -22,7 +22,8 @@ from rich.console import Console
 
 import gossipjax as gx
 from experiments.speed.__main__ import main
-from experiments.speed.network import buckets, hosts, links, model, report
+from experiments.speed.hosts import links, processes
+from experiments.speed.network import buckets, model, report
 from experiments.speed.network import measure as network
 from experiments.speed.network.rows import (
     ALL_LINKS,
@@ -338,7 +339,7 @@ def run_script(script, folder, stall_timeout=60.0, count=2):
     head = "import sys, time, pathlib; folder, rank = pathlib.Path(sys.argv[1]), int(sys.argv[2])\n"
     command = [sys.executable, "-c", head + script]
     members = [links.Host("127.0.0.1", None)] * count
-    hosts.run_hosts(members, command, folder, stall_timeout, progress.append)
+    processes.run_hosts(members, command, folder, stall_timeout, progress.append)
     return progress
 
 
@@ -353,9 +354,9 @@ def are_gone(processes, seconds=10):
 
 def test_folders_of_killed_runs_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    (tmp_path / f"{hosts.SCRATCH}999999999-x").mkdir()
-    (tmp_path / f"{hosts.SCRATCH}{os.getpid()}-x").mkdir()
-    with hosts.make_scratch_folder() as folder:
+    (tmp_path / f"{processes.SCRATCH}999999999-x").mkdir()
+    (tmp_path / f"{processes.SCRATCH}{os.getpid()}-x").mkdir()
+    with processes.make_scratch_folder() as folder:
         assert folder.is_dir()
         assert len(list(tmp_path.iterdir())) == 2
     assert len(list(tmp_path.iterdir())) == 1
@@ -372,7 +373,7 @@ class TestHosts:
     def test_one_that_fails_ends_all(self, tmp_path):
         script = RECORD + "time.sleep(60 * (rank == 0)); sys.exit('no such thing')"
         began = time.monotonic()
-        with pytest.raises(hosts.HostFailedError, match=r"(?s)host 1 ended.*no such thing"):
+        with pytest.raises(processes.HostFailedError, match=r"(?s)host 1 ended.*no such thing"):
             run_script(script, tmp_path)
         assert time.monotonic() - began < 20
         assert are_gone([path.read_text() for path in tmp_path.glob("*.pid")], 0)
@@ -380,12 +381,12 @@ class TestHosts:
     def test_ones_that_hang_are_ended(self, tmp_path):
         script = RECORD + "(folder / f'{rank}.progress').write_text('waiting'); time.sleep(60)"
         message = r"(?s)the hosts hang \(host 0: waiting; host 1: waiting\).*silent for 1 s"
-        with pytest.raises(hosts.HostFailedError, match=message):
+        with pytest.raises(processes.HostFailedError, match=message):
             run_script(script, tmp_path, stall_timeout=1)
         assert are_gone([path.read_text() for path in tmp_path.glob("*.pid")], 0)
 
     def test_a_port_in_use_is_told_apart(self, tmp_path):
-        with pytest.raises(hosts.PortInUseError):
+        with pytest.raises(processes.PortInUseError):
             run_script("sys.exit('bind: Address already in use')", tmp_path)
 
 
@@ -469,7 +470,7 @@ def test_measures(tmp_path, capsys, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
 
         def pick_port():
-            ports.append(hosts.find_free_port() if ports else taken.getsockname()[1])
+            ports.append(processes.find_free_port() if ports else taken.getsockname()[1])
             return ports[-1]
 
         monkeypatch.setattr(network, "find_free_port", pick_port)

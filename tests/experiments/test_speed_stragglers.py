@@ -11,9 +11,8 @@ import pytest
 from rich.console import Console
 
 from experiments.program import ProgramError
-from experiments.results import make_progress_bar
 from experiments.speed.__main__ import main
-from experiments.speed.network.hosts import HostFailedError
+from experiments.speed.hosts.processes import HostFailedError
 from experiments.speed.stragglers import measure, report
 from experiments.speed.stragglers.node import read_records
 from experiments.speed.stragglers.problem import (

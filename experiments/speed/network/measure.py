@@ -42,8 +42,8 @@ from experiments.options.checks import NonNegativeFloat, check_fields
 from experiments.options.paths import OptionalPath
 from experiments.program import exit_on_error
 from experiments.results import Record
-from experiments.speed.network import links
-from experiments.speed.network.hosts import (
+from experiments.speed.hosts import links
+from experiments.speed.hosts.processes import (
     PortInUseError,
     find_free_port,
     make_scratch_folder,

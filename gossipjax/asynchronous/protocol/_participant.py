@@ -216,8 +216,12 @@ class Participant(Membership):
             self.outbox.append((sender.address, reply))
 
     def _send_finals(self, now: float) -> None:
-        mass = self.finals.setdefault(self.identity, self._holder.read())
+        mass = self._holder.read()
+        said = self.finals.get(self.identity)
+        has_changed = said is not None and (said.w, said.count) != (mass.w, mass.count)
+        self.finals[self.identity] = mass
         for peer in self.peers.values():
+            peer.has_final = peer.has_final and not has_changed
             if not peer.has_final and peer.parcel is None:
                 peer.has_final = True
                 self._send_parcel("final", peer, mass, now)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import gossipjax as gx
 from experiments.program import ProgramError
-from experiments.speed.network.links import Host, ignore_stop_signals
+from experiments.speed.hosts.links import Host, ignore_stop_signals
 
 SCRATCH = "gossipjax-speed-"  # followed by the number of the process
 TAIL_LINES = 15  # of a failed host's output
