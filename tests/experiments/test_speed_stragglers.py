@@ -101,8 +101,9 @@ def test_rates_are_of_whole_steps():
     """A node that is in the middle of a step when the others end is not idle."""
     fast = make_record([1.0, 2.0, 3.0, 4.0])
     slow = make_record([3.0], start=10.1)
-    assert count_steps_per_second([fast, slow]) == pytest.approx(4 / 4 + 1 / 3.1)
-    assert count_steps_per_second([fast, make_record([])]) == pytest.approx(1)
+    assert count_steps_per_second([fast, slow], False) == pytest.approx(4 / 4 + 1 / 3.1)
+    assert count_steps_per_second([fast, make_record([])], False) == pytest.approx(1)
+    assert count_steps_per_second([fast, make_record([2.0] * 4)], True) == pytest.approx(8 / 4)
 
 
 def test_a_run_is_summarized():
@@ -217,12 +218,9 @@ def test_what_was_measured_before_a_failure_is_written(tmp_path, monkeypatch):
 
     monkeypatch.setattr(measure, "run_hosts", fail_in_the_second_run)
     options = measure.Options(nodes=2, steps=2, algorithm=("sgp",))
+    display = measure.Display(make_progress_bar(Console()), options)
     with pytest.raises(ProgramError):
-        measure.run_nodes(
-            options,
-            tmp_path,
-            measure.Display(measure.results.make_progress_bar(Console()), options),
-        )
+        measure.run_nodes(options, tmp_path, display)
     (run,) = json.loads((tmp_path / "summary.json").read_text())["runs"]
     assert (run["algorithm"], run["slowness"]) == ("sgp", "none")
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2

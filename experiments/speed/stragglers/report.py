@@ -20,7 +20,8 @@ from experiments.results import Record
 
 CAPTION = (
     "Computation is a sleep of {seconds:g} s per step, as of a device that does not share these "
-    "cores. examples/s: each node's until its last step ended, summed. x none: over those of the "
+    "cores. examples/s: in lockstep, until all have ended; "
+    "async-, each node's until its last step ended, summed. x none: over those of the "
     "algorithm without slow nodes. x ideal: that ratio over what it is if only computation takes "
     "time. x bound: examples/s over those if only computation takes time."
 )

@@ -39,15 +39,19 @@ def sort_steps(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray]:
     return ends[order], losses[order]
 
 
-def count_steps_per_second(records: Sequence[Record]) -> float:
-    """Steps per second of all nodes: of each until the end of its last step, summed.
+def count_steps_per_second(records: Sequence[Record], is_lockstep: bool) -> float:
+    """Steps per second of all nodes.
 
-    So the step that a slow node is in the middle of when the others end does not count as idle.
+    In lockstep, all steps over the seconds until the last has ended. Where nobody waits, those of
+    each node until its last step has ended, summed: the step that a slow node is in the middle of
+    when the others end does not count as idle.
     """
     start = min(record["start"] for record in records)
-    return sum(
-        len(record["ends"]) / (record["ends"][-1] - start) for record in records if record["ends"]
-    )
+    counts = [len(record["ends"]) for record in records]
+    seconds = [record["ends"][-1] - start if record["ends"] else np.inf for record in records]
+    if is_lockstep:
+        return sum(counts) / max(seconds)
+    return float(np.divide(counts, seconds).sum())
 
 
 def list_metrics(
@@ -77,8 +81,9 @@ def summarize_run(
     """The object in `runs` of one run, without its ratio to another run."""
     ends, _ = sort_steps(records)
     factors = draw_factors(slowness, setting.nodes, setting.steps)
-    ideal = compute_ideal_ratio(factors, is_lockstep=algorithm not in ASYNCHRONOUS)
-    examples_per_second = BATCH_SIZE_PER_NODE * count_steps_per_second(records)
+    is_lockstep = algorithm not in ASYNCHRONOUS
+    ideal = compute_ideal_ratio(factors, is_lockstep)
+    examples_per_second = BATCH_SIZE_PER_NODE * count_steps_per_second(records, is_lockstep)
     limit = ideal * setting.nodes * BATCH_SIZE_PER_NODE / setting.compute_seconds
     steps = [len(record["ends"]) for record in records]
     return {

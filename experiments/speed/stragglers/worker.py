@@ -8,7 +8,6 @@ after another, each from a common start.
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -46,4 +45,3 @@ def main(folder: Path, rank: int) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), int(sys.argv[2]))
-    os._exit(0)  # does not wait for threads of the sockets
