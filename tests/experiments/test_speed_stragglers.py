@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from experiments.program import ProgramError
+from experiments.results import make_progress_bar
 from experiments.speed.__main__ import main
 from experiments.speed.hosts.processes import HostFailedError
 from experiments.speed.stragglers import measure, report

@@ -100,7 +100,8 @@ def make_legend(configuration: Record) -> str:
     return (
         f"computation without exchange {seconds} s ({examples} examples per host)\n"
         f"plain TCP stream {all_links:.3g} MB/s on all links at once, {one_link:.3g} on one\n"
-        "seconds: median of the slowest host, 10-90 %; MB: of the host that sends most\n"
+        "seconds: median of the slowest host (async: of the mean over the hosts), 10-90 %\n"
+        "MB: of the host that sends most\n"
         "sum: computation + bytes / faster stream; max: the larger of the two\n"
         "x bound: seconds / sum; seconds / max with *, where the exchange can overlap"
     )

@@ -7,6 +7,7 @@ import numpy as np
 from experiments.results import Record
 from experiments.speed.network.rows import ALL_LINKS, COMPUTATION, SINGLE_LINK, Row, compute_limits
 from experiments.speed.timing import summarize_samples
+from experiments.training.asynchronous import ASYNCHRONOUS
 
 
 def summarize_configuration(hosts: int, bandwidth: str | None, records: Sequence[Record]) -> Record:
@@ -40,7 +41,8 @@ def summarize_row(row: Row, configuration: Record, records: Sequence[Record]) ->
       configuration: of `summarize_configuration`, of the same records.
       records: what each host has measured.
     """
-    seconds = max_over_hosts(records, row.name)
+    waits = row.algorithm not in ASYNCHRONOUS
+    seconds = (max_over_hosts if waits else mean_over_hosts)(records, row.name)
     steps = range(len(seconds))
     parameters = configuration["parameters"]
     link_bytes = float(np.mean([row.count_link_bytes(step, parameters) for step in steps]))
@@ -91,6 +93,11 @@ def median_by_round(row: Row, values: np.ndarray) -> dict[str, float]:
 def max_over_hosts(records: Sequence[Record], name: str) -> np.ndarray:
     """Seconds of the slowest host in each iteration, `[iterations]`."""
     return np.max([record["seconds"][name] for record in records], axis=0)
+
+
+def mean_over_hosts(records: Sequence[Record], name: str) -> np.ndarray:
+    """Seconds of each iteration where no host waits for another, the mean, `[iterations]`."""
+    return np.mean([record["seconds"][name] for record in records], axis=0)
 
 
 def list_metrics(hosts: int, bandwidth: str | None, records: Sequence[Record]) -> list[Record]:
