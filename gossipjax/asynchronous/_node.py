@@ -311,8 +311,11 @@ class Node:
             participant.is_finished = True
         self._service.wake()
         if not self._service.wait_until(lambda: participant.has_finals, timeout):
+            with self._service.lock:
+                places = ", ".join(map(str, participant.list_unfinished()))
             raise TimeoutError(
-                f"all nodes must end within {timeout:g} seconds, got some that train."
+                f"all nodes must end within {timeout:g} seconds, got no end of those at the places "
+                f"{places}: give more time, or leave."
             )
         with self._service.lock:
             total = functools.reduce(Mass.__add__, participant.finals.values())

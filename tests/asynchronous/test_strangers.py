@@ -175,6 +175,25 @@ def test_only_who_has_the_secret_meets(secret, meets):
         other.leave()
 
 
+def test_large_messages_are_encrypted_too():
+    """Frames are larger by what encryption adds."""
+    params = jnp.ones(2**20 + 1)  # a little above 4 MiB
+    options = {"algorithm": ga.sgp(), "secret": "the secret"}
+    with (
+        ga.join(None, optax.sgd(0.1), params, **options) as a,
+        ga.join(a.address, optax.sgd(0.1), params, place=1, **options) as b,
+    ):
+        b.wait_for_mass(timeout=5)
+        np.testing.assert_array_equal(b.params, params)
+
+
+def test_the_end_names_who_does_not_end():
+    with join() as a, join(a.address, place=1) as b:
+        wait_for(lambda: b.members == [0, 1] == a.members)
+        with pytest.raises(TimeoutError, match="no end of those at the places 1"):
+            a.average(timeout=0.1)
+
+
 def test_a_node_with_nan_keeps_it_to_itself():
     def to_nan(params, target):
         return params + jnp.nan, None

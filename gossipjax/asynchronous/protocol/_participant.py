@@ -58,6 +58,11 @@ class Participant(Membership):
         living = {self.identity, *(peer.identity for peer in self.peers.values())}
         return self.all_are_drained and living <= self.finals.keys()
 
+    def list_unfinished(self) -> list[int]:
+        """Returns the places of the nodes whose mass at the end it does not know."""
+        peers = (peer.identity for peer in self.peers.values())
+        return sorted(peer.place for peer in peers if peer not in self.finals)
+
     # What the training loop asks for.
 
     def list_free_peers(self) -> list[Identity]:
