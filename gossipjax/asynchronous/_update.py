@@ -15,6 +15,7 @@ from gossipjax.asynchronous.protocol import Mass
 from gossipjax.collectives import Layout, cast_like
 
 Gradients = Callable[..., tuple[Any, Any]]
+MIN_COUNT = 2 / 3
 
 
 def unpack(layout: Layout, like: Any, x: Any, w: Any) -> Any:
@@ -23,12 +24,15 @@ def unpack(layout: Layout, like: Any, x: Any, w: Any) -> Any:
 
 
 def update_scale(mass: Mass) -> Any:
-    """The factor of updates: the model `x / w` moves by `u` over the count, and by `u` at most.
+    """The factor of updates: the model `x / w` moves by `u` over the count, by 1.5 u at most.
 
-    Of a node with a count below 1, which has sent more than has come back yet, the model would run
-    away: it would move by `u / count` at each step until the others' models arrive.
+    Of a node with a low count, which has sent more than has come back yet, the model would run
+    away: it would move by `u / count` at each step until the others' models arrive. Four nodes
+    with messages that were 10 to 50 steps old ended at 78 to 93 % with a limit of 2 u, and at 95 to
+    96 % with one of 1.5 u or u; with one node 4 times slower than seven others, a limit of 1.5 u
+    had the lower loss.
     """
-    return mass.w / max(mass.count, 1.0)
+    return mass.w / max(mass.count, MIN_COUNT)
 
 
 def make_update(

@@ -34,8 +34,8 @@ def sgp(graph: Literal["exponential", "random"] = "exponential", seed: int = 0) 
     arrived meanwhile, and sends half of its `(x, w)` to one peer, which adds it whenever that is.
     Where the last share to that peer is not acknowledged yet, or the node stands for less than half
     a node, since it is faster than the others, it keeps its share. The update is scaled so that z
-    moves by u over the number of nodes that the node stands for, and by u at most: without a limit
-    the models of nodes that have sent much and received little run away.
+    moves by u over the number of nodes that the node stands for, and by 1.5 u at most: without a
+    limit the models of nodes that have sent much and received little run away.
 
     Args:
       graph: `exponential`: hop `1, 2, 4, ...` in turn among the living nodes, in the order of

@@ -64,7 +64,7 @@ def replay(paths, start, gradient, rate, momentum):
             models[node.place, number] = z
             node.momentum = gradient(z, node.place, number) + momentum * node.momentum
         elif event == "end":
-            node.x = node.x - rate * node.momentum * node.w / max(node.count, 1)
+            node.x = node.x - rate * node.momentum * node.w / max(node.count, 2 / 3)
         else:
             assert event in ("decline", "declined"), event
         return True
