@@ -20,7 +20,7 @@ import optax
 
 import gossipjax as gx
 from experiments import data, models
-from experiments.models.transformer import draw_dropout_seeds, make_dropout_rngs
+from experiments.models.layers import draw_dropout_seeds, make_dropout_rngs
 from experiments.options.checks import NonNegativeInt, PositiveFloat
 from experiments.options.model import DTYPES, Precision, Remat
 from experiments.options.paths import OptionalPath

@@ -46,12 +46,9 @@ from experiments.data.tokenizer import (
     make_tokenizer,
     save_tokenizer,
 )
+from experiments.models.layers import draw_dropout_seeds, make_dropout_rngs
 from experiments.models.seq2seq import SEQ2SEQ_SIZES, Seq2Seq
-from experiments.models.transformer import (
-    compute_perplexity,
-    draw_dropout_seeds,
-    make_dropout_rngs,
-)
+from experiments.models.transformer import compute_perplexity
 from experiments.models.translator import Translator
 from experiments.options.checks import (
     Fraction,

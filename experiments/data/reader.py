@@ -43,8 +43,8 @@ class CorruptImages:
         message = f"{name} is corrupt: {error}"
         if count > self._limit:
             raise RecordError(
-                f"at most {self._limit} images must be corrupt, got {count}, the last one: "
-                f"{message}. Raise --max-corrupt-images, or repair the data set."
+                f"at most {self._limit} images must be corrupt, got {self._limit + 1}, the last "
+                f"one: {message}. Raise --max-corrupt-images, or repair the data set."
             )
         print(f"left out, {count} so far: {message}", file=sys.stderr)
 

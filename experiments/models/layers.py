@@ -1,9 +1,12 @@
-"""What models have in common: the layers of convolutional networks, the mask of weight decay."""
+"""What models have in common: convolutional layers, the mask of weight decay, dropout's seeds."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import flax.linen as nn
+import jax
+import numpy as np
 from jax.tree_util import KeyPath, keystr, tree_map_with_path
 from jax.typing import DTypeLike
 
@@ -72,3 +75,31 @@ def decay_mask(params: Any) -> Any:
         return not path or keystr(path[-1:], simple=True) not in NOT_DECAYED
 
     return tree_map_with_path(is_decayed, params)
+
+
+def make_dropout_rngs(seeds: jax.Array) -> dict[str, jax.Array]:
+    """The `rngs` of `apply` for a training batch that has a seed for each example, `[B]` integers.
+
+    A loss is given a batch and no random key, so its randomness is part of the data: draw new seeds
+    for every batch and node, and a run that is resumed drops the same units. The key is that of the
+    first example, so the parts of a batch that is divided over devices differ too.
+    """
+    return {"dropout": jax.random.key(seeds[0])}
+
+
+def draw_dropout_seeds(seed: int, step: int, nodes: Sequence[int], size: int) -> np.ndarray:
+    """Draws a seed for each example of a batch, for `make_dropout_rngs`.
+
+    They depend on the step and the node, so a run that is resumed drops the same units.
+
+    Args:
+        seed: that of the run.
+        step: the number of the batch.
+        nodes: the nodes of this process.
+        size: examples of a node, B.
+
+    Returns:
+        uint32 `[len(nodes), B]`.
+    """
+    rngs = (np.random.default_rng((seed, step, node)) for node in nodes)
+    return np.stack([rng.integers(2**32, size=size, dtype=np.uint32) for rng in rngs])

@@ -10,13 +10,12 @@ of a sequence), H the number of heads, D the width of a head, V the size of the 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
@@ -92,34 +91,6 @@ def make_causal_mask(queries: jax.Array, keys: jax.Array) -> jax.Array:
 def make_padding_mask(tokens: jax.Array, padding_id: int) -> jax.Array:
     """True where there is a token to attend to: ids `[B, S]` -> `[B, 1, 1, S]`."""
     return (tokens != padding_id)[:, None, None, :]
-
-
-def make_dropout_rngs(seeds: jax.Array) -> dict[str, jax.Array]:
-    """The `rngs` of `apply` for a training batch that has a seed for each example, `[B]` integers.
-
-    A loss is given a batch and no random key, so its randomness is part of the data: draw new seeds
-    for every batch and node, and a run that is resumed drops the same units. The key is that of the
-    first example, so the parts of a batch that is divided over devices differ too.
-    """
-    return {"dropout": jax.random.key(seeds[0])}
-
-
-def draw_dropout_seeds(seed: int, step: int, nodes: Sequence[int], size: int) -> np.ndarray:
-    """Draws a seed for each example of a batch, for `make_dropout_rngs`.
-
-    They depend on the step and the node, so a run that is resumed drops the same units.
-
-    Args:
-        seed: that of the run.
-        step: the number of the batch.
-        nodes: the nodes of this process.
-        size: examples of a node, B.
-
-    Returns:
-        uint32 `[len(nodes), B]`.
-    """
-    rngs = (np.random.default_rng((seed, step, node)) for node in nodes)
-    return np.stack([rng.integers(2**32, size=size, dtype=np.uint32) for rng in rngs])
 
 
 def compute_perplexity(loss: float) -> float:

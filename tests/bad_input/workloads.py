@@ -68,7 +68,11 @@ TRANSLATION: list[tuple[str, str, Write]] = [
         files({"train.tsv": PAIRS, "valid.tsv": PAIRS}),
     ),
     ("--data-dir OUT", "train.tsv, line 1 must be a sentence", pairs({"train.tsv": b"one\n"})),
-    ("--data-dir OUT", "train.tsv, line 1 must be UTF-8", pairs({"train.tsv": b"\xff\tx\n"})),
+    (
+        "--data-dir OUT",
+        "train.tsv, line 1, must be text in UTF-8",
+        pairs({"train.tsv": b"\xff\tx\n"}),
+    ),
     ("--data-dir OUT", "must hold one pair of sentences or more", pairs({"valid.tsv": b""})),
     ("--data-dir OUT --vocabulary-size 258", "--vocabulary-size must be >= 259", pairs()),
     ("--data-dir OUT --vocabulary-size 0", "--vocabulary-size must be an integer >= 1", pairs()),

@@ -18,7 +18,7 @@ from small import make_small
 from experiments import data, image, models
 from experiments.data.preparation import ORIGINALS, prepare
 from experiments.data.reader import SplitReader
-from experiments.models.transformer import draw_dropout_seeds
+from experiments.models.layers import draw_dropout_seeds
 from experiments.training import main, placement, trainer
 from experiments.training.evaluation import Evaluator
 from experiments.training.methods.algorithms import ALGORITHMS, spell_name

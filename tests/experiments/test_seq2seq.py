@@ -14,8 +14,9 @@ import pytest
 from overfit import overfit
 from rematerialized import require_remat_changes_no_gradient
 
+from experiments.models.layers import make_dropout_rngs
 from experiments.models.seq2seq import SEQ2SEQ_SIZES, Seq2Seq, translate
-from experiments.models.transformer import Size, make_dropout_rngs
+from experiments.models.transformer import Size
 
 TINY = Size(layers=2, width=8, heads=2, hidden=12)
 VOCABULARY = 7

@@ -47,7 +47,11 @@ def test_pairs_of_a_file(tmp_path, name, content):
         ("a.tsv", b"one\teins\nb\tc\td\n", r"a.tsv, line 2 must be .* got 2 tabs"),
         ("a.tsv", b"one\t \n", r"a.tsv, line 1 must be a sentence, one tab and its translation"),
         ("a.tsv", b"one\teins\n\nb\tc\n", r"a.tsv, line 2 must be .* got 0 tabs in ''"),
-        ("a.tsv", b"one\teins\nw\xff\tb\n", r"a.tsv, line 2 must be UTF-8, got .* at byte 1"),
+        (
+            "a.tsv",
+            b"one\teins\nw\xff\tb\n",
+            r"a.tsv, line 2, must be text in UTF-8, got .* at byte 1",
+        ),
         ("a.tsv", b"x" * 999, r"line 1 must be .* in 'x{60} ...'"),
         ("a.tsv", b"\xef\xbb\xbf", r"a.tsv must hold one pair of sentences or more, got none"),
         ("a.tsv", b"", r"a.tsv must hold one pair of sentences or more, got none"),
@@ -70,6 +74,9 @@ def test_splits_of_a_folder(tmp_path):
     sets = load_pairs("tsv", tmp_path)
     assert [len(pairs.sources) for pairs in sets] == [2, 2, 1]
     assert sets.test.targets == ["eins"]
+    (tmp_path / "valid.tsv").write_bytes(CONTENT)
+    with pytest.raises(DataError, match=r"each file of texts once, got both valid.tsv and .*gz"):
+        load_pairs("tsv", tmp_path)
     with pytest.raises(MissingDataError, match=r"no wmt16_translate/de-en in .* tfds build"):
         load_pairs("wmt16_en_de", tmp_path)
     with pytest.raises(DataError, match="must be tsv or wmt16_en_de, got 'wmt'"):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.models import transformer
+from experiments.models import layers, transformer
 
 
 def test_sinusoids_are_the_papers():
@@ -69,7 +69,7 @@ def test_tokens_beyond_the_vocabulary_show():
 
 def test_dropout_seeds_make_one_key_per_node():
     seeds = jnp.array([[1, 2], [3, 2]], jnp.uint32)
-    keys = jax.vmap(transformer.make_dropout_rngs)(seeds)["dropout"]
+    keys = jax.vmap(layers.make_dropout_rngs)(seeds)["dropout"]
     bits = jax.vmap(jax.random.bits)(keys)
     assert bits[0] == jax.random.bits(jax.random.key(1))
     assert bits[1] == jax.random.bits(jax.random.key(3))

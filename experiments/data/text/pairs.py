@@ -1,8 +1,5 @@
 """Pairs of sentences: tab-separated files, and WMT'16 as TensorFlow Datasets prepares it."""
 
-import codecs
-import gzip
-import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +11,7 @@ from experiments.data.local import (
     open_splits,
     read_examples,
 )
+from experiments.data.text.lines import read_lines, require_once
 
 SPLITS = ("train", "valid", "test")
 WMT16 = "wmt16_translate/de-en"
@@ -76,23 +74,15 @@ def read_pairs(path: Path) -> Pairs:
         DataError: names the file and the number of a line that is not two texts around one tab, or
             not UTF-8; also if the file is empty, or cut short.
     """
-    lines = _read_bytes(path).removeprefix(codecs.BOM_UTF8).split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    if not lines:
+    lines = enumerate(read_lines(path), 1)
+    pairs = [_parse_line(line, f"{path}, line {number}") for number, line in lines]
+    if not pairs:
         raise DataError(f"{path} must hold one pair of sentences or more, got none.")
-    pairs = [_parse_line(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
     return Pairs([source for source, _ in pairs], [target for _, target in pairs])
 
 
-def _parse_line(line: bytes, where: str) -> tuple[str, str]:
-    try:
-        parts = line.removesuffix(b"\r").decode().split("\t")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{where} must be UTF-8, got {error.reason} at byte {error.start}: correct the line, "
-            "or remove it."
-        ) from error
+def _parse_line(line: str, where: str) -> tuple[str, str]:
+    parts = line.split("\t")
     if len(parts) != 2 or not all(map(str.strip, parts)):
         text = "\t".join(parts)
         shown = repr(text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} ...")
@@ -104,23 +94,15 @@ def _parse_line(line: bytes, where: str) -> tuple[str, str]:
 
 
 def _find_file(folder: Path, split: str) -> Path:
-    for path in (folder / f"{split}.tsv", folder / f"{split}.tsv.gz"):
-        if path.is_file():
-            return path
+    names = (f"{split}.tsv", f"{split}.tsv.gz")
+    paths = [path for name in names if (path := folder / name).is_file()]
+    require_once(paths)
+    if paths:
+        return paths[0]
     raise MissingDataError(
         f"no {split}.tsv or {split}.tsv.gz in {folder}. --data-dir must hold train, valid and test "
         "files of tab-separated sentence pairs, got a folder without: give another."
     )
-
-
-def _read_bytes(path: Path) -> bytes:
-    content = path.read_bytes()
-    if path.suffix != ".gz":
-        return content
-    try:
-        return gzip.decompress(content)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is corrupt or cut short: {error}; fetch it again.") from error
 
 
 def _read_prepared(folder: Path) -> PairSets:

@@ -1,7 +1,5 @@
 """Texts for a language model: read from files or TensorFlow Datasets, and packed as tokens."""
 
-import gzip
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +14,7 @@ from experiments.data.local import (
     open_splits,
     read_examples,
 )
+from experiments.data.text.lines import read_lines, require_once
 from experiments.data.tokenizer import join_documents
 
 PYTHON_DOCS = "python_docs"
@@ -103,13 +102,7 @@ def find_files(folder: Path | None, split: Split) -> list[Path]:
             f"no {split} texts in {folder}: --data-dir must hold a file {split}*, which ends with "
             f"{endings}, got a folder without: give another."
         )
-    names = {path.name for path in paths}
-    for name in sorted(names):
-        if f"{name}.gz" in names:
-            raise DataError(
-                f"{folder} must hold each file of texts once, got both {name} and {name}.gz: "
-                "remove one of them."
-            )
+    require_once(paths)
     return paths
 
 
@@ -147,7 +140,7 @@ def _read_python_docs(split: Split) -> Iterator[str]:
 
 def _read_files(paths: list[Path], column: int | None) -> Iterator[str]:
     for path in paths:
-        for number, line in enumerate(_read_lines(path), start=1):
+        for number, line in enumerate(read_lines(path), start=1):
             yield line if column is None else _take_column(line, column, path, number)
 
 
@@ -160,23 +153,6 @@ def _take_column(line: str, column: int, path: Path, number: int) -> str:
             "column."
         )
     return columns[column - 1]
-
-
-def _read_lines(path: Path) -> Iterator[str]:
-    """Yields the lines of a file, gzipped or not, which end with a newline and nothing else."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                try:
-                    # A byte-order mark, which some editors write, is no part of the text.
-                    encoding = "utf-8-sig" if number == 1 else "utf-8"
-                    yield line.decode(encoding).rstrip("\r\n")
-                except UnicodeDecodeError as error:
-                    raise DataError(
-                        f"{path}, line {number}, must be text in UTF-8, got {error}: convert it."
-                    ) from error
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is corrupt or cut short: {error}; fetch it again.") from error
 
 
 def _read_prepared(name: str, data_dir: Path | None, split: Split, feature: str) -> Iterator[str]:

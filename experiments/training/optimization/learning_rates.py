@@ -39,13 +39,16 @@ class StepEpochs(NamedTuple):
         return StepEpochs(scale * self.warm_up, decays, run, self.factor)
 
 
+STEP_EPOCHS = StepEpochs()
+
+
 def make_lr_schedule(
     name: LrSchedule,
     learning_rate: float,
     steps: int,
     global_batch_size: int,
     warmup_steps: int = 0,
-    step_epochs: StepEpochs | None = None,
+    step_epochs: StepEpochs = STEP_EPOCHS,
 ) -> optax.Schedule:
     """Returns the learning rate as a function of the step, which counts updates.
 
@@ -100,9 +103,8 @@ def _make_inverse_sqrt(learning_rate: float, warmup_steps: int) -> optax.Schedul
 
 
 def _make_step_schedule(
-    start: float, peak: float, steps: int, epochs: StepEpochs | None
+    start: float, peak: float, steps: int, epochs: StepEpochs
 ) -> optax.Schedule:
-    epochs = epochs or StepEpochs()
     warm_up = max(1, round(steps * epochs.warm_up / epochs.run)) if epochs.warm_up else 0
     decays = {round(steps * epoch / epochs.run) - warm_up: epochs.factor for epoch in epochs.decays}
     rest = optax.piecewise_constant_schedule(peak, decays)
