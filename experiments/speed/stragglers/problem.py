@@ -1,17 +1,15 @@
 """What the nodes train: softmax regression on digits, and a sleep in the place of computation."""
 
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
-from numpy.typing import ArrayLike
 
 from experiments.data.images import load
 from experiments.data.sharding import split_examples
+from experiments.sleep import compute_one
 
 LEARNING_RATE = 0.05  # of plain SGD
 BATCH_SIZE_PER_NODE = 32
@@ -81,19 +79,13 @@ def compute_loss(params: Any, batch: Batch) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
-def sleep(seconds: ArrayLike) -> np.ndarray:
-    """Sleeps; returns 1."""
-    time.sleep(float(np.asarray(seconds)))
-    return np.float32(1)  # pyright: ignore[reportReturnType]
-
-
 def compute_gradients(params: Any, batch: Batch, seconds: jax.Array) -> tuple[Any, jax.Array]:
     """Gradients and loss of one node, which are there after these seconds.
 
     The sleep is a part of the compiled step, as computation on a device would be: what can run
     beside the computation of gradients, as the exchange of `osgp`, runs beside the sleep.
     """
-    one = jax.pure_callback(sleep, jax.ShapeDtypeStruct((), jnp.float32), seconds)
+    one = compute_one(seconds)
 
     def loss_after_sleep(params: Any) -> jax.Array:
         return one * compute_loss(params, batch)
