@@ -82,6 +82,9 @@ class TrainingOptions:
     staleness: Annotated[NonNegativeFloat, MAX_STALENESS] = 1.0
     """AD-PSGD: mean age, in steps, of the models at which gradients are taken (Poisson, at most 4).
     """
+    delays_of: OptionalPath = None
+    """AD-PSGD: the delays that nodes showed which wait for nobody, from the journals of a run in
+    OUT/nodes/RUN/journals/JOB, instead of random ones."""
     nodes: PositiveInt = 8
     """Number of nodes; each has its model and its part of the data."""
     batch_size_per_node: PositiveInt = 32

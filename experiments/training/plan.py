@@ -157,6 +157,7 @@ class Plan:
             local_steps=options.local_steps,
             wire_dtype=options.wire_dtype,
             staleness=options.staleness,
+            delays_of=options.delays_of,
             switch_at=options.switch_at,
             accumulate=options.accumulate,
         )

@@ -5,6 +5,7 @@ nobody.
 """
 
 from gossipjax.asynchronous._account import Account, account
+from gossipjax.asynchronous._delays import measure_delays
 from gossipjax.asynchronous._join import join
 from gossipjax.asynchronous._node import Node, Statistics
 from gossipjax.asynchronous._replay import ReplayedStep, replay
@@ -19,6 +20,7 @@ __all__ = [
     "account",
     "adpsgd",
     "join",
+    "measure_delays",
     "replay",
     "sgp",
 ]

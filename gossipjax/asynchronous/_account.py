@@ -18,7 +18,8 @@ class Account(NamedTuple):
     Attributes:
       founded: what founders brought.
       living: place -> what the last life of that place holds.
-      in_flight: what was sent, and has neither arrived nor been taken back.
+      in_flight: what was sent, and has neither arrived nor been taken back. What a dead life had
+        sent, and nobody takes any more, stays here.
       dead: what earlier lives held at their end, less what they had applied although its sender
         took it back, since the acknowledgement was lost.
     """

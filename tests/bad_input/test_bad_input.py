@@ -29,6 +29,7 @@ from experiments.averaging import __main__ as averaging
 from experiments.averaging import report as averaging_report
 from experiments.data import __main__ as data
 from experiments.fault_injection import __main__ as fault_injection
+from experiments.fault_injection.asynchronous import __main__ as asynchronous_faults
 from experiments.speed import __main__ as speed
 from experiments.training import placement
 from gossipjax.launch import __main__ as launch
@@ -52,6 +53,7 @@ PROGRAMS: dict[str, Callable[[list[str]], object]] = {
     "averaging_report": lambda arguments: tyro.cli(averaging_report.main, args=arguments),
     "speed": speed.main,
     "fault_injection": fault_injection.main,
+    "asynchronous_faults": asynchronous_faults.main,
     "launch": launch.main,
 }
 

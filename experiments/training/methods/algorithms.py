@@ -6,6 +6,7 @@ A new algorithm is one row of `ALGORITHMS`; help texts, errors and benchmarks re
 import dataclasses
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -34,6 +35,7 @@ class MethodOptions:
       local_steps: updates from one exchange to the next.
       wire_dtype: the type of the values in messages.
       staleness: the mean delay of AD-PSGD's gradients, in steps.
+      delays_of: a folder of journals whose delays AD-PSGD has instead.
       switch_at: see `steps`.
       overlap: updates between sending a message and using it; part of the algorithm's name.
       accumulate: steps for one update.
@@ -45,6 +47,7 @@ class MethodOptions:
     local_steps: int = 1
     wire_dtype: WireDtype = "float32"
     staleness: float = 1.0
+    delays_of: Path | None = None
     switch_at: float = 1 / 3
     overlap: int = 0
     accumulate: int = 1
@@ -85,8 +88,22 @@ def _build_osgp(schedule: gx.Schedule, options: MethodOptions, biased: bool = Fa
 
 
 def _build_adpsgd(schedule: gx.Schedule, options: MethodOptions) -> Transform:
-    delays = gx.random_delays(schedule.size, MAX_ROUNDS, options.seed, options.staleness, MAX_DELAY)
+    if options.delays_of is None:
+        rounds, nodes = MAX_ROUNDS, schedule.size
+        delays = gx.random_delays(nodes, rounds, options.seed, options.staleness, MAX_DELAY)
+    else:
+        delays = _read_delays(options.delays_of)
     return gx.adpsgd(schedule, delays, wire_dtype=options.message_dtype)
+
+
+def _read_delays(folder: Path) -> Any:
+    """Returns the delays `[T, N]` that a run of nodes that wait for nobody has shown."""
+    journals = sorted(folder.rglob("*.jsonl")) if folder.is_dir() else []
+    if not journals:
+        raise ValueError(
+            f"--delays-of must be a folder of journals, OUT/nodes/RUN/journals/JOB, got {folder}."
+        )
+    return gx.asynchronous.measure_delays(journals)
 
 
 ALGORITHMS = {
