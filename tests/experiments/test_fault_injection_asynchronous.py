@@ -23,6 +23,7 @@ KILL = Kill(1, time=100.0, restarted=100.1, back=104.0, pause=0.2)
 STOP = Stop(2, time=50.0, continued=80.0, back=80.1, step_before=0.05, step_during=0.051)
 ACCOUNT = gx.asynchronous.Account(4.0, {0: 1.0, 1: 0.5, 2: 1.5}, 0.25, 0.75)
 ACCURACY = "test_accuracy_average_model"
+SHORT = ("--kills=1", "--stops=1", "--stop-seconds=2", "--processes=3", "--epochs=6", "--runs=1")
 RUN = {ACCURACY: 0.97, "weight_nodes": [1.0, 0.5, 1.5], "places_nodes": [0, 1, 2]}
 
 
@@ -109,10 +110,9 @@ def test_tables_fit_into_a_terminal():
 def test_a_job_with_a_kill_and_one_with_a_stop(tmp_path, monkeypatch, capsys):
     """On a busy machine a node may be back later, and steps take longer: both are reported."""
     out = tmp_path / "out"
-    options = ("--kills 1 --stops 1 --stop-seconds 2 --processes 3 --epochs 6 --runs 1").split()
     monkeypatch.setattr(kills, "MAX_DELAY", 0.2)
     try:
-        program.main([*options, "--out", str(out)])
+        program.main([*SHORT, "--out", str(out)])
         violations = []
     except SystemExit as error:
         violations = str(error.code).splitlines()[1:]
