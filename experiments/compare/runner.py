@@ -147,7 +147,7 @@ def run_processes() -> Iterator[Start]:
     def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         if not is_open:
             raise RuntimeError("the comparison has ended.")
-        process: subprocess.Popen[bytes] = subprocess.Popen(command, **options)
+        process = subprocess.Popen[bytes](command, **options)
         running.append(process)
         return process
 
