@@ -33,12 +33,14 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
         """Float images `[B, H, W, C]` -> float32 logits `[B, classes]`."""
-        types = {"dtype": self.dtype, "param_dtype": self.param_dtype}
-        dense = partial(nn.Dense, **types)
+        dense = partial(nn.Dense, dtype=self.dtype, param_dtype=self.param_dtype)
+        normalize = partial(
+            nn.BatchNorm, momentum=0.9, dtype=self.dtype, param_dtype=self.param_dtype
+        )
         hidden = images.reshape(images.shape[0], -1)
         for width in HIDDEN:
             hidden = dense(width)(hidden)
             if self.normalization == "batch":
-                hidden = nn.BatchNorm(not train, momentum=0.9, **types)(hidden)
+                hidden = normalize(not train)(hidden)
             hidden = nn.relu(hidden)
         return dense(self.classes)(hidden).astype(jnp.float32)
