@@ -54,10 +54,11 @@ class Options(TrainingOptions):
     """Divide the images of each class over the nodes by Dirichlet(alpha): a small alpha is uneven.
     If not given, the images are shuffled."""
     model: Literal[
-        "small_cnn", "linear", "resnet20", "resnet56", "vgg11", "resnet18", "resnet50"
+        "small_cnn", "mlp", "linear", "resnet20", "resnet56", "vgg11", "resnet18", "resnet50"
     ] = "small_cnn"
-    """small_cnn: 106,000 parameters. linear: softmax regression on the pixels. resnet20, resnet56,
-    vgg11: for CIFAR. resnet18, resnet50: for ImageNet."""
+    """small_cnn: 106,000 parameters. mlp: two hidden layers, as large and faster. linear: softmax
+    regression on pixels. resnet20, resnet56, vgg11: for CIFAR. resnet18, resnet50: for ImageNet.
+    """
     normalization: models.Normalization | None = None
     """batch: BatchNorm after the convolutions; of the pixels, for linear. If not given: batch for
     residual networks, which need it, none for others."""
@@ -81,7 +82,7 @@ class Options(TrainingOptions):
             raise ValueError(
                 f"--normalization must be batch for {self.model}, which diverges without, got none."
             )
-        if self.remat and self.model in ("small_cnn", "linear"):
+        if self.remat and self.model in ("small_cnn", "mlp", "linear"):
             raise ValueError(f"--remat needs a deep --model, such as resnet20, got {self.model}.")
         if self.dataset == "mnist5k" and (self.data_dir or self.download):
             raise ValueError(

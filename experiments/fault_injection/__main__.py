@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import results
+from experiments.compilation_cache import compilation_cache
 from experiments.fault_injection.kills import Kill, find_violations, inject_kills
-from experiments.fault_injection.launched_job import compilation_cache
 from experiments.fault_injection.options import Options
 from experiments.fault_injection.supervised_run import SupervisedRun
 from experiments.program import exit_on_error

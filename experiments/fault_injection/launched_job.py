@@ -5,11 +5,10 @@ import os
 import queue
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -169,22 +168,3 @@ def find_pids(launcher_pid: int, variable: str) -> dict[int, int]:
                     if name == variable.encode():
                         pids[int(value)] = int(folder.name)
     return pids
-
-
-@contextlib.contextmanager
-def compilation_cache() -> Iterator[None]:
-    """Lets all processes, after each restart too, read the programs that one has compiled."""
-    names = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
-    before = {name: os.environ.get(name) for name in names}
-    with tempfile.TemporaryDirectory(
-        prefix="gossipjax-cache-", ignore_cleanup_errors=True
-    ) as folder:
-        os.environ.update(zip(names, (folder, "0"), strict=True))
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value

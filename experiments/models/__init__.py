@@ -4,11 +4,13 @@ from functools import partial
 
 from experiments.models.layers import decay_mask
 from experiments.models.linear import Linear
+from experiments.models.mlp import MLP
 from experiments.models.resnet import ResNet, ResNetCifar
 from experiments.models.small_cnn import Normalization, SmallCNN
 from experiments.models.vgg import VGG11
 
 __all__ = [
+    "MLP",
     "MODELS",
     "VGG11",
     "Linear",
@@ -22,6 +24,7 @@ __all__ = [
 MODELS = {
     "small_cnn": SmallCNN,
     "linear": Linear,
+    "mlp": MLP,
     "resnet20": partial(ResNetCifar, depth=20),
     "resnet56": partial(ResNetCifar, depth=56),
     "vgg11": VGG11,

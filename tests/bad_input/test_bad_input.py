@@ -27,6 +27,7 @@ from bad_input.rows import Call, Line
 from experiments import image, language, report, speech, translation
 from experiments.averaging import __main__ as averaging
 from experiments.averaging import report as averaging_report
+from experiments.compare import __main__ as compare
 from experiments.data import __main__ as data
 from experiments.fault_injection import __main__ as fault_injection
 from experiments.fault_injection.asynchronous import __main__ as asynchronous_faults
@@ -54,6 +55,7 @@ PROGRAMS: dict[str, Callable[[list[str]], object]] = {
     "speed": speed.main,
     "fault_injection": fault_injection.main,
     "asynchronous_faults": asynchronous_faults.main,
+    "compare": compare.main,
     "launch": launch.main,
 }
 

@@ -16,7 +16,7 @@ from small import make_small
 
 import gossipjax as gx
 from experiments import image
-from experiments.fault_injection.launched_job import compilation_cache
+from experiments.compilation_cache import compilation_cache
 from experiments.training import placement
 from experiments.training.asynchronous import ASYNCHRONOUS
 from experiments.training.asynchronous import job as job_module

@@ -13,7 +13,7 @@ import pytest
 from golden.make_image_models import CLASSES, IMAGES_SHAPES, make_array
 from jax.extend.core import jaxprs_in_params
 
-from experiments.models import MODELS, VGG11, Linear, ResNet, ResNetCifar, SmallCNN, decay_mask
+from experiments.models import MLP, MODELS, VGG11, Linear, ResNet, ResNetCifar, SmallCNN, decay_mask
 
 EVALUATION = {
     "resnet50": [
@@ -52,7 +52,11 @@ SMALL = {
     "basic": ResNet(classes=8, stages=(1, 1), bottleneck=False, width=8),
     "bottleneck": ResNet(classes=8, stages=(1, 1), width=8),
 }
-OVERFITTING = SMALL | {"small_cnn": SmallCNN(classes=8), "linear": Linear(classes=8)}
+OVERFITTING = SMALL | {
+    "small_cnn": SmallCNN(classes=8),
+    "linear": Linear(classes=8),
+    "mlp": MLP(classes=8),
+}
 MIXED = SMALL | {"vgg11_batch": SMALL["vgg11"].clone(normalization="batch")}
 REMATERIALIZED = {
     "resnet8": ResNetCifar(classes=8, depth=8, width=4, remat=True),
@@ -180,6 +184,7 @@ def test_trains_as_an_independent_implementation(name):
         ("bottleneck", (8, 32, 32, 3), 0.01),
         ("small_cnn", (8, 16, 16, 3), 0.01),
         ("linear", (8, 16, 16, 3), 0.01),
+        ("mlp", (8, 16, 16, 3), 0.01),
     ],
 )
 def test_overfits_a_handful_of_examples(name, images_shape, learning_rate):

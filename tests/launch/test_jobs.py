@@ -14,11 +14,8 @@ from launching import environment, is_alive
 from small import make_small
 
 from experiments import image
-from experiments.fault_injection.launched_job import (
-    LaunchedJob,
-    compilation_cache,
-    find_pids,
-)
+from experiments.compilation_cache import compilation_cache
+from experiments.fault_injection.launched_job import LaunchedJob, find_pids
 from experiments.fault_injection.supervised_run import RESTARTED, RESUMED
 from experiments.training import placement
 

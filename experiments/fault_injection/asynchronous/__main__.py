@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from experiments import results
+from experiments.compilation_cache import compilation_cache
 from experiments.fault_injection.asynchronous.job import AsynchronousJob
 from experiments.fault_injection.asynchronous.kills import inject_kills
 from experiments.fault_injection.asynchronous.options import Options
@@ -40,7 +41,6 @@ from experiments.fault_injection.asynchronous.requirements import (
 )
 from experiments.fault_injection.asynchronous.stops import inject_stops
 from experiments.fault_injection.asynchronous.tables import make_kills_table, make_stops_table
-from experiments.fault_injection.launched_job import compilation_cache
 from experiments.program import exit_on_error
 from experiments.results import Record
 

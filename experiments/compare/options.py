@@ -1,0 +1,119 @@
+"""The options of the program, and the grid that they mean."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+from experiments.compare.grid import Grid, Line
+from experiments.compare.named import GRIDS, find_grid
+from experiments.options.checks import PositiveFloat, PositiveInt, Seed, check_fields
+from experiments.options.paths import OptionalPath
+from experiments.presets.preset import Program
+from experiments.training.methods.algorithms import ALGORITHMS, parse_name
+
+EVEN = Line("even data", ())
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Runs a grid of methods, and makes one table. Options of the program that trains stand after
+    `--`, for all runs."""
+
+    grid: str | None = None
+    """A published table; its rows, columns and program are those of the grid."""
+    list_grids: bool = False
+    """Print the names of the published tables, and end."""
+    rows: str | None = None
+    """Of a published table, the rows with this text in their titles."""
+    program: Program = "image"
+    """The program that trains."""
+    algorithm: tuple[str, ...] = ("sgp", "allreduce")
+    """One or several, NAME or NAME@TOPOLOGY."""
+    topology: tuple[str, ...] = ()
+    """One or several, for each algorithm without one of its own; if not given, that of its paper.
+    """
+    momentum: tuple[str, ...] = ()
+    """One or several of what --momentum of the program takes; if not given, its default."""
+    dirichlet_alpha: tuple[PositiveFloat, ...] = ()
+    """One or several, a column each: how unevenly classes are divided. If not given, evenly."""
+    seed: tuple[Seed, ...] = ()
+    """One or several; if not given, those of the grid, or 0 1 2."""
+    metric: str | None = None
+    """The metric of the table, such as accuracy or loss; if not given, the program's first."""
+    jobs: PositiveInt | None = None
+    """Runs side by side; if not given, one for each GPU, or for each core."""
+    out: OptionalPath = None
+    """Folder for the results; what is finished there is not run again. A new one under runs/ if not
+    given."""
+    overwrite: bool = False
+    """Replace the results of another comparison in --out."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("algorithm", "topology", "momentum", "dirichlet_alpha", "seed"):
+            values = getattr(self, name)
+            if len(set(values)) < len(values) or (name == "algorithm" and not values):
+                option = name.replace("_", "-")
+                raise ValueError(f"--{option} must be different values, got {values}.")
+        if self.rows is not None and self.grid is None:
+            raise ValueError("--rows must come with --grid, got no --grid: list --algorithm.")
+
+
+def make_grid(options: Options, arguments: Sequence[str]) -> Grid:
+    """Returns the grid of the options; `arguments` are added to those of all runs.
+
+    Raises:
+      ValueError: if a name is unknown, or no row is left.
+    """
+    grid = _make_grid(options) if options.grid is None else find_grid(options.grid)
+    rows = [row for row in grid.rows if options.rows is None or options.rows in row.title]
+    if not rows:
+        titles = ", ".join(row.title for row in grid.rows)
+        raise ValueError(f"--rows must be a part of one of {titles}, got {options.rows!r}.")
+    return dataclasses.replace(
+        grid,
+        rows=tuple(rows),
+        arguments=(*grid.arguments, *arguments),
+        seeds=options.seed or grid.seeds,
+        metric=options.metric or grid.metric,
+    )
+
+
+def _make_grid(options: Options) -> Grid:
+    names = list(
+        dict.fromkeys(
+            name
+            for algorithm in options.algorithm
+            for name in _list_names(algorithm, options.topology)
+        )
+    )
+    rows = tuple(
+        Line(
+            name if momentum is None else f"{name}, {momentum} momentum",
+            ("--algorithm", name, *([] if momentum is None else ["--momentum", momentum])),
+        )
+        for name, momentum in itertools.product(names, options.momentum or (None,))
+    )
+    columns = tuple(
+        Line(f"Dirichlet {alpha:g}", ("--dirichlet-alpha", f"{alpha!r}"))
+        for alpha in options.dirichlet_alpha
+    )
+    title = f"experiments.{options.program}"
+    return Grid(title=title, program=options.program, rows=rows, columns=columns or (EVEN,))
+
+
+def _list_names(algorithm: str, topologies: Sequence[str]) -> list[str]:
+    """The algorithm on each of the topologies that it can have."""
+    parsed = parse_name(algorithm)
+    if parsed.topology is not None or not topologies or ALGORITHMS[parsed.row].fixed_topology:
+        return [algorithm]
+    return [f"{algorithm}@{topology}" for topology in topologies]
+
+
+def describe_grids() -> str:
+    """Returns a line for each published table."""
+    width = max(map(len, GRIDS))
+    return "\n".join(
+        f"{name:{width}}  {grid.title}; {len(list(grid.list_cells()))} runs"
+        for name, grid in GRIDS.items()
+    )

@@ -1,0 +1,212 @@
+"""Grids of runs: their cells, their table, and what is run again."""
+
+import csv
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from experiments.compare import __main__ as program
+from experiments.compare import runner
+from experiments.compare.grid import Cell, Grid, Line
+from experiments.compare.named import GRIDS
+from experiments.compare.options import Options, make_grid
+from experiments.compare.runner import Devices, Outcome, judge, run_cells
+from experiments.compare.statistics import summarize
+from experiments.compare.tables import format_csv, format_latex, format_markdown, make_table
+
+ROWS = (Line("sgp", ("--algorithm", "sgp")), Line("a_b & c", ("--algorithm", "dpsgd")))
+COLUMNS = (Line("alpha 1", ("--dirichlet-alpha", "1")), Line("even", ()))
+GRID = Grid(
+    title="a title",
+    program="image",
+    arguments=("--epochs", "3"),
+    rows=ROWS,
+    columns=COLUMNS,
+    seeds=(0, 1),
+    cells={("sgp", "even"): ("--learning-rate", "0.2")},
+    left_out=frozenset({("a_b & c", "even")}),
+    figures={("sgp", "alpha 1"): "87.4"},
+)
+FIELD = "test_accuracy_average_model"
+
+
+def finish(accuracy):
+    return Outcome("finished", {FIELD: accuracy})
+
+
+OUTCOMES = dict(
+    zip(
+        GRID.list_cells(),
+        [
+            *(finish(0.80), finish(0.9), finish(0.85)),  # seed 0
+            *(finish(0.82), Outcome("diverged", None, "loss"), finish(0.87)),
+        ],
+        strict=True,
+    )
+)
+ENTRIES = summarize(GRID, OUTCOMES, "accuracy")
+
+
+def test_a_cell_has_the_options_of_its_row_column_and_its_own():
+    cells = list(GRID.list_cells())
+    assert len(cells) == 6
+    assert len({cell.name for cell in cells}) == 6
+    assert cells[1].arguments == (
+        *("--epochs", "3", "--algorithm", "sgp", "--learning-rate", "0.2", "--seed", "0"),
+    )
+    assert cells[2].arguments[2:-2] == ("--algorithm", "dpsgd", "--dirichlet-alpha", "1")
+    assert [cell.seed for cell in cells] == [0, 0, 0, 1, 1, 1]
+
+
+def test_mean_spread_and_the_best_of_a_column():
+    entry = ENTRIES["sgp", "alpha 1"]
+    assert entry.mean == pytest.approx(81.0)
+    assert entry.spread == pytest.approx(2**0.5)
+    assert not entry.is_best
+    assert ENTRIES["a_b & c", "alpha 1"].is_best
+    assert not ENTRIES["sgp", "even"].is_best  # it has nobody beside it
+
+
+def test_what_has_diverged_is_shown_and_is_never_the_best():
+    assert ENTRIES["sgp", "even"].diverged == 1
+    both = {cell: Outcome("diverged") for cell in OUTCOMES if cell.row == "a_b & c"}
+    entries = summarize(GRID, OUTCOMES | both, "accuracy")
+    assert not any(entry.is_best for entry in entries.values())
+    markdown = format_markdown(GRID, entries, "")
+    assert "| sgp | 81.00 ± 1.41 | 87.4 | 90.00 (1 diverged) |" in markdown
+    assert "| a_b & c | diverged | - | - |" in markdown
+
+
+def test_of_a_loss_the_smallest_is_the_best():
+    losses = {
+        cell: Outcome("finished", {"test_loss_average_model": loss})
+        for cell, loss in zip(OUTCOMES, [2.0, 1, 3, 2, 1, 3], strict=True)
+    }
+    entries = summarize(GRID, losses, "loss")
+    assert entries["sgp", "alpha 1"].is_best
+    assert entries["sgp", "alpha 1"].mean == 2.0
+
+
+def test_the_table_in_all_forms():
+    markdown = format_markdown(GRID, ENTRIES, "a caption")
+    assert "|  | alpha 1 | paper | even |" in markdown
+    assert "| a_b & c | **86.00 ± 1.41** | - | - |" in markdown
+    latex = format_latex(GRID, ENTRIES, "in %")
+    assert "a\\_b \\& c & \\textbf{86.00 $\\pm$ 1.41} & - & - \\\\" in latex
+    assert "in \\%" in latex
+    rows = list(csv.DictReader(io.StringIO(format_csv(GRID, ENTRIES, "accuracy"))))
+    assert [row["diverged"] for row in rows] == ["0", "1", "0"]
+    assert rows[0]["paper"] == "87.4"
+    assert [float(value) for value in rows[0]["values"].split()] == [80.0, 82.0]
+    output = io.StringIO()
+    Console(file=output, width=80).print(make_table(GRID, ENTRIES, "a caption"))
+    assert "90.00 (1 diverged)" in output.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("status", "log", "expected"),
+    [
+        (2, "error: the loss of node 0 must be finite, got nan after 3 steps", "diverged"),
+        (2, "error: --epochs must be an integer >= 1, got 0", "failed"),
+        (0, "done", "failed"),  # without a summary
+        (-9, "", "failed"),
+    ],
+)
+def test_how_a_run_ended(tmp_path, status, log, expected):
+    (tmp_path / runner.LOG).write_text(log)
+    outcome = judge(tmp_path, status, 1.0)
+    assert outcome.status == expected
+    assert outcome.error
+
+
+def test_rows_are_algorithms_by_topologies_and_momentum():
+    options = Options(
+        algorithm=("sgp", "dpsgd@complete", "allreduce"),
+        topology=("ring", "exponential"),
+        momentum=("local", "mixed"),
+        dirichlet_alpha=(0.1,),
+        seed=(5,),
+    )
+    grid = make_grid(options, ["--epochs", "2"])
+    assert [row.title for row in grid.rows][::2] == [
+        "sgp@ring, local momentum",
+        "sgp@exponential, local momentum",
+        "dpsgd@complete, local momentum",
+        "allreduce, local momentum",
+    ]
+    cell = next(grid.list_cells())
+    assert cell.arguments == (
+        *("--epochs", "2", "--algorithm", "sgp@ring", "--momentum", "local"),
+        *("--dirichlet-alpha", "0.1", "--seed", "5"),
+    )
+
+
+def test_published_tables_have_cells_of_different_names():
+    for grid in GRIDS.values():
+        cells = list(grid.list_cells())
+        assert len({cell.name for cell in cells}) == len(cells)
+        titles = {(cell.row, cell.column) for cell in cells}
+        assert grid.figures.keys() <= titles
+        assert grid.cells.keys() <= titles
+
+
+def write_program(folder, monkeypatch):
+    """A package `experiments` whose program takes no time: it counts its calls, and may fail."""
+    package = folder / "fake" / "experiments"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "image.py").write_text(
+        "import json, pathlib, sys\n"
+        "out = pathlib.Path(sys.argv[sys.argv.index('--out') + 1])\n"
+        "with (out.parent / 'calls').open('a') as calls: calls.write(out.name + chr(10))\n"
+        "if 'dpsgd' in sys.argv and not (out.parent / 'mended').exists():\n"
+        "    sys.exit('error: no luck')\n"
+        "run = {'run': 'a', 'algorithm': 'sgp', 'topology': 'ring', 'nodes': 2,\n"
+        "       'seconds_per_step': 1.0, 'examples_per_second': 1.0, 'consensus_distance': 0.0,\n"
+        "       'test_accuracy_average_model': 0.5, 'test_accuracy_nodes': [0.5, 0.5]}\n"
+        "summary = {'options': {}, 'environment': {}, 'runs': [run]}\n"
+        "(out / 'summary.json').write_text(json.dumps(summary))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(folder / "fake"))
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+
+
+def test_only_what_is_not_finished_is_run_again(tmp_path, monkeypatch):
+    write_program(tmp_path, monkeypatch)
+    cells = list(GRID.list_cells())
+    folder = tmp_path / "cells"
+
+    def run(cells):
+        reported = []
+        outcomes = run_cells(
+            "image", cells, folder, Devices(({}, {})), lambda *both: reported.append(both)
+        )
+        assert dict(reported) == outcomes
+        return [outcome.status for outcome in outcomes.values()]
+
+    assert run(cells) == ["finished", "finished", "failed"] * 2
+    assert len((folder / "calls").read_text().split()) == 6
+    (folder / "mended").touch()
+    assert run(cells) == ["finished"] * 6
+    assert len((folder / "calls").read_text().split()) == 8
+    other = Cell(cells[0].row, cells[0].column, cells[0].seed, ("--epochs", "4"))
+    with pytest.raises(ValueError, match="--out must be the folder of this comparison"):
+        run([other])
+
+
+def test_a_comparison_from_the_command_line(tmp_path, monkeypatch, capsys):
+    write_program(tmp_path, monkeypatch)
+    monkeypatch.setattr(program, "find_devices", lambda jobs: Devices(({},) * (jobs or 1)))
+    out = tmp_path / "out"
+    line = ["--algorithm", "sgp", "dpsgd", "--seed", "0", "--out", str(out), "--", "--epochs", "1"]
+    with pytest.raises(SystemExit, match="error: no luck"):
+        program.main(line)
+    assert "failed" in capsys.readouterr().out
+    (out / "cells" / "mended").touch()
+    program.main(line)
+    assert "50.00" in (out / "table.md").read_text()
+    summary = json.loads((out / "summary.json").read_text())
+    assert [run["mean"] for run in summary["runs"]] == [50.0, 50.0]
+    assert len((out / "cells" / "calls").read_text().split()) == 3
