@@ -5,9 +5,13 @@ from gossipjax.algorithms.adpsgd import adpsgd, d1d_psgd, random_delays
 from gossipjax.algorithms.allreduce import allreduce
 from gossipjax.algorithms.apply_if_finite import apply_if_finite
 from gossipjax.algorithms.chain import canonical_step, canonical_steps, gossip_state
+from gossipjax.algorithms.d2 import d2
 from gossipjax.algorithms.dpsgd import dpsgd
 from gossipjax.algorithms.easgd import easgd
+from gossipjax.algorithms.gradient_tracking import gradient_tracking
 from gossipjax.algorithms.osgp import osgp
+from gossipjax.algorithms.quasi_global import quasi_global, quasi_global_adam
+from gossipjax.algorithms.relay import relay
 from gossipjax.algorithms.sgp import sgp
 from gossipjax.algorithms.state import GossipState
 from gossipjax.algorithms.transform import exchange
@@ -34,12 +38,14 @@ __all__ = [
     "canonical_step",
     "canonical_steps",
     "d1d_psgd",
+    "d2",
     "diagnostics",
     "donate_on_accelerators",
     "dpsgd",
     "easgd",
     "exchange",
     "gossip_state",
+    "gradient_tracking",
     "latest_model",
     "launch",
     "local_model",
@@ -47,7 +53,10 @@ __all__ = [
     "mix_batch_stats",
     "osgp",
     "processes",
+    "quasi_global",
+    "quasi_global_adam",
     "random_delays",
+    "relay",
     "sgp",
     "spmd",
     "topology",

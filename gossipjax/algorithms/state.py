@@ -262,6 +262,11 @@ def add(x: Any, updates: optax.Updates) -> Any:
     return jax.tree.map(lambda leaf, u: leaf + jnp.asarray(u, leaf.dtype), x, updates)
 
 
+def subtract(x: Any, updates: optax.Updates) -> Any:
+    """Returns `x - u`, leaf by leaf, in the type of `x`."""
+    return jax.tree.map(lambda leaf, u: leaf - jnp.asarray(u, leaf.dtype), x, updates)
+
+
 def apply_updates(params: optax.Params, updates: optax.Updates) -> optax.Params:
     """`optax.apply_updates`, also of updates wider than their parameters under strict promotion.
 
