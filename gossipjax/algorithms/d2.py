@@ -40,7 +40,7 @@ def d2(
 
         x' = W (x + u + c);    c <- x' - x - u;    x <- x'
 
-    which is `x_{k+1} = W (2 x_k - x_{k-1} + u_k - u_{k-1})`, the traffic that of `dpsgd`. It reaches
+    which is `x_{k+1} = W (2 x_k - x_{k-1} + u_k - u_{k-1})`, at the traffic of `dpsgd`. It reaches
     the optimum of the mean loss at a constant rate. The mean of `c` over the nodes stays 0. Where
     the learning rate falls at once, `c` is that of the old rate for a while.
 
