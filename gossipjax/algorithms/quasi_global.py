@@ -48,7 +48,8 @@ def quasi_global(
         x' = P (x - rate d);   m <- mu m + (1 - mu) (x - x') / rate;    x <- x'
 
     On uneven data the momentum of local gradients drives the nodes apart; that of the mixed models
-    does not. `h` is not kept. A step of rate 0, as a warm-up may begin with, leaves `m` as it is.
+    does not. Where the models stand still `m` is 0, so it ends where D-PSGD without momentum does.
+    `h` is not kept. A step of rate 0, as a warm-up may begin with, leaves `m` as it is.
     The state is a `GossipState` with `extra["momentum"]`, like the parameters and float32 at least;
     on a change of nodes it is averaged.
 

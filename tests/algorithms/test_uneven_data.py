@@ -47,14 +47,20 @@ def solve_dpsgd(W, curvatures, targets, rate):
 
 
 def test_dpsgd_and_quasi_global_momentum_stay_off_the_optimum():
-    """Both end where the mixed local steps stand still: `m = 0` there, whatever its factors."""
+    """Both end where the mixed local steps stand still: `m = 0` there, whatever its factors.
+
+    A step of Nesterov's momentum is then one of SGD at 1.9 times the rate.
+    """
     expected = solve_dpsgd(W, CURVATURES, TARGETS, RATE)
-    assert abs(expected - OPTIMUM).max() > 0.3
-    assert abs(expected.mean() - OPTIMUM) > 1e-3
+    assert abs(expected - OPTIMUM).max() == pytest.approx(0.5952, abs=1e-4)
+    assert abs(expected.mean() - OPTIMUM) == pytest.approx(0.0476, abs=1e-4)
     by_dpsgd = train(optax.chain(optax.sgd(RATE), gx.dpsgd(LAZY_RING, "adapt-then-combine")))
     np.testing.assert_allclose(by_dpsgd, expected, atol=1e-5)
-    by_quasi_global = train(gx.quasi_global(LAZY_RING, RATE, nesterov=True))
-    np.testing.assert_allclose(by_quasi_global, expected, atol=1e-4)
+    by_quasi_global = train(gx.quasi_global(LAZY_RING, RATE))
+    np.testing.assert_allclose(by_quasi_global, expected, atol=1e-5)
+    by_nesterov = train(gx.quasi_global(LAZY_RING, RATE, nesterov=True))
+    expected = solve_dpsgd(W, CURVATURES, TARGETS, 1.9 * RATE)
+    np.testing.assert_allclose(by_nesterov, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -70,8 +76,7 @@ def test_dpsgd_and_quasi_global_momentum_stay_off_the_optimum():
     ids=["d2", "tracking", "push-sum tracking", "directed ring", "chain", "star"],
 )
 def test_corrected_methods_reach_the_optimum(gossip):
-    # A pole of the slowest is 0.97.
-    models = train(optax.chain(optax.sgd(0.25 * RATE), gossip), 3000)
+    models = train(optax.chain(optax.sgd(0.25 * RATE), gossip), 2000)
     np.testing.assert_allclose(models, OPTIMUM, atol=1e-5)
 
 
