@@ -22,7 +22,7 @@ from gossipjax.algorithms.state import (
     require_axis_names,
 )
 from gossipjax.algorithms.transform import Combined, gossip_transform
-from gossipjax.algorithms.trees import pair_neighbors
+from gossipjax.algorithms.uneven_data._trees import pair_neighbors
 from gossipjax.collectives import Layout, StepLike, at_round, exchange_in_pairs
 from gossipjax.topology import from_graph
 from gossipjax.wire import Wire

@@ -1,0 +1,5 @@
+"""Methods for data that differ between the nodes, a file each."""
+
+from gossipjax.algorithms.uneven_data import d2, gradient_tracking, quasi_global, relay
+
+__all__ = ["d2", "gradient_tracking", "quasi_global", "relay"]
