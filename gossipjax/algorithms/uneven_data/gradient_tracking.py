@@ -82,7 +82,7 @@ def gradient_tracking(
     require_schedule(schedule, "gradient_tracking")
     require_axis_names("gradient_tracking", axis_name, local_axis_name)
     wire = make_wire(axis_name, local_axis_name, wire_dtype)
-    plan = ExchangePlan(schedule, wire=wire)
+    plan = ExchangePlan(schedule, wire=wire, models=2)
 
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan, push_sum=not schedule.is_doubly_stochastic)
