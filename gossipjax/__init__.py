@@ -13,6 +13,7 @@ from gossipjax.algorithms.state import GossipState
 from gossipjax.algorithms.transform import exchange
 from gossipjax.algorithms.uneven_data.d2 import d2
 from gossipjax.algorithms.uneven_data.gradient_tracking import gradient_tracking
+from gossipjax.algorithms.uneven_data.mixed_momentum import mixed_momentum
 from gossipjax.algorithms.uneven_data.quasi_global import quasi_global, quasi_global_adam
 from gossipjax.algorithms.uneven_data.relay import relay
 from gossipjax.batch_stats import average_batch_stats, mix_batch_stats
@@ -51,6 +52,7 @@ __all__ = [
     "local_model",
     "mix",
     "mix_batch_stats",
+    "mixed_momentum",
     "osgp",
     "processes",
     "quasi_global",

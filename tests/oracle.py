@@ -118,6 +118,16 @@ def quasi_global(matrices, x, gradients, rate, momentum, mu, nesterov=False):
         yield x, x, np.ones(len(x))
 
 
+def mixed_momentum(matrices, x, gradients, rate, momentum, nesterov=False):
+    m = np.zeros_like(x)
+    for k, g in enumerate(gradients):
+        P = matrices[k % len(matrices)]
+        m = momentum * m + g
+        x = P @ (x - rate * (g + momentum * m if nesterov else m))
+        m = P @ m
+        yield x, x, np.ones(len(x))
+
+
 def quasi_global_adam(matrices, x, gradients, rate, b1, b2, eps):
     m = np.zeros_like(x)
     v = np.zeros_like(x)

@@ -183,6 +183,12 @@ ROWS = {
         conserves_mass=False,
         is_variant=True,
     ),
+    "mixed_momentum": Row(
+        partial(gx.mixed_momentum, rate=RATE, momentum=0.8, nesterov=True),
+        partial(oracle.mixed_momentum, rate=RATE, momentum=0.8, nesterov=True),
+        oracle.doubly_stochastic,
+        conserves_mass=False,
+    ),
     "quasi_global_adam": Row(
         partial(gx.quasi_global_adam, rate=RATE, b1=0.8, b2=0.9, eps=1e-3),
         partial(oracle.quasi_global_adam, rate=RATE, b1=0.8, b2=0.9, eps=1e-3),

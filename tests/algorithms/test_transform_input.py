@@ -27,6 +27,7 @@ FACTORIES = {
     "d2": lambda **options: gx.d2(gx.topology.complete(N), **options),
     "quasi_global": lambda **options: gx.quasi_global(RING, **{"rate": 0.1, **options}),
     "quasi_global_adam": lambda **options: gx.quasi_global_adam(RING, **{"rate": 0.1, **options}),
+    "mixed_momentum": lambda **options: gx.mixed_momentum(RING, **{"rate": 0.1, **options}),
     "relay": lambda **options: gx.relay(networkx.path_graph(N), **options),
 }
 WRONG = [
@@ -46,12 +47,20 @@ WRONG = [
     *(("easgd", {"period": period}) for period in (None, 0, "2", True)),
     *(
         (name, {"rate": rate})
-        for name in ("quasi_global", "quasi_global_adam")
+        for name in ("quasi_global", "quasi_global_adam", "mixed_momentum")
         for rate in (None, True, "0.1", 0, -0.1, np.nan, np.inf, np.ones(2))
     ),
-    *(("quasi_global", {"momentum": momentum}) for momentum in (None, True, 1.0, -0.1, "0.9")),
+    *(
+        (name, {"momentum": momentum})
+        for name in ("quasi_global", "mixed_momentum")
+        for momentum in (None, True, 1.0, -0.1, "0.9")
+    ),
     *(("quasi_global", {"mu": mu}) for mu in (None, 1, np.nan, [0.9])),
-    *(("quasi_global", {"nesterov": nesterov}) for nesterov in (None, 1, "yes")),
+    *(
+        (name, {"nesterov": nesterov})
+        for name in ("quasi_global", "mixed_momentum")
+        for nesterov in (None, 1, "yes")
+    ),
     *(("quasi_global_adam", {beta: value}) for beta in ("b1", "b2") for value in (None, 1.0, -1)),
     *(("quasi_global_adam", {"eps": eps}) for eps in (None, 0, -1e-8, np.inf)),
 ]

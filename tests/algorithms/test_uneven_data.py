@@ -178,7 +178,14 @@ def test_relay_on_another_number_of_nodes():
         gx.spmd(lambda x: tx.update(x, tx.init(x), x, step=0), nodes=4)(jnp.ones((4, 2)))
 
 
-class TestTheRateOfQuasiGlobalMomentum:
+def test_mixed_momentum_on_the_complete_graph_is_allreduce():
+    complete = gx.topology.complete(N)
+    exact = optax.chain(gx.allreduce(), optax.sgd(RATE, momentum=0.9, nesterov=True))
+    mixed = gx.mixed_momentum(complete, RATE, nesterov=True)
+    np.testing.assert_allclose(train(mixed, 5), train(exact, 5), rtol=1e-5)
+
+
+class TestTheRate:
     X = jnp.asarray(RNG.normal(size=(N, 3)), jnp.float32)
 
     def take_steps(self, tx, steps=4):
@@ -191,7 +198,7 @@ class TestTheRateOfQuasiGlobalMomentum:
 
         return run("vmap", run_steps, N)(self.X)
 
-    @pytest.mark.parametrize("make", [gx.quasi_global, gx.quasi_global_adam])
+    @pytest.mark.parametrize("make", [gx.quasi_global, gx.quasi_global_adam, gx.mixed_momentum])
     def test_injected(self, make):
         """As programs set it: a traced scalar, as all other numbers are then."""
         injected = promoting(optax.inject_hyperparams(make)(LAZY_RING, rate=0.1))

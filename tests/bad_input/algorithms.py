@@ -26,6 +26,7 @@ FACTORIES: dict[str, Callable[..., Any]] = {
     "gradient_tracking": gx.gradient_tracking,
     "quasi_global": partial(gx.quasi_global, rate=0.1),
     "quasi_global_adam": partial(gx.quasi_global_adam, rate=0.1),
+    "mixed_momentum": partial(gx.mixed_momentum, rate=0.1),
 }
 TRANSFORMS = {
     "sgp": gx.sgp(RING),
@@ -37,6 +38,7 @@ TRANSFORMS = {
     "d2": gx.d2(gx.topology.complete(4)),
     "quasi_global": gx.quasi_global(RING, 0.1),
     "quasi_global_adam": gx.quasi_global_adam(RING, 0.1),
+    "mixed_momentum": gx.mixed_momentum(RING, 0.1),
     "relay": gx.relay(nx.path_graph(4)),
 }
 
@@ -105,7 +107,7 @@ ROWS += calls("d2 directed", gx.d2, [gx.topology.directed_ring(4)], "must be sym
 ROWS += calls(
     "d2 eigenvalues", gx.d2, [RING, gx.topology.ring(16)], r"above -1/3, .* got -0.333333.*I\) / 2"
 )
-for name in ("quasi_global", "quasi_global_adam"):
+for name in ("quasi_global", "quasi_global_adam", "mixed_momentum"):
     ROWS += calls(
         f"{name} star", FACTORIES[name], [gx.topology.star(4)], "must be doubly stochastic"
     )

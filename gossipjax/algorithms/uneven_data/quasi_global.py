@@ -7,24 +7,24 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.typing import DTypeLike
 
 from gossipjax.algorithms.rounding import zeros_like_model
-from gossipjax.algorithms.state import (
-    ExchangePlan,
-    Extra,
-    GossipState,
-    add,
-    init_state,
-    require_axis_names,
-    subtract,
-)
+from gossipjax.algorithms.state import ExchangePlan, Extra, GossipState, init_state, subtract
 from gossipjax.algorithms.transform import Combined, gossip_transform
-from gossipjax.collectives import StepLike, mix, require_doubly_stochastic
+from gossipjax.algorithms.uneven_data._optimizers import (
+    add_scaled,
+    make_plan,
+    rate_at,
+    require_fraction,
+    require_nesterov,
+    require_positive,
+    require_rate,
+    scale,
+)
+from gossipjax.collectives import StepLike, mix
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import make_wire
 
 MIN_NORM = 1e-8  # is added to a norm that divides, as in the authors' code
 
@@ -85,12 +85,11 @@ def quasi_global(
     ([0.5, 0.5], [-0.1, 0.3])
     """
     name = "quasi_global"
-    _require_rate(rate, name)
-    _require_fraction(momentum, f"momentum of {name}")
-    _require_fraction(mu, f"mu of {name}")
-    if not isinstance(nesterov, bool | np.bool_):
-        raise ValueError(f"nesterov of {name} must be True or False, got {nesterov!r}.")
-    plan = _make_plan(name, schedule, axis_name, local_axis_name, wire_dtype)
+    require_rate(rate, name)
+    require_fraction(momentum, f"momentum of {name}")
+    require_fraction(mu, f"mu of {name}")
+    require_nesterov(nesterov, name)
+    plan = make_plan(name, schedule, axis_name, local_axis_name, wire_dtype)
 
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan, push_sum=False)
@@ -102,14 +101,14 @@ def quasi_global(
         del received
         assert state.extra is not None
         old = state.extra["momentum"].value
-        eta = _rate_at(rate, state.count)
-        direction = _add_scaled(gradients, momentum, old)
+        eta = rate_at(rate, state.count)
+        direction = add_scaled(gradients, momentum, old)
         if nesterov:
-            direction = _add_scaled(gradients, momentum, direction)
+            direction = add_scaled(gradients, momentum, direction)
         new_x = _step_and_mix(x, eta, direction, plan, step)
         is_idle = eta == 0
         divisor = jnp.where(is_idle, jnp.ones_like(eta), eta)
-        speed = _scale(subtract(x, new_x), 1 / divisor)
+        speed = scale(subtract(x, new_x), 1 / divisor)
         followed = _interpolate(old, speed, mu)
         new = jax.tree.map(lambda m, after: jnp.where(is_idle, m, after), old, followed)
         return Combined(new_x, state._replace(extra={"momentum": Extra(new)}))
@@ -165,11 +164,11 @@ def quasi_global_adam(
     ([0.5, 0.5], [-0.1, 0.1])
     """
     name = "quasi_global_adam"
-    _require_rate(rate, name)
-    _require_fraction(b1, f"b1 of {name}")
-    _require_fraction(b2, f"b2 of {name}")
-    _require_positive(eps, f"eps of {name}")
-    plan = _make_plan(name, schedule, axis_name, local_axis_name, wire_dtype)
+    require_rate(rate, name)
+    require_fraction(b1, f"b1 of {name}")
+    require_fraction(b2, f"b2 of {name}")
+    require_positive(eps, f"eps of {name}")
+    plan = make_plan(name, schedule, axis_name, local_axis_name, wire_dtype)
 
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan, push_sum=False)
@@ -189,9 +188,9 @@ def quasi_global_adam(
         local_mean, local_square = _decay(mean, square, gradients, b1, b2)
         updates_so_far = (state.count + 1).astype(jnp.float32)
         root = functools.partial(_corrected_root, b2, updates_so_far, eps)
-        corrected = _scale(local_mean, 1 / _bias(b1, updates_so_far))
+        corrected = scale(local_mean, 1 / _bias(b1, updates_so_far))
         direction = jax.tree.map(lambda m, v: m / root(v), corrected, local_square)
-        new_x = _step_and_mix(x, _rate_at(rate, state.count), direction, plan, step)
+        new_x = _step_and_mix(x, rate_at(rate, state.count), direction, plan, step)
         mean, square = _decay(mean, square, _normalize(subtract(x, new_x)), b1, b2)
         moments = {"mean": Extra(mean), "square": Extra(square)}
         return Combined(new_x, state._replace(extra=moments))
@@ -215,24 +214,6 @@ def _interpolate(old: Any, new: Any, keep: Any) -> Any:
     return jax.tree.map(interpolate, old, new)
 
 
-def _scale(tree: Any, factor: Any) -> Any:
-    return jax.tree.map(lambda leaf: jnp.asarray(factor, leaf.dtype) * leaf, tree)
-
-
-def _add_scaled(gradients: optax.Updates, factor: Any, tree: Any) -> Any:
-    """Returns `g + factor x`, leaf by leaf, in the type of `x`."""
-    return add(_scale(tree, factor), gradients)
-
-
-def _step_and_mix(
-    x: Any, eta: jax.Array, direction: Any, plan: ExchangePlan, step: StepLike
-) -> Any:
-    """Returns `P (x - eta d)`."""
-    assert plan.schedule is not None
-    local = subtract(x, _scale(direction, eta))
-    return mix(local, None, plan.schedule, step, **plan.wire.arguments())[0]
-
-
 def _bias(decay: Any, count: jax.Array) -> jax.Array:
     """Returns `1 - decay^t`, which the mean of `t` values with zeros before them lacks."""
     return 1 - jnp.asarray(decay, jnp.float32) ** count
@@ -245,45 +226,13 @@ def _corrected_root(decay: Any, count: jax.Array, eps: Any, square: jax.Array) -
 
 def _normalize(tree: Any) -> Any:
     """The leaves, divided by the norm of all of them together."""
-    return _scale(tree, 1 / (optax.tree.norm(tree) + MIN_NORM))
+    return scale(tree, 1 / (optax.tree.norm(tree) + MIN_NORM))
 
 
-def _rate_at(rate: optax.ScalarOrSchedule, count: jax.Array) -> jax.Array:
-    return jnp.asarray(rate(count) if callable(rate) else rate)
-
-
-def _make_plan(
-    name: str,
-    schedule: Schedule,
-    axis_name: str,
-    local_axis_name: str | None,
-    wire_dtype: DTypeLike | None,
-) -> ExchangePlan:
-    require_doubly_stochastic(schedule, name)
-    require_axis_names(name, axis_name, local_axis_name)
-    return ExchangePlan(schedule, wire=make_wire(axis_name, local_axis_name, wire_dtype))
-
-
-def _is_traced(value: Any) -> bool:
-    """Whether it is a scalar of JAX, whose value may not be known yet."""
-    return isinstance(value, jax.Array) and value.shape == ()
-
-
-def _is_number(value: Any) -> bool:
-    is_real = isinstance(value, int | float | np.integer | np.floating)
-    return is_real and not isinstance(value, bool)
-
-
-def _require_positive(value: Any, what: str) -> None:
-    if not _is_traced(value) and not (_is_number(value) and 0 < value < np.inf):
-        raise ValueError(f"{what} must be a positive number, got {value!r}.")
-
-
-def _require_rate(rate: Any, name: str) -> None:
-    if not callable(rate):
-        _require_positive(rate, f"rate of {name}, unless it is a function of the update,")
-
-
-def _require_fraction(value: Any, what: str) -> None:
-    if not _is_traced(value) and not (_is_number(value) and 0 <= value < 1):
-        raise ValueError(f"{what} must be a number from 0 to below 1, got {value!r}.")
+def _step_and_mix(
+    x: Any, eta: jax.Array, direction: Any, plan: ExchangePlan, step: StepLike
+) -> Any:
+    """Returns `P (x - eta d)`."""
+    assert plan.schedule is not None
+    local = subtract(x, scale(direction, eta))
+    return mix(local, None, plan.schedule, step, **plan.wire.arguments())[0]
