@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import optax
 from jax.typing import DTypeLike
 
@@ -26,7 +27,7 @@ from gossipjax.topology.schedule import Schedule
 def mixed_momentum(
     schedule: Schedule,
     rate: optax.ScalarOrSchedule,
-    momentum: float = 0.9,
+    momentum: float | jax.Array = 0.9,
     nesterov: bool = False,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,

@@ -32,8 +32,8 @@ MIN_NORM = 1e-8  # is added to a norm that divides, as in the authors' code
 def quasi_global(
     schedule: Schedule,
     rate: optax.ScalarOrSchedule,
-    momentum: float = 0.9,
-    mu: float = 0.9,
+    momentum: float | jax.Array = 0.9,
+    mu: float | jax.Array = 0.9,
     nesterov: bool = False,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
@@ -119,9 +119,9 @@ def quasi_global(
 def quasi_global_adam(
     schedule: Schedule,
     rate: optax.ScalarOrSchedule,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-8,
+    b1: float | jax.Array = 0.9,
+    b2: float | jax.Array = 0.999,
+    eps: float | jax.Array = 1e-8,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     wire_dtype: DTypeLike | None = None,
