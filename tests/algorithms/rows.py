@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import optax
@@ -175,7 +176,7 @@ ROWS = {
         conserves_mass=False,
     ),
     "quasi_global, Nesterov, falling rate": Row(
-        partial(gx.quasi_global, rate=lambda k: RATE / (1 + k), nesterov=True),
+        partial(gx.quasi_global, rate=lambda k: RATE / (1 + k.astype(jnp.float32)), nesterov=True),
         partial(
             oracle.quasi_global, rate=lambda k: RATE / (1 + k), momentum=0.9, mu=0.9, nesterov=True
         ),

@@ -81,7 +81,7 @@ def quasi_global(
     ...     updates, state = tx.update(g, tx.init(x), x, step=0)
     ...     return x + updates, state.extra["momentum"].value
     >>> x, m = jax.vmap(update, axis_name="nodes")(jnp.array([0.0, 2.0]), jnp.array([1.0, 1.0]))
-    >>> x.tolist(), m.round(3).tolist()  # m = 0.1 (x - x') / 0.5
+    >>> x.tolist(), [round(float(v), 3) for v in m]  # m = 0.1 (x - x') / 0.5
     ([0.5, 0.5], [-0.1, 0.3])
     """
     name = "quasi_global"
@@ -160,8 +160,8 @@ def quasi_global_adam(
     ...     updates, state = tx.update(g, tx.init(x), x, step=0)
     ...     return x + updates, state.extra["mean"].value
     >>> x, m = jax.vmap(update, axis_name="nodes")(jnp.array([0.0, 2.0]), jnp.array([4.0, 1.0]))
-    >>> x.tolist(), m.round(3).tolist()  # both step by 0.5; m = 0.1 (x - x') / |x - x'|
-    ([0.5, 0.5], [-0.1, 0.1])
+    >>> [round(float(v), 3) for v in (*x, *m)]  # steps of 0.5; m = 0.1 (x - x') / |x - x'|
+    [0.5, 0.5, -0.1, 0.1]
     """
     name = "quasi_global_adam"
     require_rate(rate, name)
