@@ -11,6 +11,11 @@ from gossipjax.algorithms.osgp import osgp
 from gossipjax.algorithms.sgp import sgp
 from gossipjax.algorithms.state import GossipState
 from gossipjax.algorithms.transform import exchange
+from gossipjax.algorithms.uneven_data.d2 import d2
+from gossipjax.algorithms.uneven_data.gradient_tracking import gradient_tracking
+from gossipjax.algorithms.uneven_data.mixed_momentum import mixed_momentum
+from gossipjax.algorithms.uneven_data.quasi_global import quasi_global, quasi_global_adam
+from gossipjax.algorithms.uneven_data.relay import relay
 from gossipjax.batch_stats import average_batch_stats, mix_batch_stats
 from gossipjax.collectives import mix
 from gossipjax.diagnostics import average_model, latest_model, local_model
@@ -34,20 +39,26 @@ __all__ = [
     "canonical_step",
     "canonical_steps",
     "d1d_psgd",
+    "d2",
     "diagnostics",
     "donate_on_accelerators",
     "dpsgd",
     "easgd",
     "exchange",
     "gossip_state",
+    "gradient_tracking",
     "latest_model",
     "launch",
     "local_model",
     "mix",
     "mix_batch_stats",
+    "mixed_momentum",
     "osgp",
     "processes",
+    "quasi_global",
+    "quasi_global_adam",
     "random_delays",
+    "relay",
     "sgp",
     "spmd",
     "topology",

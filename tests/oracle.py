@@ -79,6 +79,95 @@ def easgd(matrices, x, updates, alpha, period):
         yield x, x, np.ones(len(x))
 
 
+def gradient_tracking(matrices, z, updates):
+    """In the form of the papers: y follows the mean of u, `y <- P y + u' - u`."""
+    x = z
+    w = np.ones(len(z))
+    y = np.zeros_like(z)
+    before = np.zeros_like(z)
+    for k, u in enumerate(updates):
+        P = matrices[k % len(matrices)]
+        y = y + u - before
+        x = P @ (x + y)
+        w = P @ w
+        y = P @ y
+        before = u
+        yield x / w[:, None], x, w
+
+
+def d2(W, x, updates):
+    """In the form of the paper, which keeps the model and the update of the step before."""
+    before = np.zeros_like(x)
+    old = x
+    for u in updates:
+        y = 2 * x - old + u - before
+        old = x
+        before = u
+        x = W @ y
+        yield x, x, np.ones(len(x))
+
+
+def quasi_global(matrices, x, gradients, rate, momentum, mu, nesterov=False):
+    m = np.zeros_like(x)
+    for k, g in enumerate(gradients):
+        local = momentum * m + g
+        direction = g + momentum * local if nesterov else local
+        new = matrices[k % len(matrices)] @ (x - rate(k) * direction)
+        m = mu * m + (1 - mu) * (x - new) / rate(k)
+        x = new
+        yield x, x, np.ones(len(x))
+
+
+def mixed_momentum(matrices, x, gradients, rate, momentum, nesterov=False):
+    m = np.zeros_like(x)
+    for k, g in enumerate(gradients):
+        P = matrices[k % len(matrices)]
+        m = momentum * m + g
+        x = P @ (x - rate * (g + momentum * m if nesterov else m))
+        m = P @ m
+        yield x, x, np.ones(len(x))
+
+
+def quasi_global_adam(matrices, x, gradients, rate, b1, b2, eps):
+    m = np.zeros_like(x)
+    v = np.zeros_like(x)
+    for k, g in enumerate(gradients):
+        mean = (b1 * m + (1 - b1) * g) / (1 - b1 ** (k + 1))
+        square = (b2 * v + (1 - b2) * g**2) / (1 - b2 ** (k + 1))
+        new = matrices[k % len(matrices)] @ (x - rate * mean / (np.sqrt(square) + eps))
+        d = (x - new) / (np.linalg.norm(x - new, axis=1, keepdims=True) + 1e-8)
+        m = b1 * m + (1 - b1) * d
+        v = b2 * v + (1 - b2) * d**2
+        x = new
+        yield x, x, np.ones(len(x))
+
+
+def relay(distances, x, updates):
+    """No messages: a node has the models of others, as old as they are far; its own for missing."""
+    n = len(x)
+    models = []
+    for k, u in enumerate(updates):
+        models.append(x + u)
+        ages = np.maximum(distances - 1, 0)
+        x = np.stack(
+            [
+                sum(models[k - age][j] if age <= k else models[k][i] for j, age in enumerate(row))
+                for i, row in enumerate(ages)
+            ]
+        )
+        x = x / n
+        yield x, x, np.ones(n)
+
+
+def binary_tree_distances(n):
+    """Node i hangs on node (i - 1) // 2; by powers of the matrix of the edges: `[N, N]`."""
+    near = np.eye(n, dtype=int)
+    for i in range(1, n):
+        near[i, (i - 1) // 2] = near[(i - 1) // 2, i] = 1
+    reached = [np.linalg.matrix_power(near, hops) > 0 for hops in range(n)]
+    return sum((~pairs).astype(int) for pairs in reached)
+
+
 def train_sgp(matrices, z, gradient: Callable, optimizer: Callable, steps: int):
     """SGP with a stateful local optimizer, `optimizer(state, k, g, z) -> u`: yields (z, w)."""
     x = z
@@ -174,6 +263,12 @@ def random_peer(rng, n):
             hop = 1 if k == 3 or n == 1 else rng.integers(1, n)
             matrix[(sender + hop) % n, sender] += 1 / 2
     return matrices
+
+
+def lazy_ring(n):
+    """Symmetric, with no negative eigenvalue: `[N, N]`."""
+    eye = np.eye(n)
+    return 2 / 3 * eye + (np.roll(eye, 1, axis=0) + np.roll(eye, -1, axis=0)) / 6
 
 
 def doubly_stochastic(rng, n):

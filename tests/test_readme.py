@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import networkx
+import numpy as np
 import optax
 import pytest
 
@@ -57,7 +59,7 @@ def test_every_line_of_the_table_of_names_is_code_that_builds():
     n, k, rate = 8, 3, 0.1
     schedule = gx.topology.one_peer_exponential(n)
     names = {"gx": gx, "optax": optax, "n": n, "k": k, "rate": rate, "schedule": schedule}
-    names |= {"jnp": jnp}
+    names |= {"jnp": jnp, "np": np, "networkx": networkx}
     text = (ROOT / "experiments" / "README.md").read_text()
     rows = text.split("## The names of the papers")[1].split("\n\n")[1].splitlines()[2:]
     built = 0

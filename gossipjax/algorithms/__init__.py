@@ -11,6 +11,7 @@ from gossipjax.algorithms import (
     rounding,
     sgp,
     state,
+    uneven_data,
 )
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "rounding",
     "sgp",
     "state",
+    "uneven_data",
 ]

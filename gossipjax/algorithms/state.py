@@ -71,6 +71,7 @@ class ExchangePlan:
       wire: the axes and the type of messages.
       period: steps from one exchange to the next, where `schedule` is None.
       order: whether models are combined while they adapt, `P x + u`, or after it, `P (x + u)`.
+      models: the number of trees like the parameters in a message.
     """
 
     schedule: Schedule | None = None
@@ -78,6 +79,7 @@ class ExchangePlan:
     wire: Wire = DEFAULT_WIRE
     period: int = 1
     order: Order = "adapt-then-combine"
+    models: int = 1
 
     @property
     def exchanges_early(self) -> bool:
@@ -260,6 +262,11 @@ def debias(x: Any, weight: jax.Array | None) -> Any:
 def add(x: Any, updates: optax.Updates) -> Any:
     """Returns `x + u`, leaf by leaf, in the type of `x`."""
     return jax.tree.map(lambda leaf, u: leaf + jnp.asarray(u, leaf.dtype), x, updates)
+
+
+def subtract(x: Any, updates: optax.Updates) -> Any:
+    """Returns `x - u`, leaf by leaf, in the type of `x`."""
+    return jax.tree.map(lambda leaf, u: leaf - jnp.asarray(u, leaf.dtype), x, updates)
 
 
 def apply_updates(params: optax.Params, updates: optax.Updates) -> optax.Params:

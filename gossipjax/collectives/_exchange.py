@@ -288,6 +288,21 @@ def _exchange_slots(sent: list[jax.Array], round_: Round, wire: Wire) -> list[ja
     return [reduce(jnp.add, parts) for parts in zip(*arrivals, strict=True)]
 
 
+def exchange_in_pairs(buffer: jax.Array, partners: np.ndarray, wire: Wire) -> jax.Array:
+    """Returns the buffer of the node that this one is paired with, in full precision.
+
+    Nodes `i` and `partners[i]` exchange theirs; a node that is its own partner gets zeros.
+    """
+    has_partner = partners != np.arange(len(partners))
+
+    def exchange(part: jax.Array, wire: Wire) -> jax.Array:
+        received = _permute(part, partners, wire.axis_name)
+        is_message = select_for_node(has_partner, bool, wire.axis_name)
+        return jnp.where(is_message, received, jnp.zeros_like(received))
+
+    return _sharded_over_local(exchange, buffer, wire)
+
+
 def _permute(words: jax.Array, receivers: np.ndarray, axis_name: str) -> jax.Array:
     """Sends each node's words to its receiver; returns the words of its sender.
 

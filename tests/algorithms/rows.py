@@ -4,6 +4,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+import networkx as nx
 import numpy as np
 import optax
 import oracle
@@ -12,6 +14,7 @@ import gossipjax as gx
 
 ALPHA = 0.2
 PERIOD = 2
+RATE = 0.3  # of algorithms that take the place of an optimizer
 
 
 class Row(NamedTuple):
@@ -27,6 +30,7 @@ class Row(NamedTuple):
       goes_first: whether it goes first in a chain.
       drifts_by_rounding: whether low-precision parameters are rounded anew at every step, because
         the state keeps no numerators.
+      conserves_mass: whether the sum of the models changes only by the updates that arrive.
       extra_mass: `starts -> [D]`, what the mass counts at the start beside the models.
       is_inner_on_one_node: law: with one node it is the inner optimizer.
       is_allreduce_on_complete: law: on the complete graph, from equal starts and with a linear
@@ -42,6 +46,7 @@ class Row(NamedTuple):
     has_schedule: bool = True
     goes_first: bool = False
     drifts_by_rounding: bool = False
+    conserves_mass: bool = True
     extra_mass: Callable[[np.ndarray], Any] = lambda starts: 0.0
     is_inner_on_one_node: bool = False
     is_allreduce_on_complete: bool = False
@@ -70,6 +75,14 @@ def make_delays(n):
 def d1d_oracle(matrices, x, updates):
     n = len(x)
     return oracle.adpsgd([np.full((n, n), 1 / n)], x, updates, [[1] * n])
+
+
+def d2_oracle(matrices, x, updates):
+    return oracle.d2(oracle.lazy_ring(len(x)), x, updates)
+
+
+def relay_oracle(matrices, x, updates):
+    return oracle.relay(oracle.binary_tree_distances(len(x)), x, updates)
 
 
 ROWS = {
@@ -133,6 +146,64 @@ ROWS = {
         oracle.doubly_stochastic,
         has_schedule=False,
         extra_mass=lambda starts: starts.mean(axis=0),
+    ),
+    "gradient_tracking": Row(
+        gx.gradient_tracking,
+        oracle.gradient_tracking,
+        oracle.column_stochastic,
+        is_inner_on_one_node=True,
+        is_allreduce_on_complete=True,
+    ),
+    "gradient_tracking, doubly stochastic": Row(
+        gx.gradient_tracking,
+        oracle.gradient_tracking,
+        oracle.doubly_stochastic,
+        is_variant=True,
+    ),
+    "d2": Row(
+        lambda schedule, **options: gx.d2(
+            gx.topology.from_matrices(oracle.lazy_ring(schedule.size)), **options
+        ),
+        d2_oracle,
+        oracle.doubly_stochastic,
+        has_schedule=False,
+        is_inner_on_one_node=True,
+    ),
+    "quasi_global": Row(
+        partial(gx.quasi_global, rate=RATE, momentum=0.8, mu=0.7),
+        partial(oracle.quasi_global, rate=lambda k: RATE, momentum=0.8, mu=0.7),
+        oracle.doubly_stochastic,
+        conserves_mass=False,
+    ),
+    "quasi_global, Nesterov, falling rate": Row(
+        partial(gx.quasi_global, rate=lambda k: RATE / (1 + k.astype(jnp.float32)), nesterov=True),
+        partial(
+            oracle.quasi_global, rate=lambda k: RATE / (1 + k), momentum=0.9, mu=0.9, nesterov=True
+        ),
+        oracle.doubly_stochastic,
+        conserves_mass=False,
+        is_variant=True,
+    ),
+    "mixed_momentum": Row(
+        partial(gx.mixed_momentum, rate=RATE, momentum=0.8, nesterov=True),
+        partial(oracle.mixed_momentum, rate=RATE, momentum=0.8, nesterov=True),
+        oracle.doubly_stochastic,
+        conserves_mass=False,
+    ),
+    "quasi_global_adam": Row(
+        partial(gx.quasi_global_adam, rate=RATE, b1=0.8, b2=0.9, eps=1e-3),
+        partial(oracle.quasi_global_adam, rate=RATE, b1=0.8, b2=0.9, eps=1e-3),
+        oracle.doubly_stochastic,
+        conserves_mass=False,
+    ),
+    "relay": Row(
+        lambda schedule, **options: gx.relay(nx.full_rary_tree(2, schedule.size), **options),
+        relay_oracle,
+        oracle.doubly_stochastic,
+        steps=7,  # on 8 nodes, all models have arrived everywhere after five
+        has_schedule=False,
+        conserves_mass=False,
+        is_inner_on_one_node=True,
     ),
 }
 WITH_STATE = [name for name, row in ROWS.items() if row.has_state]

@@ -70,6 +70,8 @@ def compare_with_the_oracle(row, mode, n, dtype):
     total = starts.sum(axis=0) + row.extra_mass(starts)
     totals = total + np.cumsum(all_updates.sum(axis=1), axis=0)  # [S, D]
     expected = list(row.oracle(schedule.matrices(), starts, all_updates))
+    if not row.conserves_mass:
+        totals = np.stack([x.sum(axis=0) for _, x, _ in expected])
     for style in STYLES[jnp.dtype(dtype).name].get(n, ALL_STYLES):
         models, states, mass, total_weight = run_history(mode, tx, style, params, state, updates)
         for new, old in ((models, params), (states, state)):

@@ -4,6 +4,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import networkx
 import numpy as np
 import optax
 import pytest
@@ -22,6 +23,12 @@ FACTORIES = {
     "adpsgd": lambda **options: gx.adpsgd(RING, **options),
     "d1d_psgd": lambda **options: gx.d1d_psgd(N, **options),
     "easgd": lambda **options: gx.easgd(**{"alpha": 0.1, **options}),
+    "gradient_tracking": lambda **options: gx.gradient_tracking(RING, **options),
+    "d2": lambda **options: gx.d2(gx.topology.complete(N), **options),
+    "quasi_global": lambda **options: gx.quasi_global(RING, **{"rate": 0.1, **options}),
+    "quasi_global_adam": lambda **options: gx.quasi_global_adam(RING, **{"rate": 0.1, **options}),
+    "mixed_momentum": lambda **options: gx.mixed_momentum(RING, **{"rate": 0.1, **options}),
+    "relay": lambda **options: gx.relay(networkx.path_graph(N), **options),
 }
 WRONG = [
     *((name, {"axis_name": axis}) for name in FACTORIES for axis in (None, 0, ("nodes",))),
@@ -29,7 +36,7 @@ WRONG = [
     *(
         (name, {"wire_dtype": dtype})
         for name in FACTORIES
-        if name != "easgd"
+        if name not in ("easgd", "relay")
         for dtype in ("int8", "no type", 16, [])
     ),
     *((name, {"order": order}) for name in ("sgp", "dpsgd") for order in (None, 1, [], np.ones(2))),
@@ -38,6 +45,24 @@ WRONG = [
     *(("adpsgd", {"delays": delays}) for delays in (None, "1", [[1], [1, 2]], {}, [[1.0] * N])),
     *(("easgd", {"alpha": alpha}) for alpha in (None, True, "0.1", [0.1], 1j, np.ones(1))),
     *(("easgd", {"period": period}) for period in (None, 0, "2", True)),
+    *(
+        (name, {"rate": rate})
+        for name in ("quasi_global", "quasi_global_adam", "mixed_momentum")
+        for rate in (None, True, "0.1", 0, -0.1, np.nan, np.inf, np.ones(2))
+    ),
+    *(
+        (name, {"momentum": momentum})
+        for name in ("quasi_global", "mixed_momentum")
+        for momentum in (None, True, 1.0, -0.1, "0.9")
+    ),
+    *(("quasi_global", {"mu": mu}) for mu in (None, 1, np.nan, [0.9])),
+    *(
+        (name, {"nesterov": nesterov})
+        for name in ("quasi_global", "mixed_momentum")
+        for nesterov in (None, 1, "yes")
+    ),
+    *(("quasi_global_adam", {beta: value}) for beta in ("b1", "b2") for value in (None, 1.0, -1)),
+    *(("quasi_global_adam", {"eps": eps}) for eps in (None, 0, -1e-8, np.inf)),
 ]
 
 

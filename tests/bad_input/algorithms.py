@@ -4,10 +4,12 @@
 # pyright: reportArgumentType=false, reportCallIssue=false
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import networkx as nx
 import numpy as np
 import optax
 
@@ -21,6 +23,10 @@ FACTORIES: dict[str, Callable[..., Any]] = {
     "osgp": gx.osgp,
     "dpsgd": gx.dpsgd,
     "adpsgd": gx.adpsgd,
+    "gradient_tracking": gx.gradient_tracking,
+    "quasi_global": partial(gx.quasi_global, rate=0.1),
+    "quasi_global_adam": partial(gx.quasi_global_adam, rate=0.1),
+    "mixed_momentum": partial(gx.mixed_momentum, rate=0.1),
 }
 TRANSFORMS = {
     "sgp": gx.sgp(RING),
@@ -28,6 +34,12 @@ TRANSFORMS = {
     "dpsgd": gx.dpsgd(RING),
     "adpsgd": gx.adpsgd(RING),
     "easgd": gx.easgd(0.1),
+    "gradient_tracking": gx.gradient_tracking(RING),
+    "d2": gx.d2(gx.topology.complete(4)),
+    "quasi_global": gx.quasi_global(RING, 0.1),
+    "quasi_global_adam": gx.quasi_global_adam(RING, 0.1),
+    "mixed_momentum": gx.mixed_momentum(RING, 0.1),
+    "relay": gx.relay(nx.path_graph(4)),
 }
 
 
@@ -88,6 +100,51 @@ ROWS += calls(
 ROWS += calls("d1d_psgd", gx.d1d_psgd, [0, -1, 2.5, None], "must be an integer")
 ROWS += calls("easgd alpha", gx.easgd, [-0.1, 0, 2.0, float("nan"), "x", None], "alpha")
 ROWS += calls("easgd period", lambda p: gx.easgd(0.1, p), [0, 1.5, None], "period")
+ROWS += calls("d2 schedule", gx.d2, [None, "ring", np.eye(4), 4], "must be a gx.Schedule")
+ROWS += calls("d2 star", gx.d2, [gx.topology.star(4)], "doubly stochastic")
+ROWS += calls("d2 rounds", gx.d2, [gx.topology.one_peer_exponential(4)], "must be static")
+ROWS += calls("d2 directed", gx.d2, [gx.topology.directed_ring(4)], "must be symmetric")
+ROWS += calls(
+    "d2 eigenvalues", gx.d2, [RING, gx.topology.ring(16)], r"above -1/3, .* got -0.333333.*I\) / 2"
+)
+for name in ("quasi_global", "quasi_global_adam", "mixed_momentum"):
+    ROWS += calls(
+        f"{name} star", FACTORIES[name], [gx.topology.star(4)], "must be doubly stochastic"
+    )
+    ROWS += calls(
+        f"{name} rate",
+        lambda rate, name=name: getattr(gx, name)(RING, rate),
+        [None, "0.1", 0, -1.0, float("nan"), jnp.ones(2)],
+        "must be a positive number",
+    )
+ROWS += calls(
+    "quasi_global momentum", lambda b: gx.quasi_global(RING, 0.1, b), [1.0, -1, None], "momentum"
+)
+ROWS += calls("quasi_global mu", lambda mu: gx.quasi_global(RING, 0.1, mu=mu), [1, None], "mu of")
+ROWS += calls("relay graph", gx.relay, [None, 4, np.eye(4), RING], "must be a networkx graph")
+ROWS += calls("relay directed", gx.relay, [nx.DiGraph(nx.path_graph(3))], "must be undirected")
+ROWS += calls("relay no node", gx.relay, [nx.Graph()], "at least one node")
+ROWS += calls("relay cycle", gx.relay, [nx.cycle_graph(3)], "no cycle, got 1 - 0 - 2 - 1")
+ROWS += calls(
+    "relay cycle behind a chain",
+    gx.relay,
+    [nx.Graph([(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 2)])],
+    "no cycle, got 4 - 3 - 2 - 5 - 4",
+)
+ROWS += calls("relay loop", gx.relay, [nx.Graph([(0, 1), (1, 1)])], "no cycle, got 1 - 1")
+ROWS += calls("relay pair", gx.relay, [nx.MultiGraph([(0, 1), (1, 0)])], "no cycle, got")
+ROWS += calls(
+    "relay parts",
+    gx.relay,
+    [nx.Graph([(0, 1), (2, 3)])],
+    r"must be connected, got 2 parts, \[0, 1\] and \[2, 3\]",
+)
+ROWS += calls(
+    "relay labels",
+    gx.relay,
+    [nx.path_graph(range(1, 4)), nx.path_graph("abc")],
+    "must be 0, ..., 2, .*convert_node_labels",
+)
 ROWS += calls("allreduce", lambda d: gx.allreduce(wire_dtype=d), ["int8", "x"], "wire_dtype")
 ROWS += calls("delays n", lambda n: gx.random_delays(n, 3, 0), [0, 1.5, None], "must be an integer")
 ROWS += calls("delays rounds", lambda r: gx.random_delays(4, r, 0), [0, 2.5, 10**12], "rounds")

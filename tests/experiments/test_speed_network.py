@@ -69,6 +69,9 @@ class TestBytes:
             ("1-osgp", 4, 1),
             ("2-osgp", 4, 0.5),
             ("0-osgp", 4, 1),
+            ("gradient-tracking", 4, 4),  # to two neighbours
+            ("d2", 4, 2),
+            ("relay", 4, 2),
         ],
     )
     def test_what_a_node_sends(self, algorithm, nodes, models):

@@ -183,7 +183,9 @@ def test_every_row_of_the_table(name):
     overlap = 2 if row.overlaps else 0
     assert parse_name(spelled) == (name, overlap, None)
     assert spell_name(name) in ALGORITHM_HELP
-    method = make_method(spelled, MethodOptions(4, local_steps=3), optax.sgd(LEARNING_RATE))
+    local_steps = 3 if row.skips_steps else 1
+    options = MethodOptions(4, local_steps=local_steps)
+    method = make_method(spelled, options, optax.sgd(LEARNING_RATE))
     assert (method.algorithm, method.topology) == (spelled, row.topology)
     assert row.topology in TOPOLOGIES or row.fixed_topology
     state = method.state()
@@ -194,7 +196,19 @@ def test_every_row_of_the_table(name):
         assert state is not None
         assert state.overlap == overlap
         assert state.schedule in (None, method.schedule)
-        assert len(method.canonical_steps()) > 1  # of three, with an exchange and without
+        # Of three steps, with an exchange and without.
+        assert (len(method.canonical_steps()) > 1) == row.skips_steps
+    if not row.skips_steps:
+        for skipping in ({"local_steps": 2}, {"accumulate": 3}):
+            with pytest.raises(ValueError, match=f"{name} must exchange at every step: .* 1, got"):
+                make_method(name, MethodOptions(4, **skipping), optax.sgd(LEARNING_RATE))
+
+
+def test_relay_on_a_graph_that_is_no_tree():
+    with pytest.raises(ValueError, match="tree must have no cycle, got"):
+        make_method("relay@ring", MethodOptions(4), optax.sgd(LEARNING_RATE))
+    for topology in ("tree", "star"):
+        make_method(f"relay@{topology}", MethodOptions(5), optax.sgd(LEARNING_RATE))
 
 
 def test_a_topology_is_that_of_the_name_the_option_or_the_paper():

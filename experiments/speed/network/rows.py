@@ -97,7 +97,7 @@ class Row(NamedTuple):
             return count_message_bytes(parameters + 1, self.wire)
         if self.state is None:
             return count_all_reduce_bytes(parameters, self.nodes, self.wire)
-        values = parameters + (self.state.weight is not None)
+        values = self.state.plan.models * parameters + (self.state.weight is not None)
         if self.state.schedule is None:  # all nodes exchange at once
             return count_all_reduce_bytes(values, self.nodes, self.wire)
         overlap = self.state.overlap

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import networkx
 import optax
 
 import gossipjax as gx
@@ -70,6 +71,7 @@ class Algorithm:
       overlaps: whether its name has a number of steps before the last part: `2-osgp`.
       goes_first: whether the transform goes first in the chain, and acts on the gradients.
       accumulates: whether gradients of several steps can be one update.
+      skips_steps: whether there can be steps without exchange.
     """
 
     build: Callable[[gx.Schedule, MethodOptions], Transform]
@@ -79,6 +81,7 @@ class Algorithm:
     overlaps: bool = False
     goes_first: bool = False
     accumulates: bool = True
+    skips_steps: bool = True
 
 
 def _build_osgp(schedule: gx.Schedule, options: MethodOptions, biased: bool = False) -> Transform:
@@ -104,6 +107,15 @@ def _read_delays(folder: Path) -> Any:
             f"--delays-of must be a folder of journals, OUT/nodes/RUN/journals/JOB, got {folder}."
         )
     return gx.asynchronous.measure_delays(journals)
+
+
+def _build_relay(schedule: gx.Schedule, options: MethodOptions) -> Transform:
+    """RelaySGD on the graph of the schedule, which must be a tree."""
+    round_ = schedule.round_at(0)
+    tree = networkx.empty_graph(schedule.size)
+    edges = zip(round_.senders.tolist(), round_.receivers.tolist(), strict=True)
+    tree.add_edges_from((i, j) for i, j in edges if i != j)
+    return gx.relay(tree)
 
 
 ALGORITHMS = {
@@ -152,6 +164,16 @@ ALGORITHMS = {
         fixed_topology=True,
         wire_dtypes=("float32",),
     ),
+    "gradient-tracking": Algorithm(
+        lambda schedule, options: gx.gradient_tracking(schedule, wire_dtype=options.message_dtype),
+        "ring",
+    ),
+    "d2": Algorithm(
+        lambda schedule, options: gx.d2(schedule, wire_dtype=options.message_dtype),
+        "lazy_ring",
+        skips_steps=False,
+    ),
+    "relay": Algorithm(_build_relay, "chain", wire_dtypes=("float32",), skips_steps=False),
     "allreduce": Algorithm(
         lambda schedule, options: gx.allreduce(wire_dtype=options.message_dtype),
         "complete",
@@ -297,6 +319,12 @@ def make_method(
         raise ValueError(
             f"gradients of {parsed.row} are of older models, counted in steps: --accumulate must "
             f"be 1, got {options.accumulate}: leave out the algorithm or the option."
+        )
+    if options.local_steps * options.accumulate > 1 and not algorithm.skips_steps:
+        raise ValueError(
+            f"{parsed.row} must exchange at every step: --local-steps and --accumulate must be 1, "
+            f"got {options.local_steps} and {options.accumulate}: leave out the algorithm or the "
+            "options."
         )
     topology = _choose_topology(algorithm, parsed.topology, default_topology)
     if algorithm.fixed_topology:

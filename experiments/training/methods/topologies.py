@@ -3,6 +3,9 @@
 import math
 from collections.abc import Callable
 
+import networkx
+import numpy as np
+
 import gossipjax as gx
 
 MAX_ROUNDS = 100  # distinct graphs of a random topology
@@ -29,6 +32,24 @@ def _make_random_peer_complete(nodes: int, rounds: int, seed: int) -> gx.Schedul
     return gx.topology.random_peer(nodes, rounds, seed, "complete")
 
 
+def _make_lazy_ring(nodes: int, rounds: int, seed: int) -> gx.Schedule:
+    """The ring with twice its weight of the node itself, `(W + I) / 2`: no eigenvalue below 0."""
+    del rounds, seed
+    ring = gx.topology.ring(nodes).matrices()[0]
+    return gx.topology.from_matrices((ring + np.eye(nodes)) / 2)
+
+
+def _make_chain(nodes: int, rounds: int, seed: int) -> gx.Schedule:
+    del rounds, seed
+    return gx.topology.from_graph(networkx.path_graph(nodes), "metropolis")
+
+
+def _make_tree(nodes: int, rounds: int, seed: int) -> gx.Schedule:
+    """Node i hangs on node (i - 1) // 2."""
+    del rounds, seed
+    return gx.topology.from_graph(networkx.full_rary_tree(2, nodes), "metropolis")
+
+
 TOPOLOGIES: dict[str, Callable[[int, int, int], gx.Schedule]] = {
     "one_peer_exponential": lambda nodes, *_: gx.topology.one_peer_exponential(nodes),
     "two_peer_exponential": _make_two_peer_exponential,
@@ -38,6 +59,9 @@ TOPOLOGIES: dict[str, Callable[[int, int, int], gx.Schedule]] = {
     "random_peer_exponential": gx.topology.random_peer,
     "random_peer_complete": _make_random_peer_complete,
     "ring": lambda nodes, *_: gx.topology.ring(nodes),
+    "lazy_ring": _make_lazy_ring,
+    "chain": _make_chain,
+    "tree": _make_tree,
     "directed_ring": lambda nodes, *_: gx.topology.directed_ring(nodes),
     "random_ring": gx.topology.random_ring,
     "torus": _make_torus,

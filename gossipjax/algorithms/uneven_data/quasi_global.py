@@ -1,0 +1,238 @@
+"""Quasi-global momentum: the momentum of SGD, or Adam, follows the model after it was mixed."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import DTypeLike
+
+from gossipjax.algorithms.rounding import zeros_like_model
+from gossipjax.algorithms.state import ExchangePlan, Extra, GossipState, init_state, subtract
+from gossipjax.algorithms.transform import Combined, gossip_transform
+from gossipjax.algorithms.uneven_data._optimizers import (
+    add_scaled,
+    make_plan,
+    rate_at,
+    require_fraction,
+    require_nesterov,
+    require_positive,
+    require_rate,
+    scale,
+)
+from gossipjax.collectives import StepLike, mix
+from gossipjax.topology.schedule import Schedule
+
+MIN_NORM = 1e-8  # is added to a norm that divides, as in the authors' code
+
+
+def quasi_global(
+    schedule: Schedule,
+    rate: optax.ScalarOrSchedule,
+    momentum: float | jax.Array = 0.9,
+    mu: float | jax.Array = 0.9,
+    nesterov: bool = False,
+    axis_name: str = "nodes",
+    local_axis_name: str | None = None,
+    wire_dtype: DTypeLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """QG-DSGDm: momentum of the mixed models. Goes *last*, in the place of the chain's SGD.
+
+    What arrives are gradients `g`, after clipping or weight decay, say. With `x` the parameters,
+    `[...]` per node, and `m` their quasi-global momentum, 0 at the start:
+
+        h = momentum m + g;    d = h, or g + momentum h (nesterov)
+        x' = P (x - rate d);   m <- mu m + (1 - mu) (x - x') / rate;    x <- x'
+
+    On uneven data the momentum of local gradients drives the nodes apart; that of the mixed models
+    does not. Where the models stand still `m` is 0, so it ends where D-PSGD without momentum does.
+    `h` is not kept. A step of rate 0, as a warm-up may begin with, leaves `m` as it is.
+    The state is a `GossipState` with `extra["momentum"]`, like the parameters and float32 at least;
+    on a change of nodes it is averaged.
+
+    Args:
+      schedule: a doubly stochastic schedule.
+      rate: the learning rate: a number, a function of the number of updates before, or a traced
+        scalar, as `optax.inject_hyperparams` makes of either.
+      momentum: the factor of `m` in a step.
+      mu: the share of `m` that is kept; the paper has that of `momentum`.
+      nesterov: whether the step is that of Nesterov's momentum (QG-DSGDm-N).
+      axis_name: the mapped axis of the nodes.
+      local_axis_name: the axis of the devices of one node, if it has several.
+      wire_dtype: a narrower type for messages, as in `sgp`, with its floor of the consensus
+        distance. `m` sees that floor, divided by the rate.
+
+    The transform's `update` takes `step=`, as that of `sgp`.
+
+    Raises:
+      ValueError: if the rate is not a positive number or a function, `momentum` or `mu` is not from
+        0 to below 1, or the schedule is not doubly stochastic; when traced, as `sgp`.
+
+    References:
+      Lin, Karimireddy, Stich, Jaggi, "Quasi-Global Momentum: Accelerating Decentralized Deep
+      Learning on Heterogeneous Data", ICML 2021, arXiv:2102.04761, algorithm 1.
+
+    >>> import jax, jax.numpy as jnp, gossipjax as gx
+    >>> tx = gx.quasi_global(gx.topology.ring(2), rate=0.5)
+    >>> def update(x, g):
+    ...     updates, state = tx.update(g, tx.init(x), x, step=0)
+    ...     return x + updates, state.extra["momentum"].value
+    >>> x, m = jax.vmap(update, axis_name="nodes")(jnp.array([0.0, 2.0]), jnp.array([1.0, 1.0]))
+    >>> x.tolist(), [round(float(v), 3) for v in m]  # m = 0.1 (x - x') / 0.5
+    ([0.5, 0.5], [-0.1, 0.3])
+    """
+    name = "quasi_global"
+    require_rate(rate, name)
+    require_fraction(momentum, f"momentum of {name}")
+    require_fraction(mu, f"mu of {name}")
+    require_nesterov(nesterov, name)
+    plan = make_plan(name, schedule, axis_name, local_axis_name, wire_dtype)
+
+    def init(params: optax.Params) -> GossipState:
+        state = init_state(params, plan, push_sum=False)
+        return state._replace(extra={"momentum": Extra(zeros_like_model(params))})
+
+    def combine(
+        x: Any, gradients: optax.Updates, state: GossipState, step: StepLike, received: Any
+    ) -> Combined:
+        del received
+        assert state.extra is not None
+        old = state.extra["momentum"].value
+        eta = rate_at(rate, state.count)
+        direction = add_scaled(gradients, momentum, old)
+        if nesterov:
+            direction = add_scaled(gradients, momentum, direction)
+        new_x = _step_and_mix(x, eta, direction, plan, step)
+        is_idle = eta == 0
+        divisor = jnp.where(is_idle, jnp.ones_like(eta), eta)
+        speed = scale(subtract(x, new_x), 1 / divisor)
+        followed = _interpolate(old, speed, mu)
+        new = jax.tree.map(lambda m, after: jnp.where(is_idle, m, after), old, followed)
+        return Combined(new_x, state._replace(extra={"momentum": Extra(new)}))
+
+    return gossip_transform(name, plan, init, combine)
+
+
+def quasi_global_adam(
+    schedule: Schedule,
+    rate: optax.ScalarOrSchedule,
+    b1: float | jax.Array = 0.9,
+    b2: float | jax.Array = 0.999,
+    eps: float | jax.Array = 1e-8,
+    axis_name: str = "nodes",
+    local_axis_name: str | None = None,
+    wire_dtype: DTypeLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """QG-DAdam: Adam whose moments are those of the mixed models. Goes *last*, in Adam's place.
+
+    As `quasi_global`, with the two moments `m` and `v`, both 0 at the start, at update `t` from 1:
+
+        mh = b1 m + (1 - b1) g;    vh = b2 v + (1 - b2) g^2
+        x' = P (x - rate (mh / (1 - b1^t)) / (sqrt(vh / (1 - b2^t)) + eps))
+        d = (x - x') / (|x - x'| + 1e-8);    m <- b1 m + (1 - b1) d;    v <- b2 v + (1 - b2) d^2
+
+    `|x - x'|` is the norm over all leaves of this node. The correction of the bias, by `1 - b^t`,
+    and 1e-8 are those of the authors' code. `mh` and `vh` are not kept. The state is a
+    `GossipState` with `extra["mean"]` and `extra["square"]`, which are averaged on a change of
+    nodes.
+
+    Args:
+      schedule: a doubly stochastic schedule.
+      rate: the learning rate, as in `quasi_global`.
+      b1: decay of `m`.
+      b2: decay of `v`.
+      eps: added to the root of `v`.
+      axis_name, local_axis_name, wire_dtype: as in `quasi_global`.
+
+    Raises:
+      ValueError: as `quasi_global`, or if `eps` is not a positive number.
+
+    References:
+      Lin, Karimireddy, Stich, Jaggi, "Quasi-Global Momentum: Accelerating Decentralized Deep
+      Learning on Heterogeneous Data", ICML 2021, arXiv:2102.04761, appendix (QG-DAdam).
+
+    >>> import jax, jax.numpy as jnp, gossipjax as gx
+    >>> tx = gx.quasi_global_adam(gx.topology.ring(2), rate=0.5)
+    >>> def update(x, g):
+    ...     updates, state = tx.update(g, tx.init(x), x, step=0)
+    ...     return x + updates, state.extra["mean"].value
+    >>> x, m = jax.vmap(update, axis_name="nodes")(jnp.array([0.0, 2.0]), jnp.array([4.0, 1.0]))
+    >>> [round(float(v), 3) for v in (*x, *m)]  # steps of 0.5; m = 0.1 (x - x') / |x - x'|
+    [0.5, 0.5, -0.1, 0.1]
+    """
+    name = "quasi_global_adam"
+    require_rate(rate, name)
+    require_fraction(b1, f"b1 of {name}")
+    require_fraction(b2, f"b2 of {name}")
+    require_positive(eps, f"eps of {name}")
+    plan = make_plan(name, schedule, axis_name, local_axis_name, wire_dtype)
+
+    def init(params: optax.Params) -> GossipState:
+        state = init_state(params, plan, push_sum=False)
+        moments = {
+            "mean": Extra(zeros_like_model(params)),
+            "square": Extra(zeros_like_model(params)),
+        }
+        return state._replace(extra=moments)
+
+    def combine(
+        x: Any, gradients: optax.Updates, state: GossipState, step: StepLike, received: Any
+    ) -> Combined:
+        del received
+        assert state.extra is not None
+        mean = state.extra["mean"].value
+        square = state.extra["square"].value
+        local_mean, local_square = _decay(mean, square, gradients, b1, b2)
+        updates_so_far = (state.count + 1).astype(jnp.float32)
+        root = functools.partial(_corrected_root, b2, updates_so_far, eps)
+        corrected = scale(local_mean, 1 / _bias(b1, updates_so_far))
+        direction = jax.tree.map(lambda m, v: m / root(v), corrected, local_square)
+        new_x = _step_and_mix(x, rate_at(rate, state.count), direction, plan, step)
+        mean, square = _decay(mean, square, _normalize(subtract(x, new_x)), b1, b2)
+        moments = {"mean": Extra(mean), "square": Extra(square)}
+        return Combined(new_x, state._replace(extra=moments))
+
+    return gossip_transform(name, plan, init, combine)
+
+
+def _decay(mean: Any, square: Any, tree: Any, b1: Any, b2: Any) -> tuple[Any, Any]:
+    """The moments after one more value, `tree`."""
+    tree = jax.tree.map(lambda leaf, m: jnp.asarray(leaf, m.dtype), tree, mean)
+    squares = jax.tree.map(jnp.square, tree)
+    return _interpolate(mean, tree, b1), _interpolate(square, squares, b2)
+
+
+def _interpolate(old: Any, new: Any, keep: Any) -> Any:
+    """Returns `keep old + (1 - keep) new`, leaf by leaf."""
+
+    def interpolate(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.asarray(keep, a.dtype) * a + jnp.asarray(1 - keep, a.dtype) * b
+
+    return jax.tree.map(interpolate, old, new)
+
+
+def _bias(decay: Any, count: jax.Array) -> jax.Array:
+    """Returns `1 - decay^t`, which the mean of `t` values with zeros before them lacks."""
+    return 1 - jnp.asarray(decay, jnp.float32) ** count
+
+
+def _corrected_root(decay: Any, count: jax.Array, eps: Any, square: jax.Array) -> jax.Array:
+    bias = _bias(decay, count).astype(square.dtype)
+    return jnp.sqrt(square / bias) + jnp.asarray(eps, square.dtype)
+
+
+def _normalize(tree: Any) -> Any:
+    """The leaves, divided by the norm of all of them together."""
+    return scale(tree, 1 / (optax.tree.norm(tree) + MIN_NORM))
+
+
+def _step_and_mix(
+    x: Any, eta: jax.Array, direction: Any, plan: ExchangePlan, step: StepLike
+) -> Any:
+    """Returns `P (x - eta d)`."""
+    assert plan.schedule is not None
+    local = subtract(x, scale(direction, eta))
+    return mix(local, None, plan.schedule, step, **plan.wire.arguments())[0]

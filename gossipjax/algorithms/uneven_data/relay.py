@@ -1,0 +1,146 @@
+"""RelaySGD: models travel along a tree, so that every node averages those of all."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from gossipjax.algorithms.rounding import zeros_like_model
+from gossipjax.algorithms.state import (
+    ExchangePlan,
+    Extra,
+    GossipState,
+    PushSum,
+    add,
+    init_state,
+    require_axis_names,
+)
+from gossipjax.algorithms.transform import Combined, gossip_transform
+from gossipjax.algorithms.uneven_data._trees import pair_neighbors
+from gossipjax.collectives import Layout, StepLike, at_round, exchange_in_pairs
+from gossipjax.topology import from_graph
+from gossipjax.wire import Wire
+
+
+def relay(
+    tree: Any, axis_name: str = "nodes", local_axis_name: str | None = None
+) -> optax.GradientTransformationExtraArgs:
+    """RelaySGD: sums of models are relayed along a tree. Goes *last* in a chain.
+
+    With `x` the parameters, `[...]` per node, `u` the update from the chain before it, and `m_ij`,
+    `c_ij` the message and count from node i to its neighbour j, all 0 at the start:
+
+        y_i = x_i + u_i
+        m_ij <- y_i + sum_{k != j} m_ki;    c_ij <- 1 + sum_{k != j} c_ki
+        x_i <- (y_i (N - sum_j c_ji) + sum_j m_ji) / N
+
+    A message relays what arrived one step before; the last line uses those of this step. So node
+    `i` averages the model of every node `j`, `y_j` of `d(i, j) - 1` steps ago, each by `1 / N`,
+    however uneven the data. Models that have not arrived yet, in the first steps, are replaced by
+    its own. After as many steps as the tree is wide (its diameter), nothing is missing: the `y` of
+    a standing start would arrive as their exact mean everywhere.
+
+    Trees come from networkx: `path_graph(n)` is a chain, `full_rary_tree(2, n)` a binary tree,
+    `star_graph(n - 1)` a star. A node sends as many models per step as it has neighbours.
+
+    Mixing does *not* keep the sum of the `x_i`: a model counts at a node only once it has arrived.
+    `gx.average_model` is the mean of the `x_i`, without messages. In the long run all nodes follow
+    the mean update, slowed down by the delays. The state is a `GossipState` with
+    `extra["messages"]`, a pair of count and model per neighbour (K of them, the largest degree);
+    on a change of nodes they start anew. There are no narrow messages: what rounding takes off a
+    sum of models would be lost for all nodes behind it. The `schedule` of the state, by which
+    `gx.mix_batch_stats` mixes, is that of the tree with Metropolis weights.
+
+    Args:
+      tree: an undirected networkx graph without cycles, of nodes `0, ..., N - 1`.
+      axis_name: the mapped axis of the nodes.
+      local_axis_name: the axis of the devices of one node, if it has several.
+
+    The transform's `update` takes `step=`, as that of `sgp`; no result depends on it.
+
+    Raises:
+      ValueError: if `tree` is not a tree: names a cycle or the parts that are not connected; if its
+        nodes are not `0, ..., N - 1`; when traced, if the axis is missing or of another size than
+        the tree, `params` are not passed to `update`, or a leaf is not floating-point.
+
+    References:
+      Vogels, He, Koloskova, Lin, Karimireddy, Stich, Jaggi, "RelaySum for Decentralized Deep
+      Learning on Heterogeneous Data", NeurIPS 2021, arXiv:2110.04175, algorithm 1.
+
+    >>> import jax, jax.numpy as jnp, networkx, gossipjax as gx
+    >>> tx = gx.relay(networkx.path_graph(3))
+    >>> def run(x, goal):
+    ...     state = tx.init(x)
+    ...     for step in range(2):  # the diameter; y is the goal at every step
+    ...         updates, state = tx.update(goal - x, state, x, step=step)
+    ...         x = x + updates
+    ...     return x
+    >>> jax.vmap(run, axis_name="nodes")(jnp.zeros(3), jnp.array([0.0, 3.0, 6.0])).tolist()
+    [3.0, 3.0, 3.0]
+    """
+    pairs = pair_neighbors(tree)
+    require_axis_names("relay", axis_name, local_axis_name)
+    plan = ExchangePlan(from_graph(tree, "metropolis"), wire=Wire(axis_name, local_axis_name))
+
+    def init(params: optax.Params) -> GossipState:
+        state = init_state(params, plan, push_sum=True)
+        nothing = PushSum(jnp.zeros_like(state.weight), zeros_like_model(params))
+        messages = tuple(jax.tree.map(jnp.copy, nothing) for _ in pairs)
+        return state._replace(weight=None, extra={"messages": Extra(messages, "restart")})
+
+    def combine(
+        x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
+    ) -> Combined:
+        del received
+        assert plan.schedule is not None
+        assert state.extra is not None
+        old = state.extra["messages"].value
+        y = add(x, updates)
+        sent = _relay(y, old)
+        exchange = functools.partial(_exchange, pairs, plan.wire)
+        new = at_round(lambda _, sent: exchange(sent), plan.schedule, step, axis_name, sent)
+        state = state._replace(extra={"messages": Extra(new, "restart")})
+        return Combined(_average(y, new, plan.schedule.size), state)
+
+    return gossip_transform("relay", plan, init, combine)
+
+
+def _sum(a: Any, b: Any) -> Any:
+    return jax.tree.map(jnp.add, a, b)
+
+
+def _relay(y: Any, received: tuple[PushSum, ...]) -> tuple[PushSum, ...]:
+    """For every neighbour, this node's model and what arrived from all others."""
+    if not received:
+        return ()
+    one = PushSum(jnp.ones_like(received[0].weight), y)
+    # Sums of those before and of those behind: what is left out is not subtracted, which rounds.
+    before = list(itertools.accumulate(received[:-1], _sum, initial=one))
+    behind = list(itertools.accumulate(reversed(received[1:]), _sum))[::-1]
+    return (*map(_sum, before[:-1], behind), before[-1])
+
+
+def _exchange(pairs: np.ndarray, wire: Wire, sent: tuple[PushSum, ...]) -> tuple[PushSum, ...]:
+    """Returns the message of each neighbour; zeros for a missing one."""
+    received = []
+    for partners, message in zip(pairs, sent, strict=True):
+        layout = Layout(message)
+        buffers = [exchange_in_pairs(buffer, partners, wire) for buffer in layout.pack(message)]
+        received.append(layout.unpack(buffers))
+    return tuple(received)
+
+
+def _average(y: Any, received: tuple[PushSum, ...], nodes: int) -> Any:
+    """The mean of the models that have arrived, with `y` for each that has not."""
+    if not received:
+        return y
+    count, total = functools.reduce(_sum, received)
+    return jax.tree.map(
+        lambda own, others: ((nodes - count).astype(own.dtype) * own + others) / nodes, y, total
+    )

@@ -1,0 +1,218 @@
+"""Laws of the methods for uneven data: quadratics with other optima and curvatures on each node."""
+
+import jax
+import jax.numpy as jnp
+import networkx as nx
+import numpy as np
+import optax
+import oracle
+import pytest
+from modes import MODES, make_mesh, run
+from promotion import promoting
+
+import gossipjax as gx
+
+N = 6
+RATE = 0.2
+RNG = np.random.default_rng(0)
+CURVATURES = RNG.uniform(0.5, 2.0, N)
+TARGETS = RNG.normal(size=N)
+OPTIMUM = np.sum(CURVATURES * TARGETS) / np.sum(CURVATURES)
+W = oracle.lazy_ring(N)
+LAZY_RING = gx.topology.from_matrices(W)
+IRREGULAR = gx.topology.from_matrices(oracle.column_stochastic(RNG, N))
+
+
+def train(tx, steps=600, curvatures=CURVATURES, targets=TARGETS):
+    """Every node's model after plain gradients of `a (x - b)^2 / 2`, `[N]`."""
+
+    def train_one(x, a, b):
+        def body(carry, _):
+            x, state = carry
+            updates, state = tx.update(a * (x - b), state, x)
+            return (optax.apply_updates(x, updates), state), None
+
+        return jax.lax.scan(body, (x, tx.init(x)), None, steps)[0][0]
+
+    start = jnp.zeros(len(targets))
+    a = jnp.asarray(curvatures, jnp.float32)
+    b = jnp.asarray(targets, jnp.float32)
+    return np.asarray(run("vmap", train_one, len(targets))(start, a, b), np.float64)
+
+
+def solve_dpsgd(W, curvatures, targets, rate):
+    """Where `x = W (x - rate a (x - b))` holds."""
+    A = rate * np.diag(curvatures)
+    return np.linalg.solve(np.eye(len(W)) - W + W @ A, W @ A @ targets)
+
+
+def test_dpsgd_and_quasi_global_momentum_stay_off_the_optimum():
+    """Both end where the mixed local steps stand still: `m = 0` there, whatever its factors.
+
+    A step of Nesterov's momentum is then one of SGD at 1.9 times the rate.
+    """
+    expected = solve_dpsgd(W, CURVATURES, TARGETS, RATE)
+    assert abs(expected - OPTIMUM).max() == pytest.approx(0.5952, abs=1e-4)
+    assert abs(expected.mean() - OPTIMUM) == pytest.approx(0.0476, abs=1e-4)
+    by_dpsgd = train(optax.chain(optax.sgd(RATE), gx.dpsgd(LAZY_RING, "adapt-then-combine")))
+    np.testing.assert_allclose(by_dpsgd, expected, atol=1e-5)
+    by_quasi_global = train(gx.quasi_global(LAZY_RING, RATE))
+    np.testing.assert_allclose(by_quasi_global, expected, atol=1e-5)
+    by_nesterov = train(gx.quasi_global(LAZY_RING, RATE, nesterov=True))
+    expected = solve_dpsgd(W, CURVATURES, TARGETS, 1.9 * RATE)
+    np.testing.assert_allclose(by_nesterov, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "gossip",
+    [
+        gx.d2(LAZY_RING),
+        gx.gradient_tracking(LAZY_RING),
+        gx.gradient_tracking(IRREGULAR),
+        gx.gradient_tracking(gx.topology.directed_ring(N)),
+        gx.relay(nx.path_graph(N)),
+        gx.relay(nx.star_graph(N - 1)),
+    ],
+    ids=["d2", "tracking", "push-sum tracking", "directed ring", "chain", "star"],
+)
+def test_corrected_methods_reach_the_optimum(gossip):
+    models = train(optax.chain(optax.sgd(0.25 * RATE), gossip), 2000)
+    np.testing.assert_allclose(models, OPTIMUM, atol=1e-5)
+
+
+def test_two_nodes_by_hand():
+    """Optima 1 and -1, curvature 1, W = [[3/4, 1/4], [1/4, 3/4]], rate 1/2: D-PSGD ends at 1/3.
+
+    With l = 1/2, the second eigenvalue of W: x = l (x - (x - 1) / 2), so x = (l / 2) / (1 - l / 2).
+    """
+    schedule = gx.topology.from_matrices([[3 / 4, 1 / 4], [1 / 4, 3 / 4]])
+    problem = {"curvatures": np.ones(2), "targets": np.array([1.0, -1.0])}
+    sgd = optax.sgd(0.5)
+    by_dpsgd = train(optax.chain(sgd, gx.dpsgd(schedule, "adapt-then-combine")), 200, **problem)
+    np.testing.assert_allclose(by_dpsgd, [1 / 3, -1 / 3], atol=1e-6)
+    for gossip in (gx.d2(schedule), gx.gradient_tracking(schedule), gx.relay(nx.path_graph(2))):
+        models = train(optax.chain(sgd, gossip), 200, **problem)
+        np.testing.assert_allclose(models, [0, 0], atol=1e-6)
+
+
+@pytest.mark.parametrize("wire_dtype", [None, jnp.bfloat16])
+@pytest.mark.parametrize("make", [gx.gradient_tracking, gx.d2])
+def test_the_mean_of_the_corrections_stays_zero(make, wire_dtype):
+    """So the mean of `y = u + c` is that of `u` at every step, in narrow messages too."""
+    schedule = LAZY_RING if make is gx.d2 else IRREGULAR
+    tx = make(schedule, wire_dtype=wire_dtype)
+    steps = 20
+    updates = jnp.asarray(RNG.normal(size=(N, steps, 5)), jnp.float32)
+
+    def corrections(updates):
+        def body(carry, u):
+            x, state = carry
+            update, state = tx.update(u, state, x)
+            return (x + update, state), state.extra["correction"].value
+
+        x = jnp.zeros_like(updates[0])
+        return jax.lax.scan(body, (x, tx.init(x)), updates)[1]
+
+    c = np.asarray(run("vmap", corrections, N)(updates), np.float64)  # [N, S, D]
+    assert abs(c).max() > 0.5
+    np.testing.assert_allclose(c.mean(axis=0), 0, atol=1e-5)
+
+
+TREES = {
+    "one node": nx.path_graph(1),
+    "pair": nx.path_graph(2),
+    "chain": nx.path_graph(8),
+    "star": nx.star_graph(4),
+    "binary": nx.full_rary_tree(2, 8),
+    "numbered at random": nx.relabel_nodes(
+        nx.full_rary_tree(3, 8), dict(enumerate(RNG.permutation(8).tolist()))
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", TREES)
+def test_relay_delivers_the_exact_mean_after_the_diameter(name, mode):
+    """Where `y` stands still; before it, somebody misses a model."""
+    tree = TREES[name]
+    n = len(tree)
+    diameter = nx.diameter(tree)
+    tx = gx.relay(tree)
+    goals = RNG.normal(size=n)
+
+    def average(goal):
+        x = jnp.zeros_like(goal)
+        state = tx.init(x)
+        models = []
+        for _ in range(diameter + 2):
+            updates, state = tx.update(goal - x, state, x, step=0)
+            x = x + updates
+            models.append(x)
+        return jnp.stack(models)
+
+    models = np.asarray(run(mode, average, n)(jnp.asarray(goals, jnp.float32)))
+    is_exact = (abs(models - goals.mean()) < 1e-6).all(axis=0)
+    assert is_exact.tolist() == [step + 1 >= diameter for step in range(diameter + 2)]
+
+
+def test_relay_between_servers_of_several_devices():
+    tree = nx.path_graph(4)
+    x = jnp.asarray(RNG.normal(size=(4, 7)), jnp.float32)
+
+    def two_steps(tx, x):
+        state = tx.init(x)
+        for _ in range(2):
+            updates, state = tx.update(jnp.ones_like(x), state, x, step=0)
+            x = x + updates
+        return x
+
+    servers = gx.Nodes(mesh=make_mesh(4, 2))
+    by_device = servers.run(lambda x: two_steps(gx.relay(tree, local_axis_name="local"), x), x)
+    expected = run("vmap", lambda x: two_steps(gx.relay(tree), x), 4)(x)
+    np.testing.assert_allclose(by_device, expected, rtol=1e-6)
+
+
+def test_relay_on_another_number_of_nodes():
+    tx = gx.relay(nx.path_graph(3))
+    with pytest.raises(ValueError, match="as many nodes as the schedule, 3, got 4"):
+        gx.spmd(lambda x: tx.update(x, tx.init(x), x, step=0), nodes=4)(jnp.ones((4, 2)))
+
+
+def test_mixed_momentum_on_the_complete_graph_is_allreduce():
+    complete = gx.topology.complete(N)
+    exact = optax.chain(gx.allreduce(), optax.sgd(RATE, momentum=0.9, nesterov=True))
+    mixed = gx.mixed_momentum(complete, RATE, nesterov=True)
+    np.testing.assert_allclose(train(mixed, 5), train(exact, 5), rtol=1e-5)
+
+
+class TestTheRate:
+    X = jnp.asarray(RNG.normal(size=(N, 3)), jnp.float32)
+
+    def take_steps(self, tx, steps=4):
+        def run_steps(x):
+            state = tx.init(x)
+            for k in range(steps):
+                updates, state = tx.update(x, state, x, step=k)
+                x = x + updates
+            return x, state
+
+        return run("vmap", run_steps, N)(self.X)
+
+    @pytest.mark.parametrize("make", [gx.quasi_global, gx.quasi_global_adam, gx.mixed_momentum])
+    def test_injected(self, make):
+        """As programs set it: a traced scalar, as all other numbers are then."""
+        injected = promoting(optax.inject_hyperparams(make)(LAZY_RING, rate=0.1))
+        x, state = self.take_steps(injected)
+        expected, _ = self.take_steps(make(LAZY_RING, 0.1))
+        np.testing.assert_allclose(x, expected, rtol=1e-5, atol=1e-5)
+        gossip = gx.gossip_state(state)
+        assert gossip is not None
+        assert gossip.schedule == LAZY_RING
+
+    def test_zero_in_a_warm_up_leaves_the_momentum_as_it_is(self):
+        warm_up = optax.linear_schedule(0.0, 0.1, 1)
+        _, state = self.take_steps(gx.quasi_global(LAZY_RING, warm_up), 1)
+        np.testing.assert_array_equal(state.extra["momentum"].value, 0)
+        x, state = self.take_steps(gx.quasi_global(LAZY_RING, warm_up), 2)
+        assert np.abs(state.extra["momentum"].value).max() > 1e-3
+        assert np.isfinite(x).all()
