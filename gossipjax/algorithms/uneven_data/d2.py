@@ -120,13 +120,13 @@ def _require_static_and_positive(schedule: Schedule) -> None:
     W = schedule.rounds[0].matrix
     asymmetry = abs(W - W.T)
     if asymmetry.max() > TOLERANCE:
-        i, j = np.unravel_index(asymmetry.argmax(), W.shape)
+        i, j = divmod(int(asymmetry.argmax()), len(W))
         raise ValueError(
             f"the mixing matrix of d2 must be symmetric, got P[{i}, {j}] = {W[i, j]:.6g} and "
             f"P[{j}, {i}] = {W[j, i]:.6g}. Use gradient_tracking, which takes any, or "
             "from_graph(..., weights='metropolis')."
         )
-    smallest = np.linalg.eigvalsh(W)[0]
+    smallest = np.linalg.eigvalsh(W).min()
     if smallest <= MIN_EIGENVALUE + TOLERANCE:
         raise ValueError(
             f"the smallest eigenvalue of the mixing matrix W of d2 must be above -1/3, or it "
