@@ -77,6 +77,10 @@ def d1d_oracle(matrices, x, updates):
     return oracle.adpsgd([np.full((n, n), 1 / n)], x, updates, [[1] * n])
 
 
+def falling_rate(count):
+    return RATE / (1 + jnp.asarray(count, jnp.float32))
+
+
 def d2_oracle(matrices, x, updates):
     return oracle.d2(oracle.lazy_ring(len(x)), x, updates)
 
@@ -176,7 +180,7 @@ ROWS = {
         conserves_mass=False,
     ),
     "quasi_global, Nesterov, falling rate": Row(
-        partial(gx.quasi_global, rate=lambda k: RATE / (1 + k.astype(jnp.float32)), nesterov=True),
+        partial(gx.quasi_global, rate=falling_rate, nesterov=True),
         partial(
             oracle.quasi_global, rate=lambda k: RATE / (1 + k), momentum=0.9, mu=0.9, nesterov=True
         ),

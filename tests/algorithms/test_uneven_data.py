@@ -8,7 +8,7 @@ import optax
 import oracle
 import pytest
 from modes import MODES, make_mesh, run
-from promotion import promoting
+from promotion import apply_updates, promoting
 
 import gossipjax as gx
 
@@ -30,7 +30,7 @@ def train(tx, steps=600, curvatures=CURVATURES, targets=TARGETS):
         def body(carry, _):
             x, state = carry
             updates, state = tx.update(a * (x - b), state, x)
-            return (optax.apply_updates(x, updates), state), None
+            return (apply_updates(x, updates), state), None
 
         return jax.lax.scan(body, (x, tx.init(x)), None, steps)[0][0]
 
@@ -146,7 +146,7 @@ def test_relay_delivers_the_exact_mean_after_the_diameter(name, mode):
         models = []
         for _ in range(diameter + 2):
             updates, state = tx.update(goal - x, state, x, step=0)
-            x = x + updates
+            x = apply_updates(x, updates)
             models.append(x)
         return jnp.stack(models)
 

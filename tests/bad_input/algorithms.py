@@ -105,7 +105,7 @@ ROWS += calls("d2 star", gx.d2, [gx.topology.star(4)], "doubly stochastic")
 ROWS += calls("d2 rounds", gx.d2, [gx.topology.one_peer_exponential(4)], "must be static")
 ROWS += calls("d2 directed", gx.d2, [gx.topology.directed_ring(4)], "must be symmetric")
 ROWS += calls(
-    "d2 eigenvalues", gx.d2, [RING, gx.topology.ring(16)], r"above -1/3, .* got -0.333333.*I\) / 2"
+    "d2 eigenvalues", gx.d2, [RING, gx.topology.ring(16)], "got -0.333333. Use (W + I) / 2"
 )
 for name in ("quasi_global", "quasi_global_adam", "mixed_momentum"):
     ROWS += calls(
@@ -137,13 +137,13 @@ ROWS += calls(
     "relay parts",
     gx.relay,
     [nx.Graph([(0, 1), (2, 3)])],
-    r"must be connected, got 2 parts, \[0, 1\] and \[2, 3\]",
+    "must be connected, got 2 parts, [0, 1] and [2, 3]",
 )
 ROWS += calls(
     "relay labels",
     gx.relay,
-    [nx.path_graph(range(1, 4)), nx.path_graph("abc")],
-    "must be 0, ..., 2, .*convert_node_labels",
+    [nx.path_graph("abc")],
+    "must be 0, ..., 2, got",
 )
 ROWS += calls("allreduce", lambda d: gx.allreduce(wire_dtype=d), ["int8", "x"], "wire_dtype")
 ROWS += calls("delays n", lambda n: gx.random_delays(n, 3, 0), [0, 1.5, None], "must be an integer")

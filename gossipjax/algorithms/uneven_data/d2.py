@@ -90,7 +90,7 @@ def d2(
     wire = make_wire(axis_name, local_axis_name, wire_dtype)
     plan = ExchangePlan(schedule, wire=wire)
     # The exact average takes nothing of `c`, but for the rounding of its mean, which would add up.
-    is_exact = schedule.rounds[0].is_uniform
+    is_exact = schedule.round_at(0).is_uniform
 
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan, push_sum=False)
@@ -117,16 +117,16 @@ def _require_static_and_positive(schedule: Schedule) -> None:
             f"the schedule of d2 must be static, one round at every step, got "
             f"{len(schedule.rounds)} different rounds. Use gradient_tracking, which takes any."
         )
-    W = schedule.rounds[0].matrix
+    W = schedule.round_at(0).matrix
     asymmetry = abs(W - W.T)
     if asymmetry.max() > TOLERANCE:
-        i, j = np.unravel_index(asymmetry.argmax(), W.shape)
+        i, j = divmod(int(asymmetry.argmax()), len(W))
         raise ValueError(
             f"the mixing matrix of d2 must be symmetric, got P[{i}, {j}] = {W[i, j]:.6g} and "
             f"P[{j}, {i}] = {W[j, i]:.6g}. Use gradient_tracking, which takes any, or "
             "from_graph(..., weights='metropolis')."
         )
-    smallest = np.linalg.eigvalsh(W)[0]
+    smallest = np.linalg.eigvalsh(W).min()
     if smallest <= MIN_EIGENVALUE + TOLERANCE:
         raise ValueError(
             f"the smallest eigenvalue of the mixing matrix W of d2 must be above -1/3, or it "
