@@ -273,7 +273,7 @@ def add(x: Any, updates: optax.Updates) -> Any:
     return jax.tree.map(lambda leaf, u: leaf + jnp.asarray(u, leaf.dtype), x, updates)
 
 
-def common_model(params: optax.Params, axis_name: str | None) -> Any:
+def common_model(params: Any, axis_name: str | None) -> Any:
     """A copy of the parameters, float32 at least; on the axis, if there is one, their mean."""
 
     def copy(leaf: Any) -> jax.Array:

@@ -21,6 +21,7 @@ from algorithms.problems import (
     unflatten,
 )
 from modes import MODES, run
+from promotion import promoting
 
 import gossipjax as gx
 from gossipjax.algorithms.chain import outer_state
@@ -389,7 +390,7 @@ def test_a_narrow_wire_rounds_outer_gradients_alike_on_all_nodes():
 
 def test_reset_inner_zeroes_momentum_and_keeps_counts_and_gossip():
     inner = optax.chain(
-        optax.scale_by_adam(), optax.trace(0.9), optax.scale_by_schedule(lambda k: -0.1)
+        promoting(optax.scale_by_adam()), optax.trace(0.9), optax.scale_by_schedule(lambda k: -0.1)
     )
     tx = gx.outer(optax.chain(inner, gx.sgp(RING)), optax.sgd(1.0), 2, reset_inner=True)
     kept = gx.outer(optax.chain(inner, gx.sgp(RING)), optax.sgd(1.0), 2)
@@ -472,7 +473,7 @@ class TestInATrainStep:
         (update,) = train_step._updates.values()
         # Sent at the ends of steps 1 and 3, used at those of steps 4 and 6.
         assert list(update._pending) == [4, 6]  # pyright: ignore[reportAttributeAccessIssue]
-        assert gx.canonical_steps(state) == [0, 1, 3, 4, 5, 6, 7][: len(gx.canonical_steps(state))]
+        assert gx.canonical_steps(state) == [0, 1, 3, 4, 6]
         train_step.run(gx.spmd(gx.average_model, nodes=N), *run_steps(make_streaming(), 1)[0])
         assert all(future.done() for future in update._pending.values())  # pyright: ignore
         train_step.close()

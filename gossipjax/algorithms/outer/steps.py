@@ -49,7 +49,7 @@ class OuterSteps:
     outer_tx: optax.GradientTransformationExtraArgs
     reset_inner: bool
 
-    def init(self, params: optax.Params) -> OuterState:
+    def init(self, params: Any) -> OuterState:
         plan = self.plan
         inner = self.inner.init(params)
         gossip = gossip_state(inner)
