@@ -10,8 +10,8 @@ import optax
 
 from gossipjax._background import Background, spmd_by_step
 from gossipjax.algorithms.chain import outer_state, step_plan
+from gossipjax.algorithms.outer.averages import average_sent
 from gossipjax.algorithms.outer.plan import OuterState
-from gossipjax.algorithms.outer.steps import average_sent
 from gossipjax.algorithms.state import apply_updates
 from gossipjax.spmd import Nodes
 

@@ -45,7 +45,7 @@ class Setting(NamedTuple):
     inner: str = "local"
     overlap: int = 1
     is_directed: bool = False
-    average: str = "exact"  # or "neighbours"
+    average: Any = "exact"  # or "neighbours"
     fragments: int = 1
     delay: int = 0
     mix: float = 0.0
@@ -355,6 +355,7 @@ def test_an_outer_step_counts_what_is_in_flight_and_resets_it():
         static_argnums=3,
     )
     average = gx.spmd(gx.average_model, nodes=N)
+    before = params, state
     for k in range(setting.every):
         before = params, state
         params, state = step(params, state, unflatten(updates[k]), k)
@@ -377,9 +378,8 @@ def test_a_narrow_wire_rounds_outer_gradients_alike_on_all_nodes():
     starts = np.random.default_rng(0).normal(size=(N, 64))
 
     def one_step(z):
-        updates, state = tx.update(z, tx.init(jnp.ones(64)), jnp.ones(64), step=0)
-        del updates
-        return state.anchor
+        _, state = tx.update(z, tx.init(jnp.ones(64)), jnp.ones(64), step=0)
+        return outer_state(state).anchor  # pyright: ignore[reportOptionalMemberAccess]
 
     anchors = np.asarray(run("shard_map", one_step, N)(jnp.asarray(starts, jnp.float32)))
     np.testing.assert_array_equal(anchors, np.tile(anchors[:1], (N, 1)))
@@ -470,12 +470,13 @@ class TestInATrainStep:
 
     def test_an_average_is_on_its_way_until_it_is_used(self):
         (_, state), train_step = run_steps(make_streaming(), 4, overlap_in_thread=True)
+        update: Any
         (update,) = train_step._updates.values()
         # Sent at the ends of steps 1 and 3, used at those of steps 4 and 6.
-        assert list(update._pending) == [4, 6]  # pyright: ignore[reportAttributeAccessIssue]
+        assert list(update._pending) == [4, 6]
         assert gx.canonical_steps(state) == [0, 1, 3, 4, 6]
         train_step.run(gx.spmd(gx.average_model, nodes=N), *run_steps(make_streaming(), 1)[0])
-        assert all(future.done() for future in update._pending.values())  # pyright: ignore
+        assert all(future.done() for future in update._pending.values())
         train_step.close()
 
     @pytest.mark.parametrize("overlap_in_thread", [False, True])
@@ -590,9 +591,8 @@ class TestChangeOfNodes:
 
         (params, state), _ = run_steps(make(N), 5)
         average = gx.spmd(gx.average_model, nodes=N)(params, state)
-        new_params, new_state, _ = change_nodes(
-            *jax.tree.map(np.asarray, (params, state)), make(nodes), nodes
-        )
+        arrays = jax.tree.map(np.asarray, (params, state))
+        new_params, new_state, _ = change_nodes(arrays[0], arrays[1], make(nodes), nodes)
         for key in START:
             expected = np.asarray(average[key])[:1].repeat(nodes, 0)
             np.testing.assert_allclose(new_params[key], expected, rtol=1e-5, atol=1e-6)

@@ -123,7 +123,7 @@ class OuterState(NamedTuple):
     anchor: Any
     outer: Any
     sent: Any
-    plan: OuterPlan
+    plan: Any
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import Any
 
 import jax
@@ -12,8 +11,10 @@ import optax
 
 from gossipjax.algorithms.chain import gossip_state, outer_state, replace_gossip_state
 from gossipjax.algorithms.masks import make_mask
+from gossipjax.algorithms.outer.averages import average_fragment
 from gossipjax.algorithms.outer.fragments import merge, pick, split_leaves
 from gossipjax.algorithms.outer.plan import OuterPlan, OuterState
+from gossipjax.algorithms.outer.reset import zero_moments
 from gossipjax.algorithms.rounding import as_update, predict, residuals, zeros_like_model
 from gossipjax.algorithms.state import (
     ExchangePlan,
@@ -34,10 +35,7 @@ from gossipjax.collectives import (
     cast_like,
     cond,
     default_step,
-    exact_average,
-    mix,
 )
-from gossipjax.topology.schedule import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +135,7 @@ class OuterSteps:
         step: StepLike | None = None,
         outer_average: Any = None,
         **extra_args: Any,
-    ) -> tuple[optax.Updates, OuterState]:
+    ) -> tuple[optax.Updates, optax.OptState]:
         if params is None:
             raise ValueError(
                 "the params of outer must be given, as it averages them, got None: call "
@@ -193,35 +191,6 @@ class OuterSteps:
         except ValueError:  # no such axis here: types get it where the state enters one
             return tree
         return self.vary(tree)
-
-    def reset(self, state: OuterState) -> OuterState:
-        """`state` with zeros for all that the chain inside keeps per parameter, if it is to be."""
-        if not self.reset_inner:
-            return state
-
-        def init(params: optax.Params) -> Any:
-            return _without_gossip(self.inner.init(params))
-
-        zeros = optax.tree_map_params(init, jnp.zeros_like, _without_gossip(state.inner))
-        return state._replace(inner=_with_gossip(zeros, state.inner))
-
-
-def _without_gossip(opt_state: Any) -> Any:
-    return jax.tree.map(
-        lambda part: optax.EmptyState() if isinstance(part, GossipState) else part,
-        opt_state,
-        is_leaf=lambda part: isinstance(part, GossipState),
-    )
-
-
-def _with_gossip(opt_state: Any, old: Any) -> Any:
-    """`opt_state` with the gossip state of `old` in its place."""
-    return jax.tree.map(
-        lambda part, new: part if isinstance(part, GossipState) else new,
-        old,
-        opt_state,
-        is_leaf=lambda part: isinstance(part, GossipState),
-    )
 
 
 def _keep(updates: optax.Updates, state: OuterState) -> tuple[optax.Updates, OuterState]:
@@ -289,43 +258,12 @@ class _FragmentStep:
             # All mass is now that of the anchor, or the next de-biasing would bring the old back.
             fields["weight"] = jax.tree.map(jnp.ones_like, gossip.weight)
             fields["in_flight"] = jax.tree.map(jnp.zeros_like, gossip.in_flight)
-        state = replace_gossip_state(self.steps.reset(state), **fields)
+        if self.steps.reset_inner:
+            state = state._replace(inner=zero_moments(self.steps.inner, state.inner))
+        state = replace_gossip_state(state, **fields)
         outer_states = list(state.outer)
         outer_states[self.fragment] = outer
         state = state._replace(
             anchor=merge(state.anchor, anchor, leaves), outer=tuple(outer_states)
         )
         return self.steps.vary((merge(updates, part, leaves), state))
-
-
-def average_fragment(plan: OuterPlan, sent: Any, anchor: Any, step: StepLike) -> Any:
-    """`D`: the outer gradient of a fragment that is used at `step`, of those that nodes sent."""
-    if plan.average == "none":
-        return sent
-    if plan.average == "exact":
-        return exact_average(sent, plan.wire)
-    assert isinstance(plan.average, Schedule)
-    round_number = plan.round_number(step)
-    mix_nodes = partial(
-        mix, weight=None, schedule=plan.average, step=round_number, **plan.wire.arguments()
-    )
-    if plan.pull == 1:
-        model = jax.tree.map(jnp.subtract, anchor, sent)
-        return jax.tree.map(jnp.subtract, anchor, mix_nodes(model)[0])
-    mean, center = mix_nodes((sent, anchor))[0]
-    return jax.tree.map(lambda d, a, c: d + plan.pull * (a - c), mean, anchor, center)
-
-
-def average_sent(opt_state: optax.OptState, step: int) -> Any:
-    """The average of the fragment that is used at `step`, of what is in the state.
-
-    It needs nothing of the steps since it was sent, so that it can be a program by itself:
-    `tx.update(..., step=step, outer_average=average_sent(opt_state, step))`.
-    """
-    state = outer_state(opt_state)
-    assert state is not None
-    fragment = state.plan.used_at(step)
-    assert fragment is not None
-    leaves = split_leaves(state.anchor, state.plan.fragments)[fragment]
-    sent, anchor = pick(state.sent, leaves), pick(state.anchor, leaves)
-    return average_fragment(state.plan, sent, anchor, step)
