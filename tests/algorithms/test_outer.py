@@ -609,9 +609,10 @@ class TestChangeOfNodes:
             assert np.isfinite(np.asarray(new_params[key])).all()
 
 
-def test_the_exchange_of_a_delayed_fragment_needs_nothing_of_its_step():
-    """In the compiled program no gradient reaches the all-reduce, and no other one is there."""
-    tx = make_streaming(every=20)
+@pytest.mark.parametrize("delay", [0, 3])
+def test_the_exchange_of_a_delayed_fragment_needs_nothing_of_its_step(delay):
+    """In the compiled program no gradient reaches the all-reduce; without delay, all do."""
+    tx = make_streaming(every=20, delay=delay)
     nodes = gx.Nodes(mesh=jax.sharding.Mesh(np.array(jax.devices()[:N]), ("nodes",)))
     params, state = nodes.init(tx, START)
     plan = outer_state(state).plan  # pyright: ignore[reportOptionalMemberAccess]
@@ -620,12 +621,13 @@ def test_the_exchange_of_a_delayed_fragment_needs_nothing_of_its_step():
         grads, _ = tree_gradients(jax.tree.map(jnp.sin, params), target)
         return take_step(tx, (params, state), grads, k)
 
+    program = nodes.spmd(step, static_argnums=3)
     for k in gx.canonical_steps(state):
-        program = nodes.spmd(step, static_argnums=3).lower(params, state, TARGETS, k)
-        exchanges = find_all_reduces(program.compile().as_text())
+        text = program.lower(params, state, TARGETS, k).compile().as_text()
+        exchanges = find_all_reduces(text)
         assert len(exchanges) == (plan.used_at(k) is not None), k
         for inputs in exchanges:
-            assert "sine" not in inputs
+            assert ("sine" in inputs) == (delay == 0)
 
 
 def find_all_reduces(text):
