@@ -8,6 +8,7 @@ from gossipjax.algorithms.chain import canonical_step, canonical_steps, gossip_s
 from gossipjax.algorithms.dpsgd import dpsgd
 from gossipjax.algorithms.easgd import easgd
 from gossipjax.algorithms.osgp import osgp
+from gossipjax.algorithms.outer.transform import outer
 from gossipjax.algorithms.sgp import sgp
 from gossipjax.algorithms.state import GossipState
 from gossipjax.algorithms.transform import exchange
@@ -54,6 +55,7 @@ __all__ = [
     "mix_batch_stats",
     "mixed_momentum",
     "osgp",
+    "outer",
     "processes",
     "quasi_global",
     "quasi_global_adam",

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +13,18 @@ import optax
 from jax.sharding import Mesh
 
 from gossipjax._arguments import Argnums, argument_numbers, require_function, require_transform
+from gossipjax._background import Background, spmd_by_step
+from gossipjax._delayed import DelayedUpdate
 from gossipjax._program import Program
 from gossipjax.algorithms.chain import (
-    exchange_plan,
     gossip_state,
+    outer_state,
     replace_gossip_state,
     start_at,
+    step_plan,
 )
 from gossipjax.algorithms.osgp import add_received
+from gossipjax.algorithms.outer.plan import StepPlan
 from gossipjax.algorithms.state import GossipState, InFlight, apply_updates
 from gossipjax.algorithms.transform import exchange
 from gossipjax.spmd import Nodes, as_nodes, donate_on_accelerators
@@ -31,6 +33,20 @@ MAX_PROGRAMS = 32  # of one train step; beyond it, the step is traced
 
 Gradients = Callable[..., tuple[optax.Updates, Any]]
 Update = Callable[..., tuple[optax.Params, optax.OptState, Any]]
+
+
+class _Kind(NamedTuple):
+    """What a step asks of its update.
+
+    Attributes:
+      is_static: whether a program is compiled per round.
+      overlaps: whether the exchange is a program beside the gradients of its step.
+      delays: whether averages of an outer optimizer are programs beside several steps.
+    """
+
+    is_static: bool
+    overlaps: bool = False
+    delays: bool = False
 
 
 class TrainStep:
@@ -44,7 +60,9 @@ class TrainStep:
     device each, an exchange that needs nothing of its step is a separate program on a separate
     thread: that of `osgp`, and of all algorithms that combine while they adapt (`dpsgd`, `adpsgd`,
     `sgp` in that order). The gradients run beside it, and under overlap the local update as well.
-    The results are the same up to rounding.
+    The results are the same up to rounding. So are the averages of `outer` with a delay, around a
+    chain without gossip: they run beside all steps from sending to using them, and any other
+    program with collectives between two steps must go through `run`.
 
     Args:
       gradients: `gradients(params, *inputs) -> (grads, aux)` of one node. `jax.grad(loss,
@@ -102,7 +120,7 @@ class TrainStep:
         self._tx = optax.with_extra_args_support(tx)
         self._local_argnums = argument_numbers(local_argnums)
         self._overlap_in_thread = overlap_in_thread
-        self._updates: dict[tuple[bool, bool], Update] = {}  # by (is static, overlaps)
+        self._updates: dict[_Kind, Update] = {}
         self._next_step: int | None = None  # the one that follows the last
 
     def __call__(
@@ -112,35 +130,48 @@ class TrainStep:
 
         Accelerators donate `params` and `opt_state`.
         """
-        is_static = self.canonical_steps(opt_state) is not None
-        kind = is_static, self.overlaps(opt_state)
+        plan = step_plan(opt_state)
+        kind = self._kind(plan)
         if kind not in self._updates:
-            self._updates[kind] = self._make_update(*kind)
-        canonical_step = exchange_plan(opt_state).canonical_step(step)
+            self._updates[kind] = self._make_update(kind)
+        canonical_step = plan.canonical_step(step)
         if step != self._next_step:
             opt_state = start_at(opt_state, step)
         self._next_step = step + 1
-        number = canonical_step if is_static else np.int32(step)
-        return self._updates[kind](number, params, opt_state, *inputs)
+        update = self._updates[kind]
+        if isinstance(update, DelayedUpdate):
+            return update(step, params, opt_state, *inputs)
+        number = canonical_step if kind.is_static else np.int32(step)
+        return update(number, params, opt_state, *inputs)
 
     def canonical_steps(self, opt_state: optax.OptState) -> list[int] | None:
         """The static steps, one per compiled program; None if the step is traced."""
-        steps = exchange_plan(opt_state).canonical_steps
+        steps = step_plan(opt_state).canonical_steps
         return list(steps) if len(steps) <= MAX_PROGRAMS else None
 
     def overlaps(self, opt_state: optax.OptState) -> bool:
         """Whether the exchange runs as a separate program, on a thread."""
-        if not exchange_plan(opt_state).exchanges_early:
-            return False
-        return self._has_thread
+        kind = self._kind(step_plan(opt_state))
+        return kind.overlaps or kind.delays
+
+    def _kind(self, plan: StepPlan) -> _Kind:
+        is_static = len(plan.canonical_steps) <= MAX_PROGRAMS
+        if not self._has_thread:
+            return _Kind(is_static)
+        outer = plan.outer
+        # Not where the chain inside exchanges as well, at every step: all processes must run their
+        # collectives in one order.
+        delays = outer is not None and plan.is_local and is_static and outer.can_run_beside
+        return _Kind(is_static, plan.exchange.exchanges_early, delays)
 
     def run(self, program: Callable[..., Any], *args: Any) -> Any:
         """Returns `program(*args)`: another program with collectives, between two steps.
 
         All processes must run their collectives in one order. Where a thread dispatches the
         exchange, a program that is still in flight when the next step starts could come before it
-        on one process and after it on another, and both would hang. So there the result is awaited;
-        elsewhere it is dispatched like any other.
+        on one process and after it on another, and both would hang. So there the averages of an
+        outer optimizer that are on their way, and then the result, are awaited; elsewhere it is
+        dispatched like any other.
 
         >>> import jax.numpy as jnp, optax, gossipjax as gx
         >>> nodes = gx.Nodes(4)
@@ -151,13 +182,20 @@ class TrainStep:
         >>> train_step.run(mix, jnp.arange(4.0), opt_state, gx.canonical_step(opt_state, 0)).shape
         (4,)
         """
+        self.wait()
         result = program(*args)
         return jax.block_until_ready(result) if self._has_thread else result
+
+    def wait(self) -> None:
+        """Returns when no average of an outer optimizer is on its way any more."""
+        for update in self._updates.values():
+            if isinstance(update, DelayedUpdate):
+                update.wait()
 
     def close(self) -> None:
         """Ends the thread of the exchange; it ends with the object anyway."""
         for update in self._updates.values():
-            if isinstance(update, _OverlappedUpdate):
+            if isinstance(update, _OverlappedUpdate | DelayedUpdate):
                 update.close()
 
     @property
@@ -169,12 +207,14 @@ class TrainStep:
         on_cpu = jax.default_backend() == "cpu" and jax.process_count() > 1
         return on_cpu and jax.local_device_count() == 1 and self.nodes.local_devices is None
 
-    def _make_update(self, is_static: bool, overlaps: bool) -> Update:
-        if overlaps:
-            return _OverlappedUpdate(self._gradients, self._tx, self.nodes, is_static)
-        return _make_fused_update(
-            self._gradients, self._tx, self.nodes, is_static, self._local_argnums
-        )
+    def _make_update(self, kind: _Kind) -> Update:
+        arguments = self._gradients, self._tx, self.nodes
+        if kind.overlaps:
+            return _OverlappedUpdate(*arguments, kind.is_static)
+        # What a thread still reads must not be donated.
+        donated = () if kind.delays else donate_on_accelerators(1, 2)
+        fused = _make_fused_update(*arguments, kind.is_static, self._local_argnums, donated)
+        return DelayedUpdate(*arguments, fused) if kind.delays else fused
 
 
 def _checked(gradients: Gradients) -> Gradients:
@@ -208,18 +248,13 @@ def _describe(spec: tuple[Any, list[Any]]) -> str:
     return f"{str(structure)[:80]} of shapes {[list(shape) for shape in shapes[:4]]}"
 
 
-def _spmd_by_step(fn: Callable[..., Any], nodes: Nodes, is_static: bool, **argnums: Any) -> Program:
-    """`nodes.spmd(fn)` of a function whose first argument is the step."""
-    kind = "static_argnums" if is_static else "shared_argnums"
-    return nodes.spmd(fn, **{kind: 0}, **argnums)
-
-
 def _make_fused_update(
     gradients: Gradients,
     tx: optax.GradientTransformationExtraArgs,
     nodes: Nodes,
     is_static: bool,
     local_argnums: Sequence[int],
+    donated: Sequence[int],
 ) -> Program:
     """`(step, params, opt_state, *inputs) -> (params, opt_state, aux)` as one program."""
 
@@ -230,32 +265,14 @@ def _make_fused_update(
         updates, opt_state = tx.update(grads, opt_state, params, step=step)
         return apply_updates(params, updates), opt_state, aux
 
-    return _spmd_by_step(
+    return spmd_by_step(
         update,
         nodes,
         is_static,
-        donate_argnums=donate_on_accelerators(1, 2),
+        donate_argnums=donated,
         # The arguments of `gradients` stand two places later here, but for the parameters.
         local_argnums=[number + 2 if number else 1 for number in local_argnums],
     )
-
-
-class _Exchange:
-    """The exchange as a separate program, compiled in the calling thread and run by another.
-
-    A thread has none of the caller's JAX context (x64, matrix precision, mesh), which matters
-    while a program is traced and compiled, and not while it runs.
-    """
-
-    def __init__(self, nodes: Nodes, is_static: bool):
-        self._program = _spmd_by_step(_exchange_early, nodes, is_static)
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="exchange")
-        # The thread ends with the step that owns it, also if nobody closes it.
-        self.close = weakref.finalize(self, self._executor.shutdown, wait=False)
-
-    def start(self, step: Any, state: GossipState, params: Any) -> Future[Any]:
-        """Dispatches the exchange; the result of the future is on the devices."""
-        return self._executor.submit(self._program.prepare(step, state, params))
 
 
 def _exchange_early(step: Any, state: GossipState, params: Any) -> Any:
@@ -290,10 +307,10 @@ class _OverlappedUpdate:
             return update_with(step, params, opt_state, grads, nothing)
 
         donated = donate_on_accelerators(1, 2)
-        self._exchange = _Exchange(nodes, is_static)
+        self._exchange = Background(spmd_by_step(_exchange_early, nodes, is_static))
         self._gradients = nodes.spmd(gradients)
-        self._update_with = _spmd_by_step(update_with, nodes, is_static, donate_argnums=donated)
-        self._update_without_messages = _spmd_by_step(
+        self._update_with = spmd_by_step(update_with, nodes, is_static, donate_argnums=donated)
+        self._update_without_messages = spmd_by_step(
             update_without_messages, nodes, is_static, donate_argnums=donated
         )
         self._add_received = nodes.spmd(add_received, donate_argnums=donate_on_accelerators(0, 1))
@@ -304,7 +321,10 @@ class _OverlappedUpdate:
     ) -> tuple[optax.Params, optax.OptState, Any]:
         # Dispatched first: it needs nothing of this step, and the step needs it only at its end.
         state = _require_gossip(opt_state)
-        run = self._run_messages if state.overlap else self._run_models
+        outer = outer_state(opt_state)
+        # An outer step needs the messages that arrive, too.
+        is_outer = outer is not None and outer.plan.is_outer_step(int(step))
+        run = self._run_messages if state.overlap and not is_outer else self._run_models
         return run(step, params, opt_state, state, inputs)
 
     def _run_models(

@@ -277,3 +277,77 @@ def doubly_stochastic(rng, n):
     ring = 0.3 * eye + 0.7 * np.roll(eye, 1, axis=0)
     swap = eye[rng.permutation(n)]
     return np.stack([ring, np.full((n, n), 1 / n), 0.6 * eye + 0.2 * swap + 0.2 * swap.T])
+
+
+def outer(
+    matrices,
+    starts,
+    updates,
+    optimizer,
+    every,
+    inner="local",
+    overlap=1,
+    average="exact",
+    parts=(slice(None),),
+    delay=0,
+    mix=0.0,
+    pull=1.0,
+):
+    """An outer optimizer around local steps, D-PSGD, SGP or OSGP.
+
+    Args:
+      optimizer: as `sgd`, of the outer gradient at the anchor.
+      average: "exact", "none", or matrices `[T, N, N]`, one per period of `every` steps.
+      parts: the columns of each fragment; part f is sent (f + 1) / p through the period.
+    """
+    n = len(starts)
+    x, w, messages = starts, np.ones(n), []
+    is_exact = isinstance(average, str) and average == "exact"
+    anchor = np.tile(starts.mean(axis=0), (n, 1)) if is_exact else starts.copy()
+    states = [[{} for _ in range(n)] for _ in parts]
+    sent = {}
+    for k, u in enumerate(updates):
+        x, w, messages = _inner_step(inner, matrices, k, x, w, u, messages, overlap)
+        for f, part in enumerate(parts):
+            if (k + 1 - (f + 1) * every // len(parts)) % every == 0:
+                total = x.sum(axis=0) + sum(message[1].sum(axis=0) for message in messages)
+                weight = w.sum() + sum(message[2].sum() for message in messages)
+                nodes_average = np.tile(total / weight, (n, 1))
+                z = nodes_average if is_exact else x / w[:, None]
+                sent[k + delay] = f, part, z[:, part], k // every
+        if k in sent:
+            f, part, z, period = sent.pop(k)
+            a = anchor[:, part]
+            gradient = a - z
+            if not isinstance(average, str):
+                P = average[period % len(average)]
+                gradient = P @ gradient + pull * (a - P @ a)
+            change = [optimizer(states[f][i], period, gradient[i], a[i]) for i in range(n)]
+            anchor = anchor.copy()
+            anchor[:, part] = a + np.stack(change)
+            models = x / w[:, None]
+            models[:, part] = mix * models[:, part] + (1 - mix) * anchor[:, part]
+            if is_exact and len(parts) == 1 and mix == 0:
+                w, messages = np.ones(n), []
+            x = models * w[:, None]
+        yield x / w[:, None], x, w, anchor
+
+
+def _inner_step(inner, matrices, k, x, w, u, messages, overlap):
+    P = matrices[k % len(matrices)]
+    if inner == "local":
+        return x + u, w, messages
+    if inner == "dpsgd":
+        return P @ x + u, w, messages
+    if inner == "sgp":
+        return P @ (x + u), P @ w, messages
+    x = x + u
+    if k % overlap == 0:
+        P = matrices[k // overlap % len(matrices)]
+        kept = np.diag(np.diag(P))
+        messages = [*messages, (k + overlap, (P - kept) @ x, (P - kept) @ w)]
+        x, w = kept @ x, kept @ w
+    for step, numerators, weights in messages:
+        if step == k:
+            x, w = x + numerators, w + weights
+    return x, w, [message for message in messages if message[0] != k]

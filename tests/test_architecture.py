@@ -33,7 +33,12 @@ LAYERS = {
     "checkpoint": {"launch", *TOP},
     "asynchronous": {"collectives", "spmd", "wire"},
 }
-PARTS = {"_program": "spmd", "_arguments": "spmd"}  # modules that belong to another one's layer
+PARTS = {
+    "_program": "spmd",
+    "_arguments": "spmd",
+    "_background": "train_step",
+    "_delayed": "train_step",
+}  # modules that belong to another one's layer
 ALLOWED_PACKAGES = {
     "topology": {"numpy"},
     "checkpoint": {"jax", "numpy", "optax", "orbax"},

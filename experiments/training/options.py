@@ -26,6 +26,8 @@ from experiments.training.methods.algorithms import (
     MAX_DELAY,
     TOPOLOGY_HELP,
     WIRE_DTYPE_HELP,
+    OuterAverage,
+    OuterOptions,
     WireDtype,
 )
 from experiments.training.optimization import (
@@ -79,6 +81,17 @@ class TrainingOptions:
     local_steps: PositiveInt = 1
     """Steps from one exchange to the next; AllReduce exchanges at every step."""
     wire_dtype: Annotated[WireDtype, tyro.conf.arg(help=WIRE_DTYPE_HELP)] = "float32"
+    outer_every: PositiveInt | None = None
+    """Updates from one outer step to the next: all nodes go on from their average, moved by an
+    outer optimizer. `local` with it is Local SGD, or DiLoCo; any other algorithm, SlowMo."""
+    outer_rate: PositiveFloat = 1.0
+    """Learning rate of the outer optimizer; 1 without momentum is the plain average."""
+    outer_momentum: Fraction = 0.0
+    """Momentum of the outer optimizer."""
+    outer_nesterov: bool = False
+    """Whether that momentum is Nesterov's, as DiLoCo's."""
+    outer_average: OuterAverage = "exact"
+    """exact: over all nodes. none: every node takes outer steps by itself."""
     staleness: Annotated[NonNegativeFloat, MAX_STALENESS] = 1.0
     """AD-PSGD: mean age, in steps, of the models at which gradients are taken (Poisson, at most 4).
     """
@@ -158,6 +171,12 @@ class TrainingOptions:
                 f"{', the default here' if self._is_default('warmup_steps') else ''}: add "
                 "--warmup-steps 0, or choose another schedule."
             )
+        for name in ("outer_rate", "outer_momentum", "outer_nesterov", "outer_average"):
+            if self.outer_every is None and not self._is_default(name):
+                raise ValueError(
+                    f"{option_name(name)} needs --outer-every, got {getattr(self, name)} without "
+                    "it: give both."
+                )
         self._check_step_epochs()
         if self.lr_schedule == "inverse_sqrt" and not self.warmup_steps:
             raise ValueError(
@@ -201,6 +220,19 @@ class TrainingOptions:
                 f"{warm_up:g} of {run:g} epochs: change --decay-epochs, --warmup-epochs or "
                 "--epochs."
             )
+
+    @property
+    def outer(self) -> OuterOptions | None:
+        """The outer optimizer; None without one."""
+        if self.outer_every is None:
+            return None
+        return OuterOptions(
+            self.outer_every,
+            self.outer_rate,
+            self.outer_momentum,
+            self.outer_nesterov,
+            self.outer_average,
+        )
 
     @property
     def step_epochs(self) -> StepEpochs:

@@ -160,6 +160,7 @@ class Plan:
             delays_of=options.delays_of,
             switch_at=options.switch_at,
             accumulate=options.accumulate,
+            outer=options.outer,
         )
         optimizer = self.make_optimizer(self.learning_rate)
         return make_method(algorithm, method_options, optimizer, options.topology)
@@ -189,6 +190,11 @@ class Plan:
             raise ValueError(
                 f"--local-steps must be at most the updates of a run, {self.updates}, got "
                 f"{options.local_steps}: lower it, or train for more --epochs."
+            )
+        if options.outer is not None and options.outer.every > self.updates:
+            raise ValueError(
+                f"--outer-every must be at most the updates of a run, {self.updates}, got "
+                f"{options.outer.every}: lower it, or train for more --epochs."
             )
         runs = [
             Run(algorithm, seed, self.make_method(algorithm, seed, nodes))

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import optax
 
+from gossipjax.algorithms.outer.plan import OuterState, StepPlan
 from gossipjax.algorithms.state import ExchangePlan, GossipState
 
 
@@ -79,12 +80,30 @@ def exchange_plan(opt_state: optax.OptState) -> ExchangePlan:
     return ExchangePlan() if state is None else state.plan
 
 
+def outer_state(opt_state: optax.OptState) -> OuterState | None:
+    """The state of `gx.outer` inside the state of a chain; None if there is none."""
+    leaves = jax.tree.leaves(opt_state, is_leaf=_is_outer)
+    return next(filter(_is_outer, leaves), None)
+
+
+def _is_outer(part: Any) -> bool:
+    return isinstance(part, OuterState)
+
+
+def step_plan(opt_state: optax.OptState) -> StepPlan:
+    """What decides which program a step of this chain needs: its gossip and its outer steps."""
+    outer = outer_state(opt_state)
+    if outer is None:
+        return StepPlan(exchange_plan(opt_state))
+    return StepPlan(exchange_plan(opt_state), outer.plan, outer.local is not None)
+
+
 def canonical_step(opt_state: optax.OptState, step: int) -> int:
     """The static step number of a training loop: equal for steps that need the same program.
 
     It is the smallest number with the same round at it and, under overlap, at the `overlap` steps
-    before it; 0 for a chain without gossip. Pass it as the static `step` of a train step, and one
-    program is compiled per distinct round.
+    before it, and with the same outer step, if there is one; 0 for a chain without either. Pass it
+    as the static `step` of a train step, and one program is compiled per distinct round.
 
     Args:
       opt_state: the state of a chain, of one node or node-stacked.
@@ -99,7 +118,7 @@ def canonical_step(opt_state: optax.OptState, step: int) -> int:
     >>> [gx.canonical_step(state, k) for k in range(5)]
     [0, 1, 2, 0, 1]
     """
-    return exchange_plan(opt_state).canonical_step(step)
+    return step_plan(opt_state).canonical_step(step)
 
 
 def canonical_steps(opt_state: optax.OptState) -> list[int]:
@@ -109,7 +128,7 @@ def canonical_steps(opt_state: optax.OptState) -> list[int]:
     >>> gx.canonical_steps(gx.osgp(gx.topology.one_peer_exponential(4)).init(jnp.zeros(3)))
     [0, 1]
     """
-    return list(exchange_plan(opt_state).canonical_steps)
+    return list(step_plan(opt_state).canonical_steps)
 
 
 def start_at(opt_state: optax.OptState, step: int) -> Any:
@@ -122,6 +141,9 @@ def start_at(opt_state: optax.OptState, step: int) -> Any:
     Raises:
       ValueError: if messages in flight would be delivered by another round than their own.
     """
+    outer = outer_state(opt_state)
+    if outer is not None and outer.plan.delay:
+        _require_outer_start(outer, step)
     state = gossip_state(opt_state)
     if state is None or not state.overlap:
         return opt_state
@@ -138,6 +160,17 @@ def start_at(opt_state: optax.OptState, step: int) -> Any:
             "saved, or start from the average model by gossipjax.checkpoint.change_nodes."
         )
     return opt_state
+
+
+def _require_outer_start(outer: OuterState, step: int) -> None:
+    """Raises `ValueError` unless the outer gradients that wait are those of the steps before."""
+    count = _read_count(outer.count)
+    if count and (count - step) % outer.plan.every:
+        raise ValueError(
+            f"step must be {count}, or differ from it by a multiple of every = {outer.plan.every}, "
+            f"as the state of outer with a delay has counted {count} updates and holds what was "
+            f"sent before, got {step}: pass the step at which the state was saved."
+        )
 
 
 def _read_count(count: Any) -> int | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 from typing import Any
 
 import jax
@@ -16,6 +14,7 @@ from gossipjax.algorithms.state import (
     Extra,
     GossipState,
     add,
+    common_model,
     init_state,
     require_axis_names,
 )
@@ -23,11 +22,8 @@ from gossipjax.algorithms.transform import Combined, gossip_transform
 from gossipjax.collectives import (
     StepLike,
     axis_size,
-    clipped_node_mean,
     cond,
-    node_mean,
     node_sum,
-    upcast,
 )
 from gossipjax.topology.schedule import require_int
 from gossipjax.wire import Wire
@@ -91,9 +87,7 @@ def easgd(
 
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan, push_sum=False)
-        center = jax.tree.map(lambda x: jnp.array(x, copy=True), _upcast(params))
-        with contextlib.suppress(ValueError):  # no such axis here: all nodes have these parameters
-            center = _common_mean(center, axis_name)
+        center = common_model(params, axis_name)
         return state._replace(extra={"center": Extra(center, "average", is_mass=True)})
 
     def exchange(x: Any, center: Any) -> tuple[Any, Any]:
@@ -114,28 +108,6 @@ def easgd(
         return Combined(x, state._replace(extra=extra))
 
     return gossip_transform("easgd", plan, init, combine)
-
-
-def _upcast(params: optax.Params) -> Any:
-    """The parameters, float32 at least; zeros for each `jax.ShapeDtypeStruct`."""
-
-    def array(leaf: Any) -> Any:
-        return jnp.zeros_like(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
-
-    return upcast(jax.tree.map(array, params))
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _common_mean(tree: Any, axis_name: str) -> Any:
-    """`clipped_node_mean`, with the derivative of the mean: a minimum has none over an axis."""
-    return clipped_node_mean(tree, axis_name)
-
-
-@_common_mean.defjvp
-def _common_mean_jvp(axis_name: str, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    (tree,) = primals
-    (tangent,) = tangents
-    return _common_mean(tree, axis_name), node_mean(tangent, axis_name)
 
 
 def _require_stable(alpha: float, nodes: int) -> None:

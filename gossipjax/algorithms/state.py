@@ -7,6 +7,7 @@ told nothing twice.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from typing import Any, Literal, NamedTuple, get_args
@@ -21,6 +22,8 @@ from gossipjax.algorithms.rounding import widen, zeros_like_model
 from gossipjax.collectives import (
     Layout,
     accumulation_dtype,
+    clipped_node_mean,
+    node_mean,
     require_floats,
     upcast,
 )
@@ -90,6 +93,14 @@ class ExchangePlan:
     def schedule_by_step(self) -> Schedule | None:
         """The round of every step: `schedule.every(overlap)`."""
         return None if self.schedule is None else self.schedule.every(max(1, self.overlap))
+
+    @property
+    def cycle(self) -> tuple[int, int]:
+        """The step from which on the exchanges repeat, and after how many steps."""
+        if self.schedule_by_step is None:
+            return 0, self.period
+        *others, last = self.schedule_by_step.segments
+        return (last.start + self.overlap if others else 0), len(last.cycle)
 
     def canonical_step(self, step: int) -> int:
         """The smallest step with the same compiled program as `step`; see `gx.canonical_step`."""
@@ -267,6 +278,34 @@ def add(x: Any, updates: optax.Updates) -> Any:
 def subtract(x: Any, updates: optax.Updates) -> Any:
     """Returns `x - u`, leaf by leaf, in the type of `x`."""
     return jax.tree.map(lambda leaf, u: leaf - jnp.asarray(u, leaf.dtype), x, updates)
+
+
+def common_model(params: Any, axis_name: str | None) -> Any:
+    """A copy of the parameters, float32 at least; on the axis, if there is one, their mean."""
+
+    def copy(leaf: Any) -> jax.Array:
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            leaf = jnp.zeros_like(leaf)
+        return jnp.array(leaf, accumulation_dtype(jnp.result_type(leaf)), copy=True)
+
+    model = jax.tree.map(copy, params)
+    if axis_name is not None:
+        with contextlib.suppress(ValueError):  # no such axis here: all nodes have these parameters
+            model = _common_mean(model, axis_name)
+    return model
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _common_mean(tree: Any, axis_name: str) -> Any:
+    """`clipped_node_mean`, with the derivative of the mean: a minimum has none over an axis."""
+    return clipped_node_mean(tree, axis_name)
+
+
+@_common_mean.defjvp
+def _common_mean_jvp(axis_name: str, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    (tree,) = primals
+    (tangent,) = tangents
+    return _common_mean(tree, axis_name), node_mean(tangent, axis_name)
 
 
 def apply_updates(params: optax.Params, updates: optax.Updates) -> optax.Params:

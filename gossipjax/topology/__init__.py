@@ -13,7 +13,7 @@ identity.
 Schedule(size=8, {0: rounds [0, 1, 2]}, peers by round [1, 1, 1])
 """
 
-from gossipjax.topology._composition import from_matrices, piecewise
+from gossipjax.topology._composition import from_matrices, periodic, piecewise
 from gossipjax.topology._exponential import (
     bipartite_exponential,
     complete_cycle,
@@ -22,12 +22,7 @@ from gossipjax.topology._exponential import (
     one_peer_exponential,
 )
 from gossipjax.topology._finite_time import base_graph
-from gossipjax.topology._random import random_peer, random_ring
-from gossipjax.topology._spectra import (
-    rounds_to_exact_average,
-    second_singular_value,
-    spectral_gap,
-)
+from gossipjax.topology._random import random_pairs, random_peer, random_ring
 from gossipjax.topology._static import (
     complete,
     directed_ring,
@@ -38,6 +33,11 @@ from gossipjax.topology._static import (
     torus,
 )
 from gossipjax.topology.schedule import Round, Schedule, Segment
+from gossipjax.topology.spectra import (
+    rounds_to_exact_average,
+    second_singular_value,
+    spectral_gap,
+)
 
 __all__ = [
     "Round",
@@ -54,7 +54,9 @@ __all__ = [
     "hypercube",
     "k_peer_exponential",
     "one_peer_exponential",
+    "periodic",
     "piecewise",
+    "random_pairs",
     "random_peer",
     "random_ring",
     "ring",

@@ -54,6 +54,39 @@ def random_ring(n: int, rounds: int, seed: int) -> Schedule:
     return Schedule(drawn)
 
 
+def random_pairs(n: int, rounds: int, seed: int) -> Schedule:
+    """Nodes in pairs, drawn anew in every round; both of a pair take their mean, weights 1/2.
+
+    `T = rounds` graphs are drawn and repeated. With `gx.outer` it is the average of NoLoCo.
+
+    Raises:
+      ValueError: if `n` is odd (and not 1), or the pairs drawn never connect all nodes.
+
+    References:
+      Kolehmainen et al., "NoLoCo: No-all-reduce Low Communication Training Method for Large
+      Models", 2025, arXiv:2506.10911.
+
+    >>> random_pairs(8, rounds=20, seed=0).is_doubly_stochastic
+    True
+    """
+    n = require_nodes(n, "random_pairs(n, rounds, seed)")
+    rounds = require_int(rounds, "rounds of random_pairs(n, rounds, seed)", 1, MAX_ROUNDS)
+    require_memory(2 * n * rounds, f"random_pairs({n}, {rounds}, seed)")
+    rng = np.random.default_rng(require_int(seed, "seed of random_pairs(n, rounds, seed)", 0))
+    if n == 1:
+        return Schedule([ring(1).round_at(0)] * rounds)
+    if n % 2:
+        raise ValueError(f"n of random_pairs(n, rounds, seed) must be even, got {n}.")
+    drawn = []
+    for _ in range(rounds):
+        first, second = rng.permutation(n).reshape(2, -1)
+        partners = np.empty(n, dtype=int)
+        partners[first] = second
+        partners[second] = first
+        drawn.append(make_regular_round(np.sort([np.arange(n), partners], axis=0).T))
+    return Schedule(drawn)
+
+
 def random_peer(
     n: int, rounds: int, seed: int, graph: Literal["exponential", "complete"] = "exponential"
 ) -> Schedule:

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from gossipjax.topology._round import Round, require_dense, require_int
+from gossipjax.topology._round import TOLERANCE, Round, require_dense, require_int
 from gossipjax.topology._segments import MAX_STEP, Segment, find_canonical_steps
 
-__all__ = ["Round", "Schedule", "Segment", "require_int"]
+__all__ = ["MAX_STEP", "TOLERANCE", "Round", "Schedule", "Segment", "require_int"]
 
 MAX_CYCLE = 2**20  # steps, of all segments
 

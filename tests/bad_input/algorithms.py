@@ -40,6 +40,7 @@ TRANSFORMS = {
     "quasi_global_adam": gx.quasi_global_adam(RING, 0.1),
     "mixed_momentum": gx.mixed_momentum(RING, 0.1),
     "relay": gx.relay(nx.path_graph(4)),
+    "outer": gx.outer(gx.sgp(RING), optax.sgd(0.7), 4),
 }
 
 
@@ -98,6 +99,79 @@ ROWS += calls(
     "delays",
 )
 ROWS += calls("d1d_psgd", gx.d1d_psgd, [0, -1, 2.5, None], "must be an integer")
+SGD = optax.sgd(0.1)
+ROWS += calls("outer inner", lambda tx: gx.outer(tx, SGD, 4), [None, "sgd", 1], "inner of outer")
+ROWS += calls("outer outer_tx", lambda tx: gx.outer(SGD, tx, 4), [None, 0.7], "outer_tx of outer")
+ROWS += calls("outer every", lambda k: gx.outer(SGD, SGD, k), [0, -1, 1.5, None, True], "every of")
+ROWS += calls(
+    "outer average",
+    lambda average: gx.outer(SGD, SGD, 4, average),
+    ["mean", None, 1, np.eye(4), gx.topology.star(4)],
+    "must be",
+)
+ROWS += calls(
+    "outer fragments", lambda p: gx.outer(SGD, SGD, 4, fragments=p), [0, 1.5, 5], "fragments of"
+)
+ROWS += calls("outer delay", lambda k: gx.outer(SGD, SGD, 4, delay=k), [-1, 4, 1.5], "delay of")
+ROWS += calls(
+    "outer mix", lambda mix: gx.outer(SGD, SGD, 4, mix=mix), [-0.1, 1.0, "x", None], "mix of"
+)
+ROWS += calls(
+    "outer pull", lambda pull: gx.outer(SGD, SGD, 4, RING, pull=pull), [-1.0, None, "1"], "pull of"
+)
+ROWS += calls("outer pull alone", lambda pull: gx.outer(SGD, SGD, 4, pull=pull), [0, 2.0], "pull")
+ROWS += calls(
+    "outer wire_dtype", lambda d: gx.outer(SGD, SGD, 4, wire_dtype=d), ["int8", 16], "wire_dtype"
+)
+ROWS += calls(
+    "outer reset_inner", lambda reset: gx.outer(SGD, SGD, 4, reset_inner=reset), [1, None], "reset"
+)
+ROWS += calls(
+    "outer reset of fragments",
+    lambda p: gx.outer(SGD, SGD, 4, fragments=p, reset_inner=True),
+    [2],
+    "reset_inner of outer must be False",
+)
+ROWS += calls(
+    "outer leaves",
+    lambda p: gx.outer(SGD, SGD, 4, fragments=p).init(PARAMS),
+    [3, 4],
+    "at most the number of leaves, 2",
+)
+ROWS += calls(
+    "outer optimizer of another kind",
+    lambda tx: gx.outer(SGD, tx, 4).init(PARAMS),
+    [
+        optax.lbfgs(),
+        optax.polyak_sgd(),
+        gx.allreduce(),
+        optax.contrib.sam(SGD, SGD, opaque_mode=True),
+    ],
+    "outer_tx of outer must make its update of the outer gradient",
+)
+ROWS += calls(
+    "outer optimizer that gossips",
+    lambda tx: gx.outer(SGD, tx, 4).init(PARAMS),
+    [gx.sgp(RING), optax.chain(SGD, gx.dpsgd(RING))],
+    "outer_tx of outer must exchange nothing",
+)
+ROWS += calls(
+    "outer around",
+    lambda tx: gx.outer(tx, SGD, 4).init(PARAMS),
+    [
+        gx.easgd(0.1),
+        gx.adpsgd(RING, 2),
+        gx.outer(SGD, SGD, 2),
+        optax.masked(gx.sgp(RING), {"a": True, "b": False}),
+    ],
+    "inner of outer must hold no",
+)
+ROWS += calls(
+    "outer parts around osgp",
+    lambda fields: gx.outer(gx.osgp(RING), SGD, 4, **fields).init(PARAMS),
+    [{"fragments": 2}, {"mix": 0.5}],
+    "around gx.osgp",
+)
 ROWS += calls("easgd alpha", gx.easgd, [-0.1, 0, 2.0, float("nan"), "x", None], "alpha")
 ROWS += calls("easgd period", lambda p: gx.easgd(0.1, p), [0, 1.5, None], "period")
 ROWS += calls("d2 schedule", gx.d2, [None, "ring", np.eye(4), 4], "must be a gx.Schedule")
@@ -191,6 +265,21 @@ for name, tx in TRANSFORMS.items():
             "must",
         ),
     ]
+
+
+ROWS += [
+    Call(
+        f"outer state of another {name}",
+        lambda other=other: update(TRANSFORMS["outer"], state_of=other),
+        f"have been made with its {name}",
+    )
+    for name, other in {
+        "every": gx.outer(gx.sgp(RING), optax.sgd(0.7), 5),
+        "average": gx.outer(gx.sgp(RING), optax.sgd(0.7), 4, "none"),
+        "delay": gx.outer(gx.sgp(RING), optax.sgd(0.7), 4, delay=1),
+        "wire": gx.outer(gx.sgp(RING), optax.sgd(0.7), 4, wire_dtype="bfloat16"),
+    }.items()
+]
 
 
 def on_nodes(function: Callable[[Any], Any]) -> Callable[[], Any]:

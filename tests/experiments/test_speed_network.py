@@ -108,7 +108,7 @@ class TestBytes:
         assert sgp.count_link_bytes(1, 1000) == sgp.count_sent_bytes(1, 1000)
 
     def test_every_algorithm_has_a_row(self):
-        names = [spell_name(name, overlap=1) for name in ALGORITHMS]
+        names = [spell_name(name, overlap=1) for name, row in ALGORITHMS.items() if row.exchanges]
         rows, left_out = build_rows(names, ["float32"], 4)
         assert not left_out
         assert [row.algorithm for row in rows] == names

@@ -68,6 +68,42 @@ if processes.is_main_process():
 gx.launch.exit_process(0)
 """
 
+STREAMING = """
+def stream(nodes, overlap_in_thread, first=0, state=None):
+    tx = gx.outer(
+        optax.sgd(0.05, momentum=0.9), optax.sgd(0.4, momentum=0.9, nesterov=True), 6,
+        fragments=2, delay=2, mix=0.5,
+    )
+    def gradients(z, goal):
+        return jax.tree.map(lambda x: x - goal, z), goal
+    train_step = gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=overlap_in_thread)
+    z, opt_state = state or nodes.init(tx, {"a": jnp.zeros(3), "b": jnp.ones(2)})
+    goals = nodes.put(np.arange(4, dtype=np.float32)[list(nodes.local)])
+    on_their_way = 0
+    for step in range(first, 500):
+        z, opt_state, _ = train_step(step, z, opt_state, goals)
+        if step % 50 == 20:  # another program with collectives, while an average is on its way
+            train_step.run(nodes.spmd(gx.average_model), z, opt_state)
+        if step == 250:
+            halfway = z, opt_state
+        for update in train_step._updates.values():
+            on_their_way += len(getattr(update, "_pending", ()))
+    return train_step, z, opt_state, on_their_way, None if first else halfway
+
+train_step, z, opt_state, on_their_way, halfway = stream(nodes, None)
+assert train_step.overlaps(opt_state)
+assert on_their_way > 300, on_their_way  # of two fragments, each for two of six steps
+_, again, *_ = stream(nodes, None, 251, halfway)
+_, expected, *_ = stream(gx.Nodes(4), False)
+z, again = nodes.to_host((z, again))
+if processes.is_main_process():
+    for key in z:
+        np.testing.assert_array_equal(again[key], z[key])
+        np.testing.assert_allclose(z[key], np.asarray(expected[key]), rtol=1e-4, atol=1e-5)
+    print("averages beside the steps")
+gx.launch.exit_process(0)
+"""
+
 
 def test_no_host_value_is_gathered():
     """`jax.device_put` of a host value over processes gathers it everywhere, at every step."""
@@ -81,3 +117,9 @@ def test_overlap_and_mixed_statistics_keep_one_order_of_collectives():
     job = run_job(PROLOGUE + THOUSAND_STEPS, "--processes", 4)
     assert job.returncode == 0, job.stderr
     assert job.stdout.count("a thousand steps") == 1
+
+
+def test_averages_of_an_outer_optimizer_run_beside_several_steps():
+    job = run_job(PROLOGUE + STREAMING, "--processes", 4)
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.count("averages beside the steps") == 1

@@ -62,11 +62,14 @@ BUILDERS = {
     "base_graph": topology.base_graph,
     "two_peer_base_graph": lambda n: topology.base_graph(n, 2),
     "random_ring": lambda n: topology.random_ring(n, 4, 0),
+    "random_pairs": lambda n: topology.random_pairs(n, 20, 0),
+    "gossip_pga": lambda n: topology.periodic(topology.one_peer_exponential(n), 3),
     "random_peer_exponential": lambda n: topology.random_peer(n, 20, 0),
     "random_peer_complete": lambda n: topology.random_peer(n, 20, 0, "complete"),
 }
 IMPOSSIBLE = {
     "bipartite_exponential": lambda n: n % 2 and n > 1,
+    "random_pairs": lambda n: n % 2 and n > 1,
     "hypercube": lambda n: n.bit_count() > 1,
     "two_peer_exponential": lambda n: n == 2,
     "two_peer_base_graph": lambda n: n == 2,
@@ -288,6 +291,15 @@ def test_random_ring_is_uniform_over_the_pairs(n):
     np.testing.assert_allclose(mean, expected, rtol=0, atol=0.02)
 
 
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_random_pairs_are_uniform_over_the_pairs(n):
+    matrices = topology.random_pairs(n, 4000, 1).matrices()
+    np.testing.assert_array_equal(matrices, matrices.transpose(0, 2, 1))
+    np.testing.assert_array_equal(np.sort(matrices, axis=2)[..., -2:], 0.5)
+    expected = np.where(np.eye(n), 1 / 2, 1 / (2 * (n - 1)))
+    np.testing.assert_allclose(matrices.mean(axis=0), expected, rtol=0, atol=0.02)
+
+
 @pytest.mark.parametrize("graph", ["exponential", "complete"])
 def test_random_peer_draws_among_the_out_neighbours(graph):
     n = 12
@@ -319,6 +331,7 @@ def test_random_peer_is_irregular(graph):
     "build",
     [
         topology.random_ring,
+        topology.random_pairs,
         topology.random_peer,
         lambda *args: topology.random_peer(*args, graph="complete"),
     ],
@@ -458,6 +471,24 @@ def test_piecewise_starts_each_schedule_at_its_round_0():
     with pytest.raises(AttributeError, match="a piecewise schedule has no period"):
         hybrid.matrices()
     assert hybrid.matrices(10).shape == (10, 8, 8)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 7])
+@pytest.mark.parametrize("name", ["one peer", "static", "piecewise"])
+def test_periodic_averages_exactly_in_place_of_every_kth_round(name, every):
+    schedule = {
+        "one peer": topology.one_peer_exponential(8),
+        "static": topology.ring(8),
+        "piecewise": topology.piecewise(
+            {0: topology.ring(8), 5: topology.one_peer_exponential(8), 9: topology.exponential(8)}
+        ),
+    }[name]
+    gossip_pga = topology.periodic(schedule, every)
+    for step in range(60):
+        expected = schedule.round_at(step).matrix
+        if step % every == every - 1:
+            expected = np.full((8, 8), 1 / 8)
+        np.testing.assert_array_equal(gossip_pga.round_at(step).matrix, expected)
 
 
 class TestBadInput:

@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 import gossipjax as gx
 from experiments.training.asynchronous import ASYNCHRONOUS
 from experiments.training.methods.algorithms import (
+    ALGORITHMS,
     Method,
     MethodOptions,
     WireDtype,
@@ -202,6 +203,8 @@ def make_row(algorithm: str, wire: WireDtype, nodes: int, steps: int = STEPS) ->
         name = ALL_REDUCE if algorithm == BUCKETS else algorithm
         options = MethodOptions(nodes, steps, wire_dtype=wire)
         method = make_method(name, options, optax.sgd(LEARNING_RATE))
+        if not ALGORITHMS[parse_name(name).row].exchanges:
+            raise ValueError(f"{algorithm} exchanges nothing that could be measured.")
     return Row(algorithm, wire, nodes, method, method.state())
 
 

@@ -20,9 +20,29 @@ from experiments.training.optimization import accumulate_gradients
 
 Transform = optax.GradientTransformationExtraArgs
 WireDtype = Literal["float32", "bfloat16"]
+OuterAverage = Literal["exact", "none"]
 
 MAX_DELAY = 4  # steps, of AD-PSGD
 ELASTICITY = 0.9  # of EASGD, divided by the number of nodes, as in its paper
+
+
+@dataclasses.dataclass(frozen=True)
+class OuterOptions:
+    """An outer optimizer around the chain of a run: SGD at every `every`-th update.
+
+    Attributes:
+      every: updates from one outer step to the next.
+      rate: its learning rate; 1 without momentum is the plain average.
+      momentum: its momentum.
+      nesterov: whether that is Nesterov's.
+      average: over all nodes, or over none: each steps by itself.
+    """
+
+    every: int
+    rate: float = 1.0
+    momentum: float = 0.0
+    nesterov: bool = False
+    average: OuterAverage = "exact"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +60,7 @@ class MethodOptions:
       switch_at: see `steps`.
       overlap: updates between sending a message and using it; part of the algorithm's name.
       accumulate: steps for one update.
+      outer: an outer optimizer around the chain.
     """
 
     nodes: int
@@ -52,6 +73,7 @@ class MethodOptions:
     switch_at: float = 1 / 3
     overlap: int = 0
     accumulate: int = 1
+    outer: OuterOptions | None = None
 
     @property
     def message_dtype(self) -> Any:
@@ -72,6 +94,7 @@ class Algorithm:
       goes_first: whether the transform goes first in the chain, and acts on the gradients.
       accumulates: whether gradients of several steps can be one update.
       skips_steps: whether there can be steps without exchange.
+      exchanges: whether it exchanges anything.
     """
 
     build: Callable[[gx.Schedule, MethodOptions], Transform]
@@ -82,6 +105,7 @@ class Algorithm:
     goes_first: bool = False
     accumulates: bool = True
     skips_steps: bool = True
+    exchanges: bool = True
 
 
 def _build_osgp(schedule: gx.Schedule, options: MethodOptions, biased: bool = False) -> Transform:
@@ -180,11 +204,18 @@ ALGORITHMS = {
         fixed_topology=True,
         goes_first=True,
     ),
+    "local": Algorithm(  # Local SGD, DiLoCo: with --outer-every
+        lambda schedule, options: optax.with_extra_args_support(optax.identity()),
+        "none",
+        fixed_topology=True,
+        wire_dtypes=("float32",),
+        exchanges=False,
+    ),
 }
 
 
 # That of EASGD cannot be chosen: its center exchanges with all nodes at once.
-FIXED_TOPOLOGIES = TOPOLOGIES | {"center": TOPOLOGIES["complete"]}
+FIXED_TOPOLOGIES = TOPOLOGIES | dict.fromkeys(("center", "none"), TOPOLOGIES["complete"])
 
 
 def spell_name(name: str, overlap: int | str = "N") -> str:
@@ -249,6 +280,7 @@ class Method:
         steps.
       inner: what comes before the gossip.
       gossip: goes last.
+      outer: an outer optimizer around both, counted in steps.
     """
 
     algorithm: str
@@ -256,15 +288,22 @@ class Method:
     schedule: gx.Schedule
     inner: Transform
     gossip: Transform
+    outer: OuterOptions | None = None
 
     @property
     def transform(self) -> Transform:
-        """The whole chain; its state is the pair of its parts' states."""
-        return optax.chain(self.inner, self.gossip)
+        """The whole chain; its state, or the one inside, is the pair of its parts' states."""
+        chain = optax.chain(self.inner, self.gossip)
+        outer = self.outer
+        if outer is None:
+            return chain
+        optimizer = optax.sgd(outer.rate, outer.momentum or None, outer.nesterov)
+        return gx.outer(chain, optimizer, outer.every, outer.average)
 
     def inner_updates(self, grads: Any, opt_state: Any, params: Any) -> optax.Updates:
         """Returns the updates that arrive at the gossip, given the state of the whole chain."""
-        updates, _ = self.inner.update(grads, opt_state[0], params)
+        chain_state = opt_state if self.outer is None else opt_state.inner
+        updates, _ = self.inner.update(grads, chain_state[0], params)
         return updates
 
     def state(self, params: Any = None) -> gx.GossipState | None:
@@ -302,7 +341,8 @@ def make_method(
 
     Raises:
       ValueError: for an unknown name, a topology that is impossible for this number of nodes or
-        this algorithm, or a wire dtype that the algorithm does not have.
+        this algorithm, a wire dtype that the algorithm does not have, or an outer optimizer around
+        an algorithm that it cannot stand around.
 
     >>> make_method("dpsgd", MethodOptions(nodes=4), optax.sgd(0.1)).topology
     'ring'
@@ -339,7 +379,13 @@ def make_method(
         inner = optax.chain(transform, optimizer)
         transform = optax.with_extra_args_support(optax.identity())
     inner = optax.with_extra_args_support(accumulate_gradients(inner, options.accumulate))
-    return Method(name.partition("@")[0], topology, schedule, inner, transform)
+    outer = options.outer
+    if outer is not None:
+        outer = dataclasses.replace(outer, every=outer.every * options.accumulate)
+    method = Method(name.partition("@")[0], topology, schedule, inner, transform, outer)
+    if outer is not None:
+        method.state()  # raises where no outer optimizer can stand around this algorithm
+    return method
 
 
 def _space_out(schedule: gx.Schedule, algorithm: Algorithm, options: MethodOptions) -> gx.Schedule:

@@ -9,9 +9,15 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from gossipjax.topology._round import TOLERANCE, Round, require_int
-from gossipjax.topology._segments import MAX_STEP
-from gossipjax.topology.schedule import Schedule
+from gossipjax.topology.schedule import (
+    MAX_STEP,
+    TOLERANCE,
+    Round,
+    Schedule,
+    require_int,
+)
+
+__all__ = ["rounds_to_exact_average", "second_singular_value", "spectral_gap"]
 
 MAX_DENSE_NODES = 2**12  # of dense products and their spectra: about a minute
 MAX_SPARSE_DEGREE = 8  # nonzero weights per row, from which on a dense product is faster

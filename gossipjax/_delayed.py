@@ -1,0 +1,102 @@
+"""An update of which the averages of an outer optimizer are programs of their own (JAX on CPU)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import optax
+
+from gossipjax._background import Background, spmd_by_step
+from gossipjax.algorithms.chain import outer_state, step_plan
+from gossipjax.algorithms.outer.averages import average_sent
+from gossipjax.algorithms.outer.plan import OuterState
+from gossipjax.algorithms.state import apply_updates
+from gossipjax.spmd import Nodes
+
+
+class DelayedUpdate:
+    """An update beside which the averages of `gx.outer` are taken, over several steps.
+
+    The average of a fragment starts when it is sent and is awaited at the step that uses it, after
+    that step's gradients were dispatched. The state has all that an average needs: one that is not
+    on its way, because the run has just begun with this state, starts anew, with the same result.
+
+    Args:
+      gradients, tx: as those of `gx.TrainStep`; neither may contain collectives.
+      nodes: where the nodes run.
+      fused: the update of a step that uses no average, `(step, params, opt_state, *inputs)`.
+    """
+
+    def __init__(
+        self,
+        gradients: Callable[..., Any],
+        tx: optax.GradientTransformationExtraArgs,
+        nodes: Nodes,
+        fused: Callable[..., Any],
+    ):
+        def update(
+            step: int,
+            params: optax.Params,
+            opt_state: optax.OptState,
+            grads: optax.Updates,
+            average: Any,
+        ) -> tuple[optax.Params, optax.OptState]:
+            updates, opt_state = tx.update(
+                grads, opt_state, params, step=step, outer_average=average
+            )
+            return apply_updates(params, updates), opt_state
+
+        self._fused = fused
+        self._gradients = nodes.spmd(gradients)
+        self._update = spmd_by_step(update, nodes, is_static=True)
+        self._average = Background(spmd_by_step(_average, nodes, is_static=True))
+        self._pending: dict[int, Future[Any]] = {}  # by the step that uses it
+        self._next_step: int | None = None
+        self.close = self._average.close
+
+    def __call__(
+        self, step: int, params: optax.Params, opt_state: optax.OptState, *inputs: Any
+    ) -> tuple[optax.Params, optax.OptState, Any]:
+        """As `TrainStep`, with the number of the step, not a canonical one."""
+        plan = _require_outer(opt_state).plan
+        if step != self._next_step:
+            self.wait()
+            self._pending.clear()
+            # What was sent by the steps before is used by these.
+            self._start(range(max(step, plan.delay), step + plan.delay), opt_state)
+        self._next_step = step + 1
+        number = step_plan(opt_state).canonical_step(step)
+        if step in self._pending:
+            grads, aux = self._gradients(params, *inputs)
+            average = self._pending.pop(step).result()
+            params, opt_state = self._update(number, params, opt_state, grads, average)
+        else:
+            params, opt_state, aux = self._fused(number, params, opt_state, *inputs)
+        self._start(range(step + plan.delay, step + plan.delay + 1), opt_state)
+        return params, opt_state, aux
+
+    def _start(self, steps: range, opt_state: optax.OptState) -> None:
+        """Starts the averages that are used at these steps, of what the state holds."""
+        state = _require_outer(opt_state)
+        message = OuterState(None, None, None, state.anchor, None, state.sent, state.plan)
+        for step in steps:
+            if state.plan.used_at(step) is not None:
+                number = step_plan(opt_state).canonical_step(step)
+                self._pending[step] = self._average.start(number, message)
+
+    def wait(self) -> None:
+        """Returns when all averages that are on their way have arrived."""
+        for future in self._pending.values():
+            future.result()
+
+
+def _average(step: int, state: OuterState) -> Any:
+    return average_sent(state, step)
+
+
+def _require_outer(opt_state: optax.OptState) -> OuterState:
+    state = outer_state(opt_state)
+    assert state is not None
+    return state

@@ -1,0 +1,49 @@
+"""The averages of outer gradients, of what the nodes have sent."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gossipjax.algorithms.chain import outer_state
+from gossipjax.algorithms.outer.fragments import pick, split_leaves
+from gossipjax.algorithms.outer.plan import OuterPlan
+from gossipjax.collectives import StepLike, exact_average, mix
+from gossipjax.topology.schedule import Schedule
+
+
+def average_fragment(plan: OuterPlan, sent: Any, anchor: Any, step: StepLike) -> Any:
+    """`D`: the outer gradient of a fragment that is used at `step`, of those that nodes sent."""
+    if plan.average == "none":
+        return sent
+    if plan.average == "exact":
+        return exact_average(sent, plan.wire)
+    assert isinstance(plan.average, Schedule)
+    round_number = plan.round_number(step)
+    mix_nodes = partial(
+        mix, weight=None, schedule=plan.average, step=round_number, **plan.wire.arguments()
+    )
+    if plan.pull == 1:
+        model = jax.tree.map(jnp.subtract, anchor, sent)
+        return jax.tree.map(jnp.subtract, anchor, mix_nodes(model)[0])
+    mean, center = mix_nodes((sent, anchor))[0]
+    return jax.tree.map(lambda d, a, c: d + plan.pull * (a - c), mean, anchor, center)
+
+
+def average_sent(opt_state: optax.OptState, step: int) -> Any:
+    """The average of the fragment that is used at `step`, of what is in the state.
+
+    It needs nothing of the steps since it was sent, so that it can be a program by itself:
+    `tx.update(..., step=step, outer_average=average_sent(opt_state, step))`.
+    """
+    state = outer_state(opt_state)
+    assert state is not None
+    fragment = state.plan.used_at(step)
+    assert fragment is not None
+    leaves = split_leaves(state.anchor, state.plan.fragments)[fragment]
+    sent, anchor = pick(state.sent, leaves), pick(state.anchor, leaves)
+    return average_fragment(state.plan, sent, anchor, step)

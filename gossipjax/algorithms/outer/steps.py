@@ -1,0 +1,269 @@
+"""The steps of an outer optimizer: what it takes of the nodes' models, and what it gives them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gossipjax.algorithms.chain import gossip_state, outer_state, replace_gossip_state
+from gossipjax.algorithms.masks import make_mask
+from gossipjax.algorithms.outer.averages import average_fragment
+from gossipjax.algorithms.outer.fragments import merge, pick, split_leaves
+from gossipjax.algorithms.outer.plan import OuterPlan, OuterState
+from gossipjax.algorithms.outer.reset import zero_moments
+from gossipjax.algorithms.rounding import as_update, predict, residuals, zeros_like_model
+from gossipjax.algorithms.state import (
+    ExchangePlan,
+    GossipState,
+    add,
+    common_model,
+    init_state,
+    mass_in_flight,
+    models,
+    numerators,
+    push_sum_weight,
+)
+from gossipjax.algorithms.transform import Combined, gossip_transform, require_like
+from gossipjax.collectives import (
+    StepLike,
+    as_varying,
+    axis_size,
+    cast_like,
+    cond,
+    default_step,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class OuterSteps:
+    """`init` and `update` of `outer`."""
+
+    plan: OuterPlan
+    inner: optax.GradientTransformationExtraArgs
+    outer_tx: optax.GradientTransformationExtraArgs
+    reset_inner: bool
+
+    def init(self, params: Any) -> OuterState:
+        plan = self.plan
+        inner = self.inner.init(params)
+        gossip = gossip_state(inner)
+        local = self._local().init(params) if gossip is None else None
+        self._require_inner(inner, gossip, params)
+        is_exact = plan.average == "exact"
+        axis_name = plan.wire.axis_name
+        anchor = common_model(params, axis_name if is_exact else None)
+        parts = [pick(anchor, leaves) for leaves in split_leaves(anchor, plan.fragments)]
+        outer_states = tuple(self.outer_tx.init(part) for part in parts)
+        if jax.tree.leaves(anchor):  # none in the placeholder of optax.tree_map_params
+            self._require_outer(parts[0], outer_states[0])
+        return self._vary_where_mapped(
+            OuterState(
+                count=jnp.zeros((), jnp.int32),
+                inner=inner,
+                local=local,
+                anchor=anchor,
+                outer=outer_states,
+                sent=zeros_like_model(params) if plan.delay else None,
+                plan=plan,
+            )
+        )
+
+    def _local(self) -> optax.GradientTransformationExtraArgs:
+        """The last part of a chain without gossip: `x <- x + u`, with the residuals of 16 bits."""
+        plan = ExchangePlan(wire=self.plan.wire)
+
+        def init(params: optax.Params) -> GossipState:
+            return init_state(params, plan, push_sum=False)
+
+        def combine(
+            x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
+        ) -> Combined:
+            del step, received
+            return Combined(add(x, updates), state)
+
+        return gossip_transform("outer", plan, init, combine)
+
+    def _require_inner(self, inner: Any, gossip: GossipState | None, params: Any) -> None:
+        """Raises `ValueError` where outer steps cannot set the models of the chain inside."""
+        if outer_state(inner) is not None:
+            raise ValueError("inner of outer must hold no other outer optimizer, got one.")
+        if gossip is None:
+            return
+        plan = self.plan
+        if gossip.extra is not None or gossip.mask != make_mask(params):
+            kept = "a mask" if gossip.extra is None else ", ".join(gossip.extra)
+            raise ValueError(
+                "inner of outer must hold no gossip, or that of gx.sgp, gx.osgp or gx.dpsgd of all "
+                f"parameters, got one that keeps {kept}: an outer step would not reach these. "
+                "optax.masked may stand around gx.outer."
+            )
+        in_parts = plan.fragments > 1 or plan.mix > 0
+        if in_parts and plan.average == "exact" and gossip.in_flight is not None:
+            raise ValueError(
+                "fragments of outer must be 1 and mix 0 around gx.osgp, got "
+                f"{plan.fragments} and {plan.mix}: its messages in flight carry the whole model "
+                "with one weight. Use gx.sgp."
+            )
+
+    def _require_outer(self, anchor: Any, state: Any) -> None:
+        """Raises `ValueError` unless the outer optimizer makes updates of gradients alone."""
+        if gossip_state(state) is not None:
+            raise ValueError(
+                "outer_tx of outer must exchange nothing, got one with gossip in it: average says "
+                "who takes part."
+            )
+        try:
+            updates, _ = jax.eval_shape(self.outer_tx.update, anchor, state, anchor)
+        except Exception as error:
+            raise ValueError(
+                "outer_tx of outer must make its update of the outer gradient and the anchor "
+                "alone, as optax.sgd, optax.adam and their like do, got one that raises "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        require_like(anchor, updates, "the updates of outer_tx")
+
+    def update(
+        self,
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        *,
+        step: StepLike | None = None,
+        outer_average: Any = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        if params is None:
+            raise ValueError(
+                "the params of outer must be given, as it averages them, got None: call "
+                "tx.update(updates, state, params)."
+            )
+        plan = self.plan
+        old = self._require_own_state(state)
+        step = default_step(step, old.count, plan.wire.axis_name)
+        require_like(params, updates, "the updates of outer")
+        require_like(params, old.anchor, "the anchor in the state of outer")
+        inner_updates, inner = self.inner.update(
+            updates, old.inner, params, step=step, **extra_args
+        )
+        local = old.local
+        if local is not None:
+            inner_updates, local = self._local().update(inner_updates, local, params, step=step)
+        new = old._replace(count=optax.safe_increment(old.count), inner=inner, local=local)
+        carry = self.vary((cast_like(inner_updates, params), new))
+        for fragment, leaves in enumerate(split_leaves(old.anchor, plan.fragments)):
+            step_of = _FragmentStep(self, fragment, leaves, params, step, outer_average)
+            if plan.delay:
+                carry = cond(plan.is_used(fragment, step), step_of.use, _keep, *carry)
+                carry = cond(plan.is_sent(fragment, step), step_of.send, _keep, *carry)
+            else:
+                carry = cond(plan.is_used(fragment, step), step_of.use_at_once, _keep, *carry)
+        return carry
+
+    def _require_own_state(self, state: Any) -> OuterState:
+        """Returns `state`; raises `ValueError` unless it was made for this plan."""
+        if not isinstance(state, OuterState):
+            raise ValueError(
+                f"the state of outer must be an OuterState, got {type(state).__name__}, the state "
+                "of another transform: make it by tx.init(params) of the same chain."
+            )
+        for field in dataclasses.fields(self.plan):
+            expected, actual = getattr(self.plan, field.name), getattr(state.plan, field.name)
+            if expected != actual:
+                raise ValueError(
+                    f"the state of outer must have been made with its {field.name}, {expected}, "
+                    f"got one of {actual}: go on from the average model by "
+                    "gossipjax.checkpoint.change_nodes."
+                )
+        return state
+
+    def vary(self, tree: Any) -> Any:
+        axis_name = self.plan.wire.axis_name
+        return jax.tree.map(lambda leaf: as_varying(jnp.asarray(leaf), axis_name), tree)
+
+    def _vary_where_mapped(self, tree: Any) -> Any:
+        """`tree` with the types that `update` returns, so that it can be scanned over."""
+        try:
+            axis_size(self.plan.wire.axis_name)
+        except ValueError:  # no such axis here: types get it where the state enters one
+            return tree
+        return self.vary(tree)
+
+
+def _keep(updates: optax.Updates, state: OuterState) -> tuple[optax.Updates, OuterState]:
+    return updates, state
+
+
+@dataclasses.dataclass(frozen=True)
+class _FragmentStep:
+    """What happens to one fragment at the end of a step."""
+
+    steps: OuterSteps
+    fragment: int
+    leaves: range
+    params: Any
+    step: StepLike
+    average: Any  # of what was sent, if it was computed before
+
+    def send(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
+        sent = merge(state.sent, self._outer_gradient(updates, state), self.leaves)
+        return updates, state._replace(sent=sent)
+
+    def use(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
+        return self._apply(pick(state.sent, self.leaves), updates, state)
+
+    def use_at_once(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
+        return self._apply(self._outer_gradient(updates, state), updates, state)
+
+    def _outer_gradient(self, updates: Any, state: OuterState) -> Any:
+        """`D` of this node: the nodes' mean of `w a - x` is `a - sum x / sum w`, as `sum w = N`."""
+        gossip = gossip_state(state)
+        z = predict(self.params, updates)
+        anchor = pick(state.anchor, self.leaves)
+        if self.steps.plan.average != "exact":
+            return jax.tree.map(jnp.subtract, anchor, pick(models(z, gossip), self.leaves))
+        in_flight = mass_in_flight(z, gossip)
+        weight = push_sum_weight(gossip)
+        if in_flight.weight is not None:
+            weight = weight + in_flight.weight
+        x = pick(add(numerators(z, gossip), in_flight.x), self.leaves)
+        return jax.tree.map(lambda a, leaf: weight.astype(a.dtype) * a - leaf, anchor, x)
+
+    def _apply(self, sent: Any, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
+        """The outer step, and what the local model becomes by it."""
+        plan = self.steps.plan
+        leaves = self.leaves
+        anchor = pick(state.anchor, leaves)
+        average = self.average
+        if average is None:
+            average = average_fragment(plan, sent, anchor, self.step)
+        change, outer = self.steps.outer_tx.update(average, state.outer[self.fragment], anchor)
+        anchor = add(anchor, change)
+        gossip = gossip_state(state)
+        assert gossip is not None
+        model = anchor
+        if plan.mix:
+            local = pick(models(predict(self.params, updates), gossip), leaves)
+            model = jax.tree.map(lambda x, a: plan.mix * x + (1 - plan.mix) * a, local, anchor)
+        params = pick(self.params, leaves)
+        part = as_update(params, model)
+        fields = {}
+        if gossip.residual is not None:
+            rest = residuals(model, predict(params, part))
+            fields["residual"] = merge(gossip.residual, rest, leaves)
+        if plan.replaces_all:
+            # All mass is now that of the anchor, or the next de-biasing would bring the old back.
+            fields["weight"] = jax.tree.map(jnp.ones_like, gossip.weight)
+            fields["in_flight"] = jax.tree.map(jnp.zeros_like, gossip.in_flight)
+        if self.steps.reset_inner:
+            state = state._replace(inner=zero_moments(self.steps.inner, state.inner))
+        state = replace_gossip_state(state, **fields)
+        outer_states = list(state.outer)
+        outer_states[self.fragment] = outer
+        state = state._replace(
+            anchor=merge(state.anchor, anchor, leaves), outer=tuple(outer_states)
+        )
+        return self.steps.vary((merge(updates, part, leaves), state))

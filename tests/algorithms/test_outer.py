@@ -1,0 +1,676 @@
+"""Outer optimizers: each of their settings against the dense oracle, and their laws."""
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from algorithms.problems import (
+    flatten,
+    make_problem,
+    momentum_sgd,
+    run_history,
+    take_step,
+    train,
+    unflatten,
+)
+from modes import MODES, run
+from promotion import promoting
+
+import gossipjax as gx
+from gossipjax.algorithms.chain import outer_state
+from gossipjax.algorithms.outer.fragments import split_leaves
+from gossipjax.checkpoint import change_nodes
+
+N = 4
+RING = gx.topology.ring(N)
+BIAS = slice(6, 11)  # in the order of `flatten`, which is not that of the tree's leaves
+KERNEL = slice(0, 6)
+MOMENTUM = {"momentum": 0.6}
+NESTEROV = {"momentum": 0.9, "nesterov": True}
+
+
+class Setting(NamedTuple):
+    """A method that is an outer optimizer: as the library makes it, and as the oracle."""
+
+    every: int
+    rate: float = 1.0
+    optimizer: Mapping[str, Any] = MappingProxyType({})
+    inner: str = "local"
+    overlap: int = 1
+    is_directed: bool = False
+    average: Any = "exact"  # or "neighbours"
+    fragments: int = 1
+    delay: int = 0
+    mix: float = 0.0
+    pull: float = 1.0
+
+    @property
+    def steps(self):
+        return 2 * self.every + self.delay + 2
+
+    def matrices(self, rng, n):
+        make = oracle.column_stochastic if self.is_directed else oracle.doubly_stochastic
+        return make(rng, n)
+
+    def transform(self, schedule, neighbours, **options):
+        inner = {
+            "local": optax.identity,
+            "sgp": lambda: gx.sgp(schedule),
+            "osgp": lambda: gx.osgp(schedule, self.overlap),
+            "dpsgd": lambda: gx.dpsgd(schedule),
+        }[self.inner]()
+        return gx.outer(
+            inner,
+            optax.sgd(self.rate, **self.optimizer),
+            self.every,
+            neighbours if self.average == "neighbours" else self.average,
+            self.fragments,
+            self.delay,
+            self.mix,
+            pull=self.pull,
+            **options,
+        )
+
+    def oracle(self, matrices, neighbours, starts, updates):
+        return oracle.outer(
+            matrices,
+            starts,
+            updates,
+            oracle.sgd(self.rate, **self.optimizer),
+            self.every,
+            self.inner,
+            self.overlap,
+            neighbours if self.average == "neighbours" else self.average,
+            (BIAS, KERNEL) if self.fragments == 2 else (slice(None),),
+            self.delay,
+            self.mix,
+            self.pull,
+        )
+
+
+STREAMING = {"optimizer": NESTEROV, "fragments": 2, "delay": 2, "mix": 0.25}
+SETTINGS = {
+    "local sgd": Setting(3),
+    "every step": Setting(1, 0.5, MOMENTUM),
+    "slowmo": Setting(3, 0.9, MOMENTUM),
+    "slowmo over sgp": Setting(3, 0.9, MOMENTUM, "sgp", is_directed=True),
+    "slowmo over osgp": Setting(3, 0.9, MOMENTUM, "osgp", is_directed=True),
+    "slowmo over osgp 2": Setting(4, 0.9, MOMENTUM, "osgp", 2, is_directed=True),
+    "slowmo over dpsgd": Setting(3, 0.9, MOMENTUM, "dpsgd"),
+    "slowmo without average": Setting(3, 0.9, MOMENTUM, "sgp", is_directed=True, average="none"),
+    "diloco": Setting(4, 0.7, NESTEROV),
+    "diloco, delay over sgp": Setting(4, 0.7, NESTEROV, "sgp", is_directed=True, delay=1),
+    "diloco, delay over osgp": Setting(4, 0.7, NESTEROV, "osgp", is_directed=True, delay=3),
+    "streaming": Setting(5, 0.4, **STREAMING),
+    "streaming, long delay": Setting(4, 0.4, NESTEROV, fragments=2, delay=3, mix=0.5),
+    "streaming over sgp": Setting(5, 0.4, inner="sgp", is_directed=True, **STREAMING),
+    "streaming over dpsgd": Setting(5, 0.4, inner="dpsgd", **STREAMING),
+    "noloco": Setting(3, 0.7, {"momentum": 0.5}, average="neighbours", pull=1 / 0.7),
+    "neighbours": Setting(3, 0.8, MOMENTUM, average="neighbours", delay=1),
+}
+MODE_CASES = [
+    (name, mode, n)
+    for name in SETTINGS
+    for mode in MODES
+    for n in ((1, 3, 8) if mode == "vmap" else (3,))
+    if mode in ("vmap", "shard_map_check_vma") or name in ("slowmo over osgp", "streaming")
+]
+
+
+def make_case(setting, n, dtype, **options):
+    rng, starts, updates = make_problem(n, dtype, setting.steps)
+    schedule = gx.topology.from_matrices(setting.matrices(rng, n))
+    neighbours = gx.topology.from_matrices(oracle.doubly_stochastic(rng, n)[::-1])
+    tx = setting.transform(schedule, neighbours, **options)
+    expected = setting.oracle(schedule.matrices(), neighbours.matrices(), starts, updates)
+    return tx, starts, updates, list(expected)
+
+
+@pytest.mark.parametrize(("name", "mode", "n"), MODE_CASES)
+def test_equals_the_oracle_round_by_round(name, mode, n):
+    styles = {1: ["counted"], 3: ["static", "traced"], 8: ["counted"]}[n]
+    compare_with_the_oracle(SETTINGS[name], mode, n, jnp.float32, styles)
+
+
+@pytest.mark.parametrize("mode", ["vmap", "shard_map_check_vma"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_equals_the_oracle_in_bfloat16(name, mode):
+    compare_with_the_oracle(SETTINGS[name], mode, 3, jnp.bfloat16, ["static"])
+
+
+def compare_with_the_oracle(setting, mode, n, dtype, styles):
+    tx, starts, updates, expected = make_case(setting, n, dtype)
+    params = unflatten(starts, dtype)
+    state = run(mode, tx.init, n)(params)
+    tolerance = 1e-5 if dtype == jnp.float32 else 2.0**-8
+    inputs = unflatten(updates.swapaxes(0, 1))
+    for style in styles:
+        models, states, _, total_weight = run_history(mode, tx, style, params, state, inputs)
+        for a, b in zip(jax.tree.leaves(states), jax.tree.leaves(state), strict=True):
+            assert (a.dtype, a.shape) == (b.dtype, (n, setting.steps, *b.shape[1:]))
+        gossip = gx.gossip_state(states)
+        outer = outer_state(states)
+        assert gossip is not None
+        assert outer is not None
+        for k, (z, _, w, anchor) in enumerate(expected):
+            where = f"{style}, step {k}"
+            change = np.abs(z - (expected[k - 1][0] if k else starts))
+            held = flatten(models, 2)[:, k]
+            errors = np.abs(held - z)
+            assert (errors <= 3 * tolerance * (1 + np.abs(z) + change)).all(), where
+            if gossip.weight is not None:
+                np.testing.assert_allclose(gossip.weight[:, k], w, rtol=1e-5, err_msg=where)
+            if gossip.residual is not None:  # to full precision, whatever z was rounded to
+                model = held + flatten(gossip.residual, 2)[:, k]
+                np.testing.assert_allclose(model, z, rtol=1e-4, atol=3e-5, err_msg=where)
+            np.testing.assert_allclose(
+                flatten(outer.anchor, 2)[:, k], anchor, rtol=1e-4, atol=3e-5, err_msg=where
+            )
+            np.testing.assert_allclose(total_weight[:, k], n, rtol=1e-6, err_msg=where)
+        if setting.average == "exact":
+            anchors = flatten(outer.anchor, 2)
+            np.testing.assert_array_equal(anchors, np.tile(anchors[:1], (n, 1, 1)))
+
+
+@pytest.mark.parametrize("mode", ["vmap", "shard_map_check_vma"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_init_and_a_scan_over_steps_inside_one_program(name, mode):
+    setting = SETTINGS[name]
+    tx, starts, updates, expected = make_case(setting, 3, jnp.float32)
+
+    def init_and_scan(params, updates):
+        carry = (params, tx.init(params))
+        return jax.lax.scan(lambda c, u: (take_step(tx, c, u, None), None), carry, updates)[0]
+
+    params, _ = run(mode, init_and_scan, 3)(unflatten(starts), unflatten(updates.swapaxes(0, 1)))
+    np.testing.assert_allclose(flatten(params), expected[-1][0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_program_per_canonical_step_equals_the_oracle(name):
+    setting = SETTINGS[name]._replace()
+    tx, starts, updates, expected = make_case(setting, 3, jnp.float32)
+    params = unflatten(starts)
+    state = run("vmap", tx.init, 3)(params)
+    program = gx.spmd(
+        lambda params, state, u, step: take_step(tx, (params, state), u, step),
+        nodes=3,
+        static_argnums=3,
+    )
+    for k, (z, *_) in enumerate(expected):
+        step = gx.canonical_step(state, k)
+        assert step in gx.canonical_steps(state)
+        params, state = program(params, state, unflatten(updates[k]), step)
+        np.testing.assert_allclose(flatten(params), z, rtol=1e-4, atol=1e-4, err_msg=f"step {k}")
+
+
+def test_canonical_steps_are_the_smallest_with_the_same_program():
+    """Three rounds, and a period of 500: no program for each step of both."""
+    schedule = gx.topology.one_peer_exponential(8)
+    inner = optax.chain(optax.sgd(0.1), gx.sgp(schedule))
+    streaming = gx.outer(inner, optax.sgd(0.7), 500, fragments=2, delay=3, mix=0.5)
+    state = streaming.init({"a": jnp.zeros(3), "b": jnp.zeros(2)})
+    steps = gx.canonical_steps(state)
+    # Three rounds at each of: nothing, first sent, first used, second sent, second used.
+    assert len(steps) == 15
+    plan = outer_state(state).plan  # pyright: ignore[reportOptionalMemberAccess]
+    for k in [*range(520), *range(740, 760), *range(10**6, 10**6 + 30), 10**6 + 249]:
+        roles = {
+            step: (schedule.canonical_step(step), plan.sent_at(step), plan.used_at(step))
+            for step in [*steps, k]
+        }
+        same = [step for step in steps if roles[step] == roles[k]]
+        assert [gx.canonical_step(state, k)] == same
+        assert min(same) <= k
+
+
+@pytest.mark.parametrize(
+    ("gossip", "average", "count"),
+    [
+        (None, "exact", 2),
+        (gx.topology.one_peer_exponential(8), "exact", 6),
+        (None, gx.topology.random_pairs(N, 3, seed=0), 4),
+        (gx.topology.piecewise({0: RING, 9: gx.topology.directed_ring(N)}), "exact", 3),
+        (gx.topology.random_ring(N, 1009, seed=0), "exact", 2**16),
+    ],
+    ids=["local", "one peer", "pairs", "piecewise", "too long"],
+)
+def test_number_of_programs(gossip, average, count):
+    inner = optax.sgd(0.1) if gossip is None else gx.sgp(gossip)
+    state = gx.outer(inner, optax.sgd(0.7), 100, average).init(jnp.zeros(3))
+    assert len(gx.canonical_steps(state)) == count
+    assert gx.canonical_step(state, 2**16 + 5) in gx.canonical_steps(state) or count == 2**16
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("n", [1, 3, 8])
+def test_every_step_with_rate_1_is_allreduce(mode, n):
+    by_outer = train(gx.outer(optax.sgd(0.05), optax.sgd(1.0), 1), n, mode)
+    exact = train(optax.chain(gx.allreduce(), optax.sgd(0.05)), n, mode)
+    np.testing.assert_allclose(by_outer, exact, rtol=1e-5, atol=1e-6)
+
+
+def test_local_sgd_keeps_the_momentum_of_every_node():
+    """By hand: local momentum runs on, models are averaged after every third step."""
+    rng = np.random.default_rng(0)
+    targets = rng.normal(size=(N, 4))
+    z = np.tile(rng.normal(size=(1, 4)), (N, 1))
+    momentum = np.zeros_like(z)
+    expected = []
+    for k in range(6):
+        momentum = 0.9 * momentum + (z - targets) * np.arange(1.0, 5.0)
+        z = z - 0.05 * momentum
+        if k % 3 == 2:
+            z = np.tile(z.mean(axis=0), (N, 1))
+        expected.append(z)
+    actual = train(gx.outer(momentum_sgd(), optax.sgd(1.0), 3), N, "vmap")
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_streaming_diloco_by_the_pseudo_code_of_its_paper():
+    """Algorithm 2, M workers and P fragments, as nested loops over scalars."""
+    workers, period, tau, alpha, rate, steps = 3, 4, 1, 0.5, 0.4, 11
+    rng = np.random.default_rng(1)
+    theta = rng.normal(size=2).tolist()  # theta^(t - H), one number per fragment
+    targets = rng.normal(size=(workers, 2)).tolist()
+    local = [list(theta) for _ in range(workers)]
+    outer_momentum = [0.0, 0.0]
+    queue = []
+    history = []
+    for t in range(1, steps + 1):
+        for m in range(workers):
+            for p in range(2):
+                local[m][p] -= 0.1 * (local[m][p] - targets[m][p])
+        for p, offset in enumerate((2, 4)):
+            if (t - offset) % period == 0:
+                deltas = [theta[p] - local[m][p] for m in range(workers)]
+                queue.append((t + tau, p, sum(deltas) / workers))
+        for due, p, delta in queue:
+            if due == t:
+                outer_momentum[p] = 0.9 * outer_momentum[p] + delta
+                theta[p] -= rate * (delta + 0.9 * outer_momentum[p])  # Nesterov
+                for m in range(workers):
+                    local[m][p] = alpha * local[m][p] + (1 - alpha) * theta[p]
+        history.append([list(row) for row in local])
+    tx = gx.outer(
+        optax.sgd(0.1),
+        optax.sgd(rate, momentum=0.9, nesterov=True),
+        period,
+        fragments=2,
+        delay=tau,
+        mix=alpha,
+    )
+    nodes = gx.Nodes(workers)
+    step = gx.TrainStep(lambda z, goal: (jax.tree.map(jnp.subtract, z, goal), ()), tx, nodes=nodes)
+    start = {"a": jnp.float32(history_start(1)[0]), "b": jnp.float32(history_start(1)[1])}
+    params, state = nodes.init(tx, start)
+    goals = {name: jnp.array([row[i] for row in targets]) for i, name in enumerate("ab")}
+    for t in range(steps):
+        params, state, _ = step(t, params, state, goals)
+        actual = np.stack([params["a"], params["b"]], axis=1)
+        np.testing.assert_allclose(actual, history[t], rtol=1e-5, atol=1e-6, err_msg=f"step {t}")
+
+
+def history_start(seed):
+    return np.random.default_rng(seed).normal(size=2).tolist()
+
+
+def two_nodes(tx, starts, steps=1, moves=0.0):
+    """Parameters and state of two nodes after steps that add `moves`."""
+
+    def run_steps(z):
+        state = tx.init(z)
+        for step in range(steps):
+            updates, state = tx.update(jnp.full_like(z, moves), state, z, step=step)
+            z = z + updates
+        return z, state
+
+    return jax.vmap(run_steps, axis_name="nodes")(jnp.asarray(starts))
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(0.5, 3.0), (1.0, 4.0), (1.5, 5.0)])
+def test_the_outer_gradient_points_away_from_where_the_nodes_went(rate, expected):
+    """From 2 the nodes went to 4: half an outer step leads to 3, and not to 1."""
+    z, state = two_nodes(gx.outer(optax.identity(), optax.sgd(rate), 1), [2.0, 2.0], moves=2.0)
+    assert z.tolist() == [expected] * 2
+    assert state.anchor.tolist() == [expected] * 2
+
+
+def test_an_outer_step_counts_what_is_in_flight_and_resets_it():
+    """All at the anchor, of weight 1: or the next de-biasing would bring the old models back."""
+    setting = SETTINGS["slowmo over osgp 2"]
+    tx, starts, updates, _ = make_case(setting, N, jnp.float32)
+    params = unflatten(starts)
+    state = run("vmap", tx.init, N)(params)
+    step = gx.spmd(
+        lambda params, state, u, k: take_step(tx, (params, state), u, k),
+        nodes=N,
+        static_argnums=3,
+    )
+    average = gx.spmd(gx.average_model, nodes=N)
+    before = params, state
+    for k in range(setting.every):
+        before = params, state
+        params, state = step(params, state, unflatten(updates[k]), k)
+    gossip = gx.gossip_state(before[1])
+    assert gossip is not None
+    assert np.abs(gossip.in_flight.buffers[0]).max() > 0.1
+    assert np.ptp(np.asarray(gossip.weight)) > 0.1
+    moved = flatten(average(*before)).mean(axis=0) + updates[setting.every - 1].mean(axis=0)
+    anchor = starts.mean(axis=0) + setting.rate * (moved - starts.mean(axis=0))
+    np.testing.assert_allclose(flatten(params), np.tile(anchor, (N, 1)), rtol=1e-5, atol=1e-5)
+    gossip = gx.gossip_state(state)
+    assert gossip is not None
+    assert gossip.weight.tolist() == [1.0] * N
+    assert not any(np.any(buffer) for buffer in gossip.in_flight.buffers)
+    np.testing.assert_allclose(flatten(average(params, state)), flatten(params), rtol=1e-5)
+
+
+def test_a_narrow_wire_rounds_outer_gradients_alike_on_all_nodes():
+    tx = gx.outer(optax.identity(), optax.sgd(1.0), 1, wire_dtype=jnp.bfloat16)
+    starts = np.random.default_rng(0).normal(size=(N, 64))
+
+    def one_step(z):
+        _, state = tx.update(z, tx.init(jnp.ones(64)), jnp.ones(64), step=0)
+        return outer_state(state).anchor  # pyright: ignore[reportOptionalMemberAccess]
+
+    anchors = np.asarray(run("shard_map", one_step, N)(jnp.asarray(starts, jnp.float32)))
+    np.testing.assert_array_equal(anchors, np.tile(anchors[:1], (N, 1)))
+    expected = 1 + starts.mean(axis=0)
+    np.testing.assert_allclose(anchors[0], expected, atol=2**-7)
+    assert np.abs(anchors[0] - expected).max() > 1e-5
+
+
+def test_reset_inner_zeroes_momentum_and_keeps_counts_and_gossip():
+    inner = optax.chain(
+        promoting(optax.scale_by_adam()), optax.trace(0.9), optax.scale_by_schedule(lambda k: -0.1)
+    )
+    tx = gx.outer(optax.chain(inner, gx.sgp(RING)), optax.sgd(1.0), 2, reset_inner=True)
+    kept = gx.outer(optax.chain(inner, gx.sgp(RING)), optax.sgd(1.0), 2)
+    z = jnp.arange(4.0 * N).reshape(N, 4)
+    states = {}
+    for name, transform in (("reset", tx), ("kept", kept)):
+        state = gx.spmd(transform.init, nodes=N)(z)
+        update = gx.spmd(transform.update, nodes=N)
+        for _ in range(2):
+            _, state = update(z, state, z)
+        states[name] = state.inner
+    (adam, trace, schedule), gossip = states["reset"]
+    for tree in (adam.mu, adam.nu, trace.trace):
+        assert not np.any(tree)
+    assert adam.count.tolist() == schedule.count.tolist() == [2] * N
+    assert np.asarray(gossip.count).tolist() == [2] * N
+    assert all(np.any(leaf) for leaf in (states["kept"][0][0].mu, states["kept"][0][1].trace))
+
+
+class TestFragments:
+    @pytest.mark.parametrize("count", [1, 2, 3, 5, 7])
+    def test_all_leaves_in_their_order_and_none_is_empty(self, count):
+        sizes = [1, 1, 1, 500, 2, 300, 200]
+        ranges = split_leaves([np.ones(size) for size in sizes], count)
+        assert [leaf for leaves in ranges for leaf in leaves] == list(range(7))
+        assert all(ranges)
+        largest = max(sum(sizes[leaf] for leaf in leaves) for leaves in ranges)
+        assert largest <= max(max(sizes), 2 * sum(sizes) / count)
+
+    def test_more_than_leaves(self):
+        tx = gx.outer(optax.sgd(0.1), optax.sgd(1.0), 8, fragments=3)
+        with pytest.raises(ValueError, match="at most the number of leaves, 2, got 3"):
+            tx.init({"a": jnp.ones(2), "b": jnp.ones(3)})
+
+
+STREAM = {"every": 4, "fragments": 2, "delay": 3, "mix": 0.5}
+
+
+def make_streaming(**changes):
+    inner = optax.sgd(0.1, momentum=0.9)
+    return gx.outer(inner, optax.sgd(0.7, momentum=0.9), **(STREAM | changes))
+
+
+def tree_gradients(z, target):
+    return jax.tree.map(lambda x: x - target, z), jnp.sum(target)
+
+
+TARGETS = jnp.asarray(np.random.default_rng(3).normal(size=N), jnp.float32)
+START = {"a": jnp.zeros(3), "b": jnp.ones(2)}
+
+
+def run_steps(tx, steps, state=None, first=0, **options):
+    """The results of a loop of train steps from `first` to `steps`, and its step."""
+    nodes = gx.Nodes(N)
+    train_step = gx.TrainStep(tree_gradients, tx, nodes=nodes, **options)
+    params, opt_state = nodes.init(tx, START) if state is None else state
+    for step in range(first, steps):
+        params, opt_state, _ = train_step(step, params, opt_state, TARGETS)
+    return (params, opt_state), train_step
+
+
+def assert_equal_bits(actual, expected):
+    for a, b in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+class TestInATrainStep:
+    @pytest.mark.parametrize("average", ["exact", "pairs"])
+    def test_a_thread_changes_nothing(self, average):
+        pairs = gx.topology.random_pairs(N, 3, seed=0)
+        tx = make_streaming(average=pairs if average == "pairs" else average)
+        expected, _ = run_steps(tx, 14, overlap_in_thread=False)
+        actual, train_step = run_steps(tx, 14, overlap_in_thread=True)
+        assert train_step.overlaps(actual[1])
+        for a, b in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
+            np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-6)
+
+    def test_an_average_is_on_its_way_until_it_is_used(self):
+        (_, state), train_step = run_steps(make_streaming(), 4, overlap_in_thread=True)
+        update: Any
+        (update,) = train_step._updates.values()
+        # Sent at the ends of steps 1 and 3, used at those of steps 4 and 6.
+        assert list(update._pending) == [4, 6]
+        assert gx.canonical_steps(state) == [0, 1, 3, 4, 6]
+        train_step.run(gx.spmd(gx.average_model, nodes=N), *run_steps(make_streaming(), 1)[0])
+        assert all(future.done() for future in update._pending.values())
+        train_step.close()
+
+    @pytest.mark.parametrize("overlap_in_thread", [False, True])
+    @pytest.mark.parametrize("saved_at", range(4, 9))
+    def test_resumes_with_the_same_bits_in_the_middle_of_a_delay(self, saved_at, overlap_in_thread):
+        options = {"overlap_in_thread": overlap_in_thread}
+        expected, _ = run_steps(make_streaming(), 13, **options)
+        saved, _ = run_steps(make_streaming(), saved_at, **options)
+        saved = jax.tree.map(np.asarray, saved)
+        resumed, _ = run_steps(make_streaming(), 13, saved, saved_at, **options)
+        assert_equal_bits(resumed, expected)
+
+    @pytest.mark.parametrize("name", ["osgp", "osgp 2", "dpsgd"])
+    def test_a_thread_of_the_gossip_inside_changes_nothing(self, name):
+        gossip = {
+            "osgp": gx.osgp(RING),
+            "osgp 2": gx.osgp(gx.topology.one_peer_exponential(N), 2),
+            "dpsgd": gx.dpsgd(RING),
+        }[name]
+        inner = optax.chain(optax.sgd(0.1, momentum=0.9), gossip)
+        tx = gx.outer(inner, optax.sgd(0.7, momentum=0.9), 3)
+        expected, _ = run_steps(tx, 10, overlap_in_thread=False)
+        actual, train_step = run_steps(tx, 10, overlap_in_thread=True)
+        assert train_step.overlaps(actual[1])
+        for a, b in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
+            np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-5)
+
+    def test_a_step_that_does_not_follow(self):
+        state, _ = run_steps(make_streaming(), 5)
+        with pytest.raises(ValueError, match=r"step must be 5, or differ .* multiple of every = 4"):
+            run_steps(make_streaming(), 8, state, 7)
+        run_steps(make_streaming(), 10, state, 9)
+
+    def test_one_program_per_canonical_step(self):
+        """Nothing, first sent and second used, ...: not one for each of 40 steps."""
+        traced = []
+
+        def count_traces(z, target):
+            traced.append(0)
+            return tree_gradients(z, target)
+
+        nodes = gx.Nodes(N)
+        tx = make_streaming(every=20)
+        train_step = gx.TrainStep(count_traces, tx, nodes=nodes)
+        params, state = nodes.init(tx, START)
+        for step in range(61):
+            params, state, _ = train_step(step, params, state, TARGETS)
+        assert len(traced) == len(gx.canonical_steps(state)) == 5
+
+
+class TestNodesOfSeveralDevices:
+    @pytest.mark.parametrize("delay", [0, 2])
+    @pytest.mark.parametrize("wire_dtype", [None, jnp.bfloat16])
+    def test_equals_one_device_with_the_whole_batch(self, wire_dtype, delay):
+        devices = np.array(jax.devices()).reshape(4, 2)
+        grid = gx.Nodes(mesh=jax.sharding.Mesh(devices, ("nodes", "local")))
+        outer = {"every": 3, "delay": delay, "wire_dtype": wire_dtype}
+        sgd = optax.sgd(0.1, momentum=0.9)
+        several = gx.outer(
+            optax.chain(gx.allreduce("local"), sgd),
+            optax.sgd(0.7, momentum=0.9),
+            local_axis_name="local",
+            **outer,
+        )
+        single = gx.outer(sgd, optax.sgd(0.7, momentum=0.9), **outer)
+        batches = jnp.asarray(np.random.default_rng(1).normal(size=(7, 4, 6, 5)), jnp.float32)
+        results = []
+        for tx, nodes in ((several, grid), (single, gx.Nodes(4))):
+            step = gx.TrainStep(
+                lambda z, batch: (z - batch.mean(axis=0), ()), tx, nodes=nodes, local_argnums=1
+            )
+            z, state = nodes.init(tx, jnp.ones(5))
+            for k, batch in enumerate(batches):
+                z, state, _ = step(k, z, state, batch)
+            results.append(np.asarray(z))
+        tolerance = 1e-5 if wire_dtype is None else 1e-2
+        np.testing.assert_allclose(*results, rtol=tolerance, atol=tolerance)
+
+
+class TestAround:
+    def test_masked_around_it_leaves_the_others_local(self):
+        tx = optax.masked(gx.outer(optax.sgd(0.1), optax.sgd(1.0), 2), {"a": True, "b": False})
+        z = {"a": jnp.arange(4.0), "b": jnp.arange(4.0)}
+        state = gx.spmd(tx.init, nodes=N)(z)
+        update = gx.spmd(lambda z, s, k: take_step(tx, (z, s), z, k), nodes=N, static_argnums=2)
+        for k in range(2):
+            z, state = update(z, state, k)
+        assert np.ptp(np.asarray(z["a"])) == 0
+        assert np.ptp(np.asarray(z["b"])) > 1
+
+    def test_tree_map_params(self):
+        tx = gx.outer(optax.sgd(0.1, momentum=0.9), optax.sgd(1.0, momentum=0.9), 4, delay=1)
+        state = tx.init({"a": jnp.ones(3)})
+        specs: Any = optax.tree_map_params(tx, lambda _, spec: spec, state, {"a": "the spec"})
+        assert specs.anchor == specs.sent == {"a": "the spec"}
+        assert specs.outer[0][0].trace == {"a": "the spec"}
+
+    def test_init_keeps_no_array_of_the_caller(self):
+        params = {"a": jnp.ones(3, jnp.bfloat16), "b": jnp.ones(3)}
+        leaves = jax.tree.leaves(make_streaming().init(params))
+        assert not any(x is leaf for x in leaves for leaf in jax.tree.leaves(params))
+
+
+class TestChangeOfNodes:
+    @pytest.mark.parametrize("nodes", [3, N, 6])
+    @pytest.mark.parametrize("name", ["local", "osgp"])
+    def test_goes_on_from_the_average_model(self, name, nodes):
+        def make(n):
+            gossip = gx.osgp(gx.topology.ring(n)) if name == "osgp" else optax.identity()
+            inner = optax.chain(optax.sgd(0.1, momentum=0.9), gossip)
+            return gx.outer(inner, optax.sgd(0.7, momentum=0.9), 4, delay=2)
+
+        (params, state), _ = run_steps(make(N), 5)
+        average = gx.spmd(gx.average_model, nodes=N)(params, state)
+        arrays = jax.tree.map(np.asarray, (params, state))
+        changed: Any = change_nodes(arrays[0], arrays[1], make(nodes), nodes)
+        new_params, new_state, _ = changed
+        for key in START:
+            expected = np.asarray(average[key])[:1].repeat(nodes, 0)
+            np.testing.assert_allclose(new_params[key], expected, rtol=1e-5, atol=1e-6)
+            np.testing.assert_array_equal(
+                new_state.anchor[key], np.asarray(state.anchor[key])[:1].repeat(nodes, 0)
+            )
+            mean = np.asarray(state.sent[key]).mean(axis=0)
+            np.testing.assert_allclose(new_state.sent[key].mean(axis=0), mean, rtol=1e-5)
+        gossip: Any = gx.gossip_state(new_state)
+        assert gossip.count.tolist() == [5] * nodes
+        step = gx.TrainStep(tree_gradients, make(nodes), nodes=gx.Nodes(nodes))
+        for k in range(5, 8):
+            new_params, new_state, _ = step(k, new_params, new_state, jnp.ones(nodes))
+        for key in START:  # the outer step at 5 used what was sent before the change
+            assert np.isfinite(np.asarray(new_params[key])).all()
+
+
+@pytest.mark.parametrize("delay", [0, 3])
+def test_the_exchange_of_a_delayed_fragment_needs_nothing_of_its_step(delay):
+    """In the compiled program no gradient reaches the all-reduce; without delay, all do."""
+    tx = make_streaming(every=20, delay=delay)
+    nodes = gx.Nodes(mesh=jax.sharding.Mesh(np.array(jax.devices()[:N]), ("nodes",)))
+    params, state = nodes.init(tx, START)
+    plan = outer_state(state).plan  # pyright: ignore[reportOptionalMemberAccess]
+
+    def step(params, state, target, k):
+        grads, _ = tree_gradients(jax.tree.map(jnp.sin, params), target)
+        return take_step(tx, (params, state), grads, k)
+
+    program = nodes.spmd(step, static_argnums=3)
+    for k in gx.canonical_steps(state):
+        text = program.lower(params, state, TARGETS, k).compile().as_text()
+        exchanges = find_all_reduces(text)
+        assert len(exchanges) == (plan.used_at(k) is not None), k
+        for inputs in exchanges:
+            assert ("sine" in inputs) == (delay == 0)
+
+
+def find_all_reduces(text):
+    """The operations on which each all-reduce of a compiled program depends."""
+    instructions = {}
+    for line in text.splitlines():
+        match = re.match(r"\s*(?:ROOT )?%?([\w.-]+) = .*? ([\w-]+)\((.*?)\)", line)
+        if match:
+            name, operation, operands = match.groups()
+            called = re.findall(r"(?:calls|to_apply)=%?([\w.-]+)", line)
+            instructions[name] = operation, re.findall(r"%([\w.-]+)", operands), called
+    bodies = find_bodies(text)
+
+    def depend(name, seen):
+        if name in seen or name not in instructions:
+            return
+        seen.add(name)
+        for operand in instructions[name][1]:
+            depend(operand, seen)
+        for body in instructions[name][2]:
+            for inner in bodies.get(body, ()):
+                depend(inner, seen)
+
+    results = []
+    for name, (operation, _, _) in instructions.items():
+        if operation.startswith("all-reduce") and not operation.endswith("done"):
+            seen: set[str] = set()
+            depend(name, seen)
+            results.append({instructions[part][0] for part in seen})
+    return results
+
+
+def find_bodies(text):
+    """The instructions of each computation, by its name."""
+    bodies = {}
+    current = None
+    for line in text.splitlines():
+        header = re.match(r"%?([\w.-]+) \(.*\{$", line)
+        if header:
+            current = bodies.setdefault(header.group(1), [])
+        match = re.match(r"\s+(?:ROOT )?%?([\w.-]+) = ", line)
+        if match and current is not None:
+            current.append(match.group(1))
+    return bodies

@@ -1,0 +1,63 @@
+"""An outer optimizer around any algorithm of the training programs, by options."""
+
+import json
+
+import pytest
+from small import make_small
+
+from experiments import image
+from experiments.training import placement
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    make_small(monkeypatch.setattr)
+    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
+
+
+def train(out, *arguments):
+    short = ["--epochs", "2", "--nodes", "4", "--model", "linear", "--log-every", "1"]
+    image.main([*short, "--placement", "vmap", "--out", str(out), *arguments])
+    (run,) = json.loads((out / "summary.json").read_text())["runs"]
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return run, [line for line in lines if "loss" in line]
+
+
+@pytest.mark.parametrize("algorithm", ["local", "sgp", "1-osgp"])
+def test_nodes_agree_after_every_outer_step_and_at_no_other(tmp_path, algorithm):
+    slowmo = ("--outer-every", "4", "--outer-momentum", "0.5", "--outer-rate", "0.9")
+    run, lines = train(tmp_path, "--algorithm", algorithm, *slowmo)
+    assert run["algorithm"] == algorithm
+    distances = {line["step"]: line["consensus_distance"] for line in lines}
+    assert {step for step, distance in distances.items() if distance < 1e-5} == {4, 8}
+    assert all(line["consensus_distance_before_mixing"] > 1e-5 for line in lines[:-1])
+    assert lines[-1]["loss"] < lines[0]["loss"]
+
+
+def test_without_an_outer_optimizer_local_exchanges_nothing(tmp_path):
+    _, lines = train(tmp_path, "--algorithm", "local")
+    assert all(line["consensus_distance"] > 1e-3 for line in lines)
+
+
+def test_an_outer_step_is_counted_in_updates(tmp_path):
+    _, lines = train(tmp_path, "--algorithm", "local", "--outer-every", "2", "--accumulate", "2")
+    agreed = [line["step"] for line in lines if line["consensus_distance"] < 1e-5]
+    # Nothing moves in the first step after an update.
+    assert agreed == [1, 4, 5, 8]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--outer-momentum", "0.5"), "--outer-momentum needs --outer-every"),
+        (("--outer-every", "99"), "--outer-every must be at most the updates of a run, 8"),
+        (("--outer-every", "4", "--algorithm", "adpsgd"), "inner of outer must hold no gossip"),
+        (("--outer-every", "4", "--outer-average", "mean"), "outer-average"),
+    ],
+)
+def test_what_is_impossible_is_refused(tmp_path, capsys, arguments, message):
+    with pytest.raises(SystemExit) as stop:
+        train(tmp_path, *arguments)
+    assert stop.value.code == 2
+    printed = capsys.readouterr()
+    assert message in " ".join(f"{printed.out} {printed.err}".replace("│", " ").split())
