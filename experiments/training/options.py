@@ -25,8 +25,8 @@ from experiments.training.methods.algorithms import (
     ALGORITHM_HELP,
     MAX_DELAY,
     TOPOLOGY_HELP,
-    WIRE_DTYPE_HELP,
-    WireDtype,
+    WIRE_HELP,
+    WireName,
 )
 from experiments.training.optimization import (
     LR_SCHEDULE_HELP,
@@ -78,7 +78,7 @@ class TrainingOptions:
     """The fraction of the steps after which a topology FIRST/THEN switches."""
     local_steps: PositiveInt = 1
     """Steps from one exchange to the next; AllReduce exchanges at every step."""
-    wire_dtype: Annotated[WireDtype, tyro.conf.arg(help=WIRE_DTYPE_HELP)] = "float32"
+    wire: Annotated[WireName, tyro.conf.arg(help=WIRE_HELP, aliases=["--wire-dtype"])] = "float32"
     staleness: Annotated[NonNegativeFloat, MAX_STALENESS] = 1.0
     """AD-PSGD: mean age, in steps, of the models at which gradients are taken (Poisson, at most 4).
     """

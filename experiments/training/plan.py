@@ -155,7 +155,7 @@ class Plan:
             steps=self.steps,
             seed=seed,
             local_steps=options.local_steps,
-            wire_dtype=options.wire_dtype,
+            wire=options.wire,
             staleness=options.staleness,
             switch_at=options.switch_at,
             accumulate=options.accumulate,

@@ -21,6 +21,7 @@ from gossipjax.collectives._buffers import (
     require_floats,
     upcast,
 )
+from gossipjax.collectives._compressed import mean_of_encoded, mix_encoded
 from gossipjax.collectives._exchange import (
     clipped_node_mean,
     default_step,
@@ -49,7 +50,9 @@ __all__ = [
     "cond",
     "default_step",
     "deliver",
+    "mean_of_encoded",
     "mix",
+    "mix_encoded",
     "node_mean",
     "node_sum",
     "pad_to_rows",
