@@ -42,7 +42,7 @@ def choco(
     What a message leaves out is in the next difference. As the nodes agree and settle, differences
     vanish, and with them the noise of the codec: any codec reaches consensus, sparse ones too,
     where `sgp` and `dpsgd` end at the rounding of a whole model. The sum of `x` changes only by the
-    updates, to the rounding of `d`, which vanishes as well.
+    updates, but for the rounding of `d` in float32: at most about 1e-7 of the model a step.
 
     The parameters that the user holds are `x`, `[...]` per node. The state keeps `extra["known"]`,
     `xh`, and `extra["difference"]`, `d`, each like the parameters, float32 at least; 0 at first.
@@ -52,8 +52,8 @@ def choco(
         (`schedule.every(k)`) are local steps. The paper's matrices are symmetric.
       codec: of the messages, such as `gx.wire.top_k(0.01)`.
       gamma: the step towards the neighbours, above 0 and at most 1: the smaller, the less the codec
-        keeps. 1 does for `bfloat16` and `int8`, about the fraction for sparse ones; too large a
-        gamma diverges.
+        keeps. 1 does for `bfloat16` and `int8`, 0.5 for `int4`, the fraction for `random_k` and
+        twice that for `top_k`, on a ring of 8 nodes with fractions of 0.1; a larger one diverges.
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, as in `sgp`.
 
@@ -76,8 +76,9 @@ def choco(
     ...         return (x + updates, state), None
     ...     return jax.lax.scan(step, (x, tx.init(x)), length=200)[0][0]
     >>> x = jnp.array([[0.0, 4.0], [1.0, 3.0], [2.0, 2.0], [5.0, 3.0]])
-    >>> jax.vmap(mix, axis_name="nodes")(x).round(3).tolist()
-    [[2.0, 3.0], [2.0, 3.0], [2.0, 3.0], [2.0, 3.0]]
+    >>> mixed = jax.vmap(mix, axis_name="nodes")(x)
+    >>> bool(jnp.allclose(mixed, jnp.array([2.0, 3.0]), atol=1e-5))
+    True
     """
     require_doubly_stochastic(schedule, "choco")
     _require_static(schedule)

@@ -9,9 +9,13 @@ A message is one or several flat arrays, encoded by a codec, as unsigned integer
 `wire=` of a transform takes a dense one, `gx.choco` and `gx.allreduce` take all. What a message
 leaves out stays at its sender, so that the sums over the nodes are exact in any form.
 
-Values that are not finite arrive as such; where values share a scale, all of their block do. The
-smallest consensus distance that gossip reaches is that of the rounding, which does not vanish as
-the nodes agree, but by `gx.choco`, whose messages are differences that do.
+Values that are not finite arrive as such; where values share a scale, all of their block do.
+
+Rounding does not vanish as the nodes agree, so that gossip of whole models ends at a consensus
+distance, measured on 8 nodes as a part of the model's norm: about 1.5e-3 in bfloat16, 5e-3 with
+int8 and 0.09 with int4 in blocks of 256, where the largest value of a block is twice the root mean
+square; the floor grows with that ratio. `gx.choco` sends differences, which do vanish: it goes
+below 1e-6 with any codec.
 """
 
 from gossipjax.wire._codec import Codec, as_key, fold_in, require_key

@@ -74,7 +74,7 @@ class IntegerCodec(Codec):
 
     def decode(self, words: jax.Array, like: Like) -> jax.Array:
         parts, length, blocks = self._shape(like.size)
-        scale_words = words[length:].reshape(parts, blocks, -1)
+        scale_words = words[length:].reshape(parts, blocks, like.dtype.itemsize // WORD.itemsize)
         scales = jax.lax.bitcast_convert_type(
             scale_words[..., 0] if like.dtype.itemsize == WORD.itemsize else scale_words, like.dtype
         )
