@@ -69,7 +69,7 @@ def mix(
     local_axis_name: str | None = None,
     wire_dtype: DTypeLike | None = None,
     wire: Codec | None = None,
-    key: jax.Array | None = None,
+    key: Any = None,
 ) -> tuple[Any, Any]:
     """One push-sum exchange of any pytree: `x <- P x`, `w <- P w`.
 

@@ -67,7 +67,7 @@ class Codec(abc.ABC):
         return self.name
 
 
-def require_key(codec: Codec, key: jax.Array | None) -> jax.Array:
+def require_key(codec: Codec, key: Any) -> Any:
     """Returns `key`; raises `ValueError` where it is None."""
     if key is None:
         raise ValueError(

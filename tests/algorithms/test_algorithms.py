@@ -4,6 +4,7 @@ It knows no algorithm by name: a new one is a row in rows.py.
 """
 
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -257,7 +258,8 @@ class TestBadInput:
         other = self.make(name, **{option: "others"})
         state = other.init(jnp.ones(2))
         tx = self.make(name)
-        wires = [gx.gossip_state(tx.init(jnp.ones(2))).wire for tx in (tx, other)]
+        states: Any = [gx.gossip_state(tx.init(jnp.ones(2))) for tx in (tx, other)]
+        wires = [state.wire for state in states]
         with pytest.raises(ValueError, match=f"wire, {both(*wires)}"):
             gx.spmd(lambda p: tx.update(p, state, p), nodes=4)(jnp.ones((4, 2)))
 

@@ -102,6 +102,7 @@ class Row(NamedTuple):
         if self.algorithm.partition("@")[0] == "choco":
             codec = self.state.wire.codec
             assert codec is not None
+            assert self.state.schedule is not None
             return codec.count_bytes(parameters) * count_peers(self.state.schedule.round_at(step))
         values = parameters + (self.state.weight is not None)
         if self.state.schedule is None:  # all nodes exchange at once
