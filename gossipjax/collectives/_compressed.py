@@ -16,9 +16,9 @@ import numpy as np
 from gossipjax.collectives._axes import as_varying, axis_size, select_for_node
 from gossipjax.collectives._buffers import Layout, pad_to_rows
 from gossipjax.collectives._exchange import (
-    all_gather,
-    all_to_all,
+    exchange_rows,
     fold_in_node,
+    gather_words,
     node_mean,
     permute,
     sharded_over_local,
@@ -109,7 +109,7 @@ def _mean_of_sparse(
     words = encode([x], codec, key)
     error = x - decode(words, codec, [x])[0]
     like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    total = sum_rows(all_gather(words, axis_name), codec, like)
+    total = sum_rows(gather_words(words, axis_name), codec, like)
     return total / axis_size(axis_name), error
 
 
@@ -120,11 +120,11 @@ def _mean_of_dense(
     row = jax.ShapeDtypeStruct((-(-x.size // nodes),), x.dtype)
     words = encode_rows([x], nodes, codec, fold_in(key, 0))
     errors = pad_to_rows(x, nodes) - decode_rows(words, codec, row)
-    average = sum_rows(all_to_all(words, axis_name), codec, row) / nodes
+    average = sum_rows(exchange_rows(words, axis_name), codec, row) / nodes
     words = encode([average], codec, fold_in(key, 1))
     # N nodes get the average: what it lacks counts N times, in the row that this node averages.
     lack = nodes * (average - decode(words, codec, [average])[0])
     is_own_row = jnp.arange(nodes)[:, None] == jax.lax.axis_index(axis_name)
     errors += jnp.where(is_own_row, lack[None], jnp.zeros_like(errors))
-    mean = decode_rows(all_gather(words, axis_name), codec, row)
+    mean = decode_rows(gather_words(words, axis_name), codec, row)
     return mean.ravel()[: x.size], errors.ravel()[: x.size]

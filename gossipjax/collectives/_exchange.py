@@ -92,20 +92,20 @@ def _narrow_mean(leaves: list[jax.Array], axis_name: str, codec: Codec) -> list[
     nodes = axis_size(axis_name)
     sizes = [leaf.size for leaf in leaves]
     row = jax.ShapeDtypeStruct((-(-sum(sizes) // nodes),), leaves[0].dtype)
-    received = all_to_all(encode_rows(leaves, nodes, codec, None), axis_name)
+    received = exchange_rows(encode_rows(leaves, nodes, codec, None), axis_name)
     average = sum_rows(received, codec, row) / nodes
-    words = all_gather(encode([average], codec), axis_name)
+    words = gather_words(encode([average], codec), axis_name)
     return split_by_size(decode_rows(words, codec, row).ravel(), sizes)
 
 
-def all_gather(words: jax.Array, axis_name: str, **options: Any) -> jax.Array:
+def gather_words(words: jax.Array, axis_name: str, **options: Any) -> jax.Array:
     """The words of all nodes, `[N, length]`, by their type the same on all of them."""
     types_known = axis_name in varying_axes(jax.lax.axis_index(axis_name))
     to = "invarying" if types_known else "varying"
     return jax.lax.all_gather(words, axis_name, to=to, **options)
 
 
-def all_to_all(rows: jax.Array, axis_name: str) -> jax.Array:
+def exchange_rows(rows: jax.Array, axis_name: str) -> jax.Array:
     """Sends row `i` to node `i`; returns the rows `[N, length]` for this node, by their sender."""
     nodes = len(rows)
     if groups_are_faster() and nodes <= MAX_UNROLLED:
@@ -250,7 +250,7 @@ def _deliver_uniform(sent: jax.Array, key: jax.Array | None, wire: Wire) -> jax.
     row = jax.ShapeDtypeStruct((-(-sent.size // nodes),), sent.dtype)
     words = encode_rows([sent], nodes, wire.codec, fold_in(key, 0))
     kept = sent - decode_rows(words, wire.codec, row).ravel()[: sent.size]
-    received = all_to_all(words, wire.axis_name)
+    received = exchange_rows(words, wire.axis_name)
     total = sum_rows(received, wire.codec, row)
 
     def reply(error: jax.Array, inputs: tuple[Any, Any]) -> tuple[jax.Array, jax.Array]:
@@ -263,7 +263,7 @@ def _deliver_uniform(sent: jax.Array, key: jax.Array | None, wire: Wire) -> jax.
     for name in sorted(varying_axes(total)):
         no_error = as_varying(no_error, name)
     error, replies = jax.lax.scan(reply, no_error, (received, 1 + jnp.arange(nodes)))
-    arrived = decode_rows(all_to_all(replies, wire.axis_name), wire.codec, row)
+    arrived = decode_rows(exchange_rows(replies, wire.axis_name), wire.codec, row)
     is_own_row = jnp.arange(nodes)[:, None] == jax.lax.axis_index(wire.axis_name)
     arrived += jnp.where(is_own_row, error[None], jnp.zeros_like(arrived))
     return arrived.ravel()[: sent.size] + kept
@@ -395,5 +395,5 @@ def sharded_over_local(apply: Callable[..., Any], buffer: jax.Array, wire: Wire)
     shards = pad_to_rows(buffer, devices)
     shard = jax.lax.dynamic_index_in_dim(shards, jax.lax.axis_index(local), keepdims=False)
     return jax.tree.map(
-        lambda part: all_gather(part, local, tiled=True)[: buffer.size], apply(shard, wire=wire)
+        lambda part: gather_words(part, local, tiled=True)[: buffer.size], apply(shard, wire=wire)
     )
