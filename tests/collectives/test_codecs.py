@@ -246,7 +246,7 @@ class TestAllreduce:
         n = 3
         tx = gx.allreduce(wire=gx.wire.top_k(0.2))
         g = np.random.default_rng(0).normal(size=(5, n, 20)).astype(np.float32)
-        update = gx.spmd(tx.update, nodes=n)
+        update: Any = gx.spmd(tx.update, nodes=n)
         state = gx.spmd(tx.init, nodes=n)(jnp.zeros((n, 20)))
         error = np.zeros((n, 20))
         for k in range(5):
