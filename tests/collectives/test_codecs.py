@@ -224,7 +224,8 @@ class TestAllreduce:
 
         def averages(g):
             def body(state, g):
-                mean, state = tx.update({"g": g}, state)
+                result: Any = tx.update({"g": g}, state)
+                mean, state = result
                 return state, mean["g"]
 
             state = tx.init({"g": g[0]})
