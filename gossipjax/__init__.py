@@ -5,6 +5,7 @@ from gossipjax.algorithms.adpsgd import adpsgd, d1d_psgd, random_delays
 from gossipjax.algorithms.allreduce import allreduce
 from gossipjax.algorithms.apply_if_finite import apply_if_finite
 from gossipjax.algorithms.chain import canonical_step, canonical_steps, gossip_state
+from gossipjax.algorithms.choco import choco
 from gossipjax.algorithms.dpsgd import dpsgd
 from gossipjax.algorithms.easgd import easgd
 from gossipjax.algorithms.osgp import osgp
@@ -39,6 +40,7 @@ __all__ = [
     "average_model",
     "canonical_step",
     "canonical_steps",
+    "choco",
     "d1d_psgd",
     "d2",
     "diagnostics",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
 import optax
 
 from gossipjax._background import Background, spmd_by_step
@@ -65,7 +66,7 @@ class DelayedUpdate:
             self.wait()
             self._pending.clear()
             # What was sent by the steps before is used by these.
-            self._start(range(max(step, plan.delay), step + plan.delay), opt_state)
+            self._start(range(max(step, plan.delay), step + plan.delay), opt_state, step)
         self._next_step = step + 1
         number = step_plan(opt_state).canonical_step(step)
         if step in self._pending:
@@ -74,17 +75,19 @@ class DelayedUpdate:
             params, opt_state = self._update(number, params, opt_state, grads, average)
         else:
             params, opt_state, aux = self._fused(number, params, opt_state, *inputs)
-        self._start(range(step + plan.delay, step + plan.delay + 1), opt_state)
+        self._start(range(step + plan.delay, step + plan.delay + 1), opt_state, step + 1)
         return params, opt_state, aux
 
-    def _start(self, steps: range, opt_state: optax.OptState) -> None:
-        """Starts the averages that are used at these steps, of what the state holds."""
+    def _start(self, steps: range, opt_state: optax.OptState, next_step: int) -> None:
+        """Starts the averages that are used at these steps, of what the state before one holds."""
         state = _require_outer(opt_state)
         message = OuterState(None, None, None, state.anchor, None, state.sent, state.plan)
         for step in steps:
             if state.plan.used_at(step) is not None:
                 number = step_plan(opt_state).canonical_step(step)
-                self._pending[step] = self._average.start(number, message)
+                ahead = np.int32(step - state.plan.delay - next_step)
+                sent = message._replace(count=state.count + ahead)
+                self._pending[step] = self._average.start(number, sent)
 
     def wait(self) -> None:
         """Returns when all averages that are on their way have arrived."""

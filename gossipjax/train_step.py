@@ -331,7 +331,7 @@ class _OverlappedUpdate:
         self, step: Any, params: Any, opt_state: Any, state: GossipState, inputs: Any
     ) -> tuple[Any, Any, Any]:
         """Combines while adapting: the exchange mixes the models, and the update moves them."""
-        models = state._replace(count=None, extra=None)
+        models = state._replace(extra=None)
         pending = self._exchange.start(step, models, params)
         grads, aux = self._gradients(params, *inputs)
         params, opt_state = self._update_with(step, params, opt_state, grads, pending.result())
@@ -341,7 +341,7 @@ class _OverlappedUpdate:
         self, step: Any, params: Any, opt_state: Any, state: GossipState, inputs: Any
     ) -> tuple[Any, Any, Any]:
         """Overlap: the update runs beside the exchange too, and only the addition comes after."""
-        messages = GossipState(count=None, in_flight=state.in_flight, plan=state.plan)
+        messages = GossipState(state.count, in_flight=state.in_flight, plan=state.plan)
         pending = self._exchange.start(step, messages, None)
         grads, aux = self._gradients(params, *inputs)
         opt_state = replace_gossip_state(opt_state, in_flight=None)

@@ -168,6 +168,25 @@ def binary_tree_distances(n):
     return sum((~pairs).astype(int) for pairs in reached)
 
 
+def choco(matrices, x, updates, gamma, compress):
+    """`compress(difference [D], step, node) -> [D]`: what a message says of a difference."""
+    W = matrices[0]
+    known = np.zeros_like(x)
+    for k, u in enumerate(updates):
+        y = x + u
+        known = known + np.stack([compress(y[i] - known[i], k, i) for i in range(len(x))])
+        x = y + gamma * (W @ known - known)
+        yield x, x, np.ones(len(x))
+
+
+def largest(difference, count):
+    """The `count` values of the largest magnitude; 0 elsewhere."""
+    result = np.zeros_like(difference)
+    indices = np.argsort(-np.abs(difference))[:count]
+    result[indices] = difference[indices]
+    return result
+
+
 def train_sgp(matrices, z, gradient: Callable, optimizer: Callable, steps: int):
     """SGP with a stateful local optimizer, `optimizer(state, k, g, z) -> u`: yields (z, w)."""
     x = z
@@ -269,6 +288,12 @@ def lazy_ring(n):
     """Symmetric, with no negative eigenvalue: `[N, N]`."""
     eye = np.eye(n)
     return 2 / 3 * eye + (np.roll(eye, 1, axis=0) + np.roll(eye, -1, axis=0)) / 6
+
+
+def static_ring(rng, n):
+    """Both neighbours on a ring: `[1, N, N]`, symmetric."""
+    eye = np.eye(n)
+    return (0.4 * eye + 0.3 * np.roll(eye, 1, axis=0) + 0.3 * np.roll(eye, -1, axis=0))[None]
 
 
 def doubly_stochastic(rng, n):

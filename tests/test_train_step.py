@@ -84,6 +84,7 @@ def test_the_thread_changes_nothing(overlap, nodes):
         (SCHEDULE, 1, {"biased": True}, jnp.float32, 1e-6),
         (SCHEDULE, 3, {"biased": True}, jnp.float32, 1e-6),
         (SCHEDULE, 2, {"wire_dtype": jnp.bfloat16}, jnp.float32, 1e-6),
+        (SCHEDULE, 2, {"wire": gx.wire.int8()}, jnp.float32, 1e-6),
         (SCHEDULE, 1, {}, jnp.bfloat16, 2**-8),
         (RANDOM, 1, {}, jnp.float32, 1e-6),
         (RANDOM, 3, {}, jnp.float32, 1e-6),
@@ -109,6 +110,7 @@ def test_the_thread_changes_no_variant_on_a_mesh(options, dtype, tolerance):
 COMBINE_WHILE_ADAPTING = {
     "sgp": gx.sgp(SCHEDULE, "combine-while-adapting"),
     "dpsgd": gx.dpsgd(gx.topology.ring(N)),
+    "dpsgd, int8": gx.dpsgd(gx.topology.ring(N), wire=gx.wire.int8()),
     "adpsgd": gx.adpsgd(gx.topology.bipartite_exponential(N), 2),
     "d1d_psgd": gx.d1d_psgd(N),
     "random": gx.sgp(RANDOM, "combine-while-adapting"),

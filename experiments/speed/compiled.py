@@ -50,9 +50,9 @@ from experiments.program import ProgramError, exit_on_error
 from experiments.results import Record
 from experiments.speed.hlo_overlap import Message, Overlap, read_overlap
 from experiments.speed.targets import Target, TargetKind, choose_targets, make_devices
-from experiments.training.methods.algorithms import Method, MethodOptions, WireDtype, make_method
+from experiments.training.methods.algorithms import Method, MethodOptions, WireName, make_method
 
-CASES: tuple[tuple[str, WireDtype], ...] = (
+CASES: tuple[tuple[str, WireName], ...] = (
     ("allreduce", "float32"),
     ("dpsgd@ring", "float32"),
     ("dpsgd@bipartite_exponential", "float32"),
@@ -146,7 +146,7 @@ def compile_step(method: Method, mlp: MlpSpec, mesh: Mesh, step: int) -> Overlap
 
 
 def expect_messages(
-    state: gx.GossipState | None, wire: WireDtype, parameters: int, step: int
+    state: gx.GossipState | None, wire: WireName, parameters: int, step: int
 ) -> list[Message]:
     """The messages that one node sends at `step`, by its gossip state and the mixing matrix.
 
@@ -173,11 +173,11 @@ def expect_messages(
 
 
 def compile_case(
-    name: str, wire: WireDtype, target: Target, options: Options, mesh: Mesh
+    name: str, wire: WireName, target: Target, options: Options, mesh: Mesh
 ) -> list[Record]:
     """Compiles the programs of one algorithm; returns their lines of `metrics.jsonl`."""
     optimizer = optax.sgd(0.1, momentum=0.9, nesterov=True)
-    method = make_method(name, MethodOptions(target.nodes, wire_dtype=wire), optimizer)
+    method = make_method(name, MethodOptions(target.nodes, wire=wire), optimizer)
     mlp = MlpSpec(options.layers, options.width, options.batch_size_per_node)
     state = method.state()
     steps = [0] if state is None else gx.canonical_steps(state)

@@ -25,10 +25,10 @@ from experiments.training.methods.algorithms import (
     ALGORITHM_HELP,
     MAX_DELAY,
     TOPOLOGY_HELP,
-    WIRE_DTYPE_HELP,
+    WIRE_HELP,
     OuterAverage,
     OuterOptions,
-    WireDtype,
+    WireName,
 )
 from experiments.training.optimization import (
     LR_SCHEDULE_HELP,
@@ -80,7 +80,6 @@ class TrainingOptions:
     """The fraction of the steps after which a topology FIRST/THEN switches."""
     local_steps: PositiveInt = 1
     """Steps from one exchange to the next; AllReduce exchanges at every step."""
-    wire_dtype: Annotated[WireDtype, tyro.conf.arg(help=WIRE_DTYPE_HELP)] = "float32"
     outer_every: PositiveInt | None = None
     """Updates from one outer step to the next: all nodes go on from their average, moved by an
     outer optimizer. `local` with it is Local SGD, or DiLoCo; any other algorithm, SlowMo."""
@@ -92,6 +91,7 @@ class TrainingOptions:
     """Whether that momentum is Nesterov's, as DiLoCo's."""
     outer_average: OuterAverage = "exact"
     """exact: over all nodes. none: every node takes outer steps by itself."""
+    wire: Annotated[WireName, tyro.conf.arg(help=WIRE_HELP, aliases=["--wire-dtype"])] = "float32"
     staleness: Annotated[NonNegativeFloat, MAX_STALENESS] = 1.0
     """AD-PSGD: mean age, in steps, of the models at which gradients are taken (Poisson, at most 4).
     """

@@ -155,7 +155,7 @@ class Plan:
             steps=self.steps,
             seed=seed,
             local_steps=options.local_steps,
-            wire_dtype=options.wire_dtype,
+            wire=options.wire,
             staleness=options.staleness,
             delays_of=options.delays_of,
             switch_at=options.switch_at,

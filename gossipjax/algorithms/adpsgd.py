@@ -29,7 +29,7 @@ from gossipjax.collectives import (
 )
 from gossipjax.topology import complete
 from gossipjax.topology.schedule import Schedule, require_int
-from gossipjax.wire import make_wire
+from gossipjax.wire import Codec, make_wire
 
 MAX_DELAY = 2**20  # steps: each costs a copy of the model
 MAX_ENTRIES = 2**28  # of a table of delays: 2 GiB
@@ -41,6 +41,7 @@ def adpsgd(
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     wire_dtype: DTypeLike | None = None,
+    wire: Codec | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Simulates AD-PSGD: nodes in lockstep, gradients at stale models. Goes *last* in a chain.
 
@@ -64,6 +65,7 @@ def adpsgd(
       local_axis_name: the axis of the devices of one node, as in `sgp`.
       wire_dtype: a narrower type for messages, as in `sgp`, with its floor of the consensus
         distance.
+      wire: a dense codec for messages instead of a type, as in `sgp`.
 
     The transform's `update` takes `step=`, as that of `sgp`.
 
@@ -90,11 +92,11 @@ def adpsgd(
     require_doubly_stochastic(schedule, "adpsgd")
     table = _delay_table(delays, schedule.size)
     require_axis_names("adpsgd", axis_name, local_axis_name)
-    wire = make_wire(axis_name, local_axis_name, wire_dtype)
+    route = make_wire(axis_name, local_axis_name, wire_dtype, wire)
     max_delay = int(table.max())
     if max_delay == 0:
-        return dpsgd(schedule, "combine-while-adapting", **wire.arguments())
-    plan = ExchangePlan(schedule, wire=wire, order="combine-while-adapting")
+        return dpsgd(schedule, "combine-while-adapting", **route.arguments())
+    plan = ExchangePlan(schedule, wire=route, order="combine-while-adapting")
     capacity = max_delay - 1
 
     def init(params: optax.Params) -> GossipState:
@@ -205,6 +207,7 @@ def d1d_psgd(
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     wire_dtype: DTypeLike | None = None,
+    wire: Codec | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """D1D-PSGD, delay by one: `adpsgd` on the complete graph with delay 1. Goes *last* in a chain.
 
@@ -236,4 +239,5 @@ def d1d_psgd(
         axis_name=axis_name,
         local_axis_name=local_axis_name,
         wire_dtype=wire_dtype,
+        wire=wire,
     )

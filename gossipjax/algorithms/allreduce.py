@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from gossipjax.collectives import axis_size, node_mean, require_floats, varies
-from gossipjax.wire import make_wire
+from gossipjax.algorithms.rounding import zeros_like_model
+from gossipjax.algorithms.state import add
+from gossipjax.collectives import (
+    axis_size,
+    cast_like,
+    mean_of_encoded,
+    node_mean,
+    require_floats,
+    varies,
+)
+from gossipjax.wire import Codec, FloatCodec, make_wire
+
+
+class ErrorFeedback(NamedTuple):
+    """State of `allreduce` with a codec that is no floating-point type, for one node.
+
+    Attributes:
+      count: int32 scalar, the number of averages so far.
+      error: `e`, like the gradients, float32 at least: what the codec has left out so far.
+    """
+
+    count: Any
+    error: Any
 
 
 def allreduce(
-    axis_name: str = "nodes", wire_dtype: DTypeLike | None = None
+    axis_name: str = "nodes",
+    wire_dtype: DTypeLike | None = None,
+    wire: Codec | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the gradients over the axis: `g_i <- (1/N) sum_j g_j`. Goes *first* in a chain.
 
@@ -28,10 +52,19 @@ def allreduce(
         time by at most 2^-9 of its size in bfloat16. All nodes get the same values, so models that
         are equal stay equal. In float16 every message carries a power of two by which it is scaled.
         What is not finite stays so. The derivative is that of the average, without rounding.
+      wire: a codec of `gx.wire` instead of a type, sparse ones too. With integers and sparse codecs
+        `C` every node keeps what they leave out in its state, and adds it to the next gradient
+        (error feedback):
+
+            e_i <- e_i + g_i;    q_i = C(e_i);    e_i <- e_i - q_i;    g_i <- (1/N) sum_j q_j
+
+        Sparse messages are gathered by all, `N - 1` times their bytes. Of integers every node
+        averages a part and sends it as such again; what that leaves out is in its `e`, too.
 
     Raises:
-      ValueError: if `wire_dtype` is not a floating-point type of at least 16 bits; when traced, if
-        the axis is missing; if a leaf is not floating-point; under a `shard_map` with
+      ValueError: if `wire_dtype` is not a floating-point type of at least 16 bits, `wire` is not a
+        codec, or both are given; when traced, if the axis is missing; if a leaf is not
+        floating-point; if a codec needs a state and has none; under a `shard_map` with
         `check_vma=True`, if a gradient does not vary over the axis: where its parameter is
         replicated over it, autodiff has summed the gradient over the axis already, and averaging
         would be wrong by the axis' size.
@@ -39,6 +72,8 @@ def allreduce(
     References:
       Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
       arXiv:1811.10792, section 2 (AR-SGD) and section 6 (servers of 8 GPUs).
+      Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes",
+      ICML 2019, arXiv:1901.09847.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> tx = optax.chain(gx.allreduce(), optax.sgd(1.0))
@@ -47,7 +82,15 @@ def allreduce(
     >>> jax.vmap(update, axis_name="nodes")(jnp.array([1.0, 3.0])).tolist()
     [-2.0, -2.0]
     """
-    wire = make_wire(axis_name, wire_dtype=wire_dtype)
+    route = make_wire(axis_name, wire_dtype=wire_dtype, wire=wire, takes_sparse=True)
+    codec = route.codec
+    keeps_error = codec is not None and not isinstance(codec, FloatCodec)
+
+    def init(params: optax.Params) -> optax.OptState:
+        if not keeps_error:
+            return optax.EmptyState()
+        require_floats(params, "params")
+        return ErrorFeedback(jnp.zeros((), jnp.int32), zeros_like_model(params))
 
     def update(
         updates: optax.Updates,
@@ -67,6 +110,16 @@ def allreduce(
                     "to='varying'), or use check_vma=False; if the loss was averaged over the "
                     "axis, drop allreduce."
                 )
-        return node_mean(updates, axis_name, wire.dtype), state
+        if codec is None or not keeps_error:
+            return node_mean(updates, axis_name, codec), state
+        if not isinstance(state, ErrorFeedback):
+            raise ValueError(
+                f"the state of allreduce with {codec} must keep what its messages left out, got "
+                f"{type(state).__name__}: make it by tx.init(params) of the same chain."
+            )
+        wanted = add(state.error, updates)
+        mean, error = mean_of_encoded(wanted, axis_name, codec, route.make_key(state.count))
+        count = optax.safe_increment(state.count)
+        return cast_like(mean, updates), ErrorFeedback(count, error)
 
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    return optax.GradientTransformationExtraArgs(init, update)

@@ -19,7 +19,7 @@ from gossipjax.algorithms.state import (
 from gossipjax.algorithms.transform import Combined, gossip_transform
 from gossipjax.collectives import StepLike, mix, require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import make_wire
+from gossipjax.wire import Codec, make_wire
 
 
 def dpsgd(
@@ -28,6 +28,7 @@ def dpsgd(
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     wire_dtype: DTypeLike | None = None,
+    wire: Codec | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """D-PSGD: average with the neighbours and take a local step. Goes *last* in a chain.
 
@@ -49,6 +50,7 @@ def dpsgd(
       local_axis_name: the axis of the devices of one node, if it has several.
       wire_dtype: a narrower type for messages, as in `sgp`, with its floor of the consensus
         distance.
+      wire: a dense codec for messages instead of a type, as in `sgp`.
 
     The transform's `update` takes `step=`, as that of `sgp`.
 
@@ -72,8 +74,8 @@ def dpsgd(
     require_doubly_stochastic(schedule, "dpsgd")
     require_order(order)
     require_axis_names("dpsgd", axis_name, local_axis_name)
-    wire = make_wire(axis_name, local_axis_name, wire_dtype)
-    plan = ExchangePlan(schedule, wire=wire, order=order)
+    route = make_wire(axis_name, local_axis_name, wire_dtype, wire)
+    plan = ExchangePlan(schedule, wire=route, order=order)
 
     def init(params: optax.Params) -> GossipState:
         return init_state(params, plan, push_sum=False)
@@ -82,7 +84,8 @@ def dpsgd(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
     ) -> Combined:
         if order == "adapt-then-combine":
-            x, _ = mix(add(x, updates), None, schedule, step, **wire.arguments())
+            key = route.make_key(state.count)
+            x, _ = mix(add(x, updates), None, schedule, step, **route.arguments(), key=key)
         else:
             x = add(received.x, updates)
         return Combined(x, state)

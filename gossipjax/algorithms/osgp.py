@@ -40,7 +40,7 @@ from gossipjax.collectives import (
     split,
 )
 from gossipjax.topology.schedule import Schedule, require_int
-from gossipjax.wire import make_wire
+from gossipjax.wire import Codec, make_wire
 
 
 def osgp(
@@ -50,6 +50,7 @@ def osgp(
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     wire_dtype: DTypeLike | None = None,
+    wire: Codec | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Overlap SGP, tau-OSGP: the exchange runs while the next steps compute. Goes *last*.
 
@@ -83,6 +84,7 @@ def osgp(
       local_axis_name: the axis of the devices of one node, as in `sgp`.
       wire_dtype: a narrower type for messages, as in `sgp`, with its floor of the consensus
         distance.
+      wire: a dense codec for messages instead of a type, as in `sgp`.
 
     `update` takes `step=` as in `sgp`, and steps must follow one another: a message is delivered by
     the round before. `gx.canonical_step(opt_state, k)` gives the static ones. Where steps are
@@ -113,10 +115,10 @@ def osgp(
     if not isinstance(biased, bool | np.bool_):
         raise ValueError(f"biased of osgp must be True or False, got {biased!r}.")
     require_axis_names("osgp", axis_name, local_axis_name)
-    wire = make_wire(axis_name, local_axis_name, wire_dtype)
-    plan = ExchangePlan(schedule, overlap, wire)
+    route = make_wire(axis_name, local_axis_name, wire_dtype, wire)
+    plan = ExchangePlan(schedule, overlap, route)
     if overlap == 0:
-        return _biased_sgp(plan) if biased else sgp(schedule, **wire.arguments())
+        return _biased_sgp(plan) if biased else sgp(schedule, **route.arguments())
 
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan, push_sum=not biased)
@@ -146,7 +148,8 @@ def _biased_sgp(plan: ExchangePlan) -> optax.GradientTransformationExtraArgs:
     ) -> Combined:
         del received
         assert plan.schedule is not None
-        x, _ = mix(add(x, updates), None, plan.schedule, step, **plan.wire.arguments())
+        key = plan.wire.make_key(state.count)
+        x, _ = mix(add(x, updates), None, plan.schedule, step, **plan.wire.arguments(), key=key)
         return Combined(x, state)
 
     return gossip_transform("osgp", plan, init, combine)

@@ -19,7 +19,7 @@ from gossipjax.algorithms.state import (
 from gossipjax.algorithms.transform import Combined, gossip_transform
 from gossipjax.collectives import StepLike, mix, require_schedule
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import make_wire
+from gossipjax.wire import Codec, make_wire
 
 
 def sgp(
@@ -28,6 +28,7 @@ def sgp(
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     wire_dtype: DTypeLike | None = None,
+    wire: Codec | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Stochastic Gradient Push: local updates, mixed by push-sum. Goes *last* in a chain.
 
@@ -62,6 +63,9 @@ def sgp(
         sender keeps the rounding error, so no mass is lost; weights travel in full precision, and
         sums are taken in float32 at least. Nodes then agree up to this rounding and no better: the
         consensus distance ends at about 1.3e-3 of the model's norm for bfloat16.
+      wire: a dense codec of `gx.wire`, such as `gx.wire.int8()`, instead of a type. What it leaves
+        out stays at the sender, too. Codecs that draw random numbers take them from their seed, the
+        count of the state and the node, so that a run that is resumed goes on as it would have.
 
     The transform's `update` takes `step=`, which picks the round and nothing else: an integer (one
     compiled program per round, see `gx.canonical_step`), a traced scalar that is the same on every
@@ -69,9 +73,10 @@ def sgp(
     small all-reduce.
 
     Raises:
-      ValueError: if `wire_dtype` is not a floating-point type of at least 16 bits; when traced, if
-        the axis is missing or of another size than the schedule's, `params` are not passed to
-        `update`, a leaf is not floating-point, or the state is of another schedule or wire.
+      ValueError: if `wire_dtype` is not a floating-point type of at least 16 bits, or `wire` is a
+        sparse codec (use `gx.choco`) or given as well; when traced, if the axis is missing or of
+        another size than the schedule's, `params` are not passed to `update`, a leaf is not
+        floating-point, or the state is of another schedule or wire.
 
     References:
       Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
@@ -97,8 +102,8 @@ def sgp(
     require_schedule(schedule, "sgp")
     require_order(order)
     require_axis_names("sgp", axis_name, local_axis_name)
-    wire = make_wire(axis_name, local_axis_name, wire_dtype)
-    plan = ExchangePlan(schedule, wire=wire, order=order)
+    route = make_wire(axis_name, local_axis_name, wire_dtype, wire)
+    plan = ExchangePlan(schedule, wire=route, order=order)
 
     def init(params: optax.Params) -> GossipState:
         return init_state(params, plan, push_sum=True)
@@ -108,7 +113,8 @@ def sgp(
     ) -> Combined:
         if order == "adapt-then-combine":
             y = add(x, updates)
-            x, w = mix(y, state.weight, schedule, step, **wire.arguments())
+            key = route.make_key(state.count)
+            x, w = mix(y, state.weight, schedule, step, **route.arguments(), key=key)
         else:
             w = received.weight
             x = add(received.x, updates)

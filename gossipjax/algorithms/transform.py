@@ -30,6 +30,7 @@ from gossipjax.collectives import (
     mix,
     require_step,
 )
+from gossipjax.wire import fold_in
 
 Received = InFlight | PushSum
 
@@ -267,12 +268,16 @@ def exchange(
             state.schedule,
             step,
             **wire.arguments(),
+            key=wire.make_key(state.count),
         )
         return PushSum(weight, x)
     last_round, chunk = (step - 1) // state.overlap, (step - 1) % state.overlap
     buffers = state.in_flight.buffers
+    key = wire.make_key(state.count)
     received = at_round(
-        lambda round_, rows: [deliver(row, round_, wire) for row in rows],
+        lambda round_, rows: [
+            deliver(row, round_, wire, fold_in(key, i)) for i, row in enumerate(rows)
+        ],
         state.schedule,
         last_round,
         wire.axis_name,

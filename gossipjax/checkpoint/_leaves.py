@@ -10,6 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gossipjax.algorithms.state import GossipState
+
+CODEC_PATH = ".wire.codec"
+
 
 def is_key(leaf: Any) -> bool:
     """Whether `leaf` is an array of typed PRNG keys."""
@@ -94,13 +98,28 @@ def as_arrays(tree: Any, name: str) -> list[Any]:
 
 
 def leaf_specs(tree: Any) -> list[list[Any]]:
-    """Returns `[path, shape, type]` of every leaf."""
+    """Returns `[path, shape, type]` of every leaf, and `[path, [], codec]` of every wire with one.
+
+    The arrays of a state say nothing of the form of messages, by which a run would go on.
+    """
 
     def spec(path: Any, leaf: Any) -> list[Any]:
         array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
         return [jax.tree_util.keystr(path), list(array.shape), str(array.dtype)]
 
-    return [spec(path, leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+    specs = [spec(path, leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+    return specs + _codec_specs(tree)
+
+
+def _codec_specs(tree: Any) -> list[list[Any]]:
+    def is_gossip(node: Any) -> bool:
+        return isinstance(node, GossipState)
+
+    return [
+        [f"{jax.tree_util.keystr(path)}{CODEC_PATH}", [], str(node.wire.codec)]
+        for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_gossip)
+        if is_gossip(node) and node.wire.codec is not None
+    ]
 
 
 def require_same_specs(saved: list[list[Any]], current: list[list[Any]], name: str) -> None:
@@ -109,6 +128,11 @@ def require_same_specs(saved: list[list[Any]], current: list[list[Any]], name: s
         if old == new:
             continue
         way_out = "It is of another model, optimizer or algorithm."
+        if any(spec is not None and spec[0].endswith(CODEC_PATH) for spec in (old, new)):
+            way_out = (
+                "It is of another codec: pass the one it was saved with as wire=, or go on from "
+                "the average model by gossipjax.checkpoint.change_nodes."
+            )
         if old and new and (old[0], old[1][1:], old[2]) == (new[0], new[1][1:], new[2]):
             way_out = (
                 "It is of another number of nodes: Checkpoints.resume takes it, or read it as it "

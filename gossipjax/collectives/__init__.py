@@ -21,11 +21,11 @@ from gossipjax.collectives._buffers import (
     require_floats,
     upcast,
 )
+from gossipjax.collectives._compressed import exact_average, mean_of_encoded, mix_encoded
 from gossipjax.collectives._exchange import (
     clipped_node_mean,
     default_step,
     deliver,
-    exact_average,
     exchange_in_pairs,
     node_mean,
     node_sum,
@@ -53,7 +53,9 @@ __all__ = [
     "deliver",
     "exact_average",
     "exchange_in_pairs",
+    "mean_of_encoded",
     "mix",
+    "mix_encoded",
     "node_mean",
     "node_sum",
     "pad_to_rows",

@@ -27,10 +27,12 @@ from gossipjax.collectives._buffers import Layout, cast_like, pad_to_rows
 from gossipjax.collectives._rows import MAX_UNROLLED, decode_rows, encode_rows, sum_rows
 from gossipjax.topology.schedule import Round
 from gossipjax.wire import (
+    Codec,
     Wire,
     concatenate_in_place,
     decode,
     encode,
+    fold_in,
     is_cpu_over_processes,
     is_narrower,
     split_by_size,
@@ -45,18 +47,18 @@ def _map_buffers(apply: Callable[[jax.Array], jax.Array], tree: Any) -> Any:
     return layout.unpack([apply(buffer) for buffer in layout.pack(tree)])
 
 
-def node_mean(tree: Any, axis_name: str, wire_dtype: np.dtype | None = None) -> Any:
+def node_mean(tree: Any, axis_name: str, codec: Codec | None = None) -> Any:
     """The node average of every leaf, summed in float32 at least and returned in its own type.
 
-    With a narrower `wire_dtype`, values travel in it.
+    Values travel as `codec` rounds them, which must be one that needs no key.
     """
     layout = Layout(tree)
-    average = partial(_mean_of_leaves, axis_name=axis_name, wire_dtype=wire_dtype)
+    average = partial(_mean_of_leaves, axis_name=axis_name, codec=codec)
     return cast_like(layout.unravel([average(leaves) for leaves in layout.ravel(tree)]), tree)
 
 
 def _mean_of_leaves(
-    leaves: list[jax.Array], axis_name: str, wire_dtype: np.dtype | None
+    leaves: list[jax.Array], axis_name: str, codec: Codec | None
 ) -> list[jax.Array]:
     nodes = axis_size(axis_name)
     sizes = [leaf.size for leaf in leaves]
@@ -64,37 +66,25 @@ def _mean_of_leaves(
     def mean(leaves: list[jax.Array]) -> list[jax.Array]:
         return split_by_size(jax.lax.pmean(jnp.concatenate(leaves), axis_name), sizes)
 
-    narrow = is_narrower(wire_dtype, leaves[0].dtype)
-    if wire_dtype is None or not narrow or nodes == 1 or sum(sizes) <= nodes:
+    narrow = is_narrower(codec, leaves[0].dtype)
+    if codec is None or not narrow or nodes == 1 or sum(sizes) <= nodes:
         return mean(leaves)
-    narrow_mean = partial(_narrow_mean, axis_name=axis_name, wire_dtype=wire_dtype)
+    narrow_mean = partial(_narrow_mean, axis_name=axis_name, codec=codec)
     return _straight_through(narrow_mean, mean)(leaves)
-
-
-def exact_average(tree: Any, wire: Wire) -> Any:
-    """The node average of every leaf, of the same bits on all nodes; float32 at least.
-
-    One message per type, of which each device of a node sends its share.
-    """
-    axis_size(wire.axis_name)
-
-    def mean(part: jax.Array, wire: Wire) -> jax.Array:
-        return _mean_of_leaves([part], wire.axis_name, wire.dtype)[0]
-
-    return _map_buffers(lambda buffer: _sharded_over_local(mean, buffer, wire), tree)
 
 
 def _straight_through(rounded: Callable[..., Any], linear: Callable[..., Any]) -> Any:
     """Returns `rounded` with the derivative of `linear`, of which it is a rounded form.
 
     Words of integers have no derivative, so that without it the received part would have none.
+    `rounded` may take more, such as a key, of which the result has no derivative.
     """
     apply = jax.custom_jvp(rounded)
-    apply.defjvp(lambda primals, tangents: (apply(*primals), linear(*tangents)))
+    apply.defjvp(lambda primals, tangents: (apply(*primals), linear(tangents[0])))
     return apply
 
 
-def _narrow_mean(leaves: list[jax.Array], axis_name: str, wire_dtype: np.dtype) -> list[jax.Array]:
+def _narrow_mean(leaves: list[jax.Array], axis_name: str, codec: Codec) -> list[jax.Array]:
     """Every node averages 1/N of the values in full precision, and all gather the parts.
 
     Each value is rounded twice: before it is summed, and before it is gathered.
@@ -102,15 +92,20 @@ def _narrow_mean(leaves: list[jax.Array], axis_name: str, wire_dtype: np.dtype) 
     nodes = axis_size(axis_name)
     sizes = [leaf.size for leaf in leaves]
     row = jax.ShapeDtypeStruct((-(-sum(sizes) // nodes),), leaves[0].dtype)
-    received = _all_to_all(encode_rows(leaves, nodes, wire_dtype), axis_name)
-    average = sum_rows(received, wire_dtype, row) / nodes
+    received = exchange_rows(encode_rows(leaves, nodes, codec, None), axis_name)
+    average = sum_rows(received, codec, row) / nodes
+    words = gather_words(encode([average], codec), axis_name)
+    return split_by_size(decode_rows(words, codec, row).ravel(), sizes)
+
+
+def gather_words(words: jax.Array, axis_name: str, **options: Any) -> jax.Array:
+    """The words of all nodes, `[N, length]`, by their type the same on all of them."""
     types_known = axis_name in varying_axes(jax.lax.axis_index(axis_name))
     to = "invarying" if types_known else "varying"
-    words = jax.lax.all_gather(encode([average], wire_dtype), axis_name, to=to)
-    return split_by_size(decode_rows(words, wire_dtype, row).ravel(), sizes)
+    return jax.lax.all_gather(words, axis_name, to=to, **options)
 
 
-def _all_to_all(rows: jax.Array, axis_name: str) -> jax.Array:
+def exchange_rows(rows: jax.Array, axis_name: str) -> jax.Array:
     """Sends row `i` to node `i`; returns the rows `[N, length]` for this node, by their sender."""
     nodes = len(rows)
     if groups_are_faster() and nodes <= MAX_UNROLLED:
@@ -118,7 +113,7 @@ def _all_to_all(rows: jax.Array, axis_name: str) -> jax.Array:
         received = [jax.lax.dynamic_index_in_dim(rows, node, keepdims=False)]
         for hop in range(1, nodes):
             row = jax.lax.dynamic_index_in_dim(rows, (node + hop) % nodes, keepdims=False)
-            received.append(_permute(row, (np.arange(nodes) + hop) % nodes, axis_name))
+            received.append(permute(row, (np.arange(nodes) + hop) % nodes, axis_name))
         return jnp.stack(received)[(node - jnp.arange(nodes)) % nodes]
     # The condition depends on the node and is always true: under vmap, JAX (0.10) makes another
     # shape of an array that is the same on all nodes. XLA removes it.
@@ -145,7 +140,7 @@ def node_sum(tree: Any, wire: Wire) -> Any:
     def psum(part: jax.Array, wire: Wire) -> jax.Array:
         return jax.lax.psum(part, wire.axis_name)
 
-    return _map_buffers(lambda buffer: _sharded_over_local(psum, buffer, wire), tree)
+    return _map_buffers(lambda buffer: sharded_over_local(psum, buffer, wire), tree)
 
 
 def default_step(step: StepLike | None, count: jax.Array, axis_name: str) -> StepLike:
@@ -182,45 +177,60 @@ def split(x: Any, round_: Round, axis_name: str) -> tuple[Any, Any]:
     return kept, jax.tree.map(rest, x, kept)
 
 
-def deliver(sent: jax.Array, round_: Round, wire: Wire) -> jax.Array:
+def deliver(sent: jax.Array, round_: Round, wire: Wire, key: jax.Array | None = None) -> jax.Array:
     """Returns what arrives of the buffers that all nodes `split` off in this round.
 
     Sender `j` divides its buffer by `P_ij / (1 - P_jj)` over its receivers. The sender keeps the
     rounding error of every message, so mass is conserved to float32 rounding. Exceptions, in full
     precision only: rounds with a self weight below 1/128, and exact averages. A round of no
-    exchange sends nothing. The derivative is that of full precision on every wire.
+    exchange sends nothing. The derivative is that of full precision on every wire. `key` is for
+    codecs that need one; nodes fold their index in.
     """
     if round_.is_identity or not sent.size:
         return sent
+    key = fold_in_node(key, wire)
 
     def exchange(part: jax.Array, wire: Wire) -> jax.Array:
         deliver_in_full = partial(_deliver_in_full, round_=round_, wire=wire)
-        if not is_narrower(wire.dtype, part.dtype):
+        if not is_narrower(wire.codec, part.dtype):
             return deliver_in_full(part)
         deliver_rounded = partial(_deliver_rounded, round_=round_, wire=wire)
-        return _straight_through(deliver_rounded, deliver_in_full)(part)
+        return _straight_through(deliver_rounded, deliver_in_full)(part, key)
 
-    return _sharded_over_local(exchange, sent, wire)
+    return sharded_over_local(exchange, sent, wire)
+
+
+def fold_in_node(key: jax.Array | None, wire: Wire) -> jax.Array | None:
+    """A key of this node, and of this device where a node has several."""
+    if key is None:
+        return None
+    for axis_name in filter(None, (wire.axis_name, wire.local_axis_name)):
+        key = fold_in(key, jax.lax.axis_index(axis_name))
+    return key
 
 
 def _deliver_in_full(sent: jax.Array, round_: Round, wire: Wire) -> jax.Array:
     if not round_.is_uniform:
-        return _exchange_slots([sent], round_, wire._replace(dtype=None))[0]
+        return _exchange_slots([sent], None, round_, wire._replace(codec=None))[0]
     total = as_varying(jax.lax.psum(sent, wire.axis_name), wire.axis_name)
     return (total - sent) / (round_.size - 1)
 
 
-def _deliver_rounded(sent: jax.Array, round_: Round, wire: Wire) -> jax.Array:
-    """Delivers in the type of the wire; the first value, a weight if there is one, in full."""
-    full_wire = wire._replace(dtype=None)
+def _deliver_rounded(
+    sent: jax.Array, key: jax.Array | None, round_: Round, wire: Wire
+) -> jax.Array:
+    """Delivers as the codec rounds; the first value, a weight if there is one, in full."""
+    is_first = jax.lax.iota(jnp.int32, sent.size) == 0
+    # Without the weight, so that no block of small values gets its scale.
+    others = jnp.where(is_first, jnp.zeros_like(sent), sent)
     if _is_many_to_many(round_):
         if sent.size <= round_.size:
-            return _deliver_in_full(sent, round_, full_wire)
-        first = _deliver_in_full(sent[:1], round_, full_wire)
-        rest = _deliver_uniform(sent, wire)
+            return _deliver_in_full(sent, round_, wire)
+        first = _deliver_in_full(sent[:1], round_, wire)
+        rest = _deliver_uniform(others, key, wire)
     else:
-        first, rest = _exchange_slots([sent[:1], sent], round_, wire)
-    return jnp.where(jax.lax.iota(jnp.int32, sent.size) == 0, first, rest)
+        first, rest = _exchange_slots([sent[:1], others], key, round_, wire)
+    return jnp.where(is_first, first, rest)
 
 
 def _is_many_to_many(round_: Round) -> bool:
@@ -228,60 +238,66 @@ def _is_many_to_many(round_: Round) -> bool:
     return round_.is_uniform and round_.size > 2
 
 
-def _deliver_uniform(sent: jax.Array, wire: Wire) -> jax.Array:
+def _deliver_uniform(sent: jax.Array, key: jax.Array | None, wire: Wire) -> jax.Array:
     """Delivers `(sum_j sent_j - sent_i) / (N - 1)` by the traffic of one all-reduce.
 
     Every node sums 1/N of the buffer and replies to each. Rounding errors of what is sent stay at
     the sender; that of a reply goes into the reply to the next node, and that of the last one stays
     at the node that replies: mass is conserved, and no node is off by more than two roundings.
     """
-    assert wire.dtype is not None
+    assert wire.codec is not None
     nodes = axis_size(wire.axis_name)
     row = jax.ShapeDtypeStruct((-(-sent.size // nodes),), sent.dtype)
-    words = encode_rows([sent], nodes, wire.dtype)
-    kept = sent - decode_rows(words, wire.dtype, row).ravel()[: sent.size]
-    received = _all_to_all(words, wire.axis_name)
-    total = sum_rows(received, wire.dtype, row)
+    words = encode_rows([sent], nodes, wire.codec, fold_in(key, 0))
+    kept = sent - decode_rows(words, wire.codec, row).ravel()[: sent.size]
+    received = exchange_rows(words, wire.axis_name)
+    total = sum_rows(received, wire.codec, row)
 
-    def reply(error: jax.Array, words: jax.Array) -> tuple[jax.Array, jax.Array]:
-        exact = (total - decode(words, wire.dtype, [total])[0]) / (nodes - 1) + error
-        words = encode([exact], wire.dtype)
-        return exact - decode(words, wire.dtype, [exact])[0], words
+    def reply(error: jax.Array, inputs: tuple[Any, Any]) -> tuple[jax.Array, jax.Array]:
+        words, number = inputs
+        exact = (total - decode(words, wire.codec, [total])[0]) / (nodes - 1) + error
+        words = encode([exact], wire.codec, fold_in(key, number))
+        return exact - decode(words, wire.codec, [exact])[0], words
 
     no_error = jnp.zeros_like(total)
     for name in sorted(varying_axes(total)):
         no_error = as_varying(no_error, name)
-    error, replies = jax.lax.scan(reply, no_error, received)
-    arrived = decode_rows(_all_to_all(replies, wire.axis_name), wire.dtype, row)
+    error, replies = jax.lax.scan(reply, no_error, (received, 1 + jnp.arange(nodes)))
+    arrived = decode_rows(exchange_rows(replies, wire.axis_name), wire.codec, row)
     is_own_row = jnp.arange(nodes)[:, None] == jax.lax.axis_index(wire.axis_name)
     arrived += jnp.where(is_own_row, error[None], jnp.zeros_like(arrived))
     return arrived.ravel()[: sent.size] + kept
 
 
-def deliver_leaves(sent: list[jax.Array], round_: Round, wire: Wire) -> list[jax.Array]:
+def deliver_leaves(
+    sent: list[jax.Array], round_: Round, wire: Wire, key: jax.Array | None = None
+) -> list[jax.Array]:
     """Delivers flat leaves of one type as one message.
 
-    Low-precision words are made leaf by leaf, because they are cheaper to concatenate.
+    Words of a narrower type are made leaf by leaf, because they are cheaper to concatenate.
     """
     sizes = [leaf.size for leaf in sent]
-    narrow = is_narrower(wire.dtype, sent[0].dtype)
+    codec = wire.codec
+    by_leaf = codec is not None and codec.is_elementwise and codec.applies_to(sent[0].dtype)
     in_one_piece = wire.local_axis_name is not None or _is_many_to_many(round_)
-    if not narrow or in_one_piece or not sum(sizes):
-        return split_by_size(deliver(concatenate_in_place(sent), round_, wire), sizes)
-    full_wire = wire._replace(dtype=None)
+    if not by_leaf or in_one_piece or not sum(sizes):
+        return split_by_size(deliver(concatenate_in_place(sent), round_, wire, key), sizes)
+    full_wire = wire._replace(codec=None)
     return _straight_through(
         partial(_exchange_slots, round_=round_, wire=wire),
-        partial(_exchange_slots, round_=round_, wire=full_wire),
-    )(sent)
+        partial(_exchange_slots, key=None, round_=round_, wire=full_wire),
+    )(sent, None)
 
 
-def _exchange_slots(sent: list[jax.Array], round_: Round, wire: Wire) -> list[jax.Array]:
+def _exchange_slots(
+    sent: list[jax.Array], key: jax.Array | None, round_: Round, wire: Wire
+) -> list[jax.Array]:
     dtype = sent[0].dtype
     self_weights = round_.self_weights
     remainder = sent
     arrivals = []
     shares = []
-    for receivers, weights in round_.slots:
+    for number, (receivers, weights) in enumerate(round_.slots):
         share = np.divide(
             weights, 1 - self_weights, out=np.zeros_like(self_weights), where=weights > 0
         )
@@ -290,13 +306,13 @@ def _exchange_slots(sent: list[jax.Array], round_: Round, wire: Wire) -> list[ja
             # A filler must carry a true zero: 0 * NaN would spread a NaN along edges of no graph.
             sends = select_for_node(share > 0, bool, wire.axis_name)
             messages = [jnp.where(sends, m, jnp.zeros_like(m)) for m in messages]
-        words = encode(messages, wire.dtype)
-        received = _permute(words, receivers, wire.axis_name)
-        remainder = jax.tree.map(jnp.subtract, remainder, decode(words, wire.dtype, messages))
-        arrivals.append(decode(received, wire.dtype, messages))
+        words = encode(messages, wire.codec, fold_in(key, number))
+        received = permute(words, receivers, wire.axis_name)
+        remainder = jax.tree.map(jnp.subtract, remainder, decode(words, wire.codec, messages))
+        arrivals.append(decode(received, wire.codec, messages))
         shares.append(share.astype(dtype))
     nothing_remains = self_weights.min() < MIN_SELF_WEIGHT or _divides_exactly(np.array(shares))
-    if not nothing_remains or is_narrower(wire.dtype, dtype):
+    if not nothing_remains or is_narrower(wire.codec, dtype):
         arrivals.insert(0, remainder)
     return [reduce(jnp.add, parts) for parts in zip(*arrivals, strict=True)]
 
@@ -309,14 +325,14 @@ def exchange_in_pairs(buffer: jax.Array, partners: np.ndarray, wire: Wire) -> ja
     has_partner = partners != np.arange(len(partners))
 
     def exchange(part: jax.Array, wire: Wire) -> jax.Array:
-        received = _permute(part, partners, wire.axis_name)
+        received = permute(part, partners, wire.axis_name)
         is_message = select_for_node(has_partner, bool, wire.axis_name)
         return jnp.where(is_message, received, jnp.zeros_like(received))
 
-    return _sharded_over_local(exchange, buffer, wire)
+    return sharded_over_local(exchange, buffer, wire)
 
 
-def _permute(words: jax.Array, receivers: np.ndarray, axis_name: str) -> jax.Array:
+def permute(words: jax.Array, receivers: np.ndarray, axis_name: str) -> jax.Array:
     """Sends each node's words to its receiver; returns the words of its sender.
 
     Where a sum over groups of two replaces the permutation, integers wrap around and arrive as they
@@ -372,19 +388,18 @@ def buffer_mean(buffer: jax.Array, wire: Wire) -> jax.Array:
     def pmean(part: jax.Array, wire: Wire) -> jax.Array:
         return as_varying(jax.lax.pmean(part, wire.axis_name), wire.axis_name)
 
-    return _sharded_over_local(pmean, buffer, wire)
+    return sharded_over_local(pmean, buffer, wire)
 
 
-def _sharded_over_local(
-    apply: Callable[[jax.Array, Wire], jax.Array], buffer: jax.Array, wire: Wire
-) -> jax.Array:
+def sharded_over_local(apply: Callable[..., Any], buffer: jax.Array, wire: Wire) -> Any:
     """Each of a node's L devices applies `apply` to 1/L of the buffer; all gather the whole.
 
-    A server then sends its model once per peer, and not L times.
+    `apply(part, wire=wire)` returns one array like the part, or several. A server then sends its
+    model once per peer, and not L times.
     """
     local = wire.local_axis_name
     if local is None:
-        return apply(buffer, wire)
+        return apply(buffer, wire=wire)
     devices = axis_size(local)
     types_known = local in varying_axes(jax.lax.axis_index(local))
     if types_known and local in varying_axes(buffer):
@@ -394,5 +409,6 @@ def _sharded_over_local(
         )
     shards = pad_to_rows(buffer, devices)
     shard = jax.lax.dynamic_index_in_dim(shards, jax.lax.axis_index(local), keepdims=False)
-    to = "invarying" if types_known else "varying"
-    return jax.lax.all_gather(apply(shard, wire), local, tiled=True, to=to)[: buffer.size]
+    return jax.tree.map(
+        lambda part: gather_words(part, local, tiled=True)[: buffer.size], apply(shard, wire=wire)
+    )

@@ -31,7 +31,7 @@ from gossipjax.collectives._exchange import (
     split,
 )
 from gossipjax.topology.schedule import Round, Schedule
-from gossipjax.wire import Wire, is_narrower, make_wire
+from gossipjax.wire import Codec, Wire, as_key, fold_in, is_narrower, make_wire, require_key
 
 REALS = (jnp.floating, jnp.integer)
 
@@ -68,6 +68,8 @@ def mix(
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     wire_dtype: DTypeLike | None = None,
+    wire: Codec | None = None,
+    key: Any = None,
 ) -> tuple[Any, Any]:
     """One push-sum exchange of any pytree: `x <- P x`, `w <- P w`.
 
@@ -94,14 +96,17 @@ def mix(
         to one another, to a consensus distance of about 1.3e-3 of the model's norm in bfloat16. In
         float16 every message carries a power of two by which it is scaled. What is not finite
         arrives as such. Derivatives are those of the exchange in full precision.
+      wire: a codec of `gx.wire` for messages, such as `gx.wire.int8()`, instead of a type.
+      key: a PRNG key for codecs that round at random, another one for every exchange; nodes fold
+        their index in.
 
     Returns:
       `(tree, weight)` after the exchange; the leaves keep their types.
 
     Raises:
       ValueError: if the axis is missing or of another size than the schedule's, a leaf is not
-        floating-point, the weight is not a scalar, the step is not an integer, or `wire_dtype` is
-        not a floating-point type of at least 16 bits.
+        floating-point, the weight is not a scalar, the step is not an integer, `wire_dtype` is not
+        a floating-point type of at least 16 bits, `wire` is sparse, or it needs a key and has none.
 
     References:
       Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
@@ -118,7 +123,9 @@ def mix(
     [2.0, 2.0, 2.0, 2.0]
     """
     require_schedule(schedule, "mix")
-    wire = make_wire(axis_name, local_axis_name, wire_dtype)
+    route = make_wire(axis_name, local_axis_name, wire_dtype, wire)
+    if route.codec is not None and route.codec.needs_key:
+        key = as_key(require_key(route.codec, key))
     require_floats(tree, "tree")
     if weight is not None:
         dtype = dtype_of(weight)
@@ -134,20 +141,27 @@ def mix(
         weight = jnp.asarray(weight, accumulation_dtype(getattr(weight, "dtype", np.float32)))
     # The weight travels inside the buffer of its type: one message per peer and round.
     weight, mixed = at_round(
-        lambda round_, x: _mix(x, round_, wire), schedule, step, axis_name, (weight, upcast(tree))
+        lambda round_, x: _mix(x, round_, route, key),
+        schedule,
+        step,
+        axis_name,
+        (weight, upcast(tree)),
     )
     return cast_like(mixed, tree), weight
 
 
-def _mix(x: Any, round_: Round, wire: Wire) -> Any:
+def _mix(x: Any, round_: Round, wire: Wire, key: jax.Array | None) -> Any:
     if round_.is_identity:
         return x
     layout = Layout(x)
-    if round_.is_uniform and not any(is_narrower(wire.dtype, dtype) for dtype in layout.dtypes):
+    if round_.is_uniform and not any(is_narrower(wire.codec, dtype) for dtype in layout.dtypes):
         return layout.unpack([buffer_mean(buffer, wire) for buffer in layout.pack(x)])
     # Leaves keep their shapes up to the message: with flat ones XLA for GPUs fuses less.
     kept, sent = split(x, round_, wire.axis_name)
-    delivered = [deliver_leaves(leaves, round_, wire) for leaves in layout.ravel(sent)]
+    delivered = [
+        deliver_leaves(leaves, round_, wire, fold_in(key, i))
+        for i, leaves in enumerate(layout.ravel(sent))
+    ]
     return jax.tree.map(jnp.add, kept, layout.unravel(delivered))
 
 

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import optax
 import oracle
+from algorithms.problems import SHAPES
 
 import gossipjax as gx
 
@@ -35,6 +37,7 @@ class Row(NamedTuple):
       is_inner_on_one_node: law: with one node it is the inner optimizer.
       is_allreduce_on_complete: law: on the complete graph, from equal starts and with a linear
         inner optimizer, it is AllReduce.
+      noise: what the rounding of messages may add to a model, beside the exact sums.
       is_variant: whether it runs the code of another row, on other graphs or with other numbers.
     """
 
@@ -50,6 +53,7 @@ class Row(NamedTuple):
     extra_mass: Callable[[np.ndarray], Any] = lambda starts: 0.0
     is_inner_on_one_node: bool = False
     is_allreduce_on_complete: bool = False
+    noise: float = 0.0
     is_variant: bool = False
 
     def chain(self, inner, schedule) -> optax.GradientTransformationExtraArgs:
@@ -89,6 +93,31 @@ def relay_oracle(matrices, x, updates):
     return oracle.relay(oracle.binary_tree_distances(len(x)), x, updates)
 
 
+def make_choco_row(codec, compress, gamma=0.4, **fields):
+    return Row(
+        lambda schedule, **options: gx.choco(schedule, codec, gamma, **options),
+        partial(oracle.choco, gamma=gamma, compress=compress),
+        oracle.static_ring,
+        is_inner_on_one_node=True,
+        **fields,
+    )
+
+
+RANDOM_K = gx.wire.random_k(0.3, seed=5)
+
+
+def draw_values(difference, step, node):
+    """What the codec draws of a difference; which values these are depends on none of them."""
+    key = gx.wire.Wire(codec=RANDOM_K).make_key(step)
+    for number in (node, 0, 0):  # the node, the type of the values, the array in the message
+        key = gx.wire.fold_in(key, number)
+    bias_size = int(np.prod(SHAPES["bias"]))  # it is the last here, and the first in a message
+    message = jnp.asarray(np.roll(difference, bias_size), jnp.float32)
+    with jax.enable_x64(False):
+        drawn = RANDOM_K.decode(RANDOM_K.encode(message, key), message)
+    return np.roll(np.asarray(drawn, np.float64), -bias_size)
+
+
 ROWS = {
     "allreduce": Row(
         lambda schedule, **options: gx.allreduce(**options),
@@ -120,6 +149,19 @@ ROWS = {
         is_allreduce_on_complete=True,
     ),
     "sgp, doubly stochastic": Row(gx.sgp, oracle.sgp, oracle.doubly_stochastic, is_variant=True),
+    "sgp, int8": Row(
+        partial(gx.sgp, wire=gx.wire.int8(block=4)),
+        oracle.sgp,
+        oracle.column_stochastic,
+        noise=0.2,
+    ),
+    "choco, top_k": make_choco_row(
+        gx.wire.top_k(0.3), lambda difference, step, node: oracle.largest(difference, 3)
+    ),
+    "choco, random_k": make_choco_row(RANDOM_K, draw_values),
+    "choco, int8": make_choco_row(
+        gx.wire.int8(), lambda difference, step, node: difference, noise=0.1, is_variant=True
+    ),
     "osgp 0": Row(
         partial(gx.osgp, overlap=0),
         oracle.sgp,

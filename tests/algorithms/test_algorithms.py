@@ -4,6 +4,7 @@ It knows no algorithm by name: a new one is a row in rows.py.
 """
 
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -85,13 +86,15 @@ def compare_with_the_oracle(row, mode, n, dtype):
             # The update is rounded to the type of the parameters, as they are.
             change = np.abs(z - (expected[k - 1][0] if k else starts))
             errors = np.abs(flatten(models, 2)[:, k] - z)
-            assert (errors <= drift + tolerance * (np.abs(z) + change)).all(), where
+            bound = row.noise + drift + tolerance * (np.abs(z) + change)
+            assert (errors <= bound).all(), where
             if gossip is not None and gossip.weight is not None:
                 np.testing.assert_allclose(gossip.weight[:, k], w, rtol=1e-5, err_msg=where)
             if gossip is not None and gossip.residual is not None:
                 model = flatten(models, 2)[:, k] + flatten(gossip.residual, 2)[:, k]
                 latest = x / w[:, None]  # to full precision, whatever z was rounded to
-                np.testing.assert_allclose(model, latest, rtol=1e-5, atol=1e-5, err_msg=where)
+                atol = row.noise + 1e-5
+                np.testing.assert_allclose(model, latest, rtol=1e-5, atol=atol, err_msg=where)
             np.testing.assert_allclose(
                 flatten(mass, 2)[:, k],
                 np.tile(totals[k], (n, 1)),
@@ -143,7 +146,8 @@ def test_init_and_a_scan_over_steps_inside_one_program(name, mode):
         unflatten(starts, jnp.bfloat16), unflatten(updates.swapaxes(0, 1))
     )
     *_, (z, _, _) = ROWS[name].oracle(schedule.matrices(), starts, updates)
-    np.testing.assert_allclose(flatten(params), z, rtol=2.0**-8, atol=5 * 2.0**-8)
+    atol = ROWS[name].noise + 5 * 2.0**-8
+    np.testing.assert_allclose(flatten(params), z, rtol=2.0**-8, atol=atol)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -197,7 +201,8 @@ def test_a_program_per_canonical_step_equals_the_oracle(name):
         step = gx.canonical_step(state, k)
         assert step in gx.canonical_steps(state)
         params, state = program(params, state, unflatten(updates[k]), step)
-        np.testing.assert_allclose(flatten(params), z, rtol=1e-4, atol=1e-4, err_msg=f"step {k}")
+        atol = row.noise + 1e-4
+        np.testing.assert_allclose(flatten(params), z, rtol=1e-4, atol=atol, err_msg=f"step {k}")
 
 
 class TestBadInput:
@@ -242,7 +247,7 @@ class TestBadInput:
     def test_a_state_of_another_schedule(self, name):
         """Both are named: the messages in it would be delivered by other rounds."""
         ring = gx.topology.ring(4)
-        other = gx.topology.bipartite_exponential(4)
+        other = gx.topology.directed_ring(4)
         state = ROWS[name].transform(other).init(jnp.ones(2))
         tx = self.make(name)
         with pytest.raises(ValueError, match=f"schedule, {both(ring, other)}") as error:
@@ -252,12 +257,11 @@ class TestBadInput:
     @pytest.mark.parametrize("name", WITH_STATE)
     @pytest.mark.parametrize("option", ["axis_name", "local_axis_name"])
     def test_a_state_of_another_wire(self, name, option):
-        state = self.make(name, **{option: "others"}).init(jnp.ones(2))
+        other = self.make(name, **{option: "others"})
+        state = other.init(jnp.ones(2))
         tx = self.make(name)
-        wires = [
-            gx.wire.make_wire("nodes"),
-            gx.wire.make_wire(**{"axis_name": "nodes", option: "others"}),
-        ]
+        states: Any = [gx.gossip_state(tx.init(jnp.ones(2))) for tx in (tx, other)]
+        wires = [state.wire for state in states]
         with pytest.raises(ValueError, match=f"wire, {both(*wires)}"):
             gx.spmd(lambda p: tx.update(p, state, p), nodes=4)(jnp.ones((4, 2)))
 

@@ -28,6 +28,8 @@ FACTORIES: dict[str, Callable[..., Any]] = {
     "quasi_global_adam": partial(gx.quasi_global_adam, rate=0.1),
     "mixed_momentum": partial(gx.mixed_momentum, rate=0.1),
 }
+INT8 = gx.wire.int8()
+SPARSE = {"top_k": gx.wire.top_k(0.1), "random_k": gx.wire.random_k(0.1)}
 TRANSFORMS = {
     "sgp": gx.sgp(RING),
     "osgp": gx.osgp(RING),
@@ -41,6 +43,8 @@ TRANSFORMS = {
     "mixed_momentum": gx.mixed_momentum(RING, 0.1),
     "relay": gx.relay(nx.path_graph(4)),
     "outer": gx.outer(gx.sgp(RING), optax.sgd(0.7), 4),
+    "choco": gx.choco(RING, SPARSE["top_k"], 0.1),
+    "sgp, int8": gx.sgp(RING, wire=INT8),
 }
 
 
@@ -87,6 +91,64 @@ for name, factory in FACTORIES.items():
         ["int8", "x", jnp.int32, 16],
         "wire_dtype must be",
     )
+    ROWS += calls(
+        f"{name} wire",
+        lambda wire, factory=factory: factory(RING, wire=wire),
+        ["int8", jnp.bfloat16, 8, gx.wire.int8],
+        "wire must be a codec, such as gx.wire.int8()",
+    )
+    ROWS += calls(
+        f"{name} sparse wire",
+        lambda wire, factory=factory: factory(RING, wire=wire),
+        list(SPARSE.values()),
+        "Use gx.choco(schedule, codec, gamma)",
+    )
+    ROWS += calls(
+        f"{name} two wires",
+        lambda dtype, factory=factory: factory(RING, wire_dtype=dtype, wire=INT8),
+        ["bfloat16", jnp.float32],
+        "wire_dtype must be left out where wire is given",
+    )
+ROWS += calls("int8 block", gx.wire.int8, [0, -1, 3, 255, 2.0, True, None, "256"], "power of two")
+ROWS += calls("int4 block", gx.wire.int4, [0, 100], "block of int4 must be a power of two")
+ROWS += calls("int8 seed", lambda s: gx.wire.int8(seed=s), [-1, 2**32, 1.5, None], "seed of int8")
+for name, make in {"top_k": gx.wire.top_k, "random_k": gx.wire.random_k}.items():
+    ROWS += calls(
+        f"{name} fraction",
+        make,
+        [0, -0.1, 1.1, float("nan"), "0.1", None, True],
+        f"fraction of {name} must be a number above 0 and at most 1",
+    )
+ROWS += calls(
+    "random_k seed", lambda s: gx.wire.random_k(0.1, s), [-1, 2**32, "x"], "seed of random_k"
+)
+ROWS += calls(
+    "choco codec",
+    lambda codec: gx.choco(RING, codec, 0.1),
+    [None, "top_k", jnp.bfloat16, gx.wire.int8],
+    "the codec of choco must be a codec",
+)
+ROWS += calls(
+    "choco gamma",
+    lambda gamma: gx.choco(RING, INT8, gamma),
+    [0, -0.1, 1.1, float("nan"), "1", None, True],
+    "gamma of choco",
+)
+ROWS += calls(
+    "choco schedule",
+    lambda schedule: gx.choco(schedule, INT8, 0.1),
+    [gx.topology.star(4), gx.topology.random_peer(4, 3, seed=0)],
+    "doubly stochastic",
+)
+ROWS += calls(
+    "choco rounds",
+    lambda schedule: gx.choco(schedule, INT8, 0.1),
+    [
+        gx.topology.one_peer_exponential(4),
+        gx.topology.piecewise({0: RING, 3: gx.topology.complete(4)}),
+    ],
+    "must be a static graph",
+)
 ROWS += calls("osgp overlap", lambda k: gx.osgp(RING, k), [-1, 1.5, None, True, "1"], "overlap")
 ROWS += calls("sgp order", lambda order: gx.sgp(RING, order), ["adapt", None, 1], "order")
 ROWS += calls("dpsgd order", lambda order: gx.dpsgd(RING, order), ["combine", None], "order")
@@ -220,6 +282,7 @@ ROWS += calls(
     "must be 0, ..., 2, got",
 )
 ROWS += calls("allreduce", lambda d: gx.allreduce(wire_dtype=d), ["int8", "x"], "wire_dtype")
+ROWS += calls("allreduce wire", lambda w: gx.allreduce(wire=w), ["int8", 8], "wire must be a codec")
 ROWS += calls("delays n", lambda n: gx.random_delays(n, 3, 0), [0, 1.5, None], "must be an integer")
 ROWS += calls("delays rounds", lambda r: gx.random_delays(4, r, 0), [0, 2.5, 10**12], "rounds")
 ROWS += calls("delays seed", lambda s: gx.random_delays(4, 3, s), [-1, None], "seed")
@@ -298,6 +361,11 @@ ROWS += [
     Call("mix step of floats", mixed(step=0.5), "step must be an integer"),
     Call("mix axis", mixed(axis_name="servers"), "servers"),
     Call("mix wire", mixed(wire_dtype="int8"), "wire_dtype"),
+    Call("mix a sparse wire", mixed(wire=SPARSE["top_k"]), "gx.choco"),
+    Call("mix without a key", mixed(wire=INT8), "key must be a PRNG key for int8(block=256)"),
+    Call("mix a number as key", mixed(wire=INT8, key=3), "key must be one PRNG key"),
+    Call("mix several keys", mixed(wire=INT8, key=jax.random.split(jax.random.key(0))), "one PRNG"),
+    Call("encode without a key", lambda: INT8.encode(jnp.ones(9)), "key must be a PRNG key"),
     Call("mix weight of nodes", mixed(weight=jnp.ones(4)), "weight"),
     Call("mix text as weight", mixed(weight="one"), "weight"),
     Call("mix a function as weight", mixed(weight=jnp.ones), "weight"),

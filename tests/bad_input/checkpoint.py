@@ -55,6 +55,21 @@ def saved(step: Any = 1, state: Any = None, metadata: Any = None) -> Callable[[]
     return within(lambda c: c.save(step, arrays, {} if metadata is None else metadata))
 
 
+def make_coded_state(codec: Any) -> Any:
+    tx = optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.ring(2), wire=codec))
+    return gx.Nodes(2).init(tx, {"w": jnp.zeros(3)})
+
+
+def restored_with(old: Any, new: Any) -> Callable[[], Any]:
+    """Saves a state whose messages are of one codec, and restores it for another."""
+
+    def use(checkpoints: Checkpoints) -> Any:
+        checkpoints.save(1, make_coded_state(old), {})
+        return checkpoints.restore(make_coded_state(new))
+
+    return within(use)
+
+
 ROWS: list[Call] = []
 ROWS += calls(
     "every", lambda n: opened(every=n), [0, -1, 1.5, True, "3"], "every, in steps, must be"
@@ -74,6 +89,16 @@ ROWS += calls(
     "metadata",
 )
 ROWS += calls("save state", lambda s: saved(state=s)(), [{"w": "text"}, {"w": opened}], "state")
+CODECS = {
+    "another codec": (gx.wire.int8(), gx.wire.int4(), "int4(block=256), as this run, got"),
+    "another block": (gx.wire.int8(64), gx.wire.int8(), "int8(block=64). It is of another codec"),
+    "a codec": (gx.wire.int8(), None, "int8(block=256). It is of another codec"),
+    "no codec": (None, gx.wire.int8(), "got nothing more. It is of another codec"),
+}
+ROWS += [
+    Call(f"restore {name}", restored_with(old, new), message)
+    for name, (old, new, message) in CODECS.items()
+]
 ROWS += [
     Call("restore another shape", restored({"w": np.zeros(4, np.float32)}), "must have"),
     Call("restore another type", restored({"w": np.zeros(3, np.int32)}), "must have"),

@@ -86,6 +86,33 @@ class TestBytes:
         full, half = (mean_sent_bytes(algorithm, wire, 4, 1_000_000) for wire in WIRES)
         assert half == pytest.approx(full / 2, rel=1e-4)
 
+    @pytest.mark.parametrize(
+        ("algorithm", "wire", "models"),
+        [
+            ("sgp", "int8", 0.25 + 1 / 256),  # a float32 scale for 256 values
+            ("1-osgp", "int8", 0.25 + 1 / 256),
+            ("allreduce", "int8", 1.5 * (0.25 + 1 / 256)),
+            ("sgp", "int4", 0.125 + 1 / 256),
+            ("choco", "int8", 2 * (0.25 + 1 / 256)),  # two neighbours
+            ("choco", "top_k", 2 * 0.1 * 2),  # indices and values
+            ("choco", "random_k", 2 * 0.1),
+            ("allreduce", "top_k", 3 * 0.1 * 2),  # gathered from three others
+        ],
+    )
+    def test_scales_and_indices_are_counted(self, algorithm, wire, models):
+        sent_bytes = mean_sent_bytes(algorithm, wire, 4, 1_000_000)
+        assert sent_bytes == pytest.approx(models * 4e6, rel=1e-3)
+
+    def test_codecs_that_some_rows_do_not_have(self):
+        names = ["sgp", "allreduce-buckets", "centralized", "async-sgp", "choco"]
+        rows, left_out = build_rows(names, ["top_k", "int8"], 4)
+        assert [row.name for row in rows] == [
+            "sgp, int8 wire",
+            "choco, top_k wire",
+            "choco, int8 wire",
+        ]
+        assert "must be float32 or bfloat16, got int8" in left_out["allreduce-buckets, int8 wire"]
+
     def test_low_precision_messages_are_half_in_every_round_of_a_hybrid(self):
         """An average over all nodes does not become N - 1 messages because it is narrow."""
         rows = [make_row("sgp@complete/one_peer_exponential", wire, 4) for wire in WIRES]
@@ -289,7 +316,7 @@ def test_rates_are_those_of_tc(rate, bits):
         (["--bandwidth", "-5mbit"], "bandwidth"),
         (["--bandwidth", "1bit"], "--bandwidth must be >= 8kbit, got '1bit'"),
         (["--bandwidth", "1gbit", "1000mbit"], "--bandwidth must be different values"),
-        (["--wire-dtype", "int8"], "invalid choice 'int8'"),
+        (["--wire", "int9"], "invalid choice 'int9'"),
     ],
 )
 def test_bad_options(tmp_path, capsys, arguments, message):
@@ -550,10 +577,10 @@ def test_buckets_are_all_reduce(wire):
         assert np.abs(a - c).max() > 1e-5
 
 
-@pytest.mark.parametrize("wire_dtype", [None, np.dtype("float16")])
-def test_the_center_averages(wire_dtype):
+@pytest.mark.parametrize("codec", [None, gx.wire.float16()], ids=str)
+def test_the_center_averages(codec):
     """On a mesh, as its permutations are partial. The numbers are exact in 16 bits, too."""
-    tx = average_at_center(wire_dtype)
+    tx = average_at_center(codec)
     mesh = Mesh(np.array(jax.devices()[:4]), ("nodes",))
     x = {"a": np.arange(8.0, dtype=np.float32).reshape(4, 2), "b": np.ones(4, np.float32)}
     mean = gx.spmd(lambda g: tx.update(g, tx.init(g))[0], mesh=mesh)(x)

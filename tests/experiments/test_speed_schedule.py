@@ -105,7 +105,7 @@ def test_the_schedule_says_which_messages_to_expect(name, wire, count, size):
 
 @pytest.mark.parametrize(("name", "wire"), CASES)
 def test_programs_for_this_machine_exchange_what_is_expected(name, wire):
-    method = make_method(name, MethodOptions(nodes=4, wire_dtype=wire), optax.sgd(0.1))
+    method = make_method(name, MethodOptions(nodes=4, wire=wire), optax.sgd(0.1))
     mlp = MlpSpec(layers=2, width=3, batch=5)
     state = method.state()
     step = 0 if state is None else gx.canonical_steps(state)[-1]

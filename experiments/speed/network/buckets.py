@@ -17,7 +17,7 @@ import optax
 import gossipjax as gx
 from experiments.speed.network.model import LAYERS, Batch, CalibratedModel
 from experiments.speed.network.rows import LEARNING_RATE
-from experiments.training.methods.algorithms import MethodOptions, WireDtype
+from experiments.training.methods.algorithms import FORMS, WireName
 
 BUCKET_LAYERS = 2  # 5 MB of the default model
 
@@ -64,10 +64,10 @@ def apply_gradients(params: Any, grads: Any) -> Any:
 class BucketTrainer:
     """Trains a `CalibratedModel` by AllReduce in buckets of layers, the last layers first."""
 
-    def __init__(self, model: CalibratedModel, wire: WireDtype):
+    def __init__(self, model: CalibratedModel, wire: WireName):
         self._model = model
         nodes = model.nodes
-        average = gx.allreduce(wire_dtype=MethodOptions(nodes.size, wire_dtype=wire).message_dtype)
+        average = gx.allreduce(wire=FORMS[wire].codec)
         self._forward = nodes.spmd(run_forward)
         self._backward = nodes.spmd(run_backward, static_argnums=3)
         self._average = nodes.spmd(lambda grads: average.update(grads, average.init(grads))[0])

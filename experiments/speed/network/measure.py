@@ -59,7 +59,7 @@ from experiments.speed.network.rows import (
 )
 from experiments.speed.network.summary import list_metrics, summarize_configuration, summarize_row
 from experiments.speed.network.worker import WorkerConfig
-from experiments.training.methods.algorithms import ALGORITHM_HELP, WireDtype
+from experiments.training.methods.algorithms import ALGORITHM_HELP, WireName
 
 MIN_HOSTS = 2
 MAX_HOSTS = 64
@@ -96,8 +96,11 @@ class Options:
     algorithm: Annotated[tuple[str, ...], tyro.conf.arg(help=NETWORK_ALGORITHM_HELP)] = (
         DEFAULT_ALGORITHMS
     )
-    wire_dtype: tuple[WireDtype, ...] = ("float32", "bfloat16")
-    """Types in which messages travel; an algorithm without one of them is left out of its rows."""
+    wire: Annotated[tuple[WireName, ...], tyro.conf.arg(aliases=["--wire-dtype"])] = (
+        "float32",
+        "bfloat16",
+    )
+    """Forms in which messages travel; an algorithm without one of them is left out of its rows."""
     out: OptionalPath = None
     """Folder for the results; a new one under runs/ if not given."""
     overwrite: bool = False
@@ -108,7 +111,7 @@ class Options:
         several = {
             "hosts": self.hosts,
             "algorithm": self.algorithm,
-            "wire-dtype": self.wire_dtype,
+            "wire": self.wire,
         }
         for name, values in several.items():
             if not values or len(set(values)) < len(values):
@@ -155,7 +158,7 @@ def measure_network(options: Options) -> None:
     out = None
     with exit_on_error(lambda: out), links.exit_on_stop_signals():
         rows = {
-            n: build_rows(options.algorithm, options.wire_dtype, n, options.iterations)
+            n: build_rows(options.algorithm, options.wire, n, options.iterations)
             for n in options.hosts
         }
         if options.bandwidth:

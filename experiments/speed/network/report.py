@@ -20,7 +20,8 @@ from experiments.report import COLORS
 from experiments.results import Record
 
 MARKERS = "os^xvD*P<"
-LINE_STYLES = {"float32": "-", "bfloat16": "--"}
+LINE_STYLES = {"float32": "-", "bfloat16": "--", "int8": "-.", "int4": ":"}
+SPARSE_STYLE = (0, (1, 3))
 MEGA = 1e6
 SPACES = str.maketrans("@_", "  ")
 
@@ -221,7 +222,7 @@ def _draw_line(axes: Axes, row: str, points: Sequence[tuple[float, Record]], ind
         label=row,
         color=color,
         marker=MARKERS[index % len(MARKERS)],
-        linestyle=LINE_STYLES[points[0][1]["wire"]],
+        linestyle=LINE_STYLES.get(points[0][1]["wire"], SPARSE_STYLE),
         markersize=4,
         linewidth=1.2,
     )

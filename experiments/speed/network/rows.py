@@ -13,9 +13,10 @@ import gossipjax as gx
 from experiments.training.asynchronous import ASYNCHRONOUS
 from experiments.training.methods.algorithms import (
     ALGORITHMS,
+    FORMS,
     Method,
     MethodOptions,
-    WireDtype,
+    WireName,
     make_method,
     parse_name,
 )
@@ -46,22 +47,23 @@ DEFAULT_ALGORITHMS = (
     "async-adpsgd",
 )
 STEPS = 12  # of a run; a hybrid topology switches after a third of them
+FLOATS: tuple[WireName, ...] = ("float32", "bfloat16")
 LEARNING_RATE = 1e-3  # of plain SGD; small, because only time counts here
 
 
 class Row(NamedTuple):
-    """One algorithm with messages of one type.
+    """One algorithm with messages of one form.
 
     Attributes:
       algorithm: the name as it was given.
-      wire: the type of its messages.
+      wire: the form of its messages.
       nodes: N.
       method: the algorithm on its topology, around plain SGD.
       state: the gossip state of a node; None for an algorithm that averages gradients.
     """
 
     algorithm: str
-    wire: WireDtype
+    wire: WireName
     nodes: int
     method: Method
     state: gx.GossipState | None
@@ -98,6 +100,11 @@ class Row(NamedTuple):
             return count_message_bytes(parameters + 1, self.wire)
         if self.state is None:
             return count_all_reduce_bytes(parameters, self.nodes, self.wire)
+        if self.algorithm.partition("@")[0] == "choco":
+            codec = self.state.wire.codec
+            assert codec is not None
+            assert self.state.schedule is not None
+            return codec.count_bytes(parameters) * count_peers(self.state.schedule.round_at(step))
         values = self.state.plan.models * parameters + (self.state.weight is not None)
         if self.state.schedule is None:  # all nodes exchange at once
             return count_all_reduce_bytes(values, self.nodes, self.wire)
@@ -119,23 +126,35 @@ class Row(NamedTuple):
         return 2 * sent if self.algorithm == CENTRALIZED else sent
 
 
-def count_message_bytes(values: int, wire: WireDtype) -> float:
-    """Bytes of a message of `values` float32; one of them, the weight, stays in full precision."""
-    return 4.0 * values if wire == "float32" else 4.0 + 2.0 * (values - 1)
+def count_message_bytes(values: int, wire: WireName) -> float:
+    """Bytes of a message of `values` float32, scales and indices included.
+
+    One of the values, the weight, stays in full precision; where others share a scale, it has a
+    place among them, too.
+    """
+    codec = FORMS[wire].codec
+    if codec is None:
+        return 4.0 * values
+    return 4.0 + codec.count_bytes(values - 1 if codec.is_elementwise else values)
 
 
-def count_all_reduce_bytes(values: int, nodes: int, wire: WireDtype) -> float:
+def count_all_reduce_bytes(values: int, nodes: int, wire: WireName) -> float:
     """Bytes that a node sends in a ring all-reduce of `values` float32.
+
+    Sparse messages are sent to every other node.
 
     >>> count_all_reduce_bytes(100, 4, "float32")
     600.0
     """
     if wire == "float32":
         return 4.0 * values * 2 * (nodes - 1) / nodes
+    codec = FORMS[wire].codec
+    if codec is not None and codec.is_sparse:
+        return float((nodes - 1) * codec.count_bytes(values))
     return 2 * (nodes - 1) * count_message_bytes(-(-values // nodes), wire)
 
 
-def count_round_bytes(round_: gx.topology.Round, values: int, wire: WireDtype) -> float:
+def count_round_bytes(round_: gx.topology.Round, values: int, wire: WireName) -> float:
     """Bytes that the node that sends most sends in a round, for a message of `values` float32.
 
     >>> pair, ring = gx.topology.ring(2).round_at(0), gx.topology.ring(4).round_at(0)
@@ -148,9 +167,14 @@ def count_round_bytes(round_: gx.topology.Round, values: int, wire: WireDtype) -
         return 0.0
     if round_.is_uniform:
         return count_all_reduce_bytes(values, round_.size, wire)
+    return count_message_bytes(values, wire) * count_peers(round_)
+
+
+def count_peers(round_: gx.topology.Round) -> int:
+    """The number of messages of the node that sends most in a round."""
     nodes = np.arange(round_.size)
-    peers = np.sum([receivers != nodes for receivers, _ in round_.slots], axis=0)
-    return count_message_bytes(values, wire) * float(peers.max())
+    peers = [receivers != nodes for receivers, _ in round_.slots]
+    return int(np.sum(peers, axis=0).max()) if peers else 0
 
 
 class Limits(NamedTuple):
@@ -182,12 +206,12 @@ def compute_limits(computation_seconds: float, link_bytes: float, goodput: float
     )
 
 
-def make_row(algorithm: str, wire: WireDtype, nodes: int, steps: int = STEPS) -> Row:
+def make_row(algorithm: str, wire: WireName, nodes: int, steps: int = STEPS) -> Row:
     """The named algorithm over `nodes` nodes, around plain SGD.
 
     Args:
       algorithm: a name of `ALGORITHMS`, or of a row of this measurement only.
-      wire: the type of its messages.
+      wire: the form of its messages.
       nodes: N.
       steps: of the run; a hybrid topology switches after a third of them.
 
@@ -197,11 +221,16 @@ def make_row(algorithm: str, wire: WireDtype, nodes: int, steps: int = STEPS) ->
     """
     if algorithm == CENTRALIZED:
         method = make_centralized_method(wire, nodes)
+    elif algorithm == BUCKETS and wire not in FLOATS:
+        raise ValueError(
+            f"messages of {BUCKETS} must be {' or '.join(FLOATS)}, got {wire}: its buckets keep no "
+            "state."
+        )
     elif algorithm in ASYNCHRONOUS:
         method = make_asynchronous_method(algorithm, wire, nodes)
     else:
         name = ALL_REDUCE if algorithm == BUCKETS else algorithm
-        options = MethodOptions(nodes, steps, wire_dtype=wire)
+        options = MethodOptions(nodes, steps, wire=wire)
         method = make_method(name, options, optax.sgd(LEARNING_RATE))
         if not ALGORITHMS[parse_name(name).row].exchanges:
             raise ValueError(f"{algorithm} exchanges nothing that could be measured.")
@@ -210,7 +239,7 @@ def make_row(algorithm: str, wire: WireDtype, nodes: int, steps: int = STEPS) ->
 
 def build_rows(
     algorithms: Sequence[str],
-    wires: Sequence[WireDtype],
+    wires: Sequence[WireName],
     nodes: int,
     steps: int = STEPS,
 ) -> tuple[list[Row], dict[str, str]]:
@@ -235,9 +264,15 @@ def build_rows(
     return rows, left_out
 
 
-def make_centralized_method(wire: WireDtype, nodes: int) -> Method:
-    """The parameter server `average_at_center`, around plain SGD."""
-    average = average_at_center(None if wire == "float32" else jnp.dtype(wire))
+def make_centralized_method(wire: WireName, nodes: int) -> Method:
+    """The parameter server `average_at_center`, around plain SGD.
+
+    Raises:
+      ValueError: if its messages are not of that form.
+    """
+    if wire not in FLOATS:
+        raise ValueError(f"messages of {CENTRALIZED} must be {' or '.join(FLOATS)}, got {wire}.")
+    average = average_at_center(FORMS[wire].codec)
     return Method(
         algorithm=CENTRALIZED,
         topology="star",
@@ -247,21 +282,22 @@ def make_centralized_method(wire: WireDtype, nodes: int) -> Method:
     )
 
 
-def make_asynchronous_method(algorithm: str, wire: WireDtype, nodes: int) -> Method:
+def make_asynchronous_method(algorithm: str, wire: WireName, nodes: int) -> Method:
     """The name of an algorithm of nodes that wait for nobody; it is no transform of one program.
 
     Raises:
       ValueError: if its messages are not of that type.
     """
-    if wire != "float32" and algorithm != "async-sgp":
-        raise ValueError(f"messages of {algorithm} must be float32, got {wire}.")
+    wires = FLOATS if algorithm == "async-sgp" else FLOATS[:1]
+    if wire not in wires:
+        raise ValueError(f"messages of {algorithm} must be {' or '.join(wires)}, got {wire}.")
     nothing = optax.with_extra_args_support(optax.identity())
     topology = ASYNCHRONOUS[algorithm].topology
     return Method(algorithm, topology, gx.topology.complete(nodes), nothing, nothing)
 
 
 def average_at_center(
-    wire_dtype: np.dtype | None, axis_name: str = "nodes"
+    codec: gx.wire.Codec | None, axis_name: str = "nodes"
 ) -> optax.GradientTransformationExtraArgs:
     """A parameter server: node 0 gathers all gradients and sends every node their mean.
 
@@ -274,16 +310,16 @@ def average_at_center(
         buffer, unravel = ravel_pytree(updates)
         nodes = jax.lax.axis_size(axis_name)
         node = jax.lax.axis_index(axis_name)
-        words = encode([buffer], wire_dtype)
+        words = encode([buffer], codec)
         total = buffer
         for sender in range(1, nodes):
             received = jax.lax.ppermute(words, axis_name, [(sender, 0)])
-            total = total + decode(received, wire_dtype, [buffer])[0]
-        mean = encode([total / nodes], wire_dtype)  # only node 0 has the mean
+            total = total + decode(received, codec, [buffer])[0]
+        mean = encode([total / nodes], codec)  # only node 0 has the mean
         result = mean
         for receiver in range(1, nodes):
             received = jax.lax.ppermute(mean, axis_name, [(0, receiver)])
             result = jnp.where(node == receiver, received, result)
-        return unravel(decode(result, wire_dtype, [buffer])[0]), state
+        return unravel(decode(result, codec, [buffer])[0]), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

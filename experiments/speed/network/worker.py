@@ -30,7 +30,7 @@ from experiments.speed.network.buckets import BucketTrainer
 from experiments.speed.network.model import CalibratedModel, RowTrainer, compute_loss
 from experiments.speed.network.rows import ALL_LINKS, BUCKETS, COMPUTATION, SINGLE_LINK, make_row
 from experiments.training.asynchronous import ASYNCHRONOUS
-from experiments.training.methods.algorithms import WireDtype
+from experiments.training.methods.algorithms import WireName
 
 MIN_STREAM_BYTES = 2**20  # a stream is as long as the model, between these two
 MAX_STREAM_BYTES = 20_000_000
@@ -54,7 +54,7 @@ class WorkerConfig:
 
     coordinator_address: str
     addresses: list[str]
-    rows: list[tuple[str, WireDtype]]
+    rows: list[tuple[str, WireName]]
     megabytes: float
     compute_seconds: float
     iterations: int
@@ -187,7 +187,7 @@ def measure(worker: Worker) -> Record:
 
 
 def measure_asynchronous(
-    worker: Worker, model: CalibratedModel, algorithm: str, wire: WireDtype
+    worker: Worker, model: CalibratedModel, algorithm: str, wire: WireName
 ) -> tuple[list[float], list[int | None]]:
     """Seconds of each step of this host, and the bytes it sent, the same for each step."""
     config = worker.config

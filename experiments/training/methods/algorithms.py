@@ -19,11 +19,35 @@ from experiments.training.methods.topologies import MAX_ROUNDS, TOPOLOGIES, make
 from experiments.training.optimization import accumulate_gradients
 
 Transform = optax.GradientTransformationExtraArgs
-WireDtype = Literal["float32", "bfloat16"]
 OuterAverage = Literal["exact", "none"]
+WireName = Literal["float32", "bfloat16", "int8", "int4", "top_k", "random_k"]
 
 MAX_DELAY = 4  # steps, of AD-PSGD
 ELASTICITY = 0.9  # of EASGD, divided by the number of nodes, as in its paper
+SPARSE_FRACTION = 0.1  # of the values, that sparse codecs send
+
+
+class Form(NamedTuple):
+    """A form of messages that programs know by name.
+
+    Attributes:
+      codec: None for full precision.
+      gamma: of CHOCO with this codec.
+    """
+
+    codec: gx.wire.Codec | None
+    gamma: float
+
+
+FORMS: dict[WireName, Form] = {
+    "float32": Form(None, 1.0),
+    "bfloat16": Form(gx.wire.bfloat16(), 1.0),
+    "int8": Form(gx.wire.int8(), 1.0),
+    "int4": Form(gx.wire.int4(), 0.5),
+    "top_k": Form(gx.wire.top_k(SPARSE_FRACTION), 0.2),
+    "random_k": Form(gx.wire.random_k(SPARSE_FRACTION), 0.1),
+}
+DENSE: tuple[WireName, ...] = ("float32", "bfloat16", "int8", "int4")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +78,7 @@ class MethodOptions:
       steps: of the run; a hybrid topology switches after the fraction `switch_at` of them.
       seed: of random topologies and delays.
       local_steps: updates from one exchange to the next.
-      wire_dtype: the type of the values in messages.
+      wire: the form of messages, a name of `FORMS`.
       staleness: the mean delay of AD-PSGD's gradients, in steps.
       delays_of: a folder of journals whose delays AD-PSGD has instead.
       switch_at: see `steps`.
@@ -67,7 +91,7 @@ class MethodOptions:
     steps: int = 1
     seed: int = 0
     local_steps: int = 1
-    wire_dtype: WireDtype = "float32"
+    wire: WireName = "float32"
     staleness: float = 1.0
     delays_of: Path | None = None
     switch_at: float = 1 / 3
@@ -76,9 +100,9 @@ class MethodOptions:
     outer: OuterOptions | None = None
 
     @property
-    def message_dtype(self) -> Any:
-        """The `wire_dtype` of a transform; None, the parameters' type, for float32."""
-        return None if self.wire_dtype == "float32" else jnp.dtype(self.wire_dtype)
+    def codec(self) -> gx.wire.Codec | None:
+        """The `wire` of a transform; None, the parameters' type, for float32."""
+        return FORMS[self.wire].codec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +113,7 @@ class Algorithm:
       build: makes the transform for a schedule, in which `local_steps` are counted already.
       topology: that of the algorithm's paper.
       fixed_topology: whether it runs on no other.
-      wire_dtypes: the types in which its messages can travel.
+      wires: the forms in which its messages can travel.
       overlaps: whether its name has a number of steps before the last part: `2-osgp`.
       goes_first: whether the transform goes first in the chain, and acts on the gradients.
       accumulates: whether gradients of several steps can be one update.
@@ -100,7 +124,7 @@ class Algorithm:
     build: Callable[[gx.Schedule, MethodOptions], Transform]
     topology: str
     fixed_topology: bool = False
-    wire_dtypes: tuple[WireDtype, ...] = ("float32", "bfloat16")
+    wires: tuple[WireName, ...] = DENSE
     overlaps: bool = False
     goes_first: bool = False
     accumulates: bool = True
@@ -111,7 +135,7 @@ class Algorithm:
 def _build_osgp(schedule: gx.Schedule, options: MethodOptions, biased: bool = False) -> Transform:
     # Counted in steps: what is sent with the first step after an update is used so many later.
     overlap = options.overlap * options.accumulate
-    return gx.osgp(schedule, overlap, biased, wire_dtype=options.message_dtype)
+    return gx.osgp(schedule, overlap, biased, wire=options.codec)
 
 
 def _build_adpsgd(schedule: gx.Schedule, options: MethodOptions) -> Transform:
@@ -120,7 +144,12 @@ def _build_adpsgd(schedule: gx.Schedule, options: MethodOptions) -> Transform:
         delays = gx.random_delays(nodes, rounds, options.seed, options.staleness, MAX_DELAY)
     else:
         delays = _read_delays(options.delays_of)
-    return gx.adpsgd(schedule, delays, wire_dtype=options.message_dtype)
+    return gx.adpsgd(schedule, delays, wire=options.codec)
+
+
+def _build_choco(schedule: gx.Schedule, options: MethodOptions) -> Transform:
+    form = FORMS[options.wire]
+    return gx.choco(schedule, form.codec or gx.wire.float32(), form.gamma)
 
 
 def _read_delays(folder: Path) -> Any:
@@ -144,13 +173,11 @@ def _build_relay(schedule: gx.Schedule, options: MethodOptions) -> Transform:
 
 ALGORITHMS = {
     "sgp": Algorithm(
-        lambda schedule, options: gx.sgp(schedule, wire_dtype=options.message_dtype),
+        lambda schedule, options: gx.sgp(schedule, wire=options.codec),
         "one_peer_exponential",
     ),
     "sgp-cwa": Algorithm(
-        lambda schedule, options: gx.sgp(
-            schedule, "combine-while-adapting", wire_dtype=options.message_dtype
-        ),
+        lambda schedule, options: gx.sgp(schedule, "combine-while-adapting", wire=options.codec),
         "one_peer_exponential",
     ),
     "osgp": Algorithm(_build_osgp, "one_peer_exponential", overlaps=True),
@@ -159,23 +186,20 @@ ALGORITHMS = {
         "one_peer_exponential",
         overlaps=True,
     ),
-    "dpsgd": Algorithm(
-        lambda schedule, options: gx.dpsgd(schedule, wire_dtype=options.message_dtype), "ring"
-    ),
+    "dpsgd": Algorithm(lambda schedule, options: gx.dpsgd(schedule, wire=options.codec), "ring"),
     "dpsgd-adapt-then-combine": Algorithm(
-        lambda schedule, options: gx.dpsgd(
-            schedule, "adapt-then-combine", wire_dtype=options.message_dtype
-        ),
+        lambda schedule, options: gx.dpsgd(schedule, "adapt-then-combine", wire=options.codec),
         "ring",
     ),
+    "choco": Algorithm(_build_choco, "ring", wires=tuple(FORMS)),
     "adpsgd": Algorithm(_build_adpsgd, "bipartite_exponential", accumulates=False),
     "rand-psgd": Algorithm(
-        lambda schedule, options: gx.dpsgd(schedule, wire_dtype=options.message_dtype),
+        lambda schedule, options: gx.dpsgd(schedule, wire=options.codec),
         "random_ring",
         fixed_topology=True,
     ),
     "d1d-psgd": Algorithm(  # gx.d1d_psgd, but for the local steps that may lie between rounds
-        lambda schedule, options: gx.adpsgd(schedule, 1, wire_dtype=options.message_dtype),
+        lambda schedule, options: gx.adpsgd(schedule, 1, wire=options.codec),
         "complete",
         fixed_topology=True,
         accumulates=False,
@@ -186,29 +210,30 @@ ALGORITHMS = {
         ),
         "center",
         fixed_topology=True,
-        wire_dtypes=("float32",),
+        wires=("float32",),
     ),
     "gradient-tracking": Algorithm(
-        lambda schedule, options: gx.gradient_tracking(schedule, wire_dtype=options.message_dtype),
+        lambda schedule, options: gx.gradient_tracking(schedule, wire=options.codec),
         "ring",
     ),
     "d2": Algorithm(
-        lambda schedule, options: gx.d2(schedule, wire_dtype=options.message_dtype),
+        lambda schedule, options: gx.d2(schedule, wire=options.codec),
         "lazy_ring",
         skips_steps=False,
     ),
-    "relay": Algorithm(_build_relay, "chain", wire_dtypes=("float32",), skips_steps=False),
+    "relay": Algorithm(_build_relay, "chain", wires=("float32",), skips_steps=False),
     "allreduce": Algorithm(
-        lambda schedule, options: gx.allreduce(wire_dtype=options.message_dtype),
+        lambda schedule, options: gx.allreduce(wire=options.codec),
         "complete",
         fixed_topology=True,
+        wires=tuple(FORMS),
         goes_first=True,
     ),
     "local": Algorithm(  # Local SGD, DiLoCo: with --outer-every
         lambda schedule, options: optax.with_extra_args_support(optax.identity()),
         "none",
         fixed_topology=True,
-        wire_dtypes=("float32",),
+        wires=("float32",),
         exchanges=False,
     ),
 }
@@ -341,8 +366,8 @@ def make_method(
 
     Raises:
       ValueError: for an unknown name, a topology that is impossible for this number of nodes or
-        this algorithm, a wire dtype that the algorithm does not have, or an outer optimizer around
-        an algorithm that it cannot stand around.
+        this algorithm, a form of messages that the algorithm does not have, or an outer optimizer
+        around an algorithm that it cannot stand around.
 
     >>> make_method("dpsgd", MethodOptions(nodes=4), optax.sgd(0.1)).topology
     'ring'
@@ -350,10 +375,10 @@ def make_method(
     parsed = parse_name(name)
     algorithm = ALGORITHMS[parsed.row]
     options = dataclasses.replace(options, overlap=parsed.overlap)
-    if options.wire_dtype not in algorithm.wire_dtypes:
+    if options.wire not in algorithm.wires:
         raise ValueError(
-            f"the wire dtype of {parsed.row} must be {' or '.join(algorithm.wire_dtypes)}, got "
-            f"{options.wire_dtype}: leave out the algorithm or the option."
+            f"the wire of {parsed.row} must be {' or '.join(algorithm.wires)}, got "
+            f"{options.wire}: leave out the algorithm or the option."
         )
     if options.accumulate > 1 and not algorithm.accumulates:
         raise ValueError(
@@ -440,7 +465,9 @@ TOPOLOGY_HELP = (
     "not given, that of each algorithm's paper. It is fixed for "
     f"{', '.join(name for name, row in ALGORITHMS.items() if row.fixed_topology)}."
 )
-WIRE_DTYPE_HELP = (
-    "The type of the values in messages. Only float32: "
-    f"{', '.join(name for name, row in ALGORITHMS.items() if row.wire_dtypes == ('float32',))}."
+_FLOAT32_ONLY = [name for name, row in ALGORITHMS.items() if row.wires == ("float32",)]
+_SPARSE = [name for name, row in ALGORITHMS.items() if set(row.wires) > set(DENSE)]
+WIRE_HELP = (
+    f"The form of messages. Only float32: {', '.join(_FLOAT32_ONLY)}. top_k and random_k, which "
+    f"send {SPARSE_FRACTION:.0%} of the values: {', '.join(_SPARSE)}."
 )

@@ -16,16 +16,28 @@ from gossipjax.collectives import StepLike, exact_average, mix
 from gossipjax.topology.schedule import Schedule
 
 
-def average_fragment(plan: OuterPlan, sent: Any, anchor: Any, step: StepLike) -> Any:
-    """`D`: the outer gradient of a fragment that is used at `step`, of those that nodes sent."""
+def average_fragment(
+    plan: OuterPlan, sent: Any, anchor: Any, step: StepLike, count: jax.Array
+) -> Any:
+    """`D`: the outer gradient of a fragment that is used at `step`, of those that nodes sent.
+
+    `count` is the number of updates before that after which they were sent: the key of a codec
+    that draws random numbers.
+    """
+    key = plan.wire.make_key(count)
     if plan.average == "none":
         return sent
     if plan.average == "exact":
-        return exact_average(sent, plan.wire)
+        return exact_average(sent, plan.wire, key)
     assert isinstance(plan.average, Schedule)
     round_number = plan.round_number(step)
     mix_nodes = partial(
-        mix, weight=None, schedule=plan.average, step=round_number, **plan.wire.arguments()
+        mix,
+        weight=None,
+        schedule=plan.average,
+        step=round_number,
+        **plan.wire.arguments(),
+        key=key,
     )
     if plan.pull == 1:
         model = jax.tree.map(jnp.subtract, anchor, sent)
@@ -37,6 +49,8 @@ def average_fragment(plan: OuterPlan, sent: Any, anchor: Any, step: StepLike) ->
 def average_sent(opt_state: optax.OptState, step: int) -> Any:
     """The average of the fragment that is used at `step`, of what is in the state.
 
+    The count of this state is the number of updates before that after which it was sent.
+
     It needs nothing of the steps since it was sent, so that it can be a program by itself:
     `tx.update(..., step=step, outer_average=average_sent(opt_state, step))`.
     """
@@ -46,4 +60,4 @@ def average_sent(opt_state: optax.OptState, step: int) -> Any:
     assert fragment is not None
     leaves = split_leaves(state.anchor, state.plan.fragments)[fragment]
     sent, anchor = pick(state.sent, leaves), pick(state.anchor, leaves)
-    return average_fragment(state.plan, sent, anchor, step)
+    return average_fragment(state.plan, sent, anchor, step, state.count)

@@ -155,7 +155,9 @@ class OuterSteps:
         new = old._replace(count=optax.safe_increment(old.count), inner=inner, local=local)
         carry = self.vary((cast_like(inner_updates, params), new))
         for fragment, leaves in enumerate(split_leaves(old.anchor, plan.fragments)):
-            step_of = _FragmentStep(self, fragment, leaves, params, step, outer_average)
+            step_of = _FragmentStep(
+                self, fragment, leaves, params, step, outer_average, old.count - plan.delay
+            )
             if plan.delay:
                 carry = cond(plan.is_used(fragment, step), step_of.use, _keep, *carry)
                 carry = cond(plan.is_sent(fragment, step), step_of.send, _keep, *carry)
@@ -207,6 +209,7 @@ class _FragmentStep:
     params: Any
     step: StepLike
     average: Any  # of what was sent, if it was computed before
+    sent_count: jax.Array  # the updates before that after which it was sent
 
     def send(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
         sent = merge(state.sent, self._outer_gradient(updates, state), self.leaves)
@@ -239,7 +242,7 @@ class _FragmentStep:
         anchor = pick(state.anchor, leaves)
         average = self.average
         if average is None:
-            average = average_fragment(plan, sent, anchor, self.step)
+            average = average_fragment(plan, sent, anchor, self.step, self.sent_count)
         change, outer = self.steps.outer_tx.update(average, state.outer[self.fragment], anchor)
         anchor = add(anchor, change)
         gossip = gossip_state(state)

@@ -13,7 +13,7 @@ from gossipjax.algorithms.outer.steps import OuterSteps
 from gossipjax.algorithms.state import require_axis_names
 from gossipjax.collectives import require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule, require_int
-from gossipjax.wire import make_wire
+from gossipjax.wire import Codec, make_wire
 
 
 def outer(
@@ -24,6 +24,7 @@ def outer(
     fragments: int = 1,
     delay: int = 0,
     mix: float = 0.0,
+    wire: Codec | None = None,
     wire_dtype: DTypeLike | None = None,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
@@ -81,7 +82,9 @@ def outer(
       fragments: p, at most H and at most the number of leaves.
       delay: steps between sending a fragment and using its average, below H.
       mix: the weight of the local model where an average is used, from 0 to below 1.
-      wire_dtype: a narrower type for messages, as in `allreduce`: outer gradients are rounded.
+      wire: a dense codec of `gx.wire`, such as `gx.wire.int4()`: outer gradients are rounded, sums
+        are float32 at least, and all nodes get the same values. What it leaves out is lost.
+      wire_dtype: a narrower type, `jnp.bfloat16`, short for its codec.
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, as in `sgp`.
       pull: how strongly anchors are drawn together, where `average` is a schedule.
@@ -134,7 +137,7 @@ def outer(
         require_int(delay, "delay of outer", 0, every - 1),
         _require_number(mix, "mix of outer", below=1.0),
         float(pull),
-        make_wire(axis_name, local_axis_name, wire_dtype),
+        make_wire(axis_name, local_axis_name, wire_dtype, wire),
     )
     if not isinstance(reset_inner, bool | np.bool_):
         raise ValueError(f"reset_inner of outer must be True or False, got {reset_inner!r}.")

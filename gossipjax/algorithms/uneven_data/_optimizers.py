@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from gossipjax.algorithms.state import ExchangePlan, add, require_axis_names
 from gossipjax.collectives import require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import make_wire
+from gossipjax.wire import Codec, make_wire
 
 
 def require_rate(rate: Any, name: str) -> None:
@@ -56,13 +56,14 @@ def make_plan(
     axis_name: str,
     local_axis_name: str | None,
     wire_dtype: DTypeLike | None,
+    wire: Codec | None,
     models: int = 1,
 ) -> ExchangePlan:
     """The plan of a factory's arguments; raises `ValueError` as `gx.dpsgd` does."""
     require_doubly_stochastic(schedule, name)
     require_axis_names(name, axis_name, local_axis_name)
-    wire = make_wire(axis_name, local_axis_name, wire_dtype)
-    return ExchangePlan(schedule, wire=wire, models=models)
+    route = make_wire(axis_name, local_axis_name, wire_dtype, wire)
+    return ExchangePlan(schedule, wire=route, models=models)
 
 
 def rate_at(rate: optax.ScalarOrSchedule, count: jax.Array) -> jax.Array:

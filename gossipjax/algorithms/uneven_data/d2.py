@@ -21,7 +21,7 @@ from gossipjax.algorithms.state import (
 from gossipjax.algorithms.transform import Combined, gossip_transform
 from gossipjax.collectives import StepLike, mix, require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import make_wire
+from gossipjax.wire import Codec, make_wire
 
 MIN_EIGENVALUE = -1 / 3
 TOLERANCE = 1e-6  # of an eigenvalue, and of the two halves of a symmetric matrix
@@ -32,6 +32,7 @@ def d2(
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     wire_dtype: DTypeLike | None = None,
+    wire: Codec | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """D2: D-PSGD without the error that uneven data leave. Goes *last* in a chain.
 
@@ -60,6 +61,7 @@ def d2(
       local_axis_name: the axis of the devices of one node, if it has several.
       wire_dtype: a narrower type for messages, as in `sgp`, with its floor of the consensus
         distance.
+      wire: a dense codec instead of a type, as in `sgp`.
 
     The transform's `update` takes `step=`, as that of `sgp`.
 
@@ -87,8 +89,8 @@ def d2(
     require_doubly_stochastic(schedule, "d2")
     _require_static_and_positive(schedule)
     require_axis_names("d2", axis_name, local_axis_name)
-    wire = make_wire(axis_name, local_axis_name, wire_dtype)
-    plan = ExchangePlan(schedule, wire=wire)
+    route = make_wire(axis_name, local_axis_name, wire_dtype, wire)
+    plan = ExchangePlan(schedule, wire=route)
     # The exact average takes nothing of `c`, but for the rounding of its mean, which would add up.
     is_exact = schedule.round_at(0).is_uniform
 
@@ -103,7 +105,9 @@ def d2(
         assert state.extra is not None
         y = add(x, updates)
         corrected = y if is_exact else add(y, state.extra["correction"].value)
-        x, _ = mix(corrected, None, schedule, step, **wire.arguments())
+        x, _ = mix(
+            corrected, None, schedule, step, **route.arguments(), key=route.make_key(state.count)
+        )
         extra = {"correction": Extra(subtract(x, y), "restart")}
         return Combined(x, state._replace(extra=extra))
 

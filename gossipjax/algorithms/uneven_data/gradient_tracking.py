@@ -20,7 +20,7 @@ from gossipjax.algorithms.state import (
 from gossipjax.algorithms.transform import Combined, gossip_transform
 from gossipjax.collectives import StepLike, mix, require_schedule
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import make_wire
+from gossipjax.wire import Codec, make_wire
 
 
 def gradient_tracking(
@@ -28,6 +28,7 @@ def gradient_tracking(
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     wire_dtype: DTypeLike | None = None,
+    wire: Codec | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Gradient tracking: every node steps along its estimate of the mean update. Goes *last*.
 
@@ -56,6 +57,7 @@ def gradient_tracking(
       local_axis_name: the axis of the devices of one node, if it has several.
       wire_dtype: a narrower type for messages, as in `sgp`, with its floor of the consensus
         distance.
+      wire: a dense codec instead of a type, as in `sgp`.
 
     The transform's `update` takes `step=`, as that of `sgp`.
 
@@ -81,8 +83,8 @@ def gradient_tracking(
     """
     require_schedule(schedule, "gradient_tracking")
     require_axis_names("gradient_tracking", axis_name, local_axis_name)
-    wire = make_wire(axis_name, local_axis_name, wire_dtype)
-    plan = ExchangePlan(schedule, wire=wire, models=2)
+    route = make_wire(axis_name, local_axis_name, wire_dtype, wire)
+    plan = ExchangePlan(schedule, wire=route, models=2)
 
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan, push_sum=not schedule.is_doubly_stochastic)
@@ -95,7 +97,14 @@ def gradient_tracking(
         assert state.extra is not None
         tracked = add(state.extra["correction"].value, updates)
         message = (add(x, tracked), tracked)
-        (x, mixed), weight = mix(message, state.weight, schedule, step, **wire.arguments())
+        (x, mixed), weight = mix(
+            message,
+            state.weight,
+            schedule,
+            step,
+            **route.arguments(),
+            key=route.make_key(state.count),
+        )
         extra = {"correction": Extra(subtract(mixed, updates), "restart")}
         return Combined(x, state._replace(weight=weight, extra=extra))
 

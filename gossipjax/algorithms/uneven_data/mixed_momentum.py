@@ -22,6 +22,7 @@ from gossipjax.algorithms.uneven_data._optimizers import (
 )
 from gossipjax.collectives import StepLike, mix
 from gossipjax.topology.schedule import Schedule
+from gossipjax.wire import Codec
 
 
 def mixed_momentum(
@@ -32,6 +33,7 @@ def mixed_momentum(
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     wire_dtype: DTypeLike | None = None,
+    wire: Codec | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """D-PSGD whose momentum is mixed, too. Goes *last*, in the place of the chain's SGD.
 
@@ -56,6 +58,7 @@ def mixed_momentum(
       local_axis_name: the axis of the devices of one node, if it has several.
       wire_dtype: a narrower type for messages, as in `sgp`, with its floor of the consensus
         distance.
+      wire: a dense codec instead of a type, as in `sgp`.
 
     The transform's `update` takes `step=`, as that of `sgp`.
 
@@ -80,7 +83,7 @@ def mixed_momentum(
     require_rate(rate, name)
     require_fraction(momentum, f"momentum of {name}")
     require_nesterov(nesterov, name)
-    plan = make_plan(name, schedule, axis_name, local_axis_name, wire_dtype, models=2)
+    plan = make_plan(name, schedule, axis_name, local_axis_name, wire_dtype, wire, models=2)
 
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan, push_sum=False)
@@ -94,7 +97,14 @@ def mixed_momentum(
         m = add_scaled(gradients, momentum, state.extra["momentum"].value)
         direction = add_scaled(gradients, momentum, m) if nesterov else m
         local = subtract(x, scale(direction, rate_at(rate, state.count)))
-        (x, m), _ = mix((local, m), None, schedule, step, **plan.wire.arguments())
+        (x, m), _ = mix(
+            (local, m),
+            None,
+            schedule,
+            step,
+            **plan.wire.arguments(),
+            key=plan.wire.make_key(state.count),
+        )
         return Combined(x, state._replace(extra={"momentum": Extra(m)}))
 
     return gossip_transform(name, plan, init, combine)

@@ -11,7 +11,7 @@ import optax
 from jax.typing import DTypeLike
 
 from gossipjax.algorithms.rounding import zeros_like_model
-from gossipjax.algorithms.state import ExchangePlan, Extra, GossipState, init_state, subtract
+from gossipjax.algorithms.state import Extra, GossipState, init_state, subtract
 from gossipjax.algorithms.transform import Combined, gossip_transform
 from gossipjax.algorithms.uneven_data._optimizers import (
     add_scaled,
@@ -25,6 +25,7 @@ from gossipjax.algorithms.uneven_data._optimizers import (
 )
 from gossipjax.collectives import StepLike, mix
 from gossipjax.topology.schedule import Schedule
+from gossipjax.wire import Codec
 
 MIN_NORM = 1e-8  # is added to a norm that divides, as in the authors' code
 
@@ -38,6 +39,7 @@ def quasi_global(
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     wire_dtype: DTypeLike | None = None,
+    wire: Codec | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """QG-DSGDm: momentum of the mixed models. Goes *last*, in the place of the chain's SGD.
 
@@ -64,6 +66,7 @@ def quasi_global(
       local_axis_name: the axis of the devices of one node, if it has several.
       wire_dtype: a narrower type for messages, as in `sgp`, with its floor of the consensus
         distance. `m` sees that floor, divided by the rate.
+      wire: a dense codec instead of a type, as in `sgp`.
 
     The transform's `update` takes `step=`, as that of `sgp`.
 
@@ -89,7 +92,7 @@ def quasi_global(
     require_fraction(momentum, f"momentum of {name}")
     require_fraction(mu, f"mu of {name}")
     require_nesterov(nesterov, name)
-    plan = make_plan(name, schedule, axis_name, local_axis_name, wire_dtype)
+    plan = make_plan(name, schedule, axis_name, local_axis_name, wire_dtype, wire)
 
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan, push_sum=False)
@@ -105,7 +108,7 @@ def quasi_global(
         direction = add_scaled(gradients, momentum, old)
         if nesterov:
             direction = add_scaled(gradients, momentum, direction)
-        new_x = _step_and_mix(x, eta, direction, plan, step)
+        new_x = _step_and_mix(x, eta, direction, state, step)
         is_idle = eta == 0
         divisor = jnp.where(is_idle, jnp.ones_like(eta), eta)
         speed = scale(subtract(x, new_x), 1 / divisor)
@@ -125,6 +128,7 @@ def quasi_global_adam(
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     wire_dtype: DTypeLike | None = None,
+    wire: Codec | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """QG-DAdam: Adam whose moments are those of the mixed models. Goes *last*, in Adam's place.
 
@@ -145,7 +149,7 @@ def quasi_global_adam(
       b1: decay of `m`.
       b2: decay of `v`.
       eps: added to the root of `v`.
-      axis_name, local_axis_name, wire_dtype: as in `quasi_global`.
+      axis_name, local_axis_name, wire_dtype, wire: as in `quasi_global`.
 
     Raises:
       ValueError: as `quasi_global`, or if `eps` is not a positive number.
@@ -168,7 +172,7 @@ def quasi_global_adam(
     require_fraction(b1, f"b1 of {name}")
     require_fraction(b2, f"b2 of {name}")
     require_positive(eps, f"eps of {name}")
-    plan = make_plan(name, schedule, axis_name, local_axis_name, wire_dtype)
+    plan = make_plan(name, schedule, axis_name, local_axis_name, wire_dtype, wire)
 
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan, push_sum=False)
@@ -190,7 +194,7 @@ def quasi_global_adam(
         root = functools.partial(_corrected_root, b2, updates_so_far, eps)
         corrected = scale(local_mean, 1 / _bias(b1, updates_so_far))
         direction = jax.tree.map(lambda m, v: m / root(v), corrected, local_square)
-        new_x = _step_and_mix(x, rate_at(rate, state.count), direction, plan, step)
+        new_x = _step_and_mix(x, rate_at(rate, state.count), direction, state, step)
         mean, square = _decay(mean, square, _normalize(subtract(x, new_x)), b1, b2)
         moments = {"mean": Extra(mean), "square": Extra(square)}
         return Combined(new_x, state._replace(extra=moments))
@@ -230,9 +234,16 @@ def _normalize(tree: Any) -> Any:
 
 
 def _step_and_mix(
-    x: Any, eta: jax.Array, direction: Any, plan: ExchangePlan, step: StepLike
+    x: Any, eta: jax.Array, direction: Any, state: GossipState, step: StepLike
 ) -> Any:
     """Returns `P (x - eta d)`."""
-    assert plan.schedule is not None
+    plan = state.plan
     local = subtract(x, scale(direction, eta))
-    return mix(local, None, plan.schedule, step, **plan.wire.arguments())[0]
+    return mix(
+        local,
+        None,
+        plan.schedule,
+        step,
+        **plan.wire.arguments(),
+        key=plan.wire.make_key(state.count),
+    )[0]

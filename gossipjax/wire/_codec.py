@@ -1,0 +1,98 @@
+"""What a codec is: how a flat array of values becomes words on the wire, and values again."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+Like = jax.Array | jax.ShapeDtypeStruct  # which has a size and a type
+
+KEY_IMPLEMENTATION = "threefry2x32"  # the same numbers wherever a run goes on
+WORD = np.dtype(np.uint32)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Codec(abc.ABC):
+    """A form of messages: a static, hashable pair of functions on flat arrays `[size]`.
+
+    The number of words depends on the size and the type of an array alone. Arrays of one value,
+    such as push-sum weights, are not given to a codec: they travel in full precision.
+
+    Attributes:
+      is_sparse: whether values are left out, so that `x / w` would be wrong: push-sum refuses it.
+      needs_key: whether `encode` draws random numbers.
+      is_elementwise: whether the words of an array are those of its parts.
+    """
+
+    is_sparse: ClassVar[bool] = False
+    needs_key: ClassVar[bool] = False
+    is_elementwise: ClassVar[bool] = False
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """The call that makes this codec, without the module."""
+
+    @property
+    def word(self) -> np.dtype:
+        """The type of a word, an unsigned integer."""
+        return WORD
+
+    def applies_to(self, dtype: np.dtype) -> bool:
+        """Whether an array of `dtype` takes less space so; other arrays travel as they are."""
+        del dtype
+        return True
+
+    @abc.abstractmethod
+    def encode(self, array: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """Returns the words of a flat array."""
+
+    @abc.abstractmethod
+    def decode(self, words: jax.Array, like: Like) -> jax.Array:
+        """Returns the array of which `encode` made `words`, in the size and type of `like`."""
+
+    @abc.abstractmethod
+    def count_words(self, like: Like) -> int:
+        """The number of words of an array in the size and type of `like`."""
+
+    def count_bytes(self, size: int) -> int:
+        """The bytes of a message of `size` float32 values, scales and indices included."""
+        return self.count_words(jax.ShapeDtypeStruct((size,), np.float32)) * self.word.itemsize
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def require_key(codec: Codec, key: Any) -> Any:
+    """Returns `key`; raises `ValueError` where it is None."""
+    if key is None:
+        raise ValueError(
+            f"key must be a PRNG key for {codec}, which draws random numbers, got None: give "
+            "another one to every exchange, such as jax.random.fold_in(key, step). Transforms of "
+            "gossipjax make them."
+        )
+    return key
+
+
+def as_key(key: Any) -> jax.Array:
+    """Returns a key of this library's kind, made from a JAX key of any kind, typed or raw.
+
+    Raises:
+      ValueError: if it is not one key.
+    """
+    try:
+        words = jax.random.bits(key, (2,), np.uint32)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"key must be one PRNG key, as jax.random.key makes it, got {key!r}."
+        ) from error
+    return jax.random.wrap_key_data(words, impl=KEY_IMPLEMENTATION)
+
+
+def fold_in(key: jax.Array | None, number: Any) -> jax.Array | None:
+    """`jax.random.fold_in`; None stays None."""
+    return None if key is None else jax.random.fold_in(key, number)

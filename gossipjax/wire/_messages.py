@@ -1,0 +1,196 @@
+"""Messages: over which axes they travel, in which form, and several arrays as one of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from gossipjax.wire._codec import KEY_IMPLEMENTATION, Codec, Like, fold_in
+from gossipjax.wire._floats import FloatCodec, require_wire_dtype
+
+
+class Wire(NamedTuple):
+    """The route and the form of messages.
+
+    Attributes:
+      axis_name: the mapped axis of the nodes.
+      local_axis_name: the axis of the devices of one node; None if a node is one device.
+      codec: the form of the values on the wire; None for their full precision.
+    """
+
+    axis_name: str = "nodes"
+    local_axis_name: str | None = None
+    codec: Codec | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments of a transform's factory that make this wire again."""
+        return {
+            "axis_name": self.axis_name,
+            "local_axis_name": self.local_axis_name,
+            "wire": self.codec,
+        }
+
+    def make_key(self, count: Any) -> jax.Array | None:
+        """The key of the exchange of update `count`; None for a codec that draws no numbers.
+
+        It is the same on all nodes, which fold their index in; see `fold_in_node`.
+        """
+        if self.codec is None or not self.codec.needs_key:
+            return None
+        seed = getattr(self.codec, "seed", 0)
+        return jax.random.fold_in(jax.random.key(seed, impl=KEY_IMPLEMENTATION), count)
+
+
+def make_wire(
+    axis_name: str,
+    local_axis_name: str | None = None,
+    wire_dtype: DTypeLike | None = None,
+    wire: Codec | None = None,
+    takes_sparse: bool = False,
+) -> Wire:
+    """Returns the `Wire` of a factory's arguments.
+
+    Raises:
+      ValueError: if `wire_dtype` is not a floating-point type of at least 16 bits, `wire` is not a
+        codec, both are given, or the codec is sparse and `takes_sparse` is not set.
+
+    >>> make_wire("nodes", wire_dtype="bfloat16").codec
+    bfloat16()
+    """
+    dtype = require_wire_dtype(wire_dtype)
+    if wire is None:
+        return Wire(axis_name, local_axis_name, None if dtype is None else FloatCodec(dtype))
+    if dtype is not None:
+        raise ValueError(
+            f"wire_dtype must be left out where wire is given, got {dtype} and {wire!r}: "
+            "wire_dtype=jnp.bfloat16 is short for wire=gx.wire.bfloat16()."
+        )
+    codec = require_codec(wire, "wire")
+    if codec.is_sparse and not takes_sparse:
+        raise ValueError(
+            f"wire must be a dense codec, such as gx.wire.int8(), got {codec}: values that are not "
+            "sent would keep their mass and lose their weight. Use gx.choco(schedule, codec, gamma)"
+            ", which sends differences, or gx.allreduce(wire=codec)."
+        )
+    return Wire(axis_name, local_axis_name, codec)
+
+
+def require_codec(codec: Any, name: str) -> Codec:
+    """Returns `codec`; raises `ValueError` unless it is one."""
+    if not isinstance(codec, Codec):
+        raise ValueError(f"{name} must be a codec, such as gx.wire.int8(), got {codec!r}.")
+    return codec
+
+
+def is_narrower(codec: Codec | None, dtype: np.dtype) -> bool:
+    """Whether a message of `dtype` is encoded by this codec."""
+    return codec is not None and codec.applies_to(dtype)
+
+
+def encode(
+    arrays: Sequence[jax.Array], codec: Codec | None, key: jax.Array | None = None
+) -> jax.Array:
+    """Returns the words of flat arrays of one type, one array after another.
+
+    A single value, such as a push-sum weight, keeps its full precision. What is not finite stays
+    so.
+
+    >>> from gossipjax.wire import bfloat16, float16
+    >>> encode([jnp.array([1.0, 2.0])], bfloat16()).dtype
+    dtype('uint16')
+    >>> encode([jnp.array([1e6, 2e6])], float16()).shape
+    (3,)
+    """
+    return concatenate_in_place(
+        [_encode_array(array, codec, fold_in(key, i)) for i, array in enumerate(arrays)]
+    )
+
+
+def _encode_array(array: jax.Array, codec: Codec | None, key: jax.Array | None) -> jax.Array:
+    if codec is None or not codec.applies_to(array.dtype):
+        return array
+    if array.size == 1:
+        return jax.lax.bitcast_convert_type(array, codec.word).ravel()
+    return codec.encode(array, key)
+
+
+def encode_pieces(
+    pieces: Sequence[jax.Array], codec: Codec, key: jax.Array | None = None
+) -> jax.Array:
+    """Returns the words of one array, given in pieces.
+
+    Where a codec allows it, pieces are rounded before they are concatenated, which then moves half
+    the bytes.
+    """
+    is_scaled = isinstance(codec, FloatCodec) and any(map(codec.is_scaled, pieces))
+    if is_scaled or not codec.is_elementwise:
+        pieces = [concatenate_in_place(pieces)]
+    return concatenate_in_place([codec.encode(piece, key) for piece in pieces])
+
+
+def decode(words: jax.Array, codec: Codec | None, like: Sequence[Like]) -> list[jax.Array]:
+    """Returns the flat arrays that `encode` made `words` of, in the sizes and types of `like`."""
+    sizes = [_count_words(words.dtype, codec, array) for array in like]
+    return [
+        _decode_array(part, codec, array)
+        for part, array in zip(split_by_size(words, sizes), like, strict=True)
+    ]
+
+
+def _count_words(word: np.dtype, codec: Codec | None, array: Like) -> int:
+    if codec is None or not codec.applies_to(array.dtype):
+        return array.size
+    if array.size == 1:
+        return array.dtype.itemsize // word.itemsize
+    return codec.count_words(array)
+
+
+def _decode_array(words: jax.Array, codec: Codec | None, like: Like) -> jax.Array:
+    if codec is None or not codec.applies_to(like.dtype):
+        return words
+    if like.size > 1 or not like.size:
+        return codec.decode(words, like)
+    words = words if words.dtype.itemsize == like.dtype.itemsize else words.reshape(1, -1)
+    return jax.lax.bitcast_convert_type(words, like.dtype)
+
+
+def split_by_size(buffer: Any, sizes: Sequence[int]) -> list[Any]:
+    """Returns the consecutive slices of a flat buffer, of JAX or NumPy, that have these sizes."""
+    ends = itertools.accumulate(sizes, initial=0)
+    return [buffer[start:stop] for start, stop in itertools.pairwise(ends)]
+
+
+def concatenate_in_place(arrays: Sequence[jax.Array]) -> jax.Array:
+    """Returns the concatenation; every array is computed at its offset in the result.
+
+    So on GPUs, and on CPU over several processes; the result may then not be an output that takes a
+    donated argument's memory. A concatenation of many arrays costs two more passes over memory; the
+    explicit writes cost one. In one process on CPU, where nodes are simulated, XLA may fuse such
+    writes with a permutation of what they write to.
+    """
+    if len(arrays) == 1:
+        return arrays[0]
+    if is_cpu_over_processes():
+        return _write_slices(arrays)
+    on_gpu = {"cuda": _write_slices, "rocm": _write_slices}
+    return jax.lax.platform_dependent(arrays, default=jnp.concatenate, **on_gpu)
+
+
+def is_cpu_over_processes() -> bool:
+    """Whether messages go through Gloo: JAX on CPU, over several processes."""
+    return jax.default_backend() == "cpu" and jax.process_count() > 1
+
+
+def _write_slices(arrays: Sequence[jax.Array]) -> jax.Array:
+    buffer = jax.lax.empty((sum(array.size for array in arrays),), arrays[0].dtype)
+    start = 0
+    for array in arrays:
+        buffer = jax.lax.dynamic_update_slice(buffer, array, (start,))
+        start += array.size
+    return buffer

@@ -1,0 +1,138 @@
+"""Messages that leave values out: the largest, or some drawn at random."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gossipjax.wire._codec import KEY_IMPLEMENTATION, WORD, Codec, Like, require_key
+from gossipjax.wire._require import require_fraction, require_seed
+
+KEY_WORDS = 2
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class SparseCodec(Codec):
+    """A fraction of the values, `k = max(1, fraction n)` rounded; the others arrive as 0."""
+
+    is_sparse: ClassVar[bool] = True
+    fraction: float
+
+    def count_values(self, size: int) -> int:
+        """The number of values of an array of `size` that are sent."""
+        return min(size, max(1, round(self.fraction * size)))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class TopK(SparseCodec):
+    """The values of the largest magnitude, each with its index."""
+
+    @property
+    def name(self) -> str:
+        return f"top_k({self.fraction})"
+
+    def count_words(self, like: Like) -> int:
+        return self.count_values(like.size) * (1 + like.dtype.itemsize // WORD.itemsize)
+
+    def encode(self, array: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        del key
+        magnitudes = jnp.where(jnp.isfinite(array), jnp.abs(array), np.asarray(np.inf, array.dtype))
+        _, indices = jax.lax.top_k(magnitudes, self.count_values(array.size))
+        return jnp.concatenate([indices.astype(WORD), _as_words(array[indices])])
+
+    def decode(self, words: jax.Array, like: Like) -> jax.Array:
+        count = self.count_values(like.size)
+        return _scatter(words[:count].astype(jnp.int32), words[count:], like)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class RandomK(SparseCodec):
+    """Values drawn at random, one of each of k groups of neighbours, after the key that draws them.
+
+    The groups are shifted at random, too, so that every value is sent with the same probability.
+    """
+
+    needs_key: ClassVar[bool] = True
+    seed: int
+
+    @property
+    def name(self) -> str:
+        seed = f", seed={self.seed}" if self.seed else ""
+        return f"random_k({self.fraction}{seed})"
+
+    def count_words(self, like: Like) -> int:
+        values = self.count_values(like.size) * like.dtype.itemsize // WORD.itemsize
+        return KEY_WORDS + values
+
+    def encode(self, array: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        data = jax.random.key_data(require_key(self, key))
+        return jnp.concatenate([data, _as_words(array[self._draw(data, array.size)])])
+
+    def decode(self, words: jax.Array, like: Like) -> jax.Array:
+        return _scatter(self._draw(words[:KEY_WORDS], like.size), words[KEY_WORDS:], like)
+
+    def _draw(self, data: jax.Array, size: int) -> jax.Array:
+        """The indices that a key draws: the same at the sender and at its receivers."""
+        count = self.count_values(size)
+        if not count:
+            return jnp.zeros(0, jnp.int32)
+        width, wider = divmod(size, count)  # the first `wider` groups have one value more
+        group = jax.lax.iota(WORD, count)
+        starts = group * np.uint32(width) + jnp.minimum(group, np.uint32(wider))
+        widths = np.uint32(width) + (group < wider).astype(WORD)
+        key = jax.random.wrap_key_data(data, impl=KEY_IMPLEMENTATION)
+        bits = jax.random.bits(key, (count + 1,), WORD)
+        shift = bits[count] % np.uint32(size)
+        return ((starts + bits[:count] % widths + shift) % np.uint32(size)).astype(jnp.int32)
+
+
+def _as_words(values: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(values, WORD).ravel()
+
+
+def _scatter(indices: jax.Array, words: jax.Array, like: Like) -> jax.Array:
+    """Returns zeros like `like` but for the values of `words` at `indices`."""
+    per_value = like.dtype.itemsize // WORD.itemsize
+    words = words if per_value == 1 else words.reshape(-1, per_value)
+    values = jax.lax.bitcast_convert_type(words, like.dtype)
+    return jnp.zeros(like.size, like.dtype).at[indices].set(values, unique_indices=True)
+
+
+def top_k(fraction: float) -> TopK:
+    """The fraction of the values that is largest in magnitude, with indices: 8 bytes a value.
+
+    The fraction is of each message, not of each leaf. For `gx.choco` and `gx.allreduce`, which keep
+    what is left out; refused where `x / w` would be wrong.
+
+    Args:
+      fraction: of the values that are sent, above 0 and at most 1.
+
+    Raises:
+      ValueError: if `fraction` is not such a number.
+
+    >>> top_k(0.01).count_bytes(1000)
+    80
+    """
+    return TopK(require_fraction(fraction, "top_k"))
+
+
+def random_k(fraction: float, seed: int = 0) -> RandomK:
+    """A fraction of the values, drawn anew for every message: 4 bytes a value, and 8 for the key.
+
+    Sender and receivers draw the indices from the key. Otherwise as `top_k`.
+
+    Args:
+      fraction: of the values that are sent, above 0 and at most 1.
+      seed: of the draws, as in `int8`.
+
+    Raises:
+      ValueError: if `fraction` is not such a number, or `seed` not an integer from 0 to 2^32 - 1.
+
+    >>> random_k(0.01).count_bytes(1000)
+    48
+    """
+    return RandomK(require_fraction(fraction, "random_k"), require_seed(seed, "random_k"))

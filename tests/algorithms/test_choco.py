@@ -1,0 +1,70 @@
+"""CHOCO: consensus that no rounding stops, beside the floors of the others."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gossipjax as gx
+
+N = 8
+D = 2000
+RING = gx.topology.ring(N)
+GAMMA = {
+    gx.wire.float32(): 1.0,
+    gx.wire.int8(): 1.0,
+    gx.wire.int4(): 0.5,
+    gx.wire.top_k(0.1): 0.2,
+    gx.wire.random_k(0.1): 0.1,
+}
+# Steps until the distance is below 1e-5 of the norm, with some to spare.
+STEPS = {"float32()": 150, "int8(block=256)": 150, "int4(block=256)": 300}
+SPARSE_STEPS = 1500
+
+
+def relative_distance(tx, steps):
+    """The largest consensus distance over the norm of the mean model, after gossip alone."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(N, D)) + 1, jnp.float32)
+
+    def gossip(x):
+        def body(k, carry):
+            x, state = carry
+            updates, state = tx.update(jnp.zeros_like(x), state, x, step=k)
+            return x + updates, state
+
+        x, _ = jax.lax.fori_loop(0, steps, body, (x, tx.init(x)))
+        return x, gx.diagnostics.consensus_distance(x)
+
+    mixed, distances = jax.jit(jax.vmap(gossip, axis_name="nodes"))(x)
+    np.testing.assert_allclose(mixed.mean(axis=0), x.mean(axis=0), atol=5e-5)
+    return float(jnp.max(distances) / jnp.linalg.norm(x.mean(axis=0)))
+
+
+@pytest.mark.parametrize("codec", GAMMA, ids=str)
+def test_any_codec_reaches_consensus(codec):
+    steps = STEPS.get(str(codec), SPARSE_STEPS)
+    assert relative_distance(gx.choco(RING, codec, GAMMA[codec]), steps) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("codec", "floor"),
+    [(gx.wire.bfloat16(), 1.5e-3), (gx.wire.int8(), 5e-3), (gx.wire.int4(), 0.09)],
+    ids=str,
+)
+@pytest.mark.parametrize("make", [gx.sgp, gx.dpsgd])
+def test_whole_models_end_at_the_floor_of_their_rounding(make, codec, floor):
+    """As the docstring of `gx.wire` says, within a factor of two; more steps do not help."""
+    for steps in (300, 600):
+        distance = relative_distance(make(RING, wire=codec), steps)
+        assert floor / 2 < distance < 2 * floor
+
+
+def test_local_steps_between_the_exchanges():
+    """A round of no exchange is one step of the inner optimizer, and does not gossip."""
+    tx = gx.choco(RING.every(2), gx.wire.top_k(0.5), 0.4)
+    x = jnp.arange(16.0).reshape(N, 2)
+    state = gx.spmd(tx.init, nodes=N)(x)
+    program = gx.spmd(lambda x, s, k: tx.update(0 * x, s, x, step=k), nodes=N, static_argnums=2)
+    assert gx.canonical_steps(state) == [0, 1]
+    moved = [float(jnp.abs(program(x, state, k)[0]).max()) > 0 for k in (0, 1)]
+    assert sorted(moved) == [False, True]

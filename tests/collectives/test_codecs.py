@@ -1,0 +1,282 @@
+"""Codecs: what they say of an array, in how many bytes, and exact sums whatever they leave out."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from modes import MODES, make_mesh, run
+
+import gossipjax as gx
+
+N = 8
+DENSE = [gx.wire.bfloat16(), gx.wire.float16(), gx.wire.int8(), gx.wire.int4(block=16)]
+INTEGERS = [gx.wire.int8(), gx.wire.int4(), gx.wire.int8(block=1), gx.wire.int4(block=16)]
+SPARSE = [gx.wire.top_k(0.1), gx.wire.random_k(0.1)]
+ALL = [*DENSE, *SPARSE, gx.wire.top_k(1), gx.wire.random_k(0.7)]
+SCHEDULES = {
+    "one peer": gx.topology.one_peer_exponential(N),
+    "pairs": gx.topology.bipartite_exponential(N),
+    "complete": gx.topology.complete(N),
+    "irregular": gx.topology.from_matrices(oracle.column_stochastic(np.random.default_rng(0), N)),
+}
+
+
+def make_key(number=0):
+    return gx.wire.as_key(jax.random.key(number))
+
+
+def send(codec, x, key=None):
+    """What arrives of `x`."""
+    x = jnp.asarray(x, jnp.float32)
+    return np.asarray(codec.decode(codec.encode(x, make_key() if key is None else key), x))
+
+
+@pytest.mark.parametrize("codec", ALL, ids=str)
+@pytest.mark.parametrize("size", [0, 2, 33, 1000])
+def test_the_words_are_counted(codec, size):
+    words = codec.encode(jnp.ones(size), make_key())
+    assert (words.shape, words.dtype) == ((codec.count_words(jnp.ones(size)),), codec.word)
+    assert codec.count_bytes(size) == words.nbytes
+    assert codec.decode(words, jnp.ones(size)).shape == (size,)
+    assert hash(codec) == hash(type(codec)(**vars(codec)))  # static data of a program
+
+
+@pytest.mark.parametrize("codec", [*INTEGERS, gx.wire.top_k(0.5), gx.wire.random_k(0.5)], ids=str)
+def test_values_in_float64(codec):
+    with jax.enable_x64(True):
+        x = jnp.asarray(np.random.default_rng(0).normal(size=100) * 1e100)
+        words = codec.encode(x, make_key())
+        assert words.size == codec.count_words(x)
+        arrived = np.asarray(codec.decode(words, x))
+    is_sent = arrived != 0
+    assert arrived.dtype == np.float64
+    np.testing.assert_allclose(arrived[is_sent], x[is_sent], atol=1e100)
+
+
+@pytest.mark.parametrize("codec", INTEGERS, ids=str)
+def test_rounding_is_right_on_average_and_off_by_less_than_a_step(codec):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=1000), jnp.float32)
+    keys = jax.random.split(make_key(), 4000)
+    arrived = jax.jit(jax.vmap(lambda key: codec.decode(codec.encode(x, key), x)))(keys)
+    errors = np.asarray(arrived, np.float64) - np.asarray(x)
+    step = np.abs(x).max() / (2 ** (codec.bits - 1) - 1)
+    assert np.abs(errors).max() <= step * (1 + 1e-5)
+    # Of 4,000 draws, each with a standard deviation of half a step at most: five of the mean's.
+    assert np.abs(errors.mean(axis=0)).max() <= 5 * step / 2 / np.sqrt(4000)
+    if codec.block > 1:
+        assert errors.std() > step / 10, "values must be rounded"
+
+
+def test_noise_is_uniform_and_of_no_pattern():
+    """Neighbours, the halves of a word, nodes and updates draw independent numbers."""
+    codec = gx.wire.int8(block=256)
+    x = np.full(40 * 1024, 0.5, np.float32)
+    x[::64] = 127  # so that a step is 1 in every block, and 0.5 lies between two
+    draws = [send(codec, x, gx.wire.fold_in(make_key(), k))[x < 1] for k in range(3)]
+    assert set(draws[0]) == {0, 1}
+    others = [np.roll(draws[0], shift) for shift in (1, 2, 100)] + draws[1:]
+    for other in others:
+        assert abs(np.corrcoef(draws[0], other)[0, 1]) < 0.03
+    assert abs(draws[0].mean() - 0.5) < 0.02
+
+
+@pytest.mark.parametrize("codec", INTEGERS, ids=str)
+def test_zeros_integers_and_what_is_not_finite(codec):
+    x = np.zeros(2048, np.float32)  # whole blocks in every part
+    np.testing.assert_array_equal(send(codec, x), x)
+    limit = 2 ** (codec.bits - 1) - 1
+    x[:] = np.arange(2048) % (2 * limit + 1) - limit
+    if codec.block >= 16:
+        np.testing.assert_allclose(send(codec, x), x, rtol=1e-6)
+    for value in (np.nan, np.inf, -np.inf):
+        x = np.ones(2000, np.float32)
+        x[700] = value
+        arrived = send(codec, x)
+        assert not np.isfinite(arrived[700])
+        assert (~np.isfinite(arrived)).sum() <= codec.block
+    tiny = np.full(100, 1e-39, np.float32)  # subnormal
+    assert np.abs(send(codec, tiny)).max() <= 2e-39
+
+
+def test_top_k_takes_the_largest():
+    x = np.random.default_rng(0).normal(size=1000)
+    np.testing.assert_array_equal(
+        send(gx.wire.top_k(0.05), x), oracle.largest(x, 50).astype(np.float32)
+    )
+    x[3] = np.nan
+    assert np.isnan(send(gx.wire.top_k(0.001), x)[3])
+
+
+@pytest.mark.parametrize("fraction", [0.003, 0.1, 0.7, 1.0])
+def test_random_k_takes_every_value_equally_often(fraction):
+    codec = gx.wire.random_k(fraction)
+    x = jnp.arange(1.0, 101)
+    keys = jax.random.split(make_key(), 2000)
+    apply = jax.jit(jax.vmap(lambda key: codec.decode(codec.encode(x, key), x)))
+    arrived = np.asarray(apply(keys))
+    assert ((arrived == 0) | (arrived == np.asarray(x))).all()
+    count = codec.count_values(100)
+    assert ((arrived != 0).sum(axis=1) == count).all()
+    share = (arrived != 0).mean(axis=0)
+    deviation = np.sqrt(count / 100 * (1 - count / 100) / 2000)
+    assert np.abs(share - count / 100).max() <= 5 * deviation
+
+
+@pytest.mark.parametrize("codec", DENSE, ids=str)
+def test_no_mass_is_lost_in_a_thousand_rounds(codec):
+    schedule = gx.topology.random_peer(N, 20, seed=0)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(N, 50)) + 3, jnp.float32)
+
+    def rounds(x, w):
+        def body(k, carry):
+            key = jax.random.fold_in(jax.random.key(0), k)
+            return gx.mix(carry[0], carry[1], schedule, k, wire=codec, key=key)
+
+        return jax.lax.fori_loop(0, 1000, body, (x, w))
+
+    mixed, weights = jax.jit(jax.vmap(rounds, axis_name="nodes"))(x, jnp.ones(N))
+    np.testing.assert_allclose(mixed.sum(axis=0), x.sum(axis=0), rtol=1e-5)
+    assert abs(float(weights.sum()) - N) < 1e-5 * N
+
+
+@pytest.mark.parametrize("codec", DENSE, ids=str)
+@pytest.mark.parametrize(
+    ("graph", "mode"),
+    [(graph, "vmap") for graph in SCHEDULES]
+    + [(graph, mode) for graph in ("complete", "irregular") for mode in MODES if mode != "vmap"],
+)
+def test_values_are_near_and_sums_exact(graph, mode, codec):
+    """The weight is 1 beside small values, which must not be rounded by its scale."""
+    schedule = SCHEDULES[graph]
+    x = np.random.default_rng(0).normal(size=(N, 70)).astype(np.float32) * 1e-3
+    P = schedule.matrices()[0]
+
+    def mix(x, w):
+        return gx.mix({"a": x[:3], "b": x[3:]}, w, schedule, 0, wire=codec, key=make_key())
+
+    mixed, weights = run(mode, mix, N)(jnp.asarray(x), jnp.ones(N))
+    mixed = np.concatenate([mixed["a"], mixed["b"]], axis=1)
+    step = np.abs(x).max() / (7 if codec == DENSE[-1] else 100)
+    np.testing.assert_allclose(mixed, P @ x, atol=3 * step)
+    assert np.abs(mixed - P @ x).max() > 1e-7, "messages must be rounded"
+    np.testing.assert_allclose(mixed.sum(axis=0), x.sum(axis=0), atol=1e-8)
+    np.testing.assert_allclose(weights, P.sum(axis=1), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("tx", "words"),
+    [
+        (gx.sgp(SCHEDULES["one peer"], wire=gx.wire.int8()), 1 + 150 + 4),
+        (gx.sgp(SCHEDULES["one peer"], wire=gx.wire.int4(block=64)), 1 + 75 + 8 * 2),
+        (gx.choco(gx.topology.directed_ring(N), gx.wire.top_k(0.1), 0.1), 2 * 60),
+        (gx.choco(gx.topology.directed_ring(N), gx.wire.random_k(0.1), 0.1), 2 + 60),
+    ],
+    ids=["int8", "int4", "top_k", "random_k"],
+)
+def test_one_message_of_these_words(tx, words):
+    """599 values in two leaves, and the weight of push-sum in full precision."""
+    z = {"a": jnp.ones((N, 500)), "b": jnp.ones((N, 99))}
+    state = gx.spmd(tx.init, mesh=make_mesh(N))(z)
+    program = gx.spmd(lambda z, s: tx.update(z, s, z, step=0), mesh=make_mesh(N))
+    text = program.lower(z, state).compile().as_text()
+    assert re.findall(r" = (\S+)\{0\} collective-permute\(", text) == [f"u32[{words}]"]
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize("codec", [gx.wire.int8(), gx.wire.top_k(0.3)], ids=str)
+def test_servers_of_several_devices(check_vma, codec):
+    """Each device sends its share; the devices of a server agree."""
+    ring = gx.topology.ring(4)
+    if codec.is_sparse:
+        tx = gx.choco(ring, codec, 0.3, "nodes", "local")
+    else:
+        tx = gx.sgp(ring, local_axis_name="local", wire=codec)
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(4, 13)), jnp.float32)
+    servers = make_mesh(4, local=2)
+    state = gx.spmd(tx.init, mesh=servers, check_vma=check_vma)(x)
+
+    def step(x, state, k):
+        updates, state = tx.update(jnp.zeros_like(x), state, x, step=k)
+        return x + updates, state
+
+    program = gx.spmd(step, mesh=servers, check_vma=check_vma, shared_argnums=2)
+    start = x
+    for k in range(60):
+        x, state = program(x, state, jnp.int32(k))
+    np.testing.assert_allclose(x, np.tile(start.mean(axis=0), (4, 1)), atol=0.1)
+    np.testing.assert_allclose(x.sum(axis=0), start.sum(axis=0), rtol=1e-5, atol=1e-5)
+
+
+class TestAllreduce:
+    """With error feedback: what a codec leaves out comes later."""
+
+    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("codec", [gx.wire.int8(block=8), *SPARSE], ids=str)
+    @pytest.mark.parametrize(("n", "length"), [(1, 33), (3, 33), (8, 64), (8, 5)])
+    def test_the_sum_of_gradients_is_that_of_averages_and_errors(self, mode, codec, n, length):
+        tx = gx.allreduce(wire=codec)
+        g = np.random.default_rng(0).normal(size=(n, 4, length)).astype(np.float32)
+
+        def averages(g):
+            def body(state, g):
+                result: Any = tx.update({"g": g}, state)
+                mean, state = result
+                return state, mean["g"]
+
+            state = tx.init({"g": g[0]})
+            # As an error that differs between nodes, which is what the state becomes.
+            state = jax.tree.map(lambda x: x + jnp.asarray(0 * g[0, 0], x.dtype), state)
+            return jax.lax.scan(body, state, g)
+
+        result: Any = run(mode, averages, n)(jnp.asarray(g))
+        state, means = result
+        means = np.asarray(means)
+        assert (means == means[0]).all()
+        total = n * means[0].sum(axis=0) + np.asarray(state.error["g"]).sum(axis=0)
+        np.testing.assert_allclose(total, g.sum(axis=(0, 1)), rtol=1e-5, atol=1e-4)
+        if n == 1 or length <= n:
+            np.testing.assert_allclose(means[0], g.mean(axis=0), rtol=1e-6, atol=1e-6)
+        assert int(state.count[0]) == 4
+
+    def test_top_k_equals_its_definition(self):
+        n = 3
+        tx = gx.allreduce(wire=gx.wire.top_k(0.2))
+        g = np.random.default_rng(0).normal(size=(5, n, 20)).astype(np.float32)
+        update: Any = gx.spmd(tx.update, nodes=n)
+        state = gx.spmd(tx.init, nodes=n)(jnp.zeros((n, 20)))
+        error = np.zeros((n, 20))
+        for k in range(5):
+            mean, state = update(jnp.asarray(g[k]), state)
+            error += g[k]
+            sent = np.stack([oracle.largest(e, 4) for e in error])
+            error -= sent
+            np.testing.assert_allclose(mean[0], sent.mean(axis=0), rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(state.error, error, rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize("codec", [gx.wire.int4(), gx.wire.top_k(0.1)], ids=str)
+    def test_it_finds_the_minimum(self, codec):
+        """With rates that vanish: without the errors kept, top_k would end elsewhere."""
+        targets = np.random.default_rng(0).normal(size=(N, 50))
+        rate = optax.exponential_decay(0.2, 40, 0.7)
+        tx = optax.chain(gx.allreduce(wire=codec), optax.sgd(rate))
+        nodes = gx.Nodes(N)
+        z, state = nodes.init(tx, jnp.zeros(50))
+
+        def step(z, state, target):
+            updates, state = tx.update(z - target, state, z)
+            return z + updates, state
+
+        program = nodes.spmd(step)
+        for _ in range(400):
+            z, state = program(z, state, jnp.asarray(targets, jnp.float32))
+        np.testing.assert_allclose(z, np.tile(targets.mean(axis=0), (N, 1)), atol=0.02)
+
+    def test_a_state_without_errors(self):
+        tx = gx.allreduce(wire=gx.wire.int8())
+        with pytest.raises(ValueError, match=r"int8\(block=256\) must keep .* got EmptyState"):
+            gx.spmd(lambda g: tx.update(g, optax.EmptyState()), nodes=2)(jnp.ones((2, 9)))
