@@ -4,15 +4,15 @@ from gossipjax import asynchronous, diagnostics, launch, processes, topology, wi
 from gossipjax.algorithms.adpsgd import adpsgd, d1d_psgd, random_delays
 from gossipjax.algorithms.allreduce import allreduce
 from gossipjax.algorithms.apply_if_finite import apply_if_finite
-from gossipjax.algorithms.chain import canonical_step, canonical_steps, gossip_state
 from gossipjax.algorithms.choco import choco
 from gossipjax.algorithms.dpsgd import dpsgd
 from gossipjax.algorithms.easgd import easgd
+from gossipjax.algorithms.frame.chain import canonical_step, canonical_steps, gossip_state
+from gossipjax.algorithms.frame.state import GossipState
+from gossipjax.algorithms.frame.transform import exchange
 from gossipjax.algorithms.osgp import osgp
 from gossipjax.algorithms.outer.transform import outer
 from gossipjax.algorithms.sgp import sgp
-from gossipjax.algorithms.state import GossipState
-from gossipjax.algorithms.transform import exchange
 from gossipjax.algorithms.uneven_data.d2 import d2
 from gossipjax.algorithms.uneven_data.gradient_tracking import gradient_tracking
 from gossipjax.algorithms.uneven_data.mixed_momentum import mixed_momentum

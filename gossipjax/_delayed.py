@@ -10,10 +10,10 @@ import numpy as np
 import optax
 
 from gossipjax._background import Background, spmd_by_step
-from gossipjax.algorithms.chain import outer_state, step_plan
+from gossipjax.algorithms.frame.chain import outer_state, step_plan
+from gossipjax.algorithms.frame.state import apply_updates
 from gossipjax.algorithms.outer.averages import average_sent
 from gossipjax.algorithms.outer.plan import OuterState
-from gossipjax.algorithms.state import apply_updates
 from gossipjax.spmd import Nodes
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import optax
 
-from gossipjax.algorithms.chain import exchange_plan, gossip_state
-from gossipjax.algorithms.state import debias, push_sum_weight
+from gossipjax.algorithms.frame.chain import exchange_plan, gossip_state
+from gossipjax.algorithms.frame.state import debias, push_sum_weight
 from gossipjax.collectives import (
     StepLike,
     as_varying,

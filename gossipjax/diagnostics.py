@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.chain import gossip_state
-from gossipjax.algorithms.masks import gossiped, merge_gossiped
-from gossipjax.algorithms.state import (
+from gossipjax.algorithms.frame.chain import gossip_state
+from gossipjax.algorithms.frame.masks import gossiped, merge_gossiped
+from gossipjax.algorithms.frame.state import (
     GossipState,
     PushSum,
     add,
@@ -25,7 +25,7 @@ from gossipjax.algorithms.state import (
     numerators,
     push_sum_weight,
 )
-from gossipjax.algorithms.transform import require_like
+from gossipjax.algorithms.frame.transform import require_like
 from gossipjax.collectives import (
     cast_like,
     clipped_node_mean,

@@ -16,17 +16,17 @@ from gossipjax._arguments import Argnums, argument_numbers, require_function, re
 from gossipjax._background import Background, spmd_by_step
 from gossipjax._delayed import DelayedUpdate
 from gossipjax._program import Program
-from gossipjax.algorithms.chain import (
+from gossipjax.algorithms.frame.chain import (
     gossip_state,
     outer_state,
     replace_gossip_state,
     start_at,
     step_plan,
 )
+from gossipjax.algorithms.frame.state import GossipState, InFlight, apply_updates
+from gossipjax.algorithms.frame.transform import exchange
 from gossipjax.algorithms.osgp import add_received
 from gossipjax.algorithms.outer.plan import StepPlan
-from gossipjax.algorithms.state import GossipState, InFlight, apply_updates
-from gossipjax.algorithms.transform import exchange
 from gossipjax.spmd import Nodes, as_nodes, donate_on_accelerators
 
 MAX_PROGRAMS = 32  # of one train step; beyond it, the step is traced

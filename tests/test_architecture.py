@@ -63,7 +63,7 @@ MAX_PACKED_ASSIGNMENTS = 10
 READ_WITH_THE_PAPER = [
     "topology/schedule.py",
     "collectives/_exchange.py",
-    "algorithms/state.py",
+    "algorithms/frame/state.py",
     "algorithms/sgp.py",
     "spmd.py",
     "_program.py",

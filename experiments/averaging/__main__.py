@@ -43,7 +43,7 @@ from experiments.options.checks import Check, PositiveInt, check_fields
 from experiments.options.paths import OptionalPath
 from experiments.program import exit_on_error
 from experiments.results import Record
-from experiments.training.methods.topologies import TOPOLOGIES, make_schedule
+from experiments.training.methods import TOPOLOGIES, make_schedule
 
 if TYPE_CHECKING:
     Topology = str

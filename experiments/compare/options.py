@@ -9,7 +9,7 @@ from experiments.compare.named import GRIDS, find_grid
 from experiments.options.checks import PositiveFloat, PositiveInt, Seed, check_fields
 from experiments.options.paths import OptionalPath
 from experiments.presets.preset import Program
-from experiments.training.methods.algorithms import ALGORITHMS, parse_name
+from experiments.training.methods import ALGORITHMS, parse_name
 
 EVEN = Line("even data", ())
 

@@ -50,7 +50,7 @@ from experiments.program import ProgramError, exit_on_error
 from experiments.results import Record
 from experiments.speed.hlo_overlap import Message, Overlap, read_overlap
 from experiments.speed.targets import Target, TargetKind, choose_targets, make_devices
-from experiments.training.methods.algorithms import Method, MethodOptions, WireName, make_method
+from experiments.training.methods import Method, MethodOptions, WireName, make_method
 
 CASES: tuple[tuple[str, WireName], ...] = (
     ("allreduce", "float32"),

@@ -30,7 +30,7 @@ from experiments.program import FatalError, ProgramError, exit_on_error
 from experiments.results import Record
 from experiments.speed.simulation_loop import IMAGE_SHAPE, OPTIMIZER, LoopSettings
 from experiments.speed.timing import summarize_samples
-from experiments.training.methods.algorithms import Method, MethodOptions, make_method
+from experiments.training.methods import Method, MethodOptions, make_method
 from experiments.training.placement import Placement
 
 LOOP = "experiments.speed.simulation_loop"

@@ -25,7 +25,7 @@ from experiments.data.prefetch import prefetch
 from experiments.models import SmallCNN
 from experiments.program import FatalError
 from experiments.speed.timing import TimedLoop
-from experiments.training.methods.algorithms import Method, MethodOptions, make_method
+from experiments.training.methods import Method, MethodOptions, make_method
 from experiments.training.placement import (
     Placement,
     describe_nodes,

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import gossipjax as gx
 from experiments.results import Record
 from experiments.speed import hlo
-from experiments.training.methods.algorithms import MethodOptions, make_method
+from experiments.training.methods import MethodOptions, make_method
 
 STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))  # of a ResNet-50: blocks and width
 OPTIMIZER_ONLY = "optimizer only"  # the update without an algorithm after it

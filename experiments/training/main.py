@@ -14,7 +14,7 @@ from experiments.results import make_progress_bar
 from experiments.training import placement
 from experiments.training.asynchronous import is_asynchronous, run_asynchronously
 from experiments.training.experiment import Experiment, prepare
-from experiments.training.methods.topologies import TOPOLOGIES, make_schedule
+from experiments.training.methods import TOPOLOGIES, make_schedule
 from experiments.training.options import TrainingOptions
 from experiments.training.output import RunLog
 from experiments.training.task import Task

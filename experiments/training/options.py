@@ -21,11 +21,13 @@ from experiments.options.checks import (
 )
 from experiments.options.paths import OptionalPath
 from experiments.results.reporters import ReportTo, import_package
-from experiments.training.methods.algorithms import (
+from experiments.training.methods import (
     ALGORITHM_HELP,
     MAX_DELAY,
+    MOMENTUM_HELP,
     TOPOLOGY_HELP,
     WIRE_HELP,
+    Momentum,
     OuterAverage,
     OuterOptions,
     WireName,
@@ -39,6 +41,8 @@ from experiments.training.optimization import (
 )
 from experiments.training.placement import Placement
 
+OUTER_EVERY = 12  # of --momentum outer, as SlowMo has it around Local SGD
+OUTER_MOMENTUM = 0.7
 MAX_STALENESS = Check(f"at most {MAX_DELAY}, the longest delay", lambda value: value <= MAX_DELAY)
 
 BatchStatsPolicy = Literal["local", "mix", "average"]
@@ -80,6 +84,7 @@ class TrainingOptions:
     """The fraction of the steps after which a topology FIRST/THEN switches."""
     local_steps: PositiveInt = 1
     """Steps from one exchange to the next; AllReduce exchanges at every step."""
+    momentum: Annotated[Momentum, tyro.conf.arg(help=MOMENTUM_HELP)] = "local"
     outer_every: PositiveInt | None = None
     """Updates from one outer step to the next: all nodes go on from their average, moved by an
     outer optimizer. `local` with it is Local SGD, or DiLoCo; any other algorithm, SlowMo."""
@@ -91,6 +96,14 @@ class TrainingOptions:
     """Whether that momentum is Nesterov's, as DiLoCo's."""
     outer_average: OuterAverage = "exact"
     """exact: over all nodes. none: every node takes outer steps by itself."""
+    outer_fragments: PositiveInt = 1
+    """Parts of the model that are averaged at different times, as in Streaming DiLoCo."""
+    outer_delay: NonNegativeInt = 0
+    """Updates between sending a fragment and using its average."""
+    outer_mix: Fraction = 0.0
+    """The weight of the local model where an average is used."""
+    outer_reset: bool = False
+    """Set local momentum and moments to 0 at each outer step, as SlowMo does with those of SGD."""
     wire: Annotated[WireName, tyro.conf.arg(help=WIRE_HELP, aliases=["--wire-dtype"])] = "float32"
     staleness: Annotated[NonNegativeFloat, MAX_STALENESS] = 1.0
     """AD-PSGD: mean age, in steps, of the models at which gradients are taken (Poisson, at most 4).
@@ -171,12 +184,7 @@ class TrainingOptions:
                 f"{', the default here' if self._is_default('warmup_steps') else ''}: add "
                 "--warmup-steps 0, or choose another schedule."
             )
-        for name in ("outer_rate", "outer_momentum", "outer_nesterov", "outer_average"):
-            if self.outer_every is None and not self._is_default(name):
-                raise ValueError(
-                    f"{option_name(name)} needs --outer-every, got {getattr(self, name)} without "
-                    "it: give both."
-                )
+        self._check_outer()
         self._check_step_epochs()
         if self.lr_schedule == "inverse_sqrt" and not self.warmup_steps:
             raise ValueError(
@@ -197,6 +205,21 @@ class TrainingOptions:
             raise ValueError(
                 f"--init-from must be elsewhere, got {self.init_from}, which is in the "
                 "folder whose results --overwrite removes: choose another --out."
+            )
+
+    def _check_outer(self) -> None:
+        names = [field.name for field in dataclasses.fields(self)]
+        for name in names:
+            is_outer = name.startswith("outer_") and name != "outer_every"
+            if is_outer and self.outer is None and not self._is_default(name):
+                raise ValueError(
+                    f"{option_name(name)} needs --outer-every, got {getattr(self, name)} without "
+                    "it: give both."
+                )
+        if self.momentum != "local" and self.optimizer != "nesterov":
+            raise ValueError(
+                f"--momentum {self.momentum} must come with --optimizer nesterov, got "
+                f"{self.optimizer}: leave one of them out."
             )
 
     def _is_default(self, name: str) -> bool:
@@ -224,14 +247,22 @@ class TrainingOptions:
     @property
     def outer(self) -> OuterOptions | None:
         """The outer optimizer; None without one."""
-        if self.outer_every is None:
+        is_slow_momentum = self.momentum == "outer"
+        if self.outer_every is None and not is_slow_momentum:
             return None
+        momentum = self.outer_momentum
+        if is_slow_momentum and self._is_default("outer_momentum"):
+            momentum = OUTER_MOMENTUM
         return OuterOptions(
-            self.outer_every,
+            self.outer_every or OUTER_EVERY,
             self.outer_rate,
-            self.outer_momentum,
+            momentum,
             self.outer_nesterov,
             self.outer_average,
+            self.outer_fragments,
+            self.outer_delay,
+            self.outer_mix,
+            self.outer_reset,
         )
 
     @property

@@ -11,8 +11,14 @@ from typing import Any
 import numpy as np
 import optax
 
-from experiments.training.methods import algorithms
-from experiments.training.methods.algorithms import Method, MethodOptions, make_method
+from experiments.training.methods import (
+    ALGORITHMS,
+    MOMENTUMS,
+    Method,
+    MethodOptions,
+    make_method,
+    parse_name,
+)
 from experiments.training.optimization import DecayMask, make_lr_schedule, make_optimizer
 from experiments.training.options import TrainingOptions
 
@@ -161,15 +167,20 @@ class Plan:
             switch_at=options.switch_at,
             accumulate=options.accumulate,
             outer=options.outer,
+            momentum=options.momentum,
+            rate=self.learning_rate,
         )
-        optimizer = self.make_optimizer(self.learning_rate)
+        if options.momentum in MOMENTUMS:
+            optimizer = optax.add_decayed_weights(options.weight_decay, self.decay_mask)
+        else:
+            optimizer = self.make_optimizer(self.learning_rate)
         return make_method(algorithm, method_options, optimizer, options.topology)
 
     def make_optimizer(self, learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
         """Returns the local optimizer of the options, with another learning rate."""
         options = self.options
         return make_optimizer(
-            options.optimizer,
+            "sgd" if options.momentum == "outer" else options.optimizer,
             learning_rate,
             options.weight_decay,
             options.adam_b1,
@@ -211,8 +222,8 @@ class Plan:
 
     def _require_messages(self, algorithm: str) -> None:
         """Raises `ValueError` if an overlap is none, or no message arrives before the end."""
-        row, overlap, _ = algorithms.parse_name(algorithm)
-        if algorithms.ALGORITHMS[row].overlaps and not overlap:
+        row, overlap, _ = parse_name(algorithm)
+        if ALGORITHMS[row].overlaps and not overlap:
             raise ValueError(
                 f"--algorithm must overlap 1 step or more, as 1-osgp, got {algorithm}: without "
                 "overlap it is sgp."

@@ -10,7 +10,7 @@ import numpy as np
 
 import gossipjax as gx
 from experiments.program import FatalError
-from experiments.training.methods.algorithms import Method
+from experiments.training.methods import Method
 from experiments.training.options import BatchStatsPolicy
 from experiments.training.task import Task, Variables
 from gossipjax.checkpoint import TrainState
@@ -61,7 +61,7 @@ def make_distance_before_mixing(task: Task, method: Method) -> Callable[..., jax
         params: Any, opt_state: Any, batch_stats: Any, batch: Any
     ) -> jax.Array:
         grads, _ = gradients(params, batch_stats, batch)
-        updates = method.inner_updates(grads, opt_state, params)
+        updates = method.local_updates(grads, opt_state, params)
         return gx.diagnostics.consensus_distance(gx.local_model(params, opt_state, updates))
 
     return distance_before_mixing

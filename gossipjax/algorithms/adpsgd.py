@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from numpy.typing import ArrayLike
 
 from gossipjax.algorithms.dpsgd import dpsgd
-from gossipjax.algorithms.state import (
+from gossipjax.algorithms.frame.state import (
     ExchangePlan,
     Extra,
     GossipState,
@@ -20,7 +20,7 @@ from gossipjax.algorithms.state import (
     init_state,
     require_axis_names,
 )
-from gossipjax.algorithms.transform import Combined, gossip_transform
+from gossipjax.algorithms.frame.transform import Combined, gossip_transform
 from gossipjax.collectives import (
     StepLike,
     cast_like,

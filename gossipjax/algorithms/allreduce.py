@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from gossipjax.algorithms.rounding import zeros_like_model
-from gossipjax.algorithms.state import add
+from gossipjax.algorithms.frame.rounding import zeros_like_model
+from gossipjax.algorithms.frame.state import add
 from gossipjax.collectives import (
     axis_size,
     cast_like,

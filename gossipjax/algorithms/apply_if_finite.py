@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.chain import gossip_state
-from gossipjax.algorithms.state import require_axis_names
+from gossipjax.algorithms.frame.chain import gossip_state
+from gossipjax.algorithms.frame.state import require_axis_names
 from gossipjax.collectives import as_varying, axis_size, node_sum
 from gossipjax.topology.schedule import require_int
 from gossipjax.wire import Wire

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.rounding import zeros_like_model
-from gossipjax.algorithms.state import (
+from gossipjax.algorithms.frame.rounding import zeros_like_model
+from gossipjax.algorithms.frame.state import (
     ExchangePlan,
     Extra,
     GossipState,
@@ -18,7 +18,7 @@ from gossipjax.algorithms.state import (
     init_state,
     require_axis_names,
 )
-from gossipjax.algorithms.transform import Combined, gossip_transform
+from gossipjax.algorithms.frame.transform import Combined, gossip_transform
 from gossipjax.collectives import StepLike, at_round, mix_encoded, require_doubly_stochastic
 from gossipjax.topology.schedule import Round, Schedule
 from gossipjax.wire import Codec, make_wire, require_codec

@@ -7,7 +7,7 @@ from typing import Any
 import optax
 from jax.typing import DTypeLike
 
-from gossipjax.algorithms.state import (
+from gossipjax.algorithms.frame.state import (
     ExchangePlan,
     GossipState,
     Order,
@@ -16,7 +16,7 @@ from gossipjax.algorithms.state import (
     require_axis_names,
     require_order,
 )
-from gossipjax.algorithms.transform import Combined, gossip_transform
+from gossipjax.algorithms.frame.transform import Combined, gossip_transform
 from gossipjax.collectives import StepLike, mix, require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Codec, make_wire

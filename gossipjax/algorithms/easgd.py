@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.state import (
+from gossipjax.algorithms.frame.state import (
     ExchangePlan,
     Extra,
     GossipState,
@@ -18,7 +18,7 @@ from gossipjax.algorithms.state import (
     init_state,
     require_axis_names,
 )
-from gossipjax.algorithms.transform import Combined, gossip_transform
+from gossipjax.algorithms.frame.transform import Combined, gossip_transform
 from gossipjax.collectives import (
     StepLike,
     axis_size,

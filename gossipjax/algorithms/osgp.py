@@ -11,10 +11,9 @@ import numpy as np
 import optax
 from jax.typing import DTypeLike
 
-from gossipjax.algorithms.masks import gossiped, merge_gossiped
-from gossipjax.algorithms.rounding import residuals, widen, zeros_like_model
-from gossipjax.algorithms.sgp import sgp
-from gossipjax.algorithms.state import (
+from gossipjax.algorithms.frame.masks import gossiped, merge_gossiped
+from gossipjax.algorithms.frame.rounding import residuals, widen, zeros_like_model
+from gossipjax.algorithms.frame.state import (
     ExchangePlan,
     GossipState,
     InFlight,
@@ -26,7 +25,8 @@ from gossipjax.algorithms.state import (
     numerators,
     require_axis_names,
 )
-from gossipjax.algorithms.transform import Combined, gossip_transform
+from gossipjax.algorithms.frame.transform import Combined, gossip_transform
+from gossipjax.algorithms.sgp import sgp
 from gossipjax.collectives import (
     Layout,
     StepLike,

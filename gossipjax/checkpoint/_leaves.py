@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.algorithms.state import GossipState
+from gossipjax.algorithms.frame.state import GossipState
 
 CODEC_PATH = ".wire.codec"
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.chain import gossip_state
-from gossipjax.algorithms.state import Extra, GossipState, PushSum, message_layout
+from gossipjax.algorithms.frame.chain import gossip_state
+from gossipjax.algorithms.frame.state import Extra, GossipState, PushSum, message_layout
 from gossipjax.checkpoint._arguments import require_transform
 from gossipjax.checkpoint._keys import fold_in_nodes, holds_keys
 from gossipjax.checkpoint._leaves import is_key

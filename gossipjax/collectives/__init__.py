@@ -1,10 +1,13 @@
 """Pytrees as messages, and their exchange by the rounds of a schedule.
 
 - buffers: a pytree as one flat buffer per type, so that it travels as one message.
-- exchange: the only module that calls lax collectives on parameters.
+- exchange, averages: the only modules that call lax collectives on parameters, between neighbours
+  and over all nodes.
+- compressed: exchanges of what a codec makes of values.
 - mixing: one round, or one step of a schedule, applied to a pytree.
 """
 
+from gossipjax.collectives._averages import clipped_node_mean, node_mean, node_sum
 from gossipjax.collectives._axes import (
     StepLike,
     as_varying,
@@ -23,12 +26,9 @@ from gossipjax.collectives._buffers import (
 )
 from gossipjax.collectives._compressed import exact_average, mean_of_encoded, mix_encoded
 from gossipjax.collectives._exchange import (
-    clipped_node_mean,
     default_step,
     deliver,
     exchange_in_pairs,
-    node_mean,
-    node_sum,
     split,
 )
 from gossipjax.collectives._mixing import (

@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gossipjax.collectives._averages import node_mean
 from gossipjax.collectives._axes import as_varying, axis_size, select_for_node
 from gossipjax.collectives._buffers import Layout, pad_to_rows
 from gossipjax.collectives._exchange import (
     exchange_rows,
     fold_in_node,
     gather_words,
-    node_mean,
     permute,
     sharded_over_local,
 )

@@ -23,11 +23,10 @@ from gossipjax.collectives._axes import (
     select_for_node,
     varying_axes,
 )
-from gossipjax.collectives._buffers import Layout, cast_like, pad_to_rows
+from gossipjax.collectives._buffers import pad_to_rows
 from gossipjax.collectives._rows import MAX_UNROLLED, decode_rows, encode_rows, sum_rows
 from gossipjax.topology.schedule import Round
 from gossipjax.wire import (
-    Codec,
     Wire,
     concatenate_in_place,
     decode,
@@ -41,39 +40,7 @@ from gossipjax.wire import (
 MIN_SELF_WEIGHT = 1 / 128  # below it, a subtraction in float32 would cancel too many digits
 
 
-def _map_buffers(apply: Callable[[jax.Array], jax.Array], tree: Any) -> Any:
-    """Applies `apply` to the packed leaves of `tree`; they come back in accumulation types."""
-    layout = Layout(tree)
-    return layout.unpack([apply(buffer) for buffer in layout.pack(tree)])
-
-
-def node_mean(tree: Any, axis_name: str, codec: Codec | None = None) -> Any:
-    """The node average of every leaf, summed in float32 at least and returned in its own type.
-
-    Values travel as `codec` rounds them, which must be one that needs no key.
-    """
-    layout = Layout(tree)
-    average = partial(_mean_of_leaves, axis_name=axis_name, codec=codec)
-    return cast_like(layout.unravel([average(leaves) for leaves in layout.ravel(tree)]), tree)
-
-
-def _mean_of_leaves(
-    leaves: list[jax.Array], axis_name: str, codec: Codec | None
-) -> list[jax.Array]:
-    nodes = axis_size(axis_name)
-    sizes = [leaf.size for leaf in leaves]
-
-    def mean(leaves: list[jax.Array]) -> list[jax.Array]:
-        return split_by_size(jax.lax.pmean(jnp.concatenate(leaves), axis_name), sizes)
-
-    narrow = is_narrower(codec, leaves[0].dtype)
-    if codec is None or not narrow or nodes == 1 or sum(sizes) <= nodes:
-        return mean(leaves)
-    narrow_mean = partial(_narrow_mean, axis_name=axis_name, codec=codec)
-    return _straight_through(narrow_mean, mean)(leaves)
-
-
-def _straight_through(rounded: Callable[..., Any], linear: Callable[..., Any]) -> Any:
+def straight_through(rounded: Callable[..., Any], linear: Callable[..., Any]) -> Any:
     """Returns `rounded` with the derivative of `linear`, of which it is a rounded form.
 
     Words of integers have no derivative, so that without it the received part would have none.
@@ -82,20 +49,6 @@ def _straight_through(rounded: Callable[..., Any], linear: Callable[..., Any]) -
     apply = jax.custom_jvp(rounded)
     apply.defjvp(lambda primals, tangents: (apply(*primals), linear(tangents[0])))
     return apply
-
-
-def _narrow_mean(leaves: list[jax.Array], axis_name: str, codec: Codec) -> list[jax.Array]:
-    """Every node averages 1/N of the values in full precision, and all gather the parts.
-
-    Each value is rounded twice: before it is summed, and before it is gathered.
-    """
-    nodes = axis_size(axis_name)
-    sizes = [leaf.size for leaf in leaves]
-    row = jax.ShapeDtypeStruct((-(-sum(sizes) // nodes),), leaves[0].dtype)
-    received = exchange_rows(encode_rows(leaves, nodes, codec, None), axis_name)
-    average = sum_rows(received, codec, row) / nodes
-    words = gather_words(encode([average], codec), axis_name)
-    return split_by_size(decode_rows(words, codec, row).ravel(), sizes)
 
 
 def gather_words(words: jax.Array, axis_name: str, **options: Any) -> jax.Array:
@@ -119,28 +72,6 @@ def exchange_rows(rows: jax.Array, axis_name: str) -> jax.Array:
     # shape of an array that is the same on all nodes. XLA removes it.
     is_node = jax.lax.axis_index(axis_name) >= 0
     return jax.lax.all_to_all(jnp.where(is_node, rows, rows), axis_name, 0, 0)
-
-
-def clipped_node_mean(tree: Any, axis_name: str) -> Any:
-    """The node average between the smallest and the largest value: exact where all agree."""
-    axis_size(axis_name)
-
-    def average(buffer: jax.Array) -> jax.Array:
-        low = jax.lax.pmin(buffer, axis_name)
-        high = jax.lax.pmax(buffer, axis_name)
-        return jnp.clip(jax.lax.pmean(buffer, axis_name), low, high)
-
-    return _map_buffers(average, tree)
-
-
-def node_sum(tree: Any, wire: Wire) -> Any:
-    """The sum of every leaf over the nodes, float32 at least."""
-    axis_size(wire.axis_name)
-
-    def psum(part: jax.Array, wire: Wire) -> jax.Array:
-        return jax.lax.psum(part, wire.axis_name)
-
-    return _map_buffers(lambda buffer: sharded_over_local(psum, buffer, wire), tree)
 
 
 def default_step(step: StepLike | None, count: jax.Array, axis_name: str) -> StepLike:
@@ -195,7 +126,7 @@ def deliver(sent: jax.Array, round_: Round, wire: Wire, key: jax.Array | None = 
         if not is_narrower(wire.codec, part.dtype):
             return deliver_in_full(part)
         deliver_rounded = partial(_deliver_rounded, round_=round_, wire=wire)
-        return _straight_through(deliver_rounded, deliver_in_full)(part, key)
+        return straight_through(deliver_rounded, deliver_in_full)(part, key)
 
     return sharded_over_local(exchange, sent, wire)
 
@@ -283,7 +214,7 @@ def deliver_leaves(
     if not by_leaf or in_one_piece or not sum(sizes):
         return split_by_size(deliver(concatenate_in_place(sent), round_, wire, key), sizes)
     full_wire = wire._replace(codec=None)
-    return _straight_through(
+    return straight_through(
         partial(_exchange_slots, round_=round_, wire=wire),
         partial(_exchange_slots, key=None, round_=round_, wire=full_wire),
     )(sent, None)

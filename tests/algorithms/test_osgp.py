@@ -12,7 +12,7 @@ import pytest
 from modes import MODES, make_mesh, run
 
 import gossipjax as gx
-from gossipjax.algorithms.state import InFlight
+from gossipjax.algorithms.frame.state import InFlight
 
 N = 8
 GRAPHS = {

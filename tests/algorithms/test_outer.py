@@ -24,7 +24,7 @@ from modes import MODES, run
 from promotion import promoting
 
 import gossipjax as gx
-from gossipjax.algorithms.chain import outer_state
+from gossipjax.algorithms.frame.chain import outer_state
 from gossipjax.algorithms.outer.fragments import split_leaves
 from gossipjax.checkpoint import change_nodes
 

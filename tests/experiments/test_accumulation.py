@@ -13,7 +13,7 @@ from small import make_small
 
 from experiments import image
 from experiments.training import placement
-from experiments.training.methods.algorithms import MethodOptions, make_method
+from experiments.training.methods import MethodOptions, make_method
 from experiments.training.placement import place_nodes
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 import gossipjax as gx
 from experiments.averaging import __main__ as averaging
 from experiments.averaging import report as averaging_report
-from experiments.training.methods.topologies import TOPOLOGIES, make_schedule
+from experiments.training.methods import TOPOLOGIES, make_schedule
 
 
 def run(tmp_path, *arguments):

@@ -21,8 +21,7 @@ from experiments.data.reader import SplitReader
 from experiments.models.layers import draw_dropout_seeds
 from experiments.training import main, placement, trainer
 from experiments.training.evaluation import Evaluator
-from experiments.training.methods.algorithms import ALGORITHMS, spell_name
-from experiments.training.methods.topologies import TOPOLOGIES
+from experiments.training.methods import ALGORITHMS, TOPOLOGIES, spell_name
 from experiments.training.optimization import Optimizer, make_optimizer
 
 

@@ -36,7 +36,7 @@ from experiments.speed.network.rows import (
     make_row,
 )
 from experiments.speed.network.summary import list_metrics, summarize_configuration, summarize_row
-from experiments.training.methods.algorithms import ALGORITHMS, spell_name
+from experiments.training.methods import ALGORITHMS, spell_name
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--hosts", "2", "--megabytes", "0.02", "--compute-seconds", "0", "--iterations", "10"]

@@ -17,7 +17,7 @@ from experiments.speed.network.summary import summarize_configuration, summarize
 from experiments.speed.stragglers import measure as stragglers
 from experiments.speed.stragglers.summary import Setting, add_ratios, summarize_run
 from experiments.speed.targets import Target
-from experiments.training.methods.algorithms import MethodOptions, make_method
+from experiments.training.methods import MethodOptions, make_method
 
 README = (Path(step.__file__).parent / "README.md").read_text()
 OPTIONS = {

@@ -20,7 +20,7 @@ import gossipjax as gx
 from experiments.speed import targets
 from experiments.speed.compiled import CASES, MlpSpec, Options, compile_step, expect_messages
 from experiments.speed.hlo_overlap import Message, Overlap, read_overlap
-from experiments.training.methods.algorithms import MethodOptions, make_method
+from experiments.training.methods import MethodOptions, make_method
 
 ROOT = Path(__file__).resolve().parents[2]
 

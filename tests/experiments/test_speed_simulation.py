@@ -15,7 +15,7 @@ from experiments.data.prefetch import prefetch
 from experiments.speed import simulation
 from experiments.speed.__main__ import main
 from experiments.speed.simulation_loop import LoopSettings
-from experiments.training.methods.algorithms import MethodOptions, make_method
+from experiments.training.methods import MethodOptions, make_method
 
 ROOT = Path(__file__).resolve().parents[2]
 

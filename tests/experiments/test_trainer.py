@@ -12,7 +12,7 @@ import pytest
 
 import gossipjax as gx
 from experiments.training.evaluation import Evaluator
-from experiments.training.methods.algorithms import Method, MethodOptions, make_method
+from experiments.training.methods import Method, MethodOptions, make_method
 from experiments.training.placement import place_nodes
 from experiments.training.task import Metric, Task
 from experiments.training.trainer import Trainer

@@ -19,15 +19,15 @@ from experiments.options.checks import (
     PositiveInt,
     check_fields,
 )
-from experiments.training.methods.algorithms import (
+from experiments.training.methods import (
     ALGORITHM_HELP,
     ALGORITHMS,
+    TOPOLOGIES,
     MethodOptions,
     make_method,
     parse_name,
     spell_name,
 )
-from experiments.training.methods.topologies import TOPOLOGIES
 from experiments.training.optimization import StepEpochs, make_lr_schedule, make_optimizer
 from experiments.training.options import TrainingOptions
 from experiments.training.plan import Plan

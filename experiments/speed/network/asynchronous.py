@@ -11,7 +11,7 @@ import gossipjax as gx
 from experiments.speed.network.model import CalibratedModel, compute_gradients
 from experiments.speed.network.rows import LEARNING_RATE
 from experiments.training.asynchronous import ASYNCHRONOUS
-from experiments.training.methods.algorithms import WireName
+from experiments.training.methods import WireName
 
 PATIENCE = 30.0  # seconds; the hosts share the cores
 MAX_WAIT = 120.0  # seconds, until all hosts hear each other

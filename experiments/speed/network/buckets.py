@@ -17,7 +17,7 @@ import optax
 import gossipjax as gx
 from experiments.speed.network.model import LAYERS, Batch, CalibratedModel
 from experiments.speed.network.rows import LEARNING_RATE
-from experiments.training.methods.algorithms import FORMS, WireName
+from experiments.training.methods import FORMS, WireName
 
 BUCKET_LAYERS = 2  # 5 MB of the default model
 

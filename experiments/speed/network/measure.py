@@ -59,7 +59,7 @@ from experiments.speed.network.rows import (
 )
 from experiments.speed.network.summary import list_metrics, summarize_configuration, summarize_row
 from experiments.speed.network.worker import WorkerConfig
-from experiments.training.methods.algorithms import ALGORITHM_HELP, WireName
+from experiments.training.methods import ALGORITHM_HELP, WireName
 
 MIN_HOSTS = 2
 MAX_HOSTS = 64

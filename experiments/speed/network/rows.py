@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 import gossipjax as gx
 from experiments.training.asynchronous import ASYNCHRONOUS
-from experiments.training.methods.algorithms import (
+from experiments.training.methods import (
     ALGORITHMS,
     FORMS,
     Method,

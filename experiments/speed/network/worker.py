@@ -30,7 +30,7 @@ from experiments.speed.network.buckets import BucketTrainer
 from experiments.speed.network.model import CalibratedModel, RowTrainer, compute_loss
 from experiments.speed.network.rows import ALL_LINKS, BUCKETS, COMPUTATION, SINGLE_LINK, make_row
 from experiments.training.asynchronous import ASYNCHRONOUS
-from experiments.training.methods.algorithms import WireName
+from experiments.training.methods import WireName
 
 MIN_STREAM_BYTES = 2**20  # a stream is as long as the model, between these two
 MAX_STREAM_BYTES = 20_000_000

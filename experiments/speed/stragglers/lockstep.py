@@ -14,7 +14,7 @@ from experiments.speed.stragglers.problem import (
     compute_loss,
     make_optimizer,
 )
-from experiments.training.methods.algorithms import MethodOptions, make_method
+from experiments.training.methods import MethodOptions, make_method
 
 
 class LockstepTrainer:

@@ -60,7 +60,7 @@ from experiments.speed.stragglers.summary import (
     summarize_run,
 )
 from experiments.training.asynchronous import ASYNCHRONOUS
-from experiments.training.methods.algorithms import ALGORITHM_HELP, MethodOptions, make_method
+from experiments.training.methods import ALGORITHM_HELP, MethodOptions, make_method
 
 MIN_NODES = 2
 DEFAULT_ALGORITHMS = ("allreduce", "sgp", "1-osgp", "async-sgp", "async-adpsgd")

@@ -1,1 +1,48 @@
-"""The algorithms and topologies that programs know by name."""
+"""The algorithms and topologies that programs know by name, and the method that a name means."""
+
+from experiments.training.methods.algorithms import (
+    ALGORITHM_HELP,
+    ALGORITHMS,
+    MAX_DELAY,
+    MOMENTUM_HELP,
+    MOMENTUMS,
+    TOPOLOGY_HELP,
+    WIRE_HELP,
+    Algorithm,
+    parse_name,
+    spell_name,
+)
+from experiments.training.methods.method import Method, make_method
+from experiments.training.methods.options import (
+    FORMS,
+    MethodOptions,
+    Momentum,
+    OuterAverage,
+    OuterOptions,
+    WireName,
+)
+from experiments.training.methods.topologies import MAX_ROUNDS, TOPOLOGIES, make_schedule
+
+__all__ = [
+    "ALGORITHMS",
+    "ALGORITHM_HELP",
+    "FORMS",
+    "MAX_DELAY",
+    "MAX_ROUNDS",
+    "MOMENTUMS",
+    "MOMENTUM_HELP",
+    "TOPOLOGIES",
+    "TOPOLOGY_HELP",
+    "WIRE_HELP",
+    "Algorithm",
+    "Method",
+    "MethodOptions",
+    "Momentum",
+    "OuterAverage",
+    "OuterOptions",
+    "WireName",
+    "make_method",
+    "make_schedule",
+    "parse_name",
+    "spell_name",
+]

@@ -1,4 +1,4 @@
-"""The algorithms that programs know by name, a row each, and the transform that a name means.
+"""The algorithms that programs know by name, a row each.
 
 A new algorithm is one row of `ALGORITHMS`; help texts, errors and benchmarks read the table.
 """
@@ -7,102 +7,25 @@ import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import networkx
 import optax
 
 import gossipjax as gx
-from experiments.training.methods.topologies import MAX_ROUNDS, TOPOLOGIES, make_schedule
-from experiments.training.optimization import accumulate_gradients
+from experiments.training.methods.options import (
+    DENSE,
+    FORMS,
+    SPARSE_FRACTION,
+    MethodOptions,
+    WireName,
+)
+from experiments.training.methods.topologies import MAX_ROUNDS, TOPOLOGIES
 
 Transform = optax.GradientTransformationExtraArgs
-OuterAverage = Literal["exact", "none"]
-WireName = Literal["float32", "bfloat16", "int8", "int4", "top_k", "random_k"]
 
 MAX_DELAY = 4  # steps, of AD-PSGD
 ELASTICITY = 0.9  # of EASGD, divided by the number of nodes, as in its paper
-SPARSE_FRACTION = 0.1  # of the values, that sparse codecs send
-
-
-class Form(NamedTuple):
-    """A form of messages that programs know by name.
-
-    Attributes:
-      codec: None for full precision.
-      gamma: of CHOCO with this codec.
-    """
-
-    codec: gx.wire.Codec | None
-    gamma: float
-
-
-FORMS: dict[WireName, Form] = {
-    "float32": Form(None, 1.0),
-    "bfloat16": Form(gx.wire.bfloat16(), 1.0),
-    "int8": Form(gx.wire.int8(), 1.0),
-    "int4": Form(gx.wire.int4(), 0.5),
-    "top_k": Form(gx.wire.top_k(SPARSE_FRACTION), 0.2),
-    "random_k": Form(gx.wire.random_k(SPARSE_FRACTION), 0.1),
-}
-DENSE: tuple[WireName, ...] = ("float32", "bfloat16", "int8", "int4")
-
-
-@dataclasses.dataclass(frozen=True)
-class OuterOptions:
-    """An outer optimizer around the chain of a run: SGD at every `every`-th update.
-
-    Attributes:
-      every: updates from one outer step to the next.
-      rate: its learning rate; 1 without momentum is the plain average.
-      momentum: its momentum.
-      nesterov: whether that is Nesterov's.
-      average: over all nodes, or over none: each steps by itself.
-    """
-
-    every: int
-    rate: float = 1.0
-    momentum: float = 0.0
-    nesterov: bool = False
-    average: OuterAverage = "exact"
-
-
-@dataclasses.dataclass(frozen=True)
-class MethodOptions:
-    """The options of a run that an algorithm may depend on.
-
-    Attributes:
-      nodes: N.
-      steps: of the run; a hybrid topology switches after the fraction `switch_at` of them.
-      seed: of random topologies and delays.
-      local_steps: updates from one exchange to the next.
-      wire: the form of messages, a name of `FORMS`.
-      staleness: the mean delay of AD-PSGD's gradients, in steps.
-      delays_of: a folder of journals whose delays AD-PSGD has instead.
-      switch_at: see `steps`.
-      overlap: updates between sending a message and using it; part of the algorithm's name.
-      accumulate: steps for one update.
-      outer: an outer optimizer around the chain.
-    """
-
-    nodes: int
-    steps: int = 1
-    seed: int = 0
-    local_steps: int = 1
-    wire: WireName = "float32"
-    staleness: float = 1.0
-    delays_of: Path | None = None
-    switch_at: float = 1 / 3
-    overlap: int = 0
-    accumulate: int = 1
-    outer: OuterOptions | None = None
-
-    @property
-    def codec(self) -> gx.wire.Codec | None:
-        """The `wire` of a transform; None, the parameters' type, for float32."""
-        return FORMS[self.wire].codec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +42,7 @@ class Algorithm:
       accumulates: whether gradients of several steps can be one update.
       skips_steps: whether there can be steps without exchange.
       exchanges: whether it exchanges anything.
+      mixes_after: whether it is `x <- P (x + u)`, so that momentum can be mixed with the models.
     """
 
     build: Callable[[gx.Schedule, MethodOptions], Transform]
@@ -130,6 +54,7 @@ class Algorithm:
     accumulates: bool = True
     skips_steps: bool = True
     exchanges: bool = True
+    mixes_after: bool = False
 
 
 def _build_osgp(schedule: gx.Schedule, options: MethodOptions, biased: bool = False) -> Transform:
@@ -175,6 +100,7 @@ ALGORITHMS = {
     "sgp": Algorithm(
         lambda schedule, options: gx.sgp(schedule, wire=options.codec),
         "one_peer_exponential",
+        mixes_after=True,
     ),
     "sgp-cwa": Algorithm(
         lambda schedule, options: gx.sgp(schedule, "combine-while-adapting", wire=options.codec),
@@ -190,6 +116,7 @@ ALGORITHMS = {
     "dpsgd-adapt-then-combine": Algorithm(
         lambda schedule, options: gx.dpsgd(schedule, "adapt-then-combine", wire=options.codec),
         "ring",
+        mixes_after=True,
     ),
     "choco": Algorithm(_build_choco, "ring", wires=tuple(FORMS)),
     "adpsgd": Algorithm(_build_adpsgd, "bipartite_exponential", accumulates=False),
@@ -238,6 +165,17 @@ ALGORITHMS = {
     ),
 }
 
+
+MOMENTUM = 0.9
+MOMENTUMS: dict[str, Callable[[gx.Schedule, MethodOptions], Transform]] = {
+    "mixed": lambda schedule, options: gx.mixed_momentum(
+        schedule, options.rate, MOMENTUM, nesterov=True, wire=options.codec
+    ),
+    "quasi-global": lambda schedule, options: gx.quasi_global(
+        schedule, options.rate, MOMENTUM, nesterov=True, wire=options.codec
+    ),
+}
+"""What takes the place of SGD with momentum and of the algorithm, by the name of its momentum."""
 
 # That of EASGD cannot be chosen: its center exchanges with all nodes at once.
 FIXED_TOPOLOGIES = TOPOLOGIES | dict.fromkeys(("center", "none"), TOPOLOGIES["complete"])
@@ -294,168 +232,6 @@ def parse_name(name: str) -> ParsedName:
     return ParsedName(row, int(number["overlap"]) if number else 0, topology if at else None)
 
 
-@dataclasses.dataclass(frozen=True)
-class Method:
-    """One algorithm on one topology, around an optimizer.
-
-    Attributes:
-      algorithm: its name, without the topology.
-      topology: its name.
-      schedule: the rounds in the order in which they are used; under overlap, one every `overlap`
-        steps.
-      inner: what comes before the gossip.
-      gossip: goes last.
-      outer: an outer optimizer around both, counted in steps.
-    """
-
-    algorithm: str
-    topology: str
-    schedule: gx.Schedule
-    inner: Transform
-    gossip: Transform
-    outer: OuterOptions | None = None
-
-    @property
-    def transform(self) -> Transform:
-        """The whole chain; its state, or the one inside, is the pair of its parts' states."""
-        chain = optax.chain(self.inner, self.gossip)
-        outer = self.outer
-        if outer is None:
-            return chain
-        optimizer = optax.sgd(outer.rate, outer.momentum or None, outer.nesterov)
-        return gx.outer(chain, optimizer, outer.every, outer.average)
-
-    def inner_updates(self, grads: Any, opt_state: Any, params: Any) -> optax.Updates:
-        """Returns the updates that arrive at the gossip, given the state of the whole chain."""
-        chain_state = opt_state if self.outer is None else opt_state.inner
-        updates, _ = self.inner.update(grads, chain_state[0], params)
-        return updates
-
-    def state(self, params: Any = None) -> gx.GossipState | None:
-        """Returns the gossip state of one node, of shapes and static data; None without gossip.
-
-        Args:
-          params: `[...]`, arrays or their shapes; one value if not given.
-        """
-        return gx.gossip_state(self._init_shapes(params))
-
-    def canonical_steps(self) -> list[int]:
-        """Returns the steps that need different programs; see `gx.canonical_steps`."""
-        return gx.canonical_steps(self._init_shapes())
-
-    def _init_shapes(self, params: Any = None) -> Any:
-        if params is None:
-            params = jax.ShapeDtypeStruct((1,), jnp.float32)
-        return jax.eval_shape(self.transform.init, params)
-
-
-def make_method(
-    name: str,
-    options: MethodOptions,
-    optimizer: optax.GradientTransformation,
-    default_topology: str | None = None,
-) -> Method:
-    """Returns the named algorithm on its topology, around `optimizer`.
-
-    Args:
-      name: `ALGORITHM` or `ALGORITHM@TOPOLOGY`; a topology is a name or a hybrid, `FIRST/THEN`,
-        as AR/1P-SGP is `sgp@complete/one_peer_exponential`.
-      options: those of the run; `overlap` is taken from the name.
-      optimizer: the local one.
-      default_topology: used if the name has none; None is that of the algorithm's paper.
-
-    Raises:
-      ValueError: for an unknown name, a topology that is impossible for this number of nodes or
-        this algorithm, a form of messages that the algorithm does not have, or an outer optimizer
-        around an algorithm that it cannot stand around.
-
-    >>> make_method("dpsgd", MethodOptions(nodes=4), optax.sgd(0.1)).topology
-    'ring'
-    """
-    parsed = parse_name(name)
-    algorithm = ALGORITHMS[parsed.row]
-    options = dataclasses.replace(options, overlap=parsed.overlap)
-    if options.wire not in algorithm.wires:
-        raise ValueError(
-            f"the wire of {parsed.row} must be {' or '.join(algorithm.wires)}, got "
-            f"{options.wire}: leave out the algorithm or the option."
-        )
-    if options.accumulate > 1 and not algorithm.accumulates:
-        raise ValueError(
-            f"gradients of {parsed.row} are of older models, counted in steps: --accumulate must "
-            f"be 1, got {options.accumulate}: leave out the algorithm or the option."
-        )
-    if options.local_steps * options.accumulate > 1 and not algorithm.skips_steps:
-        raise ValueError(
-            f"{parsed.row} must exchange at every step: --local-steps and --accumulate must be 1, "
-            f"got {options.local_steps} and {options.accumulate}: leave out the algorithm or the "
-            "options."
-        )
-    topology = _choose_topology(algorithm, parsed.topology, default_topology)
-    if algorithm.fixed_topology:
-        schedule = FIXED_TOPOLOGIES[topology](options.nodes, MAX_ROUNDS, options.seed)
-    else:
-        schedule = _make_rounds(topology, options)
-    if not algorithm.goes_first:
-        schedule = _space_out(schedule, algorithm, options)
-    transform = algorithm.build(schedule, options)
-    inner = optimizer
-    if algorithm.goes_first:
-        inner = optax.chain(transform, optimizer)
-        transform = optax.with_extra_args_support(optax.identity())
-    inner = optax.with_extra_args_support(accumulate_gradients(inner, options.accumulate))
-    outer = options.outer
-    if outer is not None:
-        outer = dataclasses.replace(outer, every=outer.every * options.accumulate)
-    method = Method(name.partition("@")[0], topology, schedule, inner, transform, outer)
-    if outer is not None:
-        method.state()  # raises where no outer optimizer can stand around this algorithm
-    return method
-
-
-def _space_out(schedule: gx.Schedule, algorithm: Algorithm, options: MethodOptions) -> gx.Schedule:
-    """The rounds with those of no exchange between them, where there are several steps for each.
-
-    An exchange comes at the last of the steps that make an update, but under overlap, where it is
-    counted in steps: there a message leaves with the first step after an update.
-    """
-    if algorithm.overlaps:
-        return schedule.every(options.local_steps)
-    accumulate = options.accumulate
-    return schedule.every(options.local_steps * accumulate, phase=accumulate - 1)
-
-
-def _choose_topology(algorithm: Algorithm, given: str | None, default: str | None) -> str:
-    if given is not None:
-        return given
-    if algorithm.fixed_topology or default is None:
-        return algorithm.topology
-    return default
-
-
-def _make_rounds(topology: str, options: MethodOptions) -> gx.Schedule:
-    """The rounds of a topology, or of two one after the other: `FIRST/THEN`."""
-    names = topology.split("/")
-    schedules = [make_schedule(name, options.nodes, seed=options.seed) for name in names]
-    if len(schedules) == 1:
-        return schedules[0]
-    if len(schedules) > 2:
-        raise ValueError(f"a hybrid must have two topologies, FIRST/THEN, got {topology!r}.")
-    if names[0] == names[1]:
-        raise ValueError(
-            f"a hybrid must have two different topologies, FIRST/THEN, got {topology!r}: give one."
-        )
-    # The switch points of a piecewise schedule count rounds.
-    steps_per_round = options.local_steps * max(1, options.overlap) * options.accumulate
-    switch = max(1, round(options.switch_at * options.steps / steps_per_round))
-    if switch * steps_per_round >= options.steps:
-        raise ValueError(
-            f"{topology} would never switch: {options.steps} steps are too few at "
-            f"{steps_per_round} steps per round. Train longer, or lower --switch-at."
-        )
-    return gx.topology.piecewise({0: schedules[0], switch: schedules[1]})
-
-
 ALGORITHM_HELP = (
     f"One or several, NAME or NAME@TOPOLOGY: {', '.join(map(spell_name, ALGORITHMS))}. N is a "
     "number of steps, as in 1-osgp. The asynchrony of adpsgd is simulated."
@@ -470,4 +246,12 @@ _SPARSE = [name for name, row in ALGORITHMS.items() if set(row.wires) > set(DENS
 WIRE_HELP = (
     f"The form of messages. Only float32: {', '.join(_FLOAT32_ONLY)}. top_k and random_k, which "
     f"send {SPARSE_FRACTION:.0%} of the values: {', '.join(_SPARSE)}."
+)
+MOMENTUM_HELP = (
+    "What the momentum of --optimizer nesterov is of. local: of each node's gradients. mixed: "
+    "neighbours average it as they average their models. quasi-global: of the mixed models. outer: "
+    "of the outer optimizer, around plain SGD, with --outer-every 12 and --outer-momentum 0.7 if "
+    "not given. mixed and quasi-global are for "
+    f"{', '.join(name for name, row in ALGORITHMS.items() if row.mixes_after)}, where the topology "
+    "is doubly stochastic."
 )

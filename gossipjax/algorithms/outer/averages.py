@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.chain import outer_state
+from gossipjax.algorithms.frame.chain import outer_state
 from gossipjax.algorithms.outer.fragments import pick, split_leaves
 from gossipjax.algorithms.outer.plan import OuterPlan
 from gossipjax.collectives import StepLike, exact_average, mix

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from gossipjax.algorithms.state import DEFAULT_WIRE, ExchangePlan
+from gossipjax.algorithms.frame.state import DEFAULT_WIRE, ExchangePlan
 from gossipjax.collectives import StepLike
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Wire

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.state import GossipState
+from gossipjax.algorithms.frame.state import GossipState
 
 
 def zero_moments(tx: optax.GradientTransformation, opt_state: Any) -> Any:

@@ -9,14 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.chain import gossip_state, outer_state, replace_gossip_state
-from gossipjax.algorithms.masks import make_mask
-from gossipjax.algorithms.outer.averages import average_fragment
-from gossipjax.algorithms.outer.fragments import merge, pick, split_leaves
-from gossipjax.algorithms.outer.plan import OuterPlan, OuterState
-from gossipjax.algorithms.outer.reset import zero_moments
-from gossipjax.algorithms.rounding import as_update, predict, residuals, zeros_like_model
-from gossipjax.algorithms.state import (
+from gossipjax.algorithms.frame.chain import gossip_state, outer_state, replace_gossip_state
+from gossipjax.algorithms.frame.masks import make_mask
+from gossipjax.algorithms.frame.rounding import as_update, predict, residuals, zeros_like_model
+from gossipjax.algorithms.frame.state import (
     ExchangePlan,
     GossipState,
     add,
@@ -27,7 +23,11 @@ from gossipjax.algorithms.state import (
     numerators,
     push_sum_weight,
 )
-from gossipjax.algorithms.transform import Combined, gossip_transform, require_like
+from gossipjax.algorithms.frame.transform import Combined, gossip_transform, require_like
+from gossipjax.algorithms.outer.averages import average_fragment
+from gossipjax.algorithms.outer.fragments import merge, pick, split_leaves
+from gossipjax.algorithms.outer.plan import OuterPlan, OuterState
+from gossipjax.algorithms.outer.reset import zero_moments
 from gossipjax.collectives import (
     StepLike,
     as_varying,

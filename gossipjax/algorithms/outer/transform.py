@@ -8,9 +8,9 @@ import numpy as np
 import optax
 from jax.typing import DTypeLike
 
+from gossipjax.algorithms.frame.state import require_axis_names
 from gossipjax.algorithms.outer.plan import Average, OuterPlan
 from gossipjax.algorithms.outer.steps import OuterSteps
-from gossipjax.algorithms.state import require_axis_names
 from gossipjax.collectives import require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import Codec, make_wire

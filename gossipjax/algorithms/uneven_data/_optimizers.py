@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax.typing import DTypeLike
 
-from gossipjax.algorithms.state import ExchangePlan, add, require_axis_names
+from gossipjax.algorithms.frame.state import ExchangePlan, add, require_axis_names
 from gossipjax.collectives import require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Codec, make_wire

@@ -8,8 +8,8 @@ import numpy as np
 import optax
 from jax.typing import DTypeLike
 
-from gossipjax.algorithms.rounding import zeros_like_model
-from gossipjax.algorithms.state import (
+from gossipjax.algorithms.frame.rounding import zeros_like_model
+from gossipjax.algorithms.frame.state import (
     ExchangePlan,
     Extra,
     GossipState,
@@ -18,7 +18,7 @@ from gossipjax.algorithms.state import (
     require_axis_names,
     subtract,
 )
-from gossipjax.algorithms.transform import Combined, gossip_transform
+from gossipjax.algorithms.frame.transform import Combined, gossip_transform
 from gossipjax.collectives import StepLike, mix, require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Codec, make_wire

@@ -7,8 +7,8 @@ from typing import Any
 import optax
 from jax.typing import DTypeLike
 
-from gossipjax.algorithms.rounding import zeros_like_model
-from gossipjax.algorithms.state import (
+from gossipjax.algorithms.frame.rounding import zeros_like_model
+from gossipjax.algorithms.frame.state import (
     ExchangePlan,
     Extra,
     GossipState,
@@ -17,7 +17,7 @@ from gossipjax.algorithms.state import (
     require_axis_names,
     subtract,
 )
-from gossipjax.algorithms.transform import Combined, gossip_transform
+from gossipjax.algorithms.frame.transform import Combined, gossip_transform
 from gossipjax.collectives import StepLike, mix, require_schedule
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Codec, make_wire

@@ -8,9 +8,9 @@ import jax
 import optax
 from jax.typing import DTypeLike
 
-from gossipjax.algorithms.rounding import zeros_like_model
-from gossipjax.algorithms.state import Extra, GossipState, init_state, subtract
-from gossipjax.algorithms.transform import Combined, gossip_transform
+from gossipjax.algorithms.frame.rounding import zeros_like_model
+from gossipjax.algorithms.frame.state import Extra, GossipState, init_state, subtract
+from gossipjax.algorithms.frame.transform import Combined, gossip_transform
 from gossipjax.algorithms.uneven_data._optimizers import (
     add_scaled,
     make_plan,

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.rounding import zeros_like_model
-from gossipjax.algorithms.state import (
+from gossipjax.algorithms.frame.rounding import zeros_like_model
+from gossipjax.algorithms.frame.state import (
     ExchangePlan,
     Extra,
     GossipState,
@@ -21,7 +21,7 @@ from gossipjax.algorithms.state import (
     init_state,
     require_axis_names,
 )
-from gossipjax.algorithms.transform import Combined, gossip_transform
+from gossipjax.algorithms.frame.transform import Combined, gossip_transform
 from gossipjax.algorithms.uneven_data._trees import pair_neighbors
 from gossipjax.collectives import Layout, StepLike, at_round, exchange_in_pairs
 from gossipjax.topology import from_graph

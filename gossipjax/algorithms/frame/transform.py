@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.chain import gossip_state
-from gossipjax.algorithms.masks import gossiped
-from gossipjax.algorithms.rounding import as_update, predict, residuals
-from gossipjax.algorithms.state import (
+from gossipjax.algorithms.frame.chain import gossip_state
+from gossipjax.algorithms.frame.masks import gossiped
+from gossipjax.algorithms.frame.rounding import as_update, predict, residuals
+from gossipjax.algorithms.frame.state import (
     ExchangePlan,
     GossipState,
     InFlight,

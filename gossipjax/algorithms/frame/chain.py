@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import optax
 
+from gossipjax.algorithms.frame.state import ExchangePlan, GossipState
 from gossipjax.algorithms.outer.plan import OuterState, StepPlan
-from gossipjax.algorithms.state import ExchangePlan, GossipState
 
 
 def gossip_state(opt_state: optax.OptState) -> GossipState | None:

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.masks import make_mask
-from gossipjax.algorithms.rounding import widen, zeros_like_model
+from gossipjax.algorithms.frame.masks import make_mask
+from gossipjax.algorithms.frame.rounding import widen, zeros_like_model
 from gossipjax.collectives import (
     Layout,
     accumulation_dtype,

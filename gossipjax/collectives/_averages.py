@@ -1,0 +1,89 @@
+"""Averages and sums over all nodes at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gossipjax.collectives._axes import axis_size
+from gossipjax.collectives._buffers import Layout, cast_like
+from gossipjax.collectives._exchange import (
+    exchange_rows,
+    gather_words,
+    sharded_over_local,
+    straight_through,
+)
+from gossipjax.collectives._rows import decode_rows, encode_rows, sum_rows
+from gossipjax.wire import Codec, Wire, encode, is_narrower, split_by_size
+
+
+def _map_buffers(apply: Callable[[jax.Array], jax.Array], tree: Any) -> Any:
+    """Applies `apply` to the packed leaves of `tree`; they come back in accumulation types."""
+    layout = Layout(tree)
+    return layout.unpack([apply(buffer) for buffer in layout.pack(tree)])
+
+
+def node_mean(tree: Any, axis_name: str, codec: Codec | None = None) -> Any:
+    """The node average of every leaf, summed in float32 at least and returned in its own type.
+
+    Values travel as `codec` rounds them, which must be one that needs no key.
+    """
+    layout = Layout(tree)
+    average = partial(_mean_of_leaves, axis_name=axis_name, codec=codec)
+    return cast_like(layout.unravel([average(leaves) for leaves in layout.ravel(tree)]), tree)
+
+
+def _mean_of_leaves(
+    leaves: list[jax.Array], axis_name: str, codec: Codec | None
+) -> list[jax.Array]:
+    nodes = axis_size(axis_name)
+    sizes = [leaf.size for leaf in leaves]
+
+    def mean(leaves: list[jax.Array]) -> list[jax.Array]:
+        return split_by_size(jax.lax.pmean(jnp.concatenate(leaves), axis_name), sizes)
+
+    narrow = is_narrower(codec, leaves[0].dtype)
+    if codec is None or not narrow or nodes == 1 or sum(sizes) <= nodes:
+        return mean(leaves)
+    narrow_mean = partial(_narrow_mean, axis_name=axis_name, codec=codec)
+    return straight_through(narrow_mean, mean)(leaves)
+
+
+def _narrow_mean(leaves: list[jax.Array], axis_name: str, codec: Codec) -> list[jax.Array]:
+    """Every node averages 1/N of the values in full precision, and all gather the parts.
+
+    Each value is rounded twice: before it is summed, and before it is gathered.
+    """
+    nodes = axis_size(axis_name)
+    sizes = [leaf.size for leaf in leaves]
+    row = jax.ShapeDtypeStruct((-(-sum(sizes) // nodes),), leaves[0].dtype)
+    received = exchange_rows(encode_rows(leaves, nodes, codec, None), axis_name)
+    average = sum_rows(received, codec, row) / nodes
+    words = gather_words(encode([average], codec), axis_name)
+    return split_by_size(decode_rows(words, codec, row).ravel(), sizes)
+
+
+def clipped_node_mean(tree: Any, axis_name: str) -> Any:
+    """The node average between the smallest and the largest value: exact where all agree."""
+    axis_size(axis_name)
+
+    def average(buffer: jax.Array) -> jax.Array:
+        low = jax.lax.pmin(buffer, axis_name)
+        high = jax.lax.pmax(buffer, axis_name)
+        return jnp.clip(jax.lax.pmean(buffer, axis_name), low, high)
+
+    return _map_buffers(average, tree)
+
+
+def node_sum(tree: Any, wire: Wire) -> Any:
+    """The sum of every leaf over the nodes, float32 at least."""
+    axis_size(wire.axis_name)
+
+    def psum(part: jax.Array, wire: Wire) -> jax.Array:
+        return jax.lax.psum(part, wire.axis_name)
+
+    return _map_buffers(lambda buffer: sharded_over_local(psum, buffer, wire), tree)
