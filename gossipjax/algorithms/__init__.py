@@ -1,4 +1,4 @@
-"""Gossip as optax transforms: state and wrapper, then a file per algorithm."""
+"""Gossip as optax transforms: what they share (frame), then a file per algorithm."""
 
 from gossipjax.algorithms import (
     adpsgd,
@@ -7,12 +7,10 @@ from gossipjax.algorithms import (
     choco,
     dpsgd,
     easgd,
-    masks,
+    frame,
     osgp,
     outer,
-    rounding,
     sgp,
-    state,
     uneven_data,
 )
 
@@ -23,11 +21,9 @@ __all__ = [
     "choco",
     "dpsgd",
     "easgd",
-    "masks",
+    "frame",
     "osgp",
     "outer",
-    "rounding",
     "sgp",
-    "state",
     "uneven_data",
 ]

@@ -65,8 +65,10 @@ def account(journals: Iterable[Path]) -> Account:
             last[line["place"]] = life
             continue
         weight = line.get("w", 0.0)
-        peer, number = line["peer"], line["number"]
-        outgoing, incoming = (life, peer, number), (peer, life, number)
+        peer = line["peer"]
+        number = line["number"]
+        outgoing = (life, peer, number)
+        incoming = (peer, life, number)
         match line["event"]:
             case "found":
                 founded += 1

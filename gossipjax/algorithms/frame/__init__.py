@@ -6,3 +6,7 @@
 - masks: the part of the parameters that a masked transform sees.
 - rounding: parameters of less than 32 bits.
 """
+
+from gossipjax.algorithms.frame import chain, masks, rounding, state, transform
+
+__all__ = ["chain", "masks", "rounding", "state", "transform"]

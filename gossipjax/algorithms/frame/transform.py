@@ -181,7 +181,8 @@ def require_own_state(name: str, plan: ExchangePlan, state: Any) -> GossipState:
             "of another transform: make it by tx.init(params) of the same chain."
         )
     for field in dataclasses.fields(plan):
-        expected, actual = getattr(plan, field.name), getattr(state.plan, field.name)
+        expected = getattr(plan, field.name)
+        actual = getattr(state.plan, field.name)
         if expected != actual:
             raise ValueError(
                 f"the state of {name} must have been made with its {field.name}, {expected}, got "

@@ -173,7 +173,8 @@ class OuterSteps:
                 "of another transform: make it by tx.init(params) of the same chain."
             )
         for field in dataclasses.fields(self.plan):
-            expected, actual = getattr(self.plan, field.name), getattr(state.plan, field.name)
+            expected = getattr(self.plan, field.name)
+            actual = getattr(state.plan, field.name)
             if expected != actual:
                 raise ValueError(
                     f"the state of outer must have been made with its {field.name}, {expected}, "
