@@ -5,6 +5,7 @@ from gossipjax.algorithms.adpsgd import adpsgd, d1d_psgd, random_delays
 from gossipjax.algorithms.allreduce import allreduce
 from gossipjax.algorithms.apply_if_finite import apply_if_finite
 from gossipjax.algorithms.choco import choco
+from gossipjax.algorithms.deepsqueeze import deepsqueeze
 from gossipjax.algorithms.dpsgd import dpsgd
 from gossipjax.algorithms.easgd import easgd
 from gossipjax.algorithms.frame.chain import canonical_step, canonical_steps, gossip_state
@@ -43,6 +44,7 @@ __all__ = [
     "choco",
     "d1d_psgd",
     "d2",
+    "deepsqueeze",
     "diagnostics",
     "donate_on_accelerators",
     "dpsgd",

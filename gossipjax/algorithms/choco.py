@@ -83,7 +83,7 @@ def choco(
     require_doubly_stochastic(schedule, "choco")
     _require_static(schedule)
     require_codec(codec, "the codec of choco")
-    gamma = _require_gamma(gamma)
+    gamma = require_gamma(gamma, "choco")
     require_axis_names("choco", axis_name, local_axis_name)
     wire = make_wire(axis_name, local_axis_name, wire=codec, takes_sparse=True)
     plan = ExchangePlan(schedule, wire=wire)
@@ -128,8 +128,9 @@ def _require_static(schedule: Schedule) -> None:
         )
 
 
-def _require_gamma(gamma: Any) -> float:
+def require_gamma(gamma: Any, name: str) -> float:
+    """Returns `gamma`; raises `ValueError` unless it is a number above 0 and at most 1."""
     is_number = isinstance(gamma, int | float | np.integer | np.floating)
     if isinstance(gamma, bool) or not is_number or not 0 < gamma <= 1:
-        raise ValueError(f"gamma of choco must be a number above 0 and at most 1, got {gamma!r}.")
+        raise ValueError(f"gamma of {name} must be a number above 0 and at most 1, got {gamma!r}.")
     return float(gamma)

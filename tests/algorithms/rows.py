@@ -162,6 +162,12 @@ ROWS = {
     "choco, int8": make_choco_row(
         gx.wire.int8(), lambda difference, step, node: difference, noise=0.1, is_variant=True
     ),
+    "deepsqueeze": Row(
+        lambda schedule, **options: gx.deepsqueeze(schedule, gx.wire.top_k(0.3), 0.4, **options),
+        partial(oracle.deepsqueeze, gamma=0.4, compress=lambda v, step, node: oracle.largest(v, 3)),
+        oracle.doubly_stochastic,
+        is_inner_on_one_node=True,
+    ),
     "osgp 0": Row(
         partial(gx.osgp, overlap=0),
         oracle.sgp,

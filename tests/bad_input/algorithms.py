@@ -44,6 +44,7 @@ TRANSFORMS = {
     "relay": gx.relay(nx.path_graph(4)),
     "outer": gx.outer(gx.sgp(RING), optax.sgd(0.7), 4),
     "choco": gx.choco(RING, SPARSE["top_k"], 0.1),
+    "deepsqueeze": gx.deepsqueeze(RING, SPARSE["top_k"], 0.1),
     "sgp, int8": gx.sgp(RING, wire=INT8),
 }
 
@@ -122,24 +123,26 @@ for name, make in {"top_k": gx.wire.top_k, "random_k": gx.wire.random_k}.items()
 ROWS += calls(
     "random_k seed", lambda s: gx.wire.random_k(0.1, s), [-1, 2**32, "x"], "seed of random_k"
 )
-ROWS += calls(
-    "choco codec",
-    lambda codec: gx.choco(RING, codec, 0.1),
-    [None, "top_k", jnp.bfloat16, gx.wire.int8],
-    "the codec of choco must be a codec",
-)
-ROWS += calls(
-    "choco gamma",
-    lambda gamma: gx.choco(RING, INT8, gamma),
-    [0, -0.1, 1.1, float("nan"), "1", None, True],
-    "gamma of choco",
-)
-ROWS += calls(
-    "choco schedule",
-    lambda schedule: gx.choco(schedule, INT8, 0.1),
-    [gx.topology.star(4), gx.topology.random_peer(4, 3, seed=0)],
-    "doubly stochastic",
-)
+for name in ("choco", "deepsqueeze"):
+    factory = getattr(gx, name)
+    ROWS += calls(
+        f"{name} codec",
+        lambda codec, factory=factory: factory(RING, codec, 0.1),
+        [None, "top_k", jnp.bfloat16, gx.wire.int8],
+        f"the codec of {name} must be a codec",
+    )
+    ROWS += calls(
+        f"{name} gamma",
+        lambda gamma, factory=factory: factory(RING, INT8, gamma),
+        [0, -0.1, 1.1, float("nan"), "1", None, True],
+        f"gamma of {name}",
+    )
+    ROWS += calls(
+        f"{name} schedule",
+        lambda schedule, factory=factory: factory(schedule, INT8, 0.1),
+        [gx.topology.star(4), gx.topology.random_peer(4, 3, seed=0)],
+        "doubly stochastic",
+    )
 ROWS += calls(
     "choco rounds",
     lambda schedule: gx.choco(schedule, INT8, 0.1),

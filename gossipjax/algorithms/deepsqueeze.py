@@ -1,0 +1,103 @@
+"""DeepSqueeze: gossip of compressed models with error compensation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import optax
+
+from gossipjax.algorithms.choco import require_gamma
+from gossipjax.algorithms.frame.rounding import zeros_like_model
+from gossipjax.algorithms.frame.state import (
+    ExchangePlan,
+    Extra,
+    GossipState,
+    add,
+    init_state,
+    require_axis_names,
+    subtract,
+)
+from gossipjax.algorithms.frame.transform import Combined, gossip_transform
+from gossipjax.collectives import StepLike, at_round, mix_encoded, require_doubly_stochastic
+from gossipjax.topology.schedule import Round, Schedule
+from gossipjax.wire import Codec, make_wire, require_codec
+
+
+def deepsqueeze(
+    schedule: Schedule,
+    codec: Codec,
+    gamma: float,
+    axis_name: str = "nodes",
+    local_axis_name: str | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """DeepSqueeze: what a message leaves out is in the next one. Goes *last* in a chain.
+
+    With `u` the update from the chain before it, `C` the codec and `P` the round:
+
+        y = x + u;    v = y + e;    q = C(v);    e <- v - q
+        x <- y + gamma (sum_j P_ij q_j - q)
+
+    It sends models, not differences: one copy less than `choco`, and any doubly stochastic
+    schedule; but the noise of the codec does not vanish as the nodes agree. The sum of `x` changes
+    only by the updates. The parameters that the user holds are `x`, `[...]` per node. The state
+    keeps `extra["error"]`, `e`, like the parameters, float32 at least; it starts from 0 again on a
+    change of nodes.
+
+    Args:
+      schedule: a doubly stochastic schedule.
+      codec: of the messages, such as `gx.wire.int4()`.
+      gamma: the step towards the neighbours, above 0 and at most 1: the smaller, the less the codec
+        keeps.
+      axis_name: the mapped axis of the nodes.
+      local_axis_name: the axis of the devices of one node, as in `sgp`.
+
+    The transform's `update` takes `step=`, as that of `sgp`.
+
+    Raises:
+      ValueError: if the schedule is not doubly stochastic, `codec` is not a codec, or gamma is not
+        a number above 0 and at most 1; when traced, as `sgp`.
+
+    References:
+      Tang et al., "DeepSqueeze: Decentralization Meets Error-Compensated Compression", 2019,
+      arXiv:1907.07346, algorithm 1.
+
+    >>> import jax, jax.numpy as jnp, gossipjax as gx
+    >>> tx = gx.deepsqueeze(gx.topology.ring(2), gx.wire.top_k(0.5), gamma=0.5)
+    >>> def update(x):
+    ...     updates, state = tx.update(jnp.zeros(2), tx.init(x), x, step=0)
+    ...     return x + updates, state.extra["error"].value
+    >>> x = jnp.array([[0.0, 4.0], [2.0, 1.0]])
+    >>> [a.tolist() for a in jax.vmap(update, axis_name="nodes")(x)]
+    [[[0.5, 3.0], [1.5, 2.0]], [[0.0, 0.0], [0.0, 1.0]]]
+    """
+    require_doubly_stochastic(schedule, "deepsqueeze")
+    require_codec(codec, "the codec of deepsqueeze")
+    gamma = require_gamma(gamma, "deepsqueeze")
+    require_axis_names("deepsqueeze", axis_name, local_axis_name)
+    wire = make_wire(axis_name, local_axis_name, wire=codec, takes_sparse=True)
+    plan = ExchangePlan(schedule, wire=wire)
+
+    def init(params: optax.Params) -> GossipState:
+        state = init_state(params, plan, push_sum=False)
+        return state._replace(extra={"error": Extra(zeros_like_model(params), "restart")})
+
+    def exchange(round_: Round, operands: tuple[Any, Any, jax.Array]) -> tuple[Any, Any]:
+        y, error, count = operands
+        if round_.is_identity:
+            return y, error
+        v = add(y, error)
+        sent, mixed = mix_encoded(v, round_, wire, wire.make_key(count))
+        x = jax.tree.map(lambda y, p, q: y + gamma * (p - q), y, mixed, sent)
+        return x, subtract(v, sent)
+
+    def combine(
+        x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
+    ) -> Combined:
+        del received
+        assert state.extra is not None
+        operands = (add(x, updates), state.extra["error"].value, state.count)
+        x, error = at_round(exchange, schedule, step, axis_name, operands)
+        return Combined(x, state._replace(extra={"error": Extra(error, "restart")}))
+
+    return gossip_transform("deepsqueeze", plan, init, combine)
