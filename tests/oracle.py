@@ -185,7 +185,7 @@ def deepsqueeze(matrices, x, updates, gamma, compress):
         W = matrices[k % len(matrices)]
         y = x + u
         x = y
-        if (W != np.eye(len(W))).any():  # else nothing is sent
+        if (np.eye(len(W)) != W).any():  # else nothing is sent
             q = np.stack([compress(y[i] + error[i], k, i) for i in range(len(x))])
             error = y + error - q
             x = y + gamma * (W @ q - q)
