@@ -80,7 +80,7 @@ def write_tables(
 def describe(grid: Grid, metric: str, outcomes: Mapping[Cell, Outcome]) -> str:
     """Returns the sentence below the table."""
     unit = ", in %" if is_fraction(metric) else ""
-    seeds = f"mean ± standard deviation over {len(grid.seeds)} seeds"
+    seeds = f"mean ± standard deviation over {len(grid.seeds)} seed(s)"
     count = sum(outcome.status == "finished" for outcome in outcomes.values())
     total = len(list(grid.list_cells()))
     paper = ""

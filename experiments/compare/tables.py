@@ -64,14 +64,21 @@ def list_texts(grid: Grid, entries: Entries, row: str) -> list[tuple[str, bool]]
 
 
 def make_table(grid: Grid, entries: Entries, caption: str) -> Table:
-    """Makes the table for the terminal; the best of a column is bold."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), title=grid.title, caption=caption)
-    table.add_column("", no_wrap=True)
-    for header in list_headers(grid):
-        table.add_column(header, justify="right")
+    """Makes the table for the terminal; the best of a column is bold, the paper's below ours."""
+    table = Table(
+        box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=grid.title, caption=caption, show_lines=False
+    )
+    table.add_column("")
+    for column in grid.columns:
+        table.add_column(column.title, justify="right", no_wrap=True)
     for row in grid.rows:
-        texts = list_texts(grid, entries, row.title)
-        cells = [Text(text, style="bold green" if best else "") for text, best in texts]
+        cells = []
+        for column in grid.columns:
+            entry = entries.get((row.title, column.title))
+            is_best = entry is not None and entry.is_best
+            cell = Text(format_entry(entry), style="bold green" if is_best else "")
+            figure = grid.figures.get((row.title, column.title))
+            cells.append(Text.assemble(cell, f"\npaper {figure}") if figure else cell)
         table.add_row(row.title, *cells)
     return table
 

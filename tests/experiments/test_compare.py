@@ -103,6 +103,14 @@ def test_the_table_in_all_forms():
     output = io.StringIO()
     Console(file=output, width=80).print(make_table(GRID, ENTRIES, "a caption"))
     assert "90.00 (1 diverged)" in output.getvalue()
+    assert "paper 87.4" in output.getvalue()
+    for grid in GRIDS.values():  # in a terminal of 80 columns
+        whole = {
+            (r.title, c.title): ENTRIES["sgp", "alpha 1"] for r in grid.rows for c in grid.columns
+        }
+        output = io.StringIO()
+        Console(file=output, width=80).print(make_table(grid, whole, ""))
+        assert "…" not in output.getvalue()
 
 
 @pytest.mark.parametrize(
