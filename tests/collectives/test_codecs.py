@@ -258,23 +258,27 @@ class TestAllreduce:
             np.testing.assert_allclose(mean[0], sent.mean(axis=0), rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(state.error, error, rtol=1e-5, atol=1e-6)
 
-    @pytest.mark.parametrize("codec", [gx.wire.int4(), gx.wire.top_k(0.1)], ids=str)
+    @pytest.mark.parametrize(
+        "codec", [gx.wire.int4(), gx.wire.top_k(0.1), gx.wire.random_k(0.1)], ids=str
+    )
     def test_it_finds_the_minimum(self, codec):
-        """With rates that vanish: without the errors kept, top_k would end elsewhere."""
+        """With rates that vanish, as what is kept does then: without it, top_k ends elsewhere."""
         targets = np.random.default_rng(0).normal(size=(N, 50))
-        rate = optax.exponential_decay(0.2, 40, 0.7)
+        rate = optax.exponential_decay(0.05, 1000, 0.2)
         tx = optax.chain(gx.allreduce(wire=codec), optax.sgd(rate))
         nodes = gx.Nodes(N)
         z, state = nodes.init(tx, jnp.zeros(50))
 
-        def step(z, state, target):
-            updates, state = tx.update(z - target, state, z)
-            return z + updates, state
+        def train(z, state, target):
+            def step(carry, _):
+                z, state = carry
+                updates, state = tx.update(z - target, state, z)
+                return (z + updates, state), None
 
-        program = nodes.spmd(step)
-        for _ in range(400):
-            z, state = program(z, state, jnp.asarray(targets, jnp.float32))
-        np.testing.assert_allclose(z, np.tile(targets.mean(axis=0), (N, 1)), atol=0.02)
+            return jax.lax.scan(step, (z, state), length=4000)[0][0]
+
+        z = nodes.spmd(train)(z, state, jnp.asarray(targets, jnp.float32))
+        np.testing.assert_allclose(z, np.tile(targets.mean(axis=0), (N, 1)), atol=3e-3)
 
     def test_a_state_without_errors(self):
         tx = gx.allreduce(wire=gx.wire.int8())
