@@ -4,6 +4,7 @@ import difflib
 
 from experiments.compare.grid import Grid, Line
 from experiments.presets.relaysgd import METHODS, RELAYSGD, RESULTS
+from experiments.presets.slowmo import BASELINES, EVERY, SLOWMO, WITH_SLOWMO
 
 ALPHAS = (1, 0.1, 0.01)
 NESTEROV = ("--optimizer", "nesterov")
@@ -56,7 +57,7 @@ RELAYSGD_TABLE_2 = Grid(
 )
 
 
-def make_mini() -> Grid:
+def make_relaysgd_mini() -> Grid:
     """The same on Fashion-MNIST in minutes, at the authors' rates, with three rows more."""
     rows = []
     cells = {}
@@ -96,9 +97,40 @@ def make_mini() -> Grid:
     )
 
 
+def make_slowmo_mini() -> Grid:
+    """SlowMo around SGP, 1-OSGP and Local SGD, on Fashion-MNIST."""
+    column = Line("top-1", ())
+    rows = []
+    figures = {}
+    for row, (algorithm, options, title, published) in BASELINES.items():
+        every = ("--outer-every", f"{options['outer_every']}") if options else ()
+        rows.append(Line(title, ("--algorithm", algorithm, *every)))
+        figures[title, column.title] = published["top-1"].rstrip("%")
+        if row in WITH_SLOWMO:
+            slow = ("--outer-every", f"{EVERY[row]}", "--outer-momentum", "0.5", "--outer-reset")
+            rows.append(Line(f"{title}, with SlowMo", ("--algorithm", algorithm, *slow)))
+            figures[rows[-1].title, column.title] = WITH_SLOWMO[row]["top-1"].rstrip("%")
+    return Grid(
+        title="SlowMo, Table 1 in miniature: Fashion-MNIST, a small CNN, 16 nodes",
+        program="image",
+        arguments=(
+            *("--dataset", "fashion_mnist", "--model", "small_cnn", "--nodes", "16"),
+            *("--batch-size-per-node", "32", "--epochs", "6", "--log-every", "50"),
+            *("--learning-rate", "0.05"),
+        ),
+        rows=tuple(rows),
+        columns=(column,),
+        metric="accuracy",
+        paper=SLOWMO,
+        place="Table 1 (ImageNet, ResNet-50, 32 nodes)",
+        figures=figures,
+    )
+
+
 GRIDS = {
     "relaysgd-table2": RELAYSGD_TABLE_2,
-    "relaysgd-table2-mini": make_mini(),
+    "relaysgd-table2-mini": make_relaysgd_mini(),
+    "slowmo-table1-mini": make_slowmo_mini(),
 }
 
 
