@@ -16,6 +16,7 @@ import gossipjax as gx
 from experiments import report
 from experiments.results import create_run_dir, make_progress_bar, read_summary
 from experiments.training.asynchronous.loop import Job, NodeRun, OneNode, train_node
+from experiments.training.asynchronous.methods import WIRES
 from experiments.training.experiment import merge_saved_options, require_same_data
 from experiments.training.options import TrainingOptions
 from experiments.training.output import Output
@@ -116,7 +117,7 @@ def require_node(options: TrainingOptions) -> gx.launch.NodeInfo:
         raise ValueError(
             f"--nodes must be the number of processes, {info.num_nodes}, got {options.nodes}."
         )
-    for name in ("init_from", "topology"):
+    for name in ("init_from", "topology", "delays_of", "outer_every"):
         if getattr(options, name):
             raise ValueError(
                 f"--{name.replace('_', '-')} must not be given with {options.algorithm[0]}: its "
@@ -126,6 +127,11 @@ def require_node(options: TrainingOptions) -> gx.launch.NodeInfo:
         raise ValueError(
             f"--accumulate and --local-steps must be 1 and --batch-stats local with "
             f"{options.algorithm[0]}: running statistics travel with the parameters."
+        )
+    if options.momentum != "local" or options.wire not in WIRES:
+        raise ValueError(
+            f"--momentum must be local and --wire {' or '.join(WIRES)} with "
+            f"{options.algorithm[0]}, got {options.momentum} and {options.wire}."
         )
     if options.out is None:
         raise ValueError("--out must be given, a folder that all nodes share, got none.")

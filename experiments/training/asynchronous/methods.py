@@ -6,6 +6,9 @@ from typing import NamedTuple
 import gossipjax as gx
 
 
+WIRES = ("float32", "bfloat16")
+
+
 class AsynchronousMethod(NamedTuple):
     """A row of `ASYNCHRONOUS`.
 
