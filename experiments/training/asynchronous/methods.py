@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import gossipjax as gx
 
-
 WIRES = ("float32", "bfloat16")
 
 
