@@ -51,7 +51,7 @@ class Line(NamedTuple):
 def calls(name: str, function: Callable[[Any], Any], values: list[Any], message: str) -> list[Call]:
     """Returns a row for each bad value of one argument."""
 
-    def make(value: Any) -> Call:
-        return Call(f"{name}: {str(value)[:20]!r}", lambda: function(value), message)
+    def make(number: int, value: Any) -> Call:
+        return Call(f"{name} {number}: {str(value)[:20]!r}", lambda: function(value), message)
 
-    return [make(value) for value in values]
+    return [make(number, value) for number, value in enumerate(values)]
