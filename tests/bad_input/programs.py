@@ -300,6 +300,8 @@ OTHERS = [
     ("speed", "network --megabytes nan", "--megabytes must be"),
     ("speed", "network --megabytes 1e30", "must fit into"),
     ("speed", "network --iterations 0", "--iterations must be"),
+    ("speed", "network --outer-every 0", "--outer-every must be"),
+    ("speed", "network --outer-delay -1", "--outer-delay must be"),
     ("speed", "network --compute-seconds -1", "--compute-seconds must be"),
     ("speed", "network --algorithm x --out OUT", "must be one of"),
     ("speed", "network --algorithm sgp@hypercube --hosts 6 --out OUT", "must be a power of two"),

@@ -25,6 +25,7 @@ from experiments.speed.__main__ import main
 from experiments.speed.hosts import links, processes
 from experiments.speed.network import buckets, model, report
 from experiments.speed.network import measure as network
+from experiments.speed.network.outer import OuterTimes
 from experiments.speed.network.rows import (
     ALL_LINKS,
     COMPUTATION,
@@ -34,6 +35,7 @@ from experiments.speed.network.rows import (
     build_rows,
     compute_limits,
     make_row,
+    name_computation,
 )
 from experiments.speed.network.summary import list_metrics, summarize_configuration, summarize_row
 from experiments.training.methods import ALGORITHMS, spell_name
@@ -120,6 +122,21 @@ class TestBytes:
             full, half = (row.count_sent_bytes(step, 1_000_000) for row in rows)
             assert full == pytest.approx(4e6 * (1.5 if step < 4 else 1), rel=1e-4)
             assert half == pytest.approx(full / 2, rel=1e-4)
+
+    def test_an_outer_optimizer_averages_the_model_once_in_a_period(self):
+        times = OuterTimes(every=6, fragments=2, delay=4)
+        diloco, streaming = (
+            make_row(name, "float32", 4, outer=times) for name in ("diloco", "streaming-diloco")
+        )
+        sent_bytes = [
+            [row.count_sent_bytes(k, 1000) for k in range(12)] for row in (diloco, streaming)
+        ]
+        assert sent_bytes == [[0, 0, 0, 0, 0, 6000] * 2, [0, 0, 3000, 0, 0, 3000] * 2]
+        assert not diloco.overlaps
+        assert streaming.overlaps
+        assert [streaming.canonical_step(k) for k in range(7)] == [0, 1, 2, 3, 1, 5, 0]
+        _, left_out = build_rows(["sgp", "streaming-diloco"], ["float32"], 4, outer=OuterTimes(3))
+        assert "fragments of outer must be" in left_out["streaming-diloco, float32 wire"]
 
     def test_the_weight_travels_in_full_precision(self):
         assert mean_sent_bytes("sgp", "float32", 8, 1000) == 4 * 1001
@@ -240,6 +257,20 @@ def test_summary():
     assert len(lines) == 5 * 10
     assert lines[-1]["iteration"] == 9
     assert len(lines[-1]["seconds"]) == 4
+
+
+def test_periods_are_averaged():
+    """One slow step in each period is seen, and compared with computation in one go."""
+    row = make_row("streaming-diloco", "float32", 2, outer=OuterTimes(5, 2, 1))
+    records = make_records([row], 2)
+    for host, record in enumerate(records):
+        record["seconds"][row.name] = [1.0, 1.0, 1.0, 1.0, 2.0 + host] * 3
+        record["nic_bytes"][row.name] = [7] * 15
+        record["seconds"][name_computation(row)] = [1.0, 1.1] * 5
+    run = summarize_row(row, summarize_configuration(2, "1gbit", records), records)
+    assert run["seconds"] == pytest.approx(1.4)
+    assert run["computation_seconds"] == pytest.approx(1.05)
+    assert run["ratio_to_limit"] == pytest.approx(1.4 / 1.05)
 
 
 def write_summary(folder, sizes, bandwidths):
@@ -492,6 +523,7 @@ class TestLinks:
 
 
 MEASURED = ("allreduce-buckets", "centralized", "sgp-cwa", "1-osgp")
+PERIODIC = ("diloco", "streaming-diloco")
 
 
 def test_measures(tmp_path, capsys, monkeypatch):
@@ -505,7 +537,8 @@ def test_measures(tmp_path, capsys, monkeypatch):
 
         monkeypatch.setattr(network, "find_free_port", pick_port)
         out = tmp_path / "out"
-        main(["network", *TINY, "--algorithm", *MEASURED, "--out", str(out)])
+        periods = ["--outer-every", "4", "--outer-fragments", "2", "--outer-delay", "3"]
+        main(["network", *TINY, "--algorithm", *MEASURED, *PERIODIC, *periods, "--out", str(out)])
     assert len(ports) == 2
     printed = capsys.readouterr().out
     assert "2 hosts, loopback" in printed
@@ -515,14 +548,16 @@ def test_measures(tmp_path, capsys, monkeypatch):
     assert configuration["computation_seconds"] > 0
     assert configuration["goodput_all_links"] > 1e6
     runs = {(run["algorithm"], run["wire"]): run for run in summary["runs"]}
-    assert set(runs) == set(itertools.product(MEASURED, ("float32", "bfloat16")))
+    assert set(runs) == set(itertools.product(MEASURED, ("float32", "bfloat16"))) | set(
+        itertools.product(PERIODIC, ("float32",))
+    )
     for run in runs.values():
         assert run["seconds_p10"] <= run["seconds"] <= run["seconds_p90"]
-        assert run["iterations"] == 10
+        assert run["iterations"] == (12 if run["algorithm"] in PERIODIC else 10)
         assert run["nic_bytes"] is None
         assert run["ratio_to_limit"] == pytest.approx(run["seconds"] / run["limit_seconds"])
     lines = (out / "metrics.jsonl").read_text().splitlines()
-    assert len(lines) == (3 + 2 * len(MEASURED)) * 10
+    assert len(lines) == (3 + 2 * len(MEASURED)) * 10 + len(PERIODIC) * (12 + 20)
     assert (out / "seconds_per_iteration.png").stat().st_size > 10_000
     with pytest.raises(SystemExit):
         main(["network", *TINY, "--out", str(out)])

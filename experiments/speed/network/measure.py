@@ -14,7 +14,8 @@ without exchange, and plain TCP streams, so that noise affects all of them alike
 
 with medians over the same rounds: of the iterations without exchange (on all hosts at once, because
 they share the cores), and of the faster kind of stream (from every host to the next at once, as in
-a ring, or from one host only).
+a ring, or from one host only). Rows of outer optimizers are made in one go, and so is the
+computation that they are compared with; there both are means over whole periods.
 
 README.md in this folder lists the files, columns and fields that it writes into `--out`.
 """
@@ -38,7 +39,12 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from experiments import results
-from experiments.options.checks import NonNegativeFloat, check_fields
+from experiments.options.checks import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    check_fields,
+)
 from experiments.options.paths import OptionalPath
 from experiments.program import exit_on_error
 from experiments.results import Record
@@ -49,6 +55,7 @@ from experiments.speed.hosts.processes import (
     make_scratch_folder,
     run_hosts,
 )
+from experiments.speed.network.outer import DILOCO, STREAMING_DILOCO, OuterTimes
 from experiments.speed.network.report import write_report
 from experiments.speed.network.rows import (
     BUCKETS,
@@ -72,8 +79,8 @@ MODEL_COPIES = 30  # memory of a host: models at once
 STALL_TIMEOUT = 180.0  # seconds; covers a compilation on a slow machine
 STALL_FACTOR = 10  # an iteration that takes longer than this times its bound hangs
 NETWORK_ALGORITHM_HELP = (
-    f"{ALGORITHM_HELP} Here also {CENTRALIZED} (node 0 gathers gradients and sends their mean) and "
-    f"{BUCKETS} (beside the backward pass)."
+    f"{ALGORITHM_HELP} Here also {CENTRALIZED} (node 0 gathers gradients and sends their mean), "
+    f"{BUCKETS} (beside the backward pass), {DILOCO} and {STREAMING_DILOCO}."
 )
 COMMAND = (sys.executable, "-m", "experiments.speed.network.worker")
 
@@ -101,6 +108,13 @@ class Options:
         "bfloat16",
     )
     """Forms in which messages travel; an algorithm without one of them is left out of its rows."""
+    outer_every: PositiveInt = OuterTimes().every
+    """Steps from one average to the next, of the diloco rows, whose steps are measured in whole
+    such periods."""
+    outer_fragments: PositiveInt = OuterTimes().fragments
+    """Parts of the model that streaming-diloco averages at different times."""
+    outer_delay: NonNegativeInt = OuterTimes().delay
+    """Steps between sending a fragment and using its average, of streaming-diloco."""
     out: OptionalPath = None
     """Folder for the results; a new one under runs/ if not given."""
     overwrite: bool = False
@@ -127,6 +141,11 @@ class Options:
             )
         if self.iterations < MIN_ITERATIONS:
             raise ValueError(f"--iterations must be >= {MIN_ITERATIONS}, got {self.iterations}.")
+
+    @property
+    def outer_times(self) -> OuterTimes:
+        """When the rows of outer optimizers exchange what."""
+        return OuterTimes(self.outer_every, self.outer_fragments, self.outer_delay)
 
 
 class Configuration(NamedTuple):
@@ -158,7 +177,9 @@ def measure_network(options: Options) -> None:
     out = None
     with exit_on_error(lambda: out), links.exit_on_stop_signals():
         rows = {
-            n: build_rows(options.algorithm, options.wire, n, options.iterations)
+            n: build_rows(
+                options.algorithm, options.wire, n, options.iterations, options.outer_times
+            )
             for n in options.hosts
         }
         if options.bandwidth:
@@ -276,6 +297,7 @@ def _try_configuration(
             megabytes=options.megabytes,
             compute_seconds=options.compute_seconds,
             iterations=options.iterations,
+            outer=options.outer_times,
             secret=secrets.token_hex(),
             interface=links.INTERFACE if bits_per_second else None,
         )

@@ -140,6 +140,10 @@ class RowTrainer:
         )
         return model.params, self._opt_state
 
+    def wait(self) -> None:
+        """Waits for the averages on their way, so that other collectives may follow."""
+        self._train_step.wait()
+
 
 def choose_batch_size(seconds: dict[int, float], target: float) -> int:
     """The batch size that should take `target` seconds, on the line through the two nearest.

@@ -10,6 +10,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 import gossipjax as gx
+from experiments.speed.network.outer import OUTER, OuterTimes
 from experiments.training.asynchronous import ASYNCHRONOUS
 from experiments.training.methods import (
     ALGORITHMS,
@@ -46,6 +47,7 @@ DEFAULT_ALGORITHMS = (
     "async-sgp",
     "async-adpsgd",
 )
+OUTER_TIMES = OuterTimes()
 STEPS = 12  # of a run; a hybrid topology switches after a third of them
 FLOATS: tuple[WireName, ...] = ("float32", "bfloat16")
 LEARNING_RATE = 1e-3  # of plain SGD; small, because only time counts here
@@ -60,6 +62,7 @@ class Row(NamedTuple):
       nodes: N.
       method: the algorithm on its topology, around plain SGD.
       state: the gossip state of a node; None for an algorithm that averages gradients.
+      outer: when an outer optimizer exchanges what; None without one.
     """
 
     algorithm: str
@@ -67,6 +70,7 @@ class Row(NamedTuple):
     nodes: int
     method: Method
     state: gx.GossipState | None
+    outer: OuterTimes | None = None
 
     @property
     def name(self) -> str:
@@ -77,15 +81,25 @@ class Row(NamedTuple):
     def overlaps(self) -> bool:
         """Whether the exchange can run beside the computation of the gradients.
 
-        It can where it needs nothing that its step computes, and in buckets, where that of one
-        layer's gradients runs beside the computation of the layer before.
+        It can where it needs nothing that its step computes, in buckets, where that of one layer's
+        gradients runs beside the computation of the layer before, and with an outer optimizer that
+        uses an average some steps after sending it.
         """
+        if self.outer is not None:
+            return self.outer.delay > 0
         if self.state is None:
             return self.algorithm in (BUCKETS, *ASYNCHRONOUS)
         return self.state.plan.exchanges_early
 
+    @property
+    def period(self) -> int:
+        """Steps that are timed together; they are made in one go where there are several."""
+        return 1 if self.outer is None else self.outer.every
+
     def canonical_step(self, step: int) -> int:
-        """The static step of the program that runs `step`."""
+        """The static step of the program that runs `step`, and of an outer one after its start."""
+        if self.outer is not None:
+            return self.outer.canonical_step(step)
         return 0 if self.state is None else gx.canonical_step(self.state, step)
 
     def count_sent_bytes(self, step: int, parameters: int) -> float:
@@ -96,6 +110,11 @@ class Row(NamedTuple):
         """
         if self.algorithm == CENTRALIZED:
             return count_message_bytes(parameters, self.wire) * (self.nodes - 1)
+        if self.outer is not None:
+            if not self.outer.sends(step):
+                return 0.0
+            all_bytes = count_all_reduce_bytes(parameters, self.nodes, self.wire)
+            return all_bytes / self.outer.fragments  # of equal size, nearly
         if self.algorithm in ASYNCHRONOUS:  # at most: a node keeps its share while a link is busy
             return count_message_bytes(parameters + 1, self.wire)
         if self.state is None:
@@ -124,6 +143,11 @@ class Row(NamedTuple):
         """
         sent = self.count_sent_bytes(step, parameters)
         return 2 * sent if self.algorithm == CENTRALIZED else sent
+
+
+def name_computation(row: Row) -> str:
+    """Name, in the files, of the steps without exchange before and after a row made in one go."""
+    return f"{COMPUTATION} beside {row.name}"
 
 
 def count_message_bytes(values: int, wire: WireName) -> float:
@@ -206,7 +230,13 @@ def compute_limits(computation_seconds: float, link_bytes: float, goodput: float
     )
 
 
-def make_row(algorithm: str, wire: WireName, nodes: int, steps: int = STEPS) -> Row:
+def make_row(
+    algorithm: str,
+    wire: WireName,
+    nodes: int,
+    steps: int = STEPS,
+    outer: OuterTimes = OUTER_TIMES,
+) -> Row:
     """The named algorithm over `nodes` nodes, around plain SGD.
 
     Args:
@@ -214,12 +244,17 @@ def make_row(algorithm: str, wire: WireName, nodes: int, steps: int = STEPS) -> 
       wire: the form of its messages.
       nodes: N.
       steps: of the run; a hybrid topology switches after a third of them.
+      outer: when the rows of outer optimizers exchange what.
 
     Raises:
       ValueError: for an unknown name, a topology that is impossible for this number of nodes, or a
         `wire` that the algorithm does not have.
     """
-    if algorithm == CENTRALIZED:
+    times = outer.of(algorithm) if algorithm in OUTER else None
+    if times is not None:
+        options = MethodOptions(nodes, steps, wire=wire, outer=times.options())
+        method = make_method("local", options, optax.sgd(LEARNING_RATE))
+    elif algorithm == CENTRALIZED:
         method = make_centralized_method(wire, nodes)
     elif algorithm == BUCKETS and wire not in FLOATS:
         raise ValueError(
@@ -234,7 +269,7 @@ def make_row(algorithm: str, wire: WireName, nodes: int, steps: int = STEPS) -> 
         method = make_method(name, options, optax.sgd(LEARNING_RATE))
         if not ALGORITHMS[parse_name(name).row].exchanges:
             raise ValueError(f"{algorithm} exchanges nothing that could be measured.")
-    return Row(algorithm, wire, nodes, method, method.state())
+    return Row(algorithm, wire, nodes, method, method.state(), times)
 
 
 def build_rows(
@@ -242,6 +277,7 @@ def build_rows(
     wires: Sequence[WireName],
     nodes: int,
     steps: int = STEPS,
+    outer: OuterTimes = OUTER_TIMES,
 ) -> tuple[list[Row], dict[str, str]]:
     """All rows that are possible for `nodes` nodes; and by name, why the others are not.
 
@@ -251,11 +287,11 @@ def build_rows(
     rows: list[Row] = []
     left_out: dict[str, str] = {}
     for algorithm in algorithms:
-        if algorithm not in (CENTRALIZED, BUCKETS, *ASYNCHRONOUS):
+        if algorithm not in (CENTRALIZED, BUCKETS, *OUTER, *ASYNCHRONOUS):
             parse_name(algorithm)
         for wire in wires:
             try:
-                rows.append(make_row(algorithm, wire, nodes, steps))
+                rows.append(make_row(algorithm, wire, nodes, steps, outer))
             except ValueError as error:
                 left_out[f"{algorithm}, {wire} wire"] = str(error)
     if not rows:

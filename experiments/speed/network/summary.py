@@ -5,7 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from experiments.results import Record
-from experiments.speed.network.rows import ALL_LINKS, COMPUTATION, SINGLE_LINK, Row, compute_limits
+from experiments.speed.network.rows import (
+    ALL_LINKS,
+    COMPUTATION,
+    SINGLE_LINK,
+    Row,
+    compute_limits,
+    name_computation,
+)
 from experiments.speed.timing import summarize_samples
 from experiments.training.asynchronous import ASYNCHRONOUS
 
@@ -43,6 +50,13 @@ def summarize_row(row: Row, configuration: Record, records: Sequence[Record]) ->
     """
     waits = row.algorithm not in ASYNCHRONOUS
     seconds = (max_over_hosts if waits else mean_over_hosts)(records, row.name)
+    if row.period == 1:
+        samples = seconds
+        computation_seconds = configuration["computation_seconds"]
+    else:  # hosts meet once in a period, and the last to come has taken longest for all of it
+        samples = max_over_hosts(records, row.name, row.period)
+        alone = [np.mean(record["seconds"][name_computation(row)]) for record in records]
+        computation_seconds = float(max(alone))
     steps = range(len(seconds))
     parameters = configuration["parameters"]
     link_bytes = float(np.mean([row.count_link_bytes(step, parameters) for step in steps]))
@@ -51,10 +65,9 @@ def summarize_row(row: Row, configuration: Record, records: Sequence[Record]) ->
     nic_bytes = np.array([record["nic_bytes"][row.name] for record in records])  # [hosts, steps]
     # The faster kind of stream makes the stricter bound.
     goodput = max(configuration["goodput_all_links"], configuration["goodput_one_link"])
-    computation_seconds = configuration["computation_seconds"]
     limits = compute_limits(computation_seconds, link_bytes, goodput)
     limit_seconds = limits.max if row.overlaps else limits.sum
-    timing = summarize_samples("seconds", seconds)
+    timing = summarize_samples("seconds", samples)
     return {
         "algorithm": row.algorithm,
         "topology": row.method.topology,
@@ -90,9 +103,10 @@ def median_by_round(row: Row, values: np.ndarray) -> dict[str, float]:
     return {f"{round_}": float(np.median(values[rounds == round_])) for round_ in np.unique(rounds)}
 
 
-def max_over_hosts(records: Sequence[Record], name: str) -> np.ndarray:
-    """Seconds of the slowest host in each iteration, `[iterations]`."""
-    return np.max([record["seconds"][name] for record in records], axis=0)
+def max_over_hosts(records: Sequence[Record], name: str, period: int = 1) -> np.ndarray:
+    """Seconds per step of the slowest host in each period of steps, `[iterations / period]`."""
+    seconds = np.array([record["seconds"][name] for record in records])
+    return seconds.reshape(len(records), -1, period).mean(axis=2).max(axis=0)
 
 
 def mean_over_hosts(records: Sequence[Record], name: str) -> np.ndarray:

@@ -4,7 +4,8 @@
 
 It reads `FOLDER/config.json`, writes its results into `FOLDER/RANK.json`, and its progress into
 `FOLDER/RANK.progress`. In every iteration it runs all rows, one after another, so that noise
-affects all of them alike. All hosts start each run together, after a barrier that is not timed.
+affects all of them alike. All hosts start each run together, after a barrier that is not timed. The
+rows of outer optimizers and of nodes that wait for nobody come after that, each in one go.
 """
 
 import dataclasses
@@ -28,7 +29,15 @@ from experiments.results import Record
 from experiments.speed.network.asynchronous import join_job, run_steps
 from experiments.speed.network.buckets import BucketTrainer
 from experiments.speed.network.model import CalibratedModel, RowTrainer, compute_loss
-from experiments.speed.network.rows import ALL_LINKS, BUCKETS, COMPUTATION, SINGLE_LINK, make_row
+from experiments.speed.network.outer import OUTER, OuterTimes
+from experiments.speed.network.rows import (
+    ALL_LINKS,
+    BUCKETS,
+    COMPUTATION,
+    SINGLE_LINK,
+    make_row,
+    name_computation,
+)
 from experiments.training.asynchronous import ASYNCHRONOUS
 from experiments.training.methods import WireName
 
@@ -48,6 +57,7 @@ class WorkerConfig:
       megabytes: 1e6 bytes of float32 parameters.
       compute_seconds: of an iteration without exchange on all hosts at once; sizes the batch.
       iterations: to measure of each row.
+      outer: the fields of `OuterTimes`.
       secret: of the nodes that wait for nobody.
       interface: the network interface whose counter is read; None where hosts share one.
     """
@@ -58,6 +68,7 @@ class WorkerConfig:
     megabytes: float
     compute_seconds: float
     iterations: int
+    outer: tuple[int, int, int]
     secret: str
     interface: str | None
 
@@ -172,6 +183,9 @@ def measure(worker: Worker) -> Record:
             seconds[name].append(step_seconds)
             nic_bytes[name].append(step_bytes)
     for algorithm, wire in config.rows:
+        if algorithm in OUTER:
+            for name, samples in measure_outer(worker, model, algorithm, wire).items():
+                seconds[name], nic_bytes[name] = samples
         if algorithm in ASYNCHRONOUS:
             name = make_row(algorithm, wire, config.hosts).name
             seconds[name], nic_bytes[name] = measure_asynchronous(worker, model, algorithm, wire)
@@ -186,10 +200,63 @@ def measure(worker: Worker) -> Record:
     }
 
 
+Samples = tuple[list[float], list[int | None]]
+"""Seconds of each step of this host, and the bytes it sent, the same for each step."""
+
+
+def measure_outer(
+    worker: Worker, model: CalibratedModel, algorithm: str, wire: WireName
+) -> dict[str, Samples]:
+    """The row of an outer optimizer, and steps without exchange before and after it, in one go.
+
+    No barrier lies between the measured steps: averages are on their way, and no other collectives
+    may run beside them. Before these steps all programs are compiled, the hosts meet once more, and
+    then as much gets on its way as there is at the end.
+    """
+    config = worker.config
+    row = make_row(algorithm, wire, config.hosts, config.iterations, OuterTimes(*config.outer))
+    assert row.outer is not None
+    trainer = RowTrainer(model, row.method.transform)
+
+    def run(steps: range, run_step: Callable[[int], Any], status: str) -> Samples:
+        seconds = []
+        before = worker.read_sent_bytes()
+        for step in steps:
+            worker.report_progress(
+                f"iteration {config.iterations} of {config.iterations}: {row.name}, {status} {step}"
+            )
+            start = time.perf_counter()
+            jax.block_until_ready(run_step(step))
+            seconds.append(time.perf_counter() - start)
+        sent = worker.count_sent_bytes(before)
+        return seconds, [None if sent is None else sent // max(1, len(steps))] * len(steps)
+
+    def compute() -> Samples:
+        worker.gather(0)
+        steps = range(max(config.iterations, row.period))
+        return run(steps, lambda step: model.compute(), "computation")
+
+    alone = compute()
+    worker.gather(0)
+    compiled, first = row.outer.steps_to_compile, row.outer.first_measured
+    run(range(compiled), trainer.run_step, "compiling step")
+    trainer.wait()
+    worker.gather(0)
+    run(range(compiled, first), trainer.run_step, "warm-up step")
+    measured = range(first, first + row.outer.count_steps(config.iterations))
+    samples = run(measured, trainer.run_step, "step")
+    trainer.wait()
+    again = compute()
+    return {
+        name_computation(row): (alone[0] + again[0], alone[1] + again[1]),
+        row.name: samples,
+    }
+
+
 def measure_asynchronous(
     worker: Worker, model: CalibratedModel, algorithm: str, wire: WireName
-) -> tuple[list[float], list[int | None]]:
-    """Seconds of each step of this host, and the bytes it sent, the same for each step."""
+) -> Samples:
+    """The row of nodes that wait for nobody."""
     config = worker.config
     name = f"{algorithm}, {wire}"
     worker.report_progress(f"starting {name}")
@@ -213,7 +280,7 @@ def compile_rows(worker: Worker, model: CalibratedModel) -> dict[str, Callable[[
     config = worker.config
     jobs: dict[str, Callable[[int], Any]] = {}
     for algorithm, wire in config.rows:
-        if algorithm in ASYNCHRONOUS:
+        if algorithm in (*OUTER, *ASYNCHRONOUS):
             continue
         row = make_row(algorithm, wire, config.hosts, config.iterations)
         in_buckets = algorithm == BUCKETS

@@ -83,7 +83,7 @@ class Method:
         """Returns the gossip state of one node, of shapes and static data; None without gossip.
 
         Args:
-          params: `[...]`, arrays or their shapes; one value if not given.
+          params: `[...]`, arrays or their shapes; if not given, a few leaves of one value.
         """
         return gx.gossip_state(self._init_shapes(params))
 
@@ -92,8 +92,9 @@ class Method:
         return gx.canonical_steps(self._init_shapes())
 
     def _init_shapes(self, params: Any = None) -> Any:
-        if params is None:
-            params = jax.ShapeDtypeStruct((1,), jnp.float32)
+        if params is None:  # a leaf for every fragment
+            leaves = 1 if self.outer is None else self.outer.fragments
+            params = [jax.ShapeDtypeStruct((1,), jnp.float32)] * leaves
         return jax.eval_shape(self.transform.init, params)
 
 
