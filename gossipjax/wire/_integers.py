@@ -64,14 +64,14 @@ class IntegerCodec(Codec):
         return -(-like.size // self._parts) + scales * like.dtype.itemsize // WORD.itemsize
 
     def encode(self, array: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        key = require_key(self, key)
+        given: jax.Array = require_key(self, key)
         words = []
         scales = []
         start = 0
         for shape in self._shapes(array.size):
             values = _take(array, start, shape)
             scale = _find_largest(values) * np.asarray(1 / self._limit, array.dtype)
-            words.append(self._pack_apart(array, start, scale, key, shape).ravel())
+            words.append(self._pack_apart(array, start, scale, given, shape).ravel())
             scales.append(jax.lax.bitcast_convert_type(scale, WORD).ravel())
             start += math.prod(shape)
         return concatenate_in_place([*words, *scales]) if words else jnp.zeros(0, WORD)
@@ -123,9 +123,10 @@ class IntegerCodec(Codec):
         sizes = [groups * block for groups, _, block in shapes]
         sizes += [groups * parts * scale_words for groups, parts, _ in shapes]
         pieces = split_by_size(words, sizes)
+        count = len(shapes)
         values = [
-            self._unpack(*piece, shape, like)
-            for *piece, shape in zip(pieces, pieces[len(shapes) :], shapes, strict=False)
+            self._unpack(pieces[i], pieces[count + i], shape, like)
+            for i, shape in enumerate(shapes)
         ]
         values = concatenate_in_place(values) if values else jnp.zeros(0, like.dtype)
         return values[: like.size]
