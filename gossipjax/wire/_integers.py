@@ -22,6 +22,9 @@ ONE = np.uint32(0x3F800000)
 HALF_STEP = np.uint32(2 ** (MANTISSA_BITS - NOISE_BITS - 1))
 TO_INTEGER = np.float32(1.5 * 2**MANTISSA_BITS)
 
+Shape = tuple[int, int, int]
+"""Groups, parts of a word, and words of a group."""
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class IntegerCodec(Codec):
@@ -50,7 +53,7 @@ class IntegerCodec(Codec):
     def _parts(self) -> int:
         return 8 * WORD.itemsize // self.bits
 
-    def _shapes(self, size: int) -> list[tuple[int, int, int]]:
+    def _shapes(self, size: int) -> list[Shape]:
         """`[groups, parts, block]` of the whole groups, and of the smaller one; none of size 0."""
         whole, rest = divmod(size, self._parts * self.block)
         shapes = [(whole, self._parts, self.block), (1, self._parts, -(-rest // self._parts))]
@@ -61,38 +64,41 @@ class IntegerCodec(Codec):
         return -(-like.size // self._parts) + scales * like.dtype.itemsize // WORD.itemsize
 
     def encode(self, array: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        key = require_key(self, key)
+        given: jax.Array = require_key(self, key)
         words = []
         scales = []
         start = 0
         for shape in self._shapes(array.size):
-            stop = start + math.prod(shape)
-            values = array[start:stop]
-            # Zeros at the end of the last group.
-            values = jnp.pad(values, (0, stop - start - values.size)).reshape(shape)
+            values = _take(array, start, shape)
             scale = _find_largest(values) * np.asarray(1 / self._limit, array.dtype)
-            words.append(self._pack_apart(values, scale, _noise(key, start, shape)).ravel())
+            words.append(self._pack_apart(array, start, scale, given, shape).ravel())
             scales.append(jax.lax.bitcast_convert_type(scale, WORD).ravel())
-            start = stop
-        pieces = [*words, *scales]
-        return concatenate_in_place(pieces) if words else jnp.zeros(0, WORD)
+            start += math.prod(shape)
+        return concatenate_in_place([*words, *scales]) if words else jnp.zeros(0, WORD)
 
     @property
     def _limit(self) -> int:
         return 2 ** (self.bits - 1) - 1
 
-    def _pack_apart(self, values: jax.Array, scales: jax.Array, noise: jax.Array) -> jax.Array:
-        """`_pack`, as a loop of its own where messages go through Gloo.
+    def _pack_apart(
+        self, array: jax.Array, start: int, scales: jax.Array, key: jax.Array, shape: Shape
+    ) -> jax.Array:
+        """`_pack` of a part of `array`, as a loop of its own where messages go through Gloo.
 
         XLA on CPU would make one loop of it and of the concatenation that follows, with a branch
         for each word, which takes twice as long as both. It does not look into branches.
         """
+
+        def pack() -> jax.Array:
+            # Taken here, as what is given to a branch is copied first.
+            return self._pack(_take(array, start, shape), scales, _noise(key, start, shape))
+
         if not is_cpu_over_processes():
-            return self._pack(values, scales, noise)
-        nothing = jax.lax.bitcast_convert_type(values[:, 0].astype(jnp.float32), WORD) % 1
-        return jax.lax.cond(
-            (scales > 0).any(), lambda: self._pack(values, scales, noise), lambda: nothing
-        )
+            return pack()
+        # Zeros on the same devices as the words are.
+        nothing = jax.lax.bitcast_convert_type(scales, WORD).ravel()[0] % 1
+        empty = jnp.broadcast_to(nothing, (shape[0], shape[2]))
+        return jax.lax.cond((scales > 0).any(), pack, lambda: empty)
 
     def _pack(self, values: jax.Array, scales: jax.Array, noise: jax.Array) -> jax.Array:
         """`[groups, block]` words of `[groups, parts, block]` values, with noise for two each."""
@@ -117,16 +123,15 @@ class IntegerCodec(Codec):
         sizes = [groups * block for groups, _, block in shapes]
         sizes += [groups * parts * scale_words for groups, parts, _ in shapes]
         pieces = split_by_size(words, sizes)
+        count = len(shapes)
         values = [
-            self._unpack(*piece, shape, like)
-            for *piece, shape in zip(pieces, pieces[len(shapes) :], shapes, strict=False)
+            self._unpack(pieces[i], pieces[count + i], shape, like)
+            for i, shape in enumerate(shapes)
         ]
         values = concatenate_in_place(values) if values else jnp.zeros(0, like.dtype)
         return values[: like.size]
 
-    def _unpack(
-        self, words: jax.Array, scales: jax.Array, shape: tuple[int, int, int], like: Like
-    ) -> jax.Array:
+    def _unpack(self, words: jax.Array, scales: jax.Array, shape: Shape, like: Like) -> jax.Array:
         groups, parts, block = shape
         if like.dtype.itemsize > WORD.itemsize:
             scales = scales.reshape(groups, parts, -1)
@@ -136,6 +141,13 @@ class IntegerCodec(Codec):
         shifted = words.reshape(groups, 1, block) << shifts
         numbers = jax.lax.bitcast_convert_type(shifted, jnp.int32) >> (32 - self.bits)
         return (numbers.astype(like.dtype) * scales).ravel()
+
+
+def _take(array: jax.Array, start: int, shape: Shape) -> jax.Array:
+    """The values of `array` from `start` on, in this shape; zeros after the last."""
+    size = math.prod(shape)
+    values = array[start : start + size]
+    return jnp.pad(values, (0, size - values.size)).reshape(shape)
 
 
 def _find_largest(values: jax.Array) -> jax.Array:
@@ -150,7 +162,7 @@ def _find_largest(values: jax.Array) -> jax.Array:
     return largest.max(axis=-1)
 
 
-def _noise(key: jax.Array, start: int, shape: tuple[int, int, int]) -> jax.Array:
+def _noise(key: jax.Array, start: int, shape: Shape) -> jax.Array:
     """Returns random words, one for two values: a hash of their place and of the key.
 
     Of a tenth of the cost of `jax.random.bits`, which on CPU takes longer than the rest of the

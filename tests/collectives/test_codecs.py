@@ -58,6 +58,25 @@ def test_values_in_float64(codec):
     np.testing.assert_allclose(arrived[is_sent], x[is_sent], atol=1e100)
 
 
+@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize("codec", INTEGERS, ids=str)
+def test_words_that_are_packed_apart_are_the_same(codec, check_vma, monkeypatch):
+    """As on CPU over several processes; in one of whose blocks nothing is."""
+    x = np.random.default_rng(0).normal(size=(2, 5000)).astype(np.float32)
+    x[1] = 0
+    mesh = make_mesh(2)
+    words = []
+    for is_apart in (False, True):
+        monkeypatch.setattr(
+            "gossipjax.wire._integers.is_cpu_over_processes", lambda is_=is_apart: is_
+        )
+        encode = gx.spmd(lambda x: codec.encode(x, make_key()), mesh=mesh, check_vma=check_vma)
+        words.append(np.asarray(encode(x)))
+    np.testing.assert_array_equal(*words)
+    assert words[0][0].any()
+    assert not words[0][1].any()
+
+
 @pytest.mark.parametrize("codec", INTEGERS, ids=str)
 def test_rounding_is_right_on_average_and_off_by_less_than_a_step(codec):
     x = jnp.asarray(np.random.default_rng(0).normal(size=1000), jnp.float32)

@@ -34,6 +34,12 @@ def test_nodes_agree_after_every_outer_step_and_at_no_other(tmp_path, algorithm)
     assert lines[-1]["loss"] < lines[0]["loss"]
 
 
+def test_fragments_are_averaged_at_different_times(tmp_path):
+    streaming = ("--outer-every", "4", "--outer-fragments", "2", "--outer-delay", "1")
+    _, lines = train(tmp_path, "--algorithm", "local", *streaming)
+    assert all(line["consensus_distance"] > 1e-5 for line in lines[:-1])
+
+
 def test_without_an_outer_optimizer_local_exchanges_nothing(tmp_path):
     _, lines = train(tmp_path, "--algorithm", "local")
     assert all(line["consensus_distance"] > 1e-3 for line in lines)

@@ -25,7 +25,6 @@ from experiments.speed.__main__ import main
 from experiments.speed.hosts import links, processes
 from experiments.speed.network import buckets, model, report
 from experiments.speed.network import measure as network
-from experiments.speed.network.outer import OuterTimes
 from experiments.speed.network.rows import (
     ALL_LINKS,
     COMPUTATION,
@@ -38,6 +37,7 @@ from experiments.speed.network.rows import (
     name_computation,
 )
 from experiments.speed.network.summary import list_metrics, summarize_configuration, summarize_row
+from experiments.speed.outer_rows import OuterTimes
 from experiments.training.methods import ALGORITHMS, spell_name
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 import gossipjax as gx
-from experiments.speed.network.outer import OUTER, OuterTimes
+from experiments.speed.outer_rows import OUTER, OuterTimes
 from experiments.training.asynchronous import ASYNCHRONOUS
 from experiments.training.methods import (
     ALGORITHMS,

@@ -62,6 +62,7 @@ def summarize_row(row: Row, configuration: Record, records: Sequence[Record]) ->
     link_bytes = float(np.mean([row.count_link_bytes(step, parameters) for step in steps]))
     sent_bytes = np.array([row.count_sent_bytes(step, parameters) for step in steps])
     has_counter = configuration["bandwidth"] is not None
+    has_rounds = has_counter and row.period == 1  # of a period, only the sum is counted
     nic_bytes = np.array([record["nic_bytes"][row.name] for record in records])  # [hosts, steps]
     # The faster kind of stream makes the stricter bound.
     goodput = max(configuration["goodput_all_links"], configuration["goodput_one_link"])
@@ -81,7 +82,7 @@ def summarize_row(row: Row, configuration: Record, records: Sequence[Record]) ->
         "sent_bytes": float(sent_bytes.mean()),
         "sent_bytes_by_round": median_by_round(row, sent_bytes),
         "nic_bytes": float(nic_bytes.mean(axis=1).max()) if has_counter else None,
-        "nic_bytes_by_round": median_by_round(row, nic_bytes.max(axis=0)) if has_counter else None,
+        "nic_bytes_by_round": median_by_round(row, nic_bytes.max(axis=0)) if has_rounds else None,
         "link_bytes": link_bytes,
         "goodput": goodput,
         "overlaps": row.overlaps,

@@ -29,7 +29,6 @@ from experiments.results import Record
 from experiments.speed.network.asynchronous import join_job, run_steps
 from experiments.speed.network.buckets import BucketTrainer
 from experiments.speed.network.model import CalibratedModel, RowTrainer, compute_loss
-from experiments.speed.network.outer import OUTER, OuterTimes
 from experiments.speed.network.rows import (
     ALL_LINKS,
     BUCKETS,
@@ -38,6 +37,7 @@ from experiments.speed.network.rows import (
     make_row,
     name_computation,
 )
+from experiments.speed.outer_rows import OUTER, OuterTimes
 from experiments.training.asynchronous import ASYNCHRONOUS
 from experiments.training.methods import WireName
 
