@@ -10,7 +10,7 @@ from rich.console import Console
 
 import gossipjax as gx
 from experiments.fault_injection.asynchronous import __main__ as program
-from experiments.fault_injection.asynchronous import kills, stops, tables
+from experiments.fault_injection.asynchronous import kills, tables
 from experiments.fault_injection.asynchronous.kills import Kill
 from experiments.fault_injection.asynchronous.requirements import (
     check_kills,
@@ -81,7 +81,7 @@ def test_what_a_disturbed_run_must_end_with(run, account, violation):
 def test_a_pause_is_of_another_node_between_the_kill_and_the_return():
     kill = Kill(0, time=10.0, restarted=10.1)
     steps = {0: [9.9, 12.0], 1: [1.0, 9.8, 10.4, 10.5, 11.9, 20.0], 2: [9.0, 9.95, 10.05, 11.0]}
-    kills.complete(kill, steps)
+    kill.complete(steps)
     assert kill.back == 12.0
     assert kill.pause == pytest.approx(1.4)
 
@@ -89,7 +89,7 @@ def test_a_pause_is_of_another_node_between_the_kill_and_the_return():
 def test_step_times_are_compared_over_intervals_as_long():
     stop = Stop(0, time=10.0, continued=12.0)
     others = [8.0, 8.5, 9.0, 9.5, 10.0, 10.6, 11.2, 11.8, 12.4, 12.9]
-    stops.complete(stop, {0: [9.0, 12.3], 1: [0.0, *others]})
+    stop.complete({0: [9.0, 12.3], 1: [0.0, *others]})
     assert stop.back == 12.3
     assert stop.step_before == pytest.approx(0.5)
     assert stop.step_during == pytest.approx(0.6)

@@ -30,8 +30,9 @@ from rich.progress import Progress
 
 from experiments import results
 from experiments.compilation_cache import compilation_cache
+from experiments.fault_injection.asynchronous.faults import inject_faults
 from experiments.fault_injection.asynchronous.job import AsynchronousJob
-from experiments.fault_injection.asynchronous.kills import inject_kills
+from experiments.fault_injection.asynchronous.kills import kill_node
 from experiments.fault_injection.asynchronous.options import Options
 from experiments.fault_injection.asynchronous.requirements import (
     ACCURACY,
@@ -39,14 +40,14 @@ from experiments.fault_injection.asynchronous.requirements import (
     check_result,
     check_stops,
 )
-from experiments.fault_injection.asynchronous.stops import inject_stops
+from experiments.fault_injection.asynchronous.stops import stop_node
 from experiments.fault_injection.asynchronous.tables import make_kills_table, make_stops_table
 from experiments.program import exit_on_error
 from experiments.results import Record
 
 FAULTS = {
-    "kills": (inject_kills, make_kills_table, check_kills),
-    "stops": (inject_stops, make_stops_table, check_stops),
+    "kills": (kill_node, make_kills_table, check_kills),
+    "stops": (stop_node, make_stops_table, check_stops),
 }
 UNDISTURBED = "undisturbed"
 
@@ -97,7 +98,7 @@ def run_disturbed(
     name: str, count: int, options: Options, out: Path, undisturbed: list[Record], bar: Progress
 ) -> Record:
     """Runs the job with kills or stops; returns what happened, and what was violated."""
-    inject, make_table, check = FAULTS[name]
+    make_fault, make_table, check = FAULTS[name]
     task = bar.add_task(name, total=count, status="")
     faults: list[Any] = []
     start = time.time()
@@ -108,7 +109,7 @@ def run_disturbed(
     max_restarts = count if name == "kills" else 0
     try:
         with AsynchronousJob(options, out / name, [options.seed], max_restarts) as job:
-            inject(options, job, faults, report)
+            inject_faults(options, job, faults, count, make_fault, report)
     finally:
         bar.console.print(make_table(faults, start))
     (run,) = job.read_runs()

@@ -79,3 +79,9 @@ class AsynchronousJob(LaunchedJob):
     def add_up(self) -> gx.asynchronous.Account:
         """Returns the account of the weight of a job with one run."""
         return gx.asynchronous.account(sorted(self.out.glob("nodes/*/journals/*/*.jsonl")))
+
+
+def find_next(times: list[float], since: float) -> float | None:
+    """Returns the first of some rising times after one; None if there is none."""
+    first = bisect.bisect_right(times, since)
+    return times[first] if first < len(times) else None

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 
 import gossipjax as gx
+from experiments.fault_injection.asynchronous.faults import Fault
 from experiments.fault_injection.asynchronous.kills import Kill
 from experiments.fault_injection.asynchronous.stops import Stop
 from experiments.results import Record
@@ -20,7 +21,7 @@ def check_kills(kills: list[Kill], count: int) -> Iterator[str]:
     if len(kills) < count:
         yield f"{count} kills, got {len(kills)} before the end: give more --epochs"
     for number, kill in enumerate(kills, 1):
-        yield from check_back(f"kill {number}", kill.back, kill.restarted)
+        yield from check_back(f"kill {number}", kill)
         if kill.pause > MAX_PAUSE_SECONDS:
             yield f"kill {number}: no other node pauses, got {kill.pause:.1f} s"
 
@@ -30,7 +31,7 @@ def check_stops(stops: list[Stop], count: int) -> Iterator[str]:
     if len(stops) < count:
         yield f"{count} stops, got {len(stops)} before the end: give more --epochs"
     for number, stop in enumerate(stops, 1):
-        yield from check_back(f"stop {number}", stop.back, stop.continued)
+        yield from check_back(f"stop {number}", stop)
         if not abs(stop.change) <= MAX_CHANGE:
             yield (
                 f"stop {number}: the others' steps take as long, within {100 * MAX_CHANGE:g} %, "
@@ -38,9 +39,9 @@ def check_stops(stops: list[Stop], count: int) -> Iterator[str]:
             )
 
 
-def check_back(name: str, back: float | None, since: float) -> Iterator[str]:
+def check_back(name: str, fault: Fault) -> Iterator[str]:
     """Says that a node was not back in time."""
-    seconds = math.inf if back is None else back - since
+    seconds = math.inf if fault.back is None else fault.back - fault.since
     if seconds > MAX_BACK_SECONDS:
         yield f"{name}: back within {MAX_BACK_SECONDS:g} s, got {seconds:.1f}"
 

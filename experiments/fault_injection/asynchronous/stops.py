@@ -1,6 +1,5 @@
 """Stops of nodes, and what the others did meanwhile."""
 
-import bisect
 import dataclasses
 import itertools
 import math
@@ -9,9 +8,8 @@ import random
 import signal
 import statistics
 import time
-from collections.abc import Callable
 
-from experiments.fault_injection.asynchronous.job import AsynchronousJob
+from experiments.fault_injection.asynchronous.job import AsynchronousJob, find_next
 from experiments.fault_injection.asynchronous.options import Options
 
 
@@ -36,57 +34,44 @@ class Stop:
     step_during: float = math.nan
 
     @property
+    def since(self) -> float:
+        """When the node could begin a step again."""
+        return self.continued
+
+    @property
     def change(self) -> float:
         """By which part of it the step time of the others changed."""
         return self.step_during / self.step_before - 1
 
+    def complete(self, steps: dict[int, list[float]]) -> None:
+        """Adds when the node was back, and the step times of the others."""
+        self.back = find_next(steps.get(self.place, []), self.continued)
+        others = [times for place, times in steps.items() if place != self.place]
+        seconds = self.continued - self.time
+        self.step_before = measure_step(others, self.time - seconds, self.time)
+        self.step_during = measure_step(others, self.time, self.continued)
 
-def inject_stops(
-    options: Options, job: AsynchronousJob, stops: list[Stop], report: Callable[[Stop], None]
-) -> None:
-    """Stops nodes one after another, lets each go on after a while, and waits for the job's end.
 
-    Appends to `stops`. Where the job ends before a stop is due, that one and those after it are
-    left out.
+def stop_node(
+    job: AsynchronousJob, place: int, options: Options, rng: random.Random
+) -> Stop | None:
+    """Stops a node after as many seconds as it stays so, and lets it go on.
+
+    Returns:
+      The stop; None if the job, or that node, ends first.
     """
-    rng = random.Random(options.seed)
-    places = range(options.processes)
-    is_going_on = all(job.wait_for_steps(place, 0.0) for place in places)
-    while is_going_on and len(stops) < options.stops:
-        is_going_on = job.wait_for_seconds(options.stop_seconds)
-        stop = stop_node(job, rng.choice(places), options.stop_seconds) if is_going_on else None
-        if stop is None:
-            break
-        stops.append(stop)
-        is_going_on = job.wait_for_steps(stop.place, stop.continued)
-        complete(stop, job.read_steps())
-        report(stop)
-    job.wait_for_end()
-
-
-def stop_node(job: AsynchronousJob, place: int, seconds: float) -> Stop | None:
-    """Stops a node for these seconds; None if it has ended, or the job ends meanwhile."""
+    del rng
+    is_going_on = job.wait_for_seconds(options.stop_seconds)
     pid = job.pids().get(place)
-    if pid is None:
+    if pid is None or not is_going_on:
         return None
     begin = time.time()
     os.kill(pid, signal.SIGSTOP)
     try:
-        is_going_on = job.wait_for_seconds(seconds)
+        is_going_on = job.wait_for_seconds(options.stop_seconds)
     finally:
         os.kill(pid, signal.SIGCONT)
     return Stop(place, begin, time.time()) if is_going_on else None
-
-
-def complete(stop: Stop, steps: dict[int, list[float]]) -> None:
-    """Adds when the node was back, and the step times of the others."""
-    own = steps.get(stop.place, [])
-    first = bisect.bisect_right(own, stop.continued)
-    stop.back = own[first] if first < len(own) else None
-    others = [times for place, times in steps.items() if place != stop.place]
-    seconds = stop.continued - stop.time
-    stop.step_before = measure_step(others, stop.time - seconds, stop.time)
-    stop.step_during = measure_step(others, stop.time, stop.continued)
 
 
 def measure_step(nodes: list[list[float]], begin: float, end: float) -> float:

@@ -29,7 +29,7 @@ class Service:
       address: where the node listens.
       lock: held while the protocol or what the node holds is used.
       dropped: reason -> number of messages that were not of this job.
-      messages, sent_bytes: sent shares and averages, and their bytes.
+      sent_bytes: of messages with a mass.
 
     Raises:
       ImportError: without pyzmq.
@@ -39,7 +39,6 @@ class Service:
     def __init__(self, listen: str, job: Format, patience: float, secret: str | None):
         self.lock = threading.Condition(threading.RLock())
         self.dropped: dict[str, int] = {}
-        self.messages = 0
         self.sent_bytes = 0
         self._sockets = _open_sockets(listen, job.max_bytes, secret)
         self.address = self._sockets.address
@@ -130,7 +129,6 @@ class Service:
         frames = encode(message, self._job)
         is_sent = self._sockets.send(address, frames)
         if is_sent and message.mass is not None:
-            self.messages += 1
             self.sent_bytes += sum(memoryview(frame).nbytes for frame in frames)
 
 
