@@ -279,6 +279,7 @@ def test_streaming_diloco_by_the_pseudo_code_of_its_paper():
     workers, period, tau, alpha, rate, steps = 3, 4, 1, 0.5, 0.4, 11
     rng = np.random.default_rng(1)
     theta = rng.normal(size=2).tolist()  # theta^(t - H), one number per fragment
+    start = dict(zip("ab", map(jnp.float32, theta), strict=True))
     targets = rng.normal(size=(workers, 2)).tolist()
     local = [list(theta) for _ in range(workers)]
     outer_momentum = [0.0, 0.0]
@@ -309,7 +310,6 @@ def test_streaming_diloco_by_the_pseudo_code_of_its_paper():
     )
     nodes = gx.Nodes(workers)
     step = gx.TrainStep(lambda z, goal: (jax.tree.map(jnp.subtract, z, goal), ()), tx, nodes=nodes)
-    start = {"a": jnp.float32(history_start(1)[0]), "b": jnp.float32(history_start(1)[1])}
     params, state = nodes.init(tx, start)
     goals = {name: jnp.array([row[i] for row in targets]) for i, name in enumerate("ab")}
     for t in range(steps):
@@ -318,8 +318,36 @@ def test_streaming_diloco_by_the_pseudo_code_of_its_paper():
         np.testing.assert_allclose(actual, history[t], rtol=1e-5, atol=1e-6, err_msg=f"step {t}")
 
 
-def history_start(seed):
-    return np.random.default_rng(seed).normal(size=2).tolist()
+# Of torchft (commit 7eb7087, test_fixtures), whose delay ends where ours begins: a step later.
+TORCHFT = {
+    (0, 0.0): ([-11.0, -35.0, -59.0], [-23.0, -47.0]),
+    (0, 0.5): ([-8.0, -24.5, -40.25], [-17.0, -32.0]),
+    (1, 0.0): ([-7.0, -27.0, -47.0], [-19.0, -39.0]),
+    (1, 0.5): ([-6.0, -21.5, -35.75], [-15.0, -29.0]),
+}
+
+
+@pytest.mark.parametrize(("delay", "mix"), TORCHFT)
+def test_streaming_diloco_equals_the_figures_of_torchft(delay, mix):
+    """Every step takes 2 off both layers, every sixth has an outer step of `2 D`."""
+    tx = gx.outer(optax.sgd(1.0), optax.sgd(2.0), 6, fragments=2, delay=delay, mix=mix)
+    nodes = gx.Nodes(2)
+    step = gx.TrainStep(lambda z: (jax.tree.map(lambda leaf: 0 * leaf + 2, z), ()), tx, nodes=nodes)
+    params, state = nodes.init(tx, [jnp.ones(1), jnp.ones(1)])
+    history = []
+    for k in range(15):
+        params, state, _ = step(k + delay, params, state)
+        history.append(np.squeeze(params, axis=2))
+    expected = np.ones((15, 2, 2))
+    after = [
+        dict(zip(steps, figures, strict=True))
+        for steps, figures in zip(((3, 9, 15), (6, 12)), TORCHFT[delay, mix], strict=True)
+    ]
+    for k in range(15):
+        for layer in range(2):
+            before = expected[k - 1, layer, 0] if k else 1.0
+            expected[k, layer] = after[layer].get(k + 1, before - 2)
+    np.testing.assert_array_equal(history, expected)
 
 
 def two_nodes(tx, starts, steps=1, moves=0.0):
