@@ -1,7 +1,7 @@
 """A grid of runs in one command, and one table of them.
 
 - grid: rows, columns and seeds; the command line of every cell.
-- named: grids that a paper has published, with its figures.
+- named: published tables, with their figures, and other grids that have names.
 - runner: the cells, several side by side; what is finished is not run again.
 - statistics, tables: mean and spread over the seeds, as text, Markdown, LaTeX and CSV.
 """

@@ -1,4 +1,4 @@
-"""Published tables as grids, with the papers' figures, and what they become in miniature."""
+"""Grids that have names: published tables with the papers' figures, and small ones."""
 
 import difflib
 
@@ -127,15 +127,60 @@ def make_slowmo_mini() -> Grid:
     )
 
 
+def make_diloco_mini() -> Grid:
+    """DiLoCo and Streaming DiLoCo, at as many steps as AllReduce."""
+    diloco = (
+        *("--algorithm", "local", "--outer-every", "20"),
+        *("--outer-momentum", "0.9", "--outer-nesterov", "--outer-rate"),
+    )
+    streaming = (*diloco, "0.4", "--outer-fragments", "4", "--outer-delay", "2")
+    streaming = (*streaming, "--outer-mix", "0.5")
+    return Grid(
+        title="DiLoCo and Streaming DiLoCo: a small Transformer, 8 nodes",
+        program="language",
+        arguments=("--nodes", "8", "--epochs", "4"),
+        rows=(
+            Line("AllReduce", ("--algorithm", "allreduce")),
+            Line("DiLoCo", (*diloco, "0.7")),
+            Line("Streaming DiLoCo", streaming),
+            Line("Streaming DiLoCo, int4", (*streaming, "--wire", "int4")),
+        ),
+        columns=(Line("loss", ()),),
+        metric="loss",
+    )
+
+
+def make_narrow_mini() -> Grid:
+    """SGP and CHOCO-SGD with narrow messages, beside float32."""
+    return Grid(
+        title="Narrow messages: Fashion-MNIST, a small CNN, 8 nodes",
+        program="image",
+        arguments=(
+            *("--dataset", "fashion_mnist", "--model", "small_cnn", "--nodes", "8"),
+            *("--batch-size-per-node", "32", "--epochs", "3", "--log-every", "50"),
+            *("--learning-rate", "0.03"),
+        ),
+        rows=tuple(
+            Line(f"{title}, {wire}", ("--algorithm", algorithm, "--wire", wire))
+            for algorithm, title in (("sgp", "SGP"), ("choco", "CHOCO-SGD"))
+            for wire in ("float32", "int8")
+        ),
+        columns=(Line("top-1", ()),),
+        metric="accuracy",
+    )
+
+
 GRIDS = {
     "relaysgd-table2": RELAYSGD_TABLE_2,
     "relaysgd-table2-mini": make_relaysgd_mini(),
     "slowmo-table1-mini": make_slowmo_mini(),
+    "diloco-mini": make_diloco_mini(),
+    "narrow-mini": make_narrow_mini(),
 }
 
 
 def find_grid(name: str) -> Grid:
-    """Returns the published table of this name.
+    """Returns the grid of this name.
 
     Raises:
       ValueError: if there is none; the message has the nearest names.
@@ -145,6 +190,6 @@ def find_grid(name: str) -> Grid:
     nearest = difflib.get_close_matches(name, GRIDS, n=3)
     question = f"did you mean {', '.join(nearest)}? " if nearest else ""
     raise ValueError(
-        f"--grid must be the name of a published table, got {name!r}: {question}`python -m "
+        f"--grid must be the name of a grid, got {name!r}: {question}`python -m "
         "experiments.compare --list-grids` prints them."
     )

@@ -12,6 +12,7 @@ from experiments.presets.preset import Program
 from experiments.training.methods import ALGORITHMS, parse_name
 
 EVEN = Line("even data", ())
+DEFAULT = Line("", ())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,11 +21,11 @@ class Options:
     `--`, for all runs."""
 
     grid: str | None = None
-    """A published table; its rows, columns and program are those of the grid."""
+    """The name of a published table, or of another grid; it has rows, columns and program."""
     list_grids: bool = False
-    """Print the names of the published tables, and end."""
+    """Print the names of the grids, and end."""
     rows: str | None = None
-    """Of a published table, the rows with this text in their titles."""
+    """Of --grid, the rows with this text in their titles."""
     program: Program = "image"
     """The program that trains."""
     algorithm: tuple[str, ...] = ("sgp", "allreduce")
@@ -34,6 +35,8 @@ class Options:
     """
     momentum: tuple[str, ...] = ()
     """One or several of what --momentum of the program takes; if not given, its default."""
+    wire: tuple[str, ...] = ()
+    """One or several of what --wire of the program takes; if not given, its default."""
     dirichlet_alpha: tuple[PositiveFloat, ...] = ()
     """One or several, a column each: how unevenly classes are divided. If not given, evenly."""
     seed: tuple[Seed, ...] = ()
@@ -50,7 +53,7 @@ class Options:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("algorithm", "topology", "momentum", "dirichlet_alpha", "seed"):
+        for name in ("algorithm", "topology", "momentum", "wire", "dirichlet_alpha", "seed"):
             values = getattr(self, name)
             if len(set(values)) < len(values) or (name == "algorithm" and not values):
                 option = name.replace("_", "-")
@@ -88,11 +91,13 @@ def _make_grid(options: Options) -> Grid:
         )
     )
     rows = tuple(
-        Line(
-            name if momentum is None else f"{name}, {momentum} momentum",
-            ("--algorithm", name, *([] if momentum is None else ["--momentum", momentum])),
+        _join_lines(lines)
+        for lines in itertools.product(
+            [Line(name, ("--algorithm", name)) for name in names],
+            [Line(f"{name} momentum", ("--momentum", name)) for name in options.momentum]
+            or [DEFAULT],
+            [Line(name, ("--wire", name)) for name in options.wire] or [DEFAULT],
         )
-        for name, momentum in itertools.product(names, options.momentum or (None,))
     )
     columns = tuple(
         Line(f"Dirichlet {alpha:g}", ("--dirichlet-alpha", f"{alpha!r}"))
@@ -100,6 +105,12 @@ def _make_grid(options: Options) -> Grid:
     )
     title = f"experiments.{options.program}"
     return Grid(title=title, program=options.program, rows=rows, columns=columns or (EVEN,))
+
+
+def _join_lines(lines: Sequence[Line]) -> Line:
+    """A line with the titles and the arguments of several."""
+    title = ", ".join(line.title for line in lines if line.title)
+    return Line(title, tuple(itertools.chain.from_iterable(line.arguments for line in lines)))
 
 
 def _list_names(algorithm: str, topologies: Sequence[str]) -> list[str]:
@@ -111,7 +122,7 @@ def _list_names(algorithm: str, topologies: Sequence[str]) -> list[str]:
 
 
 def describe_grids() -> str:
-    """Returns a line for each published table."""
+    """Returns a line for each grid that has a name."""
     width = max(map(len, GRIDS))
     return "\n".join(
         f"{name:{width}}  {grid.title}; {len(list(grid.list_cells()))} runs"

@@ -329,7 +329,7 @@ OTHERS = [
     ("asynchronous_faults", "--stop-seconds nan", "--stop-seconds must be positive and finite"),
     ("asynchronous_faults", "--step-seconds 0", "--step-seconds must be positive and finite"),
     ("asynchronous_faults", "--out /etc/passwd", "--out must be a folder"),
-    ("compare", "--grid no-such", "--grid must be the name of a published table"),
+    ("compare", "--grid no-such", "--grid must be the name of a grid"),
     ("compare", "--algorithm nobody", "no algorithm is named 'nobody'"),
     ("compare", "--algorithm sgp sgp", "--algorithm must be different values"),
     ("compare", "--rows sgp", "--rows must come with --grid"),

@@ -129,29 +129,30 @@ def test_how_a_run_ended(tmp_path, status, log, expected):
     assert outcome.error
 
 
-def test_rows_are_algorithms_by_topologies_and_momentum():
+def test_rows_are_algorithms_by_topologies_momentum_and_wires():
     options = Options(
         algorithm=("sgp", "dpsgd@complete", "allreduce"),
         topology=("ring", "exponential"),
         momentum=("local", "mixed"),
+        wire=("int8",),
         dirichlet_alpha=(0.1,),
         seed=(5,),
     )
     grid = make_grid(options, ["--epochs", "2"])
     assert [row.title for row in grid.rows][::2] == [
-        "sgp@ring, local momentum",
-        "sgp@exponential, local momentum",
-        "dpsgd@complete, local momentum",
-        "allreduce, local momentum",
+        "sgp@ring, local momentum, int8",
+        "sgp@exponential, local momentum, int8",
+        "dpsgd@complete, local momentum, int8",
+        "allreduce, local momentum, int8",
     ]
     cell = next(grid.list_cells())
     assert cell.arguments == (
         *("--epochs", "2", "--algorithm", "sgp@ring", "--momentum", "local"),
-        *("--dirichlet-alpha", "0.1", "--seed", "5"),
+        *("--wire", "int8", "--dirichlet-alpha", "0.1", "--seed", "5"),
     )
 
 
-def test_published_tables_have_cells_of_different_names():
+def test_named_grids_have_cells_of_different_names():
     for grid in GRIDS.values():
         cells = list(grid.list_cells())
         assert len({cell.name for cell in cells}) == len(cells)
