@@ -143,7 +143,7 @@ def make_diloco_mini() -> Grid:
             Line("AllReduce", ("--algorithm", "allreduce")),
             Line("DiLoCo", (*diloco, "0.7")),
             Line("Streaming DiLoCo", streaming),
-            Line("Streaming DiLoCo, int4", (*streaming, "--wire", "int4")),
+            Line("Streaming DiLoCo, int4", (*streaming, "--outer-wire", "int4")),
         ),
         columns=(Line("loss", ()),),
         metric="loss",

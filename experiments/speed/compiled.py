@@ -15,12 +15,13 @@ reads the order of instructions that XLA has chosen. `--target tpu` is 8 and 64 
 For each algorithm it reports every collective, and whether they are those of the gossip schedule:
 one message per peer and step, of one type and the size of the parameters and the push-sum weight.
 `overlapped` are the matrix products that run while a message is under way, from the start of the
-first message to the completion of the last: all of them can where the exchange needs nothing of its
-step, as with `dpsgd`, `sgp-cwa` and `1-osgp`. Nothing runs, so this is the order of the work, not
-its duration. For 8 TPU chips XLA starts a message at once. For 64, in the order in which JAX lists
-them, most permutations block; which ones depends on the positions of the nodes. For GPUs XLA starts
-a message as late as it estimates that the remaining work still hides it: the fraction falls with a
-larger `--batch-size-per-node`, a narrower wire, or a message in chunks (`2-osgp`).
+first message to the completion of the last: all of them can where the exchange needs nothing of
+its step, as with `dpsgd`, `sgp-cwa`, `1-osgp` and `streaming-diloco`, which averages here one
+layer, sent the step before. Nothing runs, so this is the order of the work, not its duration. For
+8 TPU chips XLA starts a message at once. For 64, in the order in which JAX lists them, most
+permutations block; which ones depends on the positions of the nodes. For GPUs XLA starts a message
+as late as it estimates that the remaining work still hides it: the fraction falls with a larger
+`--batch-size-per-node`, a narrower wire, or a message in chunks (`2-osgp`).
 
 The exit status is 1 if a count or a size differs from the schedule's. README.md in this folder
 lists the files, columns and fields.
@@ -49,6 +50,7 @@ from experiments.options.paths import OptionalPath
 from experiments.program import ProgramError, exit_on_error
 from experiments.results import Record
 from experiments.speed.hlo_overlap import Message, Overlap, read_overlap
+from experiments.speed.outer_rows import STREAMING_DILOCO, OuterTimes
 from experiments.speed.targets import Target, TargetKind, choose_targets, make_devices
 from experiments.training.methods import Method, MethodOptions, WireName, make_method
 
@@ -64,6 +66,7 @@ CASES: tuple[tuple[str, WireName], ...] = (
     ("1-osgp", "float32"),
     ("2-osgp", "float32"),
     ("1-osgp", "bfloat16"),
+    (STREAMING_DILOCO, "float32"),
 )
 
 
@@ -172,23 +175,44 @@ def expect_messages(
     return [Message("collective-permute", "u16", 2 * words)] * peers
 
 
+def make_case(name: str, wire: WireName, nodes: int, layers: int) -> tuple[Method, list[int]]:
+    """The algorithm of a case, and the steps that need different programs.
+
+    Streaming DiLoCo's fragments are the layers; each is used one step after it was sent.
+    """
+    optimizer = optax.sgd(0.1, momentum=0.9, nesterov=True)
+    if name != STREAMING_DILOCO:
+        method = make_method(name, MethodOptions(nodes, wire=wire), optimizer)
+        state = method.state()
+        return method, [0] if state is None else list(gx.canonical_steps(state))
+    outer = OuterTimes(2 * layers, layers, 1).options("float32")
+    method = make_method("local", MethodOptions(nodes, outer=outer), optimizer)
+    return method, list(method.canonical_steps())
+
+
+def expect_average(step: int, mlp: MlpSpec) -> list[Message]:
+    """The messages of Streaming DiLoCo at `step`: of the layer that is used, if there is one."""
+    is_used = step > 0 and step % 2 == 0
+    return [Message("all-reduce", "f32", 4 * mlp.size // mlp.layers)] * is_used
+
+
 def compile_case(
     name: str, wire: WireName, target: Target, options: Options, mesh: Mesh
 ) -> list[Record]:
     """Compiles the programs of one algorithm; returns their lines of `metrics.jsonl`."""
-    optimizer = optax.sgd(0.1, momentum=0.9, nesterov=True)
-    method = make_method(name, MethodOptions(target.nodes, wire=wire), optimizer)
     mlp = MlpSpec(options.layers, options.width, options.batch_size_per_node)
-    state = method.state()
-    steps = [0] if state is None else gx.canonical_steps(state)
+    method, steps = make_case(name, wire, target.nodes, mlp.layers)
     records = []
     for step in steps if options.every_round else steps[-1:]:
         overlap = compile_step(method, mlp, mesh, step)
-        expected = expect_messages(state, wire, mlp.size, step)
+        if method.outer is None:
+            expected = expect_messages(method.state(), wire, mlp.size, step)
+        else:
+            expected = expect_average(step, mlp)
         records.append(
             {
                 "target": target.description,
-                "algorithm": method.algorithm,
+                "algorithm": name.partition("@")[0],
                 "topology": method.topology,
                 "wire": wire,
                 "step": step,

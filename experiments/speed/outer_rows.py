@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from experiments.training.methods import OuterOptions
+from experiments.training.methods import DenseName, OuterOptions
 
 DILOCO = "diloco"
 STREAMING_DILOCO = "streaming-diloco"
@@ -45,10 +45,16 @@ class OuterTimes(NamedTuple):
         place = step % self.every
         return idle[0] if place in idle else place
 
-    def options(self) -> OuterOptions:
-        """The outer optimizer of the row."""
+    def options(self, wire: DenseName) -> OuterOptions:
+        """The outer optimizer of the row, with messages of this form."""
         return OuterOptions(
-            self.every, RATE, MOMENTUM, nesterov=True, fragments=self.fragments, delay=self.delay
+            self.every,
+            RATE,
+            MOMENTUM,
+            nesterov=True,
+            fragments=self.fragments,
+            delay=self.delay,
+            wire=wire,
         )
 
     @property

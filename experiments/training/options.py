@@ -27,6 +27,7 @@ from experiments.training.methods import (
     MOMENTUM_HELP,
     TOPOLOGY_HELP,
     WIRE_HELP,
+    DenseName,
     Momentum,
     OuterAverage,
     OuterOptions,
@@ -104,6 +105,8 @@ class TrainingOptions:
     """The weight of the local model where an average is used."""
     outer_reset: bool = False
     """Set local momentum and moments to 0 at each outer step, as SlowMo does with those of SGD."""
+    outer_wire: DenseName = "float32"
+    """Form of the messages of the averages, as --wire is of those of the algorithm."""
     wire: Annotated[WireName, tyro.conf.arg(help=WIRE_HELP, aliases=["--wire-dtype"])] = "float32"
     staleness: Annotated[NonNegativeFloat, MAX_STALENESS] = 1.0
     """AD-PSGD: mean age, in steps, of the models at which gradients are taken (Poisson, at most 4).
@@ -263,6 +266,7 @@ class TrainingOptions:
             self.outer_delay,
             self.outer_mix,
             self.outer_reset,
+            self.outer_wire,
         )
 
     @property

@@ -36,7 +36,8 @@ def test_nodes_agree_after_every_outer_step_and_at_no_other(tmp_path, algorithm)
 
 def test_fragments_are_averaged_at_different_times(tmp_path):
     streaming = ("--outer-every", "4", "--outer-fragments", "2", "--outer-delay", "1")
-    _, lines = train(tmp_path, "--algorithm", "local", *streaming)
+    narrow = ("--outer-wire", "int4")
+    _, lines = train(tmp_path, "--algorithm", "local", *streaming, *narrow)
     assert all(line["consensus_distance"] > 1e-5 for line in lines[:-1])
 
 

@@ -135,6 +135,8 @@ class TestBytes:
         assert not diloco.overlaps
         assert streaming.overlaps
         assert [streaming.canonical_step(k) for k in range(7)] == [0, 1, 2, 3, 1, 5, 0]
+        narrow = make_row("diloco", "int8", 4, outer=times)
+        assert 0.25 < narrow.count_sent_bytes(5, 10**6) / diloco.count_sent_bytes(5, 10**6) < 0.26
         _, left_out = build_rows(["sgp", "streaming-diloco"], ["float32"], 4, outer=OuterTimes(3))
         assert "fragments of outer must be" in left_out["streaming-diloco, float32 wire"]
 

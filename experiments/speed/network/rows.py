@@ -14,6 +14,7 @@ from experiments.speed.outer_rows import OUTER, OuterTimes
 from experiments.training.asynchronous import ASYNCHRONOUS
 from experiments.training.methods import (
     ALGORITHMS,
+    DENSE,
     FORMS,
     Method,
     MethodOptions,
@@ -252,7 +253,9 @@ def make_row(
     """
     times = outer.of(algorithm) if algorithm in OUTER else None
     if times is not None:
-        options = MethodOptions(nodes, steps, wire=wire, outer=times.options())
+        if wire not in DENSE:
+            raise ValueError(f"the wire of {algorithm} must be {' or '.join(DENSE)}, got {wire}.")
+        options = MethodOptions(nodes, steps, outer=times.options(wire))
         method = make_method("local", options, optax.sgd(LEARNING_RATE))
     elif algorithm == CENTRALIZED:
         method = make_centralized_method(wire, nodes)

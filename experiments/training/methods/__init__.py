@@ -14,7 +14,9 @@ from experiments.training.methods.algorithms import (
 )
 from experiments.training.methods.method import Method, make_method
 from experiments.training.methods.options import (
+    DENSE,
     FORMS,
+    DenseName,
     MethodOptions,
     Momentum,
     OuterAverage,
@@ -26,6 +28,7 @@ from experiments.training.methods.topologies import MAX_ROUNDS, TOPOLOGIES, make
 __all__ = [
     "ALGORITHMS",
     "ALGORITHM_HELP",
+    "DENSE",
     "FORMS",
     "MAX_DELAY",
     "MAX_ROUNDS",
@@ -35,6 +38,7 @@ __all__ = [
     "TOPOLOGY_HELP",
     "WIRE_HELP",
     "Algorithm",
+    "DenseName",
     "Method",
     "MethodOptions",
     "Momentum",

@@ -17,7 +17,7 @@ from experiments.training.methods.algorithms import (
     Transform,
     parse_name,
 )
-from experiments.training.methods.options import MethodOptions, OuterOptions
+from experiments.training.methods.options import FORMS, MethodOptions, OuterOptions
 from experiments.training.methods.topologies import MAX_ROUNDS, make_schedule
 from experiments.training.optimization import accumulate_gradients
 
@@ -61,6 +61,7 @@ class Method:
             outer.fragments,
             outer.delay,
             outer.mix,
+            FORMS[outer.wire].codec,
             reset_inner=outer.reset,
         )
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import optax
 
@@ -10,7 +10,8 @@ import gossipjax as gx
 
 OuterAverage = Literal["exact", "none"]
 Momentum = Literal["local", "mixed", "quasi-global", "outer"]
-WireName = Literal["float32", "bfloat16", "int8", "int4", "top_k", "random_k"]
+DenseName = Literal["float32", "bfloat16", "int8", "int4"]
+WireName = Literal[DenseName, "top_k", "random_k"]
 
 SPARSE_FRACTION = 0.1  # of the values, that sparse codecs send
 
@@ -35,7 +36,7 @@ FORMS: dict[WireName, Form] = {
     "top_k": Form(gx.wire.top_k(SPARSE_FRACTION), 0.2),
     "random_k": Form(gx.wire.random_k(SPARSE_FRACTION), 0.1),
 }
-DENSE: tuple[WireName, ...] = ("float32", "bfloat16", "int8", "int4")
+DENSE: tuple[DenseName, ...] = get_args(DenseName)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +53,7 @@ class OuterOptions:
       delay: updates between sending a fragment and using its average.
       mix: the weight of the local model where an average is used.
       reset: whether local momentum and moments are set to 0 at each outer step.
+      wire: the form of the messages of the averages.
     """
 
     every: int
@@ -63,6 +65,7 @@ class OuterOptions:
     delay: int = 0
     mix: float = 0.0
     reset: bool = False
+    wire: DenseName = "float32"
 
 
 @dataclasses.dataclass(frozen=True)
