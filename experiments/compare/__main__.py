@@ -86,9 +86,10 @@ def describe(grid: Grid, metric: str, outcomes: Mapping[Cell, Outcome]) -> str:
     paper = ""
     if grid.paper is not None:
         paper = f" Paper: {grid.paper.reference}, {grid.place}."
+    note = f" {grid.note}" if grid.note else ""
     return (
         f"{metric.capitalize()} of the average model{unit}, {seeds}; {count} of {total} runs have "
-        f"finished.{paper}"
+        f"finished.{note}{paper}"
     )
 
 

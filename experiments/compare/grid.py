@@ -62,6 +62,7 @@ class Grid:
       paper: that published the figures.
       place: the table of the paper.
       figures: `(row's title, column's title) -> figure` of the paper, in per cent.
+      note: a sentence for the table's caption.
     """
 
     title: str
@@ -76,6 +77,7 @@ class Grid:
     paper: Paper | None = None
     place: str | None = None
     figures: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)
+    note: str = ""
 
     def list_cells(self) -> Iterator[Cell]:
         """Yields every run, seed after seed, so that a part of a grid is a small grid."""
