@@ -115,10 +115,10 @@ def make_slowmo_mini() -> Grid:
             rows.append(Line(f"{title}, with SlowMo", ("--algorithm", algorithm, *slow)))
             figures[rows[-1].title, column.title] = WITH_SLOWMO[row]["top-1"].rstrip("%")
     return Grid(
-        title="SlowMo, Table 1 in miniature: Fashion-MNIST, a small CNN, 16 nodes",
+        title="SlowMo, Table 1 in miniature: Fashion-MNIST, a perceptron, 16 nodes",
         program="image",
         arguments=(
-            *("--dataset", "fashion_mnist", "--model", "small_cnn", "--nodes", "16"),
+            *("--dataset", "fashion_mnist", "--model", "mlp", "--nodes", "16"),
             *("--batch-size-per-node", "32", "--epochs", "6", "--log-every", "50"),
             *("--learning-rate", "0.05"),
         ),
@@ -157,10 +157,10 @@ def make_diloco_mini() -> Grid:
 def make_narrow_mini() -> Grid:
     """SGP and CHOCO-SGD with narrow messages, beside float32."""
     return Grid(
-        title="Narrow messages: Fashion-MNIST, a small CNN, 8 nodes",
+        title="Narrow messages: Fashion-MNIST, a perceptron, 8 nodes",
         program="image",
         arguments=(
-            *("--dataset", "fashion_mnist", "--model", "small_cnn", "--nodes", "8"),
+            *("--dataset", "fashion_mnist", "--model", "mlp", "--nodes", "8"),
             *("--batch-size-per-node", "32", "--epochs", "3", "--log-every", "50"),
             *("--learning-rate", "0.03"),
         ),
