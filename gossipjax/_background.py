@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import jax
+
 from gossipjax._program import Program
 from gossipjax.spmd import Nodes
+
+COLLECTIVE = re.compile(r"stablehlo\.(all_|reduce_scatter|collective_)")
 
 
 def spmd_by_step(fn: Callable[..., Any], nodes: Nodes, is_static: bool, **argnums: Any) -> Program:
     """`nodes.spmd(fn)` of a function whose first argument is the step."""
     kind = "static_argnums" if is_static else "shared_argnums"
     return nodes.spmd(fn, **{kind: 0}, **argnums)
+
+
+def has_collectives(program: Program, *args: Any) -> bool:
+    """Whether a program exchanges anything between devices; arrays matter by their shapes only."""
+
+    def describe(leaf: Any) -> Any:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if hasattr(leaf, "dtype") else leaf
+
+    return COLLECTIVE.search(program.lower(*jax.tree.map(describe, args)).as_text()) is not None
 
 
 class Background:

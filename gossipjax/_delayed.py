@@ -6,10 +6,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-import numpy as np
 import optax
 
-from gossipjax._background import Background, spmd_by_step
+from gossipjax._background import Background, has_collectives, spmd_by_step
 from gossipjax.algorithms.frame.chain import outer_state, step_plan
 from gossipjax.algorithms.frame.state import apply_updates
 from gossipjax.algorithms.outer.averages import average_sent
@@ -25,7 +24,8 @@ class DelayedUpdate:
     on its way, because the run has just begun with this state, starts anew, with the same result.
 
     Args:
-      gradients, tx: as those of `gx.TrainStep`; neither may contain collectives.
+      gradients, tx: as those of `gx.TrainStep`. Where `tx` has other collectives, these could
+        overtake an average on one process and not on another, so that all is one program.
       nodes: where the nodes run.
       fused: the update of a step that uses no average, `(step, params, opt_state, *inputs)`.
     """
@@ -49,7 +49,14 @@ class DelayedUpdate:
             )
             return apply_updates(params, updates), opt_state
 
+        def update_alone(
+            step: int, params: optax.Params, opt_state: optax.OptState, grads: optax.Updates
+        ) -> Any:
+            return tx.update(grads, opt_state, params, step=step)
+
         self._fused = fused
+        self._update_alone = spmd_by_step(update_alone, nodes, is_static=True)
+        self._is_beside: bool | None = None
         self._gradients = nodes.spmd(gradients)
         self._update = spmd_by_step(update, nodes, is_static=True)
         self._average = Background(spmd_by_step(_average, nodes, is_static=True))
@@ -62,32 +69,36 @@ class DelayedUpdate:
     ) -> tuple[optax.Params, optax.OptState, Any]:
         """As `TrainStep`, with the number of the step, not a canonical one."""
         plan = _require_outer(opt_state).plan
+        number = step_plan(opt_state).canonical_step(step)
+        if self._is_beside is None:  # at step 0 no average is used
+            self._is_beside = not has_collectives(self._update_alone, 0, params, opt_state, params)
+        if not self._is_beside:
+            return self._fused(number, params, opt_state, *inputs)
         if step != self._next_step:
             self.wait()
             self._pending.clear()
             # What was sent by the steps before is used by these.
-            self._start(range(max(step, plan.delay), step + plan.delay), opt_state, step)
+            self._start(range(max(step, plan.delay), step + plan.delay), opt_state)
         self._next_step = step + 1
-        number = step_plan(opt_state).canonical_step(step)
         if step in self._pending:
             grads, aux = self._gradients(params, *inputs)
             average = self._pending.pop(step).result()
             params, opt_state = self._update(number, params, opt_state, grads, average)
         else:
             params, opt_state, aux = self._fused(number, params, opt_state, *inputs)
-        self._start(range(step + plan.delay, step + plan.delay + 1), opt_state, step + 1)
+        self._start(range(step + plan.delay, step + plan.delay + 1), opt_state)
         return params, opt_state, aux
 
-    def _start(self, steps: range, opt_state: optax.OptState, next_step: int) -> None:
-        """Starts the averages that are used at these steps, of what the state before one holds."""
+    def _start(self, steps: range, opt_state: optax.OptState) -> None:
+        """Starts the averages that are used at these steps, of what the state holds."""
         state = _require_outer(opt_state)
-        message = OuterState(None, None, None, state.anchor, None, state.sent, state.plan)
+        message = OuterState(
+            None, None, None, state.anchor, None, state.sent, state.sent_counts, state.plan
+        )
         for step in steps:
             if state.plan.used_at(step) is not None:
                 number = step_plan(opt_state).canonical_step(step)
-                ahead = np.int32(step - state.plan.delay - next_step)
-                sent = message._replace(count=state.count + ahead)
-                self._pending[step] = self._average.start(number, sent)
+                self._pending[step] = self._average.start(number, message)
 
     def wait(self) -> None:
         """Returns when all averages that are on their way have arrived."""

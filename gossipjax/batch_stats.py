@@ -16,8 +16,9 @@ from typing import Any
 import jax
 import optax
 
-from gossipjax.algorithms.frame.chain import exchange_plan, gossip_state
+from gossipjax.algorithms.frame.chain import exchange_plan, gossip_state, outer_state
 from gossipjax.algorithms.frame.state import debias, push_sum_weight
+from gossipjax.algorithms.outer.plan import OuterPlan
 from gossipjax.collectives import (
     StepLike,
     as_varying,
@@ -29,6 +30,7 @@ from gossipjax.collectives import (
     require_step,
     upcast,
 )
+from gossipjax.topology.schedule import Schedule
 
 
 def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> Any:
@@ -38,7 +40,8 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
 
     The round is that of the gossip transform in `opt_state` at `step`. Under overlap the statistics
     do not wait: they are used at once. Where all nodes exchange at once, as in a chain with
-    `allreduce`, the statistics are averaged exactly.
+    `allreduce`, the statistics are averaged exactly; under `outer` around a chain without gossip,
+    they are averaged as it says, at every `every`-th step.
 
     Args:
       stats: the statistics of this node, a tree of floating-point leaves `[...]`.
@@ -58,6 +61,9 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
     require_floats(stats, "stats")
     plan = exchange_plan(opt_state)
     axis_name = plan.wire.axis_name
+    outer = outer_state(opt_state)
+    if outer is not None and outer.local is not None:
+        return _average_at_outer_steps(stats, outer.plan, step)
     if plan.schedule_by_step is None:
         require_step(step, axis_name)
         stats = jax.tree.map(lambda s: as_varying(s, axis_name), stats)
@@ -78,6 +84,23 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
         local_axis_name=plan.wire.local_axis_name,
     )
     return cast_like(debias(mixed, weight), stats)
+
+
+def _average_at_outer_steps(stats: Any, plan: OuterPlan, step: StepLike) -> Any:
+    """Averages statistics at every H-th step, as an outer optimizer does models."""
+    axis_name = plan.wire.axis_name
+    require_step(step, axis_name)
+    if plan.average == "none":
+        return stats
+    stats = jax.tree.map(lambda s: as_varying(s, axis_name), stats)
+
+    def average(stats: Any) -> Any:
+        if isinstance(plan.average, Schedule):
+            number = step // plan.every
+            return cast_like(mix(upcast(stats), None, plan.average, number, axis_name)[0], stats)
+        return _average(stats, axis_name)
+
+    return cond((step + 1) % plan.every == 0, average, lambda stats: stats, stats)
 
 
 def _average(stats: Any, axis_name: str) -> Any:

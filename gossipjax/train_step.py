@@ -13,13 +13,14 @@ import optax
 from jax.sharding import Mesh
 
 from gossipjax._arguments import Argnums, argument_numbers, require_function, require_transform
-from gossipjax._background import Background, spmd_by_step
+from gossipjax._background import Background, has_collectives, spmd_by_step
 from gossipjax._delayed import DelayedUpdate
 from gossipjax._program import Program
 from gossipjax.algorithms.frame.chain import (
     gossip_state,
     outer_state,
     replace_gossip_state,
+    require_last_in_chain,
     start_at,
     step_plan,
 )
@@ -77,7 +78,8 @@ class TrainStep:
 
     Raises:
       ValueError: if `mesh` and `nodes` contradict each other, or `overlap_in_thread` is True where
-        a node has several devices.
+        a node has several devices; at the first step, if an optimizer stands after the gossip, or
+        one with momentum before a gossip that is an optimizer itself.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> nodes = gx.Nodes(4)
@@ -133,6 +135,7 @@ class TrainStep:
         plan = step_plan(opt_state)
         kind = self._kind(plan)
         if kind not in self._updates:
+            require_last_in_chain(opt_state)
             self._updates[kind] = self._make_update(kind)
         canonical_step = plan.canonical_step(step)
         if step != self._next_step:
@@ -315,6 +318,7 @@ class _OverlappedUpdate:
         )
         self._add_received = nodes.spmd(add_received, donate_argnums=donate_on_accelerators(0, 1))
         self.close = self._exchange.close
+        self._has_collectives: bool | None = None
 
     def __call__(
         self, step: Any, params: optax.Params, opt_state: optax.OptState, *inputs: Any
@@ -324,8 +328,17 @@ class _OverlappedUpdate:
         outer = outer_state(opt_state)
         # An outer step needs the messages that arrive, too.
         is_outer = outer is not None and outer.plan.is_outer_step(int(step))
-        run = self._run_messages if state.overlap and not is_outer else self._run_models
+        is_beside = state.overlap and not is_outer and self._updates_alone(step, params, opt_state)
+        run = self._run_messages if is_beside else self._run_models
         return run(step, params, opt_state, state, inputs)
+
+    def _updates_alone(self, step: Any, params: Any, opt_state: Any) -> bool:
+        """Whether the update has no collectives of its own, which could overtake the exchange."""
+        if self._has_collectives is None:
+            opt_state = replace_gossip_state(opt_state, in_flight=None)
+            update = self._update_without_messages
+            self._has_collectives = has_collectives(update, step, params, opt_state, params)
+        return not self._has_collectives
 
     def _run_models(
         self, step: Any, params: Any, opt_state: Any, state: GossipState, inputs: Any

@@ -10,7 +10,7 @@ import optax
 from jax.typing import DTypeLike
 
 from gossipjax.algorithms.frame.rounding import zeros_like_model
-from gossipjax.algorithms.frame.state import add
+from gossipjax.algorithms.frame.state import ExchangePlan, add
 from gossipjax.collectives import (
     axis_size,
     cast_like,
@@ -28,10 +28,12 @@ class ErrorFeedback(NamedTuple):
     Attributes:
       count: int32 scalar, the number of averages so far.
       error: `e`, like the gradients, float32 at least: what the codec has left out so far.
+      plan: static: the `ExchangePlan`, with the codec.
     """
 
     count: Any
     error: Any
+    plan: Any
 
 
 def allreduce(
@@ -59,7 +61,9 @@ def allreduce(
             e_i <- e_i + g_i;    q_i = C(e_i);    e_i <- e_i - q_i;    g_i <- (1/N) sum_j q_j
 
         Sparse messages are gathered by all, `N - 1` times their bytes. Of integers every node
-        averages a part and sends it as such again; what that leaves out is in its `e`, too.
+        averages a part and sends it as such again; what that leaves out is in its `e`, too. What
+        is not finite stays so in `g_i`, and is not kept. `e` is of a node: inside a node, over the
+        axis of its devices, only types will do.
 
     Raises:
       ValueError: if `wire_dtype` is not a floating-point type of at least 16 bits, `wire` is not a
@@ -84,13 +88,14 @@ def allreduce(
     """
     route = make_wire(axis_name, wire_dtype=wire_dtype, wire=wire, takes_sparse=True)
     codec = route.codec
+    plan = ExchangePlan(wire=route)
     keeps_error = codec is not None and not isinstance(codec, FloatCodec)
 
     def init(params: optax.Params) -> optax.OptState:
         if not keeps_error:
             return optax.EmptyState()
         require_floats(params, "params")
-        return ErrorFeedback(jnp.zeros((), jnp.int32), zeros_like_model(params))
+        return ErrorFeedback(jnp.zeros((), jnp.int32), zeros_like_model(params), plan)
 
     def update(
         updates: optax.Updates,
@@ -112,14 +117,18 @@ def allreduce(
                 )
         if codec is None or not keeps_error:
             return node_mean(updates, axis_name, codec), state
-        if not isinstance(state, ErrorFeedback):
+        if not isinstance(state, ErrorFeedback) or state.plan != plan:
+            is_other = isinstance(state, ErrorFeedback)
+            kind = state.plan.wire.codec if is_other else type(state).__name__
             raise ValueError(
                 f"the state of allreduce with {codec} must keep what its messages left out, got "
-                f"{type(state).__name__}: make it by tx.init(params) of the same chain."
+                f"that of {kind}: make it by tx.init(params) of the same chain."
             )
         wanted = add(state.error, updates)
         mean, error = mean_of_encoded(wanted, axis_name, codec, route.make_key(state.count))
+        # A gradient that is not finite is that of one step: kept, it would spoil all to come.
+        error = jax.tree.map(lambda e: jnp.where(jnp.isfinite(e), e, jnp.zeros_like(e)), error)
         count = optax.safe_increment(state.count)
-        return cast_like(mean, updates), ErrorFeedback(count, error)
+        return cast_like(mean, updates), state._replace(count=count, error=error)
 
     return optax.GradientTransformationExtraArgs(init, update)

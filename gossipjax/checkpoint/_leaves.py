@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from typing import Any
@@ -10,9 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gossipjax.algorithms.allreduce import ErrorFeedback
 from gossipjax.algorithms.frame.state import GossipState
+from gossipjax.algorithms.outer.plan import OuterState
+from gossipjax.topology.schedule import Schedule
 
 CODEC_PATH = ".wire.codec"
+OUTER_PATH = ".plan"
 
 
 def is_key(leaf: Any) -> bool:
@@ -98,9 +103,10 @@ def as_arrays(tree: Any, name: str) -> list[Any]:
 
 
 def leaf_specs(tree: Any) -> list[list[Any]]:
-    """Returns `[path, shape, type]` of every leaf, and `[path, [], codec]` of every wire with one.
+    """Returns `[path, shape, type]` of every leaf, and `[path, [], value]` of what is static.
 
-    The arrays of a state say nothing of the form of messages, by which a run would go on.
+    These are the codec of every wire with one, and what an outer optimizer averages when: the
+    arrays of a state say nothing of them, by which a run would go on.
     """
 
     def spec(path: Any, leaf: Any) -> list[Any]:
@@ -108,18 +114,33 @@ def leaf_specs(tree: Any) -> list[list[Any]]:
         return [jax.tree_util.keystr(path), list(array.shape), str(array.dtype)]
 
     specs = [spec(path, leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
-    return specs + _codec_specs(tree)
+    return specs + _codec_specs(tree) + _outer_specs(tree)
 
 
 def _codec_specs(tree: Any) -> list[list[Any]]:
-    def is_gossip(node: Any) -> bool:
-        return isinstance(node, GossipState)
+    def has_wire(node: Any) -> bool:
+        return isinstance(node, GossipState | ErrorFeedback)
 
     return [
-        [f"{jax.tree_util.keystr(path)}{CODEC_PATH}", [], str(node.wire.codec)]
-        for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_gossip)
-        if is_gossip(node) and node.wire.codec is not None
+        [f"{jax.tree_util.keystr(path)}{CODEC_PATH}", [], str(node.plan.wire.codec)]
+        for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=has_wire)
+        if has_wire(node) and node.plan.wire.codec is not None
     ]
+
+
+def _outer_specs(tree: Any) -> list[list[Any]]:
+    def is_outer(node: Any) -> bool:
+        return isinstance(node, OuterState)
+
+    specs = []
+    for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_outer):
+        if is_outer(node):
+            for field in dataclasses.fields(node.plan):
+                value = getattr(node.plan, field.name)
+                text = "a schedule" if isinstance(value, Schedule) else str(value)
+                name = f"{jax.tree_util.keystr(path)}{OUTER_PATH}.{field.name}"
+                specs.append([name, [], text])
+    return specs
 
 
 def require_same_specs(saved: list[list[Any]], current: list[list[Any]], name: str) -> None:
@@ -132,6 +153,11 @@ def require_same_specs(saved: list[list[Any]], current: list[list[Any]], name: s
             way_out = (
                 "It is of another codec: pass the one it was saved with as wire=, or go on from "
                 "the average model by gossipjax.checkpoint.change_nodes."
+            )
+        if any(spec is not None and f"{OUTER_PATH}." in spec[0] for spec in (old, new)):
+            way_out = (
+                "It is of another setting of gx.outer: pass the one it was saved with, or go on "
+                "from the average model by gossipjax.checkpoint.change_nodes."
             )
         if old and new and (old[0], old[1][1:], old[2]) == (new[0], new[1][1:], new[2]):
             way_out = (

@@ -535,8 +535,42 @@ class TestInATrainStep:
     def test_a_step_that_does_not_follow(self):
         state, _ = run_steps(make_streaming(), 5)
         with pytest.raises(ValueError, match=r"step must be 5, or differ .* multiple of every = 4"):
-            run_steps(make_streaming(), 8, state, 7)
+            run_steps(make_streaming(), 8, state, 3)
         run_steps(make_streaming(), 10, state, 9)
+
+    @pytest.mark.parametrize("overlap_in_thread", [False, True])
+    def test_what_was_not_sent_is_not_used(self, overlap_in_thread):
+        """A loop that begins at step 4, where the averages of a period before would arrive."""
+        tx = gx.outer(optax.sgd(1.0), optax.sgd(1.0), 4, delay=2)
+        nodes = gx.Nodes(2)
+        step = gx.TrainStep(
+            lambda z: (-jnp.ones_like(z), ()), tx, nodes=nodes, overlap_in_thread=overlap_in_thread
+        )
+        z, state = nodes.init(tx, jnp.zeros(()))
+        models = []
+        for k in range(4, 12):
+            z, state, _ = step(k, z, state)
+            models.append(float(z[0]))
+        assert models == [1, 2, 3, 4, 5, 4, 5, 6]  # what was sent at step 7, 4, is used at step 9
+
+    @pytest.mark.parametrize("overlap_in_thread", [False, True])
+    def test_what_a_skipped_step_did_not_send_is_not_used(self, overlap_in_thread):
+        tx = gx.apply_if_finite(gx.outer(optax.sgd(1.0), optax.sgd(1.0), 4, delay=2))
+        nodes = gx.Nodes(2)
+
+        def gradients(z, is_bad):
+            return jnp.where(is_bad, jnp.nan, -jnp.ones_like(z)), ()
+
+        step = gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=overlap_in_thread)
+        z, state = nodes.init(tx, jnp.zeros(()))
+        models = []
+        for k in range(14):
+            if k == 12:  # resumes
+                step = gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=overlap_in_thread)
+            z, state, _ = step(k, z, state, jnp.full(2, k == 7))
+            models.append(float(z[0]))
+        # At step 5 comes the 4 of step 3; step 7 sends nothing; at step 13 comes the 9 of step 11.
+        assert models == [1, 2, 3, 4, 5, 4, 5, 5, 6, 7, 8, 9, 10, 9]
 
     def test_one_program_per_canonical_step(self):
         """Nothing, first sent and second used, ...: not one for each of 40 steps."""

@@ -65,6 +65,42 @@ def _ends_search(part: Any) -> bool:
     return isinstance(part, GossipState) or _skips_by_node(part)
 
 
+def require_last_in_chain(opt_state: optax.OptState) -> None:
+    """Raises `ValueError` where a chain has its gossip in a place that its state shows to be wrong.
+
+    That is before an optimizer, whose update would be of the mixing; and, of a gossip that is an
+    optimizer itself, after one with momentum. Most parts of a chain have no state, and show none.
+    """
+    for part in jax.tree.leaves(opt_state, is_leaf=_is_chain_of_gossip):
+        if not _is_chain_of_gossip(part):
+            continue
+        place = next(i for i, state in enumerate(part) if isinstance(state, GossipState))
+        for after in part[place + 1 :]:
+            if type(after) is tuple:  # a chain, as optimizers are
+                raise ValueError(
+                    "gossip must be last in a chain, got a chain after it, of states "
+                    f"{', '.join(type(state).__name__ for state in after)}: optimizers go before, "
+                    "optax.chain(optimizer, gossip)."
+                )
+        is_optimizer = "momentum" in (part[place].extra or {})
+        before = jax.tree.leaves(part[:place], is_leaf=_is_momentum)
+        if is_optimizer and any(map(_is_momentum, before)):
+            raise ValueError(
+                "gossip that is the optimizer must get gradients, got updates of one with momentum "
+                "before it: leave that out."
+            )
+    for outer in filter(_is_outer, jax.tree.leaves(opt_state, is_leaf=_is_outer)):
+        require_last_in_chain(outer.inner)
+
+
+def _is_chain_of_gossip(part: Any) -> bool:
+    return type(part) is tuple and any(isinstance(state, GossipState) for state in part)
+
+
+def _is_momentum(part: Any) -> bool:
+    return isinstance(part, optax.TraceState | optax.ScaleByAdamState)
+
+
 def replace_gossip_state(opt_state: optax.OptState, **fields: Any) -> Any:
     """Returns the state of a chain with these fields of its gossip state replaced."""
 
@@ -163,9 +199,12 @@ def start_at(opt_state: optax.OptState, step: int) -> Any:
 
 
 def _require_outer_start(outer: OuterState, step: int) -> None:
-    """Raises `ValueError` unless the outer gradients that wait are those of the steps before."""
+    """Raises `ValueError` if the outer gradients that wait are those of steps to come.
+
+    Fewer updates than steps are counted where steps were skipped.
+    """
     count = _read_count(outer.count)
-    if count and (count - step) % outer.plan.every:
+    if count is not None and count > step and (count - step) % outer.plan.every:
         raise ValueError(
             f"step must be {count}, or differ from it by a multiple of every = {outer.plan.every}, "
             f"as the state of outer with a delay has counted {count} updates and holds what was "

@@ -49,8 +49,6 @@ def average_fragment(
 def average_sent(opt_state: optax.OptState, step: int) -> Any:
     """The average of the fragment that is used at `step`, of what is in the state.
 
-    The count of this state is the number of updates before that after which it was sent.
-
     It needs nothing of the steps since it was sent, so that it can be a program by itself:
     `tx.update(..., step=step, outer_average=average_sent(opt_state, step))`.
     """
@@ -60,4 +58,4 @@ def average_sent(opt_state: optax.OptState, step: int) -> Any:
     assert fragment is not None
     leaves = split_leaves(state.anchor, state.plan.fragments)[fragment]
     sent, anchor = pick(state.sent, leaves), pick(state.anchor, leaves)
-    return average_fragment(state.plan, sent, anchor, step, state.count)
+    return average_fragment(state.plan, sent, anchor, step, state.sent_counts[fragment])

@@ -114,6 +114,8 @@ class OuterState(NamedTuple):
       outer: the state of the outer optimizer, by fragment.
       sent: this node's outer gradients, like `anchor`, each kept until its average is used; None
         without delay.
+      sent_counts: int32 `[p]`, the updates before that after which each fragment was sent; -1
+        before that, and once its average was used; None without delay.
       plan: static: the `OuterPlan`.
     """
 
@@ -123,6 +125,7 @@ class OuterState(NamedTuple):
     anchor: Any
     outer: Any
     sent: Any
+    sent_counts: Any
     plan: Any
 
 

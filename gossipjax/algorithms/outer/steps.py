@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -56,10 +57,10 @@ class OuterSteps:
         is_exact = plan.average == "exact"
         axis_name = plan.wire.axis_name
         anchor = common_model(params, axis_name if is_exact else None)
-        parts = [pick(anchor, leaves) for leaves in split_leaves(anchor, plan.fragments)]
-        outer_states = tuple(self.outer_tx.init(part) for part in parts)
+        outer_states = self._init_outer(anchor)
         if jax.tree.leaves(anchor):  # none in the placeholder of optax.tree_map_params
-            self._require_outer(parts[0], outer_states[0])
+            first = split_leaves(anchor, plan.fragments)[0]
+            self._require_outer(pick(anchor, first), outer_states[0])
         return self._vary_where_mapped(
             OuterState(
                 count=jnp.zeros((), jnp.int32),
@@ -68,9 +69,15 @@ class OuterSteps:
                 anchor=anchor,
                 outer=outer_states,
                 sent=zeros_like_model(params) if plan.delay else None,
+                sent_counts=jnp.full(plan.fragments, -1, jnp.int32) if plan.delay else None,
                 plan=plan,
             )
         )
+
+    def _init_outer(self, anchor: Any) -> tuple[optax.OptState, ...]:
+        """The state of the outer optimizer, by fragment."""
+        fragments = split_leaves(anchor, self.plan.fragments)
+        return tuple(self.outer_tx.init(pick(anchor, leaves)) for leaves in fragments)
 
     def _local(self) -> optax.GradientTransformationExtraArgs:
         """The last part of a chain without gossip: `x <- x + u`, with the residuals of 16 bits."""
@@ -155,9 +162,7 @@ class OuterSteps:
         new = old._replace(count=optax.safe_increment(old.count), inner=inner, local=local)
         carry = self.vary((cast_like(inner_updates, params), new))
         for fragment, leaves in enumerate(split_leaves(old.anchor, plan.fragments)):
-            step_of = _FragmentStep(
-                self, fragment, leaves, params, step, outer_average, old.count - plan.delay
-            )
+            step_of = _FragmentStep(self, fragment, leaves, params, step, outer_average, old.count)
             if plan.delay:
                 carry = cond(plan.is_used(fragment, step), step_of.use, _keep, *carry)
                 carry = cond(plan.is_sent(fragment, step), step_of.send, _keep, *carry)
@@ -178,9 +183,16 @@ class OuterSteps:
             if expected != actual:
                 raise ValueError(
                     f"the state of outer must have been made with its {field.name}, {expected}, "
-                    f"got one of {actual}: go on from the average model by "
-                    "gossipjax.checkpoint.change_nodes."
+                    f"got one of {actual}: make it by tx.init(params) of the same chain, where "
+                    "params may be the average model of a run."
                 )
+        expected = jax.tree.structure(jax.eval_shape(self._init_outer, state.anchor))
+        actual = jax.tree.structure(state.outer)
+        if expected != actual:
+            raise ValueError(
+                f"the state of outer must have been made with its outer_tx, of states {expected}, "
+                f"got one of {actual}: make it by tx.init(params) of the same chain."
+            )
         return state
 
     def vary(self, tree: Any) -> Any:
@@ -210,17 +222,28 @@ class _FragmentStep:
     params: Any
     step: StepLike
     average: Any  # of what was sent, if it was computed before
-    sent_count: jax.Array  # the updates before that after which it was sent
+    count: jax.Array  # of the updates before this one
 
     def send(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
         sent = merge(state.sent, self._outer_gradient(updates, state), self.leaves)
-        return updates, state._replace(sent=sent)
+        return updates, state._replace(sent=sent, sent_counts=self._note(state, self.count))
 
     def use(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
-        return self._apply(pick(state.sent, self.leaves), updates, state)
+        """The outer step; nothing where the fragment was not sent, as the run began after that."""
+        sent_count = state.sent_counts[self.fragment]
+        # Steps that `gx.apply_if_finite` skips are not counted: there may be fewer than the delay.
+        was_sent = (sent_count >= 0) & (self.count - sent_count <= self.steps.plan.delay)
+        sent = pick(state.sent, self.leaves)
+        new_updates, new = self._apply(sent, updates, state, sent_count)
+        new = new._replace(sent_counts=self._note(new, jnp.int32(-1)))
+        return jax.tree.map(partial(jnp.where, was_sent), (new_updates, new), (updates, state))
+
+    def _note(self, state: OuterState, count: jax.Array) -> jax.Array:
+        """`sent_counts` with this fragment's replaced."""
+        return state.sent_counts.at[self.fragment].set(count)
 
     def use_at_once(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
-        return self._apply(self._outer_gradient(updates, state), updates, state)
+        return self._apply(self._outer_gradient(updates, state), updates, state, self.count)
 
     def _outer_gradient(self, updates: Any, state: OuterState) -> Any:
         """`D` of this node: the nodes' mean of `w a - x` is `a - sum x / sum w`, as `sum w = N`."""
@@ -236,14 +259,16 @@ class _FragmentStep:
         x = pick(add(numerators(z, gossip), in_flight.x), self.leaves)
         return jax.tree.map(lambda a, leaf: weight.astype(a.dtype) * a - leaf, anchor, x)
 
-    def _apply(self, sent: Any, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
+    def _apply(
+        self, sent: Any, updates: Any, state: OuterState, sent_count: jax.Array
+    ) -> tuple[Any, OuterState]:
         """The outer step, and what the local model becomes by it."""
         plan = self.steps.plan
         leaves = self.leaves
         anchor = pick(state.anchor, leaves)
         average = self.average
         if average is None:
-            average = average_fragment(plan, sent, anchor, self.step, self.sent_count)
+            average = average_fragment(plan, sent, anchor, self.step, sent_count)
         change, outer = self.steps.outer_tx.update(average, state.outer[self.fragment], anchor)
         anchor = add(anchor, change)
         gossip = gossip_state(state)

@@ -130,6 +130,11 @@ def outer(
     require_axis_names("outer", axis_name, local_axis_name)
     every = require_int(every, "every of outer", 1)
     _require_average(average, pull)
+    if average == "none" and (wire is not None or wire_dtype is not None):
+        raise ValueError(
+            "wire of outer must be None where average is 'none' and nothing is sent, got "
+            f"{wire or wire_dtype}."
+        )
     plan = OuterPlan(
         every,
         average,
