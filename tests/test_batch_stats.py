@@ -85,6 +85,24 @@ def test_without_gossip_they_are_averaged_exactly(mode):
         np.testing.assert_allclose(mixed[0], stats["mean"].mean(axis=0), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize(
+    ("average", "expected"),
+    [("exact", [2.0, 2.0]), ("none", [1.0, 3.0]), (gx.topology.ring(2), [2.0, 2.0])],
+    ids=["exact", "none", "ring"],
+)
+def test_under_an_outer_optimizer_they_are_averaged_as_it_says(average, expected):
+    tx = gx.outer(optax.sgd(0.1), optax.sgd(1.0), 3, average)
+
+    def mix(stats, step):
+        return gx.mix_batch_stats(stats, tx.init(jnp.zeros(2)), step)
+
+    for static in (True, False):
+        program = gx.spmd(mix, nodes=2, **{"static_argnums" if static else "shared_argnums": 1})
+        for step in range(6):
+            mixed = np.asarray(program(jnp.array([1.0, 3.0]), step if static else np.int32(step)))
+            assert mixed.tolist() == (expected if step in (2, 5) else [1.0, 3.0])
+
+
 def test_low_precision_statistics_are_mixed_in_float32_and_keep_their_type():
     tx = gx.sgp(gx.topology.complete(N))
     stats = jnp.asarray([256.0, 1.0, 1.0, 1.0], jnp.bfloat16)

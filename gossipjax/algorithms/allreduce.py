@@ -62,7 +62,7 @@ def allreduce(
 
         Sparse messages are gathered by all, `N - 1` times their bytes. Of integers every node
         averages a part and sends it as such again; what that leaves out is in its `e`, too. What
-        is not finite stays so in `g_i`, and is not kept. `e` is of a node: inside a node, over the
+        is not finite is not kept. `e` is of a node: inside a node, over the
         axis of its devices, only types will do.
 
     Raises:

@@ -164,10 +164,16 @@ def require_same_specs(saved: list[list[Any]], current: list[list[Any]], name: s
                 "It is of another number of nodes: Checkpoints.resume takes it, or read it as it "
                 "was saved and give it to gossipjax.checkpoint.change_nodes."
             )
-        expected, actual = (
-            "{}: {} {}".format(*spec) if spec else "nothing more" for spec in (new, old)
-        )
+        expected, actual = map(_describe, (new, old))
         raise ValueError(f"{name} must have {expected}, as this run, got {actual}. {way_out}")
+
+
+def _describe(spec: list[Any] | None) -> str:
+    if spec is None:
+        return "nothing more"
+    path, shape, kind = spec
+    is_static = path.endswith(CODEC_PATH) or f"{OUTER_PATH}." in path
+    return f"{path}: {kind}" if is_static else f"{path}: {shape} {kind}"
 
 
 def require_types_of_devices(like: Any, name: str) -> None:

@@ -189,6 +189,12 @@ ROWS += calls(
     "outer wire_dtype", lambda d: gx.outer(SGD, SGD, 4, wire_dtype=d), ["int8", 16], "wire_dtype"
 )
 ROWS += calls(
+    "outer wire of nothing",
+    lambda codec: gx.outer(SGD, SGD, 4, "none", wire=codec),
+    [gx.wire.int4()],
+    "wire of outer must be None",
+)
+ROWS += calls(
     "outer reset_inner", lambda reset: gx.outer(SGD, SGD, 4, reset_inner=reset), [1, None], "reset"
 )
 ROWS += calls(
@@ -344,6 +350,7 @@ ROWS += [
         "average": gx.outer(gx.sgp(RING), optax.sgd(0.7), 4, "none"),
         "delay": gx.outer(gx.sgp(RING), optax.sgd(0.7), 4, delay=1),
         "wire": gx.outer(gx.sgp(RING), optax.sgd(0.7), 4, wire_dtype="bfloat16"),
+        "outer_tx": gx.outer(gx.sgp(RING), optax.sgd(0.7, momentum=0.9), 4),
     }.items()
 ]
 

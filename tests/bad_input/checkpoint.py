@@ -55,19 +55,23 @@ def saved(step: Any = 1, state: Any = None, metadata: Any = None) -> Callable[[]
     return within(lambda c: c.save(step, arrays, {} if metadata is None else metadata))
 
 
-def make_coded_state(codec: Any) -> Any:
-    tx = optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.ring(2), wire=codec))
-    return gx.Nodes(2).init(tx, {"w": jnp.zeros(3)})
-
-
 def restored_with(old: Any, new: Any) -> Callable[[], Any]:
-    """Saves a state whose messages are of one codec, and restores it for another."""
+    """Saves a state of one transform, and restores it for another."""
 
     def use(checkpoints: Checkpoints) -> Any:
-        checkpoints.save(1, make_coded_state(old), {})
-        return checkpoints.restore(make_coded_state(new))
+        checkpoints.save(1, NODES.init(old, {"w": jnp.zeros(3)}), {})
+        return checkpoints.restore(NODES.init(new, {"w": jnp.zeros(3)}))
 
     return within(use)
+
+
+def make_coded(codec: Any) -> Any:
+    return optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.ring(2), wire=codec))
+
+
+def make_outer(**changes: Any) -> Any:
+    settings = {"every": 4, "average": "exact", "delay": 2, "mix": 0.5} | changes
+    return gx.outer(optax.sgd(0.1), optax.sgd(0.7), **settings)
 
 
 ROWS: list[Call] = []
@@ -96,9 +100,31 @@ CODECS = {
     "no codec": (None, gx.wire.int8(), "got nothing more. It is of another codec"),
 }
 ROWS += [
-    Call(f"restore {name}", restored_with(old, new), message)
+    Call(f"restore {name}", restored_with(make_coded(old), make_coded(new)), message)
     for name, (old, new, message) in CODECS.items()
 ]
+ROWS.append(
+    Call(
+        "restore another codec of allreduce",
+        restored_with(*(gx.allreduce(wire=codec) for codec in (gx.wire.int8(), gx.wire.int4()))),
+        "It is of another codec",
+    )
+)
+ROWS += [
+    Call(
+        f"restore outer of another {name}",
+        restored_with(make_outer(), make_outer(**{name: value})),
+        f".plan.{name}: {value}, as this run, got",
+    )
+    for name, value in {"every": 5, "delay": 3, "mix": 0.25}.items()
+]
+ROWS.append(
+    Call(
+        "restore outer of another average",
+        restored_with(make_outer(), make_outer(average=gx.topology.ring(2))),
+        "It is of another setting of gx.outer",
+    )
+)
 ROWS += [
     Call("restore another shape", restored({"w": np.zeros(4, np.float32)}), "must have"),
     Call("restore another type", restored({"w": np.zeros(3, np.int32)}), "must have"),

@@ -31,9 +31,9 @@ class Unhashable:
         return x
 
 
-def train(gradients: Any, step: Any = 0, **changes: Any) -> Any:
-    train_step = gx.TrainStep(gradients, TX, nodes=NODES)
-    params, opt_state = NODES.init(TX, MODEL)
+def train(gradients: Any, step: Any = 0, tx: Any = TX, **changes: Any) -> Any:
+    train_step = gx.TrainStep(gradients, tx, nodes=NODES)
+    params, opt_state = NODES.init(tx, MODEL)
     arguments = {"params": params, "opt_state": opt_state} | changes
     return train_step(step, *arguments.values())
 
@@ -86,6 +86,25 @@ ROWS += calls(
     lambda n: gx.TrainStep(double, TX, nodes=4, local_argnums=n),
     [None, 1.5],
     "argument numbers",
+)
+SGD = optax.sgd(0.1)
+MOMENTUM = optax.sgd(0.1, momentum=0.9)
+RING = gx.topology.ring(NODES.size)
+ROWS += calls(
+    "TrainStep gossip before an optimizer",
+    lambda tx: train(double, tx=tx),
+    [
+        optax.chain(gx.gradient_tracking(RING), SGD),
+        optax.chain(gx.sgp(RING), optax.adam(0.1)),
+        gx.outer(optax.chain(gx.dpsgd(RING), SGD), SGD, 2),
+    ],
+    "gossip must be last in a chain",
+)
+ROWS += calls(
+    "TrainStep momentum before its own",
+    lambda gossip: train(double, tx=optax.chain(MOMENTUM, gossip)),
+    [gx.quasi_global(RING, 0.1), gx.mixed_momentum(RING, 0.1), gx.quasi_global_adam(RING, 0.1)],
+    "gossip that is the optimizer must get gradients",
 )
 ROWS += calls("TrainStep step", lambda s: train(double, s), [None, 1.5, "0", True, -1], "step")
 ROWS += [

@@ -262,6 +262,18 @@ class TestAllreduce:
             np.testing.assert_allclose(means[0], g.mean(axis=0), rtol=1e-6, atol=1e-6)
         assert int(state.count[0]) == 4
 
+    @pytest.mark.parametrize("codec", [gx.wire.int8(block=8), *SPARSE], ids=str)
+    def test_what_is_not_finite_is_that_of_one_step(self, codec):
+        tx = gx.allreduce(wire=codec)
+        g = jnp.ones((2, 20)).at[1, 3].set(jnp.nan)
+        update: Any = gx.spmd(tx.update, nodes=2)
+        mean, state = update(g, gx.spmd(tx.init, nodes=2)(g))
+        assert codec == gx.wire.random_k(0.1) or not np.isfinite(mean).all()  # if it was sent
+        for _ in range(3):
+            mean, state = update(jnp.ones((2, 20)), state)
+            assert np.isfinite(mean).all()
+            assert np.isfinite(state.error).all()
+
     def test_top_k_equals_its_definition(self):
         n = 3
         tx = gx.allreduce(wire=gx.wire.top_k(0.2))

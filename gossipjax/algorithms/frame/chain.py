@@ -82,7 +82,7 @@ def require_last_in_chain(opt_state: optax.OptState) -> None:
                     f"{', '.join(type(state).__name__ for state in after)}: optimizers go before, "
                     "optax.chain(optimizer, gossip)."
                 )
-        is_optimizer = "momentum" in (part[place].extra or {})
+        is_optimizer = not {"momentum", "mean"}.isdisjoint(part[place].extra or ())
         before = jax.tree.leaves(part[:place], is_leaf=_is_momentum)
         if is_optimizer and any(map(_is_momentum, before)):
             raise ValueError(
