@@ -81,12 +81,10 @@ def test_the_thread_changes_nothing(overlap, nodes):
 @pytest.mark.parametrize(
     ("schedule", "overlap", "options", "dtype", "tolerance"),
     [
-        (SCHEDULE, 1, {"biased": True}, jnp.float32, 1e-6),
         (SCHEDULE, 3, {"biased": True}, jnp.float32, 1e-6),
         (SCHEDULE, 2, {"wire_dtype": jnp.bfloat16}, jnp.float32, 1e-6),
         (SCHEDULE, 2, {"wire": gx.wire.int8()}, jnp.float32, 1e-6),
         (SCHEDULE, 1, {}, jnp.bfloat16, 2**-8),
-        (RANDOM, 1, {}, jnp.float32, 1e-6),
         (RANDOM, 3, {}, jnp.float32, 1e-6),
     ],
 )

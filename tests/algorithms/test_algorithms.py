@@ -26,8 +26,8 @@ from modes import MODES, run
 import gossipjax as gx
 
 SIZES = (1, 2, 3, 4, 8)
-# shard_map is the same code with types and without: without, two sizes do.
-FEW_SIZES = {"shard_map": (3, 8)}
+# shard_map is the same code with types and without, and pmap is it, too: there, two sizes do.
+FEW_SIZES = {"shard_map": (3, 8), "pmap": (3, 8)}
 CASES = [
     (name, mode, n)
     for name, row in ROWS.items()
@@ -38,12 +38,12 @@ CASES = [
 LOW_PRECISION_CASES = [
     (name, mode, n)
     for name, mode, n in CASES
-    if n == 3 or (n in (2, 8) and mode in ("vmap", "shard_map_check_vma"))
+    if n == 3 or (n == 8 and mode == "shard_map_check_vma")
 ]
 # Each mode, size and type meets one style of step or more; the largest size meets them all.
 STYLES = {
     "float32": {1: ["counted"], 2: ["static"], 3: ["traced"], 4: ["counted"]},
-    "bfloat16": {2: ["static"], 3: ["counted"], 8: ["traced"]},
+    "bfloat16": {3: ["static", "counted"], 8: ["traced"]},
 }
 ALL_STYLES = ["static", "traced", "counted"]
 
