@@ -190,10 +190,17 @@ def make_case(name: str, wire: WireName, nodes: int, layers: int) -> tuple[Metho
     return method, list(method.canonical_steps())
 
 
-def expect_average(step: int, mlp: MlpSpec) -> list[Message]:
-    """The messages of Streaming DiLoCo at `step`: of the layer that is used, if there is one."""
-    is_used = step > 0 and step % 2 == 0
-    return [Message("all-reduce", "f32", 4 * mlp.size // mlp.layers)] * is_used
+def expect_average(step: int, mlp: MlpSpec, nodes: int, kind: str) -> list[Message]:
+    """The messages of Streaming DiLoCo at `step`: of the layer that is used, if there is one.
+
+    On TPUs the average is a ring of permutes.
+    """
+    if step == 0 or step % 2:
+        return []
+    values = mlp.size // mlp.layers
+    if kind != "tpu":
+        return [Message("all-reduce", "f32", 4 * values)]
+    return [Message("collective-permute", "f32", 4 * -(-values // nodes))] * (2 * (nodes - 1))
 
 
 def compile_case(
@@ -208,7 +215,7 @@ def compile_case(
         if method.outer is None:
             expected = expect_messages(method.state(), wire, mlp.size, step)
         else:
-            expected = expect_average(step, mlp)
+            expected = expect_average(step, mlp, target.nodes, target.kind)
         records.append(
             {
                 "target": target.description,

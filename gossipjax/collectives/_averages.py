@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gossipjax.collectives._axes import axis_size
-from gossipjax.collectives._buffers import Layout, cast_like
+from gossipjax.collectives._axes import as_varying, axis_size
+from gossipjax.collectives._buffers import Layout, cast_like, pad_to_rows
 from gossipjax.collectives._exchange import (
     exchange_rows,
     gather_words,
@@ -19,6 +19,8 @@ from gossipjax.collectives._exchange import (
 )
 from gossipjax.collectives._rows import decode_rows, encode_rows, sum_rows
 from gossipjax.wire import Codec, Wire, encode, is_narrower, split_by_size
+
+MAX_RING = 64  # nodes of a ring, which is 2 (N - 1) permutes
 
 
 def _map_buffers(apply: Callable[[jax.Array], jax.Array], tree: Any) -> Any:
@@ -87,3 +89,44 @@ def node_sum(tree: Any, wire: Wire) -> Any:
         return jax.lax.psum(part, wire.axis_name)
 
     return _map_buffers(lambda buffer: sharded_over_local(psum, buffer, wire), tree)
+
+
+def mean_beside(x: jax.Array, axis_name: str) -> jax.Array:
+    """The node mean of a vector `[L]`, of the same bits on all nodes, beside other computation.
+
+    XLA for TPUs runs permutes beside the computation that needs nothing of them, and lets an
+    all-reduce block it: there the mean of up to 64 nodes is a ring of permutes.
+    """
+
+    def all_reduce(x: jax.Array) -> jax.Array:
+        return as_varying(jax.lax.pmean(x, axis_name), axis_name)
+
+    if not 1 < axis_size(axis_name) <= MAX_RING:
+        return all_reduce(x)
+    ring = partial(ring_mean, axis_name=axis_name)
+    return jax.lax.platform_dependent(as_varying(x, axis_name), tpu=ring, default=all_reduce)
+
+
+def ring_mean(x: jax.Array, axis_name: str) -> jax.Array:
+    """The node mean of a vector `[L]` along a ring, of which each node sends 2 (N - 1) / N.
+
+    Each of N parts is summed in one order, and then handed round.
+    """
+    nodes = axis_size(axis_name)
+    rows = pad_to_rows(x, nodes)
+    node = jax.lax.axis_index(axis_name)
+    to_next = [(sender, (sender + 1) % nodes) for sender in range(nodes)]
+
+    def row(hop: int) -> jax.Array:
+        return jax.lax.dynamic_index_in_dim(rows, (node - hop) % nodes, keepdims=False)
+
+    part = row(0)
+    for hop in range(1, nodes):
+        part = jax.lax.ppermute(part, axis_name, to_next) + row(hop)
+    part = part / nodes
+    means = jnp.zeros_like(rows)
+    for hop in range(nodes):
+        if hop:
+            part = jax.lax.ppermute(part, axis_name, to_next)
+        means = jax.lax.dynamic_update_index_in_dim(means, part, (node + 1 - hop) % nodes, 0)
+    return means.ravel()[: x.size]

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.collectives._averages import node_mean
+from gossipjax.collectives._averages import mean_beside, node_mean
 from gossipjax.collectives._axes import as_varying, axis_size, select_for_node
 from gossipjax.collectives._buffers import Layout, pad_to_rows
 from gossipjax.collectives._exchange import (
@@ -93,17 +93,19 @@ def mean_of_encoded(
     return layout.unpack(means), layout.unpack(errors)
 
 
-def exact_average(tree: Any, wire: Wire, key: jax.Array | None) -> Any:
+def exact_average(tree: Any, wire: Wire, key: jax.Array | None, is_beside: bool = False) -> Any:
     """The node average of every leaf, of the same bits on all nodes; float32 at least.
 
     One message per type, of which each device of a node sends its share. What a codec leaves out
-    is lost.
+    is lost. `is_beside` is for an average beside other computation; see `mean_beside`.
     """
     axis_size(wire.axis_name)
     layout = Layout(tree)
     key = fold_in_node(key, wire)
 
     def average(part: jax.Array, wire: Wire, key: jax.Array | None) -> jax.Array:
+        if wire.codec is None and is_beside:
+            return mean_beside(part, wire.axis_name)
         if wire.codec is None or isinstance(wire.codec, FloatCodec):
             return node_mean(part, wire.axis_name, wire.codec)
         return _mean_of_encoded(part, wire.axis_name, wire.codec, key)[0]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from modes import MODES, run
 
 import gossipjax as gx
+from gossipjax.collectives._averages import ring_mean
 
 IRREGULAR = gx.topology.from_matrices(
     # In round 0, node 0 sends to all, node 2 to node 3, and no other node sends: many fillers.
@@ -266,3 +267,13 @@ def test_leaves_that_are_sharded_over_an_explicit_axis_are_refused(mode):
     )
     with pytest.raises(ValueError, match=r"over an Explicit axis, got leaf.*\['w'\].*4,6@model"):
         mixed_by(jax.sharding.AxisType.Explicit)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("n", "length"), [(1, 3), (2, 5), (3, 2), (8, 33)])
+def test_a_mean_along_a_ring(mode, n, length):
+    """The one of averages beside other computation on TPUs: the mean, of the same bits."""
+    x = np.random.default_rng(n).normal(size=(n, length)).astype(np.float32)
+    means = np.asarray(run(mode, lambda x: ring_mean(x, "nodes"), n)(jnp.asarray(x)))
+    np.testing.assert_array_equal(means, np.tile(means[:1], (n, 1)))
+    np.testing.assert_allclose(means[0], x.mean(axis=0), rtol=1e-5, atol=1e-6)

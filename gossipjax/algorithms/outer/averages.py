@@ -28,7 +28,7 @@ def average_fragment(
     if plan.average == "none":
         return sent
     if plan.average == "exact":
-        return exact_average(sent, plan.wire, key)
+        return exact_average(sent, plan.wire, key, is_beside=plan.delay > 0)
     assert isinstance(plan.average, Schedule)
     round_number = plan.round_number(step)
     mix_nodes = partial(

@@ -71,8 +71,9 @@ def outer(
 
     Until then the state holds `D` of this node, and its exchange needs nothing that later steps
     compute. In `tx.update` it stands in the step that uses it, and can run beside all of its
-    computation. `gx.TrainStep` runs it on JAX on CPU over several processes as a separate program,
-    from the step at which it is sent on.
+    computation; on TPUs it is a ring of permutes, as an all-reduce blocks there. `gx.TrainStep`
+    runs it on JAX on CPU over several processes as a separate program, from the step at which it is
+    sent on.
 
     Args:
       inner: the chain, with `sgp`, `osgp`, `dpsgd` or no gossip in it.
