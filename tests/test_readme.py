@@ -74,7 +74,7 @@ def test_every_line_of_the_table_of_names_is_code_that_builds():
 def test_every_transform_and_topology_of_the_readme_exists():
     for name in re.findall(r"`gx\.(?:topology\.)?(\w+)", README):
         assert hasattr(gx, name) or hasattr(gx.topology, name), name
-    listed = README.split("Topologies: ")[1].split(". [Every")[0]
+    listed = README.split("Topologies: ")[1].split(". [All names")[0]
     for name in re.findall(r"`(\w+)`", listed):
         assert hasattr(gx.topology, name), name
 

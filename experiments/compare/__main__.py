@@ -13,7 +13,6 @@ error is named, and the program then exits with status 1.
 """
 
 import dataclasses
-import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,9 +24,9 @@ from rich.console import Console
 from experiments import results
 from experiments.compare.grid import Cell, Grid
 from experiments.compare.options import Options, describe_grids, make_grid
-from experiments.compare.runner import Outcome, find_devices, run_cells
+from experiments.compare.runner import Outcome, find_devices, remove_cells, run_cells
 from experiments.compare.statistics import Entry, find_metric, is_fraction, summarize
-from experiments.compare.tables import format_csv, format_latex, format_markdown, make_table
+from experiments.compare.tables import format_csv, format_latex, format_markdown, make_tables
 from experiments.compilation_cache import compilation_cache
 from experiments.program import exit_on_error
 
@@ -38,6 +37,9 @@ def measure(options: Options, grid: Grid, out: Path, console: Console) -> list[s
     """Runs the grid, and writes and prints its table; returns what failed.
 
     After Ctrl-C the table has what was finished.
+
+    Raises:
+      FatalError: if a run has no such metric, as soon as one has finished; or as `run_cells` does.
     """
     cells = list(grid.list_cells())
     outcomes: dict[Cell, Outcome] = {}
@@ -50,11 +52,14 @@ def measure(options: Options, grid: Grid, out: Path, console: Console) -> list[s
                 outcomes[cell] = outcome
                 status = f"{len(outcomes)} of {len(cells)}: {cell.row}, {outcome.status}"
                 bar.update(task, advance=1, status=status)
+                find_metric(grid, {cell: outcome})
 
             run_cells(grid.program, cells, out / CELLS, devices, report)
-    finally:
+    except KeyboardInterrupt:
         if outcomes:
             write_tables(options, grid, outcomes, out, console)
+        raise
+    write_tables(options, grid, outcomes, out, console)
     return [
         f"{cell.name}: {outcome.error}"
         for cell, outcome in outcomes.items()
@@ -74,7 +79,8 @@ def write_tables(
     (out / "table.csv").write_text(format_csv(grid, entries, metric))
     records = [make_record(key, entry, metric) for key, entry in entries.items()]
     results.write_summary(out, dataclasses.asdict(options), {}, records)
-    console.print(make_table(grid, entries, caption))
+    for table in make_tables(grid, entries, caption, console):
+        console.print(table, crop=False)
 
 
 def describe(grid: Grid, metric: str, outcomes: Mapping[Cell, Outcome]) -> str:
@@ -100,6 +106,19 @@ def make_record(key: tuple[str, str], entry: Entry, metric: str) -> results.Reco
     return {"row": row, "column": column, "metric": metric, **numbers} | entry._asdict()
 
 
+def make_folder(options: Options) -> Path:
+    """Makes the folder of a comparison, with one for its runs, by which a later call knows it."""
+    if options.out is not None and options.overwrite:
+        remove_cells(options.out / CELLS)
+    is_new = options.out is None or not (options.out / CELLS).exists()
+    out = results.create_run_dir("compare", options.out, options.overwrite, resume=not is_new)
+    (out / CELLS).mkdir(exist_ok=not is_new)
+    metrics = out / "metrics.jsonl"  # made for a run; its lines are in the runs' folders
+    if not metrics.read_text():
+        metrics.unlink()
+    return out
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, runs the grid, and reports."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -117,10 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(describe_grids())
             return
         grid = make_grid(options, given[end + 1 :])
-        is_new = options.out is None or not (options.out / CELLS).exists()
-        if options.out is not None and options.overwrite:
-            shutil.rmtree(options.out / CELLS, ignore_errors=True)
-        out = results.create_run_dir("compare", options.out, options.overwrite, resume=not is_new)
+        out = make_folder(options)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         failures = measure(options, grid, out, Console())
     if failures:

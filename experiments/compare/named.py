@@ -1,10 +1,20 @@
 """Grids that have names: published tables with the papers' figures, and small ones."""
 
 import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from experiments.compare.grid import Grid, Line
+from experiments.options.checks import option_name
 from experiments.presets.relaysgd import METHODS, RELAYSGD, RESULTS
-from experiments.presets.slowmo import BASELINES, EVERY, SLOWMO, WITH_SLOWMO
+from experiments.presets.slowmo import (
+    BASELINES,
+    EVERY,
+    SLOW_MOMENTUM,
+    SLOWMO,
+    UNITS,
+    WITH_SLOWMO,
+)
 
 ALPHAS = (1, 0.1, 0.01)
 NESTEROV = ("--optimizer", "nesterov")
@@ -101,17 +111,28 @@ def make_relaysgd_mini() -> Grid:
     )
 
 
+def list_arguments(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the options of a preset as on the command line.
+
+    >>> list(list_arguments({"outer_every": 12, "outer_reset": True}))
+    ['--outer-every', '12', '--outer-reset']
+    """
+    for name, value in options.items():
+        yield option_name(name)
+        if value is not True:
+            yield f"{value}"
+
+
 def make_slowmo_mini() -> Grid:
     """SlowMo around SGP, 1-OSGP and Local SGD, on Fashion-MNIST."""
     column = Line("top-1", ())
     rows = []
     figures = {}
     for row, (algorithm, options, title, published) in BASELINES.items():
-        every = ("--outer-every", f"{options['outer_every']}") if options else ()
-        rows.append(Line(title, ("--algorithm", algorithm, *every)))
+        rows.append(Line(title, ("--algorithm", algorithm, *list_arguments(options))))
         figures[title, column.title] = published["top-1"].rstrip("%")
         if row in WITH_SLOWMO:
-            slow = ("--outer-every", f"{EVERY[row]}", "--outer-momentum", "0.5", "--outer-reset")
+            slow = list_arguments({"outer_every": EVERY[row]} | SLOW_MOMENTUM)
             rows.append(Line(f"{title}, with SlowMo", ("--algorithm", algorithm, *slow)))
             figures[rows[-1].title, column.title] = WITH_SLOWMO[row]["top-1"].rstrip("%")
     return Grid(
@@ -127,6 +148,7 @@ def make_slowmo_mini() -> Grid:
         metric="accuracy",
         paper=SLOWMO,
         place="Table 1 (ImageNet, ResNet-50, 32 nodes)",
+        note=UNITS,
         figures=figures,
     )
 

@@ -6,11 +6,15 @@ from collections.abc import Sequence
 
 from experiments.compare.grid import Grid, Line
 from experiments.compare.named import GRIDS, find_grid
-from experiments.options.checks import PositiveFloat, PositiveInt, Seed, check_fields
+from experiments.options.checks import PositiveFloat, PositiveInt, Seed, check_fields, option_name
 from experiments.options.paths import OptionalPath
 from experiments.presets.preset import Program
 from experiments.training.methods import ALGORITHMS, parse_name
 
+ALGORITHMS_IF_NONE = ("sgp", "allreduce")
+PROGRAM_IF_NONE: Program = "image"
+ROWS_AND_COLUMNS = ("algorithm", "topology", "momentum", "wire", "dirichlet_alpha")
+OF_EVERY_RUN = ("--out", "--overwrite", "--resume")  # each has a folder of its own
 EVEN = Line("even data", ())
 DEFAULT = Line("", ())
 
@@ -26,10 +30,10 @@ class Options:
     """Print the names of the grids, and end."""
     rows: str | None = None
     """Of --grid, the rows with this text in their titles."""
-    program: Program = "image"
-    """The program that trains."""
-    algorithm: tuple[str, ...] = ("sgp", "allreduce")
-    """One or several, NAME or NAME@TOPOLOGY."""
+    program: Program | None = None
+    """The program that trains; if not given, image."""
+    algorithm: tuple[str, ...] = ()
+    """One or several, NAME or NAME@TOPOLOGY; if not given, sgp and allreduce."""
     topology: tuple[str, ...] = ()
     """One or several, for each algorithm without one of its own; if not given, that of its paper.
     """
@@ -44,7 +48,7 @@ class Options:
     metric: str | None = None
     """The metric of the table, such as accuracy or loss; if not given, the program's first."""
     jobs: PositiveInt | None = None
-    """Runs side by side; if not given, one for each GPU, or for each core."""
+    """Runs side by side; if not given, one for each GPU, or for each core, at most 8."""
     out: OptionalPath = None
     """Folder for the results; what is finished there is not run again. A new one under runs/ if not
     given."""
@@ -53,11 +57,16 @@ class Options:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("algorithm", "topology", "momentum", "wire", "dirichlet_alpha", "seed"):
+        for name in (*ROWS_AND_COLUMNS, "seed"):
             values = getattr(self, name)
-            if len(set(values)) < len(values) or (name == "algorithm" and not values):
-                option = name.replace("_", "-")
-                raise ValueError(f"--{option} must be different values, got {values}.")
+            if len(set(values)) < len(values):
+                raise ValueError(f"{option_name(name)} must be different values, got {values}.")
+        for name in ("program", *ROWS_AND_COLUMNS):
+            if self.grid is not None and getattr(self, name):
+                raise ValueError(
+                    f"{option_name(name)} must be left out with --grid, which has its own program, "
+                    f"rows and columns, got {getattr(self, name)}: leave one of them out."
+                )
         if self.rows is not None and self.grid is None:
             raise ValueError("--rows must come with --grid, got no --grid: list --algorithm.")
 
@@ -66,9 +75,11 @@ def make_grid(options: Options, arguments: Sequence[str]) -> Grid:
     """Returns the grid of the options; `arguments` are added to those of all runs.
 
     Raises:
-      ValueError: if a name is unknown, or no row is left.
+      ValueError: if a name is unknown, no row is left, or the grid itself sets one of `arguments`.
     """
     grid = _make_grid(options) if options.grid is None else find_grid(options.grid)
+    own = ("seed", "out", "overwrite", *(ROWS_AND_COLUMNS if options.grid is None else ()))
+    _require_free(grid, arguments, [option_name(name) for name in own])
     rows = [row for row in grid.rows if options.rows is None or options.rows in row.title]
     if not rows:
         titles = ", ".join(row.title for row in grid.rows)
@@ -82,11 +93,25 @@ def make_grid(options: Options, arguments: Sequence[str]) -> Grid:
     )
 
 
+def _require_free(grid: Grid, arguments: Sequence[str], own: Sequence[str]) -> None:
+    """Raises `ValueError` for one of `arguments` that would lose to one of the grid."""
+    taken = {*OF_EVERY_RUN, *itertools.chain.from_iterable(c.arguments for c in grid.list_cells())}
+    for argument in arguments:
+        given = argument.partition("=")[0].replace("_", "-")
+        option = "--wire" if given == "--wire-dtype" else given
+        names = {option, option.replace("--no-", "--", 1)}
+        if option.startswith("--") and not taken.isdisjoint(names):
+            raise ValueError(
+                "what stands after -- must have no option that the comparison sets for its runs, "
+                f"got {given}: {'give it before --' if option in own else 'leave it out'}."
+            )
+
+
 def _make_grid(options: Options) -> Grid:
     names = list(
         dict.fromkeys(
             name
-            for algorithm in options.algorithm
+            for algorithm in options.algorithm or ALGORITHMS_IF_NONE
             for name in _list_names(algorithm, options.topology)
         )
     )
@@ -103,8 +128,9 @@ def _make_grid(options: Options) -> Grid:
         Line(f"Dirichlet {alpha:g}", ("--dirichlet-alpha", f"{alpha!r}"))
         for alpha in options.dirichlet_alpha
     )
-    title = f"experiments.{options.program}"
-    return Grid(title=title, program=options.program, rows=rows, columns=columns or (EVEN,))
+    program = options.program or PROGRAM_IF_NONE
+    title = f"experiments.{program}"
+    return Grid(title=title, program=program, rows=rows, columns=columns or (EVEN,))
 
 
 def _join_lines(lines: Sequence[Line]) -> Line:

@@ -5,17 +5,20 @@ import dataclasses
 import json
 import os
 import queue
+import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Literal
 
 from experiments.compare.grid import Cell
 from experiments.presets.preset import Program
+from experiments.program import FatalError
 from experiments.results import Record, read_summary
 
 Status = Literal["finished", "diverged", "failed"]
@@ -62,10 +65,10 @@ class Devices:
 
 
 def find_devices(jobs: int | None) -> Devices:
-    """Returns what each of some runs can have: a GPU, or a share of the cores.
+    """Returns what each of some runs has: a GPU; without GPUs, all share the cores.
 
     Args:
-      jobs: how many; None is one for each GPU, or for each core.
+      jobs: how many; None is one for each GPU, or for each core, at most 8.
 
     Raises:
       ValueError: if there are fewer GPUs.
@@ -100,38 +103,52 @@ def run_cells(
       cells: in the order in which they are begun.
       folder: with a folder for each of them.
       devices: how many at a time.
-      report: is told of each that has ended, now or before.
+      report: is told of each that has ended, now or before, as soon as it has; an error of it
+        ends all runs.
 
     Raises:
       ValueError: if the folder has a run of the same name with other options.
       KeyboardInterrupt: after all runs have been ended.
     """
     outcomes: dict[Cell, Outcome] = {}
+
+    def add(cell: Cell, outcome: Outcome) -> None:
+        outcomes[cell] = outcome
+        report(cell, outcome)
+
     for cell in cells:
         outcome = read_outcome(program, cell, folder / cell.name)
         if outcome is not None:
-            outcomes[cell] = outcome
-            report(cell, outcome)
+            add(cell, outcome)
+    rest = [cell for cell in cells if cell not in outcomes]
+    futures: dict[Future[Outcome], Cell] = {}
     environments = queue.SimpleQueue[dict[str, str]]()
     for environment in devices.environments:
         environments.put(environment)
-    with run_processes() as start, ThreadPoolExecutor(devices.jobs) as pool:
+    try:
+        # The processes are ended first: the pool waits for its threads, and these for them.
+        with ThreadPoolExecutor(devices.jobs) as pool, run_processes() as start:
 
-        def run(cell: Cell) -> Outcome:
-            environment = environments.get()
+            def run(cell: Cell) -> Outcome:
+                environment = environments.get()
+                try:
+                    return run_cell(program, cell, folder / cell.name, environment, start)
+                finally:
+                    environments.put(environment)
+
             try:
-                return run_cell(program, cell, folder / cell.name, environment, start)
-            finally:
-                environments.put(environment)
-
-        try:
-            rest = [cell for cell in cells if cell not in outcomes]
-            for cell, outcome in zip(rest, pool.map(run, rest), strict=True):
-                outcomes[cell] = outcome
-                report(cell, outcome)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+                futures |= {pool.submit(run, cell): cell for cell in rest}
+                for future in as_completed(futures):
+                    add(futures[future], future.result())
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    finally:
+        for future, cell in futures.items():  # what ended while the others were being stopped
+            if cell not in outcomes and not future.cancelled() and future.exception() is None:
+                outcome = future.result()
+                if outcome.status != "failed":
+                    add(cell, outcome)
     return {cell: outcomes[cell] for cell in cells}
 
 
@@ -143,23 +160,45 @@ def run_processes() -> Iterator[Start]:
     """Yields a function that starts processes; at the end of the context they are ended."""
     running: list[subprocess.Popen[bytes]] = []
     is_open = True
+    lock = threading.Lock()  # nothing is started while all are ended
 
     def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-        if not is_open:
-            raise RuntimeError("the comparison has ended.")
-        process = subprocess.Popen[bytes](command, **options)
-        running.append(process)
+        with lock:
+            if not is_open:
+                raise RuntimeError("the comparison has ended.")
+            process = subprocess.Popen[bytes](command, **options)
+            running.append(process)
         return process
 
     try:
         yield start
     finally:
-        is_open = False
-        for process in running:
-            if process.poll() is None:
-                process.terminate()
+        with lock:
+            is_open = False
+            for process in running:
+                if process.poll() is None:
+                    process.terminate()
         for process in running:
             process.wait()
+
+
+def remove_cells(folder: Path) -> None:
+    """Removes the runs of a comparison.
+
+    Raises:
+      ValueError: if there is anything else beside them; then nothing is removed.
+    """
+    if not folder.exists():
+        return
+    paths = sorted(folder.iterdir()) if folder.is_dir() else [folder]
+    for path in paths:
+        names = {inner.name for inner in path.iterdir()} if path.is_dir() else {path.name}
+        if names and names.isdisjoint({STATE, LOG}):
+            raise ValueError(
+                f"--overwrite must find nothing but the runs of a comparison in {folder}, got "
+                f"{path.name}: move it, or choose another --out."
+            )
+    shutil.rmtree(folder)
 
 
 def read_outcome(program: Program, cell: Cell, folder: Path) -> Outcome | None:
@@ -169,7 +208,7 @@ def read_outcome(program: Program, cell: Cell, folder: Path) -> Outcome | None:
         return None
     state = json.loads(path.read_text())
     if state["command"] != [program, *cell.arguments]:
-        raise ValueError(
+        raise FatalError(
             f"--out must be the folder of this comparison, got {folder.parent.parent}, whose run "
             f"{cell.name} has the options {' '.join(state['command'][1:])}: choose another --out, "
             "or pass --overwrite to replace it."

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from experiments.compare.grid import Cell, Grid
 from experiments.compare.runner import Outcome
+from experiments.program import FatalError
 from experiments.results import find_metrics, metric_fields
 
-FALLING = ("loss", "perplexity", "nll", "error")  # metrics of which less is better
+FALLING = ("loss", "perplexity", "error")  # metrics of which less is better
 FRACTIONS = ("accuracy",)  # shown in per cent
 
 
@@ -19,6 +20,7 @@ class Entry(NamedTuple):
     Attributes:
       values: of the runs that finished, as tables show them.
       diverged, failed: numbers of runs.
+      runs: how many the grid has, one for each seed; after Ctrl-C some have not ended.
       is_best: whether its mean is the best of the column, of cells all of whose runs finished.
       figure: that of the paper; "" if there is none.
     """
@@ -26,6 +28,7 @@ class Entry(NamedTuple):
     values: tuple[float, ...]
     diverged: int
     failed: int
+    runs: int
     is_best: bool = False
     figure: str = ""
 
@@ -42,21 +45,21 @@ class Entry(NamedTuple):
     @property
     def is_whole(self) -> bool:
         """Whether all runs finished."""
-        return bool(self.values) and not self.diverged and not self.failed
+        return len(self.values) == self.runs
 
 
 def find_metric(grid: Grid, outcomes: Mapping[Cell, Outcome]) -> str:
     """Returns the metric of the table: that of the grid, or the first of the runs.
 
     Raises:
-      ValueError: if the runs do not have that of the grid.
+      FatalError: if the runs do not have that of the grid.
     """
     runs = [outcome.run for outcome in outcomes.values() if outcome.run is not None]
     metrics = find_metrics(runs)
     if grid.metric is None:
         return metrics[0] if metrics else "accuracy"
     if metrics and grid.metric not in metrics:
-        raise ValueError(f"--metric must be one of {', '.join(metrics)}, got {grid.metric!r}.")
+        raise FatalError(f"--metric must be one of {', '.join(metrics)}, got {grid.metric!r}.")
     return grid.metric
 
 
@@ -91,7 +94,9 @@ def summarize(
         values = tuple(scale * outcome.run[field] for outcome in group if outcome.run is not None)
         diverged = sum(outcome.status == "diverged" for outcome in group)
         failed = sum(outcome.status == "failed" for outcome in group)
-        entries[key] = Entry(values, diverged, failed, figure=grid.figures.get(key, ""))
+        entries[key] = Entry(
+            values, diverged, failed, len(grid.seeds), figure=grid.figures.get(key, "")
+        )
     for column in grid.columns:
         mark_best(entries, [(row.title, column.title) for row in grid.rows], is_falling(metric))
     return entries
@@ -100,9 +105,11 @@ def summarize(
 def mark_best(
     entries: dict[tuple[str, str], Entry], keys: Sequence[tuple[str, str]], falls: bool
 ) -> None:
-    """Marks the best of some entries; none where only one is whole."""
+    """Marks the best of some entries, all of those that are equal; none where only one is whole."""
     whole = [key for key in keys if key in entries and entries[key].is_whole]
     if len(whole) < 2:
         return
-    best = (min if falls else max)(whole, key=lambda key: entries[key].mean)
-    entries[best] = entries[best]._replace(is_best=True)
+    best = (min if falls else max)(entries[key].mean for key in whole)
+    for key in whole:
+        if entries[key].mean == best:
+            entries[key] = entries[key]._replace(is_best=True)

@@ -2,27 +2,38 @@
 
 import csv
 import io
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from experiments.compare.grid import Grid
+from experiments.compare.grid import Grid, Line
 from experiments.compare.statistics import Entry
 
 Entries = Mapping[tuple[str, str], Entry]
-LATEX_ESCAPES = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"})
+LATEX_ESCAPES = str.maketrans(
+    {c: f"\\{c}" for c in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"±": r"$\pm$"}
+)
+MIN_TITLE = 24  # characters of a row's title on a line of the terminal
+ANY_WIDTH = 10**6
 CSV_FIELDS = ("row", "column", "metric", "mean", "spread", "finished", "diverged", "failed")
 
 
 def format_entry(entry: Entry | None, plus_minus: str = " ± ") -> str:
     """Returns mean and spread, and what did not finish.
 
-    >>> format_entry(Entry((84.0, 86.0), 0, 0))
-    '85.00 ± 1.41'
-    >>> format_entry(Entry((84.0,), 2, 0)), format_entry(Entry((), 3, 0)), format_entry(None)
+    >>> format_entry(Entry((84.0, 86.0), 0, 0, 2)), format_entry(Entry((84.0,), 0, 0, 3))
+    ('85.00 ± 1.41', '84.00 (1 of 3)')
+    >>> format_entry(Entry((84.0,), 2, 0, 3)), format_entry(Entry((), 3, 0, 3)), format_entry(None)
     ('84.00 (2 diverged)', 'diverged', '-')
+    >>> format_entry(Entry((84.0,), 1, 0, 3)), format_entry(Entry((), 1, 0, 3))
+    ('84.00 (1 of 3, 1 diverged)', '1 diverged of 3')
     """
     if entry is None:
         return "-"
@@ -31,8 +42,13 @@ def format_entry(entry: Entry | None, plus_minus: str = " ± ") -> str:
         for word, count in (("diverged", entry.diverged), ("failed", entry.failed))
         if count
     ]
+    has_ended = len(entry.values) + entry.diverged + entry.failed == entry.runs
     if not entry.values:
+        if not has_ended:
+            return f"{', '.join(lost)} of {entry.runs}"
         return ", ".join(lost) if len(lost) > 1 else lost[0].partition(" ")[2]
+    if not has_ended:
+        lost.insert(0, f"{len(entry.values)} of {entry.runs}")
     spread = "" if entry.spread is None else f"{plus_minus}{entry.spread:.2f}"
     return f"{entry.mean:.2f}{spread}" + (f" ({', '.join(lost)})" if lost else "")
 
@@ -63,17 +79,33 @@ def list_texts(grid: Grid, entries: Entries, row: str) -> list[tuple[str, bool]]
     return texts
 
 
-def make_table(grid: Grid, entries: Entries, caption: str) -> Table:
-    """Makes the table for the terminal; the best of a column is bold, the paper's below ours."""
-    table = Table(
-        box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=grid.title, caption=caption, show_lines=False
-    )
-    table.add_column("")
-    for column in grid.columns:
-        table.add_column(column.title, justify="right", no_wrap=True)
+def make_tables(grid: Grid, entries: Entries, caption: str, console: Console) -> Iterator[Table]:
+    """Yields the table for the terminal, as several of some columns where it is too wide."""
+    wide = console.options.update(width=ANY_WIDTH)
+    rest = grid.columns
+    while rest:
+        count = len(rest)
+        table = _make_table(grid, rest, entries)
+        while count > 1 and Measurement.get(console, wide, table).minimum > console.width:
+            count -= 1
+            table = _make_table(grid, rest[:count], entries)
+        table.title = grid.title if rest is grid.columns else None
+        rest = rest[count:]
+        table.caption = None if rest else caption
+        yield table
+
+
+def _make_table(grid: Grid, columns: Sequence[Line], entries: Entries) -> Table:
+    """Makes a table of some columns; the best of a column is bold, the paper's below ours."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_lines=False)
+    table.add_column("", min_width=min(MIN_TITLE, max(len(row.title) for row in grid.rows)))
+    for column in columns:
+        texts = [format_entry(entries.get((row.title, column.title))) for row in grid.rows]
+        width = max(map(len, [column.title, *texts]))
+        table.add_column(column.title, justify="right", no_wrap=True, min_width=width)
     for row in grid.rows:
         cells = []
-        for column in grid.columns:
+        for column in columns:
             entry = entries.get((row.title, column.title))
             is_best = entry is not None and entry.is_best
             cell = Text(format_entry(entry), style="bold green" if is_best else "")
@@ -98,9 +130,12 @@ def format_markdown(grid: Grid, entries: Entries, caption: str) -> str:
 def format_latex(grid: Grid, entries: Entries, caption: str) -> str:
     """Returns the table as LaTeX, for the package booktabs; the best of a column is bold."""
     headers = ["", *list_headers(grid)]
+    label = re.sub(r"[^\w.]+", "-", grid.title.partition(":")[0])
     lines = [
         "\\begin{table}",
+        "  \\centering",
         f"  \\caption{{{f'{grid.title}. {caption}'.translate(LATEX_ESCAPES)}}}",
+        f"  \\label{{tab:{label}}}",
         f"  \\begin{{tabular}}{{l{'r' * (len(headers) - 1)}}}",
         "    \\toprule",
         f"    {' & '.join(header.translate(LATEX_ESCAPES) for header in headers)} \\\\",
@@ -109,7 +144,7 @@ def format_latex(grid: Grid, entries: Entries, caption: str) -> str:
     for row in grid.rows:
         cells = [row.title.translate(LATEX_ESCAPES)]
         for text, best in list_texts(grid, entries, row.title):
-            cell = text.translate(LATEX_ESCAPES).replace("±", "$\\pm$")
+            cell = text.translate(LATEX_ESCAPES)
             cells.append(f"\\textbf{{{cell}}}" if best else cell)
         lines.append(f"    {' & '.join(cells)} \\\\")
     lines += ["    \\bottomrule", "  \\end{tabular}", "\\end{table}", ""]
@@ -126,7 +161,10 @@ def format_csv(grid: Grid, entries: Entries, metric: str) -> str:
             entry = entries.get((row.title, column.title))
             if entry is None:
                 continue
-            numbers = [entry.mean if entry.values else "", entry.spread or ""]
+            numbers = [
+                entry.mean if entry.values else "",
+                "" if entry.spread is None else entry.spread,
+            ]
             counts = [len(entry.values), entry.diverged, entry.failed]
             values = " ".join(map(repr, entry.values))
             writer.writerow(

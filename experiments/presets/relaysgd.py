@@ -60,7 +60,6 @@ NOTES = (
 TWO_ROUNDS = "The authors' SGP averages twice a step, ours once."
 LAZY = "Ours runs on (W + I) / 2 of the ring, whose own matrix is at the border of what D2 stands."
 ONE_TREE = "The authors send half of the model along each of two trees, ours all along one."
-NOT_NESTEROV = "The authors' quasi-global momentum is not Nesterov's."
 SHUFFLED = "The authors divide AllReduce's data at random: one figure for all alphas."
 
 
@@ -71,7 +70,6 @@ def cifar(row: str, optimizer: str, alpha: float) -> Preset:
     momentum = "-m" if optimizer == "nesterov" else ""
     extra = {
         "ar": (SHUFFLED,),
-        "qg": (NOT_NESTEROV,),
         "d2": (LAZY,),
         "sgp": (TWO_ROUNDS,),
         "relay-tree": (ONE_TREE,),

@@ -25,6 +25,7 @@ from experiments.training.methods import (
     ALGORITHM_HELP,
     MAX_DELAY,
     MOMENTUM_HELP,
+    OUTER_HELP,
     TOPOLOGY_HELP,
     WIRE_HELP,
     DenseName,
@@ -86,13 +87,11 @@ class TrainingOptions:
     local_steps: PositiveInt = 1
     """Steps from one exchange to the next; AllReduce exchanges at every step."""
     momentum: Annotated[Momentum, tyro.conf.arg(help=MOMENTUM_HELP)] = "local"
-    outer_every: PositiveInt | None = None
-    """Updates from one outer step to the next: all nodes go on from their average, moved by an
-    outer optimizer. `local` with it is Local SGD, or DiLoCo; any other algorithm, SlowMo."""
+    outer_every: Annotated[PositiveInt | None, tyro.conf.arg(help=OUTER_HELP)] = None
     outer_rate: PositiveFloat = 1.0
     """Learning rate of the outer optimizer; 1 without momentum is the plain average."""
-    outer_momentum: Fraction = 0.0
-    """Momentum of the outer optimizer."""
+    outer_momentum: Fraction | None = None
+    """Momentum of the outer optimizer; if not given, 0, or 0.7 with --momentum outer."""
     outer_nesterov: bool = False
     """Whether that momentum is Nesterov's, as DiLoCo's."""
     outer_average: OuterAverage = "exact"
@@ -253,13 +252,11 @@ class TrainingOptions:
         is_slow_momentum = self.momentum == "outer"
         if self.outer_every is None and not is_slow_momentum:
             return None
-        momentum = self.outer_momentum
-        if is_slow_momentum and self._is_default("outer_momentum"):
-            momentum = OUTER_MOMENTUM
+        default_momentum = OUTER_MOMENTUM if is_slow_momentum else 0.0
         return OuterOptions(
             self.outer_every or OUTER_EVERY,
             self.outer_rate,
-            momentum,
+            default_momentum if self.outer_momentum is None else self.outer_momentum,
             self.outer_nesterov,
             self.outer_average,
             self.outer_fragments,

@@ -333,6 +333,14 @@ OTHERS = [
     ("compare", "--algorithm nobody", "no algorithm is named 'nobody'"),
     ("compare", "--algorithm sgp sgp", "--algorithm must be different values"),
     ("compare", "--rows sgp", "--rows must come with --grid"),
+    ("compare", "--grid diloco-mini --algorithm d2", "--algorithm must be left out with --grid"),
+    ("compare", "--grid diloco-mini --program image", "--program must be left out with --grid"),
+    ("compare", "--grid diloco-mini -- --outer-every 9", "got --outer-every: leave it out"),
+    ("compare", "--grid slowmo-table1-mini -- --no-outer-reset", "got --no-outer-reset"),
+    ("compare", "-- --seed=3", "got --seed: give it before --"),
+    ("compare", "-- --algorithm d2", "got --algorithm: give it before --"),
+    ("compare", "--wire int8 -- --wire-dtype int4", "got --wire-dtype: give it before --"),
+    ("compare", "-- --out OUT", "got --out: give it before --"),
     ("compare", "--jobs 0", "--jobs must be an integer >= 1"),
     ("compare", "--dirichlet-alpha 0", "--dirichlet-alpha must be positive and finite"),
     ("compare", "--out /etc/passwd", "--out must be a folder"),
@@ -355,6 +363,17 @@ OTHERS = [
     ("launch", "--processes 1 -- /etc", "the command must be a program"),
 ]
 ROWS += [Line(program, given, message) for program, given, message in OTHERS]
+
+
+def write_notes(folder: Path) -> None:
+    """A folder that is no comparison."""
+    (folder / "cells").mkdir()
+    (folder / "cells" / "biology.csv").write_text("")
+
+
+ROWS += [
+    Line("compare", "--out OUT --overwrite", "got biology.csv: move it", write_notes),
+]
 
 SUBPROCESSES = [
     Line("experiments.report", "/nowhere", "no summary.json in", status=1),

@@ -1,8 +1,13 @@
 """Grids of runs: their cells, their table, and what is run again."""
 
 import csv
+import dataclasses
 import io
 import json
+import os
+import signal
+import threading
+import time
 
 import pytest
 from rich.console import Console
@@ -14,7 +19,7 @@ from experiments.compare.named import GRIDS
 from experiments.compare.options import Options, make_grid
 from experiments.compare.runner import Devices, Outcome, judge, run_cells
 from experiments.compare.statistics import summarize
-from experiments.compare.tables import format_csv, format_latex, format_markdown, make_table
+from experiments.compare.tables import format_csv, format_latex, format_markdown, make_tables
 
 ROWS = (Line("sgp", ("--algorithm", "sgp")), Line("a_b & c", ("--algorithm", "dpsgd")))
 COLUMNS = (Line("alpha 1", ("--dirichlet-alpha", "1")), Line("even", ()))
@@ -79,6 +84,20 @@ def test_what_has_diverged_is_shown_and_is_never_the_best():
     assert "| a_b & c | diverged | - | - |" in markdown
 
 
+def test_what_was_interrupted_says_so_and_is_never_the_best():
+    entries = summarize(GRID, dict(list(OUTCOMES.items())[:4]), "accuracy")  # a seed, and a run
+    assert not any(entry.is_best for entry in entries.values())
+    markdown = format_markdown(GRID, entries, "")
+    assert "| sgp | 81.00 ± 1.41 | 87.4 | 90.00 (1 of 2) |" in markdown
+    assert "| a_b & c | 85.00 (1 of 2) | - | - |" in markdown
+
+
+def test_equal_means_are_all_the_best():
+    equal = summarize(GRID, {cell: finish(0.5) for cell in OUTCOMES}, "accuracy")
+    assert [entry.is_best for entry in equal.values()] == [True, False, True]
+    assert "alpha 1,accuracy,50.0,0.0,2" in format_csv(GRID, equal, "accuracy")
+
+
 def test_of_a_loss_the_smallest_is_the_best():
     losses = {
         cell: Outcome("finished", {"test_loss_average_model": loss})
@@ -96,21 +115,45 @@ def test_the_table_in_all_forms():
     latex = format_latex(GRID, ENTRIES, "in %")
     assert "a\\_b \\& c & \\textbf{86.00 $\\pm$ 1.41} & - & - \\\\" in latex
     assert "in \\%" in latex
+    assert r"mean $\pm$ \textbackslash{}x\textasciitilde{}" in format_latex(GRID, {}, "mean ± \\x~")
+    assert r"\label{tab:a-title}" in latex
     rows = list(csv.DictReader(io.StringIO(format_csv(GRID, ENTRIES, "accuracy"))))
     assert [row["diverged"] for row in rows] == ["0", "1", "0"]
     assert rows[0]["paper"] == "87.4"
     assert [float(value) for value in rows[0]["values"].split()] == [80.0, 82.0]
+    assert "90.00 (1 diverged)" in print_tables(GRID, ENTRIES)
+    assert "paper 87.4" in print_tables(GRID, ENTRIES)
+
+
+def print_tables(grid, entries, width=80):
     output = io.StringIO()
-    Console(file=output, width=80).print(make_table(GRID, ENTRIES, "a caption"))
-    assert "90.00 (1 diverged)" in output.getvalue()
-    assert "paper 87.4" in output.getvalue()
-    for grid in GRIDS.values():  # in a terminal of 80 columns
-        whole = {
-            (r.title, c.title): ENTRIES["sgp", "alpha 1"] for r in grid.rows for c in grid.columns
-        }
-        output = io.StringIO()
-        Console(file=output, width=80).print(make_table(grid, whole, ""))
-        assert "…" not in output.getvalue()
+    console = Console(file=output, width=width)
+    for table in make_tables(grid, entries, "a caption", console):
+        console.print(table, crop=False)
+    return output.getvalue()
+
+
+WIDE = dataclasses.replace(
+    GRID,
+    columns=tuple(Line(f"Dirichlet {alpha}", ()) for alpha in (1, 0.5, 0.1, 0.05, 0.01, 0.005)),
+    left_out=frozenset(),
+    figures={},
+)
+
+
+@pytest.mark.parametrize("grid", [*GRIDS.values(), WIDE], ids=[*GRIDS, "wide"])
+@pytest.mark.parametrize("width", [44, 80])
+def test_numbers_and_titles_are_whole_in_a_narrow_terminal(grid, width):
+    entry = ENTRIES["sgp", "alpha 1"]
+    whole = {(row.title, column.title): entry for row in grid.rows for column in grid.columns}
+    printed = print_tables(grid, whole, width)
+    assert "…" not in printed
+    assert printed.count("81.00 ± 1.41") == len(whole)
+    assert all(column.title in printed for column in grid.columns)
+    # A title may take several lines, but no word of it any letters of another.
+    assert all(word in printed for row in grid.rows for word in row.title.split())
+    assert max(map(len, printed.splitlines())) <= width
+    assert printed.count("a caption") == 1
 
 
 @pytest.mark.parametrize(
@@ -167,9 +210,10 @@ def write_program(folder, monkeypatch):
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
     (package / "image.py").write_text(
-        "import json, pathlib, sys\n"
+        "import json, pathlib, sys, time\n"
         "out = pathlib.Path(sys.argv[sys.argv.index('--out') + 1])\n"
         "with (out.parent / 'calls').open('a') as calls: calls.write(out.name + chr(10))\n"
+        "if 'wait' in sys.argv: time.sleep(600)\n"
         "if 'dpsgd' in sys.argv and not (out.parent / 'mended').exists():\n"
         "    sys.exit('error: no luck')\n"
         "run = {'run': 'a', 'algorithm': 'sgp', 'topology': 'ring', 'nodes': 2,\n"
@@ -219,3 +263,39 @@ def test_a_comparison_from_the_command_line(tmp_path, monkeypatch, capsys):
     summary = json.loads((out / "summary.json").read_text())
     assert [run["mean"] for run in summary["runs"]] == [50.0, 50.0]
     assert len((out / "cells" / "calls").read_text().split()) == 3
+    assert not (out / "metrics.jsonl").exists()
+    with pytest.raises(SystemExit, match="2"):
+        program.main(["--metric", "loss", *line])
+    assert "--metric must be one of accuracy, got 'loss'" in capsys.readouterr().err
+
+
+def test_an_interrupt_ends_all_runs_and_keeps_what_was_finished(tmp_path, monkeypatch):
+    write_program(tmp_path, monkeypatch)
+    ends = (("finishes", ()), ("waits", ("wait",)), ("never begins", ("wait",)))
+    cells = [Cell(title, "", 0, arguments) for title, arguments in ends]
+    reported = []
+
+    def report(cell, outcome):
+        reported.append((cell.row, outcome.status))
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+    began = time.monotonic()
+    order = [cells[1], cells[0], cells[2]]
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as the program has it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_cells("image", order, tmp_path / "cells", Devices(({},) * 2), report)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert reported == [("finishes", "finished")]
+    assert time.monotonic() - began < 60
+
+
+def test_a_comparison_that_was_stopped_before_its_first_run_goes_on(tmp_path):
+    options = Options(out=tmp_path / "out")
+    for _ in range(2):
+        assert list(program.make_folder(options).iterdir()) == [tmp_path / "out" / "cells"]
+    (tmp_path / "out" / "cells" / "sgp").mkdir()
+    (tmp_path / "out" / "cells" / "sgp" / runner.LOG).touch()
+    program.make_folder(dataclasses.replace(options, overwrite=True))
+    assert not list((tmp_path / "out" / "cells").iterdir())

@@ -1,12 +1,21 @@
-"""An outer optimizer around any algorithm of the training programs, by options."""
+"""An outer optimizer around the algorithms of the training programs, by options."""
 
 import json
 
+import optax
 import pytest
 from small import make_small
 
 from experiments import image
 from experiments.training import placement
+from experiments.training.methods import (
+    ALGORITHMS,
+    MethodOptions,
+    OuterOptions,
+    make_method,
+    spell_name,
+)
+from experiments.training.options import TrainingOptions
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +67,16 @@ def test_an_outer_step_is_counted_in_updates(tmp_path):
     [
         (("--outer-momentum", "0.5"), "--outer-momentum needs --outer-every"),
         (("--outer-every", "99"), "--outer-every must be at most the updates of a run, 8"),
-        (("--outer-every", "4", "--algorithm", "adpsgd"), "inner of outer must hold no gossip"),
+        (
+            ("--outer-every", "4", "--momentum", "mixed", "--algorithm", "sgp@ring"),
+            "--momentum must",
+        ),
+        (("--outer-every", "4", "--outer-nesterov"), "--outer-nesterov must come with momentum"),
+        (
+            ("--outer-every", "4", "--outer-average", "none", "--outer-wire", "int8"),
+            "--outer-wire must be float32 with --outer-average none",
+        ),
+        (("--algorithm", "local", "--local-steps", "4"), "give --outer-every 4 instead"),
         (("--outer-every", "4", "--outer-average", "mean"), "outer-average"),
     ],
 )
@@ -68,3 +86,28 @@ def test_what_is_impossible_is_refused(tmp_path, capsys, arguments, message):
     assert stop.value.code == 2
     printed = capsys.readouterr()
     assert message in " ".join(f"{printed.out} {printed.err}".replace("│", " ").split())
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_it_stands_around_what_keeps_nothing_but_models(name):
+    def make():
+        options = MethodOptions(nodes=4, steps=100, outer=OuterOptions(4))
+        return make_method(spell_name(name, 1), options, optax.sgd(0.1))
+
+    if ALGORITHMS[name].takes_outer:
+        make()
+        return
+    with pytest.raises(ValueError, match="the algorithm of --outer-every"):
+        make()
+    with pytest.MonkeyPatch.context() as patch:  # the library says so, too
+        patch.setitem(vars(ALGORITHMS[name]), "takes_outer", True)
+        with pytest.raises(ValueError, match="inner of outer must hold no gossip"):
+            make()
+
+
+def test_an_outer_momentum_of_0_is_0():
+    slow = {"momentum": "outer", "outer_every": 4}
+    for given, expected in ((None, 0.7), (0.0, 0.0), (0.5, 0.5)):
+        outer = TrainingOptions(outer_momentum=given, **slow).outer
+        assert outer is not None
+        assert outer.momentum == expected

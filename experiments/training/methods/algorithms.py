@@ -42,6 +42,8 @@ class Algorithm:
       accumulates: whether gradients of several steps can be one update.
       skips_steps: whether there can be steps without exchange.
       exchanges: whether it exchanges anything.
+      takes_outer: whether an outer optimizer can stand around it; not where it keeps more than
+        models, which an outer step would not reach.
       mixes_after: whether it is `x <- P (x + u)`, so that momentum can be mixed with the models.
     """
 
@@ -54,6 +56,7 @@ class Algorithm:
     accumulates: bool = True
     skips_steps: bool = True
     exchanges: bool = True
+    takes_outer: bool = True
     mixes_after: bool = False
 
 
@@ -118,8 +121,10 @@ ALGORITHMS = {
         "ring",
         mixes_after=True,
     ),
-    "choco": Algorithm(_build_choco, "ring", wires=tuple(FORMS)),
-    "adpsgd": Algorithm(_build_adpsgd, "bipartite_exponential", accumulates=False),
+    "choco": Algorithm(_build_choco, "ring", wires=tuple(FORMS), takes_outer=False),
+    "adpsgd": Algorithm(
+        _build_adpsgd, "bipartite_exponential", accumulates=False, takes_outer=False
+    ),
     "rand-psgd": Algorithm(
         lambda schedule, options: gx.dpsgd(schedule, wire=options.codec),
         "random_ring",
@@ -138,17 +143,22 @@ ALGORITHMS = {
         "center",
         fixed_topology=True,
         wires=("float32",),
+        takes_outer=False,
     ),
     "gradient-tracking": Algorithm(
         lambda schedule, options: gx.gradient_tracking(schedule, wire=options.codec),
         "ring",
+        takes_outer=False,
     ),
     "d2": Algorithm(
         lambda schedule, options: gx.d2(schedule, wire=options.codec),
         "lazy_ring",
         skips_steps=False,
+        takes_outer=False,
     ),
-    "relay": Algorithm(_build_relay, "chain", wires=("float32",), skips_steps=False),
+    "relay": Algorithm(
+        _build_relay, "chain", wires=("float32",), skips_steps=False, takes_outer=False
+    ),
     "allreduce": Algorithm(
         lambda schedule, options: gx.allreduce(wire=options.codec),
         "complete",
@@ -246,6 +256,12 @@ _SPARSE = [name for name, row in ALGORITHMS.items() if set(row.wires) > set(DENS
 WIRE_HELP = (
     f"The form of messages. Only float32: {', '.join(_FLOAT32_ONLY)}. top_k and random_k, which "
     f"send {SPARSE_FRACTION:.0%} of the values: {', '.join(_SPARSE)}."
+)
+OUTER_NAMES = ", ".join(spell_name(name) for name, row in ALGORITHMS.items() if row.takes_outer)
+OUTER_HELP = (
+    "Updates from one outer step to the next: all nodes go on from their average, moved by an "
+    f"outer optimizer. Around {OUTER_NAMES}; local with it is Local SGD, or DiLoCo, the others "
+    "SlowMo."
 )
 MOMENTUM_HELP = (
     "What the momentum of --optimizer nesterov is of. local: of each node's gradients. mixed: "

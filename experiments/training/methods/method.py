@@ -13,6 +13,7 @@ from experiments.training.methods.algorithms import (
     FIXED_TOPOLOGIES,
     MOMENTUM,
     MOMENTUMS,
+    OUTER_NAMES,
     Algorithm,
     Transform,
     parse_name,
@@ -135,6 +136,11 @@ def make_method(
             f"gradients of {parsed.row} are of older models, counted in steps: --accumulate must "
             f"be 1, got {options.accumulate}: leave out the algorithm or the option."
         )
+    if options.local_steps > 1 and not algorithm.exchanges:
+        raise ValueError(
+            f"--local-steps must be 1 with {parsed.row}, which exchanges nothing by itself, got "
+            f"{options.local_steps}: give --outer-every {options.local_steps} instead."
+        )
     if options.local_steps * options.accumulate > 1 and not algorithm.skips_steps:
         raise ValueError(
             f"{parsed.row} must exchange at every step: --local-steps and --accumulate must be 1, "
@@ -160,13 +166,14 @@ def make_method(
     inner = optax.with_extra_args_support(accumulate_gradients(inner, options.accumulate))
     outer = options.outer
     if outer is not None:
+        _require_takes_outer(parsed.row, algorithm, options)
         outer = dataclasses.replace(
             outer, every=outer.every * options.accumulate, delay=outer.delay * options.accumulate
         )
     rate = options.rate if options.momentum in MOMENTUMS else None
     method = Method(name.partition("@")[0], topology, schedule, inner, transform, outer, rate)
     if outer is not None:
-        method.state()  # raises where no outer optimizer can stand around this algorithm
+        method.state()  # raises where these outer options cannot stand around this algorithm
     return method
 
 
@@ -182,6 +189,21 @@ def _require_momentum(name: str, algorithm: Algorithm, options: MethodOptions) -
         raise ValueError(
             f"--momentum {options.momentum} must exchange at every step: --local-steps and "
             f"--accumulate must be 1, got {options.local_steps} and {options.accumulate}."
+        )
+
+
+def _require_takes_outer(name: str, algorithm: Algorithm, options: MethodOptions) -> None:
+    """Raises `ValueError` unless an outer optimizer can stand around the algorithm."""
+    if not algorithm.takes_outer:
+        raise ValueError(
+            "the algorithm of --outer-every, or --momentum outer, must be one of "
+            f"{OUTER_NAMES}, got {name}, which keeps more than models: leave out the algorithm or "
+            "the option."
+        )
+    if options.momentum in MOMENTUMS:
+        raise ValueError(
+            "--momentum must be local or outer with --outer-every, got "
+            f"{options.momentum}: leave one of them out."
         )
 
 

@@ -54,6 +54,9 @@ class OuterOptions:
       mix: the weight of the local model where an average is used.
       reset: whether local momentum and moments are set to 0 at each outer step.
       wire: the form of the messages of the averages.
+
+    Raises:
+      ValueError: for an option that would do nothing.
     """
 
     every: int
@@ -66,6 +69,18 @@ class OuterOptions:
     mix: float = 0.0
     reset: bool = False
     wire: DenseName = "float32"
+
+    def __post_init__(self) -> None:
+        if self.nesterov and not self.momentum:
+            raise ValueError(
+                "--outer-nesterov must come with momentum, got --outer-momentum 0: give a larger "
+                "one, or leave --outer-nesterov out."
+            )
+        if self.average == "none" and self.wire != "float32":
+            raise ValueError(
+                "--outer-wire must be float32 with --outer-average none, which sends nothing, got "
+                f"{self.wire}: leave one of them out."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
