@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import tyro
 
-from experiments.speed.compiled import inspect_schedules
 from experiments.speed.input_feed import measure_input
 from experiments.speed.network.measure import measure_network
+from experiments.speed.schedule.compiled import inspect_schedules
 from experiments.speed.simulation import measure_simulation
 from experiments.speed.step import measure_step
 from experiments.speed.stragglers.measure import measure_stragglers

@@ -9,11 +9,12 @@ import pytest
 from jax.sharding import Mesh
 
 import gossipjax as gx
-from experiments.speed import compiled, input_feed, simulation, step
+from experiments.speed import input_feed, simulation, step
 from experiments.speed.__main__ import COMMANDS
 from experiments.speed.network import measure as network
 from experiments.speed.network.rows import ALL_LINKS, COMPUTATION, SINGLE_LINK, make_row
 from experiments.speed.network.summary import summarize_configuration, summarize_row
+from experiments.speed.schedule import compiled
 from experiments.speed.stragglers import measure as stragglers
 from experiments.speed.stragglers.summary import Setting, add_ratios, summarize_run
 from experiments.speed.targets import Target

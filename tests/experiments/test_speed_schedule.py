@@ -18,7 +18,8 @@ from jax.sharding import Mesh
 
 import gossipjax as gx
 from experiments.speed import targets
-from experiments.speed.compiled import (
+from experiments.speed.outer_rows import STREAMING_DILOCO
+from experiments.speed.schedule.compiled import (
     CASES,
     MlpSpec,
     Options,
@@ -27,8 +28,7 @@ from experiments.speed.compiled import (
     expect_messages,
     make_case,
 )
-from experiments.speed.hlo_overlap import Message, Overlap, read_overlap
-from experiments.speed.outer_rows import STREAMING_DILOCO
+from experiments.speed.schedule.hlo_overlap import Message, Overlap, read_overlap
 from experiments.training.methods import MethodOptions, make_method
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -177,22 +177,19 @@ class OuterSteps:
                 f"the state of outer must be an OuterState, got {type(state).__name__}, the state "
                 "of another transform: make it by tx.init(params) of the same chain."
             )
-        for field in dataclasses.fields(self.plan):
-            expected = getattr(self.plan, field.name)
-            actual = getattr(state.plan, field.name)
+        names = [field.name for field in dataclasses.fields(self.plan)]
+        pairs = [(name, getattr(self.plan, name), getattr(state.plan, name)) for name in names]
+        outer = jax.tree.structure(jax.eval_shape(self._init_outer, state.anchor))
+        for name, expected, actual in [
+            *pairs,
+            ("outer_tx", outer, jax.tree.structure(state.outer)),
+        ]:
             if expected != actual:
                 raise ValueError(
-                    f"the state of outer must have been made with its {field.name}, {expected}, "
-                    f"got one of {actual}: make it by tx.init(params) of the same chain, where "
-                    "params may be the average model of a run."
+                    f"the state of outer must have been made with its {name}, {expected}, got one "
+                    f"of {actual}: make it by tx.init(params) of the same chain, where params may "
+                    "be the average model of a run."
                 )
-        expected = jax.tree.structure(jax.eval_shape(self._init_outer, state.anchor))
-        actual = jax.tree.structure(state.outer)
-        if expected != actual:
-            raise ValueError(
-                f"the state of outer must have been made with its outer_tx, of states {expected}, "
-                f"got one of {actual}: make it by tx.init(params) of the same chain."
-            )
         return state
 
     def vary(self, tree: Any) -> Any:

@@ -49,8 +49,8 @@ from experiments.options.checks import PositiveInt, check_fields
 from experiments.options.paths import OptionalPath
 from experiments.program import ProgramError, exit_on_error
 from experiments.results import Record
-from experiments.speed.hlo_overlap import Message, Overlap, read_overlap
 from experiments.speed.outer_rows import STREAMING_DILOCO, OuterTimes
+from experiments.speed.schedule.hlo_overlap import Message, Overlap, read_overlap
 from experiments.speed.targets import Target, TargetKind, choose_targets, make_devices
 from experiments.training.methods import Method, MethodOptions, WireName, make_method
 
