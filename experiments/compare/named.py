@@ -164,7 +164,10 @@ def make_diloco_mini() -> Grid:
     return Grid(
         title="DiLoCo and Streaming DiLoCo: a small Transformer, 8 nodes",
         program="language",
-        arguments=("--nodes", "8", "--epochs", "4"),
+        arguments=(
+            *("--nodes", "8", "--batch-size-per-node", "2", "--sequence-length", "64"),
+            *("--epochs", "4", "--warmup-steps", "40", "--learning-rate", "0.001"),
+        ),
         rows=(
             Line("AllReduce", ("--algorithm", "allreduce")),
             Line("DiLoCo", (*diloco, "0.7")),

@@ -183,7 +183,7 @@ def test_every_row_of_the_table(name):
     overlap = 2 if row.overlaps else 0
     assert parse_name(spelled) == (name, overlap, None)
     assert spell_name(name) in ALGORITHM_HELP
-    local_steps = 3 if row.skips_steps else 1
+    local_steps = 3 if row.skips_steps and row.exchanges else 1
     options = MethodOptions(4, local_steps=local_steps)
     method = make_method(spelled, options, optax.sgd(LEARNING_RATE))
     assert (method.algorithm, method.topology) == (spelled, row.topology)
