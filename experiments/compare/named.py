@@ -170,6 +170,7 @@ def make_diloco_mini() -> Grid:
         ),
         rows=(
             Line("AllReduce", ("--algorithm", "allreduce")),
+            Line("Local Adam", ("--algorithm", "local", "--outer-every", "20")),
             Line("DiLoCo", (*diloco, "0.7")),
             Line("Streaming DiLoCo", streaming),
             Line("Streaming DiLoCo, int4", (*streaming, "--outer-wire", "int4")),
