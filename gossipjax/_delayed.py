@@ -56,7 +56,7 @@ class DelayedUpdate:
 
         self._fused = fused
         self._update_alone = spmd_by_step(update_alone, nodes, is_static=True)
-        self._is_beside: bool | None = None
+        self.is_beside: bool | None = None  # unknown before the first step
         self._gradients = nodes.spmd(gradients)
         self._update = spmd_by_step(update, nodes, is_static=True)
         self._average = Background(spmd_by_step(_average, nodes, is_static=True))
@@ -70,9 +70,9 @@ class DelayedUpdate:
         """As `TrainStep`, with the number of the step, not a canonical one."""
         plan = _require_outer(opt_state).plan
         number = step_plan(opt_state).canonical_step(step)
-        if self._is_beside is None:  # at step 0 no average is used
-            self._is_beside = not has_collectives(self._update_alone, 0, params, opt_state, params)
-        if not self._is_beside:
+        if self.is_beside is None:  # at step 0 no average is used
+            self.is_beside = not has_collectives(self._update_alone, 0, params, opt_state, params)
+        if not self.is_beside:
             return self._fused(number, params, opt_state, *inputs)
         if step != self._next_step:
             self.wait()

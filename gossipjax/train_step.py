@@ -62,8 +62,8 @@ class TrainStep:
     thread: that of `osgp`, and of all algorithms that combine while they adapt (`dpsgd`, `adpsgd`,
     `sgp` in that order). The gradients run beside it, and under overlap the local update as well.
     The results are the same up to rounding. So are the averages of `outer` with a delay, around a
-    chain without gossip: they run beside all steps from sending to using them, and any other
-    program with collectives between two steps must go through `run`.
+    chain without gossip or other collectives: they run beside all steps from sending to using them,
+    and any other program with collectives between two steps must go through `run`.
 
     Args:
       gradients: `gradients(params, *inputs) -> (grads, aux)` of one node. `jax.grad(loss,
@@ -153,8 +153,15 @@ class TrainStep:
         return list(steps) if len(steps) <= MAX_PROGRAMS else None
 
     def overlaps(self, opt_state: optax.OptState) -> bool:
-        """Whether the exchange runs as a separate program, on a thread."""
+        """Whether the exchange runs as a separate program, on a thread.
+
+        Where a chain has other collectives, averages of an outer optimizer do not: the first step
+        shows it.
+        """
         kind = self._kind(step_plan(opt_state))
+        update = self._updates.get(kind)
+        if isinstance(update, DelayedUpdate) and update.is_beside is False:
+            return False
         return kind.overlaps or kind.delays
 
     def _kind(self, plan: StepPlan) -> _Kind:

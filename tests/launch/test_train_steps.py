@@ -69,10 +69,10 @@ gx.launch.exit_process(0)
 """
 
 STREAMING = """
-def stream(nodes, overlap_in_thread, first=0, state=None):
+def stream(nodes, overlap_in_thread, first=0, state=None, inner=optax.identity()):
     tx = gx.outer(
-        optax.sgd(0.05, momentum=0.9), optax.sgd(0.4, momentum=0.9, nesterov=True), 6,
-        fragments=2, delay=2, mix=0.5,
+        optax.chain(inner, optax.sgd(0.05, momentum=0.9)),
+        optax.sgd(0.4, momentum=0.9, nesterov=True), 6, fragments=2, delay=2, mix=0.5,
     )
     def gradients(z, goal):
         return jax.tree.map(lambda x: x - goal, z), goal
@@ -96,10 +96,18 @@ assert on_their_way > 300, on_their_way  # of two fragments, each for two of six
 _, again, *_ = stream(nodes, None, 251, halfway)
 _, expected, *_ = stream(gx.Nodes(4), False)
 z, again = nodes.to_host((z, again))
+# Beside other collectives nothing is exchanged: one could overtake the other.
+train_step, all_reduced, opt_state, *_ = stream(nodes, None, 251, None, gx.allreduce())
+assert not train_step.overlaps(opt_state)
+_, simulated, *_ = stream(gx.Nodes(4), False, 251, None, gx.allreduce())
+all_reduced = nodes.to_host(all_reduced)
 if processes.is_main_process():
     for key in z:
         np.testing.assert_array_equal(again[key], z[key])
         np.testing.assert_allclose(z[key], np.asarray(expected[key]), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            all_reduced[key], np.asarray(simulated[key]), rtol=1e-4, atol=1e-5
+        )
     print("averages beside the steps")
 gx.launch.exit_process(0)
 """
