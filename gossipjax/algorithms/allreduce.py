@@ -119,10 +119,10 @@ def allreduce(
             return node_mean(updates, axis_name, codec), state
         if not isinstance(state, ErrorFeedback) or state.plan != plan:
             is_other = isinstance(state, ErrorFeedback)
-            kind = state.plan.wire.codec if is_other else type(state).__name__
+            kind = f"that of {state.plan.wire.codec}" if is_other else type(state).__name__
             raise ValueError(
                 f"the state of allreduce with {codec} must keep what its messages left out, got "
-                f"that of {kind}: make it by tx.init(params) of the same chain."
+                f"{kind}: make it by tx.init(params) of the same chain."
             )
         wanted = add(state.error, updates)
         mean, error = mean_of_encoded(wanted, axis_name, codec, route.make_key(state.count))
