@@ -96,10 +96,13 @@ def test_under_an_outer_optimizer_they_are_averaged_as_it_says(average, expected
     def mix(stats, step):
         return gx.mix_batch_stats(stats, tx.init(jnp.zeros(2)), step)
 
-    for static in (True, False):
-        program = gx.spmd(mix, nodes=2, **{"static_argnums" if static else "shared_argnums": 1})
+    static, traced = (
+        gx.spmd(mix, nodes=2, static_argnums=1),
+        gx.spmd(mix, nodes=2, shared_argnums=1),
+    )
+    for program, number in ((static, int), (traced, np.int32)):
         for step in range(6):
-            mixed = np.asarray(program(jnp.array([1.0, 3.0]), step if static else np.int32(step)))
+            mixed = np.asarray(program(jnp.array([1.0, 3.0]), number(step)))
             assert mixed.tolist() == (expected if step in (2, 5) else [1.0, 3.0])
 
 
