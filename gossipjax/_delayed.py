@@ -27,7 +27,8 @@ class DelayedUpdate:
       gradients, tx: as those of `gx.TrainStep`. Where `tx` has other collectives, these could
         overtake an average on one process and not on another, so that all is one program.
       nodes: where the nodes run.
-      fused: the update of a step that uses no average, `(step, params, opt_state, *inputs)`.
+      fused: the update as one program, `(step, params, opt_state, *inputs)`: of the steps that use
+        no average, and of all steps beside other collectives.
     """
 
     def __init__(

@@ -96,8 +96,15 @@ def _average_at_outer_steps(stats: Any, plan: OuterPlan, step: StepLike) -> Any:
 
     def average(stats: Any) -> Any:
         if isinstance(plan.average, Schedule):
-            number = step // plan.every
-            return cast_like(mix(upcast(stats), None, plan.average, number, axis_name)[0], stats)
+            mixed, _ = mix(
+                upcast(stats),
+                None,
+                plan.average,
+                step // plan.every,
+                axis_name=axis_name,
+                local_axis_name=plan.wire.local_axis_name,
+            )
+            return cast_like(mixed, stats)
         return _average(stats, axis_name)
 
     return cond((step + 1) % plan.every == 0, average, lambda stats: stats, stats)
