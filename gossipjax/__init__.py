@@ -14,6 +14,7 @@ from gossipjax.algorithms.frame.transform import exchange
 from gossipjax.algorithms.osgp import osgp
 from gossipjax.algorithms.outer.transform import outer
 from gossipjax.algorithms.sgp import sgp
+from gossipjax.algorithms.sharded import sharded
 from gossipjax.algorithms.uneven_data.d2 import d2
 from gossipjax.algorithms.uneven_data.gradient_tracking import gradient_tracking
 from gossipjax.algorithms.uneven_data.mixed_momentum import mixed_momentum
@@ -22,6 +23,7 @@ from gossipjax.algorithms.uneven_data.relay import relay
 from gossipjax.batch_stats import average_batch_stats, mix_batch_stats
 from gossipjax.collectives import mix
 from gossipjax.diagnostics import average_model, latest_model, local_model
+from gossipjax.sharding import fsdp_specs
 from gossipjax.spmd import Nodes, Program, donate_on_accelerators, spmd
 from gossipjax.topology import Schedule
 from gossipjax.train_step import MAX_PROGRAMS, TrainStep
@@ -50,6 +52,7 @@ __all__ = [
     "dpsgd",
     "easgd",
     "exchange",
+    "fsdp_specs",
     "gossip_state",
     "gradient_tracking",
     "latest_model",
@@ -66,6 +69,7 @@ __all__ = [
     "random_delays",
     "relay",
     "sgp",
+    "sharded",
     "spmd",
     "topology",
     "wire",

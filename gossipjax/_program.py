@@ -60,14 +60,23 @@ class Program:
             return jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jax.device_put(x), arg)
         spec = _spec(number, self._kinds, self._nodes)
         sharding = NamedSharding(self._nodes.mesh, spec)
-        if all(_is_put(x, sharding) for x in jax.tree.leaves(arg)):
+        is_put = _is_put_inside if self._nodes.inner_axes else _is_put
+        if all(is_put(x, sharding) for x in jax.tree.leaves(arg)):
             return arg
         _require_stacked(number, arg, self._kinds, self._nodes)
-        return jax.tree.map(lambda x: x if _is_put(x, sharding) else _put_leaf(x, sharding), arg)
+        return jax.tree.map(lambda x: x if is_put(x, sharding) else _put_leaf(x, sharding), arg)
 
 
 def _is_put(x: Any, sharding: NamedSharding) -> bool:
     return isinstance(x, Tracer) or getattr(x, "sharding", None) == sharding
+
+
+def _is_put_inside(x: Any, sharding: NamedSharding) -> bool:
+    """`_is_put`, or sharded further, inside the nodes."""
+    actual = getattr(x, "sharding", None)
+    if not isinstance(actual, NamedSharding) or actual.mesh != sharding.mesh:
+        return isinstance(x, Tracer)
+    return tuple(actual.spec)[: len(sharding.spec)] == tuple(sharding.spec)
 
 
 def _put_leaf(x: Any, sharding: NamedSharding) -> jax.Array:
@@ -116,6 +125,7 @@ def run_sharded(
             mesh=nodes.mesh,
             in_specs=({i: _spec(i, kinds, nodes) for i in dynamic},),
             out_specs=P(nodes.axis_name),
+            axis_names=set(nodes.mesh.axis_names) - set(nodes.inner_axes),
             check_vma=check_vma,
         )
         return mapped(dynamic)

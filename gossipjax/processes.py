@@ -25,6 +25,7 @@ __all__ = [
     "processes_agree",
     "put",
     "put_replicated",
+    "put_sharded",
     "require_shared_folder",
     "to_host",
 ]
@@ -166,6 +167,39 @@ def put(rows: Any, mesh: Mesh | None, size: int, axis_name: str = "nodes") -> An
         return jax.make_array_from_process_local_data(sharding, leaf, (size, *leaf.shape[1:]))
 
     return jax.tree.map(put_leaf, rows)
+
+
+def put_sharded(rows: Any, shardings: Any, size: int, axis_name: str = "nodes") -> Any:
+    """`put` with a sharding for each array, over axes inside the nodes as well.
+
+    Every process that has devices of a node gives the node's whole row; of it each device gets its
+    part.
+
+    Args:
+      rows: `[local_nodes, ...]`.
+      shardings: a tree like `rows` of `NamedSharding`s of one mesh, the first axis over the nodes.
+      size: N.
+      axis_name: of the nodes.
+
+    Raises:
+      ValueError: as `put`.
+    """
+    meshes = {sharding.mesh for sharding in jax.tree.leaves(shardings)}
+    nodes = [node for mesh in meshes for node in local_nodes(mesh, size, axis_name)]
+    require_rows(rows, len(nodes), "rows")
+
+    def put_leaf(leaf: Any, sharding: NamedSharding) -> jax.Array:
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return put(leaf, sharding.mesh, size, axis_name)
+        leaf = np.asarray(leaf)
+
+        def part(index: tuple[slice, ...]) -> np.ndarray:
+            held = [nodes.index(node) for node in range(size)[index[0]]]
+            return leaf[(slice(held[0], held[-1] + 1), *index[1:])]
+
+        return jax.make_array_from_callback((size, *leaf.shape[1:]), sharding, part)
+
+    return jax.tree.map(put_leaf, rows, shardings)
 
 
 def require_rows(tree: Any, count: int, name: str) -> None:

@@ -28,6 +28,7 @@ from gossipjax._arguments import (
     require_transform,
 )
 from gossipjax._program import Program, run_sharded, run_simulated
+from gossipjax.sharding import Specs, constrain, shard_specs
 
 MAX_KEPT_PROGRAMS = 256  # of `Nodes.run`
 MAX_NODES = 2**31 - 1
@@ -56,7 +57,8 @@ def spmd(
       fn: `fn(*args) -> pytree`, of positional arguments.
       mesh: run by `shard_map` over its axis `axis_name`, one node per device (or per row of
         devices, if it has the axis `local_axis_name` too). N is the size of that axis. The kind of
-        its axes does not matter; do not `jax.set_mesh` one of Explicit axes around the call.
+        its axes does not matter; do not `jax.set_mesh` one of Explicit axes around the call. Over
+        further axes XLA partitions what a node does, as its arrays are sharded; see `gx.sharded`.
       nodes: without a mesh: N nodes simulated on one device by `vmap`; or a `Nodes`, which says
         both. With neither, the mesh is all devices.
       static_argnums: arguments that are fixed when traced, as in `jax.jit`; not node-stacked.
@@ -189,6 +191,12 @@ class Nodes:
         return None if self.mesh is None else self.mesh.shape.get(self.local_axis_name)
 
     @property
+    def inner_axes(self) -> tuple[str, ...]:
+        """The axes inside a node over which XLA partitions its computation and its arrays."""
+        names = () if self.mesh is None else self.mesh.axis_names
+        return tuple(n for n in names if n not in (self.axis_name, self.local_axis_name))
+
+    @property
     def local(self) -> list[int]:
         """The numbers of the nodes that this process holds."""
         return processes.local_nodes(self.mesh, self.size, self.axis_name)
@@ -228,8 +236,8 @@ class Nodes:
         """Marks an argument of `run` that is the same for every node and has no node axis."""
         return Shared(tree)
 
-    def replicate(self, tree: Any) -> Any:
-        """Gives every node a copy: `[...]` -> `[N, ...]`, on the devices."""
+    def replicate(self, tree: Any, specs: Any = None) -> Any:
+        """Gives every node a copy: `[...]` -> `[N, ...]`, on the devices; `specs` as in `put`."""
         require_numbers(tree, "tree")
         count = len(self.local)
 
@@ -239,18 +247,66 @@ class Nodes:
             array = np.asarray(leaf, jnp.result_type(leaf))
             return np.broadcast_to(array, (count, *array.shape))
 
-        return self.put(jax.tree.map(repeat, tree))
+        return self.put(jax.tree.map(repeat, tree), specs)
 
-    def init(self, tx: optax.GradientTransformation, params: optax.Params) -> tuple[Any, Any]:
-        """The start of a training loop: `[...]` -> parameters and `tx.init` of them, `[N, ...]`."""
+    def init(self, tx: optax.GradientTransformation, params: Any) -> tuple[Any, Any]:
+        """The start of a training loop: `[...]` -> parameters and `tx.init` of them, `[N, ...]`.
+
+        `params` may be a function that returns them: it runs on the devices, each of which makes
+        its own part of a model that `tx` says to be sharded inside a node (`gx.sharded`).
+        """
         require_transform(tx)
-        require_numbers(params, "params")
-        stacked = self.replicate(params)
-        return stacked, self.run(tx.init, stacked)
+        shapes = jax.eval_shape(params) if callable(params) else params
+        require_numbers(shapes, "params")
+        specs = shard_specs(jax.eval_shape(tx.init, shapes)) if self.inner_axes else None
+        if specs is not None:
+            assert self.mesh is not None
+            specs.require(shapes, {name: self.mesh.shape[name] for name in self.inner_axes})
+        if callable(params):
+            stacked = self._make(params, shapes, specs)
+        else:
+            stacked = self.replicate(params, None if specs is None else specs.of(params, params))
+        if specs is None:
+            return stacked, self.run(tx.init, stacked)
 
-    def put(self, rows: Any) -> Any:
-        """Puts the rows of this process's nodes, `[len(nodes.local), ...]`, on the devices."""
-        return processes.put(rows, self.mesh, self.size, self.axis_name)
+        def init(params: Any) -> Any:
+            return constrain(tx.init(params), specs, params, self.axis_name)
+
+        return stacked, self.spmd(init)(stacked)
+
+    def _make(self, make: Callable[[], Any], shapes: Any, specs: Specs | None) -> Any:
+        """`make()`, of these shapes, for every node, `[N, ...]`: each device makes its part."""
+
+        def make_all() -> Any:
+            return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.size, *x.shape)), make())
+
+        shardings = None
+        if self.mesh is not None:
+            parts = jax.tree.map(lambda _: P(), shapes) if specs is None else specs.of(*[shapes] * 2)
+            shardings = self._shardings(parts)
+        return jax.jit(make_all, out_shardings=shardings)()
+
+    def _shardings(self, specs: Any) -> Any:
+        """The shardings of node-stacked arrays whose rows have these specs."""
+        return jax.tree.map(
+            lambda spec: NamedSharding(self.mesh, P(self.axis_name, *(spec or ()))),
+            specs,
+            is_leaf=lambda spec: spec is None or isinstance(spec, P),
+        )
+
+    def put(self, rows: Any, specs: Any = None) -> Any:
+        """Puts the rows of this process's nodes, `[len(nodes.local), ...]`, on the devices.
+
+        Args:
+          rows: arrays with a row for each node that this process has devices of.
+          specs: for a mesh with axes inside the nodes, how a row `[...]` is sharded over them: one
+            `PartitionSpec` for all arrays, or a tree of them like `rows`.
+        """
+        if specs is None or self.mesh is None:
+            return processes.put(rows, self.mesh, self.size, self.axis_name)
+        if isinstance(specs, P):
+            specs = jax.tree.map(lambda _: specs, rows)
+        return processes.put_sharded(rows, self._shardings(specs), self.size, self.axis_name)
 
     def put_shared(self, tree: Any) -> Any:
         """Puts host arrays that all processes have on every device of the nodes."""
@@ -263,7 +319,8 @@ class Nodes:
     def one(self, stacked: Any) -> Any:
         """Returns the row that all nodes have, on every process: `[N, ...]` -> `[...]`.
 
-        This is the way from an average to one ordinary model.
+        This is the way from an average to one ordinary model. On a mesh with axes inside the nodes
+        it stays sharded over them.
 
         Raises:
           ValueError: if the rows differ by more than 1 % of the largest value of a leaf.
@@ -271,7 +328,14 @@ class Nodes:
         if not jax.tree.leaves(stacked):
             return stacked
         processes.require_rows(stacked, self.size, "stacked")
-        row, spread = jax.tree.map(lambda x: x.addressable_data(0), _first_row(self.mesh)(stacked))
+        first_row = _first_row(self.mesh)
+        if self.inner_axes:  # the row stays sharded inside the nodes
+            specs = [P(*leaf.sharding.spec[1:]) for leaf in jax.tree.leaves(stacked)]
+            first_row = _first_row(self.mesh, tuple(specs))
+        row, spread = first_row(stacked)
+        if not self.inner_axes:
+            row = jax.tree.map(lambda x: x.addressable_data(0), row)
+        spread = spread.addressable_data(0)
         if spread > MAX_SPREAD:
             raise ValueError(
                 f"the rows of all nodes must be equal, got some that differ by {spread:.1%}: "
@@ -286,8 +350,11 @@ def _kept_program(nodes: Nodes, fn: Callable[..., Any], shared: tuple[int, ...])
 
 
 @functools.cache
-def _first_row(mesh: Mesh | None) -> Any:
-    """A program `[N, ...] -> ([...], largest relative difference between rows)`."""
+def _first_row(mesh: Mesh | None, specs: tuple[P, ...] | None = None) -> Any:
+    """A program `[N, ...] -> ([...], largest relative difference between rows)`.
+
+    `specs` are those of the row's leaves; without them every device gets all of it.
+    """
 
     def difference(x: jax.Array) -> jax.Array:
         if not jnp.issubdtype(x.dtype, jnp.number):
@@ -297,11 +364,18 @@ def _first_row(mesh: Mesh | None) -> Any:
         return jnp.max(jnp.abs(x - x[:1]), initial=0.0) / scale
 
     def first_row(stacked: Any) -> tuple[Any, jax.Array]:
-        differences = [difference(x) for x in jax.tree.leaves(stacked)]
-        return jax.tree.map(lambda x: x[0], stacked), jnp.max(jnp.stack(differences))
+        leaves, structure = jax.tree.flatten(stacked)
+        row = [x[0] for x in leaves]
+        if specs is not None:
+            shardings = [NamedSharding(mesh, spec) for spec in specs]
+            row = list(map(jax.lax.with_sharding_constraint, row, shardings))
+        spread = jnp.max(jnp.stack([difference(x) for x in leaves]))
+        return jax.tree.unflatten(structure, row), spread
 
-    sharding = None if mesh is None else NamedSharding(mesh, P())
-    return jax.jit(first_row, out_shardings=sharding)
+    if mesh is None:
+        return jax.jit(first_row)
+    whole = NamedSharding(mesh, P())
+    return jax.jit(first_row, out_shardings=(None, whole) if specs else whole)
 
 
 def _is_int(value: Any, expected: int | None = None) -> bool:

@@ -28,6 +28,7 @@ from gossipjax.algorithms.frame.state import GossipState, InFlight, apply_update
 from gossipjax.algorithms.frame.transform import exchange
 from gossipjax.algorithms.osgp import add_received
 from gossipjax.algorithms.outer.plan import StepPlan
+from gossipjax.sharding import constrain, shard_specs
 from gossipjax.spmd import Nodes, as_nodes, donate_on_accelerators
 
 MAX_PROGRAMS = 32  # of one train step; beyond it, the step is traced
@@ -113,7 +114,8 @@ class TrainStep:
             raise ValueError(
                 f"overlap_in_thread must be True, False or None, got {overlap_in_thread!r}."
             )
-        if overlap_in_thread and self.nodes.local_devices is not None:
+        has_several_devices = self.nodes.local_devices is not None or self.nodes.inner_axes
+        if overlap_in_thread and has_several_devices:
             raise ValueError(
                 "overlap_in_thread must be None or False where a node has several devices, whose "
                 "gradients are averaged in one program with the update, got True."
@@ -215,7 +217,8 @@ class TrainStep:
             return self._overlap_in_thread
         # XLA on CPU runs the programs of a process with several devices one after another.
         on_cpu = jax.default_backend() == "cpu" and jax.process_count() > 1
-        return on_cpu and jax.local_device_count() == 1 and self.nodes.local_devices is None
+        has_one_device = self.nodes.local_devices is None and not self.nodes.inner_axes
+        return on_cpu and jax.local_device_count() == 1 and has_one_device
 
     def _make_update(self, kind: _Kind) -> Update:
         arguments = self._gradients, self._tx, self.nodes
@@ -273,7 +276,8 @@ def _make_fused_update(
     ) -> tuple[optax.Params, optax.OptState, Any]:
         grads, aux = gradients(params, *inputs)
         updates, opt_state = tx.update(grads, opt_state, params, step=step)
-        return apply_updates(params, updates), opt_state, aux
+        new = apply_updates(params, updates), opt_state
+        return *constrain(new, shard_specs(opt_state), params, nodes.axis_name), aux
 
     return spmd_by_step(
         update,

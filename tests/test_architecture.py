@@ -16,7 +16,7 @@ SOURCES = [*LIBRARY, *EXPERIMENTS]
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # Folder or module of the library -> those below it, which it may import.
-COLLECTIVES = {"topology", "wire"}
+COLLECTIVES = {"topology", "wire", "sharding"}
 ALGORITHMS = {"collectives", *COLLECTIVES}
 TOP = {"algorithms", "spmd", "processes", *ALGORITHMS}
 LAYERS = {
@@ -25,7 +25,8 @@ LAYERS = {
     "processes": set(),
     "launch": set(),
     "collectives": COLLECTIVES,
-    "spmd": {"processes"},
+    "sharding": set(),
+    "spmd": {"processes", "sharding"},
     "algorithms": ALGORITHMS,
     "train_step": TOP,
     "diagnostics": TOP,

@@ -19,6 +19,7 @@ from gossipjax.collectives import (
     require_floats,
     varies,
 )
+from gossipjax.sharding import require_whole
 from gossipjax.wire import Codec, FloatCodec, make_wire
 
 
@@ -106,6 +107,7 @@ def allreduce(
         del params, extra_args
         require_floats(updates, "updates")
         axis_size(axis_name)  # raises where there is no such axis
+        require_whole("allreduce", axis_name)
         for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
             if not varies(leaf, axis_name):
                 raise ValueError(

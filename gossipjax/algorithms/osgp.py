@@ -21,8 +21,9 @@ from gossipjax.algorithms.frame.state import (
     add,
     debias,
     init_state,
-    message_layout,
+    mass_in_flight,
     numerators,
+    pack_messages,
     require_axis_names,
 )
 from gossipjax.algorithms.frame.transform import Combined, gossip_transform
@@ -35,7 +36,6 @@ from gossipjax.collectives import (
     cast_like,
     cond,
     mix,
-    pad_to_rows,
     require_schedule,
     split,
 )
@@ -123,7 +123,7 @@ def osgp(
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan, push_sum=not biased)
         nothing = PushSum(state.weight, zeros_like_model(params))
-        return state._replace(in_flight=_pack(jax.tree.map(jnp.zeros_like, nothing), overlap))
+        return state._replace(in_flight=pack_messages(jax.tree.map(jnp.zeros_like, nothing), overlap))
 
     def combine(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
@@ -155,12 +155,6 @@ def _biased_sgp(plan: ExchangePlan) -> optax.GradientTransformationExtraArgs:
     return gossip_transform("osgp", plan, init, combine)
 
 
-def _pack(mass: PushSum, overlap: int) -> InFlight:
-    # A buffer also for the placeholder that optax.tree_map_params gives to init, without leaves.
-    buffers = Layout(mass).pack(mass) or [jnp.zeros(0, jnp.float32)]
-    return InFlight(tuple(pad_to_rows(buffer, overlap) for buffer in buffers))
-
-
 def _receive_and_send(
     plan: ExchangePlan, step: StepLike, mass: PushSum, in_flight: InFlight
 ) -> tuple[PushSum, InFlight]:
@@ -175,7 +169,7 @@ def _receive_and_send(
         mass,
     )
     received = Layout(mass).unpack(in_flight.buffers)
-    return jax.tree.map(jnp.add, kept, received), _pack(sent, plan.overlap)
+    return jax.tree.map(jnp.add, kept, received), pack_messages(sent, plan.overlap)
 
 
 def _keep(mass: PushSum, in_flight: InFlight) -> tuple[PushSum, InFlight]:
@@ -198,7 +192,7 @@ def add_received(
     part = gossiped(params, state)
     x = numerators(part, state)
     mass = PushSum(state.weight, x)
-    arrivals = message_layout(x, state).unpack(received.buffers)
+    arrivals = mass_in_flight(part, state._replace(in_flight=received))
     weight, x = jax.tree.map(jnp.add, mass, arrivals)
     model = debias(x, weight)
     part = cast_like(model, part)

@@ -11,7 +11,13 @@ import numpy as np
 import optax
 
 from gossipjax.algorithms.frame.chain import gossip_state
-from gossipjax.algorithms.frame.state import Extra, GossipState, PushSum, message_layout
+from gossipjax.algorithms.frame.state import (
+    Extra,
+    GossipState,
+    InFlight,
+    PushSum,
+    message_layout,
+)
 from gossipjax.checkpoint._arguments import require_transform
 from gossipjax.checkpoint._keys import fold_in_nodes, holds_keys
 from gossipjax.checkpoint._leaves import is_key
@@ -284,8 +290,8 @@ def _average_model(
     weight = weights.sum()
     fraction: float | None = 0.0
     if old.in_flight is not None:
-        buffers = [_weighted_sum(buffer, np.ones(nodes)) for buffer in old.in_flight.buffers]
-        sent = _unpack_messages(buffers, gossiped, old)
+        sums = jax.tree.map(lambda leaf: _weighted_sum(leaf, np.ones(nodes)), old.in_flight)
+        sent = _unpack_messages(sums, gossiped, old)
         x = [a + b for a, b in zip(x, sent.x, strict=True)]
         weight += sent.weight or 0.0
         fraction = None if sent.weight is None else float(sent.weight / weight)
@@ -300,7 +306,11 @@ def _weighted_sum(array: Any, weights: Any) -> np.ndarray:
     return np.tensordot(weights, np.asarray(array, np.float64), 1)
 
 
-def _unpack_messages(buffers: list[np.ndarray], gossiped: list[Any], old: GossipState) -> PushSum:
+def _unpack_messages(sums: InFlight | PushSum, gossiped: list[Any], old: GossipState) -> PushSum:
+    """The sums of all messages: their weight, and a list of numerators like `gossiped`."""
+    if isinstance(sums, PushSum):
+        return PushSum(sums.weight, jax.tree.leaves(sums.x))
+    buffers = sums.buffers
     like_one = [np.empty(z.shape[1:], accumulation_dtype(z.dtype)) for z in gossiped]
     first = old._replace(weight=jax.tree.map(lambda w: w[0], old.weight))
     layout = message_layout(like_one, first)

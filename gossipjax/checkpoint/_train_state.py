@@ -12,6 +12,7 @@ import numpy as np
 import optax
 
 from gossipjax.checkpoint._resize import ResizeReport, average_nodes, change_nodes
+from gossipjax.processes import put_global
 from gossipjax.spmd import Nodes
 from gossipjax.topology.schedule import require_int
 
@@ -103,6 +104,10 @@ def fit_state(
         restored.params, restored.opt_state, make_tx(metadata), nodes.size
     )
     batch_stats = average_nodes(restored.batch_stats, nodes.size)
-    rows = np.array(nodes.local)
-    arrays = nodes.put(jax.tree.map(lambda x: x[rows], (params, opt_state, batch_stats)))
+    arrays = params, opt_state, batch_stats
+    if nodes.inner_axes:
+        arrays = jax.tree.map(lambda x, like: put_global(x, like.sharding), arrays, state.arrays)
+    else:
+        rows = np.array(nodes.local)
+        arrays = nodes.put(jax.tree.map(lambda x: x[rows], arrays))
     return TrainState(restored.step, *arrays, metadata=restored.metadata), report

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from gossipjax.collectives._axes import as_varying, axis_size
-from gossipjax.collectives._buffers import Layout, cast_like, pad_to_rows
+from gossipjax.collectives._buffers import Layout, cast_like, pad_to_rows, upcast
 from gossipjax.collectives._exchange import (
     exchange_rows,
     gather_words,
@@ -18,13 +18,19 @@ from gossipjax.collectives._exchange import (
     straight_through,
 )
 from gossipjax.collectives._rows import decode_rows, encode_rows, sum_rows
+from gossipjax.sharding import inner_axes
 from gossipjax.wire import Codec, Wire, encode, is_narrower, split_by_size
 
 MAX_RING = 64  # nodes of a ring, which is 2 (N - 1) permutes
 
 
-def _map_buffers(apply: Callable[[jax.Array], jax.Array], tree: Any) -> Any:
-    """Applies `apply` to the packed leaves of `tree`; they come back in accumulation types."""
+def _map_buffers(apply: Callable[[jax.Array], jax.Array], tree: Any, axis_name: str) -> Any:
+    """Applies `apply` to the packed leaves of `tree`; they come back in accumulation types.
+
+    Leaves that are sharded inside a node stay apart: packed, they would be gathered.
+    """
+    if inner_axes(axis_name):
+        return jax.tree.map(apply, upcast(tree))
     layout = Layout(tree)
     return layout.unpack([apply(buffer) for buffer in layout.pack(tree)])
 
@@ -34,6 +40,9 @@ def node_mean(tree: Any, axis_name: str, codec: Codec | None = None) -> Any:
 
     Values travel as `codec` rounds them, which must be one that needs no key.
     """
+    if inner_axes(axis_name):
+        means = _map_buffers(lambda leaf: jax.lax.pmean(leaf, axis_name), tree, axis_name)
+        return cast_like(means, tree)
     layout = Layout(tree)
     average = partial(_mean_of_leaves, axis_name=axis_name, codec=codec)
     return cast_like(layout.unravel([average(leaves) for leaves in layout.ravel(tree)]), tree)
@@ -78,7 +87,7 @@ def clipped_node_mean(tree: Any, axis_name: str) -> Any:
         high = jax.lax.pmax(buffer, axis_name)
         return jnp.clip(jax.lax.pmean(buffer, axis_name), low, high)
 
-    return _map_buffers(average, tree)
+    return _map_buffers(average, tree, axis_name)
 
 
 def node_sum(tree: Any, wire: Wire) -> Any:
@@ -88,7 +97,10 @@ def node_sum(tree: Any, wire: Wire) -> Any:
     def psum(part: jax.Array, wire: Wire) -> jax.Array:
         return jax.lax.psum(part, wire.axis_name)
 
-    return _map_buffers(lambda buffer: sharded_over_local(psum, buffer, wire), tree)
+    if inner_axes(wire.axis_name):
+        return _map_buffers(partial(psum, wire=wire), tree, wire.axis_name)
+    sum_buffer = partial(sharded_over_local, psum, wire=wire)
+    return _map_buffers(sum_buffer, tree, wire.axis_name)
 
 
 def mean_beside(x: jax.Array, axis_name: str) -> jax.Array:

@@ -17,13 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.frame.masks import make_mask
+from gossipjax.algorithms.frame.masks import gossiped, make_mask
 from gossipjax.algorithms.frame.rounding import widen, zeros_like_model
 from gossipjax.collectives import (
     Layout,
     accumulation_dtype,
     clipped_node_mean,
     node_mean,
+    pad_to_rows,
     require_floats,
     upcast,
 )
@@ -172,7 +173,8 @@ class GossipState(NamedTuple):
       weight: the push-sum weight `w`, a scalar, float32 at least.
       residual: `r`, float32 at least, like the parameters. Kept, for all leaves, if any parameter
         has less precision than float32 or the parameters are an older model; otherwise `r = 0`.
-      in_flight: `InFlight`, messages that were sent and not yet used.
+      in_flight: messages that were sent and not yet used: `InFlight`, as they travel, or, inside
+        `gx.sharded`, their `PushSum`.
       extra: a dict of `Extra`, parts that one algorithm alone keeps, by name.
       plan: static: the `ExchangePlan` with schedule, overlap and wire of the algorithm.
       mask: static: the `Mask` of a transform inside `optax.masked` or `optax.multi_transform`.
@@ -247,6 +249,8 @@ def mass_in_flight(params: optax.Params, state: GossipState | None) -> PushSum:
     zeros = jax.tree.map(jnp.zeros_like, upcast(params))
     if state is None or state.in_flight is None:
         return PushSum(None, zeros)
+    if isinstance(state.in_flight, PushSum):
+        return state.in_flight
     layout = message_layout(zeros, state)
     rows = state.overlap
     expected = [-(-size // rows) * rows for size in layout.sizes]
@@ -256,6 +260,47 @@ def mass_in_flight(params: optax.Params, state: GossipState | None) -> PushSum:
             "the messages in flight: where it is masked, pass that part of the parameters."
         )
     return PushSum(*layout.unpack(state.in_flight.buffers))
+
+
+def pack_messages(mass: PushSum | InFlight, overlap: int) -> InFlight:
+    """The weight and numerators of messages as they travel: in `overlap` rows per type."""
+    if isinstance(mass, InFlight):
+        return mass
+    # A buffer also for the placeholder that optax.tree_map_params gives to init, without leaves.
+    buffers = Layout(mass).pack(mass) or [jnp.zeros(0, jnp.float32)]
+    return InFlight(tuple(pad_to_rows(buffer, overlap) for buffer in buffers))
+
+
+def with_packed_messages(tree: Any, opt_state: Any) -> Any:
+    """`tree` with all messages in flight as they travel; `opt_state` is that of their chain."""
+    states = jax.tree.leaves(opt_state, is_leaf=_is_gossip)
+    overlap = max((state.overlap for state in states if _is_gossip(state)), default=0)
+    if not overlap:
+        return tree
+
+    def pack(part: Any) -> Any:
+        if isinstance(part, PushSum):
+            return pack_messages(part, overlap)
+        if _is_gossip(part) and isinstance(part.in_flight, PushSum):
+            return part._replace(in_flight=pack_messages(part.in_flight, overlap))
+        return part
+
+    return jax.tree.map(pack, tree, is_leaf=lambda part: isinstance(part, PushSum | GossipState))
+
+
+def with_unpacked_messages(opt_state: Any, params: Any) -> Any:
+    """The state of a chain with all messages in flight as a `PushSum` like the parameters."""
+
+    def unpack(part: Any) -> Any:
+        if not _is_gossip(part) or not isinstance(part.in_flight, InFlight):
+            return part
+        return part._replace(in_flight=mass_in_flight(gossiped(params, part), part))
+
+    return jax.tree.map(unpack, opt_state, is_leaf=_is_gossip)
+
+
+def _is_gossip(part: Any) -> bool:
+    return isinstance(part, GossipState)
 
 
 def message_layout(x: Any, state: GossipState) -> Layout:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.sharding import PartitionSpec
 
 from gossipjax.algorithms.frame.chain import gossip_state
 from gossipjax.algorithms.frame.masks import gossiped
@@ -19,7 +22,9 @@ from gossipjax.algorithms.frame.state import (
     InFlight,
     PushSum,
     debias,
+    mass_in_flight,
     numerators,
+    with_packed_messages,
 )
 from gossipjax.collectives import (
     StepLike,
@@ -30,7 +35,8 @@ from gossipjax.collectives import (
     mix,
     require_step,
 )
-from gossipjax.wire import fold_in
+from gossipjax.sharding import on_shards, require_whole, shard_specs
+from gossipjax.wire import Wire, fold_in
 
 Received = InFlight | PushSum
 
@@ -88,6 +94,7 @@ def gossip_transform(
                 "tx.update(updates, state, params)."
             )
         own_state = require_own_state(name, plan, state)
+        require_whole(name, plan.wire.axis_name)
         step = default_step(step, own_state.count, plan.wire.axis_name)
         require_state_of_params(name, init, params, own_state)
         require_like(params, updates, f"the updates of {name}")
@@ -257,14 +264,43 @@ def exchange(
     assert state.schedule is not None
     wire = state.wire if axis_name is None else state.wire._replace(axis_name=axis_name)
     require_step(step, wire.axis_name)
-    if not state.plan.overlap:
-        if params is None:
-            raise ValueError(
-                "params must be given to the exchange of an algorithm that mixes them, got None: "
-                "call gx.exchange(opt_state, step, params=params)."
-            )
+    if not state.plan.overlap and params is None:
+        raise ValueError(
+            "params must be given to the exchange of an algorithm that mixes them, got None: call "
+            "gx.exchange(opt_state, step, params=params)."
+        )
+    # What is mixed, and not the rest of the state, which may be large.
+    state = GossipState(
+        state.count, state.weight, in_flight=state.in_flight, plan=state.plan, mask=state.mask,
+        residual=None if state.plan.overlap else state.residual,
+    )
+    params = None if state.plan.overlap else gossiped(params, state)
+    specs = shard_specs(opt_state)
+    if specs is None:
+        return _exchange(state, params, step, wire)
+    like = state.in_flight.x if params is None else params
+    weight = None if state.weight is None else PartitionSpec()
+    out_specs = PushSum(weight, specs.of(like, like))
+    if isinstance(step, int | np.integer):  # it must stay known when traced
+        exchange_parts, args = partial(_exchange_parts, wire=wire, step=step), (state, params)
+    else:
+        exchange_parts, args = partial(_exchange_parts, wire=wire), (state, params, step)
+    return on_shards(exchange_parts, wire.axis_name, specs.of(args, like), out_specs)(*args)
+
+
+def _exchange_parts(state: GossipState, params: Any, step: StepLike, wire: Wire) -> PushSum:
+    """`_exchange` for a device of several in a node, with messages like the parameters."""
+    packed = with_packed_messages(state, state)
+    received = _exchange(packed, params, step, wire)
+    like = state.in_flight.x if params is None else params
+    return mass_in_flight(like, packed._replace(in_flight=received))
+
+
+def _exchange(state: GossipState, params: Any, step: StepLike, wire: Wire) -> Received:
+    assert state.schedule is not None
+    if not state.overlap:
         x, weight = mix(
-            numerators(gossiped(params, state), state),
+            numerators(params, state),
             state.weight,
             state.schedule,
             step,

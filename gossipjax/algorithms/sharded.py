@@ -1,0 +1,190 @@
+"""Gossip of models that are sharded inside a node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gossipjax.algorithms.allreduce import ErrorFeedback
+from gossipjax.algorithms.frame.state import (
+    GossipState,
+    require_axis_names,
+    with_packed_messages,
+    with_unpacked_messages,
+)
+from gossipjax.algorithms.outer.plan import OuterState
+from gossipjax.sharding import ShardedState, Specs, inner_axes, on_shards
+from gossipjax.wire import Codec, FloatCodec
+
+
+def sharded(
+    tx: optax.GradientTransformation, specs: Any, axis_name: str = "nodes"
+) -> optax.GradientTransformationExtraArgs:
+    """Gossip of a model that is sharded inside a node: each device exchanges its own part.
+
+    A node is a mesh of its own. Each of its L devices sends one message per round, of `B / L` bytes
+    of a model of `B`, with the push-sum weight of the node in it, to the device at the same place
+    in another node. Nothing is gathered, and no device ever has the whole model.
+
+        nodes = gx.Nodes(mesh=gx.launch.mesh(4, fsdp=2))
+        specs = gx.fsdp_specs(params, nodes.mesh)
+        tx = optax.chain(optax.adamw(3e-4), gx.sharded(gx.sgp(schedule), specs))
+        params, opt_state = nodes.init(tx, params)          # [4, ...], in parts
+        train_step = gx.TrainStep(gradients, tx, nodes=nodes)
+
+    Stands around whatever exchanges: the gossip at the end of a chain, `gx.allreduce` at its
+    beginning, a whole `gx.outer`. Its update runs on the parts, so that all in it must treat each
+    value by itself, as the algorithms of this library do; an optimizer that looks at whole arrays
+    (clipping by a global norm, factored moments) stands outside, where XLA partitions it.
+
+    Under `gx.spmd` the inside of a node is XLA's (`shard_map` manual over the nodes alone). In a
+    `shard_map` of your own over all axes, transforms are called with parts, and work with or
+    without this wrapper; under `vmap` it does nothing.
+
+    A parameter that is whole on several devices of a node is sent by each of them. So that they
+    keep the same values, messages are then of full precision or bfloat16: other codecs round a
+    value by those that stand beside it. Sparse ones choose among the values of one part.
+
+    Args:
+      tx: a transform of this library.
+      specs: a tree like the parameters of `jax.sharding.PartitionSpec`s over the axes inside a
+        node (`[...]`, without the node axis), or None for a whole parameter; `fsdp_specs` makes
+        one.
+      axis_name: the mapped axis of the nodes, that of `tx`.
+
+    The state is a `ShardedState`. Its arrays are like the parameters, messages in flight as well:
+    a checkpoint of it can be restored onto another mesh inside the nodes.
+
+    Raises:
+      ValueError: if `tx` is no transform, or a spec is no `PartitionSpec` or names the nodes' axis;
+        in `init` and `update`, if `specs` are not like the parameters, name an axis that a node
+        does not have, or do not divide a parameter; if most of the model is whole on several
+        devices (it would be sent as often); if a codec would round copies of a parameter apart.
+
+    References:
+      Rajbhandari et al., "ZeRO", SC 2020, arXiv:1910.02054, for sharding inside a node; Assran et
+      al., "Stochastic Gradient Push", ICML 2019, arXiv:1811.10792, section 6, for nodes of several
+      devices.
+
+    >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
+    >>> from jax.sharding import PartitionSpec as P
+    >>> schedule = gx.topology.one_peer_exponential(2)
+    >>> tx = optax.chain(optax.sgd(0.1), gx.sharded(gx.sgp(schedule), {"w": P("fsdp")}))
+    >>> nodes = gx.Nodes(2)  # or of a mesh with the axes "nodes" and "fsdp"
+    >>> params, state = nodes.init(tx, {"w": jnp.ones(4)})
+    >>> gx.gossip_state(state).schedule.size
+    2
+    """
+    if not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
+        raise ValueError(
+            f"tx of sharded must be an optax.GradientTransformation, got {type(tx).__name__}."
+        )
+    require_axis_names("sharded", axis_name, None)
+    layout = Specs.make(specs, axis_name)
+    tx = optax.with_extra_args_support(tx)
+
+    def init(params: optax.Params) -> ShardedState:
+        layout.require(params, inner_axes(axis_name))
+
+        def init_parts(params: optax.Params) -> Any:
+            return with_unpacked_messages(tx.init(params), params)
+
+        state = jax.eval_shape(init_parts, params)
+        _require_same_copies(layout, params, state)
+        run = on_shards(
+            init_parts, axis_name, (layout.of(params, params),), layout.of(state, params)
+        )
+        return ShardedState(run(params), layout)
+
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        old = _require_own_state(state, layout)
+        layout.require(updates, inner_axes(axis_name))
+        arrays = {name: arg for name, arg in extra_args.items() if _holds_arrays(arg)}
+        others = {name: arg for name, arg in extra_args.items() if name not in arrays}
+
+        def update_parts(
+            updates: Any, inner: Any, params: Any, arrays: dict[str, Any]
+        ) -> tuple[Any, Any]:
+            arrays = with_packed_messages(arrays, inner)
+            updates, inner = tx.update(
+                updates, with_packed_messages(inner, inner), params, **arrays, **others
+            )
+            return updates, with_unpacked_messages(inner, updates if params is None else params)
+
+        args = (updates, old, params, arrays)
+        in_specs = layout.of(args, updates)
+        updates, inner = on_shards(update_parts, axis_name, in_specs, in_specs[:2])(*args)
+        return updates, ShardedState(inner, layout)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _holds_arrays(arg: Any) -> bool:
+    leaves = jax.tree.leaves(arg)
+    return bool(leaves) and all(isinstance(leaf, jax.Array) for leaf in leaves)
+
+
+def _require_own_state(state: Any, specs: Specs) -> Any:
+    """Returns the state inside; raises `ValueError` unless it was made for these specs."""
+    if not isinstance(state, ShardedState):
+        raise ValueError(
+            f"the state of sharded must be a ShardedState, got {type(state).__name__}, the state "
+            "of another transform: make it by tx.init(params) of the same chain."
+        )
+    if state.specs != specs:
+        raise ValueError(
+            "the state of sharded must have been made with its specs, got one of others: make it "
+            "by tx.init(params) of the same chain, or restore a checkpoint into such a state."
+        )
+    return state.inner
+
+
+def _require_same_copies(specs: Specs, params: Any, state: Any) -> None:
+    """Raises `ValueError` if a codec would round copies of a parameter inside a node apart."""
+    codec = _codec_of(state)
+    if codec is None:
+        return
+    axes = set(specs.axes)
+    for (path, leaf), spec in zip(
+        jax.tree_util.tree_leaves_with_path(params),
+        jax.tree.leaves(specs.of(params, params)),
+        strict=True,
+    ):
+        named = {name for part in spec for name in (part if isinstance(part, tuple) else (part,))}
+        dtype = jnp.promote_types(jnp.result_type(leaf), jnp.float32)
+        if axes <= named or _rounds_alone(codec, dtype):
+            continue
+        raise ValueError(
+            f"wire must be None or bfloat16 where a parameter is whole on several devices of a "
+            f"node, got {codec} and params{jax.tree_util.keystr(path)} of spec {spec}: its copies "
+            f"would be rounded apart. Shard it over {', '.join(sorted(axes - named))} as well."
+        )
+
+
+def _rounds_alone(codec: Codec, dtype: Any) -> bool:
+    """Whether the codec rounds each value of `dtype` by itself."""
+    one = jax.ShapeDtypeStruct((2,), dtype)
+    return isinstance(codec, FloatCodec) and not codec.is_scaled(one)
+
+
+def _codec_of(state: Any) -> Codec | None:
+    """The codec of the exchanges of a state that is made for them."""
+
+    def has_wire(part: Any) -> bool:
+        return isinstance(part, GossipState | ErrorFeedback | OuterState)
+
+    parts = list(filter(has_wire, jax.tree.leaves(state, is_leaf=has_wire)))
+    for part in parts:
+        if part.plan.wire.codec is not None:
+            return part.plan.wire.codec
+        if isinstance(part, OuterState):
+            return _codec_of((part.inner, part.local))
+    return None

@@ -1,0 +1,305 @@
+"""Models that are sharded inside a node: which device has which part, and functions of the parts.
+
+A node is then a mesh of its own: a mesh with further axes beside that of the nodes, such as
+`gx.launch.mesh(4, fsdp=2)`. `gx.spmd` is manual over the nodes alone, and inside a node XLA
+partitions the computation (GSPMD) as the arrays are sharded over the further axes, the inner ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+Path = tuple[Any, ...]
+
+MAX_COPIES = 1.5  # of a model over the devices of a node, on the average of its values
+
+
+def _is_spec(part: Any) -> bool:
+    return part is None or isinstance(part, PartitionSpec)
+
+
+def _axes_of(spec: PartitionSpec) -> list[str]:
+    """The axes over which an array of this spec is sharded."""
+    parts = [part if isinstance(part, tuple) else (part,) for part in spec]
+    return [axis for part in parts for axis in part if axis is not None]
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Specs:
+    """How the parameters are sharded inside a node: static data of a state.
+
+    Attributes:
+      by_path: the path of each parameter and its `PartitionSpec` over the inner axes.
+    """
+
+    by_path: tuple[tuple[Path, PartitionSpec], ...]
+
+    @classmethod
+    def make(cls, specs: Any, axis_name: str) -> Specs:
+        """Returns the `Specs` of a pytree of `PartitionSpec`s, or of None for a whole parameter.
+
+        Raises:
+          ValueError: if it holds anything else, or names the nodes' axis.
+        """
+        leaves = jax.tree_util.tree_leaves_with_path(specs, is_leaf=_is_spec)
+        for path, spec in leaves:
+            name = f"specs{jax.tree_util.keystr(path)}"
+            if not _is_spec(spec):
+                raise ValueError(
+                    f"{name} must be a jax.sharding.PartitionSpec over the axes inside a node, or "
+                    f"None for a parameter that each device has whole, got {spec!r}."
+                )
+            if spec is not None and axis_name in _axes_of(spec):
+                raise ValueError(
+                    f"{name} must name axes inside a node, got {spec} with {axis_name!r}, the axis "
+                    "of the nodes: specs are those of one node's arrays, without the node axis."
+                )
+        return cls(tuple((tuple(path), spec or PartitionSpec()) for path, spec in leaves))
+
+    @functools.cached_property
+    def _spec_of(self) -> dict[Path, PartitionSpec]:
+        return dict(self.by_path)
+
+    @property
+    def axes(self) -> list[str]:
+        """The axes that the specs name."""
+        return sorted({axis for _, spec in self.by_path for axis in _axes_of(spec)})
+
+    def of(self, tree: Any, like: Any) -> Any:
+        """The specs of any pytree that holds trees like the parameters, such as an optimizer's.
+
+        An array is sharded as the parameter by whose path its own path ends, if its shape, but for
+        leading axes, is the same; others are whole on each device.
+
+        Args:
+          tree: arrays, or anything with a shape.
+          like: the parameters, or a tree like them.
+        """
+        shapes = {
+            tuple(path): jnp.shape(leaf)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(like)
+        }
+
+        def spec_of(path: Path, leaf: Any) -> PartitionSpec:
+            shape = jnp.shape(leaf)
+            for start in range(len(path) + 1):
+                ending = tuple(path[start:])
+                expected = shapes.get(ending)
+                if expected is None or ending not in self._spec_of:
+                    continue
+                leading = len(shape) - len(expected)
+                if leading >= 0 and shape[leading:] == expected:
+                    return PartitionSpec(*[None] * leading, *self._spec_of[ending])
+            return PartitionSpec()
+
+        return jax.tree_util.tree_map_with_path(spec_of, tree)
+
+    def shardings(self, stacked: Any, like: Any, mesh: Mesh, axis_name: str) -> Any:
+        """The shardings of node-stacked arrays `[N, ...]`; `like` is node-stacked, too."""
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (stacked, like))
+        return jax.tree.map(
+            lambda spec: NamedSharding(mesh, PartitionSpec(axis_name, *spec)),
+            self.of(*one),
+            is_leaf=_is_spec,
+        )
+
+    def require(self, params: Any, sizes: Mapping[str, int]) -> None:
+        """Raises `ValueError` unless parameters can be sharded so over inner axes of these sizes.
+
+        Args:
+          params: the parameters, whole; without leaves, nothing is asked.
+          sizes: of the inner axes; empty where there is no mesh.
+        """
+        leaves = {
+            tuple(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        }
+        if not leaves:
+            return
+        for path, leaf in leaves.items():
+            name = f"specs{jax.tree_util.keystr(path)}"
+            if path not in self._spec_of:
+                raise ValueError(
+                    "specs must have a PartitionSpec, or None, for every parameter, got none for "
+                    f"params{jax.tree_util.keystr(path)}: make them of the parameters, by "
+                    "jax.tree.map or gx.fsdp_specs."
+                )
+            _require_fits(name, self._spec_of[path], jnp.shape(leaf), sizes)
+        parts = jax.tree.leaves(params, is_leaf=lambda part: isinstance(part, optax.MaskedNode))
+        if not any(isinstance(part, optax.MaskedNode) for part in parts):
+            for path in self._spec_of:
+                if path not in leaves:
+                    raise ValueError(
+                        "specs must be like the parameters, got one for "
+                        f"{jax.tree_util.keystr(path)}, which they do not have."
+                    )
+        self._require_parts(leaves, sizes)
+
+    def _require_parts(self, leaves: Mapping[Path, Any], sizes: Mapping[str, int]) -> None:
+        """Raises `ValueError` where most of the model would be sent several times."""
+        copies = {path: _count_copies(self._spec_of[path], sizes) for path in leaves}
+        values = {path: int(np.prod(jnp.shape(leaf))) for path, leaf in leaves.items()}
+        sent = sum(copies[path] * values[path] for path in leaves)
+        if sent <= MAX_COPIES * sum(values.values()):
+            return
+        worst = max(leaves, key=lambda path: (copies[path] - 1) * values[path])
+        raise ValueError(
+            f"parameters must be sharded inside a node, whose axes are {dict(sizes)}, got "
+            f"params{jax.tree_util.keystr(worst)} of shape {list(jnp.shape(leaves[worst]))} with "
+            f"the spec {self._spec_of[worst]}: {copies[worst]} devices of a node would each send "
+            "it. Shard it over all of these axes; a model that each device of a node has whole "
+            "belongs on a mesh with the axis 'local', whose devices share a message."
+        )
+
+
+def _require_fits(
+    name: str, spec: PartitionSpec, shape: tuple[int, ...], sizes: Mapping[str, int]
+) -> None:
+    if len(spec) > len(shape):
+        raise ValueError(
+            f"{name} must have at most an entry per axis of its parameter, of shape {list(shape)}, "
+            f"got {spec}."
+        )
+    if not sizes:
+        return
+    for axis in _axes_of(spec):
+        if axis not in sizes:
+            raise ValueError(
+                f"{name} must name axes inside a node, {sorted(sizes)}, got {spec}: name the axes "
+                "of the mesh, as gx.launch.mesh(nodes, fsdp=2) does."
+            )
+    for size, part in zip(shape, spec, strict=False):
+        devices = int(np.prod([sizes[axis] for axis in _axes_of(PartitionSpec(part))], dtype=int))
+        if size % devices:
+            raise ValueError(
+                f"{name} must split its parameter, of shape {list(shape)}, evenly, got {spec} over "
+                f"{devices} devices: shard another axis, or leave it whole by None."
+            )
+
+
+def _count_copies(spec: PartitionSpec, sizes: Mapping[str, int]) -> int:
+    """The number of devices of a node that have the same part of an array."""
+    axes = _axes_of(spec)
+    return int(np.prod([size for axis, size in sizes.items() if axis not in axes], dtype=int))
+
+
+class ShardedState(NamedTuple):
+    """State of `gx.sharded`.
+
+    Attributes:
+      inner: the state of the transform. Messages in flight in it are trees like the parameters.
+      specs: static: how the parameters are sharded inside a node.
+    """
+
+    inner: Any
+    specs: Specs
+
+
+def shard_specs(opt_state: Any) -> Specs | None:
+    """The specs in the state of a chain; None if nothing in it is sharded."""
+    leaves = jax.tree.leaves(opt_state, is_leaf=_is_sharded)
+    return next((part.specs for part in leaves if _is_sharded(part)), None)
+
+
+def _is_sharded(part: Any) -> bool:
+    return isinstance(part, ShardedState)
+
+
+def inner_axes(axis_name: str) -> dict[str, int]:
+    """The sizes of the axes inside a node that XLA partitions here; none outside of `gx.spmd`.
+
+    These are the Auto axes where the nodes' axis is manual.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if axis_name not in mesh.manual_axes:
+        return {}
+    return {name: mesh.shape[name] for name in mesh.auto_axes}
+
+
+def require_whole(name: str, axis_name: str) -> None:
+    """Raises `ValueError` where a model is sharded inside a node and `gx.sharded` is missing."""
+    axes = inner_axes(axis_name)
+    if any(size > 1 for size in axes.values()):
+        raise ValueError(
+            f"{name} must stand in gx.sharded where a node has further axes, got the axes {axes}: "
+            "as a message of the whole model it would gather what they shard. Write "
+            f"gx.sharded(gx.{name}(...), specs), with a PartitionSpec for each parameter."
+        )
+
+
+def on_shards(
+    fn: Callable[..., Any], axis_name: str, in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+    """`fn` run by each device of a node on its own parts, where XLA partitions the inside.
+
+    There all axes are manual. Elsewhere it is `fn` itself.
+    """
+    axes = inner_axes(axis_name)
+    if not axes:
+        return fn
+    return jax.shard_map(
+        fn, in_specs=in_specs, out_specs=out_specs, axis_names=set(axes), check_vma=False
+    )
+
+
+def constrain(tree: Any, specs: Specs | None, like: Any, axis_name: str) -> Any:
+    """`tree`, sharded as `specs` say where XLA partitions the inside of a node.
+
+    Without it XLA chooses how results are sharded, and may choose whole ones.
+    """
+    if specs is None or not inner_axes(axis_name):
+        return tree
+    return jax.lax.with_sharding_constraint(tree, specs.of(tree, like))
+
+
+def fsdp_specs(params: Any, mesh: Mesh, axis_name: str = "fsdp") -> Any:
+    """Specs that shard each parameter over one axis inside a node: fully sharded data parallelism.
+
+    Of each parameter the largest axis that the L devices divide is sharded, the first of equal
+    ones; a parameter without such an axis stays whole.
+
+    Args:
+      params: the parameters of one node, `[...]`: arrays or `jax.ShapeDtypeStruct`s.
+      mesh: with the axis.
+      axis_name: the axis inside a node.
+
+    Returns:
+      A tree like `params` of `jax.sharding.PartitionSpec`s, for `gx.sharded`.
+
+    Raises:
+      ValueError: if the mesh has no such axis.
+
+    References:
+      Rajbhandari et al., "ZeRO", SC 2020, arXiv:1910.02054, stage 3.
+
+    >>> import jax, jax.numpy as jnp, numpy as np, gossipjax as gx
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("nodes", "fsdp"))
+    >>> gx.fsdp_specs({"w": jnp.zeros((4, 6)), "b": jnp.zeros(())}, mesh)
+    {'b': P(), 'w': P(None, 'fsdp')}
+    """
+    if not isinstance(mesh, Mesh) or axis_name not in mesh.axis_names:
+        axes = mesh.axis_names if isinstance(mesh, Mesh) else repr(mesh)
+        raise ValueError(
+            f"mesh must be a jax.sharding.Mesh with the axis {axis_name!r}, got {axes}: "
+            f"gx.launch.mesh(nodes, {axis_name}=2) makes one."
+        )
+    devices = mesh.shape[axis_name]
+
+    def spec(leaf: Any) -> PartitionSpec:
+        shape = jnp.shape(leaf)
+        divided = [axis for axis, size in enumerate(shape) if size and size % devices == 0]
+        if not divided:
+            return PartitionSpec()
+        largest = max(divided, key=lambda axis: shape[axis])
+        return PartitionSpec(*[None] * largest, axis_name)
+
+    return jax.tree.map(spec, params)
