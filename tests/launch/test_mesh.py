@@ -27,6 +27,23 @@ def test_meshes_of_one_process(nodes, local, shape):
     assert mesh.devices.flatten().tolist() == jax.devices()[: mesh.size]
 
 
+@pytest.mark.parametrize(
+    ("nodes", "local", "axes", "shape"),
+    [
+        (4, None, {"fsdp": 2}, {"nodes": 4, "fsdp": 2}),
+        (2, None, {"fsdp": 2, "tensor": 2}, {"nodes": 2, "fsdp": 2, "tensor": 2}),
+        (None, None, {"tensor": 2, "fsdp": 2}, {"nodes": 2, "tensor": 2, "fsdp": 2}),
+        (None, 2, {"fsdp": 2}, {"nodes": 2, "local": 2, "fsdp": 2}),
+        (1, None, {"fsdp": 3}, {"nodes": 1, "fsdp": 3}),
+    ],
+)
+def test_a_node_is_a_mesh(nodes, local, axes, shape):
+    mesh = launch.mesh(nodes, local, **axes)
+    assert list(mesh.shape.items()) == list(shape.items())
+    assert set(mesh.axis_types) == {AxisType.Auto}
+    assert mesh.devices.flatten().tolist() == jax.devices()[: mesh.size]
+
+
 def fake_devices(counts: list[int]) -> list[SimpleNamespace]:
     """Devices, `counts[i]` of process i, in an order that mixes processes, as on some TPUs."""
     devices = [
@@ -51,6 +68,30 @@ def test_meshes_of_several_processes(counts, nodes, local, processes, monkeypatc
     monkeypatch.setattr(_mesh, "Mesh", lambda devices, axes: SimpleNamespace(devices=devices))
     grid = launch.mesh(nodes, local).devices
     assert [[device.process_index for device in node] for node in grid] == processes
+    named = launch.mesh(nodes, fsdp=local).devices
+    assert [[device.id for device in node] for node in named] == [
+        [device.id for device in node] for node in grid
+    ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "axes", "message"),
+    [
+        (4, {"fsdp": 2, "tensor": 2}, r"nodes \* fsdp \* tensor must be .* 4 \* 2 \* 2 = 16 and 8"),
+        (None, {"fsdp": 3}, "fsdp must divide the number of devices, got fsdp=3 and 8 devices"),
+        (None, {"a": 4, "b": 4}, r"a \* b must divide .*, got 4 \* 4 = 16 .*--local-devices 16"),
+        (2, {"fsdp": 0}, "fsdp must be an integer >= 1, got 0"),
+        (2, {"fsdp": 2, "tensor": None}, "tensor must be an integer >= 1, got None"),
+        (
+            1,
+            {"local": 3, "fsdp": 3},
+            r"nodes \* local \* fsdp must be at most .* = 9 and 8 devices",
+        ),
+    ],
+)
+def test_nodes_that_cannot_be_meshes(nodes, axes, message):
+    with pytest.raises(ValueError, match=message):
+        launch.mesh(nodes, **axes)
 
 
 @pytest.mark.parametrize(
