@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,16 +14,24 @@ from jax.sharding import Mesh
 from gossipjax.launch._process_info import int_from_env
 
 
-def mesh(nodes: int | None = None, local: int | None = None, **axes: int) -> Mesh:
+def mesh(
+    nodes: int | None = None,
+    local: int | None = None,
+    *,
+    devices: Sequence[Any] | None = None,
+    **axes: int,
+) -> Mesh:
     """Arrange the devices of all processes as N nodes of L devices, with Auto axes, for `gx.spmd`.
 
-    Devices are taken in the order of the processes. A process has N / processes whole nodes, or a
-    node consists of whole consecutive processes. A single process may leave devices idle; several
-    processes may not.
+    Devices are taken in the order of the slices of a TPU job, then of the processes. A process has
+    N / processes whole nodes, or a node consists of whole consecutive processes; a slice has whole
+    nodes, or a node consists of whole slices, so that what is sent inside a node does not leave a
+    slice that it fits into. A single process may leave devices idle; several processes may not.
 
     Args:
       nodes: number of nodes, N. Default: as many as there are devices for.
       local: devices per node that hold the same model. Default: one, and the mesh has no such axis.
+      devices: those to arrange. Default: all of `jax.devices()`.
       **axes: further axes inside a node, by name, as `fsdp=2, tensor=4`: the model is sharded over
         them as the program says. L is the product of `local` and these.
 
@@ -32,7 +41,7 @@ def mesh(nodes: int | None = None, local: int | None = None, **axes: int) -> Mes
 
     Raises:
       ValueError: if the numbers do not divide each other, if there are fewer than N * L devices,
-        or if there are more and several processes.
+        or if there are more and several processes; if slices differ in size.
 
     >>> from gossipjax import launch
     >>> dict(launch.mesh(nodes=1).shape)
@@ -45,13 +54,14 @@ def mesh(nodes: int | None = None, local: int | None = None, **axes: int) -> Mes
         _require_positive_int(nodes, "nodes")
     for name, size in inner.items():
         _require_positive_int(size, name)
-    devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
-    num_processes = _count_processes(devices)
+    available = _sort_devices(jax.devices() if devices is None else devices)
+    num_processes = _count_processes(available)
     if nodes is None:
-        nodes = _count_nodes(inner, devices)
-    _require_mesh_fits(nodes, inner, devices, num_processes)
+        nodes = _count_nodes(inner, available)
+    _require_mesh_fits(nodes, inner, available, num_processes)
+    _require_whole_slices(math.prod(inner.values()), available)
     shape = (nodes, *inner.values())
-    grid = np.array(devices[: math.prod(shape)]).reshape(shape)
+    grid = np.array(available[: math.prod(shape)]).reshape(shape)
     return Mesh(grid, ("nodes", *inner))
 
 
@@ -86,6 +96,44 @@ def surviving_nodes(nodes: int) -> int:
 def _require_positive_int(value: int, name: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"{name} must be an integer >= 1, got {value!r}.")
+
+
+def _sort_devices(devices: Sequence[Any]) -> list[Any]:
+    try:
+        ordered = sorted(devices, key=lambda d: (_slice_index(d), d.process_index, d.id))
+    except (AttributeError, TypeError) as error:
+        raise ValueError(
+            f"devices must be a list of JAX's devices, got {devices!r}: take some of jax.devices()."
+        ) from error
+    if not ordered:
+        raise ValueError("devices must be a list of at least one device, got an empty one.")
+    return ordered
+
+
+def _slice_index(device: Any) -> int:
+    """Number of the TPU slice; 0 where there is one.
+
+    On GPUs, JAX numbers the hosts so, whose devices may differ in number.
+    """
+    is_tpu = getattr(device, "platform", None) == "tpu"
+    return (getattr(device, "slice_index", None) or 0) if is_tpu else 0
+
+
+def _require_whole_slices(per_node: int, devices: list[Any]) -> None:
+    """Raise `ValueError` unless each slice has whole nodes, or each node whole slices."""
+    counts = Counter(map(_slice_index, devices))
+    if len(set(counts.values())) > 1:
+        raise ValueError(
+            f"all slices must have the same number of devices, got {dict(counts)} by slice_index. "
+            "Start slices of one size, or give devices= some of them."
+        )
+    per_slice = counts[_slice_index(devices[0])]
+    if len(counts) > 1 and per_slice % per_node and per_node % per_slice:
+        raise ValueError(
+            f"a node must have a divisor of a slice's devices, or whole slices, got {per_node} "
+            f"devices per node and {per_slice} per slice: a node would straddle slices. Take "
+            f"another number, as {math.gcd(per_node, per_slice)}."
+        )
 
 
 def _count_processes(devices: list[Any]) -> int:

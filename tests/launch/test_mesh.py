@@ -74,6 +74,48 @@ def test_meshes_of_several_processes(counts, nodes, local, processes, monkeypatc
     ]
 
 
+def fake_slices(*counts: int) -> list[SimpleNamespace]:
+    """TPUs, `counts[s]` of slice s, two a process; processes and ids do not tell the slice."""
+    return [
+        SimpleNamespace(
+            platform="tpu", slice_index=s, process_index=len(counts) * i + s, id=2 * i + k
+        )
+        for i in range(max(counts) // 2)
+        for k in range(2)
+        for s, count in enumerate(counts)
+        if 2 * i + k < count
+    ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "inner", "slices"),
+    [
+        (None, 1, [[0]] * 8 + [[1]] * 8),
+        (2, 8, [[0] * 8, [1] * 8]),
+        (4, 4, [[0] * 4, [0] * 4, [1] * 4, [1] * 4]),
+        (1, 16, [[0] * 8 + [1] * 8]),
+    ],
+)
+def test_a_node_does_not_straddle_slices(nodes, inner, slices, monkeypatch):
+    monkeypatch.setattr(_mesh, "Mesh", lambda devices, axes: SimpleNamespace(devices=devices))
+    grid = launch.mesh(nodes, devices=fake_slices(8, 8), fsdp=inner).devices
+    assert [[device.slice_index for device in node] for node in grid] == slices
+    order = [(device.slice_index, device.process_index, device.id) for device in grid.flatten()]
+    assert order == sorted(order)
+
+
+@pytest.mark.parametrize(
+    ("counts", "inner", "message"),
+    [
+        ((8, 4), 4, r"all slices must have the same number of devices, got \{0: 8, 1: 4\}"),
+        ((4, 4, 4), 6, "got 6 devices per node and 4 per slice.* as 2"),
+    ],
+)
+def test_slices_that_cannot_be(counts, inner, message):
+    with pytest.raises(ValueError, match=message):
+        launch.mesh(devices=fake_slices(*counts), local=inner)
+
+
 @pytest.mark.parametrize(
     ("nodes", "axes", "message"),
     [
