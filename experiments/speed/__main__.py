@@ -14,6 +14,7 @@ import tyro
 from experiments.speed.input_feed import measure_input
 from experiments.speed.network.measure import measure_network
 from experiments.speed.schedule.compiled import inspect_schedules
+from experiments.speed.schedule.slices import inspect_slices
 from experiments.speed.simulation import measure_simulation
 from experiments.speed.step import measure_step
 from experiments.speed.stragglers.measure import measure_stragglers
@@ -23,6 +24,7 @@ COMMANDS = {
     "network": measure_network,
     "schedule": inspect_schedules,
     "simulation": measure_simulation,
+    "slices": inspect_slices,
     "step": measure_step,
     "stragglers": measure_stragglers,
 }

@@ -19,7 +19,8 @@ class Target(NamedTuple):
     description: str
     kind: TargetKind
     nodes: int
-    topology: str  # chips in a grid, or slices x hosts x GPUs of a host
+    topology: str  # chips of a slice in a grid, or slices x hosts x GPUs of a host
+    slices: int = 1  # of TPUs, with a data-center network between them
 
 
 TARGETS = (
@@ -89,7 +90,8 @@ def make_devices(target: Target) -> list[Any]:
     from jax.experimental import topologies
 
     if target.kind == "tpu":
-        return topologies.get_topology_desc(target.topology, "tpu").devices
+        several = {"num_slices": target.slices} if target.slices > 1 else {}
+        return topologies.get_topology_desc(target.topology, "tpu", **several).devices
     return topologies.get_topology_desc(
         platform="cuda", topology=target.topology, target_config=GPU_DESCRIPTION.read_text()
     ).devices

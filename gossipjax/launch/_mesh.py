@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,47 +14,55 @@ from jax.sharding import Mesh
 from gossipjax.launch._process_info import int_from_env
 
 
-def mesh(nodes: int | None = None, local: int | None = None) -> Mesh:
+def mesh(
+    nodes: int | None = None,
+    local: int | None = None,
+    *,
+    devices: Sequence[Any] | None = None,
+    **axes: int,
+) -> Mesh:
     """Arrange the devices of all processes as N nodes of L devices, with Auto axes, for `gx.spmd`.
 
-    Devices are taken in the order of the processes. A process has N / processes whole nodes, or a
-    node consists of whole consecutive processes. A single process may leave devices idle; several
-    processes may not.
+    Devices are taken in the order of the slices of a TPU job, then of the processes. A process has
+    N / processes whole nodes, or a node consists of whole consecutive processes; a slice has whole
+    nodes, or a node consists of whole slices, so that what is sent inside a node does not leave a
+    slice that it fits into. A single process may leave devices idle; several processes may not.
 
     Args:
       nodes: number of nodes, N. Default: as many as there are devices for.
-      local: devices per node, L. Default: one, and the mesh has no such axis.
+      local: devices per node that hold the same model. Default: one, and the mesh has no such axis.
+      devices: those to arrange. Default: all of `jax.devices()`.
+      **axes: further axes inside a node, by name, as `fsdp=2, tensor=4`: the model is sharded over
+        them as the program says. L is the product of `local` and these.
 
     Returns:
-      A mesh with the axis `nodes`, or the axes `nodes` and `local`: `[N]` or `[N, L]`.
+      A mesh with the axis `nodes`, then `local` if given, then `axes` in their order: `[N, ...]`.
+      Devices that differ in the last axis only are neighbours.
 
     Raises:
       ValueError: if the numbers do not divide each other, if there are fewer than N * L devices,
-        or if there are more and several processes.
+        or if there are more and several processes; if slices differ in size.
 
     >>> from gossipjax import launch
     >>> dict(launch.mesh(nodes=1).shape)
     {'nodes': 1}
+    >>> dict(launch.mesh(1, fsdp=1, tensor=1).shape)
+    {'nodes': 1, 'fsdp': 1, 'tensor': 1}
     """
+    inner = axes if local is None else {"local": local, **axes}
     if nodes is not None:
         _require_positive_int(nodes, "nodes")
-    if local is not None:
-        _require_positive_int(local, "local")
-    devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
-    num_processes = _count_processes(devices)
-    per_node = 1 if local is None else local
+    for name, size in inner.items():
+        _require_positive_int(size, name)
+    available = _sort_devices(jax.devices() if devices is None else devices)
+    num_processes = _count_processes(available)
     if nodes is None:
-        if len(devices) % per_node:
-            raise ValueError(
-                f"local must divide the number of devices, got local={local} and "
-                f"{_describe(devices)}. Give a divisor."
-            )
-        nodes = len(devices) // per_node
-    _require_mesh_fits(nodes, per_node, devices, num_processes)
-    grid = np.array(devices[: nodes * per_node])
-    if local is None:
-        return Mesh(grid, ("nodes",))
-    return Mesh(grid.reshape(nodes, per_node), ("nodes", "local"))
+        nodes = _count_nodes(inner, available)
+    _require_mesh_fits(nodes, inner, available, num_processes)
+    _require_whole_slices(math.prod(inner.values()), available)
+    shape = (nodes, *inner.values())
+    grid = np.array(available[: math.prod(shape)]).reshape(shape)
+    return Mesh(grid, ("nodes", *inner))
 
 
 def surviving_nodes(nodes: int) -> int:
@@ -88,6 +98,44 @@ def _require_positive_int(value: int, name: str) -> None:
         raise ValueError(f"{name} must be an integer >= 1, got {value!r}.")
 
 
+def _sort_devices(devices: Sequence[Any]) -> list[Any]:
+    try:
+        ordered = sorted(devices, key=lambda d: (_slice_index(d), d.process_index, d.id))
+    except (AttributeError, TypeError) as error:
+        raise ValueError(
+            f"devices must be a list of JAX's devices, got {devices!r}: take some of jax.devices()."
+        ) from error
+    if not ordered:
+        raise ValueError("devices must be a list of at least one device, got an empty one.")
+    return ordered
+
+
+def _slice_index(device: Any) -> int:
+    """Number of the TPU slice; 0 where there is one.
+
+    On GPUs, JAX numbers the hosts so, whose devices may differ in number.
+    """
+    is_tpu = getattr(device, "platform", None) == "tpu"
+    return (getattr(device, "slice_index", None) or 0) if is_tpu else 0
+
+
+def _require_whole_slices(per_node: int, devices: list[Any]) -> None:
+    """Raise `ValueError` unless each slice has whole nodes, or each node whole slices."""
+    counts = Counter(map(_slice_index, devices))
+    if len(set(counts.values())) > 1:
+        raise ValueError(
+            f"all slices must have the same number of devices, got {dict(counts)} by slice_index. "
+            "Start slices of one size, or give devices= some of them."
+        )
+    per_slice = counts[_slice_index(devices[0])]
+    if len(counts) > 1 and per_slice % per_node and per_node % per_slice:
+        raise ValueError(
+            f"a node must have a divisor of a slice's devices, or whole slices, got {per_node} "
+            f"devices per node and {per_slice} per slice: a node would straddle slices. Take "
+            f"another number, as {math.gcd(per_node, per_slice)}."
+        )
+
+
 def _count_processes(devices: list[Any]) -> int:
     counts = Counter(device.process_index for device in devices)
     if len(set(counts.values())) > 1:
@@ -98,10 +146,32 @@ def _count_processes(devices: list[Any]) -> int:
     return len(counts)
 
 
-def _require_mesh_fits(nodes: int, per_node: int, devices: list[Any], num_processes: int) -> None:
+def _count_nodes(inner: dict[str, int], devices: list[Any]) -> int:
+    """Number of nodes of the axes `inner` that the devices make."""
+    per_node = math.prod(inner.values())
+    if len(devices) % per_node:
+        product = " * ".join(map(str, inner.values()))
+        given = f"{product} = {per_node}" if len(inner) > 1 else f"{next(iter(inner))}={per_node}"
+        way_out = (
+            "Give a divisor."
+            if per_node <= len(devices)
+            else _describe_more_devices(per_node, devices)
+        )
+        raise ValueError(
+            f"{' * '.join(inner)} must divide the number of devices, got {given} and "
+            f"{_describe(devices)}. {way_out}"
+        )
+    return len(devices) // per_node
+
+
+def _require_mesh_fits(
+    nodes: int, inner: dict[str, int], devices: list[Any], num_processes: int
+) -> None:
     """Raise `ValueError` unless each process gets whole nodes, or each node whole processes."""
-    needed = nodes * per_node
-    product = f"{nodes} * {per_node} = {needed}"
+    sizes = {"nodes": nodes, **(inner or {"local": 1})}
+    needed = math.prod(sizes.values())
+    names = " * ".join(sizes)
+    product = f"{' * '.join(map(str, sizes.values()))} = {needed}"
     if nodes % num_processes and num_processes % nodes:
         raise ValueError(
             f"nodes must be a multiple or a divisor of the number of processes, got {nodes} nodes "
@@ -109,21 +179,27 @@ def _require_mesh_fits(nodes: int, per_node: int, devices: list[Any], num_proces
             "number of processes."
         )
     if needed > len(devices):
-        per_process = -(-needed // num_processes)
         raise ValueError(
-            f"nodes * local must be at most the number of devices, got {product} and "
-            f"{_describe(devices)}. Take fewer nodes. Or start with more devices: on CPU with "
-            f"--local-devices {per_process} of gossipjax.launch, or "
-            f'jax.config.update("jax_num_cpu_devices", {per_process}) before JAX\'s first use; '
-            "under Slurm and Open MPI, where JAX uses one GPU per process, with "
-            "JAX_LOCAL_DEVICE_IDS."
+            f"{names} must be at most the number of devices, got {product} and "
+            f"{_describe(devices)}. {_describe_more_devices(needed, devices)}"
         )
     if num_processes > 1 and needed < len(devices):
         raise ValueError(
-            f"nodes * local must be the number of devices of several processes, got {product} and "
-            f"{_describe(devices)}. Use all, with nodes={len(devices) // per_node}, or start fewer "
-            "processes or devices."
+            f"{names} must be the number of devices of several processes, got {product} and "
+            f"{_describe(devices)}. Use all, with nodes={len(devices) * nodes // needed}, or start "
+            "fewer processes or devices."
         )
+
+
+def _describe_more_devices(needed: int, devices: list[Any]) -> str:
+    """The way out where a mesh needs more devices than there are."""
+    per_process = -(-needed // len({device.process_index for device in devices}))
+    return (
+        "Take fewer nodes or smaller ones. Or start with more devices: on CPU with "
+        f"--local-devices {per_process} of gossipjax.launch, or "
+        f'jax.config.update("jax_num_cpu_devices", {per_process}) before JAX\'s first use; '
+        "under Slurm and Open MPI, where JAX uses one GPU per process, with JAX_LOCAL_DEVICE_IDS."
+    )
 
 
 def _describe(devices: list[Any]) -> str:

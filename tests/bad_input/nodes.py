@@ -163,6 +163,13 @@ ROWS += [
         "put on a mesh", lambda: processes.put(jnp.ones(3), launch.mesh(4), 4), "leading axis of 4"
     ),
 ]
+ROWS += calls("mesh axis", lambda size: launch.mesh(2, fsdp=size), [*NO_INTEGERS, 2**40], "must be")
+ROWS += [
+    Call("mesh of no node", lambda: launch.mesh(fsdp=1000), "must divide the number of devices"),
+]
+ROWS += calls(
+    "mesh devices", lambda d: launch.mesh(devices=d), [[], 4, "x", [None]], "devices must"
+)
 ROWS += calls("mesh nodes", launch.mesh, [*NO_INTEGERS, 2**40, 1000], "must be")
 ROWS += calls("mesh local", lambda n: launch.mesh(1, n), [0, 1.5, "2", 1000], "must be")
 ROWS += calls("mesh divisor", lambda n: launch.mesh(None, n), [3, 5], "must divide")

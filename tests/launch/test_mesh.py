@@ -27,6 +27,23 @@ def test_meshes_of_one_process(nodes, local, shape):
     assert mesh.devices.flatten().tolist() == jax.devices()[: mesh.size]
 
 
+@pytest.mark.parametrize(
+    ("nodes", "local", "axes", "shape"),
+    [
+        (4, None, {"fsdp": 2}, {"nodes": 4, "fsdp": 2}),
+        (2, None, {"fsdp": 2, "tensor": 2}, {"nodes": 2, "fsdp": 2, "tensor": 2}),
+        (None, None, {"tensor": 2, "fsdp": 2}, {"nodes": 2, "tensor": 2, "fsdp": 2}),
+        (None, 2, {"fsdp": 2}, {"nodes": 2, "local": 2, "fsdp": 2}),
+        (1, None, {"fsdp": 3}, {"nodes": 1, "fsdp": 3}),
+    ],
+)
+def test_a_node_is_a_mesh(nodes, local, axes, shape):
+    mesh = launch.mesh(nodes, local, **axes)
+    assert list(mesh.shape.items()) == list(shape.items())
+    assert set(mesh.axis_types) == {AxisType.Auto}
+    assert mesh.devices.flatten().tolist() == jax.devices()[: mesh.size]
+
+
 def fake_devices(counts: list[int]) -> list[SimpleNamespace]:
     """Devices, `counts[i]` of process i, in an order that mixes processes, as on some TPUs."""
     devices = [
@@ -51,6 +68,72 @@ def test_meshes_of_several_processes(counts, nodes, local, processes, monkeypatc
     monkeypatch.setattr(_mesh, "Mesh", lambda devices, axes: SimpleNamespace(devices=devices))
     grid = launch.mesh(nodes, local).devices
     assert [[device.process_index for device in node] for node in grid] == processes
+    named = launch.mesh(nodes, fsdp=local).devices
+    assert [[device.id for device in node] for node in named] == [
+        [device.id for device in node] for node in grid
+    ]
+
+
+def fake_slices(*counts: int) -> list[SimpleNamespace]:
+    """TPUs, `counts[s]` of slice s, two a process; processes and ids do not tell the slice."""
+    return [
+        SimpleNamespace(
+            platform="tpu", slice_index=s, process_index=len(counts) * i + s, id=2 * i + k
+        )
+        for i in range(max(counts) // 2)
+        for k in range(2)
+        for s, count in enumerate(counts)
+        if 2 * i + k < count
+    ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "inner", "slices"),
+    [
+        (None, 1, [[0]] * 8 + [[1]] * 8),
+        (2, 8, [[0] * 8, [1] * 8]),
+        (4, 4, [[0] * 4, [0] * 4, [1] * 4, [1] * 4]),
+        (1, 16, [[0] * 8 + [1] * 8]),
+    ],
+)
+def test_a_node_does_not_straddle_slices(nodes, inner, slices, monkeypatch):
+    monkeypatch.setattr(_mesh, "Mesh", lambda devices, axes: SimpleNamespace(devices=devices))
+    grid = launch.mesh(nodes, devices=fake_slices(8, 8), fsdp=inner).devices
+    assert [[device.slice_index for device in node] for node in grid] == slices
+    order = [(device.slice_index, device.process_index, device.id) for device in grid.flatten()]
+    assert order == sorted(order)
+
+
+@pytest.mark.parametrize(
+    ("counts", "inner", "message"),
+    [
+        ((8, 4), 4, r"all slices must have the same number of devices, got \{0: 8, 1: 4\}"),
+        ((4, 4, 4), 6, "got 6 devices per node and 4 per slice.* as 2"),
+    ],
+)
+def test_slices_that_cannot_be(counts, inner, message):
+    with pytest.raises(ValueError, match=message):
+        launch.mesh(devices=fake_slices(*counts), local=inner)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "axes", "message"),
+    [
+        (4, {"fsdp": 2, "tensor": 2}, r"nodes \* fsdp \* tensor must be .* 4 \* 2 \* 2 = 16 and 8"),
+        (None, {"fsdp": 3}, "fsdp must divide the number of devices, got fsdp=3 and 8 devices"),
+        (None, {"a": 4, "b": 4}, r"a \* b must divide .*, got 4 \* 4 = 16 .*--local-devices 16"),
+        (2, {"fsdp": 0}, "fsdp must be an integer >= 1, got 0"),
+        (2, {"fsdp": 2, "tensor": None}, "tensor must be an integer >= 1, got None"),
+        (
+            1,
+            {"local": 3, "fsdp": 3},
+            r"nodes \* local \* fsdp must be at most .* = 9 and 8 devices",
+        ),
+    ],
+)
+def test_nodes_that_cannot_be_meshes(nodes, axes, message):
+    with pytest.raises(ValueError, match=message):
+        launch.mesh(nodes, **axes)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ lists the files, columns and fields.
 import dataclasses
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -129,22 +130,36 @@ def compute_loss(params: Any, examples: Any) -> jax.Array:
     return jnp.mean((x - examples["y"]) ** 2)
 
 
-def compile_step(method: Method, mlp: MlpSpec, mesh: Mesh, step: int) -> Overlap:
-    """Compiles the train step for the round of the static step number `step`, and reads it."""
-    tx = method.transform
-    sharding = NamedSharding(mesh, P("nodes"))
+def lower_step(tx: optax.GradientTransformation, mlp: MlpSpec, mesh: Mesh, step: int) -> Any:
+    """Lowers the train step for the round of the static step number `step`.
+
+    The mesh has the axis `nodes`, and may have `local`, which splits a node's examples.
+    """
 
     def train_step(params: Any, opt_state: Any, examples: Any, step: int) -> tuple[Any, Any, Any]:
         loss, grads = jax.value_and_grad(compute_loss)(params, examples)
         updates, opt_state = tx.update(grads, opt_state, params, step=step)
         return optax.apply_updates(params, updates), opt_state, loss
 
-    def stack(x: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((mesh.size, *x.shape), x.dtype, sharding=sharding)
+    nodes = gx.Nodes(mesh=mesh)
 
-    program = gx.Nodes(mesh=mesh).spmd(train_step, static_argnums=3, donate_argnums=(0, 1))
+    def stack(x: Any, spec: P) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(mesh, spec)
+        return jax.ShapeDtypeStruct((nodes.size, *x.shape), x.dtype, sharding=sharding)
+
+    program = nodes.spmd(train_step, static_argnums=3, donate_argnums=(0, 1), local_argnums=2)
     arguments = (mlp.params, jax.eval_shape(tx.init, mlp.params), mlp.examples)
-    lowered = program.lower(*jax.tree.map(stack, arguments), step)
+    specs = (P("nodes"), P("nodes"), P(*mesh.axis_names))
+    stacked = (
+        jax.tree.map(partial(stack, spec=spec), argument)
+        for argument, spec in zip(arguments, specs, strict=True)
+    )
+    return program.lower(*stacked, step)
+
+
+def compile_step(method: Method, mlp: MlpSpec, mesh: Mesh, step: int) -> Overlap:
+    """Compiles the train step for the round of the static step number `step`, and reads it."""
+    lowered = lower_step(method.transform, mlp, mesh, step)
     return read_overlap(lowered.compile().as_text())
 
 

@@ -1,10 +1,19 @@
 """What a compiled program exchanges, and the work that XLA orders between start and done."""
 
 import re
+from collections.abc import Container
 from typing import NamedTuple
 
-from experiments.speed.hlo import Computation, Instruction, Module, parse_arrays, parse_module
+from experiments.speed.hlo import (
+    COLLECTIVES,
+    Computation,
+    Instruction,
+    Module,
+    parse_arrays,
+    parse_module,
+)
 
+STARTS = ("-start", "send", "recv")
 MATMUL_CALL = re.compile(r'custom_call_target="[^"]*(gemm|matmul)')  # of a library
 
 
@@ -40,23 +49,32 @@ def read_overlap(text: str) -> Overlap:
       ValueError: if the text has no entry computation or XLA has not ordered its instructions.
     """
     module = parse_module(text)
-    total = 0
     before = 0
+    for it in module.instruction_order.values():
+        if it.collective:
+            break
+        before += _count_matmuls(it, module)
+    messages = [m for body in module.computations.values() for m in _list_messages(body)]
+    overlapped = count_overlapped(module, COLLECTIVES)
+    return Overlap(messages, count_matmuls(module), before, overlapped)
+
+
+def count_matmuls(module: Module) -> int:
+    """Matrix products of the program, convolutions and library calls included."""
+    return sum(_count_matmuls(it, module) for it in module.instruction_order.values())
+
+
+def count_overlapped(module: Module, kinds: Container[str]) -> int:
+    """Matrix products that run while a collective of one of these kinds is under way."""
     overlapped = 0
     under_way: set[str] = set()
-    started = False
     for it in module.instruction_order.values():
-        started = started or it.collective is not None
-        if it.opcode.endswith("-start") and it.collective:
+        if it.collective in kinds and it.opcode.endswith(STARTS):
             under_way.add(it.name)
         elif it.opcode.endswith("-done"):
             under_way -= set(it.operands)
-        matmuls = _count_matmuls(it, module)
-        total += matmuls
-        before += 0 if started else matmuls
-        overlapped += matmuls if under_way else 0
-    messages = [m for body in module.computations.values() for m in _list_messages(body)]
-    return Overlap(messages, total, before, overlapped)
+        overlapped += _count_matmuls(it, module) if under_way else 0
+    return overlapped
 
 
 def _count_matmuls(it: Instruction, module: Module) -> int:
@@ -71,7 +89,7 @@ def _count_matmuls(it: Instruction, module: Module) -> int:
 def _list_messages(body: Computation) -> list[Message]:
     messages = []
     for it in body.values():
-        if it.collective:
+        if it.collective and it.collective != "recv":  # into which nothing is put
             operands = [body[name] for name in it.operands if name in body]
             arrays = [array for operand in operands for array in parse_arrays(operand.shape)]
             dtypes = "+".join(sorted({dtype for dtype, _ in arrays}))
