@@ -23,7 +23,7 @@ from gossipjax.algorithms.uneven_data.relay import relay
 from gossipjax.batch_stats import average_batch_stats, mix_batch_stats
 from gossipjax.collectives import mix
 from gossipjax.diagnostics import average_model, latest_model, local_model
-from gossipjax.sharding import fsdp_specs
+from gossipjax.sharding import fsdp_specs, state_specs
 from gossipjax.spmd import Nodes, Program, donate_on_accelerators, spmd
 from gossipjax.topology import Schedule
 from gossipjax.train_step import MAX_PROGRAMS, TrainStep
@@ -71,6 +71,7 @@ __all__ = [
     "sgp",
     "sharded",
     "spmd",
+    "state_specs",
     "topology",
     "wire",
 ]

@@ -34,17 +34,27 @@ from gossipjax.collectives import (
     require_floats,
     upcast,
 )
+from gossipjax.sharding import sum_over_parts
 from gossipjax.topology import rounds_to_exact_average as rounds_to_exact_average
 from gossipjax.topology import second_singular_value as second_singular_value
 from gossipjax.topology import spectral_gap as spectral_gap
 from gossipjax.wire import Wire
 
 
-def consensus_distance(params: optax.Params, axis_name: str = "nodes") -> jax.Array:
+def consensus_distance(
+    params: optax.Params, axis_name: str = "nodes", specs: Any = None
+) -> jax.Array:
     """This node's Euclidean distance to the node average: `||z_i - (1/N) sum_j z_j||_2`.
 
     Over all leaves together, in float32 at least; a scalar per node. Exactly 0 where all nodes have
     the same bits.
+
+    Args:
+      params: this node's parameters, `[...]`.
+      axis_name: the mapped axis of the nodes.
+      specs: inside a `shard_map` of your own that is manual inside the nodes, too, so that `params`
+        are parts: their `PartitionSpec`s, as in `gx.sharded`. The parts' squares are then added up.
+        Under `gx.spmd` it is not needed.
 
     Raises (when traced):
       ValueError: if the axis is missing or a leaf is not floating-point.
@@ -58,12 +68,14 @@ def consensus_distance(params: optax.Params, axis_name: str = "nodes") -> jax.Ar
     >>> distance(jnp.array([[0.0, 0.0], [6.0, 8.0]])).tolist()
     [5.0, 5.0]
     """
-    squares = jax.tree.leaves(_squared_distances(params, axis_name))
+    squares = jax.tree.leaves(_squared_distances(params, axis_name, specs))
     dtype = np.result_type(np.float32, *(square.dtype for square in squares))
     return jnp.sqrt(sum((square.astype(dtype) for square in squares), start=jnp.zeros((), dtype)))
 
 
-def layer_consensus_distance(params: optax.Params, axis_name: str = "nodes") -> Any:
+def layer_consensus_distance(
+    params: optax.Params, axis_name: str = "nodes", specs: Any = None
+) -> Any:
     """`consensus_distance` of every leaf: a tree like `params`, of scalars.
 
     The squares of all leaves add up to that of `consensus_distance`.
@@ -76,14 +88,15 @@ def layer_consensus_distance(params: optax.Params, axis_name: str = "nodes") -> 
     >>> distance({"a": jnp.array([[0.0, 0.0], [6.0, 8.0]]), "b": jnp.ones((2, 3))})["b"].tolist()
     [0.0, 0.0]
     """
-    return jax.tree.map(jnp.sqrt, _squared_distances(params, axis_name))
+    return jax.tree.map(jnp.sqrt, _squared_distances(params, axis_name, specs))
 
 
-def _squared_distances(params: optax.Params, axis_name: str) -> Any:
+def _squared_distances(params: optax.Params, axis_name: str, specs: Any) -> Any:
     require_floats(params, "params")
     values = upcast(params)
     average = clipped_node_mean(values, axis_name)
-    return jax.tree.map(lambda a, b: jnp.sum(jnp.square(a - b)), values, average)
+    squares = jax.tree.map(lambda a, b: jnp.sum(jnp.square(a - b)), values, average)
+    return squares if specs is None else sum_over_parts(squares, params, specs)
 
 
 def latest_model(params: optax.Params, opt_state: optax.OptState) -> optax.Params:

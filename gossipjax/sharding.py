@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +22,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 Path = tuple[Any, ...]
 
 MAX_COPIES = 1.5  # of a model over the devices of a node, on the average of its values
+
+
+# Of the parts on which a function runs, while it is traced.
+_specs_here: ContextVar[Any] = ContextVar("specs", default=None)
 
 
 def _is_spec(part: Any) -> bool:
@@ -45,7 +50,7 @@ class Specs:
     by_path: tuple[tuple[Path, PartitionSpec], ...]
 
     @classmethod
-    def make(cls, specs: Any, axis_name: str) -> Specs:
+    def make(cls, specs: Any, axis_name: str | None = None) -> Specs:
         """Returns the `Specs` of a pytree of `PartitionSpec`s, or of None for a whole parameter.
 
         Raises:
@@ -86,8 +91,7 @@ class Specs:
           like: the parameters, or a tree like them.
         """
         shapes = {
-            tuple(path): jnp.shape(leaf)
-            for path, leaf in jax.tree_util.tree_leaves_with_path(like)
+            tuple(path): jnp.shape(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(like)
         }
 
         def spec_of(path: Path, leaf: Any) -> PartitionSpec:
@@ -120,9 +124,7 @@ class Specs:
           params: the parameters, whole; without leaves, nothing is asked.
           sizes: of the inner axes; empty where there is no mesh.
         """
-        leaves = {
-            tuple(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-        }
+        leaves = {tuple(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
         if not leaves:
             return
         for path, leaf in leaves.items():
@@ -237,18 +239,35 @@ def require_whole(name: str, axis_name: str) -> None:
 
 
 def on_shards(
-    fn: Callable[..., Any], axis_name: str, in_specs: Any, out_specs: Any
+    fn: Callable[..., Any], specs: Specs, axis_name: str, in_specs: Any, out_specs: Any
 ) -> Callable[..., Any]:
     """`fn` run by each device of a node on its own parts, where XLA partitions the inside.
 
-    There all axes are manual. Elsewhere it is `fn` itself.
+    There all axes are manual. Elsewhere it runs on what it is given.
     """
+
+    def run(*args: Any) -> Any:
+        token = _specs_here.set(specs)
+        try:
+            return fn(*args)
+        finally:
+            _specs_here.reset(token)
+
     axes = inner_axes(axis_name)
     if not axes:
-        return fn
+        return run
     return jax.shard_map(
-        fn, in_specs=in_specs, out_specs=out_specs, axis_names=set(axes), check_vma=False
+        run, in_specs=in_specs, out_specs=out_specs, axis_names=set(axes), check_vma=False
     )
+
+
+def model_norm(tree: Any) -> jax.Array:
+    """The Euclidean norm over all leaves of a tree like the parameters, and over all parts."""
+    specs = _specs_here.get()
+    if specs is None:
+        return optax.tree.norm(tree)
+    squares = jax.tree.map(lambda leaf: jnp.sum(jnp.square(leaf)), tree)
+    return jnp.sqrt(sum(jax.tree.leaves(_sum_over_parts(squares, specs.of(tree, tree)))))
 
 
 def constrain(tree: Any, specs: Specs | None, like: Any, axis_name: str) -> Any:
@@ -259,6 +278,50 @@ def constrain(tree: Any, specs: Specs | None, like: Any, axis_name: str) -> Any:
     if specs is None or not inner_axes(axis_name):
         return tree
     return jax.lax.with_sharding_constraint(tree, specs.of(tree, like))
+
+
+def state_specs(tree: Any, params: Any, specs: Any) -> Any:
+    """The specs of anything that holds trees like the parameters, such as an optimizer's state.
+
+    For a `shard_map` of your own, and for placing a state: an array is sharded as the parameter by
+    whose path its own path ends, if its shape is the same but for leading axes; others are whole.
+
+    Args:
+      tree: the state of one node: arrays or `jax.ShapeDtypeStruct`s, of whole models.
+      params: the parameters of one node, whole.
+      specs: a tree like them of `jax.sharding.PartitionSpec`s, or None for a whole parameter.
+
+    Returns:
+      A tree like `tree` of `PartitionSpec`s.
+
+    Raises:
+      ValueError: if `specs` are not like the parameters.
+
+    >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
+    >>> from jax.sharding import PartitionSpec as P
+    >>> params = {"w": jnp.ones((2, 4))}
+    >>> state = optax.sgd(0.1, momentum=0.9).init(params)
+    >>> gx.state_specs(state, params, {"w": P(None, "fsdp")})[0].trace
+    {'w': P(None, 'fsdp')}
+    """
+    layout = Specs.make(specs)
+    layout.require(params, {})
+    return layout.of(tree, params)
+
+
+def sum_over_parts(values: Any, params: Any, specs: Any) -> Any:
+    """The sums of scalars, one for each parameter, over the parts of it; of manual axes only."""
+    return _sum_over_parts(values, state_specs(params, params, specs))
+
+
+def _sum_over_parts(values: Any, specs: Any) -> Any:
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+
+    def add_up(value: jax.Array, spec: PartitionSpec) -> jax.Array:
+        axes = tuple(axis for axis in _axes_of(spec) if axis in manual)
+        return jax.lax.psum(value, axes) if axes else value
+
+    return jax.tree.map(add_up, values, specs)
 
 
 def fsdp_specs(params: Any, mesh: Mesh, axis_name: str = "fsdp") -> Any:

@@ -123,7 +123,9 @@ def osgp(
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan, push_sum=not biased)
         nothing = PushSum(state.weight, zeros_like_model(params))
-        return state._replace(in_flight=pack_messages(jax.tree.map(jnp.zeros_like, nothing), overlap))
+        return state._replace(
+            in_flight=pack_messages(jax.tree.map(jnp.zeros_like, nothing), overlap)
+        )
 
     def combine(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any

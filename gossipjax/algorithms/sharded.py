@@ -9,13 +9,17 @@ import jax.numpy as jnp
 import optax
 
 from gossipjax.algorithms.allreduce import ErrorFeedback
+from gossipjax.algorithms.frame.chain import gossip_state
 from gossipjax.algorithms.frame.state import (
     GossipState,
+    pack_messages,
     require_axis_names,
     with_packed_messages,
     with_unpacked_messages,
 )
+from gossipjax.algorithms.frame.transform import exchange_parts, split_messages
 from gossipjax.algorithms.outer.plan import OuterState
+from gossipjax.collectives import default_step
 from gossipjax.sharding import ShardedState, Specs, inner_axes, on_shards
 from gossipjax.wire import Codec, FloatCodec
 
@@ -94,9 +98,8 @@ def sharded(
 
         state = jax.eval_shape(init_parts, params)
         _require_same_copies(layout, params, state)
-        run = on_shards(
-            init_parts, axis_name, (layout.of(params, params),), layout.of(state, params)
-        )
+        in_specs = (layout.of(params, params),)
+        run = on_shards(init_parts, layout, axis_name, in_specs, layout.of(state, params))
         return ShardedState(run(params), layout)
 
     def update(
@@ -110,18 +113,27 @@ def sharded(
         arrays = {name: arg for name, arg in extra_args.items() if _holds_arrays(arg)}
         others = {name: arg for name, arg in extra_args.items() if name not in arrays}
 
+        gossip = gossip_state(old)
+        overlaps = gossip is not None and gossip.overlap > 0
+        pieces = split_messages(gossip) if overlaps else []
+
         def update_parts(
             updates: Any, inner: Any, params: Any, arrays: dict[str, Any]
         ) -> tuple[Any, Any]:
-            arrays = with_packed_messages(arrays, inner)
-            updates, inner = tx.update(
-                updates, with_packed_messages(inner, inner), params, **arrays, **others
-            )
+            arguments = {**arrays, **others}
+            if overlaps:
+                state = gossip_state(inner)
+                received = arguments.get("received")
+                if received is None:
+                    step = default_step(arguments.get("step"), state.count, axis_name)
+                    received = exchange_parts(state, None, step, state.wire, pieces)
+                arguments["received"] = pack_messages(received, state.overlap)
+            updates, inner = tx.update(updates, with_packed_messages(inner), params, **arguments)
             return updates, with_unpacked_messages(inner, updates if params is None else params)
 
         args = (updates, old, params, arrays)
         in_specs = layout.of(args, updates)
-        updates, inner = on_shards(update_parts, axis_name, in_specs, in_specs[:2])(*args)
+        updates, inner = on_shards(update_parts, layout, axis_name, in_specs, in_specs[:2])(*args)
         return updates, ShardedState(inner, layout)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -271,21 +271,15 @@ def pack_messages(mass: PushSum | InFlight, overlap: int) -> InFlight:
     return InFlight(tuple(pad_to_rows(buffer, overlap) for buffer in buffers))
 
 
-def with_packed_messages(tree: Any, opt_state: Any) -> Any:
-    """`tree` with all messages in flight as they travel; `opt_state` is that of their chain."""
-    states = jax.tree.leaves(opt_state, is_leaf=_is_gossip)
-    overlap = max((state.overlap for state in states if _is_gossip(state)), default=0)
-    if not overlap:
-        return tree
+def with_packed_messages(opt_state: Any) -> Any:
+    """The state of a chain with all messages in flight as they travel."""
 
     def pack(part: Any) -> Any:
-        if isinstance(part, PushSum):
-            return pack_messages(part, overlap)
-        if _is_gossip(part) and isinstance(part.in_flight, PushSum):
-            return part._replace(in_flight=pack_messages(part.in_flight, overlap))
-        return part
+        if not _is_gossip(part) or not isinstance(part.in_flight, PushSum):
+            return part
+        return part._replace(in_flight=pack_messages(part.in_flight, part.overlap))
 
-    return jax.tree.map(pack, tree, is_leaf=lambda part: isinstance(part, PushSum | GossipState))
+    return jax.tree.map(pack, opt_state, is_leaf=_is_gossip)
 
 
 def with_unpacked_messages(opt_state: Any, params: Any) -> Any:

@@ -22,11 +22,11 @@ from gossipjax.algorithms.frame.state import (
     InFlight,
     PushSum,
     debias,
-    mass_in_flight,
     numerators,
-    with_packed_messages,
 )
+from gossipjax.algorithms.outer.fragments import merge, pick, split_leaves
 from gossipjax.collectives import (
+    Layout,
     StepLike,
     as_varying,
     at_round,
@@ -271,7 +271,11 @@ def exchange(
         )
     # What is mixed, and not the rest of the state, which may be large.
     state = GossipState(
-        state.count, state.weight, in_flight=state.in_flight, plan=state.plan, mask=state.mask,
+        state.count,
+        state.weight,
+        in_flight=state.in_flight,
+        plan=state.plan,
+        mask=state.mask,
         residual=None if state.plan.overlap else state.residual,
     )
     params = None if state.plan.overlap else gossiped(params, state)
@@ -279,21 +283,67 @@ def exchange(
     if specs is None:
         return _exchange(state, params, step, wire)
     like = state.in_flight.x if params is None else params
+    options = {"wire": wire, "pieces": split_messages(state)}
+    if isinstance(step, int | np.integer):  # it must stay known when traced
+        exchange_parts_at, args = partial(exchange_parts, step=step, **options), (state, params)
+    else:
+        exchange_parts_at, args = partial(exchange_parts, **options), (state, params, step)
     weight = None if state.weight is None else PartitionSpec()
     out_specs = PushSum(weight, specs.of(like, like))
-    if isinstance(step, int | np.integer):  # it must stay known when traced
-        exchange_parts, args = partial(_exchange_parts, wire=wire, step=step), (state, params)
-    else:
-        exchange_parts, args = partial(_exchange_parts, wire=wire), (state, params, step)
-    return on_shards(exchange_parts, wire.axis_name, specs.of(args, like), out_specs)(*args)
+    return on_shards(exchange_parts_at, specs, wire.axis_name, specs.of(args, like), out_specs)(
+        *args
+    )
 
 
-def _exchange_parts(state: GossipState, params: Any, step: StepLike, wire: Wire) -> PushSum:
-    """`_exchange` for a device of several in a node, with messages like the parameters."""
-    packed = with_packed_messages(state, state)
-    received = _exchange(packed, params, step, wire)
-    like = state.in_flight.x if params is None else params
-    return mass_in_flight(like, packed._replace(in_flight=received))
+def split_messages(state: GossipState) -> list[range]:
+    """The leaves of messages like the parameters that travel in each of the steps of an overlap.
+
+    They depend on whole leaves, and not on how these are sharded inside a node.
+    """
+    if not isinstance(state.in_flight, PushSum):
+        return []
+    leaves = jax.tree.leaves(state.in_flight.x)
+    return split_leaves(leaves, max(1, min(state.overlap, len(leaves))))
+
+
+def exchange_parts(
+    state: GossipState, params: Any, step: StepLike, wire: Wire, pieces: list[range]
+) -> PushSum:
+    """`exchange` for a device of several in a node, with messages like the parameters.
+
+    Under overlap a message travels in pieces, `split_messages`, of whole leaves: what of it has
+    travelled is then known without knowing how it is sharded.
+    """
+    if not state.overlap:
+        received = _exchange(state, params, step, wire)
+        assert isinstance(received, PushSum)
+        return received
+    last_round, chunk = (step - 1) // state.overlap, (step - 1) % state.overlap
+    key = wire.make_key(state.count)
+
+    def send(leaves: range, mass: PushSum) -> PushSum:
+        part = PushSum(mass.weight if not leaves.start else None, pick(mass.x, leaves))
+        layout = Layout(part)
+        assert state.schedule is not None
+        buffers = at_round(
+            lambda round_, buffers: [
+                deliver(buffer, round_, wire, fold_in(key, i)) for i, buffer in enumerate(buffers)
+            ],
+            state.schedule,
+            last_round,
+            wire.axis_name,
+            layout.pack(part),
+        )
+        received = layout.unpack(buffers)
+        weight = mass.weight if leaves.start else received.weight
+        return PushSum(weight, merge(mass.x, received.x, leaves))
+
+    mass = jax.tree.map(lambda leaf: as_varying(leaf, wire.axis_name), state.in_flight)
+    branches = [partial(send, leaves) for leaves in pieces]
+    branches += [lambda mass: mass] * (state.overlap - len(pieces))
+    if isinstance(chunk, int | np.integer):
+        return branches[chunk](mass)
+    return jax.lax.switch(chunk, branches, mass)
 
 
 def _exchange(state: GossipState, params: Any, step: StepLike, wire: Wire) -> Received:

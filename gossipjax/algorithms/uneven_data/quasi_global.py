@@ -24,6 +24,7 @@ from gossipjax.algorithms.uneven_data._optimizers import (
     scale,
 )
 from gossipjax.collectives import StepLike, mix
+from gossipjax.sharding import model_norm
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Codec
 
@@ -230,7 +231,7 @@ def _corrected_root(decay: Any, count: jax.Array, eps: Any, square: jax.Array) -
 
 def _normalize(tree: Any) -> Any:
     """The leaves, divided by the norm of all of them together."""
-    return scale(tree, 1 / (optax.tree.norm(tree) + MIN_NORM))
+    return scale(tree, 1 / (model_norm(tree) + MIN_NORM))
 
 
 def _step_and_mix(

@@ -1,0 +1,304 @@
+"""Islands: models that are sharded inside a node, of all algorithms, equal to whole models."""
+
+import re
+from collections import Counter
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from algorithms.rows import NO_VARIANTS, ROWS
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from promotion import apply_updates
+
+import gossipjax as gx
+from gossipjax.checkpoint import Checkpoints, TrainState
+
+SHAPES = {"kernel": (4, 6), "bias": (8,)}
+FSDP = {"kernel": P("fsdp"), "bias": P("fsdp")}
+BOTH = {"kernel": P("tensor", "fsdp"), "bias": P(("fsdp", "tensor"))}
+CHOOSES_AMONG_VALUES = ["choco, top_k", "choco, random_k", "deepsqueeze"]
+COLLECTIVE = re.compile(r"(\S+) (all-gather|all-reduce|all-to-all|collective-permute)(?:-start)?\(")
+STEPS = 4
+
+
+def make_mesh(nodes, **axes):
+    devices = np.array(jax.devices()[: nodes * int(np.prod([*axes.values()]))])
+    return Mesh(devices.reshape(nodes, *axes.values()), ("nodes", *axes))
+
+
+FSDP_MESH = make_mesh(4, fsdp=2)
+
+
+def make_values(n, shapes, seed=0):
+    """Models that differ from node to node, and updates: trees `[N, ...]` and `[S, N, ...]`."""
+    rng = np.random.default_rng(seed)
+    params = {name: rng.normal(size=(n, *s)).astype(np.float32) for name, s in shapes.items()}
+    return params, {
+        name: rng.normal(size=(STEPS, n, *s)).astype(np.float32) for name, s in shapes.items()
+    }
+
+
+def make_schedule(row, n):
+    return gx.topology.from_matrices(row.matrices(np.random.default_rng(1), n))
+
+
+def run_steps(nodes, tx, specs, params, updates):
+    """The models, states and diagnostics after all steps, and the text of the last program."""
+    stacked = nodes.put(params, specs)
+    state = nodes.run(tx.init, stacked)
+
+    def take_step(step, params, state, u):
+        u, state = tx.update(u, state, params, step=step)
+        return apply_updates(params, u), state
+
+    program = nodes.spmd(take_step, static_argnums=0)
+    for k in range(STEPS):
+        u = nodes.put(jax.tree.map(lambda x, k=k: x[k], updates), specs)
+        compiled = program.lower(k, stacked, state, u).compile()
+        stacked, state = compiled(stacked, state, u)
+    mass = nodes.run(gx.diagnostics.total_mass, stacked, state)
+    average = nodes.run(gx.average_model, stacked, state)
+    distance = nodes.run(gx.diagnostics.consensus_distance, stacked)
+    return (stacked, mass, average), distance, state, compiled.as_text()
+
+
+def split(tree, specs, mesh):
+    """The parts of node-stacked arrays, `[N, ...]`, by the place of their device in a node."""
+    places = np.ndindex(*mesh.devices.shape[1:])
+
+    def part(name, x, place):
+        for axis, names in enumerate(specs[name], start=x.ndim - len(SHAPES[name])):
+            names = names if isinstance(names, tuple) else (names,)
+            sizes = [mesh.shape[name] for name in names if name]
+            index = [place[mesh.axis_names.index(name) - 1] for name in names if name]
+            number = int(np.ravel_multi_index(index, sizes)) if sizes else 0
+            x = np.split(np.asarray(x), int(np.prod(sizes)), axis)[number]
+        return x
+
+    return [{name: part(name, x, place) for name, x in tree.items()} for place in places]
+
+
+CASES = [(name, FSDP_MESH, FSDP) for name in NO_VARIANTS]
+CASES += [
+    (name, make_mesh(2, fsdp=2, tensor=2), BOTH)
+    for name in ("allreduce", "sgp", "osgp 2", "quasi_global_adam", "relay")
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "specs"), CASES, ids=[f"{name}-{m.devices.shape}" for name, m, _ in CASES]
+)
+def test_parts_equal_whole_models(name, mesh, specs):
+    """And the compiled update sends one message per type and slot, of a part, and gathers nothing.
+
+    What a codec does with a value may depend on the values beside it; there each device's part
+    equals a model of its own.
+    """
+    row = ROWS[name]
+    n = len(mesh.devices)
+    schedule = make_schedule(row, n)
+    tx = row.transform(schedule)
+    params, updates = make_values(n, SHAPES)
+    nodes = gx.Nodes(mesh=mesh)
+    sharded = gx.sharded(tx, specs)
+    result, distance, state, text = run_steps(nodes, sharded, specs, params, updates)
+    assert all(
+        leaf.sharding.is_equivalent_to(NamedSharding(mesh, P("nodes", *specs[key])), leaf.ndim)
+        for key, leaf in result[0].items()
+    )
+    if row.noise or name in CHOOSES_AMONG_VALUES:
+        parts = zip(split(params, specs, mesh), split(updates, specs, mesh), strict=True)
+        expected = [run_steps(gx.Nodes(n), tx, None, *part)[0] for part in parts]
+        models = split(result[0], specs, mesh)
+        for model, (part, _, _) in zip(models, expected, strict=True):
+            assert_close(model, part, 1e-6)
+    else:
+        expected, expected_distance, expected_state, _ = run_steps(
+            gx.Nodes(n), gx.sharded(tx, specs), None, params, updates
+        )
+        assert_close(result, expected, 2e-6)
+        assert_close(state, expected_state, 2e-6)
+        assert_close(distance, expected_distance, 1e-5)
+    kinds = Counter(kind for _, kind in COLLECTIVE.findall(text))
+    assert set(kinds) <= {"collective-permute", "all-reduce", "all-to-all"}
+    gossip = gx.gossip_state(state)
+    if row.has_schedule:
+        overlap = gossip.overlap
+        round_ = schedule.round_at((STEPS - 2) // overlap if overlap else STEPS - 1)
+        assert round_.is_uniform or kinds["collective-permute"] == len(round_.slots)
+    part = sum(int(np.prod(shape)) for shape in SHAPES.values()) // mesh.devices[0].size
+    for shape, kind in COLLECTIVE.findall(text):
+        if kind == "collective-permute":
+            assert int(re.findall(r"\[(\d+)\]", shape)[0]) <= 2 * part + 1
+
+
+def assert_close(actual, expected, tolerance):
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)
+
+
+@cache
+def make_task():
+    """Gradients of a small regression that XLA partitions inside a node, and its data."""
+    rng = np.random.default_rng(3)
+    batches = rng.normal(size=(6, 4, 8, 4)).astype(np.float32)
+
+    def loss(params, x):
+        prediction = jnp.tanh(x @ params["kernel"]).sum(axis=-1)
+        return jnp.mean(jnp.square(prediction + params["bias"].mean() - x.sum(axis=-1)))
+
+    def gradients(params, x):
+        value, grads = jax.value_and_grad(loss)(params, x)
+        return grads, value
+
+    return gradients, batches
+
+
+def start(mesh, tx):
+    nodes = gx.Nodes(mesh=mesh) if mesh is not None else gx.Nodes(4)
+    params, _ = make_values(1, SHAPES)
+    model = jax.tree.map(lambda x: x[0], params)
+    return nodes, nodes.init(tx, model)
+
+
+def train(nodes, tx, params, state, steps):
+    gradients, batches = make_task()
+    train_step = gx.TrainStep(gradients, tx, nodes=nodes)
+    for k in steps:
+        batch = nodes.put(batches[k], P("fsdp"))
+        params, state, loss = train_step(k, params, state, batch)
+    return params, state, loss
+
+
+def make_chain(specs, schedule=None, **options):
+    schedule = schedule or gx.topology.one_peer_exponential(4)
+    gossip = gx.sharded(gx.osgp(schedule, overlap=2, **options), specs)
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.trace(0.9), optax.scale(-0.1), gossip)
+
+
+def test_train_step_with_an_optimizer_that_xla_partitions():
+    tx = make_chain(FSDP)
+    nodes, start_state = start(FSDP_MESH, tx)
+    params, state, loss = train(nodes, tx, *start_state, range(5))
+    whole, whole_state = start(None, tx)
+    expected = train(whole, tx, *whole_state, range(5))
+    assert_close((params, state, loss), expected, 5e-5)
+    moments = state[1].trace["kernel"]
+    assert moments.addressable_shards[0].data.size * 8 == moments.size
+    model = nodes.one(nodes.run(gx.average_model, params, state))
+    assert model["bias"].shape == (8,)
+    assert model["bias"].addressable_shards[0].data.shape == (4,)
+
+
+def test_parameters_may_be_made_on_the_devices():
+    tx = make_chain(FSDP)
+    nodes = gx.Nodes(mesh=FSDP_MESH)
+    params, _ = nodes.init(tx, lambda: {k: jnp.ones(shape) for k, shape in SHAPES.items()})
+    assert params["bias"].addressable_shards[0].data.shape == (1, 4)
+    np.testing.assert_array_equal(params["kernel"], 1)
+
+
+OTHER_MESH = make_mesh(4, fsdp=1, tensor=2)
+OTHER_SPECS = {"kernel": P("fsdp", "tensor"), "bias": P("tensor")}
+
+
+def test_a_checkpoint_goes_on_inside_other_nodes(tmp_path):
+    """Bit for bit on another mesh inside the nodes; with fewer nodes from the average model."""
+    tx = make_chain(FSDP)
+    nodes, start_state = start(FSDP_MESH, tx)
+    params, state, _ = train(nodes, tx, *start_state, range(3))
+    average = nodes.run(gx.average_model, params, state)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(3, (params, state, None), {"nodes": 4})
+        checkpoints.wait()
+    resumed = resume(tmp_path, OTHER_MESH, OTHER_SPECS, 4)
+    for a, b in zip(jax.tree.leaves((params, state)), jax.tree.leaves(resumed), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert resumed[0]["kernel"].sharding.spec == P("nodes", "fsdp", "tensor")
+    fewer, _ = resume(tmp_path, make_mesh(2, fsdp=2, tensor=2), BOTH, 2)
+    assert_close(fewer, jax.tree.map(lambda x: x[:2], average), 1e-6)
+    assert fewer["kernel"].addressable_shards[0].data.shape == (1, 2, 3)
+
+
+def resume(folder, mesh, specs, n):
+    def make_tx(saved):
+        return make_chain(specs, gx.topology.one_peer_exponential(saved["nodes"]))
+
+    nodes, (params, state) = start(mesh, make_tx({"nodes": n}))
+    with Checkpoints(folder, read_only=True) as checkpoints:
+        resumed = checkpoints.resume(TrainState(0, params, state), nodes, make_tx)
+    return resumed.params, resumed.opt_state
+
+
+def test_the_two_halves_of_an_update():
+    """`gx.exchange` and `received=` together equal `tx.update`."""
+    for gossip in (
+        gx.osgp(gx.topology.one_peer_exponential(4), overlap=2),
+        gx.sgp(gx.topology.directed_ring(4), order="combine-while-adapting"),
+    ):
+        tx = gx.sharded(gossip, FSDP)
+        nodes, (params, state) = start(FSDP_MESH, tx)
+
+        def whole(step, params, state, tx=tx):
+            return tx.update(params, state, params, step=step)
+
+        def halves(step, params, state, tx=tx):
+            received = gx.exchange(state, step, params=params)
+            return tx.update(params, state, params, step=step, received=received)
+
+        for step in range(2):
+            programs = [nodes.spmd(fn, static_argnums=0) for fn in (whole, halves)]
+            (u, new), (u_halves, new_halves) = (run(step, params, state) for run in programs)
+            assert_close((u_halves, new_halves), (u, new), 0)
+            params, state = jax.tree.map(jnp.add, params, u), new
+
+
+def test_a_shard_map_of_ones_own_over_all_axes():
+    """There transforms are called with parts; the state's specs are those of `gx.state_specs`."""
+    gossip = gx.osgp(gx.topology.one_peer_exponential(4), overlap=2)
+    tx = gx.sharded(gossip, FSDP)
+    params, updates = make_values(4, SHAPES)
+    nodes = gx.Nodes(mesh=FSDP_MESH)
+    (expected, _, _), distance, _, _ = run_steps(nodes, tx, FSDP, params, updates)
+    like = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in SHAPES.items()}
+    specs = gx.state_specs(jax.eval_shape(tx.init, like), like, FSDP)
+
+    def add_nodes(specs):
+        return jax.tree.map(lambda spec: P("nodes", *spec), specs)
+
+    def run_all(params, updates):
+        model, u = jax.tree.map(lambda x: x[0], (params, updates))
+        state = tx.init(model)
+        for step in range(STEPS):
+            now = jax.tree.map(lambda x, step=step: x[step], u)
+            changes, state = tx.update(now, state, model, step=step)
+            model = apply_updates(model, changes)
+        distance = gx.diagnostics.consensus_distance(model, specs=FSDP)
+        return jax.tree.map(lambda x: x[None], (model, state, distance))
+
+    by_step = jax.tree.map(lambda spec: P("nodes", None, *spec), FSDP)
+    run = jax.shard_map(
+        run_all,
+        mesh=FSDP_MESH,
+        in_specs=(add_nodes(FSDP), by_step),
+        out_specs=(add_nodes(FSDP), add_nodes(specs), P("nodes")),
+        check_vma=False,
+    )
+    by_node = jax.tree.map(lambda x: x.swapaxes(0, 1), updates)
+    model, _, actual_distance = jax.jit(run)(params, by_node)
+    assert_close(model, expected, 1e-6)
+    assert_close(actual_distance, distance, 1e-6)
+
+
+def test_narrow_messages_are_narrow():
+    """A part in bfloat16 is half a message, and the weight, in full, two words of it."""
+    params, updates = make_values(4, SHAPES)
+    gossip = gx.sgp(gx.topology.directed_ring(4), wire_dtype=jnp.bfloat16)
+    nodes = gx.Nodes(mesh=FSDP_MESH)
+    *_, text = run_steps(nodes, gx.sharded(gossip, FSDP), FSDP, params, updates)
+    messages = [shape for shape, kind in COLLECTIVE.findall(text) if "permute" in kind]
+    assert [re.sub(r"\{.*", "", shape) for shape in messages] == ["u16[18]"]
