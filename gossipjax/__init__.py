@@ -9,8 +9,8 @@ from gossipjax.algorithms.deepsqueeze import deepsqueeze
 from gossipjax.algorithms.dpsgd import dpsgd
 from gossipjax.algorithms.easgd import easgd
 from gossipjax.algorithms.frame.chain import canonical_step, canonical_steps, gossip_state
+from gossipjax.algorithms.frame.exchange import exchange
 from gossipjax.algorithms.frame.state import GossipState
-from gossipjax.algorithms.frame.transform import exchange
 from gossipjax.algorithms.osgp import osgp
 from gossipjax.algorithms.outer.transform import outer
 from gossipjax.algorithms.sgp import sgp

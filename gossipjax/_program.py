@@ -125,7 +125,7 @@ def run_sharded(
             mesh=nodes.mesh,
             in_specs=({i: _spec(i, kinds, nodes) for i in dynamic},),
             out_specs=P(nodes.axis_name),
-            axis_names=set(nodes.mesh.axis_names) - set(nodes.inner_axes),
+            axis_names=set(nodes.manual_axes),
             check_vma=check_vma,
         )
         return mapped(dynamic)

@@ -15,12 +15,12 @@ import optax
 
 from gossipjax.algorithms.frame.chain import gossip_state
 from gossipjax.algorithms.frame.masks import gossiped, merge_gossiped
+from gossipjax.algorithms.frame.messages import mass_in_flight
 from gossipjax.algorithms.frame.state import (
     GossipState,
     PushSum,
     add,
     debias,
-    mass_in_flight,
     models,
     numerators,
     push_sum_weight,
@@ -32,9 +32,10 @@ from gossipjax.collectives import (
     node_mean,
     node_sum,
     require_floats,
+    sum_over_parts,
     upcast,
 )
-from gossipjax.sharding import sum_over_parts
+from gossipjax.sharding import state_specs
 from gossipjax.topology import rounds_to_exact_average as rounds_to_exact_average
 from gossipjax.topology import second_singular_value as second_singular_value
 from gossipjax.topology import spectral_gap as spectral_gap
@@ -96,7 +97,9 @@ def _squared_distances(params: optax.Params, axis_name: str, specs: Any) -> Any:
     values = upcast(params)
     average = clipped_node_mean(values, axis_name)
     squares = jax.tree.map(lambda a, b: jnp.sum(jnp.square(a - b)), values, average)
-    return squares if specs is None else sum_over_parts(squares, params, specs)
+    if specs is None:
+        return squares
+    return sum_over_parts(squares, state_specs(params, params, specs))
 
 
 def latest_model(params: optax.Params, opt_state: optax.OptState) -> optax.Params:

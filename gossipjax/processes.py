@@ -190,10 +190,11 @@ def put_sharded(rows: Any, shardings: Any, size: int, axis_name: str = "nodes") 
 
     def put_leaf(leaf: Any, sharding: NamedSharding) -> jax.Array:
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            assert isinstance(sharding.mesh, Mesh)
             return put(leaf, sharding.mesh, size, axis_name)
         leaf = np.asarray(leaf)
 
-        def part(index: tuple[slice, ...]) -> np.ndarray:
+        def part(index: Any) -> np.ndarray:
             held = [nodes.index(node) for node in range(size)[index[0]]]
             return leaf[(slice(held[0], held[-1] + 1), *index[1:])]
 

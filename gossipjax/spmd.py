@@ -194,7 +194,13 @@ class Nodes:
     def inner_axes(self) -> tuple[str, ...]:
         """The axes inside a node over which XLA partitions its computation and its arrays."""
         names = () if self.mesh is None else self.mesh.axis_names
-        return tuple(n for n in names if n not in (self.axis_name, self.local_axis_name))
+        return tuple(name for name in names if name not in self.manual_axes)
+
+    @property
+    def manual_axes(self) -> tuple[str, ...]:
+        """The axes of the mesh over which collectives are written out."""
+        names = () if self.mesh is None else self.mesh.axis_names
+        return tuple(name for name in names if name in (self.axis_name, self.local_axis_name))
 
     @property
     def local(self) -> list[int]:
@@ -291,8 +297,10 @@ class Nodes:
 
     def _shardings(self, specs: Any) -> Any:
         """The shardings of node-stacked arrays whose rows have these specs."""
+        assert self.mesh is not None
+        mesh = self.mesh
         return jax.tree.map(
-            lambda spec: NamedSharding(self.mesh, P(self.axis_name, *(spec or ()))),
+            lambda spec: NamedSharding(mesh, P(self.axis_name, *(spec or ()))),
             specs,
             is_leaf=lambda spec: spec is None or isinstance(spec, P),
         )
@@ -309,6 +317,10 @@ class Nodes:
             return processes.put(rows, self.mesh, self.size, self.axis_name)
         if isinstance(specs, P):
             specs = jax.tree.map(lambda _: specs, rows)
+        processes.require_rows(rows, len(self.local), "rows")
+        sizes = {name: self.mesh.shape[name] for name in self.mesh.axis_names}
+        row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
+        Specs.make(specs, self.axis_name).require(row, sizes, may_repeat=True)
         return processes.put_sharded(rows, self._shardings(specs), self.size, self.axis_name)
 
     def put_shared(self, tree: Any) -> Any:
@@ -369,7 +381,7 @@ def _first_row(mesh: Mesh | None, specs: tuple[P, ...] | None = None) -> Any:
     def first_row(stacked: Any) -> tuple[Any, jax.Array]:
         leaves, structure = jax.tree.flatten(stacked)
         row = [x[0] for x in leaves]
-        if specs is not None:
+        if mesh is not None and specs is not None:
             shardings = [NamedSharding(mesh, spec) for spec in specs]
             row = list(map(jax.lax.with_sharding_constraint, row, shardings))
         spread = jnp.max(jnp.stack([difference(x) for x in leaves]))

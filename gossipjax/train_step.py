@@ -24,8 +24,8 @@ from gossipjax.algorithms.frame.chain import (
     start_at,
     step_plan,
 )
+from gossipjax.algorithms.frame.exchange import exchange
 from gossipjax.algorithms.frame.state import GossipState, InFlight, apply_updates
-from gossipjax.algorithms.frame.transform import exchange
 from gossipjax.algorithms.osgp import add_received
 from gossipjax.algorithms.outer.plan import StepPlan
 from gossipjax.sharding import constrain, shard_specs

@@ -12,6 +12,7 @@ import optax
 from jax.typing import DTypeLike
 
 from gossipjax.algorithms.frame.masks import gossiped, merge_gossiped
+from gossipjax.algorithms.frame.messages import mass_in_flight, pack_messages
 from gossipjax.algorithms.frame.rounding import residuals, widen, zeros_like_model
 from gossipjax.algorithms.frame.state import (
     ExchangePlan,
@@ -21,9 +22,7 @@ from gossipjax.algorithms.frame.state import (
     add,
     debias,
     init_state,
-    mass_in_flight,
     numerators,
-    pack_messages,
     require_axis_names,
 )
 from gossipjax.algorithms.frame.transform import Combined, gossip_transform

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,17 +12,16 @@ import optax
 
 from gossipjax.algorithms.allreduce import ErrorFeedback
 from gossipjax.algorithms.frame.chain import gossip_state
-from gossipjax.algorithms.frame.state import (
-    GossipState,
+from gossipjax.algorithms.frame.exchange import exchange_parts, split_messages
+from gossipjax.algorithms.frame.messages import (
     pack_messages,
-    require_axis_names,
     with_packed_messages,
     with_unpacked_messages,
 )
-from gossipjax.algorithms.frame.transform import exchange_parts, split_messages
+from gossipjax.algorithms.frame.state import GossipState, require_axis_names
 from gossipjax.algorithms.outer.plan import OuterState
 from gossipjax.collectives import default_step
-from gossipjax.sharding import ShardedState, Specs, inner_axes, on_shards
+from gossipjax.sharding import ShardedState, Specs, axes_of, inner_axes, on_shards
 from gossipjax.wire import Codec, FloatCodec
 
 
@@ -87,56 +88,73 @@ def sharded(
             f"tx of sharded must be an optax.GradientTransformation, got {type(tx).__name__}."
         )
     require_axis_names("sharded", axis_name, None)
-    layout = Specs.make(specs, axis_name)
-    tx = optax.with_extra_args_support(tx)
+    parts = _Parts(optax.with_extra_args_support(tx), Specs.make(specs, axis_name), axis_name)
+    return optax.GradientTransformationExtraArgs(parts.init, parts.update)
 
-    def init(params: optax.Params) -> ShardedState:
-        layout.require(params, inner_axes(axis_name))
 
-        def init_parts(params: optax.Params) -> Any:
-            return with_unpacked_messages(tx.init(params), params)
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """`init` and `update` of `sharded`."""
 
-        state = jax.eval_shape(init_parts, params)
-        _require_same_copies(layout, params, state)
-        in_specs = (layout.of(params, params),)
-        run = on_shards(init_parts, layout, axis_name, in_specs, layout.of(state, params))
-        return ShardedState(run(params), layout)
+    tx: optax.GradientTransformationExtraArgs
+    specs: Specs
+    axis_name: str
+
+    def init(self, params: optax.Params) -> optax.OptState:
+        specs = self.specs
+        specs.require(params, inner_axes(self.axis_name))
+        state = jax.eval_shape(self._init, params)
+        _require_same_copies(specs, params, state)
+        in_specs = (specs.of(params, params),)
+        run = on_shards(self._init, specs, self.axis_name, in_specs, specs.of(state, params))
+        return ShardedState(run(params), specs)
+
+    def _init(self, params: Any) -> Any:
+        return with_unpacked_messages(self.tx.init(params), params)
 
     def update(
+        self,
         updates: optax.Updates,
         state: optax.OptState,
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
-        old = _require_own_state(state, layout)
-        layout.require(updates, inner_axes(axis_name))
+        specs = self.specs
+        old = _require_own_state(state, specs)
+        specs.require(updates, inner_axes(self.axis_name))
+        gossip = gossip_state(old)
+        pieces = None if gossip is None or not gossip.overlap else split_messages(gossip)
         arrays = {name: arg for name, arg in extra_args.items() if _holds_arrays(arg)}
         others = {name: arg for name, arg in extra_args.items() if name not in arrays}
-
-        gossip = gossip_state(old)
-        overlaps = gossip is not None and gossip.overlap > 0
-        pieces = split_messages(gossip) if overlaps else []
-
-        def update_parts(
-            updates: Any, inner: Any, params: Any, arrays: dict[str, Any]
-        ) -> tuple[Any, Any]:
-            arguments = {**arrays, **others}
-            if overlaps:
-                state = gossip_state(inner)
-                received = arguments.get("received")
-                if received is None:
-                    step = default_step(arguments.get("step"), state.count, axis_name)
-                    received = exchange_parts(state, None, step, state.wire, pieces)
-                arguments["received"] = pack_messages(received, state.overlap)
-            updates, inner = tx.update(updates, with_packed_messages(inner), params, **arguments)
-            return updates, with_unpacked_messages(inner, updates if params is None else params)
-
         args = (updates, old, params, arrays)
-        in_specs = layout.of(args, updates)
-        updates, inner = on_shards(update_parts, layout, axis_name, in_specs, in_specs[:2])(*args)
-        return updates, ShardedState(inner, layout)
+        in_specs = specs.of(args, updates)
+        update = partial(self._update, others=others, pieces=pieces)
+        run = on_shards(update, specs, self.axis_name, in_specs, in_specs[:2])
+        updates, inner = run(*args)
+        return updates, ShardedState(inner, specs)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    def _update(
+        self,
+        updates: Any,
+        state: Any,
+        params: Any,
+        arrays: dict[str, Any],
+        others: dict[str, Any],
+        pieces: list[range] | None,
+    ) -> tuple[Any, Any]:
+        """The update of parts; messages are packed for it. `pieces` are those of an overlap."""
+        arguments = {**arrays, **others}
+        if pieces is not None:
+            gossip = gossip_state(state)
+            assert gossip is not None
+            received = arguments.get("received")
+            if received is None:
+                step = default_step(arguments.get("step"), gossip.count, self.axis_name)
+                received = exchange_parts(gossip, None, step, gossip.wire, pieces)
+            arguments["received"] = pack_messages(received, gossip.overlap)
+        state = with_packed_messages(state)
+        updates, state = self.tx.update(updates, state, params, **arguments)
+        return updates, with_unpacked_messages(state, updates if params is None else params)
 
 
 def _holds_arrays(arg: Any) -> bool:
@@ -165,19 +183,16 @@ def _require_same_copies(specs: Specs, params: Any, state: Any) -> None:
     if codec is None:
         return
     axes = set(specs.axes)
-    for (path, leaf), spec in zip(
-        jax.tree_util.tree_leaves_with_path(params),
-        jax.tree.leaves(specs.of(params, params)),
-        strict=True,
-    ):
-        named = {name for part in spec for name in (part if isinstance(part, tuple) else (part,))}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        spec = specs.of_path(path)
+        missing = axes - set(axes_of(spec))
         dtype = jnp.promote_types(jnp.result_type(leaf), jnp.float32)
-        if axes <= named or _rounds_alone(codec, dtype):
+        if not missing or _rounds_alone(codec, dtype):
             continue
         raise ValueError(
             f"wire must be None or bfloat16 where a parameter is whole on several devices of a "
             f"node, got {codec} and params{jax.tree_util.keystr(path)} of spec {spec}: its copies "
-            f"would be rounded apart. Shard it over {', '.join(sorted(axes - named))} as well."
+            f"would be rounded apart. Shard it over {', '.join(sorted(missing))} as well."
         )
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import optax
 
 from gossipjax.algorithms.frame.chain import gossip_state
+from gossipjax.algorithms.frame.messages import message_layout
 from gossipjax.algorithms.frame.state import (
     Extra,
     GossipState,
     InFlight,
     PushSum,
-    message_layout,
 )
 from gossipjax.checkpoint._arguments import require_transform
 from gossipjax.checkpoint._keys import fold_in_nodes, holds_keys

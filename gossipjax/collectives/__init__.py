@@ -7,7 +7,13 @@
 - mixing: one round, or one step of a schedule, applied to a pytree.
 """
 
-from gossipjax.collectives._averages import clipped_node_mean, node_mean, node_sum
+from gossipjax.collectives._averages import (
+    clipped_node_mean,
+    model_norm,
+    node_mean,
+    node_sum,
+    sum_over_parts,
+)
 from gossipjax.collectives._axes import (
     StepLike,
     as_varying,
@@ -56,6 +62,7 @@ __all__ = [
     "mean_of_encoded",
     "mix",
     "mix_encoded",
+    "model_norm",
     "node_mean",
     "node_sum",
     "pad_to_rows",
@@ -65,6 +72,7 @@ __all__ = [
     "require_step",
     "select_for_node",
     "split",
+    "sum_over_parts",
     "upcast",
     "varies",
 ]

@@ -8,6 +8,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec
 
 from gossipjax.collectives._axes import as_varying, axis_size
 from gossipjax.collectives._buffers import Layout, cast_like, pad_to_rows, upcast
@@ -18,7 +20,7 @@ from gossipjax.collectives._exchange import (
     straight_through,
 )
 from gossipjax.collectives._rows import decode_rows, encode_rows, sum_rows
-from gossipjax.sharding import inner_axes
+from gossipjax.sharding import axes_of, inner_axes, specs_here
 from gossipjax.wire import Codec, Wire, encode, is_narrower, split_by_size
 
 MAX_RING = 64  # nodes of a ring, which is 2 (N - 1) permutes
@@ -142,3 +144,26 @@ def ring_mean(x: jax.Array, axis_name: str) -> jax.Array:
             part = jax.lax.ppermute(part, axis_name, to_next)
         means = jax.lax.dynamic_update_index_in_dim(means, part, (node + 1 - hop) % nodes, 0)
     return means.ravel()[: x.size]
+
+
+def sum_over_parts(values: Any, specs: Any) -> Any:
+    """The sums of scalars, one for each parameter, over its parts on the devices of a node.
+
+    Only over axes that are manual here; over others XLA has seen to it.
+    """
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+
+    def add_up(value: jax.Array, spec: PartitionSpec) -> jax.Array:
+        axes = tuple(axis for axis in axes_of(spec) if axis in manual)
+        return jax.lax.psum(value, axes) if axes else value
+
+    return jax.tree.map(add_up, values, specs)
+
+
+def model_norm(tree: Any) -> jax.Array:
+    """The Euclidean norm over all leaves of a tree like the parameters, and over all parts."""
+    specs = specs_here()
+    if specs is None:
+        return optax.tree.norm(tree)
+    squares = jax.tree.map(lambda leaf: jnp.sum(jnp.square(leaf)), tree)
+    return jnp.sqrt(sum(jax.tree.leaves(sum_over_parts(squares, specs.of(tree, tree)))))

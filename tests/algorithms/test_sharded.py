@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +57,7 @@ def run_steps(nodes, tx, specs, params, updates):
         return apply_updates(params, u), state
 
     program = nodes.spmd(take_step, static_argnums=0)
+    compiled: Any = None
     for k in range(STEPS):
         u = nodes.put(jax.tree.map(lambda x, k=k: x[k], updates), specs)
         compiled = program.lower(k, stacked, state, u).compile()
@@ -127,6 +129,7 @@ def test_parts_equal_whole_models(name, mesh, specs):
     assert set(kinds) <= {"collective-permute", "all-reduce", "all-to-all"}
     gossip = gx.gossip_state(state)
     if row.has_schedule:
+        assert gossip is not None
         overlap = gossip.overlap
         round_ = schedule.round_at((STEPS - 2) // overlap if overlap else STEPS - 1)
         assert round_.is_uniform or kinds["collective-permute"] == len(round_.slots)
@@ -168,6 +171,7 @@ def start(mesh, tx):
 def train(nodes, tx, params, state, steps):
     gradients, batches = make_task()
     train_step = gx.TrainStep(gradients, tx, nodes=nodes)
+    loss = None
     for k in steps:
         batch = nodes.put(batches[k], P("fsdp"))
         params, state, loss = train_step(k, params, state, batch)
@@ -224,7 +228,7 @@ def test_a_checkpoint_goes_on_inside_other_nodes(tmp_path):
     assert fewer["kernel"].addressable_shards[0].data.shape == (1, 2, 3)
 
 
-def resume(folder, mesh, specs, n):
+def resume(folder, mesh, specs, n) -> Any:
     def make_tx(saved):
         return make_chain(specs, gx.topology.one_peer_exponential(saved["nodes"]))
 

@@ -22,7 +22,16 @@ import pytest
 import tyro
 from small import make_small
 
-from bad_input import algorithms, checkpoint, diagnostics, nodes, programs, topology, workloads
+from bad_input import (
+    algorithms,
+    checkpoint,
+    diagnostics,
+    nodes,
+    programs,
+    sharding,
+    topology,
+    workloads,
+)
 from bad_input.rows import Call, Line
 from experiments import image, language, report, speech, translation
 from experiments.averaging import __main__ as averaging
@@ -37,7 +46,7 @@ from gossipjax.launch import __main__ as launch
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [f"{ROOT / package}{os.sep}" for package in ("gossipjax", "experiments")]
-TABLES = (topology, algorithms, nodes, diagnostics, checkpoint)
+TABLES = (topology, algorithms, nodes, sharding, diagnostics, checkpoint)
 LINES = [*programs.ROWS, *workloads.ROWS]
 CALLS = [(f"{table.__name__}: {row.id}", row) for table in TABLES for row in table.ROWS]
 MIN_ROWS = 220

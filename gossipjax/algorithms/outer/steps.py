@@ -12,6 +12,7 @@ import optax
 
 from gossipjax.algorithms.frame.chain import gossip_state, outer_state, replace_gossip_state
 from gossipjax.algorithms.frame.masks import make_mask
+from gossipjax.algorithms.frame.messages import mass_in_flight
 from gossipjax.algorithms.frame.rounding import as_update, predict, residuals, zeros_like_model
 from gossipjax.algorithms.frame.state import (
     ExchangePlan,
@@ -19,7 +20,6 @@ from gossipjax.algorithms.frame.state import (
     add,
     common_model,
     init_state,
-    mass_in_flight,
     models,
     numerators,
     push_sum_weight,

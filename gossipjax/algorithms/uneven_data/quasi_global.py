@@ -23,8 +23,7 @@ from gossipjax.algorithms.uneven_data._optimizers import (
     require_rate,
     scale,
 )
-from gossipjax.collectives import StepLike, mix
-from gossipjax.sharding import model_norm
+from gossipjax.collectives import StepLike, mix, model_norm
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Codec
 

@@ -1,17 +1,11 @@
-"""Models that are sharded inside a node: which device has which part, and functions of the parts.
-
-A node is then a mesh of its own: a mesh with further axes beside that of the nodes, such as
-`gx.launch.mesh(4, fsdp=2)`. `gx.spmd` is manual over the nodes alone, and inside a node XLA
-partitions the computation (GSPMD) as the arrays are sharded over the further axes, the inner ones.
-"""
+"""How the parameters of one node are sharded over the axes inside it."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from contextvars import ContextVar
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,15 +18,11 @@ Path = tuple[Any, ...]
 MAX_COPIES = 1.5  # of a model over the devices of a node, on the average of its values
 
 
-# Of the parts on which a function runs, while it is traced.
-_specs_here: ContextVar[Any] = ContextVar("specs", default=None)
-
-
 def _is_spec(part: Any) -> bool:
     return part is None or isinstance(part, PartitionSpec)
 
 
-def _axes_of(spec: PartitionSpec) -> list[str]:
+def axes_of(spec: PartitionSpec) -> list[str]:
     """The axes over which an array of this spec is sharded."""
     parts = [part if isinstance(part, tuple) else (part,) for part in spec]
     return [axis for part in parts for axis in part if axis is not None]
@@ -64,7 +54,7 @@ class Specs:
                     f"{name} must be a jax.sharding.PartitionSpec over the axes inside a node, or "
                     f"None for a parameter that each device has whole, got {spec!r}."
                 )
-            if spec is not None and axis_name in _axes_of(spec):
+            if spec is not None and axis_name in axes_of(spec):
                 raise ValueError(
                     f"{name} must name axes inside a node, got {spec} with {axis_name!r}, the axis "
                     "of the nodes: specs are those of one node's arrays, without the node axis."
@@ -75,10 +65,14 @@ class Specs:
     def _spec_of(self) -> dict[Path, PartitionSpec]:
         return dict(self.by_path)
 
+    def of_path(self, path: Path) -> PartitionSpec:
+        """The spec of one parameter."""
+        return self._spec_of[tuple(path)]
+
     @property
     def axes(self) -> list[str]:
         """The axes that the specs name."""
-        return sorted({axis for _, spec in self.by_path for axis in _axes_of(spec)})
+        return sorted({axis for _, spec in self.by_path for axis in axes_of(spec)})
 
     def of(self, tree: Any, like: Any) -> Any:
         """The specs of any pytree that holds trees like the parameters, such as an optimizer's.
@@ -117,12 +111,13 @@ class Specs:
             is_leaf=_is_spec,
         )
 
-    def require(self, params: Any, sizes: Mapping[str, int]) -> None:
+    def require(self, params: Any, sizes: Mapping[str, int], may_repeat: bool = False) -> None:
         """Raises `ValueError` unless parameters can be sharded so over inner axes of these sizes.
 
         Args:
           params: the parameters, whole; without leaves, nothing is asked.
           sizes: of the inner axes; empty where there is no mesh.
+          may_repeat: whether most of the values may be whole on several devices of a node.
         """
         leaves = {tuple(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
         if not leaves:
@@ -144,7 +139,8 @@ class Specs:
                         "specs must be like the parameters, got one for "
                         f"{jax.tree_util.keystr(path)}, which they do not have."
                     )
-        self._require_parts(leaves, sizes)
+        if not may_repeat:
+            self._require_parts(leaves, sizes)
 
     def _require_parts(self, leaves: Mapping[Path, Any], sizes: Mapping[str, int]) -> None:
         """Raises `ValueError` where most of the model would be sent several times."""
@@ -173,14 +169,14 @@ def _require_fits(
         )
     if not sizes:
         return
-    for axis in _axes_of(spec):
+    for axis in axes_of(spec):
         if axis not in sizes:
             raise ValueError(
                 f"{name} must name axes inside a node, {sorted(sizes)}, got {spec}: name the axes "
                 "of the mesh, as gx.launch.mesh(nodes, fsdp=2) does."
             )
     for size, part in zip(shape, spec, strict=False):
-        devices = int(np.prod([sizes[axis] for axis in _axes_of(PartitionSpec(part))], dtype=int))
+        devices = int(np.prod([sizes[axis] for axis in axes_of(PartitionSpec(part))], dtype=int))
         if size % devices:
             raise ValueError(
                 f"{name} must split its parameter, of shape {list(shape)}, evenly, got {spec} over "
@@ -190,94 +186,8 @@ def _require_fits(
 
 def _count_copies(spec: PartitionSpec, sizes: Mapping[str, int]) -> int:
     """The number of devices of a node that have the same part of an array."""
-    axes = _axes_of(spec)
+    axes = axes_of(spec)
     return int(np.prod([size for axis, size in sizes.items() if axis not in axes], dtype=int))
-
-
-class ShardedState(NamedTuple):
-    """State of `gx.sharded`.
-
-    Attributes:
-      inner: the state of the transform. Messages in flight in it are trees like the parameters.
-      specs: static: how the parameters are sharded inside a node.
-    """
-
-    inner: Any
-    specs: Specs
-
-
-def shard_specs(opt_state: Any) -> Specs | None:
-    """The specs in the state of a chain; None if nothing in it is sharded."""
-    leaves = jax.tree.leaves(opt_state, is_leaf=_is_sharded)
-    return next((part.specs for part in leaves if _is_sharded(part)), None)
-
-
-def _is_sharded(part: Any) -> bool:
-    return isinstance(part, ShardedState)
-
-
-def inner_axes(axis_name: str) -> dict[str, int]:
-    """The sizes of the axes inside a node that XLA partitions here; none outside of `gx.spmd`.
-
-    These are the Auto axes where the nodes' axis is manual.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    if axis_name not in mesh.manual_axes:
-        return {}
-    return {name: mesh.shape[name] for name in mesh.auto_axes}
-
-
-def require_whole(name: str, axis_name: str) -> None:
-    """Raises `ValueError` where a model is sharded inside a node and `gx.sharded` is missing."""
-    axes = inner_axes(axis_name)
-    if any(size > 1 for size in axes.values()):
-        raise ValueError(
-            f"{name} must stand in gx.sharded where a node has further axes, got the axes {axes}: "
-            "as a message of the whole model it would gather what they shard. Write "
-            f"gx.sharded(gx.{name}(...), specs), with a PartitionSpec for each parameter."
-        )
-
-
-def on_shards(
-    fn: Callable[..., Any], specs: Specs, axis_name: str, in_specs: Any, out_specs: Any
-) -> Callable[..., Any]:
-    """`fn` run by each device of a node on its own parts, where XLA partitions the inside.
-
-    There all axes are manual. Elsewhere it runs on what it is given.
-    """
-
-    def run(*args: Any) -> Any:
-        token = _specs_here.set(specs)
-        try:
-            return fn(*args)
-        finally:
-            _specs_here.reset(token)
-
-    axes = inner_axes(axis_name)
-    if not axes:
-        return run
-    return jax.shard_map(
-        run, in_specs=in_specs, out_specs=out_specs, axis_names=set(axes), check_vma=False
-    )
-
-
-def model_norm(tree: Any) -> jax.Array:
-    """The Euclidean norm over all leaves of a tree like the parameters, and over all parts."""
-    specs = _specs_here.get()
-    if specs is None:
-        return optax.tree.norm(tree)
-    squares = jax.tree.map(lambda leaf: jnp.sum(jnp.square(leaf)), tree)
-    return jnp.sqrt(sum(jax.tree.leaves(_sum_over_parts(squares, specs.of(tree, tree)))))
-
-
-def constrain(tree: Any, specs: Specs | None, like: Any, axis_name: str) -> Any:
-    """`tree`, sharded as `specs` say where XLA partitions the inside of a node.
-
-    Without it XLA chooses how results are sharded, and may choose whole ones.
-    """
-    if specs is None or not inner_axes(axis_name):
-        return tree
-    return jax.lax.with_sharding_constraint(tree, specs.of(tree, like))
 
 
 def state_specs(tree: Any, params: Any, specs: Any) -> Any:
@@ -307,21 +217,6 @@ def state_specs(tree: Any, params: Any, specs: Any) -> Any:
     layout = Specs.make(specs)
     layout.require(params, {})
     return layout.of(tree, params)
-
-
-def sum_over_parts(values: Any, params: Any, specs: Any) -> Any:
-    """The sums of scalars, one for each parameter, over the parts of it; of manual axes only."""
-    return _sum_over_parts(values, state_specs(params, params, specs))
-
-
-def _sum_over_parts(values: Any, specs: Any) -> Any:
-    manual = jax.sharding.get_abstract_mesh().manual_axes
-
-    def add_up(value: jax.Array, spec: PartitionSpec) -> jax.Array:
-        axes = tuple(axis for axis in _axes_of(spec) if axis in manual)
-        return jax.lax.psum(value, axes) if axes else value
-
-    return jax.tree.map(add_up, values, specs)
 
 
 def fsdp_specs(params: Any, mesh: Mesh, axis_name: str = "fsdp") -> Any:

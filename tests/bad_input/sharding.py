@@ -1,0 +1,143 @@
+"""Bad inputs of models that are sharded inside a node."""
+
+# The types are wrong on purpose.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+import gossipjax as gx
+from bad_input.rows import Call, calls
+
+RING = gx.topology.ring(4)
+MESH = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("nodes", "fsdp"))
+NODES = gx.Nodes(mesh=MESH)
+MODEL = {"w": jnp.zeros((2, 4)), "b": jnp.zeros(3)}
+SPECS = {"w": P("fsdp"), "b": None}
+SGP = gx.sgp(RING)
+
+
+def init(specs: Any, tx: Any = SGP, model: Any = MODEL) -> Any:
+    return NODES.init(gx.sharded(tx, specs), model)
+
+
+def update(tx: Any, params: Any = MODEL, change: Callable[[Any], Any] = lambda state: state) -> Any:
+    """One update of `tx`, with a state that was made for `SPECS`."""
+    stacked, state = NODES.init(gx.sharded(SGP, SPECS), params)
+    return NODES.run(lambda params, state: tx.update(params, change(state), params), stacked, state)
+
+
+def update_unsharded(tx: Any) -> Any:
+    stacked, state = NODES.init(tx, MODEL)
+    return NODES.run(lambda params, state: tx.update(params, state, params, step=0), stacked, state)
+
+
+NO_SPECS = [{"w": "fsdp", "b": None}, {"w": 0, "b": None}, {"w": ("fsdp",), "b": None}]
+ROWS: list[Call] = []
+ROWS += calls(
+    "sharded specs", lambda specs: gx.sharded(SGP, specs), NO_SPECS, "must be a jax.sharding.Part"
+)
+ROWS += calls(
+    "sharded tx", lambda tx: gx.sharded(tx, SPECS), [None, 3, "sgp"], "tx of sharded must"
+)
+ROWS += calls(
+    "sharded axis_name",
+    lambda name: gx.sharded(SGP, SPECS, name),
+    [None, 3],
+    "axis_name of sharded",
+)
+ROWS += calls(
+    "put specs",
+    lambda specs: NODES.put({"x": jnp.zeros((4, 3))}, specs),
+    ["fsdp", {}, {"x": "fsdp"}, P("nodes"), P("tensor"), P("fsdp"), P(None, None)],
+    "specs",
+)
+ROWS += calls("fsdp_specs mesh", lambda m: gx.fsdp_specs(MODEL, m), [None, "x"], "mesh must be")
+UNSHARDED = {
+    "sgp": SGP,
+    "osgp": gx.osgp(RING),
+    "allreduce": gx.allreduce(),
+    "outer": gx.outer(optax.sgd(0.1), optax.sgd(0.7), 4),
+}
+ROWS += [
+    Call(f"{name} without sharded", lambda tx=tx: update_unsharded(tx), "must stand in gx.sharded")
+    for name, tx in UNSHARDED.items()
+]
+ROWS += [
+    Call(
+        "the nodes' axis in a spec",
+        lambda: gx.sharded(SGP, {"w": P("nodes"), "b": None}),
+        "must name axes inside a node, got P('nodes',)",
+    ),
+    Call("a parameter without a spec", lambda: init({"w": P("fsdp")}), "got none for params['b']"),
+    Call(
+        "a spec without a parameter",
+        lambda: init({**SPECS, "c": None}),
+        "got one for ['c'], which they do not have",
+    ),
+    Call(
+        "an axis that a node does not have",
+        lambda: init({"w": P("tensor"), "b": None}),
+        "must name axes inside a node, ['fsdp'], got P('tensor',)",
+    ),
+    Call(
+        "a spec of too many axes",
+        lambda: init({"w": P("fsdp"), "b": P(None, "fsdp")}),
+        "must have at most an entry per axis",
+    ),
+    Call(
+        "an array that the devices do not divide",
+        lambda: init({"w": P("fsdp"), "b": P("fsdp")}),
+        "must split its parameter, of shape [3], evenly",
+    ),
+    Call(
+        "a model that every device of a node has whole",
+        lambda: init({"w": None, "b": None}),
+        "2 devices of a node would each send it",
+    ),
+    Call(
+        "copies of a parameter that a codec rounds apart",
+        lambda: init(SPECS, gx.sgp(RING, wire=gx.wire.int8())),
+        "its copies would be rounded apart",
+    ),
+    Call(
+        "copies of a parameter that a common scale rounds apart",
+        lambda: init(SPECS, gx.sgp(RING, wire=gx.wire.float16())),
+        "its copies would be rounded apart",
+    ),
+    Call(
+        "the state of another transform",
+        lambda: update(gx.sharded(SGP, SPECS), change=lambda state: state.inner),
+        "the state of sharded must be a ShardedState",
+    ),
+    Call(
+        "the state of other specs",
+        lambda: update(gx.sharded(SGP, {"w": P(None, "fsdp"), "b": None})),
+        "must have been made with its specs",
+    ),
+    Call(
+        "specs of other parameters in a diagnostic",
+        lambda: NODES.run(
+            lambda x: gx.diagnostics.consensus_distance(x, specs={"w": P("fsdp")}),
+            NODES.replicate(MODEL),
+        ),
+        "got none for params['b']",
+    ),
+    Call(
+        "a mesh without the axis",
+        lambda: gx.fsdp_specs(MODEL, MESH, "tensor"),
+        "with the axis 'tensor', got ('nodes', 'fsdp')",
+    ),
+    Call(
+        "a thread where a node has several devices",
+        lambda: gx.TrainStep(lambda p: (p, None), SGP, nodes=NODES, overlap_in_thread=True),
+        "overlap_in_thread must be None or False",
+    ),
+]
