@@ -139,6 +139,36 @@ def test_parts_equal_whole_models(name, mesh, specs):
             assert int(re.findall(r"\[(\d+)\]", shape)[0]) <= 2 * part + 1
 
 
+OUTER = {
+    "DiLoCo around osgp": gx.outer(
+        optax.chain(optax.sgd(0.1), gx.osgp(gx.topology.one_peer_exponential(4), overlap=2)),
+        optax.sgd(0.7, momentum=0.9, nesterov=True),
+        every=2,
+    ),
+    "streaming": gx.outer(optax.sgd(0.1), optax.sgd(0.7), every=2, fragments=2, delay=1),
+    "over neighbours": gx.outer(
+        optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.directed_ring(4))),
+        optax.sgd(0.7),
+        every=2,
+        average=gx.topology.random_pairs(4, 3, 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OUTER)
+def test_outer_optimizers(name):
+    params, updates = make_values(4, SHAPES)
+    params = jax.tree.map(lambda x: np.broadcast_to(x[:1], x.shape), params)
+    tx = gx.sharded(OUTER[name], FSDP)
+    result, distance, state, text = run_steps(gx.Nodes(mesh=FSDP_MESH), tx, FSDP, params, updates)
+    expected, expected_distance, expected_state, _ = run_steps(
+        gx.Nodes(4), tx, None, params, updates
+    )
+    assert_close((result, state), (expected, expected_state), 2e-6)
+    assert_close(distance, expected_distance, 1e-5)
+    assert "all-gather" not in text
+
+
 def assert_close(actual, expected, tolerance):
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)
