@@ -31,7 +31,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,11 +45,19 @@ from rich.table import Table
 
 import gossipjax as gx
 from experiments import results
-from experiments.options.checks import PositiveInt, check_fields
+from experiments.options.checks import Check, PositiveInt, check_fields
 from experiments.options.paths import OptionalPath
 from experiments.program import ProgramError, exit_on_error
 from experiments.results import Record
 from experiments.speed.outer_rows import STREAMING_DILOCO, OuterTimes
+from experiments.speed.schedule.components import (
+    Edge,
+    count_all_components,
+    describe_components,
+    find_components,
+    find_round_components,
+    make_components_table,
+)
 from experiments.speed.schedule.hlo_overlap import Message, Overlap, read_overlap
 from experiments.speed.targets import Target, TargetKind, choose_targets, make_devices
 from experiments.training.methods import Method, MethodOptions, WireName, make_method
@@ -58,6 +66,7 @@ CASES: tuple[tuple[str, WireName], ...] = (
     ("allreduce", "float32"),
     ("dpsgd@ring", "float32"),
     ("dpsgd@bipartite_exponential", "float32"),
+    ("dpsgd@chain", "float32"),
     ("sgp", "float32"),
     ("sgp@two_peer_exponential", "float32"),
     ("sgp", "bfloat16"),
@@ -70,12 +79,25 @@ CASES: tuple[tuple[str, WireName], ...] = (
 )
 
 
+MAX_NODES = 4096  # the slots of a complete graph of so many have 16 million edges
+
+AtLeastTwo = Annotated[
+    int,
+    Check("an integer >= 2", lambda value: value >= 2),
+    Check(f"at most {MAX_NODES}", lambda value: value <= MAX_NODES),
+]
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
     """Options of the compiled train steps."""
 
     target: tuple[TargetKind, ...] = ()
     """Chips to compile for; all whose compiler is installed if not given."""
+    components: bool = False
+    """Compile nothing: count the nodes that the permutations of every topology join."""
+    nodes: tuple[AtLeastTwo, ...] = (8, 16, 32, 64)
+    """Numbers of nodes for --components."""
     layers: PositiveInt = 20
     """Layers of the MLP."""
     width: PositiveInt = 512
@@ -148,6 +170,14 @@ def compile_step(method: Method, mlp: MlpSpec, mesh: Mesh, step: int) -> Overlap
     return read_overlap(lowered.compile().as_text())
 
 
+def find_round(state: gx.GossipState | None, step: int) -> gx.topology.Round | None:
+    """The round by which messages travel at `step`; None for an algorithm that has no schedule."""
+    if state is None or state.schedule is None:
+        return None
+    # Under overlap, what travels now was sent in the round before, and travels in chunks.
+    return state.schedule.round_at((step - 1) // state.overlap if state.overlap else step)
+
+
 def expect_messages(
     state: gx.GossipState | None, wire: WireName, parameters: int, step: int
 ) -> list[Message]:
@@ -159,11 +189,10 @@ def expect_messages(
       parameters: number of float32 parameters.
       step: a static step number.
     """
-    if state is None or state.schedule is None:
+    round_ = find_round(state, step)
+    if state is None or round_ is None:
         return [Message("all-reduce", "f32", 4 * parameters)]
     overlap = state.overlap
-    # Under overlap, what travels now was sent in the round before, and travels in chunks.
-    round_ = state.schedule.round_at((step - 1) // overlap if overlap else step)
     peers = np.count_nonzero(round_.matrix, axis=0).max() - 1
     has_weight = state.weight is not None
     values = -(-(parameters + has_weight) // max(1, overlap))
@@ -203,6 +232,29 @@ def expect_average(step: int, mlp: MlpSpec, nodes: int, kind: str) -> list[Messa
     return [Message("collective-permute", "f32", 4 * -(-values // nodes))] * (2 * (nodes - 1))
 
 
+def describe_permutations(permutations: Sequence[list[Edge]], round_: Any) -> Record:
+    """Fields of `metrics.jsonl`: the components of permutations, and the edges of no message.
+
+    Args:
+      permutations: of a compiled program.
+      round_: of the schedule; None if there is none, so that no edge is known to be too many.
+    """
+    edges = [edge for permutation in permutations for edge in permutation]
+    fillers = []
+    components = [find_components(permutation) for permutation in permutations]
+    expected = components
+    if round_ is not None:
+        expected = find_round_components(round_)
+        messages = set(zip(round_.senders.tolist(), round_.receivers.tolist(), strict=True))
+        fillers = [(i, j) for i, j in edges if (i, j) not in messages and i != j]
+    return {
+        "components": sorted(components),
+        "expected_components": sorted(expected),
+        "self_edges": sum(sender == receiver for sender, receiver in edges),
+        "fillers": len(fillers),
+    }
+
+
 def compile_case(
     name: str, wire: WireName, target: Target, options: Options, mesh: Mesh
 ) -> list[Record]:
@@ -214,8 +266,11 @@ def compile_case(
         overlap = compile_step(method, mlp, mesh, step)
         if method.outer is None:
             expected = expect_messages(method.state(), wire, mlp.size, step)
+            round_ = find_round(method.state(), step)
         else:
             expected = expect_average(step, mlp, target.nodes, target.kind)
+            round_ = None
+        joined = describe_permutations(overlap.permutations, round_)
         records.append(
             {
                 "target": target.description,
@@ -226,7 +281,10 @@ def compile_case(
                 "parameters": mlp.size,
                 "messages": [message._asdict() for message in overlap.messages],
                 "expected_messages": [message._asdict() for message in expected],
-                "matches_schedule": sorted(overlap.messages) == sorted(expected),
+                "matches_schedule": sorted(overlap.messages) == sorted(expected)
+                and joined["components"] == joined["expected_components"]
+                and not joined["self_edges"] + joined["fillers"],
+                **joined,
                 "matmuls": overlap.matmuls,
                 "matmuls_before": overlap.matmuls_before,
                 "matmuls_overlapped": overlap.matmuls_overlapped,
@@ -245,8 +303,18 @@ def summarize(programs: Sequence[Record]) -> Record:
         "messages": wrong["messages"],
         "expected_messages": wrong["expected_messages"],
         "matches_schedule": wrong["matches_schedule"],
+        "components": list_kinds(programs, "components"),
+        "expected_components": list_kinds(programs, "expected_components"),
+        "self_edges": max(program["self_edges"] for program in programs),
+        "fillers": max(program["fillers"] for program in programs),
         "fraction_overlapped": worst["matmuls_overlapped"] / max(1, worst["matmuls"]),
     }
+
+
+def list_kinds(programs: Sequence[Record], field: str) -> list[list[int]]:
+    """Each kind of permutation of all programs once."""
+    kinds = {tuple(sizes) for program in programs for sizes in program[field]}
+    return [list(sizes) for sizes in sorted(kinds)]
 
 
 def format_messages(messages: Sequence[Record]) -> str:
@@ -261,26 +329,37 @@ def format_messages(messages: Sequence[Record]) -> str:
     return "\n".join(lines) or "none"
 
 
+def format_components(components: Sequence[Sequence[int]]) -> str:
+    """A line per kind of permutation."""
+    return "\n".join(map(describe_components, components)) or "-"
+
+
 def make_table(runs: Sequence[Record]) -> Table:
     """The table of the list `runs` of `summary.json`."""
     table = Table(
         title="Collectives of a compiled step, and matrix products between start and done",
-        caption="collectives: of one node: count, kind, type and bytes of each",
+        caption="collectives: of one node: count, kind, type and bytes of each; joined: nodes that "
+        "a permute joins, components x nodes; no message: edges that carry none",
         box=SIMPLE_HEAD,
         padding=0,
     )
-    for header in ("target", "algorithm", "topology", "collectives", "as expected"):
+    for header in ("target", "algorithm", "topology", "collectives", "joined", "as expected"):
         table.add_column(header, overflow="fold")
-    for header in ("programs", "matmuls", "overlapped"):
+    for header in ("no message", "programs", "matmuls", "overlapped"):
         table.add_column(header, justify="right", no_wrap=True)
     for run in runs:
-        expected = f"NO: {format_messages(run['expected_messages'])}"
+        expected = (
+            f"NO: {format_messages(run['expected_messages'])}; joined: "
+            f"{format_components(run['expected_components'])}"
+        )
         table.add_row(
             run["target"],
             run["algorithm"] + (f", {run['wire']}" if run["wire"] != "float32" else ""),
             run["topology"].replace("_", " "),
             format_messages(run["messages"]),
+            format_components(run["components"]),
             "yes" if run["matches_schedule"] else expected,
+            f"{run['self_edges'] + run['fillers']}",
             f"{run['programs']}",
             f"{run['matmuls']}",
             f"{run['matmuls_overlapped']} ({run['fraction_overlapped']:.0%})",
@@ -292,9 +371,20 @@ def inspect_schedules(options: Options) -> None:
     """Exchange of compiled train steps, and the work that overlaps it, on absent TPUs and GPUs."""
     out = None
     with exit_on_error(lambda: out):
-        targets = choose_targets(options.target)
+        if options.components and options.target:
+            raise ValueError(
+                f"--components compiles nothing, got --target {' '.join(options.target)}: give one "
+                "of the two."
+            )
+        targets = [] if options.components else choose_targets(options.target)
         out = results.create_run_dir("speed-schedule", options.out, options.overwrite)
         console = Console()
+        if options.components:
+            runs = count_all_components(options.nodes, out, console)
+            results.write_summary(out, dataclasses.asdict(options), {}, runs)
+            console.print(make_components_table(runs))
+            console.print(f"Results: {out}", soft_wrap=True)
+            return
         names = ", ".join(target.description for target in targets)
         console.print(f"{names}. Results: {out}", soft_wrap=True)
         runs = compile_all(options, targets, out, console)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from experiments.speed.hlo import Computation, Instruction, Module, parse_arrays, parse_module
 
 MATMUL_CALL = re.compile(r'custom_call_target="[^"]*(gemm|matmul)')  # of a library
+EDGES = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 
 
 class Message(NamedTuple):
@@ -25,19 +26,22 @@ class Overlap(NamedTuple):
       matmuls_before: those that run before the first collective starts.
       matmuls_overlapped: those that run while at least one collective is under way; 0 for a
         collective that blocks.
+      permutations: the pairs of sender and receiver of each permute.
     """
 
     messages: list[Message]
     matmuls: int
     matmuls_before: int
     matmuls_overlapped: int
+    permutations: list[list[tuple[int, int]]]
 
 
 def read_overlap(text: str) -> Overlap:
     """Reads a scheduled module, as `jax.stages.Compiled.as_text` prints it.
 
     Raises:
-      ValueError: if the text has no entry computation or XLA has not ordered its instructions.
+      ValueError: if the text has no entry computation, XLA has not ordered its instructions, or a
+        permute does not say which nodes it joins.
     """
     module = parse_module(text)
     total = 0
@@ -56,7 +60,21 @@ def read_overlap(text: str) -> Overlap:
         before += 0 if started else matmuls
         overlapped += matmuls if under_way else 0
     messages = [m for body in module.computations.values() for m in _list_messages(body)]
-    return Overlap(messages, total, before, overlapped)
+    permutations = [
+        _read_edges(it)
+        for body in module.computations.values()
+        for it in body.values()
+        if it.collective == "collective-permute"
+    ]
+    return Overlap(messages, total, before, overlapped, permutations)
+
+
+def _read_edges(it: Instruction) -> list[tuple[int, int]]:
+    match = EDGES.search(it.attributes)
+    if match is None:
+        raise ValueError(f"a permute must list its pairs of nodes, got {it.attributes!r}.")
+    numbers = [int(number) for number in re.findall(r"\d+", match[1])]
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def _count_matmuls(it: Instruction, module: Module) -> int:
