@@ -32,82 +32,97 @@ class GpuSetting(NamedTuple):
         return self.name.startswith("--")
 
 
-SETTINGS = (
+CHANNELS = GpuSetting(
+    "NCCL_NCHANNELS_PER_NET_PEER",
+    "4",
+    "more of the network for one peer: NCCL sends as if to all nodes at once",
+    "https://github.com/NVIDIA/nccl/issues/1272",
+)
+SOCKETS = (
     GpuSetting(
-        "--xla_gpu_enable_latency_hiding_scheduler",
-        "true",
-        "orders a step so that an exchange runs beside computation that does not need it",
-        "https://docs.jax.dev/en/latest/gpu_performance_tips.html",
+        "NCCL_SOCKET_NTHREADS",
+        "4",
+        "threads of a TCP connection",
+        "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
     ),
     GpuSetting(
-        "NCCL_NCHANNELS_PER_NET_PEER",
+        "NCCL_NSOCKS_PERTHREAD",
         "4",
-        "a pair of nodes uses more of the network: NCCL's channels are chosen for an all-to-all",
-        "https://github.com/NVIDIA/nccl/issues/1272",
+        "sockets of each of these threads",
+        "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
     ),
 )
-CONNECTED_COMPONENTS = GpuSetting(
+COMPONENTS = GpuSetting(
     "--xla_gpu_collective_permute_connected_components",
     "true",
-    "runs a permutation within the nodes that it joins, and not within a clique of all",
+    "runs a permutation within the nodes that it joins, not within a clique of all",
     "https://github.com/openxla/xla/pull/40505",
 )
 
 
-def gpu_settings(connected_components: bool = False) -> tuple[GpuSetting, ...]:
-    """The settings of XLA and NCCL that matter for gossip on GPUs; sets none.
+def gpu_settings(
+    *, sockets: bool = False, connected_components: bool = False
+) -> tuple[GpuSetting, ...]:
+    """The settings of NCCL and XLA that matter for gossip on GPUs; sets none.
 
-    All exist in jaxlib 0.10 and 0.11; XLA ends the process at a flag that it does not know.
+    A round is a send and a receive per node and peer, which NCCL runs below the speed of its
+    all-reduce unless it is told to use more of the network for a peer. The flag of XLA exists in
+    jaxlib 0.10 and 0.11; XLA ends the process at one that it does not know.
 
     Args:
-      connected_components: whether NCCL's cliques are the components of a permutation. Faster where
-        these are small, such as the pairs of `gx.topology.bipartite_exponential`. Only for programs
-        of one permutation in which no node is idle: XLA can hang where a permutation leaves a node
-        out, or where two permutations of a program have one component in common and not the others.
+      sockets: whether hosts are joined by TCP, at 100 Gbit/s or so, without RDMA.
+      connected_components: whether NCCL's cliques are the components of a permutation, as
+        `python -m experiments.speed schedule --components` lists them. For programs of one
+        permutation in which no node is idle, such as those of
+        `gx.topology.bipartite_exponential` at a static step: XLA may hang where a permutation
+        leaves a node out, or where two permutations of a program share some components only.
 
     Raises:
-      ValueError: if `connected_components` is not True or False.
+      ValueError: if an argument is not True or False.
 
     References:
-      XLA pull requests 40505 (components) and 44530 (what hangs); NCCL issues 464 and 1272 (send
-      and receive between two hosts).
+      NCCL issues 464 (28 of 100 Gbit/s between two hosts) and 1272 (channels), NCCL's user guide,
+      "Environment Variables"; XLA pull requests 40505 (components) and 44530 (what hangs).
 
     >>> from gossipjax import launch
-    >>> for setting in launch.gpu_settings():
-    ...     print(f"{setting.name}={setting.value}")
-    --xla_gpu_enable_latency_hiding_scheduler=true
-    NCCL_NCHANNELS_PER_NET_PEER=4
+    >>> [setting.name for setting in launch.gpu_settings(sockets=True)]
+    ['NCCL_NCHANNELS_PER_NET_PEER', 'NCCL_SOCKET_NTHREADS', 'NCCL_NSOCKS_PERTHREAD']
     """
-    if not isinstance(connected_components, bool):
-        raise ValueError(
-            f"connected_components must be True or False, got {connected_components!r}."
-        )
-    return (*SETTINGS, CONNECTED_COMPONENTS) if connected_components else SETTINGS
+    arguments = {"sockets": sockets, "connected_components": connected_components}
+    for name, value in arguments.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} must be True or False, got {value!r}.")
+    settings = [CHANNELS]
+    settings += SOCKETS if sockets else ()
+    settings += [COMPONENTS] if connected_components else []
+    return tuple(settings)
 
 
-def set_gpu_settings(connected_components: bool = False) -> dict[str, str]:
+def set_gpu_settings(
+    *, sockets: bool = False, connected_components: bool = False
+) -> dict[str, str]:
     """Sets `gpu_settings` in this process's environment, except those that are set there already.
 
-    Call it before JAX's first use; `initialize` may come before or after it. Flags are added to
-    those of `XLA_FLAGS`. Nothing else of this library calls it.
+    Call it before JAX's first use, before or after `initialize`. A flag is added to those of
+    `XLA_FLAGS`. Nothing in this library calls it.
 
     Args:
+      sockets: as of `gpu_settings`.
       connected_components: as of `gpu_settings`.
 
     Returns:
       What was set, by name.
 
     Raises:
-      ValueError: if `connected_components` is not True or False, or `XLA_FLAGS` is the name of a
-        file, which is left as it is.
-      RuntimeError: if JAX has read its settings already, so that these would have no effect.
+      ValueError: if an argument is not True or False, or `XLA_FLAGS` is the name of a file.
+      RuntimeError: if JAX has started its backends, which have read their settings.
     """
-    settings = gpu_settings(connected_components)
+    settings = gpu_settings(sockets=sockets, connected_components=connected_components)
     flags = os.environ.get(XLA_FLAGS, "").strip()
     if flags and not flags.startswith("-"):
         raise ValueError(
             f"{XLA_FLAGS} must be flags, to which others can be added, got the name of a file, "
-            f"{flags!r}: add those of gx.launch.gpu_settings() to it."
+            f"{flags!r}: add those of gx.launch.gpu_settings to it."
         )
     if _is_jax_initialized():
         raise RuntimeError(

@@ -113,6 +113,10 @@ class Options:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if not self.nodes or len(set(self.nodes)) < len(self.nodes):
+            raise ValueError(
+                f"--nodes must be one or several different values, got {list(self.nodes)}."
+            )
 
 
 class MlpSpec(NamedTuple):
