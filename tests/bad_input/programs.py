@@ -317,7 +317,7 @@ OTHERS = [
     ("speed", "schedule --components --nodes 1", "--nodes must be an integer >= 2"),
     ("speed", "schedule --components --nodes 100000", "--nodes must be at most"),
     ("speed", "schedule --components --nodes", "--nodes must be one or several different values"),
-    ("speed", "schedule --components --target gpu", "--components compiles nothing, got --target"),
+    ("speed", "schedule --components --target gpu", "--target must be left out with"),
     ("fault_injection", "--kills 0", "--kills must be"),
     ("fault_injection", "--processes 0", "--processes must be"),
     ("fault_injection", "--processes 100000 --epochs 1000000", "--processes must be"),

@@ -2,6 +2,7 @@
 
     python -m experiments.speed schedule --target tpu
     python -m experiments.speed schedule --target gpu
+    python -m experiments.speed schedule --components
 
 Compiles the train step of an MLP (gradients, SGD with Nesterov momentum, gossip; one program per
 round, over a mesh with one node per chip) ahead of time, for chips that need not be present, and
@@ -23,8 +24,12 @@ permutations block; which ones depends on the positions of the nodes. For GPUs X
 as late as it estimates that the remaining work still hides it: the fraction falls with a larger
 `--batch-size-per-node`, a narrower wire, or a message in chunks (`2-osgp`).
 
-The exit status is 1 if a count or a size differs from the schedule's. README.md in this folder
-lists the files, columns and fields.
+`joined` are the nodes of each connected component of a permute; edges that carry no message
+(fillers, and those of a node to itself) must be none. `--components` counts components in the
+schedules of all topologies, and compiles nothing.
+
+The exit status is 1 if a count, a size or a component differs from the schedule's. README.md in
+this folder lists the files, columns and fields.
 """
 
 import dataclasses
@@ -114,6 +119,11 @@ class Options:
         if not self.nodes or len(set(self.nodes)) < len(self.nodes):
             raise ValueError(
                 f"--nodes must be one or several different values, got {list(self.nodes)}."
+            )
+        if self.components and self.target:
+            raise ValueError(
+                "--target must be left out with --components, which compiles nothing, got "
+                f"{' '.join(self.target)}."
             )
 
 
@@ -323,11 +333,6 @@ def inspect_schedules(options: Options) -> None:
     """Exchange of compiled train steps, and the work that overlaps it, on absent TPUs and GPUs."""
     out = None
     with exit_on_error(lambda: out):
-        if options.components and options.target:
-            raise ValueError(
-                f"--components compiles nothing, got --target {' '.join(options.target)}: give one "
-                "of the two."
-            )
         targets = [] if options.components else choose_targets(options.target)
         out = results.create_run_dir("speed-schedule", options.out, options.overwrite)
         console = Console()
