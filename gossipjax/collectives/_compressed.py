@@ -56,7 +56,8 @@ def _mix_encoded(
     sent = decode(words, wire.codec, [part])[0]
     mixed = [select_for_node(round_.self_weights, part.dtype, wire.axis_name) * sent]
     for receivers, weights in round_.slots:
-        received = decode(permute(words, receivers, wire.axis_name), wire.codec, [part])[0]
+        message = permute(words, receivers, wire.axis_name, weights > 0)
+        received = decode(message, wire.codec, [part])[0]
         by_receiver = np.zeros_like(weights)
         by_receiver[receivers] = weights
         weighted = select_for_node(by_receiver, part.dtype, wire.axis_name) * received

@@ -66,7 +66,8 @@ def exchange_rows(rows: jax.Array, axis_name: str) -> jax.Array:
         received = [jax.lax.dynamic_index_in_dim(rows, node, keepdims=False)]
         for hop in range(1, nodes):
             row = jax.lax.dynamic_index_in_dim(rows, (node + hop) % nodes, keepdims=False)
-            received.append(permute(row, (np.arange(nodes) + hop) % nodes, axis_name))
+            receivers = (np.arange(nodes) + hop) % nodes
+            received.append(permute(row, receivers, axis_name, receivers >= 0))
         return jnp.stack(received)[(node - jnp.arange(nodes)) % nodes]
     # The condition depends on the node and is always true: under vmap, JAX (0.10) makes another
     # shape of an array that is the same on all nodes. XLA removes it.
@@ -238,7 +239,7 @@ def _exchange_slots(
             sends = select_for_node(share > 0, bool, wire.axis_name)
             messages = [jnp.where(sends, m, jnp.zeros_like(m)) for m in messages]
         words = encode(messages, wire.codec, fold_in(key, number))
-        received = permute(words, receivers, wire.axis_name)
+        received = permute(words, receivers, wire.axis_name, share > 0)
         remainder = jax.tree.map(jnp.subtract, remainder, decode(words, wire.codec, messages))
         arrivals.append(decode(received, wire.codec, messages))
         shares.append(share.astype(dtype))
@@ -256,18 +257,30 @@ def exchange_in_pairs(buffer: jax.Array, partners: np.ndarray, wire: Wire) -> ja
     has_partner = partners != np.arange(len(partners))
 
     def exchange(part: jax.Array, wire: Wire) -> jax.Array:
-        received = permute(part, partners, wire.axis_name)
+        received = permute(part, partners, wire.axis_name, has_partner)
         is_message = select_for_node(has_partner, bool, wire.axis_name)
         return jnp.where(is_message, received, jnp.zeros_like(received))
 
     return sharded_over_local(exchange, buffer, wire)
 
 
-def permute(words: jax.Array, receivers: np.ndarray, axis_name: str) -> jax.Array:
+def permute(
+    words: jax.Array, receivers: np.ndarray, axis_name: str, is_message: np.ndarray
+) -> jax.Array:
     """Sends each node's words to its receiver; returns the words of its sender.
+
+    Where a permutation may be partial, only messages travel, and nodes that get none get zeros:
+    XLA on GPUs exchanges within the nodes that a permutation joins, and is slow within many.
+    Elsewhere these nodes get what is not a message, too, and the caller discards it.
 
     Where a sum over groups of two replaces the permutation, integers wrap around and arrive as they
     were sent; float32 arrives rounded to 2^-24 of the sum.
+
+    Args:
+      words: of this node.
+      receivers: a full permutation `[N]`, by sender.
+      axis_name: of the nodes.
+      is_message: bool `[N]`, by sender; False for a filler and for a node that is its own receiver.
     """
     nodes = np.arange(len(receivers))
     in_pairs = (receivers[receivers] == nodes).all() and (receivers != nodes).all()
@@ -279,7 +292,18 @@ def permute(words: jax.Array, receivers: np.ndarray, axis_name: str) -> jax.Arra
             return _unpack_u16_pairs(total - packed, words)
         except NotImplementedError:  # under vmap, and where types tell what varies
             pass
-    return jax.lax.ppermute(words, axis_name, list(enumerate(receivers.tolist())))
+    is_kept = is_message | (not may_be_partial(axis_name))
+    edges = np.stack([nodes, receivers], axis=1)[is_kept]
+    return jax.lax.ppermute(words, axis_name, edges.tolist())
+
+
+def may_be_partial(axis_name: str) -> bool:
+    """Whether a permutation over this axis may leave nodes out: under shard_map and pmap.
+
+    vmap needs a full one. It asks when the traced function is mapped: no error could be caught
+    here, in a branch of a switch or in a nested jit.
+    """
+    return axis_name in jax.sharding.get_abstract_mesh().manual_axes
 
 
 def _pack_u16_pairs(words: jax.Array) -> jax.Array:

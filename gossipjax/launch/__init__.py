@@ -4,6 +4,7 @@ A program calls `initialize()` before JAX's first use and then runs unchanged in
 the launcher and on the hosts of a cluster. This package imports nothing else of `gossipjax`.
 """
 
+from gossipjax.launch._gpu import GpuSetting, gpu_settings, set_gpu_settings
 from gossipjax.launch._initialize import exit_process, initialize
 from gossipjax.launch._mesh import mesh, surviving_nodes
 from gossipjax.launch._node_info import NodeInfo, find_node
@@ -12,13 +13,16 @@ from gossipjax.launch.supervisor import MALLOC_ENVIRONMENT, signal_handlers
 
 __all__ = [
     "MALLOC_ENVIRONMENT",
+    "GpuSetting",
     "NodeInfo",
     "ProcessInfo",
     "exit_process",
     "find_node",
+    "gpu_settings",
     "initialize",
     "mesh",
     "secret_from_env",
+    "set_gpu_settings",
     "signal_handlers",
     "surviving_nodes",
 ]

@@ -11,7 +11,8 @@ class Slot(NamedTuple):
     """One message per node: node `j` sends `weights[j]` times its buffer to `receivers[j]`.
 
     `receivers` `[N]` is a full permutation. `weights` `[N]` is 0 at a filler: an edge that is not
-    in the graph and only completes the permutation. What it delivers must be discarded.
+    in the graph and only completes the permutation, which `vmap` needs; on a mesh it is left out.
+    What it delivers must be discarded.
     """
 
     receivers: np.ndarray

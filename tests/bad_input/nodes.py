@@ -202,5 +202,17 @@ ROWS += [
     Call("incomplete", lambda: launch.initialize(num_processes=2), "must be given together"),
     Call("incomplete id", lambda: launch.initialize(process_id=0), "must be given together"),
 ]
+ROWS += calls(
+    "gpu_settings sockets",
+    lambda s: launch.gpu_settings(sockets=s),
+    [None, 1, "yes"],
+    "sockets must be",
+)
+ROWS += calls(
+    "set_gpu_settings components",
+    lambda c: launch.set_gpu_settings(connected_components=c),
+    [None, "true"],
+    "connected_components must be",
+)
 ROWS += calls("exit_process", launch.exit_process, [None, 256, -1, 1.5, [1]], "status must be")
 ROWS += calls("make_wire", lambda d: gx.wire.make_wire("nodes", None, d), ["x", int], "wire_dtype")

@@ -43,6 +43,10 @@ def test_the_words_are_counted(codec, size):
     assert (words.shape, words.dtype) == ((codec.count_words(jnp.ones(size)),), codec.word)
     assert codec.count_bytes(size) == words.nbytes
     assert codec.decode(words, jnp.ones(size)).shape == (size,)
+    # What a node gets that no message reaches.
+    nothing = codec.decode(jnp.zeros_like(words), jnp.ones(size))
+    assert not nothing.any()
+    assert not jnp.signbit(nothing).any()
     assert hash(codec) == hash(type(codec)(**vars(codec)))  # static data of a program
 
 

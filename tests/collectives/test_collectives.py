@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import networkx as nx
 import numpy as np
 import oracle
 import pytest
@@ -56,6 +57,55 @@ def test_a_nan_travels_along_edges_only(mode):
     assert np.isfinite(weight).all()
     infinite = jnp.array([[1.0], [jnp.inf], [1.0], [1.0]])
     assert np.isinf(mix(mode, IRREGULAR, infinite, jnp.ones(4), 0)[0]).sum() == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_only_messages_travel_where_a_permutation_may_be_partial(mode, monkeypatch):
+    """Not fillers, nor what a node would send to itself: in a switch and in a nested jit, too."""
+    path = nx.path_graph(3)
+    chain = gx.topology.from_graph(path, "metropolis")
+    choco = gx.choco(chain, gx.wire.top_k(0.5), 0.4)
+    relay = gx.relay(path)
+    update = jax.jit(lambda tx, x: tx.update(x, tx.init(x), x, step=0)[0], static_argnums=0)
+    functions = {
+        "static": lambda x: gx.mix(x, None, IRREGULAR, 0)[0],
+        "traced": lambda x: gx.mix(x, None, IRREGULAR, jnp.int32(2))[0],
+        "narrow": lambda x: gx.mix(x, None, IRREGULAR, 1, wire=gx.wire.bfloat16())[0],
+        "choco": lambda x: update(choco, x),
+        "relay": lambda x: update(relay, x),
+    }
+    matrices = IRREGULAR.matrices()
+    graphs = {"static": matrices[0], "traced": matrices.any(0), "narrow": matrices[1]}
+    for name, function in functions.items():
+        graph = graphs.get(name, chain.matrices()[0])
+        n = len(graph)
+        x = jnp.asarray(np.random.default_rng(0).normal(size=(n, 6)), jnp.float32)
+        sent: list[tuple[int, int]] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(jax.lax, "ppermute", record_edges(jax.lax.ppermute, sent))
+            mixed = run(mode, function, n)(x)
+        edges = {(j, i) for i, j in zip(*np.nonzero(graph), strict=True) if i != j}
+        assert edges <= set(sent)
+        assert (set(sent) == edges) == (mode != "vmap"), name
+        if mode != "vmap":
+            expected = run("vmap", function, n)(x)
+            np.testing.assert_allclose(mixed, expected, rtol=1e-5, atol=1e-6)
+
+
+def record_edges(ppermute, edges):
+    def call(x, axis_name, perm):
+        edges.extend(map(tuple, perm))
+        return ppermute(x, axis_name, perm)
+
+    return call
+
+
+def test_a_permutation_is_full_where_only_the_size_of_the_axis_is_known():
+    jaxpr = jax.make_jaxpr(
+        lambda x: gx.mix(x, None, IRREGULAR, 0)[0], axis_env=[("nodes", IRREGULAR.size)]
+    )(jnp.ones(2))
+    edges = [eqn.params["perm"] for eqn in jaxpr.eqns if eqn.primitive.name == "ppermute"]
+    assert [len(perm) for perm in edges] == [IRREGULAR.size] * 3
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -5,6 +5,7 @@ The tests marked `aot` compile for TPUs and GPUs, each where its compiler is ins
 
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
@@ -18,18 +19,21 @@ from jax.sharding import Mesh
 
 import gossipjax as gx
 from experiments.speed import targets
+from experiments.speed.__main__ import main
 from experiments.speed.outer_rows import STREAMING_DILOCO
 from experiments.speed.schedule.compiled import (
     CASES,
     MlpSpec,
     Options,
     compile_step,
+    describe_permutations,
     expect_average,
     expect_messages,
     make_case,
 )
+from experiments.speed.schedule.components import SCHEDULES, find_round_components
 from experiments.speed.schedule.hlo_overlap import Message, Overlap, read_overlap
-from experiments.training.methods import MethodOptions, make_method
+from experiments.training.methods import MethodOptions, make_method, make_schedule
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,7 +57,8 @@ ENTRY %main (x: f32[4,4], w: u16[10]) -> f32[4,4] {
   %x = f32[4,4]{1,0} parameter(0)
   %w = u16[10]{0:T(1024)S(1)} parameter(1)
   %gemm.0 = (f32[4,4]{1,0}, s8[9]{0}) custom-call(%x, %x), custom_call_target="__cublas$gemm"
-  %start = (u16[10]{0}, u16[10]{0}, u32[], u32[]) collective-permute-start(%w), channel_id=1
+  %start = (u16[10]{0}, u16[10]{0}, u32[], u32[]) collective-permute-start(%w), channel_id=1, \
+source_target_pairs={{0,1},{1,0},{2,2}}
   %fusion.1 = f32[4,4]{1,0} fusion(%x, %x), kind=kOutput, calls=%product
   %loop = (f32[4,4]{1,0}, f32[4,4]{1,0}) while(%fusion.1), condition=%never, body=%body
   %done = u16[10]{0} collective-permute-done(%start)
@@ -74,6 +79,7 @@ def test_reads_messages_and_matmuls():
         matmuls=4,
         matmuls_before=1,
         matmuls_overlapped=2,
+        permutations=[[(0, 1), (1, 0), (2, 2)]],
     )
 
 
@@ -148,6 +154,51 @@ def test_a_missing_compiler_says_what_to_install(monkeypatch):
         targets.choose_targets(())
 
 
+@pytest.mark.parametrize(
+    ("edges", "expected", "self_edges", "fillers"),
+    [
+        ([(0, 1), (1, 2), (2, 3)], [[4]], 0, 0),
+        ([(0, 1), (1, 2), (2, 3), (3, 0)], [[4]], 0, 1),
+        ([(0, 1), (1, 0), (2, 3), (3, 3)], [[2, 2]], 1, 0),
+    ],
+)
+def test_edges_that_carry_no_message_are_counted(edges, expected, self_edges, fillers):
+    chain = make_schedule("chain", 4).rounds[0]
+    fields = describe_permutations([edges], chain)
+    assert fields["components"] == expected
+    assert fields["expected_components"] == [[4], [4]]
+    assert (fields["self_edges"], fields["fillers"]) == (self_edges, fillers)
+
+
+@pytest.mark.parametrize("nodes", [4, 6, 8, 12])
+def test_a_shift_has_as_many_components_as_divide_it(nodes):
+    for round_, hop in zip(gx.topology.complete_cycle(nodes).rounds, range(1, nodes), strict=True):
+        count = math.gcd(nodes, hop)
+        assert find_round_components(round_) == [[nodes // count] * count]
+
+
+def test_the_components_of_every_topology(tmp_path):
+    main(["schedule", "--components", "--nodes", "6", "8", "--out", str(tmp_path / "out")])
+    runs = json.loads((tmp_path / "out" / "summary.json").read_text())["runs"]
+    by_name = {(run["topology"], run["nodes"]): run for run in runs}
+    assert {name for name, _ in by_name} == set(SCHEDULES)
+    assert ("hypercube", 6) not in by_name
+    assert by_name["bipartite_exponential", 8]["kinds"] == ["4x2"]
+    assert by_name["one_peer_exponential", 8]["kinds"] == ["1x8", "2x4", "4x2"]
+    assert by_name["complete", 8]["kinds"] == ["all-reduce"]
+    assert by_name["star", 6]["idle"] == 4
+    table = (tmp_path / "out" / "components.md").read_text()
+    assert "| hypercube | not possible | 4x2 |" in table
+    documented = (ROOT / "gossipjax" / "topology" / "README.md").read_text()
+    assert read_column(table, 3) == read_column(documented, 2)  # of 8 nodes
+
+
+def read_column(text, number):
+    """A column of a table of components, by topology."""
+    rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
+    return {row[1]: row[number] for row in rows if row[1:] and row[1] in SCHEDULES}
+
+
 def test_bad_options_are_refused():
     with pytest.raises(ValueError, match="--layers must be an integer >= 1, got 0"):
         Options(layers=0)
@@ -177,6 +228,8 @@ def test_programs_exchange_what_their_schedules_say(runs):
     assert len(runs) % len(CASES) == 0
     for run in runs:
         assert run["matches_schedule"]
+        assert run["self_edges"] == run["fillers"] == 0
+        assert run["components"] == run["expected_components"]
         assert run["messages"] == run["expected_messages"]
         assert run["matmuls"] == 3 * 6 - 1  # no gradient of the inputs
 

@@ -2,6 +2,7 @@
 
     python -m experiments.speed schedule --target tpu
     python -m experiments.speed schedule --target gpu
+    python -m experiments.speed schedule --components
 
 Compiles the train step of an MLP (gradients, SGD with Nesterov momentum, gossip; one program per
 round, over a mesh with one node per chip) ahead of time, for chips that need not be present, and
@@ -23,8 +24,12 @@ permutations block; which ones depends on the positions of the nodes. For GPUs X
 as late as it estimates that the remaining work still hides it: the fraction falls with a larger
 `--batch-size-per-node`, a narrower wire, or a message in chunks (`2-osgp`).
 
-The exit status is 1 if a count or a size differs from the schedule's. README.md in this folder
-lists the files, columns and fields.
+`joined` are the nodes of each connected component of a permute; edges that carry no message
+(fillers, and those of a node to itself) must be none. `--components` counts components in the
+schedules of all topologies, and compiles nothing.
+
+The exit status is 1 if a count, a size or a component differs from the schedule's. README.md in
+this folder lists the files, columns and fields.
 """
 
 import dataclasses
@@ -32,7 +37,7 @@ import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,18 +45,24 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 import gossipjax as gx
 from experiments import results
-from experiments.options.checks import PositiveInt, check_fields
+from experiments.options.checks import Check, PositiveInt, check_fields
 from experiments.options.paths import OptionalPath
 from experiments.program import ProgramError, exit_on_error
 from experiments.results import Record
 from experiments.speed.outer_rows import STREAMING_DILOCO, OuterTimes
+from experiments.speed.schedule.components import (
+    Edge,
+    count_all_components,
+    find_components,
+    find_round_components,
+    make_components_table,
+)
 from experiments.speed.schedule.hlo_overlap import Message, Overlap, read_overlap
+from experiments.speed.schedule.report import make_table
 from experiments.speed.targets import Target, TargetKind, choose_targets, make_devices
 from experiments.training.methods import Method, MethodOptions, WireName, make_method
 
@@ -59,6 +70,7 @@ CASES: tuple[tuple[str, WireName], ...] = (
     ("allreduce", "float32"),
     ("dpsgd@ring", "float32"),
     ("dpsgd@bipartite_exponential", "float32"),
+    ("dpsgd@chain", "float32"),
     ("sgp", "float32"),
     ("sgp@two_peer_exponential", "float32"),
     ("sgp", "bfloat16"),
@@ -71,12 +83,25 @@ CASES: tuple[tuple[str, WireName], ...] = (
 )
 
 
+MAX_NODES = 4096  # the slots of a complete graph of so many have 16 million edges
+
+AtLeastTwo = Annotated[
+    int,
+    Check("an integer >= 2", lambda value: value >= 2),
+    Check(f"at most {MAX_NODES}", lambda value: value <= MAX_NODES),
+]
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
     """Options of the compiled train steps."""
 
     target: tuple[TargetKind, ...] = ()
     """Chips to compile for; all whose compiler is installed if not given."""
+    components: bool = False
+    """Compile nothing: count the nodes that the permutations of every topology join."""
+    nodes: tuple[AtLeastTwo, ...] = (8, 16, 32, 64)
+    """Numbers of nodes for --components."""
     layers: PositiveInt = 20
     """Layers of the MLP."""
     width: PositiveInt = 512
@@ -92,6 +117,15 @@ class Options:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if not self.nodes or len(set(self.nodes)) < len(self.nodes):
+            raise ValueError(
+                f"--nodes must be one or several different values, got {list(self.nodes)}."
+            )
+        if self.components and self.target:
+            raise ValueError(
+                "--target must be left out with --components, which compiles nothing, got "
+                f"{' '.join(self.target)}."
+            )
 
 
 class MlpSpec(NamedTuple):
@@ -163,6 +197,14 @@ def compile_step(method: Method, mlp: MlpSpec, mesh: Mesh, step: int) -> Overlap
     return read_overlap(lowered.compile().as_text())
 
 
+def find_round(state: gx.GossipState | None, step: int) -> gx.topology.Round | None:
+    """The round by which messages travel at `step`; None for an algorithm that has no schedule."""
+    if state is None or state.schedule is None:
+        return None
+    # Under overlap, what travels now was sent in the round before, and travels in chunks.
+    return state.schedule.round_at((step - 1) // state.overlap if state.overlap else step)
+
+
 def expect_messages(
     state: gx.GossipState | None, wire: WireName, parameters: int, step: int
 ) -> list[Message]:
@@ -174,11 +216,10 @@ def expect_messages(
       parameters: number of float32 parameters.
       step: a static step number.
     """
-    if state is None or state.schedule is None:
+    round_ = find_round(state, step)
+    if state is None or round_ is None:
         return [Message("all-reduce", "f32", 4 * parameters)]
     overlap = state.overlap
-    # Under overlap, what travels now was sent in the round before, and travels in chunks.
-    round_ = state.schedule.round_at((step - 1) // overlap if overlap else step)
     peers = np.count_nonzero(round_.matrix, axis=0).max() - 1
     has_weight = state.weight is not None
     values = -(-(parameters + has_weight) // max(1, overlap))
@@ -218,6 +259,29 @@ def expect_average(step: int, mlp: MlpSpec, nodes: int, kind: str) -> list[Messa
     return [Message("collective-permute", "f32", 4 * -(-values // nodes))] * (2 * (nodes - 1))
 
 
+def describe_permutations(permutations: Sequence[list[Edge]], round_: Any) -> Record:
+    """Fields of `metrics.jsonl`: the components of permutations, and the edges of no message.
+
+    Args:
+      permutations: of a compiled program.
+      round_: of the schedule; None if there is none, so that no edge is known to be too many.
+    """
+    edges = [edge for permutation in permutations for edge in permutation]
+    fillers = []
+    components = [find_components(permutation) for permutation in permutations]
+    expected = components
+    if round_ is not None:
+        expected = find_round_components(round_)
+        messages = set(zip(round_.senders.tolist(), round_.receivers.tolist(), strict=True))
+        fillers = [(i, j) for i, j in edges if (i, j) not in messages and i != j]
+    return {
+        "components": sorted(components),
+        "expected_components": sorted(expected),
+        "self_edges": sum(sender == receiver for sender, receiver in edges),
+        "fillers": len(fillers),
+    }
+
+
 def compile_case(
     name: str, wire: WireName, target: Target, options: Options, mesh: Mesh
 ) -> list[Record]:
@@ -229,8 +293,11 @@ def compile_case(
         overlap = compile_step(method, mlp, mesh, step)
         if method.outer is None:
             expected = expect_messages(method.state(), wire, mlp.size, step)
+            round_ = find_round(method.state(), step)
         else:
             expected = expect_average(step, mlp, target.nodes, target.kind)
+            round_ = None
+        joined = describe_permutations(overlap.permutations, round_)
         records.append(
             {
                 "target": target.description,
@@ -241,7 +308,10 @@ def compile_case(
                 "parameters": mlp.size,
                 "messages": [message._asdict() for message in overlap.messages],
                 "expected_messages": [message._asdict() for message in expected],
-                "matches_schedule": sorted(overlap.messages) == sorted(expected),
+                "matches_schedule": sorted(overlap.messages) == sorted(expected)
+                and joined["components"] == joined["expected_components"]
+                and not joined["self_edges"] + joined["fillers"],
+                **joined,
                 "matmuls": overlap.matmuls,
                 "matmuls_before": overlap.matmuls_before,
                 "matmuls_overlapped": overlap.matmuls_overlapped,
@@ -260,56 +330,33 @@ def summarize(programs: Sequence[Record]) -> Record:
         "messages": wrong["messages"],
         "expected_messages": wrong["expected_messages"],
         "matches_schedule": wrong["matches_schedule"],
+        "components": list_kinds(programs, "components"),
+        "expected_components": list_kinds(programs, "expected_components"),
+        "self_edges": max(program["self_edges"] for program in programs),
+        "fillers": max(program["fillers"] for program in programs),
         "fraction_overlapped": worst["matmuls_overlapped"] / max(1, worst["matmuls"]),
     }
 
 
-def format_messages(messages: Sequence[Record]) -> str:
-    """A line per kind of message: count, opcode, type and bytes."""
-    counts: dict[tuple[str, str, int], int] = {}
-    for message in messages:
-        kind = (message["opcode"], message["dtype"], message["bytes"])
-        counts[kind] = counts.get(kind, 0) + 1
-    lines = [
-        f"{count} {opcode} {dtype} {size:,}" for (opcode, dtype, size), count in counts.items()
-    ]
-    return "\n".join(lines) or "none"
-
-
-def make_table(runs: Sequence[Record]) -> Table:
-    """The table of the list `runs` of `summary.json`."""
-    table = Table(
-        title="Collectives of a compiled step, and matrix products between start and done",
-        caption="collectives: of one node: count, kind, type and bytes of each",
-        box=SIMPLE_HEAD,
-        padding=0,
-    )
-    for header in ("target", "algorithm", "topology", "collectives", "as expected"):
-        table.add_column(header, overflow="fold")
-    for header in ("programs", "matmuls", "overlapped"):
-        table.add_column(header, justify="right", no_wrap=True)
-    for run in runs:
-        expected = f"NO: {format_messages(run['expected_messages'])}"
-        table.add_row(
-            run["target"],
-            run["algorithm"] + (f", {run['wire']}" if run["wire"] != "float32" else ""),
-            run["topology"].replace("_", " "),
-            format_messages(run["messages"]),
-            "yes" if run["matches_schedule"] else expected,
-            f"{run['programs']}",
-            f"{run['matmuls']}",
-            f"{run['matmuls_overlapped']} ({run['fraction_overlapped']:.0%})",
-        )
-    return table
+def list_kinds(programs: Sequence[Record], field: str) -> list[list[int]]:
+    """Each kind of permutation of all programs once."""
+    kinds = {tuple(sizes) for program in programs for sizes in program[field]}
+    return [list(sizes) for sizes in sorted(kinds)]
 
 
 def inspect_schedules(options: Options) -> None:
     """Exchange of compiled train steps, and the work that overlaps it, on absent TPUs and GPUs."""
     out = None
     with exit_on_error(lambda: out):
-        targets = choose_targets(options.target)
+        targets = [] if options.components else choose_targets(options.target)
         out = results.create_run_dir("speed-schedule", options.out, options.overwrite)
         console = Console()
+        if options.components:
+            runs = count_all_components(options.nodes, out, console)
+            results.write_summary(out, dataclasses.asdict(options), {}, runs)
+            console.print(make_components_table(runs))
+            console.print(f"Results: {out}", soft_wrap=True)
+            return
         names = ", ".join(target.description for target in targets)
         console.print(f"{names}. Results: {out}", soft_wrap=True)
         runs = compile_all(options, targets, out, console)

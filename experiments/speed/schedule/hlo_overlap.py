@@ -15,6 +15,7 @@ from experiments.speed.hlo import (
 
 STARTS = ("-start", "send", "recv")
 MATMUL_CALL = re.compile(r'custom_call_target="[^"]*(gemm|matmul)')  # of a library
+EDGES = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 
 
 class Message(NamedTuple):
@@ -34,19 +35,22 @@ class Overlap(NamedTuple):
       matmuls_before: those that run before the first collective starts.
       matmuls_overlapped: those that run while at least one collective is under way; 0 for a
         collective that blocks.
+      permutations: the pairs of sender and receiver of each permute.
     """
 
     messages: list[Message]
     matmuls: int
     matmuls_before: int
     matmuls_overlapped: int
+    permutations: list[list[tuple[int, int]]]
 
 
 def read_overlap(text: str) -> Overlap:
     """Reads a scheduled module, as `jax.stages.Compiled.as_text` prints it.
 
     Raises:
-      ValueError: if the text has no entry computation or XLA has not ordered its instructions.
+      ValueError: if the text has no entry computation, XLA has not ordered its instructions, or a
+        permute does not say which nodes it joins.
     """
     module = parse_module(text)
     before = 0
@@ -55,8 +59,14 @@ def read_overlap(text: str) -> Overlap:
             break
         before += _count_matmuls(it, module)
     messages = [m for body in module.computations.values() for m in _list_messages(body)]
+    permutations = [
+        _read_edges(it)
+        for body in module.computations.values()
+        for it in body.values()
+        if it.collective == "collective-permute"
+    ]
     overlapped = count_overlapped(module, COLLECTIVES)
-    return Overlap(messages, count_matmuls(module), before, overlapped)
+    return Overlap(messages, count_matmuls(module), before, overlapped, permutations)
 
 
 def count_matmuls(module: Module) -> int:
@@ -75,6 +85,14 @@ def count_overlapped(module: Module, kinds: Container[str]) -> int:
             under_way -= set(it.operands)
         overlapped += _count_matmuls(it, module) if under_way else 0
     return overlapped
+
+
+def _read_edges(it: Instruction) -> list[tuple[int, int]]:
+    match = EDGES.search(it.attributes)
+    if match is None:
+        raise ValueError(f"a permute must list its pairs of nodes, got {it.attributes!r}.")
+    numbers = [int(number) for number in re.findall(r"\d+", match[1])]
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def _count_matmuls(it: Instruction, module: Module) -> int:

@@ -1,0 +1,150 @@
+"""Settings of XLA and NCCL for gossip on GPUs, each with its source; nothing sets them silently."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple
+
+import jax
+
+XLA_FLAGS = "XLA_FLAGS"
+
+
+class GpuSetting(NamedTuple):
+    """A flag of XLA, whose name starts with `--`, or an environment variable of NCCL.
+
+    Attributes:
+      name: as it is spelled.
+      value: the value to set.
+      purpose: what it is for.
+      source: who says so.
+    """
+
+    name: str
+    value: str
+    purpose: str
+    source: str
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it goes into `XLA_FLAGS`."""
+        return self.name.startswith("--")
+
+
+CHANNELS = GpuSetting(
+    "NCCL_NCHANNELS_PER_NET_PEER",
+    "4",
+    "more of the network for one peer: NCCL sends as if to all nodes at once",
+    "https://github.com/NVIDIA/nccl/issues/1272",
+)
+SOCKETS = (
+    GpuSetting(
+        "NCCL_SOCKET_NTHREADS",
+        "4",
+        "threads of a TCP connection",
+        "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
+    ),
+    GpuSetting(
+        "NCCL_NSOCKS_PERTHREAD",
+        "4",
+        "sockets of each of these threads",
+        "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
+    ),
+)
+COMPONENTS = GpuSetting(
+    "--xla_gpu_collective_permute_connected_components",
+    "true",
+    "runs a permutation within the nodes that it joins, not within a clique of all",
+    "https://github.com/openxla/xla/pull/40505",
+)
+
+
+def gpu_settings(
+    *, sockets: bool = False, connected_components: bool = False
+) -> tuple[GpuSetting, ...]:
+    """The settings of NCCL and XLA that matter for gossip on GPUs; sets none.
+
+    A round is a send and a receive per node and peer, which NCCL runs below the speed of its
+    all-reduce unless it is told to use more of the network for a peer. The flag of XLA exists in
+    jaxlib 0.10 and 0.11; XLA ends the process at one that it does not know.
+
+    Args:
+      sockets: whether hosts are joined by TCP, at 100 Gbit/s or so, without RDMA.
+      connected_components: whether NCCL's cliques are the components of a permutation, as
+        `python -m experiments.speed schedule --components` lists them. For programs of one
+        permutation in which no node is idle, such as those of
+        `gx.topology.bipartite_exponential` at a static step: XLA may hang where a permutation
+        leaves a node out, or where two permutations of a program share some components only.
+
+    Raises:
+      ValueError: if an argument is not True or False.
+
+    References:
+      NCCL issues 464 (28 of 100 Gbit/s between two hosts) and 1272 (channels), NCCL's user guide,
+      "Environment Variables"; XLA pull requests 40505 (components) and 44530 (what hangs).
+
+    >>> from gossipjax import launch
+    >>> [setting.name for setting in launch.gpu_settings(sockets=True)]
+    ['NCCL_NCHANNELS_PER_NET_PEER', 'NCCL_SOCKET_NTHREADS', 'NCCL_NSOCKS_PERTHREAD']
+    """
+    arguments = {"sockets": sockets, "connected_components": connected_components}
+    for name, value in arguments.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} must be True or False, got {value!r}.")
+    settings = [CHANNELS]
+    settings += SOCKETS if sockets else ()
+    settings += [COMPONENTS] if connected_components else []
+    return tuple(settings)
+
+
+def set_gpu_settings(
+    *, sockets: bool = False, connected_components: bool = False
+) -> dict[str, str]:
+    """Sets `gpu_settings` in this process's environment, except those that are set there already.
+
+    Call it before JAX's first use, before or after `initialize`. A flag is added to those of
+    `XLA_FLAGS`. Nothing in this library calls it.
+
+    Args:
+      sockets: as of `gpu_settings`.
+      connected_components: as of `gpu_settings`.
+
+    Returns:
+      What was set, by name.
+
+    Raises:
+      ValueError: if an argument is not True or False, or `XLA_FLAGS` is the name of a file.
+      RuntimeError: if JAX has started its backends, which have read their settings.
+    """
+    settings = gpu_settings(sockets=sockets, connected_components=connected_components)
+    flags = os.environ.get(XLA_FLAGS, "").strip()
+    if flags and not flags.startswith("-"):
+        raise ValueError(
+            f"{XLA_FLAGS} must be flags, to which others can be added, got the name of a file, "
+            f"{flags!r}: add those of gx.launch.gpu_settings to it."
+        )
+    if _is_jax_initialized():
+        raise RuntimeError(
+            "set_gpu_settings must be called before JAX's first use, got a process in which JAX "
+            "has started its backends: call it at the top of the program, or set the variables "
+            "before it starts."
+        )
+    given = {*os.environ, *re.findall(r"(?:^|\s)(--\w+)", flags)}
+    missing = [setting for setting in settings if setting.name not in given]
+    added = [f"{setting.name}={setting.value}" for setting in missing if setting.is_flag]
+    if added:
+        os.environ[XLA_FLAGS] = " ".join(filter(None, [flags, *added]))
+    os.environ.update({s.name: s.value for s in missing if not s.is_flag})
+    return {setting.name: setting.value for setting in missing}
+
+
+def _is_jax_initialized() -> bool:
+    """Whether JAX has started its backends: it then refuses another number of CPU devices."""
+    count = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        jax.config.update("jax_num_cpu_devices", 2 if count == 1 else 1)
+    except RuntimeError:
+        return True
+    jax.config.update("jax_num_cpu_devices", count)
+    return False
