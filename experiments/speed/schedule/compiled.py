@@ -130,7 +130,9 @@ def compute_loss(params: Any, examples: Any) -> jax.Array:
     return jnp.mean((x - examples["y"]) ** 2)
 
 
-def lower_step(tx: optax.GradientTransformation, mlp: MlpSpec, mesh: Mesh, step: int) -> Any:
+def lower_step(
+    tx: optax.GradientTransformationExtraArgs, mlp: MlpSpec, mesh: Mesh, step: int
+) -> Any:
     """Lowers the train step for the round of the static step number `step`.
 
     The mesh has the axis `nodes`, and may have `local`, which splits a node's examples.

@@ -88,7 +88,7 @@ class Options:
             )
 
 
-def make_gossip(schedule: gx.Schedule, mesh: Mesh) -> optax.GradientTransformation:
+def make_gossip(schedule: gx.Schedule, mesh: Mesh) -> optax.GradientTransformationExtraArgs:
     """SGD and 1-OSGP; first the mean of the gradients where a node has several chips."""
     sgd = optax.sgd(0.1, momentum=0.9, nesterov=True)
     if "local" not in mesh.axis_names:
