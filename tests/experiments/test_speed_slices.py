@@ -143,3 +143,22 @@ def test_messages_cross_where_the_schedule_says_so(topology, tmp_path):
             assert run["matmuls_beside_dcn"] > 0.9 * run["matmuls"]
         if run["chips_per_node"] > 1:
             assert run["inner_bytes_per_chip"] < 1.1 * (1 + 2 / 8) * run["model_bytes"]
+
+
+@pytest.mark.aot
+def test_programs_grow_by_n_log_n_at_most(tmp_path):
+    """Of 16 and 256 chips, with one round and with all of them."""
+    if missing := targets.find_missing_packages("tpu"):
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "experiments.speed", "scaling", "--chips", "v5e:4x4"]
+    command += ["v5e:16x16", "--topology", "one_peer_exponential", "exponential", "--layers", "2"]
+    done = subprocess.run([*command, "--out", str(out)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    runs = json.loads((out / "summary.json").read_text())["runs"]
+    growth = [run["growth"] for run in runs if run["nodes"] == 256]
+    assert len(growth) == 4
+    assert max(growth) < 1
+    messages = {(run["nodes"], run["topology"]): run["collectives_per_round"] for run in runs}
+    assert messages[256, "one_peer_exponential"] == 1
+    assert messages[256, "exponential"] == 8
