@@ -14,19 +14,23 @@ import tyro
 from experiments.speed.input_feed import measure_input
 from experiments.speed.network.measure import measure_network
 from experiments.speed.schedule.compiled import inspect_schedules
+from experiments.speed.schedule.scaling import inspect_scaling
 from experiments.speed.schedule.slices import inspect_slices
 from experiments.speed.simulation import measure_simulation
 from experiments.speed.step import measure_step
 from experiments.speed.stragglers.measure import measure_stragglers
+from experiments.speed.topologies import measure_topologies
 
 COMMANDS = {
     "input": measure_input,
     "network": measure_network,
+    "scaling": inspect_scaling,
     "schedule": inspect_schedules,
     "simulation": measure_simulation,
     "slices": inspect_slices,
     "step": measure_step,
     "stragglers": measure_stragglers,
+    "topologies": measure_topologies,
 }
 
 

@@ -147,9 +147,13 @@ def _concatenate(leaves: list[jax.Array]) -> jax.Array:
     return jnp.concatenate(joined)
 
 
-def pad_to_rows(buffer: jax.Array, rows: int) -> jax.Array:
-    """Returns a flat buffer, padded with zeros, as `[rows, length]`."""
-    length = -(-buffer.size // rows)
+def pad_to_rows(buffer: jax.Array, rows: int, multiple: int = 1) -> jax.Array:
+    """Returns a flat buffer, padded with zeros, as `[rows, length]`, of a multiple as length.
+
+    >>> pad_to_rows(jnp.ones(5), 2).shape, pad_to_rows(jnp.ones(5), 2, multiple=4).shape
+    ((2, 3), (2, 4))
+    """
+    length = -(-buffer.size // (rows * multiple)) * multiple
     return jnp.pad(buffer, (0, rows * length - buffer.size)).reshape(rows, length)
 
 

@@ -37,6 +37,8 @@ from gossipjax.wire import (
     split_by_size,
 )
 
+LANES = 128  # XLA on TPUs gathers rows of no multiple by an all-reduce, of the whole buffer
+MIN_ALIGNED = 64 * LANES  # values of a row, from which on the padding does not count
 MIN_SELF_WEIGHT = 1 / 128  # below it, a subtraction in float32 would cancel too many digits
 
 
@@ -362,7 +364,8 @@ def sharded_over_local(apply: Callable[..., Any], buffer: jax.Array, wire: Wire)
             f"the model must be the same on all devices of {local!r}, got one that varies over it: "
             f"put gx.allreduce({local!r}) first in the chain."
         )
-    shards = pad_to_rows(buffer, devices)
+    is_long = buffer.size >= devices * MIN_ALIGNED
+    shards = pad_to_rows(buffer, devices, LANES if is_long else 1)
     shard = jax.lax.dynamic_index_in_dim(shards, jax.lax.axis_index(local), keepdims=False)
     return jax.tree.map(
         lambda part: gather_words(part, local, tiled=True)[: buffer.size], apply(shard, wire=wire)

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -9,12 +10,13 @@ import pytest
 from jax.sharding import Mesh
 
 import gossipjax as gx
-from experiments.speed import input_feed, simulation, step
+from experiments.speed import input_feed, simulation, step, topologies
 from experiments.speed.__main__ import COMMANDS
+from experiments.speed.hlo import parse_module
 from experiments.speed.network import measure as network
 from experiments.speed.network.rows import ALL_LINKS, COMPUTATION, SINGLE_LINK, make_row
 from experiments.speed.network.summary import summarize_configuration, summarize_row
-from experiments.speed.schedule import compiled
+from experiments.speed.schedule import compiled, scaling, slices
 from experiments.speed.stragglers import measure as stragglers
 from experiments.speed.stragglers.summary import Setting, add_ratios, summarize_run
 from experiments.speed.targets import Target
@@ -24,10 +26,13 @@ README = (Path(step.__file__).parent / "README.md").read_text()
 OPTIONS = {
     "input": input_feed.Options,
     "network": network.Options,
+    "scaling": scaling.Options,
     "schedule": compiled.Options,
     "simulation": simulation.Options,
     "step": step.Options,
+    "slices": slices.Options,
     "stragglers": stragglers.Options,
+    "topologies": topologies.Options,
 }
 
 
@@ -104,3 +109,28 @@ def test_fields_of_schedule(name):
     run = compiled.summarize(compiled.compile_case(name, "float32", target, options, mesh))
     assert read_fields("schedule") <= set(run)
     assert compiled.make_table([run]).row_count == 1
+
+
+def test_fields_of_slices():
+    chips = [SimpleNamespace(id=number, slice_index=number) for number in range(2)]
+    program = "HloModule m, is_scheduled=true\n\nENTRY %main () -> f32[] {\n}\n"
+    round_ = gx.topology.ring(2).rounds[0]
+    run = slices.read_program(parse_module(program), round_, np.array(chips), 4)
+    assert not run["matches_schedule"]
+    run |= {"nodes": 2, "chips_per_node": 1, "round": 0}
+    assert read_fields("slices") <= set(run)
+    assert slices.make_table([run]).row_count == 1
+
+
+def test_fields_of_topologies():
+    run = topologies.measure_schedule("tree", topologies.Options(nodes=4))
+    assert read_fields("topologies") <= set(run)
+    assert topologies.make_table([run]).row_count == 1
+    assert run["rounds_to_exact_average"] is None
+
+
+def test_fields_of_scaling():
+    names = "topology step nodes rounds collectives_per_round trace_seconds compile_seconds growth"
+    run = dict.fromkeys((*names.split(), *scaling.SIZES), 1) | {"topology": "ring", "step": "s"}
+    assert read_fields("scaling") == set(run)
+    assert scaling.make_table([run]).row_count == 1

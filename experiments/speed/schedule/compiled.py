@@ -164,13 +164,16 @@ def compute_loss(params: Any, examples: Any) -> jax.Array:
     return jnp.mean((x - examples["y"]) ** 2)
 
 
-def lower_step(tx: optax.GradientTransformation, mlp: MlpSpec, mesh: Mesh, step: int) -> Any:
+def lower_step(
+    tx: optax.GradientTransformationExtraArgs, mlp: MlpSpec, mesh: Mesh, step: int | None
+) -> Any:
     """Lowers the train step for the round of the static step number `step`.
 
-    The mesh has the axis `nodes`, and may have `local`, which splits a node's examples.
+    Without a number the step is traced, and the program holds all rounds. The mesh has the axis
+    `nodes`, and may have `local`, which splits a node's examples.
     """
 
-    def train_step(params: Any, opt_state: Any, examples: Any, step: int) -> tuple[Any, Any, Any]:
+    def train_step(params: Any, opt_state: Any, examples: Any, step: Any) -> tuple[Any, Any, Any]:
         loss, grads = jax.value_and_grad(compute_loss)(params, examples)
         updates, opt_state = tx.update(grads, opt_state, params, step=step)
         return optax.apply_updates(params, updates), opt_state, loss
@@ -181,14 +184,21 @@ def lower_step(tx: optax.GradientTransformation, mlp: MlpSpec, mesh: Mesh, step:
         sharding = NamedSharding(mesh, spec)
         return jax.ShapeDtypeStruct((nodes.size, *x.shape), x.dtype, sharding=sharding)
 
-    program = nodes.spmd(train_step, static_argnums=3, donate_argnums=(0, 1), local_argnums=2)
+    program = nodes.spmd(
+        train_step,
+        static_argnums=() if step is None else 3,
+        shared_argnums=3 if step is None else (),
+        donate_argnums=(0, 1),
+        local_argnums=2,
+    )
+    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, P()))
     arguments = (mlp.params, jax.eval_shape(tx.init, mlp.params), mlp.examples)
     specs = (P("nodes"), P("nodes"), P(*mesh.axis_names))
     stacked = (
         jax.tree.map(partial(stack, spec=spec), argument)
         for argument, spec in zip(arguments, specs, strict=True)
     )
-    return program.lower(*stacked, step)
+    return program.lower(*stacked, number if step is None else step)
 
 
 def compile_step(method: Method, mlp: MlpSpec, mesh: Mesh, step: int) -> Overlap:

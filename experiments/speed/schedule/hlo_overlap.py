@@ -74,7 +74,7 @@ def count_matmuls(module: Module) -> int:
     return sum(_count_matmuls(it, module) for it in module.instruction_order.values())
 
 
-def count_overlapped(module: Module, kinds: Container[str]) -> int:
+def count_overlapped(module: Module, kinds: Container[str | None]) -> int:
     """Matrix products that run while a collective of one of these kinds is under way."""
     overlapped = 0
     under_way: set[str] = set()

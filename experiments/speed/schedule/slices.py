@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from jax.sharding import Mesh
 from rich.box import SIMPLE_HEAD
@@ -88,7 +89,7 @@ class Options:
             )
 
 
-def make_gossip(schedule: gx.Schedule, mesh: Mesh) -> optax.GradientTransformation:
+def make_gossip(schedule: gx.Schedule, mesh: Mesh) -> optax.GradientTransformationExtraArgs:
     """SGD and 1-OSGP; first the mean of the gradients where a node has several chips."""
     sgd = optax.sgd(0.1, momentum=0.9, nesterov=True)
     if "local" not in mesh.axis_names:
@@ -97,17 +98,17 @@ def make_gossip(schedule: gx.Schedule, mesh: Mesh) -> optax.GradientTransformati
 
 
 def read_program(
-    module: Module, round_: gx.topology.Round, mesh: Mesh, message_bytes: int
+    module: Module, round_: gx.topology.Round, devices: np.ndarray, message_bytes: int
 ) -> Record:
     """What a compiled program sends over either network, and beside how many matrix products.
 
     Args:
       module: the compiled train step.
       round_: that it exchanges.
-      mesh: of the nodes.
+      devices: those of the nodes, `[N, ...]`.
       message_bytes: that a chip sends to a peer.
     """
-    expected = find_crossing(list_pairs(round_, mesh.devices))
+    expected = find_crossing(list_pairs(round_, devices))
     crossings = read_crossings(module)
     crossing = frozenset(pair for message in crossings for pair in message.pairs)
     sizes = {message.bytes for message in crossings}
@@ -115,7 +116,7 @@ def read_program(
     for message in crossings:
         for sender, _ in message.pairs:
             sent[sender] = sent.get(sender, 0) + message.bytes
-    slices = {device.id: device.slice_index for device in mesh.devices.flat}
+    slices = {device.id: device.slice_index for device in devices.flat}
     leaving: dict[int, int] = {}  # by slice
     for chip, size in sent.items():
         leaving[slices[chip]] = leaving.get(slices[chip], 0) + size
@@ -146,7 +147,7 @@ def compile_nodes(options: Options, nodes: int, devices: Sequence[Any]) -> list[
         module = parse_module(lower_step(tx, mlp, mesh, step).compile().as_text())
         sent_before = (step - 1) % schedule.period  # under overlap 1 it travels now
         message_bytes = 4 * -(-(mlp.size + 1) // chips)  # with the push-sum weight
-        program = read_program(module, schedule.round_at(sent_before), mesh, message_bytes)
+        program = read_program(module, schedule.round_at(sent_before), mesh.devices, message_bytes)
         records.append(
             {
                 "slices": options.slices,
