@@ -352,6 +352,7 @@ class Checkpoints:
 
     def _finish_write(self) -> None:
         """Waits for a write in progress; if it failed on any process, warns and cleans up."""
+        launch.advance(slow=True)  # the writes of all processes, and their agreement
         failure = self._failure
         self._failure = None
         try:

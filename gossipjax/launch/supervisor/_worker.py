@@ -147,6 +147,11 @@ class Worker:
                 signal_group(self._process.pid, number)
                 self._was_killed |= number == signal.SIGKILL
 
+    @property
+    def process_id(self) -> int:
+        """The number of the process, and of its session."""
+        return self._process.pid
+
     def join(self) -> None:
         """Wait until the process has exited and its output is read."""
         self._thread.join()
