@@ -124,7 +124,7 @@ class TrainStep:
         self._overlap_in_thread = overlap_in_thread
         self._updates: dict[_Kind, Update] = {}
         self._next_step: int | None = None  # the one that follows the last
-        self._called: set[Any] = set()  # what is compiled: a program for each shape of inputs
+        self._called: set[Any] = set()  # programs that are compiled, with shapes of inputs
 
     def __call__(
         self, step: int, params: optax.Params, opt_state: optax.OptState, *inputs: Any
@@ -139,21 +139,20 @@ class TrainStep:
             require_last_in_chain(opt_state)
             self._updates[kind] = self._make_update(kind)
         canonical_step = plan.canonical_step(step)
-        self._advance(step, (kind, canonical_step if kind.is_static else None), inputs)
         if step != self._next_step:
             opt_state = start_at(opt_state, step)
         self._next_step = step + 1
         update = self._updates[kind]
-        if isinstance(update, DelayedUpdate):
-            return update(step, params, opt_state, *inputs)
         number = canonical_step if kind.is_static else np.int32(step)
-        return update(number, params, opt_state, *inputs)
-
-    def _advance(self, step: int, program: Any, inputs: Sequence[Any]) -> None:
-        """Tells the launcher that this step begins, and whether it compiles first."""
         shapes = tuple(getattr(x, "shape", ()) for x in jax.tree.leaves(inputs))
-        launch.advance(step, slow=(program, shapes) not in self._called)
-        self._called.add((program, shapes))
+        program = (kind, canonical_step if kind.is_static else None, shapes)
+        launch.advance(step, slow=program not in self._called)
+        is_delayed = isinstance(update, DelayedUpdate)
+        result = update(step if is_delayed else number, params, opt_state, *inputs)
+        if program not in self._called:
+            self._called.add(program)
+            launch.advance(step)
+        return result
 
     def canonical_steps(self, opt_state: optax.OptState) -> list[int] | None:
         """The static steps, one per compiled program; None if the step is traced."""

@@ -81,6 +81,7 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
             if checkpoints is not None and options.checkpoint_every is not None:
                 state = state._replace(metadata=run.identity | progress.to_metadata())
                 checkpoints.after(state, last=state.step == plan.steps)
+            gx.launch.advance()
 
     seconds = progress.seconds - seconds_before
     input_wait = input_clock.lap() / seconds if seconds else 0.0

@@ -273,10 +273,12 @@ class Checkpoints:
         manifest = make_manifest(state, leaves, metadata)
         self._rename([other for other in steps if other >= step], "superseded")
         self._last_step = step
+        launch.advance(slow=True)
         try:
             write(self._open_manager(), step, by_number(leaves), manifest)
         except Exception as error:
             self._failure = error
+        launch.advance()
 
     def wait(self) -> list[int]:
         """Waits until everything is written; returns the steps of the complete checkpoints."""
@@ -318,6 +320,7 @@ class Checkpoints:
             raise ValueError(
                 f"step must be that of a checkpoint in {self.folder}, one of {steps}, got {step}."
             )
+        launch.advance(slow=True)
         damaged: dict[int, DamagedError] = {}
         for number in reversed(steps) if step is None else [step]:
             try:
@@ -352,7 +355,7 @@ class Checkpoints:
 
     def _finish_write(self) -> None:
         """Waits for a write in progress; if it failed on any process, warns and cleans up."""
-        launch.advance(slow=True)  # the writes of all processes, and their agreement
+        launch.advance(slow=True)
         failure = self._failure
         self._failure = None
         try:
@@ -360,7 +363,9 @@ class Checkpoints:
                 self._manager.wait_until_finished()
         except Exception as error:
             failure = error
-        if all_processes(failure is None):
+        is_written = all_processes(failure is None)
+        launch.advance()
+        if is_written:
             return
         warnings.warn(
             f"the checkpoint of step {self._last_step} could not be written to {self.folder} "
