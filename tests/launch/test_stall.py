@@ -101,18 +101,21 @@ def test_a_hung_loader_is_named_with_its_line_and_the_job_restarts(run):
     assert sorted(output.splitlines()) == ["[0] processes 2", "[1] processes 2"]
 
 
-def test_a_stopped_process_is_named_with_its_stack(run):
-    """Though it was at the same step; without restarts the status says that it was stuck."""
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_stopped_process_is_named_with_its_stack(steps, run):
+    """Though it was at the same step, or at none; the status says that it was stuck."""
     code = (
-        "for step in range(3): advance(step)\n"
+        f"for step in range({steps}): advance(step)\n"
         "if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
         "time.sleep(1000)"
     )
     status, _, report = run(code, "--stall", 0.5)
     assert status == 124
     assert report.startswith("[launch] rank 1 stalled: stopped by a signal (state T), stopping")
-    assert report.count("the last at step 2:") == 3
-    assert report.count('File "<string>", line ') == 3
+    assert report.count("the last at step 2:" if steps else "since its start:") == 3
+    assert report.count('File "<string>", line ') == (3 if steps else 0)
+    assert report.count("no stack: it has called neither") == (0 if steps else 3)
+    assert report.count("; state T (stopped by a signal)") == (0 if steps else 1)
 
 
 def test_what_is_slow_has_more_time(run):

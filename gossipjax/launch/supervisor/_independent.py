@@ -11,9 +11,8 @@ from typing import IO
 
 from gossipjax.launch.supervisor._reaper import STOP_SIGNALS, reaper
 from gossipjax.launch.supervisor._signals import describe_signal, signal_handlers
-from gossipjax.launch.supervisor._stall import STALL_STATUS, STOPPED, Verdict
+from gossipjax.launch.supervisor._stall import STOPPED, Verdict
 from gossipjax.launch.supervisor._supervisor import (
-    BAD_USAGE,
     Backoff,
     DeadlinePassed,
     Event,
@@ -25,7 +24,14 @@ from gossipjax.launch.supervisor._supervisor import (
     start_worker,
 )
 from gossipjax.launch.supervisor._watch import Watch, watching
-from gossipjax.launch.supervisor._worker import Exited, OutputClosed, Worker, build_environment, log
+from gossipjax.launch.supervisor._worker import (
+    BAD_USAGE,
+    Exited,
+    OutputClosed,
+    Worker,
+    build_environment,
+    log,
+)
 
 PLACE = "GOSSIPJAX_NODE"  # environment variables of a process: its place, and where all listen
 ADDRESSES = "GOSSIPJAX_NODE_ADDRESSES"
@@ -171,7 +177,7 @@ class _IndependentJob:
                 reason = "not advancing" if process.stopped_seconds is None else STOPPED
                 verdict = Verdict([process.rank], reason)
                 log(watch.report([process], verdict, "the others go on"))
-                place.stall_status = STALL_STATUS if watch.has_advanced else BAD_USAGE
+                place.stall_status = watch.find_status(verdict)
                 if place.worker is not None:
                     place.worker.send_signal(signal.SIGKILL)
 

@@ -53,7 +53,7 @@ def advance(step: int | None = None, *, slow: bool = False) -> None:
     Args:
       step: number of the step that begins; the launcher names the process that is behind by it.
       slow: whether something slow follows, such as compilation, a download or an evaluation of
-        unknown length: until the next call the limit is `--stall-slow`.
+        unknown length: until the next call, when it is done, the limit is `--stall-slow`.
 
     Raises:
       ValueError: if `step` is not an integer from 0 to 2^63 - 1, or `slow` is not a bool.
@@ -61,7 +61,8 @@ def advance(step: int | None = None, *, slow: bool = False) -> None:
     >>> from gossipjax import launch
     >>> for step in range(3):
     ...     launch.advance(step)
-    >>> launch.advance(slow=True)  # before the evaluation
+    >>> launch.advance(slow=True)  # before something slow, and
+    >>> launch.advance()  # after it
     """
     if step is not None:
         step = _require_step(step)

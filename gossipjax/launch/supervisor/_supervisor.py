@@ -18,15 +18,21 @@ from typing import IO, NamedTuple
 from gossipjax.launch.supervisor._progress import PROGRESS
 from gossipjax.launch.supervisor._reaper import STOP_SIGNALS, reaper
 from gossipjax.launch.supervisor._signals import describe_signal, signal_handlers
-from gossipjax.launch.supervisor._stall import STALL_STATUS, StallLimits, find_stall
+from gossipjax.launch.supervisor._stall import StallLimits, find_stall
 from gossipjax.launch.supervisor._watch import Watch, watching
-from gossipjax.launch.supervisor._worker import Exited, OutputClosed, Worker, build_environment, log
+from gossipjax.launch.supervisor._worker import (
+    BAD_USAGE,
+    Exited,
+    OutputClosed,
+    Worker,
+    build_environment,
+    log,
+)
 
 MAX_GRACE_AFTER_FAILURE = 5.0  # seconds: without the failed process the others cannot save
 MAX_DELAY_SECONDS = 30.0  # between two restarts
 STABLE_SECONDS = 600.0  # after which a failure is not one of a series
 MAX_WAIT_SECONDS = 0.5  # for an event, without a look at signals
-BAD_USAGE = 2  # exit status of a program that was called wrongly, or would fail again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,10 +278,8 @@ class _Attempt:
         if verdict is None:
             return
         log(watch.report(processes, verdict, "stopping the job"))
-        # A program that never says that it advances would not do so after a restart either.
-        status = STALL_STATUS if watch.has_advanced else BAD_USAGE
         first = min(verdict.ranks, default=processes[0].rank)
-        self._first_failure = Exited(first, status)
+        self._first_failure = Exited(first, watch.find_status(verdict))
         for rank in verdict.ranks:
             self._workers[rank].send_signal(signal.SIGKILL)
         self._num_lost = len(verdict.ranks) if len(verdict.ranks) < self._num_running else 1

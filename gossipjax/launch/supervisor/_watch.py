@@ -11,7 +11,8 @@ from pathlib import Path
 
 from gossipjax.launch.supervisor._progress import PROGRESS, Beat, create_beat, read_beat
 from gossipjax.launch.supervisor._stacks import Source, read_state, take_stacks
-from gossipjax.launch.supervisor._stall import StallLimits, Verdict, Watched
+from gossipjax.launch.supervisor._stall import STALL_STATUS, STOPPED, StallLimits, Verdict, Watched
+from gossipjax.launch.supervisor._worker import BAD_USAGE
 
 LOOKS = 10  # in the time after which a process is stuck
 MAX_LOOK_SECONDS = 0.5  # between two looks
@@ -48,12 +49,11 @@ class Watch:
 
     Attributes:
       next_look: when to look next, by `time.monotonic()`.
-      has_advanced: whether a process has ever advanced.
     """
 
     def __init__(self, limits: StallLimits, folder: Path):
         self.limits = limits
-        self.has_advanced = False
+        self._has_advanced = False
         self._folder = folder
         self._interval = min(limits.seconds / LOOKS, MAX_LOOK_SECONDS)
         self._num_files = 0
@@ -90,7 +90,7 @@ class Watch:
         beat = read_beat(process.path)
         if beat.nanoseconds != process.beat.nanoseconds:
             process.advanced_at = self._clock
-            self.has_advanced = True
+            self._has_advanced = True
         process.beat = beat
         process_id = beat.process_id or process.session
         is_stopped = process_id > 0 and read_state(process_id) == "T"
@@ -101,6 +101,14 @@ class Watch:
         stopped_at = process.stopped_at
         stopped_seconds = None if stopped_at is None else self._clock - stopped_at
         return Watched(rank, beat, self._clock - process.advanced_at, stopped_seconds)
+
+    def find_status(self, verdict: Verdict) -> int:
+        """The exit status of what is stuck: bad usage if the program never says that it advances.
+
+        A restart would not change that.
+        """
+        is_silent = not self._has_advanced and verdict.reason != STOPPED
+        return BAD_USAGE if is_silent else STALL_STATUS
 
     def report(self, processes: Collection[Watched], verdict: Verdict, consequence: str) -> str:
         """Takes the stacks, and returns a text: who is stuck, where, and where the others are."""
@@ -115,7 +123,7 @@ class Watch:
         names = ", ".join(f"rank {rank}" for rank in stuck)
         start = f"{names} stalled: {verdict.reason}" if stuck else f"stalled: {verdict.reason}"
         lines = [f"{start}, {consequence}"]
-        if not self.has_advanced:
+        if self.find_status(verdict) == BAD_USAGE:
             lines.append(
                 f"    no process has advanced in {self.limits.slow_seconds:g} s (--stall-slow): "
                 "the program must call gx.TrainStep or gossipjax.launch.advance() at every step; "
