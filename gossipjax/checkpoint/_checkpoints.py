@@ -273,7 +273,6 @@ class Checkpoints:
         manifest = make_manifest(state, leaves, metadata)
         self._rename([other for other in steps if other >= step], "superseded")
         self._last_step = step
-        launch.advance(slow=True)
         try:
             write(self._open_manager(), step, by_number(leaves), manifest)
         except Exception as error:
@@ -320,7 +319,6 @@ class Checkpoints:
             raise ValueError(
                 f"step must be that of a checkpoint in {self.folder}, one of {steps}, got {step}."
             )
-        launch.advance(slow=True)
         damaged: dict[int, DamagedError] = {}
         for number in reversed(steps) if step is None else [step]:
             try:
@@ -363,9 +361,7 @@ class Checkpoints:
                 self._manager.wait_until_finished()
         except Exception as error:
             failure = error
-        is_written = all_processes(failure is None)
-        launch.advance()
-        if is_written:
+        if all_processes(failure is None):
             return
         warnings.warn(
             f"the checkpoint of step {self._last_step} could not be written to {self.folder} "

@@ -272,14 +272,12 @@ class _Attempt:
         if watch is None:
             return
         processes = watch.look()
-        if self._first_failure is not None or self._stop_signal is not None:
-            return
-        verdict = find_stall(processes, watch.limits)
+        is_ending = self._first_failure is not None or self._stop_signal is not None
+        verdict = None if is_ending else find_stall(processes, watch.limits)
         if verdict is None:
             return
         log(watch.report(processes, verdict, "stopping the job"))
-        first = min(verdict.ranks, default=processes[0].rank)
-        self._first_failure = Exited(first, watch.find_status(verdict))
+        self._first_failure = Exited(min(verdict.ranks, default=0), watch.find_status(verdict))
         for rank in verdict.ranks:
             self._workers[rank].send_signal(signal.SIGKILL)
         self._num_lost = len(verdict.ranks) if len(verdict.ranks) < self._num_running else 1
