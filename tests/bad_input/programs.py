@@ -277,6 +277,7 @@ PARSED = [
     ("launch", "--processes x -- true", "--processes"),
     ("launch", "--processes 1.5 -- true", "--processes"),
     ("launch", "--processes 1 --grace x -- true", "--grace"),
+    ("launch", "--processes 1 --stall soon -- true", "--stall"),
     ("launch", "--processes 1 --unknown -- true", "--unknown"),
 ]
 ROWS += [Line(program, given, message, parsed=True) for program, given, message in PARSED]
@@ -361,7 +362,6 @@ OTHERS = [
     ("launch", "--processes 1 --stall -1 -- true", "--stall must be from 0.1 to 1e+06, got -1"),
     ("launch", "--processes 1 --stall nan -- true", "--stall must be from 0.1 to 1e+06, got nan"),
     ("launch", "--processes 1 --stall inf -- true", "--stall must be from 0.1 to 1e+06, got inf"),
-    ("launch", "--processes 1 --stall soon -- true", "--stall"),
     ("launch", "--processes 1 --stall 9 --stall-slow 8 -- true", "--stall-slow must be from 9 to"),
     ("launch", "--processes 1 --stall 9 --stall-slow nan -- true", "--stall-slow must be from 9"),
     ("launch", "--processes 1 --stall-slow 9 -- true", "--stall-slow must come with --stall"),
