@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,9 +11,11 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from gossipjax import launch
 from gossipjax._arguments import Argnums, argument_numbers, require_function, require_transform
 from gossipjax._background import Background, has_collectives, spmd_by_step
 from gossipjax._delayed import DelayedUpdate
+from gossipjax._gradients import Gradients, check_gradients
 from gossipjax._program import Program
 from gossipjax.algorithms.frame.chain import (
     gossip_state,
@@ -33,7 +34,6 @@ from gossipjax.spmd import Nodes, as_nodes, donate_on_accelerators
 
 MAX_PROGRAMS = 32  # of one train step; beyond it, the step is traced
 
-Gradients = Callable[..., tuple[optax.Updates, Any]]
 Update = Callable[..., tuple[optax.Params, optax.OptState, Any]]
 
 
@@ -120,12 +120,13 @@ class TrainStep:
                 "overlap_in_thread must be None or False where a node has several devices, whose "
                 "gradients are averaged in one program with the update, got True."
             )
-        self._gradients = _checked(gradients)
+        self._gradients = check_gradients(gradients)
         self._tx = optax.with_extra_args_support(tx)
         self._local_argnums = argument_numbers(local_argnums)
         self._overlap_in_thread = overlap_in_thread
         self._updates: dict[_Kind, Update] = {}
         self._next_step: int | None = None  # the one that follows the last
+        self._called: set[Any] = set()  # programs that are compiled, with shapes of inputs
 
     def __call__(
         self, step: int, params: optax.Params, opt_state: optax.OptState, *inputs: Any
@@ -144,10 +145,16 @@ class TrainStep:
             opt_state = start_at(opt_state, step)
         self._next_step = step + 1
         update = self._updates[kind]
-        if isinstance(update, DelayedUpdate):
-            return update(step, params, opt_state, *inputs)
         number = canonical_step if kind.is_static else np.int32(step)
-        return update(number, params, opt_state, *inputs)
+        shapes = tuple(getattr(x, "shape", ()) for x in jax.tree.leaves(inputs))
+        program = (kind, canonical_step if kind.is_static else None, shapes)
+        launch.advance(step, slow=program not in self._called)
+        is_delayed = isinstance(update, DelayedUpdate)
+        result = update(step if is_delayed else number, params, opt_state, *inputs)
+        if program not in self._called:
+            self._called.add(program)
+            launch.advance(step)
+        return result
 
     def canonical_steps(self, opt_state: optax.OptState) -> list[int] | None:
         """The static steps, one per compiled program; None if the step is traced."""
@@ -228,37 +235,6 @@ class TrainStep:
         donated = () if kind.delays else donate_on_accelerators(1, 2)
         fused = _make_fused_update(*arguments, kind.is_static, self._local_argnums, donated)
         return DelayedUpdate(*arguments, fused) if kind.delays else fused
-
-
-def _checked(gradients: Gradients) -> Gradients:
-    """`gradients`, whose result is checked when traced."""
-
-    @functools.wraps(gradients)
-    def checked(params: optax.Params, *inputs: Any) -> tuple[optax.Updates, Any]:
-        result = gradients(params, *inputs)
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise ValueError(
-                "gradients must return a pair (grads, aux), got "
-                f"{type(result).__name__}: jax.grad(loss, has_aux=True) does."
-            )
-        specs = [
-            (jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)])
-            for tree in (params, result[0])
-        ]
-        if specs[0] != specs[1]:
-            raise ValueError(
-                "gradients must return (grads, aux) with grads of the structure and shapes of "
-                f"the parameters, {_describe(specs[0])}, got {_describe(specs[1])}: "
-                "jax.value_and_grad returns them in the other order."
-            )
-        return result
-
-    return checked
-
-
-def _describe(spec: tuple[Any, list[Any]]) -> str:
-    structure, shapes = spec
-    return f"{str(structure)[:80]} of shapes {[list(shape) for shape in shapes[:4]]}"
 
 
 def _make_fused_update(

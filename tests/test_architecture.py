@@ -28,17 +28,18 @@ LAYERS = {
     "sharding": set(),
     "spmd": {"processes", "sharding"},
     "algorithms": ALGORITHMS,
-    "train_step": TOP,
+    "train_step": {"launch", *TOP},
     "diagnostics": TOP,
     "batch_stats": TOP,
     "checkpoint": {"launch", *TOP},
-    "asynchronous": {"collectives", "spmd", "wire"},
+    "asynchronous": {"collectives", "launch", "spmd", "wire"},
 }
 PARTS = {
     "_program": "spmd",
     "_arguments": "spmd",
     "_background": "train_step",
     "_delayed": "train_step",
+    "_gradients": "train_step",
 }  # modules that belong to another one's layer
 ALLOWED_PACKAGES = {
     "topology": {"numpy"},

@@ -6,10 +6,11 @@ Trains SGP with `experiments.image` under `python -m gossipjax.launch`, a node p
 sends SIGKILL to random processes at random moments: during training, while a checkpoint is being
 written, and while the processes start. After each kill the launcher restarts the job. The job must
 end, must resume each time from the newest complete checkpoint, and must have the same result as the
-same job without kills, bit for bit, while runs with other seeds must have another one. A kill whose
-moment comes after the end of the job is left out. The program writes `summary.json` into `--out`,
-prints a table with a row per kill, and exits with status 1 if a requirement was violated. Linux
-only: it finds the processes in /proc.
+same job without kills, bit for bit, while runs with other seeds must have another one. With
+`--fault stop` the processes get SIGSTOP instead, and the launcher, with `--stall`, must notice. A
+kill whose moment comes after the end of the job is left out. The program writes `summary.json` into
+`--out`, prints a table with a row per kill, and exits with status 1 if a requirement was violated.
+Linux only: it finds the processes in /proc.
 """
 
 import dataclasses
@@ -39,7 +40,8 @@ def make_table(kills: list[Kill]) -> Table:
         table.add_column(header, justify="right")
     table.add_column("phase", no_wrap=True)
     table.add_column("while\nsaving")
-    for header in ("step\nlogged", "newest\nsaved", "resumed\nfrom", "steps\nlost"):
+    steps = ("step\nlogged", "newest\nsaved", "resumed\nfrom", "steps\nlost")
+    for header in (*steps, "restart\nafter (s)"):
         table.add_column(header, justify="right")
     for number, kill in enumerate(kills, start=1):
         resumed_from = "-"
@@ -57,6 +59,7 @@ def make_table(kills: list[Kill]) -> Table:
             f"{kill.saved_step}",
             resumed_from,
             lost,
+            f"{kill.restart_seconds:.1f}",
         )
     return table
 
@@ -95,10 +98,11 @@ def measure(options: Options, out: Path, console: Console) -> list[str]:
     results.write_summary(out, dataclasses.asdict(options), {}, [record])
     accuracies = [100 * run["test_accuracy_average_model"] for run in uninterrupted]
     console.print(
-        f"{len(kills)} of {options.kills} kills of {options.processes} processes, "
+        f"{len(kills)} of {options.kills} {options.fault}s of "
+        f"{options.processes} processes, "
         f"{sum(kill.saving for kill in kills)} while a checkpoint was written; "
         f"{options.steps} steps, a checkpoint every {options.checkpoint_every}. "
-        f"Final accuracy {100 * killed['test_accuracy_average_model']:.2f} %; without kills "
+        f"Final accuracy {100 * killed['test_accuracy_average_model']:.2f} %; without "
         f"{accuracies[0]:.2f} %, with other seeds {min(accuracies[1:]):.2f} to "
         f"{max(accuracies[1:]):.2f} %.",
         soft_wrap=True,

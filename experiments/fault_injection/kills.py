@@ -18,6 +18,8 @@ MAX_SAVING_DELAY = 0.02  # seconds, from the start of a checkpoint to the kill
 CLOCK_FIELDS = {"seconds_per_step", "examples_per_second", "fraction_outside_step", "input_wait"}
 IDENTITY_FIELDS = {"run", "seed"}
 
+FAULTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+
 Phase = Literal["training", "saving", "starting"]
 
 
@@ -34,6 +36,7 @@ class Kill:
         newest complete checkpoint.
       saved_step: the newest complete checkpoint when all processes had ended; 0 if none.
       resumed_from: the step after which the run resumed.
+      restart_seconds: from the kill until all processes have ended and the launcher restarts.
     """
 
     seconds: float
@@ -43,6 +46,7 @@ class Kill:
     logged_step: int
     saved_step: int = 0
     resumed_from: int | None = None
+    restart_seconds: float = 0.0
 
 
 def plan_kills(options: Options, rng: random.Random) -> list[tuple[int, Phase]]:
@@ -74,13 +78,14 @@ def inject_kills(
         for number, (step, phase) in enumerate(plan_kills(options, rng), start=1):
             if not wait_for_moment(run, rng, step, phase):
                 break
-            kill = kill_process(run, rng, phase)
+            kill = kill_process(run, rng, phase, FAULTS[options.fault])
             if kill is None:
                 break
             kills.append(kill)
             if not run.wait_for_restart(number):
                 kills.pop()  # it has hit a process that was done
                 break
+            kill.restart_seconds = run.seconds() - kill.seconds
             kill.saved_step = run.newest_checkpoint()
             report_progress(kill)
         run.wait_for_end()
@@ -101,14 +106,16 @@ def wait_for_moment(run: SupervisedRun, rng: random.Random, step: int, phase: Ph
     return True
 
 
-def kill_process(run: SupervisedRun, rng: random.Random, phase: Phase) -> Kill | None:
-    """Sends SIGKILL to a random process of the run; returns None if none runs any more."""
+def kill_process(
+    run: SupervisedRun, rng: random.Random, phase: Phase, number: signal.Signals
+) -> Kill | None:
+    """Sends a signal to a random process of the run; returns None if none runs any more."""
     pids = sorted(run.pids().items())
     if not pids:
         return None
     process_id, pid = rng.choice(pids)
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
     saving = run.is_saving()
     logged_step = run.logged_step() if run.is_training() else run.newest_checkpoint()
     return Kill(run.seconds(), process_id, phase, saving, logged_step)

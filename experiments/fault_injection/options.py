@@ -1,7 +1,7 @@
 """The options of the program."""
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Literal
 
 from experiments.options.checks import Check, PositiveInt, Seed, check_fields
 from experiments.options.paths import OptionalPath
@@ -10,6 +10,7 @@ LOG_EVERY = 5  # steps
 NUM_EXAMPLES = 4000  # of the training set
 BATCH_SIZE_PER_NODE = 32  # the default of the image program
 MIN_CHECKPOINTS = 8
+MAX_STALL = 120  # seconds; after 300 without output a run counts as hanging
 MAX_PROCESSES = NUM_EXAMPLES // BATCH_SIZE_PER_NODE
 
 Processes = Annotated[
@@ -22,13 +23,23 @@ Processes = Annotated[
 ]
 
 
+StallSeconds = Annotated[
+    PositiveInt, Check(f"at most {MAX_STALL}", lambda value: value <= MAX_STALL)
+]
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
     """Options of the experiment."""
 
     kills: PositiveInt = 20
-    """Number of kills: of each six, two while a checkpoint is written, one while the processes
-    start, three during training."""
+    """Number of kills, or stops: of each six, two while a checkpoint is written, one while the
+    processes start, three during training."""
+    fault: Literal["kill", "stop"] = "kill"
+    """kill: SIGKILL. stop: SIGSTOP, so that the process stays, and the launcher finds that it is
+    stuck."""
+    stall: StallSeconds = 20
+    """Seconds without an advance after which the launcher takes a process for stuck; for stops."""
     processes: Processes = 4
     """Number of processes, a node each."""
     epochs: PositiveInt = 16

@@ -33,6 +33,8 @@ class SupervisedRun(LaunchedJob):
         program += ["--checkpoint-every", f"{options.checkpoint_every}", "--out", f"{out}"]
         program += ["--seed", *map(str, seeds), *["--overwrite"] * options.overwrite]
         launcher = ["--grace", "2", "--max-restarts", f"{max_restarts}"]
+        if options.fault == "stop":
+            launcher += ["--stall", f"{options.stall}"]
         super().__init__(launcher, program, options.processes, out / "metrics.jsonl")
         self._checkpoints = out / "checkpoints"
         self.resumed_steps: dict[int, int] = {}

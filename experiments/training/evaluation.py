@@ -85,6 +85,7 @@ class Evaluator:
           The same with the names of fields, `test_METRIC_average_model`, and in the details None
           for the fields of the nodes; empty if there is nothing.
         """
+        gx.launch.advance(slow=True)
         found = self._task.examine(self._nodes.one(variables), is_last)
         if found is None:
             return Examination({})
@@ -95,7 +96,8 @@ class Evaluator:
     def _divide_test_set(self) -> Iterator[tuple[Any, np.ndarray]]:
         """Each test batch in N parts, `[N, W, ...]`, and which of their rows are examples."""
         nodes = self._nodes.size
-        for batch in self._task.test_batches():
+        for number, batch in enumerate(self._task.test_batches()):
+            gx.launch.advance(slow=number == 0)  # which compiles
             size = len(jax.tree.leaves(batch)[0])
             parts = np.array_split(np.arange(size), nodes)
             # Parts that are one shorter are filled up with example 0, which is not counted.

@@ -55,6 +55,7 @@ def run_program(
 def join_job(options: TrainingOptions) -> None:
     """Joins this process to its job, and requests a CPU device for each node that it will hold."""
     process = gx.launch.initialize()
+    gx.launch.advance(slow=True)  # data are prepared, and models compiled
     if options.placement != "vmap" and process.num_processes <= options.nodes:
         nodes = gx.launch.surviving_nodes(options.nodes)
         placement.request_cpu_devices(-(-nodes // process.num_processes))

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+import gossipjax as gx
 from experiments.data.prefetch import prefetch
 from experiments.results import Record
 from experiments.training.evaluation import Evaluator
@@ -33,6 +34,7 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
     nodes = experiment.nodes
     global_batch_size = nodes.size * options.batch_size_per_node
     trainer = Trainer(experiment.task, run.method, nodes, options.batch_stats)
+    gx.launch.advance(slow=True)
     evaluator = Evaluator(experiment.task, nodes)
     examined = None
     clock = Clock()
@@ -71,6 +73,7 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
             log.add_training(state.step, progress)
             if state.step == next_eval_step:
                 next_eval_step = next(eval_steps, None)
+                gx.launch.advance(slow=True)
                 average = trainer.average_variables(state)
                 metrics = evaluator.evaluate_average(average)
                 examined = evaluator.examine_average(average, is_last=state.step == plan.steps)
@@ -78,9 +81,11 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
             if checkpoints is not None and options.checkpoint_every is not None:
                 state = state._replace(metadata=run.identity | progress.to_metadata())
                 checkpoints.after(state, last=state.step == plan.steps)
+            gx.launch.advance()
 
     seconds = progress.seconds - seconds_before
     input_wait = input_clock.lap() / seconds if seconds else 0.0
+    gx.launch.advance(slow=True)
     if examined is None:  # resumed after its last step
         examined = evaluator.examine_average(trainer.average_variables(state), is_last=True)
     return {

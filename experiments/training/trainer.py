@@ -148,6 +148,7 @@ class Trainer:
         for batch in batches:
             for step in steps:
                 self._run_step(self._restart(state), batch, step)
+            gx.launch.advance(slow=True)  # another program is compiled
             self.measure_distance_before_mixing(state, batch)
         self.measure_distance(state)
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from gossipjax import launch
 from gossipjax.asynchronous._holding import Holding
 from gossipjax.asynchronous._journal import Journal
 from gossipjax.asynchronous._update import Gradients, add, advance, make_update, unpack
@@ -168,6 +169,7 @@ class Node:
           TimeoutError: if no living node answers.
         """
         self.wait_for_mass()
+        launch.advance(self._steps, slow=gradients not in self._updates)
         with self._service.lock:
             self._service.require_running()
             participant = self._participant
@@ -207,6 +209,7 @@ class Node:
 
     def warm_up(self, gradients: Gradients, *inputs: Any) -> None:
         """Compiles a step, and changes nothing."""
+        launch.advance(slow=True)
         with self._service.lock:
             mass = self._holding.merge()
         opt_state = jax.tree.map(jnp.copy, self._opt_state)

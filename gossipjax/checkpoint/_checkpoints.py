@@ -277,6 +277,7 @@ class Checkpoints:
             write(self._open_manager(), step, by_number(leaves), manifest)
         except Exception as error:
             self._failure = error
+        launch.advance()
 
     def wait(self) -> list[int]:
         """Waits until everything is written; returns the steps of the complete checkpoints."""
@@ -352,6 +353,7 @@ class Checkpoints:
 
     def _finish_write(self) -> None:
         """Waits for a write in progress; if it failed on any process, warns and cleans up."""
+        launch.advance(slow=True)
         failure = self._failure
         self._failure = None
         try:

@@ -9,13 +9,14 @@ from gossipjax.launch._initialize import exit_process, initialize
 from gossipjax.launch._mesh import mesh, surviving_nodes
 from gossipjax.launch._node_info import NodeInfo, find_node
 from gossipjax.launch._process_info import ProcessInfo, secret_from_env
-from gossipjax.launch.supervisor import MALLOC_ENVIRONMENT, signal_handlers
+from gossipjax.launch.supervisor import MALLOC_ENVIRONMENT, advance, signal_handlers
 
 __all__ = [
     "MALLOC_ENVIRONMENT",
     "GpuSetting",
     "NodeInfo",
     "ProcessInfo",
+    "advance",
     "exit_process",
     "find_node",
     "gpu_settings",

@@ -9,6 +9,7 @@ import sys
 from gossipjax.launch.supervisor import (
     JobSpec,
     RestartPolicy,
+    StallLimits,
     StartError,
     supervise,
     supervise_each,
@@ -18,6 +19,8 @@ MAX_PROCESSES = 1024  # on one machine
 MAX_LOCAL_DEVICES = 1024  # XLA on CPU needs 6 s to start 1,024 devices, and minutes for 4,096
 MAX_RESTARTS = 10**6
 MAX_SECONDS = 10**6
+MIN_STALL_SECONDS = 0.1  # the launcher looks ten times as often
+SLOW_SECONDS = 600.0  # for a start, and for what a program says is slow
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     require_between(parser, "--max-restarts", options.max_restarts, 0, MAX_RESTARTS)
     require_between(parser, "--restart-delay", options.restart_delay, 0, MAX_SECONDS)
     require_between(parser, "--grace", options.grace, 0, MAX_SECONDS)
+    stall = make_stall_limits(parser, options.stall, options.stall_slow)
     if options.elastic and not options.max_restarts:
         parser.error("--elastic must come with --max-restarts, got none: it is about restarts")
     if options.elastic and options.asynchronous:
@@ -39,7 +43,12 @@ def main(arguments: list[str] | None = None) -> int:
     if shutil.which(command[0]) is None:
         parser.error(f"the command must be a program that can be executed, got {command[0]!r}")
     job = JobSpec(
-        command, options.processes, options.local_devices, options.grace, options.keep_memory
+        command,
+        options.processes,
+        options.local_devices,
+        options.grace,
+        options.keep_memory,
+        stall,
     )
     policy = RestartPolicy(options.max_restarts, options.restart_delay, options.elastic)
     try:
@@ -100,6 +109,23 @@ def build_parser() -> argparse.ArgumentParser:
         "started again by itself, at most K times; gossipjax.launch.find_node gives its place",
     )
     parser.add_argument(
+        "--stall",
+        type=float,
+        metavar="SECONDS",
+        help="a job whose processes do not advance for so long is stuck: the launcher says which "
+        "process it is and where, ends all, and restarts them as after a failure. gx.TrainStep "
+        "says that it advances, other programs call gossipjax.launch.advance(). Longer than the "
+        "longest step or evaluation (default: not watched)",
+    )
+    parser.add_argument(
+        "--stall-slow",
+        type=float,
+        metavar="SECONDS",
+        help="the same from the start to the first step, and where something slow is expected: "
+        "compilation, checkpoints, gossipjax.launch.advance(slow=True) (default: 600, or --stall "
+        "if that is longer)",
+    )
+    parser.add_argument(
         "--grace",
         type=float,
         default=30,
@@ -118,6 +144,20 @@ def build_parser() -> argparse.ArgumentParser:
         "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="program and its arguments"
     )
     return parser
+
+
+def make_stall_limits(
+    parser: argparse.ArgumentParser, seconds: float | None, slow_seconds: float | None
+) -> StallLimits | None:
+    if seconds is None:
+        if slow_seconds is not None:
+            parser.error(f"--stall-slow must come with --stall, got {slow_seconds:g} alone")
+        return None
+    require_between(parser, "--stall", seconds, MIN_STALL_SECONDS, MAX_SECONDS)
+    if slow_seconds is None:
+        return StallLimits(seconds, max(SLOW_SECONDS, seconds))
+    require_between(parser, "--stall-slow", slow_seconds, seconds, MAX_SECONDS)
+    return StallLimits(seconds, slow_seconds)
 
 
 def require_between(

@@ -22,6 +22,7 @@ from gossipjax.launch._process_info import (
     timeout_seconds,
 )
 from gossipjax.launch._rendezvous import rendezvous
+from gossipjax.launch.supervisor import enable_stacks
 
 MAX_STATUS = 255
 
@@ -80,6 +81,7 @@ def initialize(
     ProcessInfo(process_id=0, num_processes=1)
     """
     global _initialized
+    enable_stacks()
     timeout = timeout_seconds(initialization_timeout)
     requested = process_from_arguments(coordinator_address, num_processes, process_id)
     if _initialized is None and jax.distributed.is_initialized():  # by the program itself

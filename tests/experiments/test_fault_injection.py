@@ -141,8 +141,8 @@ def test_table_fits_into_a_terminal():
     first, second = (
         line.split() for line in console.file.getvalue().splitlines() if "12.5" in line
     )
-    assert first == ["1", "12.5", "1", "saving", "yes", "45", "40", "40", "5"]
-    assert second == ["2", "12.5", "1", "saving", "45", "40", "-", "-"]
+    assert first == ["1", "12.5", "1", "saving", "yes", "45", "40", "40", "5", "0.0"]
+    assert second == ["2", "12.5", "1", "saving", "45", "40", "-", "-", "0.0"]
 
 
 def test_a_kill_resumes_at_the_first_message_after_its_restart(tmp_path):

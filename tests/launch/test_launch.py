@@ -337,6 +337,7 @@ def test_each_job_has_a_secret():
         ("--processes 2 --max-restarts 1.5 -- python", "invalid int value"),
         ("--processes 2 --restart-delay inf -- python", "--restart-delay must be from 0 to 1e+06"),
         ("--processes 2 --restart-delay soon -- python", "invalid float value"),
+        ("--processes 2 --stall 0 -- python", "--stall must be from 0.1 to 1e+06, got 0"),
         ("--processes 2 --elastic -- python", "--elastic must come with --max-restarts"),
         ("--processes 2", "no command"),
         ("--processes 2 --", "no command"),

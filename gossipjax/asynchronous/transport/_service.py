@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from gossipjax import launch
 from gossipjax.asynchronous.protocol import Message, Participant
 from gossipjax.asynchronous.transport._encoding import Format, MessageError, decode, encode
 
@@ -68,11 +69,18 @@ class Service:
     def wait_until(self, condition: Callable[[], bool], timeout: float | None) -> bool:
         """Waits until a condition of the node holds, which is tried after everything that happens.
 
+        Who waits here waits for other nodes: for the launcher, it advances.
+
         Raises:
           RuntimeError: if the thread ended by an error.
         """
+
+        def is_over() -> bool:
+            launch.advance()
+            return self._error is not None or condition()
+
         with self.lock:
-            self.lock.wait_for(lambda: self._error is not None or condition(), timeout)
+            self.lock.wait_for(is_over, timeout)
             self.require_running()
             return condition()
 

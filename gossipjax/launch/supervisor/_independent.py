@@ -11,19 +11,27 @@ from typing import IO
 
 from gossipjax.launch.supervisor._reaper import STOP_SIGNALS, reaper
 from gossipjax.launch.supervisor._signals import describe_signal, signal_handlers
+from gossipjax.launch.supervisor._stall import STOPPED, Verdict
 from gossipjax.launch.supervisor._supervisor import (
-    BAD_USAGE,
     Backoff,
     DeadlinePassed,
     Event,
     JobSpec,
     RestartPolicy,
     Signaled,
-    StartError,
     next_event,
     reserved_port,
+    start_worker,
 )
-from gossipjax.launch.supervisor._worker import Exited, OutputClosed, Worker, build_environment, log
+from gossipjax.launch.supervisor._watch import Watch, watching
+from gossipjax.launch.supervisor._worker import (
+    BAD_USAGE,
+    Exited,
+    OutputClosed,
+    Worker,
+    build_environment,
+    log,
+)
 
 PLACE = "GOSSIPJAX_NODE"  # environment variables of a process: its place, and where all listen
 ADDRESSES = "GOSSIPJAX_NODE_ADDRESSES"
@@ -33,7 +41,8 @@ def supervise_each(job: JobSpec, policy: RestartPolicy) -> int:
     """Run a job to the end of all its processes; restart each that fails, by itself.
 
     A process that fails is started again after a delay, at most `policy.max_restarts` times, unless
-    its status was 2 (bad usage). The others go on. Must be called on the main thread.
+    its status was 2 (bad usage). The others go on. A process that is stuck is killed, and has
+    failed with status `STALL_STATUS`. Must be called on the main thread.
 
     Returns:
       The exit status: 0, that of the process that failed for good first, or 128 + the number of
@@ -47,11 +56,12 @@ def supervise_each(job: JobSpec, policy: RestartPolicy) -> int:
         signal_handlers(STOP_SIGNALS, lambda number, _: events.put(Signaled(number))),
         reaper() as reaper_input,
         contextlib.ExitStack() as ports,
+        watching(job.stall) as watch,
     ):
         addresses = [
             f"127.0.0.1:{ports.enter_context(reserved_port())}" for _ in range(job.num_processes)
         ]
-        return _IndependentJob(job, policy, addresses, events, reaper_input).run()
+        return _IndependentJob(job, policy, addresses, events, reaper_input, watch).run()
 
 
 class _Place:
@@ -63,6 +73,7 @@ class _Place:
         self.start_time = 0.0
         self.restart_time = math.inf  # by time.monotonic(), while it waits to be restarted
         self.backoff = Backoff(policy.delay_seconds)
+        self.stall_status: int | None = None  # of a process that was killed because it was stuck
 
 
 class _IndependentJob:
@@ -75,12 +86,14 @@ class _IndependentJob:
         addresses: list[str],
         events: queue.SimpleQueue[Event],
         reaper_input: IO[bytes],
+        watch: Watch | None,
     ):
         self._job = job
         self._policy = policy
         self._addresses = addresses
         self._events = events
         self._reaper_input = reaper_input
+        self._watch = watch
         self._places = [_Place(policy) for _ in addresses]
         self._status = 0
         self._stop_signal: int | None = None
@@ -101,8 +114,9 @@ class _IndependentJob:
         return self._status if self._stop_signal is None else 128 + self._stop_signal
 
     def _next_event(self) -> Event | None:
-        """The next event; None when a process is to be restarted."""
-        next_time = min(self._deadline, *(place.restart_time for place in self._places))
+        """The next event; None when a process is to be restarted, or looked at."""
+        next_look = math.inf if self._watch is None else self._watch.next_look
+        next_time = min(self._deadline, next_look, *(p.restart_time for p in self._places))
         event = next_event(self._events, next_time)
         return DeadlinePassed() if event is None and next_time == self._deadline else event
 
@@ -114,6 +128,8 @@ class _IndependentJob:
                 for rank, place in enumerate(self._places):
                     if place.restart_time <= now:
                         self._start(rank)
+                if self._watch is not None and self._watch.next_look <= now:
+                    self._look(self._watch)
             case Exited():
                 self._on_exit(event)
             case Signaled(number) if not is_stopping:
@@ -131,9 +147,14 @@ class _IndependentJob:
         if worker is None:
             return
         worker.join()
-        if exited.code == 0 or self._stop_signal is not None:
+        if self._watch is not None:
+            self._watch.forget(exited.rank)
+        if self._stop_signal is not None or (exited.code == 0 and place.stall_status is None):
             return
-        log(worker.describe_failure(exited, "the others go on"))
+        if place.stall_status is None:
+            log(worker.describe_failure(exited, "the others go on"))
+        else:
+            exited = Exited(exited.rank, place.stall_status)
         if exited.status == BAD_USAGE or place.restarts == self._policy.max_restarts:
             self._status = self._status or exited.status
             return
@@ -144,6 +165,21 @@ class _IndependentJob:
             f"rank {exited.rank}: restart {place.restarts} of {self._policy.max_restarts} in "
             f"{delay:g} s"
         )
+
+    def _look(self, watch: Watch) -> None:
+        """Kill the processes that are stuck. No process waits for another, so each is judged."""
+        processes = watch.look()
+        if self._stop_signal is not None:
+            return
+        for process in processes:
+            place = self._places[process.rank]
+            if place.stall_status is None and process.is_overdue(watch.limits):
+                reason = "not advancing" if process.stopped_seconds is None else STOPPED
+                verdict = Verdict([process.rank], reason)
+                log(watch.report([process], verdict, "the others go on"))
+                place.stall_status = watch.find_status(verdict)
+                if place.worker is not None:
+                    place.worker.send_signal(signal.SIGKILL)
 
     def _stop(self, number: int) -> None:
         self._stop_signal = number
@@ -174,9 +210,7 @@ class _IndependentJob:
         }
         place.start_time = time.monotonic()
         place.restart_time = math.inf
-        try:
-            place.worker = Worker(
-                rank, job.command, environment, self._events.put, self._reaper_input
-            )
-        except OSError as error:
-            raise StartError(f"cannot start rank {rank}: {error}") from error
+        place.stall_status = None
+        place.worker = start_worker(
+            rank, job, environment, self._events.put, self._reaper_input, self._watch
+        )

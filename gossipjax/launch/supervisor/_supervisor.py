@@ -12,18 +12,27 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, NamedTuple
 
+from gossipjax.launch.supervisor._progress import PROGRESS
 from gossipjax.launch.supervisor._reaper import STOP_SIGNALS, reaper
 from gossipjax.launch.supervisor._signals import describe_signal, signal_handlers
-from gossipjax.launch.supervisor._worker import Exited, OutputClosed, Worker, build_environment, log
+from gossipjax.launch.supervisor._stall import StallLimits, find_stall
+from gossipjax.launch.supervisor._watch import Watch, watching
+from gossipjax.launch.supervisor._worker import (
+    BAD_USAGE,
+    Exited,
+    OutputClosed,
+    Worker,
+    build_environment,
+    log,
+)
 
 MAX_GRACE_AFTER_FAILURE = 5.0  # seconds: without the failed process the others cannot save
 MAX_DELAY_SECONDS = 30.0  # between two restarts
 STABLE_SECONDS = 600.0  # after which a failure is not one of a series
 MAX_WAIT_SECONDS = 0.5  # for an event, without a look at signals
-BAD_USAGE = 2  # exit status of a program that was called wrongly, or would fail again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +45,7 @@ class JobSpec:
       local_devices: devices of each process.
       grace_seconds: from SIGTERM to SIGKILL.
       keep_memory: whether processes keep the memory that they free.
+      stall: after which time without an advance a process is stuck; None does not watch.
       job_id: distinguishes the job from others, the same after restarts.
       secret: by which the processes of the job know each other, unless the user has set one.
     """
@@ -45,6 +55,7 @@ class JobSpec:
     local_devices: int = 1
     grace_seconds: float = 30.0
     keep_memory: bool = True
+    stall: StallLimits | None = None
     job_id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
     secret: str = dataclasses.field(default_factory=secrets.token_hex, repr=False)
 
@@ -123,7 +134,8 @@ def supervise(job: JobSpec, policy: RestartPolicy) -> int:
     """Run a job to its end, with restarts. Must be called on the main thread.
 
     If a process fails, the others get SIGTERM, then SIGKILL. Then, after a delay, all are started
-    again, unless the status was 2 (bad usage) or a signal stopped the job.
+    again, unless the status was 2 (bad usage) or a signal stopped the job. A process that is stuck
+    has failed, with status `STALL_STATUS`.
 
     Returns:
       The exit status: 0, that of the process that failed first, or 128 + the number of the signal.
@@ -137,11 +149,12 @@ def supervise(job: JobSpec, policy: RestartPolicy) -> int:
     with (
         signal_handlers(STOP_SIGNALS, lambda number, _: events.put(Signaled(number))),
         reaper() as reaper_input,
+        watching(job.stall) as watch,
     ):
         restart = 0
         while True:
             start_time = time.monotonic()
-            outcome = _Attempt(job, restart, num_processes, events, reaper_input).run()
+            outcome = _Attempt(job, restart, num_processes, events, reaper_input, watch).run()
             if restart == policy.max_restarts or not outcome.may_restart:
                 return outcome.status
             restart += 1
@@ -195,18 +208,20 @@ class _Attempt:
         num_processes: int,
         events: queue.SimpleQueue[Event],
         reaper_input: IO[bytes],
+        watch: Watch | None,
     ):
         self._job = job
         self._restart = restart
         self._num_processes = num_processes
         self._events = events
         self._reaper_input = reaper_input
+        self._watch = watch
         self._workers: list[Worker] = []
         self._num_running = num_processes
         self._deadline = math.inf  # of the grace period, by time.monotonic()
         self._first_failure: Exited | None = None
         self._stop_signal: int | None = None
-        self._num_lost = 0  # to a SIGKILL that is not the launcher's
+        self._num_lost = 0  # to a SIGKILL that is not the launcher's, or because they were stuck
 
     def run(self) -> Outcome:
         """Start all processes and handle events until the last process has exited."""
@@ -224,9 +239,11 @@ class _Attempt:
         lost = max(1, self._num_lost)
         return Outcome(self._status(), lost, self._stop_signal is not None)
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: Event | None) -> None:
         is_stopping = self._stop_signal is not None
         match event:
+            case None:
+                self._look()
             case Exited():
                 self._on_exit(event)
             case Signaled(number) if not is_stopping:
@@ -242,10 +259,29 @@ class _Attempt:
         """Count the process; the first failure stops the others."""
         self._num_running -= 1
         self._num_lost += exited.is_lost
+        if self._watch is not None:
+            self._watch.forget(exited.rank)
         if exited.code != 0 and self._first_failure is None and self._stop_signal is None:
             self._first_failure = exited
             self._terminate(min(self._job.grace_seconds, MAX_GRACE_AFTER_FAILURE))
             log(self._workers[exited.rank].describe_failure(exited))
+
+    def _look(self) -> None:
+        """Look whether processes are stuck: they are killed, which stops the others."""
+        watch = self._watch
+        if watch is None:
+            return
+        processes = watch.look()
+        is_ending = self._first_failure is not None or self._stop_signal is not None
+        verdict = None if is_ending else find_stall(processes, watch.limits)
+        if verdict is None:
+            return
+        log(watch.report(processes, verdict, "stopping the job"))
+        self._first_failure = Exited(min(verdict.ranks, default=0), watch.find_status(verdict))
+        for rank in verdict.ranks:
+            self._workers[rank].send_signal(signal.SIGKILL)
+        self._num_lost = len(verdict.ranks) if len(verdict.ranks) < self._num_running else 1
+        self._terminate(min(self._job.grace_seconds, MAX_GRACE_AFTER_FAILURE))
 
     def _stop(self, number: int) -> None:
         """Stop the job on the first signal, or when nobody reads its output (SIGPIPE)."""
@@ -266,9 +302,12 @@ class _Attempt:
         for worker in self._workers:
             worker.send_signal(number)
 
-    def _next_event(self) -> Event:
-        event = next_event(self._events, self._deadline)
-        return DeadlinePassed() if event is None else event
+    def _next_event(self) -> Event | None:
+        """The next event; None when it is time to look whether the processes advance."""
+        next_look = math.inf if self._watch is None else self._watch.next_look
+        event = next_event(self._events, min(self._deadline, next_look))
+        is_over = event is None and time.monotonic() >= self._deadline
+        return DeadlinePassed() if is_over else event
 
     def _status(self) -> int:
         if self._stop_signal is not None:
@@ -286,10 +325,34 @@ class _Attempt:
             "GOSSIPJAX_RESTART": str(self._restart),
             "GOSSIPJAX_JOB": job.job_id,
         }
-        try:
-            return Worker(rank, job.command, environment, self._events.put, self._reaper_input)
-        except OSError as error:
-            raise StartError(f"cannot start rank {rank}: {error}") from error
+        return start_worker(
+            rank, job, environment, self._events.put, self._reaper_input, self._watch
+        )
+
+
+def start_worker(
+    rank: int,
+    job: JobSpec,
+    environment: dict[str, str],
+    report: Callable[[Exited | OutputClosed], None],
+    reaper_input: IO[bytes],
+    watch: Watch | None,
+) -> Worker:
+    """Start a process of the job, and watch it.
+
+    Raises:
+      StartError: if it cannot be started.
+    """
+    environment = {**environment, PROGRESS: ""}  # not that of a job in which the launcher runs
+    if watch is not None:
+        environment |= watch.add(rank)
+    try:
+        worker = Worker(rank, job.command, environment, report, reaper_input)
+    except OSError as error:
+        raise StartError(f"cannot start rank {rank}: {error}") from error
+    if watch is not None:
+        watch.follow(rank, worker.process_id)
+    return worker
 
 
 @contextlib.contextmanager

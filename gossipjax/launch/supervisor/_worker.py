@@ -19,6 +19,7 @@ STDERR = 2
 MAX_LINE_BYTES = 1 << 16  # longer lines are split
 LAST_LINES = 20  # of a failed process's output
 DRAIN_SECONDS = 2.0  # to read the output of a process that has exited
+BAD_USAGE = 2  # exit status of a program that was called wrongly, or would fail again
 SIGKILL_STATUS = 128 + signal.SIGKILL  # also that of a shell script whose command was killed
 
 # For glibc: keep the memory that XLA frees, instead of fetching it from the kernel again, page by
@@ -146,6 +147,11 @@ class Worker:
             if self._is_running:
                 signal_group(self._process.pid, number)
                 self._was_killed |= number == signal.SIGKILL
+
+    @property
+    def process_id(self) -> int:
+        """The number of the process, and of its session."""
+        return self._process.pid
 
     def join(self) -> None:
         """Wait until the process has exited and its output is read."""

@@ -1,0 +1,135 @@
+"""How a process says that it advances: numbers in a file that the launcher reads.
+
+The file is mapped into the memory of the process, so saying it is no system call, and the launcher
+can read it whatever the process does. This module imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import functools
+import mmap
+import operator
+import os
+import signal
+import struct
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+PROGRESS = "GOSSIPJAX_PROGRESS"  # environment variable of a process: the path of its file
+STACK_SIGNAL = signal.SIGUSR2  # on it a process writes its stacks; Slurm's scripts use SIGUSR1
+MAX_STEP = 2**63 - 1
+NO_STEP = -1
+
+_LAYOUT = struct.Struct("=4q")
+
+
+class Beat(NamedTuple):
+    """What a process last said.
+
+    Attributes:
+      process_id: its number on this machine; 0 before it has said anything.
+      nanoseconds: when it last advanced, by `time.monotonic_ns()`; 0 if never.
+      step: of its training, the last one that it named; None if none.
+      is_slow: whether something slow may follow.
+    """
+
+    process_id: int
+    nanoseconds: int
+    step: int | None
+    is_slow: bool
+
+
+def advance(step: int | None = None, *, slow: bool = False) -> None:
+    """Says that this process advances, for `python -m gossipjax.launch --stall SECONDS`.
+
+    The launcher ends and restarts a job whose processes have stopped saying so. `gx.TrainStep`,
+    the steps of `gossipjax.asynchronous`, and checkpoints say it by themselves. A loop without them
+    calls this at every step; evaluation and whatever else takes long between two steps, too. It is
+    cheap (a microsecond), for any thread, and does nothing outside of the launcher.
+
+    Args:
+      step: number of the step that begins; the launcher names the process that is behind by it.
+      slow: whether something slow follows, such as compilation, a download or an evaluation of
+        unknown length: until the next call, when it is done, the limit is `--stall-slow`.
+
+    Raises:
+      ValueError: if `step` is not an integer from 0 to 2^63 - 1, or `slow` is not a bool.
+
+    >>> from gossipjax import launch
+    >>> for step in range(3):
+    ...     launch.advance(step)
+    >>> launch.advance(slow=True)  # before something slow, and
+    >>> launch.advance()  # after it
+    """
+    if step is not None:
+        step = _require_step(step)
+    if slow is not True and slow is not False:
+        raise ValueError(f"slow must be True or False, got {slow!r}.")
+    writer = _find_writer()
+    if writer is not None:
+        writer.write(step, slow)
+
+
+def enable_stacks() -> None:
+    """Lets the launcher take the stacks of this process, which has not advanced yet."""
+    _find_writer()
+
+
+def create_beat(path: Path) -> None:
+    """Creates the file of a process that has said nothing."""
+    path.write_bytes(_LAYOUT.pack(0, 0, NO_STEP, 0))
+
+
+def read_beat(path: Path) -> Beat:
+    """Reads what a process last said."""
+    process_id, nanoseconds, step, is_slow = _LAYOUT.unpack(path.read_bytes()[: _LAYOUT.size])
+    return Beat(process_id, nanoseconds, None if step == NO_STEP else step, bool(is_slow))
+
+
+def stacks_path(path: Path) -> Path:
+    """The file into which a process writes its stacks; it is there if the process can do so."""
+    return path.with_name(f"{path.name}.stacks")
+
+
+class _Writer:
+    """The file of this process, mapped into its memory."""
+
+    def __init__(self, path: Path):
+        with path.open("r+b") as file:
+            self._words = mmap.mmap(file.fileno(), _LAYOUT.size)
+        self._process_id = os.getpid()
+        self._step = NO_STEP
+        if signal.getsignal(STACK_SIGNAL) == signal.SIG_DFL:  # else it is the program's
+            # faulthandler does not keep the file open. It writes in a handler in C, so that the
+            # program may hang in any way.
+            self._stacks = stacks_path(path).open("ab")
+            faulthandler.register(STACK_SIGNAL, self._stacks, all_threads=True)
+        _LAYOUT.pack_into(self._words, 0, self._process_id, 0, NO_STEP, 0)
+
+    def write(self, step: int | None, slow: bool) -> None:
+        if step is not None:
+            self._step = step
+        _LAYOUT.pack_into(self._words, 0, self._process_id, time.monotonic_ns(), self._step, slow)
+
+
+@functools.cache
+def _find_writer() -> _Writer | None:
+    """The file of this process; None outside of the launcher, or where nobody watches."""
+    path = os.environ.get(PROGRESS)
+    if path:
+        with contextlib.suppress(OSError):  # the launcher that made it has ended
+            return _Writer(Path(path))
+    return None
+
+
+def _require_step(step: int) -> int:
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = NO_STEP
+    if isinstance(step, bool) or not 0 <= number <= MAX_STEP:
+        raise ValueError(f"step must be an integer from 0 to 2^63 - 1, got {step!r}.")
+    return number
