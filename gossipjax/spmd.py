@@ -257,7 +257,8 @@ class Nodes:
         """
         require_transform(tx)
         shapes = jax.eval_shape(params) if callable(params) else params
-        require_numbers(shapes, "params")
+        if not callable(params):
+            require_numbers(params, "params")
         specs = shard_specs(jax.eval_shape(tx.init, shapes)) if self.inner_axes else None
         if specs is not None:
             assert self.mesh is not None
@@ -282,7 +283,9 @@ class Nodes:
 
         shardings = None
         if self.mesh is not None:
-            parts = jax.tree.map(lambda _: P(), shapes) if specs is None else specs.of(*[shapes] * 2)
+            parts = (
+                jax.tree.map(lambda _: P(), shapes) if specs is None else specs.of(*[shapes] * 2)
+            )
             shardings = self._shardings(parts)
         return jax.jit(make_all, out_shardings=shardings)()
 
