@@ -16,6 +16,7 @@ from experiments.training.methods import (
     MOMENTUMS,
     Method,
     MethodOptions,
+    Sharding,
     make_method,
     parse_name,
 )
@@ -64,6 +65,7 @@ class Plan:
       options: those of the program, with the number of nodes at the start.
       num_examples: size of the training set.
       decay_mask: that of the task.
+      sharding: that of the model inside a node, if it is sharded.
 
     Raises:
       ValueError: if there are more nodes than examples, the run has less than one step, or more
@@ -73,6 +75,7 @@ class Plan:
     options: TrainingOptions
     num_examples: int
     decay_mask: DecayMask | None = None
+    sharding: Sharding | None = None
 
     def __post_init__(self) -> None:
         options = self.options
@@ -169,6 +172,7 @@ class Plan:
             outer=options.outer,
             momentum=options.momentum,
             rate=self.learning_rate,
+            sharding=self.sharding,
         )
         if options.momentum in MOMENTUMS:
             optimizer = optax.add_decayed_weights(options.weight_decay, self.decay_mask)
