@@ -88,11 +88,12 @@ def prepare(options: Options, make_task: Callable[[Options], Task], program: str
 
 def make_sharding(task: Task, nodes: gx.Nodes) -> Sharding | None:
     """Returns how the model is sharded inside a node; None if a node is one device."""
-    if count_devices_per_node(nodes) == 1:
+    devices = count_devices_per_node(nodes)
+    if devices == 1:
         return None
     assert nodes.mesh is not None
     params = jax.eval_shape(lambda: task.init(0))["params"]
-    return Sharding(params, gx.fsdp_specs(params, nodes.mesh))
+    return Sharding(params, gx.fsdp_specs(params, nodes.mesh), devices)
 
 
 def require_parts(

@@ -47,8 +47,10 @@ class Run:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Algorithm and seed: arguments of `Plan.make_method`, and metadata of every checkpoint."""
-        return {"algorithm": self.title, "seed": self.seed}
+        """What makes the method, by `Plan.make_method`; metadata of every checkpoint."""
+        sharding = self.method.sharding
+        devices = 1 if sharding is None else sharding.devices
+        return {"algorithm": self.title, "seed": self.seed, "fsdp": devices}
 
     @property
     def folder_name(self) -> str:

@@ -91,10 +91,12 @@ class Sharding(NamedTuple):
     Attributes:
       params: the shapes of its parameters.
       specs: how they are sharded, `PartitionSpec`s.
+      devices: of a node.
     """
 
     params: Any
     specs: Any
+    devices: int
 
     def shard(self, transform: Transform) -> Transform:
         """Returns the transform of the parts of such a model."""
