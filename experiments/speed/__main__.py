@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import tyro
 
 from experiments.speed.input_feed import measure_input
+from experiments.speed.islands.measure import measure_islands
 from experiments.speed.network.measure import measure_network
 from experiments.speed.schedule.compiled import inspect_schedules
 from experiments.speed.schedule.slices import inspect_slices
@@ -21,6 +22,7 @@ from experiments.speed.stragglers.measure import measure_stragglers
 
 COMMANDS = {
     "input": measure_input,
+    "islands": measure_islands,
     "network": measure_network,
     "schedule": inspect_schedules,
     "simulation": measure_simulation,
