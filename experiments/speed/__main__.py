@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import tyro
 
 from experiments.speed.input_feed import measure_input
+from experiments.speed.islands.measure import measure_islands
 from experiments.speed.network.measure import measure_network
 from experiments.speed.schedule.compiled import inspect_schedules
 from experiments.speed.schedule.scaling import inspect_scaling
@@ -23,6 +24,7 @@ from experiments.speed.topologies import measure_topologies
 
 COMMANDS = {
     "input": measure_input,
+    "islands": measure_islands,
     "network": measure_network,
     "scaling": inspect_scaling,
     "schedule": inspect_schedules,

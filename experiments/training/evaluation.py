@@ -9,6 +9,7 @@ import numpy as np
 
 import gossipjax as gx
 from experiments.results import metric_fields
+from experiments.training.placement import count_devices_per_node, make_put
 from experiments.training.task import Examination, Task, Variables
 
 Sums = dict[str, tuple[Any, Any]]
@@ -40,8 +41,9 @@ class Evaluator:
           `test_METRIC_average_model` -> value.
         """
         sums = []
+        put = make_put(self._nodes)
         for parts in self._divide_test_set():
-            parts_here = self._nodes.put(_take(parts, self._nodes.local))
+            parts_here = put(_take(parts, self._nodes.local))
             sums.append(self._nodes.to_host(self._sum_part_of_node(variables, *parts_here)))
         means = {
             name: float(totals.sum() / counts.sum())
@@ -96,12 +98,14 @@ class Evaluator:
     def _divide_test_set(self) -> Iterator[tuple[Any, np.ndarray]]:
         """Each test batch in N parts, `[N, W, ...]`, and which of their rows are examples."""
         nodes = self._nodes.size
+        devices = count_devices_per_node(self._nodes)
         for number, batch in enumerate(self._task.test_batches()):
             gx.launch.advance(slow=number == 0)  # which compiles
             size = len(jax.tree.leaves(batch)[0])
             parts = np.array_split(np.arange(size), nodes)
-            # Parts that are one shorter are filled up with example 0, which is not counted.
-            rows = np.zeros((nodes, max(map(len, parts))), int)
+            # Parts that are shorter are filled up with example 0, which is not counted.
+            width = -(-max(map(len, parts)) // devices) * devices
+            rows = np.zeros((nodes, width), int)
             is_example = np.zeros(rows.shape, bool)
             for node, part in enumerate(parts):
                 rows[node, : len(part)] = part

@@ -53,12 +53,12 @@ def run_program(
 
 
 def join_job(options: TrainingOptions) -> None:
-    """Joins this process to its job, and requests a CPU device for each node that it will hold."""
+    """Joins this process to its job, and requests CPU devices for the nodes that it will hold."""
     process = gx.launch.initialize()
     gx.launch.advance(slow=True)  # data are prepared, and models compiled
-    if options.placement != "vmap" and process.num_processes <= options.nodes:
-        nodes = gx.launch.surviving_nodes(options.nodes)
-        placement.request_cpu_devices(-(-nodes // process.num_processes))
+    if options.placement != "vmap" and process.num_processes <= options.nodes * options.fsdp:
+        devices = gx.launch.surviving_nodes(options.nodes) * options.fsdp
+        placement.request_cpu_devices(-(-devices // process.num_processes))
 
 
 def run_all(experiment: Experiment, console: Console) -> None:

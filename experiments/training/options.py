@@ -62,6 +62,7 @@ class TrainingOptions:
     CHANGEABLE_ON_RESUME: ClassVar[frozenset[str]] = frozenset(
         {
             "nodes",
+            "fsdp",
             "placement",
             "log_every",
             "checkpoint_every",
@@ -149,6 +150,9 @@ class TrainingOptions:
     nodes for each evaluation."""
     placement: Placement = "auto"
     """mesh: a device per node, virtual ones on CPU. vmap: one device. auto: mesh if possible."""
+    fsdp: PositiveInt = 1
+    """Devices of a node, over which parameters, gradients, the optimizer's state and the batch are
+    sharded. Each exchanges its part of the model."""
     log_every: PositiveInt = 10
     """Steps between two lines of metrics.jsonl; each line costs one more gradient."""
     report_to: ReportTo = "none"
@@ -188,6 +192,7 @@ class TrainingOptions:
             )
         self._check_outer()
         self._check_step_epochs()
+        self._check_fsdp()
         if self.lr_schedule == "inverse_sqrt" and not self.warmup_steps:
             raise ValueError(
                 "--lr-schedule inverse_sqrt falls from the end of the warm-up, so that "
@@ -244,6 +249,13 @@ class TrainingOptions:
                 f"of the run, got {' '.join(f'{epoch:g}' for epoch in decays)} for a warm-up of "
                 f"{warm_up:g} of {run:g} epochs: change --decay-epochs, --warmup-epochs or "
                 "--epochs."
+            )
+
+    def _check_fsdp(self) -> None:
+        if self.fsdp > 1 and self.placement == "vmap":
+            raise ValueError(
+                f"--fsdp must be 1 with --placement vmap, which has one device for all nodes, got "
+                f"{self.fsdp}: leave one of them out."
             )
 
     @property

@@ -1,14 +1,17 @@
-"""Placement of the nodes: a device for each of them, or one device that simulates all."""
+"""Placement of the nodes: a device or several for each of them, or one that simulates all."""
 
 import os
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 import gossipjax as gx
 
 Placement = Literal["auto", "mesh", "vmap"]
+
+FSDP_AXIS = "fsdp"  # inside a node
 
 
 def request_cpu_devices(count: int) -> None:
@@ -23,10 +26,16 @@ def request_cpu_devices(count: int) -> None:
     os.environ["NPROC"] = str(max(2 * count, threads))
 
 
-def place_nodes(placement: Placement, nodes: int) -> gx.Nodes:
+def place_nodes(placement: Placement, nodes: int, fsdp: int = 1) -> gx.Nodes:
     """Returns N nodes on one device each if there are enough devices, or simulated on one device.
 
     With several processes, each holds the same number of nodes, a device per node.
+
+    Args:
+      placement: as in the options.
+      nodes: N.
+      fsdp: devices of a node. With several, they are the axis "fsdp" inside a node, and nothing is
+        simulated.
 
     Raises:
       ValueError: for a mesh of more nodes than devices, or nodes that cannot be divided over the
@@ -34,6 +43,8 @@ def place_nodes(placement: Placement, nodes: int) -> gx.Nodes:
     """
     devices = jax.devices()
     processes = jax.process_count()
+    if fsdp > 1:
+        return gx.Nodes(mesh=_make_islands(nodes, fsdp))
     if processes > 1:
         if placement == "vmap":
             raise ValueError(
@@ -52,6 +63,33 @@ def place_nodes(placement: Placement, nodes: int) -> gx.Nodes:
     return gx.Nodes(mesh=Mesh(devices[:nodes], ("nodes",)))
 
 
+def _make_islands(nodes: int, fsdp: int) -> Mesh:
+    """A mesh of nodes of several devices."""
+    devices = jax.devices()
+    if len(devices) < nodes * fsdp:
+        kind = devices[0].platform.upper()
+        raise ValueError(
+            f"--nodes * --fsdp must be at most the number of devices, got {nodes} * {fsdp} and "
+            f"{len(devices)} {kind} devices: lower one of them, or start with more devices, in "
+            "several processes by --local-devices of gossipjax.launch."
+        )
+    return gx.launch.mesh(nodes, **{FSDP_AXIS: fsdp})
+
+
+def make_put(nodes: gx.Nodes) -> Callable[[Any], Any]:
+    """Returns the function that puts batches on the devices, `[len(nodes.local), B, ...]`.
+
+    The examples of a node are divided over its devices.
+    """
+    specs = PartitionSpec(FSDP_AXIS) if nodes.inner_axes else None
+    return lambda rows: nodes.put(rows, specs)
+
+
+def count_devices_per_node(nodes: gx.Nodes) -> int:
+    """Returns the number of devices over which the model of a node is sharded, 1 if it is not."""
+    return 1 if nodes.mesh is None else nodes.mesh.shape.get(FSDP_AXIS, 1)
+
+
 def describe_nodes(nodes: gx.Nodes) -> str:
     """Returns a phrase for people: how many processes and devices the nodes run on.
 
@@ -63,4 +101,7 @@ def describe_nodes(nodes: gx.Nodes) -> str:
         return f"simulated on one {kind} device by vmap"
     processes = jax.process_count()
     prefix = f"{processes} processes, " if processes > 1 else ""
+    devices = count_devices_per_node(nodes)
+    if devices > 1:
+        return f"{prefix}{devices} {kind} devices per node, the model sharded over them"
     return f"{prefix}one {kind} device per node"

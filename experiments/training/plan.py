@@ -16,6 +16,7 @@ from experiments.training.methods import (
     MOMENTUMS,
     Method,
     MethodOptions,
+    Sharding,
     make_method,
     parse_name,
 )
@@ -46,8 +47,10 @@ class Run:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Algorithm and seed: arguments of `Plan.make_method`, and metadata of every checkpoint."""
-        return {"algorithm": self.title, "seed": self.seed}
+        """What makes the method, by `Plan.make_method`; metadata of every checkpoint."""
+        sharding = self.method.sharding
+        devices = 1 if sharding is None else sharding.devices
+        return {"algorithm": self.title, "seed": self.seed, "fsdp": devices}
 
     @property
     def folder_name(self) -> str:
@@ -64,6 +67,7 @@ class Plan:
       options: those of the program, with the number of nodes at the start.
       num_examples: size of the training set.
       decay_mask: that of the task.
+      sharding: that of the model inside a node, if it is sharded.
 
     Raises:
       ValueError: if there are more nodes than examples, the run has less than one step, or more
@@ -73,6 +77,7 @@ class Plan:
     options: TrainingOptions
     num_examples: int
     decay_mask: DecayMask | None = None
+    sharding: Sharding | None = None
 
     def __post_init__(self) -> None:
         options = self.options
@@ -169,6 +174,7 @@ class Plan:
             outer=options.outer,
             momentum=options.momentum,
             rate=self.learning_rate,
+            sharding=self.sharding,
         )
         if options.momentum in MOMENTUMS:
             optimizer = optax.add_decayed_weights(options.weight_decay, self.decay_mask)

@@ -1,20 +1,24 @@
 """The start of a run: at step 0, from its newest checkpoint, or from that of another run."""
 
 import contextlib
+import dataclasses
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
+import jax
 import optax
+from jax.sharding import PartitionSpec
 
 from experiments.program import FatalError
 from experiments.results.records import COUNT, NUMBER, NUMBERS, OBJECT, TEXT, require_fields
 from experiments.training.experiment import Experiment
+from experiments.training.methods import Sharding
 from experiments.training.plan import Run
 from experiments.training.progress import RunProgress
 from experiments.training.trainer import Trainer
 from gossipjax.checkpoint import Checkpoints, TrainState
 
-IDENTITY = {"algorithm": TEXT, "seed": COUNT, "nodes": COUNT}
+IDENTITY = {"algorithm": TEXT, "seed": COUNT, "nodes": COUNT, "fsdp": COUNT}
 PROGRESS = {"examples": COUNT, "seconds": NUMBER, "seconds_per_step": NUMBERS, "metrics": OBJECT}
 
 
@@ -49,7 +53,8 @@ def start_or_resume(
     """Returns the newest checkpoint of the run; if it has none, the newest in `--init-from`.
 
     A run that is resumed with the same nodes continues bit for bit. With another number of nodes,
-    or from a run with another method, all nodes start from the average model.
+    or from a run with another method, all nodes start from the average model; so they do where only
+    one of the two runs is sharded inside its nodes, and messages were in flight.
 
     Raises:
       FatalError: if a checkpoint is of another model or optimizer, `--init-from` holds none, or its
@@ -63,8 +68,16 @@ def start_or_resume(
         return Start(state, RunProgress(), None)
 
     def make_tx(saved: dict[str, Any]) -> optax.GradientTransformation:
+        saved = {"fsdp": 1} | saved
         require_fields(saved, "the metadata of a checkpoint", IDENTITY)
-        return plan.make_method(saved["algorithm"], saved["seed"], saved["nodes"]).transform
+        saved_plan = plan
+        if saved["fsdp"] == 1:
+            saved_plan = dataclasses.replace(plan, sharding=None)
+        elif plan.sharding is None:
+            sharding = make_whole(state.params, saved["fsdp"])
+            saved_plan = dataclasses.replace(plan, sharding=sharding)
+        method = saved_plan.make_method(saved["algorithm"], saved["seed"], saved["nodes"])
+        return method.transform
 
     try:
         state = checkpoints.resume(state, experiment.nodes, make_tx, options.init_from)
@@ -87,3 +100,14 @@ def start_or_resume(
             f"{options.init_from} of step {state.step}: train for more --epochs."
         )
     return Start(state, RunProgress(examples=saved["examples"]), message)
+
+
+def make_whole(params: Any, devices: int) -> Sharding:
+    """Returns the sharding of a run whose nodes had several devices, for one with one device each.
+
+    Args:
+      params: `[N, ...]`.
+      devices: of a node of that run.
+    """
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params)
+    return Sharding(shapes, jax.tree.map(lambda _: PartitionSpec(), shapes), devices)

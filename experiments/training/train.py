@@ -13,6 +13,7 @@ from experiments.results import Record
 from experiments.training.evaluation import Evaluator
 from experiments.training.experiment import Experiment
 from experiments.training.output import RunLog
+from experiments.training.placement import make_put
 from experiments.training.plan import Run
 from experiments.training.progress import Clock, InputClock, RunProgress
 from experiments.training.resume import open_checkpoints, start_or_resume
@@ -43,7 +44,7 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
         state, progress, message = start_or_resume(experiment, run, trainer, checkpoints)
         log.start(state.step, message)
         rows = experiment.task.batches(nodes, options.batch_size_per_node, run.seed, state.step)
-        batches = prefetch(map(nodes.put, rows), waiting=input_clock)
+        batches = prefetch(map(make_put(nodes), rows), waiting=input_clock)
         batch = next(batches)
         bare_batches = compile_programs(experiment, run, trainer, state, batch)
         bare_step_seconds = trainer.measure_bare_step(state, bare_batches)
@@ -129,7 +130,8 @@ def compile_programs(
     if not shapes:
         trainer.compile(state, [batch])
         return [batch] * steps
-    examples = {get_shape(rows): nodes.put(rows) for rows in shapes}
+    put = make_put(nodes)
+    examples = {get_shape(rows): put(rows) for rows in shapes}
     trainer.compile(state, examples.values())
     rows = task.batches(nodes, options.batch_size_per_node, run.seed, start=0)
     return [examples[get_shape(row)] for row in itertools.islice(rows, steps)]

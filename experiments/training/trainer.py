@@ -118,6 +118,7 @@ class Trainer:
         self.newest_loss: jax.Array | None = None
         self._task = task
         self._tx = method.transform
+        self._init_state = nodes.spmd(self._tx.init)
         self._train_step = gx.TrainStep(make_gradients(task), self._tx, nodes=nodes)
         self._mixes_batch_stats = batch_stats == "mix"
         self._mix_batch_stats = nodes.spmd(gx.mix_batch_stats, static_argnums=2)
@@ -132,10 +133,14 @@ class Trainer:
 
     def init(self, seed: int) -> TrainState:
         """Returns the state at step 0: the same model on every node."""
-        variables = self._task.init(seed)
-        params, opt_state = self.nodes.init(self._tx, variables["params"])
-        batch_stats = self.nodes.replicate(variables.get("batch_stats"))
-        return TrainState(0, params, opt_state, batch_stats)
+        if not self.nodes.inner_axes:
+            variables = self._task.init(seed)
+            params, opt_state = self.nodes.init(self._tx, variables["params"])
+            batch_stats = variables.get("batch_stats")
+        else:  # each device makes its part, as none may have room for all
+            params, opt_state = self.nodes.init(self._tx, lambda: self._task.init(seed)["params"])
+            batch_stats = jax.jit(lambda: self._task.init(seed).get("batch_stats"))()
+        return TrainState(0, params, opt_state, self.nodes.replicate(batch_stats))
 
     def compile(self, state: TrainState, batches: Iterable[Any]) -> None:
         """Runs every program on copies of the state, so that no timed step compiles.
@@ -168,7 +173,9 @@ class Trainer:
     def _restart(self, state: TrainState) -> TrainState:
         """A copy at step 0: with nothing in flight, any round may be the first."""
         params, batch_stats = jax.tree.map(jnp.copy, (state.params, state.batch_stats))
-        return TrainState(0, params, self.nodes.run(self._tx.init, params), batch_stats)
+        shardings = jax.tree.map(lambda x: x.sharding, state.opt_state)
+        opt_state = jax.jit(self._init_state, out_shardings=shardings)(params)
+        return TrainState(0, params, opt_state, batch_stats)
 
     def run_steps(
         self, state: TrainState, batches: Iterable[Any]

@@ -13,6 +13,7 @@ import optax
 
 from gossipjax.checkpoint._resize import ResizeReport, average_nodes, change_nodes
 from gossipjax.processes import put_global
+from gossipjax.sharding import ShardedState
 from gossipjax.spmd import Nodes
 from gossipjax.topology.schedule import require_int
 
@@ -69,7 +70,8 @@ def make_template(
 ) -> tuple[Any, Any, Any]:
     """Returns what the saved arrays look like: those of `state`, unless they were of another run.
 
-    Arrays of another number of nodes or another chain are `jax.ShapeDtypeStruct`s.
+    Arrays of another number of nodes or another chain are `jax.ShapeDtypeStruct`s. Another sharding
+    inside the nodes changes where arrays are, and not which.
     """
     size = require_int(metadata.get("nodes", nodes.size), 'metadata["nodes"], as saved,', 1)
     metadata = {**metadata, "nodes": size}
@@ -80,9 +82,29 @@ def make_template(
     params, batch_stats = jax.tree.map(resize, (state.params, state.batch_stats))
     init = Nodes(size, axis_name=nodes.axis_name).spmd(make_tx(metadata).init)
     opt_state = jax.eval_shape(init, params)
-    if size == nodes.size and _have_same_specs(opt_state, state.opt_state):
-        return state.arrays
+    if size == nodes.size and _have_same_specs(
+        *map(_without_sharding, (opt_state, state.opt_state))
+    ):
+        return state.params, _arrange_like(opt_state, state.opt_state), state.batch_stats
     return params, opt_state, batch_stats
+
+
+def _is_sharded(part: Any) -> bool:
+    return isinstance(part, ShardedState)
+
+
+def _without_sharding(tree: Any) -> Any:
+    """The tree with each `ShardedState` replaced by the state inside."""
+
+    def replace(part: Any) -> Any:
+        return _without_sharding(part.inner) if _is_sharded(part) else part
+
+    return jax.tree.map(replace, tree, is_leaf=_is_sharded)
+
+
+def _arrange_like(structure: Any, tree: Any) -> Any:
+    """The leaves of `tree` in the structure of another tree."""
+    return jax.tree.unflatten(jax.tree.structure(structure), jax.tree.leaves(tree))
 
 
 def _have_same_specs(one: Any, other: Any) -> bool:
@@ -98,8 +120,8 @@ def fit_state(
 ) -> tuple[TrainState, ResizeReport | None]:
     """Returns `restored` on the devices of `nodes`, resized if it is of another run."""
     metadata = {**(state.metadata or {}), "nodes": nodes.size}
-    if _have_same_specs(restored.arrays, state.arrays):
-        return restored, None
+    if _have_same_specs(*map(_without_sharding, (restored.arrays, state.arrays))):
+        return restored._replace(opt_state=_arrange_like(state.opt_state, restored.opt_state)), None
     params, opt_state, report = change_nodes(
         restored.params, restored.opt_state, make_tx(metadata), nodes.size
     )

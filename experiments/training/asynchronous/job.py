@@ -133,6 +133,11 @@ def require_node(options: TrainingOptions) -> gx.launch.NodeInfo:
             f"--momentum must be local and --wire {' or '.join(WIRES)} with "
             f"{options.algorithm[0]}, got {options.momentum} and {options.wire}."
         )
+    if options.fsdp > 1:
+        raise ValueError(
+            f"--fsdp must be 1 with {options.algorithm[0]}, whose messages are of whole models, "
+            f"got {options.fsdp}: leave it out."
+        )
     if options.out is None:
         raise ValueError("--out must be given, a folder that all nodes share, got none.")
     return info

@@ -22,6 +22,7 @@ from experiments.training.methods.options import (
     Momentum,
     OuterAverage,
     OuterOptions,
+    Sharding,
     WireName,
 )
 from experiments.training.methods.topologies import MAX_ROUNDS, TOPOLOGIES, make_schedule
@@ -46,6 +47,7 @@ __all__ = [
     "Momentum",
     "OuterAverage",
     "OuterOptions",
+    "Sharding",
     "WireName",
     "make_method",
     "make_schedule",

@@ -18,11 +18,10 @@ from experiments.training.methods.options import (
     FORMS,
     SPARSE_FRACTION,
     MethodOptions,
+    Transform,
     WireName,
 )
 from experiments.training.methods.topologies import MAX_ROUNDS, TOPOLOGIES
-
-Transform = optax.GradientTransformationExtraArgs
 
 MAX_DELAY = 4  # steps, of AD-PSGD
 ELASTICITY = 0.9  # of EASGD, divided by the number of nodes, as in its paper

@@ -15,10 +15,15 @@ from experiments.training.methods.algorithms import (
     MOMENTUMS,
     OUTER_NAMES,
     Algorithm,
-    Transform,
     parse_name,
 )
-from experiments.training.methods.options import FORMS, MethodOptions, OuterOptions
+from experiments.training.methods.options import (
+    FORMS,
+    MethodOptions,
+    OuterOptions,
+    Sharding,
+    Transform,
+)
 from experiments.training.methods.topologies import MAX_ROUNDS, make_schedule
 from experiments.training.optimization import accumulate_gradients
 
@@ -36,6 +41,7 @@ class Method:
       gossip: goes last.
       outer: an outer optimizer around both, counted in steps.
       rate: the learning rate, where the gossip is the optimizer, and gradients arrive at it.
+      sharding: that of the model inside a node; what exchanges exchanges parts of it then.
     """
 
     algorithm: str
@@ -45,6 +51,7 @@ class Method:
     gossip: Transform
     outer: OuterOptions | None = None
     rate: optax.ScalarOrSchedule | None = None
+    sharding: Sharding | None = None
 
     @property
     def transform(self) -> Transform:
@@ -54,7 +61,7 @@ class Method:
         if outer is None:
             return chain
         optimizer = optax.sgd(outer.rate, outer.momentum or None, outer.nesterov)
-        return gx.outer(
+        whole = gx.outer(
             chain,
             optimizer,
             outer.every,
@@ -65,10 +72,13 @@ class Method:
             FORMS[outer.wire].codec,
             reset_inner=outer.reset,
         )
+        return whole if self.sharding is None else self.sharding.shard(whole)
 
     def local_updates(self, grads: Any, opt_state: Any, params: Any) -> optax.Updates:
         """Returns the update of this node before the exchange, given the state of the chain."""
-        chain_state = opt_state if self.outer is None else opt_state.inner
+        chain_state = opt_state
+        if self.outer is not None:
+            chain_state = (opt_state if self.sharding is None else opt_state.inner).inner
         updates, _ = self.inner.update(grads, chain_state[0], params)
         if self.rate is None:
             return updates
@@ -85,7 +95,8 @@ class Method:
         """Returns the gossip state of one node, of shapes and static data; None without gossip.
 
         Args:
-          params: `[...]`, arrays or their shapes; if not given, a few leaves of one value.
+          params: `[...]`, arrays or their shapes; if not given, those of the sharded model, or a
+            few leaves of one value.
         """
         return gx.gossip_state(self._init_shapes(params))
 
@@ -94,6 +105,8 @@ class Method:
         return gx.canonical_steps(self._init_shapes())
 
     def _init_shapes(self, params: Any = None) -> Any:
+        if params is None and self.sharding is not None:
+            params = self.sharding.params
         if params is None:  # a leaf for every fragment
             leaves = 1 if self.outer is None else self.outer.fragments
             params = [jax.ShapeDtypeStruct((1,), jnp.float32)] * leaves
@@ -159,6 +172,8 @@ def make_method(
     if not algorithm.goes_first:
         schedule = _space_out(schedule, algorithm, options)
     transform = build(schedule, options)
+    if options.sharding is not None and algorithm.exchanges:
+        transform = options.sharding.shard(transform)
     inner = optimizer
     if algorithm.goes_first:
         inner = optax.chain(transform, optimizer)
@@ -171,7 +186,10 @@ def make_method(
             outer, every=outer.every * options.accumulate, delay=outer.delay * options.accumulate
         )
     rate = options.rate if options.momentum in MOMENTUMS else None
-    method = Method(name.partition("@")[0], topology, schedule, inner, transform, outer, rate)
+    name = name.partition("@")[0]
+    method = Method(
+        name, topology, schedule, inner, transform, outer, rate, sharding=options.sharding
+    )
     if outer is not None:
         method.state()  # raises where these outer options cannot stand around this algorithm
     return method

@@ -2,11 +2,13 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import optax
 
 import gossipjax as gx
+
+Transform = optax.GradientTransformationExtraArgs
 
 OuterAverage = Literal["exact", "none"]
 Momentum = Literal["local", "mixed", "quasi-global", "outer"]
@@ -83,6 +85,24 @@ class OuterOptions:
             )
 
 
+class Sharding(NamedTuple):
+    """A model that is sharded inside a node.
+
+    Attributes:
+      params: the shapes of its parameters.
+      specs: how they are sharded, `PartitionSpec`s.
+      devices: of a node.
+    """
+
+    params: Any
+    specs: Any
+    devices: int
+
+    def shard(self, transform: Transform) -> Transform:
+        """Returns the transform of the parts of such a model."""
+        return gx.sharded(transform, self.specs)
+
+
 @dataclasses.dataclass(frozen=True)
 class MethodOptions:
     """The options of a run that an algorithm may depend on.
@@ -101,6 +121,7 @@ class MethodOptions:
       outer: an outer optimizer around the chain.
       momentum: what the momentum of SGD is of; see `MOMENTUM_HELP`.
       rate: the learning rate, where the algorithm takes the place of SGD.
+      sharding: that of the model inside a node; None if each device of a node has all of it.
     """
 
     nodes: int
@@ -116,6 +137,7 @@ class MethodOptions:
     outer: OuterOptions | None = None
     momentum: Momentum = "local"
     rate: optax.ScalarOrSchedule = 0.1
+    sharding: Sharding | None = None
 
     @property
     def codec(self) -> gx.wire.Codec | None:

@@ -1,0 +1,1 @@
+"""A model that is sharded inside its nodes, beside one that each device of a node has whole."""

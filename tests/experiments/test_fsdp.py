@@ -1,0 +1,97 @@
+"""Training programs whose nodes are several devices each, over which the model is sharded."""
+
+import json
+import signal
+
+import jax
+import pytest
+
+from experiments import language, report
+from experiments.models.transformer import Size
+from experiments.training import placement
+from gossipjax.checkpoint import Checkpoints
+
+TINY = Size(layers=1, width=16, heads=2, hidden=32)
+RHYME = "One for sorrow, two for joy, three for a girl, four for a boy."
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    """A tiny model, no plots, and the tests' process has its eight CPU devices already."""
+    monkeypatch.setitem(language.DECODER_SIZES, "nano", TINY)
+    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
+    monkeypatch.setattr(report, "write_report", lambda *_: None)
+    monkeypatch.setattr(report, "plot_topology", lambda *_: None)
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    (tmp_path / "train.txt").write_text(f"{RHYME}\n" * 48)
+    (tmp_path / "test.txt").write_text(f"{RHYME}\n" * 5)
+    arguments = ["--dataset", "files", "--data-dir", str(tmp_path), "--vocabulary-size", "300"]
+    arguments += ["--sequence-length", "16", "--nodes", "2", "--batch-size-per-node", "4"]
+    return [*arguments, "--warmup-steps", "0", "--epochs", "3", "--placement", "mesh"]
+
+
+def read_lines(out):
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def measure_share(stacked):
+    """The part of a node's arrays that each of its devices has."""
+    leaves = jax.tree.leaves(stacked)
+    held = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
+    return held / sum(leaf[0].nbytes for leaf in leaves)
+
+
+def test_a_run_is_the_same_on_any_number_of_devices_per_node(arguments, tmp_path, monkeypatch):
+    """It moves from 2 devices per node to 4, and from those to 1, and is not disturbed by it."""
+    arguments += ["--algorithm", "sgp", "--checkpoint-every", "100", "--log-every", "1"]
+    language.main([*arguments, "--out", str(tmp_path / "once")])
+    after = Checkpoints.after
+    shares = {}
+
+    def stop(self, state, last=False):
+        shares.setdefault(state.step, measure_share(state.arrays))
+        if state.step in (2, 4):
+            signal.raise_signal(signal.SIGTERM)
+        after(self, state, last)
+
+    monkeypatch.setattr(Checkpoints, "after", stop)
+    out = tmp_path / "moved"
+    for start, devices in ((0, "2"), (2, "4")):
+        resume = ["--resume"] if start else []
+        with pytest.raises(SystemExit) as end:
+            language.main([*arguments, "--out", str(out), "--fsdp", devices, *resume])
+        assert end.value.code == 128 + signal.SIGTERM
+    language.main([*arguments, "--out", str(out), "--resume"])
+    assert [shares[step] for step in (2, 4, 6)] == pytest.approx([1 / 2, 1 / 4, 1], rel=0.01)
+    lines = read_lines(tmp_path / "once")
+    moved = read_lines(out)
+    assert len(moved) == len(lines) > 5
+    for line, other in zip(lines, moved, strict=True):
+        for name in line.keys() & {"loss", "consensus_distance", "test_loss_average_model"}:
+            assert other[name] == pytest.approx(line[name], abs=TOLERANCE), (name, line["step"])
+    runs = [
+        json.loads((folder / "summary.json").read_text())["runs"][0]
+        for folder in (tmp_path / "once", out)
+    ]
+    for name in ("test_loss_average_model", "test_loss_nodes", "consensus_distance"):
+        assert runs[1][name] == pytest.approx(runs[0][name], abs=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--fsdp 0", "--fsdp must be an integer >= 1, got 0"),
+        ("--fsdp 8", "--nodes * --fsdp must be at most the number of devices, got 2 * 8 and 8 CPU"),
+        ("--fsdp 3", "--batch-size-per-node must give each of the 3 devices of a node as many"),
+        ("--fsdp 2 --placement vmap", "--fsdp must be 1 with --placement vmap"),
+    ],
+)
+def test_bad_input(arguments, given, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        language.main([*arguments, *given.split()])
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
