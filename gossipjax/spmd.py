@@ -27,7 +27,7 @@ from gossipjax._arguments import (
     require_numbers,
     require_transform,
 )
-from gossipjax._program import Program, run_sharded, run_simulated
+from gossipjax._program import Program, run_in_blocks, run_sharded, run_simulated
 
 MAX_KEPT_PROGRAMS = 256  # of `Nodes.run`
 MAX_NODES = 2**31 - 1
@@ -85,10 +85,16 @@ def spmd(
     nodes = as_nodes(mesh, nodes, axis_name, local_axis_name)
     donated = argument_numbers(donate_argnums)
     kinds = ArgumentKinds.make(static_argnums, shared_argnums, local_argnums)
-    make_run = run_simulated if nodes.mesh is None else run_sharded
+    if nodes.mesh is None:
+        make_run = run_simulated
+    else:
+        make_run = run_sharded if nodes.per_device == 1 else run_in_blocks
     run = make_run(fn, kinds, nodes, check_vma)
     run.__name__ = getattr(fn, "__name__", run.__name__)  # what profiles show
-    jitted = jax.jit(run, static_argnums=tuple(kinds.static), donate_argnums=donated)
+    options: dict[str, Any] = {}
+    if nodes.mesh is not None and nodes.per_device > 1:
+        options["out_shardings"] = NamedSharding(nodes.mesh, P(nodes.axis_name))
+    jitted = jax.jit(run, static_argnums=tuple(kinds.static), donate_argnums=donated, **options)
     return Program(jitted, kinds, nodes)
 
 
@@ -148,12 +154,7 @@ class Nodes:
                     f"the mesh must have an axis named {self.axis_name!r}, got the axes "
                     f"{mesh.axis_names}: name one so, or pass axis_name."
                 )
-            if size is not None and not _is_int(size, mesh.shape[self.axis_name]):
-                raise ValueError(
-                    f"nodes must be the size of the mesh's axis {self.axis_name!r}, "
-                    f"{mesh.shape[self.axis_name]}, got {size}: give one of the two."
-                )
-            size = mesh.shape[self.axis_name]
+            size = self._require_size_of(mesh)
             # shard_map over Explicit axes, the default of jax.make_mesh, refuses unsharded arrays.
             mesh = Mesh(mesh.devices, mesh.axis_names)
         if not _is_int(size) or size < 1:
@@ -164,6 +165,24 @@ class Nodes:
             )
         object.__setattr__(self, "size", int(size))
         object.__setattr__(self, "mesh", mesh)
+
+    def _require_size_of(self, mesh: Mesh) -> int:
+        """Returns the number of nodes on a mesh."""
+        devices = mesh.shape[self.axis_name]
+        size = devices if self.size is None else self.size
+        if not _is_int(size) or size < 1 or size % devices:
+            raise ValueError(
+                f"nodes must be the size of the mesh's axis {self.axis_name!r}, {devices}, or a "
+                f"multiple of it, for several nodes per device, got {size}: give a multiple of "
+                f"{devices}, a mesh of fewer devices, or no mesh."
+            )
+        if size > devices and mesh.size > devices:
+            raise ValueError(
+                f"a mesh for several nodes per device must have no axis but {self.axis_name!r}, "
+                f"got {dict(mesh.shape)} for {size} nodes: give {devices} nodes of "
+                f"{mesh.size // devices} devices each, or a mesh without other axes."
+            )
+        return size
 
     def _require_names(self) -> None:
         for field in ("axis_name", "local_axis_name"):
@@ -187,6 +206,11 @@ class Nodes:
     def local_devices(self) -> int | None:
         """L, the number of devices of one node; None if the mesh has no such axis."""
         return None if self.mesh is None else self.mesh.shape.get(self.local_axis_name)
+
+    @property
+    def per_device(self) -> int:
+        """k, the number of nodes on each device: N if they are simulated."""
+        return self.size if self.mesh is None else self.size // self.mesh.shape[self.axis_name]
 
     @property
     def local(self) -> list[int]:
@@ -318,7 +342,7 @@ def as_nodes(
     """Returns the `Nodes` of the arguments `mesh` and `nodes`, of which one may say it all."""
     if not isinstance(nodes, Nodes):
         return Nodes(nodes, mesh, axis_name, local_axis_name)  # pyright: ignore[reportArgumentType]
-    if mesh is not None and dataclasses.replace(nodes, size=None, mesh=mesh) != nodes:
+    if mesh is not None and not _is_mesh_of(nodes, mesh):
         raise ValueError(
             "mesh must be that of nodes, which says where nodes run already, got another: give "
             "one of the two."
@@ -328,6 +352,10 @@ def as_nodes(
         if name not in (getattr(Nodes, field), expected):  # the default is not a contradiction
             raise ValueError(f"{field} must be that of nodes, {expected!r}, got {name!r}.")
     return nodes
+
+
+def _is_mesh_of(nodes: Nodes, mesh: Any) -> bool:
+    return isinstance(mesh, Mesh) and Mesh(mesh.devices, mesh.axis_names) == nodes.mesh
 
 
 def donate_on_accelerators(*argnums: int) -> tuple[int, ...]:
