@@ -36,6 +36,7 @@ class Composition:
 
     def __init__(self, axis: ComposedAxis):
         self._axis = axis
+        self._empty: Jaxpr = jax.make_jaxpr(tuple)().jaxpr
         self._control_flow: dict[str, Callable[..., Any]] = {
             "jit": self._inline,
             "pjit": self._inline,
@@ -87,7 +88,7 @@ class Composition:
                 "scan, while_loop or checkpoint, where devices hold several nodes each, got "
                 f"{name!r}: write it with these, or use a node per device."
             )
-        return _as_function(eqn)(*_operands_of(eqn, operands))
+        return self._as_function(eqn)(*_operands_of(eqn, operands))
 
     def _is_collective(self, eqn: JaxprEqn) -> bool:
         names = [eqn.params.get(param) for param in AXIS_PARAMS]
@@ -146,10 +147,10 @@ class Composition:
 
     def _custom_jvp(self, eqn: JaxprEqn, *operands: Any) -> Any:
         variables = _variables(eqn)
-        function = _as_function(eqn)
+        function = self._as_function(eqn)
 
         def differentiate(primals: Any, tangents: list[Any]) -> Any:
-            results, derivatives = jax.jvp(function, primals, _fill(variables, tangents))
+            results, derivatives = jax.jvp(function, primals, tuple(_fill(variables, tangents)))
             return results, _floats(eqn.outvars, derivatives)
 
         def jvp(primals: Any, tangents: Any) -> Any:
@@ -163,7 +164,7 @@ class Composition:
 
     def _custom_vjp(self, eqn: JaxprEqn, *operands: Any) -> Any:
         variables = _variables(eqn)
-        function = _as_function(eqn)
+        function = self._as_function(eqn)
 
         def differentiate(primals: Any, cotangents: list[Any]) -> Any:
             _, pull_back = jax.vjp(function, *primals)
@@ -178,6 +179,13 @@ class Composition:
         apply = jax.custom_vjp(call)
         apply.defvjp(lambda *values: (call(*values), values), backward)
         return apply(*_operands_of(eqn, operands))
+
+    def _as_function(self, eqn: JaxprEqn) -> Callable[..., tuple[Any, ...]]:
+        """An equation as it is, as a function of its variables."""
+        jaxpr = self._empty.replace(
+            invars=_variables(eqn), outvars=eqn.outvars, eqns=[eqn], effects=eqn.effects
+        )
+        return lambda *values: tuple(jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))(*values))
 
     def _call_function(self, eqn: JaxprEqn) -> Callable[..., Any]:
         """The function of an equation that has rules, as one of its variables."""
@@ -215,12 +223,6 @@ def _operands_of(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
         if not isinstance(atom, Literal)
     }
     return list(values.values())
-
-
-def _as_function(eqn: JaxprEqn) -> Callable[..., tuple[Any, ...]]:
-    """An equation as it is, as a function of its variables."""
-    jaxpr = Jaxpr((), _variables(eqn), eqn.outvars, [eqn], eqn.effects)
-    return lambda *values: tuple(jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))(*values))
 
 
 def _is_float(variable: Var) -> bool:

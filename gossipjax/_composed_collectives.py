@@ -71,12 +71,13 @@ def _sum_rows(rows: jax.Array, axis: int) -> jax.Array:
 
 
 def _permute(axis: ComposedAxis, *operands: Any, perm: Any, **params: Any) -> list[jax.Array]:
-    return [permute(axis, x, perm) for x in operands]
+    edges = np.array(perm, int).reshape(-1, 2)
+    return [permute(axis, x, edges) for x in operands]
 
 
-def permute(axis: ComposedAxis, x: jax.Array, edges: Sequence[tuple[int, int]]) -> jax.Array:
-    """`lax.ppermute` over all nodes: nodes to which nobody sends get zeros."""
-    senders, receivers = np.array(edges, int).reshape(-1, 2).T
+def permute(axis: ComposedAxis, x: jax.Array, edges: np.ndarray) -> jax.Array:
+    """`lax.ppermute` over all nodes by `edges` `[E, 2]`; nodes to which nobody sends get zeros."""
+    senders, receivers = edges.T
     plan = plan_block_exchange(receivers, senders, axis.size, axis.devices)
     block = jax.lax.all_gather(x, axis.row_axis)  # `[k, ...]`: the rows of this device, no copy
     parts = [block]
@@ -127,7 +128,7 @@ def _gather_group(axis: ComposedAxis, x: jax.Array, groups: Groups) -> jax.Array
     received = [x]
     for hop in range(1, size):
         edges = np.stack([table.ravel(), np.roll(table, -hop, axis=1).ravel()], axis=1)
-        received.append(permute(axis, x, edges))  # pyright: ignore[reportArgumentType]
+        received.append(permute(axis, x, edges))
     position = jnp.asarray(positions)[_index(axis)[0]]
     return jnp.stack(received)[(position - jnp.arange(size)) % size]
 
@@ -165,22 +166,21 @@ def _all_to_all(
     split_axis: int,
     concat_axis: int,
     axis_index_groups: Groups | None,
-    tiled: bool,
     **params: Any,
 ) -> list[jax.Array]:
+    # The primitive splits and joins axes, also where lax.all_to_all is not tiled.
     if axis_index_groups is not None:
         raise ValueError(
             "lax.all_to_all must have no axis_index_groups where devices hold several nodes each, "
             "got some: use a node per device."
         )
-    if tiled:
-        x = x.reshape(*x.shape[:split_axis], axis.size, -1, *x.shape[split_axis + 1 :])
+    x = x.reshape(*x.shape[:split_axis], axis.size, -1, *x.shape[split_axis + 1 :])
     rows = jnp.moveaxis(x, split_axis, 0)  # `[N, ...]`, by receiver
     blocks = rows.reshape(axis.devices, axis.per_device, *rows.shape[1:])
     blocks = jax.lax.all_to_all(blocks, axis.device_axis, 0, 0)  # `[D, k, ...]`: sender, receiver
     received = jax.lax.all_gather(blocks, axis.row_axis, axis=1)  # `[D, k, k, ...]`: sender first
     received = _own_row(axis, jnp.moveaxis(received, 2, 0))
-    return [_join(received.reshape(rows.shape), concat_axis, tiled)]
+    return [_join(received.reshape(rows.shape), concat_axis, tiled=True)]
 
 
 COLLECTIVES: dict[str, Callable[..., list[Any]]] = {
