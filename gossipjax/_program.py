@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from gossipjax import processes
 from gossipjax._arguments import ArgumentKinds
-from gossipjax._composed_axis import Composition
-from gossipjax._composed_collectives import ComposedAxis
 
 if TYPE_CHECKING:
     from gossipjax.spmd import Nodes
@@ -85,7 +83,7 @@ def run_simulated(
     del check_vma
 
     def run(*args: Any) -> Any:
-        dynamic = _require_all_stacked(kinds, args, nodes)
+        dynamic = require_all_stacked(kinds, args, nodes)
         in_axes = {i: None if i in kinds.shared else 0 for i in dynamic}
 
         def run_node(values: dict[int, Any]) -> Any:
@@ -103,7 +101,7 @@ def run_sharded(
     """`fn` for the nodes of a mesh, by `shard_map`."""
 
     def run(*args: Any) -> Any:
-        dynamic = _require_all_stacked(kinds, args, nodes)
+        dynamic = require_all_stacked(kinds, args, nodes)
 
         def run_device(shards: dict[int, Any]) -> Any:
             values = {
@@ -125,44 +123,6 @@ def run_sharded(
     return run
 
 
-def run_in_blocks(
-    fn: Callable[..., Any], kinds: ArgumentKinds, nodes: Nodes, check_vma: bool
-) -> Callable[..., Any]:
-    """`fn` for several nodes on each device: by `vmap` there, and `shard_map` over the devices."""
-    if check_vma:
-        raise ValueError(
-            f"check_vma must be False with {nodes.per_device} nodes per device, got True: types "
-            "cannot tell apart the nodes of a device. Use a node per device."
-        )
-    assert nodes.mesh is not None
-    axis = ComposedAxis(nodes.axis_name, nodes.mesh.size, nodes.per_device)
-    # With another name, so that a collective that was left as it is finds no axis.
-    mesh = Mesh(nodes.mesh.devices.ravel(), (axis.device_axis,))
-
-    def run(*args: Any) -> Any:
-        dynamic = _require_all_stacked(kinds, args, nodes)
-
-        def run_node(values: dict[int, Any]) -> Any:
-            return jax.tree.map(jnp.asarray, fn(*kinds.merge(args, values)))
-
-        run_device = jax.vmap(
-            Composition(axis).compose(run_node),
-            ({i: None if i in kinds.shared else 0 for i in dynamic},),
-            axis_name=axis.row_axis,
-            axis_size=axis.per_device,
-        )
-        mapped = jax.shard_map(
-            run_device,
-            mesh=mesh,
-            in_specs=({i: P() if i in kinds.shared else P(axis.device_axis) for i in dynamic},),
-            out_specs=P(axis.device_axis),
-            check_vma=False,
-        )
-        return mapped(dynamic)
-
-    return run
-
-
 def _spec(number: int, kinds: ArgumentKinds, nodes: Nodes) -> P:
     if number in kinds.shared:
         return P()
@@ -171,7 +131,8 @@ def _spec(number: int, kinds: ArgumentKinds, nodes: Nodes) -> P:
     return P(nodes.axis_name)
 
 
-def _require_all_stacked(kinds: ArgumentKinds, args: Sequence[Any], nodes: Nodes) -> dict[int, Any]:
+def require_all_stacked(kinds: ArgumentKinds, args: Sequence[Any], nodes: Nodes) -> dict[int, Any]:
+    """Returns the arguments that are not static; raises `ValueError` unless all are stacked."""
     dynamic = kinds.dynamic(args)
     for number, arg in dynamic.items():
         _require_stacked(number, arg, kinds, nodes)

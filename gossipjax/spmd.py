@@ -23,11 +23,14 @@ from gossipjax._arguments import (
     Argnums,
     ArgumentKinds,
     argument_numbers,
+    is_int,
     require_function,
     require_numbers,
+    require_size_of_mesh,
     require_transform,
 )
-from gossipjax._program import Program, run_in_blocks, run_sharded, run_simulated
+from gossipjax._blocks import run_in_blocks
+from gossipjax._program import Program, run_sharded, run_simulated
 
 MAX_KEPT_PROGRAMS = 256  # of `Nodes.run`
 MAX_NODES = 2**31 - 1
@@ -57,25 +60,27 @@ def spmd(
       mesh: run by `shard_map` over its axis `axis_name`, one node per device (or per row of
         devices, if it has the axis `local_axis_name` too). N is the size of that axis. The kind of
         its axes does not matter; do not `jax.set_mesh` one of Explicit axes around the call.
-      nodes: without a mesh: N nodes simulated on one device by `vmap`; or a `Nodes`, which says
-        both. With neither, the mesh is all devices.
+      nodes: without a mesh: N nodes simulated on one device by `vmap`. With a mesh of D devices,
+        N = k D: k nodes on each, which holds their k models and no others. Or a `Nodes`, which
+        says both. With neither, the mesh is all devices.
       static_argnums: arguments that are fixed when traced, as in `jax.jit`; not node-stacked.
       donate_argnums: arguments whose memory the results may take, as in `jax.jit`.
       shared_argnums: arguments given once, the same for every node, without a node axis.
       local_argnums: arguments such as batches, `[N, B, ...]`, whose second axis is split over the
         devices of a node: `fn` sees `[B / L, ...]`. The others are replicated over them.
-      check_vma: of `shard_map`. Without it, a result that was not averaged over the local axis is
-        silently that of a node's first device; with it, it is refused. Gradients must then be taken
-        at `jax.lax.pcast(params, "local", to="varying")`.
+      check_vma: of `shard_map`, for a node per device. Without it, a result that was not averaged
+        over the local axis is silently that of a node's first device; with it, it is refused.
+        Gradients must then be taken at `jax.lax.pcast(params, "local", to="varying")`.
 
     Returns:
       A `Program`, compiled once per set of shapes and static values: make it once, outside of
       loops, or use `Nodes.run`, which keeps it.
 
     Raises:
-      ValueError: if the mesh has no such axis or `nodes` contradicts it; if `nodes` is below 1;
-        when traced, if an argument's leaf has no leading axis of size N, or the local devices do
-        not divide its second axis.
+      ValueError: if the mesh has no such axis or `nodes` contradicts it; if `nodes` is below 1 or
+        no multiple of D; for several nodes per device on a mesh of further axes; when traced, if an
+        argument's leaf has no leading axis of size N, or the local devices do not divide its second
+        axis; if `fn` has a collective that does not work over several nodes per device.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> gx.spmd(lambda x: x - jax.lax.pmean(x, "nodes"), nodes=2)(jnp.array([1.0, 3.0])).tolist()
@@ -107,20 +112,21 @@ class Shared:
 
 @dataclasses.dataclass(frozen=True)
 class Nodes:
-    """The place where N nodes run: a device (or row of devices) each, or simulated on one device.
+    """The place where N nodes run: a device (or row of devices) each, or several on each device.
 
     `Nodes(8)` simulates 8 nodes on one device by `vmap`; `Nodes(mesh=mesh)` takes the nodes of a
-    mesh; `Nodes()` has a node per device. Equal values share their compiled programs.
+    mesh; `Nodes(8, mesh)` on a mesh of D = 2 devices has k = 4 on each: node `i` is row `i % k` of
+    device `i // k`. `Nodes()` has a node per device. Equal values share their compiled programs.
 
     Attributes:
       size: N, the number of nodes.
-      mesh: the devices, with Auto axes; None if the nodes are simulated.
+      mesh: the D devices, with Auto axes; None if the nodes are simulated on one.
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, if the mesh has it.
 
     Raises:
-      ValueError: if `size` is not an integer >= 1 or is not that of the mesh, or the mesh has no
-        axis of that name.
+      ValueError: if `size` is not an integer >= 1 or no multiple of the devices of the mesh, or the
+        mesh has no axis of that name.
 
     >>> import jax.numpy as jnp, optax, gossipjax as gx
     >>> nodes = gx.Nodes(4)
@@ -149,15 +155,10 @@ class Nodes:
         if mesh is None and size is None:
             mesh = Mesh(jax.devices(), (self.axis_name,))
         if mesh is not None:
-            if self.axis_name not in mesh.axis_names:
-                raise ValueError(
-                    f"the mesh must have an axis named {self.axis_name!r}, got the axes "
-                    f"{mesh.axis_names}: name one so, or pass axis_name."
-                )
-            size = self._require_size_of(mesh)
+            size = require_size_of_mesh(size, mesh, self.axis_name)
             # shard_map over Explicit axes, the default of jax.make_mesh, refuses unsharded arrays.
             mesh = Mesh(mesh.devices, mesh.axis_names)
-        if not _is_int(size) or size < 1:
+        if not is_int(size) or size < 1:
             raise ValueError(f"nodes must be an integer >= 1, got {size!r}.")
         if size > MAX_NODES:
             raise ValueError(
@@ -165,24 +166,6 @@ class Nodes:
             )
         object.__setattr__(self, "size", int(size))
         object.__setattr__(self, "mesh", mesh)
-
-    def _require_size_of(self, mesh: Mesh) -> int:
-        """Returns the number of nodes on a mesh."""
-        devices = mesh.shape[self.axis_name]
-        size = devices if self.size is None else self.size
-        if not _is_int(size) or size < 1 or size % devices:
-            raise ValueError(
-                f"nodes must be the size of the mesh's axis {self.axis_name!r}, {devices}, or a "
-                f"multiple of it, for several nodes per device, got {size}: give a multiple of "
-                f"{devices}, a mesh of fewer devices, or no mesh."
-            )
-        if size > devices and mesh.size > devices:
-            raise ValueError(
-                f"a mesh for several nodes per device must have no axis but {self.axis_name!r}, "
-                f"got {dict(mesh.shape)} for {size} nodes: give {devices} nodes of "
-                f"{mesh.size // devices} devices each, or a mesh without other axes."
-            )
-        return size
 
     def _require_names(self) -> None:
         for field in ("axis_name", "local_axis_name"):
@@ -326,11 +309,6 @@ def _first_row(mesh: Mesh | None) -> Any:
 
     sharding = None if mesh is None else NamedSharding(mesh, P())
     return jax.jit(first_row, out_shardings=sharding)
-
-
-def _is_int(value: Any, expected: int | None = None) -> bool:
-    is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return is_int and (expected is None or value == expected)
 
 
 def as_nodes(

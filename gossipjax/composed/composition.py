@@ -24,7 +24,7 @@ from jax.extend.core import (
     jaxprs_in_params,
 )
 
-from gossipjax._composed_collectives import COLLECTIVES, ComposedAxis
+from gossipjax.composed.collectives import COLLECTIVES, ComposedAxis
 
 AXIS_PARAMS = ("axes", "axis_name", "axis")
 Atom = Var | Literal
@@ -225,7 +225,7 @@ def _operands_of(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     return list(values.values())
 
 
-def _is_float(variable: Var) -> bool:
+def _is_float(variable: Any) -> bool:
     return jnp.issubdtype(variable.aval.dtype, jnp.inexact)
 
 
@@ -234,7 +234,7 @@ def _floats(variables: Sequence[Var], values: Sequence[Any]) -> list[Any]:
     return [value for variable, value in zip(variables, values, strict=True) if _is_float(variable)]
 
 
-def _fill(variables: Sequence[Var], floats: Sequence[Any]) -> list[Any]:
+def _fill(variables: Sequence[Any], floats: Sequence[Any]) -> list[Any]:
     """Inverse of `_floats`, with what JAX wants as the derivative of all others."""
     remaining = iter(floats)
     return [
