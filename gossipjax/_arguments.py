@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 Argnums = int | Sequence[int]
 
@@ -93,3 +94,38 @@ def require_numbers(tree: Any, name: str) -> None:
             raise ValueError(
                 f"{name}{jax.tree_util.keystr(path)} must be an array or a number, got {leaf!r}."
             ) from error
+
+
+def is_int(value: Any) -> bool:
+    """Whether a value is an integer, and not a bool."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def require_size_of_mesh(size: int | None, mesh: Mesh, axis_name: str) -> int:
+    """Returns the number of nodes on a mesh, by default one per device of its axis.
+
+    Raises:
+      ValueError: if the mesh has no such axis, `size` is no multiple of the devices of this axis,
+        or there are several nodes per device and further axes.
+    """
+    if axis_name not in mesh.axis_names:
+        raise ValueError(
+            f"the mesh must have an axis named {axis_name!r}, got the axes {mesh.axis_names}: name "
+            "one so, or pass axis_name."
+        )
+    devices = mesh.shape[axis_name]
+    if size is None:
+        return devices
+    if not is_int(size) or size < 1 or size % devices:
+        raise ValueError(
+            f"nodes must be the size of the mesh's axis {axis_name!r}, {devices}, or a multiple of "
+            f"it, for several nodes per device, got {size}: give a multiple of {devices}, a mesh "
+            "of fewer devices, or no mesh."
+        )
+    if size > devices and mesh.size > devices:
+        raise ValueError(
+            f"a mesh for several nodes per device must have no axis but {axis_name!r}, got "
+            f"{dict(mesh.shape)} for {size} nodes: give {devices} nodes of "
+            f"{mesh.size // devices} devices each, or a mesh without other axes."
+        )
+    return int(size)

@@ -92,7 +92,7 @@ def run_simulated(
     del check_vma
 
     def run(*args: Any) -> Any:
-        dynamic = _require_all_stacked(kinds, args, nodes)
+        dynamic = require_all_stacked(kinds, args, nodes)
         in_axes = {i: None if i in kinds.shared else 0 for i in dynamic}
 
         def run_node(values: dict[int, Any]) -> Any:
@@ -110,7 +110,7 @@ def run_sharded(
     """`fn` for the nodes of a mesh, by `shard_map`."""
 
     def run(*args: Any) -> Any:
-        dynamic = _require_all_stacked(kinds, args, nodes)
+        dynamic = require_all_stacked(kinds, args, nodes)
 
         def run_device(shards: dict[int, Any]) -> Any:
             values = {
@@ -141,7 +141,8 @@ def _spec(number: int, kinds: ArgumentKinds, nodes: Nodes) -> P:
     return P(nodes.axis_name)
 
 
-def _require_all_stacked(kinds: ArgumentKinds, args: Sequence[Any], nodes: Nodes) -> dict[int, Any]:
+def require_all_stacked(kinds: ArgumentKinds, args: Sequence[Any], nodes: Nodes) -> dict[int, Any]:
+    """Returns the arguments that are not static; raises `ValueError` unless all are stacked."""
     dynamic = kinds.dynamic(args)
     for number, arg in dynamic.items():
         _require_stacked(number, arg, kinds, nodes)

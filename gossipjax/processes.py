@@ -132,16 +132,20 @@ def broadcast_text(text: str) -> str:
 
 
 def local_nodes(mesh: Mesh | None, size: int, axis_name: str = "nodes") -> list[int]:
-    """The numbers of the nodes that this process has devices of; all nodes without a mesh."""
+    """The numbers of the nodes that this process has devices of; all nodes without a mesh.
+
+    N = `size` is a multiple of the D devices of the axis; each has N / D nodes, one after another.
+    """
     if mesh is None:
         return list(range(size))
     _require_axis(mesh, size, axis_name)
-    devices = np.moveaxis(mesh.devices, mesh.axis_names.index(axis_name), 0).reshape(size, -1)
+    count = mesh.shape[axis_name]
+    devices = np.moveaxis(mesh.devices, mesh.axis_names.index(axis_name), 0).reshape(count, -1)
     process_id = jax.process_index()
     return [
         node
-        for node, row in enumerate(devices)
-        if any(device.process_index == process_id for device in row)
+        for node in range(size)
+        if any(device.process_index == process_id for device in devices[node * count // size])
     ]
 
 
@@ -217,10 +221,10 @@ def require_rows(tree: Any, count: int, name: str) -> None:
 
 
 def _require_axis(mesh: Mesh, size: int, axis_name: str) -> None:
-    if axis_name not in mesh.axis_names or mesh.shape[axis_name] != size:
+    if axis_name not in mesh.axis_names or size < 1 or size % mesh.shape[axis_name]:
         raise ValueError(
-            f"mesh must have an axis {axis_name!r} of {size} nodes, got the axes "
-            f"{dict(mesh.shape)}: give their name and size."
+            f"mesh must have an axis {axis_name!r} of {size} nodes, or of a number of devices that "
+            f"divides them, got the axes {dict(mesh.shape)}: give their name and size."
         )
 
 

@@ -23,10 +23,13 @@ from gossipjax._arguments import (
     Argnums,
     ArgumentKinds,
     argument_numbers,
+    is_int,
     require_function,
     require_numbers,
+    require_size_of_mesh,
     require_transform,
 )
+from gossipjax._blocks import run_in_blocks
 from gossipjax._program import Program, run_sharded, run_simulated
 from gossipjax.sharding import Specs, constrain, shard_specs
 
@@ -59,25 +62,27 @@ def spmd(
         devices, if it has the axis `local_axis_name` too). N is the size of that axis. The kind of
         its axes does not matter; do not `jax.set_mesh` one of Explicit axes around the call. Over
         further axes XLA partitions what a node does, as its arrays are sharded; see `gx.sharded`.
-      nodes: without a mesh: N nodes simulated on one device by `vmap`; or a `Nodes`, which says
-        both. With neither, the mesh is all devices.
+      nodes: without a mesh: N nodes simulated on one device by `vmap`. With a mesh of D devices,
+        N = k D: k nodes on each, which holds their k models and no others. Or a `Nodes`, which
+        says both. With neither, the mesh is all devices.
       static_argnums: arguments that are fixed when traced, as in `jax.jit`; not node-stacked.
       donate_argnums: arguments whose memory the results may take, as in `jax.jit`.
       shared_argnums: arguments given once, the same for every node, without a node axis.
       local_argnums: arguments such as batches, `[N, B, ...]`, whose second axis is split over the
         devices of a node: `fn` sees `[B / L, ...]`. The others are replicated over them.
-      check_vma: of `shard_map`. Without it, a result that was not averaged over the local axis is
-        silently that of a node's first device; with it, it is refused. Gradients must then be taken
-        at `jax.lax.pcast(params, "local", to="varying")`.
+      check_vma: of `shard_map`, for a node per device. Without it, a result that was not averaged
+        over the local axis is silently that of a node's first device; with it, it is refused.
+        Gradients must then be taken at `jax.lax.pcast(params, "local", to="varying")`.
 
     Returns:
       A `Program`, compiled once per set of shapes and static values: make it once, outside of
       loops, or use `Nodes.run`, which keeps it.
 
     Raises:
-      ValueError: if the mesh has no such axis or `nodes` contradicts it; if `nodes` is below 1;
-        when traced, if an argument's leaf has no leading axis of size N, or the local devices do
-        not divide its second axis.
+      ValueError: if the mesh has no such axis or `nodes` contradicts it; if `nodes` is below 1 or
+        no multiple of D; for several nodes per device on a mesh of further axes; when traced, if an
+        argument's leaf has no leading axis of size N, or the local devices do not divide its second
+        axis; if `fn` has a collective that does not work over several nodes per device.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> gx.spmd(lambda x: x - jax.lax.pmean(x, "nodes"), nodes=2)(jnp.array([1.0, 3.0])).tolist()
@@ -87,10 +92,16 @@ def spmd(
     nodes = as_nodes(mesh, nodes, axis_name, local_axis_name)
     donated = argument_numbers(donate_argnums)
     kinds = ArgumentKinds.make(static_argnums, shared_argnums, local_argnums)
-    make_run = run_simulated if nodes.mesh is None else run_sharded
+    if nodes.mesh is None:
+        make_run = run_simulated
+    else:
+        make_run = run_sharded if nodes.per_device == 1 else run_in_blocks
     run = make_run(fn, kinds, nodes, check_vma)
     run.__name__ = getattr(fn, "__name__", run.__name__)  # what profiles show
-    jitted = jax.jit(run, static_argnums=tuple(kinds.static), donate_argnums=donated)
+    options: dict[str, Any] = {}
+    if nodes.mesh is not None and nodes.per_device > 1:
+        options["out_shardings"] = NamedSharding(nodes.mesh, P(nodes.axis_name))
+    jitted = jax.jit(run, static_argnums=tuple(kinds.static), donate_argnums=donated, **options)
     return Program(jitted, kinds, nodes)
 
 
@@ -103,20 +114,21 @@ class Shared:
 
 @dataclasses.dataclass(frozen=True)
 class Nodes:
-    """The place where N nodes run: a device (or row of devices) each, or simulated on one device.
+    """The place where N nodes run: a device (or row of devices) each, or several on each device.
 
     `Nodes(8)` simulates 8 nodes on one device by `vmap`; `Nodes(mesh=mesh)` takes the nodes of a
-    mesh; `Nodes()` has a node per device. Equal values share their compiled programs.
+    mesh; `Nodes(8, mesh)` on a mesh of D = 2 devices has k = 4 on each: node `i` is row `i % k` of
+    device `i // k`. `Nodes()` has a node per device. Equal values share their compiled programs.
 
     Attributes:
       size: N, the number of nodes.
-      mesh: the devices, with Auto axes; None if the nodes are simulated.
+      mesh: the D devices, with Auto axes; None if the nodes are simulated on one.
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, if the mesh has it.
 
     Raises:
-      ValueError: if `size` is not an integer >= 1 or is not that of the mesh, or the mesh has no
-        axis of that name.
+      ValueError: if `size` is not an integer >= 1 or no multiple of the devices of the mesh, or the
+        mesh has no axis of that name.
 
     >>> import jax.numpy as jnp, optax, gossipjax as gx
     >>> nodes = gx.Nodes(4)
@@ -145,20 +157,10 @@ class Nodes:
         if mesh is None and size is None:
             mesh = Mesh(jax.devices(), (self.axis_name,))
         if mesh is not None:
-            if self.axis_name not in mesh.axis_names:
-                raise ValueError(
-                    f"the mesh must have an axis named {self.axis_name!r}, got the axes "
-                    f"{mesh.axis_names}: name one so, or pass axis_name."
-                )
-            if size is not None and not _is_int(size, mesh.shape[self.axis_name]):
-                raise ValueError(
-                    f"nodes must be the size of the mesh's axis {self.axis_name!r}, "
-                    f"{mesh.shape[self.axis_name]}, got {size}: give one of the two."
-                )
-            size = mesh.shape[self.axis_name]
+            size = require_size_of_mesh(size, mesh, self.axis_name)
             # shard_map over Explicit axes, the default of jax.make_mesh, refuses unsharded arrays.
             mesh = Mesh(mesh.devices, mesh.axis_names)
-        if not _is_int(size) or size < 1:
+        if not is_int(size) or size < 1:
             raise ValueError(f"nodes must be an integer >= 1, got {size!r}.")
         if size > MAX_NODES:
             raise ValueError(
@@ -201,6 +203,11 @@ class Nodes:
         """The axes of the mesh over which collectives are written out."""
         names = () if self.mesh is None else self.mesh.axis_names
         return tuple(name for name in names if name in (self.axis_name, self.local_axis_name))
+
+    @property
+    def per_device(self) -> int:
+        """k, the number of nodes on each device: N if they are simulated."""
+        return self.size if self.mesh is None else self.size // self.mesh.shape[self.axis_name]
 
     @property
     def local(self) -> list[int]:
@@ -393,11 +400,6 @@ def _first_row(mesh: Mesh | None, specs: tuple[P, ...] | None = None) -> Any:
     return jax.jit(first_row, out_shardings=(None, whole) if specs else whole)
 
 
-def _is_int(value: Any, expected: int | None = None) -> bool:
-    is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return is_int and (expected is None or value == expected)
-
-
 def as_nodes(
     mesh: Mesh | None,
     nodes: int | Nodes | None,
@@ -407,7 +409,7 @@ def as_nodes(
     """Returns the `Nodes` of the arguments `mesh` and `nodes`, of which one may say it all."""
     if not isinstance(nodes, Nodes):
         return Nodes(nodes, mesh, axis_name, local_axis_name)  # pyright: ignore[reportArgumentType]
-    if mesh is not None and dataclasses.replace(nodes, size=None, mesh=mesh) != nodes:
+    if mesh is not None and not _is_mesh_of(nodes, mesh):
         raise ValueError(
             "mesh must be that of nodes, which says where nodes run already, got another: give "
             "one of the two."
@@ -417,6 +419,10 @@ def as_nodes(
         if name not in (getattr(Nodes, field), expected):  # the default is not a contradiction
             raise ValueError(f"{field} must be that of nodes, {expected!r}, got {name!r}.")
     return nodes
+
+
+def _is_mesh_of(nodes: Nodes, mesh: Any) -> bool:
+    return isinstance(mesh, Mesh) and Mesh(mesh.devices, mesh.axis_names) == nodes.mesh
 
 
 def donate_on_accelerators(*argnums: int) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ GRID = Mesh(DEVICES.reshape(N, 2), ("nodes", "local"))
 PLACEMENTS = {
     "simulated": gx.Nodes(N),
     "mesh": gx.Nodes(mesh=MESH),
+    "two nodes per device": gx.Nodes(N, Mesh(DEVICES[:2], ("nodes",))),
     "hierarchy": gx.Nodes(mesh=GRID),
 }
 every_placement = pytest.mark.parametrize("nodes", PLACEMENTS.values(), ids=PLACEMENTS)
@@ -41,6 +42,17 @@ class TestMade:
         assert nodes.local_devices is None
         assert gx.Nodes(mesh=GRID).local_devices == 2
         assert gx.Nodes(mesh=GRID).local == [0, 1, 2, 3]
+
+    def test_by_a_mesh_of_fewer_devices(self):
+        mesh = Mesh(DEVICES[:2], ("nodes",))
+        nodes = gx.Nodes(N, mesh)
+        assert (nodes.size, nodes.per_device, nodes.mesh) == (N, 2, mesh)
+        assert not nodes.is_simulated
+        assert nodes.local == [0, 1, 2, 3]
+        assert [gx.Nodes(mesh=mesh).per_device, gx.Nodes(N).per_device] == [1, N]
+        stacked = nodes.replicate(jnp.zeros(3))
+        assert [shard.data.shape for shard in stacked.addressable_shards] == [(2, 3)] * 2
+        assert gx.spmd(node_mean, mesh, N)(stacked).sharding == stacked.sharding
 
     def test_by_neither(self):
         nodes = gx.Nodes()
@@ -68,8 +80,10 @@ class TestMade:
             np.testing.assert_array_equal(program(x), [1.5] * N)
 
     def test_by_what_contradicts_itself(self):
-        with pytest.raises(ValueError, match="the size of the mesh's axis 'nodes', 4, got 5"):
+        with pytest.raises(ValueError, match=r"the mesh's axis 'nodes', 4, or a multiple .*got 5"):
             gx.Nodes(5, MESH)
+        with pytest.raises(ValueError, match=r"no axis but 'nodes', got .* for 8 nodes: give 4 n"):
+            gx.Nodes(8, GRID)
         with pytest.raises(ValueError, match=r"an axis named 'servers', got the axes \('nodes',\)"):
             gx.Nodes(mesh=MESH, axis_name="servers")
         for size in (0, -1, 2.5, "4", True):

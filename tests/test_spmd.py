@@ -18,6 +18,7 @@ HIERARCHY = gx.Nodes(mesh=Mesh(DEVICES.reshape(N, LOCAL), ("nodes", "local")))
 PLACEMENTS = {
     "simulated": gx.Nodes(N),
     "mesh": gx.Nodes(mesh=Mesh(DEVICES[:N], ("nodes",))),
+    "two nodes per device": gx.Nodes(N, Mesh(DEVICES[:2], ("nodes",))),
     "explicit mesh": gx.Nodes(mesh=jax.make_mesh((N,), ("nodes",), devices=jax.devices()[:N])),
     "hierarchy": HIERARCHY,
 }
@@ -234,7 +235,9 @@ class TestBadInput:
         mesh = PLACEMENTS["mesh"].mesh
         with pytest.raises(ValueError, match="must have an axis named 'servers'"):
             gx.spmd(lambda x: x, mesh=mesh, axis_name="servers")
-        with pytest.raises(ValueError, match="the size of the mesh's axis 'nodes', 4, got 3"):
+        with pytest.raises(
+            ValueError, match=r"the size of the mesh's axis 'nodes', 4, or a .*, got 3"
+        ):
             gx.spmd(lambda x: x, mesh=mesh, nodes=3)
         with pytest.raises(ValueError, match="mesh must be that of nodes"):
             gx.spmd(lambda x: x, mesh=mesh, nodes=gx.Nodes(N))

@@ -17,7 +17,11 @@ N = 8
 SCHEDULE = gx.topology.one_peer_exponential(N)
 RANDOM = gx.topology.random_peer(N, gx.MAX_PROGRAMS + 1, seed=0)  # too many for a program each
 GRID = gx.Nodes(mesh=Mesh(np.array(jax.devices()).reshape(4, 2), ("nodes", "local")))
-PLACEMENTS = {"mesh": gx.Nodes(mesh=make_mesh(N)), "vmap": gx.Nodes(N)}
+PLACEMENTS = {
+    "mesh": gx.Nodes(mesh=make_mesh(N)),
+    "vmap": gx.Nodes(N),
+    "several per device": gx.Nodes(N, make_mesh(2)),
+}
 
 
 def gradients(z, target):

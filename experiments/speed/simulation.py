@@ -7,6 +7,10 @@ optax one model on the batch of all nodes together. Each loop runs in a separate
 the N devices and 2 N threads of the nodes slow down a plain loop beside them, which would flatter
 the ratio. The two take turns, so that noise affects both alike; the process whose turn it is not
 waits for its input. README.md in this folder lists the columns and fields.
+
+    python -m experiments.speed simulation --nodes 64 --devices 2
+
+compares N nodes on two devices, N / 2 on each, with a device per node and with all on one device.
 """
 
 import dataclasses
@@ -52,6 +56,8 @@ class Options:
     """Steps of one turn."""
     placement: Placement = "auto"
     """mesh: a device per node, virtual ones on a CPU. vmap: one device. auto: mesh if possible."""
+    devices: PositiveInt | None = None
+    """Compare three placements: N nodes on this many devices, mesh and vmap."""
     out: OptionalPath = None
     """Folder for the results; a new one under runs/ if not given."""
     overwrite: bool = False
@@ -61,6 +67,24 @@ class Options:
         check_fields(self)
         if not self.nodes:
             raise ValueError("--nodes must be one or several numbers, got none.")
+        divided = [size for size in self.nodes if self.devices and size % self.devices]
+        if divided:
+            raise ValueError(
+                f"--devices must divide --nodes, got {self.devices} devices and {divided[0]} "
+                "nodes: give a divisor."
+            )
+        if self.devices and self.placement != "auto":
+            raise ValueError(
+                f"--placement must be auto beside --devices, got {self.placement}: leave one out, "
+                "as --devices compares the placements."
+            )
+
+    @property
+    def placements(self) -> tuple[tuple[Placement, int | None], ...]:
+        """What is measured for each number of nodes: a placement, and a number of devices."""
+        if self.devices is None:
+            return ((self.placement, None),)
+        return (("mesh", self.devices), ("mesh", None), ("vmap", None))
 
 
 class LoopProcess:
@@ -87,8 +111,8 @@ class LoopProcess:
         self._process.kill()
         self._process.communicate()
 
-    def wait_until_compiled(self) -> str:
-        """Returns the placement of the loop.
+    def wait_until_compiled(self) -> Record:
+        """Returns the placement of the loop, and the bytes per device of the simulated nodes.
 
         Raises:
           FatalError: if it is impossible.
@@ -97,13 +121,13 @@ class LoopProcess:
         answer = self._read()
         if "error" in answer:
             raise FatalError(answer["error"])
-        return answer["placement"]
+        return answer
 
-    def run(self, steps: int) -> float:
-        """Runs the next steps; returns the seconds that they took."""
+    def run(self, steps: int) -> Record:
+        """Runs the next steps; returns the seconds that they took, and the peak of the memory."""
         assert self._process.stdin is not None
         print(steps, file=self._process.stdin, flush=True)
-        return self._read()["seconds"]
+        return self._read()
 
     def _read(self) -> Record:
         assert self._process.stdout is not None
@@ -116,38 +140,42 @@ class LoopProcess:
         return json.loads(line)
 
 
-def measure_case(options: Options, method: Method, size: int) -> Record:
+def measure_case(
+    options: Options, method: Method, size: int, placement: Placement, devices: int | None
+) -> Record:
     """Runs both loops in turns; returns the object in `runs`.
 
     Args:
       options: of the program.
       method: that of the simulated nodes.
       size: their number.
+      placement, devices: one of `options.placements`.
     """
-    settings = LoopSettings(None, size, options.batch_size_per_node, options.placement)
+    settings = LoopSettings(None, size, options.batch_size_per_node, placement, devices)
     simulated_settings = dataclasses.replace(settings, algorithm=options.algorithm)
     seconds: list[tuple[float, float]] = []
     with LoopProcess(simulated_settings) as simulated, LoopProcess(settings) as plain:
-        placement = simulated.wait_until_compiled()
+        description = simulated.wait_until_compiled()
         plain.wait_until_compiled()
         for _ in range(TURNS):
-            simulated_seconds = simulated.run(options.steps)
-            seconds.append((simulated_seconds, plain.run(options.steps)))
-    return summarize_case(options, method, size, placement, seconds)
+            answer = simulated.run(options.steps)
+            seconds.append((answer["seconds"], plain.run(options.steps)["seconds"]))
+    description["peak_bytes"] = answer["peak_bytes"]
+    return summarize_case(options, method, size, description, seconds)
 
 
 def summarize_case(
     options: Options,
     method: Method,
     size: int,
-    placement: str,
+    description: Record,
     seconds: Sequence[tuple[float, float]],
 ) -> Record:
     """The object in `runs` of one number of nodes.
 
     Args:
       options, method, size: as in `measure_case`.
-      placement: of the simulated nodes.
+      description: `placement`, `bytes_per_device` and `peak_bytes` of the simulated nodes.
       seconds: of the simulated and of the plain loop, turn by turn.
     """
     simulated_seconds, plain_seconds = np.transpose(seconds)
@@ -156,7 +184,7 @@ def summarize_case(
         "algorithm": method.algorithm,
         "topology": method.topology,
         "nodes": size,
-        "placement": placement,
+        **description,
         "images_per_second": images / float(np.median(simulated_seconds)),
         "plain_images_per_second": images / float(np.median(plain_seconds)),
         **summarize_samples("ratio", plain_seconds / simulated_seconds),
@@ -168,6 +196,8 @@ def make_table(runs: list[Record]) -> Table:
     table = Table(box=SIMPLE_HEAD, title="Images per second, all nodes together")
     for header in ("nodes", "simulated", "one model,\none batch", "ratio", "10-90 %"):
         table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("MB per\ndevice", justify="right", no_wrap=True)
+    table.add_column("MB of\nprocess", justify="right", no_wrap=True)
     table.add_column("placement")
     for run in runs:
         table.add_row(
@@ -176,6 +206,8 @@ def make_table(runs: list[Record]) -> Table:
             f"{run['plain_images_per_second']:,.0f}",
             f"{run['ratio']:.2f}",
             f"{run['ratio_p10']:.2f}-{run['ratio_p90']:.2f}",
+            f"{run['bytes_per_device'] / 1e6:,.0f}",
+            f"{run['peak_bytes'] / 1e6:,.0f}",
             run["placement"],
         )
     return table
@@ -194,10 +226,15 @@ def measure_simulation(options: Options) -> None:
         console = Console()
         runs: list[Record] = []
         with results.make_progress_bar(console) as bar:
-            task = bar.add_task("simulation", total=len(options.nodes), status="")
-            for method, size in zip(methods, options.nodes, strict=True):
-                bar.update(task, status=f"{size} nodes")
-                runs.append(measure_case(options, method, size))
+            cases = [
+                (method, size, *placement)
+                for method, size in zip(methods, options.nodes, strict=True)
+                for placement in options.placements
+            ]
+            task = bar.add_task("simulation", total=len(cases), status="")
+            for case in cases:
+                bar.update(task, status=f"{case[1]} nodes")
+                runs.append(measure_case(options, *case))
                 bar.advance(task)
                 results.write_summary(out, dataclasses.asdict(options), {}, runs)
         console.print(make_table(runs))

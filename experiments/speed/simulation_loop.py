@@ -3,14 +3,16 @@
     python -m experiments.speed.simulation_loop SETTINGS
 
 `SETTINGS` is a `LoopSettings` as JSON. Standard output gets a line of JSON when all is compiled,
-`{"placement": ...}` or `{"error": ...}`, and after every line of standard input, a number of steps,
-the seconds that they took, `{"seconds": ...}`. The process ends with its standard input.
+`{"placement": ..., "bytes_per_device": ...}` or `{"error": ...}`, and after every line of standard
+input, a number of steps, the seconds that they took and the most memory that the process has had,
+`{"seconds": ..., "peak_bytes": ...}`. The process ends with its standard input.
 """
 
 import dataclasses
 import itertools
 import json
 import os
+import resource
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -48,12 +50,14 @@ class LoopSettings:
       nodes: N; one model trains on the batch of all of them.
       batch_size_per_node: images per node and step.
       placement: of the simulated nodes.
+      devices: D, of N / D nodes each; None for as many as `placement` takes.
     """
 
     algorithm: str | None
     nodes: int
     batch_size_per_node: int
     placement: Placement
+    devices: int | None = None
 
 
 def compute_loss(params: Any, batch: Any) -> jax.Array:
@@ -97,6 +101,22 @@ def make_simulated_loop(method: Method, nodes: gx.Nodes, params: Any, batch_size
     return loop
 
 
+def count_bytes_per_device(method: Method, nodes: gx.Nodes, params: Any, batch_size: int) -> int:
+    """The memory of a device in a step: models, states, a batch, and what is computed between."""
+    tx = method.transform
+
+    def update(params: Any, opt_state: Any, batch: Any) -> Any:
+        grads, _ = compute_gradients(params, batch)
+        updates, opt_state = tx.update(grads, opt_state, params, step=0)
+        return optax.apply_updates(params, updates), opt_state
+
+    params, opt_state = nodes.init(tx, params)
+    batch = next(draw_batches(nodes.size, batch_size))
+    stats = nodes.spmd(update).lower(params, opt_state, batch).compile().memory_analysis()
+    parts = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes
+    return sum(parts) - stats.alias_size_in_bytes
+
+
 def make_plain_loop(nodes: int, params: Any, batch_size: int) -> TimedLoop:
     """One model, trained on the batch of all nodes together; its program is compiled."""
 
@@ -121,27 +141,28 @@ def make_plain_loop(nodes: int, params: Any, batch_size: int) -> TimedLoop:
     return loop
 
 
-def make_loop(settings: LoopSettings) -> tuple[TimedLoop, str]:
-    """The loop, compiled, and where it runs.
+def make_loop(settings: LoopSettings) -> tuple[TimedLoop, str, int | None]:
+    """The loop, compiled, where it runs, and the bytes of a device of the simulated nodes.
 
     Raises:
       FatalError: for a placement that is impossible.
     """
     if settings.algorithm is not None and settings.placement != "vmap":
-        request_cpu_devices(settings.nodes)
+        request_cpu_devices(settings.devices or settings.nodes)
     else:
         jax.config.update("jax_num_cpu_devices", 1)  # with the threads that JAX gives it
     key = jax.random.key(0)
     params = SmallCNN(CLASSES).init(key, np.zeros((1, *IMAGE_SHAPE), np.float32))["params"]
     size = settings.batch_size_per_node
     if settings.algorithm is None:
-        return make_plain_loop(settings.nodes, params, size), "one device"
+        return make_plain_loop(settings.nodes, params, size), "one device", None
     method = make_method(settings.algorithm, MethodOptions(settings.nodes), OPTIMIZER)
     try:
         nodes = place_nodes(settings.placement, settings.nodes)
     except ValueError as error:
         raise FatalError(str(error)) from error
-    return make_simulated_loop(method, nodes, params, size), describe_nodes(nodes)
+    used_bytes = count_bytes_per_device(method, nodes, params, size)
+    return make_simulated_loop(method, nodes, params, size), describe_nodes(nodes), used_bytes
 
 
 def main(settings: LoopSettings) -> None:
@@ -153,13 +174,15 @@ def main(settings: LoopSettings) -> None:
             print(json.dumps(fields), file=answers, flush=True)
 
         try:
-            loop, placement = make_loop(settings)
+            loop, placement, used_bytes = make_loop(settings)
         except FatalError as error:
             answer(error=str(error))
             return
-        answer(placement=placement)
+        answer(placement=placement, bytes_per_device=used_bytes)
         for line in sys.stdin:
-            answer(seconds=loop.run(int(line)))
+            seconds = loop.run(int(line))
+            peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            answer(seconds=seconds, peak_bytes=peak_bytes)
 
 
 if __name__ == "__main__":

@@ -145,10 +145,10 @@ class UpdateTimer:
         program = make_program(update, self._nodes, gx.donate_on_accelerators(0, 1))
         params = self._make_zeros()
         opt_state = self._nodes.run(update.tx.init, params)
-        # On a device that simulates all nodes their whole stack is one pass.
-        devices = 1 if self._nodes.is_simulated else self._nodes.size
+        # The stack of all nodes of a device is one pass.
+        values = self._values * self._nodes.per_device / self._nodes.size
         lowered = program.lower(params, opt_state, grads, update.step)
-        passes = count_passes(lowered, 4 * self._values / devices)
+        passes = count_passes(lowered, 4 * values)
         self._records.append(make_record(update, describe_nodes(self._nodes), passes))
         timed = TimedProgram(program, [params, opt_state], [grads, update.step])
         timed.run()

@@ -27,9 +27,10 @@ def request_cpu_devices(count: int) -> None:
 
 
 def place_nodes(placement: Placement, nodes: int, fsdp: int = 1) -> gx.Nodes:
-    """Returns N nodes on one device each if there are enough devices, or simulated on one device.
+    """Returns N nodes on one device each if there are enough, or several on each, or all on one.
 
-    With several processes, each holds the same number of nodes, a device per node.
+    Several devices that divide N hold N / D nodes each. With several processes, each holds the same
+    number of nodes.
 
     Args:
       placement: as in the options.
@@ -38,27 +39,30 @@ def place_nodes(placement: Placement, nodes: int, fsdp: int = 1) -> gx.Nodes:
         simulated.
 
     Raises:
-      ValueError: for a mesh of more nodes than devices, or nodes that cannot be divided over the
-        processes.
+      ValueError: for a mesh of more nodes than devices that do not divide them, or nodes that
+        cannot be divided over the processes.
     """
     devices = jax.devices()
     processes = jax.process_count()
     if fsdp > 1:
         return gx.Nodes(mesh=_make_islands(nodes, fsdp))
+    is_divided = len(devices) < nodes and nodes % len(devices) == 0
     if processes > 1:
         if placement == "vmap":
             raise ValueError(
                 f"--placement vmap must be on one process, got {processes}: use --placement mesh."
             )
-        return gx.Nodes(mesh=gx.launch.mesh(nodes))
+        return gx.Nodes(nodes, gx.launch.mesh(None if is_divided else nodes))
+    if is_divided and len(devices) > 1 and placement != "vmap":
+        return gx.Nodes(nodes, gx.launch.mesh())
     if placement == "vmap" or (placement == "auto" and len(devices) < nodes):
         return gx.Nodes(nodes)
     if len(devices) < nodes:
         kind = devices[0].platform.upper()
         raise ValueError(
-            f"--placement mesh needs a device per node, got {nodes} nodes, {len(devices)} {kind} "
-            f"devices: use --nodes {len(devices)}, or --placement vmap to simulate the nodes on "
-            "one device."
+            f"--placement mesh needs a device per node, or several that divide them, got {nodes} "
+            f"nodes, {len(devices)} {kind} devices: use --nodes {len(devices)}, or --placement "
+            "vmap to simulate the nodes on one device."
         )
     return gx.Nodes(mesh=Mesh(devices[:nodes], ("nodes",)))
 
@@ -104,4 +108,6 @@ def describe_nodes(nodes: gx.Nodes) -> str:
     devices = count_devices_per_node(nodes)
     if devices > 1:
         return f"{prefix}{devices} {kind} devices per node, the model sharded over them"
+    if nodes.per_device > 1:
+        return f"{prefix}{nodes.per_device} nodes on each {kind} device"
     return f"{prefix}one {kind} device per node"

@@ -50,11 +50,20 @@ def color_edges(
     receivers = receivers[~is_full]
     senders = senders[~is_full]
     weights = weights[~is_full]
-    colors = _Coloring(size, receivers, senders).color_all()
+    colors = color_multigraph(size, receivers, senders)
     for color in range(colors.max(initial=-1) + 1):
         edges = colors == color
         slots.append(_complete_permutation(size, receivers[edges], senders[edges], weights[edges]))
     return tuple(slots)
+
+
+def color_multigraph(size: int, receivers: np.ndarray, senders: np.ndarray) -> np.ndarray:
+    """The colours of edges, `[E]`, which may be several between two nodes.
+
+    No node sends or receives two edges of one colour. There are as many colours as the largest in-
+    or out-degree.
+    """
+    return _Coloring(size, receivers, senders).color_all()
 
 
 class _Coloring:

@@ -136,6 +136,13 @@ ROWS += [
     Call("put of text", lambda: NODES.put({"w": "x"}), "leading axis of 4"),
     Call("nodes and mesh", lambda: gx.Nodes(5, launch.mesh(4)), "nodes must be the size"),
     Call("size of arrays", lambda: gx.Nodes(np.ones(2), launch.mesh(4)), "nodes must be the size"),
+    Call("fewer nodes than devices", lambda: gx.Nodes(2, launch.mesh(4)), "give a multiple of 4"),
+    Call("nodes of several devices", lambda: gx.Nodes(4, launch.mesh(2, 2)), "must have no axis"),
+    Call(
+        "types of several nodes",
+        lambda: gx.spmd(identity, launch.mesh(2), 4, check_vma=True),
+        "check_vma must be False",
+    ),
     Call("names of axes", lambda: gx.Nodes(4, None, "x", "x"), "must differ"),
     Call("unhashable function", lambda: gx.spmd(Unhashable(), nodes=4), "can be hashed"),
 ]

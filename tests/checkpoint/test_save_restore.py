@@ -21,7 +21,11 @@ from gossipjax.checkpoint._leaves import checksum
 ROOT = Path(__file__).parent.parent.parent
 N = 8
 STEPS = 13
-PLACEMENTS = {"mesh": gx.Nodes(mesh=make_mesh(N)), "vmap": gx.Nodes(N)}
+PLACEMENTS = {
+    "mesh": gx.Nodes(mesh=make_mesh(N)),
+    "vmap": gx.Nodes(N),
+    "several per device": gx.Nodes(N, make_mesh(2)),
+}
 
 
 def abstract(state):

@@ -36,11 +36,27 @@ def test_both_loops_are_measured(tmp_path, capsys, placement, described):
     assert "Images per second" in capsys.readouterr().out
 
 
+def test_placements_are_compared(tmp_path):
+    out = tmp_path / "out"
+    arguments = ["--nodes", "4", "--devices", "2", "--batch-size-per-node", "2", "--steps", "1"]
+    main(["simulation", *arguments, "--out", str(out)])
+    runs = json.loads((out / "summary.json").read_text())["runs"]
+    assert [run["placement"] for run in runs] == [
+        "2 nodes on each CPU device",
+        "one CPU device per node",
+        "simulated on one CPU device by vmap",
+    ]
+    several, single, simulated = (run["bytes_per_device"] for run in runs)
+    assert single < several < simulated
+    assert min(run["peak_bytes"] for run in runs) > 10**7
+
+
 def test_the_ratio_is_plain_over_simulated_turn_by_turn():
     options = simulation.Options(batch_size_per_node=10, steps=5)
     method = make_method("sgp", MethodOptions(4), simulation.OPTIMIZER)
     seconds = [(2.0, 1.0), (4.0, 3.0), (5.0, 1.0)]
-    run = simulation.summarize_case(options, method, 4, "here", seconds)
+    run = simulation.summarize_case(options, method, 4, {"placement": "here"}, seconds)
+    assert run["placement"] == "here"
     assert run["images_per_second"] == 200 / 4.0
     assert run["plain_images_per_second"] == 200 / 1.0
     assert run["ratio"] == 0.5
@@ -50,7 +66,7 @@ COUNT = """
 import os, sys, jax
 from experiments.speed import simulation_loop as loops
 settings = loops.LoopSettings({algorithm!r}, 6, 1, "auto")
-loop, _ = loops.make_loop(settings)
+loop, *_ = loops.make_loop(settings)
 print(len(jax.devices()), os.environ.get("NPROC"))
 """
 
@@ -72,9 +88,10 @@ def test_the_two_loops_are_two_processes():
     settings = LoopSettings(None, 2, 1, "auto")
     with simulation.LoopProcess(settings) as one, simulation.LoopProcess(settings) as other:
         processes = [one._process, other._process]
-        assert one.wait_until_compiled() == other.wait_until_compiled() == "one device"
-        assert one.run(1) > 0
-        assert other.run(2) > 0
+        for loop in (one, other):
+            assert loop.wait_until_compiled()["placement"] == "one device"
+        assert one.run(1)["seconds"] > 0
+        assert other.run(2)["seconds"] > 0
     assert len({os.getpid(), *(process.pid for process in processes)}) == 3
     assert [process.returncode for process in processes] == [-signal.SIGKILL] * 2
 
@@ -102,6 +119,11 @@ def test_a_loop_that_fails_is_reported(tmp_path, capfd, monkeypatch):
         (["--nodes", "0"], "--nodes must be an integer >= 1, got 0"),
         (["--steps", "0"], "--steps must be an integer >= 1, got 0"),
         (["--algorithm", "sgd"], "no algorithm is named 'sgd'"),
+        (["--nodes", "4", "6", "--devices", "4"], "--devices must divide --nodes, got 4 devices a"),
+        (
+            ["--nodes", "4", "--devices", "2", "--placement", "vmap"],
+            "--placement must be auto beside --devices, got vmap",
+        ),
         (
             ["--algorithm", "dpsgd@bipartite_exponential", "--nodes", "3"],
             "n of bipartite_exponential(n) must be even, got 3",

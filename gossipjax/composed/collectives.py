@@ -1,0 +1,195 @@
+"""Collectives over N nodes of which D devices hold k = N / D each.
+
+Inside `shard_map` over the devices and `vmap` over the nodes of a device, both named here. A
+collective over all nodes is composed of one over each of the two axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_batching import custom_vmap
+
+from gossipjax.topology.blocks import plan_block_exchange
+
+Groups = Sequence[Sequence[int]]
+
+
+class ComposedAxis(NamedTuple):
+    """An axis of N = D k nodes: node `i` is row `i % k` of device `i // k`.
+
+    Attributes:
+      name: of the axis of all nodes, over which programs call collectives.
+      devices: D.
+      per_device: k.
+    """
+
+    name: str
+    devices: int
+    per_device: int
+
+    @property
+    def size(self) -> int:
+        """N."""
+        return self.devices * self.per_device
+
+    @property
+    def device_axis(self) -> str:
+        """The axis of `shard_map`. A collective over `name` itself would miss the rows: no axis."""
+        return f"devices of {self.name}"
+
+    @property
+    def row_axis(self) -> str:
+        """The axis of `vmap`."""
+        return f"{self.name} of a device"
+
+
+def _index(axis: ComposedAxis, **params: Any) -> list[jax.Array]:
+    device = jax.lax.axis_index(axis.device_axis)
+    return [device * axis.per_device + jax.lax.axis_index(axis.row_axis)]
+
+
+def _reduction(reduce_axis: Callable[..., Any], reduce_rows: Callable[..., Any]) -> Any:
+    """A reduction over all nodes, or over groups of them."""
+
+    def reduction(
+        axis: ComposedAxis, *operands: Any, axis_index_groups: Groups | None, **params: Any
+    ) -> list[jax.Array]:
+        if axis_index_groups is None:
+            return list(reduce_axis(operands, (axis.row_axis, axis.device_axis)))
+        return [reduce_rows(_gather_group(axis, x, axis_index_groups), axis=0) for x in operands]
+
+    return reduction
+
+
+def _sum_rows(rows: jax.Array, axis: int) -> jax.Array:
+    return jnp.sum(rows, axis, dtype=rows.dtype)  # int8 stays int8, as in lax.psum
+
+
+def _permute(axis: ComposedAxis, *operands: Any, perm: Any, **params: Any) -> list[jax.Array]:
+    edges = np.array(perm, int).reshape(-1, 2)
+    return [permute(axis, x, edges) for x in operands]
+
+
+def permute(axis: ComposedAxis, x: jax.Array, edges: np.ndarray) -> jax.Array:
+    """`lax.ppermute` over all nodes by `edges` `[E, 2]`; nodes to which nobody sends get zeros."""
+    senders, receivers = edges.T
+    plan = plan_block_exchange(receivers, senders, axis.size, axis.devices)
+    block = jax.lax.all_gather(x, axis.row_axis)  # `[k, ...]`: the rows of this device, no copy
+    parts = [block]
+    for transfer in plan.transfers:
+        sent = _select_rows(axis, block, transfer.rows)
+        parts.append(jax.lax.ppermute(sent, axis.device_axis, transfer.pairs))
+    row = _own_row(axis, _select_rows(axis, jnp.concatenate(parts), plan.sources))
+    if plan.arrives.all():
+        return row
+    return jnp.where(jnp.asarray(plan.arrives.ravel())[_index(axis)[0]], row, jnp.zeros_like(row))
+
+
+def _select_rows(axis: ComposedAxis, block: jax.Array, table: np.ndarray) -> jax.Array:
+    """The rows of a device's block that its row of `table` `[D, m]` names; `[m, ...]`."""
+    if (table != table[0]).any():
+        return block[jnp.asarray(table)[jax.lax.axis_index(axis.device_axis)]]
+    starts = np.flatnonzero(np.diff(table[0], prepend=table[0][0] - 2) != 1)
+    runs = np.split(table[0], starts[1:])
+    return jnp.concatenate([block[run[0] : run[-1] + 1] for run in runs])
+
+
+def _own_row(axis: ComposedAxis, block: jax.Array) -> jax.Array:
+    """This node's row of a block `[k, ...]` that all nodes of a device have: no copy under vmap."""
+
+    @custom_vmap
+    def own_row(block: jax.Array, row: jax.Array) -> jax.Array:
+        return block[row]
+
+    @own_row.def_vmap
+    def own_rows(size: int, is_batched: Any, block: jax.Array, row: jax.Array) -> Any:
+        assert tuple(is_batched) == (False, True)
+        return block, True
+
+    return own_row(block, jax.lax.axis_index(axis.row_axis))
+
+
+def _gather_group(axis: ComposedAxis, x: jax.Array, groups: Groups) -> jax.Array:
+    """The rows of the nodes of this one's group, `[g, ...]`, in the group's order."""
+    if len(set(map(len, groups))) != 1:
+        raise ValueError(
+            "axis_index_groups must have groups of one size where devices hold several nodes "
+            f"each, got the sizes {sorted(set(map(len, groups)))}: use a node per device."
+        )
+    table = np.array(groups)
+    size = table.shape[1]
+    positions = np.zeros(axis.size, int)
+    positions[table] = np.arange(size)
+    received = [x]
+    for hop in range(1, size):
+        edges = np.stack([table.ravel(), np.roll(table, -hop, axis=1).ravel()], axis=1)
+        received.append(permute(axis, x, edges))
+    position = jnp.asarray(positions)[_index(axis)[0]]
+    return jnp.stack(received)[(position - jnp.arange(size)) % size]
+
+
+def _all_gather(
+    axis: ComposedAxis,
+    x: Any,
+    *,
+    all_gather_dimension: int,
+    axis_index_groups: Groups | None,
+    tiled: bool,
+    **params: Any,
+) -> list[jax.Array]:
+    if axis_index_groups is None:
+        rows = jax.lax.all_gather(x, axis.row_axis)
+        rows = jax.lax.all_gather(rows, axis.device_axis, tiled=True)
+    else:
+        rows = _gather_group(axis, x, axis_index_groups)
+    return [_join(rows, all_gather_dimension, tiled)]
+
+
+def _join(rows: jax.Array, dimension: int, tiled: bool) -> jax.Array:
+    """Puts the first axis of `rows` at `dimension`, or joins it with the one that is there."""
+    rows = jnp.moveaxis(rows, 0, dimension)
+    if not tiled:
+        return rows
+    shape = rows.shape
+    return rows.reshape(*shape[:dimension], -1, *shape[dimension + 2 :])
+
+
+def _all_to_all(
+    axis: ComposedAxis,
+    x: Any,
+    *,
+    split_axis: int,
+    concat_axis: int,
+    axis_index_groups: Groups | None,
+    **params: Any,
+) -> list[jax.Array]:
+    # The primitive splits and joins axes, also where lax.all_to_all is not tiled.
+    if axis_index_groups is not None:
+        raise ValueError(
+            "lax.all_to_all must have no axis_index_groups where devices hold several nodes each, "
+            "got some: use a node per device."
+        )
+    x = x.reshape(*x.shape[:split_axis], axis.size, -1, *x.shape[split_axis + 1 :])
+    rows = jnp.moveaxis(x, split_axis, 0)  # `[N, ...]`, by receiver
+    blocks = rows.reshape(axis.devices, axis.per_device, *rows.shape[1:])
+    blocks = jax.lax.all_to_all(blocks, axis.device_axis, 0, 0)  # `[D, k, ...]`: sender, receiver
+    received = jax.lax.all_gather(blocks, axis.row_axis, axis=1)  # `[D, k, k, ...]`: sender first
+    received = _own_row(axis, jnp.moveaxis(received, 2, 0))
+    return [_join(received.reshape(rows.shape), concat_axis, tiled=True)]
+
+
+COLLECTIVES: dict[str, Callable[..., list[Any]]] = {
+    "axis_index": _index,
+    "psum": _reduction(jax.lax.psum, _sum_rows),
+    "pmax": _reduction(jax.lax.pmax, jnp.max),
+    "pmin": _reduction(jax.lax.pmin, jnp.min),
+    "ppermute": _permute,
+    "all_gather": _all_gather,
+    "all_to_all": _all_to_all,
+}
+"""By the name of their primitive: `(axis, *operands, **params) -> results`."""

@@ -1,0 +1,275 @@
+"""Several nodes on each device: N nodes on D devices equal a node per device."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from algorithms.problems import make_problem, take_step, unflatten
+from algorithms.rows import NO_VARIANTS, ROWS
+from modes import make_mesh
+from promotion import apply_updates
+
+import gossipjax as gx
+from experiments.speed.hlo import parse_module
+
+N = 6
+SINGLE = gx.Nodes(mesh=make_mesh(N))
+BLOCKS = gx.Nodes(N, make_mesh(2))
+PLACEMENTS = [
+    (n, devices)
+    for n in (4, 6, 8, 12, 16)
+    for devices in (1, 2, 4)
+    if n % devices == 0 and n > devices
+]
+# Where a device has one weight, XLA divides a model by it as a product with its reciprocal.
+EXACT = {"xla_disable_hlo_passes": "fusion,algsimp"}
+SUMS = {"allreduce", "d1d_psgd", "easgd"}  # these sum over all N nodes, in another order
+CASES = [(name, *PLACEMENTS[i % len(PLACEMENTS)]) for i, name in enumerate(NO_VARIANTS)]
+
+
+def make_schedule(row, n):
+    """Rounds that sum over no more than a node's peers; permutations of no common hop."""
+    rng = np.random.default_rng(n)
+    if row.matrices is not oracle.doubly_stochastic:
+        return gx.topology.from_matrices(row.matrices(rng, n))
+    identity = np.eye(n)
+    permutations = [identity[rng.permutation(n)] for _ in range(3)]
+    return gx.topology.from_matrices(
+        [(identity + p) / 2 for p in permutations]
+        + [(2 * identity + sum(permutations[:2])) / 4, oracle.lazy_ring(n)]
+    )
+
+
+@pytest.mark.parametrize(("name", "n", "devices"), CASES)
+def test_equals_a_node_per_device_to_the_bit(name, n, devices):
+    if name == "easgd":
+        n, devices = 8, 2  # it is not stable on more nodes
+    row = ROWS[name]
+    _, starts, updates = make_problem(n, jnp.float32, row.steps)
+    tx = row.transform(make_schedule(row, n))
+    params = unflatten(starts)
+    updates = unflatten(updates.swapaxes(0, 1))
+
+    def history(params, updates):
+        """All steps, by a number that the state counts, so that a switch selects the round."""
+
+        def body(carry, u):
+            carry = take_step(tx, carry, u, None)
+            return carry, (carry, gx.diagnostics.consensus_distance(carry[0]))
+
+        return jax.lax.scan(body, (params, tx.init(params)), updates)[1]
+
+    # The conftest has 8 devices: beyond, `vmap` stands for a node per device, which equals it.
+    places = gx.Nodes(n, make_mesh(devices)), gx.Nodes(n, make_mesh(n) if n <= 8 else None)
+    results, expected = (
+        nodes.spmd(history).lower(params, updates).compile(EXACT)(params, updates)
+        for nodes in places
+    )
+    # What is a sum over all nodes differs by its order: a few units in the last place.
+    np.testing.assert_allclose(results[1], expected[1], rtol=1e-5, atol=1e-6)
+    for a, b in zip(jax.tree.leaves(results[0]), jax.tree.leaves(expected[0]), strict=True):
+        if name in SUMS:
+            np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(a, b)
+
+
+SHIFT = [(i, (i + 2) % N) for i in range(N)]
+SWAP = [(i, 5 - i) for i in range(N)]
+
+
+def each_collective(x, step):
+    """`x` is `[6, 6, 2]`; every collective, and every form of control flow around one."""
+    index = jax.lax.axis_index("nodes")
+    total = jax.lax.psum(x, "nodes")
+    shifted = jax.lax.ppermute(x, "nodes", SHIFT)
+
+    def apply(y):
+        return jax.lax.ppermute(y, "nodes", SWAP) * 2
+
+    def body(carry, x):
+        count, y = carry
+        return (count + 1, apply(y) + jax.lax.pmax(y, "nodes")), jax.lax.pmin(x, "nodes")
+
+    return {
+        "index": index,
+        "size": jax.lax.axis_size("nodes"),
+        "two sums": jax.lax.psum((x, shifted), "nodes"),
+        "integers": jax.lax.psum(index.astype(jnp.int8), "nodes"),
+        "of a constant": jax.lax.psum(step, "nodes") + jax.lax.ppermute(step, "nodes", SHIFT),
+        "mean": jax.lax.pmean(total, "nodes"),
+        "gathered": jax.lax.all_gather(x, "nodes"),
+        "gathered inside": jax.lax.all_gather(x, "nodes", axis=1),
+        "joined": jax.lax.all_gather(x, "nodes", axis=1, tiled=True),
+        "exchanged": jax.lax.all_to_all(x, "nodes", 0, 1),
+        "exchanged and joined": jax.lax.all_to_all(x, "nodes", 1, 2, tiled=True),
+        "exchanged sum": jax.lax.all_to_all(total, "nodes", 0, 0),
+        "jit": jax.jit(apply)(x),
+        "cond": jax.lax.cond(step > 0, apply, lambda y: y, x),
+        "switch": jax.lax.switch(index % 3, [apply, lambda y: y, jnp.sin], x),
+        "scan": jax.lax.scan(body, (0, x), x[:4], reverse=True),
+        "while": jax.lax.while_loop(lambda c: c[0] < 3, lambda c: body(c, x)[0], (0, x)),
+        "checkpoint": jax.checkpoint(apply)(x),
+        "gradient": jax.grad(lambda y: (jax.checkpoint(apply)(jnp.sin(y)) ** 2).sum())(x),
+        "relu": jax.jit(jax.nn.relu)(x),
+    }
+
+
+def test_every_collective_and_control_flow():
+    x = np.random.default_rng(0).normal(size=(N, 6, 6, 2)).astype(np.float32)
+    step = jnp.float32(2.0)
+    results, expected = (
+        gx.spmd(each_collective, nodes=nodes, shared_argnums=1)(x, step)
+        for nodes in (BLOCKS, gx.Nodes(N))
+    )
+    # Under vmap, JAX makes another shape of what all nodes share.
+    expected["exchanged sum"] = np.stack([[row] * N for row in x.sum(axis=0)])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), results, expected)
+    types = [jax.tree.map(lambda x: (x.shape, x.dtype), tree) for tree in (results, expected)]
+    assert types[0] == types[1]
+
+
+def test_a_switch_on_a_step_that_all_share_stays_one():
+    """Under a condition that differs between nodes, `vmap` runs every branch."""
+    tx = gx.sgp(gx.topology.random_peer(N, 8, 0))
+
+    def update(z, step):
+        return tx.update(z, tx.init(z), z, step=step)[0]
+
+    program = gx.spmd(update, nodes=BLOCKS, shared_argnums=1)
+    text = program.lower(jnp.zeros((N, 5)), jnp.int32(0)).compile().as_text()
+    assert len(re.findall(r" conditional\(", text)) == 1
+
+
+def test_groups_and_partial_permutations():
+    """`vmap` has neither, a device per node does."""
+    groups = [[0, 4], [5, 1], [2, 3]]
+
+    def exchange(x):
+        return (
+            jax.lax.psum(x, "nodes", axis_index_groups=groups),
+            jax.lax.pmax(x, "nodes", axis_index_groups=groups),
+            jax.lax.all_gather(x, "nodes", axis_index_groups=groups),
+            jax.lax.ppermute(x, "nodes", [(0, 1), (1, 5), (4, 0)]),
+        )
+
+    x = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
+    results, expected = (gx.spmd(exchange, nodes=nodes)(x) for nodes in (BLOCKS, SINGLE))
+    jax.tree.map(np.testing.assert_array_equal, results, expected)
+
+
+@jax.custom_jvp
+def rounded_mean(x, key):
+    return jnp.round(jax.lax.pmean(x, "nodes")), key
+
+
+@rounded_mean.defjvp
+def _(primals, tangents):
+    tangent = jax.lax.pmean(3 * tangents[0], "nodes")
+    return rounded_mean(*primals), (tangent, np.zeros((), jax.dtypes.float0))
+
+
+@jax.custom_vjp
+def sum_of_gradients(x, count):
+    return x * count
+
+
+def sum_backwards(count, cotangent):
+    return jax.lax.psum(cotangent * 5, "nodes"), None
+
+
+sum_of_gradients.defvjp(lambda x, count: (x * count, count), sum_backwards)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: rounded_mean(x, jax.random.key(0))[0] * x,
+        lambda x: jax.jit(sum_of_gradients)(x, 2) * x,
+        lambda x: jax.lax.scan(lambda c, _: (sum_of_gradients(c, 3), None), x, None, 2)[0],
+        lambda x: jax.checkpoint(lambda x: jax.lax.ppermute(jnp.sin(x), "nodes", SHIFT))(x) * x,
+    ],
+    ids=["custom_jvp", "custom_vjp", "in a scan", "checkpoint"],
+)
+@pytest.mark.parametrize("is_outside", [True, False])
+def test_derivatives_by_a_rule(fn, is_outside):
+    """Inside `fn` and through the program: the rules have collectives that are not traced yet."""
+    x = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
+
+    def differentiate(nodes):
+        if not is_outside:
+            return gx.spmd(jax.grad(lambda x: (fn(x) ** 2).sum()), nodes=nodes)(x)
+        program = gx.spmd(fn, nodes=nodes)
+        return jax.grad(lambda x: (program(x) ** 2).sum())(jnp.asarray(x))
+
+    results, expected = (differentiate(nodes) for nodes in (BLOCKS, SINGLE))
+    np.testing.assert_allclose(results, expected, rtol=1e-5)
+
+
+def compile_step(schedule, nodes, size):
+    tx = optax.chain(optax.sgd(0.1, momentum=0.9), gx.sgp(schedule))
+
+    def step(params, state, target):
+        updates, state = tx.update(params - target, state, params, step=0)
+        return apply_updates(params, updates), state
+
+    params = jax.ShapeDtypeStruct((nodes.size, size), jnp.float32)
+    state = jax.eval_shape(nodes.spmd(tx.init)._jitted, params)
+    return nodes.spmd(step).lower(params, state, params).compile()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "max_permutes"),
+    [
+        (gx.topology.directed_ring(16), 1),
+        (gx.topology.one_peer_exponential(16), 1),
+        (gx.topology.ring(16), 2),
+        (gx.topology.exponential(16), 1 + 1 + 1 + 1),
+        (gx.topology.random_peer(16, 20, 0), 16),
+    ],
+    ids=["shift", "one peer", "ring", "exponential", "random"],
+)
+def test_a_device_sends_rows_and_gathers_nothing(schedule, max_permutes):
+    text = compile_step(schedule, gx.Nodes(16, make_mesh(4)), 1000).as_text()
+    collectives = [it for it in parse_module(text).instruction_order.values() if it.collective]
+    assert {it.collective for it in collectives} == {"collective-permute"}
+    slots = len(schedule.round_at(0).slots)
+    assert 1 <= len(collectives) <= min(max_permutes, 4 * slots)
+    sent = sum(it.bytes for it in collectives)
+    crossing = sum(
+        (slot.receivers // 4 != np.arange(16) // 4).sum() for slot in schedule.round_at(0).slots
+    )
+    assert sent <= 4 * 1001 * crossing  # all devices together would send this
+    if max_permutes == 1:
+        assert sent == 4 * 1001
+
+
+def test_memory_of_a_device_does_not_grow_with_the_number_of_nodes():
+    def count_bytes(devices):
+        nodes = gx.Nodes(4 * devices, make_mesh(devices))
+        stats = compile_step(gx.topology.random_peer(nodes.size, 20, 0), nodes, 1000)
+        stats = stats.memory_analysis()
+        return stats.argument_size_in_bytes + stats.temp_size_in_bytes
+
+    assert count_bytes(8) <= 1.2 * count_bytes(2)
+
+
+class TestBadInput:
+    def test_collectives_that_are_not_there(self):
+        program = gx.spmd(lambda x: jax.lax.psum_scatter(x, "nodes"), nodes=BLOCKS)
+        with pytest.raises(ValueError, match=r"'reduce_scatter': write it.*or use a node per dev"):
+            program(jnp.ones((N, N)))
+
+    def test_groups_of_several_sizes(self):
+        groups = [[0, 1, 2], [3, 4], [5]]
+        program = BLOCKS.spmd(lambda x: jax.lax.psum(x, "nodes", axis_index_groups=groups))
+        with pytest.raises(ValueError, match=r"groups of one size .* got the sizes \[1, 2, 3\]"):
+            program(jnp.ones(N))
+
+    def test_an_axis_that_is_missing(self):
+        with pytest.raises(NameError, match="servers"):
+            BLOCKS.run(lambda x: jax.lax.psum(x, "servers"), jnp.ones(N))
