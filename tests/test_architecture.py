@@ -35,14 +35,6 @@ LAYERS = {
     "checkpoint": {"launch", *TOP},
     "asynchronous": {"collectives", "launch", "spmd", "wire"},
 }
-PARTS = {
-    "_program": "spmd",
-    "_arguments": "spmd",
-    "_blocks": "spmd",
-    "_background": "train_step",
-    "_delayed": "train_step",
-    "_gradients": "train_step",
-}  # modules that belong to another one's layer
 ALLOWED_PACKAGES = {
     "topology": {"numpy"},
     "checkpoint": {"jax", "numpy", "optax", "orbax"},
@@ -71,8 +63,8 @@ READ_WITH_THE_PAPER = [
     "collectives/_exchange.py",
     "algorithms/frame/state.py",
     "algorithms/sgp.py",
-    "spmd.py",
-    "_program.py",
+    "spmd/nodes.py",
+    "spmd/program.py",
 ]
 
 
@@ -111,8 +103,7 @@ def is_private(name: str) -> bool:
 
 def layer_of(dotted: str) -> str:
     """The layer of a module of the library."""
-    part = dotted.split(".")[1]
-    return PARTS.get(part, part)
+    return dotted.split(".")[1]
 
 
 def test_imports_run_downwards():

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from modes import make_mesh
 
 import gossipjax as gx
-from gossipjax._program import Program
+from gossipjax.spmd.program import Program
 
 N = 8
 SCHEDULE = gx.topology.one_peer_exponential(N)

@@ -19,7 +19,7 @@ from gossipjax.asynchronous._node import Node
 from gossipjax.asynchronous.algorithms import Algorithm
 from gossipjax.asynchronous.transport import Format, Service, narrow
 from gossipjax.collectives import Layout, require_floats
-from gossipjax.spmd import require_transform
+from gossipjax.spmd.arguments import require_transform
 from gossipjax.wire import require_wire_dtype
 
 MAX_PORT = 65535

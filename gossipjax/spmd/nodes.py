@@ -12,14 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from gossipjax import processes
-from gossipjax._arguments import (
+from gossipjax.sharding import constrain, shard_specs
+from gossipjax.spmd._blocks import run_in_blocks
+from gossipjax.spmd._rows import first_row, make_rows, repeat_rows, shard_rows
+from gossipjax.spmd.arguments import (
     Argnums,
     ArgumentKinds,
     argument_numbers,
@@ -29,9 +30,7 @@ from gossipjax._arguments import (
     require_size_of_mesh,
     require_transform,
 )
-from gossipjax._blocks import run_in_blocks
-from gossipjax._program import Program, run_sharded, run_simulated
-from gossipjax.sharding import Specs, constrain, shard_specs
+from gossipjax.spmd.program import Program, run_sharded, run_simulated
 
 MAX_KEPT_PROGRAMS = 256  # of `Nodes.run`
 MAX_NODES = 2**31 - 1
@@ -252,15 +251,7 @@ class Nodes:
     def replicate(self, tree: Any, specs: Any = None) -> Any:
         """Gives every node a copy: `[...]` -> `[N, ...]`, on the devices; `specs` as in `put`."""
         require_numbers(tree, "tree")
-        count = len(self.local)
-
-        def repeat(leaf: Any) -> Any:
-            if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-                return jnp.broadcast_to(leaf, (count, *leaf.shape))
-            array = np.asarray(leaf, jnp.result_type(leaf))
-            return np.broadcast_to(array, (count, *array.shape))
-
-        return self.put(jax.tree.map(repeat, tree), specs)
+        return self.put(repeat_rows(tree, len(self.local)), specs)
 
     def init(self, tx: optax.GradientTransformation, params: Any) -> tuple[Any, Any]:
         """The start of a training loop: `[...]` -> parameters and `tx.init` of them, `[N, ...]`.
@@ -269,17 +260,17 @@ class Nodes:
         its own part of a model that `tx` says to be sharded inside a node (`gx.sharded`).
         """
         require_transform(tx)
-        shapes = jax.eval_shape(params) if callable(params) else params
         if not callable(params):
             require_numbers(params, "params")
+        shapes = jax.eval_shape(params) if callable(params) else params
         specs = shard_specs(jax.eval_shape(tx.init, shapes)) if self.inner_axes else None
-        if specs is not None:
-            assert self.mesh is not None
+        row_specs = None if specs is None else specs.of(shapes, shapes)
+        if specs is not None and self.mesh is not None:
             specs.require(shapes, {name: self.mesh.shape[name] for name in self.inner_axes})
         if callable(params):
-            stacked = self._make(params, shapes, specs)
+            stacked = make_rows(params, row_specs, self.size, self.mesh, self.axis_name)
         else:
-            stacked = self.replicate(params, None if specs is None else specs.of(params, params))
+            stacked = self.replicate(params, row_specs)
         if specs is None:
             return stacked, self.run(tx.init, stacked)
 
@@ -287,30 +278,6 @@ class Nodes:
             return constrain(tx.init(params), specs, params, self.axis_name)
 
         return stacked, self.spmd(init)(stacked)
-
-    def _make(self, make: Callable[[], Any], shapes: Any, specs: Specs | None) -> Any:
-        """`make()`, of these shapes, for every node, `[N, ...]`: each device makes its part."""
-
-        def make_all() -> Any:
-            return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.size, *x.shape)), make())
-
-        shardings = None
-        if self.mesh is not None:
-            parts = (
-                jax.tree.map(lambda _: P(), shapes) if specs is None else specs.of(*[shapes] * 2)
-            )
-            shardings = self._shardings(parts)
-        return jax.jit(make_all, out_shardings=shardings)()
-
-    def _shardings(self, specs: Any) -> Any:
-        """The shardings of node-stacked arrays whose rows have these specs."""
-        assert self.mesh is not None
-        mesh = self.mesh
-        return jax.tree.map(
-            lambda spec: NamedSharding(mesh, P(self.axis_name, *(spec or ()))),
-            specs,
-            is_leaf=lambda spec: spec is None or isinstance(spec, P),
-        )
 
     def put(self, rows: Any, specs: Any = None) -> Any:
         """Puts the rows of this process's nodes, `[len(nodes.local), ...]`, on the devices.
@@ -322,13 +289,9 @@ class Nodes:
         """
         if specs is None or self.mesh is None:
             return processes.put(rows, self.mesh, self.size, self.axis_name)
-        if isinstance(specs, P):
-            specs = jax.tree.map(lambda _: specs, rows)
         processes.require_rows(rows, len(self.local), "rows")
-        sizes = {name: self.mesh.shape[name] for name in self.mesh.axis_names}
-        row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
-        Specs.make(specs, self.axis_name).require(row, sizes, may_repeat=True)
-        return processes.put_sharded(rows, self._shardings(specs), self.size, self.axis_name)
+        shardings = shard_rows(rows, specs, self.mesh, self.axis_name)
+        return processes.put_sharded(rows, shardings, self.size, self.axis_name)
 
     def put_shared(self, tree: Any) -> Any:
         """Puts host arrays that all processes have on every device of the nodes."""
@@ -350,11 +313,10 @@ class Nodes:
         if not jax.tree.leaves(stacked):
             return stacked
         processes.require_rows(stacked, self.size, "stacked")
-        first_row = _first_row(self.mesh)
+        specs = None
         if self.inner_axes:  # the row stays sharded inside the nodes
-            specs = [P(*leaf.sharding.spec[1:]) for leaf in jax.tree.leaves(stacked)]
-            first_row = _first_row(self.mesh, tuple(specs))
-        row, spread = first_row(stacked)
+            specs = tuple(P(*leaf.sharding.spec[1:]) for leaf in jax.tree.leaves(stacked))
+        row, spread = first_row(self.mesh, specs)(stacked)
         if not self.inner_axes:
             row = jax.tree.map(lambda x: x.addressable_data(0), row)
         spread = spread.addressable_data(0)
@@ -369,35 +331,6 @@ class Nodes:
 @functools.lru_cache(MAX_KEPT_PROGRAMS)
 def _kept_program(nodes: Nodes, fn: Callable[..., Any], shared: tuple[int, ...]) -> Program:
     return nodes.spmd(fn, shared_argnums=shared)
-
-
-@functools.cache
-def _first_row(mesh: Mesh | None, specs: tuple[P, ...] | None = None) -> Any:
-    """A program `[N, ...] -> ([...], largest relative difference between rows)`.
-
-    `specs` are those of the row's leaves; without them every device gets all of it.
-    """
-
-    def difference(x: jax.Array) -> jax.Array:
-        if not jnp.issubdtype(x.dtype, jnp.number):
-            return jnp.zeros((), jnp.float32)
-        x = x.astype(jnp.float32)
-        scale = jnp.max(jnp.abs(x[0]), initial=jnp.finfo(jnp.float32).tiny)
-        return jnp.max(jnp.abs(x - x[:1]), initial=0.0) / scale
-
-    def first_row(stacked: Any) -> tuple[Any, jax.Array]:
-        leaves, structure = jax.tree.flatten(stacked)
-        row = [x[0] for x in leaves]
-        if mesh is not None and specs is not None:
-            shardings = [NamedSharding(mesh, spec) for spec in specs]
-            row = list(map(jax.lax.with_sharding_constraint, row, shardings))
-        spread = jnp.max(jnp.stack([difference(x) for x in leaves]))
-        return jax.tree.unflatten(structure, row), spread
-
-    if mesh is None:
-        return jax.jit(first_row)
-    whole = NamedSharding(mesh, P())
-    return jax.jit(first_row, out_shardings=(None, whole) if specs else whole)
 
 
 def as_nodes(

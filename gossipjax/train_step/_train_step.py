@@ -12,11 +12,6 @@ import optax
 from jax.sharding import Mesh
 
 from gossipjax import launch
-from gossipjax._arguments import Argnums, argument_numbers, require_function, require_transform
-from gossipjax._background import Background, has_collectives, spmd_by_step
-from gossipjax._delayed import DelayedUpdate
-from gossipjax._gradients import Gradients, check_gradients
-from gossipjax._program import Program
 from gossipjax.algorithms.frame.chain import (
     gossip_state,
     outer_state,
@@ -31,6 +26,11 @@ from gossipjax.algorithms.osgp import add_received
 from gossipjax.algorithms.outer.plan import StepPlan
 from gossipjax.sharding import constrain, shard_specs
 from gossipjax.spmd import Nodes, as_nodes, donate_on_accelerators
+from gossipjax.spmd.arguments import Argnums, argument_numbers, require_function, require_transform
+from gossipjax.spmd.program import Program
+from gossipjax.train_step._background import Background, has_collectives, spmd_by_step
+from gossipjax.train_step._delayed import DelayedUpdate
+from gossipjax.train_step._gradients import Gradients, check_gradients
 
 MAX_PROGRAMS = 32  # of one train step; beyond it, the step is traced
 

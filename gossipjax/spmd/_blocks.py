@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from gossipjax._arguments import ArgumentKinds
-from gossipjax._program import require_all_stacked
 from gossipjax.composed import ComposedAxis, Composition
+from gossipjax.spmd.arguments import ArgumentKinds
+from gossipjax.spmd.program import require_all_stacked
 
 if TYPE_CHECKING:
     from gossipjax.spmd import Nodes

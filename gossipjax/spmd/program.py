@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from gossipjax import processes
-from gossipjax._arguments import ArgumentKinds
+from gossipjax.spmd.arguments import ArgumentKinds
 
 if TYPE_CHECKING:
     from gossipjax.spmd import Nodes

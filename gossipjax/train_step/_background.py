@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
-from gossipjax._program import Program
 from gossipjax.spmd import Nodes
+from gossipjax.spmd.program import Program
 
 COLLECTIVE = re.compile(r"stablehlo\.(all_|reduce_scatter|collective_)")
 

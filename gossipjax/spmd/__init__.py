@@ -1,0 +1,12 @@
+"""A per-node function on node-stacked arrays: on a mesh of devices, or simulated on one device.
+
+- nodes: `Nodes` says where N nodes run, once; `spmd` compiles a function that is written from one
+  node's point of view.
+- program: a compiled function, and the form of its arguments; a node per device, or all on one.
+- blocks: several nodes on each device.
+"""
+
+from gossipjax.spmd.nodes import Nodes, Shared, as_nodes, donate_on_accelerators, spmd
+from gossipjax.spmd.program import Program
+
+__all__ = ["Nodes", "Program", "Shared", "as_nodes", "donate_on_accelerators", "spmd"]
