@@ -16,9 +16,9 @@ from experiments.results import Record, create_run_dir, read_summary
 from experiments.results.records import COUNT, require_fields
 from experiments.training.methods import Sharding
 from experiments.training.options import TrainingOptions
-from experiments.training.output import Output
 from experiments.training.placement import count_devices_per_node, describe_nodes, place_nodes
 from experiments.training.plan import Plan, Run
+from experiments.training.reporting.output import Output
 from experiments.training.task import Task
 from gossipjax.processes import broadcast_text, is_main_process, processes_agree
 

@@ -16,7 +16,7 @@ from experiments.training.asynchronous import is_asynchronous, run_asynchronousl
 from experiments.training.experiment import Experiment, prepare
 from experiments.training.methods import TOPOLOGIES, make_schedule
 from experiments.training.options import TrainingOptions
-from experiments.training.output import RunLog
+from experiments.training.reporting.output import RunLog
 from experiments.training.task import Task
 from experiments.training.train import train
 from gossipjax.processes import is_main_process

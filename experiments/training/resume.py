@@ -14,7 +14,7 @@ from experiments.results.records import COUNT, NUMBER, NUMBERS, OBJECT, TEXT, re
 from experiments.training.experiment import Experiment
 from experiments.training.methods import Sharding
 from experiments.training.plan import Run
-from experiments.training.progress import RunProgress
+from experiments.training.reporting.progress import RunProgress
 from experiments.training.trainer import Trainer
 from gossipjax.checkpoint import Checkpoints, TrainState
 

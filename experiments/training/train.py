@@ -12,10 +12,10 @@ from experiments.data.prefetch import prefetch
 from experiments.results import Record
 from experiments.training.evaluation import Evaluator
 from experiments.training.experiment import Experiment
-from experiments.training.output import RunLog
 from experiments.training.placement import make_put
 from experiments.training.plan import Run
-from experiments.training.progress import Clock, InputClock, RunProgress
+from experiments.training.reporting.output import RunLog
+from experiments.training.reporting.progress import Clock, InputClock, RunProgress
 from experiments.training.resume import open_checkpoints, start_or_resume
 from experiments.training.task import Examination
 from experiments.training.trainer import Trainer

@@ -23,7 +23,6 @@ from experiments.speed.__main__ import main
 from experiments.speed.outer_rows import STREAMING_DILOCO
 from experiments.speed.schedule.compiled import (
     CASES,
-    MlpSpec,
     Options,
     compile_step,
     describe_permutations,
@@ -33,6 +32,7 @@ from experiments.speed.schedule.compiled import (
 )
 from experiments.speed.schedule.components import SCHEDULES, find_round_components
 from experiments.speed.schedule.hlo_overlap import Message, Overlap, read_overlap
+from experiments.speed.schedule.mlp import MlpSpec
 from experiments.training.methods import MethodOptions, make_method, make_schedule
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -31,7 +31,7 @@ from experiments.options.paths import OptionalPath
 from experiments.program import exit_on_error
 from experiments.results import Record
 from experiments.speed.hlo import parse_module
-from experiments.speed.schedule.compiled import MlpSpec, lower_step
+from experiments.speed.schedule.mlp import MlpSpec, lower_step
 from experiments.speed.targets import Target, choose_targets, make_devices
 from experiments.training.methods import make_schedule
 

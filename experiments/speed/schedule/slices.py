@@ -39,7 +39,6 @@ from experiments.options.paths import OptionalPath
 from experiments.program import ProgramError, exit_on_error
 from experiments.results import Record
 from experiments.speed.hlo import COLLECTIVES, Module, parse_module
-from experiments.speed.schedule.compiled import MlpSpec, lower_step
 from experiments.speed.schedule.hlo_overlap import count_matmuls, count_overlapped
 from experiments.speed.schedule.links import (
     count_sent,
@@ -47,6 +46,7 @@ from experiments.speed.schedule.links import (
     list_pairs,
     read_crossings,
 )
+from experiments.speed.schedule.mlp import MlpSpec, lower_step
 from experiments.speed.targets import Target, choose_targets, make_devices
 from experiments.training.methods import make_schedule
 

@@ -19,8 +19,8 @@ from experiments.training.asynchronous.loop import Job, NodeRun, OneNode, train_
 from experiments.training.asynchronous.methods import WIRES
 from experiments.training.experiment import merge_saved_options, require_same_data
 from experiments.training.options import TrainingOptions
-from experiments.training.output import Output
 from experiments.training.plan import Plan
+from experiments.training.reporting.output import Output
 from experiments.training.task import Task
 
 START_SECONDS = 120.0  # that processes may differ by when they start

@@ -10,7 +10,7 @@ from rich.progress import Progress, TaskID
 from experiments.results import Record, filter_metrics, write_summary
 from experiments.results.reporters import Reporter, ReportTo, open_reporter
 from experiments.training.plan import Run
-from experiments.training.progress import RunProgress
+from experiments.training.reporting.progress import RunProgress
 from experiments.training.task import Examination
 from gossipjax.processes import is_main_process
 

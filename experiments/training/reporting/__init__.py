@@ -1,0 +1,1 @@
+"""What a run writes while it trains: files, progress bars, clocks."""
