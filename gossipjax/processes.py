@@ -194,8 +194,8 @@ def put_sharded(rows: Any, shardings: Any, size: int, axis_name: str = "nodes") 
 
     def put_leaf(leaf: Any, sharding: NamedSharding) -> jax.Array:
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            assert isinstance(sharding.mesh, Mesh)
-            return put(leaf, sharding.mesh, size, axis_name)
+            data = put_leaf(np.asarray(jax.random.key_data(leaf)), sharding)
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
         leaf = np.asarray(leaf)
 
         def part(index: Any) -> np.ndarray:
@@ -242,6 +242,9 @@ def put_global(value: Any, sharding: NamedSharding) -> jax.Array:
     """
     if jax.process_count() == 1:
         return jax.device_put(value, sharding)
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        data = put_global(np.asarray(jax.random.key_data(value)), sharding)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
     array = np.asarray(value, jnp.result_type(value))
     shards = [
         jax.device_put(array[index], device)
@@ -257,8 +260,13 @@ def to_host(tree: Any) -> Any:
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
         return tree
-    copies = _replicate(leaves[0].sharding.mesh)(leaves)
-    return jax.tree.unflatten(structure, [np.asarray(x.addressable_data(0)) for x in copies])
+    mesh = leaves[0].sharding.mesh
+    # Of models that are sharded inside a node, a device has one whole leaf at a time.
+    groups = [leaves] if mesh.shape.get("nodes") == mesh.size else [[leaf] for leaf in leaves]
+    copies = [
+        np.asarray(copy.addressable_data(0)) for group in groups for copy in _replicate(mesh)(group)
+    ]
+    return jax.tree.unflatten(structure, copies)
 
 
 @functools.cache

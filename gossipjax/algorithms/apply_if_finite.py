@@ -10,7 +10,7 @@ import optax
 
 from gossipjax.algorithms.frame.chain import gossip_state
 from gossipjax.algorithms.frame.state import require_axis_names
-from gossipjax.collectives import as_varying, axis_size, node_sum
+from gossipjax.collectives import as_varying, axis_size, node_sum, varies
 from gossipjax.topology.schedule import require_int
 from gossipjax.wire import Wire
 
@@ -114,9 +114,13 @@ def _all_finite(updates: Any, axis_name: str, local_axis_name: str | None) -> ja
     axis_size(axis_name)
     checks = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(updates)]
     failures = jnp.logical_not(jnp.all(jnp.array(checks))).astype(jnp.float32)
-    for name in (axis_name, local_axis_name):
-        if name is not None:
-            failures = node_sum(failures, Wire(name))
+    names = [axis_name] if local_axis_name is None else [axis_name, local_axis_name]
+    if all(varies(jnp.zeros(()), name) for name in names):  # types do not tell what varies
+        # Devices of a node may have parts of a model.
+        manual = jax.sharding.get_abstract_mesh().manual_axes
+        names += [name for name in manual if name not in names]
+    for name in names:
+        failures = node_sum(failures, Wire(name))
     return failures == 0
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 from jax.typing import DTypeLike
 
+from gossipjax.algorithms.frame.exchange import Received
 from gossipjax.algorithms.frame.masks import gossiped, merge_gossiped
 from gossipjax.algorithms.frame.messages import mass_in_flight, pack_messages
 from gossipjax.algorithms.frame.rounding import residuals, widen, zeros_like_model
@@ -178,7 +179,7 @@ def _keep(mass: PushSum, in_flight: InFlight) -> tuple[PushSum, InFlight]:
 
 
 def add_received(
-    params: optax.Params, state: GossipState, received: InFlight
+    params: optax.Params, state: GossipState, received: Received
 ) -> tuple[optax.Params, GossipState]:
     """Uses messages after the update: `x <- x + r, w <- w + r_w, z <- x / w`.
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.extend.core import jaxprs_in_params
 
 from gossipjax.algorithms.allreduce import ErrorFeedback
 from gossipjax.algorithms.frame.chain import gossip_state
@@ -46,8 +48,17 @@ def sharded(
     (clipping by a global norm, factored moments) stands outside, where XLA partitions it.
 
     Under `gx.spmd` the inside of a node is XLA's (`shard_map` manual over the nodes alone). In a
-    `shard_map` of your own over all axes, transforms are called with parts, and work with or
-    without this wrapper; under `vmap` it does nothing.
+    `shard_map` of your own over all axes, transforms are called with parts; there this wrapper
+    makes norms count all parts, and messages in flight like the parameters. Under `vmap`, and on a
+    mesh without further axes, results are those of `tx`.
+
+    Make the state by `gx.Nodes.init`, which shards all of it: XLA may choose to have the moments of
+    an optimizer, which start as zeros, whole on each device. `gx.TrainStep` keeps it so. With
+    `osgp(overlap=tau)` a message travels in up to tau pieces of whole arrays.
+
+    Where a node has copies of a sharded model, `gx.launch.mesh(4, local=2, fsdp=2)`, gradients are
+    averaged by `gx.sharded(gx.allreduce("local"), specs)`, and the gossip takes
+    `local_axis_name="local"`.
 
     A parameter that is whole on several devices of a node is sent by each of them. So that they
     keep the same values, messages are then of full precision or bfloat16: other codecs round a
@@ -104,6 +115,7 @@ class _Parts:
         specs = self.specs
         specs.require(params, inner_axes(self.axis_name))
         state = jax.eval_shape(self._init, params)
+        _require_axis(self.axis_name, state)
         _require_same_copies(specs, params, state)
         in_specs = (specs.of(params, params),)
         run = on_shards(self._init, specs, self.axis_name, in_specs, specs.of(state, params))
@@ -129,6 +141,8 @@ class _Parts:
         args = (updates, old, params, arrays)
         in_specs = specs.of(args, updates)
         update = partial(self._update, others=others, pieces=pieces)
+        if isinstance(old, OuterState):
+            update = partial(_run_by_value, update)
         run = on_shards(update, specs, self.axis_name, in_specs, in_specs[:2])
         updates, inner = run(*args)
         return updates, ShardedState(inner, specs)
@@ -157,6 +171,36 @@ class _Parts:
         return updates, with_unpacked_messages(state, updates if params is None else params)
 
 
+def _run_by_value(update: Callable[..., Any], *args: Any) -> Any:
+    """`update(*args)` of parts, of an outer optimizer, which has the user's optimizers inside.
+
+    Raises:
+      ValueError: if it sums over the values of a parameter, of which it has a part only.
+    """
+    jaxpr = jax.make_jaxpr(update)(*args)
+    shapes = {jnp.shape(leaf) for leaf in jax.tree.leaves(args[0]) if jnp.size(leaf) > 1}
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    if len(manual) > 1 and shapes & _find_summed(jaxpr.jaxpr):
+        raise ValueError(
+            "the optimizers of outer must treat each value by itself inside gx.sharded, got one "
+            "that sums over a parameter, of which a device has a part: put clipping by a global "
+            "norm before it, optax.chain(optax.clip_by_global_norm(1.0), gx.sharded(gx.outer(...), "
+            "specs))."
+        )
+    return update(*args)
+
+
+def _find_summed(jaxpr: Any) -> set[tuple[int, ...]]:
+    """The shapes over which a program sums."""
+    shapes = set()
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "reduce_sum":
+            shapes.add(eqn.invars[0].aval.shape)
+        for inner in jaxprs_in_params(eqn.params):
+            shapes |= _find_summed(inner)
+    return shapes
+
+
 def _holds_arrays(arg: Any) -> bool:
     leaves = jax.tree.leaves(arg)
     return bool(leaves) and all(isinstance(leaf, jax.Array) for leaf in leaves)
@@ -175,6 +219,21 @@ def _require_own_state(state: Any, specs: Specs) -> Any:
             "by tx.init(params) of the same chain, or restore a checkpoint into such a state."
         )
     return state.inner
+
+
+def _exchanges(part: Any) -> bool:
+    """Whether a state is of what exchanges, with a plan that has a wire."""
+    return isinstance(part, GossipState | ErrorFeedback | OuterState)
+
+
+def _require_axis(axis_name: str, state: Any) -> None:
+    """Raises `ValueError` if the transform inside exchanges over another axis."""
+    for part in filter(_exchanges, jax.tree.leaves(state, is_leaf=_exchanges)):
+        if part.plan.wire.axis_name != axis_name:
+            raise ValueError(
+                f"axis_name of sharded must be that of tx, {part.plan.wire.axis_name!r}, got "
+                f"{axis_name!r}: give both the axis of the nodes."
+            )
 
 
 def _require_same_copies(specs: Specs, params: Any, state: Any) -> None:
@@ -204,12 +263,7 @@ def _rounds_alone(codec: Codec, dtype: Any) -> bool:
 
 def _codec_of(state: Any) -> Codec | None:
     """The codec of the exchanges of a state that is made for them."""
-
-    def has_wire(part: Any) -> bool:
-        return isinstance(part, GossipState | ErrorFeedback | OuterState)
-
-    parts = list(filter(has_wire, jax.tree.leaves(state, is_leaf=has_wire)))
-    for part in parts:
+    for part in filter(_exchanges, jax.tree.leaves(state, is_leaf=_exchanges)):
         if part.plan.wire.codec is not None:
             return part.plan.wire.codec
         if isinstance(part, OuterState):

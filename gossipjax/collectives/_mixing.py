@@ -30,6 +30,7 @@ from gossipjax.collectives._exchange import (
     deliver_leaves,
     split,
 )
+from gossipjax.sharding import Specs, inner_axes, on_shards
 from gossipjax.topology.schedule import Round, Schedule
 from gossipjax.wire import Codec, Wire, as_key, fold_in, is_narrower, make_wire, require_key
 
@@ -70,6 +71,7 @@ def mix(
     wire_dtype: DTypeLike | None = None,
     wire: Codec | None = None,
     key: Any = None,
+    specs: Any = None,
 ) -> tuple[Any, Any]:
     """One push-sum exchange of any pytree: `x <- P x`, `w <- P w`.
 
@@ -99,6 +101,8 @@ def mix(
       wire: a codec of `gx.wire` for messages, such as `gx.wire.int8()`, instead of a type.
       key: a PRNG key for codecs that round at random, another one for every exchange; nodes fold
         their index in.
+      specs: on a mesh with axes inside the nodes, how `tree` is sharded over them, as in
+        `gx.sharded`; without them every device has it whole, as statistics, and sends all of it.
 
     Returns:
       `(tree, weight)` after the exchange; the leaves keep their types.
@@ -139,15 +143,31 @@ def mix(
                 "a per-node function every node has one."
             )
         weight = jnp.asarray(weight, accumulation_dtype(getattr(weight, "dtype", np.float32)))
+
     # The weight travels inside the buffer of its type: one message per peer and round.
-    weight, mixed = at_round(
-        lambda round_, x: _mix(x, round_, route, key),
-        schedule,
-        step,
-        axis_name,
-        (weight, upcast(tree)),
-    )
+    def mix_at(step: StepLike, x: Any, key: Any) -> Any:
+        return at_round(lambda round_, x: _mix(x, round_, route, key), schedule, step, axis_name, x)
+
+    x = (weight, upcast(tree))
+    if specs is None:
+        weight, mixed = mix_at(step, x, key)
+    else:
+        weight, mixed = _mix_parts(mix_at, step, x, key, specs, axis_name)
     return cast_like(mixed, tree), weight
+
+
+def _mix_parts(
+    mix_at: Callable[..., Any], step: StepLike, x: Any, key: Any, specs: Any, axis_name: str
+) -> Any:
+    """`mix_at(step, x, key)` by each device of a node, on its own parts."""
+    layout = Specs.make(specs, axis_name)
+    layout.require(x[1], inner_axes(axis_name))
+    is_static = isinstance(step, int | np.integer)  # it must stay known when traced
+    run = functools.partial(mix_at, step) if is_static else mix_at
+    args = (x, key) if is_static else (step, x, key)
+    in_specs = layout.of(args, x[1])
+    out_specs = in_specs[0 if is_static else 1]
+    return on_shards(run, layout, axis_name, in_specs, out_specs)(*args)
 
 
 def _mix(x: Any, round_: Round, wire: Wire, key: jax.Array | None) -> Any:

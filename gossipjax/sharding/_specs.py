@@ -22,6 +22,14 @@ def _is_spec(part: Any) -> bool:
     return part is None or isinstance(part, PartitionSpec)
 
 
+def _shorten(spec: PartitionSpec) -> PartitionSpec:
+    """The spec without what it says of axes at the end that are whole."""
+    parts = list(spec)
+    while parts and parts[-1] is None:
+        parts.pop()
+    return PartitionSpec(*parts)
+
+
 def axes_of(spec: PartitionSpec) -> list[str]:
     """The axes over which an array of this spec is sharded."""
     parts = [part if isinstance(part, tuple) else (part,) for part in spec]
@@ -59,7 +67,7 @@ class Specs:
                     f"{name} must name axes inside a node, got {spec} with {axis_name!r}, the axis "
                     "of the nodes: specs are those of one node's arrays, without the node axis."
                 )
-        return cls(tuple((tuple(path), spec or PartitionSpec()) for path, spec in leaves))
+        return cls(tuple((tuple(path), _shorten(spec or PartitionSpec())) for path, spec in leaves))
 
     @functools.cached_property
     def _spec_of(self) -> dict[Path, PartitionSpec]:
@@ -90,6 +98,8 @@ class Specs:
 
         def spec_of(path: Path, leaf: Any) -> PartitionSpec:
             shape = jnp.shape(leaf)
+            if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):  # a key, a count
+                return PartitionSpec()
             for start in range(len(path) + 1):
                 ending = tuple(path[start:])
                 expected = shapes.get(ending)

@@ -68,6 +68,12 @@ def _stack_shardings(specs: Any, mesh: Mesh, axis_name: str) -> Any:
     )
 
 
+def spec_of_row(stacked: Any) -> P:
+    """How a row of `[N, ...]` is sharded inside a node."""
+    sharding = getattr(stacked, "sharding", None)
+    return P(*sharding.spec[1:]) if isinstance(sharding, NamedSharding) else P()
+
+
 @functools.cache
 def first_row(mesh: Mesh | None, specs: tuple[P, ...] | None = None) -> Any:
     """A program `[N, ...] -> ([...], largest relative difference between rows)`.

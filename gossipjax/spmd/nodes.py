@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from gossipjax import processes
 from gossipjax.sharding import constrain, shard_specs
 from gossipjax.spmd._blocks import run_in_blocks
-from gossipjax.spmd._rows import first_row, make_rows, repeat_rows, shard_rows
+from gossipjax.spmd._rows import first_row, make_rows, repeat_rows, shard_rows, spec_of_row
 from gossipjax.spmd.arguments import (
     Argnums,
     ArgumentKinds,
@@ -315,7 +315,7 @@ class Nodes:
         processes.require_rows(stacked, self.size, "stacked")
         specs = None
         if self.inner_axes:  # the row stays sharded inside the nodes
-            specs = tuple(P(*leaf.sharding.spec[1:]) for leaf in jax.tree.leaves(stacked))
+            specs = tuple(map(spec_of_row, jax.tree.leaves(stacked)))
         row, spread = first_row(self.mesh, specs)(stacked)
         if not self.inner_axes:
             row = jax.tree.map(lambda x: x.addressable_data(0), row)

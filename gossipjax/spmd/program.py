@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from gossipjax import processes
+from gossipjax.sharding import axes_of
 from gossipjax.spmd.arguments import ArgumentKinds
 
 if TYPE_CHECKING:
@@ -60,23 +61,29 @@ class Program:
             return jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jax.device_put(x), arg)
         spec = _spec(number, self._kinds, self._nodes)
         sharding = NamedSharding(self._nodes.mesh, spec)
-        is_put = _is_put_inside if self._nodes.inner_axes else _is_put
-        if all(is_put(x, sharding) for x in jax.tree.leaves(arg)):
+        shardings = jax.tree.map(lambda x: _keep_inside(x, sharding, self._nodes), arg)
+        if all(map(_is_put, jax.tree.leaves(arg), jax.tree.leaves(shardings))):
             return arg
         _require_stacked(number, arg, self._kinds, self._nodes)
-        return jax.tree.map(lambda x: x if is_put(x, sharding) else _put_leaf(x, sharding), arg)
+        return jax.tree.map(lambda x, s: x if _is_put(x, s) else _put_leaf(x, s), arg, shardings)
 
 
 def _is_put(x: Any, sharding: NamedSharding) -> bool:
     return isinstance(x, Tracer) or getattr(x, "sharding", None) == sharding
 
 
-def _is_put_inside(x: Any, sharding: NamedSharding) -> bool:
-    """`_is_put`, or sharded further, inside the nodes."""
+def _keep_inside(x: Any, sharding: NamedSharding, nodes: Nodes) -> NamedSharding:
+    """`sharding`, and inside the nodes that of an array which is on these devices."""
     actual = getattr(x, "sharding", None)
-    if not isinstance(actual, NamedSharding) or actual.mesh != sharding.mesh:
-        return isinstance(x, Tracer)
-    return tuple(actual.spec)[: len(sharding.spec)] == tuple(sharding.spec)
+    if nodes.mesh is None or not nodes.inner_axes or not isinstance(actual, NamedSharding):
+        return sharding
+    inside = actual.spec[len(sharding.spec) :]
+    has_devices = actual.mesh.axis_names == nodes.mesh.axis_names
+    if not has_devices or (actual.mesh.devices != nodes.mesh.devices).any():
+        return sharding
+    if not set(axes_of(P(*inside))) <= set(nodes.inner_axes):
+        return sharding
+    return NamedSharding(sharding.mesh, P(*sharding.spec, *inside))
 
 
 def _put_leaf(x: Any, sharding: NamedSharding) -> jax.Array:
@@ -108,6 +115,11 @@ def run_sharded(
     fn: Callable[..., Any], kinds: ArgumentKinds, nodes: Nodes, check_vma: bool
 ) -> Callable[..., Any]:
     """`fn` for the nodes of a mesh, by `shard_map`."""
+    if check_vma and nodes.inner_axes:
+        raise ValueError(
+            f"check_vma must be False on a mesh with axes inside the nodes, {nodes.inner_axes}, "
+            "got True: what runs on parts of a model has no such types. Use a mesh without them."
+        )
 
     def run(*args: Any) -> Any:
         dynamic = require_all_stacked(kinds, args, nodes)

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -326,6 +326,92 @@ def test_a_shard_map_of_ones_own_over_all_axes():
     model, _, actual_distance = jax.jit(run)(params, by_node)
     assert_close(model, expected, 1e-6)
     assert_close(actual_distance, distance, 1e-6)
+
+
+def test_one_part_that_is_not_finite_is_rejected_by_all_devices():
+    """Devices of a node that decided by their own parts would wait for each other."""
+    params, updates = make_values(4, SHAPES)
+    updates["bias"][1, 2, 5] = np.nan
+    schedule = gx.topology.directed_ring(4)
+    inside = gx.sharded(gx.apply_if_finite(gx.sgp(schedule)), FSDP)
+    around = gx.apply_if_finite(gx.sharded(gx.sgp(schedule), FSDP))
+    for tx in (inside, around):
+        result, *_ = run_steps(gx.Nodes(mesh=FSDP_MESH), tx, FSDP, params, updates)
+        expected, *_ = run_steps(gx.Nodes(4), tx, None, params, updates)
+        assert_close(result, expected, 1e-6)
+        assert np.isfinite(result[0]["bias"]).all()
+
+
+def test_arrays_of_an_explicit_mesh_stay_sharded():
+    mesh = jax.make_mesh((4, 2), ("nodes", "fsdp"))
+    x = jax.device_put(np.ones((4, 6, 2), np.float32), NamedSharding(mesh, P("nodes", "fsdp")))
+    program = gx.Nodes(mesh=FSDP_MESH).spmd(lambda x: 2 * x)
+    assert program(x).addressable_shards[0].data.shape == (1, 3, 2)
+
+
+def test_mixing_of_anything_that_is_sharded():
+    params, _ = make_values(4, SHAPES)
+    schedule = gx.topology.random_peer(4, 3, 0)
+    nodes = gx.Nodes(mesh=FSDP_MESH)
+
+    def mix(step, tree, specs=None):
+        return gx.mix(tree, jnp.ones(()), schedule, step, specs=specs)
+
+    expected = gx.spmd(mix, nodes=4, static_argnums=0)(1, params)
+    mix_parts = partial(mix, specs=FSDP)
+    programs = (nodes.spmd(mix_parts, static_argnums=0), nodes.spmd(mix_parts, shared_argnums=0))
+    for program, step in zip(programs, (1, jnp.int32(1)), strict=True):
+        stacked = nodes.put(params, FSDP)
+        assert_close(program(step, stacked), expected, 1e-6)
+        assert "all-gather" not in program.lower(step, stacked).compile().as_text()
+
+
+def test_gossip_is_last_in_a_chain_also_where_it_is_sharded():
+    wrong = optax.chain(gx.sharded(gx.sgp(gx.topology.ring(4)), FSDP), optax.sgd(0.1, momentum=0.9))
+    nodes, (params, state) = start(FSDP_MESH, wrong)
+    with pytest.raises(ValueError, match="gossip must be last in a chain"):
+        train(nodes, wrong, params, state, range(1))
+
+
+def test_a_message_beside_the_step():
+    """As `TrainStep` runs it on CPU over processes: on a mesh without axes inside the nodes."""
+    tx = make_chain(FSDP)
+    mesh = make_mesh(4)
+    results = []
+    for in_thread in (True, False):
+        nodes, (params, state) = start(mesh, tx)
+        gradients, batches = make_task()
+        step = gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=in_thread)
+        for k in range(5):
+            params, state, _ = step(k, params, state, batches[k])
+        results.append((params, state))
+    beside, inside = results
+    assert_close(beside, inside, 1e-6)
+
+
+def test_copies_of_a_sharded_model_inside_a_node():
+    """Each device sends its share of its part; gradients are averaged over the copies."""
+    mesh = make_mesh(2, local=2, fsdp=2)
+    schedule = gx.topology.directed_ring(2)
+
+    def make_tx(wrap, name):
+        average = [] if name is None else [wrap(gx.allreduce(name))]
+        return optax.chain(*average, optax.sgd(0.1), wrap(gx.sgp(schedule, local_axis_name=name)))
+
+    gradients, batches = make_task()
+    results = []
+    for nodes, wrap, name in (
+        (gx.Nodes(mesh=mesh), lambda tx: gx.sharded(tx, FSDP), "local"),
+        (gx.Nodes(2), lambda tx: tx, None),
+    ):
+        tx = make_tx(wrap, name)
+        params, state = nodes.init(tx, {k: jnp.ones(shape) for k, shape in SHAPES.items()})
+        train_step = gx.TrainStep(gradients, tx, nodes=nodes, local_argnums=1)
+        for k in range(3):
+            params, state, _ = train_step(k, params, state, batches[k][:2])
+        results.append(params)
+    copies, whole = results
+    assert_close(copies, whole, 1e-6)
 
 
 def test_narrow_messages_are_narrow():

@@ -34,6 +34,14 @@ def update(tx: Any, params: Any = MODEL, change: Callable[[Any], Any] = lambda s
     return NODES.run(lambda params, state: tx.update(params, change(state), params), stacked, state)
 
 
+def update_once(tx: Any) -> Any:
+    sharded = gx.sharded(tx, SPECS)
+    stacked, state = NODES.init(sharded, MODEL)
+    return NODES.run(
+        lambda params, state: sharded.update(params, state, params, step=0), stacked, state
+    )
+
+
 def update_unsharded(tx: Any) -> Any:
     stacked, state = NODES.init(tx, MODEL)
     return NODES.run(lambda params, state: tx.update(params, state, params, step=0), stacked, state)
@@ -56,7 +64,7 @@ ROWS += calls(
 ROWS += calls(
     "put specs",
     lambda specs: NODES.put({"x": jnp.zeros((4, 3))}, specs),
-    ["fsdp", {}, {"x": "fsdp"}, P("nodes"), P("tensor"), P("fsdp"), P(None, None)],
+    ["fsdp", {}, {"x": "fsdp"}, P("nodes"), P("tensor"), P("fsdp"), P(None, None, "fsdp")],
     "specs",
 )
 ROWS += calls("fsdp_specs mesh", lambda m: gx.fsdp_specs(MODEL, m), [None, "x"], "mesh must be")
@@ -129,6 +137,30 @@ ROWS += [
             NODES.replicate(MODEL),
         ),
         "got none for params['b']",
+    ),
+    Call(
+        "an axis of other nodes",
+        lambda: init(SPECS, gx.sgp(RING, axis_name="replicas")),
+        "axis_name of sharded must be that of tx, 'replicas'",
+    ),
+    Call(
+        "clipping by a global norm, of parts",
+        lambda: update_once(
+            gx.outer(optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)), optax.sgd(0.7), 4)
+        ),
+        "must treat each value by itself",
+    ),
+    Call(
+        "the state without its specs",
+        lambda: NODES.run(
+            lambda params: gx.exchange(gx.osgp(RING).init(params), 1), NODES.replicate(MODEL)
+        ),
+        "opt_state must be the state of the whole chain",
+    ),
+    Call(
+        "types of what varies",
+        lambda: NODES.spmd(lambda x: x, check_vma=True)(NODES.replicate(MODEL)),
+        "check_vma must be False",
     ),
     Call(
         "a mesh without the axis",

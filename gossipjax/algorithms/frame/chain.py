@@ -10,6 +10,7 @@ import optax
 
 from gossipjax.algorithms.frame.state import ExchangePlan, GossipState
 from gossipjax.algorithms.outer.plan import OuterState, StepPlan
+from gossipjax.sharding import ShardedState
 
 
 def gossip_state(opt_state: optax.OptState) -> GossipState | None:
@@ -74,7 +75,9 @@ def require_last_in_chain(opt_state: optax.OptState) -> None:
     for part in jax.tree.leaves(opt_state, is_leaf=_is_chain_of_gossip):
         if not _is_chain_of_gossip(part):
             continue
-        place = next(i for i, state in enumerate(part) if isinstance(state, GossipState))
+        place = next(i for i, state in enumerate(part) if _as_gossip(state) is not None)
+        gossip = _as_gossip(part[place])
+        assert gossip is not None
         for after in part[place + 1 :]:
             if type(after) is tuple:  # a chain, as optimizers are
                 raise ValueError(
@@ -82,7 +85,7 @@ def require_last_in_chain(opt_state: optax.OptState) -> None:
                     f"{', '.join(type(state).__name__ for state in after)}: optimizers go before, "
                     "optax.chain(optimizer, gossip)."
                 )
-        is_optimizer = not {"momentum", "mean"}.isdisjoint(part[place].extra or ())
+        is_optimizer = not {"momentum", "mean"}.isdisjoint(gossip.extra or ())
         before = jax.tree.leaves(part[:place], is_leaf=_is_momentum)
         if is_optimizer and any(map(_is_momentum, before)):
             raise ValueError(
@@ -94,7 +97,13 @@ def require_last_in_chain(opt_state: optax.OptState) -> None:
 
 
 def _is_chain_of_gossip(part: Any) -> bool:
-    return type(part) is tuple and any(isinstance(state, GossipState) for state in part)
+    return type(part) is tuple and any(_as_gossip(state) is not None for state in part)
+
+
+def _as_gossip(state: Any) -> GossipState | None:
+    """The gossip state that stands in this place of a chain, by itself or inside `gx.sharded`."""
+    inner = state.inner if isinstance(state, ShardedState) else state
+    return inner if isinstance(inner, GossipState) else None
 
 
 def _is_momentum(part: Any) -> bool:

@@ -24,7 +24,7 @@ from gossipjax.collectives import (
     mix,
     require_step,
 )
-from gossipjax.sharding import on_shards, shard_specs
+from gossipjax.sharding import inner_axes, on_shards, shard_specs
 from gossipjax.wire import Wire, fold_in
 
 Received = InFlight | PushSum
@@ -94,6 +94,13 @@ def exchange(
     params = None if state.plan.overlap else gossiped(params, state)
     specs = shard_specs(opt_state)
     if specs is None:
+        if inner_axes(wire.axis_name):
+            raise ValueError(
+                "opt_state must be the state of the whole chain, with that of gx.sharded, where a "
+                "node has further axes, got the gossip state inside: its specs are needed."
+            )
+        if isinstance(state.in_flight, PushSum):
+            return exchange_parts(state, params, step, wire, split_messages(state))
         return _exchange(state, params, step, wire)
     like = state.in_flight.x if params is None else params
     run = partial(exchange_parts, wire=wire, pieces=split_messages(state))
