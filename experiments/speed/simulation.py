@@ -197,7 +197,6 @@ def make_table(runs: list[Record]) -> Table:
     for header in ("nodes", "simulated", "one model,\none batch", "ratio", "10-90 %"):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("MB per\ndevice", justify="right", no_wrap=True)
-    table.add_column("MB of\nprocess", justify="right", no_wrap=True)
     table.add_column("placement")
     for run in runs:
         table.add_row(
@@ -207,7 +206,6 @@ def make_table(runs: list[Record]) -> Table:
             f"{run['ratio']:.2f}",
             f"{run['ratio_p10']:.2f}-{run['ratio_p90']:.2f}",
             f"{run['bytes_per_device'] / 1e6:,.0f}",
-            f"{run['peak_bytes'] / 1e6:,.0f}",
             run["placement"],
         )
     return table

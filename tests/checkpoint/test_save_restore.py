@@ -26,6 +26,8 @@ PLACEMENTS = {
     "vmap": gx.Nodes(N),
     "several per device": gx.Nodes(N, make_mesh(2)),
 }
+CASES = [(name, kind) for name in NAMES for kind in ("mesh", "vmap")]
+CASES += [(name, "several per device") for name in NAMES[:3]]
 
 
 def abstract(state):
@@ -52,8 +54,7 @@ def make_noisy_step(tx):
     return step
 
 
-@pytest.mark.parametrize("kind", PLACEMENTS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "kind"), CASES)
 def test_a_resumed_run_is_the_run_that_was_never_interrupted(name, kind, tmp_path):
     nodes = PLACEMENTS[kind]
     tx = make_chain(name, N)

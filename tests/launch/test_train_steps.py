@@ -112,6 +112,34 @@ if processes.is_main_process():
 gx.launch.exit_process(0)
 """
 
+SEVERAL_PER_PROCESS = """
+def train_pairs(nodes):  # in pairs, which processes exchange by sums over groups
+    tx = optax.chain(optax.sgd(0.05), gx.osgp(gx.topology.bipartite_exponential(6)))
+    train_step = gx.TrainStep(lambda z, goal: (z - goal, None), tx, nodes=nodes)
+    z, opt_state = nodes.init(tx, jnp.zeros(3))
+    goals = nodes.put(np.arange(6, dtype=np.float32)[nodes.local])
+    for step in range(20):
+        z, opt_state, _ = train_step(step, z, opt_state, goals)
+    model = nodes.one(nodes.run(gx.average_model, z, opt_state))
+    return train_step.overlaps(opt_state), z, model
+
+several = gx.Nodes(6, gx.launch.mesh())
+assert several.local == list(range(3 * jax.process_index(), 3 * jax.process_index() + 3))
+overlaps, z, model = train_pairs(several)
+assert overlaps
+_, expected, expected_model = train_pairs(gx.Nodes(6))
+np.testing.assert_allclose(several.to_host(z), expected, rtol=1e-5, atol=1e-6)
+np.testing.assert_allclose(model, expected_model, rtol=1e-5)
+print("several per process")
+gx.launch.exit_process(0)
+"""
+
+
+def test_several_nodes_per_process():
+    job = run_job(PROLOGUE + SEVERAL_PER_PROCESS, "--processes", 2)
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.count("several per process") == 2
+
 
 def test_no_host_value_is_gathered():
     """`jax.device_put` of a host value over processes gathers it everywhere, at every step."""
