@@ -91,7 +91,13 @@ def make_devices(target: Target) -> list[Any]:
 
     if target.kind == "tpu":
         several = {"num_slices": target.slices} if target.slices > 1 else {}
-        return topologies.get_topology_desc(target.topology, "tpu", **several).devices
+        try:
+            return topologies.get_topology_desc(target.topology, "tpu", **several).devices
+        except jax.errors.JaxRuntimeError as error:
+            raise ValueError(
+                f"the chips of a slice must be a kind and a grid, as v5e:16x16, got "
+                f"{target.topology!r}: {str(error).splitlines()[0]}"
+            ) from error
     return topologies.get_topology_desc(
         platform="cuda", topology=target.topology, target_config=GPU_DESCRIPTION.read_text()
     ).devices

@@ -153,6 +153,7 @@ def measure_topologies(options: Options) -> None:
                 bar.advance(task)
             bar.update(task, status=f"{len(runs)} rows")
         results.write_summary(out, dataclasses.asdict(options), {"left_out": left_out}, runs)
-        console.print(make_table(runs))
+        if runs:
+            console.print(make_table(runs))
         for name, reason in left_out.items():
             console.print(f"left out: {name}: {reason}", soft_wrap=True)
