@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 import gossipjax as gx
 from experiments.speed import input_feed, simulation, step
 from experiments.speed.__main__ import COMMANDS
+from experiments.speed.islands import measure as islands
 from experiments.speed.network import measure as network
 from experiments.speed.network.rows import ALL_LINKS, COMPUTATION, SINGLE_LINK, make_row
 from experiments.speed.network.summary import summarize_configuration, summarize_row
@@ -23,6 +24,7 @@ from experiments.training.methods import MethodOptions, make_method
 README = (Path(step.__file__).parent / "README.md").read_text()
 OPTIONS = {
     "input": input_feed.Options,
+    "islands": islands.Options,
     "network": network.Options,
     "schedule": compiled.Options,
     "simulation": simulation.Options,
