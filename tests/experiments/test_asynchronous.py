@@ -272,6 +272,7 @@ def test_algorithms_that_cannot_run_here(as_node, capsys, arguments, message):
         ("--topology ring", "--topology must not be given with async-sgp"),
         ("--outer-every 4", "--outer-every must not be given with async-sgp"),
         ("--delays-of {out}", "--delays-of must not be given with async-sgp"),
+        ("--fsdp 2", "--fsdp must be 1 with async-sgp, whose messages are of whole models, got 2"),
         ("--momentum mixed", "--momentum must be local .* got mixed and float32"),
         ("--wire int8", "--wire float32 or bfloat16 with async-sgp, got local and int8"),
         ("--init-from {out}", "--init-from must not be given with async-sgp"),

@@ -79,19 +79,3 @@ def test_a_run_is_the_same_on_any_number_of_devices_per_node(arguments, tmp_path
     ]
     for name in ("test_loss_average_model", "test_loss_nodes", "consensus_distance"):
         assert runs[1][name] == pytest.approx(runs[0][name], abs=TOLERANCE)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("--fsdp 0", "--fsdp must be an integer >= 1, got 0"),
-        ("--fsdp 8", "--nodes * --fsdp must be at most the number of devices, got 2 * 8 and 8 CPU"),
-        ("--fsdp 3", "--batch-size-per-node must give each of the 3 devices of a node as many"),
-        ("--fsdp 2 --placement vmap", "--fsdp must be 1 with --placement vmap"),
-    ],
-)
-def test_bad_input(arguments, given, message, capsys):
-    with pytest.raises(SystemExit) as stop:
-        language.main([*arguments, *given.split()])
-    assert stop.value.code == 2
-    assert message in capsys.readouterr().err

@@ -13,6 +13,7 @@ import gossipjax as gx
 from experiments.speed import input_feed, simulation, step, topologies
 from experiments.speed.__main__ import COMMANDS
 from experiments.speed.hlo import parse_module
+from experiments.speed.islands import measure as islands
 from experiments.speed.network import measure as network
 from experiments.speed.network.rows import ALL_LINKS, COMPUTATION, SINGLE_LINK, make_row
 from experiments.speed.network.summary import summarize_configuration, summarize_row
@@ -25,6 +26,7 @@ from experiments.training.methods import MethodOptions, make_method
 README = (Path(step.__file__).parent / "README.md").read_text()
 OPTIONS = {
     "input": input_feed.Options,
+    "islands": islands.Options,
     "network": network.Options,
     "scaling": scaling.Options,
     "schedule": compiled.Options,

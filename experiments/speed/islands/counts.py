@@ -1,30 +1,33 @@
 """What a compiled step sends between nodes and inside them, and the memory that it needs."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from experiments.results import Record
 from experiments.speed.hlo import Computation, Instruction, parse_module
 
 PERMUTE = "collective-permute"
-PAIR = re.compile(r"\{(\d+),(\d+)\}")
+LISTS = re.compile(r"(?:source_target_pairs|replica_groups)=\{((?:\{[\d,]*\},?)+)\}")
+GRID = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 
 
 class Traffic(NamedTuple):
     """The collectives of one compiled step.
 
     Attributes:
-      permutes: those between nodes.
-      sent: bytes that the busiest device sends in them.
-      inside: the number of the other collectives, by opcode.
+      messages: the number of those between nodes.
+      sent: bytes that the busiest device puts into them.
+      inside: the number of those inside nodes, by opcode.
       inside_bytes: bytes that a device puts into those, by opcode.
     """
 
-    permutes: int
+    messages: int
     sent: int
     inside: Counter[str]
     inside_bytes: Counter[str]
@@ -33,10 +36,10 @@ class Traffic(NamedTuple):
 def read_traffic(text: str, devices_per_node: int) -> Traffic:
     """Reads a scheduled module, as `jax.stages.Compiled.as_text` prints it.
 
-    Devices are numbered node by node. A permute that stays inside nodes is one of the others.
+    Devices are numbered node by node.
     """
     module = parse_module(text)
-    permutes = 0
+    messages = 0
     sent: Counter[int] = Counter()
     inside: Counter[str] = Counter()
     inside_bytes: Counter[str] = Counter()
@@ -45,23 +48,52 @@ def read_traffic(text: str, devices_per_node: int) -> Traffic:
             if it.collective is None:
                 continue
             size = count_bytes(it, body)
-            pairs = read_pairs(it)
-            crossing = [s for s, r in pairs if s // devices_per_node != r // devices_per_node]
-            if crossing:
-                permutes += 1
-                sent.update(dict.fromkeys(crossing, size))
+            senders = find_senders(it, devices_per_node)
+            if senders:
+                messages += 1
+                sent.update(dict.fromkeys(senders, size))
             else:
                 inside[it.collective] += 1
                 inside_bytes[it.collective] += size
-    return Traffic(permutes, max(sent.values(), default=0), inside, inside_bytes)
+    return Traffic(messages, max(sent.values(), default=0), inside, inside_bytes)
 
 
-def read_pairs(it: Instruction) -> list[tuple[int, int]]:
-    """The sender and receiver of each message of a permute; none for other collectives."""
-    if it.collective != PERMUTE:
-        return []
-    pairs = it.attributes.partition("source_target_pairs={")[2].partition("}}")[0] + "}"
-    return [(int(sender), int(receiver)) for sender, receiver in PAIR.findall(pairs)]
+def find_senders(it: Instruction, devices_per_node: int) -> set[int]:
+    """The devices that put something into a collective which another node takes out."""
+    senders = set()
+    for group in read_groups(it.attributes):
+        first = group[:1] if it.collective == PERMUTE else group
+        if len({device // devices_per_node for device in group}) > 1:
+            senders.update(first)
+    return senders
+
+
+def read_groups(attributes: str) -> list[list[int]]:
+    """The devices of each group of a collective; of a permute, each sender and its receiver.
+
+    >>> read_groups("source_target_pairs={{0,2},{2,0}}, channel_id=1")
+    [[0, 2], [2, 0]]
+    >>> read_groups("replica_groups=[2,2]<=[2,2]T(1,0), dimensions={0}")
+    [[0, 2], [1, 3]]
+
+    Raises:
+      ValueError: if they are written in neither form.
+    """
+    if found := LISTS.search(attributes):
+        return [parse_numbers(group) for group in re.findall(r"\{([\d,]*)\}", found[1])]
+    if not (found := GRID.search(attributes)):
+        raise ValueError(
+            f"a collective must name its devices, got {attributes[:200]}: XLA writes them in "
+            "another form than this program knows."
+        )
+    shape, sizes, order = (parse_numbers(part or "") for part in found.groups())
+    devices = np.arange(math.prod(sizes)).reshape(sizes)
+    return devices.transpose(order or None).reshape(shape).tolist()
+
+
+def parse_numbers(text: str) -> list[int]:
+    """The numbers of a list that has commas between them."""
+    return [int(number) for number in text.split(",") if number]
 
 
 def count_bytes(it: Instruction, body: Computation) -> int:
@@ -73,7 +105,7 @@ def summarize_traffic(rounds: Sequence[Traffic]) -> Record:
     """The fields of a form: of the rounds, the most of each."""
     opcodes = sorted({opcode for traffic in rounds for opcode in traffic.inside})
     return {
-        "permutes": max(traffic.permutes for traffic in rounds),
+        "messages": max(traffic.messages for traffic in rounds),
         "sent_bytes": max(traffic.sent for traffic in rounds),
         "inside": {
             opcode: {

@@ -23,6 +23,7 @@ FSDP_LOCAL = "FSDP, local"
 FORMS = (ONE_DEVICE, REPLICATED, FSDP, FSDP_LOCAL)
 
 LEARNING_RATE = 1e-3
+RANDOM_ROUNDS = 4  # of a random topology: a program each
 SEED = 0
 
 
@@ -96,7 +97,7 @@ def make_mesh(name: str, nodes: int, devices: int, available: Sequence[Any]) -> 
 def make_form(name: str, model: ModelSpec, topology: str, mesh: Mesh) -> Form:
     """Returns a form: Adam, and SGP after it unless the nodes exchange nothing."""
     nodes = gx.Nodes(mesh=mesh)
-    schedule = make_schedule(topology, nodes.size, SEED)
+    schedule = make_schedule(topology, nodes.size, RANDOM_ROUNDS)
     adam = optax.adamw(LEARNING_RATE)
     if name == FSDP_LOCAL:
         # Not all optimizers know of steps, which the others are given.
@@ -154,7 +155,7 @@ def compile_step(form: Form, model: ModelSpec, state: Any, step: int) -> jax.sta
     Args:
       form: the program and its devices, which need not be present.
       model: the language model.
-      state: parameters, optimizer state and tokens on any mesh of the same axes.
+      state: parameters, optimizer state and tokens on any mesh of the same axes, or their shapes.
       step: a static step.
     """
     mesh = form.nodes.mesh

@@ -47,6 +47,7 @@ from experiments.speed.islands.forms import (
     FSDP,
     FSDP_LOCAL,
     ONE_DEVICE,
+    RANDOM_ROUNDS,
     Form,
     ModelSpec,
     compile_step,
@@ -56,7 +57,8 @@ from experiments.speed.islands.forms import (
 )
 from experiments.speed.targets import choose_targets, make_devices
 from experiments.speed.timing import summarize_samples
-from experiments.training.placement import request_cpu_devices
+from experiments.training import placement
+from experiments.training.methods import make_schedule
 
 MIN_DEVICES = 2  # of a node
 MEGA = 1e6
@@ -79,7 +81,7 @@ class Options:
     batch_size_per_node: PositiveInt = 8
     """Sequences per node and step."""
     topology: str = "one_peer_exponential"
-    """Whom nodes send to."""
+    """Whom nodes send to; random ones have four rounds."""
     steps: PositiveInt = 20
     """Steps of each form, timed in turns."""
     target: Literal["here", "tpu", "gpu"] = "here"
@@ -115,7 +117,7 @@ class Program(NamedTuple):
 
     Attributes:
       form: on the devices that are compiled for.
-      state: parameters, optimizer state and tokens, here.
+      state: parameters, optimizer state and tokens, here; only their shapes where nothing runs.
       rounds: the compiled step of each round.
     """
 
@@ -132,13 +134,18 @@ def compile_form(name: str, options: Options, devices: Sequence[Any]) -> Program
         for some in (jax.devices(), devices)
     )
     state = start(here, model)
+    if options.target != "here":
+        state = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+        )
     return Program(there, state, [compile_step(there, model, state, k) for k in there.rounds])
 
 
 def count(program: Program) -> Record:
     """What the steps of a form send, and the memory that they need."""
     form = program.form
-    model_bytes = sum(leaf[0].nbytes for leaf in jax.tree.leaves(program.state[0]))
+    params = jax.tree.leaves(program.state[0])
+    model_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in params) // form.nodes.size
     texts = [compiled.as_text() for compiled in program.rounds]
     if any(text is None for text in texts):
         raise ValueError("the backend must show the compiled program, got none: use a CPU.")
@@ -207,7 +214,7 @@ def make_table(runs: Sequence[Record], title: str) -> Table:
         "nodes\nx L",
         "sent",
         "model\n/ L",
-        "per-\nmutes",
+        "mes-\nsages",
         "inside",
         "beyond",
         "memory",
@@ -223,7 +230,7 @@ def make_table(runs: Sequence[Record], title: str) -> Table:
             f"{run['nodes']} x {run['devices_per_node']}",
             f"{run['sent_bytes'] / MEGA:.3f}",
             f"{run['model_bytes_per_device'] / MEGA:.3f}",
-            f"{run['permutes']}",
+            f"{run['messages']}",
             f"{sum(kind['count'] for kind in run['inside'].values())}",
             "-" if extra is None else f"{extra / MEGA:.3f}",
             f"{run['memory_bytes'] / MEGA:.1f}",
@@ -237,7 +244,7 @@ def make_table(runs: Sequence[Record], title: str) -> Table:
 def choose_devices(options: Options) -> tuple[list[Any], str]:
     """Returns the devices to compile for, and words for them; JAX has N * L CPU devices then."""
     needed = options.nodes * options.fsdp
-    request_cpu_devices(needed)
+    placement.request_cpu_devices(needed)
     if options.target == "here":
         return jax.devices(), f"{needed} {jax.devices()[0].platform.upper()} devices"
     target = choose_targets((options.target,))[0]
@@ -254,6 +261,7 @@ def measure_islands(options: Options) -> None:
     out = None
     with exit_on_error(lambda: out):
         devices, description = choose_devices(options)
+        make_schedule(options.topology, options.nodes, RANDOM_ROUNDS)
         for name in FORMS:  # devices that are missing are an error here
             make_mesh(name, options.nodes, options.fsdp, devices)
         out = results.create_run_dir("speed-islands", options.out, options.overwrite)
