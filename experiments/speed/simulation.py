@@ -160,7 +160,7 @@ def measure_case(
         for _ in range(TURNS):
             answer = simulated.run(options.steps)
             seconds.append((answer["seconds"], plain.run(options.steps)["seconds"]))
-    description["peak_bytes"] = answer["peak_bytes"]
+            description["peak_bytes"] = answer["peak_bytes"]  # so far
     return summarize_case(options, method, size, description, seconds)
 
 

@@ -195,13 +195,7 @@ class Nodes:
     def inner_axes(self) -> tuple[str, ...]:
         """The axes inside a node over which XLA partitions its computation and its arrays."""
         names = () if self.mesh is None else self.mesh.axis_names
-        return tuple(name for name in names if name not in self.manual_axes)
-
-    @property
-    def manual_axes(self) -> tuple[str, ...]:
-        """The axes of the mesh over which collectives are written out."""
-        names = () if self.mesh is None else self.mesh.axis_names
-        return tuple(name for name in names if name in (self.axis_name, self.local_axis_name))
+        return tuple(n for n in names if n not in (self.axis_name, self.local_axis_name))
 
     @property
     def per_device(self) -> int:

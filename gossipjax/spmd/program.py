@@ -115,6 +115,8 @@ def run_sharded(
     fn: Callable[..., Any], kinds: ArgumentKinds, nodes: Nodes, check_vma: bool
 ) -> Callable[..., Any]:
     """`fn` for the nodes of a mesh, by `shard_map`."""
+    mesh = nodes.mesh
+    assert mesh is not None
     if check_vma and nodes.inner_axes:
         raise ValueError(
             f"check_vma must be False on a mesh with axes inside the nodes, {nodes.inner_axes}, "
@@ -134,10 +136,10 @@ def run_sharded(
 
         mapped = jax.shard_map(
             run_device,
-            mesh=nodes.mesh,
+            mesh=mesh,
             in_specs=({i: _spec(i, kinds, nodes) for i in dynamic},),
             out_specs=P(nodes.axis_name),
-            axis_names=set(nodes.manual_axes),
+            axis_names=set(mesh.axis_names) - set(nodes.inner_axes),
             check_vma=check_vma,
         )
         return mapped(dynamic)

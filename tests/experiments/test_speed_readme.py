@@ -89,7 +89,8 @@ def test_fields_of_step():
 def test_fields_of_simulation():
     method = make_method("sgp", MethodOptions(2), simulation.OPTIMIZER)
     seconds = [(2.0, 1.0), (3.0, 1.0)]
-    run = simulation.summarize_case(simulation.Options(), method, 2, "here", seconds)
+    description = {"placement": "here", "bytes_per_device": 4, "peak_bytes": 8}
+    run = simulation.summarize_case(simulation.Options(), method, 2, description, seconds)
     assert read_fields("simulation") <= set(run)
 
 

@@ -122,7 +122,7 @@ def count_memory(rounds: Sequence[jax.stages.Compiled]) -> Record:
 
     Results in the memory of arguments count once.
     """
-    plans = [compiled.memory_analysis() for compiled in rounds]
+    plans = list(filter(None, (compiled.memory_analysis() for compiled in rounds)))
     return {
         "argument_bytes": max(plan.argument_size_in_bytes for plan in plans),
         "temporary_bytes": max(plan.temp_size_in_bytes for plan in plans),

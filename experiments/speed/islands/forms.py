@@ -119,6 +119,7 @@ def start(form: Form, model: ModelSpec) -> tuple[Any, Any, Any]:
     Without an exchange the state is sharded as with one.
     """
     nodes = form.nodes
+    assert nodes.mesh is not None
     tokens = model.draw_tokens(nodes.size)
     if nodes.local_devices is not None:
         put_tokens = jax.device_put(tokens, NamedSharding(nodes.mesh, P("nodes", "local")))
@@ -159,6 +160,7 @@ def compile_step(form: Form, model: ModelSpec, state: Any, step: int) -> jax.sta
       step: a static step.
     """
     mesh = form.nodes.mesh
+    assert mesh is not None
     shardings = jax.tree.map(lambda x: NamedSharding(mesh, x.sharding.spec), state)
     shapes = jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
