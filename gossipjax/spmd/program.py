@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from gossipjax import processes
@@ -78,10 +78,9 @@ def _keep_inside(x: Any, sharding: NamedSharding, nodes: Nodes) -> NamedSharding
     if nodes.mesh is None or not nodes.inner_axes or not isinstance(actual, NamedSharding):
         return sharding
     inside = actual.spec[len(sharding.spec) :]
-    has_devices = actual.mesh.axis_names == nodes.mesh.axis_names
-    if not has_devices or (actual.mesh.devices != nodes.mesh.devices).any():
-        return sharding
-    if not set(axes_of(P(*inside))) <= set(nodes.inner_axes):
+    # Whatever the kinds of its axes.
+    is_here = Mesh(actual.mesh.devices, actual.mesh.axis_names) == nodes.mesh
+    if not is_here or not set(axes_of(P(*inside))) <= set(nodes.inner_axes):
         return sharding
     return NamedSharding(sharding.mesh, P(*sharding.spec, *inside))
 
