@@ -30,7 +30,7 @@ from gossipjax.spmd.arguments import (
     require_size_of_mesh,
     require_transform,
 )
-from gossipjax.spmd.program import Program, run_sharded, run_simulated
+from gossipjax.spmd.program import Program, is_mesh_of, run_sharded, run_simulated
 
 MAX_KEPT_PROGRAMS = 256  # of `Nodes.run`
 MAX_NODES = 2**31 - 1
@@ -336,7 +336,7 @@ def as_nodes(
     """Returns the `Nodes` of the arguments `mesh` and `nodes`, of which one may say it all."""
     if not isinstance(nodes, Nodes):
         return Nodes(nodes, mesh, axis_name, local_axis_name)  # pyright: ignore[reportArgumentType]
-    if mesh is not None and not _is_mesh_of(nodes, mesh):
+    if mesh is not None and not is_mesh_of(nodes, mesh):
         raise ValueError(
             "mesh must be that of nodes, which says where nodes run already, got another: give "
             "one of the two."
@@ -346,10 +346,6 @@ def as_nodes(
         if name not in (getattr(Nodes, field), expected):  # the default is not a contradiction
             raise ValueError(f"{field} must be that of nodes, {expected!r}, got {name!r}.")
     return nodes
-
-
-def _is_mesh_of(nodes: Nodes, mesh: Any) -> bool:
-    return isinstance(mesh, Mesh) and Mesh(mesh.devices, mesh.axis_names) == nodes.mesh
 
 
 def donate_on_accelerators(*argnums: int) -> tuple[int, ...]:

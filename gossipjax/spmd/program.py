@@ -78,11 +78,15 @@ def _keep_inside(x: Any, sharding: NamedSharding, nodes: Nodes) -> NamedSharding
     if nodes.mesh is None or not nodes.inner_axes or not isinstance(actual, NamedSharding):
         return sharding
     inside = actual.spec[len(sharding.spec) :]
-    # Whatever the kinds of its axes.
-    is_here = Mesh(actual.mesh.devices, actual.mesh.axis_names) == nodes.mesh
+    is_here = is_mesh_of(nodes, actual.mesh)
     if not is_here or not set(axes_of(P(*inside))) <= set(nodes.inner_axes):
         return sharding
     return NamedSharding(sharding.mesh, P(*sharding.spec, *inside))
+
+
+def is_mesh_of(nodes: Nodes, mesh: Any) -> bool:
+    """Whether a mesh is that of the nodes, whatever the kinds of its axes."""
+    return isinstance(mesh, Mesh) and Mesh(mesh.devices, mesh.axis_names) == nodes.mesh
 
 
 def _put_leaf(x: Any, sharding: NamedSharding) -> jax.Array:
