@@ -112,6 +112,66 @@ if processes.is_main_process():
 gx.launch.exit_process(0)
 """
 
+ISLANDS = """
+import tempfile
+from jax.sharding import PartitionSpec as P
+from gossipjax.checkpoint import Checkpoints, TrainState
+
+MODEL = {"w": jnp.ones((4, 2)), "b": jnp.zeros(4)}
+SPECS = {"w": P("fsdp"), "b": P("fsdp")}
+
+def make_tx(saved):
+    gossip = gx.osgp(gx.topology.one_peer_exponential(saved["nodes"]), overlap=2)
+    return optax.chain(optax.sgd(0.05, momentum=0.9), gx.sharded(gossip, SPECS))
+
+def descend(params, goal):
+    return jax.tree.map(lambda x: x - goal, params), None
+
+def train_islands(nodes, steps, params, opt_state):
+    train_step = gx.TrainStep(descend, make_tx({"nodes": nodes.size}), nodes=nodes)
+    goals = nodes.put(np.arange(nodes.size, dtype=np.float32)[nodes.local])
+    for step in steps:
+        params, opt_state, _ = train_step(step, params, opt_state, goals)
+    return params, opt_state
+
+def start(nodes):
+    return nodes.init(make_tx({"nodes": nodes.size}), MODEL)
+
+def check(nodes, params, opt_state, steps):
+    whole = gx.Nodes(nodes.size)
+    expected = train_islands(whole, range(steps), *start(whole))
+    for a, b in zip(
+        jax.tree.leaves(nodes.to_host((params, opt_state))), jax.tree.leaves(expected), strict=True
+    ):
+        np.testing.assert_allclose(a, np.asarray(b), rtol=1e-5, atol=1e-6)
+
+def shape_of_part(x):
+    return x.addressable_shards[0].data.shape
+
+# A node is two processes of a device each; then all four are one.
+folder = processes.broadcast_text(tempfile.mkdtemp())
+nodes = gx.Nodes(mesh=gx.launch.mesh(2, fsdp=2))
+params, opt_state = train_islands(nodes, range(3), *start(nodes))
+check(nodes, params, opt_state, 3)
+assert shape_of_part(params["w"]) == (1, 2, 2), shape_of_part(params["w"])
+model = nodes.one(nodes.run(gx.average_model, params, opt_state))
+assert shape_of_part(model["w"]) == (2, 2)
+with Checkpoints(folder) as checkpoints:
+    checkpoints.save(3, (params, opt_state, None), {"nodes": 2})
+    checkpoints.wait()
+for mesh in (gx.launch.mesh(2, fsdp=2), gx.launch.mesh(1, fsdp=4)):
+    nodes = gx.Nodes(mesh=mesh)
+    with Checkpoints(folder, read_only=True) as checkpoints:
+        state = checkpoints.resume(TrainState(3, *start(nodes)), nodes, make_tx)
+    params, opt_state = train_islands(nodes, range(3, 5), state.params, state.opt_state)
+    if nodes.size == 2:
+        check(nodes, params, opt_state, 5)
+    assert shape_of_part(params["w"]) == (1, 4 // nodes.mesh.shape['fsdp'], 2)
+if processes.is_main_process():
+    print("islands over processes")
+gx.launch.exit_process(0)
+"""
+
 SEVERAL_PER_PROCESS = """
 def train_pairs(nodes):  # in pairs, which processes exchange by sums over groups
     tx = optax.chain(optax.sgd(0.05), gx.osgp(gx.topology.bipartite_exponential(6)))
@@ -133,6 +193,12 @@ np.testing.assert_allclose(model, expected_model, rtol=1e-5)
 print("several per process")
 gx.launch.exit_process(0)
 """
+
+
+def test_nodes_of_several_processes_with_a_sharded_model():
+    job = run_job(PROLOGUE + ISLANDS, "--processes", 4)
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.count("islands over processes") == 1
 
 
 def test_several_nodes_per_process():
