@@ -108,20 +108,12 @@ class Composition:
         return jax.lax.switch(index, branches, *operands)
 
     def _scan(self, eqn: JaxprEqn, *operands: Any) -> Any:
-        params = eqn.params
-        first = params["num_consts"]
-        end = first + params["num_carry"]
-        step = self._function(params["jaxpr"], *operands[:first])
-
-        def body(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-            results = step(*carry, *x)
-            return results[: len(carry)], results[len(carry) :]
-
-        options = {name: params[name] for name in ("length", "reverse", "unroll")}
-        carry, results = jax.lax.scan(
-            body, list(operands[first:end]), list(operands[end:]), **options
-        )
-        return [*carry, *results]
+        # The same equation around another body: versions of JAX name the parts of a scan otherwise.
+        body = eqn.params["jaxpr"]
+        shapes = [variable.aval for variable in body.jaxpr.invars]
+        composed = jax.make_jaxpr(self._function(body))(*shapes)
+        eqn = eqn.replace(params={**eqn.params, "jaxpr": composed}, effects=composed.effects)
+        return self._as_function(eqn)(*_operands_of(eqn, operands))
 
     def _while(self, eqn: JaxprEqn, *operands: Any) -> Any:
         params = eqn.params
