@@ -73,7 +73,7 @@ def _make_islands(nodes: int, fsdp: int) -> Mesh:
             f"{len(devices)} {kind} devices: lower one of them, or start with more devices, in "
             "several processes by --local-devices of gossipjax.launch."
         )
-    return gx.launch.mesh(nodes, **{FSDP_AXIS: fsdp})
+    return gx.launch.mesh(nodes, fsdp=fsdp)
 
 
 def make_put(nodes: gx.Nodes) -> Callable[[Any], Any]:
