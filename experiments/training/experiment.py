@@ -3,20 +3,18 @@
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
-
-import jax
 
 import gossipjax as gx
 from experiments.data.memory import require_memory
 from experiments.options.checks import option_name
 from experiments.results import Record, create_run_dir, read_summary
 from experiments.results.records import COUNT, require_fields
-from experiments.training.methods import Sharding
 from experiments.training.options import TrainingOptions
-from experiments.training.placement import count_devices_per_node, describe_nodes, place_nodes
+from experiments.training.placement import describe_nodes, place_nodes
+from experiments.training.placement.islands import make_sharding, require_parts
 from experiments.training.plan import Plan, Run
 from experiments.training.reporting.output import Output
 from experiments.training.task import Task
@@ -84,43 +82,6 @@ def prepare(options: Options, make_task: Callable[[Options], Task], program: str
     if is_main_process():
         task.save(folder)
     return Experiment(plan, task, nodes, runs, output)
-
-
-def make_sharding(task: Task, nodes: gx.Nodes) -> Sharding | None:
-    """Returns how the model is sharded inside a node; None if a node is one device."""
-    devices = count_devices_per_node(nodes)
-    if devices == 1:
-        return None
-    assert nodes.mesh is not None
-    params = jax.eval_shape(lambda: task.init(0))["params"]
-    return Sharding(params, gx.fsdp_specs(params, nodes.mesh), devices)
-
-
-def require_parts(
-    task: Task, nodes: gx.Nodes, options: TrainingOptions, runs: Sequence[Run]
-) -> None:
-    """Raises `ValueError` unless the devices of a node can share its batches and model."""
-    devices = count_devices_per_node(nodes)
-    if devices == 1:
-        return
-    sizes = {options.batch_size_per_node}
-    shapes = task.make_shapes(nodes, options.batch_size_per_node)
-    if shapes:
-        sizes = {array.shape[1] for batch in shapes for array in jax.tree.leaves(batch)}
-    for size in sorted(sizes):
-        if size % devices:
-            raise ValueError(
-                f"{options.BATCH_OPTION} must give each of the {devices} devices of a node as many "
-                f"examples, got a batch of {size} with --fsdp {devices}: choose another."
-            )
-    for run in runs:
-        assert run.method.sharding is not None
-
-        def stack(leaf: Any) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((nodes.size, *leaf.shape), leaf.dtype)
-
-        stacked = jax.tree.map(stack, run.method.sharding.params)
-        jax.eval_shape(nodes.spmd(run.method.transform.init), stacked)
 
 
 def find_previous(options: TrainingOptions) -> Record | None:

@@ -5,14 +5,12 @@ import dataclasses
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-import jax
 import optax
-from jax.sharding import PartitionSpec
 
 from experiments.program import FatalError
 from experiments.results.records import COUNT, NUMBER, NUMBERS, OBJECT, TEXT, require_fields
 from experiments.training.experiment import Experiment
-from experiments.training.methods import Sharding
+from experiments.training.placement.islands import make_whole
 from experiments.training.plan import Run
 from experiments.training.reporting.progress import RunProgress
 from experiments.training.trainer import Trainer
@@ -100,14 +98,3 @@ def start_or_resume(
             f"{options.init_from} of step {state.step}: train for more --epochs."
         )
     return Start(state, RunProgress(examples=saved["examples"]), message)
-
-
-def make_whole(params: Any, devices: int) -> Sharding:
-    """Returns the sharding of a run whose nodes had several devices, for one with one device each.
-
-    Args:
-      params: `[N, ...]`.
-      devices: of a node of that run.
-    """
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params)
-    return Sharding(shapes, jax.tree.map(lambda _: PartitionSpec(), shapes), devices)

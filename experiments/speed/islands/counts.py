@@ -121,8 +121,13 @@ def count_memory(rounds: Sequence[jax.stages.Compiled]) -> Record:
     """Bytes of a device at the most, by XLA's plan: arguments, results and temporary values.
 
     Results in the memory of arguments count once.
+
+    Raises:
+      ValueError: if the backend does not say it.
     """
-    plans = list(filter(None, (compiled.memory_analysis() for compiled in rounds)))
+    plans = [plan for compiled in rounds if (plan := compiled.memory_analysis()) is not None]
+    if not plans:
+        raise ValueError("the backend must say how much memory a program needs, got nothing.")
     return {
         "argument_bytes": max(plan.argument_size_in_bytes for plan in plans),
         "temporary_bytes": max(plan.temp_size_in_bytes for plan in plans),

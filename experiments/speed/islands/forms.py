@@ -62,21 +62,25 @@ class Form:
 
     Attributes:
       name: which one.
-      nodes: where the nodes run.
+      mesh: its devices, which need not be present.
       tx: the whole chain.
       schedule: of the exchange; None without one.
     """
 
     name: str
-    nodes: gx.Nodes
+    mesh: Mesh
     tx: optax.GradientTransformationExtraArgs
     schedule: gx.Schedule | None
 
     @property
+    def nodes(self) -> gx.Nodes:
+        """Where the nodes run."""
+        return gx.Nodes(mesh=self.mesh)
+
+    @property
     def devices(self) -> int:
         """L, the number of devices of a node."""
-        assert self.nodes.mesh is not None
-        return self.nodes.mesh.size // self.nodes.size
+        return self.mesh.size // self.nodes.size
 
     @property
     def rounds(self) -> list[int]:
@@ -96,12 +100,11 @@ def make_mesh(name: str, nodes: int, devices: int, available: Sequence[Any]) -> 
 
 def make_form(name: str, model: ModelSpec, topology: str, mesh: Mesh) -> Form:
     """Returns a form: Adam, and SGP after it unless the nodes exchange nothing."""
-    nodes = gx.Nodes(mesh=mesh)
-    schedule = make_schedule(topology, nodes.size, RANDOM_ROUNDS)
+    schedule = make_schedule(topology, mesh.shape["nodes"], RANDOM_ROUNDS)
     adam = optax.adamw(LEARNING_RATE)
     if name == FSDP_LOCAL:
         # Not all optimizers know of steps, which the others are given.
-        return Form(name, nodes, optax.with_extra_args_support(adam), None)
+        return Form(name, mesh, optax.with_extra_args_support(adam), None)
     if name == FSDP:
         specs = gx.fsdp_specs(jax.eval_shape(model.init), mesh)
         tx = optax.chain(adam, gx.sharded(gx.sgp(schedule), specs))
@@ -110,7 +113,7 @@ def make_form(name: str, model: ModelSpec, topology: str, mesh: Mesh) -> Form:
         tx = optax.chain(gx.allreduce("local"), adam, gossip)
     else:
         tx = optax.chain(adam, gx.sgp(schedule))
-    return Form(name, nodes, tx, schedule)
+    return Form(name, mesh, tx, schedule)
 
 
 def start(form: Form, model: ModelSpec) -> tuple[Any, Any, Any]:
@@ -119,16 +122,15 @@ def start(form: Form, model: ModelSpec) -> tuple[Any, Any, Any]:
     Without an exchange the state is sharded as with one.
     """
     nodes = form.nodes
-    assert nodes.mesh is not None
     tokens = model.draw_tokens(nodes.size)
     if nodes.local_devices is not None:
-        put_tokens = jax.device_put(tokens, NamedSharding(nodes.mesh, P("nodes", "local")))
+        put_tokens = jax.device_put(tokens, NamedSharding(form.mesh, P("nodes", "local")))
     else:
         put_tokens = make_put(nodes)(tokens)
     tx = form.tx
     if form.name == FSDP_LOCAL:
         shapes = jax.eval_shape(model.init)
-        tx = gx.sharded(tx, gx.fsdp_specs(shapes, nodes.mesh))
+        tx = gx.sharded(tx, gx.fsdp_specs(shapes, form.mesh))
     params, opt_state = nodes.init(tx, model.init)
     if form.name == FSDP_LOCAL:
         opt_state = opt_state.inner
@@ -159,8 +161,7 @@ def compile_step(form: Form, model: ModelSpec, state: Any, step: int) -> jax.sta
       state: parameters, optimizer state and tokens on any mesh of the same axes, or their shapes.
       step: a static step.
     """
-    mesh = form.nodes.mesh
-    assert mesh is not None
+    mesh = form.mesh
     shardings = jax.tree.map(lambda x: NamedSharding(mesh, x.sharding.spec), state)
     shapes = jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
