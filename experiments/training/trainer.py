@@ -173,6 +173,8 @@ class Trainer:
     def _restart(self, state: TrainState) -> TrainState:
         """A copy at step 0: with nothing in flight, any round may be the first."""
         params, batch_stats = jax.tree.map(jnp.copy, (state.params, state.batch_stats))
+        if not self.nodes.inner_axes:
+            return TrainState(0, params, self.nodes.run(self._tx.init, params), batch_stats)
         shardings = jax.tree.map(lambda x: x.sharding, state.opt_state)
         opt_state = jax.jit(self._init_state, out_shardings=shardings)(params)
         return TrainState(0, params, opt_state, batch_stats)

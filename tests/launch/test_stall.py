@@ -121,14 +121,14 @@ def test_a_stopped_process_is_named_with_its_stack(steps, run):
 def test_what_is_slow_has_more_time(run):
     """The start, what the program says is slow, and a process that waits for another."""
     code = (
-        "time.sleep(0.8)\n"
+        "time.sleep(2.5)\n"
         "for step in range(3):\n"
-        "    advance(step, slow=step == 1); time.sleep(0.8 if step == 1 else 0)\n"
-        "for batch in range(8 * (rank == 0)):\n"
+        "    advance(step, slow=step == 1); time.sleep(2.5 if step == 1 else 0)\n"
+        "for batch in range(25 * (rank == 0)):\n"
         "    advance(); time.sleep(0.1)\n"
         "announce(rank); wait_for(0)"
     )
-    status, _, report = run(code, "--stall", 0.5, processes=2)
+    status, _, report = run(code, "--stall", 2, processes=2)
     assert (status, report) == (0, "")
 
 
