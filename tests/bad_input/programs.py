@@ -147,7 +147,7 @@ IMAGE = [
     ("--nodes 0", "--nodes must be an integer >= 1, got 0"),
     ("--nodes -1", "--nodes must be an integer >= 1, got -1"),
     ("--nodes 1000000", "--nodes must be at most the number of training examples, 512"),
-    (f"--nodes {10**30}", "--nodes must be at most the number of training examples, 512"),
+    (f"--nodes {10**30}", "nodes must be at most 2147483647"),
     ("--batch-size-per-node 0", "--batch-size-per-node must be an integer >= 1"),
     ("--batch-size-per-node 1000000", "--batch-size-per-node must be at most 64"),
     ("--batch-size-per-node 1000000 --epochs 100000000", "must fit into"),
