@@ -12,6 +12,7 @@ import gossipjax as gx
 from experiments.program import FatalError
 from experiments.training.methods import Method
 from experiments.training.options import BatchStatsPolicy
+from experiments.training.placement import gather_where_used
 from experiments.training.task import Task, Variables
 from gossipjax.checkpoint import TrainState
 
@@ -40,10 +41,17 @@ def make_variables(params: Any, batch_stats: Any) -> Variables:
     return variables if batch_stats is None else variables | {"batch_stats": batch_stats}
 
 
-def make_gradients(task: Task) -> Callable[..., tuple[Any, Any]]:
-    """Returns `(params, batch_stats, batch) -> (grads, (loss, new batch_stats))` of one node."""
+def make_gradients(task: Task, is_sharded: bool = False) -> Callable[..., tuple[Any, Any]]:
+    """Returns `(params, batch_stats, batch) -> (grads, (loss, new batch_stats))` of one node.
+
+    Args:
+      task: model and loss.
+      is_sharded: whether the model is sharded inside a node, as its batch is.
+    """
 
     def loss(params: Any, batch_stats: Any, batch: Any) -> tuple[jax.Array, Any]:
+        if is_sharded:
+            params = gather_where_used(params)
         return task.loss(make_variables(params, batch_stats), batch)
 
     def gradients(params: Any, batch_stats: Any, batch: Any) -> tuple[Any, Any]:
@@ -53,9 +61,11 @@ def make_gradients(task: Task) -> Callable[..., tuple[Any, Any]]:
     return gradients
 
 
-def make_distance_before_mixing(task: Task, method: Method) -> Callable[..., jax.Array]:
+def make_distance_before_mixing(
+    task: Task, method: Method, is_sharded: bool = False
+) -> Callable[..., jax.Array]:
     """Returns the consensus distance of `(x + u) / w`: the models after a step without exchange."""
-    gradients = make_gradients(task)
+    gradients = make_gradients(task, is_sharded)
 
     def distance_before_mixing(
         params: Any, opt_state: Any, batch_stats: Any, batch: Any
@@ -118,12 +128,15 @@ class Trainer:
         self.newest_loss: jax.Array | None = None
         self._task = task
         self._tx = method.transform
+        is_sharded = bool(nodes.inner_axes)
         self._init_state = nodes.spmd(self._tx.init)
-        self._train_step = gx.TrainStep(make_gradients(task), self._tx, nodes=nodes)
+        self._train_step = gx.TrainStep(make_gradients(task, is_sharded), self._tx, nodes=nodes)
         self._mixes_batch_stats = batch_stats == "mix"
         self._mix_batch_stats = nodes.spmd(gx.mix_batch_stats, static_argnums=2)
         self._mix_batch_stats_traced = nodes.spmd(gx.mix_batch_stats, shared_argnums=2)
-        self._distance_before_mixing = nodes.spmd(make_distance_before_mixing(task, method))
+        self._distance_before_mixing = nodes.spmd(
+            make_distance_before_mixing(task, method, is_sharded)
+        )
         self._consensus = nodes.spmd(measure_consensus)
         self._average_variables = nodes.spmd(average_variables)
         averages = batch_stats == "average"

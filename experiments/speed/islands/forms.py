@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import gossipjax as gx
 from experiments.models.decoder import DECODER_SIZES, Decoder
 from experiments.training.methods import make_schedule
-from experiments.training.placement import make_put
+from experiments.training.placement import gather_where_used, make_put
 
 ONE_DEVICE = "one device"
 REPLICATED = "replicated"
@@ -140,8 +140,11 @@ def start(form: Form, model: ModelSpec) -> tuple[Any, Any, Any]:
 def make_step(form: Form, model: ModelSpec, step: int) -> Callable[..., Any]:
     """Returns `(params, opt_state, tokens) -> (params, opt_state, loss)` of a static step."""
 
+    def compute_loss(params: Any, tokens: jax.Array) -> jax.Array:
+        return model.loss(gather_where_used(params) if form.nodes.inner_axes else params, tokens)
+
     def train_step(params: Any, opt_state: Any, tokens: Any) -> tuple[Any, Any, Any]:
-        loss, grads = jax.value_and_grad(model.loss)(params, tokens)
+        loss, grads = jax.value_and_grad(compute_loss)(params, tokens)
         updates, opt_state = form.tx.update(grads, opt_state, params, step=step)
         if form.nodes.local_devices is not None:
             loss = jax.lax.pmean(loss, form.nodes.local_axis_name)

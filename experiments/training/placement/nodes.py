@@ -89,6 +89,15 @@ def make_put(nodes: gx.Nodes) -> Callable[[Any], Any]:
     return lambda rows: nodes.put(rows, specs)
 
 
+def gather_where_used(params: Any) -> Any:
+    """Returns the parameters of one node, whole on each of its devices; for its gradients.
+
+    XLA gathers each of them for its products. Without this it would divide the products as the
+    parameters are, and exchange activations, which are larger.
+    """
+    return jax.lax.with_sharding_constraint(params, jax.tree.map(lambda _: PartitionSpec(), params))
+
+
 def count_devices_per_node(nodes: gx.Nodes) -> int:
     """Returns the number of devices over which the model of a node is sharded, 1 if it is not."""
     return 1 if nodes.mesh is None else nodes.mesh.shape.get(FSDP_AXIS, 1)
