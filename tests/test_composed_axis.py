@@ -108,6 +108,16 @@ def each_collective(x, step):
         "exchanged": jax.lax.all_to_all(x, "nodes", 0, 1),
         "exchanged and joined": jax.lax.all_to_all(x, "nodes", 1, 2, tiled=True),
         "exchanged sum": jax.lax.all_to_all(total, "nodes", 0, 0),
+        "scattered": jax.lax.psum_scatter(x, "nodes", scatter_dimension=0),
+        "scattered in parts": jax.lax.psum_scatter(x, "nodes", scatter_dimension=1, tiled=True),
+        "mean of rows": jax.vmap(
+            lambda row: row - jax.lax.pmean(row, ("nodes", "rows")), axis_name="rows"
+        )(x),
+        "largest of rows": jax.vmap(
+            lambda row: jax.lax.pmax(row, ("rows", "nodes")), axis_name="rows"
+        )(x),
+        "gradient of gathered": jax.grad(lambda y: (jax.lax.all_gather(y, "nodes") ** 3).sum())(x),
+        "on this platform": jax.lax.platform_dependent(x, tpu=jnp.sin, default=apply),
         "jit": jax.jit(apply)(x),
         "cond": jax.lax.cond(step > 0, apply, lambda y: y, x),
         "switch": jax.lax.switch(index % 3, [apply, lambda y: y, jnp.sin], x),
@@ -260,9 +270,14 @@ def test_memory_of_a_device_does_not_grow_with_the_number_of_nodes():
 
 class TestBadInput:
     def test_collectives_that_are_not_there(self):
-        program = gx.spmd(lambda x: jax.lax.psum_scatter(x, "nodes"), nodes=BLOCKS)
-        with pytest.raises(ValueError, match=r"'reduce_scatter': write it.*or use a node per dev"):
-            program(jnp.ones((N, N)))
+        solve = jax.jit(
+            lambda b: jax.lax.custom_linear_solve(
+                lambda x: 2 * x + jax.lax.pmean(x, "nodes"), b, lambda _, b: b / 3, symmetric=True
+            )
+        )
+        program = gx.spmd(solve, nodes=BLOCKS)
+        with pytest.raises(ValueError, match=r"must be among lax.axis_index.* or use a node per d"):
+            program(jnp.ones((N, 2)))
 
     def test_groups_of_several_sizes(self):
         groups = [[0, 1, 2], [3, 4], [5]]
@@ -273,3 +288,25 @@ class TestBadInput:
     def test_an_axis_that_is_missing(self):
         with pytest.raises(NameError, match="servers"):
             BLOCKS.run(lambda x: jax.lax.psum(x, "servers"), jnp.ones(N))
+
+
+def test_a_callback_to_the_host():
+    def double(x):
+        like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.pure_callback(lambda x: 2 * x, like, x, vmap_method="expand_dims")
+
+    np.testing.assert_array_equal(BLOCKS.run(double, jnp.arange(N)), 2 * np.arange(N))
+
+
+def test_fillers_stay_at_home():
+    """Of an irregular graph, rows that carry no message are not sent."""
+    schedule = gx.topology.random_peer(16, 20, 0)
+    text = compile_step(schedule, gx.Nodes(16, make_mesh(4)), 1000).as_text()
+    sent = sum(
+        it.bytes // (4 * 1001) * len(re.findall(r"\{\d+,\d+\}", it.attributes))
+        for it in parse_module(text).instruction_order.values()
+        if it.collective
+    )
+    matrix = schedule.round_at(0).matrix
+    senders, receivers = np.nonzero(matrix.T)
+    assert sent == (senders // 4 != receivers // 4).sum()

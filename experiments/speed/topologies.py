@@ -112,9 +112,9 @@ def make_table(runs: Sequence[Record]) -> Table:
         box=SIMPLE_HEAD,
         padding=0,
     )
-    table.add_column("topology", overflow="fold")
-    headers = ("rounds", "peers", "build", "color", "validate", "gap", "sigma 2", "exact")
-    for header in (*headers, "gap is", "sigma 2 is", "exact after"):
+    table.add_column("topology", overflow="fold", min_width=12)
+    headers = ("rounds", "peers", "build", "color", "valid", "gap", "sigma2", "exact")
+    for header in (*headers, "gap\nis", "sigma2\nis", "exact\nafter"):
         table.add_column(header, justify="right", no_wrap=True)
     for run in runs:
         seconds = [run[f"{part}_seconds"] for part in PARTS]
@@ -124,8 +124,8 @@ def make_table(runs: Sequence[Record]) -> Table:
             f"{run['rounds']}",
             f"{run['peers']}",
             *("-" if value is None else f"{value:.2f}" for value in seconds),
-            f"{run['spectral_gap']:.5f}",
-            f"{run['second_singular_value']:.5f}",
+            f"{run['spectral_gap']:.3f}",
+            f"{run['second_singular_value']:.3f}",
             "never" if exact is None else f"{exact}",
         )
     return table

@@ -243,7 +243,13 @@ def _exchange_slots(
         words = encode(messages, wire.codec, fold_in(key, number))
         received = permute(words, receivers, wire.axis_name, share > 0)
         remainder = jax.tree.map(jnp.subtract, remainder, decode(words, wire.codec, messages))
-        arrivals.append(decode(received, wire.codec, messages))
+        arrived = decode(received, wire.codec, messages)
+        is_reached = (share > 0)[np.argsort(receivers)]
+        if is_narrower(wire.codec, dtype) and not is_reached.all():
+            # Words of zeros, which came with no message, need not be values of zero.
+            gets = select_for_node(is_reached, bool, wire.axis_name)
+            arrived = [jnp.where(gets, part, jnp.zeros_like(part)) for part in arrived]
+        arrivals.append(arrived)
         shares.append(share.astype(dtype))
     nothing_remains = self_weights.min() < MIN_SELF_WEIGHT or _divides_exactly(np.array(shares))
     if not nothing_remains or is_narrower(wire.codec, dtype):

@@ -39,8 +39,8 @@ class ComposedAxis(NamedTuple):
 
     @property
     def device_axis(self) -> str:
-        """The axis of `shard_map`. A collective over `name` itself would miss the rows: no axis."""
-        return f"devices of {self.name}"
+        """The axis of `shard_map`, by the name that it has on the mesh."""
+        return self.name
 
     @property
     def row_axis(self) -> str:
@@ -57,8 +57,21 @@ def _reduction(reduce_axis: Callable[..., Any], reduce_rows: Callable[..., Any])
     """A reduction over all nodes, or over groups of them."""
 
     def reduction(
-        axis: ComposedAxis, *operands: Any, axis_index_groups: Groups | None, **params: Any
+        axis: ComposedAxis,
+        *operands: Any,
+        axes: Sequence[str | int],
+        axis_index_groups: Groups | None,
+        **params: Any,
     ) -> list[jax.Array]:
+        # Beside the nodes', the axes of a `vmap` inside, as numbers.
+        numbers = tuple(name for name in axes if isinstance(name, int))
+        if len(numbers) + 1 < len(axes):
+            raise ValueError(
+                f"a reduction must be over {axis.name!r} alone where devices hold several nodes "
+                f"each, got {axes}: reduce over one axis at a time, or use a node per device."
+            )
+        if numbers:
+            operands = tuple(reduce_rows(x, axis=numbers) for x in operands)
         if axis_index_groups is None:
             return list(reduce_axis(operands, (axis.row_axis, axis.device_axis)))
         return [reduce_rows(_gather_group(axis, x, axis_index_groups), axis=0) for x in operands]
@@ -66,7 +79,7 @@ def _reduction(reduce_axis: Callable[..., Any], reduce_rows: Callable[..., Any])
     return reduction
 
 
-def _sum_rows(rows: jax.Array, axis: int) -> jax.Array:
+def _sum_rows(rows: jax.Array, axis: int | tuple[int, ...]) -> jax.Array:
     return jnp.sum(rows, axis, dtype=rows.dtype)  # int8 stays int8, as in lax.psum
 
 
@@ -183,6 +196,27 @@ def _all_to_all(
     return [_join(received.reshape(rows.shape), concat_axis, tiled=True)]
 
 
+def _reduce_scatter(
+    axis: ComposedAxis,
+    x: Any,
+    *,
+    scatter_dimension: int,
+    axis_index_groups: Groups | None,
+    tiled: bool,
+    **params: Any,
+) -> list[jax.Array]:
+    if axis_index_groups is not None:
+        raise ValueError(
+            "lax.psum_scatter must have no axis_index_groups where devices hold several nodes "
+            "each, got some: use a node per device."
+        )
+    total = jax.lax.psum(x, (axis.row_axis, axis.device_axis))
+    size = total.shape[scatter_dimension] // axis.size
+    start = _index(axis)[0] * size
+    part = jax.lax.dynamic_slice_in_dim(total, start, size, scatter_dimension)
+    return [part if tiled else jnp.squeeze(part, scatter_dimension)]
+
+
 COLLECTIVES: dict[str, Callable[..., list[Any]]] = {
     "axis_index": _index,
     "psum": _reduction(jax.lax.psum, _sum_rows),
@@ -191,5 +225,6 @@ COLLECTIVES: dict[str, Callable[..., list[Any]]] = {
     "ppermute": _permute,
     "all_gather": _all_gather,
     "all_to_all": _all_to_all,
+    "reduce_scatter": _reduce_scatter,
 }
 """By the name of their primitive: `(axis, *operands, **params) -> results`."""

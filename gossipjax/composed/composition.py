@@ -76,7 +76,9 @@ class Composition:
         name = eqn.primitive.name
         has_collective = any(map(self._is_collective, _all_equations(eqn)))
         if has_collective and name in COLLECTIVES:
-            return COLLECTIVES[name](self._axis, *operands, **eqn.params)
+            results = COLLECTIVES[name](self._axis, *operands, **eqn.params)
+            assert [x.shape for x in results] == [var.aval.shape for var in eqn.outvars], eqn
+            return results
         # The rule of a derivative may have collectives, and is not traced before it is needed.
         has_rule = any(inner.primitive.name in CUSTOM_RULES for inner in _all_equations(eqn))
         if name in self._control_flow and (has_collective or has_rule):
@@ -105,7 +107,15 @@ class Composition:
 
     def _cond(self, eqn: JaxprEqn, index: Any, *operands: Any) -> Any:
         branches = [self._function(branch) for branch in eqn.params["branches"]]
-        return jax.lax.switch(index, branches, *operands)
+        platforms = eqn.params.get("branches_platforms")
+        if platforms is None:
+            return jax.lax.switch(index, branches, *operands)
+        by_platform = {
+            name: branch
+            for names, branch in zip(platforms, branches, strict=True)
+            for name in names or ("default",)
+        }
+        return jax.lax.platform_dependent(*operands, **by_platform)
 
     def _scan(self, eqn: JaxprEqn, *operands: Any) -> Any:
         # The same equation around another body: versions of JAX name the parts of a scan otherwise.

@@ -37,7 +37,7 @@ def mesh(
 
     Returns:
       A mesh with the axis `nodes`, then `local` if given, then `axes` in their order: `[N, ...]`.
-      Devices that differ in the last axis only are neighbours.
+      Devices that differ in the last axis only have consecutive numbers in their process.
 
     Raises:
       ValueError: if the numbers do not divide each other, if there are fewer than N * L devices,
@@ -53,6 +53,8 @@ def mesh(
     if nodes is not None:
         _require_positive_int(nodes, "nodes")
     for name, size in inner.items():
+        if not name:
+            raise ValueError("an axis inside a node must have a name, got an empty one.")
         _require_positive_int(size, name)
     available = _sort_devices(jax.devices() if devices is None else devices)
     num_processes = _count_processes(available)
@@ -105,6 +107,11 @@ def _sort_devices(devices: Sequence[Any]) -> list[Any]:
         raise ValueError(
             f"devices must be a list of JAX's devices, got {devices!r}: take some of jax.devices()."
         ) from error
+    if len(set(ordered)) < len(ordered):
+        raise ValueError(
+            "devices must be different ones, got some of them several times: for several nodes on "
+            "each device, give their number to gx.Nodes."
+        )
     if not ordered:
         raise ValueError("devices must be a list of at least one device, got an empty one.")
     return ordered

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from gossipjax.composed import ComposedAxis, Composition
@@ -29,8 +28,6 @@ def run_in_blocks(
         )
     assert nodes.mesh is not None
     axis = ComposedAxis(nodes.axis_name, nodes.mesh.size, nodes.per_device)
-    # With another name, so that a collective that was left as it is finds no axis.
-    mesh = Mesh(nodes.mesh.devices.ravel(), (axis.device_axis,))
 
     def run(*args: Any) -> Any:
         dynamic = require_all_stacked(kinds, args, nodes)
@@ -46,7 +43,7 @@ def run_in_blocks(
         )
         mapped = jax.shard_map(
             run_device,
-            mesh=mesh,
+            mesh=nodes.mesh,
             in_specs=({i: P() if i in kinds.shared else P(axis.device_axis) for i in dynamic},),
             out_specs=P(axis.device_axis),
             check_vma=False,

@@ -122,7 +122,7 @@ def require_size_of_mesh(size: int | None, mesh: Mesh, axis_name: str) -> int:
             f"it, for several nodes per device, got {size}: give a multiple of {devices}, a mesh "
             "of fewer devices, or no mesh."
         )
-    if size > devices and mesh.size > devices:
+    if size > devices and len(mesh.axis_names) > 1:
         raise ValueError(
             f"a mesh for several nodes per device must have no axis but {axis_name!r}, got "
             f"{dict(mesh.shape)} for {size} nodes: give {devices} nodes of "

@@ -62,8 +62,9 @@ def spmd(
         its axes does not matter; do not `jax.set_mesh` one of Explicit axes around the call. Over
         further axes XLA partitions what a node does, as its arrays are sharded; see `gx.sharded`.
       nodes: without a mesh: N nodes simulated on one device by `vmap`. With a mesh of D devices,
-        N = k D: k nodes on each, which holds their k models and no others. Or a `Nodes`, which
-        says both. With neither, the mesh is all devices.
+        N = k D: k nodes on each, which holds their k models and no others (random numbers of
+        "rbg" keys then differ, as under any `vmap`). Or a `Nodes`, which says both. With neither,
+        the mesh is all devices.
       static_argnums: arguments that are fixed when traced, as in `jax.jit`; not node-stacked.
       donate_argnums: arguments whose memory the results may take, as in `jax.jit`.
       shared_argnums: arguments given once, the same for every node, without a node axis.

@@ -122,9 +122,9 @@ def make_table(runs: Sequence[Record]) -> Table:
         padding=0,
     )
     for header in ("topology", "step"):
-        table.add_column(header, overflow="fold")
-    headers = ("nodes", "rounds", "collectives", "trace s", "compile s", "StableHLO KB", "HLO KB")
-    for header in (*headers, "instructions", "code KB", "growth"):
+        table.add_column(header, overflow="fold", min_width=6)
+    headers = ("nodes", "rounds", "collec-\ntives", "trace\ns", "compile\ns", "Stable\nHLO KB")
+    for header in (*headers, "HLO\nKB", "instr.", "code\nKB", "growth"):
         table.add_column(header, justify="right")
     for run in runs:
         growth = run["growth"]

@@ -171,10 +171,10 @@ def make_table(runs: Sequence[Record]) -> Table:
         box=SIMPLE_HEAD,
         padding=0,
     )
-    for header in ("nodes", "chips/node", "round", "crossing", "DCN B/chip", "DCN B/slice"):
+    headers = ("nodes", "chips/\nnode", "round", "cross-\ning", "DCN B/\nchip", "DCN B/\nslice")
+    others = ("ICI B/\nchip", "in node", "as ex-\npected", "DCN\noverl.", "ICI\noverl.")
+    for header in (*headers, *others):
         table.add_column(header, justify="right", no_wrap=True)
-    for header in ("ICI B/chip", "in node", "as expected", "DCN overlapped", "ICI overlapped"):
-        table.add_column(header, justify="right")
     for run in runs:
         shares = (
             f"{run[f'matmuls_beside_{link}'] / max(1, run['matmuls']):.0%}"

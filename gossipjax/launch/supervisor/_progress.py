@@ -121,8 +121,26 @@ def _find_writer() -> _Writer | None:
     path = os.environ.get(PROGRESS)
     if path:
         with contextlib.suppress(OSError):  # the launcher that made it has ended
-            return _Writer(Path(path))
+            if not _is_of_another_process(read_beat(Path(path)).process_id):
+                return _Writer(Path(path))
     return None
+
+
+# A child of the process is not watched, however it was made.
+os.register_at_fork(after_in_child=_find_writer.cache_clear)
+
+
+def _is_of_another_process(process_id: int) -> bool:
+    """Whether a process that is alive, and not this one, has taken the file."""
+    if process_id in (0, os.getpid()):
+        return False
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _require_step(step: int) -> int:

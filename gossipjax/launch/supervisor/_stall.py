@@ -96,7 +96,9 @@ def _find_last(processes: Sequence[Watched], margin: float) -> Verdict:
     if len(processes) == 1:
         return Verdict([processes[0].rank], "not advancing")
     fresh = [process.rank for process in processes if not process.has_advanced]
-    if fresh and len(fresh) < len(processes):
+    if len(fresh) == len(processes):
+        return Verdict([], "no process has advanced since its start")
+    if fresh:
         return Verdict(fresh, "not advancing since its start")
     steps = {p.rank: p.beat.step for p in processes if p.beat.step is not None}
     behind = [rank for rank, step in steps.items() if step == min(steps.values())]

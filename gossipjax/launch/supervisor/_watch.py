@@ -87,7 +87,9 @@ class Watch:
         return [self._look_at(rank, process) for rank, process in self._processes.items()]
 
     def _look_at(self, rank: int, process: _Process) -> Watched:
-        beat = read_beat(process.path)
+        beat = process.beat
+        with contextlib.suppress(OSError):  # a cleaner may have removed the file
+            beat = read_beat(process.path)
         if beat.nanoseconds != process.beat.nanoseconds:
             process.advanced_at = self._clock
             self._has_advanced = True
