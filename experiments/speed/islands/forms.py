@@ -45,14 +45,14 @@ class ModelSpec(NamedTuple):
         return self.decoder.init(jax.random.key(SEED), jnp.zeros((1, 1), jnp.int32))["params"]
 
     def loss(self, params: Any, tokens: jax.Array) -> jax.Array:
-        """Returns the mean cross-entropy of each token given those before it; tokens `[B, T]`."""
+        """Returns the mean cross-entropy of tokens `[B, T + 1]` but the first."""
         logits: Any = self.decoder.apply({"params": params}, tokens[:, :-1])
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
         return losses.mean()
 
     def draw_tokens(self, nodes: int) -> jax.Array:
-        """Returns random tokens, `[N, B, T]`: the batch of every step."""
-        shape = (nodes, self.batch, self.length)
+        """Returns the batch of every step: random tokens, `[N, B, T + 1]`."""
+        shape = (nodes, self.batch, self.length + 1)
         return jax.random.randint(jax.random.key(SEED), shape, 0, self.vocabulary)
 
 
