@@ -170,3 +170,18 @@ def cut_into_rows(arrays: Sequence[jax.Array], rows: int) -> list[list[jax.Array
             result[row].append(array[first : (row + 1) * length - start])
         start += array.size
     return result
+
+
+def pack_u16_pairs(words: jax.Array) -> jax.Array:
+    """Packs 16-bit words in pairs, one of either half: XLA on CPU would sum them in 32 bits."""
+    if words.dtype.itemsize > 2:
+        return words
+    low, high = pad_to_rows(words, 2).astype(jnp.uint32)
+    return low | high << 16
+
+
+def unpack_u16_pairs(pairs: jax.Array, like: jax.Array) -> jax.Array:
+    """Inverse of `pack_u16_pairs`, of words like `like`."""
+    if like.dtype.itemsize > 2:
+        return pairs
+    return jnp.concatenate([pairs, pairs >> 16]).astype(like.dtype)[: like.size]

@@ -23,7 +23,7 @@ from gossipjax.collectives._axes import (
     select_for_node,
     varying_axes,
 )
-from gossipjax.collectives._buffers import pad_to_rows
+from gossipjax.collectives._buffers import pack_u16_pairs, pad_to_rows, unpack_u16_pairs
 from gossipjax.collectives._rows import MAX_UNROLLED, decode_rows, encode_rows, sum_rows
 from gossipjax.topology.schedule import Round
 from gossipjax.wire import (
@@ -295,9 +295,9 @@ def permute(
     if in_pairs and groups_are_faster():
         pairs = [[int(i), int(j)] for i, j in enumerate(receivers) if i < j]
         try:
-            packed = _pack_u16_pairs(words)
+            packed = pack_u16_pairs(words)
             total = jax.lax.psum(packed, axis_name, axis_index_groups=pairs)
-            return _unpack_u16_pairs(total - packed, words)
+            return unpack_u16_pairs(total - packed, words)
         except NotImplementedError:  # under vmap, and where types tell what varies
             pass
     is_kept = is_message | (not may_be_partial(axis_name))
@@ -312,20 +312,6 @@ def may_be_partial(axis_name: str) -> bool:
     here, in a branch of a switch or in a nested jit.
     """
     return axis_name in jax.sharding.get_abstract_mesh().manual_axes
-
-
-def _pack_u16_pairs(words: jax.Array) -> jax.Array:
-    """Packs 16-bit words in pairs, one of either half: XLA on CPU would sum them in 32 bits."""
-    if words.dtype.itemsize > 2:
-        return words
-    low, high = pad_to_rows(words, 2).astype(jnp.uint32)
-    return low | high << 16
-
-
-def _unpack_u16_pairs(pairs: jax.Array, like: jax.Array) -> jax.Array:
-    if like.dtype.itemsize > 2:
-        return pairs
-    return jnp.concatenate([pairs, pairs >> 16]).astype(like.dtype)[: like.size]
 
 
 def groups_are_faster() -> bool:
