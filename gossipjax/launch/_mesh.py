@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -107,7 +108,7 @@ def _sort_devices(devices: Sequence[Any]) -> list[Any]:
         raise ValueError(
             f"devices must be a list of JAX's devices, got {devices!r}: take some of jax.devices()."
         ) from error
-    if len(set(ordered)) < len(ordered):
+    if any(device is other for device, other in itertools.pairwise(ordered)):
         raise ValueError(
             "devices must be different ones, got some of them several times: for several nodes on "
             "each device, give their number to gx.Nodes."

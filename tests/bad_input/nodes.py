@@ -221,6 +221,12 @@ ROWS += calls(
     [None, "true"],
     "connected_components must be",
 )
+ROWS += calls(
+    "mesh devices",
+    lambda d: launch.mesh(devices=d),
+    [[], [1], jax.devices() * 2],
+    "devices must be",
+)
 ROWS += calls("advance", launch.advance, [-1, 1.5, "3", True, 2**63, [1]], "step must be")
 ROWS += calls("advance slow", lambda s: launch.advance(slow=s), [1, None, "yes"], "slow must be")
 ROWS += calls("exit_process", launch.exit_process, [None, 256, -1, 1.5, [1]], "status must be")
