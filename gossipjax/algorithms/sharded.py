@@ -177,10 +177,10 @@ def _run_by_value(update: Callable[..., Any], *args: Any) -> Any:
     Raises:
       ValueError: if it sums over the values of a parameter, of which it has a part only.
     """
-    jaxpr = jax.make_jaxpr(update)(*args)
+    if len(jax.sharding.get_abstract_mesh().manual_axes) < 2:  # these are whole models
+        return update(*args)
     shapes = {jnp.shape(leaf) for leaf in jax.tree.leaves(args[0]) if jnp.size(leaf) > 1}
-    manual = jax.sharding.get_abstract_mesh().manual_axes
-    if len(manual) > 1 and shapes & _find_summed(jaxpr.jaxpr):
+    if shapes & _find_summed(jax.make_jaxpr(update)(*args).jaxpr):
         raise ValueError(
             "the optimizers of outer must treat each value by itself inside gx.sharded, got one "
             "that sums over a parameter, of which a device has a part: put clipping by a global "

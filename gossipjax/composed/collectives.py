@@ -23,7 +23,8 @@ class ComposedAxis(NamedTuple):
     """An axis of N = D k nodes: node `i` is row `i % k` of device `i // k`.
 
     Attributes:
-      name: of the axis of all nodes, over which programs call collectives.
+      name: of the axis of all nodes, over which programs call collectives, and of that of the
+        devices, of `shard_map`.
       devices: D.
       per_device: k.
     """
@@ -38,18 +39,13 @@ class ComposedAxis(NamedTuple):
         return self.devices * self.per_device
 
     @property
-    def device_axis(self) -> str:
-        """The axis of `shard_map`, by the name that it has on the mesh."""
-        return self.name
-
-    @property
     def row_axis(self) -> str:
         """The axis of `vmap`."""
         return f"{self.name} of a device"
 
 
 def _index(axis: ComposedAxis, **params: Any) -> list[jax.Array]:
-    device = jax.lax.axis_index(axis.device_axis)
+    device = jax.lax.axis_index(axis.name)
     return [device * axis.per_device + jax.lax.axis_index(axis.row_axis)]
 
 
@@ -73,7 +69,7 @@ def _reduction(reduce_axis: Callable[..., Any], reduce_rows: Callable[..., Any])
         if numbers:
             operands = tuple(reduce_rows(x, axis=numbers) for x in operands)
         if axis_index_groups is None:
-            return list(reduce_axis(operands, (axis.row_axis, axis.device_axis)))
+            return list(reduce_axis(operands, (axis.row_axis, axis.name)))
         return [reduce_rows(_gather_group(axis, x, axis_index_groups), axis=0) for x in operands]
 
     return reduction
@@ -96,7 +92,7 @@ def permute(axis: ComposedAxis, x: jax.Array, edges: np.ndarray) -> jax.Array:
     parts = [block]
     for transfer in plan.transfers:
         sent = _select_rows(axis, block, transfer.rows)
-        parts.append(jax.lax.ppermute(sent, axis.device_axis, transfer.pairs))
+        parts.append(jax.lax.ppermute(sent, axis.name, transfer.pairs))
     row = _own_row(axis, _select_rows(axis, jnp.concatenate(parts), plan.sources))
     if plan.arrives.all():
         return row
@@ -106,7 +102,7 @@ def permute(axis: ComposedAxis, x: jax.Array, edges: np.ndarray) -> jax.Array:
 def _select_rows(axis: ComposedAxis, block: jax.Array, table: np.ndarray) -> jax.Array:
     """The rows of a device's block that its row of `table` `[D, m]` names; `[m, ...]`."""
     if (table != table[0]).any():
-        return block[jnp.asarray(table)[jax.lax.axis_index(axis.device_axis)]]
+        return block[jnp.asarray(table)[jax.lax.axis_index(axis.name)]]
     starts = np.flatnonzero(np.diff(table[0], prepend=table[0][0] - 2) != 1)
     runs = np.split(table[0], starts[1:])
     return jnp.concatenate([block[run[0] : run[-1] + 1] for run in runs])
@@ -157,7 +153,7 @@ def _all_gather(
 ) -> list[jax.Array]:
     if axis_index_groups is None:
         rows = jax.lax.all_gather(x, axis.row_axis)
-        rows = jax.lax.all_gather(rows, axis.device_axis, tiled=True)
+        rows = jax.lax.all_gather(rows, axis.name, tiled=True)
     else:
         rows = _gather_group(axis, x, axis_index_groups)
     return [_join(rows, all_gather_dimension, tiled)]
@@ -190,7 +186,7 @@ def _all_to_all(
     x = x.reshape(*x.shape[:split_axis], axis.size, -1, *x.shape[split_axis + 1 :])
     rows = jnp.moveaxis(x, split_axis, 0)  # `[N, ...]`, by receiver
     blocks = rows.reshape(axis.devices, axis.per_device, *rows.shape[1:])
-    blocks = jax.lax.all_to_all(blocks, axis.device_axis, 0, 0)  # `[D, k, ...]`: sender, receiver
+    blocks = jax.lax.all_to_all(blocks, axis.name, 0, 0)  # `[D, k, ...]`: sender, receiver
     received = jax.lax.all_gather(blocks, axis.row_axis, axis=1)  # `[D, k, k, ...]`: sender first
     received = _own_row(axis, jnp.moveaxis(received, 2, 0))
     return [_join(received.reshape(rows.shape), concat_axis, tiled=True)]
@@ -210,7 +206,7 @@ def _reduce_scatter(
             "lax.psum_scatter must have no axis_index_groups where devices hold several nodes "
             "each, got some: use a node per device."
         )
-    total = jax.lax.psum(x, (axis.row_axis, axis.device_axis))
+    total = jax.lax.psum(x, (axis.row_axis, axis.name))
     size = total.shape[scatter_dimension] // axis.size
     start = _index(axis)[0] * size
     part = jax.lax.dynamic_slice_in_dim(total, start, size, scatter_dimension)

@@ -44,8 +44,8 @@ def run_in_blocks(
         mapped = jax.shard_map(
             run_device,
             mesh=nodes.mesh,
-            in_specs=({i: P() if i in kinds.shared else P(axis.device_axis) for i in dynamic},),
-            out_specs=P(axis.device_axis),
+            in_specs=({i: P() if i in kinds.shared else P(axis.name) for i in dynamic},),
+            out_specs=P(axis.name),
             check_vma=False,
         )
         return mapped(dynamic)
