@@ -5,7 +5,7 @@ With `--model linear` it compiles in no time, too.
 
 from collections.abc import Callable
 
-from experiments import data, report
+from experiments import data
 
 
 def make_small(setattr: Callable[..., None], plots: bool = False) -> None:
@@ -29,5 +29,5 @@ def make_small(setattr: Callable[..., None], plots: bool = False) -> None:
 
     setattr(data, "load", load_few)
     if not plots:
-        setattr(report, "write_report", lambda *_: None)
-        setattr(report, "plot_topology", lambda *_: None)
+        setattr(plots, "write_report", lambda *_: None)
+        setattr(plots, "plot_topology", lambda *_: None)

@@ -7,7 +7,7 @@ from typing import TypeVar
 from rich.console import Console
 
 import gossipjax as gx
-from experiments import report
+from experiments import plots
 from experiments.presets.parsing import mention_preset, parse_options
 from experiments.program import exit_on_error
 from experiments.results import make_progress_bar
@@ -91,7 +91,7 @@ def run_all(experiment: Experiment, console: Console) -> None:
     finally:
         if output.runs and is_main_process():
             plot_topologies(experiment)
-            report.write_report(output.folder, console)
+            plots.write_report(output.folder, console)
 
 
 def plot_topologies(experiment: Experiment) -> None:
@@ -102,4 +102,4 @@ def plot_topologies(experiment: Experiment) -> None:
     for name in sorted(names & TOPOLOGIES.keys()):
         schedule = make_schedule(name, nodes, seed=experiment.plan.options.seed[0])
         path = experiment.output.folder / f"topology_{name}.png"
-        report.plot_topology(schedule.matrices(), f"{name}, {nodes} nodes", path)
+        plots.plot_topology(schedule.matrices(), f"{name}, {nodes} nodes", path)

@@ -406,7 +406,7 @@ ROWS += [
 ]
 
 SUBPROCESSES = [
-    Line("experiments.report", "/nowhere", "no summary.json in", status=1),
+    Line("experiments.plots", "/nowhere", "no summary.json in", status=1),
     Line("experiments.averaging", "--nodes 1", "--nodes must be an integer >= 2"),
     Line("experiments.image", "--model linear --topology ring/ring", "two different topologies"),
     Line("gossipjax.launch", "--processes 0 -- true", "--processes must be from 1 to 1024"),

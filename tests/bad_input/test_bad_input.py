@@ -33,7 +33,7 @@ from bad_input import (
     workloads,
 )
 from bad_input.rows import Call, Line
-from experiments import image, language, report, speech, translation
+from experiments import image, language, plots, speech, translation
 from experiments.averaging import __main__ as averaging
 from experiments.averaging import report as averaging_report
 from experiments.compare import __main__ as compare
@@ -59,7 +59,7 @@ PROGRAMS: dict[str, Callable[[list[str]], object]] = {
     "language": language.main,
     "data": data.main,
     "averaging": averaging.main,
-    "report": lambda arguments: tyro.cli(report.main, args=arguments),
+    "plots": lambda arguments: tyro.cli(plots.main, args=arguments),
     "averaging_report": lambda arguments: tyro.cli(averaging_report.main, args=arguments),
     "speed": speed.main,
     "fault_injection": fault_injection.main,

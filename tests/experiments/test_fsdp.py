@@ -6,7 +6,7 @@ import signal
 import jax
 import pytest
 
-from experiments import language, report
+from experiments import language, plots
 from experiments.models.transformer import Size
 from experiments.training import placement
 from gossipjax.checkpoint import Checkpoints
@@ -21,8 +21,8 @@ def tiny(monkeypatch):
     """A tiny model, no plots, and the tests' process has its eight CPU devices already."""
     monkeypatch.setitem(language.DECODER_SIZES, "nano", TINY)
     monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
-    monkeypatch.setattr(report, "write_report", lambda *_: None)
-    monkeypatch.setattr(report, "plot_topology", lambda *_: None)
+    monkeypatch.setattr(plots, "write_report", lambda *_: None)
+    monkeypatch.setattr(plots, "plot_topology", lambda *_: None)
 
 
 @pytest.fixture

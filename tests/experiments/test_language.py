@@ -11,7 +11,7 @@ import pytest
 from resumed_runs import require_resumable_to_the_bit
 
 import gossipjax as gx
-from experiments import language, report
+from experiments import language, plots
 from experiments.data.text.tokens import NO_TOKEN, pack
 from experiments.data.tokenizer import END_ID
 from experiments.models.transformer import Size
@@ -27,8 +27,8 @@ def tiny(monkeypatch):
     """A tiny model, no plots, and the tests' process has its eight CPU devices already."""
     monkeypatch.setitem(language.DECODER_SIZES, "nano", TINY)
     monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
-    monkeypatch.setattr(report, "write_report", lambda *_: None)
-    monkeypatch.setattr(report, "plot_topology", lambda *_: None)
+    monkeypatch.setattr(plots, "write_report", lambda *_: None)
+    monkeypatch.setattr(plots, "plot_topology", lambda *_: None)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from report_files import (
 )
 from rich.console import Console
 
-from experiments import report
+from experiments import plots
 from experiments.results import read_runs
 
 
@@ -61,7 +61,7 @@ def drawn_curves(axes: Axes) -> list[tuple[str, str, list[float]]]:
 
 
 def test_loss_over_steps_and_over_seconds(folder: Path, figures: list[Figure]) -> None:
-    report.plot_loss(read_runs(folder)[1], folder / "plot.png")
+    plots.plot_loss(read_runs(folder)[1], folder / "plot.png")
     (figure,) = figures
     assert figure.get_suptitle().strip() == "Training loss"
     assert legend_texts(figure) == ["allreduce, complete, 4 nodes", "sgp, ring, 4 nodes"]
@@ -81,7 +81,7 @@ def test_loss_over_steps_and_over_seconds(folder: Path, figures: list[Figure]) -
 def test_consensus_before_and_after_with_a_note_on_zeros(
     folder: Path, figures: list[Figure]
 ) -> None:
-    report.plot_consensus(read_runs(folder)[1], folder / "plot.png")
+    plots.plot_consensus(read_runs(folder)[1], folder / "plot.png")
     (figure,) = figures
     (axes,) = figure.axes
     assert axes.get_yscale() == "log"
@@ -103,19 +103,19 @@ def test_consensus_with_some_zeros(tmp_path: Path, figures: list[Figure]) -> Non
     lines = make_lines(RUNS[1])
     lines[0]["consensus_distance"] = 0.0
     _, curves = read_runs(write_run(tmp_path, RUNS[1:2], lines))
-    report.plot_consensus(curves, tmp_path / "plot.png")
+    plots.plot_consensus(curves, tmp_path / "plot.png")
     assert legend_texts(figures[0]) == ["sgp, ring, 4 nodes (zeros after mixing not drawn)"]
     np.testing.assert_array_equal(drawn_curves(figures[0].axes[0])[1][2], [np.nan, 1, 1, 1])
 
 
 def test_consensus_with_only_zeros(tmp_path: Path) -> None:
     _, curves = read_runs(write_run(tmp_path, RUNS[:1], make_lines(RUNS[0], 0.0)))
-    report.plot_consensus(curves, tmp_path / "plot.png")  # a warning would be an error
+    plots.plot_consensus(curves, tmp_path / "plot.png")  # a warning would be an error
     assert (tmp_path / "plot.png").exists()
 
 
 def test_accuracy_in_percent(folder: Path, figures: list[Figure]) -> None:
-    report.plot_metric(read_runs(folder)[1], "accuracy", folder / "plot.png")
+    plots.plot_metric(read_runs(folder)[1], "accuracy", folder / "plot.png")
     (figure,) = figures
     epochs, seconds = figure.axes
     assert (epochs.get_xlabel(), seconds.get_xlabel()) == ("epoch", "training time (seconds)")
@@ -127,7 +127,7 @@ def test_accuracy_in_percent(folder: Path, figures: list[Figure]) -> None:
 def test_report_of_another_metric(tmp_path: Path, figures: list[Figure]) -> None:
     lines = [line for run in PERPLEXITY_RUNS for line in make_perplexity_lines(run)]
     write_run(tmp_path, PERPLEXITY_RUNS, lines)
-    report.write_report(tmp_path, Console(file=io.StringIO()))
+    plots.write_report(tmp_path, Console(file=io.StringIO()))
     assert {path.name for path in tmp_path.glob("*.png")} == {
         "loss.png", "consensus.png", "test_perplexity.png"
     }  # fmt: skip
@@ -139,7 +139,7 @@ def test_report_of_another_metric(tmp_path: Path, figures: list[Figure]) -> None
 def test_many_curves_look_different(tmp_path: Path, figures: list[Figure]) -> None:
     runs = [make_run("sgp", f"topology{number}", 0) for number in range(24)]
     lines = [line for run in runs for line in make_lines(run)]
-    report.plot_loss(read_runs(write_run(tmp_path, runs, lines))[1], tmp_path / "plot.png")
+    plots.plot_loss(read_runs(write_run(tmp_path, runs, lines))[1], tmp_path / "plot.png")
     looks = {(to_hex(c.get_color()), c.get_marker()) for c in figures[0].axes[0].lines}
     assert len(looks) == 24
 
@@ -172,7 +172,7 @@ def test_topology_draws_an_arrow_from_sender_to_receiver(
     tmp_path: Path, figures: list[Figure]
 ) -> None:
     matrices = np.stack([one_peer(8, hop) for hop in (1, 2, 4)])
-    report.plot_topology(matrices, "one-peer exponential, 8 nodes", tmp_path / "plot.png")
+    plots.plot_topology(matrices, "one-peer exponential, 8 nodes", tmp_path / "plot.png")
     (figure,) = figures
     assert figure.get_suptitle().strip() == "one-peer exponential, 8 nodes"
     assert [axes.get_title() for axes in figure.axes] == ["round 0", "round 1", "round 2"]
@@ -186,14 +186,14 @@ def test_topology_draws_an_arrow_from_sender_to_receiver(
 
 def test_topology_shows_the_first_eight_rounds(tmp_path: Path, figures: list[Figure]) -> None:
     matrices = np.stack([one_peer(10, hop) for hop in range(1, 10)])
-    report.plot_topology(matrices, "cycle", tmp_path / "plot.png")
+    plots.plot_topology(matrices, "cycle", tmp_path / "plot.png")
     assert figures[0].get_suptitle().strip() == "cycle (first 8 of 9 rounds)"
     assert len(figures[0].axes) == 8
 
 
 def test_topology_of_unequal_weights_and_idle_nodes(tmp_path: Path, figures: list[Figure]) -> None:
     matrix = np.array([[[1 / 2, 0, 0], [1 / 4, 1, 1 / 3], [1 / 4, 0, 2 / 3]]])
-    report.plot_topology(matrix, "from matrices", tmp_path / "plot.png")
+    plots.plot_topology(matrix, "from matrices", tmp_path / "plot.png")
     assert arrows(figures[0].axes[0]) == {(0, 1), (0, 2), (2, 1)}
     assert figures[0].get_supxlabel() == (
         "arrow from j to i: i gives weight 1/4 to 1/3 to what j sends\n"
@@ -203,7 +203,7 @@ def test_topology_of_unequal_weights_and_idle_nodes(tmp_path: Path, figures: lis
 
 @pytest.mark.parametrize("nodes", [1, 2, 40])
 def test_topology_without_arrows(tmp_path: Path, figures: list[Figure], nodes: int) -> None:
-    report.plot_topology(np.eye(nodes)[np.newaxis], "identity", tmp_path / "plot.png")
+    plots.plot_topology(np.eye(nodes)[np.newaxis], "identity", tmp_path / "plot.png")
     assert not arrows(figures[0].axes[0])
     assert figures[0].get_supxlabel() == "no node sends"
 
@@ -211,4 +211,4 @@ def test_topology_without_arrows(tmp_path: Path, figures: list[Figure], nodes: i
 @pytest.mark.parametrize("shape", [(4, 4), (2, 3, 4), (0, 4, 4)])
 def test_topology_refuses_other_shapes(tmp_path: Path, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"must have the shape \[T, N, N\], got \["):
-        report.plot_topology(np.zeros(shape), "wrong", tmp_path / "plot.png")
+        plots.plot_topology(np.zeros(shape), "wrong", tmp_path / "plot.png")

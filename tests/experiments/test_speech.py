@@ -8,7 +8,7 @@ import pytest
 from resumed_runs import require_resumable_to_the_bit
 
 import gossipjax as gx
-from experiments import report, speech
+from experiments import plots, speech
 from experiments.data import DataError, MissingDataError
 from experiments.data.speech import Windows, load_utterances
 from experiments.models.acoustic import ACOUSTIC_SIZES, AcousticSize
@@ -25,8 +25,8 @@ def tiny(monkeypatch):
     """A tiny model, no plots, and the tests' process has its eight CPU devices already."""
     monkeypatch.setitem(ACOUSTIC_SIZES, "mini", AcousticSize(layers=1, cells=8, projection=8))
     monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
-    monkeypatch.setattr(report, "write_report", lambda *_: None)
-    monkeypatch.setattr(report, "plot_topology", lambda *_: None)
+    monkeypatch.setattr(plots, "write_report", lambda *_: None)
+    monkeypatch.setattr(plots, "plot_topology", lambda *_: None)
 
 
 def make_arrays(utterances=36):

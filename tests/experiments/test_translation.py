@@ -15,7 +15,7 @@ import pytest
 from resumed_runs import read_results, require_resumable_to_the_bit
 
 import gossipjax as gx
-from experiments import report, translation
+from experiments import plots, translation
 from experiments.data import memory
 from experiments.data.tokenizer import PADDING_ID, load_tokenizer
 from experiments.models.transformer import Size
@@ -54,7 +54,7 @@ def small():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(translation.SEQ2SEQ_SIZES, "mini", Size(1, 16, 2, 32))
         patch.setattr(placement, "request_cpu_devices", lambda count: None)
-        patch.setattr(report, "plot_topology", lambda *_: None)
+        patch.setattr(plots, "plot_topology", lambda *_: None)
         yield
 
 
@@ -140,7 +140,7 @@ def test_a_resumed_run_ends_as_if_it_had_never_been_stopped(tmp_path, data_dir, 
     """With AdamW, dropout, batches of two shapes, and in the middle of an accumulation."""
     options = (*OPTIONS, "--data-dir", str(data_dir), "--algorithm", "sgp", "--epochs", "1")
     options += ("--accumulate", "2", "--weight-decay", "0.1", "--warmup-steps", "2")
-    monkeypatch.setattr(report, "write_report", lambda *_: None)
+    monkeypatch.setattr(plots, "write_report", lambda *_: None)
     require_resumable_to_the_bit(translation.main, options, 5, tmp_path, monkeypatch)
 
 

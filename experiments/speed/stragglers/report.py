@@ -14,8 +14,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from experiments.plots import COLORS
 from experiments.program import exit_on_error
-from experiments.report import COLORS
 from experiments.results import Record
 
 CAPTION = (

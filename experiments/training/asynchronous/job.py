@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 import gossipjax as gx
-from experiments import report
+from experiments import plots
 from experiments.results import create_run_dir, make_progress_bar, read_summary
 from experiments.training.asynchronous.loop import Job, NodeRun, OneNode, train_node
 from experiments.training.asynchronous.methods import WIRES
@@ -96,7 +96,7 @@ def run_asynchronously(
             if record is not None:
                 open_output(job).add_run(record)
     if open_output(job).runs and info.place == 0:
-        report.write_report(folder, console)
+        plots.write_report(folder, console)
 
 
 def show_progress(bar: Progress, row: TaskID, step: float, text: str) -> None:

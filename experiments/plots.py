@@ -1,6 +1,6 @@
 """Tables and plots of an experiment, made from the files that a program wrote into its folder.
 
-    python -m experiments.report OUT
+    python -m experiments.plots OUT
 
 `metrics.jsonl` holds one JSON object per line, with `run` (its name in `summary.json`), `step`
 (updates per node), `epoch`, `seconds` (training time, without compilation and evaluation), and
@@ -319,4 +319,4 @@ def main(out: tyro.conf.Positional[Path]) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, prog="python -m experiments.report")
+    tyro.cli(main, prog="python -m experiments.plots")

@@ -20,7 +20,7 @@ from report_files import (
 from rich.console import Console
 from rich.table import Table
 
-from experiments import report
+from experiments import plots
 from experiments.results import read_runs
 
 
@@ -38,7 +38,7 @@ def render(table: Table, width: int) -> str:
 
 def test_table_of_one_seed() -> None:
     (row,) = (
-        line for line in render(report.make_table(RUNS[:1]), 100).splitlines() if "allr" in line
+        line for line in render(plots.make_table(RUNS[:1]), 100).splitlines() if "allr" in line
     )
     assert row.split() == [
         *("allreduce", "complete", "4", "97.50", "96.50", "95.00", "0.012", "12.5")
@@ -59,7 +59,7 @@ def test_table_of_several_seeds_shows_mean_and_deviation() -> None:
         )
         for seed in range(3)
     ]
-    text = render(report.make_table([*seeds, make_run("allreduce", "complete", 0)]), 100)
+    text = render(plots.make_table([*seeds, make_run("allreduce", "complete", 0)]), 100)
     lines = text.splitlines()
     (at,) = (number for number, line in enumerate(lines) if "sgp" in line)
     assert lines[at].split()[4:] == ["4", "97.00", "94.00", "92.00", "0.02", "12.0"]
@@ -69,20 +69,20 @@ def test_table_of_several_seeds_shows_mean_and_deviation() -> None:
 
 
 def test_table_keeps_its_numbers_in_a_narrow_terminal() -> None:
-    text = render(report.make_table([make_run("allreduce", "one_peer_exponential", 0)]), 80)
+    text = render(plots.make_table([make_run("allreduce", "one_peer_exponential", 0)]), 80)
     assert max(map(len, text.splitlines())) <= 80
     for number in ("97.50", "96.50", "95.00", "0.012", "12.5"):
         assert number in text
 
 
 def test_table_has_a_row_per_number_of_nodes() -> None:
-    table = report.make_table([make_run("sgp", "ring", 0), make_run("sgp", "ring", 1, nodes=8)])
+    table = plots.make_table([make_run("sgp", "ring", 0), make_run("sgp", "ring", 1, nodes=8)])
     assert table.row_count == 2
 
 
 def test_write_report_makes_table_and_plots(folder: Path) -> None:
     console = Console(file=io.StringIO(), width=100)
-    report.write_report(folder, console)
+    plots.write_report(folder, console)
     assert isinstance(console.file, io.StringIO)
     assert "sgp" in console.file.getvalue()
     for plot in ("loss.png", "consensus.png", "test_accuracy.png"):
@@ -91,13 +91,13 @@ def test_write_report_makes_table_and_plots(folder: Path) -> None:
 
 def test_without_evaluations_there_is_no_plot_of_the_metric(tmp_path: Path) -> None:
     write_run(tmp_path, RUNS[:1], make_lines(RUNS[0], evaluations=False))
-    report.write_report(tmp_path, Console(file=io.StringIO()))
+    plots.write_report(tmp_path, Console(file=io.StringIO()))
     assert not (tmp_path / "test_accuracy.png").exists()
     assert (tmp_path / "loss.png").exists()
 
 
 def test_table_of_another_metric_shows_mean_and_spread() -> None:
-    text = render(report.make_table(PERPLEXITY_RUNS), 80)
+    text = render(plots.make_table(PERPLEXITY_RUNS), 80)
     lines = text.splitlines()
     (at,) = (number for number, line in enumerate(lines) if "sgp" in line)
     assert lines[at].split()[2:6] == ["4", "21", "23.5", "4"]
@@ -120,7 +120,7 @@ def test_table_of_a_translation_leaves_out_what_is_there_twice() -> None:
     runs = [make_run("sgp", "ring", 0) | fields]
     for name in ("test_accuracy_average_model", "test_accuracy_nodes"):
         del runs[0][name]
-    text = render(report.make_table(runs), 80)
+    text = render(plots.make_table(runs), 80)
     (row,) = (line.split() for line in text.splitlines() if "sgp" in line)
     assert row == ["sgp", "ring", "4", "11.85", "11.85", "0", "17.51", "0.012", "12.5"]
     assert "BLEU:" in text
@@ -204,8 +204,8 @@ def test_a_run_without_training_lines_is_named(folder: Path) -> None:
 
 def test_program_makes_the_plots_again(folder: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "experiments.report", str(folder)],
-        cwd=Path(report.__file__).parents[1],
+        [sys.executable, "-m", "experiments.plots", str(folder)],
+        cwd=Path(plots.__file__).parents[1],
         capture_output=True,
         text=True,
         check=True,
@@ -218,6 +218,6 @@ def test_program_reports_an_error_without_a_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stop:
-        tyro.cli(report.main, args=[str(tmp_path)])
+        tyro.cli(plots.main, args=[str(tmp_path)])
     assert stop.value.code == 1
     assert capsys.readouterr().err.startswith(f"error: no summary.json in {tmp_path}")

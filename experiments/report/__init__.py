@@ -1,0 +1,1 @@
+"""The evidence: the papers' tables and figures in miniature, from one command."""
