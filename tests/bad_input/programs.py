@@ -92,7 +92,7 @@ BROKEN_FILES: list[tuple[Write, str]] = [
     (line(seconds=[1]), "seconds must be a finite number, got [1]"),
     (line(run=None), "run must be text, got null"),
 ]
-ROWS = [Line("report", "OUT", message, write) for write, message in BROKEN_FILES]
+ROWS = [Line("plots", "OUT", message, write) for write, message in BROKEN_FILES]
 ROWS += [Line("image", f"--resume {SHORT}", message, write) for write, message in BROKEN_FILES]
 ROWS += [
     Line("image", f"--resume {SHORT}", message, summary({"runs": [], **parts}))
@@ -115,14 +115,14 @@ ROWS += [
     )
 ]
 ROWS += [
-    Line("report", "OUT", "no summary.json in", status=1),
-    Line("report", "OUT/nowhere", "no summary.json in", status=1),
-    Line("report", "/etc/passwd", "no summary.json in", status=1),
-    Line("report", "OUT", "must list one run or more", summary({"runs": []})),
-    Line("report", "OUT", "must have a training line of run", metrics(b"")),
-    Line("report", "OUT", "line 1 must be JSON", metrics(b"{")),
-    Line("report", "", "out", parsed=True),
-    Line("report", "OUT OUT", "Unrecognized", parsed=True),
+    Line("plots", "OUT", "no summary.json in", status=1),
+    Line("plots", "OUT/nowhere", "no summary.json in", status=1),
+    Line("plots", "/etc/passwd", "no summary.json in", status=1),
+    Line("plots", "OUT", "must list one run or more", summary({"runs": []})),
+    Line("plots", "OUT", "must have a training line of run", metrics(b"")),
+    Line("plots", "OUT", "line 1 must be JSON", metrics(b"{")),
+    Line("plots", "", "out", parsed=True),
+    Line("plots", "OUT OUT", "Unrecognized", parsed=True),
 ]
 
 AVERAGING = {
