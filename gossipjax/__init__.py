@@ -1,6 +1,6 @@
 """Decentralized data-parallel training in JAX: gossip as optax transforms."""
 
-from gossipjax import asynchronous, diagnostics, launch, processes, topology, wire
+from gossipjax import asynchronous, cost_model, diagnostics, launch, processes, topology, wire
 from gossipjax.algorithms.adpsgd import adpsgd, d1d_psgd, random_delays
 from gossipjax.algorithms.allreduce import allreduce
 from gossipjax.algorithms.apply_if_finite import apply_if_finite
@@ -44,6 +44,7 @@ __all__ = [
     "canonical_step",
     "canonical_steps",
     "choco",
+    "cost_model",
     "d1d_psgd",
     "d2",
     "deepsqueeze",

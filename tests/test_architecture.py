@@ -34,9 +34,11 @@ LAYERS = {
     "batch_stats": TOP,
     "checkpoint": {"launch", *TOP},
     "asynchronous": {"collectives", "launch", "spmd", "wire"},
+    "cost_model": {"topology"},
 }
 ALLOWED_PACKAGES = {
     "topology": {"numpy"},
+    "cost_model": {"numpy"},
     "checkpoint": {"jax", "numpy", "optax", "orbax"},
     "asynchronous": {"jax", "numpy", "optax", "zmq"},
 }
@@ -49,6 +51,10 @@ PUBLIC_MODULES = {
     "gossipjax.checkpoint",
     "gossipjax.asynchronous",
     "gossipjax.diagnostics",
+    "gossipjax.cost_model",
+    "gossipjax.cost_model.methods",
+    "gossipjax.cost_model.networks",
+    "gossipjax.cost_model.published",
 }
 LAX_COLLECTIVES = {"ppermute", "pshuffle", "psum", "pmean", "pmax", "pmin"}
 LAX_COLLECTIVES |= {"all_gather", "all_to_all", "psum_scatter"}

@@ -1,0 +1,65 @@
+"""How long a step takes on a network that is not here: modelled, not measured. NumPy only.
+
+A `Method` (what an algorithm exchanges), a `Workload` (the computation of a node) and a `Network`
+give the seconds of a step, `predict_step`. README.md in this folder has the formulas, and what they
+miss; `python -m gossipjax.cost_model.published` sets published figures beside the model's.
+"""
+
+from gossipjax.cost_model import methods
+from gossipjax.cost_model.exchange import Exchange
+from gossipjax.cost_model.fabrics import Fabric, Islands, Star, Torus
+from gossipjax.cost_model.methods import (
+    WIRE_BITS,
+    Method,
+    adpsgd,
+    allreduce,
+    async_sgp,
+    centralized,
+    d1d_psgd,
+    diloco,
+    dpsgd,
+    easgd,
+    local_sgd,
+    osgp,
+    rand_psgd,
+    sgp,
+    single,
+    slowmo,
+    streaming_diloco,
+)
+from gossipjax.cost_model.network import Network
+from gossipjax.cost_model.prediction import Prediction, predict_step
+from gossipjax.cost_model.slowness import Slowness, parse_slowness
+from gossipjax.cost_model.workload import Workload
+
+__all__ = [
+    "WIRE_BITS",
+    "Exchange",
+    "Fabric",
+    "Islands",
+    "Method",
+    "Network",
+    "Prediction",
+    "Slowness",
+    "Star",
+    "Torus",
+    "Workload",
+    "adpsgd",
+    "allreduce",
+    "async_sgp",
+    "centralized",
+    "d1d_psgd",
+    "diloco",
+    "dpsgd",
+    "easgd",
+    "local_sgd",
+    "methods",
+    "osgp",
+    "parse_slowness",
+    "predict_step",
+    "rand_psgd",
+    "sgp",
+    "single",
+    "slowmo",
+    "streaming_diloco",
+]

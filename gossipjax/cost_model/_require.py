@@ -1,0 +1,38 @@
+"""Checks of quantities. NumPy only."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from gossipjax.topology.schedule import require_int
+
+MAX_NODES = 2**17
+
+
+def require_quantity(value: Any, what: str, unit: str, *, is_zero_allowed: bool = False) -> float:
+    """Return `value` as a float; raise `ValueError` unless it is a finite number above 0.
+
+    Args:
+      value: the quantity.
+      what: names it in the error, as "bandwidth of Network".
+      unit: of the quantity, for the error.
+      is_zero_allowed: whether 0 is a valid quantity, too.
+    """
+    is_number = isinstance(value, int | float | np.integer | np.floating)
+    is_valid = is_number and not isinstance(value, bool) and math.isfinite(value)
+    if not is_valid or value < 0 or (value == 0 and not is_zero_allowed):
+        bound = "of at least 0" if is_zero_allowed else "above 0"
+        raise ValueError(f"{what} must be a finite number {bound}, in {unit}, got {value!r}.")
+    return float(value)
+
+
+def require_number_of_nodes(nodes: Any, what: str = "nodes") -> int:
+    """Return the number of nodes as an int; raise `ValueError` unless it is an integer >= 1."""
+    return require_int(nodes, what, 1, MAX_NODES)
+
+
+def require_choice(value: Any, what: str, choices: tuple[str, ...]) -> None:
+    """Raise `ValueError` unless `value` is one of `choices`."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{what} must be one of {', '.join(choices)}, got {value!r}.")

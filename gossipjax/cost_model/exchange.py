@@ -1,0 +1,184 @@
+"""Exchanges: what nodes send in a step, to whom, and who waits for it. NumPy only."""
+
+import dataclasses
+from typing import Any, Literal
+
+import numpy as np
+
+from gossipjax.cost_model._collectives import KINDS, count_sent_bytes, find_collective_seconds
+from gossipjax.cost_model._require import require_choice, require_number_of_nodes, require_quantity
+from gossipjax.cost_model.network import Network
+from gossipjax.cost_model.workload import Workload
+from gossipjax.topology import Round, Schedule
+from gossipjax.topology.schedule import require_int
+
+BACKWARD = 2 / 3  # of a step's computation: two products per weight, one in the forward pass
+GOSSIP = "gossip"
+WAITING = ("all", "peers", "link", "nobody")
+Kind = Literal["gossip", "ring", "tree", "two-level", "server"]
+Awaits = Literal["all", "peers", "link", "nobody"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """What all nodes exchange every few steps.
+
+    An exchange begins at the end of the computation of every step `t` with `t mod every = phase`.
+    The end of the computation of step `t + overlap` waits for it: with 0 that is the same step, and
+    nothing is hidden; with 1 the exchange runs beside the computation of the next step.
+
+    Attributes:
+      kind: "gossip" by a schedule; "ring", "tree" or "two-level", an all-reduce; "server", a
+        parameter server at node 0.
+      schedule: of gossip; the exchange at step `t` is that of round `t // every`.
+      bits: of a parameter in a message, scales and indices included.
+      fraction: of the model that is sent.
+      every: steps from one exchange to the next.
+      phase: the first step that exchanges.
+      overlap: computations beside which an exchange runs.
+      layers: above 0, an all-reduce runs beside the backward pass, in as many parts: a part is sent
+        when the gradients of its layer are there.
+      awaits: "all": begins when the slowest of all nodes is ready. "peers": a node waits for what
+        is sent to it. "link": a node waits until its link is free, whoever receives. "nobody": if
+        the link is busy nothing is sent.
+      is_half_duplex: whether sending and receiving wait for each other, which takes twice the time.
+
+    Raises:
+      ValueError: if a kind is unknown, a number out of its range, or gossip has no schedule.
+
+    >>> exchange = Exchange(kind="ring", awaits="all")
+    >>> exchange.find_seconds(0, Workload(25e6), Network(1e9), nodes=2).tolist()
+    [0.1, 0.1]
+    """
+
+    kind: Kind = GOSSIP
+    schedule: Schedule | None = None
+    bits: float = 32.0
+    fraction: float = 1.0
+    every: int = 1
+    phase: int = 0
+    overlap: int = 0
+    layers: int = 0
+    awaits: Awaits = "peers"
+    is_half_duplex: bool = False
+
+    def __post_init__(self) -> None:
+        require_choice(self.kind, "kind of an exchange", (GOSSIP, *KINDS))
+        require_choice(self.awaits, "awaits of an exchange", WAITING)
+        require_quantity(self.bits, "bits of an exchange", "bits per parameter")
+        require_quantity(self.fraction, "fraction of an exchange", "models")
+        require_int(self.every, "every of an exchange", 1)
+        require_int(self.phase, "phase of an exchange", 0, self.every - 1)
+        require_int(self.overlap, "overlap of an exchange", 0)
+        require_int(self.layers, "layers of an exchange", 0)
+        if (self.kind == GOSSIP) != isinstance(self.schedule, Schedule):
+            raise ValueError(
+                f"schedule of an exchange must be a Schedule for gossip and None for others, got "
+                f"{self.schedule!r} for {self.kind}. Build one by gx.topology, such as "
+                "one_peer_exponential(8)."
+            )
+
+    def happens_at(self, step: int) -> bool:
+        """Whether an exchange begins at the end of `step`."""
+        return step % self.every == self.phase
+
+    def round_at(self, step: int) -> Round | None:
+        """The round of gossip at `step`; None of other kinds, and where nothing happens."""
+        if self.schedule is None or not self.happens_at(step):
+            return None
+        return self.schedule.round_at(step // self.every)
+
+    def is_collective_at(self, step: int) -> bool:
+        """Whether all nodes take part in one all-reduce, or one server, at `step`.
+
+        A round of gossip that is the exact average of more than two nodes is an all-reduce (ring).
+        """
+        round_ = self.round_at(step)
+        if round_ is not None:
+            return round_.is_uniform and round_.size > 2
+        return self.kind != GOSSIP and self.happens_at(step)
+
+    def messages_at(self, step: int) -> tuple[np.ndarray, ...]:
+        """Receivers `[N]` of each message at `step`, one array for each slot.
+
+        Node `j` sends to `receivers[j]`, and nothing where that is `j`. None of all-reduces.
+
+        >>> import gossipjax as gx
+        >>> exchange = Exchange(schedule=gx.topology.one_peer_exponential(4), every=2)
+        >>> [[receivers.tolist() for receivers in exchange.messages_at(k)] for k in range(3)]
+        [[[1, 2, 3, 0]], [], [[2, 3, 0, 1]]]
+        """
+        round_ = self.round_at(step)
+        if round_ is None or self.is_collective_at(step):
+            return ()
+        nodes = np.arange(round_.size)
+        return tuple(np.where(slot.weights > 0, slot.receivers, nodes) for slot in round_.slots)
+
+    def count_bytes(self, workload: Workload) -> float:
+        """Bytes of a message of gossip, or of the buffer of an all-reduce."""
+        return workload.parameters * self.fraction * self.bits / 8
+
+    def find_seconds(
+        self, step: int, workload: Workload, network: Network, nodes: int
+    ) -> np.ndarray:
+        """Seconds `[N]` that the exchange of `step` takes each node, if all begin together.
+
+        A node's messages share its link; every message, and the buffer of an all-reduce, is copied
+        through the host once. 0 where nothing is sent.
+        """
+        self.require_nodes(nodes)
+        size = self.count_bytes(workload)
+        if self.is_collective_at(step):
+            kind = "ring" if self.kind == GOSSIP else self.kind
+            seconds = np.full(nodes, find_collective_seconds(kind, size, network, nodes))
+        else:
+            seconds = np.zeros(nodes)
+            for receivers in self.messages_at(step):
+                is_sent = receivers != np.arange(nodes)
+                sent = network.message_seconds(receivers, size) + network.copy_seconds(size)
+                seconds += np.where(is_sent, sent, 0.0)
+        return 2 * seconds if self.is_half_duplex else seconds
+
+    def count_sent_bytes(
+        self, step: int, workload: Workload, network: Network, nodes: int
+    ) -> float:
+        """Bytes that the node that sends most sends in the exchange of `step`."""
+        size = self.count_bytes(workload)
+        if self.is_collective_at(step):
+            kind = "ring" if self.kind == GOSSIP else self.kind
+            return count_sent_bytes(kind, size, network, nodes)
+        messages = self.messages_at(step)
+        if not messages:
+            return 0.0
+        return size * int(sum(receivers != np.arange(nodes) for receivers in messages).max())
+
+    def list_steps(self) -> list[int]:
+        """Steps of all exchanges in a cycle; of a piecewise schedule in the last of its cycles."""
+        if self.schedule is None:
+            return [self.phase]
+        start, cycle = self.schedule.segments[-1]
+        return [(start + k) * self.every + self.phase for k in range(len(cycle))]
+
+    def find_exposed_seconds(self, seconds: Any, compute_seconds: float) -> Any:
+        """The part of an exchange's seconds that the computation does not hide.
+
+        `max(0, e - min(overlap, every) c)`; beside a backward pass of b seconds in L layers the
+        last layer is never hidden: `max(e - b (1 - 1/L), e / L)`.
+        """
+        if self.layers:
+            backward = BACKWARD * compute_seconds
+            hidden = seconds - backward * (1 - 1 / self.layers)
+            exposed = np.maximum(hidden, seconds / self.layers)
+        else:
+            exposed = seconds
+        return np.maximum(0.0, exposed - min(self.overlap, self.every) * compute_seconds)
+
+    def require_nodes(self, nodes: Any) -> int:
+        """Return the number of nodes; raise `ValueError` if the schedule is of another."""
+        count = require_number_of_nodes(nodes)
+        if self.schedule is not None and self.schedule.size != count:
+            raise ValueError(
+                f"nodes must be the {self.schedule.size} of the schedule, got {count}. Build the "
+                "method for this number of nodes."
+            )
+        return count
