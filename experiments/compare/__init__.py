@@ -2,6 +2,5 @@
 
 - grid: rows, columns and seeds; the command line of every cell.
 - named: published tables, with their figures, and other grids that have names.
-- runner: the cells, several side by side; what is finished is not run again.
 - statistics, tables: mean and spread over the seeds, as text, Markdown, LaTeX and CSV.
 """

@@ -20,17 +20,40 @@ from pathlib import Path
 
 import tyro
 from rich.console import Console
+from rich.progress import Progress as RichProgress
 
 from experiments import results
 from experiments.compare.grid import Cell, Grid
 from experiments.compare.options import Options, describe_grids, make_grid
-from experiments.compare.runner import Outcome, find_devices, remove_cells, run_cells
 from experiments.compare.statistics import Entry, find_metric, is_fraction, summarize
 from experiments.compare.tables import format_csv, format_latex, format_markdown, make_tables
 from experiments.compilation_cache import compilation_cache
 from experiments.program import exit_on_error
+from experiments.runner import Result, Run, find_devices, make_folder, run_all
 
 CELLS = "cells"
+
+
+class Progress:
+    """The bar of a comparison; it keeps what has ended."""
+
+    def __init__(self, grid: Grid, bar: RichProgress, jobs: int):
+        self.outcomes: dict[Cell, Result] = {}
+        self._grid = grid
+        self._cells = {cell.name: cell for cell in grid.list_cells()}
+        self._bar = bar
+        self._task = bar.add_task(f"{jobs} side by side", total=len(self._cells), status="")
+
+    def begin(self, run: Run) -> None:
+        return
+
+    def end(self, run: Run, result: Result) -> None:
+        """Counts a run; raises `FatalError` if it has no such metric."""
+        cell = self._cells[run.name]
+        self.outcomes[cell] = result
+        status = f"{len(self.outcomes)} of {len(self._cells)}: {cell.row}, {result.status}"
+        self._bar.update(self._task, advance=1, status=status)
+        find_metric(self._grid, {cell: result})
 
 
 def measure(options: Options, grid: Grid, out: Path, console: Console) -> list[str]:
@@ -39,26 +62,20 @@ def measure(options: Options, grid: Grid, out: Path, console: Console) -> list[s
     After Ctrl-C the table has what was finished.
 
     Raises:
-      FatalError: if a run has no such metric, as soon as one has finished; or as `run_cells` does.
+      FatalError: if a run has no such metric, as soon as one has finished; or as `run_all` does.
     """
-    cells = list(grid.list_cells())
-    outcomes: dict[Cell, Outcome] = {}
     devices = find_devices(options.jobs)
-    try:
-        with results.make_progress_bar(console) as bar, compilation_cache():
-            task = bar.add_task(f"{devices.jobs} side by side", total=len(cells), status="")
-
-            def report(cell: Cell, outcome: Outcome) -> None:
-                outcomes[cell] = outcome
-                status = f"{len(outcomes)} of {len(cells)}: {cell.row}, {outcome.status}"
-                bar.update(task, advance=1, status=status)
-                find_metric(grid, {cell: outcome})
-
-            run_cells(grid.program, cells, out / CELLS, devices, report)
-    except KeyboardInterrupt:
-        if outcomes:
-            write_tables(options, grid, outcomes, out, console)
-        raise
+    with results.make_progress_bar(console) as bar, compilation_cache():
+        progress = Progress(grid, bar, devices.jobs)
+        runs = [Run(cell.name, grid.program, cell.arguments) for cell in grid.list_cells()]
+        try:
+            run_all(runs, out / CELLS, devices, progress)
+        except KeyboardInterrupt:
+            if progress.outcomes:
+                write_tables(options, grid, progress.outcomes, out, console)
+            raise
+    # In the order of the grid, not in that in which they ended.
+    outcomes = {cell: progress.outcomes[cell] for cell in grid.list_cells()}
     write_tables(options, grid, outcomes, out, console)
     return [
         f"{cell.name}: {outcome.error}"
@@ -68,7 +85,7 @@ def measure(options: Options, grid: Grid, out: Path, console: Console) -> list[s
 
 
 def write_tables(
-    options: Options, grid: Grid, outcomes: Mapping[Cell, Outcome], out: Path, console: Console
+    options: Options, grid: Grid, outcomes: Mapping[Cell, Result], out: Path, console: Console
 ) -> None:
     """Writes `summary.json` and the tables, and prints one."""
     metric = find_metric(grid, outcomes)
@@ -83,7 +100,7 @@ def write_tables(
         console.print(table, crop=False)
 
 
-def describe(grid: Grid, metric: str, outcomes: Mapping[Cell, Outcome]) -> str:
+def describe(grid: Grid, metric: str, outcomes: Mapping[Cell, Result]) -> str:
     """Returns the sentence below the table."""
     unit = ", in %" if is_fraction(metric) else ""
     seeds = f"mean ± standard deviation over {len(grid.seeds)} seed(s)"
@@ -106,19 +123,6 @@ def make_record(key: tuple[str, str], entry: Entry, metric: str) -> results.Reco
     return {"row": row, "column": column, "metric": metric, **numbers} | entry._asdict()
 
 
-def make_folder(options: Options) -> Path:
-    """Makes the folder of a comparison, with one for its runs, by which a later call knows it."""
-    if options.out is not None and options.overwrite:
-        remove_cells(options.out / CELLS)
-    is_new = options.out is None or not (options.out / CELLS).exists()
-    out = results.create_run_dir("compare", options.out, options.overwrite, resume=not is_new)
-    (out / CELLS).mkdir(exist_ok=not is_new)
-    metrics = out / "metrics.jsonl"  # made for a run; its lines are in the runs' folders
-    if not metrics.read_text():
-        metrics.unlink()
-    return out
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, runs the grid, and reports."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -136,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(describe_grids())
             return
         grid = make_grid(options, given[end + 1 :])
-        out = make_folder(options)
+        out = make_folder("compare", options.out, options.overwrite, CELLS)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         failures = measure(options, grid, out, Console())
     if failures:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from experiments.compare.grid import Cell, Grid
-from experiments.compare.runner import Outcome
 from experiments.program import FatalError
 from experiments.results import find_metrics, metric_fields
+from experiments.runner import Result
 
 FALLING = ("loss", "perplexity", "error")  # metrics of which less is better
 FRACTIONS = ("accuracy",)  # shown in per cent
@@ -48,13 +48,13 @@ class Entry(NamedTuple):
         return len(self.values) == self.runs
 
 
-def find_metric(grid: Grid, outcomes: Mapping[Cell, Outcome]) -> str:
+def find_metric(grid: Grid, outcomes: Mapping[Cell, Result]) -> str:
     """Returns the metric of the table: that of the grid, or the first of the runs.
 
     Raises:
       FatalError: if the runs do not have that of the grid.
     """
-    runs = [outcome.run for outcome in outcomes.values() if outcome.run is not None]
+    runs = [outcome.runs[0] for outcome in outcomes.values() if outcome.runs]
     metrics = find_metrics(runs)
     if grid.metric is None:
         return metrics[0] if metrics else "accuracy"
@@ -78,7 +78,7 @@ def is_fraction(metric: str) -> bool:
 
 
 def summarize(
-    grid: Grid, outcomes: Mapping[Cell, Outcome], metric: str
+    grid: Grid, outcomes: Mapping[Cell, Result], metric: str
 ) -> dict[tuple[str, str], Entry]:
     """Returns `(row's title, column's title) -> entry`, for those with an outcome.
 
@@ -86,12 +86,12 @@ def summarize(
     """
     scale = 100.0 if is_fraction(metric) else 1.0
     field, _ = metric_fields(metric)
-    by_key: dict[tuple[str, str], list[Outcome]] = {}
+    by_key: dict[tuple[str, str], list[Result]] = {}
     for cell, outcome in outcomes.items():
         by_key.setdefault((cell.row, cell.column), []).append(outcome)
     entries = {}
     for key, group in by_key.items():
-        values = tuple(scale * outcome.run[field] for outcome in group if outcome.run is not None)
+        values = tuple(scale * outcome.runs[0][field] for outcome in group if outcome.runs)
         diverged = sum(outcome.status == "diverged" for outcome in group)
         failed = sum(outcome.status == "failed" for outcome in group)
         entries[key] = Entry(

@@ -7,10 +7,23 @@ from typing import Literal, NamedTuple
 
 from matplotlib.figure import Figure as MatplotlibFigure
 
-from experiments.results import Record
+from experiments.runner import Result, Run, Status
+
+__all__ = [
+    "Claim",
+    "Figure",
+    "Findings",
+    "Result",
+    "Results",
+    "Run",
+    "Scale",
+    "Section",
+    "Status",
+    "Table",
+    "Verdict",
+]
 
 Verdict = Literal["agrees", "agrees in part", "disagrees", "not judged"]
-Status = Literal["finished", "diverged", "failed", "missing"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,57 +42,6 @@ class Scale:
     fashion_mnist: Path | None = None
     speech: Path | None = None
     translation: Path | None = None
-
-
-class Run(NamedTuple):
-    """A call of a program.
-
-    Attributes:
-      name: of its folder; letters, digits, dots and dashes. Other runs have other names, and those
-        of several sections that are the same call have the same one.
-      program: `python -m experiments.PROGRAM`.
-      arguments: without `--out`.
-      is_alone: whether it measures time, so that nothing else may run beside it.
-    """
-
-    name: str
-    program: str
-    arguments: tuple[str, ...]
-    is_alone: bool = False
-
-    @property
-    def command(self) -> str:
-        """The command line.
-
-        >>> Run("averaging", "averaging", ("--nodes", "8")).command
-        'python -m experiments.averaging --nodes 8'
-        """
-        return " ".join(["python -m", f"experiments.{self.program}", *self.arguments])
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Result:
-    """How a run ended.
-
-    Attributes:
-      status: diverged is a loss that is not finite; failed is any other error; missing is a run
-        that was not begun or was interrupted.
-      folder: the results of the program; None of a missing run.
-      summary: of its `summary.json`; `{}` unless it has finished.
-      error: the last lines of its output, if it has not finished.
-      seconds: that it took.
-    """
-
-    status: Status
-    folder: Path | None = None
-    summary: Record = dataclasses.field(default_factory=dict)
-    error: str = ""
-    seconds: float = 0.0
-
-    @property
-    def runs(self) -> list[Record]:
-        """The entries of `summary.json`; none unless the run has finished."""
-        return self.summary.get("runs", [])
 
 
 Results = Mapping[str, Result]

@@ -1,25 +1,21 @@
-"""Grids of runs: their cells, their table, and what is run again."""
+"""Grids of runs: their cells and their table."""
 
 import csv
 import dataclasses
 import io
 import json
-import os
-import signal
-import threading
-import time
 
 import pytest
+from fake_program import write_program
 from rich.console import Console
 
 from experiments.compare import __main__ as program
-from experiments.compare import runner
-from experiments.compare.grid import Cell, Grid, Line
+from experiments.compare.grid import Grid, Line
 from experiments.compare.named import GRIDS
 from experiments.compare.options import Options, make_grid
-from experiments.compare.runner import Devices, Outcome, judge, run_cells
 from experiments.compare.statistics import summarize
 from experiments.compare.tables import format_csv, format_latex, format_markdown, make_tables
+from experiments.runner import Devices, Result
 
 ROWS = (Line("sgp", ("--algorithm", "sgp")), Line("a_b & c", ("--algorithm", "dpsgd")))
 COLUMNS = (Line("alpha 1", ("--dirichlet-alpha", "1")), Line("even", ()))
@@ -37,8 +33,11 @@ GRID = Grid(
 FIELD = "test_accuracy_average_model"
 
 
-def finish(accuracy):
-    return Outcome("finished", {FIELD: accuracy})
+DIVERGED = Result(status="diverged", error="loss")
+
+
+def finish(value, field=FIELD):
+    return Result(status="finished", summary={"runs": [{field: value}]})
 
 
 OUTCOMES = dict(
@@ -46,7 +45,7 @@ OUTCOMES = dict(
         GRID.list_cells(),
         [
             *(finish(0.80), finish(0.9), finish(0.85)),  # seed 0
-            *(finish(0.82), Outcome("diverged", None, "loss"), finish(0.87)),
+            *(finish(0.82), DIVERGED, finish(0.87)),
         ],
         strict=True,
     )
@@ -76,7 +75,7 @@ def test_mean_spread_and_the_best_of_a_column():
 
 def test_what_has_diverged_is_shown_and_is_never_the_best():
     assert ENTRIES["sgp", "even"].diverged == 1
-    both = {cell: Outcome("diverged") for cell in OUTCOMES if cell.row == "a_b & c"}
+    both = {cell: DIVERGED for cell in OUTCOMES if cell.row == "a_b & c"}
     entries = summarize(GRID, OUTCOMES | both, "accuracy")
     assert not any(entry.is_best for entry in entries.values())
     markdown = format_markdown(GRID, entries, "")
@@ -100,7 +99,7 @@ def test_equal_means_are_all_the_best():
 
 def test_of_a_loss_the_smallest_is_the_best():
     losses = {
-        cell: Outcome("finished", {"test_loss_average_model": loss})
+        cell: finish(loss, "test_loss_average_model")
         for cell, loss in zip(OUTCOMES, [2.0, 1, 3, 2, 1, 3], strict=True)
     }
     entries = summarize(GRID, losses, "loss")
@@ -156,22 +155,6 @@ def test_numbers_and_titles_are_whole_in_a_narrow_terminal(grid, width):
     assert printed.count("a caption") == 1
 
 
-@pytest.mark.parametrize(
-    ("status", "log", "expected"),
-    [
-        (2, "error: the loss of node 0 must be finite, got nan after 3 steps", "diverged"),
-        (2, "error: --epochs must be an integer >= 1, got 0", "failed"),
-        (0, "done", "failed"),  # without a summary
-        (-9, "", "failed"),
-    ],
-)
-def test_how_a_run_ended(tmp_path, status, log, expected):
-    (tmp_path / runner.LOG).write_text(log)
-    outcome = judge(tmp_path, status, 1.0)
-    assert outcome.status == expected
-    assert outcome.error
-
-
 def test_rows_are_algorithms_by_topologies_momentum_and_wires():
     options = Options(
         algorithm=("sgp", "dpsgd@complete", "allreduce"),
@@ -204,51 +187,6 @@ def test_named_grids_have_cells_of_different_names():
         assert grid.cells.keys() <= titles
 
 
-def write_program(folder, monkeypatch):
-    """A package `experiments` whose program takes no time: it counts its calls, and may fail."""
-    package = folder / "fake" / "experiments"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    (package / "image.py").write_text(
-        "import json, pathlib, sys, time\n"
-        "out = pathlib.Path(sys.argv[sys.argv.index('--out') + 1])\n"
-        "with (out.parent / 'calls').open('a') as calls: calls.write(out.name + chr(10))\n"
-        "if 'wait' in sys.argv: time.sleep(600)\n"
-        "if 'dpsgd' in sys.argv and not (out.parent / 'mended').exists():\n"
-        "    sys.exit('error: no luck')\n"
-        "run = {'run': 'a', 'algorithm': 'sgp', 'topology': 'ring', 'nodes': 2,\n"
-        "       'seconds_per_step': 1.0, 'examples_per_second': 1.0, 'consensus_distance': 0.0,\n"
-        "       'test_accuracy_average_model': 0.5, 'test_accuracy_nodes': [0.5, 0.5]}\n"
-        "summary = {'options': {}, 'environment': {}, 'runs': [run]}\n"
-        "(out / 'summary.json').write_text(json.dumps(summary))\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(folder / "fake"))
-    monkeypatch.setenv("PYTHONSAFEPATH", "1")
-
-
-def test_only_what_is_not_finished_is_run_again(tmp_path, monkeypatch):
-    write_program(tmp_path, monkeypatch)
-    cells = list(GRID.list_cells())
-    folder = tmp_path / "cells"
-
-    def run(cells):
-        reported = []
-        outcomes = run_cells(
-            "image", cells, folder, Devices(({}, {})), lambda *both: reported.append(both)
-        )
-        assert dict(reported) == outcomes
-        return [outcome.status for outcome in outcomes.values()]
-
-    assert run(cells) == ["finished", "finished", "failed"] * 2
-    assert len((folder / "calls").read_text().split()) == 6
-    (folder / "mended").touch()
-    assert run(cells) == ["finished"] * 6
-    assert len((folder / "calls").read_text().split()) == 8
-    other = Cell(cells[0].row, cells[0].column, cells[0].seed, ("--epochs", "4"))
-    with pytest.raises(ValueError, match="--out must be the folder of this comparison"):
-        run([other])
-
-
 def test_a_comparison_from_the_command_line(tmp_path, monkeypatch, capsys):
     write_program(tmp_path, monkeypatch)
     monkeypatch.setattr(program, "find_devices", lambda jobs: Devices(({},) * (jobs or 1)))
@@ -267,35 +205,3 @@ def test_a_comparison_from_the_command_line(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="2"):
         program.main(["--metric", "loss", *line])
     assert "--metric must be one of accuracy, got 'loss'" in capsys.readouterr().err
-
-
-def test_an_interrupt_ends_all_runs_and_keeps_what_was_finished(tmp_path, monkeypatch):
-    write_program(tmp_path, monkeypatch)
-    ends = (("finishes", ()), ("waits", ("wait",)), ("never begins", ("wait",)))
-    cells = [Cell(title, "", 0, arguments) for title, arguments in ends]
-    reported = []
-
-    def report(cell, outcome):
-        reported.append((cell.row, outcome.status))
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
-
-    began = time.monotonic()
-    order = [cells[1], cells[0], cells[2]]
-    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as the program has it
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run_cells("image", order, tmp_path / "cells", Devices(({},) * 2), report)
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-    assert reported == [("finishes", "finished")]
-    assert time.monotonic() - began < 60
-
-
-def test_a_comparison_that_was_stopped_before_its_first_run_goes_on(tmp_path):
-    options = Options(out=tmp_path / "out")
-    for _ in range(2):
-        assert list(program.make_folder(options).iterdir()) == [tmp_path / "out" / "cells"]
-    (tmp_path / "out" / "cells" / "sgp").mkdir()
-    (tmp_path / "out" / "cells" / "sgp" / runner.LOG).touch()
-    program.make_folder(dataclasses.replace(options, overwrite=True))
-    assert not list((tmp_path / "out" / "cells").iterdir())

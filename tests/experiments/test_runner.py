@@ -1,0 +1,163 @@
+"""Calls of programs: how they end, which are run again, and that none of them is left behind."""
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from fake_program import read_calls, write_program
+
+from experiments import runner
+from experiments.runner import Devices, Run, judge, make_folder, run_all, take_runs
+
+TWO = Devices(({}, {}))
+
+
+class Recorder:
+    """Keeps what it is told."""
+
+    def __init__(self):
+        self.begun = []
+        self.ended = []
+
+    def begin(self, run):
+        self.begun.append(run.name)
+
+    def end(self, run, result):
+        self.ended.append((run.name, result.status))
+
+
+def make_runs(**arguments):
+    return [Run(name, "image", tuple(given.split())) for name, given in arguments.items()]
+
+
+@pytest.mark.parametrize(
+    ("status", "log", "expected"),
+    [
+        (2, "error: the loss of node 0 must be finite, got nan after 3 steps", "diverged"),
+        (2, "error: --epochs must be an integer >= 1, got 0", "failed"),
+        (0, "done", "failed"),  # without a summary
+        (-9, "", "failed"),
+    ],
+)
+def test_how_a_run_ended(tmp_path, status, log, expected):
+    (tmp_path / runner.LOG).write_text(log)
+    result = judge(tmp_path, status, 1.0)
+    assert result.status == expected
+    assert result.error
+    assert result.runs == []
+
+
+def test_only_what_is_not_finished_is_run_again(tmp_path, monkeypatch):
+    write_program(tmp_path, monkeypatch)
+    runs = make_runs(a="sgp", b="dpsgd", c="diverge")
+
+    def run(runs, **options):
+        recorder = Recorder()
+        results = run_all(runs, tmp_path / "runs", TWO, recorder, **options)
+        assert sorted(recorder.ended) == sorted((name, r.status) for name, r in results.items())
+        return [result.status for result in results.values()]
+
+    assert run(runs) == ["finished", "failed", "diverged"]
+    assert sorted(read_calls(tmp_path / "runs")) == ["a", "b", "c"]
+    (tmp_path / "runs" / "mended").touch()
+    (tmp_path / "runs" / "b" / "rest of the run that failed").touch()
+    assert run(runs) == ["finished", "finished", "diverged"]
+    assert read_calls(tmp_path / "runs")[3:] == ["b"]
+    assert not (tmp_path / "runs" / "b" / "rest of the run that failed").exists()
+    (tmp_path / "runs" / "b" / "summary.json").write_text("{")  # damaged
+    assert run(runs) == ["finished", "finished", "diverged"]
+    assert read_calls(tmp_path / "runs")[4:] == ["b"]
+    others = make_runs(a="sgp --epochs 4")
+    with pytest.raises(ValueError, match="--out must be the folder of the same runs"):
+        run(others)
+    assert run(others, replaces=True) == ["finished"]
+    assert read_calls(tmp_path / "runs")[5:] == ["a"]
+
+
+def test_what_is_alone_comes_last_and_one_at_a_time(tmp_path, monkeypatch):
+    write_program(tmp_path, monkeypatch)
+    runs = [Run(name, "image", (), is_alone=name < "c") for name in "abcd"]
+    recorder = Recorder()
+    assert list(run_all(runs, tmp_path, TWO, recorder)) == list("abcd")
+    assert recorder.begun[2:] == ["a", "b"]
+    assert recorder.ended[2:] == [("a", "finished"), ("b", "finished")]
+
+
+def test_a_run_that_does_not_end_is_stopped(tmp_path, monkeypatch):
+    write_program(tmp_path, monkeypatch)
+    results = run_all(make_runs(a="wait"), tmp_path, TWO, Recorder(), max_seconds=1)
+    assert results["a"].status == "failed"
+    assert "must end within 1 s" in results["a"].error
+    assert not find_processes("sleep 600", results["a"].folder)
+
+
+def find_processes(command, folder):
+    """Processes of a command that have the log of a run open."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (process / "cmdline").read_text().replace("\0", " ").strip()
+            output = os.readlink(process / "fd" / "1")
+        except OSError:  # has ended
+            continue
+        if line == command and output == f"{folder / runner.LOG}":
+            found.append(process.name)
+    return found
+
+
+def test_runs_of_another_folder_are_taken_by_their_calls(tmp_path, monkeypatch):
+    write_program(tmp_path, monkeypatch)
+    run_all(make_runs(a="sgp", b="dpsgd", c="diverge"), tmp_path / "old", TWO, Recorder())
+    runs = make_runs(x="sgp", y="dpsgd", c="diverge", z="other")
+    (tmp_path / "new").mkdir()
+    assert take_runs(runs, [tmp_path / "old"], tmp_path / "new") == ["x", "c"]
+    assert take_runs(runs, [tmp_path / "old"], tmp_path / "new") == []
+    run_all(runs, tmp_path / "new", TWO, Recorder())
+    assert sorted(read_calls(tmp_path / "new")) == ["y", "z"]
+    state = json.loads((tmp_path / "new" / "x" / runner.STATE).read_text())
+    assert state["command"] == ["image", "sgp"]
+
+
+def test_an_interrupt_ends_all_runs_and_keeps_what_was_finished(tmp_path, monkeypatch):
+    write_program(tmp_path, monkeypatch)
+    recorder = Recorder()
+    waits = tmp_path / "waits" / "waits"
+
+    def stop():
+        while not (waits.exists() and recorder.ended):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    began = time.monotonic()
+    runs = make_runs(waits="wait", finishes="", never_begins="wait")
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as the programs have it
+    threading.Thread(target=stop).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_all(runs, tmp_path, TWO, recorder)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert recorder.ended == [("finishes", "finished")]
+    assert time.monotonic() - began < 60
+    assert not find_processes("sleep 600", tmp_path / "waits")
+
+
+def test_a_folder_that_was_stopped_before_its_first_run_goes_on(tmp_path):
+    out = tmp_path / "out"
+    for _ in range(2):
+        assert list(make_folder("compare", out, False, "cells").iterdir()) == [out / "cells"]
+    (out / "cells" / "sgp").mkdir()
+    (out / "cells" / "sgp" / runner.LOG).touch()
+    make_folder("compare", out, True, "cells")
+    assert not list((out / "cells").iterdir())
+    (out / "cells" / "notes").mkdir()
+    (out / "cells" / "notes" / "biology.csv").touch()
+    with pytest.raises(ValueError, match="got notes: move it"):
+        make_folder("compare", out, True, "cells")
+    with pytest.raises(ValueError, match="must be the folder of a run"):
+        run_all(make_runs(notes=""), out / "cells", TWO, Recorder())
+    assert (out / "cells" / "notes" / "biology.csv").exists()
