@@ -1,0 +1,242 @@
+"""Tables and the plot of the rates, made from the files in their folder.
+
+python -m experiments.rates.report OUT
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import tyro
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from experiments.plots import COLORS
+from experiments.program import exit_on_error
+from experiments.rates.fits import (
+    Estimate,
+    fit_both_slopes,
+    fit_slope,
+    select_points,
+    select_regime,
+)
+from experiments.results import Record
+from experiments.results.records import (
+    COUNT,
+    LIST,
+    NUMBER,
+    NUMBERS,
+    TEXT,
+    WAY_OUT,
+    parse_object,
+    read_text,
+    require_fields,
+)
+
+MARKERS = "os^xvD*P<"  # numbers of nodes
+RUN_FIELDS = {
+    "label": TEXT,
+    "nodes": COUNT,
+    "steps": COUNT,
+    "squared_gradient": NUMBERS,
+    "squared_distance": NUMBERS,
+    "bound": NUMBER,
+}
+MIN_DISTANCE = 1e-9  # squared; a smaller one is only float32 rounding
+CAPTION = "*: K < n^3, not in the regime of the theorems, and in no slope"
+
+
+def read_results(folder: Path) -> list[Record]:
+    """Returns the list `runs` of a folder's `summary.json`.
+
+    Raises:
+      FileNotFoundError: if the file is missing.
+      ValueError: if it was not written by this program; the message says where.
+    """
+    path = folder / "summary.json"
+    runs = parse_object(read_text(path), f"{path}", {"runs": LIST})["runs"]
+    if not runs:
+        raise ValueError(f"{path}: runs must have one entry or more, got none: {WAY_OUT}.")
+    for index, run in enumerate(runs):
+        where = f"{path}, runs[{index}]"
+        require_fields(run, where, RUN_FIELDS)
+        if not (run["nodes"] and run["steps"]):
+            raise ValueError(f"{where}: nodes and steps must be at least 1, got 0: {WAY_OUT}.")
+        if min(run["squared_gradient"]) <= 0:
+            raise ValueError(
+                f"{where}: squared_gradient must be positive, got "
+                f"{min(run['squared_gradient'])}: {WAY_OUT}."
+            )
+    return runs
+
+
+def list_labels(runs: Sequence[Record]) -> list[str]:
+    """Returns the methods, in order of appearance."""
+    return list(dict.fromkeys(run["label"] for run in runs))
+
+
+def plot_rates(runs: Sequence[Record], path: Path) -> None:
+    """Plots the mean squared gradient over nK and the distance to the mean over K, as a PNG."""
+    figure = Figure((11, 5.2), dpi=120, layout="constrained")
+    draw_rates(runs, figure)
+    figure.savefig(path)
+
+
+def draw_rates(runs: Sequence[Record], figure: Figure) -> None:
+    """Draws two panels: the mean squared gradient over nK, the distance to the mean over K."""
+    gradients, distances = figure.subplots(1, 2)
+    _draw_points(gradients, runs, "squared_gradient", lambda run: run["nodes"] * run["steps"])
+    _draw_points(distances, runs, "squared_distance", lambda run: run["steps"])
+    gradients.set(title="Theorem 1", xlabel="nodes times steps, nK")
+    gradients.set_ylabel("squared gradient at the mean, mean over the steps")
+    distances.set(title="Theorem 2", xlabel="steps, K")
+    distances.set_ylabel("squared distance to the mean, mean over nodes and steps")
+    products = np.array(sorted({run["nodes"] * run["steps"] for run in runs}), float)
+    first = min(runs, key=lambda run: run["nodes"] * run["steps"])
+    level = np.mean(first["squared_gradient"]) * math.sqrt(products[0])
+    gradients.plot(products, level / np.sqrt(products), "k--", linewidth=1, label="slope -1/2")
+    if drawn := [line for line in distances.get_lines() if len(line.get_ydata())]:
+        steps = np.array(sorted({run["steps"] for run in runs}), float)
+        level = max(float(np.max(line.get_ydata())) for line in drawn) * steps[0]
+        distances.plot(steps, level / steps, "k:", linewidth=1, label="slope -1")
+    for axes in (gradients, distances):
+        axes.set(xscale="log", yscale="log")
+        axes.grid(alpha=0.3)
+    handles, labels = gradients.get_legend_handles_labels()
+    more = [
+        pair
+        for pair in zip(*distances.get_legend_handles_labels(), strict=True)
+        if pair[1] not in labels
+    ]
+    figure.legend(
+        [*handles, *(handle for handle, _ in more)],
+        [*labels, *(label for _, label in more)],
+        loc="outside lower center",
+        ncols=4,
+        fontsize="small",
+    )
+
+
+def _draw_points(
+    axes: Axes, runs: Sequence[Record], field: str, find_x: Callable[[Record], int]
+) -> None:
+    """A curve for each method and number of nodes; empty markers are not in the regime."""
+    sizes = sorted({run["nodes"] for run in runs})
+    for number, label in enumerate(list_labels(runs)):
+        color = COLORS[number % len(COLORS)]
+        for index, size in enumerate(sizes):
+            shown = [run for run in runs if run["label"] == label and run["nodes"] == size]
+            shown = [run for run in shown if np.mean(run[field]) > MIN_DISTANCE]
+            shown.sort(key=lambda run: run["steps"])
+            axes.plot(
+                [find_x(run) for run in shown],
+                [np.mean(run[field]) for run in shown],
+                color=color,
+                marker=MARKERS[index % len(MARKERS)],
+                markersize=5,
+                linewidth=0.8,
+                alpha=0.8,
+                label=f"{label}, {size} nodes",
+            )
+
+
+def find_slopes(runs: Sequence[Record]) -> list[Record]:
+    """Fits the slopes of each method in the regime.
+
+    Returns:
+      A record for each method: `label` and the estimates `nodes_times_steps`, `steps` and `nodes`
+      of the squared gradient, lists of the value and its limits, or None where the points do not
+      determine it.
+    """
+    records = []
+    for label in list_labels(runs):
+        points = select_regime(select_points(runs, label, "squared_gradient"))
+        in_steps, in_nodes = fit_both_slopes(points)
+        estimates = {
+            "nodes_times_steps": fit_slope(points),
+            "steps": in_steps,
+            "nodes": in_nodes,
+        }
+        found = {name: _make_list(estimate) for name, estimate in estimates.items()}
+        records.append({"label": label, **found})
+    return records
+
+
+def _make_list(estimate: Estimate) -> list[float] | None:
+    return None if math.isnan(estimate.value) else list(estimate)
+
+
+def make_table(runs: Sequence[Record], field: str, title: str) -> Table:
+    """Makes a table of one quantity: a row for each method and n, a column for each K."""
+    table = Table(title=title, caption=CAPTION, box=SIMPLE_HEAD, padding=0, min_width=64)
+    table.add_column("method", overflow="fold")
+    table.add_column("n", justify="right")
+    steps = sorted({run["steps"] for run in runs})
+    for number in steps:
+        table.add_column(f"K = {number}", justify="right", no_wrap=True)
+    found = {(run["label"], run["nodes"], run["steps"]): run for run in runs}
+    for label, nodes in dict.fromkeys((run["label"], run["nodes"]) for run in runs):
+        cells = [_format_cell(found.get((label, nodes, number)), field) for number in steps]
+        table.add_row(label, f"{nodes}", *cells)
+    return table
+
+
+def _format_cell(run: Record | None, field: str) -> str:
+    if run is None:
+        return "-"
+    mean = np.mean(run[field])
+    text = f"{mean:.3g}" if mean > MIN_DISTANCE else "0"
+    return text if select_regime(select_points([run], run["label"], field)) else f"{text}*"
+
+
+def make_slope_table(slopes: Sequence[Record]) -> Table:
+    """Makes a table of what `find_slopes` returns."""
+    table = Table(
+        title="Slopes of the squared gradient, in logarithms (theorem 1: -1/2)",
+        caption="in brackets: 95 % of the bootstrap over the seeds",
+        box=SIMPLE_HEAD,
+        padding=0,
+        min_width=64,
+    )
+    table.add_column("method", overflow="fold", min_width=12)
+    for header in ("in nK", "in K", "in n"):
+        table.add_column(header, justify="right")
+    for record in slopes:
+        values = [record[name] for name in ("nodes_times_steps", "steps", "nodes")]
+        cells = ["-" if value is None else f"{Estimate(*value)}" for value in values]
+        table.add_row(record["label"], *cells)
+    return table
+
+
+def write_report(folder: Path, console: Console) -> None:
+    """Reads the folder of a run, prints its tables, and writes `rates.png` into it.
+
+    Raises:
+      FileNotFoundError: if a file is missing.
+      ValueError: if a file was not written by experiments.rates.
+    """
+    runs = read_results(folder)
+    plot_rates(runs, folder / "rates.png")
+    title = "Squared gradient at the mean, mean over the steps"
+    console.print(make_table(runs, "squared_gradient", title))
+    title = "Squared distance to the mean, mean over nodes and steps"
+    console.print(make_table(runs, "squared_distance", title))
+    console.print(make_slope_table(find_slopes(runs)))
+
+
+def main(out: tyro.conf.Positional[Path]) -> None:
+    """Makes the tables and the plot of the rates again, from their folder.
+
+    Args:
+        out: the folder that the experiment wrote (its --out).
+    """
+    with exit_on_error():
+        write_report(out, Console())
+
+
+if __name__ == "__main__":
+    tyro.cli(main, prog="python -m experiments.rates.report")
