@@ -224,6 +224,9 @@ def make_records(rows, hosts=4):
                 name: [value * (1 if host == 3 else 0.5)] * 9 + [9 * value]
                 for name, value in zip(names, values, strict=True)
             },
+            "cpu_seconds": {
+                name: [0.1 + 0.2 * (name not in names[:3])] * 10 for name in names
+            },
             "nic_bytes": {name: [20e6 + host] * 10 for name in names},
             "stream_bytes": 20_000_000,
             "parameters": 5_000_000,
@@ -255,6 +258,7 @@ def test_summary():
     assert sgp["sent_bytes_by_round"] == {"0": 20_000_004, "1": 20_000_004}
     assert sgp["nic_bytes_by_round"] == {"0": 20e6 + 3, "1": 20e6 + 3}
     assert sgp["nic_bytes"] == 20e6 + 3
+    assert sgp["exchange_cpu_seconds"] == pytest.approx(4 * 0.2 / os.cpu_count())
     lines = list_metrics(4, "200mbit", records)
     assert len(lines) == 5 * 10
     assert lines[-1]["iteration"] == 9
@@ -268,11 +272,13 @@ def test_periods_are_averaged():
     for host, record in enumerate(records):
         record["seconds"][row.name] = [1.0, 1.0, 1.0, 1.0, 2.0 + host] * 3
         record["nic_bytes"][row.name] = [7] * 15
+        record["cpu_seconds"][name_computation(row)] = [0.5] * 10
         record["seconds"][name_computation(row)] = [1.0, 1.1] * 5
     run = summarize_row(row, summarize_configuration(2, "1gbit", records), records)
     assert run["seconds"] == pytest.approx(1.4)
     assert run["computation_seconds"] == pytest.approx(1.05)
     assert run["ratio_to_limit"] == pytest.approx(1.4 / 1.05)
+    assert run["exchange_cpu_seconds"] == 0  # made up: the exchange takes less than none
 
 
 def write_summary(folder, sizes, bandwidths):

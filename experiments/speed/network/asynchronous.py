@@ -22,11 +22,13 @@ class NodeSteps(NamedTuple):
 
     Attributes:
       seconds: of each step.
+      cpu_before: seconds that the threads of this process had computed before the first step.
       kept: steps at which it sent nothing, since its last message was still on its way.
       staleness: steps from sending a message to its acknowledgement, the mean.
     """
 
     seconds: list[float]
+    cpu_before: float
     kept: int
     staleness: float
 
@@ -67,12 +69,15 @@ def run_steps(
     node.warm_up(compute_gradients, batch)
     if not node.wait_for_members(hosts, MAX_WAIT):
         raise TimeoutError(f"{hosts} hosts must hear each other within {MAX_WAIT:g} s, got fewer.")
+    cpu_before = time.process_time()
     times = [time.perf_counter()]
     for _ in range(steps):
         node.step(compute_gradients, batch)
         times.append(time.perf_counter())
     statistics = node.statistics
-    return NodeSteps(np.diff(times).tolist(), statistics.kept, statistics.staleness)
+    return NodeSteps(
+        np.diff(times).tolist(), cpu_before, statistics.kept, statistics.staleness
+    )
 
 
 def take_own(stacked: Any) -> Any:

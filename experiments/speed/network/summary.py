@@ -1,12 +1,15 @@
 """What the hosts of a network measurement have measured, as the objects of its files."""
 
+import os
 from collections.abc import Sequence
 
 import numpy as np
 
 from experiments.results import Record
+from experiments.speed.modelled.network import predict_row
 from experiments.speed.network.rows import (
     ALL_LINKS,
+    CENTRALIZED,
     COMPUTATION,
     SINGLE_LINK,
     Row,
@@ -27,6 +30,7 @@ def summarize_configuration(hosts: int, bandwidth: str | None, records: Sequence
     """
     first = records[0]
     stream_bytes = first["stream_bytes"]
+    stream_cpu_seconds = sum_cpu_seconds(records, ALL_LINKS) / (os.cpu_count() or 1)
     return {
         "hosts": hosts,
         "bandwidth": bandwidth,
@@ -36,6 +40,7 @@ def summarize_configuration(hosts: int, bandwidth: str | None, records: Sequence
         "stream_bytes": stream_bytes,
         "goodput_all_links": stream_bytes / float(np.median(max_over_hosts(records, ALL_LINKS))),
         "goodput_one_link": stream_bytes / float(np.median(max_over_hosts(records, SINGLE_LINK))),
+        "stream_cpu_seconds_per_byte": stream_cpu_seconds / (hosts * stream_bytes),
         "peak_memory_bytes": max(record["peak_memory_bytes"] for record in records),
     }
 
@@ -69,6 +74,12 @@ def summarize_row(row: Row, configuration: Record, records: Sequence[Record]) ->
     limits = compute_limits(computation_seconds, link_bytes, goodput)
     limit_seconds = limits.max if row.overlaps else limits.sum
     timing = summarize_samples("seconds", samples)
+    cpu_seconds = compute_exchange_cpu_seconds(row, records)
+    modelled = predict_row(
+        row,
+        configuration,
+        computation_seconds + compute_added_seconds(row, configuration, cpu_seconds, link_bytes),
+    )
     return {
         "algorithm": row.algorithm,
         "topology": row.method.topology,
@@ -83,6 +94,7 @@ def summarize_row(row: Row, configuration: Record, records: Sequence[Record]) ->
         "sent_bytes_by_round": median_by_round(row, sent_bytes),
         "nic_bytes": float(nic_bytes.mean(axis=1).max()) if has_counter else None,
         "nic_bytes_by_round": median_by_round(row, nic_bytes.max(axis=0)) if has_rounds else None,
+        "exchange_cpu_seconds": cpu_seconds,
         "link_bytes": link_bytes,
         "goodput": goodput,
         "overlaps": row.overlaps,
@@ -90,7 +102,46 @@ def summarize_row(row: Row, configuration: Record, records: Sequence[Record]) ->
         "limit_max_seconds": limits.max,
         "limit_seconds": limit_seconds,
         "ratio_to_limit": timing["seconds"] / limit_seconds,
+        "modelled_seconds": modelled,
+        "modelled_ratio": None if modelled is None else modelled / timing["seconds"],
     }
+
+
+def sum_cpu_seconds(records: Sequence[Record], name: str) -> float:
+    """Processor seconds of an iteration, summed over the hosts."""
+    return sum(float(np.mean(record["cpu_seconds"][name])) for record in records)
+
+
+def compute_exchange_cpu_seconds(row: Row, records: Sequence[Record]) -> float:
+    """Seconds for which the exchange of an iteration takes all cores: packing, copies, the kernel.
+
+    Processor time of all hosts beyond that of iterations without exchange, over the cores that they
+    share; 0 where noise makes that negative.
+    """
+    name = COMPUTATION if row.period == 1 else name_computation(row)
+    extra = sum_cpu_seconds(records, row.name) - sum_cpu_seconds(records, name)
+    return max(0.0, extra / (os.cpu_count() or 1))
+
+
+def compute_added_seconds(
+    row: Row, configuration: Record, cpu_seconds: float, link_bytes: float
+) -> float:
+    """Seconds by which the processor time of an exchange makes an iteration longer, as modelled.
+
+    Beside the computation, all of it takes cores from it. After the computation only what plain
+    streams of as many bytes do not need, too: theirs is in the goodput.
+
+    Args:
+      row: the algorithm and the form of its messages.
+      configuration: of `summarize_configuration`.
+      cpu_seconds: of `compute_exchange_cpu_seconds`.
+      link_bytes: bytes that the busiest link carries one after another.
+    """
+    if row.overlaps:
+        return cpu_seconds
+    links = 1 if row.algorithm == CENTRALIZED else configuration["hosts"]  # that are busy
+    in_streams = configuration["stream_cpu_seconds_per_byte"] * links * link_bytes
+    return max(0.0, cpu_seconds - in_streams)
 
 
 def median_by_round(row: Row, values: np.ndarray) -> dict[str, float]:

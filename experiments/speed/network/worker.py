@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -78,6 +78,20 @@ class WorkerConfig:
         return len(self.addresses)
 
 
+class Sample(NamedTuple):
+    """What was measured of a call.
+
+    Attributes:
+      seconds: that it took.
+      cpu_seconds: of all threads of this process.
+      nic_bytes: that this host sent; None where hosts share an interface.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    nic_bytes: int | None
+
+
 class Worker:
     """This process among the others: barriers, gathered numbers, clocks and byte counters."""
 
@@ -98,23 +112,21 @@ class Worker:
         gathered = self._all_gather(self.nodes.put(np.array([value], np.float32)))
         return np.asarray(gathered.addressable_shards[0].data)[0]
 
-    def time_call(self, call: Callable[..., Any], *args: Any) -> tuple[float, int | None]:
-        """Seconds that a call took, from a common start of all hosts, and the bytes it sent.
-
-        The bytes are None where hosts share an interface.
-        """
+    def time_call(self, call: Callable[..., Any], *args: Any) -> Sample:
+        """Times a call from a common start of all hosts, and counts the bytes that it sent."""
         self.gather(0)
         sent_before = self.read_sent_bytes()
+        cpu_start = time.process_time()
         start = time.perf_counter()
         jax.block_until_ready(call(*args))
         seconds = time.perf_counter() - start
         self.gather(0)  # until all has arrived: what is sent last waits in the kernel
-        return seconds, self.count_sent_bytes(sent_before)
+        cpu_seconds = time.process_time() - cpu_start
+        return Sample(seconds, cpu_seconds, self.count_sent_bytes(sent_before))
 
     def time_slowest(self, call: Callable[[], Any]) -> float:
         """Seconds that a call took on the slowest host."""
-        seconds, _ = self.time_call(call)
-        return float(self.gather(seconds).max())
+        return float(self.gather(self.time_call(call).seconds).max())
 
     def count_sent_bytes(self, before: int | None) -> int | None:
         """Bytes since an earlier `read_sent_bytes`; None where hosts share an interface."""
@@ -174,25 +186,23 @@ def measure(worker: Worker) -> Record:
     jobs |= compile_rows(worker, model)
     for name in (ALL_LINKS, SINGLE_LINK):
         worker.time_call(jobs[name], 0)  # until TCP has found its window
-    seconds: dict[str, list[float]] = {name: [] for name in jobs}
-    nic_bytes: dict[str, list[int | None]] = {name: [] for name in jobs}
+    samples: dict[str, list[Sample]] = {name: [] for name in jobs}
     for step in range(config.iterations):
         for name, run_step in jobs.items():
             worker.report_progress(f"iteration {step + 1} of {config.iterations}: {name}")
-            step_seconds, step_bytes = worker.time_call(run_step, step)
-            seconds[name].append(step_seconds)
-            nic_bytes[name].append(step_bytes)
+            samples[name].append(worker.time_call(run_step, step))
     for algorithm, wire in config.rows:
         if algorithm in OUTER:
-            for name, samples in measure_outer(worker, model, algorithm, wire).items():
-                seconds[name], nic_bytes[name] = samples
+            samples |= measure_outer(worker, model, algorithm, wire)
         if algorithm in ASYNCHRONOUS:
             name = make_row(algorithm, wire, config.hosts).name
-            seconds[name], nic_bytes[name] = measure_asynchronous(worker, model, algorithm, wire)
+            samples[name] = measure_asynchronous(worker, model, algorithm, wire)
     require_finite(model)
     return {
-        "seconds": seconds,
-        "nic_bytes": nic_bytes,
+        **{
+            field: {name: [getattr(sample, field) for sample in of] for name, of in samples.items()}
+            for field in Sample._fields
+        },
         "stream_bytes": stream_bytes,
         "parameters": model.parameters,
         "examples": examples,
@@ -200,13 +210,20 @@ def measure(worker: Worker) -> Record:
     }
 
 
-Samples = tuple[list[float], list[int | None]]
-"""Seconds of each step of this host, and the bytes it sent, the same for each step."""
+def share_counts(
+    worker: Worker, seconds: list[float], cpu_before: float, sent_before: int | None
+) -> list[Sample]:
+    """Samples of steps made in one go: their processor time and bytes are the mean of all."""
+    sent = worker.count_sent_bytes(sent_before)
+    steps = max(1, len(seconds))
+    cpu_seconds = (time.process_time() - cpu_before) / steps
+    nic_bytes = None if sent is None else sent // steps
+    return [Sample(step_seconds, cpu_seconds, nic_bytes) for step_seconds in seconds]
 
 
 def measure_outer(
     worker: Worker, model: CalibratedModel, algorithm: str, wire: WireName
-) -> dict[str, Samples]:
+) -> dict[str, list[Sample]]:
     """The row of an outer optimizer, and steps without exchange before and after it, in one go.
 
     No barrier lies between the measured steps: averages are on their way, and no other collectives
@@ -218,9 +235,10 @@ def measure_outer(
     assert row.outer is not None
     trainer = RowTrainer(model, row.method.transform)
 
-    def run(steps: range, run_step: Callable[[int], Any], status: str) -> Samples:
+    def run(steps: range, run_step: Callable[[int], Any], status: str) -> list[Sample]:
         seconds = []
         before = worker.read_sent_bytes()
+        cpu_before = time.process_time()
         for step in steps:
             worker.report_progress(
                 f"iteration {config.iterations} of {config.iterations}: {row.name}, {status} {step}"
@@ -228,10 +246,9 @@ def measure_outer(
             start = time.perf_counter()
             jax.block_until_ready(run_step(step))
             seconds.append(time.perf_counter() - start)
-        sent = worker.count_sent_bytes(before)
-        return seconds, [None if sent is None else sent // max(1, len(steps))] * len(steps)
+        return share_counts(worker, seconds, cpu_before, before)
 
-    def compute() -> Samples:
+    def compute() -> list[Sample]:
         worker.gather(0)
         steps = range(max(config.iterations, row.period))
         return run(steps, lambda step: model.compute(), "computation")
@@ -247,15 +264,12 @@ def measure_outer(
     samples = run(measured, trainer.run_step, "step")
     trainer.wait()
     again = compute()
-    return {
-        name_computation(row): (alone[0] + again[0], alone[1] + again[1]),
-        row.name: samples,
-    }
+    return {name_computation(row): alone + again, row.name: samples}
 
 
 def measure_asynchronous(
     worker: Worker, model: CalibratedModel, algorithm: str, wire: WireName
-) -> Samples:
+) -> list[Sample]:
     """The row of nodes that wait for nobody."""
     config = worker.config
     name = f"{algorithm}, {wire}"
@@ -269,10 +283,10 @@ def measure_asynchronous(
     worker.report_progress(f"iteration {steps} of {steps}: {name}")
     measured = run_steps(node, model, config.hosts, steps)
     worker.gather(0)
-    sent = worker.count_sent_bytes(before)
+    samples = share_counts(worker, measured.seconds, measured.cpu_before, before)
     node.leave()
     worker.gather(0)
-    return measured.seconds, [None if sent is None else sent // steps] * steps
+    return samples
 
 
 def compile_rows(worker: Worker, model: CalibratedModel) -> dict[str, Callable[[int], Any]]:
