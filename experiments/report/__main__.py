@@ -1,0 +1,157 @@
+"""Repeats the papers' tables and figures in miniature, and writes what agrees.
+
+    python -m experiments.report --quick
+    python -m experiments.report --fashion-mnist FOLDER --out runs/report
+
+Runs the programs that the sections need, several side by side, each once; with the same `--out` it
+goes on where it stopped. The folder then holds `report.md`, `report.html` (one page that needs no
+other file), `figures` (PNG and SVG), `summary.json`, and `runs`, a folder for each run. A run that
+failed is shown with its error, and the program then exits with status 1; one whose loss is not
+finite has diverged, which is a result.
+"""
+
+import dataclasses
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import tyro
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from experiments.program import exit_on_error
+from experiments.report.chapters import Chapter, list_runs, make_chapter
+from experiments.report.grid import list_once, run_grid
+from experiments.report.options import RUNS, Options
+from experiments.report.pages.html import format_html
+from experiments.report.pages.markdown import count_verdicts, format_markdown
+from experiments.report.pages.origin import Origin, find_origin
+from experiments.report.section import Result, Run, Scale, Section
+from experiments.report.sections import MODULES, load_section
+from experiments.report.summary import write_summary
+from experiments.runner import find_devices, make_folder, take_runs
+
+FIGURES = "figures"
+COLORS = {"agrees": "green", "agrees in part": "yellow", "disagrees": "red", "error": "red"}
+
+
+def load_sections(options: Options) -> list[Section]:
+    """Returns the sections of a report, in its order."""
+    chosen = options.section or tuple(MODULES)
+    return [load_section(name) for name in MODULES if name in chosen]
+
+
+def print_sections(sections: Sequence[Section], scale: Scale, console: Console) -> None:
+    """Prints names, titles, sources, and how many runs each needs."""
+    table = Table(box=SIMPLE_HEAD)
+    for column in ("name", "title", "source", "runs: quick", "full"):
+        table.add_column(column)
+    for section in sections:
+        counts = []
+        for is_quick in (True, False):
+            sized = dataclasses.replace(scale, is_quick=is_quick)
+            counts.append(f"{len(list_runs([section], sized)[section.name])}")
+        table.add_row(section.name, section.title, section.source, *counts)
+    console.print(table)
+
+
+def make_report(
+    options: Options, sections: Sequence[Section], out: Path, command: str
+) -> list[str]:
+    """Runs everything, and writes and prints the report; returns what failed.
+
+    Raises:
+      KeyboardInterrupt: after Ctrl-C, when the report of what has ended is written.
+    """
+    console = Console()
+    began = time.monotonic()
+    runs = list_runs(sections, options.scale)
+    all_runs = list_once(runs.values())
+    sources = [folder / RUNS for folder in options.runs]
+    taken = take_runs(all_runs, sources, out / RUNS)
+    console.print(f"{len(sections)} sections, {len(all_runs)} runs. Report: {out}", soft_wrap=True)
+    ended: dict[str, Result] = {}
+    is_whole = True
+    if all_runs:
+        devices = find_devices(options.jobs)
+        ended, is_whole = run_grid(all_runs, out / RUNS, devices, console, options.quick)
+    wall_seconds = time.monotonic() - began
+    origin = find_origin(command, options.scale, ended, wall_seconds, tuple(taken))
+    chapters = make_chapters(sections, runs, ended, options.scale, out / FIGURES)
+    write_pages(chapters, origin, out)
+    write_summary(out, options, origin, all_runs, ended, chapters)
+    print_report(chapters, out, console)
+    if not is_whole:
+        raise KeyboardInterrupt
+    failed = [run for run in all_runs if ended[run.name].status == "failed"]
+    bugs = [f"{chapter.section.name}: {chapter.error}" for chapter in chapters if chapter.error]
+    return [*(f"{run.name}: {ended[run.name].error}" for run in failed), *bugs]
+
+
+def make_chapters(
+    sections: Sequence[Section],
+    runs: Mapping[str, Sequence[Run]],
+    ended: Mapping[str, Result],
+    scale: Scale,
+    folder: Path,
+) -> list[Chapter]:
+    """Lets each section find what its runs say, and draw its figures."""
+    folder.mkdir(exist_ok=True)
+    for path in [*folder.glob("*.png"), *folder.glob("*.svg")]:
+        path.unlink()  # of an earlier call, with other sections
+    return [make_chapter(section, runs[section.name], ended, scale, folder) for section in sections]
+
+
+def write_pages(chapters: Sequence[Chapter], origin: Origin, out: Path) -> None:
+    """Writes `report.md` and `report.html`."""
+    (out / "report.md").write_text(format_markdown(chapters, origin))
+    page = format_html(format_markdown(chapters, origin, suffix="svg"), out)
+    (out / "report.html").write_text(page)
+
+
+def print_report(chapters: Sequence[Chapter], out: Path, console: Console) -> None:
+    """Prints the verdicts, and where the pages are."""
+    table = Table(box=SIMPLE_HEAD, caption=count_verdicts(chapters))
+    for column in ("section", "source", "verdict"):
+        table.add_column(column)
+    for chapter in chapters:
+        color = COLORS.get(chapter.verdict.partition(" (")[0], "dim")
+        verdict = f"[{color}]{chapter.verdict}[/{color}]"
+        table.add_row(chapter.section.title, chapter.section.source, verdict)
+    console.print(table)
+    for name in ("report.html", "report.md", "summary.json"):
+        console.print(f"{out / name}", soft_wrap=True, highlight=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parses the options, runs everything, and writes the report."""
+    sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    out = None
+    failures: list[str] = []
+    with exit_on_error(lambda: out):
+        options = tyro.cli(
+            tyro.conf.FlagCreatePairsOff[Options],
+            prog="python -m experiments.report",
+            description=Options.__doc__,
+            args=given,
+        )
+        sections = load_sections(options)
+        if options.list_sections:
+            print_sections(sections, options.scale, Console())
+            return
+        out = make_folder("report", options.out, options.overwrite, RUNS)
+        for number in (signal.SIGTERM, signal.SIGINT):  # Ctrl-C is ignored in a shell's background
+            signal.signal(number, signal.default_int_handler)
+        command = shlex.join(["python", "-m", "experiments.report", *given])
+        failures = make_report(options, sections, out, command)
+    if failures:
+        sys.exit("\n".join(["failed:", *failures]))
+
+
+if __name__ == "__main__":
+    main()
