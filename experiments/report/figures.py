@@ -2,22 +2,23 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
+from cycler import cycler
 from matplotlib.figure import Figure as MatplotlibFigure
 
 from experiments.report.section import Figure
 
 SIZE = (7.0, 4.2)  # inches
 DPI = 130  # of PNG files
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.hashsalt": "gossipjax",  # ids in SVG files are random otherwise
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.prop_cycle": matplotlib.cycler(color=matplotlib.color_sequences["petroff10"]),
+    "axes.prop_cycle": cycler(color=matplotlib.color_sequences["petroff10"]),
     "legend.frameon": False,
 }
 

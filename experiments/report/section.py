@@ -120,9 +120,11 @@ class Findings(NamedTuple):
         'not judged'
         """
         judged = {claim.holds for claim in self.claims if claim.holds is not None}
+        if not judged:
+            return "not judged"
         if judged == {True, False}:
             return "agrees in part"
-        return {True: "agrees", False: "disagrees"}[judged.pop()] if judged else "not judged"
+        return "agrees" if True in judged else "disagrees"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -280,6 +280,10 @@ PARSED = [
     ("asynchronous_faults", "--algorithm sgp", "--algorithm"),
     ("compare", "--jobs x", "--jobs"),
     ("compare", "--out ''", "must not be empty"),
+    ("report", "--jobs x", "--jobs"),
+    ("report", "--out ''", "must not be empty"),
+    ("report", "--speech ''", "must not be empty"),
+    ("report", "extra", "extra"),
     ("launch", "", "--processes"),
     ("launch", "--processes x -- true", "--processes"),
     ("launch", "--processes 1.5 -- true", "--processes"),
@@ -367,6 +371,14 @@ OTHERS = [
     ("compare", "--jobs 0", "--jobs must be an integer >= 1"),
     ("compare", "--dirichlet-alpha 0", "--dirichlet-alpha must be positive and finite"),
     ("compare", "--out /etc/passwd", "--out must be a folder"),
+    ("report", "--section no-such", "--section must be the name of a section, got 'no-such'"),
+    ("report", "--jobs 0", "--jobs must be an integer >= 1"),
+    ("report", "--runs OUT", "--runs must be folders of reports"),
+    ("report", "--fashion-mnist OUT", "--fashion-mnist must be a folder that holds the four files"),
+    ("report", "--fashion-mnist /nowhere", "--fashion-mnist must be a folder that holds"),
+    ("report", "--speech OUT", "--speech must be a folder that holds speech_languages.npz"),
+    ("report", "--translation OUT", "without train.tsv, valid.tsv, test.tsv"),
+    ("report", "--out /etc/passwd", "--out must be a folder"),
     ("launch", "--processes 0 -- true", "--processes must be from 1 to 1024, got 0"),
     ("launch", "--processes -1 -- true", "--processes must be from 1 to 1024, got -1"),
     ("launch", "--processes 100000 -- true", "--processes must be from 1 to 1024"),
@@ -396,13 +408,15 @@ ROWS += [Line(program, given, message) for program, given, message in OTHERS]
 
 
 def write_notes(folder: Path) -> None:
-    """A folder that is no comparison."""
-    (folder / "cells").mkdir()
-    (folder / "cells" / "biology.csv").write_text("")
+    """A folder that is no comparison, and no report."""
+    for name in ("cells", "runs"):
+        (folder / name).mkdir()
+        (folder / name / "biology.csv").write_text("")
 
 
 ROWS += [
     Line("compare", "--out OUT --overwrite", "got biology.csv: move it", write_notes),
+    Line("report", "--out OUT --overwrite", "got biology.csv: move it", write_notes),
 ]
 
 SUBPROCESSES = [

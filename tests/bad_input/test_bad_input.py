@@ -40,6 +40,7 @@ from experiments.compare import __main__ as compare
 from experiments.data import __main__ as data
 from experiments.fault_injection import __main__ as fault_injection
 from experiments.fault_injection.asynchronous import __main__ as asynchronous_faults
+from experiments.report import __main__ as report
 from experiments.speed import __main__ as speed
 from experiments.training import placement
 from gossipjax.launch import __main__ as launch
@@ -65,6 +66,7 @@ PROGRAMS: dict[str, Callable[[list[str]], object]] = {
     "fault_injection": fault_injection.main,
     "asynchronous_faults": asynchronous_faults.main,
     "compare": compare.main,
+    "report": report.main,
     "launch": launch.main,
 }
 
