@@ -6,6 +6,7 @@ miss; `python -m gossipjax.cost_model.published` sets published figures beside t
 """
 
 from gossipjax.cost_model import methods
+from gossipjax.cost_model._simulation import Simulation, simulate
 from gossipjax.cost_model.exchange import Exchange
 from gossipjax.cost_model.fabrics import Fabric, Islands, Star, Torus
 from gossipjax.cost_model.methods import (
@@ -40,6 +41,7 @@ __all__ = [
     "Method",
     "Network",
     "Prediction",
+    "Simulation",
     "Slowness",
     "Star",
     "Torus",
@@ -59,6 +61,7 @@ __all__ = [
     "predict_step",
     "rand_psgd",
     "sgp",
+    "simulate",
     "single",
     "slowmo",
     "streaming_diloco",
