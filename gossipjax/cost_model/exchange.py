@@ -36,8 +36,11 @@ class Exchange:
       every: steps from one exchange to the next.
       phase: the first step that exchanges.
       overlap: computations beside which an exchange runs.
-      layers: above 0, an all-reduce runs beside the backward pass, in as many parts: a part is sent
-        when the gradients of its layer are there.
+      layers: those of the model. Above 0, an all-reduce is in parts, one for each layer: a part is
+        sent when the backward pass has left its layer, and is awaited when the next forward pass
+        reaches it.
+      first_layer, layer_stride: which layers the exchange holds: `first_layer`, then every
+        `layer_stride`-th after it.
       awaits: "all": begins when the slowest of all nodes is ready. "peers": a node waits for what
         is sent to it. "link": a node waits until its link is free, whoever receives. "nobody": if
         the link is busy nothing is sent.
@@ -59,6 +62,8 @@ class Exchange:
     phase: int = 0
     overlap: int = 0
     layers: int = 0
+    first_layer: int = 0
+    layer_stride: int = 1
     awaits: Awaits = "peers"
     is_half_duplex: bool = False
 
@@ -71,6 +76,8 @@ class Exchange:
         require_int(self.phase, "phase of an exchange", 0, self.every - 1)
         require_int(self.overlap, "overlap of an exchange", 0)
         require_int(self.layers, "layers of an exchange", 0)
+        require_int(self.first_layer, "first_layer of an exchange", 0, max(0, self.layers - 1))
+        require_int(self.layer_stride, "layer_stride of an exchange", 1)
         if (self.kind == GOSSIP) != isinstance(self.schedule, Schedule):
             raise ValueError(
                 f"schedule of an exchange must be a Schedule for gossip and None for others, got "
@@ -150,7 +157,8 @@ class Exchange:
         messages = self.messages_at(step)
         if not messages:
             return 0.0
-        return size * int(sum(receivers != np.arange(nodes) for receivers in messages).max())
+        is_sent = np.stack(messages) != np.arange(nodes)
+        return size * int(is_sent.sum(axis=0).max())
 
     def list_steps(self) -> list[int]:
         """Steps of all exchanges in a cycle; of a piecewise schedule in the last of its cycles."""
@@ -159,19 +167,31 @@ class Exchange:
         start, cycle = self.schedule.segments[-1]
         return [(start + k) * self.every + self.phase for k in range(len(cycle))]
 
-    def find_exposed_seconds(self, seconds: Any, compute_seconds: float) -> Any:
+    def find_exposed_seconds(self, seconds: float, compute_seconds: float) -> float:
         """The part of an exchange's seconds that the computation does not hide.
 
-        `max(0, e - min(overlap, every) c)`; beside a backward pass of b seconds in L layers the
-        last layer is never hidden: `max(e - b (1 - 1/L), e / L)`.
+        `max(0, e - min(overlap, every) c)`, with `e` the seconds of the exchange. In L layers, a
+        backward pass of `b = 2/3 c` seconds leaves layer `l = L - 1, ..., 0` at `(L - l) b / L`, a
+        part takes the link after the part before it, for `e / m` seconds (m layers in the
+        exchange), and the forward pass of `c - b` seconds needs it at `b + l (c - b) / L`: `e` above
+        is then the largest lateness. For all layers that is `max(e - b (1 - 1/L), e / L)`.
+
+        >>> exchange = Exchange(kind="ring", awaits="all", layers=2)
+        >>> exchange.find_exposed_seconds(0.5, compute_seconds=0.3)
+        0.4
         """
-        if self.layers:
-            backward = BACKWARD * compute_seconds
-            hidden = seconds - backward * (1 - 1 / self.layers)
-            exposed = np.maximum(hidden, seconds / self.layers)
-        else:
-            exposed = seconds
-        return np.maximum(0.0, exposed - min(self.overlap, self.every) * compute_seconds)
+        late = self._find_lateness(seconds, compute_seconds) if self.layers else seconds
+        return max(0.0, late - min(self.overlap, self.every) * compute_seconds)
+
+    def _find_lateness(self, seconds: float, compute_seconds: float) -> float:
+        layers = np.arange(self.first_layer, self.layers, self.layer_stride)[::-1]
+        backward = BACKWARD * compute_seconds
+        part = seconds / len(layers)
+        order = np.arange(len(layers))
+        ready = (self.layers - layers) * backward / self.layers
+        arrival = np.maximum.accumulate(ready - order * part) + (order + 1) * part
+        needed = backward + layers * (compute_seconds - backward) / self.layers
+        return float((arrival - needed).max())
 
     def require_nodes(self, nodes: Any) -> int:
         """Return the number of nodes; raise `ValueError` if the schedule is of another."""

@@ -185,6 +185,8 @@ def streaming_diloco(
             phase=(f + 1) * every // fragments - 1,
             overlap=delay,
             layers=layers,
+            first_layer=f if layers else 0,
+            layer_stride=fragments if layers else 1,
         )
         for f in range(fragments)
     )

@@ -83,8 +83,8 @@ def predict_step(method: Method, workload: Workload, network: Network, nodes: in
             seconds = seconds * is_free
             sent = sent * is_free
         else:
-            exposed = exchange.find_exposed_seconds(seconds, compute)
-            exposed_seconds += float(exposed.mean()) / exchange.every
+            exposed = [exchange.find_exposed_seconds(float(e), compute) for e in seconds]
+            exposed_seconds += sum(exposed) / len(exposed) / exchange.every
         exchange_seconds += float(seconds.mean()) / exchange.every
         sent_bytes += float(sent.mean()) / exchange.every
     step = max(compute + exposed_seconds, exchange_seconds)

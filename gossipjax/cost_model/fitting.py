@@ -1,0 +1,149 @@
+"""Fits of a network, or of the computation, to measured steps: least squares. NumPy only."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gossipjax.cost_model._require import require_choice, require_number_of_nodes, require_quantity
+from gossipjax.cost_model.methods import Method
+from gossipjax.cost_model.network import Network
+from gossipjax.cost_model.prediction import predict_step
+from gossipjax.cost_model.workload import Workload
+
+FITTED = ("bandwidth", "host_copy")
+MAX_ITERATIONS = 50
+MIN_RATIO = 0.1  # of a value to that of the iteration before
+MAX_RATIO = 10.0
+DIFFERENCE = 1e-6  # relative, of the numerical derivatives
+TOLERANCE = 1e-9
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """A step that somebody measured.
+
+    Attributes:
+      method: that ran.
+      workload: of a node.
+      nodes: N.
+      seconds: of a step.
+
+    Raises:
+      ValueError: if the seconds are not a number above 0 or the nodes not an integer >= 1.
+    """
+
+    method: Method
+    workload: Workload
+    nodes: int
+    seconds: float
+
+    def __post_init__(self) -> None:
+        require_number_of_nodes(self.nodes, "nodes of a measurement")
+        require_quantity(self.seconds, "seconds of a measurement", "seconds")
+
+
+def fit_network(
+    measurements: Sequence[Measurement], network: Network, names: Sequence[str] = FITTED
+) -> Network:
+    """The network whose predictions are closest to the measurements.
+
+    The sum of `((predicted - measured) / measured)^2` is least (Gauss-Newton on the seconds per
+    byte, in which predictions are nearly linear).
+
+    Args:
+      measurements: at least as many as names.
+      network: where to begin; what is not fitted is kept.
+      names: what is fitted, of "bandwidth" and "host_copy".
+
+    Raises:
+      ValueError: if there are too few measurements, or a name is unknown or infinite at the start.
+
+    >>> from gossipjax.cost_model import Network, Workload, allreduce
+    >>> workload = Workload(parameters=25e6, compute_seconds=0.2)
+    >>> measured = [Measurement(allreduce(), workload, nodes, 0.2 + 0.1 * (nodes - 1) / nodes)
+    ...             for nodes in (2, 4, 8)]
+    >>> round(fit_network(measured, Network(1e9), ["bandwidth"]).bandwidth / 1e9, 6)
+    2.0
+    """
+    _require_enough(measurements, len(names))
+    for name in names:
+        require_choice(name, "a name of fit_network", FITTED)
+    start = 1 / np.array([getattr(network, name) for name in names])
+    if not start.all():
+        raise ValueError(
+            f"host_copy of the network must be finite to be fitted, got {network.host_copy}. Give "
+            'a first guess, or leave "host_copy" out of names.'
+        )
+
+    def change(values: np.ndarray) -> Network:
+        fields = dict(zip(names, (1 / values).tolist(), strict=True))
+        return dataclasses.replace(network, **fields)
+
+    def predict(values: np.ndarray) -> np.ndarray:
+        changed = change(values)
+        return np.array(
+            [predict_step(m.method, m.workload, changed, m.nodes).seconds for m in measurements]
+        )
+
+    return change(_fit(predict, start, measurements))
+
+
+def fit_compute(measurements: Sequence[Measurement], network: Network) -> float:
+    """The seconds of computation, the same in all measurements, that fit them best.
+
+    Raises:
+      ValueError: if there is no measurement.
+
+    >>> from gossipjax.cost_model import Network, Workload, single
+    >>> measured = [Measurement(single(), Workload(compute_seconds=1.0), 4, 0.3)]
+    >>> round(fit_compute(measured, Network(1e9)), 6)
+    0.3
+    """
+    _require_enough(measurements, 1)
+    predict = functools.partial(_predict_with_compute, measurements, network)
+    start = np.array([min(m.seconds for m in measurements)])
+    return float(_fit(predict, start, measurements)[0])
+
+
+def _predict_with_compute(
+    measurements: Sequence[Measurement], network: Network, values: np.ndarray
+) -> np.ndarray:
+    compute = float(values[0])
+    workloads = [dataclasses.replace(m.workload, compute_seconds=compute) for m in measurements]
+    return np.array(
+        [
+            predict_step(m.method, workload, network, m.nodes).seconds
+            for m, workload in zip(measurements, workloads, strict=True)
+        ]
+    )
+
+
+def _fit(
+    predict: Callable[[np.ndarray], np.ndarray],
+    values: np.ndarray,
+    measurements: Sequence[Measurement],
+) -> np.ndarray:
+    """The positive values whose predictions have the least squares of relative errors."""
+    measured = np.array([measurement.seconds for measurement in measurements])
+    for _ in range(MAX_ITERATIONS):
+        errors = predict(values) / measured - 1
+        columns = [
+            (predict(moved) / measured - 1 - errors) / (moved - values).sum()
+            for moved in (values * (1 + DIFFERENCE * unit) for unit in np.eye(len(values)))
+        ]
+        step = np.linalg.lstsq(np.stack(columns, axis=1), -errors, rcond=None)[0]
+        moved = np.clip(values + step, MIN_RATIO * values, MAX_RATIO * values)
+        if (abs(moved - values) <= TOLERANCE * values).all():
+            return moved
+        values = moved
+    return values
+
+
+def _require_enough(measurements: Any, count: int) -> None:
+    if not isinstance(measurements, Sequence) or len(measurements) < max(1, count):
+        raise ValueError(
+            f"measurements must be a list of at least {max(1, count)}, got {measurements!r}."
+        )
