@@ -79,6 +79,8 @@ def make_report(
     if all_runs:
         devices = find_devices(options.jobs)
         ended, is_whole = run_grid(all_runs, out / RUNS, devices, console, options.quick)
+    for path in (out / RUNS).rglob("*.png"):  # `experiments.plots` makes them again
+        path.unlink()
     wall_seconds = time.monotonic() - began
     origin = find_origin(command, options.scale, ended, wall_seconds, tuple(taken))
     chapters = make_chapters(sections, runs, ended, options.scale, out / FIGURES)

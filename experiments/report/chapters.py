@@ -132,4 +132,4 @@ def describe_error(error: Exception) -> str:
     """Returns type, text and place of an error in a line."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     text = traceback.format_exception_only(error)[-1].strip()
-    return f"{text} ({last.filename}, line {last.lineno})"
+    return f"{text} ({Path(last.filename).name}, line {last.lineno})"

@@ -106,7 +106,10 @@ def test_bugs_of_sections_and_missing_data_are_shown(tmp_path):
     ]
     assert "Left out: it needs --speech" in markdown
     assert "A bug of this section" in markdown
-    assert "4 sections: 1 agrees in part, 1 not judged, 1 left out, 1 error" in markdown
+    assert (
+        "4 section(s): 1 agrees in part, 1 not judged, 1 left out, 1 error; 1 of 3 claims"
+        in markdown
+    )
     assert '<td class="error">error</td>' in page
     assert "KeyError: 'no such row'" in html.unescape(page)
 

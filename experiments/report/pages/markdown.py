@@ -44,10 +44,18 @@ def format_markdown(chapters: Sequence[Chapter], origin: Origin, suffix: str = "
 
 
 def count_verdicts(chapters: Sequence[Chapter]) -> str:
-    """Returns how many sections have which verdict."""
+    """Returns how many sections have which verdict, and how many claims hold."""
     verdicts = [chapter.verdict.partition(" (")[0] for chapter in chapters]
     counts = [f"{verdicts.count(name)} {name}" for name in VERDICTS if name in verdicts]
-    return f"{len(chapters)} sections: {', '.join(counts)}"
+    claims = [
+        claim for chapter in chapters if chapter.findings for claim in chapter.findings.claims
+    ]
+    held = sum(claim.holds is True for claim in claims)
+    unknown = sum(claim.holds is None for claim in claims)
+    return (
+        f"{len(chapters)} section(s): {', '.join(counts)}; {held} of {len(claims)} claims hold, "
+        f"{unknown} not judged"
+    )
 
 
 def format_chapter(chapter: Chapter, suffix: str) -> Iterator[str]:
