@@ -5,10 +5,11 @@ give the seconds of a step, `predict_step`. README.md in this folder has the for
 miss; `python -m gossipjax.cost_model.published` sets published figures beside the model's.
 """
 
-from gossipjax.cost_model import methods
+from gossipjax.cost_model import methods, networks
 from gossipjax.cost_model._simulation import Simulation, simulate
 from gossipjax.cost_model.exchange import Exchange
 from gossipjax.cost_model.fabrics import Fabric, Islands, Star, Torus
+from gossipjax.cost_model.fitting import Measurement, fit_compute, fit_network
 from gossipjax.cost_model.methods import (
     WIRE_BITS,
     Method,
@@ -38,6 +39,7 @@ __all__ = [
     "Exchange",
     "Fabric",
     "Islands",
+    "Measurement",
     "Method",
     "Network",
     "Prediction",
@@ -54,8 +56,11 @@ __all__ = [
     "diloco",
     "dpsgd",
     "easgd",
+    "fit_compute",
+    "fit_network",
     "local_sgd",
     "methods",
+    "networks",
     "osgp",
     "parse_slowness",
     "predict_step",

@@ -56,14 +56,16 @@ def count_sent_bytes(kind: str, size: float, network: Network, nodes: int) -> fl
 
 def _shift(network: Network, nodes: int, size: float) -> float:
     """Seconds of a message from every node to the next."""
-    return float(network.message_seconds((np.arange(nodes) + 1) % nodes, size).max())
+    return float(
+        network.message_seconds((np.arange(nodes) + 1) % nodes, size, is_gossip=False).max()
+    )
 
 
 def _swap(network: Network, nodes: int, size: float, hop: int) -> float:
     """Seconds of a message between nodes whose numbers differ by `hop`."""
     partners = np.arange(nodes) ^ hop
     partners = np.where(partners < nodes, partners, np.arange(nodes))
-    return float(network.message_seconds(partners, size).max())
+    return float(network.message_seconds(partners, size, is_gossip=False).max())
 
 
 def _split(network: Network, nodes: int) -> tuple[int, int]:

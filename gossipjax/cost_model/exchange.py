@@ -170,11 +170,13 @@ class Exchange:
     def find_exposed_seconds(self, seconds: float, compute_seconds: float) -> float:
         """The part of an exchange's seconds that the computation does not hide.
 
-        `max(0, e - min(overlap, every) c)`, with `e` the seconds of the exchange. In L layers, a
-        backward pass of `b = 2/3 c` seconds leaves layer `l = L - 1, ..., 0` at `(L - l) b / L`, a
-        part takes the link after the part before it, for `e / m` seconds (m layers in the
-        exchange), and the forward pass of `c - b` seconds needs it at `b + l (c - b) / L`: `e` above
-        is then the largest lateness. For all layers that is `max(e - b (1 - 1/L), e / L)`.
+        `max(0, e - min(overlap, every) c)`, with `e` the seconds of the exchange.
+
+        In L layers: a backward pass of `b = 2/3 c` seconds leaves layer `l = L - 1, ..., 0` at
+        `(L - l) b / L`. Its part takes the link after the part before it, for `e / m` seconds, with
+        m layers in the exchange. The next forward pass, of `c - b` seconds, needs it at
+        `b + l (c - b) / L`. The latest of them takes the place of `e` above. For all layers that is
+        `max(e - b (1 - 1/L), e / L)`.
 
         >>> exchange = Exchange(kind="ring", awaits="all", layers=2)
         >>> exchange.find_exposed_seconds(0.5, compute_seconds=0.3)

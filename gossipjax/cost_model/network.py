@@ -21,6 +21,8 @@ class Network:
       fabric: how the links are joined.
       host_copy: bytes/s at which what is sent is first copied through the memory of the host. The
         copy and the wire do not overlap. Infinite: there is no copy.
+      gossip_bandwidth: bytes/s of a message of gossip, where it gets less of a link than an
+        all-reduce does, as a send and a receive of NCCL; None: `bandwidth`.
       name: for tables.
 
     Raises:
@@ -35,6 +37,7 @@ class Network:
     latency: float = 0.0
     fabric: Fabric = STAR
     host_copy: float = math.inf
+    gossip_bandwidth: float | None = None
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -42,24 +45,30 @@ class Network:
         require_quantity(self.latency, "latency of Network", "seconds", is_zero_allowed=True)
         if self.host_copy != math.inf:
             require_quantity(self.host_copy, "host_copy of Network", "bytes/s (or math.inf)")
+        if self.gossip_bandwidth is not None:
+            require_quantity(self.gossip_bandwidth, "gossip_bandwidth of Network", "bytes/s")
         if not hasattr(self.fabric, "find_costs"):
             raise ValueError(
                 f"fabric of Network must be Star(), Torus(shape) or Islands(size, bandwidth), got "
                 f"{self.fabric!r}."
             )
 
-    def message_seconds(self, receivers: np.ndarray | list[int], size: float) -> np.ndarray:
+    def message_seconds(
+        self, receivers: np.ndarray | list[int], size: float, is_gossip: bool = True
+    ) -> np.ndarray:
         """Seconds `[N]` of messages of `size` bytes that are sent at once.
 
         Args:
           receivers: integers `[N]`: node `j` sends to `receivers[j]`; nothing where that is `j`.
           size: bytes of each message.
+          is_gossip: whether it is one of gossip, not a part of an all-reduce.
 
         Raises:
           ValueError: if the fabric is of another number of nodes.
         """
         targets = np.asarray(receivers)
-        per_byte, latency = self.fabric.find_costs(targets, self.bandwidth, self.latency)
+        bandwidth = (self.gossip_bandwidth if is_gossip else None) or self.bandwidth
+        per_byte, latency = self.fabric.find_costs(targets, bandwidth, self.latency)
         return np.where(targets == np.arange(len(targets)), 0.0, latency + size * per_byte)
 
     def copy_seconds(self, size: float) -> float:

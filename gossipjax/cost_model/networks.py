@@ -1,0 +1,64 @@
+"""Networks that others measured, with their sources. NumPy only.
+
+Latencies are 0 where the source has none.
+"""
+
+import dataclasses
+import math
+
+from gossipjax.cost_model.fabrics import Torus
+from gossipjax.cost_model.network import Network
+
+__all__ = [
+    "ALL",
+    "GH200_SLINGSHOT",
+    "NVLINK_H100",
+    "SGP_ETHERNET",
+    "SGP_INFINIBAND",
+    "TPU_V5E_DCN",
+    "TPU_V5E_ICI",
+    "remove_host_copies",
+]
+
+SGP_ETHERNET = Network(
+    bandwidth=1.0535e9, host_copy=1.145e9, name="10 Gbit/s Ethernet of SGP, fitted"
+)
+"""Assran et al., 2018: 10 Gbit/s between servers of 8 V100, over host memory. The only network that
+is fitted, by `published.fit_sgp_ethernet` to the 16 seconds of their Table 2."""
+
+SGP_INFINIBAND = Network(bandwidth=12.5e9, name="100 Gbit/s InfiniBand of SGP, nominal")
+"""Assran et al., 2019: 100 Gbit/s, GPUDirect, so without copies. Nominal, not fitted."""
+
+NVLINK_H100 = Network(bandwidth=370e9, gossip_bandwidth=180e9, name="NVLink, 8 H100")
+"""Bus bandwidth of NCCL's ring all-reduce on one server; its send and receive reach 80 to 180 GB/s,
+of which this has the upper end. The line has 450 GB/s."""
+
+GH200_SLINGSHOT = Network(bandwidth=24.2e9, name="Slingshot, GH200")
+"""NCCL issue 1272: with `NCCL_NCHANNELS_PER_NET_PEER=4`; 18.3 GB/s without."""
+
+TPU_V5E_ICI = Network(
+    bandwidth=45e9, latency=1e-6, fabric=Torus((16, 16)), name="ICI of a TPU v5e slice of 16 x 16"
+)
+"""TPU v5e: 45 GB/s one way per link, about 1 us per hop."""
+
+TPU_V5E_DCN = Network(bandwidth=25e9, name="data centre network, hosts of 8 TPU v5e")
+"""25 GB/s per host of 8 chips: a node is a host."""
+
+ALL = {
+    "sgp-ethernet": SGP_ETHERNET,
+    "sgp-infiniband": SGP_INFINIBAND,
+    "nvlink-h100": NVLINK_H100,
+    "gh200-slingshot": GH200_SLINGSHOT,
+    "tpu-v5e-ici": TPU_V5E_ICI,
+    "tpu-v5e-dcn": TPU_V5E_DCN,
+}
+"""Name on a command line -> network."""
+
+
+def remove_host_copies(network: Network) -> Network:
+    """The same network without copies through the memory of hosts.
+
+    >>> remove_host_copies(SGP_ETHERNET).host_copy
+    inf
+    """
+    return dataclasses.replace(network, host_copy=math.inf)

@@ -1,0 +1,231 @@
+"""Published seconds, hours and bandwidths beside those of the model: modelled, not measured.
+
+    python -m gossipjax.cost_model.published
+
+prints all tables. One network, `networks.SGP_ETHERNET`, is fitted, on the 16 figures of SGP-18
+Table 2; the others follow. README.md says what is assumed of each. NumPy only.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from gossipjax.cost_model import _figures as figures
+from gossipjax.cost_model._resnet import (
+    RESNET50,
+    fit_sgp_ethernet,
+    fit_slowmo_compute,
+    make_slowmo_method,
+    predict_hours,
+    predict_seconds,
+)
+from gossipjax.cost_model._utilization import (
+    BANDWIDTH_GRID,
+    REPLICAS,
+    find_cell,
+    find_nearest_cell,
+)
+from gossipjax.cost_model.methods import allreduce, sgp
+from gossipjax.cost_model.networks import SGP_ETHERNET, SGP_INFINIBAND, remove_host_copies
+from gossipjax.cost_model.prediction import predict_step
+from gossipjax.topology import one_peer_exponential
+
+__all__ = [
+    "BANDWIDTH_GRID",
+    "COMPARISONS",
+    "Row",
+    "compare_sgp18_table2",
+    "compare_sgp19_table1",
+    "compare_sgp19_table2",
+    "compare_sgp19_table3",
+    "compare_sgp19_table4",
+    "compare_sgp19_table5",
+    "compare_slowmo_table2",
+    "compare_streaming_diloco_table4",
+    "compare_what_if",
+    "count_cells",
+    "fit_sgp_ethernet",
+    "fit_slowmo_compute",
+    "main",
+]
+
+WHAT_IF_NODES = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A published figure and the model's.
+
+    Attributes:
+      table: where it was published.
+      name: of the method.
+      nodes: N.
+      predicted: by the model.
+      published: by the paper.
+      unit: of both.
+    """
+
+    table: str
+    name: str
+    nodes: int
+    predicted: float
+    published: float
+    unit: str
+
+    @property
+    def error(self) -> float:
+        """`predicted / published - 1`.
+
+        >>> Row("Table 1", "SGP", 8, 3.0, 2.5, "h").error
+        0.2
+        """
+        return self.predicted / self.published - 1
+
+
+def compare_sgp18_table2() -> tuple[Row, ...]:
+    """Seconds of a step over Ethernet, on which the network is fitted.
+
+    >>> rows = compare_sgp18_table2()
+    >>> len(rows), max(abs(row.error) for row in rows) < 0.12
+    (16, True)
+    """
+    return tuple(
+        Row("SGP-18 Table 2", name, nodes, predict_seconds(name, nodes, SGP_ETHERNET), seconds, "s")
+        for name, row in figures.SGP18_SECONDS.items()
+        for nodes, seconds in zip(figures.SGP18_NODES, row, strict=True)
+    )
+
+
+def compare_sgp19_table1() -> tuple[Row, ...]:
+    """Hours of 90 epochs over Ethernet."""
+    return _compare_hours(1)
+
+
+def compare_sgp19_table2() -> tuple[Row, ...]:
+    """Hours of 90 epochs over InfiniBand, nominal: nothing is fitted."""
+    return _compare_hours(2)
+
+
+def compare_sgp19_table3() -> tuple[Row, ...]:
+    """Hours of hybrids, and of two peers, over Ethernet."""
+    return _compare_hours(3)
+
+
+def compare_sgp19_table4() -> tuple[Row, ...]:
+    """Hours with overlap, over Ethernet."""
+    return _compare_hours(4)
+
+
+def compare_sgp19_table5() -> tuple[Row, ...]:
+    """Hours of 90 epochs of AllReduce and 270 of others, over Ethernet."""
+    return _compare_hours(5)
+
+
+def compare_slowmo_table2() -> tuple[Row, ...]:
+    """Seconds of a step on the network of SGP-18, without copies, with a ring all-reduce.
+
+    The computation, which SlowMo does not give, is fitted: one number for five figures.
+    """
+    network = remove_host_copies(SGP_ETHERNET)
+    workload = dataclasses.replace(RESNET50, compute_seconds=fit_slowmo_compute())
+    nodes = figures.SLOWMO_NODES
+    rows = []
+    for name, seconds in figures.SLOWMO_SECONDS.items():
+        predicted = predict_step(make_slowmo_method(name), workload, network, nodes).seconds
+        rows.append(Row("SlowMo Table 2", name, nodes, predicted, seconds, "s"))
+    return tuple(rows)
+
+
+def compare_streaming_diloco_table4() -> tuple[Row, ...]:
+    """Bandwidths for shares of the time that is computation; compare them by `count_cells`.
+
+    Two replicas, 16 bits per parameter. Nothing is fitted.
+    """
+    return tuple(
+        Row(
+            "Streaming DiLoCo Table 4",
+            f"{requirement.model}, {requirement.method}, {utilization:.0%}",
+            REPLICAS,
+            float(BANDWIDTH_GRID[max(0, find_cell(requirement, utilization))]),
+            gbits,
+            "Gbit/s",
+        )
+        for requirement in figures.STREAMING_DILOCO
+        for utilization, gbits in zip(figures.UTILIZATIONS, requirement.gbits, strict=True)
+    )
+
+
+def count_cells(row: Row) -> int:
+    """How many cells of `BANDWIDTH_GRID` the prediction is above the published figure.
+
+    >>> count_cells(Row("", "", 2, 1.68, 1.4, "Gbit/s"))
+    1
+    """
+    return find_nearest_cell(row.predicted) - find_nearest_cell(row.published)
+
+
+def compare_what_if() -> tuple[Row, ...]:
+    """AllReduce's seconds over SGP's at 32 nodes, as published and if it were run otherwise.
+
+    The published factor, in all rows, is that of a tree with copies through the host.
+    """
+    nodes = WHAT_IF_NODES
+    schedule = one_peer_exponential(nodes)
+    published = figures.SGP18_SECONDS["AllReduce"][-1] / figures.SGP18_SECONDS["SGP"][-1]
+    direct = remove_host_copies(SGP_ETHERNET)
+    rows = []
+    for name, kind, network in (
+        ("tree, host copies", "tree", SGP_ETHERNET),
+        ("ring, host copies", "ring", SGP_ETHERNET),
+        ("ring, no copies", "ring", direct),
+    ):
+        all_reduce = predict_step(allreduce(kind), RESNET50, network, nodes).seconds
+        gossip = predict_step(sgp(schedule), RESNET50, network, nodes).seconds
+        rows.append(Row("What if", name, nodes, all_reduce / gossip, published, "AllReduce / SGP"))
+    return tuple(rows)
+
+
+def _compare_hours(table: int) -> tuple[Row, ...]:
+    network = SGP_INFINIBAND if table == 2 else SGP_ETHERNET
+    return tuple(
+        Row(
+            f"SGP-19 Table {table}",
+            ", then ".join(name for name, _ in hours.parts),
+            hours.nodes,
+            predict_hours(hours, network),
+            hours.hours,
+            "h",
+        )
+        for hours in figures.SGP19_HOURS
+        if hours.table == table
+    )
+
+
+COMPARISONS: tuple[Callable[[], Sequence[Row]], ...] = (
+    compare_sgp18_table2,
+    compare_sgp19_table1,
+    compare_sgp19_table2,
+    compare_sgp19_table3,
+    compare_sgp19_table4,
+    compare_sgp19_table5,
+    compare_slowmo_table2,
+    compare_streaming_diloco_table4,
+    compare_what_if,
+)
+
+
+def main() -> None:
+    """Prints all tables."""
+    for compare in COMPARISONS:
+        rows = compare()
+        print(f"{rows[0].table} ({rows[0].unit}), modelled")
+        for row in rows:
+            off = f"{count_cells(row):+d} cells" if row.unit == "Gbit/s" else f"{row.error:+.1%}"
+            print(
+                f"  {row.name:<42}{row.nodes:>4} nodes  modelled {row.predicted:8.3f}"
+                f"  published {row.published:8.3f}  {off}"
+            )
+        print()
+
+
+if __name__ == "__main__":
+    main()
