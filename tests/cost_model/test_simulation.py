@@ -1,0 +1,209 @@
+"""Simulated nodes: against the closed prediction, closed forms, and a recursion by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+import gossipjax as gx
+from gossipjax.cost_model import (
+    Islands,
+    Method,
+    Network,
+    Slowness,
+    Torus,
+    Workload,
+    adpsgd,
+    allreduce,
+    async_sgp,
+    centralized,
+    d1d_psgd,
+    diloco,
+    dpsgd,
+    easgd,
+    local_sgd,
+    osgp,
+    predict_step,
+    rand_psgd,
+    sgp,
+    simulate,
+    single,
+    slowmo,
+    streaming_diloco,
+)
+
+WORKLOAD = Workload(parameters=25e6, compute_seconds=0.2, examples=256)
+HOSTS = Network(bandwidth=1e9, latency=1e-4, host_copy=1.1e9)
+SLOW = Network(bandwidth=25e6, latency=1e-3)
+FREE = Network(bandwidth=1e15)
+QUICK = "combine-while-adapting"
+
+
+def list_methods(nodes: int) -> list[Method]:
+    """One or several of each algorithm."""
+    peer = gx.topology.one_peer_exponential(nodes)
+    pairs = gx.topology.bipartite_exponential(nodes)
+    return [
+        single(),
+        allreduce("ring"),
+        allreduce("tree", wire="bfloat16"),
+        allreduce("ring", layers=5),
+        centralized(),
+        sgp(peer),
+        sgp(peer, QUICK),
+        sgp(gx.topology.exponential(nodes)),
+        osgp(peer),
+        osgp(peer, overlap=3),
+        dpsgd(gx.topology.ring(nodes)),
+        dpsgd(pairs, is_half_duplex=True),
+        dpsgd(gx.topology.complete(nodes)),
+        rand_psgd(nodes, rounds=20),
+        d1d_psgd(),
+        adpsgd(pairs, is_half_duplex=True),
+        async_sgp(peer),
+        easgd(period=4),
+        local_sgd(every=12),
+        slowmo(sgp(peer), every=12),
+        diloco(every=20, layers=4),
+        streaming_diloco(every=20, fragments=4, delay=3),
+    ]
+
+
+@pytest.mark.parametrize("nodes", [2, 8])
+@pytest.mark.parametrize("network", [HOSTS, SLOW], ids=["hosts", "slow"])
+def test_equally_fast_nodes_take_the_predicted_time(nodes: int, network: Network):
+    for method in list_methods(nodes):
+        predicted = predict_step(method, WORKLOAD, network, nodes)
+        simulated = simulate(method, WORKLOAD, network, nodes)
+        assert simulated.seconds == pytest.approx(predicted.seconds), method.name
+        assert simulated.examples_per_second == pytest.approx(predicted.examples_per_second)
+        waiting = predicted.exposed_seconds / predicted.seconds
+        assert simulated.waiting == pytest.approx(waiting, abs=0.06), method.name
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        Network(1e9, 1e-6, fabric=Torus((2, 4))),
+        Network(1e9, 1e-4, fabric=Islands(4, bandwidth=1e11)),
+    ],
+    ids=["torus", "islands"],
+)
+def test_fabrics_are_those_of_the_prediction(network: Network):
+    """A node that gets its message early begins early: the links drift apart, and nobody is later."""
+    for method in (allreduce(), sgp(gx.topology.one_peer_exponential(8))):
+        predicted = predict_step(method, WORKLOAD, network, 8).seconds
+        assert simulate(method, WORKLOAD, network, 8).seconds <= predicted * (1 + 1e-9)
+
+
+def test_a_slow_node_slows_all_that_wait_for_it_and_no_others():
+    nodes = 8
+    factors = Slowness("constant", 4.0)
+    peer = gx.topology.one_peer_exponential(nodes)
+
+    def find_ratio(method: Method) -> float:
+        slow = simulate(method, WORKLOAD, FREE, nodes, factors, steps=200)
+        return WORKLOAD.compute_seconds / slow.seconds
+
+    assert find_ratio(allreduce()) == pytest.approx(1 / 4)
+    assert find_ratio(sgp(peer)) == pytest.approx(1 / 4, rel=0.02)
+    for method in (async_sgp(peer), adpsgd(peer)):
+        assert find_ratio(method) == pytest.approx((nodes - 1 + 1 / 4) / nodes, rel=0.01)
+
+
+@pytest.mark.parametrize("slowness", [Slowness("random"), Slowness("lognormal")])
+def test_random_slowness_has_its_expectation(slowness: Slowness):
+    nodes = 8
+    lockstep = simulate(allreduce(), WORKLOAD, FREE, nodes, slowness, steps=1000)
+    expected = slowness.expect_slowest(nodes) * WORKLOAD.compute_seconds
+    assert lockstep.seconds == pytest.approx(expected, rel=0.03)
+    waits_for_nobody = async_sgp(gx.topology.one_peer_exponential(nodes))
+    alone = simulate(waits_for_nobody, WORKLOAD, FREE, nodes, slowness, steps=300)
+    expected = WORKLOAD.compute_seconds / slowness.expect_pace(nodes)
+    assert alone.seconds == pytest.approx(expected, rel=0.03)
+
+
+def run_directed_ring(factors: np.ndarray, seconds: float, overlap: int) -> np.ndarray:
+    """Ends of the steps, `[T, N]`, of SGP on a directed ring by its recursion.
+
+    A message leaves when its computation has ended and the link is free of the one before; the
+    step waits for the message that left `overlap` steps ago, its own and that of the node before.
+    """
+    steps, nodes = factors.shape
+    ends = np.zeros((steps, nodes))
+    arrived = np.zeros((steps, nodes))
+    for step in range(steps):
+        begun = ends[step - 1] if step else np.zeros(nodes)
+        computed = begun + factors[step] * WORKLOAD.compute_seconds
+        free = arrived[step - 1] if step else np.zeros(nodes)
+        arrived[step] = np.maximum(computed, free) + seconds
+        ends[step] = computed
+        if step >= overlap:
+            own = arrived[step - overlap]
+            ends[step] = np.maximum(computed, np.maximum(own, np.roll(own, 1)))
+    return ends
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_random_slowness_on_a_directed_ring_equals_the_recursion(overlap: int):
+    nodes = 5
+    steps = 40
+    factors = Slowness("random").draw(nodes, steps, seed=3)
+    for network in (HOSTS, Network(2e8)):
+        size = WORKLOAD.model_bytes
+        seconds = size / network.bandwidth + network.latency + network.copy_seconds(size)
+        ends = run_directed_ring(factors, seconds, overlap)
+        method = osgp(gx.topology.directed_ring(nodes), overlap)
+        run = simulate(method, WORKLOAD, network, nodes, factors, steps=steps, warm_up=0)
+        assert run.seconds == pytest.approx(nodes / (steps / ends[-1]).sum())
+        busy = (factors.sum(axis=0) * WORKLOAD.compute_seconds) / ends[-1]
+        assert run.waiting == pytest.approx(1 - busy.mean())
+
+
+def test_gossip_waits_less_than_all_reduce_where_every_node_is_slow_now_and_then():
+    nodes = 8
+    slowness = Slowness("random")
+    gossip = sgp(gx.topology.one_peer_exponential(nodes))
+    runs = [
+        simulate(method, WORKLOAD, FREE, nodes, slowness, steps=150).seconds
+        for method in (async_sgp(gx.topology.one_peer_exponential(nodes)), gossip, allreduce())
+    ]
+    assert runs == sorted(runs)
+    assert runs[1] < 0.95 * runs[2]
+
+
+def test_a_busy_link_keeps_shares_and_makes_messages_old():
+    """Steps take 0.2 s and messages 1.9 s: each tenth step sends, and messages are 10 steps old."""
+    network = Network(bandwidth=100e6 / 1.9)
+    run = simulate(async_sgp(gx.topology.directed_ring(4)), WORKLOAD, network, 4, steps=100)
+    assert run.kept == pytest.approx(0.9, abs=0.02)
+    assert run.staleness == pytest.approx(10, abs=0.5)
+    assert run.seconds == pytest.approx(WORKLOAD.compute_seconds)
+    assert run.steps_nodes == (102,) * 4  # two of them to warm up
+
+
+def test_messages_that_meet_at_a_receiver_share_its_link():
+    """Nodes 1 and 2 send to node 0, and then node 0 to them; a message takes t = 0.1 s.
+
+    Node 0 has both after 2 t, and has sent both after 2 t more. Node 1, which hears first, sends
+    its next message meanwhile: two steps take 3 t instead of the 4 t of nodes that begin together.
+    """
+    gather = [[1, 0.5, 0.5], [0, 0.5, 0], [0, 0, 0.5]]
+    scatter = [[1 / 3, 0, 0], [1 / 3, 1, 0], [1 / 3, 0, 1]]
+    method = sgp(gx.topology.from_matrices([gather, scatter]))
+    run = simulate(method, WORKLOAD, Network(1e9), 3)
+    assert run.seconds == pytest.approx(0.2 + 1.5 * 0.1)
+
+
+def test_no_computation_and_no_exchange_take_no_time():
+    run = simulate(single(), Workload(compute_seconds=0), HOSTS, 2)
+    assert run.seconds == 0
+    assert run.examples_per_second == math.inf
+
+
+def test_seeds_repeat():
+    def find_seconds(seed: int) -> float:
+        slow = Slowness("lognormal")
+        return simulate(allreduce(), WORKLOAD, HOSTS, 4, slow, seed=seed).seconds
+
+    assert find_seconds(1) == find_seconds(1) != find_seconds(2)
