@@ -11,6 +11,11 @@ from experiments.report.section import Section
 
 MODULES: dict[str, str] = {
     # name of the section -> its module in this folder
+    "rand20": "later.rand20",
+    "relaysgd": "later.relaysgd",
+    "slowmo": "later.slowmo",
+    "diloco": "later.diloco",
+    "translation": "later.translation",
 }
 
 
