@@ -222,17 +222,18 @@ def compute_rand20_rings(seeds: int) -> list[Record]:
     by eq. 6. Distances are spectral norms of the difference to the exact average,
     `||T_1 ... T_k - T_u||_2`, after `k` rounds: `ring_distance`, its value `rho^k` by eqs. 5 and 6
     (`paper_ring_distance`), `mean` and `standard_deviation` of the randomized ring over the seeds,
-    and the bound of eq. 12 on that mean (`paper_bound`).
+    and the bound of eq. 12 on that mean (`paper_bound`). `means_by_round` and
+    `paper_bounds_by_round` are those after 1, 2, ... `k` rounds.
     """
     k = RING_ROUNDS
     records = []
     for size in RING_SIZES:
         ring = gx.topology.ring(size)
         rho = 1 / 3 + 2 / 3 * math.cos(2 * math.pi / size)
-        distances = [
-            gx.topology.second_singular_value(gx.topology.random_ring(size, k, seed), k)
-            for seed in range(seeds)
-        ]
+        distances = np.array(
+            [_measure_distances(gx.topology.random_ring(size, k, seed), k) for seed in range(seeds)]
+        )
+        bounds = [math.sqrt(size - 1) / math.sqrt(3) ** (1 + round_) for round_ in range(k)]
         records.append(
             {
                 "nodes": size,
@@ -241,11 +242,18 @@ def compute_rand20_rings(seeds: int) -> list[Record]:
                 "paper_second_eigenvalue": rho,
                 "ring_distance": gx.topology.second_singular_value(ring, k),
                 "paper_ring_distance": rho**k,
-                **_mean_and_deviation(distances),
-                "paper_bound": math.sqrt(size - 1) / math.sqrt(3) ** k,
+                **_mean_and_deviation(distances[:, -1].tolist()),
+                "paper_bound": bounds[-1],
+                "means_by_round": distances.mean(axis=0).tolist(),
+                "paper_bounds_by_round": bounds,
             }
         )
     return records
+
+
+def _measure_distances(schedule: gx.Schedule, rounds: int) -> list[float]:
+    """The distances to the exact average after 1, 2, ... rounds, in the spectral norm."""
+    return [gx.topology.second_singular_value(schedule, k) for k in range(1, rounds + 1)]
 
 
 def _mean_and_deviation(values: Sequence[float]) -> Record:

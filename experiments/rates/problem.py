@@ -83,3 +83,16 @@ def bound_of_theorem(nodes: int, steps: int) -> float:
     """
     start = objective(np.full(COORDINATES, START)) - objective(np.zeros(COORDINATES))
     return 12 * (float(start) + SMOOTHNESS * VARIANCE / 2) / math.sqrt(nodes * steps)
+
+
+def sufficient_steps(nodes: int) -> float:
+    """Returns the first term of the condition on K of SGP-19, eq. 3, with C = 1 and q = 0.
+
+        3600 n L^4 C^4 / (1 - q)^4
+
+    The two constants depend on the graph; q is at least 0.
+
+    >>> sufficient_steps(4)
+    230400.0
+    """
+    return 3600 * nodes * SMOOTHNESS**4

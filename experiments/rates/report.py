@@ -6,11 +6,13 @@ python -m experiments.rates.report OUT
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -21,6 +23,7 @@ from experiments.rates.fits import (
     Estimate,
     fit_both_slopes,
     fit_slope,
+    is_in_regime,
     select_points,
     select_regime,
 )
@@ -37,7 +40,7 @@ from experiments.results.records import (
     require_fields,
 )
 
-MARKERS = "os^xvD*P<"  # numbers of nodes
+MARKERS = "os^Dv*P<"  # numbers of nodes
 RUN_FIELDS = {
     "label": TEXT,
     "nodes": COUNT,
@@ -92,9 +95,9 @@ def draw_rates(runs: Sequence[Record], figure: Figure) -> None:
     _draw_points(gradients, runs, "squared_gradient", lambda run: run["nodes"] * run["steps"])
     _draw_points(distances, runs, "squared_distance", lambda run: run["steps"])
     gradients.set(title="Theorem 1", xlabel="nodes times steps, nK")
-    gradients.set_ylabel("squared gradient at the mean, mean over the steps")
+    gradients.set_ylabel("squared gradient at the mean,\nmean over the steps")
     distances.set(title="Theorem 2", xlabel="steps, K")
-    distances.set_ylabel("squared distance to the mean, mean over nodes and steps")
+    distances.set_ylabel("squared distance to the mean,\nmean over nodes and steps")
     products = np.array(sorted({run["nodes"] * run["steps"] for run in runs}), float)
     first = min(runs, key=lambda run: run["nodes"] * run["steps"])
     level = np.mean(first["squared_gradient"]) * math.sqrt(products[0])
@@ -106,42 +109,63 @@ def draw_rates(runs: Sequence[Record], figure: Figure) -> None:
     for axes in (gradients, distances):
         axes.set(xscale="log", yscale="log")
         axes.grid(alpha=0.3)
-    handles, labels = gradients.get_legend_handles_labels()
-    more = [
-        pair
-        for pair in zip(*distances.get_legend_handles_labels(), strict=True)
-        if pair[1] not in labels
-    ]
     figure.legend(
-        [*handles, *(handle for handle, _ in more)],
-        [*labels, *(label for _, label in more)],
+        handles=[
+            *(
+                Line2D([], [], color=COLORS[index % len(COLORS)], label=label)
+                for index, label in enumerate(list_labels(runs))
+            ),
+            *(
+                Line2D(
+                    [],
+                    [],
+                    color="black",
+                    linestyle="",
+                    marker=_find_marker(runs, size),
+                    label=f"{size} nodes",
+                )
+                for size in _list_sizes(runs)
+            ),
+            *(
+                line
+                for line in [*gradients.get_lines(), *distances.get_lines()]
+                if line.get_color() == "k"
+            ),
+        ],
         loc="outside lower center",
         ncols=4,
         fontsize="small",
+        title="hollow: K < n^3, not in the regime of the theorems",
+        title_fontsize="small",
     )
+
+
+def _list_sizes(runs: Sequence[Record]) -> list[int]:
+    return sorted({run["nodes"] for run in runs})
+
+
+def _find_marker(runs: Sequence[Record], nodes: int) -> str:
+    return MARKERS[_list_sizes(runs).index(nodes) % len(MARKERS)]
 
 
 def _draw_points(
     axes: Axes, runs: Sequence[Record], field: str, find_x: Callable[[Record], int]
 ) -> None:
-    """A curve for each method and number of nodes; empty markers are not in the regime."""
-    sizes = sorted({run["nodes"] for run in runs})
+    """A curve for each method and number of nodes; what is 0 but for rounding is left out."""
     for number, label in enumerate(list_labels(runs)):
         color = COLORS[number % len(COLORS)]
-        for index, size in enumerate(sizes):
+        for size in _list_sizes(runs):
             shown = [run for run in runs if run["label"] == label and run["nodes"] == size]
             shown = [run for run in shown if np.mean(run[field]) > MIN_DISTANCE]
             shown.sort(key=lambda run: run["steps"])
-            axes.plot(
-                [find_x(run) for run in shown],
-                [np.mean(run[field]) for run in shown],
-                color=color,
-                marker=MARKERS[index % len(MARKERS)],
-                markersize=5,
-                linewidth=0.8,
-                alpha=0.8,
-                label=f"{label}, {size} nodes",
-            )
+            x = np.array([find_x(run) for run in shown])
+            y = np.array([np.mean(run[field]) for run in shown])
+            inside = np.array([is_in_regime(size, run["steps"]) for run in shown], bool)
+            look: dict[str, Any] = {"color": color, "linestyle": "", "markersize": 5}
+            look["marker"] = _find_marker(runs, size)
+            axes.plot(x, y, color=color, linewidth=0.8)
+            axes.plot(x[inside], y[inside], **look)
+            axes.plot(x[~inside], y[~inside], fillstyle="none", **look)
 
 
 def find_slopes(runs: Sequence[Record]) -> list[Record]:
@@ -190,7 +214,7 @@ def _format_cell(run: Record | None, field: str) -> str:
         return "-"
     mean = np.mean(run[field])
     text = f"{mean:.3g}" if mean > MIN_DISTANCE else "0"
-    return text if select_regime(select_points([run], run["label"], field)) else f"{text}*"
+    return text if is_in_regime(run["nodes"], run["steps"]) else f"{text}*"
 
 
 def make_slope_table(slopes: Sequence[Record]) -> Table:

@@ -11,6 +11,8 @@ from experiments.report.section import Section
 
 MODULES: dict[str, str] = {
     # name of the section -> its module in this folder
+    "averaging": "theory.averaging",
+    "rates": "theory.rates",
     "rand20": "later.rand20",
     "relaysgd": "later.relaysgd",
     "slowmo": "later.slowmo",

@@ -1,0 +1,1 @@
+"""What the papers prove: how fast averages and gradients shrink."""
