@@ -123,7 +123,7 @@ def print_report(chapters: Sequence[Chapter], out: Path, console: Console) -> No
     for chapter in chapters:
         color = COLORS.get(chapter.verdict.partition(" (")[0], "dim")
         verdict = f"[{color}]{chapter.verdict}[/{color}]"
-        table.add_row(chapter.section.title, chapter.section.source, verdict)
+        table.add_row(chapter.section.title, chapter.place, verdict)
     console.print(table)
     for name in ("report.html", "report.md", "summary.json"):
         console.print(f"{out / name}", soft_wrap=True, highlight=False)

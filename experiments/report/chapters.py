@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments.report.figures import Drawing, draw_figures
-from experiments.report.section import Findings, Result, Run, Scale, Section
+from experiments.report.section import Findings, Result, Run, Scale, Section, Status
 
 MISSING = Result(status="missing")
 DATA = {
@@ -59,6 +59,11 @@ class Chapter:
         return f"{verdict} ({held} of {len(claims)}{rest})"
 
     @property
+    def place(self) -> str:
+        """The source without authors and title of the paper."""
+        return self.section.source.partition(": ")[0]
+
+    @property
     def sentence(self) -> str:
         """What the section says in a sentence or two; or why it says nothing."""
         if self.findings is not None:
@@ -67,10 +72,9 @@ class Chapter:
             return f"Left out: it needs {' and '.join(self.needs)}."
         return "Its runs could not be read, which is a bug of this section."
 
-    @property
-    def unfinished(self) -> list[Run]:
-        """The runs that failed or diverged, or that were not begun or ended."""
-        return [run for run in self.runs if self.results[run.name].status != "finished"]
+    def list_names(self, status: Status) -> list[str]:
+        """Returns the names of the runs that ended so."""
+        return [run.name for run in self.runs if self.results[run.name].status == status]
 
 
 def find_needs(section: Section, scale: Scale) -> tuple[str, ...]:

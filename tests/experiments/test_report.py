@@ -53,7 +53,8 @@ def test_a_report_of_a_section(tmp_path, capsys):
     assert "| This fails. | 1 | 2 *(modelled)* | no |" in markdown
     assert "**Verdict: agrees in part (1 of 3, 1 not judged).** Half of it agrees" in markdown
     assert "| bad | failed | 75.0 |" in markdown
-    assert "```text\nerror: no luck\n```" in markdown
+    assert "Run `bad` has failed.\n\n```text\nerror: no luck\n```" in markdown
+    assert "Run `lost` has diverged." in markdown
     assert "python -m experiments.image --steps 1" in markdown
     assert "](figures/first-curve.png)" in markdown
     assert "[A title of first](#a-title-of-first)" in markdown
@@ -125,7 +126,7 @@ def test_after_an_interrupt_the_report_has_what_is_there(tmp_path, monkeypatch):
     )
     assert status == "130"
     assert [run["status"] for run in summary["runs"]] == ["finished", *["missing"] * 3]
-    assert "Run `alone` is **missing**." in markdown
+    assert "Not begun, or interrupted: `bad`, `alone`, `lost`." in markdown
 
 
 def test_runs_of_one_name_are_one_call():

@@ -39,6 +39,7 @@ summary { cursor: pointer; color: var(--muted); }
 .no, .disagrees, .error { color: var(--no); font-weight: 600; }
 .part { color: var(--part); font-weight: 600; }
 .open { color: var(--muted); }
+td:is(.yes, .no, .open) { white-space: nowrap; }
 """
 CLASSES = {
     "agrees in part": "part",

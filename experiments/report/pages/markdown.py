@@ -34,7 +34,7 @@ def format_markdown(chapters: Sequence[Chapter], origin: Origin, suffix: str = "
     for chapter in chapters:
         title = chapter.section.title
         link = f"[{escape(title)}](#{make_anchor(title)})"
-        rows.append((link, escape(chapter.section.source), chapter.verdict))
+        rows.append((link, escape(chapter.place), chapter.verdict))
     blocks.append(format_rows(("section", "source", "verdict"), rows))
     blocks.append("## How this was made")
     blocks.append("\n".join(f"- {title}: {text}" for title, text in origin.list_facts().items()))
@@ -117,11 +117,13 @@ def format_runs(chapter: Chapter) -> Iterator[str]:
         time = f", {format_seconds(result.seconds)}" if result.seconds else ""
         lines.append(f"# {run.name}: {result.status}{time}\n{run.command}")
     yield f"```{COMMANDS}\n" + "\n".join(lines) + "\n```"
-    for run in chapter.unfinished:
-        result = chapter.results[run.name]
-        yield f"Run `{run.name}` is **{result.status}**."
-        if result.error:
-            yield f"```text\n{result.error}\n```"
+    missing = [f"`{name}`" for name in chapter.list_names("missing")]
+    if missing:
+        yield f"Not begun, or interrupted: {', '.join(missing)}."
+    for name in (*chapter.list_names("failed"), *chapter.list_names("diverged")):
+        result = chapter.results[name]
+        yield f"Run `{name}` {'has diverged' if result.status == 'diverged' else 'has failed'}."
+        yield f"```text\n{result.error}\n```"
 
 
 def format_rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
