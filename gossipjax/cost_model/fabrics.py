@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from gossipjax.cost_model._require import require_quantity
 from gossipjax.topology.schedule import require_int
 
 
+@runtime_checkable
 class Fabric(Protocol):
     """How the links of nodes are joined."""
 
