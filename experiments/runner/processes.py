@@ -32,8 +32,9 @@ class Processes:
     def __exit__(self, *error: object) -> None:
         with self._lock:
             self._is_open = False
+            running = list(self._running)  # threads remove from it what ends
         with ignore_stop_signals():
-            self._end(self._running)
+            self._end(running)
 
     def run(
         self, command: Sequence[str], log: Path, environment: dict[str, str], max_seconds: float
@@ -70,7 +71,8 @@ class Processes:
             return -signal.SIGKILL
         finally:
             _kill_group(process)
-            self._running.remove(process)
+            with self._lock:
+                self._running.remove(process)
 
     def _end(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
         still = [process for process in processes if process.poll() is None]
