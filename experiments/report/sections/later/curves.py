@@ -130,7 +130,7 @@ def draw_curves(
             )
     axes.set_yscale(scale)
     label_axes(axes, "", "step (updates per node)", y_label)
-    if curves:
+    if axes.get_lines():
         axes.legend(fontsize=8)
 
 

@@ -170,10 +170,10 @@ def judge_traffic(results: Results) -> Claim:
 
 def compose(claims: list[Claim], scale: Scale) -> str:
     """The sentence of the section."""
-    titles = ["better than one worker", f"near the {WORKERS}x batch", "1/H of the averages"]
-    titles.append("Streaming DiLoCo about equal")
+    titles = ["DiLoCo better than one worker at equal steps", f"DiLoCo near the {WORKERS}x batch"]
+    titles += ["1/H of the averages", "Streaming DiLoCo about equal"]
     holds = {title: claim.holds for title, claim in zip(titles, claims, strict=True)}
-    sentence = f"DiLoCo at equal steps: {format_verdicts(holds)}."
+    sentence = f"{format_verdicts(holds)}."
     if False in holds.values():
         sentence += (
             " The runs are short and start from random parameters, where the large batch learns "

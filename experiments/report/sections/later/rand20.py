@@ -32,7 +32,7 @@ TOTAL_BATCH = 512
 QUICK_LEARNERS = (16,)
 EPOCHS = 3
 SINGLE_SPREAD = 0.7  # points, of one seed
-MAX_LOSS = 1.0  # points, of a method that keeps its accuracy
+MAX_LOSS = 2.0  # points, of a method that keeps its accuracy: above the margin of one seed
 FIELD = "test_window_accuracy_average_model"
 AD, RAND, D1D = (METHODS[row][1] for row in ("ad", "rand", "d1d"))
 RING = "D-PSGD on the ring"
@@ -94,7 +94,8 @@ def find(scale: Scale, results: Results) -> Findings:
         "D1D-PSGD losing nothing": judge_kept(losses),
     }
     sentence = format_verdicts({title: claim.holds for title, claim in claims.items()})
-    sentence = f"From {FEWEST} to {MOST} learners, {sentence}."
+    found = ", ".join(f"{title} {format_difference(loss)}" for title, loss in losses.items())
+    sentence = f"From {FEWEST} to {MOST} learners the methods lose, in points: {found}. {sentence}."
     if claims["D1D-PSGD ahead of the randomized ring"].holds is False:
         sentence += (
             " D1D-PSGD takes each gradient at the model of the step before; with momentum, a large "

@@ -115,19 +115,19 @@ def join_all(verdicts: list[bool | None]) -> bool | None:
 
 
 def format_verdicts(verdicts: Mapping[str, bool | None]) -> str:
-    """A part of a sentence: which statements hold, which do not, and which are open.
+    """A sentence without its stop: which statements hold, which do not, and which are open.
 
     >>> format_verdicts({"a": True, "b": True, "c": False, "d": None})
-    'a and b: as in the paper; c: not so; d: not judged'
+    'As in the paper: a, b; not so: c; not judged: d'
     """
     words = {True: "as in the paper", False: "not so", None: "not judged"}
     parts = []
     for verdict, word in words.items():
         titles = [title for title, value in verdicts.items() if value is verdict]
         if titles:
-            head = ", ".join(titles[:-1])
-            parts.append(f"{f'{head} and ' if head else ''}{titles[-1]}: {word}")
-    return "; ".join(parts)
+            parts.append(f"{word}: {', '.join(titles)}")
+    text = "; ".join(parts)
+    return text[:1].upper() + text[1:]
 
 
 def list_image_arguments(scale: Scale, epochs: int) -> tuple[str, ...]:

@@ -152,11 +152,11 @@ def judge_all_reduce(samples: Mapping[str, Sample], published: Mapping[str, floa
 
 def compose(gains: Mapping[str, Difference], claims: Sequence[Claim], scale: Scale) -> str:
     """The sentence of the section."""
-    titles = [*gains, "the gain of Local SGD as the largest", "AllReduce on top"]
+    titles = [*(f"a gain for {title}" for title in gains), "Local SGD gaining the most"]
+    titles.append("AllReduce on top")
     verdicts = {title: claim.holds for title, claim in zip(titles, claims, strict=True)}
-    sentence = (
-        f"Whether SlowMo improves a method, and two statements more: {format_verdicts(verdicts)}."
-    )
+    found = ", ".join(f"{title} {format_difference(gain)}" for title, gain in gains.items())
+    sentence = f"SlowMo gains, in points: {found}. {format_verdicts(verdicts)}."
     if scale.is_quick:
         return f"{sentence} The quick scale has Local SGD alone."
     if False in verdicts.values():

@@ -74,7 +74,7 @@ def find(scale: Scale, results: Results) -> Findings:
         "BLEU at the better of two rates": judge_bleu(scores, choose_rates(scores, 1), BEST),
     }
     sentence = format_verdicts({title: claim.holds for title, claim in claims.items()})
-    sentence = f"Adam-SGP not behind AllReduce at equal updates: {sentence}."
+    sentence = f"Whether Adam-SGP is not behind AllReduce after the same updates: {sentence}."
     if claims["the loss at the same rate"].holds is False:
         sentence += (
             " Adam on a node is given gradients of a fourth of the batch, whose larger noise makes "
