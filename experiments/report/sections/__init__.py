@@ -13,6 +13,11 @@ MODULES: dict[str, str] = {
     # name of the section -> its module in this folder
     "averaging": "theory.averaging",
     "rates": "theory.rates",
+    "sgp19-table1": "sgp19.table1",
+    "sgp19-figure2": "sgp19.figure2",
+    "sgp19-table3": "sgp19.table3",
+    "sgp19-table4": "sgp19.table4",
+    "sgp19-table5": "sgp19.table5",
     "rand20": "later.rand20",
     "relaysgd": "later.relaysgd",
     "slowmo": "later.slowmo",
