@@ -8,6 +8,7 @@ bits per parameter, and `kind` is that of an all-reduce.
 import dataclasses
 from typing import Any
 
+from gossipjax.cost_model._collectives import KINDS
 from gossipjax.cost_model._require import require_choice, require_quantity
 from gossipjax.cost_model.exchange import Exchange, Kind
 from gossipjax.topology import Schedule, random_ring
@@ -210,6 +211,7 @@ def _make_gossip(schedule: Schedule, wire: str | float, **settings: Any) -> Exch
 
 
 def _make_all_reduce(kind: Kind, wire: str | float, **settings: Any) -> Exchange:
+    require_choice(kind, "kind of an all-reduce", KINDS)
     return Exchange(kind=kind, bits=find_bits(wire), awaits="all", **settings)
 
 

@@ -64,9 +64,9 @@ class Network:
           is_gossip: whether it is one of gossip, not a part of an all-reduce.
 
         Raises:
-          ValueError: if the fabric is of another number of nodes.
+          ValueError: if the receivers are no nodes, or the fabric is of another number of them.
         """
-        targets = np.asarray(receivers)
+        targets = _read_receivers(receivers)
         bandwidth = (self.gossip_bandwidth if is_gossip else None) or self.bandwidth
         per_byte, latency = self.fabric.find_costs(targets, bandwidth, self.latency)
         return np.where(targets == np.arange(len(targets)), 0.0, latency + size * per_byte)
@@ -86,7 +86,18 @@ class Network:
         >>> Network(1e9, fabric=Torus((8,))).congestion([3, 4, 5, 6, 7, 0, 1, 2])
         3.0
         """
-        targets = np.asarray(receivers)
+        targets = _read_receivers(receivers)
         per_byte, _ = self.fabric.find_costs(targets, self.bandwidth, self.latency)
         is_sent = targets != np.arange(len(targets))
         return max(1.0, float((per_byte[is_sent] * self.bandwidth).max(initial=1.0)))
+
+
+def _read_receivers(receivers: np.ndarray | list[int]) -> np.ndarray:
+    targets = np.asarray(receivers)
+    is_integer = targets.ndim == 1 and targets.size > 0 and targets.dtype.kind in "iu"
+    if not is_integer or not 0 <= targets.min() <= targets.max() < len(targets):
+        raise ValueError(
+            f"receivers must be N integers from 0 to N - 1, got {receivers!r}. Give each node its "
+            "receiver, or itself where it sends nothing."
+        )
+    return targets

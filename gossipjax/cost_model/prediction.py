@@ -73,6 +73,7 @@ def predict_step(method: Method, workload: Workload, network: Network, nodes: in
     compute = workload.compute_seconds
     exchange_seconds = 0.0
     exposed_seconds = 0.0
+    awaited_seconds = 0.0
     sent_bytes = 0.0
     for exchange in method.exchanges:
         steps = exchange.list_steps()
@@ -85,9 +86,10 @@ def predict_step(method: Method, workload: Workload, network: Network, nodes: in
         else:
             exposed = [exchange.find_exposed_seconds(float(e), compute) for e in seconds]
             exposed_seconds += sum(exposed) / len(exposed) / exchange.every
+            awaited_seconds += float(seconds.mean()) / exchange.every
         exchange_seconds += float(seconds.mean()) / exchange.every
         sent_bytes += float(sent.mean()) / exchange.every
-    step = max(compute + exposed_seconds, exchange_seconds)
+    step = max(compute + exposed_seconds, awaited_seconds)
     return Prediction(
         seconds=step,
         compute_seconds=compute,

@@ -25,6 +25,7 @@ from small import make_small
 from bad_input import (
     algorithms,
     checkpoint,
+    cost_model,
     diagnostics,
     nodes,
     programs,
@@ -47,7 +48,7 @@ from gossipjax.launch import __main__ as launch
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [f"{ROOT / package}{os.sep}" for package in ("gossipjax", "experiments")]
-TABLES = (topology, algorithms, nodes, sharding, diagnostics, checkpoint)
+TABLES = (topology, algorithms, nodes, sharding, diagnostics, checkpoint, cost_model)
 LINES = [*programs.ROWS, *workloads.ROWS]
 CALLS = [(f"{table.__name__}: {row.id}", row) for table in TABLES for row in table.ROWS]
 MIN_ROWS = 220

@@ -1,0 +1,116 @@
+"""Bad inputs of the cost model."""
+
+# The types are wrong on purpose.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+import math
+
+import gossipjax as gx
+from bad_input.rows import Call, calls
+from gossipjax import cost_model as cm
+
+SCHEDULE = gx.topology.one_peer_exponential(8)
+NETWORK = cm.Network(1e9)
+WORKLOAD = cm.Workload()
+NO_QUANTITIES = [0, -1.0, math.nan, math.inf, "10gbit", None, True]
+NO_COUNTS = [0, -1, 2.5, True, None, 10**9]
+
+
+def predict(method: object = None, nodes: object = 8, network: object = NETWORK) -> object:
+    return cm.predict_step(cm.sgp(SCHEDULE) if method is None else method, WORKLOAD, network, nodes)
+
+
+ROWS: list[Call] = [
+    *calls("bandwidth", cm.Network, NO_QUANTITIES, "bandwidth of Network must be"),
+    *calls("latency", lambda x: cm.Network(1e9, x), [-1, math.nan, "1ms"], "latency of Network"),
+    *calls(
+        "host copy", lambda x: cm.Network(1e9, host_copy=x), [0, -1, math.nan, "inf"], "host_copy"
+    ),
+    *calls(
+        "gossip bandwidth",
+        lambda x: cm.Network(1e9, gossip_bandwidth=x),
+        [0, -1, math.nan],
+        "gossip_bandwidth",
+    ),
+    *calls("fabric", lambda x: cm.Network(1e9, fabric=x), ["torus", None, 4], "fabric of"),
+    *calls("torus shape", cm.Torus, [16, (), (0, 2), (2.0,), [4, 4]], "shape of Torus"),
+    *calls("island size", lambda x: cm.Islands(x, 1e9), [0, 1.5, None], "size of Islands"),
+    *calls("island bandwidth", lambda x: cm.Islands(8, x), [0, math.nan], "bandwidth of Islands"),
+    *calls("workload parameters", cm.Workload, NO_QUANTITIES, "parameters of Workload must be"),
+    *calls(
+        "workload seconds",
+        lambda x: cm.Workload(compute_seconds=x),
+        [-1, math.nan, "0.2"],
+        "compute_seconds",
+    ),
+    *calls("workload examples", lambda x: cm.Workload(examples=x), [0, -1], "examples of"),
+    *calls("nodes", lambda n: predict(cm.single(), n), NO_COUNTS, "nodes must be"),
+    *calls("nodes of another schedule", lambda n: predict(None, n), [4, 9], "of the schedule"),
+    *calls("predicted method", predict, ["sgp", 3, SCHEDULE], "must be given a Method"),
+    *calls("predicted network", lambda x: predict(network=x), ["nvlink", 1e9], "a Network"),
+    *calls("all-reduce kind", cm.allreduce, ["star", "gossip", None, 3], "kind of an all-reduce"),
+    *calls("layers", lambda x: cm.allreduce(layers=x), [-1, 1.5], "layers"),
+    *calls("wire", lambda x: cm.allreduce(wire=x), ["int7", 0, -8, math.nan, None], "wire must be"),
+    *calls("order of the model", lambda x: cm.sgp(SCHEDULE, x), ["cwa", None], "order must be"),
+    *calls("schedule of the model", cm.sgp, [None, "ring", 8], "schedule of an exchange"),
+    *calls("overlap of the model", lambda x: cm.osgp(SCHEDULE, x), [-1, 1.5], "overlap of osgp"),
+    *calls("local steps", cm.local_sgd, [0, 2.5, None], "every must be"),
+    *calls("inner of slowmo", lambda x: cm.slowmo(x, 48), [None, "sgp"], "inner of slowmo"),
+    *calls("fragments", lambda x: cm.streaming_diloco(10, x), [0, 11, 1.5], "fragments of"),
+    *calls("delay", lambda x: cm.streaming_diloco(10, 2, x), [-1, 10], "delay of"),
+    *calls("exchanges", lambda x: cm.Method("m", (x,)), [None, "ring"], "exchanges of a method"),
+    *calls("kind of slowness", cm.Slowness, ["slow", None, 2], "kind of Slowness"),
+    *calls("factor of slowness", lambda x: cm.Slowness("constant", x), [0, -2, math.nan], "factor"),
+    *calls("name of slowness", cm.parse_slowness, ["x", "0x", "-2x", "2", None], "slowness must"),
+    *calls("slow nodes", lambda n: cm.Slowness().draw(n, 5), NO_COUNTS, "nodes must be"),
+    *calls("slow steps", lambda k: cm.Slowness().draw(2, k), [0, 1.5, 10**9], "steps must be"),
+    *calls(
+        "receivers", lambda r: NETWORK.congestion(r), [[], [2, 0], [0.5], "1"], "receivers must"
+    ),
+    *calls("measured", lambda x: cm.fit_network(x, NETWORK), [[], None, 3], "measurements must"),
+    *calls(
+        "measured seconds",
+        lambda x: cm.Measurement(cm.single(), WORKLOAD, 4, x),
+        [0, -1, math.nan],
+        "seconds of a measurement",
+    ),
+    Call(
+        "fit without copies",
+        lambda: cm.fit_network([cm.Measurement(cm.single(), WORKLOAD, 4, 1.0)] * 2, NETWORK),
+        "host_copy of the network must be finite",
+    ),
+    Call(
+        "fit of a name",
+        lambda: cm.fit_network(
+            [cm.Measurement(cm.single(), WORKLOAD, 4, 1.0)], NETWORK, ["latency"]
+        ),
+        "a name of fit_network",
+    ),
+    Call("two-level without islands", lambda: predict(cm.allreduce("two-level")), "Islands"),
+    Call(
+        "parts of islands",
+        lambda: predict(network=cm.Network(1e9, fabric=cm.Islands(3, 1e10))),
+        "multiple of the 3",
+    ),
+    Call(
+        "torus of other nodes",
+        lambda: predict(network=cm.Network(1e9, fabric=cm.Torus((3, 3)))),
+        "nodes must be 9",
+    ),
+    Call(
+        "dpsgd of one way",
+        lambda: cm.dpsgd(gx.topology.star(4, "uniform")),
+        "doubly stochastic",
+    ),
+    Call(
+        "two schedules",
+        lambda: cm.Method(
+            "m", (*cm.sgp(SCHEDULE).exchanges, *cm.sgp(gx.topology.ring(4)).exchanges)
+        ),
+        "one number of nodes",
+    ),
+    Call(
+        "gossip without a schedule", lambda: cm.Exchange(kind="gossip"), "schedule of an exchange"
+    ),
+    Call("unknown waiting", lambda: cm.Exchange(kind="ring", awaits="some"), "awaits of"),
+]

@@ -1,0 +1,194 @@
+"""Seconds and bytes of a step against closed forms."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+import gossipjax as gx
+from gossipjax.cost_model import (
+    Exchange,
+    Islands,
+    Network,
+    Torus,
+    Workload,
+    adpsgd,
+    allreduce,
+    async_sgp,
+    centralized,
+    d1d_psgd,
+    diloco,
+    dpsgd,
+    easgd,
+    local_sgd,
+    osgp,
+    predict_step,
+    rand_psgd,
+    sgp,
+    single,
+    slowmo,
+    streaming_diloco,
+)
+
+C = 0.2
+WORKLOAD = Workload(parameters=25e6, compute_seconds=C, examples=256)
+NETWORK = Network(bandwidth=1e9, latency=1e-3)
+WIRE = 0.1  # seconds of the model on the wire
+N = 8
+ONE_PEER = gx.topology.one_peer_exponential(N)
+PAIRS = gx.topology.bipartite_exponential(N)
+
+EXPECTED = {
+    "single": (single(), C, 0),
+    "ring": (allreduce("ring"), C + 14 * (WIRE / 8 + 1e-3), 1.75),
+    "tree": (allreduce("tree"), C + 6 * (WIRE + 1e-3), 3),
+    "bfloat16": (allreduce("ring", wire="bfloat16"), C + 14 * (WIRE / 16 + 1e-3), 0.875),
+    "centralized": (centralized(), C + 14 * WIRE + 2e-3, 7),
+    "sgp": (sgp(ONE_PEER), C + WIRE + 1e-3, 1),
+    "sgp beside": (sgp(ONE_PEER, order="combine-while-adapting"), C, 1),
+    "sgp, 4 bits": (sgp(ONE_PEER, wire=4), C + WIRE / 8 + 1e-3, 1 / 8),
+    "sgp, local steps": (sgp(ONE_PEER.every(4)), C + (WIRE + 1e-3) / 4, 0.25),
+    "osgp": (osgp(ONE_PEER), C, 1),
+    "4-osgp": (osgp(ONE_PEER, overlap=4), C, 0.25),
+    "0-osgp": (osgp(ONE_PEER, overlap=0), C + WIRE + 1e-3, 1),
+    "dpsgd": (dpsgd(PAIRS, "adapt-then-combine"), C + WIRE + 1e-3, 1),
+    "half duplex": (
+        dpsgd(PAIRS, "adapt-then-combine", is_half_duplex=True),
+        C + 2 * (WIRE + 1e-3),
+        1,
+    ),
+    "ring of gossip": (
+        dpsgd(gx.topology.ring(N), "adapt-then-combine"),
+        C + 2 * (WIRE + 1e-3),
+        2,
+    ),
+    "complete": (sgp(gx.topology.complete(N)), C + 14 * (WIRE / 8 + 1e-3), 1.75),
+    "rand-psgd": (rand_psgd(N), 2 * (WIRE + 1e-3), 2),
+    "d1d-psgd": (d1d_psgd(), C, 1.75),
+    "adpsgd": (adpsgd(PAIRS), C, 1),
+    "adpsgd, half duplex": (adpsgd(PAIRS, is_half_duplex=True), 2 * (WIRE + 1e-3), 1),
+    "async-sgp": (async_sgp(ONE_PEER), C, 1),
+    "easgd": (easgd(period=7), C + 2 * (WIRE / 8 + 1e-3), 0.25),
+    "local-sgd": (local_sgd(14), C + WIRE / 8 + 1e-3, 0.125),
+    "slowmo": (slowmo(sgp(ONE_PEER), 14), C + WIRE * 9 / 8 + 2e-3, 1.125),
+    "diloco": (diloco(14), C + WIRE / 8 + 1e-3, 0.125),
+    "streaming": (streaming_diloco(14, 2, delay=0), C + WIRE / 8 + 2e-3, 0.125),
+    "streaming, delay": (streaming_diloco(14, 2), C, 0.125),
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_step_takes_what_its_formula_says(name):
+    method, seconds, models = EXPECTED[name]
+    prediction = predict_step(method, WORKLOAD, NETWORK, N)
+    # A little of what is beside the computation may not be hidden by it: latencies.
+    assert prediction.seconds == pytest.approx(max(seconds, C))
+    assert prediction.sent_bytes == pytest.approx(models * 1e8)
+    assert prediction.exposed_seconds == pytest.approx(prediction.seconds - C)
+    assert prediction.examples_per_second == pytest.approx(N * 256 / prediction.seconds)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_one_node_only_computes(name):
+    method, _, _ = EXPECTED[name]
+    one = gx.topology.ring(1)
+    exchanges = tuple(
+        dataclasses.replace(e, schedule=one if e.schedule is not None else None)
+        for e in method.exchanges
+    )
+    method = dataclasses.replace(method, exchanges=exchanges)
+    prediction = predict_step(method, WORKLOAD, NETWORK, 1)
+    assert (prediction.seconds, prediction.sent_bytes) == (C, 0)
+
+
+def test_two_levels_use_all_links_to_the_outside():
+    network = Network(1e9, latency=1e-3, fabric=Islands(4, bandwidth=1e10, latency=1e-4))
+    prediction = predict_step(allreduce("two-level"), WORKLOAD, network, N)
+    inside = 6 * (WIRE / 40 + 1e-4)
+    outside = 2 * (WIRE / 8 + 1e-3)
+    assert prediction.seconds == pytest.approx(C + inside + outside)
+    assert prediction.sent_bytes == pytest.approx(1e8 * (1.5 + 0.25))
+    ring = predict_step(allreduce("ring"), WORKLOAD, network, N)
+    assert ring.seconds > prediction.seconds
+    island = predict_step(allreduce("two-level"), WORKLOAD, network, 4)
+    assert island.seconds == pytest.approx(C + inside)
+
+
+def test_copies_are_serial_to_the_wire():
+    network = Network(1e9, host_copy=5e8)
+    assert predict_step(sgp(ONE_PEER), WORKLOAD, network, N).seconds == pytest.approx(C + 0.3)
+    two_peers = sgp(gx.topology.k_peer_exponential(N, 2))
+    assert predict_step(two_peers, WORKLOAD, network, N).seconds == pytest.approx(C + 0.6)
+    tree = predict_step(allreduce("tree"), WORKLOAD, network, N)
+    assert tree.seconds == pytest.approx(C + 0.2 + 6 * 0.1)
+
+
+def test_long_hops_on_a_torus_lose_to_an_all_reduce():
+    workload = Workload(parameters=1e9, compute_seconds=0.1)
+    network = Network(45e9, latency=1e-6, fabric=Torus((16, 16)))
+    gossip = predict_step(sgp(gx.topology.one_peer_exponential(256)), workload, network, 256)
+    reduction = predict_step(allreduce(), workload, network, 256)
+    hops = (1 + 2 + 4 + 8) / 4  # along the columns, then along the rows
+    assert gossip.seconds == pytest.approx(0.1 + 4 / 45 * hops, rel=1e-3)
+    assert reduction.seconds < gossip.seconds
+
+
+@pytest.mark.parametrize("layers", [1, 2, 7, 24])
+@pytest.mark.parametrize("seconds", [0.001, 0.1, 0.3])
+def test_a_backward_pass_hides_all_but_the_last_layer(layers, seconds):
+    exchange = Exchange(kind="ring", awaits="all", layers=layers)
+    backward = 2 / 3 * C
+    expected = max(seconds - backward * (1 - 1 / layers), seconds / layers)
+    assert exchange.find_exposed_seconds(seconds, C) == pytest.approx(expected)
+
+
+def test_a_layer_is_awaited_when_the_forward_pass_reaches_it():
+    top = Exchange(kind="ring", awaits="all", layers=4, first_layer=3, layer_stride=4)
+    hidden = C - C / 3 / 4 - 2 / 3 * C / 4  # all but its own forward and backward pass
+    assert top.find_exposed_seconds(0.5, C) == pytest.approx(0.5 - hidden)
+    assert top.find_exposed_seconds(0.9 * hidden, C) == 0
+
+
+def test_a_link_carries_no_more_than_it_can():
+    """Ten fragments with a delay of five steps: the windows overlap, the link is shared."""
+    method = streaming_diloco(every=10, fragments=10, delay=5)
+    workload = Workload(parameters=1e9, compute_seconds=1e-3)
+    prediction = predict_step(method, workload, Network(1e9), 2)
+    assert prediction.seconds == pytest.approx(0.4)
+    assert prediction.exchange_seconds == pytest.approx(0.4)
+
+
+def test_a_busy_link_of_nodes_that_wait_for_nobody_sends_less():
+    prediction = predict_step(async_sgp(ONE_PEER), WORKLOAD, Network(0.25e9), N)
+    assert prediction.seconds == C
+    assert prediction.sent_bytes == pytest.approx(0.5e8)
+
+
+def test_a_piecewise_schedule_is_its_last_part():
+    complete = gx.topology.complete(N)
+    schedule = gx.topology.piecewise({0: complete, 30: ONE_PEER})
+    assert predict_step(sgp(schedule), WORKLOAD, NETWORK, N) == predict_step(
+        sgp(ONE_PEER), WORKLOAD, NETWORK, N
+    )
+
+
+def test_the_bytes_are_those_of_the_slots():
+    """A star: the center sends to all, the others to it."""
+    method = sgp(gx.topology.star(5))
+    prediction = predict_step(method, WORKLOAD, Network(1e9), 5)
+    assert prediction.sent_bytes == 4e8
+    assert prediction.seconds == pytest.approx(C + 0.4)
+    received = np.sum([r == 0 for r in method.exchanges[0].messages_at(0)])
+    assert received == 4 + 0  # nobody sends fillers
+
+
+def test_staleness_and_names():
+    assert osgp(ONE_PEER, 3).staleness == 3
+    assert async_sgp(ONE_PEER).is_asynchronous
+    assert not slowmo(sgp(ONE_PEER), 2).is_asynchronous
+    assert slowmo(osgp(ONE_PEER), 48).name == "slowmo 1-osgp"
+    assert predict_step(single(), Workload(compute_seconds=0), NETWORK, 2).seconds == 0
+    assert math.isinf(
+        predict_step(single(), Workload(compute_seconds=0), NETWORK, 2).examples_per_second
+    )
