@@ -19,6 +19,7 @@ from gossipjax.cost_model import (
     sgp,
     single,
 )
+from gossipjax.cost_model.published.__main__ import main
 
 
 def test_the_network_is_fitted_to_one_table_alone():
@@ -82,7 +83,7 @@ def test_a_fit_recovers_what_made_the_figures():
 
 
 def test_the_program_prints_all_tables(capsys):
-    published.main()
+    main()
     printed = capsys.readouterr().out
     for compare in published.COMPARISONS:
         assert compare()[0].table in printed

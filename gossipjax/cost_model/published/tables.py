@@ -1,54 +1,28 @@
-"""Published seconds, hours and bandwidths beside those of the model: modelled, not measured.
-
-    python -m gossipjax.cost_model.published
-
-prints all tables. One network, `networks.SGP_ETHERNET`, is fitted, on the 16 figures of SGP-18
-Table 2; the others follow. README.md says what is assumed of each. NumPy only.
-"""
+"""Rows of published figures beside the model's."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from gossipjax.cost_model import _figures as figures
-from gossipjax.cost_model._resnet import (
-    RESNET50,
-    fit_sgp_ethernet,
-    fit_slowmo_compute,
-    make_slowmo_method,
-    predict_hours,
-    predict_seconds,
-)
-from gossipjax.cost_model._utilization import (
-    BANDWIDTH_GRID,
-    REPLICAS,
-    find_cell,
-    find_nearest_cell,
-)
 from gossipjax.cost_model.exchange import Kind
 from gossipjax.cost_model.methods import allreduce, sgp
 from gossipjax.cost_model.network import Network
 from gossipjax.cost_model.networks import SGP_ETHERNET, SGP_INFINIBAND, remove_host_copies
 from gossipjax.cost_model.prediction import predict_step
+from gossipjax.cost_model.published import _figures as figures
+from gossipjax.cost_model.published._resnet import (
+    RESNET50,
+    fit_slowmo_compute,
+    make_slowmo_method,
+    predict_hours,
+    predict_seconds,
+)
+from gossipjax.cost_model.published._utilization import (
+    BANDWIDTH_GRID,
+    REPLICAS,
+    find_cell,
+    find_nearest_cell,
+)
 from gossipjax.topology import one_peer_exponential
-
-__all__ = [
-    "BANDWIDTH_GRID",
-    "COMPARISONS",
-    "Row",
-    "compare_sgp18_table2",
-    "compare_sgp19_table1",
-    "compare_sgp19_table2",
-    "compare_sgp19_table3",
-    "compare_sgp19_table4",
-    "compare_sgp19_table5",
-    "compare_slowmo_table2",
-    "compare_streaming_diloco_table4",
-    "compare_what_if",
-    "count_cells",
-    "fit_sgp_ethernet",
-    "fit_slowmo_compute",
-    "main",
-]
 
 WHAT_IF_NODES = 32
 
@@ -214,21 +188,3 @@ COMPARISONS: tuple[Callable[[], Sequence[Row]], ...] = (
     compare_streaming_diloco_table4,
     compare_what_if,
 )
-
-
-def main() -> None:
-    """Prints all tables."""
-    for compare in COMPARISONS:
-        rows = compare()
-        print(f"{rows[0].table} ({rows[0].unit}), modelled")
-        for row in rows:
-            off = f"{count_cells(row):+d} cells" if row.unit == "Gbit/s" else f"{row.error:+.1%}"
-            print(
-                f"  {row.name:<42}{row.nodes:>4} nodes  modelled {row.predicted:8.3f}"
-                f"  published {row.published:8.3f}  {off}"
-            )
-        print()
-
-
-if __name__ == "__main__":
-    main()

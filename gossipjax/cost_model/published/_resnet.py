@@ -2,7 +2,6 @@
 
 import functools
 
-from gossipjax.cost_model import _figures as figures
 from gossipjax.cost_model.fitting import Measurement, fit_compute, fit_network
 from gossipjax.cost_model.methods import (
     Method,
@@ -17,6 +16,7 @@ from gossipjax.cost_model.methods import (
 from gossipjax.cost_model.network import Network
 from gossipjax.cost_model.networks import SGP_ETHERNET, remove_host_copies
 from gossipjax.cost_model.prediction import predict_step
+from gossipjax.cost_model.published import _figures as figures
 from gossipjax.cost_model.workload import Workload
 from gossipjax.topology import bipartite_exponential, k_peer_exponential, one_peer_exponential
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from gossipjax.cost_model import _figures as figures
 from gossipjax.cost_model.methods import Method, allreduce, diloco, streaming_diloco
 from gossipjax.cost_model.network import Network
 from gossipjax.cost_model.prediction import predict_step
+from gossipjax.cost_model.published import _figures as figures
 from gossipjax.cost_model.workload import Workload
 
 REPLICAS = 2
