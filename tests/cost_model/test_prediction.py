@@ -192,3 +192,20 @@ def test_staleness_and_names():
     assert math.isinf(
         predict_step(single(), Workload(compute_seconds=0), NETWORK, 2).examples_per_second
     )
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_faster_network_is_never_slower(name):
+    method, _, _ = EXPECTED[name]
+    seconds = [
+        predict_step(method, WORKLOAD, Network(bandwidth, latency, host_copy=copy), N).seconds
+        for bandwidth, latency, copy in [
+            (1e8, 1e-2, 1e9),
+            (1e9, 1e-2, 1e9),
+            (1e9, 1e-3, 1e9),
+            (1e9, 1e-3, math.inf),
+            (1e12, 0.0, math.inf),
+        ]
+    ]
+    assert seconds == sorted(seconds, reverse=True)
+    assert seconds[-1] == pytest.approx(C, rel=0.01)

@@ -1,6 +1,7 @@
 """Rows of published figures beside the model's."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 from gossipjax.cost_model.exchange import Kind
@@ -111,6 +112,7 @@ def compare_slowmo_table2() -> tuple[Row, ...]:
     return tuple(rows)
 
 
+@functools.cache
 def compare_streaming_diloco_table4() -> tuple[Row, ...]:
     """Bandwidths for shares of the time that is computation; compare them by `count_cells`.
 
