@@ -224,9 +224,7 @@ def make_records(rows, hosts=4):
                 name: [value * (1 if host == 3 else 0.5)] * 9 + [9 * value]
                 for name, value in zip(names, values, strict=True)
             },
-            "cpu_seconds": {
-                name: [0.1 + 0.2 * (name not in names[:3])] * 10 for name in names
-            },
+            "cpu_seconds": {name: [0.1 + 0.2 * (name not in names[:3])] * 10 for name in names},
             "nic_bytes": {name: [20e6 + host] * 10 for name in names},
             "stream_bytes": 20_000_000,
             "parameters": 5_000_000,

@@ -22,6 +22,7 @@ from experiments.speed.stragglers.problem import (
     compute_loss,
     make_params,
 )
+from experiments.speed.stragglers.setting import Setting
 from experiments.speed.stragglers.slowness import (
     RANDOM_FACTORS,
     compute_ideal_ratio,
@@ -29,7 +30,6 @@ from experiments.speed.stragglers.slowness import (
     parse_constant,
 )
 from experiments.speed.stragglers.summary import (
-    Setting,
     add_ratios,
     count_steps_per_second,
     list_metrics,

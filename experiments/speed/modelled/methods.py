@@ -55,7 +55,9 @@ def is_modelled(row: Row) -> bool:
 
 def count_bits(row: Row) -> float:
     """Bits of a parameter in a message, scales and indices included."""
-    return 8 * (count_message_bytes(PARAMETERS, row.wire) - 4 * (row.wire != "float32")) / PARAMETERS
+    return (
+        8 * (count_message_bytes(PARAMETERS, row.wire) - 4 * (row.wire != "float32")) / PARAMETERS
+    )
 
 
 def _make_outer(row: Row) -> Method:

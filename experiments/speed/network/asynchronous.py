@@ -75,9 +75,7 @@ def run_steps(
         node.step(compute_gradients, batch)
         times.append(time.perf_counter())
     statistics = node.statistics
-    return NodeSteps(
-        np.diff(times).tolist(), cpu_before, statistics.kept, statistics.staleness
-    )
+    return NodeSteps(np.diff(times).tolist(), cpu_before, statistics.kept, statistics.staleness)
 
 
 def take_own(stacked: Any) -> Any:

@@ -58,6 +58,7 @@ def make_table(configuration: Record, runs: Sequence[Record]) -> Table:
         "sum\n(s)",
         "max\n(s)",
         "x\nbound",
+        "x\nmodel",
     ):
         table.add_column(header, justify="right", no_wrap=True)
     for run in runs:
@@ -72,6 +73,7 @@ def make_table(configuration: Record, runs: Sequence[Record]) -> Table:
             f"{run['limit_sum_seconds']:.3f}",
             f"{run['limit_max_seconds']:.3f}",
             f"{run['ratio_to_limit']:.2f}",
+            format_ratio(run["modelled_ratio"]),
         )
     return table
 
@@ -104,8 +106,18 @@ def make_legend(configuration: Record) -> str:
         "seconds: median of the slowest host (async: of the mean over the hosts), 10-90 %\n"
         "MB: of the host that sends most\n"
         "sum: computation + bytes / faster stream; max: the larger of the two\n"
-        "x bound: seconds / sum; seconds / max with *, where the exchange can overlap"
+        "x bound: seconds / sum; seconds / max with *, where the exchange can overlap\n"
+        "x model: seconds / those of the cost model, with the processor time measured here"
     )
+
+
+def format_ratio(modelled_ratio: float | None) -> str:
+    """Measured over modelled seconds; - of what is not modelled.
+
+    >>> format_ratio(0.8), format_ratio(None)
+    ('1.25', '-')
+    """
+    return "-" if modelled_ratio is None else f"{1 / modelled_ratio:.2f}"
 
 
 def format_spread(record: Record, name: str) -> str:

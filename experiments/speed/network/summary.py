@@ -75,11 +75,8 @@ def summarize_row(row: Row, configuration: Record, records: Sequence[Record]) ->
     limit_seconds = limits.max if row.overlaps else limits.sum
     timing = summarize_samples("seconds", samples)
     cpu_seconds = compute_exchange_cpu_seconds(row, records)
-    modelled = predict_row(
-        row,
-        configuration,
-        computation_seconds + compute_added_seconds(row, configuration, cpu_seconds, link_bytes),
-    )
+    packing_seconds = compute_packing_seconds(row, configuration, cpu_seconds, link_bytes)
+    modelled = predict_row(row, configuration, computation_seconds, cpu_seconds, packing_seconds)
     return {
         "algorithm": row.algorithm,
         "topology": row.method.topology,
@@ -95,6 +92,7 @@ def summarize_row(row: Row, configuration: Record, records: Sequence[Record]) ->
         "nic_bytes": float(nic_bytes.mean(axis=1).max()) if has_counter else None,
         "nic_bytes_by_round": median_by_round(row, nic_bytes.max(axis=0)) if has_rounds else None,
         "exchange_cpu_seconds": cpu_seconds,
+        "packing_seconds": packing_seconds,
         "link_bytes": link_bytes,
         "goodput": goodput,
         "overlaps": row.overlaps,
@@ -123,13 +121,12 @@ def compute_exchange_cpu_seconds(row: Row, records: Sequence[Record]) -> float:
     return max(0.0, extra / (os.cpu_count() or 1))
 
 
-def compute_added_seconds(
+def compute_packing_seconds(
     row: Row, configuration: Record, cpu_seconds: float, link_bytes: float
 ) -> float:
-    """Seconds by which the processor time of an exchange makes an iteration longer, as modelled.
+    """The part of an exchange's processor time that plain streams of as many bytes do not need.
 
-    Beside the computation, all of it takes cores from it. After the computation only what plain
-    streams of as many bytes do not need, too: theirs is in the goodput.
+    The streams' own processor time is in their goodput.
 
     Args:
       row: the algorithm and the form of its messages.
@@ -137,11 +134,8 @@ def compute_added_seconds(
       cpu_seconds: of `compute_exchange_cpu_seconds`.
       link_bytes: bytes that the busiest link carries one after another.
     """
-    if row.overlaps:
-        return cpu_seconds
     links = 1 if row.algorithm == CENTRALIZED else configuration["hosts"]  # that are busy
-    in_streams = configuration["stream_cpu_seconds_per_byte"] * links * link_bytes
-    return max(0.0, cpu_seconds - in_streams)
+    return max(0.0, cpu_seconds - configuration["stream_cpu_seconds_per_byte"] * links * link_bytes)
 
 
 def median_by_round(row: Row, values: np.ndarray) -> dict[str, float]:

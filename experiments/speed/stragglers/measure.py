@@ -52,13 +52,9 @@ from experiments.speed.network.measure import (
 from experiments.speed.stragglers.node import WorkerConfig, read_records
 from experiments.speed.stragglers.problem import make_optimizer, save_data
 from experiments.speed.stragglers.report import write_report
+from experiments.speed.stragglers.setting import Setting
 from experiments.speed.stragglers.slowness import NONE, draw_factors, parse_constant
-from experiments.speed.stragglers.summary import (
-    Setting,
-    add_ratios,
-    list_metrics,
-    summarize_run,
-)
+from experiments.speed.stragglers.summary import add_ratios, list_metrics, summarize_run
 from experiments.training.asynchronous import ASYNCHRONOUS
 from experiments.training.methods import ALGORITHM_HELP, MethodOptions, make_method
 
@@ -121,7 +117,9 @@ class Options:
     @property
     def setting(self) -> Setting:
         """What all runs have in common."""
-        return Setting(self.nodes, self.steps, self.compute_seconds)
+        return Setting(
+            self.nodes, self.steps, self.compute_seconds, self.megabytes, self.bits_per_second
+        )
 
 
 def measure_stragglers(options: Options) -> None:

@@ -23,13 +23,15 @@ CAPTION = (
     "cores. examples/s: in lockstep, until all have ended; "
     "async-, each node's until its last step ended, summed. x none: over those of the "
     "algorithm without slow nodes. x ideal: that ratio over what it is if only computation takes "
-    "time. x bound: examples/s over those if only computation takes time."
+    "time. x bound: examples/s over those if only computation takes time. x model: over those of a "
+    "simulation with the same factors."
 )
 HEADERS = (
     "examples\n/s",
     "x\nnone",
     "x\nideal",
     "x\nbound",
+    "x\nmodel",
     "steps of\nslowest",
     "steps,\nmedian",
     "final\nloss",
@@ -61,6 +63,7 @@ def make_table(runs: Sequence[Record]) -> Table:
                 format_ratio(run["ratio_to_none"]),
                 format_ratio(run["ratio_to_ideal"]),
                 format_ratio(run["ratio_to_limit"]),
+                format_ratio(1 / run["modelled_ratio"] if run["modelled_ratio"] else None),
                 f"{run['steps_min']}",
                 f"{run['steps_median']:g}",
                 f"{run['loss']:.3f}",

@@ -2,28 +2,15 @@
 
 import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from experiments.results import Record
+from experiments.speed.modelled.stragglers import simulate_run
 from experiments.speed.stragglers.problem import BATCH_SIZE_PER_NODE
+from experiments.speed.stragglers.setting import Setting
 from experiments.speed.stragglers.slowness import NONE, compute_ideal_ratio, draw_factors
 from experiments.training.asynchronous import ASYNCHRONOUS
-
-
-class Setting(NamedTuple):
-    """What all runs of a measurement have in common.
-
-    Attributes:
-      nodes: N.
-      steps: of each node, on average.
-      compute_seconds: of a step of a node that is not slow.
-    """
-
-    nodes: int
-    steps: int
-    compute_seconds: float
 
 
 def sort_steps(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray]:
@@ -86,6 +73,7 @@ def summarize_run(
     examples_per_second = BATCH_SIZE_PER_NODE * count_steps_per_second(records, is_lockstep)
     limit = ideal * setting.nodes * BATCH_SIZE_PER_NODE / setting.compute_seconds
     steps = [len(record["ends"]) for record in records]
+    modelled = simulate_run(algorithm, slowness, setting)
     return {
         "algorithm": algorithm,
         "slowness": slowness,
@@ -95,6 +83,8 @@ def summarize_run(
         "limit_examples_per_second": limit,
         "ratio_to_limit": examples_per_second / limit,
         "ideal_ratio_to_none": ideal,
+        "modelled_examples_per_second": modelled,
+        "modelled_ratio": None if modelled is None else modelled / examples_per_second,
         "steps_nodes": steps,
         "steps_min": min(steps),
         "steps_median": statistics.median(steps),
