@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.program import exit_on_error
-from experiments.report.chapters import Chapter, list_runs, make_chapter
+from experiments.report.chapters import Chapter, find_needs, list_runs, make_chapter
 from experiments.report.grid import list_once, run_grid
 from experiments.report.options import RUNS, Options
 from experiments.report.pages.html import format_html
@@ -46,16 +46,18 @@ def load_sections(options: Options) -> list[Section]:
 
 
 def print_sections(sections: Sequence[Section], scale: Scale, console: Console) -> None:
-    """Prints names, titles, sources, and how many runs each needs."""
+    """Prints names, titles, sources, and how many runs each needs, or which data."""
     table = Table(box=SIMPLE_HEAD)
     for column in ("name", "title", "source", "runs: quick", "full"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=column == "name")
     for section in sections:
         counts = []
         for is_quick in (True, False):
             sized = dataclasses.replace(scale, is_quick=is_quick)
             counts.append(f"{len(list_runs([section], sized)[section.name])}")
-        table.add_row(section.name, section.title, section.source, *counts)
+        if find_needs(section, scale):
+            counts = [f"needs --{' --'.join(section.needs)}", ""]
+        table.add_row(section.name, section.title, section.place, *counts)
     console.print(table)
 
 
@@ -123,7 +125,7 @@ def print_report(chapters: Sequence[Chapter], out: Path, console: Console) -> No
     for chapter in chapters:
         color = COLORS.get(chapter.verdict.partition(" (")[0], "dim")
         verdict = f"[{color}]{chapter.verdict}[/{color}]"
-        table.add_row(chapter.section.title, chapter.place, verdict)
+        table.add_row(chapter.section.title, chapter.section.place, verdict)
     console.print(table)
     for name in ("report.html", "report.md", "summary.json"):
         console.print(f"{out / name}", soft_wrap=True, highlight=False)

@@ -59,11 +59,6 @@ class Chapter:
         return f"{verdict} ({held} of {len(claims)}{rest})"
 
     @property
-    def place(self) -> str:
-        """The source without authors and title of the paper."""
-        return self.section.source.partition(": ")[0]
-
-    @property
     def sentence(self) -> str:
         """What the section says in a sentence or two; or why it says nothing."""
         if self.findings is not None:

@@ -149,3 +149,8 @@ class Section:
     list_runs: Callable[[Scale], Sequence[Run]]
     find: Callable[[Scale, Results], Findings]
     needs: tuple[Literal["speech", "translation"], ...] = ()
+
+    @property
+    def place(self) -> str:
+        """The source without authors and title of the paper."""
+        return self.source.partition(": ")[0]

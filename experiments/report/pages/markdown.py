@@ -34,7 +34,7 @@ def format_markdown(chapters: Sequence[Chapter], origin: Origin, suffix: str = "
     for chapter in chapters:
         title = chapter.section.title
         link = f"[{escape(title)}](#{make_anchor(title)})"
-        rows.append((link, escape(chapter.place), chapter.verdict))
+        rows.append((link, escape(chapter.section.place), chapter.verdict))
     blocks.append(format_rows(("section", "source", "verdict"), rows))
     blocks.append("## How this was made")
     blocks.append("\n".join(f"- {title}: {text}" for title, text in origin.list_facts().items()))
