@@ -23,6 +23,10 @@ MODULES: dict[str, str] = {
     "slowmo": "later.slowmo",
     "diloco": "later.diloco",
     "translation": "later.translation",
+    "dpsgd17": "dpsgd17",
+    "step-time": "times.step_time",
+    "stragglers": "times.stragglers",
+    "cost-model": "times.cost_model",
 }
 
 

@@ -1,0 +1,239 @@
+"""DPSGD-17, Figure 2 (c, d): low bandwidth, measured and modelled, and high latency."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from matplotlib.figure import Figure as MatplotlibFigure
+
+from experiments.report.section import (
+    Claim,
+    Figure,
+    Findings,
+    Result,
+    Results,
+    Run,
+    Scale,
+    Section,
+    Table,
+)
+from experiments.report.sections.times.rows import can_limit_links, find_gap
+from gossipjax import cost_model
+from gossipjax.topology import ring
+
+RUN = "dpsgd17-bandwidth"
+NODES = 7  # GPUs of Figure 2 (a, b)
+MEGABYTES = 1.08  # ResNet-20 has 0.27 million parameters
+COMPUTE_SECONDS = 0.3
+BANDWIDTHS = ("1gbit", "100mbit", "20mbit")
+ALL_REDUCE = "allreduce"
+CENTRALIZED = "centralized"
+DPSGD = "dpsgd@ring"
+ALGORITHMS = (ALL_REDUCE, CENTRALIZED, DPSGD)
+TITLES = {ALL_REDUCE: "AllReduce", CENTRALIZED: "parameter server", DPSGD: "D-PSGD"}
+SIMILAR = 1.5  # slowest over fastest
+FASTER = 3.0  # half of the n - 1 = 6 that the messages of the busiest node allow
+LATENCIES = (0.0001, 0.001, 0.01, 0.05, 0.1, 0.25)  # seconds
+FAST_BANDWIDTH = 125e6  # bytes/s, of the latencies: 1 Gbit/s
+
+Seconds = Mapping[str, float]
+"""Algorithm -> seconds per iteration."""
+
+
+def list_runs(scale: Scale) -> list[Run]:
+    """Seven hosts on links of three bandwidths; nothing without root, or when quick."""
+    if scale.is_quick or not can_limit_links():
+        return []
+    sizes = ("--hosts", f"{NODES}", "--megabytes", f"{MEGABYTES}")
+    times = ("--compute-seconds", f"{COMPUTE_SECONDS}", "--iterations", "10", "--wire", "float32")
+    links = ("--bandwidth", *BANDWIDTHS)
+    arguments = ("network", *sizes, *times, *links, "--algorithm", *ALGORITHMS)
+    return [Run(RUN, "speed", arguments, is_alone=True)]
+
+
+def find(scale: Scale, results: Results) -> Findings:
+    """Seconds per iteration over bandwidths, and over latencies."""
+    del scale
+    result = results.get(RUN, Result(status="missing"))
+    measured = read_seconds(result)
+    modelled = {latency: predict(FAST_BANDWIDTH, latency) for latency in LATENCIES}
+    claims = [*claim_bandwidth(measured), claim_latency(modelled)]
+    figure = Figure(
+        "seconds",
+        "Seconds per iteration over bandwidth (measured) and over latency (modelled).",
+        partial(draw_seconds, measured, modelled),
+    )
+    return Findings(
+        claims=claims,
+        sentence=describe(measured, modelled),
+        tables=[make_bandwidth_table(measured, result), make_latency_table(modelled)],
+        figures=[figure],
+    )
+
+
+def read_seconds(result: Result) -> dict[str, dict[str, float]]:
+    """Measured seconds per iteration, by bandwidth and algorithm."""
+    measured: dict[str, dict[str, float]] = {}
+    for run in result.runs:
+        measured.setdefault(run["bandwidth"], {})[run["algorithm"]] = run["seconds"]
+    return measured
+
+
+def predict(bandwidth: float, latency: float) -> dict[str, float]:
+    """Modelled seconds per iteration of the three algorithms.
+
+    Args:
+      bandwidth: bytes/s of every link.
+      latency: seconds of every message.
+
+    >>> seconds = predict(125e6, 0.1)
+    >>> seconds["allreduce"] > seconds["dpsgd@ring"]
+    True
+    """
+    network = cost_model.Network(bandwidth, latency)
+    workload = cost_model.Workload(MEGABYTES * 1e6 / 4, COMPUTE_SECONDS)
+    methods = {
+        ALL_REDUCE: cost_model.allreduce(),
+        CENTRALIZED: cost_model.centralized(),
+        DPSGD: cost_model.dpsgd(ring(NODES)),
+    }
+    return {
+        name: cost_model.predict_step(method, workload, network, NODES).seconds
+        for name, method in methods.items()
+    }
+
+
+def claim_bandwidth(measured: Mapping[str, Seconds]) -> list[Claim]:
+    """What the paper says of high and of low bandwidth."""
+    fast = measured.get(BANDWIDTHS[0], {})
+    slow = measured.get(BANDWIDTHS[-1], {})
+    similar = Claim(
+        f"At 1 Gbit/s and low latency all three have similar speed: the slowest takes less than "
+        f"{SIMILAR:g} times as long as the fastest.",
+        "similar speed",
+        "-",
+        None,
+    )
+    faster = Claim(
+        f"At 20 Mbit/s D-PSGD is at least {FASTER:g} times as fast as the parameter server, whose "
+        f"busiest node sends and receives {NODES - 1} models, D-PSGD's 2.",
+        "up to an order of magnitude",
+        "-",
+        None,
+    )
+    if len(fast) == len(ALGORITHMS):
+        factor = max(fast.values()) / min(fast.values())
+        similar = similar._replace(ours=f"{factor:.2f} times", holds=factor < SIMILAR)
+    if len(slow) == len(ALGORITHMS):
+        factor = slow[CENTRALIZED] / slow[DPSGD]
+        faster = faster._replace(ours=f"{factor:.2f} times", holds=factor >= FASTER)
+    return [similar, faster]
+
+
+def claim_latency(modelled: Mapping[float, Seconds]) -> Claim:
+    """What the paper says of high latency."""
+    latency = max(modelled)
+    factor = modelled[latency][ALL_REDUCE] / modelled[latency][DPSGD]
+    return Claim(
+        f"At a latency of {1000 * latency:g} ms D-PSGD is at least {FASTER:g} times as fast as "
+        f"AllReduce, whose ring needs {2 * (NODES - 1)} messages one after another, D-PSGD 2.",
+        "up to an order of magnitude",
+        f"{factor:.2f} times",
+        factor >= FASTER,
+        is_modelled=True,
+    )
+
+
+def make_bandwidth_table(measured: Mapping[str, Seconds], result: Result) -> Table:
+    """Measured and modelled seconds, a row per bandwidth."""
+    rows = []
+    bits = {"1gbit": 1e9, "100mbit": 1e8, "20mbit": 2e7}
+    for bandwidth in BANDWIDTHS:
+        modelled = predict(bits[bandwidth] / 8, 0.0)
+        cells = [bandwidth]
+        for name in ALGORITHMS:
+            seconds = measured.get(bandwidth, {}).get(name)
+            ours = find_gap(result) if seconds is None else f"{seconds:.3f}"
+            cells.append(f"{ours} ({modelled[name]:.3f})")
+        rows.append(tuple(cells))
+    columns = ("bandwidth", *(f"{TITLES[name]} (s)" for name in ALGORITHMS))
+    return Table(
+        "Seconds per iteration over bandwidth: measured (modelled)",
+        columns,
+        tuple(rows),
+        "Modelled from nominal figures: 0.3 s of computation, 1.08 MB, and the bandwidth of tc.",
+    )
+
+
+def make_latency_table(modelled: Mapping[float, Seconds]) -> Table:
+    """Modelled seconds, a row per latency."""
+    rows = [
+        (f"{1000 * latency:g}", *(f"{seconds[name]:.3f}" for name in ALGORITHMS))
+        for latency, seconds in modelled.items()
+    ]
+    columns = ("latency (ms)", *(f"{TITLES[name]} (s)" for name in ALGORITHMS))
+    note = "Modelled at 1 Gbit/s: a message takes the latency and its bytes over the bandwidth."
+    return Table("Seconds per iteration over latency, modelled", columns, tuple(rows), note)
+
+
+def draw_seconds(
+    measured: Mapping[str, Seconds],
+    modelled: Mapping[float, Seconds],
+    figure: MatplotlibFigure,
+) -> None:
+    """Draws seconds over bandwidth and over latency, side by side."""
+    figure.set_size_inches(8.4, 3.8)
+    left, right = figure.subplots(1, 2)
+    shown = [bandwidth for bandwidth in BANDWIDTHS if bandwidth in measured]
+    for name in ALGORITHMS:
+        with_row = [bandwidth for bandwidth in shown if name in measured[bandwidth]]
+        left.plot(with_row, [measured[bandwidth][name] for bandwidth in with_row], "o-")
+        points = [seconds[name] for seconds in modelled.values()]
+        milliseconds = [1000 * latency for latency in modelled]
+        right.plot(milliseconds, points, "s--", label=TITLES[name])
+    left.set(title="measured", xlabel="bandwidth of every link", yscale="log")
+    left.set_ylabel("seconds per iteration")
+    right.set(title="modelled, 1 Gbit/s", xlabel="latency (ms)", xscale="log", yscale="log")
+    right.set_ylabel("seconds per iteration")
+    for axes in (left, right):
+        axes.grid(alpha=0.3, which="both")
+    right.legend()
+
+
+def describe(measured: Mapping[str, Seconds], modelled: Mapping[float, Seconds]) -> str:
+    """What was found, in a few sentences."""
+    parts = []
+    slow = measured.get(BANDWIDTHS[-1], {})
+    if len(slow) == len(ALGORITHMS):
+        parts.append(
+            f"At 20 Mbit/s an iteration takes {slow[CENTRALIZED]:.2f} s with a parameter server, "
+            f"{slow[ALL_REDUCE]:.2f} s with a ring all-reduce and {slow[DPSGD]:.2f} s with D-PSGD: "
+            "low bandwidth hurts the server, but a ring all-reduce sends fewer bytes than D-PSGD "
+            "does to two neighbours, so that little is gained over it."
+        )
+    else:
+        parts.append(
+            "Bandwidths were not measured: that needs the full grid, root, ip and tc."
+        )
+    latency = max(modelled)
+    seconds = modelled[latency]
+    parts.append(
+        f"At {1000 * latency:g} ms of latency, in the model, D-PSGD takes {seconds[DPSGD]:.2f} s, "
+        f"AllReduce {seconds[ALL_REDUCE]:.2f} s and the server {seconds[CENTRALIZED]:.2f} s; "
+        "latency is not measured."
+    )
+    return " ".join(parts)
+
+
+SECTION = Section(
+    name="dpsgd17",
+    title="D-PSGD on networks of low bandwidth and high latency",
+    source="DPSGD-17, Figure 2 (c, d)",
+    text=(
+        "The paper trains ResNet-20 on 7 GPUs, each a node, limits bandwidth and latency by tc, and "
+        "compares a parameter server, AllReduce and D-PSGD on the ring; it has curves, no table. "
+        f"Here {NODES} processes on links that tc limits train an MLP of as many bytes as ResNet-20 "
+        f"({MEGABYTES} MB), {COMPUTE_SECONDS} s of computation per iteration. Latency is modelled."
+    ),
+    list_runs=list_runs,
+    find=find,
+)

@@ -1,0 +1,1 @@
+"""Sections about time: measured here, modelled, and published."""
