@@ -1,6 +1,6 @@
 """DPSGD-17, Figure 2 (c, d): low bandwidth, measured and modelled, and high latency."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
 from matplotlib.figure import Figure as MatplotlibFigure
@@ -211,9 +211,7 @@ def describe(measured: Mapping[str, Seconds], modelled: Mapping[float, Seconds])
             "does to two neighbours, so that little is gained over it."
         )
     else:
-        parts.append(
-            "Bandwidths were not measured: that needs the full grid, root, ip and tc."
-        )
+        parts.append("Bandwidths were not measured: that needs the full grid, root, ip and tc.")
     latency = max(modelled)
     seconds = modelled[latency]
     parts.append(
@@ -229,10 +227,11 @@ SECTION = Section(
     title="D-PSGD on networks of low bandwidth and high latency",
     source="DPSGD-17, Figure 2 (c, d)",
     text=(
-        "The paper trains ResNet-20 on 7 GPUs, each a node, limits bandwidth and latency by tc, and "
-        "compares a parameter server, AllReduce and D-PSGD on the ring; it has curves, no table. "
-        f"Here {NODES} processes on links that tc limits train an MLP of as many bytes as ResNet-20 "
-        f"({MEGABYTES} MB), {COMPUTE_SECONDS} s of computation per iteration. Latency is modelled."
+        "The paper trains ResNet-20 on 7 GPUs, each a node, limits bandwidth and latency by tc, "
+        "and compares a parameter server, AllReduce and D-PSGD on the ring; it has curves, no "
+        f"table. Here {NODES} processes on links that tc limits train an MLP of as many bytes as "
+        f"ResNet-20 ({MEGABYTES} MB), {COMPUTE_SECONDS} s of computation per iteration. Latency is "
+        "modelled."
     ),
     list_runs=list_runs,
     find=find,

@@ -192,8 +192,8 @@ def describe(claims: Sequence[Claim], diloco: Sequence[Row], what_if: Sequence[R
     return (
         f"{text}. One network explains two papers, with two constants (bandwidth, and the speed of "
         f"copies through hosts); {exact} of {len(diloco)} bandwidths of Streaming DiLoCo land in "
-        f"the published cell. The published factor of {ring.published:.2f} over AllReduce belongs to "
-        f"a slow all-reduce: with a ring and without copies it would be {ring.predicted:.2f}."
+        f"the published cell. The published factor of {ring.published:.2f} over AllReduce belongs "
+        f"to a slow all-reduce: with a ring and without copies it would be {ring.predicted:.2f}."
     )
 
 

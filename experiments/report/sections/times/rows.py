@@ -85,7 +85,9 @@ def claim_errors(
     if not rows:
         return Claim(statement, paper, "-", None, is_modelled=True)
     errors = [row.error for row in rows]
-    ours = f"{100 * min(errors):+.1f} % to {100 * max(errors):+.1f} % in {len(rows)} {unit or 'rows'}"
+    ours = (
+        f"{100 * min(errors):+.1f} % to {100 * max(errors):+.1f} % in {len(rows)} {unit or 'rows'}"
+    )
     return Claim(statement, paper, ours, max(map(abs, errors)) <= bound, is_modelled=True)
 
 

@@ -140,7 +140,8 @@ def make_table(results: Results) -> Table:
         COLUMNS,
         tuple(rows),
         "Measured: real processes; their computation is a sleep, as of devices that do not share "
-        "these cores. Simulated: event by event, with the same factors of every step of every node.",
+        "these cores. Simulated: event by event, with the same factors of every step of every "
+        "node.",
     )
 
 
@@ -195,8 +196,8 @@ SECTION = Section(
         "The papers argue that gossip waits for fewer nodes than AllReduce, and that asynchronous "
         "methods wait for none, without figures for slow nodes. Here 4 and 8 real processes train "
         "softmax regression, in lockstep or by nodes that wait for nobody; their computation is a "
-        "sleep of 0.1 or 0.2 s times a factor: 2 or 4 at one node, or drawn for every step of every "
-        "node. A simulation of events with the same factors is set beside them."
+        "sleep of 0.1 or 0.2 s times a factor: 2 or 4 at one node, or drawn for every step of "
+        "every node. A simulation of events with the same factors is set beside them."
     ),
     list_runs=list_runs,
     find=find,
