@@ -136,12 +136,11 @@ def measure_all(
         f"{options.seeds} seeds; simulated nodes, float32. Results: {out}",
         soft_wrap=True,
     )
-    outside = sum(
-        not is_in_regime(nodes, steps)
-        for nodes, steps in itertools.product(options.nodes, options.steps)
-    )
-    if outside:
-        console.print(f"{outside} pairs of n and K have K < n^3: shown, but in no slope.")
+    pairs = list(itertools.product(options.nodes, options.steps))
+    if outside := sum(not is_in_regime(*pair) for pair in pairs):
+        console.print(
+            f"{outside} of {len(pairs)} pairs of n and K are below K = n^3: shown, but in no slope."
+        )
     runs: list[Record] = []
     with (out / "metrics.jsonl").open("w") as file, results.make_progress_bar(console) as bar:
         task = bar.add_task("rates", total=len(simulations) * sum(options.steps), status="")

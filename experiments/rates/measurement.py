@@ -65,13 +65,13 @@ def advance(
     def step(carry: tuple[jax.Array, Any], inputs: tuple[jax.Array, jax.Array]) -> Any:
         x, opt_state = carry
         number, noise = inputs
-        mean = gx.average_model(x, opt_state)
+        mean = jnp.asarray(gx.average_model(x, opt_state))
         squared_gradient = jnp.sum(problem.gradient(mean) ** 2, axis=-1)
         squared_distance = jax.lax.pmean(jnp.sum((x - mean) ** 2, axis=-1), "nodes")
         grads = problem.local_gradient(x, centers, coefficients) + noise
         updates, opt_state = tx.update(grads, opt_state, x, step=number)
-        carry = (optax.apply_updates(x, updates), opt_state)
-        return carry, Sums(squared_gradient, squared_distance)
+        x = jnp.asarray(optax.apply_updates(x, updates))
+        return (x, opt_state), Sums(squared_gradient, squared_distance)
 
     numbers = start + jnp.arange(BLOCK)
     noise = jax.vmap(draw_noise, out_axes=1)(keys)

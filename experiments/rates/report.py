@@ -106,8 +106,10 @@ def draw_rates(runs: Sequence[Record], figure: Figure) -> None:
         steps = np.array(sorted({run["steps"] for run in runs}), float)
         level = max(float(np.max(line.get_ydata())) for line in drawn) * steps[0]
         distances.plot(steps, level / steps, "k:", linewidth=1, label="slope -1")
+    else:
+        distances.text(0.5, 0.5, "all models are equal", transform=distances.transAxes, ha="center")
     for axes in (gradients, distances):
-        axes.set(xscale="log", yscale="log")
+        axes.set(xscale="log", yscale="log" if drawn or axes is gradients else "linear")
         axes.grid(alpha=0.3)
     figure.legend(
         handles=[

@@ -143,6 +143,29 @@ ROWS += [
     Line("averaging_report", "OUT", "must have", summary(AVERAGING | {"runs": [{}]})),
 ]
 
+RATE = {
+    "label": "sgp@ring",
+    "nodes": 2,
+    "steps": 64,
+    "squared_gradient": [0.5],
+    "squared_distance": [0.5],
+    "bound": 1.0,
+}
+ROWS += [
+    Line("rates_report", "OUT", "no summary.json in", status=1),
+    Line("rates_report", "OUT", "must be JSON", summary(b"{")),
+    Line("rates_report", "OUT", "runs must be a list", summary({"runs": 3})),
+    Line("rates_report", "OUT", "one entry or more", summary({"runs": []})),
+    Line("rates_report", "OUT", "must have bound", summary({"runs": RUNS})),
+    Line("rates_report", "OUT", "at least 1, got 0", summary({"runs": [RATE | {"nodes": 0}]})),
+    Line(
+        "rates_report",
+        "OUT",
+        "squared_gradient must be positive",
+        summary({"runs": [RATE | {"squared_gradient": [0]}]}),
+    ),
+]
+
 IMAGE = [
     ("--nodes 0", "--nodes must be an integer >= 1, got 0"),
     ("--nodes -1", "--nodes must be an integer >= 1, got -1"),
@@ -259,6 +282,10 @@ PARSED = [
     ("averaging", "--seeds x", "--seeds"),
     ("averaging", "extra", "extra"),
     ("averaging_report", "", "PATH"),
+    ("rates", "--nodes x", "--nodes"),
+    ("rates", "--out ''", "a path must not be empty"),
+    ("rates", "extra", "extra"),
+    ("rates_report", "", "PATH"),
     ("speed", "", "network"),
     ("speed", "x", "x"),
     ("speed", "network --out ''", "must not be empty"),
@@ -305,6 +332,19 @@ OTHERS = [
     ("averaging", "--seeds 0", "--seeds must be an integer >= 1"),
     ("averaging", "--seeds 100000000000", "--seeds must be at most"),
     ("averaging", "--out /etc/passwd", "--out must be a folder"),
+    ("rates", "--nodes 3", "--nodes must be an even integer >= 2"),
+    ("rates", "--nodes 100000", "--nodes must be at most 1024"),
+    ("rates", "--nodes 4 4", "--nodes must be one or several different values"),
+    ("rates", "--steps 100", "--steps must be a multiple of 64"),
+    ("rates", "--steps 0", "--steps must be a multiple of 64"),
+    ("rates", "--steps 64000000000", "--steps must be at most"),
+    ("rates", "--steps 64 --nodes 128", "--steps must be at least the number of nodes"),
+    ("rates", "--seeds 0", "--seeds must be an integer >= 1"),
+    ("rates", "--seeds 100000", "--nodes times --seeds must be at most"),
+    ("rates", "--algorithm nobody", "no algorithm is named 'nobody'"),
+    ("rates", "--algorithm sgp sgp@one_peer_exponential", "--algorithm must be different methods"),
+    ("rates", "--algorithm sgp@hypercube --nodes 6", "must be a power of two"),
+    ("rates", "--out /etc/passwd", "--out must be a folder"),
     ("speed", "network --bandwidth x", "--bandwidth must be"),
     ("speed", "network --bandwidth 0mbit", "--bandwidth must be"),
     ("speed", "network --bandwidth nanmbit", "--bandwidth must be"),

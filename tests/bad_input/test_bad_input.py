@@ -41,6 +41,8 @@ from experiments.compare import __main__ as compare
 from experiments.data import __main__ as data
 from experiments.fault_injection import __main__ as fault_injection
 from experiments.fault_injection.asynchronous import __main__ as asynchronous_faults
+from experiments.rates import __main__ as rates
+from experiments.rates import report as rates_report
 from experiments.report import __main__ as report
 from experiments.speed import __main__ as speed
 from experiments.training import placement
@@ -63,6 +65,8 @@ PROGRAMS: dict[str, Callable[[list[str]], object]] = {
     "averaging": averaging.main,
     "plots": lambda arguments: tyro.cli(plots.main, args=arguments),
     "averaging_report": lambda arguments: tyro.cli(averaging_report.main, args=arguments),
+    "rates": rates.main,
+    "rates_report": lambda arguments: tyro.cli(rates_report.main, args=arguments),
     "speed": speed.main,
     "fault_injection": fault_injection.main,
     "asynchronous_faults": asynchronous_faults.main,
