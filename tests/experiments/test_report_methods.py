@@ -221,6 +221,12 @@ def test_translation_compares_at_the_better_rates(tmp_path):
     assert findings.claims[1].ours.endswith("rates 4e-3 and 2e-3")
 
 
+def test_translations_too_bad_to_compare_are_not_judged(tmp_path):
+    findings = find_all(translation, tmp_path, {"*": bleu(5.0, 0.4)})
+    assert list_verdicts(findings) == [True, True, None, None]
+    assert "BLEU says nothing yet" in findings.sentence
+
+
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.SECTION.name)
 @pytest.mark.parametrize("status", ["failed", "diverged", "missing"])
 @pytest.mark.parametrize("scale", [FULL, QUICK], ids=["full", "quick"])

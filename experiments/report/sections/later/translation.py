@@ -27,10 +27,12 @@ from experiments.report.sections.later.samples import (
     subtract,
 )
 
-EPOCHS = 3
+UPDATES = 387  # of an epoch of sentences of at most 20 tokens
 RATES = ("2e-3", "4e-3")
 SINGLE_SPREAD = 0.02  # nats per token, of one seed
 BLEU_SPREAD = 0.3  # of one seed
+TOO_LOW = "both too low to compare"
+MIN_BLEU = 3.0  # of either, below which a difference of 0.5 says nothing
 MAX_LOSS = 0.05  # nats by which Adam-SGP may be behind
 MAX_BLEU = 0.5  # BLEU by which Adam-SGP may be behind
 ALL_REDUCE = "AllReduce-Adam"
@@ -49,10 +51,10 @@ def list_runs(scale: Scale) -> list[Run]:
     """A call for each rate, of both methods; none without the pairs of sentences."""
     if scale.translation is None:
         return []
-    size = ("--nodes", "4", "--vocabulary-size", "1000", "--bucket-lengths", "12")
-    size = (*size, "--tokens-per-batch", "192", "--dropout", "0", "--lr-schedule", "cosine")
+    size = ("--nodes", "4", "--vocabulary-size", "2000", "--bucket-lengths", "20")
+    size = (*size, "--tokens-per-batch", "240", "--dropout", "0", "--lr-schedule", "cosine")
     size = (*size, "--warmup-steps", "100", "--beam", "1", "--eval-sentences", "1")
-    epochs = ("--epochs", f"{1 if scale.is_quick else EPOCHS}", "--log-every", "50")
+    epochs = ("--epochs", "1", "--log-every", "25")
     data = ("--data-dir", f"{scale.translation}", "--algorithm", *ALGORITHMS.values())
     common = (*data, *size, *epochs, *list_seeds(1))
     rates = RATES[:1] if scale.is_quick else RATES
@@ -80,6 +82,8 @@ def find(scale: Scale, results: Results) -> Findings:
             " Adam on a node is given gradients of a fourth of the batch, whose larger noise makes "
             "its steps smaller than those of Adam on the mean gradient: it needs a higher rate."
         )
+    if claims["BLEU at the same rate"].ours.endswith(TOO_LOW):
+        sentence += " After so few updates, BLEU says nothing yet."
     sentence += " Time is not measured here."
     rows = []
     for title in ALGORITHMS:
@@ -109,7 +113,7 @@ def find(scale: Scale, results: Results) -> Findings:
     }
     figure = Figure(
         "translation",
-        "Training loss of the nodes' models, with label smoothing, mean over 50 steps.",
+        "Training loss of the nodes' models, with label smoothing, mean over 25 steps.",
         partial(draw_curves, curves, "loss, nats per token", "linear"),
     )
     return Findings(list(claims.values()), sentence, [table], [figure])
@@ -178,8 +182,10 @@ def judge_bleu(scores: Samples, rates: Mapping[str, str] | None, where: str) -> 
         return Claim(statement, paper, "-", None)
     first = scores[SGP][rates[SGP]]
     second = scores[ALL_REDUCE][rates[ALL_REDUCE]]
-    exceeds = subtract(second, first, BLEU_SPREAD).exceeds(MAX_BLEU)
     ours = f"{first:.1f} against {second:.1f}; rates {rates[SGP]} and {rates[ALL_REDUCE]}"
+    if first.values and second.values and max(first.mean, second.mean) < MIN_BLEU:
+        return Claim(statement, paper, f"{ours}: {TOO_LOW}", None)
+    exceeds = subtract(second, first, BLEU_SPREAD).exceeds(MAX_BLEU)
     return Claim(statement, paper, ours, None if exceeds is None else not exceeds)
 
 
@@ -191,9 +197,9 @@ SECTION = Section(
         "The paper trains a Transformer on WMT'16 English-German over 8 nodes with Adam, and "
         "compares SGP and AllReduce in BLEU after the same number of updates and after the same "
         "time. Here: a Transformer of 0.9 million parameters without its embedding on 4 nodes of "
-        "192 tokens, package descriptions and messages of a game of at most 12 tokens, "
-        f"{EPOCHS} epochs, Adam with a cosine at two rates, one seed, whose standard deviation is "
-        f"taken as {SINGLE_SPREAD} nats and {BLEU_SPREAD} BLEU. Time is not measured here: the "
+        "240 tokens, package descriptions and messages of a game of at most 20 tokens, "
+        f"{UPDATES} updates, Adam with a cosine at two rates, one seed, whose standard deviation "
+        f"is taken as {SINGLE_SPREAD} nats and {BLEU_SPREAD} BLEU. Time is not measured here: the "
         "cost model has a section."
     ),
     list_runs=list_runs,
