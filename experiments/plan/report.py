@@ -1,0 +1,171 @@
+"""The table and the plots of a plan."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from experiments.plan.candidates import Candidate
+from experiments.plan.choice import Plan, Row, Situation
+from experiments.plan.quantities import format_bandwidth
+from gossipjax.cost_model import Network, predict_step
+
+COLORS = matplotlib.color_sequences["petroff10"]
+MARKERS = "os^vDP"
+MEGA = 1e6
+PLOTTED = ("allreduce", "sgp", "sgp-cwa", "async-sgp", "dpsgd@ring", "streaming-diloco")
+DECADES = 2  # of bandwidth, to each side
+POINTS = 41
+
+
+def make_table(plan: Plan) -> Table:
+    """A row per method, the cheapest first."""
+    situation = plan.chosen.situation
+    table = Table(
+        title=describe_situation(situation),
+        caption="Modelled, not measured. counted: seconds for what AllReduce learns in a step, "
+        "assumed. sigma: of the first log2(N) steps, 0 is an exact average. late: steps until what "
+        "a node has learned is at all others. MB: of a node, sent per step; kept beside the usual. "
+        "(): not in gossipjax.",
+        box=SIMPLE_HEAD,
+        padding=0,
+    )
+    table.add_column("method", overflow="fold", min_width=16)
+    for header in (
+        "s per\nstep",
+        "coun-\nted",
+        "examples\nper s",
+        "effi-\nciency",
+        "MB\nsent",
+        "sig-\nma",
+        "stale\nsteps",
+        "\nlate",
+        "MB\nkept",
+    ):
+        table.add_column(header, justify="right", no_wrap=True)
+    for row in plan.rows:
+        table.add_row(*_format_row(row), style="bold" if row is plan.chosen else "")
+    return table
+
+
+def _format_row(row: Row) -> list[str]:
+    label = row.candidate.label
+    return [
+        label if row.candidate.is_here else f"({label})",
+        f"{row.seconds:.3g}",
+        f"{row.priced_seconds:.3g}",
+        f"{row.examples_per_second:,.0f}",
+        f"{row.efficiency:.0%}",
+        f"{row.prediction.sent_bytes / MEGA:,.4g}",
+        f"{row.candidate.sigma:.2f}",
+        f"{row.staleness:.3g}",
+        f"{row.lateness:.3g}",
+        f"{row.kept_bytes / MEGA:,.0f}",
+    ]
+
+
+def describe_situation(situation: Situation) -> str:
+    """What the plan is for, in a line."""
+    network = situation.network
+    name = network.name or format_bandwidth(network.bandwidth)
+    nodes = "1 node" if situation.nodes == 1 else f"{situation.nodes} nodes"
+    slowness = situation.slowness
+    slow = ""
+    if not situation.is_even:
+        is_constant = slowness.kind == "constant"
+        slow = f", one {slowness.factor:g}x slow" if is_constant else f", {slowness.kind} slowness"
+    return (
+        f"{nodes}{slow}, {situation.workload.model_bytes / MEGA:,.4g} MB of parameters, "
+        f"{situation.workload.compute_seconds:g} s of computation, {name}"
+    )
+
+
+def plot_seconds_over_bandwidth(plan: Plan, path: Path) -> None:
+    """Plots the predicted seconds per iteration over the bandwidth, all nodes equally fast."""
+    situation = plan.chosen.situation
+    network = situation.network
+    factors = np.logspace(-DECADES, DECADES, POINTS)
+    figure, axes = _make_figure(f"{situation.nodes} nodes")
+    for index, candidate in enumerate(_choose_plotted(plan)):
+        seconds = [
+            predict_step(
+                candidate.method,
+                situation.workload,
+                _scale_bandwidth(network, factor),
+                situation.nodes,
+            ).seconds
+            for factor in factors
+        ]
+        look = {"color": COLORS[index], "marker": MARKERS[index % len(MARKERS)], "markevery": 5}
+        axes.plot(network.bandwidth * factors, seconds, label=candidate.label, **look)
+    axes.axvline(network.bandwidth, color="black", linestyle=":", label="of the plan")
+    axes.set(xscale="log", xlabel="bandwidth of a link (bytes per second, one way)")
+    figure.legend(loc="outside lower center", ncols=4, fontsize="small")
+    figure.savefig(path)
+
+
+def plot_seconds_over_nodes(
+    plan: Plan, list_candidates: Callable[[int], Sequence[Candidate]], path: Path
+) -> None:
+    """Plots the predicted seconds per iteration over the number of nodes, all equally fast.
+
+    Args:
+      plan: gives the methods.
+      list_candidates: the methods for a number of nodes.
+      path: of the plot.
+    """
+    situation = plan.chosen.situation
+    largest = max(1, math.ceil(math.log2(situation.nodes)))
+    sizes = [2**k for k in range(1, largest + 1)]
+    figure, axes = _make_figure(describe_situation(situation))
+    by_size = [{candidate.label: candidate for candidate in list_candidates(n)} for n in sizes]
+    for index, candidate in enumerate(_choose_plotted(plan)):
+        here = [n for n, found in zip(sizes, by_size, strict=True) if candidate.label in found]
+        methods = [found[candidate.label].method for found in by_size if candidate.label in found]
+        seconds = [
+            predict_step(method, situation.workload, situation.network, n).seconds
+            for method, n in zip(methods, here, strict=True)
+        ]
+        look = {"color": COLORS[index], "marker": MARKERS[index % len(MARKERS)]}
+        axes.plot(here, seconds, label=candidate.label, **look)
+    axes.set(xlabel="nodes", xscale="log")
+    axes.set_xticks(sizes, [f"{n}" for n in sizes], minor=False)
+    figure.legend(loc="outside lower center", ncols=4, fontsize="small")
+    figure.savefig(path)
+
+
+def _make_figure(title: str) -> tuple[Figure, Axes]:
+    figure = Figure((7, 5), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(f"Modelled time per iteration, {title}", fontsize="medium", wrap=True)
+    axes.set(yscale="log", ylabel="seconds per iteration (no node slow)")
+    axes.grid(alpha=0.3, which="both")
+    return figure, axes
+
+
+def _choose_plotted(plan: Plan) -> list[Candidate]:
+    """The choice and well-known methods, by name; at most as many as there are colours."""
+    found = [row.candidate for row in plan.rows if row.candidate.name.split(",")[0] in PLOTTED]
+    chosen = plan.chosen.candidate
+    others = sorted(
+        (candidate for candidate in found if candidate.label != chosen.label),
+        key=lambda candidate: candidate.label,
+    )
+    return [chosen, *others][: len(COLORS)]
+
+
+def _scale_bandwidth(network: Network, factor: float) -> Network:
+    """The same network with links that are `factor` times as fast."""
+    gossip = network.gossip_bandwidth
+    return dataclasses.replace(
+        network,
+        bandwidth=network.bandwidth * factor,
+        gossip_bandwidth=None if gossip is None else gossip * factor,
+    )
