@@ -90,7 +90,7 @@ def test_equally_fast_nodes_take_the_predicted_time(nodes: int, network: Network
     ids=["torus", "islands"],
 )
 def test_fabrics_are_those_of_the_prediction(network: Network):
-    """A node that gets its message early begins early: the links drift apart, and nobody is later."""
+    """A node that has its message early begins early: nodes drift apart, and nobody is later."""
     for method in (allreduce(), sgp(gx.topology.one_peer_exponential(8))):
         predicted = predict_step(method, WORKLOAD, network, 8).seconds
         assert simulate(method, WORKLOAD, network, 8).seconds <= predicted * (1 + 1e-9)
