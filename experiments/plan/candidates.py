@@ -1,5 +1,6 @@
 """The methods that a plan compares: what each exchanges, and how fast it averages."""
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
@@ -111,7 +112,14 @@ def _list_gossip(nodes: int, wire: Wire) -> Iterator[Candidate]:
     if wire in ASYNCHRONOUS_WIRES:
         yield _rate("async-sgp", cost_model.async_sgp(peer, wire), peer, 1, wire)
         if pairs is not None:
-            yield _rate("async-adpsgd", cost_model.adpsgd(pairs, wire), pairs, 1, wire)
+            yield _rate("async-adpsgd", _make_async_adpsgd(pairs, wire), pairs, 1, wire)
+
+
+def _make_async_adpsgd(pairs: gx.Schedule, wire: Wire) -> Method:
+    """AD-PSGD of `gx.asynchronous`: a node whose link is busy does not average at that step."""
+    (exchange,) = cost_model.adpsgd(pairs, wire).exchanges
+    free = dataclasses.replace(exchange, awaits="nobody")
+    return Method("async-adpsgd", (free,), staleness=1)
 
 
 def _list_outer(nodes: int, kind: Kind, every: int) -> Iterator[Candidate]:

@@ -28,6 +28,7 @@ from bad_input import (
     cost_model,
     diagnostics,
     nodes,
+    plans,
     programs,
     sharding,
     topology,
@@ -42,6 +43,7 @@ from experiments.data import __main__ as data
 from experiments.fault_injection import __main__ as fault_injection
 from experiments.fault_injection.asynchronous import __main__ as asynchronous_faults
 from experiments.rates import __main__ as rates
+from experiments.plan import __main__ as plan
 from experiments.rates import report as rates_report
 from experiments.report import __main__ as report
 from experiments.speed import __main__ as speed
@@ -51,7 +53,7 @@ from gossipjax.launch import __main__ as launch
 ROOT = Path(__file__).parents[2]
 SOURCES = [f"{ROOT / package}{os.sep}" for package in ("gossipjax", "experiments")]
 TABLES = (topology, algorithms, nodes, sharding, diagnostics, checkpoint, cost_model)
-LINES = [*programs.ROWS, *workloads.ROWS]
+LINES = [*programs.ROWS, *workloads.ROWS, *plans.ROWS]
 CALLS = [(f"{table.__name__}: {row.id}", row) for table in TABLES for row in table.ROWS]
 MIN_ROWS = 220
 MAX_SECONDS = 10  # of a row
@@ -63,6 +65,7 @@ PROGRAMS: dict[str, Callable[[list[str]], object]] = {
     "language": language.main,
     "data": data.main,
     "averaging": averaging.main,
+    "plan": plan.main,
     "plots": lambda arguments: tyro.cli(plots.main, args=arguments),
     "averaging_report": lambda arguments: tyro.cli(averaging_report.main, args=arguments),
     "rates": rates.main,

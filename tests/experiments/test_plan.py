@@ -1,0 +1,155 @@
+"""The planner: its quantities, its choices, and what it writes."""
+
+import json
+import math
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import gossipjax as gx
+from experiments.plan import __main__ as program
+from experiments.plan import measure
+from experiments.plan.candidates import count_mixing_steps, list_candidates
+from experiments.plan.choice import Plan, Situation, make_plan
+from experiments.plan.quantities import parse_bandwidth, parse_count, parse_seconds
+from experiments.training.methods import MethodOptions, make_method
+from gossipjax.cost_model import Network, Slowness, Workload, allreduce, networks, predict_step
+
+WORKLOAD = Workload(parameters=25.6e6, compute_seconds=0.228)
+
+
+def plan(network: Network, nodes: int, workload: Workload = WORKLOAD, **settings: object) -> Plan:
+    slowness = settings.pop("slowness", Slowness())
+    situation = Situation(workload, network, nodes, slowness, **settings)
+    return make_plan(situation, list_candidates(nodes, ["float32", "bfloat16"], "ring", 100))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("10gbit", 1.25e9), ("10 Gbit/s", 1.25e9), ("200mbit", 25e6), ("450GB/s", 450e9), ("8bit", 1)],
+)
+def test_bandwidths(text: str, expected: float):
+    assert parse_bandwidth(text, "--bandwidth") == pytest.approx(expected)
+
+
+def test_counts_and_times():
+    assert parse_count("1e3", "--parameters") == 1000
+    assert parse_count("0.5k", "--parameters") == 500
+    assert parse_seconds("50us", "--latency") == pytest.approx(5e-5)
+    assert parse_seconds("0", "--latency", is_zero_allowed=True) == 0
+
+
+def test_slow_links_between_fast_nodes_hide_the_exchange():
+    """Anything that hides 0.16 s behind 0.23 s beats AllReduce by far."""
+    made = plan(Network(1.25e9), 32)
+    assert made.chosen.seconds == pytest.approx(0.228, rel=1e-6)
+    exact = next(row for row in made.rows if row.candidate.name == "allreduce")
+    assert exact.seconds == pytest.approx(0.228 + 2 * 31 / 32 * 102.4e6 / 1.25e9)
+    assert made.chosen.priced_seconds < exact.seconds / 1.1
+
+
+def test_fast_links_make_all_reduce_the_choice():
+    made = plan(networks.NVLINK_H100, 8, Workload(parameters=1e9, compute_seconds=0.3))
+    assert made.chosen.candidate.name == "allreduce"
+    assert any("AllReduce is better here" in reason for reason in made.reasons)
+
+
+def test_a_slow_site_behind_slow_links_makes_waiting_for_nobody_the_choice():
+    made = plan(Network(25e6), 8, slowness=Slowness("constant", 2.0))
+    assert made.chosen.candidate.label == "async-sgp bfloat16"
+    assert made.chosen.seconds == pytest.approx(0.228 * 8 / 7.5, rel=0.01)
+    assert any("Slow nodes (2x)" in reason for reason in made.reasons)
+
+
+def test_without_a_price_of_lateness_the_fastest_is_chosen():
+    made = plan(Network(1.25e9), 8, late_price=0.0)
+    available = [row.seconds for row in made.rows if row.candidate.is_here]
+    assert made.chosen.seconds == pytest.approx(min(available), rel=1e-3)
+
+
+def test_the_checks_are_simulated_and_agree_with_the_formulas():
+    made = plan(Network(1.25e9), 8)
+    checked = [row for row in made.rows if row.simulation is not None]
+    assert {"allreduce", made.chosen.candidate.name} <= {row.candidate.name for row in checked}
+    for row in checked:
+        assert row.simulation is not None
+        assert row.simulation.seconds == pytest.approx(row.prediction.seconds)
+    assert "Simulated, event by event" in made.reasons[-1]
+
+
+def test_the_price_is_what_is_said():
+    made = plan(Network(1.25e9), 8)
+    row = next(row for row in made.rows if row.candidate.label == "sgp-cwa")
+    assert row.lateness == 3 + 1  # three rounds, each beside the next computation
+    assert row.price == pytest.approx(1 + 0.05 * math.log2(5))
+    exact = next(row for row in made.rows if row.candidate.name == "allreduce")
+    assert exact.price == 1
+    predicted = predict_step(allreduce(), WORKLOAD, Network(1.25e9), 8)
+    assert exact.seconds == predicted.seconds
+
+
+def test_one_node_exchanges_nothing():
+    made = plan(Network(1e9), 1)
+    assert made.chosen.candidate.name == "single"
+    assert made.reasons == ["One node has nobody to exchange with: train without any of this."]
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 1000])
+def test_any_number_of_nodes(nodes: int):
+    names = {c.label for c in list_candidates(nodes, ["float32", "int8"], "ring", 2)}
+    assert {"allreduce", "sgp", "sgp int8", "async-sgp", "dpsgd@ring"} <= names
+    assert "async-sgp int8" not in names
+    assert ("dpsgd@bipartite_exponential" in names) == (nodes == 2)
+
+
+def test_mixing_steps():
+    assert count_mixing_steps(gx.topology.one_peer_exponential(8)) == 3
+    assert count_mixing_steps(gx.topology.one_peer_exponential(8).every(2)) == 5
+    ring = gx.topology.ring(16)
+    steps = count_mixing_steps(ring)
+    assert gx.topology.second_singular_value(ring, steps) <= 0.1
+    assert gx.topology.second_singular_value(ring, steps - 1) > 0.1
+
+
+@pytest.mark.parametrize("name", ["allreduce", "sgp-cwa", "1-osgp", "d1d-psgd", "easgd"])
+def test_kept_models_are_those_of_the_states(name: str):
+    size = 1000
+    method = make_method(name, MethodOptions(4), optax.sgd(0.1))
+    _, state = gx.Nodes(4).init(method.transform, {"w": jnp.zeros(size)})
+    kept = sum(x.size for x in jax.tree.leaves(state)) / (4 * size)
+    candidates = list_candidates(4, ["float32"], "ring", 100)
+    assert next(c.kept_models for c in candidates if c.name == name) == pytest.approx(kept, abs=0.1)
+
+
+def test_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "plan"
+    program.main(["--bandwidth", "1gbit", "--nodes", "4", "--out", f"{out}"])
+    printed = capsys.readouterr().out
+    assert "Choice: " in printed
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["choice"]["algorithm"] in {run["algorithm"] for run in summary["runs"]}
+    assert summary["reasons"]
+    assert (out / "seconds_over_bandwidth.png").exists()
+    assert (out / "seconds_over_nodes.png").exists()
+
+
+def test_measure_takes_what_is_not_given(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    measured = measure.Measurement(1000, 0.01, 1e9, "Measured here: things.")
+    monkeypatch.setattr(program, "measure_machine", lambda model, examples: measured)
+    program.main(["--measure", "--compute", "20ms", "--nodes", "2"])
+    printed = capsys.readouterr().out
+    assert "Measured here" in printed
+    assert "0.02 s of computation, 8 Gbit/s" in " ".join(printed.split())
+
+
+def test_measured_step_and_stream():
+    parameters, seconds, device = measure.time_step("linear", examples=2)
+    assert parameters == 28 * 28 * 10 + 10
+    assert seconds > 0
+    assert device
+    assert measure.time_stream(2**20) > 0
