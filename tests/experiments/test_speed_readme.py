@@ -19,7 +19,8 @@ from experiments.speed.network.rows import ALL_LINKS, COMPUTATION, SINGLE_LINK, 
 from experiments.speed.network.summary import summarize_configuration, summarize_row
 from experiments.speed.schedule import compiled, scaling, slices
 from experiments.speed.stragglers import measure as stragglers
-from experiments.speed.stragglers.summary import Setting, add_ratios, summarize_run
+from experiments.speed.stragglers.setting import Setting
+from experiments.speed.stragglers.summary import add_ratios, summarize_run
 from experiments.speed.targets import Target
 from experiments.training.methods import MethodOptions, make_method
 
@@ -62,6 +63,7 @@ def test_fields_of_network():
     names = (COMPUTATION, ALL_LINKS, SINGLE_LINK, row.name)
     record = {
         "seconds": {name: [1.0, 2.0] for name in names},
+        "cpu_seconds": {name: [0.5, 0.6] for name in names},
         "nic_bytes": {name: [3, 4] for name in names},
         "stream_bytes": 5,
         "parameters": 6,
