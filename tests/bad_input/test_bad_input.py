@@ -42,8 +42,8 @@ from experiments.compare import __main__ as compare
 from experiments.data import __main__ as data
 from experiments.fault_injection import __main__ as fault_injection
 from experiments.fault_injection.asynchronous import __main__ as asynchronous_faults
-from experiments.rates import __main__ as rates
 from experiments.plan import __main__ as plan
+from experiments.rates import __main__ as rates
 from experiments.rates import report as rates_report
 from experiments.report import __main__ as report
 from experiments.speed import __main__ as speed
