@@ -10,7 +10,9 @@ from experiments.presets.sgp19 import METHODS
 from experiments.report.section import Run, Scale
 from experiments.report.sections.later.samples import Place, list_seeds
 
-RATE = 0.1  # per 256 examples, as the paper's
+STALENESS = 0.1
+"""Steps that the gradients of the simulated AD-PSGD are old, on average: about those of the real
+one, whose age Table 1's section shows."""
 ALWAYS_STABLE = ("ar", "2p", "ar-1p", "2p-1p")
 PROGRAM = "experiments.fault_injection.asynchronous.slow_image"
 REAL = "async-adpsgd@bipartite"
@@ -31,6 +33,8 @@ class Sizes(NamedTuple):
       budget: nodes of Table 5.
       real: the most nodes of AD-PSGD whose nodes are processes that wait for nobody.
       batch: examples per node and step.
+      rate: learning rate per 256 examples, of all methods.
+      can_diverge: whether some methods are near the largest stable rate.
       epochs: of all runs but the long ones.
       seeds, few_seeds: of most runs; of the long ones and of those that wait for nobody.
       examples: in the training set.
@@ -42,6 +46,8 @@ class Sizes(NamedTuple):
     budget: int
     real: int
     batch: int
+    rate: float
+    can_diverge: bool
     epochs: int
     seeds: int
     few_seeds: int
@@ -66,8 +72,34 @@ class Cell(NamedTuple):
     is_long: bool = False
 
 
-FULL = Sizes((4, 8, 16, 32), (16, 32), 16, 32, 8, 16, 2, 3, 2, 60_000)
-QUICK = Sizes((4, 8), (8,), 8, 8, 4, 8, 4, 1, 1, 4_000)
+FULL = Sizes(
+    nodes=(4, 8, 16, 32),
+    hybrid=(16, 32),
+    overlap=16,
+    budget=32,
+    real=8,
+    batch=16,
+    rate=0.05,
+    can_diverge=True,
+    epochs=2,
+    seeds=3,
+    few_seeds=2,
+    examples=60_000,
+)
+QUICK = Sizes(
+    nodes=(4, 8),
+    hybrid=(8,),
+    overlap=8,
+    budget=8,
+    real=4,
+    batch=8,
+    rate=0.2,
+    can_diverge=False,
+    epochs=4,
+    seeds=1,
+    few_seeds=1,
+    examples=4_000,
+)
 DIGITS_EPOCHS = 12  # of 5,000 digits for one of Fashion-MNIST
 DEVIATIONS = "sgp19-deviations"
 DEVIATION_LINES = 120  # of a run; a line costs one more gradient
@@ -114,7 +146,8 @@ def list_cells(scale: Scale) -> dict[str, list[Cell]]:
 def name_call(cell: Cell, sizes: Sizes) -> str:
     """Returns the name of the call that a method is in.
 
-    What may diverge is apart from what cannot: one that does ends the others of its call.
+    What may diverge is apart from what cannot: one that does ends the others of its call. The real
+    AD-PSGD is a call of the launcher.
 
     >>> name_call(Cell("ar", 32), FULL), name_call(Cell("sgp", 32), FULL)
     ('sgp19-32', 'sgp19-32-one-peer')
@@ -122,8 +155,10 @@ def name_call(cell: Cell, sizes: Sizes) -> str:
     'sgp19-32-sgp-long'
     """
     if cell.is_long:
-        return f"sgp19-{cell.nodes}-{cell.row}-long"
-    if cell.row in ("adpsgd", "biased-1-osgp"):
+        return f"sgp19-{cell.nodes}{f'-{cell.row}' if sizes.can_diverge else ''}-long"
+    if cell.row == "adpsgd" and cell.nodes <= sizes.real:
+        return f"sgp19-{cell.nodes}-adpsgd"
+    if cell.row in ("adpsgd", "biased-1-osgp") and sizes.can_diverge:
         return f"sgp19-{cell.nodes}-{cell.row}"
     is_stable = cell.row in ALWAYS_STABLE or cell.nodes < max(FULL.nodes)
     return f"sgp19-{cell.nodes}" if is_stable else f"sgp19-{cell.nodes}-one-peer"
@@ -159,8 +194,9 @@ def make_run(name: str, cells: list[Cell], scale: Scale) -> Run:
         return Run(name, "gossipjax.launch", arguments)
     algorithms = dict.fromkeys(METHODS[cell.row][0] for cell in cells)
     seeds = list_seeds(sizes.few_seeds if cell.is_long else sizes.seeds)
+    delays = ("--staleness", f"{STALENESS}") if "adpsgd" in algorithms else ()
     one_device = ("--placement", "vmap")
-    return Run(name, "image", ("--algorithm", *algorithms, *size, *one_device, *seeds))
+    return Run(name, "image", ("--algorithm", *algorithms, *size, *delays, *one_device, *seeds))
 
 
 def list_size(scale: Scale, nodes: int, epochs: int, lines: int) -> tuple[str, ...]:
@@ -175,7 +211,7 @@ def list_size(scale: Scale, nodes: int, epochs: int, lines: int) -> tuple[str, .
     every = max(1, round(sizes.count_steps(nodes, epochs) / lines))
     return (
         *(*data, "--model", "mlp", "--nodes", f"{nodes}", "--epochs", f"{epochs}"),
-        *("--batch-size-per-node", f"{sizes.batch}", "--learning-rate", f"{RATE}"),
+        *("--batch-size-per-node", f"{sizes.batch}", "--learning-rate", f"{sizes.rate}"),
         *("--lr-schedule", "step", "--log-every", f"{every}"),
     )
 

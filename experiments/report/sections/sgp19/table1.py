@@ -230,11 +230,11 @@ def describe_staleness(results: Results, cells: list[Cell], scale: Scale) -> str
             runs = results[name].runs if name in results else []
             ages = [age for run in runs for age in run.get("staleness_nodes", [])]
             if ages:
-                parts.append(f"{statistics.fmean(ages):.2f} over {cell.nodes}")
-    real = f"The real AD-PSGD's gradients were {', '.join(parts)} nodes' steps old. "
+                parts.append(f"{statistics.fmean(ages):.2f} steps old over {cell.nodes}")
+    real = f"The real AD-PSGD's gradients were of models {', '.join(parts)} nodes. "
     simulated = (
-        "Over more nodes AD-PSGD is simulated: gradients are a step old on average, as processes "
-        "in such a number do not fit into this machine's time. "
+        f"Over more nodes AD-PSGD is simulated, as so many processes would compete for the cores: "
+        f"gradients are {grid.STALENESS} steps old on average. "
     )
     return f"{real if parts else ''}{simulated}"
 
@@ -320,7 +320,7 @@ SECTION = Section(
         f"servers make half the iterations. {TASK} AD-PSGD over 4 and 8 nodes is real: a process "
         "for each node, which waits for nobody; each step sleeps, so that the processes do not "
         "compete for the cores of this machine. Over more nodes it is simulated, with gradients "
-        "that are a step old on average."
+        f"that are {grid.STALENESS} steps old on average."
     ),
     list_runs=list_runs,
     find=find,

@@ -139,8 +139,9 @@ SECTION = Section(
     text=(
         "The paper compares SGP whose messages arrive a step late, hidden behind the computation "
         "(1-OSGP), with the same without the push-sum weight (biased), SGP, D-PSGD, AD-PSGD and "
-        f"AllReduce over 16 nodes. {TASK} AD-PSGD is simulated: gradients are a step old on "
-        "average. The hours are the paper's; times are another section's."
+        f"AllReduce over 16 nodes. {TASK} AD-PSGD is simulated, with gradients as old on "
+        "average as the real one's of Table 1. The hours are the paper's; times are "
+        "another section's."
     ),
     list_runs=list_runs,
     find=find,

@@ -131,8 +131,8 @@ SECTION = Section(
     text=(
         "The paper trains SGP, AD-PSGD and 1-OSGP over 32 nodes for 270 epochs, which over 10 "
         "Gbit/s Ethernet takes less than AllReduce's 90. Here they have three times the epochs of "
-        f"AllReduce, with the same schedule stretched. {TASK} AD-PSGD is simulated: gradients are "
-        "a step old on average. Times are another section's."
+        f"AllReduce, with the same schedule stretched. {TASK} AD-PSGD is simulated, with gradients "
+        "as old on average as the real one's of Table 1. Times are another section's."
     ),
     list_runs=list_runs,
     find=find,
