@@ -46,11 +46,13 @@ class TestProblem:
     @pytest.mark.parametrize("nodes", [2, 6])
     def test_the_mean_of_the_nodes_is_the_objective(self, nodes):
         kinds = problem.draw_kinds(nodes, 3)
-        x = jnp.asarray(np.random.default_rng(1).normal(size=problem.COORDINATES), jnp.float32)
+        x = jnp.asarray(
+            np.random.default_rng(1).normal(size=(1, 1, problem.COORDINATES)), jnp.float32
+        )
         centers = jnp.asarray(problem.CENTERS[kinds], jnp.float32)
         coefficients = jnp.asarray(problem.COEFFICIENTS[kinds], jnp.float32)
         local = problem.local_gradient(x, centers, coefficients)
-        np.testing.assert_allclose(local.mean(axis=0), [problem.gradient(x)] * 3, atol=1e-6)
+        np.testing.assert_allclose(local.mean(axis=0), [problem.gradient(x)[0, 0]] * 3, atol=1e-6)
         at_zero = problem.local_gradient(0 * x, centers, coefficients)
         np.testing.assert_allclose(abs(at_zero), problem.PULL, rtol=1e-6)
         np.testing.assert_array_equal(problem.draw_kinds(nodes, 2), kinds[:, :2])
