@@ -317,7 +317,7 @@ def _describe_slowness(chosen: Row, exact: Row) -> str:
 
 def _mention_buckets(chosen: Row, rows: Sequence[Row]) -> list[str]:
     buckets = next(row for row in rows if row.candidate.name.endswith("buckets"))
-    if buckets.priced_seconds > chosen.priced_seconds:
+    if buckets.seconds > chosen.priced_seconds * (1 + MIN_GAIN):
         return []
     return [
         f"Compare before you decide: an all-reduce in {BUCKETS} buckets beside the backward pass, "
@@ -344,8 +344,8 @@ def _describe_check(rows: Sequence[Row]) -> str:
     for row in rows:
         assert row.simulation is not None
         difference = row.simulation.seconds / row.prediction.seconds - 1
-        listed.append(
-            f"{row.candidate.label} {row.simulation.seconds:.3f} s ({difference:+.1%} to the "
-            "formula without slow nodes)"
-        )
+        formula = f"{round(difference, 3) + 0.0:+.1%} to the formula"  # + 0.0: no -0.0
+        if not row.situation.is_even:
+            formula = f"{row.prediction.seconds:.3f} s if no node were slow"
+        listed.append(f"{row.candidate.label} {row.simulation.seconds:.3f} s ({formula})")
     return f"Simulated, event by event: {', '.join(listed)}."
