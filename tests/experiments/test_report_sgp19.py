@@ -62,7 +62,6 @@ def make_result(run: Run, folder: Path) -> Result:
                 "algorithm": algorithm if is_real else algorithm.partition("@")[0],
                 "topology": topology,
                 "test_accuracy_average_model": accuracy,
-                "staleness_nodes": [0.25] * nodes,
             }
             runs.append(entry)
             lines += [make_line(name, step, topology) for step in range(1, STEPS + 1)]
@@ -179,3 +178,19 @@ def test_the_ratio_of_distances_that_follows_from_the_mixing():
 def test_a_method_with_fewer_seeds_has_no_differences():
     few = readings.Sample((1.0,))
     assert readings.subtract_by_seed(readings.Sample((1.0, 2.0)), few).values == ()
+
+
+def test_the_delays_of_the_real_processes_are_shown(tmp_path):
+    """While node 0 computes, the others end 8 steps: it is late by floor(8 / 3), the mean 2 / 3."""
+    results = make_results(table1.SECTION, FULL, tmp_path)
+    folder = results["sgp19-4-adpsgd"].folder / "nodes" / "run" / "journals" / "job"
+    folder.mkdir(parents=True)
+    times = [[(0.0, 4.0)], [(i, i + 0.5) for i in range(4)], [(i, i + 0.5) for i in range(4)]]
+    for place, steps in enumerate(times):
+        lines = [{"event": "life", "life": f"{place}", "place": place}]
+        for begin, end in steps:
+            for event, time in (("begin", begin), ("end", end)):
+                lines.append({"event": event, "life": f"{place}", "time": time, "number": 0})
+        (folder / f"{place}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (table,) = table1.SECTION.find(FULL, results).tables
+    assert "late by 0.67 steps over 4 nodes. Over more" in table.note

@@ -33,11 +33,11 @@ TASK = (
     "Here: a perceptron of 118,282 parameters on Fashion-MNIST, 16 images per node and step, 2 "
     "epochs over any number of nodes (1,875 steps over 4, 234 over 32), Nesterov momentum, "
     "warm-up, 10x down at 1/3, 2/3 and 8/9. The learning rate of all methods and nodes is half "
-    "the paper's, 0.05 per 256 images: at 0.1 this task is near the largest stable rate over 32 nodes, and all "
-    "gossip loses more. Accuracies are of the average model on the 10,000 test images. Quick: "
-    "4,000 of the digits of MNIST, 8 images per node, 4 epochs, 0.2 per 256, 1,000 test images. All "
-    "methods but the real AD-PSGD are computed in one process: what they learn is measured, their "
-    "time is not."
+    "the paper's, 0.05 per 256 images: at 0.1 this task is near the largest stable rate over 32 "
+    "nodes, and all gossip loses more. Accuracies are of the average model on the 10,000 test "
+    "images. Quick: 4,000 of the digits of MNIST, 8 images per node, 4 epochs, 0.2 per 256, 1,000 "
+    "test images. All methods but the real AD-PSGD are computed in one process: what they learn "
+    "is measured, their time is not."
 )
 
 

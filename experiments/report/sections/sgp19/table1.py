@@ -1,16 +1,19 @@
 """SGP-19, Table 1 and Figure 1: accuracy over the number of nodes, the epochs fixed."""
 
+import contextlib
 import statistics
 from collections.abc import Mapping
 from functools import partial
 
 from matplotlib.figure import Figure as MatplotlibFigure
 
+import gossipjax as gx
 from experiments.presets.sgp19 import TABLE_1
 from experiments.report.section import (
     Claim,
     Figure,
     Findings,
+    Result,
     Results,
     Run,
     Scale,
@@ -81,7 +84,7 @@ def find(scale: Scale, results: Results) -> Findings:
         "Accuracy on the test set, %",
         ("method", "", *(f"{n} nodes" for n in nodes)),
         tuple(rows),
-        f"Here ± standard deviation over the seeds. {describe_staleness(results, cells, scale)}"
+        f"Here ± standard deviation over the seeds. {describe_delays(results, cells, scale)}"
         "The paper: ImageNet, 10 Gbit/s Ethernet; AD-PSGD of SGP-18, Table 1.",
     )
     figures = [
@@ -221,22 +224,34 @@ def join_nodes(nodes: list[int]) -> str:
     return " and ".join(map(str, nodes))
 
 
-def describe_staleness(results: Results, cells: list[Cell], scale: Scale) -> str:
+def describe_delays(results: Results, cells: list[Cell], scale: Scale) -> str:
     """Returns how old the models of the real AD-PSGD's gradients were, and what is simulated."""
     parts = []
     for cell in cells:
         if grid.is_real(cell, scale):
-            name = grid.find_place(cell, scale).run
-            runs = results[name].runs if name in results else []
-            ages = [age for run in runs for age in run.get("staleness_nodes", [])]
-            if ages:
-                parts.append(f"{statistics.fmean(ages):.2f} steps old over {cell.nodes}")
-    real = f"The real AD-PSGD's gradients were of models {', '.join(parts)} nodes. "
+            result = results.get(grid.find_place(cell, scale).run, Result(status="missing"))
+            delays = measure_delays(result)
+            if delays:
+                parts.append(f"{statistics.fmean(delays):.2f} steps over {cell.nodes} nodes")
+    real = f"The real AD-PSGD's gradients were late by {' and '.join(parts)}. "
     simulated = (
-        f"Over more nodes AD-PSGD is simulated, as so many processes would compete for the cores: "
-        f"gradients are {grid.STALENESS} steps old on average. "
+        "Over more nodes AD-PSGD is simulated, as so many processes would compete for the cores: "
+        f"there they are late by {grid.STALENESS} steps. "
     )
     return f"{real if parts else ''}{simulated}"
+
+
+def measure_delays(result: Result) -> list[float]:
+    """Returns the mean delay of the gradients of each run of nodes that wait for nobody.
+
+    In steps, from the nodes' journals; those that cannot be read are left out.
+    """
+    delays = []
+    for run in sorted(result.folder.glob("nodes/*")) if result.folder is not None else []:
+        with contextlib.suppress(OSError, ValueError):
+            table = gx.asynchronous.measure_delays(sorted(run.glob("journals/*/*.jsonl")))
+            delays.append(float(table.mean()))
+    return delays
 
 
 def make_panels(accuracies: Mapping[Cell, Sample], nodes: tuple[int, ...]) -> list[Panel]:
