@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from experiments.speed.stragglers.problem import BATCH_SIZE_PER_NODE
+
 
 class Setting(NamedTuple):
     """What all runs of a measurement have in common.
@@ -19,3 +21,8 @@ class Setting(NamedTuple):
     compute_seconds: float
     megabytes: float = 0.0
     bits_per_second: int | None = None
+
+    @property
+    def full_examples_per_second(self) -> float:
+        """Of all nodes, if none is slow and only the computation takes time."""
+        return self.nodes * BATCH_SIZE_PER_NODE / self.compute_seconds

@@ -71,7 +71,7 @@ def summarize_run(
     is_lockstep = algorithm not in ASYNCHRONOUS
     ideal = compute_ideal_ratio(factors, is_lockstep)
     examples_per_second = BATCH_SIZE_PER_NODE * count_steps_per_second(records, is_lockstep)
-    limit = ideal * setting.nodes * BATCH_SIZE_PER_NODE / setting.compute_seconds
+    limit = ideal * setting.full_examples_per_second
     steps = [len(record["ends"]) for record in records]
     modelled = simulate_run(algorithm, slowness, setting)
     return {
