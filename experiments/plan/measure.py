@@ -34,7 +34,7 @@ STEPS = 7  # of which the median counts
 STREAM_BYTES = 2**28
 STREAM_TURNS = 3  # the fastest counts: the first lets TCP find its window
 CHUNK_BYTES = 2**20
-TIMEOUT = 60.0  # seconds that the two processes wait for each other
+TIMEOUT = 120.0  # seconds that the two processes wait for each other
 LEARNING_RATE = 0.05
 
 
@@ -126,7 +126,7 @@ def time_stream(size: int = STREAM_BYTES) -> float:
     """Bytes per second of a TCP stream over the loopback to another process, the fastest of three.
 
     Raises:
-      OSError: if the other process does not connect or acknowledge within a minute.
+      OSError: if the other process does not connect or acknowledge within two minutes.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(TIMEOUT)

@@ -13,17 +13,23 @@ import gossipjax as gx
 from experiments.plan import __main__ as program
 from experiments.plan import measure
 from experiments.plan.candidates import count_mixing_steps, list_candidates
-from experiments.plan.choice import Plan, Situation, make_plan
+from experiments.plan.choice import LATE_PRICE, Plan, Situation, make_plan
 from experiments.plan.quantities import parse_bandwidth, parse_count, parse_seconds
 from experiments.training.methods import MethodOptions, make_method
 from gossipjax.cost_model import Network, Slowness, Workload, allreduce, networks, predict_step
 
 WORKLOAD = Workload(parameters=25.6e6, compute_seconds=0.228)
+EVEN = Slowness()
 
 
-def plan(network: Network, nodes: int, workload: Workload = WORKLOAD, **settings: object) -> Plan:
-    slowness = settings.pop("slowness", Slowness())
-    situation = Situation(workload, network, nodes, slowness, **settings)
+def plan(
+    network: Network,
+    nodes: int,
+    workload: Workload = WORKLOAD,
+    slowness: Slowness = EVEN,
+    late_price: float = LATE_PRICE,
+) -> Plan:
+    situation = Situation(workload, network, nodes, slowness, late_price)
     return make_plan(situation, list_candidates(nodes, ["float32", "bfloat16"], "ring", 100))
 
 
