@@ -63,11 +63,12 @@ def simulate(
     - a node of AD-PSGD waits until its last message has left its link;
     - a node of asynchronous SGP waits for nothing: if its link is busy, it keeps its share.
 
-    What overlaps with k computations is waited for k computations later. The link of a node carries
-    one message at a time each way, first come, first served; an all-reduce takes all links, once all
-    are free. The seconds of a message are those of `Network.message_seconds`. Without slowness the
-    result is that of `predict_step`, which does not see two messages that meet at one receiver (as
-    of random peers), or an all-reduce that waits for messages on their way (SlowMo around OSGP).
+    What overlaps with k computations is waited for k computations later. A node's link carries
+    one message at a time each way, first come, first served; an all-reduce takes all links,
+    once all are free. The seconds of a message are those of `Network.message_seconds`. Without
+    slowness the result is that of `predict_step`, which does not see two messages that meet at
+    one receiver (as of random peers), or an all-reduce that waits for messages on their way
+    (SlowMo around OSGP).
 
     Args:
       method, workload, network, nodes: as in `predict_step`.

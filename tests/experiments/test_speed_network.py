@@ -23,8 +23,9 @@ from rich.console import Console
 import gossipjax as gx
 from experiments.speed.__main__ import main
 from experiments.speed.hosts import links, processes
-from experiments.speed.network import buckets, model, report
 from experiments.speed.network import measure as network
+from experiments.speed.network import report
+from experiments.speed.network.loops import buckets, model
 from experiments.speed.network.rows import (
     ALL_LINKS,
     COMPUTATION,

@@ -3,8 +3,8 @@
 import dataclasses
 
 import gossipjax as gx
-from experiments.speed.network.buckets import BUCKET_LAYERS
-from experiments.speed.network.model import LAYERS
+from experiments.speed.network.loops.buckets import BUCKET_LAYERS
+from experiments.speed.network.loops.model import LAYERS
 from experiments.speed.network.rows import BUCKETS, CENTRALIZED, Row, count_message_bytes
 from experiments.training.asynchronous import ASYNCHRONOUS
 from gossipjax.cost_model import (

@@ -26,9 +26,9 @@ from jax.sharding import Mesh
 
 import gossipjax as gx
 from experiments.results import Record
-from experiments.speed.network.asynchronous import join_job, run_steps
-from experiments.speed.network.buckets import BucketTrainer
-from experiments.speed.network.model import CalibratedModel, RowTrainer, compute_loss
+from experiments.speed.network.loops.asynchronous import join_job, run_steps
+from experiments.speed.network.loops.buckets import BucketTrainer
+from experiments.speed.network.loops.model import CalibratedModel, RowTrainer, compute_loss
 from experiments.speed.network.rows import (
     ALL_LINKS,
     BUCKETS,

@@ -1,19 +1,13 @@
 """SGP-19, Table 1 and Figure 1: accuracy over the number of nodes, the epochs fixed."""
 
-import contextlib
-import statistics
 from collections.abc import Mapping
 from functools import partial
 
-from matplotlib.figure import Figure as MatplotlibFigure
-
-import gossipjax as gx
 from experiments.presets.sgp19 import TABLE_1
 from experiments.report.section import (
     Claim,
     Figure,
     Findings,
-    Result,
     Results,
     Run,
     Scale,
@@ -21,15 +15,14 @@ from experiments.report.section import (
     Table,
 )
 from experiments.report.sections.later.curves import (
-    COLORS,
-    Curve,
     Panel,
     draw_panels,
-    label_axes,
     make_point,
 )
 from experiments.report.sections.later.samples import Sample, format_verdicts, join_all
 from experiments.report.sections.sgp19 import grid
+from experiments.report.sections.sgp19.delays import describe_delays
+from experiments.report.sections.sgp19.figure1 import draw_losses, read_all_losses
 from experiments.report.sections.sgp19.grid import Cell
 from experiments.report.sections.sgp19.readings import (
     NAMES,
@@ -40,7 +33,6 @@ from experiments.report.sections.sgp19.readings import (
     is_at_least,
     is_at_most,
     read_accuracies,
-    read_losses,
     subtract_by_seed,
     title_cell,
     title_method,
@@ -97,7 +89,7 @@ def find(scale: Scale, results: Results) -> Findings:
             "loss",
             "Training loss over the steps of a node (Figure 1a): twice the nodes, half the steps. "
             "A point is the mean since the point before; one line for each seed.",
-            partial(draw_losses, read_all_losses(scale, results, nodes)),
+            partial(draw_losses, read_all_losses(scale, results, nodes, tuple(PUBLISHED))),
         ),
     ]
     return Findings(claims, compose(claims, accuracies, nodes), [table], figures)
@@ -224,36 +216,6 @@ def join_nodes(nodes: list[int]) -> str:
     return " and ".join(map(str, nodes))
 
 
-def describe_delays(results: Results, cells: list[Cell], scale: Scale) -> str:
-    """Returns how old the models of the real AD-PSGD's gradients were, and what is simulated."""
-    parts = []
-    for cell in cells:
-        if grid.is_real(cell, scale):
-            result = results.get(grid.find_place(cell, scale).run, Result(status="missing"))
-            delays = measure_delays(result)
-            if delays:
-                parts.append(f"{statistics.fmean(delays):.2f} steps over {cell.nodes} nodes")
-    real = f"The real AD-PSGD's gradients were late by {' and '.join(parts)}. "
-    simulated = (
-        "Over more nodes AD-PSGD is simulated, as so many processes would compete for the cores: "
-        f"there they are late by {grid.STALENESS} steps. "
-    )
-    return f"{real if parts else ''}{simulated}"
-
-
-def measure_delays(result: Result) -> list[float]:
-    """Returns the mean delay of the gradients of each run of nodes that wait for nobody.
-
-    In steps, from the nodes' journals; those that cannot be read are left out.
-    """
-    delays = []
-    for run in sorted(result.folder.glob("nodes/*")) if result.folder is not None else []:
-        with contextlib.suppress(OSError, ValueError):
-            table = gx.asynchronous.measure_delays(sorted(run.glob("journals/*/*.jsonl")))
-            delays.append(float(table.mean()))
-    return delays
-
-
 def make_panels(accuracies: Mapping[Cell, Sample], nodes: tuple[int, ...]) -> list[Panel]:
     """The accuracy over nodes, here and in the paper."""
     ticks = [f"{n}" for n in nodes]
@@ -263,35 +225,6 @@ def make_panels(accuracies: Mapping[Cell, Sample], nodes: tuple[int, ...]) -> li
         Panel("here", "nodes", "test accuracy, %", ticks, here),
         Panel("paper (ImageNet)", "nodes", "top-1 accuracy, %", ticks, paper),
     ]
-
-
-def read_all_losses(
-    scale: Scale, results: Results, nodes: tuple[int, ...]
-) -> dict[int, dict[str, list[Curve]]]:
-    """Number of nodes -> method -> training loss over the steps, for each seed."""
-    return {
-        n: {
-            NAMES[row]: read_losses(results, grid.find_place(Cell(row, n), scale))
-            for row in PUBLISHED
-        }
-        for n in nodes
-    }
-
-
-def draw_losses(losses: Mapping[int, Mapping[str, list[Curve]]], figure: MatplotlibFigure) -> None:
-    """Draws a panel for each number of nodes, a colour for each method."""
-    figure.set_size_inches(3.2 * len(losses), 3.6)
-    panels = figure.subplots(1, len(losses), sharey=True, squeeze=False)[0]
-    for axes, (nodes, methods) in zip(panels, losses.items(), strict=True):
-        for number, (name, curves) in enumerate(methods.items()):
-            for index, curve in enumerate(curves):
-                label = None if index else name
-                axes.plot(curve.steps, curve.values, color=COLORS[number], label=label, lw=1)
-        axes.set_yscale("log")
-        label_axes(axes, f"{nodes} nodes", "step (updates per node)", "")
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize=7)
-    panels[0].set_ylabel("training loss, nats")
 
 
 def compose(claims: list[Claim], accuracies: Mapping[Cell, Sample], nodes: tuple[int, ...]) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 
 import gossipjax as gx
-from experiments.speed.network.model import CalibratedModel, compute_gradients
+from experiments.speed.network.loops.model import CalibratedModel, compute_gradients
 from experiments.speed.network.rows import LEARNING_RATE
 from experiments.training.asynchronous import ASYNCHRONOUS
 from experiments.training.methods import WireName

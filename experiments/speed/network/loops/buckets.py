@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 import gossipjax as gx
-from experiments.speed.network.model import LAYERS, Batch, CalibratedModel
+from experiments.speed.network.loops.model import LAYERS, Batch, CalibratedModel
 from experiments.speed.network.rows import LEARNING_RATE
 from experiments.training.methods import FORMS, WireName
 
