@@ -25,7 +25,6 @@ FAST = "times-1gbit"
 SLOW = "times-200mbit"
 LOOPBACK = "times-loopback"
 BOUND = 0.1
-QUICK_BOUND = 1.0  # a small model on loopback, beside other work: only the order of magnitude
 FAST_ROWS = (
     "allreduce",
     "allreduce-buckets",
@@ -42,7 +41,7 @@ FAST_ROWS = (
 )
 SLOW_ROWS = ("allreduce", "dpsgd@ring", "sgp", "sgp-cwa", "1-osgp", "async-sgp")
 QUICK_ROWS = ("allreduce", "sgp", "1-osgp")
-TITLES = {FAST: "1 Gbit/s", SLOW: "200 Mbit/s", LOOPBACK: "loopback, without limits"}
+TITLES = {FAST: "1 Gbit/s", SLOW: "200 Mbit/s", LOOPBACK: "the loopback, without limits"}
 COLUMNS = (
     "link",
     "algorithm",
@@ -84,22 +83,23 @@ def make_run(
 
 
 def find(scale: Scale, results: Results) -> Findings:
-    """Measured seconds beside those of the cost model."""
-    bound = QUICK_BOUND if scale.is_quick else BOUND
+    """Measured seconds beside those of the cost model; nothing is judged on the loopback."""
+    del scale
     claims = []
     rows = []
     for name, result in results.items():
         timed = list_rows(result.runs, "bandwidth", "seconds", "modelled_seconds")
         rows += timed
         statement = (
-            f"On {TITLES[name]} the cost model is within {bound:.0%} of every measured time per "
+            f"On {TITLES[name]} the cost model is within {BOUND:.0%} of every measured time per "
             "iteration."
         )
-        claims.append(claim_errors(statement, "within 10 %: the aim of this project", timed, bound))
+        claim = claim_errors(statement, "within 10 %: the aim of this project", timed, BOUND)
+        claims.append(claim._replace(holds=None) if name == LOOPBACK else claim)
         if name == SLOW:
             claims += claim_order(result)
     caption = "Seconds per iteration, measured and modelled, by the link of every host."
-    figure = make_bars("seconds", caption, rows, "seconds per iteration", bound)
+    figure = make_bars("seconds", caption, rows, "seconds per iteration", BOUND)
     return Findings(
         claims=claims,
         sentence=describe(claims, results),
