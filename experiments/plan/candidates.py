@@ -38,6 +38,7 @@ class Candidate(NamedTuple):
       kept_models: models that a node keeps beside its parameters, gradients and optimizer state.
       wire: the form of the messages.
       is_here: whether gossipjax has it.
+      gradient_age: steps by which gradients are older than the model that they change.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Candidate(NamedTuple):
     kept_models: float
     wire: str = "float32"
     is_here: bool = True
+    gradient_age: float = 0
 
     @property
     def label(self) -> str:
@@ -80,7 +82,7 @@ def _list_exact(nodes: int, kind: Kind) -> Iterator[Candidate]:
     buckets = cost_model.allreduce(kind, layers=BUCKETS)
     yield Candidate(f"allreduce in {BUCKETS} buckets", buckets, 0, 0.0, 0, is_here=False)
     yield Candidate("centralized", cost_model.centralized(), 0, 0.0, 0, is_here=False)
-    yield Candidate("d1d-psgd", cost_model.d1d_psgd(kind), 0, 0.0, 1)
+    yield Candidate("d1d-psgd", cost_model.d1d_psgd(kind), 0, 0.0, 1, gradient_age=1)
     elastic = math.log(AVERAGED) / math.log1p(-ELASTICITY / nodes)
     sigma = (1 - ELASTICITY / nodes) ** count_rounds(nodes)
     yield Candidate("easgd", cost_model.easgd(1, kind), elastic, sigma, 1)

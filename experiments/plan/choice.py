@@ -17,6 +17,7 @@ from gossipjax.cost_model import (
 )
 
 LATE_PRICE = 0.05  # more examples, per doubling of one plus the lateness: an assumption
+OLD_GRADIENT = 10  # late steps, for each step of a gradient's age: an assumption
 EQUAL = 1e-3  # relative: two priced times that are as good as equal
 MIN_GAIN = 0.1  # of priced time: the model's own error is of this size, so less is no gain
 NUM_RUNNERS_UP = 2
@@ -110,12 +111,16 @@ class Row:
         """Steps until what a node has learned is at all others, but for a tenth.
 
         Those of averaging, more if exchanges are left out because the link is busy, one if the
-        exchange runs beside the next computation, and the staleness.
+        exchange runs beside the next computation, and the staleness. A gradient that is a step
+        older than the model that it changes counts as 10 of them: it errs for the whole update,
+        which a message that comes late does not.
         """
         exchanges = self.candidate.method.exchanges
         kept = self.simulation.kept if self.simulation is not None else 0.0
         is_beside = any(e.overlap > 0 and e.schedule is not None for e in exchanges)
-        return self.candidate.mixing / max(1 - kept, 1e-9) + is_beside + self.staleness
+        mixing = self.candidate.mixing / max(1 - kept, 1e-9)
+        old = OLD_GRADIENT * self.candidate.gradient_age
+        return mixing + is_beside + self.staleness + old
 
     @property
     def price(self) -> float:
@@ -282,9 +287,11 @@ def _compare_with_exact(chosen: Row, exact: Row) -> str:
 
 def _describe_price(row: Row) -> str:
     unit = "step" if row.lateness == 1 else "steps"
+    old = OLD_GRADIENT * row.candidate.gradient_age
+    age = f", of which {old:g} stand for gradients of an older model" if old else ""
     return (
-        f"What a node has learned needs {row.lateness:.3g} {unit} to reach the others. The plan "
-        f"counts this as {row.price - 1:.0%} more examples (assumed, not measured: "
+        f"What a node has learned needs {row.lateness:.3g} {unit} to reach the others{age}. The "
+        f"plan counts this as {row.price - 1:.0%} more examples (assumed, not measured: "
         f"{row.situation.late_price:g} per doubling), so {row.priced_seconds:.3f} s for what "
         "AllReduce learns in an iteration."
     )
