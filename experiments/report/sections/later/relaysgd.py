@@ -128,6 +128,11 @@ def find(scale: Scale, results: Results) -> Findings:
             " D2 removes the difference between nodes exactly where the problem is smooth, as a "
             "perceptron on these images nearly is; the paper's VGG is harder."
         )
+    if claims["SGP and RelaySGD with momentum near AllReduce"].holds is False:
+        sentence += (
+            " One rate for all is small for RelaySGD, whose models hear of one another up to 15 "
+            "steps late on a chain: the authors give it rates several times those of SGP."
+        )
     if scale.is_quick:
         sentence += " The quick scale has no corrected methods and no momentum."
     tables = [make_table(plain), make_momentum_table(momentum)]
