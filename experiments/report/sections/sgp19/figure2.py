@@ -52,9 +52,7 @@ def find(scale: Scale, results: Results) -> Findings:
     rows = []
     for name in TOPOLOGIES:
         for when, curves in (("before", before), ("after", after)):
-            values = average_levels(curves[name])
-            texts = [f"{value:.2g}" for value in values] or ["-"] * (1 + len(DECAYS))
-            rows.append((name, when, *texts))
+            rows.append((name, when, *format_levels(curves[name])))
     table = Table(
         f"Euclidean distance of a node's parameters from the average, mean over {nodes} nodes",
         (
@@ -109,6 +107,16 @@ def average_levels(curve: Curve) -> list[float]:
             return []
         means.append(statistics.geometric_mean(values))
     return means
+
+
+def format_levels(curve: Curve) -> list[str]:
+    """Returns the distances at each learning rate for a table; zeros where nothing is left.
+
+    >>> format_levels(Curve((1, 2), (0.0, 0.0))), format_levels(Curve((), ()))
+    (['0', '0', '0', '0'], ['-', '-', '-', '-'])
+    """
+    gap = "0" if curve.steps and not any(curve.values) else "-"
+    return [f"{level:.2g}" for level in average_levels(curve)] or [gap] * (1 + len(DECAYS))
 
 
 def find_drops(levels: Sequence[float]) -> list[float]:

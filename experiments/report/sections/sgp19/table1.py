@@ -243,7 +243,7 @@ def compose(claims: list[Claim], accuracies: Mapping[Cell, Sample], nodes: tuple
         losses = []
         for n in nodes:
             gap = subtract_by_seed(accuracies[Cell(row, n)], accuracies[Cell("ar", n)])
-            paper = -find_paper_gap(Cell(row, n))
+            paper = 0.0 - round(find_paper_gap(Cell(row, n)), 1)
             losses.append(f"{gap.mean:+.1f} ({paper:+.1f})" if gap.values else f"- ({paper:+.1f})")
         parts.append(f"{NAMES[row]} {', '.join(losses)}")
     listed = ", ".join(f"{n}" for n in nodes)
