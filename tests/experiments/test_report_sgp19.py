@@ -183,7 +183,7 @@ def test_a_method_with_fewer_seeds_has_no_differences():
 def test_the_delays_of_the_real_processes_are_shown(tmp_path):
     """While node 0 computes, the others end 8 steps: it is late by floor(8 / 3), the mean 2 / 3."""
     results = make_results(table1.SECTION, FULL, tmp_path)
-    folder = results["sgp19-4-adpsgd"].folder / "nodes" / "run" / "journals" / "job"
+    folder = tmp_path / "sgp19-4-adpsgd" / "nodes" / "run" / "journals" / "job"
     folder.mkdir(parents=True)
     times = [[(0.0, 4.0)], [(i, i + 0.5) for i in range(4)], [(i, i + 0.5) for i in range(4)]]
     for place, steps in enumerate(times):

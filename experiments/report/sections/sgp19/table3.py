@@ -165,7 +165,10 @@ def compose(claims: list[Claim]) -> str:
     holds = {title: claim.holds for title, claim in zip(titles, claims, strict=True)}
     sentence = f"More communication against SGP's loss: {format_verdicts(holds)}."
     if claims[-1].holds is False:
-        sentence += " Two peers lose more against AllReduce here than in the paper; the runs do not show why."
+        sentence += (
+            " Two peers lose more against AllReduce here than in the paper; the runs do not show "
+            "why."
+        )
     return sentence
 
 
