@@ -10,7 +10,7 @@ from experiments.speed.network.rows import DEFAULT_ALGORITHMS, make_row
 from experiments.speed.outer_rows import OuterTimes
 from experiments.speed.stragglers.problem import BATCH_SIZE_PER_NODE
 from experiments.speed.stragglers.setting import Setting
-from experiments.training.methods import ALGORITHMS, spell_name
+from experiments.training.methods import ALGORITHMS, WireName, spell_name
 from gossipjax.cost_model import Network, Workload, predict_step
 
 PARAMETERS = 5_000_000  # 20 MB
@@ -25,9 +25,13 @@ CONFIGURATION = {
 MODEL = 0.8  # seconds of a model on a link
 
 
-def predict(algorithm, wire="float32", cpu=0.0, packing=0.0, outer=OuterTimes()):  # noqa: B008
-    row = make_row(algorithm, wire, 4, outer=outer)
-    return predict_row(row, CONFIGURATION, 0.5, cpu, packing)
+def predict(
+    algorithm: str, wire: WireName = "float32", cpu: float = 0.0, packing: float = 0.0
+) -> float:
+    row = make_row(algorithm, wire, 4, outer=OuterTimes())
+    seconds = predict_row(row, CONFIGURATION, 0.5, cpu, packing)
+    assert seconds is not None
+    return seconds
 
 
 @pytest.mark.parametrize(
@@ -85,6 +89,7 @@ def test_bytes_are_those_of_the_rows():
         if "/" in name:
             assert method is None
         elif not name.startswith(("async", "centralized")):
+            assert method is not None
             sent = np.mean([row.count_sent_bytes(k, PARAMETERS) for k in range(12)])
             predicted = predict_step(method, workload, Network(25e6), 4).sent_bytes
             assert predicted == pytest.approx(sent, rel=1e-3), name
