@@ -98,7 +98,8 @@ def test_bytes_are_those_of_the_rows():
 def test_rows_without_a_model():
     assert make_modelled_method(make_row("allreduce", "top_k", 4)) is None
     assert make_modelled_method(make_row("choco", "top_k", 4)) is not None
-    assert predict("sgp@complete/one_peer_exponential") is None
+    hybrid = make_row("sgp@complete/one_peer_exponential", "float32", 4)
+    assert predict_row(hybrid, CONFIGURATION, 0.5, 0.0, 0.0) is None
 
 
 @pytest.mark.parametrize(
