@@ -5,8 +5,9 @@ import dataclasses
 import gossipjax as gx
 from experiments.speed.network.loops.buckets import BUCKET_LAYERS
 from experiments.speed.network.loops.model import LAYERS
-from experiments.speed.network.rows import BUCKETS, CENTRALIZED, Row, count_message_bytes
+from experiments.speed.network.rows import BUCKETS, CENTRALIZED, Row
 from experiments.training.asynchronous import ASYNCHRONOUS
+from experiments.training.methods import FORMS
 from gossipjax.cost_model import (
     Exchange,
     Method,
@@ -55,9 +56,8 @@ def is_modelled(row: Row) -> bool:
 
 def count_bits(row: Row) -> float:
     """Bits of a parameter in a message, scales and indices included."""
-    return (
-        8 * (count_message_bytes(PARAMETERS, row.wire) - 4 * (row.wire != "float32")) / PARAMETERS
-    )
+    codec = FORMS[row.wire].codec
+    return 32.0 if codec is None else 8 * codec.count_bytes(PARAMETERS) / PARAMETERS
 
 
 def _make_outer(row: Row) -> Method:
