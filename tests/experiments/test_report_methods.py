@@ -9,13 +9,13 @@ import pytest
 from matplotlib.figure import Figure
 
 from experiments.presets.parsing import parse_options
+from experiments.presets.relaysgd import METHODS
 from experiments.report.section import Findings, Result, Run, Scale
 from experiments.report.sections.later import diloco, rand20, relaysgd, slowmo, translation
 
 FULL = Scale(fashion_mnist=Path("images"), speech=Path("speech"), translation=Path("pairs"))
 QUICK = Scale(is_quick=True)
 MODULES = [slowmo, relaysgd, diloco, rand20, translation]
-RING = "dpsgd-adapt-then-combine"
 
 
 def list_option(run: Run, name: str) -> list[str]:
@@ -114,28 +114,15 @@ def test_quick_slowmo_judges_local_sgd(tmp_path):
 def list_relaysgd_values(falls: float) -> dict[str, dict[str, object]]:
     """D-PSGD and D2 fall from 87 % by so much at Dirichlet 0.01, the others by 1 point."""
     values = {"*": accuracy(86.0)}
-    for group in (
-        "gossip/allreduce",
-        "gossip/sgp",
-        "corrected/relay@chain",
-        "corrected/relay@tree",
-    ):
-        name, algorithm = group.split("/")
-        values[f"relaysgd-1-{name}/{algorithm}"] = accuracy(87.0)
-    for group, algorithm in (("gossip", f"{RING}@ring"), ("corrected", "d2")):
-        values[f"relaysgd-1-{group}/{algorithm}"] = accuracy(87.0)
-        values[f"relaysgd-0.01-{group}/{algorithm}"] = accuracy(87.0 - falls)
-    values[f"relaysgd-0.1-momentum/{RING}@ring"] = accuracy(70.0)
+    for row in relaysgd.PLAIN:
+        name, title = METHODS[row]
+        even = relaysgd.list_places(1, FULL)[title].run
+        uneven = relaysgd.list_places(0.01, FULL)[title].run
+        values[f"{even}/{name}"] = accuracy(87.0)
+        values[f"{uneven}/{name}"] = accuracy(87.0 - falls if row in ("dpsgd", "d2") else 86.0)
+    local = relaysgd.list_momentum_places()[METHODS["dpsgd"][1]].run
+    values[f"{local}/{METHODS['dpsgd'][0]}"] = accuracy(70.0)
     return values
-
-
-def name_topologies(results: dict[str, Result]) -> dict[str, Result]:
-    """Gives D2 its default topology, which the command line does not name."""
-    for result in results.values():
-        for entry in result.runs:
-            if entry["algorithm"] == "d2":
-                entry["topology"] = "ring"
-    return results
 
 
 @pytest.mark.parametrize(
@@ -146,12 +133,9 @@ def name_topologies(results: dict[str, Result]) -> dict[str, Result]:
     ],
 )
 def test_relaysgd(tmp_path, falls, expected):
-    values = list_relaysgd_values(falls)
-    runs = relaysgd.list_runs(FULL)
-    results = name_topologies({run.name: make_result(run, tmp_path, values) for run in runs})
-    findings = relaysgd.find(FULL, results)
-    draw(findings)
+    findings = find_all(relaysgd, tmp_path, list_relaysgd_values(falls))
     assert list_verdicts(findings) == expected
+    assert findings.tables[0].rows[0][:3] == ("AllReduce", "87.0 ± 0.0", "87.0")
 
 
 def losses(value: float) -> dict[str, object]:
