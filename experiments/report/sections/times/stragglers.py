@@ -39,7 +39,7 @@ def list_runs(scale: Scale) -> list[Run]:
         return [make_run(QUICK, 2, ("none", SLOW), (LOCKSTEP, ASYNCHRONOUS), 10, 0.1)]
     return [
         make_run(FOUR, 4, SLOWNESS, ALGORITHMS, 20, 0.15),
-        make_run(EIGHT, 8, ("none", SLOW, "random"), (LOCKSTEP, ASYNCHRONOUS), 25, 0.2),
+        make_run(EIGHT, 8, ("none", SLOW, "random"), (LOCKSTEP, ASYNCHRONOUS), 15, 0.4),
     ]
 
 
@@ -196,7 +196,7 @@ SECTION = Section(
         "The papers argue that gossip waits for fewer nodes than AllReduce, and that asynchronous "
         "methods wait for none, without figures for slow nodes. Here 4 and 8 real processes train "
         "softmax regression, in lockstep or by nodes that wait for nobody; their computation is a "
-        "sleep of 0.15 or 0.2 s times a factor: 2 or 4 at one node, or drawn for every step of "
+        "sleep of 0.15 or 0.4 s times a factor: 2 or 4 at one node, or drawn for every step of "
         "every node. A simulation of events with the same factors is set beside them."
     ),
     list_runs=list_runs,
