@@ -149,6 +149,11 @@ def find(scale: Scale, results: Results) -> Findings:
             " D2 removes the difference between nodes exactly where the problem is smooth, as a "
             "perceptron on these images nearly is; the paper's VGG is harder."
         )
+    if claims["RelaySGD holding"].holds is False:
+        sentence += (
+            " The authors' rates fall with alpha, on the tree to a fourth, and few epochs at a "
+            "smaller rate learn less: a part of what RelaySGD loses is that."
+        )
     if scale.is_quick:
         sentence += " The quick scale has no corrected methods and no momentum."
     tables = [make_table(plain), make_momentum_table(momentum)]
