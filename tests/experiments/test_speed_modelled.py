@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.speed.modelled.methods import count_bits, make_modelled_method
-from experiments.speed.modelled.network import predict_row
+from experiments.speed.modelled.network import count_copied_bytes, predict_row
 from experiments.speed.modelled.stragglers import simulate_run
 from experiments.speed.network.rows import DEFAULT_ALGORITHMS, make_row
 from experiments.speed.outer_rows import OuterTimes
@@ -117,3 +117,14 @@ def test_a_limited_link_is_in_the_simulation():
     full = 4 * BATCH_SIZE_PER_NODE
     assert simulate_run("sgp", "none", setting) == pytest.approx(full / 0.2, rel=1e-3)
     assert simulate_run("sgp@complete/ring", "none", setting) is None
+
+
+@pytest.mark.parametrize("goodput", [24.3e6, 1.17e8, 1 / 3])
+def test_what_is_not_copied_has_no_packing(goodput):
+    """Rounding of seconds is not taken for bytes."""
+    workload = Workload(PARAMETERS, 0.287)
+    for name in DEFAULT_ALGORITHMS:
+        method = make_modelled_method(make_row(name, "float32", 4))
+        if method is not None:
+            copied = count_copied_bytes(method, workload, Network(goodput), 4)
+            assert copied == 0 or copied > 1000, name

@@ -56,7 +56,7 @@ def make_network(row: Row, configuration: Record) -> Network:
     return Network(goodput, name=configuration["bandwidth"] or "loopback")
 
 
-def count_copied_bytes(method: Method, workload: Workload, network: Network, hosts: int) -> float:
+def count_copied_bytes(method: Method, workload: Workload, network: Network, hosts: int) -> int:
     """Bytes per step that the cost model copies through the memory of the busiest host.
 
     They are the seconds that a copy of 1 byte/s adds to the exchange.
@@ -66,4 +66,4 @@ def count_copied_bytes(method: Method, workload: Workload, network: Network, hos
         predict_step(method, workload, dataclasses.replace(network, host_copy=speed), hosts)
         for speed in speeds
     )
-    return slow.exchange_seconds - direct.exchange_seconds
+    return round(slow.exchange_seconds - direct.exchange_seconds)

@@ -63,7 +63,7 @@ def list_runs(scale: Scale) -> list[Run]:
         return [make_run(LOOPBACK, (), FAST_ROWS)]
     return [
         make_run(FAST, ("--bandwidth", "1gbit"), FAST_ROWS),
-        make_run(SLOW, ("--bandwidth", "200mbit"), SLOW_ROWS, megabytes=10),
+        make_run(SLOW, ("--bandwidth", "200mbit"), SLOW_ROWS),
     ]
 
 
