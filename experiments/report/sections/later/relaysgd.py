@@ -27,6 +27,7 @@ from experiments.report.sections.later.samples import (
     list_seeds,
     read_samples,
     subtract,
+    subtract_differences,
 )
 
 EPOCHS = 3
@@ -166,16 +167,6 @@ def find_losses(plain: Accuracies) -> dict[str, Difference]:
         title: subtract(plain[ALPHAS[0]][title], plain[ALPHAS[-1]][title], SINGLE_SPREAD)
         for title in plain[ALPHAS[0]]
     }
-
-
-def subtract_differences(first: Difference, second: Difference) -> Difference:
-    """The difference of two differences of other samples.
-
-    >>> print(subtract_differences(Difference(5.0, 0.3), Difference(1.0, 0.4)))
-    +4.00 ± 0.50
-    """
-    margin = (first.margin**2 + second.margin**2) ** 0.5
-    return Difference(first.mean - second.mean, margin)
 
 
 def list_published(title: str, optimizer: str = "sgd") -> dict[float, float]:

@@ -83,6 +83,16 @@ def subtract(first: Sample, second: Sample, single_spread: float) -> Difference:
     return find_difference(first.values, second.values, single_spread)
 
 
+def subtract_differences(first: Difference, second: Difference) -> Difference:
+    """The difference of two differences of other samples.
+
+    >>> print(subtract_differences(Difference(5.0, 0.3), Difference(1.0, 0.4)))
+    +4.00 ± 0.50
+    """
+    margin = (first.margin**2 + second.margin**2) ** 0.5
+    return Difference(first.mean - second.mean, margin)
+
+
 def format_difference(difference: Difference) -> str:
     """The difference with its margin; a gap if there is none.
 

@@ -22,10 +22,12 @@ from experiments.report.sections.later.samples import (
     find_best,
     format_difference,
     format_verdicts,
+    join_all,
     list_image_arguments,
     list_seeds,
     read_samples,
     subtract,
+    subtract_differences,
 )
 
 EPOCHS = 4
@@ -120,11 +122,9 @@ def find(scale: Scale, results: Results) -> Findings:
 def judge_local_gain(gains: Mapping[str, Difference], published: Mapping[str, float]) -> Claim:
     """Whether Local SGD gains more than the two others."""
     local = gains["Local SGD"]
-    holds: bool | None = True
-    for title in ("SGP", "1-OSGP"):
-        margin = (local.margin**2 + gains[title].margin ** 2) ** 0.5
-        verdict = Difference(local.mean - gains[title].mean, margin).exceeds(0)
-        holds = verdict if holds is True or verdict is False else holds
+    holds = join_all(
+        [subtract_differences(local, gains[title]).exceeds(0) for title in ("SGP", "1-OSGP")]
+    )
     paper = [published[with_slowmo(title)] - published[title] for title in gains]
     return Claim(
         "Local SGD gains the most of the three.",
