@@ -5,15 +5,15 @@ With `--model linear` it compiles in no time, too.
 
 from collections.abc import Callable
 
-from experiments import data
+from experiments import data, plots
 
 
-def make_small(setattr: Callable[..., None], plots: bool = False) -> None:
-    """Gives the image program the small task; without table and plots unless `plots`.
+def make_small(setattr: Callable[..., None], has_plots: bool = False) -> None:
+    """Gives the image program the small task; without table and plots unless `has_plots`.
 
     Args:
       setattr: that of a `MonkeyPatch`, or the builtin.
-      plots: whether the program makes its table and plots.
+      has_plots: whether the program makes its table and plots.
     """
     load = data.load
     mnist = load("mnist5k")
@@ -28,6 +28,6 @@ def make_small(setattr: Callable[..., None], plots: bool = False) -> None:
         return few if name == "mnist5k" else load(name, *args)
 
     setattr(data, "load", load_few)
-    if not plots:
+    if not has_plots:
         setattr(plots, "write_report", lambda *_: None)
         setattr(plots, "plot_topology", lambda *_: None)

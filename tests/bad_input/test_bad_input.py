@@ -153,7 +153,7 @@ def test_command_lines(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)  # the devices exist
     monkeypatch.setattr(subprocess, "Popen", refuse_to_start)
-    make_small(monkeypatch.setattr, plots=True)
+    make_small(monkeypatch.setattr, has_plots=True)
     row.write(tmp_path)
     arguments = shlex.split(row.arguments.replace("OUT", str(tmp_path)))
     with time_limit(MAX_SECONDS), pytest.raises(SystemExit) as stop:
