@@ -1,15 +1,10 @@
 """How much slower than it should be a node is at a step, and what that must cost at least."""
 
-import re
-
 import numpy as np
 
+from gossipjax.cost_model import parse_slowness
+
 NONE = "none"
-RANDOM = "random"
-LOGNORMAL = "lognormal"
-RANDOM_FACTORS = (1.0, 2.0, 4.0)  # equally likely
-LOGNORMAL_SIGMA = 0.5  # of the logarithm of the factor, whose mean is 0
-CONSTANT = re.compile(r"(\d+(?:\.\d+)?)x")
 MAX_FACTOR = 1000.0
 
 
@@ -22,16 +17,18 @@ def parse_constant(name: str) -> float | None:
     >>> parse_constant("4x"), parse_constant("random")
     (4.0, None)
     """
-    if name in (NONE, RANDOM, LOGNORMAL):
+    try:
+        slowness = parse_slowness(name)
+    except ValueError:
+        slowness = None
+    if slowness is not None and slowness.kind != "constant":
         return None
-    match = CONSTANT.fullmatch(name)
-    factor = float(match[1]) if match else 0.0
-    if not 1 < factor <= MAX_FACTOR:
+    if slowness is None or not 1 < slowness.factor <= MAX_FACTOR:
         raise ValueError(
-            f"--slowness must be {NONE}, {RANDOM}, {LOGNORMAL}, or a factor above 1 and at most "
+            "--slowness must be none, random, lognormal, or a factor above 1 and at most "
             f"{MAX_FACTOR:g} for node 0, as 4x, got {name!r}."
         )
-    return factor
+    return slowness.factor
 
 
 def draw_factors(name: str, nodes: int, steps: int, seed: int = 0) -> np.ndarray:
@@ -47,16 +44,7 @@ def draw_factors(name: str, nodes: int, steps: int, seed: int = 0) -> np.ndarray
     array([[4., 1., 1.],
            [4., 1., 1.]])
     """
-    factors = np.ones((steps, nodes))
-    constant = parse_constant(name)
-    rng = np.random.default_rng(seed)
-    if constant is not None:
-        factors[:, 0] = constant
-    elif name == RANDOM:
-        factors = rng.choice(RANDOM_FACTORS, size=factors.shape)
-    elif name == LOGNORMAL:
-        factors = rng.lognormal(sigma=LOGNORMAL_SIGMA, size=factors.shape)
-    return factors
+    return parse_slowness(name).draw(nodes, steps, seed)
 
 
 def compute_ideal_ratio(factors: np.ndarray, is_lockstep: bool) -> float:
