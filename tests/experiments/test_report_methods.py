@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from experiments.presets.parsing import parse_options
 from experiments.presets.relaysgd import METHODS
 from experiments.report.section import Findings, Result, Run, Scale
-from experiments.report.sections.later import diloco, rand20, relaysgd, slowmo, translation
+from experiments.report.sections.methods import diloco, rand20, relaysgd, slowmo, translation
 
 FULL = Scale(fashion_mnist=Path("images"), speech=Path("speech"), translation=Path("pairs"))
 QUICK = Scale(is_quick=True)

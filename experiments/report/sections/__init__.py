@@ -1,6 +1,9 @@
 """The sections of the report, in its order.
 
 Each is a module that has `SECTION`; it is imported when its section is made.
+
+- samples: what a run says of a method, over its seeds, as values and as text.
+- curves: figures of metrics over steps and over settings.
 """
 
 import difflib
@@ -18,11 +21,11 @@ MODULES: dict[str, str] = {
     "sgp19-table3": "sgp19.table3",
     "sgp19-table4": "sgp19.table4",
     "sgp19-table5": "sgp19.table5",
-    "rand20": "later.rand20",
-    "relaysgd": "later.relaysgd",
-    "slowmo": "later.slowmo",
-    "diloco": "later.diloco",
-    "translation": "later.translation",
+    "rand20": "methods.rand20",
+    "relaysgd": "methods.relaysgd",
+    "slowmo": "methods.slowmo",
+    "diloco": "methods.diloco",
+    "translation": "methods.translation",
     "dpsgd17": "dpsgd17",
     "step-time": "times.step_time",
     "stragglers": "times.stragglers",

@@ -11,7 +11,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.report.sections.later.samples import Sample
+from experiments.report.sections.samples import Sample
 from experiments.results import Record
 
 COLORS = matplotlib.color_sequences["petroff10"]

@@ -15,8 +15,8 @@ from experiments.report.section import (
     Section,
     Table,
 )
-from experiments.report.sections.later.curves import Panel, draw_bars, make_point
-from experiments.report.sections.later.samples import (
+from experiments.report.sections.curves import Panel, draw_bars, make_point
+from experiments.report.sections.samples import (
     Place,
     Sample,
     find_best,

@@ -15,8 +15,8 @@ from experiments.report.section import (
     Section,
     Table,
 )
-from experiments.report.sections.later.curves import draw_curves, read_curves
-from experiments.report.sections.later.samples import (
+from experiments.report.sections.curves import draw_curves, read_curves
+from experiments.report.sections.samples import (
     Place,
     Sample,
     find_best,

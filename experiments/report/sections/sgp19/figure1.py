@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from matplotlib.figure import Figure as MatplotlibFigure
 
 from experiments.report.section import Results, Scale
-from experiments.report.sections.later.curves import COLORS, Curve, label_axes
+from experiments.report.sections.curves import COLORS, Curve, label_axes
 from experiments.report.sections.sgp19 import grid
 from experiments.report.sections.sgp19.grid import Cell
 from experiments.report.sections.sgp19.readings import NAMES, read_losses

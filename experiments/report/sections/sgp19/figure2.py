@@ -20,8 +20,8 @@ from experiments.report.section import (
     Section,
     Table,
 )
-from experiments.report.sections.later.curves import COLORS, Curve, label_axes, read_curves
-from experiments.report.sections.later.samples import format_verdicts
+from experiments.report.sections.curves import COLORS, Curve, label_axes, read_curves
+from experiments.report.sections.samples import format_verdicts
 from experiments.report.sections.sgp19.grid import (
     DEVIATIONS,
     find_sizes,

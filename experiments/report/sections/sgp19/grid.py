@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from experiments.presets.sgp19 import METHODS
 from experiments.report.section import Run, Scale
-from experiments.report.sections.later.samples import Place, list_seeds
+from experiments.report.sections.samples import Place, list_seeds
 
 STALENESS = 0.1
 """Steps that the gradients of the simulated AD-PSGD are old, on average: about those of the real

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from experiments.report.differences import Difference, find_difference
 from experiments.report.section import Results, Scale
-from experiments.report.sections.later.curves import Curve, read_curves
-from experiments.report.sections.later.samples import (
+from experiments.report.sections.curves import Curve, read_curves
+from experiments.report.sections.samples import (
     Place,
     Sample,
     format_difference,

@@ -14,12 +14,12 @@ from experiments.report.section import (
     Section,
     Table,
 )
-from experiments.report.sections.later.curves import (
+from experiments.report.sections.curves import (
     Panel,
     draw_panels,
     make_point,
 )
-from experiments.report.sections.later.samples import Sample, format_verdicts, join_all
+from experiments.report.sections.samples import Sample, format_verdicts, join_all
 from experiments.report.sections.sgp19 import grid
 from experiments.report.sections.sgp19.delays import describe_delays
 from experiments.report.sections.sgp19.figure1 import draw_losses, read_all_losses

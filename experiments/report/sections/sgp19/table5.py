@@ -13,8 +13,8 @@ from experiments.report.section import (
     Section,
     Table,
 )
-from experiments.report.sections.later.curves import Panel, draw_bars, make_point
-from experiments.report.sections.later.samples import Sample, format_verdicts
+from experiments.report.sections.curves import Panel, draw_bars, make_point
+from experiments.report.sections.samples import Sample, format_verdicts
 from experiments.report.sections.sgp19 import grid
 from experiments.report.sections.sgp19.grid import Cell
 from experiments.report.sections.sgp19.readings import (
