@@ -28,6 +28,7 @@ from experiments.speed.network import report
 from experiments.speed.network.loops import buckets, model
 from experiments.speed.network.rows import (
     ALL_LINKS,
+    BUSY_HOSTS,
     COMPUTATION,
     DEFAULT_ALGORITHMS,
     SINGLE_LINK,
@@ -217,15 +218,15 @@ def test_the_limit_is_the_maximum_where_the_exchange_needs_nothing_of_its_step(a
 
 def make_records(rows, hosts=4):
     """Measurements of every host on links of 25 MB/s, made up; host 3 is the slowest."""
-    names = [COMPUTATION, ALL_LINKS, SINGLE_LINK, *(row.name for row in rows)]
-    values = [0.5, 0.8, 1.0, *[1.4 + 0.1 * i for i in range(len(rows))]]
+    names = [COMPUTATION, ALL_LINKS, SINGLE_LINK, BUSY_HOSTS, *(row.name for row in rows)]
+    values = [0.5, 0.8, 1.0, 1.6, *[1.4 + 0.1 * i for i in range(len(rows))]]
     return [
         {
             "seconds": {
                 name: [value * (1 if host == 3 else 0.5)] * 9 + [9 * value]
                 for name, value in zip(names, values, strict=True)
             },
-            "cpu_seconds": {name: [0.1 + 0.2 * (name not in names[:3])] * 10 for name in names},
+            "cpu_seconds": {name: [0.1 + 0.2 * (name not in names[:4])] * 10 for name in names},
             "nic_bytes": {name: [20e6 + host] * 10 for name in names},
             "stream_bytes": 20_000_000,
             "parameters": 5_000_000,
@@ -243,6 +244,7 @@ def test_summary():
     assert configuration["computation_seconds"] == 0.5
     assert configuration["goodput_all_links"] == pytest.approx(25e6)
     assert configuration["goodput_one_link"] == pytest.approx(20e6)
+    assert configuration["goodput_busy_hosts"] == pytest.approx(12.5e6)
     assert configuration["peak_memory_bytes"] == 1e9 + 3
     sgp, osgp = (summarize_row(row, configuration, records) for row in rows)
     assert sgp["goodput"] == pytest.approx(25e6)  # the faster of the two
@@ -259,7 +261,7 @@ def test_summary():
     assert sgp["nic_bytes"] == 20e6 + 3
     assert sgp["exchange_cpu_seconds"] == pytest.approx(4 * 0.2 / (os.cpu_count() or 1))
     lines = list_metrics(4, "200mbit", records)
-    assert len(lines) == 5 * 10
+    assert len(lines) == 6 * 10
     assert lines[-1]["iteration"] == 9
     assert len(lines[-1]["seconds"]) == 4
 
@@ -562,7 +564,7 @@ def test_measures(tmp_path, capsys, monkeypatch):
         assert run["nic_bytes"] is None
         assert run["ratio_to_limit"] == pytest.approx(run["seconds"] / run["limit_seconds"])
     lines = (out / "metrics.jsonl").read_text().splitlines()
-    assert len(lines) == (3 + 2 * len(MEASURED)) * 10 + 2 * len(PERIODIC) * (12 + 20)
+    assert len(lines) == (4 + 2 * len(MEASURED)) * 10 + 2 * len(PERIODIC) * (12 + 20)
     assert (out / "seconds_per_iteration.png").stat().st_size > 10_000
     with pytest.raises(SystemExit):
         main(["network", *TINY, "--out", str(out)])

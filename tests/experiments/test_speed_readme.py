@@ -15,7 +15,13 @@ from experiments.speed.__main__ import COMMANDS
 from experiments.speed.hlo import parse_module
 from experiments.speed.islands import measure as islands
 from experiments.speed.network import measure as network
-from experiments.speed.network.rows import ALL_LINKS, COMPUTATION, SINGLE_LINK, make_row
+from experiments.speed.network.rows import (
+    ALL_LINKS,
+    BUSY_HOSTS,
+    COMPUTATION,
+    SINGLE_LINK,
+    make_row,
+)
 from experiments.speed.network.summary import summarize_configuration, summarize_row
 from experiments.speed.schedule import compiled, scaling, slices
 from experiments.speed.stragglers import measure as stragglers
@@ -60,7 +66,7 @@ def test_commands_and_options_exist():
 
 def test_fields_of_network():
     row = make_row("sgp", "float32", 2)
-    names = (COMPUTATION, ALL_LINKS, SINGLE_LINK, row.name)
+    names = (COMPUTATION, ALL_LINKS, SINGLE_LINK, BUSY_HOSTS, row.name)
     record = {
         "seconds": {name: [1.0, 2.0] for name in names},
         "cpu_seconds": {name: [0.5, 0.6] for name in names},

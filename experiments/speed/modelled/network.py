@@ -5,7 +5,7 @@ import math
 
 from experiments.results import Record
 from experiments.speed.modelled.methods import make_modelled_method
-from experiments.speed.network.rows import CENTRALIZED, Row
+from experiments.speed.network.rows import BUCKETS, CENTRALIZED, Row
 from gossipjax.cost_model import Method, Network, Workload, predict_step
 
 
@@ -49,11 +49,15 @@ def predict_row(
 def make_network(row: Row, configuration: Record) -> Network:
     """The links: of the goodput of plain TCP streams in the same run.
 
-    That of one stream for the parameter server, which has one busy link; else that of all at once.
+    That of one stream for the parameter server, which has one busy link; that of all at once beside
+    computation, which keeps the cores, where the exchange begins with it; else that of all at once.
     """
-    is_single = row.algorithm == CENTRALIZED
-    goodput = configuration["goodput_one_link" if is_single else "goodput_all_links"]
-    return Network(goodput, name=configuration["bandwidth"] or "loopback")
+    field = "goodput_all_links"
+    if row.algorithm == CENTRALIZED:
+        field = "goodput_one_link"
+    elif row.overlaps and row.algorithm != BUCKETS:
+        field = "goodput_busy_hosts"
+    return Network(configuration[field], name=configuration["bandwidth"] or "loopback")
 
 
 def count_copied_bytes(method: Method, workload: Workload, network: Network, hosts: int) -> int:

@@ -55,6 +55,7 @@ from experiments.speed.hosts.processes import (
     make_scratch_folder,
     run_hosts,
 )
+from experiments.speed.network.process import WorkerConfig
 from experiments.speed.network.report import write_report
 from experiments.speed.network.rows import (
     BUCKETS,
@@ -64,7 +65,6 @@ from experiments.speed.network.rows import (
     build_rows,
 )
 from experiments.speed.network.summary import list_metrics, summarize_configuration, summarize_row
-from experiments.speed.network.worker import WorkerConfig
 from experiments.speed.outer_rows import DILOCO, STREAMING_DILOCO, OuterTimes
 from experiments.training.methods import ALGORITHM_HELP, WireName
 

@@ -103,7 +103,7 @@ def make_legend(configuration: Record) -> str:
     return (
         f"computation without exchange {seconds} s ({examples} examples per host)\n"
         f"plain TCP stream {all_links:.3g} MB/s on all links at once, {one_link:.3g} on one\n"
-        "seconds: median of the slowest host (async: of the mean over the hosts), 10-90 %\n"
+        "seconds: median of the slowest host (async: mean over hosts and iterations), 10-90 %\n"
         "MB: of the host that sends most\n"
         "sum: computation + bytes / faster stream; max: the larger of the two\n"
         "x bound: seconds / sum; seconds / max with *, where the exchange can overlap\n"
@@ -158,8 +158,8 @@ def plot_rows(configurations: Sequence[Record], runs: Sequence[Record], path: Pa
 def _draw_bars(axes: Axes, configuration: Record, runs: Sequence[Record]) -> None:
     seconds = [run["seconds"] for run in runs]
     spread = [
-        [run["seconds"] - run["seconds_p10"] for run in runs],
-        [run["seconds_p90"] - run["seconds"] for run in runs],
+        [max(0.0, run["seconds"] - run["seconds_p10"]) for run in runs],
+        [max(0.0, run["seconds_p90"] - run["seconds"]) for run in runs],
     ]
     positions = range(len(runs))
     axes.barh(positions, seconds, xerr=spread, color=COLORS[0], label="measured (10-90 %)")
@@ -174,7 +174,7 @@ def _draw_bars(axes: Axes, configuration: Record, runs: Sequence[Record]) -> Non
     axes.invert_yaxis()
     axes.grid(alpha=0.3, axis="x")
     axes.set(title=f"{configuration['hosts']} hosts, {name_link(configuration)}")
-    axes.set_xlabel("seconds per iteration (median of the slowest host)")
+    axes.set_xlabel("seconds per iteration (median of the slowest host; async: mean)")
 
 
 def plot_over(
@@ -187,7 +187,7 @@ def plot_over(
     figure = Figure((2 + 5 * len(titles), height), dpi=120, layout="constrained")
     figure.suptitle(title)
     panels = figure.subplots(1, len(titles), squeeze=False, sharey=True)[0]
-    panels[0].set_ylabel("seconds per iteration (median, 10-90 %)")
+    panels[0].set_ylabel("seconds per iteration (median; async: mean; 10-90 %)")
     for axes, panel_title in zip(panels, titles, strict=True):
         shown = [c for c in configurations if axis.panel(c) == panel_title]
         _draw_lines(axes, sorted(shown, key=axis.value), runs, axis)

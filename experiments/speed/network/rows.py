@@ -28,6 +28,7 @@ from gossipjax.wire import decode, encode
 COMPUTATION = "computation"
 ALL_LINKS = "stream, all links"
 SINGLE_LINK = "stream, one link"
+BUSY_HOSTS = "stream, all links, beside computation"
 
 # Rows of this measurement only, beside those of `experiments.training.methods.algorithms`.
 ALL_REDUCE = "allreduce"

@@ -9,6 +9,7 @@ from experiments.results import Record
 from experiments.speed.modelled.network import predict_row
 from experiments.speed.network.rows import (
     ALL_LINKS,
+    BUSY_HOSTS,
     CENTRALIZED,
     COMPUTATION,
     SINGLE_LINK,
@@ -18,6 +19,12 @@ from experiments.speed.network.rows import (
 )
 from experiments.speed.timing import summarize_samples
 from experiments.training.asynchronous import ASYNCHRONOUS
+
+GOODPUTS = {
+    "goodput_all_links": ALL_LINKS,
+    "goodput_one_link": SINGLE_LINK,
+    "goodput_busy_hosts": BUSY_HOSTS,
+}
 
 
 def summarize_configuration(hosts: int, bandwidth: str | None, records: Sequence[Record]) -> Record:
@@ -31,6 +38,10 @@ def summarize_configuration(hosts: int, bandwidth: str | None, records: Sequence
     first = records[0]
     stream_bytes = first["stream_bytes"]
     stream_cpu_seconds = sum_cpu_seconds(records, ALL_LINKS) / (os.cpu_count() or 1)
+    goodputs = {
+        field: stream_bytes / float(np.median(max_over_hosts(records, name)))
+        for field, name in GOODPUTS.items()
+    }
     return {
         "hosts": hosts,
         "bandwidth": bandwidth,
@@ -38,8 +49,7 @@ def summarize_configuration(hosts: int, bandwidth: str | None, records: Sequence
         "examples_per_host": first["examples"],
         **summarize_samples("computation_seconds", max_over_hosts(records, COMPUTATION)),
         "stream_bytes": stream_bytes,
-        "goodput_all_links": stream_bytes / float(np.median(max_over_hosts(records, ALL_LINKS))),
-        "goodput_one_link": stream_bytes / float(np.median(max_over_hosts(records, SINGLE_LINK))),
+        **goodputs,
         "stream_cpu_seconds_per_byte": stream_cpu_seconds / (hosts * stream_bytes),
         "peak_memory_bytes": max(record["peak_memory_bytes"] for record in records),
     }
@@ -74,6 +84,8 @@ def summarize_row(row: Row, configuration: Record, records: Sequence[Record]) ->
     limits = compute_limits(computation_seconds, link_bytes, goodput)
     limit_seconds = limits.max if row.overlaps else limits.sum
     timing = summarize_samples("seconds", samples)
+    if not waits:  # as many fast steps as slow ones: only their mean is a rate
+        timing["seconds"] = float(seconds.mean())
     cpu_seconds = compute_exchange_cpu_seconds(row, records)
     packing_seconds = compute_packing_seconds(row, configuration, cpu_seconds, link_bytes)
     modelled = predict_row(row, configuration, computation_seconds, cpu_seconds, packing_seconds)

@@ -8,7 +8,6 @@ affects all of them alike. All hosts start each run together, after a barrier th
 rows of outer optimizers and of nodes that wait for nobody come after that, each in one go.
 """
 
-import dataclasses
 import json
 import os
 import resource
@@ -18,20 +17,20 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
-import gossipjax as gx
 from experiments.results import Record
 from experiments.speed.network.loops.asynchronous import join_job, run_steps
 from experiments.speed.network.loops.buckets import BucketTrainer
 from experiments.speed.network.loops.model import CalibratedModel, RowTrainer, compute_loss
+from experiments.speed.network.process import Sample, Worker, WorkerConfig
 from experiments.speed.network.rows import (
     ALL_LINKS,
     BUCKETS,
+    BUSY_HOSTS,
     COMPUTATION,
     SINGLE_LINK,
     make_row,
@@ -43,131 +42,6 @@ from experiments.training.methods import WireName
 
 MIN_STREAM_BYTES = 2**20  # a stream is as long as the model, between these two
 MAX_STREAM_BYTES = 20_000_000
-CHUNK_BYTES = 2**20
-
-
-@dataclasses.dataclass(frozen=True)
-class WorkerConfig:
-    """Settings that all hosts of a measurement share; written as `config.json`.
-
-    Attributes:
-      coordinator_address: address and port where host 0 starts JAX's coordination service.
-      addresses: of every host.
-      rows: pairs of an algorithm and the type of its messages.
-      megabytes: 1e6 bytes of float32 parameters.
-      compute_seconds: of an iteration without exchange on all hosts at once; sizes the batch.
-      iterations: to measure of each row.
-      outer: the fields of `OuterTimes`.
-      secret: of the nodes that wait for nobody.
-      interface: the network interface whose counter is read; None where hosts share one.
-    """
-
-    coordinator_address: str
-    addresses: list[str]
-    rows: list[tuple[str, WireName]]
-    megabytes: float
-    compute_seconds: float
-    iterations: int
-    outer: tuple[int, int, int]
-    secret: str
-    interface: str | None
-
-    @property
-    def hosts(self) -> int:
-        """Number of hosts."""
-        return len(self.addresses)
-
-
-class Sample(NamedTuple):
-    """What was measured of a call.
-
-    Attributes:
-      seconds: that it took.
-      cpu_seconds: of all threads of this process.
-      nic_bytes: that this host sent; None where hosts share an interface.
-    """
-
-    seconds: float
-    cpu_seconds: float
-    nic_bytes: int | None
-
-
-class Worker:
-    """This process among the others: barriers, gathered numbers, clocks and byte counters."""
-
-    def __init__(self, config: WorkerConfig, folder: Path, rank: int):
-        self.config = config
-        self.rank = rank
-        self.nodes = gx.Nodes(mesh=Mesh(np.array(jax.devices()), ("nodes",)))
-        self._progress = folder / f"{rank}.progress"
-        self._all_gather = self.nodes.spmd(lambda x: jax.lax.all_gather(x, "nodes"))
-        self._connections: tuple[socket.socket, socket.socket] | None = None
-
-    def report_progress(self, progress: str) -> None:
-        """Writes what this host is doing to where the parent reads it."""
-        self._progress.write_text(progress)
-
-    def gather(self, value: float) -> np.ndarray:
-        """The numbers of all hosts, float32 `[N]`; waits for all of them."""
-        gathered = self._all_gather(self.nodes.put(np.array([value], np.float32)))
-        return np.asarray(gathered.addressable_shards[0].data)[0]
-
-    def time_call(self, call: Callable[..., Any], *args: Any) -> Sample:
-        """Times a call from a common start of all hosts, and counts the bytes that it sent."""
-        self.gather(0)
-        sent_before = self.read_sent_bytes()
-        cpu_start = time.process_time()
-        start = time.perf_counter()
-        jax.block_until_ready(call(*args))
-        seconds = time.perf_counter() - start
-        self.gather(0)  # until all has arrived: what is sent last waits in the kernel
-        cpu_seconds = time.process_time() - cpu_start
-        return Sample(seconds, cpu_seconds, self.count_sent_bytes(sent_before))
-
-    def time_slowest(self, call: Callable[[], Any]) -> float:
-        """Seconds that a call took on the slowest host."""
-        return float(self.gather(self.time_call(call).seconds).max())
-
-    def count_sent_bytes(self, before: int | None) -> int | None:
-        """Bytes since an earlier `read_sent_bytes`; None where hosts share an interface."""
-        now = self.read_sent_bytes()
-        return None if now is None or before is None else now - before
-
-    def read_sent_bytes(self) -> int | None:
-        """Bytes that this host has sent so far; None where hosts share an interface."""
-        if self.config.interface is None:
-            return None
-        file = Path(f"/sys/class/net/{self.config.interface}/statistics/tx_bytes")
-        return int(file.read_text())
-
-    def connect(self) -> None:
-        """Opens a plain TCP connection to the next host, and accepts the previous host's."""
-        with socket.create_server((self.config.addresses[self.rank], 0)) as server:
-            ports = self.gather(server.getsockname()[1])
-            next_rank = (self.rank + 1) % self.config.hosts
-            address = (self.config.addresses[next_rank], int(ports[next_rank]))
-            to_next = socket.create_connection(address)
-            from_previous, _ = server.accept()
-        to_next.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connections = to_next, from_previous
-
-    def stream(self, size: int, senders: range) -> None:
-        """Sends `size` bytes from each host of `senders` to its next; waits until they arrive."""
-        assert self._connections is not None
-        to_next, from_previous = self._connections
-        thread = threading.Thread(target=to_next.sendall, args=(bytes(size),))
-        if self.rank in senders:
-            thread.start()
-        if (self.rank - 1) % self.config.hosts in senders:
-            buffer = bytearray(CHUNK_BYTES)
-            missing = size
-            while missing:
-                count = from_previous.recv_into(buffer, min(CHUNK_BYTES, missing))
-                if not count:
-                    raise ConnectionError("the previous host has closed its stream")
-                missing -= count
-        if self.rank in senders:
-            thread.join()
 
 
 def measure(worker: Worker) -> Record:
@@ -178,10 +52,15 @@ def measure(worker: Worker) -> Record:
     model = CalibratedModel(worker.nodes, config.megabytes)
     examples = model.calibrate(config.compute_seconds, worker.time_slowest, worker.report_progress)
     stream_bytes = min(max(MIN_STREAM_BYTES, 4 * model.parameters), MAX_STREAM_BYTES)
+
+    def compute() -> Any:
+        return jax.block_until_ready(model.compute())
+
     jobs: dict[str, Callable[[int], Any]] = {
-        COMPUTATION: lambda step: model.compute(),
+        COMPUTATION: lambda step: compute(),
         ALL_LINKS: lambda step: worker.stream(stream_bytes, range(config.hosts)),
         SINGLE_LINK: lambda step: worker.stream(stream_bytes, range(1)),
+        BUSY_HOSTS: lambda step: worker.stream(stream_bytes, range(config.hosts)),
     }
     jobs |= compile_rows(worker, model)
     for name in (ALL_LINKS, SINGLE_LINK):
@@ -190,7 +69,8 @@ def measure(worker: Worker) -> Record:
     for step in range(config.iterations):
         for name, run_step in jobs.items():
             worker.report_progress(f"iteration {step + 1} of {config.iterations}: {name}")
-            samples[name].append(worker.time_call(run_step, step))
+            beside = compute if name == BUSY_HOSTS else None
+            samples[name].append(worker.time_call(run_step, step, beside=beside))
     for algorithm, wire in config.rows:
         if algorithm in OUTER:
             samples |= measure_outer(worker, model, algorithm, wire)
