@@ -21,6 +21,7 @@ class Chapter:
 
     Attributes:
       section: what it is.
+      text: what is done at the scale of the report.
       runs: that it asked for.
       results: how each of them ended, by name.
       findings: what it says; None if it could not say it.
@@ -30,6 +31,7 @@ class Chapter:
     """
 
     section: Section
+    text: str = ""
     runs: tuple[Run, ...] = ()
     results: Mapping[str, Result] = dataclasses.field(default_factory=dict)
     findings: Findings | None = None
@@ -41,7 +43,8 @@ class Chapter:
     def verdict(self) -> str:
         """The verdict, with the numbers of claims.
 
-        >>> section = Section(name="a", title="", source="", text="", list_runs=len, find=max)
+        >>> parts = {"write_text": str, "list_runs": len, "find": max}
+        >>> section = Section(name="a", title="", source="", **parts)
         >>> Chapter(section=section, needs=("--speech",)).verdict
         'left out'
         """
@@ -115,7 +118,13 @@ def make_chapter(
     """
     own = {run.name: results.get(run.name, MISSING) for run in runs}
     needs = find_needs(section, scale)
-    chapter = Chapter(section=section, runs=tuple(runs), results=own, needs=needs)
+    chapter = Chapter(
+        section=section,
+        text=section.write_text(scale),
+        runs=tuple(runs),
+        results=own,
+        needs=needs,
+    )
     if needs:
         return chapter
     try:

@@ -31,6 +31,15 @@ class Difference(NamedTuple):
             return None
         return self.mean >= bound
 
+    def is_at_most(self, bound: float) -> bool | None:
+        """Whether the true difference is at most `bound`; None if the margin leaves that open.
+
+        >>> Difference(-1.2, 0.3).is_at_most(-1), Difference(-1.2, 0.1).is_at_most(-1)
+        (None, True)
+        """
+        exceeds = self.exceeds(bound)
+        return None if exceeds is None else not exceeds
+
     def __str__(self) -> str:
         return f"{self.mean:+.2f} ± {self.margin:.2f}"
 

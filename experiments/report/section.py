@@ -10,6 +10,7 @@ from matplotlib.figure import Figure as MatplotlibFigure
 from experiments.runner import Result, Run, Status
 
 __all__ = [
+    "GAPS",
     "Claim",
     "Figure",
     "Findings",
@@ -43,6 +44,14 @@ class Scale:
     speech: Path | None = None
     translation: Path | None = None
 
+
+GAPS: Mapping[Status, str] = {
+    "diverged": "diverged",
+    "failed": "failed",
+    "missing": "-",
+    "finished": "-",
+}
+"""What stands in a table for a figure that a run should have given, by how the run ended."""
 
 Results = Mapping[str, Result]
 """The name of a run -> how it ended; every run of the section is there."""
@@ -136,7 +145,7 @@ class Section:
       title: its head.
       source: paper and table, `SGP-19, Table 1 and Figure 1`; with authors, year and arXiv number
         if it is the paper's only section.
-      text: one paragraph: what the paper did, and what is done here, with its sizes.
+      write_text: one paragraph: what the paper did, and what is done at a scale, with its sizes.
       list_runs: what must be run at a scale; nothing if data that it needs are not there.
       find: reads the runs; those that failed or are missing leave gaps, never errors.
       needs: the fields of `Scale` without which there is nothing to find.
@@ -145,7 +154,7 @@ class Section:
     name: str
     title: str
     source: str
-    text: str
+    write_text: Callable[[Scale], str]
     list_runs: Callable[[Scale], Sequence[Run]]
     find: Callable[[Scale, Results], Findings]
     needs: tuple[Literal["speech", "translation"], ...] = ()

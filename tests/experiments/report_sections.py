@@ -46,7 +46,7 @@ def make_section(name, **changes):
     fields = {
         "title": f"A title of {name}",
         "source": "Nobody, 2026",
-        "text": "What the paper did | and what is done here.",
+        "write_text": lambda scale: "What the paper did | and what is done here.",
         "list_runs": list_runs,
         "find": find,
     }

@@ -64,7 +64,7 @@ def format_chapter(chapter: Chapter, suffix: str) -> Iterator[str]:
     section = chapter.section
     yield f"## {escape(section.title)}"
     yield f"*{escape(section.source)}*"
-    yield escape(section.text)
+    yield escape(chapter.text)
     yield f"**Verdict: {chapter.verdict}.** {escape(chapter.sentence)}"
     if chapter.error:
         yield f"**A bug of this section:** `{chapter.error}`"

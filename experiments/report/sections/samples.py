@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from experiments.report.differences import Difference, find_difference
-from experiments.report.section import Result, Results, Scale, Status
-
-GAPS = {"diverged": "diverged", "failed": "failed", "missing": "-", "finished": "-"}
+from experiments.report.section import GAPS, Result, Results, Scale, Status
 
 
 class Sample(NamedTuple):

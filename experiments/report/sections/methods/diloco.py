@@ -197,7 +197,7 @@ SECTION = Section(
     name="diloco",
     title="A language model whose workers average rarely",
     source=SOURCE,
-    text=(
+    write_text=lambda _: (
         "The paper trains a Transformer on C4 over 8 workers that average every 500 steps, and "
         "compares with one worker and with a batch 8 times larger at the same number of steps. "
         "Here: a Transformer of 0.9 million parameters from random parameters on the reference "

@@ -202,7 +202,7 @@ SECTION = Section(
     name="rand20",
     title="Ring, randomized ring and delayed averages over many learners",
     source=f"RAND-20, Table 2: {RAND_20.reference}",
-    text=(
+    write_text=lambda _: (
         "The paper trains an LSTM for speech (SWB2000) with a total batch of 8,192 windows over "
         "16, 32 and 64 learners, and compares AD-PSGD on the ring, D-PSGD on a ring in random "
         "order (RAND) and an average of all models that is one step late (D1D). Here: one "

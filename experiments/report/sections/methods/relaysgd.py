@@ -298,7 +298,7 @@ SECTION = Section(
     name="relaysgd",
     title="Uneven data",
     source=f"RelaySGD, Table 2: {RELAYSGD.reference}",
-    text=(
+    write_text=lambda _: (
         "The paper divides CIFAR-10 over 16 nodes, the classes by Dirichlet(alpha), and trains "
         "VGG-11 with rates tuned for each method and alpha. Here: a perceptron of 106,000 "
         "parameters on Fashion-MNIST over 16 nodes of 32 images, "

@@ -171,7 +171,7 @@ SECTION = Section(
     name="slowmo",
     title="Slow momentum around gossip and local steps",
     source=f"SlowMo, Table 1: {SLOWMO.reference}",
-    text=(
+    write_text=lambda _: (
         "The paper trains ResNet-50 on ImageNet over 32 nodes, and puts slow momentum around SGP, "
         "overlap SGP (every 48 steps) and Local SGD (every 12). Here: a perceptron of 106,000 "
         "parameters on Fashion-MNIST over 16 nodes of 32 images, Nesterov momentum, rate 0.05 "

@@ -194,7 +194,7 @@ SECTION = Section(
     name="translation",
     title="Adam-SGP on translation",
     source=f"SGP-19, section 6.2: {SGP_19.reference}",
-    text=(
+    write_text=lambda _: (
         "The paper trains a Transformer on WMT'16 English-German over 8 nodes with Adam, and "
         "compares SGP and AllReduce in BLEU after the same number of updates and after the same "
         "time. Here: a Transformer of 0.9 million parameters without its embedding on 4 nodes of "

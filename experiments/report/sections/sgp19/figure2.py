@@ -256,7 +256,7 @@ SECTION = Section(
     name="sgp19-figure2",
     title="Distances of the nodes from their average",
     source="SGP-19, Figure 2",
-    text=(
+    write_text=lambda _: (
         "The paper shows, for SGP over 16 nodes, the Euclidean distance between a node's "
         "parameters and the average, at the end of each epoch, after the last gradient step and "
         "before the exchange: with one peer at a time (sparse) and all to all (dense). Here: the "

@@ -263,7 +263,7 @@ SECTION = Section(
     name="sgp19-table1",
     title="Accuracy over the number of nodes",
     source="SGP-19, Table 1 and Figure 1",
-    text=(
+    write_text=lambda _: (
         "The paper trains a ResNet-50 on ImageNet for 90 epochs over 4 to 32 servers: twice the "
         f"servers make half the iterations. {TASK} AD-PSGD over 4 and 8 nodes is real: a process "
         "for each node, which waits for nobody; each step sleeps, so that the processes do not "

@@ -176,7 +176,7 @@ SECTION = Section(
     name="sgp19-table3",
     title="Two peers, and hybrids that begin with more communication",
     source="SGP-19, Table 3",
-    text=(
+    write_text=lambda _: (
         "The paper compares SGP with one and two peers, and hybrids: AllReduce or two peers for "
         "the first 30 of 90 epochs, one peer for the rest. Here the hybrids change after a third "
         f"of the run as well. {TASK}"

@@ -136,7 +136,7 @@ SECTION = Section(
     name="sgp19-table4",
     title="Messages that are a step late: overlap SGP",
     source="SGP-19, Table 4",
-    text=(
+    write_text=lambda _: (
         "The paper compares SGP whose messages arrive a step late, hidden behind the computation "
         "(1-OSGP), with the same without the push-sum weight (biased), SGP, D-PSGD, AD-PSGD and "
         f"AllReduce over 16 nodes. {TASK} AD-PSGD is simulated, with gradients as old on "

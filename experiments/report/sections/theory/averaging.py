@@ -243,7 +243,7 @@ SECTION = Section(
     name="averaging",
     title="How fast topologies average",
     source="SGP-18, appendix A; RAND-20, equations 6 and 12",
-    text=(
+    write_text=lambda _: (
         "SGP-18 compares four ways to choose one peer in each round, by the factor that bounds the "
         "squared averaging error of 5 rounds over 32 nodes; RAND-20 gives the second eigenvalue of "
         "a ring and a bound for rings in random order. Here: the same from the schedules of the "

@@ -197,7 +197,7 @@ SECTION = Section(
     name="rates",
     title="Rates: the gradient over steps and nodes",
     source="SGP-19, theorems 1 and 2; DPSGD-17, theorem 3",
-    text=(
+    write_text=lambda _: (
         "Theorem 1 bounds the mean of E||grad f||^2 at the average model over K steps by a "
         "multiple of 1/sqrt(nK), with the learning rate sqrt(n/K); theorem 2 bounds the mean "
         "squared distance of the nodes' models to their average by O(1/K + 1/K^1.5). Here: both "

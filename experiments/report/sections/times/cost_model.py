@@ -202,7 +202,7 @@ SECTION = Section(
     title="The cost model beside the published times",
     source="SGP-18, Table 2; SGP-19, Tables 1 to 5; SlowMo, Table 2 (Wang et al. 2020, "
     "arXiv:1910.00643); Streaming DiLoCo, Table 4 (Douillard et al. 2025, arXiv:2501.18512)",
-    text=(
+    write_text=lambda _: (
         "The papers measured seconds per iteration, hours of training, and (in a simulation) the "
         "bandwidth that a share of computation needs. The cost model has computation, bytes, "
         "bandwidth, a copy through the host, overlap and the kind of all-reduce. Its network is "

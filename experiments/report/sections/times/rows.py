@@ -7,11 +7,9 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MatplotlibFigure
 
-from experiments.report.section import Claim, Figure, Result
+from experiments.report.section import Claim, Figure
 from experiments.results import Record
 from experiments.speed.hosts import links
-
-GAPS = {"failed": "failed", "diverged": "diverged", "missing": "-", "finished": "-"}
 
 
 class TimedRow(NamedTuple):
@@ -61,11 +59,6 @@ def list_rows(runs: Iterable[Record], setting: str, field: str, model: str) -> l
         for run in runs
         if run[model] is not None
     ]
-
-
-def find_gap(result: Result) -> str:
-    """What stands in a table for a figure that this run should have given."""
-    return GAPS[result.status]
 
 
 def claim_errors(

@@ -1,10 +1,9 @@
 """Examples per second beside slow nodes, measured and simulated."""
 
-from experiments.report.section import Claim, Findings, Results, Run, Scale, Section, Table
+from experiments.report.section import GAPS, Claim, Findings, Results, Run, Scale, Section, Table
 from experiments.report.sections.times.rows import (
     TimedRow,
     claim_errors,
-    find_gap,
     list_rows,
     make_bars,
 )
@@ -133,7 +132,7 @@ def make_table(results: Results) -> Table:
         runs = sorted(result.runs, key=get_slowness)
         rows += [make_cells(run) for run in runs]
         if not runs:
-            gaps = [find_gap(result)] * (len(COLUMNS) - 1)
+            gaps = [GAPS[result.status]] * (len(COLUMNS) - 1)
             rows.append((name.partition("-")[2], *gaps))
     return Table(
         "Examples per second of all nodes",
@@ -192,7 +191,7 @@ SECTION = Section(
     name="stragglers",
     title="Slow nodes: who waits for whom, measured and simulated",
     source="SGP-18, section 5.1 (asynchronous SGP is left to the future there)",
-    text=(
+    write_text=lambda _: (
         "The papers argue that gossip waits for fewer nodes than AllReduce, and that asynchronous "
         "methods wait for none, without figures for slow nodes. Here 4 and 8 real processes train "
         "softmax regression, in lockstep or by nodes that wait for nobody; their computation is a "
