@@ -21,7 +21,9 @@ def predict_row(
     Computation, goodput and processor time are measured in the same run; the cost model says how
     many messages go where, and what overlaps. All hosts share the cores of one machine. So the
     processor time of an exchange that runs beside the computation makes that longer, and the
-    packing, which is that beyond plain streams, comes before the wire.
+    packing, which is that beyond plain streams, comes before the wire. Beside computation an
+    exchange has the goodput of streams beside computation. What is left of it when the computation
+    has ended goes as fast as streams alone.
 
     Args:
       row: the algorithm and the form of its messages.
@@ -39,25 +41,21 @@ def predict_row(
         computation_seconds + (cpu_seconds if row.overlaps else 0.0),
         configuration["examples_per_host"],
     )
-    network = make_network(row, configuration)
+    # The parameter server has one busy link, all others have all at once.
+    field = "goodput_one_link" if row.algorithm == CENTRALIZED else "goodput_all_links"
+    network = Network(configuration[field], name=configuration["bandwidth"] or "loopback")
     copied = count_copied_bytes(method, workload, network, hosts)
     if copied and packing_seconds:
         network = dataclasses.replace(network, host_copy=copied / packing_seconds)
-    return predict_step(method, workload, network, hosts).seconds
-
-
-def make_network(row: Row, configuration: Record) -> Network:
-    """The links: of the goodput of plain TCP streams in the same run.
-
-    That of one stream for the parameter server, which has one busy link; that of all at once beside
-    computation, which keeps the cores, where the exchange begins with it; else that of all at once.
-    """
-    field = "goodput_all_links"
-    if row.algorithm == CENTRALIZED:
-        field = "goodput_one_link"
-    elif row.overlaps and row.algorithm != BUCKETS:
-        field = "goodput_busy_hosts"
-    return Network(configuration[field], name=configuration["bandwidth"] or "loopback")
+    alone = predict_step(method, workload, network, hosts)
+    if not row.overlaps or row.algorithm == BUCKETS:  # which begin later, and end alone
+        return alone.seconds
+    busy = dataclasses.replace(network, bandwidth=configuration["goodput_busy_hosts"])
+    beside = predict_step(method, workload, busy, hosts)
+    if not beside.exposed_seconds:
+        return beside.seconds
+    speedup = beside.exchange_seconds / alone.exchange_seconds
+    return beside.compute_seconds + beside.exposed_seconds / speedup
 
 
 def count_copied_bytes(method: Method, workload: Workload, network: Network, hosts: int) -> int:

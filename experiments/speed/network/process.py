@@ -89,9 +89,15 @@ class Worker:
     ) -> Sample:
         """Times a call from a common start of all hosts, and counts the bytes that it sent.
 
-        Another call may run in a thread beside it, whose own time does not count.
+        Another call is repeated beside it in a thread, until it ends.
         """
-        companion = threading.Thread(target=beside or (lambda: None))
+        has_ended = threading.Event()
+
+        def repeat() -> None:
+            while beside is not None and not has_ended.is_set():
+                beside()
+
+        companion = threading.Thread(target=repeat)
         self.gather(0)
         sent_before = self.read_sent_bytes()
         cpu_start = time.process_time()
@@ -99,6 +105,7 @@ class Worker:
         companion.start()
         jax.block_until_ready(call(*args))
         seconds = time.perf_counter() - start
+        has_ended.set()
         companion.join()
         self.gather(0)  # until all has arrived: what is sent last waits in the kernel
         cpu_seconds = time.process_time() - cpu_start
