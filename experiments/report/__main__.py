@@ -4,10 +4,10 @@
     python -m experiments.report --fashion-mnist FOLDER --out runs/report
 
 Runs the programs that the sections need, several side by side, each once; with the same `--out` it
-goes on where it stopped. The folder then holds `report.md`, `report.html` (one page that needs no
-other file), `figures` (PNG and SVG), `summary.json`, and `runs`, a folder for each run. A run that
-failed is shown with its error, and the program then exits with status 1; one whose loss is not
-finite has diverged, which is a result.
+goes on where it stopped, and `--section` adds to what is there. The folder then holds `report.md`,
+`report.html` (one page that needs no other file), `figures` (PNG and SVG), `summary.json`, and
+`runs`, a folder for each run. A run that failed is shown with its error, and the program then exits
+with status 1; one whose loss is not finite has diverged, which is a result.
 """
 
 import dataclasses
@@ -25,14 +25,16 @@ from rich.table import Table
 
 from experiments.program import exit_on_error
 from experiments.report.chapters import Chapter, find_needs, list_runs, make_chapter
+from experiments.report.earlier import find_ended, read_sections, remove_figures, remove_plots
 from experiments.report.grid import list_once, run_grid
 from experiments.report.options import RUNS, Options
 from experiments.report.pages.html import format_html
 from experiments.report.pages.markdown import count_verdicts, format_markdown
 from experiments.report.pages.origin import Origin, find_origin
-from experiments.report.section import Result, Run, Scale, Section
+from experiments.report.section import Result, Scale, Section
 from experiments.report.sections import MODULES, load_section
 from experiments.report.summary import write_summary
+from experiments.results import Record
 from experiments.runner import find_devices, make_folder, take_runs
 
 FIGURES = "figures"
@@ -81,13 +83,15 @@ def make_report(
     if all_runs:
         devices = find_devices(options.jobs)
         ended, is_whole = run_grid(all_runs, out / RUNS, devices, console, options.quick)
-    for path in (out / RUNS).rglob("*.png"):  # `experiments.plots` makes them again
-        path.unlink()
+    remove_plots([run.name for run in all_runs], out / RUNS)
     wall_seconds = time.monotonic() - began
-    origin = find_origin(command, options.scale, ended, wall_seconds, tuple(taken))
-    chapters = make_chapters(sections, runs, ended, options.scale, out / FIGURES)
+    entries = read_sections(out)
+    remove_figures(entries, out / FIGURES)
+    shown, results = add_earlier(sections, entries, ended, options.scale, out, console)
+    origin = find_origin(command, options.scale, results, wall_seconds, tuple(taken))
+    chapters = make_chapters(shown, results, options.scale, out / FIGURES)
     write_pages(chapters, origin, out)
-    write_summary(out, options, origin, all_runs, ended, chapters)
+    write_summary(out, options, origin, results, chapters)
     print_report(chapters, out, console)
     if not is_whole:
         raise KeyboardInterrupt
@@ -96,18 +100,47 @@ def make_report(
     return [*(f"{run.name}: {ended[run.name].error}" for run in failed), *bugs]
 
 
-def make_chapters(
+def add_earlier(
     sections: Sequence[Section],
-    runs: Mapping[str, Sequence[Run]],
+    entries: Sequence[Record],
     ended: Mapping[str, Result],
     scale: Scale,
-    folder: Path,
+    out: Path,
+    console: Console,
+) -> tuple[list[Section], dict[str, Result]]:
+    """Adds the sections of an earlier call to those of this one, in the order of the report.
+
+    Prints which cannot be shown any more, as the options of their runs were others.
+
+    Args:
+      sections, ended: of this call, with the results of their runs.
+      entries: of `summary.json` of the earlier call.
+      scale: of this call.
+      out: the folder of the report.
+      console: to print on.
+    """
+    chosen = {section.name for section in sections}
+    names = [entry.get("section") for entry in entries]
+    others = [load_section(name) for name in MODULES if name in names and name not in chosen]
+    earlier = find_ended(others, scale, out)
+    lost = [section.name for section in others if section.name not in earlier]
+    if lost:
+        console.print(f"not shown, their runs had other options: {', '.join(lost)}", style="yellow")
+    shown = [*sections, *(section for section in others if section.name in earlier)]
+    results = {name: result for part in earlier.values() for name, result in part.items()}
+    order = list(MODULES)
+    return sorted(shown, key=lambda section: order.index(section.name)), results | dict(ended)
+
+
+def make_chapters(
+    sections: Sequence[Section], results: Mapping[str, Result], scale: Scale, folder: Path
 ) -> list[Chapter]:
     """Lets each section find what its runs say, and draw its figures."""
     folder.mkdir(exist_ok=True)
-    for path in [*folder.glob("*.png"), *folder.glob("*.svg")]:
-        path.unlink()  # of an earlier call, with other sections
-    return [make_chapter(section, runs[section.name], ended, scale, folder) for section in sections]
+    runs = list_runs(sections, scale)
+    return [
+        make_chapter(section, runs[section.name], results, scale, folder) for section in sections
+    ]
 
 
 def write_pages(chapters: Sequence[Chapter], origin: Origin, out: Path) -> None:

@@ -54,7 +54,7 @@ class Chapter:
             return "left out"
         verdict = self.findings.verdict
         claims = self.findings.claims
-        if verdict == "not judged":
+        if all(claim.holds is None for claim in claims):
             return verdict
         held = sum(claim.holds is True for claim in claims)
         unknown = sum(claim.holds is None for claim in claims)

@@ -21,7 +21,8 @@ class Options:
     quick: bool = False
     """Small versions of all runs: the whole report in less than ten minutes on two cores."""
     section: tuple[str, ...] = ()
-    """One or several names of sections; if not given, all of them."""
+    """One or several names of sections to run; others that are finished in --out stay in the
+    report. If not given, all of them."""
     list_sections: bool = False
     """Print the names of the sections, and end."""
     jobs: PositiveInt | None = None

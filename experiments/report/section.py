@@ -121,19 +121,22 @@ class Findings(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the claims that can be judged hold: all, some or none of them.
+        """Whether the claims hold: all that can be judged, some or none of them.
+
+        Where fewer than half can be judged, nothing is said of all.
 
         >>> Findings([Claim("a", "1", "1", True), Claim("b", "1", "2", False)], "").verdict
         'agrees in part'
-        >>> Findings([Claim("a", "1", "", None)], "").verdict
+        >>> Findings([Claim("a", "1", "1", True), *[Claim("b", "1", "", None)] * 2], "").verdict
+        'agrees in part'
+        >>> Findings([Claim("a", "1", "1", False), *[Claim("b", "1", "", None)] * 2], "").verdict
         'not judged'
         """
-        judged = {claim.holds for claim in self.claims if claim.holds is not None}
-        if not judged:
-            return "not judged"
-        if judged == {True, False}:
-            return "agrees in part"
-        return "agrees" if True in judged else "disagrees"
+        judged = [claim.holds for claim in self.claims if claim.holds is not None]
+        are_most = 2 * len(judged) >= len(self.claims)
+        if True in judged:
+            return "agrees" if are_most and False not in judged else "agrees in part"
+        return "disagrees" if judged and are_most else "not judged"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,16 +16,16 @@ def write_summary(
     out: Path,
     options: Options,
     origin: Origin,
-    runs: Sequence[Run],
     ended: Mapping[str, Result],
     chapters: Sequence[Chapter],
 ) -> None:
     """Writes `summary.json`: `runs` with how each ended, `sections` with what each has found."""
+    runs = {run.name: run for chapter in chapters for run in chapter.runs}
     results.write_summary(
         out,
         dataclasses.asdict(options),
         origin._asdict(),
-        [make_run_record(run, ended.get(run.name)) for run in runs],
+        [make_run_record(run, ended.get(run.name)) for run in runs.values()],
         sections=[make_section_record(chapter) for chapter in chapters],
     )
 

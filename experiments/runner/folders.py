@@ -24,11 +24,13 @@ def make_folder(program: str, out: Path | None, overwrite: bool, name: str) -> P
     A later call knows it by that, and goes on.
 
     Raises:
-      ValueError: if the folder holds another run, or, with `overwrite`, something else than runs.
+      ValueError: if the folder holds another run, or its folder of runs those of other programs.
       OSError: if the folder cannot be made.
     """
-    if out is not None and overwrite:
-        remove_runs(out / name)
+    if out is not None:
+        require_runs(out / name, overwrite)
+        if overwrite:
+            shutil.rmtree(out / name, ignore_errors=True)
     is_new = out is None or not (out / name).exists()
     out = create_run_dir(program, out, overwrite, resume=not is_new)
     (out / name).mkdir(exist_ok=not is_new)
@@ -38,21 +40,24 @@ def make_folder(program: str, out: Path | None, overwrite: bool, name: str) -> P
     return out
 
 
-def remove_runs(folder: Path) -> None:
-    """Removes a folder of runs.
+def require_runs(folder: Path, is_removed: bool) -> None:
+    """Raises `ValueError` if a folder of runs holds what this program has not made.
 
-    Raises:
-      ValueError: if there is anything else beside them; then nothing is removed.
+    Folders that other programs leave under `runs/` have no `run.json`.
+
+    Args:
+      folder: that of all runs.
+      is_removed: whether it will be removed; else single files in it do no harm.
     """
     if not folder.exists():
         return
     for path in sorted(folder.iterdir()) if folder.is_dir() else [folder]:
-        if not is_run(path):
+        is_harmless = path.is_file() and path != folder and not is_removed
+        if not is_run(path) and not is_harmless:
             raise ValueError(
-                f"--overwrite must find nothing but runs in {folder}, got {path.name}: move it, or "
-                "choose another --out."
+                f"--out must be a folder with nothing but its own runs in {folder.name}/, got "
+                f"{path}: move it, or choose another --out."
             )
-    shutil.rmtree(folder)
 
 
 def is_run(path: Path) -> bool:
@@ -103,6 +108,8 @@ def read_result(state: Record, folder: Path) -> Result | None:
         summary=summary,
         error=state["error"],
         seconds=state["seconds"],
+        code=state.get("code", ""),
+        machine=state.get("machine", ""),
     )
 
 
@@ -113,6 +120,8 @@ def write_state(run: Run, result: Result, folder: Path) -> None:
         "status": result.status,
         "error": result.error,
         "seconds": result.seconds,
+        "code": result.code,
+        "machine": result.machine,
     }
     temporary = folder / "run.new"
     temporary.write_text(json.dumps(state, indent=2))

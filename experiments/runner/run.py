@@ -56,6 +56,7 @@ class Result:
       summary: of its `summary.json`; `{}` unless it has finished.
       error: the last lines of its output, if it has not finished.
       seconds: that it took.
+      code, machine: the commit and the processor that it ran on; "" if they are not known.
     """
 
     status: Status
@@ -63,6 +64,8 @@ class Result:
     summary: Record = dataclasses.field(default_factory=dict)
     error: str = ""
     seconds: float = 0.0
+    code: str = ""
+    machine: str = ""
 
     @property
     def runs(self) -> list[Record]:

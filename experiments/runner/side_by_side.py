@@ -1,5 +1,6 @@
 """Runs the calls of a list, several side by side; those that are finished are not run again."""
 
+import dataclasses
 import os
 import queue
 import sys
@@ -20,6 +21,7 @@ from experiments.runner.folders import (
     read_state,
     write_state,
 )
+from experiments.runner.origin import find_commit, find_machine
 from experiments.runner.processes import Processes
 from experiments.runner.run import Result, Run
 
@@ -63,7 +65,7 @@ def run_all(
     """
     results: dict[str, Result] = {}
     for run in runs:
-        result = _find_result(run, folder / run.name, replaces)
+        result = find_result(run, folder / run.name, replaces)
         if result is not None:
             results[run.name] = result
             reporter.end(run, result)
@@ -78,8 +80,17 @@ def run_all(
     return {run.name: results[run.name] for run in runs}
 
 
-def _find_result(run: Run, folder: Path, replaces: bool) -> Result | None:
-    """How a run ended in an earlier call; None if it must be run."""
+def find_result(run: Run, folder: Path, replaces: bool = True) -> Result | None:
+    """How a run ended in an earlier call; None if it must be run.
+
+    Args:
+      run: what is called.
+      folder: where its results would be.
+      replaces: whether results of other arguments count as none.
+
+    Raises:
+      FatalError: if there are such, unless `replaces`.
+    """
     state = read_state(folder)
     if state is None:
         return None
@@ -146,7 +157,11 @@ class _Batch:
                 make_environment(environment),
                 self._max_seconds,
             )
-            result = judge(folder, status, time.monotonic() - began)
+            result = dataclasses.replace(
+                judge(folder, status, time.monotonic() - began),
+                code=find_commit(),
+                machine=find_machine(),
+            )
             write_state(run, result, folder)
             return result
         finally:

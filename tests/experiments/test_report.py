@@ -14,9 +14,8 @@ from experiments.report import __main__ as program
 from experiments.report import sections
 from experiments.report.chapters import list_runs
 from experiments.report.figures import draw_figures
-from experiments.report.pages import origin
 from experiments.report.section import Figure, Run, Scale
-from experiments.runner import Devices
+from experiments.runner import Devices, origin
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +92,44 @@ def test_it_goes_on_where_it_stopped(tmp_path):
     assert status == ""
     assert read_calls(other / "runs") == []
     assert "taken from other reports: 4 runs" in markdown
+
+
+def test_sections_are_added_to_a_report(tmp_path, capsys):
+    out = tmp_path / "out"
+    make_report(out, "--section", "first", "--quick")
+    (out / "runs" / "mended").touch()
+    make_report(out, "--section", "first", "--quick")
+    (out / "figures" / "mine.png").touch()
+    _, markdown, _, summary = make_report(out, "--section", "undrawn", "--quick")
+    assert [entry["section"] for entry in summary["sections"]] == ["first", "undrawn"]
+    assert {run["run"]: run["status"] for run in summary["runs"]}["good"] == "finished"
+    assert "## A title of first" in markdown
+    assert (out / "figures" / "first-curve.png").exists()
+    assert (out / "figures" / "mine.png").exists()
+    capsys.readouterr()
+    _, _, _, summary = make_report(out, "--section", "undrawn")  # other sizes
+    assert [entry["section"] for entry in summary["sections"]] == ["undrawn"]
+    assert "not shown, their runs had other options: first" in capsys.readouterr().out
+    assert not (out / "figures" / "first-curve.png").exists()
+
+
+def test_what_other_programs_have_left_is_kept(tmp_path, capsys):
+    plot = tmp_path / "runs" / "image-1" / "plot.png"
+    plot.parent.mkdir(parents=True)
+    plot.touch()
+    with pytest.raises(SystemExit):
+        program.main(["--section", "first", "--out", str(tmp_path)])
+    assert "nothing but its own runs in runs/, got" in capsys.readouterr().err
+    assert plot.exists()
+
+
+def test_the_code_of_every_run_is_told(tmp_path):
+    out = tmp_path / "out"
+    make_report(out, "--section", "first", "--quick")
+    path = out / "runs" / "good" / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"code": "abc1234"}))
+    _, markdown, _, _ = make_report(out, "--section", "first", "--quick")
+    assert re.search(r"- code: .*; runs: .*abc1234 \(1\)", markdown)
 
 
 def test_bugs_of_sections_and_missing_data_are_shown(tmp_path):

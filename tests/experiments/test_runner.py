@@ -156,8 +156,9 @@ def test_a_folder_that_was_stopped_before_its_first_run_goes_on(tmp_path):
     assert not list((out / "cells").iterdir())
     (out / "cells" / "notes").mkdir()
     (out / "cells" / "notes" / "biology.csv").touch()
-    with pytest.raises(ValueError, match="got notes: move it"):
-        make_folder("compare", out, True, "cells")
+    for overwrites in (False, True):
+        with pytest.raises(ValueError, match=r"in cells/, got .*notes: move it"):
+            make_folder("compare", out, overwrites, "cells")
     with pytest.raises(ValueError, match="must be the folder of a run"):
         run_all(make_runs(notes=""), out / "cells", TWO, Recorder())
     assert (out / "cells" / "notes" / "biology.csv").exists()

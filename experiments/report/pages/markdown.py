@@ -12,10 +12,10 @@ TITLE = "The papers' tables and figures in miniature"
 LEAD = (
     "Each section repeats a table, a figure or a theorem of a paper on machines and data that are "
     "at hand, with our figures beside the paper's. Its claims are the paper's, with bounds of the "
-    "size of the paper's own differences. Sizes and learning rates were chosen after trial runs, "
-    "the same for all methods unless a section says otherwise. A claim is not judged if the spread "
-    "over the seeds, or a missing run, leaves it open. *(modelled)* marks figures of a model or of "
-    "a simulation; all others were measured."
+    "size of the paper's own differences, or an aim of this project where they say so. Sizes and "
+    "learning rates were chosen after trial runs, the same for all methods unless a section says "
+    "otherwise. A claim is not judged if the spread over the seeds, or a missing run, leaves it "
+    "open. *(modelled)* marks figures of a model or of a simulation; all others were measured."
 )
 COMMANDS = "commands"  # of fenced blocks that the page folds
 HOLDS = {True: "yes", False: "no", None: "not judged"}

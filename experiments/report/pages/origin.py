@@ -1,18 +1,15 @@
 """How a report was made: command, versions, machine, data sets, time."""
 
+import collections
 import importlib.metadata
-import os
 import platform
-import re
-import subprocess
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from experiments.report.section import Result, Scale
+from experiments.runner import find_commit, find_machine
 
 PACKAGES = ("gossipjax", "jax", "optax", "flax", "numpy", "scipy")
-ROOT = Path(__file__).parents[3]
 
 
 class Origin(NamedTuple):
@@ -21,9 +18,10 @@ class Origin(NamedTuple):
     Attributes:
       command: that made it, as on the command line.
       scale: quick or full.
-      code: the commit, with `-dirty` if files differ from it; "" if it is not known.
+      code: the commit, with `-dirty` if files differ from it, and those of the runs if they are
+        others; "" if it is not known.
       versions: of Python and of packages.
-      machine: processor and cores.
+      machine: processor and cores, and those of the runs if they are others.
       data: the data sets.
       seconds: of all runs together, one after the other.
       wall_seconds: of this call.
@@ -66,13 +64,14 @@ def find_origin(
     """Returns how a report is made on this machine."""
     versions = [f"Python {platform.python_version()}"]
     versions += [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES]
+    ended = [result for result in results.values() if result.folder is not None]
     kind = "quick: small versions of all runs" if scale.is_quick else "full"
     return Origin(
         command=command,
         scale=kind,
-        code=find_commit(),
+        code=count_origins([result.code for result in ended], find_commit()),
         versions=", ".join(versions),
-        machine=f"{find_processor()}, {os.cpu_count()} cores, {platform.system()}",
+        machine=count_origins([result.machine for result in ended], find_machine()),
         data=describe_data(scale),
         seconds=sum(result.seconds for result in results.values()),
         wall_seconds=wall_seconds,
@@ -80,20 +79,21 @@ def find_origin(
     )
 
 
-def find_commit() -> str:
-    """Returns the commit of this checkout; "" if there is none."""
-    command = ["git", "-C", f"{ROOT}", "describe", "--always", "--dirty", "--exclude=*"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
-    except OSError:  # there is no git
-        return ""
+def count_origins(texts: Iterable[str], current: str) -> str:
+    """Returns what runs were made by, with their numbers where that is not what it is now.
 
+    Args:
+      texts: one for each run; "" if it is not known.
+      current: that of this call.
 
-def find_processor() -> str:
-    """Returns the name of the processor; its architecture where that is all that is known."""
-    path = Path("/proc/cpuinfo")
-    match = re.search(r"model name\s*: (.+)", path.read_text()) if path.exists() else None
-    return match[1] if match else platform.machine()
+    >>> count_origins(["b", "b"], "b"), count_origins(["a", "a", "b"], "b"), count_origins([], "")
+    ('b', 'b; runs: a (2), b (1)', '')
+    """
+    counts = collections.Counter(text or "not known" for text in texts)
+    if set(counts) <= {current}:
+        return current
+    runs = ", ".join(f"{text} ({count})" for text, count in counts.items())
+    return f"{current or 'not known'}; runs: {runs}"
 
 
 def describe_data(scale: Scale) -> str:
