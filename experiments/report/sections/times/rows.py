@@ -85,7 +85,12 @@ def claim_errors(
 
 
 def make_bars(
-    name: str, caption: str, rows: Sequence[TimedRow], unit: str, bound: float
+    name: str,
+    caption: str,
+    rows: Sequence[TimedRow],
+    unit: str,
+    bound: float,
+    label: str = "modelled",
 ) -> Figure | None:
     """Measured figures as bars and the modelled ones on them, a panel per setting; None of none."""
     if not rows:
@@ -93,11 +98,15 @@ def make_bars(
     groups: dict[str, list[TimedRow]] = {}
     for row in rows:
         groups.setdefault(row.setting, []).append(row)
-    return Figure(name, caption, partial(_draw_bars, groups, unit, bound))
+    return Figure(name, caption, partial(_draw_bars, groups, unit, bound, label))
 
 
 def _draw_bars(
-    groups: Mapping[str, Sequence[TimedRow]], unit: str, bound: float, figure: MatplotlibFigure
+    groups: Mapping[str, Sequence[TimedRow]],
+    unit: str,
+    bound: float,
+    label: str,
+    figure: MatplotlibFigure,
 ) -> None:
     figure.set_size_inches(7.0, 1.2 + sum(0.5 + 0.24 * len(rows) for rows in groups.values()))
     heights = [1 + len(rows) for rows in groups.values()]
@@ -105,13 +114,13 @@ def _draw_bars(
     handles = []
     for index, (setting, rows) in enumerate(groups.items()):
         axes = figure.add_subplot(grid[index])
-        handles = _draw_panel(axes, rows, bound)
+        handles = _draw_panel(axes, rows, bound, label)
         axes.set_title(setting)
         axes.set_xlabel(unit)
     figure.legend(handles=handles, loc="outside lower center", ncols=2)
 
 
-def _draw_panel(axes: Axes, rows: Sequence[TimedRow], bound: float) -> list:
+def _draw_panel(axes: Axes, rows: Sequence[TimedRow], bound: float, label: str) -> list:
     positions = range(len(rows))
     bars = axes.barh(positions, [row.measured for row in rows], label="measured")
     points = axes.errorbar(
@@ -121,7 +130,7 @@ def _draw_panel(axes: Axes, rows: Sequence[TimedRow], bound: float) -> list:
         fmt="k|",
         markersize=9,
         capsize=2,
-        label=f"modelled, ± {bound:.0%}",
+        label=f"{label}, ± {bound:.0%}",
     )
     axes.set_yticks(positions, [row.name for row in rows])
     axes.invert_yaxis()
