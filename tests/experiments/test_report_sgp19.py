@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -18,6 +19,7 @@ from experiments.report.sections.sgp19 import (
     table4,
     table5,
 )
+from experiments.training.optimization import make_lr_schedule
 
 SECTIONS = [module.SECTION for module in (table1, figure2, table3, table4, table5)]
 FULL = Scale(fashion_mnist=Path("images"))
@@ -71,7 +73,7 @@ def make_result(run: Run, folder: Path) -> Result:
 
 def make_line(name: str, step: int, topology: str) -> dict[str, object]:
     """Distances follow the rate, three times as large with one peer."""
-    rate = min(1.0, step / 5) * 0.1 ** sum(step / STEPS > part for part in figure2.DECAYS)
+    rate = 0.1 ** sum(step / STEPS > part for part in figure2.DECAYS)
     before = rate * (1 if topology == "complete" else 3)
     after = 0.0 if topology == "complete" else before / 2
     distances = {figure2.BEFORE_MIXING: before, figure2.AFTER_MIXING: after}
@@ -162,6 +164,30 @@ def test_every_method_is_in_the_call_where_it_is_looked_for():
                 assert any(name.startswith(place.algorithm) for name in algorithms)
 
 
+def test_texts_have_the_sizes_of_their_scale():
+    texts = {scale: table1.SECTION.write_text(scale) for scale in SCALES}
+    assert "on Fashion-MNIST, 16 images per node" in texts[FULL]
+    assert "1,875 steps over 4, 234 steps over 32" in texts[FULL]
+    assert "on 4,000 of the digits of MNIST, 16 images per node" in texts[Scale()]
+    assert "1,500 steps over 4, 188 steps over 32" in texts[Scale()]
+    quick = " ".join(section.write_text(SCALES[2]) for section in SECTIONS)
+    assert "500 steps over 4, 250 steps over 8), 1 seed" in quick
+    assert "AD-PSGD over 4 nodes is real" in quick
+    assert "over 8 nodes (250 steps)" in quick
+    assert "Fashion" not in quick
+
+
+@pytest.mark.parametrize("scale", SCALES, ids=["full", "digits", "quick"])
+def test_the_rate_warms_up_where_the_text_says_so(scale):
+    sizes = grid.find_sizes(scale)
+    for nodes in sizes.nodes:
+        steps = sizes.count_steps(nodes, sizes.epochs)
+        rate = make_lr_schedule("step", sizes.rate, steps, nodes * sizes.batch)
+        before_decay = steps // 3 - 1
+        assert bool(np.less(rate(0), rate(before_decay))) == sizes.has_warmup(nodes)
+    assert not sizes.has_warmup(sizes.overlap)
+
+
 def test_the_processes_that_wait_for_nobody_are_as_many_as_nodes():
     real = [run for run in table1.list_runs(FULL) if run.program == "gossipjax.launch"]
     for run in real:
@@ -173,6 +199,56 @@ def test_the_ratio_of_distances_that_follows_from_the_mixing():
     """Averages of 1, 2, 4 and 8 independent updates lose half of their squares each time."""
     expected = math.sqrt(sum((1 / 2**k - 1 / 16) / (1 - 1 / 16) for k in range(5)))
     assert figure2.bound_ratio(16, persists=False) == pytest.approx(expected)
+
+
+def test_distances_that_are_too_near_are_explained(tmp_path):
+    results = make_results(figure2.SECTION, FULL, tmp_path)
+    assert "no large factor" not in figure2.SECTION.find(FULL, results).sentence
+    path = tmp_path / grid.DEVIATIONS / "metrics.jsonl"
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    for line in lines:
+        if "complete" not in line["run"]:
+            line[figure2.BEFORE_MIXING] /= 2.7
+    path.write_text("\n".join(map(json.dumps, lines)))
+    findings = figure2.SECTION.find(FULL, results)
+    assert [claim.holds for claim in findings.claims] == [True, None, False]
+    assert "1.11 to 1.11 times those of all to all" in findings.sentence
+    assert "no large factor can be expected" in findings.sentence
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.name)
+def test_a_line_that_is_cut_is_left_out(section, tmp_path):
+    results = make_results(section, FULL, tmp_path)
+    before = section.find(FULL, results)
+    for name in results:
+        with (tmp_path / name / "metrics.jsonl").open("a") as file:
+            file.write('\n{"run": "sgp, one_peer')
+    after = section.find(FULL, results)
+    assert (after.claims, after.tables) == (before.claims, before.tables)
+
+
+@pytest.mark.parametrize("points", [-0.02, 0.02])
+def test_what_is_far_above_is_not_about_equal(points, tmp_path):
+    results = make_results(table4.SECTION, FULL, tmp_path)
+    for run in results["sgp19-16"].summary["runs"]:
+        if run["algorithm"] == "1-osgp":
+            run["test_accuracy_average_model"] += points
+    assert table4.SECTION.find(FULL, results).claims[0].holds is False
+
+
+def test_losses_have_one_sign_and_no_negative_zero(tmp_path):
+    sentence = table1.SECTION.find(FULL, make_results(table1.SECTION, FULL, tmp_path)).sentence
+    assert "SGP 0.0 (-0.1), 0.0 (0.0), 0.4 (0.4), 1.2 (1.2)." in sentence
+
+
+def test_axes_have_plain_numbers(tmp_path):
+    figures = table1.SECTION.find(FULL, make_results(table1.SECTION, FULL, tmp_path)).figures
+    drawn = Figure()
+    figures[1].draw(drawn)
+    drawn.draw_without_rendering()
+    labels = [label.get_text() for label in drawn.axes[0].get_yticklabels(which="both")]
+    assert {"0.1", "0.2", "0.3", "0.5", "1"} <= set(labels)
+    assert not any("10^" in label for label in labels)
 
 
 def test_a_method_with_fewer_seeds_has_no_differences():

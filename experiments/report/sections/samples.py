@@ -76,6 +76,15 @@ def read_samples(
     return {title: read_sample(results, place, field, factor) for title, place in places.items()}
 
 
+def to_perplexities(sample: Sample) -> Sample:
+    """Returns the perplexities that belong to losses in nats per token: `exp` of each value.
+
+    >>> f"{to_perplexities(Sample((0.0, 0.0))):.1f} {to_perplexities(Sample((), 'failed')):.1f}"
+    '1.0 ± 0.0 failed'
+    """
+    return sample._replace(values=tuple(math.exp(value) for value in sample.values))
+
+
 def subtract(first: Sample, second: Sample, single_spread: float) -> Difference:
     """The difference of the means of two methods, with its margin."""
     return find_difference(first.values, second.values, single_spread)

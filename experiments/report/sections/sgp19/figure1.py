@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from matplotlib.figure import Figure as MatplotlibFigure
 
 from experiments.report.section import Results, Scale
-from experiments.report.sections.curves import COLORS, Curve, label_axes
+from experiments.report.sections.curves import COLORS, Curve, label_axes, merge_short, use_log_scale
 from experiments.report.sections.sgp19 import grid
 from experiments.report.sections.sgp19.grid import Cell
 from experiments.report.sections.sgp19.readings import NAMES, read_losses
@@ -27,10 +27,10 @@ def draw_losses(losses: Mapping[int, Mapping[str, list[Curve]]], figure: Matplot
     panels = figure.subplots(1, len(losses), sharey=True, squeeze=False)[0]
     for axes, (nodes, methods) in zip(panels, losses.items(), strict=True):
         for number, (name, curves) in enumerate(methods.items()):
-            for index, curve in enumerate(curves):
+            for index, curve in enumerate(map(merge_short, curves)):
                 label = None if index else name
                 axes.plot(curve.steps, curve.values, color=COLORS[number], label=label, lw=1)
-        axes.set_yscale("log")
+        use_log_scale(axes)
         label_axes(axes, f"{nodes} nodes", "step (updates per node)", "")
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=7)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from experiments.presets.sgp19 import METHODS
 from experiments.report.section import Run, Scale
 from experiments.report.sections.samples import Place, list_seeds
+from experiments.training.optimization.learning_rates import STEP_BATCH_SIZE
 
 STALENESS = 0.1
 """Steps that the gradients of the simulated AD-PSGD are old, on average: about those of the real
@@ -38,6 +39,7 @@ class Sizes(NamedTuple):
       epochs: of all runs but the long ones.
       seeds, few_seeds: of most runs; of the long ones and of those that wait for nobody.
       examples: in the training set.
+      test_examples: in the test set.
     """
 
     nodes: tuple[int, ...]
@@ -52,10 +54,23 @@ class Sizes(NamedTuple):
     seeds: int
     few_seeds: int
     examples: int
+    test_examples: int
 
     def count_steps(self, nodes: int, epochs: int) -> int:
-        """Returns the steps of a run."""
-        return epochs * self.examples // (nodes * self.batch)
+        """Returns the steps of a run.
+
+        >>> FULL.count_steps(8, FULL.epochs)
+        938
+        """
+        return round(epochs * self.examples / (nodes * self.batch))
+
+    def has_warmup(self, nodes: int) -> bool:
+        """Whether the rate rises first: from that of 256 images to that of a step, if it has more.
+
+        >>> FULL.has_warmup(16), FULL.has_warmup(32)
+        (False, True)
+        """
+        return nodes * self.batch > STEP_BATCH_SIZE
 
 
 class Cell(NamedTuple):
@@ -85,6 +100,7 @@ FULL = Sizes(
     seeds=3,
     few_seeds=2,
     examples=60_000,
+    test_examples=10_000,
 )
 QUICK = Sizes(
     nodes=(4, 8),
@@ -99,6 +115,7 @@ QUICK = Sizes(
     seeds=1,
     few_seeds=1,
     examples=4_000,
+    test_examples=1_000,
 )
 DIGITS_EPOCHS = 12  # of 5,000 digits for one of Fashion-MNIST
 DEVIATIONS = "sgp19-deviations"
@@ -116,7 +133,9 @@ def find_sizes(scale: Scale) -> Sizes:
         return QUICK
     if scale.fashion_mnist is None:
         epochs = DIGITS_EPOCHS * FULL.epochs
-        return FULL._replace(epochs=epochs, examples=QUICK.examples)
+        return FULL._replace(
+            epochs=epochs, examples=QUICK.examples, test_examples=QUICK.test_examples
+        )
     return FULL
 
 

@@ -4,15 +4,16 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from experiments.report.differences import Difference, find_difference
+from experiments.report.differences import Difference
 from experiments.report.section import Results, Scale
-from experiments.report.sections.curves import Curve, read_curves
+from experiments.report.sections.curves import NO_SPREAD, Curve, Panel, make_point, read_curves
 from experiments.report.sections.samples import (
     Place,
     Sample,
     format_difference,
     join_all,
     read_sample,
+    subtract,
 )
 from experiments.report.sections.sgp19.grid import Cell, find_place, is_real
 
@@ -29,16 +30,6 @@ NAMES = {
     "biased-1-osgp": "biased 1-OSGP",
     "1-osgp": "1-OSGP",
 }
-TASK = (
-    "Here: a perceptron of 118,282 parameters on Fashion-MNIST, 16 images per node and step, 2 "
-    "epochs over any number of nodes (1,875 steps over 4, 234 over 32), Nesterov momentum, "
-    "warm-up, 10x down at 1/3, 2/3 and 8/9. The learning rate of all methods and nodes is half "
-    "the paper's, 0.05 per 256 images: at 0.1 this task is near the largest stable rate over 32 "
-    "nodes, and all gossip loses more. Accuracies are of the average model on the 10,000 test "
-    "images. Quick: 4,000 of the digits of MNIST, 8 images per node, 4 epochs, 0.2 per 256, 1,000 "
-    "test images. All methods but the real AD-PSGD are computed in one process: what they learn "
-    "is measured, their time is not."
-)
 
 
 class Bounds(NamedTuple):
@@ -121,14 +112,13 @@ def compare(
     accuracies: Mapping[Cell, Sample], better: Cell, worse: Cell, spread: float
 ) -> Difference:
     """Returns by how much one is above another; not a number if one is not there."""
-    values = [accuracies.get(cell, Sample()).values for cell in (better, worse)]
-    return find_difference(values[0], values[1], spread)
+    first, second = (accuracies.get(cell, Sample()) for cell in (better, worse))
+    return subtract(first, second, spread)
 
 
 def is_at_most(differences: Iterable[Difference], bound: float) -> bool | None:
     """Whether all differences are at most a bound."""
-    exceeds = [difference.exceeds(bound) for difference in differences]
-    return join_all([None if value is None else not value for value in exceeds])
+    return join_all([difference.is_at_most(bound) for difference in differences])
 
 
 def is_at_least(differences: Iterable[Difference], bound: float) -> bool | None:
@@ -143,6 +133,16 @@ def describe(differences: Mapping[str, Difference]) -> str:
     'SGP, 4 nodes +0.25 ± 0.50'
     """
     return "; ".join(f"{title} {format_difference(value)}" for title, value in differences.items())
+
+
+def join_nodes(nodes: Sequence[int]) -> str:
+    """Returns numbers of nodes as words.
+
+    >>> join_nodes([8]), join_nodes([4, 8]), join_nodes([4, 8, 16])
+    ('8', '4 and 8', '4, 8 and 16')
+    """
+    *others, last = [f"{n:,}" for n in nodes]
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def title_cell(cell: Cell) -> str:
@@ -170,3 +170,15 @@ def title_method(row: str, cells: Sequence[Cell], scale: Scale) -> str:
         if nodes:
             parts.append(f"{', '.join(nodes)}: {kinds[kind]}")
     return f"{NAMES[row]} ({'; '.join(parts)})"
+
+
+def make_panels(
+    samples: Mapping[str, Sample], published: Mapping[str, str], nodes: int, paper_nodes: int
+) -> list[Panel]:
+    """Returns the accuracy of each method here and in the paper, by its name, side by side."""
+    here = {name: [make_point(sample)] for name, sample in samples.items()}
+    paper = {name: [(float(published[name]), NO_SPREAD)] for name in samples}
+    return [
+        Panel(f"here, {nodes} nodes", "test accuracy, %", "", (), here),
+        Panel(f"paper, {paper_nodes} nodes", "validation accuracy, %", "", (), paper),
+    ]
