@@ -14,7 +14,8 @@ def find_collective_seconds(kind: str, size: float, network: Network, nodes: int
     """Seconds in which n nodes average a buffer of S bytes, one copy through the host included.
 
     - ring: `2 (n - 1)` messages of `S / n` to the next node;
-    - tree: `2 ceil(log2 n)` messages of S, up to the root and down again;
+    - tree: `2 ceil(log2 n)` messages of S, up to the root, node 0, and down again; at a level only
+      the nodes of that level send;
     - two-level: as ring, inside the islands, and then among islands with the part of each node;
     - server: node 0 receives `n - 1` messages, then sends as many, over one link.
     """
@@ -25,7 +26,7 @@ def find_collective_seconds(kind: str, size: float, network: Network, nodes: int
         return copy + 2 * (nodes - 1) * _shift(network, nodes, size / nodes)
     if kind == "tree":
         levels = range(math.ceil(math.log2(nodes)))
-        return copy + 2 * sum(_swap(network, nodes, size, 2**level) for level in levels)
+        return copy + sum(_climb(network, nodes, size, 2**level) for level in levels)
     if kind == "two-level":
         inside, islands = _split(network, nodes)
         seconds = (
@@ -61,11 +62,17 @@ def _shift(network: Network, nodes: int, size: float) -> float:
     )
 
 
-def _swap(network: Network, nodes: int, size: float, hop: int) -> float:
-    """Seconds of a message between nodes whose numbers differ by `hop`."""
-    partners = np.arange(nodes) ^ hop
-    partners = np.where(partners < nodes, partners, np.arange(nodes))
-    return float(network.message_seconds(partners, size, is_gossip=False).max())
+def _climb(network: Network, nodes: int, size: float, hop: int) -> float:
+    """Seconds up a level of the tree and down again: odd multiples of `hop`, and those below."""
+    children = np.arange(hop, nodes, 2 * hop)
+    up = np.arange(nodes)
+    up[children] -= hop
+    down = np.arange(nodes)
+    down[children - hop] += hop
+    return sum(
+        float(network.message_seconds(receivers, size, is_gossip=False).max())
+        for receivers in (up, down)
+    )
 
 
 def _split(network: Network, nodes: int) -> tuple[int, int]:

@@ -157,26 +157,38 @@ class Events:
             return
         index, step = key
         exchange = self._method.exchanges[index]
-        parts = max(1, exchange.layers)
         computed = np.array([pending.begun[node] for node in range(self._nodes)])
-        backward = BACKWARD * self._seconds[step % len(self._seconds)]
-        remaining = 1 - np.arange(1, parts + 1) / parts  # of the backward pass, after each part
+        backward = BACKWARD * self._find_step_seconds(step)
+        # Of the backward pass, after each part; and of the next forward pass, before the last part.
+        remaining = exchange.list_layers() / exchange.layers if exchange.layers else np.zeros(1)
         ready = (computed - remaining[:, None] * backward).max(axis=1)
+        forward = (1 - BACKWARD) * self._find_step_seconds(step + exchange.overlap + 1)
         seconds = exchange.find_seconds(step, self._workload, self._network, self._nodes).max()
-        self._add_event(self._links.begin_collective(ready, seconds), self._end_collective, key)
+        end = self._links.begin_collective(ready, seconds)
+        needed = np.maximum(time, end - remaining[-1] * forward)
+        for moment in np.unique(needed):
+            nodes = np.flatnonzero(needed == moment)
+            self._add_event(moment, self._end_collective, (key, nodes))
 
-    def _end_collective(self, time: float, key: Key) -> None:
-        del self._pending[key]
-        for node in range(self._nodes):
-            if self._awaited[node] == key:
-                self._advance(time, node)
+    def _find_step_seconds(self, step: int) -> np.ndarray:
+        """Of the computation of that step of every node, `[N]`."""
+        return self._seconds[step % len(self._seconds)]
+
+    def _end_collective(self, time: float, ended: tuple[Key, np.ndarray]) -> None:
+        key, nodes = ended
+        for node in nodes:
+            self._complete(key, time, int(node))
+        self._free(key)
 
     def _send_if_free(self, key: Key, time: float, node: int) -> None:
+        slots = [slot for slot in self._list_slots(key) if slot.receivers[node] != node]
+        if not slots:  # a round in which this node sends nothing anyway
+            return
         if self._links.is_busy(node):
             self.kept += 1
             return
         self.sent += 1
-        for slot in self._list_slots(key):
+        for slot in slots:
             self._send(key, slot, time, node)
 
     def _send_round(self, key: Key, time: float, node: int) -> None:
@@ -185,11 +197,12 @@ class Events:
             self._pending[key] = Pending(self._count_missing(key, slots))
         begun = self._pending[key].begun
         begun[node] = time
-        is_half_duplex = self._method.exchanges[key[0]].is_half_duplex
+        exchange = self._method.exchanges[key[0]]
+        meets = exchange.is_half_duplex and exchange.awaits == "peers"
         for slot in slots:
-            if not is_half_duplex or slot.receivers[node] in begun:
+            if not meets or slot.receivers[node] in begun:
                 self._send(key, slot, time, node)
-            if is_half_duplex:  # what is sent to this node waits until it receives
+            if meets:  # what is sent to this node waits until it receives
                 for source in np.flatnonzero(slot.receivers == node):
                     if source != node and source in begun:
                         self._send(key, slot, time, int(source))

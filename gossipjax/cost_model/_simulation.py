@@ -32,8 +32,8 @@ class Simulation:
       waiting: fraction of the time in which a node does not compute, mean over the nodes.
       staleness: updates that a node makes from the moment at which a message leaves for it to the
         one at which it uses it, the mean; of nodes that wait for each other, what the method says.
-      kept: fraction of the steps at which a node that waits for nobody sent nothing, because its
-        link was busy; 0 of others.
+      kept: fraction of the times at which a node that waits for nobody would have sent, but found
+        its link busy; 0 of others.
     """
 
     seconds: float
@@ -60,7 +60,7 @@ def simulate(
 
     - an all-reduce begins when the slowest of all nodes is ready;
     - a node waits for what a round of gossip sends to it, and for what it sends, and for no others;
-    - a node of AD-PSGD waits until its last message has left its link;
+    - a node of AD-PSGD waits until its last message has left its link, and for nobody else;
     - a node of asynchronous SGP waits for nothing: if its link is busy, it keeps its share.
 
     What overlaps with k computations is waited for k computations later. A node's link carries

@@ -36,9 +36,9 @@ class Exchange:
       every: steps from one exchange to the next.
       phase: the first step that exchanges.
       overlap: computations beside which an exchange runs.
-      layers: those of the model. Above 0, an all-reduce is in parts, one for each layer: a part is
-        sent when the backward pass has left its layer, and is awaited when the next forward pass
-        reaches it.
+      layers: those of the model. Above 0, an all-reduce is in parts, one for each layer, and each
+        of them pays the latency: a part is sent when the backward pass has left its layer, and is
+        awaited when the next forward pass reaches it.
       first_layer, layer_stride: which layers the exchange holds: `first_layer`, then every
         `layer_stride`-th after it.
       awaits: "all": begins when the slowest of all nodes is ready. "peers": a node waits for what
@@ -47,7 +47,8 @@ class Exchange:
       is_half_duplex: whether sending and receiving wait for each other, which takes twice the time.
 
     Raises:
-      ValueError: if a kind is unknown, a number out of its range, or gossip has no schedule.
+      ValueError: if a kind is unknown, a number out of its range, gossip has no schedule, or has
+        layers.
 
     >>> exchange = Exchange(kind="ring", awaits="all")
     >>> exchange.find_seconds(0, Workload(25e6), Network(1e9), nodes=2).tolist()
@@ -83,6 +84,11 @@ class Exchange:
                 f"schedule of an exchange must be a Schedule for gossip and None for others, got "
                 f"{self.schedule!r} for {self.kind}. Build one by gx.topology, such as "
                 "one_peer_exponential(8)."
+            )
+        if self.kind == GOSSIP and self.layers:
+            raise ValueError(
+                f"layers of an exchange must be 0 for gossip, got {self.layers}: only all-reduces "
+                "are in parts."
             )
 
     def happens_at(self, step: int) -> bool:
@@ -125,19 +131,30 @@ class Exchange:
         """Bytes of a message of gossip, or of the buffer of an all-reduce."""
         return workload.parameters * self.fraction * self.bits / 8
 
+    def list_layers(self) -> np.ndarray:
+        """The layers of the exchange, in the order in which a backward pass leaves them.
+
+        >>> Exchange(kind="ring", layers=8, first_layer=1, layer_stride=4).list_layers().tolist()
+        [5, 1]
+        """
+        return np.arange(self.first_layer, self.layers, self.layer_stride)[::-1]
+
     def find_seconds(
         self, step: int, workload: Workload, network: Network, nodes: int
     ) -> np.ndarray:
         """Seconds `[N]` that the exchange of `step` takes each node, if all begin together.
 
         A node's messages share its link; every message, and the buffer of an all-reduce, is copied
-        through the host once. 0 where nothing is sent.
+        through the host once. An all-reduce in m parts takes m times as long as one of `S / m`. 0
+        where nothing is sent.
         """
         self.require_nodes(nodes)
         size = self.count_bytes(workload)
         if self.is_collective_at(step):
             kind = "ring" if self.kind == GOSSIP else self.kind
-            seconds = np.full(nodes, find_collective_seconds(kind, size, network, nodes))
+            parts = max(1, len(self.list_layers()))
+            part = find_collective_seconds(kind, size / parts, network, nodes)
+            seconds = np.full(nodes, parts * part)
         else:
             seconds = np.zeros(nodes)
             for receivers in self.messages_at(step):
@@ -186,7 +203,7 @@ class Exchange:
         return max(0.0, late - min(self.overlap, self.every) * compute_seconds)
 
     def _find_lateness(self, seconds: float, compute_seconds: float) -> float:
-        layers = np.arange(self.first_layer, self.layers, self.layer_stride)[::-1]
+        layers = self.list_layers()
         backward = BACKWARD * compute_seconds
         part = seconds / len(layers)
         order = np.arange(len(layers))

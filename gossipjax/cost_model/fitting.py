@@ -19,6 +19,7 @@ MIN_RATIO = 0.1  # of a value to that of the iteration before
 MAX_RATIO = 10.0
 DIFFERENCE = 1e-6  # relative, of the numerical derivatives
 TOLERANCE = 1e-9
+MIN_SENSITIVITY = 1e-6  # relative change of a prediction per relative change of a fitted value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +60,8 @@ def fit_network(
       names: what is fitted, of "bandwidth" and "host_copy".
 
     Raises:
-      ValueError: if there are too few measurements, or a name is unknown or infinite at the start.
+      ValueError: if there are too few measurements, a name is unknown or infinite at the start, the
+        measurements do not determine what is fitted, or the fit does not converge.
 
     >>> from gossipjax.cost_model import Network, Workload, allreduce
     >>> workload = Workload(parameters=25e6, compute_seconds=0.2)
@@ -88,14 +90,15 @@ def fit_network(
             [predict_step(m.method, m.workload, changed, m.nodes).seconds for m in measurements]
         )
 
-    return change(_fit(predict, start, measurements))
+    return change(_fit(predict, start, measurements, names))
 
 
 def fit_compute(measurements: Sequence[Measurement], network: Network) -> float:
     """The seconds of computation, the same in all measurements, that fit them best.
 
     Raises:
-      ValueError: if there is no measurement.
+      ValueError: if there is no measurement, none depends on the computation, or the fit does not
+        converge.
 
     >>> from gossipjax.cost_model import Network, Workload, single
     >>> measured = [Measurement(single(), Workload(compute_seconds=1.0), 4, 0.3)]
@@ -105,7 +108,7 @@ def fit_compute(measurements: Sequence[Measurement], network: Network) -> float:
     _require_enough(measurements, 1)
     predict = functools.partial(_predict_with_compute, measurements, network)
     start = np.array([min(m.seconds for m in measurements)])
-    return float(_fit(predict, start, measurements)[0])
+    return float(_fit(predict, start, measurements, ["compute_seconds"])[0])
 
 
 def _predict_with_compute(
@@ -125,21 +128,37 @@ def _fit(
     predict: Callable[[np.ndarray], np.ndarray],
     values: np.ndarray,
     measurements: Sequence[Measurement],
+    names: Sequence[str],
 ) -> np.ndarray:
     """The positive values whose predictions have the least squares of relative errors."""
     measured = np.array([measurement.seconds for measurement in measurements])
     for _ in range(MAX_ITERATIONS):
         errors = predict(values) / measured - 1
         columns = [
-            (predict(moved) / measured - 1 - errors) / (moved - values).sum()
-            for moved in (values * (1 + DIFFERENCE * unit) for unit in np.eye(len(values)))
+            (predict(values * (1 + DIFFERENCE * unit)) / measured - 1 - errors) / DIFFERENCE
+            for unit in np.eye(len(values))
         ]
-        step = np.linalg.lstsq(np.stack(columns, axis=1), -errors, rcond=None)[0]
-        moved = np.clip(values + step, MIN_RATIO * values, MAX_RATIO * values)
+        jacobian = np.stack(columns, axis=1)  # by relative changes of the values
+        change = np.linalg.lstsq(jacobian, -errors, rcond=MIN_SENSITIVITY)[0]
+        moved = values * np.clip(1 + change, MIN_RATIO, MAX_RATIO)
         if (abs(moved - values) <= TOLERANCE * values).all():
+            _require_determined(jacobian, names)
             return moved
         values = moved
-    return values
+    raise ValueError(
+        f"measurements must be fitted within {MAX_ITERATIONS} iterations, got no best "
+        f"{' and '.join(names)} for {len(measured)}: begin nearer, or fit fewer names."
+    )
+
+
+def _require_determined(sensitivities: np.ndarray, names: Sequence[str]) -> None:
+    """Raises `ValueError` unless the predictions `[M]` depend on each value by itself."""
+    if np.linalg.matrix_rank(sensitivities, MIN_SENSITIVITY) < len(names):
+        raise ValueError(
+            f"measurements must determine {' and '.join(names)}, got {len(sensitivities)} whose "
+            "times do not depend on each of them by itself: add other methods, other numbers of "
+            "nodes or of parameters, or fit fewer names."
+        )
 
 
 def _require_enough(measurements: Any, count: int) -> None:

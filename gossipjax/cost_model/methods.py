@@ -2,16 +2,25 @@
 
 Every function returns a `Method` for `predict_step` and `simulate`. Names and arguments are those
 of the transforms (`gx.sgp`, `gx.osgp`, ...), `wire` is a name such as "bfloat16" or a number of
-bits per parameter, and `kind` is that of an all-reduce.
+bits per parameter, and `kind` is that of an all-reduce. Transforms that exchange what another one
+does have no function: README.md in this folder has a table of them.
+
+Every function raises `ValueError` for a schedule that is none, a `wire`, `kind` or `order` that is
+unknown, and a number of steps that is not an integer in its range; what else is under "Raises".
+
+SGP-19 is Assran et al., ICML 2019, arXiv:1811.10792; DPSGD-17 Lian et al., NIPS 2017,
+arXiv:1705.09056; RAND-20 Zhang et al., ICASSP 2020, arXiv:2002.01119.
 """
 
 import dataclasses
 from typing import Any
 
+import numpy as np
+
 from gossipjax.cost_model._collectives import KINDS
 from gossipjax.cost_model._require import require_choice, require_quantity
 from gossipjax.cost_model.exchange import Exchange, Kind
-from gossipjax.topology import Schedule, random_ring
+from gossipjax.topology import Schedule, from_graph, random_ring
 from gossipjax.topology.schedule import require_int
 
 WIRE_BITS = {
@@ -63,30 +72,57 @@ class Method:
 
 
 def single() -> Method:
-    """Nodes that exchange nothing."""
+    """Nodes that exchange nothing.
+
+    >>> single().exchanges
+    ()
+    """
     return Method("single")
 
 
 def allreduce(kind: Kind = "ring", wire: str | float = "float32", layers: int = 0) -> Method:
-    """Exact average of the gradients in every step; beside the backward pass if `layers` > 0."""
+    """Exact average of the gradients in every step; beside the backward pass if `layers` > 0.
+
+    The baseline of all papers: SGP-19, section 2 (AR-SGD).
+
+    >>> allreduce("tree", layers=8).exchanges[0].list_layers().tolist()
+    [7, 6, 5, 4, 3, 2, 1, 0]
+    """
     return Method(f"allreduce {kind}", (_make_all_reduce(kind, wire, layers=layers),))
 
 
 def centralized(wire: str | float = "float32") -> Method:
-    """A parameter server: node 0 gathers all gradients and sends their mean to every node."""
+    """A parameter server: node 0 gathers all gradients and sends their mean to every node.
+
+    The baseline of DPSGD-17, section 1, with O(n) messages at the busiest node (Table 1).
+    """
     return Method("centralized", (_make_all_reduce("server", wire),))
 
 
 def sgp(
     schedule: Schedule, order: str = ADAPT_THEN_COMBINE, wire: str | float = "float32"
 ) -> Method:
-    """SGP: a round of the schedule per step; beside the computation if it is combined meanwhile."""
+    """SGP: a round of the schedule per step; beside the computation if it is combined meanwhile.
+
+    SGP-19, algorithm 1; "combine-while-adapting" is its authors' released code.
+
+    >>> import gossipjax as gx
+    >>> [e.overlap for e in sgp(gx.topology.ring(4), "combine-while-adapting").exchanges]
+    [1]
+    """
     exchange = _make_gossip(schedule, wire, overlap=_find_overlap(order))
     return Method(f"sgp {order}" if exchange.overlap else "sgp", (exchange,))
 
 
 def osgp(schedule: Schedule, overlap: int = 1, wire: str | float = "float32") -> Method:
-    """Overlap SGP: a round every `overlap` steps, used as many steps later; 0 is SGP."""
+    """Overlap SGP: a round every `overlap` steps, used as many steps later; 0 is SGP.
+
+    SGP-19, section 3; what every message takes is the worst case there.
+
+    >>> import gossipjax as gx
+    >>> [(e.every, e.overlap) for e in osgp(gx.topology.ring(4), overlap=2).exchanges]
+    [(2, 2)]
+    """
     overlap = require_int(overlap, "overlap of osgp", 0)
     exchange = _make_gossip(schedule, wire, every=max(1, overlap), overlap=overlap)
     return Method(f"{overlap}-osgp", (exchange,), staleness=overlap)
@@ -98,7 +134,13 @@ def dpsgd(
     wire: str | float = "float32",
     is_half_duplex: bool = False,
 ) -> Method:
-    """D-PSGD: a symmetric round per step; half duplex if both directions wait for each other."""
+    """D-PSGD: a symmetric round per step; half duplex if both directions wait for each other.
+
+    DPSGD-17, algorithm 1, which combines while it adapts; the other order is its remark.
+
+    Raises:
+      ValueError: if the schedule is not doubly stochastic.
+    """
     if isinstance(schedule, Schedule) and not schedule.is_doubly_stochastic:
         raise ValueError(
             f"schedule of dpsgd must be doubly stochastic, got {schedule!r}. Use sgp for it."
@@ -110,43 +152,124 @@ def dpsgd(
 
 
 def rand_psgd(n: int, rounds: int = 64, seed: int = 0, wire: str | float = "float32") -> Method:
-    """RAND-PSGD: D-PSGD on a ring that is drawn anew in every step."""
+    """RAND-PSGD: D-PSGD on a ring that is drawn anew in every step. RAND-20, section 3.
+
+    >>> len(rand_psgd(8, rounds=16).exchanges[0].list_steps())
+    16
+    """
     method = dpsgd(random_ring(n, rounds, seed), wire=wire)
     return dataclasses.replace(method, name="rand-psgd")
 
 
 def d1d_psgd(kind: Kind = "ring", wire: str | float = "float32") -> Method:
-    """D1D-PSGD: an all-reduce of the models beside the computation, used one step later."""
+    """D1D-PSGD: an all-reduce of the models beside the computation, used one step later.
+
+    RAND-20, eqs. 2, 13 and 14. The `wire` is that of an all-reduce; `gx.d1d_psgd` with one sends
+    `n - 1` messages instead.
+    """
     return Method("d1d-psgd", (_make_all_reduce(kind, wire, overlap=1),), staleness=1)
 
 
 def adpsgd(
     schedule: Schedule, wire: str | float = "float32", is_half_duplex: bool = False
 ) -> Method:
-    """AD-PSGD: pairs average beside the computation; a node waits for its own link alone."""
+    """AD-PSGD: pairs average beside the computation; a node waits for its own link alone.
+
+    Lian et al., ICML 2018, arXiv:1710.06952. Half duplex: a message takes twice as long.
+    """
     exchange = _make_gossip(schedule, wire, overlap=1, awaits="link", is_half_duplex=is_half_duplex)
     return Method("adpsgd", (exchange,), staleness=1)
 
 
 def async_sgp(schedule: Schedule, wire: str | float = "float32") -> Method:
-    """Asynchronous SGP: a node that finds its link busy keeps its share and goes on."""
+    """Asynchronous SGP: a node that finds its link busy keeps its share and goes on.
+
+    Asynchronous push-sum: Assran and Rabbat 2018, arXiv:1803.08950.
+
+    >>> import gossipjax as gx
+    >>> async_sgp(gx.topology.ring(4)).is_asynchronous
+    True
+    """
     exchange = _make_gossip(schedule, wire, overlap=1, awaits="nobody")
     return Method("async-sgp", (exchange,), staleness=1)
 
 
 def easgd(period: int = 1, kind: Kind = "ring", wire: str | float = "float32") -> Method:
-    """EASGD: models and a center draw each other every `period` steps."""
+    """EASGD: models and a center draw each other every `period` steps.
+
+    Zhang et al. 2015, arXiv:1412.6651. The sum of all pulls at the center is an all-reduce.
+    """
     return Method("easgd", (_make_all_reduce(kind, wire, every=period),))
 
 
+def gradient_tracking(schedule: Schedule, wire: str | float = "float32") -> Method:
+    """Gradient tracking: models and trackers, so twice the bytes of SGP in every step.
+
+    Push-DIGing: Nedic et al. 2017, arXiv:1607.03218.
+
+    >>> import gossipjax as gx
+    >>> [exchange.fraction for exchange in gradient_tracking(gx.topology.ring(4)).exchanges]
+    [2]
+    """
+    return Method("gradient-tracking", (_make_gossip(schedule, wire, fraction=2),))
+
+
+def mixed_momentum(schedule: Schedule, wire: str | float = "float32") -> Method:
+    """D-PSGD with momentum that neighbours average, too: twice the bytes in every step.
+
+    Yu et al., ICML 2019, arXiv:1905.03817.
+    """
+    return Method("mixed-momentum", (_make_gossip(schedule, wire, fraction=2),))
+
+
+def relay(tree: Any) -> Method:
+    """RelaySGD: a sum of models to every neighbour on a tree, in float32, after each step.
+
+    Vogels et al., NeurIPS 2021, arXiv:2110.04175, algorithm 1.
+
+    Args:
+      tree: an undirected networkx graph, as in `gx.relay`.
+
+    Raises:
+      ValueError: if it is no graph, not connected or directed, or has a cycle.
+
+    >>> import networkx
+    >>> [r.tolist() for r in relay(networkx.path_graph(3)).exchanges[0].messages_at(0)]
+    [[1, 2, 2], [0, 0, 1]]
+    """
+    schedule = from_graph(tree, "metropolis")
+    round_ = schedule.round_at(0)
+    edges = int(np.count_nonzero(round_.senders != round_.receivers)) // 2
+    if edges != schedule.size - 1:
+        raise ValueError(
+            f"tree of relay must have no cycle, got {edges} edges for {schedule.size} nodes: leave "
+            "some out, as networkx.minimum_spanning_tree(tree) does."
+        )
+    return Method("relay", (_make_gossip(schedule, "float32"),))
+
+
 def local_sgd(every: int, kind: Kind = "ring", wire: str | float = "float32") -> Method:
-    """Local SGD: an exact average of the models every `every` steps."""
+    """Local SGD: an exact average of the models every `every` steps. Stich 2019, arXiv:1805.09767.
+
+    >>> [exchange.happens_at(11) for exchange in local_sgd(every=12).exchanges]
+    [True]
+    """
     exchange = _make_all_reduce(kind, wire, every=every, phase=_last(every))
     return Method("local-sgd", (exchange,))
 
 
 def slowmo(inner: Method, every: int, kind: Kind = "ring", wire: str | float = "float32") -> Method:
-    """SlowMo: an exact average every `every` steps, beside what the inner method exchanges."""
+    """SlowMo: an exact average every `every` steps, beside what the inner method exchanges.
+
+    Wang et al., ICLR 2020, arXiv:1910.00643, algorithm 1. Without the average it is `inner`.
+
+    Raises:
+      ValueError: if `inner` is not a `Method`.
+
+    >>> import gossipjax as gx
+    >>> [e.kind for e in slowmo(sgp(gx.topology.ring(4)), every=48).exchanges]
+    ['gossip', 'ring']
+    """
     if not isinstance(inner, Method):
         raise ValueError(f"inner of slowmo must be a Method, as sgp(schedule), got {inner!r}.")
     exchange = _make_all_reduce(kind, wire, every=every, phase=_last(every))
@@ -156,7 +279,10 @@ def slowmo(inner: Method, every: int, kind: Kind = "ring", wire: str | float = "
 def diloco(
     every: int, kind: Kind = "ring", wire: str | float = "float32", layers: int = 0
 ) -> Method:
-    """DiLoCo: an exact average of the models every `every` steps, then an outer step."""
+    """DiLoCo: an exact average of the models every `every` steps, then an outer step.
+
+    Douillard et al. 2023, arXiv:2311.08105, algorithm 1.
+    """
     exchange = _make_all_reduce(kind, wire, every=every, phase=_last(every), layers=layers)
     return Method("diloco", (exchange,))
 
@@ -170,6 +296,12 @@ def streaming_diloco(
     layers: int = 0,
 ) -> Method:
     """Streaming DiLoCo: fragment f is averaged once in `every` steps, and used `delay` steps later.
+
+    Douillard et al. 2025, arXiv:2501.18512, algorithm 2. With `layers`, fragment f has layers `f`,
+    `f + fragments`, ...
+
+    Raises:
+      ValueError: if there are more fragments than layers, where these are given.
 
     >>> [exchange.phase for exchange in streaming_diloco(every=6, fragments=3).exchanges]
     [1, 3, 5]
@@ -194,8 +326,26 @@ def streaming_diloco(
     return Method("streaming-diloco", tuple(exchanges), staleness=delay)
 
 
+def noloco(schedule: Schedule, every: int, wire: str | float = "float32") -> Method:
+    """NoLoCo: every `every` steps an outer gradient and an anchor, two models, to the neighbours.
+
+    Kolehmainen et al. 2025, arXiv:2506.10911, whose schedule is `gx.topology.random_pairs`. With
+    `pull=1` the two are one model: `diloco` over neighbours, `sgp(schedule.every(every))`.
+
+    >>> import gossipjax as gx
+    >>> pairs = gx.topology.random_pairs(8, rounds=4, seed=0)
+    >>> [(e.phase, e.fraction) for e in noloco(pairs, every=50).exchanges]
+    [(49, 2)]
+    """
+    exchange = _make_gossip(schedule, wire, fraction=2, every=every, phase=_last(every))
+    return Method("noloco", (exchange,))
+
+
 def find_bits(wire: str | float) -> float:
     """Bits of a parameter in a message of that form.
+
+    Raises:
+      ValueError: if it is no name of `WIRE_BITS` and no number above 0.
 
     >>> find_bits("bfloat16"), find_bits(4.5)
     (16.0, 4.5)

@@ -12,6 +12,7 @@ from gossipjax.cost_model.network import Network
 __all__ = [
     "ALL",
     "GH200_SLINGSHOT",
+    "MAX_NODES",
     "NVLINK_H100",
     "SGP_ETHERNET",
     "SGP_INFINIBAND",
@@ -53,6 +54,9 @@ ALL = {
     "tpu-v5e-dcn": TPU_V5E_DCN,
 }
 """Name on a command line -> network."""
+
+MAX_NODES = {"nvlink-h100": 8}
+"""Name -> the most nodes that such a network has; that of a torus is in its shape."""
 
 
 def remove_host_copies(network: Network) -> Network:

@@ -10,6 +10,8 @@ from gossipjax.cost_model.methods import Method
 from gossipjax.cost_model.network import Network
 from gossipjax.cost_model.workload import Workload
 
+ROUNDING = 1e-9  # of a ratio of times that are equal but for rounding
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prediction:
@@ -40,8 +42,9 @@ def predict_step(method: Method, workload: Workload, network: Network, nodes: in
         step = c + sum over exchanges of mean over their rounds (exposed(e)) / every
 
     See `Exchange.find_exposed_seconds`. A link cannot carry more than it can: a step is never
-    shorter than the mean of all `e` in it. Asynchronous nodes that wait for nobody take `c`, and
-    send as often as their link is free. A modelled figure: nothing is measured.
+    shorter than the mean of all `e` in it. Asynchronous nodes that wait for nobody take `c`. They
+    ask for their link only when they would send, every g seconds, so that they send in one of
+    `ceil(e / g)` cases. A modelled figure: nothing is measured.
 
     Args:
       method: of `cost_model.methods`.
@@ -80,9 +83,9 @@ def predict_step(method: Method, workload: Workload, network: Network, nodes: in
         seconds = np.array([_find_longest(exchange, k, workload, network, nodes) for k in steps])
         sent = np.array([exchange.count_sent_bytes(k, workload, network, nodes) for k in steps])
         if exchange.awaits == "nobody":
-            is_free = np.minimum(1.0, compute / np.maximum(seconds, compute or 1.0))
-            seconds = seconds * is_free
-            sent = sent * is_free
+            share = _find_share(seconds, compute * exchange.every)
+            seconds = seconds * share
+            sent = sent * share
         else:
             exposed = [exchange.find_exposed_seconds(float(e), compute) for e in seconds]
             exposed_seconds += sum(exposed) / len(exposed) / exchange.every
@@ -98,6 +101,18 @@ def predict_step(method: Method, workload: Workload, network: Network, nodes: in
         sent_bytes=sent_bytes,
         examples_per_second=nodes * workload.examples / step if step else np.inf,
     )
+
+
+def _find_share(seconds: np.ndarray, round_seconds: float) -> np.ndarray:
+    """Of each round, how often its messages are sent by nodes that do not wait for their link.
+
+    The link is asked for every `g` seconds, the mean between rounds that send something, and is
+    free again at the first of these times after a message: in one of `ceil(e / g)` cases.
+    """
+    gap = round_seconds * len(seconds) / max(1, np.count_nonzero(seconds))
+    if gap == 0:  # steps without computation: they do not end while a message is on its way
+        return np.where(seconds > 0, 0.0, 1.0)
+    return 1 / np.maximum(1.0, np.ceil(seconds / gap - ROUNDING))
 
 
 def _find_longest(

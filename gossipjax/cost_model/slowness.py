@@ -14,6 +14,7 @@ KINDS = ("none", "constant", "random", "lognormal")
 RANDOM_FACTORS = (1.0, 2.0, 4.0)  # equally likely
 LOGNORMAL_SIGMA = 0.5  # of the logarithm of the factor, whose mean is 0
 CONSTANT = re.compile(r"(\d+(?:\.\d+)?)x")
+MAX_FACTOR = 1e6  # in a name
 MAX_STEPS = 2**24
 MAX_DEVIATIONS = 10.0  # of the logarithm, in numerical integrals
 INTEGRATION_POINTS = 4001
@@ -30,7 +31,8 @@ class Slowness:
       factor: of a constant slowness.
 
     Raises:
-      ValueError: if the kind is unknown or the factor not a number above 0.
+      ValueError: if the kind is unknown, the factor not a number above 0, or given for another
+        kind than "constant".
 
     >>> Slowness("constant", 4.0).draw(nodes=3, steps=2)
     array([[4., 1., 1.],
@@ -43,6 +45,11 @@ class Slowness:
     def __post_init__(self) -> None:
         require_choice(self.kind, "kind of Slowness", KINDS)
         require_quantity(self.factor, "factor of Slowness", "times")
+        if self.kind != "constant" and self.factor != 1:
+            raise ValueError(
+                f"factor of Slowness must be left out for {self.kind}, got {self.factor!r}: give "
+                f'Slowness("constant", {self.factor!r}), or drop it.'
+            )
 
     def draw(self, nodes: int, steps: int, seed: int = 0) -> np.ndarray:
         """Factors `[T, N]`, of every node at each of its T steps."""
@@ -96,8 +103,12 @@ class Slowness:
         return math.exp(-(LOGNORMAL_SIGMA**2) / 2) if self.kind == "lognormal" else 1.0
 
 
-def parse_slowness(name: str) -> Slowness:
+def parse_slowness(name: str, what: str = "slowness") -> Slowness:
     """Slowness by the name that `experiments.speed stragglers` has for it.
+
+    Args:
+      name: none, random, lognormal, or a factor for node 0, above 0 and at most a million.
+      what: names it in the error, as "--slowness".
 
     Raises:
       ValueError: if there is none of that name.
@@ -106,11 +117,12 @@ def parse_slowness(name: str) -> Slowness:
     (Slowness(kind='constant', factor=4.0), 'random')
     """
     match = CONSTANT.fullmatch(name) if isinstance(name, str) else None
-    if match and float(match[1]) > 0:
+    if match and 0 < float(match[1]) <= MAX_FACTOR:
         return Slowness("constant", float(match[1]))
     for kind in ("none", "random", "lognormal"):
         if name == kind:
             return Slowness(kind)
     raise ValueError(
-        f"slowness must be none, random, lognormal, or a factor for node 0, as 4x, got {name!r}."
+        f"{what} must be none, random, lognormal, or a factor for node 0 of at most "
+        f"{MAX_FACTOR:g}, as 4x, got {name!r}."
     )

@@ -5,6 +5,8 @@
 
 import math
 
+import networkx
+
 import gossipjax as gx
 from bad_input.rows import Call, calls
 from gossipjax import cost_model as cm
@@ -61,7 +63,21 @@ ROWS: list[Call] = [
     *calls("exchanges", lambda x: cm.Method("m", (x,)), [None, "ring"], "exchanges of a method"),
     *calls("kind of slowness", cm.Slowness, ["slow", None, 2], "kind of Slowness"),
     *calls("factor of slowness", lambda x: cm.Slowness("constant", x), [0, -2, math.nan], "factor"),
-    *calls("name of slowness", cm.parse_slowness, ["x", "0x", "-2x", "2", None], "slowness must"),
+    *calls(
+        "factor of another slowness",
+        lambda kind: cm.Slowness(kind, factor=4.0),
+        ["none", "random", "lognormal"],
+        "factor of Slowness must be left out",
+    ),
+    *calls("relay without a tree", cm.relay, [None, "chain", gx.topology.ring(4)], "graph must be"),
+    *calls("outer steps of noloco", lambda x: cm.noloco(SCHEDULE, x), [0, 2.5], "every must be"),
+    *calls("tracking schedule", cm.gradient_tracking, [None, "ring"], "schedule of an exchange"),
+    *calls(
+        "name of slowness",
+        cm.parse_slowness,
+        ["x", "0x", "-2x", "2", None, "9" * 400 + "x"],
+        "slowness must",
+    ),
     *calls("slow nodes", lambda n: cm.Slowness().draw(n, 5), NO_COUNTS, "nodes must be"),
     *calls("slow steps", lambda k: cm.Slowness().draw(2, k), [0, 1.5, 10**9], "steps must be"),
     *calls(
@@ -85,6 +101,30 @@ ROWS: list[Call] = [
             [cm.Measurement(cm.single(), WORKLOAD, 4, 1.0)], NETWORK, ["latency"]
         ),
         "a name of fit_network",
+    ),
+    Call(
+        "fit of what does not depend on it",
+        lambda: cm.fit_network(
+            [cm.Measurement(cm.single(), WORKLOAD, 4, 1.0)] * 2, NETWORK, ["bandwidth"]
+        ),
+        "measurements must determine bandwidth",
+    ),
+    Call(
+        "fit without an end",
+        lambda: cm.fit_network(
+            [cm.Measurement(cm.sgp(SCHEDULE), WORKLOAD, 8, 0.2)], NETWORK, ["bandwidth"]
+        ),
+        "measurements must",
+    ),
+    Call(
+        "relay with a cycle",
+        lambda: cm.relay(networkx.cycle_graph(4)),
+        "tree of relay must have no cycle, got 4 edges",
+    ),
+    Call(
+        "layers of gossip",
+        lambda: cm.Exchange(schedule=SCHEDULE, layers=4),
+        "layers of an exchange must be 0 for gossip",
     ),
     Call("two-level without islands", lambda: predict(cm.allreduce("two-level")), "Islands"),
     Call(

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import networkx
 import numpy as np
 import pytest
 
@@ -10,6 +11,7 @@ import gossipjax as gx
 from gossipjax.cost_model import (
     Exchange,
     Islands,
+    Method,
     Network,
     Torus,
     Workload,
@@ -21,11 +23,16 @@ from gossipjax.cost_model import (
     diloco,
     dpsgd,
     easgd,
+    gradient_tracking,
     local_sgd,
+    mixed_momentum,
+    noloco,
     osgp,
     predict_step,
     rand_psgd,
+    relay,
     sgp,
+    simulate,
     single,
     slowmo,
     streaming_diloco,
@@ -75,6 +82,19 @@ EXPECTED = {
     "diloco": (diloco(14), C + WIRE / 8 + 1e-3, 0.125),
     "streaming": (streaming_diloco(14, 2, delay=0), C + WIRE / 8 + 2e-3, 0.125),
     "streaming, delay": (streaming_diloco(14, 2), C, 0.125),
+    "gradient-tracking": (gradient_tracking(ONE_PEER), C + 2 * WIRE + 1e-3, 2),
+    "mixed-momentum": (mixed_momentum(PAIRS), C + 2 * WIRE + 1e-3, 2),
+    "relay": (relay(networkx.full_rary_tree(2, N)), C + 3 * (WIRE + 1e-3), 3),
+    "noloco": (
+        noloco(gx.topology.random_pairs(N, 4, seed=0), 14),
+        C + (2 * WIRE + 1e-3) / 14,
+        1 / 7,
+    ),
+    "gossip-pga": (
+        sgp(gx.topology.periodic(ONE_PEER, 4)),
+        C + 3 / 4 * (WIRE + 1e-3) + 14 / 4 * (WIRE / 8 + 1e-3),
+        3 / 4 + 1.75 / 4,
+    ),
 }
 
 
@@ -134,6 +154,27 @@ def test_long_hops_on_a_torus_lose_to_an_all_reduce():
     assert reduction.seconds < gossip.seconds
 
 
+@pytest.mark.parametrize(("shape", "distances"), [((8,), 7), ((16, 16), 30), ((2, 3), 5)])
+def test_a_level_of_a_tree_on_a_torus_shares_no_link(shape, distances):
+    """Up, and down: 0.1 s a level, as a node sends to the one before it, and no other beside it."""
+    network = Network(1e9, latency=1e-3, fabric=Torus(shape))
+    nodes = math.prod(shape)
+    levels = math.ceil(math.log2(nodes))
+    seconds = Exchange(kind="tree", awaits="all").find_seconds(0, WORKLOAD, network, nodes)
+    assert seconds.max() == pytest.approx(2 * (levels * WIRE + distances * 1e-3))
+
+
+def test_every_part_of_an_all_reduce_pays_the_latency():
+    method = allreduce("ring", layers=8)
+    workload = Workload(25.6e6, 0.228)
+    network = Network(1.25e9, latency=1e-3)
+    part = 62 * (1e-3 + 102.4e6 / 8 / 32 / 1.25e9)
+    expected = 0.228 + 8 * part - 2 / 3 * 0.228 * 7 / 8
+    assert expected == pytest.approx(0.750, abs=5e-4)
+    assert predict_step(method, workload, network, 32).seconds == pytest.approx(expected)
+    assert simulate(method, workload, network, 32).seconds == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("layers", [1, 2, 7, 24])
 @pytest.mark.parametrize("seconds", [0.001, 0.1, 0.3])
 def test_a_backward_pass_hides_all_but_the_last_layer(layers, seconds):
@@ -163,6 +204,22 @@ def test_a_busy_link_of_nodes_that_wait_for_nobody_sends_less():
     prediction = predict_step(async_sgp(ONE_PEER), WORKLOAD, Network(0.25e9), N)
     assert prediction.seconds == C
     assert prediction.sent_bytes == pytest.approx(0.5e8)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize(("ratio", "times"), [(0.9, 1), (1.1, 2), (1.5, 2), (2.1, 3)])
+def test_a_link_is_asked_for_when_a_node_would_send(ratio: float, times: int, every: int):
+    """A message takes `ratio` times as long as it is from one send to the next."""
+    network = Network(1e8 / (ratio * every * C))
+    schedule = gx.topology.directed_ring(4)
+    (exchange,) = async_sgp(schedule).exchanges
+    rare = dataclasses.replace(exchange, every=every, phase=every - 1)
+    for method in (async_sgp(schedule.every(every)), Method("async-sgp", (rare,))):
+        prediction = predict_step(method, WORKLOAD, network, 4)
+        assert prediction.seconds == C
+        assert prediction.sent_bytes == pytest.approx(1e8 / every / times)
+        run = simulate(method, WORKLOAD, network, 4, steps=60 * every)
+        assert run.kept == pytest.approx(1 - 1 / times, abs=0.02)
 
 
 def test_a_piecewise_schedule_is_its_last_part():

@@ -56,8 +56,8 @@ def test_bandwidths_are_in_the_same_cell_or_the_next():
 
 def test_the_grid_holds_every_published_bandwidth():
     for row in published.compare_streaming_diloco_table4():
-        ratio = published.BANDWIDTH_GRID / row.published
-        assert abs(ratio - 1).min() < 0.14  # 0.4 is 0.45, or 0.37: one digit
+        # 0.5 is 0.45 with one digit; 0.06 is the worst of a figure that is rounded to a tenth.
+        assert abs(published.BANDWIDTH_GRID - row.published).min() < 0.06, row.name
 
 
 def test_most_of_the_published_factor_is_the_all_reduce():
@@ -80,6 +80,19 @@ def test_a_fit_recovers_what_made_the_figures():
     wrong = dataclasses.replace(workload, compute_seconds=1.0)
     again = [dataclasses.replace(m, workload=wrong) for m in measured]
     assert fit_compute(again, network) == pytest.approx(0.3, rel=1e-6)
+
+
+def test_a_fit_that_is_not_determined_is_refused():
+    """Gossip alone does not tell the wire from the copies; what nobody waits for tells nothing."""
+    workload = Workload(25e6, 0.3)
+    network = Network(2e9, host_copy=3e9)
+    schedule = gx.topology.one_peer_exponential(4)
+    alone = [Measurement(sgp(schedule), workload, 4, seconds) for seconds in (0.38, 0.39)]
+    hidden = [Measurement(sgp(schedule, "combine-while-adapting"), workload, 4, 0.3)]
+    with pytest.raises(ValueError, match="must determine bandwidth and host_copy"):
+        fit_network(alone, network)
+    with pytest.raises(ValueError, match="must determine bandwidth, got 1"):
+        fit_network(hidden, network, ["bandwidth"])
 
 
 def test_the_program_prints_all_tables(capsys):
