@@ -5,6 +5,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
+import networkx
+
 import gossipjax as gx
 from gossipjax import cost_model
 from gossipjax.cost_model import Method
@@ -12,6 +14,7 @@ from gossipjax.cost_model import Method
 Kind = Literal["ring", "tree", "two-level"]
 Wire = Literal["float32", "bfloat16", "int8", "int4"]
 
+INTEGERS = ("int8", "int4")
 ASYNCHRONOUS_WIRES = ("float32", "bfloat16")  # of gx.asynchronous
 MAX_DENSE_NODES = 256  # of schedules whose spectrum needs dense matrices, which take seconds beyond
 MAX_STEPS = 2**20
@@ -19,6 +22,8 @@ AVERAGED = 0.1  # of the differences between nodes, that are left when they coun
 ELASTICITY = 0.9  # of EASGD, divided by the number of nodes, as in experiments.image
 LOCAL_STEPS = 12  # of Local SGD in the SlowMo paper
 SLOWMO_STEPS = 48  # of SlowMo around SGP in the same paper
+EXACT_STEPS = 48  # of Gossip-PGA
+PAIR_STEPS = 50  # of NoLoCo, in its paper
 FRAGMENTS = 4  # of Streaming DiLoCo
 BUCKETS = 8
 RANDOM_ROUNDS = 16
@@ -34,7 +39,7 @@ class Candidate(NamedTuple):
       mixing: steps until the differences between the nodes have shrunk to a tenth, if each exchange
         is used at once; 0 if the average is exact in every step.
       sigma: second singular value of the product of the first `ceil(log2 N)` steps: 0 is an exact
-        average, 1 none at all.
+        average, 1 none at all; None of models that are relayed, which no such product does.
       kept_models: models that a node keeps beside its parameters, gradients and optimizer state.
       wire: the form of the messages.
       is_here: whether gossipjax has it.
@@ -44,7 +49,7 @@ class Candidate(NamedTuple):
     name: str
     method: Method
     mixing: float
-    sigma: float
+    sigma: float | None
     kept_models: float
     wire: str = "float32"
     is_here: bool = True
@@ -59,13 +64,18 @@ class Candidate(NamedTuple):
 def list_candidates(
     nodes: int, wires: Sequence[Wire], kind: Kind, outer_every: int
 ) -> list[Candidate]:
-    """The methods for a number of nodes.
+    """The methods for a number of nodes: those whose exchanges differ.
+
+    D2 and quasi-global momentum have the row of SGP, mixed momentum that of gradient tracking.
+    CHOCO-SGD and DeepSqueeze are not compared: how fast they average depends on their `gamma`.
 
     Args:
       nodes: N.
-      wires: forms of the messages of gossip; all-reduces of gradients and models have float32, and
-        those of Streaming DiLoCo 4 bits, as in its paper.
-      kind: of all-reduces.
+      wires: forms of the messages. Only in float32 are EASGD and RelaySGD, which have no other, and
+        D1D-PSGD and Gossip-PGA, whose narrow averages are no all-reduce here but `N - 1` messages.
+        Streaming DiLoCo has 4 bits, as in its paper.
+      kind: of all-reduces in float32. Narrow ones are an exchange and a gather of the N parts,
+        with the time of a ring.
       outer_every: steps from one outer step of DiLoCo to the next.
 
     >>> [candidate.name for candidate in list_candidates(1, ["float32"], "ring", 100)]
@@ -73,19 +83,24 @@ def list_candidates(
     """
     if nodes == 1:
         return [Candidate("single", cost_model.single(), 0, 0.0, 0)]
-    gossip = [row for wire in wires for row in _list_gossip(nodes, wire)]
-    return [*_list_exact(nodes, kind), *gossip, *_list_outer(nodes, kind, outer_every)]
+    rows: list[Candidate] = []
+    for wire in wires:
+        reduction = kind if wire == "float32" else "ring"
+        rows += _list_exact(reduction, wire)
+        rows += _list_gossip(nodes, wire)
+        rows += _list_outer(nodes, reduction, outer_every, wire)
+    return [*rows, *_list_wide(nodes, kind, outer_every)]
 
 
-def _list_exact(nodes: int, kind: Kind) -> Iterator[Candidate]:
-    yield Candidate("allreduce", cost_model.allreduce(kind), 0, 0.0, 0)
-    buckets = cost_model.allreduce(kind, layers=BUCKETS)
-    yield Candidate(f"allreduce in {BUCKETS} buckets", buckets, 0, 0.0, 0, is_here=False)
-    yield Candidate("centralized", cost_model.centralized(), 0, 0.0, 0, is_here=False)
-    yield Candidate("d1d-psgd", cost_model.d1d_psgd(kind), 0, 0.0, 1, gradient_age=1)
-    elastic = math.log(AVERAGED) / math.log1p(-ELASTICITY / nodes)
-    sigma = (1 - ELASTICITY / nodes) ** count_rounds(nodes)
-    yield Candidate("easgd", cost_model.easgd(1, kind), elastic, sigma, 1)
+def _list_exact(kind: Kind, wire: Wire) -> Iterator[Candidate]:
+    """Exact averages of gradients in every step."""
+    error = float(wire in INTEGERS)  # what the messages leave out is kept
+    yield Candidate("allreduce", cost_model.allreduce(kind, wire), 0, 0.0, error, wire)
+    buckets = cost_model.allreduce(kind, wire, BUCKETS)
+    name = f"allreduce in {BUCKETS} buckets"
+    yield Candidate(name, buckets, 0, 0.0, error, wire, is_here=False)
+    server = cost_model.centralized(wire)
+    yield Candidate("centralized", server, 0, 0.0, error, wire, is_here=False)
 
 
 def _list_gossip(nodes: int, wire: Wire) -> Iterator[Candidate]:
@@ -103,6 +118,8 @@ def _list_gossip(nodes: int, wire: Wire) -> Iterator[Candidate]:
         yield _rate(name, cost_model.sgp(two, CWA, wire), two, 0, wire)
     yield _rate("1-osgp", cost_model.osgp(peer, 1, wire), peer, 1, wire)
     yield _rate("2-osgp", cost_model.osgp(peer, 2, wire), peer.every(2), 1, wire)
+    tracking = cost_model.gradient_tracking(peer, wire)
+    yield _rate("gradient-tracking@one_peer_exponential", tracking, peer, 1, wire)
     yield _rate("dpsgd@ring", cost_model.dpsgd(ring, wire=wire), ring, 0, wire)
     if pairs is not None:
         name = "dpsgd@bipartite_exponential"
@@ -124,15 +141,38 @@ def _make_async_adpsgd(pairs: gx.Schedule, wire: Wire) -> Method:
     return Method("async-adpsgd", (free,), staleness=1)
 
 
-def _list_outer(nodes: int, kind: Kind, every: int) -> Iterator[Candidate]:
+def _list_outer(nodes: int, kind: Kind, every: int, wire: Wire) -> Iterator[Candidate]:
+    """Averages of models now and then."""
     peer = gx.topology.one_peer_exponential(nodes)
-    local = cost_model.local_sgd(LOCAL_STEPS, kind)
-    yield Candidate(f"local-sgd, every {LOCAL_STEPS}", local, LOCAL_STEPS, 1.0, 1)
-    slowmo = cost_model.slowmo(cost_model.sgp(peer, CWA), SLOWMO_STEPS, kind)
-    yield _rate(f"slowmo sgp-cwa, every {SLOWMO_STEPS}", slowmo, peer, 2, "float32")
+    local = cost_model.local_sgd(LOCAL_STEPS, kind, wire)
+    yield Candidate(f"local-sgd, every {LOCAL_STEPS}", local, LOCAL_STEPS, 1.0, 1, wire)
+    slowmo = cost_model.slowmo(cost_model.sgp(peer, CWA, wire), SLOWMO_STEPS, kind, wire)
+    yield _rate(f"slowmo sgp-cwa, every {SLOWMO_STEPS}", slowmo, peer, 2, wire)
     sigma = float(count_rounds(nodes) < every)
-    diloco = cost_model.diloco(every, kind)
-    yield Candidate(f"diloco, every {every}", diloco, every, sigma, 2)
+    diloco = cost_model.diloco(every, kind, wire)
+    yield Candidate(f"diloco, every {every}", diloco, every, sigma, 2, wire)
+    if nodes % 2 == 0 and nodes <= MAX_DENSE_NODES:
+        pairs = gx.topology.random_pairs(nodes, RANDOM_ROUNDS, 0)
+        mixing = PAIR_STEPS * count_mixing_steps(pairs)
+        noloco = cost_model.noloco(pairs, PAIR_STEPS, wire)
+        yield Candidate(f"noloco, every {PAIR_STEPS}", noloco, mixing, 1.0, 2, wire)
+
+
+def _list_wide(nodes: int, kind: Kind, every: int) -> Iterator[Candidate]:
+    """Methods of one form of messages."""
+    yield Candidate("d1d-psgd", cost_model.d1d_psgd(kind), 0, 0.0, 1, gradient_age=1)
+    elastic = math.log(AVERAGED) / math.log1p(-ELASTICITY / nodes)
+    sigma = (1 - ELASTICITY / nodes) ** count_rounds(nodes)
+    yield Candidate("easgd", cost_model.easgd(1, kind), elastic, sigma, 1)
+    if nodes <= MAX_DENSE_NODES:
+        tree = networkx.full_rary_tree(2, nodes)
+        degree = max(degree for _, degree in tree.degree)
+        relay = cost_model.relay(tree)
+        yield Candidate("relay@tree", relay, networkx.diameter(tree), None, degree)
+        exact = gx.topology.periodic(gx.topology.one_peer_exponential(nodes), EXACT_STEPS)
+        pga = cost_model.sgp(exact, CWA)
+        yield _rate(f"gossip-pga, every {EXACT_STEPS}", pga, exact, 0, "float32")
+    sigma = float(count_rounds(nodes) < every)
     if every > FRAGMENTS:
         streaming = cost_model.streaming_diloco(every, FRAGMENTS, 1, kind, "int4")
         name = f"streaming-diloco, every {every}"

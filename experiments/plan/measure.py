@@ -38,41 +38,55 @@ TIMEOUT = 120.0  # seconds that the two processes wait for each other
 LEARNING_RATE = 0.05
 
 
-class Measurement(NamedTuple):
-    """What was measured here.
+class MeasuredStep(NamedTuple):
+    """A step of one node without exchange.
 
     Attributes:
       parameters: of the model.
-      compute_seconds: of a step of one node without exchange, the median.
-      bandwidth: of a TCP stream between two processes of this machine, bytes per second.
+      seconds: the median.
       description: says what was measured, in a sentence.
     """
 
     parameters: int
-    compute_seconds: float
+    seconds: float
+    description: str
+
+
+class MeasuredStream(NamedTuple):
+    """A TCP stream between two processes of this machine.
+
+    Attributes:
+      bandwidth: bytes per second.
+      description: says what was measured, in a sentence.
+    """
+
     bandwidth: float
     description: str
 
 
-def measure_machine(model: ModelName, examples: int) -> Measurement:
-    """Measures a step of a model, and a stream between two processes.
+def measure_step(model: ModelName, examples: int) -> MeasuredStep:
+    """Measures a step of a model, a name of `INPUTS`, of some examples."""
+    parameters, seconds, device = time_step(model, examples)
+    description = (
+        f"Measured here: {seconds:.4g} s for a step (gradient and SGD with momentum) of {model}, "
+        f"{parameters:,} parameters, {examples} random examples, on {device}, the median of "
+        f"{STEPS}."
+    )
+    return MeasuredStep(parameters, seconds, description)
 
-    Args:
-      model: a name of `INPUTS`.
-      examples: of a step.
+
+def measure_stream() -> MeasuredStream:
+    """Measures a stream between two processes.
 
     Raises:
       OSError: if the processes cannot meet.
     """
-    parameters, seconds, device = time_step(model, examples)
     bandwidth = time_stream()
     description = (
-        f"Measured here: {seconds:.4g} s for a step (gradient and SGD with momentum) of {model}, "
-        f"{parameters:,} parameters, {examples} random examples, on {device}, the median of "
-        f"{STEPS}; {bandwidth / 1e9:.3g} GB/s in a TCP stream between two processes over the "
+        f"Measured here: {bandwidth / 1e9:.3g} GB/s in a TCP stream between two processes over the "
         "loopback, which is no network: give --bandwidth for a real one."
     )
-    return Measurement(parameters, seconds, bandwidth, description)
+    return MeasuredStream(bandwidth, description)
 
 
 def time_step(model: ModelName, examples: int) -> tuple[int, float, str]:

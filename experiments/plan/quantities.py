@@ -1,6 +1,5 @@
 """Quantities on a command line: numbers of parameters, seconds and bandwidths, with their units."""
 
-import math
 import re
 
 NUMBER = r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)"
@@ -10,10 +9,16 @@ RATE = re.compile(rf"{NUMBER}\s*([kmgt]?)(bit|byte|b)(?:/?(s))?", re.IGNORECASE)
 THOUSANDS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 SECONDS_OF = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 BITS_PER_BYTE = 8
+MIN_COUNT = 1.0
+MAX_COUNT = 1e15
+MIN_SECONDS = 1e-9
+MAX_SECONDS = 1e6
+MIN_RATE = 1.0  # bytes per second
+MAX_RATE = 1e15
 
 
 def parse_count(text: str, option: str) -> float:
-    """A positive number with an optional k, M, B (or G) or T, in powers of 1000.
+    """A number from 1 to 1e15 with an optional k, M, B (or G) or T, in powers of 1000.
 
     Raises:
       ValueError: names the option, and what it must be.
@@ -23,11 +28,13 @@ def parse_count(text: str, option: str) -> float:
     """
     way_out = "a positive number, with k, M, B or T after it if you like, as in 25.6M"
     number, unit = _match(COUNT, text, option, way_out)
-    return _require_positive(number * THOUSANDS[unit.lower()], text, option, way_out)
+    value = number * THOUSANDS[unit.lower()]
+    _require_between(MIN_COUNT, value, MAX_COUNT, "", f"{option} must be {way_out}, got {text!r}")
+    return value
 
 
 def parse_seconds(text: str, option: str, is_zero_allowed: bool = False) -> float:
-    """Seconds, of a number with an optional s, ms or us.
+    """Seconds from 1e-9 to 1e6, or 0 where allowed, of a number with an optional s, ms or us.
 
     Raises:
       ValueError: names the option, and what it must be.
@@ -35,18 +42,22 @@ def parse_seconds(text: str, option: str, is_zero_allowed: bool = False) -> floa
     >>> parse_seconds("228ms", "--compute"), parse_seconds("0.228", "--compute")
     (0.228, 0.228)
     """
-    way_out = "a positive time in seconds, or with s, ms or us after it, as in 228ms"
+    zero = "0 or " if is_zero_allowed else ""
+    way_out = f"{zero}a positive time in seconds, or with s, ms or us after it, as in 228ms"
     number, unit = _match(SECONDS, text, option, way_out)
     if number == 0 and is_zero_allowed:
         return 0.0
-    return _require_positive(number * SECONDS_OF[unit.lower()], text, option, way_out)
+    seconds = number * SECONDS_OF[unit.lower()]
+    message = f"{option} must be {way_out}, got {text!r}"
+    _require_between(MIN_SECONDS, seconds, MAX_SECONDS, " s", message)
+    return seconds
 
 
 def parse_bandwidth(text: str, option: str) -> float:
     """Bytes per second of a bandwidth in bits (`10gbit`, `10Gbit/s`) or bytes (`450GB/s`).
 
-    `b` alone, and `bps`, mean bits to some and bytes to others: `450GB/s` needs its capital B, and
-    the others are refused.
+    From 1 to 1e15 bytes per second. `b` alone, and `bps`, mean bits to some and bytes to others:
+    `450GB/s` needs its capital B, and the others are refused.
 
     Raises:
       ValueError: names the option, and what it must be.
@@ -60,7 +71,9 @@ def parse_bandwidth(text: str, option: str) -> float:
         raise ValueError(f"{option} must be {way_out}, got {text!r}: write a number and its unit.")
     bytes_of_unit = 1 / BITS_PER_BYTE if match[3].lower() == "bit" else 1.0
     rate = float(match[1]) * THOUSANDS[match[2].lower()] * bytes_of_unit
-    return _require_positive(rate, text, option, way_out)
+    message = f"{option} must be {way_out}, got {text!r}"
+    _require_between(MIN_RATE, rate, MAX_RATE, " bytes per second", message)
+    return rate
 
 
 def format_bandwidth(bytes_per_second: float) -> str:
@@ -73,6 +86,16 @@ def format_bandwidth(bytes_per_second: float) -> str:
         return f"{bytes_per_second / 1e9:.4g} GB/s"
     bits = bytes_per_second * BITS_PER_BYTE
     return f"{bits / 1e9:.4g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.4g} Mbit/s"
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds in words, to a millisecond where that says something, else of three digits.
+
+    >>> format_seconds(0.2284), format_seconds(3e-6), format_seconds(2.5e12), format_seconds(0.0)
+    ('0.228 s', '3e-06 s', '2.5e+12 s', '0.000 s')
+    """
+    is_plain = seconds == 0 or 1e-3 <= seconds < 1e5
+    return f"{seconds:.3f} s" if is_plain else f"{seconds:.3g} s"
 
 
 def format_count(number: float) -> str:
@@ -94,7 +117,6 @@ def _match(pattern: re.Pattern[str], text: str, option: str, way_out: str) -> tu
     return float(match[1]), match[2]
 
 
-def _require_positive(value: float, text: str, option: str, way_out: str) -> float:
-    if not 0 < value < math.inf:
-        raise ValueError(f"{option} must be {way_out}, got {text!r}: give a finite one above 0.")
-    return value
+def _require_between(low: float, value: float, high: float, unit: str, message: str) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{message}: give one from {low:g} to {high:g}{unit}.")

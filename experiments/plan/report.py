@@ -13,8 +13,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from experiments.plan.candidates import Candidate
-from experiments.plan.choice import Plan, Row, Situation
+from experiments.plan.choice import Plan
 from experiments.plan.quantities import format_bandwidth
+from experiments.plan.rows import Row, Situation
 from gossipjax.cost_model import Network, predict_step
 
 COLORS = matplotlib.color_sequences["petroff10"]
@@ -23,6 +24,7 @@ MEGA = 1e6
 PLOTTED = ("allreduce", "sgp", "sgp-cwa", "async-sgp", "dpsgd@ring", "streaming-diloco")
 DECADES = 2  # of bandwidth, to each side
 POINTS = 41
+MAX_PLAIN = 1e8  # beyond it a number in the table has three digits
 
 
 def make_table(plan: Plan) -> Table:
@@ -31,9 +33,9 @@ def make_table(plan: Plan) -> Table:
     table = Table(
         title=describe_situation(situation),
         caption="Modelled, not measured. counted: seconds for what AllReduce learns in a step, "
-        "assumed. sigma: of the first log2(N) steps, 0 is an exact average. late: steps until what "
-        "a node has learned is at all others. MB: of a node, sent per step; kept beside the usual. "
-        "(): not in gossipjax.",
+        "assumed. sigma: of the first log2(N) steps, 0 is an exact average, - if busy links leave "
+        "exchanges out. late: steps until what a node has learned is at all others. MB: of a node, "
+        "sent per step; kept beside the usual. (): not in gossipjax.",
         box=SIMPLE_HEAD,
         padding=0,
     )
@@ -61,14 +63,18 @@ def _format_row(row: Row) -> list[str]:
         label if row.candidate.is_here else f"({label})",
         f"{row.seconds:.3g}",
         f"{row.priced_seconds:.3g}",
-        f"{row.examples_per_second:,.0f}",
+        _format_large(row.examples_per_second),
         f"{row.efficiency:.0%}",
         f"{row.prediction.sent_bytes / MEGA:,.4g}",
-        f"{row.candidate.sigma:.2f}",
+        "-" if row.sigma is None else f"{row.sigma:.2f}",
         f"{row.staleness:.3g}",
         f"{row.lateness:.3g}",
-        f"{row.kept_bytes / MEGA:,.0f}",
+        _format_large(row.kept_bytes / MEGA),
     ]
+
+
+def _format_large(value: float) -> str:
+    return f"{value:,.0f}" if value < MAX_PLAIN else f"{value:.3g}"
 
 
 def describe_situation(situation: Situation) -> str:

@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -12,9 +14,10 @@ import pytest
 import gossipjax as gx
 from experiments.plan import __main__ as program
 from experiments.plan import measure
-from experiments.plan.candidates import count_mixing_steps, list_candidates
-from experiments.plan.choice import LATE_PRICE, Plan, Situation, make_plan
+from experiments.plan.candidates import Wire, count_mixing_steps, list_candidates
+from experiments.plan.choice import Plan, make_plan
 from experiments.plan.quantities import parse_bandwidth, parse_count, parse_seconds
+from experiments.plan.rows import LATE_PRICE, Situation
 from experiments.training.methods import MethodOptions, make_method
 from gossipjax.cost_model import Network, Slowness, Workload, allreduce, networks, predict_step
 
@@ -28,9 +31,10 @@ def plan(
     workload: Workload = WORKLOAD,
     slowness: Slowness = EVEN,
     late_price: float = LATE_PRICE,
+    wires: Sequence[Wire] = ("float32", "bfloat16"),
 ) -> Plan:
     situation = Situation(workload, network, nodes, slowness, late_price)
-    return make_plan(situation, list_candidates(nodes, ["float32", "bfloat16"], "ring", 100))
+    return make_plan(situation, list_candidates(nodes, wires, "ring", 100))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +56,7 @@ def test_slow_links_between_fast_nodes_hide_the_exchange():
     """Anything that hides 0.16 s behind 0.23 s beats AllReduce by far."""
     made = plan(Network(1.25e9), 32)
     assert made.chosen.seconds == pytest.approx(0.228, rel=1e-6)
-    exact = next(row for row in made.rows if row.candidate.name == "allreduce")
+    exact = next(row for row in made.rows if row.candidate.label == "allreduce")
     assert exact.seconds == pytest.approx(0.228 + 2 * 31 / 32 * 102.4e6 / 1.25e9)
     assert made.chosen.priced_seconds < exact.seconds / 1.1
 
@@ -61,6 +65,26 @@ def test_fast_links_make_all_reduce_the_choice():
     made = plan(networks.NVLINK_H100, 8, Workload(parameters=1e9, compute_seconds=0.3))
     assert made.chosen.candidate.name == "allreduce"
     assert any("AllReduce is better here" in reason for reason in made.reasons)
+
+
+def test_narrow_gossip_is_compared_with_narrow_all_reduce():
+    """0.228 + 2 * 31/32 * 51.2 MB / 25 Gbit/s is less than SGP's 0.228 with its price of 14 %."""
+    made = plan(Network(3.125e9), 32, wires=["bfloat16"])
+    assert made.chosen.candidate.label == "allreduce bfloat16"
+    assert made.chosen.seconds == pytest.approx(0.228 + 2 * 31 / 32 * 51.2e6 / 3.125e9)
+    both = plan(Network(3.125e9), 32)
+    assert both.chosen.candidate.label == "allreduce bfloat16"
+    slow = plan(Network(1.25e8), 32)
+    assert slow.chosen.candidate.name != "allreduce"
+    assert any(reason.startswith("AllReduce (bfloat16) takes") for reason in slow.reasons)
+
+
+def test_exchanges_that_are_left_out_have_no_sigma():
+    made = plan(Network(25e6), 8, slowness=Slowness("constant", 2.0))
+    assert made.chosen.kept > 0.8
+    assert made.chosen.sigma is None
+    assert made.chosen.make_record()["sigma"] is None
+    assert plan(Network(1.25e10), 8).chosen.sigma == 0
 
 
 def test_a_slow_site_behind_slow_links_makes_waiting_for_nobody_the_choice():
@@ -91,7 +115,7 @@ def test_the_price_is_what_is_said():
     row = next(row for row in made.rows if row.candidate.label == "sgp-cwa")
     assert row.lateness == 3 + 1  # three rounds, each beside the next computation
     assert row.price == pytest.approx(1 + 0.05 * math.log2(5))
-    exact = next(row for row in made.rows if row.candidate.name == "allreduce")
+    exact = next(row for row in made.rows if row.candidate.label == "allreduce")
     assert exact.price == 1
     predicted = predict_step(allreduce(), WORKLOAD, Network(1.25e9), 8)
     assert exact.seconds == predicted.seconds
@@ -107,7 +131,10 @@ def test_one_node_exchanges_nothing():
 def test_any_number_of_nodes(nodes: int):
     names = {c.label for c in list_candidates(nodes, ["float32", "int8"], "ring", 2)}
     assert {"allreduce", "sgp", "sgp int8", "async-sgp", "dpsgd@ring"} <= names
-    assert "async-sgp int8" not in names
+    assert {"allreduce int8", "diloco, every 2 int8", "d1d-psgd", "easgd"} <= names
+    assert not {"async-sgp int8", "d1d-psgd int8", "easgd int8"} & names
+    assert ("relay@tree" in names) == ("gossip-pga, every 48" in names) == (nodes < 256)
+    assert ("noloco, every 50" in names) == (nodes == 2)
     assert ("dpsgd@bipartite_exponential" in names) == (nodes == 2)
 
 
@@ -120,7 +147,18 @@ def test_mixing_steps():
     assert gx.topology.second_singular_value(ring, steps - 1) > 0.1
 
 
-@pytest.mark.parametrize("name", ["allreduce", "sgp-cwa", "1-osgp", "d1d-psgd", "easgd"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "allreduce",
+        "sgp-cwa",
+        "1-osgp",
+        "d1d-psgd",
+        "easgd",
+        "gradient-tracking@one_peer_exponential",
+        "relay@tree",
+    ],
+)
 def test_kept_models_are_those_of_the_states(name: str):
     size = 1000
     method = make_method(name, MethodOptions(4), optax.sgd(0.1))
@@ -145,12 +183,26 @@ def test_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 def test_measure_takes_what_is_not_given(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    measured = measure.Measurement(1000, 0.01, 1e9, "Measured here: things.")
-    monkeypatch.setattr(program, "measure_machine", lambda model, examples: measured)
+    step = measure.MeasuredStep(1000, 0.01, "Measured here: a step.")
+    stream = measure.MeasuredStream(1e9, "Measured here: a stream.")
+    monkeypatch.setattr(program, "measure_step", lambda model, examples: step)
+    monkeypatch.setattr(program, "measure_stream", lambda: stream)
     program.main(["--measure", "--compute", "20ms", "--nodes", "2"])
-    printed = capsys.readouterr().out
-    assert "Measured here" in printed
-    assert "0.02 s of computation, 8 Gbit/s" in " ".join(printed.split())
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Measured here: a step. Measured here: a stream." in printed
+    assert "0.02 s of computation, 8 Gbit/s" in printed
+    program.main(["--measure", "--network", "tpu-v5e-dcn", "--nodes", "2"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "a stream" not in printed
+    assert "0.01 s of computation, data centre network" in printed
+
+
+def test_large_quantities_are_printed_short(capsys: pytest.CaptureFixture[str]):
+    line = "--bandwidth 8bit --parameters 1e15 --compute 1e6 --latency 1e6 --nodes 4"
+    program.main([*line.split(), "--examples", "1000000000", "--slowness", "1000000x"])
+    assert not re.search("[0-9,]{16}", capsys.readouterr().out)
+    program.main(["--bandwidth", "1e6GB/s", "--compute", "1e-9", "--nodes", "64"])
+    assert not re.search("[0-9,]{16}", capsys.readouterr().out)
 
 
 def test_measured_step_and_stream():
