@@ -6,9 +6,11 @@ import math
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from experiments.averaging import __main__ as averaging_program
 from experiments.rates import problem
+from experiments.rates.__main__ import Options as RatesOptions
 from experiments.report.figures import draw_figures
 from experiments.report.section import Result, Scale
 from experiments.report.sections.theory import averaging, rate_claims, rates
@@ -82,6 +84,14 @@ class TestAveraging:
         assert draw(findings, tmp_path) == 1
         assert [len(table.rows) for table in findings.tables] == [4, 4]
 
+    def test_a_line_that_is_cut_short_is_left_out(self, tmp_path):
+        curve = averaging_program.measure_curve("ring", 8, 6, 2)
+        lines = [json.dumps(line) for line in curve.lines()]
+        (tmp_path / "metrics.jsonl").write_text("\n".join(lines)[:-9])
+        result = Result(status="finished", summary=make_averages(), folder=tmp_path)
+        assert len(averaging.read_lines(result)) == len(lines) - 1
+        assert draw(averaging.find(Scale(), {averaging.RUN: result}), tmp_path) == 1
+
     def test_other_values_disagree(self):
         summary = json.loads(json.dumps(make_averages()))
         for record in summary["sgp18_appendix_a"]:
@@ -113,9 +123,35 @@ class TestRates:
         assert holds(findings)[1:4] == [False] * 3
         assert holds(findings)[4] is True  # still a function of nK
         assert findings.verdict == "agrees in part"
+        assert "was enough" not in findings.sentence
+
+    def test_a_ring_that_gains_nothing_by_more_nodes(self):
+        runs = [
+            run | {"squared_gradient": [run["nodes"] ** 0.5 * x for x in run["squared_gradient"]]}
+            if run["label"] == rate_claims.RING
+            else run
+            for run in make_rates()["runs"]
+        ]
+        findings = find(rates, {"runs": runs})
+        assert holds(findings)[-1] is True
+        assert "it has no linear speed-up" in findings.sentence
+
+    def test_methods_have_their_titles_in_the_figure(self):
+        drawn = Figure(layout="constrained")
+        find(rates, make_rates()).figures[0].draw(drawn)
+        texts = [text.get_text() for legend in drawn.legends for text in legend.get_texts()]
+        assert set(rate_claims.TITLES.values()) <= set(texts)
+
+    def test_sizes_are_those_of_the_program(self):
+        options = RatesOptions()
+        assert (options.nodes, options.steps) == (rates.NODES, rates.STEPS)
+        assert "4, 8, 16 and 32 simulated nodes, 512 to 131,072" in rates.write_text(Scale())
+        assert "4, 8 and 16 simulated nodes, 256 to 8,192" in rates.write_text(Scale(is_quick=True))
 
     def test_a_ring_that_is_no_worse_disagrees(self):
-        assert holds(find(rates, make_rates(ring=0.0)))[-1] is False
+        findings = find(rates, make_rates(ring=0.0))
+        assert holds(findings)[-1] is False
+        assert "no linear speed-up" not in findings.sentence
 
     def test_slopes_are_left_open_near_the_bound(self):
         points = rates.select_points(make_rates(-0.45)["runs"], rate_claims.SGP, "squared_gradient")

@@ -131,10 +131,16 @@ def test_bandwidths_of_dpsgd17():
     runs = [make_network_run(name, 0.31, 0.3) for name in slowest]
     runs += [make_network_run(name, x, x, "20mbit") for name, x in slowest.items()]
     findings = dpsgd17.find(FULL, {dpsgd17.RUN: finish(*runs)})
-    similar, faster, latency = findings.claims
+    similar, faster, latency, *slowdowns = findings.claims
     assert (similar.holds, similar.ours) == (True, "1.00 times")
     assert (faster.holds, faster.ours) == (True, "5.56 times")
     assert latency.is_modelled
+    assert [(claim.holds, claim.is_modelled) for claim in slowdowns] == [
+        (True, False),
+        (True, True),
+    ]
+    assert slowdowns[0].ours.startswith("AllReduce 3.23 times, parameter server 16.13 times")
+    assert "0.90 times as long as with the all-reduce" in findings.sentence
     assert "5.00 s with a parameter server" in findings.sentence
     draw(findings)
 

@@ -1,5 +1,6 @@
 """SGP-18, appendix A, and RAND-20, equations 6 and 12: how fast topologies average."""
 
+import contextlib
 import json
 import math
 from collections.abc import Sequence
@@ -9,8 +10,9 @@ import numpy as np
 from matplotlib.figure import Figure as MatplotlibFigure
 from scipy import stats
 
-from experiments.report.differences import CONFIDENCE
+from experiments.report.differences import CONFIDENCE, Difference
 from experiments.report.section import (
+    GAPS,
     Claim,
     Figure,
     Findings,
@@ -55,7 +57,7 @@ def find(scale: Scale, results: Results) -> Findings:
         judge_eigenvalues(rings),
         judge_bound(rings),
     ]
-    gap = "-" if result.status in ("finished", "missing") else result.status
+    gap = GAPS[result.status]
     tables = [make_factor_table(factors, gap), make_ring_table(rings, gap)]
     lines = read_lines(result)
     figures = []
@@ -83,11 +85,8 @@ def judge_factor(topology: str, record: Record | None, seeds: int) -> Claim:
     published = f"{paper:g}" if paper == 0 else f"about {paper:g}"
     if record is None:
         return Claim(statement, published, "-", None)
-    margin = find_margin(record, seeds)
-    distance = abs(record["mean"] - paper)
-    bound = DIGIT if paper else ROUNDING
-    # Open if the error of the mean reaches over the bound.
-    holds = None if abs(distance - bound) < margin else distance <= bound
+    distance = Difference(abs(record["mean"] - paper), find_margin(record, seeds))
+    holds = distance.is_at_most(DIGIT if paper else ROUNDING)
     return Claim(statement, published, format_factor(record, seeds), holds)
 
 
@@ -195,7 +194,11 @@ def read_lines(result: Result) -> list[Record]:
     if result.folder is None or result.status != "finished":
         return []
     path = result.folder / "metrics.jsonl"
-    return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+    lines = []
+    for text in path.read_text().splitlines() if path.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):  # the last line may be cut short
+            lines.append(json.loads(text))
+    return lines
 
 
 def draw_errors(lines: Sequence[Record], figure: MatplotlibFigure) -> None:
