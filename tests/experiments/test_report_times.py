@@ -102,11 +102,14 @@ def test_seconds_are_judged_by_the_model():
     findings = step_time.find(FULL, results)
     assert find_claims(findings) == [
         (True, "+8.0 % to +8.0 % in 1 rows"),
+        (None, "-"),
+        (None, "-"),
         (False, "-14.3 % to +0.0 % in 3 rows"),
         (True, "0.700 s against 0.900 s"),
         (False, "0.800 s against 0.700 s"),
     ]
     assert findings.verdict == "agrees in part"
+    assert "Beyond the bound: sgp (200mbit, -14 %)" in findings.sentence
     assert [row[4] for row in findings.tables[0].rows[:2]] == ["0.540", "-"]
     draw(findings)
 
@@ -116,12 +119,17 @@ def test_slow_nodes_are_judged_by_arithmetic_and_simulation():
         make_straggler_run("allreduce", "none", 1.0),
         make_straggler_run("allreduce", "4x", 0.26),
         make_straggler_run("async-sgp", "4x", 0.7, 1200.0),
+        make_straggler_run("allreduce", "random", 0.30),
+        make_straggler_run("sgp", "random", 0.31),
+        make_straggler_run("1-osgp", "random", 0.36),
     ]
     findings = stragglers.find(FULL, {stragglers.FOUR: finish(*runs)})
     assert find_claims(findings) == [
-        (False, "+0.0 % to +20.0 % in 3 rows"),
+        (False, "+0.0 % to +20.0 % in 6 rows"),
         (True, "26.0%"),
         (False, "70.0%"),
+        (False, "31.0% against 30.0%"),
+        (True, "36.0% against 30.0%"),
     ]
     draw(findings)
 
