@@ -81,8 +81,8 @@ def test_processor_time_is_added_where_it_cannot_hide():
     assert predict("sgp", cpu=0.3, packing=0.1) == pytest.approx(0.5 + MODEL + 0.1)
     assert predict("allreduce", cpu=0.3, packing=0.1) == pytest.approx(0.5 + 1.5 * MODEL + 0.1)
     assert predict("centralized", packing=0.1) == pytest.approx(6.6)
-    assert predict("2-osgp", cpu=0.3, packing=0.1) == pytest.approx(0.8)
-    beside, alone = BESIDE + 0.1, MODEL + 0.1
+    assert predict("2-osgp", cpu=0.3, packing=0.05) == pytest.approx(0.8)
+    beside, alone = BESIDE + 2 * 0.1, MODEL + 0.1  # half of the cores
     expected = 0.6 + (beside - 0.6) * alone / beside
     assert predict("1-osgp", cpu=0.1, packing=0.1) == pytest.approx(expected)
     assert predict("async-sgp", cpu=0.3) == pytest.approx(0.8)

@@ -22,8 +22,8 @@ def predict_row(
     many messages go where, and what overlaps. All hosts share the cores of one machine. So the
     processor time of an exchange that runs beside the computation makes that longer, and the
     packing, which is that beyond plain streams, comes before the wire. Beside computation an
-    exchange has the goodput of streams beside computation. What is left of it when the computation
-    has ended goes as fast as streams alone.
+    exchange has the goodput of streams beside computation, and half of the cores for its packing.
+    What is left of it when the computation has ended goes as fast as alone.
 
     Args:
       row: the algorithm and the form of its messages.
@@ -50,7 +50,8 @@ def predict_row(
     alone = predict_step(method, workload, network, hosts)
     if not row.overlaps or row.algorithm == BUCKETS:  # which begin later, and end alone
         return alone.seconds
-    busy = dataclasses.replace(network, bandwidth=configuration["goodput_busy_hosts"])
+    goodput = configuration["goodput_busy_hosts"]
+    busy = dataclasses.replace(network, bandwidth=goodput, host_copy=network.host_copy / 2)
     beside = predict_step(method, workload, busy, hosts)
     if not beside.exposed_seconds:
         return beside.seconds
