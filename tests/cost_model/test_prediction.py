@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from pathlib import Path
 
 import networkx
 import numpy as np
@@ -266,3 +267,16 @@ def test_a_faster_network_is_never_slower(name):
     ]
     assert seconds == sorted(seconds, reverse=True)
     assert seconds[-1] == pytest.approx(C, rel=0.01)
+
+
+def test_every_transform_has_a_method_or_shares_that_of_another():
+    """A transform is what returns one; two of them go around another."""
+    text = (Path(gx.cost_model.__file__).parent / "README.md").read_text()
+    transforms = {
+        name
+        for name in gx.__all__
+        if "GradientTransformation" in str(getattr(getattr(gx, name), "__annotations__", {}))
+    } - {"sharded", "apply_if_finite"}
+    assert {"sgp", "relay", "choco", "outer"} <= transforms
+    missing = {name for name in transforms if f"`gx.{name}(" not in text}
+    assert missing <= set(gx.cost_model.__all__)
