@@ -455,8 +455,8 @@ def write_notes(folder: Path) -> None:
 
 
 ROWS += [
-    Line("compare", "--out OUT --overwrite", "got biology.csv: move it", write_notes),
-    Line("report", "--out OUT --overwrite", "got biology.csv: move it", write_notes),
+    Line("compare", "--out OUT --overwrite", "biology.csv: move it", write_notes),
+    Line("report", "--out OUT --overwrite", "biology.csv: move it", write_notes),
 ]
 
 SUBPROCESSES = [
