@@ -20,8 +20,12 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 os.environ.setdefault("NPROC", "16")
-flags = os.environ.get("XLA_FLAGS", "")
-os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0"
+FAST_TO_COMPILE = (
+    "--xla_backend_optimization_level=0",
+    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",  # the programs are small
+)
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FAST_TO_COMPILE])
 cache = tempfile.TemporaryDirectory(prefix="gossipjax-tests-")  # of this process: no other writes
 jax.config.update("jax_compilation_cache_dir", cache.name)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

@@ -116,10 +116,12 @@ class TestApplyIfFinite:
 
     @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
     def test_without_bad_steps_it_changes_nothing(self, dtype):
+        """But for products and sums that the compiler contracts in the one program only."""
         chain = optax.chain(optax.sgd(0.1), gx.osgp(IRREGULAR))
         plain, _ = train(chain, dtype=dtype)
         guarded, _ = train(gx.apply_if_finite(chain), dtype=dtype)
-        np.testing.assert_array_equal(as_float64(guarded), as_float64(plain))
+        rtol = 1e-6 if dtype == jnp.float32 else 0
+        np.testing.assert_allclose(as_float64(guarded), as_float64(plain), rtol=rtol)
 
     def test_around_overlap_skipped_steps_keep_messages_on_their_way(self):
         """Counted steps go on where they were, so that a message arrives by its own round."""
@@ -484,7 +486,7 @@ class TestNarrowTypes:
 
             return jax.lax.scan(body, (z, tx.init(z)), updates)[0]
 
-        updates = RNG.normal(size=(N, steps, 3)) * 1e-3
+        updates = np.random.default_rng(0).normal(size=(N, steps, 3)) * 1e-3
         updates = jnp.asarray(updates, dtype)
         z, state = run(mode, many, N)(z, updates)
         return z, state, as_float64(updates).sum(axis=(0, 1))
@@ -509,7 +511,7 @@ class TestNarrowTypes:
         """XLA may drop the rounding of parameters that never leave the program."""
         tx = ROWS[name].transform(RING)
         z = make_start(dtype)
-        u = jnp.asarray(RNG.normal(size=(N, 2, 3)), dtype)
+        u = jnp.asarray(np.random.default_rng(0).normal(size=(N, 2, 3)), dtype)
 
         def step(z, state, u, k):
             updates, state = tx.update(u, state, z, step=k)

@@ -102,7 +102,7 @@ def test_the_mean_of_the_corrections_stays_zero(make, wire_dtype):
     schedule = LAZY_RING if make is gx.d2 else IRREGULAR
     tx = make(schedule, wire_dtype=wire_dtype)
     steps = 20
-    updates = jnp.asarray(RNG.normal(size=(N, steps, 5)), jnp.float32)
+    updates = jnp.asarray(np.random.default_rng(0).normal(size=(N, steps, 5)), jnp.float32)
 
     def corrections(updates):
         def body(carry, u):
@@ -138,7 +138,7 @@ def test_relay_delivers_the_exact_mean_after_the_diameter(name, mode):
     n = len(tree)
     diameter = nx.diameter(tree)
     tx = gx.relay(tree)
-    goals = RNG.normal(size=n)
+    goals = np.random.default_rng(0).normal(size=n)
 
     def average(goal):
         x = jnp.zeros_like(goal)
@@ -157,7 +157,7 @@ def test_relay_delivers_the_exact_mean_after_the_diameter(name, mode):
 
 def test_relay_between_servers_of_several_devices():
     tree = nx.path_graph(4)
-    x = jnp.asarray(RNG.normal(size=(4, 7)), jnp.float32)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 7)), jnp.float32)
 
     def two_steps(tx, x):
         state = tx.init(x)

@@ -17,7 +17,6 @@ from experiments.training.evaluation import Evaluator
 
 CHANNELS = 4
 CLASSES = 3
-RNG = np.random.default_rng(0)
 
 
 @pytest.fixture(autouse=True)
@@ -31,11 +30,12 @@ def tiny(monkeypatch):
 
 def make_arrays(utterances=36):
     """Utterances whose classes can be told apart: each is loud in one of the channels."""
-    lengths = RNG.integers(3, 16, utterances).astype(np.int32)
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(3, 16, utterances).astype(np.int32)
     lengths[0] = 15
     lengths[3] = 3
     labels = (np.arange(utterances) % CLASSES).astype(np.int8)
-    frames = RNG.integers(60, 120, (lengths.sum(), CHANNELS)).astype(np.uint8)
+    frames = rng.integers(60, 120, (lengths.sum(), CHANNELS)).astype(np.uint8)
     frames[np.arange(len(frames)), np.repeat(labels, lengths)] += 100
     return {
         "frames": frames,
@@ -108,15 +108,16 @@ class TestWindows:
 
     def test_the_papers_260_features(self, tmp_path):
         """40 fMLLR, 100 of an i-vector, 40 log-mel with deltas and double deltas."""
+        rng = np.random.default_rng(0)
         lengths = np.array([30, 42])
         arrays = {
-            "frames": RNG.integers(0, 256, (72, 40)).astype(np.uint8),
+            "frames": rng.integers(0, 256, (72, 40)).astype(np.uint8),
             "lengths": lengths,
             "labels": np.array([1, 0]),
             "split": np.array([1, 0]),
             "languages": np.array(["a", "b"]),
-            "frame_features": RNG.normal(size=(72, 40)),
-            "utterance_features": RNG.normal(size=(2, 100)),
+            "frame_features": rng.normal(size=(72, 40)),
+            "utterance_features": rng.normal(size=(2, 100)),
         }
         windows = Windows(load_utterances("tiny", write(tmp_path, arrays), "train"), 21)
         features = windows.read(np.arange(2))
