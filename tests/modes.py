@@ -43,6 +43,4 @@ def run(mode, fn, nodes, shared=(), jit=True):
             check_vma=mode == "shard_map_check_vma",
         )(*args)
 
-    # The results are under test, not the speed: this compiles in a third of the time.
-    options = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-    return jax.jit(call, compiler_options=options) if jit and mode != "pmap" else call
+    return jax.jit(call) if jit and mode != "pmap" else call
