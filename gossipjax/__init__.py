@@ -1,32 +1,15 @@
 """Decentralized data-parallel training in JAX: gossip as optax transforms."""
 
-from gossipjax import asynchronous, cost_model, diagnostics, launch, processes, topology, wire
-from gossipjax.algorithms.adpsgd import adpsgd, d1d_psgd, random_delays
-from gossipjax.algorithms.allreduce import allreduce
-from gossipjax.algorithms.apply_if_finite import apply_if_finite
-from gossipjax.algorithms.choco import choco
-from gossipjax.algorithms.deepsqueeze import deepsqueeze
-from gossipjax.algorithms.dpsgd import dpsgd
-from gossipjax.algorithms.easgd import easgd
-from gossipjax.algorithms.frame.chain import canonical_step, canonical_steps, gossip_state
-from gossipjax.algorithms.frame.exchange import exchange
-from gossipjax.algorithms.frame.state import GossipState
-from gossipjax.algorithms.osgp import osgp
-from gossipjax.algorithms.outer.transform import outer
-from gossipjax.algorithms.sgp import sgp
-from gossipjax.algorithms.sharded import sharded
-from gossipjax.algorithms.uneven_data.d2 import d2
-from gossipjax.algorithms.uneven_data.gradient_tracking import gradient_tracking
-from gossipjax.algorithms.uneven_data.mixed_momentum import mixed_momentum
-from gossipjax.algorithms.uneven_data.quasi_global import quasi_global, quasi_global_adam
-from gossipjax.algorithms.uneven_data.relay import relay
-from gossipjax.batch_stats import average_batch_stats, mix_batch_stats
-from gossipjax.collectives import mix
-from gossipjax.diagnostics import average_model, latest_model, local_model
-from gossipjax.sharding import fsdp_specs, state_specs
-from gossipjax.spmd import Nodes, Program, donate_on_accelerators, spmd
-from gossipjax.topology import Schedule
-from gossipjax.train_step import MAX_PROGRAMS, TrainStep
+# ruff: noqa: F403, F405 (what has no module of its own here is listed in _public.py)
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gossipjax import asynchronous, cost_model, diagnostics, launch, processes, topology, wire
+    from gossipjax._public import *
 
 __all__ = [
     "MAX_PROGRAMS",
@@ -78,3 +61,29 @@ __all__ = [
 ]
 
 __version__ = "0.2.0.dev0"
+
+_MODULES = ("asynchronous", "cost_model", "diagnostics", "launch", "processes", "topology", "wire")
+
+
+class _LazyPackage(ModuleType):
+    """The package: imports a name at its first use, so that the launcher starts without JAX."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _MODULES:
+            return importlib.import_module(f"gossipjax.{name}")
+        if name not in __all__:
+            raise AttributeError(f"module 'gossipjax' has no attribute {name!r}")
+        value = getattr(importlib.import_module("gossipjax._public"), name)
+        setattr(self, name, value)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # An import of the folder spmd/ would put it in the place of the function `gx.spmd`.
+        if name != "spmd" or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *__all__})
+
+
+sys.modules[__name__].__class__ = _LazyPackage

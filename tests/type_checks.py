@@ -6,6 +6,7 @@ A call is checked after it has returned: a wrong argument that the function refu
 
 import dataclasses
 import functools
+import importlib
 import inspect
 import sys
 import typing
@@ -36,9 +37,12 @@ SPECIAL_METHODS = ("__init__", "__call__")
 
 
 def check_types(package: str) -> None:
-    """Checks every public function of a package that is not imported yet."""
+    """Imports a package, all that it offers, so that every public function is checked."""
     assert package not in sys.modules
     sys.meta_path.insert(0, CheckedImports(package))
+    module = importlib.import_module(package)
+    for name in module.__all__:  # imports what the package imports at the first use of a name
+        getattr(module, name)
 
 
 class CheckedImports(MetaPathFinder):

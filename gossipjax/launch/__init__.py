@@ -4,12 +4,17 @@ A program calls `initialize()` before JAX's first use and then runs unchanged in
 the launcher and on the hosts of a cluster. This package imports nothing else of `gossipjax`.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from gossipjax.launch._gpu import GpuSetting, gpu_settings, set_gpu_settings
-from gossipjax.launch._initialize import exit_process, initialize
-from gossipjax.launch._mesh import mesh, surviving_nodes
 from gossipjax.launch._node_info import NodeInfo, find_node
 from gossipjax.launch._process_info import ProcessInfo, secret_from_env
 from gossipjax.launch.supervisor import MALLOC_ENVIRONMENT, advance, signal_handlers
+
+if TYPE_CHECKING:
+    from gossipjax.launch._initialize import exit_process, initialize
+    from gossipjax.launch._mesh import mesh, surviving_nodes
 
 __all__ = [
     "MALLOC_ENVIRONMENT",
@@ -27,3 +32,21 @@ __all__ = [
     "signal_handlers",
     "surviving_nodes",
 ]
+
+_WITH_JAX = {
+    "exit_process": "_initialize",
+    "initialize": "_initialize",
+    "mesh": "_mesh",
+    "surviving_nodes": "_mesh",
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Import what needs JAX at its first use: the launcher itself starts without."""
+        if name in _WITH_JAX:
+            return getattr(importlib.import_module(f"gossipjax.launch.{_WITH_JAX[name]}"), name)
+        raise AttributeError(f"module 'gossipjax.launch' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -6,8 +6,6 @@ import os
 import re
 from typing import NamedTuple
 
-import jax
-
 XLA_FLAGS = "XLA_FLAGS"
 
 
@@ -141,6 +139,8 @@ def set_gpu_settings(
 
 def _is_jax_initialized() -> bool:
     """Whether JAX has started its backends: it then refuses another number of CPU devices."""
+    import jax  # the launcher starts without
+
     count = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
     try:
         jax.config.update("jax_num_cpu_devices", 2 if count == 1 else 1)
