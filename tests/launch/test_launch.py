@@ -1,10 +1,14 @@
 """The launcher: processes that start and end together, signals, restarts, its command line."""
 
+import fcntl
 import io
 import itertools
 import json
 import os
 import signal
+import subprocess
+import sys
+import termios
 import time
 from pathlib import Path
 
@@ -22,7 +26,7 @@ from launching import (
 
 from gossipjax.launch import MALLOC_ENVIRONMENT
 from gossipjax.launch.__main__ import main
-from gossipjax.launch.supervisor import _worker
+from gossipjax.launch.supervisor import _output, _worker
 from gossipjax.launch.supervisor._supervisor import Backoff
 
 __all__ = ["environment", "is_alive"]
@@ -148,6 +152,82 @@ def test_output_that_nobody_reads_stops_the_job(tmp_path):
         launcher.stdout.close()
         assert launcher.wait(TIMEOUT) == 128 + signal.SIGPIPE
     assert not any(map(is_alive, read_pids(tmp_path)))
+
+
+def fill_pipe(launcher, folder, processes=2):
+    """Waits until all processes run and the launcher's stderr, which nobody reads, is full."""
+    capacity = fcntl.fcntl(launcher.stderr, fcntl.F_GETPIPE_SZ)
+    unread = bytearray(4)
+
+    def is_full():
+        fcntl.ioctl(launcher.stderr, termios.FIONREAD, unread)
+        return int.from_bytes(unread, sys.byteorder) > 0.8 * capacity  # pages are not filled
+
+    wait_for(lambda: len(read_pids(folder)) == processes and is_full())
+
+
+CHATTER = "print(1000 * 'x', file=sys.stderr)\n"
+
+
+@pytest.mark.parametrize("options", [(), ("--asynchronous",)])
+def test_a_paused_reader_keeps_nobody_from_the_signals(options, tmp_path):
+    """The first reaches the processes, which ignore it, and the second kills them."""
+    prologue = PROLOGUE.replace("PROCESS_ID", "NODE") if options else PROLOGUE
+    code = prologue + (
+        "signal.signal(signal.SIGTERM, lambda *_: announce(f'{rank} got it')); announce(rank)\n"
+        f"while True: {CHATTER}"
+    )
+    options = (*options, "--processes", 2, "--grace", 1000)
+    with started_job(code, *options, FOLDER=str(tmp_path)) as launcher:
+        fill_pipe(launcher, tmp_path)
+        launcher.terminate()
+        wait_for(lambda: len(read_pids(tmp_path)) == 4)
+        launcher.terminate()
+        assert launcher.wait(TIMEOUT) == 128 + signal.SIGTERM
+    assert not any(map(is_alive, read_pids(tmp_path)))
+
+
+def test_a_paused_reader_does_not_hide_a_stall(tmp_path):
+    """The processes end, and the reader sees the report when it goes on."""
+    code = PROLOGUE + f"for i in range(500): {CHATTER}announce(rank); time.sleep(1000)"
+    options = ("--processes", 2, "--stall", 0.2, "--stall-slow", 1)
+    with started_job(code, *options, FOLDER=str(tmp_path)) as launcher:
+        wait_for(lambda: len(read_pids(tmp_path)) == 2)
+        wait_for(lambda: not any(map(is_alive, read_pids(tmp_path))))
+        _, err = launcher.communicate(timeout=TIMEOUT)
+    assert launcher.returncode == 2
+    assert err.count("xxx\n") == 1000
+    assert "no process has advanced in 1 s" in err
+
+
+def test_what_a_paused_reader_has_not_read_is_not_lost(tmp_path):
+    """Though the processes have long ended: a full pipe, and more."""
+    code = PROLOGUE + f"announce(rank)\nfor i in range(500): {CHATTER}"
+    with started_job(code, "--processes", 2, FOLDER=str(tmp_path)) as launcher:
+        fill_pipe(launcher, tmp_path)
+        wait_for(lambda: not any(map(is_alive, read_pids(tmp_path))))
+        with pytest.raises(subprocess.TimeoutExpired):
+            launcher.wait(2.5)
+        _, err = launcher.communicate(timeout=TIMEOUT)
+    assert (launcher.returncode, err.count("xxx\n")) == (0, 1000)
+
+
+def test_more_than_fits_waits_for_the_reader(monkeypatch):
+    """Then the processes wait, as at any full pipe; the order stays."""
+    monkeypatch.setattr(_output, "MAX_WAITING_BYTES", 10**6)
+    source, sink = os.pipe()
+    output = _output.Output(sink)
+    lines = [b"%1000d\n" % i for i in range(2000)]
+    count = 0
+    while output.wait_for_room(0):
+        output.put(lines[count])
+        count += 1
+    assert not output.wait_until_written(0)
+    with open(source, "rb") as reader:
+        assert [reader.readline() for _ in range(count)] == lines[:count]
+        assert output.wait_for_room(TIMEOUT)
+        assert output.wait_until_written(TIMEOUT)
+    os.close(sink)
 
 
 @pytest.mark.parametrize(("restarts", "status"), [(1, 5), (2, 0)])

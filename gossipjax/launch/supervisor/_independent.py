@@ -9,8 +9,9 @@ import signal
 import time
 from typing import IO
 
-from gossipjax.launch.supervisor._reaper import STOP_SIGNALS, reaper
-from gossipjax.launch.supervisor._signals import describe_signal, signal_handlers
+from gossipjax.launch.supervisor._output import log
+from gossipjax.launch.supervisor._reaper import reaper
+from gossipjax.launch.supervisor._signals import describe_signal
 from gossipjax.launch.supervisor._stall import STOPPED, Verdict
 from gossipjax.launch.supervisor._supervisor import (
     Backoff,
@@ -22,6 +23,7 @@ from gossipjax.launch.supervisor._supervisor import (
     next_event,
     reserved_port,
     start_worker,
+    stop_signals,
 )
 from gossipjax.launch.supervisor._watch import Watch, watching
 from gossipjax.launch.supervisor._worker import (
@@ -30,7 +32,6 @@ from gossipjax.launch.supervisor._worker import (
     OutputClosed,
     Worker,
     build_environment,
-    log,
 )
 
 PLACE = "GOSSIPJAX_NODE"  # environment variables of a process: its place, and where all listen
@@ -53,7 +54,7 @@ def supervise_each(job: JobSpec, policy: RestartPolicy) -> int:
     """
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     with (
-        signal_handlers(STOP_SIGNALS, lambda number, _: events.put(Signaled(number))),
+        stop_signals(events),
         reaper() as reaper_input,
         contextlib.ExitStack() as ports,
         watching(job.stall) as watch,

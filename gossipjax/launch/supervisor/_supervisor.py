@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, NamedTuple
 
+from gossipjax.launch.supervisor._output import STREAMS, log
 from gossipjax.launch.supervisor._progress import PROGRESS
 from gossipjax.launch.supervisor._reaper import STOP_SIGNALS, reaper
 from gossipjax.launch.supervisor._signals import describe_signal, signal_handlers
@@ -22,11 +23,11 @@ from gossipjax.launch.supervisor._stall import StallLimits, find_stall
 from gossipjax.launch.supervisor._watch import Watch, watching
 from gossipjax.launch.supervisor._worker import (
     BAD_USAGE,
+    DRAIN_SECONDS,
     Exited,
     OutputClosed,
     Worker,
     build_environment,
-    log,
 )
 
 MAX_GRACE_AFTER_FAILURE = 5.0  # seconds: without the failed process the others cannot save
@@ -147,7 +148,7 @@ def supervise(job: JobSpec, policy: RestartPolicy) -> int:
     num_processes = job.num_processes
     backoff = Backoff(policy.delay_seconds)
     with (
-        signal_handlers(STOP_SIGNALS, lambda number, _: events.put(Signaled(number))),
+        stop_signals(events),
         reaper() as reaper_input,
         watching(job.stall) as watch,
     ):
@@ -168,6 +169,31 @@ def supervise(job: JobSpec, policy: RestartPolicy) -> int:
             stop_signal = _wait_for_stop(events, delay)
             if stop_signal is not None:
                 return 128 + stop_signal
+
+
+@contextlib.contextmanager
+def stop_signals(events: queue.SimpleQueue[Event]) -> Iterator[None]:
+    """Turn signals into events within the context, and at its end wait until the output is written.
+
+    A reader that pauses may take its time, unless a signal has stopped the job or ends the wait.
+    """
+    is_stopping = False
+
+    def stop(number: int, _: object) -> None:
+        nonlocal is_stopping
+        is_stopping = True
+        events.put(Signaled(number))
+
+    with signal_handlers(STOP_SIGNALS, stop):
+        try:
+            yield
+        finally:
+            deadline = math.inf
+            while not all(stream.wait_until_written(MAX_WAIT_SECONDS) for stream in STREAMS):
+                if is_stopping:
+                    deadline = min(deadline, time.monotonic() + DRAIN_SECONDS)
+                if time.monotonic() >= deadline:
+                    break
 
 
 def _wait_for_stop(events: queue.SimpleQueue[Event], seconds: float) -> int | None:

@@ -1,4 +1,4 @@
-"""One process of a job on this machine: environment, session, exit, and the launcher's output."""
+"""One process of a job on this machine: environment, session, output and exit."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, NamedTuple
 
+from gossipjax.launch.supervisor._output import STDERR, STDOUT, Output
 from gossipjax.launch.supervisor._reaper import signal_group
 from gossipjax.launch.supervisor._signals import describe_signal
 
-STDOUT = 1
-STDERR = 2
 MAX_LINE_BYTES = 1 << 16  # longer lines are split
 LAST_LINES = 20  # of a failed process's output
 DRAIN_SECONDS = 2.0  # to read the output of a process that has exited
+ROOM_SECONDS = 0.1  # between two looks whether a process that waits for room has exited
 BAD_USAGE = 2  # exit status of a program that was called wrongly, or would fail again
 SIGKILL_STATUS = 128 + signal.SIGKILL  # also that of a shell script whose command was killed
 
@@ -34,8 +34,6 @@ MALLOC_ENVIRONMENT = {
 # The shell reports its process id to the reaper before it becomes the command, so that no process
 # starts unknown to the reaper.
 REPORT_AND_EXEC = 'echo $$ >&0 && exec "$@" </dev/null'
-
-_write_locks = {STDOUT: threading.Lock(), STDERR: threading.Lock()}
 
 
 class Exited(NamedTuple):
@@ -107,8 +105,8 @@ class Worker:
       rank: number of the process, the prefix of its output.
       command: program and arguments.
       environment: of the process.
-      report: called from other threads: with `OutputClosed` for each line that nobody reads, and
-        with `Exited` at the end.
+      report: called from other threads: with `OutputClosed` when nobody reads its lines, and with
+        `Exited` at the end.
       reaper_input: gets the start and the exit of the process.
 
     Raises:
@@ -167,8 +165,8 @@ class Worker:
 
     def _wait(self) -> None:
         readers = [
-            threading.Thread(target=self._forward, args=(stream, descriptor), daemon=True)
-            for stream, descriptor in (
+            threading.Thread(target=self._forward, args=(stream, output), daemon=True)
+            for stream, output in (
                 (self._process.stdout, STDOUT),
                 (self._process.stderr, STDERR),
             )
@@ -198,32 +196,20 @@ class Worker:
                 self._reaper_input.write(b"-%d\n" % process_id)
             return self._process.wait()
 
-    def _forward(self, stream: IO[bytes], descriptor: int) -> None:
-        """Pass lines on, each with the rank in front, and keep the last ones."""
+    def _forward(self, stream: IO[bytes], output: Output) -> None:
+        """Pass lines on, each with the rank in front, and keep the last ones.
+
+        What a process that has exited has left in its pipe is passed on without waiting for room.
+        """
         with stream:
             for line in _read_lines(stream):
                 self._last_lines.append(line)
-                try:
-                    _write(descriptor, b"[%d] " % self.rank + line)
-                except OSError:
-                    self._report(OutputClosed())
+                while self._is_running and not output.wait_for_room(ROOM_SECONDS):
+                    pass
+                output.put(b"[%d] " % self.rank + line, self._report_closed)
 
-
-def log(text: str) -> None:
-    """Write the launcher's own message to stderr."""
-    with contextlib.suppress(OSError):
-        _write(STDERR, f"[launch] {text}\n".encode())
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    """Write all of `data`, not interleaved with that of other threads.
-
-    Raises:
-      OSError: if nobody reads the output any more.
-    """
-    with _write_locks[descriptor]:
-        while data:
-            data = data[os.write(descriptor, data) :]
+    def _report_closed(self) -> None:
+        self._report(OutputClosed())
 
 
 def _read_lines(stream: IO[bytes]) -> Iterator[bytes]:
