@@ -1,7 +1,7 @@
 """The launcher: processes that start and end together, signals, restarts, its command line."""
 
+import contextlib
 import fcntl
-import io
 import itertools
 import json
 import os
@@ -27,6 +27,7 @@ from launching import (
 from gossipjax.launch import MALLOC_ENVIRONMENT
 from gossipjax.launch.__main__ import main
 from gossipjax.launch.supervisor import _output, _worker
+from gossipjax.launch.supervisor._reaper import Reaper
 from gossipjax.launch.supervisor._supervisor import Backoff
 
 __all__ = ["environment", "is_alive"]
@@ -109,6 +110,37 @@ def test_no_orphan_when_the_launcher_is_killed(tmp_path):
         wait_for(lambda: len(read_pids(tmp_path)) == 4)
         launcher.kill()
         wait_for(lambda: not any(map(is_alive, read_pids(tmp_path))))
+
+
+def find_reaper(launcher: int) -> int:
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            command = path.with_name("cmdline").read_text()
+            if parent == launcher and command.endswith("_reaper.py\0"):
+                return int(path.parent.name)
+    raise AssertionError("no reaper")
+
+
+def test_a_killed_reaper_costs_no_restart(tmp_path):
+    """The next start brings another one, which knows the process that goes on."""
+    code = PROLOGUE.replace("PROCESS_ID", "NODE") + (
+        "announce(f'{rank} of {restart}'); wait_for('killed')\n"
+        "if rank == 1 and restart == 0: sys.exit(5)\n"
+        "time.sleep(1000)"
+    )
+    options = ("--asynchronous", "--processes", 2, "--max-restarts", 3, "--restart-delay", 0)
+    with started_job(code, *options, FOLDER=str(tmp_path)) as launcher:
+        wait_for(lambda: len(read_pids(tmp_path)) == 2)
+        reaper = find_reaper(launcher.pid)
+        os.kill(reaper, signal.SIGKILL)
+        wait_for(lambda: not is_alive(reaper))
+        (tmp_path / "killed.pid").touch()
+        wait_for((tmp_path / "1 of 1.pid").exists)
+        running = [int((tmp_path / name).read_text()) for name in ("0 of 0.pid", "1 of 1.pid")]
+        assert all(map(is_alive, running))
+        launcher.kill()
+        wait_for(lambda: not any(map(is_alive, running)))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -295,16 +327,15 @@ def test_elastic_counts_one_loss_once(first, on_sigterm, tmp_path):
     assert "restart 1 of 1, with 3 processes" in done.stderr
 
 
-class RecordedInput(io.FileIO):
-    """Input of a reaper, which records the state of the process at each write."""
+class RecordedReaper(Reaper):
+    """Records the state of a process that has exited when it is reported."""
 
     def __init__(self, states: list[tuple[str, str | None]]):
-        super().__init__(os.devnull, "r+")
+        super().__init__()
         self._states = states
 
-    def write(self, line):
-        self._states.append(("report", process_state(-int(line))))
-        return len(line)
+    def discard(self, group):
+        self._states.append(("report", process_state(group)))
 
 
 def process_state(process: int) -> str | None:
@@ -322,9 +353,8 @@ def test_a_group_is_signaled_only_while_its_leader_holds_its_number(monkeypatch)
 
     monkeypatch.setattr(_worker, "signal_group", record)
     exits = []
-    with RecordedInput(states) as reaper_input:
-        command = ["true"]
-        worker = _worker.Worker(0, command, dict(os.environ), exits.append, reaper_input)
+    with RecordedReaper(states) as reaper:
+        worker = _worker.Worker(0, ["true"], dict(os.environ), exits.append, reaper)
         worker.join()
     assert states == [("SIGKILL", "Z"), ("report", "Z")]
     assert exits == [_worker.Exited(0, 0)]

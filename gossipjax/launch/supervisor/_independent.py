@@ -7,10 +7,9 @@ import math
 import queue
 import signal
 import time
-from typing import IO
 
 from gossipjax.launch.supervisor._output import log
-from gossipjax.launch.supervisor._reaper import reaper
+from gossipjax.launch.supervisor._reaper import Reaper
 from gossipjax.launch.supervisor._signals import describe_signal
 from gossipjax.launch.supervisor._stall import STOPPED, Verdict
 from gossipjax.launch.supervisor._supervisor import (
@@ -55,14 +54,14 @@ def supervise_each(job: JobSpec, policy: RestartPolicy) -> int:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     with (
         stop_signals(events),
-        reaper() as reaper_input,
+        Reaper() as reaper,
         contextlib.ExitStack() as ports,
         watching(job.stall) as watch,
     ):
         addresses = [
             f"127.0.0.1:{ports.enter_context(reserved_port())}" for _ in range(job.num_processes)
         ]
-        return _IndependentJob(job, policy, addresses, events, reaper_input, watch).run()
+        return _IndependentJob(job, policy, addresses, events, reaper, watch).run()
 
 
 class _Place:
@@ -86,14 +85,14 @@ class _IndependentJob:
         policy: RestartPolicy,
         addresses: list[str],
         events: queue.SimpleQueue[Event],
-        reaper_input: IO[bytes],
+        reaper: Reaper,
         watch: Watch | None,
     ):
         self._job = job
         self._policy = policy
         self._addresses = addresses
         self._events = events
-        self._reaper_input = reaper_input
+        self._reaper = reaper
         self._watch = watch
         self._places = [_Place(policy) for _ in addresses]
         self._status = 0
@@ -213,5 +212,5 @@ class _IndependentJob:
         place.restart_time = math.inf
         place.stall_status = None
         place.worker = start_worker(
-            rank, job, environment, self._events.put, self._reaper_input, self._watch
+            rank, job, environment, self._events.put, self._reaper, self._watch
         )

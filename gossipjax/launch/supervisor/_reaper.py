@@ -13,24 +13,61 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterable
 from typing import IO
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@contextlib.contextmanager
-def reaper() -> Iterator[IO[bytes]]:
-    """Run the reaper within the context; yields its input, one line per process.
+class Reaper:
+    """The running script, within the context. If something kills it, the next start of a process
+    starts it again.
 
-    A line is the id of a process that leads a session, or minus the id after it has exited.
+    Its input is a pipe, with one line per process: the id of a process that leads a session, or
+    minus the id after it has exited.
     """
-    command = [sys.executable, "-I", "-S", __file__]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True
-    ) as process:
-        assert process.stdin is not None
-        yield process.stdin
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._groups: set[int] = set()  # that run
+        self._start()
+
+    def __enter__(self) -> Reaper:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pipe.close()
+        self._process.wait()
+
+    def input(self) -> IO[bytes]:
+        """The pipe, to which a new process writes its id before it does anything else."""
+        with self._lock:
+            if self._process.poll() is not None:
+                self._pipe.close()
+                self._start()
+            return self._pipe
+
+    def add(self, group: int) -> None:
+        """Keep the id of a new process, which has reported itself, for another script."""
+        with self._lock:
+            self._groups.add(group)
+
+    def discard(self, group: int) -> None:
+        """Report that a process has exited."""
+        with self._lock, contextlib.suppress(OSError):
+            self._groups.discard(group)
+            self._pipe.write(b"-%d\n" % group)
+
+    def _start(self) -> None:
+        command = [sys.executable, "-I", "-S", __file__]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True
+        )
+        assert self._process.stdin is not None
+        self._pipe = self._process.stdin
+        for group in self._groups:
+            self._pipe.write(b"%d\n" % group)
 
 
 def signal_group(group: int, number: int) -> None:

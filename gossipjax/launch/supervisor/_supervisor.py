@@ -13,11 +13,11 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from gossipjax.launch.supervisor._output import STREAMS, log
 from gossipjax.launch.supervisor._progress import PROGRESS
-from gossipjax.launch.supervisor._reaper import STOP_SIGNALS, reaper
+from gossipjax.launch.supervisor._reaper import STOP_SIGNALS, Reaper
 from gossipjax.launch.supervisor._signals import describe_signal, signal_handlers
 from gossipjax.launch.supervisor._stall import StallLimits, find_stall
 from gossipjax.launch.supervisor._watch import Watch, watching
@@ -149,13 +149,13 @@ def supervise(job: JobSpec, policy: RestartPolicy) -> int:
     backoff = Backoff(policy.delay_seconds)
     with (
         stop_signals(events),
-        reaper() as reaper_input,
+        Reaper() as reaper,
         watching(job.stall) as watch,
     ):
         restart = 0
         while True:
             start_time = time.monotonic()
-            outcome = _Attempt(job, restart, num_processes, events, reaper_input, watch).run()
+            outcome = _Attempt(job, restart, num_processes, events, reaper, watch).run()
             if restart == policy.max_restarts or not outcome.may_restart:
                 return outcome.status
             restart += 1
@@ -233,14 +233,14 @@ class _Attempt:
         restart: int,
         num_processes: int,
         events: queue.SimpleQueue[Event],
-        reaper_input: IO[bytes],
+        reaper: Reaper,
         watch: Watch | None,
     ):
         self._job = job
         self._restart = restart
         self._num_processes = num_processes
         self._events = events
-        self._reaper_input = reaper_input
+        self._reaper = reaper
         self._watch = watch
         self._workers: list[Worker] = []
         self._num_running = num_processes
@@ -351,9 +351,7 @@ class _Attempt:
             "GOSSIPJAX_RESTART": str(self._restart),
             "GOSSIPJAX_JOB": job.job_id,
         }
-        return start_worker(
-            rank, job, environment, self._events.put, self._reaper_input, self._watch
-        )
+        return start_worker(rank, job, environment, self._events.put, self._reaper, self._watch)
 
 
 def start_worker(
@@ -361,7 +359,7 @@ def start_worker(
     job: JobSpec,
     environment: dict[str, str],
     report: Callable[[Exited | OutputClosed], None],
-    reaper_input: IO[bytes],
+    reaper: Reaper,
     watch: Watch | None,
 ) -> Worker:
     """Start a process of the job, and watch it.
@@ -373,7 +371,7 @@ def start_worker(
     if watch is not None:
         environment |= watch.add(rank)
     try:
-        worker = Worker(rank, job.command, environment, report, reaper_input)
+        worker = Worker(rank, job.command, environment, report, reaper)
     except OSError as error:
         raise StartError(f"cannot start rank {rank}: {error}") from error
     if watch is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, NamedTuple
 
 from gossipjax.launch.supervisor._output import STDERR, STDOUT, Output
-from gossipjax.launch.supervisor._reaper import signal_group
+from gossipjax.launch.supervisor._reaper import Reaper, signal_group
 from gossipjax.launch.supervisor._signals import describe_signal
 
 MAX_LINE_BYTES = 1 << 16  # longer lines are split
@@ -107,7 +106,7 @@ class Worker:
       environment: of the process.
       report: called from other threads: with `OutputClosed` when nobody reads its lines, and with
         `Exited` at the end.
-      reaper_input: gets the start and the exit of the process.
+      reaper: gets the start and the exit of the process.
 
     Raises:
       OSError: if the process cannot be started.
@@ -119,23 +118,24 @@ class Worker:
         command: Sequence[str],
         environment: Mapping[str, str],
         report: Callable[[Exited | OutputClosed], None],
-        reaper_input: IO[bytes],
+        reaper: Reaper,
     ):
         self.rank = rank
         self._report = report
-        self._reaper_input = reaper_input
+        self._reaper = reaper
         self._last_lines = deque[bytes](maxlen=LAST_LINES)
         self._lock = threading.Lock()  # of the two below, and of every signal to the group
         self._is_running = True
         self._was_killed = False
         self._process = subprocess.Popen(
             ["/bin/sh", "-c", REPORT_AND_EXEC, "sh", *command],
-            stdin=reaper_input,
+            stdin=reaper.input(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
             start_new_session=True,
         )
+        reaper.add(self._process.pid)
         self._thread = threading.Thread(target=self._wait, daemon=True)
         self._thread.start()
 
@@ -192,8 +192,7 @@ class Worker:
         with self._lock:
             self._is_running = False
             signal_group(process_id, signal.SIGKILL)
-            with contextlib.suppress(OSError):
-                self._reaper_input.write(b"-%d\n" % process_id)
+            self._reaper.discard(process_id)
             return self._process.wait()
 
     def _forward(self, stream: IO[bytes], output: Output) -> None:
