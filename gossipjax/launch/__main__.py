@@ -85,8 +85,9 @@ def build_parser() -> argparse.ArgumentParser:
         default=0,
         metavar="K",
         help="after a failure, start all processes again, at most K times; not after exit status "
-        "2, which means that the program would fail again. The program reads GOSSIPJAX_RESTART "
-        "and GOSSIPJAX_JOB (default: 0)",
+        "2, which means that the program would fail again, and not if it cannot start: if its "
+        "first start ends with status 126 or 127, or with an ImportError or SyntaxError. The "
+        "program reads GOSSIPJAX_RESTART and GOSSIPJAX_JOB (default: 0)",
     )
     parser.add_argument(
         "--restart-delay",

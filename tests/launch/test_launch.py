@@ -273,6 +273,41 @@ def test_restarts(restarts, status):
     assert f"[1] attempt {restarts}" in done.stdout
 
 
+@pytest.mark.parametrize("options", [(), ("--asynchronous",)])
+@pytest.mark.parametrize(
+    ("command", "status", "shown"),
+    [
+        (
+            [sys.executable, "-c", "import no_such_module"],
+            1,
+            "ModuleNotFoundError: No module named",
+        ),
+        ([sys.executable, "-c", "def f("], 1, "SyntaxError: '(' was never closed"),
+        ([sys.executable, "-c", "from os import nothing"], 1, "ImportError: cannot import name"),
+        ([sys.executable, "-m", "no_such_module"], 1, "No module named no_such_module"),
+        ([sys.executable, "no_such_file.py"], 2, "can't open file"),
+        (["sh", "-c", "no_such_program"], 127, "not found"),
+    ],
+)
+def test_a_program_that_cannot_start_is_not_started_again(command, status, shown, options, capfd):
+    restarts = ["--max-restarts", "5", "--restart-delay", "0"]
+    assert main(["--processes", "2", *restarts, *options, "--", *command]) == status
+    report = capfd.readouterr().err
+    assert shown in report
+    assert "the program would fail again, so it is not started again\n" in report
+    assert "restart 1" not in report
+
+
+def test_a_failed_import_counts_as_any_failure_once_the_program_has_started():
+    code = PROLOGUE + (
+        "if restart == 0: sys.exit(1)\n"
+        "if restart == 1: import no_such_module\n"
+        "print('started', restart)"
+    )
+    done = run_job(code, "--processes", 1, "--max-restarts", 3, "--restart-delay", 0)
+    assert (done.returncode, done.stdout) == (0, "[0] started 2\n")
+
+
 def test_bad_usage_is_not_tried_again():
     done = run_job(
         "import argparse; argparse.ArgumentParser().error('no')",

@@ -8,21 +8,24 @@ import queue
 import signal
 import time
 
+from gossipjax.launch.supervisor._events import (
+    DeadlinePassed,
+    Event,
+    Signaled,
+    next_event,
+    stop_signals,
+)
 from gossipjax.launch.supervisor._output import log
 from gossipjax.launch.supervisor._reaper import Reaper
 from gossipjax.launch.supervisor._signals import describe_signal
 from gossipjax.launch.supervisor._stall import STOPPED, Verdict
 from gossipjax.launch.supervisor._supervisor import (
+    HOPELESS,
     Backoff,
-    DeadlinePassed,
-    Event,
     JobSpec,
     RestartPolicy,
-    Signaled,
-    next_event,
     reserved_port,
     start_worker,
-    stop_signals,
 )
 from gossipjax.launch.supervisor._watch import Watch, watching
 from gossipjax.launch.supervisor._worker import (
@@ -41,8 +44,8 @@ def supervise_each(job: JobSpec, policy: RestartPolicy) -> int:
     """Run a job to the end of all its processes; restart each that fails, by itself.
 
     A process that fails is started again after a delay, at most `policy.max_restarts` times, unless
-    its status was 2 (bad usage). The others go on. A process that is stuck is killed, and has
-    failed with status `STALL_STATUS`. Must be called on the main thread.
+    its status was 2 (bad usage) or it cannot start. The others go on. A process that is stuck is
+    killed, and has failed with status `STALL_STATUS`. Must be called on the main thread.
 
     Returns:
       The exit status: 0, that of the process that failed for good first, or 128 + the number of
@@ -155,8 +158,12 @@ class _IndependentJob:
             log(worker.describe_failure(exited, "the others go on"))
         else:
             exited = Exited(exited.rank, place.stall_status)
-        if exited.status == BAD_USAGE or place.restarts == self._policy.max_restarts:
+        is_first = place.restarts == 0
+        is_hopeless = exited.status == BAD_USAGE or (is_first and worker.cannot_start(exited))
+        if is_hopeless or place.restarts == self._policy.max_restarts:
             self._status = self._status or exited.status
+            if place.restarts < self._policy.max_restarts:
+                log(f"rank {exited.rank}: {HOPELESS}")
             return
         delay = place.backoff.next_delay(time.monotonic() - place.start_time)
         place.restarts += 1

@@ -15,15 +15,21 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from gossipjax.launch.supervisor._output import STREAMS, log
+from gossipjax.launch.supervisor._events import (
+    DeadlinePassed,
+    Event,
+    Signaled,
+    next_event,
+    stop_signals,
+)
+from gossipjax.launch.supervisor._output import log
 from gossipjax.launch.supervisor._progress import PROGRESS
-from gossipjax.launch.supervisor._reaper import STOP_SIGNALS, Reaper
-from gossipjax.launch.supervisor._signals import describe_signal, signal_handlers
+from gossipjax.launch.supervisor._reaper import Reaper
+from gossipjax.launch.supervisor._signals import describe_signal
 from gossipjax.launch.supervisor._stall import StallLimits, find_stall
 from gossipjax.launch.supervisor._watch import Watch, watching
 from gossipjax.launch.supervisor._worker import (
     BAD_USAGE,
-    DRAIN_SECONDS,
     Exited,
     OutputClosed,
     Worker,
@@ -33,7 +39,7 @@ from gossipjax.launch.supervisor._worker import (
 MAX_GRACE_AFTER_FAILURE = 5.0  # seconds: without the failed process the others cannot save
 MAX_DELAY_SECONDS = 30.0  # between two restarts
 STABLE_SECONDS = 600.0  # after which a failure is not one of a series
-MAX_WAIT_SECONDS = 0.5  # for an event, without a look at signals
+HOPELESS = "the program would fail again, so it is not started again"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,37 +112,26 @@ class Outcome(NamedTuple):
       status: exit status of the launcher.
       lost: number of processes with which an elastic job does not go on.
       stopped: whether a signal or closed output stopped the job.
+      is_hopeless: whether the job failed in a way that a restart does not repair.
     """
 
     status: int
     lost: int
     stopped: bool
+    is_hopeless: bool
 
     @property
     def may_restart(self) -> bool:
         """Whether the job failed, and in a way that a restart may repair."""
-        return not self.stopped and self.status not in (0, BAD_USAGE)
-
-
-class Signaled(NamedTuple):
-    """The launcher got a signal that asks it to stop."""
-
-    number: int
-
-
-class DeadlinePassed(NamedTuple):
-    """The grace period is over."""
-
-
-Event = Exited | Signaled | OutputClosed | DeadlinePassed
+        return self.status != 0 and not self.stopped and not self.is_hopeless
 
 
 def supervise(job: JobSpec, policy: RestartPolicy) -> int:
     """Run a job to its end, with restarts. Must be called on the main thread.
 
     If a process fails, the others get SIGTERM, then SIGKILL. Then, after a delay, all are started
-    again, unless the status was 2 (bad usage) or a signal stopped the job. A process that is stuck
-    has failed, with status `STALL_STATUS`.
+    again, unless the status was 2 (bad usage), the program cannot start, or a signal stopped the
+    job. A process that is stuck has failed, with status `STALL_STATUS`.
 
     Returns:
       The exit status: 0, that of the process that failed first, or 128 + the number of the signal.
@@ -147,16 +142,14 @@ def supervise(job: JobSpec, policy: RestartPolicy) -> int:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     num_processes = job.num_processes
     backoff = Backoff(policy.delay_seconds)
-    with (
-        stop_signals(events),
-        Reaper() as reaper,
-        watching(job.stall) as watch,
-    ):
+    with stop_signals(events), Reaper() as reaper, watching(job.stall) as watch:
         restart = 0
         while True:
             start_time = time.monotonic()
             outcome = _Attempt(job, restart, num_processes, events, reaper, watch).run()
             if restart == policy.max_restarts or not outcome.may_restart:
+                if restart < policy.max_restarts and outcome.is_hopeless:
+                    log(HOPELESS)
                 return outcome.status
             restart += 1
             if policy.elastic:
@@ -171,31 +164,6 @@ def supervise(job: JobSpec, policy: RestartPolicy) -> int:
                 return 128 + stop_signal
 
 
-@contextlib.contextmanager
-def stop_signals(events: queue.SimpleQueue[Event]) -> Iterator[None]:
-    """Turn signals into events within the context, and at its end wait until the output is written.
-
-    A reader that pauses may take its time, unless a signal has stopped the job or ends the wait.
-    """
-    is_stopping = False
-
-    def stop(number: int, _: object) -> None:
-        nonlocal is_stopping
-        is_stopping = True
-        events.put(Signaled(number))
-
-    with signal_handlers(STOP_SIGNALS, stop):
-        try:
-            yield
-        finally:
-            deadline = math.inf
-            while not all(stream.wait_until_written(MAX_WAIT_SECONDS) for stream in STREAMS):
-                if is_stopping:
-                    deadline = min(deadline, time.monotonic() + DRAIN_SECONDS)
-                if time.monotonic() >= deadline:
-                    break
-
-
 def _wait_for_stop(events: queue.SimpleQueue[Event], seconds: float) -> int | None:
     """Wait while no process runs. Return the number of the signal that ends the job, or None."""
     deadline = time.monotonic() + seconds
@@ -207,21 +175,6 @@ def _wait_for_stop(events: queue.SimpleQueue[Event], seconds: float) -> int | No
                 return number
             case OutputClosed():
                 return signal.SIGPIPE
-
-
-def next_event(events: queue.SimpleQueue[Event], deadline: float) -> Event | None:
-    """Wait for the next event; return None at the deadline, by `time.monotonic()`.
-
-    It waits in short parts: Python runs the handler of a signal that arrives immediately before a
-    wait only when the wait is over.
-    """
-    while True:
-        seconds = max(0.0, min(deadline - time.monotonic(), MAX_WAIT_SECONDS))
-        try:
-            return events.get(timeout=seconds)
-        except queue.Empty:
-            if time.monotonic() >= deadline:
-                return None
 
 
 class _Attempt:
@@ -263,7 +216,7 @@ class _Attempt:
                     worker.join()
         # One failure makes others fail, in any order and in any way, except by SIGKILL.
         lost = max(1, self._num_lost)
-        return Outcome(self._status(), lost, self._stop_signal is not None)
+        return Outcome(self._status(), lost, self._stop_signal is not None, self._is_hopeless())
 
     def _handle(self, event: Event | None) -> None:
         is_stopping = self._stop_signal is not None
@@ -339,6 +292,18 @@ class _Attempt:
         if self._stop_signal is not None:
             return 128 + self._stop_signal
         return 0 if self._first_failure is None else self._first_failure.status
+
+    def _is_hopeless(self) -> bool:
+        """Whether a restart would not help: bad usage, or a program that has never started.
+
+        After a restart the program is known to start, and then a failing import may be the
+        machine's: of a file system that is not back yet, for example.
+        """
+        failure = self._first_failure
+        if failure is None:
+            return False
+        cannot_start = self._restart == 0 and self._workers[failure.rank].cannot_start(failure)
+        return failure.status == BAD_USAGE or cannot_start
 
     def _start(self, rank: int, port: int) -> Worker:
         job = self._job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -19,6 +20,11 @@ LAST_LINES = 20  # of a failed process's output
 DRAIN_SECONDS = 2.0  # to read the output of a process that has exited
 ROOM_SECONDS = 0.1  # between two looks whether a process that waits for room has exited
 BAD_USAGE = 2  # exit status of a program that was called wrongly, or would fail again
+CANNOT_EXECUTE = (126, 127)  # exit statuses of a shell, and of a program that lacks a library
+# The last line on stderr of Python, which may be colored, where the program cannot be imported.
+IMPORT_FAILED = re.compile(
+    rb"(\x1b\[[\d;]*m)*(ModuleNotFound|Import|Syntax|Indentation|Tab)Error\b|.*: No module named "
+)
 SIGKILL_STATUS = 128 + signal.SIGKILL  # also that of a shell script whose command was killed
 
 # For glibc: keep the memory that XLA frees, instead of fetching it from the kernel again, page by
@@ -124,6 +130,7 @@ class Worker:
         self._report = report
         self._reaper = reaper
         self._last_lines = deque[bytes](maxlen=LAST_LINES)
+        self._last_on_stderr = b""
         self._lock = threading.Lock()  # of the two below, and of every signal to the group
         self._is_running = True
         self._was_killed = False
@@ -162,6 +169,11 @@ class Worker:
         lines = [line.decode(errors="replace").rstrip() for line in list(self._last_lines)]
         output = ["its last lines:", *(f"    {line}" for line in lines)] if lines else ["no output"]
         return f"rank {self.rank} failed ({reason}), {consequence}; " + "\n".join(output)
+
+    def cannot_start(self, exited: Exited) -> bool:
+        """Whether the program cannot be executed, or Python cannot import it."""
+        import_failed = exited.code == 1 and IMPORT_FAILED.match(self._last_on_stderr)
+        return bool(import_failed) or exited.code in CANNOT_EXECUTE
 
     def _wait(self) -> None:
         readers = [
@@ -203,6 +215,8 @@ class Worker:
         with stream:
             for line in _read_lines(stream):
                 self._last_lines.append(line)
+                if output is STDERR:
+                    self._last_on_stderr = line
                 while self._is_running and not output.wait_for_room(ROOM_SECONDS):
                     pass
                 output.put(b"[%d] " % self.rank + line, self._report_closed)
