@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import signal
@@ -34,6 +35,11 @@ def initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
     initialization_timeout: float | None = None,
+    *,
+    mtls_cert_file: str | None = None,
+    mtls_key_file: str | None = None,
+    mtls_ca_file: str | None = None,
+    mtls_peer_uri_prefix: str | None = None,
 ) -> ProcessInfo:
     """Join this process to its job. Call it once, at the top, before JAX's first use.
 
@@ -51,7 +57,8 @@ def initialize(
 
     If `GOSSIPJAX_SECRET` is set, all messages by which processes first meet are signed with it. Set
     it to the same text for all processes, wherever strangers may reach the address. After that,
-    JAX's coordinator lets everybody in: use trusted networks only. Both listen at
+    JAX's coordinator lets everybody in, unless all processes have certificates (mutual TLS, JAX
+    0.12 or later). Gloo and NCCL have neither: use trusted networks only. Both listen at
     `coordinator_address`, or at `JAX_COORDINATOR_BIND_ADDRESS` where that is set.
 
     Under Slurm and Open MPI, JAX uses one GPU per process; `JAX_LOCAL_DEVICE_IDS=0,1,...` gives it
@@ -65,6 +72,12 @@ def initialize(
       process_id: number of this process, from 0.
       initialization_timeout: seconds to wait for the other processes. Default:
         `GOSSIPJAX_INITIALIZATION_TIMEOUT`, else 60.
+      mtls_cert_file: this process's certificate, as JAX's option of that name; PEM, as the two
+        below. It names the host of `coordinator_address`. Default: `JAX_MTLS_CERT_FILE`.
+      mtls_key_file: its private key. Default: `JAX_MTLS_KEY_FILE`.
+      mtls_ca_file: by which the others' certificates are checked. Default: `JAX_MTLS_CA_FILE`.
+      mtls_peer_uri_prefix: with which a URI in the others' certificates must begin, instead of the
+        check of the host. Default: `JAX_MTLS_PEER_URI_PREFIX`.
 
     Returns:
       The process information. Later calls return it again.
@@ -72,7 +85,8 @@ def initialize(
     Raises:
       ValueError: if the process information is incomplete, `process_id` is not in
         0..num_processes - 1, the address is malformed, the timeout is not from 0 to 10^6 seconds,
-        or an earlier call had other information.
+        an earlier call had other information, one of the three files of mutual TLS is missing, or
+        this JAX has no mutual TLS.
       ConnectionError: if process 0 cannot be reached or cannot listen, or if processes are missing
         or were started twice. The message names the address and the timeout, or the processes.
 
@@ -83,6 +97,14 @@ def initialize(
     global _initialized
     enable_stacks()
     timeout = timeout_seconds(initialization_timeout)
+    mtls = _find_mtls(
+        {
+            "mtls_cert_file": mtls_cert_file,
+            "mtls_key_file": mtls_key_file,
+            "mtls_ca_file": mtls_ca_file,
+            "mtls_peer_uri_prefix": mtls_peer_uri_prefix,
+        }
+    )
     requested = process_from_arguments(coordinator_address, num_processes, process_id)
     if _initialized is None and jax.distributed.is_initialized():  # by the program itself
         _initialized = ProcessInfo(jax.process_index(), jax.process_count())
@@ -96,15 +118,45 @@ def initialize(
             )
         return _initialized
     if requested is None:
-        _initialized = _initialize_detected(timeout)
+        _initialized = _initialize_detected(timeout, mtls)
     else:
         if requested.coordinator_address is not None and requested.info.num_processes > 1:
-            _initialize_requested(requested.coordinator_address, requested.info, timeout)
+            _initialize_requested(requested.coordinator_address, requested.info, timeout, mtls)
         _initialized = requested.info
     return _initialized
 
 
-def _initialize_requested(address: str, info: ProcessInfo, timeout: float) -> None:
+def _find_mtls(given: dict[str, str | None]) -> dict[str, str]:
+    """JAX's options for mutual TLS, as given, else from `JAX_MTLS_*`: none, or all three files.
+
+    Raises:
+      ValueError: if a file is missing, or this JAX does not know the options.
+    """
+    variables = {name: os.environ.get(f"JAX_{name.upper()}") for name in given}
+    chosen = variables | {name: value for name, value in given.items() if value is not None}
+    options = {name: value for name, value in chosen.items() if value is not None}
+    if not options:
+        return {}
+    known = inspect.signature(jax.distributed.initialize).parameters
+    if not options.keys() <= known.keys():
+        raise ValueError(
+            f"{', '.join(options)} must not be given to JAX {jax.__version__}, whose coordinator "
+            f"has no TLS, got {', '.join(map(repr, options.values()))}. Install JAX 0.12 or later, "
+            "or leave them out (JAX_MTLS_*, too) and use a trusted network."
+        )
+    for name in ("mtls_cert_file", "mtls_key_file", "mtls_ca_file"):
+        if not os.path.isfile(options.get(name, "")):
+            raise ValueError(
+                f"{name} (JAX_{name.upper()}) must be the path of a file, got "
+                f"{options.get(name)!r}. Mutual TLS needs a certificate, its key and the "
+                "certificate of the authority: give all three files, or none."
+            )
+    return options
+
+
+def _initialize_requested(
+    address: str, info: ProcessInfo, timeout: float, mtls: dict[str, str]
+) -> None:
     rendezvous(address, info, timeout, secret_from_env())
     _initialize_jax(
         coordinator_address=address,
@@ -115,12 +167,13 @@ def _initialize_requested(address: str, info: ProcessInfo, timeout: float) -> No
         local_device_ids=local_rank_from_scheduler(info),
         # JAX would listen at every address of the machine.
         coordinator_bind_address=bind_address(address),
+        **mtls,
     )
 
 
-def _initialize_detected(timeout: float) -> ProcessInfo:
+def _initialize_detected(timeout: float, mtls: dict[str, str]) -> ProcessInfo:
     try:
-        _initialize_jax(initialization_timeout=math.ceil(timeout))
+        _initialize_jax(initialization_timeout=math.ceil(timeout), **mtls)
     except ValueError as error:
         if "coordinator_address" not in str(error):
             raise
