@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
+from gossipjax.algorithms.frame.parts import exchange_on_parts
 from gossipjax.algorithms.frame.rounding import zeros_like_model
 from gossipjax.algorithms.frame.state import ExchangePlan, add
 from gossipjax.collectives import (
@@ -133,4 +134,4 @@ def allreduce(
         count = optax.safe_increment(state.count)
         return cast_like(mean, updates), state._replace(count=count, error=error)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return exchange_on_parts(init, update, axis_name)

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.extend.core import jaxprs_in_params
 
 from gossipjax.algorithms.allreduce import ErrorFeedback
-from gossipjax.algorithms.frame.chain import gossip_state
-from gossipjax.algorithms.frame.exchange import exchange_parts, split_messages
-from gossipjax.algorithms.frame.messages import (
-    pack_messages,
-    with_packed_messages,
-    with_unpacked_messages,
-)
+from gossipjax.algorithms.apply_if_finite import ApplyIfFiniteState
 from gossipjax.algorithms.frame.state import GossipState, require_axis_names
 from gossipjax.algorithms.outer.plan import OuterState
-from gossipjax.collectives import default_step
-from gossipjax.sharding import ShardedState, Specs, axes_of, inner_axes, on_shards
+from gossipjax.sharding import ShardedState, Specs, axes_of, constrain, inner_axes, use_specs
 from gossipjax.wire import Codec, FloatCodec
 
 
@@ -43,14 +33,14 @@ def sharded(
         train_step = gx.TrainStep(gradients, tx, nodes=nodes)
 
     Stands around whatever exchanges: the gossip at the end of a chain, `gx.allreduce` at its
-    beginning, a whole `gx.outer`. Its update runs on the parts, so that all in it must treat each
-    value by itself, as the algorithms of this library do; an optimizer that looks at whole arrays
-    (clipping by a global norm, factored moments) stands outside, where XLA partitions it.
+    beginning, a whole chain or `gx.outer`. Only the exchanges run on the parts. Optimizers inside
+    see whole arrays, which XLA partitions, as they do outside: norms, factored moments and random
+    numbers are those of `tx` on one device.
 
     Under `gx.spmd` the inside of a node is XLA's (`shard_map` manual over the nodes alone). In a
-    `shard_map` of your own over all axes, transforms are called with parts; there this wrapper
-    makes norms count all parts, and messages in flight like the parameters. Under `vmap`, and on a
-    mesh without further axes, results are those of `tx`.
+    `shard_map` of your own over all axes, transforms are called with parts; there `tx` is one
+    gossip or `gx.allreduce`, whose norms then count all parts, and messages in flight are like the
+    parameters. Under `vmap`, and on a mesh without further axes, results are those of `tx`.
 
     Make the state by `gx.Nodes.init`, which shards all of it: XLA may choose to have the moments of
     an optimizer, which start as zeros, whole on each device. `gx.TrainStep` keeps it so. With
@@ -78,7 +68,8 @@ def sharded(
       ValueError: if `tx` is no transform, or a spec is no `PartitionSpec` or names the nodes' axis;
         in `init` and `update`, if `specs` are not like the parameters, name an axis that a node
         does not have, or do not divide a parameter; if most of the model is whole on several
-        devices (it would be sent as often); if a codec would round copies of a parameter apart.
+        devices (it would be sent as often); if a codec would round copies of a parameter apart; if
+        `tx` holds more than one exchange in a `shard_map` over the axes inside the nodes.
 
     References:
       Rajbhandari et al., "ZeRO", SC 2020, arXiv:1910.02054, for sharding inside a node; Assran et
@@ -99,30 +90,27 @@ def sharded(
             f"tx of sharded must be an optax.GradientTransformation, got {type(tx).__name__}."
         )
     require_axis_names("sharded", axis_name, None)
-    parts = _Parts(optax.with_extra_args_support(tx), Specs.make(specs, axis_name), axis_name)
-    return optax.GradientTransformationExtraArgs(parts.init, parts.update)
+    whole = _Sharded(optax.with_extra_args_support(tx), Specs.make(specs, axis_name), axis_name)
+    return optax.GradientTransformationExtraArgs(whole.init, whole.update)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Parts:
+class _Sharded:
     """`init` and `update` of `sharded`."""
 
     tx: optax.GradientTransformationExtraArgs
     specs: Specs
     axis_name: str
 
-    def init(self, params: optax.Params) -> optax.OptState:
-        specs = self.specs
-        specs.require(params, inner_axes(self.axis_name))
-        state = jax.eval_shape(self._init, params)
+    def init(self, params: optax.Params) -> ShardedState:
+        self.specs.require(params, inner_axes(self.axis_name))
+        with use_specs(self.specs):
+            state = self.tx.init(params)
         _require_axis(self.axis_name, state)
-        _require_same_copies(specs, params, state)
-        in_specs = (specs.of(params, params),)
-        run = on_shards(self._init, specs, self.axis_name, in_specs, specs.of(state, params))
-        return ShardedState(run(params), specs)
-
-    def _init(self, params: Any) -> Any:
-        return with_unpacked_messages(self.tx.init(params), params)
+        _require_same_copies(self.specs, params, state)
+        _require_no_optimizer(self.specs, state)
+        state = constrain(state, self.specs, params, self.axis_name)
+        return ShardedState(state, self.specs)
 
     def update(
         self,
@@ -131,79 +119,13 @@ class _Parts:
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
-        specs = self.specs
-        old = _require_own_state(state, specs)
-        specs.require(updates, inner_axes(self.axis_name))
-        gossip = gossip_state(old)
-        pieces = None if gossip is None or not gossip.overlap else split_messages(gossip)
-        arrays = {name: arg for name, arg in extra_args.items() if _holds_arrays(arg)}
-        others = {name: arg for name, arg in extra_args.items() if name not in arrays}
-        args = (updates, old, params, arrays)
-        in_specs = specs.of(args, updates)
-        update = partial(self._update, others=others, pieces=pieces)
-        if isinstance(old, OuterState):
-            update = partial(_run_by_value, update)
-        run = on_shards(update, specs, self.axis_name, in_specs, in_specs[:2])
-        updates, inner = run(*args)
-        return updates, ShardedState(inner, specs)
-
-    def _update(
-        self,
-        updates: Any,
-        state: Any,
-        params: Any,
-        arrays: dict[str, Any],
-        others: dict[str, Any],
-        pieces: list[range] | None,
-    ) -> tuple[Any, Any]:
-        """The update of parts; messages are packed for it. `pieces` are those of an overlap."""
-        arguments = {**arrays, **others}
-        if pieces is not None:
-            gossip = gossip_state(state)
-            assert gossip is not None
-            received = arguments.get("received")
-            if received is None:
-                step = default_step(arguments.get("step"), gossip.count, self.axis_name)
-                received = exchange_parts(gossip, None, step, gossip.wire, pieces)
-            arguments["received"] = pack_messages(received, gossip.overlap)
-        state = with_packed_messages(state)
-        updates, state = self.tx.update(updates, state, params, **arguments)
-        return updates, with_unpacked_messages(state, updates if params is None else params)
-
-
-def _run_by_value(update: Callable[..., Any], *args: Any) -> Any:
-    """`update(*args)` of parts, of an outer optimizer, which has the user's optimizers inside.
-
-    Raises:
-      ValueError: if it sums over the values of a parameter, of which it has a part only.
-    """
-    if len(jax.sharding.get_abstract_mesh().manual_axes) < 2:  # these are whole models
-        return update(*args)
-    shapes = {jnp.shape(leaf) for leaf in jax.tree.leaves(args[0]) if jnp.size(leaf) > 1}
-    if shapes & _find_summed(jax.make_jaxpr(update)(*args).jaxpr):
-        raise ValueError(
-            "the optimizers of outer must treat each value by itself inside gx.sharded, got one "
-            "that sums over a parameter, of which a device has a part: put clipping by a global "
-            "norm before it, optax.chain(optax.clip_by_global_norm(1.0), gx.sharded(gx.outer(...), "
-            "specs))."
-        )
-    return update(*args)
-
-
-def _find_summed(jaxpr: Any) -> set[tuple[int, ...]]:
-    """The shapes over which a program sums."""
-    shapes = set()
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "reduce_sum":
-            shapes.add(eqn.invars[0].aval.shape)
-        for inner in jaxprs_in_params(eqn.params):
-            shapes |= _find_summed(inner)
-    return shapes
-
-
-def _holds_arrays(arg: Any) -> bool:
-    leaves = jax.tree.leaves(arg)
-    return bool(leaves) and all(isinstance(leaf, jax.Array) for leaf in leaves)
+        old = _require_own_state(state, self.specs)
+        _require_no_optimizer(self.specs, old)
+        self.specs.require(updates, inner_axes(self.axis_name))
+        with use_specs(self.specs):
+            results = self.tx.update(updates, old, params, **extra_args)
+        updates, new = constrain(results, self.specs, updates, self.axis_name)
+        return updates, ShardedState(new, self.specs)
 
 
 def _require_own_state(state: Any, specs: Specs) -> Any:
@@ -219,6 +141,23 @@ def _require_own_state(state: Any, specs: Specs) -> Any:
             "by tx.init(params) of the same chain, or restore a checkpoint into such a state."
         )
     return state.inner
+
+
+def _require_no_optimizer(specs: Specs, state: Any) -> None:
+    """Raises `ValueError` where an optimizer inside would get parts for whole arrays.
+
+    That is in a `shard_map` that is manual inside the nodes as well.
+    """
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    part = state.inner_state if isinstance(state, ApplyIfFiniteState) else state
+    of_one_exchange = GossipState | ErrorFeedback | optax.EmptyState
+    if not set(specs.axes).isdisjoint(manual) and not isinstance(part, of_one_exchange):
+        raise ValueError(
+            "gx.sharded must stand around one gossip or gx.allreduce alone in a shard_map over the "
+            f"axes {manual}, where optimizers get parts for whole arrays, got the state of another "
+            f"transform, {type(part).__name__}: use gx.spmd, or shard_map(..., "
+            "axis_names={'nodes'}), which leave the inside of a node to XLA."
+        )
 
 
 def _exchanges(part: Any) -> bool:

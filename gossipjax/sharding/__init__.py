@@ -13,6 +13,7 @@ from gossipjax.sharding._parts import (
     require_whole,
     shard_specs,
     specs_here,
+    use_specs,
 )
 from gossipjax.sharding._specs import Specs, axes_of, fsdp_specs, state_specs
 
@@ -28,4 +29,5 @@ __all__ = [
     "shard_specs",
     "specs_here",
     "state_specs",
+    "use_specs",
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import jax
 
 from gossipjax.sharding._specs import Specs
 
-# Of the parts on which a function runs, while it is traced.
+# Of what is traced inside `gx.sharded`, whole or in parts.
 _specs_here: ContextVar[Any] = ContextVar("specs", default=None)
 
 
@@ -67,11 +68,8 @@ def on_shards(
     """
 
     def run(*args: Any) -> Any:
-        token = _specs_here.set(specs)
-        try:
+        with use_specs(specs):
             return fn(*args)
-        finally:
-            _specs_here.reset(token)
 
     axes = inner_axes(axis_name)
     if not axes:
@@ -91,6 +89,16 @@ def constrain(tree: Any, specs: Specs | None, like: Any, axis_name: str) -> Any:
     return jax.lax.with_sharding_constraint(tree, specs.of(tree, like))
 
 
+@contextlib.contextmanager
+def use_specs(specs: Specs) -> Iterator[None]:
+    """What is traced in this context finds the specs by `specs_here`."""
+    token = _specs_here.set(specs)
+    try:
+        yield
+    finally:
+        _specs_here.reset(token)
+
+
 def specs_here() -> Specs | None:
-    """The specs of the parts on which a function runs, while it is traced by `on_shards`."""
+    """The specs of `gx.sharded` inside which a function is traced, on whole arrays or on parts."""
     return _specs_here.get()

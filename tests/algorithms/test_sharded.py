@@ -169,6 +169,62 @@ def test_outer_optimizers(name):
     assert "all-gather" not in text
 
 
+def of_whole(function):
+    """A transform of a function of whole arrays."""
+    return optax.stateless_with_tree_map(lambda u, _: function(u))
+
+
+OPTIMIZERS = {
+    "clip_by_global_norm": optax.clip_by_global_norm(0.5),
+    "clip_by_block_rms": optax.clip_by_block_rms(0.5),
+    "adaptive_grad_clip": optax.adaptive_grad_clip(0.1),
+    "normalize_by_update_norm": optax.normalize_by_update_norm(),
+    "adafactor": optax.adafactor(0.1, min_dim_size_to_factor=2, momentum=0.9),
+    "muon": optax.contrib.muon(0.1, ns_steps=1),
+    "lamb": optax.lamb(0.1),
+    "centralize": optax.centralize(),
+    "add_noise": optax.add_noise(0.1, 0.5, jax.random.key(0)),
+    "largest": of_whole(lambda u: u / jnp.max(jnp.abs(u))),
+    "vdot": of_whole(lambda u: u / (1 + jnp.vdot(u, u))),
+    "cumsum": of_whole(lambda u: jnp.cumsum(u, axis=0)),
+    "sort": of_whole(lambda u: jnp.sort(u, axis=0)),
+    "shape": of_whole(lambda u: u / u.shape[0]),
+    "place": of_whole(lambda u: u * jnp.arange(u.size, dtype=u.dtype).reshape(u.shape)),
+    "accumulated": optax.MultiSteps(optax.lamb(0.1), 1).gradient_transformation(),
+    "injected": optax.inject_hyperparams(optax.adamw)(0.1),
+    "masked": optax.masked(optax.clip_by_global_norm(0.5), {"kernel": True, "bias": False}),
+}
+
+
+def test_optimizers_inside_sharded_see_whole_arrays():
+    """Norms, factors, orders and random numbers of a part would be other ones, without a word."""
+    gossip = gx.sgp(gx.topology.directed_ring(2))
+    chains = {name: optax.chain(tx, gossip) for name, tx in OPTIMIZERS.items()}
+    slow = OPTIMIZERS["vdot"]
+    for name in ("clip_by_global_norm", "adafactor", "muon"):
+        chains[f"outer, {name}"] = gx.outer(OPTIMIZERS[name], slow, 1, reset_inner=True)
+    params, updates = make_values(2, SHAPES)
+    params = jax.tree.map(lambda x: np.broadcast_to(x[:1], x.shape), params)
+    updates = jax.tree.map(lambda x: x[0], updates)
+
+    def take_step(params, updates):
+        results = {}
+        for name, chain in chains.items():
+            tx = gx.sharded(chain, FSDP)
+            changes, state = tx.update(updates, tx.init(params), params, step=0)
+            numbers = jax.tree.map(lambda x: x if x.dtype == jnp.float32 else None, state.inner)
+            results[name] = apply_updates(params, changes), numbers
+        return results
+
+    nodes = gx.Nodes(mesh=make_mesh(2, fsdp=2))
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        actual = nodes.run(take_step, nodes.put(params, FSDP), nodes.put(updates, FSDP))
+        expected = gx.Nodes(2).run(take_step, params, updates)
+    for name, values in expected.items():
+        assert_close(actual[name], values, 5e-6)
+        assert actual[name][0]["bias"].addressable_shards[0].data.shape == (1, 4)
+
+
 def assert_close(actual, expected, tolerance):
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)

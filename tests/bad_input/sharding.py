@@ -34,12 +34,15 @@ def update(tx: Any, params: Any = MODEL, change: Callable[[Any], Any] = lambda s
     return NODES.run(lambda params, state: tx.update(params, change(state), params), stacked, state)
 
 
-def update_once(tx: Any) -> Any:
+def update_parts(tx: Any) -> Any:
+    """One update in a `shard_map` over all axes, where transforms get parts."""
     sharded = gx.sharded(tx, SPECS)
-    stacked, state = NODES.init(sharded, MODEL)
-    return NODES.run(
-        lambda params, state: sharded.update(params, state, params, step=0), stacked, state
-    )
+    specs = {"w": P("fsdp"), "b": P()}
+
+    def update(params: Any) -> Any:
+        return sharded.update(params, sharded.init(params), params, step=0)[0]
+
+    return jax.shard_map(update, mesh=MESH, in_specs=(specs,), out_specs=specs)(MODEL)
 
 
 def update_unsharded(tx: Any) -> Any:
@@ -143,13 +146,19 @@ ROWS += [
         lambda: init(SPECS, gx.sgp(RING, axis_name="replicas")),
         "axis_name of sharded must be that of tx, 'replicas'",
     ),
-    Call(
-        "clipping by a global norm, of parts",
-        lambda: update_once(
-            gx.outer(optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)), optax.sgd(0.7), 4)
-        ),
-        "must treat each value by itself",
-    ),
+    *[
+        Call(
+            f"an optimizer of parts: {name}",
+            lambda tx=tx: update_parts(tx),
+            "must stand around one gossip or gx.allreduce alone in a shard_map",
+        )
+        for name, tx in {
+            "chain": optax.chain(optax.clip_by_global_norm(1.0), SGP),
+            "outer": UNSHARDED["outer"],
+            "masked": optax.masked(SGP, {"w": True, "b": False}),
+            "skipped": gx.apply_if_finite(optax.chain(optax.sgd(0.1), SGP)),
+        }.items()
+    ],
     Call(
         "the state without its specs",
         lambda: NODES.run(

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from gossipjax.algorithms.frame.exchange import Received, exchange
+from gossipjax.algorithms.frame.parts import exchange_on_parts
 from gossipjax.algorithms.frame.rounding import as_update, predict, residuals
 from gossipjax.algorithms.frame.state import (
     ExchangePlan,
@@ -88,7 +89,7 @@ def gossip_transform(
         result = Combined(*combine(x, updates, own_state, step, received))
         return _finish(name, params, own_state, x, result)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return exchange_on_parts(init, update, plan.wire.axis_name)
 
 
 def _finish(

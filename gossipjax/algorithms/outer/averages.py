@@ -7,12 +7,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from gossipjax.algorithms.frame.chain import outer_state
 from gossipjax.algorithms.outer.fragments import pick, split_leaves
 from gossipjax.algorithms.outer.plan import OuterPlan
 from gossipjax.collectives import StepLike, exact_average, mix
+from gossipjax.sharding import on_shards, specs_here
 from gossipjax.topology.schedule import Schedule
 
 
@@ -24,13 +26,28 @@ def average_fragment(
     `count` is the number of updates before that after which they were sent: the key of a codec
     that draws random numbers.
     """
-    key = plan.wire.make_key(count)
     if plan.average == "none":
         return sent
+    round_number = plan.round_number(step)
+    average = partial(_average_parts, plan)
+    args: tuple[Any, ...] = (sent, anchor, count, round_number)
+    if isinstance(round_number, int | np.integer):  # it must stay known when traced
+        average = partial(average, round_number=round_number)
+        args = (sent, anchor, count)
+    specs = specs_here()
+    if specs is None:
+        return average(*args)
+    in_specs = specs.of(args, sent)
+    return on_shards(average, specs, plan.wire.axis_name, in_specs, in_specs[0])(*args)
+
+
+def _average_parts(
+    plan: OuterPlan, sent: Any, anchor: Any, count: jax.Array, round_number: StepLike
+) -> Any:
+    key = plan.wire.make_key(count)
     if plan.average == "exact":
         return exact_average(sent, plan.wire, key, is_beside=plan.delay > 0)
     assert isinstance(plan.average, Schedule)
-    round_number = plan.round_number(step)
     mix_nodes = partial(
         mix,
         weight=None,
