@@ -17,11 +17,7 @@
 a list of objects with
 
 - `run`, `algorithm`, `topology`, `nodes`, `steps`, `seed`;
-- `seconds_per_step` (median over the training lines), `examples_per_second` (at that speed) and
-  `fraction_outside_step` (the part of `seconds_per_step` that the compiled step alone does not
-  need: 12 or more steps, whole updates on batches of the run's first shapes, are timed once before
-  training, so that other programs on the machine make it inaccurate, even negative, and exchanges
-  that `--local-steps` makes rare are not as frequent in it as in training);
+- `seconds_per_step` (median over the training lines) and `examples_per_second` (at that speed);
 - `input_wait` (the part of the training time, since the last resume, for which the devices had
   nothing to do but to wait for input);
 - `final_loss` (of the last training line), the two consensus distances, and

@@ -15,7 +15,7 @@ from experiments.results import Record
 
 MAX_DELAY = 0.2  # seconds, from the step at which a kill is due to the kill
 MAX_SAVING_DELAY = 0.02  # seconds, from the start of a checkpoint to the kill
-CLOCK_FIELDS = {"seconds_per_step", "examples_per_second", "fraction_outside_step", "input_wait"}
+CLOCK_FIELDS = {"seconds_per_step", "examples_per_second", "input_wait"}
 IDENTITY_FIELDS = {"run", "seed"}
 
 FAULTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}

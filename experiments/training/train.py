@@ -1,10 +1,7 @@
 """The training loop of one run."""
 
 import itertools
-import math
-from typing import Any
 
-import jax
 import numpy as np
 
 import gossipjax as gx
@@ -20,8 +17,6 @@ from experiments.training.resume import open_checkpoints, start_or_resume
 from experiments.training.task import Examination
 from experiments.training.trainer import Trainer
 from gossipjax.checkpoint import TrainState
-
-MIN_BARE_STEPS = 12  # timed without input
 
 
 def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
@@ -44,10 +39,11 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
         state, progress, message = start_or_resume(experiment, run, trainer, checkpoints)
         log.start(state.step, message)
         rows = experiment.task.batches(nodes, options.batch_size_per_node, run.seed, state.step)
-        batches = prefetch(map(make_put(nodes), rows), waiting=input_clock)
+        put = make_put(nodes)
+        batches = prefetch(map(put, rows), waiting=input_clock)
         batch = next(batches)
-        bare_batches = compile_programs(experiment, run, trainer, state, batch)
-        bare_step_seconds = trainer.measure_bare_step(state, bare_batches)
+        shapes = experiment.task.make_shapes(nodes, options.batch_size_per_node)
+        trainer.compile(state, map(put, shapes) if shapes else [batch])
         batches = itertools.chain([batch], batches)
         seconds_before = progress.seconds
         input_clock.lap()
@@ -96,7 +92,7 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
         "nodes": nodes.size,
         "steps": plan.steps,
         "seed": run.seed,
-        **summarize_speed(progress, global_batch_size, bare_step_seconds),
+        **summarize_speed(progress, global_batch_size),
         "input_wait": input_wait,
         **evaluate_models(trainer, evaluator, state, examined),
         "consensus_distance": progress.metrics["consensus_distance"],
@@ -106,51 +102,12 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
     }
 
 
-def compile_programs(
-    experiment: Experiment, run: Run, trainer: Trainer, state: TrainState, batch: Any
-) -> list[Any]:
-    """Compiles the programs of a run for every shape of its batches.
-
-    Args:
-      experiment: task, options and nodes.
-      run: its seed draws the batches.
-      trainer: its programs are compiled.
-      state: of the run; it stays.
-      batch: on the devices.
-
-    Returns:
-      Batches on the devices for a bare step: of as many steps as make whole updates, and of the
-      shapes that the run has from its start on, so each is as frequent as there.
-    """
-    task = experiment.task
-    nodes = experiment.nodes
-    options = experiment.plan.options
-    steps = math.ceil(MIN_BARE_STEPS / options.accumulate) * options.accumulate
-    shapes = task.make_shapes(nodes, options.batch_size_per_node)
-    if not shapes:
-        trainer.compile(state, [batch])
-        return [batch] * steps
-    put = make_put(nodes)
-    examples = {get_shape(rows): put(rows) for rows in shapes}
-    trainer.compile(state, examples.values())
-    rows = task.batches(nodes, options.batch_size_per_node, run.seed, start=0)
-    return [examples[get_shape(row)] for row in itertools.islice(rows, steps)]
-
-
-def get_shape(batch: Any) -> tuple[tuple[int, ...], ...]:
-    """Returns the shapes of the arrays of a batch."""
-    return tuple(array.shape for array in jax.tree.leaves(batch))
-
-
-def summarize_speed(
-    progress: RunProgress, global_batch_size: int, bare_step_seconds: float
-) -> Record:
+def summarize_speed(progress: RunProgress, global_batch_size: int) -> Record:
     """Returns the entries of `summary.json` about the speed of the steps."""
     seconds_per_step = float(np.median(progress.seconds_per_step))
     return {
         "seconds_per_step": seconds_per_step,
         "examples_per_second": global_batch_size / seconds_per_step,
-        "fraction_outside_step": 1 - bare_step_seconds / seconds_per_step,
     }
 
 

@@ -1,7 +1,6 @@
 """The compiled programs of a run: steps, and measurements between them."""
 
-import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -169,19 +168,6 @@ class Trainer:
             gx.launch.advance(slow=True)  # another program is compiled
             self.measure_distance_before_mixing(state, batch)
         self.measure_distance(state)
-
-    def measure_bare_step(self, state: TrainState, batches: Collection[Any]) -> float:
-        """Returns the seconds of a step on a copy of the state: those on `batches`, one by one.
-
-        Nothing is read or written meanwhile. The batches are on the devices, and whole updates.
-        """
-        copy = self._restart(state)
-        jax.block_until_ready(copy.arrays)
-        started = time.perf_counter()
-        for step, batch in enumerate(batches):
-            copy, _ = self._run_step(copy, batch, step)
-        jax.block_until_ready(copy.params)
-        return (time.perf_counter() - started) / len(batches)
 
     def _restart(self, state: TrainState) -> TrainState:
         """A copy at step 0: with nothing in flight, any round may be the first."""

@@ -209,6 +209,7 @@ def test_optimizers_inside_sharded_see_whole_arrays():
 
     def take_step(params, updates):
         results = {}
+        state: Any
         for name, chain in chains.items():
             tx = gx.sharded(chain, FSDP)
             changes, state = tx.update(updates, tx.init(params), params, step=0)

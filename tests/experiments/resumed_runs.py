@@ -14,7 +14,6 @@ CLOCK_FIELDS = {
     "seconds",
     "examples_per_second",
     "seconds_per_step",
-    "fraction_outside_step",
     "input_wait",
 }
 

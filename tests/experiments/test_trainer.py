@@ -100,7 +100,6 @@ def test_run_steps_waits_for_the_devices():
     state = trainer.init(0)
     batch = jnp.ones((2, 3))
     trainer.compile(state, [batch])
-    assert trainer.measure_bare_step(state, [batch] * 2) >= 2 * 0.1
     started = time.perf_counter()
     _, losses = trainer.run_steps(state, [batch] * 3)
     assert time.perf_counter() - started >= 3 * 2 * 0.1

@@ -4,7 +4,6 @@ import contextlib
 import io
 import itertools
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -21,8 +20,6 @@ from experiments.data.tokenizer import PADDING_ID, load_tokenizer
 from experiments.models.transformer import Size
 from experiments.training import placement
 from experiments.training.experiment import prepare
-from experiments.training.plan import Run
-from experiments.training.train import compile_programs, get_shape
 from experiments.training.trainer import Trainer
 
 WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf"}
@@ -205,22 +202,6 @@ def test_a_run_goes_on_with_more_nodes_than_a_bucket_has_pairs(data_dir):
     assert task.num_examples == num_examples
     few = [bucket.rows.tolist() for bucket in task.make_buckets(1)]
     assert few == [bucket.rows.tolist() for bucket in task.make_buckets(2)]
-
-
-@pytest.mark.parametrize(("accumulate", "steps"), [(1, 12), (5, 15), (16, 16)])
-def test_bare_steps_are_whole_updates_of_the_shapes_of_a_run(data_dir, accumulate, steps):
-    task = make_task(data_dir, batch_size_per_node=64, accumulate=accumulate)
-    nodes = gx.Nodes(2)
-    compiled = []
-    experiment: Any = SimpleNamespace(
-        task=task, nodes=nodes, plan=SimpleNamespace(options=task.options)
-    )
-    trainer: Any = SimpleNamespace(compile=lambda _, batches: compiled.extend(batches))
-    unused: Any = None
-    bare = compile_programs(experiment, Run("sgp", 3, unused), trainer, unused, unused)
-    drawn = itertools.islice(task.batches(nodes, 64, seed=3, start=0), steps)
-    assert list(map(get_shape, bare)) == list(map(get_shape, drawn))
-    assert len(set(map(get_shape, bare))) == len(compiled) == 2
 
 
 def test_says_how_much_of_an_epoch_is_padding(data_dir):
