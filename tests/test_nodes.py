@@ -254,10 +254,52 @@ class TestThereAndBack:
     def test_one_refuses_rows_that_differ(self, nodes):
         rows = np.ones((N, 3), np.float32)
         rows[2, 1] = 1.5
-        with pytest.raises(ValueError, match=r"some that differ by 50.0%: average them first"):
+        with pytest.raises(ValueError, match=r"rows of \['other'\] that differ by 50.0%: average"):
             nodes.one({"same": np.ones((N, 2), np.float32), "other": nodes.put(rows)})
         rows[2, 1] = 1 + 1e-6  # sums in another order
         assert nodes.one(nodes.put(rows)).tolist() == [1.0] * 3
+
+    def test_one_compares_all_kinds_of_values(self):
+        """NaN of any bits equals NaN at its place; a comparison with NaN is no verdict."""
+        nodes = PLACEMENTS["mesh"]
+        nan, inf = np.nan, np.inf
+        other_nan = np.uint32(0xFFC00001).view(np.float32)
+        keys = jax.random.split(jax.random.key(0), 2)
+        differ = [
+            (np.array([1, nan], np.float32), np.array([1, 2], np.float32)),
+            (np.array([1, 2], np.float32), np.array([1, nan], np.float32)),
+            (np.array([1, nan], np.float32), np.array([nan, 1], np.float32)),
+            (np.array([1, inf], np.float32), np.array([1, -inf], np.float32)),
+            (np.array([inf, 1], np.float32), np.array([inf, 2], np.float32)),
+            (np.array([3e38, 0], np.float32), np.array([-3e38, 0], np.float32)),
+            (np.array([1 + 1j], np.complex64), np.array([1 + 2j], np.complex64)),
+            (np.array([complex(nan, 1)], np.complex64), np.array([complex(nan, 2)], np.complex64)),
+            (np.array([2**24], np.int32), np.array([2**24 + 1], np.int32)),
+            (np.array([3], np.uint8), np.array([255], np.uint8)),
+            (np.array([True]), np.array([False])),
+            (keys[0], keys[1]),
+        ]
+        equal = [
+            (
+                np.array([1, nan, inf, 0], np.float32),
+                np.array([1, other_nan, inf, -0.0], np.float32),
+            ),
+            (np.array([complex(nan, 1)], np.complex64), np.array([complex(nan, 1)], np.complex64)),
+            (jnp.array([nan, 1], jnp.bfloat16), jnp.array([nan, 1], jnp.bfloat16)),
+            (np.array([2**24 + 1], np.int32), np.array([2**24 + 1], np.int32)),
+            (keys[0], keys[0]),
+        ]
+
+        def stack(usual, last):
+            return jnp.stack([jnp.asarray(usual)] * (N - 1) + [jnp.asarray(last)])
+
+        one = nodes.one([nodes.put(stack(*rows)) for rows in equal])
+        assert_equal_keys(one.pop(), keys[0])
+        for row, (expected, _) in zip(one, equal, strict=False):
+            assert jnp.array_equal(row, expected, equal_nan=True)
+        for rows in differ:
+            with pytest.raises(ValueError, match=r"must be equal, got .* rows of .* that differ"):
+                nodes.one(nodes.put(stack(*rows)))
 
     def test_one_of_integers_and_of_nothing(self):
         nodes = gx.Nodes(N)

@@ -14,6 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 from gossipjax.sharding import Specs
 
+MAX_SPREAD = 1e-2  # of rows that are copies of one model, relative to its largest value
+
 
 def repeat_rows(tree: Any, count: int) -> Any:
     """`[...]` -> `[count, ...]`: views of host arrays, but for PRNG keys."""
@@ -76,17 +78,10 @@ def spec_of_row(stacked: Any) -> P:
 
 @functools.cache
 def first_row(mesh: Mesh | None, specs: tuple[P, ...] | None = None) -> Any:
-    """A program `[N, ...] -> ([...], largest relative difference between rows)`.
+    """A program `[N, ...] -> ([...], how much the rows of each leaf differ)`.
 
     `specs` are those of the row's leaves; without them every device gets all of it.
     """
-
-    def difference(x: jax.Array) -> jax.Array:
-        if not jnp.issubdtype(x.dtype, jnp.number):
-            return jnp.zeros((), jnp.float32)
-        x = x.astype(jnp.float32)
-        scale = jnp.max(jnp.abs(x[0]), initial=jnp.finfo(jnp.float32).tiny)
-        return jnp.max(jnp.abs(x - x[:1]), initial=0.0) / scale
 
     def first_row(stacked: Any) -> tuple[Any, jax.Array]:
         leaves, structure = jax.tree.flatten(stacked)
@@ -94,10 +89,45 @@ def first_row(mesh: Mesh | None, specs: tuple[P, ...] | None = None) -> Any:
         if mesh is not None and specs is not None:
             shardings = [NamedSharding(mesh, spec) for spec in specs]
             row = list(map(jax.lax.with_sharding_constraint, row, shardings))
-        spread = jnp.max(jnp.stack([difference(x) for x in leaves]))
-        return jax.tree.unflatten(structure, row), spread
+        return jax.tree.unflatten(structure, row), jnp.stack(list(map(_difference, leaves)))
 
     if mesh is None:
         return jax.jit(first_row)
     whole = NamedSharding(mesh, P())
     return jax.jit(first_row, out_shardings=(None, whole) if specs else whole)
+
+
+def _difference(x: jax.Array) -> jax.Array:
+    """How much rows `[N, ...]` of real numbers differ, relative to the largest finite value.
+
+    Infinite where anything else differs, or a number from one that is not finite. NaN is equal to
+    NaN of any bits, and 0.0 to -0.0.
+    """
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        x = jnp.stack([x.real, x.imag], axis=-1)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return jnp.where(jnp.all(x == x[:1]), jnp.float32(0), jnp.inf)
+    x = x.astype(x.dtype if x.dtype.itemsize > 4 else jnp.float32)
+    first = x[:1]
+    is_equal = (x == first) | (jnp.isnan(x) & jnp.isnan(first))
+    distance = jnp.where(is_equal, jnp.zeros_like(x), jnp.abs(x - first))
+    distance = jnp.where(jnp.isnan(distance), jnp.inf, distance)
+    sizes = jnp.where(jnp.isfinite(first), jnp.abs(first), jnp.zeros_like(first))
+    scale = jnp.max(sizes, initial=jnp.finfo(x.dtype).tiny)
+    return (jnp.max(distance, initial=0.0) / scale).astype(jnp.float32)
+
+
+def require_equal_rows(stacked: Any, spreads: np.ndarray) -> None:
+    """Raises `ValueError` if the rows of a leaf differ by more than `MAX_SPREAD`."""
+    worst = int(spreads.argmax())
+    if spreads[worst] <= MAX_SPREAD:
+        return
+    path, leaf = jax.tree_util.tree_leaves_with_path(stacked)[worst]
+    name = jax.tree_util.keystr(path) or "its only leaf"
+    size = f" by {spreads[worst]:.1%}" if np.isfinite(spreads[worst]) else ""
+    raise ValueError(
+        f"the rows of all nodes must be equal, got {leaf.dtype} rows of {name} that differ{size}: "
+        "average the models first, by nodes.run(gx.average_model, params, opt_state)."
+    )

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -19,7 +20,14 @@ from jax.sharding import PartitionSpec as P
 from gossipjax import processes
 from gossipjax.sharding import constrain, shard_specs
 from gossipjax.spmd._blocks import run_in_blocks
-from gossipjax.spmd._rows import first_row, make_rows, repeat_rows, shard_rows, spec_of_row
+from gossipjax.spmd._rows import (
+    first_row,
+    make_rows,
+    repeat_rows,
+    require_equal_rows,
+    shard_rows,
+    spec_of_row,
+)
 from gossipjax.spmd.arguments import (
     Argnums,
     ArgumentKinds,
@@ -34,7 +42,6 @@ from gossipjax.spmd.program import Program, is_mesh_of, run_sharded, run_simulat
 
 MAX_KEPT_PROGRAMS = 256  # of `Nodes.run`
 MAX_NODES = 2**31 - 1
-MAX_SPREAD = 1e-2  # of rows that are copies of one model, relative to its largest value
 
 
 def spmd(
@@ -303,7 +310,9 @@ class Nodes:
         it stays sharded over them.
 
         Raises:
-          ValueError: if the rows differ by more than 1 % of the largest value of a leaf.
+          ValueError: if the rows of a leaf differ: real numbers by more than 1 % of its largest
+            finite value, parts of complex ones alike, integers and keys at all. Equal are NaN and
+            NaN at the same place, with any bits, and 0.0 and -0.0.
         """
         if not jax.tree.leaves(stacked):
             return stacked
@@ -311,15 +320,10 @@ class Nodes:
         specs = None
         if self.inner_axes:  # the row stays sharded inside the nodes
             specs = tuple(map(spec_of_row, jax.tree.leaves(stacked)))
-        row, spread = first_row(self.mesh, specs)(stacked)
+        row, spreads = first_row(self.mesh, specs)(stacked)
         if not self.inner_axes:
             row = jax.tree.map(lambda x: x.addressable_data(0), row)
-        spread = spread.addressable_data(0)
-        if spread > MAX_SPREAD:
-            raise ValueError(
-                f"the rows of all nodes must be equal, got some that differ by {spread:.1%}: "
-                "average them first, by nodes.run(gx.average_model, params, opt_state)."
-            )
+        require_equal_rows(stacked, np.asarray(spreads.addressable_data(0)))
         return row
 
 
