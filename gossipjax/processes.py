@@ -15,6 +15,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from gossipjax import meshes
+
 __all__ = [
     "all_processes",
     "any_process",
@@ -52,7 +54,8 @@ def all_processes(flag: bool) -> bool:
     flags = jax.make_array_from_callback(
         (jax.device_count(),), sharding, lambda index: np.array([flag])
     )
-    return bool(_all(flags))
+    with meshes.unset_mesh():
+        return bool(_all(flags))
 
 
 def any_process(flag: bool) -> bool:
@@ -149,6 +152,7 @@ def local_nodes(mesh: Mesh | None, size: int, axis_name: str = "nodes") -> list[
     ]
 
 
+@meshes.apart_from_set_mesh
 def put(rows: Any, mesh: Mesh | None, size: int, axis_name: str = "nodes") -> Any:
     """Puts the rows of each process's nodes, `[local_nodes, ...]`, on the devices: `[N, ...]`.
 
@@ -173,6 +177,7 @@ def put(rows: Any, mesh: Mesh | None, size: int, axis_name: str = "nodes") -> An
     return jax.tree.map(put_leaf, rows)
 
 
+@meshes.apart_from_set_mesh
 def put_sharded(rows: Any, shardings: Any, size: int, axis_name: str = "nodes") -> Any:
     """`put` with a sharding for each array, over axes inside the nodes as well.
 
@@ -228,6 +233,7 @@ def _require_axis(mesh: Mesh, size: int, axis_name: str) -> None:
         )
 
 
+@meshes.apart_from_set_mesh
 def put_replicated(tree: Any, mesh: Mesh | None) -> Any:
     """Puts host arrays that all processes have on every device of the mesh."""
     if mesh is None:
@@ -257,15 +263,18 @@ def to_host(tree: Any) -> Any:
     """Returns node-stacked arrays as whole NumPy arrays on every process."""
     if jax.process_count() == 1:
         return jax.tree.map(np.asarray, tree)
-    leaves, structure = jax.tree.flatten(tree)
+    leaves, structure = jax.tree.flatten(meshes.on_auto_axes(tree))
     if not leaves:
         return tree
     mesh = leaves[0].sharding.mesh
     # Of models that are sharded inside a node, a device has one whole leaf at a time.
     groups = [leaves] if mesh.shape.get("nodes") == mesh.size else [[leaf] for leaf in leaves]
-    copies = [
-        np.asarray(copy.addressable_data(0)) for group in groups for copy in _replicate(mesh)(group)
-    ]
+    with meshes.unset_mesh():
+        copies = [
+            np.asarray(copy.addressable_data(0))
+            for group in groups
+            for copy in _replicate(mesh)(group)
+        ]
     return jax.tree.unflatten(structure, copies)
 
 

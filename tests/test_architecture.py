@@ -18,16 +18,17 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # Folder or module of the library -> those below it, which it may import.
 COLLECTIVES = {"topology", "wire", "sharding"}
 ALGORITHMS = {"collectives", *COLLECTIVES}
-TOP = {"algorithms", "spmd", "processes", *ALGORITHMS}
+TOP = {"algorithms", "meshes", "spmd", "processes", *ALGORITHMS}
 LAYERS = {
     "topology": set(),
     "wire": set(),
-    "processes": set(),
+    "meshes": set(),
+    "processes": {"meshes"},
     "launch": set(),
     "collectives": COLLECTIVES,
     "composed": {"topology"},
     "sharding": set(),
-    "spmd": {"composed", "processes", "sharding"},
+    "spmd": {"composed", "meshes", "processes", "sharding"},
     "algorithms": ALGORITHMS,
     "train_step": {"launch", *TOP},
     "diagnostics": TOP,

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from gossipjax import launch
+from gossipjax import launch, meshes
 from gossipjax.checkpoint._arguments import (
     require_bool,
     require_folder,
@@ -160,6 +160,7 @@ class Checkpoints:
     def _on_sigterm(self, *_: object) -> None:
         self._is_preempted = True
 
+    @meshes.apart_from_set_mesh
     def resume(
         self,
         state: TrainState,
@@ -247,6 +248,7 @@ class Checkpoints:
             steps = self.wait()
             raise Preempted(steps[-1] if steps else None, self.folder)
 
+    @meshes.apart_from_set_mesh
     def save(self, step: int, state: Any, metadata: dict[str, Any]) -> None:
         """Begins to write a checkpoint; waits only until the previous one is complete.
 
@@ -265,7 +267,7 @@ class Checkpoints:
             )
         step = require_step(step)
         metadata = require_metadata(metadata)
-        leaves = as_arrays(state, "state")
+        leaves = as_arrays(meshes.on_auto_axes(state), "state")
         self._finish_write()
         steps = self._steps()
         if step == self._last_step and step in steps:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from gossipjax import meshes
 from gossipjax.algorithms.frame.chain import gossip_state
 from gossipjax.algorithms.frame.messages import message_layout
 from gossipjax.algorithms.frame.state import (
@@ -53,6 +54,7 @@ class ResizeReport(NamedTuple):
         )
 
 
+@meshes.apart_from_set_mesh
 def change_nodes(
     params: optax.Params, opt_state: optax.OptState, tx: optax.GradientTransformation, nodes: int
 ) -> tuple[optax.Params, optax.OptState, ResizeReport]:
@@ -110,6 +112,7 @@ def change_nodes(
     """
     nodes = require_int(nodes, "nodes", 1)
     require_transform(tx)
+    params, opt_state = meshes.on_auto_axes((params, opt_state))
     before = _count_nodes({"params": params, "opt_state": opt_state})
     old = gossip_state(opt_state) or GossipState(np.zeros(before, np.int32))
     paths = _find_gossiped(params, old, tx)
@@ -128,6 +131,7 @@ def change_nodes(
     return _repeat(new_params, nodes), _repeat(state, nodes), report
 
 
+@meshes.apart_from_set_mesh
 def average_nodes(tree: Any, nodes: int) -> Any:
     """Returns the average over N nodes, `[N, ...]`, for each of M, `[M, ...]`: of statistics, say.
 
@@ -143,7 +147,7 @@ def average_nodes(tree: Any, nodes: int) -> Any:
     nodes = require_int(nodes, "nodes", 1)
     if jax.tree.leaves(tree):
         _count_nodes({"tree": tree})
-    return _repeat(_average(tree), nodes)
+    return _repeat(_average(meshes.on_auto_axes(tree)), nodes)
 
 
 def _require_schedule_of(nodes: int, opt_state: optax.OptState) -> None:

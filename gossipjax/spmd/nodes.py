@@ -17,7 +17,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from gossipjax import processes
+from gossipjax import meshes, processes
 from gossipjax.sharding import constrain, shard_specs
 from gossipjax.spmd._blocks import run_in_blocks
 from gossipjax.spmd._rows import (
@@ -66,8 +66,8 @@ def spmd(
       fn: `fn(*args) -> pytree`, of positional arguments.
       mesh: run by `shard_map` over its axis `axis_name`, one node per device (or per row of
         devices, if it has the axis `local_axis_name` too). N is the size of that axis. The kind of
-        its axes does not matter; do not `jax.set_mesh` one of Explicit axes around the call. Over
-        further axes XLA partitions what a node does, as its arrays are sharded; see `gx.sharded`.
+        its axes does not matter, nor does `jax.set_mesh`: inside `fn` the further axes are Auto,
+        over which XLA partitions what a node does, as its arrays are sharded; see `gx.sharded`.
       nodes: without a mesh: N nodes simulated on one device by `vmap`. With a mesh of D devices,
         N = k D: k nodes on each, which holds their k models and no others (random numbers of
         "rbg" keys then differ, as under any `vmap`). Or a `Nodes`, which says both. With neither,
@@ -129,7 +129,8 @@ class Nodes:
 
     Attributes:
       size: N, the number of nodes.
-      mesh: the D devices, with Auto axes; None if the nodes are simulated on one.
+      mesh: the D devices, with Auto axes; None if the nodes are simulated on one. Arrays go to the
+        mesh that is set around a call by `jax.set_mesh`, if it has these devices and axes.
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, if the mesh has it.
 
@@ -166,7 +167,7 @@ class Nodes:
         if mesh is not None:
             size = require_size_of_mesh(size, mesh, self.axis_name)
             # shard_map over Explicit axes, the default of jax.make_mesh, refuses unsharded arrays.
-            mesh = Mesh(mesh.devices, mesh.axis_names)
+            mesh = meshes.auto_mesh(mesh)
         if not is_int(size) or size < 1:
             raise ValueError(f"nodes must be an integer >= 1, got {size!r}.")
         if size > MAX_NODES:
@@ -250,11 +251,13 @@ class Nodes:
         """Marks an argument of `run` that is the same for every node and has no node axis."""
         return Shared(tree)
 
+    @meshes.apart_from_set_mesh
     def replicate(self, tree: Any, specs: Any = None) -> Any:
         """Gives every node a copy: `[...]` -> `[N, ...]`, on the devices; `specs` as in `put`."""
         require_numbers(tree, "tree")
         return self.put(repeat_rows(tree, len(self.local)), specs)
 
+    @meshes.apart_from_set_mesh
     def init(self, tx: optax.GradientTransformation, params: Any) -> tuple[Any, Any]:
         """The start of a training loop: `[...]` -> parameters and `tx.init` of them, `[N, ...]`.
 
@@ -262,6 +265,7 @@ class Nodes:
         its own part of a model that `tx` says to be sharded inside a node (`gx.sharded`).
         """
         require_transform(tx)
+        params = meshes.on_auto_axes(params)
         if not callable(params):
             require_numbers(params, "params")
         shapes = jax.eval_shape(params) if callable(params) else params
@@ -317,6 +321,15 @@ class Nodes:
         if not jax.tree.leaves(stacked):
             return stacked
         processes.require_rows(stacked, self.size, "stacked")
+        row = self._first_row(stacked)
+        if self.inner_axes or meshes.current_mesh() is not None:
+            return row
+        return jax.tree.map(lambda x: x.addressable_data(0), row)
+
+    @meshes.apart_from_set_mesh
+    def _first_row(self, stacked: Any) -> Any:
+        """The row that all nodes have, on all their devices."""
+        stacked = meshes.on_auto_axes(stacked)
         specs = None
         if self.inner_axes:  # the row stays sharded inside the nodes
             specs = tuple(map(spec_of_row, jax.tree.leaves(stacked)))

@@ -11,7 +11,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from gossipjax import processes
+from gossipjax import meshes, processes
 from gossipjax.sharding import axes_of
 from gossipjax.spmd.arguments import ArgumentKinds
 
@@ -32,32 +32,55 @@ class Program:
         self._nodes = nodes
         self._compiled: dict[Any, Any] = {}
 
+    @meshes.apart_from_set_mesh
     def __call__(self, *args: Any) -> Any:
+        if meshes.has_explicit_axes(jax.sharding.get_abstract_mesh()):
+            return self._call_in_jit(args)
         return self._jitted(*(self._put(i, arg) for i, arg in enumerate(args)))
+
+    def _call_in_jit(self, args: Sequence[Any]) -> Any:
+        """The program inside of a jitted function under a set mesh of Explicit axes."""
+        if self._nodes.inner_axes:
+            raise ValueError(
+                "a program of nodes with axes inside must be called outside of jax.jit under a set "
+                f"mesh of Explicit axes, got the axes {self._nodes.inner_axes} inside of it: XLA "
+                "shards what they hold. Call it outside, or set nodes.mesh, whose axes are Auto."
+            )
+        spec = P() if self._nodes.is_simulated else P(self._nodes.axis_name)
+        kinds = self._kinds
+
+        def call(dynamic: dict[int, Any]) -> Any:
+            return self._jitted(*kinds.merge(args, dynamic))
+
+        return jax.sharding.auto_axes(call, out_sharding=spec)(kinds.dynamic(args))
 
     def lower(self, *args: Any) -> Any:
         """As `jax.jit(...).lower`: arrays or `jax.ShapeDtypeStruct`s, node-stacked."""
-        return self._jitted.lower(*args)
+        with meshes.unset_mesh():
+            return self._jitted.lower(*meshes.on_auto_axes(args))
 
     def prepare(self, *args: Any) -> Callable[[], Any]:
         """Compiles the program here, if need be; returns a call that runs it, on any thread.
 
         The call returns when the result is on the devices.
         """
-        placed = [self._put(i, arg) for i, arg in enumerate(args)]
-        dynamic = [arg for i, arg in enumerate(placed) if i not in self._kinds.static]
-        static = tuple(arg for i, arg in enumerate(placed) if i in self._kinds.static)
-        leaves, structure = jax.tree.flatten(dynamic)
-        key = static, structure, tuple((x.shape, x.dtype, x.sharding) for x in leaves)
-        if key not in self._compiled:
-            self._compiled[key] = self._jitted.lower(*placed).compile()
+        mesh = meshes.current_mesh()
+        with meshes.unset_mesh():
+            placed = [self._put(i, arg) for i, arg in enumerate(args)]
+            dynamic = [arg for i, arg in enumerate(placed) if i not in self._kinds.static]
+            static = tuple(arg for i, arg in enumerate(placed) if i in self._kinds.static)
+            leaves, structure = jax.tree.flatten(dynamic)
+            key = static, structure, tuple((x.shape, x.dtype, x.sharding) for x in leaves)
+            if key not in self._compiled:
+                self._compiled[key] = self._jitted.lower(*placed).compile()
         compiled = self._compiled[key]
-        return lambda: jax.block_until_ready(compiled(*dynamic))
+        return lambda: meshes.on_mesh(jax.block_until_ready(compiled(*dynamic)), mesh)
 
     def _put(self, number: int, arg: Any) -> Any:
         if number in self._kinds.static:
             return arg
         if self._nodes.mesh is None:
+            arg = meshes.on_auto_axes(arg)
             return jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jax.device_put(x), arg)
         spec = _spec(number, self._kinds, self._nodes)
         sharding = NamedSharding(self._nodes.mesh, spec)
@@ -86,7 +109,7 @@ def _keep_inside(x: Any, sharding: NamedSharding, nodes: Nodes) -> NamedSharding
 
 def is_mesh_of(nodes: Nodes, mesh: Any) -> bool:
     """Whether a mesh is that of the nodes, whatever the kinds of its axes."""
-    return isinstance(mesh, Mesh) and Mesh(mesh.devices, mesh.axis_names) == nodes.mesh
+    return isinstance(mesh, Mesh) and meshes.auto_mesh(mesh) == nodes.mesh
 
 
 def _put_leaf(x: Any, sharding: NamedSharding) -> jax.Array:

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from gossipjax import launch
+from gossipjax import launch, meshes
 from gossipjax.algorithms.frame.chain import (
     gossip_state,
     outer_state,
@@ -142,7 +142,8 @@ class TrainStep:
             self._updates[kind] = self._make_update(kind)
         canonical_step = plan.canonical_step(step)
         if step != self._next_step:
-            opt_state = start_at(opt_state, step)
+            with meshes.unset_mesh():
+                opt_state = start_at(opt_state, step)
         self._next_step = step + 1
         update = self._updates[kind]
         number = canonical_step if kind.is_static else np.int32(step)

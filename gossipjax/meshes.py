@@ -1,0 +1,87 @@
+"""Arrays and programs under `jax.set_mesh`, which may set a mesh of Explicit axes.
+
+Such axes are in the types of arrays, and under such a mesh JAX refuses arrays and programs of any
+other. The library's meshes have Auto axes. So its programs run where no mesh is set, and their
+results go to the set mesh, without a copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+from jax.core import Tracer
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def auto_mesh(mesh: Mesh) -> Mesh:
+    """The same devices and names of axes, all of them Auto."""
+    return Mesh(mesh.devices, mesh.axis_names)
+
+
+def has_explicit_axes(mesh: Mesh | AbstractMesh) -> bool:
+    """Whether some axis of a mesh is in the types of arrays."""
+    return AxisType.Explicit in mesh.axis_types
+
+
+def current_mesh() -> Mesh | None:
+    """The mesh that `jax.set_mesh` has set; None if there is none, and inside of `jax.jit`."""
+    try:
+        mesh = jax.sharding.get_mesh()
+    except ValueError:  # inside of jax.jit
+        return None
+    return None if mesh.empty else mesh
+
+
+def unset_mesh() -> contextlib.AbstractContextManager[Any]:
+    """A context in which no mesh is set; inside of `jax.jit` it changes nothing."""
+    return contextlib.nullcontext() if current_mesh() is None else jax.set_mesh(None)
+
+
+def apart_from_set_mesh(fn: Function) -> Function:
+    """`fn`, run where no mesh is set; the arrays of its result go to the mesh of the caller."""
+
+    @functools.wraps(fn)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        mesh = current_mesh()
+        if mesh is None:
+            return fn(*args, **kwargs)
+        with jax.set_mesh(None):
+            result = fn(*args, **kwargs)
+        return on_mesh(result, mesh)
+
+    return run  # pyright: ignore[reportReturnType]
+
+
+def on_auto_axes(tree: Any) -> Any:
+    """The tree, with arrays of Explicit axes as arrays of Auto ones; other leaves as they are."""
+
+    def convert(x: Any) -> Any:
+        is_array = isinstance(x, jax.Array) and not isinstance(x, Tracer)
+        sharding = x.sharding if is_array else None
+        if isinstance(sharding, NamedSharding) and has_explicit_axes(sharding.mesh):
+            assert isinstance(sharding.mesh, Mesh)
+            return jax.device_put(x, NamedSharding(auto_mesh(sharding.mesh), sharding.spec))
+        return x
+
+    return jax.tree.map(convert, tree)
+
+
+def on_mesh(tree: Any, mesh: Mesh | None) -> Any:
+    """The tree, with arrays that lie on `mesh`, but for the kinds of its axes, as arrays of it."""
+    if mesh is None or not has_explicit_axes(mesh):
+        return tree
+    auto = auto_mesh(mesh)
+
+    def convert(x: Any) -> Any:
+        sharding = getattr(x, "sharding", None)
+        if isinstance(sharding, NamedSharding) and sharding.mesh == auto:
+            return jax.device_put(x, NamedSharding(mesh, sharding.spec))
+        return x
+
+    return jax.tree.map(convert, tree)
