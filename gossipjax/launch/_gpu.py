@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
+from importlib import metadata
 from typing import NamedTuple
 
 XLA_FLAGS = "XLA_FLAGS"
@@ -65,7 +68,7 @@ def gpu_settings(
 
     A round is a send and a receive per node and peer, which NCCL runs below the speed of its
     all-reduce unless it is told to use more of the network for a peer. The flag of XLA exists in
-    jaxlib 0.10 and 0.11; XLA ends the process at one that it does not know.
+    jaxlib 0.10 to 0.12; XLA ends the process at one that it does not know.
 
     Args:
       sockets: whether hosts are joined by TCP, at 100 Gbit/s or so, without RDMA.
@@ -102,7 +105,8 @@ def set_gpu_settings(
     """Sets `gpu_settings` in this process's environment, except those that are set there already.
 
     Call it before JAX's first use, before or after `initialize`. A flag is added to those of
-    `XLA_FLAGS`. Nothing in this library calls it.
+    `XLA_FLAGS` if the installed XLA knows it, which a process of its own finds out in seconds.
+    Nothing in this library calls it.
 
     Args:
       sockets: as of `gpu_settings`.
@@ -112,7 +116,8 @@ def set_gpu_settings(
       What was set, by name.
 
     Raises:
-      ValueError: if an argument is not True or False, or `XLA_FLAGS` is the name of a file.
+      ValueError: if an argument is not True or False, `XLA_FLAGS` is the name of a file, or the
+        installed XLA does not know a flag.
       RuntimeError: if JAX has started its backends, which have read their settings.
     """
     settings = gpu_settings(sockets=sockets, connected_components=connected_components)
@@ -132,9 +137,21 @@ def set_gpu_settings(
     missing = [setting for setting in settings if setting.name not in given]
     added = [f"{setting.name}={setting.value}" for setting in missing if setting.is_flag]
     if added:
+        _require_known(added)
         os.environ[XLA_FLAGS] = " ".join(filter(None, [flags, *added]))
     os.environ.update({s.name: s.value for s in missing if not s.is_flag})
     return {setting.name: setting.value for setting in missing}
+
+
+def _require_known(flags: list[str]) -> None:
+    """Raises `ValueError` unless a process with these flags can start XLA."""
+    program = [sys.executable, "-c", "import jax; jax.devices()"]
+    environment = {**os.environ, XLA_FLAGS: " ".join(flags), "JAX_PLATFORMS": "cpu"}
+    if subprocess.run(program, env=environment, capture_output=True).returncode:
+        raise ValueError(
+            f"flags must be known to the installed XLA, got {' '.join(flags)} and jaxlib "
+            f"{metadata.version('jaxlib')}: leave connected_components False."
+        )
 
 
 def _is_jax_initialized() -> bool:

@@ -9,6 +9,7 @@ import jax
 import pytest
 
 from gossipjax import launch
+from gossipjax.launch import _gpu
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -51,6 +52,16 @@ def test_settings_come_before_the_first_use_of_jax(monkeypatch):
     with pytest.raises(ValueError, match=r"got the name of a file, 'flags\.txt': add those of"):
         launch.set_gpu_settings(connected_components=True)
     assert dict(os.environ) == {**before, "XLA_FLAGS": "flags.txt"}
+
+
+def test_a_flag_that_the_installed_xla_does_not_know_is_not_set(monkeypatch):
+    unknown = _gpu.COMPONENTS._replace(name="--xla_of_another_version")
+    monkeypatch.setattr(_gpu, "COMPONENTS", unknown)
+    monkeypatch.setattr(_gpu, "_is_jax_initialized", lambda: False)
+    before = dict(os.environ)
+    with pytest.raises(ValueError, match="must be known to the installed XLA, got --xla_of_anot"):
+        launch.set_gpu_settings(connected_components=True)
+    assert dict(os.environ) == before
 
 
 def test_every_setting_says_what_for_and_who_says_so():

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import pytest
 from image_runs import SGP, assert_same_end, read_results
 from launching import environment, is_alive
@@ -64,11 +65,15 @@ def cache():
 
 @contextlib.contextmanager
 def started(arguments, *launcher, **more):
-    """Starts the program with the XLA flags of this process: else results would differ by bits."""
-    more |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    """Starts the program compiled as in this process: else results would differ by bits."""
+    more |= {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": str(jax.config.read("jax_disable_most_optimizations")),
+    }
     with subprocess.Popen(
         [*launcher, sys.executable, "-c", PROGRAM, *map(str, arguments)],
-        env=environment(**more, XLA_FLAGS=os.environ["XLA_FLAGS"]),
+        env=environment(**more),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
