@@ -272,7 +272,7 @@ class Checkpoints:
         steps = self._steps()
         if step == self._last_step and step in steps:
             return
-        manifest = make_manifest(state, leaves, metadata)
+        manifest = make_manifest(step, state, leaves, metadata)
         self._rename([other for other in steps if other >= step], "superseded")
         self._last_step = step
         try:
@@ -298,8 +298,9 @@ class Checkpoints:
 
         A damaged one is passed over for the one before it, with a warning, and renamed to
         `STEP.corrupted` (with `read_only` it keeps its name). Damaged means that it is incomplete,
-        has another checksum or is not of this format. Where the disk fails to give the content, the
-        read is tried again for some seconds, and then the error raised: nothing is renamed.
+        has another checksum, is of another step or not of this format. Where the disk fails to give
+        the content, the read is tried again for some seconds, and then the error raised: nothing is
+        renamed.
 
         Args:
           like: the form of the state: a pytree of arrays or `jax.ShapeDtypeStruct`s, or a function

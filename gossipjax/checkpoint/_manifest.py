@@ -21,23 +21,27 @@ class Manifest(NamedTuple):
     """What a checkpoint says of itself.
 
     Attributes:
+      step: its number, which the name of its folder must be.
       leaves: `[path, shape, type]` of every array.
       checksum: of the arrays.
       metadata: of the user.
     """
 
+    step: int
     leaves: list[list[Any]]
     checksum: int
     metadata: dict[str, Any]
 
 
-def make_manifest(state: Any, leaves: list[Any], metadata: dict[str, Any]) -> dict[str, Any]:
+def make_manifest(
+    step: int, state: Any, leaves: list[Any], metadata: dict[str, Any]
+) -> dict[str, Any]:
     """Returns the manifest of a state as it is written: a JSON text and its checksum.
 
     Raises:
       ValueError: if `metadata` holds something that JSON cannot.
     """
-    manifest = Manifest(leaf_specs(state), checksum(leaves), require_metadata(metadata))
+    manifest = Manifest(step, leaf_specs(state), checksum(leaves), require_metadata(metadata))
     text = json.dumps(manifest._asdict())
     return {"json": text, "checksum": zlib.crc32(text.encode())}
 
@@ -61,7 +65,12 @@ def parse_manifest(content: bytes) -> Manifest:
         manifest = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"its manifest is not JSON: {error}") from error
-    expected = {"leaves": list, "checksum": int, "metadata": dict}
+    if isinstance(manifest, dict) and "step" not in manifest:
+        raise ManifestError(
+            "an earlier version of gossipjax wrote it, whose checksum does not see all damage: "
+            "finish the run with that version"
+        )
+    expected = {"step": int, "leaves": list, "checksum": int, "metadata": dict}
     for name, kind in expected.items():
         if not isinstance(manifest, dict) or not isinstance(manifest.get(name), kind):
             raise ManifestError(f"its manifest lacks {name!r}, {kind.__name__}")

@@ -30,7 +30,8 @@ def read_checkpoint(folder: Path, step: int, like: Any) -> Restored:
     """Reads one checkpoint of a folder in the form of `like`; see `Checkpoints.restore`.
 
     Raises:
-      DamagedError: if it is incomplete, has another checksum or is not of this format.
+      DamagedError: if it is incomplete, has another checksum, is of another step or not of this
+        format.
       OSError: if the disk did not give it, after retries.
       ValueError: if it has other leaves than `like`.
     """
@@ -47,9 +48,12 @@ def _read_checkpoint(folder: Path, step: int, like: Any) -> Restored:
     leaves, structure = jax.tree.flatten(like)
     read = read_arrays(folder, by_number(leaves))
     restored = [match(read.get(str(i)), leaf) for i, leaf in enumerate(leaves)]
+    state = jax.tree.unflatten(structure, restored)
+    if not all_processes(leaf_specs(state) == manifest.leaves):
+        raise DamagedError("its arrays have other types")
     if checksum(meshes.on_auto_axes(restored)) != manifest.checksum:
         raise DamagedError("its arrays have another checksum")
-    return Restored(step, jax.tree.unflatten(structure, restored), manifest.metadata)
+    return Restored(step, state, manifest.metadata)
 
 
 def require_readable_folder(folder: Path) -> None:

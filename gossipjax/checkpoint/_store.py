@@ -122,7 +122,14 @@ def write(manager: ocp.CheckpointManager, step: int, arrays: dict[str, Any], man
 
 def read_manifest(folder: Path) -> Manifest:
     """Reads the manifest of the checkpoint in `folder`, on each process."""
-    return _read_together(lambda: parse_manifest((folder / MANIFEST_FILE).read_bytes()), folder)
+
+    def read() -> Manifest:
+        manifest = parse_manifest((folder / MANIFEST_FILE).read_bytes())
+        if str(manifest.step) != folder.name:
+            raise ManifestError(f"it is the checkpoint of step {manifest.step}")
+        return manifest
+
+    return _read_together(read, folder)
 
 
 def read_arrays(folder: Path, like: dict[str, Any]) -> dict[str, Any]:

@@ -143,7 +143,13 @@ def sign(manifest):
 
 
 SPEC = ["['a']", [3], "float32"]
-GOOD = {"leaves": [SPEC], "checksum": 0, "metadata": {}}
+GOOD = {"step": 2, "leaves": [SPEC], "checksum": 0, "metadata": {}}
+
+
+def sign_without(name):
+    return sign({key: value for key, value in GOOD.items() if key != name})
+
+
 MANIFESTS = {
     "empty": b"",
     "not UTF-8": b"\xff\xfe{}",
@@ -160,15 +166,17 @@ MANIFESTS = {
     "inside not JSON": sign("{"),
     "inside null": sign(None),
     "inside a list": sign([]),
-    "leaves missing": sign({"checksum": 0, "metadata": {}}),
+    "step missing": sign_without("step"),
+    "step null": sign(GOOD | {"step": None}),
+    "leaves missing": sign_without("leaves"),
     "leaves null": sign(GOOD | {"leaves": None}),
     "leaves of text": sign(GOOD | {"leaves": ["abc"]}),
     "a leaf too short": sign(GOOD | {"leaves": [SPEC[:2]]}),
     "a shape of text": sign(GOOD | {"leaves": [["['a']", ["3"], "float64"]]}),
-    "checksum missing": sign({"leaves": [SPEC], "metadata": {}}),
+    "checksum missing": sign_without("checksum"),
     "checksum null": sign(GOOD | {"checksum": None}),
     "another checksum": sign(GOOD),
-    "metadata missing": sign({"leaves": [SPEC], "checksum": 0}),
+    "metadata missing": sign_without("metadata"),
     "metadata a list": sign(GOOD | {"metadata": []}),
 }
 
@@ -201,6 +209,18 @@ class TestEditedFiles:
             assert restored is not None
             assert restored.metadata == {"step": 1}
         assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2.corrupted"]
+
+    def test_the_manifest_of_an_earlier_version(self, saved, tmp_path):
+        """Its checksum does not see all damage. It is refused by name, and nothing is renamed."""
+        copy_tree(saved, tmp_path)
+        for step in ("1", "2"):
+            (tmp_path / step / "manifest" / "metadata").write_bytes(sign_without("step"))
+        with (
+            Checkpoints(tmp_path) as checkpoints,
+            pytest.raises(OSError, match="step 2: an earlier version of gossipjax wrote it, whose"),
+        ):
+            checkpoints.restore(STATE)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
 
     # A read by orbax continues for a moment after it has failed, and complains of a closed loop.
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -356,19 +356,48 @@ class TestBadInput:
             Checkpoints(tmp_path, every=0)
 
 
-def test_the_checksum_sees_any_word_and_does_not_depend_on_devices():
+def xxh32(index, word, seed):
+    """Of 8 bytes, in Python's integers, by xxHash's specification."""
+    hashed = seed + 374761393 + 8
+    for lane in (index, word):
+        hashed = (hashed + lane * 3266489917) % 2**32
+        hashed = (hashed << 17 | hashed >> 15) * 668265263 % 2**32
+    hashed = (hashed ^ hashed >> 15) * 2246822519 % 2**32
+    hashed = (hashed ^ hashed >> 13) * 3266489917 % 2**32
+    return hashed ^ hashed >> 16
+
+
+def test_the_checksum_is_of_xxh32():
+    """And does not depend on devices."""
+    # By the package xxhash: xxh32(struct.pack("<II", index, word), seed).intdigest().
+    assert xxh32(5, 0x3F800000, 3) == 21846059
+    assert xxh32(2**32 - 1, 2**32 - 1, 2**32 - 1) == 2685863586
     x = np.random.default_rng(0).normal(size=(8, 30)).astype(np.float32)
-    expected = int((x.view(np.uint32).astype(object).ravel() * (2 * np.arange(240) + 1)).sum())
-    assert checksum([x]) == checksum([jnp.asarray(x)]) == expected % 2**32
-    assert checksum([PLACEMENTS["mesh"].put(x)]) == checksum([x])
-    for i in (0, 17, 239):
-        y = x.copy()
-        y.ravel()[i] = -y.ravel()[i]
-        assert checksum([y]) != checksum([x])
-    assert checksum([x, x + 1]) != checksum([x + 1, x])
+    leaves = [x, x.astype(jnp.bfloat16)]
+    expected = sum(
+        xxh32(index, int(word), number)
+        for number, leaf in enumerate(leaves)
+        for index, word in enumerate(leaf.view(f"uint{8 * leaf.itemsize}").ravel())
+    )
+    assert checksum(leaves) == expected % 2**32
+    assert checksum([jnp.asarray(leaf) for leaf in leaves]) == checksum(leaves)
+    assert checksum(PLACEMENTS["mesh"].put(leaves)) == checksum(leaves)
     with jax.enable_x64():
         wide = x.astype(np.float64)
         assert checksum([wide]) == checksum([jnp.asarray(wide)])
+
+
+def test_the_checksum_sees_what_keeps_a_sum():
+    x = np.random.default_rng(0).normal(size=(8, 30)).astype(np.float32)
+    signs = x.copy()
+    signs[[0, 7], [3, 29]] *= -1
+    ones = np.ones(8192, np.float32)
+    page = ones.copy()
+    page[1024:2048] = 0
+    for arrays in ([x, -x, signs, x[::-1], np.roll(x, 1)], [ones, page, 0 * ones, -ones]):
+        assert len({checksum([array]) for array in arrays}) == len(arrays)
+    assert checksum([ones[:64]]) != checksum([0 * ones[:64]])
+    assert checksum([x, x + 1]) != checksum([x + 1, x])
 
 
 def test_without_orbax():
