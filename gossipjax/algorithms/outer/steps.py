@@ -10,7 +10,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.frame.chain import gossip_state, outer_state, replace_gossip_state
+from gossipjax.algorithms.frame.chain import (
+    exchange_plan,
+    gossip_state,
+    outer_state,
+    replace_gossip_state,
+)
 from gossipjax.algorithms.frame.masks import make_mask
 from gossipjax.algorithms.frame.messages import mass_in_flight
 from gossipjax.algorithms.frame.rounding import as_update, predict, residuals, zeros_like_model
@@ -29,6 +34,7 @@ from gossipjax.algorithms.outer.averages import average_fragment
 from gossipjax.algorithms.outer.fragments import merge, pick, split_leaves
 from gossipjax.algorithms.outer.plan import OuterPlan, OuterState
 from gossipjax.algorithms.outer.reset import zero_moments
+from gossipjax.algorithms.outer.stability import require_agreement
 from gossipjax.collectives import (
     StepLike,
     as_varying,
@@ -54,6 +60,7 @@ class OuterSteps:
         gossip = gossip_state(inner)
         local = self._local().init(params) if gossip is None else None
         self._require_inner(inner, gossip, params)
+        require_agreement(plan, self.outer_tx, exchange_plan(inner))
         is_exact = plan.average == "exact"
         axis_name = plan.wire.axis_name
         anchor = common_model(params, axis_name if is_exact else None)

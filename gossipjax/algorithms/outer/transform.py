@@ -10,6 +10,7 @@ from jax.typing import DTypeLike
 
 from gossipjax.algorithms.frame.state import require_axis_names
 from gossipjax.algorithms.outer.plan import Average, OuterPlan
+from gossipjax.algorithms.outer.stability import find_inner_plan, require_agreement
 from gossipjax.algorithms.outer.steps import OuterSteps
 from gossipjax.collectives import require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule, require_int
@@ -60,7 +61,11 @@ def outer(
 
     which is `a - P x` for `pull = 1`: anchors differ from node to node, and are drawn together.
     "none": `D = a - x`, every node for itself (SlowMo's "noaverage"). In these two, weights and
-    messages of the chain inside go on as they are.
+    messages of the chain inside go on as they are, and momentum acts on what the nodes differ in:
+    with 0.7 and 0.9 it diverges on a directed ring, without any gradient. So an `outer_tx` that is
+    linear (SGD, with momentum or not) is refused where the spectral radius of such differences is
+    above 1.0001 per round; where its rate changes, at the counts 0, 1, 8, 64, ... Others (Adam, or
+    what needs more than one parameter, as `optax.masked`) are not checked.
 
     **Fragments and delay.** The leaves are split, in their order, into p fragments of about the
     same size, each with its own average, outer step and state of `outer_tx`. Fragment `f` is sent
@@ -100,9 +105,10 @@ def outer(
     another if there is a delay.
 
     Raises:
-      ValueError: if an argument is out of its range; in `init`, if there are more fragments than
-        leaves, `outer_tx` needs more than a gradient, or `inner` holds an algorithm of another
-        kind; when traced, as `sgp`.
+      ValueError: if an argument is out of its range, or differences between the nodes' anchors
+        would grow by themselves (see above); in `init`, if there are more fragments than leaves,
+        `outer_tx` needs more than a gradient, or `inner` holds an algorithm of another kind; when
+        traced, as `sgp`.
 
     References:
       Wang et al., "SlowMo", ICLR 2020, arXiv:1910.00643, algorithm 1.
@@ -158,6 +164,8 @@ def outer(
         optax.with_extra_args_support(outer_tx),
         bool(reset_inner),
     )
+    if average != "exact":
+        require_agreement(plan, steps.outer_tx, find_inner_plan(steps.inner))
     return optax.GradientTransformationExtraArgs(steps.init, steps.update)
 
 

@@ -25,6 +25,7 @@ from gossipjax.algorithms.uneven_data._optimizers import (
 )
 from gossipjax.collectives import StepLike, mix, model_norm
 from gossipjax.topology.schedule import Schedule
+from gossipjax.topology.stability import Recurrence, require_stable
 from gossipjax.wire import Codec
 
 MIN_NORM = 1e-8  # is added to a norm that divides, as in the authors' code
@@ -72,7 +73,8 @@ def quasi_global(
 
     Raises:
       ValueError: if the rate is not a positive number or a function, `momentum` or `mu` is not from
-        0 to below 1, or the schedule is not doubly stochastic; when traced, as `sgp`.
+        0 to below 1, the schedule is not doubly stochastic, or with it nodes that differ would
+        drift apart without any gradient, as on a directed ring; when traced, as `sgp`.
 
     References:
       Lin, Karimireddy, Stich, Jaggi, "Quasi-Global Momentum: Accelerating Decentralized Deep
@@ -93,6 +95,7 @@ def quasi_global(
     require_fraction(mu, f"mu of {name}")
     require_nesterov(nesterov, name)
     plan = make_plan(name, schedule, axis_name, local_axis_name, wire_dtype, wire)
+    _require_stable(schedule, momentum, mu, nesterov)
 
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan, push_sum=False)
@@ -117,6 +120,23 @@ def quasi_global(
         return Combined(new_x, state._replace(extra={"momentum": Extra(new)}))
 
     return gossip_transform(name, plan, init, combine)
+
+
+def _require_stable(schedule: Schedule, momentum: Any, mu: Any, nesterov: bool) -> None:
+    """Raises `ValueError` where nodes drift apart without gradients; not of traced numbers.
+
+    With n = rate m and b the factor of m in a step, `x' = P (x - b n)` and
+    `n' = mu n + (1 - mu) (x - x')`, whatever the rate.
+    """
+    try:
+        b, mu = float(momentum), float(mu)
+    except jax.errors.ConcretizationTypeError:
+        return
+    if nesterov:
+        b *= b
+    local = ((0.0, 0.0), (1 - mu, mu))
+    mixed = ((1.0, -b), (mu - 1, (1 - mu) * b))
+    require_stable("quasi_global", Recurrence(local, mixed, schedule))
 
 
 def quasi_global_adam(

@@ -140,7 +140,7 @@ def _surely_never_averages(schedule: Schedule) -> bool:
     power = np.eye(schedule.size) - 1 / schedule.size  # of vectors whose sum is 0
     norm = 1.0
     for index in schedule.segments[0].cycle:
-        power = _multiply(schedule.rounds[index], power / norm)
+        power = multiply_round(schedule.rounds[index], power / norm)
         power -= power.mean(axis=0)  # rounding errors there would not shrink as the others do
         norm = np.linalg.norm(power)
         if norm < MIN_NORM:
@@ -189,7 +189,7 @@ def _map_subspace(round_: Round, basis: np.ndarray) -> np.ndarray:
     """Orthonormal basis of the image of a subspace, `[N, d]` to `[N, d']`."""
     if round_.is_identity:
         return basis
-    image = _multiply(round_, basis)
+    image = multiply_round(round_, basis)
     image -= image.mean(axis=0)  # rounding errors there would not shrink as the vectors do
     if basis.shape[1] == round_.size - 1 and _is_injective(image):
         return basis
@@ -265,7 +265,7 @@ def _multiply_rounds(schedule: Schedule, steps: int) -> np.ndarray:
 
     def apply(indices: Iterable[int], x: np.ndarray) -> np.ndarray:
         for index in indices:
-            x = _multiply(schedule.rounds[index], x)
+            x = multiply_round(schedule.rounds[index], x)
         return x
 
     product = np.eye(schedule.size)
@@ -289,7 +289,7 @@ def _list_cycles(
         yield cycle, repeats, cycle[:rest]
 
 
-def _multiply(round_: Round, x: np.ndarray) -> np.ndarray:
+def multiply_round(round_: Round, x: np.ndarray) -> np.ndarray:
     """`P x`, `[N, D]`."""
     if len(round_.weights) > MAX_SPARSE_DEGREE * round_.size:
         return round_.matrix @ x

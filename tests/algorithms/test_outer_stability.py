@@ -1,0 +1,228 @@
+"""Settings in which nodes drift apart without gradients are refused; the others come to agree."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+
+import gossipjax as gx
+
+N = 16
+ROUNDS = 1500
+topology = gx.topology
+SCHEDULES = {
+    "directed ring": topology.directed_ring(N),
+    "ring": topology.ring(N),
+    "one peer": topology.one_peer_exponential(N),
+    "pairs": topology.random_pairs(N, 16, seed=0),
+    "exponential": topology.exponential(N),
+    "bipartite": topology.bipartite_exponential(N),
+}
+HEAVY_BALL = {"momentum": 0.9}
+NESTEROV = {"momentum": 0.9, "nesterov": True}
+SLOWMO = {"momentum": 0.5}
+# The schedule, the outer rate, its momentum, pull, mix -> whether nodes drift apart.
+OUTER = {
+    ("directed ring", 0.7, "heavy ball", 1.0, 0.0): True,
+    ("directed ring", 0.7, "nesterov", 1.0, 0.0): True,
+    ("directed ring", 1.0, "slowmo", 1.0, 0.0): True,
+    ("directed ring", 0.7, "slowmo", 1 / 0.7, 0.0): True,  # NoLoCo
+    ("directed ring", 0.04, "heavy ball", 1.0, 0.0): True,
+    ("directed ring", 1.0, "none", 1.0, 0.0): False,
+    ("directed ring", 1.0, "slowmo", 1.0, 0.25): True,
+    ("directed ring", 1.0, "slowmo", 1.0, 0.5): False,
+    ("ring", 0.7, "heavy ball", 1.0, 0.0): False,
+    ("ring", 0.7, "nesterov", 1.0, 0.0): False,
+    ("ring", 0.7, "slowmo", 1 / 0.7, 0.0): False,
+    ("ring", 2.5, "none", 1.0, 0.0): True,
+    ("one peer", 0.7, "heavy ball", 1.0, 0.0): True,
+    ("one peer", 0.7, "nesterov", 1.0, 0.0): True,
+    ("one peer", 1.0, "slowmo", 1.0, 0.0): False,
+    ("one peer", 0.7, "slowmo", 1 / 0.7, 0.0): False,
+    ("pairs", 0.7, "slowmo", 1 / 0.7, 0.0): False,  # NoLoCo's own
+    ("pairs", 0.7, "nesterov", 1.0, 0.0): False,
+    ("pairs", 0.7, "nesterov", 1.0, 0.5): False,
+    ("pairs", 0.7, "heavy ball", 1.0, 0.0): True,
+    ("exponential", 0.7, "nesterov", 1.0, 0.0): False,
+    ("exponential", 0.7, "heavy ball", 1.0, 0.0): True,
+    ("bipartite", 0.7, "nesterov", 1.0, 0.0): True,
+}
+MOMENTUM = {"heavy ball": HEAVY_BALL, "nesterov": NESTEROV, "slowmo": SLOWMO, "none": {}}
+REFUSED = "must be stable, so that nodes come to agree .*spectral radius of [0-9.]+ per round"
+
+
+def is_refused(make):
+    try:
+        make()
+    except ValueError as error:
+        if "must be stable" in str(error):
+            return True
+        raise
+    return False
+
+
+def simulate(results):
+    """Whether the nodes of the oracle, `[N, 1]` after every step, differ more at the end."""
+    with np.errstate(all="ignore"):
+        spreads = [np.ptp(z) for z, *_ in results]
+    return not spreads[-1] <= spreads[0]
+
+
+@pytest.mark.parametrize("case", OUTER, ids=str)
+def test_an_outer_optimizer_is_refused_where_its_oracle_diverges(case):
+    name, rate, momentum, pull, mix = case
+    optimizer = MOMENTUM[momentum]
+    schedule = SCHEDULES[name]
+    matrices: Any = schedule.matrices()
+    starts = np.random.default_rng(0).normal(size=(N, 1))
+    results = oracle.outer(
+        matrices,
+        starts,
+        np.zeros((ROUNDS, N, 1)),
+        oracle.sgd(rate, **optimizer),
+        every=1,
+        average=matrices,
+        mix=mix,
+        pull=pull,
+    )
+    assert simulate(results) == OUTER[case]
+    assert OUTER[case] == is_refused(
+        lambda: gx.outer(
+            optax.sgd(0.1), optax.sgd(rate, **optimizer), 50, schedule, mix=mix, pull=pull
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("average", "every", "drifts"),
+    [("none", 8, True), ("ring", 8, True), ("none", 48, False), ("ring", 48, False)],
+)
+def test_the_gossip_inside_counts(average, every, drifts):
+    """SlowMo's "noaverage" over SGP on a directed ring: momentum acts on what its rounds leave."""
+    inner = topology.directed_ring(N)
+    rounds: Any = SCHEDULES["ring"] if average == "ring" else average
+    matrices: Any = average if average == "none" else rounds.matrices()
+    results = oracle.outer(
+        inner.matrices(),
+        np.random.default_rng(0).normal(size=(N, 1)),
+        np.zeros((100 * every, N, 1)),
+        oracle.sgd(1.0, 0.6),
+        every,
+        "sgp",
+        average=matrices,
+    )
+    assert simulate(results) == drifts
+    chain = optax.chain(optax.sgd(0.1), gx.sgp(inner))
+    assert drifts == is_refused(lambda: gx.outer(chain, optax.sgd(1.0, 0.6), every, rounds))
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_quasi_global_momentum_is_refused_where_its_oracle_diverges(name, nesterov):
+    schedule = SCHEDULES[name]
+    starts = np.random.default_rng(0).normal(size=(N, 1))
+    zeros = np.zeros((ROUNDS, N, 1))
+    results = oracle.quasi_global(
+        schedule.matrices(), starts, zeros, lambda k: 0.1, 0.9, 0.9, nesterov
+    )
+    drifts = simulate(results)
+    assert drifts == (name == "directed ring")
+    assert drifts == is_refused(lambda: gx.quasi_global(schedule, 0.1, nesterov=nesterov))
+
+
+def test_small_quasi_global_momentum_on_a_directed_ring():
+    gx.quasi_global(SCHEDULES["directed ring"], 0.1, 0.2, 0.2)
+
+
+@pytest.mark.parametrize(
+    "outer_tx",
+    [
+        optax.inject_hyperparams(optax.sgd)(0.7, 0.9),
+        optax.sgd(optax.linear_schedule(0.0, 0.7, 100), 0.9),
+        optax.sgd(optax.cosine_decay_schedule(0.7, 100), 0.9),
+        optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.7, 0.9)),
+        optax.chain(optax.trace(0.9, accumulator_dtype=jnp.bfloat16), optax.scale(-0.7)),
+    ],
+    ids=["injected", "warm-up", "decay", "clipped", "bfloat16"],
+)
+def test_the_rate_is_found_wherever_it_stands(outer_tx):
+    with pytest.raises(ValueError, match=REFUSED):
+        gx.outer(optax.sgd(0.1), outer_tx, 5, SCHEDULES["directed ring"])
+
+
+@pytest.mark.parametrize(
+    "outer_tx",
+    [
+        optax.adam(0.1),
+        optax.lion(0.1),
+        optax.masked(optax.sgd(0.7, 0.9), {"a": True}),
+        optax.sgd(lambda count: 1.0 / (1 + count)),
+    ],
+    ids=["adam", "lion", "masked", "falling"],
+)
+def test_what_is_not_linear_or_has_no_momentum_is_accepted(outer_tx):
+    gx.outer(optax.sgd(0.1), outer_tx, 5, SCHEDULES["directed ring"])
+
+
+def test_a_chain_that_takes_no_scalar_is_checked_with_its_parameters():
+    inner = optax.chain(
+        optax.masked(optax.sgd(0.1), {"a": True}), gx.sgp(topology.directed_ring(N))
+    )
+    tx = gx.outer(inner, optax.sgd(1.0, 0.6), 8, "none")
+    with pytest.raises(ValueError, match=REFUSED):
+        jax.eval_shape(tx.init, {"a": jnp.zeros(3)})
+
+
+def test_every_part_of_a_piecewise_schedule_counts():
+    parts = {0: topology.complete(N), 300: SCHEDULES["directed ring"]}
+    with pytest.raises(ValueError, match=REFUSED):
+        gx.outer(optax.sgd(0.1), optax.sgd(0.7, 0.9), 5, topology.piecewise(parts))
+
+
+def test_many_nodes_and_long_cycles():
+    for nodes, rounds in ((256, 1000), (2, 1), (1024, 16)):
+        pairs = topology.random_pairs(nodes, rounds, seed=0)
+        gx.outer(optax.sgd(0.1), optax.sgd(0.7, 0.5), 50, pairs, pull=1 / 0.7)
+    with pytest.raises(ValueError, match=REFUSED):
+        gx.outer(optax.sgd(0.1), optax.sgd(0.7, 0.9), 50, topology.random_pairs(256, 1000, seed=0))
+
+
+def test_an_average_over_another_number_of_nodes_than_the_gossip_inside():
+    inner = optax.chain(optax.sgd(0.1), gx.sgp(topology.ring(8)))
+    with pytest.raises(ValueError, match="as many nodes as the gossip inside, 8, got 16"):
+        gx.outer(inner, optax.sgd(0.7), 5, SCHEDULES["ring"])
+
+
+def test_settings_made_inside_a_program():
+    """Rates that are traced have no value to check."""
+
+    @jax.jit
+    def make(rate):
+        tx = gx.outer(optax.sgd(0.1), optax.sgd(rate, 0.9), 5, SCHEDULES["directed ring"])
+        gx.quasi_global(SCHEDULES["directed ring"], rate, momentum=rate)
+        with pytest.raises(ValueError, match=REFUSED):
+            gx.outer(optax.sgd(0.1), optax.sgd(0.7, 0.9), 5, SCHEDULES["directed ring"])
+        state: Any = tx.init(jnp.zeros(()))
+        return state.count
+
+    assert make(jnp.float32(0.5)) == 0
+
+
+def test_the_library_agrees_as_its_oracle_does():
+    tx = gx.outer(optax.sgd(0.1), optax.sgd(0.7, 0.5), 1, SCHEDULES["pairs"], pull=1 / 0.7)
+
+    def run(x):
+        def step(carry, k):
+            x, state = carry
+            updates, state = tx.update(jnp.zeros(()), state, x, step=k)
+            return (x + updates, state), None
+
+        carry, _ = jax.lax.scan(step, (x, tx.init(x)), jnp.arange(200))
+        return carry[0]
+
+    x = jnp.asarray(np.random.default_rng(0).normal(size=N), jnp.float32)
+    assert np.ptp(jax.vmap(run, axis_name="nodes")(x)) < 1e-5
