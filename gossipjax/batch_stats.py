@@ -41,7 +41,8 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
     The round is that of the gossip transform in `opt_state` at `step`. Under overlap the statistics
     do not wait: they are used at once. Where all nodes exchange at once, as in a chain with
     `allreduce`, the statistics are averaged exactly; under `outer` around a chain without gossip,
-    they are averaged as it says, at every `every`-th step.
+    they are averaged as it says, at every `every`-th step: that which uses the average of the last
+    fragment.
 
     Args:
       stats: the statistics of this node, a tree of floating-point leaves `[...]`.
@@ -87,7 +88,10 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
 
 
 def _average_at_outer_steps(stats: Any, plan: OuterPlan, step: StepLike) -> Any:
-    """Averages statistics at every H-th step, as an outer optimizer does models."""
+    """Averages statistics where an outer optimizer uses an average of models, by its round.
+
+    Only in such steps does `canonical_step` tell the rounds apart.
+    """
     axis_name = plan.wire.axis_name
     require_step(step, axis_name)
     if plan.average == "none":
@@ -100,14 +104,15 @@ def _average_at_outer_steps(stats: Any, plan: OuterPlan, step: StepLike) -> Any:
                 upcast(stats),
                 None,
                 plan.average,
-                step // plan.every,
+                plan.round_number(step),
                 axis_name=axis_name,
                 local_axis_name=plan.wire.local_axis_name,
             )
             return cast_like(mixed, stats)
         return _average(stats, axis_name)
 
-    return cond((step + 1) % plan.every == 0, average, lambda stats: stats, stats)
+    is_used = plan.is_used(plan.fragments - 1, step)
+    return cond(is_used, average, lambda stats: stats, stats)
 
 
 def _average(stats: Any, axis_name: str) -> Any:
