@@ -438,6 +438,34 @@ def test_reset_inner_zeroes_momentum_and_keeps_counts_and_gossip():
     assert all(np.any(leaf) for leaf in (states["kept"][0][0].mu, states["kept"][0][1].trace))
 
 
+@pytest.mark.parametrize("kind", ["MultiSteps", "apply_every"])
+def test_reset_inner_keeps_gradients_that_were_summed_for_an_update_to_come(kind):
+    """Updates at every third step, outer steps at every second: no gradient is lost."""
+    sgd = optax.sgd(1.0, momentum=0.5)
+    inner = {
+        "MultiSteps": optax.MultiSteps(sgd, 3).gradient_transformation(),
+        "apply_every": optax.chain(optax.apply_every(3), sgd),
+    }[kind]
+    tx = gx.outer(promoting(inner), optax.sgd(1.0), 2, reset_inner=True)
+    grads = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
+
+    def run_steps(z):
+        state = tx.init(z)
+        models = []
+        for step, grad in enumerate(grads):
+            updates, state = tx.update(jnp.full_like(z, grad), state, z, step=step)
+            z = z + updates
+            models.append(z)
+        return jnp.stack(models)
+
+    models = jax.vmap(run_steps, axis_name="nodes")(jnp.zeros(2))[0]
+    moves = -np.diff(np.asarray(models), prepend=0.0)
+    # MultiSteps takes means, apply_every sums, with momentum in the steps between. The momentum of
+    # the first update, at step 2, is reset at the end of step 3, before the second, at step 5.
+    parts = 3 if kind == "MultiSteps" else 1
+    np.testing.assert_allclose(moves[[2, 5]], np.array([7.0, 56.0]) / parts, rtol=1e-6)
+
+
 class TestFragments:
     @pytest.mark.parametrize("count", [1, 2, 3, 5, 7])
     def test_all_leaves_in_their_order_and_none_is_empty(self, count):

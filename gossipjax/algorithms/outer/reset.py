@@ -10,17 +10,34 @@ import optax
 
 from gossipjax.algorithms.frame.state import GossipState
 
+SUMS = {optax.MultiStepsState: "acc_grads", optax.ApplyEvery: "grad_acc"}
+"""What is no moment: gradients that wait for their update, and belong to a count that stays."""
+
 
 def zero_moments(tx: optax.GradientTransformation, opt_state: Any) -> Any:
-    """The state of a chain with zeros for its momentum and moments; counts and gossip stay."""
+    """The state of a chain with zeros for its momentum and moments.
+
+    Counts and gossip stay, as do gradients that were summed for an update to come.
+    """
 
     def init(params: Any) -> Any:
         return _without_gossip(tx.init(params))
 
     zeros = optax.tree_map_params(init, jnp.zeros_like, _without_gossip(opt_state))
-    return jax.tree.map(
-        lambda part, new: part if _is_gossip(part) else new, opt_state, zeros, is_leaf=_is_gossip
-    )
+    return _keep(opt_state, zeros)
+
+
+def _keep(opt_state: Any, zeros: Any) -> Any:
+    def keep(part: Any, new: Any) -> Any:
+        if _is_gossip(part):
+            return part
+        if type(part) not in SUMS:
+            return new
+        fields = {name: _keep(getattr(part, name), getattr(new, name)) for name in part._fields}
+        name = SUMS[type(part)]
+        return part._replace(**fields | {name: getattr(part, name)})
+
+    return jax.tree.map(keep, opt_state, zeros, is_leaf=_is_kept)
 
 
 def _without_gossip(opt_state: Any) -> Any:
@@ -33,3 +50,7 @@ def _without_gossip(opt_state: Any) -> Any:
 
 def _is_gossip(part: Any) -> bool:
     return isinstance(part, GossipState)
+
+
+def _is_kept(part: Any) -> bool:
+    return _is_gossip(part) or type(part) in SUMS

@@ -95,7 +95,8 @@ def outer(
       local_axis_name: the axis of the devices of one node, as in `sgp`.
       pull: how strongly anchors are drawn together, where `average` is a schedule.
       reset_inner: whether an outer step also sets what the chain inside keeps per parameter, its
-        momentum and moments, to 0; counts stay.
+        momentum and moments, to 0; counts stay, and gradients that are summed for an update to come
+        (`optax.MultiSteps`, `optax.apply_every`).
 
     The state is an `OuterState`; `gx.gossip_state` finds the gossip inside, or, for a chain without
     gossip, the residuals of parameters of 16 bits. Nodes start from the same parameters; where
