@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 from gossipjax.algorithms.frame.parts import exchange_on_parts
 from gossipjax.algorithms.frame.rounding import zeros_like_model
-from gossipjax.algorithms.frame.state import ExchangePlan, add
+from gossipjax.algorithms.frame.state import ExchangePlan, GossipState, add
 from gossipjax.collectives import (
     axis_size,
     cast_like,
@@ -119,6 +119,11 @@ def allreduce(
                     "axis, drop allreduce."
                 )
         if codec is None or not keeps_error:
+            if isinstance(state, GossipState | ErrorFeedback):
+                raise ValueError(
+                    f"the state of allreduce must be an EmptyState, got {type(state).__name__}, "
+                    "the state of another transform: make it by tx.init(params) of the same chain."
+                )
             return node_mean(updates, axis_name, codec), state
         if not isinstance(state, ErrorFeedback) or state.plan != plan:
             is_other = isinstance(state, ErrorFeedback)

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import networkx
 import numpy as np
 import optax
+import oracle
 import pytest
-from algorithms.rows import ROWS, WITH_STATE
+from algorithms.rows import NO_VARIANTS, ROWS, WITH_STATE
 
 import gossipjax as gx
 from gossipjax.algorithms.frame.state import ExchangePlan, init_state
@@ -264,3 +265,27 @@ class TestStepsUnderOverlap:
     def test_without_overlap_any_step_will_do(self):
         step = self.make_step()
         self.train([(step, 0), (step, 5), (step, 1)], gx.sgp(self.schedule))
+
+
+def test_the_state_of_every_other_algorithm_is_refused_by_name():
+    """Each row of the matrix is given the state of each other one: equal, or a `ValueError`."""
+    n = 4
+    schedule = gx.topology.from_matrices(oracle.lazy_ring(n))  # that of d2's row
+    transforms = {name: ROWS[name].transform(schedule) for name in NO_VARIANTS}
+    z = jnp.ones(3)
+    states = {name: tx.init(z) for name, tx in transforms.items()}
+    accepted = []
+    for name, tx in transforms.items():
+        for other, state in states.items():
+
+            def update(x, tx=tx, state=state):
+                return tx.update(x, state, x, step=0)[0]
+
+            try:
+                jax.eval_shape(jax.vmap(update, axis_name="nodes"), jnp.ones((n, 3)))
+            except ValueError as error:
+                assert "the state of " in str(error), (name, other)
+            else:
+                accepted.append((name, other))
+    same = [(name, name) for name in transforms]
+    assert sorted(accepted) == sorted(same)

@@ -15,6 +15,7 @@ from gossipjax.algorithms.frame.parts import exchange_on_parts
 from gossipjax.algorithms.frame.rounding import as_update, predict, residuals
 from gossipjax.algorithms.frame.state import (
     ExchangePlan,
+    Extra,
     GossipState,
     InFlight,
     PushSum,
@@ -155,8 +156,12 @@ def require_state_of_params(
             )
 
 
-def _specs(tree: Any) -> list[str]:
-    return [f"{jnp.result_type(leaf)} {list(jnp.shape(leaf))}" for leaf in jax.tree.leaves(tree)]
+def _specs(tree: Any, name: str = "") -> list[str]:
+    """The types and shapes of the leaves, with their names where they have some."""
+    if isinstance(tree, dict) and all(isinstance(part, Extra) for part in tree.values()):
+        return [spec for key, part in sorted(tree.items()) for spec in _specs(part, f"{key} ")]
+    leaves = jax.tree.leaves(tree)
+    return [f"{name}{jnp.result_type(leaf)} {list(jnp.shape(leaf))}" for leaf in leaves]
 
 
 def _summarize(specs: list[str]) -> str:
