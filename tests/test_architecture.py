@@ -17,7 +17,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # Folder or module of the library -> those below it, which it may import.
 COLLECTIVES = {"topology", "wire", "sharding"}
-ALGORITHMS = {"collectives", *COLLECTIVES}
+ALGORITHMS = {"collectives", "last", *COLLECTIVES}
 TOP = {"algorithms", "meshes", "spmd", "processes", *ALGORITHMS}
 LAYERS = {
     "topology": set(),
@@ -25,10 +25,11 @@ LAYERS = {
     "meshes": set(),
     "processes": {"meshes"},
     "launch": set(),
+    "last": set(),
     "collectives": COLLECTIVES,
     "composed": {"topology"},
     "sharding": set(),
-    "spmd": {"composed", "meshes", "processes", "sharding"},
+    "spmd": {"composed", "last", "meshes", "processes", "sharding"},
     "algorithms": ALGORITHMS,
     "train_step": {"launch", *TOP},
     "diagnostics": TOP,

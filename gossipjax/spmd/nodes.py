@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 from gossipjax import meshes, processes
 from gossipjax.sharding import constrain, shard_specs
 from gossipjax.spmd._blocks import run_in_blocks
+from gossipjax.spmd._checked import CheckedJit, require_gradients
 from gossipjax.spmd._rows import (
     first_row,
     make_rows,
@@ -86,7 +87,8 @@ def spmd(
       loops, or use `Nodes.run`, which keeps it.
 
     Raises:
-      ValueError: if the mesh has no such axis or `nodes` contradicts it; if `nodes` is below 1 or
+      ValueError: if the updates of a gossip are not added to the parameters as they are, or
+        returned; if the mesh has no such axis or `nodes` contradicts it; if `nodes` is below 1 or
         no multiple of D; for several nodes per device on a mesh of further axes; when traced, if an
         argument's leaf has no leading axis of size N, or the local devices do not divide its second
         axis; if `fn` has a collective that does not work over several nodes per device.
@@ -108,7 +110,7 @@ def spmd(
     options: dict[str, Any] = {}
     if nodes.mesh is not None and nodes.per_device > 1:
         options["out_shardings"] = NamedSharding(nodes.mesh, P(nodes.axis_name))
-    jitted = jax.jit(run, static_argnums=tuple(kinds.static), donate_argnums=donated, **options)
+    jitted = CheckedJit(run, static_argnums=tuple(kinds.static), donate_argnums=donated, **options)
     return Program(jitted, kinds, nodes)
 
 
@@ -263,6 +265,10 @@ class Nodes:
 
         `params` may be a function that returns them: it runs on the devices, each of which makes
         its own part of a model that `tx` says to be sharded inside a node (`gx.sharded`).
+
+        Raises:
+          ValueError: if an optimizer stands before a gossip that is the optimizer itself, such as
+            `gx.quasi_global`.
         """
         require_transform(tx)
         params = meshes.on_auto_axes(params)
@@ -277,13 +283,13 @@ class Nodes:
             stacked = make_rows(params, row_specs, self.size, self.mesh, self.axis_name)
         else:
             stacked = self.replicate(params, row_specs)
-        if specs is None:
-            return stacked, self.run(tx.init, stacked)
 
         def init(params: Any) -> Any:
             return constrain(tx.init(params), specs, params, self.axis_name)
 
-        return stacked, self.spmd(init)(stacked)
+        opt_state = self.run(tx.init, stacked) if specs is None else self.spmd(init)(stacked)
+        require_gradients(self, tx, stacked, opt_state)
+        return stacked, opt_state
 
     def put(self, rows: Any, specs: Any = None) -> Any:
         """Puts the rows of this process's nodes, `[len(nodes.local), ...]`, on the devices.

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from gossipjax import meshes, processes
 from gossipjax.sharding import axes_of
+from gossipjax.spmd._checked import CheckedJit
 from gossipjax.spmd.arguments import ArgumentKinds
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Program:
     the same compiled program as the later ones.
     """
 
-    def __init__(self, jitted: Any, kinds: ArgumentKinds, nodes: Nodes):
+    def __init__(self, jitted: CheckedJit, kinds: ArgumentKinds, nodes: Nodes):
         self._jitted = jitted
         self._kinds = kinds
         self._nodes = nodes

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gossipjax.last import GRADIENTS, mark
+
 Gradients = Callable[..., tuple[optax.Updates, Any]]
 
 
@@ -34,7 +36,7 @@ def check_gradients(gradients: Gradients) -> Gradients:
                 f"the parameters, {_describe(specs[0])}, got {_describe(specs[1])}: "
                 "jax.value_and_grad returns them in the other order."
             )
-        return result
+        return mark(result[0], GRADIENTS), result[1]
 
     return checked
 

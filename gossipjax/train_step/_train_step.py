@@ -16,7 +16,7 @@ from gossipjax.algorithms.frame.chain import (
     gossip_state,
     outer_state,
     replace_gossip_state,
-    require_last_in_chain,
+    require_gradients,
     start_at,
     step_plan,
 )
@@ -80,7 +80,7 @@ class TrainStep:
     Raises:
       ValueError: if `mesh` and `nodes` contradict each other, or `overlap_in_thread` is True where
         a node has several devices; at the first step, if an optimizer stands after the gossip, or
-        one with momentum before a gossip that is an optimizer itself.
+        before a gossip that is the optimizer itself; where `step` goes back and the state does not.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> nodes = gx.Nodes(4)
@@ -138,7 +138,7 @@ class TrainStep:
         plan = step_plan(opt_state)
         kind = self._kind(plan)
         if kind not in self._updates:
-            require_last_in_chain(opt_state)
+            require_gradients(opt_state)
             self._updates[kind] = self._make_update(kind)
         canonical_step = plan.canonical_step(step)
         if step != self._next_step:

@@ -10,6 +10,7 @@ import optax
 
 from gossipjax.algorithms.frame.state import ExchangePlan, GossipState
 from gossipjax.algorithms.outer.plan import OuterState, StepPlan
+from gossipjax.last import takes_gradients
 from gossipjax.sharding import ShardedState
 
 
@@ -66,34 +67,18 @@ def _ends_search(part: Any) -> bool:
     return isinstance(part, GossipState) or _skips_by_node(part)
 
 
-def require_last_in_chain(opt_state: optax.OptState) -> None:
-    """Raises `ValueError` where a chain has its gossip in a place that its state shows to be wrong.
-
-    That is before an optimizer, whose update would be of the mixing; and, of a gossip that is an
-    optimizer itself, after one with momentum. Most parts of a chain have no state, and show none.
-    """
+def require_gradients(opt_state: optax.OptState) -> None:
+    """Raises `ValueError` if momentum stands before a gossip that is the optimizer itself."""
     for part in jax.tree.leaves(opt_state, is_leaf=_is_chain_of_gossip):
         if not _is_chain_of_gossip(part):
             continue
         place = next(i for i, state in enumerate(part) if _as_gossip(state) is not None)
-        gossip = _as_gossip(part[place])
-        assert gossip is not None
-        for after in part[place + 1 :]:
-            if type(after) is tuple:  # a chain, as optimizers are
-                raise ValueError(
-                    "gossip must be last in a chain, got a chain after it, of states "
-                    f"{', '.join(type(state).__name__ for state in after)}: optimizers go before, "
-                    "optax.chain(optimizer, gossip)."
-                )
-        is_optimizer = not {"momentum", "mean"}.isdisjoint(gossip.extra or ())
         before = jax.tree.leaves(part[:place], is_leaf=_is_momentum)
-        if is_optimizer and any(map(_is_momentum, before)):
+        if takes_gradients(part[place]) and any(map(_is_momentum, before)):
             raise ValueError(
                 "gossip that is the optimizer must get gradients, got updates of one with momentum "
                 "before it: leave that out."
             )
-    for outer in filter(_is_outer, jax.tree.leaves(opt_state, is_leaf=_is_outer)):
-        require_last_in_chain(outer.inner)
 
 
 def _is_chain_of_gossip(part: Any) -> bool:

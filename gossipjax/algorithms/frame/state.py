@@ -73,6 +73,7 @@ class ExchangePlan:
       period: steps from one exchange to the next, where `schedule` is None.
       order: whether models are combined while they adapt, `P x + u`, or after it, `P (x + u)`.
       models: the number of trees like the parameters in a message.
+      takes_gradients: whether the algorithm is the optimizer, at which gradients arrive.
     """
 
     schedule: Schedule | None = None
@@ -81,6 +82,7 @@ class ExchangePlan:
     period: int = 1
     order: Order = "adapt-then-combine"
     models: int = 1
+    takes_gradients: bool = False
 
     @property
     def exchanges_early(self) -> bool:

@@ -23,6 +23,7 @@ from gossipjax.algorithms.frame.state import (
     numerators,
 )
 from gossipjax.collectives import StepLike, default_step
+from gossipjax.last import DESCENDED, PARAMS, UPDATES, mark
 from gossipjax.sharding import require_whole
 
 
@@ -73,6 +74,7 @@ def gossip_transform(
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         del extra_args
+        params = mark(params, PARAMS)
         if params is None:
             raise ValueError(
                 f"the params of {name} must be given, as it mixes them, got None: call "
@@ -86,9 +88,12 @@ def gossip_transform(
         if plan.exchanges_early and received is None:
             received = exchange(own_state, step, params=params)
         require_received(name, plan, received)
+        if plan.takes_gradients:
+            updates = mark(updates, DESCENDED)
         x = numerators(params, own_state)
         result = Combined(*combine(x, updates, own_state, step, received))
-        return _finish(name, params, own_state, x, result)
+        updates, new_state = _finish(name, params, own_state, x, result)
+        return mark(updates, UPDATES), new_state
 
     return exchange_on_parts(init, update, plan.wire.axis_name)
 

@@ -43,6 +43,7 @@ from gossipjax.collectives import (
     cond,
     default_step,
 )
+from gossipjax.last import APPLIED, PARAMS, UPDATES, mark
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +151,7 @@ class OuterSteps:
         outer_average: Any = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
+        params = mark(params, PARAMS)
         if params is None:
             raise ValueError(
                 "the params of outer must be given, as it averages them, got None: call "
@@ -160,14 +162,12 @@ class OuterSteps:
         step = default_step(step, old.count, plan.wire.axis_name)
         require_like(params, updates, "the updates of outer")
         require_like(params, old.anchor, "the anchor in the state of outer")
-        inner_updates, inner = self.inner.update(
-            updates, old.inner, params, step=step, **extra_args
-        )
+        change, inner = self.inner.update(updates, old.inner, params, step=step, **extra_args)
         local = old.local
         if local is not None:
-            inner_updates, local = self._local().update(inner_updates, local, params, step=step)
+            change, local = self._local().update(change, local, params, step=step)
         new = old._replace(count=optax.safe_increment(old.count), inner=inner, local=local)
-        carry = self.vary((cast_like(inner_updates, params), new))
+        carry = self.vary((cast_like(mark(change, APPLIED), params), new))
         for fragment, leaves in enumerate(split_leaves(old.anchor, plan.fragments)):
             step_of = _FragmentStep(self, fragment, leaves, params, step, outer_average, old.count)
             if plan.delay:
@@ -175,7 +175,7 @@ class OuterSteps:
                 carry = cond(plan.is_sent(fragment, step), step_of.send, _keep, *carry)
             else:
                 carry = cond(plan.is_used(fragment, step), step_of.use_at_once, _keep, *carry)
-        return carry
+        return mark(carry[0], UPDATES), carry[1]
 
     def _require_own_state(self, state: Any) -> OuterState:
         """Returns `state`; raises `ValueError` unless it was made for this plan."""
