@@ -298,6 +298,7 @@ class _OverlappedUpdate:
             return update_with(step, params, opt_state, grads, nothing)
 
         donated = donate_on_accelerators(1, 2)
+        self._is_static = is_static
         self._exchange = Background(spmd_by_step(_exchange_early, nodes, is_static))
         self._gradients = nodes.spmd(gradients)
         self._update_with = spmd_by_step(update_with, nodes, is_static, donate_argnums=donated)
@@ -314,6 +315,9 @@ class _OverlappedUpdate:
         # Dispatched first: it needs nothing of this step, and the step needs it only at its end.
         state = _require_gossip(opt_state)
         outer = outer_state(opt_state)
+        if self._is_static and outer is not None and outer.plan.skips_exchange(step):
+            grads, aux = self._gradients(params, *inputs)
+            return *self._update_with(step, params, opt_state, grads, None), aux
         # An outer step needs the messages that arrive, too.
         is_outer = outer is not None and outer.plan.is_outer_step(int(step))
         is_beside = state.overlap and not is_outer and self._updates_alone(step, params, opt_state)

@@ -701,6 +701,37 @@ class TestChangeOfNodes:
             assert np.isfinite(np.asarray(new_params[key])).all()
 
 
+ONE_PEER = gx.topology.one_peer_exponential(N)
+
+
+GOSSIPS = {
+    "sgp": gx.sgp(ONE_PEER),
+    "sgp-cwa": gx.sgp(ONE_PEER, "combine-while-adapting"),
+    "osgp": gx.osgp(ONE_PEER, 2),
+    "dpsgd": gx.dpsgd(RING),
+}
+NOT_REPLACED: Any = ({"average": "none"}, {"mix": 0.5}, {"fragments": 2})
+
+
+@pytest.mark.parametrize("name", GOSSIPS)
+def test_the_gossip_inside_does_not_exchange_before_an_exact_average(name):
+    nodes = gx.Nodes(mesh=jax.sharding.Mesh(np.array(jax.devices()[:N]), ("nodes",)))
+
+    def count_permutes(step, shared=False, **options):
+        tx = gx.outer(optax.chain(optax.sgd(0.1), GOSSIPS[name]), optax.sgd(0.7), 3, **options)
+        params, state = nodes.init(tx, START)
+        argnums: Any = {"shared_argnums": 2} if shared else {"static_argnums": 2}
+        program = nodes.spmd(lambda z, s, k: take_step(tx, (z, s), z, k), **argnums)
+        return program.lower(params, state, step).as_text().count("collective_permute")
+
+    assert count_permutes(2) == 0
+    assert count_permutes(1) > 0
+    if name == "sgp":
+        assert count_permutes(np.int32(2), shared=True) > 0
+        assert count_permutes(3, delay=1) > 0
+        assert all(count_permutes(2, **options) > 0 for options in NOT_REPLACED)
+
+
 @pytest.mark.parametrize("delay", [0, 3])
 def test_the_exchange_of_a_delayed_fragment_needs_nothing_of_its_step(delay):
     """In the compiled program no gradient reaches the all-reduce; without delay, all do."""

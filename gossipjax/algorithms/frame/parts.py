@@ -66,7 +66,8 @@ class _Parts:
         specs.require(updates, inner_axes(self.axis_name), may_repeat=True)
         has_pieces = isinstance(state, GossipState) and state.overlap
         pieces = split_messages(state) if has_pieces else None
-        known = {name: extra_args[name] for name in ("step", "received") if name in extra_args}
+        names = ("step", "received", "skip_exchange")
+        known = {name: extra_args[name] for name in names if name in extra_args}
         arrays = {name: arg for name, arg in known.items() if _holds_arrays(arg)}
         others = {name: arg for name, arg in known.items() if name not in arrays}
         args = (updates, state, params, arrays)
@@ -85,7 +86,7 @@ class _Parts:
     ) -> tuple[Any, Any]:
         """The update of parts; messages are packed for it. `pieces` are those of an overlap."""
         arguments = {**arrays, **others}
-        if pieces is not None:
+        if pieces is not None and not arguments.get("skip_exchange"):
             received = arguments.get("received")
             if received is None:
                 step = default_step(arguments.get("step"), state.count, self.axis_name)

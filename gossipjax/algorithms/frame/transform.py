@@ -19,6 +19,7 @@ from gossipjax.algorithms.frame.state import (
     GossipState,
     InFlight,
     PushSum,
+    add,
     debias,
     numerators,
 )
@@ -55,7 +56,8 @@ def gossip_transform(
     `combine(x, updates, state, step, received)` gets the numerators and returns a `Combined`: the
     new ones, and the state with its new weight. `received` is the result of `exchange` where the
     plan exchanges early, else None. The wrapper returns the update that reaches the new parameters,
-    in their types, counts, and keeps residuals if `init` made some.
+    in their types, counts, and keeps residuals if `init` made some. `update(skip_exchange=True)`
+    only adds the updates to the numerators: for an outer optimizer that averages over all nodes.
 
     Raises (when traced):
       ValueError: if the axis is missing, `params` are not passed to `update`, the updates are not
@@ -71,6 +73,7 @@ def gossip_transform(
         *,
         step: StepLike | None = None,
         received: Received | None = None,
+        skip_exchange: bool = False,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         del extra_args
@@ -85,13 +88,16 @@ def gossip_transform(
         step = default_step(step, own_state.count, plan.wire.axis_name)
         require_state_of_params(name, init, params, own_state)
         require_like(params, updates, f"the updates of {name}")
-        if plan.exchanges_early and received is None:
-            received = exchange(own_state, step, params=params)
-        require_received(name, plan, received)
+        x = numerators(params, own_state)
         if plan.takes_gradients:
             updates = mark(updates, DESCENDED)
-        x = numerators(params, own_state)
-        result = Combined(*combine(x, updates, own_state, step, received))
+        if skip_exchange:
+            result = Combined(add(x, updates), own_state)
+        else:
+            if plan.exchanges_early and received is None:
+                received = exchange(own_state, step, params=params)
+            require_received(name, plan, received)
+            result = Combined(*combine(x, updates, own_state, step, received))
         updates, new_state = _finish(name, params, own_state, x, result)
         return mark(updates, UPDATES), new_state
 

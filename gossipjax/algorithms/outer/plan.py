@@ -49,6 +49,15 @@ class OuterPlan:
         """Whether an outer step leaves nothing of the models that it has averaged."""
         return self.average == "exact" and self.fragments == 1 and self.mix == 0
 
+    def skips_exchange(self, step: StepLike) -> bool:
+        """Whether the gossip inside need not exchange at `step`, if that is known when traced.
+
+        Its exchange would change nothing of the average over all nodes, and the outer step then
+        replaces all models, weights and messages.
+        """
+        is_known = isinstance(step, int | np.integer)
+        return self.replaces_all and not self.delay and is_known and bool(self.is_used(0, step))
+
     @property
     def can_run_beside(self) -> bool:
         """Whether an average may be taken beside the steps between sending and using it."""

@@ -162,6 +162,8 @@ class OuterSteps:
         step = default_step(step, old.count, plan.wire.axis_name)
         require_like(params, updates, "the updates of outer")
         require_like(params, old.anchor, "the anchor in the state of outer")
+        if plan.skips_exchange(step):
+            extra_args["skip_exchange"] = True
         change, inner = self.inner.update(updates, old.inner, params, step=step, **extra_args)
         local = old.local
         if local is not None:

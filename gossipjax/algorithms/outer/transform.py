@@ -54,8 +54,10 @@ def outer(
       pull=c / b)`, with a schedule of pairs.
 
     **Averages.** "exact": over all nodes; around `sgp` and `osgp` it is `sum x / sum w` with the
-    messages in flight, and afterwards every weight is 1 and nothing is in flight. A schedule: over
-    the neighbours of this node, with `P` the round `m` of outer step `m`,
+    messages in flight, and afterwards every weight is 1 and nothing is in flight. An exchange of
+    the gossip inside would leave this average as it is, and nothing else remains where there are no
+    fragments, no delay and `mix=0`. There it is skipped, if the step is a Python integer. A
+    schedule: over the neighbours of this node, with `P` the round `m` of outer step `m`,
 
         D = P (a - x) + pull (a - P a)
 
