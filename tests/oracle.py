@@ -128,11 +128,12 @@ def mixed_momentum(matrices, x, gradients, rate, momentum, nesterov=False):
         yield x, x, np.ones(len(x))
 
 
-def quasi_global_adam(matrices, x, gradients, rate, b1, b2, eps):
+def quasi_global_adam(matrices, x, gradients, rate, b1, b2, eps, gradient_weight=None):
+    weight = 1 - b1 if gradient_weight is None else gradient_weight
     m = np.zeros_like(x)
     v = np.zeros_like(x)
     for k, g in enumerate(gradients):
-        mean = (b1 * m + (1 - b1) * g) / (1 - b1 ** (k + 1))
+        mean = (b1 * m + weight * g) / (1 - b1 ** (k + 1))
         square = (b2 * v + (1 - b2) * g**2) / (1 - b2 ** (k + 1))
         new = matrices[k % len(matrices)] @ (x - rate * mean / (np.sqrt(square) + eps))
         d = (x - new) / (np.linalg.norm(x - new, axis=1, keepdims=True) + 1e-8)
@@ -142,16 +143,21 @@ def quasi_global_adam(matrices, x, gradients, rate, b1, b2, eps):
         yield x, x, np.ones(len(x))
 
 
-def relay(distances, x, updates):
-    """No messages: a node has the models of others, as old as they are far; its own for missing."""
+def relay(distances, x, updates, missing="own"):
+    """No messages: a node has the models of others, as old as they are far.
+
+    For missing ones it takes its own, or the one with which it began.
+    """
     n = len(x)
+    initial = x
     models = []
     for k, u in enumerate(updates):
         models.append(x + u)
         ages = np.maximum(distances - 1, 0)
+        others = initial if missing == "initial" else models[k]
         x = np.stack(
             [
-                sum(models[k - age][j] if age <= k else models[k][i] for j, age in enumerate(row))
+                sum(models[k - age][j] if age <= k else others[i] for j, age in enumerate(row))
                 for i, row in enumerate(ages)
             ]
         )
@@ -166,6 +172,16 @@ def binary_tree_distances(n):
         near[i, (i - 1) // 2] = near[(i - 1) // 2, i] = 1
     reached = [np.linalg.matrix_power(near, hops) > 0 for hops in range(n)]
     return sum((~pairs).astype(int) for pairs in reached)
+
+
+def choco_with_previous_copies(matrices, x, updates, gamma, compress):
+    """Mixes before it compresses: as `choco`, but the copies of the step before."""
+    W = matrices[0]
+    known = np.zeros_like(x)
+    for k, u in enumerate(updates):
+        x = x + u + gamma * (W @ known - known)
+        known = known + np.stack([compress(x[i] - known[i], k, i) for i in range(len(x))])
+        yield x, x, np.ones(len(x))
 
 
 def choco(matrices, x, updates, gamma, compress):

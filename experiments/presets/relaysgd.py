@@ -60,6 +60,7 @@ NOTES = (
 TWO_ROUNDS = "The authors' SGP averages twice a step, ours once."
 LAZY = "Ours runs on (W + I) / 2 of the ring, whose own matrix is at the border of what D2 stands."
 ONE_TREE = "The authors send half of the model along each of two trees, ours all along one."
+OWN = "Until a model arrives the authors take the initial one in its place, ours the node's own."
 SHUFFLED = "The authors divide AllReduce's data at random: one figure for all alphas."
 
 
@@ -72,7 +73,8 @@ def cifar(row: str, optimizer: str, alpha: float) -> Preset:
         "ar": (SHUFFLED,),
         "d2": (LAZY,),
         "sgp": (TWO_ROUNDS,),
-        "relay-tree": (ONE_TREE,),
+        "relay-chain": (OWN,),
+        "relay-tree": (ONE_TREE, OWN),
     }.get(row, ())
     momentum_of = {"momentum": "quasi-global"} if row == "qg" else {}
     return Preset(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,8 @@ from gossipjax.collectives import StepLike, at_round, mix_encoded, require_doubl
 from gossipjax.topology.schedule import Round, Schedule
 from gossipjax.wire import Codec, make_wire, require_codec
 
+Copies = Literal["updated", "previous"]
+
 
 def choco(
     schedule: Schedule,
@@ -30,6 +32,7 @@ def choco(
     gamma: float,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
+    copies: Copies = "updated",
 ) -> optax.GradientTransformationExtraArgs:
     """CHOCO-SGD: nodes send each other compressed differences. Goes *last* in a chain.
 
@@ -44,6 +47,12 @@ def choco(
     where `sgp` and `dpsgd` end at the rounding of a whole model. The sum of `x` changes only by the
     updates, but for the rounding of `d` in float32: at most about 1e-7 of the model a step.
 
+    This is the paper's order: the copies `xh` are updated, then mixed. The authors' released codes,
+    which made its figures, mix the previous copies first, `copies="previous"`; their exchange can
+    run beside the next gradient:
+
+        x <- y + gamma d;    q = C(x - xh);    xh <- xh + q;    d <- d + sum_j w_ij q_j - q
+
     The parameters that the user holds are `x`, `[...]` per node. The state keeps `extra["known"]`,
     `xh`, and `extra["difference"]`, `d`, each like the parameters, float32 at least; 0 at first.
 
@@ -56,12 +65,14 @@ def choco(
         twice that for `top_k`, on a ring of 8 nodes with fractions of 0.1; a larger one diverges.
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, as in `sgp`.
+      copies: "updated" or "previous", which of the two.
 
     The transform's `update` takes `step=`, as that of `sgp`.
 
     Raises:
       ValueError: if the schedule is not doubly stochastic or has several rounds, `codec` is not a
-        codec, or gamma is not a number above 0 and at most 1; when traced, as `sgp`.
+        codec, gamma is not a number above 0 and at most 1, or `copies` is another; when traced, as
+        `sgp`.
 
     References:
       Koloskova, Stich, Jaggi, "Decentralized Stochastic Optimization and Gossip Algorithms with
@@ -84,6 +95,8 @@ def choco(
     _require_static(schedule)
     require_codec(codec, "the codec of choco")
     gamma = require_gamma(gamma, "choco")
+    if not isinstance(copies, str) or copies not in get_args(Copies):
+        raise ValueError(f"copies of choco must be 'updated' or 'previous', got {copies!r}.")
     require_axis_names("choco", axis_name, local_axis_name)
     wire = make_wire(axis_name, local_axis_name, wire=codec, takes_sparse=True)
     plan = ExchangePlan(schedule, wire=wire)
@@ -93,15 +106,19 @@ def choco(
         parts = {name: Extra(zeros_like_model(params)) for name in ("known", "difference")}
         return state._replace(extra=parts)
 
+    def mix_copies(y: Any, difference: Any) -> Any:
+        return jax.tree.map(lambda y, d: y + gamma * d, y, difference)
+
     def exchange(round_: Round, operands: tuple[Any, Any, Any, jax.Array]) -> tuple[Any, Any, Any]:
         y, known, difference, count = operands
         if round_.is_identity:
             return y, known, difference
-        change = jax.tree.map(jnp.subtract, y, known)
+        x = mix_copies(y, difference) if copies == "previous" else y
+        change = jax.tree.map(jnp.subtract, x, known)
         sent, mixed = mix_encoded(change, round_, wire, wire.make_key(count))
         known = jax.tree.map(jnp.add, known, sent)
         difference = jax.tree.map(lambda d, p, q: d + (p - q), difference, mixed, sent)
-        return jax.tree.map(lambda y, d: y + gamma * d, y, difference), known, difference
+        return x if copies == "previous" else mix_copies(y, difference), known, difference
 
     def combine(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any

@@ -91,8 +91,8 @@ def d2_oracle(matrices, x, updates):
     return oracle.d2(oracle.lazy_ring(len(x)), x, updates)
 
 
-def relay_oracle(matrices, x, updates):
-    return oracle.relay(oracle.binary_tree_distances(len(x)), x, updates)
+def relay_oracle(matrices, x, updates, missing="own"):
+    return oracle.relay(oracle.binary_tree_distances(len(x)), x, updates, missing)
 
 
 def make_choco_row(codec, compress, gamma=0.4, **fields):
@@ -160,6 +160,20 @@ ROWS = {
     ),
     "choco, top_k": make_choco_row(
         gx.wire.top_k(0.3), lambda difference, step, node: oracle.largest(difference, 3)
+    ),
+    "choco, previous copies": Row(
+        lambda schedule, **options: gx.choco(
+            schedule, gx.wire.top_k(0.3), 0.4, copies="previous", **options
+        ),
+        partial(
+            oracle.choco_with_previous_copies,
+            gamma=0.4,
+            compress=lambda difference, step, node: oracle.largest(difference, 3),
+        ),
+        oracle.static_ring,
+        is_inner_on_one_node=True,
+        mass_drift=1e-4,
+        is_variant=True,
     ),
     "choco, random_k": make_choco_row(RANDOM_K, draw_values),
     "choco, int8": make_choco_row(
@@ -252,6 +266,13 @@ ROWS = {
         oracle.doubly_stochastic,
         conserves_mass=False,
     ),
+    "quasi_global_adam, released code": Row(
+        partial(gx.quasi_global_adam, rate=RATE, b1=0.8, b2=0.9, eps=1e-3, gradient_weight=1.0),
+        partial(oracle.quasi_global_adam, rate=RATE, b1=0.8, b2=0.9, eps=1e-3, gradient_weight=1.0),
+        oracle.doubly_stochastic,
+        conserves_mass=False,
+        is_variant=True,
+    ),
     "relay": Row(
         lambda schedule, **options: gx.relay(nx.full_rary_tree(2, schedule.size), **options),
         relay_oracle,
@@ -260,6 +281,18 @@ ROWS = {
         has_schedule=False,
         conserves_mass=False,
         is_inner_on_one_node=True,
+    ),
+    "relay, initial": Row(
+        lambda schedule, **options: gx.relay(
+            nx.full_rary_tree(2, schedule.size), missing="initial", **options
+        ),
+        partial(relay_oracle, missing="initial"),
+        oracle.doubly_stochastic,
+        steps=7,
+        has_schedule=False,
+        conserves_mass=False,
+        is_inner_on_one_node=True,
+        is_variant=True,
     ),
 }
 WITH_STATE = [name for name, row in ROWS.items() if row.has_state]

@@ -266,6 +266,36 @@ ROWS += calls(
     "quasi_global momentum", lambda b: gx.quasi_global(RING, 0.1, b), [1.0, -1, None], "momentum"
 )
 ROWS += calls("quasi_global mu", lambda mu: gx.quasi_global(RING, 0.1, mu=mu), [1, None], "mu of")
+ROWS += calls(
+    "quasi_global_adam gradient_weight",
+    lambda weight: gx.quasi_global_adam(RING, 0.1, gradient_weight=weight),
+    [0, -1.0, "1", float("nan")],
+    "gradient_weight of quasi_global_adam must be a positive number",
+)
+ROWS += calls(
+    "relay missing",
+    lambda missing: gx.relay(nx.path_graph(3), missing=missing),
+    [None, "x0", 0],
+    "missing of relay must be 'own' or 'initial'",
+)
+ROWS += calls(
+    "choco copies",
+    lambda copies: gx.choco(RING, INT8, 0.1, copies=copies),
+    [None, "new", True],
+    "copies of choco must be 'updated' or 'previous'",
+)
+ROWS += calls(
+    "outer average that diverges",
+    lambda schedule: gx.outer(SGD, optax.sgd(0.7, momentum=0.9), 4, schedule),
+    [gx.topology.directed_ring(16), gx.topology.one_peer_exponential(16)],
+    "outer must be stable",
+)
+ROWS += calls(
+    "quasi_global that diverges",
+    lambda schedule: gx.quasi_global(schedule, 0.1),
+    [gx.topology.directed_ring(16)],
+    "quasi_global must be stable",
+)
 ROWS += calls("relay graph", gx.relay, [None, 4, np.eye(4), RING], "must be a networkx graph")
 ROWS += calls("relay directed", gx.relay, [nx.DiGraph(nx.path_graph(3))], "must be undirected")
 ROWS += calls("relay no node", gx.relay, [nx.Graph()], "at least one node")

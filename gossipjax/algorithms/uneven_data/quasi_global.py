@@ -149,6 +149,7 @@ def quasi_global_adam(
     local_axis_name: str | None = None,
     wire_dtype: DTypeLike | None = None,
     wire: Codec | None = None,
+    gradient_weight: float | jax.Array | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """QG-DAdam: Adam whose moments are those of the mixed models. Goes *last*, in Adam's place.
 
@@ -159,7 +160,8 @@ def quasi_global_adam(
         d = (x - x') / (|x - x'| + 1e-8);    m <- b1 m + (1 - b1) d;    v <- b2 v + (1 - b2) d^2
 
     `|x - x'|` is the norm over all leaves of this node. The correction of the bias, by `1 - b^t`,
-    and 1e-8 are those of the authors' code. `mh` and `vh` are not kept. The state is a
+    and 1e-8 are those of the authors' released code. That weighs the gradient by 1 instead, `mh = b1
+    m + g`, ten times as much at `b1 = 0.9`: `gradient_weight=1.0`. `mh` and `vh` are not kept. The state is a
     `GossipState` with `extra["mean"]` and `extra["square"]`, which are averaged on a change of
     nodes.
 
@@ -170,9 +172,11 @@ def quasi_global_adam(
       b2: decay of `v`.
       eps: added to the root of `v`.
       axis_name, local_axis_name, wire_dtype, wire: as in `quasi_global`.
+      gradient_weight: the weight of `g` in `mh`; None is `1 - b1`, the authors' code has 1.
 
     Raises:
-      ValueError: as `quasi_global`, or if `eps` is not a positive number.
+      ValueError: as `quasi_global`, or if `eps` or `gradient_weight` is not a positive number. Its
+        steps are bounded by the rate, so that nothing is refused for nodes that drift apart.
 
     References:
       Lin, Karimireddy, Stich, Jaggi, "Quasi-Global Momentum: Accelerating Decentralized Deep
@@ -192,6 +196,9 @@ def quasi_global_adam(
     require_fraction(b1, f"b1 of {name}")
     require_fraction(b2, f"b2 of {name}")
     require_positive(eps, f"eps of {name}")
+    if gradient_weight is None:
+        gradient_weight = 1 - b1
+    require_positive(gradient_weight, f"gradient_weight of {name}")
     plan = make_plan(name, schedule, axis_name, local_axis_name, wire_dtype, wire)
 
     def init(params: optax.Params) -> GossipState:
@@ -209,24 +216,27 @@ def quasi_global_adam(
         assert state.extra is not None
         mean = state.extra["mean"].value
         square = state.extra["square"].value
-        local_mean, local_square = _decay(mean, square, gradients, b1, b2)
+        local_mean = add_scaled(scale(gradients, gradient_weight), b1, mean)
+        local_square = _follow_squares(square, gradients, b2)
         updates_so_far = (state.count + 1).astype(jnp.float32)
         root = functools.partial(_corrected_root, b2, updates_so_far, eps)
         corrected = scale(local_mean, 1 / _bias(b1, updates_so_far))
         direction = jax.tree.map(lambda m, v: m / root(v), corrected, local_square)
         new_x = _step_and_mix(x, rate_at(rate, state.count), direction, state, step)
-        mean, square = _decay(mean, square, _normalize(subtract(x, new_x)), b1, b2)
-        moments = {"mean": Extra(mean), "square": Extra(square)}
+        moved = _normalize(subtract(x, new_x))
+        moments = {
+            "mean": Extra(_interpolate(mean, moved, b1)),
+            "square": Extra(_follow_squares(square, moved, b2)),
+        }
         return Combined(new_x, state._replace(extra=moments))
 
     return gossip_transform(name, plan, init, combine)
 
 
-def _decay(mean: Any, square: Any, tree: Any, b1: Any, b2: Any) -> tuple[Any, Any]:
-    """The moments after one more value, `tree`."""
-    tree = jax.tree.map(lambda leaf, m: jnp.asarray(leaf, m.dtype), tree, mean)
-    squares = jax.tree.map(jnp.square, tree)
-    return _interpolate(mean, tree, b1), _interpolate(square, squares, b2)
+def _follow_squares(square: Any, tree: Any, keep: Any) -> Any:
+    """Returns `keep v + (1 - keep) x^2`, leaf by leaf, in the type of `v`."""
+    squares = jax.tree.map(lambda v, leaf: jnp.square(jnp.asarray(leaf, v.dtype)), square, tree)
+    return _interpolate(square, squares, keep)
 
 
 def _interpolate(old: Any, new: Any, keep: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from gossipjax.algorithms.frame.state import (
     GossipState,
     PushSum,
     add,
+    common_model,
     init_state,
     require_axis_names,
 )
@@ -27,9 +28,14 @@ from gossipjax.collectives import Layout, StepLike, at_round, exchange_in_pairs
 from gossipjax.topology import from_graph
 from gossipjax.wire import Wire
 
+Missing = Literal["own", "initial"]
+
 
 def relay(
-    tree: Any, axis_name: str = "nodes", local_axis_name: str | None = None
+    tree: Any,
+    axis_name: str = "nodes",
+    local_axis_name: str | None = None,
+    missing: Missing = "own",
 ) -> optax.GradientTransformationExtraArgs:
     """RelaySGD: sums of models are relayed along a tree. Goes *last* in a chain.
 
@@ -43,7 +49,12 @@ def relay(
     A message relays what arrived one step before; the last line uses those of this step. So node
     `i` averages the model of every node `j`, `y_j` of `d(i, j) - 1` steps ago, each by `1 / N`,
     however uneven the data. Models that have not arrived yet, in the first steps, are replaced by
-    its own. After as many steps as the tree is wide (its diameter), nothing is missing: the `y` of
+    its own, as above. In the authors' released code, which made the paper's figures, that is the
+    initial model `x_0` of the node, `missing="initial"`:
+
+        x_i <- (y_i + sum_j m_ji + (N - 1 - sum_j c_ji) x_0) / N
+
+    After as many steps as the tree is wide (its diameter), nothing is missing: the `y` of
     a standing start would arrive as their exact mean everywhere.
 
     Trees come from networkx: `path_graph(n)` is a chain, `full_rary_tree(2, n)` a binary tree,
@@ -53,7 +64,8 @@ def relay(
     `gx.average_model` is the mean of the `x_i`, without messages. In the long run all nodes follow
     the mean update, slowed down by the delays. The state is a `GossipState` with
     `extra["messages"]`, a pair of count and model per neighbour (K of them, the largest degree);
-    on a change of nodes they start anew. There are no narrow messages: what rounding takes off a
+    on a change of nodes they start anew, and with `missing="initial"` so does `extra["initial"]`,
+    a copy of the model. There are no narrow messages: what rounding takes off a
     sum of models would be lost for all nodes behind it. The `schedule` of the state, by which
     `gx.mix_batch_stats` mixes, is that of the tree with Metropolis weights.
 
@@ -61,13 +73,15 @@ def relay(
       tree: an undirected networkx graph without cycles, of nodes `0, ..., N - 1`.
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, if it has several.
+      missing: "own" or "initial", the model in the place of those that have not arrived.
 
     The transform's `update` takes `step=`, as that of `sgp`; no result depends on it.
 
     Raises:
       ValueError: if `tree` is not a tree: names a cycle or the parts that are not connected; if its
-        nodes are not `0, ..., N - 1`; when traced, if the axis is missing or of another size than
-        the tree, `params` are not passed to `update`, or a leaf is not floating-point.
+        nodes are not `0, ..., N - 1`; if `missing` is something else; when traced, if the axis is
+        missing or of another size than the tree, `params` are not passed to `update`, or a leaf is
+        not floating-point.
 
     References:
       Vogels, He, Koloskova, Lin, Karimireddy, Stich, Jaggi, "RelaySum for Decentralized Deep
@@ -86,13 +100,18 @@ def relay(
     """
     pairs = pair_neighbors(tree)
     require_axis_names("relay", axis_name, local_axis_name)
+    if not isinstance(missing, str) or missing not in get_args(Missing):
+        raise ValueError(f"missing of relay must be 'own' or 'initial', got {missing!r}.")
     plan = ExchangePlan(from_graph(tree, "metropolis"), wire=Wire(axis_name, local_axis_name))
 
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan, push_sum=True)
         nothing = PushSum(jnp.zeros_like(state.weight), zeros_like_model(params))
         messages = tuple(jax.tree.map(jnp.copy, nothing) for _ in pairs)
-        return state._replace(weight=None, extra={"messages": Extra(messages, "restart")})
+        extra = {"messages": Extra(messages, "restart")}
+        if missing == "initial":
+            extra["initial"] = Extra(common_model(params, None), "restart")
+        return state._replace(weight=None, extra=extra)
 
     def combine(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
@@ -105,8 +124,9 @@ def relay(
         sent = _relay(y, old)
         exchange = functools.partial(_exchange, pairs, plan.wire)
         new = at_round(lambda _, sent: exchange(sent), plan.schedule, step, axis_name, sent)
-        state = state._replace(extra={"messages": Extra(new, "restart")})
-        return Combined(_average(y, new, plan.schedule.size), state)
+        state = state._replace(extra=state.extra | {"messages": Extra(new, "restart")})
+        others = state.extra["initial"].value if missing == "initial" else y
+        return Combined(_average(y, new, others, plan.schedule.size), state)
 
     return gossip_transform("relay", plan, init, combine)
 
@@ -136,11 +156,13 @@ def _exchange(pairs: np.ndarray, wire: Wire, sent: tuple[PushSum, ...]) -> tuple
     return tuple(received)
 
 
-def _average(y: Any, received: tuple[PushSum, ...], nodes: int) -> Any:
-    """The mean of the models that have arrived, with `y` for each that has not."""
+def _average(y: Any, received: tuple[PushSum, ...], others: Any, nodes: int) -> Any:
+    """The mean of the models that have arrived, with `others` for each that has not."""
     if not received:
         return y
     count, total = functools.reduce(_sum, received)
-    return jax.tree.map(
-        lambda own, others: ((nodes - count).astype(own.dtype) * own + others) / nodes, y, total
-    )
+
+    def average(own: jax.Array, arrived: jax.Array, other: jax.Array) -> jax.Array:
+        return (own + arrived + (nodes - 1 - count).astype(own.dtype) * other) / nodes
+
+    return jax.tree.map(average, y, total, others)
