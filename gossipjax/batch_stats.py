@@ -42,7 +42,8 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
     do not wait: they are used at once. Where all nodes exchange at once, as in a chain with
     `allreduce`, the statistics are averaged exactly; under `outer` around a chain without gossip,
     they are averaged as it says, at every `every`-th step: that which uses the average of the last
-    fragment.
+    fragment. Statistics of the devices of a node, each of its part of the batch, are averaged
+    first, if the transform has a `local_axis_name`.
 
     Args:
       stats: the statistics of this node, a tree of floating-point leaves `[...]`.
@@ -62,6 +63,8 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
     require_floats(stats, "stats")
     plan = exchange_plan(opt_state)
     axis_name = plan.wire.axis_name
+    if plan.wire.local_axis_name is not None:
+        stats = node_mean(stats, plan.wire.local_axis_name)
     outer = outer_state(opt_state)
     if outer is not None and outer.local is not None:
         return _average_at_outer_steps(stats, outer.plan, step)

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import oracle
 import pytest
+from jax.sharding import Mesh
 from modes import MODES, run
 
 import gossipjax as gx
@@ -167,3 +169,19 @@ def test_a_missing_axis(combine):
 def test_steps(tx, step):
     with pytest.raises(ValueError, match="step must be an integer or a traced integer scalar"):
         gx.spmd(lambda s: gx.mix_batch_stats(s, tx.init(s), step), nodes=2)(jnp.ones(2))
+
+
+def test_statistics_of_the_devices_of_a_node_are_averaged_first():
+    """Each device sends a part of the message: unequal ones would be mixed up by it."""
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(N, 2), ("nodes", "local"))
+    schedule = gx.topology.ring(N)
+    tx = gx.sgp(schedule, local_axis_name="local")
+    batches = np.random.default_rng(0).normal(size=(N, 2, 3)).astype(np.float32)
+
+    def mix(batch):
+        return gx.mix_batch_stats(batch.mean(axis=0), tx.init(jnp.zeros(3)), 0)
+
+    expected = schedule.matrices()[0] @ batches.mean(axis=1)
+    for check_vma in (False, True):
+        mixed = gx.spmd(mix, mesh, local_argnums=0, check_vma=check_vma)(batches)
+        np.testing.assert_allclose(mixed, expected, rtol=1e-6, atol=1e-6)
