@@ -21,6 +21,7 @@ from gossipjax.checkpoint._arguments import (
     require_timeout,
 )
 from gossipjax.checkpoint._leaves import as_arrays
+from gossipjax.checkpoint._lock import FolderLock
 from gossipjax.checkpoint._manifest import make_manifest
 from gossipjax.checkpoint._resize import ResizeReport
 from gossipjax.checkpoint._restore import Restored, read_checkpoint, require_readable_folder
@@ -71,7 +72,8 @@ class Checkpoints:
         little.
       timeout: seconds that processes wait for one another while a checkpoint is written.
       read_only: if true, nothing in the folder is made, written, renamed or removed: it may be that
-        of a run which is still saving.
+        of a run which is still saving. Otherwise a job has the folder for itself, from here to
+        `close`, the end of the block or the end of its process, by a file `.lock` in it.
 
     Attributes:
       resize_report: of the last `resume`, if it changed nodes or chain; else None.
@@ -81,8 +83,9 @@ class Checkpoints:
       ImportError: if orbax is not installed.
       ValueError: if `every` or `max_to_keep` is not an integer >= 1, `timeout` not a positive
         number, `folder` not a path; if `every` is given with `read_only`.
-      OSError: if the folder cannot be made or written to, or is not the same for all processes;
-        with `read_only`, if a process does not see it.
+      OSError: if the folder cannot be made or written to, is not the same for all processes, or
+        another job has it open (says which, where and since when); with `read_only`, if a process
+        does not see it.
 
     >>> import tempfile, jax.numpy as jnp, optax, gossipjax as gx
     >>> from gossipjax.checkpoint import Checkpoints, TrainState
@@ -119,25 +122,28 @@ class Checkpoints:
             require_readable_folder(self.folder)
         else:
             require_shared_folder(self.folder)
+        self._lock = FolderLock(self.folder)
+        self._acquire()
         self.resize_report: ResizeReport | None = None
         self.resumed_from: Path | None = None
         self._last_step: int | None = None  # that was saved or restored
         self._failure: Exception | None = None
         self._is_preempted = False
         self._former_handler: Any = signal.SIG_DFL
-        self._signals = contextlib.ExitStack()
+        self._at_exit = contextlib.ExitStack()
         self._manager: Any = None  # orbax's, from the first save on
 
     def __enter__(self) -> Checkpoints:
         if self._every is not None:
             self._former_handler = signal.getsignal(signal.SIGTERM)
             handlers = launch.signal_handlers([signal.SIGTERM], self._on_sigterm)
-            self._signals.enter_context(handlers)
+            self._at_exit.enter_context(handlers)
+        self._at_exit.callback(self._lock.release)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         is_preempted = False
-        with self._signals:
+        with self._at_exit:
             if kind is None or jax.process_count() == 1 or kind is Preempted:
                 self.close()
             elif self._manager is not None:  # no call that would wait for others: they may go on
@@ -268,6 +274,7 @@ class Checkpoints:
         step = require_step(step)
         metadata = require_metadata(metadata)
         leaves = as_arrays(meshes.on_auto_axes(state), "state")
+        self._acquire()
         self._finish_write()
         steps = self._steps()
         if step == self._last_step and step in steps:
@@ -292,6 +299,7 @@ class Checkpoints:
         if self._manager is not None:
             self._manager.close()
             self._manager = None
+        self._lock.release()
 
     def restore(self, like: Any, step: int | None = None) -> Restored | None:
         """Returns the newest complete checkpoint, or None if there is none.
@@ -316,6 +324,7 @@ class Checkpoints:
         """
         if step is not None:
             step = require_step(step)
+        self._acquire()
         self._finish_write()
         steps = self._steps()
         if step is not None and step not in steps:
@@ -344,6 +353,10 @@ class Checkpoints:
             return None
         reasons = "; ".join(f"step {bad}: {reason}" for bad, reason in damaged.items())
         raise OSError(f"no checkpoint in {self.folder} can be read ({reasons}).")
+
+    def _acquire(self) -> None:
+        if not self._is_read_only:
+            self._lock.acquire()
 
     def _steps(self) -> list[int]:
         return list_steps(self.folder)

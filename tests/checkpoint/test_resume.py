@@ -329,6 +329,7 @@ def test_two_processes_write_their_rows_and_agree(tmp_path):
             lines = [line for line in out.splitlines() if not line.startswith("[Gloo]")]
             assert lines == [
                 f"process {process_id} holds nodes {[2 * process_id, 2 * process_id + 1]}",
+                "this job has the lock",
                 "restored step 4 with 0 warnings",
                 "restored step 2 with 1 warnings",
                 "resumed step 2 with {'nodes': 4}",

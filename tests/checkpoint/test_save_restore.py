@@ -327,7 +327,7 @@ def test_no_space_left_harms_nothing(tmp_path):
                 checkpoints.wait()
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        assert names_in(tmp_path) == ["1"]
+        assert names_in(tmp_path) == [".lock", "1"]
         assert checkpoints.restore(noise) is not None
         checkpoints.save(3, noise, {})
         assert checkpoints.wait() == [3]

@@ -94,6 +94,14 @@ def check_damage(checkpoints, start, step, process_id):
     assert whole.state[0].shape == (N, 1000)
 
 
+def check_lock(folder):
+    """One lock is the job's, and all of it is refused another."""
+    try:
+        Checkpoints(folder)
+    except OSError as error:
+        print(str(error).partition("That is ")[2].partition(":")[0], "has the lock", flush=True)
+
+
 def main(process_id, port, folder):
     jax.config.update("jax_num_cpu_devices", 2)
     launch.initialize(f"127.0.0.1:{port}", 2, process_id)
@@ -116,6 +124,7 @@ def main(process_id, port, folder):
         return TrainState(0, params, nodes.run(tx.init, params))
 
     with Checkpoints(folder) as checkpoints:
+        check_lock(folder)
         check_damage(checkpoints, make_start(), step, process_id)
     with Checkpoints(folder, every=100) as checkpoints:
         state = checkpoints.resume(make_start(), nodes, make_tx)

@@ -1,0 +1,145 @@
+"""One job at a time in a folder: a lock, a file that says which job has it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import threading
+import time
+import weakref
+from pathlib import Path
+
+from gossipjax.processes import broadcast_text, is_main_process
+
+NAME = ".lock"
+BEAT_SECONDS = 2.0  # between two touches of the file by the job that has the lock
+SILENT_BEATS = 5  # without a touch, after which a job on another host has ended
+MAX_TEXT = 250  # bytes of what the file says
+
+_locked: set[int] = set()  # open files
+
+
+def _close_all() -> None:
+    """Closes the files of locks in a fork, which would keep the locks of an ended process."""
+    for file in _locked:
+        os.close(file)
+    _locked.clear()
+
+
+os.register_at_fork(after_in_child=_close_all)
+
+
+class FolderLock:
+    """The lock of a folder. Process 0 takes it for the whole job.
+
+    The operating system frees the lock of a process that has ended, however it ended. But some
+    disks do not show the locks of other hosts, or have none. So the job that has the lock touches
+    the file every `BEAT_SECONDS`. Where the lock is free, and the file says that a job on another
+    host has it, a new job waits: it takes the lock if nobody touches the file.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._is_held = False
+        self._free: weakref.finalize | None = None  # also when the program forgets to
+
+    def acquire(self) -> None:
+        """Takes the lock, unless this job has it. All processes call it.
+
+        Raises:
+          OSError: if another job has the lock, or the disk is full.
+        """
+        if self._is_held:
+            return
+        problem = ""
+        if is_main_process():
+            try:
+                problem = self._take() or ""
+            except OSError as error:
+                problem = f"where {NAME} cannot be written ({error.strerror})."
+                self.release()
+        problem = broadcast_text(problem)
+        if problem:
+            raise OSError(f"the folder must be of one job at a time, got {self._folder}, {problem}")
+        self._is_held = True
+
+    def release(self) -> None:
+        """Frees the lock. A process calls it without the others."""
+        if self._free is not None:
+            self._free()
+        self._is_held = False
+
+    def _take(self) -> str | None:
+        """Takes the lock for this process. Returns who has it, if it is taken."""
+        path = self._folder / NAME
+        identity = f"process {os.getpid()} on {socket.gethostname()}, "
+        while True:
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            holder = _find_holder(file)
+            if holder is None and _is_at(path, file):
+                break
+            os.close(file)
+            if holder is not None:
+                way_out = "Wait for its end, end it, or give another folder"
+                if holder.startswith(identity):
+                    way_out = "That is this job: close the other Checkpoints first"
+                return f"which {holder} has open. {way_out}; read_only=True only reads."
+        _locked.add(file)
+        ended = threading.Event()
+        self._free = weakref.finalize(self, _free, path, file, os.getpid(), ended)
+        since = time.strftime("since %Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        job = os.environ.get("GOSSIPJAX_JOB")
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"{identity}{since}{f', of job {job}' if job else ''}".encode(), 0)
+        threading.Thread(target=_touch, args=(path, ended), daemon=True).start()
+        return None
+
+
+def _find_holder(file: int) -> str | None:
+    """Locks an open file. Returns who has the lock, if it is taken."""
+    is_certain = True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _read(file) or "another process"
+    except OSError:  # the disk has no locks
+        is_certain = False
+    holder = _read(file)
+    if not holder or (is_certain and f" on {socket.gethostname()}, " in holder):
+        return None
+    former = os.fstat(file).st_mtime_ns
+    for _ in range(SILENT_BEATS):
+        time.sleep(BEAT_SECONDS)
+        if os.fstat(file).st_mtime_ns != former:
+            return holder
+    return None
+
+
+def _read(file: int) -> str:
+    return os.pread(file, MAX_TEXT, 0).decode(errors="replace")
+
+
+def _is_at(path: Path, file: int) -> bool:
+    """Whether an open file is still the one of that path: a job that ends removes its own."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file), path.stat())
+    return False
+
+
+def _touch(path: Path, ended: threading.Event) -> None:
+    while not ended.wait(BEAT_SECONDS):
+        with contextlib.suppress(OSError):
+            os.utime(path)
+
+
+def _free(path: Path, file: int, process_id: int, ended: threading.Event) -> None:
+    if os.getpid() != process_id:  # a fork, which has no lock
+        return
+    ended.set()
+    with contextlib.suppress(OSError):
+        if _is_at(path, file):
+            path.unlink()
+    _locked.discard(file)
+    os.close(file)

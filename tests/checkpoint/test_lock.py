@@ -1,0 +1,166 @@
+"""One job at a time has a folder. Others are refused by name; what a killed one left is seen."""
+
+import errno
+import fcntl
+import gc
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gossipjax.checkpoint import Checkpoints, Preempted, _lock
+
+ROOT = Path(__file__).parent.parent.parent
+STATE = {"a": np.arange(3.0)}
+OF_ANOTHER_HOST = "process 7 on elsewhere, since 2026-01-01 00:00:00 UTC"
+
+JOB = """
+import os, sys, warnings
+import numpy as np
+from gossipjax.checkpoint import Checkpoints
+checkpoints = Checkpoints(sys.argv[1])
+checkpoints.save(1, {"a": np.arange(3.0)}, {})
+checkpoints.wait()
+warnings.simplefilter("ignore")  # JAX does not like forks
+if os.fork():
+    print("open", flush=True)
+sys.stdin.read()  # as the loader of its data, the fork lives on when the job is killed
+os._exit(0)
+"""
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def require_refused(folder, message):
+    with pytest.raises(OSError, match=f"must be of one job at a time, got {folder}, {message}"):
+        Checkpoints(folder)
+
+
+def test_a_second_job_is_refused_by_name_until_the_first_is_killed(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", JOB, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "GOSSIPJAX_JOB": "tonight"},
+    ) as job:
+        assert job.stdin is not None
+        assert job.stdout is not None
+        assert job.stdout.readline() == "open\n"
+        who = rf"process {job.pid} on {re.escape(socket.gethostname())}"
+        since = r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC, of job tonight"
+        way_out = "Wait for its end, end it, or give another folder; read_only=True only reads"
+        require_refused(tmp_path, f"which {who}, {since} has open. {way_out}")
+        with Checkpoints(tmp_path, read_only=True) as checkpoints:
+            assert checkpoints.restore(STATE) is not None
+        assert names_in(tmp_path) == [".lock", "1"]
+        job.send_signal(signal.SIGKILL)
+        assert job.wait() == -signal.SIGKILL
+        assert names_in(tmp_path) == [".lock", "1"]
+        with Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(2, STATE, {})
+            assert checkpoints.wait() == [1, 2]
+        job.stdin.close()
+    assert names_in(tmp_path) == ["1", "2"]
+
+
+def test_one_process_opens_a_folder_once(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        require_refused(tmp_path, rf"which process {os.getpid()} on .* That is this job: close")
+        assert checkpoints.wait() == []
+    with Checkpoints(tmp_path) as other:
+        with pytest.raises(OSError, match="That is this job"):
+            checkpoints.save(1, STATE, {})
+        assert other.wait() == []
+    checkpoints.save(1, STATE, {})  # nobody has it now
+    checkpoints.close()
+    assert names_in(tmp_path) == ["1"]
+
+
+class TestNothingIsLeft:
+    def test_after_an_exception(self, tmp_path):
+        with pytest.raises(RuntimeError), Checkpoints(tmp_path):
+            raise RuntimeError("in the loop")
+        assert names_in(tmp_path) == []
+
+    def test_after_sigterm(self, tmp_path):
+        former = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        try:
+            with pytest.raises(Preempted), Checkpoints(tmp_path, every=5):
+                os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            signal.signal(signal.SIGTERM, former)
+        assert names_in(tmp_path) == []
+
+    def test_by_a_program_that_does_not_close(self, tmp_path):
+        checkpoints = Checkpoints(tmp_path)
+        assert names_in(tmp_path) == [".lock"]
+        del checkpoints
+        gc.collect()
+        assert names_in(tmp_path) == []
+
+    def test_of_a_lock_that_somebody_removed(self, tmp_path):
+        """It is that of the next job then."""
+        with Checkpoints(tmp_path):
+            (tmp_path / ".lock").rename(tmp_path / "moved")
+            with Checkpoints(tmp_path) as other:
+                (tmp_path / "moved").unlink()
+                assert names_in(tmp_path) == [".lock"]
+                other.save(1, STATE, {})
+        assert names_in(tmp_path) == ["1"]
+
+
+@pytest.fixture
+def touched(tmp_path):
+    """A job on another host that is alive."""
+    (tmp_path / ".lock").write_text(OF_ANOTHER_HOST)
+    ended = threading.Event()
+    thread = threading.Thread(target=_lock._touch, args=(tmp_path / ".lock", ended))
+    thread.start()
+    yield tmp_path
+    ended.set()
+    thread.join()
+
+
+class TestDisksThatDoNotShowLocks:
+    @pytest.fixture(autouse=True)
+    def quick_beats(self, monkeypatch):
+        monkeypatch.setattr(_lock, "BEAT_SECONDS", 0.01)
+        monkeypatch.setattr(_lock, "SILENT_BEATS", 20)
+
+    def test_a_job_on_another_host_is_refused_by_name(self, touched):
+        require_refused(touched, f"which {OF_ANOTHER_HOST} has open. Wait for its end")
+
+    def test_a_job_that_ended_on_another_host_is_not(self, tmp_path):
+        (tmp_path / ".lock").write_text(OF_ANOTHER_HOST)
+        with Checkpoints(tmp_path) as checkpoints:
+            assert f"process {os.getpid()} on" in (tmp_path / ".lock").read_text()
+            checkpoints.save(1, STATE, {})
+        assert names_in(tmp_path) == ["1"]
+
+    def test_nor_have_any(self, tmp_path, monkeypatch):
+        def refuse(*arguments):
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+        monkeypatch.setattr(fcntl, "flock", refuse)
+        with Checkpoints(tmp_path):
+            require_refused(tmp_path, rf"which process {os.getpid()} on .* has open")
+        (tmp_path / ".lock").write_text(OF_ANOTHER_HOST)
+        with Checkpoints(tmp_path):
+            pass
+        assert names_in(tmp_path) == []
+
+
+def test_a_file_that_cannot_be_written(tmp_path):
+    (tmp_path / ".lock").mkdir()
+    require_refused(tmp_path, r"where .lock cannot be written \(Is a directory\)")
