@@ -214,11 +214,12 @@ def _initialize_jax(**options: str | int | None) -> None:
 
 
 def exit_process(status: int | str) -> NoReturn:
-    """Exit at once with `status`, as `sys.exit` does for a single process.
+    """Exit with `status`, as `sys.exit` does for a single process; at once unless it is 0.
 
     Use it where one process of several fails: after `sys.exit`, JAX waits up to five minutes for
-    the others to exit, and then aborts. Functions registered with `atexit` are not called in a job
-    of several processes.
+    the others to exit, and then aborts. It so waits for status 0, too: processes that still run
+    would be aborted when process 0, which they report to, has ended. Functions registered with
+    `atexit` are not called in a job of several processes.
 
     Args:
       status: exit status from 0 to 255, or a message for stderr, which means status 1.
@@ -242,4 +243,6 @@ def exit_process(status: int | str) -> NoReturn:
         print(status, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
+    if status == 0:
+        jax.distributed.shutdown()
     os._exit(1 if isinstance(status, str) else status)

@@ -353,3 +353,16 @@ def test_a_failing_process_of_a_cluster_does_not_wait_for_the_others(end):
     assert done.returncode == 1
     assert "Error: no luck" in done.stderr
     assert "rank 1 failed (exit status 1)" in done.stderr
+
+
+def test_processes_that_end_seconds_apart():
+    """Process 0, the coordinator, ends first; it waits for process 1, which would be aborted."""
+    code = CLUSTER + (
+        "total = jax.jit(jnp.sum)(gx.processes.put(jnp.ones((1, 2)), mesh, 2))\n"
+        "if info.process_id == 0: launch.exit_process(0)\n"
+        "time.sleep(3)\n"
+        "print('result', total)"
+    )
+    done = run_job(code, "--processes", 2, "--local-devices", 2)
+    assert done.returncode == 0, done.stderr
+    assert "[1] result 4.0" in done.stdout
