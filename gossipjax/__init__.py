@@ -18,6 +18,8 @@ __all__ = [
     "Program",
     "Schedule",
     "TrainStep",
+    "accumulate",
+    "accumulate_gradients",
     "adpsgd",
     "allreduce",
     "apply_if_finite",

@@ -2,6 +2,7 @@
 
 # ruff: noqa: F401
 
+from gossipjax.algorithms.accumulate import accumulate
 from gossipjax.algorithms.adpsgd import adpsgd, d1d_psgd, random_delays
 from gossipjax.algorithms.allreduce import allreduce
 from gossipjax.algorithms.apply_if_finite import apply_if_finite
@@ -27,4 +28,4 @@ from gossipjax.diagnostics import average_model, latest_model, local_model
 from gossipjax.sharding import fsdp_specs, state_specs
 from gossipjax.spmd import Nodes, Program, donate_on_accelerators, spmd
 from gossipjax.topology import Schedule
-from gossipjax.train_step import MAX_PROGRAMS, TrainStep
+from gossipjax.train_step import MAX_PROGRAMS, TrainStep, accumulate_gradients

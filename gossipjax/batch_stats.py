@@ -16,7 +16,13 @@ from typing import Any
 import jax
 import optax
 
-from gossipjax.algorithms.frame.chain import exchange_plan, gossip_state, outer_state
+from gossipjax.algorithms.frame.accumulation import accumulation_state
+from gossipjax.algorithms.frame.chain import (
+    exchange_plan,
+    gossip_state,
+    outer_state,
+    require_updates_numbered,
+)
 from gossipjax.algorithms.frame.state import debias, push_sum_weight
 from gossipjax.algorithms.outer.plan import OuterPlan
 from gossipjax.collectives import (
@@ -29,6 +35,7 @@ from gossipjax.collectives import (
     require_floats,
     require_step,
     upcast,
+    vary,
 )
 from gossipjax.topology.schedule import Schedule
 
@@ -43,7 +50,8 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
     `allreduce`, the statistics are averaged exactly; under `outer` around a chain without gossip,
     they are averaged as it says, at every `every`-th step: that which uses the average of the last
     fragment. Statistics of the devices of a node, each of its part of the batch, are averaged
-    first, if the transform has a `local_axis_name`.
+    first, if the transform has a `local_axis_name`. Under
+    `gx.accumulate` they are mixed by the steps that make an update, and stay as they are at the others.
 
     Args:
       stats: the statistics of this node, a tree of floating-point leaves `[...]`.
@@ -61,10 +69,21 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
     [2.0, 2.0]
     """
     require_floats(stats, "stats")
+    require_updates_numbered(opt_state)
     plan = exchange_plan(opt_state)
     axis_name = plan.wire.axis_name
     if plan.wire.local_axis_name is not None:
         stats = node_mean(stats, plan.wire.local_axis_name)
+    accumulation = accumulation_state(opt_state)
+    if accumulation is not None:
+        require_step(step, axis_name)
+        number = accumulation.plan.update_number(step)
+        return cond(
+            accumulation.plan.makes_update(step),
+            lambda stats: mix_batch_stats(stats, accumulation.inner, number),
+            lambda stats: stats,
+            vary(stats, axis_name),
+        )
     outer = outer_state(opt_state)
     if outer is not None and outer.local is not None:
         return _average_at_outer_steps(stats, outer.plan, step)

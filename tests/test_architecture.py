@@ -17,7 +17,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # Folder or module of the library -> those below it, which it may import.
 COLLECTIVES = {"topology", "wire", "sharding"}
-ALGORITHMS = {"collectives", "last", *COLLECTIVES}
+ALGORITHMS = {"collectives", "last", "traced", *COLLECTIVES}
 TOP = {"algorithms", "meshes", "spmd", "processes", *ALGORITHMS}
 LAYERS = {
     "topology": set(),
@@ -29,7 +29,8 @@ LAYERS = {
     "collectives": COLLECTIVES,
     "composed": {"topology"},
     "sharding": set(),
-    "spmd": {"composed", "last", "meshes", "processes", "sharding"},
+    "traced": set(),
+    "spmd": {"composed", "last", "meshes", "processes", "sharding", "traced"},
     "algorithms": ALGORITHMS,
     "train_step": {"launch", *TOP},
     "diagnostics": TOP,

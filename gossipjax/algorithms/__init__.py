@@ -1,6 +1,7 @@
 """Gossip as optax transforms: what they share (frame), then a file per algorithm."""
 
 from gossipjax.algorithms import (
+    accumulate,
     adpsgd,
     allreduce,
     apply_if_finite,
@@ -16,6 +17,7 @@ from gossipjax.algorithms import (
 )
 
 __all__ = [
+    "accumulate",
     "adpsgd",
     "allreduce",
     "apply_if_finite",

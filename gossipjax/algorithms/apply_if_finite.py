@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gossipjax.algorithms.frame.accumulation import accumulation_state
 from gossipjax.algorithms.frame.chain import gossip_state
 from gossipjax.algorithms.frame.state import require_axis_names
-from gossipjax.collectives import as_varying, axis_size, node_sum, varies
+from gossipjax.algorithms.frame.transform import update_if
+from gossipjax.collectives import axis_size, node_sum, varies
 from gossipjax.topology.schedule import require_int
 from gossipjax.wire import Wire
 
@@ -49,8 +51,9 @@ def apply_if_finite(
     The state is an `optax.ApplyIfFiniteState`, with its fields and their meaning.
 
     Raises:
-      ValueError: if an argument is of the wrong type; when traced, if the axis is missing, or
-        `inner` holds a transform with overlap and a step is given.
+      ValueError: if an argument is of the wrong type; in `init`, if `inner` holds `gx.accumulate`,
+        which goes around; when traced, if the axis is missing, or `inner` holds a transform with
+        overlap and a step is given.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> tx = gx.apply_if_finite(optax.chain(optax.sgd(1.0), gx.sgp(gx.topology.ring(2))))
@@ -75,7 +78,7 @@ def apply_if_finite(
             notfinite_count=jnp.zeros((), jnp.int32),
             last_finite=jnp.array(True),
             total_notfinite=jnp.zeros((), jnp.int32),
-            inner_state=inner.init(params),
+            inner_state=_require_no_accumulation(inner.init(params)),
         )
 
     def update(
@@ -92,7 +95,7 @@ def apply_if_finite(
         _require_counted_overlap(state.inner_state, extra_args.get("step"))
         is_finite = _all_finite(updates, axis_name, local_axis_name)
         in_a_row = jnp.where(is_finite, 0, optax.safe_increment(state.notfinite_count))
-        results = _update_if(
+        results = update_if(
             is_finite | (in_a_row > max_errors),
             lambda: inner.update(updates, state.inner_state, params, **extra_args),
             state.inner_state,
@@ -124,18 +127,15 @@ def _all_finite(updates: Any, axis_name: str, local_axis_name: str | None) -> ja
     return failures == 0
 
 
-def _update_if(accept: jax.Array, update: Any, inner_state: Any, axis_name: str) -> Any:
-    """`update()`, or zeros in its types and the old state."""
-    expected = jax.eval_shape(update)
-
-    def vary(tree: Any) -> Any:
-        return jax.tree.map(lambda leaf: as_varying(jnp.asarray(leaf), axis_name), tree)
-
-    def reject() -> Any:
-        zeros = jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), expected[0])
-        return vary((zeros, inner_state))
-
-    return jax.lax.cond(accept, lambda: vary(update()), reject)
+def _require_no_accumulation(inner_state: Any) -> Any:
+    """Returns the state; raises `ValueError` if it is that of `gx.accumulate`, or around it."""
+    if accumulation_state(inner_state) is not None:
+        raise ValueError(
+            "inner of apply_if_finite must not accumulate, as a skipped step could be the one that "
+            "makes the update, got gx.accumulate: write gx.accumulate(gx.apply_if_finite(tx), "
+            "every)."
+        )
+    return inner_state
 
 
 def _require_counted_overlap(inner_state: Any, step: Any) -> None:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gossipjax.algorithms.allreduce import ErrorFeedback
+from gossipjax.algorithms.frame.accumulation import AccumulationState
 from gossipjax.algorithms.frame.state import GossipState
 from gossipjax.algorithms.outer.plan import OuterState
 from gossipjax.topology.schedule import Schedule
@@ -19,6 +20,7 @@ from gossipjax.topology.schedule import Schedule
 PRIMES = tuple(map(np.uint32, (2654435761, 2246822519, 3266489917, 668265263, 374761393)))
 CODEC_PATH = ".wire.codec"
 OUTER_PATH = ".plan"
+EVERY_PATH = ".accumulate.every"
 
 
 def is_key(leaf: Any) -> bool:
@@ -106,8 +108,8 @@ def as_arrays(tree: Any, name: str) -> list[Any]:
 def leaf_specs(tree: Any) -> list[list[Any]]:
     """Returns `[path, shape, type]` of every leaf, and `[path, [], value]` of what is static.
 
-    These are the codec of every wire with one, and what an outer optimizer averages when: the
-    arrays of a state say nothing of them, by which a run would go on.
+    These are the codec of every wire with one, what an outer optimizer averages when, and how many
+    steps make an update: the arrays of a state say nothing of them, by which a run would go on.
     """
 
     def spec(path: Any, leaf: Any) -> list[Any]:
@@ -115,7 +117,7 @@ def leaf_specs(tree: Any) -> list[list[Any]]:
         return [jax.tree_util.keystr(path), list(array.shape), str(array.dtype)]
 
     specs = [spec(path, leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
-    return specs + _codec_specs(tree) + _outer_specs(tree)
+    return specs + _codec_specs(tree) + _outer_specs(tree) + _accumulation_specs(tree)
 
 
 def _codec_specs(tree: Any) -> list[list[Any]]:
@@ -144,6 +146,17 @@ def _outer_specs(tree: Any) -> list[list[Any]]:
     return specs
 
 
+def _accumulation_specs(tree: Any) -> list[list[Any]]:
+    def accumulates(node: Any) -> bool:
+        return isinstance(node, AccumulationState)
+
+    return [
+        [f"{jax.tree_util.keystr(path)}{EVERY_PATH}", [], str(node.plan.every)]
+        for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=accumulates)
+        if accumulates(node)
+    ]
+
+
 def require_same_specs(saved: list[list[Any]], current: list[list[Any]], name: str) -> None:
     """Raises `ValueError` at the first leaf whose saved and current specs differ."""
     for old, new in itertools.zip_longest(saved, current):
@@ -160,6 +173,11 @@ def require_same_specs(saved: list[list[Any]], current: list[list[Any]], name: s
                 "It is of another setting of gx.outer: pass the one it was saved with, or go on "
                 "from the average model by gossipjax.checkpoint.change_nodes."
             )
+        if any(spec is not None and spec[0].endswith(EVERY_PATH) for spec in (old, new)):
+            way_out = (
+                "It is of another every of gx.accumulate: pass the one it was saved with, or go on "
+                "from the average model by gossipjax.checkpoint.change_nodes."
+            )
         if old and new and (old[0], old[1][1:], old[2]) == (new[0], new[1][1:], new[2]):
             way_out = (
                 "It is of another number of nodes: Checkpoints.resume takes it, or read it as it "
@@ -173,7 +191,7 @@ def _describe(spec: list[Any] | None) -> str:
     if spec is None:
         return "nothing more"
     path, shape, kind = spec
-    is_static = path.endswith(CODEC_PATH) or f"{OUTER_PATH}." in path
+    is_static = path.endswith((CODEC_PATH, EVERY_PATH)) or f"{OUTER_PATH}." in path
     return f"{path}: {kind}" if is_static else f"{path}: {shape} {kind}"
 
 

@@ -21,6 +21,8 @@ from gossipjax.collectives._axes import (
     require_step,
     select_for_node,
     varies,
+    vary,
+    vary_where_mapped,
 )
 from gossipjax.collectives._buffers import (
     Layout,
@@ -75,4 +77,6 @@ __all__ = [
     "sum_over_parts",
     "upcast",
     "varies",
+    "vary",
+    "vary_where_mapped",
 ]

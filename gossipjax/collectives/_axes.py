@@ -40,6 +40,20 @@ def as_varying(x: jax.Array, axis_name: str) -> jax.Array:
     return x if varies(x, axis_name) else jax.lax.pcast(x, axis_name, to="varying")
 
 
+def vary(tree: Any, axis_name: str) -> Any:
+    """The leaves with the types of values that differ between nodes."""
+    return jax.tree.map(lambda leaf: as_varying(jnp.asarray(leaf), axis_name), tree)
+
+
+def vary_where_mapped(tree: Any, axis_name: str) -> Any:
+    """`vary`, or `tree` where there is no such axis: types get it where the state enters one."""
+    try:
+        axis_size(axis_name)
+    except ValueError:
+        return tree
+    return vary(tree, axis_name)
+
+
 def require_step(step: Any, axis_name: str) -> None:
     """Raises `ValueError` unless `step` is an integer that is the same on every node."""
     if isinstance(step, int | np.integer) and not isinstance(step, bool):

@@ -61,45 +61,50 @@ class DelayedUpdate:
         self._gradients = nodes.spmd(gradients)
         self._update = spmd_by_step(update, nodes, is_static=True)
         self._average = Background(spmd_by_step(_average, nodes, is_static=True))
-        self._pending: dict[int, Future[Any]] = {}  # by the step that uses it
-        self._next_step: int | None = None
+        self._pending: dict[int, Future[Any]] = {}  # by the update that uses it
+        self._next_update: int | None = None
         self.close = self._average.close
 
     def __call__(
         self, step: int, params: optax.Params, opt_state: optax.OptState, *inputs: Any
     ) -> tuple[optax.Params, optax.OptState, Any]:
         """As `TrainStep`, with the number of the step, not a canonical one."""
-        plan = _require_outer(opt_state).plan
-        number = step_plan(opt_state).canonical_step(step)
-        if self.is_beside is None:  # at step 0 no average is used
-            self.is_beside = not has_collectives(self._update_alone, 0, params, opt_state, params)
-        if not self.is_beside:
+        delay = _require_outer(opt_state).plan.delay
+        plan = step_plan(opt_state)
+        number = plan.canonical_step(step)
+        if self.is_beside is None:  # at the first update no average is used
+            first = plan.accumulation.last_step(0)
+            arguments = params, opt_state, params
+            self.is_beside = not has_collectives(self._update_alone, first, *arguments)
+        if not self.is_beside or not plan.accumulation.makes_update(step):
             return self._fused(number, params, opt_state, *inputs)
-        if step != self._next_step:
+        update = int(plan.accumulation.update_number(step))
+        if update != self._next_update:
             self.wait()
             self._pending.clear()
-            # What was sent by the steps before is used by these.
-            self._start(range(max(step, plan.delay), step + plan.delay), opt_state)
-        self._next_step = step + 1
-        if step in self._pending:
+            # What was sent by the updates before is used by these.
+            self._start(range(max(update, delay), update + delay), opt_state)
+        self._next_update = update + 1
+        if update in self._pending:
             grads, aux = self._gradients(params, *inputs)
-            average = self._pending.pop(step).result()
+            average = self._pending.pop(update).result()
             params, opt_state = self._update(number, params, opt_state, grads, average)
         else:
             params, opt_state, aux = self._fused(number, params, opt_state, *inputs)
-        self._start(range(step + plan.delay, step + plan.delay + 1), opt_state)
+        self._start(range(update + delay, update + delay + 1), opt_state)
         return params, opt_state, aux
 
-    def _start(self, steps: range, opt_state: optax.OptState) -> None:
-        """Starts the averages that are used at these steps, of what the state holds."""
+    def _start(self, updates: range, opt_state: optax.OptState) -> None:
+        """Starts the averages that are used by these updates, of what the state holds."""
         state = _require_outer(opt_state)
         message = OuterState(
             None, None, None, state.anchor, None, state.sent, state.sent_counts, state.plan
         )
-        for step in steps:
-            if state.plan.used_at(step) is not None:
-                number = step_plan(opt_state).canonical_step(step)
-                self._pending[step] = self._average.start(number, message)
+        plan = step_plan(opt_state).of_updates
+        for update in updates:
+            if state.plan.used_at(update) is not None:
+                number = plan.canonical_step(update)
+                self._pending[update] = self._average.start(number, message)
 
     def wait(self) -> None:
         """Returns when all averages that are on their way have arrived."""

@@ -1,4 +1,4 @@
-"""What the gradients of a training step must return."""
+"""The gradients of a training step: what they must return, and large batches in parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gossipjax.algorithms.frame.state import add
+from gossipjax.collectives import accumulation_dtype, cast_like
 from gossipjax.last import GRADIENTS, mark
+from gossipjax.spmd.arguments import require_function
+from gossipjax.topology.schedule import require_int
 
 Gradients = Callable[..., tuple[optax.Updates, Any]]
 
@@ -44,3 +48,75 @@ def check_gradients(gradients: Gradients) -> Gradients:
 def _describe(spec: tuple[Any, list[Any]]) -> str:
     structure, shapes = spec
     return f"{str(structure)[:80]} of shapes {[list(shape) for shape in shapes[:4]]}"
+
+
+def accumulate_gradients(gradients: Gradients, every: int) -> Gradients:
+    """`gradients` of a large batch, computed in `every` parts, one after another.
+
+    With `k = every` and a loss that is a mean over examples, each part has `B / k` examples, and
+
+        accumulated(params, batch) = (1/k sum_j grads(params, batch_j), [aux_0, ..., aux_{k-1}])
+
+    is the gradient of the whole batch, at the memory of one part: right before any chain, since the
+    optimizer and the gossip know nothing of it. Sums are of float32 at least.
+
+    Args:
+      gradients: `gradients(params, *inputs) -> (grads, aux)` of one node, as of `gx.TrainStep`.
+      every: k, the number of parts. Where a loader delivers the parts one by one, take
+        `gx.accumulate`.
+
+    Returns:
+      A function like `gradients`. All arrays of its inputs are `[B, ...]`, with any B that k
+      divides; `jax.random.split(key, k)` gives each part a key, `[1]`. Its `aux` is `[k, ...]`.
+
+    Raises:
+      ValueError: if `every` is not an integer >= 1; when traced, if it does not divide the leading
+        axis of an input, or `gradients` does not return a pair with gradients like `params`.
+
+    >>> import jax, jax.numpy as jnp, gossipjax as gx
+    >>> def loss(params, batch):
+    ...     return jnp.mean((params - batch) ** 2), batch.sum()
+    >>> gradients = gx.accumulate_gradients(jax.grad(loss, has_aux=True), every=2)
+    >>> [x.tolist() for x in gradients(jnp.float32(0), jnp.array([1.0, 2.0, 3.0, 6.0]))]
+    [-6.0, [3.0, 9.0]]
+    """
+    require_function(gradients, "gradients")
+    every = require_int(every, "every of accumulate_gradients", 1)
+    checked = check_gradients(gradients)
+
+    def accumulated(params: optax.Params, *inputs: Any) -> tuple[optax.Updates, Any]:
+        parts = _split(inputs, every)
+        shapes, _ = jax.eval_shape(checked, params, *jax.tree.map(lambda x: x[0], parts))
+
+        def add_part(total: Any, part: Any) -> tuple[Any, Any]:
+            grads, aux = checked(params, *part)
+            return add(total, grads), aux
+
+        total, aux = jax.lax.scan(add_part, jax.tree.map(_zeros_to_carry, shapes), parts)
+        return cast_like(jax.tree.map(lambda t: t / every, total), shapes), aux
+
+    return accumulated
+
+
+def _split(inputs: Any, every: int) -> Any:
+    """`[B, ...]` -> `[every, B / every, ...]`."""
+
+    def split(path: Any, x: Any) -> jax.Array:
+        shape = jnp.shape(x)
+        if not shape or shape[0] % every:
+            number, *rest = path
+            raise ValueError(
+                f"input {number.idx}{jax.tree_util.keystr(tuple(rest))} of accumulated gradients "
+                f"must have a leading axis of examples that every = {every} divides, got shape "
+                f"{list(shape)}: give batches of a multiple of {every} examples per node."
+            )
+        return jnp.asarray(x).reshape(every, shape[0] // every, *shape[1:])
+
+    return jax.tree_util.tree_map_with_path(split, inputs)
+
+
+def _zeros_to_carry(like: Any) -> jax.Array:
+    """Zeros of float32 at least, which vary over the axes over which `like` does by its type."""
+    zeros = jnp.zeros(like.shape, accumulation_dtype(like.dtype))
+    axes = tuple(jax.typeof(like).manual_axis_type.varying)
+    return jax.lax.pcast(zeros, axes, to="varying") if axes else zeros

@@ -12,6 +12,7 @@ import optax
 from jax.sharding import Mesh
 
 from gossipjax import launch, meshes
+from gossipjax.algorithms.frame.accumulation import accumulation_plan
 from gossipjax.algorithms.frame.chain import (
     gossip_state,
     outer_state,
@@ -64,7 +65,9 @@ class TrainStep:
     `sgp` in that order). The gradients run beside it, and under overlap the local update as well.
     The results are the same up to rounding. So are the averages of `outer` with a delay, around a
     chain without gossip or other collectives: they run beside all steps from sending to using them,
-    and any other program with collectives between two steps must go through `run`.
+    and any other program with collectives between two steps must go through `run`. Under
+    `gx.accumulate` a separate exchange runs beside the step that makes the update, and averages
+    of `outer` beside all steps of `delay` updates.
 
     Args:
       gradients: `gradients(params, *inputs) -> (grads, aux)` of one node. `jax.grad(loss,
@@ -137,6 +140,8 @@ class TrainStep:
         """
         plan = step_plan(opt_state)
         kind = self._kind(plan)
+        if kind.overlaps and not plan.accumulation.makes_update(step):
+            kind = _Kind(kind.is_static)  # nothing is exchanged
         if kind not in self._updates:
             require_gradients(opt_state)
             self._updates[kind] = self._make_update(kind)
@@ -315,14 +320,15 @@ class _OverlappedUpdate:
         # Dispatched first: it needs nothing of this step, and the step needs it only at its end.
         state = _require_gossip(opt_state)
         outer = outer_state(opt_state)
-        if self._is_static and outer is not None and outer.plan.skips_exchange(step):
+        update = accumulation_plan(opt_state).update_number(step)
+        if self._is_static and outer is not None and outer.plan.skips_exchange(update):
             grads, aux = self._gradients(params, *inputs)
             return *self._update_with(step, params, opt_state, grads, None), aux
         # An outer step needs the messages that arrive, too.
-        is_outer = outer is not None and outer.plan.is_outer_step(int(step))
+        is_outer = outer is not None and outer.plan.is_outer_step(int(update))
         is_beside = state.overlap and not is_outer and self._updates_alone(step, params, opt_state)
         run = self._run_messages if is_beside else self._run_models
-        return run(step, params, opt_state, state, inputs)
+        return run(step, update, params, opt_state, state, inputs)
 
     def _updates_alone(self, step: Any, params: Any, opt_state: Any) -> bool:
         """Whether the update has no collectives of its own, which could overtake the exchange."""
@@ -333,26 +339,26 @@ class _OverlappedUpdate:
         return not self._has_collectives
 
     def _run_models(
-        self, step: Any, params: Any, opt_state: Any, state: GossipState, inputs: Any
+        self, step: Any, update: Any, params: Any, opt_state: Any, state: GossipState, inputs: Any
     ) -> tuple[Any, Any, Any]:
         """Combines while adapting: the exchange mixes the models, and the update moves them."""
         models = state._replace(extra=None)
-        pending = self._exchange.start(step, models, params)
+        pending = self._exchange.start(update, models, params)
         grads, aux = self._gradients(params, *inputs)
         params, opt_state = self._update_with(step, params, opt_state, grads, pending.result())
         return params, opt_state, aux
 
     def _run_messages(
-        self, step: Any, params: Any, opt_state: Any, state: GossipState, inputs: Any
+        self, step: Any, update: Any, params: Any, opt_state: Any, state: GossipState, inputs: Any
     ) -> tuple[Any, Any, Any]:
         """Overlap: the update runs beside the exchange too, and only the addition comes after."""
         messages = GossipState(state.count, in_flight=state.in_flight, plan=state.plan)
-        pending = self._exchange.start(step, messages, None)
+        pending = self._exchange.start(update, messages, None)
         grads, aux = self._gradients(params, *inputs)
         opt_state = replace_gossip_state(opt_state, in_flight=None)
         params, opt_state = self._update_without_messages(step, params, opt_state, grads)
         received = pending.result()
-        if step % state.overlap:
+        if update % state.overlap:
             return params, replace_gossip_state(opt_state, in_flight=received), aux
         new_state = _require_gossip(opt_state)._replace(in_flight=None, count=None)
         params, new_state = self._add_received(params, new_state, received)

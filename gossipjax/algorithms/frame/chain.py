@@ -8,10 +8,13 @@ import jax
 import numpy as np
 import optax
 
+from gossipjax.algorithms.frame.accumulation import accumulation_plan, accumulation_state
 from gossipjax.algorithms.frame.state import ExchangePlan, GossipState
-from gossipjax.algorithms.outer.plan import OuterState, StepPlan
+from gossipjax.algorithms.outer.plan import OuterPlan, OuterState, StepPlan
+from gossipjax.collectives import StepLike
 from gossipjax.last import takes_gradients
 from gossipjax.sharding import ShardedState
+from gossipjax.traced import traced_arguments
 
 
 def gossip_state(opt_state: optax.OptState) -> GossipState | None:
@@ -58,7 +61,7 @@ def _find_states(opt_state: optax.OptState) -> list[GossipState]:
 
 def _skips_by_node(part: Any) -> bool:
     """Whether the state is of a wrapper that skips updates by what one node alone sees."""
-    if isinstance(part, optax.MultiStepsState):
+    if is_multi_steps(part):
         return bool(jax.tree.leaves(part.skip_state))
     return type(part) is optax.ApplyIfFiniteState
 
@@ -72,7 +75,7 @@ def require_gradients(opt_state: optax.OptState) -> None:
     for part in jax.tree.leaves(opt_state, is_leaf=_is_chain_of_gossip):
         if not _is_chain_of_gossip(part):
             continue
-        place = next(i for i, state in enumerate(part) if _as_gossip(state) is not None)
+        place = _place_of_gossip(part)
         before = jax.tree.leaves(part[:place], is_leaf=_is_momentum)
         if takes_gradients(part[place]) and any(map(_is_momentum, before)):
             raise ValueError(
@@ -83,6 +86,10 @@ def require_gradients(opt_state: optax.OptState) -> None:
 
 def _is_chain_of_gossip(part: Any) -> bool:
     return type(part) is tuple and any(_as_gossip(state) is not None for state in part)
+
+
+def _place_of_gossip(chain: tuple[Any, ...]) -> int:
+    return next(i for i, state in enumerate(chain) if _as_gossip(state) is not None)
 
 
 def _as_gossip(state: Any) -> GossipState | None:
@@ -121,27 +128,98 @@ def _is_outer(part: Any) -> bool:
 
 
 def step_plan(opt_state: optax.OptState) -> StepPlan:
-    """What decides which program a step of this chain needs: its gossip and its outer steps."""
+    """What decides which program a step of this chain needs.
+
+    Raises:
+      ValueError: as `require_updates_numbered`.
+    """
+    require_updates_numbered(opt_state)
+    exchange = exchange_plan(opt_state)
+    accumulation = accumulation_plan(opt_state)
     outer = outer_state(opt_state)
     if outer is None:
-        return StepPlan(exchange_plan(opt_state))
-    return StepPlan(exchange_plan(opt_state), outer.plan, outer.local is not None)
+        return StepPlan(exchange, accumulation=accumulation)
+    return StepPlan(exchange, outer.plan, outer.local is not None, accumulation)
+
+
+def require_updates_numbered(opt_state: optax.OptState) -> None:
+    """Raises `ValueError` where the number of a step is not that of an update of the gossip.
+
+    So it is inside `optax.MultiSteps`, and beside `gx.accumulate`. Also where `MultiSteps` hands
+    zeros to a gossip whose every update must carry a gradient.
+    """
+    for part in filter(_exchanges, jax.tree.leaves(opt_state, is_leaf=_exchanges)):
+        _require_updates_numbered(opt_state, part.plan, is_numbered=True)
+
+
+def require_updates_numbered_here(plan: ExchangePlan | OuterPlan, step: StepLike | None) -> None:
+    """`require_updates_numbered` of the states that the program has got that is being traced.
+
+    Args:
+      plan: of the transform that asks.
+      step: that it was given; without one it counts its updates.
+    """
+    _require_updates_numbered(traced_arguments(), plan, is_numbered=step is not None)
+
+
+def _require_updates_numbered(tree: Any, plan: ExchangePlan | OuterPlan, is_numbered: bool) -> None:
+    for part in filter(is_multi_steps, jax.tree.leaves(tree, is_leaf=is_multi_steps)):
+        if is_numbered and _holds(part.inner_opt_state, plan):
+            raise ValueError(
+                "gossip must not stand inside optax.MultiSteps where steps are numbered, as the "
+                "number of a step is not that of an update, got MultiStepsState around it: use "
+                "gx.accumulate(tx, every), or leave step out."
+            )
+    for chain in filter(_is_chain_of_gossip, jax.tree.leaves(tree, is_leaf=_is_chain_of_gossip)):
+        place = _place_of_gossip(chain)
+        gossip = _as_gossip(chain[place])
+        if gossip is None or gossip.plan != plan:
+            continue
+        if accumulation_state(chain) is not None:
+            raise ValueError(
+                "gossip must stand inside gx.accumulate, got it beside: it would exchange at every "
+                "step. Write gx.accumulate(optax.chain(optimizer, gossip), every)."
+            )
+        before = jax.tree.leaves(chain[:place], is_leaf=is_multi_steps)
+        if gossip.plan.moves_by_zeros and any(map(is_multi_steps, before)):
+            raise ValueError(
+                "every update must carry a gradient where the gossip keeps a correction, a "
+                "momentum or messages that move at each, got optax.MultiSteps before it, which "
+                "hands on zeros in between: use gx.accumulate_gradients(gradients, every), or "
+                "gx.accumulate(tx, every) around the whole chain."
+            )
+
+
+def is_multi_steps(part: Any) -> bool:
+    """Whether this is the state of `optax.MultiSteps`."""
+    return isinstance(part, optax.MultiStepsState)
+
+
+def _exchanges(part: Any) -> bool:
+    return isinstance(part, GossipState | OuterState)
+
+
+def _holds(tree: Any, plan: ExchangePlan | OuterPlan) -> bool:
+    """Whether there is a state of this plan, not one inside `gx.outer`, which numbers its steps."""
+    parts = filter(_exchanges, jax.tree.leaves(tree, is_leaf=_exchanges))
+    return any(part.plan == plan for part in parts)
 
 
 def canonical_step(opt_state: optax.OptState, step: int) -> int:
     """The static step number of a training loop: equal for steps that need the same program.
 
     It is the smallest number with the same round at it and, under overlap, at the `overlap` steps
-    before it, and with the same outer step, if there is one; 0 for a chain without either. Pass it
-    as the static `step` of a train step, and one program is compiled per distinct round.
+    before it, and with the same outer step, if there is one; 0 for a chain without either, and
+    under `gx.accumulate` for steps that make no update. Pass it as the static `step` of a train
+    step, and one program is compiled per distinct round.
 
     Args:
       opt_state: the state of a chain, of one node or node-stacked.
-      step: the number of the update, an integer from 0.
+      step: the number of the step, an integer from 0.
 
     Raises:
-      ValueError: if `step` is negative or not an integer, or the chain holds several gossip
-        transforms.
+      ValueError: if `step` is negative or not an integer, the chain holds several gossip
+        transforms, or steps are not numbered as updates are: inside `optax.MultiSteps`.
 
     >>> import jax.numpy as jnp, gossipjax as gx
     >>> state = gx.sgp(gx.topology.one_peer_exponential(8)).init(jnp.zeros(3))
@@ -171,38 +249,41 @@ def start_at(opt_state: optax.OptState, step: int) -> Any:
     Raises:
       ValueError: if messages in flight would be delivered by another round than their own.
     """
+    every = accumulation_plan(opt_state).every
+    update = step // every
     outer = outer_state(opt_state)
     if outer is not None and outer.plan.delay:
-        _require_outer_start(outer, step)
+        _require_outer_start(outer, update, every)
     state = gossip_state(opt_state)
     if state is None or not state.overlap:
         return opt_state
     count = _read_count(state.count)
-    if count is None or count == step:
+    if count is None or count == update:
         return opt_state
     if count == 0:
-        return replace_gossip_state(opt_state, count=state.count + np.int32(step))
-    if state.plan.canonical_step(step) != state.plan.canonical_step(count):
+        return replace_gossip_state(opt_state, count=state.count + np.int32(update))
+    if state.plan.canonical_step(update) != state.plan.canonical_step(count):
         raise ValueError(
-            f"step must be {count}, or one with the same rounds before it, as the state of an "
-            f"algorithm with overlap has counted {count} updates and its messages in flight are "
+            f"step must be {count * every}, or one with the same rounds before it, as the state of "
+            f"an algorithm with overlap has counted {count} updates and its messages in flight are "
             f"delivered by the round before, got {step}: pass the step at which the state was "
             "saved, or start from the average model by gossipjax.checkpoint.change_nodes."
         )
     return opt_state
 
 
-def _require_outer_start(outer: OuterState, step: int) -> None:
+def _require_outer_start(outer: OuterState, update: int, accumulate: int) -> None:
     """Raises `ValueError` if the outer gradients that wait are those of steps to come.
 
     Fewer updates than steps are counted where steps were skipped.
     """
     count = _read_count(outer.count)
-    if count is not None and count > step and (count - step) % outer.plan.every:
+    if count is not None and count > update and (count - update) % outer.plan.every:
+        period = outer.plan.every * accumulate
         raise ValueError(
-            f"step must be {count}, or differ from it by a multiple of every = {outer.plan.every}, "
+            f"step must be {count * accumulate}, or differ from it by a multiple of {period}, "
             f"as the state of outer with a delay has counted {count} updates and holds what was "
-            f"sent before, got {step}: pass the step at which the state was saved."
+            f"sent before, got {update * accumulate}: pass the step at which the state was saved."
         )
 
 

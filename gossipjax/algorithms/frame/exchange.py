@@ -11,7 +11,8 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
-from gossipjax.algorithms.frame.chain import gossip_state
+from gossipjax.algorithms.frame.accumulation import accumulation_plan
+from gossipjax.algorithms.frame.chain import gossip_state, require_updates_numbered
 from gossipjax.algorithms.frame.masks import gossiped
 from gossipjax.algorithms.frame.state import GossipState, InFlight, PushSum, numerators
 from gossipjax.algorithms.outer.fragments import merge, pick, split_leaves
@@ -74,6 +75,14 @@ def exchange(
             'order="combine-while-adapting"), got the state of another algorithm, which exchanges '
             "inside tx.update."
         )
+    require_updates_numbered(opt_state)
+    accumulation = accumulation_plan(opt_state)
+    if isinstance(step, int | np.integer) and not accumulation.makes_update(step):
+        raise ValueError(
+            f"step must be one that makes an update, the last of {accumulation.every}, got {step}: "
+            "the others exchange nothing. Leave the exchange and received out there."
+        )
+    step = accumulation.update_number(step)
     assert state.schedule is not None
     wire = state.wire if axis_name is None else state.wire._replace(axis_name=axis_name)
     require_step(step, wire.axis_name)

@@ -74,6 +74,8 @@ class ExchangePlan:
       order: whether models are combined while they adapt, `P x + u`, or after it, `P (x + u)`.
       models: the number of trees like the parameters in a message.
       takes_gradients: whether the algorithm is the optimizer, at which gradients arrive.
+      moves_by_zeros: whether an update of zeros moves the state too, or the model beyond the
+        exchange, so that every update must carry a gradient.
     """
 
     schedule: Schedule | None = None
@@ -83,6 +85,7 @@ class ExchangePlan:
     order: Order = "adapt-then-combine"
     models: int = 1
     takes_gradients: bool = False
+    moves_by_zeros: bool = False
 
     @property
     def exchanges_early(self) -> bool:

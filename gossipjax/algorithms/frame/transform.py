@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gossipjax.algorithms.frame.chain import require_updates_numbered_here
 from gossipjax.algorithms.frame.exchange import Received, exchange
 from gossipjax.algorithms.frame.parts import exchange_on_parts
 from gossipjax.algorithms.frame.rounding import as_update, predict, residuals
@@ -23,7 +24,7 @@ from gossipjax.algorithms.frame.state import (
     debias,
     numerators,
 )
-from gossipjax.collectives import StepLike, default_step
+from gossipjax.collectives import StepLike, cond, default_step, vary
 from gossipjax.last import DESCENDED, PARAMS, UPDATES, mark
 from gossipjax.sharding import require_whole
 
@@ -84,6 +85,7 @@ def gossip_transform(
                 "tx.update(updates, state, params)."
             )
         own_state = require_own_state(name, plan, state)
+        require_updates_numbered_here(plan, step)
         require_whole(name, plan.wire.axis_name)
         step = default_step(step, own_state.count, plan.wire.axis_name)
         require_state_of_params(name, init, params, own_state)
@@ -119,6 +121,19 @@ def _finish(
     residual = None if old.residual is None else residuals(model, predict(params, updates))
     count = optax.safe_increment(old.count)
     return updates, result.state._replace(count=count, residual=residual)
+
+
+def update_if(
+    accept: bool | jax.Array, update: Callable[[], Any], inner_state: Any, axis_name: str
+) -> Any:
+    """`update()`, or zeros in its types and the old state; decided when traced where it can be."""
+
+    def reject() -> Any:
+        expected = jax.eval_shape(update)
+        zeros = jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), expected[0])
+        return vary((zeros, inner_state), axis_name)
+
+    return cond(accept, lambda: vary(update(), axis_name), reject)
 
 
 def require_like(expected: Any, tree: Any, name: str, dtypes: bool = False) -> None:

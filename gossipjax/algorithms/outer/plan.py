@@ -10,9 +10,10 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
+from gossipjax.algorithms.frame.accumulation import EVERY_STEP, AccumulationPlan
 from gossipjax.algorithms.frame.state import DEFAULT_WIRE, ExchangePlan
 from gossipjax.collectives import StepLike
-from gossipjax.topology.schedule import Schedule
+from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import Wire
 
 MAX_STEPS = 2**16  # of one cycle of gossip and outer steps together
@@ -146,14 +147,27 @@ class StepPlan:
       exchange: the plan of the gossip.
       outer: the plan of the outer optimizer, if there is one.
       is_local: whether the chain inside the outer optimizer holds no gossip.
+      accumulation: which steps make an update; the others exchange nothing.
     """
 
     exchange: ExchangePlan
     outer: OuterPlan | None = None
     is_local: bool = False
+    accumulation: AccumulationPlan = EVERY_STEP
+
+    @property
+    def of_updates(self) -> StepPlan:
+        """The plan of the chain inside `gx.accumulate`, whose steps are updates."""
+        return dataclasses.replace(self, accumulation=EVERY_STEP)
 
     def canonical_step(self, step: int) -> int:
         """The smallest step with the same compiled program as `step`; see `gx.canonical_step`."""
+        if self.accumulation.every > 1:
+            step = require_int(step, "step", 0)
+            if not self.accumulation.makes_update(step):
+                return 0
+            update = self.of_updates.canonical_step(step // self.accumulation.every)
+            return self.accumulation.last_step(update)
         canonical = self.exchange.canonical_step(step)
         if self.outer is None:
             return canonical
@@ -163,6 +177,9 @@ class StepPlan:
     @property
     def canonical_steps(self) -> tuple[int, ...] | range:
         """All values of `canonical_step`; more than `MAX_STEPS` are not listed."""
+        if self.accumulation.every > 1:
+            updates = self.of_updates.canonical_steps
+            return (0, *map(self.accumulation.last_step, updates))
         if self.outer is None:
             return self.exchange.canonical_steps
         cycle = _find_cycle(self.exchange, self.outer)

@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gossipjax.algorithms.frame.accumulation import accumulation_state
 from gossipjax.algorithms.frame.chain import (
     exchange_plan,
     gossip_state,
     outer_state,
     replace_gossip_state,
+    require_updates_numbered_here,
 )
 from gossipjax.algorithms.frame.masks import make_mask
 from gossipjax.algorithms.frame.messages import mass_in_flight
@@ -37,11 +39,11 @@ from gossipjax.algorithms.outer.reset import zero_moments
 from gossipjax.algorithms.outer.stability import require_agreement
 from gossipjax.collectives import (
     StepLike,
-    as_varying,
-    axis_size,
     cast_like,
     cond,
     default_step,
+    vary,
+    vary_where_mapped,
 )
 from gossipjax.last import APPLIED, PARAMS, UPDATES, mark
 
@@ -69,7 +71,7 @@ class OuterSteps:
         if jax.tree.leaves(anchor):  # none in the placeholder of optax.tree_map_params
             first = split_leaves(anchor, plan.fragments)[0]
             self._require_outer(pick(anchor, first), outer_states[0])
-        return self._vary_where_mapped(
+        return vary_where_mapped(
             OuterState(
                 count=jnp.zeros((), jnp.int32),
                 inner=inner,
@@ -79,7 +81,8 @@ class OuterSteps:
                 sent=zeros_like_model(params) if plan.delay else None,
                 sent_counts=jnp.full(plan.fragments, -1, jnp.int32) if plan.delay else None,
                 plan=plan,
-            )
+            ),
+            axis_name,
         )
 
     def _init_outer(self, anchor: Any) -> tuple[optax.OptState, ...]:
@@ -106,6 +109,9 @@ class OuterSteps:
         """Raises `ValueError` where outer steps cannot set the models of the chain inside."""
         if outer_state(inner) is not None:
             raise ValueError("inner of outer must hold no other outer optimizer, got one.")
+        if accumulation_state(inner) is not None:
+            way_out = "write gx.accumulate(gx.outer(...), every)."
+            raise ValueError(f"inner of outer must not accumulate, got gx.accumulate: {way_out}")
         if gossip is None:
             return
         plan = self.plan
@@ -159,6 +165,7 @@ class OuterSteps:
             )
         plan = self.plan
         old = self._require_own_state(state)
+        require_updates_numbered_here(plan, step)
         step = default_step(step, old.count, plan.wire.axis_name)
         require_like(params, updates, "the updates of outer")
         require_like(params, old.anchor, "the anchor in the state of outer")
@@ -169,7 +176,7 @@ class OuterSteps:
         if local is not None:
             change, local = self._local().update(change, local, params, step=step)
         new = old._replace(count=optax.safe_increment(old.count), inner=inner, local=local)
-        carry = self.vary((cast_like(mark(change, APPLIED), params), new))
+        carry = vary((cast_like(mark(change, APPLIED), params), new), plan.wire.axis_name)
         for fragment, leaves in enumerate(split_leaves(old.anchor, plan.fragments)):
             step_of = _FragmentStep(self, fragment, leaves, params, step, outer_average, old.count)
             if plan.delay:
@@ -200,18 +207,6 @@ class OuterSteps:
                     "be the average model of a run."
                 )
         return state
-
-    def vary(self, tree: Any) -> Any:
-        axis_name = self.plan.wire.axis_name
-        return jax.tree.map(lambda leaf: as_varying(jnp.asarray(leaf), axis_name), tree)
-
-    def _vary_where_mapped(self, tree: Any) -> Any:
-        """`tree` with the types that `update` returns, so that it can be scanned over."""
-        try:
-            axis_size(self.plan.wire.axis_name)
-        except ValueError:  # no such axis here: types get it where the state enters one
-            return tree
-        return self.vary(tree)
 
 
 def _keep(updates: optax.Updates, state: OuterState) -> tuple[optax.Updates, OuterState]:
@@ -301,4 +296,4 @@ class _FragmentStep:
         state = state._replace(
             anchor=merge(state.anchor, anchor, leaves), outer=tuple(outer_states)
         )
-        return self.steps.vary((merge(updates, part, leaves), state))
+        return vary((merge(updates, part, leaves), state), plan.wire.axis_name)

@@ -63,7 +63,9 @@ def make_plan(
     require_doubly_stochastic(schedule, name)
     require_axis_names(name, axis_name, local_axis_name)
     route = make_wire(axis_name, local_axis_name, wire_dtype, wire)
-    return ExchangePlan(schedule, wire=route, models=models, takes_gradients=True)
+    return ExchangePlan(
+        schedule, wire=route, models=models, takes_gradients=True, moves_by_zeros=True
+    )
 
 
 def rate_at(rate: optax.ScalarOrSchedule, count: jax.Array) -> jax.Array:

@@ -90,7 +90,7 @@ def d2(
     _require_static_and_positive(schedule)
     require_axis_names("d2", axis_name, local_axis_name)
     route = make_wire(axis_name, local_axis_name, wire_dtype, wire)
-    plan = ExchangePlan(schedule, wire=route)
+    plan = ExchangePlan(schedule, wire=route, moves_by_zeros=True)
     # The exact average takes nothing of `c`, but for the rounding of its mean, which would add up.
     is_exact = schedule.round_at(0).is_uniform
 

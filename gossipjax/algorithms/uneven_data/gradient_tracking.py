@@ -84,7 +84,7 @@ def gradient_tracking(
     require_schedule(schedule, "gradient_tracking")
     require_axis_names("gradient_tracking", axis_name, local_axis_name)
     route = make_wire(axis_name, local_axis_name, wire_dtype, wire)
-    plan = ExchangePlan(schedule, wire=route, models=2)
+    plan = ExchangePlan(schedule, wire=route, models=2, moves_by_zeros=True)
 
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan, push_sum=not schedule.is_doubly_stochastic)

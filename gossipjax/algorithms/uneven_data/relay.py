@@ -102,7 +102,8 @@ def relay(
     require_axis_names("relay", axis_name, local_axis_name)
     if not isinstance(missing, str) or missing not in get_args(Missing):
         raise ValueError(f"missing of relay must be 'own' or 'initial', got {missing!r}.")
-    plan = ExchangePlan(from_graph(tree, "metropolis"), wire=Wire(axis_name, local_axis_name))
+    wire = Wire(axis_name, local_axis_name)
+    plan = ExchangePlan(from_graph(tree, "metropolis"), wire=wire, moves_by_zeros=True)
 
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan, push_sum=True)
