@@ -38,7 +38,6 @@ class Algorithm:
       wires: the forms in which its messages can travel.
       overlaps: whether its name has a number of steps before the last part: `2-osgp`.
       goes_first: whether the transform goes first in the chain, and acts on the gradients.
-      accumulates: whether gradients of several steps can be one update.
       skips_steps: whether there can be steps without exchange.
       exchanges: whether it exchanges anything.
       takes_outer: whether an outer optimizer can stand around it; not where it keeps more than
@@ -52,7 +51,6 @@ class Algorithm:
     wires: tuple[WireName, ...] = DENSE
     overlaps: bool = False
     goes_first: bool = False
-    accumulates: bool = True
     skips_steps: bool = True
     exchanges: bool = True
     takes_outer: bool = True
@@ -60,9 +58,7 @@ class Algorithm:
 
 
 def _build_osgp(schedule: gx.Schedule, options: MethodOptions, biased: bool = False) -> Transform:
-    # Counted in steps: what is sent with the first step after an update is used so many later.
-    overlap = options.overlap * options.accumulate
-    return gx.osgp(schedule, overlap, biased, wire=options.codec)
+    return gx.osgp(schedule, options.overlap, biased, wire=options.codec)
 
 
 def _build_adpsgd(schedule: gx.Schedule, options: MethodOptions) -> Transform:
@@ -121,9 +117,7 @@ ALGORITHMS = {
         mixes_after=True,
     ),
     "choco": Algorithm(_build_choco, "ring", wires=tuple(FORMS), takes_outer=False),
-    "adpsgd": Algorithm(
-        _build_adpsgd, "bipartite_exponential", accumulates=False, takes_outer=False
-    ),
+    "adpsgd": Algorithm(_build_adpsgd, "bipartite_exponential", takes_outer=False),
     "rand-psgd": Algorithm(
         lambda schedule, options: gx.dpsgd(schedule, wire=options.codec),
         "random_ring",
@@ -133,12 +127,9 @@ ALGORITHMS = {
         lambda schedule, options: gx.adpsgd(schedule, 1, wire=options.codec),
         "complete",
         fixed_topology=True,
-        accumulates=False,
     ),
     "easgd": Algorithm(
-        lambda schedule, options: gx.easgd(
-            ELASTICITY / schedule.size, options.local_steps * options.accumulate
-        ),
+        lambda schedule, options: gx.easgd(ELASTICITY / schedule.size, options.local_steps),
         "center",
         fixed_topology=True,
         wires=("float32",),

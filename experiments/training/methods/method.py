@@ -25,7 +25,6 @@ from experiments.training.methods.options import (
     Transform,
 )
 from experiments.training.methods.topologies import MAX_ROUNDS, make_schedule
-from experiments.training.optimization import accumulate_gradients
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +34,14 @@ class Method:
     Attributes:
       algorithm: its name, without the topology.
       topology: its name.
-      schedule: the rounds in the order in which they are used; under overlap, one every `overlap`
-        steps.
+      schedule: the rounds in the order in which updates use them; under overlap, one every
+        `overlap` updates.
       inner: what comes before the gossip.
       gossip: goes last.
-      outer: an outer optimizer around both, counted in steps.
+      outer: an outer optimizer around both.
       rate: the learning rate, where the gossip is the optimizer, and gradients arrive at it.
       sharding: that of the model inside a node; what exchanges exchanges parts of it then.
+      accumulate: steps for one update.
     """
 
     algorithm: str
@@ -52,10 +52,16 @@ class Method:
     outer: OuterOptions | None = None
     rate: optax.ScalarOrSchedule | None = None
     sharding: Sharding | None = None
+    accumulate: int = 1
 
     @property
     def transform(self) -> Transform:
         """The whole chain; its state, or the one inside, is the pair of its parts' states."""
+        updates = self._transform_of_updates
+        return updates if self.accumulate == 1 else gx.accumulate(updates, self.accumulate)
+
+    @property
+    def _transform_of_updates(self) -> Transform:
         chain = optax.chain(self.inner, self.gossip)
         outer = self.outer
         if outer is None:
@@ -75,10 +81,17 @@ class Method:
         return whole if self.sharding is None else self.sharding.shard(whole)
 
     def local_updates(self, grads: Any, opt_state: Any, params: Any) -> optax.Updates:
-        """Returns the update of this node before the exchange, given the state of the chain."""
+        """Returns the update of this node before the exchange, given the state of the chain.
+
+        It is that of all gradients since the last update, these among them.
+        """
         chain_state = opt_state
+        if self.accumulate > 1:
+            count = opt_state.pending + 1
+            grads = jax.tree.map(lambda total, g: (total + g) / count, opt_state.total, grads)
+            chain_state = opt_state.inner
         if self.outer is not None:
-            chain_state = (opt_state if self.sharding is None else opt_state.inner).inner
+            chain_state = (chain_state if self.sharding is None else chain_state.inner).inner
         updates, _ = self.inner.update(grads, chain_state[0], params)
         if self.rate is None:
             return updates
@@ -144,21 +157,15 @@ def make_method(
             f"the wire of {parsed.row} must be {' or '.join(algorithm.wires)}, got "
             f"{options.wire}: leave out the algorithm or the option."
         )
-    if options.accumulate > 1 and not algorithm.accumulates:
-        raise ValueError(
-            f"gradients of {parsed.row} are of older models, counted in steps: --accumulate must "
-            f"be 1, got {options.accumulate}: leave out the algorithm or the option."
-        )
     if options.local_steps > 1 and not algorithm.exchanges:
         raise ValueError(
             f"--local-steps must be 1 with {parsed.row}, which exchanges nothing by itself, got "
             f"{options.local_steps}: give --outer-every {options.local_steps} instead."
         )
-    if options.local_steps * options.accumulate > 1 and not algorithm.skips_steps:
+    if options.local_steps > 1 and not algorithm.skips_steps:
         raise ValueError(
-            f"{parsed.row} must exchange at every step: --local-steps and --accumulate must be 1, "
-            f"got {options.local_steps} and {options.accumulate}: leave out the algorithm or the "
-            "options."
+            f"{parsed.row} must exchange at every update: --local-steps must be 1, got "
+            f"{options.local_steps}: leave out the algorithm or the option."
         )
     build = algorithm.build
     if options.momentum in MOMENTUMS:
@@ -170,7 +177,7 @@ def make_method(
     else:
         schedule = _make_rounds(topology, options)
     if not algorithm.goes_first:
-        schedule = _space_out(schedule, algorithm, options)
+        schedule = schedule.every(options.local_steps)
     transform = build(schedule, options)
     if options.sharding is not None and algorithm.exchanges:
         transform = options.sharding.shard(transform)
@@ -178,19 +185,20 @@ def make_method(
     if algorithm.goes_first:
         inner = optax.chain(transform, optimizer)
         transform = optax.with_extra_args_support(optax.identity())
-    inner = optax.with_extra_args_support(accumulate_gradients(inner, options.accumulate))
-    outer = options.outer
-    if outer is not None:
+    if options.outer is not None:
         _require_takes_outer(parsed.row, algorithm, options)
-        outer = dataclasses.replace(
-            outer, every=outer.every * options.accumulate, delay=outer.delay * options.accumulate
-        )
-    rate = options.rate if options.momentum in MOMENTUMS else None
-    name = name.partition("@")[0]
     method = Method(
-        name, topology, schedule, inner, transform, outer, rate, sharding=options.sharding
+        algorithm=name.partition("@")[0],
+        topology=topology,
+        schedule=schedule,
+        inner=optax.with_extra_args_support(inner),
+        gossip=transform,
+        outer=options.outer,
+        rate=options.rate if options.momentum in MOMENTUMS else None,
+        sharding=options.sharding,
+        accumulate=options.accumulate,
     )
-    if outer is not None:
+    if options.outer is not None:
         method.state()  # raises where these outer options cannot stand around this algorithm
     return method
 
@@ -203,10 +211,10 @@ def _require_momentum(name: str, algorithm: Algorithm, options: MethodOptions) -
             f"the algorithm of --momentum {options.momentum} must be {names}, which mix models "
             f"after a local step, got {name}: leave out the algorithm or the option."
         )
-    if options.local_steps * options.accumulate > 1:
+    if options.local_steps > 1:
         raise ValueError(
-            f"--momentum {options.momentum} must exchange at every step: --local-steps and "
-            f"--accumulate must be 1, got {options.local_steps} and {options.accumulate}."
+            f"--momentum {options.momentum} must exchange at every update: --local-steps must be "
+            f"1, got {options.local_steps}."
         )
 
 
@@ -223,18 +231,6 @@ def _require_takes_outer(name: str, algorithm: Algorithm, options: MethodOptions
             "--momentum must be local or outer with --outer-every, got "
             f"{options.momentum}: leave one of them out."
         )
-
-
-def _space_out(schedule: gx.Schedule, algorithm: Algorithm, options: MethodOptions) -> gx.Schedule:
-    """The rounds with those of no exchange between them, where there are several steps for each.
-
-    An exchange comes at the last of the steps that make an update, but under overlap, where it is
-    counted in steps: there a message leaves with the first step after an update.
-    """
-    if algorithm.overlaps:
-        return schedule.every(options.local_steps)
-    accumulate = options.accumulate
-    return schedule.every(options.local_steps * accumulate, phase=accumulate - 1)
 
 
 def _choose_topology(algorithm: Algorithm, given: str | None, default: str | None) -> str:

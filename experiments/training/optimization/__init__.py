@@ -1,6 +1,5 @@
-"""The local optimizer of a run: its rule, its learning rate, the accumulation of gradients."""
+"""The local optimizer of a run: its rule and its learning rate."""
 
-from experiments.training.optimization.accumulation import accumulate_gradients
 from experiments.training.optimization.learning_rates import (
     LR_SCHEDULE_HELP,
     LrSchedule,
@@ -21,7 +20,6 @@ __all__ = [
     "LrSchedule",
     "Optimizer",
     "StepEpochs",
-    "accumulate_gradients",
     "make_lr_schedule",
     "make_optimizer",
 ]
