@@ -1,0 +1,227 @@
+"""Gradients of several steps in one update: every chain, in every loop, in one table.
+
+A cell is `=` where the parameters after every update are, to 1e-12, those of one update of the mean
+gradient, which the chain itself makes, with nothing accumulated and steps counted. It is `refused`
+where a `ValueError` says what to do instead.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from algorithms.rows import NO_VARIANTS, ROWS
+from modes import make_mesh
+
+import gossipjax as gx
+
+N = 4
+EVERY = 4
+UPDATES = 3  # outer steps, and delays after them
+STEPS = UPDATES * EVERY
+SCHEDULE = gx.topology.one_peer_exponential(N)
+IRREGULAR = gx.topology.from_matrices(oracle.column_stochastic(np.random.default_rng(N), N)[:2])
+NODES = {"vmap": gx.Nodes(N), "mesh": gx.Nodes(mesh=make_mesh(N))}
+ALGORITHMS = [name for name in NO_VARIANTS if name not in ("sgp, int8", "choco, top_k")]
+OPTIMIZERS = [name for name in ROWS if name.startswith(("quasi_global", "mixed_momentum"))]
+LOOPS = ("traced", "TrainStep", "static")  # the last compiles what the one before has
+WAYS = {
+    "plain": lambda tx: tx,
+    "accumulate": lambda tx: gx.accumulate(tx, EVERY),
+    "MultiSteps": lambda tx: optax.MultiSteps(
+        tx, EVERY, accumulator_dtype=jnp.float64
+    ).gradient_transformation(),
+}
+
+
+def make_chain_of_row(name):
+    """The row, after momentum where it is not an optimizer itself."""
+    row = ROWS[name]
+    schedule = {oracle.static_ring: gx.topology.ring(N), oracle.doubly_stochastic: SCHEDULE}.get(
+        row.matrices, IRREGULAR
+    )
+    inner = optax.sgd(0.1, 0.9) if name not in OPTIMIZERS else optax.add_decayed_weights(0.1)
+    return row.chain(inner, schedule)
+
+
+def falling_rate(count):
+    return 0.1 / (1 + jnp.asarray(count, jnp.float64))
+
+
+def make_chains():
+    sgd = optax.sgd(0.1, 0.9)
+    sgp = gx.sgp(SCHEDULE)
+    local = optax.chain(sgd, sgp)
+    nesterov = optax.sgd(0.7, 0.9, nesterov=True)
+    pairs = gx.topology.random_pairs(N, rounds=3, seed=0)
+    return {name: make_chain_of_row(name) for name in ALGORITHMS} | {
+        "sgp, combine-while-adapting": optax.chain(sgd, gx.sgp(SCHEDULE, "combine-while-adapting")),
+        "sgp, local steps": optax.chain(sgd, gx.sgp(SCHEDULE.every(2))),
+        "adamw, clipped": optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.1), sgp),
+        "inject_hyperparams": optax.chain(
+            optax.inject_hyperparams(optax.sgd)(learning_rate=falling_rate), sgp
+        ),
+        "masked": optax.chain(sgd, optax.masked(sgp, {"kernel": True, "bias": False})),
+        "multi_transform": optax.multi_transform(
+            {"x": local, "y": optax.adam(0.1)}, {"kernel": "x", "bias": "y"}
+        ),
+        "apply_if_finite before": optax.chain(gx.apply_if_finite(sgd), sgp),
+        "apply_if_finite around": gx.apply_if_finite(local),
+        "apply_if_finite around osgp": gx.apply_if_finite(optax.chain(sgd, gx.osgp(SCHEDULE))),
+        "outer, local": gx.outer(optax.adam(0.1), nesterov, 2),
+        "outer, delay": gx.outer(sgd, nesterov, 2, delay=1),
+        "outer, fragments": gx.outer(sgd, nesterov, 2, fragments=2, delay=1, mix=0.5),
+        "outer, average=schedule": gx.outer(sgd, nesterov, 2, average=pairs, pull=1.4),
+        'outer, average="none"': gx.outer(local, nesterov, 2, average="none"),
+        "outer, reset_inner": gx.outer(sgd, nesterov, 2, reset_inner=True),
+        "outer around sgp": gx.outer(local, nesterov, 2),
+        "outer around osgp": gx.outer(optax.chain(sgd, gx.osgp(SCHEDULE)), nesterov, 2),
+        "outer around dpsgd": gx.outer(
+            optax.chain(sgd, gx.dpsgd(gx.topology.ring(N))), nesterov, 3
+        ),
+    }
+
+
+CHAINS = make_chains()
+
+
+def gradients(params, batch):
+    """Of a quadratic; `batch` `[B]` of trees like the parameters."""
+    mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), batch)
+    return jax.tree.map(jnp.subtract, params, mean), None
+
+
+def make_data():
+    """Parameters `[N, ...]`, and a batch of one example for each step, `[N, STEPS, 1, ...]`."""
+    rng = np.random.default_rng(0)
+
+    def draw(*shape):
+        return {"kernel": rng.normal(size=(N, *shape, 3)), "bias": rng.normal(size=(N, *shape, 1))}
+
+    return draw(), draw(STEPS, 1)
+
+
+def take(tree, step):
+    return jax.tree.map(lambda x: x[:, step], tree)
+
+
+def join(batches, count):
+    """`[N, S, B, ...]` -> `[N, S / count, count B, ...]`."""
+    return jax.tree.map(lambda x: x.reshape(N, len(x[0]) // count, -1, *x.shape[3:]), batches)
+
+
+def run_static_loop(tx, nodes, params, batches, grads_of=gradients):
+    """A loop of one's own that compiles a program for each canonical step."""
+
+    def update(step, params, opt_state, batch):
+        grads, aux = grads_of(params, batch)
+        updates, opt_state = tx.update(grads, opt_state, params, step=step)
+        return optax.apply_updates(params, updates), opt_state, aux
+
+    program = nodes.spmd(update, static_argnums=0)
+    state = nodes.run(tx.init, params)
+    return run(lambda k, z, s, b: program(gx.canonical_step(s, k), z, s, b), params, state, batches)
+
+
+def run_train_step(tx, nodes, params, batches, grads_of=gradients):
+    state = nodes.run(tx.init, params)
+    return run(gx.TrainStep(grads_of, tx, nodes=nodes), params, state, batches)
+
+
+def run(train_step, params, state, batches):
+    """The models after every step, `[N, S, ...]`."""
+    history = []
+    for k in range(len(jax.tree.leaves(batches)[0][0])):
+        params, state, _ = train_step(k, params, state, take(batches, k))
+        history.append(params)
+    return jax.tree.map(lambda *x: np.stack(x, axis=1), *history)
+
+
+def run_traced_loop(chains, nodes, params, batches, grads_of=gradients, is_counted=False):
+    """All chains in one program: the models after every step, and who refused."""
+    refused = {}
+
+    def body(carry, inputs):
+        batch, step = inputs
+        new = {}
+        for name, (z, state) in carry.items():
+            try:
+                grads, _ = grads_of(z, batch)
+                step = None if is_counted else step
+                updates, state = chains[name].update(grads, state, z, step=step)
+                new[name] = optax.apply_updates(z, updates), state
+            except ValueError as error:
+                refused[name] = str(error)
+                new[name] = carry[name]
+        return new, {name: z for name, (z, _) in new.items()}
+
+    def train(params, states, batches):
+        carry = {name: (params, states[name]) for name in states}
+        steps = jnp.arange(len(jax.tree.leaves(batches)[0]))
+        return jax.lax.scan(body, carry, (batches, steps))[1]
+
+    states = nodes.run(lambda z: {name: tx.init(z) for name, tx in chains.items()}, params)
+    return nodes.spmd(train)(params, states, batches), refused
+
+
+def run_loop(loop, way, nodes, params, batches):
+    """Models by chain after every step, `[N, S, ...]`, and the errors of those that refuse."""
+    chains = {name: WAYS[way](tx) for name, tx in CHAINS.items()}
+    if loop == "traced":
+        return run_traced_loop(chains, nodes, params, batches)
+    run = run_static_loop if loop == "static" else run_train_step
+    models, refused = {}, {}
+    for name, tx in chains.items():
+        try:
+            models[name] = run(tx, nodes, params, batches)
+        except ValueError as error:
+            refused[name] = str(error)
+    return models, refused
+
+
+def compare(models, expected):
+    """`=`, or the largest distance after an update; between them, nothing may move."""
+    worst = 0.0
+    for actual, wanted in zip(*map(jax.tree.leaves, (models, expected)), strict=True):
+        held = np.repeat(np.asarray(wanted), np.shape(actual)[1] // UPDATES, axis=1)
+        after = np.asarray(actual)[:, np.shape(actual)[1] // UPDATES - 1 :]
+        worst = max(worst, np.abs(after - held[:, : after.shape[1]]).max())
+    return "=" if worst < 1e-12 else f"{worst:.0e}"
+
+
+TABLE = """
+"""
+
+
+def make_column(way, loop, nodes, params, batches, expected):
+    """The cells of all chains."""
+    if way == "plain":
+        batches = join(batches, EVERY)
+    models, refused = run_loop(loop, way, nodes, params, batches)
+    assert all(" must " in message and ", got " in message for message in refused.values())
+    return {
+        name: "refused" if name in refused else compare(models[name], expected[name])
+        for name in CHAINS
+    }
+
+
+@pytest.mark.parametrize("place", NODES)
+def test_accumulation_is_one_update_of_the_mean_gradient_or_refused(place):
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        params, batches = make_data()
+        large = join(batches, EVERY)
+        expected, _ = run_traced_loop(CHAINS, NODES["vmap"], params, large, is_counted=True)
+        columns = {
+            (way, loop): make_column(way, loop, NODES[place], params, batches, expected)
+            for way in WAYS
+            for loop in LOOPS
+        }
+    width = max(map(len, CHAINS))
+    lines = [" " * width + " ".join(f"{f'{way}, {loop}':>23}" for way, loop in columns)]
+    for name in CHAINS:
+        cells = " ".join(f"{column[name]:>23}" for column in columns.values())
+        lines.append(f"{name:{width}}{cells}")
+    table = "\n".join(lines)
+    print(table)
+    assert table.split() == TABLE.split(), table
