@@ -18,6 +18,7 @@ from gossipjax.algorithms.frame.rounding import zeros_like_model
 from gossipjax.algorithms.frame.state import add, require_axis_names
 from gossipjax.algorithms.frame.transform import update_if
 from gossipjax.collectives import StepLike, cast_like, default_step, vary, vary_where_mapped
+from gossipjax.last import PARAMS, UPDATES, mark
 from gossipjax.topology.schedule import require_int
 
 
@@ -96,6 +97,9 @@ def accumulate(
         **extra_args: Any,
     ) -> tuple[optax.Updates, AccumulationState]:
         old = _require_own_state(state, plan)
+        exchanges = gossip_state(old.inner) is not None
+        if exchanges:
+            params = mark(params, PARAMS)
         # Without a step the gradients in the sum are counted.
         makes_update = plan.makes_update(default_step(step, old.pending, axis_name))
         arguments = extra_args if step is None else {**extra_args, "step": plan.update_number(step)}
@@ -109,6 +113,8 @@ def accumulate(
         total, pending = jax.tree.map(
             lambda x: jnp.where(makes_update, jnp.zeros_like(x), x), (total, pending)
         )
+        if exchanges:  # also of zeros: what a chain does to them, it does to the updates
+            new = mark(new, UPDATES)
         return new, vary(AccumulationState(pending, total, inner_state, plan), axis_name)
 
     return optax.GradientTransformationExtraArgs(init, update)

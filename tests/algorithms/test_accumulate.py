@@ -306,6 +306,13 @@ class TestRefusals:
             with pytest.raises(ValueError, match=r"gossip must stand inside gx.accumulate, got it"):
                 refuse()
 
+    @pytest.mark.parametrize("step", [0, EVERY - 1])
+    @pytest.mark.parametrize("after", [optax.scale(-0.1), optax.adam(0.1)], ids=["scale", "adam"])
+    def test_an_optimizer_after_it(self, after, step):
+        """By the program of a step that exchanges nothing as well."""
+        with pytest.raises(ValueError, match="gossip must be last in a chain"):
+            trace_step(optax.chain(gx.accumulate(gx.sgp(SCHEDULE), EVERY), after), step=step)
+
     @pytest.mark.parametrize(
         ("make", "message"),
         [
