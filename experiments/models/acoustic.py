@@ -1,5 +1,7 @@
 """The acoustic model of RAND-PSGD's experiments: bidirectional LSTM layers."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -12,6 +14,12 @@ NUM_FRAMES = 21
 NUM_FEATURES = 260
 """Features of a frame in the paper: 40 FMLLR, 100 i-vector, 40 log-mel with delta and double
 delta."""
+
+
+def init_orthogonal(key: jax.Array, shape: Sequence[int], dtype: DTypeLike) -> jax.Array:
+    """As flax starts recurrent kernels, from float32: JAX decomposes no narrower matrices."""
+    wide = jnp.promote_types(dtype, jnp.float32)
+    return nn.initializers.orthogonal()(key, shape, wide).astype(dtype)
 
 
 class AcousticSize(NamedTuple):
@@ -74,11 +82,12 @@ class AcousticLSTM(nn.Module):
     def __call__(self, frames: jax.Array) -> jax.Array:
         """Features `[B, frames, features]` -> float32 logits `[B, frames, states]`."""
         types: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
+        cell = partial(nn.OptimizedLSTMCell, recurrent_kernel_init=init_orthogonal, **types)
         bidirectional = nn.remat(nn.Bidirectional) if self.remat else nn.Bidirectional
         x: Any = frames
         for layer in range(self.size.layers):
-            forward = nn.OptimizedLSTMCell(self.size.cells, name=f"forward_{layer}", **types)
-            backward = nn.OptimizedLSTMCell(self.size.cells, name=f"backward_{layer}", **types)
+            forward = cell(self.size.cells, name=f"forward_{layer}")
+            backward = cell(self.size.cells, name=f"backward_{layer}")
             # The names are the same with remat, so a checkpoint can be resumed with or without it.
             x = bidirectional(nn.RNN(forward), nn.RNN(backward))(x)
         projected = nn.Dense(self.size.projection, name="projection", **types)(x)

@@ -252,9 +252,8 @@ def _find_gossiped(params: Any, old: GossipState, tx: optax.GradientTransformati
 
         def narrow(leaf: Any) -> jax.ShapeDtypeStruct:
             is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
-            return jax.ShapeDtypeStruct(
-                (1, *leaf.shape[1:]), jnp.bfloat16 if is_float else leaf.dtype
-            )
+            dtype = jnp.bfloat16 if is_float else jax.dtypes.canonicalize_dtype(leaf.dtype)
+            return jax.ShapeDtypeStruct((1, *leaf.shape[1:]), dtype)
 
         state = jax.eval_shape(Nodes(1).spmd(tx.init), jax.tree.map(narrow, params))
         new = gossip_state(state)

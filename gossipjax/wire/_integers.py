@@ -74,7 +74,11 @@ class IntegerCodec(Codec):
             words.append(self._pack_apart(array, start, scale, given, shape).ravel())
             scales.append(jax.lax.bitcast_convert_type(scale, WORD).ravel())
             start += math.prod(shape)
-        return concatenate_in_place([*words, *scales]) if words else jnp.zeros(0, WORD)
+        if not words:
+            return jnp.zeros(0, WORD)
+        # Computed once: XLA could round another way where it computes them again for the sender,
+        # which would then keep another rest than the receivers miss.
+        return jax.lax.optimization_barrier(concatenate_in_place([*words, *scales]))
 
     @property
     def _limit(self) -> int:

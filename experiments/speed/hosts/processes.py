@@ -148,7 +148,8 @@ def _require_no_failure(codes: Sequence[int | None], folder: Path) -> None:
     failed = [rank for rank, code in enumerate(codes) if code]
     if failed:
         text = "\n".join(_read_tail(rank, f"ended with {codes[rank]}", folder) for rank in failed)
-        port_in_use = any(sign in text.lower() for sign in PORT_IN_USE)
+        logs = [(folder / f"{rank}.log").read_text(errors="replace").lower() for rank in failed]
+        port_in_use = any(sign in log for sign in PORT_IN_USE for log in logs)
         raise (PortInUseError if port_in_use else HostFailedError)(text)
 
 

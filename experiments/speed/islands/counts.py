@@ -15,6 +15,7 @@ from experiments.speed.hlo import Computation, Instruction, parse_module
 PERMUTE = "collective-permute"
 LISTS = re.compile(r"(?:source_target_pairs|replica_groups)=\{((?:\{[\d,]*\},?)+)\}")
 GRID = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+MESH = re.compile(r"replica_groups=mesh\[((?:'[^']+'=\d+,?)+)\] \{((?:'[^']+',?)+)\}")
 
 
 class Traffic(NamedTuple):
@@ -75,12 +76,20 @@ def read_groups(attributes: str) -> list[list[int]]:
     [[0, 2], [2, 0]]
     >>> read_groups("replica_groups=[2,2]<=[2,2]T(1,0), dimensions={0}")
     [[0, 2], [1, 3]]
+    >>> read_groups("replica_groups=mesh['nodes'=2,'local'=2] {'nodes'}, dimensions={0}")
+    [[0, 2], [1, 3]]
 
     Raises:
-      ValueError: if they are written in neither form.
+      ValueError: if they are written in none of these forms.
     """
     if found := LISTS.search(attributes):
         return [parse_numbers(group) for group in re.findall(r"\{([\d,]*)\}", found[1])]
+    if found := MESH.search(attributes):
+        sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", found[1])}
+        axes = [list(sizes).index(name) for name in re.findall(r"'([^']+)'", found[2])]
+        devices = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
+        groups = np.moveaxis(devices, axes, range(len(axes)))
+        return groups.reshape(math.prod(groups.shape[: len(axes)]), -1).T.tolist()
     if not (found := GRID.search(attributes)):
         raise ValueError(
             f"a collective must name its devices, got {attributes[:200]}: XLA writes them in "
