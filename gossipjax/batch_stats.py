@@ -50,8 +50,8 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
     `allreduce`, the statistics are averaged exactly; under `outer` around a chain without gossip,
     they are averaged as it says, at every `every`-th step: that which uses the average of the last
     fragment. Statistics of the devices of a node, each of its part of the batch, are averaged
-    first, if the transform has a `local_axis_name`. Under
-    `gx.accumulate` they are mixed by the steps that make an update, and stay as they are at the others.
+    first, if the transform has a `local_axis_name`. Under `gx.accumulate` the steps that make an
+    update mix them; at the others they stay as they are.
 
     Args:
       stats: the statistics of this node, a tree of floating-point leaves `[...]`.

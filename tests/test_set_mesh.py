@@ -17,6 +17,8 @@ from modes import make_mesh
 import gossipjax as gx
 from gossipjax.checkpoint import Checkpoints, TrainState
 
+pytestmark = pytest.mark.smoke
+
 STEPS = 3
 LINE = jax.make_mesh((8,), ("nodes",))
 GRID = jax.make_mesh((4, 2), ("nodes", "fsdp"))

@@ -48,7 +48,13 @@ STYLES = {
 ALL_STYLES = ["static", "traced", "counted"]
 
 
-@pytest.mark.parametrize(("name", "mode", "n"), CASES)
+def mark_smoke(name, mode, n):
+    """One size of every algorithm on each backend is asked with every Python and JAX."""
+    is_smoke = n == 3 and name in NO_VARIANTS and mode != "shard_map_check_vma"
+    return pytest.param(name, mode, n, marks=[pytest.mark.smoke] if is_smoke else [])
+
+
+@pytest.mark.parametrize(("name", "mode", "n"), [mark_smoke(*case) for case in CASES])
 def test_equals_the_oracle_round_by_round(name, mode, n):
     compare_with_the_oracle(ROWS[name], mode, n, jnp.float32)
 

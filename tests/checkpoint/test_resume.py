@@ -78,6 +78,7 @@ class TestResume:
             assert checkpoints.resize_report is None
             assert checkpoints.resumed_from is None
 
+    @pytest.mark.smoke
     @pytest.mark.parametrize("nodes", PLACEMENTS.values(), ids=PLACEMENTS)
     def test_bit_for_bit(self, nodes, tmp_path):
         uninterrupted = train(make_start(nodes), nodes, 9)
@@ -99,6 +100,7 @@ class TestResume:
             state = train(state, nodes, 9, checkpoints)
         assert_equal_bits(state.arrays, uninterrupted.arrays)
 
+    @pytest.mark.smoke
     @pytest.mark.parametrize("nodes", [gx.Nodes(3), gx.Nodes(mesh=make_mesh(6))], ids=["3", "6"])
     def test_another_number_of_nodes(self, nodes, tmp_path):
         with Checkpoints(tmp_path, every=5) as checkpoints:
@@ -306,6 +308,7 @@ class TestSigterm:
             assert preempted.value.step == step
 
 
+@pytest.mark.smoke
 def test_two_processes_write_their_rows_and_agree(tmp_path):
     """On what is damaged, on one model, and to end when one of them is asked to."""
     with socket.create_server(("127.0.0.1", 0)) as server:

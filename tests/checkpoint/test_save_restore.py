@@ -149,6 +149,7 @@ def test_keeps_the_last_ones_and_restores_the_newest(tmp_path):
     assert names_in(folder) == ["10", "15"]
 
 
+@pytest.mark.smoke
 def test_a_checkpoint_on_disk(tmp_path):
     """The names that other programs read, and what is not there: static data."""
     tx = gx.sgp(gx.topology.ring(N))

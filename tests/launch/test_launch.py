@@ -33,6 +33,7 @@ from gossipjax.launch.supervisor._supervisor import Backoff
 __all__ = ["environment", "is_alive"]
 
 
+@pytest.mark.smoke
 def test_each_process_gets_its_environment_and_its_output_a_prefix():
     code = PROLOGUE + (
         "import json; print('to stderr', file=sys.stderr); print('one\\ntwo')\n"
@@ -143,6 +144,7 @@ def test_a_killed_reaper_costs_no_restart(tmp_path):
         wait_for(lambda: not any(map(is_alive, running)))
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_lets_the_processes_save(number, tmp_path):
     code = PROLOGUE + (
@@ -262,6 +264,7 @@ def test_more_than_fits_waits_for_the_reader(monkeypatch):
     os.close(sink)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("restarts", "status"), [(1, 5), (2, 0)])
 def test_restarts(restarts, status):
     code = PROLOGUE + "print('attempt', restart); sys.exit(5 if restart < 2 and rank == 1 else 0)"

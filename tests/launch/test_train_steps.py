@@ -201,6 +201,7 @@ def test_nodes_of_several_processes_with_a_sharded_model():
     assert job.stdout.count("islands over processes") == 1
 
 
+@pytest.mark.smoke
 def test_several_nodes_per_process():
     job = run_job(PROLOGUE + SEVERAL_PER_PROCESS, "--processes", 2)
     assert job.returncode == 0, job.stderr
