@@ -75,6 +75,7 @@ class TimedLoop:
         """Runs these steps on one batch, so that no timed step compiles."""
         for step in steps:
             self._state = jax.block_until_ready(self._train_step(step, self._state, self._batch))
+        self._step = len(steps)  # the updates that the state has counted
 
     def run(self, steps: int) -> float:
         """Runs the next `steps` steps; returns the seconds that they took, input included."""

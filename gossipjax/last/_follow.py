@@ -21,8 +21,9 @@ from gossipjax.last._marks import (
 from gossipjax.last._scope import (
     TRANSPARENT,
     Scope,
-    is_mask,
+    find_condition,
     is_negative,
+    is_under,
     is_value,
     name_parts,
     name_terms,
@@ -67,11 +68,12 @@ class _Leaf:
 class _Update(NamedTuple):
     """Marked updates as they are, or what is not one of them under a condition, plus `rest`.
 
-    `rest` counts the values that were added.
+    `rest` counts the values that were added; `condition` is that of a factor of 0 or 1.
     """
 
     leaves: frozenset[_Leaf]
     rest: frozenset[tuple[Any, int]] = frozenset()
+    condition: tuple[Any, bool] | None = None
 
 
 class _Changed(NamedTuple):
@@ -151,8 +153,9 @@ class _Follower:
         if name == "mul" and isinstance(operands[0] or operands[1], _Update):
             value, factor = operands if operands[0] else operands[::-1]
             atom = eqn.invars[1 if operands[0] else 0]
-            if factor is None and (is_value(atom, 1) or is_mask(scope, atom)):
-                return [value]
+            condition = None if factor else find_condition(scope, atom)
+            if condition or (factor is None and is_value(atom, 1)):
+                return [value._replace(condition=condition)]
         updates = [operand for operand in operands if isinstance(operand, _Update)]
         if name == "concatenate" and updates and not any(u.rest for u in updates):
             return [_Update(frozenset().union(*(u.leaves for u in updates)))]
@@ -244,14 +247,18 @@ class _Follower:
         """`a + b`, or `a - b`: of an update and its parameter, the new parameter."""
         sign = -1 if eqn.primitive.name == "sub" else 1
         value, other = (a, b) if isinstance(a, _Update | _Changed) else (b, a)
-        if isinstance(other, _New):
-            return other
-        terms = name_terms(scope, eqn.invars[1 if value is a else 0])
-        for leaf in value.leaves if isinstance(value, _Changed) and other is None else ():
-            if any(parts & leaf.params for parts in terms):
-                _refuse(leaf, self.changed.get(leaf))
-        if not isinstance(value, _Update) or other is not None or (sign < 0 and value is b):
+        if not isinstance(value, _Update | _Changed) or isinstance(other, _Update | _Changed):
             return self._change(eqn, [a, b])
+        terms = name_terms(scope, eqn.invars[1 if value is a else 0])
+        if isinstance(value, _Changed):
+            self._refuse_as_step(value, terms)
+            return value
+        if value.condition and sign > 0 and other is None:
+            name, holds = value.condition
+            if is_under(scope, eqn.invars[1 if value is a else 0], (name, not holds)):
+                return value  # one of the two, by a condition
+        if sign < 0 and value is b:
+            return self._change(eqn, [value])
         rest = collections.Counter(dict(value.rest))
         rest.update({parts: sign * count for parts, count in terms.items()})
         left = frozenset((parts, count) for parts, count in rest.items() if count)
@@ -259,8 +266,18 @@ class _Follower:
         if len(left) == count == 1 and all(parts & leaf.params for leaf in value.leaves):
             self.applied |= value.leaves
             return _New()
+        if len(terms) == 1:
+            self._refuse_as_step(value, terms)
+        if isinstance(other, _New):
+            return other
         self._change(eqn, [value])
         return _Update(value.leaves, left)
+
+    def _refuse_as_step(self, value: _Update | _Changed, terms: Any) -> None:
+        """Raises `ValueError` if what is added to a value that is not its update are parameters."""
+        for leaf in value.leaves:
+            if leaf in self.changed and any(parts & leaf.params for parts in terms):
+                _refuse(leaf, self.changed[leaf])
 
     def _change(self, eqn: Any, operands: Sequence[Value]) -> Value:
         """What an equation computes of updates that it does not keep."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ APPLIED = "gossipjax.applied"  # updates that a transform around it, such as gx.
 GRADIENTS = "gossipjax.gradients"  # those of a loss
 DESCENDED = "gossipjax.descended"  # what a gossip that is the optimizer takes for gradients
 
+UPDATE = re.compile(r"<locals>\.\w*update")  # of a transform
 LIBRARY = str(Path(__file__).parent.parent)
 
 
@@ -77,7 +79,7 @@ def describe(eqns: Sequence[Any]) -> str:
     names = [
         frame.function_name.split(".")[0]
         for frame in frames
-        if "/optax/" in frame.file_name and ".update" in frame.function_name
+        if "/optax/" in frame.file_name and UPDATE.search(frame.function_name)
     ]
     name = f"`{(names or [eqns[0].primitive.name])[0]}`"
     for frame in frames:

@@ -76,13 +76,22 @@ def name_terms(scope: Scope, atom: Any) -> dict[frozenset[Any], int]:
     return {name_parts(scope, eqn.invars[0]): 1, name_parts(scope, eqn.invars[1]): -1}
 
 
-def is_mask(scope: Scope, atom: Any) -> bool:
-    """Whether a value is 0 or 1, by a condition."""
+def find_condition(scope: Scope, atom: Any) -> tuple[Any, bool] | None:
+    """The condition under which a value is 1, or not 1, where it is else 0; None of others."""
     scope, atom, eqn = _find_root(scope, atom)
     if atom.aval.dtype == bool:
-        return True
-    is_complement = eqn.primitive.name == "sub" and is_value(eqn.invars[0], 1)
-    return is_complement and is_mask(scope, eqn.invars[1])
+        return _name_value(scope, atom), True
+    if eqn.primitive.name == "sub" and is_value(eqn.invars[0], 1):
+        condition = find_condition(scope, eqn.invars[1])
+        return condition and (condition[0], not condition[1])
+    return None
+
+
+def is_under(scope: Scope, atom: Any, condition: tuple[Any, bool]) -> bool:
+    """Whether a value is a product with such a factor."""
+    scope, _, eqn = _find_root(scope, atom)
+    is_product = eqn.primitive.name == "mul"
+    return is_product and any(find_condition(scope, a) == condition for a in eqn.invars)
 
 
 def is_negative(scope: Scope, atom: Any) -> bool:

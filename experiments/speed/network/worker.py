@@ -184,6 +184,8 @@ def compile_rows(worker: Worker, model: CalibratedModel) -> dict[str, Callable[[
         for step in sorted({row.canonical_step(step) for step in range(config.iterations)}):
             worker.report_progress(f"compiling {row.name}, step {step}")
             jax.block_until_ready(trainer.run_step(step))
+        if isinstance(trainer, RowTrainer):
+            trainer.start_anew()
         jobs[row.name] = trainer.run_step
     return jobs
 

@@ -242,27 +242,39 @@ def canonical_steps(opt_state: optax.OptState) -> list[int]:
 def start_at(opt_state: optax.OptState, step: int) -> Any:
     """Returns the state of a loop that starts or jumps to `step`: its count follows from now on.
 
-    Under overlap the messages in flight are delivered by the round before, so a state that has
-    counted updates must go on where it was. One that has counted none starts at any step. Reads the
-    count on the host: call it where a loop starts or jumps, not at every step.
+    A state has counted its updates, so a smaller step is one of a loop that counts from 0 again:
+    its rounds, and outer steps, start anew before they have all come. Under overlap the messages in
+    flight are delivered by the round before, so a state that has counted updates must go on where
+    it was, forwards as well. One that has counted none starts at any step. Reads the count on the
+    host: call it where a loop starts or jumps, not at every step.
 
     Raises:
-      ValueError: if messages in flight would be delivered by another round than their own.
+      ValueError: if the state has counted more updates than `step` and other steps than those due
+        would follow, or messages in flight would be delivered by another round than their own.
     """
     every = accumulation_plan(opt_state).every
     update = step // every
     outer = outer_state(opt_state)
-    if outer is not None and outer.plan.delay:
-        _require_outer_start(outer, update, every)
-    state = gossip_state(opt_state)
-    if state is None or not state.overlap:
+    gossip = gossip_state(opt_state)
+    plan = step_plan(opt_state).of_updates
+    overlap = gossip is not None and gossip.overlap
+    if plan.cycle == (0, 1) and not overlap:  # all steps are alike
         return opt_state
+    state = outer or gossip
+    assert state is not None
     count = _read_count(state.count)
     if count is None or count == update:
         return opt_state
-    if count == 0:
-        return replace_gossip_state(opt_state, count=state.count + np.int32(update))
-    if state.plan.canonical_step(update) != state.plan.canonical_step(count):
+    if count == 0 and overlap:
+        return replace_gossip_state(opt_state, count=gossip.count + np.int32(update))
+    if count > update and not plan.goes_on_alike(update, count):
+        raise ValueError(
+            f"step must be {count * every} or more, as the state has counted {count} updates, got "
+            f"{step}, from which on rounds and outer steps would come again before those that are "
+            "due: count through, step = epoch * steps_per_epoch + k. A new run starts with a new "
+            "state, and one that is resumed at the step at which its state was saved."
+        )
+    if overlap and gossip.plan.canonical_step(update) != gossip.plan.canonical_step(count):
         raise ValueError(
             f"step must be {count * every}, or one with the same rounds before it, as the state of "
             f"an algorithm with overlap has counted {count} updates and its messages in flight are "
@@ -272,25 +284,10 @@ def start_at(opt_state: optax.OptState, step: int) -> Any:
     return opt_state
 
 
-def _require_outer_start(outer: OuterState, update: int, accumulate: int) -> None:
-    """Raises `ValueError` if the outer gradients that wait are those of steps to come.
-
-    Fewer updates than steps are counted where steps were skipped.
-    """
-    count = _read_count(outer.count)
-    if count is not None and count > update and (count - update) % outer.plan.every:
-        period = outer.plan.every * accumulate
-        raise ValueError(
-            f"step must be {count * accumulate}, or differ from it by a multiple of {period}, "
-            f"as the state of outer with a delay has counted {count} updates and holds what was "
-            f"sent before, got {update * accumulate}: pass the step at which the state was saved."
-        )
-
-
 def _read_count(count: Any) -> int | None:
     """The number of updates of all nodes; None if it is traced."""
+    if isinstance(count, jax.core.Tracer):
+        return None
     if isinstance(count, jax.Array):
-        if not hasattr(count, "addressable_shards"):
-            return None
         count = jax.device_get(count.addressable_data(0))
     return int(np.max(np.asarray(count)))

@@ -160,6 +160,20 @@ class StepPlan:
         """The plan of the chain inside `gx.accumulate`, whose steps are updates."""
         return dataclasses.replace(self, accumulation=EVERY_STEP)
 
+    @property
+    def cycle(self) -> tuple[int, int]:
+        """The step from which on all repeats, and after how many steps."""
+        start, length = self.exchange.cycle
+        if self.outer is None:
+            return start, length
+        outer_start, outer_length = self.outer.cycle
+        return max(start, outer_start), math.lcm(length, outer_length)
+
+    def goes_on_alike(self, step: int, other: int) -> bool:
+        """Whether the steps from `step` on are those from `other` on."""
+        start, length = self.cycle
+        return step == other or (min(step, other) >= start and (step - other) % length == 0)
+
     def canonical_step(self, step: int) -> int:
         """The smallest step with the same compiled program as `step`; see `gx.canonical_step`."""
         if self.accumulation.every > 1:
@@ -202,9 +216,7 @@ class _Cycle(NamedTuple):
 def _find_cycle(exchange: ExchangePlan, outer: OuterPlan) -> _Cycle | None:
     """None if one cycle of both is longer than `MAX_STEPS`."""
     gossip_start, gossip_length = exchange.cycle
-    outer_start, outer_length = outer.cycle
-    start = max(gossip_start, outer_start)
-    length = math.lcm(gossip_length, outer_length)
+    start, length = StepPlan(exchange, outer).cycle
     if start + length > MAX_STEPS:
         return None
     steps = np.arange(start + length)

@@ -130,7 +130,12 @@ class RowTrainer:
     def __init__(self, model: CalibratedModel, tx: optax.GradientTransformationExtraArgs):
         self._model = model
         self._train_step = gx.TrainStep(compute_gradients, tx, nodes=model.nodes)
-        self._opt_state = model.nodes.run(tx.init, model.params)
+        self._tx = tx
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """Makes a new optimizer state, of no updates: the next step may be any."""
+        self._opt_state = self._model.nodes.run(self._tx.init, self._model.params)
 
     def run_step(self, step: int) -> Any:
         """Runs one iteration; returns the parameters and the optimizer state after it."""
