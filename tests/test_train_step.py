@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from modes import make_mesh
 
 import gossipjax as gx
+from gossipjax.algorithms.frame.chain import start_at
 from gossipjax.spmd.program import Program
 
 N = 8
@@ -399,3 +400,73 @@ class TestBadInput:
         train_step = gx.TrainStep(gradients, gx.osgp(SCHEDULE, 1), nodes=nodes)
         with pytest.raises(ValueError, match=r"state of osgp must .* overlap, 1, got one of 2"):
             train_step(0, jnp.ones(N), opt_state, jnp.ones(N))
+
+
+def count_updates(tx, updates):
+    """The state of `tx` after so many updates."""
+    state = gx.spmd(tx.init, nodes=4)(jnp.ones((4, 3)))
+    return jax.tree_util.tree_map_with_path(
+        lambda path, x: jnp.full_like(x, updates) if "count" in str(path[-1]) else x, state
+    )
+
+
+EVERY = gx.sgp(gx.topology.ring(4).every(20, phase=19))
+SWITCHED = gx.sgp(
+    gx.topology.piecewise({0: gx.topology.complete(4), 9: gx.topology.one_peer_exponential(4)})
+)
+OUTER = gx.outer(optax.sgd(0.1), optax.sgd(1.0), every=20)
+
+
+@pytest.mark.parametrize(
+    ("tx", "updates", "step"),
+    [
+        (OUTER, 15, 0),  # epochs of 15 steps never come to the average
+        (gx.outer(optax.chain(optax.sgd(0.1), EVERY), optax.sgd(1.0), every=20), 15, 0),
+        (gx.apply_if_finite(OUTER), 14, 0),
+        (EVERY, 15, 0),
+        (EVERY, 25, 0),  # an exchange every 25 steps
+        (EVERY, 40, 30),
+        (SWITCHED, 8, 0),
+        (SWITCHED, 20, 0),
+        (gx.sgp(gx.topology.one_peer_exponential(4)), 15, 0),
+        (gx.osgp(gx.topology.one_peer_exponential(4)), 15, 0),
+    ],
+)
+def test_steps_that_are_counted_anew_in_every_epoch_are_refused(tx, updates, step):
+    message = rf"step must be {updates} or more, .* got {step}, .* epoch \* steps_per_epoch \+ k"
+    with pytest.raises(ValueError, match=message):
+        start_at(count_updates(tx, updates), step)
+
+
+@pytest.mark.parametrize(
+    ("tx", "updates", "step"),
+    [
+        (OUTER, 0, 0),  # a new run
+        (OUTER, 0, 7),
+        (OUTER, 15, 15),  # resumed where it was saved
+        (OUTER, 14, 15),  # a step was skipped
+        (OUTER, 40, 0),  # whole periods
+        (EVERY, 20, 0),
+        (EVERY, 0, 33),
+        (SWITCHED, 21, 11),
+        (gx.sgp(gx.topology.one_peer_exponential(4)), 16, 0),
+        (gx.sgp(gx.topology.ring(4)), 15, 0),  # all steps are alike
+        (gx.osgp(gx.topology.ring(4)), 15, 0),
+        (optax.sgd(0.1), 15, 0),
+    ],
+)
+def test_steps_that_go_on_alike_are_right(tx, updates, step):
+    state = count_updates(tx, updates)
+    assert jax.tree.structure(start_at(state, step)) == jax.tree.structure(state)
+
+
+def test_a_loop_that_counts_anew_in_every_epoch():
+    nodes = gx.Nodes(4)
+    train_step = gx.TrainStep(lambda z: (z, ()), EVERY, nodes=nodes)
+    for _ in range(2):  # runs, each with a state of its own
+        z, state = nodes.init(EVERY, jnp.ones(3))
+        for step in range(2):
+            z, state, _ = train_step(step, z, state)
+    with pytest.raises(ValueError, match=r"step must be 2 or more"):
+        train_step(0, z, state)
+    train_step(2, z, state)

@@ -423,13 +423,6 @@ def test_mixing_of_anything_that_is_sharded():
         assert "all-gather" not in program.lower(step, stacked).compile().as_text()
 
 
-def test_gossip_is_last_in_a_chain_also_where_it_is_sharded():
-    wrong = optax.chain(gx.sharded(gx.sgp(gx.topology.ring(4)), FSDP), optax.sgd(0.1, momentum=0.9))
-    nodes, (params, state) = start(FSDP_MESH, wrong)
-    with pytest.raises(ValueError, match="gossip must be last in a chain"):
-        train(nodes, wrong, params, state, range(1))
-
-
 def test_a_message_beside_the_step():
     """As `TrainStep` runs it on CPU over processes: on a mesh without axes inside the nodes."""
     tx = make_chain(FSDP)

@@ -87,19 +87,8 @@ ROWS += calls(
     [None, 1.5],
     "argument numbers",
 )
-SGD = optax.sgd(0.1)
 MOMENTUM = optax.sgd(0.1, momentum=0.9)
 RING = gx.topology.ring(NODES.size)
-ROWS += calls(
-    "TrainStep gossip before an optimizer",
-    lambda tx: train(double, tx=tx),
-    [
-        optax.chain(gx.gradient_tracking(RING), SGD),
-        optax.chain(gx.sgp(RING), optax.adam(0.1)),
-        gx.outer(optax.chain(gx.dpsgd(RING), SGD), SGD, 2),
-    ],
-    "gossip must be last in a chain",
-)
 ROWS += calls(
     "TrainStep momentum before its own",
     lambda gossip: train(double, tx=optax.chain(MOMENTUM, gossip)),
