@@ -123,10 +123,14 @@ def test_a_static_step_needs_no_conditional_and_a_traced_one_has_one():
 
 
 @pytest.mark.parametrize("every", [2, 4])
-def test_multi_steps_exchange_once_per_emitted_update(every):
+@pytest.mark.parametrize("way", ["accumulate", "MultiSteps"])
+def test_accumulation_exchanges_once_per_update(way, every):
     schedule = gx.topology.one_peer_exponential(N)
     inner = optax.MultiSteps(optax.sgd(0.1), every).gradient_transformation()
-    tx = optax.chain(promoting(inner), gx.sgp(schedule.every(every, phase=every - 1)))
+    tx = {
+        "accumulate": gx.accumulate(optax.chain(optax.sgd(0.1), gx.sgp(schedule)), every),
+        "MultiSteps": optax.chain(promoting(inner), gx.sgp(schedule.every(every, phase=every - 1))),
+    }[way]
     params = {"w": jnp.ones((N, 4))}
     state = gx.spmd(tx.init, mesh=make_mesh(N))(params)
     program = make_train_step(tx)

@@ -33,9 +33,9 @@ def make_targets(dtype=jnp.float32):
     return jnp.asarray(np.random.default_rng(0).normal(size=(N, 5)), dtype)
 
 
-def train(gossip, nodes, steps=9, dtype=jnp.float32, overlap_in_thread=None):
+def train(gossip, nodes, steps=9, dtype=jnp.float32, overlap_in_thread=None, around=lambda tx: tx):
     """A quadratic per node: the train step, its state, and all models and losses."""
-    tx = optax.chain(optax.sgd(0.1, momentum=0.9), gossip)
+    tx = around(optax.chain(optax.sgd(0.1, momentum=0.9), gossip))
     train_step = gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=overlap_in_thread)
     targets = make_targets(dtype)
     z, opt_state = nodes.init(tx, jnp.zeros(5, dtype))
@@ -126,6 +126,44 @@ COMBINE_WHILE_ADAPTING = {
 )
 def test_the_thread_changes_no_method_that_combines_while_it_adapts(gossip, nodes):
     assert_the_thread_changes_nothing(gossip, nodes, tolerance=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("gossip", "around"),
+    [
+        (gx.osgp(SCHEDULE, 2), lambda tx: tx),
+        (gx.osgp(RANDOM), lambda tx: tx),
+        (gx.dpsgd(gx.topology.ring(N)), lambda tx: tx),
+        (gx.osgp(SCHEDULE), lambda tx: gx.outer(tx, optax.sgd(1.0), 2)),
+        (optax.identity(), lambda tx: gx.outer(tx, optax.sgd(0.7, 0.9), 2, delay=1)),
+        (optax.identity(), lambda tx: gx.outer(tx, optax.sgd(1.0), 3, delay=2)),
+    ],
+    ids=["osgp", "random", "dpsgd", "outer around osgp", "outer, delay 1", "outer, delay 2"],
+)
+def test_the_thread_changes_no_method_that_accumulates(gossip, around):
+    assert_the_thread_changes_nothing(
+        gossip, gx.Nodes(N), steps=14, around=lambda tx: gx.accumulate(around(tx), 2)
+    )
+
+
+def test_a_run_with_a_thread_goes_on_between_updates():
+    """Messages and averages in flight at any step are those of the updates before."""
+    nodes = gx.Nodes(N)
+    for inner in (
+        optax.chain(optax.sgd(0.1), gx.osgp(SCHEDULE, 2)),
+        gx.outer(optax.sgd(0.1), optax.sgd(0.7), 2, delay=1),
+    ):
+        tx = gx.accumulate(inner, 3)
+        models = []
+        for restarts in ((), (4, 8, 11)):
+            train_step = gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=True)
+            z, opt_state = nodes.init(tx, jnp.zeros(5))
+            for step in range(15):
+                if step in restarts:
+                    train_step = gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=True)
+                z, opt_state, _ = train_step(step, z, opt_state, make_targets() + step)
+            models.append(np.asarray(z))
+        np.testing.assert_allclose(*models, rtol=1e-5, atol=1e-6)
 
 
 def test_the_exchange_is_traced_here_and_run_on_another_thread(monkeypatch):

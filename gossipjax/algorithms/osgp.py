@@ -88,7 +88,7 @@ def osgp(
 
     `update` takes `step=` as in `sgp`, and steps must follow one another: a message is delivered by
     the round before. `gx.canonical_step(opt_state, k)` gives the static ones. Where steps are
-    skipped (the whole chain inside `optax.MultiSteps`), leave `step` out: other rounds than their
+    skipped (the whole chain inside `gx.apply_if_finite`), leave `step` out: other rounds than their
     own would return messages to their senders.
 
     Raises:

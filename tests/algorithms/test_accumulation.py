@@ -3,6 +3,8 @@
 A cell is `=` where the parameters after every update are, to 1e-12, those of one update of the mean
 gradient, which the chain itself makes, with nothing accumulated and steps counted. It is `refused`
 where a `ValueError` says what to do instead.
+
+Loops: of one's own with a traced step, and with `gx.canonical_step`, static; and `gx.TrainStep`.
 """
 
 import functools
@@ -27,7 +29,7 @@ IRREGULAR = gx.topology.from_matrices(oracle.column_stochastic(np.random.default
 NODES = {"vmap": gx.Nodes(N), "mesh": gx.Nodes(mesh=make_mesh(N))}
 ALGORITHMS = [name for name in NO_VARIANTS if name not in ("sgp, int8", "choco, top_k")]
 OPTIMIZERS = [name for name in ROWS if name.startswith(("quasi_global", "mixed_momentum"))]
-LOOPS = ("traced", "TrainStep", "static")  # the last compiles what the one before has
+LOOPS = ("traced", "step", "static")  # the last compiles what the one before has
 WAYS = {
     "plain": lambda tx: tx,
     "accumulate": lambda tx: gx.accumulate(tx, EVERY),
@@ -58,7 +60,7 @@ def make_chains():
     nesterov = optax.sgd(0.7, 0.9, nesterov=True)
     pairs = gx.topology.random_pairs(N, rounds=3, seed=0)
     return {name: make_chain_of_row(name) for name in ALGORITHMS} | {
-        "sgp, combine-while-adapting": optax.chain(sgd, gx.sgp(SCHEDULE, "combine-while-adapting")),
+        "sgp, cwa": optax.chain(sgd, gx.sgp(SCHEDULE, "combine-while-adapting")),
         "sgp, local steps": optax.chain(sgd, gx.sgp(SCHEDULE.every(2))),
         "adamw, clipped": optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.1), sgp),
         "inject_hyperparams": optax.chain(
@@ -68,9 +70,9 @@ def make_chains():
         "multi_transform": optax.multi_transform(
             {"x": local, "y": optax.adam(0.1)}, {"kernel": "x", "bias": "y"}
         ),
-        "apply_if_finite before": optax.chain(gx.apply_if_finite(sgd), sgp),
-        "apply_if_finite around": gx.apply_if_finite(local),
-        "apply_if_finite around osgp": gx.apply_if_finite(optax.chain(sgd, gx.osgp(SCHEDULE))),
+        "finite before sgp": optax.chain(gx.apply_if_finite(sgd), sgp),
+        "finite around sgp": gx.apply_if_finite(local),
+        "finite around osgp": gx.apply_if_finite(optax.chain(sgd, gx.osgp(SCHEDULE))),
         "outer, local": gx.outer(optax.adam(0.1), nesterov, 2),
         "outer, delay": gx.outer(sgd, nesterov, 2, delay=1),
         "outer, fragments": gx.outer(sgd, nesterov, 2, fragments=2, delay=1, mix=0.5),
@@ -194,44 +196,44 @@ def compare(models, expected):
 
 
 TABLE = """
-                            plain                         accumulate                    MultiSteps
-                            traced    TrainStep static    traced    TrainStep static    traced    TrainStep static
-allreduce                   =         =         =         =         =         =         =         =         =
-dpsgd                       =         =         =         =         =         =         refused   refused   refused
-dpsgd, adapt-then-combine   =         =         =         =         =         =         refused   refused   refused
-sgp                         =         =         =         =         =         =         refused   refused   refused
-choco, random_k             =         =         =         =         =         =         refused   refused   refused
-deepsqueeze                 =         =         =         =         =         =         refused   refused   refused
-osgp 1                      =         =         =         =         =         =         refused   refused   refused
-osgp 2                      =         =         =         =         =         =         refused   refused   refused
-osgp 1, biased              =         =         =         =         =         =         refused   refused   refused
-adpsgd                      =         =         =         =         =         =         refused   refused   refused
-d1d_psgd                    =         =         =         =         =         =         refused   refused   refused
-easgd                       =         =         =         =         =         =         refused   refused   refused
-gradient_tracking           =         =         =         =         =         =         refused   refused   refused
-d2                          =         =         =         =         =         =         refused   refused   refused
-quasi_global                =         =         =         =         =         =         refused   refused   refused
-mixed_momentum              =         =         =         =         =         =         refused   refused   refused
-quasi_global_adam           =         =         =         =         =         =         refused   refused   refused
-relay                       =         =         =         =         =         =         refused   refused   refused
-sgp, combine-while-adapting =         =         =         =         =         =         refused   refused   refused
-sgp, local steps            =         =         =         =         =         =         refused   refused   refused
-adamw, clipped              =         =         =         =         =         =         refused   refused   refused
-inject_hyperparams          =         =         =         =         =         =         refused   refused   refused
-masked                      =         =         =         =         =         =         refused   refused   refused
-multi_transform             =         =         =         =         =         =         refused   refused   refused
-apply_if_finite before      =         =         =         =         =         =         refused   refused   refused
-apply_if_finite around      =         =         =         =         =         =         refused   refused   refused
-apply_if_finite around osgp refused   refused   refused   refused   refused   refused   refused   refused   refused
-outer, local                =         =         =         =         =         =         refused   refused   refused
-outer, delay                =         =         =         =         =         =         refused   refused   refused
-outer, fragments            =         =         =         =         =         =         refused   refused   refused
-outer, average=schedule     =         =         =         =         =         =         refused   refused   refused
-outer, average="none"       =         =         =         =         =         =         refused   refused   refused
-outer, reset_inner          =         =         =         =         =         =         refused   refused   refused
-outer around sgp            =         =         =         =         =         =         refused   refused   refused
-outer around osgp           =         =         =         =         =         =         refused   refused   refused
-outer around dpsgd          =         =         =         =         =         =         refused   refused   refused
+                          plain                   accumulate              MultiSteps
+                          traced  step    static  traced  step    static  traced  step    static
+allreduce                 =       =       =       =       =       =       =       =       =
+dpsgd                     =       =       =       =       =       =       refused refused refused
+dpsgd, adapt-then-combine =       =       =       =       =       =       refused refused refused
+sgp                       =       =       =       =       =       =       refused refused refused
+choco, random_k           =       =       =       =       =       =       refused refused refused
+deepsqueeze               =       =       =       =       =       =       refused refused refused
+osgp 1                    =       =       =       =       =       =       refused refused refused
+osgp 2                    =       =       =       =       =       =       refused refused refused
+osgp 1, biased            =       =       =       =       =       =       refused refused refused
+adpsgd                    =       =       =       =       =       =       refused refused refused
+d1d_psgd                  =       =       =       =       =       =       refused refused refused
+easgd                     =       =       =       =       =       =       refused refused refused
+gradient_tracking         =       =       =       =       =       =       refused refused refused
+d2                        =       =       =       =       =       =       refused refused refused
+quasi_global              =       =       =       =       =       =       refused refused refused
+mixed_momentum            =       =       =       =       =       =       refused refused refused
+quasi_global_adam         =       =       =       =       =       =       refused refused refused
+relay                     =       =       =       =       =       =       refused refused refused
+sgp, cwa                  =       =       =       =       =       =       refused refused refused
+sgp, local steps          =       =       =       =       =       =       refused refused refused
+adamw, clipped            =       =       =       =       =       =       refused refused refused
+inject_hyperparams        =       =       =       =       =       =       refused refused refused
+masked                    =       =       =       =       =       =       refused refused refused
+multi_transform           =       =       =       =       =       =       refused refused refused
+finite before sgp         =       =       =       =       =       =       refused refused refused
+finite around sgp         =       =       =       =       =       =       refused refused refused
+finite around osgp        refused refused refused refused refused refused refused refused refused
+outer, local              =       =       =       =       =       =       refused refused refused
+outer, delay              =       =       =       =       =       =       refused refused refused
+outer, fragments          =       =       =       =       =       =       refused refused refused
+outer, average=schedule   =       =       =       =       =       =       refused refused refused
+outer, average="none"     =       =       =       =       =       =       refused refused refused
+outer, reset_inner        =       =       =       =       =       =       refused refused refused
+outer around sgp          =       =       =       =       =       =       refused refused refused
+outer around osgp         =       =       =       =       =       =       refused refused refused
+outer around dpsgd        =       =       =       =       =       =       refused refused refused
 """
 
 
@@ -267,10 +269,10 @@ def make_columns(way, nodes):
 def test_accumulation_is_one_update_of_the_mean_gradient_or_refused(place):
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         columns = [column for way in WAYS for column in make_columns(way, NODES[place])]
-    lines = [f"{'':28}{''.join(f'{way:30}' for way in WAYS)}".rstrip()]
-    lines.append(f"{'':28}{''.join(f'{loop:10}' for loop in LOOPS * len(WAYS))}".rstrip())
-    rows = {name: "".join(f"{column[name]:10}" for column in columns) for name in CHAINS}
-    lines += [f"{name:28}{cells}".rstrip() for name, cells in rows.items()]
+    lines = [f"{'':26}{''.join(f'{way:24}' for way in WAYS)}".rstrip()]
+    lines.append(f"{'':26}{''.join(f'{loop:8}' for loop in LOOPS * len(WAYS))}".rstrip())
+    rows = {name: "".join(f"{column[name]:8}" for column in columns) for name in CHAINS}
+    lines += [f"{name:26}{cells}".rstrip() for name, cells in rows.items()]
     table = "\n".join(["", *lines, ""])
     print(table)
     assert table == TABLE

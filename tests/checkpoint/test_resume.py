@@ -19,7 +19,7 @@ from promotion import promoting
 from short_runs import assert_equal_bits, average_densely
 
 import gossipjax as gx
-from gossipjax.checkpoint import Checkpoints, Preempted, TrainState
+from gossipjax.checkpoint import Checkpoints, Preempted, TrainState, change_nodes
 
 ROOT = Path(__file__).parent.parent.parent
 N = 4
@@ -31,6 +31,55 @@ ALGORITHMS = {"osgp": lambda n: gx.osgp(gx.topology.random_peer(n, 3, seed=1)), 
 def make_tx(metadata):
     algorithm = ALGORITHMS[metadata.get("algorithm", "osgp")]
     return optax.chain(optax.sgd(0.1, momentum=0.9), algorithm(metadata["nodes"]))
+
+
+def make_accumulating(every):
+    return gx.accumulate(optax.chain(optax.sgd(0.1, 0.9), gx.osgp(gx.topology.ring(N))), every)
+
+
+class TestAccumulation:
+    @staticmethod
+    def train(tx, state, steps):
+        def gradients(z, batch):
+            return z - batch, ()
+
+        train_step = gx.TrainStep(gradients, tx, nodes=NODES)
+        z, opt_state = state.params, state.opt_state
+        for k in range(state.step, steps):
+            batch = np.random.default_rng(k).normal(size=(N, 3)).astype(np.float32)
+            z, opt_state, _ = train_step(k, z, opt_state, batch)
+        return state._replace(step=steps, params=z, opt_state=opt_state)
+
+    def start(self, every):
+        return TrainState(0, *NODES.init(make_accumulating(every), jnp.zeros(3)), metadata={})
+
+    @pytest.mark.parametrize("step", [4, 5, 6])
+    def test_resumes_at_any_step(self, step, tmp_path):
+        tx = make_accumulating(3)
+        with Checkpoints(tmp_path, every=1) as checkpoints:
+            state = self.train(tx, self.start(3), step)
+            checkpoints.after(state, last=True)
+        with Checkpoints(tmp_path) as checkpoints:
+            resumed = checkpoints.resume(self.start(3), NODES, lambda metadata: tx)
+        assert resumed.step == step
+        expected = self.train(tx, state, 9)
+        assert_equal_bits(self.train(tx, resumed, 9).arrays, expected.arrays)
+
+    def test_another_every_is_noticed(self, tmp_path):
+        with Checkpoints(tmp_path, every=1) as checkpoints:
+            checkpoints.after(self.train(make_accumulating(3), self.start(3), 4), last=True)
+        message = r"accumulate.every: 2, as this run, got .*accumulate.every: 3. It is of another"
+        with Checkpoints(tmp_path) as checkpoints, pytest.raises(ValueError, match=message):
+            checkpoints.resume(self.start(2), NODES, lambda metadata: make_accumulating(2))
+
+    def test_other_nodes_go_on_with_the_mean_of_the_sums(self):
+        state = self.train(make_accumulating(3), self.start(3), 5)
+        ring = gx.topology.ring(N + 2)
+        tx = gx.accumulate(optax.chain(optax.sgd(0.1, 0.9), gx.osgp(ring)), 3)
+        _, new, _ = change_nodes(state.params, state.opt_state, tx, N + 2)
+        np.testing.assert_array_equal(new.pending, np.full(N + 2, 2))
+        mean = np.mean(state.opt_state.total, axis=0)
+        np.testing.assert_allclose(new.total, np.tile(mean, (N + 2, 1)), rtol=1e-6)
 
 
 def make_start(nodes, **metadata):
