@@ -166,6 +166,19 @@ def test_a_run_with_a_thread_goes_on_between_updates():
         np.testing.assert_allclose(*models, rtol=1e-5, atol=1e-6)
 
 
+def test_steps_that_leave_an_update_half_done_are_refused():
+    """A number that starts again with every epoch, of no whole number of updates."""
+    tx = gx.accumulate(optax.chain(optax.sgd(0.1), gx.dpsgd(gx.topology.ring(N))), 4)
+    nodes = gx.Nodes(N)
+    train_step = gx.TrainStep(gradients, tx, nodes=nodes)
+    z, opt_state = nodes.init(tx, jnp.zeros(5))
+    for step in range(2, 6):  # a run may start anywhere
+        z, opt_state, _ = train_step(step, z, opt_state, make_targets())
+    with pytest.raises(ValueError, match="one after 2 others of its update, got 0: their"):
+        train_step(0, z, opt_state, make_targets())
+    train_step(10, z, opt_state, make_targets())
+
+
 def test_the_exchange_is_traced_here_and_run_on_another_thread(monkeypatch):
     """A thread has none of the caller's JAX context, such as x64, matrix precision or mesh."""
     traced = []
