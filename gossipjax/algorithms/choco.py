@@ -106,19 +106,18 @@ def choco(
         parts = {name: Extra(zeros_like_model(params)) for name in ("known", "difference")}
         return state._replace(extra=parts)
 
-    def mix_copies(y: Any, difference: Any) -> Any:
-        return jax.tree.map(lambda y, d: y + gamma * d, y, difference)
-
     def exchange(round_: Round, operands: tuple[Any, Any, Any, jax.Array]) -> tuple[Any, Any, Any]:
         y, known, difference, count = operands
         if round_.is_identity:
             return y, known, difference
-        x = mix_copies(y, difference) if copies == "previous" else y
+        x = _add_scaled(y, gamma, difference) if copies == "previous" else y
         change = jax.tree.map(jnp.subtract, x, known)
         sent, mixed = mix_encoded(change, round_, wire, wire.make_key(count))
         known = jax.tree.map(jnp.add, known, sent)
         difference = jax.tree.map(lambda d, p, q: d + (p - q), difference, mixed, sent)
-        return x if copies == "previous" else mix_copies(y, difference), known, difference
+        if copies == "updated":
+            x = _add_scaled(y, gamma, difference)
+        return x, known, difference
 
     def combine(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
@@ -132,6 +131,10 @@ def choco(
         return Combined(x, state._replace(extra=extra))
 
     return gossip_transform("choco", plan, init, combine)
+
+
+def _add_scaled(y: Any, gamma: float, difference: Any) -> Any:
+    return jax.tree.map(lambda y, d: y + gamma * d, y, difference)
 
 
 def _require_static(schedule: Schedule) -> None:

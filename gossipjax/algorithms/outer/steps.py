@@ -12,7 +12,6 @@ import optax
 
 from gossipjax.algorithms.frame.accumulation import accumulation_state
 from gossipjax.algorithms.frame.chain import (
-    exchange_plan,
     gossip_state,
     outer_state,
     replace_gossip_state,
@@ -63,7 +62,7 @@ class OuterSteps:
         gossip = gossip_state(inner)
         local = self._local().init(params) if gossip is None else None
         self._require_inner(inner, gossip, params)
-        require_agreement(plan, self.outer_tx, exchange_plan(inner))
+        require_agreement(plan, self.outer_tx, ExchangePlan() if gossip is None else gossip.plan)
         is_exact = plan.average == "exact"
         axis_name = plan.wire.axis_name
         anchor = common_model(params, axis_name if is_exact else None)

@@ -25,7 +25,7 @@ from gossipjax.algorithms.uneven_data._optimizers import (
 )
 from gossipjax.collectives import StepLike, mix, model_norm
 from gossipjax.topology.schedule import Schedule
-from gossipjax.topology.stability import Recurrence, require_stable
+from gossipjax.topology.spectra.stability import Recurrence, require_stable
 from gossipjax.wire import Codec
 
 MIN_NORM = 1e-8  # is added to a norm that divides, as in the authors' code
@@ -129,7 +129,8 @@ def _require_stable(schedule: Schedule, momentum: Any, mu: Any, nesterov: bool) 
     `n' = mu n + (1 - mu) (x - x')`, whatever the rate.
     """
     try:
-        b, mu = float(momentum), float(mu)
+        b = float(momentum)
+        mu = float(mu)
     except jax.errors.ConcretizationTypeError:
         return
     if nesterov:
@@ -160,10 +161,10 @@ def quasi_global_adam(
         d = (x - x') / (|x - x'| + 1e-8);    m <- b1 m + (1 - b1) d;    v <- b2 v + (1 - b2) d^2
 
     `|x - x'|` is the norm over all leaves of this node. The correction of the bias, by `1 - b^t`,
-    and 1e-8 are those of the authors' released code. That weighs the gradient by 1 instead, `mh = b1
-    m + g`, ten times as much at `b1 = 0.9`: `gradient_weight=1.0`. `mh` and `vh` are not kept. The state is a
-    `GossipState` with `extra["mean"]` and `extra["square"]`, which are averaged on a change of
-    nodes.
+    and 1e-8 are those of the authors' released code. That code weighs the gradient by 1 instead,
+    ten times as much at `b1 = 0.9`: `mh = b1 m + g` is `gradient_weight=1.0`. `mh` and `vh` are not
+    kept. The state is a `GossipState` with `extra["mean"]` and `extra["square"]`, which are
+    averaged on a change of nodes.
 
     Args:
       schedule: a doubly stochastic schedule.

@@ -79,7 +79,8 @@ def growth_of_differences(recurrence: Recurrence) -> float:
     >>> round(growth_of_differences(Recurrence(((0.0,),), ((1.0,),), ring)), 2)  # x <- P x
     0.71
     """
-    schedule, between = recurrence.schedule, recurrence.between
+    schedule = recurrence.schedule
+    between = recurrence.between
     if between is not None and between.size > MAX_DENSE_NODES:
         return math.nan
     if schedule is not None:
