@@ -1,5 +1,6 @@
 """Train steps over several processes: nothing gathered on the way, collectives in one order."""
 
+import pytest
 from launching import run_job
 
 PROLOGUE = """

@@ -255,15 +255,12 @@ def start_at(opt_state: optax.OptState, step: int) -> Any:
     every = accumulation_plan(opt_state).every
     update = step // every
     accumulation = accumulation_state(opt_state)
-    if accumulation is not None and _read_count(accumulation.pending) not in (
-        0,
-        step % every,
-        None,
-    ):
+    pending = None if accumulation is None else _read_count(accumulation.pending)
+    if pending not in (None, 0, step % every):
         raise ValueError(
-            f"step must be that at which the state was saved, one after "
-            f"{_read_count(accumulation.pending)} others of its update, got {step}: their gradients "
-            "would go into another update. Count through, step = epoch * steps_per_epoch + k."
+            f"step must be that at which the state was saved, one after {pending} others of its "
+            f"update, got {step}: their gradients would go into another update. Count through, "
+            "step = epoch * steps_per_epoch + k."
         )
     outer = outer_state(opt_state)
     gossip = gossip_state(opt_state)
