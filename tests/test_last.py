@@ -4,6 +4,7 @@ Programs are traced here, not compiled.
 """
 
 from functools import partial
+from typing import Any
 
 import flax.training.train_state
 import jax
@@ -24,11 +25,11 @@ PARAMS = {"a": jnp.ones((N, 3)), "b": jnp.ones((N, 2))}
 HALF = {"a": True, "b": False}
 SPECS = {"a": P(), "b": P()}
 PLACE = r"( \(tests/\w+\.py:\d+\))?"
-SGD = optax.sgd(0.1)
+SGD: Any = optax.sgd(0.1)
 RATE = optax.linear_schedule(0.1, 0.01, 10)
-SGP = gx.sgp(gx.topology.one_peer_exponential(N))
-DPSGD = gx.dpsgd(RING)
-CHAIN = optax.chain(SGD, SGP)
+SGP: Any = gx.sgp(gx.topology.one_peer_exponential(N))
+DPSGD: Any = gx.dpsgd(RING)
+CHAIN: Any = optax.chain(SGD, SGP)
 
 
 def inject(make):
@@ -41,12 +42,14 @@ def is_even(step, **_):
 
 def without_step(tx):
     """Of a wrapper that says that it takes extra arguments, and refuses them."""
-    return optax.GradientTransformation(
-        tx.init, lambda u, state, params=None: tx.update(u, state, params)
-    )
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        return tx.update(updates, state, params)
+
+    return optax.GradientTransformation(tx.init, update)
 
 
-WRONG = {  # the chain, and the transform that is named
+WRONG: dict[str, Any] = {  # the chain, and the transform that is named
     "trace": (optax.chain(SGD, SGP, optax.trace(0.9)), "trace"),
     "ema": (optax.chain(SGD, SGP, optax.ema(0.9)), "ema"),
     "scale": (optax.chain(SGP, optax.scale(-0.1)), "scale"),
@@ -99,7 +102,7 @@ WRONG = {  # the chain, and the transform that is named
     "osgp": (optax.chain(gx.osgp(RING, 2), optax.trace(0.9)), "trace"),
 }
 SAM = optax.contrib.sam(CHAIN, optax.sgd(0.05), sync_period=2)
-RIGHT = {
+RIGHT: dict[str, Any] = {
     "a chain": CHAIN,
     "an optimizer of more": optax.chain(optax.clip(1.0), optax.adamw(0.1), SGP),
     "named_chain": optax.named_chain(("o", optax.adam(0.1)), ("g", SGP)),

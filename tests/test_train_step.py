@@ -514,6 +514,7 @@ def test_steps_that_go_on_alike_are_right(tx, updates, step):
 def test_a_loop_that_counts_anew_in_every_epoch():
     nodes = gx.Nodes(4)
     train_step = gx.TrainStep(lambda z: (z, ()), EVERY, nodes=nodes)
+    z, state = nodes.init(EVERY, jnp.ones(3))
     for _ in range(2):  # runs, each with a state of its own
         z, state = nodes.init(EVERY, jnp.ones(3))
         for step in range(2):

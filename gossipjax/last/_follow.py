@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from gossipjax.last._marks import (
     APPLIED,
@@ -28,6 +28,7 @@ from gossipjax.last._scope import (
     name_parts,
     name_terms,
 )
+from gossipjax.last._values import Changed, Gradient, Leaf, New, Update, Value
 
 # These keep the sign of a gradient, but for negative factors.
 SIGNED = TRANSPARENT | frozenset(
@@ -57,54 +58,15 @@ def require_applied(closed: Any) -> None:
             _refuse(leaf, follower.changed.get(leaf))
 
 
-class _Leaf:
-    """The update of one parameter, where a gossip returns it; `params` are what it is added to."""
-
-    def __init__(self, path: str, params: set[Any]):
-        self.path = path
-        self.params = params
-
-
-class _Update(NamedTuple):
-    """Marked updates as they are, or what is not one of them under a condition, plus `rest`.
-
-    `rest` counts the values that were added; `condition` is that of a factor of 0 or 1.
-    """
-
-    leaves: frozenset[_Leaf]
-    rest: frozenset[tuple[Any, int]] = frozenset()
-    condition: tuple[Any, bool] | None = None
-
-
-class _Changed(NamedTuple):
-    """Computed from marked updates in another way."""
-
-    leaves: frozenset[_Leaf]
-
-
-class _New:
-    """Computed from parameters to which their updates were added."""
-
-
-class _Gradient(NamedTuple):
-    """A gradient, or a step along it; the first of `eqns` has negated it."""
-
-    is_negative: bool = False
-    eqns: Any = ()
-
-
-Value = _Update | _Changed | _New | _Gradient | None  # None: independent of all marks
-
-
 class _Follower:
     """Follows marked values through a program."""
 
     def __init__(self, follows_gradients: bool):
         self.follows_gradients = follows_gradients
         self.params: dict[str, set[Any]] = collections.defaultdict(set)  # by their path
-        self.updates: list[_Leaf] = []
-        self.applied: set[_Leaf] = set()
-        self.changed: dict[_Leaf, list[Any]] = {}  # the first equation that does, and its calls
+        self.updates: list[Leaf] = []
+        self.applied: set[Leaf] = set()
+        self.changed: dict[Leaf, list[Any]] = {}  # the first equation that does, and its calls
         self.calls: list[Any] = []  # the equations around this part of the program
 
     def run(self, scope: Scope) -> list[Value]:
@@ -123,7 +85,7 @@ class _Follower:
 
     def note_result(self, value: Value) -> None:
         """Notes updates that leave as they are."""
-        if isinstance(value, _Update) and not value.rest:
+        if isinstance(value, Update) and not value.rest:
             self.applied |= value.leaves
 
     def _follow(self, scope: Scope, eqn: Any, operands: list[Value]) -> Sequence[Value]:
@@ -143,22 +105,22 @@ class _Follower:
             jaxpr = open_jaxpr(eqn.params.get(key))
             if jaxpr is not None and _has_form_of(eqn, jaxpr):
                 return self._call(scope, eqn, jaxpr, operands)
-        if any(isinstance(operand, _Gradient) for operand in operands):
+        if any(isinstance(operand, Gradient) for operand in operands):
             return [self._follow_gradient(scope, eqn, operands)] * len(eqn.outvars)
         is_by_one = len(eqn.outvars) == len(operands)
         if name in TRANSPARENT and (is_by_one or not any(operands[1:])):
             return operands if is_by_one else [operands[0]] * len(eqn.outvars)
         if name in ("add", "add_any", "sub"):
             return [self._add(scope, eqn, *operands)]
-        if name == "mul" and isinstance(operands[0] or operands[1], _Update):
-            value, factor = operands if operands[0] else operands[::-1]
-            atom = eqn.invars[1 if operands[0] else 0]
-            condition = None if factor else find_condition(scope, atom)
-            if condition or (factor is None and is_value(atom, 1)):
+        if name == "mul" and None in operands:
+            value = operands[0] or operands[1]
+            factor = eqn.invars[1 if operands[0] else 0]
+            condition = find_condition(scope, factor)
+            if isinstance(value, Update) and (condition or is_value(factor, 1)):
                 return [value._replace(condition=condition)]
-        updates = [operand for operand in operands if isinstance(operand, _Update)]
+        updates = [operand for operand in operands if isinstance(operand, Update)]
         if name == "concatenate" and updates and not any(u.rest for u in updates):
-            return [_Update(frozenset().union(*(u.leaves for u in updates)))]
+            return [Update(frozenset().union(*(u.leaves for u in updates)))]
         return [self._change(eqn, operands)] * len(eqn.outvars)
 
     def _follow_mark(self, scope: Scope, eqn: Any, value: Value, kind: str, path: str) -> Value:
@@ -166,9 +128,9 @@ class _Follower:
             self.params[path] |= name_parts(scope, eqn.invars[0])
             return value
         if kind == GRADIENTS:
-            return _Gradient() if self.follows_gradients else value
+            return Gradient() if self.follows_gradients else value
         if kind == DESCENDED:
-            if isinstance(value, _Gradient) and value.is_negative:
+            if isinstance(value, Gradient) and value.is_negative:
                 raise ValueError(
                     "gossip that is the optimizer must get gradients, got updates against them "
                     f"(params{path}), by {describe(value.eqns)} before it: leave the optimizer "
@@ -177,10 +139,10 @@ class _Follower:
             return None
         self.note_result(value)
         if kind == APPLIED:
-            return _New() if isinstance(value, _Update) else value
-        leaf = _Leaf(path, self.params[path])
+            return New() if isinstance(value, Update) else value
+        leaf = Leaf(path, self.params[path])
         self.updates.append(leaf)
-        return _Update(frozenset([leaf]))
+        return Update(frozenset([leaf]))
 
     def _call(
         self, scope: Scope, eqn: Any, jaxpr: Any, operands: Sequence[Value], first: int = 0
@@ -227,30 +189,30 @@ class _Follower:
     def _choose(self, eqn: Any, condition: Value, cases: Sequence[Value]) -> Value:
         """What is one of the cases, by a condition."""
         dependent = [case for case in cases if case is not None]
-        updates = [case for case in dependent if isinstance(case, _Update)]
-        if isinstance(condition, _Update | _Changed):
+        updates = [case for case in dependent if isinstance(case, Update)]
+        if isinstance(condition, Update | Changed):
             return self._change(eqn, [condition, *cases])
-        if any(isinstance(case, _Changed) for case in dependent):
+        if any(isinstance(case, Changed) for case in dependent):
             return self._change(eqn, dependent)
         if updates:
             if len({update.rest for update in updates}) > 1:
                 return self._change(eqn, updates)
-            return _Update(frozenset().union(*(u.leaves for u in updates)), updates[0].rest)
+            return Update(frozenset().union(*(u.leaves for u in updates)), updates[0].rest)
         if len({type(case) for case in dependent}) > 1:
-            return _New()
-        if dependent and isinstance(dependent[0], _Gradient):
-            signs = {case.is_negative for case in dependent if isinstance(case, _Gradient)}
-            return dependent[0] if len(signs) == 1 else None
+            return New()
+        if dependent and isinstance(dependent[0], Gradient):
+            signs = {case.is_negative for case in dependent if isinstance(case, Gradient)}
+            return dependent[0] if len(signs) == 1 else Gradient()
         return dependent[0] if dependent else None
 
     def _add(self, scope: Scope, eqn: Any, a: Value, b: Value) -> Value:
         """`a + b`, or `a - b`: of an update and its parameter, the new parameter."""
         sign = -1 if eqn.primitive.name == "sub" else 1
-        value, other = (a, b) if isinstance(a, _Update | _Changed) else (b, a)
-        if not isinstance(value, _Update | _Changed) or isinstance(other, _Update | _Changed):
+        value, other = (a, b) if isinstance(a, Update | Changed) else (b, a)
+        if not isinstance(value, Update | Changed) or isinstance(other, Update | Changed):
             return self._change(eqn, [a, b])
         terms = name_terms(scope, eqn.invars[1 if value is a else 0])
-        if isinstance(value, _Changed):
+        if isinstance(value, Changed):
             self._refuse_as_step(value, terms)
             return value
         if value.condition and sign > 0 and other is None:
@@ -265,15 +227,15 @@ class _Follower:
         parts, count = next(iter(left), (frozenset(), 0))
         if len(left) == count == 1 and all(parts & leaf.params for leaf in value.leaves):
             self.applied |= value.leaves
-            return _New()
+            return New()
         if len(terms) == 1:
             self._refuse_as_step(value, terms)
-        if isinstance(other, _New):
+        if isinstance(other, New):
             return other
         self._change(eqn, [value])
-        return _Update(value.leaves, left)
+        return Update(value.leaves, left)
 
-    def _refuse_as_step(self, value: _Update | _Changed, terms: Any) -> None:
+    def _refuse_as_step(self, value: Update | Changed, terms: Any) -> None:
         """Raises `ValueError` if what is added to a value that is not its update are parameters."""
         for leaf in value.leaves:
             if leaf in self.changed and any(parts & leaf.params for parts in terms):
@@ -281,22 +243,22 @@ class _Follower:
 
     def _change(self, eqn: Any, operands: Sequence[Value]) -> Value:
         """What an equation computes of updates that it does not keep."""
-        leaves = [o.leaves for o in operands if isinstance(o, _Update | _Changed)]
+        leaves = [o.leaves for o in operands if isinstance(o, Update | Changed)]
         if not leaves:
-            return _New()
+            return New()
         for operand in operands:
-            if isinstance(operand, _Update):
+            if isinstance(operand, Update):
                 for leaf in operand.leaves:
                     self.changed.setdefault(leaf, [eqn, *reversed(self.calls)])
         largest = max(leaves, key=len)
         if all(others <= largest for others in leaves):
-            return _Changed(largest)
-        return _Changed(frozenset().union(*leaves))
+            return Changed(largest)
+        return Changed(frozenset().union(*leaves))
 
     def _follow_gradient(self, scope: Scope, eqn: Any, operands: list[Value]) -> Value:
         """A step along a gradient, or against it; None where the sign is not known."""
         name = eqn.primitive.name
-        gradients = [operand for operand in operands if isinstance(operand, _Gradient)]
+        gradients = [operand for operand in operands if isinstance(operand, Gradient)]
         number = operands.index(gradients[0])
         is_product = name in ("mul", "div")
         is_known = len({gradient.is_negative for gradient in gradients}) == 1
@@ -311,7 +273,7 @@ class _Follower:
             is_flipped = is_negative(scope, eqn.invars[1 - number])
         if not is_flipped:
             return gradients[0]
-        return _Gradient(not gradients[0].is_negative, [eqn, *reversed(self.calls)])
+        return Gradient(not gradients[0].is_negative, [eqn, *reversed(self.calls)])
 
 
 def _has_form_of(eqn: Any, jaxpr: Any) -> bool:
@@ -322,7 +284,7 @@ def _has_same_rank(a: Any, b: Any) -> bool:
     return a.aval.ndim == b.aval.ndim
 
 
-def _refuse(leaf: _Leaf, eqns: list[Any] | None) -> NoReturn:
+def _refuse(leaf: Leaf, eqns: list[Any] | None) -> NoReturn:
     raise ValueError(
         "gossip must be last in a chain, and its updates be added to the parameters as they are, "
         f"got {describe(eqns) if eqns else 'updates of other parameters'} after it "

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jax.core import Tracer
 
 from gossipjax.algorithms.frame.accumulation import accumulation_plan, accumulation_state
 from gossipjax.algorithms.frame.state import ExchangePlan, GossipState
@@ -265,16 +266,16 @@ def start_at(opt_state: optax.OptState, step: int) -> Any:
     outer = outer_state(opt_state)
     gossip = gossip_state(opt_state)
     plan = step_plan(opt_state).of_updates
-    overlap = gossip is not None and gossip.overlap
-    if plan.cycle == (0, 1) and not overlap:  # all steps are alike
+    overlapped = gossip if gossip is not None and gossip.overlap else None
+    if plan.cycle == (0, 1) and overlapped is None:  # all steps are alike
         return opt_state
     state = outer or gossip
     assert state is not None
     count = _read_count(state.count)
     if count is None or count == update:
         return opt_state
-    if count == 0 and overlap:
-        return replace_gossip_state(opt_state, count=gossip.count + np.int32(update))
+    if count == 0 and overlapped is not None:
+        return replace_gossip_state(opt_state, count=overlapped.count + np.int32(update))
     if count > update and not plan.goes_on_alike(update, count):
         raise ValueError(
             f"step must be {count * every} or more, as the state has counted {count} updates, got "
@@ -282,7 +283,8 @@ def start_at(opt_state: optax.OptState, step: int) -> Any:
             "due: count through, step = epoch * steps_per_epoch + k. A new run starts with a new "
             "state, and one that is resumed at the step at which its state was saved."
         )
-    if overlap and gossip.plan.canonical_step(update) != gossip.plan.canonical_step(count):
+    exchange = plan.exchange
+    if overlapped and exchange.canonical_step(update) != exchange.canonical_step(count):
         raise ValueError(
             f"step must be {count * every}, or one with the same rounds before it, as the state of "
             f"an algorithm with overlap has counted {count} updates and its messages in flight are "
@@ -294,7 +296,7 @@ def start_at(opt_state: optax.OptState, step: int) -> Any:
 
 def _read_count(count: Any) -> int | None:
     """The number of updates of all nodes; None if it is traced."""
-    if isinstance(count, jax.core.Tracer):
+    if isinstance(count, Tracer):
         return None
     if isinstance(count, jax.Array):
         count = jax.device_get(count.addressable_data(0))
