@@ -1,0 +1,219 @@
+"""Mutants: small faults in every layer, and the tests that must find them.
+
+    python tests/mutants.py [WORD ...] [--list] [--unchanged]
+
+Applies each mutant to a copy of the checkout, runs its tests there, and prints which were killed.
+WORD chooses the mutants whose file, name or text contains it. --unchanged leaves the code as it
+is: all must survive then, or a test fails for another reason.
+
+A line of the table is a mutant: file | its tests (arguments of pytest, in tests/) | name | a text
+that occurs once in the file => what takes its place.
+"""
+
+import argparse
+import os
+import resource
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_SECONDS = 600  # a mutant may hang
+OUTCOMES = {0: "SURVIVED", 1: "killed", 5: "NO TEST RAN"}
+
+TABLE = """
+gossipjax/topology/_static.py | topology/test_topology.py -k test_ring | ring with two hops to one side | n, [1, -1] => n, [1, 2]
+gossipjax/topology/_exponential.py | topology/test_topology.py -k "two_peers or bipartite_exponential" | peers two hops apart | hops[(k + i) % len => hops[(k + 2 * i) % len
+gossipjax/topology/_exponential.py | topology/test_topology.py -k "two_peers or bipartite_exponential" | bipartite pairs shifted | odd + 2 * hop - 1 => odd + 2 * hop + 1
+gossipjax/topology/_random.py | topology/test_topology.py -k random_peer_draws | random peers backwards | (nodes + rng.choice => (nodes - rng.choice
+gossipjax/topology/_finite_time.py | topology/test_topology.py -k base_graph_averages | weights of a meeting | size / (part.size + met) => 1 / (1 + met)
+gossipjax/topology/_edge_coloring.py | topology/test_topology.py -k any_column_stochastic | colors are not swapped | self._swap_colors(receiver, color, other) => pass
+gossipjax/topology/_round.py | topology/test_schedule.py -k doubly_stochastic | columns taken for rows | np.bincount(self.receivers, self.weights => np.bincount(self.senders, self.weights
+gossipjax/topology/schedule.py | topology/test_topology.py -k piecewise_starts | a piece does not start at its round 0 | cycle[(step - start) % len(cycle)] => cycle[step % len(cycle)]
+gossipjax/topology/schedule.py | topology/test_schedule.py -k canonical | canonical steps forget the start | len(steps) - len(cycle) + (offset => (offset
+gossipjax/topology/blocks.py | test_composed_axis.py -k "to_the_bit and sgp" | rows that stay are mixed up | received_row[stays]] = sent_row[stays] => received_row[stays]] = received_row[stays]
+gossipjax/topology/spectra/__init__.py | topology/test_spectra.py -k spectral_gap | gap below the largest eigenvalue | 1 - np.sort(abs(eigenvalues))[-2] => 1 - np.sort(abs(eigenvalues))[-1]
+gossipjax/wire/_messages.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and random_k" | one key for all arrays | fold_in(key, i)) for i, array => key) for i, array
+gossipjax/wire/_floats.py | collectives/test_wire.py -k too_large | scaled beyond the largest value | maxexp - 1), -limit => maxexp - 0), -limit
+gossipjax/wire/_integers.py | collectives/test_codecs.py -k right_on_average | rounding is biased | np.float32(1.5) => np.float32(1.25)
+gossipjax/wire/_sparse.py | collectives/test_codecs.py -k "top_k_takes or random_k_takes" | top_k ignores negative values | jnp.isfinite(array), jnp.abs(array), => jnp.isfinite(array), array,
+gossipjax/wire/_sparse.py | collectives/test_codecs.py -k random_k_takes | random_k draws from fixed groups | % widths + shift) => % widths)
+gossipjax/collectives/_mixing.py | algorithms/test_algorithms.py -k "round_by_round and vmap and sgp-" | round of the next step, traced | numbers[step % lengths[0]] => numbers[(step + 1) % lengths[0]]
+gossipjax/collectives/_mixing.py | algorithms/test_algorithms.py -k "round_by_round and vmap and sgp-" | round of the next step, static | round_at(int(step)) => round_at(int(step) + 1)
+gossipjax/collectives/_exchange.py | algorithms/test_osgp.py -k delivered_over_a_switch | uniform round divides by N | (total - sent) / (round_.size - 1) => (total - sent) / round_.size
+gossipjax/collectives/_exchange.py | collectives/test_wire.py -k sender_keeps | remainder of a narrow message is dropped | or is_narrower(wire.codec, dtype): => or False:
+gossipjax/collectives/_exchange.py | collectives/test_collectives.py -k one_third | remainder of a division is dropped | if not nothing_remains or => if
+gossipjax/collectives/_exchange.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and random_k" | key of a codec without the node | fold_in(key, jax.lax.axis_index(axis_name)) => fold_in(key, 0)
+gossipjax/collectives/_exchange.py | collectives/test_collectives.py -k a_nan_travels | fillers carry NaN | jnp.where(sends, m, jnp.zeros_like(m)) for m => m for m
+gossipjax/collectives/_exchange.py | collectives/test_wire.py -k servers_of_several | all devices of a node send one part | shards, jax.lax.axis_index(local) => shards, 0
+gossipjax/collectives/_axes.py | algorithms/test_algorithms.py -k check_vma | as_varying is the identity | return x if varies(x, axis_name) else => return x if True else
+gossipjax/collectives/_axes.py | collectives/test_collectives.py -k differs_between_nodes | steps may differ between nodes | if axis_name in varying_axes(jnp.asarray(step)): => if False:
+gossipjax/collectives/_averages.py | test_diagnostics.py -k distance_zero | means are not clipped | jnp.clip(jax.lax.pmean(buffer, axis_name), low, high) => jax.lax.pmean(buffer, axis_name)
+gossipjax/collectives/_averages.py | collectives/test_collectives.py -k along_a_ring | parts of a ring mean in the wrong place | (node + 1 - hop) => (node - hop)
+gossipjax/collectives/_averages.py | algorithms/test_sharded.py -k parts_equal | norms forget the other parts | jax.lax.psum(value, axes) if axes else => value if axes else
+gossipjax/collectives/_compressed.py | collectives/test_codecs.py -k averages_and_errors | error of an average counts once | lack = nodes * (average => lack = (average
+gossipjax/collectives/_buffers.py | collectives/test_collectives.py -k pairs_may_exchange | second half of a packed word is lost | return low | high << 16 => return low
+gossipjax/composed/collectives.py | test_composed_axis.py -k "every_collective or groups_and" | nodes are numbered across devices | device * axis.per_device + jax => device + axis.devices * jax
+gossipjax/composed/collectives.py | test_composed_axis.py -k groups_and | groups turn the other way | np.roll(table, -hop => np.roll(table, hop
+gossipjax/composed/composition.py | test_composed_axis.py -k derivatives_by_a_rule | gradients are not put back in place | next(remaining) if _is_float => 0 * next(remaining) if _is_float
+gossipjax/spmd/nodes.py | test_nodes.py -k rows_that_differ | rows that differ are taken for one model | if spread > MAX_SPREAD => if False
+gossipjax/spmd/program.py | test_spmd.py -k servers_of_several_devices_are_nodes | local arguments are not divided | return P(nodes.axis_name, nodes.local_axis_name) => return P(nodes.axis_name)
+gossipjax/processes.py | test_processes.py -k "holds_all_nodes or of_other_processes" | nodes of another process | devices[node * count // size] => devices[node % count]
+gossipjax/sharding/_specs.py | algorithms/test_sharded.py -k parts_equal | state is not sharded as its parameters | shape[leading:] == expected => False
+gossipjax/algorithms/sgp.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and sgp-" | the weight is not mixed | state._replace(weight=w) => state
+gossipjax/algorithms/dpsgd.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and dpsgd" | adapt-then-combine forgets the update | mix(add(x, updates), None => mix(x, None
+gossipjax/algorithms/osgp.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and osgp" | sends by the round of the next step | step // plan.overlap, => step // plan.overlap + 1,
+gossipjax/algorithms/osgp.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and osgp" | sends a step late | cond(step % overlap == 0 => cond(step % overlap == overlap - 1
+gossipjax/algorithms/osgp.py | test_train_step.py -k the_thread_changes_nothing | weights that arrive are dropped | state._replace(weight=weight, residual => state._replace(residual
+gossipjax/algorithms/adpsgd.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and adpsgd" | history is off by one | (upcoming - delay) % capacity => (upcoming - delay + 1) % capacity
+gossipjax/algorithms/allreduce.py | collectives/test_codecs.py -k that_of_one_step | a NaN is kept for ever | jnp.where(jnp.isfinite(e), e, jnp.zeros_like(e)) => e
+gossipjax/algorithms/easgd.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and easgd" | the center is pulled by one node | node_sum(pull, plan.wire) => pull
+gossipjax/algorithms/choco.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and top_k" | differences are not added up | d + (p - q) => (p - q)
+gossipjax/algorithms/deepsqueeze.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and deepsqueeze" | the error is forgotten | v = add(y, error) => v = y
+gossipjax/algorithms/apply_if_finite.py | algorithms/test_around.py -k all_nodes_skip | nodes do not agree to skip | failures = node_sum(failures, Wire(name)) => pass
+gossipjax/algorithms/uneven_data/d2.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and d2" | correction of what was sent | Extra(subtract(x, y) => Extra(subtract(x, corrected)
+gossipjax/algorithms/uneven_data/gradient_tracking.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and tracking" | the old gradient stays | Extra(subtract(mixed, updates) => Extra(mixed
+gossipjax/algorithms/uneven_data/mixed_momentum.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and mixed_momentum" | momentum is not mixed | (x, m), _ = mix( => (x, _), _ = mix(
+gossipjax/algorithms/uneven_data/quasi_global.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and quasi_global" | speed is not divided by the rate | subtract(x, new_x), 1 / divisor => subtract(x, new_x), divisor
+gossipjax/algorithms/uneven_data/quasi_global.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and quasi_global" | moments of the whole change | _normalize(subtract(x, new_x)), b1 => subtract(x, new_x), b1
+gossipjax/algorithms/uneven_data/relay.py | algorithms/test_algorithms.py -k "round_by_round and vmap-8 and relay" | forgets those behind | (*map(_sum, before[:-1], behind), before[-1]) => tuple(before)
+gossipjax/algorithms/frame/rounding.py | algorithms/test_around.py -k not_finite_is_in_the_parameters | residuals keep NaN | jnp.where(jnp.isfinite(z), leaf - z, jnp.zeros_like(leaf)) => leaf - z
+gossipjax/algorithms/frame/rounding.py | algorithms/test_state.py -k "lands or rounded_value" | updates are not rounded twice | round_to(round_to(leaf, dtype) - wide => round_to(leaf - wide
+gossipjax/algorithms/frame/state.py | algorithms/test_state.py -k canonical_steps_are | canonical steps ignore the overlap | canonical_step(step, self.overlap) => canonical_step(step)
+gossipjax/algorithms/frame/chain.py | algorithms/test_transform_input.py -k StepsUnderOverlap | a jump loses messages | if state.plan.canonical_step(step) != => if 0 *
+gossipjax/algorithms/outer/steps.py | algorithms/test_outer.py -k what_is_in_flight | weights in flight do not count | weight = weight + in_flight.weight => pass
+gossipjax/algorithms/outer/steps.py | algorithms/test_outer.py -k what_is_in_flight | messages outlive an outer step | (jnp.zeros_like, gossip.in_flight) => (jnp.copy, gossip.in_flight)
+gossipjax/algorithms/outer/plan.py | algorithms/test_outer.py -k pseudo_code | fragments are sent a turn early | offset = (fragment + 1) * => offset = fragment *
+gossipjax/train_step/_train_step.py | test_train_step.py -k equals_one_device | local arguments are one off | [number + 2 if number else 1 => [number + 1 if number else 1
+gossipjax/train_step/_train_step.py | algorithms/test_outer.py -k gossip_inside_changes | outer steps miss messages | state.overlap and not is_outer => state.overlap
+gossipjax/train_step/_delayed.py | algorithms/test_outer.py -k middle_of_a_delay | a resumed run has sent nothing | range(max(step, plan.delay), step + plan.delay) => range(0)
+gossipjax/diagnostics.py | test_diagnostics.py -k mass_and_average | mass ignores what is in flight | numerators(params, state), sent.x) => numerators(params, state), 0)
+gossipjax/diagnostics.py | algorithms/test_state.py -k TestLocalModel | local models are not divided by the weight | debias(x, push_sum_weight(state)) => x
+gossipjax/batch_stats.py | test_batch_stats.py -k "mixed_as or round_of_the_step" | statistics are not weighted | weight.astype(s.dtype) * s => s
+gossipjax/batch_stats.py | test_batch_stats.py -k "mixed_as or round_of_the_step" | mixed by the round of no step | plan.schedule_by_step, => plan.schedule,
+gossipjax/checkpoint/_restore.py | checkpoint/test_save_restore.py -k never_interrupted | messages in flight are not restored | jax.tree.unflatten(structure, restored) => jax.tree_util.tree_map_with_path(lambda path, x: x - x if "in_flight" in str(path) else x, jax.tree.unflatten(structure, restored))
+gossipjax/checkpoint/_leaves.py | checkpoint/test_save_restore.py -k checksum_sees | checksum does not tell arrays apart | jnp.uint32(2 * number + 1) => jnp.uint32(1)
+gossipjax/checkpoint/_checkpoints.py | checkpoint/test_save_restore.py -k supersedes | newer checkpoints stay | if other >= step => if other == step
+gossipjax/checkpoint/_resize.py | checkpoint/test_change_nodes.py -k "eight_five_eight or index" | the average model lacks what is in flight | [a + b for a, b in zip(x, sent.x => [a for a, b in zip(x, sent.x
+gossipjax/checkpoint/_resize.py | checkpoint/test_change_nodes.py -k index | all nodes draw the same numbers | fold_in_nodes(leaf, nodes) if => broadcast(leaf) if
+gossipjax/launch/_messages.py | launch/test_rendezvous.py -k malformed_message | a rendezvous takes number N | 0 < process_id < num_processes => 0 < process_id <= num_processes
+gossipjax/launch/_coordinator.py | launch/test_rendezvous.py -k doubled | two processes of one number | if process_id in self._hosts: => if False:
+gossipjax/launch/_mesh.py | launch/test_mesh.py -k surviving | as many nodes as processes | return nodes * num_processes // num_at_start => return num_processes
+gossipjax/launch/_node_info.py | launch/test_node_info.py -k variables_of_the_launcher | a node is its own contact | if number != place) => if place >= 0)
+gossipjax/launch/supervisor/_supervisor.py | launch/test_launch.py -k delays_between | delays do not grow | min(2 * delay, => min(delay,
+gossipjax/launch/supervisor/_stall.py | launch/test_stall.py -k who_is_stuck | the first is taken for the last | step == min(steps.values()) => step == max(steps.values())
+gossipjax/asynchronous/_update.py | asynchronous/test_replay.py -k of_the_oracle | updates are not scaled by the weight | mass.w / max(mass.count, MIN_COUNT) => 1.0
+gossipjax/asynchronous/_delays.py | asynchronous/test_delays.py | delays count steps, not rounds | others // len(places) => others
+gossipjax/asynchronous/_join.py | asynchronous/test_strangers.py -k bad_arguments | open to the world without a secret | if secret is None and not is_loopback => if False and not is_loopback
+gossipjax/asynchronous/protocol/_participant.py | asynchronous/test_protocol.py -k mass_is_kept | a share is counted twice | peer.applied = message.number => pass
+gossipjax/asynchronous/protocol/_participant.py | asynchronous/test_protocol.py -k mass_is_kept | crossing averages swap | if change is None or is_won or not => if change is None or not
+gossipjax/asynchronous/protocol/_membership.py | asynchronous/test_protocol.py -k "mass_is_kept or killed" | shares to the dead are lost | self._return(peer) => peer.parcel = None
+gossipjax/asynchronous/transport/_encoding.py | asynchronous/test_strangers.py -k has_a_reason | NaN arrives | if not all(np.isfinite(buffer).all() for buffer in x): => if False:
+gossipjax/cost_model/_collectives.py | cost_model/test_prediction.py -k its_formula | half a ring | copy + 2 * (nodes - 1) * _shift => copy + (nodes - 1) * _shift
+gossipjax/cost_model/_links.py | cost_model/test_simulation.py -k meet_at_a_receiver | receivers take messages at once | max(copied, self._in_free[message.target]) => copied
+gossipjax/cost_model/prediction.py | cost_model/test_prediction.py -k no_more_than_it_can | links without a limit | max(compute + exposed_seconds, awaited_seconds) => compute + exposed_seconds
+gossipjax/cost_model/slowness.py | cost_model/test_slowness.py -k means_of_many | expected slowest node | 4 - 2 * (2 / 3) ** nodes => 4 - (2 / 3) ** nodes
+experiments/training/trainer.py | experiments/test_trainer.py -k evaluated_with | statistics are never averaged | node_variables_averaged_stats if averages else => node_variables if averages else
+experiments/training/evaluation.py | experiments/test_trainer.py -k every_example_once | fillers count | jnp.where(is_example, value.astype(jnp.float32), 0.0) => value.astype(jnp.float32)
+experiments/training/plan.py | experiments/test_accumulation.py -k "large_batch and sgp" | rates by the step | self.learning_rate(step // self.options.accumulate) => self.learning_rate(step)
+experiments/training/optimization/learning_rates.py | experiments/test_training_choices.py -k "with_a_warm_up or of_the_papers" | inverse square root one step late | jnp.sqrt(warmup_steps / (step + 1.0)) => jnp.sqrt(warmup_steps / (step + 2.0))
+experiments/training/optimization/learning_rates.py | experiments/test_training_choices.py -k of_the_papers | decays count from the warm-up | epochs.run) - warm_up: => epochs.run):
+experiments/training/methods/algorithms.py | experiments/test_training_choices.py -k every_row | a biased algorithm is not | _build_osgp(schedule, options, biased=True) => _build_osgp(schedule, options)
+experiments/data/sharding.py | experiments/test_sharding.py -k batches | all nodes draw alike | size_per_node, seeds[node]) => size_per_node, seeds[0])
+experiments/data/augmentation.py | experiments/test_records_batches.py -k reaches_every_part | images are never flipped | return pixels[:, ::-1] if flip => return pixels if flip
+experiments/data/text/sequences.py | experiments/test_text.py -k padded | padding is not masked | columns < self.lengths => columns <= self.lengths
+experiments/language.py | experiments/test_language.py -k those_before_it | a token is predicted from itself | jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)) => jnp.pad(tokens, ((0, 0), (0, 0))
+experiments/models/beam_search.py | experiments/test_beam_search.py -k do_not_matter | hypotheses of another input | rows = parents + beam * => rows = parents + 0 *
+experiments/models/transformer.py | experiments/test_transformer.py -k "rotation or masks" | rotation that is none | second * cos + first * sin => second * cos - first * sin
+experiments/models/transformer.py | experiments/test_transformer.py -k masks | a token sees the next | keys[None, :] <= queries => keys[None, :] <= 1 + queries
+experiments/models/layers.py | experiments/test_image_models.py -k decay_leaves | scales decay | frozenset({"bias", "scale"}) => frozenset({"bias"})
+experiments/compare/statistics.py | experiments/test_compare.py -k smallest_is_the_best | the largest loss is the best | (min if falls else max) => max
+experiments/report/differences.py | ../experiments/report/differences.py | margins are not minded | abs(self.mean - bound) < self.margin => False
+experiments/plan/choice.py | experiments/test_plan.py -k fast_links_make | all-reduce only where it is fastest | cheapest * (1 + MIN_GAIN) => cheapest
+experiments/plan/quantities.py | experiments/test_plan.py -k test_bandwidths | bits are bytes | BITS_PER_BYTE = 8 => BITS_PER_BYTE = 1
+experiments/rates/fits.py | experiments/test_rates.py -k power_laws | slopes over the sum | math.log(point.nodes * point.steps) => math.log(point.nodes + point.steps)
+experiments/runner/folders.py | experiments/test_runner.py -k how_a_run_ended | what diverged has failed | DIVERGED = "must be finite, got" => DIVERGED = "nothing says so"
+experiments/speed/hlo.py | experiments/test_speed_step.py -k "of_the_slots or fewer_bytes" | messages are read, not written | 2 * sum(operand.bytes => sum(operand.bytes
+experiments/speed/hosts/links.py | experiments/test_speed_network.py -k those_of_tc | bytes are bits | (8 if unit == "bps" else 1) => 1
+experiments/speed/schedule/hlo_overlap.py | experiments/test_speed_schedule.py -k "reads_messages or blocks" | messages are never done | elif it.opcode.endswith("-done"): => elif False:
+experiments/speed/stragglers/slowness.py | experiments/test_speed_stragglers.py -k ideals | lockstep waits for the mean | 1 / factors.max(axis=1).mean() => 1 / factors.mean(axis=1).mean()
+"""  # noqa: E501
+
+
+class Mutant(NamedTuple):
+    """A text of a file, what takes its place, and the tests that must find it."""
+
+    file: str
+    tests: list[str]
+    name: str
+    old: str
+    new: str
+
+
+def read_table() -> Iterator[Mutant]:
+    for line in TABLE.strip().splitlines():
+        file, tests, name, change = line.split(" | ", 3)
+        yield Mutant(file, shlex.split(tests), name, *change.split(" => "))
+
+
+def copy_checkout(folder: Path) -> None:
+    """Copies what git knows or would add, as it is in the working tree."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+
+
+def judge(mutant: Mutant, is_unchanged: bool) -> str:
+    """Runs the tests of a mutant in a copy of its own; returns what became of it."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as name:
+        folder = Path(name)
+        copy_checkout(folder)
+        text = (folder / mutant.file).read_text()
+        if (count := text.count(mutant.old)) != 1:
+            return f"TEXT OCCURS {count} TIMES"
+        if not is_unchanged:
+            (folder / mutant.file).write_text(text.replace(mutant.old, mutant.new))
+        tests = [f"tests/{mutant.tests[0]}", *mutant.tests[1:]]
+        command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", *tests]
+        environment = os.environ | {"PYTHONPATH": name}  # also for processes that tests start
+        try:
+            done = subprocess.run(
+                command, cwd=folder, env=environment, capture_output=True, timeout=MAX_SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            return f"killed, after {MAX_SECONDS} s"
+        return OUTCOMES.get(done.returncode, f"BROKEN, pytest's status {done.returncode}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("words", nargs="*", metavar="WORD")
+    parser.add_argument("--list", action="store_true", help="print the mutants, run nothing")
+    parser.add_argument(
+        "--unchanged", action="store_true", help="run the tests on the code as it is"
+    )
+    options = parser.parse_args()
+    words = options.words or [""]
+    outcomes: Counter[str] = Counter()
+    for mutant in (m for m in read_table() if any(word in f"{m}" for word in words)):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        outcome = "listed" if options.list else judge(mutant, options.unchanged)
+        outcomes[outcome] += 1
+        seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+        print(f"{seconds:4.0f} s  {outcome:9} {mutant.file}: {mutant.name}", flush=True)
+    print(", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()))
+
+
+if __name__ == "__main__":
+    main()
