@@ -46,12 +46,15 @@ def take_step(tx, carry, u, step):
     return apply_updates(params, updates), state
 
 
-def run_history(mode, tx, style, params, state, updates):
-    """Runs all steps in one program: `(params, state, *total_mass)`, each `[N, S, ...]`.
+def run_history(mode, tx, style, params, updates):
+    """Runs `init` and all steps in one program.
+
+    Returns the first state, `[N, ...]`, and `(params, state, *total_mass)`, each `[N, S, ...]`.
 
     Args:
-      style: how the transform is given its step: "static", "traced" or "counted" (not given).
-      params, state: node-stacked, `[N, ...]`.
+      style: how the transform is given its step: "static" (the canonical one, as by a training
+        loop), "traced" or "counted" (not given).
+      params: node-stacked, `[N, ...]`.
       updates: `[N, S, ...]`.
     """
     nodes, steps = jax.tree.leaves(updates)[0].shape[:2]
@@ -60,7 +63,9 @@ def run_history(mode, tx, style, params, state, updates):
         carry = (params, state)
         results = []
         for k in range(steps):
-            carry = take_step(tx, carry, jax.tree.map(lambda u, k=k: u[k], updates), k)
+            step = gx.canonical_step(state, k)
+            assert step in gx.canonical_steps(state)
+            carry = take_step(tx, carry, jax.tree.map(lambda u, k=k: u[k], updates), step)
             results.append(carry)
         return jax.tree.map(lambda *x: jnp.stack(x), *results)
 
@@ -72,12 +77,13 @@ def run_history(mode, tx, style, params, state, updates):
 
         return jax.lax.scan(body, (params, state), (updates, jnp.arange(steps)))[1]
 
-    def history(params, state, updates):
+    def history(params, updates):
+        start = tx.init(params)
         run_steps = unrolled if style == "static" else scanned
-        params, state = run_steps(params, state, updates)
-        return params, state, *jax.vmap(gx.diagnostics.total_mass)(params, state)
+        params, state = run_steps(params, start, updates)
+        return start, params, state, *jax.vmap(gx.diagnostics.total_mass)(params, state)
 
-    return run(mode, history, nodes)(params, state, updates)
+    return run(mode, history, nodes)(params, updates)
 
 
 def train(tx, n, mode="shard_map", steps=6, equal_starts=True):
