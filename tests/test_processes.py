@@ -36,11 +36,20 @@ def test_one_process_holds_all_nodes(mesh):
     assert processes.local_nodes(mesh, 4) == [0, 1, 2, 3]
 
 
+class Device:
+    """Of a process of its own."""
+
+    def __init__(self, number):
+        self.id = self.process_index = number
+
+
 def test_nodes_of_other_processes(monkeypatch):
     """A node is local where a process has any of its devices."""
     mesh = MESHES["nodes and local"]
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     assert processes.local_nodes(mesh, 4) == []
+    mesh = Mesh(np.array([Device(0), Device(1)]), ("nodes",))
+    assert processes.local_nodes(mesh, 4) == [2, 3]  # two on each device
 
 
 @every_mesh

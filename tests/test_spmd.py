@@ -98,6 +98,7 @@ def make_hierarchical_step(check_vma, is_cast):
         return jnp.mean((batch @ z["a"] - z["b"]) ** 2)
 
     def step(z, state, batch):
+        assert len(batch) == 8 // LOCAL  # of a node's batch, each device has a part
         at = jax.lax.pcast(z, "local", to="varying") if is_cast else z
         updates, state = tx.update(jax.grad(loss)(at, batch), state, z)
         return optax.apply_updates(z, updates), state
