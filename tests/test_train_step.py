@@ -511,6 +511,18 @@ def test_steps_that_go_on_alike_are_right(tx, updates, step):
     assert jax.tree.structure(start_at(state, step)) == jax.tree.structure(state)
 
 
+def test_a_loop_that_started_late_goes_on_where_it_was():
+    """Of messages in flight the state then counts steps, and outside of them updates."""
+    gossip = gx.osgp(gx.topology.one_peer_exponential(4))
+    tx = gx.outer(optax.chain(optax.sgd(0.1), gossip), optax.sgd(1.0), every=4)
+    started = start_at(count_updates(tx, 0), 7)
+    later = jax.tree.map(lambda x: x + 2 if x.dtype == jnp.int32 else x, started)
+    assert later.count[0] == 2
+    start_at(later, 9)
+    with pytest.raises(ValueError, match="step must be 9 or more"):
+        start_at(later, 2)
+
+
 def test_a_loop_that_counts_anew_in_every_epoch():
     nodes = gx.Nodes(4)
     train_step = gx.TrainStep(lambda z: (z, ()), EVERY, nodes=nodes)

@@ -17,7 +17,7 @@ from gossipjax.algorithms.frame.chain import (
     gossip_state,
     outer_state,
     replace_gossip_state,
-    require_gradients,
+    require_no_momentum,
     start_at,
     step_plan,
 )
@@ -143,7 +143,7 @@ class TrainStep:
         if kind.overlaps and not plan.accumulation.makes_update(step):
             kind = _Kind(kind.is_static)  # nothing is exchanged
         if kind not in self._updates:
-            require_gradients(opt_state)
+            require_no_momentum(opt_state)
             self._updates[kind] = self._make_update(kind)
         canonical_step = plan.canonical_step(step)
         if step != self._next_step:

@@ -71,7 +71,7 @@ def _ends_search(part: Any) -> bool:
     return isinstance(part, GossipState) or _skips_by_node(part)
 
 
-def require_gradients(opt_state: optax.OptState) -> None:
+def require_no_momentum(opt_state: optax.OptState) -> None:
     """Raises `ValueError` if momentum stands before a gossip that is the optimizer itself."""
     for part in jax.tree.leaves(opt_state, is_leaf=_is_chain_of_gossip):
         if not _is_chain_of_gossip(part):
@@ -269,7 +269,7 @@ def start_at(opt_state: optax.OptState, step: int) -> Any:
     overlapped = gossip if gossip is not None and gossip.overlap else None
     if plan.cycle == (0, 1) and overlapped is None:  # all steps are alike
         return opt_state
-    state = outer or gossip
+    state = overlapped or outer or gossip
     assert state is not None
     count = _read_count(state.count)
     if count is None or count == update:
