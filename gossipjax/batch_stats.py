@@ -69,8 +69,8 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
     [2.0, 2.0]
     """
     require_floats(stats, "stats")
-    require_updates_numbered(opt_state)
     plan = exchange_plan(opt_state)
+    require_updates_numbered(opt_state)
     axis_name = plan.wire.axis_name
     if plan.wire.local_axis_name is not None:
         stats = node_mean(stats, plan.wire.local_axis_name)

@@ -15,7 +15,7 @@ _arguments: ContextVar[tuple[Any, ...]] = ContextVar("arguments", default=())
 
 
 def traced_arguments() -> tuple[Any, ...]:
-    """The arguments of the function of `gx.spmd` that is being traced; empty outside of one."""
+    """The arguments, node-stacked, of the `gx.spmd` that is being traced; empty outside of one."""
     return _arguments.get()
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.frame.accumulation import accumulation_state
+from gossipjax.algorithms.frame.accumulation import require_no_accumulation
 from gossipjax.algorithms.frame.chain import gossip_state
 from gossipjax.algorithms.frame.state import require_axis_names
 from gossipjax.algorithms.frame.transform import update_if
@@ -74,11 +74,15 @@ def apply_if_finite(
     inner = optax.with_extra_args_support(inner)
 
     def init(params: optax.Params) -> ApplyIfFiniteState:
+        inner_state = inner.init(params)
+        # A skipped step could be the one that makes the update.
+        way_out = "write gx.accumulate(gx.apply_if_finite(tx), every)."
+        require_no_accumulation(inner_state, "inner of apply_if_finite", way_out)
         return ApplyIfFiniteState(
             notfinite_count=jnp.zeros((), jnp.int32),
             last_finite=jnp.array(True),
             total_notfinite=jnp.zeros((), jnp.int32),
-            inner_state=_require_no_accumulation(inner.init(params)),
+            inner_state=inner_state,
         )
 
     def update(
@@ -125,17 +129,6 @@ def _all_finite(updates: Any, axis_name: str, local_axis_name: str | None) -> ja
     for name in names:
         failures = node_sum(failures, Wire(name))
     return failures == 0
-
-
-def _require_no_accumulation(inner_state: Any) -> Any:
-    """Returns the state; raises `ValueError` if it is that of `gx.accumulate`, or around it."""
-    if accumulation_state(inner_state) is not None:
-        raise ValueError(
-            "inner of apply_if_finite must not accumulate, as a skipped step could be the one that "
-            "makes the update, got gx.accumulate: write gx.accumulate(gx.apply_if_finite(tx), "
-            "every)."
-        )
-    return inner_state
 
 
 def _require_counted_overlap(inner_state: Any, step: Any) -> None:

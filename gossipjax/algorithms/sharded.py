@@ -11,7 +11,7 @@ import optax
 
 from gossipjax.algorithms.allreduce import ErrorFeedback
 from gossipjax.algorithms.apply_if_finite import ApplyIfFiniteState
-from gossipjax.algorithms.frame.accumulation import accumulation_state
+from gossipjax.algorithms.frame.accumulation import require_no_accumulation
 from gossipjax.algorithms.frame.state import GossipState, require_axis_names
 from gossipjax.algorithms.outer.plan import OuterState
 from gossipjax.sharding import ShardedState, Specs, axes_of, constrain, inner_axes, use_specs
@@ -107,12 +107,8 @@ class _Sharded:
         self.specs.require(params, inner_axes(self.axis_name))
         with use_specs(self.specs):
             state = self.tx.init(params)
-        if accumulation_state(state) is not None:
-            raise ValueError(
-                "tx of sharded must not accumulate, got gx.accumulate, of which messages would be "
-                "sent at every step: write gx.accumulate(optax.chain(optimizer, "
-                "gx.sharded(gossip, specs)), every)."
-            )
+        way_out = "write gx.accumulate(optax.chain(optimizer, gx.sharded(gossip, specs)), every)."
+        require_no_accumulation(state, "tx of sharded", way_out)
         _require_axis(self.axis_name, state)
         _require_same_copies(self.specs, params, state)
         _require_no_optimizer(self.specs, state)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from gossipjax.last import GRADIENTS, mark, require_applied, takes_gradients
+from gossipjax.traced import showing_arguments
 
 if TYPE_CHECKING:
     from gossipjax.spmd import Nodes
@@ -40,6 +41,8 @@ class CheckedJit:
     """
 
     def __init__(self, run: Callable[..., Any], **options: Any):
+        run = showing_arguments(run)
+
         @functools.wraps(run)
         def checked(*args: Any) -> Any:
             if not _may_trace.get():

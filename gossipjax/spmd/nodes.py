@@ -40,7 +40,6 @@ from gossipjax.spmd.arguments import (
     require_transform,
 )
 from gossipjax.spmd.program import Program, is_mesh_of, run_sharded, run_simulated
-from gossipjax.traced import showing_arguments
 
 MAX_KEPT_PROGRAMS = 256  # of `Nodes.run`
 MAX_NODES = 2**31 - 1
@@ -106,7 +105,7 @@ def spmd(
         make_run = run_simulated
     else:
         make_run = run_sharded if nodes.per_device == 1 else run_in_blocks
-    run = make_run(showing_arguments(fn), kinds, nodes, check_vma)
+    run = make_run(fn, kinds, nodes, check_vma)
     run.__name__ = getattr(fn, "__name__", run.__name__)  # what profiles show
     options: dict[str, Any] = {}
     if nodes.mesh is not None and nodes.per_device > 1:

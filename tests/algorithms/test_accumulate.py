@@ -1,7 +1,7 @@
 """What gx.accumulate and gx.accumulate_gradients do between updates, and what they refuse."""
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -113,17 +113,18 @@ class TestAccumulate:
     def test_sums_of_bfloat16_are_float32(self):
         """In bfloat16, 256 + 1 is 256: the mean of 256 and eight ones would be 256 / 9."""
         tx = gx.accumulate(optax.chain(optax.sgd(1.0), gx.dpsgd(gx.topology.ring(1))), 9)
-        state = tx.init(jnp.zeros(1, jnp.bfloat16))
+        state: Any = tx.init(jnp.zeros(1, jnp.bfloat16))
         assert state.total.dtype == jnp.float32
 
-        def update(z, gradients):
-            state = tx.init(z)
+        def update(z, gradients) -> Any:
+            state, updates = tx.init(z), None
             for k in range(9):
                 updates, state = tx.update(gradients[k], state, z, step=k)
             return updates
 
         gradients = jnp.array([[256.0] + [1.0] * 8], jnp.bfloat16)
-        update_ = jax.vmap(update, axis_name="nodes")(jnp.zeros(1, jnp.bfloat16), gradients)
+        start = jnp.zeros(1, jnp.bfloat16)
+        update_: Any = jax.vmap(update, axis_name="nodes")(start, gradients)
         assert update_.dtype == jnp.bfloat16
         np.testing.assert_allclose(np.asarray(update_, np.float32), -264 / 9, rtol=2**-8)
 
@@ -176,7 +177,7 @@ class TestAccumulate:
         tx = gx.accumulate(chain(gx.sharded(gx.sgp(SCHEDULE), specs)), 2)
         whole = chain(gx.sgp(SCHEDULE))
         node_specs = gx.state_specs(whole.init(params), params, specs)
-        specs_of = gx.state_specs(gx.accumulate(whole, 2).init(params), params, specs)
+        specs_of: Any = gx.state_specs(gx.accumulate(whole, 2).init(params), params, specs)
         assert specs_of.total == specs
         assert specs_of.inner == node_specs
         targets = jnp.asarray(np.random.default_rng(3).normal(size=(4, N, 4)), jnp.float32)
@@ -317,7 +318,7 @@ class TestRefusals:
         ("make", "message"),
         [
             (lambda tx: gx.accumulate(tx, 0), "every of accumulate must be an integer >= 1, got 0"),
-            (lambda tx: gx.accumulate(None, 2), "tx of accumulate must be an optax.Gradient"),
+            (lambda tx: gx.accumulate(cast("Any", 1), 2), "tx of accumulate must be an optax.Grad"),
             (lambda tx: gx.accumulate(gx.accumulate(tx, 2), 2), "must not accumulate itself"),
             (
                 lambda tx: gx.accumulate(optax.MultiSteps(tx, 2).gradient_transformation(), 2),
@@ -373,8 +374,12 @@ class TestAccumulateGradients:
         def gradients(z, batch):
             return z - batch.mean(axis=0), None
 
+        def accumulate(z, batch):
+            grads: Any = gx.accumulate_gradients(gradients, 2)(z, batch[0])[0]
+            return grads[None]
+
         program = jax.shard_map(
-            lambda z, batch: gx.accumulate_gradients(gradients, 2)(z, batch[0])[0][None],
+            accumulate,
             mesh=make_mesh(N),
             in_specs=(P(), P("nodes")),
             out_specs=P("nodes"),
@@ -397,21 +402,22 @@ class TestAccumulateGradients:
             return batch.sum(axis=0), None
 
         batch = jnp.array([[256.0]] + [[1.0]] * 8, jnp.bfloat16)
+        grads: Any
         grads, _ = gx.accumulate_gradients(gradients, 9)(jnp.zeros(1, jnp.bfloat16), batch)
         assert grads.dtype == jnp.bfloat16
         np.testing.assert_allclose(np.asarray(grads, np.float32), 264 / 9, rtol=2**-8)
 
-    @pytest.mark.parametrize("overlap_in_thread", [None, True])
-    @pytest.mark.parametrize("name", ["gradient_tracking", "osgp 2"])
+    @pytest.mark.parametrize(
+        ("name", "overlap_in_thread"), [("gradient_tracking", None), ("osgp 2", True)]
+    )
     def test_before_any_chain(self, name, overlap_in_thread):
-        overlap_in_thread = overlap_in_thread if name.startswith("osgp") else None
+        """A thread's exchange then runs beside all parts of the batch."""
         tx = chain(ROWS[name].transform(SCHEDULE))
         gradients = jax.grad(loss, has_aux=True)
         results = []
         for fn in (gradients, gx.accumulate_gradients(gradients, EVERY)):
-            train_step = gx.TrainStep(
-                fn, tx, nodes=NODES, overlap_in_thread=overlap_in_thread and fn is not gradients
-            )
+            in_thread = None if fn is gradients else overlap_in_thread
+            train_step = gx.TrainStep(fn, tx, nodes=NODES, overlap_in_thread=in_thread)
             z, state = NODES.init(tx, jnp.zeros(5))
             for k in range(5):
                 z, state, _ = train_step(k, z, state, BATCH)

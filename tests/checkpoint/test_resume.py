@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +40,7 @@ def make_accumulating(every):
 
 class TestAccumulation:
     @staticmethod
-    def train(tx, state, steps):
+    def train(tx, state, steps) -> Any:
         def gradients(z, batch):
             return z - batch, ()
 
@@ -76,6 +77,7 @@ class TestAccumulation:
         state = self.train(make_accumulating(3), self.start(3), 5)
         ring = gx.topology.ring(N + 2)
         tx = gx.accumulate(optax.chain(optax.sgd(0.1, 0.9), gx.osgp(ring)), 3)
+        new: Any
         _, new, _ = change_nodes(state.params, state.opt_state, tx, N + 2)
         np.testing.assert_array_equal(new.pending, np.full(N + 2, 2))
         mean = np.mean(state.opt_state.total, axis=0)

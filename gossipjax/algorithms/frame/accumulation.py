@@ -65,5 +65,11 @@ def accumulation_plan(opt_state: Any) -> AccumulationPlan:
     return EVERY_STEP if state is None else state.plan
 
 
+def require_no_accumulation(opt_state: Any, name: str, way_out: str) -> None:
+    """Raises `ValueError` if there is `gx.accumulate` in a chain; `name` is that of the chain."""
+    if accumulation_state(opt_state) is not None:
+        raise ValueError(f"{name} must not accumulate, got gx.accumulate: {way_out}")
+
+
 def _is_accumulation(part: Any) -> bool:
     return isinstance(part, AccumulationState)

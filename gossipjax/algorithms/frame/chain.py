@@ -134,8 +134,8 @@ def step_plan(opt_state: optax.OptState) -> StepPlan:
     Raises:
       ValueError: as `require_updates_numbered`.
     """
-    require_updates_numbered(opt_state)
     exchange = exchange_plan(opt_state)
+    require_updates_numbered(opt_state)
     accumulation = accumulation_plan(opt_state)
     outer = outer_state(opt_state)
     if outer is None:
@@ -256,8 +256,8 @@ def start_at(opt_state: optax.OptState, step: int) -> Any:
     every = accumulation_plan(opt_state).every
     update = step // every
     accumulation = accumulation_state(opt_state)
-    pending = None if accumulation is None else _read_count(accumulation.pending)
-    if pending not in (None, 0, step % every):
+    pending = 0 if accumulation is None else _read_count(accumulation.pending)
+    if pending not in (0, step % every, None):
         raise ValueError(
             f"step must be that at which the state was saved, one after {pending} others of its "
             f"update, got {step}: their gradients would go into another update. Count through, "

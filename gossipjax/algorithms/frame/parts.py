@@ -64,8 +64,9 @@ class _Parts:
         if specs is None:
             return self.tx_update(updates, state, params, **extra_args)
         specs.require(updates, inner_axes(self.axis_name), may_repeat=True)
-        has_pieces = isinstance(state, GossipState) and state.overlap
-        pieces = split_messages(state) if has_pieces else None
+        pieces = None
+        if isinstance(state, GossipState) and state.overlap:
+            pieces = split_messages(state)
         names = ("step", "received", "skip_exchange")
         known = {name: extra_args[name] for name in names if name in extra_args}
         arrays = {name: arg for name, arg in known.items() if _holds_arrays(arg)}

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.frame.accumulation import accumulation_state
+from gossipjax.algorithms.frame.accumulation import require_no_accumulation
 from gossipjax.algorithms.frame.chain import (
     gossip_state,
     outer_state,
@@ -108,9 +108,7 @@ class OuterSteps:
         """Raises `ValueError` where outer steps cannot set the models of the chain inside."""
         if outer_state(inner) is not None:
             raise ValueError("inner of outer must hold no other outer optimizer, got one.")
-        if accumulation_state(inner) is not None:
-            way_out = "write gx.accumulate(gx.outer(...), every)."
-            raise ValueError(f"inner of outer must not accumulate, got gx.accumulate: {way_out}")
+        require_no_accumulation(inner, "inner of outer", "write gx.accumulate(gx.outer(...)).")
         if gossip is None:
             return
         plan = self.plan
