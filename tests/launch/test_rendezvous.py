@@ -154,6 +154,7 @@ WRONG = {
     "bool": {**HELLO, "process_id": True},
     "99 of 2": {**HELLO, "process_id": 99},
     "0 of 2": {**HELLO, "process_id": 0},
+    "2 of 2": {**HELLO, "process_id": 2},
     "-1 of 2": {**HELLO, "process_id": -1},
     "1 of text": {**HELLO, "num_processes": "2"},
     "1 of true": {**HELLO, "num_processes": True},
