@@ -12,7 +12,6 @@ from jax.core import Tracer
 from gossipjax.algorithms.frame.accumulation import accumulation_plan, accumulation_state
 from gossipjax.algorithms.frame.state import ExchangePlan, GossipState
 from gossipjax.algorithms.outer.plan import OuterPlan, OuterState, StepPlan
-from gossipjax.collectives import StepLike
 from gossipjax.last import takes_gradients
 from gossipjax.sharding import ShardedState
 from gossipjax.traced import traced_arguments
@@ -153,7 +152,7 @@ def require_updates_numbered(opt_state: optax.OptState) -> None:
         _require_updates_numbered(opt_state, part.plan, is_numbered=True)
 
 
-def require_updates_numbered_here(plan: ExchangePlan | OuterPlan, step: StepLike | None) -> None:
+def require_updates_numbered_here(plan: ExchangePlan | OuterPlan, step: Any) -> None:
     """`require_updates_numbered` of the states that the program has got that is being traced.
 
     Args:
