@@ -252,9 +252,9 @@ def start_at(opt_state: optax.OptState, step: int) -> Any:
       ValueError: if the state has counted more updates than `step` and other steps than those due
         would follow, or messages in flight would be delivered by another round than their own.
     """
-    every = accumulation_plan(opt_state).every
-    update = step // every
     accumulation = accumulation_state(opt_state)
+    every = 1 if accumulation is None else accumulation.plan.every
+    update = step // every
     pending = 0 if accumulation is None else _read_count(accumulation.pending)
     if pending not in (0, step % every, None):
         raise ValueError(
