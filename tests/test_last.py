@@ -91,10 +91,7 @@ WRONG: dict[str, Any] = {  # the chain, and the transform that is named
     "after outer": (optax.chain(gx.outer(SGD, SGD, 2), optax.trace(0.9)), "trace"),
     "inside sharded": (gx.sharded(optax.chain(SGP, optax.trace(0.9)), SPECS), "trace"),
     "after sharded": (optax.chain(gx.sharded(SGP, SPECS), optax.adam(0.1)), "scale_by_adam"),
-    "inside MultiSteps": (
-        optax.MultiSteps(optax.chain(SGP, optax.trace(0.9)), 2).gradient_transformation(),
-        "trace",
-    ),
+    "inside accumulate": (gx.accumulate(optax.chain(SGP, optax.trace(0.9)), 2), "trace"),
     "after a projection": (
         optax.chain(CHAIN, optax.keep_params_nonnegative(), optax.trace(0.9)),
         "trace",
@@ -108,7 +105,7 @@ RIGHT: dict[str, Any] = {
     "named_chain": optax.named_chain(("o", optax.adam(0.1)), ("g", SGP)),
     "nothing after it": optax.chain(CHAIN, optax.identity(), optax.scale(1.0)),
     "nonnegative after it": optax.chain(CHAIN, optax.keep_params_nonnegative()),
-    "MultiSteps around": optax.MultiSteps(CHAIN, 2).gradient_transformation(),
+    "accumulate around": gx.accumulate(CHAIN, 2),
     "MultiSteps before": optax.chain(
         optax.MultiSteps(SGD, 2).gradient_transformation(), gx.sgp(RING.every(2, phase=1))
     ),
@@ -156,7 +153,7 @@ def trace_loop(tx, params=None, nodes=NODES):
     tx = optax.with_extra_args_support(tx)
 
     def step(params, state):
-        updates, state = tx.update(gradients(params)[0], state, params, step=0)
+        updates, state = tx.update(gradients(params)[0], state, params, step=1)
         return optax.apply_updates(params, updates), state
 
     trace(step, tx, params, nodes)
@@ -205,7 +202,7 @@ def test_on_devices(nodes, trace_chain):
         tx, transform = WRONG[name]
         with refusal(transform):
             trace_chain(tx, nodes=nodes)
-    for name in ("a chain", "MultiSteps around", "outer around", "apply_if_finite around"):
+    for name in ("a chain", "accumulate around", "outer around", "apply_if_finite around"):
         trace_chain(RIGHT[name], nodes=nodes)
 
 

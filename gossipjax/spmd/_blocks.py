@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from gossipjax.composed import ComposedAxis, Composition
-from gossipjax.spmd.arguments import ArgumentKinds
-from gossipjax.spmd.program import require_all_stacked
+from gossipjax.spmd.arguments import ArgumentKinds, require_all_stacked
 
 if TYPE_CHECKING:
     from gossipjax.spmd import Nodes

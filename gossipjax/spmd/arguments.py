@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+
+if TYPE_CHECKING:
+    from gossipjax.spmd import Nodes
 
 Argnums = int | Sequence[int]
 
@@ -129,3 +132,32 @@ def require_size_of_mesh(size: int | None, mesh: Mesh, axis_name: str) -> int:
             f"{mesh.size // devices} devices each, or a mesh without other axes."
         )
     return int(size)
+
+
+def require_all_stacked(kinds: ArgumentKinds, args: Sequence[Any], nodes: Nodes) -> dict[int, Any]:
+    """Returns the arguments that are not static; raises `ValueError` unless all are stacked."""
+    dynamic = kinds.dynamic(args)
+    for number, arg in dynamic.items():
+        require_stacked(number, arg, kinds, nodes)
+    return dynamic
+
+
+def require_stacked(number: int, arg: Any, kinds: ArgumentKinds, nodes: Nodes) -> None:
+    """Raises `ValueError` unless the leaves of an argument have the axis of the nodes."""
+    if number in kinds.shared:
+        return
+    local = nodes.local_devices if number in kinds.local else None
+    for path, leaf in jax.tree_util.tree_leaves_with_path(arg):
+        shape = jnp.shape(leaf)
+        name = f"argument {number}{jax.tree_util.keystr(path)}"
+        if not shape or shape[0] != nodes.size:
+            raise ValueError(
+                f"{name} must be node-stacked, with a leading axis of {nodes.size} nodes, got "
+                f"shape {list(shape)}: gx.Nodes.replicate stacks one value for all nodes; or list "
+                "the argument in shared_argnums or static_argnums."
+            )
+        if local is not None and (len(shape) < 2 or shape[1] % local):
+            raise ValueError(
+                f"{name} must have a second axis that {local} local devices divide, got shape "
+                f"{list(shape)}: give batches of a multiple of {local} examples."
+            )

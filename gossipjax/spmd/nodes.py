@@ -21,6 +21,7 @@ from gossipjax import meshes, processes
 from gossipjax.sharding import constrain, shard_specs
 from gossipjax.spmd._blocks import run_in_blocks
 from gossipjax.spmd._checked import CheckedJit, require_gradients
+from gossipjax.spmd._placement import is_mesh_of
 from gossipjax.spmd._rows import (
     first_row,
     make_rows,
@@ -39,7 +40,7 @@ from gossipjax.spmd.arguments import (
     require_size_of_mesh,
     require_transform,
 )
-from gossipjax.spmd.program import Program, is_mesh_of, run_sharded, run_simulated
+from gossipjax.spmd.program import Program, run_sharded, run_simulated
 
 MAX_KEPT_PROGRAMS = 256  # of `Nodes.run`
 MAX_NODES = 2**31 - 1
@@ -340,8 +341,6 @@ class Nodes:
         if self.inner_axes:  # the row stays sharded inside the nodes
             specs = tuple(map(spec_of_row, jax.tree.leaves(stacked)))
         row, spreads = first_row(self.mesh, specs)(stacked)
-        if not self.inner_axes:
-            row = jax.tree.map(lambda x: x.addressable_data(0), row)
         require_equal_rows(stacked, np.asarray(spreads.addressable_data(0)))
         return row
 

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from gossipjax import meshes, processes
-from gossipjax.sharding import axes_of
+from gossipjax import meshes
 from gossipjax.spmd._checked import CheckedJit
-from gossipjax.spmd.arguments import ArgumentKinds
+from gossipjax.spmd._placement import is_put, keep_inside, put_leaf
+from gossipjax.spmd.arguments import ArgumentKinds, require_all_stacked, require_stacked
 
 if TYPE_CHECKING:
     from gossipjax.spmd import Nodes
@@ -85,38 +84,11 @@ class Program:
             return jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jax.device_put(x), arg)
         spec = _spec(number, self._kinds, self._nodes)
         sharding = NamedSharding(self._nodes.mesh, spec)
-        shardings = jax.tree.map(lambda x: _keep_inside(x, sharding, self._nodes), arg)
-        if all(map(_is_put, jax.tree.leaves(arg), jax.tree.leaves(shardings))):
+        shardings = jax.tree.map(lambda x: keep_inside(x, sharding, self._nodes), arg)
+        if all(map(is_put, jax.tree.leaves(arg), jax.tree.leaves(shardings))):
             return arg
-        _require_stacked(number, arg, self._kinds, self._nodes)
-        return jax.tree.map(lambda x, s: x if _is_put(x, s) else _put_leaf(x, s), arg, shardings)
-
-
-def _is_put(x: Any, sharding: NamedSharding) -> bool:
-    return isinstance(x, Tracer) or getattr(x, "sharding", None) == sharding
-
-
-def _keep_inside(x: Any, sharding: NamedSharding, nodes: Nodes) -> NamedSharding:
-    """`sharding`, and inside the nodes that of an array which is on these devices."""
-    actual = getattr(x, "sharding", None)
-    if nodes.mesh is None or not nodes.inner_axes or not isinstance(actual, NamedSharding):
-        return sharding
-    inside = actual.spec[len(sharding.spec) :]
-    is_here = is_mesh_of(nodes, actual.mesh)
-    if not is_here or not set(axes_of(P(*inside))) <= set(nodes.inner_axes):
-        return sharding
-    return NamedSharding(sharding.mesh, P(*sharding.spec, *inside))
-
-
-def is_mesh_of(nodes: Nodes, mesh: Any) -> bool:
-    """Whether a mesh is that of the nodes, whatever the kinds of its axes."""
-    return isinstance(mesh, Mesh) and meshes.auto_mesh(mesh) == nodes.mesh
-
-
-def _put_leaf(x: Any, sharding: NamedSharding) -> jax.Array:
-    is_global = isinstance(x, jax.Array) and not x.is_fully_addressable
-    is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return jax.device_put(x, sharding) if is_global or is_key else processes.put_global(x, sharding)
+        require_stacked(number, arg, self._kinds, self._nodes)
+        return jax.tree.map(lambda x, s: x if is_put(x, s) else put_leaf(x, s), arg, shardings)
 
 
 def run_simulated(
@@ -180,31 +152,3 @@ def _spec(number: int, kinds: ArgumentKinds, nodes: Nodes) -> P:
     if number in kinds.local and nodes.local_devices is not None:
         return P(nodes.axis_name, nodes.local_axis_name)
     return P(nodes.axis_name)
-
-
-def require_all_stacked(kinds: ArgumentKinds, args: Sequence[Any], nodes: Nodes) -> dict[int, Any]:
-    """Returns the arguments that are not static; raises `ValueError` unless all are stacked."""
-    dynamic = kinds.dynamic(args)
-    for number, arg in dynamic.items():
-        _require_stacked(number, arg, kinds, nodes)
-    return dynamic
-
-
-def _require_stacked(number: int, arg: Any, kinds: ArgumentKinds, nodes: Nodes) -> None:
-    if number in kinds.shared:
-        return
-    local = nodes.local_devices if number in kinds.local else None
-    for path, leaf in jax.tree_util.tree_leaves_with_path(arg):
-        shape = jnp.shape(leaf)
-        name = f"argument {number}{jax.tree_util.keystr(path)}"
-        if not shape or shape[0] != nodes.size:
-            raise ValueError(
-                f"{name} must be node-stacked, with a leading axis of {nodes.size} nodes, got "
-                f"shape {list(shape)}: gx.Nodes.replicate stacks one value for all nodes; or list "
-                "the argument in shared_argnums or static_argnums."
-            )
-        if local is not None and (len(shape) < 2 or shape[1] % local):
-            raise ValueError(
-                f"{name} must have a second axis that {local} local devices divide, got shape "
-                f"{list(shape)}: give batches of a multiple of {local} examples."
-            )

@@ -336,7 +336,6 @@ def test_a_run_with_a_preset_is_recorded_and_resumed(tmp_path, small_program):
         ),
         ("--preset sgp19-mini --dataset cifar10 --data-dir /nowhere", "cifar10", True),
         ("--preset sgp19-mini --nodes 6000", "--nodes must be at most the number of", True),
-        ("--preset sgp19-mini --accumulate 2", "--accumulate must be 1, got 2", True),
         ("--preset sgp19-mini --warmup-steps 3", "--warmup-steps must be 0", True),
         ("--preset sgp19-table1-sgp-32 --epochs 3", "got 40 70 85", True),
         ("--preset sgp19-table1-sgp-32 --normalization none", "--normalization must be", True),
