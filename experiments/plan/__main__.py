@@ -18,7 +18,7 @@ from rich.console import Console
 
 from experiments import results
 from experiments.plan.candidates import Candidate, list_candidates
-from experiments.plan.choice import Plan, make_plan
+from experiments.plan.choice import Plan, Situation, make_plan
 from experiments.plan.measure import measure_step, measure_stream
 from experiments.plan.options import (
     DEFAULT_MODEL,
@@ -27,8 +27,12 @@ from experiments.plan.options import (
     make_workload,
     require_effects,
 )
-from experiments.plan.report import make_table, plot_seconds_over_bandwidth, plot_seconds_over_nodes
-from experiments.plan.rows import Situation
+from experiments.plan.report import (
+    describe_reason,
+    make_table,
+    plot_seconds_over_bandwidth,
+    plot_seconds_over_nodes,
+)
 from experiments.program import exit_on_error
 from gossipjax.cost_model import Star, parse_slowness
 
@@ -68,11 +72,9 @@ def list_candidates_of(options: Options, nodes: int) -> list[Candidate]:
 
 
 def print_plan(plan: Plan, console: Console) -> None:
-    """Prints the table, the choice and its reasons."""
+    """Prints the table, the choice and its reason."""
     console.print(make_table(plan))
-    console.print(f"Choice: [bold]{plan.chosen.candidate.label}[/bold]")
-    for reason in plan.reasons:
-        console.print(f"- {reason}", highlight=False)
+    console.print(describe_reason(plan), highlight=False)
 
 
 def write_files(plan: Plan, options: Options, out: Path) -> None:
@@ -83,7 +85,7 @@ def write_files(plan: Plan, options: Options, out: Path) -> None:
         {},
         [row.make_record() for row in plan.rows],
         choice=plan.chosen.make_record(),
-        reasons=plan.reasons,
+        reasons=[dataclasses.asdict(plan.reason)],
     )
     plot_seconds_over_bandwidth(plan, out / "seconds_over_bandwidth.png")
     if options.nodes > 1 and isinstance(plan.chosen.situation.network.fabric, Star):

@@ -3,15 +3,202 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 from experiments.plan.candidates import Candidate
-from experiments.plan.reasons import MIN_GAIN, NUM_RUNNERS_UP, find_all_reduce, list_reasons
-from experiments.plan.rows import Row, Situation
-from gossipjax.cost_model import Method, predict_step, simulate
+from experiments.results import Record
+from gossipjax.cost_model import (
+    Method,
+    Network,
+    Prediction,
+    Simulation,
+    Slowness,
+    Workload,
+    predict_step,
+    simulate,
+)
 
+LATE_PRICE = 0.05  # more examples, per doubling of one plus the lateness: an assumption
+OLD_GRADIENT = 10  # late steps, for each step of a gradient's age: an assumption
+MIN_GAIN = 0.1  # of priced time: the model's own error is of this size, so less is no gain
 EQUAL = 1e-3  # relative: two priced times that are as good as equal
+NUM_RUNNERS_UP = 2  # that are simulated beside the choice
 MIN_STEPS = 20
 MAX_NODE_STEPS = 30_000  # of a simulation, so that a plan takes seconds
+
+EVIDENCE = {
+    "async": "SGP-19, Table 4, 16 nodes: AD-PSGD 75.5 %, AllReduce 76.3 %",
+    "d1d": "RAND-20, word errors (SWB, CH): 64 learners 7.5, 13.3 %, one 7.5, 13.0 %",
+    "rand-psgd": "RAND-20, word errors (SWB, CH): 64 learners 7.8, 13.4 %, one 7.5, 13.0 %",
+    "osgp": "SGP-19, Table 4, 16 nodes: 1-OSGP 75.7 %, SGP 75.9 %, AllReduce 76.3 %",
+    "slowmo": "SlowMo, Table 1, 32 nodes: SGP with SlowMo 75.73 %, AllReduce 76.00 %",
+    "diloco": "DiLoCo, 8 workers, H = 500: perplexity 15.02, a batch 8 times as large 15.30",
+    "local": "SlowMo, Table 1, 32 nodes: Local SGD 69.94 %, AllReduce 76.00 %",
+    "dpsgd": "SGP-19, Table 1: D-PSGD 75.9 % (16 nodes), 74.4 % (32), AllReduce 76.3, 76.2 %",
+    "two_peer": "SGP-19, Table 3: two peers 76.2 % (16 nodes), 75.7 % (32), AllReduce 76.3, 76.2 %",
+    "sgp": "SGP-19, Table 1: SGP 75.9 % (16 nodes), 75.0 % (32), AllReduce 76.3, 76.2 %",
+}
+"""Part of a name -> the quality that others measured; the first that fits counts."""
+
+Cause = Literal[
+    "one node",
+    "exact averages are as fast",
+    "the exchange is hidden",
+    "slow nodes hold up nobody",
+    "the exchange takes less time",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Situation:
+    """What a plan is for.
+
+    Attributes:
+      workload, network, nodes: of `cost_model`.
+      slowness: of the nodes.
+      late_price: see `Row.price`.
+    """
+
+    workload: Workload
+    network: Network
+    nodes: int
+    slowness: Slowness
+    late_price: float = LATE_PRICE
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all nodes are equally fast."""
+        return self.slowness.kind == "none"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A method in a situation; all figures are modelled.
+
+    Attributes:
+      candidate: the method.
+      situation: where.
+      prediction: of equally fast nodes.
+      simulation: of the nodes as they are; None if none was needed.
+    """
+
+    candidate: Candidate
+    situation: Situation
+    prediction: Prediction
+    simulation: Simulation | None
+
+    @property
+    def seconds(self) -> float:
+        """Per iteration: simulated if nodes are slow, else predicted."""
+        if self.simulation is None or self.situation.is_even:
+            return self.prediction.seconds
+        return self.simulation.seconds
+
+    @property
+    def examples_per_second(self) -> float:
+        """Of all nodes."""
+        return self.situation.nodes * self.situation.workload.examples / self.seconds
+
+    @property
+    def efficiency(self) -> float:
+        """Of the examples per second of as many nodes that compute only, none of them slow."""
+        return self.situation.workload.compute_seconds / self.seconds
+
+    @property
+    def kept(self) -> float:
+        """The fraction of its exchanges that are left out because the link is busy."""
+        return 0.0 if self.simulation is None else self.simulation.kept
+
+    @property
+    def sigma(self) -> float | None:
+        """That of the candidate; None if exchanges are left out, and it is that of others."""
+        return None if self.kept else self.candidate.sigma
+
+    @property
+    def staleness(self) -> float:
+        """Steps by which what a node gets is older than its own model."""
+        if self.simulation is None:
+            return self.candidate.method.staleness
+        return self.simulation.staleness
+
+    @property
+    def lateness(self) -> float:
+        """Steps until what a node has learned is at all others, but for a tenth.
+
+        Those of averaging, more if exchanges are left out because the link is busy, one if the
+        exchange runs beside the next computation, and the staleness. A gradient that is a step
+        older than the model that it changes counts as 10 of them: it errs for the whole update,
+        which a message that comes late does not.
+        """
+        exchanges = self.candidate.method.exchanges
+        is_beside = any(e.overlap > 0 and e.schedule is not None for e in exchanges)
+        mixing = self.candidate.mixing / max(1 - self.kept, 1e-9)
+        old = OLD_GRADIENT * self.candidate.gradient_age
+        return mixing + is_beside + self.staleness + old
+
+    @property
+    def price(self) -> float:
+        """Examples that it needs, over those of AllReduce: `1 + p log2(1 + lateness)`.
+
+        An assumption, not a measurement: p is `late_price`.
+        """
+        return 1 + self.situation.late_price * math.log2(1 + self.lateness)
+
+    @property
+    def priced_seconds(self) -> float:
+        """Seconds for what AllReduce learns in one iteration, by that assumption."""
+        return self.seconds * self.price
+
+    @property
+    def kept_bytes(self) -> float:
+        """Memory of a node for what the method keeps."""
+        return self.candidate.kept_models * self.situation.workload.model_bytes
+
+    def make_record(self) -> Record:
+        """The object in `runs` of `summary.json`."""
+        simulated = None if self.simulation is None else self.simulation.seconds
+        return {
+            "algorithm": self.candidate.name,
+            "wire": self.candidate.wire,
+            "nodes": self.situation.nodes,
+            "is_here": self.candidate.is_here,
+            "seconds_per_step": self.seconds,
+            "predicted_seconds": self.prediction.seconds,
+            "simulated_seconds": simulated,
+            "exposed_seconds": self.prediction.exposed_seconds,
+            "examples_per_second": self.examples_per_second,
+            "efficiency": self.efficiency,
+            "sent_bytes": self.prediction.sent_bytes,
+            "kept_bytes": self.kept_bytes,
+            "sigma": self.sigma,
+            "mixing_steps": self.candidate.mixing,
+            "staleness": self.staleness,
+            "lateness": self.lateness,
+            "price": self.price,
+            "priced_seconds": self.priced_seconds,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Reason:
+    """Why a row is the choice.
+
+    Attributes:
+      cause: in a few words.
+      seconds, allreduce_seconds: per step, of the choice and of AllReduce in its fastest form.
+      gain: the fraction of priced time by which the choice is ahead of AllReduce. If AllReduce is
+        the choice, it is the gain of the best other method, which is too small.
+      bucketed_seconds: of an all-reduce beside the backward pass, if no method here is notably
+        faster: `gx.allreduce` does not do that, other libraries do.
+      evidence: what others measured of the quality of such a method.
+    """
+
+    cause: Cause
+    seconds: float
+    allreduce_seconds: float
+    gain: float
+    bucketed_seconds: float | None = None
+    evidence: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,12 +208,12 @@ class Plan:
     Attributes:
       rows: all methods.
       chosen: the row to take.
-      reasons: sentences.
+      reason: why.
     """
 
     rows: list[Row]
     chosen: Row
-    reasons: list[str]
+    reason: Reason
 
 
 def make_plan(situation: Situation, candidates: Sequence[Candidate]) -> Plan:
@@ -46,8 +233,40 @@ def make_plan(situation: Situation, candidates: Sequence[Candidate]) -> Plan:
     names = {row.candidate.label for row in checked}
     rows = [_check(row) if row.candidate.label in names else row for row in rows]
     chosen = next(row for row in rows if row.candidate.label == chosen.candidate.label)
-    checked = [row for row in rows if row.candidate.label in names]
-    return Plan(rows, chosen, list_reasons(chosen, rows, checked))
+    return Plan(rows, chosen, _find_reason(chosen, rows))
+
+
+def find_all_reduce(rows: Sequence[Row]) -> Row | None:
+    """AllReduce in the form whose time is least; None if it is not among the rows."""
+    found = [row for row in rows if row.candidate.name == "allreduce"]
+    return min(found, key=lambda row: row.priced_seconds, default=None)
+
+
+def _find_reason(chosen: Row, rows: Sequence[Row]) -> Reason:
+    exact = find_all_reduce(rows)
+    if exact is None:
+        return Reason("one node", chosen.seconds, chosen.seconds, 0.0)
+    others = [row for row in rows if row.candidate.is_here and row.candidate.name != "allreduce"]
+    best = others[0] if chosen is exact else chosen
+    bucketed = min(row.seconds for row in rows if row.candidate.name.endswith("buckets"))
+    is_notable = bucketed <= chosen.priced_seconds * (1 + MIN_GAIN)
+    return Reason(
+        _find_cause(chosen, exact),
+        chosen.seconds,
+        exact.seconds,
+        exact.priced_seconds / best.priced_seconds - 1,
+        bucketed if is_notable else None,
+        next((text for part, text in EVIDENCE.items() if part in chosen.candidate.name), None),
+    )
+
+
+def _find_cause(chosen: Row, exact: Row) -> Cause:
+    if chosen is exact:
+        return "exact averages are as fast"
+    if not chosen.situation.is_even and chosen.candidate.method.is_asynchronous:
+        return "slow nodes hold up nobody"
+    is_hidden = not chosen.prediction.exposed_seconds
+    return "the exchange is hidden" if is_hidden else "the exchange takes less time"
 
 
 def _choose(rows: Sequence[Row]) -> Row:

@@ -13,9 +13,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from experiments.plan.candidates import Candidate
-from experiments.plan.choice import Plan
-from experiments.plan.quantities import format_bandwidth
-from experiments.plan.rows import Row, Situation
+from experiments.plan.choice import Plan, Row, Situation
+from experiments.plan.options import BITS_PER_BYTE
 from gossipjax.cost_model import Network, predict_step
 
 COLORS = matplotlib.color_sequences["petroff10"]
@@ -91,6 +90,49 @@ def describe_situation(situation: Situation) -> str:
         f"{nodes}{slow}, {situation.workload.model_bytes / MEGA:,.4g} MB of parameters, "
         f"{situation.workload.compute_seconds:g} s of computation, {name}"
     )
+
+
+def describe_reason(plan: Plan) -> str:
+    """The choice and its reason, in two or three lines."""
+    reason = plan.reason
+    if reason.cause == "one node":
+        return "Choice: single. One node has nobody to exchange with."
+    lines = [
+        f"Choice: {plan.chosen.candidate.label}: {reason.cause}. It takes "
+        f"{format_seconds(reason.seconds)} a step, AllReduce "
+        f"{format_seconds(reason.allreduce_seconds)}; counted, the gain over AllReduce is "
+        f"{reason.gain:+.0%}."
+    ]
+    if reason.bucketed_seconds is not None:
+        lines.append(
+            f"Other libraries all-reduce beside the backward pass: "
+            f"{format_seconds(reason.bucketed_seconds)} if the overlap is perfect."
+        )
+    if reason.evidence is not None:
+        lines.append(f"Measured by others: {reason.evidence}.")
+    return "\n".join(lines)
+
+
+def format_bandwidth(bytes_per_second: float) -> str:
+    """A bandwidth in words, in bits per second below 20 GB/s and in bytes from there on.
+
+    >>> format_bandwidth(1.25e9), format_bandwidth(25e6), format_bandwidth(450e9)
+    ('10 Gbit/s', '200 Mbit/s', '450 GB/s')
+    """
+    if bytes_per_second >= 2e10:
+        return f"{bytes_per_second / 1e9:.4g} GB/s"
+    bits = bytes_per_second * BITS_PER_BYTE
+    return f"{bits / 1e9:.4g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.4g} Mbit/s"
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds in words, to a millisecond where that says something, else of three digits.
+
+    >>> format_seconds(0.2284), format_seconds(3e-6), format_seconds(2.5e12), format_seconds(0.0)
+    ('0.228 s', '3e-06 s', '2.5e+12 s', '0.000 s')
+    """
+    is_plain = seconds == 0 or 1e-3 <= seconds < 1e5
+    return f"{seconds:.3f} s" if is_plain else f"{seconds:.3g} s"
 
 
 def plot_seconds_over_bandwidth(plan: Plan, path: Path) -> None:
