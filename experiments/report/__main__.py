@@ -24,27 +24,34 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.program import exit_on_error
-from experiments.report.chapters import Chapter, find_needs, list_runs, make_chapter
-from experiments.report.earlier import find_ended, read_sections, remove_figures, remove_plots
+from experiments.report.chapters import (
+    Chapter,
+    find_ended,
+    find_needs,
+    list_runs,
+    make_chapter,
+    read_sections,
+    remove_figures,
+    remove_plots,
+    write_summary,
+)
 from experiments.report.grid import list_once, run_grid
 from experiments.report.options import RUNS, Options
-from experiments.report.pages.html import format_html
-from experiments.report.pages.markdown import count_verdicts, format_markdown
-from experiments.report.pages.origin import Origin, find_origin
-from experiments.report.section import Result, Scale, Section
-from experiments.report.sections import MODULES, load_section
-from experiments.report.summary import write_summary
+from experiments.report.origin import Origin, find_origin
+from experiments.report.pages import count_verdicts, format_html, format_markdown
+from experiments.report.section import Scale, Section
+from experiments.report.sections import SECTIONS
 from experiments.results import Record
-from experiments.runner import find_devices, make_folder, take_runs
+from experiments.runner import Result, find_devices, make_folder, take_runs
 
 FIGURES = "figures"
 COLORS = {"agrees": "green", "agrees in part": "yellow", "disagrees": "red", "error": "red"}
 
 
-def load_sections(options: Options) -> list[Section]:
+def choose_sections(options: Options) -> list[Section]:
     """Returns the sections of a report, in its order."""
-    chosen = options.section or tuple(MODULES)
-    return [load_section(name) for name in MODULES if name in chosen]
+    chosen = options.section or tuple(SECTIONS)
+    return [section for name, section in SECTIONS.items() if name in chosen]
 
 
 def print_sections(sections: Sequence[Section], scale: Scale, console: Console) -> None:
@@ -121,14 +128,14 @@ def add_earlier(
     """
     chosen = {section.name for section in sections}
     names = [entry.get("section") for entry in entries]
-    others = [load_section(name) for name in MODULES if name in names and name not in chosen]
+    others = [SECTIONS[name] for name in SECTIONS if name in names and name not in chosen]
     earlier = find_ended(others, scale, out)
     lost = [section.name for section in others if section.name not in earlier]
     if lost:
         console.print(f"not shown, their runs had other options: {', '.join(lost)}", style="yellow")
     shown = [*sections, *(section for section in others if section.name in earlier)]
     results = {name: result for part in earlier.values() for name, result in part.items()}
-    order = list(MODULES)
+    order = list(SECTIONS)
     return sorted(shown, key=lambda section: order.index(section.name)), results | dict(ended)
 
 
@@ -177,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             description=Options.__doc__,
             args=given,
         )
-        sections = load_sections(options)
+        sections = choose_sections(options)
         if options.list_sections:
             print_sections(sections, options.scale, Console())
             return

@@ -1,14 +1,21 @@
-"""A section with its runs and what it has found: all that the pages show of it."""
+"""A section with its runs and what it has found: what the pages show and `summary.json` holds."""
 
 import dataclasses
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.report.figures import Drawing, draw_figures
-from experiments.report.section import Findings, Result, Run, Scale, Section, Status
+from experiments import results as result_files
+from experiments.report.drawing import Drawing, draw_figures
+from experiments.report.options import RUNS, Options
+from experiments.report.origin import Origin
+from experiments.report.section import Findings, Scale, Section, judge
+from experiments.results import Record
+from experiments.results.records import LIST, parse_object, read_text
+from experiments.runner import Result, Run, Status, find_result, is_run
 
 MISSING = Result(status="missing")
+SUMMARY = "summary.json"
 DATA = {
     "speech": "--speech, the folder of speech_languages.npz",
     "translation": "--translation, the folder of pairs of sentences",
@@ -41,34 +48,25 @@ class Chapter:
 
     @property
     def verdict(self) -> str:
-        """The verdict, with the numbers of claims.
-
-        >>> parts = {"write_text": str, "list_runs": len, "find": max}
-        >>> section = Section(name="a", title="", source="", **parts)
-        >>> Chapter(section=section, needs=("--speech",)).verdict
-        'left out'
-        """
-        if self.error and self.findings is None:
-            return "error"
+        """The verdict, with the numbers of claims."""
         if self.findings is None:
-            return "left out"
-        verdict = self.findings.verdict
-        claims = self.findings.claims
-        if all(claim.holds is None for claim in claims):
-            return verdict
-        held = sum(claim.holds is True for claim in claims)
-        unknown = sum(claim.holds is None for claim in claims)
+            return "error" if self.error else "left out"
+        verdicts = [judge(claim) for claim in self.findings.claims]
+        unknown = verdicts.count(None)
+        if unknown == len(verdicts):
+            return self.findings.verdict
         rest = f", {unknown} not judged" if unknown else ""
-        return f"{verdict} ({held} of {len(claims)}{rest})"
+        return f"{self.findings.verdict} ({verdicts.count(True)} of {len(verdicts)}{rest})"
 
     @property
     def sentence(self) -> str:
-        """What the section says in a sentence or two; or why it says nothing."""
-        if self.findings is not None:
-            return self.findings.sentence
+        """What is known of the causes where claims do not hold; or why there are none."""
         if self.needs:
             return f"Left out: it needs {' and '.join(self.needs)}."
-        return "Its runs could not be read, which is a bug of this section."
+        if self.findings is None:
+            return "Its runs could not be read, which is a bug of this section."
+        failed = [claim for claim in self.findings.claims if judge(claim) is False]
+        return " ".join(dict.fromkeys(claim.if_not for claim in failed if claim.if_not))
 
     def list_names(self, status: Status) -> list[str]:
         """Returns the names of the runs that ended so."""
@@ -116,28 +114,122 @@ def make_chapter(
       scale: of the report.
       folder: receives the figures.
     """
-    own = {run.name: results.get(run.name, MISSING) for run in runs}
+    ended = {run.name: results.get(run.name, MISSING) for run in runs}
     needs = find_needs(section, scale)
-    chapter = Chapter(
-        section=section,
-        text=section.write_text(scale),
-        runs=tuple(runs),
-        results=own,
-        needs=needs,
-    )
+    text = section.write_text(scale)
+    chapter = Chapter(section=section, text=text, runs=tuple(runs), results=ended, needs=needs)
     if needs:
         return chapter
     try:
-        chapter = dataclasses.replace(chapter, findings=section.find(scale, own))
-        assert chapter.findings is not None
-        drawings = draw_figures(section.name, chapter.findings.figures, folder)
+        findings = section.find(scale, ended)
+        chapter = dataclasses.replace(chapter, findings=findings)
+        drawings = draw_figures(section.name, findings.figures, folder)
         return dataclasses.replace(chapter, drawings=drawings)
     except Exception as error:
-        return dataclasses.replace(chapter, error=describe_error(error))
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        message = traceback.format_exception_only(error)[-1].strip()
+        place = f"{Path(last.filename).name}, line {last.lineno}"
+        return dataclasses.replace(chapter, error=f"{message} ({place})")
 
 
-def describe_error(error: Exception) -> str:
-    """Returns type, text and place of an error in a line."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    text = traceback.format_exception_only(error)[-1].strip()
-    return f"{text} ({Path(last.filename).name}, line {last.lineno})"
+def read_sections(out: Path) -> list[Record]:
+    """Returns the entries of the sections in `summary.json`; none if it is not there or damaged."""
+    path = out / SUMMARY
+    try:
+        summary = parse_object(read_text(path), f"{path}", {"sections": LIST})
+    except (FileNotFoundError, ValueError):
+        return []
+    return [entry for entry in summary["sections"] if isinstance(entry, dict)]
+
+
+def find_ended(
+    sections: Sequence[Section], scale: Scale, out: Path
+) -> dict[str, dict[str, Result]]:
+    """Returns the results of those sections all of whose runs have ended in earlier calls.
+
+    Args:
+      sections: that are not run in this call.
+      scale: of the report; runs of another scale are other calls.
+      out: the folder of the report.
+    """
+    ended: dict[str, dict[str, Result]] = {}
+    for name, runs in list_runs(sections, scale).items():
+        found = {run.name: find_result(run, out / RUNS / run.name) for run in runs}
+        results = {run: result for run, result in found.items() if result is not None}
+        if len(results) == len(runs):
+            ended[name] = results
+    return ended
+
+
+def remove_figures(entries: Sequence[Record], folder: Path) -> None:
+    """Removes the figures that `summary.json` names, and nothing else."""
+    for entry in entries:
+        for name in entry.get("figures", ()):
+            for suffix in (".png", ".svg"):
+                (folder / Path(name).name).with_suffix(suffix).unlink(missing_ok=True)
+
+
+def remove_plots(names: Sequence[str], folder: Path) -> None:
+    """Removes the plots of a report's runs, which `experiments.plots` makes again."""
+    for name in names:
+        if is_run(folder / name):
+            for path in (folder / name).rglob("*.png"):
+                path.unlink()
+
+
+def write_summary(
+    out: Path,
+    options: Options,
+    origin: Origin,
+    ended: Mapping[str, Result],
+    chapters: Sequence[Chapter],
+) -> None:
+    """Writes `summary.json`: `runs` with how each ended, `sections` with what each has found."""
+    runs = {run.name: run for chapter in chapters for run in chapter.runs}
+    result_files.write_summary(
+        out,
+        dataclasses.asdict(options),
+        origin._asdict(),
+        [make_run_record(run, ended.get(run.name, MISSING)) for run in runs.values()],
+        sections=[make_section_record(chapter) for chapter in chapters],
+    )
+
+
+def make_run_record(run: Run, result: Result) -> Record:
+    """Returns the entry of a run."""
+    return {
+        "run": run.name,
+        "command": run.command,
+        "is_alone": run.is_alone,
+        "status": result.status,
+        "error": result.error,
+        "seconds": result.seconds,
+        "folder": f"{RUNS}/{run.name}",
+    }
+
+
+def make_section_record(chapter: Chapter) -> Record:
+    """Returns the entry of a section."""
+    findings = chapter.findings or Findings([])
+    claims = [
+        {
+            "statement": claim.statement,
+            "paper": claim.paper,
+            "ours": claim.ours,
+            "holds": judge(claim),
+            "is_modelled": claim.is_modelled,
+        }
+        for claim in findings.claims
+    ]
+    return {
+        "section": chapter.section.name,
+        "title": chapter.section.title,
+        "source": chapter.section.source,
+        "verdict": chapter.verdict,
+        "sentence": chapter.sentence,
+        "claims": claims,
+        "tables": [table._asdict() for table in findings.tables],
+        "figures": [f"figures/{drawing.png.name}" for drawing in chapter.drawings],
+        "runs": [run.name for run in chapter.runs],
+        "error": chapter.error,
+    }

@@ -8,9 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from experiments.compilation_cache import compilation_cache
-from experiments.report.pages.origin import format_seconds
-from experiments.report.section import Result, Run
-from experiments.runner import Devices, run_all
+from experiments.report.origin import format_seconds
+from experiments.runner import Devices, Result, Run, run_all
 
 MAX_SECONDS = 3600.0  # of a run
 MAX_QUICK_SECONDS = 300.0

@@ -2,7 +2,9 @@
 
 import math
 
-from experiments.report.section import Claim, Figure, Findings, Run, Section, Table
+from experiments.report.estimates import exact
+from experiments.report.section import Claim, Figure, Findings, Section, Table
+from experiments.runner import Run
 
 
 def list_runs(scale):
@@ -17,18 +19,21 @@ def list_runs(scale):
 
 def find(scale, results):
     statuses = {name: result.status for name, result in results.items()}
-    accuracies = [
-        run["test_accuracy_average_model"] for result in results.values() for run in result.runs
-    ]
+    accuracies = {
+        name: exact(run["test_accuracy_average_model"])
+        for name, result in results.items()
+        for run in result.runs
+    }
+    cause = "It fails, as $n$ is small."
     claims = [
-        Claim("`||x||` < 2 | it holds", "0.5", f"{accuracies}", True),
-        Claim("This fails.", "1", "2", False, is_modelled=True),
-        Claim("Nobody knows.", "1", "", None),
+        Claim("`||x||` < 2 | it holds", "0.5", accuracies, at_most=2.0),
+        Claim("This fails.", "1", {"": exact(2.0)}, at_most=1.0, is_modelled=True, if_not=cause),
+        Claim("Nobody knows.", "1", {}),
     ]
     rows = tuple((name, status, "75.0") for name, status in statuses.items())
     table = Table("Accuracy", ("row|column", "ours", "paper, in %"), rows, note="A note.")
     figure = Figure("curve", "A caption with <b> and a | in it.", draw)
-    return Findings(claims, "Half of it agrees, as $n$ is small.", [table], [figure])
+    return Findings(claims, [table], [figure])
 
 
 def draw(figure):
@@ -46,7 +51,7 @@ def make_section(name, **changes):
     fields = {
         "title": f"A title of {name}",
         "source": "Nobody, 2026",
-        "write_text": lambda scale: "What the paper did | and what is done here.",
+        "text": "What the paper did | and what is done here.",
         "list_runs": list_runs,
         "find": find,
     }
@@ -59,7 +64,7 @@ SECTIONS = {
     "undrawn": make_section(
         "undrawn",
         list_runs=lambda scale: [],
-        find=lambda scale, results: Findings([], "", figures=[Figure("x", "", raise_error)]),
+        find=lambda scale, results: Findings([], figures=[Figure("x", "", raise_error)]),
     ),
     "spoken": make_section("spoken", list_runs=raise_error, needs=("speech",)),
 }

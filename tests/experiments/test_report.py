@@ -13,18 +13,17 @@ from report_sections import SECTIONS, make_section
 from experiments.report import __main__ as program
 from experiments.report import sections
 from experiments.report.chapters import list_runs
-from experiments.report.figures import draw_figures
-from experiments.report.section import Figure, Run, Scale
-from experiments.runner import Devices, origin
+from experiments.report.drawing import draw_figures
+from experiments.report.section import Figure, Scale
+from experiments.runner import Devices, Run, origin
 
 
 @pytest.fixture(autouse=True)
 def frame(tmp_path, monkeypatch):
     """Made-up sections and programs, on one or two places."""
     write_program(tmp_path, monkeypatch)
-    monkeypatch.setattr(program, "MODULES", dict.fromkeys(SECTIONS, ""))
-    monkeypatch.setattr(sections, "MODULES", dict.fromkeys(SECTIONS, ""))
-    monkeypatch.setattr(program, "load_section", SECTIONS.get)
+    monkeypatch.setattr(program, "SECTIONS", SECTIONS)
+    monkeypatch.setattr(sections, "SECTIONS", SECTIONS)
     monkeypatch.setattr(program, "find_devices", lambda jobs: Devices(({},) * (jobs or 2)))
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     yield
@@ -48,9 +47,9 @@ def test_a_report_of_a_section(tmp_path, capsys):
     status, markdown, page, summary = make_report(out, "--section", "first", "--quick")
     assert "bad: error: no luck" in status
     assert "| claim | paper | ours | holds |" in markdown
-    assert "| `\\|\\|x\\|\\|` < 2 \\| it holds | 0.5 | [0.5, 0.5] | yes |" in markdown
-    assert "| This fails. | 1 | 2 *(modelled)* | no |" in markdown
-    assert "**Verdict: agrees in part (1 of 3, 1 not judged).** Half of it agrees" in markdown
+    assert "| `\\|\\|x\\|\\|` < 2 \\| it holds | 0.5 | good +0.50; alone +0.50 | yes |" in markdown
+    assert "| This fails. | 1 | +2.00 *(modelled)* | no |" in markdown
+    assert "**Verdict: agrees in part (1 of 3, 1 not judged).** It fails, as $n$" in markdown
     assert "| bad | failed | 75.0 |" in markdown
     assert "Run `bad` has failed.\n\n```text\nerror: no luck\n```" in markdown
     assert "Run `lost` has diverged." in markdown

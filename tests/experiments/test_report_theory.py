@@ -11,9 +11,10 @@ from matplotlib.figure import Figure
 from experiments.averaging import __main__ as averaging_program
 from experiments.rates import problem
 from experiments.rates.__main__ import Options as RatesOptions
-from experiments.report.figures import draw_figures
-from experiments.report.section import Result, Scale
-from experiments.report.sections.theory import averaging, rate_claims, rates
+from experiments.report.drawing import draw_figures, read_lines
+from experiments.report.section import Scale, judge
+from experiments.report.sections import averaging, rates
+from experiments.runner import Result
 
 SECTIONS = [averaging, rates]
 
@@ -46,9 +47,9 @@ def make_rates(exponent=-0.5, ring=1.0):
         for steps in (512, 2048, 8192, 32768):
             rate = 15 * (nodes * steps) ** exponent
             excess = {
-                rate_claims.SGP: nodes / steps,
-                rate_claims.RING: ring * nodes / math.sqrt(steps),
-                rate_claims.ALL_REDUCE: 0,
+                rates.SGP: nodes / steps,
+                rates.RING: ring * nodes / math.sqrt(steps),
+                rates.ALL_REDUCE: 0,
             }
             runs += [
                 make_run(label, nodes, steps, rate * (1 + one), 10 * nodes / steps)
@@ -69,7 +70,7 @@ def draw(findings, tmp_path):
 
 
 def holds(findings):
-    return [claim.holds for claim in findings.claims]
+    return [judge(claim) for claim in findings.claims]
 
 
 class TestAveraging:
@@ -89,7 +90,7 @@ class TestAveraging:
         lines = [json.dumps(line) for line in curve.lines()]
         (tmp_path / "metrics.jsonl").write_text("\n".join(lines)[:-9])
         result = Result(status="finished", summary=make_averages(), folder=tmp_path)
-        assert len(averaging.read_lines(result)) == len(lines) - 1
+        assert len(read_lines(result.folder)) == len(lines) - 1
         assert draw(averaging.find(Scale(), {averaging.RUN: result}), tmp_path) == 1
 
     def test_other_values_disagree(self):
@@ -101,13 +102,12 @@ class TestAveraging:
             ring["means_by_round"][-1] = 2 * ring["paper_bounds_by_round"][-1]
         findings = find(averaging, summary)
         assert holds(findings) == [False] * 6
-        assert "6 of 6 statements do not hold" in findings.sentence
 
     def test_a_mean_whose_error_reaches_over_the_bound_is_left_open(self):
         record = {"mean": 0.445, "standard_deviation": 0.1}
         few = averaging.judge_factor("random_peer_exponential", record, 100)
         many = averaging.judge_factor("random_peer_exponential", record, 10_000)
-        assert (few.holds, many.holds) == (None, True)
+        assert (judge(few), judge(many)) == (None, True)
 
 
 class TestRates:
@@ -115,66 +115,49 @@ class TestRates:
         findings = find(rates, make_rates())
         assert holds(findings) == [True] * 8
         assert draw(findings, tmp_path) == 2
-        assert "met by none" in findings.sentence
-        assert "4 times the nodes need 4.0 times fewer steps" in findings.claims[4].ours
 
     def test_another_slope_disagrees(self):
         findings = find(rates, make_rates(-0.35))
         assert holds(findings)[1:4] == [False] * 3
         assert holds(findings)[4] is True  # still a function of nK
         assert findings.verdict == "agrees in part"
-        assert "was enough" not in findings.sentence
 
     def test_a_ring_that_gains_nothing_by_more_nodes(self):
         runs = [
             run | {"squared_gradient": [run["nodes"] ** 0.5 * x for x in run["squared_gradient"]]}
-            if run["label"] == rate_claims.RING
+            if run["label"] == rates.RING
             else run
             for run in make_rates()["runs"]
         ]
         findings = find(rates, {"runs": runs})
         assert holds(findings)[-1] is True
-        assert "it has no linear speed-up" in findings.sentence
 
     def test_methods_have_their_titles_in_the_figure(self):
         drawn = Figure(layout="constrained")
         find(rates, make_rates()).figures[0].draw(drawn)
         texts = [text.get_text() for legend in drawn.legends for text in legend.get_texts()]
-        assert set(rate_claims.TITLES.values()) <= set(texts)
+        assert set(rates.TITLES.values()) <= set(texts)
 
     def test_sizes_are_those_of_the_program(self):
         options = RatesOptions()
         assert (options.nodes, options.steps) == (rates.NODES, rates.STEPS)
-        assert "4, 8, 16 and 32 simulated nodes, 512 to 131,072" in rates.write_text(Scale())
-        assert "4, 8 and 16 simulated nodes, 256 to 8,192" in rates.write_text(Scale(is_quick=True))
 
     def test_a_ring_that_is_no_worse_disagrees(self):
         findings = find(rates, make_rates(ring=0.0))
         assert holds(findings)[-1] is False
-        assert "no linear speed-up" not in findings.sentence
 
     def test_slopes_are_left_open_near_the_bound(self):
-        points = rates.select_points(make_rates(-0.45)["runs"], rate_claims.SGP, "squared_gradient")
+        points = rates.select_points(make_rates(-0.45)["runs"], rates.SGP, "squared_gradient")
         rng = np.random.default_rng(0)
         noisy = [one._replace(values=one.values * rng.uniform(0.8, 1.2, 3)) for one in points]
-        assert rate_claims.judge_slopes(noisy, 0.05)[0].holds is None
-        assert rate_claims.judge_slopes(points, 0.1)[0].holds is True
+        assert judge(rates.judge_slopes(noisy, 0.05)[0]) is None
+        assert judge(rates.judge_slopes(points, 0.1)[0]) is True
 
     def test_one_method_alone_is_judged_where_it_can_be(self, tmp_path):
-        runs = [run for run in make_rates()["runs"] if run["label"] == rate_claims.SGP]
+        runs = [run for run in make_rates()["runs"] if run["label"] == rates.SGP]
         findings = find(rates, {"runs": runs})
         assert holds(findings) == [True] * 6 + [None] * 2
         assert draw(findings, tmp_path) == 2
-
-
-@pytest.mark.parametrize("section", SECTIONS)
-@pytest.mark.parametrize("status", ["missing", "failed", "diverged"])
-def test_runs_that_are_not_there_leave_gaps(section, status):
-    findings = section.find(Scale(), {section.RUN: Result(status=status)})
-    assert findings.verdict == "not judged"
-    assert findings.figures == []
-    gap = "-" if status == "missing" else status
-    assert findings.tables[0].rows[-1][1] == gap
 
 
 @pytest.mark.parametrize("section", SECTIONS)

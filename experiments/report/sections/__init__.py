@@ -1,40 +1,50 @@
-"""The sections of the report, in its order.
-
-Each is a module that has `SECTION`; it is imported when its section is made.
-
-- samples: what a run says of a method, over its seeds, as values and as text.
-- curves: figures of metrics over steps and over settings.
-"""
+"""The sections of the report, in its order."""
 
 import difflib
-import importlib
 from collections.abc import Iterable
 
 from experiments.report.section import Section
+from experiments.report.sections import (
+    averaging,
+    cost_model,
+    diloco,
+    dpsgd17,
+    rand20,
+    rates,
+    relaysgd,
+    sgp19_figure2,
+    sgp19_tables,
+    slowmo,
+    step_time,
+    stragglers,
+    translation,
+)
 
-MODULES: dict[str, str] = {
-    # name of the section -> its module in this folder
-    "averaging": "theory.averaging",
-    "rates": "theory.rates",
-    "sgp19-table1": "sgp19.table1",
-    "sgp19-figure2": "sgp19.figure2",
-    "sgp19-table3": "sgp19.table3",
-    "sgp19-table4": "sgp19.table4",
-    "sgp19-table5": "sgp19.table5",
-    "rand20": "methods.rand20",
-    "relaysgd": "methods.relaysgd",
-    "slowmo": "methods.slowmo",
-    "diloco": "methods.diloco",
-    "translation": "methods.translation",
-    "dpsgd17": "dpsgd17",
-    "step-time": "times.step_time",
-    "stragglers": "times.stragglers",
-    "cost-model": "times.cost_model",
+SECTIONS: dict[str, Section] = {
+    section.name: section
+    for section in (
+        averaging.SECTION,
+        rates.SECTION,
+        sgp19_tables.TABLE1_SECTION,
+        sgp19_figure2.SECTION,
+        sgp19_tables.TABLE3_SECTION,
+        sgp19_tables.TABLE4_SECTION,
+        sgp19_tables.TABLE5_SECTION,
+        rand20.SECTION,
+        relaysgd.SECTION,
+        slowmo.SECTION,
+        diloco.SECTION,
+        translation.SECTION,
+        dpsgd17.SECTION,
+        step_time.SECTION,
+        stragglers.SECTION,
+        cost_model.SECTION,
+    )
 }
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raises `ValueError` for a name of no section; the message has the nearest ones.
+    """Refuses names of sections that are not there, and suggests the nearest ones.
 
     >>> check_names(["no-such"])
     Traceback (most recent call last):
@@ -42,15 +52,10 @@ def check_names(names: Iterable[str]) -> None:
 experiments.report --list-sections` lists them.
     """
     for name in names:
-        if name not in MODULES:
-            nearest = difflib.get_close_matches(name, MODULES, n=3)
+        if name not in SECTIONS:
+            nearest = difflib.get_close_matches(name, SECTIONS, n=3)
             question = f"did you mean {', '.join(nearest)}? " if nearest else ""
             raise ValueError(
                 f"--section must be the name of a section, got {name!r}: {question}`python -m "
                 "experiments.report --list-sections` lists them."
             )
-
-
-def load_section(name: str) -> Section:
-    """Returns a section by its name."""
-    return importlib.import_module(f"{__name__}.{MODULES[name]}").SECTION

@@ -7,8 +7,10 @@ nodes make half the steps, with twice the batch and twice the learning rate.
 from typing import NamedTuple
 
 from experiments.presets.sgp19 import METHODS
-from experiments.report.section import Run, Scale
-from experiments.report.sections.samples import Place, list_seeds
+from experiments.report.estimates import Place
+from experiments.report.section import Scale
+from experiments.report.sections.images import list_seeds
+from experiments.runner import Run
 from experiments.training.optimization.learning_rates import STEP_BATCH_SIZE
 
 STALENESS = 0.1
@@ -18,43 +20,50 @@ ALWAYS_STABLE = ("ar", "2p", "ar-1p", "2p-1p")
 PROGRAM = "experiments.fault_injection.asynchronous.slow_image"
 REAL = "async-adpsgd@bipartite"
 SLEEPS = {4: 0.02, 8: 0.04}
-"""Nodes -> seconds of a step of nodes that wait for nobody: they sleep for longer than they
-compute, so that they do not compete for the cores of this machine."""
+"""Nodes -> seconds of a step of asynchronous nodes: they sleep for longer than they compute, so
+that they do not compete for the cores of this machine."""
 LINES = 20  # of `metrics.jsonl` in a run, about
 LONG = 3  # times the epochs, of Table 5
+DIGITS_EPOCHS = 12  # of 5,000 digits for one of Fashion-MNIST
+DEVIATIONS = "sgp19-deviations"
+DEVIATION_LINES = 120  # of a run; a line costs one more gradient
 
 
 class Sizes(NamedTuple):
     """How large the runs are.
 
     Attributes:
-      nodes: of Table 1.
-      hybrid: nodes of Table 3.
+      nodes, hybrid: of Tables 1 and 3.
       overlap: nodes of Table 4 and of Figure 2.
       budget: nodes of Table 5.
-      real: the most nodes of AD-PSGD whose nodes are processes that wait for nobody.
+      real: the most nodes of an AD-PSGD that is real: asynchronous processes.
       batch: examples per node and step.
       rate: learning rate per 256 examples, of all methods.
       can_diverge: whether some methods are near the largest stable rate.
       epochs: of all runs but the long ones.
-      seeds, few_seeds: of most runs; of the long ones and of those that wait for nobody.
-      examples: in the training set.
-      test_examples: in the test set.
+      seeds, few_seeds: of most runs; of the long and of the asynchronous ones.
+      examples, test_examples: in the training and in the test set.
+      equal: points of accuracy within which methods count as equal.
+      spread: standard deviation of a seed, in points, where there is one.
+      data: the title of the data set.
     """
 
-    nodes: tuple[int, ...]
-    hybrid: tuple[int, ...]
-    overlap: int
-    budget: int
-    real: int
-    batch: int
-    rate: float
-    can_diverge: bool
-    epochs: int
-    seeds: int
-    few_seeds: int
-    examples: int
-    test_examples: int
+    nodes: tuple[int, ...] = (4, 8, 16, 32)
+    hybrid: tuple[int, ...] = (16, 32)
+    overlap: int = 16
+    budget: int = 32
+    real: int = 8
+    batch: int = 16
+    rate: float = 0.05
+    can_diverge: bool = True
+    epochs: int = 2
+    seeds: int = 3
+    few_seeds: int = 2
+    examples: int = 60_000
+    test_examples: int = 10_000
+    equal: float = 0.5
+    spread: float = 0.3
+    data: str = "Fashion-MNIST"
 
     def count_steps(self, nodes: int, epochs: int) -> int:
         """Returns the steps of a run.
@@ -74,35 +83,21 @@ class Sizes(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A method over some nodes.
-
-    Attributes:
-      row: a key of `METHODS`.
-      nodes: their number.
-      is_long: whether it runs three times as long.
-    """
+    """A method over some nodes: a key of `METHODS`, how many, and whether it runs 3x as long."""
 
     row: str
     nodes: int
     is_long: bool = False
 
 
-FULL = Sizes(
-    nodes=(4, 8, 16, 32),
-    hybrid=(16, 32),
-    overlap=16,
-    budget=32,
-    real=8,
-    batch=16,
-    rate=0.05,
-    can_diverge=True,
-    epochs=2,
-    seeds=3,
-    few_seeds=2,
-    examples=60_000,
-    test_examples=10_000,
+FULL = Sizes()
+DIGITS = FULL._replace(
+    epochs=DIGITS_EPOCHS * FULL.epochs,
+    examples=4_000,
+    test_examples=1_000,
+    data="4,000 of the digits of MNIST",
 )
-QUICK = Sizes(
+QUICK = DIGITS._replace(
     nodes=(4, 8),
     hybrid=(8,),
     overlap=8,
@@ -114,51 +109,47 @@ QUICK = Sizes(
     epochs=4,
     seeds=1,
     few_seeds=1,
-    examples=4_000,
-    test_examples=1_000,
+    equal=3.0,
+    spread=0.8,
 )
-DIGITS_EPOCHS = 12  # of 5,000 digits for one of Fashion-MNIST
-DEVIATIONS = "sgp19-deviations"
-DEVIATION_LINES = 120  # of a run; a line costs one more gradient
-DENSE = "sgp@complete"
 
 
 def find_sizes(scale: Scale) -> Sizes:
-    """Returns the sizes of a scale; without Fashion-MNIST its epochs are more ones of the digits.
-
-    >>> find_sizes(Scale(is_quick=True)).nodes, find_sizes(Scale()).epochs
-    ((4, 8), 24)
-    """
+    """Returns the sizes of a scale; without Fashion-MNIST they are more epochs of the digits."""
     if scale.is_quick:
         return QUICK
-    if scale.fashion_mnist is None:
-        epochs = DIGITS_EPOCHS * FULL.epochs
-        return FULL._replace(
-            epochs=epochs, examples=QUICK.examples, test_examples=QUICK.test_examples
-        )
-    return FULL
+    return DIGITS if scale.fashion_mnist is None else FULL
+
+
+def find_numbers(scale: Scale) -> dict[str, object]:
+    """Returns the numbers of the sections' texts."""
+    sizes = find_sizes(scale)
+    steps = [sizes.count_steps(n, sizes.epochs) for n in (min(sizes.nodes), max(sizes.nodes))]
+    numbers = sizes._asdict() | {
+        name: ", ".join(map(str, getattr(sizes, name))) for name in ("nodes", "hybrid")
+    }
+    return numbers | {
+        "parameters": 118_282,
+        "most_steps": steps[0],
+        "fewest_steps": steps[1],
+        "staleness": STALENESS,
+        "long": LONG,
+        "deviation_lines": DEVIATION_LINES,
+    }
 
 
 def list_cells(scale: Scale) -> dict[str, list[Cell]]:
     """Returns the methods of each table, by the table's name."""
     sizes = find_sizes(scale)
+    table1 = ("ar", "dpsgd", "adpsgd", "sgp")
+    table3 = ("ar", "2p", "sgp", "ar-1p", "2p-1p")
+    table4 = ("ar", "dpsgd", "adpsgd", "sgp", "biased-1-osgp", "1-osgp")
+    table5 = ("adpsgd", "sgp", "1-osgp")
     return {
-        "table1": [
-            Cell(row, nodes) for row in ("ar", "dpsgd", "adpsgd", "sgp") for nodes in sizes.nodes
-        ],
-        "table3": [
-            Cell(row, nodes)
-            for row in ("ar", "2p", "sgp", "ar-1p", "2p-1p")
-            for nodes in sizes.hybrid
-        ],
-        "table4": [
-            Cell(row, sizes.overlap)
-            for row in ("ar", "dpsgd", "adpsgd", "sgp", "biased-1-osgp", "1-osgp")
-        ],
-        "table5": [
-            Cell("ar", sizes.budget),
-            *(Cell(row, sizes.budget, is_long=True) for row in ("adpsgd", "sgp", "1-osgp")),
-        ],
+        "table1": [Cell(row, nodes) for row in table1 for nodes in sizes.nodes],
+        "table3": [Cell(row, nodes) for row in table3 for nodes in sizes.hybrid],
+        "table4": [Cell(row, sizes.overlap) for row in table4],
+        "table5": [Cell("ar", sizes.budget), *(Cell(row, sizes.budget, True) for row in table5)],
     }
 
 
@@ -184,7 +175,7 @@ def name_call(cell: Cell, sizes: Sizes) -> str:
 
 
 def is_real(cell: Cell, scale: Scale) -> bool:
-    """Whether AD-PSGD is the real one of Table 1: processes that wait for nobody."""
+    """Whether AD-PSGD is the real one of Table 1: asynchronous processes."""
     return cell.row == "adpsgd" and cell.nodes <= find_sizes(scale).real and not cell.is_long
 
 
@@ -219,7 +210,7 @@ def make_run(name: str, cells: list[Cell], scale: Scale) -> Run:
 
 
 def list_size(scale: Scale, nodes: int, epochs: int, lines: int) -> tuple[str, ...]:
-    """The options of the image program that say what is trained, how, and how long.
+    """Returns the options of the image program that say what is trained, how, and how long.
 
     The nodes are on one device, which computes a perceptron faster than a device per node does.
     """
@@ -236,10 +227,10 @@ def list_size(scale: Scale, nodes: int, epochs: int, lines: int) -> tuple[str, .
 
 
 def list_deviation_runs(scale: Scale) -> list[Run]:
-    """The call of Figure 2: one seed, with more lines."""
+    """Returns the call of Figure 2: one seed, with more lines."""
     sizes = find_sizes(scale)
     size = list_size(scale, sizes.overlap, sizes.epochs, DEVIATION_LINES)
-    algorithms = ("--algorithm", "sgp", DENSE)
+    algorithms = ("--algorithm", "sgp", "sgp@complete")
     return [Run(DEVIATIONS, "image", (*algorithms, *size, "--placement", "vmap", "--seed", "0"))]
 
 

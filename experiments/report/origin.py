@@ -6,8 +6,8 @@ import platform
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from experiments.report.section import Result, Scale
-from experiments.runner import find_commit, find_machine
+from experiments.report.section import Scale
+from experiments.runner import Result, find_commit, find_machine
 
 PACKAGES = ("gossipjax", "jax", "optax", "flax", "numpy", "scipy")
 

@@ -1,4 +1,4 @@
-"""Measured and modelled figures side by side, as several sections show them."""
+"""Measured and modelled figures side by side, as the sections on time show them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -7,19 +7,16 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MatplotlibFigure
 
+from experiments.report.estimates import exact
 from experiments.report.section import Claim, Figure
 from experiments.results import Record
 from experiments.speed.hosts import links
 
 
 class TimedRow(NamedTuple):
-    """A row of a measurement.
+    """A figure that was measured, and what the model or the simulation says, in one unit.
 
-    Attributes:
-      setting: of the measurement, by which rows are grouped.
-      name: of the algorithm.
-      measured: in the unit of the measurement.
-      modelled: by the cost model, in the same unit.
+    Rows are grouped by their setting; their name is that of the algorithm.
     """
 
     setting: str
@@ -47,7 +44,7 @@ def can_limit_links() -> bool:
 
 
 def list_rows(runs: Iterable[Record], setting: str, field: str, model: str) -> list[TimedRow]:
-    """The rows that the cost model has, too.
+    """Returns the rows that the model has, too.
 
     Args:
       runs: of `summary.json`.
@@ -61,27 +58,25 @@ def list_rows(runs: Iterable[Record], setting: str, field: str, model: str) -> l
     ]
 
 
-def claim_errors(
-    statement: str, paper: str, rows: Sequence[TimedRow], bound: float, unit: str = ""
+def judge_errors(
+    statement: str, paper: str, rows: Sequence[TimedRow], bound: float, if_not: str = ""
 ) -> Claim:
-    """The claim that all modelled figures are within a bound of the measured ones.
+    """Returns the claim that all modelled figures are within a bound of the measured ones.
 
-    Args:
-      statement, paper: of the claim.
-      rows: with figures; without any, the claim is not judged.
-      bound: relative.
-      unit: of what the text calls the rows; "rows" if not given.
-
-    >>> claim_errors("close", "10 %", [TimedRow("", "a", 1.0, 1.05)], 0.1).ours
-    '+5.0 % to +5.0 % in 1 rows'
+    >>> judge_errors("close", "10 %", [TimedRow("", "a", 1.0, 1.05)], 0.1).ours
+    'a +5.0%'
     """
-    if not rows:
-        return Claim(statement, paper, "-", None, is_modelled=True)
-    errors = [row.error for row in rows]
-    ours = (
-        f"{100 * min(errors):+.1f} % to {100 * max(errors):+.1f} % in {len(rows)} {unit or 'rows'}"
+    errors = {f"{row.setting} {row.name}".strip(): exact(row.error) for row in rows}
+    return Claim(
+        statement,
+        paper,
+        errors,
+        at_least=-bound,
+        at_most=bound,
+        spec="+.1%",
+        is_modelled=True,
+        if_not=if_not,
     )
-    return Claim(statement, paper, ours, max(map(abs, errors)) <= bound, is_modelled=True)
 
 
 def make_bars(
@@ -91,14 +86,13 @@ def make_bars(
     unit: str,
     bound: float,
     label: str = "modelled",
-) -> Figure | None:
-    """Measured figures as bars and the modelled ones on them, a panel per setting; None of none."""
-    if not rows:
-        return None
+) -> list[Figure]:
+    """Measured figures as bars with the modelled ones on them, a panel per setting; [] of none."""
     groups: dict[str, list[TimedRow]] = {}
     for row in rows:
         groups.setdefault(row.setting, []).append(row)
-    return Figure(name, caption, partial(_draw_bars, groups, unit, bound, label))
+    draw = partial(_draw_bars, groups, unit, bound, label)
+    return [Figure(name, caption, draw)] if rows else []
 
 
 def _draw_bars(
@@ -108,22 +102,22 @@ def _draw_bars(
     label: str,
     figure: MatplotlibFigure,
 ) -> None:
-    figure.set_size_inches(7.0, 1.2 + sum(0.5 + 0.24 * len(rows) for rows in groups.values()))
     heights = [1 + len(rows) for rows in groups.values()]
+    figure.set_size_inches(7.0, 1.0 + sum(0.26 + 0.24 * height for height in heights))
     grid = figure.add_gridspec(len(groups), 1, height_ratios=heights)
-    handles = []
     for index, (setting, rows) in enumerate(groups.items()):
         axes = figure.add_subplot(grid[index])
-        handles = _draw_panel(axes, rows, bound, label)
+        _draw_panel(axes, rows, bound, label)
         axes.set_title(setting)
         axes.set_xlabel(unit)
-    figure.legend(handles=handles, loc="outside lower center", ncols=2)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
 
 
-def _draw_panel(axes: Axes, rows: Sequence[TimedRow], bound: float, label: str) -> list:
+def _draw_panel(axes: Axes, rows: Sequence[TimedRow], bound: float, label: str) -> None:
     positions = range(len(rows))
-    bars = axes.barh(positions, [row.measured for row in rows], label="measured")
-    points = axes.errorbar(
+    axes.barh(positions, [row.measured for row in rows], label="measured")
+    axes.errorbar(
         [row.modelled for row in rows],
         positions,
         xerr=[bound * row.modelled for row in rows],
@@ -135,4 +129,3 @@ def _draw_panel(axes: Axes, rows: Sequence[TimedRow], bound: float, label: str) 
     axes.set_yticks(positions, [row.name for row in rows])
     axes.invert_yaxis()
     axes.grid(alpha=0.3, axis="x")
-    return [bars, points]

@@ -1,0 +1,226 @@
+"""Figures: methods side by side, metrics over steps; as PNG and SVG, the same each time."""
+
+import contextlib
+import itertools
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as MatplotlibFigure
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from experiments.report.estimates import Place, Sample
+from experiments.report.section import Figure, Results
+from experiments.results import Record
+
+SIZE = (7.0, 4.2)  # inches
+DPI = 130  # of PNG files
+COLORS = matplotlib.color_sequences["petroff10"]
+MARKERS = ("o", "s", "^", "v", "D", "P", "X", "*", "<", ">")
+STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "gossipjax",  # ids in SVG files are random otherwise
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.prop_cycle": cycler(color=COLORS),
+    "legend.frameon": False,
+}
+
+
+class Drawing(NamedTuple):
+    """A figure on the disk."""
+
+    caption: str
+    png: Path
+    svg: Path
+
+
+def draw_figures(section: str, figures: Sequence[Figure], folder: Path) -> tuple[Drawing, ...]:
+    """Draws figures into `FOLDER/SECTION-NAME.png` and `.svg`."""
+    drawings = []
+    for figure in figures:
+        prefix = "" if figure.name.startswith(section) else f"{section}-"
+        stem = f"{prefix}{figure.name}"
+        drawing = Drawing(figure.caption, folder / f"{stem}.png", folder / f"{stem}.svg")
+        with matplotlib.rc_context(STYLE):
+            canvas = MatplotlibFigure(figsize=SIZE, layout="constrained")
+            figure.draw(canvas)
+            canvas.savefig(drawing.png, dpi=DPI)
+            canvas.savefig(drawing.svg, metadata={"Date": None})
+        drawings.append(drawing)
+    return tuple(drawings)
+
+
+class Panel(NamedTuple):
+    """A part of a figure: methods, with a sample for each setting.
+
+    A published figure is a sample of one value.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    ticks: Sequence[str]
+    lines: Mapping[str, Sequence[Sample]]
+
+
+def draw_panels(panels: Sequence[Panel], figure: MatplotlibFigure) -> None:
+    """Draws panels of the same methods side by side, with one legend."""
+    titles = list(dict.fromkeys(title for panel in panels for title in panel.lines))
+    figure.set_size_inches(4.2 * len(panels) + 2.4, 3.8)
+    for index, panel in enumerate(panels, start=1):
+        axes = figure.add_subplot(1, len(panels), index)
+        for title, samples in panel.lines.items():
+            number = titles.index(title)
+            axes.errorbar(
+                range(len(samples)),
+                [sample.mean for sample in samples],
+                yerr=[sample.spread for sample in samples],
+                color=COLORS[number % len(COLORS)],
+                marker=MARKERS[number % len(MARKERS)],
+                markersize=5,
+                capsize=3,
+                label=title,
+            )
+        label_axes(axes, panel.title, panel.x_label, panel.y_label)
+        axes.set_xticks(range(len(panel.ticks)), panel.ticks)
+        if index == len(panels):
+            axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), fontsize=8)
+
+
+class Pair(NamedTuple):
+    """Methods here and in the paper: title -> a sample, and title -> a figure."""
+
+    titles: tuple[str, str]
+    units: tuple[str, str]
+    ours: Mapping[str, Sample]
+    paper: Mapping[str, float]
+
+
+def draw_pairs(pairs: Sequence[Pair], figure: MatplotlibFigure) -> None:
+    """Draws methods from top to bottom with error bars: ours left, the paper's right."""
+    heights = [1 + len(pair.ours) for pair in pairs]
+    figure.set_size_inches(8.4, 0.6 + sum(0.6 + 0.3 * height for height in heights))
+    grid = figure.subplots(len(pairs), 2, height_ratios=heights, squeeze=False)
+    for row, pair in zip(grid, pairs, strict=True):
+        paper = {title: Sample((pair.paper[title],)) for title in pair.ours}
+        for index, samples in enumerate((pair.ours, paper)):
+            for position, sample in enumerate(samples.values()):
+                bar = {"fmt": "o", "capsize": 3, "color": COLORS[index]}
+                row[index].errorbar(sample.mean, position, xerr=sample.spread, **bar)
+            label_axes(row[index], pair.titles[index], pair.units[index], "")
+            row[index].set_yticks(range(len(samples)), list(samples))
+            row[index].tick_params(labelleft=index == 0)
+            row[index].set_ylim(len(samples) - 0.5, -0.5)
+
+
+class Curve(NamedTuple):
+    """A metric over the steps of a run; a value is the mean of the steps since the last."""
+
+    steps: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+def read_lines(folder: Path | None) -> list[Record]:
+    """Reads `metrics.jsonl`; the last line may be cut short, and there may be no file."""
+    path = folder / "metrics.jsonl" if folder is not None else None
+    lines = []
+    for text in path.read_text().splitlines() if path is not None and path.is_file() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            lines.append(json.loads(text))
+    return lines
+
+
+def read_curves(results: Results, place: Place, field: str) -> list[Curve]:
+    """Reads a metric of each seed of a method; no curve of a run that is missing."""
+    if place.run not in results:
+        return []
+    lines = read_lines(results[place.run].folder)
+    curves = []
+    for run in results[place.run].runs:
+        if run["algorithm"] == place.algorithm and place.topology in (None, run["topology"]):
+            points = [
+                (line["step"], line[field])
+                for line in lines
+                if line["run"] == run["run"] and field in line
+            ]
+            curves.append(Curve(tuple(x for x, _ in points), tuple(y for _, y in points)))
+    return curves
+
+
+def draw_curves(
+    panels: Mapping[str, Mapping[str, Sequence[Curve]]],
+    y_label: str,
+    scale: str,
+    figure: MatplotlibFigure,
+) -> None:
+    """Draws metrics over steps: a colour for each method, a line for each seed.
+
+    Args:
+      panels: title -> title of a method -> a curve for each seed.
+      y_label: the metric, with its unit.
+      scale: of the vertical axes, `linear` or `log`.
+      figure: is drawn into.
+    """
+    figure.set_size_inches(max(7.0, 3.2 * len(panels)), 3.8)
+    row = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, (title, methods) in zip(row, panels.items(), strict=True):
+        for number, (name, seeds) in enumerate(methods.items()):
+            for index, curve in enumerate(map(merge_short, seeds)):
+                label = None if index else name
+                axes.plot(curve.steps, curve.values, color=COLORS[number], label=label, lw=1.2)
+        if scale == "log":
+            use_log_scale(axes)
+        label_axes(axes, title, "step (updates per node)", y_label if axes is row[0] else "")
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=8)
+
+
+def merge_short(curve: Curve) -> Curve:
+    """Joins points of few steps with others: a mean over a step or two is noise.
+
+    A point of less than half as many steps as most is joined with the next one, and the last point
+    with the one before.
+
+    >>> merge_short(Curve((10, 20, 21, 30), (4.0, 3.0, 12.0, 2.0)))
+    Curve(steps=(10, 20, 30), values=(4.0, 3.0, 3.0))
+    >>> merge_short(Curve((10, 20, 22), (4.0, 3.0, 9.0)))
+    Curve(steps=(10, 22), values=(4.0, 4.0))
+    """
+    if not curve.steps:
+        return curve
+    lengths = [end - begin for begin, end in itertools.pairwise((0.0, *curve.steps))]
+    short = statistics.median(lengths) / 2
+    merged: list[tuple[float, float, float]] = []  # last step, steps, sum of their values
+    for step, length, value in zip(curve.steps, lengths, curve.values, strict=True):
+        is_last = step == curve.steps[-1]
+        if merged and (merged[-1][1] < short or (is_last and length < short)):
+            _, count, total = merged.pop()
+            merged.append((step, count + length, total + length * value))
+        else:
+            merged.append((step, length, length * value))
+    return Curve(
+        tuple(step for step, _, _ in merged), tuple(total / count for _, count, total in merged)
+    )
+
+
+def use_log_scale(axes: Axes) -> None:
+    """Makes the vertical axis logarithmic, with plain numbers at 1, 2, 3 and 5 of each decade."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def label_axes(axes: Axes, title: str, x_label: str, y_label: str) -> None:
+    """Writes the titles, and draws a faint grid."""
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(alpha=0.3)

@@ -1,0 +1,218 @@
+"""SGP-19, Figure 2: distances of the nodes' parameters from their average."""
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+from matplotlib.figure import Figure as MatplotlibFigure
+
+import gossipjax as gx
+from experiments.report.drawing import COLORS, Curve, label_axes, read_curves, use_log_scale
+from experiments.report.estimates import Estimate, Place, compare, exact
+from experiments.report.section import Claim, Figure, Findings, Results, Scale, Section, Table
+from experiments.report.sections.sgp19_calls import (
+    DEVIATIONS,
+    find_numbers,
+    find_sizes,
+    list_deviation_runs,
+)
+from experiments.results import AFTER_MIXING, BEFORE_MIXING
+
+SPARSE = "one peer"
+DENSE = "all to all"
+TOPOLOGIES = {SPARSE: "one_peer_exponential", DENSE: "complete"}
+DECAYS = (1 / 3, 2 / 3, 8 / 9)
+"""Parts of the run at which the rate falls to a tenth, as --lr-schedule step has them."""
+SETTLED = 0.5  # the part at the end of a level over which distances are averaged
+MIN_DROP = 5.0  # of a distance at a decay, "an order of magnitude"
+MAX_DROP = 20.0
+MIN_EXCESS = 0.5
+"""Of what the mixing alone adds to the distance with one peer: the part that counts as greater."""
+SPREAD = 0.1  # standard deviation of the logarithm of a distance, where there is one
+
+
+def find(scale: Scale, results: Results) -> Findings:
+    """Compares the distances over the two graphs and at each learning rate."""
+    nodes = find_sizes(scale).overlap
+    before, after = (read_distances(results, field) for field in (BEFORE_MIXING, AFTER_MIXING))
+    drops = {name: find_drops(curve) for name, curve in before.items()}
+    random = bound_ratio(nodes, persists=False)
+    bound = 1 + MIN_EXCESS * (random - 1)
+    claims = [
+        Claim(
+            "When the rate falls to a tenth, the distance before the exchange falls by "
+            f"{MIN_DROP:g} to {MAX_DROP:g} times, at each decay and over both graphs.",
+            '"by an order of magnitude, in concert with the learning rate"',
+            {f"{name}, {n}": drop for name in drops for n, drop in drops[name].items()}
+            if all(drops.values())
+            else {},
+            at_least=MIN_DROP,
+            at_most=MAX_DROP,
+            spec=".1f",
+        ),
+        Claim(  # no step has more than the 256 images from which the rate rises
+            "The distance grows during the warm-up of the rate, which these runs do not have.",
+            '"gradually increase ... following the learning rate warm-up"',
+            {},
+        ),
+        Claim(
+            f"Before the exchange the distance with one peer is at least {bound:.2f} times that of "
+            "all to all, at each rate, in logarithms.",
+            '"much greater deviation ... over sparse topologies"',
+            find_ratios(before),
+            at_least=math.log(bound),
+            if_not=f"The mixing alone would make them {random:.2f} times as large if a node's "
+            "updates were independent from step to step, and "
+            f"{bound_ratio(nodes, persists=True):.2f} times if they stayed the same, so no large "
+            "factor can be expected.",
+        ),
+    ]
+    rows = [
+        (name, when, *format_levels(curves[name]))
+        for name in TOPOLOGIES
+        for when, curves in (("before", before), ("after", after))
+    ]
+    table = Table(
+        f"Euclidean distance of a node's parameters from the average, mean over {nodes} nodes",
+        ("graph", "exchange", "rate", "rate / 10", "rate / 100", "rate / 1000"),
+        rows,
+        "Over the second half of the time with each rate. Before: after the gradient step, the "
+        "paper's quantity. The paper shows it in a figure without a table.",
+    )
+    figure = Figure(
+        "deviations",
+        "Distance of a node's parameters from the average, mean over the nodes, before the "
+        "exchange (lines) and after it (dotted; over the complete graph only rounding is left). "
+        "Vertical lines: the decays of the rate.",
+        partial(draw, before, after),
+    )
+    return Findings(claims, [table], [figure])
+
+
+def read_distances(results: Results, field: str) -> dict[str, Curve]:
+    """Returns distances over the steps, for each graph; empty without a run."""
+    return {
+        name: next(
+            iter(read_curves(results, Place(DEVIATIONS, "sgp", graph), field)), Curve((), ())
+        )
+        for name, graph in TOPOLOGIES.items()
+    }
+
+
+def split_levels(curve: Curve) -> list[list[float]]:
+    """Returns the values with each learning rate, once settled; none if a rate has none.
+
+    >>> split_levels(Curve(tuple(range(1, 10)), (1.0, 8.0, 8.0, 6.0, 4.0, 4.0, 3.0, 3.0, 1.0)))
+    [[8.0, 8.0], [4.0, 4.0], [3.0, 3.0], [1.0]]
+    """
+    levels = []
+    for begin, end in itertools.pairwise((0.0, *DECAYS, 1.0)):
+        middle = end - SETTLED * (end - begin)
+        values = [
+            value
+            for step, value in zip(curve.steps, curve.values, strict=True)
+            if middle < step / curve.steps[-1] <= end and value > 0
+        ]
+        levels.append(values)
+    return levels if all(levels) else []
+
+
+def average_levels(curve: Curve) -> list[float]:
+    """Returns the geometric mean with each learning rate."""
+    return [statistics.geometric_mean(values) for values in split_levels(curve)]
+
+
+def format_levels(curve: Curve) -> list[str]:
+    """Returns the distances at each learning rate for a table; zeros where nothing is left.
+
+    >>> format_levels(Curve((1, 2), (0.0, 0.0))), format_levels(Curve((), ()))
+    (['0', '0', '0', '0'], ['-', '-', '-', '-'])
+    """
+    gap = "0" if curve.steps and not any(curve.values) else "-"
+    return [f"{level:.2g}" for level in average_levels(curve)] or [gap] * (1 + len(DECAYS))
+
+
+def find_drops(curve: Curve) -> dict[str, Estimate]:
+    """Returns the factor by which the distance falls at each decay."""
+    levels = itertools.pairwise(average_levels(curve))
+    return {f"{number}": exact(above / below) for number, (above, below) in enumerate(levels, 1)}
+
+
+def find_ratios(before: Mapping[str, Curve]) -> dict[str, Estimate]:
+    """Returns the logarithm of the distance with one peer over that of all to all, at each rate.
+
+    The margin is that of the spread over the steps; nothing if a run is missing.
+    """
+    sparse, dense = (
+        [[math.log(value) for value in level] for level in split_levels(before[name])]
+        for name in (SPARSE, DENSE)
+    )
+    if not sparse or not dense:
+        return {}
+    rates = ("rate", "/ 10", "/ 100", "/ 1000")
+    pairs = zip(rates, sparse, dense, strict=True)
+    return {title: compare(one, all_nodes, SPREAD) for title, one, all_nodes in pairs}
+
+
+def bound_ratio(nodes: int, persists: bool) -> float:
+    """Returns the ratio of the distances before the exchange that follows from the mixing alone.
+
+    The updates of a node are random and independent of those of others. Over the complete graph
+    the distance is that of one update. With one peer, earlier updates are left in it:
+
+        d = sum_k (P_k ... P_1 u_k)
+
+    Args:
+      nodes: N.
+      persists: whether a node's update stays the same, `u_k = u`; else all are independent.
+
+    >>> f"{bound_ratio(16, False):.2f} {bound_ratio(16, True):.2f}"
+    '1.32 1.97'
+    """
+    matrices = gx.topology.one_peer_exponential(nodes).matrices()
+    center = np.eye(nodes) - 1 / nodes
+    product = np.eye(nodes)
+    products = [center @ product]
+    for matrix in matrices:
+        product = matrix @ product
+        products.append(center @ product)
+    squares = [float(np.square(part).sum()) for part in ([sum(products)] if persists else products)]
+    return math.sqrt(sum(squares) / float(np.square(center).sum()))
+
+
+def draw(before: Mapping[str, Curve], after: Mapping[str, Curve], figure: MatplotlibFigure) -> None:
+    """Draws the distances over the run."""
+    figure.set_size_inches(7.0, 4.0)
+    axes = figure.add_subplot()
+    styles = ((before, "-", "before the exchange"), (after, ":", "after"))
+    for number, name in enumerate(before):
+        for curves, style, when in styles:
+            curve = curves[name]
+            parts = [100 * step / curve.steps[-1] for step in curve.steps]
+            axes.plot(parts, curve.values, style, color=COLORS[number], label=f"{name}, {when}")
+    for part in DECAYS:
+        axes.axvline(100 * part, color="0.7", lw=0.8)
+    use_log_scale(axes)
+    label_axes(axes, "", "part of the run, %", "distance from the average")
+    axes.legend(fontsize=8)
+
+
+SECTION = Section(
+    name="sgp19-figure2",
+    title="Distances of the nodes from their average",
+    source="SGP-19, Figure 2",
+    text="""
+    The paper shows, for SGP over 16 nodes, the Euclidean distance between a node's parameters and
+    the average, at the end of each epoch, after the last gradient step and before the exchange:
+    with one peer at a time (sparse) and all to all (dense). Here: the task and the recipe of Table
+    1's section, on {data}, over {overlap} nodes, in two more runs with one seed: the same quantity,
+    about {deviation_lines} times in a run, and the distance after the exchange, which the paper
+    does not show.
+    """,
+    find_numbers=find_numbers,
+    list_runs=list_deviation_runs,
+    find=find,
+)

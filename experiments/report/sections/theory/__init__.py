@@ -1,1 +1,0 @@
-"""What the papers prove: how fast averages and gradients shrink."""

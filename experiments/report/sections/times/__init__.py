@@ -1,1 +1,0 @@
-"""Sections about time: measured here, modelled, and published."""
