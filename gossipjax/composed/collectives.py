@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 
-from gossipjax.topology.blocks import plan_block_exchange
+from gossipjax.topology.permutations import plan_block_exchange
 
 Groups = Sequence[Sequence[int]]
 

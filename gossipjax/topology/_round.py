@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gossipjax.topology._edge_coloring import Slot, color_edges
+from gossipjax.topology.permutations import Slot, color_edges
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -281,6 +282,39 @@ def make_regular_round(senders: np.ndarray) -> Round:
     round_ = object.__new__(Round)
     round_._set_entries(size, receivers, senders.ravel(), np.full(senders.size, 1 / entries))
     return round_
+
+
+def find_unreached(rounds: Sequence[Round]) -> str | None:
+    """What node 0 can never do, such as "send to node 3"; None if the rounds connect all nodes."""
+    senders = np.concatenate([round_.senders for round_ in rounds])
+    receivers = np.concatenate([round_.receivers for round_ in rounds])
+    for direction, sources, targets in (
+        ("send to", senders, receivers),
+        ("receive from", receivers, senders),
+    ):
+        reached = _reach_from_node_0(rounds[0].size, sources, targets)
+        if not reached.all():
+            return f"{direction} node {int(np.argmin(reached))}"
+    return None
+
+
+def _reach_from_node_0(size: int, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """The nodes that node 0 reaches along edges from `sources` to `targets`, bool `[N]`."""
+    reached = np.zeros(size, dtype=bool)
+    reached[targets[sources == 0]] = True
+    if reached.all():
+        return reached
+    targets = targets[np.argsort(sources, kind="stable")]
+    ends = np.cumsum(np.bincount(sources, minlength=size))
+    begins = ends - np.bincount(sources, minlength=size)
+    frontier = np.flatnonzero(reached)
+    while frontier.size and not reached.all():
+        counts = ends[frontier] - begins[frontier]
+        skipped = np.repeat(begins[frontier] - np.cumsum(counts) + counts, counts)
+        neighbors = targets[skipped + np.arange(len(skipped))]
+        frontier = np.unique(neighbors[~reached[neighbors]])
+        reached[frontier] = True
+    return reached
 
 
 def _read_nodes(nodes: ArrayLike, size: int, what: str) -> np.ndarray:

@@ -12,16 +12,26 @@ import itertools
 import operator
 import reprlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gossipjax.topology._round import TOLERANCE, Round, require_dense, require_int
-from gossipjax.topology._segments import MAX_STEP, Segment, find_canonical_steps
+from gossipjax.topology._round import TOLERANCE, Round, find_unreached, require_dense, require_int
 
 __all__ = ["MAX_STEP", "TOLERANCE", "Round", "Schedule", "Segment", "require_int"]
 
+MAX_STEP = 2**31 - 1  # traced steps are int32
 MAX_CYCLE = 2**20  # steps, of all segments
+
+
+class Segment(NamedTuple):
+    """The cycle of rounds that a schedule repeats from step `start` on.
+
+    `cycle` holds indices into `Schedule.rounds`.
+    """
+
+    start: int
+    cycle: tuple[int, ...]
 
 
 class Schedule:
@@ -44,14 +54,11 @@ class Schedule:
     """
 
     def __init__(self, rounds: Sequence[Round], segments: Sequence[Segment] | None = None):
-        if not isinstance(rounds, Sequence):
-            raise ValueError(f"rounds must be a list of Round objects, got {rounds!r}.")
-        for round_ in rounds:
-            if not isinstance(round_, Round):
-                raise ValueError(
-                    f"rounds must be Round objects, got {type(round_).__name__}. Use "
-                    "gx.topology.from_matrices to build a schedule from matrices."
-                )
+        if not isinstance(rounds, Sequence) or not all(isinstance(r, Round) for r in rounds):
+            raise ValueError(
+                f"rounds must be a list of Round objects, got {reprlib.repr(rounds)}. Use "
+                "gx.topology.from_matrices to build a schedule from matrices."
+            )
         if not rounds:
             raise ValueError("a schedule must have at least one round, got none.")
         sizes = sorted({round_.size for round_ in rounds})
@@ -78,7 +85,7 @@ class Schedule:
     def _require_connected(self, segment: Segment) -> None:
         used = [self.rounds[k] for k in dict.fromkeys(segment.cycle)]
         count = min(8, len(used))  # mostly, a few rounds connect all nodes already
-        while (unreached := _find_unreached(used[:count])) is not None and count < len(used):
+        while (unreached := find_unreached(used[:count])) is not None and count < len(used):
             count = min(4 * count, len(used))
         if unreached is not None:
             raise ValueError(
@@ -100,19 +107,18 @@ class Schedule:
         # Without the caches: the hash differs between processes.
         return Schedule, (self.rounds, self.segments)
 
-    @functools.cached_property
-    def _key(self) -> tuple[Any, ...]:
-        return self.segments, self.rounds
-
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Schedule) and self._key == other._key)
+        return self is other or (
+            isinstance(other, Schedule)
+            and (self.segments, self.rounds) == (other.segments, other.rounds)
+        )
 
     def __hash__(self) -> int:
         return self._hash
 
     @functools.cached_property
     def _hash(self) -> int:
-        return hash(self._key)
+        return hash((self.segments, self.rounds))
 
     @property
     def size(self) -> int:
@@ -229,6 +235,7 @@ class Schedule:
         return Schedule([*self.rounds, Round.from_entries(self.size, nodes, nodes, 1)], segments)
 
     def _find_canonical_steps(self, lookback: int) -> list[np.ndarray]:
+        lookback = require_int(lookback, "lookback", 0)
         if len(self.segments) == 1:
             lookback = min(lookback, self.period - 1)  # longer windows hold no other round
         elif lookback > MAX_CYCLE // len(self.segments):
@@ -237,7 +244,7 @@ class Schedule:
                 f"{len(self.segments)} segments, got {lookback}."
             )
         if lookback not in self._canonical_steps:
-            self._canonical_steps[lookback] = find_canonical_steps(self.segments, lookback)
+            self._canonical_steps[lookback] = _find_canonical_steps(self.segments, lookback)
         return self._canonical_steps[lookback]
 
     def canonical_step(self, step: int, lookback: int = 0) -> int:
@@ -256,7 +263,6 @@ class Schedule:
         [0, 1, 2, 0, 1]
         """
         step = require_int(step, "step", 0)
-        lookback = require_int(lookback, "lookback", 0)
         index = self._segment_index_at(step)
         start, cycle = self.segments[index]
         steps = self._find_canonical_steps(lookback)[index]
@@ -272,7 +278,6 @@ class Schedule:
         >>> gx.topology.one_peer_exponential(8).every(2).canonical_steps()
         [0, 1, 2, 4]
         """
-        lookback = require_int(lookback, "lookback", 0)
         return np.unique(np.concatenate(self._find_canonical_steps(lookback))).tolist()
 
 
@@ -290,10 +295,9 @@ def _read_step(step: Any) -> int:
 
 def _require_segments(segments: Any, rounds: int) -> None:
     """Raise `ValueError` unless the segments follow one another and name existing rounds."""
-    if not isinstance(segments, Sequence) or not all(map(_is_segment, segments)):
+    if not isinstance(segments, Sequence) or not all(isinstance(s, Segment) for s in segments):
         raise ValueError(
-            "segments must be a list of Segment(start, cycle), each with an integer and a tuple of "
-            f"integers, got {reprlib.repr(segments)}."
+            f"segments must be a list of Segment(start, cycle), got {reprlib.repr(segments)}."
         )
     starts = [start for start, _ in segments]
     if not starts or starts[0] != 0 or any(a >= b for a, b in itertools.pairwise(starts)):
@@ -308,50 +312,63 @@ def _require_segments(segments: Any, rounds: int) -> None:
             f"the cycles of a schedule must have at most {MAX_CYCLE} steps in all, got {steps}."
         )
     for start, cycle in segments:
-        if not len(cycle):
-            raise ValueError(f"the cycle from step {start} must have at least one step, got none.")
-        if not 0 <= min(cycle) <= max(cycle) < rounds:
+        if not cycle or not 0 <= min(cycle) <= max(cycle) < rounds:
             raise ValueError(
-                f"the cycle from step {start} must hold indices from 0 to {rounds - 1}, got "
-                f"{min(cycle)} to {max(cycle)}."
+                f"the cycle from step {start} must hold indices from 0 to {rounds - 1}, at least "
+                f"one, got {reprlib.repr(cycle)}."
             )
 
 
-def _is_segment(segment: Any) -> bool:
-    if not isinstance(segment, Segment) or not isinstance(segment.cycle, tuple):
-        return False
-    kinds = {type(segment.start), *map(type, segment.cycle)}
-    return all(issubclass(kind, int | np.integer) and kind is not bool for kind in kinds)
+def _find_canonical_steps(segments: Sequence[Segment], lookback: int) -> list[np.ndarray]:
+    """The smallest step with the same rounds at it and at the `lookback` steps before it.
+
+    Returns:
+      By segment, the canonical steps `[L]` of its first `lookback + len(cycle)` steps, or of all if
+      it has fewer. From `start + lookback` on, the rounds before a step lie in its segment: the
+      last `len(cycle)` values repeat.
+    """
+    ends = [*(segment.start for segment in segments[1:]), np.inf]
+    steps = []
+    windows = []
+    for (start, cycle), end in zip(segments, ends, strict=True):
+        stop = int(min(start + lookback + len(cycle), end))
+        steps.append(np.arange(start, stop))
+        windows.append(np.arange(start - lookback, stop))
+    bounds = np.cumsum([len(part) for part in windows])[:-1]
+    rounds = _list_rounds(segments, np.concatenate(windows))
+    labels = np.split(_label_windows(rounds, lookback + 1), bounds)
+    # A window that begins before its part of `windows` has no meaning.
+    complete = np.concatenate([part[lookback:] for part in labels])
+    _, first, inverse = np.unique(complete, return_index=True, return_inverse=True)
+    canonical = np.concatenate(steps)[first[inverse]]
+    return np.split(canonical, np.cumsum([len(part) for part in steps])[:-1])
 
 
-def _find_unreached(rounds: Sequence[Round]) -> str | None:
-    """What node 0 can never do, such as "send to node 3"; None if the rounds connect all nodes."""
-    senders = np.concatenate([round_.senders for round_ in rounds])
-    receivers = np.concatenate([round_.receivers for round_ in rounds])
-    for direction, sources, targets in (
-        ("send to", senders, receivers),
-        ("receive from", receivers, senders),
-    ):
-        reached = _reach_from_node_0(rounds[0].size, sources, targets)
-        if not reached.all():
-            return f"{direction} node {int(np.argmin(reached))}"
-    return None
+def _list_rounds(segments: Sequence[Segment], steps: np.ndarray) -> np.ndarray:
+    """Indices of the rounds at the given steps; steps before 0 wrap."""
+    starts = np.array([segment.start for segment in segments])
+    lengths = np.array([len(segment.cycle) for segment in segments])
+    cycles = np.concatenate([segment.cycle for segment in segments])
+    index = np.maximum(np.searchsorted(starts, steps, side="right") - 1, 0)
+    offsets = np.cumsum(lengths) - lengths
+    return cycles[offsets[index] + (steps - starts[index]) % lengths[index]]
 
 
-def _reach_from_node_0(size: int, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """The nodes that node 0 reaches along edges from `sources` to `targets`, bool `[N]`."""
-    reached = np.zeros(size, dtype=bool)
-    reached[targets[sources == 0]] = True
-    if reached.all():
-        return reached
-    targets = targets[np.argsort(sources, kind="stable")]
-    ends = np.cumsum(np.bincount(sources, minlength=size))
-    begins = ends - np.bincount(sources, minlength=size)
-    frontier = np.flatnonzero(reached)
-    while frontier.size and not reached.all():
-        counts = ends[frontier] - begins[frontier]
-        skipped = np.repeat(begins[frontier] - np.cumsum(counts) + counts, counts)
-        neighbors = targets[skipped + np.arange(len(skipped))]
-        frontier = np.unique(neighbors[~reached[neighbors]])
-        reached[frontier] = True
-    return reached
+def _label_windows(values: np.ndarray, width: int) -> np.ndarray:
+    """Labels of the windows of `width` values that end at each position, `[len(values)]`.
+
+    Equal windows have equal labels. Two windows are joined into one at a time, so that their width
+    doubles.
+    """
+    labels = values
+    labeled = 1
+    while labeled < width:
+        shift = min(labeled, width - labeled)
+        pairs = labels * (labels.max() + 1)
+        pairs[shift:] += labels[:-shift]
+        distinct, refined = np.unique(pairs, return_inverse=True)
+        if len(distinct) == labels.max() + 1 and labeled > 1:
+            break  # what these windows do not tell apart, longer ones do not either
+        labels = refined
+        labeled += shift
+    return labels

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gossipjax.topology.blocks import plan_block_exchange
+from gossipjax.topology.permutations import plan_block_exchange
 
 
 def deliver(plan, values, devices):

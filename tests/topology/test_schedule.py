@@ -253,22 +253,18 @@ def test_matrices_near_the_tolerance_pass():
             r"same size, got N = \[1, 2\]",
         ),
         (lambda s: gx.Schedule(cast(Any, 3)), "rounds must be a list of Round objects, got 3"),
-        (lambda s: gx.Schedule(cast(Any, None)), "rounds must be a list of Round .* got None"),
-        (lambda s: gx.Schedule(s.rounds, cast(Any, 3)), "list of Segment.* got 3"),
         (lambda s: gx.Schedule(s.rounds, cast(Any, [(0, (0,))])), "list of Segment"),
-        (lambda s: gx.Schedule(s.rounds, cast(Any, [3])), r"list of Segment.* got \[3\]"),
-        (lambda s: gx.Schedule(s.rounds, [cast(Any, Segment)(0, 3)]), "a tuple of integers"),
-        (lambda s: gx.Schedule(s.rounds, [cast(Any, Segment)(0, (0, 1.0))]), "a tuple of integers"),
-        (lambda s: gx.Schedule(s.rounds, [cast(Any, Segment)(0, (True,))]), "a tuple of integers"),
-        (lambda s: gx.Schedule(s.rounds, [cast(Any, Segment)(0.0, (0,))]), "a tuple of integers"),
         (lambda s: gx.Schedule(s.rounds, []), r"segments must start at step 0 .* got \[\]"),
         (lambda s: gx.Schedule(s.rounds, [Segment(1, (0,))]), r"start at step 0 .* got \[1\]"),
         (
             lambda s: gx.Schedule(s.rounds, [Segment(0, (0,)), Segment(0, (1,))]),
             r"then at later steps, got \[0, 0\]",
         ),
-        (lambda s: gx.Schedule(s.rounds, [Segment(0, ())]), "at least one step, got none"),
-        (lambda s: gx.Schedule(s.rounds, [Segment(0, (0, 3))]), "from 0 to 2, got 0 to 3"),
+        (lambda s: gx.Schedule(s.rounds, [Segment(0, ())]), r"at least one, got \(\)"),
+        (
+            lambda s: gx.Schedule(s.rounds, [Segment(0, (0, 3))]),
+            r"from 0 to 2, at least one, got \(0, 3\)",
+        ),
     ],
 )
 def test_bad_input(call, message):

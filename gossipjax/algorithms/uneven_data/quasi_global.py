@@ -25,7 +25,7 @@ from gossipjax.algorithms.uneven_data._optimizers import (
 )
 from gossipjax.collectives import StepLike, mix, model_norm
 from gossipjax.topology.schedule import Schedule
-from gossipjax.topology.spectra.stability import Recurrence, require_stable
+from gossipjax.topology.stability import Recurrence, require_stable
 from gossipjax.wire import Codec
 
 MIN_NORM = 1e-8  # is added to a norm that divides, as in the authors' code

@@ -20,7 +20,6 @@ from gossipjax.topology.schedule import (
 __all__ = ["rounds_to_exact_average", "second_singular_value", "spectral_gap"]
 
 MAX_DENSE_NODES = 2**12  # of dense products and their spectra: about a minute
-MIN_NORM = 1e-4  # of a product of matrices of norm 1 that is no rounding error
 MAX_SPARSE_DEGREE = 8  # nonzero weights per row, from which on a dense product is faster
 
 
@@ -110,8 +109,6 @@ def rounds_to_exact_average(schedule: Schedule) -> int | None:
         frequencies = np.arange(1, schedule.size)
         return _count_steps_until_empty(schedule, frequencies, _map_frequencies, np.array_equal)
     _require_dense_product(schedule)
-    if len(schedule.segments) == 1 and _surely_never_averages(schedule):
-        return None
     # Kept as an orthonormal basis, since its vectors shrink.
     zero_sum = np.linalg.svd(np.ones((1, schedule.size)))[2][1:].T  # [N, N - 1]
     return _count_steps_until_empty(schedule, zero_sum, _map_subspace, _span_same_space)
@@ -128,32 +125,6 @@ def _require_dense_product(schedule: Schedule) -> None:
             f"the schedule must have at most {MAX_DENSE_NODES} nodes, got {schedule.size}. More "
             "are possible if the weights depend on the hop only, as in one_peer_exponential."
         )
-
-
-def _surely_never_averages(schedule: Schedule) -> bool:
-    """Whether a cycle, however often repeated, surely never averages exactly.
-
-    What the product of a cycle ever maps to 0, it maps to 0 within N - 1 cycles. So the product is
-    squared until its exponent is N - 1, and scaled after each multiplication: unless one of them
-    lets the norm drop to what may be a rounding error, the power is not 0.
-    """
-    power = np.eye(schedule.size) - 1 / schedule.size  # of vectors whose sum is 0
-    norm = 1.0
-    for index in schedule.segments[0].cycle:
-        power = multiply_round(schedule.rounds[index], power / norm)
-        power -= power.mean(axis=0)  # rounding errors there would not shrink as the others do
-        norm = np.linalg.norm(power)
-        if norm < MIN_NORM:
-            return False
-    exponent = 1
-    while exponent < schedule.size - 1:
-        power = power / norm
-        power = power @ power
-        norm = np.linalg.norm(power)
-        if norm < MIN_NORM:
-            return False
-        exponent *= 2
-    return True
 
 
 def _count_steps_until_empty(
@@ -193,14 +164,8 @@ def _map_subspace(round_: Round, basis: np.ndarray) -> np.ndarray:
     image -= image.mean(axis=0)  # rounding errors there would not shrink as the vectors do
     if basis.shape[1] == round_.size - 1 and _is_injective(image):
         return basis
-    # Far faster than an SVD, and as good unless a singular value is near the tolerance.
-    squares, vectors = np.linalg.eigh(image.T @ image)
-    scales = np.sqrt(np.maximum(squares, 0))
-    if ((scales > TOLERANCE / 10) & (scales < TOLERANCE * 100)).any():
-        vectors, scales, _ = np.linalg.svd(image, full_matrices=False)
-        return vectors[:, : np.count_nonzero(scales > TOLERANCE)]
-    kept = scales > TOLERANCE
-    return image @ (vectors[:, kept] / scales[kept])
+    vectors, scales, _ = np.linalg.svd(image, full_matrices=False)
+    return vectors[:, scales > TOLERANCE]
 
 
 def _is_injective(image: np.ndarray) -> bool:

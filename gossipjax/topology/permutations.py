@@ -1,0 +1,212 @@
+"""Messages as permutations, one collective-permute each. NumPy only.
+
+`color_edges`: the edges of a round as permutations of nodes. `plan_block_exchange`: a permutation
+of nodes as permutations of devices that hold several nodes each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Slot(NamedTuple):
+    """One message per node: node `j` sends `weights[j]` times its buffer to `receivers[j]`.
+
+    `receivers` `[N]` is a full permutation. `weights` `[N]` is 0 at a filler: an edge that is not
+    in the graph and only completes the permutation, which `vmap` needs; on a mesh it is left out.
+    What it delivers must be discarded.
+    """
+
+    receivers: np.ndarray
+    weights: np.ndarray
+
+
+def color_edges(
+    size: int, receivers: np.ndarray, senders: np.ndarray, weights: np.ndarray
+) -> tuple[Slot, ...]:
+    """Colour the edges of a digraph so that each colour is a permutation (König's theorem).
+
+    Where all nodes have an edge of the same hop (receiver - sender) modulo N, these edges are a
+    permutation already, so a circulant graph gets one hop per slot. The others are coloured one by
+    one.
+
+    Args:
+      size: N, the number of nodes.
+      receivers: `[E]`, by edge.
+      senders: `[E]`, by edge; never the receiver.
+      weights: `[E]`, by edge.
+
+    Returns:
+      K slots, K the largest in- or out-degree.
+    """
+    hops = (receivers - senders) % size
+    order = np.lexsort((senders, hops))
+    hops = hops[order]
+    receivers = receivers[order]
+    senders = senders[order]
+    weights = weights[order]
+    is_full = (np.bincount(hops, minlength=size) == size)[hops]
+    full_receivers = receivers[is_full].reshape(-1, size)  # by sender
+    full_weights = weights[is_full].reshape(-1, size)
+    slots = [_make_slot(*pair) for pair in zip(full_receivers, full_weights, strict=True)]
+    receivers = receivers[~is_full]
+    senders = senders[~is_full]
+    weights = weights[~is_full]
+    colors = color_multigraph(size, receivers, senders)
+    for color in range(colors.max(initial=-1) + 1):
+        edges = colors == color
+        slots.append(_complete_permutation(size, receivers[edges], senders[edges], weights[edges]))
+    return tuple(slots)
+
+
+def color_multigraph(size: int, receivers: np.ndarray, senders: np.ndarray) -> np.ndarray:
+    """The colours of edges, `[E]`, which may be several between two nodes.
+
+    No node sends or receives two edges of one colour. There are as many colours as the largest in-
+    or out-degree: if the two ends of an edge have no free colour in common, two colours are swapped
+    along an alternating path.
+    """
+    degree = max(np.bincount(end, minlength=size).max() for end in (senders, receivers))
+    # A bipartite graph: senders are 0, ..., N - 1, receivers are N, ..., 2 N - 1.
+    ends = list(zip(senders.tolist(), (size + receivers).tolist(), strict=True))
+    free = [(1 << int(degree)) - 1] * (2 * size)  # sets of colours, as bits
+    edge_at: list[dict[int, int]] = [{} for _ in range(2 * size)]  # by node and colour
+    colors = np.zeros(len(ends), dtype=int)
+    for edge, (sender, receiver) in enumerate(ends):
+        common = free[sender] & free[receiver]
+        color = _get_lowest_bit(common or free[sender])
+        other = _get_lowest_bit(common or free[receiver])
+        free[sender] ^= 1 << color
+        free[receiver] ^= 1 << other
+        edge_at[sender][color] = edge
+        # The edge takes `color` at its receiver. An edge that had it there takes `other`, also at
+        # its sender, where another may have `other`, and so on. This cannot arrive at `sender`: it
+        # comes to senders by `color`, which was free there.
+        node = receiver
+        moved = edge
+        while (displaced := edge_at[node].get(color)) is not None:
+            edge_at[node][color] = moved
+            colors[moved] = color
+            edge_at[node][other] = displaced
+            node = sum(ends[displaced]) - node
+            moved = displaced
+            color, other = other, color
+        edge_at[node][color] = moved
+        colors[moved] = color
+        if moved != edge:  # the path ends here, with one colour in place of another
+            del edge_at[node][other]
+            free[node] ^= 1 << color | 1 << other
+    return colors
+
+
+def _get_lowest_bit(bits: int) -> int:
+    return (bits & -bits).bit_length() - 1
+
+
+def _complete_permutation(
+    size: int, receivers: np.ndarray, senders: np.ndarray, weights: np.ndarray
+) -> Slot:
+    """Complete a partial permutation; a node idle on both sides sends to itself, which is free."""
+    receiver_of = np.full(size, -1, np.int32)
+    receiver_of[senders] = receivers
+    weight_of = np.zeros(size)
+    weight_of[senders] = weights
+    idle_sender = receiver_of < 0
+    idle_receiver = np.ones(size, dtype=bool)
+    idle_receiver[receivers] = False
+    idle_both = idle_sender & idle_receiver
+    receiver_of[idle_both] = np.flatnonzero(idle_both)
+    receiver_of[idle_sender & ~idle_both] = np.flatnonzero(idle_receiver & ~idle_both)
+    return _make_slot(receiver_of, weight_of)
+
+
+def _make_slot(receivers: np.ndarray, weights: np.ndarray) -> Slot:
+    receivers.setflags(write=False)
+    weights.setflags(write=False)
+    return Slot(receivers, weights)
+
+
+class Transfer(NamedTuple):
+    """One permutation of devices: each sends m rows of its block to at most one other.
+
+    `pairs` are (sender, receiver). `rows` `[D, m]` are the rows that each device sends.
+    """
+
+    pairs: tuple[tuple[int, int], ...]
+    rows: np.ndarray
+
+
+class BlockExchange(NamedTuple):
+    """What devices of k = N / D nodes do for one permutation of N nodes.
+
+    `sources` `[D, k]` says where each row of the result is, in the device's block followed by the
+    rows of all transfers; `arrives` `[D, k]` is False where no node sends to this one.
+    """
+
+    transfers: tuple[Transfer, ...]
+    sources: np.ndarray
+    arrives: np.ndarray
+
+
+def plan_block_exchange(
+    receivers: np.ndarray, senders: np.ndarray, size: int, devices: int
+) -> BlockExchange:
+    """Plans a (partial) permutation of nodes as at most k = N / D permutations of devices.
+
+    Node `i` is row `i % k` of device `i // k`. Edges inside a device are copies. What all devices
+    send by one hop is a single transfer, so that a shift of all nodes takes two, and a shift by
+    one takes one, of one row; the remaining edges are coloured (König's theorem).
+
+    Args:
+      receivers: `[E]`, by edge, each at most once.
+      senders: `[E]`, by edge, each at most once.
+      size: N, a multiple of D.
+      devices: D.
+
+    >>> shift = plan_block_exchange(np.array([1, 2, 3, 0]), np.arange(4), size=4, devices=2)
+    >>> [(transfer.pairs, transfer.rows.tolist()) for transfer in shift.transfers]
+    [(((0, 1), (1, 0)), [[1], [1]])]
+    >>> shift.sources.tolist()
+    [[2, 0], [2, 0]]
+    """
+    rows = size // devices
+    order = np.argsort(senders)
+    sending_device, sent_row = np.divmod(senders[order], rows)
+    receiving_device, received_row = np.divmod(receivers[order], rows)
+    sources = np.tile(np.arange(rows), (devices, 1))
+    arrives = np.zeros((devices, rows), bool)
+    arrives[receiving_device, received_row] = True
+    stays = sending_device == receiving_device
+    sources[receiving_device[stays], received_row[stays]] = sent_row[stays]
+    transfers = []
+    end = rows
+    for edges in _group_edges(devices, receiving_device, sending_device):
+        sent_rows = np.zeros((devices, edges.shape[1]), int)
+        sent_rows[sending_device[edges[:, 0]]] = sent_row[edges]
+        start = end
+        end += edges.shape[1]
+        sources[receiving_device[edges], received_row[edges]] = np.arange(start, end)
+        ends = sending_device[edges[:, 0]].tolist(), receiving_device[edges[:, 0]].tolist()
+        transfers.append(Transfer(tuple(zip(*ends, strict=True)), sent_rows))
+    return BlockExchange(tuple(transfers), sources, arrives)
+
+
+def _group_edges(devices: int, receivers: np.ndarray, senders: np.ndarray) -> Iterator[np.ndarray]:
+    """The numbers of edges between devices, `[pairs, m]` for each transfer; senders are sorted."""
+    hops = (receivers - senders) % devices
+    others = []
+    for hop in np.unique(hops[hops > 0]):
+        edges = np.flatnonzero(hops == hop)
+        starts = np.searchsorted(senders[edges], np.arange(devices + 1))
+        in_common = np.diff(starts).min()
+        numbers = np.arange(len(edges)) - starts[senders[edges]]  # among those of the sender
+        if in_common:
+            yield edges[numbers < in_common].reshape(devices, in_common)
+        others.append(edges[numbers >= in_common])
+    remaining = np.concatenate([np.zeros(0, int), *others])
+    colors = color_multigraph(devices, receivers[remaining], senders[remaining])
+    for color in range(colors.max(initial=-1) + 1):
+        yield remaining[colors == color][:, None]
