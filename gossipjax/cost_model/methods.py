@@ -1,9 +1,9 @@
 """Methods: what each algorithm of the library exchanges, by its name. NumPy only.
 
 Every function returns a `Method` for `predict_step` and `simulate`. Names and arguments are those
-of the transforms (`gx.sgp`, `gx.osgp`, ...), `wire` is a name such as "bfloat16" or a number of
-bits per parameter, and `kind` is that of an all-reduce. Transforms that exchange what another one
-does have no function: README.md in this folder has a table of them.
+of the transforms (`gx.sgp`, `gx.osgp`, ...). `wire` is a name such as "bfloat16", a number of bits
+per parameter, or a codec of `gx.wire`. `kind` is that of an all-reduce. `from_plan` makes the
+method of any algorithm that has a `gx.GossipState`.
 
 Every function raises `ValueError` for a schedule that is none, a `wire`, `kind` or `order` that is
 unknown, and a number of steps that is not an integer in its range; what else is under "Raises".
@@ -13,7 +13,7 @@ arXiv:1705.09056; RAND-20 Zhang et al., ICASSP 2020, arXiv:2002.01119.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -30,8 +30,21 @@ WIRE_BITS = {
     "int8": 8.125,  # a float32 scale for a block of 256
     "int4": 4.125,
 }
+COUNTED = 2**20  # parameters of a message whose bits a codec counts
 ORDERS = ("adapt-then-combine", "combine-while-adapting")
 ADAPT_THEN_COMBINE = ORDERS[0]
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """A codec of `gx.wire`, which this module does not import."""
+
+    def count_bytes(self, size: int) -> int:
+        """The bytes of a message of `size` float32 values."""
+        ...
+
+
+Form = str | float | Codec | None  # None: full precision
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +84,34 @@ class Method:
         return any(exchange.awaits in ("link", "nobody") for exchange in self.exchanges)
 
 
+def from_plan(plan: Any, name: str, kind: Kind = "ring") -> Method:
+    """What an algorithm sends, by the plan in its state.
+
+    A round of the schedule every `max(1, overlap)` steps, with `models` models in a message, beside
+    the computation where the exchange needs nothing of its step; without a schedule an all-reduce
+    every `period` steps.
+
+    Args:
+      plan: `state.plan` of a `gx.GossipState`.
+      name: of the method, for tables.
+      kind: of an all-reduce.
+
+    >>> import gossipjax as gx
+    >>> import jax.numpy as jnp
+    >>> state = gx.osgp(gx.topology.ring(4), 2, wire=gx.wire.bfloat16()).init({"w": jnp.zeros(3)})
+    >>> [(e.every, e.overlap, e.bits) for e in from_plan(state.plan, "2-osgp").exchanges]
+    [(2, 2, 16.0)]
+    """
+    wire = plan.wire.codec
+    if plan.schedule is None:
+        exchange = _make_all_reduce(kind, wire, fraction=plan.models, every=plan.period)
+    else:
+        exchange = _make_gossip(
+            plan.schedule, wire, plan.models, plan.overlap, plan.exchanges_early
+        )
+    return Method(name, (exchange,), staleness=plan.overlap)
+
+
 def single() -> Method:
     """Nodes that exchange nothing.
 
@@ -80,7 +121,7 @@ def single() -> Method:
     return Method("single")
 
 
-def allreduce(kind: Kind = "ring", wire: str | float = "float32", layers: int = 0) -> Method:
+def allreduce(kind: Kind = "ring", wire: Form = "float32", layers: int = 0) -> Method:
     """Exact average of the gradients in every step; beside the backward pass if `layers` > 0.
 
     The baseline of all papers: SGP-19, section 2 (AR-SGD).
@@ -91,7 +132,7 @@ def allreduce(kind: Kind = "ring", wire: str | float = "float32", layers: int = 
     return Method(f"allreduce {kind}", (_make_all_reduce(kind, wire, layers=layers),))
 
 
-def centralized(wire: str | float = "float32") -> Method:
+def centralized(wire: Form = "float32") -> Method:
     """A parameter server: node 0 gathers all gradients and sends their mean to every node.
 
     The baseline of DPSGD-17, section 1, with O(n) messages at the busiest node (Table 1).
@@ -99,9 +140,7 @@ def centralized(wire: str | float = "float32") -> Method:
     return Method("centralized", (_make_all_reduce("server", wire),))
 
 
-def sgp(
-    schedule: Schedule, order: str = ADAPT_THEN_COMBINE, wire: str | float = "float32"
-) -> Method:
+def sgp(schedule: Schedule, order: str = ADAPT_THEN_COMBINE, wire: Form = "float32") -> Method:
     """SGP: a round of the schedule per step; beside the computation if it is combined meanwhile.
 
     SGP-19, algorithm 1; "combine-while-adapting" is its authors' released code.
@@ -110,11 +149,11 @@ def sgp(
     >>> [e.overlap for e in sgp(gx.topology.ring(4), "combine-while-adapting").exchanges]
     [1]
     """
-    exchange = _make_gossip(schedule, wire, overlap=_find_overlap(order))
+    exchange = _make_gossip(schedule, wire, is_early=_is_early(order))
     return Method(f"sgp {order}" if exchange.overlap else "sgp", (exchange,))
 
 
-def osgp(schedule: Schedule, overlap: int = 1, wire: str | float = "float32") -> Method:
+def osgp(schedule: Schedule, overlap: int = 1, wire: Form = "float32") -> Method:
     """Overlap SGP: a round every `overlap` steps, used as many steps later; 0 is SGP.
 
     SGP-19, section 3; what every message takes is the worst case there.
@@ -124,14 +163,14 @@ def osgp(schedule: Schedule, overlap: int = 1, wire: str | float = "float32") ->
     [(2, 2)]
     """
     overlap = require_int(overlap, "overlap of osgp", 0)
-    exchange = _make_gossip(schedule, wire, every=max(1, overlap), overlap=overlap)
+    exchange = _make_gossip(schedule, wire, overlap=overlap)
     return Method(f"{overlap}-osgp", (exchange,), staleness=overlap)
 
 
 def dpsgd(
     schedule: Schedule,
     order: str = ORDERS[1],
-    wire: str | float = "float32",
+    wire: Form = "float32",
     is_half_duplex: bool = False,
 ) -> Method:
     """D-PSGD: a symmetric round per step; half duplex if both directions wait for each other.
@@ -146,12 +185,12 @@ def dpsgd(
             f"schedule of dpsgd must be doubly stochastic, got {schedule!r}. Use sgp for it."
         )
     exchange = _make_gossip(
-        schedule, wire, overlap=_find_overlap(order), is_half_duplex=is_half_duplex
+        schedule, wire, is_early=_is_early(order), is_half_duplex=is_half_duplex
     )
     return Method("dpsgd", (exchange,))
 
 
-def rand_psgd(n: int, rounds: int = 64, seed: int = 0, wire: str | float = "float32") -> Method:
+def rand_psgd(n: int, rounds: int = 64, seed: int = 0, wire: Form = "float32") -> Method:
     """RAND-PSGD: D-PSGD on a ring that is drawn anew in every step. RAND-20, section 3.
 
     >>> len(rand_psgd(8, rounds=16).exchanges[0].list_steps())
@@ -161,7 +200,7 @@ def rand_psgd(n: int, rounds: int = 64, seed: int = 0, wire: str | float = "floa
     return dataclasses.replace(method, name="rand-psgd")
 
 
-def d1d_psgd(kind: Kind = "ring", wire: str | float = "float32") -> Method:
+def d1d_psgd(kind: Kind = "ring", wire: Form = "float32") -> Method:
     """D1D-PSGD: an all-reduce of the models beside the computation, used one step later.
 
     RAND-20, eqs. 2, 13 and 14. The `wire` is that of an all-reduce; `gx.d1d_psgd` with one sends
@@ -170,18 +209,18 @@ def d1d_psgd(kind: Kind = "ring", wire: str | float = "float32") -> Method:
     return Method("d1d-psgd", (_make_all_reduce(kind, wire, overlap=1),), staleness=1)
 
 
-def adpsgd(
-    schedule: Schedule, wire: str | float = "float32", is_half_duplex: bool = False
-) -> Method:
+def adpsgd(schedule: Schedule, wire: Form = "float32", is_half_duplex: bool = False) -> Method:
     """AD-PSGD: pairs average beside the computation; a node waits for its own link alone.
 
     Lian et al., ICML 2018, arXiv:1710.06952. Half duplex: a message takes twice as long.
     """
-    exchange = _make_gossip(schedule, wire, overlap=1, awaits="link", is_half_duplex=is_half_duplex)
+    exchange = _make_gossip(
+        schedule, wire, is_early=True, awaits="link", is_half_duplex=is_half_duplex
+    )
     return Method("adpsgd", (exchange,), staleness=1)
 
 
-def async_sgp(schedule: Schedule, wire: str | float = "float32") -> Method:
+def async_sgp(schedule: Schedule, wire: Form = "float32") -> Method:
     """Asynchronous SGP: a node that finds its link busy keeps its share and goes on.
 
     Asynchronous push-sum: Assran and Rabbat 2018, arXiv:1803.08950.
@@ -190,11 +229,11 @@ def async_sgp(schedule: Schedule, wire: str | float = "float32") -> Method:
     >>> async_sgp(gx.topology.ring(4)).is_asynchronous
     True
     """
-    exchange = _make_gossip(schedule, wire, overlap=1, awaits="nobody")
+    exchange = _make_gossip(schedule, wire, is_early=True, awaits="nobody")
     return Method("async-sgp", (exchange,), staleness=1)
 
 
-def easgd(period: int = 1, kind: Kind = "ring", wire: str | float = "float32") -> Method:
+def easgd(period: int = 1, kind: Kind = "ring", wire: Form = "float32") -> Method:
     """EASGD: models and a center draw each other every `period` steps.
 
     Zhang et al. 2015, arXiv:1412.6651. The sum of all pulls at the center is an all-reduce.
@@ -202,7 +241,7 @@ def easgd(period: int = 1, kind: Kind = "ring", wire: str | float = "float32") -
     return Method("easgd", (_make_all_reduce(kind, wire, every=period),))
 
 
-def gradient_tracking(schedule: Schedule, wire: str | float = "float32") -> Method:
+def gradient_tracking(schedule: Schedule, wire: Form = "float32") -> Method:
     """Gradient tracking: models and trackers, so twice the bytes of SGP in every step.
 
     Push-DIGing: Nedic et al. 2017, arXiv:1607.03218.
@@ -211,15 +250,15 @@ def gradient_tracking(schedule: Schedule, wire: str | float = "float32") -> Meth
     >>> [exchange.fraction for exchange in gradient_tracking(gx.topology.ring(4)).exchanges]
     [2]
     """
-    return Method("gradient-tracking", (_make_gossip(schedule, wire, fraction=2),))
+    return Method("gradient-tracking", (_make_gossip(schedule, wire, models=2),))
 
 
-def mixed_momentum(schedule: Schedule, wire: str | float = "float32") -> Method:
+def mixed_momentum(schedule: Schedule, wire: Form = "float32") -> Method:
     """D-PSGD with momentum that neighbours average, too: twice the bytes in every step.
 
     Yu et al., ICML 2019, arXiv:1905.03817.
     """
-    return Method("mixed-momentum", (_make_gossip(schedule, wire, fraction=2),))
+    return Method("mixed-momentum", (_make_gossip(schedule, wire, models=2),))
 
 
 def relay(tree: Any) -> Method:
@@ -248,7 +287,7 @@ def relay(tree: Any) -> Method:
     return Method("relay", (_make_gossip(schedule, "float32"),))
 
 
-def local_sgd(every: int, kind: Kind = "ring", wire: str | float = "float32") -> Method:
+def local_sgd(every: int, kind: Kind = "ring", wire: Form = "float32") -> Method:
     """Local SGD: an exact average of the models every `every` steps. Stich 2019, arXiv:1805.09767.
 
     >>> [exchange.happens_at(11) for exchange in local_sgd(every=12).exchanges]
@@ -258,7 +297,7 @@ def local_sgd(every: int, kind: Kind = "ring", wire: str | float = "float32") ->
     return Method("local-sgd", (exchange,))
 
 
-def slowmo(inner: Method, every: int, kind: Kind = "ring", wire: str | float = "float32") -> Method:
+def slowmo(inner: Method, every: int, kind: Kind = "ring", wire: Form = "float32") -> Method:
     """SlowMo: an exact average every `every` steps, beside what the inner method exchanges.
 
     Wang et al., ICLR 2020, arXiv:1910.00643, algorithm 1. Without the average it is `inner`.
@@ -276,9 +315,7 @@ def slowmo(inner: Method, every: int, kind: Kind = "ring", wire: str | float = "
     return Method(f"slowmo {inner.name}", (*inner.exchanges, exchange), inner.staleness)
 
 
-def diloco(
-    every: int, kind: Kind = "ring", wire: str | float = "float32", layers: int = 0
-) -> Method:
+def diloco(every: int, kind: Kind = "ring", wire: Form = "float32", layers: int = 0) -> Method:
     """DiLoCo: an exact average of the models every `every` steps, then an outer step.
 
     Douillard et al. 2023, arXiv:2311.08105, algorithm 1.
@@ -292,7 +329,7 @@ def streaming_diloco(
     fragments: int,
     delay: int = 1,
     kind: Kind = "ring",
-    wire: str | float = "float32",
+    wire: Form = "float32",
     layers: int = 0,
 ) -> Method:
     """Streaming DiLoCo: fragment f is averaged once in `every` steps, and used `delay` steps later.
@@ -326,7 +363,7 @@ def streaming_diloco(
     return Method("streaming-diloco", tuple(exchanges), staleness=delay)
 
 
-def noloco(schedule: Schedule, every: int, wire: str | float = "float32") -> Method:
+def noloco(schedule: Schedule, every: int, wire: Form = "float32") -> Method:
     """NoLoCo: every `every` steps an outer gradient and an anchor, two models, to the neighbours.
 
     Kolehmainen et al. 2025, arXiv:2506.10911, whose schedule is `gx.topology.random_pairs`. With
@@ -337,37 +374,57 @@ def noloco(schedule: Schedule, every: int, wire: str | float = "float32") -> Met
     >>> [(e.phase, e.fraction) for e in noloco(pairs, every=50).exchanges]
     [(49, 2)]
     """
-    exchange = _make_gossip(schedule, wire, fraction=2, every=every, phase=_last(every))
+    exchange = dataclasses.replace(
+        _make_gossip(schedule, wire, models=2), every=every, phase=_last(every)
+    )
     return Method("noloco", (exchange,))
 
 
-def find_bits(wire: str | float) -> float:
-    """Bits of a parameter in a message of that form.
+def find_bits(wire: Form) -> float:
+    """Bits of a parameter in a message of that form, scales and indices included.
 
     Raises:
-      ValueError: if it is no name of `WIRE_BITS` and no number above 0.
+      ValueError: if it is no name of `WIRE_BITS`, no number above 0 and no codec.
 
     >>> find_bits("bfloat16"), find_bits(4.5)
     (16.0, 4.5)
     """
+    if wire is None:
+        return WIRE_BITS["float32"]
     if isinstance(wire, str):
         require_choice(wire, "wire", tuple(WIRE_BITS))
         return WIRE_BITS[wire]
+    if isinstance(wire, Codec):
+        return 8 * wire.count_bytes(COUNTED) / COUNTED
     return require_quantity(wire, "wire", "bits per parameter")
 
 
-def _make_gossip(schedule: Schedule, wire: str | float, **settings: Any) -> Exchange:
-    return Exchange(schedule=schedule, bits=find_bits(wire), **settings)
+def _make_gossip(
+    schedule: Schedule,
+    wire: Form,
+    models: int = 1,
+    overlap: int = 0,
+    is_early: bool = False,
+    **settings: Any,
+) -> Exchange:
+    return Exchange(
+        schedule=schedule,
+        bits=find_bits(wire),
+        fraction=models,
+        every=max(1, overlap),
+        overlap=overlap or int(is_early),
+        **settings,
+    )
 
 
-def _make_all_reduce(kind: Kind, wire: str | float, **settings: Any) -> Exchange:
+def _make_all_reduce(kind: Kind, wire: Form, **settings: Any) -> Exchange:
     require_choice(kind, "kind of an all-reduce", KINDS)
     return Exchange(kind=kind, bits=find_bits(wire), awaits="all", **settings)
 
 
-def _find_overlap(order: str) -> int:
+def _is_early(order: str) -> bool:
     require_choice(order, "order", ORDERS)
-    return int(order != ADAPT_THEN_COMBINE)
+    return order != ADAPT_THEN_COMBINE
 
 
 def _last(every: int) -> int:

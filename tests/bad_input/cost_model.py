@@ -52,7 +52,7 @@ ROWS: list[Call] = [
     *calls("predicted network", lambda x: predict(network=x), ["nvlink", 1e9], "a Network"),
     *calls("all-reduce kind", cm.allreduce, ["star", "gossip", None, 3], "kind of an all-reduce"),
     *calls("layers", lambda x: cm.allreduce(layers=x), [-1, 1.5], "layers"),
-    *calls("wire", lambda x: cm.allreduce(wire=x), ["int7", 0, -8, math.nan, None], "wire must be"),
+    *calls("wire", lambda x: cm.allreduce(wire=x), ["int7", 0, -8, math.nan], "wire must be"),
     *calls("order of the model", lambda x: cm.sgp(SCHEDULE, x), ["cwa", None], "order must be"),
     *calls("schedule of the model", cm.sgp, [None, "ring", 8], "schedule of an exchange"),
     *calls("overlap of the model", lambda x: cm.osgp(SCHEDULE, x), [-1, 1.5], "overlap of osgp"),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.speed.modelled.methods import count_bits, make_modelled_method
+from experiments.speed.modelled.methods import make_modelled_method
 from experiments.speed.modelled.network import count_copied_bytes, predict_row
 from experiments.speed.modelled.stragglers import simulate_run
 from experiments.speed.network.rows import DEFAULT_ALGORITHMS, make_row
@@ -72,7 +72,9 @@ def test_buckets_hide_a_part():
 
 @pytest.mark.parametrize(("wire", "bits"), [("bfloat16", 16), ("int8", 8.125), ("int4", 4.125)])
 def test_narrow_messages_take_less(wire, bits):
-    assert count_bits(make_row("sgp", wire, 4)) == pytest.approx(bits, rel=1e-3)
+    method = make_modelled_method(make_row("sgp", wire, 4))
+    assert method is not None
+    assert method.exchanges[0].bits == pytest.approx(bits, rel=1e-3)
     assert predict("sgp", wire) == pytest.approx(0.5 + MODEL * bits / 32, rel=1e-3)
 
 
