@@ -115,8 +115,8 @@ gossipjax/asynchronous/protocol/_participant.py | asynchronous/test_protocol.py 
 gossipjax/asynchronous/protocol/_participant.py | asynchronous/test_protocol.py -k mass_is_kept | crossing averages swap | if change is None or is_won or not => if change is None or not
 gossipjax/asynchronous/protocol/_membership.py | asynchronous/test_protocol.py -k "mass_is_kept or killed" | shares to the dead are lost | self._return(peer) => peer.parcel = None
 gossipjax/asynchronous/transport/_encoding.py | asynchronous/test_strangers.py -k has_a_reason | NaN arrives | if not all(np.isfinite(buffer).all() for buffer in x): => if False:
-gossipjax/cost_model/_collectives.py | cost_model/test_prediction.py -k its_formula | half a ring | copy + 2 * (nodes - 1) * _shift => copy + (nodes - 1) * _shift
-gossipjax/cost_model/_links.py | cost_model/test_simulation.py -k meet_at_a_receiver | receivers take messages at once | max(copied, self._in_free[message.target]) => copied
+gossipjax/cost_model/exchange.py | cost_model/test_prediction.py -k its_formula | half a ring | copy + 2 * (nodes - 1) * _shift => copy + (nodes - 1) * _shift
+gossipjax/cost_model/simulation.py | cost_model/test_simulation.py -k meet_at_a_receiver | receivers take messages at once | max(copied, self._in_free[message.target]) => copied
 gossipjax/cost_model/prediction.py | cost_model/test_prediction.py -k no_more_than_it_can | links without a limit | max(compute + exposed_seconds, awaited_seconds) => compute + exposed_seconds
 gossipjax/cost_model/slowness.py | cost_model/test_slowness.py -k means_of_many | expected slowest node | 4 - 2 * (2 / 3) ** nodes => 4 - (2 / 3) ** nodes
 experiments/training/trainer.py | experiments/test_trainer.py -k evaluated_with | statistics are never averaged | node_variables_averaged_stats if averages else => node_variables if averages else
@@ -136,7 +136,7 @@ experiments/models/layers.py | experiments/test_image_models.py -k decay_leaves 
 experiments/compare/statistics.py | experiments/test_compare.py -k smallest_is_the_best | the largest loss is the best | (min if falls else max) => max
 experiments/report/differences.py | ../experiments/report/differences.py | margins are not minded | abs(self.mean - bound) < self.margin => False
 experiments/plan/choice.py | experiments/test_plan.py -k fast_links_make | all-reduce only where it is fastest | cheapest * (1 + MIN_GAIN) => cheapest
-experiments/plan/quantities.py | experiments/test_plan.py -k test_bandwidths | bits are bytes | BITS_PER_BYTE = 8 => BITS_PER_BYTE = 1
+experiments/plan/options.py | experiments/test_plan.py -k test_bandwidths | bits are bytes | BITS_PER_BYTE = 8 => BITS_PER_BYTE = 1
 experiments/rates/fits.py | experiments/test_rates.py -k power_laws | slopes over the sum | math.log(point.nodes * point.steps) => math.log(point.nodes + point.steps)
 experiments/runner/folders.py | experiments/test_runner.py -k how_a_run_ended | what diverged has failed | DIVERGED = "must be finite, got" => DIVERGED = "nothing says so"
 experiments/speed/hlo.py | experiments/test_speed_step.py -k "of_the_slots or fewer_bytes" | messages are read, not written | 2 * sum(operand.bytes => sum(operand.bytes

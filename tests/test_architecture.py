@@ -57,7 +57,6 @@ PUBLIC_MODULES = {
     "gossipjax.cost_model",
     "gossipjax.cost_model.methods",
     "gossipjax.cost_model.networks",
-    "gossipjax.cost_model.published",
 }
 LAX_COLLECTIVES = {"ppermute", "pshuffle", "psum", "pmean", "pmax", "pmin"}
 LAX_COLLECTIVES |= {"all_gather", "all_to_all", "psum_scatter"}

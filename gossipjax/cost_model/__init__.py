@@ -2,13 +2,11 @@
 
 A `Method` (what an algorithm exchanges), a `Workload` (the computation of a node) and a `Network`
 give the seconds of a step, `predict_step`. README.md in this folder has the formulas, and what they
-miss; `python -m gossipjax.cost_model.published` sets published figures beside the model's.
+miss; `python -m experiments.report.published` sets published figures beside the model's.
 """
 
 from gossipjax.cost_model import methods, networks
-from gossipjax.cost_model._simulation import Simulation, simulate
-from gossipjax.cost_model.exchange import Exchange
-from gossipjax.cost_model.fabrics import Fabric, Islands, Star, Torus
+from gossipjax.cost_model.exchange import Exchange, Workload
 from gossipjax.cost_model.fitting import Measurement, fit_compute, fit_network
 from gossipjax.cost_model.methods import (
     WIRE_BITS,
@@ -34,10 +32,10 @@ from gossipjax.cost_model.methods import (
     slowmo,
     streaming_diloco,
 )
-from gossipjax.cost_model.network import Network
+from gossipjax.cost_model.network import Fabric, Islands, Network, Star, Torus
 from gossipjax.cost_model.prediction import Prediction, predict_step
+from gossipjax.cost_model.simulation import Simulation, simulate
 from gossipjax.cost_model.slowness import Slowness, parse_slowness
-from gossipjax.cost_model.workload import Workload
 
 __all__ = [
     "WIRE_BITS",

@@ -1,22 +1,58 @@
 """Exchanges: what nodes send in a step, to whom, and who waits for it. NumPy only."""
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 import numpy as np
 
-from gossipjax.cost_model._collectives import KINDS, count_sent_bytes, find_collective_seconds
 from gossipjax.cost_model._require import require_choice, require_number_of_nodes, require_quantity
-from gossipjax.cost_model.network import Network
-from gossipjax.cost_model.workload import Workload
+from gossipjax.cost_model.network import Islands, Network
 from gossipjax.topology import Round, Schedule
 from gossipjax.topology.schedule import require_int
 
 BACKWARD = 2 / 3  # of a step's computation: two products per weight, one in the forward pass
 GOSSIP = "gossip"
+KINDS = ("ring", "tree", "two-level", "server")
 WAITING = ("all", "peers", "link", "nobody")
 Kind = Literal["gossip", "ring", "tree", "two-level", "server"]
 Awaits = Literal["all", "peers", "link", "nobody"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """What a node does in one step without any exchange.
+
+    Attributes:
+      parameters: of the model.
+      compute_seconds: of a step: forward, backward and update.
+      examples: that a node uses in a step.
+      bytes_per_parameter: of the model in memory; messages have their own width.
+
+    Raises:
+      ValueError: if a quantity is not a number above 0.
+
+    >>> Workload(parameters=25.6e6, compute_seconds=0.228).model_bytes
+    102400000.0
+    """
+
+    parameters: float = 25.6e6
+    compute_seconds: float = 0.228
+    examples: float = 256
+    bytes_per_parameter: float = 4.0
+
+    def __post_init__(self) -> None:
+        require_quantity(self.parameters, "parameters of Workload", "parameters")
+        require_quantity(
+            self.compute_seconds, "compute_seconds of Workload", "seconds", is_zero_allowed=True
+        )
+        require_quantity(self.examples, "examples of Workload", "examples")
+        require_quantity(self.bytes_per_parameter, "bytes_per_parameter of Workload", "bytes")
+
+    @property
+    def model_bytes(self) -> float:
+        """Bytes of the model."""
+        return self.parameters * self.bytes_per_parameter
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -221,3 +257,79 @@ class Exchange:
                 "method for this number of nodes."
             )
         return count
+
+
+def find_collective_seconds(kind: str, size: float, network: Network, nodes: int) -> float:
+    """Seconds in which n nodes average a buffer of S bytes, one copy through the host included.
+
+    - ring: `2 (n - 1)` messages of `S / n` to the next node;
+    - tree: `2 ceil(log2 n)` messages of S, up to the root, node 0, and down again; at a level only
+      the nodes of that level send;
+    - two-level: as ring, inside the islands, and then among islands with the part of each node;
+    - server: node 0 receives `n - 1` messages, then sends as many, over one link.
+    """
+    if nodes == 1:
+        return 0.0
+    copy = network.copy_seconds(size)
+    if kind == "ring":
+        return copy + 2 * (nodes - 1) * _shift(network, nodes, size / nodes)
+    if kind == "tree":
+        levels = range(math.ceil(math.log2(nodes)))
+        return copy + sum(_climb(network, nodes, size, 2**level) for level in levels)
+    if kind == "two-level":
+        inside, islands = _split(network, nodes)
+        seconds = (
+            2 * (islands - 1) * (network.latency + size / (inside * islands) / network.bandwidth)
+        )
+        fabric = network.fabric
+        assert isinstance(fabric, Islands)
+        seconds += 2 * (inside - 1) * (fabric.latency + size / inside / fabric.bandwidth)
+        return copy + seconds
+    return copy + 2 * (network.latency + (nodes - 1) * size / network.bandwidth)
+
+
+def count_sent_bytes(kind: str, size: float, network: Network, nodes: int) -> float:
+    """Bytes that the node that sends most sends, in these all-reduces.
+
+    >>> count_sent_bytes("ring", 100.0, Network(1.0), nodes=4)
+    150.0
+    """
+    if kind == "ring":
+        return 2 * (nodes - 1) / nodes * size
+    if kind == "tree":  # the root sends down at every level
+        return math.ceil(math.log2(nodes)) * size
+    if kind == "two-level":
+        inside, islands = _split(network, nodes)
+        return 2 * size * ((inside - 1) / inside + (islands - 1) / islands / inside)
+    return (nodes - 1) * size
+
+
+def _shift(network: Network, nodes: int, size: float) -> float:
+    """Seconds of a message from every node to the next."""
+    return float(
+        network.message_seconds((np.arange(nodes) + 1) % nodes, size, is_gossip=False).max()
+    )
+
+
+def _climb(network: Network, nodes: int, size: float, hop: int) -> float:
+    """Seconds up a level of the tree and down again: odd multiples of `hop`, and those below."""
+    children = np.arange(hop, nodes, 2 * hop)
+    up = np.arange(nodes)
+    up[children] -= hop
+    down = np.arange(nodes)
+    down[children - hop] += hop
+    return sum(
+        float(network.message_seconds(receivers, size, is_gossip=False).max())
+        for receivers in (up, down)
+    )
+
+
+def _split(network: Network, nodes: int) -> tuple[int, int]:
+    """Nodes of an island, and islands."""
+    if not isinstance(network.fabric, Islands):
+        raise ValueError(
+            f'fabric of the network must be Islands for kind="two-level", got {network.fabric!r}. '
+            'Use kind="ring" or "tree", or give the network Islands(size, bandwidth).'
+        )
+    islands = network.fabric.count(nodes)
+    return nodes // islands, islands

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from gossipjax.cost_model._require import require_choice, require_number_of_nodes, require_quantity
+from gossipjax.cost_model.exchange import Workload
 from gossipjax.cost_model.methods import Method
 from gossipjax.cost_model.network import Network
 from gossipjax.cost_model.prediction import predict_step
-from gossipjax.cost_model.workload import Workload
 
 FITTED = ("bandwidth", "host_copy")
 MAX_ITERATIONS = 50

@@ -17,9 +17,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from gossipjax.cost_model._collectives import KINDS
 from gossipjax.cost_model._require import require_choice, require_quantity
-from gossipjax.cost_model.exchange import Exchange, Kind
+from gossipjax.cost_model.exchange import KINDS, Exchange, Kind
 from gossipjax.topology import Schedule, from_graph, random_ring
 from gossipjax.topology.schedule import require_int
 

@@ -1,12 +1,159 @@
-"""Networks: how long messages of nodes take. NumPy only."""
+"""Networks: how the links of N nodes are joined, and how long messages take. NumPy only."""
 
 import dataclasses
 import math
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from gossipjax.cost_model._require import require_quantity
-from gossipjax.cost_model.fabrics import Fabric, Star
+from gossipjax.topology.schedule import require_int
+
+
+@runtime_checkable
+class Fabric(Protocol):
+    """How the links of nodes are joined."""
+
+    def find_costs(
+        self, receivers: np.ndarray, bandwidth: float, latency: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds per byte `[N]` and seconds before the first byte `[N]` of messages sent at once.
+
+        Args:
+          receivers: integers `[N]`: node `j` sends a message to `receivers[j]`; to itself: none.
+          bandwidth: bytes/s of a link, one way.
+          latency: seconds of a link.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Star:
+    """A switch that joins all nodes, each by one link: no permutation has congestion.
+
+    >>> Star().find_costs(np.array([1, 2, 0]), bandwidth=2.0, latency=0.1)[0].tolist()
+    [0.5, 0.5, 0.5]
+    """
+
+    def find_costs(
+        self, receivers: np.ndarray, bandwidth: float, latency: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Costs `1 / bandwidth` and `latency` of every message, as of `Fabric`."""
+        ones = np.ones(len(receivers))
+        return ones / bandwidth, ones * latency
+
+
+@dataclasses.dataclass(frozen=True)
+class Torus:
+    """A torus: links to neighbours in every dimension, as ICI of TPUs.
+
+    A message is routed along the first dimension, then the second, the shorter way round (forward,
+    if both are equally long). It shares the links of its route with other messages: it takes
+    `size load / bandwidth + distance latency`, where `load` is the number of messages on the
+    busiest link of its route. A shift by h along a dimension has distance and load h.
+
+    Attributes:
+      shape: nodes along each dimension; node `i` is at `numpy.unravel_index(i, shape)`.
+
+    Raises:
+      ValueError: if `shape` is not a tuple of integers of at least 1; in use, if it has another
+        number of nodes.
+
+    >>> Torus((8,)).find_costs((np.arange(8) + 2) % 8, bandwidth=1.0, latency=0.0)[0].max().item()
+    2.0
+    """
+
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.shape, tuple) or not self.shape:
+            raise ValueError(f"shape of Torus must be a tuple as (16, 16), got {self.shape!r}.")
+        for extent in self.shape:
+            require_int(extent, "an extent in shape of Torus", 1)
+
+    def find_costs(
+        self, receivers: np.ndarray, bandwidth: float, latency: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Costs by distance and the busiest link of each route, as of `Fabric`."""
+        nodes = len(receivers)
+        if nodes != math.prod(self.shape):
+            raise ValueError(
+                f"nodes must be {math.prod(self.shape)} on Torus({self.shape}), got {nodes}. "
+                "Choose a shape whose product is the number of nodes."
+            )
+        routes = self._list_links(receivers)
+        messages = np.concatenate([message for message, _ in routes] or [np.zeros(0, int)])
+        links = np.concatenate([link for _, link in routes] or [np.zeros(0, int)])
+        loads = np.bincount(links, minlength=1)
+        worst = np.ones(nodes)
+        np.maximum.at(worst, messages, loads[links])
+        return worst / bandwidth, latency * np.bincount(messages, minlength=nodes)
+
+    def _list_links(self, receivers: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Messages (by sender) and the links that they take, hop by hop."""
+        at = np.array(np.unravel_index(np.arange(len(receivers)), self.shape))
+        ends = np.array(np.unravel_index(receivers, self.shape))
+        hops = []
+        for axis, extent in enumerate(self.shape):
+            forward = (ends[axis] - at[axis]) % extent
+            is_forward = forward <= extent - forward
+            distance = np.where(is_forward, forward, extent - forward)
+            for hop in range(int(distance.max(initial=0))):
+                moving = np.flatnonzero(distance > hop)
+                place = np.ravel_multi_index(tuple(at[:, moving]), self.shape)
+                hops.append((moving, 2 * (place * len(self.shape) + axis) + is_forward[moving]))
+                step = np.where(is_forward[moving], 1, -1)
+                at[axis, moving] = (at[axis, moving] + step) % extent
+        return hops
+
+
+@dataclasses.dataclass(frozen=True)
+class Islands:
+    """Islands of fast links, as NVLink in a server; each node has a slower link to the outside.
+
+    Nodes `0, ..., size - 1` are the first island, and so on.
+
+    Attributes:
+      size: nodes of an island.
+      bandwidth: bytes/s of a node's link inside its island, one way.
+      latency: seconds of that link.
+
+    Raises:
+      ValueError: if the size is not an integer of at least 1, the bandwidth not above 0 or the
+        latency below 0; in use, if the nodes are not whole islands.
+
+    >>> islands = Islands(size=2, bandwidth=10.0)
+    >>> islands.find_costs(np.array([1, 0, 0, 2]), bandwidth=1.0, latency=0.0)[0].tolist()
+    [0.1, 0.1, 1.0, 0.1]
+    """
+
+    size: int
+    bandwidth: float
+    latency: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_int(self.size, "size of Islands", 1)
+        require_quantity(self.bandwidth, "bandwidth of Islands", "bytes/s")
+        require_quantity(self.latency, "latency of Islands", "seconds", is_zero_allowed=True)
+
+    def find_costs(
+        self, receivers: np.ndarray, bandwidth: float, latency: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Costs of the link inside or outside, as of `Fabric`."""
+        self.count(len(receivers))
+        is_inside = receivers // self.size == np.arange(len(receivers)) // self.size
+        per_byte = np.where(is_inside, 1 / self.bandwidth, 1 / bandwidth)
+        return per_byte, np.where(is_inside, self.latency, latency)
+
+    def count(self, nodes: int) -> int:
+        """The number of islands; `ValueError` unless they are whole."""
+        if nodes > self.size and nodes % self.size:
+            raise ValueError(
+                f"nodes must be a multiple of the {self.size} of an island, got {nodes}. Choose "
+                "whole islands or another size."
+            )
+        return max(1, nodes // self.size)
+
 
 STAR = Star()
 

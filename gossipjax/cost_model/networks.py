@@ -6,8 +6,7 @@ Latencies are 0 where the source has none.
 import dataclasses
 import math
 
-from gossipjax.cost_model.fabrics import Torus
-from gossipjax.cost_model.network import Network
+from gossipjax.cost_model.network import Network, Torus
 
 __all__ = [
     "ALL",
@@ -25,7 +24,7 @@ SGP_ETHERNET = Network(
     bandwidth=1.0535e9, host_copy=1.145e9, name="10 Gbit/s Ethernet of SGP, fitted"
 )
 """Assran et al., 2018: 10 Gbit/s between servers of 8 V100, over host memory. The only network that
-is fitted, by `published.fit_sgp_ethernet` to the 16 seconds of their Table 2."""
+is fitted, by `experiments.report.published` to the 16 seconds of their Table 2."""
 
 SGP_INFINIBAND = Network(bandwidth=12.5e9, name="100 Gbit/s InfiniBand of SGP, nominal")
 """Assran et al., 2019: 100 Gbit/s, GPUDirect, so without copies. Nominal, not fitted."""

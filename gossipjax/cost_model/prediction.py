@@ -5,10 +5,9 @@ import dataclasses
 import numpy as np
 
 from gossipjax.cost_model._require import require_number_of_nodes
-from gossipjax.cost_model.exchange import Exchange
+from gossipjax.cost_model.exchange import Exchange, Workload
 from gossipjax.cost_model.methods import Method
 from gossipjax.cost_model.network import Network
-from gossipjax.cost_model.workload import Workload
 
 ROUNDING = 1e-9  # of a ratio of times that are equal but for rounding
 

@@ -136,6 +136,7 @@ TRANSFORMS = {
 def test_the_plan_of_an_algorithm_says_what_its_method_sends(name):
     transform, method = TRANSFORMS[name]
     state = transform.init({"w": jnp.zeros(3)})
+    assert isinstance(state, gx.GossipState)
     read = from_plan(state.plan, name)
     assert [dataclasses.replace(e, bits=32) for e in read.exchanges] == [
         dataclasses.replace(e, bits=32) for e in method.exchanges

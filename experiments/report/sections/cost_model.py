@@ -5,10 +5,10 @@ from functools import partial
 
 from matplotlib.figure import Figure as MatplotlibFigure
 
+from experiments.report import published
 from experiments.report.estimates import exact
+from experiments.report.published import Row
 from experiments.report.section import Claim, Figure, Findings, Results, Scale, Section, Table
-from gossipjax.cost_model import published
-from gossipjax.cost_model.published import Row
 
 FIT_BOUND = 0.12
 BOUND = 0.15
@@ -20,16 +20,11 @@ MARKERS = "os^vD*P<"
 def find(scale: Scale, results: Results) -> Findings:
     """Compares predicted with published figures."""
     del scale, results
-    seconds = published.compare_sgp18_table2()
-    hours = [
-        published.compare_sgp19_table1(),
-        published.compare_sgp19_table3(),
-        published.compare_sgp19_table4(),
-        published.compare_sgp19_table5(),
-    ]
-    fast = published.compare_sgp19_table2()
-    slowmo = published.compare_slowmo_table2()
-    diloco = published.compare_streaming_diloco_table4()
+    seconds = published.compare_sgp18()
+    hours = [published.compare_sgp19(table) for table in (1, 3, 4, 5)]
+    fast = published.compare_sgp19(2)
+    slowmo = published.compare_slowmo()
+    diloco = published.compare_streaming_diloco()
     what_if = published.compare_what_if()
     claims = [
         judge_errors(seconds, FIT_BOUND),

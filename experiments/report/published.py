@@ -1,0 +1,403 @@
+"""Published figures of time beside those of the cost model: modelled, not measured.
+
+    python -m experiments.report.published
+
+prints all tables. One network, `networks.SGP_ETHERNET`, is fitted, on the 16 figures of SGP-18
+Table 2; the others follow. gossipjax/cost_model/README.md says what is assumed of each.
+
+- SGP-18: Assran et al., 2018, submission to ICLR 2019, Table 2.
+- SGP-19: Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
+  arXiv:1811.10792, Tables 1 to 5. ResNet-50 on ImageNet, 256 images per node and step.
+- SlowMo: Wang et al., ICLR 2020, arXiv:1910.00643, Table 2. The same task, 32 nodes.
+- Streaming DiLoCo: Douillard et al., 2025, arXiv:2501.18512, Table 4: simulated by its authors.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+from gossipjax.cost_model import (
+    Measurement,
+    Method,
+    Network,
+    Workload,
+    adpsgd,
+    allreduce,
+    diloco,
+    dpsgd,
+    fit_compute,
+    fit_network,
+    local_sgd,
+    networks,
+    osgp,
+    predict_step,
+    sgp,
+    slowmo,
+    streaming_diloco,
+)
+from gossipjax.topology import bipartite_exponential, k_peer_exponential, one_peer_exponential
+
+# Published figures: none of them is ours.
+
+IMAGES_PER_NODE = 256
+STEPS_PER_EPOCH = 1.28e6 / IMAGES_PER_NODE  # of one node: ImageNet
+RESNET50 = Workload(
+    parameters=25.6e6,  # "about 100 MB"
+    compute_seconds=1 / 4.384,  # mini-batches per second of one server (SGP-18)
+    examples=IMAGES_PER_NODE,
+)
+
+SGP18_NODES = (4, 8, 16, 32)
+SGP18_SECONDS = {
+    "AllReduce": (0.704, 0.896, 1.086, 1.308),
+    "D-PSGD": (0.628, 0.618, 0.632, 0.657),
+    "AD-PSGD": (0.361, 0.363, 0.374, 0.388),
+    "SGP": (0.377, 0.377, 0.411, 0.426),
+}
+
+SGP19_TABLE1 = {
+    "AllReduce": (22.0, 14.0, 8.5, 5.1),
+    "D-PSGD": (19.7, 9.7, 5.0, 2.6),
+    "SGP": (11.8, 5.9, 3.2, 1.7),
+}
+Parts = tuple[tuple[str, int], ...]
+"""What ran, one after another, and for how many epochs."""
+TWO_PEERS = "SGP, two peers"
+SGP19_HOURS: dict[int, list[tuple[Parts, int, float]]] = {
+    1: [
+        (((name, 90),), nodes, hours)
+        for name, row in SGP19_TABLE1.items()
+        for nodes, hours in zip(SGP18_NODES, row, strict=True)
+    ],
+    2: [
+        ((("AllReduce", 90),), 4, 8.8),
+        ((("SGP", 90),), 4, 8.2),
+        ((("AllReduce", 90),), 16, 2.5),
+        ((("SGP", 90),), 16, 2.2),
+    ],
+    3: [
+        ((("AllReduce", 90),), 16, 8.5),
+        ((("AllReduce", 90),), 32, 5.2),
+        (((TWO_PEERS, 90),), 16, 5.1),
+        (((TWO_PEERS, 90),), 32, 2.5),
+        ((("SGP", 90),), 16, 3.2),
+        ((("SGP", 90),), 32, 1.7),
+        ((("AllReduce", 30), ("SGP", 60)), 16, 4.8),
+        ((("AllReduce", 30), ("SGP", 60)), 32, 2.8),
+        (((TWO_PEERS, 30), ("SGP", 60)), 16, 3.5),
+        (((TWO_PEERS, 30), ("SGP", 60)), 32, 1.8),
+    ],
+    4: [
+        ((("AllReduce", 90),), 16, 8.5),
+        ((("D-PSGD", 90),), 16, 4.9),
+        ((("AD-PSGD", 90),), 16, 2.9),
+        ((("SGP", 90),), 16, 3.2),
+        ((("biased 1-OSGP", 90),), 16, 1.8),
+        ((("1-OSGP", 90),), 16, 1.8),
+    ],
+    5: [
+        ((("AllReduce", 90),), 32, 5.1),
+        ((("AD-PSGD", 270),), 32, 4.7),
+        ((("SGP", 270),), 32, 4.6),
+        ((("1-OSGP", 270),), 32, 2.7),
+    ],
+}
+"""Table of SGP-19 -> what ran, nodes, hours."""
+
+SLOWMO_NODES = 32
+SLOWMO_SECONDS = {
+    "AllReduce": 0.420,
+    "SGP": 0.304,
+    "SGP with SlowMo": 0.302,
+    "OSGP": 0.271,
+    "Local SGD": 0.294,
+}
+
+UTILIZATIONS = (0.5, 0.8, 0.9, 0.95, 0.99)
+REPLICAS = 2
+DILOCO_EVERY = 100
+LAYERS_PER_FRAGMENT = 3
+BYTES_PER_GBIT = 1e9 / 8
+MODELS = {
+    "1B": (Workload(1e9, 0.1), 24),
+    "10B": (Workload(10e9, 0.8), 48),
+    "100B": (Workload(100e9, 4.9), 108),
+}
+"""Name -> the model and its computation, and the layers of the transformer."""
+STREAMING_DILOCO = {
+    ("1B", "data parallel"): (86.8, 152.6, 184.2, 222.3, 569.0),
+    ("1B", "DiLoCo"): (1.4, 6.2, 13.3, 23.3, 86.8),
+    ("1B", "streaming"): (1.4, 5.2, 9.1, 16.0, 28.1),
+    ("1B", "streaming, overlap"): (1.4, 4.3, 6.2, 9.1, 11.0),
+    ("1B", "streaming, overlap, 4 bits"): (0.4, 0.9, 1.7, 2.0, 3.0),
+    ("10B", "data parallel"): (104.8, 222.3, 222.3, 268.3, 471.5),
+    ("10B", "DiLoCo"): (1.7, 7.5, 16.0, 33.9, 104.8),
+    ("10B", "streaming"): (1.7, 5.2, 9.1, 13.3, 19.3),
+    ("10B", "streaming, overlap"): (1.7, 3.6, 5.2, 6.2, 7.5),
+    ("10B", "streaming, overlap, 4 bits"): (0.4, 0.9, 1.4, 1.4, 1.7),
+    ("100B", "data parallel"): (184.2, 323.8, 390.7, 390.7, 471.5),
+    ("100B", "DiLoCo"): (3.0, 11.0, 23.3, 49.4, 184.2),
+    ("100B", "streaming"): (2.4, 6.2, 9.1, 11.0, 19.3),
+    ("100B", "streaming, overlap"): (1.7, 3.6, 4.3, 5.2, 5.2),
+    ("100B", "streaming, overlap, 4 bits"): (0.5, 0.9, 1.1, 1.1, 1.4),
+}
+"""Model and method -> Gbit/s that reach each of `UTILIZATIONS`."""
+BANDWIDTH_GRID = np.logspace(-1, 3, 50)
+"""Gbit/s: the grid on which all figures of the table lie."""
+
+
+class Row(NamedTuple):
+    """A published figure and the model's.
+
+    Attributes:
+      table: where it was published.
+      name: of the method.
+      nodes: N.
+      predicted: by the model.
+      published: by the paper.
+      unit: of both.
+      is_fitted: whether the network is fitted on this method at this number of nodes.
+    """
+
+    table: str
+    name: str
+    nodes: int
+    predicted: float
+    published: float
+    unit: str
+    is_fitted: bool = False
+
+    @property
+    def error(self) -> float:
+        """`predicted / published - 1`.
+
+        >>> Row("Table 1", "SGP", 8, 3.0, 2.0, "h").error
+        0.5
+        """
+        return self.predicted / self.published - 1
+
+
+@functools.cache
+def make_sgp_method(name: str, nodes: int) -> Method:
+    """The method of that name in the SGP papers, as they ran it.
+
+    Their all-reduce follows a tree. D-PSGD and AD-PSGD exchange models with a peer that answers:
+    sending and receiving wait for each other. D-PSGD waits for it after the computation, AD-PSGD
+    beside.
+    """
+    peer = one_peer_exponential(nodes)
+    pairs = bipartite_exponential(nodes)
+    methods = {
+        "AllReduce": allreduce("tree"),
+        "D-PSGD": dpsgd(pairs, order="adapt-then-combine", is_half_duplex=True),
+        "AD-PSGD": adpsgd(pairs, is_half_duplex=True),
+        TWO_PEERS: sgp(k_peer_exponential(nodes, 2)),
+        "SGP": sgp(peer),
+        "1-OSGP": osgp(peer),
+        "biased 1-OSGP": osgp(peer),
+    }
+    return methods[name]
+
+
+def make_slowmo_method(name: str) -> Method:
+    """The method of that name in SlowMo's Table 2; its all-reduce is a ring."""
+    peer = one_peer_exponential(SLOWMO_NODES)
+    methods = {
+        "AllReduce": allreduce("ring"),
+        "SGP": sgp(peer),
+        "SGP with SlowMo": slowmo(sgp(peer), every=48),
+        "OSGP": osgp(peer),
+        "Local SGD": local_sgd(every=12),
+    }
+    return methods[name]
+
+
+def make_diloco_method(name: str, layers: int) -> Method:
+    """The method of that name in Streaming DiLoCo's table: all reduce beside the backward pass."""
+    if name == "data parallel":
+        return allreduce(wire="bfloat16", layers=layers)
+    if name == "DiLoCo":
+        return diloco(DILOCO_EVERY, wire="bfloat16", layers=layers)
+    return streaming_diloco(
+        DILOCO_EVERY,
+        fragments=layers // LAYERS_PER_FRAGMENT,
+        delay=int("overlap" in name),
+        wire=4.0 if "4 bits" in name else "bfloat16",
+        layers=layers,
+    )
+
+
+def fit_sgp_ethernet() -> Network:
+    """The bandwidth and the copies that fit the 16 seconds of SGP-18 Table 2 best.
+
+    `networks.SGP_ETHERNET` has the result, rounded.
+    """
+    measurements = [
+        Measurement(make_sgp_method(name, nodes), RESNET50, nodes, seconds)
+        for name, row in SGP18_SECONDS.items()
+        for nodes, seconds in zip(SGP18_NODES, row, strict=True)
+    ]
+    return fit_network(measurements, Network(bandwidth=1.25e9, host_copy=1.25e9))
+
+
+def fit_slowmo_compute() -> float:
+    """The seconds of computation that fit SlowMo's Table 2 best, on the network of SGP-18."""
+    measurements = [
+        Measurement(make_slowmo_method(name), RESNET50, SLOWMO_NODES, seconds)
+        for name, seconds in SLOWMO_SECONDS.items()
+    ]
+    return fit_compute(measurements, networks.remove_host_copies(networks.SGP_ETHERNET))
+
+
+def predict_seconds(name: str, nodes: int, network: Network = networks.SGP_ETHERNET) -> float:
+    """Seconds of a step of a method of the SGP papers."""
+    return predict_step(make_sgp_method(name, nodes), RESNET50, network, nodes).seconds
+
+
+def compare_sgp18() -> list[Row]:
+    """Table 2: seconds of a step over Ethernet, on which the network is fitted.
+
+    >>> rows = compare_sgp18()
+    >>> len(rows), max(abs(row.error) for row in rows) < 0.12
+    (16, True)
+    """
+    return [
+        Row("SGP-18 Table 2", name, nodes, predict_seconds(name, nodes), seconds, "s", True)
+        for name, row in SGP18_SECONDS.items()
+        for nodes, seconds in zip(SGP18_NODES, row, strict=True)
+    ]
+
+
+def compare_sgp19(table: int) -> list[Row]:
+    """Hours of a table of SGP-19: Ethernet, but for InfiniBand in Table 2, which is nominal.
+
+    Tables: 1, and iterations of SGP-18 Table 2, which is fitted; 3, of hybrids and two peers; 4,
+    with overlap; 5, of 270 epochs.
+    """
+    network = networks.SGP_INFINIBAND if table == 2 else networks.SGP_ETHERNET
+    rows = []
+    for parts, nodes, published in SGP19_HOURS[table]:
+        seconds = sum(
+            epochs * STEPS_PER_EPOCH / nodes * predict_seconds(name, nodes, network)
+            for name, epochs in parts
+        )
+        names = ", then ".join(name for name, _ in parts)
+        is_fitted = table != 2 and all(name in SGP18_SECONDS for name, _ in parts)
+        table_name = f"SGP-19 Table {table}"
+        rows.append(Row(table_name, names, nodes, seconds / 3600, published, "h", is_fitted))
+    return rows
+
+
+def compare_slowmo() -> list[Row]:
+    """Table 2: seconds of a step on the network of SGP-18, without copies, with a ring all-reduce.
+
+    The computation, which SlowMo does not give, is fitted: one number for five figures.
+    """
+    network = networks.remove_host_copies(networks.SGP_ETHERNET)
+    workload = dataclasses.replace(RESNET50, compute_seconds=fit_slowmo_compute())
+    rows = []
+    for name, seconds in SLOWMO_SECONDS.items():
+        predicted = predict_step(make_slowmo_method(name), workload, network, SLOWMO_NODES).seconds
+        rows.append(Row("SlowMo Table 2", name, SLOWMO_NODES, predicted, seconds, "s"))
+    return rows
+
+
+@functools.cache
+def compare_streaming_diloco() -> list[Row]:
+    """Table 4: bandwidths for shares of the time that is computation; compare by `count_cells`.
+
+    Two replicas, 16 bits per parameter. Nothing is fitted.
+    """
+    rows = []
+    for (model, method), bandwidths in STREAMING_DILOCO.items():
+        for utilization, gbits in zip(UTILIZATIONS, bandwidths, strict=True):
+            cell = find_cell(model, method, utilization)
+            predicted = float(BANDWIDTH_GRID[max(0, cell)])
+            name = f"{model}, {method}, {utilization:.0%}"
+            rows.append(Row("Streaming DiLoCo Table 4", name, REPLICAS, predicted, gbits, "Gbit/s"))
+    return rows
+
+
+def find_cell(model: str, name: str, utilization: float) -> int:
+    """The cell of the grid in which that share of the time is computation.
+
+    It is the largest index whose bandwidth is not enough: the lower edge of the cell, by which the
+    table seems to name it; -1 below the grid.
+    """
+    workload, layers = MODELS[model]
+    method = make_diloco_method(name, layers)
+    low = -1
+    high = len(BANDWIDTH_GRID)
+    while high - low > 1:
+        middle = (low + high) // 2
+        network = Network(float(BANDWIDTH_GRID[middle]) * BYTES_PER_GBIT)
+        seconds = predict_step(method, workload, network, REPLICAS).seconds
+        if workload.compute_seconds / seconds < utilization:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def count_cells(row: Row) -> int:
+    """How many cells of `BANDWIDTH_GRID` the prediction is above the published figure.
+
+    >>> count_cells(Row("", "", 2, 1.68, 1.4, "Gbit/s"))
+    1
+    """
+    cells = [
+        abs(np.log(BANDWIDTH_GRID / gbits)).argmin() for gbits in (row.predicted, row.published)
+    ]
+    return int(cells[0] - cells[1])
+
+
+def compare_what_if() -> list[Row]:
+    """AllReduce's seconds over SGP's at 32 nodes, as published and if it were run otherwise.
+
+    The published factor, in all rows, is that of a tree with copies through the host.
+    """
+    nodes = SGP18_NODES[-1]
+    published = SGP18_SECONDS["AllReduce"][-1] / SGP18_SECONDS["SGP"][-1]
+    direct = networks.remove_host_copies(networks.SGP_ETHERNET)
+    rows = []
+    for name, method, network in (
+        ("tree, host copies", allreduce("tree"), networks.SGP_ETHERNET),
+        ("ring, host copies", allreduce("ring"), networks.SGP_ETHERNET),
+        ("ring, no copies", allreduce("ring"), direct),
+    ):
+        seconds = predict_step(method, RESNET50, network, nodes).seconds
+        factor = seconds / predict_seconds("SGP", nodes, network)
+        rows.append(Row("What if", name, nodes, factor, published, "AllReduce / SGP"))
+    return rows
+
+
+def compare_all() -> list[list[Row]]:
+    """The rows of all tables."""
+    hours = [compare_sgp19(table) for table in SGP19_HOURS]
+    return [
+        compare_sgp18(),
+        *hours,
+        compare_slowmo(),
+        compare_streaming_diloco(),
+        compare_what_if(),
+    ]
+
+
+def main() -> None:
+    """Prints all tables."""
+    for rows in compare_all():
+        print(f"{rows[0].table} ({rows[0].unit}), modelled")
+        for row in rows:
+            off = f"{count_cells(row):+d} cells" if row.unit == "Gbit/s" else f"{row.error:+.1%}"
+            fitted = ", fitted" if row.is_fitted else ""
+            print(
+                f"  {row.name:<42}{row.nodes:>4} nodes  modelled {row.predicted:8.3f}"
+                f"  published {row.published:8.3f}  {off}{fitted}"
+            )
+        print()
+
+
+if __name__ == "__main__":
+    main()
