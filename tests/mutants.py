@@ -108,13 +108,13 @@ gossipjax/launch/_mesh.py | launch/test_mesh.py -k surviving | as many nodes as 
 gossipjax/launch/_node_info.py | launch/test_node_info.py -k variables_of_the_launcher | a node is its own contact | if number != place) => if place >= 0)
 gossipjax/launch/supervisor/_supervisor.py | launch/test_launch.py -k delays_between | delays do not grow | min(2 * delay, => min(delay,
 gossipjax/launch/supervisor/_stall.py | launch/test_stall.py -k who_is_stuck | the first is taken for the last | step == min(steps.values()) => step == max(steps.values())
-gossipjax/asynchronous/_update.py | asynchronous/test_replay.py -k of_the_oracle | updates are not scaled by the weight | mass.w / max(mass.count, MIN_COUNT) => 1.0
-gossipjax/asynchronous/_delays.py | asynchronous/test_delays.py | delays count steps, not rounds | others // len(places) => others
-gossipjax/asynchronous/_join.py | asynchronous/test_strangers.py -k bad_arguments | open to the world without a secret | if secret is None and not is_loopback => if False and not is_loopback
-gossipjax/asynchronous/protocol/_participant.py | asynchronous/test_protocol.py -k mass_is_kept | a share is counted twice | peer.applied = message.number => pass
-gossipjax/asynchronous/protocol/_participant.py | asynchronous/test_protocol.py -k mass_is_kept | crossing averages swap | if change is None or is_won or not => if change is None or not
-gossipjax/asynchronous/protocol/_membership.py | asynchronous/test_protocol.py -k "mass_is_kept or killed" | shares to the dead are lost | self._return(peer) => peer.parcel = None
-gossipjax/asynchronous/transport/_encoding.py | asynchronous/test_strangers.py -k has_a_reason | NaN arrives | if not all(np.isfinite(buffer).all() for buffer in x): => if False:
+gossipjax/asynchronous/_model.py | asynchronous/test_replay.py -k of_the_oracle | updates are not scaled by the weight | mass.w / max(mass.count, MIN_COUNT) => 1.0
+gossipjax/asynchronous/_journal.py | asynchronous/test_delays.py | delays count steps, not rounds | others // len(places) => others
+gossipjax/asynchronous/_node.py | asynchronous/test_strangers.py -k bad_arguments | open to the world without a secret | if secret is None and not is_loopback => if False and not is_loopback
+gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k mass_is_kept | a share is counted twice | peer.applied = message.number => pass
+gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k mass_is_kept | crossing averages swap | if change is None or is_won or not => if change is None or not
+gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k "mass_is_kept or killed" | shares to the dead are lost | self._return(peer)  # a share => peer.parcel = None  # a share
+gossipjax/asynchronous/_messages.py | asynchronous/test_strangers.py -k has_a_reason | NaN arrives | if not all(np.isfinite(buffer).all() for buffer in x): => if False:
 gossipjax/cost_model/exchange.py | cost_model/test_prediction.py -k its_formula | half a ring | copy + 2 * (nodes - 1) * _shift => copy + (nodes - 1) * _shift
 gossipjax/cost_model/simulation.py | cost_model/test_simulation.py -k meet_at_a_receiver | receivers take messages at once | max(copied, self._in_free[message.target]) => copied
 gossipjax/cost_model/prediction.py | cost_model/test_prediction.py -k no_more_than_it_can | links without a limit | max(compute + exposed_seconds, awaited_seconds) => compute + exposed_seconds

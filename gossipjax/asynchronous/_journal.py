@@ -1,17 +1,22 @@
-"""The event log of a node: what it applied, sent and took back, in order."""
+"""The event log of a node, and what is read from it: the account of weight, and the delays."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 import uuid
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
-from gossipjax.asynchronous.protocol import Identity, Mass
+import numpy as np
+
+from gossipjax.asynchronous._messages import Identity, Mass
 
 Line = dict[str, Any]
+Parcel = tuple[str, str, int]  # sender, receiver, number
 
 
 class Journal:
@@ -81,3 +86,167 @@ def read_journal(path: Path) -> Iterator[Line]:
             if number == len(lines):
                 return
         raise ValueError(f"{path}, line {number} must be an event, got {text[:80]!r}.")
+
+
+class Account(NamedTuple):
+    """Where the push-sum weight of a job is; one founder brought 1.
+
+    Attributes:
+      founded: what founders brought.
+      living: place -> what the last life of that place holds.
+      in_flight: what was sent, and has neither arrived nor been taken back. What a dead life had
+        sent, and nobody takes any more, stays here.
+      dead: what earlier lives held at their end, less what they had applied although its sender
+        took it back, since the acknowledgement was lost.
+    """
+
+    founded: float
+    living: dict[int, float]
+    in_flight: float
+    dead: float
+
+    @property
+    def difference(self) -> float:
+        """What is missing (negative) or too much: 0 up to rounding."""
+        return sum(self.living.values()) + self.in_flight + self.dead - self.founded
+
+
+def account(journals: Iterable[Path]) -> Account:
+    """Adds up the weight of a job over what living nodes hold, what is on its way, and the dead.
+
+    `sum living + in flight + dead = founded`, whatever was lost, killed or doubled.
+
+    Args:
+      journals: the files that the nodes wrote, one for each place.
+
+    Raises:
+      ValueError: if a journal cannot be read, or a parcel was received that nobody sent, or twice.
+
+    >>> account([]).difference
+    0.0
+    """
+    held: dict[str, float] = defaultdict(float)
+    places: dict[str, int] = {}
+    last: dict[int, str] = {}
+    sent: dict[Parcel, float] = {}
+    received: dict[Parcel, float] = {}
+    returned: dict[Parcel, float] = {}
+    averaged: dict[Parcel, float] = {}  # what answerers gained
+    settled = 0.0  # what askers gained
+    founded = 0.0
+    for line in (line for path in journals for line in read_journal(path)):
+        life = line["life"]
+        if line["event"] == "life":
+            places[life] = line["place"]
+            last[line["place"]] = life
+            continue
+        weight = line.get("w", 0.0)
+        peer = line["peer"]
+        number = line["number"]
+        outgoing = (life, peer, number)
+        incoming = (peer, life, number)
+        match line["event"]:
+            case "found":
+                founded += 1
+                held[life] += 1
+            case "share" | "grant" | "hand over":
+                sent[outgoing] = weight
+                held[life] -= weight
+            case "receive":
+                require_new(incoming, received, line)
+                received[incoming] = weight
+                held[life] += weight
+            case "return":
+                returned[outgoing] = weight
+                held[life] += weight
+            case "average":
+                require_new(incoming, averaged, line)
+                averaged[incoming] = weight
+                held[life] += weight
+            case "averaged":
+                settled += weight
+                held[life] += weight
+            case "give up":
+                held[life] -= weight
+                held[f"the dead {life}"] += weight
+            case "revive":
+                held[life] += weight
+                held["the dead"] -= weight
+    if missing := received.keys() - sent.keys():
+        sender, receiver, number = next(iter(missing))
+        raise ValueError(
+            f"the journals must have what life {sender} sent as number {number} to {receiver}, got "
+            "none: give those of all nodes, whole."
+        )
+    doubled = sum(weight for parcel, weight in received.items() if parcel in returned)
+    arrived = received.keys() | returned.keys()
+    in_flight = sum(weight for parcel, weight in sent.items() if parcel not in arrived)
+    living = {place: held.pop(life, 0.0) for place, life in sorted(last.items())}
+    return Account(
+        founded, living, in_flight - sum(averaged.values()) - settled, sum(held.values()) - doubled
+    )
+
+
+def require_new(parcel: Parcel, known: dict[Parcel, float], line: Line) -> None:
+    """Raises `ValueError` if a parcel was acted upon before."""
+    if parcel in known:
+        raise ValueError(
+            f"a parcel must be received once, got number {line['number']} of {line['peer']} twice "
+            f"in life {line['life']}."
+        )
+
+
+def measure_delays(journals: Iterable[Path]) -> np.ndarray:
+    """Returns the delays of a run, `[T, N]`, in steps of all N nodes, as `gx.adpsgd` takes them.
+
+    While a node computes a gradient, others end steps, whose updates it does not see: if these are
+    m, the delay is `floor(m / N)`. With equal nodes m is about N - 1, and the delay 0: in lockstep,
+    too, a node does not see the updates that the others make at the same step.
+
+    Args:
+      journals: the files that the nodes wrote, one for each place. Nodes are in the order of their
+        places, T is the smallest number of steps of a node, and steps of an earlier process of a
+        place come first.
+
+    Raises:
+      ValueError: if there are no journals, one cannot be read, or a node ended no step.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for place, (begin, end) in enumerate([(0.0, 4.0), (0.5, 1.0), (0.5, 2.0)]):
+    ...     head = f'{{"event": "life", "life": "{place}", "place": {place}}}'
+    ...     lines = [
+    ...         f'{{"event": "{event}", "life": "{place}", "time": {time}, "number": 0}}'
+    ...         for event, time in [("begin", begin), ("end", end)]
+    ...     ]
+    ...     _ = (folder / f"{place}.jsonl").write_text("\\n".join([head, *lines]))
+    >>> measure_delays(sorted(folder.glob("*.jsonl"))).tolist()
+    [[0, 0, 0]]
+
+    References:
+      Lian et al., "Asynchronous Decentralized Parallel Stochastic Gradient Descent", ICML 2018,
+      arXiv:1710.06952, assumption 1.
+    """
+    steps: dict[int, list[tuple[float, float]]] = {}
+    for path in journals:
+        begin: float | None = None
+        place = None
+        for line in read_journal(path):
+            if line["event"] == "life":
+                place = line["place"]
+            elif line["event"] == "begin":
+                begin = line["time"]
+            elif line["event"] == "end" and begin is not None and place is not None:
+                steps.setdefault(place, []).append((begin, line["time"]))
+                begin = None
+    if not steps:
+        raise ValueError("journals must have a step that ended, got none.")
+    places = sorted(steps)
+    ends = np.sort([end for own in steps.values() for _, end in own])
+    rounds = min(map(len, steps.values()))
+    delays = np.zeros((rounds, len(places)), np.int64)
+    for (column, place), row in itertools.product(enumerate(places), range(rounds)):
+        begin, end = steps[place][row]
+        others = np.searchsorted(ends, end, "left") - np.searchsorted(ends, begin, "right")
+        delays[row, column] = others // len(places)
+    return delays

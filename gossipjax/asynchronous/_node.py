@@ -1,33 +1,138 @@
-"""A node that waits for nobody, as its training loop sees it."""
+"""An asynchronous node as its training loop sees it: `join` makes one."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import ipaddress
 import itertools
+import math
 import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.typing import DTypeLike
 
 from gossipjax import launch
-from gossipjax.asynchronous._holding import Holding
 from gossipjax.asynchronous._journal import Journal
-from gossipjax.asynchronous._update import Gradients, add, advance, make_update, unpack
+from gossipjax.asynchronous._messages import Format, Identity, Mass, narrow
+from gossipjax.asynchronous._model import Gradients, Holding, add, advance, make_update, unpack
+from gossipjax.asynchronous._participant import Participant
+from gossipjax.asynchronous._service import Service
 from gossipjax.asynchronous.algorithms import Algorithm
-from gossipjax.asynchronous.protocol import Identity, Mass, Participant
-from gossipjax.asynchronous.transport import Format, Service
-from gossipjax.collectives import Layout
+from gossipjax.collectives import Layout, require_floats
+from gossipjax.spmd.arguments import require_transform
+from gossipjax.wire import require_wire_dtype
 
 # A node that is much faster than the others would send nearly all that it holds.
 MIN_SHARED_COUNT = 0.5
 MAX_GRADIENTS = 32  # different functions that a node compiles
+MAX_PORT = 65535
+MIN_PATIENCE = 0.1  # seconds
+
+
+def join(
+    address: str | Sequence[str] | None,
+    tx: optax.GradientTransformation,
+    params: Any,
+    *,
+    algorithm: Algorithm,
+    listen: str = "127.0.0.1:0",
+    place: int = 0,
+    job: str = "",
+    is_founder: bool | None = None,
+    patience: float = 10.0,
+    wire_dtype: DTypeLike | None = None,
+    secret: str | None = None,
+    journal: Path | None = None,
+    opt_state: Any = None,
+    steps: int = 0,
+) -> Node:
+    """Joins a job of asynchronous nodes, or starts one.
+
+    Args:
+      address: where living nodes of the job listen, one or several `host:port`; None starts a job.
+      tx: the optax chain, whose updates are local.
+      params: the model at which a founder starts, and the shapes and types for others.
+      algorithm: `sgp()` or `adpsgd()`.
+      listen: where this node listens; port 0 is any that is free.
+      place: its number in the job, the same whenever it is started again.
+      job: its name; messages of other jobs are dropped.
+      is_founder: whether it brings `params`, with weight 1. Others ask a living node for half of
+        what it holds, and bring nothing. None: if there is no `address`.
+      patience: seconds of silence after which another node is declared dead.
+      wire_dtype: bfloat16 halves the bytes of shares; what it leaves out stays at the sender.
+      secret: only nodes that have it can connect. It is needed unless `listen` is a loopback
+        address.
+      journal: a file to which every event is appended, for `replay`.
+      opt_state: the state of an earlier life or job, to go on with; None is a new one.
+      steps: the local steps of an earlier job, which `Node.total_steps` counts, too.
+
+    Returns:
+      The node, whose thread receives from now on.
+
+    Raises:
+      ValueError: if an argument cannot be used.
+      OSError: if it cannot listen there.
+      ImportError: without pyzmq.
+
+    >>> import jax.numpy as jnp, optax, gossipjax as gx
+    >>> a = gx.asynchronous.join(
+    ...     None, optax.sgd(0.1), jnp.zeros(3), algorithm=gx.asynchronous.sgp())
+    >>> b = gx.asynchronous.join(
+    ...     a.address, optax.sgd(0.1), jnp.zeros(3), algorithm=gx.asynchronous.sgp(), place=1)
+    >>> def gradients(params, target):
+    ...     return params - target, None
+    >>> for _ in range(20):
+    ...     _ = a.step(gradients, 1.0), b.step(gradients, 3.0)
+    >>> b.leave()  # hands over what it holds
+    >>> bool(0.0 < a.params[0] < 3.0)
+    True
+    >>> a.leave()
+    """
+    addresses = [address] if isinstance(address, str) else address or []
+    require_addresses(listen, addresses)
+    require_numbers(place, patience, steps)
+    require_secret(listen, secret)
+    require_transform(tx)
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(f"algorithm must be sgp() or adpsgd(), got {algorithm!r}.")
+    wire = require_wire_dtype(wire_dtype)
+    if wire is not None and wire not in (jnp.bfloat16, np.float32, np.float64):
+        raise ValueError(
+            f"wire_dtype must be bfloat16, or a wider type, got {wire}: half of a numerator may "
+            "lie outside of its range."
+        )
+    require_floats(params, "params")
+    if not jax.tree.leaves(params):
+        raise ValueError("params must have an array, got none.")
+    layout = Layout(params)
+    wires = tuple(narrow(dtype, wire) for dtype in layout.dtypes)
+    shapes = [(jnp.shape(x), str(jnp.result_type(x))) for x in jax.tree.leaves(params)]
+    model = f"{jax.tree.structure(params)} {shapes}"
+    digest = hashlib.sha256(model.encode()).hexdigest()
+    form = Format(job, digest, tuple(layout.sizes), tuple(layout.dtypes), wires)
+    return Node(
+        tx,
+        params,
+        algorithm,
+        layout,
+        wires,
+        Service(listen, form, patience, secret),
+        place,
+        addresses,
+        not addresses if is_founder is None else is_founder,
+        patience,
+        Journal(journal, is_continued=opt_state is not None or steps > 0),
+        opt_state,
+        steps,
+    )
 
 
 class Statistics(NamedTuple):
@@ -37,8 +142,8 @@ class Statistics(NamedTuple):
       steps: local steps.
       sent: shares sent, or averages asked for.
       kept: steps at which it sent nothing, because its peer had not acknowledged the last message.
-      staleness: local steps from sending a message to its acknowledgement, the mean.
-      sent_bytes: of all messages with a mass.
+      staleness: the mean number of local steps until a message was acknowledged.
+      sent_bytes: bytes of all messages with a mass.
       weight: the push-sum weight that it holds.
       dropped: reason -> number of messages that were not acted upon.
     """
@@ -53,7 +158,7 @@ class Statistics(NamedTuple):
 
 
 class Node:
-    """A node of a job in which nobody waits; made by `join`.
+    """A node of an asynchronous job, as `join` makes it.
 
     Attributes:
       address: where it listens, for others to join.
@@ -65,13 +170,14 @@ class Node:
         tx: optax.GradientTransformation,
         params: Any,
         algorithm: Algorithm,
-        form: Format,
+        layout: Layout,
+        wires: tuple[np.dtype, ...],
         service: Service,
         place: int,
         contacts: Sequence[str],
         is_founder: bool,
         patience: float,
-        journal: Path | None,
+        journal: Journal,
         opt_state: Any,
         steps: int,
     ):
@@ -79,17 +185,17 @@ class Node:
         self.place = place
         self._algorithm = algorithm
         self._tx = optax.with_extra_args_support(tx)
-        self._layout = Layout(params)
+        self._layout = layout
         self._like = jax.eval_shape(lambda tree: tree, params)
-        self._wires = form.wire_dtypes
-        self._journal = Journal(journal, is_continued=opt_state is not None or steps > 0)
+        self._wires = wires
+        self._journal = journal
         opt_state = self._tx.init(params) if opt_state is None else opt_state
         self._opt_state = jax.tree.map(jnp.copy, opt_state)
         self._updates: dict[Gradients, Any] = {}
         self._sent = self._kept = self._acknowledged = self._staleness = 0
         self._on_way: dict[str, int] = {}
         weight = float(is_founder)
-        x = tuple(jnp.copy(b) * jnp.asarray(weight, b.dtype) for b in self._layout.pack(params))
+        x = tuple(jnp.copy(b) * jnp.asarray(weight, b.dtype) for b in layout.pack(params))
         self._holding = Holding(Mass(x, weight, weight))
         self._service = service
         self._participant = Participant(
@@ -136,20 +242,18 @@ class Node:
     def statistics(self) -> Statistics:
         """What it has done so far."""
         with self._service.lock:
-            dropped = self._participant.dropped | self._service.all_dropped
-            staleness = self._staleness / max(1, self._acknowledged)
             return Statistics(
                 self._steps,
                 self._sent,
                 self._kept,
-                staleness,
+                self._staleness / max(1, self._acknowledged),
                 self._service.sent_bytes,
                 self._holding.weight,
-                dropped,
+                self._participant.dropped | self._service.all_dropped,
             )
 
     def step(self, gradients: Gradients, *inputs: Any) -> Any:
-        """One local step: the update at `z = x / w`, and the message of the algorithm after it.
+        """Makes a local step: the update at `z = x / w`, then the message of the algorithm.
 
         `x <- x + u(z)`; then a share of `(x, w)` leaves, or an average is asked for. What arrives
         while the update is computed is added first, and so is what arrives between two steps.
@@ -347,10 +451,46 @@ class Node:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.leave()
+
+
+def require_addresses(listen: str, addresses: Sequence[str]) -> None:
+    """Raises `ValueError` unless these are addresses; port 0 is for `listen` only."""
+    for name, value in (("listen", listen), *(("address", value) for value in addresses)):
+        host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+        is_port = port.isascii() and port.isdigit() and int(port) <= MAX_PORT
+        if not host or not is_port or (name == "address" and not int(port)):
+            raise ValueError(f"{name} must be HOST:PORT, got {value!r}: as in 127.0.0.1:5000.")
+
+
+def require_numbers(place: int, patience: float, steps: int) -> None:
+    """Raises `ValueError` unless these are a place, a number of seconds and one of steps."""
+    for name, value in (("place", place), ("steps", steps)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(f"{name} must be an integer >= 0, got {value!r}.")
+    if not MIN_PATIENCE <= patience < math.inf:
+        raise ValueError(f"patience must be seconds >= {MIN_PATIENCE}, got {patience!r}.")
+
+
+def require_secret(listen: str, secret: str | None) -> None:
+    """Raises `ValueError` if strangers may connect and there is no secret."""
+    if secret == "":
+        raise ValueError("secret must not be empty: give the same text to all nodes, or None.")
+    if secret is None and not is_loopback(listen.rpartition(":")[0]):
+        raise ValueError(
+            f"a node that listens at {listen}, where strangers may connect, needs a secret, got "
+            "none: give the same text to all nodes of the job."
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to a host.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("0.0.0.0")
+    (True, False)
+    """
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:  # a name
+        return False

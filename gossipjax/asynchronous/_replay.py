@@ -1,4 +1,4 @@
-"""Nodes that waited for nobody, once more, in the order that their journals have."""
+"""The steps of asynchronous nodes once more, in the order of their journals."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import optax
 from jax.typing import DTypeLike
 
 from gossipjax.asynchronous._journal import Line, read_journal
-from gossipjax.asynchronous._update import add, make_update, split, unpack, update_scale
-from gossipjax.asynchronous.protocol import Mass
-from gossipjax.asynchronous.transport import narrow
+from gossipjax.asynchronous._messages import Mass, narrow
+from gossipjax.asynchronous._model import add, make_update, split, unpack, update_scale
 from gossipjax.collectives import Layout
 
 
@@ -149,8 +148,8 @@ class Replayer:
         return node, None
 
     def _change_mass(self, node: ReplayedNode, line: Line) -> None:
-        life, peer, number = line["life"], line["peer"], line["number"]
-        sent, received = (life, peer, number), (peer, life, number)
+        sent = (line["life"], line["peer"], line["number"])
+        received = (line["peer"], line["life"], line["number"])
         match line["event"]:
             case "found":
                 x = tuple(map(jnp.asarray, self._layout.pack(self._params)))

@@ -1,4 +1,4 @@
-"""The algorithms of nodes that wait for nobody: to whom a node sends at a step, and what."""
+"""Asynchronous algorithms: to whom a node sends at a step, and what."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from gossipjax.asynchronous.protocol import Identity, choose_exponential
+from gossipjax.asynchronous._messages import Identity
 
 Choose = Callable[[Sequence[Identity], Identity, int], Identity | None]
 
@@ -86,6 +86,17 @@ def adpsgd(graph: Literal["bipartite", "complete"] = "complete", seed: int = 0) 
     if graph not in ("bipartite", "complete"):
         raise ValueError(f"graph of adpsgd must be 'bipartite' or 'complete', got {graph!r}.")
     return Algorithm("adpsgd", True, RandomPeer(seed, is_bipartite=graph == "bipartite"))
+
+
+def choose_exponential(peers: Sequence[Identity], own: Identity, step: int) -> Identity:
+    """The peer of a step on the one-peer exponential graph over the living.
+
+    Nodes stand in the order of their places. The hops are `1, 2, 4, ...` below their number N, one
+    a step, in turn.
+    """
+    ring = sorted([*peers, own], key=lambda identity: (identity.place, identity.life))
+    hops = max(1, (len(ring) - 1).bit_length())
+    return ring[(ring.index(own) + 2 ** (step % hops)) % len(ring)]
 
 
 class RandomPeer:

@@ -7,10 +7,9 @@ import dataclasses
 import itertools
 from fractions import Fraction
 
-from gossipjax.asynchronous.protocol._mass import Mass
-from gossipjax.asynchronous.protocol._messages import Identity
-from gossipjax.asynchronous.protocol._participant import Participant
-from gossipjax.asynchronous.protocol._peers import choose_exponential
+from gossipjax.asynchronous._messages import Identity, Mass
+from gossipjax.asynchronous._participant import Participant
+from gossipjax.asynchronous.algorithms import choose_exponential
 
 PATIENCE = 10.0
 NOTHING = Mass((Fraction(0),), Fraction(0), Fraction(0))

@@ -1,11 +1,12 @@
-"""Messages as bytes: a header in JSON, then a frame of raw numbers for each buffer.
+"""What nodes tell each other, and its bytes: a header in JSON, then a frame of numbers per buffer.
 
-Whatever arrives may come from a stranger: nothing is unpickled, and every value is checked before
-it is used.
+A message may come from a stranger: nothing is unpickled, and every value is checked before it is
+used.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Sequence
@@ -14,17 +15,110 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.asynchronous.protocol import KINDS, Identity, Mass, Message, View
-
 VERSION = 1
 MAX_HEADER_BYTES = 1 << 22
 MAX_TEXT = 300
 MAX_ENTRIES = 20_000
+KINDS = ("view", "ack", "answer", "dead", "share", "ask", "final", "bye")
 WITH_MASS = ("share", "ask", "final")
+VIEW_FLAGS = {"wants_mass", "begs", "is_ready", "is_finished", "is_drained"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mass:
+    """A numerator with its weight; masses are added and divided, and their sum stays.
+
+    Attributes:
+      x: the numerator: arrays, or numbers, of any type.
+      w: its push-sum weight; the model is `x / w`.
+      count: the nodes that it stands for. The ratio `w / count` is the same on all nodes but for
+        what gossip has not mixed yet: the weight of all living nodes over their number. It scales
+        updates, since nodes that die take weight with them, and nodes that join bring none.
+    """
+
+    x: tuple[Any, ...]
+    w: Any
+    count: Any
+
+    def __add__(self, other: Mass) -> Mass:
+        x = tuple(a + b for a, b in zip(self.x, other.x, strict=True))
+        return Mass(x, self.w + other.w, self.count + other.count)
+
+    def __sub__(self, other: Mass) -> Mass:
+        x = tuple(a - b for a, b in zip(self.x, other.x, strict=True))
+        return Mass(x, self.w - other.w, self.count - other.count)
+
+    def __neg__(self) -> Mass:
+        return Mass(tuple(-a for a in self.x), -self.w, -self.count)
+
+    def __truediv__(self, divisor: int) -> Mass:
+        return Mass(tuple(a / divisor for a in self.x), self.w / divisor, self.count / divisor)
+
+
+class Identity(NamedTuple):
+    """One life of a node. Lives are ordered by age: an older one is smaller.
+
+    Attributes:
+      born: when it joined, in seconds since 1970.
+      life: a name that no other life has.
+      place: the node's number in its job, the same in all its lives.
+      address: where it listens, `host:port`.
+    """
+
+    born: float
+    life: str
+    place: int
+    address: str
+
+
+class View(NamedTuple):
+    """What a node knows of the job, and of itself."""
+
+    members: tuple[Identity, ...] = ()  # the nodes that it hears
+    deaths: tuple[tuple[Identity, str], ...] = ()  # a node, and the life that it declared dead
+    steps: tuple[tuple[str, int], ...] = ()  # a life, dead or not, and its local steps
+    wants_mass: bool = False  # it has none
+    begs: bool = False  # it asks for half of the receiver's mass
+    is_ready: bool = False  # to begin
+    is_finished: bool = False  # it makes no more steps and sends no more shares
+    is_drained: bool = False  # nothing that it sent is on its way, either
+    query: int = 0  # to be sent back as `echo`; 0 is none
+    echo: int = 0  # the receiver's newest query
+
+
+class Message(NamedTuple):
+    """A message from one life to another.
+
+    `view` says that the sender lives. `share`, `ask`, `final` and `bye` are parcels: numbered for
+    each pair of lives, sent again until they are acknowledged, and acted upon once. An `answer`
+    acknowledges an `ask`, an `ack` the others. `dead` says that the receiver was declared dead.
+
+    Attributes:
+      kind: one of `KINDS`.
+      sender: the life that sends.
+      receiver: the life that it is for; None is whichever listens at the address.
+      number: of a parcel, from 1 on, or of the parcel that is acknowledged.
+      mass: of `share`, the share; of `ask`, `answer` and `final`, a copy of what the sender holds.
+        None in an `answer` declines.
+      view: of `view`.
+      applied: of `bye`, the number of the newest parcel that the sender applied.
+      steps: the local steps that the sender has made in this life.
+      is_narrow: whether the values of the mass are exact in the job's type of the wire.
+    """
+
+    kind: str
+    sender: Identity
+    receiver: str | None
+    number: int = 0
+    mass: Mass | None = None
+    view: View | None = None
+    applied: int = 0
+    steps: int = 0
+    is_narrow: bool = False
 
 
 class MessageError(Exception):
-    """Bytes that are no message of this job; the text is the reason."""
+    """Bytes are not a message of this job; the text is the reason."""
 
 
 class Format(NamedTuple):
@@ -51,9 +145,8 @@ class Format(NamedTuple):
     @property
     def max_bytes(self) -> int:
         """The size of the largest frame that is read."""
-        widths = [dtype.itemsize for dtype in self.dtypes]
-        largest = [size * width for size, width in zip(self.sizes, widths, strict=True)]
-        return max(MAX_HEADER_BYTES, *largest)
+        frames = zip(self.sizes, self.dtypes, strict=True)
+        return max(MAX_HEADER_BYTES, *(size * dtype.itemsize for size, dtype in frames))
 
 
 def encode(message: Message, job: Format) -> list[Any]:
@@ -75,8 +168,7 @@ def encode(message: Message, job: Format) -> list[Any]:
         header["view"] = message.view._asdict()
     if message.mass is not None:
         header["weights"] = [float(message.mass.w), float(message.mass.count)]
-        dtypes = job.frame_dtypes(message.is_narrow)
-        arrays = zip(message.mass.x, dtypes, strict=True)
+        arrays = zip(message.mass.x, job.frame_dtypes(message.is_narrow), strict=True)
         frames = [np.ascontiguousarray(x, dtype).view(np.uint8).data for x, dtype in arrays]
     return [json.dumps(header).encode(), *frames]
 
@@ -100,9 +192,9 @@ def decode(frames: Sequence[Any], job: Format) -> Message:
     is_narrow = header.get("is_narrow") is True
     mass = _read_mass(kind, header.get("weights"), frames[1:], job, is_narrow)
     view = _read_view(header.get("view")) if kind == "view" else None
-    number = _require_count(header.get("number"))
-    applied = _require_count(header.get("applied"))
-    steps = _require_count(header.get("steps"))
+    number, applied, steps = (
+        _require_count(header.get(name)) for name in ("number", "applied", "steps")
+    )
     sender = _read_identity(header.get("sender"))
     return Message(kind, sender, receiver, number, mass, view, applied, steps, is_narrow)
 
@@ -150,27 +242,23 @@ def _read_view(view: object) -> View:
             "members": [*members],
             "deaths": [*deaths],
             "steps": [*steps],
-            "wants_mass": bool() as wants_mass,
-            "begs": bool() as begs,
-            "is_ready": bool() as is_ready,
-            "is_finished": bool() as is_finished,
-            "is_drained": bool() as is_drained,
             "query": query,
             "echo": echo,
-        } if max(map(len, (members, deaths, steps))) <= MAX_ENTRIES:
+            **flags,
+        } if (
+            max(map(len, (members, deaths, steps))) <= MAX_ENTRIES
+            and flags.keys() == VIEW_FLAGS
+            and all(isinstance(flag, bool) for flag in flags.values())
+        ):
             pairs = [_require_pair(entry) for entry in deaths]
             counts = [_require_pair(entry) for entry in steps]
             return View(
                 tuple(map(_read_identity, members)),
                 tuple((_read_identity(who), _require_text(life)) for who, life in pairs),
                 tuple((_require_text(life), _require_count(number)) for life, number in counts),
-                wants_mass,
-                begs,
-                is_ready,
-                is_finished,
-                is_drained,
-                _require_count(query),
-                _require_count(echo),
+                query=_require_count(query),
+                echo=_require_count(echo),
+                **flags,
             )
     raise MessageError("with a view that is none")
 

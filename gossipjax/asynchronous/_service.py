@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gossipjax import launch
-from gossipjax.asynchronous.protocol import Message, Participant
-from gossipjax.asynchronous.transport._encoding import Format, MessageError, decode, encode
+from gossipjax.asynchronous._messages import Format, Message, MessageError, decode, encode
+from gossipjax.asynchronous._participant import Participant
 
 if TYPE_CHECKING:
-    from gossipjax.asynchronous.transport._sockets import Sockets
+    from gossipjax.asynchronous._sockets import Sockets
 
 TICKS = 50  # of the clock, in the time after which a node is declared dead
 
@@ -142,10 +142,10 @@ class Service:
 
 def _open_sockets(listen: str, max_bytes: int, secret: str | None) -> Sockets:
     try:
-        from gossipjax.asynchronous.transport._sockets import Sockets
+        from gossipjax.asynchronous._sockets import Sockets
     except ModuleNotFoundError as error:
         raise ImportError(
-            "a node that waits for nobody needs pyzmq, which is not installed: "
+            "an asynchronous node needs pyzmq, which is not installed: "
             'pip install "gossipjax[asynchronous]".'
         ) from error
     return Sockets(listen, max_bytes, secret)

@@ -1,0 +1,559 @@
+"""The protocol of asynchronous nodes, without sockets, clocks and threads.
+
+A node is told what arrives and what time it is, and makes messages. It never waits for one:
+
+- A share leaves its sender at once. The sender keeps it until the receiver acknowledges it, sends
+  it again where that takes long, and takes it back when it declares the receiver dead.
+- Parcels of a pair of lives are numbered, and there is at most one that is not acknowledged. The
+  receiver acts on the next number only, so each counts once, whatever is lost, late or doubled.
+- A node that is not heard for `patience` seconds is declared dead by whoever does not hear it, and
+  told so when it is heard again. What it holds is given up then: it goes on as a new life that asks
+  for half of a living node's mass. Where two declare each other dead, the younger one gives up.
+
+So the sum over what living nodes hold, what is on its way and what the dead held is constant. If a
+life had applied a share that its sender took back, because the acknowledgement was lost, the share
+counts as taken out of what that life held at its death.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, runtime_checkable
+
+from gossipjax.asynchronous._messages import Identity, Mass, Message, View
+
+BEATS = 10  # messages that say that a node lives, in the time after which it is declared dead
+EARLY_BEATS = 50  # the same, while nodes meet
+MIN_KEPT = 8  # an average is declined where less than this part of the weight might be left
+MAX_LIVES = 10_000  # that a node remembers
+
+
+@dataclasses.dataclass
+class Peer:
+    """Another life, while it is heard."""
+
+    identity: Identity
+    heard: float  # when it was last heard
+    view: View = dataclasses.field(default_factory=View)  # the newest that it sent
+    sent: int = 0  # number of the newest parcel to it
+    parcel: Message | None = None  # that parcel, until it is acknowledged
+    parcel_time: float = 0.0  # when that was last sent
+    applied: int = 0  # number of the newest parcel from it
+    reply: Message | None = None  # what acknowledged that
+    # After this node was stopped for a while: the number that the peer must send back before its
+    # parcels count; 0 is none.
+    query: int = 0
+    has_final: bool = False  # it was sent what this node holds at the end
+    waits: bool = False  # it asked for half of what this node holds, and still has nothing
+
+
+@runtime_checkable
+class Holder(Protocol):
+    """What a node holds. The protocol changes it only by these."""
+
+    def read(self) -> Mass:
+        """Returns a copy."""
+        ...
+
+    def add(self, mass: Mass) -> None:
+        """Adds to it."""
+        ...
+
+    def take(self) -> Mass:
+        """Returns all of it, and holds nothing."""
+        ...
+
+
+class Participant:
+    """One node's side of the protocol.
+
+    Args:
+      identity: of its first life.
+      holder: what it holds; nothing, unless it is a founder.
+      contacts: addresses at which others may listen.
+      patience: seconds of silence after which another node is declared dead.
+      now: seconds, of a clock that never goes back.
+      new_life: makes the identity of the next life.
+      journal: is told every event, `(kind, peer's life, number, mass)`, in order; the mass is what
+        the event adds to what the node holds, or takes out of it.
+      is_founder: whether it begins with a mass, which counts for one node.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        holder: Holder,
+        contacts: Iterable[str],
+        patience: float,
+        now: float,
+        new_life: Callable[[], Identity],
+        journal: Callable[[str, str, int, Mass | None], None],
+        is_founder: bool,
+    ):
+        self.identity = identity
+        self.peers: dict[str, Peer] = {}  # life -> what is known of it, while it is heard
+        self.steps: dict[str, int] = {identity.life: 0}  # life -> local steps, as far as known
+        self.outbox: list[tuple[str, Message]] = []  # messages to be sent, with their addresses
+        self.dropped: dict[str, int] = {}  # reason -> messages that were not acted upon
+        self.gone: list[str] = []  # addresses to which nothing that waits needs to be sent
+        self.contacts = set(contacts) - {identity.address}
+        self.finals: dict[Identity, Mass] = {}  # what each node held at the end, once it said so
+        self.is_ready = False
+        self.is_finished = False  # makes no more steps and sends no more shares
+        self._holder = holder
+        self._patience = patience
+        self._new_life = new_life
+        self._journal = journal
+        self._declared: dict[str, Identity] = {}  # dead, says this node
+        self._deaths: dict[tuple[Identity, str], None] = {}  # says any node
+        self._left: set[str] = set()
+        self._is_leaving = False
+        self._said_goodbye = False
+        self._wants_mass_since = None if is_founder else now
+        self._estate: Mass | None = None
+        self._beg_turns = itertools.count()
+        self._queries = itertools.count(1)
+        self._last_tick = now
+        self._next_beat = now
+        self._last_beg = now - patience
+        journal("found" if is_founder else "join", identity.life, 0, None)
+
+    # What it knows.
+
+    @property
+    def wants_mass(self) -> bool:
+        """Whether it has none, and cannot make a step."""
+        return self._wants_mass_since is not None
+
+    def list_members(self) -> list[Identity]:
+        """Returns the nodes that it hears and that hold mass."""
+        return [peer.identity for peer in self.peers.values() if not peer.view.wants_mass]
+
+    def all_are_ready(self, count: int) -> bool:
+        """Whether so many nodes, itself included, are ready to begin, or one has begun."""
+        views = [peer.view for peer in self.peers.values() if peer.view.is_ready]
+        heard = [len(views), *(len(view.members) for view in views)]
+        has_begun = any(self.steps.get(life) for life in self.peers)
+        return self.is_ready and (has_begun or min(heard) + 1 >= count)
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether it sends nothing any more, and nothing is on its way."""
+        parcels = (peer.parcel for peer in self.peers.values())
+        is_sending = any(parcel and parcel.kind in ("share", "ask") for parcel in parcels)
+        return self.is_finished and not is_sending
+
+    @property
+    def gives_mass(self) -> bool:
+        """Whether nodes that have none get half of what it holds, until the end is counted."""
+        return not self.wants_mass and not self._is_leaving and not self.finals
+
+    @property
+    def all_are_drained(self) -> bool:
+        """Whether so are this node and all that it hears: no mass moves any more."""
+        return self.is_drained and all(peer.view.is_drained for peer in self.peers.values())
+
+    @property
+    def has_finals(self) -> bool:
+        """Whether it knows what every node holds at the end."""
+        living = {self.identity, *(peer.identity for peer in self.peers.values())}
+        return self.all_are_drained and living <= self.finals.keys()
+
+    def list_unfinished(self) -> list[int]:
+        """Returns the places of the nodes whose mass at the end it does not know."""
+        peers = (peer.identity for peer in self.peers.values())
+        return sorted(peer.place for peer in peers if peer not in self.finals)
+
+    # What the training loop asks for.
+
+    def set_ready(self, now: float) -> None:
+        """Tells the others that it is ready to begin."""
+        self.is_ready = True
+        self._next_beat = now
+
+    def list_free_peers(self) -> list[Identity]:
+        """Returns the nodes that may be sent a parcel: with none on its way to them."""
+        return [
+            peer.identity
+            for peer in self.peers.values()
+            if peer.parcel is None and not peer.view.wants_mass and not peer.view.is_finished
+        ]
+
+    def share(self, peer: Identity, mass: Mass, now: float) -> None:
+        """Sends a share, which was taken out of what this node holds and fits into the wire."""
+        self._send_parcel("share", self.peers[peer.life], mass, now, is_narrow=True)
+
+    def ask(self, peer: Identity, now: float) -> bool:
+        """Asks for the average of what both hold; False if too much is promised to others."""
+        mass = self._holder.read()
+        if not self._is_affordable(mass, 0):
+            return False
+        self._send_parcel("ask", self.peers[peer.life], mass, now)
+        return True
+
+    def count_step(self) -> None:
+        """Counts a local step."""
+        self.steps[self.identity.life] += 1
+
+    # What arrives.
+
+    def receive(self, message: Message, now: float) -> None:
+        """Acts on a message."""
+        self._notice_absence(now)
+        sender = message.sender
+        if message.receiver not in (None, self.identity.life) or sender.life == self.identity.life:
+            self._drop("of an earlier life")
+        elif sender.life in self._left:
+            self._acknowledge_goodbye(message)
+        elif sender.life in self._declared:
+            self._answer_the_dead(message, now)
+        else:
+            peer = self.peers.get(sender.life) or self._meet(sender, now)
+            peer.heard = now
+            self._learn_steps(sender.life, message.steps)
+            self._dispatch(peer, message, now)
+
+    def _dispatch(self, peer: Peer, message: Message, now: float) -> None:
+        if message.kind == "view" and message.view is not None:
+            self._learn(peer, message.view, now)
+        elif message.kind == "dead":
+            self._give_up(now)
+        elif message.kind in ("ack", "answer"):
+            self._settle(peer, message)
+            self._give(now)  # what was promised to a peer can be spared now
+        elif peer.query:
+            self._drop("before it is known whether this life was declared dead")
+        elif message.number == peer.applied and peer.reply is not None:
+            self._drop("doubled")
+            self._send(peer, peer.reply)
+        elif self._said_goodbye and message.kind != "bye":
+            self._drop("after goodbye")
+        elif message.number == peer.applied + 1:
+            self._apply(peer, message)
+        else:
+            self._drop("out of order")
+
+    def _apply(self, peer: Peer, message: Message) -> None:
+        if message.kind == "bye" and not self._take_leave(peer, message):
+            return
+        peer.applied = message.number
+        reply = Message("ack", self.identity, peer.identity.life, message.number)
+        if message.kind == "ask":
+            reply = reply._replace(kind="answer", mass=self._average(peer, message))
+        elif message.kind == "share" and message.mass is not None:
+            self._journal("receive", peer.identity.life, message.number, message.mass)
+            self._holder.add(message.mass)
+            self._admit(message.mass)
+        elif message.kind == "final" and message.mass is not None:
+            self.finals[peer.identity] = message.mass
+        peer.reply = reply
+        self._send(peer, reply)
+
+    def _average(self, peer: Peer, message: Message) -> Mass | None:
+        mine = self._holder.read()
+        change = (message.mass - mine) / 2 if message.mass is not None else None
+        # Two asks that cross would swap what the two hold: the elder one's counts.
+        crosses = peer.parcel is not None and peer.parcel.kind == "ask"
+        is_won = crosses and self.identity < peer.identity
+        is_affordable = message.mass is not None and self._is_affordable(mine, message.mass.w)
+        if change is None or is_won or not is_affordable:
+            self._journal("decline", peer.identity.life, message.number, None)
+            return None
+        self._journal("average", peer.identity.life, message.number, change)
+        self._holder.add(change)
+        return mine
+
+    def _settle(self, peer: Peer, message: Message) -> None:
+        parcel = peer.parcel
+        if parcel is None or parcel.number != message.number:
+            self._drop("doubled")
+            return
+        peer.parcel = None
+        if parcel.kind == "bye":
+            del self.peers[peer.identity.life]
+        elif parcel.kind == "ask" and parcel.mass is not None:
+            if message.mass is None:
+                self._journal("declined", peer.identity.life, message.number, None)
+            else:
+                change = (message.mass - parcel.mass) / 2
+                self._journal("averaged", peer.identity.life, message.number, change)
+                self._holder.add(change)
+
+    # Who comes.
+
+    def _meet(self, sender: Identity, now: float) -> Peer:
+        self.contacts.add(sender.address)
+        earlier = [p for p in self.peers.values() if p.identity.address == sender.address]
+        for peer in earlier:  # one process listens at an address
+            if peer.identity < sender:
+                self._declare_dead(peer)
+        peer = self.peers[sender.life] = Peer(sender, now)
+        self._send_view(peer)
+        self._next_beat = min(self._next_beat, now + self._patience / EARLY_BEATS)
+        return peer
+
+    def _learn(self, peer: Peer, view: View, now: float) -> None:
+        peer.view = view
+        if view.echo and view.echo == peer.query:
+            peer.query = 0
+        for life, count in view.steps:
+            self._learn_steps(life, count)
+        self.contacts |= {member.address for member in view.members} - {self.identity.address}
+        for death in view.deaths:
+            if len(self._deaths) < MAX_LIVES:
+                self._deaths[death] = None
+        declarers = [who for who, life in view.deaths if life == self.identity.life]
+        if any(not self._outlives(declarer) for declarer in declarers):
+            self._give_up(now)
+        elif self.wants_mass and not view.wants_mass:
+            self._beg(peer, now)
+        else:
+            peer.waits = view.wants_mass and (view.begs or peer.waits)
+            self._give(now)
+        if view.query:
+            self._send_view(peer, echo=view.query)
+
+    def _learn_steps(self, life: str, count: int) -> None:
+        if len(self.steps) < MAX_LIVES or life in self.steps:
+            self.steps[life] = max(count, self.steps.get(life, 0))
+
+    def _give(self, now: float) -> None:
+        """Sends half of what it holds to each that waits for it, once that can be spared."""
+        for peer in self.peers.values():
+            if peer.waits and peer.parcel is None and self.gives_mass:
+                mass = self._holder.read()
+                if self._is_affordable(mass, 0):
+                    half = mass / 2
+                    peer.waits = False
+                    self._send_parcel("share", peer, half, now, event="grant")
+                    self._holder.add(-half)
+
+    def _admit(self, mass: Mass) -> None:
+        if self.wants_mass:
+            bonus = Mass(tuple(0 * x for x in mass.x), 0 * mass.w, 1)
+            self._journal("admit", self.identity.life, 0, bonus)
+            self._next_beat = self._last_tick  # others may send it shares from now on
+            self._holder.add(bonus)
+            self._wants_mass_since = None
+            self._estate = None
+
+    def _outlives(self, other: Identity) -> bool:
+        """Whether a life that declared this one dead is declared dead by this one, and younger."""
+        return other.life in self._declared and self.identity < other
+
+    def _beg(self, peer: Peer, now: float) -> None:
+        """Asks one node at a time for half of its mass."""
+        if now - self._last_beg >= self._patience / BEATS:
+            self._last_beg = now
+            self._send_view(peer, begs=True)
+
+    # Who goes.
+
+    def _answer_the_dead(self, message: Message, now: float) -> None:
+        sender = message.sender
+        view = message.view or View()
+        is_mutual = message.kind == "dead" or self.identity.life in {d for _, d in view.deaths}
+        if is_mutual and not self._outlives(sender):
+            self._give_up(now)
+        else:
+            self._drop("of the dead")
+            message = Message("dead", self.identity, sender.life)
+            self.outbox.append((sender.address, message))
+
+    def _declare_dead(self, peer: Peer) -> None:
+        """Takes back what it was sent and has not acknowledged."""
+        life = peer.identity.life
+        del self.peers[life]
+        self.gone.append(peer.identity.address)
+        self._declared[life] = peer.identity
+        self._deaths[self.identity, life] = None
+        self._return(peer)  # a share that it has not acknowledged
+
+    def _return(self, peer: Peer) -> None:
+        parcel = peer.parcel
+        if parcel is not None and parcel.kind == "share" and parcel.mass is not None:
+            self._journal("return", peer.identity.life, parcel.number, parcel.mass)
+            self._holder.add(parcel.mass)
+        peer.parcel = None
+
+    def _give_up(self, now: float) -> None:
+        """Goes on as a new life without mass. The mass stays at hand while nobody gives any."""
+        mass = self._holder.take()
+        self._journal("give up", self.identity.life, 0, mass)
+        if self._wants_mass_since is None:
+            self._estate = mass
+            self._wants_mass_since = now
+        self.identity = self._new_life()
+        self.steps[self.identity.life] = 0
+        self.contacts |= {peer.identity.address for peer in self.peers.values()}
+        self.peers = {}
+        self._declared = {}
+        self._next_beat = now
+        self._journal("join", self.identity.life, 0, None)
+
+    def _revive(self, now: float) -> None:
+        """Takes back what it had given up, where nobody who holds anything is left to give."""
+        since = self._wants_mass_since
+        nobody = not self.list_members() and since is not None and now - since > self._patience
+        if nobody and self._estate is not None:
+            self._journal("revive", self.identity.life, 0, self._estate)
+            self._holder.add(self._estate)
+            self._wants_mass_since = None
+            self._estate = None
+
+    def _notice_absence(self, now: float) -> None:
+        """After a while in which it was stopped, asks the others whether it is dead to them."""
+        absence = now - self._last_tick
+        self._last_tick = now
+        if absence <= self._patience / 2:
+            return
+        for peer in self.peers.values():
+            peer.heard = now
+            peer.query = next(self._queries)
+            self._send_view(peer)
+
+    # The end.
+
+    def leave(self) -> None:
+        """Starts to leave: hands what it holds over to a node that goes on, and says goodbye.
+
+        Where no other goes on, it keeps what it holds. `has_left` says when it is done.
+        """
+        self.is_finished = True
+        self._is_leaving = True
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it has said goodbye to all that it hears."""
+        return self._is_leaving and self._said_goodbye and not self.peers
+
+    def _go_on_leaving(self, now: float) -> None:
+        if any(peer.parcel for peer in self.peers.values()):
+            return
+        heirs = [peer for peer in self.peers.values() if not peer.view.is_finished]
+        if heirs and self._holder.read().w and not self._said_goodbye:
+            mass = self._holder.take()
+            self._send_parcel("share", heirs[0], mass, now, event="hand over")
+            return
+        self._said_goodbye = True
+        for peer in self.peers.values():
+            self._send_parcel("bye", peer, None, now)
+
+    def _take_leave(self, peer: Peer, message: Message) -> bool:
+        """Says goodbye to a node that leaves; False if its answer to an ask is on its way."""
+        parcel = peer.parcel
+        if parcel is not None and parcel.number <= message.applied:
+            if parcel.kind == "ask":
+                self._send(peer, parcel)
+                return False
+            peer.parcel = None
+        self._return(peer)
+        del self.peers[peer.identity.life]
+        self._left.add(peer.identity.life)
+        return True
+
+    def _acknowledge_goodbye(self, message: Message) -> None:
+        self._drop("of a node that has left")
+        if message.kind == "bye":
+            sender = message.sender
+            reply = Message("ack", self.identity, sender.life, message.number)
+            self.outbox.append((sender.address, reply))
+
+    def _send_finals(self, now: float) -> None:
+        mass = self._holder.read()
+        said = self.finals.get(self.identity)
+        has_changed = said is not None and (said.w, said.count) != (mass.w, mass.count)
+        self.finals[self.identity] = mass
+        for peer in self.peers.values():
+            peer.has_final = peer.has_final and not has_changed
+            if not peer.has_final and peer.parcel is None:
+                peer.has_final = True
+                self._send_parcel("final", peer, mass, now)
+
+    # Time.
+
+    def tick(self, now: float) -> None:
+        """Declares the silent dead, sends again what was not acknowledged, says that it lives."""
+        self._notice_absence(now)
+        for peer in list(self.peers.values()):
+            if now - peer.heard > self._patience:
+                self._declare_dead(peer)
+            elif peer.parcel is not None and now - peer.parcel_time > self._patience / 2:
+                peer.parcel_time = now
+                self._send(peer, peer.parcel)
+        if self.wants_mass and not self.is_finished:
+            self._revive(now)
+        elif self._is_leaving:
+            self._go_on_leaving(now)
+        elif self.all_are_drained:
+            self._send_finals(now)
+        if now >= self._next_beat:
+            self._next_beat = now + self._patience / BEATS
+            self._beat(now)
+
+    # What it sends.
+
+    def _beat(self, now: float) -> None:
+        givers = [peer for peer in self.peers.values() if not peer.view.wants_mass]
+        if givers and self.wants_mass and not self.is_finished:
+            self._beg(givers[next(self._beg_turns) % len(givers)], now)
+        for peer in self.peers.values():
+            self._send_view(peer)
+        for address in self.contacts - {p.identity.address for p in self.peers.values()}:
+            message = Message("view", self.identity, None, view=self._make_view())
+            self.outbox.append((address, message))
+
+    def _make_view(self, query: int = 0, echo: int = 0, begs: bool = False) -> View:
+        return View(
+            members=tuple(peer.identity for peer in self.peers.values()),
+            deaths=tuple(self._deaths),
+            steps=tuple(self.steps.items()),
+            wants_mass=self.wants_mass,
+            begs=begs,
+            is_ready=self.is_ready,
+            is_finished=self.is_finished,
+            is_drained=self.is_drained,
+            query=query,
+            echo=echo,
+        )
+
+    def _send_view(self, peer: Peer, echo: int = 0, begs: bool = False) -> None:
+        view = self._make_view(peer.query, echo, begs)
+        self._send(peer, Message("view", self.identity, peer.identity.life, view=view))
+
+    def _send_parcel(
+        self,
+        kind: str,
+        peer: Peer,
+        mass: Mass | None,
+        now: float,
+        event: str | None = None,
+        is_narrow: bool = False,
+    ) -> None:
+        peer.sent += 1
+        peer.parcel_time = now
+        receiver = peer.identity.life
+        peer.parcel = Message(
+            kind, self.identity, receiver, peer.sent, mass, None, peer.applied, is_narrow=is_narrow
+        )
+        if kind in ("share", "ask"):
+            self._journal(event or kind, receiver, peer.sent, mass)
+        self._send(peer, peer.parcel)
+
+    def _send(self, peer: Peer, message: Message) -> None:
+        steps = self.steps[self.identity.life]
+        self.outbox.append((peer.identity.address, message._replace(steps=steps)))
+
+    def _is_affordable(self, mine: Mass, weight: Any) -> bool:
+        """Whether enough weight is left after an average with `weight`, and after those asked for.
+
+        An answer to an ask takes half of what was held then, at most.
+        """
+        parcels = (peer.parcel for peer in self.peers.values())
+        asked = (p.mass.w for p in parcels if p and p.kind == "ask" and p.mass is not None)
+        return (mine.w + weight) / 2 - sum(asked) / 2 >= mine.w / MIN_KEPT > 0
+
+    def _drop(self, reason: str) -> None:
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
