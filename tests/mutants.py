@@ -112,7 +112,7 @@ gossipjax/asynchronous/_model.py | asynchronous/test_replay.py -k of_the_oracle 
 gossipjax/asynchronous/_journal.py | asynchronous/test_delays.py | delays count steps, not rounds | others // len(places) => others
 gossipjax/asynchronous/_node.py | asynchronous/test_strangers.py -k bad_arguments | open to the world without a secret | if secret is None and not is_loopback => if False and not is_loopback
 gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k mass_is_kept | a share is counted twice | peer.applied = message.number => pass
-gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k mass_is_kept | crossing averages swap | if change is None or is_won or not => if change is None or not
+gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k asks_that_cross | crossing averages swap | if change is None or is_won or not => if change is None or not
 gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k "mass_is_kept or killed" | shares to the dead are lost | self._return(peer)  # a share => peer.parcel = None  # a share
 gossipjax/asynchronous/_messages.py | asynchronous/test_strangers.py -k has_a_reason | NaN arrives | if not all(np.isfinite(buffer).all() for buffer in x): => if False:
 gossipjax/cost_model/exchange.py | cost_model/test_prediction.py -k its_formula | half a ring | copy + 2 * (nodes - 1) * _shift => copy + (nodes - 1) * _shift

@@ -47,7 +47,7 @@ def run_history(seed, algorithm, length=200):
 
 @pytest.mark.parametrize("algorithm", ["sgp", "adpsgd"])
 def test_mass_is_kept_in_any_history(algorithm):
-    for seed in range(150):
+    for seed in range(200):
         run_history(seed, algorithm)
 
 
@@ -97,6 +97,19 @@ def test_models_meet(algorithm, size):
         assert sum(m.x[0] for m in finals.values()) / sum(m.w for m in finals.values()) == (
             total.x[0] / total.w
         )
+
+
+def test_of_two_asks_that_cross_one_counts():
+    """If both counted, the nodes would swap their models."""
+    network = Network(2)
+    run_calmly(network, 1, steps=False)
+    before = models(network)
+    for process, other in zip(network.processes, network.processes[::-1], strict=True):
+        assert process.node.ask(other.node.identity, network.now)
+    network.collect()
+    deliver_all(network)
+    network.check()
+    assert models(network) == [sum(before) / 2] * 2 != before
 
 
 @pytest.mark.parametrize("algorithm", ["sgp", "adpsgd"])
@@ -149,7 +162,7 @@ def test_a_node_that_leaves_hands_over():
 def test_two_that_lost_each_other_are_one_again():
     network = Network(2)
     run_calmly(network, 2)
-    for _ in range(150):
+    for _ in range(200):
         for process in network.processes:
             process.make_step("sgp")
         network.advance(0.1)
