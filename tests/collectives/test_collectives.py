@@ -260,11 +260,11 @@ def test_weights_of_one_third_lose_no_mass():
 
 
 def test_shares_of_one_third_lose_no_mass():
-    """Of what a node sends to three: off by 3e-8 of it, which no rounding of sums hides here."""
+    """The remainder of a division by three stays at the sender; without it 2e-8 of all is gone."""
     schedule = gx.topology.k_peer_exponential(8, 3)
     x = np.random.default_rng(0).random((8, 10_000), np.float32)
     mixed = np.asarray(gx.Nodes(8).run(lambda x: gx.mix(x, None, schedule, 0)[0], x))
-    assert abs(mixed.sum(dtype=np.float64) / x.sum(dtype=np.float64) - 1) < 3e-9
+    assert abs(mixed.sum(dtype=np.float64) / x.sum(dtype=np.float64) - 1) < 8e-9  # 4e-9 is rounding
 
 
 def test_the_traced_step_is_one_conditional_under_vmap():
