@@ -1,9 +1,16 @@
-"""The options of the program."""
+"""The options of both jobs."""
 
 import dataclasses
 from typing import Annotated, Literal
 
-from experiments.options.checks import Check, PositiveInt, Seed, check_fields
+from experiments.options.checks import (
+    Check,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Seed,
+    check_fields,
+)
 from experiments.options.paths import OptionalPath
 
 LOG_EVERY = 5  # steps
@@ -12,6 +19,7 @@ BATCH_SIZE_PER_NODE = 32  # the default of the image program
 MIN_CHECKPOINTS = 8
 MAX_STALL = 120  # seconds; after 300 without output a run counts as hanging
 MAX_PROCESSES = NUM_EXAMPLES // BATCH_SIZE_PER_NODE
+MIN_ASYNCHRONOUS = 3  # processes: there must be others when one is gone
 
 Processes = Annotated[
     PositiveInt,
@@ -21,16 +29,15 @@ Processes = Annotated[
         lambda value: value <= MAX_PROCESSES,
     ),
 ]
-
-
 StallSeconds = Annotated[
     PositiveInt, Check(f"at most {MAX_STALL}", lambda value: value <= MAX_STALL)
 ]
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """Options of the experiment."""
+class LockstepOptions:
+    """Kills processes of a training job at random moments. The first argument `asynchronous` takes
+    a job of asynchronous nodes instead, with other options."""
 
     kills: PositiveInt = 20
     """Number of kills, or stops: of each six, two while a checkpoint is written, one while the
@@ -72,3 +79,39 @@ class Options:
     def steps(self) -> int:
         """Steps of the run."""
         return max(1, round(self.epochs * NUM_EXAMPLES / (BATCH_SIZE_PER_NODE * self.processes)))
+
+
+@dataclasses.dataclass(frozen=True)
+class AsynchronousOptions:
+    """Kills and stops asynchronous nodes at random moments."""
+
+    kills: NonNegativeInt = 20
+    """Number of kills."""
+    stops: NonNegativeInt = 1
+    """Number of stops, in another job."""
+    stop_seconds: PositiveFloat = 30.0
+    """Seconds of a stop."""
+    processes: Annotated[
+        Processes, Check(f"at least {MIN_ASYNCHRONOUS}", lambda value: value >= MIN_ASYNCHRONOUS)
+    ] = 4
+    """Number of nodes, a process each."""
+    algorithm: Literal["async-sgp", "async-adpsgd"] = "async-sgp"
+    """The algorithm."""
+    step_seconds: PositiveFloat = 0.05
+    """Seconds that the gradients of a step take at least: they sleep, as if devices computed them
+    that do not share these cores."""
+    epochs: PositiveInt = 80
+    """Passes over the training set: 4,000 digits, 32 per node and step."""
+    runs: PositiveInt = 3
+    """Undisturbed runs with other seeds."""
+    seed: Seed = 0
+    """Seed of the random moments and processes, and of the run itself."""
+    out: OptionalPath = None
+    """Folder for the results; a new one under runs/ if not given."""
+    overwrite: bool = False
+    """Replace the results of another run in --out."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.kills + self.stops:
+            raise ValueError("--kills or --stops must be at least 1, got 0 of both.")

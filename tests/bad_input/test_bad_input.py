@@ -41,7 +41,6 @@ from experiments.averaging import report as averaging_report
 from experiments.compare import __main__ as compare
 from experiments.data import __main__ as data
 from experiments.fault_injection import __main__ as fault_injection
-from experiments.fault_injection.asynchronous import __main__ as asynchronous_faults
 from experiments.plan import __main__ as plan
 from experiments.rates import __main__ as rates
 from experiments.rates import report as rates_report
@@ -72,7 +71,6 @@ PROGRAMS: dict[str, Callable[[list[str]], object]] = {
     "rates_report": lambda arguments: tyro.cli(rates_report.main, args=arguments),
     "speed": speed.main,
     "fault_injection": fault_injection.main,
-    "asynchronous_faults": asynchronous_faults.main,
     "compare": compare.main,
     "report": report.main,
     "launch": launch.main,

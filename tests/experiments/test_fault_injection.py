@@ -1,24 +1,31 @@
-"""The fault injection without a job: its plan, its requirements, its table and its options."""
+"""Fault injection: its plan, its requirements and tables; jobs whose program takes no time."""
 
 import dataclasses
 import io
+import json
+import math
 import os
 import random
 import subprocess
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from rich.console import Console
+from small import make_small
 
-from experiments.fault_injection import kills
-from experiments.fault_injection.__main__ import main, make_table
-from experiments.fault_injection.kills import Kill, find_violations, plan_kills
-from experiments.fault_injection.launched_job import JobError
-from experiments.fault_injection.options import Options
-from experiments.fault_injection.supervised_run import SupervisedRun
+import gossipjax as gx
+from experiments.fault_injection import asynchronous, job, lockstep, slow_image
+from experiments.fault_injection.__main__ import main
+from experiments.fault_injection.asynchronous import Stop, check_faults, check_result
+from experiments.fault_injection.job import JobError, LockstepJob, make_table
+from experiments.fault_injection.lockstep import Kill, find_violations, plan_kills
+from experiments.fault_injection.options import LockstepOptions
+from experiments.training import placement
 
+ACCURACY = "test_accuracy_average_model"
 KILL = Kill(12.5, 1, "saving", True, logged_step=45, saved_step=40, resumed_from=40)
 RUN = {
     "run": "sgp, seed 0",
@@ -31,7 +38,7 @@ OTHER_SEED = RUN | {"run": "sgp, seed 1", "seed": 1, "final_loss": 0.2}
 
 
 def test_kills_are_planned_in_each_part_of_the_run():
-    options = Options(kills=12)
+    options = LockstepOptions(kills=12)
     plan = plan_kills(options, random.Random(0))
     steps = [step for step, _ in plan]
     part = (options.steps - 5 * options.checkpoint_every) / 12
@@ -61,7 +68,7 @@ def test_kills_are_planned_in_each_part_of_the_run():
 )
 def test_violations(kill, killed, violations):
     sent = [dataclasses.replace(KILL, **kill)]
-    descriptions = find_violations(Options(), sent, RUN | killed, [RUN, OTHER_SEED])
+    descriptions = find_violations(LockstepOptions(), sent, RUN | killed, [RUN, OTHER_SEED])
     assert len(descriptions) == len(violations)
     for description, violation in zip(descriptions, violations, strict=True):
         assert violation in description
@@ -69,20 +76,22 @@ def test_violations(kill, killed, violations):
 
 def test_equal_results_prove_nothing_if_another_seed_has_the_same():
     same = OTHER_SEED | {"final_loss": RUN["final_loss"], "seconds_per_step": 0.02}
-    violations = find_violations(Options(), [KILL], RUN, [RUN, OTHER_SEED, same | {"seed": 2}])
+    violations = find_violations(
+        LockstepOptions(), [KILL], RUN, [RUN, OTHER_SEED, same | {"seed": 2}]
+    )
     assert violations == ["seed 2: the same results as with seed 0"]
 
 
 def test_a_run_without_kills_proves_nothing():
-    (violation,) = find_violations(Options(), [], RUN, [RUN, OTHER_SEED])
+    (violation,) = find_violations(LockstepOptions(), [], RUN, [RUN, OTHER_SEED])
     assert "no process was killed" in violation
 
 
-class QuickRun(SupervisedRun):
+class QuickRun(LockstepJob):
     """A job whose processes are done, with a step number that is as far as one likes."""
 
     def __init__(self, tmp_path, script, step=0):
-        super().__init__(Options(), tmp_path, [0], max_restarts=3)
+        super().__init__(LockstepOptions(), tmp_path, [0], max_restarts=3)
         self._command = [sys.executable, "-c", script]
         self._step = step
 
@@ -94,36 +103,36 @@ class QuickRun(SupervisedRun):
 @pytest.mark.parametrize("step", [0, 10**6])
 def test_a_moment_after_the_end_is_no_violation(tmp_path, monkeypatch, phase, step):
     """The run is complete before the step or the checkpoint, or has no process to kill any more."""
-    monkeypatch.setattr(kills, "plan_kills", lambda options, rng: [(20, phase)] * 3)
+    monkeypatch.setattr(lockstep, "plan_kills", lambda options, rng: [(20, phase)] * 3)
     sent = []
     with QuickRun(tmp_path, "import time; time.sleep(0.8)", step) as run:
-        kills.inject_kills(Options(), run, random.Random(0), sent, lambda kill: None)
+        lockstep.inject_kills(LockstepOptions(), run, random.Random(0), sent, lambda kill: None)
     assert sent == []
 
 
 def test_a_kill_that_hits_a_process_that_is_done_is_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(kills, "plan_kills", lambda options, rng: [(20, "training")])
+    monkeypatch.setattr(lockstep, "plan_kills", lambda options, rng: [(20, "training")])
     sent = []
     with QuickRun(tmp_path, "import time; time.sleep(1)", 30) as run:
         done = subprocess.Popen([sys.executable, "-c", ""])
         os.waitid(os.P_PID, done.pid, os.WEXITED | os.WNOWAIT)  # its number is not free yet
         monkeypatch.setattr(run, "pids", lambda: {0: done.pid})
-        kills.inject_kills(Options(), run, random.Random(0), sent, lambda kill: None)
+        lockstep.inject_kills(LockstepOptions(), run, random.Random(0), sent, lambda kill: None)
         done.wait()
     assert sent == []
 
 
 def test_a_run_that_fails_before_a_kill_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(kills, "plan_kills", lambda options, rng: [(20, "training")])
+    monkeypatch.setattr(lockstep, "plan_kills", lambda options, rng: [(20, "training")])
     with (
         QuickRun(tmp_path, "raise SystemExit(3)") as run,
         pytest.raises(JobError, match="ended with status 3 before step 20"),
     ):
-        kills.inject_kills(Options(), run, random.Random(0), [], lambda kill: None)
+        lockstep.inject_kills(LockstepOptions(), run, random.Random(0), [], lambda kill: None)
 
 
 def test_a_kill_while_processes_start_does_not_wait_until_they_are_done(tmp_path):
-    run = SupervisedRun(Options(), tmp_path, [0], max_restarts=3)
+    run = LockstepJob(LockstepOptions(), tmp_path, [0], max_restarts=3)
     run.pids = lambda: dict.fromkeys(range(4), 1)
     run._lines.put("[launch] restart 1 of 3, with 4 processes")
     run._lines.put("[0] sgp resumes after step 20")
@@ -134,19 +143,22 @@ def test_a_kill_while_processes_start_does_not_wait_until_they_are_done(tmp_path
     assert time.monotonic() - started < 10
 
 
+def print_rows(table):
+    output = io.StringIO()
+    Console(file=output, width=80).print(table)
+    rows = [line.split() for line in output.getvalue().splitlines()]
+    return [row for row in rows if row and row[0] in ("1", "2")]
+
+
 def test_table_fits_into_a_terminal():
-    console = Console(file=io.StringIO(), width=80)
-    console.print(make_table([KILL, dataclasses.replace(KILL, saving=False, resumed_from=None)]))
-    assert isinstance(console.file, io.StringIO)
-    first, second = (
-        line.split() for line in console.file.getvalue().splitlines() if "12.5" in line
-    )
+    kills = [KILL, dataclasses.replace(KILL, saving=False, resumed_from=None)]
+    first, second = print_rows(make_table(lockstep.HEADERS, map(lockstep.make_row, kills)))
     assert first == ["1", "12.5", "1", "saving", "yes", "45", "40", "40", "5", "0.0"]
     assert second == ["2", "12.5", "1", "saving", "45", "40", "-", "-", "0.0"]
 
 
 def test_a_kill_resumes_at_the_first_message_after_its_restart(tmp_path):
-    run = SupervisedRun(Options(), tmp_path, [0], max_restarts=3)
+    run = LockstepJob(LockstepOptions(), tmp_path, [0], max_restarts=3)
     lines = {
         "[launch] restart 1 of 3, with 4 processes": False,
         "[launch] restart 2 of 3, with 4 processes": False,
@@ -162,7 +174,7 @@ def test_a_kill_resumes_at_the_first_message_after_its_restart(tmp_path):
 
 
 def test_newest_checkpoint_and_last_logged_step(tmp_path):
-    run = SupervisedRun(Options(), tmp_path, [0], max_restarts=0)
+    run = LockstepJob(LockstepOptions(), tmp_path, [0], max_restarts=0)
     assert run.newest_checkpoint() == run.logged_step() == 0
     for name in ("10", "20", "30.orbax-checkpoint-tmp", "40.superseded"):
         (tmp_path / "checkpoints" / "sgp" / name).mkdir(parents=True)
@@ -172,17 +184,122 @@ def test_newest_checkpoint_and_last_logged_step(tmp_path):
     assert run.is_saving()
 
 
+NODE_KILL = asynchronous.Kill(1, time=100.0, restarted=100.1, back=104.0, pause=0.2)
+STOP = Stop(2, time=50.0, continued=80.0, back=80.1, step_before=0.05, step_during=0.051)
+ACCOUNT = gx.asynchronous.Account(4.0, {0: 1.0, 1: 0.5, 2: 1.5}, 0.25, 0.75)
+NODE_RUN = {ACCURACY: 0.97, "weight_nodes": [1.0, 0.5, 1.5], "places_nodes": [0, 1, 2]}
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("changes", "violation"),
     [
-        (["--kills", "0"], "--kills must be an integer >= 1, got 0"),
-        (["--checkpoint-every", "7"], "--checkpoint-every must be a multiple of 5, got 7"),
-        (["--epochs", "1"], "got 31 steps with one every 10: give more --epochs"),
+        ({}, None),
+        ({"back": 110.2}, "kill 1: back within 10 s, got 10.1"),
+        ({"back": None}, "kill 1: back within 10 s, got inf"),
+        ({"pause": 6.0}, "kill 1: no other node pauses, got 6.0 s"),
     ],
 )
-def test_bad_options(tmp_path, capsys, arguments, message):
-    with pytest.raises(SystemExit) as stop:
-        main([*arguments, "--out", str(tmp_path / "out")])
-    assert stop.value.code == 2
-    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
-    assert not (tmp_path / "out").exists()
+def test_what_a_kill_must_not_do(changes, violation):
+    found = list(check_faults("kills", [dataclasses.replace(NODE_KILL, **changes)], 1))
+    assert found == ([violation] if violation else [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "violation"),
+    [
+        ({}, None),
+        ({"back": 91.0}, "stop 1: back within 10 s, got 11.0"),
+        ({"step_during": 0.053}, "got +6.0 %"),
+        ({"step_during": 0.047}, "got -6.0 %"),
+        ({"step_during": math.nan}, "got +nan %"),
+    ],
+)
+def test_what_a_stop_must_not_do(changes, violation):
+    found = list(check_faults("stops", [dataclasses.replace(STOP, **changes)], 1))
+    assert len(found) == bool(violation)
+    assert violation is None or violation in found[0]
+
+
+def test_faults_after_the_end_are_missed():
+    assert "2 kills, got 1" in next(check_faults("kills", [NODE_KILL], 2))
+    assert "1 stops, got 0" in next(check_faults("stops", [], 1))
+
+
+@pytest.mark.parametrize(
+    ("run", "account", "violation"),
+    [
+        ({}, {}, None),
+        ({ACCURACY: 0.959}, {}, "an accuracy of at least 0.9600, got 0.9590"),
+        ({}, {"dead": 0.7501}, "the account closes to 1e-06"),
+        ({"weight_nodes": [1.0, 0.5, 1.501]}, {}, "nodes hold what the account says"),
+    ],
+)
+def test_what_a_disturbed_run_must_end_with(run, account, violation):
+    undisturbed = [NODE_RUN, NODE_RUN | {ACCURACY: 0.98}]
+    found = list(check_result("kills", NODE_RUN | run, undisturbed, ACCOUNT._replace(**account)))
+    assert len(found) == bool(violation)
+    assert violation is None or violation in found[0]
+
+
+def test_a_pause_is_of_another_node_between_the_kill_and_the_return():
+    kill = asynchronous.Kill(0, time=10.0, restarted=10.1)
+    steps = {0: [9.9, 12.0], 1: [1.0, 9.8, 10.4, 10.5, 11.9, 20.0], 2: [9.0, 9.95, 10.05, 11.0]}
+    kill.complete(steps)
+    assert kill.back == 12.0
+    assert kill.pause == pytest.approx(1.4)
+
+
+def test_step_times_are_compared_over_intervals_as_long():
+    stop = Stop(0, time=10.0, continued=12.0)
+    others = [8.0, 8.5, 9.0, 9.5, 10.0, 10.6, 11.2, 11.8, 12.4, 12.9]
+    stop.complete({0: [9.0, 12.3], 1: [0.0, *others]})
+    assert stop.back == 12.3
+    assert stop.step_before == pytest.approx(0.5)
+    assert stop.step_during == pytest.approx(0.6)
+    assert stop.change == pytest.approx(0.2)
+
+
+def test_tables_of_nodes_fit_into_a_terminal():
+    kills = [NODE_KILL, dataclasses.replace(NODE_KILL, back=None)]
+    assert print_rows(asynchronous.make_fault_table("kills", kills, 90.0)) == [
+        ["1", "10.0", "1", "0.1", "3.9", "0.20"],
+        ["2", "10.0", "1", "0.1", "never", "0.20"],
+    ]
+    (row,) = print_rows(asynchronous.make_fault_table("stops", [STOP], 0.0))
+    assert row == ["1", "50.0", "2", "30.0", "0.1", "50.00", "51.00", "+2.0"]
+
+
+def test_a_job_with_a_kill_and_one_with_a_stop(tmp_path, monkeypatch, capsys):
+    """Of nodes that only write journals; `test_asynchronous.py` kills one that trains.
+
+    On a busy machine a node may be back later, and steps take longer: both are reported.
+    """
+    monkeypatch.setattr(asynchronous, "MAX_DELAY", 0.2)
+    monkeypatch.setattr(job, "SLOW_IMAGE", "fake_node")
+    path = [f"{Path(__file__).parent}", os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    options = ("--kills=1", "--stops=1", "--stop-seconds=1", "--processes=3", "--runs=1")
+    try:
+        main(["asynchronous", *options, "--out", str(tmp_path / "out")])
+        violations = []
+    except SystemExit as error:
+        violations = str(error.code).splitlines()[1:]
+    (record,) = json.loads((tmp_path / "out" / "summary.json").read_text())["runs"]
+    assert violations == record["kills"]["violations"] + record["stops"]["violations"]
+    allowed = ("back within", "steps take as long", "no other node pauses")
+    assert not [text for text in violations if not any(part in text for part in allowed)]
+    for name, dead in (("kills", 1), ("stops", 0)):
+        (fault,) = record[name]["faults"]
+        assert fault["back"] is not None
+        assert record[name]["account"]["dead"] == dead
+        assert record[name]["account"]["difference"] == 0
+    assert "1 kills in" in capsys.readouterr().out
+
+
+def test_a_slow_image_is_an_image_that_sleeps(tmp_path, monkeypatch):
+    make_small(monkeypatch.setattr)
+    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
+    arguments = ["--model", "linear", "--nodes", "2", "--epochs", "1", "--step-seconds", "0.03"]
+    slow_image.main([*arguments, "--algorithm", "sgp", "--out", str(tmp_path)])
+    (run,) = json.loads((tmp_path / "summary.json").read_text())["runs"]
+    assert run["seconds_per_step"] >= 0.03

@@ -16,8 +16,7 @@ from small import make_small
 
 from experiments import image
 from experiments.compilation_cache import compilation_cache
-from experiments.fault_injection.launched_job import LaunchedJob, find_pids
-from experiments.fault_injection.supervised_run import RESTARTED, RESUMED
+from experiments.fault_injection.job import RESTARTED, RESUMED, LaunchedJob, find_pids
 from experiments.training import placement
 
 TIMEOUT = 120  # seconds, for what takes about ten

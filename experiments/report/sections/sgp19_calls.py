@@ -17,7 +17,7 @@ STALENESS = 0.1
 """Steps that the gradients of the simulated AD-PSGD are old, on average: about those of the real
 one, whose age Table 1's section shows."""
 ALWAYS_STABLE = ("ar", "2p", "ar-1p", "2p-1p")
-PROGRAM = "experiments.fault_injection.asynchronous.slow_image"
+PROGRAM = "experiments.fault_injection.slow_image"
 REAL = "async-adpsgd@bipartite"
 SLEEPS = {4: 0.02, 8: 0.04}
 """Nodes -> seconds of a step of asynchronous nodes: they sleep for longer than they compute, so

@@ -1,6 +1,6 @@
 """The image program with a sleep in each step: simulated computation, not on this machine's cores.
 
-python -m experiments.fault_injection.asynchronous.slow_image --step-seconds 0.05 ...
+python -m experiments.fault_injection.slow_image --step-seconds 0.05 ...
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class SlowImageClassification(ImageClassification):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, trains, and reports."""
-    name = "experiments.fault_injection.asynchronous.slow_image"
+    name = "experiments.fault_injection.slow_image"
     run_program(name, SlowOptions, SlowImageClassification, arguments)
 
 
