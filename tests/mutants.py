@@ -133,7 +133,7 @@ experiments/models/beam_search.py | experiments/test_beam_search.py -k do_not_ma
 experiments/models/transformer.py | experiments/test_transformer.py -k "rotation or masks" | rotation that is none | second * cos + first * sin => second * cos - first * sin
 experiments/models/transformer.py | experiments/test_transformer.py -k masks | a token sees the next | keys[None, :] <= queries => keys[None, :] <= 1 + queries
 experiments/models/layers.py | experiments/test_image_models.py -k decay_leaves | scales decay | frozenset({"bias", "scale"}) => frozenset({"bias"})
-experiments/compare/statistics.py | experiments/test_compare.py -k smallest_is_the_best | the largest loss is the best | (min if falls else max) => max
+experiments/compare/table.py | experiments/test_compare.py -k smallest_is_the_best | the largest loss is the best | (min if falls else max) => max
 experiments/report/differences.py | ../experiments/report/differences.py | margins are not minded | abs(self.mean - bound) < self.margin => False
 experiments/plan/choice.py | experiments/test_plan.py -k fast_links_make | all-reduce only where it is fastest | cheapest * (1 + MIN_GAIN) => cheapest
 experiments/plan/options.py | experiments/test_plan.py -k test_bandwidths | bits are bytes | BITS_PER_BYTE = 8 => BITS_PER_BYTE = 1

@@ -25,8 +25,16 @@ from rich.progress import Progress as RichProgress
 from experiments import results
 from experiments.compare.grid import Cell, Grid
 from experiments.compare.options import Options, describe_grids, make_grid
-from experiments.compare.statistics import Entry, find_metric, is_fraction, summarize
-from experiments.compare.tables import format_csv, format_latex, format_markdown, make_tables
+from experiments.compare.table import (
+    Entry,
+    find_metric,
+    format_csv,
+    format_latex,
+    format_markdown,
+    is_fraction,
+    make_tables,
+    summarize,
+)
 from experiments.compilation_cache import compilation_cache
 from experiments.program import exit_on_error
 from experiments.runner import Result, Run, find_devices, make_folder, run_all

@@ -10,30 +10,19 @@ from experiments.presets.preset import Paper, Program
 
 
 class Line(NamedTuple):
-    """A row or a column of a grid.
+    """A row or a column of a grid."""
 
-    Attributes:
-      title: as tables name it.
-      arguments: the options of the program that make it.
-    """
-
-    title: str
-    arguments: tuple[str, ...]
+    title: str  # as tables name it
+    arguments: tuple[str, ...]  # the options of the program that make it
 
 
 class Cell(NamedTuple):
-    """A run.
+    """A run."""
 
-    Attributes:
-      row, column: their titles.
-      seed: of the run.
-      arguments: those of `python -m experiments.PROGRAM`, without `--out`.
-    """
-
-    row: str
-    column: str
+    row: str  # its title
+    column: str  # its title
     seed: int
-    arguments: tuple[str, ...]
+    arguments: tuple[str, ...]  # of `python -m experiments.PROGRAM`, without `--out`
 
     @property
     def name(self) -> str:
@@ -48,36 +37,23 @@ class Cell(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Rows by columns by seeds.
+    """Rows by columns by seeds; a key of a mapping is `(row's title, column's title)`."""
 
-    Attributes:
-      title: what is compared, for the head of the table.
-      program: `experiments.PROGRAM` runs every cell.
-      arguments: those that all cells have.
-      rows, columns: as tables have them.
-      seeds: of the runs of a cell of the table.
-      cells: `(row's title, column's title) -> arguments` that this cell alone has, such as a rate.
-      left_out: pairs of titles that the grid does not have.
-      metric: that of the table; None is the first that the program has.
-      paper: that published the figures.
-      place: the table of the paper.
-      figures: `(row's title, column's title) -> figure` of the paper, in per cent.
-      note: a sentence for the table's caption.
-    """
-
-    title: str
-    program: Program
-    arguments: tuple[str, ...] = ()
+    title: str  # what is compared, for the head of the table
+    program: Program  # `experiments.PROGRAM` runs every cell
+    arguments: tuple[str, ...] = ()  # of all cells
     rows: tuple[Line, ...]
     columns: tuple[Line, ...]
     seeds: tuple[int, ...] = (0, 1, 2)
+    # Arguments of one cell, such as a rate.
     cells: Mapping[tuple[str, str], tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    left_out: frozenset[tuple[str, str]] = frozenset()
-    metric: str | None = None
-    paper: Paper | None = None
-    place: str | None = None
+    left_out: frozenset[tuple[str, str]] = frozenset()  # cells that the grid does not have
+    metric: str | None = None  # of the table; None is the first that the program has
+    paper: Paper | None = None  # that published the figures
+    place: str | None = None  # the table of the paper
+    # The paper's figures, in per cent.
     figures: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)
-    note: str = ""
+    note: str = ""  # a sentence for the table's caption
 
     def list_cells(self) -> Iterator[Cell]:
         """Yields every run, seed after seed, so that a part of a grid is a small grid."""

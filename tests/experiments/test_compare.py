@@ -13,8 +13,13 @@ from experiments.compare import __main__ as program
 from experiments.compare.grid import Grid, Line
 from experiments.compare.named import GRIDS
 from experiments.compare.options import Options, make_grid
-from experiments.compare.statistics import summarize
-from experiments.compare.tables import format_csv, format_latex, format_markdown, make_tables
+from experiments.compare.table import (
+    format_csv,
+    format_latex,
+    format_markdown,
+    make_tables,
+    summarize,
+)
 from experiments.runner import Devices, Result
 
 ROWS = (Line("sgp", ("--algorithm", "sgp")), Line("a_b & c", ("--algorithm", "dpsgd")))

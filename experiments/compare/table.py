@@ -1,0 +1,251 @@
+"""The table of a grid: mean and spread over the seeds; in the terminal, as Markdown, LaTeX, CSV."""
+
+import csv
+import io
+import math
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from experiments.compare.grid import Cell, Grid, Line
+from experiments.markdown import format_table
+from experiments.program import FatalError
+from experiments.results import find_metrics, metric_fields
+from experiments.runner import Result
+
+FALLING = ("loss", "perplexity", "error")  # metrics of which less is better
+FRACTIONS = ("accuracy",)  # shown in per cent
+LATEX_ESCAPES = str.maketrans(
+    {c: f"\\{c}" for c in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"±": r"$\pm$"}
+)
+MIN_TITLE = 24  # characters of a row's title on a line of the terminal
+ANY_WIDTH = 10**6
+CSV_FIELDS = ("row", "column", "metric", "mean", "spread", "finished", "diverged", "failed")
+
+
+class Entry(NamedTuple):
+    """A cell of the table, over its seeds."""
+
+    values: tuple[float, ...]  # of the runs that finished, as tables show them
+    diverged: int  # number of runs
+    failed: int  # number of runs
+    runs: int  # of the grid, one for each seed; after Ctrl-C some have not ended
+    is_best: bool = False  # of the column, among the cells whose runs all finished
+    figure: str = ""  # the paper's; "" if there is none
+
+    @property
+    def mean(self) -> float:
+        """The mean; nan without values."""
+        return statistics.fmean(self.values) if self.values else math.nan
+
+    @property
+    def spread(self) -> float | None:
+        """The standard deviation of a sample; None of one value."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all runs finished."""
+        return len(self.values) == self.runs
+
+
+Entries = dict[tuple[str, str], Entry]
+"""(row's title, column's title) -> entry, for the cells with an outcome."""
+
+
+def find_metric(grid: Grid, outcomes: Mapping[Cell, Result]) -> str:
+    """Returns the metric of the table: that of the grid, or the first of the runs.
+
+    Raises:
+      FatalError: if the runs do not have that of the grid.
+    """
+    runs = [outcome.runs[0] for outcome in outcomes.values() if outcome.runs]
+    metrics = find_metrics(runs)
+    if grid.metric is None:
+        return metrics[0] if metrics else "accuracy"
+    if metrics and grid.metric not in metrics:
+        raise FatalError(f"--metric must be one of {', '.join(metrics)}, got {grid.metric!r}.")
+    return grid.metric
+
+
+def is_falling(metric: str) -> bool:
+    """Whether less is better.
+
+    >>> is_falling("valid_loss"), is_falling("accuracy")
+    (True, False)
+    """
+    return any(name in metric for name in FALLING)
+
+
+def is_fraction(metric: str) -> bool:
+    """Whether the metric is shown in per cent."""
+    return any(name in metric for name in FRACTIONS)
+
+
+def summarize(grid: Grid, outcomes: Mapping[Cell, Result], metric: str) -> Entries:
+    """Returns the entries; the best of each column is marked, if it has two or more."""
+    scale = 100.0 if is_fraction(metric) else 1.0
+    field, _ = metric_fields(metric)
+    by_key: dict[tuple[str, str], list[Result]] = {}
+    for cell, outcome in outcomes.items():
+        by_key.setdefault((cell.row, cell.column), []).append(outcome)
+    entries = {}
+    for key, group in by_key.items():
+        values = tuple(scale * outcome.runs[0][field] for outcome in group if outcome.runs)
+        diverged = sum(outcome.status == "diverged" for outcome in group)
+        failed = sum(outcome.status == "failed" for outcome in group)
+        entries[key] = Entry(
+            values, diverged, failed, len(grid.seeds), figure=grid.figures.get(key, "")
+        )
+    for column in grid.columns:
+        mark_best(entries, [(row.title, column.title) for row in grid.rows], is_falling(metric))
+    return entries
+
+
+def mark_best(entries: Entries, keys: Sequence[tuple[str, str]], falls: bool) -> None:
+    """Marks the best of some entries, all of those that are equal; none where only one is whole."""
+    whole = [key for key in keys if key in entries and entries[key].is_whole]
+    if len(whole) < 2:
+        return
+    best = (min if falls else max)(entries[key].mean for key in whole)
+    for key in whole:
+        if entries[key].mean == best:
+            entries[key] = entries[key]._replace(is_best=True)
+
+
+def format_entry(entry: Entry | None) -> str:
+    """Returns mean and spread, and what did not finish.
+
+    >>> format_entry(Entry((84.0, 86.0), 0, 0, 2)), format_entry(Entry((84.0,), 0, 0, 3))
+    ('85.00 ± 1.41', '84.00 (1 of 3)')
+    >>> format_entry(Entry((84.0,), 2, 0, 3)), format_entry(Entry((), 3, 0, 3)), format_entry(None)
+    ('84.00 (2 diverged)', 'diverged', '-')
+    >>> format_entry(Entry((84.0,), 1, 0, 3)), format_entry(Entry((), 1, 0, 3))
+    ('84.00 (1 of 3, 1 diverged)', '1 diverged of 3')
+    """
+    if entry is None:
+        return "-"
+    lost = [
+        f"{count} {word}"
+        for word, count in (("diverged", entry.diverged), ("failed", entry.failed))
+        if count
+    ]
+    has_ended = len(entry.values) + entry.diverged + entry.failed == entry.runs
+    if not entry.values:
+        if not has_ended:
+            return f"{', '.join(lost)} of {entry.runs}"
+        return ", ".join(lost) if len(lost) > 1 else lost[0].partition(" ")[2]
+    if not has_ended:
+        lost.insert(0, f"{len(entry.values)} of {entry.runs}")
+    spread = "" if entry.spread is None else f" ± {entry.spread:.2f}"
+    return f"{entry.mean:.2f}{spread}" + (f" ({', '.join(lost)})" if lost else "")
+
+
+def list_rows(grid: Grid, entries: Entries) -> tuple[list[str], list[list[tuple[str, bool]]]]:
+    """Returns the headers, and the rows: each cell's text, and whether it is the column's best.
+
+    A column of ours is followed by the paper's, if the paper has figures in it.
+    """
+    headers = [""]
+    rows = [[(row.title, False)] for row in grid.rows]
+    for column in grid.columns:
+        has_figures = any(key[1] == column.title for key in grid.figures)
+        headers += [column.title, "paper"] if has_figures else [column.title]
+        for row, cells in zip(grid.rows, rows, strict=True):
+            key = (row.title, column.title)
+            entry = entries.get(key)
+            cells.append((format_entry(entry), entry is not None and entry.is_best))
+            if has_figures:
+                cells.append((grid.figures.get(key, "-"), False))
+    return headers, rows
+
+
+def format_markdown(grid: Grid, entries: Entries, caption: str) -> str:
+    """Returns the table as Markdown; the best of a column is bold."""
+    headers, rows = list_rows(grid, entries)
+    bold = [[f"**{text}**" if best else text for text, best in cells] for cells in rows]
+    return f"**{grid.title}**\n\n{format_table(headers, bold)}\n\n{caption}\n"
+
+
+def format_latex(grid: Grid, entries: Entries, caption: str) -> str:
+    """Returns the table as LaTeX, for the package booktabs; the best of a column is bold."""
+    headers, rows = list_rows(grid, entries)
+    label = re.sub(r"[^\w.]+", "-", grid.title.partition(":")[0])
+    lines = [
+        "\\begin{table}",
+        "  \\centering",
+        f"  \\caption{{{f'{grid.title}. {caption}'.translate(LATEX_ESCAPES)}}}",
+        f"  \\label{{tab:{label}}}",
+        f"  \\begin{{tabular}}{{l{'r' * (len(headers) - 1)}}}",
+        "    \\toprule",
+        f"    {' & '.join(header.translate(LATEX_ESCAPES) for header in headers)} \\\\",
+        "    \\midrule",
+    ]
+    for cells in rows:
+        texts = [(text.translate(LATEX_ESCAPES), best) for text, best in cells]
+        bold = [f"\\textbf{{{text}}}" if best else text for text, best in texts]
+        lines.append(f"    {' & '.join(bold)} \\\\")
+    lines += ["    \\bottomrule", "  \\end{tabular}", "\\end{table}", ""]
+    return "\n".join(lines)
+
+
+def format_csv(grid: Grid, entries: Entries, metric: str) -> str:
+    """Returns a line for each cell of the table, with numbers in full, and the values by seed."""
+    output = io.StringIO()
+    writer = csv.writer(output, lineterminator="\n")
+    writer.writerow([*CSV_FIELDS, "paper", "values"])
+    keys = [(row.title, column.title) for row in grid.rows for column in grid.columns]
+    for key in keys:
+        if key in entries:
+            entry = entries[key]
+            mean = entry.mean if entry.values else ""
+            counts = [len(entry.values), entry.diverged, entry.failed]
+            values = " ".join(map(repr, entry.values))
+            spread = "" if entry.spread is None else entry.spread
+            writer.writerow([*key, metric, mean, spread, *counts, entry.figure, values])
+    return output.getvalue()
+
+
+def make_tables(grid: Grid, entries: Entries, caption: str, console: Console) -> Iterator[Table]:
+    """Yields the table for the terminal, as several of some columns where it is too wide."""
+    wide = console.options.update(width=ANY_WIDTH)
+    rest = grid.columns
+    while rest:
+        count = len(rest)
+        table = _make_table(grid, rest, entries)
+        while count > 1 and Measurement.get(console, wide, table).minimum > console.width:
+            count -= 1
+            table = _make_table(grid, rest[:count], entries)
+        table.title = grid.title if rest is grid.columns else None
+        rest = rest[count:]
+        table.caption = None if rest else caption
+        yield table
+
+
+def _make_table(grid: Grid, columns: Sequence[Line], entries: Entries) -> Table:
+    """Makes a table of some columns; the best of a column is bold, the paper's below ours."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_lines=False)
+    table.add_column("", min_width=min(MIN_TITLE, max(len(row.title) for row in grid.rows)))
+    for column in columns:
+        texts = [format_entry(entries.get((row.title, column.title))) for row in grid.rows]
+        width = max(map(len, [column.title, *texts]))
+        table.add_column(column.title, justify="right", no_wrap=True, min_width=width)
+    for row in grid.rows:
+        cells = []
+        for column in columns:
+            entry = entries.get((row.title, column.title))
+            is_best = entry is not None and entry.is_best
+            cell = Text(format_entry(entry), style="bold green" if is_best else "")
+            figure = grid.figures.get((row.title, column.title))
+            cells.append(Text.assemble(cell, f"\npaper {figure}") if figure else cell)
+        table.add_row(row.title, *cells)
+    return table
