@@ -138,7 +138,7 @@ experiments/report/differences.py | ../experiments/report/differences.py | margi
 experiments/plan/choice.py | experiments/test_plan.py -k fast_links_make | all-reduce only where it is fastest | cheapest * (1 + MIN_GAIN) => cheapest
 experiments/plan/options.py | experiments/test_plan.py -k test_bandwidths | bits are bytes | BITS_PER_BYTE = 8 => BITS_PER_BYTE = 1
 experiments/rates/fits.py | experiments/test_rates.py -k power_laws | slopes over the sum | math.log(point.nodes * point.steps) => math.log(point.nodes + point.steps)
-experiments/runner/folders.py | experiments/test_runner.py -k how_a_run_ended | what diverged has failed | DIVERGED = "must be finite, got" => DIVERGED = "nothing says so"
+experiments/runner.py | experiments/test_runner.py -k how_a_run_ended | what diverged has failed | DIVERGED = "must be finite, got" => DIVERGED = "nothing says so"
 experiments/speed/hlo.py | experiments/test_speed_step.py -k "of_the_slots or fewer_bytes" | messages are read, not written | 2 * sum(operand.bytes => sum(operand.bytes
 experiments/speed/hosts/links.py | experiments/test_speed_network.py -k those_of_tc | bytes are bits | (8 if unit == "bps" else 1) => 1
 experiments/speed/schedule/hlo_overlap.py | experiments/test_speed_schedule.py -k "reads_messages or blocks" | messages are never done | elif it.opcode.endswith("-done"): => elif False:

@@ -19,8 +19,7 @@ from rich.table import Table
 
 from experiments.plots import COLORS
 from experiments.program import exit_on_error
-from experiments.results import Record
-from experiments.results.records import (
+from experiments.results import (
     COUNT,
     LIST,
     NUMBER,
@@ -28,6 +27,7 @@ from experiments.results.records import (
     OPTIONAL_NUMBER,
     TEXT,
     WAY_OUT,
+    Record,
     parse_object,
     read_text,
     require_fields,

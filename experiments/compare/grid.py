@@ -47,7 +47,6 @@ class Grid:
     seeds: tuple[int, ...] = (0, 1, 2)
     # Arguments of one cell, such as a rate.
     cells: Mapping[tuple[str, str], tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    left_out: frozenset[tuple[str, str]] = frozenset()  # cells that the grid does not have
     metric: str | None = None  # of the table; None is the first that the program has
     paper: Paper | None = None  # that published the figures
     place: str | None = None  # the table of the paper
@@ -59,8 +58,6 @@ class Grid:
         """Yields every run, seed after seed, so that a part of a grid is a small grid."""
         for seed, row, column in itertools.product(self.seeds, self.rows, self.columns):
             key = (row.title, column.title)
-            if key in self.left_out:
-                continue
             own = self.cells.get(key, ())
             arguments = (*self.arguments, *row.arguments, *column.arguments, *own)
             yield Cell(*key, seed, (*arguments, "--seed", f"{seed}"))

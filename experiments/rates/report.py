@@ -27,14 +27,14 @@ from experiments.rates.fits import (
     select_points,
     select_regime,
 )
-from experiments.results import Record
-from experiments.results.records import (
+from experiments.results import (
     COUNT,
     LIST,
     NUMBER,
     NUMBERS,
     TEXT,
     WAY_OUT,
+    Record,
     parse_object,
     read_text,
     require_fields,

@@ -10,8 +10,7 @@ from experiments.report.drawing import Drawing, draw_figures
 from experiments.report.options import RUNS, Options
 from experiments.report.origin import Origin
 from experiments.report.section import Findings, Scale, Section, judge
-from experiments.results import Record
-from experiments.results.records import LIST, parse_object, read_text
+from experiments.results import LIST, Record, parse_object, read_text
 from experiments.runner import Result, Run, Status, find_result, is_run
 
 MISSING = Result(status="missing")

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import gossipjax as gx
 from experiments.data.memory import require_memory
 from experiments.options.checks import option_name
-from experiments.results import Record, create_run_dir, read_summary
-from experiments.results.records import COUNT, require_fields
+from experiments.results import COUNT, Record, create_run_dir, read_summary, require_fields
 from experiments.training.options import TrainingOptions
 from experiments.training.placement import describe_nodes, place_nodes
 from experiments.training.placement.islands import make_sharding, require_parts

@@ -20,7 +20,7 @@ from experiments.options.checks import (
     option_name,
 )
 from experiments.options.paths import OptionalPath
-from experiments.results.reporters import ReportTo, import_package
+from experiments.reporters import ReportTo, import_package
 from experiments.training.methods import (
     ALGORITHM_HELP,
     MAX_DELAY,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import optax
 
 from experiments.program import FatalError
-from experiments.results.records import COUNT, NUMBER, NUMBERS, OBJECT, TEXT, require_fields
+from experiments.results import COUNT, NUMBER, NUMBERS, OBJECT, TEXT, require_fields
 from experiments.training.experiment import Experiment
 from experiments.training.placement.islands import make_whole
 from experiments.training.plan import Run

@@ -1,4 +1,4 @@
-"""The training programs on nodes that wait for nobody: real jobs, one with a kill, and options."""
+"""Asynchronous training by the programs: real jobs, one with a kill, and options."""
 
 import contextlib
 import json
@@ -17,6 +17,7 @@ from small import make_small
 import gossipjax as gx
 from experiments import image
 from experiments.compilation_cache import compilation_cache
+from experiments.fault_injection.job import AsynchronousJob, find_pids
 from experiments.training import placement
 from experiments.training.asynchronous import ASYNCHRONOUS
 from experiments.training.asynchronous import job as job_module
@@ -175,22 +176,11 @@ def count_steps(folder, place):
     return sum(event["event"] == "end" for event in read_events(folder, place))
 
 
-def find_node_pid(launcher_pid, place):
-    """The process at this place that the launcher runs."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            variables = (folder / "environ").read_bytes().split(b"\0")
-            if int(parent) == launcher_pid and b"GOSSIPJAX_NODE=%d" % place in variables:
-                return int(folder.name)
-    raise AssertionError("no such process")
-
-
 def test_a_killed_node_is_back_and_no_mass_is_lost(tmp_path):
     arguments = ("--algorithm", "async-sgp", "--epochs", "30")
     with started(tmp_path, *arguments, restarts=1, GO=str(tmp_path / "go")) as job:
         wait_for(lambda: all(count_steps(tmp_path, place) > 10 for place in range(NODES)), job)
-        os.kill(find_node_pid(job.pid, 1), signal.SIGKILL)
+        os.kill(find_pids(job.pid, AsynchronousJob.PLACE)[1], signal.SIGKILL)
         before = [count_steps(tmp_path, place) for place in (0, 2)]
         wait_for(lambda: any(e["event"] == "admit" for e in read_events(tmp_path, 1)), job)
         after = [count_steps(tmp_path, place) for place in (0, 2)]
@@ -246,7 +236,6 @@ def require_refusal(capsys, message, *arguments, status=2):
         ("--algorithm async-sgp sgp", "--algorithm must be of one kind, got async-sgp sgp: .*"),
         ("--algorithm allreduce async-sgp", "Run the program twice"),
         ("--algorithm async-osgp", "must be one of async-sgp, .* got async-osgp"),
-        ("--algorithm async-", "must be one of async-sgp, .* got async-"),
         ("--algorithm async-sgp@ring", "must be one of async-sgp, .* got async-sgp@ring"),
         (
             "--algorithm async-sgp async-adpsgd",
@@ -264,7 +253,6 @@ def test_algorithms_that_cannot_run_here(as_node, capsys, arguments, message):
     [
         ("--nodes 4", "--nodes must be the number of processes, 3, got 4"),
         ("--accumulate 2", "--accumulate and --local-steps must be 1"),
-        ("--local-steps 2", "--accumulate and --local-steps must be 1"),
         (
             "--normalization batch --batch-stats mix",
             "--batch-stats local with async-sgp: running statistics travel",
@@ -289,14 +277,16 @@ def test_options_that_exclude_each_other(as_node, capsys, tmp_path, arguments, m
     assert not out.exists()
 
 
-def test_a_job_of_one_node_is_none(as_node, capsys):
-    as_node(nodes=1)
-    require_refusal(capsys, "as one process per node, got one", "--algorithm", "async-sgp")
-
-
-def test_a_place_that_is_none(as_node, capsys):
-    as_node(place=3)
-    require_refusal(capsys, "GOSSIPJAX_NODE must be from 0 to 2", "--algorithm", "async-sgp")
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ({"nodes": 1}, "as one process per node, got one"),
+        ({"place": 3}, "GOSSIPJAX_NODE must be from 0 to 2"),
+    ],
+)
+def test_a_place_that_is_none(as_node, capsys, place, message):
+    as_node(**place)
+    require_refusal(capsys, message, "--algorithm", "async-sgp")
 
 
 def test_results_need_a_folder_that_all_share(as_node, capsys, tmp_path):
@@ -320,20 +310,13 @@ def test_a_folder_of_another_run(as_node, capsys, tmp_path):
         ({"nodes": 5}, "--processes of the launcher must be 5, .* got 3"),
         ({"learning_rate": 0.7}, "--learning-rate must be 0.7, as in the run in .* got 0.1"),
         ({"algorithm": ["async-adpsgd"]}, "--algorithm must be .*async-adpsgd.* as in the run in"),
+        ({}, "dataset must be that of the run in .* 'another'"),
     ],
 )
-def test_a_run_is_resumed_with_its_options(as_node, capsys, tmp_path, changes, message):
+def test_a_run_is_resumed_with_its_options_and_data(as_node, capsys, tmp_path, changes, message):
     as_node()
     options = {"nodes": NODES, "learning_rate": 0.1} | changes
     summary = {"options": options, "environment": {"dataset": "another"}, "runs": []}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     arguments = ("--algorithm", "async-sgp", "--out", str(tmp_path), "--resume")
     require_refusal(capsys, message, *arguments)
-
-
-def test_a_run_is_resumed_with_its_data(as_node, capsys, tmp_path):
-    as_node()
-    summary = {"options": {"nodes": NODES}, "environment": {"dataset": "another"}, "runs": []}
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
-    arguments = ("--algorithm", "async-sgp", "--out", str(tmp_path), "--resume")
-    require_refusal(capsys, "dataset must be that of the run in .* 'another'", *arguments)

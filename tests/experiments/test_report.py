@@ -10,12 +10,13 @@ import pytest
 from fake_program import read_calls, write_program
 from report_sections import SECTIONS, make_section
 
+from experiments import runner
 from experiments.report import __main__ as program
 from experiments.report import sections
 from experiments.report.chapters import list_runs
 from experiments.report.drawing import draw_figures
 from experiments.report.section import Figure, Scale
-from experiments.runner import Devices, Run, origin
+from experiments.runner import Devices, Run
 
 
 @pytest.fixture(autouse=True)
@@ -192,5 +193,5 @@ def test_the_list_of_sections(tmp_path, monkeypatch, capsys):
 
 
 def test_no_commit_outside_of_a_checkout(tmp_path, monkeypatch):
-    monkeypatch.setattr(origin, "ROOT", tmp_path)
-    assert origin.find_commit() == ""
+    monkeypatch.setattr(runner, "ROOT", tmp_path)
+    assert runner.find_commit() == ""

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.progress import Progress, TaskID
 
+from experiments.reporters import Reporter, ReportTo, open_reporter
 from experiments.results import Record, filter_metrics, write_summary
-from experiments.results.reporters import Reporter, ReportTo, open_reporter
 from experiments.training.plan import Run
 from experiments.training.reporting.progress import RunProgress
 from experiments.training.task import Examination

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from experiments.program import ProgramError
-from experiments.results.files import Record
-from experiments.results.records import is_number
+from experiments.results import Record, is_number
 
 ReportTo = Literal["none", "tensorboard", "wandb"]
 

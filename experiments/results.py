@@ -1,35 +1,21 @@
-"""The folder and files of a program's results, and the progress bar that it shows."""
+"""Results of a program: their folder and files, the checks of files that are read again."""
 
 import contextlib
 import datetime
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import gossipjax as gx
-from experiments.results.records import (
-    COUNT,
-    LIST,
-    NUMBER,
-    OBJECT,
-    OPTIONAL_NUMBER,
-    OPTIONAL_NUMBERS,
-    TEXT,
-    TEXTS,
-    WAY_OUT,
-    Kind,
-    parse_object,
-    read_text,
-    require_fields,
-)
 
 Record = dict[str, Any]
 """One JSON object: a line of `metrics.jsonl`, or an entry of a list in `summary.json`."""
@@ -41,6 +27,43 @@ LOSS = "loss"
 BEFORE_MIXING = "consensus_distance_before_mixing"
 AFTER_MIXING = "consensus_distance"
 AVERAGE_MODEL = re.compile(r"(?:test_(\w+)|(valid_\w+))_average_model")
+RESULT_NAMES = ("metrics.jsonl", "summary.json", "checkpoints", "nodes", "tensorboard", "wandb")
+WAY_OUT = "restore the file, or run again into another folder (--overwrite replaces results)"
+MAX_SHOWN = 60  # characters of a wrong value in a message
+
+
+class Kind(NamedTuple):
+    """What the value of a field must be."""
+
+    description: str  # for messages, as in "seconds must be a finite number"
+    is_met: Callable[[Any], bool]
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of JSON is a finite number; `json` reads NaN and Infinity, too."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < math.inf
+
+
+def optional(kind: Kind) -> Kind:
+    """Returns the kind of values that may be null, too."""
+    return Kind(f"{kind.description} or null", lambda value: value is None or kind.is_met(value))
+
+
+NUMBER = Kind("a finite number", is_number)
+COUNT = Kind("an integer >= 0", lambda value: type(value) is int and value >= 0)
+TEXT = Kind("text", lambda value: isinstance(value, str))
+OBJECT = Kind("an object", lambda value: isinstance(value, dict))
+LIST = Kind("a list", lambda value: isinstance(value, list))
+TEXTS = Kind("a list of texts", lambda value: LIST.is_met(value) and all(map(TEXT.is_met, value)))
+NUMBERS = Kind(
+    "a list of one or several finite numbers",
+    lambda value: LIST.is_met(value) and bool(value) and all(map(is_number, value)),
+)
+OPTIONAL_NUMBER = optional(NUMBER)
+OPTIONAL_COUNT = optional(COUNT)
+
 RUN_FIELDS = {
     "run": TEXT,
     "algorithm": TEXT,
@@ -53,10 +76,9 @@ RUN_FIELDS = {
 LINE_FIELDS = {"run": TEXT, "step": COUNT, "epoch": NUMBER, "seconds": NUMBER}
 TRAINING_FIELDS = {
     LOSS: NUMBER,
-    BEFORE_MIXING: OPTIONAL_NUMBER,  # not known where nodes wait for nobody
+    BEFORE_MIXING: OPTIONAL_NUMBER,  # not known of asynchronous nodes
     AFTER_MIXING: OPTIONAL_NUMBER,
 }
-RESULT_NAMES = ("metrics.jsonl", "summary.json", "checkpoints", "nodes", "tensorboard", "wandb")
 
 
 def create_run_dir(program: str, out: Path | None, overwrite: bool, resume: bool = False) -> Path:
@@ -103,6 +125,63 @@ def create_run_dir(program: str, out: Path | None, overwrite: bool, resume: bool
     # Fails if another program that started at the same time has just created the file.
     (out / "metrics.jsonl").touch(exist_ok=False)
     return out
+
+
+def read_text(path: Path) -> str:
+    """Returns the content of a file of results.
+
+    Raises:
+      FileNotFoundError: if there is no such file.
+      ValueError: if it is not text in UTF-8.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"no {path.name} in {path.parent}: it must be the folder of a run, got one without "
+            "that file."
+        )
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be text in UTF-8, got {error}: {WAY_OUT}.") from error
+
+
+def parse_object(text: str, where: str, kinds: Mapping[str, Kind]) -> dict[str, Any]:
+    """Returns a JSON object that has these fields; `where` is its place, for messages.
+
+    Raises:
+      ValueError: if it is none; the message names the place, the field and the value.
+
+    >>> parse_object('{"step": "two"}', "line 1", {"step": COUNT})
+    Traceback (most recent call last):
+    ValueError: line 1: step must be an integer >= 0, got "two": restore the file, or run again \
+into another folder (--overwrite replaces results).
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} must be JSON, got {error}: {WAY_OUT}.") from error
+    require_fields(value, where, kinds)
+    return value
+
+
+def require_fields(value: object, where: str, kinds: Mapping[str, Kind]) -> None:
+    """Raises `ValueError` unless `value` is an object with these fields."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} must be a JSON object, got {_show(value)}: {WAY_OUT}.")
+    if missing := sorted(kinds.keys() - value.keys()):
+        raise ValueError(
+            f"{where} must have {', '.join(missing)}, got an object without: {WAY_OUT}."
+        )
+    for name, kind in kinds.items():
+        if not kind.is_met(value[name]):
+            raise ValueError(
+                f"{where}: {name} must be {kind.description}, got {_show(value[name])}: {WAY_OUT}."
+            )
+
+
+def _show(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} ..."
 
 
 def read_summary(out: Path | None) -> Record:
@@ -234,7 +313,7 @@ def require_runs(runs: Sequence[Record], path: Path) -> None:
     test_fields: dict[str, Kind] = {}
     for metric in find_metrics(runs):
         average, nodes = metric_fields(metric)
-        test_fields |= {average: NUMBER, nodes: OPTIONAL_NUMBERS}
+        test_fields |= {average: NUMBER, nodes: optional(NUMBERS)}
     names = set()
     for index, run in enumerate(runs):
         require_fields(run, f"{path}, runs[{index}]", test_fields)

@@ -1,0 +1,548 @@
+"""Runs calls of programs, several side by side; what is finished is not run again.
+
+Each call has a folder with what the program wrote, what it printed, and how it ended.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+
+import gossipjax as gx
+from experiments.program import FatalError
+from experiments.results import (
+    NUMBER,
+    TEXT,
+    TEXTS,
+    Record,
+    create_run_dir,
+    parse_object,
+    read_text,
+)
+
+Status = Literal["finished", "diverged", "failed", "missing"]
+STATE = "run.json"
+LOG = "output.log"
+DIVERGED = "must be finite, got"  # what the programs say of a loss that is not
+MAX_LOG_LINES = 8  # of a run that failed, in messages
+FIELDS = {"command": TEXTS, "status": TEXT, "error": TEXT, "seconds": NUMBER}
+ROOT = Path(__file__).parents[1]
+MAX_CPU_JOBS = 8
+PROBE = "import jax; print(jax.default_backend(), jax.local_device_count())"
+GRACE_SECONDS = 20.0  # in which a process may end its own ones, and remove what it has made
+MAX_SECONDS = 4 * 3600.0
+
+
+class Run(NamedTuple):
+    """A call of a program."""
+
+    # Letters, digits, dots and dashes: the name of its folder. Sections that need the same call
+    # give it the same name.
+    name: str
+    program: str  # `python -m experiments.PROGRAM`; or `gossipjax.launch`, with its whole name
+    arguments: tuple[str, ...]  # without `--out`, which comes after them
+    is_alone: bool = False  # it measures time, so that nothing else may run beside it
+
+    @property
+    def module(self) -> str:
+        """What `python -m` runs.
+
+        >>> Run("a", "speed", ("network",)).module, Run("b", "gossipjax.launch", ()).module
+        ('experiments.speed', 'gossipjax.launch')
+        """
+        is_whole = self.program.startswith("gossipjax.")
+        return self.program if is_whole else f"experiments.{self.program}"
+
+    @property
+    def command(self) -> str:
+        """The command line.
+
+        >>> Run("averaging", "averaging", ("--nodes", "8")).command
+        'python -m experiments.averaging --nodes 8'
+        """
+        return " ".join(["python -m", self.module, *self.arguments])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """How a run ended."""
+
+    # A loss that is not finite has diverged, any other error failed; missing is a run that was not
+    # begun or was interrupted.
+    status: Status
+    folder: Path | None = None  # the results of the program; None of a missing run
+    summary: Record = dataclasses.field(default_factory=dict)  # {} unless it has finished
+    error: str = ""  # the last lines of its output, if it has not finished
+    seconds: float = 0.0
+    code: str = ""  # the commit; "" if it is not known
+    machine: str = ""  # the processor that it ran on; "" if it is not known
+
+    @property
+    def runs(self) -> list[Record]:
+        """The entries of `summary.json`; none unless the run has finished."""
+        return self.summary.get("runs", [])
+
+
+def make_folder(program: str, out: Path | None, overwrite: bool, name: str) -> Path:
+    """Makes the folder of a program that runs others, with one for its runs, `OUT/NAME`.
+
+    A later call knows it by that, and goes on.
+
+    Raises:
+      ValueError: if the folder holds another run, or its folder of runs those of other programs.
+      OSError: if the folder cannot be made.
+    """
+    if out is not None:
+        require_runs(out / name, overwrite)
+        if overwrite:
+            shutil.rmtree(out / name, ignore_errors=True)
+    is_new = out is None or not (out / name).exists()
+    out = create_run_dir(program, out, overwrite, resume=not is_new)
+    (out / name).mkdir(exist_ok=not is_new)
+    metrics = out / "metrics.jsonl"  # made for a run; its lines are in the runs' folders
+    if not metrics.read_text():
+        metrics.unlink()
+    return out
+
+
+def require_runs(folder: Path, is_removed: bool) -> None:
+    """Raises `ValueError` if a folder of runs holds what this program has not made.
+
+    Folders that other programs leave under `runs/` have no `run.json`.
+
+    Args:
+      folder: that of all runs.
+      is_removed: whether it will be removed; else single files in it do no harm.
+    """
+    if not folder.exists():
+        return
+    for path in sorted(folder.iterdir()) if folder.is_dir() else [folder]:
+        is_harmless = path.is_file() and path != folder and not is_removed
+        if not is_run(path) and not is_harmless:
+            raise ValueError(
+                f"--out must be a folder with nothing but its own runs in {folder.name}/, got "
+                f"{path}: move it, or choose another --out."
+            )
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is that of a run, or empty."""
+    if not path.is_dir():
+        return False
+    names = {inner.name for inner in path.iterdir()}
+    return not names or not names.isdisjoint({STATE, LOG})
+
+
+def empty_folder(folder: Path) -> None:
+    """Makes the folder of a run anew.
+
+    Raises:
+      ValueError: if it exists and is none of a run; then nothing is removed.
+    """
+    if folder.exists() and not is_run(folder):
+        raise ValueError(f"{folder} must be the folder of a run, got another: move it away.")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def make_command(run: Run) -> list[str]:
+    """Returns what identifies a call: program and arguments."""
+    return [run.program, *run.arguments]
+
+
+def read_state(folder: Path) -> Record | None:
+    """Returns how the run of a folder ended; None if it has not, or if the file is damaged."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return parse_object(read_text(folder / STATE), f"{folder / STATE}", FIELDS)
+    return None
+
+
+def read_result(state: Record, folder: Path) -> Result | None:
+    """Returns how a run ended in an earlier call; None if it failed, or has lost its summary."""
+    if state["status"] == "finished":
+        summary = read_summary(folder)
+        if not summary:
+            return None
+    elif state["status"] == "diverged":
+        summary = {}
+    else:
+        return None
+    return Result(
+        status=state["status"],
+        folder=folder,
+        summary=summary,
+        error=state["error"],
+        seconds=state["seconds"],
+        code=state.get("code", ""),
+        machine=state.get("machine", ""),
+    )
+
+
+def write_state(run: Run, result: Result, folder: Path) -> None:
+    """Writes how a run ended."""
+    state = {
+        "command": make_command(run),
+        "status": result.status,
+        "error": result.error,
+        "seconds": result.seconds,
+        "code": result.code,
+        "machine": result.machine,
+    }
+    temporary = folder / "run.new"
+    temporary.write_text(json.dumps(state, indent=2))
+    temporary.replace(folder / STATE)
+
+
+def read_summary(folder: Path) -> Record:
+    """Returns `summary.json` of a run; `{}` if there is none that has measured something."""
+    path = folder / "summary.json"
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        summary = parse_object(read_text(path), f"{path}", {})
+        return summary if summary.get("runs", True) else {}
+    return {}
+
+
+def judge(folder: Path, status: int, seconds: float) -> Result:
+    """Returns how a process ended, by its exit status and its output."""
+    summary = read_summary(folder) if status == 0 else {}
+    if summary:
+        return Result(status="finished", folder=folder, summary=summary, seconds=seconds)
+    with (folder / LOG).open(errors="replace") as log:
+        lines = [line.rstrip() for line in deque(log, MAX_LOG_LINES) if line.strip()]
+    error = "\n".join(lines) or f"it ended with status {status}"
+    has_diverged = bool(lines) and DIVERGED in " ".join(lines)
+    status_name = "diverged" if has_diverged else "failed"
+    return Result(status=status_name, folder=folder, error=error, seconds=seconds)
+
+
+def take_runs(runs: Iterable[Run], sources: Sequence[Path], folder: Path) -> list[str]:
+    """Copies the runs that have ended in other folders by the same calls; returns their names.
+
+    Args:
+      runs: those that are needed.
+      sources: folders of runs; the first that has a call counts.
+      folder: of the runs; what has ended there stays.
+    """
+    found: dict[tuple[str, ...], Path] = {}
+    for path in [path for source in sources for path in sorted(source.iterdir())]:
+        state = read_state(path)
+        if state is not None and read_result(state, path) is not None:
+            found.setdefault(tuple(state["command"]), path)
+    taken = []
+    for run in runs:
+        target = folder / run.name
+        state = read_state(target)
+        if state is not None and state["command"] == make_command(run):
+            continue
+        path = found.get((run.program, *run.arguments))
+        if path is not None and path.resolve() != target.resolve():
+            empty_folder(target)
+            shutil.copytree(path, target, dirs_exist_ok=True)
+            taken.append(run.name)
+    return taken
+
+
+def find_commit() -> str:
+    """Returns the commit of this checkout, with `-dirty` if files differ; "" if there is none."""
+    command = ["git", "-C", f"{ROOT}", "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    except OSError:  # there is no git
+        return ""
+
+
+def find_machine() -> str:
+    """Returns processor, cores and system."""
+    return f"{find_processor()}, {os.cpu_count()} cores, {platform.system()}"
+
+
+def find_processor() -> str:
+    """Returns the name of the processor; its architecture where that is all that is known."""
+    path = Path("/proc/cpuinfo")
+    match = re.search(r"model name\s*: (.+)", path.read_text()) if path.exists() else None
+    return match[1] if match else platform.machine()
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """What runs side by side can have.
+
+    Attributes:
+      environments: environment variables of each.
+    """
+
+    environments: tuple[dict[str, str], ...]
+
+    @property
+    def jobs(self) -> int:
+        """How many runs at a time."""
+        return len(self.environments)
+
+
+def find_devices(jobs: int | None) -> Devices:
+    """Returns what each of some runs has: a GPU; without GPUs, all share the cores.
+
+    Args:
+      jobs: how many; None is one for each GPU, or for each core, at most 8.
+
+    Raises:
+      ValueError: if there are fewer GPUs.
+    """
+    probe = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True)
+    platform, count = (probe.stdout.split() or ["cpu", "1"])[-2:]
+    if platform == "cpu":
+        return Devices(({},) * (jobs or min(MAX_CPU_JOBS, os.cpu_count() or 1)))
+    devices = int(count) if platform in ("gpu", "cuda", "rocm") else 1
+    if jobs is not None and jobs > devices:
+        raise ValueError(
+            f"--jobs must be at most {devices}, one for each device of {platform}, got {jobs}."
+        )
+    if devices == 1 or jobs == 1:
+        return Devices(({},))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    names = visible if len(visible) == devices else [f"{index}" for index in range(devices)]
+    return Devices(tuple({"CUDA_VISIBLE_DEVICES": name} for name in names[:jobs]))
+
+
+class Processes:
+    """Runs commands from several threads; at the end of its context none of them runs any more.
+
+    Each has a process group: Ctrl-C reaches this program alone, and what a process leaves behind is
+    found by it.
+    """
+
+    def __init__(self) -> None:
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._is_open = True
+        self._lock = threading.Lock()  # nothing is started while all are ended
+
+    def __enter__(self) -> "Processes":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._is_open = False
+            running = list(self._running)  # threads remove from it what ends
+        with ignore_stop_signals():
+            self._end(running)
+
+    def run(
+        self, command: Sequence[str], log: Path, environment: dict[str, str], max_seconds: float
+    ) -> int:
+        """Runs a command; returns its exit status, that of SIGKILL if it took too long.
+
+        Args:
+          command: program and arguments.
+          log: receives all that it prints.
+          environment: all its variables.
+          max_seconds: after which it is ended.
+
+        Raises:
+          RuntimeError: if the context has ended.
+        """
+        with log.open("wb") as output, self._lock:
+            if not self._is_open:
+                raise RuntimeError("the runs have been ended.")
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+            self._running.append(process)
+        try:
+            return process.wait(max_seconds)
+        except subprocess.TimeoutExpired:
+            self._end([process])
+            with log.open("a") as output:
+                output.write(f"\nit must end within {max_seconds:g} s, got no end: it was stopped")
+            return -signal.SIGKILL
+        finally:
+            _kill_group(process)
+            with self._lock:
+                self._running.remove(process)
+
+    def _end(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        still = [process for process in processes if process.poll() is None]
+        for process in still:
+            process.terminate()
+        end = time.monotonic() + GRACE_SECONDS
+        for process in still:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, end - time.monotonic()))
+            _kill_group(process)
+            process.wait()
+
+
+def ignore_stop_signals() -> contextlib.AbstractContextManager[None]:
+    """Ignores Ctrl-C and SIGTERM while processes are ended; only a main thread receives them."""
+    if threading.current_thread() is not threading.main_thread():
+        return contextlib.nullcontext()
+    return gx.launch.signal_handlers((signal.SIGINT, signal.SIGTERM), signal.SIG_IGN)
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+class Reporter(Protocol):
+    """Who is told of runs."""
+
+    def begin(self, run: Run) -> None:
+        """A run begins; called from the thread that waits for it."""
+        ...
+
+    def end(self, run: Run, result: Result) -> None:
+        """A run has ended, now or before; an error ends all runs."""
+        ...
+
+
+def run_all(
+    runs: Sequence[Run],
+    folder: Path,
+    devices: Devices,
+    reporter: Reporter,
+    replaces: bool = False,
+    max_seconds: float = MAX_SECONDS,
+) -> dict[str, Result]:
+    """Runs all calls that have not ended before; returns how each ended, by name.
+
+    Args:
+      runs: in the order in which they are begun; those that are alone come after all others, one
+        at a time.
+      folder: with a folder for each of them.
+      devices: how many at a time.
+      reporter: is told of each that begins and ends.
+      replaces: whether a run of the same name with other arguments is run anew.
+      max_seconds: after which a run has failed.
+
+    Raises:
+      FatalError: if the folder has a run of the same name with other arguments, unless `replaces`.
+      KeyboardInterrupt: after all runs have been ended.
+    """
+    results: dict[str, Result] = {}
+    for run in runs:
+        result = find_result(run, folder / run.name, replaces)
+        if result is not None:
+            results[run.name] = result
+            reporter.end(run, result)
+    rest = [run for run in runs if run.name not in results]
+    alone = Devices(devices.environments[:1])
+    for part, share in (
+        ([run for run in rest if not run.is_alone], devices),
+        ([run for run in rest if run.is_alone], alone),
+    ):
+        batch = Batch(folder, share, reporter, max_seconds)
+        results |= batch.run(part)
+    return {run.name: results[run.name] for run in runs}
+
+
+def find_result(run: Run, folder: Path, replaces: bool = True) -> Result | None:
+    """How a run ended in an earlier call; None if it must be run.
+
+    Args:
+      run: what is called.
+      folder: where its results would be.
+      replaces: whether results of other arguments count as none.
+
+    Raises:
+      FatalError: if there are such, unless `replaces`.
+    """
+    state = read_state(folder)
+    if state is None:
+        return None
+    if state["command"] == make_command(run):
+        return read_result(state, folder)
+    if not replaces:
+        raise FatalError(
+            f"--out must be the folder of the same runs, got {folder.parent.parent}, whose run "
+            f"{run.name} has the options {' '.join(state['command'][1:])}: choose another --out, "
+            "or pass --overwrite to replace it."
+        )
+    return None
+
+
+class Batch:
+    """Runs of which all may be side by side."""
+
+    def __init__(self, folder: Path, devices: Devices, reporter: Reporter, max_seconds: float):
+        self._folder = folder
+        self._reporter = reporter
+        self._max_seconds = max_seconds
+        self._environments = queue.SimpleQueue[dict[str, str]]()
+        for environment in devices.environments:
+            self._environments.put(environment)
+        self._jobs = devices.jobs
+        self._processes = Processes()
+        self._results: dict[str, Result] = {}
+
+    def run(self, runs: Sequence[Run]) -> dict[str, Result]:
+        """Runs all; returns how each ended."""
+        futures: dict[Future[Result], Run] = {}
+        try:
+            # The processes are ended first: the pool waits for its threads, and these for them.
+            with ThreadPoolExecutor(self._jobs) as pool, self._processes:
+                try:
+                    futures |= {pool.submit(self._run, run): run for run in runs}
+                    for future in as_completed(futures):
+                        self._add(futures[future], future.result())
+                except BaseException:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    raise
+        finally:
+            for future, run in futures.items():  # what ended while the others were being stopped
+                is_new = run.name not in self._results and not future.cancelled()
+                if is_new and future.exception() is None and future.result().status != "failed":
+                    self._add(run, future.result())
+        return self._results
+
+    def _add(self, run: Run, result: Result) -> None:
+        self._results[run.name] = result
+        self._reporter.end(run, result)
+
+    def _run(self, run: Run) -> Result:
+        """Runs a call with the next free devices, and writes into its folder how it ended."""
+        environment = self._environments.get()
+        try:
+            self._reporter.begin(run)
+            folder = self._folder / run.name
+            empty_folder(folder)
+            began = time.monotonic()
+            status = self._processes.run(
+                [sys.executable, "-m", run.module, *run.arguments, "--out", f"{folder}"],
+                folder / LOG,
+                make_environment(environment),
+                self._max_seconds,
+            )
+            result = dataclasses.replace(
+                judge(folder, status, time.monotonic() - began),
+                code=find_commit(),
+                machine=find_machine(),
+            )
+            write_state(run, result, folder)
+            return result
+        finally:
+            self._environments.put(environment)
+
+
+def make_environment(own: dict[str, str]) -> dict[str, str]:
+    """Returns the variables of a process; `python` of a command in it is the one that runs here."""
+    path = os.pathsep.join([f"{Path(sys.executable).parent}", os.environ.get("PATH", os.defpath)])
+    return os.environ | own | {"PATH": path}
