@@ -19,6 +19,6 @@ def ended_reads(request):
     yield
     filters = [mark.args[0] for mark in request.node.iter_markers("filterwarnings")]
     if any("Unraisable" in text for text in filters):
-        for _ in range(3):
-            time.sleep(0.05)
+        for _ in range(10):  # a busy machine needs them all
+            time.sleep(0.1)
             gc.collect()

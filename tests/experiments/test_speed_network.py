@@ -413,7 +413,7 @@ def run_script(script, folder, stall_timeout=60.0, count=2):
     return progress
 
 
-def are_gone(processes, seconds=10):
+def are_gone(processes, seconds=60):
     deadline = time.monotonic() + seconds
     while any(Path(f"/proc/{process}").exists() for process in processes):
         if time.monotonic() > deadline:

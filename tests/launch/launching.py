@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-TIMEOUT = 60  # seconds, for what takes a few at most
+TIMEOUT = 240  # seconds, for what takes a few at most: nothing hangs, even on a busy machine
 
 # The beginning of the small programs: their rank, and files that show which processes run.
 PROLOGUE = """
