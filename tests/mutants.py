@@ -136,7 +136,7 @@ experiments/models/layers.py | experiments/test_image_models.py -k decay_leaves 
 experiments/compare/table.py | experiments/test_compare.py -k smallest_is_the_best | the largest loss is the best | (min if falls else max) => max
 experiments/report/differences.py | ../experiments/report/differences.py | margins are not minded | abs(self.mean - bound) < self.margin => False
 experiments/plan/choice.py | experiments/test_plan.py -k fast_links_make | all-reduce only where it is fastest | cheapest * (1 + MIN_GAIN) => cheapest
-experiments/plan/options.py | experiments/test_plan.py -k test_bandwidths | bits are bytes | BITS_PER_BYTE = 8 => BITS_PER_BYTE = 1
+experiments/plan/options.py | experiments/test_plan.py -k test_quantities | bits are bytes | "bit": 1 / 8 => "bit": 1.0
 experiments/rates/fits.py | experiments/test_rates.py -k power_laws | slopes over the sum | math.log(point.nodes * point.steps) => math.log(point.nodes + point.steps)
 experiments/runner.py | experiments/test_runner.py -k how_a_run_ended | what diverged has failed | DIVERGED = "must be finite, got" => DIVERGED = "nothing says so"
 experiments/speed/hlo.py | experiments/test_speed_step.py -k "of_the_slots or fewer_bytes" | messages are read, not written | 2 * sum(operand.bytes => sum(operand.bytes

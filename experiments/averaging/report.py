@@ -21,7 +21,6 @@ from experiments.plots import COLORS
 from experiments.program import exit_on_error
 from experiments.results import (
     COUNT,
-    LIST,
     NUMBER,
     OPTIONAL_COUNT,
     OPTIONAL_NUMBER,
@@ -29,14 +28,19 @@ from experiments.results import (
     WAY_OUT,
     Record,
     parse_object,
+    read_lists,
     read_text,
-    require_fields,
 )
 
 MARKERS = "os^xvD*P<"
 MARKER_INTERVAL = 5  # rounds
 ROUNDING_ERROR = 1e-15  # a smaller error is only float64 rounding
 
+TIMES = tuple(
+    f"{part}_seconds"
+    for part in ("build", "color", "validate", "gap", "singular_value", "exact_average")
+)
+"""What `--timing` adds to an entry of `runs`."""
 LINE_FIELDS = {
     "topology": TEXT,
     "nodes": COUNT,
@@ -126,13 +130,11 @@ def _draw_curve(axes: Axes, lines: Sequence[Record], label: str, index: int) -> 
 
 def make_sgp18_table(factors: Sequence[Record]) -> Table:
     """Makes a table of the list `sgp18_appendix_a` of `summary.json`."""
-    table = _make_table(
+    table = make_table(
         f"sigma_2 squared, {factors[0]['nodes']} nodes, {factors[0]['rounds']} rounds",
         "SGP-18: appendix A; a bound on the squared error. ±: standard deviation over the seeds",
+        ("peer in each round", "ours", "SGP-18"),
     )
-    table.add_column("peer in each round", no_wrap=True)
-    table.add_column("ours", justify="right")
-    table.add_column("SGP-18", justify="right")
     for record in factors:
         table.add_row(record["label"], _format_mean(record, "{:.3f}"), record["paper"])
     return table
@@ -140,20 +142,12 @@ def make_sgp18_table(factors: Sequence[Record]) -> Table:
 
 def make_rand20_table(rings: Sequence[Record]) -> Table:
     """Makes a table of the list `rand20_rings` of `summary.json`."""
-    table = _make_table(
+    headers = ("nodes", "ring:\nlambda_2", "\nRAND-20", "ring:\ndistance", "\nRAND-20")
+    table = make_table(
         f"Rings, distance to the exact average after {rings[0]['rounds']} rounds",
         "RAND-20: eqs. 6, 5, 12. ±: standard deviation over seeds",
+        (*headers, "randomized:\ndistance", "bound\n(RAND-20)"),
     )
-    for header in (
-        "nodes",
-        "ring:\nlambda_2",
-        "\nRAND-20",
-        "ring:\ndistance",
-        "\nRAND-20",
-        "randomized:\ndistance",
-        "bound\n(RAND-20)",
-    ):
-        table.add_column(header, justify="right", no_wrap=True)
     for record in rings:
         table.add_row(
             f"{record['nodes']}",
@@ -169,21 +163,12 @@ def make_rand20_table(rings: Sequence[Record]) -> Table:
 
 def make_topology_table(runs: Sequence[Record]) -> Table:
     """Makes a table of the list `runs` of `summary.json`."""
-    table = _make_table(
+    headers = ("topology", "\nnodes", "\npeers", "\nperiod", "spectral\ngap", "exact\nafter")
+    table = make_table(
         "Topologies",
         "errors: medians over the seeds; all others: seed 0",
+        (*headers, "error\nafter 5", "final\nerror"),
     )
-    table.add_column("topology", overflow="fold")
-    for header in (
-        "\nnodes",
-        "\npeers",
-        "\nperiod",
-        "spectral\ngap",
-        "exact\nafter",
-        "error\nafter 5",
-        "final\nerror",
-    ):
-        table.add_column(header, justify="right", no_wrap=True)
     for run in runs:
         table.add_row(
             run["topology"],
@@ -198,8 +183,27 @@ def make_topology_table(runs: Sequence[Record]) -> Table:
     return table
 
 
-def _make_table(title: str, caption: str) -> Table:
-    return Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=0, min_width=64)
+def make_timing_table(runs: Sequence[Record]) -> Table:
+    """Makes a table of what `--timing` adds to the list `runs` of `summary.json`."""
+    table = make_table(
+        "Seconds to make and measure each schedule",
+        "color: messages into permutations; valid: from its dense matrices; sigma2: of a cycle",
+        ("topology", "nodes", "build", "color", "valid", "gap", "sigma2", "exact", "sigma2\nis"),
+    )
+    for run in runs:
+        seconds = ("-" if run[part] is None else f"{run[part]:.2f}" for part in TIMES)
+        sigma = f"{run['second_singular_value']:.3f}"
+        table.add_row(run["topology"], f"{run['nodes']}", *seconds, sigma)
+    return table
+
+
+def make_table(title: str, caption: str, headers: Sequence[str]) -> Table:
+    """An empty table: the first column has text, the others numbers."""
+    table = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=0, min_width=64)
+    table.add_column(headers[0], overflow="fold", min_width=12)
+    for header in headers[1:]:
+        table.add_column(header, justify="right", no_wrap=True)
+    return table
 
 
 def _format_error(error: float | None) -> str:
@@ -223,14 +227,8 @@ def read_results(folder: Path) -> tuple[Record, list[Record]]:
       FileNotFoundError: if a file is missing.
       ValueError: if a file was not written by this program; the message says where.
     """
-    path = folder / "summary.json"
+    summary = read_lists(folder / "summary.json", LISTS)
     metrics = folder / "metrics.jsonl"
-    summary = parse_object(read_text(path), f"{path}", dict.fromkeys(LISTS, LIST))
-    for name, kinds in LISTS.items():
-        if not summary[name]:
-            raise ValueError(f"{path}: {name} must have one entry or more, got none: {WAY_OUT}.")
-        for index, record in enumerate(summary[name]):
-            require_fields(record, f"{path}, {name}[{index}]", kinds)
     lines = [
         parse_object(text, f"{metrics}, line {number}", LINE_FIELDS)
         for number, text in enumerate(read_text(metrics).splitlines(), start=1)
@@ -252,6 +250,9 @@ def write_report(folder: Path, console: Console) -> None:
     console.print(make_sgp18_table(summary["sgp18_appendix_a"]))
     console.print(make_rand20_table(summary["rand20_rings"]))
     console.print(make_topology_table(summary["runs"]))
+    timed = [run for run in summary["runs"] if set(TIMES) <= run.keys()]
+    if timed:
+        console.print(make_timing_table(timed))
 
 
 def main(out: tyro.conf.Positional[Path]) -> None:

@@ -10,7 +10,7 @@ nodes have what one has learned (`--late-price`). README.md in the folder above 
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import tyro
@@ -19,7 +19,7 @@ from rich.console import Console
 from experiments import results
 from experiments.plan.candidates import Candidate, list_candidates
 from experiments.plan.choice import Plan, Situation, make_plan
-from experiments.plan.measure import measure_step, measure_stream
+from experiments.plan.measure import STEPS, measure_step, measure_stream
 from experiments.plan.options import (
     DEFAULT_MODEL,
     Options,
@@ -39,46 +39,33 @@ from gossipjax.cost_model import Star, parse_slowness
 
 def add_measured(options: Options, console: Console) -> Options:
     """Fills in what is not given from this machine, and says what was measured."""
-    parameters = options.parameters
-    compute = options.compute
-    bandwidth = options.bandwidth
+    changes = {}
     if options.needs_step:
-        step = measure_step(options.model or DEFAULT_MODEL, options.examples)
-        console.print(step.description, soft_wrap=True)
-        parameters = f"{step.parameters}" if parameters is None else parameters
-        compute = f"{step.seconds}" if compute is None else compute
+        model = options.model or DEFAULT_MODEL
+        step = measure_step(model, options.examples)
+        console.print(
+            f"Measured here: {step.seconds:.4g} s for a step (gradient and SGD with momentum) of "
+            f"{model}, {step.parameters:,} parameters, {options.examples} random examples, on "
+            f"{step.device}, the median of {STEPS}.",
+            soft_wrap=True,
+        )
+        changes["parameters"] = options.parameters or f"{step.parameters}"
+        changes["compute"] = options.compute or f"{step.seconds}"
     if options.needs_stream:
-        stream = measure_stream()
-        console.print(stream.description, soft_wrap=True)
-        bandwidth = f"{stream.bandwidth}B/s"
-    return dataclasses.replace(options, parameters=parameters, compute=compute, bandwidth=bandwidth)
+        bandwidth = measure_stream()
+        console.print(
+            f"Measured here: {bandwidth / 1e9:.3g} GB/s in a TCP stream between two processes over "
+            "the loopback, which is no network: give --bandwidth for a real one.",
+            soft_wrap=True,
+        )
+        changes["bandwidth"] = f"{bandwidth}B/s"
+    return dataclasses.replace(options, **changes)
 
 
-def make_plan_of(options: Options) -> Plan:
-    """The plan of options that give all quantities."""
-    situation = Situation(
-        make_workload(options),
-        make_network(options),
-        options.nodes,
-        parse_slowness(options.slowness, "--slowness"),
-        options.late_price,
-    )
-    return make_plan(situation, list_candidates_of(options, options.nodes))
-
-
-def list_candidates_of(options: Options, nodes: int) -> list[Candidate]:
-    """The methods for a number of nodes, in the forms of the options."""
-    return list_candidates(nodes, options.wire, options.allreduce, options.outer_every)
-
-
-def print_plan(plan: Plan, console: Console) -> None:
-    """Prints the table, the choice and its reason."""
-    console.print(make_table(plan))
-    console.print(describe_reason(plan), highlight=False)
-
-
-def write_files(plan: Plan, options: Options, out: Path) -> None:
-    """Writes `summary.json` and the plots."""
+def write_files(
+    plan: Plan, options: Options, out: Path, list_for: Callable[[int], list[Candidate]]
+) -> None:
+    """Writes `summary.json` and the plots; `list_for` makes the methods for a number of nodes."""
     results.write_summary(
         out,
         dataclasses.asdict(options),
@@ -89,10 +76,6 @@ def write_files(plan: Plan, options: Options, out: Path) -> None:
     )
     plot_seconds_over_bandwidth(plan, out / "seconds_over_bandwidth.png")
     if options.nodes > 1 and isinstance(plan.chosen.situation.network.fabric, Star):
-
-        def list_for(nodes: int) -> list[Candidate]:
-            return list_candidates_of(options, nodes)
-
         plot_seconds_over_nodes(plan, list_for, out / "seconds_over_nodes.png")
 
 
@@ -111,11 +94,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         console = Console()
         if options.measure:
             options = add_measured(options, console)
-        plan = make_plan_of(options)
-        print_plan(plan, console)
+
+        def list_for(nodes: int) -> list[Candidate]:
+            return list_candidates(nodes, options.wire, options.allreduce, options.outer_every)
+
+        situation = Situation(
+            make_workload(options),
+            make_network(options),
+            options.nodes,
+            parse_slowness(options.slowness, "--slowness"),
+            options.late_price,
+        )
+        plan = make_plan(situation, list_for(options.nodes))
+        console.print(make_table(plan))
+        console.print(describe_reason(plan), highlight=False)
         if options.out is not None:
             out = results.create_run_dir("plan", options.out, options.overwrite)
-            write_files(plan, options, out)
+            write_files(plan, options, out, list_for)
             console.print(f"Results: {out}", soft_wrap=True)
 
 

@@ -86,52 +86,60 @@ def list_candidates(
     rows: list[Candidate] = []
     for wire in wires:
         reduction = kind if wire == "float32" else "ring"
-        rows += _list_exact(reduction, wire)
-        rows += _list_gossip(nodes, wire)
-        rows += _list_outer(nodes, reduction, outer_every, wire)
-    return [*rows, *_list_wide(nodes, kind, outer_every)]
+        rows += _list_exact(reduction, wire, nodes, outer_every)
+        rows += _list_gossip(nodes, wire, reduction)
+    return [*rows, *_list_of_one_form(nodes, kind, outer_every)]
 
 
-def _list_exact(kind: Kind, wire: Wire) -> Iterator[Candidate]:
-    """Exact averages of gradients in every step."""
+def _list_exact(kind: Kind, wire: Wire, nodes: int, every: int) -> Iterator[Candidate]:
+    """Exact averages: of gradients in every step, or of models now and then."""
     error = float(wire in INTEGERS)  # what the messages leave out is kept
-    yield Candidate("allreduce", cost_model.allreduce(kind, wire), 0, 0.0, error, wire)
+    single = cost_model.allreduce(kind, wire)
     buckets = cost_model.allreduce(kind, wire, BUCKETS)
-    name = f"allreduce in {BUCKETS} buckets"
-    yield Candidate(name, buckets, 0, 0.0, error, wire, is_here=False)
     server = cost_model.centralized(wire)
+    yield Candidate("allreduce", single, 0, 0.0, error, wire)
+    yield Candidate(f"allreduce in {BUCKETS} buckets", buckets, 0, 0.0, error, wire, is_here=False)
     yield Candidate("centralized", server, 0, 0.0, error, wire, is_here=False)
+    local = cost_model.local_sgd(LOCAL_STEPS, kind, wire)
+    yield Candidate(f"local-sgd, every {LOCAL_STEPS}", local, LOCAL_STEPS, 1.0, 1, wire)
+    diloco = cost_model.diloco(every, kind, wire)
+    sigma = float(count_rounds(nodes) < every)
+    yield Candidate(f"diloco, every {every}", diloco, every, sigma, 2, wire)
 
 
-def _list_gossip(nodes: int, wire: Wire) -> Iterator[Candidate]:
+def _list_gossip(nodes: int, wire: Wire, kind: Kind) -> Iterator[Candidate]:
+    """Rounds of a schedule, in every step or, of NoLoCo, now and then."""
     peer = gx.topology.one_peer_exponential(nodes)
     ring = gx.topology.ring(nodes)
-    is_dense_possible = nodes <= MAX_DENSE_NODES
-    pairs = None
-    if is_dense_possible and nodes % 2 == 0:
-        pairs = gx.topology.bipartite_exponential(nodes)
+    sgp_cwa = cost_model.sgp(peer, CWA, wire)
     yield _rate("sgp", cost_model.sgp(peer, wire=wire), peer, 0, wire)
-    yield _rate("sgp-cwa", cost_model.sgp(peer, CWA, wire), peer, 0, wire)
+    yield _rate("sgp-cwa", sgp_cwa, peer, 0, wire)
     if nodes > 2:
         two = gx.topology.k_peer_exponential(nodes, 2)
-        name = "sgp-cwa@two_peer_exponential"
-        yield _rate(name, cost_model.sgp(two, CWA, wire), two, 0, wire)
+        yield _rate("sgp-cwa@two_peer_exponential", cost_model.sgp(two, CWA, wire), two, 0, wire)
     yield _rate("1-osgp", cost_model.osgp(peer, 1, wire), peer, 1, wire)
     yield _rate("2-osgp", cost_model.osgp(peer, 2, wire), peer.every(2), 1, wire)
     tracking = cost_model.gradient_tracking(peer, wire)
     yield _rate("gradient-tracking@one_peer_exponential", tracking, peer, 1, wire)
     yield _rate("dpsgd@ring", cost_model.dpsgd(ring, wire=wire), ring, 0, wire)
-    if pairs is not None:
-        name = "dpsgd@bipartite_exponential"
-        yield _rate(name, cost_model.dpsgd(pairs, wire=wire), pairs, 0, wire)
-    if is_dense_possible:
-        drawn = gx.topology.random_ring(nodes, RANDOM_ROUNDS, 0)
-        method = cost_model.rand_psgd(nodes, RANDOM_ROUNDS, wire=wire)
-        yield _rate("rand-psgd", method, drawn, 0, wire)
+    slowmo = cost_model.slowmo(sgp_cwa, SLOWMO_STEPS, kind, wire)
+    yield _rate(f"slowmo sgp-cwa, every {SLOWMO_STEPS}", slowmo, peer, 2, wire)
     if wire in ASYNCHRONOUS_WIRES:
         yield _rate("async-sgp", cost_model.async_sgp(peer, wire), peer, 1, wire)
-        if pairs is not None:
-            yield _rate("async-adpsgd", _make_async_adpsgd(pairs, wire), pairs, 1, wire)
+    if nodes > MAX_DENSE_NODES:
+        return
+    drawn = gx.topology.random_ring(nodes, RANDOM_ROUNDS, 0)
+    yield _rate("rand-psgd", cost_model.rand_psgd(nodes, RANDOM_ROUNDS, wire=wire), drawn, 0, wire)
+    if nodes % 2:
+        return
+    pairs = gx.topology.bipartite_exponential(nodes)
+    yield _rate("dpsgd@bipartite_exponential", cost_model.dpsgd(pairs, wire=wire), pairs, 0, wire)
+    if wire in ASYNCHRONOUS_WIRES:
+        yield _rate("async-adpsgd", _make_async_adpsgd(pairs, wire), pairs, 1, wire)
+    drawn = gx.topology.random_pairs(nodes, RANDOM_ROUNDS, 0)
+    mixing = PAIR_STEPS * count_mixing_steps(drawn)
+    noloco = cost_model.noloco(drawn, PAIR_STEPS, wire)
+    yield Candidate(f"noloco, every {PAIR_STEPS}", noloco, mixing, 1.0, 2, wire)
 
 
 def _make_async_adpsgd(pairs: gx.Schedule, wire: Wire) -> Method:
@@ -141,24 +149,7 @@ def _make_async_adpsgd(pairs: gx.Schedule, wire: Wire) -> Method:
     return Method("async-adpsgd", (free,), staleness=1)
 
 
-def _list_outer(nodes: int, kind: Kind, every: int, wire: Wire) -> Iterator[Candidate]:
-    """Averages of models now and then."""
-    peer = gx.topology.one_peer_exponential(nodes)
-    local = cost_model.local_sgd(LOCAL_STEPS, kind, wire)
-    yield Candidate(f"local-sgd, every {LOCAL_STEPS}", local, LOCAL_STEPS, 1.0, 1, wire)
-    slowmo = cost_model.slowmo(cost_model.sgp(peer, CWA, wire), SLOWMO_STEPS, kind, wire)
-    yield _rate(f"slowmo sgp-cwa, every {SLOWMO_STEPS}", slowmo, peer, 2, wire)
-    sigma = float(count_rounds(nodes) < every)
-    diloco = cost_model.diloco(every, kind, wire)
-    yield Candidate(f"diloco, every {every}", diloco, every, sigma, 2, wire)
-    if nodes % 2 == 0 and nodes <= MAX_DENSE_NODES:
-        pairs = gx.topology.random_pairs(nodes, RANDOM_ROUNDS, 0)
-        mixing = PAIR_STEPS * count_mixing_steps(pairs)
-        noloco = cost_model.noloco(pairs, PAIR_STEPS, wire)
-        yield Candidate(f"noloco, every {PAIR_STEPS}", noloco, mixing, 1.0, 2, wire)
-
-
-def _list_wide(nodes: int, kind: Kind, every: int) -> Iterator[Candidate]:
+def _list_of_one_form(nodes: int, kind: Kind, every: int) -> Iterator[Candidate]:
     """Methods of one form of messages."""
     yield Candidate("d1d-psgd", cost_model.d1d_psgd(kind), 0, 0.0, 1, gradient_age=1)
     elastic = math.log(AVERAGED) / math.log1p(-ELASTICITY / nodes)
@@ -170,18 +161,18 @@ def _list_wide(nodes: int, kind: Kind, every: int) -> Iterator[Candidate]:
         relay = cost_model.relay(tree)
         yield Candidate("relay@tree", relay, networkx.diameter(tree), None, degree)
         exact = gx.topology.periodic(gx.topology.one_peer_exponential(nodes), EXACT_STEPS)
-        pga = cost_model.sgp(exact, CWA)
-        yield _rate(f"gossip-pga, every {EXACT_STEPS}", pga, exact, 0, "float32")
-    sigma = float(count_rounds(nodes) < every)
+        yield _rate(f"gossip-pga, every {EXACT_STEPS}", cost_model.sgp(exact, CWA), exact, 0)
     if every > FRAGMENTS:
         streaming = cost_model.streaming_diloco(every, FRAGMENTS, 1, kind, "int4")
+        sigma = float(count_rounds(nodes) < every)
         name = f"streaming-diloco, every {every}"
         yield Candidate(name, streaming, every, sigma, 2 + 1 / FRAGMENTS, "int4")
 
 
 def _rate(
-    name: str, method: Method, schedule: gx.Schedule, kept_models: float, wire: Wire
+    name: str, method: Method, schedule: gx.Schedule, kept_models: float, wire: Wire = "float32"
 ) -> Candidate:
+    """The candidate with the spectrum of its schedule."""
     sigma = gx.topology.second_singular_value(schedule, count_rounds(schedule.size))
     return Candidate(name, method, count_mixing_steps(schedule), sigma, kept_models, wire)
 

@@ -8,7 +8,6 @@ from typing import Literal
 from experiments.plan.candidates import Candidate
 from experiments.results import Record
 from gossipjax.cost_model import (
-    Method,
     Network,
     Prediction,
     Simulation,
@@ -95,16 +94,6 @@ class Row:
         return self.simulation.seconds
 
     @property
-    def examples_per_second(self) -> float:
-        """Of all nodes."""
-        return self.situation.nodes * self.situation.workload.examples / self.seconds
-
-    @property
-    def efficiency(self) -> float:
-        """Of the examples per second of as many nodes that compute only, none of them slow."""
-        return self.situation.workload.compute_seconds / self.seconds
-
-    @property
     def kept(self) -> float:
         """The fraction of its exchanges that are left out because the link is busy."""
         return 0.0 if self.simulation is None else self.simulation.kept
@@ -138,10 +127,7 @@ class Row:
 
     @property
     def price(self) -> float:
-        """Examples that it needs, over those of AllReduce: `1 + p log2(1 + lateness)`.
-
-        An assumption, not a measurement: p is `late_price`.
-        """
+        """Examples that it needs, over AllReduce's: `1 + p log2(1 + lateness)`, an assumption."""
         return 1 + self.situation.late_price * math.log2(1 + self.lateness)
 
     @property
@@ -149,14 +135,9 @@ class Row:
         """Seconds for what AllReduce learns in one iteration, by that assumption."""
         return self.seconds * self.price
 
-    @property
-    def kept_bytes(self) -> float:
-        """Memory of a node for what the method keeps."""
-        return self.candidate.kept_models * self.situation.workload.model_bytes
-
     def make_record(self) -> Record:
-        """The object in `runs` of `summary.json`."""
-        simulated = None if self.simulation is None else self.simulation.seconds
+        """The object in `runs` of `summary.json`; `efficiency` is over nodes that compute only."""
+        workload = self.situation.workload
         return {
             "algorithm": self.candidate.name,
             "wire": self.candidate.wire,
@@ -164,12 +145,12 @@ class Row:
             "is_here": self.candidate.is_here,
             "seconds_per_step": self.seconds,
             "predicted_seconds": self.prediction.seconds,
-            "simulated_seconds": simulated,
+            "simulated_seconds": None if self.simulation is None else self.simulation.seconds,
             "exposed_seconds": self.prediction.exposed_seconds,
-            "examples_per_second": self.examples_per_second,
-            "efficiency": self.efficiency,
+            "examples_per_second": self.situation.nodes * workload.examples / self.seconds,
+            "efficiency": workload.compute_seconds / self.seconds,
             "sent_bytes": self.prediction.sent_bytes,
-            "kept_bytes": self.kept_bytes,
+            "kept_bytes": self.candidate.kept_models * workload.model_bytes,
             "sigma": self.sigma,
             "mixing_steps": self.candidate.mixing,
             "staleness": self.staleness,
@@ -279,10 +260,8 @@ def _choose(rows: Sequence[Row]) -> Row:
 
 
 def _time(situation: Situation, candidate: Candidate) -> Row:
-    prediction = predict_step(
-        candidate.method, situation.workload, situation.network, situation.nodes
-    )
-    row = Row(candidate, situation, prediction, None)
+    arguments = (candidate.method, situation.workload, situation.network, situation.nodes)
+    row = Row(candidate, situation, predict_step(*arguments), None)
     is_simulated = not situation.is_even or candidate.method.is_asynchronous
     return _check(row) if is_simulated else row
 
@@ -292,28 +271,23 @@ def _check(row: Row) -> Row:
     if row.simulation is not None:
         return row
     situation = row.situation
-    candidate = row.candidate
-    longest = _find_longest_cycle(candidate.method)
-    steps = max(MIN_STEPS, min(60, MAX_NODE_STEPS // situation.nodes))
-    cycles = math.ceil(steps / longest) * longest
-    # At first fast nodes run ahead, until they wait for the slow ones: those steps do not count.
-    warm_up = None if situation.is_even else cycles
-    simulation = simulate(
-        candidate.method,
-        situation.workload,
-        situation.network,
-        situation.nodes,
-        situation.slowness,
-        steps=cycles,
-        warm_up=warm_up,
-    )
-    return dataclasses.replace(row, simulation=simulation)
-
-
-def _find_longest_cycle(method: Method) -> int:
-    """Steps after which each exchange has come, with all rounds of its schedule."""
+    method = row.candidate.method
+    # Whole cycles of every exchange, with all rounds of its schedule.
     cycles = [
         e.every * (1 if e.schedule is None else len(e.schedule.segments[-1].cycle))
         for e in method.exchanges
     ]
-    return max(cycles, default=1)
+    longest = max(cycles, default=1)
+    steps = max(MIN_STEPS, min(60, MAX_NODE_STEPS // situation.nodes))
+    steps = math.ceil(steps / longest) * longest
+    simulation = simulate(
+        method,
+        situation.workload,
+        situation.network,
+        situation.nodes,
+        situation.slowness,
+        steps=steps,
+        # At first fast nodes run ahead, until they wait for the slow ones: those do not count.
+        warm_up=None if situation.is_even else steps,
+    )
+    return dataclasses.replace(row, simulation=simulation)

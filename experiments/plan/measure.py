@@ -39,59 +39,16 @@ LEARNING_RATE = 0.05
 
 
 class MeasuredStep(NamedTuple):
-    """A step of one node without exchange.
-
-    Attributes:
-      parameters: of the model.
-      seconds: the median.
-      description: says what was measured, in a sentence.
-    """
+    """A step of one node without exchange: the model's parameters, seconds, and on what device."""
 
     parameters: int
     seconds: float
-    description: str
-
-
-class MeasuredStream(NamedTuple):
-    """A TCP stream between two processes of this machine.
-
-    Attributes:
-      bandwidth: bytes per second.
-      description: says what was measured, in a sentence.
-    """
-
-    bandwidth: float
-    description: str
+    device: str
 
 
 def measure_step(model: ModelName, examples: int) -> MeasuredStep:
-    """Measures a step of a model, a name of `INPUTS`, of some examples."""
-    parameters, seconds, device = time_step(model, examples)
-    description = (
-        f"Measured here: {seconds:.4g} s for a step (gradient and SGD with momentum) of {model}, "
-        f"{parameters:,} parameters, {examples} random examples, on {device}, the median of "
-        f"{STEPS}."
-    )
-    return MeasuredStep(parameters, seconds, description)
-
-
-def measure_stream() -> MeasuredStream:
-    """Measures a stream between two processes.
-
-    Raises:
-      OSError: if the processes cannot meet.
-    """
-    bandwidth = time_stream()
-    description = (
-        f"Measured here: {bandwidth / 1e9:.3g} GB/s in a TCP stream between two processes over the "
-        "loopback, which is no network: give --bandwidth for a real one."
-    )
-    return MeasuredStream(bandwidth, description)
-
-
-def time_step(model: ModelName, examples: int) -> tuple[int, float, str]:
-    """Number of parameters, median seconds of a step without exchange, and the device's name."""
-    # Imported here: a plan from given figures needs neither.
+    """Measures a step of a model, a name of `INPUTS`, of some examples; the median counts."""
+    # Imported here: a plan from given figures does not need it.
     import jax
 
     run_step, state, parameters = _compile_step(model, examples)
@@ -100,7 +57,7 @@ def time_step(model: ModelName, examples: int) -> tuple[int, float, str]:
         start = time.perf_counter()
         state = jax.block_until_ready(run_step(state))
         samples.append(time.perf_counter() - start)
-    return parameters, float(np.median(samples)), jax.devices()[0].device_kind
+    return MeasuredStep(parameters, float(np.median(samples)), jax.devices()[0].device_kind)
 
 
 def _compile_step(model: ModelName, examples: int) -> tuple[Callable[[Any], Any], Any, int]:
@@ -136,7 +93,7 @@ def _compile_step(model: ModelName, examples: int) -> tuple[Callable[[Any], Any]
     return run_step, state, sum(x.size for x in jax.tree.leaves(params))
 
 
-def time_stream(size: int = STREAM_BYTES) -> float:
+def measure_stream(size: int = STREAM_BYTES) -> float:
     """Bytes per second of a TCP stream over the loopback to another process, the fastest of three.
 
     Raises:

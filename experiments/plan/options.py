@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import tyro
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 else:
     NetworkName = tyro.extras.literal_type_from_choices(tuple(networks.ALL))
 
-BITS_PER_BYTE = 8
 MAX_NODES = 4096
 MAX_EXAMPLES = 10**9
 MAX_LATE_PRICE = 10.0
@@ -33,18 +32,54 @@ DEFAULT_PARAMETERS = "25.6M"
 DEFAULT_COMPUTE = "0.228"
 DEFAULT_MODEL: ModelName = "small_cnn"
 
-NUMBER = r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)"
-COUNT = re.compile(rf"{NUMBER}\s*([kmbgt]?)", re.IGNORECASE)
-SECONDS = re.compile(rf"{NUMBER}\s*(s|ms|us|)", re.IGNORECASE)
-RATE = re.compile(rf"{NUMBER}\s*([kmgt]?)(bit|byte|b)(?:/?(s))?", re.IGNORECASE)
-THOUSANDS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
-SECONDS_OF = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
-MIN_COUNT = 1.0
-MAX_COUNT = 1e15
-MIN_SECONDS = 1e-9
-MAX_SECONDS = 1e6
-MIN_RATE = 1.0  # bytes per second
-MAX_RATE = 1e15
+
+class Quantity(NamedTuple):
+    """A number with a unit, as an option gives it.
+
+    Attributes:
+      description: for the error of a text that is none.
+      unit: a regular expression.
+      factors: unit, in lower case -> what the number is multiplied by.
+      low, high: the range of the product.
+      base: its unit, for the error of one out of range.
+    """
+
+    description: str
+    unit: str
+    factors: dict[str, float]
+    low: float
+    high: float
+    base: str = ""
+
+
+NUMBER = r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*"
+THOUSANDS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+BYTES = {"bit": 1 / 8, "byte": 1.0, "b": 1.0}
+COUNT = Quantity(
+    "a positive number, with k, M, B or T after it if you like, as in 25.6M",
+    "((?i:[kmbgt]?))",
+    THOUSANDS | {"b": 1e9},
+    1.0,
+    1e15,
+)
+SECONDS = Quantity(
+    "a positive time in seconds, or with s, ms or us after it, as in 228ms",
+    "((?i:s|ms|us|))",
+    {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6},
+    1e-9,
+    1e6,
+    " s",
+)
+LATENCY = SECONDS._replace(description=f"0 or {SECONDS.description}", low=0.0)
+# `b` alone, and `bps`, mean bits to some and bytes to others: bytes need their capital B.
+BANDWIDTH = Quantity(
+    "a positive bandwidth in bits or bytes per second, as in 10gbit, 200mbit or 450GB/s",
+    "((?i:[kmgt]?(?:bit|byte))|[kKmMgGtT]?B)(?:/?[sS])?",
+    {prefix + name: n * m for prefix, n in THOUSANDS.items() for name, m in BYTES.items()},
+    1.0,
+    1e15,
+    " bytes per second",
+)
 
 Nodes = Annotated[PositiveInt, Check(f"at most {MAX_NODES}", lambda value: value <= MAX_NODES)]
 Examples = Annotated[
@@ -199,8 +234,8 @@ def make_workload(options: Options) -> Workload:
     parameters = DEFAULT_PARAMETERS if options.parameters is None else options.parameters
     compute = DEFAULT_COMPUTE if options.compute is None else options.compute
     return Workload(
-        parameters=parse_count(parameters, "--parameters"),
-        compute_seconds=parse_seconds(compute, "--compute"),
+        parameters=parse(COUNT, parameters, "--parameters"),
+        compute_seconds=parse(SECONDS, compute, "--compute"),
         examples=options.examples,
     )
 
@@ -211,10 +246,9 @@ def make_network(options: Options) -> Network:
         network = networks.ALL[options.network]
     else:
         assert options.bandwidth is not None
-        latency = "0" if options.latency is None else options.latency
         network = Network(
-            parse_bandwidth(options.bandwidth, "--bandwidth"),
-            parse_seconds(latency, "--latency", is_zero_allowed=True),
+            parse(BANDWIDTH, options.bandwidth, "--bandwidth"),
+            parse(LATENCY, options.latency or "0", "--latency"),
             make_fabric(options),
         )
     try:
@@ -237,77 +271,28 @@ def make_fabric(options: Options) -> Star | Torus | Islands:
     if options.fabric == "islands":
         assert options.island_size is not None
         assert options.island_bandwidth is not None
-        bandwidth = parse_bandwidth(options.island_bandwidth, "--island-bandwidth")
+        bandwidth = parse(BANDWIDTH, options.island_bandwidth, "--island-bandwidth")
         return Islands(options.island_size, bandwidth)
     return Star()
 
 
-def parse_count(text: str, option: str) -> float:
-    """A number from 1 to 1e15 with an optional k, M, B (or G) or T, in powers of 1000.
+def parse(quantity: Quantity, text: str, option: str) -> float:
+    """The value of a text, in the base unit: a number, seconds, or bytes per second.
 
     Raises:
       ValueError: names the option, and what it must be.
 
-    >>> parse_count("25.6M", "--parameters"), parse_count("1B", "--parameters")
-    (25600000.0, 1000000000.0)
-    """
-    way_out = "a positive number, with k, M, B or T after it if you like, as in 25.6M"
-    number, unit = _match(COUNT, text, option, way_out)
-    value = number * THOUSANDS[unit.lower()]
-    _require_between(MIN_COUNT, value, MAX_COUNT, "", f"{option} must be {way_out}, got {text!r}")
-    return value
-
-
-def parse_seconds(text: str, option: str, is_zero_allowed: bool = False) -> float:
-    """Seconds from 1e-9 to 1e6, or 0 where allowed, of a number with an optional s, ms or us.
-
-    Raises:
-      ValueError: names the option, and what it must be.
-
-    >>> parse_seconds("228ms", "--compute"), parse_seconds("0.228", "--compute")
-    (0.228, 0.228)
-    """
-    zero = "0 or " if is_zero_allowed else ""
-    way_out = f"{zero}a positive time in seconds, or with s, ms or us after it, as in 228ms"
-    number, unit = _match(SECONDS, text, option, way_out)
-    if number == 0 and is_zero_allowed:
-        return 0.0
-    seconds = number * SECONDS_OF[unit.lower()]
-    message = f"{option} must be {way_out}, got {text!r}"
-    _require_between(MIN_SECONDS, seconds, MAX_SECONDS, " s", message)
-    return seconds
-
-
-def parse_bandwidth(text: str, option: str) -> float:
-    """Bytes per second of a bandwidth in bits (`10gbit`, `10Gbit/s`) or bytes (`450GB/s`).
-
-    From 1 to 1e15 bytes per second. `b` alone, and `bps`, mean bits to some and bytes to others:
-    `450GB/s` needs its capital B, and the others are refused.
-
-    Raises:
-      ValueError: names the option, and what it must be.
-
-    >>> parse_bandwidth("10gbit", "--bandwidth"), parse_bandwidth("450GB/s", "--bandwidth")
+    >>> parse(COUNT, "25.6M", "--parameters"), parse(SECONDS, "228ms", "--compute")
+    (25600000.0, 0.228)
+    >>> parse(BANDWIDTH, "10gbit", "--bandwidth"), parse(BANDWIDTH, "450GB/s", "--bandwidth")
     (1250000000.0, 450000000000.0)
     """
-    way_out = "a positive bandwidth in bits or bytes per second, as in 10gbit, 200mbit or 450GB/s"
-    match = RATE.fullmatch(text.strip())
-    if match is None or match[3] == "b":
-        raise ValueError(f"{option} must be {way_out}, got {text!r}: write a number and its unit.")
-    bytes_of_unit = 1 / BITS_PER_BYTE if match[3].lower() == "bit" else 1.0
-    rate = float(match[1]) * THOUSANDS[match[2].lower()] * bytes_of_unit
-    message = f"{option} must be {way_out}, got {text!r}"
-    _require_between(MIN_RATE, rate, MAX_RATE, " bytes per second", message)
-    return rate
-
-
-def _match(pattern: re.Pattern[str], text: str, option: str, way_out: str) -> tuple[float, str]:
-    match = pattern.fullmatch(text.strip())
+    message = f"{option} must be {quantity.description}, got {text!r}"
+    match = re.fullmatch(NUMBER + quantity.unit, text.strip())
     if match is None:
-        raise ValueError(f"{option} must be {way_out}, got {text!r}: write a number and its unit.")
-    return float(match[1]), match[2]
-
-
-def _require_between(low: float, value: float, high: float, unit: str, message: str) -> None:
-    if not low <= value <= high:
-        raise ValueError(f"{message}: give one from {low:g} to {high:g}{unit}.")
+        raise ValueError(f"{message}: write a number and its unit.")
+    value = float(match[1]) * quantity.factors[match[2].lower()]
+    if not quantity.low <= value <= quantity.high:
+        bounds = f"{quantity.low:g} to {quantity.high:g}{quantity.base}"
+        raise ValueError(f"{message}: give one from {bounds}.")
+    return value

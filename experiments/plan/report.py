@@ -14,7 +14,6 @@ from rich.table import Table
 
 from experiments.plan.candidates import Candidate
 from experiments.plan.choice import Plan, Row, Situation
-from experiments.plan.options import BITS_PER_BYTE
 from gossipjax.cost_model import Network, predict_step
 
 COLORS = matplotlib.color_sequences["petroff10"]
@@ -28,9 +27,8 @@ MAX_PLAIN = 1e8  # beyond it a number in the table has three digits
 
 def make_table(plan: Plan) -> Table:
     """A row per method, the cheapest first."""
-    situation = plan.chosen.situation
     table = Table(
-        title=describe_situation(situation),
+        title=describe_situation(plan.chosen.situation),
         caption="Modelled, not measured. counted: seconds for what AllReduce learns in a step, "
         "assumed. sigma: of the first log2(N) steps, 0 is an exact average, - if busy links leave "
         "exchanges out. late: steps until what a node has learned is at all others. MB: of a node, "
@@ -39,17 +37,8 @@ def make_table(plan: Plan) -> Table:
         padding=0,
     )
     table.add_column("method", overflow="fold", min_width=16)
-    for header in (
-        "s per\nstep",
-        "coun-\nted",
-        "examples\nper s",
-        "effi-\nciency",
-        "MB\nsent",
-        "sig-\nma",
-        "stale\nsteps",
-        "\nlate",
-        "MB\nkept",
-    ):
+    headers = ("s per\nstep", "coun-\nted", "examples\nper s", "effi-\nciency", "MB\nsent")
+    for header in (*headers, "sig-\nma", "stale\nsteps", "\nlate", "MB\nkept"):
         table.add_column(header, justify="right", no_wrap=True)
     for row in plan.rows:
         table.add_row(*_format_row(row), style="bold" if row is plan.chosen else "")
@@ -58,17 +47,18 @@ def make_table(plan: Plan) -> Table:
 
 def _format_row(row: Row) -> list[str]:
     label = row.candidate.label
+    record = row.make_record()
     return [
         label if row.candidate.is_here else f"({label})",
         f"{row.seconds:.3g}",
         f"{row.priced_seconds:.3g}",
-        _format_large(row.examples_per_second),
-        f"{row.efficiency:.0%}",
-        f"{row.prediction.sent_bytes / MEGA:,.4g}",
+        _format_large(record["examples_per_second"]),
+        f"{record['efficiency']:.0%}",
+        f"{record['sent_bytes'] / MEGA:,.4g}",
         "-" if row.sigma is None else f"{row.sigma:.2f}",
         f"{row.staleness:.3g}",
         f"{row.lateness:.3g}",
-        _format_large(row.kept_bytes / MEGA),
+        _format_large(record["kept_bytes"] / MEGA),
     ]
 
 
@@ -79,16 +69,18 @@ def _format_large(value: float) -> str:
 def describe_situation(situation: Situation) -> str:
     """What the plan is for, in a line."""
     network = situation.network
-    name = network.name or format_bandwidth(network.bandwidth)
-    nodes = "1 node" if situation.nodes == 1 else f"{situation.nodes} nodes"
     slowness = situation.slowness
-    slow = ""
-    if not situation.is_even:
-        is_constant = slowness.kind == "constant"
-        slow = f", one {slowness.factor:g}x slow" if is_constant else f", {slowness.kind} slowness"
+    if situation.is_even:
+        slow = ""
+    elif slowness.kind == "constant":
+        slow = f", one {slowness.factor:g}x slow"
+    else:
+        slow = f", {slowness.kind} slowness"
     return (
-        f"{nodes}{slow}, {situation.workload.model_bytes / MEGA:,.4g} MB of parameters, "
-        f"{situation.workload.compute_seconds:g} s of computation, {name}"
+        f"{situation.nodes} node{'s' * (situation.nodes > 1)}{slow}, "
+        f"{situation.workload.model_bytes / MEGA:,.4g} MB of parameters, "
+        f"{situation.workload.compute_seconds:g} s of computation, "
+        f"{network.name or format_bandwidth(network.bandwidth)}"
     )
 
 
@@ -121,7 +113,7 @@ def format_bandwidth(bytes_per_second: float) -> str:
     """
     if bytes_per_second >= 2e10:
         return f"{bytes_per_second / 1e9:.4g} GB/s"
-    bits = bytes_per_second * BITS_PER_BYTE
+    bits = bytes_per_second * 8
     return f"{bits / 1e9:.4g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.4g} Mbit/s"
 
 
@@ -137,24 +129,17 @@ def format_seconds(seconds: float) -> str:
 
 def plot_seconds_over_bandwidth(plan: Plan, path: Path) -> None:
     """Plots the predicted seconds per iteration over the bandwidth, all nodes equally fast."""
-    situation = plan.chosen.situation
-    network = situation.network
+    network = plan.chosen.situation.network
     factors = np.logspace(-DECADES, DECADES, POINTS)
-    figure, axes = _make_figure(f"{situation.nodes} nodes")
-    for index, candidate in enumerate(_choose_plotted(plan)):
-        seconds = [
-            predict_step(
-                candidate.method,
-                situation.workload,
-                _scale_bandwidth(network, factor),
-                situation.nodes,
-            ).seconds
-            for factor in factors
-        ]
-        look = {"color": COLORS[index], "marker": MARKERS[index % len(MARKERS)], "markevery": 5}
-        axes.plot(network.bandwidth * factors, seconds, label=candidate.label, **look)
+    faster = [_scale_bandwidth(network, factor) for factor in factors]
+    nodes = plan.chosen.situation.nodes
+    curves = {
+        candidate.label: {one.bandwidth: (candidate, one, nodes) for one in faster}
+        for candidate in _choose_plotted(plan)
+    }
+    figure, axes = _draw(plan, curves, f"{nodes} nodes")
     axes.axvline(network.bandwidth, color="black", linestyle=":", label="of the plan")
-    axes.set(xscale="log", xlabel="bandwidth of a link (bytes per second, one way)")
+    axes.set_xlabel("bandwidth of a link (bytes per second, one way)")
     figure.legend(loc="outside lower center", ncols=4, fontsize="small")
     figure.savefig(path)
 
@@ -170,43 +155,53 @@ def plot_seconds_over_nodes(
       path: of the plot.
     """
     situation = plan.chosen.situation
-    largest = max(1, math.ceil(math.log2(situation.nodes)))
-    sizes = [2**k for k in range(1, largest + 1)]
-    figure, axes = _make_figure(describe_situation(situation))
-    by_size = [{candidate.label: candidate for candidate in list_candidates(n)} for n in sizes]
-    for index, candidate in enumerate(_choose_plotted(plan)):
-        here = [n for n, found in zip(sizes, by_size, strict=True) if candidate.label in found]
-        methods = [found[candidate.label].method for found in by_size if candidate.label in found]
-        seconds = [
-            predict_step(method, situation.workload, situation.network, n).seconds
-            for method, n in zip(methods, here, strict=True)
-        ]
-        look = {"color": COLORS[index], "marker": MARKERS[index % len(MARKERS)]}
-        axes.plot(here, seconds, label=candidate.label, **look)
-    axes.set(xlabel="nodes", xscale="log")
+    sizes = [2**k for k in range(1, max(1, math.ceil(math.log2(situation.nodes))) + 1)]
+    found = {(n, one.label): one for n in sizes for one in list_candidates(n)}
+    curves = {
+        candidate.label: {
+            n: (found[n, candidate.label], situation.network, n)
+            for n in sizes
+            if (n, candidate.label) in found
+        }
+        for candidate in _choose_plotted(plan)
+    }
+    figure, axes = _draw(plan, curves, describe_situation(situation))
+    axes.set_xlabel("nodes")
     axes.set_xticks(sizes, [f"{n}" for n in sizes], minor=False)
     figure.legend(loc="outside lower center", ncols=4, fontsize="small")
     figure.savefig(path)
 
 
-def _make_figure(title: str) -> tuple[Figure, Axes]:
+Curve = dict[float, tuple[Candidate, Network, int]]  # x -> the method, its network and its nodes
+
+
+def _draw(plan: Plan, curves: dict[str, Curve], title: str) -> tuple[Figure, Axes]:
+    workload = plan.chosen.situation.workload
     figure = Figure((7, 5), dpi=120, layout="constrained")
     axes = figure.subplots()
+    for index, (label, curve) in enumerate(curves.items()):
+        seconds = [
+            predict_step(candidate.method, workload, network, nodes).seconds
+            for candidate, network, nodes in curve.values()
+        ]
+        look = {"color": COLORS[index], "marker": MARKERS[index % len(MARKERS)]}
+        axes.plot(list(curve), seconds, label=label, markevery=max(1, len(curve) // 8), **look)
     axes.set_title(f"Modelled time per iteration, {title}", fontsize="medium", wrap=True)
-    axes.set(yscale="log", ylabel="seconds per iteration (no node slow)")
+    axes.set(xscale="log", yscale="log")
+    axes.set_ylabel("seconds per iteration (no node slow)")
     axes.grid(alpha=0.3, which="both")
     return figure, axes
 
 
 def _choose_plotted(plan: Plan) -> list[Candidate]:
     """The choice and well-known methods, by name; at most as many as there are colours."""
-    found = [row.candidate for row in plan.rows if row.candidate.name.split(",")[0] in PLOTTED]
     chosen = plan.chosen.candidate
-    others = sorted(
-        (candidate for candidate in found if candidate.label != chosen.label),
-        key=lambda candidate: candidate.label,
-    )
-    return [chosen, *others][: len(COLORS)]
+    others = [
+        row.candidate
+        for row in plan.rows
+        if row.candidate.name.split(",")[0] in PLOTTED and row.candidate.label != chosen.label
+    ]
+    return [chosen, *sorted(others, key=lambda candidate: candidate.label)][: len(COLORS)]
 
 
 def _scale_bandwidth(network: Network, factor: float) -> Network:

@@ -3,8 +3,9 @@
 python -m experiments.rates.report OUT
 """
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from experiments.averaging.report import make_table
 from experiments.plots import COLORS
 from experiments.program import exit_on_error
 from experiments.rates.fits import (
@@ -27,18 +28,7 @@ from experiments.rates.fits import (
     select_points,
     select_regime,
 )
-from experiments.results import (
-    COUNT,
-    LIST,
-    NUMBER,
-    NUMBERS,
-    TEXT,
-    WAY_OUT,
-    Record,
-    parse_object,
-    read_text,
-    require_fields,
-)
+from experiments.results import COUNT, NUMBER, NUMBERS, TEXT, WAY_OUT, Record, read_lists
 
 MARKERS = "os^Dv*P<"  # numbers of nodes
 RUN_FIELDS = {
@@ -61,12 +51,9 @@ def read_results(folder: Path) -> list[Record]:
       ValueError: if it was not written by this program; the message says where.
     """
     path = folder / "summary.json"
-    runs = parse_object(read_text(path), f"{path}", {"runs": LIST})["runs"]
-    if not runs:
-        raise ValueError(f"{path}: runs must have one entry or more, got none: {WAY_OUT}.")
+    runs = read_lists(path, {"runs": RUN_FIELDS})["runs"]
     for index, run in enumerate(runs):
         where = f"{path}, runs[{index}]"
-        require_fields(run, where, RUN_FIELDS)
         if not (run["nodes"] and run["steps"]):
             raise ValueError(f"{where}: nodes and steps must be at least 1, got 0: {WAY_OUT}.")
         if min(run["squared_gradient"]) <= 0:
@@ -82,58 +69,36 @@ def list_labels(runs: Sequence[Record]) -> list[str]:
     return list(dict.fromkeys(run["label"] for run in runs))
 
 
-def plot_rates(runs: Sequence[Record], path: Path) -> None:
-    """Plots the mean squared gradient over nK and the distance to the mean over K, as a PNG."""
-    figure = Figure((11, 5.2), dpi=120, layout="constrained")
-    draw_rates(runs, figure)
-    figure.savefig(path)
-
-
 def draw_rates(runs: Sequence[Record], figure: Figure) -> None:
     """Draws two panels: the mean squared gradient over nK, the distance to the mean over K."""
     gradients, distances = figure.subplots(1, 2)
-    _draw_points(gradients, runs, "squared_gradient", lambda run: run["nodes"] * run["steps"])
-    _draw_points(distances, runs, "squared_distance", lambda run: run["steps"])
+    products = np.array([run["nodes"] * run["steps"] for run in runs])
+    steps = np.array([run["steps"] for run in runs])
+    _draw_points(gradients, runs, "squared_gradient", products)
+    is_drawn = _draw_points(distances, runs, "squared_distance", steps)
     gradients.set(title="Theorem 1", xlabel="nodes times steps, nK")
     gradients.set_ylabel("squared gradient at the mean,\nmean over the steps")
     distances.set(title="Theorem 2", xlabel="steps, K")
     distances.set_ylabel("squared distance to the mean,\nmean over nodes and steps")
-    products = np.array(sorted({run["nodes"] * run["steps"] for run in runs}), float)
-    first = min(runs, key=lambda run: run["nodes"] * run["steps"])
-    level = np.mean(first["squared_gradient"]) * math.sqrt(products[0])
-    gradients.plot(products, level / np.sqrt(products), "k--", linewidth=1, label="slope -1/2")
-    if drawn := [line for line in distances.get_lines() if len(line.get_ydata())]:
-        steps = np.array(sorted({run["steps"] for run in runs}), float)
-        level = max(float(np.max(line.get_ydata())) for line in drawn) * steps[0]
-        distances.plot(steps, level / steps, "k:", linewidth=1, label="slope -1")
+    level = np.mean(runs[products.argmin()]["squared_gradient"]) * math.sqrt(products.min())
+    x = np.unique(products)
+    references = gradients.plot(x, level / np.sqrt(x), "k--", linewidth=1, label="slope -1/2")
+    if is_drawn:
+        level = max(np.mean(run["squared_distance"]) for run in runs) * steps.min()
+        x = np.unique(steps)
+        references += distances.plot(x, level / x, "k:", linewidth=1, label="slope -1")
     else:
         distances.text(0.5, 0.5, "all models are equal", transform=distances.transAxes, ha="center")
     for axes in (gradients, distances):
-        axes.set(xscale="log", yscale="log" if drawn or axes is gradients else "linear")
+        axes.set(xscale="log", yscale="log" if is_drawn or axes is gradients else "linear")
         axes.grid(alpha=0.3)
+    lines = [Line2D([], [], color=color, label=label) for label, color in _color(runs).items()]
+    lines += [
+        Line2D([], [], color="black", linestyle="", marker=marker, label=f"{size} nodes")
+        for size, marker in _mark(runs).items()
+    ]
     figure.legend(
-        handles=[
-            *(
-                Line2D([], [], color=COLORS[index % len(COLORS)], label=label)
-                for index, label in enumerate(list_labels(runs))
-            ),
-            *(
-                Line2D(
-                    [],
-                    [],
-                    color="black",
-                    linestyle="",
-                    marker=_find_marker(runs, size),
-                    label=f"{size} nodes",
-                )
-                for size in _list_sizes(runs)
-            ),
-            *(
-                line
-                for line in [*gradients.get_lines(), *distances.get_lines()]
-                if line.get_color() == "k"
-            ),
-        ],
+        handles=[*lines, *references],
         loc="outside lower center",
         ncols=4,
         fontsize="small",
@@ -142,32 +107,32 @@ def draw_rates(runs: Sequence[Record], figure: Figure) -> None:
     )
 
 
-def _list_sizes(runs: Sequence[Record]) -> list[int]:
-    return sorted({run["nodes"] for run in runs})
+def _color(runs: Sequence[Record]) -> dict[str, Any]:
+    """Method -> its color."""
+    return dict(zip(list_labels(runs), itertools.cycle(COLORS), strict=False))
 
 
-def _find_marker(runs: Sequence[Record], nodes: int) -> str:
-    return MARKERS[_list_sizes(runs).index(nodes) % len(MARKERS)]
+def _mark(runs: Sequence[Record]) -> dict[int, str]:
+    """Number of nodes -> its marker."""
+    sizes = sorted({run["nodes"] for run in runs})
+    return dict(zip(sizes, itertools.cycle(MARKERS), strict=False))
 
 
-def _draw_points(
-    axes: Axes, runs: Sequence[Record], field: str, find_x: Callable[[Record], int]
-) -> None:
-    """A curve for each method and number of nodes; what is 0 but for rounding is left out."""
-    for number, label in enumerate(list_labels(runs)):
-        color = COLORS[number % len(COLORS)]
-        for size in _list_sizes(runs):
-            shown = [run for run in runs if run["label"] == label and run["nodes"] == size]
-            shown = [run for run in shown if np.mean(run[field]) > MIN_DISTANCE]
-            shown.sort(key=lambda run: run["steps"])
-            x = np.array([find_x(run) for run in shown])
-            y = np.array([np.mean(run[field]) for run in shown])
-            inside = np.array([is_in_regime(size, run["steps"]) for run in shown], bool)
-            look: dict[str, Any] = {"color": color, "linestyle": "", "markersize": 5}
-            look["marker"] = _find_marker(runs, size)
-            axes.plot(x, y, color=color, linewidth=0.8)
-            axes.plot(x[inside], y[inside], **look)
-            axes.plot(x[~inside], y[~inside], fillstyle="none", **look)
+def _draw_points(axes: Axes, runs: Sequence[Record], field: str, x: np.ndarray) -> bool:
+    """A curve for each method and number of nodes; returns whether there is a point.
+
+    What is 0 but for rounding is left out.
+    """
+    y = np.array([np.mean(run[field]) for run in runs])
+    order = [int(k) for k in np.argsort(x, kind="stable") if y[k] > MIN_DISTANCE]
+    for label, color in _color(runs).items():
+        for size, marker in _mark(runs).items():
+            curve = [k for k in order if (runs[k]["label"], runs[k]["nodes"]) == (label, size)]
+            axes.plot(x[curve], y[curve], color=color, linewidth=0.8)
+            for k in curve:
+                style = "full" if is_in_regime(size, runs[k]["steps"]) else "none"
+                axes.plot(x[k], y[k], marker, color=color, fillstyle=style, markersize=5)
+    return bool(order)
 
 
 def find_slopes(runs: Sequence[Record]) -> list[Record]:
@@ -196,14 +161,10 @@ def _make_list(estimate: Estimate) -> list[float] | None:
     return None if math.isnan(estimate.value) else list(estimate)
 
 
-def make_table(runs: Sequence[Record], field: str, title: str) -> Table:
+def make_rate_table(runs: Sequence[Record], field: str, title: str) -> Table:
     """Makes a table of one quantity: a row for each method and n, a column for each K."""
-    table = Table(title=title, caption=CAPTION, box=SIMPLE_HEAD, padding=0, min_width=64)
-    table.add_column("method", overflow="fold")
-    table.add_column("n", justify="right")
     steps = sorted({run["steps"] for run in runs})
-    for number in steps:
-        table.add_column(f"K = {number}", justify="right", no_wrap=True)
+    table = make_table(title, CAPTION, ("method", "n", *(f"K = {number}" for number in steps)))
     found = {(run["label"], run["nodes"], run["steps"]): run for run in runs}
     for label, nodes in dict.fromkeys((run["label"], run["nodes"]) for run in runs):
         cells = [_format_cell(found.get((label, nodes, number)), field) for number in steps]
@@ -221,16 +182,11 @@ def _format_cell(run: Record | None, field: str) -> str:
 
 def make_slope_table(slopes: Sequence[Record]) -> Table:
     """Makes a table of what `find_slopes` returns."""
-    table = Table(
-        title="Slopes of the squared gradient, in logarithms (theorem 1: -1/2)",
-        caption="in brackets: 95 % of the bootstrap over the seeds",
-        box=SIMPLE_HEAD,
-        padding=0,
-        min_width=64,
+    table = make_table(
+        "Slopes of the squared gradient, in logarithms (theorem 1: -1/2)",
+        "in brackets: 95 % of the bootstrap over the seeds",
+        ("method", "in nK", "in K", "in n"),
     )
-    table.add_column("method", overflow="fold", min_width=12)
-    for header in ("in nK", "in K", "in n"):
-        table.add_column(header, justify="right")
     for record in slopes:
         values = [record[name] for name in ("nodes_times_steps", "steps", "nodes")]
         cells = ["-" if value is None else f"{Estimate(*value)}" for value in values]
@@ -246,11 +202,13 @@ def write_report(folder: Path, console: Console) -> None:
       ValueError: if a file was not written by experiments.rates.
     """
     runs = read_results(folder)
-    plot_rates(runs, folder / "rates.png")
+    figure = Figure((11, 5.2), dpi=120, layout="constrained")
+    draw_rates(runs, figure)
+    figure.savefig(folder / "rates.png")
     title = "Squared gradient at the mean, mean over the steps"
-    console.print(make_table(runs, "squared_gradient", title))
+    console.print(make_rate_table(runs, "squared_gradient", title))
     title = "Squared distance to the mean, mean over nodes and steps"
-    console.print(make_table(runs, "squared_distance", title))
+    console.print(make_rate_table(runs, "squared_distance", title))
     console.print(make_slope_table(find_slopes(runs)))
 
 

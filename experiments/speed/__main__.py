@@ -20,7 +20,6 @@ from experiments.speed.schedule.slices import inspect_slices
 from experiments.speed.simulation import measure_simulation
 from experiments.speed.step import measure_step
 from experiments.speed.stragglers.measure import measure_stragglers
-from experiments.speed.topologies import measure_topologies
 
 COMMANDS = {
     "input": measure_input,
@@ -32,7 +31,6 @@ COMMANDS = {
     "slices": inspect_slices,
     "step": measure_step,
     "stragglers": measure_stragglers,
-    "topologies": measure_topologies,
 }
 
 

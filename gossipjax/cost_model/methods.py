@@ -31,12 +31,11 @@ WIRE_BITS = {
 }
 COUNTED = 2**20  # parameters of a message whose bits a codec counts
 ORDERS = ("adapt-then-combine", "combine-while-adapting")
-ADAPT_THEN_COMBINE = ORDERS[0]
 
 
 @runtime_checkable
 class Codec(Protocol):
-    """A codec of `gx.wire`, which this module does not import."""
+    """A codec of `gx.wire`, which this module does not import, as it needs JAX."""
 
     def count_bytes(self, size: int) -> int:
         """The bytes of a message of `size` float32 values."""
@@ -103,7 +102,9 @@ def from_plan(plan: Any, name: str, kind: Kind = "ring") -> Method:
     """
     wire = plan.wire.codec
     if plan.schedule is None:
-        exchange = _make_all_reduce(kind, wire, fraction=plan.models, every=plan.period)
+        exchange = _make_all_reduce(
+            kind, wire, fraction=plan.models, every=plan.period, overlap=int(plan.exchanges_early)
+        )
     else:
         exchange = _make_gossip(
             plan.schedule, wire, plan.models, plan.overlap, plan.exchanges_early
@@ -112,11 +113,7 @@ def from_plan(plan: Any, name: str, kind: Kind = "ring") -> Method:
 
 
 def single() -> Method:
-    """Nodes that exchange nothing.
-
-    >>> single().exchanges
-    ()
-    """
+    """Nodes that exchange nothing."""
     return Method("single")
 
 
@@ -139,7 +136,7 @@ def centralized(wire: Form = "float32") -> Method:
     return Method("centralized", (_make_all_reduce("server", wire),))
 
 
-def sgp(schedule: Schedule, order: str = ADAPT_THEN_COMBINE, wire: Form = "float32") -> Method:
+def sgp(schedule: Schedule, order: str = ORDERS[0], wire: Form = "float32") -> Method:
     """SGP: a round of the schedule per step; beside the computation if it is combined meanwhile.
 
     SGP-19, algorithm 1; "combine-while-adapting" is its authors' released code.
@@ -162,8 +159,7 @@ def osgp(schedule: Schedule, overlap: int = 1, wire: Form = "float32") -> Method
     [(2, 2)]
     """
     overlap = require_int(overlap, "overlap of osgp", 0)
-    exchange = _make_gossip(schedule, wire, overlap=overlap)
-    return Method(f"{overlap}-osgp", (exchange,), staleness=overlap)
+    return Method(f"{overlap}-osgp", (_make_gossip(schedule, wire, overlap=overlap),), overlap)
 
 
 def dpsgd(
@@ -183,20 +179,14 @@ def dpsgd(
         raise ValueError(
             f"schedule of dpsgd must be doubly stochastic, got {schedule!r}. Use sgp for it."
         )
-    exchange = _make_gossip(
-        schedule, wire, is_early=_is_early(order), is_half_duplex=is_half_duplex
-    )
+    is_early = _is_early(order)
+    exchange = _make_gossip(schedule, wire, is_early=is_early, is_half_duplex=is_half_duplex)
     return Method("dpsgd", (exchange,))
 
 
 def rand_psgd(n: int, rounds: int = 64, seed: int = 0, wire: Form = "float32") -> Method:
-    """RAND-PSGD: D-PSGD on a ring that is drawn anew in every step. RAND-20, section 3.
-
-    >>> len(rand_psgd(8, rounds=16).exchanges[0].list_steps())
-    16
-    """
-    method = dpsgd(random_ring(n, rounds, seed), wire=wire)
-    return dataclasses.replace(method, name="rand-psgd")
+    """RAND-PSGD: D-PSGD on a ring that is drawn anew in every step. RAND-20, section 3."""
+    return dataclasses.replace(dpsgd(random_ring(n, rounds, seed), wire=wire), name="rand-psgd")
 
 
 def d1d_psgd(kind: Kind = "ring", wire: Form = "float32") -> Method:
@@ -223,17 +213,13 @@ def async_sgp(schedule: Schedule, wire: Form = "float32") -> Method:
     """Asynchronous SGP: a node that finds its link busy keeps its share and goes on.
 
     Asynchronous push-sum: Assran and Rabbat 2018, arXiv:1803.08950.
-
-    >>> import gossipjax as gx
-    >>> async_sgp(gx.topology.ring(4)).is_asynchronous
-    True
     """
     exchange = _make_gossip(schedule, wire, is_early=True, awaits="nobody")
     return Method("async-sgp", (exchange,), staleness=1)
 
 
 def easgd(period: int = 1, kind: Kind = "ring", wire: Form = "float32") -> Method:
-    """EASGD: models and a center draw each other every `period` steps.
+    """EASGD: models and a shared center pull toward each other every `period` steps.
 
     Zhang et al. 2015, arXiv:1412.6651. The sum of all pulls at the center is an all-reduce.
     """
@@ -244,10 +230,6 @@ def gradient_tracking(schedule: Schedule, wire: Form = "float32") -> Method:
     """Gradient tracking: models and trackers, so twice the bytes of SGP in every step.
 
     Push-DIGing: Nedic et al. 2017, arXiv:1607.03218.
-
-    >>> import gossipjax as gx
-    >>> [exchange.fraction for exchange in gradient_tracking(gx.topology.ring(4)).exchanges]
-    [2]
     """
     return Method("gradient-tracking", (_make_gossip(schedule, wire, models=2),))
 
@@ -292,8 +274,7 @@ def local_sgd(every: int, kind: Kind = "ring", wire: Form = "float32") -> Method
     >>> [exchange.happens_at(11) for exchange in local_sgd(every=12).exchanges]
     [True]
     """
-    exchange = _make_all_reduce(kind, wire, every=every, phase=_last(every))
-    return Method("local-sgd", (exchange,))
+    return Method("local-sgd", (_make_outer(kind, wire, every),))
 
 
 def slowmo(inner: Method, every: int, kind: Kind = "ring", wire: Form = "float32") -> Method:
@@ -310,8 +291,8 @@ def slowmo(inner: Method, every: int, kind: Kind = "ring", wire: Form = "float32
     """
     if not isinstance(inner, Method):
         raise ValueError(f"inner of slowmo must be a Method, as sgp(schedule), got {inner!r}.")
-    exchange = _make_all_reduce(kind, wire, every=every, phase=_last(every))
-    return Method(f"slowmo {inner.name}", (*inner.exchanges, exchange), inner.staleness)
+    exchanges = (*inner.exchanges, _make_outer(kind, wire, every))
+    return Method(f"slowmo {inner.name}", exchanges, inner.staleness)
 
 
 def diloco(every: int, kind: Kind = "ring", wire: Form = "float32", layers: int = 0) -> Method:
@@ -319,8 +300,7 @@ def diloco(every: int, kind: Kind = "ring", wire: Form = "float32", layers: int 
 
     Douillard et al. 2023, arXiv:2311.08105, algorithm 1.
     """
-    exchange = _make_all_reduce(kind, wire, every=every, phase=_last(every), layers=layers)
-    return Method("diloco", (exchange,))
+    return Method("diloco", (_make_outer(kind, wire, every, layers=layers),))
 
 
 def streaming_diloco(
@@ -373,10 +353,9 @@ def noloco(schedule: Schedule, every: int, wire: Form = "float32") -> Method:
     >>> [(e.phase, e.fraction) for e in noloco(pairs, every=50).exchanges]
     [(49, 2)]
     """
-    exchange = dataclasses.replace(
-        _make_gossip(schedule, wire, models=2), every=every, phase=_last(every)
-    )
-    return Method("noloco", (exchange,))
+    every = require_int(every, "every", 1)
+    exchange = _make_gossip(schedule, wire, models=2)
+    return Method("noloco", (dataclasses.replace(exchange, every=every, phase=every - 1),))
 
 
 def find_bits(wire: Form) -> float:
@@ -421,10 +400,12 @@ def _make_all_reduce(kind: Kind, wire: Form, **settings: Any) -> Exchange:
     return Exchange(kind=kind, bits=find_bits(wire), awaits="all", **settings)
 
 
+def _make_outer(kind: Kind, wire: Form, every: int, layers: int = 0) -> Exchange:
+    """An all-reduce at the last of every `every` steps."""
+    phase = require_int(every, "every", 1) - 1
+    return _make_all_reduce(kind, wire, every=every, phase=phase, layers=layers)
+
+
 def _is_early(order: str) -> bool:
     require_choice(order, "order", ORDERS)
-    return order != ADAPT_THEN_COMBINE
-
-
-def _last(every: int) -> int:
-    return require_int(every, "every", 1) - 1
+    return order == "combine-while-adapting"

@@ -16,7 +16,7 @@ from experiments.plan import __main__ as program
 from experiments.plan import measure
 from experiments.plan.candidates import Wire, count_mixing_steps, list_candidates
 from experiments.plan.choice import LATE_PRICE, Plan, Situation, make_plan
-from experiments.plan.options import parse_bandwidth, parse_count, parse_seconds
+from experiments.plan.options import BANDWIDTH, COUNT, LATENCY, SECONDS, Quantity, parse
 from experiments.training.methods import MethodOptions, make_method
 from gossipjax.cost_model import Network, Slowness, Workload, allreduce, networks, predict_step
 
@@ -37,18 +37,22 @@ def plan(
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [("10gbit", 1.25e9), ("10 Gbit/s", 1.25e9), ("200mbit", 25e6), ("450GB/s", 450e9), ("8bit", 1)],
+    ("quantity", "text", "expected"),
+    [
+        (BANDWIDTH, "10gbit", 1.25e9),
+        (BANDWIDTH, "10 Gbit/s", 1.25e9),
+        (BANDWIDTH, "200mbit", 25e6),
+        (BANDWIDTH, "450GB/s", 450e9),
+        (BANDWIDTH, "8bit", 1),
+        (COUNT, "1e3", 1000),
+        (COUNT, "0.5k", 500),
+        (COUNT, "1B", 1e9),
+        (SECONDS, "50us", 5e-5),
+        (LATENCY, "0", 0),
+    ],
 )
-def test_bandwidths(text: str, expected: float):
-    assert parse_bandwidth(text, "--bandwidth") == pytest.approx(expected)
-
-
-def test_counts_and_times():
-    assert parse_count("1e3", "--parameters") == 1000
-    assert parse_count("0.5k", "--parameters") == 500
-    assert parse_seconds("50us", "--latency") == pytest.approx(5e-5)
-    assert parse_seconds("0", "--latency", is_zero_allowed=True) == 0
+def test_quantities(quantity: Quantity, text: str, expected: float):
+    assert parse(quantity, text, "--option") == pytest.approx(expected)
 
 
 def test_slow_links_between_fast_nodes_hide_the_exchange():
@@ -184,17 +188,17 @@ def test_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 def test_measure_takes_what_is_not_given(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    step = measure.MeasuredStep(1000, 0.01, "Measured here: a step.")
-    stream = measure.MeasuredStream(1e9, "Measured here: a stream.")
+    step = measure.MeasuredStep(1000, 0.01, "a processor")
     monkeypatch.setattr(program, "measure_step", lambda model, examples: step)
-    monkeypatch.setattr(program, "measure_stream", lambda: stream)
+    monkeypatch.setattr(program, "measure_stream", lambda: 1e9)
     program.main(["--measure", "--compute", "20ms", "--nodes", "2"])
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Measured here: a step. Measured here: a stream." in printed
+    assert "1,000 parameters" in printed
+    assert "1 GB/s in a TCP stream" in printed
     assert "0.02 s of computation, 8 Gbit/s" in printed
     program.main(["--measure", "--network", "tpu-v5e-dcn", "--nodes", "2"])
     printed = " ".join(capsys.readouterr().out.split())
-    assert "a stream" not in printed
+    assert "a TCP stream" not in printed
     assert "0.01 s of computation, data centre network" in printed
 
 
@@ -207,8 +211,8 @@ def test_large_quantities_are_printed_short(capsys: pytest.CaptureFixture[str]):
 
 
 def test_measured_step_and_stream():
-    parameters, seconds, device = measure.time_step("linear", examples=2)
-    assert parameters == 28 * 28 * 10 + 10
-    assert seconds > 0
-    assert device
-    assert measure.time_stream(2**20) > 0
+    step = measure.measure_step("linear", examples=2)
+    assert step.parameters == 28 * 28 * 10 + 10
+    assert step.seconds > 0
+    assert step.device
+    assert measure.measure_stream(2**20) > 0
