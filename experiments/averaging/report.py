@@ -197,12 +197,12 @@ def make_timing_table(runs: Sequence[Record]) -> Table:
     return table
 
 
-def make_table(title: str, caption: str, headers: Sequence[str]) -> Table:
+def make_table(title: str, caption: str, headers: Sequence[str], is_wrapped: bool = False) -> Table:
     """An empty table: the first column has text, the others numbers."""
     table = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=0, min_width=64)
     table.add_column(headers[0], overflow="fold", min_width=12)
     for header in headers[1:]:
-        table.add_column(header, justify="right", no_wrap=True)
+        table.add_column(header, justify="right", no_wrap=not is_wrapped)
     return table
 
 

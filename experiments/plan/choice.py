@@ -272,12 +272,7 @@ def _check(row: Row) -> Row:
         return row
     situation = row.situation
     method = row.candidate.method
-    # Whole cycles of every exchange, with all rounds of its schedule.
-    cycles = [
-        e.every * (1 if e.schedule is None else len(e.schedule.segments[-1].cycle))
-        for e in method.exchanges
-    ]
-    longest = max(cycles, default=1)
+    longest = max((exchange.cycle for exchange in method.exchanges), default=1)
     steps = max(MIN_STEPS, min(60, MAX_NODE_STEPS // situation.nodes))
     steps = math.ceil(steps / longest) * longest
     simulation = simulate(

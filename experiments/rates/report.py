@@ -186,6 +186,7 @@ def make_slope_table(slopes: Sequence[Record]) -> Table:
         "Slopes of the squared gradient, in logarithms (theorem 1: -1/2)",
         "in brackets: 95 % of the bootstrap over the seeds",
         ("method", "in nK", "in K", "in n"),
+        is_wrapped=True,
     )
     for record in slopes:
         values = [record[name] for name in ("nodes_times_steps", "steps", "nodes")]

@@ -213,12 +213,16 @@ class Exchange:
         is_sent = np.stack(messages) != np.arange(nodes)
         return size * int(is_sent.sum(axis=0).max())
 
+    @property
+    def cycle(self) -> int:
+        """Steps after which the exchanges repeat; of a piecewise schedule in its last part."""
+        return self.every * (1 if self.schedule is None else len(self.schedule.segments[-1].cycle))
+
     def list_steps(self) -> list[int]:
-        """Steps of all exchanges in a cycle; of a piecewise schedule in the last of its cycles."""
-        if self.schedule is None:
-            return [self.phase]
-        start, cycle = self.schedule.segments[-1]
-        return [(start + k) * self.every + self.phase for k in range(len(cycle))]
+        """Steps of all exchanges in a cycle."""
+        start = 0 if self.schedule is None else self.schedule.segments[-1].start
+        first = start * self.every + self.phase
+        return list(range(first, first + self.cycle, self.every))
 
     def find_exposed_seconds(self, seconds: float, compute_seconds: float) -> float:
         """The part of an exchange's seconds that the computation does not hide.

@@ -1,7 +1,6 @@
 """Fits of a network, or of the computation, to measured steps: least squares. NumPy only."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -81,14 +80,10 @@ def fit_network(
         )
 
     def change(values: np.ndarray) -> Network:
-        fields = dict(zip(names, (1 / values).tolist(), strict=True))
-        return dataclasses.replace(network, **fields)
+        return dataclasses.replace(network, **dict(zip(names, (1 / values).tolist(), strict=True)))
 
     def predict(values: np.ndarray) -> np.ndarray:
-        changed = change(values)
-        return np.array(
-            [predict_step(m.method, m.workload, changed, m.nodes).seconds for m in measurements]
-        )
+        return _predict(measurements, change(values))
 
     return change(_fit(predict, start, measurements, names))
 
@@ -106,20 +101,23 @@ def fit_compute(measurements: Sequence[Measurement], network: Network) -> float:
     0.3
     """
     _require_enough(measurements, 1)
-    predict = functools.partial(_predict_with_compute, measurements, network)
+
+    def predict(values: np.ndarray) -> np.ndarray:
+        return _predict(measurements, network, compute_seconds=float(values[0]))
+
     start = np.array([min(m.seconds for m in measurements)])
     return float(_fit(predict, start, measurements, ["compute_seconds"])[0])
 
 
-def _predict_with_compute(
-    measurements: Sequence[Measurement], network: Network, values: np.ndarray
+def _predict(
+    measurements: Sequence[Measurement], network: Network, **workload: float
 ) -> np.ndarray:
-    compute = float(values[0])
-    workloads = [dataclasses.replace(m.workload, compute_seconds=compute) for m in measurements]
+    """The predicted seconds of all measurements, with other fields of their workloads."""
+    changed = [dataclasses.replace(m.workload, **workload) for m in measurements]
     return np.array(
         [
-            predict_step(m.method, workload, network, m.nodes).seconds
-            for m, workload in zip(measurements, workloads, strict=True)
+            predict_step(m.method, one, network, m.nodes).seconds
+            for m, one in zip(measurements, changed, strict=True)
         ]
     )
 
@@ -142,23 +140,18 @@ def _fit(
         change = np.linalg.lstsq(jacobian, -errors, rcond=MIN_SENSITIVITY)[0]
         moved = values * np.clip(1 + change, MIN_RATIO, MAX_RATIO)
         if (abs(moved - values) <= TOLERANCE * values).all():
-            _require_determined(jacobian, names)
+            if np.linalg.matrix_rank(jacobian, MIN_SENSITIVITY) < len(names):
+                raise ValueError(
+                    f"measurements must determine {' and '.join(names)}, got {len(jacobian)} whose "
+                    "times do not depend on each of them by itself: add other methods, other "
+                    "numbers of nodes or of parameters, or fit fewer names."
+                )
             return moved
         values = moved
     raise ValueError(
         f"measurements must be fitted within {MAX_ITERATIONS} iterations, got no best "
         f"{' and '.join(names)} for {len(measured)}: begin nearer, or fit fewer names."
     )
-
-
-def _require_determined(sensitivities: np.ndarray, names: Sequence[str]) -> None:
-    """Raises `ValueError` unless the predictions `[M]` depend on each value by itself."""
-    if np.linalg.matrix_rank(sensitivities, MIN_SENSITIVITY) < len(names):
-        raise ValueError(
-            f"measurements must determine {' and '.join(names)}, got {len(sensitivities)} whose "
-            "times do not depend on each of them by itself: add other methods, other numbers of "
-            "nodes or of parameters, or fit fewer names."
-        )
 
 
 def _require_enough(measurements: Any, count: int) -> None:

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from gossipjax.cost_model._require import require_number_of_nodes
-from gossipjax.cost_model.exchange import Exchange, Workload
+from gossipjax.cost_model.exchange import Workload
 from gossipjax.cost_model.methods import Method
 from gossipjax.cost_model.network import Network
 
@@ -77,10 +77,11 @@ def predict_step(method: Method, workload: Workload, network: Network, nodes: in
     exposed_seconds = 0.0
     awaited_seconds = 0.0
     sent_bytes = 0.0
+    situation = (workload, network, nodes)
     for exchange in method.exchanges:
         steps = exchange.list_steps()
-        seconds = np.array([_find_longest(exchange, k, workload, network, nodes) for k in steps])
-        sent = np.array([exchange.count_sent_bytes(k, workload, network, nodes) for k in steps])
+        seconds = np.array([exchange.find_seconds(k, *situation).max() for k in steps])
+        sent = np.array([exchange.count_sent_bytes(k, *situation) for k in steps])
         if exchange.awaits == "nobody":
             share = _find_share(seconds, compute * exchange.every)
             seconds = seconds * share
@@ -112,9 +113,3 @@ def _find_share(seconds: np.ndarray, round_seconds: float) -> np.ndarray:
     if gap == 0:  # steps without computation: they do not end while a message is on its way
         return np.where(seconds > 0, 0.0, 1.0)
     return 1 / np.maximum(1.0, np.ceil(seconds / gap - ROUNDING))
-
-
-def _find_longest(
-    exchange: Exchange, step: int, workload: Workload, network: Network, nodes: int
-) -> float:
-    return float(exchange.find_seconds(step, workload, network, nodes).max())

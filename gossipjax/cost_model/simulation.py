@@ -9,7 +9,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -114,6 +114,7 @@ class Slot(NamedTuple):
     seconds: np.ndarray
 
 
+@dataclasses.dataclass
 class Pending:
     """What is not done yet of an exchange that some node has begun.
 
@@ -122,9 +123,8 @@ class Pending:
       begun: node -> when it began the exchange, in seconds.
     """
 
-    def __init__(self, missing: np.ndarray):
-        self.missing = missing
-        self.begun: dict[int, float] = {}
+    missing: np.ndarray
+    begun: dict[int, float] = dataclasses.field(default_factory=dict)
 
     @property
     def is_done(self) -> bool:
@@ -184,7 +184,11 @@ class Events:
         heapq.heappush(self._queue, (time, next(self._order), act, argument))
 
     def _find_compute_seconds(self, node: int) -> float:
-        return self._seconds[len(self.ends[node]) % len(self._seconds), node]
+        return self._find_step_seconds(len(self.ends[node]))[node]
+
+    def _find_step_seconds(self, step: int) -> np.ndarray:
+        """Of the computation of that step of every node, `[N]`."""
+        return self._seconds[step % len(self._seconds)]
 
     def _start_step(self, time: float, node: int) -> None:
         if self._method.is_asynchronous or len(self.ends[node]) < self._steps:
@@ -256,10 +260,6 @@ class Events:
         for moment in np.unique(needed):
             nodes = np.flatnonzero(needed == moment)
             self._add_event(moment, self._end_collective, (key, nodes))
-
-    def _find_step_seconds(self, step: int) -> np.ndarray:
-        """Of the computation of that step of every node, `[N]`."""
-        return self._seconds[step % len(self._seconds)]
 
     def _end_collective(self, time: float, ended: tuple[Key, np.ndarray]) -> None:
         key, nodes = ended
@@ -436,7 +436,7 @@ def simulate(
     nodes = require_number_of_nodes(nodes)
     for exchange in method.exchanges:
         exchange.require_nodes(nodes)
-    cycle = min(MAX_CYCLE, _count_cycle(method))
+    cycle = min(MAX_CYCLE, math.lcm(*(exchange.cycle for exchange in method.exchanges)))
     if steps is None:
         steps = cycle * math.ceil(DEFAULT_STEPS / cycle)
     steps = require_int(steps, "steps of simulate", 1)
@@ -454,16 +454,6 @@ def simulate(
     events = Events(method, workload, network, factors * workload.compute_seconds, total)
     events.run()
     return _summarize(events, method, workload, warm_up)
-
-
-def _count_cycle(method: Method) -> int:
-    """Steps after which all exchanges repeat."""
-    cycles = [exchange.every * _count_rounds(exchange.schedule) for exchange in method.exchanges]
-    return math.lcm(*cycles) if cycles else 1
-
-
-def _count_rounds(schedule: Any) -> int:
-    return 1 if schedule is None else len(schedule.segments[-1].cycle)
 
 
 def _find_factors(
@@ -498,28 +488,18 @@ def _summarize(events: Events, method: Method, workload: Workload, warm_up: int)
     seconds = last - begins
     is_timed = bool((seconds > 0).all())  # where nothing takes time, they are 0
     rate = float(((counts - skipped) / seconds).sum()) if is_timed else math.inf
+    computing = [  # of the nodes that have ended a step, up to the end of their last
+        busy / ends[-1]
+        for busy, ends in zip(events.busy_seconds, events.ends, strict=True)
+        if ends and ends[-1] > 0
+    ]
+    is_measured = method.is_asynchronous and events.staleness
     tries = events.sent + events.kept
     return Simulation(
         seconds=len(counts) / rate,
         examples_per_second=rate * workload.examples,
         steps_nodes=tuple(counts.tolist()),
-        waiting=_find_waiting(events),
-        staleness=_find_staleness(events, method),
+        waiting=max(0.0, 1 - float(np.mean(computing))) if computing else 0.0,
+        staleness=float(np.mean(events.staleness) if is_measured else method.staleness),
         kept=events.kept / tries if tries else 0.0,
     )
-
-
-def _find_waiting(events: Events) -> float:
-    """The mean over the nodes that have ended a step, up to the end of their last."""
-    fractions = [
-        1 - busy / ends[-1]
-        for busy, ends in zip(events.busy_seconds, events.ends, strict=True)
-        if ends and ends[-1] > 0
-    ]
-    return max(0.0, float(np.mean(fractions))) if fractions else 0.0
-
-
-def _find_staleness(events: Events, method: Method) -> float:
-    if method.is_asynchronous and events.staleness:
-        return float(np.mean(events.staleness))
-    return float(method.staleness)

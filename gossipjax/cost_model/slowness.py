@@ -119,9 +119,8 @@ def parse_slowness(name: str, what: str = "slowness") -> Slowness:
     match = CONSTANT.fullmatch(name) if isinstance(name, str) else None
     if match and 0 < float(match[1]) <= MAX_FACTOR:
         return Slowness("constant", float(match[1]))
-    for kind in ("none", "random", "lognormal"):
-        if name == kind:
-            return Slowness(kind)
+    if name in ("none", "random", "lognormal"):
+        return Slowness(name)
     raise ValueError(
         f"{what} must be none, random, lognormal, or a factor for node 0 of at most "
         f"{MAX_FACTOR:g}, as 4x, got {name!r}."

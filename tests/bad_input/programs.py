@@ -362,8 +362,6 @@ OTHERS = [
     ("speed", "simulation --steps 0", "--steps must be"),
     ("speed", "slices --slices 1", "--slices must be"),
     ("speed", "scaling --layers 0", "--layers must be"),
-    ("speed", "topologies --nodes 0", "--nodes must be"),
-    ("speed", "topologies --topology x", "--topology must be"),
     ("speed", "simulation --algorithm x --out OUT", "must be one of"),
     ("speed", "simulation --nodes 1000000000 --out OUT", "must"),
     ("speed", "simulation --batch-size-per-node 1000000000 --out OUT", "must fit into"),

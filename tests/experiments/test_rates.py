@@ -199,11 +199,3 @@ def test_models_that_are_not_finite_end_the_program(tmp_path, capsys, monkeypatc
         run(tmp_path, "--steps", "64", "--nodes", "8")
     assert stop.value.code == 2
     assert "the models must be finite" in capsys.readouterr().err
-
-
-def test_methods_are_refused_before_the_first_runs(tmp_path, capsys):
-    with pytest.raises(SystemExit) as stop:
-        run(tmp_path, "--algorithm", "sgp", "nobody")
-    assert stop.value.code == 2
-    assert "no algorithm is named 'nobody'" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()

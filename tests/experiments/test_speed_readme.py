@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh
 
 import gossipjax as gx
-from experiments.speed import input_feed, simulation, step, topologies
+from experiments.speed import input_feed, simulation, step
 from experiments.speed.__main__ import COMMANDS
 from experiments.speed.hlo import parse_module
 from experiments.speed.islands import measure as islands
@@ -41,7 +41,6 @@ OPTIONS = {
     "step": step.Options,
     "slices": slices.Options,
     "stragglers": stragglers.Options,
-    "topologies": topologies.Options,
 }
 
 
@@ -131,13 +130,6 @@ def test_fields_of_slices():
     run |= {"nodes": 2, "chips_per_node": 1, "round": 0}
     assert read_fields("slices") <= set(run)
     assert slices.make_table([run]).row_count == 1
-
-
-def test_fields_of_topologies():
-    run = topologies.measure_schedule("tree", topologies.Options(nodes=4))
-    assert read_fields("topologies") <= set(run)
-    assert topologies.make_table([run]).row_count == 1
-    assert run["rounds_to_exact_average"] is None
 
 
 def test_fields_of_scaling():
