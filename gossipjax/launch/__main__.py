@@ -6,14 +6,8 @@ import argparse
 import shutil
 import sys
 
-from gossipjax.launch.supervisor import (
-    JobSpec,
-    RestartPolicy,
-    StallLimits,
-    StartError,
-    supervise,
-    supervise_each,
-)
+from gossipjax.launch._stall import StallLimits
+from gossipjax.launch._supervisor import JobSpec, StartError, supervise
 
 MAX_PROCESSES = 1024  # on one machine
 MAX_LOCAL_DEVICES = 1024  # XLA on CPU needs 6 s to start 1,024 devices, and minutes for 4,096
@@ -46,13 +40,16 @@ def main(arguments: list[str] | None = None) -> int:
         command,
         options.processes,
         options.local_devices,
-        options.grace,
-        options.keep_memory,
-        stall,
+        grace_seconds=options.grace,
+        keep_memory=options.keep_memory,
+        stall=stall,
+        max_restarts=options.max_restarts,
+        delay_seconds=options.restart_delay,
+        elastic=options.elastic,
+        asynchronous=options.asynchronous,
     )
-    policy = RestartPolicy(options.max_restarts, options.restart_delay, options.elastic)
     try:
-        return supervise_each(job, policy) if options.asynchronous else supervise(job, policy)
+        return supervise(job)
     except StartError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -106,14 +103,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--asynchronous",
         action="store_true",
-        help="processes are nodes that wait for nobody (gossipjax.asynchronous): one that fails is "
-        "started again by itself, at most K times; gossipjax.launch.find_node gives its place",
+        help="processes are asynchronous nodes (gossipjax.asynchronous): one that fails is started "
+        "again by itself, at most K times; gossipjax.launch.find_node gives its place",
     )
     parser.add_argument(
         "--stall",
         type=float,
         metavar="SECONDS",
-        help="a job whose processes do not advance for so long is stuck: the launcher says which "
+        help="a job whose processes do not advance for this time is stuck: the launcher says which "
         "process it is and where, ends all, and restarts them as after a failure. gx.TrainStep "
         "says that it advances, other programs call gossipjax.launch.advance(). Longer than the "
         "longest step or evaluation (default: not watched)",

@@ -19,7 +19,7 @@ class GpuSetting(NamedTuple):
       name: as it is spelled.
       value: the value to set.
       purpose: what it is for.
-      source: who says so.
+      source: where it is described.
     """
 
     name: str
@@ -33,6 +33,7 @@ class GpuSetting(NamedTuple):
         return self.name.startswith("--")
 
 
+USER_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 CHANNELS = GpuSetting(
     "NCCL_NCHANNELS_PER_NET_PEER",
     "4",
@@ -40,18 +41,8 @@ CHANNELS = GpuSetting(
     "https://github.com/NVIDIA/nccl/issues/1272",
 )
 SOCKETS = (
-    GpuSetting(
-        "NCCL_SOCKET_NTHREADS",
-        "4",
-        "threads of a TCP connection",
-        "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
-    ),
-    GpuSetting(
-        "NCCL_NSOCKS_PERTHREAD",
-        "4",
-        "sockets of each of these threads",
-        "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
-    ),
+    GpuSetting("NCCL_SOCKET_NTHREADS", "4", "threads of a TCP connection", USER_GUIDE),
+    GpuSetting("NCCL_NSOCKS_PERTHREAD", "4", "sockets of each of these threads", USER_GUIDE),
 )
 COMPONENTS = GpuSetting(
     "--xla_gpu_collective_permute_connected_components",
@@ -105,7 +96,7 @@ def set_gpu_settings(
     """Sets `gpu_settings` in this process's environment, except those that are set there already.
 
     Call it before JAX's first use, before or after `initialize`. A flag is added to those of
-    `XLA_FLAGS` if the installed XLA knows it, which a process of its own finds out in seconds.
+    `XLA_FLAGS` if the installed XLA knows it: a new process finds that out in seconds.
     Nothing in this library calls it.
 
     Args:

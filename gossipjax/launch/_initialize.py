@@ -13,7 +13,6 @@ from typing import NoReturn
 
 import jax
 
-from gossipjax.launch._listening import bind_address
 from gossipjax.launch._process_info import (
     ProcessInfo,
     local_rank_from_scheduler,
@@ -22,8 +21,8 @@ from gossipjax.launch._process_info import (
     secret_from_env,
     timeout_seconds,
 )
-from gossipjax.launch._rendezvous import rendezvous
-from gossipjax.launch.supervisor import enable_stacks
+from gossipjax.launch._progress import enable_stacks
+from gossipjax.launch._rendezvous import bind_address, rendezvous
 
 MAX_STATUS = 255
 

@@ -81,8 +81,8 @@ def surviving_nodes(nodes: int) -> int:
     8
     """
     _require_positive_int(nodes, "nodes")
-    num_at_start = int_from_env(None, "GOSSIPJAX_NUM_PROCESSES_AT_START")
-    num_processes = int_from_env(None, "GOSSIPJAX_NUM_PROCESSES")
+    num_at_start = int_from_env("GOSSIPJAX_NUM_PROCESSES_AT_START")
+    num_processes = int_from_env("GOSSIPJAX_NUM_PROCESSES")
     if num_at_start is None or num_processes is None:
         return nodes
     _require_positive_int(num_at_start, "GOSSIPJAX_NUM_PROCESSES_AT_START")

@@ -1,10 +1,29 @@
-"""Process information from arguments, environment variables and schedulers."""
+"""Who this process is in its job: from arguments, environment variables and schedulers."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from typing import NamedTuple
+
+PLACE = "GOSSIPJAX_NODE"  # of an asynchronous job: the place of the process, and where all listen
+ADDRESSES = "GOSSIPJAX_NODE_ADDRESSES"
+# The variables in which a scheduler gives the number of processes, the number of this one, and its
+# number on its host.
+SCHEDULERS = {
+    "Open MPI": (
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+    ),
+    "Slurm": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
+}
+# Slurm counts how often it has requeued a job, which is another job then.
+JOBS = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+MAX_PORT = 65535
+MAX_PROCESSES = 10**6
+MAX_TIMEOUT = 10**6  # seconds
 
 
 class ProcessInfo(NamedTuple):
@@ -29,25 +48,6 @@ class ScheduledProcess(NamedTuple):
     local_rank: int | None
 
 
-class SchedulerVariables(NamedTuple):
-    """Names of the environment variables in which a scheduler describes a process."""
-
-    num_processes: str
-    process_id: str
-    local_rank: str
-
-
-SCHEDULERS = {
-    "Open MPI": SchedulerVariables(
-        "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"
-    ),
-    "Slurm": SchedulerVariables("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
-}
-MAX_PORT = 65535
-MAX_PROCESSES = 10**6
-MAX_TIMEOUT = 10**6  # seconds
-
-
 def process_from_arguments(
     coordinator_address: str | None, num_processes: int | None, process_id: int | None
 ) -> RequestedProcess | None:
@@ -61,8 +61,8 @@ def process_from_arguments(
     address = coordinator_address or os.environ.get("GOSSIPJAX_COORDINATOR_ADDRESS") or None
     if address is not None:
         parse_address(address)
-    num_processes = int_from_env(num_processes, "GOSSIPJAX_NUM_PROCESSES")
-    process_id = int_from_env(process_id, "GOSSIPJAX_PROCESS_ID")
+    num_processes = _int_or_variable(num_processes, "GOSSIPJAX_NUM_PROCESSES")
+    process_id = _int_or_variable(process_id, "GOSSIPJAX_PROCESS_ID")
     scheduled = process_from_scheduler()
     if num_processes is None and process_id is None:
         if scheduled is not None and (address or scheduled.info.num_processes == 1):
@@ -72,7 +72,16 @@ def process_from_arguments(
     if num_processes == 1 and process_id is None:
         process_id = 0
     if (address is None and num_processes != 1) or num_processes is None or process_id is None:
-        raise ValueError(_describe_missing(address, num_processes, process_id))
+        values = {
+            "coordinator_address": address,
+            "num_processes": num_processes,
+            "process_id": process_id,
+        }
+        missing = [f"{k} (GOSSIPJAX_{k.upper()})" for k, value in values.items() if value is None]
+        raise ValueError(
+            "coordinator_address, num_processes and process_id must be given together, got no "
+            f"{' and no '.join(missing)}. Give all three, or none of them for a single process."
+        )
     if not 0 <= process_id < num_processes:
         raise ValueError(
             "process_id must be an integer from 0 to num_processes - 1, got "
@@ -81,36 +90,15 @@ def process_from_arguments(
     return RequestedProcess(ProcessInfo(process_id, num_processes), address)
 
 
-def _describe_missing(
-    address: str | None, num_processes: int | None, process_id: int | None
-) -> str:
-    values = {
-        "coordinator_address": address,
-        "num_processes": num_processes,
-        "process_id": process_id,
-    }
-    missing = [f"{k} (GOSSIPJAX_{k.upper()})" for k, value in values.items() if value is None]
-    return (
-        f"coordinator_address, num_processes and process_id must be given together, got no "
-        f"{' and no '.join(missing)}. Give all three, or none of them for a single process."
-    )
-
-
 def process_from_scheduler() -> ScheduledProcess | None:
     """Process information from Open MPI or Slurm; None outside of their job steps."""
-    for scheduler, variables in SCHEDULERS.items():
-        num_processes = os.environ.get(variables.num_processes)
-        process_id = os.environ.get(variables.process_id)
+    for scheduler, (size_variable, rank_variable, local_variable) in SCHEDULERS.items():
+        num_processes = int_from_env(size_variable, size_variable)
+        process_id = int_from_env(rank_variable, rank_variable)
         if num_processes is not None and process_id is not None:
-            local_rank = os.environ.get(variables.local_rank)
-            return ScheduledProcess(
-                scheduler,
-                ProcessInfo(
-                    _parse_int(process_id, variables.process_id),
-                    _parse_int(num_processes, variables.num_processes),
-                ),
-                _parse_int(local_rank, variables.local_rank) if local_rank else None,
-            )
+            local_rank = int_from_env(local_variable, local_variable)
+            info = ProcessInfo(process_id, num_processes)
+            return ScheduledProcess(scheduler, info, local_rank)
     return None
 
 
@@ -126,16 +114,122 @@ def local_rank_from_scheduler(info: ProcessInfo) -> int | None:
     return scheduled.local_rank
 
 
-def int_from_env(value: int | None, variable: str) -> int | None:
-    """`value`, else the integer in an environment variable, else None.
+class NodeInfo(NamedTuple):
+    """Where a node of an asynchronous job is, and where the others may be.
+
+    Attributes:
+      place: its number, from 0.
+      num_nodes: number of nodes at the start of the job.
+      listen: where it is to listen, `host:port`; port 0 is any.
+      contacts: addresses at which others listen.
+      is_restart: whether it was started again, and joins a job that goes on.
+      job: the name of the job, the same after restarts of a process; empty where nothing gives one.
+    """
+
+    place: int
+    num_nodes: int
+    listen: str
+    contacts: tuple[str, ...]
+    is_restart: bool
+    job: str
+
+
+def find_node() -> NodeInfo | None:
+    """Returns the place of this process in an asynchronous job; None outside of one.
+
+    `python -m gossipjax.launch --asynchronous` gives it in `GOSSIPJAX_NODE_ADDRESSES` (where each
+    node listens) and `GOSSIPJAX_NODE`. Elsewhere, `GOSSIPJAX_COORDINATOR_ADDRESS` says where node 0
+    listens, and `GOSSIPJAX_PROCESS_ID` and `GOSSIPJAX_NUM_PROCESSES`, Slurm or Open MPI which node
+    this is; the others listen at the address by which this machine reaches node 0.
+
+    Raises:
+      ValueError: if the variables are incomplete or contradict each other.
+      ConnectionError: if the machine of node 0 is not known here.
+
+    >>> find_node() is None
+    True
+    """
+    is_restart = bool(int_from_env("GOSSIPJAX_RESTART"))
+    parts = [value for name in JOBS if (value := os.environ.get(name))]
+    job = os.environ.get("GOSSIPJAX_JOB") or "-".join(parts)
+    if os.environ.get(ADDRESSES):
+        place, addresses = _parse_places(os.environ[ADDRESSES])
+        others = tuple(a for number, a in enumerate(addresses) if number != place)
+        return NodeInfo(place, len(addresses), addresses[place], others, is_restart, job)
+    if PLACE in os.environ:
+        raise ValueError(
+            f"{PLACE} must come with {ADDRESSES}, got {os.environ[PLACE]} alone: set both, or none."
+        )
+    requested = process_from_arguments(None, None, None)
+    if requested is None:
+        scheduled = process_from_scheduler()
+        if scheduled is not None and scheduled.info.num_processes > 1:
+            raise ValueError(
+                f"{scheduled.scheduler} runs {scheduled.info.num_processes} processes, so one of "
+                "them must be known to all, got no address: set "
+                "GOSSIPJAX_COORDINATOR_ADDRESS=HOST:PORT for all of them, with the host of "
+                "process 0."
+            )
+    if requested is None or requested.coordinator_address is None:
+        return None
+    place, num_nodes = requested.info
+    coordinator = requested.coordinator_address
+    if place == 0:
+        return NodeInfo(0, num_nodes, coordinator, (), is_restart, job)
+    listen = f"{_find_own_host(coordinator)}:0"
+    return NodeInfo(place, num_nodes, listen, (coordinator,), is_restart, job)
+
+
+def _parse_places(given: str) -> tuple[int, list[str]]:
+    """The place of this process, and where each node listens."""
+    addresses = given.split(",")
+    for number, address in enumerate(addresses):
+        parse_address(address, ADDRESSES)
+        if address in addresses[:number]:
+            raise ValueError(f"{ADDRESSES} must be different, got {address} twice.")
+    place = int_from_env(PLACE)
+    if place is None or place >= len(addresses):
+        raise ValueError(
+            f"{PLACE} must be from 0 to {len(addresses) - 1}, a number for each of {ADDRESSES}, "
+            f"got {place}."
+        )
+    return place, addresses
+
+
+def _find_own_host(address: str) -> str:
+    """The address of this machine on the way to another; nothing is sent."""
+    host, port = parse_address(address)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, target = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)
+            own = probe.getsockname()[0]
+    except OSError as error:
+        raise ConnectionError(
+            f"the machine of node 0, {address}, must be known here, got: {error}."
+        ) from error
+    return f"[{own}]" if ":" in own else own
+
+
+def int_from_env(variable: str, name: str | None = None) -> int | None:
+    """The integer in an environment variable, or None; `name` is its name in errors.
 
     Raises:
       ValueError: if it is not an integer from 0 to `MAX_PROCESSES`.
     """
-    given = os.environ.get(variable) if value is None else value
+    given = os.environ.get(variable)
     if given is None:
         return None
-    return _parse_int(given, f"{variable.removeprefix('GOSSIPJAX_').lower()} ({variable})")
+    return _parse_int(given, name or _name_of(variable))
+
+
+def _int_or_variable(value: int | None, variable: str) -> int | None:
+    return int_from_env(variable) if value is None else _parse_int(value, _name_of(variable))
+
+
+def _name_of(variable: str) -> str:
+    return f"{variable.removeprefix('GOSSIPJAX_').lower()} ({variable})"
 
 
 def _parse_int(given: object, name: str) -> int:

@@ -24,121 +24,55 @@ def fresh_process(monkeypatch):
     return monkeypatch
 
 
+JOB_OF_TWO = {"coordinator_address": "a:1", "num_processes": 2, "process_id": 0}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"process_id": 0}, "got no coordinator_address .* and no num_processes "),
+        (JOB_OF_TWO | {"process_id": None}, r"got no process_id \(GOSSIPJAX_PROCESS_ID\)"),
         (
-            {"coordinator_address": "a:1", "num_processes": 2},
-            r"got no process_id \(GOSSIPJAX_PROCESS_ID\)",
-        ),
-        (
-            {"num_processes": 2, "process_id": 0},
+            JOB_OF_TWO | {"coordinator_address": None},
             r"got no coordinator_address \(GOSSIPJAX_COORDINATOR_ADDRESS\)",
         ),
-        (
-            {"coordinator_address": "a:1", "num_processes": 2, "process_id": 2},
-            "from 0 to num_processes - 1, got process_id=2 ",
-        ),
-        (
-            {"coordinator_address": "a:1", "num_processes": 2, "process_id": -1},
-            "process_id .* must be an integer from 0 to 1000000, got -1",
-        ),
-        (
-            {"coordinator_address": "a:1", "num_processes": 0, "process_id": 0},
-            "num_processes=0",
-        ),
-        (
-            {"coordinator_address": "a:1", "num_processes": 2.0, "process_id": 0},
-            r"num_processes .* must be an integer from 0 to 1000000, got 2\.0",
-        ),
-        (
-            {"coordinator_address": "a:1", "num_processes": True, "process_id": 0},
-            "num_processes .* must be an integer from 0 to 1000000, got True",
-        ),
-        (
-            {"coordinator_address": "a:1", "num_processes": 10**30, "process_id": 0},
-            "num_processes .* must be an integer from 0 to 1000000, got 1000000000",
-        ),
-        (
-            {"coordinator_address": "a:1", "num_processes": 2, "process_id": "one"},
-            r"process_id \(GOSSIPJAX_PROCESS_ID\) must be an integer .*, got 'one'",
-        ),
-        ({"num_processes": -1}, "num_processes .* must be an integer from 0 to 1000000, got -1"),
-        (
-            {"coordinator_address": 5, "num_processes": 2, "process_id": 0},
-            "must be HOST:PORT .* got 5",
-        ),
-        (
-            {"coordinator_address": b"a:1", "num_processes": 2, "process_id": 0},
-            "must be HOST:PORT .* got b'a:1'",
-        ),
-        (
-            {"coordinator_address": "a b:1", "num_processes": 2, "process_id": 0},
-            "must be HOST:PORT .* got 'a b:1'",
-        ),
-        (
-            {"coordinator_address": "a\0:1", "num_processes": 2, "process_id": 0},
-            "must be HOST:PORT",
-        ),
-        (
-            {"coordinator_address": f"{'a' * 64}:1", "num_processes": 2, "process_id": 0},
-            "must be HOST:PORT",
-        ),
-        (
-            {"coordinator_address": f"a:{'1' * 5000}", "num_processes": 2, "process_id": 0},
-            "from 1 to 65535",
-        ),
-        (
-            {"coordinator_address": "a", "num_processes": 2, "process_id": 0},
-            "HOST:PORT.* got 'a'",
-        ),
-        (
-            {"coordinator_address": "a:0", "num_processes": 2, "process_id": 0},
-            "from 1 to 65535, got 'a:0'",
-        ),
-        (
-            {"coordinator_address": "::1:80", "num_processes": 2, "process_id": 0},
-            r"\[::1\]:1234",
-        ),
+        (JOB_OF_TWO | {"process_id": 2}, "from 0 to num_processes - 1, got process_id=2 "),
+        (JOB_OF_TWO | {"num_processes": 0}, "num_processes=0"),
+        (JOB_OF_TWO | {"num_processes": 10**30}, "must be an integer from 0 to 1000000, got 10000"),
+        (JOB_OF_TWO | {"coordinator_address": "a\0:1"}, "must be HOST:PORT"),
+        (JOB_OF_TWO | {"coordinator_address": f"{'a' * 64}:1"}, "must be HOST:PORT"),
+        (JOB_OF_TWO | {"coordinator_address": f"a:{'1' * 5000}"}, "from 1 to 65535"),
+        (JOB_OF_TWO | {"coordinator_address": "::1:80"}, r"\[::1\]:1234"),
         (
             {"initialization_timeout": 0},
             r"initialization_timeout \(GOSSIPJAX_INITIALIZATION_TIMEOUT\) .* > 0 .* got 0\.",
         ),
-        ({"initialization_timeout": True}, "initialization_timeout .* got True"),
-        ({"initialization_timeout": "5"}, "initialization_timeout .* got '5'"),
-        ({"initialization_timeout": [5]}, r"initialization_timeout .* got \[5\]"),
-        ({"initialization_timeout": float("nan")}, "initialization_timeout .* got nan"),
-        ({"initialization_timeout": 1e300}, r"> 0 and <= 1000000, got 1e\+300"),
         ({"initialization_timeout": 10**400}, "> 0 and <= 1000000, got 1000000000000"),
     ],
 )
 def test_bad_arguments(arguments, message, fresh_process):
+    """The others are in the table of bad inputs."""
     with pytest.raises(ValueError, match=message):
         launch.initialize(**arguments)
 
 
-def test_bad_environment_variables(fresh_process):
-    fresh_process.setenv("GOSSIPJAX_INITIALIZATION_TIMEOUT", "soon")
-    with pytest.raises(ValueError, match=r"GOSSIPJAX_INITIALIZATION_TIMEOUT.* got 'soon'"):
-        launch.initialize()
-    fresh_process.delenv("GOSSIPJAX_INITIALIZATION_TIMEOUT")
-    fresh_process.setenv("GOSSIPJAX_NUM_PROCESSES", "four")
-    with pytest.raises(ValueError, match=r"GOSSIPJAX_NUM_PROCESSES.*'four'"):
-        launch.initialize()
-    fresh_process.setenv("GOSSIPJAX_NUM_PROCESSES", "4")
-    with pytest.raises(ValueError, match=r"got no coordinator_address .* and no process_id "):
-        launch.initialize()
-
-
-def test_bad_secrets_and_bind_addresses(fresh_process):
-    fresh_process.setenv("GOSSIPJAX_SECRET", "")
-    with pytest.raises(ValueError, match="GOSSIPJAX_SECRET must not be empty"):
-        launch.initialize(free_address(), 2, 0)
-    fresh_process.delenv("GOSSIPJAX_SECRET")
-    fresh_process.setenv("JAX_COORDINATOR_BIND_ADDRESS", "everywhere")
-    with pytest.raises(ValueError, match="JAX_COORDINATOR_BIND_ADDRESS must be HOST:PORT"):
-        launch.initialize(free_address(), 2, 0)
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("GOSSIPJAX_INITIALIZATION_TIMEOUT", "soon", "INITIALIZATION_TIMEOUT.* got 'soon'"),
+        ("GOSSIPJAX_NUM_PROCESSES", "four", "GOSSIPJAX_NUM_PROCESSES.*'four'"),
+        ("GOSSIPJAX_NUM_PROCESSES", "4", "got no coordinator_address .* and no process_id "),
+        ("GOSSIPJAX_SECRET", "", "GOSSIPJAX_SECRET must not be empty"),
+        ("JAX_COORDINATOR_BIND_ADDRESS", "all", "JAX_COORDINATOR_BIND_ADDRESS must be HOST:PORT"),
+        ("SLURM_STEP_NUM_TASKS", "two", "SLURM_STEP_NUM_TASKS must be an integer .* got 'two'"),
+    ],
+)
+def test_bad_environment_variables(variable, value, message, fresh_process):
+    fresh_process.setenv("SLURM_PROCID", "0")
+    fresh_process.setenv(variable, value)
+    is_used_by_jobs = variable in ("GOSSIPJAX_SECRET", "JAX_COORDINATOR_BIND_ADDRESS")
+    with pytest.raises(ValueError, match=message):
+        launch.initialize(*((free_address(), 2, 0) if is_used_by_jobs else ()))
 
 
 @pytest.fixture
@@ -211,13 +145,6 @@ def test_options_of_mutual_tls(fresh_process, certificates):
     assert calls == [(cert, key, authority)]
 
 
-def test_bad_variables_of_a_scheduler(fresh_process):
-    fresh_process.setenv("SLURM_STEP_NUM_TASKS", "two")
-    fresh_process.setenv("SLURM_PROCID", "0")
-    with pytest.raises(ValueError, match=r"SLURM_STEP_NUM_TASKS must be an integer .* got 'two'"):
-        launch.initialize()
-
-
 def test_a_job_step_of_one_process_is_a_single_process(fresh_process):
     fresh_process.setenv("SLURM_STEP_NUM_TASKS", "1")
     fresh_process.setenv("SLURM_PROCID", "0")
@@ -278,18 +205,6 @@ def test_without_any_sign_of_a_job_there_is_one_process():
     assert "GOSSIPJAX_COORDINATOR_ADDRESS=HOST:PORT" in done.stderr
 
 
-def test_a_coordinator_that_is_not_there(fresh_process):
-    address = free_address()
-    with pytest.raises(ConnectionError, match=rf"process 1 of 2 .* {address} within 0\.2 s"):
-        launch.initialize(address, 2, 1, initialization_timeout=0.2)
-
-
-@pytest.mark.parametrize("status", [None, 256, -1, 2**40, 1.0])
-def test_a_bad_exit_status(status):
-    with pytest.raises(ValueError, match=rf"status must be an integer from 0 to 255 .*{status!r}"):
-        launch.exit_process(status)
-
-
 CLUSTER = """
 import os, signal, sys, time
 import jax, jax.numpy as jnp
@@ -302,19 +217,23 @@ mesh = launch.mesh(nodes=2, local=2)
 """
 
 
-def test_two_processes_exchange():
+def test_two_processes_exchange_and_end_seconds_apart():
+    """Process 0, the coordinator, ends first; it waits for process 1, which would be aborted."""
     code = CLUSTER + (
         "assert [[d.process_index for d in node] for node in mesh.devices] == [[0, 0], [1, 1]]\n"
         "def both(x):\n"
         "    return jax.lax.psum(x, 'nodes'), jax.lax.ppermute(x, 'nodes', [(0, 1), (1, 0)])\n"
         "total, other = gx.spmd(both, mesh=mesh)(jnp.array([3.0, 5.0]))\n"
         "values = [int(a.addressable_shards[0].data[0]) for a in (total, other)]\n"
-        "print('result', *info, launch.mesh().shape['nodes'], *values)"
+        "print('result', *info, launch.mesh().shape['nodes'], *values, flush=True)\n"
+        "if info.process_id == 0: launch.exit_process(0)\n"
+        "time.sleep(3)\n"
+        "print('end')"
     )
     done = run_job(code, "--processes", 2, "--local-devices", 2)
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if "result" in line]  # Gloo prints, too
-    assert sorted(lines) == ["[0] result 0 2 4 8 5", "[1] result 1 2 4 8 3"]
+    lines = [line for line in done.stdout.splitlines() if "Gloo" not in line]
+    assert sorted(lines) == ["[0] result 0 2 4 8 5", "[1] end", "[1] result 1 2 4 8 3"]
 
 
 def test_jax_detects_slurm():
@@ -353,16 +272,3 @@ def test_a_failing_process_of_a_cluster_does_not_wait_for_the_others(end):
     assert done.returncode == 1
     assert "Error: no luck" in done.stderr
     assert "rank 1 failed (exit status 1)" in done.stderr
-
-
-def test_processes_that_end_seconds_apart():
-    """Process 0, the coordinator, ends first; it waits for process 1, which would be aborted."""
-    code = CLUSTER + (
-        "total = jax.jit(jnp.sum)(gx.processes.put(jnp.ones((1, 2)), mesh, 2))\n"
-        "if info.process_id == 0: launch.exit_process(0)\n"
-        "time.sleep(3)\n"
-        "print('result', total)"
-    )
-    done = run_job(code, "--processes", 2, "--local-devices", 2)
-    assert done.returncode == 0, done.stderr
-    assert "[1] result 4.0" in done.stdout

@@ -19,7 +19,7 @@ from experiments.compilation_cache import compilation_cache
 from experiments.fault_injection.job import RESTARTED, RESUMED, LaunchedJob, find_pids
 from experiments.training import placement
 
-TIMEOUT = 120  # seconds, for what takes about ten
+TIMEOUT = 300  # seconds; what takes about ten has hung then
 
 
 @pytest.fixture(autouse=True)
@@ -96,24 +96,11 @@ def wait_for(condition, process):
         time.sleep(0.01)
 
 
-def test_two_processes_train_what_one_does(tmp_path):
-    """Bit for bit, except OSGP: its step is one program in one process and several in two."""
+def test_two_processes_of_which_one_is_killed_train_what_one_does(tmp_path):
+    """SIGKILL, at a random moment after the first checkpoint. Then all is equal bit for bit."""
     one = tmp_path / "one"
     two = tmp_path / "two"
     arguments = (*TWO_NODES, "--algorithm", "sgp", "allreduce")
-    image.main([*arguments, "--out", str(one)])
-    with started([*arguments, "--out", two], *launcher()) as job:
-        output, _ = job.communicate(timeout=TIMEOUT)
-    assert job.returncode == 0, output
-    assert "2 processes, one CPU device per node" in output
-    assert_same_end(one, two)
-
-
-def test_a_job_survives_the_end_of_a_process(tmp_path):
-    """SIGKILL, at a random moment after the first checkpoint."""
-    one = tmp_path / "one"
-    two = tmp_path / "two"
-    arguments = (*TWO_NODES, "--algorithm", "sgp")
     image.main([*arguments, "--out", str(one)])
     restarting = launcher("--max-restarts", "1")
     with started([*arguments, "--out", two], *restarting, WAIT="") as job:
@@ -123,6 +110,7 @@ def test_a_job_survives_the_end_of_a_process(tmp_path):
         os.kill(pids[random.choice([0, 1])], signal.SIGKILL)
         output, _ = job.communicate(timeout=TIMEOUT)
     assert job.returncode == 0, output
+    assert "2 processes, one CPU device per node" in output
     assert "[launch] restart 1 of 1, with 2 processes" in output
     assert "sgp resumes after step 4" in output
     # As the fault injection reads it.

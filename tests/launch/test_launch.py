@@ -1,4 +1,4 @@
-"""The launcher: processes that start and end together, signals, restarts, its command line."""
+"""The launcher: processes that start and end together or by themselves, signals, restarts."""
 
 import contextlib
 import fcntl
@@ -9,28 +9,34 @@ import signal
 import subprocess
 import sys
 import termios
-import time
 from pathlib import Path
 
 import pytest
-from launching import (
-    PROLOGUE,
-    TIMEOUT,
-    environment,
-    is_alive,
-    read_pids,
-    run_job,
-    started_job,
-    wait_for,
-)
+from launching import PROLOGUE, TIMEOUT, is_alive, read_pids, run_job, started_job, wait_for
 
-from gossipjax.launch import MALLOC_ENVIRONMENT
+from gossipjax.launch import MALLOC_ENVIRONMENT, NodeInfo, _worker, find_node
 from gossipjax.launch.__main__ import main
-from gossipjax.launch.supervisor import _output, _worker
-from gossipjax.launch.supervisor._reaper import Reaper
-from gossipjax.launch.supervisor._supervisor import Backoff
+from gossipjax.launch._reaper import Reaper
+from gossipjax.launch._supervisor import Backoff
 
-__all__ = ["environment", "is_alive"]
+# A job whose processes need each other, and one of nodes that are started again by themselves.
+TOGETHER: tuple[str, ...] = ()
+EACH = ("--asynchronous",)
+both = pytest.mark.parametrize("kind", [TOGETHER, EACH], ids=["together", "each"])
+AT_ONCE = ("--restart-delay", 0)
+IGNORE = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+SLEEP = "time.sleep(1000)\n"
+CHATTER = "print(1000 * 'x', file=sys.stderr)\n"
+
+
+def read_output(done, rank):
+    prefix = f"[{rank}] "
+    lines = done.stdout.splitlines()
+    return [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
+
+
+def launcher_lines(done):
+    return [line for line in done.stderr.splitlines() if line.startswith("[launch]")]
 
 
 @pytest.mark.smoke
@@ -42,75 +48,160 @@ def test_each_process_gets_its_environment_and_its_output_a_prefix():
     done = run_job(code, "--processes", 3, "--local-devices", 2)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stderr.splitlines()) == [f"[{rank}] to stderr" for rank in range(3)]
-    addresses = set()
+    jobs = set()
     for rank in range(3):
-        lines = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}] ")]
-        assert lines[:2] == [f"[{rank}] one", f"[{rank}] two"]
-        variables = json.loads(lines[2].removeprefix(f"[{rank}] "))
-        addresses.add(variables["GOSSIPJAX_COORDINATOR_ADDRESS"])
+        one, two, text = read_output(done, rank)
+        assert (one, two) == ("one", "two")
+        variables = json.loads(text)
+        names = ("COORDINATOR_ADDRESS", "JOB", "SECRET")
+        jobs.add(tuple(variables[f"GOSSIPJAX_{name}"] for name in names))
         assert variables["GOSSIPJAX_PROCESS_ID"] == str(rank)
         assert variables["GOSSIPJAX_NUM_PROCESSES"] == "3"
         assert variables["GOSSIPJAX_NUM_PROCESSES_AT_START"] == "3"
         assert variables["JAX_NUM_CPU_DEVICES"] == "2"
         assert variables["JAX_LOCAL_DEVICE_IDS"] == f"{2 * rank},{2 * rank + 1}"
         assert int(variables["NPROC"]) >= 4
-    assert len(addresses) == 1
+        assert MALLOC_ENVIRONMENT.items() <= variables.items()
+    ((*_, secret),) = jobs  # the same for all
+    assert len(secret) >= 32
     assert done.stdout.count("\n") == 9
 
 
-@pytest.mark.parametrize(
-    ("end", "status", "reason"),
-    [
-        ("sys.exit(3)", 3, "exit status 3"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "SIGKILL, signal 9"),
-    ],
-)
-def test_one_failure_stops_all(end, status, reason, tmp_path):
+def test_what_the_user_sets_stays_and_each_job_has_another_secret():
+    names = [*MALLOC_ENVIRONMENT, "GOSSIPJAX_SECRET"]
+    code = f"import os; print([os.environ.get(name) for name in {names}])"
+    given = dict.fromkeys(MALLOC_ENVIRONMENT, "")
+    done = run_job(code, "--processes", 1, **given, GOSSIPJAX_SECRET="mine")
+    assert done.stdout == f"[0] {['', '', '', 'mine']}\n"
+    outputs = [run_job(code, "--processes", 1, "--no-keep-memory").stdout for _ in range(2)]
+    assert all(output.startswith("[0] [None, None, None, '") for output in outputs)
+    assert outputs[0] != outputs[1]
+
+
+def test_each_node_gets_its_place_and_its_output_a_prefix(monkeypatch):
     code = PROLOGUE + (
-        "announce(rank); wait_for(0, 1, 2)\n"
-        "if rank != 1: time.sleep(1000)\n"
-        "for i in range(50): print('line', i)\n"
-        f"print('last words', end=''); {end}"
+        "import json, socket; print('to stderr', file=sys.stderr)\n"
+        "host, port = os.environ['GOSSIPJAX_NODE_ADDRESSES'].split(',')[rank].split(':')\n"
+        "socket.create_server((host, int(port))).close()\n"  # it may listen there
+        "print(json.dumps(dict(os.environ)))"
     )
-    done = run_job(code, "--processes", 3, FOLDER=str(tmp_path))
-    assert done.returncode == status
-    report = done.stderr.splitlines()
-    assert "rank 1 failed" in report[0]
-    assert reason in report[0]
-    assert report[1:] == [f"    line {i}" for i in range(31, 50)] + ["    last words"]
-    assert not any(map(is_alive, read_pids(tmp_path)))
+    # Variables of another job, in which the launcher itself may run, do not reach the nodes.
+    outer = {"GOSSIPJAX_COORDINATOR_ADDRESS": "a:1", "GOSSIPJAX_PROCESS_ID": "7"}
+    outer |= {"GOSSIPJAX_NUM_PROCESSES": "9", "GOSSIPJAX_RESTART": "5", "GOSSIPJAX_NODE": "8"}
+    done = run_job(code, *EACH, "--processes", 3, "--local-devices", 2, **outer)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stderr.splitlines()) == [f"[{place}] to stderr" for place in range(3)]
+    variables = [json.loads(read_output(done, place)[0]) for place in range(3)]
+    addresses = variables[0]["GOSSIPJAX_NODE_ADDRESSES"].split(",")
+    job = variables[0]["GOSSIPJAX_JOB"]
+    assert len(set(addresses)) == 3
+    assert len({values["GOSSIPJAX_SECRET"] for values in variables}) == 1
+    for place, values in enumerate(variables):
+        assert values["JAX_NUM_CPU_DEVICES"] == "2"
+        assert values["JAX_LOCAL_DEVICE_IDS"] == f"{2 * place},{2 * place + 1}"
+        assert not {"GOSSIPJAX_PROCESS_ID", "GOSSIPJAX_COORDINATOR_ADDRESS"} & values.keys()
+        contacts = tuple(address for address in addresses if address != addresses[place])
+        with monkeypatch.context() as patch:
+            for name in ("NODE", "NODE_ADDRESSES", "RESTART", "JOB"):
+                patch.setenv(f"GOSSIPJAX_{name}", values[f"GOSSIPJAX_{name}"])
+            assert find_node() == NodeInfo(place, 3, addresses[place], contacts, False, job)
 
 
-def test_processes_that_ignore_sigterm_are_killed_and_grandchildren_too(tmp_path):
-    code = PROLOGUE + (
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "if os.fork() == 0: announce(f'child of {rank}'); time.sleep(1000)\n"
-        "wait_for('child of 0', 'child of 1'); announce(rank)\n"
-        "if rank == 0: sys.exit(7)\n"
-        "time.sleep(1000)"
+class TestOneFails:
+    @pytest.mark.parametrize(
+        ("end", "status", "reason"),
+        [
+            ("sys.exit(3)", 3, "exit status 3"),
+            ("os.kill(os.getpid(), signal.SIGKILL)", 137, "SIGKILL, signal 9"),
+        ],
     )
-    done = run_job(code, "--processes", 2, "--grace", 0.1, FOLDER=str(tmp_path))
-    assert done.returncode == 7
-    assert len(read_pids(tmp_path)) == 4
-    assert not any(map(is_alive, read_pids(tmp_path)))
+    def test_all_are_stopped(self, end, status, reason, tmp_path):
+        code = PROLOGUE + (
+            "announce(rank); wait_for(0, 1, 2)\n"
+            f"if rank != 1: {SLEEP}"
+            "for i in range(50): print('line', i)\n"
+            f"print('last words', end=''); {end}"
+        )
+        done = run_job(code, "--processes", 3, FOLDER=str(tmp_path))
+        assert done.returncode == status
+        report = done.stderr.splitlines()
+        assert report[0].startswith(f"[launch] rank 1 failed ({reason}), stopping the others")
+        assert report[1:] == [f"    line {i}" for i in range(31, 50)] + ["    last words"]
+        assert not any(map(is_alive, read_pids(tmp_path)))
+
+    def test_those_that_ignore_sigterm_are_killed_and_grandchildren_too(self, tmp_path):
+        code = (
+            PROLOGUE
+            + IGNORE
+            + (
+                f"if os.fork() == 0: announce(f'child of {{rank}}'); {SLEEP}"
+                "wait_for('child of 0', 'child of 1'); announce(rank)\n"
+                f"if rank == 0: sys.exit(7)\n{SLEEP}"
+            )
+        )
+        done = run_job(code, "--processes", 2, "--grace", 0.1, FOLDER=str(tmp_path))
+        assert done.returncode == 7
+        assert len(read_pids(tmp_path)) == 4
+        assert not any(map(is_alive, read_pids(tmp_path)))
+
+    @pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "sys.exit(3)"])
+    def test_the_other_nodes_go_on(self, end, tmp_path):
+        code = PROLOGUE + (
+            "announce(f'{rank} {os.getpid()}'); announce(f'{rank} of {restart}')\n"
+            "wait_for(*(f'{i} of 0' for i in range(3)))\n"
+            "print(os.environ['GOSSIPJAX_NODE_ADDRESSES'], flush=True)\n"
+            f"if rank == 1 and restart == 0: {end}\n"
+            "wait_for('1 of 1')"
+        )
+        options = (*EACH, "--processes", 3, "--max-restarts", 2, *AT_ONCE)
+        done = run_job(code, *options, FOLDER=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        first, *others = launcher_lines(done)
+        reason = "SIGKILL, signal 9" if "SIGKILL" in end else "exit status 3"
+        assert first.startswith(f"[launch] rank 1 failed ({reason}), the others go on")
+        assert others == ["[launch] rank 1: restart 1 of 2 in 0 s"]
+        starts = [len(list(tmp_path.glob(f"{place} [0-9]*.pid"))) for place in range(3)]
+        assert starts == [1, 2, 1]
+        addresses = set(read_output(done, 0) + read_output(done, 1) + read_output(done, 2))
+        assert len(addresses) == 1  # they stay
 
 
-def test_children_of_a_process_end_with_it(tmp_path):
-    code = PROLOGUE + ("if os.fork() == 0: announce('child'); time.sleep(1000)\nwait_for('child')")
-    assert run_job(code, "--processes", 1, FOLDER=str(tmp_path)).returncode == 0
-    assert not any(map(is_alive, read_pids(tmp_path)))
+class TestNothingIsLeft:
+    def test_of_the_children_of_a_process(self, tmp_path):
+        code = PROLOGUE + f"if os.fork() == 0: announce('child'); {SLEEP}wait_for('child')"
+        assert run_job(code, "--processes", 1, FOLDER=str(tmp_path)).returncode == 0
+        assert not any(map(is_alive, read_pids(tmp_path)))
 
+    @both
+    def test_when_the_launcher_is_killed(self, kind, tmp_path):
+        code = (
+            PROLOGUE
+            + IGNORE
+            + (f"if os.fork() == 0: announce(f'child of {{rank}}'); {SLEEP}announce(rank); {SLEEP}")
+        )
+        with started_job(code, *kind, "--processes", 2, FOLDER=str(tmp_path)) as launcher:
+            wait_for(lambda: len(read_pids(tmp_path)) == 4)
+            launcher.kill()
+            wait_for(lambda: not any(map(is_alive, read_pids(tmp_path))))
 
-def test_no_orphan_when_the_launcher_is_killed(tmp_path):
-    code = PROLOGUE + (
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "if os.fork() == 0: announce(f'child of {rank}'); time.sleep(1000)\n"
-        "announce(rank); time.sleep(1000)"
-    )
-    with started_job(code, "--processes", 2, FOLDER=str(tmp_path)) as launcher:
-        wait_for(lambda: len(read_pids(tmp_path)) == 4)
-        launcher.kill()
-        wait_for(lambda: not any(map(is_alive, read_pids(tmp_path))))
+    def test_when_the_reaper_was_killed_before(self, tmp_path):
+        """The next start brings another one, which knows the process that goes on."""
+        code = PROLOGUE + (
+            "announce(f'{rank} of {restart}'); wait_for('killed')\n"
+            f"if rank == 1 and restart == 0: sys.exit(5)\n{SLEEP}"
+        )
+        options = (*EACH, "--processes", 2, "--max-restarts", 3, *AT_ONCE)
+        with started_job(code, *options, FOLDER=str(tmp_path)) as launcher:
+            wait_for(lambda: len(read_pids(tmp_path)) == 2)
+            reaper = find_reaper(launcher.pid)
+            os.kill(reaper, signal.SIGKILL)
+            wait_for(lambda: not is_alive(reaper))
+            (tmp_path / "killed.pid").touch()
+            wait_for((tmp_path / "1 of 1.pid").exists)
+            running = [int((tmp_path / name).read_text()) for name in ("0 of 0.pid", "1 of 1.pid")]
+            assert all(map(is_alive, running))
+            launcher.kill()
+            wait_for(lambda: not any(map(is_alive, running)))
 
 
 def find_reaper(launcher: int) -> int:
@@ -123,73 +214,82 @@ def find_reaper(launcher: int) -> int:
     raise AssertionError("no reaper")
 
 
-def test_a_killed_reaper_costs_no_restart(tmp_path):
-    """The next start brings another one, which knows the process that goes on."""
-    code = PROLOGUE.replace("PROCESS_ID", "NODE") + (
-        "announce(f'{rank} of {restart}'); wait_for('killed')\n"
-        "if rank == 1 and restart == 0: sys.exit(5)\n"
-        "time.sleep(1000)"
-    )
-    options = ("--asynchronous", "--processes", 2, "--max-restarts", 3, "--restart-delay", 0)
-    with started_job(code, *options, FOLDER=str(tmp_path)) as launcher:
-        wait_for(lambda: len(read_pids(tmp_path)) == 2)
-        reaper = find_reaper(launcher.pid)
-        os.kill(reaper, signal.SIGKILL)
-        wait_for(lambda: not is_alive(reaper))
-        (tmp_path / "killed.pid").touch()
-        wait_for((tmp_path / "1 of 1.pid").exists)
-        running = [int((tmp_path / name).read_text()) for name in ("0 of 0.pid", "1 of 1.pid")]
-        assert all(map(is_alive, running))
-        launcher.kill()
-        wait_for(lambda: not any(map(is_alive, running)))
+@both
+class TestSignals:
+    @pytest.mark.smoke
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_let_the_processes_save(self, number, kind, tmp_path):
+        code = PROLOGUE + (
+            "def save(*_):\n"
+            "    print('saved'); sys.exit(1)\n"
+            f"signal.signal(signal.SIGTERM, save); announce(rank); {SLEEP}"
+        )
+        options = (*kind, "--processes", 2, "--max-restarts", 3)
+        with started_job(code, *options, FOLDER=str(tmp_path)) as launcher:
+            wait_for(lambda: len(read_pids(tmp_path)) == 2)
+            launcher.send_signal(number)
+            out, err = launcher.communicate(timeout=TIMEOUT)
+        assert launcher.returncode == 128 + number, err
+        assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"]
+        assert "restart" not in err
+
+    @pytest.mark.parametrize("second", [True, False])
+    def test_kill_in_the_end(self, second, kind, tmp_path):
+        """After the grace period, or by a second signal."""
+        code = PROLOGUE + IGNORE + f"announce(rank); {SLEEP}"
+        options = (*kind, "--processes", 2, "--grace", 1000 if second else 0.2)
+        with started_job(code, *options, FOLDER=str(tmp_path)) as launcher:
+            wait_for(lambda: len(read_pids(tmp_path)) == 2)
+            launcher.send_signal(signal.SIGINT)
+            assert launcher.stderr is not None
+            assert "SIGINT" in launcher.stderr.readline()
+            if second:
+                launcher.send_signal(signal.SIGINT)
+            launcher.communicate(timeout=TIMEOUT)
+        assert launcher.returncode == 130
+        assert not any(map(is_alive, read_pids(tmp_path)))
+
+    def test_end_the_delay_before_a_restart(self, kind):
+        options = (*kind, "--processes", 1, "--max-restarts", 3, "--restart-delay", 1000)
+        with started_job("raise SystemExit(5)", *options) as launcher:
+            assert launcher.stderr is not None
+            while "in 1000 s" not in launcher.stderr.readline():
+                pass
+            launcher.send_signal(signal.SIGTERM)
+            launcher.communicate(timeout=TIMEOUT)
+        assert launcher.returncode == 143
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_lets_the_processes_save(number, tmp_path):
-    code = PROLOGUE + (
-        "def save(*_):\n"
-        "    print('saved'); sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, save); announce(rank); time.sleep(1000)"
-    )
-    options = ("--processes", 2, "--max-restarts", 3)
-    with started_job(code, *options, FOLDER=str(tmp_path)) as launcher:
-        wait_for(lambda: len(read_pids(tmp_path)) == 2)
-        launcher.send_signal(number)
-        out, err = launcher.communicate(timeout=TIMEOUT)
-    assert launcher.returncode == 128 + number, err
-    assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"]
-    assert "restart" not in err
+@both
+class TestOutput:
+    def test_without_a_reader_stops_the_job(self, kind, tmp_path):
+        code = PROLOGUE + "announce(rank)\nwhile True: print('more')"
+        options = (*kind, "--processes", 2, "--max-restarts", 3)
+        with started_job(code, *options, FOLDER=str(tmp_path)) as launcher:
+            assert launcher.stdout is not None
+            assert "more" in launcher.stdout.readline()
+            launcher.stdout.close()
+            assert launcher.wait(TIMEOUT) == 128 + signal.SIGPIPE
+        assert not any(map(is_alive, read_pids(tmp_path)))
+
+    def test_of_a_paused_reader_does_not_keep_signals_back(self, kind, tmp_path):
+        """The first reaches the processes, which ignore it, and the second kills them."""
+        code = PROLOGUE + (
+            "signal.signal(signal.SIGTERM, lambda *_: announce(f'{rank} got it')); announce(rank)\n"
+            f"while True: {CHATTER}"
+        )
+        options = (*kind, "--processes", 2, "--grace", 1000)
+        with started_job(code, *options, FOLDER=str(tmp_path)) as launcher:
+            fill_pipe(launcher, tmp_path)
+            launcher.terminate()
+            wait_for(lambda: len(read_pids(tmp_path)) == 4)
+            launcher.terminate()
+            assert launcher.wait(TIMEOUT) == 128 + signal.SIGTERM
+        assert not any(map(is_alive, read_pids(tmp_path)))
 
 
-def test_a_second_signal_kills(tmp_path):
-    code = PROLOGUE + (
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN); announce(rank); time.sleep(1000)"
-    )
-    options = ("--processes", 2, "--grace", 1000)
-    with started_job(code, *options, FOLDER=str(tmp_path)) as launcher:
-        wait_for(lambda: len(read_pids(tmp_path)) == 2)
-        launcher.send_signal(signal.SIGINT)
-        assert launcher.stderr is not None
-        assert "SIGINT" in launcher.stderr.readline()
-        launcher.send_signal(signal.SIGINT)
-        launcher.communicate(timeout=TIMEOUT)
-    assert launcher.returncode == 130
-    assert not any(map(is_alive, read_pids(tmp_path)))
-
-
-def test_output_that_nobody_reads_stops_the_job(tmp_path):
-    code = PROLOGUE + "announce(rank)\nwhile True: print('more')"
-    with started_job(code, "--processes", 2, FOLDER=str(tmp_path)) as launcher:
-        assert launcher.stdout is not None
-        assert "more" in launcher.stdout.readline()
-        launcher.stdout.close()
-        assert launcher.wait(TIMEOUT) == 128 + signal.SIGPIPE
-    assert not any(map(is_alive, read_pids(tmp_path)))
-
-
-def fill_pipe(launcher, folder, processes=2):
-    """Waits until all processes run and the launcher's stderr, which nobody reads, is full."""
+def fill_pipe(launcher, folder):
+    """Waits until two processes run and the launcher's stderr, which nobody reads, is full."""
     capacity = fcntl.fcntl(launcher.stderr, fcntl.F_GETPIPE_SZ)
     unread = bytearray(4)
 
@@ -197,33 +297,12 @@ def fill_pipe(launcher, folder, processes=2):
         fcntl.ioctl(launcher.stderr, termios.FIONREAD, unread)
         return int.from_bytes(unread, sys.byteorder) > 0.8 * capacity  # pages are not filled
 
-    wait_for(lambda: len(read_pids(folder)) == processes and is_full())
-
-
-CHATTER = "print(1000 * 'x', file=sys.stderr)\n"
-
-
-@pytest.mark.parametrize("options", [(), ("--asynchronous",)])
-def test_a_paused_reader_keeps_nobody_from_the_signals(options, tmp_path):
-    """The first reaches the processes, which ignore it, and the second kills them."""
-    prologue = PROLOGUE.replace("PROCESS_ID", "NODE") if options else PROLOGUE
-    code = prologue + (
-        "signal.signal(signal.SIGTERM, lambda *_: announce(f'{rank} got it')); announce(rank)\n"
-        f"while True: {CHATTER}"
-    )
-    options = (*options, "--processes", 2, "--grace", 1000)
-    with started_job(code, *options, FOLDER=str(tmp_path)) as launcher:
-        fill_pipe(launcher, tmp_path)
-        launcher.terminate()
-        wait_for(lambda: len(read_pids(tmp_path)) == 4)
-        launcher.terminate()
-        assert launcher.wait(TIMEOUT) == 128 + signal.SIGTERM
-    assert not any(map(is_alive, read_pids(tmp_path)))
+    wait_for(lambda: len(read_pids(folder)) == 2 and is_full())
 
 
 def test_a_paused_reader_does_not_hide_a_stall(tmp_path):
     """The processes end, and the reader sees the report when it goes on."""
-    code = PROLOGUE + f"for i in range(500): {CHATTER}announce(rank); time.sleep(1000)"
+    code = PROLOGUE + f"for i in range(500): {CHATTER}announce(rank); {SLEEP}"
     options = ("--processes", 2, "--stall", 0.2, "--stall-slow", 1)
     with started_job(code, *options, FOLDER=str(tmp_path)) as launcher:
         wait_for(lambda: len(read_pids(tmp_path)) == 2)
@@ -241,16 +320,16 @@ def test_what_a_paused_reader_has_not_read_is_not_lost(tmp_path):
         fill_pipe(launcher, tmp_path)
         wait_for(lambda: not any(map(is_alive, read_pids(tmp_path))))
         with pytest.raises(subprocess.TimeoutExpired):
-            launcher.wait(2.5)
+            launcher.wait(_worker.DRAIN_SECONDS + 0.5)
         _, err = launcher.communicate(timeout=TIMEOUT)
     assert (launcher.returncode, err.count("xxx\n")) == (0, 1000)
 
 
 def test_more_than_fits_waits_for_the_reader(monkeypatch):
     """Then the processes wait, as at any full pipe; the order stays."""
-    monkeypatch.setattr(_output, "MAX_WAITING_BYTES", 10**6)
+    monkeypatch.setattr(_worker, "MAX_WAITING_BYTES", 10**6)
     source, sink = os.pipe()
-    output = _output.Output(sink)
+    output = _worker.Output(sink)
     lines = [b"%1000d\n" % i for i in range(2000)]
     count = 0
     while output.wait_for_room(0):
@@ -264,105 +343,138 @@ def test_more_than_fits_waits_for_the_reader(monkeypatch):
     os.close(sink)
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize(("restarts", "status"), [(1, 5), (2, 0)])
-def test_restarts(restarts, status):
-    code = PROLOGUE + "print('attempt', restart); sys.exit(5 if restart < 2 and rank == 1 else 0)"
-    options = ("--max-restarts", restarts, "--restart-delay", 0)
-    done = run_job(code, "--processes", 2, *options)
-    assert done.returncode == status
-    assert done.stderr.count("rank 1 failed") == 2
-    assert done.stderr.count("[launch] restart") == restarts
-    assert f"[1] attempt {restarts}" in done.stdout
+class TestRestarts:
+    @pytest.mark.smoke
+    @pytest.mark.parametrize(("restarts", "status"), [(1, 5), (2, 0)])
+    @both
+    def test_have_an_end(self, restarts, status, kind, tmp_path):
+        """Nodes go on when one has failed for good, and the job's status says that it has."""
+        code = PROLOGUE + (
+            "print('attempt', restart, flush=True); announce(f'{rank} of {restart}')\n"
+            "if restart < 2 and rank == 1: sys.exit(5)\n"
+            f"wait_for('1 of {restarts}'); time.sleep(0.3); print('end')"
+        )
+        options = ("--processes", 2, "--max-restarts", restarts, *AT_ONCE)
+        done = run_job(code, *kind, *options, FOLDER=str(tmp_path))
+        assert done.returncode == status
+        assert done.stderr.count("rank 1 failed (exit status 5)") == 2
+        lines = [line for line in launcher_lines(done) if "restart" in line]
+        start, size = ("rank 1: ", "") if kind else ("", ", with 2 processes,")
+        assert lines == [
+            f"[launch] {start}restart {i} of {restarts}{size} in 0 s"
+            for i in range(1, restarts + 1)
+        ]
+        assert f"attempt {restarts}" in read_output(done, 1)
+        assert ("end" in read_output(done, 0)) == (kind == EACH or status == 0)
+        assert ("end" in read_output(done, 1)) == (status == 0)
+
+    @both
+    @pytest.mark.parametrize(
+        ("command", "status", "shown"),
+        [
+            ("import no_such_module", 1, "ModuleNotFoundError: No module named"),
+            ("def f(", 1, "SyntaxError: '(' was never closed"),
+            (["-m", "no_such_module"], 1, "No module named no_such_module"),
+            (["no_such_file.py"], 2, "can't open file"),
+            (["sh", "-c", "no_such_program"], 127, "not found"),
+        ],
+    )
+    def test_do_not_follow_if_a_program_cannot_start(self, command, status, shown, kind, capfd):
+        """Nor if its status says that it was called wrongly, as that of a missing file."""
+        if isinstance(command, str):
+            command = ["-c", command]
+        if command[0] != "sh":
+            command = [sys.executable, *command]
+        restarts = ["--max-restarts", "5", "--restart-delay", "0"]
+        assert main(["--processes", "2", *restarts, *kind, "--", *command]) == status
+        report = capfd.readouterr().err
+        assert shown in report
+        assert "the program would fail again, so it is not started again\n" in report
+        assert "restart 1" not in report
+
+    def test_follow_a_failed_import_once_the_program_has_started(self):
+        code = PROLOGUE + (
+            "if restart == 0: sys.exit(1)\n"
+            "if restart == 1: import no_such_module\n"
+            "print('started', restart)"
+        )
+        done = run_job(code, "--processes", 1, "--max-restarts", 3, *AT_ONCE)
+        assert (done.returncode, done.stdout) == (0, "[0] started 2\n")
+
+    def test_of_an_elastic_job_are_on_the_surviving_processes(self, tmp_path):
+        """Two are killed, and one fails because of it: that one is not lost."""
+        code = PROLOGUE + (
+            "nodes = [os.environ[f'GOSSIPJAX_NUM_PROCESSES{x}'] for x in ('', '_AT_START')]\n"
+            "print(*nodes, rank); other = signal.SIG_IGN if rank == 1 else lambda *_: sys.exit(1)\n"
+            "signal.signal(signal.SIGTERM, other); announce(f'{rank} of {restart}')\n"
+            "if restart == 0 and rank == 1:\n"
+            "    wait_for(*(f'{i} of 0' for i in range(4)))\n"
+            "    for i in (3, 1):\n"
+            "        os.kill(int(Path(os.environ['FOLDER'], f'{i} of 0.pid').read_text()), 9)\n"
+            f"if restart == 0: {SLEEP}"
+        )
+        options = ("--processes", 4, "--max-restarts", 1, "--elastic")
+        done = run_job(code, *options, FOLDER=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        assert "restart 1 of 1, with 2 processes" in done.stderr
+        after = [line for line in done.stdout.splitlines() if "] 2 4" in line]
+        assert sorted(after) == ["[0] 2 4 0", "[1] 2 4 1"]
+
+    @pytest.mark.parametrize(
+        ("first", "on_sigterm"),
+        [
+            # Rank 2 fails because rank 1 was killed, but the launcher hears of rank 2 first.
+            (2, "os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else sys.exit(1)"),
+            (1, "os.kill(os.getpid(), signal.SIGSEGV)"),  # a crash while the process stops
+            (1, "None"),  # the launcher kills it
+        ],
+        ids=["reported late", "crash while stopping", "killed by the launcher"],
+    )
+    def test_of_an_elastic_job_count_one_loss_once(self, first, on_sigterm, tmp_path):
+        code = PROLOGUE + (
+            "if restart: sys.exit(0)\n"
+            f"signal.signal(signal.SIGTERM, lambda *_: {on_sigterm})\n"
+            "announce(rank); wait_for(*range(4))\n"
+            f"if rank == {first}: sys.exit(1)\n"
+            "while True: time.sleep(1)"
+        )
+        options = ("--processes", 4, "--max-restarts", 1, "--elastic", *AT_ONCE)
+        done = run_job(code, *options, "--grace", 0.5, FOLDER=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        assert "restart 1 of 1, with 3 processes" in done.stderr
+
+    @both
+    def test_are_delayed_more_after_each_failure(self, kind):
+        """Of each node by its own failures. The status is of the first that failed for good."""
+        code = PROLOGUE + "print(time.time()); sys.exit(5 + rank)"
+        size = 2 if kind else 1
+        options = (*kind, "--processes", size, "--max-restarts", 2, "--restart-delay", 0.2)
+        done = run_job(code, *options)
+        assert done.returncode in (5, 4 + size)
+        for rank in range(size):
+            start, middle = (f"rank {rank}: ", "") if kind else ("", ", with 1 processes,")
+            assert f"[launch] {start}restart 1 of 2{middle} in 0.2 s\n" in done.stderr
+            assert f"[launch] {start}restart 2 of 2{middle} in 0.4 s\n" in done.stderr
+            times = list(map(float, read_output(done, rank)))
+            delays = [later - earlier for earlier, later in itertools.pairwise(times)]
+            assert len(delays) == 2
+            assert delays[0] >= 0.2
+            assert delays[1] >= 0.4
 
 
-@pytest.mark.parametrize("options", [(), ("--asynchronous",)])
 @pytest.mark.parametrize(
-    ("command", "status", "shown"),
+    ("first", "seconds", "delays"),
     [
-        (
-            [sys.executable, "-c", "import no_such_module"],
-            1,
-            "ModuleNotFoundError: No module named",
-        ),
-        ([sys.executable, "-c", "def f("], 1, "SyntaxError: '(' was never closed"),
-        ([sys.executable, "-c", "from os import nothing"], 1, "ImportError: cannot import name"),
-        ([sys.executable, "-m", "no_such_module"], 1, "No module named no_such_module"),
-        ([sys.executable, "no_such_file.py"], 2, "can't open file"),
-        (["sh", "-c", "no_such_program"], 127, "not found"),
+        (1, [1] * 7, [1, 2, 4, 8, 16, 30, 30]),
+        (1, [1, 1, 3600, 1], [1, 2, 1, 2]),  # the third attempt ran for an hour
+        (100, [1] * 3, [100] * 3),
+        (0, [1] * 3, [0] * 3),
+        (1, [1] * 5000, [1, 2, 4, 8, 16] + 4995 * [30]),
     ],
 )
-def test_a_program_that_cannot_start_is_not_started_again(command, status, shown, options, capfd):
-    restarts = ["--max-restarts", "5", "--restart-delay", "0"]
-    assert main(["--processes", "2", *restarts, *options, "--", *command]) == status
-    report = capfd.readouterr().err
-    assert shown in report
-    assert "the program would fail again, so it is not started again\n" in report
-    assert "restart 1" not in report
-
-
-def test_a_failed_import_counts_as_any_failure_once_the_program_has_started():
-    code = PROLOGUE + (
-        "if restart == 0: sys.exit(1)\n"
-        "if restart == 1: import no_such_module\n"
-        "print('started', restart)"
-    )
-    done = run_job(code, "--processes", 1, "--max-restarts", 3, "--restart-delay", 0)
-    assert (done.returncode, done.stdout) == (0, "[0] started 2\n")
-
-
-def test_bad_usage_is_not_tried_again():
-    done = run_job(
-        "import argparse; argparse.ArgumentParser().error('no')",
-        *("--processes", 1, "--max-restarts", 5),
-    )
-    assert done.returncode == 2
-    assert "restart" not in done.stderr
-
-
-def test_elastic_restarts_on_the_surviving_processes(tmp_path):
-    """Two are killed, and one fails because of it: that one is not lost."""
-    code = PROLOGUE + (
-        "from gossipjax import launch\n"
-        "print('nodes', launch.surviving_nodes(8), 'rank', rank)\n"
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN if rank == 1 else lambda *_: sys.exit(1))\n"
-        "announce(f'{rank} of {restart}')\n"
-        "if restart == 0 and rank == 1:\n"
-        "    wait_for(*(f'{i} of 0' for i in range(4)))\n"
-        "    for i in (3, 1):\n"
-        "        os.kill(int(Path(os.environ['FOLDER'], f'{i} of 0.pid').read_text()), 9)\n"
-        "if restart == 0: time.sleep(1000)\n"
-    )
-    options = ("--processes", 4, "--max-restarts", 1, "--elastic")
-    done = run_job(code, *options, FOLDER=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert "restart 1 of 1, with 2 processes" in done.stderr
-    after = [line for line in done.stdout.splitlines() if "nodes 4" in line]
-    assert sorted(after) == ["[0] nodes 4 rank 0", "[1] nodes 4 rank 1"]
-
-
-@pytest.mark.parametrize(
-    ("first", "on_sigterm"),
-    [
-        # Rank 2 fails because rank 1 was killed, but the launcher hears of rank 2 first.
-        (2, "os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else sys.exit(1)"),
-        (1, "os.kill(os.getpid(), signal.SIGSEGV)"),  # a crash while the process stops
-        (1, "None"),  # the launcher kills it
-    ],
-    ids=["reported late", "crash while stopping", "killed by the launcher"],
-)
-def test_elastic_counts_one_loss_once(first, on_sigterm, tmp_path):
-    code = PROLOGUE + (
-        "if restart: sys.exit(0)\n"
-        f"signal.signal(signal.SIGTERM, lambda *_: {on_sigterm})\n"
-        "announce(rank); wait_for(*range(4))\n"
-        f"if rank == {first}: sys.exit(1)\n"
-        "while True: time.sleep(1)"
-    )
-    options = ("--processes", 4, "--max-restarts", 1, "--elastic", "--restart-delay", 0)
-    done = run_job(code, *options, "--grace", 0.5, FOLDER=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert "restart 1 of 1, with 3 processes" in done.stderr
+def test_delays_between_restarts(first, seconds, delays):
+    backoff = Backoff(first)
+    assert [backoff.next_delay(ran) for ran in seconds] == delays
 
 
 class RecordedReaper(Reaper):
@@ -400,56 +512,6 @@ def test_a_group_is_signaled_only_while_its_leader_holds_its_number(monkeypatch)
     assert len(states) == 2
 
 
-def test_restarts_are_delayed_more_after_each_failure():
-    code = PROLOGUE + "print('time', time.time()); sys.exit(5)"
-    done = run_job(code, "--processes", 1, "--max-restarts", 2, "--restart-delay", 0.5)
-    assert done.returncode == 5
-    assert "restart 1 of 2, with 1 processes, in 0.5 s\n" in done.stderr
-    assert "restart 2 of 2, with 1 processes, in 1 s\n" in done.stderr
-    times = [float(line.split()[-1]) for line in done.stdout.splitlines()]
-    delays = [later - earlier for earlier, later in itertools.pairwise(times)]
-    assert delays[0] >= 0.5
-    assert delays[1] >= 1
-
-
-@pytest.mark.parametrize(
-    ("first", "seconds", "delays"),
-    [
-        (1, [1] * 7, [1, 2, 4, 8, 16, 30, 30]),
-        (1, [1, 1, 3600, 1], [1, 2, 1, 2]),  # the third attempt ran for an hour
-        (100, [1] * 3, [100] * 3),
-        (0, [1] * 3, [0] * 3),
-        (1, [1] * 5000, [1, 2, 4, 8, 16] + 4995 * [30]),
-    ],
-)
-def test_delays_between_restarts(first, seconds, delays):
-    backoff = Backoff(first)
-    assert [backoff.next_delay(ran) for ran in seconds] == delays
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_delay_before_a_restart(number):
-    options = ("--processes", 1, "--max-restarts", 3, "--restart-delay", 1000)
-    with started_job("raise SystemExit(5)", *options) as launcher:
-        assert launcher.stderr is not None
-        while "in 1000 s" not in launcher.stderr.readline():
-            pass
-        start = time.monotonic()
-        launcher.send_signal(number)
-        launcher.communicate(timeout=TIMEOUT)
-        assert time.monotonic() - start < 30
-    assert launcher.returncode == 128 + number
-
-
-@pytest.mark.parametrize(("option", "is_kept"), [("--keep-memory", 1), ("--no-keep-memory", 0)])
-def test_memory_is_kept_only_on_request(option, is_kept):
-    code = f"import os; print(sum(os.environ.get(k) == v for k, v in {MALLOC_ENVIRONMENT}.items()))"
-    unset = dict.fromkeys(MALLOC_ENVIRONMENT, "")
-    done = run_job(code, "--processes", 1, option)
-    assert done.stdout == f"[0] {is_kept * len(MALLOC_ENVIRONMENT)}\n", done.stderr
-    assert run_job(code, "--processes", 1, option, **unset).stdout == "[0] 0\n"
-
-
 def test_memory_that_is_needed_once_goes_back():
     code = (
         "import numpy as np\n"
@@ -461,50 +523,15 @@ def test_memory_that_is_needed_once_goes_back():
     assert int(done.stdout.split()[1]) < 2**29, done.stderr
 
 
-def test_each_job_has_a_secret():
-    code = "import os; print(os.environ['GOSSIPJAX_SECRET'])"
-    outputs = [run_job(code, "--processes", 2).stdout.splitlines() for _ in range(2)]
-    secrets = [{line.split()[1] for line in lines} for lines in outputs]
-    assert [len(values) for values in secrets] == [1, 1]
-    assert secrets[0] != secrets[1]
-    assert min(map(len, secrets[0] | secrets[1])) >= 32
-    assert "[0] mine\n" in run_job(code, "--processes", 1, GOSSIPJAX_SECRET="mine").stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--processes 0 -- python", "--processes must be from 1 to 1024, got 0"),
-        ("--processes 1000000 -- python", "--processes must be from 1 to 1024, got 1000000"),
-        ("--processes 2 --local-devices 0 -- python", "--local-devices must be from 1 to 1024, "),
-        ("--processes 2 --local-devices 100000 -- python", "from 1 to 1024, got 100000"),
-        ("--processes 2 --grace -1 -- python", "--grace must be from 0 to 1e+06, got -1"),
-        ("--processes 2 --grace nan -- python", "--grace must be from 0 to 1e+06, got nan"),
-        ("--processes 2 --grace 1e300 -- python", "--grace must be from 0 to 1e+06, got 1e+300"),
-        ("--processes 2 --max-restarts -1 -- python", "--max-restarts must be from 0 to 1e+06"),
-        ("--processes 2 --max-restarts 1.5 -- python", "invalid int value"),
-        ("--processes 2 --restart-delay inf -- python", "--restart-delay must be from 0 to 1e+06"),
-        ("--processes 2 --restart-delay soon -- python", "invalid float value"),
-        ("--processes 2 --stall 0 -- python", "--stall must be from 0.1 to 1e+06, got 0"),
-        ("--processes 2 --elastic -- python", "--elastic must come with --max-restarts"),
-        ("--processes 2", "no command"),
-        ("--processes 2 --", "no command"),
-        (
-            "--processes 2 -- no-such-program",
-            "the command must be a program that can be executed, got 'no-such",
-        ),
-        ("--processes two -- python", "invalid int value"),
-        ("-- python", "--processes"),
-    ],
-)
-def test_bad_input_to_the_launcher(arguments, message, capsys):
-    with pytest.raises(SystemExit) as raised:
-        main(arguments.split())
-    assert raised.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_a_process_that_cannot_be_started(capsys):
+@both
+def test_a_process_that_cannot_be_started(kind, capsys):
     too_long = "x" * 2**18
-    assert main(["--processes", "2", "--", "true", too_long]) == 1
+    assert main([*kind, "--processes", "2", "--", "true", too_long]) == 1
     assert "error: cannot start rank 0: [Errno 7] Argument list too long" in capsys.readouterr().err
+
+
+def test_an_elastic_job_is_not_asynchronous(capsys):
+    """The other refusals are in the table of bad inputs."""
+    with pytest.raises(SystemExit):
+        main(["--asynchronous", "--elastic", "--max-restarts", "1", "--processes", "2", "--", "a"])
+    assert "--elastic must not come with --asynchronous" in capsys.readouterr().err

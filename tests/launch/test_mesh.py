@@ -11,34 +11,20 @@ from gossipjax.launch import _mesh
 
 
 @pytest.mark.parametrize(
-    ("nodes", "local", "shape"),
+    ("nodes", "axes", "shape"),
     [
-        (None, None, {"nodes": 8}),
-        (4, None, {"nodes": 4}),
-        (None, 4, {"nodes": 2, "local": 4}),
-        (2, 3, {"nodes": 2, "local": 3}),
-        (8, 1, {"nodes": 8, "local": 1}),
+        (None, {}, {"nodes": 8}),
+        (4, {}, {"nodes": 4}),
+        (2, {"local": 3}, {"nodes": 2, "local": 3}),
+        (8, {"local": 1}, {"nodes": 8, "local": 1}),
+        (4, {"fsdp": 2}, {"nodes": 4, "fsdp": 2}),
+        (None, {"tensor": 2, "fsdp": 2}, {"nodes": 2, "tensor": 2, "fsdp": 2}),
+        (None, {"local": 2, "fsdp": 2}, {"nodes": 2, "local": 2, "fsdp": 2}),
+        (1, {"fsdp": 3}, {"nodes": 1, "fsdp": 3}),
     ],
 )
-def test_meshes_of_one_process(nodes, local, shape):
-    mesh = launch.mesh(nodes, local)
-    assert dict(mesh.shape) == shape
-    assert set(mesh.axis_types) == {AxisType.Auto}
-    assert mesh.devices.flatten().tolist() == jax.devices()[: mesh.size]
-
-
-@pytest.mark.parametrize(
-    ("nodes", "local", "axes", "shape"),
-    [
-        (4, None, {"fsdp": 2}, {"nodes": 4, "fsdp": 2}),
-        (2, None, {"fsdp": 2, "tensor": 2}, {"nodes": 2, "fsdp": 2, "tensor": 2}),
-        (None, None, {"tensor": 2, "fsdp": 2}, {"nodes": 2, "tensor": 2, "fsdp": 2}),
-        (None, 2, {"fsdp": 2}, {"nodes": 2, "local": 2, "fsdp": 2}),
-        (1, None, {"fsdp": 3}, {"nodes": 1, "fsdp": 3}),
-    ],
-)
-def test_a_node_is_a_mesh(nodes, local, axes, shape):
-    mesh = launch.mesh(nodes, local, **axes)
+def test_meshes_of_one_process(nodes, axes, shape):
+    mesh = launch.mesh(nodes, **axes)
     assert list(mesh.shape.items()) == list(shape.items())
     assert set(mesh.axis_types) == {AxisType.Auto}
     assert mesh.devices.flatten().tolist() == jax.devices()[: mesh.size]
@@ -122,7 +108,8 @@ def test_slices_that_cannot_be(counts, inner, message):
         (4, {"fsdp": 2, "tensor": 2}, r"nodes \* fsdp \* tensor must be .* 4 \* 2 \* 2 = 16 and 8"),
         (None, {"fsdp": 3}, "fsdp must divide the number of devices, got fsdp=3 and 8 devices"),
         (None, {"a": 4, "b": 4}, r"a \* b must divide .*, got 4 \* 4 = 16 .*--local-devices 16"),
-        (2, {"fsdp": 0}, "fsdp must be an integer >= 1, got 0"),
+        (9, {}, r"got 9 \* 1 = 9 and 8 devices \(8 in 1 process\).*jax_num_cpu_devices"),
+        (None, {"local": 3}, "local must divide the number of devices, got local=3 and 8 devices"),
         (2, {"fsdp": 2, "tensor": None}, "tensor must be an integer >= 1, got None"),
         (
             1,
@@ -134,22 +121,6 @@ def test_slices_that_cannot_be(counts, inner, message):
 def test_nodes_that_cannot_be_meshes(nodes, axes, message):
     with pytest.raises(ValueError, match=message):
         launch.mesh(nodes, **axes)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "local", "message"),
-    [
-        (9, None, r"got 9 \* 1 = 9 and 8 devices \(8 in 1 process\).*jax_num_cpu_devices"),
-        (4, 4, r"got 4 \* 4 = 16 .*--local-devices 16"),
-        (None, 3, "local must divide the number of devices, got local=3 and 8 devices"),
-        (0, None, "nodes must be an integer >= 1, got 0"),
-        (2, 1.0, "local must be an integer"),
-        (True, None, "nodes must be an integer"),
-    ],
-)
-def test_meshes_that_cannot_be(nodes, local, message):
-    with pytest.raises(ValueError, match=message):
-        launch.mesh(nodes, local)
 
 
 @pytest.mark.parametrize(
@@ -180,13 +151,3 @@ def test_surviving_nodes(monkeypatch):
     message = r"GOSSIPJAX_NUM_PROCESSES_AT_START must be .* >= 1, got 0"
     with pytest.raises(ValueError, match=message):
         launch.surviving_nodes(6)
-
-
-@pytest.mark.parametrize("nodes", [0, -4, True, 8.0, "8", None])
-@pytest.mark.parametrize("restarted", [False, True], ids=["start", "restarted"])
-def test_nodes_that_cannot_survive(nodes, restarted, monkeypatch):
-    if restarted:
-        monkeypatch.setenv("GOSSIPJAX_NUM_PROCESSES_AT_START", "4")
-        monkeypatch.setenv("GOSSIPJAX_NUM_PROCESSES", "3")
-    with pytest.raises(ValueError, match=rf"nodes must be an integer >= 1, got {nodes!r}"):
-        launch.surviving_nodes(nodes)

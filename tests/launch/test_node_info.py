@@ -29,10 +29,6 @@ def set_variables(monkeypatch):
     return set_all
 
 
-def test_without_any_sign_of_a_job_there_is_no_node(set_variables):
-    assert find_node() is None
-
-
 def test_variables_of_the_launcher(set_variables):
     set_variables(LAUNCHER)
     contacts = ("127.0.0.1:5000", "127.0.0.1:5002")
@@ -44,23 +40,21 @@ def test_variables_of_the_launcher(set_variables):
     assert find_node() == node._replace(is_restart=True)
 
 
-@pytest.mark.parametrize("numbers", [THREE | {"GOSSIPJAX_PROCESS_ID": "2"}, SLURM, OPEN_MPI])
-def test_the_others_listen_where_they_reach_node_0(set_variables, numbers):
-    set_variables(COORDINATOR | numbers)
-    assert find_node() == NodeInfo(2, 3, "127.0.0.1:0", ("127.0.0.1:5000",), False, "")
-
-
 @pytest.mark.parametrize(
-    "numbers",
+    ("numbers", "name"),
     [
-        THREE | {"GOSSIPJAX_PROCESS_ID": "0"},
-        SLURM | {"SLURM_PROCID": "0"},
-        OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0"},
+        (THREE, "GOSSIPJAX_PROCESS_ID"),
+        (SLURM, "SLURM_PROCID"),
+        (OPEN_MPI, "OMPI_COMM_WORLD_RANK"),
     ],
 )
-def test_node_0_listens_at_the_address(set_variables, numbers):
-    set_variables(COORDINATOR | numbers)
+def test_node_0_listens_at_the_address_and_the_others_where_they_reach_it(
+    set_variables, numbers, name
+):
+    set_variables(COORDINATOR | numbers | {name: "0"})
     assert find_node() == NodeInfo(0, 3, "127.0.0.1:5000", (), False, "")
+    set_variables({name: "2"})
+    assert find_node() == NodeInfo(2, 3, "127.0.0.1:0", ("127.0.0.1:5000",), False, "")
 
 
 def has_ipv6():
@@ -81,8 +75,8 @@ def test_ipv6_addresses_have_brackets(set_variables):
 @pytest.mark.parametrize(
     "variables",
     [
+        {},
         {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
-        {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
         {"GOSSIPJAX_NUM_PROCESSES": "1"},
         SLURM | {"GOSSIPJAX_NUM_PROCESSES": "1"},
     ],
@@ -101,14 +95,9 @@ def test_a_job_of_one_process_has_no_node(set_variables, variables):
         ),
         (LAUNCHER | {"GOSSIPJAX_NODE": "3"}, "GOSSIPJAX_NODE must be from 0 to 2, .* got 3"),
         (LAUNCHER | {"GOSSIPJAX_NODE": "-1"}, r"\(GOSSIPJAX_NODE\) must be an integer .* '-1'"),
-        (LAUNCHER | {"GOSSIPJAX_NODE": "one"}, r"\(GOSSIPJAX_NODE\) must be an integer .* 'one'"),
         (
             LAUNCHER | {"GOSSIPJAX_NODE_ADDRESSES": "127.0.0.1:5000,here"},
             "GOSSIPJAX_NODE_ADDRESSES must be HOST:PORT .* got 'here'",
-        ),
-        (
-            LAUNCHER | {"GOSSIPJAX_NODE_ADDRESSES": "127.0.0.1:5000,"},
-            "GOSSIPJAX_NODE_ADDRESSES must be HOST:PORT .* got ''",
         ),
         (
             LAUNCHER | {"GOSSIPJAX_NODE_ADDRESSES": "127.0.0.1:5000,127.0.0.1:5000"},
@@ -120,19 +109,7 @@ def test_a_job_of_one_process_has_no_node(set_variables, variables):
         ),
         (LAUNCHER | {"GOSSIPJAX_RESTART": "yes"}, "GOSSIPJAX_RESTART.* must be an integer"),
         (COORDINATOR, "got no num_processes .* and no process_id"),
-        (COORDINATOR | THREE, r"got no process_id \(GOSSIPJAX_PROCESS_ID\)"),
-        (THREE | {"GOSSIPJAX_PROCESS_ID": "1"}, "got no coordinator_address"),
-        (
-            COORDINATOR | THREE | {"GOSSIPJAX_PROCESS_ID": "3"},
-            "from 0 to num_processes - 1, got process_id=3 and num_processes=3",
-        ),
-        (
-            THREE | {"GOSSIPJAX_PROCESS_ID": "1", "GOSSIPJAX_COORDINATOR_ADDRESS": "here"},
-            "coordinator_address must be HOST:PORT",
-        ),
-        (COORDINATOR | SLURM | {"SLURM_PROCID": "x"}, "SLURM_PROCID must be an integer"),
         (SLURM, "Slurm runs 3 processes.*GOSSIPJAX_COORDINATOR_ADDRESS=HOST:PORT"),
-        (OPEN_MPI, "Open MPI runs 3 processes.*GOSSIPJAX_COORDINATOR_ADDRESS=HOST:PORT"),
     ],
 )
 def test_incomplete_and_contradicting_variables(set_variables, variables, message):

@@ -1,6 +1,7 @@
 """The rendezvous: processes that meet, are missing or wrong, and strangers that connect."""
 
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -12,11 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from launching import TIMEOUT, free_address
 
-from gossipjax.launch import ProcessInfo, _coordinator, _listening, _rendezvous
-from gossipjax.launch._coordinator import MAX_STRANGERS
-from gossipjax.launch._messages import Hello, encode_hello
+from gossipjax.launch import ProcessInfo, _rendezvous
 from gossipjax.launch._process_info import parse_address
-from gossipjax.launch._rendezvous import rendezvous
+from gossipjax.launch._rendezvous import MAX_STRANGERS, Hello, encode_hello, rendezvous
 
 both = pytest.mark.parametrize("secret", [None, "secret"], ids=["open", "secret"])
 
@@ -147,8 +146,6 @@ def test_without_a_secret_wrong_processes_are_named_in_the_end(info, problem):
 HELLO = {"process_id": 1, "num_processes": 2, "host": "somewhere"}
 WRONG = {
     "list": {**HELLO, "process_id": []},
-    "object": {**HELLO, "process_id": {}},
-    "null": {**HELLO, "process_id": None},
     "text": {**HELLO, "process_id": "1"},
     "float": {**HELLO, "process_id": 1.0},
     "bool": {**HELLO, "process_id": True},
@@ -165,7 +162,6 @@ WRONG = {
     "no host": {"process_id": 1, "num_processes": 2},
     "only null": None,
     "only a list": [1, 2],
-    "only a number": 1,
 }
 LINES = {name: json.dumps(message).encode() + b"\n" for name, message in WRONG.items()}
 LINES |= {
@@ -178,13 +174,13 @@ LINES |= {
 }
 
 
-@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
-def test_a_malformed_message_does_not_end_the_job(line):
+def test_malformed_messages_do_not_end_the_job():
     with Job() as job:
         first = job.start(0, 2)
-        with job.connect() as stranger:
-            stranger.sendall(line)
-            assert is_dropped(stranger)
+        for name, line in LINES.items():
+            with job.connect() as stranger:
+                stranger.sendall(line)
+                assert is_dropped(stranger), name
         assert [job.start(1, 2).result(), first.result()] == [None, None]
 
 
@@ -195,11 +191,11 @@ def is_dropped(stranger: socket.socket) -> bool:
         return True
 
 
-@pytest.mark.parametrize("known", [None, "another"], ids=["none", "another"])
-def test_without_the_secret_nobody_ends_the_job(known):
+def test_without_the_secret_nobody_ends_the_job():
     with Job(secret="secret") as job:
         first = job.start(0, 2)
-        for info in (ProcessInfo(1, 2), ProcessInfo(1, 3)):
+        for known, info in itertools.product((None, "other"), ((1, 2), (1, 3))):
+            info = ProcessInfo(*info)
             with job.connect() as stranger:
                 stranger.sendall(encode_hello(Hello(info, "somewhere"), known))
                 assert is_dropped(stranger)
@@ -225,29 +221,22 @@ def test_different_secrets_are_named(mine, other):
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "secret"),
     [
-        b'{"error": null}\n',
-        b'{"error": []}\n',
-        b'{"error": "no"}\n',
-        b"{}\n",
-        b"[" * 9000 + b"\n",
-        b"220 mail.example.org\n",
-        b"x" * 100_000,
-        b"",
+        (b'{"error": null}\n', "secret"),
+        (b'{"error": "no"}\n', "secret"),
+        (b"[" * 9000 + b"\n", "secret"),
+        (b"x" * 100_000, "secret"),
+        (b"", "secret"),
+        (b'{"error": []}\n', None),
+        (b"{}\n", None),
+        (b"null\n", None),
+        (b"220 mail\n", None),
     ],
 )
-def test_an_answer_without_the_secret_is_not_believed(line):
+def test_an_answer_that_is_malformed_or_not_signed_is_an_error(line, secret):
     with server_that(lambda connection: connection.sendall(line)) as job:
-        job.secret = "secret"
-        error = job.start(1, 2).result()
-    assert error is not None
-    assert "does not expect it" in error
-
-
-@pytest.mark.parametrize("line", [b'{"error": []}\n', b"{}\n", b"null\n", b"220 mail\n"])
-def test_a_malformed_answer_is_an_error(line):
-    with server_that(lambda connection: connection.sendall(line)) as job:
+        job.secret = secret
         error = job.start(1, 2).result()
     assert error is not None
     assert "does not expect it" in error
@@ -339,7 +328,7 @@ def named(monkeypatch):
 
 
 def listening_at(address: str) -> list[str]:
-    servers = _listening.listen(address, 2, time.monotonic())
+    servers = _rendezvous.listen(address, 2, time.monotonic())
     names = [server.getsockname()[0] for server in servers]
     for server in servers:
         server.close()
@@ -363,7 +352,7 @@ def test_a_name_that_is_another_machine(named):
 
 
 def test_a_name_that_is_known_after_a_while(named, monkeypatch):
-    monkeypatch.setattr(_listening, "RESOLVE_SECONDS", 0.01)
+    monkeypatch.setattr(_rendezvous, "RESOLVE_SECONDS", 0.01)
     named["node-0"] = "127.0.0.2"
     resolve = socket.getaddrinfo
     attempts = []
@@ -376,13 +365,13 @@ def test_a_name_that_is_known_after_a_while(named, monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve_later)
     address = free_address().replace("127.0.0.1", "node-0")
-    servers = _listening.listen(address, 2, time.monotonic() + TIMEOUT)
+    servers = _rendezvous.listen(address, 2, time.monotonic() + TIMEOUT)
     for server in servers:
         server.close()
     attempts.clear()
     message = r"process 0 of 2 cannot listen at node-0:1: the name is not known here"
     with pytest.raises(ConnectionError, match=message):
-        _listening.listen("node-0:1", 2, time.monotonic())
+        _rendezvous.listen("node-0:1", 2, time.monotonic())
 
 
 def test_a_name_that_is_a_loopback_address_on_its_own_machine(named):
@@ -400,7 +389,7 @@ def test_a_name_that_is_a_loopback_address_on_its_own_machine(named):
 
 def test_describing_many_events_has_an_end(monkeypatch):
     """Strangers cannot make the error, or the memory of process 0, grow."""
-    monkeypatch.setattr(_coordinator, "MAX_SHOWN", 3)
+    monkeypatch.setattr(_rendezvous, "MAX_SHOWN", 3)
     with Job(timeout=1) as job:
         first = job.start(0, 2)
         for i in range(20):

@@ -29,12 +29,7 @@ def small(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "number"),
-    [
-        ("sgp", signal.SIGINT),
-        ("2-osgp", signal.SIGTERM),
-        ("d1d-psgd", signal.SIGINT),
-    ],
+    ("algorithm", "number"), [("d1d-psgd", signal.SIGINT), ("2-osgp", signal.SIGTERM)]
 )
 def test_a_resumed_run_ends_as_if_it_had_never_been_stopped(
     algorithm, number, tmp_path, monkeypatch
@@ -152,9 +147,7 @@ class TestBadInput:
         [
             ("--learning-rate", "0.1", "0.2"),
             ("--algorithm", "['sgp']", "dpsgd"),
-            ("--seed", "[0]", "1"),
             ("--epochs", "2", "3"),
-            ("--dirichlet-alpha", "None", "0.5"),
             ("--normalization", "None", "batch"),
         ],
     )
@@ -180,15 +173,11 @@ class TestBadInput:
         [
             ("", "must be JSON"),
             (b"\xff\xfe", "must be text in UTF-8"),
-            ("null", "must be a JSON object, got null"),
             ("[]", "must be a JSON object, got []"),
             ("{}", "must have environment, options, runs"),
-            ({"options": []}, "options must be an object, got []"),
             ({"options": {"nodes": "four"}}, 'nodes must be an integer >= 0, got "four"'),
             ({"options": {"nodes": 0}}, "--nodes must be an integer >= 1, got 0"),
-            ({"environment": None}, "environment must be an object, got null"),
             ({"environment": {"resumed": [1]}}, "resumed must be a list of texts, got [1]"),
-            ({"runs": {}}, "runs must be a list, got {}"),
             ({"runs": [3]}, "runs[0] must be a JSON object, got 3"),
             ({"runs": [{"run": None}]}, "runs[0]"),
         ],
@@ -205,7 +194,6 @@ class TestBadInput:
         ("content", "message"),
         [
             (b"\xff\xfe", "metrics.jsonl must be text in UTF-8"),
-            (b"null", "line 1 must be a JSON object, got null"),
             (b'{"run": "a"}', "line 1 must have epoch, seconds, step"),
             (b'{"run": "a", "epoch": 1, "seconds": 1, "step": "1"}', "line 1: step must be an int"),
         ],

@@ -34,6 +34,7 @@ def train(gossip, steps):
 """
 
 COUNT_GATHERS = """
+# `jax.device_put` of a host value over processes gathers it everywhere, at every step.
 gathers = []
 gather = multihost_utils.process_allgather
 def count(*args, **options):
@@ -52,10 +53,10 @@ assert not gathers, gathers
 jax.device_put(np.ones(2), jax.sharding.NamedSharding(nodes.mesh, jax.sharding.PartitionSpec()))
 assert len(gathers) == 1, gathers  # they are counted
 print("no gather")
-gx.launch.exit_process(0)
 """
 
 THOUSAND_STEPS = """
+# A program in flight beside the exchange would hang, sooner or later.
 train_step, z, opt_state, stats = train(gx.osgp(gx.topology.one_peer_exponential(4)), 1000)
 assert train_step.overlaps(opt_state)
 mass = nodes.one(nodes.run(gx.diagnostics.total_mass, z, opt_state))
@@ -66,7 +67,6 @@ if processes.is_main_process():
     np.testing.assert_allclose(model, 1.5, atol=0.02)
     np.testing.assert_allclose(stats, 1.5, atol=0.3)
     print("a thousand steps")
-gx.launch.exit_process(0)
 """
 
 STREAMING = """
@@ -110,7 +110,6 @@ if processes.is_main_process():
             all_reduced[key], np.asarray(simulated[key]), rtol=1e-4, atol=1e-5
         )
     print("averages beside the steps")
-gx.launch.exit_process(0)
 """
 
 ISLANDS = """
@@ -170,7 +169,6 @@ for mesh in (gx.launch.mesh(2, fsdp=2), gx.launch.mesh(1, fsdp=4)):
     assert shape_of_part(params["w"]) == (1, 4 // nodes.mesh.shape['fsdp'], 2)
 if processes.is_main_process():
     print("islands over processes")
-gx.launch.exit_process(0)
 """
 
 SEVERAL_PER_PROCESS = """
@@ -192,38 +190,24 @@ _, expected, expected_model = train_pairs(gx.Nodes(6))
 np.testing.assert_allclose(several.to_host(z), expected, rtol=1e-5, atol=1e-6)
 np.testing.assert_allclose(model, expected_model, rtol=1e-5)
 print("several per process")
-gx.launch.exit_process(0)
 """
 
 
-def test_nodes_of_several_processes_with_a_sharded_model():
-    job = run_job(PROLOGUE + ISLANDS, "--processes", 4)
-    assert job.returncode == 0, job.stderr
-    assert job.stdout.count("islands over processes") == 1
+EXIT = "gx.launch.exit_process(0)\n"
 
 
 @pytest.mark.smoke
-def test_several_nodes_per_process():
-    job = run_job(PROLOGUE + SEVERAL_PER_PROCESS, "--processes", 2)
+def test_two_processes():
+    """No host value is gathered, and several nodes of a process train as without processes."""
+    job = run_job(PROLOGUE + COUNT_GATHERS + SEVERAL_PER_PROCESS + EXIT, "--processes", 2)
     assert job.returncode == 0, job.stderr
+    assert job.stdout.count("no gather") == 2
     assert job.stdout.count("several per process") == 2
 
 
-def test_no_host_value_is_gathered():
-    """`jax.device_put` of a host value over processes gathers it everywhere, at every step."""
-    job = run_job(PROLOGUE + COUNT_GATHERS, "--processes", 2)
+def test_four_processes():
+    """Collectives keep one order beside overlap; averages run beside steps; nodes are sharded."""
+    job = run_job(PROLOGUE + THOUSAND_STEPS + STREAMING + ISLANDS + EXIT, "--processes", 4)
     assert job.returncode == 0, job.stderr
-    assert job.stdout.count("no gather") == 2
-
-
-def test_overlap_and_mixed_statistics_keep_one_order_of_collectives():
-    """A program in flight beside the exchange would hang, sooner or later."""
-    job = run_job(PROLOGUE + THOUSAND_STEPS, "--processes", 4)
-    assert job.returncode == 0, job.stderr
-    assert job.stdout.count("a thousand steps") == 1
-
-
-def test_averages_of_an_outer_optimizer_run_beside_several_steps():
-    job = run_job(PROLOGUE + STREAMING, "--processes", 4)
-    assert job.returncode == 0, job.stderr
-    assert job.stdout.count("averages beside the steps") == 1
+    for line in ("a thousand steps", "averages beside the steps", "islands over processes"):
+        assert job.stdout.count(line) == 1

@@ -1,20 +1,21 @@
-"""One process of a job on this machine: environment, session, output and exit."""
+"""One process of a job on this machine: its session, signals, output and exit."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import IO, NamedTuple
 
-from gossipjax.launch.supervisor._output import STDERR, STDOUT, Output
-from gossipjax.launch.supervisor._reaper import Reaper, signal_group
-from gossipjax.launch.supervisor._signals import describe_signal
+from gossipjax.launch._reaper import Reaper, signal_group
 
+MAX_WAITING_BYTES = 1 << 24  # of each stream; then the processes wait, as at any full pipe
 MAX_LINE_BYTES = 1 << 16  # longer lines are split
 LAST_LINES = 20  # of a failed process's output
 DRAIN_SECONDS = 2.0  # to read the output of a process that has exited
@@ -26,15 +27,6 @@ IMPORT_FAILED = re.compile(
     rb"(\x1b\[[\d;]*m)*(ModuleNotFound|Import|Syntax|Indentation|Tab)Error\b|.*: No module named "
 )
 SIGKILL_STATUS = 128 + signal.SIGKILL  # also that of a shell script whose command was killed
-
-# For glibc: keep the memory that XLA frees, instead of fetching it from the kernel again, page by
-# page, for the buffers of the next step. A step with 20 MB of parameters on CPU: 45 ms instead of
-# 64. More than 1 GiB at the end of the heap goes back; no limit would make no step faster.
-MALLOC_ENVIRONMENT = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-}
 
 # The shell reports its process id to the reaper before it becomes the command, so that no process
 # starts unknown to the reaper.
@@ -66,38 +58,79 @@ class Exited(NamedTuple):
 
 
 class OutputClosed(NamedTuple):
-    """Nobody reads the launcher's output any more."""
+    """The launcher's output has no reader any more."""
 
 
-def build_environment(
-    rank: int, port: int, num_processes: int, local_devices: int, keep_memory: bool
-) -> dict[str, str]:
-    """Environment of a process: that of the launcher, with defaults and with fixed values.
+class Signaled(NamedTuple):
+    """The launcher got a signal that asks it to stop."""
+
+    number: int
+
+
+class Output:
+    """A stream of the launcher, written by a thread, so that nothing else waits for its reader.
+
+    A reader may pause, as `less` does. Until it goes on, the lines wait here.
 
     Args:
-      rank: number of the process.
-      port: of process 0, on the loopback address.
-      num_processes: of this start of the job.
-      local_devices: devices of each process.
-      keep_memory: whether the process keeps the memory that it frees, `MALLOC_ENVIRONMENT`.
+      descriptor: that of the stream.
     """
-    first_device = rank * local_devices
-    device_ids = range(first_device, first_device + local_devices)
-    # NPROC is the size of XLA's thread pool on CPU. With no more threads than devices, the devices
-    # that wait in a collective would leave no thread for the computations of the others.
-    defaults = {
-        "NPROC": str(max(2 * local_devices, (os.cpu_count() or 1) // num_processes)),
-        "JAX_LOCAL_DEVICE_IDS": ",".join(map(str, device_ids)),
-        "PYTHONUNBUFFERED": "1",
-        **(MALLOC_ENVIRONMENT if keep_memory else {}),
-    }
-    required = {
-        "GOSSIPJAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
-        "GOSSIPJAX_NUM_PROCESSES": str(num_processes),
-        "GOSSIPJAX_PROCESS_ID": str(rank),
-        "JAX_NUM_CPU_DEVICES": str(local_devices),
-    }
-    return {**defaults, **os.environ, **required}
+
+    def __init__(self, descriptor: int):
+        self._descriptor = descriptor
+        self._lines: list[bytes] = []
+        self._num_bytes = 0  # of these lines and of those that are being written
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._on_closed: Callable[[], object] | None = None
+
+    def put(self, line: bytes, on_closed: Callable[[], object] | None = None) -> None:
+        """Add a line. `on_closed` is called on another thread if nobody reads the stream."""
+        with self._changed:
+            self._lines.append(line)
+            self._num_bytes += len(line)
+            self._on_closed = on_closed or self._on_closed
+            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._write_lines, daemon=True)
+                self._thread.start()
+
+    def wait_for_room(self, seconds: float) -> bool:
+        """Wait until fewer than `MAX_WAITING_BYTES` wait; return whether that is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._num_bytes < MAX_WAITING_BYTES, seconds)
+
+    def wait_until_written(self, seconds: float) -> bool:
+        """Wait until no line waits; return whether that is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._num_bytes == 0, seconds)
+
+    def _write_lines(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._lines)
+                data = memoryview(b"".join(self._lines))
+                self._lines.clear()
+            num_bytes = len(data)
+            try:
+                while data:
+                    data = data[os.write(self._descriptor, data) :]
+            except OSError:
+                if self._on_closed is not None:
+                    self._on_closed()
+            with self._changed:
+                self._num_bytes -= num_bytes
+                self._changed.notify_all()
+
+
+STDOUT = Output(1)
+STDERR = Output(2)
+STREAMS = (STDOUT, STDERR)
+
+
+def log(text: str) -> None:
+    """Write the launcher's own message to stderr. This never waits."""
+    STDERR.put(f"[launch] {text}\n".encode())
 
 
 class Worker:
@@ -229,3 +262,46 @@ def _read_lines(stream: IO[bytes]) -> Iterator[bytes]:
     """Lines of at most `MAX_LINE_BYTES`, each with a line break at its end."""
     for line in iter(lambda: stream.readline(MAX_LINE_BYTES), b""):
         yield line if line.endswith(b"\n") else line + b"\n"
+
+
+Handler = Callable[[int, FrameType | None], object] | signal.Handlers
+
+
+@contextlib.contextmanager
+def signal_handlers(signals: Iterable[signal.Signals], handler: Handler) -> Iterator[None]:
+    """Call `handler` on these signals within the context, and restore the former handlers after it.
+
+    On threads other than the main thread this does nothing, because Python sets signal handlers
+    on the main thread only. SIGHUP stays ignored where it is ignored (`nohup`).
+
+    Args:
+      signals: for example `[signal.SIGTERM]`.
+      handler: called as `handler(number, frame)`, on the main thread; or `signal.SIG_IGN`.
+
+    >>> import signal
+    >>> from gossipjax import launch
+    >>> received = []
+    >>> with launch.signal_handlers([signal.SIGTERM], lambda number, _: received.append(number)):
+    ...     signal.raise_signal(signal.SIGTERM)
+    >>> received == [signal.SIGTERM]
+    True
+    """
+    caught = [s for s in signals if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
+    if threading.current_thread() is not threading.main_thread():
+        caught = []
+    former_handlers = {s: signal.signal(s, handler) for s in caught}
+    try:
+        yield
+    finally:
+        for number, former in former_handlers.items():
+            signal.signal(number, former)
+
+
+def describe_signal(number: int) -> str:
+    """Name and number of a signal.
+
+    >>> describe_signal(9)
+    'SIGKILL, signal 9'
+    """
+    names = {int(s): s.name for s in signal.Signals}
+    return f"{names.get(number, 'unnamed')}, signal {number}"

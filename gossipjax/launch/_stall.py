@@ -1,0 +1,372 @@
+"""Which processes of a job are stuck, and where: what they say, a decision, and their stacks."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from gossipjax.launch._progress import (
+    PROGRESS,
+    STACK_SIGNAL,
+    Beat,
+    create_beat,
+    read_beat,
+    stacks_path,
+)
+from gossipjax.launch._worker import BAD_USAGE
+
+STALL_STATUS = 124  # exit status of a process that was ended because it was stuck, as of `timeout`
+STOPPED = "stopped by a signal (state T)"
+MARGIN = 0.1  # of the limit: processes whose last advances are not further apart stopped together
+LOOKS = 10  # in the time after which a process is stuck
+MAX_LOOK_SECONDS = 0.5  # between two looks
+WAIT_SECONDS = 2.0  # for the stacks of all processes
+LOOK_SECONDS = 0.05  # between two looks at their files
+MAX_LINES = 100  # of the stacks of a process that are shown
+STATES = {
+    "R": "running",
+    "S": "waiting",
+    "D": "waiting for a disk or another device",
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class StallLimits:
+    """Seconds without an advance after which a process is stuck.
+
+    Attributes:
+      seconds: between two steps.
+      slow_seconds: from its start to its first advance, and where it expects something slow.
+    """
+
+    seconds: float
+    slow_seconds: float
+
+
+class Watched(NamedTuple):
+    """What the launcher knows of a process that runs.
+
+    Attributes:
+      rank: its number.
+      beat: what it last said.
+      quiet_seconds: for which it has not advanced, since its start if it never has.
+      stopped_seconds: for which it has been stopped by a signal; None if it is not.
+    """
+
+    rank: int
+    beat: Beat
+    quiet_seconds: float
+    stopped_seconds: float | None
+
+    @property
+    def has_advanced(self) -> bool:
+        return self.beat.nanoseconds > 0
+
+    def is_stopped(self, limits: StallLimits) -> bool:
+        """Whether it has been stopped for too long."""
+        return self.stopped_seconds is not None and self.stopped_seconds >= limits.seconds
+
+    def is_overdue(self, limits: StallLimits) -> bool:
+        """Whether it has not advanced for too long."""
+        is_slow = self.beat.is_slow or not self.has_advanced
+        limit = limits.slow_seconds if is_slow else limits.seconds
+        return self.quiet_seconds >= limit or self.is_stopped(limits)
+
+
+class Verdict(NamedTuple):
+    """The processes that are stuck, and why they and not the others.
+
+    Attributes:
+      ranks: of those; empty if it cannot be told which they are.
+      reason: a clause about them, or about the job.
+    """
+
+    ranks: list[int]
+    reason: str
+
+
+def find_stall(processes: Sequence[Watched], limits: StallLimits) -> Verdict | None:
+    """Judges a job whose processes need each other; None if it goes on.
+
+    If one is stuck the others soon wait for it, so none of them advances any more. While one does,
+    the others may wait for it: for an evaluation, for example. So a job is stuck if no process has
+    advanced in time, or if one has been stopped by a signal, which is never part of a program.
+
+    Args:
+      processes: those that run.
+      limits: of the job.
+    """
+    is_stuck = bool(processes) and all(process.is_overdue(limits) for process in processes)
+    if not is_stuck and not any(process.is_stopped(limits) for process in processes):
+        return None
+    stopped = [process.rank for process in processes if process.stopped_seconds is not None]
+    if stopped:
+        return Verdict(stopped, STOPPED)
+    return _find_last(processes, limits.seconds * MARGIN)
+
+
+def _find_last(processes: Sequence[Watched], margin: float) -> Verdict:
+    """Names the processes behind the others: in steps, or else in the time of their last advance.
+
+    One that is stuck before step k has not said that it begins step k, and the others have.
+    """
+    if len(processes) == 1:
+        return Verdict([processes[0].rank], "not advancing")
+    fresh = [process.rank for process in processes if not process.has_advanced]
+    if len(fresh) == len(processes):
+        return Verdict([], "no process has advanced since its start")
+    if fresh:
+        return Verdict(fresh, "not advancing since its start")
+    steps = {p.rank: p.beat.step for p in processes if p.beat.step is not None}
+    behind = [rank for rank, step in steps.items() if step == min(steps.values())]
+    if len(steps) == len(processes) and len(behind) < len(processes):
+        return Verdict(behind, "behind the others in steps")
+    seconds = {process.rank: process.beat.nanoseconds * 1e-9 for process in processes}
+    first = min(seconds.values())
+    early = [rank for rank, value in seconds.items() if value <= first + margin]
+    if len(early) < len(processes):
+        return Verdict(early, "the first to advance no more")
+    return Verdict([], "all processes stopped advancing together")
+
+
+@dataclasses.dataclass
+class _Process:
+    """A process of the job.
+
+    Attributes:
+      path: the file in which it says that it advances.
+      beat: what it last said.
+      advanced_at: on the clock of the watch, when that was seen.
+      session: of the process; 0 until it is started.
+      stopped_at: on that clock, since when it is seen stopped; None if it is not.
+    """
+
+    path: Path
+    beat: Beat
+    advanced_at: float
+    session: int = 0
+    stopped_at: float | None = None
+
+    @property
+    def process_id(self) -> int:
+        return self.beat.process_id or self.session
+
+    @property
+    def stacks(self) -> Path:
+        return stacks_path(self.path)
+
+    def find_state(self) -> str | None:
+        """Its state as one letter, as in `ps`; None where it is not known (no Linux)."""
+        with contextlib.suppress(OSError, IndexError):
+            stat = Path(f"/proc/{self.process_id}/stat").read_text()
+            return stat.rpartition(")")[2].split()[0]
+        return None
+
+
+class Watch:
+    """The processes of a job, by rank.
+
+    Its clock runs while the launcher does. If the machine suspends the whole job, the time in
+    which nobody could advance does not count.
+
+    Args:
+      limits: of the job.
+      folder: for the files of the processes.
+
+    Attributes:
+      next_look: when to look next, by `time.monotonic()`.
+    """
+
+    def __init__(self, limits: StallLimits, folder: Path):
+        self.limits = limits
+        self._has_advanced = False
+        self._folder = folder
+        self._interval = min(limits.seconds / LOOKS, MAX_LOOK_SECONDS)
+        self._num_files = 0
+        self._clock = 0.0
+        self._last_look = time.monotonic()
+        self.next_look = self._last_look + self._interval
+        self._processes: dict[int, _Process] = {}
+
+    def add(self, rank: int) -> dict[str, str]:
+        """Returns the environment of a process that is to be started, and forgets a former one."""
+        path = self._folder / f"{rank}-{self._num_files}"
+        self._num_files += 1
+        create_beat(path)
+        self._processes[rank] = _Process(path, read_beat(path), self._clock)
+        return {PROGRESS: str(path)}
+
+    def follow(self, rank: int, session: int) -> None:
+        """Watches a process that was started."""
+        self._processes[rank].session = session
+
+    def forget(self, rank: int) -> None:
+        """Forgets a process that has ended."""
+        self._processes.pop(rank, None)
+
+    def look(self) -> list[Watched]:
+        """Returns what the running processes have said."""
+        now = time.monotonic()
+        self._clock += min(now - self._last_look, 2 * self._interval)
+        self._last_look = now
+        self.next_look = now + self._interval
+        return [self._look_at(rank, process) for rank, process in self._processes.items()]
+
+    def _look_at(self, rank: int, process: _Process) -> Watched:
+        beat = process.beat
+        with contextlib.suppress(OSError):  # a cleaner may have removed the file
+            beat = read_beat(process.path)
+        if beat.nanoseconds != process.beat.nanoseconds:
+            process.advanced_at = self._clock
+            self._has_advanced = True
+        process.beat = beat
+        if process.process_id == 0 or process.find_state() != "T":
+            process.stopped_at = None
+        elif process.stopped_at is None:
+            process.stopped_at = self._clock
+        stopped_at = process.stopped_at
+        stopped_seconds = None if stopped_at is None else self._clock - stopped_at
+        return Watched(rank, beat, self._clock - process.advanced_at, stopped_seconds)
+
+    def find_status(self, verdict: Verdict) -> int:
+        """The exit status of what is stuck: bad usage if the program never says that it advances.
+
+        A restart would not change that.
+        """
+        is_silent = not self._has_advanced and verdict.reason != STOPPED
+        return BAD_USAGE if is_silent else STALL_STATUS
+
+    def report(self, processes: Sequence[Watched], verdict: Verdict, consequence: str) -> str:
+        """Takes the stacks, and returns a text: who is stuck, where, and where the others are."""
+        stuck = [process for process in processes if process.rank in verdict.ranks]
+        others = [process for process in processes if process.rank not in verdict.ranks]
+        names = ", ".join(f"rank {rank}" for rank in verdict.ranks)
+        start = f"{names} stalled: {verdict.reason}" if stuck else f"stalled: {verdict.reason}"
+        lines = [f"{start}, {consequence}"]
+        if self.find_status(verdict) == BAD_USAGE:
+            lines.append(
+                f"    no process has advanced in {self.limits.slow_seconds:g} s (--stall-slow): "
+                "the program must call gx.TrainStep or gossipjax.launch.advance() at every step; "
+                "leave --stall out where it does not, give a longer --stall-slow where its start "
+                "takes longer"
+            )
+        stacks = take_stacks([self._processes[process.rank] for process in (*stuck, *others)])
+        for process, threads in zip((*stuck, *others), stacks, strict=True):
+            lines.append(f"    rank {process.rank}, {describe_progress(process)}:")
+            if stuck and process in others:
+                threads = threads[-1:]
+            shown = [line for thread in threads for line in thread]
+            if len(shown) > MAX_LINES:
+                shown = [f"... {len(shown) - MAX_LINES} lines", *shown[-MAX_LINES:]]
+            lines += [f"      {line}" for line in shown]
+        return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def watching(limits: StallLimits | None) -> Iterator[Watch | None]:
+    """A watch with its folder, within the context; None without limits."""
+    if limits is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="gossipjax-") as folder:
+        yield Watch(limits, Path(folder))
+
+
+def describe_progress(process: Watched) -> str:
+    """For how long a process has not advanced, and since which step."""
+    if not process.has_advanced:
+        return f"no advance in the {process.quiet_seconds:.1f} s since its start"
+    step = "" if process.beat.step is None else f", the last at step {process.beat.step}"
+    slow = ", where something slow was expected" if process.beat.is_slow else ""
+    return f"no advance for {process.quiet_seconds:.1f} s{step}{slow}"
+
+
+def take_stacks(processes: Sequence[_Process]) -> list[list[list[str]]]:
+    """Lets processes write their stacks; returns the lines of each thread, the main one last.
+
+    A handler in C writes them, so it does not matter what the program waits for. A process that is
+    stopped by a signal is continued for that: end it afterwards. Where there is no stack, the only
+    line says why, and what the kernel says instead.
+    """
+    starts = [_size(process) for process in processes]
+    states = [process.find_state() for process in processes]
+    is_asked = [_ask(process) for process in processes]
+    deadline = time.monotonic() + WAIT_SECONDS
+    sizes = starts
+    while time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+        former = sizes
+        sizes = [_size(process) for process in processes]
+        have_written = all(
+            size > start or not asked
+            for size, start, asked in zip(sizes, starts, is_asked, strict=True)
+        )
+        if have_written and sizes == former:
+            break
+    return [
+        _read_threads(process, start) if asked and size > start else [[_describe(process, state)]]
+        for process, start, size, asked, state in zip(
+            processes, starts, sizes, is_asked, states, strict=True
+        )
+    ]
+
+
+def _size(process: _Process) -> int:
+    with contextlib.suppress(OSError):
+        return process.stacks.stat().st_size
+    return 0
+
+
+def _ask(process: _Process) -> bool:
+    """Asks a process for its stacks; returns whether it can write them."""
+    process_id = process.beat.process_id
+    if not process_id or not process.stacks.exists():
+        return False
+    with contextlib.suppress(OSError):
+        # Its number might be that of another process: in a container, or after its end.
+        if os.getsid(process_id) == process.session:
+            os.kill(process_id, STACK_SIGNAL)
+            os.kill(process_id, signal.SIGCONT)
+            return True
+    return False
+
+
+def _read_threads(process: _Process, start: int) -> list[list[str]]:
+    text = b""
+    with contextlib.suppress(OSError):  # a cleaner may have removed the file
+        text = process.stacks.read_bytes()[start:]
+    threads: list[list[str]] = []
+    for line in text.decode(errors="replace").splitlines():
+        if not threads or not line.startswith(" "):
+            threads.append([])
+        if line.strip():
+            threads[-1].append(line)
+    return [thread for thread in threads if thread]
+
+
+def _describe(process: _Process, state: str | None) -> str:
+    """Why there is no stack, and the state of the process."""
+    if process.beat.process_id == 0:
+        reason = (
+            "it has called neither gossipjax.launch.initialize() nor gossipjax.launch.advance()"
+        )
+    elif process.stacks.exists():
+        reason = "it did not write one"
+    else:
+        reason = f"it handles {STACK_SIGNAL.name} itself"
+    if state is None:
+        return f"no stack: {reason}"
+    function = ""
+    with contextlib.suppress(OSError):
+        wchan = Path(f"/proc/{process.process_id}/wchan").read_text().strip()
+        function = "" if wchan in ("", "0") else f", in the kernel's {wchan}"
+    return f"no stack: {reason}; state {state} ({STATES.get(state, 'unknown')}){function}"

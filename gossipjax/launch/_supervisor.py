@@ -1,0 +1,421 @@
+"""The processes of a job on this machine: started, watched, stopped, and started again.
+
+Processes that need each other are one group: if one fails, the others are stopped, and all start
+again. The nodes of an asynchronous job are groups of one process each: one that fails starts again
+while the others go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import queue
+import secrets
+import signal
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+
+from gossipjax.launch._process_info import ADDRESSES, PLACE
+from gossipjax.launch._progress import PROGRESS
+from gossipjax.launch._reaper import STOP_SIGNALS, Reaper
+from gossipjax.launch._stall import StallLimits, Watch, find_stall, watching
+from gossipjax.launch._worker import (
+    BAD_USAGE,
+    DRAIN_SECONDS,
+    STREAMS,
+    Exited,
+    OutputClosed,
+    Signaled,
+    Worker,
+    describe_signal,
+    log,
+    signal_handlers,
+)
+
+MAX_GRACE_AFTER_FAILURE = 5.0  # seconds: without the failed process the others cannot save
+MAX_DELAY_SECONDS = 30.0  # between two restarts
+STABLE_SECONDS = 600.0  # after which a failure is not one of a series
+MAX_WAIT_SECONDS = 0.5  # for an event, without a look at signals
+
+# For glibc: keep the memory that XLA frees, instead of fetching it from the kernel again, page by
+# page, for the buffers of the next step. A step with 20 MB of parameters on CPU: 45 ms instead of
+# 64. More than 1 GiB at the end of the heap goes back; no limit would make no step faster.
+MALLOC_ENVIRONMENT = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+}
+
+Event = Exited | Signaled | OutputClosed
+
+
+@dataclasses.dataclass(frozen=True)
+class JobSpec:
+    """A command, and how to run it.
+
+    Attributes:
+      command: program and arguments of every process.
+      num_processes: number of processes at the start of the job.
+      local_devices: devices of each process.
+      grace_seconds: from SIGTERM to SIGKILL.
+      keep_memory: whether processes keep the memory that they free, `MALLOC_ENVIRONMENT`.
+      stall: after which time without an advance a process is stuck; None does not watch.
+      max_restarts: restarts after failures, at most: of the job, or of each asynchronous node.
+      delay_seconds: before the first restart; see `Backoff`.
+      elastic: whether a restart has one process less for each that was lost.
+      asynchronous: whether each process is a node that is started again without the others.
+      job_id: distinguishes the job from others, the same after restarts.
+      secret: by which the processes of the job know each other, unless the user has set one.
+    """
+
+    command: Sequence[str]
+    num_processes: int
+    local_devices: int = 1
+    grace_seconds: float = 30.0
+    keep_memory: bool = True
+    stall: StallLimits | None = None
+    max_restarts: int = 0
+    delay_seconds: float = 1.0
+    elastic: bool = False
+    asynchronous: bool = False
+    job_id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
+    secret: str = dataclasses.field(default_factory=secrets.token_hex, repr=False)
+
+
+class StartError(Exception):
+    """A process of the job cannot be started: the machine has no room for it, for example."""
+
+
+def supervise(job: JobSpec) -> int:
+    """Run a job to its end, with restarts. Must be called on the main thread.
+
+    If a process fails, the others of its group get SIGTERM, then SIGKILL. Then, after a delay, the
+    group is started again, unless the status was 2 (bad usage), the program cannot start, or a
+    signal stopped the job. A process that is stuck has failed, with status `STALL_STATUS`.
+
+    Returns:
+      The exit status: 0, that of the process that failed for good first, or 128 + the number of
+      the signal.
+
+    Raises:
+      StartError: if a process cannot be started.
+    """
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    with (
+        _stop_signals(events),
+        Reaper() as reaper,
+        contextlib.ExitStack() as ports,
+        watching(job.stall) as watch,
+    ):
+        return _Supervisor(job, events, reaper, ports, watch).run()
+
+
+@contextlib.contextmanager
+def _stop_signals(events: queue.SimpleQueue[Event]) -> Iterator[None]:
+    """Turn signals into events within the context, and at its end wait until the output is written.
+
+    A reader that pauses may take its time, unless a signal has stopped the job or ends the wait.
+    """
+    is_stopping = False
+
+    def stop(number: int, _: object) -> None:
+        nonlocal is_stopping
+        is_stopping = True
+        events.put(Signaled(number))
+
+    with signal_handlers(STOP_SIGNALS, stop):
+        try:
+            yield
+        finally:
+            deadline = math.inf
+            while not all(stream.wait_until_written(MAX_WAIT_SECONDS) for stream in STREAMS):
+                if is_stopping:
+                    deadline = min(deadline, time.monotonic() + DRAIN_SECONDS)
+                if time.monotonic() >= deadline:
+                    break
+
+
+class Backoff:
+    """Delays before restarts: each is twice the one before, but at most `MAX_DELAY_SECONDS`.
+
+    After an attempt of `STABLE_SECONDS` they start again, at `first_seconds`.
+    """
+
+    def __init__(self, first_seconds: float):
+        self._first_seconds = first_seconds
+        self._next_seconds = first_seconds
+
+    def next_delay(self, ran_seconds: float) -> float:
+        """Return the seconds to wait after an attempt that ran for `ran_seconds` and failed."""
+        if ran_seconds >= STABLE_SECONDS:
+            self._next_seconds = self._first_seconds
+        delay = self._next_seconds
+        self._next_seconds = max(self._first_seconds, min(2 * delay, MAX_DELAY_SECONDS))
+        return delay
+
+
+class _Group:
+    """Processes that are started and stopped together. Times are those of `time.monotonic()`.
+
+    Attributes:
+      ranks: numbers of its processes.
+      restarts: how often it was started again.
+      start_time: of this attempt.
+      restart_time: of the next attempt, infinite if none is due.
+      kill_time: when the grace period ends, infinite if none has begun.
+      workers: its processes in this attempt, by rank.
+      num_running: how many of them have not exited.
+      failure: the first of this attempt, or None.
+      num_lost: processes that SIGKILL ended, if not by the launcher, or that were stuck.
+    """
+
+    def __init__(self, ranks: Sequence[int], delay_seconds: float):
+        self.ranks = ranks
+        self.restarts = 0
+        self.backoff = Backoff(delay_seconds)
+        self.restart_time = math.inf
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the attempt before this one."""
+        self.start_time = time.monotonic()
+        self.restart_time = math.inf
+        self.kill_time = math.inf
+        self.workers: dict[int, Worker] = {}
+        self.num_running = 0
+        self.failure: Exited | None = None
+        self.num_lost = 0
+
+    @property
+    def is_active(self) -> bool:
+        return self.num_running > 0 or self.restart_time < math.inf
+
+    def terminate(self, grace_seconds: float) -> None:
+        self._signal(signal.SIGTERM)
+        self.kill_time = min(self.kill_time, time.monotonic() + grace_seconds)
+
+    def kill(self) -> None:
+        self.kill_time = math.inf
+        self._signal(signal.SIGKILL)
+
+    def join(self) -> None:
+        for worker in self.workers.values():
+            worker.join()
+
+    def _signal(self, number: int) -> None:
+        for worker in self.workers.values():
+            worker.send_signal(number)
+
+
+class _Supervisor:
+    """The groups of a job, and what happens to them, in the order in which the launcher hears."""
+
+    def __init__(
+        self,
+        job: JobSpec,
+        events: queue.SimpleQueue[Event],
+        reaper: Reaper,
+        ports: contextlib.ExitStack,
+        watch: Watch | None,
+    ):
+        self._job = job
+        self._events = events
+        self._reaper = reaper
+        self._ports = ports
+        self._watch = watch
+        self._status = 0
+        self._stop_signal: int | None = None
+        ranks = range(job.num_processes)
+        divided = [[rank] for rank in ranks] if job.asynchronous else [ranks]
+        self._groups = [_Group(part, job.delay_seconds) for part in divided]
+        # All nodes of an asynchronous job keep their addresses.
+        self._addresses = [self._reserve_address() for _ in ranks] if job.asynchronous else []
+
+    def run(self) -> int:
+        """Start all processes and handle events until none runs or waits for its restart."""
+        try:
+            for group in self._groups:
+                self._start(group)
+            while any(group.is_active for group in self._groups):
+                self._handle(self._next_event())
+        finally:
+            for group in self._groups:
+                group.kill()
+            for group in self._groups:
+                group.join()
+        return self._status if self._stop_signal is None else 128 + self._stop_signal
+
+    def _next_event(self) -> Event | None:
+        """The next event; None when it is time to kill, to start or to look at processes.
+
+        It waits in short parts: Python runs the handler of a signal that arrives immediately before
+        a wait only when the wait is over.
+        """
+        due = [when for group in self._groups for when in (group.kill_time, group.restart_time)]
+        next_time = min([*due, math.inf if self._watch is None else self._watch.next_look])
+        while True:
+            seconds = max(0.0, min(next_time - time.monotonic(), MAX_WAIT_SECONDS))
+            try:
+                return self._events.get(timeout=seconds)
+            except queue.Empty:
+                if time.monotonic() >= next_time:
+                    return None
+
+    def _handle(self, event: Event | None) -> None:
+        match event:
+            case None:
+                self._on_time()
+            case Exited():
+                self._on_exit(event)
+            case Signaled(number) if self._stop_signal is None:
+                self._stop(number)
+            case Signaled():  # the second one does not wait
+                for group in self._groups:
+                    group.kill()
+            case OutputClosed() if self._stop_signal is None:  # each line of output reports it
+                self._stop(signal.SIGPIPE)
+
+    def _on_time(self) -> None:
+        now = time.monotonic()
+        for group in self._groups:
+            if group.kill_time <= now:
+                group.kill()
+            if group.restart_time <= now:
+                self._start(group)
+        if self._watch is not None and self._watch.next_look <= now:
+            self._look(self._watch)
+
+    def _on_exit(self, exited: Exited) -> None:
+        """Count the process; the first failure stops the others of its group."""
+        group = next(group for group in self._groups if exited.rank in group.ranks)
+        group.num_running -= 1
+        group.num_lost += exited.is_lost
+        if self._watch is not None:
+            self._watch.forget(exited.rank)
+        if exited.code != 0 and group.failure is None and self._stop_signal is None:
+            group.failure = exited
+            group.terminate(min(self._job.grace_seconds, MAX_GRACE_AFTER_FAILURE))
+            consequence = "the others go on" if self._job.asynchronous else "stopping the others"
+            log(group.workers[exited.rank].describe_failure(exited, consequence))
+        if group.num_running == 0:
+            group.join()
+            if group.failure is not None and self._stop_signal is None:
+                self._plan_restart(group, group.failure)
+
+    def _plan_restart(self, group: _Group, failure: Exited) -> None:
+        """Say when a group whose attempt has failed starts again, or that it does not."""
+        job = self._job
+        name = f"rank {failure.rank}: " if job.asynchronous else ""
+        # After a restart the program is known to start. A failing import may be the machine's then:
+        # of a file system that is not back yet, for example.
+        cannot_start = group.restarts == 0 and group.workers[failure.rank].cannot_start(failure)
+        is_hopeless = failure.status == BAD_USAGE or cannot_start
+        if is_hopeless or group.restarts == job.max_restarts:
+            self._status = self._status or failure.status
+            if group.restarts < job.max_restarts:
+                log(f"{name}the program would fail again, so it is not started again")
+            return
+        if job.elastic:
+            # One failure makes others fail, in any order and in any way, except by SIGKILL.
+            group.ranks = range(max(1, len(group.ranks) - max(1, group.num_lost)))
+        delay = group.backoff.next_delay(time.monotonic() - group.start_time)
+        group.restarts += 1
+        group.restart_time = time.monotonic() + delay
+        size = "" if job.asynchronous else f", with {len(group.ranks)} processes,"
+        log(f"{name}restart {group.restarts} of {job.max_restarts}{size} in {delay:g} s")
+
+    def _look(self, watch: Watch) -> None:
+        """Look whether processes are stuck: they are killed, which stops their group."""
+        processes = watch.look()
+        for group in self._groups:
+            watched = [process for process in processes if process.rank in group.ranks]
+            is_ending = group.failure is not None or self._stop_signal is not None
+            verdict = None if is_ending else find_stall(watched, watch.limits)
+            if verdict is None:
+                continue
+            consequence = "the others go on" if self._job.asynchronous else "stopping the job"
+            log(watch.report(watched, verdict, consequence))
+            rank = min(verdict.ranks, default=group.ranks[0])
+            group.failure = Exited(rank, watch.find_status(verdict))
+            for rank in verdict.ranks:
+                group.workers[rank].send_signal(signal.SIGKILL)
+            group.num_lost = len(verdict.ranks) if len(verdict.ranks) < group.num_running else 1
+            group.terminate(min(self._job.grace_seconds, MAX_GRACE_AFTER_FAILURE))
+
+    def _stop(self, number: int) -> None:
+        """Stop the job on the first signal, or when its output has no reader (SIGPIPE)."""
+        self._stop_signal = number
+        for group in self._groups:
+            group.restart_time = math.inf
+            group.terminate(self._job.grace_seconds)
+        log(f"{describe_signal(number)}: the processes have {self._job.grace_seconds:g} s to exit")
+
+    def _start(self, group: _Group) -> None:
+        group.begin()
+        coordinator = ""
+        if not self._job.asynchronous:
+            self._ports.close()  # that of the attempt before
+            coordinator = self._reserve_address()
+        for rank in group.ranks:
+            environment = self._make_environment(group, rank, coordinator)
+            if self._watch is not None:
+                environment |= self._watch.add(rank)
+            try:
+                worker = Worker(
+                    rank, self._job.command, environment, self._events.put, self._reaper
+                )
+            except OSError as error:
+                raise StartError(f"cannot start rank {rank}: {error}") from error
+            group.workers[rank] = worker
+            group.num_running += 1
+            if self._watch is not None:
+                self._watch.follow(rank, worker.process_id)
+
+    def _make_environment(self, group: _Group, rank: int, coordinator: str) -> dict[str, str]:
+        """Environment of a process: that of the launcher, with defaults and with fixed values."""
+        job = self._job
+        count = job.num_processes if job.asynchronous else len(group.ranks)
+        first_device = rank * job.local_devices
+        device_ids = range(first_device, first_device + job.local_devices)
+        # NPROC is the size of XLA's thread pool on CPU. With no more threads than devices, the
+        # devices that wait in a collective would leave no thread for the computations of others.
+        defaults = {
+            "NPROC": str(max(2 * job.local_devices, (os.cpu_count() or 1) // count)),
+            "JAX_LOCAL_DEVICE_IDS": ",".join(map(str, device_ids)),
+            "PYTHONUNBUFFERED": "1",
+            "GOSSIPJAX_SECRET": job.secret,
+            **(MALLOC_ENVIRONMENT if job.keep_memory else {}),
+        }
+        coordinated = {
+            "GOSSIPJAX_COORDINATOR_ADDRESS": coordinator,
+            "GOSSIPJAX_NUM_PROCESSES": str(count),
+            "GOSSIPJAX_PROCESS_ID": str(rank),
+        }
+        required = {
+            "JAX_NUM_CPU_DEVICES": str(job.local_devices),
+            "GOSSIPJAX_RESTART": str(group.restarts),
+            "GOSSIPJAX_JOB": job.job_id,
+            PROGRESS: "",  # not that of a job in which the launcher runs
+        }
+        if not job.asynchronous:
+            start = {"GOSSIPJAX_NUM_PROCESSES_AT_START": str(job.num_processes)}
+            return {**defaults, **os.environ, **required, **coordinated, **start}
+        # Nor has a node the coordinator of such a job.
+        inherited = {name: value for name, value in os.environ.items() if name not in coordinated}
+        places = {PLACE: str(rank), ADDRESSES: ",".join(self._addresses)}
+        return {**defaults, **inherited, **required, **places}
+
+    def _reserve_address(self) -> str:
+        """A loopback address, on which a process may listen, with a port that no other one gets."""
+        holder = self._ports.enter_context(socket.socket())
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+        if sys.platform != "linux":  # elsewhere two sockets cannot share it
+            holder.close()
+        return f"127.0.0.1:{port}"
