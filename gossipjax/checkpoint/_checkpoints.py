@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import shutil
 import signal
 import warnings
@@ -10,52 +12,49 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from gossipjax import launch, meshes
-from gossipjax.checkpoint._arguments import (
-    require_bool,
-    require_folder,
-    require_make_tx,
-    require_metadata,
-    require_step,
-    require_timeout,
-)
 from gossipjax.checkpoint._leaves import as_arrays
 from gossipjax.checkpoint._lock import FolderLock
-from gossipjax.checkpoint._manifest import make_manifest
-from gossipjax.checkpoint._resize import ResizeReport
-from gossipjax.checkpoint._restore import Restored, read_checkpoint, require_readable_folder
+from gossipjax.checkpoint._resize import (
+    MakeTx,
+    Preempted,
+    ResizeReport,
+    TrainState,
+    fit_state,
+    make_template,
+)
 from gossipjax.checkpoint._store import (
     DamagedError,
+    Restored,
     by_number,
     first_line,
     list_steps,
     local_steps,
     make_manager,
+    make_manifest,
+    read_checkpoint,
     remove_unfinished,
+    require_metadata,
     write,
-)
-from gossipjax.checkpoint._train_state import (
-    MakeTx,
-    Preempted,
-    TrainState,
-    fit_state,
-    make_template,
 )
 from gossipjax.processes import all_processes, any_process, barrier, require_shared_folder
 from gossipjax.spmd import Nodes
 from gossipjax.topology.schedule import require_int
+
+MAX_TIMEOUT = 10**9  # seconds: in milliseconds it is still an int64
+MAX_STEP = 2**63 - 1
 
 
 class Checkpoints:
     """The last checkpoints of a run, in a folder that all its processes share.
 
     In a training loop, `resume` returns the state to start from and `after` saves: every `every`
-    steps, at the end, and when any process gets SIGTERM. `save` and `restore` are the parts of
-    which these are made; they take any pytree of arrays: node-stacked `[N, ...]` ones (parameters,
-    optimizer state with messages in flight, statistics), PRNG keys, NumPy arrays, numbers. Static
-    data (the schedule of a `GossipState`) are not written. With the state goes `metadata`, a dict
-    that JSON can hold: the position in the data, the options of the run, the number of nodes.
+    steps, at the end, and when any process gets SIGTERM. `save` and `restore`, of which these are
+    made, take any pytree of node-stacked arrays `[N, ...]`, PRNG keys, NumPy arrays and numbers.
+    Static data (the schedule of a `GossipState`) are not written. With the state goes `metadata`, a
+    dict that JSON can hold: the position in the data, the options of the run, the number of nodes.
 
     Saving is asynchronous (orbax): `save` returns when the arrays are on the host, and they may be
     donated then. A checkpoint gets its name, the number of the step, only when it is complete, and
@@ -64,16 +63,15 @@ class Checkpoints:
     a job makes the same calls; each writes and reads the nodes that it holds.
 
     Args:
-      folder: made if it does not exist. What an interrupted write left there is removed at the
-        first save.
+      folder: made if it does not exist. What an interrupted write left is removed at the first
+        save.
       every: steps between the checkpoints of `after`; None if `after` is not used. With it, SIGTERM
         is caught inside `with Checkpoints(...)`.
-      max_to_keep: the number of complete checkpoints that stay; with 2 or more, a damaged one costs
-        little.
+      max_to_keep: how many complete checkpoints stay; with 2 or more, a damaged one costs little.
       timeout: seconds that processes wait for one another while a checkpoint is written.
-      read_only: if true, nothing in the folder is made, written, renamed or removed: it may be that
-        of a run which is still saving. Otherwise a job has the folder for itself, from here to
-        `close`, the end of the block or the end of its process, by a file `.lock` in it.
+      read_only: if true, nothing in the folder is changed: its run may still be saving. Otherwise a
+        job locks the folder by a file `.lock`, until `close`, the end of the block or of its
+        process.
 
     Attributes:
       resize_report: of the last `resume`, if it changed nodes or chain; else None.
@@ -83,9 +81,8 @@ class Checkpoints:
       ImportError: if orbax is not installed.
       ValueError: if `every` or `max_to_keep` is not an integer >= 1, `timeout` not a positive
         number, `folder` not a path; if `every` is given with `read_only`.
-      OSError: if the folder cannot be made or written to, is not the same for all processes, or
-        another job has it open (says which, where and since when); with `read_only`, if a process
-        does not see it.
+      OSError: if the folder cannot be made, written to or (`read_only`) read, is not the same for
+        all processes, or another job has it open (says which, where and since when).
 
     >>> import tempfile, jax.numpy as jnp, optax, gossipjax as gx
     >>> from gossipjax.checkpoint import Checkpoints, TrainState
@@ -111,15 +108,17 @@ class Checkpoints:
         timeout: float = 600,
         read_only: bool = False,
     ):
-        self.folder = require_folder(folder, "folder")
+        self.folder = _require_folder(folder, "folder")
         self._every = None if every is None else require_int(every, "every, in steps,", 1)
         self._max_to_keep = require_int(max_to_keep, "max_to_keep", 1)
-        self._timeout = require_timeout(timeout)
-        self._is_read_only = require_bool(read_only, "read_only")
+        self._timeout = _require_timeout(timeout)
+        if not isinstance(read_only, bool):
+            raise ValueError(f"read_only must be True or False, got {read_only!r}.")
+        self._is_read_only = read_only
         if self._is_read_only:
             if every is not None:
                 raise ValueError(f"every must be None with read_only=True, got {every}.")
-            require_readable_folder(self.folder)
+            _require_readable_folder(self.folder)
         else:
             require_shared_folder(self.folder)
         self._lock = FolderLock(self.folder)
@@ -193,8 +192,11 @@ class Checkpoints:
             `make_tx` is not a function.
           OSError: if the newest checkpoint cannot be read, or all are damaged.
         """
-        require_make_tx(make_tx)
-        other = None if init_from is None else require_folder(init_from, "init_from")
+        if not callable(make_tx):
+            raise ValueError(
+                f"make_tx must be a function that makes the chain from metadata, got {make_tx!r}."
+            )
+        other = None if init_from is None else _require_folder(init_from, "init_from")
         restored = self._restore_train_state(state, nodes, make_tx)
         self.resumed_from = None if restored is None else self.folder
         if restored is None and other is not None:
@@ -271,7 +273,7 @@ class Checkpoints:
                 f"read_only must be False for a save in {self.folder}, got True: open the folder "
                 "without it, or another one."
             )
-        step = require_step(step)
+        step = _require_step(step)
         metadata = require_metadata(metadata)
         leaves = as_arrays(meshes.on_auto_axes(state), "state")
         self._acquire()
@@ -323,7 +325,7 @@ class Checkpoints:
           OSError: if the newest checkpoint cannot be read, or all are damaged.
         """
         if step is not None:
-            step = require_step(step)
+            step = _require_step(step)
         self._acquire()
         self._finish_write()
         steps = self._steps()
@@ -401,3 +403,39 @@ class Checkpoints:
         barrier()
         if self._manager is not None:
             self._manager.reload()
+
+
+def _require_folder(folder: Any, what: str) -> Path:
+    """Returns an absolute path; raises `ValueError` unless `folder` is a path that is not empty."""
+    text = os.fspath(folder) if isinstance(folder, str | os.PathLike) else None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise ValueError(f"{what} must be the path of a folder, got {folder!r}.")
+    return Path(text).resolve()
+
+
+def _require_step(step: Any) -> int:
+    """Returns `step` as an int; raises `ValueError` unless it is an integer from 0 to 2^63 - 1."""
+    number = require_int(step, "step", 0)
+    if number > MAX_STEP:
+        raise ValueError(f"step must be an integer <= {MAX_STEP}, got {number}.")
+    return number
+
+
+def _require_timeout(timeout: Any) -> int:
+    """Returns whole seconds, rounded up; raises `ValueError` unless `timeout` is positive."""
+    is_number = isinstance(timeout, int | float | np.integer | np.floating)
+    if not is_number or isinstance(timeout, bool) or not 0 < timeout <= MAX_TIMEOUT:
+        raise ValueError(
+            f"timeout must be a number of seconds > 0 and <= {MAX_TIMEOUT}, got {timeout!r}."
+        )
+    return math.ceil(float(timeout))
+
+
+def _require_readable_folder(folder: Path) -> None:
+    """Raises `OSError` unless all processes see the folder."""
+    if not all_processes(folder.is_dir()):
+        raise OSError(
+            f"the folder must be one that all processes can read, got {folder}: "
+            f"{'another process does not see it' if folder.is_dir() else 'there is no such folder'}"
+            ". Give the folder that a run gave to Checkpoints."
+        )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
+from dataclasses import fields
 from typing import Any
 
 import jax
@@ -18,9 +18,15 @@ from gossipjax.algorithms.outer.plan import OuterState
 from gossipjax.topology.schedule import Schedule
 
 PRIMES = tuple(map(np.uint32, (2654435761, 2246822519, 3266489917, 668265263, 374761393)))
+# Names of what is static, after the path of its state, and what it is, in an error.
 CODEC_PATH = ".wire.codec"
-OUTER_PATH = ".plan"
+OUTER_PATH = ".plan."
 EVERY_PATH = ".accumulate.every"
+SETTINGS = {
+    CODEC_PATH: "codec: pass the one it was saved with as wire=",
+    OUTER_PATH: "setting of gx.outer: pass the one it was saved with",
+    EVERY_PATH: "every of gx.accumulate: pass the one it was saved with",
+}
 
 
 def is_key(leaf: Any) -> bool:
@@ -109,7 +115,7 @@ def leaf_specs(tree: Any) -> list[list[Any]]:
     """Returns `[path, shape, type]` of every leaf, and `[path, [], value]` of what is static.
 
     These are the codec of every wire with one, what an outer optimizer averages when, and how many
-    steps make an update: the arrays of a state say nothing of them, by which a run would go on.
+    steps make an update: the arrays of a state do not show them, and a run would go on otherwise.
     """
 
     def spec(path: Any, leaf: Any) -> list[Any]:
@@ -117,44 +123,33 @@ def leaf_specs(tree: Any) -> list[list[Any]]:
         return [jax.tree_util.keystr(path), list(array.shape), str(array.dtype)]
 
     specs = [spec(path, leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
-    return specs + _codec_specs(tree) + _outer_specs(tree) + _accumulation_specs(tree)
-
-
-def _codec_specs(tree: Any) -> list[list[Any]]:
-    def has_wire(node: Any) -> bool:
-        return isinstance(node, GossipState | ErrorFeedback)
-
-    return [
-        [f"{jax.tree_util.keystr(path)}{CODEC_PATH}", [], str(node.plan.wire.codec)]
-        for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=has_wire)
-        if has_wire(node) and node.plan.wire.codec is not None
-    ]
-
-
-def _outer_specs(tree: Any) -> list[list[Any]]:
-    def is_outer(node: Any) -> bool:
-        return isinstance(node, OuterState)
-
-    specs = []
-    for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_outer):
-        if is_outer(node):
-            for field in dataclasses.fields(node.plan):
-                value = getattr(node.plan, field.name)
-                text = "a schedule" if isinstance(value, Schedule) else str(value)
-                name = f"{jax.tree_util.keystr(path)}{OUTER_PATH}.{field.name}"
-                specs.append([name, [], text])
+    for kinds in (GossipState | ErrorFeedback, OuterState, AccumulationState):
+        # A pass for each: an outer state holds a state of gossip, too.
+        specs += _static_specs(tree, kinds)
     return specs
 
 
-def _accumulation_specs(tree: Any) -> list[list[Any]]:
-    def accumulates(node: Any) -> bool:
-        return isinstance(node, AccumulationState)
-
+def _static_specs(tree: Any, kinds: Any) -> list[list[Any]]:
+    nodes = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda node: isinstance(node, kinds))
     return [
-        [f"{jax.tree_util.keystr(path)}{EVERY_PATH}", [], str(node.plan.every)]
-        for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=accumulates)
-        if accumulates(node)
+        [f"{jax.tree_util.keystr(path)}{name}", [], value]
+        for path, node in nodes
+        if isinstance(node, kinds)
+        for name, value in _static_values(node).items()
     ]
+
+
+def _static_values(node: Any) -> dict[str, str]:
+    if isinstance(node, AccumulationState):
+        return {EVERY_PATH: str(node.plan.every)}
+    if isinstance(node, OuterState):
+        values = {field.name: getattr(node.plan, field.name) for field in fields(node.plan)}
+        return {
+            f"{OUTER_PATH}{name}": "a schedule" if isinstance(value, Schedule) else str(value)
+            for name, value in values.items()
+        }
+    codec = node.plan.wire.codec
+    return {} if codec is None else {CODEC_PATH: str(codec)}
 
 
 def require_same_specs(saved: list[list[Any]], current: list[list[Any]], name: str) -> None:
@@ -163,21 +158,12 @@ def require_same_specs(saved: list[list[Any]], current: list[list[Any]], name: s
         if old == new:
             continue
         way_out = "It is of another model, optimizer or algorithm."
-        if any(spec is not None and spec[0].endswith(CODEC_PATH) for spec in (old, new)):
-            way_out = (
-                "It is of another codec: pass the one it was saved with as wire=, or go on from "
-                "the average model by gossipjax.checkpoint.change_nodes."
-            )
-        if any(spec is not None and f"{OUTER_PATH}." in spec[0] for spec in (old, new)):
-            way_out = (
-                "It is of another setting of gx.outer: pass the one it was saved with, or go on "
-                "from the average model by gossipjax.checkpoint.change_nodes."
-            )
-        if any(spec is not None and spec[0].endswith(EVERY_PATH) for spec in (old, new)):
-            way_out = (
-                "It is of another every of gx.accumulate: pass the one it was saved with, or go on "
-                "from the average model by gossipjax.checkpoint.change_nodes."
-            )
+        for spec in filter(None, (old, new)):
+            if (setting := _find_setting(spec[0])) is not None:
+                way_out = (
+                    f"It is of another {setting}, or go on from the average model by "
+                    "gossipjax.checkpoint.change_nodes."
+                )
         if old and new and (old[0], old[1][1:], old[2]) == (new[0], new[1][1:], new[2]):
             way_out = (
                 "It is of another number of nodes: Checkpoints.resume takes it, or read it as it "
@@ -187,12 +173,15 @@ def require_same_specs(saved: list[list[Any]], current: list[list[Any]], name: s
         raise ValueError(f"{name} must have {expected}, as this run, got {actual}. {way_out}")
 
 
+def _find_setting(path: str) -> str | None:
+    return next((setting for name, setting in SETTINGS.items() if name in path), None)
+
+
 def _describe(spec: list[Any] | None) -> str:
     if spec is None:
         return "nothing more"
     path, shape, kind = spec
-    is_static = path.endswith((CODEC_PATH, EVERY_PATH)) or f"{OUTER_PATH}." in path
-    return f"{path}: {kind}" if is_static else f"{path}: {shape} {kind}"
+    return f"{path}: {kind}" if _find_setting(path) else f"{path}: {shape} {kind}"
 
 
 def require_types_of_devices(like: Any, name: str) -> None:

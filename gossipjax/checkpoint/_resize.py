@@ -1,8 +1,12 @@
-"""A state of N nodes continues with M nodes, with another topology, or with another algorithm."""
+"""The state of a run, and how one of N nodes continues with M nodes or another algorithm."""
 
 from __future__ import annotations
 
 import itertools
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -13,18 +17,64 @@ import optax
 from gossipjax import meshes
 from gossipjax.algorithms.frame.chain import gossip_state
 from gossipjax.algorithms.frame.messages import message_layout
-from gossipjax.algorithms.frame.state import (
-    Extra,
-    GossipState,
-    InFlight,
-    PushSum,
-)
-from gossipjax.checkpoint._arguments import require_transform
-from gossipjax.checkpoint._keys import fold_in_nodes, holds_keys
+from gossipjax.algorithms.frame.state import Extra, GossipState, InFlight, PushSum
 from gossipjax.checkpoint._leaves import is_key
 from gossipjax.collectives import accumulation_dtype, cast_like, require_floats
+from gossipjax.processes import put_global
+from gossipjax.sharding import ShardedState
 from gossipjax.spmd import Nodes
 from gossipjax.topology.schedule import require_int
+
+# In attributes and keys of a path, such as `rng_key`, `dropout_key`, `rngs`.
+KEY_NAME = re.compile(r"(^|_)(p?rngs?|keys?)(_|\d*$)", re.IGNORECASE)
+IMPLEMENTATIONS = {2: "threefry2x32", 4: "rbg"}  # by the length of a raw key
+
+MakeTx = Callable[[dict[str, Any]], optax.GradientTransformation]
+
+
+class TrainState(NamedTuple):
+    """All that a training run is.
+
+    Attributes:
+      step: the number of updates so far.
+      params: `[N, ...]`.
+      opt_state: of the whole chain, `[N, ...]`.
+      batch_stats: statistics that are not parameters, `[N, ...]`; None without such layers.
+      metadata: a dict that JSON can hold: the position in the data, the options of the run.
+        Checkpoints add `nodes`, the number N.
+    """
+
+    step: int
+    params: optax.Params
+    opt_state: optax.OptState
+    batch_stats: Any = None
+    metadata: dict[str, Any] | None = None
+
+    @property
+    def arrays(self) -> tuple[Any, Any, Any]:
+        """The node-stacked part: parameters, optimizer state and statistics."""
+        return self.params, self.opt_state, self.batch_stats
+
+
+class Preempted(SystemExit):
+    """The run was asked to end by SIGTERM, and its state is saved. Exit status 143.
+
+    Attributes:
+      step: that of the newest complete checkpoint; None if not even one could be written.
+      folder: where it is.
+    """
+
+    def __init__(self, step: int | None, folder: Path):
+        super().__init__(128 + signal.SIGTERM)
+        self.step = step
+        self.folder = folder
+
+    def __str__(self) -> str:
+        if self.step is None:
+            return f"asked to end: nothing is saved in {self.folder}"
+        return (
+            f"asked to end: saved after step {self.step} in {self.folder}; a resumed run continues"
+        )
 
 
 class ResizeReport(NamedTuple):
@@ -85,8 +135,7 @@ def change_nodes(
     part in both chains. The other parameters are averaged over the nodes, without weights.
 
     Args:
-      params: `[N, ...]`, the parameters that the user holds: NumPy arrays or JAX's, whole in this
-        process.
+      params: `[N, ...]`, NumPy arrays or JAX's, whole in this process.
       opt_state: the state of the whole chain, `[N, ...]`.
       tx: the new chain, built for M nodes.
       nodes: M; N is allowed.
@@ -95,11 +144,10 @@ def change_nodes(
       Parameters and state of `tx`, NumPy arrays `[M, ...]`, and a report.
 
     Raises:
-      ValueError: if the leaves have no common number of nodes; if the schedule of `tx` is of
-        another number of nodes than M; if the state's arrays outside the
-        gossip are not those of `tx` (names the first that differs); if a parameter that gossips is
-        not floating-point, the chain holds several gossip transforms, or the messages in flight are
-        of other parameters than those that gossip in `tx`.
+      ValueError: if the leaves have no common number of nodes; the schedule of `tx` is not for M
+        nodes; the arrays outside the gossip are not those of `tx` (names the first that differs); a
+        parameter that gossips is not floating-point; the chain holds several gossip transforms; or
+        the messages in flight are of other parameters than those that gossip in `tx`.
 
     >>> import jax.numpy as jnp, numpy as np, optax, gossipjax as gx
     >>> from gossipjax.checkpoint import change_nodes
@@ -111,7 +159,11 @@ def change_nodes(
     ([2.0, 2.0, 2.0], 2.0)
     """
     nodes = require_int(nodes, "nodes", 1)
-    require_transform(tx)
+    if not all(callable(getattr(tx, name, None)) for name in ("init", "update")):
+        raise ValueError(
+            f"tx must be an optax transform, with init and update, got {tx!r}: build the chain of "
+            "the new run."
+        )
     params, opt_state = meshes.on_auto_axes((params, opt_state))
     before = _count_nodes({"params": params, "opt_state": opt_state})
     old = gossip_state(opt_state) or GossipState(np.zeros(before, np.int32))
@@ -119,7 +171,12 @@ def change_nodes(
     model, weight, fraction_in_flight = _average_model(params, old, before, paths)
     new_params = cast_like(model, params)
     template = _init_one(tx, new_params)
-    _require_schedule_of(nodes, template)
+    new = gossip_state(template)
+    if new is not None and new.schedule is not None and new.schedule.size != nodes:
+        raise ValueError(
+            f"nodes must be those of the schedule of tx, {new.schedule.size}, got {nodes}: build "
+            f"tx with a schedule for {nodes} nodes."
+        )
     others, averaged = _average_others(opt_state, template)
     leaves, structure = jax.tree.flatten(template, is_leaf=_is_gossip)
     for i, leaf in enumerate(leaves):
@@ -150,16 +207,6 @@ def average_nodes(tree: Any, nodes: int) -> Any:
     return _repeat(_average(meshes.on_auto_axes(tree)), nodes)
 
 
-def _require_schedule_of(nodes: int, opt_state: optax.OptState) -> None:
-    """Raises `ValueError` if gossip in the new state is for another number of nodes."""
-    new = gossip_state(opt_state)
-    if new is not None and new.schedule is not None and new.schedule.size != nodes:
-        raise ValueError(
-            f"nodes must be those of the schedule of tx, {new.schedule.size}, got {nodes}: build "
-            f"tx with a schedule for {nodes} nodes."
-        )
-
-
 def _init_one(tx: optax.GradientTransformation, params: optax.Params) -> optax.OptState:
     """The state of one node that starts from `params`, `[...]`."""
     one = Nodes(1)
@@ -184,15 +231,13 @@ def _resize_gossip(old: GossipState, new: GossipState, model: Any, params: Any) 
 def _resize_extra(old: Extra | None, new: Extra) -> Extra:
     if old is None or new.on_resize == "restart" or not _have_same_shapes(old.value, new.value):
         return new
-    rules = {
-        "average": _average,
-        "max": lambda tree: jax.tree.map(lambda leaf: np.asarray(leaf).max(axis=0), tree),
-        "first": lambda tree: jax.tree.map(lambda leaf: leaf[0], tree),
-    }
-    rule = rules[new.on_resize]
-    value = rule(old.value)
-    value = jax.tree.map(_cast, value, new.value)
-    return Extra(value, new.on_resize, new.is_mass)
+    if new.on_resize == "average":
+        value = _average(old.value)
+    elif new.on_resize == "max":
+        value = jax.tree.map(lambda leaf: np.asarray(leaf).max(axis=0), old.value)
+    else:  # "first"
+        value = jax.tree.map(lambda leaf: leaf[0], old.value)
+    return Extra(jax.tree.map(_cast, value, new.value), new.on_resize, new.is_mass)
 
 
 def _have_same_shapes(stacked: Any, single: Any) -> bool:
@@ -219,7 +264,7 @@ def _repeat(tree: Any, nodes: int) -> Any:
     def repeat(path: Any, leaf: Any) -> Any:
         if isinstance(leaf, Extra):
             return jax.tree.map(broadcast, leaf)
-        return fold_in_nodes(leaf, nodes) if holds_keys(path, leaf, 0) else broadcast(leaf)
+        return _fold_in_nodes(leaf, nodes) if _holds_keys(path, leaf, 0) else broadcast(leaf)
 
     return jax.tree_util.tree_map_with_path(repeat, tree, is_leaf=_is_shared)
 
@@ -234,7 +279,7 @@ def _average(tree: Any) -> Any:
 
 
 def _average_leaf(path: Any, leaf: Any) -> Any:
-    if holds_keys(path, leaf, 1):
+    if _holds_keys(path, leaf, 1):
         return leaf[0]
     if jnp.issubdtype(leaf.dtype, jnp.floating):
         return np.mean(np.asarray(leaf), axis=0, dtype=np.float64).astype(leaf.dtype)
@@ -387,3 +432,114 @@ def _count_nodes(trees: dict[str, Any]) -> int:
                 f"for {name} and {first or 'no axis'} for {first_name}."
             )
     return first[0]
+
+
+# PRNG keys in a state.
+
+
+def _holds_keys(path: Any, leaf: Any, leading: int) -> bool:
+    """Whether a leaf holds PRNG keys: typed ones, or raw ones as their name and form say.
+
+    Raw keys are uint32 arrays whose last axis has the length of a key, 2 or 4, below an attribute
+    or dict key that is called `key` or `rng`.
+
+    Args:
+      path: of the leaf, as JAX has it.
+      leaf: an array.
+      leading: the number of leading axes that are not of the key.
+    """
+    if is_key(leaf):
+        return True
+    has_form = leaf.ndim > leading and leaf.shape[-1] in IMPLEMENTATIONS
+    return has_form and leaf.dtype == np.uint32 and any(map(_is_key_name, path))
+
+
+def _is_key_name(entry: Any) -> bool:
+    name = getattr(entry, "name", getattr(entry, "key", None))
+    return isinstance(name, str) and KEY_NAME.search(name) is not None
+
+
+def _fold_in_nodes(keys: Any, nodes: int) -> Any:
+    """Returns `jax.random.fold_in(key, node)` of each key `[...]` for each node, `[M, ...]`."""
+    if not is_key(keys):
+        typed = jax.random.wrap_key_data(keys, impl=IMPLEMENTATIONS[keys.shape[-1]])
+        return np.asarray(jax.random.key_data(_fold_in_nodes(typed, nodes)))
+    flat = keys.reshape(-1)
+
+    def fold_in(node: jax.Array) -> jax.Array:
+        return jax.lax.map(lambda key: jax.random.fold_in(key, node), flat)
+
+    return jax.lax.map(fold_in, jnp.arange(nodes)).reshape(nodes, *keys.shape)
+
+
+# What `Checkpoints.resume` reads, and what it makes of it.
+
+
+def make_template(
+    state: TrainState, nodes: Nodes, make_tx: MakeTx, metadata: dict[str, Any]
+) -> tuple[Any, Any, Any]:
+    """Returns what the saved arrays look like: those of `state`, unless they were of another run.
+
+    Arrays of another number of nodes or another chain are `jax.ShapeDtypeStruct`s. Another sharding
+    inside the nodes changes where arrays are, and not which.
+    """
+    size = require_int(metadata.get("nodes", nodes.size), 'metadata["nodes"], as saved,', 1)
+    metadata = {**metadata, "nodes": size}
+
+    def resize(x: jax.Array) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
+
+    params, batch_stats = jax.tree.map(resize, (state.params, state.batch_stats))
+    init = Nodes(size, axis_name=nodes.axis_name).spmd(make_tx(metadata).init)
+    opt_state = jax.eval_shape(init, params)
+    if size == nodes.size and _have_same_specs(
+        *map(_without_sharding, (opt_state, state.opt_state))
+    ):
+        return state.params, _arrange_like(opt_state, state.opt_state), state.batch_stats
+    return params, opt_state, batch_stats
+
+
+def _is_sharded(part: Any) -> bool:
+    return isinstance(part, ShardedState)
+
+
+def _without_sharding(tree: Any) -> Any:
+    """The tree with each `ShardedState` replaced by the state inside."""
+
+    def replace(part: Any) -> Any:
+        return _without_sharding(part.inner) if _is_sharded(part) else part
+
+    return jax.tree.map(replace, tree, is_leaf=_is_sharded)
+
+
+def _arrange_like(structure: Any, tree: Any) -> Any:
+    """The leaves of `tree` in the structure of another tree."""
+    return jax.tree.unflatten(jax.tree.structure(structure), jax.tree.leaves(tree))
+
+
+def _have_same_specs(one: Any, other: Any) -> bool:
+    leaves, structure = jax.tree.flatten(one)
+    other_leaves, other_structure = jax.tree.flatten(other)
+    return structure == other_structure and all(
+        a.shape == b.shape and a.dtype == b.dtype for a, b in zip(leaves, other_leaves, strict=True)
+    )
+
+
+def fit_state(
+    restored: TrainState, state: TrainState, nodes: Nodes, make_tx: MakeTx
+) -> tuple[TrainState, ResizeReport | None]:
+    """Returns `restored` on the devices of `nodes`, resized if it is of another run."""
+    metadata = {**(state.metadata or {}), "nodes": nodes.size}
+    if _have_same_specs(*map(_without_sharding, (restored.arrays, state.arrays))):
+        return restored._replace(opt_state=_arrange_like(state.opt_state, restored.opt_state)), None
+    params, opt_state, report = change_nodes(
+        restored.params, restored.opt_state, make_tx(metadata), nodes.size
+    )
+    batch_stats = average_nodes(restored.batch_stats, nodes.size)
+    arrays = params, opt_state, batch_stats
+    if nodes.inner_axes:
+        arrays = jax.tree.map(lambda x, like: put_global(x, like.sharding), arrays, state.arrays)
+    else:
+        rows = np.array(nodes.local)
+        arrays = nodes.put(jax.tree.map(lambda x: x[rows], arrays))
+    return TrainState(restored.step, *arrays, metadata=restored.metadata), report

@@ -1,25 +1,35 @@
-"""Reading and writing of one checkpoint by orbax."""
+"""One checkpoint on disk: its manifest, and its arrays, written and read by orbax."""
 
 from __future__ import annotations
 
 import gc
 import json
 import re
+import reprlib
 import shutil
 import time
 import warnings
+import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from gossipjax.checkpoint._leaves import decode, encode, is_encoded, is_key
-from gossipjax.checkpoint._manifest import FILE as MANIFEST_FILE
-from gossipjax.checkpoint._manifest import Manifest, ManifestError, parse_manifest
+from gossipjax import meshes
+from gossipjax.checkpoint._leaves import (
+    checksum,
+    decode,
+    encode,
+    is_encoded,
+    is_key,
+    leaf_specs,
+    require_same_specs,
+    require_types_of_devices,
+)
 from gossipjax.processes import all_processes, barrier, broadcast_text
 
 try:
@@ -30,8 +40,8 @@ except ImportError as error:
     ) from error
 
 TEMPORARY_SUFFIX = ocp.utils.TMP_DIR_SUFFIX  # of a checkpoint that is being written
-
-
+MANIFEST_FILE = Path("manifest", "metadata")  # in the folder of a checkpoint, as orbax names it
+MAX_DEPTH = 100  # of metadata: deeper ones refer to themselves
 STEPS_PER_TEXT = 40
 READ_BYTES = 2**20
 NOTES_THAT_ARE_DICTS = ("item_handlers", "metrics", "performance_metrics", "custom_metadata")
@@ -41,6 +51,110 @@ RETRY_DELAYS = (0.1, 0.5, 2.0)  # seconds before a read that failed is tried aga
 
 class DamagedError(Exception):
     """A checkpoint that is incomplete, has another checksum or is not of this format."""
+
+
+class Restored(NamedTuple):
+    """Result of `Checkpoints.restore`: the step, the state, and the metadata saved with it."""
+
+    step: int
+    state: Any
+    metadata: dict[str, Any]
+
+
+class Manifest(NamedTuple):
+    """What a checkpoint says of itself.
+
+    Attributes:
+      step: its number, which the name of its folder must be.
+      leaves: `[path, shape, type]` of every array.
+      checksum: of the arrays.
+      metadata: of the user.
+    """
+
+    step: int
+    leaves: list[list[Any]]
+    checksum: int
+    metadata: dict[str, Any]
+
+
+def make_manifest(
+    step: int, state: Any, leaves: list[Any], metadata: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns the manifest of a state as it is written: a JSON text and its checksum."""
+    manifest = Manifest(step, leaf_specs(state), checksum(leaves), metadata)
+    text = json.dumps(manifest._asdict())
+    return {"json": text, "checksum": zlib.crc32(text.encode())}
+
+
+def parse_manifest(content: bytes) -> Manifest:
+    """Returns the manifest that was written as `content`.
+
+    Raises:
+      DamagedError: if it is not one, or was changed.
+    """
+    written = _parse_json(content)
+    text = written.get("json") if isinstance(written, dict) else None
+    if not isinstance(text, str):
+        raise DamagedError("its manifest lacks 'json', a text")
+    if zlib.crc32(text.encode(errors="replace")) != written.get("checksum"):
+        raise DamagedError("its manifest has another checksum")
+    manifest = _parse_json(text)
+    if isinstance(manifest, dict) and "step" not in manifest:
+        raise DamagedError(
+            "an earlier version of gossipjax wrote it, whose checksum does not see all damage: "
+            "finish the run with that version"
+        )
+    expected = {"step": int, "leaves": list, "checksum": int, "metadata": dict}
+    for name, kind in expected.items():
+        if not isinstance(manifest, dict) or not isinstance(manifest.get(name), kind):
+            raise DamagedError(f"its manifest lacks {name!r}, {kind.__name__}")
+    if not all(map(_is_spec, manifest["leaves"])):
+        raise DamagedError("its manifest has 'leaves' that are not [path, shape, type]")
+    return Manifest(*(manifest[name] for name in expected))
+
+
+def _parse_json(text: bytes | str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"its manifest is not JSON: {error}") from error
+
+
+def _is_spec(spec: Any) -> bool:
+    return (
+        isinstance(spec, list)
+        and [type(part) for part in spec] == [str, list, str]
+        and all(type(size) is int for size in spec[1])
+    )
+
+
+def require_metadata(metadata: Any) -> dict[str, Any]:
+    """Returns `metadata`; raises `ValueError` with the key of the first value that JSON lacks."""
+    if not isinstance(metadata, dict):
+        raise ValueError(f"metadata must be a dict, got {reprlib.repr(metadata)}.")
+    _require_json(metadata, "metadata", 0)
+    return metadata
+
+
+def _require_json(value: Any, name: str, depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise ValueError(f"metadata must be nested at most {MAX_DEPTH} deep, got {name[:80]} ...")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ValueError(
+                    f"the keys of {name} must be strings, which JSON can hold, got "
+                    f"{key!r}: it would come back as another key."
+                )
+            _require_json(item, f"{name}[{key!r}]", depth + 1)
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            _require_json(item, f"{name}[{i}]", depth + 1)
+    elif value is not None and not isinstance(value, str | int | float):
+        raise ValueError(
+            f"{name} must be what JSON can hold (a dict with strings as keys, list, str, int, "
+            f"float, bool or None), got {reprlib.repr(value)}."
+        )
 
 
 def local_steps(folder: Path) -> list[int]:
@@ -120,21 +234,51 @@ def write(manager: ocp.CheckpointManager, step: int, arrays: dict[str, Any], man
     manager.save(step, args=items, force=True)
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_checkpoint(folder: Path, step: int, like: Any) -> Restored:
+    """Reads one checkpoint of a folder in the form of `like`; see `Checkpoints.restore`.
+
+    Raises:
+      DamagedError: if it is incomplete, has another checksum, is of another step or not of this
+        format.
+      OSError: if the disk did not give it, after retries.
+      ValueError: if it has other leaves than `like`.
+    """
+    with meshes.unset_mesh():
+        return _read_checkpoint(folder / str(step), step, like)
+
+
+def _read_checkpoint(folder: Path, step: int, like: Any) -> Restored:
+    manifest = _read_manifest(folder)
+    like = like(manifest.metadata) if callable(like) else like
+    name = f"the checkpoint of step {step}"
+    require_same_specs(manifest.leaves, leaf_specs(like), name)
+    require_types_of_devices(like, name)
+    leaves, structure = jax.tree.flatten(like)
+    read = _read_arrays(folder, by_number(leaves))
+    restored = [_match(read.get(str(i)), leaf) for i, leaf in enumerate(leaves)]
+    state = jax.tree.unflatten(structure, restored)
+    if not all_processes(leaf_specs(state) == manifest.leaves):
+        raise DamagedError("its arrays have other types")
+    if checksum(meshes.on_auto_axes(restored)) != manifest.checksum:
+        raise DamagedError("its arrays have another checksum")
+    return Restored(step, state, manifest.metadata)
+
+
+def _read_manifest(folder: Path) -> Manifest:
     """Reads the manifest of the checkpoint in `folder`, on each process."""
 
     def read() -> Manifest:
         manifest = parse_manifest((folder / MANIFEST_FILE).read_bytes())
         if str(manifest.step) != folder.name:
-            raise ManifestError(f"it is the checkpoint of step {manifest.step}")
+            raise DamagedError(f"it is the checkpoint of step {manifest.step}")
         return manifest
 
     return _read_together(read, folder)
 
 
-def read_arrays(folder: Path, like: dict[str, Any]) -> dict[str, Any]:
+def _read_arrays(folder: Path, like: dict[str, Any]) -> dict[str, Any]:
     """Reads the arrays of the checkpoint in `folder`, with the shardings of `like`."""
-    stored = {name: as_stored(leaf) for name, leaf in like.items()}
+    stored = {name: _as_stored(leaf) for name, leaf in like.items()}
     args = ocp.args.PyTreeRestore(item=stored, restore_args=jax.tree.map(_restore_args, stored))
     process_id = jax.process_index()
     single_process = ocp.options.MultiprocessingOptions(
@@ -186,8 +330,8 @@ def _read_with_retries(read: Callable[[], Any], folder: Path) -> tuple[Any, Exce
     for delay in (*RETRY_DELAYS, None):
         try:
             return read(), None
-        except ManifestError as error:
-            return None, DamagedError(str(error))
+        except DamagedError as error:
+            return None, error
         except Exception as error:
             kind, description = _find_reason(error, folder)
             kinds.append(kind)
@@ -217,16 +361,12 @@ def _find_reason(error: Exception, folder: Path) -> tuple[type[BaseException] | 
     try:
         for path in folder.rglob("*"):
             if not path.is_dir():
-                _read_through(path)
+                with path.open("rb") as file:
+                    while file.read(READ_BYTES):
+                        pass
     except OSError as reason:
         return type(reason), first_line(reason)
     return None, f"not in its format: {first_line(error)}"
-
-
-def _read_through(path: Path) -> None:
-    with path.open("rb") as file:
-        while file.read(READ_BYTES):
-            pass
 
 
 def by_number(leaves: list[Any]) -> dict[str, Any]:
@@ -234,7 +374,7 @@ def by_number(leaves: list[Any]) -> dict[str, Any]:
     return {str(i): leaf for i, leaf in enumerate(leaves) if np.size(leaf)}
 
 
-def as_stored(leaf: Any) -> Any:
+def _as_stored(leaf: Any) -> Any:
     """Returns a leaf as files have it: shape and sharding of `leaf`, in a type that they know."""
     if not is_encoded(leaf):
         return leaf
@@ -251,7 +391,7 @@ def _restore_args(leaf: Any) -> Any:
     return ocp.ArrayRestoreArgs(sharding=sharding)
 
 
-def match(array: Any, leaf: Any) -> Any:
+def _match(array: Any, leaf: Any) -> Any:
     """Returns a restored array in the form of `leaf`: a number, an empty array, or as it is."""
     if isinstance(leaf, int | float):
         return type(leaf)(array)

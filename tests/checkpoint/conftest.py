@@ -13,6 +13,15 @@ def quick_retries(monkeypatch):
     monkeypatch.setattr(_store, "RETRY_DELAYS", (0.01, 0.01, 0.01))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections():
+    """Each failed read collects garbage, which would look at all that the tests have imported."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def ended_reads(request):
     """Reads by orbax that go on after they failed end in the test that ignores their complaints."""

@@ -85,3 +85,13 @@ def assert_equal_bits(actual, expected):
         if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         np.testing.assert_array_equal(np.asarray(a).view(np.uint8), np.asarray(b).view(np.uint8))
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def snapshot(folder):
+    """All names, and when and where each was written."""
+    paths = [folder, *folder.rglob("*")]
+    return {path: (path.lstat().st_mtime_ns, path.lstat().st_ino) for path in paths}

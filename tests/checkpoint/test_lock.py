@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from short_runs import names_in
 
 from gossipjax.checkpoint import Checkpoints, Preempted, _lock
 
@@ -34,10 +35,6 @@ if os.fork():
 sys.stdin.read()  # as the loader of its data, the fork lives on when the job is killed
 os._exit(0)
 """
-
-
-def names_in(folder):
-    return sorted(path.name for path in folder.iterdir())
 
 
 def require_refused(folder, message):

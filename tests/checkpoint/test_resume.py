@@ -4,10 +4,6 @@ import functools
 import os
 import resource
 import signal
-import socket
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,15 +13,15 @@ import optax
 import pytest
 from modes import make_mesh
 from promotion import promoting
-from short_runs import assert_equal_bits, average_densely
+from short_runs import assert_equal_bits, average_densely, names_in, snapshot
 
 import gossipjax as gx
 from gossipjax.checkpoint import Checkpoints, Preempted, TrainState, change_nodes
 
-ROOT = Path(__file__).parent.parent.parent
 N = 4
 PLACEMENTS = {"mesh": gx.Nodes(mesh=make_mesh(N)), "vmap": gx.Nodes(N)}
 NODES = PLACEMENTS["vmap"]
+UNFINISHED = "9.orbax-checkpoint-tmp"
 ALGORITHMS = {"osgp": lambda n: gx.osgp(gx.topology.random_peer(n, 3, seed=1)), "d1d": gx.d1d_psgd}
 
 
@@ -54,21 +50,17 @@ class TestAccumulation:
     def start(self, every):
         return TrainState(0, *NODES.init(make_accumulating(every), jnp.zeros(3)), metadata={})
 
-    @pytest.mark.parametrize("step", [4, 5, 6])
-    def test_resumes_at_any_step(self, step, tmp_path):
+    def test_resumes_at_any_step_with_the_same_every(self, tmp_path):
         tx = make_accumulating(3)
-        with Checkpoints(tmp_path, every=1) as checkpoints:
-            state = self.train(tx, self.start(3), step)
-            checkpoints.after(state, last=True)
-        with Checkpoints(tmp_path) as checkpoints:
-            resumed = checkpoints.resume(self.start(3), NODES, lambda metadata: tx)
-        assert resumed.step == step
-        expected = self.train(tx, state, 9)
-        assert_equal_bits(self.train(tx, resumed, 9).arrays, expected.arrays)
-
-    def test_another_every_is_noticed(self, tmp_path):
-        with Checkpoints(tmp_path, every=1) as checkpoints:
-            checkpoints.after(self.train(make_accumulating(3), self.start(3), 4), last=True)
+        state = self.start(3)
+        for step in (4, 5, 6):
+            state = self.train(tx, state, step)
+            with Checkpoints(tmp_path, every=1) as checkpoints:
+                checkpoints.after(state, last=True)
+            with Checkpoints(tmp_path) as checkpoints:
+                resumed = checkpoints.resume(self.start(3), NODES, lambda metadata: tx)
+            assert resumed.step == step
+            assert_equal_bits(resumed.arrays, state.arrays)
         message = r"accumulate.every: 2, as this run, got .*accumulate.every: 3. It is of another"
         with Checkpoints(tmp_path) as checkpoints, pytest.raises(ValueError, match=message):
             checkpoints.resume(self.start(2), NODES, lambda metadata: make_accumulating(2))
@@ -115,10 +107,6 @@ def train(state, nodes, steps, checkpoints=None):
         if checkpoints is not None:
             checkpoints.after(state, last=state.step == steps)
     return state
-
-
-def names_in(folder):
-    return sorted(path.name for path in folder.iterdir())
 
 
 class TestResume:
@@ -257,6 +245,45 @@ class TestResume:
                 checkpoints.resume(start, nodes, make_tx)
 
 
+class TestTheFolderOfAnotherRun:
+    @pytest.fixture
+    def others(self, tmp_path):
+        """It is saving."""
+        folder = tmp_path / "others"
+        with Checkpoints(folder, every=1) as checkpoints:
+            checkpoints.after(make_start(NODES)._replace(step=1))
+            checkpoints.after(make_start(NODES)._replace(step=2))
+        (folder / UNFINISHED).mkdir()
+        (folder / UNFINISHED / "part").write_text("half of it")
+        return folder
+
+    def test_is_only_read(self, others, tmp_path):
+        before = snapshot(others)
+        start = make_start(NODES)
+        with Checkpoints(tmp_path / "mine", every=1) as checkpoints:
+            state = checkpoints.resume(start, NODES, make_tx, init_from=others)
+            assert state.step == 2
+            checkpoints.after(state._replace(step=3))
+        with Checkpoints(others, read_only=True) as checkpoints:
+            assert checkpoints.wait() == [1, 2]
+            assert checkpoints.resume(start, NODES, make_tx).step == 2
+            assert checkpoints.restore(start.arrays, step=1) is not None
+            with pytest.raises(ValueError, match=r"read_only must be False for a save in .*others"):
+                checkpoints.save(3, start.arrays, {})
+        assert snapshot(others) == before
+        with pytest.raises(OSError, match=r"can read, got .*missing: there is no such folder"):
+            Checkpoints(tmp_path / "missing", read_only=True)
+        assert not (tmp_path / "missing").exists()
+
+    def test_is_cleaned_at_the_first_save(self, others):
+        """A program that only looks must not end a save in progress."""
+        with Checkpoints(others, every=1) as checkpoints:
+            checkpoints.resume(make_start(NODES), NODES, make_tx)
+            assert (others / UNFINISHED / "part").exists()
+            checkpoints.after(make_start(NODES)._replace(step=3))
+            assert not (others / UNFINISHED).exists()
+
+
 class TestAfter:
     def test_every_k_steps_and_the_last(self, tmp_path):
         with Checkpoints(tmp_path, every=3, max_to_keep=9) as checkpoints:
@@ -272,13 +299,6 @@ class TestAfter:
             assert restored is not None
             assert restored.metadata == {"seed": 3, "nodes": N}
             assert metadata["nodes"] == 99
-
-    def test_without_every(self, tmp_path):
-        with (
-            Checkpoints(tmp_path) as checkpoints,
-            pytest.raises(ValueError, match=r"every must be given .* got None: give the s"),
-        ):
-            checkpoints.after(make_start(NODES))
 
 
 @pytest.fixture
@@ -357,40 +377,3 @@ class TestSigterm:
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, limits)
             assert preempted.value.step == step
-
-
-@pytest.mark.smoke
-def test_two_processes_write_their_rows_and_agree(tmp_path):
-    """On what is damaged, on one model, and to end when one of them is asked to."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    worker = [sys.executable, str(Path(__file__).parent / "worker.py")]
-    processes = [
-        subprocess.Popen(
-            [*worker, str(process_id), str(port), str(tmp_path)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-        )
-        for process_id in range(2)
-    ]
-    try:
-        for process_id, process in enumerate(processes):
-            out, errors = process.communicate(timeout=120)
-            assert process.returncode == 143, errors[-3000:]
-            lines = [line for line in out.splitlines() if not line.startswith("[Gloo]")]
-            assert lines == [
-                f"process {process_id} holds nodes {[2 * process_id, 2 * process_id + 1]}",
-                "this job has the lock",
-                "restored step 4 with 0 warnings",
-                "restored step 2 with 1 warnings",
-                "resumed step 2 with {'nodes': 4}",
-                "ends after step 5",
-            ]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert names_in(tmp_path) == ["2", "4.corrupted", "5"]

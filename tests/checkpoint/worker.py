@@ -1,8 +1,7 @@
-"""One of two processes with two nodes each: `worker.py PROCESS_ID PORT FOLDER`."""
+"""One of two processes with two nodes each, under the launcher; `FOLDER` is theirs."""
 
 import os
 import signal
-import sys
 import warnings
 from pathlib import Path
 
@@ -102,9 +101,8 @@ def check_lock(folder):
         print(str(error).partition("That is ")[2].partition(":")[0], "has the lock", flush=True)
 
 
-def main(process_id, port, folder):
-    jax.config.update("jax_num_cpu_devices", 2)
-    launch.initialize(f"127.0.0.1:{port}", 2, process_id)
+def main(folder):
+    process_id, _ = launch.initialize()
     nodes = gx.Nodes(mesh=launch.mesh())
     print(f"process {process_id} holds nodes {nodes.local}", flush=True)
     rng = np.random.default_rng(0)
@@ -141,4 +139,4 @@ def main(process_id, port, folder):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(Path(os.environ["FOLDER"]))

@@ -1,0 +1,369 @@
+"""Damage of any kind: the right content, an older checkpoint with a warning, or a refusal.
+
+Every test damages a copy of one saved folder.
+"""
+
+import json
+import shutil
+import threading
+import warnings
+import zlib
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from modes import make_mesh
+from short_runs import assert_equal_bits, names_in, snapshot
+
+import gossipjax as gx
+from gossipjax.checkpoint import Checkpoints, _store
+
+COUNT = 60
+PAGE = 4096
+NODES = gx.Nodes(4, make_mesh(2))
+STEPS = (1, 2)
+
+# A read by orbax continues for a moment after it has failed, and complains of a closed loop.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def make_state(step):
+    """With what a plain sum of words does not tell apart: pages of ones, equal arrays."""
+    noise = np.random.default_rng(step).normal(size=(4, 3000)).astype(np.float32)
+    ones = np.full((4, 3000), step, np.float32)
+    stacked = {"noise": noise, "ones": ones, "same": ones, "narrow": noise.astype(jnp.bfloat16)}
+    keys = jax.random.split(jax.random.key(step), 4)
+    return {"stacked": NODES.put(stacked), "keys": keys, "host": np.arange(step, 9 + step)}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    with Checkpoints(folder) as checkpoints:
+        for step in STEPS:
+            checkpoints.save(step, make_state(step), {"step": step})
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    """A copy to be damaged."""
+    return shutil.copytree(saved, tmp_path / "copy")
+
+
+def zero_page(content, rng):
+    start = rng.integers(max(1, len(content) - PAGE))
+    content[start : start + PAGE] = bytes(len(content[start : start + PAGE]))
+
+
+def flip_bit(content, rng):
+    content[rng.integers(len(content))] ^= 1 << rng.integers(8)
+
+
+def flip_signs(content, rng):
+    """The sign bits of an even number of float32s."""
+    for place in rng.choice(len(content) // 4, 2 * rng.integers(1, 9), replace=False):
+        content[4 * place + 3] ^= 0x80
+
+
+def swap_pages(content, rng):
+    first = rng.integers(len(content) // 2)
+    second = rng.integers(len(content) // 2, len(content))
+    size = min(PAGE, len(content) - second, second - first)
+    one = content[first : first + size]
+    content[first : first + size] = content[second : second + size]
+    content[second : second + size] = one
+
+
+def truncate(content, rng):
+    del content[rng.integers(len(content)) :]
+
+
+def insert_byte(content, rng):
+    content.insert(rng.integers(len(content)), 0)
+
+
+def overwrite(content, rng):
+    start = rng.integers(len(content))
+    content[start : start + 64] = rng.bytes(len(content[start : start + 64]))
+
+
+EDITS = [zero_page, flip_bit, flip_signs, swap_pages, truncate, insert_byte, overwrite]
+
+
+def edit(file, change, rng):
+    content = bytearray(file.read_bytes())
+    change(content, rng)
+    file.write_bytes(content)
+
+
+def choose(items, rng):
+    return items[rng.integers(len(items))]
+
+
+def files_of(folder):
+    """By size, the arrays last: names are random."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > 16]
+    return sorted(files, key=lambda path: path.stat().st_size)
+
+
+def edit_arrays(folder, rng):
+    edit(files_of(folder / "2")[-1], choose(EDITS, rng), rng)
+
+
+def edit_any(folder, rng):
+    edit(choose(files_of(folder / "2"), rng), choose(EDITS, rng), rng)
+
+
+def edit_both_steps(folder, rng):
+    for step in STEPS:
+        edit(files_of(folder / str(step))[-1], choose(EDITS, rng), rng)
+
+
+def delete_file(folder, rng):
+    choose(files_of(folder / "2"), rng).unlink()
+
+
+def delete_folder(folder, rng):
+    folders = sorted(path for path in (folder / "2").rglob("*") if path.is_dir())
+    shutil.rmtree(choose(folders, rng))
+
+
+def empty_file(folder, rng):
+    choose(files_of(folder / "2"), rng).write_bytes(b"")
+
+
+def swap_files(folder, rng):
+    first, second = rng.choice(files_of(folder / "2"), 2, replace=False)
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+
+
+def take_file_of_another_step(folder, rng):
+    """By its name; files of arrays, whose names are random, by their size."""
+    file = choose(files_of(folder / "2"), rng)
+    size = file.stat().st_size
+    others = files_of(folder / "1")
+    other = min(others, key=lambda path: (path.name != file.name, abs(path.stat().st_size - size)))
+    file.write_bytes(other.read_bytes())
+
+
+def take_folder_of_another_step(folder, rng):
+    """A part of it, or all."""
+    name = choose(("", "state", "manifest"), rng)
+    shutil.rmtree(folder / "2" / name)
+    shutil.copytree(folder / "1" / name, folder / "2" / name)
+
+
+DAMAGES = [
+    *(edit_arrays, edit_arrays, edit_arrays, edit_any, edit_any, edit_both_steps),
+    *(delete_file, delete_folder, empty_file, swap_files),
+    *(take_file_of_another_step, take_folder_of_another_step),
+]
+
+
+def restore(folder, like):
+    """The step that is right, and whether there was a warning; or that it was refused."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            with Checkpoints(folder) as checkpoints:
+                restored = checkpoints.restore(like)
+        except (OSError, ValueError):
+            return "refused"
+    assert restored is not None
+    try:
+        assert restored.metadata == {"step": restored.step}
+        assert_equal_bits(restored.state, make_state(restored.step))
+    except AssertionError:
+        return "wrong"
+    is_warned = any("is damaged" in str(warning.message) for warning in caught)
+    return {(2, False): "right", (1, True): "older, with a warning"}.get(
+        (restored.step, is_warned), "wrong"
+    )
+
+
+def test_no_damaged_folder_is_restored_with_wrong_content(saved, tmp_path):
+    like = make_state(0)
+    endings = {}
+    for number in range(COUNT):
+        damage = DAMAGES[number % len(DAMAGES)]
+        folder = shutil.copytree(saved, tmp_path / str(number))
+        damage(folder, np.random.default_rng(number))
+        endings[number, damage.__name__] = restore(folder, like)
+    counts = Counter(endings.values())
+    print(f"{COUNT} damaged checkpoint folders: {dict(counts)}")
+    assert [key for key, ending in endings.items() if ending == "wrong"] == []
+    assert min(counts[ending] for ending in ("right", "older, with a warning", "refused")) > 0
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_saved_again(folder):
+    edit(files_of(folder / "2")[-1], flip_bit, np.random.default_rng(0))
+    with Checkpoints(folder) as checkpoints:
+        with pytest.warns(UserWarning, match=r"step 2 .* is damaged .* took that of step 1"):
+            restored = checkpoints.restore(make_state(0))
+        assert restored is not None
+        assert (restored.step, restored.metadata) == (1, {"step": 1})
+        assert_equal_bits(restored.state, make_state(1))
+        checkpoints.save(2, make_state(4), {})  # the run comes there again
+        restored = checkpoints.restore(make_state(0))
+        assert restored is not None
+        assert restored.step == 2
+        assert_equal_bits(restored.state, make_state(4))
+    assert names_in(folder) == ["1", "2", "2.corrupted"]
+
+
+def test_read_only_leaves_a_damaged_checkpoint_where_it_is(folder):
+    (folder / "2" / "manifest" / "metadata").write_text("{}")
+    before = snapshot(folder)
+    with (
+        Checkpoints(folder, read_only=True) as checkpoints,
+        pytest.warns(UserWarning, match=r"is damaged \([^)]*\): took that of step 1"),
+    ):
+        assert checkpoints.restore(make_state(0)) is not None
+    assert snapshot(folder) == before
+
+
+def sign(manifest):
+    """As a hostile editor would: with the right checksum."""
+    text = manifest if isinstance(manifest, str) else json.dumps(manifest)
+    return json.dumps({"json": text, "checksum": zlib.crc32(text.encode())}).encode()
+
+
+SPEC = ["['a']", [3], "float32"]
+GOOD = {"step": 2, "leaves": [SPEC], "checksum": 0, "metadata": {}}
+NO_STEP = sign({key: value for key, value in GOOD.items() if key != "step"})
+MANIFESTS = {
+    "empty": b"",
+    "not UTF-8": b"\xff\xfe{}",
+    "deep": b"[" * 100_000,
+    "null": b"null",
+    "text is null": b'{"json": null, "checksum": 0}',
+    "checksum is text": b'{"json": "{}", "checksum": "x"}',
+    "surrogates": b'{"json": "\\ud800", "checksum": 3}',
+    "inside not JSON": sign("{"),
+    "inside a list": sign([]),
+    "earlier version": NO_STEP,
+    "step null": sign(GOOD | {"step": None}),
+    "leaves null": sign(GOOD | {"leaves": None}),
+    "leaves of text": sign(GOOD | {"leaves": ["abc"]}),
+    "a leaf too short": sign(GOOD | {"leaves": [SPEC[:2]]}),
+    "a shape of text": sign(GOOD | {"leaves": [["['a']", ["3"], "float64"]]}),
+    "checksum null": sign(GOOD | {"checksum": None}),
+    "metadata a list": sign(GOOD | {"metadata": []}),
+}
+
+
+@pytest.mark.parametrize("content", MANIFESTS.values(), ids=MANIFESTS)
+def test_an_edited_manifest(content, folder):
+    (folder / "2" / "manifest" / "metadata").write_bytes(content)
+    with Checkpoints(folder) as checkpoints:
+        with pytest.warns(UserWarning, match=r"step 2 .* is damaged .* took that of step 1"):
+            restored = checkpoints.restore(make_state(0))
+        assert restored is not None
+        assert restored.metadata == {"step": 1}
+    assert names_in(folder) == ["1", "2.corrupted"]
+
+
+def test_all_damaged(folder):
+    """Nothing is renamed. The checksum of an earlier version does not see all damage."""
+    for step in STEPS:
+        (folder / str(step) / "manifest" / "metadata").write_bytes(NO_STEP)
+    with (
+        Checkpoints(folder) as checkpoints,
+        pytest.raises(OSError, match=r"\(step 2: an earlier version .* wrote it, whose.*; step 1:"),
+    ):
+        checkpoints.restore(make_state(0))
+    assert names_in(folder) == ["1", "2"]
+
+
+@pytest.mark.filterwarnings("default:.*is damaged")
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"null", b"{}", b'{"metrics": 3}'])
+@pytest.mark.parametrize(
+    "name", ["_CHECKPOINT_METADATA", "state/_METADATA", "state/array_metadatas/process_0"]
+)
+def test_files_of_orbax(name, content, folder):
+    """All is well, or the checkpoint before is taken; the run saves again in both cases."""
+    for step in STEPS if name == "_CHECKPOINT_METADATA" else (2,):
+        (folder / str(step) / name).write_bytes(content)
+    with Checkpoints(folder) as checkpoints:
+        restored = checkpoints.restore(make_state(0))
+        assert restored is not None
+        assert_equal_bits(restored.state, make_state(restored.step))
+        checkpoints.save(3, make_state(3), {})
+        assert checkpoints.wait()[-1] == 3
+
+
+def test_other_names_in_the_folder(folder):
+    for name in ("007", "-3", "0x5", "1_0", "٣", "3.tmp", "notes"):
+        (folder / name).mkdir()
+    (folder / "9").write_text("a file")
+    with Checkpoints(folder) as checkpoints:
+        assert checkpoints.wait() == [1, 2]
+        assert checkpoints.restore(make_state(0)) is not None
+        checkpoints.save(4, make_state(4), {})
+        assert checkpoints.wait() == [1, 2, 4]
+
+
+@pytest.fixture(params=["arrays", "manifest", "index of arrays"])
+def broken(request, folder):
+    """A file of step 2 whose every read is an OSError, ELOOP, also for root; and `mend`."""
+    path = {
+        "arrays": files_of(folder / "2")[-1],
+        "manifest": folder / "2" / "manifest" / "metadata",
+        "index of arrays": folder / "2" / "state" / "manifest.ocdbt",
+    }[request.param]
+    kept = path.rename(path.with_name("kept"))
+    path.symlink_to(path)
+
+    def mend():
+        path.unlink()
+        kept.rename(path)
+
+    return mend
+
+
+def test_a_disk_that_fails_for_a_moment(broken, folder, monkeypatch):
+    monkeypatch.setattr(_store, "RETRY_DELAYS", (0.1, 0.5, 5.0))
+    timer = threading.Timer(0.3, broken)
+    timer.start()
+    try:
+        assert restore(folder, make_state(0)) == "right"
+    finally:
+        timer.join()
+    assert names_in(folder) == ["1", "2"]
+
+
+def test_a_disk_that_fails_for_good(broken, folder):
+    """The newest may be complete: neither renamed nor silently replaced by an older one."""
+    before = snapshot(folder / "2")
+    with (
+        Checkpoints(folder) as checkpoints,
+        pytest.raises(OSError, match=r"2 cannot be read \(.*Nothing was changed"),
+    ):
+        checkpoints.restore(make_state(0))
+    assert snapshot(folder / "2") == before
+    broken()
+    assert restore(folder, make_state(0)) == "right"
+
+
+def test_a_read_error_of_python_is_tried_again_and_then_raised(folder, monkeypatch):
+    failures = iter([OSError(5, "Input/output error"), TimeoutError("slow"), None])
+    real_read = _store.parse_manifest
+
+    def read(content):
+        failure = next(failures, None)
+        if failure is not None:
+            raise failure
+        return real_read(content)
+
+    monkeypatch.setattr(_store, "parse_manifest", read)
+    with Checkpoints(folder) as checkpoints:
+        assert checkpoints.restore(make_state(0)) is not None
+        failures = iter([OSError(5, "Input/output error")] * 9)
+        with pytest.raises(OSError, match="Input/output error"):
+            checkpoints.restore(make_state(0))
+    assert names_in(folder) == ["1", "2"]
