@@ -80,7 +80,7 @@ def draw_rates(runs: Sequence[Record], figure: Figure) -> None:
     gradients.set_ylabel("squared gradient at the mean,\nmean over the steps")
     distances.set(title="Theorem 2", xlabel="steps, K")
     distances.set_ylabel("squared distance to the mean,\nmean over nodes and steps")
-    level = np.mean(runs[products.argmin()]["squared_gradient"]) * math.sqrt(products.min())
+    level = np.mean(runs[int(products.argmin())]["squared_gradient"]) * math.sqrt(products.min())
     x = np.unique(products)
     references = gradients.plot(x, level / np.sqrt(x), "k--", linewidth=1, label="slope -1/2")
     if is_drawn:

@@ -209,9 +209,9 @@ def test_topology_refuses_other_shapes(tmp_path):
 
 
 def render(table, width):
-    console = Console(file=io.StringIO(), width=width)
-    console.print(table)
-    return console.file.getvalue()
+    text = io.StringIO()
+    Console(file=text, width=width).print(table)
+    return text.getvalue()
 
 
 def test_table_of_several_seeds_shows_mean_and_deviation():

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import pytest
@@ -71,8 +72,9 @@ def test_bad_environment_variables(variable, value, message, fresh_process):
     fresh_process.setenv("SLURM_PROCID", "0")
     fresh_process.setenv(variable, value)
     is_used_by_jobs = variable in ("GOSSIPJAX_SECRET", "JAX_COORDINATOR_BIND_ADDRESS")
+    arguments: Any = (free_address(), 2, 0) if is_used_by_jobs else ()
     with pytest.raises(ValueError, match=message):
-        launch.initialize(*((free_address(), 2, 0) if is_used_by_jobs else ()))
+        launch.initialize(*arguments)
 
 
 @pytest.fixture
