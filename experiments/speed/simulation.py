@@ -35,7 +35,7 @@ from experiments.results import Record
 from experiments.speed.simulation_loop import IMAGE_SHAPE, OPTIMIZER, LoopSettings
 from experiments.speed.timing import summarize_samples
 from experiments.training.methods import Method, MethodOptions, make_method
-from experiments.training.placement import Placement
+from experiments.training.options import Placement
 
 LOOP = "experiments.speed.simulation_loop"
 TURNS = 7  # of which the median is reported

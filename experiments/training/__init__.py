@@ -1,11 +1,15 @@
 """Training programs: a task is one class, and everything else that such a program needs is here.
 
+In the order of their imports:
+
+- methods, optimization: the algorithms, topologies and optimizers that can be chosen by name.
+- options: the options that all programs share.
 - task: the protocol of a task.
-- options, checks: the options that all programs share.
-- algorithms, topologies, optimizers: what can be chosen by name.
+- plan: from options to runs.
 - placement: where nodes run.
-- plan, experiment: from options to runs, and all that can fail before training.
-- train, trainer, evaluation, resume, prefetch, progress: a run.
-- output: its files.
+- output: the files of a run.
+- experiment: everything that can fail before training.
+- trainer, evaluation, train: a run.
+- asynchronous, asynchronous_job: runs whose nodes wait for nobody.
 - main: `run_program`, the `main` of every training program.
 """

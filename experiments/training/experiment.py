@@ -12,10 +12,9 @@ from experiments.data.memory import require_memory
 from experiments.options.checks import option_name
 from experiments.results import COUNT, Record, create_run_dir, read_summary, require_fields
 from experiments.training.options import TrainingOptions
-from experiments.training.placement import describe_nodes, place_nodes
-from experiments.training.placement.islands import make_sharding, require_parts
+from experiments.training.output import Output
+from experiments.training.placement import describe_nodes, make_sharding, place_nodes, require_parts
 from experiments.training.plan import Plan, Run
-from experiments.training.reporting.output import Output
 from experiments.training.task import Task
 from gossipjax.processes import broadcast_text, is_main_process, processes_agree
 

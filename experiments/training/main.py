@@ -12,11 +12,12 @@ from experiments.presets.parsing import mention_preset, parse_options
 from experiments.program import exit_on_error
 from experiments.results import make_progress_bar
 from experiments.training import placement
-from experiments.training.asynchronous import is_asynchronous, run_asynchronously
+from experiments.training.asynchronous import is_asynchronous
+from experiments.training.asynchronous_job import run_asynchronously
 from experiments.training.experiment import Experiment, prepare
 from experiments.training.methods import TOPOLOGIES, make_schedule
 from experiments.training.options import TrainingOptions
-from experiments.training.reporting.output import RunLog
+from experiments.training.output import RunLog
 from experiments.training.task import Task
 from experiments.training.train import train
 from gossipjax.processes import is_main_process

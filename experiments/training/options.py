@@ -41,13 +41,13 @@ from experiments.training.optimization import (
     Optimizer,
     StepEpochs,
 )
-from experiments.training.placement import Placement
 
 OUTER_EVERY = 12  # of --momentum outer, as SlowMo has it around Local SGD
 OUTER_MOMENTUM = 0.7
 MAX_STALENESS = Check(f"at most {MAX_DELAY}, the longest delay", lambda value: value <= MAX_DELAY)
 
 BatchStatsPolicy = Literal["local", "mix", "average"]
+Placement = Literal["auto", "mesh", "vmap"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,9 +18,9 @@ import gossipjax as gx
 from experiments import image
 from experiments.compilation_cache import compilation_cache
 from experiments.fault_injection.job import AsynchronousJob, find_pids
+from experiments.training import asynchronous_job as job_module
 from experiments.training import placement
 from experiments.training.asynchronous import ASYNCHRONOUS
-from experiments.training.asynchronous import job as job_module
 
 ROOT = Path(__file__).parent.parent.parent
 TIMEOUT = 120  # seconds, for what takes about twenty
@@ -37,7 +37,7 @@ import json, os, sys, time
 import small
 import gossipjax as gx
 from experiments import image
-from experiments.training.asynchronous import loop
+from experiments.training import asynchronous as loop
 small.make_small(setattr)
 loop.PATIENCE = 2.0
 node_type = gx.asynchronous.Node

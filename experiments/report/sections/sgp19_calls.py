@@ -11,7 +11,7 @@ from experiments.report.estimates import Place
 from experiments.report.section import Scale
 from experiments.report.sections.images import list_seeds
 from experiments.runner import Run
-from experiments.training.optimization.learning_rates import STEP_BATCH_SIZE
+from experiments.training.optimization import STEP_BATCH_SIZE
 
 STALENESS = 0.1
 """Steps that the gradients of the simulated AD-PSGD are old, on average: about those of the real

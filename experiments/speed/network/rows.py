@@ -30,7 +30,7 @@ ALL_LINKS = "stream, all links"
 SINGLE_LINK = "stream, one link"
 BUSY_HOSTS = "stream, all links, beside computation"
 
-# Rows of this measurement only, beside those of `experiments.training.methods.algorithms`.
+# Rows of this measurement only, beside those of `experiments.training.methods`.
 ALL_REDUCE = "allreduce"
 BUCKETS = "allreduce-buckets"
 CENTRALIZED = "centralized"

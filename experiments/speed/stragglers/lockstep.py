@@ -22,7 +22,7 @@ class LockstepTrainer:
 
     Args:
       worker: this node.
-      algorithm: one of `experiments.training.methods.algorithms`.
+      algorithm: one of `experiments.training.methods`.
     """
 
     def __init__(self, worker: Worker, algorithm: str):

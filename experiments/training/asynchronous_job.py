@@ -15,12 +15,11 @@ from rich.progress import Progress, TaskID
 import gossipjax as gx
 from experiments import plots
 from experiments.results import create_run_dir, make_progress_bar, read_summary
-from experiments.training.asynchronous.loop import Job, NodeRun, OneNode, train_node
-from experiments.training.asynchronous.methods import WIRES
+from experiments.training.asynchronous import WIRES, Job, NodeRun, OneNode, train_node
 from experiments.training.experiment import merge_saved_options, require_same_data
 from experiments.training.options import TrainingOptions
+from experiments.training.output import Output
 from experiments.training.plan import Plan
-from experiments.training.reporting.output import Output
 from experiments.training.task import Task
 
 START_SECONDS = 120.0  # that processes may differ by when they start

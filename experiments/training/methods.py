@@ -1,0 +1,715 @@
+"""The algorithms and topologies that programs know by name, and the method that a name means."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import networkx
+import numpy as np
+import optax
+
+import gossipjax as gx
+
+Transform = optax.GradientTransformationExtraArgs
+
+OuterAverage = Literal["exact", "none"]
+Momentum = Literal["local", "mixed", "quasi-global", "outer"]
+DenseName = Literal["float32", "bfloat16", "int8", "int4"]
+WireName = Literal[DenseName, "top_k", "random_k"]
+
+SPARSE_FRACTION = 0.1  # of the values, that sparse codecs send
+
+
+class Form(NamedTuple):
+    """A form of messages that programs know by name.
+
+    Attributes:
+      codec: None for full precision.
+      gamma: of CHOCO with this codec.
+    """
+
+    codec: gx.wire.Codec | None
+    gamma: float
+
+
+FORMS: dict[WireName, Form] = {
+    "float32": Form(None, 1.0),
+    "bfloat16": Form(gx.wire.bfloat16(), 1.0),
+    "int8": Form(gx.wire.int8(), 1.0),
+    "int4": Form(gx.wire.int4(), 0.5),
+    "top_k": Form(gx.wire.top_k(SPARSE_FRACTION), 0.2),
+    "random_k": Form(gx.wire.random_k(SPARSE_FRACTION), 0.1),
+}
+DENSE: tuple[DenseName, ...] = get_args(DenseName)
+
+
+@dataclasses.dataclass(frozen=True)
+class OuterOptions:
+    """An outer optimizer around the chain of a run: SGD at every `every`-th update.
+
+    Attributes:
+      every: updates from one outer step to the next.
+      rate: its learning rate; 1 without momentum is the plain average.
+      momentum: its momentum.
+      nesterov: whether that is Nesterov's.
+      average: over all nodes, or over none: each steps by itself.
+      fragments: parts of the model, each averaged at its time.
+      delay: updates between sending a fragment and using its average.
+      mix: the weight of the local model where an average is used.
+      reset: whether local momentum and moments are set to 0 at each outer step.
+      wire: the form of the messages of the averages.
+
+    Raises:
+      ValueError: for an option that would do nothing.
+    """
+
+    every: int
+    rate: float = 1.0
+    momentum: float = 0.0
+    nesterov: bool = False
+    average: OuterAverage = "exact"
+    fragments: int = 1
+    delay: int = 0
+    mix: float = 0.0
+    reset: bool = False
+    wire: DenseName = "float32"
+
+    def __post_init__(self) -> None:
+        if self.nesterov and not self.momentum:
+            raise ValueError(
+                "--outer-nesterov must come with momentum, got --outer-momentum 0: give a larger "
+                "one, or leave --outer-nesterov out."
+            )
+        if self.average == "none" and self.wire != "float32":
+            raise ValueError(
+                "--outer-wire must be float32 with --outer-average none, which sends nothing, got "
+                f"{self.wire}: leave one of them out."
+            )
+
+
+class Sharding(NamedTuple):
+    """A model that is sharded inside a node.
+
+    Attributes:
+      params: the shapes of its parameters.
+      specs: how they are sharded, `PartitionSpec`s.
+      devices: of a node.
+    """
+
+    params: Any
+    specs: Any
+    devices: int
+
+    def shard(self, transform: Transform) -> Transform:
+        """Returns the transform of the parts of such a model."""
+        return gx.sharded(transform, self.specs)
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodOptions:
+    """The options of a run that an algorithm may depend on.
+
+    Attributes:
+      nodes: N.
+      steps: of the run; a hybrid topology switches after the fraction `switch_at` of them.
+      seed: of random topologies and delays.
+      local_steps: updates from one exchange to the next.
+      wire: the form of messages, a name of `FORMS`.
+      staleness: the mean delay of AD-PSGD's gradients, in steps.
+      delays_of: a folder of journals whose delays AD-PSGD has instead.
+      switch_at: see `steps`.
+      overlap: updates between sending a message and using it; part of the algorithm's name.
+      accumulate: steps for one update.
+      outer: an outer optimizer around the chain.
+      momentum: what the momentum of SGD is of; see `MOMENTUM_HELP`.
+      rate: the learning rate, where the algorithm takes the place of SGD.
+      sharding: that of the model inside a node; None if each device of a node has all of it.
+    """
+
+    nodes: int
+    steps: int = 1
+    seed: int = 0
+    local_steps: int = 1
+    wire: WireName = "float32"
+    staleness: float = 1.0
+    delays_of: Path | None = None
+    switch_at: float = 1 / 3
+    overlap: int = 0
+    accumulate: int = 1
+    outer: OuterOptions | None = None
+    momentum: Momentum = "local"
+    rate: optax.ScalarOrSchedule = 0.1
+    sharding: Sharding | None = None
+
+    @property
+    def codec(self) -> gx.wire.Codec | None:
+        """The `wire` of a transform; None, the parameters' type, for float32."""
+        return FORMS[self.wire].codec
+
+
+MAX_ROUNDS = 100  # distinct graphs of a random topology
+
+
+def _make_torus(nodes: int, rounds: int, seed: int) -> gx.Schedule:
+    """The torus whose sides are closest to each other."""
+    del rounds, seed
+    short = max(side for side in range(1, math.isqrt(nodes) + 1) if nodes % side == 0)
+    return gx.topology.torus(short, nodes // short)
+
+
+def _make_two_peer_exponential(nodes: int, rounds: int, seed: int) -> gx.Schedule:
+    del rounds, seed
+    if nodes == 2:
+        raise ValueError(
+            "two_peer_exponential needs two peers: the number of nodes must be 1, or 3 and more, "
+            "got 2. Use one_peer_exponential."
+        )
+    return gx.topology.k_peer_exponential(nodes, 2)
+
+
+def _make_random_peer_complete(nodes: int, rounds: int, seed: int) -> gx.Schedule:
+    return gx.topology.random_peer(nodes, rounds, seed, "complete")
+
+
+def _make_lazy_ring(nodes: int, rounds: int, seed: int) -> gx.Schedule:
+    """The ring with twice its weight of the node itself, `(W + I) / 2`: no eigenvalue below 0."""
+    del rounds, seed
+    ring = gx.topology.ring(nodes).matrices()[0]
+    return gx.topology.from_matrices((ring + np.eye(nodes)) / 2)
+
+
+def _make_chain(nodes: int, rounds: int, seed: int) -> gx.Schedule:
+    del rounds, seed
+    return gx.topology.from_graph(networkx.path_graph(nodes), "metropolis")
+
+
+def _make_tree(nodes: int, rounds: int, seed: int) -> gx.Schedule:
+    """Node i hangs on node (i - 1) // 2."""
+    del rounds, seed
+    return gx.topology.from_graph(networkx.full_rary_tree(2, nodes), "metropolis")
+
+
+TOPOLOGIES: dict[str, Callable[[int, int, int], gx.Schedule]] = {
+    "one_peer_exponential": lambda nodes, *_: gx.topology.one_peer_exponential(nodes),
+    "two_peer_exponential": _make_two_peer_exponential,
+    "exponential": lambda nodes, *_: gx.topology.exponential(nodes),
+    "bipartite_exponential": lambda nodes, *_: gx.topology.bipartite_exponential(nodes),
+    "complete_cycle": lambda nodes, *_: gx.topology.complete_cycle(nodes),
+    "random_peer_exponential": gx.topology.random_peer,
+    "random_peer_complete": _make_random_peer_complete,
+    "ring": lambda nodes, *_: gx.topology.ring(nodes),
+    "lazy_ring": _make_lazy_ring,
+    "chain": _make_chain,
+    "tree": _make_tree,
+    "directed_ring": lambda nodes, *_: gx.topology.directed_ring(nodes),
+    "random_ring": gx.topology.random_ring,
+    "torus": _make_torus,
+    "hypercube": lambda nodes, *_: gx.topology.hypercube(nodes),
+    "star": lambda nodes, *_: gx.topology.star(nodes),
+    "complete": lambda nodes, *_: gx.topology.complete(nodes),
+    "base_graph": lambda nodes, *_: gx.topology.base_graph(nodes),
+    "two_peer_base_graph": lambda nodes, *_: gx.topology.base_graph(nodes, 2),
+}
+"""Name -> function of the number of nodes; and of rounds and seed, which random ones use."""
+
+
+def make_schedule(
+    topology: str, nodes: int, rounds: int = MAX_ROUNDS, seed: int = 0
+) -> gx.Schedule:
+    """Returns the named topology over `nodes` nodes; random ones use `rounds` and `seed`.
+
+    Raises:
+      ValueError: for an unknown topology, or one that is impossible for this number of nodes.
+
+    >>> make_schedule("two_peer_exponential", 8).period
+    3
+    >>> make_schedule("torus", 12) == gx.topology.torus(3, 4)
+    True
+    """
+    if topology not in TOPOLOGIES:
+        raise ValueError(
+            f"no topology is named {topology!r}: it must be one of {', '.join(TOPOLOGIES)}."
+        )
+    return TOPOLOGIES[topology](nodes, rounds, seed)
+
+
+MAX_DELAY = 4  # steps, of AD-PSGD
+ELASTICITY = 0.9  # of EASGD, divided by the number of nodes, as in its paper
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """A row of `ALGORITHMS`.
+
+    Attributes:
+      build: makes the transform for a schedule, in which `local_steps` are counted already.
+      topology: that of the algorithm's paper.
+      fixed_topology: whether it runs on no other.
+      wires: the forms in which its messages can travel.
+      overlaps: whether its name has a number of steps before the last part: `2-osgp`.
+      goes_first: whether the transform goes first in the chain, and acts on the gradients.
+      skips_steps: whether there can be steps without exchange.
+      exchanges: whether it exchanges anything.
+      takes_outer: whether an outer optimizer can stand around it; not where it keeps more than
+        models, which an outer step would not reach.
+      mixes_after: whether it is `x <- P (x + u)`, so that momentum can be mixed with the models.
+    """
+
+    build: Callable[[gx.Schedule, MethodOptions], Transform]
+    topology: str
+    fixed_topology: bool = False
+    wires: tuple[WireName, ...] = DENSE
+    overlaps: bool = False
+    goes_first: bool = False
+    skips_steps: bool = True
+    exchanges: bool = True
+    takes_outer: bool = True
+    mixes_after: bool = False
+
+
+def _build_osgp(schedule: gx.Schedule, options: MethodOptions, biased: bool = False) -> Transform:
+    return gx.osgp(schedule, options.overlap, biased, wire=options.codec)
+
+
+def _build_adpsgd(schedule: gx.Schedule, options: MethodOptions) -> Transform:
+    if options.delays_of is None:
+        rounds, nodes = MAX_ROUNDS, schedule.size
+        delays = gx.random_delays(nodes, rounds, options.seed, options.staleness, MAX_DELAY)
+    else:
+        delays = _read_delays(options.delays_of)
+    return gx.adpsgd(schedule, delays, wire=options.codec)
+
+
+def _build_choco(schedule: gx.Schedule, options: MethodOptions) -> Transform:
+    form = FORMS[options.wire]
+    return gx.choco(schedule, form.codec or gx.wire.float32(), form.gamma)
+
+
+def _read_delays(folder: Path) -> Any:
+    """Returns the delays `[T, N]` that a run of nodes that wait for nobody has shown."""
+    journals = sorted(folder.rglob("*.jsonl")) if folder.is_dir() else []
+    if not journals:
+        raise ValueError(
+            f"--delays-of must be a folder of journals, OUT/nodes/RUN/journals/JOB, got {folder}."
+        )
+    return gx.asynchronous.measure_delays(journals)
+
+
+def _build_relay(schedule: gx.Schedule, options: MethodOptions) -> Transform:
+    """RelaySGD on the graph of the schedule, which must be a tree."""
+    round_ = schedule.round_at(0)
+    tree = networkx.empty_graph(schedule.size)
+    edges = zip(round_.senders.tolist(), round_.receivers.tolist(), strict=True)
+    tree.add_edges_from((i, j) for i, j in edges if i != j)
+    return gx.relay(tree)
+
+
+ALGORITHMS = {
+    "sgp": Algorithm(
+        lambda schedule, options: gx.sgp(schedule, wire=options.codec),
+        "one_peer_exponential",
+        mixes_after=True,
+    ),
+    "sgp-cwa": Algorithm(
+        lambda schedule, options: gx.sgp(schedule, "combine-while-adapting", wire=options.codec),
+        "one_peer_exponential",
+    ),
+    "osgp": Algorithm(_build_osgp, "one_peer_exponential", overlaps=True),
+    "biased-osgp": Algorithm(
+        lambda schedule, options: _build_osgp(schedule, options, biased=True),
+        "one_peer_exponential",
+        overlaps=True,
+    ),
+    "dpsgd": Algorithm(lambda schedule, options: gx.dpsgd(schedule, wire=options.codec), "ring"),
+    "dpsgd-adapt-then-combine": Algorithm(
+        lambda schedule, options: gx.dpsgd(schedule, "adapt-then-combine", wire=options.codec),
+        "ring",
+        mixes_after=True,
+    ),
+    "choco": Algorithm(_build_choco, "ring", wires=tuple(FORMS), takes_outer=False),
+    "adpsgd": Algorithm(_build_adpsgd, "bipartite_exponential", takes_outer=False),
+    "rand-psgd": Algorithm(
+        lambda schedule, options: gx.dpsgd(schedule, wire=options.codec),
+        "random_ring",
+        fixed_topology=True,
+    ),
+    "d1d-psgd": Algorithm(  # gx.d1d_psgd, but for the local steps that may lie between rounds
+        lambda schedule, options: gx.adpsgd(schedule, 1, wire=options.codec),
+        "complete",
+        fixed_topology=True,
+    ),
+    "easgd": Algorithm(
+        lambda schedule, options: gx.easgd(ELASTICITY / schedule.size, options.local_steps),
+        "center",
+        fixed_topology=True,
+        wires=("float32",),
+        takes_outer=False,
+    ),
+    "gradient-tracking": Algorithm(
+        lambda schedule, options: gx.gradient_tracking(schedule, wire=options.codec),
+        "ring",
+        takes_outer=False,
+    ),
+    "d2": Algorithm(
+        lambda schedule, options: gx.d2(schedule, wire=options.codec),
+        "lazy_ring",
+        skips_steps=False,
+        takes_outer=False,
+    ),
+    "relay": Algorithm(
+        _build_relay, "chain", wires=("float32",), skips_steps=False, takes_outer=False
+    ),
+    "allreduce": Algorithm(
+        lambda schedule, options: gx.allreduce(wire=options.codec),
+        "complete",
+        fixed_topology=True,
+        wires=tuple(FORMS),
+        goes_first=True,
+    ),
+    "local": Algorithm(  # Local SGD, DiLoCo: with --outer-every
+        lambda schedule, options: optax.with_extra_args_support(optax.identity()),
+        "none",
+        fixed_topology=True,
+        wires=("float32",),
+        exchanges=False,
+    ),
+}
+
+
+MOMENTUM = 0.9
+MOMENTUMS: dict[str, Callable[[gx.Schedule, MethodOptions], Transform]] = {
+    "mixed": lambda schedule, options: gx.mixed_momentum(
+        schedule, options.rate, MOMENTUM, nesterov=True, wire=options.codec
+    ),
+    "quasi-global": lambda schedule, options: gx.quasi_global(
+        schedule, options.rate, MOMENTUM, nesterov=True, wire=options.codec
+    ),
+}
+"""What takes the place of SGD with momentum and of the algorithm, by the name of its momentum."""
+
+# That of EASGD cannot be chosen: its center exchanges with all nodes at once.
+FIXED_TOPOLOGIES = TOPOLOGIES | dict.fromkeys(("center", "none"), TOPOLOGIES["complete"])
+
+
+def spell_name(name: str, overlap: int | str = "N") -> str:
+    """Returns the name of a row of `ALGORITHMS` as it is given to a program.
+
+    >>> spell_name("biased-osgp", 1), spell_name("sgp")
+    ('biased-1-osgp', 'sgp')
+    """
+    if not ALGORITHMS[name].overlaps:
+        return name
+    *first, last = name.split("-")
+    return "-".join([*first, f"{overlap}-{last}"])
+
+
+class ParsedName(NamedTuple):
+    """An algorithm's name in parts.
+
+    Attributes:
+      row: its key in `ALGORITHMS`.
+      overlap: the number in the name; 0 without one.
+      topology: what follows `@`; None without it.
+    """
+
+    row: str
+    overlap: int
+    topology: str | None
+
+
+def parse_name(name: str) -> ParsedName:
+    """Takes `ALGORITHM` or `ALGORITHM@TOPOLOGY` apart.
+
+    Raises:
+      ValueError: for an unknown algorithm, or a topology for one whose topology is fixed.
+
+    >>> parse_name("2-osgp@ring")
+    ParsedName(row='osgp', overlap=2, topology='ring')
+    """
+    algorithm, at, topology = name.partition("@")
+    number = re.fullmatch(r"(?P<first>(?:.*-)?)(?P<overlap>[0-9]+)-(?P<last>[^-]+)", algorithm)
+    row = number["first"] + number["last"] if number else algorithm
+    if row not in ALGORITHMS or ALGORITHMS[row].overlaps != bool(number):
+        raise ValueError(
+            f"no algorithm is named {algorithm!r}: it must be one of "
+            f"{', '.join(map(spell_name, ALGORITHMS))} (N is a number of steps, as in 1-osgp)."
+        )
+    if at and ALGORITHMS[row].fixed_topology:
+        raise ValueError(
+            f"the topology of {algorithm} must be {ALGORITHMS[row].topology}, got {name!r}: drop "
+            "@ and what follows it."
+        )
+    return ParsedName(row, int(number["overlap"]) if number else 0, topology if at else None)
+
+
+ALGORITHM_HELP = (
+    f"One or several, NAME or NAME@TOPOLOGY: {', '.join(map(spell_name, ALGORITHMS))}. N is a "
+    "number of steps, as in 1-osgp. The asynchrony of adpsgd is simulated."
+)
+TOPOLOGY_HELP = (
+    f"The topology of algorithms given without one: {', '.join(TOPOLOGIES)}, or FIRST/THEN; if "
+    "not given, that of each algorithm's paper. It is fixed for "
+    f"{', '.join(name for name, row in ALGORITHMS.items() if row.fixed_topology)}."
+)
+_FLOAT32_ONLY = [name for name, row in ALGORITHMS.items() if row.wires == ("float32",)]
+_SPARSE = [name for name, row in ALGORITHMS.items() if set(row.wires) > set(DENSE)]
+WIRE_HELP = (
+    f"The form of messages. Only float32: {', '.join(_FLOAT32_ONLY)}. top_k and random_k, which "
+    f"send {SPARSE_FRACTION:.0%} of the values: {', '.join(_SPARSE)}."
+)
+OUTER_NAMES = ", ".join(spell_name(name) for name, row in ALGORITHMS.items() if row.takes_outer)
+OUTER_HELP = (
+    "Updates from one outer step to the next: all nodes go on from their average, moved by an "
+    f"outer optimizer. Around {OUTER_NAMES}; local with it is Local SGD, or DiLoCo, the others "
+    "SlowMo."
+)
+MOMENTUM_HELP = (
+    "What the momentum of --optimizer nesterov is of. local: of each node's gradients. mixed: "
+    "neighbours average it as they average their models. quasi-global: of the mixed models. outer: "
+    "of the outer optimizer, around plain SGD, with --outer-every 12 and --outer-momentum 0.7 if "
+    "not given. mixed and quasi-global are for "
+    f"{', '.join(name for name, row in ALGORITHMS.items() if row.mixes_after)}, where the topology "
+    "is doubly stochastic."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """One algorithm on one topology, around an optimizer.
+
+    Attributes:
+      algorithm: its name, without the topology.
+      topology: its name.
+      schedule: the rounds in the order in which updates use them; under overlap, one every
+        `overlap` updates.
+      inner: what comes before the gossip.
+      gossip: goes last.
+      outer: an outer optimizer around both.
+      rate: the learning rate, where the gossip is the optimizer, and gradients arrive at it.
+      sharding: that of the model inside a node; what exchanges exchanges parts of it then.
+      accumulate: steps for one update.
+    """
+
+    algorithm: str
+    topology: str
+    schedule: gx.Schedule
+    inner: Transform
+    gossip: Transform
+    outer: OuterOptions | None = None
+    rate: optax.ScalarOrSchedule | None = None
+    sharding: Sharding | None = None
+    accumulate: int = 1
+
+    @property
+    def transform(self) -> Transform:
+        """The whole chain; its state, or the one inside, is the pair of its parts' states."""
+        updates = self._transform_of_updates
+        return updates if self.accumulate == 1 else gx.accumulate(updates, self.accumulate)
+
+    @property
+    def _transform_of_updates(self) -> Transform:
+        chain = optax.chain(self.inner, self.gossip)
+        outer = self.outer
+        if outer is None:
+            return chain
+        optimizer = optax.sgd(outer.rate, outer.momentum or None, outer.nesterov)
+        whole = gx.outer(
+            chain,
+            optimizer,
+            outer.every,
+            outer.average,
+            outer.fragments,
+            outer.delay,
+            outer.mix,
+            FORMS[outer.wire].codec,
+            reset_inner=outer.reset,
+        )
+        return whole if self.sharding is None else self.sharding.shard(whole)
+
+    def local_updates(self, grads: Any, opt_state: Any, params: Any) -> optax.Updates:
+        """Returns the update of this node before the exchange, given the state of the chain.
+
+        It is that of all gradients since the last update, these among them.
+        """
+        chain_state = opt_state
+        if self.accumulate > 1:
+            count = opt_state.pending + 1
+            grads = jax.tree.map(lambda total, g: (total + g) / count, opt_state.total, grads)
+            chain_state = opt_state.inner
+        if self.outer is not None:
+            chain_state = (chain_state if self.sharding is None else chain_state.inner).inner
+        updates, _ = self.inner.update(grads, chain_state[0], params)
+        if self.rate is None:
+            return updates
+        state = gx.gossip_state(opt_state)
+        assert state is not None
+        rate = jnp.asarray(self.rate(state.count) if callable(self.rate) else self.rate)
+
+        def step(g: jax.Array, m: jax.Array) -> jax.Array:
+            return -rate * (g + MOMENTUM * (MOMENTUM * m + g))  # Nesterov's
+
+        return jax.tree.map(step, updates, state.extra["momentum"].value)
+
+    def state(self, params: Any = None) -> gx.GossipState | None:
+        """Returns the gossip state of one node, of shapes and static data; None without gossip.
+
+        Args:
+          params: `[...]`, arrays or their shapes; if not given, those of the sharded model, or a
+            few leaves of one value.
+        """
+        return gx.gossip_state(self._init_shapes(params))
+
+    def canonical_steps(self) -> list[int]:
+        """Returns the steps that need different programs; see `gx.canonical_steps`."""
+        return gx.canonical_steps(self._init_shapes())
+
+    def _init_shapes(self, params: Any = None) -> Any:
+        if params is None and self.sharding is not None:
+            params = self.sharding.params
+        if params is None:  # a leaf for every fragment
+            leaves = 1 if self.outer is None else self.outer.fragments
+            params = [jax.ShapeDtypeStruct((1,), jnp.float32)] * leaves
+        return jax.eval_shape(self.transform.init, params)
+
+
+def make_method(
+    name: str,
+    options: MethodOptions,
+    optimizer: optax.GradientTransformation,
+    default_topology: str | None = None,
+) -> Method:
+    """Returns the named algorithm on its topology, around `optimizer`.
+
+    Args:
+      name: `ALGORITHM` or `ALGORITHM@TOPOLOGY`; a topology is a name or a hybrid, `FIRST/THEN`,
+        as AR/1P-SGP is `sgp@complete/one_peer_exponential`.
+      options: those of the run; `overlap` is taken from the name.
+      optimizer: the local one; with momentum that is mixed or quasi-global, what stands before it.
+      default_topology: used if the name has none; None is that of the algorithm's paper.
+
+    Raises:
+      ValueError: for an unknown name, a topology that is impossible for this number of nodes or
+        this algorithm, a form of messages that the algorithm does not have, or an outer optimizer
+        around an algorithm that it cannot stand around.
+
+    >>> make_method("dpsgd", MethodOptions(nodes=4), optax.sgd(0.1)).topology
+    'ring'
+    """
+    parsed = parse_name(name)
+    algorithm = ALGORITHMS[parsed.row]
+    options = dataclasses.replace(options, overlap=parsed.overlap)
+    if options.wire not in algorithm.wires:
+        raise ValueError(
+            f"the wire of {parsed.row} must be {' or '.join(algorithm.wires)}, got "
+            f"{options.wire}: leave out the algorithm or the option."
+        )
+    if options.local_steps > 1 and not algorithm.exchanges:
+        raise ValueError(
+            f"--local-steps must be 1 with {parsed.row}, which exchanges nothing by itself, got "
+            f"{options.local_steps}: give --outer-every {options.local_steps} instead."
+        )
+    if options.local_steps > 1 and not algorithm.skips_steps:
+        raise ValueError(
+            f"{parsed.row} must exchange at every update: --local-steps must be 1, got "
+            f"{options.local_steps}: leave out the algorithm or the option."
+        )
+    build = algorithm.build
+    if options.momentum in MOMENTUMS:
+        _require_momentum(parsed.row, algorithm, options)
+        build = MOMENTUMS[options.momentum]
+    topology = _choose_topology(algorithm, parsed.topology, default_topology)
+    if algorithm.fixed_topology:
+        schedule = FIXED_TOPOLOGIES[topology](options.nodes, MAX_ROUNDS, options.seed)
+    else:
+        schedule = _make_rounds(topology, options)
+    if not algorithm.goes_first:
+        schedule = schedule.every(options.local_steps)
+    transform = build(schedule, options)
+    if options.sharding is not None and algorithm.exchanges:
+        transform = options.sharding.shard(transform)
+    inner = optimizer
+    if algorithm.goes_first:
+        inner = optax.chain(transform, optimizer)
+        transform = optax.with_extra_args_support(optax.identity())
+    if options.outer is not None:
+        _require_takes_outer(parsed.row, algorithm, options)
+    method = Method(
+        algorithm=name.partition("@")[0],
+        topology=topology,
+        schedule=schedule,
+        inner=optax.with_extra_args_support(inner),
+        gossip=transform,
+        outer=options.outer,
+        rate=options.rate if options.momentum in MOMENTUMS else None,
+        sharding=options.sharding,
+        accumulate=options.accumulate,
+    )
+    if options.outer is not None:
+        method.state()  # raises where these outer options cannot stand around this algorithm
+    return method
+
+
+def _require_momentum(name: str, algorithm: Algorithm, options: MethodOptions) -> None:
+    """Raises `ValueError` unless the algorithm can mix this momentum."""
+    if not algorithm.mixes_after:
+        names = " or ".join(row for row, other in ALGORITHMS.items() if other.mixes_after)
+        raise ValueError(
+            f"the algorithm of --momentum {options.momentum} must be {names}, which mix models "
+            f"after a local step, got {name}: leave out the algorithm or the option."
+        )
+    if options.local_steps > 1:
+        raise ValueError(
+            f"--momentum {options.momentum} must exchange at every update: --local-steps must be "
+            f"1, got {options.local_steps}."
+        )
+
+
+def _require_takes_outer(name: str, algorithm: Algorithm, options: MethodOptions) -> None:
+    """Raises `ValueError` unless an outer optimizer can stand around the algorithm."""
+    if not algorithm.takes_outer:
+        raise ValueError(
+            "the algorithm of --outer-every, or --momentum outer, must be one of "
+            f"{OUTER_NAMES}, got {name}, which keeps more than models: leave out the algorithm or "
+            "the option."
+        )
+    if options.momentum in MOMENTUMS:
+        raise ValueError(
+            "--momentum must be local or outer with --outer-every, got "
+            f"{options.momentum}: leave one of them out."
+        )
+
+
+def _choose_topology(algorithm: Algorithm, given: str | None, default: str | None) -> str:
+    if given is not None:
+        return given
+    if algorithm.fixed_topology or default is None:
+        return algorithm.topology
+    return default
+
+
+def _make_rounds(topology: str, options: MethodOptions) -> gx.Schedule:
+    """The rounds of a topology, or of two one after the other: `FIRST/THEN`."""
+    names = topology.split("/")
+    schedules = [make_schedule(name, options.nodes, seed=options.seed) for name in names]
+    if len(schedules) == 1:
+        return schedules[0]
+    if len(schedules) > 2:
+        raise ValueError(f"a hybrid must have two topologies, FIRST/THEN, got {topology!r}.")
+    if names[0] == names[1]:
+        raise ValueError(
+            f"a hybrid must have two different topologies, FIRST/THEN, got {topology!r}: give one."
+        )
+    # The switch points of a piecewise schedule count rounds.
+    steps_per_round = options.local_steps * max(1, options.overlap) * options.accumulate
+    switch = max(1, round(options.switch_at * options.steps / steps_per_round))
+    if switch * steps_per_round >= options.steps:
+        raise ValueError(
+            f"{topology} would never switch: {options.steps} steps are too few at "
+            f"{steps_per_round} steps per round. Train longer, or lower --switch-at."
+        )
+    return gx.topology.piecewise({0: schedules[0], switch: schedules[1]})

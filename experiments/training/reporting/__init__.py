@@ -1,1 +1,0 @@
-"""What a run writes while it trains: files, progress bars, clocks."""
