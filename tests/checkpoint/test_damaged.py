@@ -20,7 +20,7 @@ from short_runs import assert_equal_bits, names_in, snapshot
 import gossipjax as gx
 from gossipjax.checkpoint import Checkpoints, _store
 
-COUNT = 60
+COUNT = 108
 PAGE = 4096
 NODES = gx.Nodes(4, make_mesh(2))
 STEPS = (1, 2)
