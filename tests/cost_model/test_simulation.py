@@ -216,6 +216,9 @@ def test_messages_that_meet_at_a_receiver_share_its_link():
     method = sgp(gx.topology.from_matrices([gather, scatter]))
     run = simulate(method, WORKLOAD, Network(1e9), 3)
     assert run.seconds == pytest.approx(0.2 + 1.5 * 0.1)
+    # At first both begin together: nodes 0 and 2 end after 0.2 s and 2 t, node 1 after 0.2 s and t.
+    first = simulate(method, WORKLOAD, Network(1e9), 3, steps=1, warm_up=0)
+    assert first.seconds == pytest.approx(3 / (2 / 0.4 + 1 / 0.3))
 
 
 def test_no_computation_and_no_exchange_take_no_time():
