@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from mutants import find_fault, read_table
 
 ROOT = Path(__file__).parent.parent
 LIBRARY = sorted((ROOT / "gossipjax").rglob("*.py"))
@@ -343,6 +344,11 @@ def test_lambdas_freeze_nothing():
         if isinstance(node, ast.Lambda) and (node.args.defaults or any(node.args.kw_defaults))
     ]
     assert violations == []
+
+
+def test_mutants_name_code_that_is_there():
+    faults = {f"{mutant.file}: {mutant.name}": find_fault(mutant) for mutant in read_table()}
+    assert {name: fault for name, fault in faults.items() if fault is not None} == {}
 
 
 def test_import_brings_nothing_heavy():

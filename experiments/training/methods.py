@@ -14,6 +14,7 @@ import numpy as np
 import optax
 
 import gossipjax as gx
+from experiments.training.optimization import MOMENTUM
 
 Transform = optax.GradientTransformationExtraArgs
 
@@ -381,7 +382,6 @@ ALGORITHMS = {
 }
 
 
-MOMENTUM = 0.9
 MOMENTUMS: dict[str, Callable[[gx.Schedule, MethodOptions], Transform]] = {
     "mixed": lambda schedule, options: gx.mixed_momentum(
         schedule, options.rate, MOMENTUM, nesterov=True, wire=options.codec
