@@ -6,8 +6,11 @@ One subcommand per question. Each prints tables and writes them, with `summary.j
 Nothing here has a time limit that could fail: the results are for people to read.
 """
 
+import functools
+import operator
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
 
 import tyro
 
@@ -21,15 +24,40 @@ from experiments.speed.simulation import measure_simulation
 from experiments.speed.step import measure_step
 from experiments.speed.stragglers.measure import measure_stragglers
 
-COMMANDS = {
-    "input": measure_input,
+COMPILED = {
     "islands": measure_islands,
-    "network": measure_network,
     "scaling": inspect_scaling,
     "schedule": inspect_schedules,
-    "simulation": measure_simulation,
     "slices": inspect_slices,
+}
+LOCAL = {
+    "input": measure_input,
+    "simulation": measure_simulation,
     "step": measure_step,
+}
+
+
+def join(description: str, checks: Mapping[str, Callable[..., Any]]) -> Callable[..., None]:
+    """A command whose first argument is the name of one of these checks."""
+    kinds = [
+        Annotated[Any, tyro.conf.subcommand(name=name, constructor=check)]
+        for name, check in checks.items()
+    ]
+
+    def run(check: Any) -> None:
+        del check  # has run: its function is the constructor
+
+    run.__doc__ = description
+    run.__annotations__["check"] = Annotated[
+        functools.reduce(operator.or_, kinds), tyro.conf.OmitSubcommandPrefixes
+    ]
+    return run
+
+
+COMMANDS = {
+    "compiled": join("Reads compiled train steps, also for chips that are not here.", COMPILED),
+    "local": join("Measures what this machine computes, moves and reads.", LOCAL),
+    "network": measure_network,
     "stragglers": measure_stragglers,
 }
 

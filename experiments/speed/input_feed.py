@@ -1,6 +1,6 @@
 """Images per second that the input of a training program delivers, compared with decoding alone.
 
-    python -m experiments.speed input --dataset cifar10 --data-dir DATA
+    python -m experiments.speed local input --dataset cifar10 --data-dir DATA
 
 Takes training batches from a prepared data set as `experiments.image` does, but without a training
 step: records are read, decoded and augmented by threads, and joined to batches of all nodes. The

@@ -1,6 +1,6 @@
 """Images per second of many nodes on one machine, compared with one plain optax loop.
 
-    python -m experiments.speed simulation --nodes 8 32 64 128
+    python -m experiments.speed local simulation --nodes 8 32 64 128
 
 Trains the small CNN on random images: by SGP over N nodes, each with a separate model; and by plain
 optax one model on the batch of all nodes together. Each loop runs in a separate process, because
@@ -8,7 +8,7 @@ the N devices and 2 N threads of the nodes slow down a plain loop beside them, w
 the ratio. The two take turns, so that noise affects both alike; the process whose turn it is not
 waits for its input. README.md in this folder lists the columns and fields.
 
-    python -m experiments.speed simulation --nodes 64 --devices 2
+    python -m experiments.speed local simulation --nodes 64 --devices 2
 
 compares N nodes on two devices, N / 2 on each, with a device per node and with all on one device.
 """

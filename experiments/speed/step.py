@@ -1,6 +1,6 @@
 """Time of one update of a model, with and without gossip, compared with that of a plain copy.
 
-    python -m experiments.speed step
+    python -m experiments.speed local step
 
 The model has the size and the arrays of a ResNet-50: 25.6 million float32 in 161 arrays. Only the
 update is timed: the gradients are given. All nodes are on this machine, so a message is a copy in

@@ -21,7 +21,7 @@ def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_input_of_a_prepared_set(
     cifar: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["input", "--dataset", "cifar10", "--data-dir", str(cifar), "--turns", "3"]
+    arguments = ["local", "input", "--dataset", "cifar10", "--data-dir", str(cifar), "--turns", "3"]
     short = ["--turn-seconds", "0.01", "--batch-size-per-node", "5", "--nodes", "2"]
     main([*arguments, *short, "--out", str(tmp_path / "out")])
     (run,) = json.loads((tmp_path / "out" / "summary.json").read_text())["runs"]
@@ -54,7 +54,7 @@ def test_wrong_options(
 ) -> None:
     given = ["--dataset", "cifar10", *arguments, "--data-dir", str(cifar)]
     with pytest.raises(SystemExit) as stop:
-        main(["input", *given, "--out", str(tmp_path / "out")])
+        main(["local", "input", *given, "--out", str(tmp_path / "out")])
     assert stop.value.code == 2
     captured = capsys.readouterr()
     assert message in " ".join(f"{captured.out} {captured.err}".split())
@@ -63,7 +63,7 @@ def test_wrong_options(
 
 def test_a_set_that_is_not_prepared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["input", "--data-dir", str(tmp_path), "--out", str(tmp_path / "out")])
+        main(["local", "input", "--data-dir", str(tmp_path), "--out", str(tmp_path / "out")])
     assert stop.value.code == 2
     assert "experiments.data prepare cifar10 --from FOLDER" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

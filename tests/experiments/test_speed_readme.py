@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 import gossipjax as gx
 from experiments.speed import input_feed, simulation, step
-from experiments.speed.__main__ import COMMANDS
+from experiments.speed.__main__ import COMMANDS, COMPILED, LOCAL
 from experiments.speed.hlo import parse_module
 from experiments.speed.islands import measure as islands
 from experiments.speed.network import measure as network
@@ -32,14 +32,14 @@ from experiments.training.methods import MethodOptions, make_method
 
 README = (Path(step.__file__).parent / "README.md").read_text()
 OPTIONS = {
-    "input": input_feed.Options,
-    "islands": islands.Options,
+    "local input": input_feed.Options,
+    "compiled islands": islands.Options,
     "network": network.Options,
-    "scaling": scaling.Options,
-    "schedule": compiled.Options,
-    "simulation": simulation.Options,
-    "step": step.Options,
-    "slices": slices.Options,
+    "compiled scaling": scaling.Options,
+    "compiled schedule": compiled.Options,
+    "local simulation": simulation.Options,
+    "local step": step.Options,
+    "compiled slices": slices.Options,
     "stragglers": stragglers.Options,
 }
 
@@ -53,8 +53,10 @@ def read_fields(section):
 
 
 def test_commands_and_options_exist():
-    commands = re.findall(r"python -m experiments\.speed (\w+)(.*)", README)
-    assert {name for name, _ in commands} == set(COMMANDS) == set(OPTIONS)
+    commands = re.findall(r"python -m experiments\.speed ((?:(?:compiled|local) )?\w+)(.*)", README)
+    checks = {f"compiled {name}" for name in COMPILED} | {f"local {name}" for name in LOCAL}
+    checks |= COMMANDS.keys() - {"compiled", "local"}
+    assert {name for name, _ in commands} == checks == set(OPTIONS)
     for name, arguments in commands:
         fields = {f"--{field.replace('_', '-')}" for field in OPTIONS[name].__dataclass_fields__}
         assert set(re.findall(r"--[a-z-]+", arguments)) <= fields
@@ -85,7 +87,7 @@ def test_fields_of_network():
 
 def test_the_settings_of_the_allocator_are_those_of_the_launcher():
     settings = [f"{name}={value}" for name, value in gx.launch.MALLOC_ENVIRONMENT.items()]
-    assert f"{' '.join(settings)} \\\n  python -m experiments.speed step" in README
+    assert f"{' '.join(settings)} \\\n  python -m experiments.speed local step" in README
 
 
 def test_fields_of_step():

@@ -178,7 +178,18 @@ def test_a_shift_has_as_many_components_as_divide_it(nodes):
 
 
 def test_the_components_of_every_topology(tmp_path):
-    main(["schedule", "--components", "--nodes", "6", "8", "--out", str(tmp_path / "out")])
+    main(
+        [
+            "compiled",
+            "schedule",
+            "--components",
+            "--nodes",
+            "6",
+            "8",
+            "--out",
+            str(tmp_path / "out"),
+        ]
+    )
     runs = json.loads((tmp_path / "out" / "summary.json").read_text())["runs"]
     by_name = {(run["topology"], run["nodes"]): run for run in runs}
     assert {name for name, _ in by_name} == set(SCHEDULES)
@@ -211,7 +222,15 @@ def runs(request, tmp_path_factory):
         pytest.skip(f"not installed: {', '.join(missing)}")
     out = tmp_path_factory.mktemp("schedule") / "out"
     sizes = ["--layers", "6", "--width", "512", "--batch-size-per-node", "32"]
-    command = [sys.executable, "-m", "experiments.speed", "schedule", "--target", request.param]
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.speed",
+        "compiled",
+        "schedule",
+        "--target",
+        request.param,
+    ]
     done = subprocess.run(
         [*command, *sizes, "--out", str(out)],
         cwd=ROOT,

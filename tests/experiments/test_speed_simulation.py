@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_both_loops_are_measured(tmp_path, capsys, placement, described):
     out = tmp_path / "out"
     arguments = ["--nodes", "3", "--batch-size-per-node", "2", "--placement", placement]
-    main(["simulation", *arguments, "--steps", "1", "--out", str(out)])
+    main(["local", "simulation", *arguments, "--steps", "1", "--out", str(out)])
     (run,) = json.loads((out / "summary.json").read_text())["runs"]
     assert (run["nodes"], run["placement"]) == (3, described)
     assert run["algorithm"] == "sgp"
@@ -39,7 +39,7 @@ def test_both_loops_are_measured(tmp_path, capsys, placement, described):
 def test_placements_are_compared(tmp_path):
     out = tmp_path / "out"
     arguments = ["--nodes", "4", "--devices", "2", "--batch-size-per-node", "2", "--steps", "1"]
-    main(["simulation", *arguments, "--out", str(out)])
+    main(["local", "simulation", *arguments, "--out", str(out)])
     runs = json.loads((out / "summary.json").read_text())["runs"]
     assert [run["placement"] for run in runs] == [
         "2 nodes on each CPU device",
@@ -108,7 +108,7 @@ def test_a_loop_ends_with_its_parent():
 def test_a_loop_that_fails_is_reported(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(simulation, "LOOP", "experiments.speed.no_such_loop")
     with pytest.raises(SystemExit) as stopped:
-        main(["simulation", "--nodes", "2", "--out", str(tmp_path / "out")])
+        main(["local", "simulation", "--nodes", "2", "--out", str(tmp_path / "out")])
     assert stopped.value.code == 1
     assert "got its end with status 1" in capfd.readouterr().err
 
@@ -132,7 +132,7 @@ def test_a_loop_that_fails_is_reported(tmp_path, capfd, monkeypatch):
 )
 def test_bad_input(tmp_path, capsys, arguments, message):
     with pytest.raises(SystemExit) as stopped:
-        main(["simulation", "--out", str(tmp_path / "out"), *arguments])
+        main(["local", "simulation", "--out", str(tmp_path / "out"), *arguments])
     assert stopped.value.code == 2
     assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert not (tmp_path / "out" / "summary.json").exists()
@@ -145,7 +145,7 @@ def test_a_placement_that_is_impossible_is_refused(tmp_path, capsys, monkeypatch
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(simulation, "LOOP", "refusing")
     with pytest.raises(SystemExit) as stopped:
-        main(["simulation", "--nodes", "2", "--out", str(tmp_path / "out")])
+        main(["local", "simulation", "--nodes", "2", "--out", str(tmp_path / "out")])
     assert stopped.value.code == 2
     assert "--placement mesh needs a device per node" in capsys.readouterr().err
 

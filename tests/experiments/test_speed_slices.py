@@ -131,7 +131,15 @@ def test_messages_cross_where_the_schedule_says_so(topology, tmp_path):
         pytest.skip(f"not installed: {', '.join(missing)}")
     nodes = ["32", "4"] if topology == "random_ring" else ["32", "4", "2"]
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "experiments.speed", "slices", "--chips", "v5e:4x4"]
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.speed",
+        "compiled",
+        "slices",
+        "--chips",
+        "v5e:4x4",
+    ]
     command += ["--layers", "4", "--topology", topology, "--nodes", *nodes, "--out", str(out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -151,7 +159,15 @@ def test_programs_grow_by_n_log_n_at_most(tmp_path):
     if missing := targets.find_missing_packages("tpu"):
         pytest.skip(f"not installed: {', '.join(missing)}")
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "experiments.speed", "scaling", "--chips", "v5e:4x4"]
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.speed",
+        "compiled",
+        "scaling",
+        "--chips",
+        "v5e:4x4",
+    ]
     command += ["v5e:16x16", "--topology", "one_peer_exponential", "exponential", "--layers", "2"]
     done = subprocess.run([*command, "--out", str(out)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -128,7 +128,7 @@ def test_passes_on_a_gpu(tmp_path):
     """
     if missing := targets.find_missing_packages("gpu"):
         pytest.skip(f"not installed: {', '.join(missing)}")
-    command = [sys.executable, "-m", "experiments.speed", "step", "--target", "gpu"]
+    command = [sys.executable, "-m", "experiments.speed", "local", "step", "--target", "gpu"]
     done = subprocess.run(
         [*command, "--out", str(tmp_path / "out")],
         cwd=ROOT,

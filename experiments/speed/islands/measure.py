@@ -1,7 +1,7 @@
 """A model sharded inside its nodes, beside one that each device of a node has whole.
 
-    python -m experiments.speed islands
-    python -m experiments.speed islands --target tpu
+    python -m experiments.speed compiled islands
+    python -m experiments.speed compiled islands --target tpu
 
 Trains the language model by Adam and SGP in four forms, on the same tokens from the same start:
 

@@ -1,8 +1,8 @@
 """The exchange of compiled train steps, and the work that overlaps it; needs no accelerator.
 
-    python -m experiments.speed schedule --target tpu
-    python -m experiments.speed schedule --target gpu
-    python -m experiments.speed schedule --components
+    python -m experiments.speed compiled schedule --target tpu
+    python -m experiments.speed compiled schedule --target gpu
+    python -m experiments.speed compiled schedule --components
 
 Compiles the train step of an MLP (gradients, SGD with Nesterov momentum, gossip; one program per
 round, over a mesh with one node per chip) ahead of time, for chips that need not be present, and

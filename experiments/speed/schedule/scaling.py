@@ -1,6 +1,6 @@
 """Size and compile time of train steps as the number of nodes grows; needs no accelerator.
 
-    python -m experiments.speed scaling
+    python -m experiments.speed compiled scaling
 
 Compiles the train step of an MLP (gradients, SGD with momentum, SGP) for TPUs of several sizes, one
 node per chip, with a static step number, which is one round, and with a traced one, whose program

@@ -1,7 +1,7 @@
 """The exchange of compiled train steps over several TPU slices; needs no accelerator.
 
-    python -m experiments.speed slices
-    python -m experiments.speed slices --slices 4 --nodes 4 --topology ring
+    python -m experiments.speed compiled slices
+    python -m experiments.speed compiled slices --slices 4 --nodes 4 --topology ring
 
 Compiles the train step of an MLP (gradients, SGD with Nesterov momentum, 1-OSGP; one program per
 round) for `--slices` slices of TPU chips, whose compiler is in an environment with
