@@ -87,7 +87,7 @@ def test_the_thread_changes_nothing(overlap, nodes):
     ("schedule", "overlap", "options", "dtype", "tolerance"),
     [
         (SCHEDULE, 3, {"biased": True}, jnp.float32, 1e-6),
-        (SCHEDULE, 2, {"wire_dtype": jnp.bfloat16}, jnp.float32, 1e-6),
+        (SCHEDULE, 2, {"wire": jnp.bfloat16}, jnp.float32, 1e-6),
         (SCHEDULE, 2, {"wire": gx.wire.int8()}, jnp.float32, 1e-6),
         (SCHEDULE, 1, {}, jnp.bfloat16, 2**-8),
         (RANDOM, 3, {}, jnp.float32, 1e-6),
@@ -101,7 +101,7 @@ def test_the_thread_changes_no_variant(schedule, overlap, options, dtype, tolera
 @pytest.mark.parametrize(
     ("options", "dtype", "tolerance"),
     [
-        ({"overlap": 2, "wire_dtype": jnp.bfloat16}, jnp.bfloat16, 2**-8),
+        ({"overlap": 2, "wire": jnp.bfloat16}, jnp.bfloat16, 2**-8),
         ({"overlap": 3, "biased": True}, jnp.float32, 1e-6),
     ],
 )

@@ -360,7 +360,7 @@ def train_node(job: Job, run: NodeRun, joins: bool, show: Show) -> Record | None
         job=f"{info.job} {run.name}",
         is_founder=start.is_founder,
         patience=PATIENCE,
-        wire_dtype=None if options.wire == "float32" else options.wire,
+        wire=None if options.wire == "float32" else options.wire,
         secret=gx.launch.secret_from_env(),
         journal=folder / "journals" / (info.job or "job") / f"{info.place}.jsonl",
         opt_state=start.opt_state,

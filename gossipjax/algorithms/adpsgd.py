@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.typing import DTypeLike
 from numpy.typing import ArrayLike
 
 from gossipjax.algorithms.dpsgd import dpsgd
@@ -29,7 +28,7 @@ from gossipjax.collectives import (
 )
 from gossipjax.topology import complete
 from gossipjax.topology.schedule import Schedule, require_int
-from gossipjax.wire import Codec, make_wire
+from gossipjax.wire import WireLike, make_wire
 
 MAX_DELAY = 2**20  # steps: each costs a copy of the model
 MAX_ENTRIES = 2**28  # of a table of delays: 2 GiB
@@ -40,8 +39,7 @@ def adpsgd(
     delays: int | ArrayLike = 1,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
-    wire_dtype: DTypeLike | None = None,
-    wire: Codec | None = None,
+    wire: WireLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Simulates AD-PSGD: nodes in lockstep, gradients at stale models. Goes *last* in a chain.
 
@@ -63,9 +61,7 @@ def adpsgd(
         node `i` has `delays[k mod T, i]`. `random_delays` draws one.
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, as in `sgp`.
-      wire_dtype: a narrower type for messages, as in `sgp`, with its floor of the consensus
-        distance.
-      wire: a dense codec for messages instead of a type, as in `sgp`.
+      wire: a narrower type or a dense codec for messages, as in `sgp`.
 
     The transform's `update` takes `step=`, as that of `sgp`.
 
@@ -92,7 +88,7 @@ def adpsgd(
     require_doubly_stochastic(schedule, "adpsgd")
     table = _delay_table(delays, schedule.size)
     require_axis_names("adpsgd", axis_name, local_axis_name)
-    route = make_wire(axis_name, local_axis_name, wire_dtype, wire)
+    route = make_wire(axis_name, local_axis_name, wire)
     max_delay = int(table.max())
     if max_delay == 0:
         return dpsgd(schedule, "combine-while-adapting", **route.arguments())
@@ -206,8 +202,7 @@ def d1d_psgd(
     n: int,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
-    wire_dtype: DTypeLike | None = None,
-    wire: Codec | None = None,
+    wire: WireLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """D1D-PSGD, delay by one: `adpsgd` on the complete graph with delay 1. Goes *last* in a chain.
 
@@ -238,6 +233,5 @@ def d1d_psgd(
         1,
         axis_name=axis_name,
         local_axis_name=local_axis_name,
-        wire_dtype=wire_dtype,
         wire=wire,
     )

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import DTypeLike
 
 from gossipjax.algorithms.frame.parts import exchange_on_parts
 from gossipjax.algorithms.frame.rounding import zeros_like_model
@@ -21,7 +20,7 @@ from gossipjax.collectives import (
     varies,
 )
 from gossipjax.sharding import require_whole
-from gossipjax.wire import Codec, FloatCodec, make_wire
+from gossipjax.wire import FloatCodec, WireLike, make_wire
 
 
 class ErrorFeedback(NamedTuple):
@@ -40,8 +39,7 @@ class ErrorFeedback(NamedTuple):
 
 def allreduce(
     axis_name: str = "nodes",
-    wire_dtype: DTypeLike | None = None,
-    wire: Codec | None = None,
+    wire: WireLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the gradients over the axis: `g_i <- (1/N) sum_j g_j`. Goes *first* in a chain.
 
@@ -51,14 +49,12 @@ def allreduce(
 
     Args:
       axis_name: the mapped axis that is averaged over.
-      wire_dtype: a narrower type for messages, such as `jnp.bfloat16`, which halves the bytes. Each
-        value is rounded once before the sum, which is float32 at least, and once after it, each
-        time by at most 2^-9 of its size in bfloat16. All nodes get the same values, so models that
-        are equal stay equal. In float16 every message carries a power of two by which it is scaled.
-        What is not finite stays so. The derivative is that of the average, without rounding.
-      wire: a codec of `gx.wire` instead of a type, sparse ones too. With integers and sparse codecs
-        `C` every node keeps what they leave out in its state, and adds it to the next gradient
-        (error feedback):
+      wire: the form of messages: a narrower type, such as `jnp.bfloat16`, or any codec.
+        By a type, each value is rounded once before the sum, which is float32 at least, and once
+        after it. All nodes get the same values, so models that are equal stay equal. What is not
+        finite stays so. The derivative is that of the average, without rounding. With integers and
+        sparse codecs `C` every node keeps what they leave out in its state, and adds it to the next
+        gradient (error feedback):
 
             e_i <- e_i + g_i;    q_i = C(e_i);    e_i <- e_i - q_i;    g_i <- (1/N) sum_j q_j
 
@@ -68,8 +64,8 @@ def allreduce(
         axis of its devices, only types will do.
 
     Raises:
-      ValueError: if `wire_dtype` is not a floating-point type of at least 16 bits, `wire` is not a
-        codec, or both are given; when traced, if the axis is missing; if a leaf is not
+      ValueError: if `wire` is neither a floating-point type of at least 16 bits nor a codec; when
+        traced, if the axis is missing; if a leaf is not
         floating-point; if a codec needs a state and has none; under a `shard_map` with
         `check_vma=True`, if a gradient does not vary over the axis: where its parameter is
         replicated over it, autodiff has summed the gradient over the axis already, and averaging
@@ -88,7 +84,7 @@ def allreduce(
     >>> jax.vmap(update, axis_name="nodes")(jnp.array([1.0, 3.0])).tolist()
     [-2.0, -2.0]
     """
-    route = make_wire(axis_name, wire_dtype=wire_dtype, wire=wire, takes_sparse=True)
+    route = make_wire(axis_name, wire=wire, takes_sparse=True)
     codec = route.codec
     plan = ExchangePlan(wire=route)
     keeps_error = codec is not None and not isinstance(codec, FloatCodec)

@@ -21,14 +21,14 @@ from gossipjax.algorithms.frame.state import (
 from gossipjax.algorithms.frame.transform import Combined, gossip_transform
 from gossipjax.collectives import StepLike, at_round, mix_encoded, require_doubly_stochastic
 from gossipjax.topology.schedule import Round, Schedule
-from gossipjax.wire import Codec, make_wire, require_codec
+from gossipjax.wire import WireLike, make_wire, require_codec
 
 Copies = Literal["updated", "previous"]
 
 
 def choco(
     schedule: Schedule,
-    codec: Codec,
+    codec: WireLike,
     gamma: float,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
@@ -93,7 +93,7 @@ def choco(
     """
     require_doubly_stochastic(schedule, "choco")
     _require_static(schedule)
-    require_codec(codec, "the codec of choco")
+    codec = require_codec(codec, "the codec of choco")
     gamma = require_gamma(gamma, "choco")
     if not isinstance(copies, str) or copies not in get_args(Copies):
         raise ValueError(f"copies of choco must be 'updated' or 'previous', got {copies!r}.")

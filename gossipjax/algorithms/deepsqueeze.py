@@ -21,12 +21,12 @@ from gossipjax.algorithms.frame.state import (
 from gossipjax.algorithms.frame.transform import Combined, gossip_transform
 from gossipjax.collectives import StepLike, at_round, mix_encoded, require_doubly_stochastic
 from gossipjax.topology.schedule import Round, Schedule
-from gossipjax.wire import Codec, make_wire, require_codec
+from gossipjax.wire import WireLike, make_wire, require_codec
 
 
 def deepsqueeze(
     schedule: Schedule,
-    codec: Codec,
+    codec: WireLike,
     gamma: float,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
@@ -72,7 +72,7 @@ def deepsqueeze(
     [[[0.5, 3.0], [1.5, 2.0]], [[0.0, 0.0], [0.0, 1.0]]]
     """
     require_doubly_stochastic(schedule, "deepsqueeze")
-    require_codec(codec, "the codec of deepsqueeze")
+    codec = require_codec(codec, "the codec of deepsqueeze")
     gamma = require_gamma(gamma, "deepsqueeze")
     require_axis_names("deepsqueeze", axis_name, local_axis_name)
     wire = make_wire(axis_name, local_axis_name, wire=codec, takes_sparse=True)

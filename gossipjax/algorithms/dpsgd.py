@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import optax
-from jax.typing import DTypeLike
 
 from gossipjax.algorithms.frame.state import (
     ExchangePlan,
@@ -19,7 +18,7 @@ from gossipjax.algorithms.frame.state import (
 from gossipjax.algorithms.frame.transform import Combined, gossip_transform
 from gossipjax.collectives import StepLike, mix, require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import Codec, make_wire
+from gossipjax.wire import WireLike, make_wire
 
 
 def dpsgd(
@@ -27,8 +26,7 @@ def dpsgd(
     order: Order = "combine-while-adapting",
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
-    wire_dtype: DTypeLike | None = None,
-    wire: Codec | None = None,
+    wire: WireLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """D-PSGD: average with the neighbours and take a local step. Goes *last* in a chain.
 
@@ -48,9 +46,7 @@ def dpsgd(
       order: which of the two.
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, if it has several.
-      wire_dtype: a narrower type for messages, as in `sgp`, with its floor of the consensus
-        distance.
-      wire: a dense codec for messages instead of a type, as in `sgp`.
+      wire: a narrower type or a dense codec for messages, as in `sgp`.
 
     The transform's `update` takes `step=`, as that of `sgp`.
 
@@ -74,7 +70,7 @@ def dpsgd(
     require_doubly_stochastic(schedule, "dpsgd")
     require_order(order)
     require_axis_names("dpsgd", axis_name, local_axis_name)
-    route = make_wire(axis_name, local_axis_name, wire_dtype, wire)
+    route = make_wire(axis_name, local_axis_name, wire)
     plan = ExchangePlan(schedule, wire=route, order=order)
 
     def init(params: optax.Params) -> GossipState:

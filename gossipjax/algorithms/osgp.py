@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.typing import DTypeLike
 
 from gossipjax.algorithms.frame.exchange import Received
 from gossipjax.algorithms.frame.masks import gossiped, merge_gossiped
@@ -40,7 +39,7 @@ from gossipjax.collectives import (
     split,
 )
 from gossipjax.topology.schedule import Schedule, require_int
-from gossipjax.wire import Codec, make_wire
+from gossipjax.wire import WireLike, make_wire
 
 
 def osgp(
@@ -49,8 +48,7 @@ def osgp(
     biased: bool = False,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
-    wire_dtype: DTypeLike | None = None,
-    wire: Codec | None = None,
+    wire: WireLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Overlap SGP, tau-OSGP: the exchange runs while the next steps compute. Goes *last*.
 
@@ -82,9 +80,7 @@ def osgp(
         flight is missing from every model, which makes it worse.
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, as in `sgp`.
-      wire_dtype: a narrower type for messages, as in `sgp`, with its floor of the consensus
-        distance.
-      wire: a dense codec for messages instead of a type, as in `sgp`.
+      wire: a narrower type or a dense codec for messages, as in `sgp`.
 
     `update` takes `step=` as in `sgp`, and steps must follow one another: a message is delivered by
     the round before. `gx.canonical_step(opt_state, k)` gives the static ones. Where steps are
@@ -115,7 +111,7 @@ def osgp(
     if not isinstance(biased, bool | np.bool_):
         raise ValueError(f"biased of osgp must be True or False, got {biased!r}.")
     require_axis_names("osgp", axis_name, local_axis_name)
-    route = make_wire(axis_name, local_axis_name, wire_dtype, wire)
+    route = make_wire(axis_name, local_axis_name, wire)
     plan = ExchangePlan(schedule, overlap, route)
     if overlap == 0:
         return _biased_sgp(plan) if biased else sgp(schedule, **route.arguments())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import optax
-from jax.typing import DTypeLike
 
 from gossipjax.algorithms.frame.state import (
     ExchangePlan,
@@ -19,7 +18,7 @@ from gossipjax.algorithms.frame.state import (
 from gossipjax.algorithms.frame.transform import Combined, gossip_transform
 from gossipjax.collectives import StepLike, mix, require_schedule
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import Codec, make_wire
+from gossipjax.wire import WireLike, make_wire
 
 
 def sgp(
@@ -27,8 +26,7 @@ def sgp(
     order: Order = "adapt-then-combine",
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
-    wire_dtype: DTypeLike | None = None,
-    wire: Codec | None = None,
+    wire: WireLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Stochastic Gradient Push: local updates, mixed by push-sum. Goes *last* in a chain.
 
@@ -59,13 +57,12 @@ def sgp(
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, if it has several (`allreduce` over it
         goes first in the chain): each device then exchanges its share of the message.
-      wire_dtype: a narrower type for messages, such as `jnp.bfloat16`, which halves the bytes. The
-        sender keeps the rounding error, so no mass is lost; weights travel in full precision, and
-        sums are taken in float32 at least. Nodes then agree up to this rounding and no better: the
-        consensus distance ends at about 1.3e-3 of the model's norm for bfloat16.
-      wire: a dense codec of `gx.wire`, such as `gx.wire.int8()`, instead of a type. What it leaves
-        out stays at the sender, too. Codecs that draw random numbers take them from their seed, the
-        count of the state and the node, so that a run that is resumed goes on as it would have.
+      wire: the form of messages: a narrower type, such as `jnp.bfloat16`, or a dense codec, such as
+        `gx.wire.int8()`. The sender keeps what rounding leaves out, so no mass is lost;
+        weights travel in full precision, and sums are taken in float32 at least. Nodes then agree
+        up to this rounding and no better: the consensus distance ends at about 1.3e-3 of the
+        model's norm for bfloat16. Codecs that draw random numbers take them from their seed, the
+        count of the state and the node, so that a resumed run draws the same.
 
     The transform's `update` takes `step=`, which picks the round and nothing else: an integer (one
     compiled program per round, see `gx.canonical_step`), a traced scalar that is the same on every
@@ -73,8 +70,8 @@ def sgp(
     small all-reduce.
 
     Raises:
-      ValueError: if `wire_dtype` is not a floating-point type of at least 16 bits, or `wire` is a
-        sparse codec (use `gx.choco`) or given as well; when traced, if the axis is missing or of
+      ValueError: if `wire` is neither a floating-point type of at least 16 bits nor a dense codec
+        (for sparse ones use `gx.choco`); when traced, if the axis is missing or of
         another size than the schedule's, `params` are not passed to `update`, a leaf is not
         floating-point, or the state is of another schedule or wire.
 
@@ -102,7 +99,7 @@ def sgp(
     require_schedule(schedule, "sgp")
     require_order(order)
     require_axis_names("sgp", axis_name, local_axis_name)
-    route = make_wire(axis_name, local_axis_name, wire_dtype, wire)
+    route = make_wire(axis_name, local_axis_name, wire)
     plan = ExchangePlan(schedule, wire=route, order=order)
 
     def init(params: optax.Params) -> GossipState:

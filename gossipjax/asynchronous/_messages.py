@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
+
+from gossipjax.wire import FloatCodec, WireLike, require_codec
 
 VERSION = 1
 MAX_HEADER_BYTES = 1 << 22
@@ -289,8 +290,18 @@ def _require_text(value: object) -> str:
     return value
 
 
-def narrow(dtype: Any, wire_dtype: Any | None) -> np.dtype:
-    """The type in which values of `dtype` travel."""
-    dtype = np.dtype(dtype)
-    wire = dtype if wire_dtype is None else np.dtype(jnp.dtype(wire_dtype))
-    return wire if wire.itemsize < dtype.itemsize else dtype
+def wire_types(dtypes: Iterable[np.dtype], wire: WireLike | None) -> tuple[np.dtype, ...]:
+    """The types in which values of these types travel.
+
+    Raises:
+      ValueError: if `wire` is no type or codec, or one whose range is smaller than float32's.
+    """
+    if wire is None:
+        return tuple(dtypes)
+    codec = require_codec(wire, "wire")
+    if not isinstance(codec, FloatCodec) or codec.dtype == np.float16:
+        raise ValueError(
+            f"wire must be bfloat16 or a wider type, got {codec}: half of a numerator may lie "
+            "outside of a smaller range, and a share is read without a scale."
+        )
+    return tuple(min(dtype, codec.dtype, key=lambda d: d.itemsize) for dtype in dtypes)

@@ -17,18 +17,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.typing import DTypeLike
 
 from gossipjax import launch
 from gossipjax.asynchronous._journal import Journal
-from gossipjax.asynchronous._messages import Format, Identity, Mass, narrow
+from gossipjax.asynchronous._messages import Format, Identity, Mass, wire_types
 from gossipjax.asynchronous._model import Gradients, Holding, add, advance, make_update, unpack
 from gossipjax.asynchronous._participant import Participant
 from gossipjax.asynchronous._service import Service
 from gossipjax.asynchronous.algorithms import Algorithm
 from gossipjax.collectives import Layout, require_floats
 from gossipjax.spmd.arguments import require_transform
-from gossipjax.wire import require_wire_dtype
+from gossipjax.wire import WireLike
 
 # A node that is much faster than the others would send nearly all that it holds.
 MIN_SHARED_COUNT = 0.5
@@ -48,7 +47,7 @@ def join(
     job: str = "",
     is_founder: bool | None = None,
     patience: float = 10.0,
-    wire_dtype: DTypeLike | None = None,
+    wire: WireLike | None = None,
     secret: str | None = None,
     journal: Path | None = None,
     opt_state: Any = None,
@@ -67,7 +66,7 @@ def join(
       is_founder: whether it brings `params`, with weight 1. Others ask a living node for half of
         what it holds, and bring nothing. None: if there is no `address`.
       patience: seconds of silence after which another node is declared dead.
-      wire_dtype: bfloat16 halves the bytes of shares; what it leaves out stays at the sender.
+      wire: `jnp.bfloat16` halves the bytes of shares; what it leaves out stays at the sender.
       secret: only nodes that have it can connect. It is needed unless `listen` is a loopback
         address.
       journal: a file to which every event is appended, for `replay`.
@@ -103,17 +102,11 @@ def join(
     require_transform(tx)
     if not isinstance(algorithm, Algorithm):
         raise ValueError(f"algorithm must be sgp() or adpsgd(), got {algorithm!r}.")
-    wire = require_wire_dtype(wire_dtype)
-    if wire is not None and wire not in (jnp.bfloat16, np.float32, np.float64):
-        raise ValueError(
-            f"wire_dtype must be bfloat16, or a wider type, got {wire}: half of a numerator may "
-            "lie outside of its range."
-        )
     require_floats(params, "params")
     if not jax.tree.leaves(params):
         raise ValueError("params must have an array, got none.")
     layout = Layout(params)
-    wires = tuple(narrow(dtype, wire) for dtype in layout.dtypes)
+    wires = wire_types(layout.dtypes, wire)
     shapes = [(jnp.shape(x), str(jnp.result_type(x))) for x in jax.tree.leaves(params)]
     model = f"{jax.tree.structure(params)} {shapes}"
     digest = hashlib.sha256(model.encode()).hexdigest()

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.typing import DTypeLike
 
 from gossipjax.asynchronous._journal import Line, read_journal
-from gossipjax.asynchronous._messages import Mass, narrow
+from gossipjax.asynchronous._messages import Mass, wire_types
 from gossipjax.asynchronous._model import add, make_update, split, unpack, update_scale
 from gossipjax.collectives import Layout
+from gossipjax.wire import WireLike
 
 
 class ReplayedStep(NamedTuple):
@@ -42,7 +42,7 @@ def replay(
     params: Any,
     gradients: Callable[..., tuple[Any, Any]],
     inputs: Callable[[int, int], Sequence[Any]],
-    wire_dtype: DTypeLike | None = None,
+    wire: WireLike | None = None,
 ) -> Iterator[ReplayedStep]:
     """Runs the events of a job again, in one process.
 
@@ -51,7 +51,7 @@ def replay(
 
     Args:
       journals: the files that the nodes wrote, one for each place.
-      tx, params, gradients, wire_dtype: those of the job.
+      tx, params, gradients, wire: those of the job.
       inputs: `(place, step) -> inputs` of that local step.
 
     Yields:
@@ -64,7 +64,7 @@ def replay(
     >>> list(replay([], optax.sgd(0.1), 0.0, lambda z: (z, None), lambda place, step: ()))
     []
     """
-    replayer = Replayer(tx, params, gradients, inputs, wire_dtype)
+    replayer = Replayer(tx, params, gradients, inputs, wire)
     queues = [deque(read_journal(path)) for path in journals]
     nodes: list[ReplayedNode | None] = [None] * len(queues)
     while any(queues):
@@ -105,12 +105,12 @@ class Replayer:
         params: Any,
         gradients: Callable[..., tuple[Any, Any]],
         inputs: Callable[[int, int], Sequence[Any]],
-        wire_dtype: DTypeLike | None,
+        wire: WireLike | None,
     ):
         self._tx = optax.with_extra_args_support(tx)
         self._params = params
         self._layout = Layout(params)
-        self._wires = tuple(narrow(dtype, wire_dtype) for dtype in self._layout.dtypes)
+        self._wires = wire_types(self._layout.dtypes, wire)
         self._inputs = inputs
         self._update = make_update(self._tx, self._layout, params, gradients)
         self._parcels: dict[tuple[str, str, int], Mass] = {}

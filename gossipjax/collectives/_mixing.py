@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
 from gossipjax.collectives._axes import (
     StepLike,
@@ -32,7 +32,7 @@ from gossipjax.collectives._exchange import (
 )
 from gossipjax.sharding import Specs, inner_axes, on_shards
 from gossipjax.topology.schedule import Round, Schedule
-from gossipjax.wire import Codec, Wire, as_key, fold_in, is_narrower, make_wire, require_key
+from gossipjax.wire import Wire, WireLike, as_key, fold_in, is_narrower, make_wire, require_key
 
 REALS = (jnp.floating, jnp.integer)
 
@@ -68,8 +68,7 @@ def mix(
     step: StepLike,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
-    wire_dtype: DTypeLike | None = None,
-    wire: Codec | None = None,
+    wire: WireLike | None = None,
     key: Any = None,
     specs: Any = None,
 ) -> tuple[Any, Any]:
@@ -93,12 +92,11 @@ def mix(
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, over which `tree` is replicated: each
         of its L devices then exchanges 1/L of the message.
-      wire_dtype: a narrower type for messages, such as `jnp.bfloat16`; sums are taken in float32
-        at least, and the weight travels in full precision. Rounding limits how near the nodes get
-        to one another, to a consensus distance of about 1.3e-3 of the model's norm in bfloat16. In
-        float16 every message carries a power of two by which it is scaled. What is not finite
-        arrives as such. Derivatives are those of the exchange in full precision.
-      wire: a codec of `gx.wire` for messages, such as `gx.wire.int8()`, instead of a type.
+      wire: the form of messages: a narrower type, such as `jnp.bfloat16`, or a dense codec, such as
+        `gx.wire.int8()`. Sums are taken in float32 at least, and the weight travels in full
+        precision. Rounding limits how near the nodes get to one another, to a consensus distance of
+        about 1.3e-3 of the model's norm in bfloat16. What is not finite arrives as such.
+        Derivatives are those of the exchange in full precision.
       key: a PRNG key for codecs that round at random, another one for every exchange; nodes fold
         their index in.
       specs: on a mesh with axes inside the nodes, how `tree` is sharded over them, as in
@@ -109,8 +107,8 @@ def mix(
 
     Raises:
       ValueError: if the axis is missing or of another size than the schedule's, a leaf is not
-        floating-point, the weight is not a scalar, the step is not an integer, `wire_dtype` is not
-        a floating-point type of at least 16 bits, `wire` is sparse, or it needs a key and has none.
+        floating-point, the weight is not a scalar, the step is not an integer, `wire` is no
+        type or codec, or sparse, or it needs a key and has none.
 
     References:
       Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
@@ -127,7 +125,7 @@ def mix(
     [2.0, 2.0, 2.0, 2.0]
     """
     require_schedule(schedule, "mix")
-    route = make_wire(axis_name, local_axis_name, wire_dtype, wire)
+    route = make_wire(axis_name, local_axis_name, wire)
     if route.codec is not None and route.codec.needs_key:
         key = as_key(require_key(route.codec, key))
     require_floats(tree, "tree")

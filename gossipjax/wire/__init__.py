@@ -6,8 +6,9 @@ A message is one or several flat arrays, encoded by a codec, as unsigned integer
 - dense: `bfloat16()`, `float16()`, `int8()`, `int4()`: every value is rounded.
 - sparse: `top_k(fraction)`, `random_k(fraction)`: most values are left out.
 
-`wire=` of a transform takes a dense one, `gx.choco` and `gx.allreduce` take all. What a message
-leaves out stays at its sender, so that the sums over the nodes are exact in any form.
+`wire=` of a transform takes a floating-point type, such as `jnp.bfloat16`, or a dense codec;
+`gx.choco`, `gx.deepsqueeze` and `gx.allreduce` take sparse codecs, too. What a message leaves out
+stays at its sender, so that the sums over the nodes are exact in any form.
 
 Values that are not finite arrive as such; where values share a scale, all of their block do.
 
@@ -18,7 +19,7 @@ square; the floor grows with that ratio. `gx.choco` sends differences, which do 
 below 1e-6 with any codec.
 """
 
-from gossipjax.wire._codec import Codec, as_key, fold_in, require_key
+from gossipjax.wire._codec import Codec, WireLike, as_key, fold_in, require_key
 from gossipjax.wire._floats import (
     MIN_BITS,
     FloatCodec,
@@ -26,7 +27,6 @@ from gossipjax.wire._floats import (
     float16,
     float32,
     is_real_float,
-    require_wire_dtype,
 )
 from gossipjax.wire._integers import IntegerCodec, int4, int8
 from gossipjax.wire._messages import (
@@ -51,6 +51,7 @@ __all__ = [
     "RandomK",
     "TopK",
     "Wire",
+    "WireLike",
     "as_key",
     "bfloat16",
     "concatenate_in_place",
@@ -69,7 +70,6 @@ __all__ = [
     "random_k",
     "require_codec",
     "require_key",
-    "require_wire_dtype",
     "split_by_size",
     "top_k",
 ]

@@ -20,27 +20,6 @@ def is_real_float(dtype: DTypeLike) -> bool:
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits >= MIN_BITS
 
 
-def require_wire_dtype(dtype: DTypeLike | None) -> np.dtype | None:
-    """Returns `dtype` as a dtype, or None.
-
-    Raises:
-      ValueError: if it is not a floating-point type of at least 16 bits.
-    """
-    if dtype is None:
-        return None
-    try:
-        result = jnp.dtype(dtype)
-    except TypeError:
-        result = None
-    if result is None or not is_real_float(result):
-        raise ValueError(
-            f"wire_dtype must be a floating-point type of {MIN_BITS} bits or more, such as "
-            f"jnp.bfloat16, or None for full precision, got {dtype!r}: other forms of messages are "
-            "codecs, such as wire=gx.wire.int8()."
-        )
-    return result
-
-
 @dataclasses.dataclass(frozen=True, repr=False)
 class FloatCodec(Codec):
     """Values rounded to a floating-point type, as unsigned integers of the same bits.
@@ -107,7 +86,7 @@ def float32() -> FloatCodec:
 
 
 def bfloat16() -> FloatCodec:
-    """Values rounded to bfloat16: half the bytes, 2^-9 of a value at most. As `wire_dtype=` does.
+    """Values rounded to bfloat16: half the bytes, 2^-9 of a value at most.
 
     >>> bfloat16().count_bytes(1000)
     2000

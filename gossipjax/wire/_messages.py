@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
-from gossipjax.wire._codec import KEY_IMPLEMENTATION, Codec, Like, fold_in
-from gossipjax.wire._floats import FloatCodec, require_wire_dtype
+from gossipjax.wire._codec import KEY_IMPLEMENTATION, Codec, Like, WireLike, fold_in
+from gossipjax.wire._floats import MIN_BITS, FloatCodec, is_real_float
 
 
 class Wire(NamedTuple):
@@ -50,29 +49,19 @@ class Wire(NamedTuple):
 def make_wire(
     axis_name: str,
     local_axis_name: str | None = None,
-    wire_dtype: DTypeLike | None = None,
-    wire: Codec | None = None,
+    wire: WireLike | None = None,
     takes_sparse: bool = False,
 ) -> Wire:
     """Returns the `Wire` of a factory's arguments.
 
     Raises:
-      ValueError: if `wire_dtype` is not a floating-point type of at least 16 bits, `wire` is not a
-        codec, both are given, or the codec is sparse and `takes_sparse` is not set.
+      ValueError: as `require_codec`, or if the codec is sparse and `takes_sparse` is not set.
 
-    >>> make_wire("nodes", wire_dtype="bfloat16").codec
+    >>> make_wire("nodes", wire="bfloat16").codec
     bfloat16()
     """
-    dtype = require_wire_dtype(wire_dtype)
-    if wire is None:
-        return Wire(axis_name, local_axis_name, None if dtype is None else FloatCodec(dtype))
-    if dtype is not None:
-        raise ValueError(
-            f"wire_dtype must be left out where wire is given, got {dtype} and {wire!r}: "
-            "wire_dtype=jnp.bfloat16 is short for wire=gx.wire.bfloat16()."
-        )
-    codec = require_codec(wire, "wire")
-    if codec.is_sparse and not takes_sparse:
+    codec = None if wire is None else require_codec(wire, "wire")
+    if codec is not None and codec.is_sparse and not takes_sparse:
         raise ValueError(
             f"wire must be a dense codec, such as gx.wire.int8(), got {codec}: values that are not "
             "sent would keep their mass and lose their weight. Use gx.choco(schedule, codec, gamma)"
@@ -81,11 +70,24 @@ def make_wire(
     return Wire(axis_name, local_axis_name, codec)
 
 
-def require_codec(codec: Any, name: str) -> Codec:
-    """Returns `codec`; raises `ValueError` unless it is one."""
-    if not isinstance(codec, Codec):
-        raise ValueError(f"{name} must be a codec, such as gx.wire.int8(), got {codec!r}.")
-    return codec
+def require_codec(wire: WireLike, name: str) -> Codec:
+    """Returns a codec, that of a type where one is given.
+
+    Raises:
+      ValueError: if it is neither a codec nor a floating-point type of at least 16 bits.
+    """
+    if isinstance(wire, Codec):
+        return wire
+    try:
+        dtype = None if wire is None else jnp.dtype(wire)
+    except TypeError:
+        dtype = None
+    if dtype is None or not is_real_float(dtype):
+        raise ValueError(
+            f"{name} must be a codec, such as gx.wire.int8(), or a floating-point type of "
+            f"{MIN_BITS} bits or more, such as jnp.bfloat16, got {wire!r}."
+        )
+    return FloatCodec(dtype)
 
 
 def is_narrower(codec: Codec | None, dtype: np.dtype) -> bool:

@@ -25,7 +25,7 @@ def test_low_precision_gradients_are_summed_in_float32_and_keep_their_type(mode)
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients_that_are_constants(mode):
     """Under vmap they have no axis of nodes, of which JAX makes another shape in an exchange."""
-    tx = gx.allreduce(wire_dtype=jnp.bfloat16)
+    tx = gx.allreduce(wire=jnp.bfloat16)
 
     def averaged(x):
         g = jnp.zeros_like(x) + jnp.arange(33.0)

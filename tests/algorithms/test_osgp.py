@@ -325,7 +325,7 @@ class TestBadInput:
                 )
 
     def test_a_state_of_another_wire(self):
-        state = gx.osgp(GRAPHS["one peer"], wire_dtype="bfloat16").init(jnp.ones(()))
+        state = gx.osgp(GRAPHS["one peer"], wire="bfloat16").init(jnp.ones(()))
         tx = gx.osgp(GRAPHS["one peer"])
         with pytest.raises(ValueError, match=r"its wire, .*codec=None\), got one of .*bfloat16"):
             gx.spmd(lambda z: tx.update(z, state, z), nodes=N)(jnp.ones(N))

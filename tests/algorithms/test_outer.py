@@ -401,7 +401,7 @@ def test_an_outer_step_counts_what_is_in_flight_and_resets_it():
 
 
 def test_a_narrow_wire_rounds_outer_gradients_alike_on_all_nodes():
-    tx = gx.outer(optax.identity(), optax.sgd(1.0), 1, wire_dtype=jnp.bfloat16)
+    tx = gx.outer(optax.identity(), optax.sgd(1.0), 1, wire=jnp.bfloat16)
     starts = np.random.default_rng(0).normal(size=(N, 64))
 
     def one_step(z):
@@ -618,11 +618,11 @@ class TestInATrainStep:
 
 class TestNodesOfSeveralDevices:
     @pytest.mark.parametrize("delay", [0, 2])
-    @pytest.mark.parametrize("wire_dtype", [None, jnp.bfloat16])
-    def test_equals_one_device_with_the_whole_batch(self, wire_dtype, delay):
+    @pytest.mark.parametrize("wire", [None, jnp.bfloat16])
+    def test_equals_one_device_with_the_whole_batch(self, wire, delay):
         devices = np.array(jax.devices()).reshape(4, 2)
         grid = gx.Nodes(mesh=jax.sharding.Mesh(devices, ("nodes", "local")))
-        outer = {"every": 3, "delay": delay, "wire_dtype": wire_dtype}
+        outer = {"every": 3, "delay": delay, "wire": wire}
         sgd = optax.sgd(0.1, momentum=0.9)
         several = gx.outer(
             optax.chain(gx.allreduce("local"), sgd),
@@ -641,7 +641,7 @@ class TestNodesOfSeveralDevices:
             for k, batch in enumerate(batches):
                 z, state, _ = step(k, z, state, batch)
             results.append(np.asarray(z))
-        tolerance = 1e-5 if wire_dtype is None else 1e-2
+        tolerance = 1e-5 if wire is None else 1e-2
         np.testing.assert_allclose(*results, rtol=tolerance, atol=tolerance)
 
 

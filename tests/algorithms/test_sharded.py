@@ -467,7 +467,7 @@ def test_copies_of_a_sharded_model_inside_a_node():
 def test_narrow_messages_are_narrow():
     """A part in bfloat16 is half a message, and the weight, in full, two words of it."""
     params, updates = make_values(4, SHAPES)
-    gossip = gx.sgp(gx.topology.directed_ring(4), wire_dtype=jnp.bfloat16)
+    gossip = gx.sgp(gx.topology.directed_ring(4), wire=jnp.bfloat16)
     nodes = gx.Nodes(mesh=FSDP_MESH)
     *_, text = run_steps(nodes, gx.sharded(gossip, FSDP), FSDP, params, updates)
     messages = [shape for shape, kind in COLLECTIVE.findall(text) if "permute" in kind]

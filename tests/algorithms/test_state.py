@@ -76,7 +76,7 @@ def test_schedule_overlap_and_wire_are_in_the_state_of_a_chain():
     schedule = gx.topology.random_peer(4, 3, seed=0)
     tx = optax.chain(
         optax.adam(0.1),
-        gx.osgp(schedule, 2, axis_name="servers", local_axis_name="chips", wire_dtype="bfloat16"),
+        gx.osgp(schedule, 2, axis_name="servers", local_axis_name="chips", wire="bfloat16"),
     )
     state = gx.gossip_state(tx.init({"w": jnp.ones(3)}))
     assert state is not None

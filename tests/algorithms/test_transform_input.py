@@ -35,7 +35,7 @@ WRONG = [
     *((name, {"axis_name": axis}) for name in FACTORIES for axis in (None, 0, ("nodes",))),
     *((name, {"local_axis_name": axis}) for name in FACTORIES for axis in (1, "nodes", ["local"])),
     *(
-        (name, {"wire_dtype": dtype})
+        (name, {"wire": dtype})
         for name in FACTORIES
         if name not in ("easgd", "relay")
         for dtype in ("int8", "no type", 16, [])

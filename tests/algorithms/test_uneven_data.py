@@ -95,12 +95,12 @@ def test_two_nodes_by_hand():
         np.testing.assert_allclose(models, [0, 0], atol=1e-6)
 
 
-@pytest.mark.parametrize("wire_dtype", [None, jnp.bfloat16])
+@pytest.mark.parametrize("wire", [None, jnp.bfloat16])
 @pytest.mark.parametrize("make", [gx.gradient_tracking, gx.d2])
-def test_the_mean_of_the_corrections_stays_zero(make, wire_dtype):
+def test_the_mean_of_the_corrections_stays_zero(make, wire):
     """So the mean of `y = u + c` is that of `u` at every step, in narrow messages too."""
     schedule = LAZY_RING if make is gx.d2 else IRREGULAR
-    tx = make(schedule, wire_dtype=wire_dtype)
+    tx = make(schedule, wire=wire)
     steps = 20
     updates = jnp.asarray(np.random.default_rng(0).normal(size=(N, steps, 5)), jnp.float32)
 

@@ -32,7 +32,7 @@ def oracle_gradient(z, place, step):
     return 0.1 * np.sin(z) + z - target(place, step)
 
 
-def run_job(folder, algorithm, size, wire_dtype=None, steps=30):
+def run_job(folder, algorithm, size, wire=None, steps=30):
     """Nodes of which the last joins the others; each makes its steps when chance says so."""
     nodes, seen = [], {}
     for place in range(size):
@@ -43,7 +43,7 @@ def run_job(folder, algorithm, size, wire_dtype=None, steps=30):
             algorithm=algorithm,
             place=place,
             is_founder=place < size - 1,
-            wire_dtype=wire_dtype,
+            wire=wire,
             journal=folder / f"{place}.jsonl",
         )
         nodes.append(node)
@@ -58,8 +58,8 @@ def run_job(folder, algorithm, size, wire_dtype=None, steps=30):
     return sorted(folder.glob("*.jsonl")), seen
 
 
-def require_same_replay(journals, seen, wire_dtype=None):
-    steps = list(ga.replay(journals, TX, START, gradients, inputs, wire_dtype))
+def require_same_replay(journals, seen, wire=None):
+    steps = list(ga.replay(journals, TX, START, gradients, inputs, wire))
     assert len(steps) == len(seen)
     for step in steps:
         for name, value in seen[step.place, step.step].items():

@@ -220,7 +220,7 @@ def test_a_node_with_nan_keeps_it_to_itself():
         ({"secret": ""}, "secret must not be empty"),
         ({"place": -1}, "place must be an integer"),
         ({"patience": 0}, "patience must be"),
-        ({"wire_dtype": "float16"}, "wire_dtype must be"),
+        ({"wire": "float16"}, "wire must be"),
         ({"params": jnp.arange(3)}, "must be floating-point"),
         ({"params": {}}, "must have an array"),
         ({"algorithm": "sgp"}, "algorithm must be"),

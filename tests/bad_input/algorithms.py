@@ -87,28 +87,16 @@ for name, factory in FACTORIES.items():
         f"{name} schedule", factory, [None, "ring", np.eye(4), 4], "must be a gx.Schedule"
     )
     ROWS += calls(
-        f"{name} wire_dtype",
-        lambda dtype, factory=factory: factory(RING, wire_dtype=dtype),
-        ["int8", "x", jnp.int32, 16],
-        "wire_dtype must be",
-    )
-    ROWS += calls(
         f"{name} wire",
         lambda wire, factory=factory: factory(RING, wire=wire),
-        ["int8", jnp.bfloat16, 8, gx.wire.int8],
-        "wire must be a codec, such as gx.wire.int8()",
+        ["int8", "x", jnp.int32, 8, gx.wire.int8],
+        "wire must be a codec, such as gx.wire.int8(), or a floating-point type",
     )
     ROWS += calls(
         f"{name} sparse wire",
         lambda wire, factory=factory: factory(RING, wire=wire),
         list(SPARSE.values()),
         "Use gx.choco(schedule, codec, gamma)",
-    )
-    ROWS += calls(
-        f"{name} two wires",
-        lambda dtype, factory=factory: factory(RING, wire_dtype=dtype, wire=INT8),
-        ["bfloat16", jnp.float32],
-        "wire_dtype must be left out where wire is given",
     )
 ROWS += calls("int8 block", gx.wire.int8, [0, -1, 3, 255, 2.0, True, None, "256"], "power of two")
 ROWS += calls("int4 block", gx.wire.int4, [0, 100], "block of int4 must be a power of two")
@@ -128,7 +116,7 @@ for name in ("choco", "deepsqueeze"):
     ROWS += calls(
         f"{name} codec",
         lambda codec, factory=factory: factory(RING, codec, 0.1),
-        [None, "top_k", jnp.bfloat16, gx.wire.int8],
+        [None, "top_k", jnp.int8, gx.wire.int8],
         f"the codec of {name} must be a codec",
     )
     ROWS += calls(
@@ -185,9 +173,7 @@ ROWS += calls(
     "outer pull", lambda pull: gx.outer(SGD, SGD, 4, RING, pull=pull), [-1.0, None, "1"], "pull of"
 )
 ROWS += calls("outer pull alone", lambda pull: gx.outer(SGD, SGD, 4, pull=pull), [0, 2.0], "pull")
-ROWS += calls(
-    "outer wire_dtype", lambda d: gx.outer(SGD, SGD, 4, wire_dtype=d), ["int8", 16], "wire_dtype"
-)
+ROWS += calls("outer wire", lambda d: gx.outer(SGD, SGD, 4, wire=d), ["int8", 16], "wire must be")
 ROWS += calls(
     "outer wire of nothing",
     lambda codec: gx.outer(SGD, SGD, 4, "none", wire=codec),
@@ -320,8 +306,7 @@ ROWS += calls(
     [nx.path_graph("abc")],
     "must be 0, ..., 2, got",
 )
-ROWS += calls("allreduce", lambda d: gx.allreduce(wire_dtype=d), ["int8", "x"], "wire_dtype")
-ROWS += calls("allreduce wire", lambda w: gx.allreduce(wire=w), ["int8", 8], "wire must be a codec")
+ROWS += calls("allreduce wire", lambda w: gx.allreduce(wire=w), ["int8", 8], "wire must be")
 ROWS += calls("delays n", lambda n: gx.random_delays(n, 3, 0), [0, 1.5, None], "must be an integer")
 ROWS += calls("delays rounds", lambda r: gx.random_delays(4, r, 0), [0, 2.5, 10**12], "rounds")
 ROWS += calls("delays seed", lambda s: gx.random_delays(4, 3, s), [-1, None], "seed")
@@ -379,7 +364,7 @@ ROWS += [
         "every": gx.outer(gx.sgp(RING), optax.sgd(0.7), 5),
         "average": gx.outer(gx.sgp(RING), optax.sgd(0.7), 4, "none"),
         "delay": gx.outer(gx.sgp(RING), optax.sgd(0.7), 4, delay=1),
-        "wire": gx.outer(gx.sgp(RING), optax.sgd(0.7), 4, wire_dtype="bfloat16"),
+        "wire": gx.outer(gx.sgp(RING), optax.sgd(0.7), 4, wire="bfloat16"),
         "outer_tx": gx.outer(gx.sgp(RING), optax.sgd(0.7, momentum=0.9), 4),
     }.items()
 ]
@@ -400,7 +385,7 @@ ROWS += [
     Call("mix step", mixed(step=None), "step must be an integer"),
     Call("mix step of floats", mixed(step=0.5), "step must be an integer"),
     Call("mix axis", mixed(axis_name="servers"), "servers"),
-    Call("mix wire", mixed(wire_dtype="int8"), "wire_dtype"),
+    Call("mix wire", mixed(wire="int8"), "wire must be"),
     Call("mix a sparse wire", mixed(wire=SPARSE["top_k"]), "gx.choco"),
     Call("mix without a key", mixed(wire=INT8), "key must be a PRNG key for int8(block=256)"),
     Call("mix a number as key", mixed(wire=INT8, key=3), "key must be one PRNG key"),

@@ -216,4 +216,4 @@ ROWS += calls(
 ROWS += calls("advance", launch.advance, [-1, 1.5, "3", True, 2**63, [1]], "step must be")
 ROWS += calls("advance slow", lambda s: launch.advance(slow=s), [1, None, "yes"], "slow must be")
 ROWS += calls("exit_process", launch.exit_process, [None, 256, -1, 1.5, [1]], "status must be")
-ROWS += calls("make_wire", lambda d: gx.wire.make_wire("nodes", None, d), ["x", int], "wire_dtype")
+ROWS += calls("make_wire", lambda d: gx.wire.make_wire("nodes", None, d), ["x", int], "wire")

@@ -138,8 +138,8 @@ def test_types_and_shapes_are_kept(mode):
         ("shard_map", "one pair is missing"),
     ],
 )
-@pytest.mark.parametrize("wire_dtype", [None, jnp.bfloat16], ids=["float32", "bfloat16"])
-def test_pairs_may_exchange_as_groups(mode, graph, wire_dtype, monkeypatch):
+@pytest.mark.parametrize("wire", [None, jnp.bfloat16], ids=["float32", "bfloat16"])
+def test_pairs_may_exchange_as_groups(mode, graph, wire, monkeypatch):
     """As on a CPU over several processes; under vmap and check_vma it stays a permutation."""
     idle = np.eye(8)
     idle[:2, :2] = 0.5
@@ -154,7 +154,7 @@ def test_pairs_may_exchange_as_groups(mode, graph, wire_dtype, monkeypatch):
     def steps(x):
         weight = jnp.ones(())
         for k in range(4):
-            x, weight = gx.mix(x, weight, schedule, k, wire_dtype=wire_dtype)
+            x, weight = gx.mix(x, weight, schedule, k, wire=wire)
         return x, weight
 
     expected = run(mode, steps, 8)(x)
@@ -174,10 +174,10 @@ def test_narrow_averages_may_exchange_by_hops(mode, nodes, monkeypatch):
     """As on a CPU over several processes: the same values as those of an all-to-all."""
     x = jnp.asarray(np.random.default_rng(0).normal(size=(nodes, 33)), jnp.float32)
     complete = gx.topology.complete(nodes)
-    tx = gx.allreduce(wire_dtype="bfloat16")
+    tx = gx.allreduce(wire="bfloat16")
 
     def averages(x):
-        mixed, weight = gx.mix(x, 1 + x[0] ** 2, complete, 0, wire_dtype="bfloat16")
+        mixed, weight = gx.mix(x, 1 + x[0] ** 2, complete, 0, wire="bfloat16")
         return tx.update(x, tx.init(x))[0], mixed, weight
 
     expected = run(mode, averages, nodes)(x)

@@ -38,10 +38,10 @@ def count_sent_bytes(module):
     return sum(sent), len(sent)
 
 
-def mixed(schedule, step, wire_dtype):
+def mixed(schedule, step, wire):
     def apply(x, w):
         return gx.mix(
-            {"a": x[: SIZE // 3], "b": x[SIZE // 3 :]}, w, schedule, step, "nodes", None, wire_dtype
+            {"a": x[: SIZE // 3], "b": x[SIZE // 3 :]}, w, schedule, step, "nodes", None, wire
         )
 
     return compiled(apply, jnp.ones((N, SIZE)), jnp.ones(N))
@@ -55,30 +55,30 @@ def test_bfloat16_halves_the_bytes_of_every_round(step):
     assert narrow <= 0.51 * full
 
 
-@pytest.mark.parametrize("wire_dtype", ["float32", "float64"])
-def test_an_exact_average_that_is_not_narrowed_is_one_all_reduce(wire_dtype):
-    assert count_sent_bytes(mixed(AR_THEN_ONE_PEER, 0, wire_dtype)) == count_sent_bytes(
+@pytest.mark.parametrize("wire", ["float32", "float64"])
+def test_an_exact_average_that_is_not_narrowed_is_one_all_reduce(wire):
+    assert count_sent_bytes(mixed(AR_THEN_ONE_PEER, 0, wire)) == count_sent_bytes(
         mixed(AR_THEN_ONE_PEER, 0, None)
     )
 
 
-@pytest.mark.parametrize("wire_dtype", [None, jnp.bfloat16])
-def test_osgp_over_a_complete_graph_halves_them_too(wire_dtype):
+@pytest.mark.parametrize("wire", [None, jnp.bfloat16])
+def test_osgp_over_a_complete_graph_halves_them_too(wire):
     schedule = gx.topology.complete(N)
-    tx = gx.osgp(schedule, 1, wire_dtype=wire_dtype)
+    tx = gx.osgp(schedule, 1, wire=wire)
     z = jnp.ones((N, SIZE))
     state = gx.spmd(tx.init, nodes=N)(z)
     module = compiled(lambda s: gx.exchange(s, 1), state)
-    width = 4 if wire_dtype is None else 2
+    width = 4 if wire is None else 2
     assert count_sent_bytes(module)[0] <= 1.01 * width * SIZE * 2 * (N - 1) / N
 
 
-@pytest.mark.parametrize("wire_dtype", [None, jnp.bfloat16])
+@pytest.mark.parametrize("wire", [None, jnp.bfloat16])
 @pytest.mark.parametrize("name", ["sgp", "dpsgd"])
-def test_a_round_without_exchange_does_no_passes(name, wire_dtype):
+def test_a_round_without_exchange_does_no_passes(name, wire):
     """A step reads the parameters and the updates and writes the update, as without gossip."""
     schedule = ONE_PEER.every(2)
-    tx = {"sgp": gx.sgp, "dpsgd": gx.dpsgd}[name](schedule, wire_dtype=wire_dtype)
+    tx = {"sgp": gx.sgp, "dpsgd": gx.dpsgd}[name](schedule, wire=wire)
     z = {"a": jnp.ones((N, SIZE)), "b": jnp.ones((N, 40, SIZE // 40))}
     state = gx.spmd(tx.init, nodes=N)(z)
     module = compiled(lambda u, s, z: tx.update(u, s, z, step=1)[0], z, state, z)
@@ -90,7 +90,7 @@ def test_mixing_in_a_round_without_exchange_does_nothing():
     """Compiled, not even a copy: outputs are inputs."""
     x = jax.ShapeDtypeStruct((N, SIZE), np.float32)
     text = gx.spmd(
-        lambda x: gx.mix(x, None, ONE_PEER.every(2), 1, wire_dtype="bfloat16")[0],
+        lambda x: gx.mix(x, None, ONE_PEER.every(2), 1, wire="bfloat16")[0],
         mesh=make_mesh(N),
         donate_argnums=0,
     ).lower(x)

@@ -48,8 +48,8 @@ def run_both(name, schedule, mode="vmap"):
     updates = rng.normal(size=(N, STEPS, 33))
     stacked = jnp.asarray(z, jnp.float32), jnp.asarray(updates, jnp.float32)
 
-    def steps(wire_dtype, z, updates):
-        tx = GOSSIP[name](schedule, wire_dtype=wire_dtype)
+    def steps(wire, z, updates):
+        tx = GOSSIP[name](schedule, wire=wire)
         state = tx.init(z)
         history = []
         for k in range(STEPS):
@@ -90,7 +90,7 @@ def test_the_sender_keeps_the_rounding_error():
     schedule = SCHEDULES["pairs"]
     x = np.random.default_rng(0).normal(size=(N, 33)).astype(np.float32)
     mixed = gx.spmd(
-        lambda x, k: gx.mix(x, None, schedule, k, wire_dtype="bfloat16")[0],
+        lambda x, k: gx.mix(x, None, schedule, k, wire="bfloat16")[0],
         nodes=N,
         shared_argnums=1,
     )
@@ -108,7 +108,7 @@ def test_no_mass_is_lost_in_a_thousand_rounds():
 
     def rounds(x, w):
         return jax.lax.fori_loop(
-            0, 1000, lambda k, c: gx.mix(c[0], c[1], schedule, k, wire_dtype="bfloat16"), (x, w)
+            0, 1000, lambda k, c: gx.mix(c[0], c[1], schedule, k, wire="bfloat16"), (x, w)
         )
 
     mixed, weights = jax.jit(jax.vmap(rounds, axis_name="nodes"))(x, jnp.ones(N))
@@ -119,15 +119,15 @@ def test_no_mass_is_lost_in_a_thousand_rounds():
 
 
 @pytest.mark.parametrize(
-    ("wire_dtype", "words"), [(None, 10), ("float32", 10), ("float16", 14), (jnp.bfloat16, 12)]
+    ("wire", "words"), [(None, 10), ("float32", 10), ("float16", 14), (jnp.bfloat16, 12)]
 )
-def test_decode_reads_what_encode_wrote(wire_dtype, words):
+def test_decode_reads_what_encode_wrote(wire, words):
     """Scalars in full precision, other values rounded to the type on the wire.
 
     Every array in float16 has a power of two.
     """
-    codec = gx.wire.make_wire("nodes", wire_dtype=wire_dtype).codec
-    dtype = None if wire_dtype is None else jnp.dtype(wire_dtype)
+    codec = gx.wire.make_wire("nodes", wire=wire).codec
+    dtype = None if wire is None else jnp.dtype(wire)
     rng = np.random.default_rng(0)
     arrays = [jnp.asarray(rng.normal(size=size), jnp.float32) for size in (1, 5, 0, 1, 3)]
     encoded = gx.wire.encode(arrays, codec)
@@ -140,11 +140,11 @@ def test_decode_reads_what_encode_wrote(wire_dtype, words):
 
 
 @pytest.mark.parametrize(
-    ("wire_dtype", "words"),
+    ("wire", "words"),
     [(None, "f32[600]"), (jnp.bfloat16, "u16[601]"), ("float16", "u16[602]"), ("f4", "f32[600]")],
 )
 @pytest.mark.parametrize("name", ["sgp", "osgp 1"])
-def test_words_on_the_wire(name, wire_dtype, words):
+def test_words_on_the_wire(name, wire, words):
     """One message of half the bytes: a weight of two words and 599 values of one word each.
 
     In float16 a word more: the power of two. The messages of OSGP have the weight as one of their
@@ -152,7 +152,7 @@ def test_words_on_the_wire(name, wire_dtype, words):
     """
     if name == "osgp 1":
         words = words.replace("602", "603").replace("601", "602")
-    tx = GOSSIP[name](SCHEDULES["one peer"], wire_dtype=wire_dtype)
+    tx = GOSSIP[name](SCHEDULES["one peer"], wire=wire)
     z = jnp.ones((N, 599))
     state = gx.spmd(tx.init, mesh=make_mesh(N))(z)
     program = gx.spmd(lambda z, s: tx.update(z, s, z, step=0), mesh=make_mesh(N))
@@ -175,7 +175,7 @@ def test_allreduce_in_low_precision(mode, n, length):
     g = np.random.default_rng(0).normal(size=(n, length)).astype(np.float32)
 
     def averages(g):
-        transforms = [gx.allreduce(wire_dtype=wire) for wire in (jnp.bfloat16, "float32", None)]
+        transforms = [gx.allreduce(wire=wire) for wire in (jnp.bfloat16, "float32", None)]
         return [tx.update(g, tx.init(g))[0] for tx in transforms]
 
     actual, in_float32, in_full = map(np.asarray, run(mode, averages, n)(g))
@@ -192,7 +192,7 @@ def test_allreduce_in_low_precision(mode, n, length):
 
 
 def test_words_of_a_low_precision_allreduce():
-    tx = optax.chain(gx.allreduce(wire_dtype=jnp.bfloat16), optax.sgd(1.0))
+    tx = optax.chain(gx.allreduce(wire=jnp.bfloat16), optax.sgd(1.0))
     g = {"a": jnp.ones((N, 599)), "b": jnp.ones((N, 41))}
     program = gx.spmd(lambda g: tx.update(g, tx.init(g))[0], mesh=make_mesh(N))
     text = program.lower(g).compile().as_text()
@@ -206,7 +206,7 @@ def test_values_too_large_for_the_type_are_scaled(large):
     """Also a value just below a power of two, to which it may be rounded up."""
     x = jnp.array([[0.0, large], [0.0, 2.0]])
     ring = gx.topology.ring(2)
-    mixed = gx.spmd(lambda x: gx.mix(x, None, ring, 0, wire_dtype="float16")[0], nodes=2)(x)
+    mixed = gx.spmd(lambda x: gx.mix(x, None, ring, 0, wire="float16")[0], nodes=2)(x)
     np.testing.assert_allclose(mixed[:, 1], [large / 2 + 1, large / 2 + 1], rtol=2**-11)
     assert mixed[:, 1].sum() == large + 2
 
@@ -215,7 +215,7 @@ def test_values_too_large_for_the_type_are_scaled(large):
 def test_a_nan_stays_a_nan_and_travels_along_edges_only(mode):
     x = jnp.ones((N, 3)).at[2, 1].set(jnp.nan)
     one = SCHEDULES["one peer"]
-    mixed = run(mode, lambda x: gx.mix(x, None, one, 0, wire_dtype="bfloat16")[0], N)(x)
+    mixed = run(mode, lambda x: gx.mix(x, None, one, 0, wire="bfloat16")[0], N)(x)
     assert np.argwhere(np.isnan(np.asarray(mixed))).tolist() == [[2, 1], [3, 1]]
 
 
@@ -226,10 +226,10 @@ def test_servers_of_several_devices(check_vma):
     x = jnp.asarray(np.random.default_rng(1).normal(size=(4, 13)), jnp.float32)
     servers = make_mesh(4, local=2)
     results = []
-    for wire_dtype in (None, "bfloat16"):
+    for wire in (None, "bfloat16"):
 
-        def mixed(x, w, wire_dtype=wire_dtype):
-            return gx.mix(x, w, schedule, 0, "nodes", "local", wire_dtype)
+        def mixed(x, w, wire=wire):
+            return gx.mix(x, w, schedule, 0, "nodes", "local", wire)
 
         results.append(gx.spmd(mixed, mesh=servers, check_vma=check_vma)(x, jnp.ones(4)))
     P = schedule.matrices()[0]
@@ -243,7 +243,7 @@ def test_float64_travels_as_float32_words():
     with jax.enable_x64(True):
         x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5)))
         ring = gx.topology.ring(2)
-        program = gx.spmd(lambda x, w: gx.mix(x, w, ring, 0, wire_dtype="float32"), nodes=2)
+        program = gx.spmd(lambda x, w: gx.mix(x, w, ring, 0, wire="float32"), nodes=2)
         mixed, _ = program(x, jnp.ones(2))
         assert mixed.dtype == jnp.float64
         np.testing.assert_allclose(mixed.sum(axis=0), x.sum(axis=0), rtol=1e-14)
@@ -253,7 +253,7 @@ def test_float64_travels_as_float32_words():
 def test_low_precision_local_steps_and_overlap_together():
     """bfloat16 messages, every third step, used two rounds later: it still trains."""
     schedule = gx.topology.one_peer_exponential(N).every(3)
-    tx = optax.chain(optax.sgd(0.1, momentum=0.9), gx.osgp(schedule, 2, wire_dtype="bfloat16"))
+    tx = optax.chain(optax.sgd(0.1, momentum=0.9), gx.osgp(schedule, 2, wire="bfloat16"))
     rng = np.random.default_rng(0)
     targets = jnp.asarray(rng.normal(size=(N, 4)), jnp.float32)
     z = jnp.zeros((N, 4))
@@ -266,10 +266,17 @@ def test_low_precision_local_steps_and_overlap_together():
     np.testing.assert_allclose(average[0], targets.mean(axis=0), atol=0.05)
 
 
-@pytest.mark.parametrize("wire_dtype", [jnp.int8, "bf16", jnp.float8_e4m3fn, complex])
+def test_a_type_is_short_for_its_codec():
+    ring = gx.topology.ring(N)
+    for build in (lambda wire: gx.sgp(ring, wire=wire), lambda wire: gx.choco(ring, wire, 1.0)):
+        full, short = (
+            build(wire).init(jnp.ones(())) for wire in (gx.wire.bfloat16(), jnp.bfloat16)
+        )
+        assert full.wire == short.wire
+
+
+@pytest.mark.parametrize("wire", [jnp.int8, "bf16", jnp.float8_e4m3fn, complex])
 @pytest.mark.parametrize("name", GOSSIP)
-def test_other_types_are_refused_when_built(name, wire_dtype):
-    with pytest.raises(
-        ValueError, match="wire_dtype must be a floating-point type of 16 bits or more"
-    ):
-        GOSSIP[name](SCHEDULES["pairs"], wire_dtype=wire_dtype)
+def test_other_types_are_refused_when_built(name, wire):
+    with pytest.raises(ValueError, match="or a floating-point type of 16 bits or more"):
+        GOSSIP[name](SCHEDULES["pairs"], wire=wire)

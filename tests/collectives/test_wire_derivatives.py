@@ -17,14 +17,14 @@ SCHEDULES = {
 }
 
 
-def averaged(x, wire_dtype):
-    tx = gx.allreduce(wire_dtype=wire_dtype)
+def averaged(x, wire):
+    tx = gx.allreduce(wire=wire)
     return tx.update(x, tx.init(x))[0]
 
 
 def mixed(schedule):
-    def apply(x, wire_dtype):
-        x, w = gx.mix(x, 1 + x.mean(), schedule, 0, wire_dtype=wire_dtype)
+    def apply(x, wire):
+        x, w = gx.mix(x, 1 + x.mean(), schedule, 0, wire=wire)
         return x / w
 
     return apply
@@ -40,23 +40,23 @@ CASES += [("shard_map_check_vma", "irregular", "float16")]
 CASES += [("shard_map", "allreduce", "bfloat16"), ("pmap", "complete", "bfloat16")]
 
 
-@pytest.mark.parametrize(("mode", "name", "wire_dtype"), CASES)
-def test_the_derivatives_are_those_of_full_precision(mode, name, wire_dtype):
+@pytest.mark.parametrize(("mode", "name", "wire"), CASES)
+def test_the_derivatives_are_those_of_full_precision(mode, name, wire):
     apply = EXCHANGES[name]
     rng = np.random.default_rng(0)
     x, tangents, cotangents = jnp.asarray(rng.normal(size=(3, N, 9)), jnp.float32)
 
-    def derivatives(wire_dtype):
+    def derivatives(wire):
         def all_of_them(x, t, c):
-            y, forward = jax.jvp(lambda x: apply(x, wire_dtype), (x,), (t,))
-            _, pull = jax.vjp(lambda x: apply(x, wire_dtype), x)
+            y, forward = jax.jvp(lambda x: apply(x, wire), (x,), (t,))
+            _, pull = jax.vjp(lambda x: apply(x, wire), x)
             if mode == "shard_map_check_vma" and name == "allreduce":  # the same on all nodes
                 c = jax.lax.psum(c, "nodes")
             return y, forward, *pull(c)
 
         return run(mode, all_of_them, N)(x, tangents, cotangents)
 
-    full, narrow = derivatives(None), derivatives(wire_dtype)
+    full, narrow = derivatives(None), derivatives(wire)
     assert np.abs(full[0] - narrow[0]).max() > 1e-6, "messages must be rounded"
     np.testing.assert_allclose(narrow[0], full[0], atol=0.1)
     for actual, expected in zip(narrow[1:], full[1:], strict=True):
@@ -67,9 +67,7 @@ def test_the_derivatives_are_those_of_full_precision(mode, name, wire_dtype):
 
 def test_the_derivative_of_a_linear_exchange_is_its_matrix():
     schedule = SCHEDULES["irregular"]
-    mix = jax.vmap(
-        lambda x: gx.mix(x, None, schedule, 0, wire_dtype="bfloat16")[0], axis_name="nodes"
-    )
+    mix = jax.vmap(lambda x: gx.mix(x, None, schedule, 0, wire="bfloat16")[0], axis_name="nodes")
     x = jnp.asarray(np.random.default_rng(0).normal(size=(N, 3)), jnp.float32)
     for jacobian in (jax.jacfwd, jax.jacrev):
         derivative = jacobian(mix)(x)
@@ -84,10 +82,10 @@ def test_servers_of_several_devices_have_the_derivative_too():
     schedule = SCHEDULES["irregular"]
     x = jnp.asarray(np.random.default_rng(0).normal(size=(N, 9)), jnp.float32)
 
-    def derivative(wire_dtype):
+    def derivative(wire):
         def pull(x):
             def mix(x):
-                return gx.mix(x, None, schedule, 0, "nodes", "local", wire_dtype)[0]
+                return gx.mix(x, None, schedule, 0, "nodes", "local", wire)[0]
 
             return jax.vjp(mix, x)[1](x)[0]
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import optax
-from jax.typing import DTypeLike
 
 from gossipjax.algorithms.frame.state import require_axis_names
 from gossipjax.algorithms.outer.plan import Average, OuterPlan
@@ -14,7 +13,7 @@ from gossipjax.algorithms.outer.stability import find_inner_plan, require_agreem
 from gossipjax.algorithms.outer.steps import OuterSteps
 from gossipjax.collectives import require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule, require_int
-from gossipjax.wire import Codec, make_wire
+from gossipjax.wire import WireLike, make_wire
 
 
 def outer(
@@ -25,8 +24,7 @@ def outer(
     fragments: int = 1,
     delay: int = 0,
     mix: float = 0.0,
-    wire: Codec | None = None,
-    wire_dtype: DTypeLike | None = None,
+    wire: WireLike | None = None,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     *,
@@ -90,9 +88,8 @@ def outer(
       fragments: p, at most H and at most the number of leaves.
       delay: steps between sending a fragment and using its average, below H.
       mix: the weight of the local model where an average is used, from 0 to below 1.
-      wire: a dense codec of `gx.wire`, such as `gx.wire.int4()`: outer gradients are rounded, sums
-        are float32 at least, and all nodes get the same values. What it leaves out is lost.
-      wire_dtype: a narrower type, `jnp.bfloat16`, short for its codec.
+      wire: a narrower type or a dense codec, such as `gx.wire.int4()`: outer gradients are rounded,
+        sums are float32 at least, and all nodes get the same values. What it leaves out is lost.
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, as in `sgp`.
       pull: how strongly anchors are drawn together, where `average` is a schedule.
@@ -140,10 +137,9 @@ def outer(
     require_axis_names("outer", axis_name, local_axis_name)
     every = require_int(every, "every of outer", 1)
     _require_average(average, pull)
-    if average == "none" and (wire is not None or wire_dtype is not None):
+    if average == "none" and wire is not None:
         raise ValueError(
-            "wire of outer must be None where average is 'none' and nothing is sent, got "
-            f"{wire or wire_dtype}."
+            f"wire of outer must be None where average is 'none' and nothing is sent, got {wire!r}."
         )
     plan = OuterPlan(
         every,
@@ -152,7 +148,7 @@ def outer(
         require_int(delay, "delay of outer", 0, every - 1),
         _require_number(mix, "mix of outer", below=1.0),
         float(pull),
-        make_wire(axis_name, local_axis_name, wire_dtype, wire),
+        make_wire(axis_name, local_axis_name, wire),
     )
     if not isinstance(reset_inner, bool | np.bool_):
         raise ValueError(f"reset_inner of outer must be True or False, got {reset_inner!r}.")

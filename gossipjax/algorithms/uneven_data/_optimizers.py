@@ -8,12 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.typing import DTypeLike
 
 from gossipjax.algorithms.frame.state import ExchangePlan, add, require_axis_names
 from gossipjax.collectives import require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import Codec, make_wire
+from gossipjax.wire import WireLike, make_wire
 
 
 def require_rate(rate: Any, name: str) -> None:
@@ -55,14 +54,13 @@ def make_plan(
     schedule: Schedule,
     axis_name: str,
     local_axis_name: str | None,
-    wire_dtype: DTypeLike | None,
-    wire: Codec | None,
+    wire: WireLike | None,
     models: int = 1,
 ) -> ExchangePlan:
     """The plan of a factory's arguments; raises `ValueError` as `gx.dpsgd` does."""
     require_doubly_stochastic(schedule, name)
     require_axis_names(name, axis_name, local_axis_name)
-    route = make_wire(axis_name, local_axis_name, wire_dtype, wire)
+    route = make_wire(axis_name, local_axis_name, wire)
     return ExchangePlan(
         schedule, wire=route, models=models, takes_gradients=True, moves_by_zeros=True
     )

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import optax
-from jax.typing import DTypeLike
 
 from gossipjax.algorithms.frame.rounding import zeros_like_model
 from gossipjax.algorithms.frame.state import (
@@ -21,7 +20,7 @@ from gossipjax.algorithms.frame.state import (
 from gossipjax.algorithms.frame.transform import Combined, gossip_transform
 from gossipjax.collectives import StepLike, mix, require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import Codec, make_wire
+from gossipjax.wire import WireLike, make_wire
 
 MIN_EIGENVALUE = -1 / 3
 TOLERANCE = 1e-6  # of an eigenvalue, and of the two halves of a symmetric matrix
@@ -31,8 +30,7 @@ def d2(
     schedule: Schedule,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
-    wire_dtype: DTypeLike | None = None,
-    wire: Codec | None = None,
+    wire: WireLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """D2: D-PSGD without the error that uneven data leave. Goes *last* in a chain.
 
@@ -59,9 +57,7 @@ def d2(
       schedule: one round, at every step, symmetric and doubly stochastic.
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, if it has several.
-      wire_dtype: a narrower type for messages, as in `sgp`, with its floor of the consensus
-        distance.
-      wire: a dense codec instead of a type, as in `sgp`.
+      wire: a narrower type or a dense codec for messages, as in `sgp`.
 
     The transform's `update` takes `step=`, as that of `sgp`.
 
@@ -89,7 +85,7 @@ def d2(
     require_doubly_stochastic(schedule, "d2")
     _require_static_and_positive(schedule)
     require_axis_names("d2", axis_name, local_axis_name)
-    route = make_wire(axis_name, local_axis_name, wire_dtype, wire)
+    route = make_wire(axis_name, local_axis_name, wire)
     plan = ExchangePlan(schedule, wire=route, moves_by_zeros=True)
     # The exact average takes nothing of `c`, but for the rounding of its mean, which would add up.
     is_exact = schedule.round_at(0).is_uniform

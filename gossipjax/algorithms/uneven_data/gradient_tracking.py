@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import optax
-from jax.typing import DTypeLike
 
 from gossipjax.algorithms.frame.rounding import zeros_like_model
 from gossipjax.algorithms.frame.state import (
@@ -20,15 +19,14 @@ from gossipjax.algorithms.frame.state import (
 from gossipjax.algorithms.frame.transform import Combined, gossip_transform
 from gossipjax.collectives import StepLike, mix, require_schedule
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import Codec, make_wire
+from gossipjax.wire import WireLike, make_wire
 
 
 def gradient_tracking(
     schedule: Schedule,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
-    wire_dtype: DTypeLike | None = None,
-    wire: Codec | None = None,
+    wire: WireLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Gradient tracking: every node steps along its estimate of the mean update. Goes *last*.
 
@@ -55,9 +53,7 @@ def gradient_tracking(
       schedule: any column-stochastic schedule.
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, if it has several.
-      wire_dtype: a narrower type for messages, as in `sgp`, with its floor of the consensus
-        distance.
-      wire: a dense codec instead of a type, as in `sgp`.
+      wire: a narrower type or a dense codec for messages, as in `sgp`.
 
     The transform's `update` takes `step=`, as that of `sgp`.
 
@@ -83,7 +79,7 @@ def gradient_tracking(
     """
     require_schedule(schedule, "gradient_tracking")
     require_axis_names("gradient_tracking", axis_name, local_axis_name)
-    route = make_wire(axis_name, local_axis_name, wire_dtype, wire)
+    route = make_wire(axis_name, local_axis_name, wire)
     plan = ExchangePlan(schedule, wire=route, models=2, moves_by_zeros=True)
 
     def init(params: optax.Params) -> GossipState:

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import optax
-from jax.typing import DTypeLike
 
 from gossipjax.algorithms.frame.rounding import zeros_like_model
 from gossipjax.algorithms.frame.state import Extra, GossipState, init_state, subtract
@@ -22,7 +21,7 @@ from gossipjax.algorithms.uneven_data._optimizers import (
 )
 from gossipjax.collectives import StepLike, mix
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import Codec
+from gossipjax.wire import WireLike
 
 
 def mixed_momentum(
@@ -32,8 +31,7 @@ def mixed_momentum(
     nesterov: bool = False,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
-    wire_dtype: DTypeLike | None = None,
-    wire: Codec | None = None,
+    wire: WireLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """D-PSGD whose momentum is mixed, too. Goes *last*, in the place of the chain's SGD.
 
@@ -56,9 +54,7 @@ def mixed_momentum(
       nesterov: whether the step is that of Nesterov's momentum.
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, if it has several.
-      wire_dtype: a narrower type for messages, as in `sgp`, with its floor of the consensus
-        distance.
-      wire: a dense codec instead of a type, as in `sgp`.
+      wire: a narrower type or a dense codec for messages, as in `sgp`.
 
     The transform's `update` takes `step=`, as that of `sgp`.
 
@@ -83,7 +79,7 @@ def mixed_momentum(
     require_rate(rate, name)
     require_fraction(momentum, f"momentum of {name}")
     require_nesterov(nesterov, name)
-    plan = make_plan(name, schedule, axis_name, local_axis_name, wire_dtype, wire, models=2)
+    plan = make_plan(name, schedule, axis_name, local_axis_name, wire, models=2)
 
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan, push_sum=False)

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import DTypeLike
 
 from gossipjax.algorithms.frame.rounding import zeros_like_model
 from gossipjax.algorithms.frame.state import Extra, GossipState, init_state, subtract
@@ -26,7 +25,7 @@ from gossipjax.algorithms.uneven_data._optimizers import (
 from gossipjax.collectives import StepLike, mix, model_norm
 from gossipjax.topology.schedule import Schedule
 from gossipjax.topology.stability import Recurrence, require_stable
-from gossipjax.wire import Codec
+from gossipjax.wire import WireLike
 
 MIN_NORM = 1e-8  # is added to a norm that divides, as in the authors' code
 
@@ -39,8 +38,7 @@ def quasi_global(
     nesterov: bool = False,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
-    wire_dtype: DTypeLike | None = None,
-    wire: Codec | None = None,
+    wire: WireLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """QG-DSGDm: momentum of the mixed models. Goes *last*, in the place of the chain's SGD.
 
@@ -65,9 +63,8 @@ def quasi_global(
       nesterov: whether the step is that of Nesterov's momentum (QG-DSGDm-N).
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, if it has several.
-      wire_dtype: a narrower type for messages, as in `sgp`, with its floor of the consensus
-        distance. `m` sees that floor, divided by the rate.
-      wire: a dense codec instead of a type, as in `sgp`.
+      wire: a narrower type or a dense codec for messages, as in `sgp`; `m` sees the floor of the
+        consensus distance, divided by the rate.
 
     The transform's `update` takes `step=`, as that of `sgp`.
 
@@ -94,7 +91,7 @@ def quasi_global(
     require_fraction(momentum, f"momentum of {name}")
     require_fraction(mu, f"mu of {name}")
     require_nesterov(nesterov, name)
-    plan = make_plan(name, schedule, axis_name, local_axis_name, wire_dtype, wire)
+    plan = make_plan(name, schedule, axis_name, local_axis_name, wire)
     _require_stable(schedule, momentum, mu, nesterov)
 
     def init(params: optax.Params) -> GossipState:
@@ -148,8 +145,7 @@ def quasi_global_adam(
     eps: float | jax.Array = 1e-8,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
-    wire_dtype: DTypeLike | None = None,
-    wire: Codec | None = None,
+    wire: WireLike | None = None,
     gradient_weight: float | jax.Array | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """QG-DAdam: Adam whose moments are those of the mixed models. Goes *last*, in Adam's place.
@@ -172,7 +168,7 @@ def quasi_global_adam(
       b1: decay of `m`.
       b2: decay of `v`.
       eps: added to the root of `v`.
-      axis_name, local_axis_name, wire_dtype, wire: as in `quasi_global`.
+      axis_name, local_axis_name, wire: as in `quasi_global`.
       gradient_weight: the weight of `g` in `mh`; None is `1 - b1`, the authors' code has 1.
 
     Raises:
@@ -200,7 +196,7 @@ def quasi_global_adam(
     if gradient_weight is None:
         gradient_weight = 1 - b1
     require_positive(gradient_weight, f"gradient_weight of {name}")
-    plan = make_plan(name, schedule, axis_name, local_axis_name, wire_dtype, wire)
+    plan = make_plan(name, schedule, axis_name, local_axis_name, wire)
 
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan, push_sum=False)

@@ -52,7 +52,7 @@ def join_job(
         job=f"{algorithm} {wire}",
         is_founder=True,
         patience=PATIENCE,
-        wire_dtype=None if wire == "float32" else wire,
+        wire=None if wire == "float32" else wire,
         secret=secret,
     )
 
