@@ -77,19 +77,18 @@ def assert_the_thread_changes_nothing(gossip, nodes, tolerance=1e-6, **options):
         np.testing.assert_allclose(*as_float, rtol=10 * tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("nodes", PLACEMENTS.values(), ids=PLACEMENTS)
-@pytest.mark.parametrize("overlap", [1, 2])
-def test_the_thread_changes_nothing(overlap, nodes):
-    assert_the_thread_changes_nothing(gx.osgp(SCHEDULE, overlap), nodes)
+@pytest.mark.parametrize(
+    ("overlap", "place"), [(2, "vmap"), (1, "mesh"), (1, "several per device")]
+)
+def test_the_thread_changes_nothing(overlap, place):
+    assert_the_thread_changes_nothing(gx.osgp(SCHEDULE, overlap), PLACEMENTS[place])
 
 
 @pytest.mark.parametrize(
     ("schedule", "overlap", "options", "dtype", "tolerance"),
     [
         (SCHEDULE, 3, {"biased": True}, jnp.float32, 1e-6),
-        (SCHEDULE, 2, {"wire": jnp.bfloat16}, jnp.float32, 1e-6),
         (SCHEDULE, 2, {"wire": gx.wire.int8()}, jnp.float32, 1e-6),
-        (SCHEDULE, 1, {}, jnp.bfloat16, 2**-8),
         (RANDOM, 3, {}, jnp.float32, 1e-6),
     ],
 )
@@ -98,16 +97,10 @@ def test_the_thread_changes_no_variant(schedule, overlap, options, dtype, tolera
     assert_the_thread_changes_nothing(gossip, gx.Nodes(N), tolerance, steps=11, dtype=dtype)
 
 
-@pytest.mark.parametrize(
-    ("options", "dtype", "tolerance"),
-    [
-        ({"overlap": 2, "wire": jnp.bfloat16}, jnp.bfloat16, 2**-8),
-        ({"overlap": 3, "biased": True}, jnp.float32, 1e-6),
-    ],
-)
-def test_the_thread_changes_no_variant_on_a_mesh(options, dtype, tolerance):
-    gossip = gx.osgp(SCHEDULE, **options)
-    assert_the_thread_changes_nothing(gossip, PLACEMENTS["mesh"], tolerance, dtype=dtype)
+def test_the_thread_changes_no_narrow_messages_on_a_mesh():
+    gossip = gx.osgp(SCHEDULE, wire=jnp.bfloat16)
+    nodes = PLACEMENTS["mesh"]
+    assert_the_thread_changes_nothing(gossip, nodes, 2**-8, dtype=jnp.bfloat16)
 
 
 COMBINE_WHILE_ADAPTING = {
@@ -120,12 +113,17 @@ COMBINE_WHILE_ADAPTING = {
 }
 
 
-@pytest.mark.parametrize("nodes", PLACEMENTS.values(), ids=PLACEMENTS)
 @pytest.mark.parametrize(
-    "gossip", COMBINE_WHILE_ADAPTING.values(), ids=list(COMBINE_WHILE_ADAPTING)
+    ("name", "place"),
+    [
+        ("sgp", "mesh"),
+        ("dpsgd", "several per device"),
+        *((name, "vmap") for name in ("dpsgd, int8", "adpsgd", "d1d_psgd", "random")),
+    ],
 )
-def test_the_thread_changes_no_method_that_combines_while_it_adapts(gossip, nodes):
-    assert_the_thread_changes_nothing(gossip, nodes, tolerance=1e-5)
+def test_the_thread_changes_no_method_that_combines_while_it_adapts(name, place):
+    gossip = COMBINE_WHILE_ADAPTING[name]
+    assert_the_thread_changes_nothing(gossip, PLACEMENTS[place], tolerance=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -133,12 +131,10 @@ def test_the_thread_changes_no_method_that_combines_while_it_adapts(gossip, node
     [
         (gx.osgp(SCHEDULE, 2), lambda tx: tx),
         (gx.osgp(RANDOM), lambda tx: tx),
-        (gx.dpsgd(gx.topology.ring(N)), lambda tx: tx),
         (gx.osgp(SCHEDULE), lambda tx: gx.outer(tx, optax.sgd(1.0), 2)),
-        (optax.identity(), lambda tx: gx.outer(tx, optax.sgd(0.7, 0.9), 2, delay=1)),
         (optax.identity(), lambda tx: gx.outer(tx, optax.sgd(1.0), 3, delay=2)),
     ],
-    ids=["osgp", "random", "dpsgd", "outer around osgp", "outer, delay 1", "outer, delay 2"],
+    ids=["osgp", "random", "outer around osgp", "outer, delay 2"],
 )
 def test_the_thread_changes_no_method_that_accumulates(gossip, around):
     assert_the_thread_changes_nothing(
@@ -283,9 +279,9 @@ def test_one_process_has_no_wire_to_hide():
     assert not gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=True).overlaps(opt_state)
 
 
-@pytest.mark.parametrize("nodes", PLACEMENTS.values(), ids=PLACEMENTS)
-@pytest.mark.parametrize("rounds", [5, 40])
-def test_a_program_per_round_unless_they_are_too_many(rounds, nodes):
+@pytest.mark.parametrize(("rounds", "place"), [(5, "vmap"), (5, "mesh"), (40, "mesh")])
+def test_a_program_per_round_unless_they_are_too_many(rounds, place):
+    nodes = PLACEMENTS[place]
     schedule = gx.topology.random_ring(N, rounds, seed=0)
     train_step, opt_state, models, _ = train(gx.dpsgd(schedule), nodes)
     expected = list(range(5)) if rounds <= gx.MAX_PROGRAMS else None
@@ -323,14 +319,13 @@ def train_by_a_program(gossip, overlap_in_thread):
     return nodes.one(nodes.run(gx.average_model, z, opt_state)), mass
 
 
-@pytest.mark.parametrize("overlap_in_thread", [None, True])
 @pytest.mark.parametrize(
-    "gossip",
+    ("gossip", "overlap_in_thread"),
     [
-        gx.sgp(SCHEDULE),
-        gx.osgp(SCHEDULE, overlap=2),
-        gx.osgp(SCHEDULE.every(2)),
-        gx.osgp(gx.topology.bipartite_exponential(N), overlap=1),
+        (gx.sgp(SCHEDULE), None),
+        (gx.osgp(SCHEDULE, overlap=2), None),
+        (gx.osgp(SCHEDULE.every(2)), True),
+        (gx.osgp(gx.topology.bipartite_exponential(N), overlap=1), True),
     ],
     ids=["sgp", "overlap 2", "local steps", "bipartite"],
 )
@@ -342,7 +337,7 @@ def test_another_algorithm_changes_nothing_else_in_a_program(gossip, overlap_in_
 
 
 # Messages of one value per row (overlap 2 and 3) met a fusion of XLA on CPU that overwrote them.
-@pytest.mark.parametrize(("overlap", "size"), [(1, 2), (2, 2), (1, 1), (2, 1), (3, 2)])
+@pytest.mark.parametrize(("overlap", "size"), [(1, 1), (2, 2), (3, 2)])
 @pytest.mark.parametrize("schedule", [gx.topology.bipartite_exponential(6), RANDOM])
 def test_messages_are_delivered_by_the_round_that_sent_them(schedule, overlap, size):
     """With a wrong round at the receiver, z would not be that of the mixing matrices."""
@@ -400,13 +395,17 @@ class TestNodesOfSeveralDevices:
             gx.TrainStep(gradients, tx, nodes=GRID, overlap_in_thread=True)
 
 
-@pytest.mark.parametrize("nodes", PLACEMENTS.values(), ids=PLACEMENTS)
 @pytest.mark.parametrize(
-    ("gossip", "overlap_in_thread"),
-    [(gx.sgp(SCHEDULE), None), (gx.sgp(RANDOM), None), (gx.osgp(SCHEDULE), True)],
+    ("gossip", "overlap_in_thread", "place"),
+    [
+        (gx.sgp(SCHEDULE), None, "mesh"),
+        (gx.sgp(RANDOM), None, "several per device"),
+        (gx.osgp(SCHEDULE), True, "vmap"),
+    ],
     ids=["static", "traced", "in a thread"],
 )
-def test_a_step_moves_nothing_between_host_and_devices(gossip, overlap_in_thread, nodes):
+def test_a_step_moves_nothing_between_host_and_devices(gossip, overlap_in_thread, place):
+    nodes = PLACEMENTS[place]
     tx = optax.chain(optax.sgd(0.1), gossip)
     train_step = gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=overlap_in_thread)
     z, opt_state = nodes.init(tx, jnp.zeros(5))
@@ -428,8 +427,7 @@ class TestBadInput:
         with pytest.raises(ValueError, match="leading axis of 4 nodes"):
             train_step(0, z, jax.tree.map(lambda x: x[:3], opt_state), z)
 
-    @pytest.mark.parametrize("rounds", [5, 40])
-    @pytest.mark.parametrize("step", [-1, 2.5, True])
+    @pytest.mark.parametrize(("step", "rounds"), [(-1, 5), (2.5, 40)])
     def test_steps(self, step, rounds):
         nodes = gx.Nodes(4)
         tx = gx.sgp(gx.topology.random_ring(6, rounds, seed=0))
@@ -474,7 +472,6 @@ OUTER = gx.outer(optax.sgd(0.1), optax.sgd(1.0), every=20)
         (OUTER, 15, 0),  # epochs of 15 steps never come to the average
         (gx.outer(optax.chain(optax.sgd(0.1), EVERY), optax.sgd(1.0), every=20), 15, 0),
         (gx.apply_if_finite(OUTER), 14, 0),
-        (EVERY, 15, 0),
         (EVERY, 25, 0),  # an exchange every 25 steps
         (EVERY, 40, 30),
         (SWITCHED, 8, 0),

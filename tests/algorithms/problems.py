@@ -87,23 +87,22 @@ def run_history(mode, tx, style, params, updates):
 
 
 def train(tx, n, mode="shard_map", steps=6, equal_starts=True):
-    """A quadratic per node; the parameters after every step, `[S, N, D]`."""
+    """A quadratic per node; the parameters after every step, `[S, N, D]`, by one program."""
     rng = np.random.default_rng(0)
     targets = jnp.asarray(rng.normal(size=(n, 4)), jnp.float32)
     start = rng.normal(size=(1 if equal_starts else n, 4))
-    z = jnp.asarray(np.broadcast_to(start, (n, 4)), jnp.float32)
 
-    def step(z, state, target, k):
-        updates, state = tx.update((z - target) * jnp.arange(1.0, 5.0), state, z, step=k)
-        return optax.apply_updates(z, updates), state
+    def train_node(z, target):
+        def body(carry, step):
+            z, state = carry
+            updates, state = tx.update((z - target) * jnp.arange(1.0, 5.0), state, z, step=step)
+            z = optax.apply_updates(z, updates)
+            return (z, state), z
 
-    program = run(mode, step, n, shared=(3,))
-    state = run(mode, tx.init, n)(z)
-    history = []
-    for k in range(steps):
-        z, state = program(z, state, targets, jnp.int32(k))
-        history.append(np.asarray(z))
-    return np.stack(history)
+        return jax.lax.scan(body, (z, tx.init(z)), jnp.arange(steps))[1]
+
+    starts = jnp.asarray(np.broadcast_to(start, (n, 4)), jnp.float32)
+    return np.asarray(run(mode, train_node, n)(starts, targets)).swapaxes(0, 1)
 
 
 def momentum_sgd():

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from modes import MODES, make_mesh, run
+from modes import make_mesh, run
 
 import gossipjax as gx
 from gossipjax.algorithms.frame.state import InFlight
@@ -26,8 +26,8 @@ GRAPHS = {
 }
 
 
-def run_steps(tx, updates, mode="vmap", static=True, starts=None, split=False, step_at=None):
-    """z after every step, `[S, N, D]`, and the last state.
+def run_steps(tx, updates, mode="vmap", static=False, starts=None, split=False, step_at=None):
+    """z after every step, `[S, N, D]`, and the last state, by one program.
 
     Args:
       updates: `[S, N, D]`.
@@ -35,28 +35,30 @@ def run_steps(tx, updates, mode="vmap", static=True, starts=None, split=False, s
       split: whether the exchange is called for itself.
       step_at: the step number to pass at each step, if not these.
     """
-    n = updates.shape[1]
+    count, n, _ = updates.shape
     z = jnp.zeros(updates.shape[1:]) if starts is None else jnp.asarray(starts, jnp.float32)
 
-    def update(z, state, u, step):
+    def take(carry, inputs):
+        u, step = inputs
+        z, state = carry
         received = {"received": gx.exchange(state, step)} if split else {}
         change, state = tx.update(u, state, z, step=step, **received)
-        return z + change, state
+        return (z + change, state), z + change
 
-    state = run(mode, tx.init, n)(z)
-    traced = run(mode, update, n, shared=(3,))
-    programs = {}
-    history = []
-    for k, u in enumerate(jnp.asarray(updates, jnp.float32)):
-        if static:
-            step = gx.canonical_step(state, k) if step_at is None else step_at(k)
-            if step not in programs:
-                programs[step] = run(mode, partial(update, step=step), n)
-            z, state = programs[step](z, state, u)
-        else:
-            z, state = traced(z, state, u, jnp.int32(k))
-        history.append(np.asarray(z))
-    return np.stack(history), state
+    def run_node(z, updates):
+        carry = (z, tx.init(z))
+        if not static:
+            steps = jnp.arange(count) if step_at is None else step_at(jnp.arange(count))
+            (_, state), history = jax.lax.scan(take, carry, (updates, steps))
+            return history, state
+        history = []
+        for k in range(count):
+            carry, z = take(carry, (updates[k], gx.canonical_step(carry[1], k)))
+            history.append(z)
+        return jnp.stack(history), carry[1]
+
+    history, state = run(mode, run_node, n)(z, jnp.asarray(updates.swapaxes(0, 1), jnp.float32))
+    return np.asarray(history).swapaxes(0, 1), state
 
 
 def make_problem(steps, n=N, seed=0):
@@ -64,9 +66,20 @@ def make_problem(steps, n=N, seed=0):
     return rng.normal(size=(n, 3)), rng.normal(size=(steps, n, 3))
 
 
-@pytest.mark.parametrize("static", [True, False], ids=["static", "traced"])
-@pytest.mark.parametrize("overlap", [1, 2, 3])
-@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize(
+    ("graph", "overlap", "static"),
+    [
+        ("one peer", 1, False),
+        ("one peer", 3, False),
+        ("two peers", 2, False),
+        ("random_peer", 1, False),
+        ("random_peer", 3, False),
+        ("complete", 2, False),
+        ("three sevenths", 1, False),
+        ("two peers", 1, True),
+        ("complete", 2, True),
+    ],
+)
 def test_any_overlap_on_any_graph(graph, overlap, static):
     """Through two cycles, so that canonical steps come round again."""
     schedule = GRAPHS[graph]
@@ -87,9 +100,9 @@ HYBRIDS = {
 }
 
 
-@pytest.mark.parametrize("overlap", [1, 2, 3])
+@pytest.mark.parametrize(("overlap", "static"), [(1, True), (3, False)])
 @pytest.mark.parametrize("hybrid", HYBRIDS)
-def test_messages_are_delivered_over_a_switch(hybrid, overlap):
+def test_messages_are_delivered_over_a_switch(hybrid, overlap, static):
     """A message of the last round before the switch arrives by that round's edges."""
     parts = {start: GRAPHS[name] for start, name in HYBRIDS[hybrid].items()}
     schedule = gx.topology.piecewise(parts)
@@ -97,14 +110,14 @@ def test_messages_are_delivered_over_a_switch(hybrid, overlap):
     starts, updates = make_problem(steps)
     matrices = schedule.matrices(steps)  # of the rounds: one per `overlap` steps
     expected = [z for z, *_ in oracle.osgp(matrices, starts, updates, overlap)]
-    for static in (True, False):
-        tx = gx.osgp(schedule, overlap)
-        history, _ = run_steps(tx, updates, static=static, starts=starts)
-        np.testing.assert_allclose(history, expected, rtol=2e-4, atol=1e-4)
+    tx = gx.osgp(schedule, overlap)
+    history, _ = run_steps(tx, updates, static=static, starts=starts)
+    np.testing.assert_allclose(history, expected, rtol=2e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["sgp", "dpsgd", "adpsgd"])
-@pytest.mark.parametrize("hybrid", HYBRIDS)
+@pytest.mark.parametrize(
+    ("name", "hybrid"), [*zip(["sgp", "dpsgd", "adpsgd"], HYBRIDS, strict=True)]
+)
 def test_hybrids_of_the_other_algorithms(name, hybrid):
     parts = {start: GRAPHS[graph] for start, graph in HYBRIDS[hybrid].items()}
     schedule = gx.topology.piecewise(parts)
@@ -122,14 +135,15 @@ def test_hybrids_of_the_other_algorithms(name, hybrid):
     np.testing.assert_allclose(history, [z for z, *_ in expected], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("overlap", [1, 2])
-def test_exchange_and_update_equal_the_update_alone(overlap, mode):
+@pytest.mark.parametrize(
+    ("mode", "overlap"), [("vmap", 1), ("shard_map_check_vma", 2), ("pmap", 1)]
+)
+def test_exchange_and_update_equal_the_update_alone(mode, overlap):
     """The exchange takes its schedule and its axis from the state."""
     _, updates = make_problem(7)
     tx = gx.osgp(GRAPHS["one peer"], overlap)
     together, split = (run_steps(tx, updates, mode, split=split) for split in (False, True))
-    jax.tree.map(np.testing.assert_array_equal, together, split)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), together, split)
 
 
 def test_exchange_over_an_axis_of_another_name():
@@ -170,40 +184,18 @@ def test_the_halves_can_be_two_programs_and_the_second_exchanges_nothing():
     assert counts == [1, 0]
 
 
-@pytest.mark.parametrize("overlap", [1, 2, 3])
+@pytest.mark.parametrize("overlap", [1, 3])
 def test_a_message_travels_in_chunks_of_equal_size(overlap):
     """One collective-permute per step, of a tau-th of the model and the weight."""
     tx = gx.osgp(GRAPHS["one peer"], overlap)
     z = jnp.ones((N, 599))
     state = gx.spmd(tx.init)(z)
-    for step in range(2 * overlap):
+    for step in range(overlap):
         program = gx.spmd(lambda z, s, k=step: tx.update(z, s, z, step=k))
         text = program.lower(z, state).compile().as_text()
         lines = [line for line in text.splitlines() if " collective-permute(" in line]
         assert len(lines) == 1
         assert f"f32[{600 // overlap}]" in lines[0].split(" collective-permute(")[0]
-
-
-@pytest.mark.parametrize("overlap", [1, 2])
-def test_mass_is_conserved_at_every_step(overlap):
-    schedule = GRAPHS["random_peer"]
-    tx = gx.osgp(schedule, overlap)
-    starts, updates = make_problem(8)
-    z = jnp.asarray(starts, jnp.float32)
-    state = gx.spmd(tx.init, nodes=N)(z)
-    nodes = gx.Nodes(N)
-    total = starts.sum(axis=0)
-    for k, u in enumerate(updates):
-        step = gx.spmd(lambda u, s, z, k=k: tx.update(u, s, z, step=k), nodes=N)
-        change, state = step(jnp.asarray(u, jnp.float32), state, z)
-        z = z + change
-        total = total + u.sum(axis=0)
-        mass, weight = nodes.run(gx.diagnostics.total_mass, z, state)
-        np.testing.assert_allclose(mass, np.tile(total, (N, 1)), rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose(weight, N, rtol=1e-6)
-        average = nodes.run(gx.average_model, z, state)
-        np.testing.assert_allclose(average[0], total / N, rtol=1e-4, atol=1e-5)
-        assert float(state.weight.sum()) < N - 1, "a part must be in flight"
 
 
 def test_ten_thousand_random_rounds_lose_no_mass():
@@ -272,25 +264,29 @@ def test_weight_decay_and_momentum_act_on_the_unbiased_model():
     assert np.abs(w - 1).max() > 0.2
 
 
-@pytest.mark.parametrize("check_vma", [False, True])
-@pytest.mark.parametrize("overlap", [1, 2])
+@pytest.mark.parametrize(("overlap", "check_vma"), [(1, True), (2, False)])
 def test_servers_of_several_devices(overlap, check_vma):
     """Each device sends its share of a message; the replicas inside a server stay equal."""
     nodes = 4
     schedule = gx.topology.random_peer(nodes, 4, seed=2)
     tx = gx.osgp(schedule, overlap, local_axis_name="local")
-    servers = make_mesh(nodes, local=2)
     starts, updates = make_problem(2 * overlap + 3, nodes)
-    z = jnp.asarray(starts, jnp.float32)
-    state = gx.spmd(tx.init, mesh=servers, check_vma=check_vma)(z)
-    expected = oracle.osgp(schedule.matrices(), starts, updates, overlap)
-    for k, (expected_z, _, _) in enumerate(expected):
-        update = gx.spmd(
-            lambda u, s, z, k=k: tx.update(u, s, z, step=k), mesh=servers, check_vma=check_vma
-        )
-        change, state = update(jnp.asarray(updates[k], jnp.float32), state, z)
-        z = z + change
-        np.testing.assert_allclose(z, expected_z, rtol=1e-4, atol=1e-5)
+
+    def run_node(z, updates):
+        state = tx.init(z)
+        history = []
+        for k in range(len(updates)):
+            change, state = tx.update(updates[k], state, z, step=k)
+            z = z + change
+            history.append(z)
+        return jnp.stack(history)
+
+    program = gx.spmd(run_node, mesh=make_mesh(nodes, local=2), check_vma=check_vma)
+    history = program(
+        jnp.asarray(starts, jnp.float32), jnp.asarray(updates.swapaxes(0, 1), jnp.float32)
+    )
+    for k, (z, _, _) in enumerate(oracle.osgp(schedule.matrices(), starts, updates, overlap)):
+        np.testing.assert_allclose(history[:, k], z, rtol=1e-4, atol=1e-5)
 
 
 class TestBadInput:

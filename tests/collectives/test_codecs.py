@@ -63,7 +63,9 @@ def test_the_words_are_counted(codec):
     assert hash(codec) == hash(type(codec)(**vars(codec)))  # static data of a program
 
 
-@pytest.mark.parametrize("codec", [*INTEGERS, gx.wire.top_k(0.5), gx.wire.random_k(0.5)], ids=str)
+@pytest.mark.parametrize(
+    "codec", [gx.wire.int8(), gx.wire.int4(block=16), gx.wire.top_k(0.5)], ids=str
+)
 def test_values_in_float64(codec):
     with jax.enable_x64(True):
         x = jnp.asarray(np.random.default_rng(0).normal(size=100) * 1e100)
@@ -75,7 +77,7 @@ def test_values_in_float64(codec):
 
 
 @pytest.mark.parametrize(
-    ("codec", "check_vma"), [(INTEGERS[0], False), *((codec, True) for codec in INTEGERS)], ids=str
+    ("codec", "check_vma"), [(INTEGERS[0], False), (INTEGERS[3], True)], ids=str
 )
 def test_words_that_are_packed_apart_are_the_same(codec, check_vma, monkeypatch):
     """As on CPU over several processes; in one of whose blocks nothing is."""
@@ -94,7 +96,7 @@ def test_words_that_are_packed_apart_are_the_same(codec, check_vma, monkeypatch)
     assert not words[0][1].any()
 
 
-@pytest.mark.parametrize("codec", INTEGERS, ids=str)
+@pytest.mark.parametrize("codec", [gx.wire.int8(block=1), gx.wire.int4(block=16)], ids=str)
 def test_rounding_is_right_on_average_and_off_by_less_than_a_step(codec):
     x = jnp.asarray(np.random.default_rng(0).normal(size=1000), jnp.float32)
     keys = jax.random.split(make_key(), 4000)
@@ -130,12 +132,12 @@ def test_zeros_integers_and_what_is_not_finite(codec):
     if codec.block >= 16:
         np.testing.assert_allclose(send(codec, x), x, rtol=1e-6)
     for value in (np.nan, np.inf, -np.inf):
-        x = np.ones(2000, np.float32)
+        x = np.ones(2048, np.float32)
         x[700] = value
         arrived = send(codec, x)
         assert not np.isfinite(arrived[700])
         assert (~np.isfinite(arrived)).sum() <= codec.block
-    tiny = np.full(100, 1e-39, np.float32)  # subnormal
+    tiny = np.full(2048, 1e-39, np.float32)  # subnormal
     assert np.abs(send(codec, tiny)).max() <= 2e-39
 
 
@@ -148,7 +150,7 @@ def test_top_k_takes_the_largest():
     assert np.isnan(send(gx.wire.top_k(0.001), x)[3])
 
 
-@pytest.mark.parametrize("fraction", [0.003, 0.1, 0.7, 1.0])
+@pytest.mark.parametrize("fraction", [0.003, 0.7])
 def test_random_k_takes_every_value_equally_often(fraction):
     codec = gx.wire.random_k(fraction)
     x = jnp.arange(1.0, 101)
@@ -163,7 +165,7 @@ def test_random_k_takes_every_value_equally_often(fraction):
     assert np.abs(share - count / 100).max() <= 5 * deviation
 
 
-@pytest.mark.parametrize("codec", DENSE, ids=str)
+@pytest.mark.parametrize("codec", [gx.wire.float16(), gx.wire.int8()], ids=str)
 def test_no_mass_is_lost_in_a_thousand_rounds(codec):
     schedule = gx.topology.random_peer(N, 4, seed=0)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(N, 50)) + 3, jnp.float32)
@@ -183,10 +185,11 @@ def test_no_mass_is_lost_in_a_thousand_rounds(codec):
 @pytest.mark.parametrize(
     ("graph", "mode", "codec"),
     [
-        *((graph, "vmap", codec) for graph in SCHEDULES for codec in DENSE),
-        *(("irregular", "shard_map_check_vma", codec) for codec in DENSE),
+        *(("irregular", "vmap", codec) for codec in DENSE),
+        ("one peer", "vmap", gx.wire.int4(block=16)),
+        ("complete", "vmap", gx.wire.int8()),
+        ("irregular", "shard_map_check_vma", gx.wire.int8()),
         ("complete", "shard_map_check_vma", gx.wire.float16()),
-        ("complete", "shard_map_check_vma", gx.wire.int8()),
         ("complete", "pmap", gx.wire.int8()),
         ("irregular", "shard_map", gx.wire.int8()),
     ],
@@ -229,8 +232,9 @@ def test_one_message_of_these_words(tx, words):
     assert re.findall(r" = (\S+)\{0\} collective-permute\(", text) == [f"u32[{words}]"]
 
 
-@pytest.mark.parametrize("check_vma", [False, True])
-@pytest.mark.parametrize("codec", [gx.wire.int8(), gx.wire.top_k(0.3)], ids=str)
+@pytest.mark.parametrize(
+    ("codec", "check_vma"), [(gx.wire.int8(), True), (gx.wire.top_k(0.3), False)], ids=str
+)
 def test_servers_of_several_devices(check_vma, codec):
     """Each device sends its share; the devices of a server agree."""
     ring = gx.topology.ring(4)
@@ -257,14 +261,16 @@ def test_servers_of_several_devices(check_vma, codec):
 class TestAllreduce:
     """With error feedback: what a codec leaves out comes later."""
 
-    @pytest.mark.parametrize("codec", [gx.wire.int8(block=8), *SPARSE], ids=str)
     @pytest.mark.parametrize(
-        ("mode", "n", "length"),
+        ("mode", "codec", "n", "length"),
         [
-            *(("vmap", *shape) for shape in ((1, 33), (3, 33), (8, 64), (8, 5))),
-            ("shard_map_check_vma", 3, 33),
-            ("pmap", 8, 64),
+            *(("vmap", codec, 3, 33) for codec in (gx.wire.int8(block=8), *SPARSE)),
+            ("vmap", gx.wire.int8(block=8), 1, 33),
+            ("vmap", gx.wire.top_k(0.1), 8, 5),
+            ("shard_map_check_vma", gx.wire.int8(block=8), 3, 33),
+            ("pmap", gx.wire.random_k(0.1), 8, 64),
         ],
+        ids=str,
     )
     def test_the_sum_of_gradients_is_that_of_averages_and_errors(self, mode, codec, n, length):
         tx = gx.allreduce(wire=codec)
@@ -318,9 +324,7 @@ class TestAllreduce:
             np.testing.assert_allclose(mean[0], sent.mean(axis=0), rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(state.error, error, rtol=1e-5, atol=1e-6)
 
-    @pytest.mark.parametrize(
-        "codec", [gx.wire.int4(), gx.wire.top_k(0.1), gx.wire.random_k(0.1)], ids=str
-    )
+    @pytest.mark.parametrize("codec", [gx.wire.int4(), gx.wire.top_k(0.1)], ids=str)
     def test_it_finds_the_minimum(self, codec):
         """With rates that vanish, as what is kept does then: without it, top_k ends elsewhere."""
         targets = np.random.default_rng(0).normal(size=(N, 50))
