@@ -145,30 +145,6 @@ def test_averaged(mode):
     np.testing.assert_allclose(averaged.astype(jnp.float32)[2], expected, rtol=2**-7)
 
 
-def mix_by_ring(stats):
-    state = gx.sgp(gx.topology.ring(2)).init(jnp.zeros(()))
-    return gx.mix_batch_stats(stats, state, 0)
-
-
-@pytest.mark.parametrize("combine", [gx.average_batch_stats, mix_by_ring])
-def test_integers_are_refused(combine):
-    with pytest.raises(ValueError, match=r"stats\['count'\] must be floating-.*, got int32"):
-        gx.spmd(lambda n: combine({"count": n}), nodes=2)(jnp.arange(2))
-
-
-@pytest.mark.parametrize("combine", [gx.average_batch_stats, mix_by_ring])
-def test_a_missing_axis(combine):
-    with pytest.raises(ValueError, match="must be a mapped axis, got 'nodes'"):
-        combine(jnp.ones(2))
-
-
-@pytest.mark.parametrize("step", [0.5, None])
-@pytest.mark.parametrize("tx", [gx.sgp(gx.topology.ring(2)), gx.allreduce()], ids=["sgp", "none"])
-def test_steps(tx, step):
-    with pytest.raises(ValueError, match="step must be an integer or a traced integer scalar"):
-        gx.spmd(lambda s: gx.mix_batch_stats(s, tx.init(s), step), nodes=2)(jnp.ones(2))
-
-
 def test_statistics_of_the_devices_of_a_node_are_averaged_first():
     """Each device sends a part of the message: unequal ones would be mixed up by it."""
     mesh = Mesh(np.array(jax.devices()[:8]).reshape(N, 2), ("nodes", "local"))

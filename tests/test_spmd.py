@@ -232,22 +232,6 @@ class TestBadInput:
         with pytest.raises(ValueError, match=r"second axis that 2 local devices divide.*\[4, 3\]"):
             program(jnp.ones((4, 3)))
 
-    def test_meshes(self):
-        mesh = PLACEMENTS["mesh"].mesh
-        with pytest.raises(ValueError, match="must have an axis named 'servers'"):
-            gx.spmd(lambda x: x, mesh=mesh, axis_name="servers")
-        with pytest.raises(
-            ValueError, match=r"the size of the mesh's axis 'nodes', 4, or a .*, got 3"
-        ):
-            gx.spmd(lambda x: x, mesh=mesh, nodes=3)
-        with pytest.raises(ValueError, match="mesh must be that of nodes"):
-            gx.spmd(lambda x: x, mesh=mesh, nodes=gx.Nodes(N))
-        with pytest.raises(ValueError, match="axis_name must be that of nodes, 'nodes', got"):
-            gx.spmd(lambda x: x, nodes=gx.Nodes(N), axis_name="servers")
-        for nodes in (0, "4", 2.0, True):
-            with pytest.raises(ValueError, match=f"nodes must be an integer >= 1, got {nodes!r}"):
-                gx.spmd(lambda x: x, nodes=nodes)  # pyright: ignore[reportArgumentType]
-
     def test_argument_numbers(self):
         with pytest.raises(ValueError, match=r"argument numbers must be >= 0, got \[-1\]"):
             gx.spmd(lambda x: x, nodes=2, static_argnums=-1)

@@ -1,7 +1,7 @@
 """What gx.accumulate and gx.accumulate_gradients do between updates, and what they refuse."""
 
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -320,28 +320,6 @@ class TestRefusals:
         """By the program of a step that exchanges nothing as well."""
         with pytest.raises(ValueError, match="gossip must be last in a chain"):
             trace_step(optax.chain(gx.accumulate(gx.sgp(SCHEDULE), EVERY), after), step=step)
-
-    @pytest.mark.parametrize(
-        ("make", "message"),
-        [
-            (lambda tx: gx.accumulate(tx, 0), "every of accumulate must be an integer >= 1, got 0"),
-            (lambda tx: gx.accumulate(cast("Any", 1), 2), "tx of accumulate must be an optax.Grad"),
-            (lambda tx: gx.accumulate(gx.accumulate(tx, 2), 2), "must not accumulate itself"),
-            (
-                lambda tx: gx.accumulate(optax.MultiSteps(tx, 2).gradient_transformation(), 2),
-                "tx of accumulate must not accumulate itself",
-            ),
-            (lambda tx: gx.accumulate(tx, 2, "other"), "must be that of tx, 'nodes', got 'other'"),
-            (
-                lambda tx: gx.outer(gx.accumulate(tx, 2), optax.sgd(1.0), 4),
-                r"write gx.accumulate\(gx.outer",
-            ),
-            (lambda tx: gx.sharded(gx.accumulate(tx, 2), P()), "tx of sharded must not accumulate"),
-        ],
-    )
-    def test_compositions(self, make: Any, message):
-        with pytest.raises(ValueError, match=message):
-            make(chain(gx.sgp(SCHEDULE))).init(jnp.zeros(4))
 
     def test_a_state_of_another_every(self):
         tx = chain(gx.sgp(SCHEDULE))

@@ -161,12 +161,6 @@ class TestApplyIfFinite:
         )
         assert gx.gossip_state(state) is not None
 
-    def test_a_state_of_optax(self):
-        tx = gx.apply_if_finite(optax.sgd(0.1))
-        state = optax.apply_if_finite(optax.sgd(0.1), 5).init(jnp.ones(3))
-        with pytest.raises(ValueError, match="must be made by its init, got ApplyIfFiniteState"):
-            gx.spmd(lambda z: tx.update(z, state, z), nodes=N)(jnp.ones((N, 3)))
-
 
 def is_even(step: Any, **_: Any) -> Any:
     return step % 2 == 0

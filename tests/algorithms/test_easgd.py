@@ -144,38 +144,6 @@ class TestServersOfSeveralDevices:
         assert re.findall(r" = (\S+)\{0\} all-reduce\(", text) == [sent]
 
 
-class TestBadInput:
-    def test_a_state_of_another_period(self):
-        state = gx.easgd(0.1, 3).init(jnp.ones(2))
-        tx = gx.easgd(0.1, 2)
-        with pytest.raises(ValueError, match="with its period, 2, got one of 3"):
-            gx.spmd(lambda x: tx.update(x, state, x), nodes=N)(jnp.ones((N, 2)))
-
-    def test_a_state_of_another_axis(self):
-        state = gx.easgd(0.1, axis_name="servers").init(jnp.ones(2))
-        tx = gx.easgd(0.1)
-        with pytest.raises(ValueError, match=r"its wire, .*'nodes'.*, got one of .*'servers'"):
-            gx.spmd(lambda x: tx.update(x, state, x), nodes=N)(jnp.ones((N, 2)))
-
-    @pytest.mark.parametrize(("nodes", "alpha"), [(3, 0.5), (7, 0.25)])
-    def test_unstable(self, nodes, alpha):
-        tx = gx.easgd(alpha)
-        with pytest.raises(
-            ValueError, match=rf"over N = {nodes} nodes, got {alpha}: .* = -1 at each"
-        ):
-            gx.spmd(lambda x: tx.update(x, tx.init(x), x), nodes=nodes)(jnp.ones(nodes))
-
-    @pytest.mark.parametrize("alpha", [0, -0.1, 1.0, float("nan"), float("inf"), "0.1", None])
-    def test_alphas(self, alpha):
-        with pytest.raises(ValueError, match="alpha of easgd must be a number above 0 and below 1"):
-            gx.easgd(alpha)
-
-    @pytest.mark.parametrize("period", [0, 1.5])
-    def test_periods(self, period):
-        with pytest.raises(ValueError, match="period of easgd must be an integer >= 1, got"):
-            gx.easgd(0.1, period)
-
-
 def test_an_alpha_of_numpy_does_not_widen():
     tx = gx.easgd(np.float64(0.1), period=1)
     with jax.enable_x64(True):

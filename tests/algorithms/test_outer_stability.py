@@ -191,12 +191,6 @@ def test_many_nodes_and_long_cycles():
         gx.outer(optax.sgd(0.1), optax.sgd(0.7, 0.9), 50, topology.random_pairs(256, 1000, seed=0))
 
 
-def test_an_average_over_another_number_of_nodes_than_the_gossip_inside():
-    inner = optax.chain(optax.sgd(0.1), gx.sgp(topology.ring(8)))
-    with pytest.raises(ValueError, match="as many nodes as the gossip inside, 8, got 16"):
-        gx.outer(inner, optax.sgd(0.7), 5, SCHEDULES["ring"])
-
-
 def test_settings_made_inside_a_program():
     """Rates that are traced have no value to check."""
 

@@ -4,7 +4,6 @@ import re
 
 import jax
 import jax.numpy as jnp
-import networkx
 import numpy as np
 import optax
 import oracle
@@ -17,68 +16,6 @@ from gossipjax.algorithms.frame.transform import Combined, gossip_transform
 
 N = 4
 RING = gx.topology.ring(N)
-FACTORIES = {
-    "sgp": lambda **options: gx.sgp(RING, **options),
-    "osgp": lambda **options: gx.osgp(RING, **options),
-    "dpsgd": lambda **options: gx.dpsgd(RING, **options),
-    "adpsgd": lambda **options: gx.adpsgd(RING, **options),
-    "d1d_psgd": lambda **options: gx.d1d_psgd(N, **options),
-    "easgd": lambda **options: gx.easgd(**{"alpha": 0.1, **options}),
-    "gradient_tracking": lambda **options: gx.gradient_tracking(RING, **options),
-    "d2": lambda **options: gx.d2(gx.topology.complete(N), **options),
-    "quasi_global": lambda **options: gx.quasi_global(RING, **{"rate": 0.1, **options}),
-    "quasi_global_adam": lambda **options: gx.quasi_global_adam(RING, **{"rate": 0.1, **options}),
-    "mixed_momentum": lambda **options: gx.mixed_momentum(RING, **{"rate": 0.1, **options}),
-    "relay": lambda **options: gx.relay(networkx.path_graph(N), **options),
-}
-WRONG = [
-    *((name, {"axis_name": axis}) for name in FACTORIES for axis in (None, 0, ("nodes",))),
-    *((name, {"local_axis_name": axis}) for name in FACTORIES for axis in (1, "nodes", ["local"])),
-    *(
-        (name, {"wire": dtype})
-        for name in FACTORIES
-        if name not in ("easgd", "relay")
-        for dtype in ("int8", "no type", 16, [])
-    ),
-    *((name, {"order": order}) for name in ("sgp", "dpsgd") for order in (None, 1, [], np.ones(2))),
-    *(("osgp", {"overlap": overlap}) for overlap in (None, "1", [1], np.ones(2), 1.0)),
-    *(("osgp", {"biased": biased}) for biased in (None, 1, "yes")),
-    *(("adpsgd", {"delays": delays}) for delays in (None, "1", [[1], [1, 2]], {}, [[1.0] * N])),
-    *(("easgd", {"alpha": alpha}) for alpha in (None, True, "0.1", [0.1], 1j, np.ones(1))),
-    *(("easgd", {"period": period}) for period in (None, 0, "2", True)),
-    *(
-        (name, {"rate": rate})
-        for name in ("quasi_global", "quasi_global_adam", "mixed_momentum")
-        for rate in (None, True, "0.1", 0, -0.1, np.nan, np.inf, np.ones(2))
-    ),
-    *(
-        (name, {"momentum": momentum})
-        for name in ("quasi_global", "mixed_momentum")
-        for momentum in (None, True, 1.0, -0.1, "0.9")
-    ),
-    *(("quasi_global", {"mu": mu}) for mu in (None, 1, np.nan, [0.9])),
-    *(
-        (name, {"nesterov": nesterov})
-        for name in ("quasi_global", "mixed_momentum")
-        for nesterov in (None, 1, "yes")
-    ),
-    *(("quasi_global_adam", {beta: value}) for beta in ("b1", "b2") for value in (None, 1.0, -1)),
-    *(("quasi_global_adam", {"eps": eps}) for eps in (None, 0, -1e-8, np.inf)),
-]
-
-
-@pytest.mark.parametrize(("name", "options"), WRONG)
-def test_arguments_of_wrong_types(name, options):
-    (argument,) = options
-    with pytest.raises(ValueError, match=rf"{argument}.* must be ") as error:
-        FACTORIES[name](**options)
-    assert "got" in str(error.value)
-
-
-@pytest.mark.parametrize("n", [0, None, "4", 2.0])
-def test_a_number_of_nodes(n):
-    with pytest.raises(ValueError, match="must be an integer >= 1, got"):
-        gx.d1d_psgd(n)
 
 
 def update_with(tx, state_params, params, updates):
@@ -89,26 +26,6 @@ def update_with(tx, state_params, params, updates):
 
 def make_tree(**shapes):
     return {name: jnp.ones((N, *shape)) for name, shape in shapes.items()}
-
-
-@pytest.mark.parametrize("name", WITH_STATE)
-@pytest.mark.parametrize(
-    "updates",
-    [make_tree(a=(3,)), make_tree(a=(3,), b=(1,)), make_tree(a=(3,), b=(2,), c=(1,)), jnp.ones(N)],
-    ids=["one less", "another shape", "one more", "no tree"],
-)
-def test_updates_that_are_not_like_the_parameters(name, updates):
-    params = make_tree(a=(3,), b=(2,))
-    with pytest.raises(ValueError, match=r"the updates of .* must (be like|have the structure of)"):
-        update_with(ROWS[name].transform(RING), params, params, updates)
-
-
-@pytest.mark.parametrize("name", ["osgp 1", "osgp 1, biased", "adpsgd", "easgd"])
-@pytest.mark.parametrize("shapes", [{"a": (4,)}, {"a": (3,), "b": (2,)}])
-def test_a_state_of_other_parameters(name, shapes):
-    params = make_tree(a=(3,))
-    with pytest.raises(ValueError, match="must be made for these parameters by this algorithm"):
-        update_with(ROWS[name].transform(RING), make_tree(**shapes), params, params)
 
 
 @pytest.mark.parametrize("name", WITH_STATE)

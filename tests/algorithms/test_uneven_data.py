@@ -172,12 +172,6 @@ def test_relay_between_servers_of_several_devices():
     np.testing.assert_allclose(by_device, expected, rtol=1e-6)
 
 
-def test_relay_on_another_number_of_nodes():
-    tx = gx.relay(nx.path_graph(3))
-    with pytest.raises(ValueError, match="as many nodes as the schedule, 3, got 4"):
-        gx.spmd(lambda x: tx.update(x, tx.init(x), x, step=0), nodes=4)(jnp.ones((4, 2)))
-
-
 def test_mixed_momentum_on_the_complete_graph_is_allreduce():
     complete = gx.topology.complete(N)
     exact = optax.chain(gx.allreduce(), optax.sgd(RATE, momentum=0.9, nesterov=True))

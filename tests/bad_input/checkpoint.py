@@ -75,24 +75,18 @@ def make_outer(**changes: Any) -> Any:
 
 
 ROWS: list[Call] = []
-ROWS += calls(
-    "every", lambda n: opened(every=n), [0, -1, 1.5, True, "3"], "every, in steps, must be"
-)
-ROWS += calls(
-    "max_to_keep", lambda n: opened(max_to_keep=n), [0, -1, 1.5, None], "max_to_keep must"
-)
-ROWS += calls(
-    "timeout", lambda n: opened(timeout=n), [0, -1, "60", None, float("nan")], "timeout must"
-)
-ROWS += calls("folder", lambda folder: Checkpoints(folder), [None, 3, ""], "folder must")
-ROWS += calls("save step", lambda step: saved(step)(), [None, -1, 1.5, "1", True], "step must be")
+ROWS += calls("every", lambda n: opened(every=n), [0, 1.5, "3"], "every, in steps, must be")
+ROWS += calls("max_to_keep", lambda n: opened(max_to_keep=n), [0, 1.5], "max_to_keep must")
+ROWS += calls("timeout", lambda n: opened(timeout=n), [0, "60", float("nan")], "timeout must")
+ROWS += calls("folder", lambda folder: Checkpoints(folder), [None, ""], "folder must")
+ROWS += calls("save step", lambda step: saved(step)(), [None, -1, 1.5], "step must be")
 ROWS += calls(
     "save metadata",
     lambda metadata: saved(metadata=metadata)(),
-    [[1], {"f": opened}, {"a": np.zeros(2)}, {1: 2}],
+    [[1], {"a": np.zeros(2)}],
     "metadata",
 )
-ROWS += calls("save state", lambda s: saved(state=s)(), [{"w": "text"}, {"w": opened}], "state")
+ROWS += calls("save state", lambda s: saved(state=s)(), [{"w": "text"}], "state")
 CODECS = {
     "another codec": (gx.wire.int8(), gx.wire.int4(), "int4(block=256), as this run, got"),
     "another block": (gx.wire.int8(64), gx.wire.int8(), "int8(block=64). It is of another codec"),
@@ -130,8 +124,6 @@ ROWS += [
     Call("restore another type", restored({"w": np.zeros(3, np.int32)}), "must have"),
     Call("restore another structure", restored({"v": np.zeros(3, np.float32)}), "must have"),
     Call("restore a missing step", restored({"w": np.zeros(3, np.float32)}, 7), "step"),
-    Call("restore a step of text", restored({"w": np.zeros(3, np.float32)}, "1"), "step"),
-    Call("restore text", restored("w"), "must"),
     Call("after without every", within(lambda c: c.after(make_state())), "every must be given"),
     Call(
         "resume without a chain",
@@ -156,8 +148,8 @@ def changed(nodes: Any = 2, tx: Any = TX, params: Any = None, opt_state: Any = N
     )
 
 
-ROWS += calls("change_nodes nodes", changed, [0, -1, 1.5, True, "3", None], "nodes must be")
-ROWS += calls("change_nodes tx", lambda tx: changed(tx=tx), [None, "sgp"], "tx must")
+ROWS += calls("change_nodes nodes", changed, [0, 1.5, "3"], "nodes must be")
+ROWS += calls("change_nodes tx", lambda tx: changed(tx=tx), ["sgp"], "tx must")
 ROWS += [
     Call("change_nodes of a model", lambda: changed(params={"w": np.zeros(3)}), "must"),
     Call("change_nodes of integers", lambda: changed(params={"w": np.zeros((2, 3), int)}), "must"),
@@ -173,7 +165,5 @@ ROWS += [
     ),
     Call("change_nodes to another size", lambda: changed(5), "nodes"),
 ]
-ROWS += calls(
-    "average_nodes", lambda n: average_nodes(np.ones(2), n), [0, 1.5, None], "nodes must be"
-)
+ROWS += calls("average_nodes", lambda n: average_nodes(np.ones(2), n), [0, 1.5], "nodes must be")
 ROWS += [Call("average_nodes of a number", lambda: average_nodes(1.0, 2), "must")]

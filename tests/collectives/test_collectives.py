@@ -62,7 +62,7 @@ def test_a_nan_travels_along_edges_only(mode):
             assert np.isfinite(weight).all()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["vmap", "shard_map_check_vma"])
 def test_only_messages_travel_where_a_permutation_may_be_partial(mode, monkeypatch):
     """Not fillers, nor what a node would send to itself: in a switch and in a nested jit, too."""
     path = nx.path_graph(3)
@@ -111,7 +111,7 @@ def test_a_permutation_is_full_where_only_the_size_of_the_axis_is_known():
     assert [len(perm) for perm in edges] == [IRREGULAR.size] * 3
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["vmap", "shard_map_check_vma"])
 def test_types_and_shapes_are_kept(mode):
     tree = {
         "scalar": jnp.arange(4.0),
@@ -131,14 +131,14 @@ def test_types_and_shapes_are_kept(mode):
 
 
 @pytest.mark.parametrize(
-    ("mode", "graph"),
+    ("mode", "graph", "wire"),
     [
-        *((mode, "pairs") for mode in MODES),
-        ("shard_map", "two peers"),
-        ("shard_map", "one pair is missing"),
+        *((mode, "pairs", None) for mode in MODES),
+        ("shard_map", "pairs", jnp.bfloat16),
+        ("shard_map", "two peers", jnp.bfloat16),
+        ("shard_map", "one pair is missing", None),
     ],
 )
-@pytest.mark.parametrize("wire", [None, jnp.bfloat16], ids=["float32", "bfloat16"])
 def test_pairs_may_exchange_as_groups(mode, graph, wire, monkeypatch):
     """As on a CPU over several processes; under vmap and check_vma it stays a permutation."""
     idle = np.eye(8)
@@ -211,7 +211,7 @@ def test_float64_is_mixed_in_float64():
             np.testing.assert_allclose(state.weight, w, rtol=1e-13)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["vmap", "shard_map_check_vma"])
 def test_hybrids_switch_under_a_traced_step(mode):
     schedule = gx.topology.piecewise(
         {0: gx.topology.complete(4), 2: gx.topology.one_peer_exponential(4)}
@@ -224,7 +224,7 @@ def test_hybrids_switch_under_a_traced_step(mode):
         )
 
 
-@pytest.mark.parametrize("kept", [0.3, 1e-2, 1e-4, 1e-6, 1e-8])
+@pytest.mark.parametrize("kept", [0.3, 1e-4, 1e-8])
 def test_a_self_weight_may_be_small(kept):
     """x less the sent part would cancel to noise, and z with it."""
     schedule = gx.topology.from_matrices([[[kept, 0], [1 - kept, 1]], [[0.5, 0.5], [0.5, 0.5]]])
@@ -284,24 +284,6 @@ def test_a_step_that_differs_between_nodes_is_refused():
     program = run("shard_map_check_vma", lambda x, k: gx.mix(x, None, schedule, k)[0], 4)
     with pytest.raises(ValueError, match="same on all nodes, got one that varies over 'nodes'"):
         program(jnp.ones(4), jnp.arange(4))
-
-
-@pytest.mark.parametrize("mode", ["vmap", "shard_map_check_vma"])
-def test_mix_rejects_bad_input(mode):
-    ring = gx.topology.ring(4)
-    with pytest.raises(ValueError, match="as many nodes as the schedule, 4, got 3"):
-        run(mode, lambda x: gx.mix(x, None, ring, 0), 3)(jnp.ones(3))
-    with pytest.raises(ValueError, match=r"schedule of mix must be a gx\.Schedule, got ndarray"):
-        run(mode, lambda x: gx.mix(x, None, np.eye(4), 0), 4)(jnp.ones(4))  # pyright: ignore
-    for step in (1.5, None, jnp.zeros(2, jnp.int32)):
-        with pytest.raises(
-            ValueError, match="step must be an integer or a traced integer scalar, got"
-        ):
-            run(mode, lambda x, s=step: gx.mix(x, None, ring, s), 4)(jnp.ones(4))  # pyright: ignore
-    with pytest.raises(ValueError, match=r"weight must be a scalar, got shape \[2\]"):
-        run(mode, lambda x: gx.mix(x, jnp.ones(2), ring, 0), 4)(jnp.ones(4))
-    with pytest.raises(ValueError, match=r"tree\['n'\] must be floating-point .*, got int32"):
-        run(mode, lambda x: gx.mix({"n": x}, None, ring, 0), 4)(jnp.ones(4, jnp.int32))
 
 
 @pytest.mark.parametrize("mode", ["vmap", "shard_map"])

@@ -47,7 +47,7 @@ def mixed(schedule, step, wire):
     return compiled(apply, jnp.ones((N, SIZE)), jnp.ones(N))
 
 
-@pytest.mark.parametrize("step", range(4))
+@pytest.mark.parametrize("step", range(2))
 def test_bfloat16_halves_the_bytes_of_every_round(step):
     full, _ = count_sent_bytes(mixed(AR_THEN_ONE_PEER, step, None))
     narrow, _ = count_sent_bytes(mixed(AR_THEN_ONE_PEER, step, jnp.bfloat16))
@@ -73,8 +73,7 @@ def test_osgp_over_a_complete_graph_halves_them_too(wire):
     assert count_sent_bytes(module)[0] <= 1.01 * width * SIZE * 2 * (N - 1) / N
 
 
-@pytest.mark.parametrize("wire", [None, jnp.bfloat16])
-@pytest.mark.parametrize("name", ["sgp", "dpsgd"])
+@pytest.mark.parametrize(("name", "wire"), [("sgp", jnp.bfloat16), ("dpsgd", None)])
 def test_a_round_without_exchange_does_no_passes(name, wire):
     """A step reads the parameters and the updates and writes the update, as without gossip."""
     schedule = ONE_PEER.every(2)

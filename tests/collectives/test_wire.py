@@ -69,8 +69,7 @@ def run_both(name, schedule, mode="vmap"):
 IN_ALL_MODES = [("sgp", "irregular"), ("osgp 2", "one peer")]
 CASES = [(name, graph, mode) for name, graph in IN_ALL_MODES for mode in MODES]
 CASES += [(name, "pairs", "vmap") for name in GOSSIP]
-CASES += [("sgp", graph, "vmap") for graph in ("one peer", "two peers", "complete")]
-CASES += [("osgp 1", graph, "vmap") for graph in ("complete", "irregular")]
+CASES += [("sgp", "two peers", "vmap"), ("sgp", "complete", "vmap"), ("osgp 1", "complete", "vmap")]
 
 
 @pytest.mark.parametrize(("name", "graph", "mode"), CASES)
@@ -164,10 +163,9 @@ def test_words_on_the_wire(name, wire, words):
 @pytest.mark.parametrize(
     ("mode", "n", "length"),
     [
-        *(("vmap", *shape) for shape in ((1, 33), (3, 33), (8, 64), (8, 5))),
+        *(("vmap", *shape) for shape in ((1, 33), (3, 33), (8, 5))),
         ("shard_map_check_vma", 3, 33),
         ("shard_map", 8, 64),
-        ("pmap", 3, 33),
     ],
 )
 def test_allreduce_in_low_precision(mode, n, length):
@@ -211,7 +209,7 @@ def test_values_too_large_for_the_type_are_scaled(large):
     assert mixed[:, 1].sum() == large + 2
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["vmap", "shard_map_check_vma"])
 def test_a_nan_stays_a_nan_and_travels_along_edges_only(mode):
     x = jnp.ones((N, 3)).at[2, 1].set(jnp.nan)
     one = SCHEDULES["one peer"]
@@ -219,8 +217,7 @@ def test_a_nan_stays_a_nan_and_travels_along_edges_only(mode):
     assert np.argwhere(np.isnan(np.asarray(mixed))).tolist() == [[2, 1], [3, 1]]
 
 
-@pytest.mark.parametrize("check_vma", [False, True])
-def test_servers_of_several_devices(check_vma):
+def test_servers_of_several_devices():
     """Each device sends its share in low precision; weights stay exact."""
     schedule = gx.topology.from_matrices(oracle.column_stochastic(np.random.default_rng(0), 4))
     x = jnp.asarray(np.random.default_rng(1).normal(size=(4, 13)), jnp.float32)
@@ -231,7 +228,7 @@ def test_servers_of_several_devices(check_vma):
         def mixed(x, w, wire=wire):
             return gx.mix(x, w, schedule, 0, "nodes", "local", wire)
 
-        results.append(gx.spmd(mixed, mesh=servers, check_vma=check_vma)(x, jnp.ones(4)))
+        results.append(gx.spmd(mixed, mesh=servers, check_vma=True)(x, jnp.ones(4)))
     P = schedule.matrices()[0]
     np.testing.assert_allclose(results[0][0], P @ x, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(results[1][0], P @ x, atol=0.05)
@@ -273,10 +270,3 @@ def test_a_type_is_short_for_its_codec():
             build(wire).init(jnp.ones(())) for wire in (gx.wire.bfloat16(), jnp.bfloat16)
         )
         assert full.wire == short.wire
-
-
-@pytest.mark.parametrize("wire", [jnp.int8, "bf16", jnp.float8_e4m3fn, complex])
-@pytest.mark.parametrize("name", GOSSIP)
-def test_other_types_are_refused_when_built(name, wire):
-    with pytest.raises(ValueError, match="or a floating-point type of 16 bits or more"):
-        GOSSIP[name](SCHEDULES["pairs"], wire=wire)

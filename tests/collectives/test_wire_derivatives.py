@@ -37,7 +37,6 @@ CASES = [("vmap", name, "bfloat16") for name in EXCHANGES]
 CASES += [("vmap", name, "float16") for name in ("allreduce", "irregular")]
 CASES += [("shard_map_check_vma", name, "bfloat16") for name in ("allreduce", "complete")]
 CASES += [("shard_map_check_vma", "irregular", "float16")]
-CASES += [("shard_map", "allreduce", "bfloat16"), ("pmap", "complete", "bfloat16")]
 
 
 @pytest.mark.parametrize(("mode", "name", "wire"), CASES)
@@ -70,10 +69,10 @@ def test_the_derivative_of_a_linear_exchange_is_its_matrix():
     mix = jax.vmap(lambda x: gx.mix(x, None, schedule, 0, wire="bfloat16")[0], axis_name="nodes")
     x = jnp.asarray(np.random.default_rng(0).normal(size=(N, 3)), jnp.float32)
     for jacobian in (jax.jacfwd, jax.jacrev):
-        derivative = jacobian(mix)(x)
+        derivative = jax.jit(jacobian(mix))(x)
         expected = np.einsum("ij,ab->iajb", schedule.matrices()[0], np.eye(3))
         np.testing.assert_allclose(derivative, expected, atol=1e-6)
-    second = jax.jacfwd(jax.jacrev(lambda x: (mix(x) ** 2).sum()))(x)
+    second = jax.jit(jax.jacfwd(jax.jacrev(lambda x: (mix(x) ** 2).sum())))(x)
     P = schedule.matrices()[0]
     np.testing.assert_allclose(second, np.einsum("ij,ab->iajb", 2 * P.T @ P, np.eye(3)), atol=1e-5)
 

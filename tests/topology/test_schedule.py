@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import gossipjax as gx
 from gossipjax import topology
-from gossipjax.topology import Round, Segment
+from gossipjax.topology import Segment
 
 HYBRID = topology.piecewise(
     {
@@ -232,41 +232,3 @@ def test_matrices_near_the_tolerance_pass():
     """Weights that were stored in float32 are accepted."""
     matrix = topology.ring(3).matrices()[0].astype(np.float32)
     assert topology.from_matrices(matrix).is_doubly_stochastic
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda s: s.every(0), r"k of every\(k, phase\) must be an integer >= 1, got 0"),
-        (lambda s: s.every(True), "must be an integer >= 1, got True"),
-        (lambda s: s.every(3, phase=3), r"phase of every\(3, phase\) must be at most 2, got 3"),
-        (lambda s: s.canonical_step(-1), "step must be an integer >= 0, got -1"),
-        (lambda s: s.canonical_step(0, -2), "lookback must be an integer >= 0, got -2"),
-        (
-            lambda s: gx.Schedule(
-                [*s.rounds, Round(np.eye(8))], [Segment(0, (0,)), Segment(5, (3,))]
-            ),
-            r"must connect all 8 nodes, got one \(T = 1\)",
-        ),
-        (
-            lambda s: gx.Schedule([Round(np.eye(1)), Round(np.full((2, 2), 0.5))]),
-            r"same size, got N = \[1, 2\]",
-        ),
-        (lambda s: gx.Schedule(cast(Any, 3)), "rounds must be a list of Round objects, got 3"),
-        (lambda s: gx.Schedule(s.rounds, cast(Any, [(0, (0,))])), "list of Segment"),
-        (lambda s: gx.Schedule(s.rounds, []), r"segments must start at step 0 .* got \[\]"),
-        (lambda s: gx.Schedule(s.rounds, [Segment(1, (0,))]), r"start at step 0 .* got \[1\]"),
-        (
-            lambda s: gx.Schedule(s.rounds, [Segment(0, (0,)), Segment(0, (1,))]),
-            r"then at later steps, got \[0, 0\]",
-        ),
-        (lambda s: gx.Schedule(s.rounds, [Segment(0, ())]), r"at least one, got \(\)"),
-        (
-            lambda s: gx.Schedule(s.rounds, [Segment(0, (0, 3))]),
-            r"from 0 to 2, at least one, got \(0, 3\)",
-        ),
-    ],
-)
-def test_bad_input(call, message):
-    with pytest.raises(ValueError, match=message):
-        call(SCHEDULES["one peer"])
