@@ -22,6 +22,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
 import gossipjax as gx
 from experiments.program import FatalError
 from experiments.results import (
@@ -412,6 +415,77 @@ class Reporter(Protocol):
     def end(self, run: Run, result: Result) -> None:
         """A run has ended, now or before; an error ends all runs."""
         ...
+
+
+class ProgressBar:
+    """A bar with what runs, what has ended, and how long the rest may take.
+
+    Attributes:
+      results: of the runs that have ended, by name.
+    """
+
+    def __init__(self, runs: Sequence[Run], bar: Progress, jobs: int):
+        self.results: dict[str, Result] = {}
+        self._runs = runs
+        self._bar = bar
+        self._jobs = jobs
+        self._began: dict[str, float] = {}  # those that run -> when they began
+        self._seconds: list[float] = []  # of the runs of this call
+        self._task = bar.add_task("runs", total=len(runs), status="")
+
+    def begin(self, run: Run) -> None:
+        """Shows a run that begins."""
+        self._began[run.name] = time.monotonic()
+        self._show()
+
+    def end(self, run: Run, result: Result) -> None:
+        """Counts a run that has ended, now or before."""
+        self.results[run.name] = result
+        if self._began.pop(run.name, None) is not None:
+            self._seconds.append(result.seconds)
+            self._bar.console.print(
+                f"{len(self.results)} of {len(self._runs)}: {run.name} {result.status}, "
+                f"{format_seconds(result.seconds)}",
+                style="dim" if result.status == "finished" else "yellow",
+                highlight=False,
+                soft_wrap=True,
+            )
+        self._show()
+
+    def _show(self) -> None:
+        left = [run for run in self._runs if run.name not in self.results]
+        status = f"{', '.join(self._began) or 'none'}; {len(left) - len(self._began)} left"
+        if self._seconds and len(left) > len(self._began):
+            # Like those of this call; what runs has a part of its time behind it.
+            mean = sum(self._seconds) / len(self._seconds)
+            behind = sum(min(mean, time.monotonic() - began) for began in self._began.values())
+            alone = sum(run.is_alone for run in left)
+            rest = (mean * (len(left) - alone) - behind) / self._jobs + mean * alone
+            status += f", about {format_seconds(max(0.0, rest))}"
+        self._bar.update(self._task, completed=len(self.results), status=status)
+
+
+def make_run_bar(console: Console) -> Progress:
+    """Makes the bar that a `ProgressBar` moves."""
+    return Progress(
+        TextColumn("{task.completed} of {task.total}"),
+        BarColumn(bar_width=12),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[status]}"),
+        console=console,
+    )
+
+
+def format_seconds(seconds: float) -> str:
+    """Returns a time in words.
+
+    >>> format_seconds(7.3), format_seconds(191), format_seconds(7262)
+    ('7 s', '3 min 11 s', '2 h 1 min')
+    """
+    minutes = round(seconds) // 60
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {round(seconds) % 60} s" if minutes else f"{seconds:.0f} s"
 
 
 def run_all(

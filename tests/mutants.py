@@ -136,7 +136,7 @@ experiments/models/transformer.py | experiments/test_transformer.py -k "rotation
 experiments/models/transformer.py | experiments/test_transformer.py -k masks | a token sees the next | keys[None, :] <= queries => keys[None, :] <= 1 + queries
 experiments/models/layers.py | experiments/test_image_models.py -k decay_leaves | scales decay | frozenset({"bias", "scale"}) => frozenset({"bias"})
 experiments/compare/table.py | experiments/test_compare.py -k smallest_is_the_best | the largest loss is the best | (min if falls else max) => max
-experiments/report/section.py | experiments/test_report_theory.py -k left_open | limits of a row are not minded | all(low <= row.low and row.high <= high => all(low <= row.value <= high
+experiments/report/section.py | experiments/test_report_sections.py -k left_open | limits of a row are not minded | all(low <= row.low and row.high <= high => all(low <= row.value <= high
 experiments/plan/choice.py | experiments/test_plan.py -k fast_links_make | all-reduce only where it is fastest | cheapest * (1 + MIN_GAIN) => cheapest
 experiments/plan/options.py | experiments/test_plan.py -k test_quantities | bits are bytes | "bit": 1 / 8 => "bit": 1.0
 experiments/rates/fits.py | experiments/test_rates.py -k power_laws | slopes over the sum | math.log(point.nodes * point.steps) => math.log(point.nodes + point.steps)

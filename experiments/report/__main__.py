@@ -11,11 +11,12 @@ with status 1; one whose loss is not finite has diverged, which is a result.
 """
 
 import dataclasses
+import difflib
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import tyro
@@ -23,35 +24,126 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from experiments.compilation_cache import compilation_cache
+from experiments.data.idx import missing_idx_files
+from experiments.data.speech import DATASET
+from experiments.options.checks import PositiveInt, check_fields
+from experiments.options.paths import OptionalPath
 from experiments.program import exit_on_error
 from experiments.report.chapters import (
+    RUNS,
     Chapter,
-    find_ended,
     find_needs,
+    find_origin,
     list_runs,
     make_chapter,
     read_sections,
-    remove_figures,
-    remove_plots,
     write_summary,
 )
-from experiments.report.grid import list_once, run_grid
-from experiments.report.options import RUNS, Options
-from experiments.report.origin import Origin, find_origin
 from experiments.report.pages import count_verdicts, format_html, format_markdown
 from experiments.report.section import Scale, Section
 from experiments.report.sections import SECTIONS
 from experiments.results import Record
-from experiments.runner import Result, find_devices, make_folder, take_runs
+from experiments.runner import (
+    ProgressBar,
+    Result,
+    Run,
+    find_devices,
+    find_result,
+    is_run,
+    make_folder,
+    make_run_bar,
+    run_all,
+    take_runs,
+)
 
 FIGURES = "figures"
+SPLITS = ("train", "valid", "test")
+MAX_SECONDS = 3600.0  # of a run
+MAX_QUICK_SECONDS = 300.0
 COLORS = {"agrees": "green", "agrees in part": "yellow", "disagrees": "red", "error": "red"}
 
 
-def choose_sections(options: Options) -> list[Section]:
-    """Returns the sections of a report, in its order."""
-    chosen = options.section or tuple(SECTIONS)
-    return [section for name, section in SECTIONS.items() if name in chosen]
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Runs the papers' experiments in miniature, and writes one report of what agrees."""
+
+    quick: bool = False
+    """Small versions of all runs: the whole report in less than ten minutes on two cores."""
+    section: tuple[str, ...] = ()
+    """One or several names of sections to run; others that are finished in --out stay in the
+    report. If not given, all of them."""
+    list_sections: bool = False
+    """Print the names of the sections, and end."""
+    jobs: PositiveInt | None = None
+    """Runs side by side; if not given, one for each GPU, or for each core, at most 8. Runs that
+    measure time come last, one at a time."""
+    runs: tuple[Path, ...] = ()
+    """Folders of other reports: their finished runs of the same commands are taken."""
+    fashion_mnist: OptionalPath = None
+    """Folder of the four files of Fashion-MNIST; if not given, 5,000 MNIST digits take its place.
+    """
+    speech: OptionalPath = None
+    """Folder of speech_languages.npz; if not given, what needs it is left out."""
+    translation: OptionalPath = None
+    """Folder of train, valid and test files of pairs of sentences (.tsv or .tsv.gz); if not given,
+    what needs them is left out."""
+    out: OptionalPath = None
+    """Folder for the report; what is finished there is not run again. A new one under runs/ if not
+    given."""
+    overwrite: bool = False
+    """Replace the results of another report in --out, its runs too."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in self.section:
+            if name not in SECTIONS:
+                nearest = difflib.get_close_matches(name, SECTIONS, n=3)
+                question = f"did you mean {', '.join(nearest)}? " if nearest else ""
+                raise ValueError(
+                    f"--section must be the name of a section, got {name!r}: {question}`python -m "
+                    "experiments.report --list-sections` lists them."
+                )
+        if len(set(self.section)) < len(self.section):
+            raise ValueError(f"--section must be different names, got {self.section}.")
+        for folder in self.runs:
+            if not (folder / RUNS).is_dir():
+                raise ValueError(
+                    f"--runs must be folders of reports, got {folder}, without {RUNS}/ in it: give "
+                    "the --out of another report."
+                )
+        missing = {
+            "fashion-mnist": missing_idx_files(self.fashion_mnist) if self.fashion_mnist else [],
+            "speech": list_missing(self.speech, [DATASET], [".npz"]),
+            "translation": list_missing(self.translation, SPLITS, [".tsv", ".tsv.gz"]),
+        }
+        for option, names in missing.items():
+            if names:
+                raise ValueError(
+                    f"--{option} must be the folder of its data, got one without "
+                    f"{', '.join(names)}: give another folder, or leave the option out."
+                )
+
+    @property
+    def scale(self) -> Scale:
+        """What the sections are given."""
+        return Scale(
+            is_quick=self.quick,
+            fashion_mnist=self.fashion_mnist,
+            speech=self.speech,
+            translation=self.translation,
+        )
+
+
+def list_missing(folder: Path | None, names: Sequence[str], suffixes: Sequence[str]) -> list[str]:
+    """Returns the files that a folder has with none of the suffixes."""
+    if folder is None:
+        return []
+    return [
+        f"{name}{suffixes[0]}"
+        for name in names
+        if not any((folder / f"{name}{suffix}").is_file() for suffix in suffixes)
+    ]
 
 
 def print_sections(sections: Sequence[Section], scale: Scale, console: Console) -> None:
@@ -80,47 +172,80 @@ def make_report(
     """
     console = Console()
     began = time.monotonic()
-    runs = list_runs(sections, options.scale)
-    all_runs = list_once(runs.values())
-    sources = [folder / RUNS for folder in options.runs]
-    taken = take_runs(all_runs, sources, out / RUNS)
-    console.print(f"{len(sections)} sections, {len(all_runs)} runs. Report: {out}", soft_wrap=True)
+    runs = list(
+        {
+            run.name: run for part in list_runs(sections, options.scale).values() for run in part
+        }.values()
+    )
+    taken = take_runs(runs, [folder / RUNS for folder in options.runs], out / RUNS)
+    console.print(f"{len(sections)} sections, {len(runs)} runs. Report: {out}", soft_wrap=True)
     ended: dict[str, Result] = {}
     is_whole = True
-    if all_runs:
-        devices = find_devices(options.jobs)
-        ended, is_whole = run_grid(all_runs, out / RUNS, devices, console, options.quick)
-    remove_plots([run.name for run in all_runs], out / RUNS)
-    wall_seconds = time.monotonic() - began
+    if runs:
+        ended, is_whole = run_grid(runs, options, out / RUNS, console)
+    for run in runs:  # `experiments.plots` makes them again
+        if is_run(out / RUNS / run.name):
+            for path in (out / RUNS / run.name).rglob("*.png"):
+                path.unlink()
     entries = read_sections(out)
+    earlier = find_earlier(sections, entries, options.scale, out, console)
+    results = {name: result for part in earlier.values() for name, result in part.items()} | ended
     remove_figures(entries, out / FIGURES)
-    shown, results = add_earlier(sections, entries, ended, options.scale, out, console)
-    origin = find_origin(command, options.scale, results, wall_seconds, tuple(taken))
-    chapters = make_chapters(shown, results, options.scale, out / FIGURES)
-    write_pages(chapters, origin, out)
-    write_summary(out, options, origin, results, chapters)
+    (out / FIGURES).mkdir(exist_ok=True)
+    chosen = {section.name for section in sections} | earlier.keys()
+    shown = [section for name, section in SECTIONS.items() if name in chosen]
+    runs_of = list_runs(shown, options.scale)
+    chapters = [
+        make_chapter(section, runs_of[section.name], results, options.scale, out / FIGURES)
+        for section in shown
+    ]
+    wall_seconds = time.monotonic() - began
+    origin = find_origin(command, options.scale, results, wall_seconds, taken)
+    (out / "report.md").write_text(format_markdown(chapters, origin))
+    page = format_html(format_markdown(chapters, origin, suffix="svg"), out)
+    (out / "report.html").write_text(page)
+    write_summary(out, dataclasses.asdict(options), origin, results, chapters)
     print_report(chapters, out, console)
     if not is_whole:
         raise KeyboardInterrupt
-    failed = [run for run in all_runs if ended[run.name].status == "failed"]
+    failed = [run for run in runs if ended[run.name].status == "failed"]
     bugs = [f"{chapter.section.name}: {chapter.error}" for chapter in chapters if chapter.error]
     return [*(f"{run.name}: {ended[run.name].error}" for run in failed), *bugs]
 
 
-def add_earlier(
+def run_grid(
+    runs: Sequence[Run], options: Options, folder: Path, console: Console
+) -> tuple[dict[str, Result], bool]:
+    """Runs what has not ended before.
+
+    Returns:
+      How each ended, by name; and whether all were run: Ctrl-C ends those that run, and keeps what
+      has ended.
+    """
+    devices = find_devices(options.jobs)
+    with make_run_bar(console) as bar, compilation_cache():
+        progress = ProgressBar(runs, bar, devices.jobs)
+        limit = MAX_QUICK_SECONDS if options.quick else MAX_SECONDS
+        try:
+            run_all(runs, folder, devices, progress, replaces=True, max_seconds=limit)
+        except KeyboardInterrupt:
+            return progress.results, False
+    return progress.results, True
+
+
+def find_earlier(
     sections: Sequence[Section],
     entries: Sequence[Record],
-    ended: Mapping[str, Result],
     scale: Scale,
     out: Path,
     console: Console,
-) -> tuple[list[Section], dict[str, Result]]:
-    """Adds the sections of an earlier call to those of this one, in the order of the report.
+) -> dict[str, dict[str, Result]]:
+    """Returns the results of the sections of earlier calls all of whose runs have ended.
 
     Prints which cannot be shown any more, as the options of their runs were others.
 
     Args:
-      sections, ended: of this call, with the results of their runs.
+      sections: of this call.
       entries: of `summary.json` of the earlier call.
       scale: of this call.
       out: the folder of the report.
@@ -129,32 +254,24 @@ def add_earlier(
     chosen = {section.name for section in sections}
     names = [entry.get("section") for entry in entries]
     others = [SECTIONS[name] for name in SECTIONS if name in names and name not in chosen]
-    earlier = find_ended(others, scale, out)
+    earlier: dict[str, dict[str, Result]] = {}
+    for name, runs in list_runs(others, scale).items():
+        found = {run.name: find_result(run, out / RUNS / run.name) for run in runs}
+        results = {run: result for run, result in found.items() if result is not None}
+        if len(results) == len(runs):
+            earlier[name] = results
     lost = [section.name for section in others if section.name not in earlier]
     if lost:
         console.print(f"not shown, their runs had other options: {', '.join(lost)}", style="yellow")
-    shown = [*sections, *(section for section in others if section.name in earlier)]
-    results = {name: result for part in earlier.values() for name, result in part.items()}
-    order = list(SECTIONS)
-    return sorted(shown, key=lambda section: order.index(section.name)), results | dict(ended)
+    return earlier
 
 
-def make_chapters(
-    sections: Sequence[Section], results: Mapping[str, Result], scale: Scale, folder: Path
-) -> list[Chapter]:
-    """Lets each section find what its runs say, and draw its figures."""
-    folder.mkdir(exist_ok=True)
-    runs = list_runs(sections, scale)
-    return [
-        make_chapter(section, runs[section.name], results, scale, folder) for section in sections
-    ]
-
-
-def write_pages(chapters: Sequence[Chapter], origin: Origin, out: Path) -> None:
-    """Writes `report.md` and `report.html`."""
-    (out / "report.md").write_text(format_markdown(chapters, origin))
-    page = format_html(format_markdown(chapters, origin, suffix="svg"), out)
-    (out / "report.html").write_text(page)
+def remove_figures(entries: Sequence[Record], folder: Path) -> None:
+    """Removes the figures that `summary.json` names, and nothing else."""
+    for entry in entries:
+        for name in entry.get("figures", ()):
+            for suffix in (".png", ".svg"):
+                (folder / Path(name).name).with_suffix(suffix).unlink(missing_ok=True)
 
 
 def print_report(chapters: Sequence[Chapter], out: Path, console: Console) -> None:
@@ -184,7 +301,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             description=Options.__doc__,
             args=given,
         )
-        sections = choose_sections(options)
+        chosen = options.section or tuple(SECTIONS)
+        sections = [section for name, section in SECTIONS.items() if name in chosen]
         if options.list_sections:
             print_sections(sections, options.scale, Console())
             return

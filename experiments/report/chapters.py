@@ -1,20 +1,23 @@
 """A section with its runs and what it has found: what the pages show and `summary.json` holds."""
 
+import collections
 import dataclasses
+import importlib.metadata
+import platform
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from experiments import results as result_files
 from experiments.report.drawing import Drawing, draw_figures
-from experiments.report.options import RUNS, Options
-from experiments.report.origin import Origin
-from experiments.report.section import Findings, Scale, Section, judge
+from experiments.report.section import Findings, Results, Scale, Section, judge
 from experiments.results import LIST, Record, parse_object, read_text
-from experiments.runner import Result, Run, Status, find_result, is_run
+from experiments.runner import Result, Run, Status, find_commit, find_machine
 
 MISSING = Result(status="missing")
+RUNS = "runs"
 SUMMARY = "summary.json"
+PACKAGES = ("gossipjax", "jax", "optax", "flax", "numpy", "scipy")
 DATA = {
     "speech": "--speech, the folder of speech_languages.npz",
     "translation": "--translation, the folder of pairs of sentences",
@@ -39,7 +42,7 @@ class Chapter:
     section: Section
     text: str = ""
     runs: tuple[Run, ...] = ()
-    results: Mapping[str, Result] = dataclasses.field(default_factory=dict)
+    results: Results = dataclasses.field(default_factory=dict)
     findings: Findings | None = None
     drawings: tuple[Drawing, ...] = ()
     needs: tuple[str, ...] = ()
@@ -86,9 +89,8 @@ def list_runs(sections: Sequence[Section], scale: Scale) -> dict[str, tuple[Run,
     runs: dict[str, tuple[Run, ...]] = {}
     by_name: dict[str, Run] = {}
     for section in sections:
-        runs[section.name] = ()
-        if not find_needs(section, scale):
-            runs[section.name] = tuple(section.list_runs(scale))
+        is_left_out = bool(find_needs(section, scale))
+        runs[section.name] = () if is_left_out else tuple(section.list_runs(scale))
         for run in runs[section.name]:
             other = by_name.setdefault(run.name, run)
             if other != run:
@@ -100,7 +102,7 @@ def list_runs(sections: Sequence[Section], scale: Scale) -> dict[str, tuple[Run,
 
 
 def make_chapter(
-    section: Section, runs: Sequence[Run], results: Mapping[str, Result], scale: Scale, folder: Path
+    section: Section, runs: Sequence[Run], results: Results, scale: Scale, folder: Path
 ) -> Chapter:
     """Lets a section find what its runs say, and draws its figures.
 
@@ -131,6 +133,53 @@ def make_chapter(
         return dataclasses.replace(chapter, error=f"{message} ({place})")
 
 
+def find_origin(
+    command: str, scale: Scale, results: Results, wall_seconds: float, taken: Sequence[str]
+) -> Record:
+    """Returns how a report was made: command, versions, machine, data sets, time.
+
+    Args:
+      command: that made it, as on the command line.
+      scale: of the report.
+      results: of its runs, by name.
+      wall_seconds: of this call.
+      taken: names of the runs that are of other reports.
+    """
+    versions = [f"Python {platform.python_version()}"]
+    versions += [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES]
+    ended = [result for result in results.values() if result.folder is not None]
+    images = "Fashion-MNIST" if scale.fashion_mnist else "5,000 MNIST digits"
+    sets = {"speech": scale.speech, "translations": scale.translation}
+    return {
+        "command": command,
+        "scale": "quick: small versions of all runs" if scale.is_quick else "full",
+        "code": count_origins([result.code for result in ended], find_commit()),
+        "versions": ", ".join(versions),
+        "machine": count_origins([result.machine for result in ended], find_machine()),
+        "data": ", ".join([images, *(name for name, folder in sets.items() if folder)]),
+        "seconds": sum(result.seconds for result in results.values()),
+        "wall_seconds": wall_seconds,
+        "taken": list(taken),
+    }
+
+
+def count_origins(texts: Iterable[str], current: str) -> str:
+    """Returns what runs were made by, with their numbers where that is not what it is now.
+
+    Args:
+      texts: one for each run; "" if it is not known.
+      current: that of this call.
+
+    >>> count_origins(["b", "b"], "b"), count_origins(["a", "a", "b"], "b"), count_origins([], "")
+    ('b', 'b; runs: a (2), b (1)', '')
+    """
+    counts = collections.Counter(text or "not known" for text in texts)
+    if set(counts) <= {current}:
+        return current
+    runs = ", ".join(f"{text} ({count})" for text, count in counts.items())
+    return f"{current or 'not known'}; runs: {runs}"
+
+
 def read_sections(out: Path) -> list[Record]:
     """Returns the entries of the sections in `summary.json`; none if it is not there or damaged."""
     path = out / SUMMARY
@@ -141,57 +190,14 @@ def read_sections(out: Path) -> list[Record]:
     return [entry for entry in summary["sections"] if isinstance(entry, dict)]
 
 
-def find_ended(
-    sections: Sequence[Section], scale: Scale, out: Path
-) -> dict[str, dict[str, Result]]:
-    """Returns the results of those sections all of whose runs have ended in earlier calls.
-
-    Args:
-      sections: that are not run in this call.
-      scale: of the report; runs of another scale are other calls.
-      out: the folder of the report.
-    """
-    ended: dict[str, dict[str, Result]] = {}
-    for name, runs in list_runs(sections, scale).items():
-        found = {run.name: find_result(run, out / RUNS / run.name) for run in runs}
-        results = {run: result for run, result in found.items() if result is not None}
-        if len(results) == len(runs):
-            ended[name] = results
-    return ended
-
-
-def remove_figures(entries: Sequence[Record], folder: Path) -> None:
-    """Removes the figures that `summary.json` names, and nothing else."""
-    for entry in entries:
-        for name in entry.get("figures", ()):
-            for suffix in (".png", ".svg"):
-                (folder / Path(name).name).with_suffix(suffix).unlink(missing_ok=True)
-
-
-def remove_plots(names: Sequence[str], folder: Path) -> None:
-    """Removes the plots of a report's runs, which `experiments.plots` makes again."""
-    for name in names:
-        if is_run(folder / name):
-            for path in (folder / name).rglob("*.png"):
-                path.unlink()
-
-
 def write_summary(
-    out: Path,
-    options: Options,
-    origin: Origin,
-    ended: Mapping[str, Result],
-    chapters: Sequence[Chapter],
+    out: Path, options: Record, origin: Record, results: Results, chapters: Sequence[Chapter]
 ) -> None:
     """Writes `summary.json`: `runs` with how each ended, `sections` with what each has found."""
     runs = {run.name: run for chapter in chapters for run in chapter.runs}
-    result_files.write_summary(
-        out,
-        dataclasses.asdict(options),
-        origin._asdict(),
-        [make_run_record(run, ended.get(run.name, MISSING)) for run in runs.values()],
-        sections=[make_section_record(chapter) for chapter in chapters],
-    )
+    records = [make_run_record(run, results.get(run.name, MISSING)) for run in runs.values()]
+    sections = [make_section_record(chapter) for chapter in chapters]
+    result_files.write_summary(out, options, origin, records, sections=sections)
 
 
 def make_run_record(run: Run, result: Result) -> Record:

@@ -1,21 +1,19 @@
-"""Figures: methods side by side, metrics over steps; as PNG and SVG, the same each time."""
+"""Figures: methods side by side, metrics over steps, bars; as PNG and SVG, the same each time."""
 
 import contextlib
-import itertools
 import json
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
+import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MatplotlibFigure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from experiments.report.estimates import Place, Sample
-from experiments.report.section import Figure, Results
+from experiments.report.section import Figure, Place, Results, Sample
 from experiments.results import Record
 
 SIZE = (7.0, 4.2)  # inches
@@ -66,7 +64,7 @@ class Panel(NamedTuple):
     title: str
     x_label: str
     y_label: str
-    ticks: Sequence[str]
+    ticks: Sequence[object]
     lines: Mapping[str, Sequence[Sample]]
 
 
@@ -89,7 +87,7 @@ def draw_panels(panels: Sequence[Panel], figure: MatplotlibFigure) -> None:
                 label=title,
             )
         label_axes(axes, panel.title, panel.x_label, panel.y_label)
-        axes.set_xticks(range(len(panel.ticks)), panel.ticks)
+        axes.set_xticks(range(len(panel.ticks)), list(map(str, panel.ticks)))
         if index == len(panels):
             axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), fontsize=8)
 
@@ -98,7 +96,7 @@ class Pair(NamedTuple):
     """Methods here and in the paper: title -> a sample, and title -> a figure."""
 
     titles: tuple[str, str]
-    units: tuple[str, str]
+    unit: str
     ours: Mapping[str, Sample]
     paper: Mapping[str, float]
 
@@ -114,7 +112,7 @@ def draw_pairs(pairs: Sequence[Pair], figure: MatplotlibFigure) -> None:
             for position, sample in enumerate(samples.values()):
                 bar = {"fmt": "o", "capsize": 3, "color": COLORS[index]}
                 row[index].errorbar(sample.mean, position, xerr=sample.spread, **bar)
-            label_axes(row[index], pair.titles[index], pair.units[index], "")
+            label_axes(row[index], pair.titles[index], pair.unit, "")
             row[index].set_yticks(range(len(samples)), list(samples))
             row[index].tick_params(labelleft=index == 0)
             row[index].set_ylim(len(samples) - 0.5, -0.5)
@@ -162,6 +160,8 @@ def draw_curves(
 ) -> None:
     """Draws metrics over steps: a colour for each method, a line for each seed.
 
+    A point of less than half as many steps as most is left out: a mean over a step or two is noise.
+
     Args:
       panels: title -> title of a method -> a curve for each seed.
       y_label: the metric, with its unit.
@@ -172,42 +172,16 @@ def draw_curves(
     row = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, (title, methods) in zip(row, panels.items(), strict=True):
         for number, (name, seeds) in enumerate(methods.items()):
-            for index, curve in enumerate(map(merge_short, seeds)):
-                label = None if index else name
-                axes.plot(curve.steps, curve.values, color=COLORS[number], label=label, lw=1.2)
+            for index, curve in enumerate(curve for curve in seeds if curve.steps):
+                lengths = np.diff(curve.steps, prepend=0)
+                shown = lengths >= np.median(lengths) / 2
+                x, y = (np.asarray(values)[shown] for values in curve)
+                axes.plot(x, y, color=COLORS[number], label=None if index else name, lw=1.2)
         if scale == "log":
             use_log_scale(axes)
         label_axes(axes, title, "step (updates per node)", y_label if axes is row[0] else "")
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=8)
-
-
-def merge_short(curve: Curve) -> Curve:
-    """Joins points of few steps with others: a mean over a step or two is noise.
-
-    A point of less than half as many steps as most is joined with the next one, and the last point
-    with the one before.
-
-    >>> merge_short(Curve((10, 20, 21, 30), (4.0, 3.0, 12.0, 2.0)))
-    Curve(steps=(10, 20, 30), values=(4.0, 3.0, 3.0))
-    >>> merge_short(Curve((10, 20, 22), (4.0, 3.0, 9.0)))
-    Curve(steps=(10, 22), values=(4.0, 4.0))
-    """
-    if not curve.steps:
-        return curve
-    lengths = [end - begin for begin, end in itertools.pairwise((0.0, *curve.steps))]
-    short = statistics.median(lengths) / 2
-    merged: list[tuple[float, float, float]] = []  # last step, steps, sum of their values
-    for step, length, value in zip(curve.steps, lengths, curve.values, strict=True):
-        is_last = step == curve.steps[-1]
-        if merged and (merged[-1][1] < short or (is_last and length < short)):
-            _, count, total = merged.pop()
-            merged.append((step, count + length, total + length * value))
-        else:
-            merged.append((step, length, length * value))
-    return Curve(
-        tuple(step for step, _, _ in merged), tuple(total / count for _, count, total in merged)
-    )
 
 
 def use_log_scale(axes: Axes) -> None:

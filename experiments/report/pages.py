@@ -14,8 +14,9 @@ from markdown_it.token import Token
 
 from experiments.markdown import escape, format_table
 from experiments.report.chapters import Chapter
-from experiments.report.origin import Origin, format_seconds
 from experiments.report.section import judge
+from experiments.results import Record
+from experiments.runner import format_seconds
 
 TITLE = "The papers' tables and figures in miniature"
 LEAD = (
@@ -31,7 +32,7 @@ HOLDS = {True: "yes", False: "no", None: "not judged"}
 VERDICTS = ("agrees", "agrees in part", "disagrees", "not judged", "left out", "error")
 
 
-def format_markdown(chapters: Sequence[Chapter], origin: Origin, suffix: str = "png") -> str:
+def format_markdown(chapters: Sequence[Chapter], origin: Record, suffix: str = "png") -> str:
     """Returns the report as Markdown.
 
     Args:
@@ -50,11 +51,22 @@ def format_markdown(chapters: Sequence[Chapter], origin: Origin, suffix: str = "
         f"**{count_verdicts(chapters)}.**",
         format_table(("section", "source", "verdict"), rows),
         "## How this was made",
-        "\n".join(f"- {title}: {text}" for title, text in origin.list_facts().items()),
+        "\n".join(f"- {title}: {text}" for title, text in list_facts(origin).items() if text),
     ]
     for chapter in chapters:
         blocks += format_chapter(chapter, suffix)
     return "\n\n".join(blocks) + "\n"
+
+
+def list_facts(origin: Record) -> dict[str, str]:
+    """Returns title -> text of how a report was made."""
+    return {
+        "command": f"`{origin['command']}`",
+        **{name: origin[name] for name in ("scale", "code", "versions", "machine", "data")},
+        "time": f"{format_seconds(origin['seconds'])} of runs, one after the other; "
+        f"{format_seconds(origin['wall_seconds'])} in this call",
+        "taken from other reports": f"{len(origin['taken'])} runs" if origin["taken"] else "",
+    }
 
 
 def count_verdicts(chapters: Sequence[Chapter]) -> str:

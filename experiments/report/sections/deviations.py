@@ -3,7 +3,7 @@
 import itertools
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -11,46 +11,71 @@ from matplotlib.figure import Figure as MatplotlibFigure
 
 import gossipjax as gx
 from experiments.report.drawing import COLORS, Curve, label_axes, read_curves, use_log_scale
-from experiments.report.estimates import Estimate, Place, compare, exact
-from experiments.report.section import Claim, Figure, Findings, Results, Scale, Section, Table
-from experiments.report.sections.sgp19_calls import (
-    DEVIATIONS,
-    find_numbers,
-    find_sizes,
-    list_deviation_runs,
+from experiments.report.section import (
+    Claim,
+    Figure,
+    Findings,
+    Place,
+    Results,
+    Scale,
+    Section,
+    Table,
+    compare,
+    exact,
 )
+from experiments.report.sections.sgp19 import find_sizes, list_size
 from experiments.results import AFTER_MIXING, BEFORE_MIXING
+from experiments.runner import Run
 
+RUN = "sgp19-deviations"
 SPARSE = "one peer"
 DENSE = "all to all"
 TOPOLOGIES = {SPARSE: "one_peer_exponential", DENSE: "complete"}
 DECAYS = (1 / 3, 2 / 3, 8 / 9)
 """Parts of the run at which the rate falls to a tenth, as --lr-schedule step has them."""
+RATES = ("rate", "/ 10", "/ 100", "/ 1000")
 SETTLED = 0.5  # the part at the end of a level over which distances are averaged
-MIN_DROP = 5.0  # of a distance at a decay, "an order of magnitude"
-MAX_DROP = 20.0
 MIN_EXCESS = 0.5
 """Of what the mixing alone adds to the distance with one peer: the part that counts as greater."""
 SPREAD = 0.1  # standard deviation of the logarithm of a distance, where there is one
+NO_CURVE = Curve((), ())
+
+Levels = Sequence[Sequence[float]]
+"""The distances with each learning rate, once settled; none if a rate has none."""
+
+
+def list_runs(scale: Scale) -> list[Run]:
+    """Returns a call of one seed, with more lines; a line costs one more gradient."""
+    sizes = find_sizes(scale)
+    size = list_size(scale, sizes.overlap, sizes.epochs, lines=120)
+    algorithms = ("--algorithm", "sgp", "sgp@complete")
+    return [Run(RUN, "image", (*algorithms, *size, "--placement", "vmap", "--seed", "0"))]
 
 
 def find(scale: Scale, results: Results) -> Findings:
     """Compares the distances over the two graphs and at each learning rate."""
     nodes = find_sizes(scale).overlap
     before, after = (read_distances(results, field) for field in (BEFORE_MIXING, AFTER_MIXING))
-    drops = {name: find_drops(curve) for name, curve in before.items()}
+    levels = {name: split_levels(curve) for name, curve in before.items()}
+    drops = {}
+    ratios = {}
+    if all(levels.values()):
+        for name, parts in levels.items():
+            means = map(statistics.geometric_mean, parts)
+            for number, (above, below) in enumerate(itertools.pairwise(means), start=1):
+                drops[f"{name}, {number}"] = exact(above / below)
+        for rate, sparse, dense in zip(RATES, levels[SPARSE], levels[DENSE], strict=True):
+            ratios[rate] = compare(list(map(math.log, sparse)), list(map(math.log, dense)), SPREAD)
     random = bound_ratio(nodes, persists=False)
     bound = 1 + MIN_EXCESS * (random - 1)
     claims = [
         Claim(
-            "When the rate falls to a tenth, the distance before the exchange falls by "
-            f"{MIN_DROP:g} to {MAX_DROP:g} times, at each decay and over both graphs.",
+            "When the rate falls to a tenth, the distance before the exchange falls by 5 to 20 "
+            "times, at each decay and over both graphs.",
             '"by an order of magnitude, in concert with the learning rate"',
-            {f"{name}, {n}": drop for name in drops for n, drop in drops[name].items()}
-            if all(drops.values())
-            else {},
-            at_least=MIN_DROP,
-            at_most=MAX_DROP,
+            drops,
+            at_least=5.0,
+            at_most=20.0,
             spec=".1f",
         ),
         Claim(  # no step has more than the 256 images from which the rate rises
@@ -62,7 +87,7 @@ def find(scale: Scale, results: Results) -> Findings:
             f"Before the exchange the distance with one peer is at least {bound:.2f} times that of "
             "all to all, at each rate, in logarithms.",
             '"much greater deviation ... over sparse topologies"',
-            find_ratios(before),
+            ratios,
             at_least=math.log(bound),
             if_not=f"The mixing alone would make them {random:.2f} times as large if a node's "
             "updates were independent from step to step, and "
@@ -70,15 +95,14 @@ def find(scale: Scale, results: Results) -> Findings:
             "factor can be expected.",
         ),
     ]
-    rows = [
-        (name, when, *format_levels(curves[name]))
-        for name in TOPOLOGIES
-        for when, curves in (("before", before), ("after", after))
-    ]
     table = Table(
         f"Euclidean distance of a node's parameters from the average, mean over {nodes} nodes",
         ("graph", "exchange", "rate", "rate / 10", "rate / 100", "rate / 1000"),
-        rows,
+        [
+            (name, when, *format_levels(curves[name]))
+            for name in TOPOLOGIES
+            for when, curves in (("before", before), ("after", after))
+        ],
         "Over the second half of the time with each rate. Before: after the gradient step, the "
         "paper's quantity. The paper shows it in a figure without a table.",
     )
@@ -95,14 +119,12 @@ def find(scale: Scale, results: Results) -> Findings:
 def read_distances(results: Results, field: str) -> dict[str, Curve]:
     """Returns distances over the steps, for each graph; empty without a run."""
     return {
-        name: next(
-            iter(read_curves(results, Place(DEVIATIONS, "sgp", graph), field)), Curve((), ())
-        )
+        name: next(iter(read_curves(results, Place(RUN, "sgp", graph), field)), NO_CURVE)
         for name, graph in TOPOLOGIES.items()
     }
 
 
-def split_levels(curve: Curve) -> list[list[float]]:
+def split_levels(curve: Curve) -> Levels:
     """Returns the values with each learning rate, once settled; none if a rate has none.
 
     >>> split_levels(Curve(tuple(range(1, 10)), (1.0, 8.0, 8.0, 6.0, 4.0, 4.0, 3.0, 3.0, 1.0)))
@@ -120,41 +142,16 @@ def split_levels(curve: Curve) -> list[list[float]]:
     return levels if all(levels) else []
 
 
-def average_levels(curve: Curve) -> list[float]:
-    """Returns the geometric mean with each learning rate."""
-    return [statistics.geometric_mean(values) for values in split_levels(curve)]
-
-
 def format_levels(curve: Curve) -> list[str]:
     """Returns the distances at each learning rate for a table; zeros where nothing is left.
 
-    >>> format_levels(Curve((1, 2), (0.0, 0.0))), format_levels(Curve((), ()))
+    >>> format_levels(Curve((1, 2), (0.0, 0.0))), format_levels(NO_CURVE)
     (['0', '0', '0', '0'], ['-', '-', '-', '-'])
     """
-    gap = "0" if curve.steps and not any(curve.values) else "-"
-    return [f"{level:.2g}" for level in average_levels(curve)] or [gap] * (1 + len(DECAYS))
-
-
-def find_drops(curve: Curve) -> dict[str, Estimate]:
-    """Returns the factor by which the distance falls at each decay."""
-    levels = itertools.pairwise(average_levels(curve))
-    return {f"{number}": exact(above / below) for number, (above, below) in enumerate(levels, 1)}
-
-
-def find_ratios(before: Mapping[str, Curve]) -> dict[str, Estimate]:
-    """Returns the logarithm of the distance with one peer over that of all to all, at each rate.
-
-    The margin is that of the spread over the steps; nothing if a run is missing.
-    """
-    sparse, dense = (
-        [[math.log(value) for value in level] for level in split_levels(before[name])]
-        for name in (SPARSE, DENSE)
-    )
-    if not sparse or not dense:
-        return {}
-    rates = ("rate", "/ 10", "/ 100", "/ 1000")
-    pairs = zip(rates, sparse, dense, strict=True)
-    return {title: compare(one, all_nodes, SPREAD) for title, one, all_nodes in pairs}
+    levels = split_levels(curve)
+    if levels:
+        return [f"{statistics.geometric_mean(values):.2g}" for values in levels]
+    return ["0" if curve.steps and not any(curve.values) else "-"] * len(RATES)
 
 
 def bound_ratio(nodes: int, persists: bool) -> float:
@@ -172,11 +169,10 @@ def bound_ratio(nodes: int, persists: bool) -> float:
     >>> f"{bound_ratio(16, False):.2f} {bound_ratio(16, True):.2f}"
     '1.32 1.97'
     """
-    matrices = gx.topology.one_peer_exponential(nodes).matrices()
     center = np.eye(nodes) - 1 / nodes
     product = np.eye(nodes)
-    products = [center @ product]
-    for matrix in matrices:
+    products = [center]
+    for matrix in gx.topology.one_peer_exponential(nodes).matrices():
         product = matrix @ product
         products.append(center @ product)
     squares = [float(np.square(part).sum()) for part in ([sum(products)] if persists else products)]
@@ -209,10 +205,9 @@ SECTION = Section(
     the average, at the end of each epoch, after the last gradient step and before the exchange:
     with one peer at a time (sparse) and all to all (dense). Here: the task and the recipe of Table
     1's section, on {data}, over {overlap} nodes, in two more runs with one seed: the same quantity,
-    about {deviation_lines} times in a run, and the distance after the exchange, which the paper
-    does not show.
+    about 120 times in a run, and the distance after the exchange, which the paper does not show.
     """,
-    find_numbers=find_numbers,
-    list_runs=list_deviation_runs,
+    find_numbers=lambda scale: find_sizes(scale)._asdict(),
+    list_runs=list_runs,
     find=find,
 )

@@ -1,0 +1,607 @@
+"""Measured and modelled times: throttled links, slow nodes, and DPSGD-17's Figure 2."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from matplotlib.figure import Figure as MatplotlibFigure
+
+from experiments.report.drawing import use_log_scale
+from experiments.report.section import (
+    GAPS,
+    Claim,
+    Estimate,
+    Figure,
+    Findings,
+    Results,
+    Scale,
+    Section,
+    Table,
+    exact,
+    tabulate,
+)
+from experiments.results import Record
+from experiments.runner import Result, Run
+from experiments.speed.hosts import links
+from gossipjax import cost_model
+from gossipjax.topology import ring
+
+ALL_REDUCE = "allreduce"
+
+
+def can_limit_links() -> bool:
+    """Whether links of a bandwidth can be made here: that needs Linux, root, ip and tc."""
+    try:
+        links.require_tools()
+    except (ValueError, AttributeError):  # Windows knows no users by number
+        return False
+    return True
+
+
+def find_gap(results: Results) -> str:
+    """Returns what a table shows in the place of figures, if no run has finished."""
+    return next((GAPS[result.status] for result in results.values()), "-")
+
+
+class TimedRow(NamedTuple):
+    """A figure that was measured, and what the model or the simulation says, in one unit.
+
+    Rows are grouped by their setting; their name is that of the algorithm.
+    """
+
+    setting: str
+    name: str
+    measured: float
+    modelled: float
+
+
+def claim_near(statement: str, rows: Sequence[TimedRow], bound: float, if_not: str) -> Claim:
+    """Returns the claim that all modelled figures are within a bound of the measured ones.
+
+    >>> claim_near("close", [TimedRow("1gbit", "sgp", 1.0, 1.05)], 0.1, "").ours
+    '1gbit sgp +5.0%'
+    """
+    return Claim(
+        statement,
+        f"within {bound:.0%}: the aim of this project" if bound < math.inf else "not judged",
+        {f"{x.setting} {x.name}": exact(round(x.modelled / x.measured - 1, 12)) for x in rows},
+        at_least=-bound,
+        at_most=bound,
+        spec="+.1%",
+        is_modelled=True,
+        if_not=if_not,
+    )
+
+
+def draw_bars(
+    rows: Sequence[TimedRow], unit: str, bound: float, label: str, figure: MatplotlibFigure
+) -> None:
+    """Draws measured figures as bars with the modelled ones on them, a panel for each setting."""
+    groups: dict[str, list[TimedRow]] = {}
+    for row in rows:
+        groups.setdefault(row.setting, []).append(row)
+    heights = [1 + len(group) for group in groups.values()]
+    figure.set_size_inches(7.0, 1.0 + sum(0.26 + 0.24 * height for height in heights))
+    grid = figure.add_gridspec(len(groups), 1, height_ratios=heights)
+    for index, (setting, group) in enumerate(groups.items()):
+        axes = figure.add_subplot(grid[index])
+        positions = range(len(group))
+        axes.barh(positions, [row.measured for row in group], label="measured")
+        axes.errorbar(
+            [row.modelled for row in group],
+            positions,
+            xerr=[bound * row.modelled for row in group],
+            fmt="k|",
+            markersize=9,
+            capsize=2,
+            label=f"{label}, ± {bound:.0%}",
+        )
+        axes.set_yticks(positions, [row.name for row in group])
+        axes.invert_yaxis()
+        axes.grid(alpha=0.3, axis="x")
+        axes.set(title=setting, xlabel=unit)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+
+
+# Time per iteration on throttled links
+
+FAST = "times-1gbit"
+SLOW = "times-200mbit"
+LOOPBACK = "times-loopback"
+STEP_BOUND = 0.1
+FAST_ROWS = (
+    *(ALL_REDUCE, "allreduce-buckets", "centralized", "dpsgd@ring", "dpsgd@bipartite_exponential"),
+    *("sgp", "sgp@two_peer_exponential", "sgp-cwa", "1-osgp", "2-osgp", "async-sgp"),
+    "async-adpsgd",
+)
+SLOW_ROWS = (ALL_REDUCE, "dpsgd@ring", "sgp", "sgp-cwa", "1-osgp", "async-sgp")
+LINKS = {FAST: "1 Gbit/s", SLOW: "200 Mbit/s", LOOPBACK: "the loopback, without limits"}
+ORDER = (  # less, more, statement, paper
+    (
+        *("sgp", ALL_REDUCE, "an iteration of SGP takes less time than one of AllReduce."),
+        "0.377 s against 0.704 s, 4 nodes at 10 Gbit/s (SGP-18, Table 2)",
+    ),
+    (
+        *("1-osgp", "sgp", "an iteration of 1-OSGP takes less time than one of SGP."),
+        "1.8 h against 3.2 h, 16 nodes at 10 Gbit/s (SGP-19, Table 4)",
+    ),
+)
+STEP_COLUMNS = {  # of the table -> field, format
+    "link": ("link", ""),
+    "algorithm": ("algorithm", ""),
+    "measured (s)": ("seconds", ".3f"),
+    "10 % (s)": ("seconds_p10", ".3f"),
+    "90 % (s)": ("seconds_p90", ".3f"),
+    "modelled (s)": ("modelled_seconds", ".3f"),
+    "modelled / measured": ("modelled_ratio", ".3f"),
+    "computation (s)": ("computation_seconds", ".3f"),
+    "wire (s)": ("wire_seconds", ".3f"),
+    "processor time of the exchange (s)": ("exchange_cpu_seconds", ".3f"),
+}
+
+
+def make_network_run(
+    name: str,
+    bandwidths: tuple[str, ...],
+    rows: tuple[str, ...],
+    hosts: int,
+    megabytes: float,
+    seconds: float,
+    iterations: int,
+) -> Run:
+    """Returns a call of the measurement of links."""
+    limit = ("--bandwidth", *bandwidths) if bandwidths else ()
+    arguments = (
+        *("network", *limit, "--hosts", f"{hosts}", "--megabytes", f"{megabytes}"),
+        *("--compute-seconds", f"{seconds}", "--iterations", f"{iterations}"),
+        *("--wire", "float32", "--algorithm", *rows),
+    )
+    return Run(name, "speed", arguments, is_alone=True)
+
+
+def list_step_runs(scale: Scale) -> list[Run]:
+    """Two links of four hosts; without root, or when quick, the loopback."""
+    if scale.is_quick:
+        return [make_network_run(LOOPBACK, (), (ALL_REDUCE, "sgp", "1-osgp"), 2, 4, 0.05, 10)]
+    if not can_limit_links():
+        return [make_network_run(LOOPBACK, (), FAST_ROWS, 4, 20, 0.3, 20)]
+    return [
+        make_network_run(FAST, ("1gbit",), FAST_ROWS, 4, 20, 0.3, 20),
+        make_network_run(SLOW, ("200mbit",), SLOW_ROWS, 4, 20, 0.3, 20),
+    ]
+
+
+def find_step_times(scale: Scale, results: Results) -> Findings:
+    """Compares measured seconds with those of the cost model; the loopback is not judged."""
+    del scale
+    claims = []
+    rows = []
+    records = []
+    for name, result in results.items():
+        records += [
+            run | {"link": LINKS[name], "wire_seconds": run["link_bytes"] / run["goodput"]}
+            for run in result.runs
+        ]
+        timed = [
+            TimedRow(run["bandwidth"] or "loopback", run["algorithm"], run["seconds"], modelled)
+            for run in result.runs
+            if (modelled := run["modelled_seconds"]) is not None
+        ]
+        rows += timed
+        claims.append(
+            claim_near(
+                f"On {LINKS[name]} the cost model is within 10 % of every measured time per "
+                "iteration.",
+                timed,
+                math.inf if name == LOOPBACK else STEP_BOUND,
+                "The processes compute and send on the same few cores, where each slows the "
+                "other; the model knows by how much in the mean only.",
+            )
+        )
+        if name != LOOPBACK:
+            claims += claim_order(name, result)
+    table = tabulate(
+        "Seconds per iteration",
+        STEP_COLUMNS,
+        records,
+        find_gap(results),
+        "Measured: median of the slowest host over the iterations; of asynchronous nodes the mean "
+        "of all. Modelled: from the computation, the goodput of plain TCP streams, alone and "
+        "beside computation, and the processor time that were measured in the same run; the wire "
+        "is that of the model's bytes at the goodput of streams alone. The processor time is an "
+        "input, no prediction: all hosts share the cores of one machine.",
+    )
+    figure = Figure(
+        "seconds",
+        "Seconds per iteration, measured and modelled, by the link of every host.",
+        partial(draw_bars, rows, "seconds per iteration", STEP_BOUND, "modelled"),
+    )
+    return Findings(claims, [table], [figure] if rows else [])
+
+
+def claim_order(name: str, result: Result) -> list[Claim]:
+    """Returns the claims that gossip takes less time than AllReduce, and overlap still less."""
+    seconds = {run["algorithm"]: run["seconds"] for run in result.runs}
+    claims = []
+    for less, more, statement, paper in ORDER:
+        rows = {}
+        if less in seconds and more in seconds:
+            rows[f"{less} less {more}, s"] = exact(seconds[less] - seconds[more])
+        title = f"At {LINKS[name]} {statement}"
+        claims.append(Claim(title, paper, rows, at_most=0.0, spec="+.3f"))
+    return claims
+
+
+STEP_SECTION = Section(
+    name="step-time",
+    title="Time per iteration on throttled links, measured and modelled",
+    source="SGP-18, Table 2; SGP-19, Table 4",
+    text="""
+    The paper times iterations of ResNet-50 on servers that Ethernet of 10 Gbit/s joins. Here
+    {sizes}. Each is in a network namespace on a link that tc limits; that needs the full grid,
+    root, ip and tc. Without them they are on the loopback, where nothing is said about networks. In
+    each of {iterations} rounds every algorithm makes an iteration, so that noise affects all alike.
+    The cost model gets the computation, the goodput of plain TCP streams and the processor time of
+    the exchange from the same run, and adds what each algorithm sends, to whom, and what overlaps.
+    """,
+    find_numbers=lambda scale: {
+        "iterations": 10 if scale.is_quick else 20,
+        "sizes": "2 processes train an MLP of 4 MB whose batch makes an iteration without exchange "
+        "take about 0.05 s"
+        if scale.is_quick
+        else "4 processes train an MLP of 20 MB whose batch makes an iteration without exchange "
+        "take about 0.3 s",
+    },
+    list_runs=list_step_runs,
+    find=find_step_times,
+)
+
+# Slow nodes
+
+LOCKSTEP = ALL_REDUCE
+ASYNCHRONOUS = "async-sgp"
+GOSSIP = {"sgp": "SGP", "1-osgp": "1-OSGP"}  # in lockstep with the peers only
+PEER_MARGIN = 0.02  # of the examples per second that remain
+SLOWNESS = ("none", "2x", "4x", "random", "lognormal")
+LOSSES = {
+    LOCKSTEP: "all nodes wait for it: AllReduce keeps 1/4 of its examples per second",
+    ASYNCHRONOUS: "nobody waits: asynchronous SGP keeps (N - 1 + 1/4) / N of them",
+}
+STRAGGLER_COLUMNS = {  # of the table -> field, format
+    "nodes": ("nodes", ""),
+    "slowness": ("slowness", ""),
+    "algorithm": ("algorithm", ""),
+    "measured (examples/s)": ("examples_per_second", ",.0f"),
+    "simulated (examples/s)": ("modelled_examples_per_second", ",.0f"),
+    "simulated / measured": ("modelled_ratio", ".3f"),
+    "of those without slow nodes": ("ratio_to_none", ".1%"),
+    "if only computation took time": ("ideal_ratio_to_none", ".1%"),
+}
+
+
+def list_straggler_runs(scale: Scale) -> list[Run]:
+    """Four nodes with all kinds of slowness, and eight with three; when quick, two nodes."""
+    all_rows = (LOCKSTEP, *GOSSIP, ASYNCHRONOUS, "async-adpsgd")
+    two_rows = (LOCKSTEP, ASYNCHRONOUS)
+    measurements: tuple[tuple[int, tuple[str, ...], tuple[str, ...], int, float], ...] = (
+        (4, SLOWNESS, all_rows, 20, 0.15),
+        (8, ("none", "4x", "random"), two_rows, 15, 0.4),
+    )
+    if scale.is_quick:
+        measurements = ((2, ("none", "4x"), two_rows, 10, 0.1),)
+    runs = []
+    for nodes, slowness, algorithms, steps, seconds in measurements:
+        sizes = ("--nodes", f"{nodes}", "--steps", f"{steps}", "--compute-seconds", f"{seconds}")
+        arguments = ("stragglers", *sizes, "--slowness", *slowness, "--algorithm", *algorithms)
+        runs.append(Run(f"stragglers-{nodes}", "speed", arguments, is_alone=True))
+    return runs
+
+
+def find_stragglers(scale: Scale, results: Results) -> Findings:
+    """Compares measured examples per second with those of the simulation."""
+    bound = 0.5 if scale.is_quick else 0.15  # quick: processes that start beside others
+    margin = 0.15 if scale.is_quick else 0.05  # of the examples per second that remain
+    cause = "The simulation leaves out the processor time of a step."
+    claims = []
+    rows = []
+    records = []
+    for result in results.values():
+        runs = sorted(result.runs, key=lambda run: SLOWNESS.index(run["slowness"]))
+        records += [  # what waits for peers is neither all in lockstep nor all alone
+            run | {"ideal_ratio_to_none": None} if run["algorithm"] in GOSSIP else run
+            for run in runs
+        ]
+        if not runs:
+            continue
+        nodes = runs[0]["nodes"]
+        timed = [
+            TimedRow(
+                f"{nodes} nodes, slowness: {run['slowness']}",
+                run["algorithm"],
+                run["examples_per_second"],
+                modelled,
+            )
+            for run in runs
+            if (modelled := run["modelled_examples_per_second"]) is not None
+        ]
+        rows += timed
+        statement = (
+            f"With {nodes} nodes the simulation is within {bound:.0%} of every measured rate of "
+            "examples."
+        )
+        claims.append(claim_near(statement, timed, bound, cause))
+        claims += claim_losses(runs, nodes, margin)
+        claims += claim_peers(runs, nodes)
+    if not claims:
+        claims = [claim_near("The simulation is near what is measured.", [], bound, cause)]
+    table = tabulate(
+        "Examples per second of all nodes",
+        STRAGGLER_COLUMNS,
+        records,
+        find_gap(results),
+        "Measured: real processes; their computation is a sleep, as of devices that do not share "
+        "these cores. Simulated: event by event, with the same factors of every step of every "
+        "node. The last column is arithmetic, for nodes that all wait for each other, or for none.",
+    )
+    figure = Figure(
+        "examples",
+        "Examples per second of all nodes, measured and simulated, by nodes and slowness.",
+        partial(draw_bars, rows, "examples per second, all nodes", bound, "simulated"),
+    )
+    return Findings(claims, [table], [figure] if rows else [])
+
+
+def claim_losses(runs: Sequence[Record], nodes: int, margin: float) -> list[Claim]:
+    """Returns the claims on one node that is four times slower, in lockstep and without it."""
+    found = {run["algorithm"]: run for run in runs if run["slowness"] == "4x"}
+    claims = []
+    for name, text in LOSSES.items():
+        statement = f"If one of {nodes} nodes is 4 times slower, {text}, ± {100 * margin:g} points."
+        run = found.get(name)
+        if run is None or run["ratio_to_none"] is None:
+            claims.append(Claim(statement, "-", {}))
+            continue
+        ideal = run["ideal_ratio_to_none"]
+        rows = {"": exact(run["ratio_to_none"])}
+        published = f"{ideal:.1%}, by arithmetic"
+        claims.append(Claim(statement, published, rows, ideal - margin, ideal + margin, ".1%"))
+    return claims
+
+
+def claim_peers(runs: Sequence[Record], nodes: int) -> list[Claim]:
+    """Returns the claims that gossip, which waits for a peer, keeps more than AllReduce.
+
+    Where one node is always the slow one, all wait for it in the end, through their peers.
+    """
+    kept = {run["algorithm"]: run["ratio_to_none"] for run in runs if run["slowness"] == "random"}
+    if kept.get(LOCKSTEP) is None:
+        return []
+    return [
+        Claim(
+            f"If every step of {nodes} nodes takes 1, 2 or 4 times as long at random, {title} "
+            "keeps 2 points more of its examples per second than AllReduce.",
+            "less sensitive to stragglers (SGP-19, section 1), no figure",
+            {f"{kept[name]:.1%} against {kept[LOCKSTEP]:.1%}:": exact(kept[name] - kept[LOCKSTEP])},
+            at_least=PEER_MARGIN,
+            spec="+.1%",
+            if_not="A delay reaches every node within log2(N) steps of one-peer gossip in "
+            "lockstep, and over few nodes that is soon.",
+        )
+        for name, title in GOSSIP.items()
+        if kept.get(name) is not None
+    ]
+
+
+STRAGGLER_SECTION = Section(
+    name="stragglers",
+    title="Slow nodes: who waits for whom, measured and simulated",
+    source="SGP-18, section 5.1 (asynchronous SGP is left to the future there)",
+    text="""
+    The papers argue that gossip waits for fewer nodes than AllReduce, and that asynchronous methods
+    wait for none, without figures for slow nodes. Here {nodes} real processes train softmax
+    regression, in lockstep or asynchronously; their computation is a sleep of {seconds} s times a
+    factor ({slowness}: a number is the factor of one node, others are drawn for every step of every
+    node). A simulation of events with the same factors is set beside them.
+    """,
+    find_numbers=lambda scale: (
+        {"nodes": "2", "seconds": "0.1", "slowness": "4x"}
+        if scale.is_quick
+        else {"nodes": "4 and 8", "seconds": "0.15 or 0.4", "slowness": ", ".join(SLOWNESS[1:])}
+    ),
+    list_runs=list_straggler_runs,
+    find=find_stragglers,
+)
+
+# DPSGD-17, Figure 2 (c, d)
+
+BANDWIDTH_RUN = "dpsgd17-bandwidth"
+NODES = 7  # GPUs of Figure 2 (a, b)
+MEGABYTES = 1.08  # ResNet-20 has 0.27 million parameters
+COMPUTE_SECONDS = 0.3
+BANDWIDTHS = {"1gbit": 1e9, "100mbit": 1e8, "20mbit": 2e7}  # bits per second
+LATENCIES = (0.0001, 0.001, 0.01, 0.05, 0.1, 0.25)  # seconds, at 1 Gbit/s
+SERVER = "centralized"
+DPSGD = "dpsgd@ring"
+TITLES = {ALL_REDUCE: "AllReduce", SERVER: "parameter server", DPSGD: "D-PSGD"}
+SLOWER = 2.0  # the least that "slow down significantly" means
+FASTER = 3.0  # half of the n - 1 = 6 that the messages of the busiest node allow
+
+Seconds = Mapping[str, float]
+"""Algorithm -> seconds per iteration."""
+
+
+def list_bandwidth_runs(scale: Scale) -> list[Run]:
+    """Seven hosts on links of three bandwidths; nothing without root, or when quick."""
+    if scale.is_quick or not can_limit_links():
+        return []
+    sizes = (NODES, MEGABYTES, COMPUTE_SECONDS, 10)
+    return [make_network_run(BANDWIDTH_RUN, tuple(BANDWIDTHS), tuple(TITLES), *sizes)]
+
+
+def find_bandwidths(scale: Scale, results: Results) -> Findings:
+    """Compares seconds per iteration over bandwidths, and over latencies."""
+    del scale
+    result = results.get(BANDWIDTH_RUN, Result(status="missing"))
+    measured: dict[str, dict[str, float]] = {bandwidth: {} for bandwidth in BANDWIDTHS}
+    for run in result.runs:
+        measured[run["bandwidth"]][run["algorithm"]] = run["seconds"]
+    modelled = {latency: predict(BANDWIDTHS["1gbit"] / 8, latency) for latency in LATENCIES}
+    fast, slow = (measured[bandwidth] for bandwidth in ("1gbit", "20mbit"))
+    near, far = (modelled[latency] for latency in (LATENCIES[0], LATENCIES[-1]))
+    spread = {}
+    if len(fast) == len(TITLES):
+        spread["slowest over fastest"] = exact(max(fast.values()) / min(fast.values()))
+    claims = [
+        Claim(
+            "At 1 Gbit/s and low latency all three have similar speed: the slowest takes less than "
+            "1.5 times as long as the fastest.",
+            "similar speed",
+            spread,
+            at_most=1.5,
+            spec=".2f",
+        ),
+        Claim(
+            "At 20 Mbit/s D-PSGD is at least 3 times as fast as the parameter server, whose "
+            "busiest node sends and receives 6 models, D-PSGD's 2.",
+            "up to an order of magnitude",
+            divide(slow, slow, {"times": (SERVER, DPSGD)}),
+            at_least=FASTER,
+            spec=".2f",
+        ),
+        Claim(
+            "At a latency of 250 ms D-PSGD is at least 3 times as fast as AllReduce, whose ring "
+            "needs 12 messages one after another, D-PSGD 2.",
+            "up to an order of magnitude",
+            divide(far, far, {"times": (ALL_REDUCE, DPSGD)}),
+            at_least=FASTER,
+            spec=".2f",
+            is_modelled=True,
+        ),
+    ]
+    both = {TITLES[name]: (name, name) for name in (ALL_REDUCE, SERVER)}
+    claims += [
+        Claim(
+            f"{where} both centralized versions, AllReduce and the parameter server, take at least "
+            "2 times as long.",
+            "both slow down significantly",
+            divide(worse, better, both),
+            at_least=SLOWER,
+            spec=".2f",
+            is_modelled=is_modelled,
+        )
+        for where, worse, better, is_modelled in (
+            ("From 1 Gbit/s to 20 Mbit/s", slow, fast, False),
+            ("From 0.1 to 250 ms of latency", far, near, True),
+        )
+    ]
+    columns = [f"{title} (s)" for title in TITLES.values()]
+    tables = [
+        Table(
+            "Seconds per iteration over bandwidth: measured (modelled)",
+            ("bandwidth", *columns),
+            [
+                list_bandwidth_cells(bandwidth, seconds, GAPS[result.status])
+                for bandwidth, seconds in measured.items()
+            ],
+            "Modelled from nominal figures: 0.3 s of computation, 1.08 MB, and the bandwidth of "
+            "tc.",
+        ),
+        Table(
+            "Seconds per iteration over latency, modelled",
+            ("latency (ms)", *columns),
+            [
+                (f"{1000 * latency:g}", *(f"{seconds[name]:.3f}" for name in TITLES))
+                for latency, seconds in modelled.items()
+            ],
+            "Modelled at 1 Gbit/s: a message takes the latency and its bytes over the bandwidth.",
+        ),
+    ]
+    figure = Figure(
+        "seconds",
+        "Seconds per iteration over bandwidth (measured) and over latency (modelled).",
+        partial(draw_seconds, measured, modelled),
+    )
+    return Findings(claims, tables, [figure])
+
+
+def predict(bandwidth: float, latency: float) -> dict[str, float]:
+    """Returns modelled seconds per iteration of the three algorithms.
+
+    Args:
+      bandwidth: bytes/s of every link.
+      latency: seconds of every message.
+
+    >>> seconds = predict(125e6, 0.1)
+    >>> seconds["allreduce"] > seconds["dpsgd@ring"]
+    True
+    """
+    network = cost_model.Network(bandwidth, latency)
+    workload = cost_model.Workload(MEGABYTES * 1e6 / 4, COMPUTE_SECONDS)
+    methods = {
+        ALL_REDUCE: cost_model.allreduce(),
+        SERVER: cost_model.centralized(),
+        DPSGD: cost_model.dpsgd(ring(NODES)),
+    }
+    return {
+        name: cost_model.predict_step(method, workload, network, NODES).seconds
+        for name, method in methods.items()
+    }
+
+
+def divide(
+    above: Seconds, below: Seconds, pairs: Mapping[str, tuple[str, str]]
+) -> dict[str, Estimate]:
+    """Returns ratios of seconds by their titles; none where an algorithm is missing."""
+    if len(above) < len(TITLES) or len(below) < len(TITLES):
+        return {}
+    return {title: exact(above[first] / below[second]) for title, (first, second) in pairs.items()}
+
+
+def list_bandwidth_cells(bandwidth: str, measured: Seconds, gap: str) -> list[str]:
+    """Returns a row of the table: measured and, in brackets, modelled seconds."""
+    cells = [bandwidth]
+    for name, modelled in predict(BANDWIDTHS[bandwidth] / 8, 0.0).items():
+        cells.append(f"{f'{measured[name]:.3f}' if name in measured else gap} ({modelled:.3f})")
+    return cells
+
+
+def draw_seconds(
+    measured: Mapping[str, Seconds],
+    modelled: Mapping[float, Seconds],
+    figure: MatplotlibFigure,
+) -> None:
+    """Draws seconds over bandwidth and over latency, side by side."""
+    figure.set_size_inches(8.4, 3.8)
+    left, right = figure.subplots(1, 2)
+    milliseconds = [1000 * latency for latency in modelled]
+    for name, title in TITLES.items():
+        shown = [bandwidth for bandwidth, seconds in measured.items() if name in seconds]
+        left.plot(shown, [measured[bandwidth][name] for bandwidth in shown], "o-")
+        points = [seconds[name] for seconds in modelled.values()]
+        right.plot(milliseconds, points, "s--", label=title)
+    left.set(title="measured", xlabel="bandwidth of every link")
+    right.set(title="modelled, 1 Gbit/s", xlabel="latency (ms)", xscale="log")
+    right.xaxis.set_major_formatter("{x:g}")
+    for axes in (left, right):
+        axes.set_ylabel("seconds per iteration")
+        use_log_scale(axes)
+        axes.grid(alpha=0.3, which="both")
+    right.legend()
+
+
+DPSGD17_SECTION = Section(
+    name="dpsgd17",
+    title="D-PSGD on networks of low bandwidth and high latency",
+    source="DPSGD-17, Figure 2 (c, d)",
+    text="""
+    The paper trains ResNet-20 on 7 GPUs, each a node, limits bandwidth and latency by tc, and
+    compares a parameter server, AllReduce and D-PSGD on the ring; it has curves, no table. Here 7
+    processes on links that tc limits train an MLP of as many bytes as ResNet-20 (1.08 MB), 0.3 s of
+    computation per iteration. That needs the full grid, root, ip and tc; without them bandwidth is
+    not judged. Latency is always modelled.
+    """,
+    list_runs=list_bandwidth_runs,
+    find=find_bandwidths,
+)
