@@ -16,15 +16,15 @@ from typing import Any
 import jax
 import optax
 
-from gossipjax.algorithms.frame.accumulation import accumulation_state
 from gossipjax.algorithms.frame.chain import (
+    OuterPlan,
+    accumulation_state,
     exchange_plan,
     gossip_state,
     outer_state,
     require_updates_numbered,
 )
 from gossipjax.algorithms.frame.state import debias, push_sum_weight
-from gossipjax.algorithms.outer.plan import OuterPlan
 from gossipjax.collectives import (
     StepLike,
     as_varying,

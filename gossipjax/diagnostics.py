@@ -14,8 +14,8 @@ import numpy as np
 import optax
 
 from gossipjax.algorithms.frame.chain import gossip_state
-from gossipjax.algorithms.frame.masks import gossiped, merge_gossiped
-from gossipjax.algorithms.frame.messages import mass_in_flight
+from gossipjax.algorithms.frame.exchange import mass_in_flight
+from gossipjax.algorithms.frame.parameters import gossiped, merge_gossiped
 from gossipjax.algorithms.frame.state import (
     GossipState,
     PushSum,

@@ -8,15 +8,21 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.frame.accumulation import (
+from gossipjax.algorithms.frame.chain import (
     AccumulationPlan,
     AccumulationState,
-    accumulation_state,
+    find_parts,
+    gossip_state,
 )
-from gossipjax.algorithms.frame.chain import gossip_state, is_multi_steps
-from gossipjax.algorithms.frame.rounding import zeros_like_model
-from gossipjax.algorithms.frame.state import add, require_axis_names
-from gossipjax.algorithms.frame.transform import update_if
+from gossipjax.algorithms.frame.parameters import zeros_like_model
+from gossipjax.algorithms.frame.state import add
+from gossipjax.algorithms.frame.transform import (
+    require_axis_names,
+    require_plan,
+    require_state,
+    require_transform,
+    update_if,
+)
 from gossipjax.collectives import StepLike, cast_like, default_step, vary, vary_where_mapped
 from gossipjax.last import PARAMS, UPDATES, mark
 from gossipjax.topology.schedule import require_int
@@ -71,13 +77,9 @@ def accumulate(
     >>> jax.vmap(two_steps, axis_name="nodes")(z, g).tolist()
     [0.5, 0.5]
     """
-    if not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
-        raise ValueError(
-            f"tx of accumulate must be an optax.GradientTransformation, got {type(tx).__name__}."
-        )
-    require_axis_names("accumulate", axis_name, None)
+    inner = require_transform(tx, "tx of accumulate")
+    require_axis_names("accumulate", axis_name)
     plan = AccumulationPlan(require_int(every, "every of accumulate", 1))
-    inner = optax.with_extra_args_support(tx)
 
     def init(params: optax.Params) -> AccumulationState:
         state = inner.init(params)
@@ -96,7 +98,8 @@ def accumulate(
         step: StepLike | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, AccumulationState]:
-        old = _require_own_state(state, plan)
+        old = require_state(state, AccumulationState, "accumulate")
+        require_plan(plan, old.plan, "accumulate")
         exchanges = gossip_state(old.inner) is not None
         if exchanges:
             params = mark(params, PARAMS)
@@ -122,8 +125,7 @@ def accumulate(
 
 def _require_inner(state: Any, axis_name: str) -> None:
     """Raises `ValueError` where the chain inside counts steps itself, or over another axis."""
-    parts = jax.tree.leaves(state, is_leaf=is_multi_steps)
-    if accumulation_state(state) is not None or any(map(is_multi_steps, parts)):
+    if find_parts(state, AccumulationState, optax.MultiStepsState):
         raise ValueError(
             "tx of accumulate must not accumulate itself, got gx.accumulate or optax.MultiSteps "
             "inside: leave that out, and multiply every."
@@ -134,19 +136,3 @@ def _require_inner(state: Any, axis_name: str) -> None:
             f"axis_name of accumulate must be that of tx, {gossip.wire.axis_name!r}, got "
             f"{axis_name!r}: give both the axis of the nodes."
         )
-
-
-def _require_own_state(state: Any, plan: AccumulationPlan) -> AccumulationState:
-    """Returns `state`; raises `ValueError` unless it was made for this plan."""
-    if not isinstance(state, AccumulationState):
-        raise ValueError(
-            f"the state of accumulate must be an AccumulationState, got {type(state).__name__}, "
-            "the state of another transform: make it by tx.init(params) of the same chain."
-        )
-    if state.plan != plan:
-        raise ValueError(
-            f"the state of accumulate must have been made with its every, {plan.every}, got one of "
-            f"{state.plan.every}: numbers of updates would jump. Go on from the average model by "
-            "gossipjax.checkpoint.change_nodes."
-        )
-    return state

@@ -10,16 +10,14 @@ import numpy as np
 import optax
 from numpy.typing import ArrayLike
 
-from gossipjax.algorithms.dpsgd import dpsgd
-from gossipjax.algorithms.frame.state import (
-    ExchangePlan,
-    Extra,
-    GossipState,
-    add,
-    init_state,
-    require_axis_names,
+from gossipjax.algorithms.frame.state import ExchangePlan, Extra, GossipState, add, init_state
+from gossipjax.algorithms.frame.transform import (
+    Combined,
+    gossip_transform,
+    make_route,
+    require_number,
 )
-from gossipjax.algorithms.frame.transform import Combined, gossip_transform
+from gossipjax.algorithms.sgp import mix_updated
 from gossipjax.collectives import (
     StepLike,
     cast_like,
@@ -28,7 +26,7 @@ from gossipjax.collectives import (
 )
 from gossipjax.topology import complete
 from gossipjax.topology.schedule import Schedule, require_int
-from gossipjax.wire import WireLike, make_wire
+from gossipjax.wire import WireLike
 
 MAX_DELAY = 2**20  # steps: each costs a copy of the model
 MAX_ENTRIES = 2**28  # of a table of delays: 2 GiB
@@ -59,15 +57,11 @@ def adpsgd(
       schedule: a doubly stochastic schedule; the paper's is `bipartite_exponential`.
       delays: one number of steps for all, or a table `[T, N]`: at step `k` (counted by the state)
         node `i` has `delays[k mod T, i]`. `random_delays` draws one.
-      axis_name: the mapped axis of the nodes.
-      local_axis_name: the axis of the devices of one node, as in `sgp`.
-      wire: a narrower type or a dense codec for messages, as in `sgp`.
-
-    The transform's `update` takes `step=`, as that of `sgp`.
+      axis_name, local_axis_name, wire: as in `gx.sgp`, and `step=` of `update`.
 
     Raises:
       ValueError: if delays are negative, above 2^20 or not integers, or a table is not `[T, N]`;
-        if the schedule is not doubly stochastic; when traced, as `sgp`.
+        if the schedule is not doubly stochastic; else as `gx.sgp`.
 
     References:
       Lian et al., "Asynchronous Decentralized Parallel Stochastic Gradient Descent", ICML 2018,
@@ -87,16 +81,15 @@ def adpsgd(
     """
     require_doubly_stochastic(schedule, "adpsgd")
     table = _delay_table(delays, schedule.size)
-    require_axis_names("adpsgd", axis_name, local_axis_name)
-    route = make_wire(axis_name, local_axis_name, wire)
+    route = make_route("adpsgd", axis_name, local_axis_name, wire)
+    plan = ExchangePlan(schedule, wire=route, order="combine-while-adapting")
     max_delay = int(table.max())
     if max_delay == 0:
-        return dpsgd(schedule, "combine-while-adapting", **route.arguments())
-    plan = ExchangePlan(schedule, wire=route, order="combine-while-adapting")
+        return mix_updated("adpsgd", plan, push_sum=False)
     capacity = max_delay - 1
 
     def init(params: optax.Params) -> GossipState:
-        state = init_state(params, plan, push_sum=False, keep_residual=True)
+        state = init_state(params, plan, keep_residual=True)
         if capacity == 0:
             return state
         history = jax.tree.map(lambda x: _repeat(x, capacity), params)
@@ -111,7 +104,7 @@ def adpsgd(
         delay = jnp.asarray(select_for_node(table.T, jnp.int32, axis_name))[upcoming % len(table)]
         params = _where(delay == 0, latest, x)
         if state.extra is not None:
-            history = state.extra["history"].value
+            history = state.kept("history")
             # It holds models k - 1, ..., k - capacity; this step's, k, replaces the oldest.
             stale = jax.tree.map(lambda models: models[(upcoming - delay) % capacity], history)
             params = _where(delay < 2, params, cast_like(stale, params))
@@ -120,7 +113,7 @@ def adpsgd(
                 history,
                 cast_like(x, history),
             )
-            state = state._replace(extra={"history": Extra(history, "restart")})
+            state = state.keep(history=history)
         return Combined(latest, state, params)
 
     return gossip_transform("adpsgd", plan, init, combine)
@@ -191,9 +184,8 @@ def random_delays(
             f"{n} nodes: adpsgd repeats a shorter one."
         )
     max_delay = require_int(max_delay, "max_delay", 0, MAX_DELAY)
-    is_number = isinstance(mean_delay, int | float | np.integer | np.floating)
-    if not is_number or not 0 <= mean_delay <= MAX_DELAY:
-        raise ValueError(f"mean_delay must be a number from 0 to {MAX_DELAY}, got {mean_delay!r}.")
+    name = "mean_delay of random_delays"
+    require_number(mean_delay, name, f"from 0 to {MAX_DELAY}", lambda m: 0 <= m <= MAX_DELAY)
     rng = np.random.default_rng(require_int(seed, "seed of random_delays", 0))
     return np.minimum(rng.poisson(mean_delay, (rounds, n)), max_delay)
 
@@ -228,10 +220,4 @@ def d1d_psgd(
     >>> jax.vmap(update, axis_name="nodes")(jnp.array([0.0, 2.0]), jnp.array([0.5, 0.0])).tolist()
     [1.5, 1.0]
     """
-    return adpsgd(
-        complete(n),
-        1,
-        axis_name=axis_name,
-        local_axis_name=local_axis_name,
-        wire=wire,
-    )
+    return adpsgd(complete(n), 1, axis_name, local_axis_name, wire)

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.frame.parts import exchange_on_parts
-from gossipjax.algorithms.frame.rounding import zeros_like_model
+from gossipjax.algorithms.frame.parameters import zeros_like_model
 from gossipjax.algorithms.frame.state import ExchangePlan, GossipState, add
+from gossipjax.algorithms.frame.transform import exchange_on_parts, make_route
 from gossipjax.collectives import (
     axis_size,
     cast_like,
@@ -20,7 +20,7 @@ from gossipjax.collectives import (
     varies,
 )
 from gossipjax.sharding import require_whole
-from gossipjax.wire import FloatCodec, WireLike, make_wire
+from gossipjax.wire import FloatCodec, WireLike
 
 
 class ErrorFeedback(NamedTuple):
@@ -84,7 +84,7 @@ def allreduce(
     >>> jax.vmap(update, axis_name="nodes")(jnp.array([1.0, 3.0])).tolist()
     [-2.0, -2.0]
     """
-    route = make_wire(axis_name, wire=wire, takes_sparse=True)
+    route = make_route("allreduce", axis_name, wire=wire, takes_sparse=True)
     codec = route.codec
     plan = ExchangePlan(wire=route)
     keeps_error = codec is not None and not isinstance(codec, FloatCodec)

@@ -8,10 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.frame.accumulation import require_no_accumulation
-from gossipjax.algorithms.frame.chain import gossip_state
-from gossipjax.algorithms.frame.state import require_axis_names
-from gossipjax.algorithms.frame.transform import update_if
+from gossipjax.algorithms.frame.chain import gossip_state, require_no_accumulation
+from gossipjax.algorithms.frame.transform import require_axis_names, require_transform, update_if
 from gossipjax.collectives import axis_size, node_sum, varies
 from gossipjax.topology.schedule import require_int
 from gossipjax.wire import Wire
@@ -64,14 +62,9 @@ def apply_if_finite(
     >>> [a.tolist() for a in jax.vmap(update, axis_name="nodes")(z, jnp.array([jnp.nan, 0.0]))]
     [[1.0, 3.0], [1, 1]]
     """
-    if not (callable(getattr(inner, "init", None)) and callable(getattr(inner, "update", None))):
-        raise ValueError(
-            "inner of apply_if_finite must be an optax.GradientTransformation, got "
-            f"{type(inner).__name__}."
-        )
+    inner = require_transform(inner, "inner of apply_if_finite")
     require_axis_names("apply_if_finite", axis_name, local_axis_name)
     max_errors = require_int(max_consecutive_errors, "max_consecutive_errors", 0)
-    inner = optax.with_extra_args_support(inner)
 
     def init(params: optax.Params) -> ApplyIfFiniteState:
         inner_state = inner.init(params)

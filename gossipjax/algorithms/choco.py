@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-from gossipjax.algorithms.frame.rounding import zeros_like_model
-from gossipjax.algorithms.frame.state import (
-    ExchangePlan,
-    Extra,
-    GossipState,
-    add,
-    init_state,
-    require_axis_names,
+from gossipjax.algorithms.frame.state import ExchangePlan, GossipState, add, init_state
+from gossipjax.algorithms.frame.transform import (
+    Combined,
+    gossip_transform,
+    make_route,
+    require_choice,
+    require_number,
 )
-from gossipjax.algorithms.frame.transform import Combined, gossip_transform
 from gossipjax.collectives import StepLike, at_round, mix_encoded, require_doubly_stochastic
 from gossipjax.topology.schedule import Round, Schedule
-from gossipjax.wire import WireLike, make_wire, require_codec
+from gossipjax.wire import WireLike, require_codec
 
 Copies = Literal["updated", "previous"]
 
@@ -63,11 +61,8 @@ def choco(
       gamma: the step towards the neighbours, above 0 and at most 1: the smaller, the less the codec
         keeps. 1 does for `bfloat16` and `int8`, 0.5 for `int4`, the fraction for `random_k` and
         twice that for `top_k`, on a ring of 8 nodes with fractions of 0.1; a larger one diverges.
-      axis_name: the mapped axis of the nodes.
-      local_axis_name: the axis of the devices of one node, as in `sgp`.
+      axis_name, local_axis_name: as in `gx.sgp`, and `step=` of `update`.
       copies: "updated" or "previous", which of the two.
-
-    The transform's `update` takes `step=`, as that of `sgp`.
 
     Raises:
       ValueError: if the schedule is not doubly stochastic or has several rounds, `codec` is not a
@@ -95,16 +90,10 @@ def choco(
     _require_static(schedule)
     codec = require_codec(codec, "the codec of choco")
     gamma = require_gamma(gamma, "choco")
-    if not isinstance(copies, str) or copies not in get_args(Copies):
-        raise ValueError(f"copies of choco must be 'updated' or 'previous', got {copies!r}.")
-    require_axis_names("choco", axis_name, local_axis_name)
-    wire = make_wire(axis_name, local_axis_name, wire=codec, takes_sparse=True)
+    require_choice(copies, "copies of choco", get_args(Copies))
+    wire = make_route("choco", axis_name, local_axis_name, codec, takes_sparse=True)
     plan = ExchangePlan(schedule, wire=wire)
-
-    def init(params: optax.Params) -> GossipState:
-        state = init_state(params, plan, push_sum=False)
-        parts = {name: Extra(zeros_like_model(params)) for name in ("known", "difference")}
-        return state._replace(extra=parts)
+    init = partial(init_state, plan=plan, zeros={"known": "average", "difference": "average"})
 
     def exchange(round_: Round, operands: tuple[Any, Any, Any, jax.Array]) -> tuple[Any, Any, Any]:
         y, known, difference, count = operands
@@ -123,12 +112,9 @@ def choco(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
     ) -> Combined:
         del received
-        assert state.extra is not None
-        known, difference = (state.extra[name].value for name in ("known", "difference"))
-        operands = (add(x, updates), known, difference, state.count)
+        operands = (add(x, updates), state.kept("known"), state.kept("difference"), state.count)
         x, known, difference = at_round(exchange, schedule, step, axis_name, operands)
-        extra = {"known": Extra(known), "difference": Extra(difference)}
-        return Combined(x, state._replace(extra=extra))
+        return Combined(x, state.keep(known=known, difference=difference))
 
     return gossip_transform("choco", plan, init, combine)
 
@@ -150,7 +136,5 @@ def _require_static(schedule: Schedule) -> None:
 
 def require_gamma(gamma: Any, name: str) -> float:
     """Returns `gamma`; raises `ValueError` unless it is a number above 0 and at most 1."""
-    is_number = isinstance(gamma, int | float | np.integer | np.floating)
-    if isinstance(gamma, bool) or not is_number or not 0 < gamma <= 1:
-        raise ValueError(f"gamma of {name} must be a number above 0 and at most 1, got {gamma!r}.")
-    return float(gamma)
+    allowed = "above 0 and at most 1"
+    return require_number(gamma, f"gamma of {name}", allowed, lambda g: 0 < g <= 1)

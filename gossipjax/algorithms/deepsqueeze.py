@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import optax
 
 from gossipjax.algorithms.choco import require_gamma
-from gossipjax.algorithms.frame.rounding import zeros_like_model
 from gossipjax.algorithms.frame.state import (
     ExchangePlan,
-    Extra,
     GossipState,
     add,
     init_state,
-    require_axis_names,
     subtract,
 )
-from gossipjax.algorithms.frame.transform import Combined, gossip_transform
+from gossipjax.algorithms.frame.transform import Combined, gossip_transform, make_route
 from gossipjax.collectives import StepLike, at_round, mix_encoded, require_doubly_stochastic
 from gossipjax.topology.schedule import Round, Schedule
-from gossipjax.wire import WireLike, make_wire, require_codec
+from gossipjax.wire import WireLike, require_codec
 
 
 def deepsqueeze(
@@ -49,14 +47,11 @@ def deepsqueeze(
       codec: of the messages, such as `gx.wire.int4()`.
       gamma: the step towards the neighbours, above 0 and at most 1: the smaller, the less the codec
         keeps.
-      axis_name: the mapped axis of the nodes.
-      local_axis_name: the axis of the devices of one node, as in `sgp`.
-
-    The transform's `update` takes `step=`, as that of `sgp`.
+      axis_name, local_axis_name: as in `gx.sgp`, and `step=` of `update`.
 
     Raises:
       ValueError: if the schedule is not doubly stochastic, `codec` is not a codec, or gamma is not
-        a number above 0 and at most 1; when traced, as `sgp`.
+        a number above 0 and at most 1; else as `gx.sgp`.
 
     References:
       Tang et al., "DeepSqueeze: Decentralization Meets Error-Compensated Compression", 2019,
@@ -74,13 +69,9 @@ def deepsqueeze(
     require_doubly_stochastic(schedule, "deepsqueeze")
     codec = require_codec(codec, "the codec of deepsqueeze")
     gamma = require_gamma(gamma, "deepsqueeze")
-    require_axis_names("deepsqueeze", axis_name, local_axis_name)
-    wire = make_wire(axis_name, local_axis_name, wire=codec, takes_sparse=True)
+    wire = make_route("deepsqueeze", axis_name, local_axis_name, codec, takes_sparse=True)
     plan = ExchangePlan(schedule, wire=wire)
-
-    def init(params: optax.Params) -> GossipState:
-        state = init_state(params, plan, push_sum=False)
-        return state._replace(extra={"error": Extra(zeros_like_model(params), "restart")})
+    init = partial(init_state, plan=plan, zeros={"error": "restart"})
 
     def exchange(round_: Round, operands: tuple[Any, Any, jax.Array]) -> tuple[Any, Any]:
         y, error, count = operands
@@ -95,9 +86,8 @@ def deepsqueeze(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
     ) -> Combined:
         del received
-        assert state.extra is not None
-        operands = (add(x, updates), state.extra["error"].value, state.count)
+        operands = (add(x, updates), state.kept("error"), state.count)
         x, error = at_round(exchange, schedule, step, axis_name, operands)
-        return Combined(x, state._replace(extra={"error": Extra(error, "restart")}))
+        return Combined(x, state.keep(error=error))
 
     return gossip_transform("deepsqueeze", plan, init, combine)

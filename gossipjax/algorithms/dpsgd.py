@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import get_args
 
 import optax
 
-from gossipjax.algorithms.frame.state import (
-    ExchangePlan,
-    GossipState,
-    Order,
-    add,
-    init_state,
-    require_axis_names,
-    require_order,
-)
-from gossipjax.algorithms.frame.transform import Combined, gossip_transform
-from gossipjax.collectives import StepLike, mix, require_doubly_stochastic
+from gossipjax.algorithms.frame.state import ExchangePlan, Order
+from gossipjax.algorithms.frame.transform import make_route, require_choice
+from gossipjax.algorithms.sgp import mix_updated
+from gossipjax.collectives import require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import WireLike, make_wire
+from gossipjax.wire import WireLike
 
 
 def dpsgd(
@@ -44,15 +37,11 @@ def dpsgd(
       schedule: a doubly stochastic schedule. The paper's matrices are symmetric too, which the
         mathematics does not need.
       order: which of the two.
-      axis_name: the mapped axis of the nodes.
-      local_axis_name: the axis of the devices of one node, if it has several.
-      wire: a narrower type or a dense codec for messages, as in `sgp`.
-
-    The transform's `update` takes `step=`, as that of `sgp`.
+      axis_name, local_axis_name, wire: as in `gx.sgp`, and `step=` of `update`.
 
     Raises:
-      ValueError: if the order is unknown; if the schedule is not doubly stochastic (x would drift
-        from the average: use `sgp`); when traced, as `sgp`.
+      ValueError: if the schedule is not doubly stochastic (x would drift from the average: use
+        `sgp`); else as `gx.sgp`.
 
     References:
       Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", NIPS 2017,
@@ -68,22 +57,6 @@ def dpsgd(
     [1.5, 1.0]
     """
     require_doubly_stochastic(schedule, "dpsgd")
-    require_order(order)
-    require_axis_names("dpsgd", axis_name, local_axis_name)
-    route = make_wire(axis_name, local_axis_name, wire)
-    plan = ExchangePlan(schedule, wire=route, order=order)
-
-    def init(params: optax.Params) -> GossipState:
-        return init_state(params, plan, push_sum=False)
-
-    def combine(
-        x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
-    ) -> Combined:
-        if order == "adapt-then-combine":
-            key = route.make_key(state.count)
-            x, _ = mix(add(x, updates), None, schedule, step, **route.arguments(), key=key)
-        else:
-            x = add(received.x, updates)
-        return Combined(x, state)
-
-    return gossip_transform("dpsgd", plan, init, combine)
+    require_choice(order, "order of dpsgd", get_args(Order))
+    route = make_route("dpsgd", axis_name, local_axis_name, wire)
+    return mix_updated("dpsgd", ExchangePlan(schedule, wire=route, order=order), push_sum=False)

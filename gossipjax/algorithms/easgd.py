@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from gossipjax.algorithms.frame.state import (
@@ -16,17 +15,15 @@ from gossipjax.algorithms.frame.state import (
     add,
     common_model,
     init_state,
-    require_axis_names,
 )
-from gossipjax.algorithms.frame.transform import Combined, gossip_transform
-from gossipjax.collectives import (
-    StepLike,
-    axis_size,
-    cond,
-    node_sum,
+from gossipjax.algorithms.frame.transform import (
+    Combined,
+    gossip_transform,
+    make_route,
+    require_number,
 )
+from gossipjax.collectives import StepLike, axis_size, cond, node_sum
 from gossipjax.topology.schedule import require_int
-from gossipjax.wire import Wire
 
 
 def easgd(
@@ -35,7 +32,7 @@ def easgd(
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Elastic averaging SGD: models and a center draw each other. Goes *last* in a chain.
+    """Elastic averaging SGD: models and a center pull toward each other. Goes *last* in a chain.
 
     With `c` the center, `u` the update from the chain before it, at every `period`-th step `k`
     (`k mod period = 0`):
@@ -53,10 +50,7 @@ def easgd(
     Args:
       alpha: the elasticity, above 0 and below `2 / (N + 1)`; the paper has `0.9 / N`.
       period: steps from one exchange to the next.
-      axis_name: the mapped axis of the nodes.
-      local_axis_name: the axis of the devices of one node, as in `sgp`.
-
-    The transform's `update` takes `step=`, as that of `sgp`.
+      axis_name, local_axis_name: as in `gx.sgp`, and `step=` of `update`.
 
     Raises:
       ValueError: if alpha is not above 0 and below 1 or the period is below 1; when traced, if
@@ -74,19 +68,13 @@ def easgd(
     >>> [v.tolist() for v in jax.vmap(update, axis_name="nodes")(jnp.array([0.0, 4.0]))]
     [[0.5, 3.5], [2.0, 2.0]]
     """
-    require_axis_names("easgd", axis_name, local_axis_name)
-    is_number = isinstance(alpha, int | float | np.integer | np.floating)
-    if isinstance(alpha, bool) or not (is_number and 0 < alpha < 1):  # 2 / (N + 1) for N >= 1
-        raise ValueError(
-            f"alpha of easgd must be a number above 0 and below 1, got {alpha!r}: the paper has "
-            "0.9 / N."
-        )
-    alpha = float(alpha)
+    # 2 / (N + 1) for N >= 1
+    alpha = require_number(alpha, "alpha of easgd", "above 0 and below 1", lambda a: 0 < a < 1)
     period = require_int(period, "period of easgd", 1)
-    plan = ExchangePlan(wire=Wire(axis_name, local_axis_name), period=period)
+    plan = ExchangePlan(wire=make_route("easgd", axis_name, local_axis_name), period=period)
 
     def init(params: optax.Params) -> GossipState:
-        state = init_state(params, plan, push_sum=False)
+        state = init_state(params, plan)
         center = common_model(params, axis_name)
         return state._replace(extra={"center": Extra(center, "average", is_mass=True)})
 
@@ -100,12 +88,9 @@ def easgd(
     ) -> Combined:
         del received
         _require_stable(alpha, axis_size(axis_name))
-        assert state.extra is not None
-        center = state.extra["center"]
-        x, value = cond(step % period == 0, exchange, lambda *both: both, x, center.value)
-        x = add(x, updates)
-        extra = {"center": Extra(value, center.on_resize, center.is_mass)}
-        return Combined(x, state._replace(extra=extra))
+        center = state.kept("center")
+        x, center = cond(step % period == 0, exchange, lambda *both: both, x, center)
+        return Combined(add(x, updates), state.keep(center=center))
 
     return gossip_transform("easgd", plan, init, combine)
 

@@ -7,13 +7,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-from gossipjax.algorithms.frame.exchange import Received
-from gossipjax.algorithms.frame.masks import gossiped, merge_gossiped
-from gossipjax.algorithms.frame.messages import mass_in_flight, pack_messages
-from gossipjax.algorithms.frame.rounding import residuals, widen, zeros_like_model
+from gossipjax.algorithms.frame.exchange import Received, mass_in_flight, pack_messages
+from gossipjax.algorithms.frame.parameters import (
+    gossiped,
+    merge_gossiped,
+    residuals,
+    widen,
+    zeros_like_model,
+)
 from gossipjax.algorithms.frame.state import (
     ExchangePlan,
     GossipState,
@@ -23,10 +26,14 @@ from gossipjax.algorithms.frame.state import (
     debias,
     init_state,
     numerators,
-    require_axis_names,
 )
-from gossipjax.algorithms.frame.transform import Combined, gossip_transform
-from gossipjax.algorithms.sgp import sgp
+from gossipjax.algorithms.frame.transform import (
+    Combined,
+    gossip_transform,
+    make_route,
+    require_flag,
+)
+from gossipjax.algorithms.sgp import mix_updated
 from gossipjax.collectives import (
     Layout,
     StepLike,
@@ -34,12 +41,11 @@ from gossipjax.collectives import (
     at_round,
     cast_like,
     cond,
-    mix,
     require_schedule,
     split,
 )
 from gossipjax.topology.schedule import Schedule, require_int
-from gossipjax.wire import WireLike, make_wire
+from gossipjax.wire import WireLike
 
 
 def osgp(
@@ -66,9 +72,9 @@ def osgp(
     schedule, as in `schedule.every(overlap)`: the switches of a piecewise schedule fall on tau
     times their step. A message travels in tau chunks, one per step.
 
-    The parameters that the user holds are the de-biased `z`. The state holds `w` and the messages
-    in flight, already scaled; the rest is as in `sgp`. The sum of `x`, or `w`, over nodes and
-    messages changes only by the updates.
+    The parameters that the user holds are the de-biased `z`. The state is as in `sgp`, with the
+    messages in flight, already scaled. The sum of `x`, or `w`, over nodes and messages changes only
+    by the updates.
 
     The exchange depends on nothing of its step. It can be a separate program: `gx.exchange` makes
     `received`, and `update(..., received=received)` then holds no collective.
@@ -78,9 +84,7 @@ def osgp(
       overlap: tau, steps between sending a message and using it.
       biased: the ablation of the paper's table 4: messages carry no weight, and z = x. The mass in
         flight is missing from every model, which makes it worse.
-      axis_name: the mapped axis of the nodes.
-      local_axis_name: the axis of the devices of one node, as in `sgp`.
-      wire: a narrower type or a dense codec for messages, as in `sgp`.
+      axis_name, local_axis_name, wire: as in `gx.sgp`.
 
     `update` takes `step=` as in `sgp`, and steps must follow one another: a message is delivered by
     the round before. `gx.canonical_step(opt_state, k)` gives the static ones. Where steps are
@@ -88,8 +92,7 @@ def osgp(
     own would return messages to their senders.
 
     Raises:
-      ValueError: if the overlap is below 0; when traced, if the state is of another overlap or
-        schedule; else as `sgp`.
+      ValueError: if the overlap is below 0; else as `gx.sgp`.
 
     References:
       Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
@@ -108,13 +111,11 @@ def osgp(
     """
     require_schedule(schedule, "osgp")
     overlap = require_int(overlap, "overlap of osgp", 0)
-    if not isinstance(biased, bool | np.bool_):
-        raise ValueError(f"biased of osgp must be True or False, got {biased!r}.")
-    require_axis_names("osgp", axis_name, local_axis_name)
-    route = make_wire(axis_name, local_axis_name, wire)
+    require_flag(biased, "biased of osgp")
+    route = make_route("osgp", axis_name, local_axis_name, wire)
     plan = ExchangePlan(schedule, overlap, route)
     if overlap == 0:
-        return _biased_sgp(plan) if biased else sgp(schedule, **route.arguments())
+        return mix_updated("osgp", plan, push_sum=not biased)
 
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan, push_sum=not biased)
@@ -131,24 +132,6 @@ def osgp(
         receive_and_send = partial(_receive_and_send, plan, step)
         mass, in_flight = cond(step % overlap == 0, receive_and_send, _keep, *operands)
         return Combined(mass.x, state._replace(weight=mass.weight, in_flight=in_flight))
-
-    return gossip_transform("osgp", plan, init, combine)
-
-
-def _biased_sgp(plan: ExchangePlan) -> optax.GradientTransformationExtraArgs:
-    """SGP without weights: `x <- P (x + u)`."""
-
-    def init(params: optax.Params) -> GossipState:
-        return init_state(params, plan, push_sum=False)
-
-    def combine(
-        x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
-    ) -> Combined:
-        del received
-        assert plan.schedule is not None
-        key = plan.wire.make_key(state.count)
-        x, _ = mix(add(x, updates), None, plan.schedule, step, **plan.wire.arguments(), key=key)
-        return Combined(x, state)
 
     return gossip_transform("osgp", plan, init, combine)
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
 import optax
 
-from gossipjax.algorithms.frame.state import (
-    ExchangePlan,
-    GossipState,
-    Order,
-    add,
-    init_state,
-    require_axis_names,
-    require_order,
+from gossipjax.algorithms.frame.exchange import mix_once
+from gossipjax.algorithms.frame.state import ExchangePlan, GossipState, Order, add, init_state
+from gossipjax.algorithms.frame.transform import (
+    Combined,
+    gossip_transform,
+    make_route,
+    require_choice,
 )
-from gossipjax.algorithms.frame.transform import Combined, gossip_transform
-from gossipjax.collectives import StepLike, mix, require_schedule
+from gossipjax.collectives import StepLike, require_schedule
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import WireLike, make_wire
+from gossipjax.wire import WireLike
 
 
 def sgp(
@@ -36,17 +35,15 @@ def sgp(
         x, w <- P (w z), P w;    x <- x + u;    z <- x / w     order="combine-while-adapting"
 
     The first is algorithm 1. The second is what the authors' released code runs as its overlap SGP:
-    no message is stale, and yet the exchange needs nothing that the step computes, so that it
-    hides behind the gradients as that of `osgp` does, with all of their mixing one update later.
-    Take the first where the exchange is cheap, the second where it is not: its largest stable
-    learning rate with momentum is higher than that of `osgp`.
+    no message is stale, and the exchange needs nothing that the step computes, so it hides behind
+    the gradients. Take the first where the exchange is cheap, and the second where it is not: its
+    largest stable learning rate with momentum is higher than that of `osgp`.
 
     The parameters that the user holds are the de-biased `z`, `[...]` per node, so gradients, weight
     decay and clipping all see `z`; momentum is local. Note that `u` is added to the numerator: at
     weight `w` the model moves by `u / w`. The state is a `GossipState` with the weight `w`, a
     scalar, and, if any parameter has less precision than float32, float32 residuals of all: what
-    rounding left over. Updates have the types of the parameters, and changes of the parameters from
-    outside the chain are seen in any type.
+    rounding left over.
 
     After SGD with Nesterov momentum this is algorithm 2 of the ICLR submission; after Adam it is
     Adam-SGP.
@@ -58,11 +55,11 @@ def sgp(
       local_axis_name: the axis of the devices of one node, if it has several (`allreduce` over it
         goes first in the chain): each device then exchanges its share of the message.
       wire: the form of messages: a narrower type, such as `jnp.bfloat16`, or a dense codec, such as
-        `gx.wire.int8()`. The sender keeps what rounding leaves out, so no mass is lost;
-        weights travel in full precision, and sums are taken in float32 at least. Nodes then agree
-        up to this rounding and no better: the consensus distance ends at about 1.3e-3 of the
-        model's norm for bfloat16. Codecs that draw random numbers take them from their seed, the
-        count of the state and the node, so that a resumed run draws the same.
+        `gx.wire.int8()`. The sender keeps what rounding leaves out, so no mass is lost; weights
+        travel in full precision, and sums are taken in float32 at least. Nodes then agree up to
+        this rounding and no better: the consensus distance ends at about 1.3e-3 of the model's norm
+        for bfloat16. Codecs that draw random numbers take them from their seed, the count of the
+        state and the node, so that a resumed run draws the same.
 
     The transform's `update` takes `step=`, which picks the round and nothing else: an integer (one
     compiled program per round, see `gx.canonical_step`), a traced scalar that is the same on every
@@ -70,10 +67,9 @@ def sgp(
     small all-reduce.
 
     Raises:
-      ValueError: if `wire` is neither a floating-point type of at least 16 bits nor a dense codec
-        (for sparse ones use `gx.choco`); when traced, if the axis is missing or of
-        another size than the schedule's, `params` are not passed to `update`, a leaf is not
-        floating-point, or the state is of another schedule or wire.
+      ValueError: if an argument is not as above (for sparse codecs use `gx.choco`); when traced, if
+        the axis is missing or of another size than the schedule's, `params` are not passed to
+        `update`, a leaf is not floating-point, or the state is of another schedule or wire.
 
     References:
       Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
@@ -97,24 +93,24 @@ def sgp(
     True
     """
     require_schedule(schedule, "sgp")
-    require_order(order)
-    require_axis_names("sgp", axis_name, local_axis_name)
-    route = make_wire(axis_name, local_axis_name, wire)
-    plan = ExchangePlan(schedule, wire=route, order=order)
+    require_choice(order, "order of sgp", get_args(Order))
+    route = make_route("sgp", axis_name, local_axis_name, wire)
+    return mix_updated("sgp", ExchangePlan(schedule, wire=route, order=order), push_sum=True)
 
-    def init(params: optax.Params) -> GossipState:
-        return init_state(params, plan, push_sum=True)
+
+def mix_updated(
+    name: str, plan: ExchangePlan, *, push_sum: bool
+) -> optax.GradientTransformationExtraArgs:
+    """`x <- P (x + u)`, or `P x + u` by the order of the plan; with `push_sum` the weight, too."""
 
     def combine(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
     ) -> Combined:
-        if order == "adapt-then-combine":
-            y = add(x, updates)
-            key = route.make_key(state.count)
-            x, w = mix(y, state.weight, schedule, step, **route.arguments(), key=key)
-        else:
-            w = received.weight
+        if plan.exchanges_early:
+            weight = received.weight
             x = add(received.x, updates)
-        return Combined(x, state._replace(weight=w))
+        else:
+            x, weight = mix_once(add(x, updates), state.weight, state, step)
+        return Combined(x, state._replace(weight=weight))
 
-    return gossip_transform("sgp", plan, init, combine)
+    return gossip_transform(name, plan, partial(init_state, plan=plan, push_sum=push_sum), combine)

@@ -11,11 +11,17 @@ import optax
 
 from gossipjax.algorithms.allreduce import ErrorFeedback
 from gossipjax.algorithms.apply_if_finite import ApplyIfFiniteState
-from gossipjax.algorithms.frame.accumulation import require_no_accumulation
-from gossipjax.algorithms.frame.state import GossipState, require_axis_names
-from gossipjax.algorithms.outer.plan import OuterState
+from gossipjax.algorithms.frame.chain import OuterState, find_parts, require_no_accumulation
+from gossipjax.algorithms.frame.state import GossipState
+from gossipjax.algorithms.frame.transform import (
+    require_axis_names,
+    require_state,
+    require_transform,
+)
 from gossipjax.sharding import ShardedState, Specs, axes_of, constrain, inner_axes, use_specs
 from gossipjax.wire import Codec, FloatCodec
+
+EXCHANGES = (GossipState, ErrorFeedback, OuterState)  # states with a plan that has a wire
 
 
 def sharded(
@@ -86,12 +92,9 @@ def sharded(
     >>> gx.gossip_state(state).schedule.size
     2
     """
-    if not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
-        raise ValueError(
-            f"tx of sharded must be an optax.GradientTransformation, got {type(tx).__name__}."
-        )
-    require_axis_names("sharded", axis_name, None)
-    whole = _Sharded(optax.with_extra_args_support(tx), Specs.make(specs, axis_name), axis_name)
+    tx = require_transform(tx, "tx of sharded")
+    require_axis_names("sharded", axis_name)
+    whole = _Sharded(tx, Specs.make(specs, axis_name), axis_name)
     return optax.GradientTransformationExtraArgs(whole.init, whole.update)
 
 
@@ -133,11 +136,7 @@ class _Sharded:
 
 def _require_own_state(state: Any, specs: Specs) -> Any:
     """Returns the state inside; raises `ValueError` unless it was made for these specs."""
-    if not isinstance(state, ShardedState):
-        raise ValueError(
-            f"the state of sharded must be a ShardedState, got {type(state).__name__}, the state "
-            "of another transform: make it by tx.init(params) of the same chain."
-        )
+    require_state(state, ShardedState, "sharded")
     if state.specs != specs:
         raise ValueError(
             "the state of sharded must have been made with its specs, got one of others: make it "
@@ -163,14 +162,9 @@ def _require_no_optimizer(specs: Specs, state: Any) -> None:
         )
 
 
-def _exchanges(part: Any) -> bool:
-    """Whether a state is of what exchanges, with a plan that has a wire."""
-    return isinstance(part, GossipState | ErrorFeedback | OuterState)
-
-
 def _require_axis(axis_name: str, state: Any) -> None:
     """Raises `ValueError` if the transform inside exchanges over another axis."""
-    for part in filter(_exchanges, jax.tree.leaves(state, is_leaf=_exchanges)):
+    for part in find_parts(state, *EXCHANGES):
         if part.plan.wire.axis_name != axis_name:
             raise ValueError(
                 f"axis_name of sharded must be that of tx, {part.plan.wire.axis_name!r}, got "
@@ -205,7 +199,7 @@ def _rounds_alone(codec: Codec, dtype: Any) -> bool:
 
 def _codec_of(state: Any) -> Codec | None:
     """The codec of the exchanges of a state that is made for them."""
-    for part in filter(_exchanges, jax.tree.leaves(state, is_leaf=_exchanges)):
+    for part in find_parts(state, *EXCHANGES):
         if part.plan.wire.codec is not None:
             return part.plan.wire.codec
         if isinstance(part, OuterState):

@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from gossipjax.algorithms.allreduce import ErrorFeedback
-from gossipjax.algorithms.frame.accumulation import AccumulationState
+from gossipjax.algorithms.frame.chain import AccumulationState, OuterState
 from gossipjax.algorithms.frame.state import GossipState
-from gossipjax.algorithms.outer.plan import OuterState
 from gossipjax.topology.schedule import Schedule
 
 PRIMES = tuple(map(np.uint32, (2654435761, 2246822519, 3266489917, 668265263, 374761393)))

@@ -16,7 +16,7 @@ import optax
 
 from gossipjax import meshes
 from gossipjax.algorithms.frame.chain import gossip_state
-from gossipjax.algorithms.frame.messages import message_layout
+from gossipjax.algorithms.frame.exchange import message_layout
 from gossipjax.algorithms.frame.state import Extra, GossipState, InFlight, PushSum
 from gossipjax.checkpoint._leaves import is_key
 from gossipjax.collectives import accumulation_dtype, cast_like, require_floats

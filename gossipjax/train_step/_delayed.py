@@ -8,10 +8,9 @@ from typing import Any
 
 import optax
 
-from gossipjax.algorithms.frame.chain import outer_state, step_plan
+from gossipjax.algorithms.frame.chain import OuterState, outer_state, step_plan
 from gossipjax.algorithms.frame.state import apply_updates
-from gossipjax.algorithms.outer.averages import average_sent
-from gossipjax.algorithms.outer.plan import OuterState
+from gossipjax.algorithms.outer import average_sent
 from gossipjax.spmd import Nodes
 from gossipjax.train_step._background import Background, has_collectives, spmd_by_step
 

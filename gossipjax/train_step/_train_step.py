@@ -12,8 +12,9 @@ import optax
 from jax.sharding import Mesh
 
 from gossipjax import launch, meshes
-from gossipjax.algorithms.frame.accumulation import accumulation_plan
 from gossipjax.algorithms.frame.chain import (
+    StepPlan,
+    accumulation_plan,
     gossip_state,
     outer_state,
     replace_gossip_state,
@@ -24,7 +25,6 @@ from gossipjax.algorithms.frame.chain import (
 from gossipjax.algorithms.frame.exchange import exchange
 from gossipjax.algorithms.frame.state import GossipState, InFlight, apply_updates
 from gossipjax.algorithms.osgp import add_received
-from gossipjax.algorithms.outer.plan import StepPlan
 from gossipjax.sharding import constrain, shard_specs
 from gossipjax.spmd import Nodes, as_nodes, donate_on_accelerators
 from gossipjax.spmd.arguments import Argnums, argument_numbers, require_function, require_transform

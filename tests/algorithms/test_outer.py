@@ -25,7 +25,7 @@ from promotion import promoting
 
 import gossipjax as gx
 from gossipjax.algorithms.frame.chain import outer_state
-from gossipjax.algorithms.outer.fragments import split_leaves
+from gossipjax.algorithms.frame.exchange import split_leaves
 from gossipjax.checkpoint import change_nodes
 
 N = 4

@@ -128,7 +128,7 @@ for name in ("quasi_global", "quasi_global_adam", "mixed_momentum"):
         f"{name} rate",
         lambda rate, name=name: getattr(gx, name)(RING, rate),
         [None, "0.1", 0, NAN, jnp.ones(2)],
-        "must be a positive number",
+        "must be a number above 0",
     )
 for name, make in {"top_k": gx.wire.top_k, "random_k": gx.wire.random_k}.items():
     ROWS += calls(
@@ -197,7 +197,7 @@ for name, function, values, message in (
         "adam gradient_weight",
         lambda weight: gx.quasi_global_adam(RING, 0.1, gradient_weight=weight),
         [0, NAN],
-        "gradient_weight of quasi_global_adam must be a positive number",
+        "gradient_weight of quasi_global_adam must be a number above 0",
     ),
     (
         "relay missing",

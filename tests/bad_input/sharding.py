@@ -124,7 +124,7 @@ ROWS += [
     Call(
         "the state of another transform",
         lambda: update(gx.sharded(SGP, SPECS), change=lambda state: state.inner),
-        "the state of sharded must be a ShardedState",
+        "the state of sharded must be of type ShardedState",
     ),
     Call(
         "the state of other specs",

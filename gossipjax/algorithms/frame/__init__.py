@@ -1,12 +1,12 @@
 """What all algorithms share: the state, its wrapper, and the way to it in a chain.
 
+- parameters: those of less than 32 bits, and the part of them that a masked transform sees.
 - state: `GossipState`, and the plan of the exchange in it.
-- transform: the wrapper of all gossip transforms, and the exchange that can run before a step.
-- chain: the state inside that of a chain, and its static steps.
-- masks: the part of the parameters that a masked transform sees.
-- rounding: parameters of less than 32 bits.
+- chain: the states inside that of a chain, and its static steps.
+- exchange: one round, messages in flight, and the exchange that can run before a step.
+- transform: the wrapper of all gossip transforms, and the checks of arguments.
 """
 
-from gossipjax.algorithms.frame import chain, masks, rounding, state, transform
+from gossipjax.algorithms.frame import chain, exchange, parameters, state, transform
 
-__all__ = ["chain", "masks", "rounding", "state", "transform"]
+__all__ = ["chain", "exchange", "parameters", "state", "transform"]

@@ -1,20 +1,311 @@
-"""The gossip state inside the state of a chain, and the steps that its plan asks for."""
+"""Which program a step of a chain needs: the plans in its state, and the static steps they ask for.
+
+A chain holds one gossip state at most, inside `gx.outer` or `gx.accumulate` or not. Each of the
+three has a plan, static data of its state; a `StepPlan` is all of them.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+import functools
+import math
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 import optax
 from jax.core import Tracer
 
-from gossipjax.algorithms.frame.accumulation import accumulation_plan, accumulation_state
-from gossipjax.algorithms.frame.state import ExchangePlan, GossipState
-from gossipjax.algorithms.outer.plan import OuterPlan, OuterState, StepPlan
+from gossipjax.algorithms.frame.state import DEFAULT_WIRE, ExchangePlan, GossipState
+from gossipjax.collectives import StepLike
 from gossipjax.last import takes_gradients
 from gossipjax.sharding import ShardedState
+from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.traced import traced_arguments
+from gossipjax.wire import Wire
+
+MAX_STEPS = 2**16  # of one cycle of gossip and outer steps together
+
+Average = Schedule | Literal["exact", "none"]
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class AccumulationPlan:
+    """When the gradients of several steps make an update: static data of the state.
+
+    Attributes:
+      every: k. Steps `k m, ..., k m + k - 1` make update `m`, at the end of the last of them.
+    """
+
+    every: int = 1
+
+    def makes_update(self, step: Any) -> Any:
+        """Whether `step` is the last of those for an update."""
+        return (step + 1) % self.every == 0
+
+    def update_number(self, step: StepLike) -> StepLike:
+        """The number of the update to which the gradient of `step` belongs."""
+        return step if self.every == 1 else step // self.every
+
+    def last_step(self, update: int) -> int:
+        """The step that makes the update of this number."""
+        return (update + 1) * self.every - 1
+
+
+EVERY_STEP = AccumulationPlan()
+
+
+class AccumulationState(NamedTuple):
+    """State of `gx.accumulate` for one node.
+
+    Attributes:
+      pending: int32 scalar, the number of gradients in `total`.
+      total: the sum of the gradients since the last update, float32 at least.
+      inner: the state of the chain inside.
+      plan: static: the `AccumulationPlan`.
+    """
+
+    pending: Any
+    total: Any
+    inner: Any
+    plan: Any
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class OuterPlan:
+    """When an outer optimizer averages which fragment, and over whom.
+
+    Attributes:
+      every: H, steps from one average of a fragment to the next.
+      average: "exact", "none", or a schedule: period `m` of H steps uses its round `m`.
+      fragments: p. Fragment `f` is sent at the end of every step `k` with
+        `k + 1 = (f + 1) H // p  (mod H)`, the last one thus at that of each H-th step.
+      delay: steps between sending a fragment and using its average.
+      mix: the weight of the local model where an average is used.
+      pull: the weight of the distance between anchors, where `average` is a schedule.
+      wire: the axes and the type of messages.
+    """
+
+    every: int
+    average: Average = "exact"
+    fragments: int = 1
+    delay: int = 0
+    mix: float = 0.0
+    pull: float = 1.0
+    wire: Wire = DEFAULT_WIRE
+
+    @property
+    def replaces_all(self) -> bool:
+        """Whether an outer step leaves nothing of the models that it has averaged."""
+        return self.average == "exact" and self.fragments == 1 and self.mix == 0
+
+    def skips_exchange(self, step: StepLike) -> bool:
+        """Whether the gossip inside need not exchange at `step`, if that is known when traced.
+
+        Its exchange would change nothing of the average over all nodes, and the outer step then
+        replaces all models, weights and messages.
+        """
+        is_known = isinstance(step, int | np.integer)
+        return self.replaces_all and not self.delay and is_known and bool(self.is_used(0, step))
+
+    @property
+    def can_run_beside(self) -> bool:
+        """Whether an average may be taken beside the steps between sending and using it."""
+        return self.delay > 0 and self.average != "none"
+
+    def is_sent(self, fragment: int, step: Any) -> Any:
+        """Whether the fragment's outer gradient is taken at the end of `step`."""
+        offset = (fragment + 1) * self.every // self.fragments
+        return (step + 1 - offset) % self.every == 0
+
+    def is_used(self, fragment: int, step: Any) -> Any:
+        """Whether the average that was sent `delay` steps before is used at the end of `step`."""
+        return self.is_sent(fragment, step - self.delay) & (step >= self.delay)
+
+    def sent_at(self, step: int) -> int | None:
+        """The fragment whose outer gradient is taken at the end of `step`."""
+        return next((f for f in range(self.fragments) if self.is_sent(f, step)), None)
+
+    def used_at(self, step: int) -> int | None:
+        """The fragment whose average is used at the end of `step`."""
+        return next((f for f in range(self.fragments) if self.is_used(f, step)), None)
+
+    def is_outer_step(self, step: int) -> bool:
+        """Whether anything is sent or used at the end of `step`."""
+        return self.sent_at(step) is not None or self.used_at(step) is not None
+
+    def round_number(self, step: StepLike) -> StepLike:
+        """The round of the schedule for the average that is used at the end of `step`."""
+        return (step - self.delay) // self.every
+
+    def roles(self, steps: np.ndarray) -> np.ndarray:
+        """What each step does, `[steps, 3]`: the fragments sent and used, and the round; or -1."""
+        sent = np.full(len(steps), -1)
+        used = np.full(len(steps), -1)
+        for fragment in range(self.fragments):
+            sent[self.is_sent(fragment, steps)] = fragment
+            used[self.is_used(fragment, steps)] = fragment
+        rounds = np.full(len(steps), -1)
+        if isinstance(self.average, Schedule):
+            for number in np.flatnonzero(used >= 0):
+                step = int(self.round_number(int(steps[number])))
+                rounds[number] = self.average.index_at(step)
+        return np.stack([sent, used, rounds], axis=1)
+
+    @property
+    def cycle(self) -> tuple[int, int]:
+        """The step from which on the roles repeat, and after how many steps."""
+        start, length = ExchangePlan(
+            self.average if isinstance(self.average, Schedule) else None
+        ).cycle
+        return self.delay + self.every * start, self.every * length
+
+
+class OuterState(NamedTuple):
+    """State of `gx.outer` for one node.
+
+    Attributes:
+      count: int32 scalar, the number of updates so far.
+      inner: the state of the chain inside.
+      local: the `GossipState` of a chain that holds none, with its residuals; else None.
+      anchor: the model after the last outer step, like the parameters, float32 at least; the same
+        on all nodes where `average="exact"`.
+      outer: the state of the outer optimizer, by fragment.
+      sent: this node's outer gradients, like `anchor`, each kept until its average is used; None
+        without delay.
+      sent_counts: int32 `[p]`, the updates before that after which each fragment was sent; -1
+        before that, and once its average was used; None without delay.
+      plan: static: the `OuterPlan`.
+    """
+
+    count: Any
+    inner: Any
+    local: Any
+    anchor: Any
+    outer: Any
+    sent: Any
+    sent_counts: Any
+    plan: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class StepPlan:
+    """All that decides which program a step needs: the rounds of the gossip and the outer steps.
+
+    Attributes:
+      exchange: the plan of the gossip.
+      outer: the plan of the outer optimizer, if there is one.
+      is_local: whether the chain inside the outer optimizer holds no gossip.
+      accumulation: which steps make an update; the others exchange nothing.
+    """
+
+    exchange: ExchangePlan
+    outer: OuterPlan | None = None
+    is_local: bool = False
+    accumulation: AccumulationPlan = EVERY_STEP
+
+    @property
+    def of_updates(self) -> StepPlan:
+        """The plan of the chain inside `gx.accumulate`, whose steps are updates."""
+        return dataclasses.replace(self, accumulation=EVERY_STEP)
+
+    @property
+    def cycle(self) -> tuple[int, int]:
+        """The step from which on all repeats, and after how many steps."""
+        start, length = self.exchange.cycle
+        if self.outer is None:
+            return start, length
+        outer_start, outer_length = self.outer.cycle
+        return max(start, outer_start), math.lcm(length, outer_length)
+
+    def goes_on_alike(self, step: int, other: int) -> bool:
+        """Whether the steps from `step` on are those from `other` on."""
+        start, length = self.cycle
+        return step == other or (min(step, other) >= start and (step - other) % length == 0)
+
+    def canonical_step(self, step: int) -> int:
+        """The smallest step with the same compiled program as `step`; see `gx.canonical_step`."""
+        if self.accumulation.every > 1:
+            step = require_int(step, "step", 0)
+            if not self.accumulation.makes_update(step):
+                return 0
+            update = self.of_updates.canonical_step(step // self.accumulation.every)
+            return self.accumulation.last_step(update)
+        canonical = self.exchange.canonical_step(step)
+        if self.outer is None:
+            return canonical
+        cycle = _find_cycle(self.exchange, self.outer)
+        return int(step) if cycle is None else cycle.canonical_step(step)
+
+    @property
+    def canonical_steps(self) -> tuple[int, ...] | range:
+        """All values of `canonical_step`; more than `MAX_STEPS` are not listed."""
+        if self.accumulation.every > 1:
+            updates = self.of_updates.canonical_steps
+            return (0, *map(self.accumulation.last_step, updates))
+        if self.outer is None:
+            return self.exchange.canonical_steps
+        cycle = _find_cycle(self.exchange, self.outer)
+        return range(MAX_STEPS) if cycle is None else cycle.canonical_steps
+
+
+class _Cycle(NamedTuple):
+    """The canonical step of each of the first steps, of which the last `length` repeat."""
+
+    steps: np.ndarray
+    length: int
+    canonical_steps: tuple[int, ...]
+
+    def canonical_step(self, step: int) -> int:
+        start = len(self.steps) - self.length
+        return int(self.steps[step if step < start else start + (step - start) % self.length])
+
+
+@functools.lru_cache(64)
+def _find_cycle(exchange: ExchangePlan, outer: OuterPlan) -> _Cycle | None:
+    """None if one cycle of both is longer than `MAX_STEPS`."""
+    gossip_start, gossip_length = exchange.cycle
+    start, length = StepPlan(exchange, outer).cycle
+    if start + length > MAX_STEPS:
+        return None
+    steps = np.arange(start + length)
+    within = np.where(
+        steps < gossip_start, steps, gossip_start + (steps - gossip_start) % gossip_length
+    )
+    rounds = [exchange.canonical_step(k) for k in range(gossip_start + gossip_length)]
+    roles = np.column_stack([np.array(rounds)[within], outer.roles(steps)])
+    _, first, inverse = np.unique(roles, axis=0, return_index=True, return_inverse=True)
+    return _Cycle(first[inverse.ravel()], length, tuple(sorted(first.tolist())))
+
+
+def find_parts(tree: Any, *kinds: type) -> list[Any]:
+    """The states of these kinds in a tree, without those inside of one another."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda part: isinstance(part, kinds))
+    return [part for part in leaves if isinstance(part, kinds)]
+
+
+def outer_state(opt_state: optax.OptState) -> OuterState | None:
+    """The state of `gx.outer` inside the state of a chain; None if there is none."""
+    return next(iter(find_parts(opt_state, OuterState)), None)
+
+
+def accumulation_state(opt_state: Any) -> AccumulationState | None:
+    """The state of `gx.accumulate` inside the state of a chain; None if there is none."""
+    return next(iter(find_parts(opt_state, AccumulationState)), None)
+
+
+def accumulation_plan(opt_state: Any) -> AccumulationPlan:
+    """The plan in the state of a chain; without `gx.accumulate`, every step makes an update."""
+    state = accumulation_state(opt_state)
+    return EVERY_STEP if state is None else state.plan
+
+
+def require_no_accumulation(opt_state: Any, name: str, way_out: str) -> None:
+    """Raises `ValueError` if there is `gx.accumulate` in a chain; `name` is that of the chain."""
+    if accumulation_state(opt_state) is not None:
+        raise ValueError(f"{name} must not accumulate, got gx.accumulate: {way_out}")
 
 
 def gossip_state(opt_state: optax.OptState) -> GossipState | None:
@@ -47,21 +338,19 @@ def _find_states(opt_state: optax.OptState) -> list[GossipState]:
     for part in jax.tree.leaves(opt_state, is_leaf=_ends_search):
         if isinstance(part, GossipState):
             states.append(part)
-        elif _skips_by_node(part):
-            inside = [state for inner in part for state in _find_states(inner)]
-            if inside:
-                raise ValueError(
-                    "gossip must not stand inside optax.apply_if_finite or optax.MultiSteps with "
-                    "should_skip_update_fn, as nodes that decide by their own gradients would wait "
-                    f"for each other, got {type(part).__name__} around it: use "
-                    "gx.apply_if_finite, or put it before the gossip in the chain."
-                )
+        elif _skips_by_node(part) and any(_find_states(inner) for inner in part):
+            raise ValueError(
+                "gossip must not stand inside optax.apply_if_finite or optax.MultiSteps with "
+                "should_skip_update_fn, as nodes that decide by their own gradients would wait for "
+                f"each other, got {type(part).__name__} around it: use gx.apply_if_finite, or put "
+                "it before the gossip in the chain."
+            )
     return states
 
 
 def _skips_by_node(part: Any) -> bool:
     """Whether the state is of a wrapper that skips updates by what one node alone sees."""
-    if is_multi_steps(part):
+    if isinstance(part, optax.MultiStepsState):
         return bool(jax.tree.leaves(part.skip_state))
     return type(part) is optax.ApplyIfFiniteState
 
@@ -72,34 +361,31 @@ def _ends_search(part: Any) -> bool:
 
 def require_no_momentum(opt_state: optax.OptState) -> None:
     """Raises `ValueError` if momentum stands before a gossip that is the optimizer itself."""
-    for part in jax.tree.leaves(opt_state, is_leaf=_is_chain_of_gossip):
-        if not _is_chain_of_gossip(part):
-            continue
-        place = _place_of_gossip(part)
-        before = jax.tree.leaves(part[:place], is_leaf=_is_momentum)
-        if takes_gradients(part[place]) and any(map(_is_momentum, before)):
+    for chain, place in _find_chains(opt_state):
+        momentum = find_parts(chain[:place], optax.TraceState, optax.ScaleByAdamState)
+        if takes_gradients(chain[place]) and momentum:
             raise ValueError(
                 "gossip that is the optimizer must get gradients, got updates of one with momentum "
                 "before it: leave that out."
             )
 
 
-def _is_chain_of_gossip(part: Any) -> bool:
-    return type(part) is tuple and any(_as_gossip(state) is not None for state in part)
+def _find_chains(tree: Any) -> list[tuple[tuple[Any, ...], int]]:
+    """The states of the chains of transforms in which a gossip stands, and its place in each."""
 
+    def place_of(part: Any) -> int | None:
+        parts = part if type(part) is tuple else ()
+        return next((i for i, state in enumerate(parts) if _as_gossip(state) is not None), None)
 
-def _place_of_gossip(chain: tuple[Any, ...]) -> int:
-    return next(i for i, state in enumerate(chain) if _as_gossip(state) is not None)
+    leaves = jax.tree.leaves(tree, is_leaf=lambda part: place_of(part) is not None)
+    places = ((part, place_of(part)) for part in leaves)
+    return [(chain, place) for chain, place in places if place is not None]
 
 
 def _as_gossip(state: Any) -> GossipState | None:
     """The gossip state that stands in this place of a chain, by itself or inside `gx.sharded`."""
     inner = state.inner if isinstance(state, ShardedState) else state
     return inner if isinstance(inner, GossipState) else None
-
-
-def _is_momentum(part: Any) -> bool:
-    return isinstance(part, optax.TraceState | optax.ScaleByAdamState)
 
 
 def replace_gossip_state(opt_state: optax.OptState, **fields: Any) -> Any:
@@ -115,16 +401,6 @@ def exchange_plan(opt_state: optax.OptState) -> ExchangePlan:
     """The plan in the state of a chain; without gossip, that of a static all-reduce."""
     state = gossip_state(opt_state)
     return ExchangePlan() if state is None else state.plan
-
-
-def outer_state(opt_state: optax.OptState) -> OuterState | None:
-    """The state of `gx.outer` inside the state of a chain; None if there is none."""
-    leaves = jax.tree.leaves(opt_state, is_leaf=_is_outer)
-    return next(filter(_is_outer, leaves), None)
-
-
-def _is_outer(part: Any) -> bool:
-    return isinstance(part, OuterState)
 
 
 def step_plan(opt_state: optax.OptState) -> StepPlan:
@@ -148,7 +424,7 @@ def require_updates_numbered(opt_state: optax.OptState) -> None:
     So it is inside `optax.MultiSteps`, and beside `gx.accumulate`. Also where `MultiSteps` hands
     zeros to a gossip whose every update must carry a gradient.
     """
-    for part in filter(_exchanges, jax.tree.leaves(opt_state, is_leaf=_exchanges)):
+    for part in find_parts(opt_state, GossipState, OuterState):
         _require_updates_numbered(opt_state, part.plan, is_numbered=True)
 
 
@@ -163,15 +439,16 @@ def require_updates_numbered_here(plan: ExchangePlan | OuterPlan, step: Any) -> 
 
 
 def _require_updates_numbered(tree: Any, plan: ExchangePlan | OuterPlan, is_numbered: bool) -> None:
-    for part in filter(is_multi_steps, jax.tree.leaves(tree, is_leaf=is_multi_steps)):
-        if is_numbered and _holds(part.inner_opt_state, plan):
+    for part in find_parts(tree, optax.MultiStepsState):
+        # Not one inside `gx.outer`, which numbers its steps.
+        inside = find_parts(part.inner_opt_state, GossipState, OuterState)
+        if is_numbered and any(state.plan == plan for state in inside):
             raise ValueError(
                 "gossip must not stand inside optax.MultiSteps where steps are numbered, as the "
                 "number of a step is not that of an update, got MultiStepsState around it: use "
                 "gx.accumulate(tx, every), or leave step out."
             )
-    for chain in filter(_is_chain_of_gossip, jax.tree.leaves(tree, is_leaf=_is_chain_of_gossip)):
-        place = _place_of_gossip(chain)
+    for chain, place in _find_chains(tree):
         gossip = _as_gossip(chain[place])
         if gossip is None or gossip.plan != plan:
             continue
@@ -180,29 +457,13 @@ def _require_updates_numbered(tree: Any, plan: ExchangePlan | OuterPlan, is_numb
                 "gossip must stand inside gx.accumulate, got it beside: it would exchange at every "
                 "step. Write gx.accumulate(optax.chain(optimizer, gossip), every)."
             )
-        before = jax.tree.leaves(chain[:place], is_leaf=is_multi_steps)
-        if gossip.plan.moves_by_zeros and any(map(is_multi_steps, before)):
+        if gossip.plan.moves_by_zeros and find_parts(chain[:place], optax.MultiStepsState):
             raise ValueError(
                 "every update must carry a gradient where the gossip keeps a correction, a "
                 "momentum or messages that move at each, got optax.MultiSteps before it, which "
                 "hands on zeros in between: use gx.accumulate_gradients(gradients, every), or "
                 "gx.accumulate(tx, every) around the whole chain."
             )
-
-
-def is_multi_steps(part: Any) -> bool:
-    """Whether this is the state of `optax.MultiSteps`."""
-    return isinstance(part, optax.MultiStepsState)
-
-
-def _exchanges(part: Any) -> bool:
-    return isinstance(part, GossipState | OuterState)
-
-
-def _holds(tree: Any, plan: ExchangePlan | OuterPlan) -> bool:
-    """Whether there is a state of this plan, not one inside `gx.outer`, which numbers its steps."""
-    parts = filter(_exchanges, jax.tree.leaves(tree, is_leaf=_exchanges))
-    return any(part.plan == plan for part in parts)
 
 
 def canonical_step(opt_state: optax.OptState, step: int) -> int:

@@ -1,7 +1,12 @@
-"""The exchange that needs nothing of its step, and can be a program of its own."""
+"""Exchanges: one round of the plan in a state, and the one that can be a program of its own.
+
+Messages in flight are kept as they travel, or, inside `gx.sharded`, like the parameters. A model
+may travel in fragments: consecutive leaves of a tree, the others left out of it.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -11,11 +16,13 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
-from gossipjax.algorithms.frame.accumulation import accumulation_plan
-from gossipjax.algorithms.frame.chain import gossip_state, require_updates_numbered
-from gossipjax.algorithms.frame.masks import gossiped
+from gossipjax.algorithms.frame.chain import (
+    accumulation_plan,
+    gossip_state,
+    require_updates_numbered,
+)
+from gossipjax.algorithms.frame.parameters import gossiped
 from gossipjax.algorithms.frame.state import GossipState, InFlight, PushSum, numerators
-from gossipjax.algorithms.outer.fragments import merge, pick, split_leaves
 from gossipjax.collectives import (
     Layout,
     StepLike,
@@ -23,12 +30,21 @@ from gossipjax.collectives import (
     at_round,
     deliver,
     mix,
+    pad_to_rows,
     require_step,
+    upcast,
 )
 from gossipjax.sharding import inner_axes, on_shards, shard_specs
-from gossipjax.wire import Wire, fold_in
+from gossipjax.topology.schedule import Round
+from gossipjax.wire import fold_in
 
 Received = InFlight | PushSum
+
+
+def mix_once(tree: Any, weight: Any, state: GossipState, step: StepLike) -> tuple[Any, Any]:
+    """`P x, P w`: the round of `step` of the plan in a state."""
+    key = state.wire.make_key(state.count)
+    return mix(tree, weight, state.plan.schedule, step, **state.wire.arguments(), key=key)
 
 
 def exchange(
@@ -84,9 +100,11 @@ def exchange(
         )
     step = accumulation.update_number(step)
     assert state.schedule is not None
-    wire = state.wire if axis_name is None else state.wire._replace(axis_name=axis_name)
-    require_step(step, wire.axis_name)
-    if not state.plan.overlap and params is None:
+    plan = state.plan
+    if axis_name is not None:
+        plan = dataclasses.replace(plan, wire=plan.wire._replace(axis_name=axis_name))
+    require_step(step, plan.wire.axis_name)
+    if not plan.overlap and params is None:
         raise ValueError(
             "params must be given to the exchange of an algorithm that mixes them, got None: call "
             "gx.exchange(opt_state, step, params=params)."
@@ -96,30 +114,30 @@ def exchange(
         state.count,
         state.weight,
         in_flight=state.in_flight,
-        plan=state.plan,
+        plan=plan,
         mask=state.mask,
-        residual=None if state.plan.overlap else state.residual,
+        residual=None if plan.overlap else state.residual,
     )
-    params = None if state.plan.overlap else gossiped(params, state)
+    params = None if plan.overlap else gossiped(params, state)
     specs = shard_specs(opt_state)
     if specs is None:
-        if inner_axes(wire.axis_name):
+        if inner_axes(plan.wire.axis_name):
             raise ValueError(
                 "opt_state must be the state of the whole chain, with that of gx.sharded, where a "
                 "node has further axes, got the gossip state inside: its specs are needed."
             )
         if isinstance(state.in_flight, PushSum):
-            return exchange_parts(state, params, step, wire, split_messages(state))
-        return _exchange(state, params, step, wire)
+            return exchange_parts(state, params, step, split_messages(state))
+        return _exchange(state, params, step)
     like = state.in_flight.x if params is None else params
-    run = partial(exchange_parts, wire=wire, pieces=split_messages(state))
+    run = partial(exchange_parts, pieces=split_messages(state))
     args: tuple[Any, ...] = (state, params, step)
     if isinstance(step, int | np.integer):  # it must stay known when traced
         run = partial(run, step=step)
         args = (state, params)
     weight = None if state.weight is None else PartitionSpec()
     out_specs = PushSum(weight, specs.of(like, like))
-    return on_shards(run, specs, wire.axis_name, specs.of(args, like), out_specs)(*args)
+    return on_shards(run, specs, plan.wire.axis_name, specs.of(args, like), out_specs)(*args)
 
 
 def split_messages(state: GossipState) -> list[range]:
@@ -133,40 +151,26 @@ def split_messages(state: GossipState) -> list[range]:
     return split_leaves(leaves, max(1, min(state.overlap, len(leaves))))
 
 
-def exchange_parts(
-    state: GossipState, params: Any, step: StepLike, wire: Wire, pieces: list[range]
-) -> PushSum:
+def exchange_parts(state: GossipState, params: Any, step: StepLike, pieces: list[range]) -> PushSum:
     """`exchange` for a device of several in a node, with messages like the parameters.
 
     Under overlap a message travels in pieces, `split_messages`, of whole leaves: what of it has
     travelled is then known without knowing how it is sharded.
     """
     if not state.overlap:
-        received = _exchange(state, params, step, wire)
+        received = _exchange(state, params, step)
         assert isinstance(received, PushSum)
         return received
-    last_round = (step - 1) // state.overlap
     chunk = (step - 1) % state.overlap
-    key = wire.make_key(state.count)
 
     def send(leaves: range, mass: PushSum) -> PushSum:
         part = PushSum(mass.weight if not leaves.start else None, pick(mass.x, leaves))
         layout = Layout(part)
-        assert state.schedule is not None
-        buffers = at_round(
-            lambda round_, buffers: [
-                deliver(buffer, round_, wire, fold_in(key, i)) for i, buffer in enumerate(buffers)
-            ],
-            state.schedule,
-            last_round,
-            wire.axis_name,
-            layout.pack(part),
-        )
-        received = layout.unpack(buffers)
+        received = layout.unpack(_deliver(layout.pack(part), state, step))
         weight = mass.weight if leaves.start else received.weight
         return PushSum(weight, merge(mass.x, received.x, leaves))
 
-    mass = jax.tree.map(lambda leaf: as_varying(leaf, wire.axis_name), state.in_flight)
+    mass = jax.tree.map(lambda leaf: as_varying(leaf, state.wire.axis_name), state.in_flight)
     branches = [partial(send, leaves) for leaves in pieces]
     branches += [lambda mass: mass] * (state.overlap - len(pieces))
     if isinstance(chunk, int | np.integer):
@@ -174,36 +178,33 @@ def exchange_parts(
     return jax.lax.switch(chunk, branches, mass)
 
 
-def _exchange(state: GossipState, params: Any, step: StepLike, wire: Wire) -> Received:
-    assert state.schedule is not None
+def _exchange(state: GossipState, params: Any, step: StepLike) -> Received:
     if not state.overlap:
-        x, weight = mix(
-            numerators(params, state),
-            state.weight,
-            state.schedule,
-            step,
-            **wire.arguments(),
-            key=wire.make_key(state.count),
-        )
+        x, weight = mix_once(numerators(params, state), state.weight, state, step)
         return PushSum(weight, x)
-    last_round, chunk = (step - 1) // state.overlap, (step - 1) % state.overlap
+    chunk = (step - 1) % state.overlap
     buffers = state.in_flight.buffers
-    key = wire.make_key(state.count)
-    received = at_round(
-        lambda round_, rows: [
-            deliver(row, round_, wire, fold_in(key, i)) for i, row in enumerate(rows)
-        ],
-        state.schedule,
-        last_round,
-        wire.axis_name,
-        [jax.lax.dynamic_index_in_dim(buffer, chunk, keepdims=False) for buffer in buffers],
-    )
+    rows = [jax.lax.dynamic_index_in_dim(buffer, chunk, keepdims=False) for buffer in buffers]
+    received = _deliver(rows, state, step)
     return InFlight(
         tuple(
-            _replace_row(as_varying(buffer, wire.axis_name), row, chunk)
+            _replace_row(as_varying(buffer, state.wire.axis_name), row, chunk)
             for buffer, row in zip(buffers, received, strict=True)
         )
     )
+
+
+def _deliver(buffers: list[jax.Array], state: GossipState, step: StepLike) -> list[jax.Array]:
+    """What arrives of buffers that were sent by the round before `step`."""
+    assert state.schedule is not None
+    wire = state.wire
+    key = wire.make_key(state.count)
+
+    def deliver_all(round_: Round, buffers: list[jax.Array]) -> list[jax.Array]:
+        return [deliver(buffer, round_, wire, fold_in(key, i)) for i, buffer in enumerate(buffers)]
+
+    last_round = (step - 1) // state.overlap
+    return at_round(deliver_all, state.schedule, last_round, wire.axis_name, buffers)
 
 
 def _replace_row(buffer: jax.Array, row: jax.Array, index: StepLike) -> jax.Array:
@@ -223,3 +224,108 @@ def _replace_row(buffer: jax.Array, row: jax.Array, index: StepLike) -> jax.Arra
         return jax.lax.dynamic_update_index_in_dim(buffer, row, index, 0)
 
     return jax.lax.platform_dependent(buffer, row, cpu=select, default=update)
+
+
+def mass_in_flight(params: optax.Params, state: GossipState | None) -> PushSum:
+    """The weight and numerators (like `params`, float32 at least) of this node's messages.
+
+    Zeros where nothing is in flight; the weight is None for an algorithm without weights.
+    """
+    zeros = jax.tree.map(jnp.zeros_like, upcast(params))
+    if state is None or state.in_flight is None:
+        return PushSum(None, zeros)
+    if isinstance(state.in_flight, PushSum):
+        return state.in_flight
+    layout = message_layout(zeros, state)
+    rows = state.overlap
+    expected = [-(-size // rows) * rows for size in layout.sizes]
+    if expected != [buffer.size for buffer in state.in_flight.buffers]:
+        raise ValueError(
+            "params must be the parameters that the transform gossips, got others than those of "
+            "the messages in flight: where it is masked, pass that part of the parameters."
+        )
+    return PushSum(*layout.unpack(state.in_flight.buffers))
+
+
+def pack_messages(mass: PushSum | InFlight, overlap: int) -> InFlight:
+    """The weight and numerators of messages as they travel: in `overlap` rows per type."""
+    if isinstance(mass, InFlight):
+        return mass
+    # A buffer also for the placeholder that optax.tree_map_params gives to init, without leaves.
+    buffers = Layout(mass).pack(mass) or [jnp.zeros(0, jnp.float32)]
+    return InFlight(tuple(pad_to_rows(buffer, overlap) for buffer in buffers))
+
+
+def with_packed_messages(opt_state: Any) -> Any:
+    """The state of a chain with all messages in flight as they travel."""
+
+    def pack(part: Any) -> Any:
+        if not _is_gossip(part) or not isinstance(part.in_flight, PushSum):
+            return part
+        return part._replace(in_flight=pack_messages(part.in_flight, part.overlap))
+
+    return jax.tree.map(pack, opt_state, is_leaf=_is_gossip)
+
+
+def with_unpacked_messages(opt_state: Any, params: Any) -> Any:
+    """The state of a chain with all messages in flight as a `PushSum` like the parameters."""
+
+    def unpack(part: Any) -> Any:
+        if not _is_gossip(part) or not isinstance(part.in_flight, InFlight):
+            return part
+        return part._replace(in_flight=mass_in_flight(gossiped(params, part), part))
+
+    return jax.tree.map(unpack, opt_state, is_leaf=_is_gossip)
+
+
+def _is_gossip(part: Any) -> bool:
+    return isinstance(part, GossipState)
+
+
+def message_layout(x: Any, state: GossipState) -> Layout:
+    """The layout of a message of numerators like `x`: the weight, if there is one, comes first."""
+    return Layout(PushSum(state.weight, x))
+
+
+def split_leaves(tree: Any, fragments: int) -> list[range]:
+    """The leaves of each fragment, in the order of the tree; all of about the same size.
+
+    It depends on the shapes alone, so that all nodes split their models in the same way.
+
+    Raises:
+      ValueError: if there are more fragments than leaves.
+
+    >>> split_leaves({"a": np.ones(3), "b": np.ones(1), "c": np.ones(2)}, 2)
+    [range(0, 1), range(1, 3)]
+    """
+    sizes = [np.size(leaf) for leaf in jax.tree.leaves(tree)]
+    if not sizes:  # the placeholder of optax.tree_map_params
+        return [range(0)] * fragments
+    if fragments > len(sizes):
+        raise ValueError(
+            f"fragments of outer must be at most the number of leaves, {len(sizes)}, got "
+            f"{fragments}: a leaf is in one fragment."
+        )
+    ends = np.cumsum(sizes)
+    stops = []
+    for number in range(1, fragments):
+        nearest = int(np.abs(ends - ends[-1] * number / fragments).argmin()) + 1
+        least = stops[-1] + 1 if stops else 1
+        stops.append(min(max(nearest, least), len(sizes) - (fragments - number)))
+    return [range(*bounds) for bounds in zip([0, *stops], [*stops, len(sizes)], strict=True)]
+
+
+def pick(tree: Any, leaves: range) -> Any:
+    """The tree with an `optax.MaskedNode` at every leaf that is not one of `leaves`."""
+    parts, structure = jax.tree.flatten(tree)
+    return jax.tree.unflatten(
+        structure,
+        [leaf if number in leaves else optax.MaskedNode() for number, leaf in enumerate(parts)],
+    )
+
+
+def merge(tree: Any, part: Any, leaves: range) -> Any:
+    """Returns `tree` with the leaves of `part`, which `pick(..., leaves)` has made."""
+    parts, structure = jax.tree.flatten(tree)
+    parts[leaves.start : leaves.stop] = jax.tree.leaves(part)
+    return jax.tree.unflatten(structure, parts)

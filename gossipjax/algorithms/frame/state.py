@@ -1,8 +1,7 @@
-"""State and common wrapper of all gossip transforms.
+"""The state of all gossip transforms, and the plan of their exchange in it.
 
 N nodes; `[...]` is the shape of one node's array. The state is a `GossipState`: its arrays, and as
-static data the `ExchangePlan` (schedule, overlap and wire), so that whoever has a state needs to be
-told nothing twice.
+static data the `ExchangePlan` (schedule, overlap and wire), so that nothing is said twice.
 """
 
 from __future__ import annotations
@@ -10,15 +9,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.frame.masks import make_mask
-from gossipjax.algorithms.frame.rounding import widen, zeros_like_model
+from gossipjax.algorithms.frame.parameters import make_mask, widen, zeros_like_model
 from gossipjax.collectives import (
     accumulation_dtype,
     clipped_node_mean,
@@ -30,34 +29,8 @@ from gossipjax.wire import Wire
 
 DEFAULT_WIRE = Wire()
 
-
 Order = Literal["combine-while-adapting", "adapt-then-combine"]
-
-
-def require_axis_names(name: str, axis_name: Any, local_axis_name: Any) -> None:
-    """Raises `ValueError` unless these are names of axes, two different ones; `name` is whose."""
-    if not isinstance(axis_name, str):
-        raise ValueError(
-            f"axis_name of {name} must be the name of the nodes' axis, got {axis_name!r}."
-        )
-    if local_axis_name is not None and not isinstance(local_axis_name, str):
-        raise ValueError(
-            f"local_axis_name of {name} must be the name of the axis of a node's devices, or None, "
-            f"got {local_axis_name!r}."
-        )
-    if axis_name == local_axis_name:
-        raise ValueError(
-            f"local_axis_name of {name} must be another axis than the nodes', got {axis_name!r} "
-            "for both."
-        )
-
-
-def require_order(order: Any) -> None:
-    """Raises `ValueError` if `order` is not one of the two."""
-    if not isinstance(order, str) or order not in get_args(Order):
-        raise ValueError(
-            f"order must be one of {', '.join(map(repr, get_args(Order)))}, got {order!r}."
-        )
+OnResize = Literal["average", "max", "first", "restart"]
 
 
 @jax.tree_util.register_static
@@ -69,7 +42,7 @@ class ExchangePlan:
       schedule: the rounds, in the order in which they are used; None if all nodes exchange at once.
       overlap: steps between sending a message and using it. A round is used every
         `max(1, overlap)` steps.
-      wire: the axes and the type of messages.
+      wire: the axes and the form of messages.
       period: steps from one exchange to the next, where `schedule` is None.
       order: whether models are combined while they adapt, `P x + u`, or after it, `P (x + u)`.
       models: the number of trees like the parameters in a message.
@@ -156,7 +129,7 @@ class Extra:
     """
 
     value: Any
-    on_resize: Literal["average", "max", "first", "restart"] = "average"
+    on_resize: OnResize = "average"
     is_mass: bool = False
 
 
@@ -202,14 +175,35 @@ class GossipState(NamedTuple):
 
     @property
     def wire(self) -> Wire:
-        """The axes and the type of messages."""
+        """The axes and the form of messages."""
         return self.plan.wire
+
+    def kept(self, name: str) -> Any:
+        """The value of a part that the algorithm keeps."""
+        return self.extra[name].value
+
+    def keep(self, **values: Any) -> GossipState:
+        """The state with other values of such parts."""
+        parts = {
+            name: dataclasses.replace(self.extra[name], value=value)
+            for name, value in values.items()
+        }
+        return self._replace(extra=self.extra | parts)
 
 
 def init_state(
-    params: Any, plan: ExchangePlan, *, push_sum: bool, keep_residual: bool = False
+    params: Any,
+    plan: ExchangePlan,
+    *,
+    push_sum: bool = False,
+    keep_residual: bool = False,
+    zeros: Mapping[str, OnResize] | None = None,
 ) -> GossipState:
-    """Returns the state at the start: weight 1, and residuals of 0 where they are needed."""
+    """Returns the state at the start: weight 1, and residuals of 0 where they are needed.
+
+    `zeros` are the parts that the algorithm keeps like the model, 0 at the start, and how each
+    survives a change of nodes.
+    """
     require_floats(params, "params")
     leaves = jax.tree.leaves(params) or [np.float32()]
     dtypes = [jnp.result_type(leaf) for leaf in leaves]
@@ -217,10 +211,12 @@ def init_state(
     # Like a parameter, so that it varies over the nodes by its type too and can be scanned over.
     dtype = np.result_type(*map(accumulation_dtype, dtypes))
     weight = jnp.ones_like(leaves[0], shape=(), dtype=dtype)
+    extra = {name: Extra(zeros_like_model(params), rule) for name, rule in (zeros or {}).items()}
     return GossipState(
         count=jnp.zeros((), jnp.int32),
         weight=weight if push_sum else None,
         residual=zeros_like_model(params) if is_low_precision or keep_residual else None,
+        extra=extra or None,
         plan=plan,
         mask=make_mask(params),
     )
@@ -239,8 +235,7 @@ def numerators(params: optax.Params, state: GossipState | None) -> Any:
     model = models(params, state)
     if state is None or state.weight is None:
         return model
-    weight = state.weight
-    return jax.tree.map(lambda leaf: weight.astype(leaf.dtype) * leaf, model)
+    return scale(model, state.weight)
 
 
 def debias(x: Any, weight: jax.Array | None) -> Any:
@@ -248,6 +243,13 @@ def debias(x: Any, weight: jax.Array | None) -> Any:
     if weight is None:
         return x
     return jax.tree.map(lambda leaf: leaf / weight.astype(leaf.dtype), x)
+
+
+def push_sum_weight(state: GossipState | None) -> jax.Array:
+    """The weight `w`; 1 for algorithms without a weight."""
+    if state is None or state.weight is None:
+        return jnp.ones((), jnp.float32)
+    return state.weight
 
 
 def add(x: Any, updates: optax.Updates) -> Any:
@@ -258,6 +260,20 @@ def add(x: Any, updates: optax.Updates) -> Any:
 def subtract(x: Any, updates: optax.Updates) -> Any:
     """Returns `x - u`, leaf by leaf, in the type of `x`."""
     return jax.tree.map(lambda leaf, u: leaf - jnp.asarray(u, leaf.dtype), x, updates)
+
+
+def scale(x: Any, factor: Any) -> Any:
+    """Returns `factor x`, leaf by leaf, in the type of `x`."""
+    return jax.tree.map(lambda leaf: jnp.asarray(factor, leaf.dtype) * leaf, x)
+
+
+def apply_updates(params: optax.Params, updates: optax.Updates) -> optax.Params:
+    """`optax.apply_updates`, also of updates wider than their parameters under strict promotion.
+
+    Gossip returns updates in the types of the parameters; a chain without it may not.
+    """
+    with jax.numpy_dtype_promotion("standard"):
+        return optax.apply_updates(params, updates)
 
 
 def common_model(params: Any, axis_name: str | None) -> Any:
@@ -286,19 +302,3 @@ def _common_mean_jvp(axis_name: str, primals: Any, tangents: Any) -> tuple[Any, 
     (tree,) = primals
     (tangent,) = tangents
     return _common_mean(tree, axis_name), node_mean(tangent, axis_name)
-
-
-def apply_updates(params: optax.Params, updates: optax.Updates) -> optax.Params:
-    """`optax.apply_updates`, also of updates wider than their parameters under strict promotion.
-
-    Gossip returns updates in the types of the parameters; a chain without it may not.
-    """
-    with jax.numpy_dtype_promotion("standard"):
-        return optax.apply_updates(params, updates)
-
-
-def push_sum_weight(state: GossipState | None) -> jax.Array:
-    """The weight `w`; 1 for algorithms without a weight."""
-    if state is None or state.weight is None:
-        return jnp.ones((), jnp.float32)
-    return state.weight

@@ -1,19 +1,28 @@
-"""The wrapper of all gossip transforms."""
+"""The wrapper of all gossip transforms, and the checks of what they are given."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from gossipjax.algorithms.frame.chain import require_updates_numbered_here
-from gossipjax.algorithms.frame.exchange import Received, exchange
-from gossipjax.algorithms.frame.parts import exchange_on_parts
-from gossipjax.algorithms.frame.rounding import as_update, predict, residuals
+from gossipjax.algorithms.frame.exchange import (
+    Received,
+    exchange,
+    exchange_parts,
+    pack_messages,
+    split_messages,
+    with_packed_messages,
+    with_unpacked_messages,
+)
+from gossipjax.algorithms.frame.parameters import as_update, predict, residuals
 from gossipjax.algorithms.frame.state import (
     ExchangePlan,
     Extra,
@@ -26,7 +35,10 @@ from gossipjax.algorithms.frame.state import (
 )
 from gossipjax.collectives import StepLike, cond, default_step, vary
 from gossipjax.last import DESCENDED, PARAMS, UPDATES, mark
-from gossipjax.sharding import require_whole
+from gossipjax.sharding import inner_axes, on_shards, require_whole, specs_here
+from gossipjax.wire import Wire, WireLike, make_wire
+
+State = TypeVar("State")
 
 
 class Combined(NamedTuple):
@@ -61,10 +73,8 @@ def gossip_transform(
     only adds the updates to the numerators: for an outer optimizer that averages over all nodes.
 
     Raises (when traced):
-      ValueError: if the axis is missing, `params` are not passed to `update`, the updates are not
-        like them, the state was not made for them by this transform (another schedule, overlap or
-        wire, another algorithm), `received` is not what `exchange` returns, or `combine` does not
-        return new numerators like the old ones.
+      ValueError: if the axis is missing, `params` are not passed to `update`, or the updates, the
+        state, `received` or what `combine` returns do not fit them or this transform.
     """
 
     def update(
@@ -78,29 +88,25 @@ def gossip_transform(
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         del extra_args
-        params = mark(params, PARAMS)
-        if params is None:
-            raise ValueError(
-                f"the params of {name} must be given, as it mixes them, got None: call "
-                "tx.update(updates, state, params)."
-            )
-        own_state = require_own_state(name, plan, state)
+        z = require_params(mark(params, PARAMS), name)
+        own_state = require_state(state, GossipState, name)
+        require_plan(plan, own_state.plan, name)
         require_updates_numbered_here(plan, step)
         require_whole(name, plan.wire.axis_name)
         step = default_step(step, own_state.count, plan.wire.axis_name)
-        require_state_of_params(name, init, params, own_state)
-        require_like(params, updates, f"the updates of {name}")
-        x = numerators(params, own_state)
+        require_state_of_params(name, init, z, own_state)
+        require_like(z, updates, f"the updates of {name}")
+        x = numerators(z, own_state)
         if plan.takes_gradients:
             updates = mark(updates, DESCENDED)
         if skip_exchange:
             result = Combined(add(x, updates), own_state)
         else:
             if plan.exchanges_early and received is None:
-                received = exchange(own_state, step, params=params)
+                received = exchange(own_state, step, params=z)
             require_received(name, plan, received)
             result = Combined(*combine(x, updates, own_state, step, received))
-        updates, new_state = _finish(name, params, own_state, x, result)
+        updates, new_state = _finish(name, z, own_state, x, result)
         return mark(updates, UPDATES), new_state
 
     return exchange_on_parts(init, update, plan.wire.axis_name)
@@ -123,6 +129,88 @@ def _finish(
     return updates, result.state._replace(count=count, residual=residual)
 
 
+def exchange_on_parts(
+    init: optax.TransformInitFn, update: Callable[..., Any], axis_name: str
+) -> optax.GradientTransformationExtraArgs:
+    """A transform that exchanges over `axis_name`, on the parts where it is inside `gx.sharded`.
+
+    What stands beside it in a chain stays outside, where XLA partitions whole arrays.
+    """
+    parts = _Parts(init, update, axis_name)
+    return optax.GradientTransformationExtraArgs(parts.init, parts.update)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """`init` and `update` of a transform that exchanges."""
+
+    tx_init: optax.TransformInitFn
+    tx_update: Callable[..., Any]
+    axis_name: str
+
+    def init(self, params: optax.Params) -> optax.OptState:
+        specs = specs_here()
+        if specs is None:
+            return self.tx_init(params)
+        specs.require(params, inner_axes(self.axis_name), may_repeat=True)
+        state = jax.eval_shape(self._init, params)
+        in_specs = (specs.of(params, params),)
+        out_specs = specs.of(state, params)
+        return on_shards(self._init, specs, self.axis_name, in_specs, out_specs)(params)
+
+    def _init(self, params: Any) -> Any:
+        return with_unpacked_messages(self.tx_init(params), params)
+
+    def update(
+        self,
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        specs = specs_here()
+        if specs is None:
+            return self.tx_update(updates, state, params, **extra_args)
+        specs.require(updates, inner_axes(self.axis_name), may_repeat=True)
+        pieces = None
+        if isinstance(state, GossipState) and state.overlap:
+            pieces = split_messages(state)
+        names = ("step", "received", "skip_exchange")
+        known = {name: extra_args[name] for name in names if name in extra_args}
+        arrays = {name: arg for name, arg in known.items() if _holds_arrays(arg)}
+        others = {name: arg for name, arg in known.items() if name not in arrays}
+        args = (updates, state, params, arrays)
+        in_specs = specs.of(args, updates)
+        update = partial(self._update, others=others, pieces=pieces)
+        return on_shards(update, specs, self.axis_name, in_specs, in_specs[:2])(*args)
+
+    def _update(
+        self,
+        updates: Any,
+        state: Any,
+        params: Any,
+        arrays: dict[str, Any],
+        others: dict[str, Any],
+        pieces: list[range] | None,
+    ) -> tuple[Any, Any]:
+        """The update of parts; messages are packed for it. `pieces` are those of an overlap."""
+        arguments = {**arrays, **others}
+        if pieces is not None and not arguments.get("skip_exchange"):
+            received = arguments.get("received")
+            if received is None:
+                step = default_step(arguments.get("step"), state.count, self.axis_name)
+                received = exchange_parts(state, None, step, pieces)
+            arguments["received"] = pack_messages(received, state.overlap)
+        state = with_packed_messages(state)
+        updates, state = self.tx_update(updates, state, params, **arguments)
+        return updates, with_unpacked_messages(state, updates if params is None else params)
+
+
+def _holds_arrays(arg: Any) -> bool:
+    leaves = jax.tree.leaves(arg)
+    return bool(leaves) and all(isinstance(leaf, jax.Array) for leaf in leaves)
+
+
 def update_if(
     accept: bool | jax.Array, update: Callable[[], Any], inner_state: Any, axis_name: str
 ) -> Any:
@@ -134,6 +222,107 @@ def update_if(
         return vary((zeros, inner_state), axis_name)
 
     return cond(accept, lambda: vary(update(), axis_name), reject)
+
+
+def make_route(
+    name: str,
+    axis_name: str,
+    local_axis_name: str | None = None,
+    wire: WireLike | None = None,
+    takes_sparse: bool = False,
+) -> Wire:
+    """The axes and the form of messages of a factory's arguments, as `gx.sgp` documents them.
+
+    Raises:
+      ValueError: unless the axes are two different names, and `wire` is a type or a codec.
+    """
+    require_axis_names(name, axis_name, local_axis_name)
+    return make_wire(axis_name, local_axis_name, wire, takes_sparse)
+
+
+def require_axis_names(name: str, axis_name: Any, local_axis_name: Any = None) -> None:
+    """Raises `ValueError` unless these are names of axes, two different ones; `name` is whose."""
+    if not isinstance(axis_name, str):
+        raise ValueError(
+            f"axis_name of {name} must be the name of the nodes' axis, got {axis_name!r}."
+        )
+    if local_axis_name is not None and not isinstance(local_axis_name, str):
+        raise ValueError(
+            f"local_axis_name of {name} must be the name of the axis of a node's devices, or None, "
+            f"got {local_axis_name!r}."
+        )
+    if axis_name == local_axis_name:
+        raise ValueError(
+            f"local_axis_name of {name} must be another axis than the nodes', got {axis_name!r} "
+            "for both."
+        )
+
+
+def require_choice(value: Any, name: str, choices: tuple[str, ...]) -> None:
+    """Raises `ValueError` if `value` is not one of the choices."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}.")
+
+
+def require_flag(value: Any, name: str) -> None:
+    """Raises `ValueError` unless `value` is a boolean."""
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name} must be True or False, got {value!r}.")
+
+
+def require_number(
+    value: Any, name: str, allowed: str, is_allowed: Callable[[float], bool]
+) -> float:
+    """Returns a real number; raises `ValueError` unless it is one that `is_allowed`."""
+    is_number = isinstance(value, int | float | np.integer | np.floating)
+    if isinstance(value, bool) or not is_number or not is_allowed(float(value)):
+        raise ValueError(f"{name} must be a number {allowed}, got {value!r}.")
+    return float(value)
+
+
+def require_transform(
+    tx: optax.GradientTransformation, name: str
+) -> optax.GradientTransformationExtraArgs:
+    """Returns a transform that takes extra arguments; raises `ValueError` unless `tx` is one."""
+    if not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
+        raise ValueError(
+            f"{name} must be an optax.GradientTransformation, got {type(tx).__name__}."
+        )
+    return optax.with_extra_args_support(tx)
+
+
+def require_params(params: Any, name: str) -> Any:
+    """Returns the parameters; raises `ValueError` if there are none."""
+    if params is None:
+        raise ValueError(
+            f"the params of {name} must be given, as it averages models, got None: call "
+            "tx.update(updates, state, params)."
+        )
+    return params
+
+
+def require_state(state: Any, kind: type[State], name: str) -> State:
+    """Returns `state`; raises `ValueError` unless it is of this kind."""
+    if not isinstance(state, kind):
+        raise ValueError(
+            f"the state of {name} must be of type {kind.__name__}, got {type(state).__name__}, the "
+            "state of another transform: make it by tx.init(params) of the same chain."
+        )
+    return state
+
+
+def require_plan(expected: Any, actual: Any, name: str) -> None:
+    """Raises `ValueError` where the plan in a state is not that of the transform."""
+    for field in dataclasses.fields(expected):
+        wanted = getattr(expected, field.name)
+        given = getattr(actual, field.name)
+        if wanted != given:
+            raise ValueError(
+                f"the state of {name} must have been made with its {field.name}, {wanted}, got one "
+                f"of {given}: messages and rounds would not match. Switch schedules by "
+                "gx.topology.piecewise, or go on from the average model by "
+                "gossipjax.checkpoint.change_nodes."
+            )
 
 
 def require_like(expected: Any, tree: Any, name: str, dtypes: bool = False) -> None:
@@ -193,26 +382,6 @@ def _specs(tree: Any, name: str = "") -> list[str]:
 def _summarize(specs: list[str]) -> str:
     """At most three of the specs, for an error message."""
     return ", ".join(specs[:3] + ["..."] * (len(specs) > 3)) or "None"
-
-
-def require_own_state(name: str, plan: ExchangePlan, state: Any) -> GossipState:
-    """Returns `state`; raises `ValueError` unless it is a `GossipState` made for this plan."""
-    if not isinstance(state, GossipState):
-        raise ValueError(
-            f"the state of {name} must be a gx.GossipState, got {type(state).__name__}, the state "
-            "of another transform: make it by tx.init(params) of the same chain."
-        )
-    for field in dataclasses.fields(plan):
-        expected = getattr(plan, field.name)
-        actual = getattr(state.plan, field.name)
-        if expected != actual:
-            raise ValueError(
-                f"the state of {name} must have been made with its {field.name}, {expected}, got "
-                f"one of {actual}: messages and rounds would not match. Switch schedules by "
-                "gx.topology.piecewise, or go on from the average model by "
-                "gossipjax.checkpoint.change_nodes."
-            )
-    return state
 
 
 def require_received(name: str, plan: ExchangePlan, received: Any) -> None:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import optax
 
-from gossipjax.algorithms.frame.rounding import zeros_like_model
+from gossipjax.algorithms.frame.exchange import mix_once
 from gossipjax.algorithms.frame.state import (
     ExchangePlan,
-    Extra,
     GossipState,
     add,
     init_state,
-    require_axis_names,
     subtract,
 )
-from gossipjax.algorithms.frame.transform import Combined, gossip_transform
-from gossipjax.collectives import StepLike, mix, require_doubly_stochastic
+from gossipjax.algorithms.frame.transform import Combined, gossip_transform, make_route
+from gossipjax.collectives import StepLike, require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import WireLike, make_wire
+from gossipjax.wire import WireLike
 
 MIN_EIGENVALUE = -1 / 3
 TOLERANCE = 1e-6  # of an eigenvalue, and of the two halves of a symmetric matrix
@@ -55,15 +54,11 @@ def d2(
 
     Args:
       schedule: one round, at every step, symmetric and doubly stochastic.
-      axis_name: the mapped axis of the nodes.
-      local_axis_name: the axis of the devices of one node, if it has several.
-      wire: a narrower type or a dense codec for messages, as in `sgp`.
-
-    The transform's `update` takes `step=`, as that of `sgp`.
+      axis_name, local_axis_name, wire: as in `gx.sgp`, and `step=` of `update`.
 
     Raises:
       ValueError: if the schedule has several rounds, is not doubly stochastic or not symmetric, or
-        has an eigenvalue of -1/3 or less; when traced, as `sgp`.
+        has an eigenvalue of -1/3 or less; else as `gx.sgp`.
 
     References:
       Tang et al., "D2: Decentralized Training over Decentralized Data", ICML 2018,
@@ -84,28 +79,20 @@ def d2(
     """
     require_doubly_stochastic(schedule, "d2")
     _require_static_and_positive(schedule)
-    require_axis_names("d2", axis_name, local_axis_name)
-    route = make_wire(axis_name, local_axis_name, wire)
+    route = make_route("d2", axis_name, local_axis_name, wire)
     plan = ExchangePlan(schedule, wire=route, moves_by_zeros=True)
+    init = partial(init_state, plan=plan, zeros={"correction": "restart"})
     # The exact average takes nothing of `c`, but for the rounding of its mean, which would add up.
     is_exact = schedule.round_at(0).is_uniform
-
-    def init(params: optax.Params) -> GossipState:
-        state = init_state(params, plan, push_sum=False)
-        return state._replace(extra={"correction": Extra(zeros_like_model(params), "restart")})
 
     def combine(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
     ) -> Combined:
         del received
-        assert state.extra is not None
         y = add(x, updates)
-        corrected = y if is_exact else add(y, state.extra["correction"].value)
-        x, _ = mix(
-            corrected, None, schedule, step, **route.arguments(), key=route.make_key(state.count)
-        )
-        extra = {"correction": Extra(subtract(x, y), "restart")}
-        return Combined(x, state._replace(extra=extra))
+        corrected = y if is_exact else add(y, state.kept("correction"))
+        x, _ = mix_once(corrected, None, state, step)
+        return Combined(x, state.keep(correction=subtract(x, y)))
 
     return gossip_transform("d2", plan, init, combine)
 

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import functools
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.frame.rounding import zeros_like_model
-from gossipjax.algorithms.frame.state import Extra, GossipState, init_state, subtract
-from gossipjax.algorithms.frame.transform import Combined, gossip_transform
-from gossipjax.algorithms.uneven_data._optimizers import (
+from gossipjax.algorithms.frame.exchange import mix_once
+from gossipjax.algorithms.frame.state import GossipState, init_state, scale, subtract
+from gossipjax.algorithms.frame.transform import (
+    Combined,
+    gossip_transform,
+    make_route,
+    require_flag,
+)
+from gossipjax.algorithms.mixed_momentum import (
     add_scaled,
     make_plan,
     rate_at,
     require_fraction,
-    require_nesterov,
     require_positive,
     require_rate,
-    scale,
 )
-from gossipjax.collectives import StepLike, mix, model_norm
+from gossipjax.collectives import StepLike, model_norm
 from gossipjax.topology.schedule import Schedule
 from gossipjax.topology.stability import Recurrence, require_stable
 from gossipjax.wire import WireLike
@@ -61,17 +64,13 @@ def quasi_global(
       momentum: the factor of `m` in a step.
       mu: the share of `m` that is kept; the paper has that of `momentum`.
       nesterov: whether the step is that of Nesterov's momentum (QG-DSGDm-N).
-      axis_name: the mapped axis of the nodes.
-      local_axis_name: the axis of the devices of one node, if it has several.
-      wire: a narrower type or a dense codec for messages, as in `sgp`; `m` sees the floor of the
-        consensus distance, divided by the rate.
-
-    The transform's `update` takes `step=`, as that of `sgp`.
+      axis_name, local_axis_name, wire: as in `gx.sgp`, and `step=` of `update`. `m` sees the floor
+        of the consensus distance that `wire` has, divided by the rate.
 
     Raises:
       ValueError: if the rate is not a positive number or a function, `momentum` or `mu` is not from
         0 to below 1, the schedule is not doubly stochastic, or with it nodes that differ would
-        drift apart without any gradient, as on a directed ring; when traced, as `sgp`.
+        drift apart without any gradient, as on a directed ring; else as `gx.sgp`.
 
     References:
       Lin, Karimireddy, Stich, Jaggi, "Quasi-Global Momentum: Accelerating Decentralized Deep
@@ -90,20 +89,17 @@ def quasi_global(
     require_rate(rate, name)
     require_fraction(momentum, f"momentum of {name}")
     require_fraction(mu, f"mu of {name}")
-    require_nesterov(nesterov, name)
-    plan = make_plan(name, schedule, axis_name, local_axis_name, wire)
+    require_flag(nesterov, f"nesterov of {name}")
+    plan = make_plan(name, schedule, make_route(name, axis_name, local_axis_name, wire))
     _require_stable(schedule, momentum, mu, nesterov)
 
-    def init(params: optax.Params) -> GossipState:
-        state = init_state(params, plan, push_sum=False)
-        return state._replace(extra={"momentum": Extra(zeros_like_model(params))})
+    init = partial(init_state, plan=plan, zeros={"momentum": "average"})
 
     def combine(
         x: Any, gradients: optax.Updates, state: GossipState, step: StepLike, received: Any
     ) -> Combined:
         del received
-        assert state.extra is not None
-        old = state.extra["momentum"].value
+        old = state.kept("momentum")
         eta = rate_at(rate, state.count)
         direction = add_scaled(gradients, momentum, old)
         if nesterov:
@@ -114,7 +110,7 @@ def quasi_global(
         speed = scale(subtract(x, new_x), 1 / divisor)
         followed = _interpolate(old, speed, mu)
         new = jax.tree.map(lambda m, after: jnp.where(is_idle, m, after), old, followed)
-        return Combined(new_x, state._replace(extra={"momentum": Extra(new)}))
+        return Combined(new_x, state.keep(momentum=new))
 
     return gossip_transform(name, plan, init, combine)
 
@@ -168,7 +164,7 @@ def quasi_global_adam(
       b1: decay of `m`.
       b2: decay of `v`.
       eps: added to the root of `v`.
-      axis_name, local_axis_name, wire: as in `quasi_global`.
+      axis_name, local_axis_name, wire: as in `gx.sgp`.
       gradient_weight: the weight of `g` in `mh`; None is `1 - b1`, the authors' code has 1.
 
     Raises:
@@ -196,36 +192,27 @@ def quasi_global_adam(
     if gradient_weight is None:
         gradient_weight = 1 - b1
     require_positive(gradient_weight, f"gradient_weight of {name}")
-    plan = make_plan(name, schedule, axis_name, local_axis_name, wire)
+    plan = make_plan(name, schedule, make_route(name, axis_name, local_axis_name, wire))
 
-    def init(params: optax.Params) -> GossipState:
-        state = init_state(params, plan, push_sum=False)
-        moments = {
-            "mean": Extra(zeros_like_model(params)),
-            "square": Extra(zeros_like_model(params)),
-        }
-        return state._replace(extra=moments)
+    init = partial(init_state, plan=plan, zeros={"mean": "average", "square": "average"})
 
     def combine(
         x: Any, gradients: optax.Updates, state: GossipState, step: StepLike, received: Any
     ) -> Combined:
         del received
-        assert state.extra is not None
-        mean = state.extra["mean"].value
-        square = state.extra["square"].value
+        mean = state.kept("mean")
+        square = state.kept("square")
         local_mean = add_scaled(scale(gradients, gradient_weight), b1, mean)
         local_square = _follow_squares(square, gradients, b2)
         updates_so_far = (state.count + 1).astype(jnp.float32)
-        root = functools.partial(_corrected_root, b2, updates_so_far, eps)
+        root = partial(_corrected_root, b2, updates_so_far, eps)
         corrected = scale(local_mean, 1 / _bias(b1, updates_so_far))
         direction = jax.tree.map(lambda m, v: m / root(v), corrected, local_square)
         new_x = _step_and_mix(x, rate_at(rate, state.count), direction, state, step)
         moved = _normalize(subtract(x, new_x))
-        moments = {
-            "mean": Extra(_interpolate(mean, moved, b1)),
-            "square": Extra(_follow_squares(square, moved, b2)),
-        }
-        return Combined(new_x, state._replace(extra=moments))
+        mean = _interpolate(mean, moved, b1)
+        square = _follow_squares(square, moved, b2)
+        return Combined(new_x, state.keep(mean=mean, square=square))
 
     return gossip_transform(name, plan, init, combine)
 
@@ -264,13 +251,4 @@ def _step_and_mix(
     x: Any, eta: jax.Array, direction: Any, state: GossipState, step: StepLike
 ) -> Any:
     """Returns `P (x - eta d)`."""
-    plan = state.plan
-    local = subtract(x, scale(direction, eta))
-    return mix(
-        local,
-        None,
-        plan.schedule,
-        step,
-        **plan.wire.arguments(),
-        key=plan.wire.make_key(state.count),
-    )[0]
+    return mix_once(subtract(x, scale(direction, eta)), None, state, step)[0]

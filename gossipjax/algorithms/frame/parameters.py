@@ -1,12 +1,14 @@
-"""Parameters of 16 bits: rounding that the compiler keeps, and what it leaves over.
+"""The parameters that the user holds: those of 16 bits, and the part of them that is gossiped.
 
-The user holds parameters `z`; the model is `z + r` with a residual `r` in float32. `as_update`
-leads from `z` to another model, `predict` says which parameters the user will then hold, and
-`residuals` what they lack.
+The model is `z + r`: parameters `z` and a residual `r` in float32. `as_update` leads from `z` to
+another model, `predict` says which parameters the user will then hold, and `residuals` what they
+lack. Inside `optax.masked` a transform sees the part of the parameters that its `Mask` has.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -79,4 +81,71 @@ def residuals(model: Any, z: Any) -> Any:
     """
     return jax.tree.map(
         lambda leaf, z: jnp.where(jnp.isfinite(z), leaf - z, jnp.zeros_like(leaf)), model, z
+    )
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Mask:
+    """The parameters that a masked transform sees: static data of its state.
+
+    Attributes:
+      structure: of these parameters, with an `optax.MaskedNode` at each part that is left out.
+    """
+
+    structure: Any
+
+    @functools.cached_property
+    def tree(self) -> Any:
+        """The structure as a tree: True at each parameter."""
+        return jax.tree.unflatten(self.structure, [True] * self.structure.num_leaves)
+
+
+def _is_masked(part: Any) -> bool:
+    return isinstance(part, optax.MaskedNode)
+
+
+def make_mask(params: Any) -> Mask | None:
+    """The mask of parameters of which `optax.masked` left some out; None where all are there."""
+    parts = jax.tree.leaves(params, is_leaf=_is_masked)
+    return Mask(jax.tree.structure(params)) if any(map(_is_masked, parts)) else None
+
+
+def gossiped(params: Any, state: Any) -> Any:
+    """The part of the user's parameters that the transform sees: all where it is not masked.
+
+    Parameters of which the caller took that part himself are returned as they are.
+
+    Raises:
+      ValueError: if a mask does not fit `params`.
+    """
+    if state is None or state.mask is None:
+        return params
+    mask = state.mask
+    if jax.tree.structure(params) == mask.structure:
+        return params
+    try:
+        return jax.tree.map(
+            lambda keep, part: keep if _is_masked(keep) else part,
+            mask.tree,
+            params,
+            is_leaf=_is_masked,
+        )
+    except (ValueError, TypeError) as error:
+        if jax.tree.structure(params).num_leaves == mask.structure.num_leaves:
+            return params
+        raise ValueError(
+            "params must be the parameters that the masked transform was given, or the part of "
+            f"them that it gossips, {mask.structure}, got {jax.tree.structure(params)}."
+        ) from error
+
+
+def merge_gossiped(params: Any, part: Any, state: Any) -> Any:
+    """Returns `params` with `part`, in the form of `gossiped(params, state)`, put in its place."""
+    if state is None or state.mask is None:
+        return part
+    if jax.tree.structure(params) == jax.tree.structure(part):
+        return part
+    return jax.tree.map(
+        lambda new, old: old if _is_masked(new) else new, part, params, is_leaf=_is_masked
     )

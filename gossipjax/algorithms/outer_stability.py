@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.frame.chain import exchange_plan
+from gossipjax.algorithms.frame.chain import OuterPlan, exchange_plan
 from gossipjax.algorithms.frame.state import ExchangePlan
-from gossipjax.algorithms.outer.plan import OuterPlan
 from gossipjax.topology.schedule import Schedule
 from gossipjax.topology.stability import Recurrence, require_stable
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import optax
 
-from gossipjax.algorithms.frame.rounding import zeros_like_model
+from gossipjax.algorithms.frame.exchange import mix_once
 from gossipjax.algorithms.frame.state import (
     ExchangePlan,
-    Extra,
     GossipState,
     add,
     init_state,
-    require_axis_names,
     subtract,
 )
-from gossipjax.algorithms.frame.transform import Combined, gossip_transform
-from gossipjax.collectives import StepLike, mix, require_schedule
+from gossipjax.algorithms.frame.transform import Combined, gossip_transform, make_route
+from gossipjax.collectives import StepLike, require_schedule
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import WireLike, make_wire
+from gossipjax.wire import WireLike
 
 
 def gradient_tracking(
@@ -51,11 +50,7 @@ def gradient_tracking(
 
     Args:
       schedule: any column-stochastic schedule.
-      axis_name: the mapped axis of the nodes.
-      local_axis_name: the axis of the devices of one node, if it has several.
-      wire: a narrower type or a dense codec for messages, as in `sgp`.
-
-    The transform's `update` takes `step=`, as that of `sgp`.
+      axis_name, local_axis_name, wire: as in `gx.sgp`, and `step=` of `update`.
 
     Raises:
       ValueError: as `sgp`.
@@ -78,30 +73,22 @@ def gradient_tracking(
     True
     """
     require_schedule(schedule, "gradient_tracking")
-    require_axis_names("gradient_tracking", axis_name, local_axis_name)
-    route = make_wire(axis_name, local_axis_name, wire)
+    route = make_route("gradient_tracking", axis_name, local_axis_name, wire)
     plan = ExchangePlan(schedule, wire=route, models=2, moves_by_zeros=True)
-
-    def init(params: optax.Params) -> GossipState:
-        state = init_state(params, plan, push_sum=not schedule.is_doubly_stochastic)
-        return state._replace(extra={"correction": Extra(zeros_like_model(params), "restart")})
+    init = partial(
+        init_state,
+        plan=plan,
+        push_sum=not schedule.is_doubly_stochastic,
+        zeros={"correction": "restart"},
+    )
 
     def combine(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
     ) -> Combined:
         del received
-        assert state.extra is not None
-        tracked = add(state.extra["correction"].value, updates)
-        message = (add(x, tracked), tracked)
-        (x, mixed), weight = mix(
-            message,
-            state.weight,
-            schedule,
-            step,
-            **route.arguments(),
-            key=route.make_key(state.count),
-        )
-        extra = {"correction": Extra(subtract(mixed, updates), "restart")}
-        return Combined(x, state._replace(weight=weight, extra=extra))
+        tracked = add(state.kept("correction"), updates)
+        (x, mixed), weight = mix_once((add(x, tracked), tracked), state.weight, state, step)
+        state = state._replace(weight=weight).keep(correction=subtract(mixed, updates))
+        return Combined(x, state)
 
     return gossip_transform("gradient_tracking", plan, init, combine)

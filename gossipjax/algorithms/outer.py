@@ -1,0 +1,569 @@
+"""Outer optimizers: an optimizer step on the average of the models, every so many steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from gossipjax.algorithms.frame.chain import (
+    Average,
+    OuterPlan,
+    OuterState,
+    gossip_state,
+    outer_state,
+    replace_gossip_state,
+    require_no_accumulation,
+    require_updates_numbered_here,
+)
+from gossipjax.algorithms.frame.exchange import mass_in_flight, merge, pick, split_leaves
+from gossipjax.algorithms.frame.parameters import (
+    as_update,
+    make_mask,
+    predict,
+    residuals,
+    zeros_like_model,
+)
+from gossipjax.algorithms.frame.state import (
+    ExchangePlan,
+    GossipState,
+    add,
+    common_model,
+    init_state,
+    models,
+    numerators,
+    push_sum_weight,
+    scale,
+    subtract,
+)
+from gossipjax.algorithms.frame.transform import (
+    Combined,
+    gossip_transform,
+    make_route,
+    require_flag,
+    require_like,
+    require_number,
+    require_params,
+    require_plan,
+    require_state,
+    require_transform,
+)
+from gossipjax.algorithms.outer_stability import find_inner_plan, require_agreement
+from gossipjax.collectives import (
+    StepLike,
+    cast_like,
+    cond,
+    default_step,
+    exact_average,
+    mix,
+    require_doubly_stochastic,
+    vary,
+    vary_where_mapped,
+)
+from gossipjax.last import APPLIED, PARAMS, UPDATES, mark
+from gossipjax.sharding import on_shards, specs_here
+from gossipjax.topology.schedule import Schedule, require_int
+from gossipjax.wire import WireLike
+
+SUMS = {optax.MultiStepsState: "acc_grads", optax.ApplyEvery: "grad_acc"}
+"""What is no moment: gradients that wait for their update, and belong to a count that stays."""
+
+
+def outer(
+    inner: optax.GradientTransformation,
+    outer_tx: optax.GradientTransformation,
+    every: int,
+    average: Average = "exact",
+    fragments: int = 1,
+    delay: int = 0,
+    mix: float = 0.0,
+    wire: WireLike | None = None,
+    axis_name: str = "nodes",
+    local_axis_name: str | None = None,
+    *,
+    pull: float = 1.0,
+    reset_inner: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    """An outer optimizer around a whole chain: it steps along what all nodes have moved together.
+
+    With `a` the anchor, the model after the last outer step, at the end of every H-th step
+    (`H = every`; steps H - 1, 2 H - 1, ...):
+
+        D = a - avg(x);    a <- a + outer_tx(D at a);    x <- a
+
+    So D is a gradient, which points away from where the nodes went. `outer_tx` is any optax
+    optimizer; its state is the same on all nodes. Settings that have names:
+
+    - Local SGD: `outer(sgd, optax.sgd(1.0), every)`.
+    - SlowMo: `outer(chain(sgd, gx.sgp(schedule)), optax.sgd(1.0, momentum=0.5), every=48)`, with
+      `reset_inner=True` where the base optimizer is SGD with momentum. Its slow momentum
+      `u <- b u + D / rate; a <- a - alpha rate u` is `optax.sgd(alpha, momentum=b)` where the base
+      learning rate is constant over an outer step.
+    - DiLoCo: `outer(optax.adamw(...), optax.sgd(0.7, momentum=0.9, nesterov=True), every=500)`.
+    - Streaming DiLoCo: the same with `fragments=p, delay=tau, mix=0.5`.
+    - NoLoCo: `outer(optax.adamw(...), optax.sgd(b, momentum=a), every=50, average=pairs,
+      pull=c / b)`, with a schedule of pairs.
+
+    **Averages.** "exact": over all nodes; around `sgp` and `osgp` it is `sum x / sum w` with the
+    messages in flight, and afterwards every weight is 1 and nothing is in flight. An exchange of
+    the gossip inside would leave this average as it is, and nothing else remains where there are no
+    fragments, no delay and `mix=0`. There it is skipped, if the step is a Python integer. A
+    schedule: over the neighbours of this node, with `P` the round `m` of outer step `m`,
+
+        D = P (a - x) + pull (a - P a)
+
+    which is `a - P x` for `pull = 1`: anchors differ from node to node, and are drawn together.
+    "none": `D = a - x`, every node for itself (SlowMo's "noaverage"). In these two, weights and
+    messages of the chain inside go on as they are, and momentum acts on what the nodes differ in:
+    with 0.7 and 0.9 it diverges on a directed ring, without any gradient. So an `outer_tx` that is
+    linear (SGD, with momentum or not) is refused where the spectral radius of such differences is
+    above 1.0001 per round; where its rate changes, at the counts 0, 1, 8, 64, ... Others (Adam, or
+    what needs more than one parameter, as `optax.masked`) are not checked.
+
+    **Fragments and delay.** The leaves are split, in their order, into p fragments of about the
+    same size, each with its own average, outer step and state of `outer_tx`. Fragment `f` is sent
+    at the end of every step `k` with `k + 1 = (f + 1) H // p (mod H)`. Its average is used `delay`
+    steps later:
+
+        x_f <- mix x_f + (1 - mix) a_f
+
+    Until then the state holds `D` of this node, and its exchange needs nothing that later steps
+    compute. In `tx.update` it stands in the step that uses it, and can run beside all of its
+    computation; on TPUs it is a ring of permutes, as an all-reduce blocks there. `gx.TrainStep`
+    runs it on JAX on CPU over several processes as a separate program, from the step at which it is
+    sent on.
+
+    Args:
+      inner: the chain, with `sgp`, `osgp`, `dpsgd` or no gossip in it.
+      outer_tx: the outer optimizer; it gets one outer gradient and the anchor, nothing else.
+      every: H, steps from one average of a fragment to the next.
+      average: "exact", "none", or a doubly stochastic schedule.
+      fragments: p, at most H and at most the number of leaves.
+      delay: steps between sending a fragment and using its average, below H.
+      mix: the weight of the local model where an average is used, from 0 to below 1.
+      wire: a narrower type or a dense codec, such as `gx.wire.int4()`: outer gradients are rounded,
+        sums are float32 at least, and all nodes get the same values. What it leaves out is lost.
+      axis_name, local_axis_name: as in `gx.sgp`.
+      pull: how strongly anchors are drawn together, where `average` is a schedule.
+      reset_inner: whether an outer step also sets what the chain inside keeps per parameter, its
+        momentum and moments, to 0; counts stay, and gradients that are summed for an update to come
+        (`optax.MultiSteps`, `optax.apply_every`).
+
+    The state is an `OuterState`; `gx.gossip_state` finds the gossip inside, or, for a chain without
+    gossip, the residuals of parameters of 16 bits. Nodes start from the same parameters; where
+    `init` runs inside the mapped axis they may differ, and the first anchor is then their mean.
+
+    `update` takes `step=` as in `sgp`: it picks the outer steps as well. They must follow one
+    another if there is a delay.
+
+    Raises:
+      ValueError: if an argument is out of its range, or differences between the nodes' anchors
+        would grow by themselves (see above); in `init`, if there are more fragments than leaves,
+        `outer_tx` needs more than a gradient, or `inner` holds an algorithm of another kind; when
+        traced, as `sgp`.
+
+    References:
+      Wang et al., "SlowMo", ICLR 2020, arXiv:1910.00643, algorithm 1.
+      Douillard et al., "DiLoCo", 2023, arXiv:2311.08105, algorithm 1.
+      Douillard et al., "Streaming DiLoCo with overlapping communication", 2025, arXiv:2501.18512,
+      algorithm 2.
+      Kolehmainen et al., "NoLoCo", 2025, arXiv:2506.10911.
+
+    >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
+    >>> tx = gx.outer(optax.sgd(1.0), optax.sgd(0.5), every=2)
+    >>> def two_steps(z):
+    ...     state = tx.init(z)
+    ...     for step in range(2):
+    ...         updates, state = tx.update(z, state, z, step=step)
+    ...         z = z + updates
+    ...     return z, state.anchor
+    >>> z = jnp.array([1.0, 3.0])  # after one local step both are 0
+    >>> [a.tolist() for a in jax.vmap(two_steps, axis_name="nodes")(z)]
+    [[1.0, 1.0], [1.0, 1.0]]
+    """
+    inner = require_transform(inner, "inner of outer")
+    outer_tx = require_transform(outer_tx, "outer_tx of outer")
+    every = require_int(every, "every of outer", 1)
+    _require_average(average, pull)
+    if average == "none" and wire is not None:
+        raise ValueError(
+            f"wire of outer must be None where average is 'none' and nothing is sent, got {wire!r}."
+        )
+    plan = OuterPlan(
+        every,
+        average,
+        require_int(fragments, "fragments of outer", 1, every),
+        require_int(delay, "delay of outer", 0, every - 1),
+        require_number(mix, "mix of outer", "from 0 to below 1", lambda m: 0 <= m < 1),
+        float(pull),
+        make_route("outer", axis_name, local_axis_name, wire),
+    )
+    require_flag(reset_inner, "reset_inner of outer")
+    if reset_inner and fragments > 1:
+        raise ValueError(
+            f"reset_inner of outer must be False where there are fragments, got {fragments}: their "
+            "outer steps come at different times."
+        )
+    if average != "exact":
+        require_agreement(plan, outer_tx, find_inner_plan(inner))
+    steps = _OuterSteps(plan, inner, outer_tx, bool(reset_inner))
+    return optax.GradientTransformationExtraArgs(steps.init, steps.update)
+
+
+def _require_average(average: Any, pull: Any) -> None:
+    if isinstance(average, Schedule):
+        require_doubly_stochastic(average, "outer")
+        require_number(pull, "pull of outer", "from 0", lambda p: 0 <= p < float("inf"))
+        return
+    if not isinstance(average, str) or average not in ("exact", "none"):
+        raise ValueError(
+            f"average of outer must be 'exact', 'none' or a gx.Schedule, got {average!r}."
+        )
+    if pull != 1:
+        raise ValueError(
+            f"pull of outer must be 1 where average is {average!r}, got {pull!r}: all nodes have "
+            "one anchor, or none is compared. Give a schedule."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _OuterSteps:
+    """`init` and `update` of `outer`."""
+
+    plan: OuterPlan
+    inner: optax.GradientTransformationExtraArgs
+    outer_tx: optax.GradientTransformationExtraArgs
+    reset_inner: bool
+
+    def init(self, params: Any) -> OuterState:
+        plan = self.plan
+        inner = self.inner.init(params)
+        gossip = gossip_state(inner)
+        local = self._local().init(params) if gossip is None else None
+        self._require_inner(inner, gossip, params)
+        require_agreement(plan, self.outer_tx, ExchangePlan() if gossip is None else gossip.plan)
+        is_exact = plan.average == "exact"
+        axis_name = plan.wire.axis_name
+        anchor = common_model(params, axis_name if is_exact else None)
+        outer_states = self._init_outer(anchor)
+        if jax.tree.leaves(anchor):  # none in the placeholder of optax.tree_map_params
+            first = split_leaves(anchor, plan.fragments)[0]
+            self._require_outer(pick(anchor, first), outer_states[0])
+        return vary_where_mapped(
+            OuterState(
+                count=jnp.zeros((), jnp.int32),
+                inner=inner,
+                local=local,
+                anchor=anchor,
+                outer=outer_states,
+                sent=zeros_like_model(params) if plan.delay else None,
+                sent_counts=jnp.full(plan.fragments, -1, jnp.int32) if plan.delay else None,
+                plan=plan,
+            ),
+            axis_name,
+        )
+
+    def _init_outer(self, anchor: Any) -> tuple[optax.OptState, ...]:
+        """The state of the outer optimizer, by fragment."""
+        fragments = split_leaves(anchor, self.plan.fragments)
+        return tuple(self.outer_tx.init(pick(anchor, leaves)) for leaves in fragments)
+
+    def _local(self) -> optax.GradientTransformationExtraArgs:
+        """The last part of a chain without gossip: `x <- x + u`, with the residuals of 16 bits."""
+        plan = ExchangePlan(wire=self.plan.wire)
+
+        def combine(
+            x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
+        ) -> Combined:
+            del step, received
+            return Combined(add(x, updates), state)
+
+        return gossip_transform("outer", plan, partial(init_state, plan=plan), combine)
+
+    def _require_inner(self, inner: Any, gossip: GossipState | None, params: Any) -> None:
+        """Raises `ValueError` where outer steps cannot set the models of the chain inside."""
+        if outer_state(inner) is not None:
+            raise ValueError("inner of outer must hold no other outer optimizer, got one.")
+        require_no_accumulation(inner, "inner of outer", "write gx.accumulate(gx.outer(...)).")
+        if gossip is None:
+            return
+        plan = self.plan
+        if gossip.extra is not None or gossip.mask != make_mask(params):
+            kept = "a mask" if gossip.extra is None else ", ".join(gossip.extra)
+            raise ValueError(
+                "inner of outer must hold no gossip, or that of gx.sgp, gx.osgp or gx.dpsgd of all "
+                f"parameters, got one that keeps {kept}: an outer step would not reach these. "
+                "optax.masked may stand around gx.outer."
+            )
+        in_parts = plan.fragments > 1 or plan.mix > 0
+        if in_parts and plan.average == "exact" and gossip.in_flight is not None:
+            raise ValueError(
+                "fragments of outer must be 1 and mix 0 around gx.osgp, got "
+                f"{plan.fragments} and {plan.mix}: its messages in flight carry the whole model "
+                "with one weight. Use gx.sgp."
+            )
+
+    def _require_outer(self, anchor: Any, state: Any) -> None:
+        """Raises `ValueError` unless the outer optimizer makes updates of gradients alone."""
+        if gossip_state(state) is not None:
+            raise ValueError(
+                "outer_tx of outer must exchange nothing, got one with gossip in it: average says "
+                "who takes part."
+            )
+        try:
+            updates, _ = jax.eval_shape(self.outer_tx.update, anchor, state, anchor)
+        except Exception as error:
+            raise ValueError(
+                "outer_tx of outer must make its update of the outer gradient and the anchor "
+                "alone, as optax.sgd, optax.adam and their like do, got one that raises "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        require_like(anchor, updates, "the updates of outer_tx")
+
+    def update(
+        self,
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        *,
+        step: StepLike | None = None,
+        outer_average: Any = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        params = mark(params, PARAMS)
+        params = require_params(params, "outer")
+        plan = self.plan
+        old = self._require_own_state(state)
+        require_updates_numbered_here(plan, step)
+        step = default_step(step, old.count, plan.wire.axis_name)
+        require_like(params, updates, "the updates of outer")
+        require_like(params, old.anchor, "the anchor in the state of outer")
+        if plan.skips_exchange(step):
+            extra_args["skip_exchange"] = True
+        change, inner = self.inner.update(updates, old.inner, params, step=step, **extra_args)
+        local = old.local
+        if local is not None:
+            change, local = self._local().update(change, local, params, step=step)
+        new = old._replace(count=optax.safe_increment(old.count), inner=inner, local=local)
+        carry = vary((cast_like(mark(change, APPLIED), params), new), plan.wire.axis_name)
+        for fragment, leaves in enumerate(split_leaves(old.anchor, plan.fragments)):
+            step_of = _FragmentStep(self, fragment, leaves, params, step, outer_average, old.count)
+            if plan.delay:
+                carry = cond(plan.is_used(fragment, step), step_of.use, _keep, *carry)
+                carry = cond(plan.is_sent(fragment, step), step_of.send, _keep, *carry)
+            else:
+                carry = cond(plan.is_used(fragment, step), step_of.use_at_once, _keep, *carry)
+        return mark(carry[0], UPDATES), carry[1]
+
+    def _require_own_state(self, state: Any) -> OuterState:
+        """Returns `state`; raises `ValueError` unless it was made for this plan."""
+        require_state(state, OuterState, "outer")
+        require_plan(self.plan, state.plan, "outer")
+        expected = jax.tree.structure(jax.eval_shape(self._init_outer, state.anchor))
+        actual = jax.tree.structure(state.outer)
+        if expected != actual:
+            raise ValueError(
+                f"the state of outer must have been made with its outer_tx, {expected}, got one of "
+                f"{actual}: make it by tx.init(params) of the same chain, where params may be the "
+                "average model of a run."
+            )
+        return state
+
+
+def _keep(updates: optax.Updates, state: OuterState) -> tuple[optax.Updates, OuterState]:
+    return updates, state
+
+
+@dataclasses.dataclass(frozen=True)
+class _FragmentStep:
+    """What happens to one fragment at the end of a step."""
+
+    steps: _OuterSteps
+    fragment: int
+    leaves: range
+    params: Any
+    step: StepLike
+    average: Any  # of what was sent, if it was computed before
+    count: jax.Array  # of the updates before this one
+
+    def send(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
+        sent = merge(state.sent, self._outer_gradient(updates, state), self.leaves)
+        return updates, state._replace(sent=sent, sent_counts=self._note(state, self.count))
+
+    def use(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
+        """The outer step; nothing where the fragment was not sent, as the run began after that."""
+        sent_count = state.sent_counts[self.fragment]
+        # Steps that `gx.apply_if_finite` skips are not counted: there may be fewer than the delay.
+        was_sent = (sent_count >= 0) & (self.count - sent_count <= self.steps.plan.delay)
+        sent = pick(state.sent, self.leaves)
+        new_updates, new = self._apply(sent, updates, state, sent_count)
+        new = new._replace(sent_counts=self._note(new, jnp.int32(-1)))
+        return jax.tree.map(partial(jnp.where, was_sent), (new_updates, new), (updates, state))
+
+    def _note(self, state: OuterState, count: jax.Array) -> jax.Array:
+        """`sent_counts` with this fragment's replaced."""
+        return state.sent_counts.at[self.fragment].set(count)
+
+    def use_at_once(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
+        return self._apply(self._outer_gradient(updates, state), updates, state, self.count)
+
+    def _outer_gradient(self, updates: Any, state: OuterState) -> Any:
+        """`D` of this node: the nodes' mean of `w a - x` is `a - sum x / sum w`, as `sum w = N`."""
+        gossip = gossip_state(state)
+        z = predict(self.params, updates)
+        anchor = pick(state.anchor, self.leaves)
+        if self.steps.plan.average != "exact":
+            return subtract(anchor, pick(models(z, gossip), self.leaves))
+        in_flight = mass_in_flight(z, gossip)
+        weight = push_sum_weight(gossip)
+        if in_flight.weight is not None:
+            weight = weight + in_flight.weight
+        x = pick(add(numerators(z, gossip), in_flight.x), self.leaves)
+        return subtract(scale(anchor, weight), x)
+
+    def _apply(
+        self, sent: Any, updates: Any, state: OuterState, sent_count: jax.Array
+    ) -> tuple[Any, OuterState]:
+        """The outer step, and what the local model becomes by it."""
+        plan = self.steps.plan
+        leaves = self.leaves
+        anchor = pick(state.anchor, leaves)
+        average = self.average
+        if average is None:
+            average = average_fragment(plan, sent, anchor, self.step, sent_count)
+        change, outer = self.steps.outer_tx.update(average, state.outer[self.fragment], anchor)
+        anchor = add(anchor, change)
+        gossip = gossip_state(state)
+        assert gossip is not None
+        model = anchor
+        if plan.mix:
+            local = pick(models(predict(self.params, updates), gossip), leaves)
+            model = jax.tree.map(lambda x, a: plan.mix * x + (1 - plan.mix) * a, local, anchor)
+        params = pick(self.params, leaves)
+        part = as_update(params, model)
+        fields = {}
+        if gossip.residual is not None:
+            rest = residuals(model, predict(params, part))
+            fields["residual"] = merge(gossip.residual, rest, leaves)
+        if plan.replaces_all:
+            # All mass is now that of the anchor, or the next de-biasing would bring the old back.
+            fields["weight"] = jax.tree.map(jnp.ones_like, gossip.weight)
+            fields["in_flight"] = jax.tree.map(jnp.zeros_like, gossip.in_flight)
+        if self.steps.reset_inner:
+            state = state._replace(inner=zero_moments(self.steps.inner, state.inner))
+        state = replace_gossip_state(state, **fields)
+        outer_states = list(state.outer)
+        outer_states[self.fragment] = outer
+        state = state._replace(
+            anchor=merge(state.anchor, anchor, leaves), outer=tuple(outer_states)
+        )
+        return vary((merge(updates, part, leaves), state), plan.wire.axis_name)
+
+
+def average_fragment(
+    plan: OuterPlan, sent: Any, anchor: Any, step: StepLike, count: jax.Array
+) -> Any:
+    """`D`: the outer gradient of a fragment that is used at `step`, of those that nodes sent.
+
+    `count` is the number of updates before that after which they were sent: the key of a codec
+    that draws random numbers.
+    """
+    if plan.average == "none":
+        return sent
+    round_number = plan.round_number(step)
+    average = partial(_average_parts, plan)
+    args: tuple[Any, ...] = (sent, anchor, count, round_number)
+    if isinstance(round_number, int | np.integer):  # it must stay known when traced
+        average = partial(average, round_number=round_number)
+        args = (sent, anchor, count)
+    specs = specs_here()
+    if specs is None:
+        return average(*args)
+    in_specs = specs.of(args, sent)
+    return on_shards(average, specs, plan.wire.axis_name, in_specs, in_specs[0])(*args)
+
+
+def _average_parts(
+    plan: OuterPlan, sent: Any, anchor: Any, count: jax.Array, round_number: StepLike
+) -> Any:
+    key = plan.wire.make_key(count)
+    if plan.average == "exact":
+        return exact_average(sent, plan.wire, key, is_beside=plan.delay > 0)
+    assert isinstance(plan.average, Schedule)
+    mix_nodes = partial(
+        mix,
+        weight=None,
+        schedule=plan.average,
+        step=round_number,
+        **plan.wire.arguments(),
+        key=key,
+    )
+    if plan.pull == 1:
+        return subtract(anchor, mix_nodes(subtract(anchor, sent))[0])
+    mean, center = mix_nodes((sent, anchor))[0]
+    return jax.tree.map(lambda d, a, c: d + plan.pull * (a - c), mean, anchor, center)
+
+
+def average_sent(opt_state: optax.OptState, step: int) -> Any:
+    """The average of the fragment that is used at `step`, of what is in the state.
+
+    It needs nothing of the steps since it was sent, so that it can be a program by itself:
+    `tx.update(..., step=step, outer_average=average_sent(opt_state, step))`.
+    """
+    state = outer_state(opt_state)
+    assert state is not None
+    fragment = state.plan.used_at(step)
+    assert fragment is not None
+    leaves = split_leaves(state.anchor, state.plan.fragments)[fragment]
+    sent, anchor = pick(state.sent, leaves), pick(state.anchor, leaves)
+    return average_fragment(state.plan, sent, anchor, step, state.sent_counts[fragment])
+
+
+def zero_moments(tx: optax.GradientTransformation, opt_state: Any) -> Any:
+    """The state of a chain with zeros for its momentum and moments.
+
+    Counts and gossip stay, as do gradients that were summed for an update to come.
+    """
+
+    def init(params: Any) -> Any:
+        return _without_gossip(tx.init(params))
+
+    zeros = optax.tree_map_params(init, jnp.zeros_like, _without_gossip(opt_state))
+    return _keep_sums(opt_state, zeros)
+
+
+def _keep_sums(opt_state: Any, zeros: Any) -> Any:
+    def keep(part: Any, new: Any) -> Any:
+        if _is_gossip(part):
+            return part
+        if type(part) not in SUMS:
+            return new
+        fields = {
+            name: _keep_sums(getattr(part, name), getattr(new, name))
+            for name in part._fields
+            if name != SUMS[type(part)]
+        }
+        return part._replace(**fields)
+
+    return jax.tree.map(keep, opt_state, zeros, is_leaf=_is_kept)
+
+
+def _without_gossip(opt_state: Any) -> Any:
+    return jax.tree.map(
+        lambda part: optax.EmptyState() if _is_gossip(part) else part,
+        opt_state,
+        is_leaf=_is_gossip,
+    )
+
+
+def _is_gossip(part: Any) -> bool:
+    return isinstance(part, GossipState)
+
+
+def _is_kept(part: Any) -> bool:
+    return _is_gossip(part) or type(part) in SUMS
