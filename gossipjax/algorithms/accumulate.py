@@ -40,25 +40,23 @@ def accumulate(
 
     All other steps add their gradient to a sum, `[...]` per node like the parameters and float32 at
     least, and return zeros: nothing is exchanged, and nothing in the state of `tx` moves. `tx` gets
-    the number of the update, `m`, as its step. So rounds, overlaps, delays, learning rates and the
+    the number of the update, `m`, as its step: rounds, overlaps, delays, learning rates and the
     `every` of `gx.outer` count updates.
 
     For loaders that deliver small batches, one per step. Where one large batch is there, compute it
     in parts by `gx.accumulate_gradients`, which needs no state.
 
-    Updates follow the number of the step, whatever happens in between: a run may start or go on at
-    any step, and its first update is then that of the gradients that came. To skip gradients that
-    are not finite, put `gx.apply_if_finite` inside, `gx.accumulate(gx.apply_if_finite(tx), every)`:
-    one of them spoils the mean, and all nodes skip that update.
+    Updates follow the number of the step: a run may start or go on at any step, and its first
+    update is then that of the gradients that came. To skip gradients that are not finite, put
+    `gx.apply_if_finite` inside: one of them spoils the mean, and all nodes skip that update.
 
     Args:
       tx: the whole chain.
       every: k, steps for one update.
       axis_name: the mapped axis of the nodes, that of `tx`.
 
-    `update` takes `step=` as that of `sgp`: the number of the step, not that of the update.
-    `gx.canonical_step(opt_state, step)` gives the static ones: 0 for all steps that make no update,
-    and one more program per round. Without `step` it counts.
+    `update` takes `step=` as in `gx.sgp`, the number of the step, not that of the update; without
+    it it counts. `gx.canonical_step` is 0 for all steps that make no update.
 
     Raises:
       ValueError: if `tx` is no transform, `every` is not an integer >= 1; in `init`, if `tx`

@@ -49,27 +49,22 @@ def allreduce(
 
     Args:
       axis_name: the mapped axis that is averaged over.
-      wire: the form of messages: a narrower type, such as `jnp.bfloat16`, or any codec.
-        By a type, each value is rounded once before the sum, which is float32 at least, and once
-        after it. All nodes get the same values, so models that are equal stay equal. What is not
-        finite stays so. The derivative is that of the average, without rounding. With integers and
-        sparse codecs `C` every node keeps what they leave out in its state, and adds it to the next
-        gradient (error feedback):
+      wire: the form of messages: a narrower type, such as `jnp.bfloat16`, or any codec. By a type,
+        each value is rounded once before the sum, which is float32 at least, and once after it. All
+        nodes get the same values, so models that are equal stay equal. The derivative is that of
+        the average. With integers and sparse codecs `C` every node keeps what they leave out in its
+        state, and adds it to the next gradient (error feedback):
 
             e_i <- e_i + g_i;    q_i = C(e_i);    e_i <- e_i - q_i;    g_i <- (1/N) sum_j q_j
 
-        Sparse messages are gathered by all, `N - 1` times their bytes. Of integers every node
-        averages a part and sends it as such again; what that leaves out is in its `e`, too. What
-        is not finite is not kept. `e` is of a node: inside a node, over the
-        axis of its devices, only types will do.
+        Sparse messages are gathered by all, `N - 1` times their bytes. `e` is of a node: over the
+        axis of the devices of one node, only types will do.
 
     Raises:
       ValueError: if `wire` is neither a floating-point type of at least 16 bits nor a codec; when
-        traced, if the axis is missing; if a leaf is not
-        floating-point; if a codec needs a state and has none; under a `shard_map` with
-        `check_vma=True`, if a gradient does not vary over the axis: where its parameter is
-        replicated over it, autodiff has summed the gradient over the axis already, and averaging
-        would be wrong by the axis' size.
+        traced, if the axis is missing, a leaf is not floating-point, or a codec needs a state and
+        has none; under a `shard_map` with `check_vma=True`, if a gradient does not vary over the
+        axis: autodiff has then summed it already, as its parameter is replicated.
 
     References:
       Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,

@@ -32,19 +32,16 @@ def apply_if_finite(
     each other forever, and simulated ones lose mass. This one counts the nodes whose updates are
     not finite, by a small all-reduce, and all nodes take the same branch:
 
-    - around a whole chain: at a bad step no parameter and no state changes on any node.
+    - around a whole chain: at a bad step no parameter and no state changes on any node. Around
+      `osgp` steps must be counted (no `step=`): a skipped step delivers no message.
     - inside it, before the gossip: all nodes skip the optimizer and still exchange. To have only
       the bad node skip it, take `optax.apply_if_finite` there, which is right before the gossip.
 
-    Around `osgp`, steps must be counted (no `step=`): messages in flight are delivered by the round
-    before, and a skipped step has none. Inside the chain it takes any step.
-
     Args:
       inner: the transform or chain that is skipped.
-      axis_name: the mapped axis of the nodes.
       max_consecutive_errors: after as many steps in a row that were skipped, the next is applied,
         finite or not.
-      local_axis_name: the axis of the devices of one node, if it has several.
+      axis_name, local_axis_name: as in `gx.sgp`.
 
     The state is an `optax.ApplyIfFiniteState`, with its fields and their meaning.
 

@@ -96,8 +96,7 @@ def outer(
 
         D = a - avg(x);    a <- a + outer_tx(D at a);    x <- a
 
-    So D is a gradient, which points away from where the nodes went. `outer_tx` is any optax
-    optimizer; its state is the same on all nodes. Settings that have names:
+    `D` is a gradient: it points away from where the nodes went. `outer_tx` is any optax optimizer.
 
     - Local SGD: `outer(sgd, optax.sgd(1.0), every)`.
     - SlowMo: `outer(chain(sgd, gx.sgp(schedule)), optax.sgd(1.0, momentum=0.5), every=48)`, with
@@ -110,33 +109,26 @@ def outer(
       pull=c / b)`, with a schedule of pairs.
 
     **Averages.** "exact": over all nodes; around `sgp` and `osgp` it is `sum x / sum w` with the
-    messages in flight, and afterwards every weight is 1 and nothing is in flight. An exchange of
-    the gossip inside would leave this average as it is, and nothing else remains where there are no
-    fragments, no delay and `mix=0`. There it is skipped, if the step is a Python integer. A
-    schedule: over the neighbours of this node, with `P` the round `m` of outer step `m`,
+    messages in flight, and afterwards every weight is 1 and nothing is in flight. The gossip inside
+    does not exchange where this replaces all that it would change (no fragments, delay or `mix`),
+    if the step is a Python integer. A schedule: over the neighbours, with `P` its round `m` in
+    outer step `m`,
 
         D = P (a - x) + pull (a - P a)
 
     which is `a - P x` for `pull = 1`: anchors differ from node to node, and are drawn together.
     "none": `D = a - x`, every node for itself (SlowMo's "noaverage"). In these two, weights and
     messages of the chain inside go on as they are, and momentum acts on what the nodes differ in:
-    with 0.7 and 0.9 it diverges on a directed ring, without any gradient. So an `outer_tx` that is
-    linear (SGD, with momentum or not) is refused where the spectral radius of such differences is
-    above 1.0001 per round; where its rate changes, at the counts 0, 1, 8, 64, ... Others (Adam, or
-    what needs more than one parameter, as `optax.masked`) are not checked.
+    with 0.7 and 0.9 it diverges on a directed ring, without any gradient. So a linear `outer_tx`
+    (SGD, with momentum or not) is refused where the spectral radius of such differences is above
+    1.0001 per round, at any of the counts 0, 1, 8, 64, ... of its rate. Others are not checked.
 
     **Fragments and delay.** The leaves are split, in their order, into p fragments of about the
     same size, each with its own average, outer step and state of `outer_tx`. Fragment `f` is sent
     at the end of every step `k` with `k + 1 = (f + 1) H // p (mod H)`. Its average is used `delay`
-    steps later:
-
-        x_f <- mix x_f + (1 - mix) a_f
-
-    Until then the state holds `D` of this node, and its exchange needs nothing that later steps
-    compute. In `tx.update` it stands in the step that uses it, and can run beside all of its
-    computation; on TPUs it is a ring of permutes, as an all-reduce blocks there. `gx.TrainStep`
-    runs it on JAX on CPU over several processes as a separate program, from the step at which it is
-    sent on.
+    steps later, `x_f <- mix x_f + (1 - mix) a_f`. Until then the state holds `D` of this node, and
+    its exchange needs nothing that later steps compute: it can run beside the step that uses it,
+    and `gx.TrainStep` on CPU over several processes runs it beside all steps in between.
 
     Args:
       inner: the chain, with `sgp`, `osgp`, `dpsgd` or no gossip in it.
@@ -146,26 +138,22 @@ def outer(
       fragments: p, at most H and at most the number of leaves.
       delay: steps between sending a fragment and using its average, below H.
       mix: the weight of the local model where an average is used, from 0 to below 1.
-      wire: a narrower type or a dense codec, such as `gx.wire.int4()`: outer gradients are rounded,
-        sums are float32 at least, and all nodes get the same values. What it leaves out is lost.
+      wire: the form of outer gradients, a narrower type or a dense codec, such as `gx.wire.int4()`.
+        All nodes get the same values. What rounding leaves out is lost.
       axis_name, local_axis_name: as in `gx.sgp`.
       pull: how strongly anchors are drawn together, where `average` is a schedule.
-      reset_inner: whether an outer step also sets what the chain inside keeps per parameter, its
-        momentum and moments, to 0; counts stay, and gradients that are summed for an update to come
-        (`optax.MultiSteps`, `optax.apply_every`).
+      reset_inner: whether an outer step also sets the momentum and moments of the chain inside to
+        0; counts stay, and gradients that are summed for an update to come.
 
-    The state is an `OuterState`; `gx.gossip_state` finds the gossip inside, or, for a chain without
-    gossip, the residuals of parameters of 16 bits. Nodes start from the same parameters; where
-    `init` runs inside the mapped axis they may differ, and the first anchor is then their mean.
-
-    `update` takes `step=` as in `sgp`: it picks the outer steps as well. They must follow one
-    another if there is a delay.
+    The state is an `OuterState`; `gx.gossip_state` finds the gossip inside. Nodes start from the
+    same parameters; where `init` runs inside the mapped axis they may differ, and the first anchor
+    is then their mean. `update` takes `step=` as in `gx.sgp`: it picks the outer steps as well, and
+    with a delay steps must follow one another.
 
     Raises:
       ValueError: if an argument is out of its range, or differences between the nodes' anchors
-        would grow by themselves (see above); in `init`, if there are more fragments than leaves,
-        `outer_tx` needs more than a gradient, or `inner` holds an algorithm of another kind; when
-        traced, as `sgp`.
+        would grow by themselves; in `init`, if there are more fragments than leaves, `outer_tx`
+        needs more than a gradient, or `inner` holds an algorithm of another kind; else as `gx.sgp`.
 
     References:
       Wang et al., "SlowMo", ICLR 2020, arXiv:1910.00643, algorithm 1.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import reprlib
-from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import jax
@@ -54,38 +53,28 @@ def relay(
     A message relays what arrived one step before; the last line uses those of this step. So node
     `i` averages the model of every node `j`, `y_j` of `d(i, j) - 1` steps ago, each by `1 / N`,
     however uneven the data. Models that have not arrived yet, in the first steps, are replaced by
-    its own, as above. In the authors' released code, which made the paper's figures, that is the
-    initial model `x_0` of the node, `missing="initial"`:
+    its own, as above; in the authors' released code by its initial model, `missing="initial"`:
 
         x_i <- (y_i + sum_j m_ji + (N - 1 - sum_j c_ji) x_0) / N
-
-    After as many steps as the tree is wide (its diameter), nothing is missing: the `y` of
-    a standing start would arrive as their exact mean everywhere.
 
     Trees come from networkx: `path_graph(n)` is a chain, `full_rary_tree(2, n)` a binary tree,
     `star_graph(n - 1)` a star. A node sends as many models per step as it has neighbours.
 
     Mixing does *not* keep the sum of the `x_i`: a model counts at a node only once it has arrived.
-    `gx.average_model` is the mean of the `x_i`, without messages. In the long run all nodes follow
-    the mean update, slowed down by the delays. The state is a `GossipState` with
+    `gx.average_model` is the mean of the `x_i`, without messages. The state is a `GossipState` with
     `extra["messages"]`, a pair of count and model per neighbour (K of them, the largest degree);
     on a change of nodes they start anew, and with `missing="initial"` so does `extra["initial"]`,
-    a copy of the model. There are no narrow messages: what rounding takes off a
-    sum of models would be lost for all nodes behind it. The `schedule` of the state, by which
-    `gx.mix_batch_stats` mixes, is that of the tree with Metropolis weights.
+    a copy of the model. There are no narrow messages: what rounding takes off a sum of models would
+    be lost for all nodes behind it. The `schedule` of the state, by which `gx.mix_batch_stats`
+    mixes, is that of the tree with Metropolis weights.
 
     Args:
       tree: an undirected networkx graph without cycles, of nodes `0, ..., N - 1`.
-      axis_name, local_axis_name: as in `gx.sgp`, and `step=` of `update`.
+      axis_name, local_axis_name: as in `gx.sgp`; no result depends on `step=` of `update`.
       missing: "own" or "initial", the model in the place of those that have not arrived.
 
-    The transform's `update` takes `step=`, as that of `sgp`; no result depends on it.
-
     Raises:
-      ValueError: if `tree` is not a tree: names a cycle or the parts that are not connected; if its
-        nodes are not `0, ..., N - 1`; if `missing` is something else; when traced, if the axis is
-        missing or of another size than the tree, `params` are not passed to `update`, or a leaf is
-        not floating-point.
+      ValueError: if `tree` is not an undirected tree of nodes `0, ..., N - 1`; else as `gx.sgp`.
 
     References:
       Vogels, He, Koloskova, Lin, Karimireddy, Stich, Jaggi, "RelaySum for Decentralized Deep
@@ -176,8 +165,8 @@ def pair_neighbors(tree: Any) -> np.ndarray:
     Each edge is in one of them; K is the largest degree.
 
     Raises:
-      ValueError: if `tree` is not an undirected networkx graph of nodes `0, ..., N - 1`, or not a
-        tree: names a cycle, or the parts that no edge connects.
+      ValueError: if `tree` is not an undirected networkx graph of nodes `0, ..., N - 1` or not a
+        tree.
 
     >>> import networkx
     >>> pair_neighbors(networkx.path_graph(4)).tolist()
@@ -189,15 +178,26 @@ def pair_neighbors(tree: Any) -> np.ndarray:
     for u, v in edges:
         neighbors[u].append(v)
         neighbors[v].append(u)
-    parts, parents = _span(neighbors)
-    _require_no_cycle(edges, parents)
-    if len(parts) > 1:
+    parents = {0: -1}
+    order = [0]
+    for node in order:  # breadth first; the list grows
+        for other in neighbors[node]:
+            if other not in parents:
+                parents[other] = node
+                order.append(other)
+    if len(order) < size:
+        rest = [node for node in range(size) if node not in parents]
         raise ValueError(
-            f"tree must be connected, got {len(parts)} parts, "
-            f"{' and '.join(reprlib.repr(part) for part in parts[:2])}: join them by edges."
+            f"tree must be connected, got no path from {reprlib.repr(sorted(order))} to "
+            f"{reprlib.repr(rest)}: join them by edges."
+        )
+    if len(edges) >= size:
+        raise ValueError(
+            f"tree must have no cycle, got {len(edges)} edges of {size} nodes: leave some out, as "
+            "networkx.minimum_spanning_tree(tree) does."
         )
     pairs = np.tile(np.arange(size), (max(map(len, neighbors)), 1))
-    for node in parts[0]:  # parents come first
+    for node in order:  # parents come first
         parent = parents[node]
         taken = None if parent < 0 else pairs[:, node].tolist().index(parent)
         free = [k for k in range(len(pairs)) if k != taken]
@@ -222,45 +222,3 @@ def _read_edges(tree: Any) -> list[tuple[int, int]]:
             "networkx.convert_node_labels_to_integers(tree) numbers them."
         )
     return [(int(u), int(v)) for u, v in tree.edges()]
-
-
-def _span(neighbors: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
-    """The connected parts, breadth first, and each node's parent, -1 for the first of a part."""
-    unseen = -2
-    parents = [unseen] * len(neighbors)
-    parts: list[list[int]] = []
-    for root in range(len(neighbors)):
-        if parents[root] != unseen:
-            continue
-        parents[root] = -1
-        part = [root]
-        for node in part:  # grows
-            for other in neighbors[node]:
-                if parents[other] == unseen:
-                    parents[other] = node
-                    part.append(other)
-        parts.append(part)
-    return parts, parents
-
-
-def _require_no_cycle(edges: Sequence[tuple[int, int]], parents: Sequence[int]) -> None:
-    unused = {(child, parent) for child, parent in enumerate(parents) if parent >= 0}
-    for u, v in edges:
-        if (u, v) in unused or (v, u) in unused:
-            unused -= {(u, v), (v, u)}
-            continue
-        up = _path_to_root(u, parents)
-        down = _path_to_root(v, parents)
-        shared = next(node for node in up if node in down)
-        cycle = [*up[: up.index(shared) + 1], *reversed(down[: down.index(shared)]), u]
-        raise ValueError(
-            f"tree must have no cycle, got {' - '.join(map(str, cycle))}: leave out one of its "
-            "edges, as networkx.minimum_spanning_tree(tree) does."
-        )
-
-
-def _path_to_root(node: int, parents: Sequence[int]) -> list[int]:
-    path = [node]
-    while parents[path[-1]] >= 0:
-        path.append(parents[path[-1]])
-    return path

@@ -39,27 +39,22 @@ def sharded(
         params, opt_state = nodes.init(tx, params)          # [4, ...], in parts
         train_step = gx.TrainStep(gradients, tx, nodes=nodes)
 
-    Stands around whatever exchanges: the gossip at the end of a chain, `gx.allreduce` at its
-    beginning, a whole chain or `gx.outer`. Only the exchanges run on the parts. Optimizers inside
-    see whole arrays, which XLA partitions, as they do outside: norms, factored moments and random
-    numbers are those of `tx` on one device.
+    Stands around what exchanges: the gossip at the end of a chain, `gx.allreduce` at its beginning,
+    a whole chain or `gx.outer`. Only the exchanges run on the parts; optimizers inside see whole
+    arrays, which XLA partitions, as they do outside.
 
     Under `gx.spmd` the inside of a node is XLA's (`shard_map` manual over the nodes alone). In a
     `shard_map` of your own over all axes, transforms are called with parts; there `tx` is one
-    gossip or `gx.allreduce`, whose norms then count all parts, and messages in flight are like the
-    parameters. Under `vmap`, and on a mesh without further axes, results are those of `tx`.
-
-    Make the state by `gx.Nodes.init`, which shards all of it: XLA may choose to have the moments of
-    an optimizer, which start as zeros, whole on each device. `gx.TrainStep` keeps it so. With
-    `osgp(overlap=tau)` a message travels in up to tau pieces of whole arrays.
+    gossip or `gx.allreduce`. Under `vmap`, and on a mesh without further axes, results are those of
+    `tx`. Make the state by `gx.Nodes.init`, which shards all of it: XLA may choose to have moments
+    that start as zeros whole on each device. With `osgp(overlap=tau)` a message travels in up to
+    tau pieces of whole arrays.
 
     Where a node has copies of a sharded model, `gx.launch.mesh(4, local=2, fsdp=2)`, gradients are
     averaged by `gx.sharded(gx.allreduce("local"), specs)`, and the gossip takes
-    `local_axis_name="local"`.
-
-    A parameter that is whole on several devices of a node is sent by each of them. So that they
-    keep the same values, messages are then of full precision or bfloat16: other codecs round a
-    value by those that stand beside it. Sparse ones choose among the values of one part.
+    `local_axis_name="local"`. A parameter that is whole on several devices of a node is sent by
+    each of them; messages are then of full precision or bfloat16, as other codecs would round the
+    copies apart.
 
     Args:
       tx: a transform of this library.
@@ -72,11 +67,9 @@ def sharded(
     a checkpoint of it can be restored onto another mesh inside the nodes.
 
     Raises:
-      ValueError: if `tx` is no transform, or a spec is no `PartitionSpec` or names the nodes' axis;
-        in `init` and `update`, if `specs` are not like the parameters, name an axis that a node
-        does not have, or do not divide a parameter; if most of the model is whole on several
-        devices (it would be sent as often); if a codec would round copies of a parameter apart; if
-        `tx` holds more than one exchange in a `shard_map` over the axes inside the nodes.
+      ValueError: if an argument is of another kind; in `init` and `update`, if `specs` do not fit
+        the parameters or the mesh, most of the model is whole on several devices, a codec would
+        round copies apart, or `tx` holds more than one exchange in a `shard_map` over all axes.
 
     References:
       Rajbhandari et al., "ZeRO", SC 2020, arXiv:1910.02054, for sharding inside a node; Assran et

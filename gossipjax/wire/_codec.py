@@ -14,6 +14,7 @@ Like = jax.Array | jax.ShapeDtypeStruct  # which has a size and a type
 
 KEY_IMPLEMENTATION = "threefry2x32"  # the same numbers wherever a run goes on
 WORD = np.dtype(np.uint32)
+MAX_SEED = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -76,10 +77,17 @@ def require_key(codec: Codec, key: Any) -> Any:
     if key is None:
         raise ValueError(
             f"key must be a PRNG key for {codec}, which draws random numbers, got None: give "
-            "another one to every exchange, such as jax.random.fold_in(key, step). Transforms of "
-            "gossipjax make them."
+            "another one to every exchange, such as jax.random.fold_in(key, step)."
         )
     return key
+
+
+def require_seed(seed: Any, name: str) -> int:
+    """Returns `seed`; raises `ValueError` unless it is an integer from 0 to 2^32 - 1."""
+    is_integer = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+    if not is_integer or not 0 <= seed <= MAX_SEED:
+        raise ValueError(f"seed of {name} must be an integer from 0 to {MAX_SEED}, got {seed!r}.")
+    return int(seed)
 
 
 def as_key(key: Any) -> jax.Array:

@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.wire._codec import WORD, Codec, Like, require_key
+from gossipjax.wire._codec import WORD, Codec, Like, require_key, require_seed
 from gossipjax.wire._messages import concatenate_in_place, is_cpu_over_processes, split_by_size
-from gossipjax.wire._require import require_seed
 
 NOISE_BITS = 16  # of the number that is added before rounding
 SHORT_BLOCK = 16
@@ -189,8 +188,8 @@ def int8(block: int = 256, seed: int = 0) -> IntegerCodec:
 
     Args:
       block: values that share a scale, a power of two.
-      seed: of the rounding, which is drawn from it, from the number of the update and the node: a
-        run that is resumed draws the same.
+      seed: of the rounding, which is drawn from it, the number of the update and the node: a
+        resumed run draws the same.
 
     Raises:
       ValueError: if `block` is not a power of two, or `seed` not an integer from 0 to 2^32 - 1.

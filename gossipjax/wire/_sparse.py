@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.wire._codec import KEY_IMPLEMENTATION, WORD, Codec, Like, require_key
-from gossipjax.wire._require import require_fraction, require_seed
+from gossipjax.wire._codec import KEY_IMPLEMENTATION, WORD, Codec, Like, require_key, require_seed
 
 KEY_WORDS = 2
 
@@ -105,11 +104,8 @@ def _scatter(indices: jax.Array, words: jax.Array, like: Like) -> jax.Array:
 def top_k(fraction: float) -> TopK:
     """The fraction of the values that is largest in magnitude, with indices: 8 bytes a value.
 
-    The fraction is of each message, not of each leaf. For `gx.choco` and `gx.allreduce`, which keep
-    what is left out; refused where `x / w` would be wrong.
-
-    Args:
-      fraction: of the values that are sent, above 0 and at most 1.
+    The fraction, above 0 and at most 1, is of each message, not of each leaf. For `gx.choco`,
+    `gx.deepsqueeze` and `gx.allreduce`, which keep what is left out.
 
     Raises:
       ValueError: if `fraction` is not such a number.
@@ -117,17 +113,13 @@ def top_k(fraction: float) -> TopK:
     >>> top_k(0.01).count_bytes(1000)
     80
     """
-    return TopK(require_fraction(fraction, "top_k"))
+    return TopK(_require_fraction(fraction, "top_k"))
 
 
 def random_k(fraction: float, seed: int = 0) -> RandomK:
     """A fraction of the values, drawn anew for every message: 4 bytes a value, and 8 for the key.
 
-    Sender and receivers draw the indices from the key. Otherwise as `top_k`.
-
-    Args:
-      fraction: of the values that are sent, above 0 and at most 1.
-      seed: of the draws, as in `int8`.
+    Sender and receivers draw the indices from the key. Otherwise as `top_k`; `seed` as in `int8`.
 
     Raises:
       ValueError: if `fraction` is not such a number, or `seed` not an integer from 0 to 2^32 - 1.
@@ -135,4 +127,13 @@ def random_k(fraction: float, seed: int = 0) -> RandomK:
     >>> random_k(0.01).count_bytes(1000)
     48
     """
-    return RandomK(require_fraction(fraction, "random_k"), require_seed(seed, "random_k"))
+    return RandomK(_require_fraction(fraction, "random_k"), require_seed(seed, "random_k"))
+
+
+def _require_fraction(fraction: Any, name: str) -> float:
+    is_number = isinstance(fraction, int | float | np.integer | np.floating)
+    if isinstance(fraction, bool) or not is_number or not 0 < fraction <= 1:
+        raise ValueError(
+            f"fraction of {name} must be a number above 0 and at most 1, got {fraction!r}."
+        )
+    return float(fraction)

@@ -139,16 +139,13 @@ for name, make in {"top_k": gx.wire.top_k, "random_k": gx.wire.random_k}.items()
     )
 
 GRAPHS_WITH_CYCLES = {
-    "cycle": (nx.cycle_graph(3), "no cycle, got 1 - 0 - 2 - 1"),
-    "cycle behind a chain": (
-        nx.Graph([(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 2)]),
-        "no cycle, got 4 - 3 - 2 - 5 - 4",
-    ),
-    "loop": (nx.Graph([(0, 1), (1, 1)]), "no cycle, got 1 - 1"),
-    "pair": (nx.MultiGraph([(0, 1), (1, 0)]), "no cycle, got"),
+    "cycle": nx.cycle_graph(3),
+    "cycle behind a chain": nx.Graph([(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 2)]),
+    "loop": nx.Graph([(0, 1), (1, 1)]),
+    "pair": nx.MultiGraph([(0, 1), (1, 0)]),
 }
-for name, (graph, message) in GRAPHS_WITH_CYCLES.items():
-    ROWS += calls(f"relay {name}", gx.relay, [graph], message)
+for name, graph in GRAPHS_WITH_CYCLES.items():
+    ROWS += calls(f"relay {name}", gx.relay, [graph], "tree must have no cycle")
 
 for name, function, values, message in (
     ("int8 block", gx.wire.int8, [0, 3, 2.0, "256"], "power of two"),
@@ -208,7 +205,7 @@ for name, function, values, message in (
     ("relay graph", gx.relay, [4, np.eye(4), RING], "must be a networkx graph"),
     ("relay directed", gx.relay, [nx.DiGraph(nx.path_graph(3))], "must be undirected"),
     ("relay no node", gx.relay, [nx.Graph()], "at least one node"),
-    ("relay parts", gx.relay, [nx.Graph([(0, 1), (2, 3)])], "got 2 parts, [0, 1] and [2, 3]"),
+    ("relay parts", gx.relay, [nx.Graph([(0, 1), (2, 3)])], "got no path from [0, 1] to [2, 3]"),
     ("relay labels", gx.relay, [nx.path_graph("abc")], "must be 0, ..., 2, got"),
     ("allreduce wire", lambda w: gx.allreduce(wire=w), ["int8", 8], "wire must be a codec"),
     ("delays n", lambda n: gx.random_delays(n, 3, 0), [0, 1.5], "must be an integer"),
