@@ -235,6 +235,26 @@ def test_no_import_circle():
     assert find_circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
 
 
+def room_of(module: str) -> str:
+    """The folder of a module of the library; a module beside the folders is a room by itself."""
+    path = MODULES[module]
+    is_beside = path.parent == ROOT / "gossipjax" and path.name != "__init__.py"
+    return module if is_beside else dotted_name(path.parent / "__init__.py")
+
+
+def test_folders_of_the_library_import_one_way():
+    edges: dict[str, set[str]] = {}
+    for path in LIBRARY:
+        if path.name == "__init__.py" or path.stem == "_public":
+            continue
+        room = room_of(dotted_name(path))
+        modules = {module for module, _ in imported_names(without_type_checking(parse(path)))}
+        rooms = {room_of(module) for module in modules & set(MODULES)} - {room, "gossipjax"}
+        edges.setdefault(room, set()).update(rooms)
+    edges = {room: {other for other in others if other in edges} for room, others in edges.items()}
+    assert find_circle(edges) == []
+
+
 def test_the_core_needs_only_jax_optax_and_numpy():
     violations = []
     for path in LIBRARY:
