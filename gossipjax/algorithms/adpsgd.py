@@ -41,9 +41,9 @@ def adpsgd(
 ) -> optax.GradientTransformationExtraArgs:
     """Simulates AD-PSGD: nodes in lockstep, gradients at stale models. Goes *last* in a chain.
 
-    Nothing here is asynchronous. The effect of asynchrony on the mathematics, gradients of stale
-    models, happens at given integer delays, so that a run can be replayed. With `W_k` the models
-    after `k` steps, `d_k` this node's delay at step `k` and `u` the update from the chain:
+    Nothing here is asynchronous: gradients are taken at models that are stale by given delays, so
+    that a run can be replayed. With `W_k` the models after `k` steps, `d_k` this node's delay at
+    step `k` and `u` the update from the chain:
 
         W_{k+1} = P W_k + u,    u made from the gradient at W_{k - d_k}
 
@@ -60,8 +60,8 @@ def adpsgd(
       axis_name, local_axis_name, wire: as in `gx.sgp`, and `step=` of `update`.
 
     Raises:
-      ValueError: if delays are negative, above 2^20 or not integers, or a table is not `[T, N]`;
-        if the schedule is not doubly stochastic; else as `gx.sgp`.
+      ValueError: if the delays are not integers from 0 to 2^20, one or `[T, N]`; else as
+        `gx.dpsgd`.
 
     References:
       Lian et al., "Asynchronous Decentralized Parallel Stochastic Gradient Descent", ICML 2018,
@@ -139,20 +139,17 @@ def _delay_table(delays: int | ArrayLike, nodes: int) -> np.ndarray:
         ) from error
     if not np.issubdtype(table.dtype, np.integer):
         raise ValueError(f"delays must be integers, in steps, got {delays!r}.")
+    if table.min(initial=0) < 0 or table.max(initial=0) > MAX_DELAY:
+        raise ValueError(
+            f"delays must be from 0 to {MAX_DELAY} steps, each of which costs a copy of the model, "
+            f"got {table.min()} to {table.max()}."
+        )
     if table.ndim == 0:
         table = np.full((1, nodes), table)
     if table.ndim != 2 or table.shape[1] != nodes or not table.size:
         raise ValueError(
             f"a table of delays must be [T, N] with N = {nodes}, the schedule's nodes, got shape "
             f"{list(table.shape)}: gx.random_delays draws one."
-        )
-    if table.min() < 0:
-        k, i = np.argwhere(table < 0)[0]
-        raise ValueError(f"delays must be >= 0, got delays[{k}, {i}] = {table[k, i]}.")
-    if table.max() > MAX_DELAY:
-        raise ValueError(
-            f"delays must be at most {MAX_DELAY} steps, each of which costs a copy of the model, "
-            f"got {table.max()}."
         )
     return table
 
@@ -170,8 +167,7 @@ def random_delays(
       max_delay: larger delays become this one.
 
     Raises:
-      ValueError: if the mean is not a number from 0 to 2^20, or a count is not an integer;
-        if the table would have more than 2^28 entries.
+      ValueError: if an argument is out of its range, or the table would have over 2^28 entries.
 
     >>> random_delays(4, 2, seed=0).tolist()
     [[1, 0, 0, 3], [3, 1, 1, 2]]
@@ -201,13 +197,8 @@ def d1d_psgd(
         W_{k+1} = mean(W_k) + u,    u made from the gradient at W_{k - 1}
 
     The all-reduce of the models and the computation of the gradient need nothing of each other.
-    The user holds the model of the previous round; the state holds the latest.
-
-    Args:
-      n: the number of nodes. The other arguments are those of `adpsgd`.
-
-    Raises:
-      ValueError: as `adpsgd`.
+    The user holds the model of the previous round; the state holds the latest. `n` is the number of
+    nodes; the other arguments are those of `adpsgd`.
 
     References:
       Zhang et al., "Improving Efficiency in Large-Scale Decentralized Distributed Training",

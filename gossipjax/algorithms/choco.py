@@ -40,14 +40,12 @@ def choco(
         d <- d + sum_j w_ij q_j - q;    x <- y + gamma d
 
     `xh` is the model that the neighbours of a node know of it, and `d = sum_j w_ij xh_j - xh_i`.
-    What a message leaves out is in the next difference. As the nodes agree and settle, differences
-    vanish, and with them the noise of the codec: any codec reaches consensus, sparse ones too,
-    where `sgp` and `dpsgd` end at the rounding of a whole model. The sum of `x` changes only by the
-    updates, but for the rounding of `d` in float32: at most about 1e-7 of the model a step.
+    As the nodes agree, differences vanish, and with them the noise of the codec: any codec reaches
+    consensus, sparse ones too, where `sgp` and `dpsgd` end at the rounding of a whole model. The
+    sum of `x` changes only by the updates, up to about 1e-7 of the model a step.
 
-    This is the paper's order: the copies `xh` are updated, then mixed. The authors' released codes,
-    which made its figures, mix the previous copies first, `copies="previous"`; their exchange can
-    run beside the next gradient:
+    This is the paper's order. The authors' released codes, which made its figures, mix the previous
+    copies first, `copies="previous"`:
 
         x <- y + gamma d;    q = C(x - xh);    xh <- xh + q;    d <- d + sum_j w_ij q_j - q
 
@@ -65,9 +63,8 @@ def choco(
       copies: "updated" or "previous", which of the two.
 
     Raises:
-      ValueError: if the schedule is not doubly stochastic or has several rounds, `codec` is not a
-        codec, gamma is not a number above 0 and at most 1, or `copies` is another; when traced, as
-        `sgp`.
+      ValueError: if the schedule has several rounds, or an argument is not as above; else as
+        `gx.sgp`.
 
     References:
       Koloskova, Stich, Jaggi, "Decentralized Stochastic Optimization and Gossip Algorithms with

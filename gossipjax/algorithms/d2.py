@@ -39,10 +39,8 @@ def d2(
         x' = W (x + u + c);    c <- x' - x - u;    x <- x'
 
     which is `x_{k+1} = W (2 x_k - x_{k-1} + u_k - u_{k-1})`, at the traffic of `dpsgd`. It reaches
-    the optimum of the mean loss at a constant rate. The mean of `c` over the nodes stays 0, but for
-    the rounding of float32 models, by which it ends some 1e-5 of the model beside the optimum
-    (`gradient_tracking`: 1e-6). Where the learning rate falls at once, `c` is that of the old rate
-    for a while.
+    the optimum of the mean loss at a constant rate, up to float32 rounding, some 1e-5 of the model
+    (`gradient_tracking`: 1e-6).
 
     It diverges unless the smallest eigenvalue of `W` is above -1/3, which rules out `ring(n)` of an
     even n above 2. Of any `W`, `(W + I) / 2` will do: exact diffusion,
@@ -53,12 +51,11 @@ def d2(
     least; it restarts from 0 on a change of nodes.
 
     Args:
-      schedule: one round, at every step, symmetric and doubly stochastic.
+      schedule: one round, at every step, symmetric, doubly stochastic, with eigenvalues above -1/3.
       axis_name, local_axis_name, wire: as in `gx.sgp`, and `step=` of `update`.
 
     Raises:
-      ValueError: if the schedule has several rounds, is not doubly stochastic or not symmetric, or
-        has an eigenvalue of -1/3 or less; else as `gx.sgp`.
+      ValueError: if the schedule is not as above; else as `gx.sgp`.
 
     References:
       Tang et al., "D2: Decentralized Training over Decentralized Data", ICML 2018,

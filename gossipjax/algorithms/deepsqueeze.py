@@ -45,13 +45,11 @@ def deepsqueeze(
     Args:
       schedule: a doubly stochastic schedule.
       codec: of the messages, such as `gx.wire.int4()`.
-      gamma: the step towards the neighbours, above 0 and at most 1: the smaller, the less the codec
-        keeps.
+      gamma: the step towards the neighbours, as in `gx.choco`.
       axis_name, local_axis_name: as in `gx.sgp`, and `step=` of `update`.
 
     Raises:
-      ValueError: if the schedule is not doubly stochastic, `codec` is not a codec, or gamma is not
-        a number above 0 and at most 1; else as `gx.sgp`.
+      ValueError: as `gx.choco`.
 
     References:
       Tang et al., "DeepSqueeze: Decentralization Meets Error-Compensated Compression", 2019,

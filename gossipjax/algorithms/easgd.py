@@ -53,8 +53,8 @@ def easgd(
       axis_name, local_axis_name: as in `gx.sgp`, and `step=` of `update`.
 
     Raises:
-      ValueError: if alpha is not above 0 and below 1 or the period is below 1; when traced, if
-        alpha is unstable with this number of nodes, or as `sgp`.
+      ValueError: if an argument is out of its range, alpha for this number of nodes when traced;
+        else as `gx.sgp`.
 
     References:
       Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", NIPS 2015,

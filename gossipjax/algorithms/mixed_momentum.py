@@ -63,8 +63,8 @@ def mixed_momentum(
       axis_name, local_axis_name, wire: as in `gx.sgp`, and `step=` of `update`.
 
     Raises:
-      ValueError: if the rate is not a positive number or a function, `momentum` is not from 0 to
-        below 1, or the schedule is not doubly stochastic; else as `gx.sgp`.
+      ValueError: if the rate is not a positive number or a function, or `momentum` is not from 0 to
+        below 1; else as `gx.dpsgd`.
 
     References:
       Yu, Jin, Yang, "On the Linear Speedup Analysis of Communication Efficient Momentum SGD for

@@ -67,10 +67,9 @@ def osgp(
         every step:                    z <- x / w
 
     With tau = 1 every step sends, and the next step uses what was sent; tau = 0 is `sgp`. It is the
-    worst case that the paper measures in table 4, "all messages are received with tau-iteration
-    staleness", at every step, and so repeatable. The round of step `k` is number `k / tau` of the
-    schedule, as in `schedule.every(overlap)`: the switches of a piecewise schedule fall on tau
-    times their step. A message travels in tau chunks, one per step.
+    worst case of the paper's table 4, "all messages are received with tau-iteration staleness", and
+    so repeatable. The round of step `k` is number `k / tau` of the schedule, as in
+    `schedule.every(overlap)`. A message travels in tau chunks, one per step.
 
     The parameters that the user holds are the de-biased `z`. The state is as in `sgp`, with the
     messages in flight, already scaled. The sum of `x`, or `w`, over nodes and messages changes only
@@ -86,10 +85,9 @@ def osgp(
         flight is missing from every model, which makes it worse.
       axis_name, local_axis_name, wire: as in `gx.sgp`.
 
-    `update` takes `step=` as in `sgp`, and steps must follow one another: a message is delivered by
-    the round before. `gx.canonical_step(opt_state, k)` gives the static ones. Where steps are
-    skipped (the whole chain inside `gx.apply_if_finite`), leave `step` out: other rounds than their
-    own would return messages to their senders.
+    `update` takes `step=` as in `gx.sgp`, and steps must follow one another: a message is delivered
+    by the round before. Where steps are skipped (the whole chain inside `gx.apply_if_finite`),
+    leave `step` out.
 
     Raises:
       ValueError: if the overlap is below 0; else as `gx.sgp`.

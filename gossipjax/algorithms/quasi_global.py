@@ -59,8 +59,7 @@ def quasi_global(
 
     Args:
       schedule: a doubly stochastic schedule.
-      rate: the learning rate: a number, a function of the number of updates before, or a traced
-        scalar, as `optax.inject_hyperparams` makes of either.
+      rate: the learning rate, as in `gx.mixed_momentum`.
       momentum: the factor of `m` in a step.
       mu: the share of `m` that is kept; the paper has that of `momentum`.
       nesterov: whether the step is that of Nesterov's momentum (QG-DSGDm-N).
@@ -68,9 +67,8 @@ def quasi_global(
         of the consensus distance that `wire` has, divided by the rate.
 
     Raises:
-      ValueError: if the rate is not a positive number or a function, `momentum` or `mu` is not from
-        0 to below 1, the schedule is not doubly stochastic, or with it nodes that differ would
-        drift apart without any gradient, as on a directed ring; else as `gx.sgp`.
+      ValueError: if nodes that differ would drift apart without any gradient, as on a directed
+        ring; else as `gx.mixed_momentum`.
 
     References:
       Lin, Karimireddy, Stich, Jaggi, "Quasi-Global Momentum: Accelerating Decentralized Deep
@@ -153,10 +151,9 @@ def quasi_global_adam(
         d = (x - x') / (|x - x'| + 1e-8);    m <- b1 m + (1 - b1) d;    v <- b2 v + (1 - b2) d^2
 
     `|x - x'|` is the norm over all leaves of this node. The correction of the bias, by `1 - b^t`,
-    and 1e-8 are those of the authors' released code. That code weighs the gradient by 1 instead,
-    ten times as much at `b1 = 0.9`: `mh = b1 m + g` is `gradient_weight=1.0`. `mh` and `vh` are not
-    kept. The state is a `GossipState` with `extra["mean"]` and `extra["square"]`, which are
-    averaged on a change of nodes.
+    and 1e-8 are those of the authors' released code. That code weighs the gradient by 1,
+    `mh = b1 m + g`: `gradient_weight=1.0`. `mh` and `vh` are not kept. The state is a `GossipState`
+    with `extra["mean"]` and `extra["square"]`, which are averaged on a change of nodes.
 
     Args:
       schedule: a doubly stochastic schedule.
@@ -168,8 +165,7 @@ def quasi_global_adam(
       gradient_weight: the weight of `g` in `mh`; None is `1 - b1`, the authors' code has 1.
 
     Raises:
-      ValueError: as `quasi_global`, or if `eps` or `gradient_weight` is not a positive number. Its
-        steps are bounded by the rate, so that nothing is refused for nodes that drift apart.
+      ValueError: as `gx.mixed_momentum`, or if `eps` or `gradient_weight` is not a positive number.
 
     References:
       Lin, Karimireddy, Stich, Jaggi, "Quasi-Global Momentum: Accelerating Decentralized Deep
