@@ -23,45 +23,43 @@ from rich.console import Console
 from rich.progress import Progress as RichProgress
 
 from experiments import results
-from experiments.compare.grid import Cell, Grid
+from experiments.compare.grids import Cell, Grid
 from experiments.compare.options import Options, describe_grids, make_grid
 from experiments.compare.table import (
-    Entry,
     find_metric,
     format_csv,
     format_latex,
     format_markdown,
     is_fraction,
-    make_tables,
+    print_table,
     summarize,
 )
 from experiments.compilation_cache import compilation_cache
 from experiments.program import exit_on_error
-from experiments.runner import Result, Run, find_devices, make_folder, run_all
+from experiments.runner import (
+    ProgressBar,
+    Result,
+    Run,
+    find_devices,
+    make_folder,
+    make_run_bar,
+    run_all,
+)
 
 CELLS = "cells"
 
 
-class Progress:
-    """The bar of a comparison; it keeps what has ended."""
+class Progress(ProgressBar):
+    """The bar of a comparison, which ends all runs if one has no such metric."""
 
-    def __init__(self, grid: Grid, bar: RichProgress, jobs: int):
-        self.outcomes: dict[Cell, Result] = {}
+    def __init__(self, grid: Grid, runs: Sequence[Run], bar: RichProgress, jobs: int):
+        super().__init__(runs, bar, jobs)
         self._grid = grid
-        self._cells = {cell.name: cell for cell in grid.list_cells()}
-        self._bar = bar
-        self._task = bar.add_task(f"{jobs} side by side", total=len(self._cells), status="")
-
-    def begin(self, run: Run) -> None:
-        return
 
     def end(self, run: Run, result: Result) -> None:
         """Counts a run; raises `FatalError` if it has no such metric."""
-        cell = self._cells[run.name]
-        self.outcomes[cell] = result
-        status = f"{len(self.outcomes)} of {len(self._cells)}: {cell.row}, {result.status}"
-        self._bar.update(self._task, advance=1, status=status)
-        find_metric(self._grid, {cell: result})
+        super().end(run, result)
+        find_metric(self._grid, [result])
 
 
 def measure(options: Options, grid: Grid, out: Path, console: Console) -> list[str]:
@@ -73,39 +71,47 @@ def measure(options: Options, grid: Grid, out: Path, console: Console) -> list[s
       FatalError: if a run has no such metric, as soon as one has finished; or as `run_all` does.
     """
     devices = find_devices(options.jobs)
-    with results.make_progress_bar(console) as bar, compilation_cache():
-        progress = Progress(grid, bar, devices.jobs)
-        runs = [Run(cell.name, grid.program, cell.arguments) for cell in grid.list_cells()]
+    cells = {cell.name: cell for cell in grid.list_cells()}
+    runs = [Run(name, grid.program, cell.arguments) for name, cell in cells.items()]
+    is_whole = True
+    with make_run_bar(console) as bar, compilation_cache():
+        progress = Progress(grid, runs, bar, devices.jobs)
         try:
             run_all(runs, out / CELLS, devices, progress)
         except KeyboardInterrupt:
-            if progress.outcomes:
-                write_tables(options, grid, progress.outcomes, out, console)
-            raise
+            is_whole = False
     # In the order of the grid, not in that in which they ended.
-    outcomes = {cell: progress.outcomes[cell] for cell in grid.list_cells()}
-    write_tables(options, grid, outcomes, out, console)
-    return [
-        f"{cell.name}: {outcome.error}"
-        for cell, outcome in outcomes.items()
-        if outcome.status == "failed"
-    ]
+    ended = {cells[name]: progress.results[name] for name in cells if name in progress.results}
+    if ended:
+        write_tables(options, grid, ended, out, console)
+    if not is_whole:
+        raise KeyboardInterrupt
+    failed = [cell for cell, result in ended.items() if result.status == "failed"]
+    return [f"{cell.name}: {ended[cell].error}" for cell in failed]
 
 
 def write_tables(
     options: Options, grid: Grid, outcomes: Mapping[Cell, Result], out: Path, console: Console
 ) -> None:
     """Writes `summary.json` and the tables, and prints one."""
-    metric = find_metric(grid, outcomes)
+    metric = find_metric(grid, list(outcomes.values()))
     entries = summarize(grid, outcomes, metric)
     caption = describe(grid, metric, outcomes)
     (out / "table.md").write_text(format_markdown(grid, entries, caption))
     (out / "table.tex").write_text(format_latex(grid, entries, caption))
     (out / "table.csv").write_text(format_csv(grid, entries, metric))
-    records = [make_record(key, entry, metric) for key, entry in entries.items()]
+    records = [
+        {
+            "row": row,
+            "column": column,
+            "metric": metric,
+            "mean": entry.mean if entry.values else None,
+        }
+        | {"spread": entry.spread, **entry._asdict()}
+        for (row, column), entry in entries.items()
+    ]
     results.write_summary(out, dataclasses.asdict(options), {}, records)
-    for table in make_tables(grid, entries, caption, console):
-        console.print(table, crop=False)
+    print_table(grid, entries, caption, console)
 
 
 def describe(grid: Grid, metric: str, outcomes: Mapping[Cell, Result]) -> str:
@@ -114,21 +120,12 @@ def describe(grid: Grid, metric: str, outcomes: Mapping[Cell, Result]) -> str:
     seeds = f"mean ± standard deviation over {len(grid.seeds)} seed(s)"
     count = sum(outcome.status == "finished" for outcome in outcomes.values())
     total = len(list(grid.list_cells()))
-    paper = ""
-    if grid.paper is not None:
-        paper = f" Paper: {grid.paper.reference}, {grid.place}."
+    paper = f" Paper: {grid.paper.reference}, {grid.place}." if grid.paper is not None else ""
     note = f" {grid.note}" if grid.note else ""
     return (
         f"{metric.capitalize()} of the average model{unit}, {seeds}; {count} of {total} runs have "
         f"finished.{note}{paper}"
     )
-
-
-def make_record(key: tuple[str, str], entry: Entry, metric: str) -> results.Record:
-    """Returns the entry of a cell of the table in `summary.json`."""
-    row, column = key
-    numbers = {"mean": entry.mean if entry.values else None, "spread": entry.spread}
-    return {"row": row, "column": column, "metric": metric, **numbers} | entry._asdict()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,11 +1,11 @@
 """The options of the program, and the grid that they mean."""
 
 import dataclasses
+import difflib
 import itertools
 from collections.abc import Sequence
 
-from experiments.compare.grid import Grid, Line
-from experiments.compare.named import GRIDS, find_grid
+from experiments.compare.grids import GRIDS, Grid, Line
 from experiments.options.checks import PositiveFloat, PositiveInt, Seed, check_fields, option_name
 from experiments.options.paths import OptionalPath
 from experiments.presets.preset import Program
@@ -61,6 +61,13 @@ class Options:
             values = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ValueError(f"{option_name(name)} must be different values, got {values}.")
+        if self.grid is not None and self.grid not in GRIDS:
+            nearest = difflib.get_close_matches(self.grid, GRIDS, n=3)
+            question = f"did you mean {', '.join(nearest)}? " if nearest else ""
+            raise ValueError(
+                f"--grid must be the name of a grid, got {self.grid!r}: {question}`python -m "
+                "experiments.compare --list-grids` prints them."
+            )
         for name in ("program", *ROWS_AND_COLUMNS):
             if self.grid is not None and getattr(self, name):
                 raise ValueError(
@@ -77,7 +84,7 @@ def make_grid(options: Options, arguments: Sequence[str]) -> Grid:
     Raises:
       ValueError: if a name is unknown, no row is left, or the grid itself sets one of `arguments`.
     """
-    grid = _make_grid(options) if options.grid is None else find_grid(options.grid)
+    grid = _make_grid(options) if options.grid is None else GRIDS[options.grid]
     own = ("seed", "out", "overwrite", *(ROWS_AND_COLUMNS if options.grid is None else ()))
     _require_free(grid, arguments, [option_name(name) for name in own])
     rows = [row for row in grid.rows if options.rows is None or options.rows in row.title]

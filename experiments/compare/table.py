@@ -5,7 +5,7 @@ import io
 import math
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
@@ -14,7 +14,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from experiments.compare.grid import Cell, Grid, Line
+from experiments.compare.grids import Cell, Grid
 from experiments.markdown import format_table
 from experiments.program import FatalError
 from experiments.results import find_metrics, metric_fields
@@ -62,13 +62,13 @@ Entries = dict[tuple[str, str], Entry]
 """(row's title, column's title) -> entry, for the cells with an outcome."""
 
 
-def find_metric(grid: Grid, outcomes: Mapping[Cell, Result]) -> str:
+def find_metric(grid: Grid, outcomes: Sequence[Result]) -> str:
     """Returns the metric of the table: that of the grid, or the first of the runs.
 
     Raises:
       FatalError: if the runs do not have that of the grid.
     """
-    runs = [outcome.runs[0] for outcome in outcomes.values() if outcome.runs]
+    runs = [outcome.runs[0] for outcome in outcomes if outcome.runs]
     metrics = find_metrics(runs)
     if grid.metric is None:
         return metrics[0] if metrics else "accuracy"
@@ -215,37 +215,27 @@ def format_csv(grid: Grid, entries: Entries, metric: str) -> str:
     return output.getvalue()
 
 
-def make_tables(grid: Grid, entries: Entries, caption: str, console: Console) -> Iterator[Table]:
-    """Yields the table for the terminal, as several of some columns where it is too wide."""
-    wide = console.options.update(width=ANY_WIDTH)
-    rest = grid.columns
-    while rest:
-        count = len(rest)
-        table = _make_table(grid, rest, entries)
-        while count > 1 and Measurement.get(console, wide, table).minimum > console.width:
-            count -= 1
-            table = _make_table(grid, rest[:count], entries)
-        table.title = grid.title if rest is grid.columns else None
-        rest = rest[count:]
-        table.caption = None if rest else caption
-        yield table
+def print_table(grid: Grid, entries: Entries, caption: str, console: Console) -> None:
+    """Prints the table; the best of a column is bold, the paper's figure is below ours.
 
-
-def _make_table(grid: Grid, columns: Sequence[Line], entries: Entries) -> Table:
-    """Makes a table of some columns; the best of a column is bold, the paper's below ours."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_lines=False)
+    Numbers stay whole: a table that is too wide for the terminal is wrapped by it.
+    """
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=grid.title, caption=caption)
     table.add_column("", min_width=min(MIN_TITLE, max(len(row.title) for row in grid.rows)))
-    for column in columns:
+    for column in grid.columns:
         texts = [format_entry(entries.get((row.title, column.title))) for row in grid.rows]
         width = max(map(len, [column.title, *texts]))
         table.add_column(column.title, justify="right", no_wrap=True, min_width=width)
     for row in grid.rows:
         cells = []
-        for column in columns:
+        for column in grid.columns:
             entry = entries.get((row.title, column.title))
             is_best = entry is not None and entry.is_best
             cell = Text(format_entry(entry), style="bold green" if is_best else "")
             figure = grid.figures.get((row.title, column.title))
             cells.append(Text.assemble(cell, f"\npaper {figure}") if figure else cell)
         table.add_row(row.title, *cells)
-    return table
+    unlimited = console.options.update(width=ANY_WIDTH)
+    minimum = Measurement.get(console, unlimited, table).minimum
+    table.width = minimum if minimum > console.width else None
+    console.print(table, crop=False)

@@ -94,59 +94,57 @@ def list_candidates(
 def _list_exact(kind: Kind, wire: Wire, nodes: int, every: int) -> Iterator[Candidate]:
     """Exact averages: of gradients in every step, or of models now and then."""
     error = float(wire in INTEGERS)  # what the messages leave out is kept
-    single = cost_model.allreduce(kind, wire)
     buckets = cost_model.allreduce(kind, wire, BUCKETS)
     server = cost_model.centralized(wire)
-    yield Candidate("allreduce", single, 0, 0.0, error, wire)
-    yield Candidate(f"allreduce in {BUCKETS} buckets", buckets, 0, 0.0, error, wire, is_here=False)
-    yield Candidate("centralized", server, 0, 0.0, error, wire, is_here=False)
     local = cost_model.local_sgd(LOCAL_STEPS, kind, wire)
-    yield Candidate(f"local-sgd, every {LOCAL_STEPS}", local, LOCAL_STEPS, 1.0, 1, wire)
     diloco = cost_model.diloco(every, kind, wire)
     sigma = float(count_rounds(nodes) < every)
+    yield Candidate("allreduce", cost_model.allreduce(kind, wire), 0, 0.0, error, wire)
+    yield Candidate(f"allreduce in {BUCKETS} buckets", buckets, 0, 0.0, error, wire, is_here=False)
+    yield Candidate("centralized", server, 0, 0.0, error, wire, is_here=False)
+    yield Candidate(f"local-sgd, every {LOCAL_STEPS}", local, LOCAL_STEPS, 1.0, 1, wire)
     yield Candidate(f"diloco, every {every}", diloco, every, sigma, 2, wire)
 
 
-def _list_gossip(nodes: int, wire: Wire, kind: Kind) -> Iterator[Candidate]:
+def _list_gossip(nodes: int, wire: Wire, kind: Kind) -> list[Candidate]:
     """Rounds of a schedule, in every step or, of NoLoCo, now and then."""
     peer = gx.topology.one_peer_exponential(nodes)
     ring = gx.topology.ring(nodes)
-    sgp_cwa = cost_model.sgp(peer, CWA, wire)
-    yield _rate("sgp", cost_model.sgp(peer, wire=wire), peer, 0, wire)
-    yield _rate("sgp-cwa", sgp_cwa, peer, 0, wire)
+    early = cost_model.sgp(peer, CWA, wire)
+    tracking = cost_model.gradient_tracking(peer, wire)
+    slowmo = cost_model.slowmo(early, SLOWMO_STEPS, kind, wire)
+    rows = [  # name, method, schedule, kept models
+        ("sgp", cost_model.sgp(peer, wire=wire), peer, 0),
+        ("sgp-cwa", early, peer, 0),
+        ("1-osgp", cost_model.osgp(peer, 1, wire), peer, 1),
+        ("2-osgp", cost_model.osgp(peer, 2, wire), peer.every(2), 1),
+        ("gradient-tracking@one_peer_exponential", tracking, peer, 1),
+        ("dpsgd@ring", cost_model.dpsgd(ring, wire=wire), ring, 0),
+        (f"slowmo sgp-cwa, every {SLOWMO_STEPS}", slowmo, peer, 2),
+    ]
     if nodes > 2:
         two = gx.topology.k_peer_exponential(nodes, 2)
-        yield _rate("sgp-cwa@two_peer_exponential", cost_model.sgp(two, CWA, wire), two, 0, wire)
-    yield _rate("1-osgp", cost_model.osgp(peer, 1, wire), peer, 1, wire)
-    yield _rate("2-osgp", cost_model.osgp(peer, 2, wire), peer.every(2), 1, wire)
-    tracking = cost_model.gradient_tracking(peer, wire)
-    yield _rate("gradient-tracking@one_peer_exponential", tracking, peer, 1, wire)
-    yield _rate("dpsgd@ring", cost_model.dpsgd(ring, wire=wire), ring, 0, wire)
-    slowmo = cost_model.slowmo(sgp_cwa, SLOWMO_STEPS, kind, wire)
-    yield _rate(f"slowmo sgp-cwa, every {SLOWMO_STEPS}", slowmo, peer, 2, wire)
+        rows.append(("sgp-cwa@two_peer_exponential", cost_model.sgp(two, CWA, wire), two, 0))
     if wire in ASYNCHRONOUS_WIRES:
-        yield _rate("async-sgp", cost_model.async_sgp(peer, wire), peer, 1, wire)
-    if nodes > MAX_DENSE_NODES:
-        return
-    drawn = gx.topology.random_ring(nodes, RANDOM_ROUNDS, 0)
-    yield _rate("rand-psgd", cost_model.rand_psgd(nodes, RANDOM_ROUNDS, wire=wire), drawn, 0, wire)
-    if nodes % 2:
-        return
-    pairs = gx.topology.bipartite_exponential(nodes)
-    yield _rate("dpsgd@bipartite_exponential", cost_model.dpsgd(pairs, wire=wire), pairs, 0, wire)
-    if wire in ASYNCHRONOUS_WIRES:
-        yield _rate("async-adpsgd", _make_async_adpsgd(pairs, wire), pairs, 1, wire)
-    drawn = gx.topology.random_pairs(nodes, RANDOM_ROUNDS, 0)
-    mixing = PAIR_STEPS * count_mixing_steps(drawn)
-    noloco = cost_model.noloco(drawn, PAIR_STEPS, wire)
-    yield Candidate(f"noloco, every {PAIR_STEPS}", noloco, mixing, 1.0, 2, wire)
-
-
-def _make_async_adpsgd(pairs: gx.Schedule, wire: Wire) -> Method:
-    """AD-PSGD of `gx.asynchronous`: a node whose link is busy does not average at that step."""
-    (exchange,) = cost_model.adpsgd(pairs, wire).exchanges
-    free = dataclasses.replace(exchange, awaits="nobody")
-    return Method("async-adpsgd", (free,), staleness=1)
+        rows.append(("async-sgp", cost_model.async_sgp(peer, wire), peer, 1))
+    noloco = []
+    if nodes <= MAX_DENSE_NODES:
+        drawn = gx.topology.random_ring(nodes, RANDOM_ROUNDS, 0)
+        random = cost_model.rand_psgd(nodes, RANDOM_ROUNDS, wire=wire)
+        rows.append(("rand-psgd", random, drawn, 0))
+    if nodes <= MAX_DENSE_NODES and nodes % 2 == 0:
+        pairs = gx.topology.bipartite_exponential(nodes)
+        rows.append(("dpsgd@bipartite_exponential", cost_model.dpsgd(pairs, wire=wire), pairs, 0))
+        if wire in ASYNCHRONOUS_WIRES:
+            # A node of gx.asynchronous whose link is busy does not average at that step.
+            (exchange,) = cost_model.adpsgd(pairs, wire).exchanges
+            free = dataclasses.replace(exchange, awaits="nobody")
+            rows.append(("async-adpsgd", Method("async-adpsgd", (free,), staleness=1), pairs, 1))
+        drawn = gx.topology.random_pairs(nodes, RANDOM_ROUNDS, 0)
+        mixing = PAIR_STEPS * count_mixing_steps(drawn)
+        method = cost_model.noloco(drawn, PAIR_STEPS, wire)
+        noloco = [Candidate(f"noloco, every {PAIR_STEPS}", method, mixing, 1.0, 2, wire)]
+    return [*(_rate(*row, wire) for row in rows), *noloco]
 
 
 def _list_of_one_form(nodes: int, kind: Kind, every: int) -> Iterator[Candidate]:
@@ -161,7 +159,8 @@ def _list_of_one_form(nodes: int, kind: Kind, every: int) -> Iterator[Candidate]
         relay = cost_model.relay(tree)
         yield Candidate("relay@tree", relay, networkx.diameter(tree), None, degree)
         exact = gx.topology.periodic(gx.topology.one_peer_exponential(nodes), EXACT_STEPS)
-        yield _rate(f"gossip-pga, every {EXACT_STEPS}", cost_model.sgp(exact, CWA), exact, 0)
+        pga = cost_model.sgp(exact, CWA)
+        yield _rate(f"gossip-pga, every {EXACT_STEPS}", pga, exact, 0, "float32")
     if every > FRAGMENTS:
         streaming = cost_model.streaming_diloco(every, FRAGMENTS, 1, kind, "int4")
         sigma = float(count_rounds(nodes) < every)
@@ -170,7 +169,7 @@ def _list_of_one_form(nodes: int, kind: Kind, every: int) -> Iterator[Candidate]
 
 
 def _rate(
-    name: str, method: Method, schedule: gx.Schedule, kept_models: float, wire: Wire = "float32"
+    name: str, method: Method, schedule: gx.Schedule, kept_models: float, wire: Wire
 ) -> Candidate:
     """The candidate with the spectrum of its schedule."""
     sigma = gx.topology.second_singular_value(schedule, count_rounds(schedule.size))

@@ -50,13 +50,7 @@ Cause = Literal[
 
 @dataclasses.dataclass(frozen=True)
 class Situation:
-    """What a plan is for.
-
-    Attributes:
-      workload, network, nodes: of `cost_model`.
-      slowness: of the nodes.
-      late_price: see `Row.price`.
-    """
+    """What a plan is for; `late_price` is that of `Row.price`."""
 
     workload: Workload
     network: Network
@@ -84,7 +78,7 @@ class Row:
     candidate: Candidate
     situation: Situation
     prediction: Prediction
-    simulation: Simulation | None
+    simulation: Simulation | None = None
 
     @property
     def seconds(self) -> float:
@@ -184,13 +178,7 @@ class Reason:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The rows, the cheapest first, and the choice.
-
-    Attributes:
-      rows: all methods.
-      chosen: the row to take.
-      reason: why.
-    """
+    """All rows, the cheapest first, the one to take, and why."""
 
     rows: list[Row]
     chosen: Row
@@ -208,31 +196,42 @@ def make_plan(situation: Situation, candidates: Sequence[Candidate]) -> Plan:
     rows = [_time(situation, candidate) for candidate in candidates]
     rows.sort(key=lambda row: row.priced_seconds)
     available = [row for row in rows if row.candidate.is_here]
-    chosen = _choose(available)
+    exact = next((row for row in available if row.candidate.name == "allreduce"), None)
+    chosen = _choose(available, exact)
     checked = [chosen, *[row for row in available if row is not chosen][:NUM_RUNNERS_UP]]
-    checked += filter(None, [find_all_reduce(available)])
-    names = {row.candidate.label for row in checked}
+    names = {row.candidate.label for row in [*checked, exact or chosen]}
     rows = [_check(row) if row.candidate.label in names else row for row in rows]
-    chosen = next(row for row in rows if row.candidate.label == chosen.candidate.label)
-    return Plan(rows, chosen, _find_reason(chosen, rows))
-
-
-def find_all_reduce(rows: Sequence[Row]) -> Row | None:
-    """AllReduce in the form whose time is least; None if it is not among the rows."""
-    found = [row for row in rows if row.candidate.name == "allreduce"]
-    return min(found, key=lambda row: row.priced_seconds, default=None)
-
-
-def _find_reason(chosen: Row, rows: Sequence[Row]) -> Reason:
-    exact = find_all_reduce(rows)
+    by_label = {row.candidate.label: row for row in rows}
+    chosen = by_label[chosen.candidate.label]
     if exact is None:
-        return Reason("one node", chosen.seconds, chosen.seconds, 0.0)
-    others = [row for row in rows if row.candidate.is_here and row.candidate.name != "allreduce"]
-    best = others[0] if chosen is exact else chosen
+        return Plan(rows, chosen, Reason("one node", chosen.seconds, chosen.seconds, 0.0))
+    return Plan(rows, chosen, _find_reason(chosen, by_label[exact.candidate.label], rows))
+
+
+def _choose(rows: Sequence[Row], exact: Row | None) -> Row:
+    cheapest = rows[0].priced_seconds
+    if exact is not None and exact.priced_seconds <= cheapest * (1 + MIN_GAIN):
+        return exact
+    equal = [row for row in rows if row.priced_seconds <= cheapest * (1 + EQUAL)]
+    return min(equal, key=lambda row: (row.lateness, row.prediction.sent_bytes))
+
+
+def _find_reason(chosen: Row, exact: Row, rows: Sequence[Row]) -> Reason:
+    cause: Cause = "the exchange takes less time"
+    best = chosen
+    if chosen is exact:
+        cause = "exact averages are as fast"
+        best = next(
+            row for row in rows if row.candidate.is_here and row.candidate.name != "allreduce"
+        )
+    elif not chosen.situation.is_even and chosen.candidate.method.is_asynchronous:
+        cause = "slow nodes hold up nobody"
+    elif not chosen.prediction.exposed_seconds:
+        cause = "the exchange is hidden"
     bucketed = min(row.seconds for row in rows if row.candidate.name.endswith("buckets"))
     is_notable = bucketed <= chosen.priced_seconds * (1 + MIN_GAIN)
     return Reason(
-        _find_cause(chosen, exact),
+        cause,
         chosen.seconds,
         exact.seconds,
         exact.priced_seconds / best.priced_seconds - 1,
@@ -241,27 +240,9 @@ def _find_reason(chosen: Row, rows: Sequence[Row]) -> Reason:
     )
 
 
-def _find_cause(chosen: Row, exact: Row) -> Cause:
-    if chosen is exact:
-        return "exact averages are as fast"
-    if not chosen.situation.is_even and chosen.candidate.method.is_asynchronous:
-        return "slow nodes hold up nobody"
-    is_hidden = not chosen.prediction.exposed_seconds
-    return "the exchange is hidden" if is_hidden else "the exchange takes less time"
-
-
-def _choose(rows: Sequence[Row]) -> Row:
-    cheapest = rows[0].priced_seconds
-    exact = find_all_reduce(rows)
-    if exact is not None and exact.priced_seconds <= cheapest * (1 + MIN_GAIN):
-        return exact
-    equal = [row for row in rows if row.priced_seconds <= cheapest * (1 + EQUAL)]
-    return min(equal, key=lambda row: (row.lateness, row.prediction.sent_bytes))
-
-
 def _time(situation: Situation, candidate: Candidate) -> Row:
     arguments = (candidate.method, situation.workload, situation.network, situation.nodes)
-    row = Row(candidate, situation, predict_step(*arguments), None)
+    row = Row(candidate, situation, predict_step(*arguments))
     is_simulated = not situation.is_even or candidate.method.is_asynchronous
     return _check(row) if is_simulated else row
 

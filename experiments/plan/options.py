@@ -34,22 +34,13 @@ DEFAULT_MODEL: ModelName = "small_cnn"
 
 
 class Quantity(NamedTuple):
-    """A number with a unit, as an option gives it.
+    """A number with a unit, as an option gives it."""
 
-    Attributes:
-      description: for the error of a text that is none.
-      unit: a regular expression.
-      factors: unit, in lower case -> what the number is multiplied by.
-      low, high: the range of the product.
-      base: its unit, for the error of one out of range.
-    """
-
-    description: str
-    unit: str
-    factors: dict[str, float]
-    low: float
+    description: str  # for the error of a text that is none
+    unit: str  # a regular expression
+    factors: dict[str, float]  # unit, in lower case -> what the number is multiplied by
+    low: float  # the range of the product
     high: float
-    base: str = ""
 
 
 NUMBER = r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*"
@@ -68,7 +59,6 @@ SECONDS = Quantity(
     {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6},
     1e-9,
     1e6,
-    " s",
 )
 LATENCY = SECONDS._replace(description=f"0 or {SECONDS.description}", low=0.0)
 # `b` alone, and `bps`, mean bits to some and bytes to others: bytes need their capital B.
@@ -78,7 +68,6 @@ BANDWIDTH = Quantity(
     {prefix + name: n * m for prefix, n in THOUSANDS.items() for name, m in BYTES.items()},
     1.0,
     1e15,
-    " bytes per second",
 )
 
 Nodes = Annotated[PositiveInt, Check(f"at most {MAX_NODES}", lambda value: value <= MAX_NODES)]
@@ -293,6 +282,5 @@ def parse(quantity: Quantity, text: str, option: str) -> float:
         raise ValueError(f"{message}: write a number and its unit.")
     value = float(match[1]) * quantity.factors[match[2].lower()]
     if not quantity.low <= value <= quantity.high:
-        bounds = f"{quantity.low:g} to {quantity.high:g}{quantity.base}"
-        raise ValueError(f"{message}: give one from {bounds}.")
+        raise ValueError(f"{message}: give one from {quantity.low:g} to {quantity.high:g}.")
     return value

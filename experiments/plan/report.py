@@ -5,18 +5,16 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from experiments.plan.candidates import Candidate
 from experiments.plan.choice import Plan, Row, Situation
+from experiments.plots import COLORS
 from gossipjax.cost_model import Network, predict_step
 
-COLORS = matplotlib.color_sequences["petroff10"]
 MARKERS = "os^vDP"
 MEGA = 1e6
 PLOTTED = ("allreduce", "sgp", "sgp-cwa", "async-sgp", "dpsgd@ring", "streaming-diloco")
@@ -70,90 +68,52 @@ def describe_situation(situation: Situation) -> str:
     """What the plan is for, in a line."""
     network = situation.network
     slowness = situation.slowness
-    if situation.is_even:
-        slow = ""
-    elif slowness.kind == "constant":
+    slow = "" if situation.is_even else f", slowness: {slowness.kind}"
+    if slowness.kind == "constant":
         slow = f", one {slowness.factor:g}x slow"
-    else:
-        slow = f", {slowness.kind} slowness"
     return (
-        f"{situation.nodes} node{'s' * (situation.nodes > 1)}{slow}, "
-        f"{situation.workload.model_bytes / MEGA:,.4g} MB of parameters, "
-        f"{situation.workload.compute_seconds:g} s of computation, "
-        f"{network.name or format_bandwidth(network.bandwidth)}"
+        f"{situation.nodes} node(s){slow}, {situation.workload.model_bytes / MEGA:,.4g} MB of "
+        f"parameters, {situation.workload.compute_seconds:g} s of computation, "
+        f"{network.name or f'{8 * network.bandwidth / 1e9:.4g} Gbit/s'}"
     )
 
 
 def describe_reason(plan: Plan) -> str:
     """The choice and its reason, in two or three lines."""
     reason = plan.reason
-    if reason.cause == "one node":
-        return "Choice: single. One node has nobody to exchange with."
     lines = [
-        f"Choice: {plan.chosen.candidate.label}: {reason.cause}. It takes "
-        f"{format_seconds(reason.seconds)} a step, AllReduce "
-        f"{format_seconds(reason.allreduce_seconds)}; counted, the gain over AllReduce is "
+        f"Choice: {plan.chosen.candidate.label}: {reason.cause}. {reason.seconds:.3g} s a step, "
+        f"AllReduce {reason.allreduce_seconds:.3g} s; counted, the gain over AllReduce is "
         f"{reason.gain:+.0%}."
     ]
     if reason.bucketed_seconds is not None:
         lines.append(
-            f"Other libraries all-reduce beside the backward pass: "
-            f"{format_seconds(reason.bucketed_seconds)} if the overlap is perfect."
+            f"Other libraries all-reduce beside the backward pass: {reason.bucketed_seconds:.3g} s "
+            "if the overlap is perfect."
         )
     if reason.evidence is not None:
         lines.append(f"Measured by others: {reason.evidence}.")
     return "\n".join(lines)
 
 
-def format_bandwidth(bytes_per_second: float) -> str:
-    """A bandwidth in words, in bits per second below 20 GB/s and in bytes from there on.
-
-    >>> format_bandwidth(1.25e9), format_bandwidth(25e6), format_bandwidth(450e9)
-    ('10 Gbit/s', '200 Mbit/s', '450 GB/s')
-    """
-    if bytes_per_second >= 2e10:
-        return f"{bytes_per_second / 1e9:.4g} GB/s"
-    bits = bytes_per_second * 8
-    return f"{bits / 1e9:.4g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.4g} Mbit/s"
-
-
-def format_seconds(seconds: float) -> str:
-    """Seconds in words, to a millisecond where that says something, else of three digits.
-
-    >>> format_seconds(0.2284), format_seconds(3e-6), format_seconds(2.5e12), format_seconds(0.0)
-    ('0.228 s', '3e-06 s', '2.5e+12 s', '0.000 s')
-    """
-    is_plain = seconds == 0 or 1e-3 <= seconds < 1e5
-    return f"{seconds:.3f} s" if is_plain else f"{seconds:.3g} s"
-
-
 def plot_seconds_over_bandwidth(plan: Plan, path: Path) -> None:
     """Plots the predicted seconds per iteration over the bandwidth, all nodes equally fast."""
     network = plan.chosen.situation.network
-    factors = np.logspace(-DECADES, DECADES, POINTS)
-    faster = [_scale_bandwidth(network, factor) for factor in factors]
     nodes = plan.chosen.situation.nodes
+    faster = [_scale_bandwidth(network, x) for x in np.logspace(-DECADES, DECADES, POINTS)]
     curves = {
         candidate.label: {one.bandwidth: (candidate, one, nodes) for one in faster}
         for candidate in _choose_plotted(plan)
     }
-    figure, axes = _draw(plan, curves, f"{nodes} nodes")
-    axes.axvline(network.bandwidth, color="black", linestyle=":", label="of the plan")
-    axes.set_xlabel("bandwidth of a link (bytes per second, one way)")
-    figure.legend(loc="outside lower center", ncols=4, fontsize="small")
+    figure = _draw(plan, curves, "bandwidth of a link (bytes per second, one way)")
+    figure.axes[0].axvline(network.bandwidth, color="black", linestyle=":")
     figure.savefig(path)
 
 
 def plot_seconds_over_nodes(
     plan: Plan, list_candidates: Callable[[int], Sequence[Candidate]], path: Path
 ) -> None:
-    """Plots the predicted seconds per iteration over the number of nodes, all equally fast.
-
-    Args:
-      plan: gives the methods.
-      list_candidates: the methods for a number of nodes.
-      path: of the plot.
-    """
+    """Plots the same over the number of nodes; `list_candidates` lists the methods for some."""
     situation = plan.chosen.situation
     sizes = [2**k for k in range(1, max(1, math.ceil(math.log2(situation.nodes))) + 1)]
     found = {(n, one.label): one for n in sizes for one in list_candidates(n)}
@@ -165,32 +125,32 @@ def plot_seconds_over_nodes(
         }
         for candidate in _choose_plotted(plan)
     }
-    figure, axes = _draw(plan, curves, describe_situation(situation))
-    axes.set_xlabel("nodes")
-    axes.set_xticks(sizes, [f"{n}" for n in sizes], minor=False)
-    figure.legend(loc="outside lower center", ncols=4, fontsize="small")
+    figure = _draw(plan, curves, "nodes")
+    figure.axes[0].set_xticks(sizes, [f"{n}" for n in sizes], minor=False)
     figure.savefig(path)
 
 
 Curve = dict[float, tuple[Candidate, Network, int]]  # x -> the method, its network and its nodes
 
 
-def _draw(plan: Plan, curves: dict[str, Curve], title: str) -> tuple[Figure, Axes]:
-    workload = plan.chosen.situation.workload
+def _draw(plan: Plan, curves: dict[str, Curve], x_label: str) -> Figure:
+    situation = plan.chosen.situation
     figure = Figure((7, 5), dpi=120, layout="constrained")
     axes = figure.subplots()
     for index, (label, curve) in enumerate(curves.items()):
         seconds = [
-            predict_step(candidate.method, workload, network, nodes).seconds
+            predict_step(candidate.method, situation.workload, network, nodes).seconds
             for candidate, network, nodes in curve.values()
         ]
         look = {"color": COLORS[index], "marker": MARKERS[index % len(MARKERS)]}
         axes.plot(list(curve), seconds, label=label, markevery=max(1, len(curve) // 8), **look)
-    axes.set_title(f"Modelled time per iteration, {title}", fontsize="medium", wrap=True)
-    axes.set(xscale="log", yscale="log")
+    title = f"Modelled time per iteration, {describe_situation(situation)}"
+    axes.set_title(title, fontsize="medium", wrap=True)
+    axes.set(xscale="log", yscale="log", xlabel=x_label)
     axes.set_ylabel("seconds per iteration (no node slow)")
     axes.grid(alpha=0.3, which="both")
-    return figure, axes
+    figure.legend(loc="outside lower center", ncols=4, fontsize="small")
+    return figure
 
 
 def _choose_plotted(plan: Plan) -> list[Candidate]:

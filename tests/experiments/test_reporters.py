@@ -101,13 +101,12 @@ def test_samples_are_a_text(tmp_path):
     with open_reporter("tensorboard", tmp_path, "sgp, seed 0", "sgp-seed-0", {}) as reporter:
         reporter.start(0)
         reporter.add({"run": "sgp, seed 0", "step": 3, "loss": 0.5, "samples": ["one", "two"]})
-    events = read_events(tmp_path / "tensorboard" / "sgp-seed-0")
-    texts = [
-        value.tensor.string_val[0].decode()
-        for event in events
+    values = [
+        value
+        for event in read_events(tmp_path / "tensorboard" / "sgp-seed-0")
         for value in event.summary.value
-        if value.HasField("tensor")
     ]
+    texts = [value.tensor.string_val[0].decode() for value in values if value.HasField("tensor")]
     assert texts == ["one\n\ntwo"]
 
 
@@ -122,9 +121,7 @@ def test_a_missing_package_is_an_error_before_training(
         image.main(["--report-to", choice, "--out", str(tmp_path / "out")])
     assert stop.value.code == 2
     printed = " ".join(capsys.readouterr().err.replace("│", "").split())
-    assert (
-        f"--report-to {choice} needs the package {package}, got none: run `pip install" in printed
-    )
+    assert f"--report-to {choice} needs the package {package}, got none" in printed
     assert not (tmp_path / "out").exists()
 
 
@@ -232,14 +229,14 @@ def test_wandb_modes_and_errors(tmp_path, wandb, monkeypatch, capsys):
     wandb.is_reachable = False
     with pytest.raises(RuntimeError, match="must reach its server, got: timed out"):
         start()
+    assert [run.exit_code for run in wandb.runs] == [0, 0]
+    wandb.is_reachable = True
 
-
-def test_wandb_is_told_of_a_failure(tmp_path, wandb):
-    def fail():
+    def interrupt():
         with open_reporter("wandb", tmp_path, "sgp, seed 0", "sgp-seed-0", {}) as reporter:
             reporter.start(0)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fail()
-    assert wandb.runs[0].exit_code == 1
+        interrupt()
+    assert wandb.runs[-1].exit_code == 1

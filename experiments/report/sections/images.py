@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
-from experiments.compare.named import LOCAL_MOMENTUM_RATES, SMALLER_RATES
+from experiments.compare.grids import LOCAL_MOMENTUM_RATES, SMALLER_RATES
 from experiments.presets import relaysgd, slowmo
 from experiments.report.drawing import Pair, Panel, draw_pairs, draw_panels
 from experiments.report.section import (

@@ -1,11 +1,13 @@
-"""Grids that have names: published tables with the papers' figures, and small ones."""
+"""Grids: methods by settings by seeds; published tables, and small ones, have names."""
 
-import difflib
+import dataclasses
+import itertools
+import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from experiments.compare.grid import Grid, Line
 from experiments.options.checks import option_name
+from experiments.presets.preset import Paper, Program
 from experiments.presets.relaysgd import METHODS, RELAYSGD, RESULTS
 from experiments.presets.slowmo import (
     BASELINES,
@@ -16,7 +18,66 @@ from experiments.presets.slowmo import (
     WITH_SLOWMO,
 )
 
+
+class Line(NamedTuple):
+    """A row or a column of a grid."""
+
+    title: str  # as tables name it
+    arguments: tuple[str, ...]  # the options of the program that make it
+
+
+class Cell(NamedTuple):
+    """A run."""
+
+    row: str  # its title
+    column: str  # its title
+    seed: int
+    arguments: tuple[str, ...]  # of `python -m experiments.PROGRAM`, without `--out`
+
+    @property
+    def name(self) -> str:
+        """A name for its folder; other cells of the grid have other ones.
+
+        >>> Cell("sgp@ring, mixed", "Dirichlet 0.1", 2, ()).name
+        'sgp-ring-mixed--Dirichlet-0.1--2'
+        """
+        titles = (self.row, self.column, f"{self.seed}")
+        return "--".join(re.sub(r"[^\w.]+", "-", title).strip("-") for title in titles)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Rows by columns by seeds; a key of a mapping is `(row's title, column's title)`."""
+
+    title: str  # what is compared, for the head of the table
+    program: Program  # `experiments.PROGRAM` runs every cell
+    arguments: tuple[str, ...] = ()  # of all cells
+    rows: tuple[Line, ...]
+    columns: tuple[Line, ...]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    # Arguments of one cell, such as a rate.
+    cells: Mapping[tuple[str, str], tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    metric: str | None = None  # of the table; None is the first that the program has
+    paper: Paper | None = None  # that published the figures
+    place: str | None = None  # the table of the paper
+    # The paper's figures, in per cent.
+    figures: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)
+    note: str = ""  # a sentence for the table's caption
+
+    def list_cells(self) -> Iterator[Cell]:
+        """Yields every run, seed after seed, so that a part of a grid is a small grid."""
+        for seed, row, column in itertools.product(self.seeds, self.rows, self.columns):
+            key = (row.title, column.title)
+            own = self.cells.get(key, ())
+            arguments = (*self.arguments, *row.arguments, *column.arguments, *own)
+            yield Cell(*key, seed, (*arguments, "--seed", f"{seed}"))
+
+
 ALPHAS = (1, 0.1, 0.01)
+MINI = (
+    *("--dataset", "fashion_mnist", "--model", "mlp", "--nodes", "16"),
+    *("--batch-size-per-node", "32", "--epochs", "6", "--log-every", "50"),
+)
 NESTEROV = ("--optimizer", "nesterov")
 SGD = ("--optimizer", "sgd")
 
@@ -94,10 +155,7 @@ def make_relaysgd_mini() -> Grid:
     return Grid(
         title="RelaySGD, Table 2 in miniature: Fashion-MNIST, a perceptron, 16 nodes",
         program="image",
-        arguments=(
-            *("--dataset", "fashion_mnist", "--model", "mlp", "--nodes", "16"),
-            *("--batch-size-per-node", "32", "--epochs", "6", "--log-every", "50"),
-        ),
+        arguments=MINI,
         rows=tuple(rows),
         columns=tuple(
             Line(column_of(alpha), ("--dirichlet-alpha", f"{float(alpha)!r}")) for alpha in ALPHAS
@@ -138,11 +196,7 @@ def make_slowmo_mini() -> Grid:
     return Grid(
         title="SlowMo, Table 1 in miniature: Fashion-MNIST, a perceptron, 16 nodes",
         program="image",
-        arguments=(
-            *("--dataset", "fashion_mnist", "--model", "mlp", "--nodes", "16"),
-            *("--batch-size-per-node", "32", "--epochs", "6", "--log-every", "50"),
-            *("--learning-rate", "0.05"),
-        ),
+        arguments=(*MINI, "--learning-rate", "0.05"),
         rows=tuple(rows),
         columns=(column,),
         metric="accuracy",
@@ -207,19 +261,3 @@ GRIDS = {
     "diloco-mini": make_diloco_mini(),
     "narrow-mini": make_narrow_mini(),
 }
-
-
-def find_grid(name: str) -> Grid:
-    """Returns the grid of this name.
-
-    Raises:
-      ValueError: if there is none; the message has the nearest names.
-    """
-    if name in GRIDS:
-        return GRIDS[name]
-    nearest = difflib.get_close_matches(name, GRIDS, n=3)
-    question = f"did you mean {', '.join(nearest)}? " if nearest else ""
-    raise ValueError(
-        f"--grid must be the name of a grid, got {name!r}: {question}`python -m "
-        "experiments.compare --list-grids` prints them."
-    )
