@@ -41,6 +41,7 @@ class Quantity(NamedTuple):
     factors: dict[str, float]  # unit, in lower case -> what the number is multiplied by
     low: float  # the range of the product
     high: float
+    base: str = ""  # the unit of the product, for the error of one out of range
 
 
 NUMBER = r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*"
@@ -59,6 +60,7 @@ SECONDS = Quantity(
     {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6},
     1e-9,
     1e6,
+    " s",
 )
 LATENCY = SECONDS._replace(description=f"0 or {SECONDS.description}", low=0.0)
 # `b` alone, and `bps`, mean bits to some and bytes to others: bytes need their capital B.
@@ -68,6 +70,7 @@ BANDWIDTH = Quantity(
     {prefix + name: n * m for prefix, n in THOUSANDS.items() for name, m in BYTES.items()},
     1.0,
     1e15,
+    " bytes per second",
 )
 
 Nodes = Annotated[PositiveInt, Check(f"at most {MAX_NODES}", lambda value: value <= MAX_NODES)]
@@ -282,5 +285,6 @@ def parse(quantity: Quantity, text: str, option: str) -> float:
         raise ValueError(f"{message}: write a number and its unit.")
     value = float(match[1]) * quantity.factors[match[2].lower()]
     if not quantity.low <= value <= quantity.high:
-        raise ValueError(f"{message}: give one from {quantity.low:g} to {quantity.high:g}.")
+        bounds = f"{quantity.low:g} to {quantity.high:g}{quantity.base}"
+        raise ValueError(f"{message}: give one from {bounds}.")
     return value

@@ -112,16 +112,18 @@ class Options:
                     f"--runs must be folders of reports, got {folder}, without {RUNS}/ in it: give "
                     "the --out of another report."
                 )
-        missing = {
-            "fashion-mnist": missing_idx_files(self.fashion_mnist) if self.fashion_mnist else [],
-            "speech": list_missing(self.speech, [DATASET], [".npz"]),
-            "translation": list_missing(self.translation, SPLITS, [".tsv", ".tsv.gz"]),
-        }
-        for option, names in missing.items():
-            if names:
+        speech = list_missing(self.speech, [DATASET], [".npz"])
+        pairs = list_missing(self.translation, SPLITS, [".tsv", ".tsv.gz"])
+        images = missing_idx_files(self.fashion_mnist) if self.fashion_mnist else []
+        for option, files, missing in (
+            ("fashion-mnist", "the four files of the data set", images),
+            ("speech", f"{DATASET}.npz", speech),
+            ("translation", "train, valid and test.tsv or .tsv.gz", pairs),
+        ):
+            if missing:
                 raise ValueError(
-                    f"--{option} must be the folder of its data, got one without "
-                    f"{', '.join(names)}: give another folder, or leave the option out."
+                    f"--{option} must be a folder that holds {files}, got one without "
+                    f"{', '.join(missing)}: give another folder, or leave the option out."
                 )
 
     @property
