@@ -112,8 +112,6 @@ class Checkpoints:
         self._every = None if every is None else require_int(every, "every, in steps,", 1)
         self._max_to_keep = require_int(max_to_keep, "max_to_keep", 1)
         self._timeout = _require_timeout(timeout)
-        if not isinstance(read_only, bool):
-            raise ValueError(f"read_only must be True or False, got {read_only!r}.")
         self._is_read_only = read_only
         if self._is_read_only:
             if every is not None:

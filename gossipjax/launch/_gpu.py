@@ -69,9 +69,6 @@ def gpu_settings(
         `gx.topology.bipartite_exponential` at a static step: XLA may hang where a permutation
         leaves a node out, or where two permutations of a program share some components only.
 
-    Raises:
-      ValueError: if an argument is not True or False.
-
     References:
       NCCL issues 464 (28 of 100 Gbit/s between two hosts) and 1272 (channels), NCCL's user guide,
       "Environment Variables"; XLA pull requests 40505 (components) and 44530 (what hangs).
@@ -80,10 +77,6 @@ def gpu_settings(
     >>> [setting.name for setting in launch.gpu_settings(sockets=True)]
     ['NCCL_NCHANNELS_PER_NET_PEER', 'NCCL_SOCKET_NTHREADS', 'NCCL_NSOCKS_PERTHREAD']
     """
-    arguments = {"sockets": sockets, "connected_components": connected_components}
-    for name, value in arguments.items():
-        if not isinstance(value, bool):
-            raise ValueError(f"{name} must be True or False, got {value!r}.")
     settings = [CHANNELS]
     settings += SOCKETS if sockets else ()
     settings += [COMPONENTS] if connected_components else []
@@ -107,8 +100,7 @@ def set_gpu_settings(
       What was set, by name.
 
     Raises:
-      ValueError: if an argument is not True or False, `XLA_FLAGS` is the name of a file, or the
-        installed XLA does not know a flag.
+      ValueError: if `XLA_FLAGS` is the name of a file, or the installed XLA does not know a flag.
       RuntimeError: if JAX has started its backends, which have read their settings.
     """
     settings = gpu_settings(sockets=sockets, connected_components=connected_components)

@@ -58,8 +58,6 @@ def base_graph(n: int, peers: int = 1, inner_edges: bool = False) -> Schedule:
     """
     n = require_nodes(n, "base_graph(n, peers)")
     peers = require_int(peers, "peers of base_graph(n, peers)", 1)
-    if not isinstance(inner_edges, bool):
-        raise ValueError(f"inner_edges must be True or False, got {inner_edges!r}.")
     if n == 1:
         return complete(1)
     if peers >= n:

@@ -54,13 +54,13 @@ def require_dense(entries: int, what: str) -> None:
 
 
 def read_numbers(values: Any, shapes: str) -> np.ndarray:
-    """Return `values` as a new array, float64 or complex; raise `ValueError` if that fails."""
+    """Return `values` as a new array of float64; raise `ValueError` if that fails."""
     expected = f"matrices must be numbers of shape {shapes}"
     try:
         array = np.asarray(values)
-        if array.dtype.kind in "OSUMm":
+        if array.dtype.kind in "OSUMmc":
             raise ValueError(f"{expected}, got {type(values).__name__}.")
-        return np.array(array, dtype=complex if np.iscomplexobj(array) else np.float64)
+        return np.array(array, dtype=np.float64)
     except TypeError as error:
         raise ValueError(
             f"{expected}, got {type(values).__name__}, which NumPy cannot read. A traced array has "
@@ -334,8 +334,6 @@ def _sum_columns(
     size: int, receivers: np.ndarray, senders: np.ndarray, weights: np.ndarray, name: str
 ) -> np.ndarray:
     """Sums of the columns, `[N]`; raise `ValueError` unless the weights are those of a round."""
-    if np.iscomplexobj(weights):
-        raise ValueError(f"the weights of {name} must be real, got complex ones.")
     valid = np.isfinite(weights) & (weights >= 0)
     if not valid.all():
         e = int(np.argmin(valid))
