@@ -5,6 +5,7 @@ The library's public functions must keep to their type hints, and it may promote
 types implicitly.
 """
 
+import gc
 import os
 import tempfile
 
@@ -33,6 +34,12 @@ cache = tempfile.TemporaryDirectory(prefix="gossipjax-tests-")  # of this proces
 jax.config.update("jax_compilation_cache_dir", cache.name)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 launch.initialize(num_processes=1)  # programs that ask again later, in this process, get the same
+
+
+def pytest_collection_finish():
+    """The garbage collector looks at what was imported no more, and less often at the rest."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 @pytest.fixture(scope="module", autouse=True)

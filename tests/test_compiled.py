@@ -19,8 +19,8 @@ COLLECTIVE = re.compile(
 )
 
 
-def make_leaves(count=161):
-    """A tree with the leaf count of a ResNet-50, node-stacked."""
+def make_leaves(count):
+    """A tree of many leaves, node-stacked."""
     shapes = [(3, 3, 4, 4), (4, 8), (16,), (1, 1, 4, 8)]
     return {f"layer{i}": np.full((N, *shapes[i % 4]), i / count, np.float32) for i in range(count)}
 
@@ -41,7 +41,7 @@ def chain_with_sgd(gossip):
     return optax.chain(optax.sgd(0.1, momentum=0.9, nesterov=True), gossip)
 
 
-def start(tx, leaves=161):
+def start(tx, leaves):
     params = make_leaves(leaves)
     return params, gx.spmd(tx.init, mesh=make_mesh(N))(params), make_leaves(leaves)
 
@@ -79,14 +79,14 @@ def test_bfloat16_parameters_travel_with_float32_ones():
     assert find_collectives(make_train_step(tx), params, state, params, 0) == ["collective-permute"]
 
 
-def test_a_loop_over_161_leaves_compiles_three_programs_with_one_message_each():
+def test_a_loop_over_many_leaves_compiles_three_programs_with_one_message_each():
     schedule = gx.topology.one_peer_exponential(N)
     tx = chain_with_sgd(gx.sgp(schedule))
-    params, state, grads = start(tx)
+    params, state, grads = start(tx, leaves=40)
     program = make_train_step(tx)
     assert find_collectives(program, params, state, grads, 1) == ["collective-permute"]
     with CompileCount() as compiled:
-        for step in range(100):
+        for step in range(20):
             params, state = program(params, state, grads, gx.canonical_step(state, step))
         jax.block_until_ready(params)
     assert compiled.programs == len(gx.canonical_steps(state)) == 3
@@ -122,9 +122,9 @@ def test_a_static_step_needs_no_conditional_and_a_traced_one_has_one():
     assert traced.compile().as_text().count(" conditional(") == 1
 
 
-@pytest.mark.parametrize("every", [2, 4])
 @pytest.mark.parametrize("way", ["accumulate", "MultiSteps"])
-def test_accumulation_exchanges_once_per_update(way, every):
+def test_accumulation_exchanges_once_per_update(way):
+    every = 2
     schedule = gx.topology.one_peer_exponential(N)
     inner = optax.MultiSteps(optax.sgd(0.1), every).gradient_transformation()
     tx = {

@@ -133,22 +133,3 @@ def test_two_gossip_transforms_are_ambiguous():
     state = gx.spmd(tx.init, nodes=N)(z)
     with pytest.raises(ValueError, match="must hold one gossip state at most, got 2"):
         gx.spmd(gx.average_model, nodes=N)(z, state)
-
-
-@pytest.mark.parametrize("measure", [gx.average_model, gx.diagnostics.total_mass])
-def test_leaves_that_are_not_floats(measure):
-    with pytest.raises(ValueError, match=r"params\['n'\] must be floating-.*, got int32"):
-        gx.spmd(lambda n: measure({"n": n}, ()), nodes=2)(jnp.arange(2))
-
-
-@pytest.mark.parametrize(
-    "measure",
-    [
-        lambda x: gx.diagnostics.consensus_distance(x),
-        lambda x: gx.diagnostics.total_mass(x, ()),
-        lambda x: gx.average_model(x, ()),
-    ],
-)
-def test_a_missing_axis(measure):
-    with pytest.raises(ValueError, match="must be a mapped axis, got 'nodes'"):
-        measure(jnp.ones(2))

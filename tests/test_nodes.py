@@ -79,17 +79,6 @@ class TestMade:
         for program in (nodes.spmd(node_mean), gx.spmd(node_mean, mesh=mesh)):
             np.testing.assert_array_equal(program(x), [1.5] * N)
 
-    def test_by_what_contradicts_itself(self):
-        with pytest.raises(ValueError, match=r"the mesh's axis 'nodes', 4, or a multiple .*got 5"):
-            gx.Nodes(5, MESH)
-        with pytest.raises(ValueError, match=r"no axis but 'nodes', got .* for 8 nodes: give 4 n"):
-            gx.Nodes(8, GRID)
-        with pytest.raises(ValueError, match=r"an axis named 'servers', got the axes \('nodes',\)"):
-            gx.Nodes(mesh=MESH, axis_name="servers")
-        for size in (0, -1, 2.5, "4", True):
-            with pytest.raises(ValueError, match=f"nodes must be an integer >= 1, got {size!r}"):
-                gx.Nodes(size)  # pyright: ignore[reportArgumentType]
-
     def test_equal_values_are_one(self):
         assert gx.Nodes(N, MESH) == gx.Nodes(mesh=Mesh(DEVICES[:N], ("nodes",)))
         assert hash(gx.Nodes(N)) == hash(gx.Nodes(N))

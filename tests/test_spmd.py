@@ -231,9 +231,3 @@ class TestBadInput:
         program = HIERARCHY.spmd(lambda x: x, local_argnums=0)
         with pytest.raises(ValueError, match=r"second axis that 2 local devices divide.*\[4, 3\]"):
             program(jnp.ones((4, 3)))
-
-    def test_argument_numbers(self):
-        with pytest.raises(ValueError, match=r"argument numbers must be >= 0, got \[-1\]"):
-            gx.spmd(lambda x: x, nodes=2, static_argnums=-1)
-        with pytest.raises(ValueError, match=r"static or shared, got \[1\] in both"):
-            gx.spmd(lambda x, y: x, nodes=2, static_argnums=1, shared_argnums=(0, 1))

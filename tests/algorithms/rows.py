@@ -157,6 +157,7 @@ ROWS = {
         oracle.sgp,
         oracle.column_stochastic,
         noise=0.2,
+        is_variant=True,
     ),
     "choco, top_k": make_choco_row(
         gx.wire.top_k(0.3), lambda difference, step, node: oracle.largest(difference, 3)

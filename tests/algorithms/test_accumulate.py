@@ -81,12 +81,6 @@ class TestAccumulate:
         expected, *_ = train(chain(gx.sgp(SCHEDULE)), mean_batches())
         np.testing.assert_allclose(z, expected, rtol=1e-5, atol=1e-6)
 
-    def test_with_several_nodes_on_a_device(self):
-        tx = chain(gx.osgp(SCHEDULE))
-        expected, *_ = train(tx, mean_batches())
-        z, *_ = train(gx.accumulate(tx, EVERY), BATCHES, gx.Nodes(N, make_mesh(2)))
-        np.testing.assert_allclose(z, expected, rtol=1e-5, atol=1e-6)
-
     def test_nothing_moves_between_updates(self):
         tx = gx.accumulate(chain(gx.gradient_tracking(SCHEDULE)), EVERY)
         z, state, _ = train(tx, BATCHES[:EVERY])
@@ -134,12 +128,6 @@ class TestAccumulate:
         update_: Any = jax.vmap(update, axis_name="nodes")(start, gradients)
         assert update_.dtype == jnp.bfloat16
         np.testing.assert_allclose(np.asarray(update_, np.float32), -264 / 9, rtol=2**-8)
-
-    def test_canonical_steps(self):
-        tx = gx.accumulate(chain(gx.sgp(gx.topology.one_peer_exponential(N))), EVERY)
-        state = tx.init(jnp.zeros(3))
-        assert gx.canonical_steps(state) == [0, 2, 5]
-        assert [gx.canonical_step(state, k) for k in range(9)] == [0, 0, 2, 0, 0, 5, 0, 0, 2]
 
     def test_statistics_are_mixed_by_the_steps_that_make_an_update(self):
         plain = chain(gx.sgp(SCHEDULE))
@@ -217,14 +205,6 @@ class TestApplyIfFinite:
         np.testing.assert_allclose(models[EVERY - 1 :: EVERY], expected, rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(models[3 : 2 * EVERY], models[[2] * 3])
         np.testing.assert_array_equal(state.inner.total_notfinite, np.ones(N))
-        assert np.isfinite(z).all()
-
-    def test_before_the_gossip_too(self):
-        plain = optax.chain(gx.apply_if_finite(optax.sgd(0.1, 0.9)), gx.osgp(SCHEDULE))
-        bad = BATCHES.at[EVERY - 1, 1].set(jnp.nan)
-        z, _, models = train(gx.accumulate(plain, EVERY), bad)
-        expected = train(plain, mean_batches(bad))[2]
-        np.testing.assert_allclose(models[EVERY - 1 :: EVERY], expected, rtol=1e-5, atol=1e-6)
         assert np.isfinite(z).all()
 
     def test_around_it_is_refused(self):

@@ -8,7 +8,7 @@ import pytest
 import gossipjax as gx
 
 N = 8
-D = 2000
+D = 512
 RING = gx.topology.ring(N)
 GAMMA = {
     gx.wire.float32(): 1.0,
@@ -22,8 +22,11 @@ STEPS = {"float32()": 150, "int8(block=256)": 150, "int4(block=256)": 300}
 SPARSE_STEPS = 1500
 
 
-def relative_distance(tx, steps):
-    """The largest consensus distance over the norm of the mean model, after gossip alone."""
+def relative_distances(tx, steps):
+    """The largest consensus distance over the norm of the mean model, after gossip alone.
+
+    After so many steps, and after twice as many.
+    """
     x = jnp.asarray(np.random.default_rng(0).normal(size=(N, D)) + 1, jnp.float32)
 
     def gossip(x):
@@ -32,18 +35,22 @@ def relative_distance(tx, steps):
             updates, state = tx.update(jnp.zeros_like(x), state, x, step=k)
             return x + updates, state
 
-        x, _ = jax.lax.fori_loop(0, steps, body, (x, tx.init(x)))
-        return x, gx.diagnostics.consensus_distance(x)
+        def go_on(carry, start):
+            carry = jax.lax.fori_loop(start, start + steps, body, carry)
+            return carry, gx.diagnostics.consensus_distance(carry[0])
+
+        (x, _), distances = jax.lax.scan(go_on, (x, tx.init(x)), jnp.array([0, steps]))
+        return x, distances
 
     mixed, distances = jax.jit(jax.vmap(gossip, axis_name="nodes"))(x)
     np.testing.assert_allclose(mixed.mean(axis=0), x.mean(axis=0), atol=5e-5)
-    return float(jnp.max(distances) / jnp.linalg.norm(x.mean(axis=0)))
+    return np.max(distances, axis=0) / np.linalg.norm(x.mean(axis=0))
 
 
 @pytest.mark.parametrize("codec", GAMMA, ids=str)
 def test_any_codec_reaches_consensus(codec):
     steps = STEPS.get(str(codec), SPARSE_STEPS)
-    assert relative_distance(gx.choco(RING, codec, GAMMA[codec]), steps) < 1e-5
+    assert relative_distances(gx.choco(RING, codec, GAMMA[codec]), steps // 2)[1] < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -51,11 +58,9 @@ def test_any_codec_reaches_consensus(codec):
     [(gx.wire.bfloat16(), 1.5e-3), (gx.wire.int8(), 5e-3), (gx.wire.int4(), 0.09)],
     ids=str,
 )
-@pytest.mark.parametrize("make", [gx.sgp, gx.dpsgd])
-def test_whole_models_end_at_the_floor_of_their_rounding(make, codec, floor):
+def test_whole_models_end_at_the_floor_of_their_rounding(codec, floor):
     """As the docstring of `gx.wire` says, within a factor of two; more steps do not help."""
-    for steps in (300, 600):
-        distance = relative_distance(make(RING, wire=codec), steps)
+    for distance in relative_distances(gx.sgp(RING, wire=codec), 300):
         assert floor / 2 < distance < 2 * floor
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from modes import MODES, make_mesh, run
+from modes import make_mesh, run
 
 import gossipjax as gx
 
@@ -28,7 +28,7 @@ def with_center(state, center):
     return state._replace(extra={"center": type(extra)(center, extra.on_resize, extra.is_mass)})
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["vmap", "shard_map_check_vma"])
 def test_every_node_has_the_same_center_from_the_start(mode):
     starts = jnp.asarray(np.random.default_rng(0).normal(size=(N, 3)), jnp.float32)
     center = np.asarray(center_of(run(mode, gx.easgd(0.1).init, N)(starts)))
@@ -41,8 +41,8 @@ def test_init_outside_of_the_axis_takes_the_parameters_themselves():
     np.testing.assert_array_equal(center, np.arange(3.0))
 
 
-@pytest.mark.parametrize("alpha", [0.05, 0.2, 0.39])
-def test_the_gap_to_the_center_shrinks_as_the_docstring_says(alpha):
+def test_the_gap_to_the_center_shrinks_as_the_docstring_says():
+    alpha = 0.2
     tx = gx.easgd(alpha, period=2)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(N, 3)), jnp.float32)
     state = gx.spmd(tx.init, nodes=N)(x)
@@ -74,7 +74,7 @@ def test_steps_without_an_exchange_have_no_collective():
     assert counts == [1, 0, 0, 1]
 
 
-@pytest.mark.parametrize("period", [1, 2, 5])
+@pytest.mark.parametrize("period", [1, 3])
 def test_canonical_steps_count_within_a_period(period):
     tx = optax.chain(optax.sgd(0.1), gx.easgd(0.1, period))
     for opt_state in (tx.init(jnp.ones(3)), gx.Nodes(N).init(tx, jnp.ones(3))[1]):
@@ -101,8 +101,7 @@ class TestServersOfSeveralDevices:
 
     mesh = make_mesh(N, local=2)
 
-    @pytest.mark.parametrize("check_vma", [False, True])
-    def test_they_are_nodes(self, check_vma):
+    def test_they_are_nodes(self):
         """The same numbers as without, round by round, and as the oracle's."""
         rng = np.random.default_rng(0)
         starts = rng.normal(size=(N, 13))  # which two devices do not divide
@@ -120,7 +119,7 @@ class TestServersOfSeveralDevices:
                     models.append((x, center_of(state)))
                 return models
 
-            program = nodes.spmd(steps, check_vma=check_vma)
+            program = nodes.spmd(steps, check_vma=True)
             histories.append(
                 program(
                     jnp.asarray(starts, jnp.float32),

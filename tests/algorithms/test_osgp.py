@@ -1,6 +1,5 @@
 """Overlap SGP: messages in flight, in chunks, over switches, and exchanged by another program."""
 
-import re
 from functools import partial
 
 import jax
@@ -290,21 +289,6 @@ def test_servers_of_several_devices(overlap, check_vma):
 
 
 class TestBadInput:
-    def test_a_state_of_another_overlap_or_schedule(self):
-        state = gx.osgp(GRAPHS["one peer"], 2).init(jnp.ones(()))
-        schedules = [re.escape(str(GRAPHS[name])) for name in ("two peers", "one peer")]
-        for tx, message in (
-            (gx.osgp(GRAPHS["one peer"], 1), "its overlap, 1, got one of 2"),
-            (gx.osgp(GRAPHS["two peers"], 2), "its schedule, {}, got one of {}".format(*schedules)),
-        ):
-            with pytest.raises(ValueError, match=message):
-                gx.spmd(lambda z, tx=tx: tx.update(z, state, z), nodes=N)(jnp.ones(N))
-            received = gx.spmd(tx.init, nodes=N)(jnp.ones(N)).in_flight
-            with pytest.raises(ValueError, match=message):  # its halves, too
-                gx.spmd(lambda z, r, tx=tx: tx.update(z, state, z, received=r), nodes=N)(
-                    jnp.ones(N), received
-                )
-
     def test_a_mask_without_its_part(self):
         """The whole parameters or the gossiped part, and nothing else."""
         tx = optax.masked(gx.osgp(GRAPHS["one peer"], 2), {"a": True, "b": False})

@@ -20,7 +20,7 @@ from algorithms.problems import (
     train,
     unflatten,
 )
-from modes import run
+from modes import MODES, run
 from promotion import promoting
 
 import gossipjax as gx
@@ -115,15 +115,20 @@ SETTINGS = {
     "noloco": Setting(3, 0.7, {"momentum": 0.5}, average="neighbours", pull=1 / 0.7),
     "neighbours": Setting(3, 0.8, MOMENTUM, average="neighbours", delay=1),
 }
-STYLES = {
-    ("vmap", 3): "static",
-    ("vmap", 8): "counted",
-    ("shard_map_check_vma", 3): "traced",
-}
-CASES = [(name, mode, n, style) for name in SETTINGS for (mode, n), style in STYLES.items()]
+LARGE = ("every step", "slowmo over osgp 2", "slowmo without average", "streaming", "neighbours")
+ON_A_MESH = (
+    "slowmo over sgp",
+    "slowmo over dpsgd",
+    "diloco, delay over osgp",
+    "streaming",
+    "noloco",
+)
+CASES = [(name, "vmap", 3, "static") for name in SETTINGS]
+CASES += [(name, "vmap", 8, "counted") for name in LARGE]
+CASES += [(name, "shard_map_check_vma", 3, "traced") for name in ON_A_MESH]
 for name in ("slowmo over osgp", "streaming"):
     CASES += [(name, "vmap", 1, "counted")]
-    CASES += [(name, mode, 3, "static") for mode in ("shard_map", "pmap")]
+    CASES += [(name, mode, 3, "static") for mode in MODES[1:]]
 LOW_PRECISION = {
     "slowmo over osgp 2": "vmap",
     "diloco": "vmap",
@@ -515,20 +520,20 @@ class TestInATrainStep:
         for step in range(4, 13):
             saved[step] = jax.tree.map(np.asarray, state)
             *state, _ = train_step(step, *state, TARGETS)
-        for saved_at in (4, 5, 7):  # sent and not used, just used, of the other fragment
+        for saved_at in range(4, 9):
             resumed, _ = run_steps(
                 tx, 13, saved[saved_at], saved_at, overlap_in_thread=overlap_in_thread
             )
             assert_equal_bits(resumed, tuple(state))
 
-    @pytest.mark.parametrize("name", ["osgp 2", "dpsgd"])
-    def test_a_thread_of_the_gossip_inside_changes_nothing(self, name):
-        gossip = {
-            "osgp 2": gx.osgp(gx.topology.one_peer_exponential(N), 2),
-            "dpsgd": gx.dpsgd(RING),
-        }[name]
+    @pytest.mark.parametrize(
+        ("gossip", "average"),
+        [(gx.osgp(RING), "exact"), (gx.osgp(RING, 2), "none"), (gx.dpsgd(RING), "exact")],
+        ids=["osgp", "osgp, no average", "dpsgd"],
+    )
+    def test_a_thread_of_the_gossip_inside_changes_nothing(self, gossip, average):
         inner = optax.chain(optax.sgd(0.1, momentum=0.9), gossip)
-        tx = gx.outer(inner, optax.sgd(0.7, momentum=0.9), 3)
+        tx = gx.outer(inner, optax.sgd(0.7, momentum=0.5), 3, average)
         expected, _ = run_steps(tx, 10, overlap_in_thread=False)
         actual, train_step = run_steps(tx, 10, overlap_in_thread=True)
         assert train_step.overlaps(actual[1])

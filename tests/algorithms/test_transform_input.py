@@ -1,4 +1,4 @@
-"""What users may well do wrong with a transform ends in an error that names it, and a way out."""
+"""States of others, and steps that would lose messages, are refused; the frame keeps residuals."""
 
 import re
 
@@ -28,15 +28,11 @@ def make_tree(**shapes):
     return {name: jnp.ones((N, *shape)) for name, shape in shapes.items()}
 
 
-@pytest.mark.parametrize("name", WITH_STATE)
+@pytest.mark.parametrize("name", ["sgp", "osgp 2", "dpsgd", "easgd"])
 def test_a_state_of_parameters_of_another_type(name):
     """Without residuals, each step would lose what rounding leaves over."""
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), make_tree(a=(3,)))
     tx = ROWS[name].transform(RING)
-    if name in ("adpsgd", "d1d_psgd"):  # which keep a residual in any type
-        updates, _ = update_with(gx.d1d_psgd(N), make_tree(a=(3,)), params, params)
-        assert updates["a"].dtype == jnp.bfloat16
-        return
     with pytest.raises(ValueError, match=r"residual float32 \[3\], got None"):
         update_with(tx, make_tree(a=(3,)), params, params)
 
@@ -45,10 +41,7 @@ def test_a_state_of_parameters_of_another_type(name):
     ("given", "used", "field"),
     [
         (gx.dpsgd(RING, "adapt-then-combine"), gx.sgp(RING), "weight"),
-        (gx.sgp(RING), gx.dpsgd(RING, "adapt-then-combine"), "weight"),
-        (gx.osgp(RING, biased=True), gx.osgp(RING), "weight"),
         (gx.dpsgd(RING), gx.adpsgd(RING), "residual"),
-        (gx.adpsgd(RING), gx.adpsgd(RING, 3), "extra"),
         (gx.adpsgd(RING, 4), gx.adpsgd(RING, 3), "extra"),
     ],
 )

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from modes import MODES, make_mesh, run
+from modes import make_mesh, run
 from promotion import apply_updates, promoting
 
 import gossipjax as gx
@@ -95,8 +95,9 @@ def test_two_nodes_by_hand():
         np.testing.assert_allclose(models, [0, 0], atol=1e-6)
 
 
-@pytest.mark.parametrize("wire", [None, jnp.bfloat16])
-@pytest.mark.parametrize("make", [gx.gradient_tracking, gx.d2])
+@pytest.mark.parametrize(
+    ("make", "wire"), [(gx.gradient_tracking, jnp.bfloat16), (gx.d2, None)], ids=["tracking", "d2"]
+)
 def test_the_mean_of_the_corrections_stays_zero(make, wire):
     """So the mean of `y = u + c` is that of `u` at every step, in narrow messages too."""
     schedule = LAZY_RING if make is gx.d2 else IRREGULAR
@@ -130,8 +131,10 @@ TREES = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [*((name, "vmap") for name in TREES), ("binary", "shard_map_check_vma"), ("chain", "pmap")],
+)
 def test_relay_delivers_the_exact_mean_after_the_diameter(name, mode):
     """Where `y` stands still; before it, somebody misses a model."""
     tree = TREES[name]

@@ -47,7 +47,7 @@ def run_history(seed, algorithm, length=200):
 
 @pytest.mark.parametrize("algorithm", ["sgp", "adpsgd"])
 def test_mass_is_kept_in_any_history(algorithm):
-    for seed in range(200):
+    for seed in range(80):
         run_history(seed, algorithm)
 
 

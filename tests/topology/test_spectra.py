@@ -64,16 +64,16 @@ class TestManyNodes:
 
     def test_random_rings(self):
         """They are far from circulant; the bound is that of arXiv:2002.01119, equation 12."""
-        schedule = topology.random_ring(500, 5, 0)
+        schedule = topology.random_ring(200, 5, 0)
         sigma = topology.second_singular_value(schedule, 5)
-        assert 0.05 * np.sqrt(499) / 3**2.5 < sigma <= np.sqrt(499) / 3**2.5
+        assert 0.05 * np.sqrt(199) / 3**2.5 < sigma <= np.sqrt(199) / 3**2.5
         assert 0 < topology.spectral_gap(schedule) < 1
         assert topology.rounds_to_exact_average(schedule) is None
 
     def test_pairs(self):
-        assert topology.rounds_to_exact_average(topology.bipartite_exponential(512)) == 9
-        assert topology.rounds_to_exact_average(topology.base_graph(500, 2)) == len(
-            topology.base_graph(500, 2).rounds
+        assert topology.rounds_to_exact_average(topology.bipartite_exponential(128)) == 7
+        assert topology.rounds_to_exact_average(topology.base_graph(150, 2)) == len(
+            topology.base_graph(150, 2).rounds
         )
 
 
@@ -145,7 +145,7 @@ class TestSecondSingularValue:
 
     @pytest.mark.parametrize(("graph", "expected"), [("exponential", 0.43), ("complete", 0.20)])
     def test_random_peers(self, graph, expected):
-        drawn = [self.squared(topology.random_peer(32, 50, seed, graph)) for seed in range(200)]
+        drawn = [self.squared(topology.random_peer(32, 50, seed, graph)) for seed in range(60)]
         assert np.mean(drawn) == pytest.approx(expected, abs=0.02)
 
     def test_is_the_smallest_factor_by_which_the_distance_shrinks(self):

@@ -214,13 +214,6 @@ def test_bipartite_exponential():
                 assert matrix[odd, even] == matrix[odd, odd] == 0.5
 
 
-@pytest.mark.parametrize("n", [2, 4, 8, 16, 32, 64])
-@pytest.mark.parametrize("build", [topology.one_peer_exponential, topology.bipartite_exponential])
-def test_one_cycle_averages_powers_of_two_exactly(build, n):
-    product = np.linalg.multi_dot([np.eye(n), np.eye(n), *build(n).matrices()])
-    np.testing.assert_allclose(product, 1 / n, rtol=1e-12)
-
-
 def test_complete_cycle():
     for n in range(2, 12):
         schedule = topology.complete_cycle(n)
