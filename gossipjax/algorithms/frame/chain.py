@@ -140,19 +140,13 @@ class OuterPlan:
         """The round of the schedule for the average that is used at the end of `step`."""
         return (step - self.delay) // self.every
 
-    def roles(self, steps: np.ndarray) -> np.ndarray:
-        """What each step does, `[steps, 3]`: the fragments sent and used, and the round; or -1."""
-        sent = np.full(len(steps), -1)
-        used = np.full(len(steps), -1)
-        for fragment in range(self.fragments):
-            sent[self.is_sent(fragment, steps)] = fragment
-            used[self.is_used(fragment, steps)] = fragment
-        rounds = np.full(len(steps), -1)
-        if isinstance(self.average, Schedule):
-            for number in np.flatnonzero(used >= 0):
-                step = int(self.round_number(int(steps[number])))
-                rounds[number] = self.average.index_at(step)
-        return np.stack([sent, used, rounds], axis=1)
+    def role(self, step: int) -> tuple[int | None, int | None, int | None]:
+        """What happens at the end of `step`: the fragments sent and used, and the round."""
+        used = self.used_at(step)
+        round_ = None
+        if used is not None and isinstance(self.average, Schedule):
+            round_ = self.average.index_at(int(self.round_number(step)))
+        return self.sent_at(step), used, round_
 
     @property
     def cycle(self) -> tuple[int, int]:
@@ -236,8 +230,11 @@ class StepPlan:
         canonical = self.exchange.canonical_step(step)
         if self.outer is None:
             return canonical
-        cycle = _find_cycle(self.exchange, self.outer)
-        return int(step) if cycle is None else cycle.canonical_step(step)
+        start, length = self.cycle
+        if start + length > MAX_STEPS:
+            return int(step)
+        steps = _canonical_steps(self.exchange, self.outer)
+        return steps[step if step < start else start + (step - start) % length]
 
     @property
     def canonical_steps(self) -> tuple[int, ...] | range:
@@ -247,37 +244,22 @@ class StepPlan:
             return (0, *map(self.accumulation.last_step, updates))
         if self.outer is None:
             return self.exchange.canonical_steps
-        cycle = _find_cycle(self.exchange, self.outer)
-        return range(MAX_STEPS) if cycle is None else cycle.canonical_steps
-
-
-class _Cycle(NamedTuple):
-    """The canonical step of each of the first steps, of which the last `length` repeat."""
-
-    steps: np.ndarray
-    length: int
-    canonical_steps: tuple[int, ...]
-
-    def canonical_step(self, step: int) -> int:
-        start = len(self.steps) - self.length
-        return int(self.steps[step if step < start else start + (step - start) % self.length])
+        if sum(self.cycle) > MAX_STEPS:
+            return range(MAX_STEPS)
+        return tuple(sorted(set(_canonical_steps(self.exchange, self.outer))))
 
 
 @functools.lru_cache(64)
-def _find_cycle(exchange: ExchangePlan, outer: OuterPlan) -> _Cycle | None:
-    """None if one cycle of both is longer than `MAX_STEPS`."""
-    gossip_start, gossip_length = exchange.cycle
-    start, length = StepPlan(exchange, outer).cycle
-    if start + length > MAX_STEPS:
-        return None
-    steps = np.arange(start + length)
-    within = np.where(
-        steps < gossip_start, steps, gossip_start + (steps - gossip_start) % gossip_length
-    )
-    rounds = [exchange.canonical_step(k) for k in range(gossip_start + gossip_length)]
-    roles = np.column_stack([np.array(rounds)[within], outer.roles(steps)])
-    _, first, inverse = np.unique(roles, axis=0, return_index=True, return_inverse=True)
-    return _Cycle(first[inverse.ravel()], length, tuple(sorted(first.tolist())))
+def _canonical_steps(exchange: ExchangePlan, outer: OuterPlan) -> list[int]:
+    """The canonical step of each step, up to the end of the first cycle of both."""
+    start, length = exchange.cycle
+    rounds = [exchange.canonical_step(k) for k in range(start + length)]
+    first: dict[Any, int] = {}
+    steps = []
+    for step in range(sum(StepPlan(exchange, outer).cycle)):
+        number = rounds[step if step < start else start + (step - start) % length]
+        steps.append(first.setdefault((number, outer.role(step)), step))
+    return steps
 
 
 def find_parts(tree: Any, *kinds: type) -> list[Any]:

@@ -241,20 +241,16 @@ def make_route(
 
 
 def require_axis_names(name: str, axis_name: Any, local_axis_name: Any = None) -> None:
-    """Raises `ValueError` unless these are names of axes, two different ones; `name` is whose."""
+    """Raises `ValueError` unless these are names of two axes, or of one; `name` is whose."""
     if not isinstance(axis_name, str):
         raise ValueError(
             f"axis_name of {name} must be the name of the nodes' axis, got {axis_name!r}."
         )
-    if local_axis_name is not None and not isinstance(local_axis_name, str):
+    is_name = local_axis_name is None or isinstance(local_axis_name, str)
+    if not is_name or local_axis_name == axis_name:
         raise ValueError(
             f"local_axis_name of {name} must be the name of the axis of a node's devices, or None, "
             f"got {local_axis_name!r}."
-        )
-    if axis_name == local_axis_name:
-        raise ValueError(
-            f"local_axis_name of {name} must be another axis than the nodes', got {axis_name!r} "
-            "for both."
         )
 
 
