@@ -29,9 +29,6 @@ class Workload:
       examples: that a node uses in a step.
       bytes_per_parameter: of the model in memory; messages have their own width.
 
-    Raises:
-      ValueError: if a quantity is not a number above 0.
-
     >>> Workload(parameters=25.6e6, compute_seconds=0.228).model_bytes
     102400000.0
     """
@@ -81,10 +78,6 @@ class Exchange:
         is sent to it. "link": a node waits until its link is free, whoever receives. "nobody": if
         the link is busy nothing is sent.
       is_half_duplex: whether sending and receiving wait for each other, which takes twice the time.
-
-    Raises:
-      ValueError: if a kind is unknown, a number out of its range, gossip has no schedule, or has
-        layers.
 
     >>> exchange = Exchange(kind="ring", awaits="all")
     >>> exchange.find_seconds(0, Workload(25e6), Network(1e9), nodes=2).tolist()

@@ -23,22 +23,12 @@ MIN_SENSITIVITY = 1e-6  # relative change of a prediction per relative change of
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """A step that somebody measured.
-
-    Attributes:
-      method: that ran.
-      workload: of a node.
-      nodes: N.
-      seconds: of a step.
-
-    Raises:
-      ValueError: if the seconds are not a number above 0 or the nodes not an integer >= 1.
-    """
+    """A step that somebody measured."""
 
     method: Method
     workload: Workload
     nodes: int
-    seconds: float
+    seconds: float  # of a step
 
     def __post_init__(self) -> None:
         require_number_of_nodes(self.nodes, "nodes of a measurement")
@@ -59,8 +49,7 @@ def fit_network(
       names: what is fitted, of "bandwidth" and "host_copy".
 
     Raises:
-      ValueError: if there are too few measurements, a name is unknown or infinite at the start, the
-        measurements do not determine what is fitted, or the fit does not converge.
+      ValueError: if the measurements do not determine what is fitted, or the fit does not converge.
 
     >>> from gossipjax.cost_model import Network, Workload, allreduce
     >>> workload = Workload(parameters=25e6, compute_seconds=0.2)
@@ -90,10 +79,6 @@ def fit_network(
 
 def fit_compute(measurements: Sequence[Measurement], network: Network) -> float:
     """The seconds of computation, the same in all measurements, that fit them best.
-
-    Raises:
-      ValueError: if there is no measurement, none depends on the computation, or the fit does not
-        converge.
 
     >>> from gossipjax.cost_model import Network, Workload, single
     >>> measured = [Measurement(single(), Workload(compute_seconds=1.0), 4, 0.3)]

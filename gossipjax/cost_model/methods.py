@@ -3,10 +3,8 @@
 Every function returns a `Method` for `predict_step` and `simulate`. Names and arguments are those
 of the transforms (`gx.sgp`, `gx.osgp`, ...). `wire` is a name such as "bfloat16", a number of bits
 per parameter, or a codec of `gx.wire`. `kind` is that of an all-reduce. `from_plan` makes the
-method of any algorithm that has a `gx.GossipState`.
-
-Every function raises `ValueError` for a schedule that is none, a `wire`, `kind` or `order` that is
-unknown, and a number of steps that is not an integer in its range; what else is under "Raises".
+method of any algorithm that has a `gx.GossipState`. Every function raises `ValueError` for what is
+unknown or out of its range.
 
 SGP-19 is Assran et al., ICML 2019, arXiv:1811.10792; DPSGD-17 Lian et al., NIPS 2017,
 arXiv:1705.09056; RAND-20 Zhang et al., ICASSP 2020, arXiv:2002.01119.
@@ -14,8 +12,6 @@ arXiv:1705.09056; RAND-20 Zhang et al., ICASSP 2020, arXiv:2002.01119.
 
 import dataclasses
 from typing import Any, Protocol, runtime_checkable
-
-import numpy as np
 
 from gossipjax.cost_model._require import require_choice, require_quantity
 from gossipjax.cost_model.exchange import KINDS, Exchange, Kind
@@ -55,7 +51,7 @@ class Method:
       staleness: steps by which what a node gets from others is older than its own model.
 
     Raises:
-      ValueError: if an exchange is none, or the exchanges are of different numbers of nodes.
+      ValueError: if the exchanges are of different numbers of nodes.
     """
 
     name: str
@@ -63,12 +59,6 @@ class Method:
     staleness: int = 0
 
     def __post_init__(self) -> None:
-        for exchange in self.exchanges:
-            if not isinstance(exchange, Exchange):
-                raise ValueError(
-                    f"exchanges of a method must be Exchange objects, got {exchange!r}."
-                )
-        require_int(self.staleness, "staleness of a method", 0)
         sizes = {e.schedule.size for e in self.exchanges if e.schedule is not None}
         if len(sizes) > 1:
             raise ValueError(
@@ -101,14 +91,13 @@ def from_plan(plan: Any, name: str, kind: Kind = "ring") -> Method:
     [(2, 2, 16.0)]
     """
     wire = plan.wire.codec
+    early = plan.exchanges_early
     if plan.schedule is None:
         exchange = _make_all_reduce(
-            kind, wire, fraction=plan.models, every=plan.period, overlap=int(plan.exchanges_early)
+            kind, wire, fraction=plan.models, every=plan.period, overlap=int(early)
         )
     else:
-        exchange = _make_gossip(
-            plan.schedule, wire, plan.models, plan.overlap, plan.exchanges_early
-        )
+        exchange = _make_gossip(plan.schedule, wire, plan.models, plan.overlap, early)
     return Method(name, (exchange,), staleness=plan.overlap)
 
 
@@ -153,10 +142,6 @@ def osgp(schedule: Schedule, overlap: int = 1, wire: Form = "float32") -> Method
     """Overlap SGP: a round every `overlap` steps, used as many steps later; 0 is SGP.
 
     SGP-19, section 3; what every message takes is the worst case there.
-
-    >>> import gossipjax as gx
-    >>> [(e.every, e.overlap) for e in osgp(gx.topology.ring(4), overlap=2).exchanges]
-    [(2, 2)]
     """
     overlap = require_int(overlap, "overlap of osgp", 0)
     return Method(f"{overlap}-osgp", (_make_gossip(schedule, wire, overlap=overlap),), overlap)
@@ -175,12 +160,13 @@ def dpsgd(
     Raises:
       ValueError: if the schedule is not doubly stochastic.
     """
-    if isinstance(schedule, Schedule) and not schedule.is_doubly_stochastic:
+    exchange = _make_gossip(
+        schedule, wire, is_early=_is_early(order), is_half_duplex=is_half_duplex
+    )
+    if not schedule.is_doubly_stochastic:
         raise ValueError(
             f"schedule of dpsgd must be doubly stochastic, got {schedule!r}. Use sgp for it."
         )
-    is_early = _is_early(order)
-    exchange = _make_gossip(schedule, wire, is_early=is_early, is_half_duplex=is_half_duplex)
     return Method("dpsgd", (exchange,))
 
 
@@ -252,14 +238,9 @@ def relay(tree: Any) -> Method:
 
     Raises:
       ValueError: if it is no graph, not connected or directed, or has a cycle.
-
-    >>> import networkx
-    >>> [r.tolist() for r in relay(networkx.path_graph(3)).exchanges[0].messages_at(0)]
-    [[1, 2, 2], [0, 0, 1]]
     """
     schedule = from_graph(tree, "metropolis")
-    round_ = schedule.round_at(0)
-    edges = int(np.count_nonzero(round_.senders != round_.receivers)) // 2
+    edges = tree.number_of_edges()
     if edges != schedule.size - 1:
         raise ValueError(
             f"tree of relay must have no cycle, got {edges} edges for {schedule.size} nodes: leave "
@@ -281,16 +262,7 @@ def slowmo(inner: Method, every: int, kind: Kind = "ring", wire: Form = "float32
     """SlowMo: an exact average every `every` steps, beside what the inner method exchanges.
 
     Wang et al., ICLR 2020, arXiv:1910.00643, algorithm 1. Without the average it is `inner`.
-
-    Raises:
-      ValueError: if `inner` is not a `Method`.
-
-    >>> import gossipjax as gx
-    >>> [e.kind for e in slowmo(sgp(gx.topology.ring(4)), every=48).exchanges]
-    ['gossip', 'ring']
     """
-    if not isinstance(inner, Method):
-        raise ValueError(f"inner of slowmo must be a Method, as sgp(schedule), got {inner!r}.")
     exchanges = (*inner.exchanges, _make_outer(kind, wire, every))
     return Method(f"slowmo {inner.name}", exchanges, inner.staleness)
 
@@ -314,10 +286,7 @@ def streaming_diloco(
     """Streaming DiLoCo: fragment f is averaged once in `every` steps, and used `delay` steps later.
 
     Douillard et al. 2025, arXiv:2501.18512, algorithm 2. With `layers`, fragment f has layers `f`,
-    `f + fragments`, ...
-
-    Raises:
-      ValueError: if there are more fragments than layers, where these are given.
+    `f + fragments`, ..., so that there must be at least as many layers as fragments.
 
     >>> [exchange.phase for exchange in streaming_diloco(every=6, fragments=3).exchanges]
     [1, 3, 5]
@@ -347,11 +316,6 @@ def noloco(schedule: Schedule, every: int, wire: Form = "float32") -> Method:
 
     Kolehmainen et al. 2025, arXiv:2506.10911, whose schedule is `gx.topology.random_pairs`. With
     `pull=1` the two are one model: `diloco` over neighbours, `sgp(schedule.every(every))`.
-
-    >>> import gossipjax as gx
-    >>> pairs = gx.topology.random_pairs(8, rounds=4, seed=0)
-    >>> [(e.phase, e.fraction) for e in noloco(pairs, every=50).exchanges]
-    [(49, 2)]
     """
     every = require_int(every, "every", 1)
     exchange = _make_gossip(schedule, wire, models=2)
@@ -360,9 +324,6 @@ def noloco(schedule: Schedule, every: int, wire: Form = "float32") -> Method:
 
 def find_bits(wire: Form) -> float:
     """Bits of a parameter in a message of that form, scales and indices included.
-
-    Raises:
-      ValueError: if it is no name of `WIRE_BITS`, no number above 0 and no codec.
 
     >>> find_bits("bfloat16"), find_bits(4.5)
     (16.0, 4.5)

@@ -55,10 +55,6 @@ class Torus:
     Attributes:
       shape: nodes along each dimension; node `i` is at `numpy.unravel_index(i, shape)`.
 
-    Raises:
-      ValueError: if `shape` is not a tuple of integers of at least 1; in use, if it has another
-        number of nodes.
-
     >>> Torus((8,)).find_costs((np.arange(8) + 2) % 8, bandwidth=1.0, latency=0.0)[0].max().item()
     2.0
     """
@@ -118,10 +114,6 @@ class Islands:
       bandwidth: bytes/s of a node's link inside its island, one way.
       latency: seconds of that link.
 
-    Raises:
-      ValueError: if the size is not an integer of at least 1, the bandwidth not above 0 or the
-        latency below 0; in use, if the nodes are not whole islands.
-
     >>> islands = Islands(size=2, bandwidth=10.0)
     >>> islands.find_costs(np.array([1, 0, 0, 2]), bandwidth=1.0, latency=0.0)[0].tolist()
     [0.1, 0.1, 1.0, 0.1]
@@ -172,9 +164,6 @@ class Network:
         all-reduce does, as a send and a receive of NCCL; None: `bandwidth`.
       name: for tables.
 
-    Raises:
-      ValueError: if a quantity is not a number, or out of its range.
-
     >>> network = Network(bandwidth=1e9, latency=1e-4)
     >>> network.message_seconds([1, 0], size=1e8).round(6).tolist()
     [0.1001, 0.1001]
@@ -209,9 +198,6 @@ class Network:
           receivers: integers `[N]`: node `j` sends to `receivers[j]`; nothing where that is `j`.
           size: bytes of each message.
           is_gossip: whether it is one of gossip, not a part of an all-reduce.
-
-        Raises:
-          ValueError: if the receivers are no nodes, or the fabric is of another number of them.
         """
         targets = _read_receivers(receivers)
         bandwidth = (self.gossip_bandwidth if is_gossip else None) or self.bandwidth

@@ -45,32 +45,14 @@ def predict_step(method: Method, workload: Workload, network: Network, nodes: in
     ask for their link only when they would send, every g seconds, so that they send in one of
     `ceil(e / g)` cases. A modelled figure: nothing is measured.
 
-    Args:
-      method: of `cost_model.methods`.
-      workload: the computation of a node, and its model.
-      network: the links.
-      nodes: N, that of the method's schedules.
-
     Raises:
-      ValueError: if an argument is of another type, or a schedule or fabric of another number of
-        nodes.
+      ValueError: if a schedule or fabric is of another number of nodes.
 
-    >>> import gossipjax as gx
-    >>> from gossipjax.cost_model import Network, Workload, allreduce, predict_step, sgp
+    >>> from gossipjax.cost_model import Network, Workload, allreduce, predict_step
     >>> workload = Workload(parameters=25e6, compute_seconds=0.2, examples=256)
-    >>> network = Network(bandwidth=1e9)
-    >>> predict_step(allreduce("ring"), workload, network, 8).seconds
+    >>> predict_step(allreduce("ring"), workload, Network(bandwidth=1e9), 8).seconds
     0.375
-    >>> schedule = gx.topology.one_peer_exponential(8)
-    >>> round(predict_step(sgp(schedule), workload, network, 8).seconds, 6)
-    0.3
     """
-    for value, kind in ((method, Method), (workload, Workload), (network, Network)):
-        if not isinstance(value, kind):
-            raise ValueError(
-                f"predict_step must be given a {kind.__name__} of gossipjax.cost_model, got "
-                f"{value!r}."
-            )
     nodes = require_number_of_nodes(nodes)
     compute = workload.compute_seconds
     exchange_seconds = 0.0

@@ -29,22 +29,14 @@ Key = tuple[int, int]
 
 
 class Message(NamedTuple):
-    """One message of a round of gossip.
+    """One message of a round of gossip; times are in seconds."""
 
-    Attributes:
-      key: of its exchange.
-      source, target: nodes.
-      seconds: on the wire.
-      copy_seconds: through the memory of the source, before the wire.
-      time: when it was handed to the link of the source, in seconds.
-    """
-
-    key: Key
+    key: Key  # of its exchange
     source: int
     target: int
-    seconds: float
-    copy_seconds: float
-    time: float
+    seconds: float  # on the wire
+    copy_seconds: float  # through the memory of the source, before the wire
+    time: float  # when it was handed to the link of the source
 
 
 class Links:
@@ -65,11 +57,7 @@ class Links:
         self._queues[message.source].append(message)
 
     def begin_next(self, node: int, time: float) -> tuple[float, Message] | None:
-        """Begins the next message of a node, if one waits and the link is free.
-
-        Returns:
-          When it arrives, in seconds, and the message.
-        """
+        """Begins the next message of a node, if it can be sent, and returns when it arrives."""
         if self._is_sending[node] or not self._queues[node]:
             return None
         message = self._queues[node].popleft()
@@ -85,14 +73,11 @@ class Links:
         self._is_sending[node] = False
 
     def begin_collective(self, ready: np.ndarray, seconds: float) -> float:
-        """Occupies all links with an all-reduce in parts, once all are free.
+        """Occupies all links with an all-reduce in parts, once all are free: when the last ends.
 
         Args:
           ready: when each part may begin, in order, in seconds.
           seconds: of all parts together.
-
-        Returns:
-          When the last part ends.
         """
         end = max(self._out_free.max(), self._in_free.max())
         for begin in ready:
@@ -103,28 +88,18 @@ class Links:
 
 
 class Slot(NamedTuple):
-    """One message of every node in a round.
+    """One message of every node in a round."""
 
-    Attributes:
-      receivers: integers `[N]`; node `j` sends nothing where it is `j`.
-      seconds: on the wire, `[N]`.
-    """
-
-    receivers: np.ndarray
-    seconds: np.ndarray
+    receivers: np.ndarray  # integers [N]; node j sends nothing where it is j
+    seconds: np.ndarray  # on the wire, [N]
 
 
 @dataclasses.dataclass
 class Pending:
-    """What is not done yet of an exchange that some node has begun.
+    """What is not done yet of an exchange that some node has begun."""
 
-    Attributes:
-      missing: messages that each node still waits for, `[N]`.
-      begun: node -> when it began the exchange, in seconds.
-    """
-
-    missing: np.ndarray
-    begun: dict[int, float] = dataclasses.field(default_factory=dict)
+    missing: np.ndarray  # messages that each node still waits for, [N]
+    begun: dict[int, float] = dataclasses.field(default_factory=dict)  # node -> seconds
 
     @property
     def is_done(self) -> bool:
@@ -183,20 +158,17 @@ class Events:
     def _add_event(self, time: float, act: Callable[..., None], argument: object) -> None:
         heapq.heappush(self._queue, (time, next(self._order), act, argument))
 
-    def _find_compute_seconds(self, node: int) -> float:
-        return self._find_step_seconds(len(self.ends[node]))[node]
-
     def _find_step_seconds(self, step: int) -> np.ndarray:
         """Of the computation of that step of every node, `[N]`."""
         return self._seconds[step % len(self._seconds)]
 
     def _start_step(self, time: float, node: int) -> None:
         if self._method.is_asynchronous or len(self.ends[node]) < self._steps:
-            end = time + self._find_compute_seconds(node)
+            end = time + self._find_step_seconds(len(self.ends[node]))[node]
             self._add_event(end, self._end_computation, node)
 
     def _end_computation(self, time: float, node: int) -> None:
-        self.busy_seconds[node] += self._find_compute_seconds(node)
+        self.busy_seconds[node] += self._find_step_seconds(len(self.ends[node]))[node]
         computed = self._computed[node]
         computed.append(time)
         for message in self._arrived[node]:
@@ -410,17 +382,17 @@ def simulate(
 
     Args:
       method, workload, network, nodes: as in `predict_step`.
-      slowness: of the nodes; or the factors f, `[T, N]`, repeated after T steps; None: all are
-        equally fast.
-      steps: of each node, after those of `warm_up`; of asynchronous nodes the mean. None: the whole
-        cycles that have 60 or more.
+      slowness: of the nodes, or the factors f, `[T, N]`, repeated after T steps; None: there is
+        none.
+      steps: of each node, after those of `warm_up`; of asynchronous nodes the mean. None: the
+        whole cycles that have 60 or more.
       seed: of the draws of `slowness`.
       warm_up: first steps that are not counted. None: those of one cycle, 60 at most, and of the
         overlap.
 
     Raises:
-      ValueError: as `predict_step`; if `steps` or `warm_up` is not an integer of at least 1 or 0,
-        for more than 2^22 steps of all nodes together, or if factors are not numbers above 0.
+      ValueError: as `predict_step`; for more than 2^22 steps of all nodes together, or if factors
+        are not numbers above 0.
 
     >>> from gossipjax.cost_model import Network, Slowness, Workload, allreduce, simulate
     >>> workload = Workload(parameters=25e6, compute_seconds=0.2)
@@ -428,11 +400,6 @@ def simulate(
     >>> round(simulate(allreduce(), workload, Network(1e9), 8, slow).seconds, 6)
     0.975
     """
-    for value, kind in ((method, Method), (workload, Workload), (network, Network)):
-        if not isinstance(value, kind):
-            raise ValueError(
-                f"simulate must be given a {kind.__name__} of gossipjax.cost_model, got {value!r}."
-            )
     nodes = require_number_of_nodes(nodes)
     for exchange in method.exchanges:
         exchange.require_nodes(nodes)

@@ -30,10 +30,6 @@ class Slowness:
         each step of each node.
       factor: of a constant slowness.
 
-    Raises:
-      ValueError: if the kind is unknown, the factor not a number above 0, or given for another
-        kind than "constant".
-
     >>> Slowness("constant", 4.0).draw(nodes=3, steps=2)
     array([[4., 1., 1.],
            [4., 1., 1.]])
@@ -109,9 +105,6 @@ def parse_slowness(name: str, what: str = "slowness") -> Slowness:
     Args:
       name: none, random, lognormal, or a factor for node 0, above 0 and at most a million.
       what: names it in the error, as "--slowness".
-
-    Raises:
-      ValueError: if there is none of that name.
 
     >>> parse_slowness("4x"), parse_slowness("random").kind
     (Slowness(kind='constant', factor=4.0), 'random')
