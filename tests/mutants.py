@@ -52,20 +52,20 @@ gossipjax/collectives/_exchange.py | collectives/test_collectives.py -k shares_o
 gossipjax/collectives/_exchange.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and random_k" | key of a codec without the node | fold_in(key, jax.lax.axis_index(axis_name)) => fold_in(key, 0)
 gossipjax/collectives/_exchange.py | collectives/test_collectives.py -k a_nan_travels | fillers carry NaN | jnp.where(sends, m, jnp.zeros_like(m)) for m => m for m
 gossipjax/collectives/_exchange.py | collectives/test_wire.py -k servers_of_several | all devices of a node send one part | shards, jax.lax.axis_index(local) => shards, 0
-gossipjax/collectives/_axes.py | algorithms/test_algorithms.py -k check_vma | as_varying is the identity | return x if varies(x, axis_name) else => return x if True else
-gossipjax/collectives/_axes.py | collectives/test_collectives.py -k differs_between_nodes | steps may differ between nodes | if axis_name in varying_axes(jnp.asarray(step)): => if False:
+gossipjax/collectives/_exchange.py | algorithms/test_algorithms.py -k check_vma | as_varying is the identity | return x if varies(x, axis_name) else => return x if True else
+gossipjax/collectives/_exchange.py | collectives/test_collectives.py -k differs_between_nodes | steps may differ between nodes | if axis_name in varying_axes(jnp.asarray(step)): => if False:
 gossipjax/collectives/_averages.py | test_diagnostics.py -k distance_zero | means are not clipped | jnp.clip(jax.lax.pmean(buffer, axis_name), low, high) => jax.lax.pmean(buffer, axis_name)
 gossipjax/collectives/_averages.py | collectives/test_collectives.py -k along_a_ring | parts of a ring mean in the wrong place | (node + 1 - hop) => (node - hop)
 gossipjax/collectives/_averages.py | algorithms/test_sharded.py -k "parts_equal and quasi_global_adam" | norms forget the other parts | jax.lax.psum(value, axes) if axes else => value if axes else
-gossipjax/collectives/_compressed.py | collectives/test_codecs.py -k averages_and_errors | error of an average counts once | lack = nodes * (average => lack = (average
+gossipjax/collectives/_averages.py | collectives/test_codecs.py -k averages_and_errors | error of an average counts once | lack = nodes * (average => lack = (average
 gossipjax/collectives/_buffers.py | collectives/test_collectives.py -k pairs_may_exchange | second half of a packed word is lost | return low | high << 16 => return low
-gossipjax/composed/collectives.py | test_composed_axis.py -k "every_collective or groups_and" | nodes are numbered across devices | device * axis.per_device + jax => device + axis.devices * jax
-gossipjax/composed/collectives.py | test_composed_axis.py -k groups_and | groups turn the other way | np.roll(table, -hop => np.roll(table, hop
-gossipjax/composed/composition.py | test_composed_axis.py -k derivatives_by_a_rule | gradients are not put back in place | next(remaining) if _is_float => 0 * next(remaining) if _is_float
-gossipjax/spmd/_rows.py | test_nodes.py -k rows_that_differ | rows that differ are taken for one model | if spreads[worst] <= MAX_SPREAD => if True
+gossipjax/spmd/_composed_axis.py | test_composed_axis.py -k "every_collective or groups_and" | nodes are numbered across devices | device * axis.per_device + jax => device + axis.devices * jax
+gossipjax/spmd/_composed_axis.py | test_composed_axis.py -k groups_and | groups turn the other way | np.roll(table, -hop => np.roll(table, hop
+gossipjax/spmd/_blocks.py | test_composed_axis.py -k derivatives_by_a_rule | gradients are not put back in place | next(remaining) if _is_float => 0 * next(remaining) if _is_float
+gossipjax/spmd/nodes.py | test_nodes.py -k rows_that_differ | rows that differ are taken for one model | if spreads[worst] <= MAX_SPREAD => if True
 gossipjax/spmd/program.py | test_spmd.py -k servers_of_several_devices_are_nodes | local arguments are not divided | return P(nodes.axis_name, nodes.local_axis_name) => return P(nodes.axis_name)
 gossipjax/processes.py | test_processes.py -k "holds_all_nodes or of_other_processes" | nodes of another process | devices[node * count // size] => devices[node % count]
-gossipjax/sharding/_specs.py | algorithms/test_sharded.py -k parts_equal | state is not sharded as its parameters | shape[leading:] == expected => False
+gossipjax/sharding.py | algorithms/test_sharded.py -k parts_equal | state is not sharded as its parameters | shape[leading:] == expected => False
 gossipjax/algorithms/sgp.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and sgp-" | the weight is not mixed | state._replace(weight=weight) => state
 gossipjax/algorithms/sgp.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and dpsgd" | adapt-then-combine forgets the update | mix_once(add(x, updates), => mix_once(x,
 gossipjax/algorithms/osgp.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and osgp" | sends by the round of the next step | step // plan.overlap, => step // plan.overlap + 1,
@@ -90,9 +90,9 @@ gossipjax/algorithms/frame/chain.py | algorithms/test_transform_input.py -k Step
 gossipjax/algorithms/outer.py | algorithms/test_outer.py -k what_is_in_flight | weights in flight do not count | weight = weight + in_flight.weight => pass
 gossipjax/algorithms/outer.py | algorithms/test_outer.py -k what_is_in_flight | messages outlive an outer step | (jnp.zeros_like, gossip.in_flight) => (jnp.copy, gossip.in_flight)
 gossipjax/algorithms/frame/chain.py | algorithms/test_outer.py -k pseudo_code | fragments are sent a turn early | offset = (fragment + 1) * => offset = fragment *
-gossipjax/train_step/_train_step.py | test_train_step.py -k equals_one_device | local arguments are one off | [number + 2 if number else 1 => [number + 1 if number else 1
-gossipjax/train_step/_train_step.py | algorithms/test_outer.py -k gossip_inside_changes | outer steps miss messages | state.overlap and not is_outer => state.overlap
-gossipjax/train_step/_delayed.py | algorithms/test_outer.py -k middle_of_a_delay | a resumed run has sent nothing | range(max(update, delay), update + delay) => range(0)
+gossipjax/train_step.py | test_train_step.py -k equals_one_device | local arguments are one off | [number + 2 if number else 1 => [number + 1 if number else 1
+gossipjax/overlapped_step.py | algorithms/test_outer.py -k gossip_inside_changes | outer steps miss messages | state.overlap and not is_outer => state.overlap
+gossipjax/overlapped_step.py | algorithms/test_outer.py -k middle_of_a_delay | a resumed run has sent nothing | range(max(update, delay), update + delay) => range(0)
 gossipjax/diagnostics.py | test_diagnostics.py -k mass_and_average | mass ignores what is in flight | numerators(params, state), sent.x) => numerators(params, state), 0)
 gossipjax/diagnostics.py | algorithms/test_state.py -k TestLocalModel | local models are not divided by the weight | debias(x, push_sum_weight(state)) => x
 gossipjax/batch_stats.py | test_batch_stats.py -k "mixed_as or round_of_the_step" | statistics are not weighted | weight.astype(s.dtype) * s => s

@@ -422,7 +422,7 @@ def test_the_marks_are_in_no_program(nodes, monkeypatch):
         return nodes.spmd(step).lower(PARAMS, start).as_text()
 
     marked = lower()
-    monkeypatch.setattr("gossipjax.last._marks.checkpoint_name", lambda x, name: x)
+    monkeypatch.setattr("gossipjax.last.checkpoint_name", lambda x, name: x)
     assert lower() == marked
 
 

@@ -196,7 +196,7 @@ def test_the_exchange_is_traced_here_and_run_on_another_thread(monkeypatch):
 
         return recorded
 
-    monkeypatch.setattr("gossipjax.train_step._train_step.exchange", record_trace)
+    monkeypatch.setattr("gossipjax.overlapped_step.exchange", record_trace)
     monkeypatch.setattr(Program, "prepare", record_run)
     train(gx.osgp(SCHEDULE), gx.Nodes(N), overlap_in_thread=True)
     assert set(traced) == {threading.main_thread()}

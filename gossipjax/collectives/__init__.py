@@ -9,20 +9,12 @@
 
 from gossipjax.collectives._averages import (
     clipped_node_mean,
+    exact_average,
+    mean_of_encoded,
     model_norm,
     node_mean,
     node_sum,
     sum_over_parts,
-)
-from gossipjax.collectives._axes import (
-    StepLike,
-    as_varying,
-    axis_size,
-    require_step,
-    select_for_node,
-    varies,
-    vary,
-    vary_where_mapped,
 )
 from gossipjax.collectives._buffers import (
     Layout,
@@ -32,17 +24,25 @@ from gossipjax.collectives._buffers import (
     require_floats,
     upcast,
 )
-from gossipjax.collectives._compressed import exact_average, mean_of_encoded, mix_encoded
 from gossipjax.collectives._exchange import (
+    StepLike,
+    as_varying,
+    axis_size,
     default_step,
     deliver,
     exchange_in_pairs,
+    require_step,
+    select_for_node,
     split,
+    varies,
+    vary,
+    vary_where_mapped,
 )
 from gossipjax.collectives._mixing import (
     at_round,
     cond,
     mix,
+    mix_encoded,
     require_doubly_stochastic,
     require_schedule,
 )

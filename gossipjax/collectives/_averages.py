@@ -11,17 +11,30 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from gossipjax.collectives._axes import as_varying, axis_size
 from gossipjax.collectives._buffers import Layout, cast_like, pad_to_rows, upcast
 from gossipjax.collectives._exchange import (
+    as_varying,
+    axis_size,
+    decode_rows,
+    encode_rows,
     exchange_rows,
+    fold_in_node,
     gather_words,
     sharded_over_local,
     straight_through,
+    sum_rows,
 )
-from gossipjax.collectives._rows import decode_rows, encode_rows, sum_rows
 from gossipjax.sharding import axes_of, inner_axes, specs_here
-from gossipjax.wire import Codec, Wire, encode, is_narrower, split_by_size
+from gossipjax.wire import (
+    Codec,
+    FloatCodec,
+    Wire,
+    decode,
+    encode,
+    fold_in,
+    is_narrower,
+    split_by_size,
+)
 
 MAX_RING = 64  # nodes of a ring, which is 2 (N - 1) permutes
 
@@ -167,3 +180,90 @@ def model_norm(tree: Any) -> jax.Array:
         return optax.tree.norm(tree)
     squares = jax.tree.map(lambda leaf: jnp.sum(jnp.square(leaf)), tree)
     return jnp.sqrt(sum(jax.tree.leaves(sum_over_parts(squares, specs.of(tree, tree)))))
+
+
+def mean_of_encoded(
+    tree: Any, axis_name: str, codec: Codec, key: jax.Array | None
+) -> tuple[Any, Any]:
+    """Returns the node average of what the codec leaves of `x`, and what it leaves out, `e`.
+
+    The sum over the nodes of the averages and of `e` is that of `x`. All nodes get the same
+    average, in the types of `x`, float32 at least. Sparse messages are gathered. Of dense ones,
+    every node averages 1/N and encodes the average; what that leaves out goes into its `e`. One
+    node, and no more values than nodes, are averaged in full precision.
+
+    Args:
+      tree: `x`, float32 at least.
+      axis_name: of the nodes.
+      codec: the form of the messages.
+      key: for codecs that need one; nodes fold their index in.
+    """
+    layout = Layout(tree)
+    key = fold_in_node(key, Wire(axis_name))
+    results = [
+        _mean_of_encoded(as_varying(buffer, axis_name), axis_name, codec, fold_in(key, i))
+        for i, buffer in enumerate(layout.pack(tree))
+    ]
+    means, errors = zip(*results, strict=True) if results else ((), ())
+    return layout.unpack(means), layout.unpack(errors)
+
+
+def exact_average(tree: Any, wire: Wire, key: jax.Array | None, is_beside: bool = False) -> Any:
+    """The node average of every leaf, of the same bits on all nodes; float32 at least.
+
+    One message per type, of which each device of a node sends its share. What a codec leaves out
+    is lost. `is_beside` is for an average beside other computation; see `mean_beside`.
+    """
+    axis_size(wire.axis_name)
+    layout = Layout(tree)
+    key = fold_in_node(key, wire)
+
+    def average(part: jax.Array, wire: Wire, key: jax.Array | None) -> jax.Array:
+        if wire.codec is None and is_beside:
+            return mean_beside(part, wire.axis_name)
+        if wire.codec is None or isinstance(wire.codec, FloatCodec):
+            return node_mean(part, wire.axis_name, wire.codec)
+        return _mean_of_encoded(part, wire.axis_name, wire.codec, key)[0]
+
+    averages = [
+        sharded_over_local(partial(average, key=fold_in(key, i)), buffer, wire)
+        for i, buffer in enumerate(layout.pack(tree))
+    ]
+    return layout.unpack(averages)
+
+
+def _mean_of_encoded(
+    x: jax.Array, axis_name: str, codec: Codec, key: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    nodes = axis_size(axis_name)
+    if nodes == 1 or x.size <= nodes:
+        return node_mean(x, axis_name), jnp.zeros_like(x)
+    average = _mean_of_sparse if codec.is_sparse else _mean_of_dense
+    return average(x, axis_name, codec, key)
+
+
+def _mean_of_sparse(
+    x: jax.Array, axis_name: str, codec: Codec, key: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    words = encode([x], codec, key)
+    error = x - decode(words, codec, [x])[0]
+    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    total = sum_rows(gather_words(words, axis_name), codec, like)
+    return total / axis_size(axis_name), error
+
+
+def _mean_of_dense(
+    x: jax.Array, axis_name: str, codec: Codec, key: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    nodes = axis_size(axis_name)
+    row = jax.ShapeDtypeStruct((-(-x.size // nodes),), x.dtype)
+    words = encode_rows([x], nodes, codec, fold_in(key, 0))
+    errors = pad_to_rows(x, nodes) - decode_rows(words, codec, row)
+    average = sum_rows(exchange_rows(words, axis_name), codec, row) / nodes
+    words = encode([average], codec, fold_in(key, 1))
+    # N nodes get the average: what it lacks counts N times, in the row that this node averages.
+    lack = nodes * (average - decode(words, codec, [average])[0])
+    is_own_row = jnp.arange(nodes)[:, None] == jax.lax.axis_index(axis_name)
+    errors += jnp.where(is_own_row, lack[None], jnp.zeros_like(errors))
+    mean = decode_rows(gather_words(words, axis_name), codec, row)
+    return mean.ravel()[: x.size], errors.ravel()[: x.size]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -11,12 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from gossipjax.collectives._axes import (
-    StepLike,
-    as_varying,
-    axis_size,
-    require_step,
-)
 from gossipjax.collectives._buffers import (
     Layout,
     accumulation_dtype,
@@ -26,13 +21,31 @@ from gossipjax.collectives._buffers import (
     upcast,
 )
 from gossipjax.collectives._exchange import (
+    StepLike,
+    as_varying,
+    axis_size,
     buffer_mean,
     deliver_leaves,
+    fold_in_node,
+    permute,
+    require_step,
+    select_for_node,
+    sharded_over_local,
     split,
 )
 from gossipjax.sharding import Specs, inner_axes, on_shards
 from gossipjax.topology.schedule import Round, Schedule
-from gossipjax.wire import Wire, WireLike, as_key, fold_in, is_narrower, make_wire, require_key
+from gossipjax.wire import (
+    Wire,
+    WireLike,
+    as_key,
+    decode,
+    encode,
+    fold_in,
+    is_narrower,
+    make_wire,
+    require_key,
+)
 
 REALS = (jnp.floating, jnp.integer)
 
@@ -235,3 +248,43 @@ def _round_index(schedule: Schedule, step: jax.Array) -> jax.Array:
     first = jnp.asarray(np.cumsum(lengths, dtype=np.int32) - lengths)[segment]
     within = (step - jnp.asarray(starts)[segment]) % jnp.asarray(lengths)[segment]
     return numbers[first + within]
+
+
+def mix_encoded(tree: Any, round_: Round, wire: Wire, key: jax.Array | None) -> tuple[Any, Any]:
+    """Sends `q = C(x)` to the neighbours; returns `q` and `sum_j P_ij q_j`, own part included.
+
+    One message per type and slot, whatever the codec, and however many leaves.
+
+    Args:
+      tree: `x`, float32 at least.
+      round_: the weights `P`.
+      wire: with the codec `C`; None sends `x`.
+      key: for codecs that need one; nodes fold their index in.
+    """
+    layout = Layout(tree)
+    key = fold_in_node(key, wire)
+    results = [
+        sharded_over_local(partial(_mix_encoded, round_=round_, key=fold_in(key, i)), buffer, wire)
+        for i, buffer in enumerate(layout.pack(tree))
+    ]
+    sent, mixed = zip(*results, strict=True) if results else ((), ())
+    return layout.unpack(sent), layout.unpack(mixed)
+
+
+def _mix_encoded(
+    part: jax.Array, wire: Wire, round_: Round, key: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    words = encode([part], wire.codec, key)
+    sent = decode(words, wire.codec, [part])[0]
+    mixed = [select_for_node(round_.self_weights, part.dtype, wire.axis_name) * sent]
+    for receivers, weights in round_.slots:
+        message = permute(words, receivers, wire.axis_name, weights > 0)
+        received = decode(message, wire.codec, [part])[0]
+        by_receiver = np.zeros_like(weights)
+        by_receiver[receivers] = weights
+        weighted = select_for_node(by_receiver, part.dtype, wire.axis_name) * received
+        if (weights == 0).any():  # a filler, whose 0 * NaN would spread along edges of no graph
+            is_edge = select_for_node(by_receiver > 0, bool, wire.axis_name)
+            weighted = jnp.where(is_edge, weighted, jnp.zeros_like(weighted))
+        mixed.append(weighted)
+    return sent, reduce(jnp.add, mixed)

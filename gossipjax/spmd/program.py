@@ -2,21 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.core import Tracer
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from gossipjax import meshes
-from gossipjax.spmd._checked import CheckedJit
-from gossipjax.spmd._placement import is_put, keep_inside, put_leaf
+from gossipjax import meshes, processes
+from gossipjax.last import GRADIENTS, mark, require_applied, showing_arguments, takes_gradients
+from gossipjax.sharding import axes_of
 from gossipjax.spmd.arguments import ArgumentKinds, require_all_stacked, require_stacked
 
 if TYPE_CHECKING:
     from gossipjax.spmd import Nodes
+
+
+def is_put(x: Any, sharding: NamedSharding) -> bool:
+    """Whether an array is where it belongs; tracers are."""
+    return isinstance(x, Tracer) or getattr(x, "sharding", None) == sharding
+
+
+def keep_inside(x: Any, sharding: NamedSharding, nodes: Nodes) -> NamedSharding:
+    """`sharding`, and inside the nodes that of an array which is on these devices."""
+    actual = getattr(x, "sharding", None)
+    if nodes.mesh is None or not nodes.inner_axes or not isinstance(actual, NamedSharding):
+        return sharding
+    inside = actual.spec[len(sharding.spec) :]
+    is_here = is_mesh_of(nodes, actual.mesh)
+    if not is_here or not set(axes_of(P(*inside))) <= set(nodes.inner_axes):
+        return sharding
+    return NamedSharding(sharding.mesh, P(*sharding.spec, *inside))
+
+
+def is_mesh_of(nodes: Nodes, mesh: Any) -> bool:
+    """Whether a mesh is that of the nodes, whatever the kinds of its axes."""
+    return isinstance(mesh, Mesh) and meshes.auto_mesh(mesh) == nodes.mesh
+
+
+def put_leaf(x: Any, sharding: NamedSharding) -> jax.Array:
+    """Puts an array of one process, or of all, where it belongs."""
+    is_global = isinstance(x, jax.Array) and not x.is_fully_addressable
+    is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.device_put(x, sharding) if is_global or is_key else processes.put_global(x, sharding)
+
+
+class _NotTracedYetError(Exception):
+    """Ends a trace whose program would be compiled before it is checked."""
+
+
+_may_trace = contextvars.ContextVar("may_trace", default=False)
+
+
+@contextlib.contextmanager
+def _tracing() -> Iterator[None]:
+    token = _may_trace.set(True)
+    try:
+        yield
+    finally:
+        _may_trace.reset(token)
+
+
+class CheckedJit:
+    """`jax.jit(run, **options)`, of which a new program is checked before it is compiled.
+
+    The updates of a gossip must be added to the parameters as they are. JAX traces once: a call
+    that would trace by itself ends at once, and `trace` leaves its result in the cache of `jit`.
+    """
+
+    def __init__(self, run: Callable[..., Any], **options: Any):
+        run = showing_arguments(run)
+
+        @functools.wraps(run)
+        def checked(*args: Any) -> Any:
+            if not _may_trace.get():
+                raise _NotTracedYetError
+            return run(*args)
+
+        self._jitted = jax.jit(checked, **options)
+
+    def __call__(self, *args: Any) -> Any:
+        with contextlib.suppress(_NotTracedYetError):
+            return self._jitted(*args)
+        self.trace(*args)
+        with _tracing():
+            return self._jitted(*args)
+
+    def trace(self, *args: Any) -> Any:
+        with _tracing():
+            traced = self._jitted.trace(*args)
+        require_applied(traced.jaxpr)
+        return traced
+
+    def lower(self, *args: Any) -> Any:
+        return self.trace(*args).lower()
+
+
+def require_gradients(nodes: Nodes, tx: Any, params: Any, opt_state: Any) -> None:
+    """Raises `ValueError` if gradients arrive negated at a gossip that is the optimizer."""
+
+    def update(params: Any, opt_state: Any) -> Any:
+        return tx.update(mark(params, GRADIENTS), opt_state, params)
+
+    if takes_gradients(opt_state):
+        with contextlib.suppress(TypeError):  # of a chain that needs more, such as the loss
+            jax.eval_shape(nodes.spmd(update), params, opt_state)
 
 
 class Program:

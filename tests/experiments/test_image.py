@@ -168,7 +168,7 @@ def test_statistics_of_batch_normalization(tmp_path, policy):
 def test_a_schedule_of_many_rounds_takes_a_traced_step(tmp_path, monkeypatch):
     losses = []
     for max_programs in (32, 1):
-        monkeypatch.setattr("gossipjax.train_step._train_step.MAX_PROGRAMS", max_programs)
+        monkeypatch.setattr("gossipjax.train_step.MAX_PROGRAMS", max_programs)
         _, lines = run(tmp_path / str(max_programs), "--algorithm", "sgp")
         losses.append([line["loss"] for line in training_lines(lines)])
     np.testing.assert_allclose(*losses, rtol=1e-4)

@@ -18,10 +18,9 @@ from jax.core import Tracer
 
 from gossipjax.algorithms.frame.state import DEFAULT_WIRE, ExchangePlan, GossipState
 from gossipjax.collectives import StepLike
-from gossipjax.last import takes_gradients
+from gossipjax.last import takes_gradients, traced_arguments
 from gossipjax.sharding import ShardedState
 from gossipjax.topology.schedule import Schedule, require_int
-from gossipjax.traced import traced_arguments
 from gossipjax.wire import Wire
 
 MAX_STEPS = 2**16  # of one cycle of gossip and outer steps together

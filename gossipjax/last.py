@@ -1,34 +1,268 @@
-"""Follows the updates of a gossip through a traced program, to what becomes of them."""
+"""Whether the update that a gossip returned is what the parameters are moved by.
+
+A gossip transform mixes models, so its update is not a direction: nothing may scale, sum or clip it
+any more. The transform marks the parameters that it was given and the updates that it returns, by
+names in the traced program, of which the compiled one has nothing. `require_applied` then follows
+the updates: each must be added to its parameter as it is, be a result of the program, or be taken
+by another transform, which says so by a mark.
+"""
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
-from typing import Any, NoReturn
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple, NoReturn
 
-from gossipjax.last._marks import (
-    APPLIED,
-    DESCENDED,
-    GRADIENTS,
-    PARAMS,
-    UPDATES,
-    describe,
-    find_marks,
-    has_marks,
-    mark_of,
-    open_jaxpr,
+import jax
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import Literal, jaxprs_in_params
+
+_arguments: ContextVar[tuple[Any, ...]] = ContextVar("arguments", default=())
+
+
+def traced_arguments() -> tuple[Any, ...]:
+    """The arguments, node-stacked, of the `gx.spmd` that is being traced; empty outside of one."""
+    return _arguments.get()
+
+
+def showing_arguments(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn`, whose arguments are the `traced_arguments` while it runs."""
+
+    @functools.wraps(fn)
+    def run(*args: Any) -> Any:
+        token = _arguments.set(args)
+        try:
+            return fn(*args)
+        finally:
+            _arguments.reset(token)
+
+    return run
+
+
+# What the leaves of a tree are:
+PARAMS = "gossipjax.params"  # the parameters that a gossip got
+UPDATES = "gossipjax.updates"  # its updates of them
+APPLIED = "gossipjax.applied"  # updates that a transform around it, such as gx.outer, has taken
+GRADIENTS = "gossipjax.gradients"  # those of a loss
+DESCENDED = "gossipjax.descended"  # what a gossip that is the optimizer takes for gradients
+
+UPDATE = re.compile(r"<locals>\.\w*update")  # of a transform
+LIBRARY = str(Path(__file__).parent)
+
+
+def mark(tree: Any, kind: str) -> Any:
+    """`tree`, whose leaves are named by what they are: `PARAMS`, `UPDATES`, ...
+
+    `PARAMS` come before the `UPDATES` of them.
+    """
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: checkpoint_name(leaf, f"{kind}:{jax.tree_util.keystr(path)}"), tree
+    )
+
+
+def takes_gradients(opt_state: Any) -> bool:
+    """Whether a chain, by its state, holds a gossip that is the optimizer."""
+
+    def takes(part: Any) -> bool:
+        return getattr(getattr(part, "plan", None), "takes_gradients", False)
+
+    return any(map(takes, jax.tree.leaves(opt_state, is_leaf=takes)))
+
+
+def open_jaxpr(jaxpr: Any) -> Any:
+    """The `Jaxpr` of a closed one, which JAX 0.12 has no more."""
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def mark_of(eqn: Any) -> tuple[str, str] | None:
+    """The kind and the path of a mark."""
+    if eqn.primitive.name != "name" or not eqn.params["name"].startswith("gossipjax."):
+        return None
+    kind, _, path = eqn.params["name"].partition(":")
+    return kind, path
+
+
+def find_marks(jaxpr: Any) -> Iterator[tuple[str, str]]:
+    for eqn in jaxpr.eqns:
+        marked = mark_of(eqn)
+        if marked is not None:
+            yield marked
+        elif eqn.primitive.multiple_results:
+            for inner in jaxprs_in_params(eqn.params):
+                yield from find_marks(open_jaxpr(inner))
+
+
+def has_marks(eqn: Any) -> bool:
+    if not eqn.primitive.multiple_results:
+        return mark_of(eqn) is not None
+    return any(any(True for _ in find_marks(open_jaxpr(j))) for j in jaxprs_in_params(eqn.params))
+
+
+def describe(eqns: Sequence[Any]) -> str:
+    """The transform of optax that has made an equation, and the user's line.
+
+    What JAX has kept of an earlier trace has no such frames: those of the calls around it have.
+    """
+    frames = [frame for eqn in eqns for frame in getattr(eqn.source_info.traceback, "frames", ())]
+    names = [
+        frame.function_name.split(".")[0]
+        for frame in frames
+        if "/optax/" in frame.file_name and UPDATE.search(frame.function_name)
+    ]
+    name = f"`{(names or [eqns[0].primitive.name])[0]}`"
+    for frame in frames:
+        file = frame.file_name
+        if "-packages/" not in file and not file.startswith((LIBRARY, "<")):
+            return f"{name} ({'/'.join(file.split('/')[-2:])}:{frame.line_num})"
+    return name
+
+
+# These return a value, or a part of it, as it is.
+TRANSPARENT = frozenset(
+    """name copy copy_p reshape broadcast_in_dim transpose squeeze expand_dims convert_element_type
+    reduce_precision pvary pcast sharding_constraint optimization_barrier device_put slice
+    dynamic_slice split mesh_cast reshard stop_gradient""".split()  # noqa: SIM905
 )
-from gossipjax.last._scope import (
-    TRANSPARENT,
-    Scope,
-    find_condition,
-    is_negative,
-    is_under,
-    is_value,
-    name_parts,
-    name_terms,
-)
-from gossipjax.last._values import Changed, Gradient, Leaf, New, Update, Value
+
+
+NO_EQUATION: Any = SimpleNamespace(primitive=SimpleNamespace(name=""))  # of an argument
+
+
+class Scope:
+    """One run of a program or a part of it. Its variables with it are the names of values."""
+
+    def __init__(self, jaxpr: Any, arguments: dict[Any, tuple[Scope, Any]]):
+        self.jaxpr = jaxpr
+        self.arguments = arguments  # where variables are those of a scope around this one
+        self.calls: dict[Any, tuple[Scope, Any]] = {}  # where results are those of a scope inside
+        self.values: dict[Any, Any] = {}  # what is followed, by variable
+
+    def read(self, atom: Any) -> Any:
+        return None if isinstance(atom, Literal) else self.values.get(atom)
+
+    @functools.cached_property
+    def equations(self) -> dict[Any, Any]:
+        return {variable: eqn for eqn in self.jaxpr.eqns for variable in eqn.outvars}
+
+
+def _find_root(scope: Scope, atom: Any) -> tuple[Scope, Any, Any]:
+    """Where a value comes from as it is: scope, variable and equation."""
+    while not isinstance(atom, Literal):
+        if atom in scope.arguments or atom in scope.calls:
+            scope, atom = scope.arguments.get(atom) or scope.calls[atom]
+            continue
+        eqn = scope.equations.get(atom, NO_EQUATION)
+        name = eqn.primitive.name
+        cases = eqn.invars[1:] if name == "select_n" else []
+        if cases and len({_name_value(scope, case) for case in cases}) == 1:  # of a batched cond
+            atom = cases[0]
+        elif name in TRANSPARENT:
+            is_by_one = len(eqn.outvars) == len(eqn.invars)
+            atom = eqn.invars[eqn.outvars.index(atom) if is_by_one else 0]
+        else:
+            return scope, atom, eqn
+    return scope, atom, NO_EQUATION
+
+
+def _name_value(scope: Scope, atom: Any) -> Any:
+    scope, atom, _ = _find_root(scope, atom)
+    return id(atom) if isinstance(atom, Literal) else (scope, atom)
+
+
+def name_parts(scope: Scope, atom: Any) -> frozenset[Any]:
+    """The values that stand one after another in a value."""
+    scope, atom, eqn = _find_root(scope, atom)
+    if eqn.primitive.name == "concatenate":
+        return frozenset().union(*(name_parts(scope, part) for part in eqn.invars))
+    return frozenset([_name_value(scope, atom)])
+
+
+def name_terms(scope: Scope, atom: Any) -> dict[frozenset[Any], int]:
+    """The values of which a value is the sum; `optax.contrib.sam` adds a difference."""
+    scope, atom, eqn = _find_root(scope, atom)
+    if eqn.primitive.name != "sub":
+        return {name_parts(scope, atom): 1}
+    return {name_parts(scope, eqn.invars[0]): 1, name_parts(scope, eqn.invars[1]): -1}
+
+
+def find_condition(scope: Scope, atom: Any) -> tuple[Any, bool] | None:
+    """The condition under which a value is 1, or not 1, where it is else 0; None of others."""
+    scope, atom, eqn = _find_root(scope, atom)
+    if atom.aval.dtype == bool:
+        return _name_value(scope, atom), True
+    if eqn.primitive.name == "sub" and is_value(eqn.invars[0], 1):
+        condition = find_condition(scope, eqn.invars[1])
+        return condition and (condition[0], not condition[1])
+    return None
+
+
+def is_under(scope: Scope, atom: Any, condition: tuple[Any, bool]) -> bool:
+    """Whether a value is a product with such a factor."""
+    scope, _, eqn = _find_root(scope, atom)
+    is_product = eqn.primitive.name == "mul"
+    return is_product and any(find_condition(scope, a) == condition for a in eqn.invars)
+
+
+def is_negative(scope: Scope, atom: Any) -> bool:
+    """Whether a value is a negative number, or the negative of another one."""
+    scope, atom, eqn = _find_root(scope, atom)
+    if isinstance(atom, Literal):
+        return not getattr(atom.val, "shape", ()) and bool(atom.val < 0)
+    name = eqn.primitive.name
+    if name in ("mul", "div"):
+        a, b = eqn.invars
+        return a is not b and is_negative(scope, a) != is_negative(scope, b)
+    return name == "neg" and not is_negative(scope, eqn.invars[0])
+
+
+def is_value(atom: Any, value: float) -> bool:
+    is_scalar = isinstance(atom, Literal) and not getattr(atom.val, "shape", ())
+    return is_scalar and bool(atom.val == value)
+
+
+class Leaf:
+    """The update of one parameter, where a gossip returns it; `params` are what it is added to."""
+
+    def __init__(self, path: str, params: set[Any]):
+        self.path = path
+        self.params = params
+
+
+class Update(NamedTuple):
+    """Marked updates as they are, or what is not one of them under a condition, plus `rest`.
+
+    `rest` counts the values that were added; `condition` is that of a factor of 0 or 1.
+    """
+
+    leaves: frozenset[Leaf]
+    rest: frozenset[tuple[Any, int]] = frozenset()
+    condition: tuple[Any, bool] | None = None
+
+
+class Changed(NamedTuple):
+    """Computed from marked updates in another way."""
+
+    leaves: frozenset[Leaf]
+
+
+class New:
+    """Computed from parameters to which their updates were added."""
+
+
+class Gradient(NamedTuple):
+    """A gradient, or a step along it; the first of `eqns` has negated it."""
+
+    is_negative: bool = False
+    eqns: Any = ()
+
+
+Value = Update | Changed | New | Gradient | None  # None: independent of all marks
+
 
 # These keep the sign of a gradient, but for negative factors.
 SIGNED = TRANSPARENT | frozenset(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,24 +15,125 @@ from jax.sharding import Mesh
 from gossipjax import launch, meshes
 from gossipjax.algorithms.frame.chain import (
     StepPlan,
-    accumulation_plan,
-    gossip_state,
-    outer_state,
-    replace_gossip_state,
     require_no_momentum,
     start_at,
     step_plan,
 )
-from gossipjax.algorithms.frame.exchange import exchange
-from gossipjax.algorithms.frame.state import GossipState, InFlight, apply_updates
-from gossipjax.algorithms.osgp import add_received
+from gossipjax.algorithms.frame.state import add, apply_updates
+from gossipjax.collectives import accumulation_dtype, cast_like
+from gossipjax.last import GRADIENTS, mark
+from gossipjax.overlapped_step import DelayedUpdate, OverlappedUpdate, spmd_by_step
 from gossipjax.sharding import constrain, shard_specs
 from gossipjax.spmd import Nodes, as_nodes, donate_on_accelerators
 from gossipjax.spmd.arguments import Argnums, argument_numbers, require_function, require_transform
 from gossipjax.spmd.program import Program
-from gossipjax.train_step._background import Background, has_collectives, spmd_by_step
-from gossipjax.train_step._delayed import DelayedUpdate
-from gossipjax.train_step._gradients import Gradients, check_gradients
+from gossipjax.topology.schedule import require_int
+
+Gradients = Callable[..., tuple[optax.Updates, Any]]
+
+
+def check_gradients(gradients: Gradients) -> Gradients:
+    """`gradients`, whose result is checked when traced."""
+
+    @functools.wraps(gradients)
+    def checked(params: optax.Params, *inputs: Any) -> tuple[optax.Updates, Any]:
+        result = gradients(params, *inputs)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise ValueError(
+                "gradients must return a pair (grads, aux), got "
+                f"{type(result).__name__}: jax.grad(loss, has_aux=True) does."
+            )
+        specs = [
+            (jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)])
+            for tree in (params, result[0])
+        ]
+        if specs[0] != specs[1]:
+            raise ValueError(
+                "gradients must return (grads, aux) with grads of the structure and shapes of "
+                f"the parameters, {_describe(specs[0])}, got {_describe(specs[1])}: "
+                "jax.value_and_grad returns them in the other order."
+            )
+        return mark(result[0], GRADIENTS), result[1]
+
+    return checked
+
+
+def _describe(spec: tuple[Any, list[Any]]) -> str:
+    structure, shapes = spec
+    return f"{str(structure)[:80]} of shapes {[list(shape) for shape in shapes[:4]]}"
+
+
+def accumulate_gradients(gradients: Gradients, every: int) -> Gradients:
+    """`gradients` of a large batch, computed in `every` parts, one after another.
+
+    With `k = every` and a loss that is a mean over examples, each part has `B / k` examples, and
+
+        accumulated(params, batch) = (1/k sum_j grads(params, batch_j), [aux_0, ..., aux_{k-1}])
+
+    is the gradient of the whole batch, at the memory of one part: right before any chain, since the
+    optimizer and the gossip know nothing of it. Sums are of float32 at least.
+
+    Args:
+      gradients: `gradients(params, *inputs) -> (grads, aux)` of one node, as of `gx.TrainStep`.
+      every: k, the number of parts. Where a loader delivers the parts one by one, take
+        `gx.accumulate`.
+
+    Returns:
+      A function like `gradients`. All arrays of its inputs are `[B, ...]`, with any B that k
+      divides; `jax.random.split(key, k)` gives each part a key, `[1]`. Its `aux` is `[k, ...]`.
+
+    Raises:
+      ValueError: if `every` is not an integer >= 1; when traced, if it does not divide the leading
+        axis of an input, or `gradients` does not return a pair with gradients like `params`.
+
+    >>> import jax, jax.numpy as jnp, gossipjax as gx
+    >>> def loss(params, batch):
+    ...     return jnp.mean((params - batch) ** 2), batch.sum()
+    >>> gradients = gx.accumulate_gradients(jax.grad(loss, has_aux=True), every=2)
+    >>> [x.tolist() for x in gradients(jnp.float32(0), jnp.array([1.0, 2.0, 3.0, 6.0]))]
+    [-6.0, [3.0, 9.0]]
+    """
+    require_function(gradients, "gradients")
+    every = require_int(every, "every of accumulate_gradients", 1)
+    checked = check_gradients(gradients)
+
+    def accumulated(params: optax.Params, *inputs: Any) -> tuple[optax.Updates, Any]:
+        parts = _split(inputs, every)
+        shapes, _ = jax.eval_shape(checked, params, *jax.tree.map(lambda x: x[0], parts))
+
+        def add_part(total: Any, part: Any) -> tuple[Any, Any]:
+            grads, aux = checked(params, *part)
+            return add(total, grads), aux
+
+        total, aux = jax.lax.scan(add_part, jax.tree.map(_zeros_to_carry, shapes), parts)
+        return cast_like(jax.tree.map(lambda t: t / every, total), shapes), aux
+
+    return accumulated
+
+
+def _split(inputs: Any, every: int) -> Any:
+    """`[B, ...]` -> `[every, B / every, ...]`."""
+
+    def split(path: Any, x: Any) -> jax.Array:
+        shape = jnp.shape(x)
+        if not shape or shape[0] % every:
+            number, *rest = path
+            raise ValueError(
+                f"input {number.idx}{jax.tree_util.keystr(tuple(rest))} of accumulated gradients "
+                f"must have a leading axis of examples that every = {every} divides, got shape "
+                f"{list(shape)}: give batches of a multiple of {every} examples per node."
+            )
+        return jnp.asarray(x).reshape(every, shape[0] // every, *shape[1:])
+
+    return jax.tree_util.tree_map_with_path(split, inputs)
+
+
+def _zeros_to_carry(like: Any) -> jax.Array:
+    """Zeros of float32 at least, which vary over the axes over which `like` does by its type."""
+    zeros = jnp.zeros(like.shape, accumulation_dtype(like.dtype))
+    axes = tuple(jax.typeof(like).manual_axis_type.varying)
+    return jax.lax.pcast(zeros, axes, to="varying") if axes else zeros
+
 
 MAX_PROGRAMS = 32  # of one train step; beyond it, the step is traced
 
@@ -220,7 +322,7 @@ class TrainStep:
     def close(self) -> None:
         """Ends the thread of the exchange; it ends with the object anyway."""
         for update in self._updates.values():
-            if isinstance(update, _OverlappedUpdate | DelayedUpdate):
+            if isinstance(update, OverlappedUpdate | DelayedUpdate):
                 update.close()
 
     @property
@@ -236,7 +338,7 @@ class TrainStep:
     def _make_update(self, kind: _Kind) -> Update:
         arguments = self._gradients, self._tx, self.nodes
         if kind.overlaps:
-            return _OverlappedUpdate(*arguments, kind.is_static)
+            return OverlappedUpdate(*arguments, kind.is_static)
         # What a thread still reads must not be donated.
         donated = () if kind.delays else donate_on_accelerators(1, 2)
         fused = _make_fused_update(*arguments, kind.is_static, self._local_argnums, donated)
@@ -269,112 +371,3 @@ def _make_fused_update(
         # The arguments of `gradients` stand two places later here, but for the parameters.
         local_argnums=[number + 2 if number else 1 for number in local_argnums],
     )
-
-
-def _exchange_early(step: Any, state: GossipState, params: Any) -> Any:
-    return exchange(state, step, params=params)
-
-
-class _OverlappedUpdate:
-    """An update whose exchange runs beside it, as a separate program (JAX on CPU)."""
-
-    def __init__(
-        self,
-        gradients: Gradients,
-        tx: optax.GradientTransformationExtraArgs,
-        nodes: Nodes,
-        is_static: bool,
-    ):
-        def update_with(
-            step: Any,
-            params: optax.Params,
-            opt_state: optax.OptState,
-            grads: optax.Updates,
-            received: Any,
-        ) -> tuple[optax.Params, optax.OptState]:
-            updates, opt_state = tx.update(grads, opt_state, params, step=step, received=received)
-            return apply_updates(params, updates), opt_state
-
-        def update_without_messages(
-            step: Any, params: optax.Params, opt_state: optax.OptState, grads: optax.Updates
-        ) -> tuple[optax.Params, optax.OptState]:
-            nothing = _nothing_in_flight(tx, params)
-            opt_state = replace_gossip_state(opt_state, in_flight=nothing)
-            return update_with(step, params, opt_state, grads, nothing)
-
-        donated = donate_on_accelerators(1, 2)
-        self._is_static = is_static
-        self._exchange = Background(spmd_by_step(_exchange_early, nodes, is_static))
-        self._gradients = nodes.spmd(gradients)
-        self._update_with = spmd_by_step(update_with, nodes, is_static, donate_argnums=donated)
-        self._update_without_messages = spmd_by_step(
-            update_without_messages, nodes, is_static, donate_argnums=donated
-        )
-        self._add_received = nodes.spmd(add_received, donate_argnums=donate_on_accelerators(0, 1))
-        self.close = self._exchange.close
-        self._has_collectives: bool | None = None
-
-    def __call__(
-        self, step: Any, params: optax.Params, opt_state: optax.OptState, *inputs: Any
-    ) -> tuple[optax.Params, optax.OptState, Any]:
-        # Dispatched first: it needs nothing of this step, and the step needs it only at its end.
-        state = _require_gossip(opt_state)
-        outer = outer_state(opt_state)
-        update = accumulation_plan(opt_state).update_number(step)
-        if self._is_static and outer is not None and outer.plan.skips_exchange(update):
-            grads, aux = self._gradients(params, *inputs)
-            return *self._update_with(step, params, opt_state, grads, None), aux
-        # An outer step needs the messages that arrive, too.
-        is_outer = outer is not None and outer.plan.is_outer_step(int(update))
-        is_beside = state.overlap and not is_outer and self._updates_alone(step, params, opt_state)
-        run = self._run_messages if is_beside else self._run_models
-        return run(step, update, params, opt_state, state, inputs)
-
-    def _updates_alone(self, step: Any, params: Any, opt_state: Any) -> bool:
-        """Whether the update has no collectives of its own, which could overtake the exchange."""
-        if self._has_collectives is None:
-            opt_state = replace_gossip_state(opt_state, in_flight=None)
-            update = self._update_without_messages
-            self._has_collectives = has_collectives(update, step, params, opt_state, params)
-        return not self._has_collectives
-
-    def _run_models(
-        self, step: Any, update: Any, params: Any, opt_state: Any, state: GossipState, inputs: Any
-    ) -> tuple[Any, Any, Any]:
-        """Combines while adapting: the exchange mixes the models, and the update moves them."""
-        models = state._replace(extra=None)
-        pending = self._exchange.start(update, models, params)
-        grads, aux = self._gradients(params, *inputs)
-        params, opt_state = self._update_with(step, params, opt_state, grads, pending.result())
-        return params, opt_state, aux
-
-    def _run_messages(
-        self, step: Any, update: Any, params: Any, opt_state: Any, state: GossipState, inputs: Any
-    ) -> tuple[Any, Any, Any]:
-        """Overlap: the update runs beside the exchange too, and only the addition comes after."""
-        messages = GossipState(state.count, in_flight=state.in_flight, plan=state.plan)
-        pending = self._exchange.start(update, messages, None)
-        grads, aux = self._gradients(params, *inputs)
-        opt_state = replace_gossip_state(opt_state, in_flight=None)
-        params, opt_state = self._update_without_messages(step, params, opt_state, grads)
-        received = pending.result()
-        if update % state.overlap:
-            return params, replace_gossip_state(opt_state, in_flight=received), aux
-        new_state = _require_gossip(opt_state)._replace(in_flight=None, count=None)
-        params, new_state = self._add_received(params, new_state, received)
-        opt_state = replace_gossip_state(
-            opt_state, weight=new_state.weight, residual=new_state.residual
-        )
-        return params, opt_state, aux
-
-
-def _require_gossip(opt_state: optax.OptState) -> GossipState:
-    state = gossip_state(opt_state)
-    assert state is not None
-    return state
-
-
-def _nothing_in_flight(tx: optax.GradientTransformation, params: optax.Params) -> InFlight:
-    """Messages of zeros, in the shapes of those of `tx`."""
-    state = _require_gossip(jax.eval_shape(tx.init, params))
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state.in_flight)
