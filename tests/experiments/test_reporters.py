@@ -40,7 +40,7 @@ def read_events(folder):
 
 def read_scalars(folder):
     """Step and name -> value, without what was replaced when the run was resumed."""
-    scalars = {}
+    scalars: dict[tuple[int, str], float] = {}
     for event in read_events(folder):
         if event.HasField("session_log") and event.session_log.status == event.session_log.START:
             scalars = {key: value for key, value in scalars.items() if key[0] < event.step}
