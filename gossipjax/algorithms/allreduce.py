@@ -9,8 +9,13 @@ import jax.numpy as jnp
 import optax
 
 from gossipjax.algorithms.frame.parameters import zeros_like_model
-from gossipjax.algorithms.frame.state import ExchangePlan, GossipState, add
-from gossipjax.algorithms.frame.transform import exchange_on_parts, make_route
+from gossipjax.algorithms.frame.state import ExchangePlan, add
+from gossipjax.algorithms.frame.transform import (
+    exchange_on_parts,
+    make_route,
+    require_plan,
+    require_state,
+)
 from gossipjax.collectives import (
     axis_size,
     cast_like,
@@ -110,24 +115,14 @@ def allreduce(
                     "axis, drop allreduce."
                 )
         if codec is None or not keeps_error:
-            if isinstance(state, GossipState | ErrorFeedback):
-                raise ValueError(
-                    f"the state of allreduce must be an EmptyState, got {type(state).__name__}, "
-                    "the state of another transform: make it by tx.init(params) of the same chain."
-                )
             return node_mean(updates, axis_name, codec), state
-        if not isinstance(state, ErrorFeedback) or state.plan != plan:
-            is_other = isinstance(state, ErrorFeedback)
-            kind = f"that of {state.plan.wire.codec}" if is_other else type(state).__name__
-            raise ValueError(
-                f"the state of allreduce with {codec} must keep what its messages left out, got "
-                f"{kind}: make it by tx.init(params) of the same chain."
-            )
-        wanted = add(state.error, updates)
-        mean, error = mean_of_encoded(wanted, axis_name, codec, route.make_key(state.count))
+        old = require_state(state, ErrorFeedback, "allreduce")
+        require_plan(plan, old.plan, "allreduce")
+        wanted = add(old.error, updates)
+        mean, error = mean_of_encoded(wanted, axis_name, codec, route.make_key(old.count))
         # A gradient that is not finite is that of one step: kept, it would spoil all to come.
         error = jax.tree.map(lambda e: jnp.where(jnp.isfinite(e), e, jnp.zeros_like(e)), error)
-        count = optax.safe_increment(state.count)
-        return cast_like(mean, updates), state._replace(count=count, error=error)
+        count = optax.safe_increment(old.count)
+        return cast_like(mean, updates), old._replace(count=count, error=error)
 
     return exchange_on_parts(init, update, axis_name)

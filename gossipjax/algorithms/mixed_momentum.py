@@ -24,7 +24,6 @@ from gossipjax.algorithms.frame.transform import (
     Combined,
     gossip_transform,
     make_route,
-    require_flag,
     require_number,
 )
 from gossipjax.collectives import StepLike, require_doubly_stochastic
@@ -82,7 +81,6 @@ def mixed_momentum(
     name = "mixed_momentum"
     require_rate(rate, name)
     require_fraction(momentum, f"momentum of {name}")
-    require_flag(nesterov, f"nesterov of {name}")
     plan = make_plan(name, schedule, make_route(name, axis_name, local_axis_name, wire), models=2)
     init = partial(init_state, plan=plan, zeros={"momentum": "average"})
 

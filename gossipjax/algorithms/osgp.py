@@ -31,7 +31,6 @@ from gossipjax.algorithms.frame.transform import (
     Combined,
     gossip_transform,
     make_route,
-    require_flag,
 )
 from gossipjax.algorithms.sgp import mix_updated
 from gossipjax.collectives import (
@@ -109,7 +108,6 @@ def osgp(
     """
     require_schedule(schedule, "osgp")
     overlap = require_int(overlap, "overlap of osgp", 0)
-    require_flag(biased, "biased of osgp")
     route = make_route("osgp", axis_name, local_axis_name, wire)
     plan = ExchangePlan(schedule, overlap, route)
     if overlap == 0:

@@ -45,7 +45,6 @@ from gossipjax.algorithms.frame.transform import (
     Combined,
     gossip_transform,
     make_route,
-    require_flag,
     require_like,
     require_number,
     require_params,
@@ -191,7 +190,6 @@ def outer(
         float(pull),
         make_route("outer", axis_name, local_axis_name, wire),
     )
-    require_flag(reset_inner, "reset_inner of outer")
     if reset_inner and fragments > 1:
         raise ValueError(
             f"reset_inner of outer must be False where there are fragments, got {fragments}: their "

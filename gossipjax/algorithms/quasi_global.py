@@ -15,7 +15,6 @@ from gossipjax.algorithms.frame.transform import (
     Combined,
     gossip_transform,
     make_route,
-    require_flag,
 )
 from gossipjax.algorithms.mixed_momentum import (
     add_scaled,
@@ -87,7 +86,6 @@ def quasi_global(
     require_rate(rate, name)
     require_fraction(momentum, f"momentum of {name}")
     require_fraction(mu, f"mu of {name}")
-    require_flag(nesterov, f"nesterov of {name}")
     plan = make_plan(name, schedule, make_route(name, axis_name, local_axis_name, wire))
     _require_stable(schedule, momentum, mu, nesterov)
 

@@ -260,12 +260,6 @@ def require_choice(value: Any, name: str, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}.")
 
 
-def require_flag(value: Any, name: str) -> None:
-    """Raises `ValueError` unless `value` is a boolean."""
-    if not isinstance(value, bool | np.bool_):
-        raise ValueError(f"{name} must be True or False, got {value!r}.")
-
-
 def require_number(
     value: Any, name: str, allowed: str, is_allowed: Callable[[float], bool]
 ) -> float:
