@@ -21,9 +21,14 @@ import optax
 import gossipjax as gx
 from experiments import data, models
 from experiments.models.layers import draw_dropout_seeds, make_dropout_rngs
-from experiments.options.checks import NonNegativeInt, PositiveFloat
-from experiments.options.model import DTYPES, Precision, Remat
-from experiments.options.paths import OptionalPath
+from experiments.options import (
+    DTYPES,
+    NonNegativeInt,
+    OptionalPath,
+    PositiveFloat,
+    Precision,
+    Remat,
+)
 from experiments.training.main import run_program
 from experiments.training.options import TrainingOptions
 from experiments.training.task import Examination, Metric, Task, Variables

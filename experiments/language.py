@@ -46,16 +46,18 @@ from experiments.data.tokenizer import (
 from experiments.models import decay_mask
 from experiments.models.decoder import DECODER_SIZES, Decoder
 from experiments.models.transformer import compute_perplexity
-from experiments.options.checks import (
+from experiments.options import (
+    DTYPES,
     Check,
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
+    OptionalPath,
     PositiveFloat,
     PositiveInt,
+    Precision,
+    Remat,
 )
-from experiments.options.model import DTYPES, Precision, Remat
-from experiments.options.paths import OptionalPath
 from experiments.training.main import run_program
 from experiments.training.optimization import OPTIMIZER_HELP, Optimizer
 from experiments.training.options import TrainingOptions

@@ -26,9 +26,7 @@ import gossipjax as gx
 from experiments.data import DataError, draw_batches, split_examples
 from experiments.data.speech import DATASET, Windows, load_utterances
 from experiments.models.acoustic import ACOUSTIC_SIZES, NUM_FRAMES, AcousticLSTM, AcousticSize
-from experiments.options.checks import PositiveFloat, PositiveInt
-from experiments.options.model import DTYPES, Precision, Remat
-from experiments.options.paths import OptionalPath
+from experiments.options import DTYPES, OptionalPath, PositiveFloat, PositiveInt, Precision, Remat
 from experiments.training.main import run_program
 from experiments.training.options import TrainingOptions
 from experiments.training.task import Metric, Task, Variables

@@ -50,15 +50,17 @@ from experiments.models.layers import draw_dropout_seeds, make_dropout_rngs
 from experiments.models.seq2seq import SEQ2SEQ_SIZES, Seq2Seq
 from experiments.models.transformer import compute_perplexity
 from experiments.models.translator import Translator
-from experiments.options.checks import (
+from experiments.options import (
+    DTYPES,
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
+    OptionalPath,
     PositiveFloat,
     PositiveInt,
+    Precision,
+    Remat,
 )
-from experiments.options.model import DTYPES, Precision, Remat
-from experiments.options.paths import OptionalPath
 from experiments.training.main import run_program
 from experiments.training.optimization import (
     LR_SCHEDULE_HELP,

@@ -44,8 +44,7 @@ from rich.console import Console
 import gossipjax as gx
 from experiments import results
 from experiments.averaging import report
-from experiments.options.checks import Check, PositiveInt, check_fields
-from experiments.options.paths import OptionalPath
+from experiments.options import Check, OptionalPath, PositiveInt, check_fields
 from experiments.program import exit_on_error
 from experiments.results import Record
 from experiments.training.methods import TOPOLOGIES, make_schedule

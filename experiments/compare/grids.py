@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from experiments.options.checks import option_name
+from experiments.options import option_name
 from experiments.presets.preset import Paper, Program
 from experiments.presets.relaysgd import METHODS, RELAYSGD, RESULTS
 from experiments.presets.slowmo import (

@@ -6,8 +6,14 @@ import itertools
 from collections.abc import Sequence
 
 from experiments.compare.grids import GRIDS, Grid, Line
-from experiments.options.checks import PositiveFloat, PositiveInt, Seed, check_fields, option_name
-from experiments.options.paths import OptionalPath
+from experiments.options import (
+    OptionalPath,
+    PositiveFloat,
+    PositiveInt,
+    Seed,
+    check_fields,
+    option_name,
+)
 from experiments.presets.preset import Program
 from experiments.training.methods import ALGORITHMS, parse_name
 

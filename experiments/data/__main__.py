@@ -15,8 +15,7 @@ from typing import Annotated, Literal
 import tyro
 
 from experiments.data.local import find_folder
-from experiments.options.checks import NonNegativeInt, check_fields
-from experiments.options.paths import OptionalPath
+from experiments.options import NonNegativeInt, OptionalPath, check_fields
 from experiments.program import exit_on_error
 
 Name = Literal["cifar10", "fashion_mnist", "imagenet2012", "mnist"]

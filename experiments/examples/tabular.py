@@ -15,7 +15,7 @@ import optax
 from mlxtend.data import wine_data
 
 from experiments.data import draw_batches, split_examples
-from experiments.options.checks import OpenFraction, PositiveInt
+from experiments.options import OpenFraction, PositiveInt
 from experiments.training.main import run_program
 from experiments.training.options import TrainingOptions
 from experiments.training.task import Metric, Task

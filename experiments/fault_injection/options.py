@@ -3,15 +3,15 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from experiments.options.checks import (
+from experiments.options import (
     Check,
     NonNegativeInt,
+    OptionalPath,
     PositiveFloat,
     PositiveInt,
     Seed,
     check_fields,
 )
-from experiments.options.paths import OptionalPath
 
 LOG_EVERY = 5  # steps
 NUM_EXAMPLES = 4000  # of the training set

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from experiments.image import ImageClassification, Options
-from experiments.options.checks import PositiveFloat
+from experiments.options import PositiveFloat
 from experiments.sleep import compute_one
 from experiments.training.main import run_program
 from experiments.training.task import Variables

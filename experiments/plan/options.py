@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import tyro
 
-from experiments.options.checks import (
+from experiments.options import (
     Check,
     NonNegativeFloat,
+    OptionalPath,
     PositiveInt,
     check_fields,
     option_name,
 )
-from experiments.options.paths import OptionalPath
 from experiments.plan.candidates import Kind, Wire
 from experiments.plan.choice import LATE_PRICE
 from experiments.plan.measure import ModelName

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from experiments.options.checks import find_option_name
+from experiments.options import find_option_name
 from experiments.presets.preset import Preset, Program
 from experiments.presets.registry import PRESETS, find_preset
 from experiments.program import exit_on_error

@@ -41,8 +41,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from experiments import results
-from experiments.options.checks import Check, PositiveInt, check_fields
-from experiments.options.paths import OptionalPath
+from experiments.options import Check, OptionalPath, PositiveInt, check_fields
 from experiments.program import FatalError, exit_on_error
 from experiments.rates import problem, report
 from experiments.rates.fits import is_in_regime

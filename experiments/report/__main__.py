@@ -27,8 +27,7 @@ from rich.table import Table
 from experiments.compilation_cache import compilation_cache
 from experiments.data.idx import missing_idx_files
 from experiments.data.speech import DATASET
-from experiments.options.checks import PositiveInt, check_fields
-from experiments.options.paths import OptionalPath
+from experiments.options import OptionalPath, PositiveInt, check_fields
 from experiments.program import exit_on_error
 from experiments.report.chapters import (
     RUNS,

@@ -25,8 +25,7 @@ from rich.table import Table
 from experiments import data, results
 from experiments.data.memory import require_memory
 from experiments.data.prefetch import count_cores, prefetch
-from experiments.options.checks import PositiveFloat, PositiveInt, check_fields
-from experiments.options.paths import OptionalPath
+from experiments.options import OptionalPath, PositiveFloat, PositiveInt, check_fields
 from experiments.program import exit_on_error
 from experiments.results import Record
 from experiments.speed.timing import summarize_samples

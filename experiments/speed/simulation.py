@@ -28,8 +28,7 @@ from rich.table import Table
 
 from experiments import results
 from experiments.data.memory import require_memory
-from experiments.options.checks import PositiveInt, check_fields
-from experiments.options.paths import OptionalPath
+from experiments.options import OptionalPath, PositiveInt, check_fields
 from experiments.program import FatalError, ProgramError, exit_on_error
 from experiments.results import Record
 from experiments.speed.simulation_loop import IMAGE_SHAPE, OPTIMIZER, LoopSettings

@@ -34,8 +34,7 @@ from rich.table import Table
 
 import gossipjax as gx
 from experiments import results
-from experiments.options.checks import PositiveInt, check_fields
-from experiments.options.paths import OptionalPath
+from experiments.options import OptionalPath, PositiveInt, check_fields
 from experiments.program import exit_on_error
 from experiments.results import Record
 from experiments.speed.targets import choose_targets, make_devices

@@ -7,19 +7,19 @@ from typing import Annotated, ClassVar, Literal
 
 import tyro
 
-from experiments.options.checks import (
+from experiments.options import (
     Check,
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
     OpenFraction,
+    OptionalPath,
     PositiveFloat,
     PositiveInt,
     Seed,
     check_fields,
     option_name,
 )
-from experiments.options.paths import OptionalPath
 from experiments.reporters import ReportTo, import_package
 from experiments.training.methods import (
     ALGORITHM_HELP,

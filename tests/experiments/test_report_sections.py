@@ -15,7 +15,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from experiments.averaging import __main__ as averaging_program
-from experiments.options.checks import find_option_name
+from experiments.options import find_option_name
 from experiments.rates import problem
 from experiments.rates.__main__ import Options as RatesOptions
 from experiments.report.chapters import list_runs

@@ -11,7 +11,7 @@ import pytest
 
 import gossipjax as gx
 from experiments import image, language, speech, translation
-from experiments.options.checks import (
+from experiments.options import (
     NonNegativeFloat,
     NonNegativeInt,
     OpenFraction,

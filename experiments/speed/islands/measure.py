@@ -32,8 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import results
-from experiments.options.checks import PositiveInt, check_fields
-from experiments.options.paths import OptionalPath
+from experiments.options import OptionalPath, PositiveInt, check_fields
 from experiments.program import exit_on_error
 from experiments.results import Record
 from experiments.speed.islands.counts import (

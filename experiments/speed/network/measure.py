@@ -39,13 +39,13 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from experiments import results
-from experiments.options.checks import (
+from experiments.options import (
     NonNegativeFloat,
     NonNegativeInt,
+    OptionalPath,
     PositiveInt,
     check_fields,
 )
-from experiments.options.paths import OptionalPath
 from experiments.program import exit_on_error
 from experiments.results import Record
 from experiments.speed.hosts import links

@@ -45,8 +45,7 @@ from rich.console import Console
 
 import gossipjax as gx
 from experiments import results
-from experiments.options.checks import Check, PositiveInt, check_fields
-from experiments.options.paths import OptionalPath
+from experiments.options import Check, OptionalPath, PositiveInt, check_fields
 from experiments.program import ProgramError, exit_on_error
 from experiments.results import Record
 from experiments.speed.outer_rows import STREAMING_DILOCO, OuterTimes

@@ -30,8 +30,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from experiments import results
-from experiments.options.checks import PositiveFloat, PositiveInt, check_fields
-from experiments.options.paths import OptionalPath
+from experiments.options import OptionalPath, PositiveFloat, PositiveInt, check_fields
 from experiments.program import exit_on_error
 from experiments.results import Record
 from experiments.speed.hosts import links

@@ -1,9 +1,18 @@
-"""Checks of options, said once as a part of a field's type, as in `nodes: PositiveInt = 8`."""
+"""Types of options that programs share, and the checks of their values.
+
+A check is said once, as a part of a field's type, as in `nodes: PositiveInt = 8`.
+"""
 
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, get_args, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+import jax.numpy as jnp
+import tyro
+from jax.typing import DTypeLike
+from tyro.constructors import PrimitiveConstructorSpec
 
 MAX_SEED = 2**32 - 1  # of a larger one, JAX without x64 keeps the lower 32 bits
 MAX_FLOAT32 = 3.4e38
@@ -96,3 +105,50 @@ def _find_checks(hint: Any) -> Iterator[Check]:
             yield annotation
     for part in get_args(hint):
         yield from _find_checks(part)
+
+
+def parse_path(arguments: list[str]) -> Path:
+    """Returns the path that a command line gives.
+
+    Raises:
+      ValueError: for an empty one, which `Path` would read as the current folder.
+
+    >>> parse_path(["runs/7"])
+    PosixPath('runs/7')
+    """
+    (text,) = arguments
+    if not text:
+        raise ValueError("a path must not be empty, got '': write . for the current folder.")
+    return Path(text)
+
+
+OptionalPath = Annotated[
+    Path | None,
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="PATH",
+        instance_from_str=parse_path,
+        is_instance=lambda value: value is None or isinstance(value, Path),
+        str_from_instance=lambda value: [str(value)],
+    ),
+]
+
+PRECISION_HELP = (
+    "mixed_bfloat16: computation in bfloat16, parameters in float32. bfloat16: parameters too."
+)
+Precision = Annotated[
+    Literal["float32", "mixed_bfloat16", "bfloat16"], tyro.conf.arg(help=PRECISION_HELP)
+]
+
+REMAT_HELP = (
+    "Compute activations again in the backward pass instead of keeping them: a deep model needs "
+    "less memory and more time."
+)
+Remat = Annotated[bool, tyro.conf.arg(help=REMAT_HELP)]
+
+DTYPES: dict[str, tuple[DTypeLike, DTypeLike]] = {
+    "float32": (jnp.float32, jnp.float32),
+    "mixed_bfloat16": (jnp.bfloat16, jnp.float32),
+    "bfloat16": (jnp.bfloat16, jnp.bfloat16),
+}
+"""Precision -> the types of computation and of parameters."""

@@ -1,1 +1,0 @@
-"""Types of options that programs share, and the checks of their values."""
