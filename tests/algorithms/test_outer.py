@@ -327,27 +327,6 @@ def test_streaming_diloco_equals_the_figures_of_torchft(delay, mix):
     np.testing.assert_array_equal(history, expected)
 
 
-def two_nodes(tx, starts, steps=1, moves=0.0):
-    """Parameters and state of two nodes after steps that add `moves`."""
-
-    def run_steps(z):
-        state = tx.init(z)
-        for step in range(steps):
-            updates, state = tx.update(jnp.full_like(z, moves), state, z, step=step)
-            z = z + updates
-        return z, state
-
-    return jax.vmap(run_steps, axis_name="nodes")(jnp.asarray(starts))
-
-
-@pytest.mark.parametrize(("rate", "expected"), [(0.5, 3.0), (1.0, 4.0), (1.5, 5.0)])
-def test_the_outer_gradient_points_away_from_where_the_nodes_went(rate, expected):
-    """From 2 the nodes went to 4: half an outer step leads to 3, and not to 1."""
-    z, state = two_nodes(gx.outer(optax.identity(), optax.sgd(rate), 1), [2.0, 2.0], moves=2.0)
-    assert z.tolist() == [expected] * 2
-    assert state.anchor.tolist() == [expected] * 2
-
-
 def test_an_outer_step_counts_what_is_in_flight_and_resets_it():
     """All at the anchor, of weight 1: or the next de-biasing would bring the old models back."""
     setting = SETTINGS["slowmo over osgp 2"]

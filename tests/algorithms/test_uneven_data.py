@@ -80,21 +80,6 @@ def test_corrected_methods_reach_the_optimum(gossip):
     np.testing.assert_allclose(models, OPTIMUM, atol=1e-5)
 
 
-def test_two_nodes_by_hand():
-    """Optima 1 and -1, curvature 1, W = [[3/4, 1/4], [1/4, 3/4]], rate 1/2: D-PSGD ends at 1/3.
-
-    With l = 1/2, the second eigenvalue of W: x = l (x - (x - 1) / 2), so x = (l / 2) / (1 - l / 2).
-    """
-    schedule = gx.topology.from_matrices([[3 / 4, 1 / 4], [1 / 4, 3 / 4]])
-    problem = {"curvatures": np.ones(2), "targets": np.array([1.0, -1.0])}
-    sgd = optax.sgd(0.5)
-    by_dpsgd = train(optax.chain(sgd, gx.dpsgd(schedule, "adapt-then-combine")), 200, **problem)
-    np.testing.assert_allclose(by_dpsgd, [1 / 3, -1 / 3], atol=1e-6)
-    for gossip in (gx.d2(schedule), gx.gradient_tracking(schedule), gx.relay(nx.path_graph(2))):
-        models = train(optax.chain(sgd, gossip), 200, **problem)
-        np.testing.assert_allclose(models, [0, 0], atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("make", "wire"), [(gx.gradient_tracking, jnp.bfloat16), (gx.d2, None)], ids=["tracking", "d2"]
 )
