@@ -282,13 +282,9 @@ def find_processor() -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """What runs side by side can have.
+    """What runs side by side can have."""
 
-    Attributes:
-      environments: environment variables of each.
-    """
-
-    environments: tuple[dict[str, str], ...]
+    environments: tuple[dict[str, str], ...]  # environment variables of each
 
     @property
     def jobs(self) -> int:

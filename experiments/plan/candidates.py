@@ -31,29 +31,21 @@ CWA = "combine-while-adapting"
 
 
 class Candidate(NamedTuple):
-    """A method in the comparison.
+    """A method in the comparison."""
 
-    Attributes:
-      name: as `experiments` spell it.
-      method: what it exchanges.
-      mixing: steps until the differences between the nodes have shrunk to a tenth, if each exchange
-        is used at once; 0 if the average is exact in every step.
-      sigma: second singular value of the product of the first `ceil(log2 N)` steps: 0 is an exact
-        average, 1 none at all; None of models that are relayed, which no such product does.
-      kept_models: models that a node keeps beside its parameters, gradients and optimizer state.
-      wire: the form of the messages.
-      is_here: whether gossipjax has it.
-      gradient_age: steps by which gradients are older than the model that they change.
-    """
-
-    name: str
-    method: Method
+    name: str  # as `experiments` spell it
+    method: Method  # what it exchanges
+    # steps until the differences between the nodes have shrunk to a tenth, if each exchange is used
+    # at once; 0 if the average is exact in every step
     mixing: float
+    # second singular value of the product of the first `ceil(log2 N)` steps: 0 is an exact average,
+    # 1 none at all; None of models that are relayed, which no such product does
     sigma: float | None
+    # models that a node keeps beside its parameters, gradients and optimizer state
     kept_models: float
-    wire: str = "float32"
-    is_here: bool = True
-    gradient_age: float = 0
+    wire: str = "float32"  # the form of the messages
+    is_here: bool = True  # whether gossipjax has it
+    gradient_age: float = 0  # steps by which gradients are older than the model that they change
 
     @property
     def label(self) -> str:

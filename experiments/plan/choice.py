@@ -66,19 +66,12 @@ class Situation:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A method in a situation; all figures are modelled.
+    """A method in a situation; all figures are modelled."""
 
-    Attributes:
-      candidate: the method.
-      situation: where.
-      prediction: of equally fast nodes.
-      simulation: of the nodes as they are; None if none was needed.
-    """
-
-    candidate: Candidate
-    situation: Situation
-    prediction: Prediction
-    simulation: Simulation | None = None
+    candidate: Candidate  # the method
+    situation: Situation  # where
+    prediction: Prediction  # of equally fast nodes
+    simulation: Simulation | None = None  # of the nodes as they are; None if none was needed
 
     @property
     def seconds(self) -> float:
@@ -156,24 +149,18 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Reason:
-    """Why a row is the choice.
+    """Why a row is the choice."""
 
-    Attributes:
-      cause: in a few words.
-      seconds, allreduce_seconds: per step, of the choice and of AllReduce in its fastest form.
-      gain: the fraction of priced time by which the choice is ahead of AllReduce. If AllReduce is
-        the choice, it is the gain of the best other method, which is too small.
-      bucketed_seconds: of an all-reduce beside the backward pass, if no method here is notably
-        faster: `gx.allreduce` does not do that, other libraries do.
-      evidence: what others measured of the quality of such a method.
-    """
-
-    cause: Cause
-    seconds: float
+    cause: Cause  # in a few words
+    seconds: float  # per step, of the choice and of AllReduce in its fastest form
     allreduce_seconds: float
+    # the fraction of priced time by which the choice is ahead of AllReduce. If AllReduce is the
+    # choice, it is the gain of the best other method, which is too small.
     gain: float
+    # of an all-reduce beside the backward pass, if no method here is notably faster: `gx.allreduce`
+    # does not do that, other libraries do.
     bucketed_seconds: float | None = None
-    evidence: str | None = None
+    evidence: str | None = None  # what others measured of the quality of such a method
 
 
 @dataclasses.dataclass(frozen=True)

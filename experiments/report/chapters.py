@@ -26,27 +26,16 @@ DATA = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chapter:
-    """A section and its results.
+    """A section and its results."""
 
-    Attributes:
-      section: what it is.
-      text: what is done at the scale of the report.
-      runs: that it asked for.
-      results: how each of them ended, by name.
-      findings: what it says; None if it could not say it.
-      drawings: its figures.
-      needs: options without which it was left out.
-      error: the last line of the traceback of a bug in it; "" without one.
-    """
-
-    section: Section
-    text: str = ""
-    runs: tuple[Run, ...] = ()
-    results: Results = dataclasses.field(default_factory=dict)
-    findings: Findings | None = None
-    drawings: tuple[Drawing, ...] = ()
-    needs: tuple[str, ...] = ()
-    error: str = ""
+    section: Section  # what it is
+    text: str = ""  # what is done at the scale of the report
+    runs: tuple[Run, ...] = ()  # that it asked for
+    results: Results = dataclasses.field(default_factory=dict)  # how each of them ended, by name
+    findings: Findings | None = None  # what it says; None if it could not say it
+    drawings: tuple[Drawing, ...] = ()  # its figures
+    needs: tuple[str, ...] = ()  # options without which it was left out
+    error: str = ""  # the last line of the traceback of a bug in it; "" without one
 
     @property
     def verdict(self) -> str:

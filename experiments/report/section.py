@@ -35,19 +35,15 @@ Results = Mapping[str, Result]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How large the runs are, and where their data are.
+    """How large the runs are, and where their data are."""
 
-    Attributes:
-      is_quick: whether the whole report must end within ten minutes on two cores.
-      fashion_mnist: the folder of the four files of Fashion-MNIST; None: 5,000 MNIST digits, which
-        are installed, take its place.
-      speech: the folder of `speech_languages.npz`; None leaves out what needs it.
-      translation: the folder of the pairs of sentences; None leaves out what needs them.
-    """
-
-    is_quick: bool = False
+    is_quick: bool = False  # whether the whole report must end within ten minutes on two cores
+    # the folder of the four files of Fashion-MNIST; None: 5,000 MNIST digits, which are installed,
+    # take its place
     fashion_mnist: Path | None = None
+    # the folder of `speech_languages.npz`; None leaves out what needs it
     speech: Path | None = None
+    # the folder of the pairs of sentences; None leaves out what needs them
     translation: Path | None = None
 
 
@@ -123,19 +119,15 @@ def compare(first: Sequence[float], second: Sequence[float], single_spread: floa
 class Sample(NamedTuple):
     """The values of a method: one for each seed, none if its run has not finished.
 
-    Attributes:
-      values: of the seeds.
-      status: how the run ended.
-      single_spread: standard deviation of a seed, for differences where there is one seed.
-
     >>> f"{Sample((1.0, 2.0)):.1f} {Sample((3.0,)):.2f} {Sample((), 'diverged'):.1f}"
     '1.5 ± 0.7 3.00 diverged'
     >>> f"{Sample((3.0,), single_spread=1.0) - Sample((2.0,)):.1f}"
     '1.0 ± 1.8'
     """
 
-    values: tuple[float, ...] = ()
-    status: Status = "finished"
+    values: tuple[float, ...] = ()  # of the seeds
+    status: Status = "finished"  # how the run ended
+    # standard deviation of a seed, for differences where there is one seed
     single_spread: float = 0.0
 
     def __format__(self, spec: str) -> str:
@@ -191,26 +183,17 @@ def read_sample(
 
 
 class Claim(NamedTuple):
-    """A statement of the paper: all rows are between two bounds.
+    """A statement of the paper: all rows are between two bounds."""
 
-    Attributes:
-      statement: a sentence that is true or false, with the bounds.
-      paper: the paper's figures.
-      rows: title -> what was measured, with its limits; empty if a run is missing.
-      at_least, at_most: the bounds; without any, rows are shown and not judged.
-      spec: how rows are formatted.
-      is_modelled: whether rows are of a model or a simulation, not of a measurement.
-      if_not: what is known of the cause, shown where the claim does not hold.
-    """
-
-    statement: str
-    paper: str
+    statement: str  # a sentence that is true or false, with the bounds
+    paper: str  # the paper's figures
+    # title -> what was measured, with its limits; empty if a run is missing
     rows: Mapping[str, Estimate]
-    at_least: float = -math.inf
+    at_least: float = -math.inf  # the bounds; without any, rows are shown and not judged
     at_most: float = math.inf
-    spec: str = "+.2f"
-    is_modelled: bool = False
-    if_not: str = ""
+    spec: str = "+.2f"  # how rows are formatted
+    is_modelled: bool = False  # whether rows are of a model or a simulation, not of a measurement
+    if_not: str = ""  # what is known of the cause, shown where the claim does not hold
 
     @property
     def ours(self) -> str:
@@ -322,27 +305,22 @@ class Findings(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of the report: a table or figure of a paper, or a question.
+    """A part of the report: a table or figure of a paper, or a question."""
 
-    Attributes:
-      name: by which `--section` chooses it.
-      title: its heading.
-      source: paper and table, `SGP-19, Table 1 and Figure 1`; with authors, year and arXiv number
-        if it is the paper's only section.
-      text: what the paper did, and what is done here; names in braces are keys of `find_numbers`.
-      list_runs: what must be run at a scale; nothing if data that it needs are not there.
-      find: reads the runs; those that failed or are missing leave gaps, never errors.
-      find_numbers: the numbers of the text at a scale.
-      needs: the fields of `Scale` without which there is nothing to find.
-    """
-
-    name: str
-    title: str
+    name: str  # by which `--section` chooses it
+    title: str  # its heading
+    # paper and table, `SGP-19, Table 1 and Figure 1`; with authors, year and arXiv number if it is
+    # the paper's only section
     source: str
+    # what the paper did, and what is done here; names in braces are keys of `find_numbers`
     text: str
+    # what must be run at a scale; nothing if data that it needs are not there
     list_runs: Callable[[Scale], Sequence[Run]]
+    # reads the runs; those that failed or are missing leave gaps, never errors
     find: Callable[[Scale, Results], Findings]
+    # the numbers of the text at a scale
     find_numbers: Callable[[Scale], Mapping[str, object]] = lambda _: {}
+    # the fields of `Scale` without which there is nothing to find
     needs: tuple[Literal["speech", "translation"], ...] = ()
 
     @property

@@ -1,8 +1,8 @@
 """The sections of the report, in its order."""
 
+from experiments.report import published
 from experiments.report.section import Section
 from experiments.report.sections import (
-    cost_model,
     deviations,
     images,
     rand20,
@@ -30,6 +30,6 @@ SECTIONS: dict[str, Section] = {
         times.DPSGD17_SECTION,
         times.STEP_SECTION,
         times.STRAGGLER_SECTION,
-        cost_model.SECTION,
+        published.SECTION,
     )
 }

@@ -28,17 +28,11 @@ PARAMETERS = 118_282
 
 
 class Images(NamedTuple):
-    """What is trained: also the numbers of a section's text.
+    """What is trained: also the numbers of a section's text."""
 
-    Attributes:
-      data: the title of the data set.
-      images: of the training set.
-      nodes, epochs, seeds: of a run.
-    """
-
-    data: str
-    images: int
-    nodes: int
+    data: str  # the title of the data set
+    images: int  # of the training set
+    nodes: int  # of a run
     epochs: int
     seeds: int
 

@@ -50,21 +50,13 @@ WORD_ERROR = {  # from 16 to 64 learners on SWB; the only ring of the paper is t
 
 
 class Batch(NamedTuple):
-    """A total batch, and what is run with it.
+    """A total batch, and what is run with it."""
 
-    Attributes:
-      size: windows of a step over all learners.
-      learners: how many there are.
-      titles: of the methods.
-      rate: the learning rate.
-      epochs: of a run.
-    """
-
-    size: int
-    learners: tuple[int, ...]
-    titles: tuple[str, ...]
-    rate: str
-    epochs: int
+    size: int  # windows of a step over all learners
+    learners: tuple[int, ...]  # how many there are
+    titles: tuple[str, ...]  # of the methods
+    rate: str  # the learning rate
+    epochs: int  # of a run
 
     def name_run(self, learners: int) -> str:
         """Returns the name of the run of all methods."""

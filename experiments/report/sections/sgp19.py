@@ -83,43 +83,25 @@ PAPER: dict[str, dict[str, dict[int, tuple[str, ...]]]] = {
 
 
 class Sizes(NamedTuple):
-    """How large the runs are.
+    """How large the runs are."""
 
-    Attributes:
-      nodes, hybrid: of Tables 1 and 3.
-      overlap: nodes of Table 4 and of Figure 2.
-      budget: nodes of Table 5.
-      real: the most nodes of an AD-PSGD that is real: asynchronous processes.
-      batch: examples per node and step.
-      rate: learning rate per 256 examples, of all methods.
-      can_diverge: whether some methods are near the largest stable rate.
-      epochs: of all runs but the long ones.
-      seeds, few_seeds: of most runs; of the long and of the asynchronous ones.
-      examples, test_examples: in the training and in the test set.
-      equal: points of accuracy within which methods count as equal.
-      margin: the same where the paper says that one is better: a thousand images cannot show tenths
-        of a point.
-      spread: standard deviation of a seed, in points, where there is one.
-      data: the title of the data set.
-    """
-
-    nodes: tuple[int, ...] = (4, 8, 16, 32)
+    nodes: tuple[int, ...] = (4, 8, 16, 32)  # of Tables 1 and 3
     hybrid: tuple[int, ...] = (16, 32)
-    overlap: int = 16
-    budget: int = 32
-    real: int = 8
-    batch: int = 16
-    rate: float = 0.05
-    can_diverge: bool = True
-    epochs: int = 2
-    seeds: int = 3
-    few_seeds: int = 2
-    examples: int = 60_000
+    overlap: int = 16  # nodes of Table 4 and of Figure 2
+    budget: int = 32  # nodes of Table 5
+    real: int = 8  # the most nodes of an AD-PSGD that is real: asynchronous processes
+    batch: int = 16  # examples per node and step
+    rate: float = 0.05  # learning rate per 256 examples, of all methods
+    can_diverge: bool = True  # whether some methods are near the largest stable rate
+    epochs: int = 2  # of all runs but the long ones
+    seeds: int = 3  # of most runs
+    few_seeds: int = 2  # of the long and of the asynchronous runs
+    examples: int = 60_000  # in the training set
     test_examples: int = 10_000
-    equal: float = 0.5
-    margin: float = 0.0
-    spread: float = 0.3
-    data: str = "Fashion-MNIST"
+    equal: float = 0.5  # points of accuracy within which methods count as equal
+    margin: float = 0.0  # within which one may count as better: few images show no tenths
+    spread: float = 0.3  # standard deviation of a seed, in points, where there is one
+    data: str = "Fashion-MNIST"  # the title of the data set
 
     def count_steps(self, nodes: int, epochs: int) -> int:
         """Returns the steps of a run.

@@ -71,7 +71,6 @@ def find_averaging(scale: Scale, results: Results) -> Findings:
     rings = result.summary.get("rand20_rings", [])
     gap = GAPS[result.status]
     claims = []
-    rows = []
     for topology, (title, paper) in FACTORS.items():
         record = factors.get(topology)
         bound = HALF_A_DIGIT if paper else ROUNDING
@@ -83,12 +82,6 @@ def find_averaging(scale: Scale, results: Results) -> Findings:
         )
         means = {} if record is None else {"": estimate_mean(record, seeds)}
         claims.append(Claim(statement, published, means, paper - bound, paper + bound, ".3f"))
-        cells = (gap, gap)
-        if record is not None:
-            deviation = record["standard_deviation"]
-            ours = "0" if record["mean"] < ROUNDING else f"{record['mean']:.3f}"
-            cells = (ours, "-" if deviation is None else f"{deviation:.3f}")
-        rows.append((title, *cells, published))
     claims += [
         Claim(
             "The second eigenvalue of the ring of L nodes is 1/3 + 2/3 cos(2 pi / L), up to 1e-09.",
@@ -113,13 +106,6 @@ def find_averaging(scale: Scale, results: Results) -> Findings:
         ),
     ]
     tables = [
-        Table(
-            "sigma_2^2 of 5 rounds over 32 nodes",
-            ("peer", "here, mean", "here, standard deviation", "SGP-18, appendix A"),
-            rows,
-            "Bounds the factor on the squared averaging error. Standard deviation over the seeds. "
-            "What SGP-18 calls lambda_2 is the square of a singular value.",
-        ),
         tabulate(
             "Rings, and their distance to the exact average after 15 rounds",
             RING_COLUMNS,
@@ -204,7 +190,7 @@ TARGET = 1.1  # times what the fewest nodes reach with the most steps: all are t
 RATIO_SPREAD = 0.05  # of a ratio, of one seed
 
 Points = Mapping[str, Sequence[Point]]
-"""Method -> the mean squared gradients, or distances, for each number of nodes and steps."""
+"""Method -> the mean squared gradients for each number of nodes and steps."""
 
 
 def list_rates_runs(scale: Scale) -> list[Run]:
@@ -219,11 +205,10 @@ def find_rates(scale: Scale, results: Results) -> Findings:
     """Fits the slopes and compares the methods."""
     runs = results[RATES].runs
     gradients = {label: select_points(runs, label, "squared_gradient") for label in TITLES}
-    distances = {label: select_points(runs, label, "squared_distance") for label in (SGP, RING)}
     target = find_target(gradients[SGP])
     slopes = {label: find_slopes(points, target) for label, points in gradients.items()}
     half, whole = (0.1, 0.2) if scale.is_quick else (0.05, 0.1)  # errors of the slopes
-    settled = select_regime(distances[SGP])
+    settled = select_regime(select_points(runs, SGP, "squared_distance"))
     by_nodes = {
         f"n = {nodes}:": Estimate(*fit_slope([point for point in settled if point.nodes == nodes]))
         for nodes in sorted({point.nodes for point in settled})
@@ -318,7 +303,7 @@ def find_rates(scale: Scale, results: Results) -> Findings:
             partial(draw_speedup, gradients, target),
         ),
     ]
-    return Findings(claims, [*tables, tabulate_means(gradients, distances)], figures)
+    return Findings(claims, tables, figures)
 
 
 def find_target(points: Sequence[Point]) -> float:
@@ -372,27 +357,6 @@ def tabulate_slopes(slopes: Mapping[str, Sequence[Estimate]], gap: str) -> Table
         rows,
         "Brackets: 95 % of the bootstrap over the seeds. The first three are of the runs with "
         "K >= n^3; the steps needed are interpolated between all runs.",
-    )
-
-
-def tabulate_means(gradients: Points, distances: Points) -> Table:
-    """Returns what was measured with the most nodes."""
-    everything = (*gradients.values(), *distances.values())
-    largest = max(point.nodes for points in everything for point in points)
-    rows = []
-    for steps in sorted({point.steps for points in everything for point in points}):
-        row = [f"{steps}" if steps >= largest**3 else f"{steps}*"]
-        for points in everything:
-            values = [p.values for p in points if (p.nodes, p.steps) == (largest, steps)]
-            row.append(f"{values[0].mean():.3g}" if values else "-")
-        rows.append(row)
-    columns = [f"squared gradient: {TITLES[label]}" for label in gradients]
-    columns += [f"squared distance: {TITLES[label]}" for label in distances]
-    return Table(
-        f"Means over the steps and the seeds, {largest} nodes",
-        ("steps K", *columns),
-        rows,
-        "*: K < n^3, in no slope. The models of AllReduce are equal.",
     )
 
 

@@ -508,15 +508,6 @@ def find_bandwidths(scale: Scale, results: Results) -> Findings:
             "Modelled from nominal figures: 0.3 s of computation, 1.08 MB, and the bandwidth of "
             "tc.",
         ),
-        Table(
-            "Seconds per iteration over latency, modelled",
-            ("latency (ms)", *columns),
-            [
-                (f"{1000 * latency:g}", *(f"{seconds[name]:.3f}" for name in TITLES))
-                for latency, seconds in modelled.items()
-            ],
-            "Modelled at 1 Gbit/s: a message takes the latency and its bytes over the bandwidth.",
-        ),
     ]
     figure = Figure(
         "seconds",
