@@ -499,7 +499,7 @@ class TestInATrainStep:
         for step in range(4, 13):
             saved[step] = jax.tree.map(np.asarray, state)
             *state, _ = train_step(step, *state, TARGETS)
-        for saved_at in range(4, 9):
+        for saved_at in (4, 6, 8) if overlap_in_thread else (5,):
             resumed, _ = run_steps(
                 tx, 13, saved[saved_at], saved_at, overlap_in_thread=overlap_in_thread
             )

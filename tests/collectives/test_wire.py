@@ -266,7 +266,7 @@ def test_low_precision_local_steps_and_overlap_together():
 def test_a_type_is_short_for_its_codec():
     ring = gx.topology.ring(N)
     for build in (lambda wire: gx.sgp(ring, wire=wire), lambda wire: gx.choco(ring, wire, 1.0)):
-        full, short = (
+        states: list[Any] = [
             build(wire).init(jnp.ones(())) for wire in (gx.wire.bfloat16(), jnp.bfloat16)
-        )
-        assert full.wire == short.wire
+        ]
+        assert states[0].wire == states[1].wire
