@@ -26,14 +26,12 @@ import tyro
 
 import gossipjax as gx
 from experiments.data import draw_batches, split_examples
-from experiments.data.text.tokens import (
+from experiments.data.texts import (
     FILES,
-    NO_TOKEN,
     PYTHON_DOCS,
     TEXT_FEATURE,
     Split,
     find_files,
-    pack,
     read_texts,
 )
 from experiments.data.tokenizer import (
@@ -43,6 +41,7 @@ from experiments.data.tokenizer import (
     make_tokenizer,
     save_tokenizer,
 )
+from experiments.data.tokens import NO_TOKEN, pack
 from experiments.models import decay_mask
 from experiments.models.decoder import DECODER_SIZES, Decoder
 from experiments.models.transformer import compute_perplexity

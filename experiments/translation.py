@@ -29,15 +29,7 @@ import tyro
 from sacrebleu.metrics.bleu import BLEU
 
 import gossipjax as gx
-from experiments.data.text import (
-    Bucket,
-    Sequences,
-    TokenBatch,
-    draw_token_batches,
-    extend_widths,
-    load_pairs,
-    make_buckets,
-)
+from experiments.data.texts import load_pairs
 from experiments.data.tokenizer import (
     BEGIN_ID,
     END_ID,
@@ -45,6 +37,14 @@ from experiments.data.tokenizer import (
     TOKENIZER_FILE,
     make_tokenizer,
     save_tokenizer,
+)
+from experiments.data.tokens import (
+    Bucket,
+    Sequences,
+    TokenBatch,
+    draw_token_batches,
+    extend_widths,
+    make_buckets,
 )
 from experiments.models.layers import draw_dropout_seeds, make_dropout_rngs
 from experiments.models.seq2seq import SEQ2SEQ_SIZES, Seq2Seq

@@ -129,7 +129,7 @@ experiments/training/optimization.py | experiments/test_training_choices.py -k o
 experiments/training/methods.py | experiments/test_training_choices.py -k every_row | a biased algorithm is not | _build_osgp(schedule, options, biased=True) => _build_osgp(schedule, options)
 experiments/data/sharding.py | experiments/test_sharding.py -k batches | all nodes draw alike | size_per_node, seeds[node]) => size_per_node, seeds[0])
 experiments/data/augmentation.py | experiments/test_records_batches.py -k reaches_every_part | images are never flipped | return pixels[:, ::-1] if flip => return pixels if flip
-experiments/data/text/sequences.py | experiments/test_text.py -k padded | padding is not masked | columns < self.lengths => columns <= self.lengths
+experiments/data/tokens.py | experiments/test_text.py -k padded | padding is not masked | columns < self.lengths => columns <= self.lengths
 experiments/language.py | experiments/test_language.py -k those_before_it | a token is predicted from itself | jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)) => jnp.pad(tokens, ((0, 0), (0, 0))
 experiments/models/beam_search.py | experiments/test_beam_search.py -k do_not_matter | hypotheses of another input | rows = parents + beam * => rows = parents + 0 *
 experiments/models/transformer.py | experiments/test_transformer.py -k "rotation or masks" | rotation that is none | second * cos + first * sin => second * cos - first * sin

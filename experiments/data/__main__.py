@@ -58,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def prepare_data(options: Options) -> Path:
     """Writes the data set and returns its folder; prints it, and how many files were not read."""
-    from experiments.data.preparation import ORIGINALS, prepare  # imports TFDS
+    from experiments.data.originals import ORIGINALS  # here: it imports TensorFlow Datasets
+    from experiments.data.preparation import prepare
 
     assert options.source is not None
     original = ORIGINALS[options.name](options.source, options.max_corrupt_images)

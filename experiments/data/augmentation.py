@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -17,12 +17,6 @@ CROP_ATTEMPTS = 10
 
 Box = tuple[float, float, float, float]
 """Left, upper, right and lower edge in pixels."""
-
-
-class Augment(Protocol):
-    """A random change of an image, for training."""
-
-    def __call__(self, image: Image.Image, rng: np.random.Generator) -> np.ndarray: ...
 
 
 class Recipe(NamedTuple):
@@ -43,7 +37,7 @@ class Recipe(NamedTuple):
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     test_batch_size: int
-    augment: Augment
+    augment: Callable[..., np.ndarray]
     crop: Callable[[Image.Image], np.ndarray]
 
 

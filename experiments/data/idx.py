@@ -81,12 +81,9 @@ def _read_idx(folder: Path, file: str) -> np.ndarray:
 
 
 def download_idx_files(builder: Any, folder: Path, files: Sequence[str]) -> None:
-    """Downloads files into the folder, with progress bars.
+    """Downloads files (names with `.gz`) into the folder, with progress bars.
 
-    Args:
-        builder: the class in TensorFlow Datasets that knows their address and checksums.
-        folder: created if there is none.
-        files: names of files, with `.gz`.
+    `builder` is the class in TensorFlow Datasets that knows their address and checksums.
 
     Raises:
         DataError: if there is no connection within 5 seconds, or the download fails.

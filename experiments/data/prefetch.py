@@ -1,4 +1,4 @@
-"""Input that is made ahead of its use."""
+"""Input that is made ahead of its use, and the memory that it takes."""
 
 import contextlib
 import itertools
@@ -8,8 +8,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
+import jax
+import numpy as np
+
 T = TypeVar("T")
 R = TypeVar("R")
+
+COPIES = 4  # of a batch: two are kept ready, one is being made, and one is on the devices
 
 
 def prefetch(
@@ -19,12 +24,8 @@ def prefetch(
 ) -> Iterator[T]:
     """Yields the items, which a thread makes ahead of their use: `count` of them are kept ready.
 
-    An error in making an item is raised where that item is asked for.
-
-    Args:
-        items: what is made.
-        count: number of items that are kept ready.
-        waiting: entered while an item is asked for that is not ready, such as a clock.
+    An error in making an item is raised where that item is asked for. `waiting`, such as a clock,
+    is entered while an item is asked for that is not ready.
 
     >>> list(prefetch(iter(range(3))))
     [0, 1, 2]
@@ -54,8 +55,7 @@ def map_ahead(
     """Yields `function(item)` in order; threads compute it for the next `ahead` items, too.
 
     Threads and not processes, because decoding and resizing images run without Python's lock, and
-    because nothing is copied from process to process, or forked under JAX. An error is raised where
-    its result is asked for.
+    nothing is copied from process to process. An error is raised where its result is asked for.
 
     Args:
         function: may run for several items at a time.
@@ -82,10 +82,39 @@ def map_ahead(
 
 
 def count_cores() -> int:
-    """Returns the number of cores that this process may use.
-
-    >>> count_cores() >= 1
-    True
-    """
+    """Returns the number of cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def require_memory(
+    examples: Any,
+    batch_size_per_node: int,
+    option: str = "--batch-size-per-node",
+    examples_per_node: int = 1,
+) -> None:
+    """Raises `ValueError` if a process's batches alone need more memory than the machine has.
+
+    Args:
+      examples: a small batch of the nodes of this process, `examples_per_node` of each.
+      batch_size_per_node: examples per node and step.
+      option: its name on the command line.
+      examples_per_node: number of examples of a node in `examples`.
+    """
+    total = total_memory()
+    nbytes = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(examples))
+    needed = COPIES * nbytes * batch_size_per_node / examples_per_node
+    if total is not None and needed > total:
+        raise ValueError(
+            f"the batches must fit into {total / 1e9:.1f} GB of memory, got {needed / 1e9:.1f} GB "
+            f"for {COPIES} of them with {option} {batch_size_per_node}: lower it, or "
+            "--nodes."
+        )
+
+
+def total_memory() -> int | None:
+    """Returns the bytes of memory of this machine; None where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None

@@ -17,9 +17,17 @@ import numpy as np
 
 from experiments.data.augmentation import RECIPES
 from experiments.data.images import Batch
-from experiments.data.local import RecordError, find_folder, open_splits, require_prepared
+from experiments.data.local import (
+    CorruptImages,
+    ImageExample,
+    MissingDataError,
+    RecordError,
+    SplitReader,
+    find_folder,
+    find_prepared,
+    open_splits,
+)
 from experiments.data.prefetch import count_cores, map_ahead
-from experiments.data.reader import CorruptImages, Example, SplitReader
 from experiments.data.sharding import draw_batches
 
 CHUNK = 16  # images that a thread decodes in one go
@@ -44,7 +52,15 @@ class ImageRecords:
     def __init__(self, name: str, data_dir: Path | None = None, max_corrupt: int = 100):
         self.name = name
         self._recipe = RECIPES[name]
-        folder = require_prepared(name, find_folder(data_dir))
+        folder = find_prepared(name, find_folder(data_dir))
+        if folder is None:
+            where = find_folder(data_dir)
+            raise MissingDataError(
+                f"{where} must hold {name} as TensorFlow Datasets prepares it, got no "
+                f"{where / name}/VERSION/dataset_info.json: give the folder with --data-dir, or "
+                f"run python -m experiments.data prepare {name} --from FOLDER --data-dir {where}, "
+                "where FOLDER has the original files."
+            )
         # Not decoded by TFDS, which would not tell a corrupt image from other errors.
         splits = ("train", self._recipe.test_split)
         sources = open_splits(folder, splits, keep_encoded=("image",))
@@ -64,12 +80,8 @@ class ImageRecords:
     def num_test(self) -> int:
         return len(self._test)
 
-    @property
-    def train_labels(self) -> np.ndarray:
-        return self._train_labels
-
     @functools.cached_property
-    def _train_labels(self) -> np.ndarray:
+    def train_labels(self) -> np.ndarray:
         chunks = _cut(np.arange(self.num_train))
         labels = map_ahead(self._train.read_labels, chunks, ahead=4 * count_cores())
         return np.concatenate(list(labels))
@@ -117,23 +129,24 @@ class ImageRecords:
         chunks = itertools.chain.from_iterable(map(_cut, batches))
         return _decode_batches(self._decode_test, chunks, size)
 
-    def _decode_test(self, examples: np.ndarray) -> list[Example]:
+    def _decode_test(self, examples: np.ndarray) -> list[ImageExample]:
         decoded = (self._test.decode(index, self._recipe.crop) for index in examples.tolist())
         return [example for example in decoded if example is not None]
 
     def _decode_train(
         self, seed: int, replacements: np.ndarray, chunk: np.ndarray
-    ) -> list[Example]:
+    ) -> list[ImageExample]:
         return [
             self._augment(index, (seed, number), replacements)
             for index, number in zip(*chunk.tolist(), strict=True)
         ]
 
-    def _augment(self, index: int, seed: tuple[int, int], replacements: np.ndarray) -> Example:
+    def _augment(self, index: int, seed: tuple[int, int], replacements: np.ndarray) -> ImageExample:
         first = index
         while True:
             rng = np.random.default_rng((*seed, index))
-            example = self._train.decode(index, functools.partial(self._recipe.augment, rng=rng))
+            augment = functools.partial(self._recipe.augment, rng=rng)
+            example = self._train.decode(index, augment)
             if example is not None:
                 return example
             index = int(replacements[index])
@@ -165,7 +178,7 @@ def _cut(indices: np.ndarray) -> list[np.ndarray]:
 
 
 def _decode_batches(
-    decode: Callable[[np.ndarray], list[Example]], chunks: Iterator[np.ndarray], size: int
+    decode: Callable[[np.ndarray], list[ImageExample]], chunks: Iterator[np.ndarray], size: int
 ) -> Iterator[Batch]:
     """Joins the examples of the chunks to batches; the batch after the next is worked on, too."""
     per_batch = math.ceil(size / CHUNK)

@@ -16,20 +16,17 @@ def split_examples(
     Args:
         labels: integers `[M]`, the class of each example.
         nodes: the number of nodes N, at most M.
-        dirichlet_alpha: None for a shuffled division whose sizes differ by at most one. A number
-            alpha > 0 for a division that differs between nodes: the shuffled examples of class c
-            are cut in the proportions `q_c ~ Dirichlet(alpha, ..., alpha)` over the N nodes. A
-            small alpha gives each node few classes and a different number of examples; a large
-            alpha makes the nodes alike. A node without examples takes one from the node that has
-            most.
+        dirichlet_alpha: None shuffles, and sizes differ by at most one. With a number alpha > 0 the
+            shuffled examples of class c are cut in proportions `q_c ~ Dirichlet(alpha, ..., alpha)`
+            over the N nodes: a small alpha gives each node few classes and a different number of
+            examples. A node without examples takes one from the node that has most.
         seed: the same seed gives the same division.
 
     Returns:
         N integer arrays: the indices of each node's examples, at least one each.
 
     Raises:
-        DataError: if there are fewer examples than nodes, no node, or alpha is not a positive
-            finite number.
+        DataError: if there are fewer examples than nodes, or alpha is not positive and finite.
 
     >>> [len(shard) for shard in split_examples(np.arange(10) % 2, 4, None, seed=0)]
     [3, 3, 2, 2]

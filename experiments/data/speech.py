@@ -53,8 +53,6 @@ class Windows:
         length: frames of a window, T.
 
     Attributes:
-        utterances: the utterances.
-        length: T.
         utterance: int `[W]`, the utterance of each window, in ascending order.
         counts: int `[U]`, the number of windows of each utterance.
         num_features: features of a frame: A + C + 3 F.
@@ -151,11 +149,6 @@ def load_utterances(
     Its arrays are `frames`, uint8 `[S, F]`; `lengths` `[U]`; `labels` `[U]`, an index into
     `languages`, the names of the classes; and `split` `[U]`: 0 train, 1 valid, 2 test. It may have
     `frame_features` `[S, A]` and `utterance_features` `[U, C]` too.
-
-    Args:
-        name: of the data set.
-        data_dir: the folder.
-        split: the part of the utterances that is wanted.
 
     Raises:
         MissingDataError: if there is no folder, or no such file in it.

@@ -5,13 +5,12 @@ and decodes it to the same text. Its first tokens are `SPECIAL_TOKENS`, which no
 that spells them is encoded as other text.
 """
 
-import array
 import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -33,14 +32,11 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
     """Returns a byte-pair tokenizer trained on these texts; the same for the same texts.
 
     It starts with a token per byte, and joins the most frequent pair of tokens within a word until
-    there are `vocabulary_size` tokens, or each pair that is left occurs once.
-
-    Args:
-        texts: read once.
-        vocabulary_size: the number of tokens, the special ones included, at least `MIN_VOCABULARY`.
+    there are `vocabulary_size` tokens, the special ones included, or each pair that is left occurs
+    once.
 
     Raises:
-        DataError: if `vocabulary_size` is too small.
+        DataError: if `vocabulary_size` is less than `MIN_VOCABULARY`.
 
     >>> tokenizer = train_tokenizer(["low lower lowest"] * 9, vocabulary_size=262)
     >>> tokenizer.encode("lower").tokens
@@ -74,10 +70,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
-    """Writes a tokenizer into a JSON file: the whole of it, or nothing if the program is stopped.
-
-    The file is that of `tokenizers`, which other programs read too.
-    """
+    """Writes the JSON file of `tokenizers`: all of it, or nothing if the program is stopped."""
     temporary = path.with_name(f"{path.name}.new")
     temporary.write_text(tokenizer.to_str(pretty=True), "utf-8")
     os.replace(temporary, path)
@@ -112,12 +105,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def require_same_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
-    """Raises `DataError` if the tokenizer in a file, where there is one, is another.
-
-    Args:
-        tokenizer: that of this program.
-        path: the file of the run that is resumed; it may be missing.
-    """
+    """Raises `DataError` if the file, of a run that is resumed, holds another tokenizer."""
     if not path.exists():
         return
     saved = load_tokenizer(path)
@@ -129,36 +117,7 @@ def require_same_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
         )
 
 
-class TokenizerOptions(Protocol):
-    """The options of a program that decide on its tokenizer."""
-
-    @property
-    def tokenizer(self) -> Path | None:
-        """A file of a tokenizer; None trains one."""
-        ...
-
-    @property
-    def vocabulary_size(self) -> int | None:
-        """Tokens of the tokenizer, also of that in the file; None is the program's default."""
-        ...
-
-    @property
-    def resume(self) -> bool:
-        """Whether the run in `out` is resumed, with its tokenizer."""
-        ...
-
-    @property
-    def out(self) -> Path | None:
-        """The folder of the run."""
-        ...
-
-    @property
-    def run_folders(self) -> list[Path]:
-        """The results of runs that this one goes on from, whose tokenizer it must have."""
-        ...
-
-
-def make_tokenizer(options: TokenizerOptions, texts: Iterable[str], default_size: int) -> Tokenizer:
+def make_tokenizer(options: Any, texts: Iterable[str], default_size: int) -> Tokenizer:
     """Returns the tokenizer of a run: one from a file, or one that is trained on the texts.
 
     A run that is resumed has the tokenizer that is saved in its folder, which is not trained again:
@@ -166,34 +125,33 @@ def make_tokenizer(options: TokenizerOptions, texts: Iterable[str], default_size
     restart by the launcher, without `--resume`, it is trained again, and must be the same.
 
     Args:
-        options: those of the program.
+        options: of the program: `tokenizer`, a file or None; `vocabulary_size`, a number or None;
+            `resume`; `out`; and `run_folders`, the results of the runs that this one goes on from.
         texts: the training texts; read only if a tokenizer is trained.
-        default_size: the `vocabulary_size` of `train_tokenizer` where the options have none.
+        default_size: the vocabulary size where the options have none.
 
     Raises:
         DataError, OSError: as `load_tokenizer`, `train_tokenizer` and `require_same_tokenizer` do,
             and for a file with another number of tokens than the options ask for.
     """
     saved = options.out / TOKENIZER_FILE if options.resume and options.out else None
+    size = options.vocabulary_size
     if options.tokenizer:
         tokenizer = load_tokenizer(options.tokenizer)
-        _require_size(tokenizer, options.vocabulary_size, options.tokenizer)
+        number = tokenizer.get_vocab_size()
+        if size is not None and number != size:
+            raise DataError(
+                f"--tokenizer must be a file of {size} tokens, the --vocabulary-size, got "
+                f"{options.tokenizer} with {number}: pass --vocabulary-size {number}, or another "
+                "file."
+            )
     elif saved and saved.exists():
         tokenizer = load_tokenizer(saved)
     else:
-        tokenizer = train_tokenizer(texts, options.vocabulary_size or default_size)
+        tokenizer = train_tokenizer(texts, size or default_size)
     for folder in options.run_folders:
         require_same_tokenizer(tokenizer, folder / TOKENIZER_FILE)
     return tokenizer
-
-
-def _require_size(tokenizer: Tokenizer, size: int | None, path: Path) -> None:
-    number = tokenizer.get_vocab_size()
-    if size is not None and number != size:
-        raise DataError(
-            f"--tokenizer must be a file of {size} tokens, the --vocabulary-size, got {path} with "
-            f"{number}: pass --vocabulary-size {number}, or another file."
-        )
 
 
 def encode(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[np.ndarray]:
@@ -202,25 +160,3 @@ def encode(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[np.ndarray]:
     while batch := list(itertools.islice(texts, ENCODED_TOGETHER)):
         for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
             yield np.array(encoding.ids, np.int32)
-
-
-def join_documents(documents: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Writes documents one after the other, each with `END_ID` at its end.
-
-    Args:
-        documents: M arrays of ids of tokens, each `[tokens]`; none is kept.
-
-    Returns:
-        Ids, int32, and integers `[M + 1]`: document i is `ids[starts[i] : starts[i + 1]]`.
-
-    >>> ids, starts = join_documents([np.array([7, 8, 9]), np.array([5])])
-    >>> ids.tolist(), starts.tolist()
-    ([7, 8, 9, 2, 5, 2], [0, 4, 6])
-    """
-    ids = array.array("i")  # grows in place: no object per document, and no copy at the end
-    starts = array.array("q", [0])
-    for document in documents:
-        ids.frombytes(document.astype(np.int32).tobytes())
-        ids.append(END_ID)
-        starts.append(len(ids))
-    return np.asarray(ids, np.int32), np.asarray(starts, np.int64)

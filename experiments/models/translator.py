@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from experiments.data.text import Sequences, extend_widths, make_buckets
+from experiments.data.tokens import Sequences, extend_widths, make_buckets
 from experiments.models.seq2seq import Seq2Seq, translate
 
 

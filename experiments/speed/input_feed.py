@@ -23,8 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import data, results
-from experiments.data.memory import require_memory
-from experiments.data.prefetch import count_cores, prefetch
+from experiments.data.prefetch import count_cores, prefetch, require_memory
 from experiments.options import OptionalPath, PositiveFloat, PositiveInt, check_fields
 from experiments.program import exit_on_error
 from experiments.results import Record

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import results
-from experiments.data.memory import require_memory
+from experiments.data.prefetch import require_memory
 from experiments.options import OptionalPath, PositiveInt, check_fields
 from experiments.program import FatalError, ProgramError, exit_on_error
 from experiments.results import Record

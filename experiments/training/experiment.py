@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import gossipjax as gx
-from experiments.data.memory import require_memory
+from experiments.data.prefetch import require_memory
 from experiments.options import option_name
 from experiments.results import COUNT, Record, create_run_dir, read_summary, require_fields
 from experiments.training.options import TrainingOptions

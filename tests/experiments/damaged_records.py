@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from experiments.data.reader import SplitReader
+from experiments.data.local import SplitReader
 
 
 class BrokenSource:

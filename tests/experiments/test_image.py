@@ -16,8 +16,9 @@ from resumed_runs import require_resumable_to_the_bit
 from small import make_small
 
 from experiments import data, image, models
-from experiments.data.preparation import ORIGINALS, prepare
-from experiments.data.reader import SplitReader
+from experiments.data.local import SplitReader
+from experiments.data.originals import ORIGINALS
+from experiments.data.preparation import prepare
 from experiments.models.layers import draw_dropout_seeds
 from experiments.training import main, placement, trainer
 from experiments.training.evaluation import Evaluator

@@ -12,8 +12,8 @@ from resumed_runs import require_resumable_to_the_bit
 
 import gossipjax as gx
 from experiments import language, plots
-from experiments.data.text.tokens import NO_TOKEN, pack
 from experiments.data.tokenizer import END_ID
+from experiments.data.tokens import NO_TOKEN, pack
 from experiments.models.transformer import Size
 from experiments.training import placement
 from experiments.training.evaluation import Evaluator

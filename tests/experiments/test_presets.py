@@ -18,8 +18,8 @@ import gossipjax as gx
 from experiments import image, language, speech, translation
 from experiments.data import tokenizer
 from experiments.data.speech import Utterances
-from experiments.data.text import draw_token_batches, make_buckets
-from experiments.data.text.pairs import Pairs, PairSets
+from experiments.data.texts import Pairs, PairSets
+from experiments.data.tokens import draw_token_batches, make_buckets
 from experiments.presets import __main__ as listing
 from experiments.presets.parsing import parse_options
 from experiments.presets.registry import FAMILIES, PRESETS

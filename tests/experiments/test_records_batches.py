@@ -15,9 +15,9 @@ from PIL import Image
 
 from experiments import data
 from experiments.data.augmentation import augment_cifar, crop_imagenet, draw_box, resize
-from experiments.data.local import find_prepared
-from experiments.data.preparation import ORIGINALS, prepare
-from experiments.data.reader import CorruptImages
+from experiments.data.local import CorruptImages, find_prepared
+from experiments.data.originals import ORIGINALS
+from experiments.data.preparation import prepare
 
 TRAIN = 5 * CIFAR_PER_FILE
 

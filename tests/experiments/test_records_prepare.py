@@ -167,7 +167,7 @@ def test_a_stopped_preparation_leaves_what_was_there(
     def stop(image: object) -> NoReturn:
         raise error
 
-    monkeypatch.setattr("experiments.data.preparation.mnist.to_png", stop)
+    monkeypatch.setattr("experiments.data.originals.to_png", stop)
     source = write_idx(tmp_path / "from")
     out = tmp_path / "out"
     for _ in range(2):

@@ -7,7 +7,8 @@ import pytest
 from original_files import CIFAR_PER_FILE, write_cifar
 from test_speed_readme import read_fields
 
-from experiments.data.preparation import ORIGINALS, prepare
+from experiments.data.originals import ORIGINALS
+from experiments.data.preparation import prepare
 from experiments.speed.__main__ import main
 
 

@@ -15,20 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.data import DataError, MissingDataError
-from experiments.data.text import tokens
-from experiments.data.text.tokens import FILES, NO_TOKEN, PYTHON_DOCS, pack, read_texts
+from experiments.data import texts as texts_module
+from experiments.data.texts import FILES, PYTHON_DOCS, read_texts
 from experiments.data.tokenizer import (
     END_ID,
     MIN_VOCABULARY,
     SPECIAL_TOKENS,
     encode,
-    join_documents,
     load_tokenizer,
     make_tokenizer,
     require_same_tokenizer,
     save_tokenizer,
     train_tokenizer,
 )
+from experiments.data.tokens import NO_TOKEN, join_documents, pack
 
 TEXTS = ["low lower lowest", "new newer newest", "wide wider widest", "Straße, naïve, 東京"] * 3
 
@@ -259,7 +259,7 @@ class TestReading:
     def test_a_prepared_set_of_which_an_example_is_corrupt(
         self, prepared, monkeypatch, source, message
     ):
-        monkeypatch.setattr(tokens, "open_splits", lambda *_: [source])
+        monkeypatch.setattr(texts_module, "open_splits", lambda *_: [source])
         texts = read_texts("tiny_text", prepared, "train")
         assert next(texts) == "a"
         with pytest.raises(DataError, match=message):

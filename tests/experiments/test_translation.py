@@ -15,7 +15,7 @@ from resumed_runs import read_results, require_resumable_to_the_bit
 
 import gossipjax as gx
 from experiments import plots, translation
-from experiments.data import memory
+from experiments.data import prefetch
 from experiments.data.tokenizer import PADDING_ID, load_tokenizer
 from experiments.models.transformer import Size
 from experiments.training import placement
@@ -218,9 +218,9 @@ def test_batches_must_fit_into_memory(tmp_path, data_dir, monkeypatch):
     task = {"nodes": 2, "bucket_lengths": (4, 8), "vocabulary_size": 330, "placement": "vmap"}
     task |= {"batch_size_per_node": 64, "warmup_steps": 8}
     options = translation.Options(data_dir=data_dir, out=tmp_path / "out", **task)
-    monkeypatch.setattr(memory, "total_memory", lambda: 5000)
+    monkeypatch.setattr(prefetch, "total_memory", lambda: 5000)
     prepare(options, translation.Translation, "translation")
-    monkeypatch.setattr(memory, "total_memory", lambda: 4000)
+    monkeypatch.setattr(prefetch, "total_memory", lambda: 4000)
     with pytest.raises(ValueError, match=r"must fit into .* with --tokens-per-batch 64: lower it"):
         prepare(options, translation.Translation, "translation")
 

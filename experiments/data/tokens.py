@@ -1,13 +1,99 @@
-"""Batches by tokens: sentences of similar length together, so that few shapes are compiled."""
+"""Texts as tokens: packed rows, padded sequences, and batches by tokens of few shapes.
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+Sentences of similar length are batched together, so that few shapes are compiled.
+"""
+
+import array
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Self
 
 import numpy as np
+from tokenizers import Tokenizer
 
-from experiments.data import DataError, draw_batches, split_examples
+from experiments.data.local import DataError
+from experiments.data.sharding import draw_batches, split_examples
+from experiments.data.tokenizer import END_ID, PADDING_ID, encode
 
+NO_TOKEN = -1
+"""Fills up the last row of packed tokens."""
 STEPS_AT_ONCE = 1024  # steps whose buckets are drawn together
+
+
+def join_documents(documents: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Writes documents, each `[tokens]`, one after the other, each with `END_ID` at its end.
+
+    Returns:
+        Ids, int32, and integers `[M + 1]`: document i is `ids[starts[i] : starts[i + 1]]`.
+
+    >>> ids, starts = join_documents([np.array([7, 8, 9]), np.array([5])])
+    >>> ids.tolist(), starts.tolist()
+    ([7, 8, 9, 2, 5, 2], [0, 4, 6])
+    """
+    ids = array.array("i")  # grows in place: no object per document, and no copy at the end
+    starts = array.array("q", [0])
+    for document in documents:
+        ids.frombytes(document.astype(np.int32).tobytes())
+        ids.append(END_ID)
+        starts.append(len(ids))
+    return np.asarray(ids, np.int32), np.asarray(starts, np.int64)
+
+
+def pack(documents: Iterable[np.ndarray], length: int) -> np.ndarray:
+    """Writes documents one after the other, each with `END_ID` at its end, into rows of tokens.
+
+    Read row by row, these are the tokens of the documents: none is left out, none occurs twice. A
+    document may begin in one row and end in a later one.
+
+    Returns:
+        Ids, int32 `[rows, length]`. The last row is filled up with `NO_TOKEN`.
+
+    >>> pack([np.array([7, 8, 9]), np.array([5])], length=4)
+    array([[ 7,  8,  9,  2],
+           [ 5,  2, -1, -1]], dtype=int32)
+    """
+    stream, _ = join_documents(documents)
+    rows = -(-len(stream) // length)
+    filling = (0, rows * length - len(stream))
+    return np.pad(stream, filling, constant_values=NO_TOKEN).reshape(rows, length)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sequences:
+    """M sequences of ids, each of which ends with `END_ID`.
+
+    Attributes:
+        ids: int32, one sequence after the other.
+        starts: integers `[M + 1]`; sequence i is `ids[starts[i] : starts[i + 1]]`.
+    """
+
+    ids: np.ndarray
+    starts: np.ndarray
+
+    @classmethod
+    def encode(cls, tokenizer: Tokenizer, texts: Iterable[str]) -> Self:
+        """Returns the sequences of M texts."""
+        return cls(*join_documents(encode(tokenizer, texts)))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Integers `[M]`, `END_ID` included."""
+        return np.diff(self.starts)
+
+    def pad(self, rows: np.ndarray, width: int) -> np.ndarray:
+        """Returns the sequences of these numbers `[...]`, padded or cut off: `[..., width]`.
+
+        >>> Sequences(np.array([5, 2, 7, 8, 2]), np.array([0, 2, 5])).pad(np.array([0, 1]), 4)
+        array([[5, 2, 0, 0],
+               [7, 8, 2, 0]])
+        """
+        columns = np.arange(width)
+        is_token = columns < self.lengths[rows][..., None]
+        positions = np.where(is_token, self.starts[rows][..., None] + columns, 0)
+        return np.where(is_token, self.ids[positions], self.ids.dtype.type(PADDING_ID))
 
 
 class Bucket(NamedTuple):
@@ -50,13 +136,11 @@ def make_buckets(lengths: np.ndarray, widths: Sequence[int], nodes: int = 1) -> 
         nodes: N, the number of nodes, each of which needs an example of every bucket.
 
     Raises:
-        DataError: if there are fewer examples than nodes, or the widths do not rise.
+        DataError: if there are fewer examples than nodes.
 
     >>> [(b.width, b.rows.tolist()) for b in make_buckets(np.array([3, 9, 5, 4]), (4, 8))]
     [(4, [0, 3]), (8, [2])]
     """
-    if not widths or list(widths) != sorted(set(widths)) or widths[0] < 1:
-        raise DataError(f"widths must be positive and rise, got {list(widths)}.")
     numbers = np.searchsorted(widths, lengths)
     buckets: list[Bucket] = []
     waiting = np.zeros(0, int)
@@ -137,5 +221,5 @@ def _draw_order(probabilities: np.ndarray, seed: int) -> Iterator[int]:
 
 
 def _derive_seed(seed: int, number: int) -> int:
-    """A seed for each of several draws: close ones must not give the same numbers."""
+    """Returns a seed for each of several draws: close ones must not give the same numbers."""
     return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])

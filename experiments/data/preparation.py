@@ -1,4 +1,4 @@
-"""The builder of TensorFlow Datasets that writes a data set, without network or TensorFlow."""
+"""Writes a data set in the form of TensorFlow Datasets, without network or TensorFlow."""
 
 import contextlib
 import io
@@ -12,14 +12,14 @@ import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from experiments.data.local import DataError
+from experiments.data.local import FILE_FORMAT, DataError
 
 KeyedExamples = Iterator[tuple[int | str, dict[str, Any]]]
 """Pairs of a key, which decides on the order in the files, and the features of an example."""
 
 
 class Examples(Iterable[tuple[int | str, dict[str, Any]]]):
-    """The examples of a split, whose number the progress bar of TensorFlow Datasets asks for.
+    """The examples of a split; the progress bar of TensorFlow Datasets asks for their number.
 
     Args:
         read: yields the pairs.
@@ -41,7 +41,7 @@ class Original(NamedTuple):
     """The original files of a data set.
 
     Attributes:
-        name: that of the data set in TensorFlow Datasets.
+        name: of the data set in TensorFlow Datasets.
         version: the version there that has the same form.
         features: by name.
         splits: name -> examples.
@@ -96,25 +96,19 @@ def prepare(original: Original, data_dir: Path, overwrite: bool = False) -> Path
         )
     data_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=data_dir) as scratch:
-        written = _write(original, Path(scratch))
+        config = tfds.download.DownloadConfig(try_download_gcs=False)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):  # it says that it downloads
+                make_builder(original, Path(scratch)).download_and_prepare(download_config=config)
+        except AssertionError as error:  # "No examples were yielded."
+            raise DataError(
+                f"{original.name}: {error} Give the folder of the original files."
+            ) from error
         folder.parent.mkdir(exist_ok=True)
         if folder.exists():
             folder.rename(Path(scratch) / "replaced")
-        written.rename(folder)
+        (Path(scratch) / original.name / original.version).rename(folder)
     return folder
-
-
-def _write(original: Original, data_dir: Path) -> Path:
-    builder = make_builder(original, data_dir)
-    config = tfds.download.DownloadConfig(try_download_gcs=False)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):  # it says that it downloads
-            builder.download_and_prepare(download_config=config)
-    except AssertionError as error:  # "No examples were yielded."
-        raise DataError(
-            f"{original.name}: {error} Give the folder of the original files."
-        ) from error
-    return data_dir / original.name / original.version
 
 
 def make_builder(original: Original, data_dir: Path) -> Any:
@@ -138,4 +132,4 @@ def make_builder(original: Original, data_dir: Path) -> Any:
             raise NotImplementedError  # the splits have their own
 
     builder: Any = Builder
-    return builder(data_dir=data_dir, file_format="array_record")
+    return builder(data_dir=data_dir, file_format=FILE_FORMAT)

@@ -1,0 +1,288 @@
+"""The original files of CIFAR-10, ImageNet, MNIST and Fashion-MNIST."""
+
+import functools
+import io
+import pickle
+import tarfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+from PIL import Image
+
+from experiments.data.idx import missing_idx_files, read_idx_files
+from experiments.data.local import CorruptImages, DataError, MissingDataError
+from experiments.data.prefetch import count_cores, map_ahead
+from experiments.data.preparation import Examples, KeyedExamples, Original, to_png
+
+ARCHIVE = "cifar-10-python.tar.gz"
+FOLDER = "cifar-10-batches-py"
+TRAIN_FILES = tuple(f"data_batch_{number}" for number in range(1, 6))
+TEST_FILES = ("test_batch",)
+CIFAR_CLASSES = [
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+]
+IMAGE_BYTES = 3 * 32 * 32
+
+# What the pickles of the archive refer to: no other code of a file is run.
+ALLOWED: dict[str, Callable[..., Any]] = {
+    "_reconstruct": np.zeros(0).__reduce__()[0],  # pyright: ignore[reportAssignmentType]
+    "ndarray": np.ndarray,
+    "dtype": np.dtype,
+    "encode": lambda text, encoding: text.encode(encoding),
+}
+
+
+class Unpickler(pickle.Unpickler):
+    """Reads dictionaries, lists, texts and NumPy arrays, and refuses everything else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.split(".")[0] in ("numpy", "_codecs") and name in ALLOWED:
+            return ALLOWED[name]
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
+
+
+def open_cifar10(path: Path, max_corrupt: int) -> Original:
+    """Reads cifar-10-python.tar.gz or its folder, given by its path or that of what holds it.
+
+    The images are not compressed, so none can be corrupt; `max_corrupt` is not used.
+
+    Raises:
+        MissingDataError: if there is none, or a file of it is missing.
+        DataError: if a file is corrupt, or a label out of range.
+    """
+    read_file = _find_cifar(path)
+    return Original(
+        name="cifar10",
+        version="3.0.2",
+        features={
+            "id": tfds.features.Text(),
+            "image": tfds.features.Image(shape=(32, 32, 3)),
+            "label": tfds.features.ClassLabel(names=CIFAR_CLASSES),
+        },
+        splits={
+            "train": _make_cifar_examples(read_file, TRAIN_FILES, "train"),
+            "test": _make_cifar_examples(read_file, TEST_FILES, "test"),
+        },
+    )
+
+
+def _find_cifar(path: Path) -> Callable[[str], bytes]:
+    """Returns a function from the name of a file to its content."""
+    for folder in (path, path / FOLDER):
+        if (folder / TEST_FILES[0]).is_file():
+            return functools.partial(_read_file, folder)
+    for archive in (path, path / ARCHIVE):
+        if archive.is_file():
+            return functools.partial(_find_member, _read_archive(archive), archive)
+    raise MissingDataError(
+        f"--from must be {ARCHIVE}, its folder {FOLDER}, or a folder with one of them, got {path}."
+    )
+
+
+def _read_file(folder: Path, file: str) -> bytes:
+    if not (folder / file).is_file():
+        raise MissingDataError(f"--from must have all files of CIFAR-10, got no {folder / file}.")
+    return (folder / file).read_bytes()
+
+
+def _read_archive(archive: Path) -> dict[str, bytes]:
+    """Returns all files of the archive, which are 180 MB."""
+    try:
+        with tarfile.open(archive) as tar:
+            contents = {Path(member.name).name: tar.extractfile(member) for member in tar}
+            return {name: content.read() for name, content in contents.items() if content}
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise DataError(f"{archive} is corrupt or cut short: {error}; fetch it again.") from error
+
+
+def _find_member(files: dict[str, bytes], archive: Path, file: str) -> bytes:
+    if file not in files:
+        raise MissingDataError(f"{archive} must hold {FOLDER}/{file}, got an archive without.")
+    return files[file]
+
+
+def _make_cifar_examples(
+    read_file: Callable[[str], bytes], files: tuple[str, ...], split: str
+) -> Examples:
+    contents = [_parse_cifar(file, read_file(file)) for file in files]  # all before one is written
+    images, labels = (np.concatenate(arrays) for arrays in zip(*contents, strict=True))
+    return _make_examples(images, labels, split)
+
+
+def _parse_cifar(file: str, content: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the images, uint8 `[M, 32, 32, 3]`, and the labels `[M]` of a file."""
+    try:
+        batch = Unpickler(io.BytesIO(content), encoding="bytes").load()
+        pixels = batch[b"data"].reshape(-1, IMAGE_BYTES)
+        labels = np.array(batch[b"labels"], int)
+    except Exception as error:  # of many types, for bytes that are no pickle
+        raise DataError(f"{file} must be a pickle of CIFAR-10, got {error!r}.") from error
+    is_fitting = pixels.dtype == np.uint8 and labels.shape == (len(pixels),) and len(labels) > 0
+    if not is_fitting or labels.min() < 0 or labels.max() >= len(CIFAR_CLASSES):
+        raise DataError(
+            f"{file} must hold the same number of images and of labels from 0 to 9, got "
+            f"{len(pixels)} images of {pixels.dtype} and labels {list(labels.shape)} from "
+            f"{labels.min(initial=0)} to {labels.max(initial=0)}."
+        )
+    return pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
+
+
+def _make_examples(images: np.ndarray, labels: np.ndarray, split: str = "") -> Examples:
+    """Returns examples of images in memory; with `split` each has an id, such as train_00007."""
+
+    def read() -> KeyedExamples:
+        for index, (image, label) in enumerate(zip(images, labels, strict=True)):
+            example = {"image": to_png(image), "label": int(label)}
+            yield index, example | ({"id": f"{split}_{index:05d}"} if split else {})
+
+    return Examples(read, len(labels))
+
+
+SUFFIXES = frozenset({".jpeg", ".jpg", ".png"})
+JPEG_QUALITY = 95  # of images that are something else
+
+
+def open_imagenet2012(folder: Path, max_corrupt: int) -> Original:
+    """Reads FOLDER/train/CLASS/IMAGE and FOLDER/val/CLASS/IMAGE; classes in alphabetical order.
+
+    So the labels of the 1,000 official classes, n01440764 and others, are those of TensorFlow
+    Datasets. Every image is decoded once. A corrupt one is named and left out; one that is not an
+    RGB or grey JPEG, of which ImageNet has 23, is written as one. Files with other endings are
+    counted.
+
+    Raises:
+        MissingDataError: if there is no image, or `train` and `val` have other classes.
+    """
+    images: dict[str, list[Path]] = {}
+    ignored: list[Path] = []
+    for split in ("train", "val"):
+        images[split], others = _find_images(folder / split)
+        ignored += others
+    classes = sorted({path.parent.name for path in images["train"]})
+    unknown = {path.parent.name for path in images["val"]} - set(classes)
+    if unknown:
+        raise MissingDataError(
+            f"{folder / 'val'} must have classes of {folder / 'train'}, got {sorted(unknown)[0]}: "
+            "move every validation image into the folder of its class."
+        )
+    corrupt = CorruptImages(max_corrupt)
+    return Original(
+        name="imagenet2012",
+        version="5.1.0",
+        features={
+            "file_name": tfds.features.Text(),
+            "image": tfds.features.Image(encoding_format="jpeg"),
+            "label": tfds.features.ClassLabel(names=classes),
+        },
+        splits={
+            name: Examples(
+                functools.partial(_read_images, images[split], corrupt), len(images[split])
+            )
+            for name, split in (("train", "train"), ("validation", "val"))
+        },
+        ignored=ignored,
+    )
+
+
+def _find_images(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Returns the images of a split, and what else is in the folders of its classes."""
+    paths = sorted(folder.glob("*/*"))
+    images = [path for path in paths if path.suffix.lower() in SUFFIXES]
+    if not images:
+        raise MissingDataError(
+            "--from must be a folder with train/CLASS/*.JPEG and val/CLASS/*.JPEG, got no image in "
+            f"{folder}/*/."
+        )
+    return images, [path for path in paths if path.suffix.lower() not in SUFFIXES]
+
+
+def _read_images(paths: list[Path], corrupt: CorruptImages) -> KeyedExamples:
+    contents = map_ahead(_read_jpeg, paths, ahead=4 * count_cores())
+    for path, content in zip(paths, contents, strict=True):
+        if isinstance(content, Exception):
+            corrupt.add(str(path), content)
+            continue
+        example = {"file_name": path.name, "image": content, "label": path.parent.name}
+        yield f"{path.parent.name}/{path.name}", example
+
+
+def _read_jpeg(path: Path) -> io.BytesIO | Exception:
+    """Returns the bytes of an image as a JPEG file, or what is wrong with it."""
+    try:
+        content = path.read_bytes()
+        with Image.open(io.BytesIO(content)) as image:
+            image.load()
+            if image.format == "JPEG" and image.mode in ("RGB", "L"):
+                return io.BytesIO(content)
+            jpeg = io.BytesIO()
+            image.convert("RGB").save(jpeg, "JPEG", quality=JPEG_QUALITY)
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow raises errors of many types
+        return error
+    jpeg.seek(0)
+    return jpeg
+
+
+MNIST_CLASSES = {
+    "mnist": [str(digit) for digit in range(10)],
+    "fashion_mnist": (
+        [
+            "T-shirt/top",
+            "Trouser",
+            "Pullover",
+            "Dress",
+            "Coat",
+            "Sandal",
+            "Shirt",
+            "Sneaker",
+            "Bag",
+            "Ankle boot",
+        ]
+    ),
+}
+
+
+def open_mnist(name: str, folder: Path, max_corrupt: int) -> Original:
+    """Reads the four idx files in the folder, gzipped or not; there is nothing to leave out."""
+    missing = missing_idx_files(folder)
+    if missing:
+        raise MissingDataError(
+            f"--from must be a folder with the four idx files of {name}, gzipped or not, got "
+            f"{folder} without {', '.join(missing)}."
+        )
+    train_images, train_labels, test_images, test_labels = read_idx_files(folder)
+    return Original(
+        name=name,
+        version="3.0.1",
+        features={
+            "image": tfds.features.Image(shape=(28, 28, 1)),
+            "label": tfds.features.ClassLabel(names=MNIST_CLASSES[name]),
+        },
+        splits={
+            "train": _make_examples(train_images, train_labels),
+            "test": _make_examples(test_images, test_labels),
+        },
+    )
+
+
+ORIGINALS: dict[str, Callable[[Path, int], Original]] = {
+    "cifar10": open_cifar10,
+    "fashion_mnist": functools.partial(open_mnist, "fashion_mnist"),
+    "imagenet2012": open_imagenet2012,
+    "mnist": functools.partial(open_mnist, "mnist"),
+}
+"""Name -> function of (folder or file, maximum of corrupt images) that returns the `Original`."""

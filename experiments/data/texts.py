@@ -1,0 +1,292 @@
+"""Texts and pairs of sentences: from files, from TensorFlow Datasets, from Python's manual."""
+
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from experiments.data.local import (
+    DataError,
+    MissingDataError,
+    find_folder,
+    find_prepared,
+    open_splits,
+    read_examples,
+)
+
+PYTHON_DOCS = "python_docs"
+FILES = "files"
+TEXT_FEATURE = "text"
+"""Of most sets of TensorFlow Datasets, the feature that holds the text."""
+SUFFIXES = (".txt", ".tsv", ".txt.gz", ".tsv.gz")
+TEST_EVERY = 10  # of the texts of the Python reference, one in ten is for the test
+TEST_SPLITS = ("test", "validation")  # of TensorFlow Datasets, the first of them that there is
+
+PAIR_SPLITS = ("train", "valid", "test")
+WMT16 = "wmt16_translate/de-en"
+WMT16_SPLITS = ("train", "validation", "test")
+MAX_SHOWN = 60  # characters of a wrong line in a message
+
+Split = Literal["train", "test"]
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Yields the lines of a file in UTF-8, plain or (.gz) gzipped, which end with a newline only.
+
+    A byte-order mark, which some editors write, is no part of the first line.
+
+    Raises:
+        DataError: names the file and the number of a line that is not UTF-8; also if the file is
+            corrupt or cut short.
+    """
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError as error:
+                    raise DataError(
+                        f"{path}, line {number}, must be text in UTF-8, got {error.reason} at "
+                        f"byte {error.start}: correct the line, or convert the file."
+                    ) from error
+                if text:  # not a file of nothing but a byte-order mark
+                    yield text.rstrip("\r\n")
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is corrupt or cut short: {error}; fetch it again.") from error
+
+
+def require_once(paths: Iterable[Path]) -> None:
+    """Raises `DataError` if a file is there twice, plain and gzipped."""
+    paths = sorted(paths)
+    for path in paths:
+        other = path.with_name(f"{path.name}.gz")
+        if other in paths:
+            raise DataError(
+                f"{path.parent} must hold each file of texts once, got both {path.name} and "
+                f"{other.name}: remove one of them."
+            )
+
+
+def read_texts(
+    name: str,
+    data_dir: Path | None,
+    split: Split,
+    column: int | None = None,
+    feature: str = TEXT_FEATURE,
+) -> Iterator[str]:
+    """Yields the texts of a data set, one after the other; they are not empty.
+
+    - `python_docs`: the reference manual that is part of Python (`pydoc_data`), about 0.7 MB of
+      English and code. Each topic is a text; every tenth text is for the test.
+    - `files`: those of `find_files`, in the order of their names. Each line is a text.
+    - any other: a text set of TensorFlow Datasets that is prepared in `data_dir` (in array_record),
+      such as `lm1b`. Each example is a text. If it has no test split, the validation split is used.
+
+    Args:
+        name: of the data set.
+        data_dir: the folder; for TensorFlow Datasets, None is `$TFDS_DATA_DIR` or
+            `~/tensorflow_datasets`.
+        split: the part of the data set.
+        column: of tab-separated files, the column that holds the text, from 1; None takes the line.
+        feature: of TensorFlow Datasets, the feature that holds the text.
+
+    Raises:
+        MissingDataError: if there are no such files, or no such data set.
+        DataError: if a file is not text in UTF-8, is cut short, has too few columns, is there twice
+            (gzipped and not), an example cannot be read, or there are no texts.
+    """
+    if name == PYTHON_DOCS:
+        texts = _read_python_docs(split)
+    elif name == FILES:
+        texts = _read_files(find_files(data_dir, split), column)
+    else:
+        texts = _read_prepared_texts(name, data_dir, split, feature)
+    texts = (text for text in texts if text.strip())
+    first = next(texts, None)
+    if first is None:
+        raise DataError(
+            f"the {split} texts of {name} must not be empty, got none with a letter: give another "
+            "data set."
+        )
+    yield first
+    yield from texts
+
+
+def find_files(folder: Path | None, split: Split) -> list[Path]:
+    """Returns the files of a split, sorted: their names start with its name, and end with .txt or
+    .tsv, gzipped or not.
+
+    Raises:
+        MissingDataError: if there is no folder, or no such file in it.
+        DataError: if one of them is there twice, gzipped and not.
+    """
+    endings = ", ".join(SUFFIXES)
+    if folder is None:
+        raise MissingDataError(
+            f"--data-dir must be a folder with files of texts, such as train.txt and test.txt "
+            f"(names that start with train or test and end with {endings}), got none."
+        )
+    paths = sorted(folder.glob(f"{split}*")) if folder.is_dir() else []
+    paths = [path for path in paths if path.name.endswith(SUFFIXES)]
+    if not paths:
+        raise MissingDataError(
+            f"no {split} texts in {folder}: --data-dir must hold a file {split}*, which ends with "
+            f"{endings}, got a folder without: give another."
+        )
+    require_once(paths)
+    return paths
+
+
+def _read_python_docs(split: Split) -> Iterator[str]:
+    from pydoc_data.topics import topics  # here, because it is large
+
+    texts = dict.fromkeys(topics[topic] for topic in sorted(topics))  # some topics share a text
+    for number, text in enumerate(texts):
+        if (number % TEST_EVERY == 0) == (split == "test"):
+            yield text
+
+
+def _read_files(paths: list[Path], column: int | None) -> Iterator[str]:
+    for path in paths:
+        for number, line in enumerate(read_lines(path), start=1):
+            columns = [line] if column is None else line.split("\t")
+            if column is not None and len(columns) < column:
+                raise DataError(
+                    f"{path}, line {number}, must have {column} or more columns with tabs between "
+                    f"them, as --column {column} asks, got {len(columns)}: correct the line, or "
+                    "choose another column."
+                )
+            yield columns[(column or 1) - 1]
+
+
+def _read_prepared_texts(
+    name: str, data_dir: Path | None, split: Split, feature: str
+) -> Iterator[str]:
+    folder = find_folder(data_dir)
+    version_dir = find_prepared(name, folder)
+    if (folder / name / "dataset_info.json").is_file():  # the name has the version
+        version_dir = folder / name
+    if version_dir is None:
+        raise MissingDataError(
+            f"no data set {name} in {folder}: --data-dir must be a folder of TensorFlow Datasets "
+            f"in which it is prepared, got one without. Prepare it there with file_format="
+            f'"array_record", or choose --dataset {FILES} for text files.'
+        )
+    (source,) = open_splits(version_dir, ("train",))
+    chosen: str = split
+    if split == "test":
+        splits = source.dataset_info.splits
+        chosen = next((other for other in TEST_SPLITS if other in splits), "")
+        if not chosen:
+            raise DataError(
+                f"{version_dir} must have a split {' or '.join(TEST_SPLITS)}, got "
+                f"{', '.join(splits)}: choose another --dataset."
+            )
+        (source,) = open_splits(version_dir, (chosen,))
+
+    def take_text(example: dict[str, Any]) -> str:
+        text = example.get(feature)
+        if not isinstance(text, bytes | str):
+            raise DataError(
+                f"--text-feature must be a feature of {name} that holds a text, got {feature}; the "
+                f"features are {', '.join(example)}."
+            )
+        return text.decode("utf-8") if isinstance(text, bytes) else text
+
+    return read_examples(source, f"{chosen} in {version_dir}", take_text)
+
+
+class Pairs(NamedTuple):
+    """M sentences and their M translations."""
+
+    sources: list[str]
+    targets: list[str]
+
+
+class PairSets(NamedTuple):
+    """The three splits of a data set."""
+
+    train: Pairs
+    valid: Pairs
+    test: Pairs
+
+
+def load_pairs(name: str, data_dir: Path | None) -> PairSets:
+    """Loads the sentence pairs of a data set.
+
+    - `tsv`: the files train.tsv, valid.tsv and test.tsv in the folder, each plain or gzipped
+      (.tsv.gz); a line is a sentence, a tab and its translation.
+    - `wmt16_en_de`: English to German, `wmt16_translate/de-en`, prepared in the folder by
+      TensorFlow Datasets in array_record. Pairs with an empty side, of which it has some, are left
+      out.
+
+    Args:
+        name: `tsv` or `wmt16_en_de`.
+        data_dir: the folder; None is that of TensorFlow Datasets (`$TFDS_DATA_DIR`, or
+            `~/tensorflow_datasets`).
+
+    Raises:
+        MissingDataError: if the folder has no such data; a FileNotFoundError, too.
+        DataError: for another name, a file that is not as above, or an example that cannot be read.
+    """
+    folder = find_folder(data_dir)
+    if name == "tsv":
+        return PairSets(*(read_pairs(_find_pairs(folder, split)) for split in PAIR_SPLITS))
+    if name == "wmt16_en_de":
+        return _read_prepared_pairs(folder)
+    raise DataError(f"the data set must be tsv or wmt16_en_de, got {name!r}.")
+
+
+def read_pairs(path: Path) -> Pairs:
+    """Reads a file of tab-separated pairs in UTF-8, plain or (.gz) gzipped.
+
+    Raises:
+        DataError: names the file and the number of a line that is not two texts around one tab, or
+            not UTF-8; also if the file is empty, or cut short.
+    """
+    pairs = []
+    for number, line in enumerate(read_lines(path), start=1):
+        parts = line.split("\t")
+        if len(parts) != 2 or not all(map(str.strip, parts)):
+            shown = repr(line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]} ...")
+            raise DataError(
+                f"{path}, line {number} must be a sentence, one tab and its translation, got "
+                f"{len(parts) - 1} tabs in {shown}: correct the line, or remove it."
+            )
+        pairs.append(parts)
+    if not pairs:
+        raise DataError(f"{path} must hold one pair of sentences or more, got none.")
+    return Pairs([source for source, _ in pairs], [target for _, target in pairs])
+
+
+def _find_pairs(folder: Path, split: str) -> Path:
+    names = (f"{split}.tsv", f"{split}.tsv.gz")
+    paths = [path for name in names if (path := folder / name).is_file()]
+    require_once(paths)
+    if paths:
+        return paths[0]
+    raise MissingDataError(
+        f"no {split}.tsv or {split}.tsv.gz in {folder}. --data-dir must hold train, valid and test "
+        "files of tab-separated sentence pairs, got a folder without: give another."
+    )
+
+
+def _read_prepared_pairs(folder: Path) -> PairSets:
+    version_dir = find_prepared(WMT16, folder)
+    if version_dir is None:
+        raise MissingDataError(
+            f"no {WMT16} in {folder}. --data-dir must hold the set as prepared by TensorFlow "
+            'Datasets with file_format="array_record", got a folder without: give another, or run '
+            f"tfds build {WMT16} --file_format=array_record where there is a network."
+        )
+    sets = []
+    for split, source in zip(WMT16_SPLITS, open_splits(version_dir, WMT16_SPLITS), strict=True):
+        texts = read_examples(
+            source,
+            f"{split} in {version_dir}",
+            lambda pair: (pair["en"].decode(), pair["de"].decode()),
+        )
+        kept = [pair for pair in texts if all(map(str.strip, pair))]
+        sets.append(Pairs([source for source, _ in kept], [target for _, target in kept]))
+    return PairSets(*sets)
