@@ -14,7 +14,7 @@ from modes import make_mesh
 from promotion import apply_updates
 
 import gossipjax as gx
-from experiments.speed.hlo import parse_module
+from experiments.speed.compiled.hlo import parse_module
 
 N = 6
 SINGLE = gx.Nodes(mesh=make_mesh(N))

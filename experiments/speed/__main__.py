@@ -14,14 +14,15 @@ from typing import Annotated, Any
 
 import tyro
 
-from experiments.speed.input_feed import measure_input
-from experiments.speed.islands.measure import measure_islands
+from experiments.speed.compiled.islands import measure_islands
+from experiments.speed.compiled.passes import inspect_step
+from experiments.speed.compiled.scaling import inspect_scaling
+from experiments.speed.compiled.schedule import inspect_schedules
+from experiments.speed.compiled.slices import inspect_slices
+from experiments.speed.local.input import measure_input
+from experiments.speed.local.simulation import measure_simulation
+from experiments.speed.local.step import measure_step
 from experiments.speed.network.measure import measure_network
-from experiments.speed.schedule.compiled import inspect_schedules
-from experiments.speed.schedule.scaling import inspect_scaling
-from experiments.speed.schedule.slices import inspect_slices
-from experiments.speed.simulation import measure_simulation
-from experiments.speed.step import measure_step
 from experiments.speed.stragglers.measure import measure_stragglers
 
 COMPILED = {
@@ -29,6 +30,7 @@ COMPILED = {
     "scaling": inspect_scaling,
     "schedule": inspect_schedules,
     "slices": inspect_slices,
+    "step": inspect_step,
 }
 LOCAL = {
     "input": measure_input,

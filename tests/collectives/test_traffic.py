@@ -7,7 +7,7 @@ import pytest
 from modes import make_mesh
 
 import gossipjax as gx
-from experiments.speed.hlo import count_traffic, parse_module
+from experiments.speed.compiled.hlo import count_traffic, parse_module
 
 N = 8
 SIZE = 4000

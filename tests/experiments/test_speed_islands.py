@@ -7,7 +7,8 @@ from test_speed_readme import read_fields
 
 from experiments.models import decoder
 from experiments.models.transformer import Size
-from experiments.speed.islands import counts, measure
+from experiments.speed.compiled import islands
+from experiments.speed.compiled.hlo import parse_module
 from experiments.training import placement
 
 TINY = Size(layers=1, width=32, heads=2, hidden=64)
@@ -23,20 +24,20 @@ ENTRY %main (p: f32[100]) -> f32[100] {
 
 
 def test_messages_between_nodes_are_told_from_those_inside():
-    traffic = counts.read_traffic(PERMUTES, devices_per_node=2)
+    traffic = islands.read_traffic(parse_module(PERMUTES), devices_per_node=2)
     assert (traffic.messages, traffic.sent) == (1, 400)
     assert traffic.inside == {"collective-permute": 1, "all-gather": 1}
-    record = counts.summarize_traffic([traffic])
-    assert counts.total_bytes(record["inside"]) == 800
+    record = islands.summarize_traffic([traffic])
+    assert islands.total_bytes(record["inside"]) == 800
 
 
 def test_each_device_sends_its_part_and_nothing_more_is_gathered(tmp_path, monkeypatch):
     monkeypatch.setitem(decoder.DECODER_SIZES, "nano", TINY)
     monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
-    options = measure.Options(
+    options = islands.Options(
         nodes=4, vocabulary_size=64, sequence_length=8, batch_size_per_node=4, steps=3, out=tmp_path
     )
-    measure.measure_islands(options)
+    islands.measure_islands(options)
     runs = json.loads((tmp_path / "summary.json").read_text())["runs"]
     whole, replicated, fsdp, alone = runs
     assert read_fields("islands") <= {name for run in runs for name in run}

@@ -10,10 +10,13 @@ import pytest
 from jax.sharding import Mesh
 
 import gossipjax as gx
-from experiments.speed import input_feed, simulation, step
 from experiments.speed.__main__ import COMMANDS, COMPILED, LOCAL
-from experiments.speed.hlo import parse_module
-from experiments.speed.islands import measure as islands
+from experiments.speed.compiled import islands, scaling, schedule, slices
+from experiments.speed.compiled.hlo import parse_module
+from experiments.speed.compiled.targets import Target
+from experiments.speed.harness import CheckOptions
+from experiments.speed.local import input as input_check
+from experiments.speed.local import simulation, step
 from experiments.speed.network import measure as network
 from experiments.speed.network.rows import (
     ALL_LINKS,
@@ -23,22 +26,21 @@ from experiments.speed.network.rows import (
     make_row,
 )
 from experiments.speed.network.summary import summarize_configuration, summarize_row
-from experiments.speed.schedule import compiled, scaling, slices
 from experiments.speed.stragglers import measure as stragglers
 from experiments.speed.stragglers.setting import Setting
 from experiments.speed.stragglers.summary import add_ratios, summarize_run
-from experiments.speed.targets import Target
 from experiments.training.methods import MethodOptions, make_method
 
-README = (Path(step.__file__).parent / "README.md").read_text()
+README = (Path(step.__file__).parents[1] / "README.md").read_text()
 OPTIONS = {
-    "local input": input_feed.Options,
+    "local input": input_check.Options,
     "compiled islands": islands.Options,
     "network": network.Options,
     "compiled scaling": scaling.Options,
-    "compiled schedule": compiled.Options,
+    "compiled schedule": schedule.Options,
     "local simulation": simulation.Options,
     "local step": step.Options,
+    "compiled step": CheckOptions,
     "compiled slices": slices.Options,
     "stragglers": stragglers.Options,
 }
@@ -91,7 +93,8 @@ def test_the_settings_of_the_allocator_are_those_of_the_launcher():
 
 
 def test_fields_of_step():
-    runs = step.UpdateTimer({"w": (8, 8)}, gx.Nodes(2), print).time(1)
+    plan = step.plan_updates(gx.Nodes(2), {"w": (8, 8)}, 1)
+    runs = [run for _, measure in plan.cases for run in measure()]
     assert read_fields("step") <= set(runs[0])
 
 
@@ -116,11 +119,12 @@ def test_fields_of_stragglers():
 @pytest.mark.parametrize("name", ["sgp", "allreduce"])
 def test_fields_of_schedule(name):
     mesh = Mesh(np.array(jax.devices()[:2]), ("nodes",))
-    options = compiled.Options(layers=1, width=2, batch_size_per_node=1)
+    options = schedule.Options(layers=1, width=2, batch_size_per_node=1)
     target = Target("2 CPUs", "tpu", 2, "")
-    run = compiled.summarize(compiled.compile_case(name, "float32", target, options, mesh))
+    lines = schedule.compile_case(name, "float32", target, options, mesh)
+    (run,) = schedule.summarize(lines)
     assert read_fields("schedule") <= set(run)
-    assert compiled.make_table([run]).row_count == 1
+    assert schedule.make_table([run]).row_count == 1
 
 
 def test_fields_of_slices():

@@ -18,21 +18,20 @@ import pytest
 from jax.sharding import Mesh
 
 import gossipjax as gx
-from experiments.speed import targets
 from experiments.speed.__main__ import main
-from experiments.speed.outer_rows import STREAMING_DILOCO
-from experiments.speed.schedule.compiled import (
+from experiments.speed.compiled import hlo, targets
+from experiments.speed.compiled.components import SCHEDULES, find_round_components
+from experiments.speed.compiled.hlo import Message
+from experiments.speed.compiled.mlp import MlpSpec, lower_step
+from experiments.speed.compiled.schedule import (
     CASES,
+    STREAMING_DILOCO,
     Options,
-    compile_step,
     describe_permutations,
     expect_average,
     expect_messages,
     make_case,
 )
-from experiments.speed.schedule.components import SCHEDULES, find_round_components
-from experiments.speed.schedule.hlo_overlap import Message, Overlap, read_overlap
-from experiments.speed.schedule.mlp import MlpSpec
 from experiments.training.methods import MethodOptions, make_method, make_schedule
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,27 +70,26 @@ source_target_pairs={{0,1},{1,0},{2,2}}
 
 
 def test_reads_messages_and_matmuls():
-    assert read_overlap(OVERLAPPED) == Overlap(
-        messages=[
-            Message("collective-permute", "u16", 20),
-            Message("all-reduce", "bf16+f32", 68),
-        ],
-        matmuls=4,
-        matmuls_before=1,
-        matmuls_overlapped=2,
-        permutations=[[(0, 1), (1, 0), (2, 2)]],
-    )
+    module = hlo.parse_module(OVERLAPPED)
+    assert hlo.list_messages(module) == [
+        Message("collective-permute", "u16", 20),
+        Message("all-reduce", "bf16+f32", 68),
+    ]
+    assert hlo.count_matmuls(module) == 4
+    assert hlo.count_matmuls_before(module) == 1
+    assert hlo.count_overlapped(module) == 2
+    assert hlo.list_permutations(module) == [[(0, 1), (1, 0), (2, 2)]]
 
 
 def test_a_collective_that_blocks_hides_nothing():
-    text = OVERLAPPED.replace("collective-permute-start", "collective-permute")
-    assert read_overlap(text).matmuls_overlapped == 0
-    assert read_overlap(text).messages[0] == Message("collective-permute", "u16", 20)
+    module = hlo.parse_module(OVERLAPPED.replace("collective-permute-start", "collective-permute"))
+    assert hlo.count_overlapped(module) == 0
+    assert hlo.list_messages(module)[0] == Message("collective-permute", "u16", 20)
 
 
 def test_only_a_scheduled_module_is_read():
     with pytest.raises(ValueError, match="scheduled module"):
-        read_overlap(OVERLAPPED.replace("is_scheduled=true, ", ""))
+        hlo.parse_module(OVERLAPPED.replace("is_scheduled=true, ", ""))
 
 
 @pytest.mark.parametrize(
@@ -123,15 +121,17 @@ def test_programs_for_this_machine_exchange_what_is_expected(name, wire):
     mlp = MlpSpec(layers=2, width=3, batch=5)
     method, steps = make_case(name, wire, 4, mlp.layers)
     step = steps[-1]
-    overlap = compile_step(method, mlp, Mesh(np.array(jax.devices()[:4]), ("nodes",)), step)
-    messages = overlap.messages
+    mesh = Mesh(np.array(jax.devices()[:4]), ("nodes",))
+    compiled = lower_step(method.transform, mlp, mesh, step).compile()
+    module = hlo.parse_module(compiled.as_text())
+    messages = hlo.list_messages(module)
     if name == "allreduce":  # XLA on CPU reduces every array of the model separately
         messages = [Message("all-reduce", "f32", sum(message.bytes for message in messages))]
     expected = expect_messages(method.state(), wire, mlp.size, step)
     if name == STREAMING_DILOCO:
         expected = expect_average(step, mlp, 4, "cpu")
     assert messages == expected
-    assert overlap.matmuls == 3 * 2 - 1
+    assert hlo.count_matmuls(module) == 3 * 2 - 1
 
 
 def test_a_message_of_overlap_2_is_that_of_the_step_that_sent_it():

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from experiments.data.prefetch import prefetch
-from experiments.speed import simulation
 from experiments.speed.__main__ import main
-from experiments.speed.simulation_loop import LoopSettings
+from experiments.speed.local import simulation
+from experiments.speed.local.simulation import LoopSettings
 from experiments.training.methods import MethodOptions, make_method
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +64,7 @@ def test_the_ratio_is_plain_over_simulated_turn_by_turn():
 
 COUNT = """
 import os, sys, jax
-from experiments.speed import simulation_loop as loops
+from experiments.speed.local import simulation as loops
 settings = loops.LoopSettings({algorithm!r}, 6, 1, "auto")
 loop, *_ = loops.make_loop(settings)
 print(len(jax.devices()), os.environ.get("NPROC"))

@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 
 import gossipjax as gx
-from experiments.speed import targets
-from experiments.speed.hlo import parse_module
-from experiments.speed.schedule import slices
-from experiments.speed.schedule.hlo_overlap import Message, count_overlapped, read_overlap
-from experiments.speed.schedule.links import count_sent, find_crossing, list_pairs, read_crossings
+from experiments.speed.compiled import hlo, slices, targets
+from experiments.speed.compiled.hlo import Message, count_overlapped, parse_module
+from experiments.speed.compiled.slices import (
+    count_sent,
+    find_crossing,
+    list_pairs,
+    read_crossings,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """\
@@ -69,10 +72,11 @@ def test_counts_what_stays_and_what_runs_beside_it():
     assert count_sent(module, slices.INSIDE_A_NODE) == 32
     assert count_overlapped(module, slices.BETWEEN) == 2
     assert count_overlapped(module, slices.GOSSIP) == 0
-    overlap = read_overlap(PROGRAM.replace("TARGET", PAIRS))
-    assert (overlap.matmuls, overlap.matmuls_before, overlap.matmuls_overlapped) == (3, 0, 2)
-    assert Message("send", "f32", 32) in overlap.messages
-    assert "recv" not in {message.opcode for message in overlap.messages}
+    counts = (hlo.count_matmuls(module), hlo.count_matmuls_before(module), count_overlapped(module))
+    assert counts == (3, 0, 2)
+    messages = hlo.list_messages(module)
+    assert Message("send", "f32", 32) in messages
+    assert "recv" not in {message.opcode for message in messages}
 
 
 def make_devices(chips, count):

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from experiments.speed import hlo, targets
-from experiments.speed.step import Options, UpdateTimer, make_table
-from experiments.speed.updates import MIN_PASSES, OPTIMIZER_ONLY, count_updates
+from experiments.speed.compiled import hlo, targets
+from experiments.speed.compiled.passes import MIN_PASSES, OPTIMIZER_ONLY, count_updates
+from experiments.speed.local.step import Options, plan_updates
 from experiments.training.placement import place_nodes
 
 UPDATES = list(MIN_PASSES)
@@ -95,17 +95,15 @@ def test_nothing_moves_fewer_bytes_than_it_must():
 
 @pytest.mark.parametrize("placement", ["mesh", "vmap"])
 def test_every_update_is_compared_with_both_copies(placement):
-    progress = []
-    timer = UpdateTimer(SMALL, place_nodes(placement, 4), progress.append)
-    runs = timer.time(2)
-    assert progress[-1] == "update 2 of 2"
+    plan = plan_updates(place_nodes(placement, 4), SMALL, 2)
+    runs = [run for _, measure in plan.cases for run in measure()]
     assert [run["update"] for run in runs] == UPDATES
     for run in runs:
         assert run["seconds_p10"] <= run["seconds"] <= run["seconds_p90"]
         for copy in ("fresh_buffer", "in_place"):
             assert run[f"ratio_{copy}"] > 0
             assert run[f"copy_bytes_per_second_{copy}"] > 0
-    assert make_table(runs).row_count == len(UPDATES)
+    assert plan.make_table(runs).row_count == len(UPDATES)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +126,7 @@ def test_passes_on_a_gpu(tmp_path):
     """
     if missing := targets.find_missing_packages("gpu"):
         pytest.skip(f"not installed: {', '.join(missing)}")
-    command = [sys.executable, "-m", "experiments.speed", "local", "step", "--target", "gpu"]
+    command = [sys.executable, "-m", "experiments.speed", "compiled", "step"]
     done = subprocess.run(
         [*command, "--out", str(tmp_path / "out")],
         cwd=ROOT,

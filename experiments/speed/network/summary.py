@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from experiments.results import Record
+from experiments.speed.harness import summarize_samples
 from experiments.speed.modelled.network import predict_row
 from experiments.speed.network.rows import (
     ALL_LINKS,
@@ -17,7 +18,6 @@ from experiments.speed.network.rows import (
     compute_limits,
     name_computation,
 )
-from experiments.speed.timing import summarize_samples
 from experiments.training.asynchronous import ASYNCHRONOUS
 
 GOODPUTS = {

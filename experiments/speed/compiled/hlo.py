@@ -1,20 +1,25 @@
-"""Reads the text of a compiled XLA module: its instructions and the bytes that they move.
+"""Reads the text of a compiled XLA module: its instructions, collectives and matrix products.
 
-XLA's cost analysis charges a fusion that slices a buffer for the whole buffer. Here each executed
-instruction is charged for what it reads and writes: a slice for its size, an update in place for
-the size of the update, and an instruction that only names memory (tuple, bitcast) for nothing.
+XLA's cost analysis charges a fusion that slices a buffer for the whole buffer. `count_traffic`
+charges each executed instruction for what it reads and writes: a slice for its size, an update in
+place for the size of the update, and an instruction that only names memory (tuple, bitcast) for
+nothing.
 """
 
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import NamedTuple
+
+import numpy as np
 
 COLLECTIVES = (
     "collective-permute", "all-reduce", "all-gather", "all-to-all", "ragged-all-to-all",
     "reduce-scatter", "collective-broadcast", "send", "recv",
 )  # fmt: skip
+PERMUTE = "collective-permute"
+STARTS = ("-start", "send", "recv")
 NAMES_ONLY = (
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "partition-id", "replica-id",
     "after-all", "iota", "broadcast",
@@ -29,6 +34,11 @@ LINE = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][a-z\-]*)\((.*?)\)(.*
 ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 CALLED = re.compile(r"(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)")
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+MATMUL_CALL = re.compile(r'custom_call_target="[^"]*(gemm|matmul)')  # of a library
+PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
+LISTS = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)+)\}")
+GRID = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+MESH = re.compile(r"replica_groups=mesh\[((?:'[^']+'=\d+,?)+)\] \{((?:'[^']+',?)+)\}")
 
 
 class Instruction(NamedTuple):
@@ -73,6 +83,19 @@ class Module(NamedTuple):
         """The entry computation; its instructions are in the order in which they run."""
         return self.computations[self.entry]
 
+    def list_collectives(self) -> Iterator[tuple[Instruction, Computation]]:
+        """Yields each collective, in whichever computation it is, and that computation."""
+        for body in self.computations.values():
+            yield from ((it, body) for it in body.values() if it.collective)
+
+
+class Message(NamedTuple):
+    """A collective, described by what one node puts into it."""
+
+    opcode: str
+    dtype: str
+    bytes: int
+
 
 def parse_arrays(shape: str) -> list[tuple[str, int]]:
     """Type and bytes of each array of a shape.
@@ -91,16 +114,17 @@ def parse_arrays(shape: str) -> list[tuple[str, int]]:
     ]
 
 
-def parse_module(text: str) -> Module:
+def parse_module(text: str | None) -> Module:
     """Parses a scheduled module, as `jax.stages.Compiled.as_text` prints it.
 
     Raises:
-      ValueError: if the text has no entry computation or XLA has not ordered its instructions.
+      ValueError: if there is no text, it has no entry computation, or XLA has not ordered its
+        instructions.
     """
     computations: dict[str, Computation] = {}
     entry = None
     current = None
-    for line in text.splitlines():
+    for line in (text or "").splitlines():
         if not line.startswith(" ") and (header := HEADER.match(line)):
             current = computations.setdefault(header[2], {})
             entry = header[2] if header[1] else entry
@@ -108,12 +132,114 @@ def parse_module(text: str) -> Module:
             root, name, shape, opcode, operands, attributes = match.groups()
             operand_names = re.findall(r"%([\w.\-]+)", operands)
             current[name] = Instruction(name, shape, opcode, operand_names, attributes, bool(root))
-    if entry is None or "is_scheduled=true" not in text.split("\n", 1)[0]:
+    if text is None or entry is None or "is_scheduled=true" not in text.split("\n", 1)[0]:
         raise ValueError(
             "the text must be that of a compiled and scheduled module, got another one: take "
-            "lowered.compile().as_text()."
+            "lowered.compile().as_text() of a backend that shows it."
         )
     return Module(computations, entry)
+
+
+def count_operands(it: Instruction, body: Computation) -> int:
+    """Bytes of the operands: of a collective, what a device puts into it."""
+    return sum(body[name].bytes for name in it.operands if name in body)
+
+
+def list_messages(module: Module) -> list[Message]:
+    """All collectives, as what one node puts into them."""
+    messages = []
+    for it, body in module.list_collectives():
+        if it.collective and it.collective != "recv":  # into which nothing is put
+            shapes = [body[name].shape for name in it.operands if name in body]
+            dtypes = {dtype for shape in shapes for dtype, _ in parse_arrays(shape)}
+            messages.append(
+                Message(it.collective, "+".join(sorted(dtypes)), count_operands(it, body))
+            )
+    return messages
+
+
+def read_groups(attributes: str) -> list[list[int]]:
+    """The devices of each group of a collective; of a permute, each sender and its receiver.
+
+    >>> read_groups("source_target_pairs={{0,2},{2,0}}, channel_id=1")
+    [[0, 2], [2, 0]]
+    >>> read_groups("replica_groups=[2,2]<=[2,2]T(1,0), dimensions={0}")
+    [[0, 2], [1, 3]]
+    >>> read_groups("replica_groups=mesh['nodes'=2,'local'=2] {'nodes'}, dimensions={0}")
+    [[0, 2], [1, 3]]
+
+    Raises:
+      ValueError: if they are written in none of these forms.
+    """
+    if found := PAIRS.search(attributes) or LISTS.search(attributes):
+        return [_parse_numbers(group) for group in re.findall(r"\{([\d,]*)\}", found[1])]
+    if found := MESH.search(attributes):
+        sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", found[1])}
+        axes = [list(sizes).index(name) for name in re.findall(r"'([^']+)'", found[2])]
+        devices = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
+        groups = np.moveaxis(devices, axes, range(len(axes)))
+        return groups.reshape(math.prod(groups.shape[: len(axes)]), -1).T.tolist()
+    if not (found := GRID.search(attributes)):
+        raise ValueError(
+            f"a collective must name its devices, got {attributes[:200]}: XLA writes them in "
+            "another form than this program knows."
+        )
+    shape, sizes, order = (_parse_numbers(part or "") for part in found.groups())
+    devices = np.arange(math.prod(sizes)).reshape(sizes)
+    return devices.transpose(order or None).reshape(shape).tolist()
+
+
+def _parse_numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",") if number]
+
+
+def list_permutations(module: Module) -> list[list[tuple[int, int]]]:
+    """The pairs of sender and receiver of each permute."""
+    return [
+        [(sender, receiver) for sender, receiver in read_groups(it.attributes)]
+        for it, _ in module.list_collectives()
+        if it.collective == PERMUTE
+    ]
+
+
+def count_matmuls(module: Module) -> int:
+    """Matrix products of the program, convolutions and library calls included."""
+    return sum(_count_matmuls(it, module) for it in module.instruction_order.values())
+
+
+def count_matmuls_before(module: Module) -> int:
+    """Matrix products that run before the first collective starts."""
+    before = 0
+    for it in module.instruction_order.values():
+        if it.collective:
+            break
+        before += _count_matmuls(it, module)
+    return before
+
+
+def count_overlapped(module: Module, kinds: Container[str | None] = COLLECTIVES) -> int:
+    """Matrix products that run while a collective of one of these kinds is under way.
+
+    0 for a collective that blocks.
+    """
+    overlapped = 0
+    under_way: set[str] = set()
+    for it in module.instruction_order.values():
+        if it.collective in kinds and it.opcode.endswith(STARTS):
+            under_way.add(it.name)
+        elif it.opcode.endswith("-done"):
+            under_way -= set(it.operands)
+        overlapped += _count_matmuls(it, module) if under_way else 0
+    return overlapped
+
+
+def _count_matmuls(it: Instruction, module: Module) -> int:
+    if it.opcode in ("dot", "convolution"):
+        return 1
+    if it.opcode == "custom-call":
+        return int(MATMUL_CALL.search(it.attributes) is not None)
+    bodies = [module.computations.get(name, {}) for name in it.called]
+    return sum(_count_matmuls(inner, module) for body in bodies for inner in body.values())
 
 
 def count_traffic(module: Module) -> dict[str, int]:
@@ -133,20 +259,19 @@ def _count_instructions(module: Module, body: Computation) -> Iterator[tuple[str
         opcode = it.collective or it.opcode
         if opcode in NAMES_ONLY or it.opcode.endswith("-done") or "AllocateBuffer" in it.attributes:
             continue
-        operands = [body[name] for name in it.operands if name in body]
         if opcode == "call":
             for name in it.called:
                 yield from _count_instructions(module, module.computations[name])
         elif opcode == "fusion":
             yield opcode, _count_fusion(module.computations[it.called[0]])
         elif opcode in COLLECTIVES:
-            yield opcode, 2 * sum(operand.bytes for operand in operands)
+            yield opcode, 2 * count_operands(it, body)
         elif opcode in ("slice", "dynamic-slice"):
             yield opcode, 2 * it.bytes
         elif opcode == "dynamic-update-slice":
-            yield opcode, 2 * operands[1].bytes
+            yield opcode, 2 * body[it.operands[1]].bytes
         else:
-            yield opcode, it.bytes + sum(operand.bytes for operand in operands)
+            yield opcode, it.bytes + count_operands(it, body)
 
 
 def _count_fusion(body: Computation) -> int:

@@ -13,25 +13,21 @@ grow by N^2.
 """
 
 import dataclasses
-import json
 import math
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
 import optax
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 import gossipjax as gx
-from experiments import results
-from experiments.options import OptionalPath, PositiveInt, check_fields
-from experiments.program import exit_on_error
+from experiments.options import PositiveInt
 from experiments.results import Record
-from experiments.speed.hlo import parse_module
-from experiments.speed.schedule.mlp import MlpSpec, lower_step
-from experiments.speed.targets import Target, choose_targets, make_devices
+from experiments.speed import harness
+from experiments.speed.compiled.hlo import parse_module
+from experiments.speed.compiled.mlp import MlpSpec, lower_step
+from experiments.speed.compiled.targets import Target, choose_targets, make_devices
 from experiments.training.methods import make_schedule
 
 RANDOM_ROUNDS = 10
@@ -39,7 +35,7 @@ SIZES = ("stablehlo_bytes", "hlo_bytes", "instructions", "code_bytes")
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(harness.CheckOptions):
     """Options of the growth of compiled train steps."""
 
     chips: tuple[str, ...] = ("v5p:4x4x4", "v5p:4x8x8", "v5p:8x16x8")
@@ -58,13 +54,6 @@ class Options:
     """Inputs and outputs of a layer."""
     batch_size_per_node: PositiveInt = 16
     """Examples per node and step."""
-    out: OptionalPath = None
-    """Folder for the results; a new one under runs/ if not given."""
-    overwrite: bool = False
-    """Replace another run's results in --out."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def compile_program(name: str, chips: str, is_traced: bool, options: Options) -> Record:
@@ -114,69 +103,56 @@ def compute_growth(run: Record, smallest: Record) -> float:
 
 def make_table(runs: Sequence[Record]) -> Table:
     """The table of the list `runs` of `summary.json`."""
-    table = Table(
-        title="Compiled train steps of many nodes",
-        caption="growth: of the largest of the sizes, over that of N log N",
-        box=SIMPLE_HEAD,
-        padding=0,
-    )
-    for header in ("topology", "step"):
-        table.add_column(header, overflow="fold", min_width=6)
-    headers = ("nodes", "rounds", "collec-\ntives", "trace\ns", "compile\ns", "Stable\nHLO KB")
-    for header in (*headers, "HLO\nKB", "instr.", "code\nKB", "growth"):
-        table.add_column(header, justify="right")
-    for run in runs:
-        growth = run["growth"]
-        table.add_row(
-            run["topology"].replace("_", " "),
-            run["step"],
-            f"{run['nodes']}",
-            f"{run['rounds']}",
-            f"{run['collectives_per_round']:.3g}",
-            f"{run['trace_seconds']:.2f}",
-            f"{run['compile_seconds']:.2f}",
-            f"{run['stablehlo_bytes'] / 1e3:,.0f}",
-            f"{run['hlo_bytes'] / 1e3:,.0f}",
-            f"{run['instructions']:,}",
-            f"{run['code_bytes'] / 1e3:,.0f}",
-            "-" if growth is None else f"{growth:.2f}",
-        )
-    return table
+    columns: dict[str, harness.Cell] = {
+        "topology": lambda run: run["topology"].replace("_", " "),
+        "step": "{step}",
+        "nodes": "{nodes}",
+        "rounds": "{rounds}",
+        "collec-\ntives": "{collectives_per_round:.3g}",
+        "trace\ns": "{trace_seconds:.2f}",
+        "compile\ns": "{compile_seconds:.2f}",
+        "Stable\nHLO KB": harness.scale("stablehlo_bytes", 1e3, ",.0f"),
+        "HLO\nKB": harness.scale("hlo_bytes", 1e3, ",.0f"),
+        "instr.": "{instructions:,}",
+        "code\nKB": harness.scale("code_bytes", 1e3, ",.0f"),
+        "growth": harness.scale("growth", 1, ".2f"),
+    }
+    caption = "growth: of the largest of the sizes, over that of N log N"
+    return harness.make_table("Compiled train steps of many nodes", caption, columns, runs, texts=2)
+
+
+def compile_sizes(name: str, is_traced: bool, options: Options) -> list[Record]:
+    """Compiles the programs of all numbers of nodes, from few to many."""
+    runs: list[Record] = []
+    for chips in options.chips:
+        run = compile_program(name, chips, is_traced, options)
+        run["growth"] = compute_growth(run, runs[0]) if runs else None
+        runs.append(run)
+    return runs
+
+
+def make_plan(options: Options) -> harness.Plan:
+    """Both kinds of steps of all topologies."""
+    choose_targets(("tpu",))
+    for chips in options.chips:
+        count = len(make_devices(Target(chips, "tpu", 0, chips)))
+        for name in options.topology:
+            make_schedule(name, count, RANDOM_ROUNDS)
+
+    def start_compiler() -> list[Record]:
+        compile_program(options.topology[0], options.chips[0], False, options)
+        return []
+
+    cases = [
+        (f"{name}, {'traced' if is_traced else 'static'}",
+         partial(compile_sizes, name, is_traced, options))
+        for name in options.topology
+        for is_traced in (False, True)
+    ]  # fmt: skip
+    description = f"compiled for {', '.join(options.chips)}"
+    return harness.Plan(description, [("starting", start_compiler), *cases], make_table)
 
 
 def inspect_scaling(options: Options) -> None:
     """Size and compile time of train steps as the number of nodes grows, for absent TPUs."""
-    out = None
-    with exit_on_error(lambda: out):
-        choose_targets(("tpu",))
-        for chips in options.chips:
-            count = len(make_devices(Target(chips, "tpu", 0, chips)))
-            for name in options.topology:
-                make_schedule(name, count, RANDOM_ROUNDS)
-        out = results.create_run_dir("speed-scaling", options.out, options.overwrite)
-        console = Console()
-        console.print(f"{', '.join(options.chips)}. Results: {out}", soft_wrap=True)
-        runs = compile_all(options, out, console)
-        results.write_summary(out, dataclasses.asdict(options), {}, runs)
-        console.print(make_table(runs))
-
-
-def compile_all(options: Options, out: Path, console: Console) -> list[Record]:
-    """Compiles all programs; returns the objects in `runs` of `summary.json`."""
-    cases = [(name, is_traced) for name in options.topology for is_traced in (False, True)]
-    runs: list[Record] = []
-    compile_program(options.topology[0], options.chips[0], False, options)  # starts the compiler
-    with (out / "metrics.jsonl").open("w") as file, results.make_progress_bar(console) as bar:
-        task = bar.add_task("compiling", total=len(cases) * len(options.chips), status="")
-        for name, is_traced in cases:
-            smallest = None
-            for chips in options.chips:
-                bar.update(task, status=f"{name}, {chips}")
-                run = compile_program(name, chips, is_traced, options)
-                run["growth"] = None if smallest is None else compute_growth(run, smallest)
-                smallest = smallest or run
-                file.write(f"{json.dumps(run)}\n")
-                runs.append(run)
-                bar.advance(task)
-        bar.update(task, status=f"{len(runs)} programs")
-    return runs
+    harness.run_check("scaling", options, partial(make_plan, options))

@@ -7,11 +7,7 @@
 Compiles the train step of an MLP (gradients, SGD with Nesterov momentum, gossip; one program per
 round, over a mesh with one node per chip) ahead of time, for chips that need not be present, and
 reads the order of instructions that XLA has chosen. `--target tpu` is 8 and 64 TPU v5e chips,
-`--target gpu` is 8 hosts with an H100 each. Their compilers need separate environments:
-
-    pip install "jax[tpu]==VERSION"
-    pip install jax-cuda12-plugin==VERSION jax-cuda12-pjrt==VERSION \\
-        nvidia-cuda-nvcc-cu12 nvidia-nvshmem-cu12
+`--target gpu` is 8 hosts with an H100 each.
 
 For each algorithm it reports every collective, and whether they are those of the gossip schedule:
 one message per peer and step, of one type and the size of the parameters and the push-sum weight.
@@ -27,40 +23,43 @@ as late as it estimates that the remaining work still hides it: the fraction fal
 `joined` are the nodes of each connected component of a permute; edges that carry no message
 (fillers, and those of a node to itself) must be none. `--components` counts components in the
 schedules of all topologies, and compiles nothing.
-
-The exit status is 1 if a count, a size or a component differs from the schedule's. README.md in
-this folder lists the files, columns and fields.
 """
 
 import dataclasses
-import json
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
 import optax
 from jax.sharding import Mesh
-from rich.console import Console
+from rich.table import Table
 
 import gossipjax as gx
-from experiments import results
-from experiments.options import Check, OptionalPath, PositiveInt, check_fields
-from experiments.program import ProgramError, exit_on_error
+from experiments.options import Check, PositiveInt
 from experiments.results import Record
-from experiments.speed.outer_rows import STREAMING_DILOCO, OuterTimes
-from experiments.speed.schedule.components import (
+from experiments.speed import harness
+from experiments.speed.compiled import hlo
+from experiments.speed.compiled.components import (
     Edge,
-    count_all_components,
+    describe_components,
     find_components,
     find_round_components,
-    make_components_table,
+    format_markdown,
+    plan_components,
 )
-from experiments.speed.schedule.hlo_overlap import Message, Overlap, read_overlap
-from experiments.speed.schedule.mlp import MlpSpec, lower_step
-from experiments.speed.schedule.report import make_table
-from experiments.speed.targets import Target, TargetKind, choose_targets, make_devices
-from experiments.training.methods import Method, MethodOptions, WireName, make_method
+from experiments.speed.compiled.hlo import PERMUTE, Message
+from experiments.speed.compiled.mlp import MlpSpec, lower_step
+from experiments.speed.compiled.targets import Target, TargetKind, choose_targets, make_devices
+from experiments.training.methods import (
+    Method,
+    MethodOptions,
+    OuterOptions,
+    WireName,
+    make_method,
+)
+
+STREAMING_DILOCO = "streaming-diloco"
 
 CASES: tuple[tuple[str, WireName], ...] = (
     ("allreduce", "float32"),
@@ -77,8 +76,6 @@ CASES: tuple[tuple[str, WireName], ...] = (
     ("1-osgp", "bfloat16"),
     (STREAMING_DILOCO, "float32"),
 )
-
-
 MAX_NODES = 4096  # the slots of a complete graph of so many have 16 million edges
 
 AtLeastTwo = Annotated[
@@ -89,7 +86,7 @@ AtLeastTwo = Annotated[
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(harness.CheckOptions):
     """Options of the compiled train steps."""
 
     target: tuple[TargetKind, ...] = ()
@@ -106,13 +103,9 @@ class Options:
     """Examples per node and step."""
     every_round: bool = False
     """Compile the program of every distinct round; without it, one per algorithm."""
-    out: OptionalPath = None
-    """Folder for the results; a new one under runs/ if not given."""
-    overwrite: bool = False
-    """Replace another run's results in --out."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if not self.nodes or len(set(self.nodes)) < len(self.nodes):
             raise ValueError(
                 f"--nodes must be one or several different values, got {list(self.nodes)}."
@@ -122,12 +115,6 @@ class Options:
                 "--target must be left out with --components, which compiles nothing, got "
                 f"{' '.join(self.target)}."
             )
-
-
-def compile_step(method: Method, mlp: MlpSpec, mesh: Mesh, step: int) -> Overlap:
-    """Compiles the train step for the round of the static step number `step`, and reads it."""
-    lowered = lower_step(method.transform, mlp, mesh, step)
-    return read_overlap(lowered.compile().as_text())
 
 
 def find_round(state: gx.GossipState | None, step: int) -> gx.topology.Round | None:
@@ -157,11 +144,11 @@ def expect_messages(
     has_weight = state.weight is not None
     values = -(-(parameters + has_weight) // max(1, overlap))
     if wire == "float32":
-        return [Message("collective-permute", "f32", 4 * values)] * peers
+        return [Message(PERMUTE, "f32", 4 * values)] * peers
     # The weight travels in full precision, as two words; overlapped, in addition to its place
     # among the values, of which every chunk has the first.
     words = values + (2 if overlap else int(has_weight))
-    return [Message("collective-permute", "u16", 2 * words)] * peers
+    return [Message(PERMUTE, "u16", 2 * words)] * peers
 
 
 def make_case(name: str, wire: WireName, nodes: int, layers: int) -> tuple[Method, list[int]]:
@@ -174,7 +161,9 @@ def make_case(name: str, wire: WireName, nodes: int, layers: int) -> tuple[Metho
         method = make_method(name, MethodOptions(nodes, wire=wire), optimizer)
         state = method.state()
         return method, [0] if state is None else list(gx.canonical_steps(state))
-    outer = OuterTimes(2 * layers, layers, 1).options("float32")
+    outer = OuterOptions(
+        2 * layers, 0.7, 0.9, nesterov=True, fragments=layers, delay=1, wire="float32"
+    )
     method = make_method("local", MethodOptions(nodes, outer=outer), optimizer)
     return method, list(method.canonical_steps())
 
@@ -189,7 +178,7 @@ def expect_average(step: int, mlp: MlpSpec, nodes: int, kind: str) -> list[Messa
     values = mlp.size // mlp.layers
     if kind != "tpu":
         return [Message("all-reduce", "f32", 4 * values)]
-    return [Message("collective-permute", "f32", 4 * -(-values // nodes))] * (2 * (nodes - 1))
+    return [Message(PERMUTE, "f32", 4 * -(-values // nodes))] * (2 * (nodes - 1))
 
 
 def describe_permutations(permutations: Sequence[list[Edge]], round_: Any) -> Record:
@@ -215,6 +204,29 @@ def describe_permutations(permutations: Sequence[list[Edge]], round_: Any) -> Re
     }
 
 
+def read_program(module: hlo.Module, expected: Sequence[Message], round_: Any) -> Record:
+    """What a compiled program exchanges, and the matrix products around it.
+
+    Args:
+      module: the compiled train step.
+      expected: the messages that one node must send.
+      round_: that it exchanges; None if there is none.
+    """
+    messages = hlo.list_messages(module)
+    joined = describe_permutations(hlo.list_permutations(module), round_)
+    return {
+        "messages": [message._asdict() for message in messages],
+        "expected_messages": [message._asdict() for message in expected],
+        "matches_schedule": sorted(messages) == sorted(expected)
+        and joined["components"] == joined["expected_components"]
+        and not joined["self_edges"] + joined["fillers"],
+        **joined,
+        "matmuls": hlo.count_matmuls(module),
+        "matmuls_before": hlo.count_matmuls_before(module),
+        "matmuls_overlapped": hlo.count_overlapped(module),
+    }
+
+
 def compile_case(
     name: str, wire: WireName, target: Target, options: Options, mesh: Mesh
 ) -> list[Record]:
@@ -223,14 +235,13 @@ def compile_case(
     method, steps = make_case(name, wire, target.nodes, mlp.layers)
     records = []
     for step in steps if options.every_round else steps[-1:]:
-        overlap = compile_step(method, mlp, mesh, step)
+        compiled = lower_step(method.transform, mlp, mesh, step).compile()
         if method.outer is None:
             expected = expect_messages(method.state(), wire, mlp.size, step)
             round_ = find_round(method.state(), step)
         else:
             expected = expect_average(step, mlp, target.nodes, target.kind)
             round_ = None
-        joined = describe_permutations(overlap.permutations, round_)
         records.append(
             {
                 "target": target.description,
@@ -239,25 +250,17 @@ def compile_case(
                 "wire": wire,
                 "step": step,
                 "parameters": mlp.size,
-                "messages": [message._asdict() for message in overlap.messages],
-                "expected_messages": [message._asdict() for message in expected],
-                "matches_schedule": sorted(overlap.messages) == sorted(expected)
-                and joined["components"] == joined["expected_components"]
-                and not joined["self_edges"] + joined["fillers"],
-                **joined,
-                "matmuls": overlap.matmuls,
-                "matmuls_before": overlap.matmuls_before,
-                "matmuls_overlapped": overlap.matmuls_overlapped,
+                **read_program(hlo.parse_module(compiled.as_text()), expected, round_),
             }
         )
     return records
 
 
-def summarize(programs: Sequence[Record]) -> Record:
+def summarize(programs: Sequence[Record]) -> list[Record]:
     """The object in `runs` of `summary.json`: what programs share, and the worst of the others."""
     worst = min(programs, key=lambda program: program["matmuls_overlapped"])
     wrong = next((program for program in programs if not program["matches_schedule"]), worst)
-    return {
+    run = {
         **{name: value for name, value in worst.items() if name != "step"},
         "programs": len(programs),
         "messages": wrong["messages"],
@@ -269,6 +272,7 @@ def summarize(programs: Sequence[Record]) -> Record:
         "fillers": max(program["fillers"] for program in programs),
         "fraction_overlapped": worst["matmuls_overlapped"] / max(1, worst["matmuls"]),
     }
+    return [run]
 
 
 def list_kinds(programs: Sequence[Record], field: str) -> list[list[int]]:
@@ -277,46 +281,74 @@ def list_kinds(programs: Sequence[Record], field: str) -> list[list[int]]:
     return [list(sizes) for sizes in sorted(kinds)]
 
 
+def format_messages(messages: Sequence[Record]) -> str:
+    """A line per kind of message: count, opcode, type and bytes."""
+    counts: dict[str, int] = {}
+    for message in messages:
+        kind = "{opcode} {dtype} {bytes:,}".format(**message)
+        counts[kind] = counts.get(kind, 0) + 1
+    return "\n".join(f"{count} {kind}" for kind, count in counts.items()) or "none"
+
+
+def format_components(components: Sequence[Sequence[int]]) -> str:
+    """A line per kind of permutation."""
+    return "\n".join(map(describe_components, components)) or "-"
+
+
+def format_expected(run: Record) -> str:
+    """Whether a program exchanges what it must; if not, what that is."""
+    if run["matches_schedule"]:
+        return "yes"
+    joined = format_components(run["expected_components"])
+    return f"NO: {format_messages(run['expected_messages'])}; joined: {joined}"
+
+
+def make_table(runs: Sequence[Record]) -> Table:
+    """The table of the list `runs` of `summary.json`."""
+    columns: dict[str, harness.Cell] = {
+        "target": "{target}",
+        "algorithm": lambda run: (
+            run["algorithm"] + (f", {run['wire']}" if run["wire"] != "float32" else "")
+        ),
+        "topology": lambda run: run["topology"].replace("_", " "),
+        "collectives": lambda run: format_messages(run["messages"]),
+        "joined": lambda run: format_components(run["components"]),
+        "as expected": format_expected,
+        "no message": lambda run: f"{run['self_edges'] + run['fillers']}",
+        "programs": "{programs}",
+        "matmuls": "{matmuls}",
+        "overlapped": "{matmuls_overlapped} ({fraction_overlapped:.0%})",
+    }
+    title = "Collectives of a compiled step, and matrix products between start and done"
+    caption = (
+        "collectives: of one node: count, kind, type and bytes of each; joined: nodes that a "
+        "permute joins, components x nodes; no message: edges that carry none"
+    )
+    return harness.make_table(title, caption, columns, runs, texts=6)
+
+
+def make_plan(options: Options) -> harness.Plan:
+    """The cases of all targets, or those of `--components`."""
+    if options.components:
+        return plan_components(options.nodes)
+    targets = choose_targets(options.target)
+
+    def compile_for(target: Target, name: str, wire: WireName) -> list[Record]:
+        mesh = Mesh(np.array(make_devices(target)), ("nodes",))
+        return compile_case(name, wire, target, options, mesh)
+
+    cases = [
+        (f"{name}, {wire} wire, {target.description}", partial(compile_for, target, name, wire))
+        for target in targets
+        for name, wire in CASES
+    ]
+    description = f"compiled for {', '.join(target.description for target in targets)}"
+    violation = "a program must exchange what its schedule says"
+    return harness.Plan(description, cases, make_table, summarize, violation)
+
+
 def inspect_schedules(options: Options) -> None:
     """Exchange of compiled train steps, and the work that overlaps it, on absent TPUs and GPUs."""
-    out = None
-    with exit_on_error(lambda: out):
-        targets = [] if options.components else choose_targets(options.target)
-        out = results.create_run_dir("speed-schedule", options.out, options.overwrite)
-        console = Console()
-        if options.components:
-            runs = count_all_components(options.nodes, out, console)
-            results.write_summary(out, dataclasses.asdict(options), {}, runs)
-            console.print(make_components_table(runs))
-            console.print(f"Results: {out}", soft_wrap=True)
-            return
-        names = ", ".join(target.description for target in targets)
-        console.print(f"{names}. Results: {out}", soft_wrap=True)
-        runs = compile_all(options, targets, out, console)
-        results.write_summary(out, dataclasses.asdict(options), {}, runs)
-        console.print(make_table(runs))
-        if not all(run["matches_schedule"] for run in runs):
-            raise ProgramError(
-                "a program must exchange what its schedule says, got another exchange: see the "
-                "table."
-            )
-
-
-def compile_all(
-    options: Options, targets: Sequence[Target], out: Path, console: Console
-) -> list[Record]:
-    """Compiles all cases for all targets; returns the objects in `runs` of `summary.json`."""
-    runs: list[Record] = []
-    with (out / "metrics.jsonl").open("w") as file, results.make_progress_bar(console) as bar:
-        task = bar.add_task("compiling", total=len(targets) * len(CASES), status="")
-        for target in targets:
-            mesh = Mesh(np.array(make_devices(target)), ("nodes",))
-            for name, wire in CASES:
-                bar.update(task, status=f"{name}, {wire} wire, {target.description}")
-                programs = compile_case(name, wire, target, options, mesh)
-                file.writelines(f"{json.dumps(program)}\n" for program in programs)
-                file.flush()
-                runs.append(summarize(programs))
-                bar.advance(task)
-        bar.update(task, status=f"{len(runs)} rows")
-    return runs
+    out, runs = harness.run_check("schedule", options, partial(make_plan, options))
+    if options.components:
+        (out / "components.md").write_text(format_markdown(runs))

@@ -8,15 +8,14 @@ import collections
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from functools import partial
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 import gossipjax as gx
-from experiments import results
+from experiments.markdown import format_table
 from experiments.results import Record
+from experiments.speed.harness import Cell, Plan, make_table
 from experiments.training.methods import MAX_ROUNDS, TOPOLOGIES
 
 ALL_REDUCE = "all-reduce"
@@ -111,40 +110,29 @@ def list_cells(runs: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
 
 def make_components_table(runs: Sequence[Record]) -> Table:
     """The table of the list `runs` of `summary.json`."""
-    table = Table(
-        title="Nodes that the permutations of each topology join: components x nodes",
-        caption="by permutation, each kind once; idle: nodes that one of them leaves out",
-        box=SIMPLE_HEAD,
-        padding=0,
-    )
     headers, rows = list_cells(runs)
-    for header in headers:
-        table.add_column(header, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
+    title = "Nodes that the permutations of each topology join: components x nodes"
+    caption = "by permutation, each kind once; idle: nodes that one of them leaves out"
+    columns: dict[str, Cell] = {header: f"{{{header}}}" for header in headers}
+    records = [dict(zip(headers, row, strict=True)) for row in rows]
+    return make_table(title, caption, columns, records, texts=len(headers))
 
 
 def format_markdown(runs: Sequence[Record]) -> str:
     """The same table in Markdown."""
-    headers, rows = list_cells(runs)
-    rule = ["---"] * len(headers)
-    return "\n".join(f"| {' | '.join(row)} |" for row in [headers, rule, *rows]) + "\n"
+    return f"{format_table(*list_cells(runs))}\n"
 
 
-def count_all_components(sizes: Sequence[int], out: Path, console: Console) -> list[Record]:
-    """Counts the components of all topologies that are possible, from their schedules alone.
+def plan_components(sizes: Sequence[int]) -> Plan:
+    """Counts the components of all topologies that are possible, from their schedules alone."""
 
-    Writes the table, in Markdown, into `components.md`. Returns the objects in `runs`.
-    """
-    cases = list(itertools.product(SCHEDULES, sizes))
-    runs = []
-    with results.make_progress_bar(console) as bar:
-        task = bar.add_task("components", total=len(cases), status="")
-        for topology, nodes in cases:
-            bar.update(task, status=f"{topology}, {nodes} nodes")
-            with contextlib.suppress(ValueError):  # a hypercube of 6 nodes
-                runs.append(make_components_record(topology, nodes))
-            bar.advance(task)
-    (out / "components.md").write_text(format_markdown(runs))
-    return runs
+    def count(topology: str, nodes: int) -> list[Record]:
+        with contextlib.suppress(ValueError):  # a hypercube of 6 nodes
+            return [make_components_record(topology, nodes)]
+        return []
+
+    cases = [
+        (f"{topology}, {nodes} nodes", partial(count, topology, nodes))
+        for topology, nodes in itertools.product(SCHEDULES, sizes)
+    ]
+    return Plan("nothing is compiled", cases, make_components_table)

@@ -1,4 +1,11 @@
-"""The compared updates of a model, and the memory traffic of their compiled programs."""
+"""The passes over memory of an update of a model, with and without gossip, as compiled.
+
+    python -m experiments.speed compiled step
+
+The model has the size and the arrays of a ResNet-50: 25.6 million float32 in 161 arrays. Compiles
+its updates for 8 H100, which need not be present, and counts passes. `speed local step` counts them
+in the programs of this machine, and times these.
+"""
 
 import math
 from collections.abc import Sequence
@@ -6,12 +13,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from rich.table import Table
 
 import gossipjax as gx
 from experiments.results import Record
-from experiments.speed import hlo
+from experiments.speed import harness
+from experiments.speed.compiled import hlo
+from experiments.speed.compiled.targets import choose_targets, make_devices
 from experiments.training.methods import MethodOptions, make_method
 
 STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))  # of a ResNet-50: blocks and width
@@ -106,15 +117,8 @@ def make_program(update: Update, nodes: gx.Nodes, donate_argnums: Sequence[int])
 
 
 def count_passes(lowered: jax.stages.Lowered, model_bytes: float) -> dict[str, float]:
-    """Passes over memory of a compiled update, by opcode; one pass is the size of the model.
-
-    Raises:
-      ValueError: if the backend does not show the compiled program.
-    """
-    text = lowered.compile().as_text()
-    if text is None:
-        raise ValueError("the backend must show the compiled program, got none: use a CPU or GPU.")
-    traffic = hlo.count_traffic(hlo.parse_module(text))
+    """Passes over memory of a compiled update, by opcode; one pass is the size of the model."""
+    traffic = hlo.count_traffic(hlo.parse_module(lowered.compile().as_text()))
     return {opcode: size / model_bytes for opcode, size in traffic.items()}
 
 
@@ -153,3 +157,36 @@ def count_updates(shapes: Shapes, mesh: Mesh, placement: str) -> list[Record]:
         passes = count_passes(lowered, 4 * count_values(shapes))
         records.append(make_record(update, placement, passes))
     return records
+
+
+PASSES: dict[str, harness.Cell] = {
+    "update": "{update}",
+    "passes": "{passes:.1f}",
+    "least": "{min_passes}",
+    "x least": "{ratio_passes:.2f}",
+    "wire": "{wire_passes:.1f}",
+}
+"""The columns of counted passes."""
+
+
+def make_table(runs: Sequence[Record]) -> Table:
+    """The table of the list `runs` of `summary.json`."""
+    title = "An update of 25.6 million parameters in 161 arrays"
+    return harness.make_table(title, "wire: passes of the exchange", PASSES, runs)
+
+
+def make_plan() -> harness.Plan:
+    """All updates, for H100s."""
+    (target,) = choose_targets(("gpu",))
+
+    def count() -> list[Record]:
+        mesh = Mesh(np.array(make_devices(target)), ("nodes",))
+        return count_updates(make_resnet50_shapes(), mesh, target.description)
+
+    description = f"compiled for {target.description}, nothing runs"
+    return harness.Plan(description, [("compiling", count)], make_table)
+
+
+def inspect_step(options: harness.CheckOptions) -> None:
+    """Passes over memory of an update of a model, with and without gossip, for absent GPUs."""
+    harness.run_check("step", options, make_plan)

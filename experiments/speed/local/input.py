@@ -6,28 +6,26 @@ Takes training batches from a prepared data set as `experiments.image` does, but
 step: records are read, decoded and augmented by threads, and joined to batches of all nodes. The
 upper bound is the speed of one thread that only decodes images which are in memory, times the
 cores. It is measured before, because the threads of the input use every core, and go on between two
-turns. README.md in this folder lists the columns and fields.
+turns.
 """
 
 import dataclasses
 import io
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
-from experiments import data, results
+from experiments import data
 from experiments.data.prefetch import count_cores, prefetch, require_memory
-from experiments.options import OptionalPath, PositiveFloat, PositiveInt, check_fields
-from experiments.program import exit_on_error
+from experiments.options import OptionalPath, PositiveFloat, PositiveInt
 from experiments.results import Record
-from experiments.speed.timing import summarize_samples
+from experiments.speed import harness
 
 SEED = 0
 MAX_DECODED = 200  # different images that are decoded from memory
@@ -35,7 +33,7 @@ WARM_UP = 4  # batches: those that are kept ready, so that none was made before 
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(harness.CheckOptions):
     """Options of the measurement of the input."""
 
     dataset: tuple[Literal["cifar10", "imagenet2012"], ...] = ("cifar10", "imagenet2012")
@@ -50,13 +48,9 @@ class Options:
     """Measurements, of which the median is reported."""
     turn_seconds: PositiveFloat = 2.0
     """Length of a turn; that of decoding alone is a quarter of it."""
-    out: OptionalPath = None
-    """Folder for the results; a new one under runs/ if not given."""
-    overwrite: bool = False
-    """Replace another run's results in --out."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if not self.dataset or len(set(self.dataset)) < len(self.dataset):
             raise ValueError(
                 "--dataset must be one or several different data sets, got "
@@ -109,16 +103,8 @@ def make_batches(images: data.ImageRecords, options: Options) -> Iterator[Any]:
     return images.batches(shards, options.batch_size_per_node, SEED, range(options.nodes), 0)
 
 
-def measure_dataset(
-    images: data.ImageRecords, options: Options, report_turn: Callable[[], None]
-) -> Record:
-    """Measures one data set; returns the object in `runs`.
-
-    Args:
-      images: the data set.
-      options: of the program.
-      report_turn: is called after each turn.
-    """
+def measure_dataset(images: data.ImageRecords, options: Options) -> list[Record]:
+    """Measures one data set; returns the one object in `runs`."""
     contents = list(itertools.islice(images.read_encoded(), MAX_DECODED))
     decode = make_decoder(contents)
     seconds = options.turn_seconds
@@ -127,59 +113,42 @@ def measure_dataset(
     feed = make_feed(prefetch(make_batches(images, options)))
     for _ in range(WARM_UP):
         feed()
-    rates = []
-    for _ in range(options.turns):
-        rates.append(measure_rate(feed, seconds))
-        report_turn()
+    rates = [measure_rate(feed, seconds) for _ in range(options.turns)]
     cores = count_cores()
-    return {
+    run = {
         "dataset": images.name,
         "cores": cores,
-        **summarize_samples("images_per_second", rates),
+        **harness.summarize_samples("images_per_second", rates),
         "decoded_per_second": decoded_per_second,
         "ratio": float(np.median(rates)) / (cores * decoded_per_second),
         "encoded_bytes": float(np.mean([len(content) for content in contents])),
         "images": images.num_train,
         "corrupt_images": images.count_corrupt(),
     }
+    return [run]
 
 
-def make_table(runs: list[Record]) -> Table:
+def make_table(runs: Sequence[Record]) -> Table:
     """A row per data set."""
+    columns: dict[str, harness.Cell] = {
+        "data set": "{dataset}",
+        "images/s": "{images_per_second:,.0f}",
+        "10-90 %": "{images_per_second_p10:,.0f}-{images_per_second_p90:,.0f}",
+        "cores": "{cores}",
+        "decoding\nonly": "{decoded_per_second:,.0f}",
+        "x bound": "{ratio:.2f}",
+        "KB/image": harness.scale("encoded_bytes", 1e3, ".1f"),
+    }
     caption = "decoding only: one thread, nothing else; x bound: images/s over that times the cores"
-    table = Table(
-        box=SIMPLE_HEAD, title="Input without a training step", caption=caption, padding=0
-    )
-    table.add_column("data set", no_wrap=True)
-    headers = ("images/s", "10-90 %", "cores", "decoding\nonly", "x bound", "KB/image")
-    for header in headers:
-        table.add_column(header, justify="right", no_wrap=True)
-    for run in runs:
-        table.add_row(
-            run["dataset"],
-            f"{run['images_per_second']:,.0f}",
-            f"{run['images_per_second_p10']:,.0f}-{run['images_per_second_p90']:,.0f}",
-            f"{run['cores']}",
-            f"{run['decoded_per_second']:,.0f}",
-            f"{run['ratio']:.2f}",
-            f"{run['encoded_bytes'] / 1e3:.1f}",
-        )
-    return table
+    return harness.make_table("Input without a training step", caption, columns, runs)
 
 
 def measure_input(options: Options) -> None:
     """Images per second of the input of experiments.image, compared with decoding alone."""
-    out = None
-    with exit_on_error(lambda: out):
+
+    def make_plan() -> harness.Plan:
         sets = [open_dataset(name, options) for name in options.dataset]
-        out = results.create_run_dir("speed-input", options.out, options.overwrite)
-        console = Console()
-        runs: list[Record] = []
-        with results.make_progress_bar(console) as bar:
-            task = bar.add_task("input", total=len(sets) * options.turns, status="")
-            for images in sets:
-                bar.update(task, status=images.name)
-                runs.append(measure_dataset(images, options, lambda: bar.advance(task)))
-                results.write_summary(out, dataclasses.asdict(options), {}, runs)
-        console.print(make_table(runs))
-        console.print(f"Results: {out}", soft_wrap=True)
+        cases = [(images.name, partial(measure_dataset, images, options)) for images in sets]
+        return harness.Plan(f"{count_cores()} cores", cases, make_table)
+
+    harness.run_check("input", options, make_plan)

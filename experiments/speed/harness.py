@@ -1,0 +1,124 @@
+"""What the checks share: options, the run of a check with its files, tables, and samples."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from experiments import results
+from experiments.options import OptionalPath, check_fields
+from experiments.program import ProgramError, exit_on_error
+from experiments.results import Record
+
+Cell = str | Callable[[Record], str]
+"""A format of a run's fields, as "{seconds:.2f}", or a function of the run."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckOptions:
+    """The options of every check."""
+
+    out: OptionalPath = None
+    """Folder for the results; a new one under runs/ if not given."""
+    overwrite: bool = False
+    """Replace another run's results in --out."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+class Plan(NamedTuple):
+    """What a check measures, and how its result is shown.
+
+    Attributes:
+      description: where it runs.
+      cases: what is done, and a function that does it and returns lines of `metrics.jsonl`.
+      make_table: of the list `runs` of `summary.json`.
+      summarize: the lines of a case -> its objects in `runs`.
+      violation: the error of a run whose `matches_schedule` is false.
+    """
+
+    description: str
+    cases: Sequence[tuple[str, Callable[[], list[Record]]]]
+    make_table: Callable[[Sequence[Record]], Table]
+    summarize: Callable[[list[Record]], list[Record]] = list
+    violation: str = ""
+
+
+def run_check(
+    name: str, options: CheckOptions, make_plan: Callable[[], Plan]
+) -> tuple[Path, list[Record]]:
+    """Runs a check: makes its folder, measures all cases, writes the files, prints the table.
+
+    The exit status is 2 if `make_plan` raises `ValueError`, and 1 if a program exchanges something
+    else than its schedule says.
+
+    Args:
+      name: the check.
+      options: of the check.
+      make_plan: raises `ValueError` for what is impossible.
+
+    Returns:
+      The folder, and the list `runs` of `summary.json`.
+    """
+    out = None
+    with exit_on_error(lambda: out):
+        plan = make_plan()
+        out = results.create_run_dir(f"speed-{name}", options.out, options.overwrite)
+        console = Console()
+        runs: list[Record] = []
+        with (out / "metrics.jsonl").open("w") as file, results.make_progress_bar(console) as bar:
+            task = bar.add_task(name, total=len(plan.cases), status="")
+            for status, measure in plan.cases:
+                bar.update(task, status=status)
+                lines = measure()
+                file.writelines(f"{json.dumps(line)}\n" for line in lines)
+                file.flush()
+                runs += plan.summarize(lines)
+                environment = {"placement": plan.description}
+                results.write_summary(out, dataclasses.asdict(options), environment, runs)
+                bar.advance(task)
+        console.print(plan.make_table(runs))
+        console.print(f"{plan.description}. Results: {out}", soft_wrap=True)
+        if not all(run.get("matches_schedule", True) for run in runs):
+            raise ProgramError(f"{plan.violation}, got something else: see the table.")
+        return out, runs
+
+
+def make_table(
+    title: str, caption: str, columns: Mapping[str, Cell], runs: Sequence[Record], texts: int = 1
+) -> Table:
+    """Makes a table with a row per run; the first `texts` columns are text, the others numbers."""
+    table = Table(title=title, caption=caption or None, box=SIMPLE_HEAD, padding=0)
+    for index, header in enumerate(columns):
+        if index < texts:
+            table.add_column(header, overflow="fold", min_width=6)
+        else:
+            table.add_column(header, justify="right", no_wrap=True)
+    for run in runs:
+        table.add_row(
+            *(c.format(**run) if isinstance(c, str) else c(run) for c in columns.values())
+        )
+    return table
+
+
+def scale(field: str, unit: float, digits: str) -> Cell:
+    """A cell with a field in other units; - where a run has none."""
+    return lambda run: "-" if run.get(field) is None else f"{run[field] / unit:{digits}}"
+
+
+def summarize_samples(name: str, samples: ArrayLike) -> Record:
+    """The median of `samples`, named `name`, and their quantiles 0.1 and 0.9.
+
+    >>> summarize_samples("seconds", [1.0, 2.0, 3.0])
+    {'seconds': 2.0, 'seconds_p10': 1.2, 'seconds_p90': 2.8}
+    """
+    low, median, high = np.quantile(np.asarray(samples, float), [0.1, 0.5, 0.9]).tolist()
+    return {name: median, f"{name}_p10": low, f"{name}_p90": high}

@@ -1,0 +1,427 @@
+"""Images per second of many nodes on one machine, compared with one plain optax loop.
+
+    python -m experiments.speed local simulation --nodes 8 32 64 128
+
+Trains the small CNN on random images: by SGP over N nodes, each with a separate model; and by plain
+optax one model on the batch of all nodes together. Each loop runs in a separate process, because
+the N devices and 2 N threads of the nodes slow down a plain loop beside them, which would flatter
+the ratio. The two take turns, so that noise affects both alike; the process whose turn it is not
+waits for its input.
+
+    python -m experiments.speed local simulation --nodes 64 --devices 2
+
+compares N nodes on two devices, N / 2 on each, with a device per node and with all on one device.
+
+As a program this module is one of the two processes: its argument is a `LoopSettings` as JSON.
+Standard output gets a line of JSON when all is compiled, `{"placement": ..., "bytes_per_device":
+...}` or `{"error": ...}`, and after every line of standard input, a number of steps, the seconds
+that they took and the most memory that the process has had, `{"seconds": ..., "peak_bytes": ...}`.
+"""
+
+import dataclasses
+import itertools
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from rich.table import Table
+
+import gossipjax as gx
+from experiments.data.prefetch import prefetch, require_memory
+from experiments.models import SmallCNN
+from experiments.options import PositiveInt
+from experiments.program import FatalError, ProgramError
+from experiments.results import Record
+from experiments.speed import harness
+from experiments.training.methods import Method, MethodOptions, make_method
+from experiments.training.placement import (
+    Placement,
+    describe_nodes,
+    place_nodes,
+    request_cpu_devices,
+)
+
+LOOP = "experiments.speed.local.simulation"
+TURNS = 7  # of which the median is reported
+ROOT = Path(__file__).resolve().parents[3]
+DISTINCT_BATCHES = 4  # drawn once, then repeated
+OPTIMIZER = optax.sgd(0.05, momentum=0.9, nesterov=True)  # of both loops
+IMAGE_SHAPE = (28, 28, 1)
+CLASSES = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(harness.CheckOptions):
+    """Options of the measurement of simulated nodes."""
+
+    nodes: tuple[PositiveInt, ...] = (8, 32, 64, 128)
+    """Number of simulated nodes: one or several numbers."""
+    algorithm: str = "sgp"
+    """ALGORITHM or ALGORITHM@TOPOLOGY, as in experiments.image."""
+    batch_size_per_node: PositiveInt = 32
+    """Images per node and step."""
+    steps: PositiveInt = 5
+    """Steps of one turn."""
+    placement: Placement = "auto"
+    """mesh: a device per node, virtual ones on a CPU. vmap: one device. auto: mesh if possible."""
+    devices: PositiveInt | None = None
+    """Compare three placements: N nodes on this many devices, mesh and vmap."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.nodes:
+            raise ValueError("--nodes must be one or several numbers, got none.")
+        divided = [size for size in self.nodes if self.devices and size % self.devices]
+        if divided:
+            raise ValueError(
+                f"--devices must divide --nodes, got {self.devices} devices and {divided[0]} "
+                "nodes: give a divisor."
+            )
+        if self.devices and self.placement != "auto":
+            raise ValueError(
+                f"--placement must be auto beside --devices, got {self.placement}: leave one out, "
+                "as --devices compares the placements."
+            )
+
+    @property
+    def placements(self) -> tuple[tuple[Placement, int | None], ...]:
+        """What is measured for each number of nodes: a placement, and a number of devices."""
+        if self.devices is None:
+            return ((self.placement, None),)
+        return (("mesh", self.devices), ("mesh", None), ("vmap", None))
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopSettings:
+    """The settings of a loop.
+
+    Attributes:
+      algorithm: that of the simulated nodes; None for one model, trained by plain optax.
+      nodes: N; one model trains on the batch of all of them.
+      batch_size_per_node: images per node and step.
+      placement: of the simulated nodes.
+      devices: D, of N / D nodes each; None for as many as `placement` takes.
+    """
+
+    algorithm: str | None
+    nodes: int
+    batch_size_per_node: int
+    placement: Placement
+    devices: int | None = None
+
+
+def compute_loss(params: Any, batch: Any) -> jax.Array:
+    """Cross-entropy of one batch of images and labels."""
+    images, labels = batch
+    logits: Any = SmallCNN(CLASSES).apply({"params": params}, images)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+def compute_gradients(params: Any, batch: Any) -> tuple[Any, jax.Array]:
+    """Gradients and loss of one node, in the form that `gx.TrainStep` takes."""
+    loss, grads = jax.value_and_grad(compute_loss)(params, batch)
+    return grads, loss
+
+
+def draw_batches(nodes: int, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Infinite random batches: images `[N, B, 28, 28, 1]` and labels `[N, B]`."""
+    rng = np.random.default_rng(0)
+    batches = [
+        (
+            rng.normal(size=(nodes, batch_size, *IMAGE_SHAPE)).astype(np.float32),
+            rng.integers(0, CLASSES, (nodes, batch_size), dtype=np.int32),
+        )
+        for _ in range(DISTINCT_BATCHES)
+    ]
+    yield from itertools.cycle(batches)
+
+
+class TimedLoop:
+    """A training loop that runs a few steps at a time.
+
+    Args:
+      train_step: `train_step(step, state, batch) -> state`.
+      state: parameters and optimizer state.
+      batches: infinite.
+    """
+
+    def __init__(
+        self,
+        train_step: Callable[[int, Any, Any], Any],
+        state: Any,
+        batches: Iterator[Any],
+    ):
+        self._train_step = train_step
+        self._state = state
+        self._batches = batches
+        self._batch = next(batches)
+        self._step = 0
+
+    def compile(self, steps: list[int]) -> None:
+        """Runs these steps on one batch, so that no timed step compiles."""
+        for step in steps:
+            self._state = jax.block_until_ready(self._train_step(step, self._state, self._batch))
+        self._step = len(steps)  # the updates that the state has counted
+
+    def run(self, steps: int) -> float:
+        """Runs the next `steps` steps; returns the seconds that they took, input included."""
+        start = time.perf_counter()
+        for _ in range(steps):
+            self._state = self._train_step(self._step, self._state, self._batch)
+            self._batch = next(self._batches)
+            self._step += 1
+        jax.block_until_ready(self._state)
+        return time.perf_counter() - start
+
+
+def make_simulated_loop(method: Method, nodes: gx.Nodes, params: Any, batch_size: int) -> TimedLoop:
+    """N nodes, each with a separate model; all programs are compiled."""
+    train_step = gx.TrainStep(compute_gradients, method.transform, nodes=nodes)
+    params, opt_state = nodes.init(method.transform, params)
+    batches = prefetch(nodes.put(batch) for batch in draw_batches(nodes.size, batch_size))
+
+    def run_step(step: int, state: Any, batch: Any) -> Any:
+        params, opt_state, _ = train_step(step, *state, batch)
+        return params, opt_state
+
+    loop = TimedLoop(run_step, (params, opt_state), batches)
+    loop.compile(train_step.canonical_steps(opt_state) or [0])
+    return loop
+
+
+def count_bytes_per_device(method: Method, nodes: gx.Nodes, params: Any, batch_size: int) -> int:
+    """The memory of a device in a step: models, states, a batch, and what is computed between."""
+    tx = method.transform
+
+    def update(params: Any, opt_state: Any, batch: Any) -> Any:
+        grads, _ = compute_gradients(params, batch)
+        updates, opt_state = tx.update(grads, opt_state, params, step=0)
+        return optax.apply_updates(params, updates), opt_state
+
+    params, opt_state = nodes.init(tx, params)
+    batch = next(draw_batches(nodes.size, batch_size))
+    stats = nodes.spmd(update).lower(params, opt_state, batch).compile().memory_analysis()
+    parts = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes
+    return sum(parts) - stats.alias_size_in_bytes
+
+
+def make_plain_loop(nodes: int, params: Any, batch_size: int) -> TimedLoop:
+    """One model, trained on the batch of all nodes together; its program is compiled."""
+
+    @jax.jit
+    def update(params: Any, opt_state: Any, batch: Any) -> Any:
+        grads, _ = compute_gradients(params, batch)
+        updates, opt_state = OPTIMIZER.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    def run_step(step: int, state: Any, batch: Any) -> Any:
+        del step
+        return update(*state, batch)
+
+    def merge_nodes(x: np.ndarray) -> jax.Array:
+        return jnp.asarray(x.reshape(-1, *x.shape[2:]))
+
+    batches = prefetch(
+        jax.tree.map(merge_nodes, batch) for batch in draw_batches(nodes, batch_size)
+    )
+    loop = TimedLoop(run_step, (params, OPTIMIZER.init(params)), batches)
+    loop.compile([0])
+    return loop
+
+
+def make_loop(settings: LoopSettings) -> tuple[TimedLoop, str, int | None]:
+    """The loop, compiled, where it runs, and the bytes of a device of the simulated nodes.
+
+    Raises:
+      FatalError: for a placement that is impossible.
+    """
+    if settings.algorithm is not None and settings.placement != "vmap":
+        request_cpu_devices(settings.devices or settings.nodes)
+    else:
+        jax.config.update("jax_num_cpu_devices", 1)  # with the threads that JAX gives it
+    key = jax.random.key(0)
+    params = SmallCNN(CLASSES).init(key, np.zeros((1, *IMAGE_SHAPE), np.float32))["params"]
+    size = settings.batch_size_per_node
+    if settings.algorithm is None:
+        return make_plain_loop(settings.nodes, params, size), "one device", None
+    method = make_method(settings.algorithm, MethodOptions(settings.nodes), OPTIMIZER)
+    try:
+        nodes = place_nodes(settings.placement, settings.nodes)
+    except ValueError as error:
+        raise FatalError(str(error)) from error
+    used_bytes = count_bytes_per_device(method, nodes, params, size)
+    return make_simulated_loop(method, nodes, params, size), describe_nodes(nodes), used_bytes
+
+
+def run_loop(settings: LoopSettings) -> None:
+    """Makes the loop, and runs it when asked to, until standard input ends."""
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what others print is no answer
+
+        def answer(**fields: Any) -> None:
+            print(json.dumps(fields), file=answers, flush=True)
+
+        try:
+            loop, placement, used_bytes = make_loop(settings)
+        except FatalError as error:
+            answer(error=str(error))
+            return
+        answer(placement=placement, bytes_per_device=used_bytes)
+        for line in sys.stdin:
+            seconds = loop.run(int(line))
+            peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            answer(seconds=seconds, peak_bytes=peak_bytes)
+
+
+class LoopProcess:
+    """The process of a loop, as a context that ends it."""
+
+    def __init__(self, settings: LoopSettings):
+        self._settings = settings
+
+    def __enter__(self) -> "LoopProcess":
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        settings = json.dumps(dataclasses.asdict(self._settings))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", LOOP, settings],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            # Both processes share an accelerator: none may take most of its memory at once.
+            env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, "PYTHONPATH": path},
+            start_new_session=True,  # Ctrl-C goes to the parent only
+        )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def wait_until_compiled(self) -> Record:
+        """Returns the placement of the loop, and the bytes per device of the simulated nodes.
+
+        Raises:
+          FatalError: if it is impossible.
+          ProgramError: if the process ends.
+        """
+        answer = self._read()
+        if "error" in answer:
+            raise FatalError(answer["error"])
+        return answer
+
+    def run(self, steps: int) -> Record:
+        """Runs the next steps; returns the seconds that they took, and the peak of the memory."""
+        assert self._process.stdin is not None
+        print(steps, file=self._process.stdin, flush=True)
+        return self._read()
+
+    def _read(self) -> Record:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise ProgramError(
+                f"the process of {self._settings} must answer, got its end with status "
+                f"{self._process.wait()}: its error output says why."
+            )
+        return json.loads(line)
+
+
+def measure_case(
+    options: Options, method: Method, size: int, placement: Placement, devices: int | None
+) -> list[Record]:
+    """Runs both loops in turns; returns the one object in `runs`.
+
+    Args:
+      options: of the program.
+      method: that of the simulated nodes.
+      size: their number.
+      placement, devices: one of `options.placements`.
+    """
+    settings = LoopSettings(None, size, options.batch_size_per_node, placement, devices)
+    simulated_settings = dataclasses.replace(settings, algorithm=options.algorithm)
+    seconds: list[tuple[float, float]] = []
+    with LoopProcess(simulated_settings) as simulated, LoopProcess(settings) as plain:
+        description = simulated.wait_until_compiled()
+        plain.wait_until_compiled()
+        for _ in range(TURNS):
+            answer = simulated.run(options.steps)
+            seconds.append((answer["seconds"], plain.run(options.steps)["seconds"]))
+            description["peak_bytes"] = answer["peak_bytes"]  # so far
+    return [summarize_case(options, method, size, description, seconds)]
+
+
+def summarize_case(
+    options: Options,
+    method: Method,
+    size: int,
+    description: Record,
+    seconds: Sequence[tuple[float, float]],
+) -> Record:
+    """The object in `runs` of one number of nodes.
+
+    Args:
+      options, method, size: as in `measure_case`.
+      description: `placement`, `bytes_per_device` and `peak_bytes` of the simulated nodes.
+      seconds: of the simulated and of the plain loop, turn by turn.
+    """
+    simulated_seconds, plain_seconds = np.transpose(seconds)
+    images = options.steps * size * options.batch_size_per_node  # of a turn
+    return {
+        "algorithm": method.algorithm,
+        "topology": method.topology,
+        "nodes": size,
+        **description,
+        "images_per_second": images / float(np.median(simulated_seconds)),
+        "plain_images_per_second": images / float(np.median(plain_seconds)),
+        **harness.summarize_samples("ratio", plain_seconds / simulated_seconds),
+    }
+
+
+def make_table(runs: Sequence[Record]) -> Table:
+    """A row per number of nodes and placement."""
+    columns: dict[str, harness.Cell] = {
+        "placement": "{placement}",
+        "nodes": "{nodes}",
+        "simulated": "{images_per_second:,.0f}",
+        "one model,\none batch": "{plain_images_per_second:,.0f}",
+        "ratio": "{ratio:.2f}",
+        "10-90 %": "{ratio_p10:.2f}-{ratio_p90:.2f}",
+        "MB per\ndevice": harness.scale("bytes_per_device", 1e6, ",.0f"),
+    }
+    return harness.make_table("Images per second, all nodes together", "", columns, runs)
+
+
+def make_plan(options: Options) -> harness.Plan:
+    """All numbers of nodes and placements."""
+    methods = [
+        make_method(options.algorithm, MethodOptions(size), OPTIMIZER) for size in options.nodes
+    ]
+    example = np.broadcast_to(np.float32(0), (max(options.nodes), *IMAGE_SHAPE))
+    require_memory(example, options.batch_size_per_node)
+    cases = [
+        (f"{size} nodes", partial(measure_case, options, method, size, *placement))
+        for method, size in zip(methods, options.nodes, strict=True)
+        for placement in options.placements
+    ]
+    return harness.Plan("simulated on this machine", cases, make_table)
+
+
+def measure_simulation(options: Options) -> None:
+    """Images per second of simulated nodes, compared with one plain loop."""
+    harness.run_check("simulation", options, partial(make_plan, options))
+
+
+if __name__ == "__main__":
+    run_loop(LoopSettings(**json.loads(sys.argv[1])))
+    os._exit(0)  # the threads that make the next batches never end

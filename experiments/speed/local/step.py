@@ -1,0 +1,223 @@
+"""Time of one update of a model, with and without gossip, compared with that of a plain copy.
+
+    python -m experiments.speed local step
+
+Only the update is timed: the gradients are given. All nodes are on this machine, so a message is a
+copy in its memory. The model is that of `speed compiled step`, see `compiled/passes.py`, which
+derives the least passes over memory of every row. The lower bound is the time of these passes at
+the speed of a plain copy: into a fresh buffer, which is what JAX does unless an argument is
+donated, or in place, into a buffer that exists. On a CPU the operating system hands out fresh
+memory page by page, which takes longer than the copy, unless `gx.launch.MALLOC_ENVIRONMENT` is in
+the environment of the program: then glibc keeps the memory that it had.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.table import Table
+
+import gossipjax as gx
+from experiments.options import Check, PositiveInt
+from experiments.results import Record
+from experiments.speed import harness
+from experiments.speed.compiled.passes import (
+    PASSES,
+    Shapes,
+    Update,
+    build_updates,
+    count_passes,
+    count_values,
+    make_program,
+    make_record,
+    make_resnet50_shapes,
+)
+from experiments.training.placement import (
+    Placement,
+    describe_nodes,
+    place_nodes,
+    request_cpu_devices,
+)
+
+COPIES = ("fresh_buffer", "in_place")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(harness.CheckOptions):
+    """Options of the measurement of an update."""
+
+    nodes: Annotated[
+        int, Check("an integer >= 2, so that messages are sent", lambda value: value >= 2)
+    ] = 4
+    """Number of nodes, all on this machine."""
+    updates: PositiveInt = 15
+    """Timed updates of each kind, of which the median is reported."""
+    placement: Placement = "auto"
+    """mesh: a device per node, virtual ones on a CPU. vmap: one device. auto: mesh if possible."""
+
+
+class TimedProgram:
+    """A compiled function that is called again and again, on its results where it has some.
+
+    Args:
+      program: `program(*carried, *constants)` returns the next `carried`, a tuple.
+      carried: the first arguments; without any, results are dropped.
+      constants: the arguments after them, the same for every call.
+    """
+
+    def __init__(
+        self,
+        program: Callable[..., Any],
+        carried: Sequence[Any] = (),
+        constants: Sequence[Any] = (),
+    ):
+        self._program = program
+        self._carried = tuple(carried)
+        self._constants = tuple(constants)
+
+    def run(self) -> float:
+        """Calls the program; returns the seconds until its results were there."""
+        start = time.perf_counter()
+        results = jax.block_until_ready(self._program(*self._carried, *self._constants))
+        seconds = time.perf_counter() - start
+        if self._carried:
+            self._carried = tuple(results)  # after the clock has stopped: frees the old arrays
+        return seconds
+
+
+def copy_arrays(tree: Any) -> Any:
+    """Copies a pytree."""
+    return jax.tree.map(jnp.copy, tree)
+
+
+class UpdateTimer:
+    """Compiled updates and plain copies of a model's size, which take turns.
+
+    Args:
+      shapes: of the model's arrays.
+      nodes: where the nodes run.
+    """
+
+    def __init__(self, shapes: Shapes, nodes: gx.Nodes):
+        self._nodes = nodes
+        self._shapes = shapes
+        self._values = nodes.size * count_values(shapes)  # of all nodes
+        self._records: list[Record] = []
+        self._programs = self._make_copies()
+        self._samples: dict[str, list[float]] = {name: [] for name in COPIES}
+        self._grads = self._make_zeros()
+
+    def _make_zeros(self) -> Any:
+        zeros = {
+            name: jnp.zeros((self._nodes.size, *shape)) for name, shape in self._shapes.items()
+        }
+        return self._nodes.run(copy_arrays, zeros)
+
+    def _make_copies(self) -> dict[str, TimedProgram]:
+        """The two kinds of plain copies, compiled."""
+        copy = self._nodes.spmd(jnp.copy)
+        overwrite = self._nodes.spmd(
+            lambda target, source: (target.at[:].set(source),), donate_argnums=0
+        )
+        ones = jnp.ones((self._nodes.size, count_values(self._shapes)))
+        source = copy(ones)
+        target = jax.block_until_ready(overwrite(copy(source), source))
+        programs = (
+            TimedProgram(copy, constants=[source]),
+            TimedProgram(overwrite, target, constants=[source]),
+        )
+        return dict(zip(COPIES, programs, strict=True))
+
+    def add(self, update: Update) -> None:
+        """Compiles an update, counts its passes and runs it once."""
+        program = make_program(update, self._nodes, gx.donate_on_accelerators(0, 1))
+        params = self._make_zeros()
+        opt_state = self._nodes.run(update.tx.init, params)
+        # The stack of all nodes of a device is one pass.
+        values = self._values * self._nodes.per_device / self._nodes.size
+        lowered = program.lower(params, opt_state, self._grads, update.step)
+        passes = count_passes(lowered, 4 * values)
+        self._records.append(make_record(update, describe_nodes(self._nodes), passes))
+        timed = TimedProgram(program, [params, opt_state], [self._grads, update.step])
+        timed.run()
+        self._programs[update.name] = timed
+        self._samples[update.name] = []
+
+    def run_all(self) -> None:
+        """Runs every update and both copies once."""
+        for name, program in self._programs.items():
+            self._samples[name].append(program.run())
+
+    def summarize(self) -> list[Record]:
+        """Returns the objects in `runs`."""
+        return [record | self._summarize(record) for record in self._records]
+
+    def _summarize(self, record: Record) -> Record:
+        seconds = np.array(self._samples[record["update"]])
+        min_bytes = record["min_passes"] * 4 * self._values
+        summary = harness.summarize_samples("seconds", seconds)
+        summary["bytes_per_second"] = float(np.median(min_bytes / seconds))
+        for copy in COPIES:
+            copy_speeds = 2 * 4 * self._values / np.array(self._samples[copy])
+            summary[f"copy_bytes_per_second_{copy}"] = float(np.median(copy_speeds))
+            # Both of the same turn, so that noise affects them alike.
+            summary[f"ratio_{copy}"] = float(np.median(seconds * copy_speeds / min_bytes))
+        return summary
+
+
+def make_table(runs: Sequence[Record]) -> Table:
+    """The table of the list `runs` of `summary.json`."""
+    fresh_buffer, in_place = (runs[0][f"copy_bytes_per_second_{copy}"] / 1e9 for copy in COPIES)
+    caption = (
+        "wire: passes of the exchange; x copy: time over that of the least passes at the speed of "
+        f"a plain copy into a fresh buffer ({fresh_buffer:.1f} GB/s); x in-place copy: into a "
+        f"buffer that exists ({in_place:.1f} GB/s)"
+    )
+    columns: dict[str, harness.Cell] = PASSES | {
+        "ms": harness.scale("seconds", 1e-3, ".0f"),
+        "10-90 %": lambda run: f"{1e3 * run['seconds_p10']:.0f}-{1e3 * run['seconds_p90']:.0f}",
+        "x copy": "{ratio_fresh_buffer:.2f}",
+        "x in-place\ncopy": "{ratio_in_place:.2f}",
+    }
+    title = "An update of 25.6 million parameters in 161 arrays"
+    return harness.make_table(title, caption, columns, runs)
+
+
+def plan_updates(nodes: gx.Nodes, shapes: Shapes, turns: int) -> harness.Plan:
+    """Compiles the updates, lets them take `turns` turns, and summarizes."""
+    timer = UpdateTimer(shapes, nodes)
+
+    def add(update: Update) -> list[Record]:
+        timer.add(update)
+        return []
+
+    def run_all(is_last: bool) -> list[Record]:
+        timer.run_all()
+        return timer.summarize() if is_last else []
+
+    compiling = [
+        (f"compiling: {update.name}", partial(add, update)) for update in build_updates(nodes.size)
+    ]
+    running = [
+        (f"update {turn} of {turns}", partial(run_all, turn == turns))
+        for turn in range(1, turns + 1)
+    ]
+    description = f"{nodes.size} nodes, {describe_nodes(nodes)}"
+    return harness.Plan(description, [*compiling, *running], make_table)
+
+
+def measure_step(options: Options) -> None:
+    """Time of one update of a model, with and without gossip, compared with that of a copy."""
+
+    def make_plan() -> harness.Plan:
+        if options.placement != "vmap":
+            request_cpu_devices(options.nodes)
+        nodes = place_nodes(options.placement, options.nodes)
+        return plan_updates(nodes, make_resnet50_shapes(), options.updates)
+
+    harness.run_check("step", options, make_plan)
