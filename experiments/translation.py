@@ -47,9 +47,8 @@ from experiments.data.tokens import (
     make_buckets,
 )
 from experiments.models.layers import draw_dropout_seeds, make_dropout_rngs
-from experiments.models.seq2seq import SEQ2SEQ_SIZES, Seq2Seq
+from experiments.models.seq2seq import SEQ2SEQ_SIZES, Seq2Seq, Translator
 from experiments.models.transformer import compute_perplexity
-from experiments.models.translator import Translator
 from experiments.options import (
     DTYPES,
     Fraction,

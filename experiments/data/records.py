@@ -80,8 +80,12 @@ class ImageRecords:
     def num_test(self) -> int:
         return len(self._test)
 
-    @functools.cached_property
+    @property
     def train_labels(self) -> np.ndarray:
+        return self._train_labels
+
+    @functools.cached_property
+    def _train_labels(self) -> np.ndarray:
         chunks = _cut(np.arange(self.num_train))
         labels = map_ahead(self._train.read_labels, chunks, ahead=4 * count_cores())
         return np.concatenate(list(labels))

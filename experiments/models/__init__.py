@@ -1,12 +1,17 @@
-"""The models that the experiments train."""
+"""The models that the experiments train.
+
+In all of them `dtype` is the type that products are computed in, and `param_dtype` that of the
+parameters; logits, softmax and the running statistics of BatchNorm are float32 in any case. With
+`remat` the backward pass computes the inside of blocks or layers again instead of keeping it, which
+costs about a third more computation and saves memory. Parameters have the same names either way,
+so that a checkpoint can be resumed with or without it.
+"""
 
 from functools import partial
 
-from experiments.models.layers import decay_mask
-from experiments.models.linear import Linear
-from experiments.models.mlp import MLP
+from experiments.models.layers import Normalization, decay_mask
 from experiments.models.resnet import ResNet, ResNetCifar
-from experiments.models.small_cnn import Normalization, SmallCNN
+from experiments.models.small import MLP, Linear, SmallCNN
 from experiments.models.vgg import VGG11
 
 __all__ = [

@@ -62,10 +62,6 @@ class AcousticLSTM(nn.Module):
     Attributes:
         states: number of classes, context-dependent states of a hidden Markov model.
         size: one of `ACOUSTIC_SIZES`, or another.
-        dtype: the type that products are computed in; the cells' states have the wider of the two.
-        param_dtype: the type of the parameters.
-        remat: whether the backward pass computes the inside of each layer again instead of keeping
-            it: about a third more computation, and less memory.
 
     References:
         Zhang et al., "Improving Efficiency in Large-Scale Decentralized Distributed Training",

@@ -47,8 +47,6 @@ class DecoderBlock(nn.Module):
     Attributes:
         size: width, heads and hidden width; and the number of layers, because each adds to the
             residual stream: their last weights start smaller by `sqrt(2 * layers)`, as in GPT-2.
-        dtype: the type that products are computed in.
-        param_dtype: the type of the parameters.
     """
 
     size: Size
@@ -98,10 +96,6 @@ class Decoder(nn.Module):
         vocabulary: number of tokens, V.
         size: one of `DECODER_SIZES`, or another.
         max_length: the longest sequence that is accepted, in tokens.
-        remat: whether the backward pass computes the inside of each block again instead of keeping
-            it: about a third more computation, and memory for `layers * B * T * width` numbers.
-        dtype: the type that products are computed in.
-        param_dtype: the type of the parameters.
 
     References:
         Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", 2023,

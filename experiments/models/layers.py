@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
 import numpy as np
 from jax.tree_util import KeyPath, keystr, tree_map_with_path
 from jax.typing import DTypeLike
+
+Normalization = Literal["none", "batch"]
 
 NOT_DECAYED = frozenset({"bias", "scale"})
 """flax's names of biases and of the scales of normalization layers."""
@@ -23,8 +25,6 @@ def make_layers(train: bool, dtype: DTypeLike, param_dtype: DTypeLike) -> dict[s
 
     Args:
         train: whether BatchNorm uses and updates the statistics of the batch.
-        dtype: the type that layers compute in.
-        param_dtype: the type of their parameters.
 
     References:
         He et al., "Delving Deep into Rectifiers", ICCV 2015, arXiv:1502.01852.

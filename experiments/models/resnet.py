@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from experiments.models.layers import make_layers
-from experiments.models.small_cnn import Normalization
+from experiments.models.layers import Normalization, make_layers
 
 
 def require_batch_normalization(normalization: Normalization) -> None:
@@ -109,6 +108,18 @@ def project(block: BasicBlock | BottleneckBlock, x: jax.Array, features: int) ->
     return block.norm(name="shortcut_norm")(x)
 
 
+def classify(model: Any, x: jax.Array, init: Callable[..., Any]) -> jax.Array:
+    """Head of a residual network: mean over the pixels, then a dense layer; float32 logits."""
+    dense = nn.Dense(
+        model.classes,
+        kernel_init=init,
+        dtype=model.dtype,
+        param_dtype=model.param_dtype,
+        name="classifier",
+    )
+    return dense(x.mean(axis=(1, 2))).astype(jnp.float32)
+
+
 class ResNetCifar(nn.Module):
     """He et al.'s residual network for CIFAR, of depth 6n + 2, with shortcuts of option A.
 
@@ -121,14 +132,9 @@ class ResNetCifar(nn.Module):
     by fan-in, all scales of BatchNorm at 1.
 
     Attributes:
-        classes: number of classes.
-        dtype: the type that convolutions and products are computed in.
-        param_dtype: the type of the parameters; running statistics are float32 in any case.
         normalization: "batch"; nothing else.
         depth: 20, 32, 44, 56, 110, ...: 6n + 2.
         width: number of channels of the first stage; 16 in the paper.
-        remat: compute the inside of the blocks again in the backward pass instead of keeping it,
-            which saves memory. Parameters have the same names either way.
 
     Raises:
         ValueError: when built, if the depth is not 6n + 2 or normalization is not "batch".
@@ -173,14 +179,8 @@ class ResNetCifar(nn.Module):
                     name=f"stage{stage + 1}_block{index + 1}",
                     **layers,
                 )(x)
-        dense = nn.Dense(
-            self.classes,
-            kernel_init=nn.initializers.variance_scaling(2.0, "fan_in", "normal"),
-            dtype=self.dtype,
-            param_dtype=self.param_dtype,
-            name="classifier",
-        )
-        return dense(x.mean(axis=(1, 2))).astype(jnp.float32)
+        init = nn.initializers.variance_scaling(2.0, "fan_in", "normal")
+        return classify(self, x, init)
 
 
 class ResNet(nn.Module):
@@ -203,15 +203,10 @@ class ResNet(nn.Module):
     deviation 0.01. They report 76.4 % top-1 accuracy after 90 epochs of ImageNet.
 
     Attributes:
-        classes: number of classes.
-        dtype: the type that convolutions and products are computed in.
-        param_dtype: the type of the parameters; running statistics are float32 in any case.
         normalization: "batch"; nothing else.
         stages: number of blocks of each stage.
         bottleneck: blocks of 1x1, 3x3, 1x1 convolutions, not of two 3x3.
         width: number of channels of the first stage; 64 in the paper.
-        remat: compute the inside of the blocks again in the backward pass instead of keeping it,
-            which saves memory. Parameters have the same names either way.
 
     Raises:
         ValueError: when built, if normalization is not "batch" or a stage has no block.
@@ -260,11 +255,5 @@ class ResNet(nn.Module):
                     name=f"stage{stage + 1}_block{index + 1}",
                     **layers,
                 )(x)
-        dense = nn.Dense(
-            self.classes,
-            kernel_init=nn.initializers.normal(0.01),
-            dtype=self.dtype,
-            param_dtype=self.param_dtype,
-            name="classifier",
-        )
-        return dense(x.mean(axis=(1, 2))).astype(jnp.float32)
+        init = nn.initializers.normal(0.01)
+        return classify(self, x, init)

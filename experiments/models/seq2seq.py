@@ -1,13 +1,17 @@
 """The encoder-decoder Transformer for translation, and its beam search."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
+from tokenizers import Tokenizer
 
+from experiments.data.tokens import Sequences, extend_widths, make_buckets
 from experiments.models.beam_search import Hypotheses, beam_search
 from experiments.models.transformer import (
     Attention,
@@ -51,8 +55,6 @@ class AddAndNorm(nn.Module):
 
     Attributes:
         dropout: probability that a unit is dropped in training.
-        dtype: the type of the result.
-        param_dtype: the type of the parameters.
     """
 
     dropout: float
@@ -72,8 +74,6 @@ class Layer(nn.Module):
     Attributes:
         size: size of the model.
         dropout: probability that a unit of a part's output is dropped in training.
-        dtype: the type that products are computed in.
-        param_dtype: the type of the parameters.
     """
 
     size: Size
@@ -190,10 +190,6 @@ class Seq2Seq(nn.Module):
         padding_id: the token that fills up sequences.
         begin_id: the token that the first token of a target is predicted from.
         end_id: the last token of a target.
-        dtype: the type that products are computed in.
-        param_dtype: the type of the parameters.
-        remat: whether the backward pass computes the inside of each layer again instead of keeping
-            it: about a third more computation, and less memory.
 
     References:
         Vaswani et al., "Attention Is All You Need", NIPS 2017, arXiv:1706.03762.
@@ -341,3 +337,55 @@ def translate(
         beam=beam,
         alpha=alpha,
     )
+
+
+class Translator:
+    """Translates texts by beam search, those of similar length together.
+
+    Args:
+        model: the model.
+        tokenizer: that of its sources and targets.
+        widths: lengths that sources are padded to; twice the last, and so on, for longer ones. A
+            program is compiled for each that is needed.
+        tokens: of the sources that are translated together, padding included.
+        beam: number of hypotheses.
+        alpha: exponent of the length penalty.
+    """
+
+    def __init__(
+        self,
+        model: Seq2Seq,
+        tokenizer: Tokenizer,
+        widths: Sequence[int],
+        tokens: int,
+        beam: int = 4,
+        alpha: float = 0.6,
+    ):
+        self._model = model
+        self._tokenizer = tokenizer
+        self._widths = widths
+        self._tokens = tokens
+        self._beam = beam
+        self._alpha = alpha
+
+    def translate(self, variables: Any, texts: Sequence[str]) -> list[str]:
+        """Returns the translation of each text.
+
+        Args:
+            variables: those of the model, `{"params": ...}`.
+            texts: the sources.
+        """
+        sources = Sequences.encode(self._tokenizer, texts)
+        translations = [""] * len(texts)
+        for bucket in make_buckets(sources.lengths, extend_widths(self._widths, sources.lengths)):
+            size = bucket.rows_per_batch(self._tokens)
+            for start in range(0, len(bucket.rows), size):
+                rows = bucket.rows[start : start + size]
+                # Of one shape: the last rows are repeated, and their translations left out.
+                padded = sources.pad(np.resize(rows, size), bucket.width)
+                found = translate(
+                    self._model, variables, padded, beam=self._beam, alpha=self._alpha
+                )
+                for row, ids in zip(rows, np.asarray(found.tokens)[: len(rows)], strict=True):
+                    translations[row] = self._tokenizer.decode(ids.tolist())
+        return translations

@@ -114,8 +114,6 @@ class Attention(nn.Module):
         rotary: whether to rotate queries and keys by their positions.
         kernel_init: initializer of the projections to queries, keys and values.
         output_init: initializer of the projection of the result.
-        dtype: the type that products are computed in; the softmax is computed in float32.
-        param_dtype: the type of the parameters.
     """
 
     width: int
@@ -189,8 +187,6 @@ class FeedForward(nn.Module):
         use_bias: whether the two layers have biases, hidden + width parameters.
         kernel_init: initializer of the first layer.
         output_init: initializer of the second layer.
-        dtype: the type that products are computed in.
-        param_dtype: the type of the parameters.
     """
 
     hidden: int
@@ -224,8 +220,6 @@ class TokenEmbedding(nn.Module):
         vocabulary: number of tokens, V.
         width: width of an embedding.
         stddev: standard deviation of the initial, normal table.
-        dtype: the type of the embeddings, and that logits' products are computed from.
-        param_dtype: the type of the parameters.
     """
 
     vocabulary: int

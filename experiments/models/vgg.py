@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from experiments.models.layers import make_layers
-from experiments.models.small_cnn import Normalization
+from experiments.models.layers import Normalization, make_layers
 
 STAGES = ((1,), (2,), (4, 4), (8, 8), (8, 8))
 """Channels of the convolutions in units of `width`; a pooling follows each stage."""
@@ -63,15 +62,10 @@ class VGG11(nn.Module):
     with that uniform distribution.
 
     Attributes:
-        classes: number of classes.
-        dtype: the type that convolutions and products are computed in.
-        param_dtype: the type of the parameters; running statistics are float32 in any case.
         normalization: "none" as Vogels et al. have it. With "batch", BatchNorm (momentum 0.9)
             after each convolution; 9,756,426 parameters.
         width: number of channels of the first convolution, an eighth of the largest.
         dropout: fraction of the classifier's inputs that is dropped in training.
-        remat: compute the inside of the stages again in the backward pass instead of keeping it,
-            which saves memory. Parameters have the same names either way.
 
     Raises:
         ValueError: when applied with `train=True` and without `rngs={"dropout": key}`, unless

@@ -114,12 +114,8 @@ def find_start(
 ) -> Start:
     """Returns where a node starts: at what it has saved, or at the model of the seed.
 
-    Args:
-      checkpoints: its own.
-      variables, opt_state: at step 0.
-      joins: whether the others go on already; then it has its optimizer state and its position
-        back, and half of another's mass.
-      resumes: whether any node has saved something of an earlier job.
+    A node that `joins` while the others go on has its optimizer state and its position back, and
+    half of another's mass. `resumes` says whether any node has saved something of an earlier job.
     """
     start = Start(variables, None, 0, 0, is_founder=not (joins or resumes))
     if checkpoints is None or not (joins or resumes):
@@ -208,10 +204,8 @@ def make_record(
 ) -> Record:
     """Returns the entry of a run in `summary.json`.
 
-    Args:
-      task, plan, folder, run, topology: of the run.
-      average: the average model of the nodes that live at the end.
-      models: place -> the model of each of them.
+    `average` is the average model of the nodes that live at the end; `models` has that of each
+    place.
     """
     counts = collect_nodes(folder, list(models))
     by_node = read_lines(folder)
@@ -428,18 +422,10 @@ def make_transform(plan: Plan, variables: Variables) -> optax.GradientTransforma
 
 
 class NodeLog:
-    """The lines of one node: its losses, with the seconds since the run began.
+    """The lines of one node: its losses, with the seconds since 1970.
 
-    Args:
-      path: the file, to which a node that was started again appends.
-      node: the node.
-      plan: the run.
-      nodes: N.
-      show: is told how far the run is, and a text.
-
-    Attributes:
-      began: when it was made, in seconds since 1970.
-      seconds_per_step: of each interval between two lines.
+    A node that was started again appends to the file. `show` is told how far the run is, and a
+    text.
     """
 
     def __init__(self, path: Path, node: Any, plan: Plan, nodes: int, show: Show):

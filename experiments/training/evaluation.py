@@ -17,12 +17,7 @@ Sums = dict[str, tuple[Any, Any]]
 
 
 class Evaluator:
-    """The metrics of a task's models on its test set, in which every example counts once.
-
-    Args:
-      task: metrics and test set.
-      nodes: where the nodes run.
-    """
+    """The metrics of a task's models on its test set, in which every example counts once."""
 
     def __init__(self, task: Task, nodes: gx.Nodes):
         self._task = task
@@ -32,13 +27,9 @@ class Evaluator:
         self._sum_same_part = nodes.spmd(sum_metrics, shared_argnums=(1, 2))
 
     def evaluate_average(self, variables: Variables) -> dict[str, float]:
-        """Returns the metrics of one model that all nodes have; each takes a part of the test set.
+        """Returns `test_METRIC_average_model` -> value for one model, node-stacked with equal rows.
 
-        Args:
-          variables: node-stacked, with equal rows.
-
-        Returns:
-          `test_METRIC_average_model` -> value.
+        Each node takes a part of the test set.
         """
         sums = []
         put = make_put(self._nodes)
@@ -53,13 +44,9 @@ class Evaluator:
         return {metric_fields(name)[0]: value for name, value in metrics.items()}
 
     def evaluate_nodes(self, variables: Variables) -> dict[str, list[float]]:
-        """Returns the metrics of every node's model; each takes the whole test set.
+        """Returns `test_METRIC_nodes` -> a value per node, for node-stacked models.
 
-        Args:
-          variables: node-stacked.
-
-        Returns:
-          `test_METRIC_nodes` -> a value per node.
+        Each node takes the whole test set.
         """
         sums = []
         for parts in self._divide_test_set():
@@ -77,15 +64,10 @@ class Evaluator:
         }
 
     def examine_average(self, variables: Variables, is_last: bool) -> Examination:
-        """Returns what the task finds out about one model that all nodes have.
+        """Returns what the task finds out about one model, node-stacked with equal rows.
 
-        Args:
-          variables: node-stacked, with equal rows.
-          is_last: whether the training is at its end.
-
-        Returns:
-          The same with the names of fields, `test_METRIC_average_model`, and in the details None
-          for the fields of the nodes; empty if there is nothing.
+        Metrics have the names of fields, `test_METRIC_average_model`; in the details, the fields of
+        the nodes are None. It is empty if there is nothing.
         """
         gx.launch.advance(slow=True)
         found = self._task.examine(self._nodes.one(variables), is_last)

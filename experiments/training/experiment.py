@@ -128,10 +128,8 @@ def merge_saved_options(options: Options, saved: dict[str, Any]) -> Options:
 def require_same_data(saved: Record, data: Record, out: Path | None) -> None:
     """Raises `ValueError` unless a run that is resumed is given the data that it was trained on.
 
-    Args:
-      saved: the environment in the `summary.json` of the run.
-      data: the task's description of its data, and their size, by the same names.
-      out: the folder of the run.
+    `saved` is the environment in its `summary.json`, `data` the task's description of its data and
+    their size, by the same names.
     """
     for name, value in data.items():
         before = saved.get(name, value)

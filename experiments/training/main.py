@@ -8,7 +8,7 @@ from rich.console import Console
 
 import gossipjax as gx
 from experiments import plots
-from experiments.presets.parsing import mention_preset, parse_options
+from experiments.presets.registry import mention_preset, parse_options
 from experiments.program import exit_on_error
 from experiments.results import make_progress_bar
 from experiments.training import placement
@@ -37,7 +37,7 @@ def run_program(
       module: the program is `python -m MODULE`.
       options_type: a dataclass; the first line of its docstring describes the program.
       make_task: makes the task from the options; most often the class of the task.
-      arguments: those of the command line; None is `sys.argv[1:]`.
+      arguments: of the command line; None is `sys.argv[1:]`.
     """
     sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     experiment: Experiment | None = None

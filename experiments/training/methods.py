@@ -156,15 +156,13 @@ class MethodOptions:
 MAX_ROUNDS = 100  # distinct graphs of a random topology
 
 
-def _make_torus(nodes: int, rounds: int, seed: int) -> gx.Schedule:
+def _make_torus(nodes: int, *_: int) -> gx.Schedule:
     """The torus whose sides are closest to each other."""
-    del rounds, seed
     short = max(side for side in range(1, math.isqrt(nodes) + 1) if nodes % side == 0)
     return gx.topology.torus(short, nodes // short)
 
 
-def _make_two_peer_exponential(nodes: int, rounds: int, seed: int) -> gx.Schedule:
-    del rounds, seed
+def _make_two_peer_exponential(nodes: int, *_: int) -> gx.Schedule:
     if nodes == 2:
         raise ValueError(
             "two_peer_exponential needs two peers: the number of nodes must be 1, or 3 and more, "
@@ -177,21 +175,18 @@ def _make_random_peer_complete(nodes: int, rounds: int, seed: int) -> gx.Schedul
     return gx.topology.random_peer(nodes, rounds, seed, "complete")
 
 
-def _make_lazy_ring(nodes: int, rounds: int, seed: int) -> gx.Schedule:
+def _make_lazy_ring(nodes: int, *_: int) -> gx.Schedule:
     """The ring with twice its weight of the node itself, `(W + I) / 2`: no eigenvalue below 0."""
-    del rounds, seed
     ring = gx.topology.ring(nodes).matrices()[0]
     return gx.topology.from_matrices((ring + np.eye(nodes)) / 2)
 
 
-def _make_chain(nodes: int, rounds: int, seed: int) -> gx.Schedule:
-    del rounds, seed
+def _make_chain(nodes: int, *_: int) -> gx.Schedule:
     return gx.topology.from_graph(networkx.path_graph(nodes), "metropolis")
 
 
-def _make_tree(nodes: int, rounds: int, seed: int) -> gx.Schedule:
+def _make_tree(nodes: int, *_: int) -> gx.Schedule:
     """Node i hangs on node (i - 1) // 2."""
-    del rounds, seed
     return gx.topology.from_graph(networkx.full_rary_tree(2, nodes), "metropolis")
 
 

@@ -136,14 +136,7 @@ def make_optimizer(
     The decay is added to the gradient for SGD (L2), and decoupled for Adam (AdamW). It sees the
     parameters that the user holds: for SGP the de-biased ones.
 
-    Args:
-        name: the rule.
-        learning_rate: a number, or a function of the number of updates before.
-        weight_decay: its factor.
-        adam_b1: decay of Adam's mean of gradients.
-        adam_b2: decay of Adam's mean of squared gradients.
-        adam_epsilon: added to the root of the latter.
-        decay_mask: which parameters are decayed; None: all.
+    `decay_mask` says which parameters are decayed; None is all.
     """
     if name == "adam":
         return optax.adamw(

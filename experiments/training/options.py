@@ -51,36 +51,9 @@ Placement = Literal["auto", "mesh", "vmap"]
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingOptions:
-    """Options of a training program.
+class ExchangeOptions:
+    """What nodes exchange, and when."""
 
-    Attributes:
-      CHANGEABLE_ON_RESUME: the options that may differ from those of the run that is resumed.
-      BATCH_OPTION: the name of `batch_size_per_node` on the command line.
-    """
-
-    CHANGEABLE_ON_RESUME: ClassVar[frozenset[str]] = frozenset(
-        {
-            "nodes",
-            "fsdp",
-            "placement",
-            "log_every",
-            "checkpoint_every",
-            "max_to_keep",
-            "resume",
-            "init_from",
-            "out",
-            "overwrite",
-            "preset",
-            "report_to",
-        }
-    )
-
-    BATCH_OPTION: ClassVar[str] = "--batch-size-per-node"
-
-    preset: str | None = None
-    """A published recipe, whose options become the defaults of all others here: `python -m
-    experiments.presets` lists them."""
     algorithm: Annotated[tuple[str, ...], tyro.conf.arg(help=ALGORITHM_HELP)] = ("sgp", "allreduce")
     topology: Annotated[str | None, tyro.conf.arg(help=TOPOLOGY_HELP)] = None
     switch_at: OpenFraction = 1 / 3
@@ -114,8 +87,36 @@ class TrainingOptions:
     delays_of: OptionalPath = None
     """AD-PSGD: the delays that nodes showed which wait for nobody, from the journals of a run in
     OUT/nodes/RUN/journals/JOB, instead of random ones."""
-    nodes: PositiveInt = 8
-    """Number of nodes; each has its model and its part of the data."""
+
+    @property
+    def outer(self) -> OuterOptions | None:
+        """The outer optimizer; None without one."""
+        is_slow_momentum = self.momentum == "outer"
+        if self.outer_every is None and not is_slow_momentum:
+            return None
+        names = [field.name for field in dataclasses.fields(OuterOptions)]
+        given = {name: getattr(self, f"outer_{name}") for name in names}
+        given["every"] = self.outer_every or OUTER_EVERY
+        if self.outer_momentum is None:
+            given["momentum"] = OUTER_MOMENTUM if is_slow_momentum else 0.0
+        return OuterOptions(**given)
+
+    def _require_outer(self) -> None:
+        """Raises `ValueError` if an option of an outer optimizer is given without one."""
+        for field in dataclasses.fields(self):
+            is_outer = field.name.startswith("outer_") and field.name != "outer_every"
+            value = getattr(self, field.name)
+            if is_outer and self.outer is None and value != field.default:
+                raise ValueError(
+                    f"{option_name(field.name)} needs --outer-every, got {value} without it: give "
+                    "both."
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizationOptions:
+    """The local optimizer, its batches, and the length of a run."""
+
     batch_size_per_node: PositiveInt = 32
     """Examples per node and step."""
     accumulate: PositiveInt = 1
@@ -142,6 +143,86 @@ class TrainingOptions:
     """Decay of Adam's mean of squared gradients."""
     adam_epsilon: PositiveFloat = 1e-8
     """Added to the root of Adam's mean of squared gradients."""
+
+    @property
+    def step_epochs(self) -> StepEpochs:
+        """Where the rate of `--lr-schedule step` changes."""
+        epochs = StepEpochs(factor=self.decay_factor)
+        if self.warmup_epochs is None and self.decay_epochs is None:
+            return epochs
+        epochs = epochs.stretch(self.epochs)
+        if self.warmup_epochs is not None:
+            epochs = epochs._replace(warm_up=self.warmup_epochs)
+        if self.decay_epochs is not None:
+            epochs = epochs._replace(decays=self.decay_epochs)
+        return epochs
+
+    def _require_schedule(self) -> None:
+        """Raises `ValueError` if options of the learning rate contradict each other."""
+        if self.warmup_steps and self.lr_schedule == "step":
+            defaults = {field.name: field.default for field in dataclasses.fields(self)}
+            is_default = self.warmup_steps == defaults["warmup_steps"]
+            raise ValueError(
+                "--warmup-steps must be 0 with --lr-schedule step, whose warm-up is "
+                f"--warmup-epochs or a part of the run, got {self.warmup_steps}"
+                f"{', the default here' if is_default else ''}: add --warmup-steps 0, or choose "
+                "another schedule."
+            )
+        if self.lr_schedule == "inverse_sqrt" and not self.warmup_steps:
+            raise ValueError(
+                "--lr-schedule inverse_sqrt falls from the end of the warm-up, so that "
+                "--warmup-steps must be >= 1, got 0: give it, as the 4000 of Vaswani et al."
+            )
+        for name in ("warmup_epochs", "decay_epochs"):
+            if getattr(self, name) is not None and self.lr_schedule != "step":
+                raise ValueError(
+                    f"{option_name(name)} needs --lr-schedule step, got {self.lr_schedule}: leave "
+                    "it out, or choose step."
+                )
+        warm_up, decays, run, _ = self.step_epochs
+        ends = [*decays, run]
+        if warm_up > ends[0] or any(end >= later for end, later in itertools.pairwise(ends)):
+            raise ValueError(
+                "--decay-epochs must rise, none before the end of the warm-up and all before that "
+                f"of the run, got {' '.join(f'{epoch:g}' for epoch in decays)} for a warm-up of "
+                f"{warm_up:g} of {run:g} epochs: change --decay-epochs, --warmup-epochs or "
+                "--epochs."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingOptions(OptimizationOptions, ExchangeOptions):
+    """Options of a training program.
+
+    Attributes:
+      CHANGEABLE_ON_RESUME: the options that may differ from those of the run that is resumed.
+      BATCH_OPTION: the name of `batch_size_per_node` on the command line.
+    """
+
+    CHANGEABLE_ON_RESUME: ClassVar[frozenset[str]] = frozenset(
+        {
+            "nodes",
+            "fsdp",
+            "placement",
+            "log_every",
+            "checkpoint_every",
+            "max_to_keep",
+            "resume",
+            "init_from",
+            "out",
+            "overwrite",
+            "preset",
+            "report_to",
+        }
+    )
+
+    BATCH_OPTION: ClassVar[str] = "--batch-size-per-node"
+
+    preset: str | None = None
+    """A published recipe, whose options become the defaults of all others here: `python -m
+    experiments.presets` lists them."""
+    nodes: PositiveInt = 8
+    """Number of nodes; each has its model and its part of the data."""
     seed: tuple[Seed, ...] = (0,)
     """One or several, a run each: seed of the initial model, the division of the data, the batches.
     """
@@ -183,20 +264,17 @@ class TrainingOptions:
                     f"{option_name(name)} must be one or several different values, got "
                     f"{' '.join(map(str, values)) or 'none'}."
                 )
-        if self.warmup_steps and self.lr_schedule == "step":
+        self._require_outer()
+        if self.momentum != "local" and self.optimizer != "nesterov":
             raise ValueError(
-                "--warmup-steps must be 0 with --lr-schedule step, whose warm-up is "
-                f"--warmup-epochs or a part of the run, got {self.warmup_steps}"
-                f"{', the default here' if self._is_default('warmup_steps') else ''}: add "
-                "--warmup-steps 0, or choose another schedule."
+                f"--momentum {self.momentum} must come with --optimizer nesterov, got "
+                f"{self.optimizer}: leave one of them out."
             )
-        self._check_outer()
-        self._check_step_epochs()
-        self._check_fsdp()
-        if self.lr_schedule == "inverse_sqrt" and not self.warmup_steps:
+        self._require_schedule()
+        if self.fsdp > 1 and self.placement == "vmap":
             raise ValueError(
-                "--lr-schedule inverse_sqrt falls from the end of the warm-up, so that "
-                "--warmup-steps must be >= 1, got 0: give it, as the 4000 of Vaswani et al."
+                f"--fsdp must be 1 with --placement vmap, which has one device for all nodes, got "
+                f"{self.fsdp}: leave one of them out."
             )
         for name in ("checkpoint_every", "resume"):
             if getattr(self, name) and self.out is None:
@@ -213,83 +291,6 @@ class TrainingOptions:
                 f"--init-from must be elsewhere, got {self.init_from}, which is in the "
                 "folder whose results --overwrite removes: choose another --out."
             )
-
-    def _check_outer(self) -> None:
-        names = [field.name for field in dataclasses.fields(self)]
-        for name in names:
-            is_outer = name.startswith("outer_") and name != "outer_every"
-            if is_outer and self.outer is None and not self._is_default(name):
-                raise ValueError(
-                    f"{option_name(name)} needs --outer-every, got {getattr(self, name)} without "
-                    "it: give both."
-                )
-        if self.momentum != "local" and self.optimizer != "nesterov":
-            raise ValueError(
-                f"--momentum {self.momentum} must come with --optimizer nesterov, got "
-                f"{self.optimizer}: leave one of them out."
-            )
-
-    def _is_default(self, name: str) -> bool:
-        """Whether an option has the value that it has if it is not given."""
-        fields = {field.name: field.default for field in dataclasses.fields(self)}
-        return getattr(self, name) == fields[name]
-
-    def _check_step_epochs(self) -> None:
-        for name in ("warmup_epochs", "decay_epochs"):
-            if getattr(self, name) is not None and self.lr_schedule != "step":
-                raise ValueError(
-                    f"{option_name(name)} needs --lr-schedule step, got {self.lr_schedule}: leave "
-                    "it out, or choose step."
-                )
-        warm_up, decays, run, _ = self.step_epochs
-        ends = [*decays, run]
-        if warm_up > ends[0] or any(end >= later for end, later in itertools.pairwise(ends)):
-            raise ValueError(
-                "--decay-epochs must rise, none before the end of the warm-up and all before that "
-                f"of the run, got {' '.join(f'{epoch:g}' for epoch in decays)} for a warm-up of "
-                f"{warm_up:g} of {run:g} epochs: change --decay-epochs, --warmup-epochs or "
-                "--epochs."
-            )
-
-    def _check_fsdp(self) -> None:
-        if self.fsdp > 1 and self.placement == "vmap":
-            raise ValueError(
-                f"--fsdp must be 1 with --placement vmap, which has one device for all nodes, got "
-                f"{self.fsdp}: leave one of them out."
-            )
-
-    @property
-    def outer(self) -> OuterOptions | None:
-        """The outer optimizer; None without one."""
-        is_slow_momentum = self.momentum == "outer"
-        if self.outer_every is None and not is_slow_momentum:
-            return None
-        default_momentum = OUTER_MOMENTUM if is_slow_momentum else 0.0
-        return OuterOptions(
-            self.outer_every or OUTER_EVERY,
-            self.outer_rate,
-            default_momentum if self.outer_momentum is None else self.outer_momentum,
-            self.outer_nesterov,
-            self.outer_average,
-            self.outer_fragments,
-            self.outer_delay,
-            self.outer_mix,
-            self.outer_reset,
-            self.outer_wire,
-        )
-
-    @property
-    def step_epochs(self) -> StepEpochs:
-        """Where the rate of `--lr-schedule step` changes."""
-        epochs = StepEpochs(factor=self.decay_factor)
-        if self.warmup_epochs is None and self.decay_epochs is None:
-            return epochs
-        epochs = epochs.stretch(self.epochs)
-        if self.warmup_epochs is not None:
-            epochs = epochs._replace(warm_up=self.warmup_epochs)
-        if self.decay_epochs is not None:
-            epochs = epochs._replace(decays=self.decay_epochs)
-        return epochs
 
     @property
     def run_folders(self) -> list[Path]:

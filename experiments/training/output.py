@@ -93,15 +93,8 @@ class RunProgress:
 class Output:
     """The results of an experiment in its folder. Only process 0 writes.
 
-    Args:
-      folder: that of the results.
-      options: those of the program.
-      environment: what the runs are trained on.
-      previous: the content of `summary.json` of an experiment that is resumed; else empty.
-
-    Attributes:
-      folder: that of the results.
-      runs: an entry of `summary.json` for each finished run.
+    `environment` says what the runs are trained on; `previous` is the content of `summary.json` of
+    an experiment that is resumed, else empty. `runs` has an entry for each finished run.
     """
 
     def __init__(self, folder: Path, options: Record, environment: Record, previous: Record):
@@ -158,14 +151,9 @@ class Output:
 
 
 class RunLog:
-    """The lines of one run in `metrics.jsonl`, and its bar on the screen.
+    """The lines of one run in `metrics.jsonl`, and its bar `row` on the screen.
 
-    Args:
-      name: of the run.
-      output: the files of the experiment.
-      bar: the progress bars, of which `row` is that of the run.
-      num_examples: those of an epoch.
-      reporter: is given the lines as well.
+    `num_examples` are those of an epoch; `reporter` is given the lines as well.
     """
 
     def __init__(

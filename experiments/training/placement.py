@@ -32,13 +32,8 @@ def place_nodes(placement: Placement, nodes: int, fsdp: int = 1) -> gx.Nodes:
     """Returns N nodes on one device each if there are enough, or several on each, or all on one.
 
     Several devices that divide N hold N / D nodes each. With several processes, each holds the same
-    number of nodes.
-
-    Args:
-      placement: as in the options.
-      nodes: N.
-      fsdp: devices of a node. With several, they are the axis "fsdp" inside a node, and nothing is
-        simulated.
+    number of nodes. With `fsdp` > 1 devices of a node, they are the axis "fsdp" inside it, and
+    nothing is simulated.
 
     Raises:
       ValueError: for a mesh of more nodes than devices that do not divide them, or nodes that

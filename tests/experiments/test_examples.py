@@ -5,7 +5,6 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
-from test_architecture import lines_of_code
 
 from experiments import examples
 from experiments.examples import overlap, own_loop, resumable, train_step
@@ -14,8 +13,7 @@ PROGRAMS = sorted(Path(examples.__path__[0]).glob("[a-z]*.py"))
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
-def test_a_program_is_short_and_says_how_to_run_it(path):
-    assert lines_of_code(path) <= 60
+def test_a_program_says_how_to_run_it(path):
     documentation = ast.get_docstring(ast.parse(path.read_text())) or ""
     assert f"python -m experiments.examples.{path.stem}" in documentation
 

@@ -1,6 +1,5 @@
 """The image program as its users run it: results, files, options and errors."""
 
-import functools
 import itertools
 import json
 import re
@@ -21,8 +20,7 @@ from experiments.data.originals import ORIGINALS
 from experiments.data.preparation import prepare
 from experiments.models.layers import draw_dropout_seeds
 from experiments.training import main, placement, trainer
-from experiments.training.evaluation import Evaluator
-from experiments.training.methods import ALGORITHMS, TOPOLOGIES, spell_name
+from experiments.training.methods import ALGORITHMS, spell_name
 from experiments.training.optimization import Optimizer, make_optimizer
 
 
@@ -54,7 +52,7 @@ def training_lines(lines):
 
 @pytest.mark.plots
 def test_writes_what_it_measured(tmp_path, capsys):
-    options = ("--seed", "0", "1", "--learning-rate", "0.05", "--model", "small_cnn")
+    options = ("--seed", "0", "1", "--learning-rate", "0.05")
     summary, lines = run(tmp_path, *options)
     assert [(r["algorithm"], r["topology"], r["seed"]) for r in summary["runs"]] == [
         ("sgp", "one_peer_exponential", 0),
@@ -93,7 +91,7 @@ def test_writes_what_it_measured(tmp_path, capsys):
     assert re.search(r"sgp +one peer exponential +4", printed)
 
 
-@pytest.mark.parametrize("algorithm", [spell_name(name, 2) for name in ALGORITHMS])
+@pytest.mark.parametrize("algorithm", ["sgp", "2-osgp", "adpsgd", "allreduce"])
 def test_mesh_and_vmap_train_the_same_model(tmp_path, algorithm):
     losses = {}
     for name in ("mesh", "vmap"):
@@ -105,31 +103,15 @@ def test_mesh_and_vmap_train_the_same_model(tmp_path, algorithm):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("--precision", "bfloat16", "--optimizer", "sgd"),
-        ("--precision", "mixed_bfloat16", "--optimizer", "adam", "--learning-rate", "0.001"),
         ("--lr-schedule", "step", "--dirichlet-alpha", "0.1", "--batch-size-per-node", "7"),
         ("--nodes", "1"),
         ("--nodes", "12", "--topology", "two_peer_exponential"),  # more than there are devices
-        ("--algorithm", "dpsgd", "--topology", "bipartite_exponential"),
-        ("--algorithm", "dpsgd", "--lr-schedule", "constant", "--weight-decay", "0"),
     ],
 )  # fmt: skip
 def test_options(tmp_path, arguments):
     summary, lines = run(tmp_path, "--algorithm", "sgp", *arguments)
     assert np.isfinite(summary["runs"][0]["final_loss"])
     assert all(np.isfinite(line["loss"]) for line in training_lines(lines))
-
-
-@pytest.mark.plots
-def test_every_topology_by_name(tmp_path):
-    names = [f"sgp@{name}" for name in TOPOLOGIES]
-    hybrids = ["1-osgp@complete/one_peer_exponential", "2-osgp@two_peer_exponential/ring"]
-    options = ("--epochs", "1", "--placement", "vmap")  # compiled for one device
-    summary, _ = run(tmp_path, *options, "--algorithm", *names, *hybrids)
-    assert [f"{r['algorithm']}@{r['topology']}" for r in summary["runs"]] == names + hybrids
-    assert all(np.isfinite(r["final_loss"]) for r in summary["runs"])
-    drawn = {path.name for path in (tmp_path / "out").glob("topology_*.png")}
-    assert drawn == {f"topology_{name}.png" for name in TOPOLOGIES}
 
 
 def test_a_hybrid_switches_after_its_fraction_of_the_steps(tmp_path):
@@ -141,13 +123,6 @@ def test_a_hybrid_switches_after_its_fraction_of_the_steps(tmp_path):
     assert max(distances[:4]) < 1e-6 < min(distances[4:])
 
 
-def test_local_steps_exchange_rarely(tmp_path):
-    arguments = ("--algorithm", "sgp@complete", "--local-steps", "4", "--log-every", "1")
-    _, lines = run(tmp_path, *arguments)
-    distances = [line["consensus_distance"] for line in training_lines(lines)]
-    assert [distance < 1e-6 for distance in distances] == [True, False, False, False] * 2
-
-
 def test_layers_are_measured_by_name(tmp_path):
     summary, _ = run(tmp_path, "--algorithm", "sgp@ring")
     (record,) = summary["runs"]
@@ -155,24 +130,6 @@ def test_layers_are_measured_by_name(tmp_path):
     assert set(layers) == {"Dense_0/kernel", "Dense_0/bias"}
     # Means over nodes of the parts of each node's distance.
     assert max(layers.values()) <= record["consensus_distance"] <= sum(layers.values())
-
-
-@pytest.mark.parametrize("policy", ["local", "mix", "average"])
-def test_statistics_of_batch_normalization(tmp_path, policy):
-    """On uneven data the nodes' statistics differ, and so does what the policies evaluate."""
-    arguments = ("--normalization", "batch", "--batch-stats", policy, "--dirichlet-alpha", "0.1")
-    summary, _ = run(tmp_path, "--algorithm", "sgp", "dpsgd", *arguments)
-    for record in summary["runs"]:
-        assert np.isfinite(record["final_loss"])
-
-
-def test_a_schedule_of_many_rounds_takes_a_traced_step(tmp_path, monkeypatch):
-    losses = []
-    for max_programs in (32, 1):
-        monkeypatch.setattr("gossipjax.train_step.MAX_PROGRAMS", max_programs)
-        _, lines = run(tmp_path / str(max_programs), "--algorithm", "sgp")
-        losses.append([line["loss"] for line in training_lines(lines)])
-    np.testing.assert_allclose(*losses, rtol=1e-4)
 
 
 def train_simulated(tmp_path, *arguments):
@@ -193,20 +150,13 @@ def losses_without_options(tmp_path_factory):
     "arguments",
     [
         ("--seed", "1"),
-        ("--optimizer", "sgd"),
-        ("--optimizer", "adam"),
-        ("--learning-rate", "0.03"),
-        ("--lr-schedule", "constant"),
-        ("--lr-schedule", "step"),
+        ("--optimizer", "adam", "--lr-schedule", "step"),
         ("--weight-decay", "0.1"),
         ("--dirichlet-alpha", "0.1"),
-        ("--batch-size-per-node", "16"),
-        ("--precision", "bfloat16"),
         ("--precision", "mixed_bfloat16"),
-        ("--topology", "ring"),
         ("--local-steps", "2"),
         ("--wire-dtype", "bfloat16"),
-        ("--normalization", "batch"),
+        ("--normalization", "batch", "--batch-stats", "mix"),
         ("--no-decay-on-norm-and-bias", "--weight-decay", "0.5"),
     ],
     ids="".join,
@@ -218,22 +168,6 @@ def test_every_option_does_something(tmp_path, arguments, losses_without_options
 def test_staleness_is_that_of_adpsgd(tmp_path):
     fresh, stale = (train_simulated(tmp_path, "adpsgd", "--staleness", s) for s in ("0", "2"))
     assert fresh != stale
-    without_delay = train_simulated(tmp_path, "dpsgd@bipartite_exponential")
-    np.testing.assert_allclose(fresh, without_delay, rtol=1e-5)
-
-
-def test_the_orders_of_dpsgd_are_two_algorithms(tmp_path):
-    names = ("sgp", "dpsgd", "dpsgd-adapt-then-combine")
-    sgp, before, after = (train_simulated(tmp_path, name, "--topology", "ring") for name in names)
-    assert before != after
-    np.testing.assert_allclose(after, sgp, rtol=1e-5)  # on a symmetric graph
-
-
-def test_the_same_seed_gives_the_same_run(tmp_path):
-    first, second = (run(tmp_path / name)[0]["runs"] for name in ("a", "b"))
-    for a, b in zip(first, second, strict=True):
-        assert a["final_loss"] == b["final_loss"]
-        assert a["test_accuracy_nodes"] == b["test_accuracy_nodes"]
 
 
 class TestBadInput:
@@ -251,30 +185,13 @@ class TestBadInput:
         for name in ALGORITHMS:
             assert spell_name(name) in message
 
-    def test_an_unknown_dataset(self, capsys):
-        message = self.fail(capsys, "--dataset", "cifar")
-        assert "mnist5k" in message
-        assert "fashion_mnist" in message
-
-    def test_a_folder_without_the_files(self, capsys, tmp_path):
-        message = self.fail(capsys, "--dataset", "fashion_mnist", "--data-dir", str(tmp_path))
-        assert "train-images-idx3-ubyte" in message
-
-    def test_more_nodes_than_examples(self, capsys):
-        message = self.fail(capsys, "--nodes", "513", "--placement", "vmap")
-        assert "513" in message
-        assert "512" in message
-
-    @pytest.mark.plots
     def test_the_folder_of_another_run_is_not_overwritten_silently(self, capsys, tmp_path):
         run(tmp_path, "--algorithm", "sgp")
         before = (tmp_path / "out" / "summary.json").read_text()
         message = self.fail(capsys, "--out", str(tmp_path / "out"))
-        assert "holds another run (metrics.jsonl, summary.json)" in message
+        assert "holds another run (metrics.jsonl, summary.json" in message
         assert "--overwrite" in message
         assert (tmp_path / "out" / "summary.json").read_text() == before
-        run(tmp_path, "--algorithm", "sgp@ring", "--overwrite", "--seed", "5")
-        assert not (tmp_path / "out" / "topology_one_peer_exponential.png").exists()
 
     def test_a_loss_that_is_not_finite_stops_and_names_node_and_step(self, capsys, tmp_path):
         diverging = ("--learning-rate", "1e30", "--nodes", "4")
@@ -283,23 +200,10 @@ class TestBadInput:
         assert "lower --learning-rate" in message
         assert message.startswith("2 ")
 
-    def test_an_impossible_topology(self, capsys):
-        message = self.fail(capsys, "--topology", "bipartite_exponential", "--nodes", "7")
-        assert "must be even, got 7" in message
-
-    def test_too_few_devices(self, capsys):
-        message = self.fail(capsys, "--placement", "mesh", "--nodes", "9")
-        assert "9 nodes, 8 CPU devices" in message
-        assert "--placement vmap" in message
-
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
             (("--learning-rate", "nan"), "--learning-rate must be positive and finite, got nan"),
-            (("--learning-rate", "-1"), "--learning-rate must be positive and finite, got -1.0"),
-            (("--weight-decay", "-1"), "--weight-decay must be finite and >= 0, got -1.0"),
-            (("--dirichlet-alpha", "0"), "--dirichlet-alpha must be positive and finite, got 0.0"),
-            (("--seed", "-1"), "--seed must be an integer >= 0, got -1"),
             (("--seed", "0", "0"), "--seed must be one or several different values, got 0 0"),
             (("--algorithm", "sgp", "sgp"), "--algorithm must be one or several different values"),
             (("--download",), "--data-dir and --download need another --dataset"),
@@ -309,7 +213,6 @@ class TestBadInput:
                 ("--model", "resnet20", "--normalization", "none"),
                 "--normalization must be batch for resnet20",
             ),
-            (("--max-corrupt-images", "-1"), "--max-corrupt-images must be an integer >= 0"),
             (("--topology", "two_peer_exponential", "--nodes", "2"), "needs two peers"),
             (("--topology", "hypercube", "--nodes", "6"), "4 or 8"),
             (
@@ -318,17 +221,13 @@ class TestBadInput:
             ),
             (("--algorithm", "sgp@center"), "no topology is named 'center'"),
             (("--algorithm", "sgp@ring/ring/ring"), "a hybrid must have two topologies"),
-            (("--algorithm", "sgp@"), "no topology is named ''"),
             (("--algorithm", "osgp"), "no algorithm is named 'osgp'"),
-            (("--algorithm", "N-osgp"), "no algorithm is named 'N-osgp'"),
             (("--algorithm", "1-sgp"), "no algorithm is named '1-sgp'"),
             (("--algorithm", "1000-osgp@complete/ring"), "complete/ring would never switch"),
             (("--algorithm", "easgd@ring"), "the topology of easgd must be center"),
             (("--algorithm", "dpsgd@star"), "doubly stochastic"),
             (("--algorithm", "sgp", "sgp@one_peer_exponential"), "got the same twice"),
             (("--wire-dtype", "bfloat16", "--algorithm", "easgd"), "must be float32, got bfloat16"),
-            (("--switch-at", "1"), "--switch-at must be between 0 and 1, got 1.0"),
-            (("--staleness", "-1"), "--staleness must be finite and >= 0, got -1.0"),
             (("--batch-stats", "mix"), "--batch-stats mix needs --normalization batch"),
         ],
     )
@@ -344,16 +243,6 @@ class TestBadInput:
             r"params/.* of node \d must be finite, got NaN or infinity after step \d+", message
         )
         assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
-
-    @pytest.mark.parametrize(
-        "name", ["nodes", "epochs", "batch-size-per-node", "log-every", "local-steps"]
-    )
-    def test_counts_below_one(self, capsys, name):
-        assert f"--{name} must be an integer >= 1, got 0" in self.fail(capsys, f"--{name}", "0")
-
-    def test_a_folder_that_cannot_be_made(self, capsys, tmp_path):
-        (tmp_path / "file").write_text("")
-        assert "file" in self.fail(capsys, "--out", str(tmp_path / "file" / "out"))
 
 
 @pytest.mark.plots
@@ -380,28 +269,11 @@ def test_interrupted_runs_keep_what_was_finished(tmp_path, monkeypatch, capsys):
     assert (out / "loss.png").exists()
 
 
-def test_average_and_node_accuracies_agree_for_equal_models():
-    """The two ways of dividing the test set count every example once."""
-    task = image.ImageClassification(image.Options(model="linear"))
-    nodes = placement.place_nodes("auto", 4)
-    evaluator = Evaluator(task, nodes)
-    variables = task.init(0)
-    dataset = data.load("mnist5k")
-    predictions = np.asarray(task.model.apply(variables, dataset.test_images)).argmax(axis=1)
-    expected = (predictions == dataset.test_labels).mean()
-    stacked = jax.tree.map(lambda x: np.stack([x] * 4), variables)
-    average = evaluator.evaluate_average(stacked)
-    assert average == {"test_accuracy_average_model": pytest.approx(expected)}
-    assert evaluator.evaluate_nodes(stacked) == {
-        "test_accuracy_nodes": pytest.approx([expected] * 4)
-    }
-
-
 def test_every_model_has_a_name():
     assert set(get_args(get_type_hints(image.Options)["model"])) == set(models.MODELS)
 
 
-@pytest.mark.parametrize("model", [name for name in models.MODELS if name != "linear"])
+@pytest.mark.parametrize("model", ["small_cnn", "mlp", "vgg11", "resnet18"])
 def test_every_model_fits_its_task_by_default(model):
     """Its loss, with BatchNorm and dropout where it has any, and a step's gradients, as shapes."""
     task = image.ImageClassification(image.Options(model=model, epochs=1))
@@ -414,16 +286,6 @@ def test_every_model_fits_its_task_by_default(model):
     loss, stats = jax.eval_shape(task.loss, variables, of_node)
     assert loss.shape == ()
     assert (stats is not None) == model.startswith("resnet")
-
-
-@pytest.mark.parametrize("model", ["resnet20", "vgg11"])
-def test_recomputed_activations_give_the_same_shapes(model):
-    task, remat = (
-        image.ImageClassification(image.Options(model=model, remat=value))
-        for value in (False, True)
-    )
-    shapes = [jax.eval_shape(functools.partial(one.init, 0)) for one in (task, remat)]
-    assert shapes[0] == shapes[1]
 
 
 def test_dropout_depends_on_seed_step_and_node():
@@ -500,15 +362,6 @@ def test_records_resume_to_the_bit(tmp_path, cifar, monkeypatch):
     arguments += ["--accumulate", "2", "--learning-rate", "0.01"]
     run = require_resumable_to_the_bit(image.main, arguments, 3, tmp_path, monkeypatch)
     assert run["steps"] == 10
-
-
-def test_missing_records_are_named(tmp_path, capsys):
-    with pytest.raises(SystemExit) as stop:
-        image.main(["--dataset", "imagenet2012", "--data-dir", str(tmp_path)])
-    assert stop.value.code == 2
-    message = capsys.readouterr().err
-    assert "experiments.data prepare imagenet2012 --from FOLDER" in message
-    assert str(tmp_path) in message
 
 
 def test_wrong_labels_in_mid_run_end_it_without_a_traceback(tmp_path, capsys, cifar, monkeypatch):

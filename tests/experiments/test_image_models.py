@@ -13,7 +13,7 @@ import pytest
 from golden.make_image_models import CLASSES, IMAGES_SHAPES, make_array
 from jax.extend.core import jaxprs_in_params
 
-from experiments.models import MLP, MODELS, VGG11, Linear, ResNet, ResNetCifar, SmallCNN, decay_mask
+from experiments.models import MLP, MODELS, VGG11, ResNet, ResNetCifar, SmallCNN, decay_mask
 
 EVALUATION = {
     "resnet50": [
@@ -54,14 +54,12 @@ SMALL = {
 }
 OVERFITTING = SMALL | {
     "small_cnn": SmallCNN(classes=8),
-    "linear": Linear(classes=8),
     "mlp": MLP(classes=8),
 }
 MIXED = SMALL | {"vgg11_batch": SMALL["vgg11"].clone(normalization="batch")}
 REMATERIALIZED = {
     "resnet8": ResNetCifar(classes=8, depth=8, width=4, remat=True),
     "vgg11_batch": VGG11(classes=8, width=4, dropout=0.5, remat=True, normalization="batch"),
-    "bottleneck": ResNet(classes=8, stages=(1, 1), width=4, remat=True),
 }
 
 
@@ -128,18 +126,6 @@ def test_every_model_takes_the_same_attributes(name):
     assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype("float32")}
 
 
-@pytest.mark.parametrize("size", [28, 32, 33, 64])
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("name", SMALL)
-def test_takes_images_of_any_size(name, size, channels):
-    """The parameters are the same for all sizes: the classifier sees means over the pixels."""
-    images_shape = (2, size, size, channels)
-    variables = init_shapes(SMALL[name], images_shape)
-    logits = jax.eval_shape(SMALL[name].apply, variables, jnp.zeros(images_shape))
-    assert logits.shape == (2, 8)
-    assert variables == init_shapes(SMALL[name], (2, 32, 32, channels))
-
-
 def make_golden_variables(name):
     """The model, with the weights of the golden values."""
     model = MODELS[name](classes=CLASSES[name])
@@ -178,12 +164,8 @@ def test_trains_as_an_independent_implementation(name):
 @pytest.mark.parametrize(
     ("name", "images_shape", "learning_rate"),
     [
-        ("resnet20", (8, 16, 16, 3), 0.01),
-        ("vgg11", (8, 28, 28, 1), 0.001),
-        ("basic", (8, 32, 32, 3), 0.01),
-        ("bottleneck", (8, 32, 32, 3), 0.01),
+        ("bottleneck", (8, 33, 33, 1), 0.01),
         ("small_cnn", (8, 16, 16, 3), 0.01),
-        ("linear", (8, 16, 16, 3), 0.01),
         ("mlp", (8, 16, 16, 3), 0.01),
     ],
 )
@@ -232,7 +214,7 @@ def test_remat_changes_nothing_but_memory(name):
 
 
 @pytest.mark.parametrize("name", MIXED)
-@pytest.mark.parametrize("param_dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("param_dtype", [jnp.bfloat16])
 def test_computes_in_bfloat16_and_keeps_statistics_in_float32(name, param_dtype):
     model = MIXED[name].clone(dtype=jnp.bfloat16, param_dtype=param_dtype)
     variables = init_shapes(model, (8, 32, 32, 3))
@@ -246,16 +228,6 @@ def test_computes_in_bfloat16_and_keeps_statistics_in_float32(name, param_dtype)
     for primitive in ("conv_general_dilated", "dot_general"):
         types = [eqn.outvars[0].aval.dtype for eqn in equations(jaxpr.jaxpr, primitive)]
         assert set(types) == {jnp.dtype("bfloat16")}
-
-
-def test_bfloat16_is_close_to_float32():
-    model = SMALL["bottleneck"]
-    images, _ = random_examples((8, 32, 32, 3))
-    variables = jax.jit(model.init)(jax.random.key(0), images)
-    exact = jax.jit(model.apply)(variables, images)
-    rounded = jax.jit(model.clone(dtype=jnp.bfloat16).apply)(variables, images)
-    error = np.abs(exact - rounded).max() / np.abs(exact).max()
-    assert 0 < error < 0.05
 
 
 def test_blocks_for_imagenet_start_as_their_shortcuts():

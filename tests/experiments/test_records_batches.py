@@ -96,11 +96,6 @@ def test_no_node_sees_the_data_of_another(cifar: Path) -> None:
         assert not one & other
 
 
-def test_labels_are_those_of_the_examples(cifar: Path) -> None:
-    labels = data.ImageRecords("cifar10", cifar).train_labels
-    np.testing.assert_array_equal(np.bincount(labels), np.full(10, TRAIN // 10))
-
-
 def test_passes_differ_and_repeat_with_the_seed(cifar: Path) -> None:
     images = data.ImageRecords("cifar10", cifar)
     shards = split(images, 4)
@@ -278,16 +273,6 @@ def test_corrupt_images_are_counted_once(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err == "left out, 1 so far: image 1 is corrupt: cut\n"
     with pytest.raises(data.RecordError, match="got 2, the last one: image 2 is corrupt"):
         corrupt.add("image 2", "cut")
-
-
-@pytest.mark.parametrize("name", ["cifar10", "imagenet2012"])
-def test_missing_data_says_what_to_run_and_where_it_looked(tmp_path: Path, name: str) -> None:
-    with pytest.raises(FileNotFoundError) as error:
-        data.ImageRecords(name, tmp_path)
-    assert isinstance(error.value, data.DataError)
-    assert f"{tmp_path / name}/VERSION/dataset_info.json" in str(error.value)
-    command = f"python -m experiments.data prepare {name} --from FOLDER --data-dir {tmp_path}"
-    assert command in str(error.value)
 
 
 def copy_set(source: Path, target: Path) -> Path:

@@ -2,8 +2,6 @@
 
 import functools
 import itertools
-import math
-from typing import Any
 
 import flax.errors
 import jax
@@ -11,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from overfit import overfit
 from rematerialized import require_remat_changes_no_gradient
 
 from experiments.models.layers import make_dropout_rngs
@@ -212,12 +209,11 @@ def test_dropout_is_that_of_the_seeds():
         APPLY(variables, SOURCES, TARGETS, train=True)
 
 
-@pytest.mark.parametrize("param_dtype", [jnp.float32, jnp.bfloat16])
-def test_bfloat16(param_dtype):
-    low = MODEL.clone(dtype=jnp.bfloat16, param_dtype=param_dtype)
+def test_bfloat16():
+    low = MODEL.clone(dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
     shapes = jax.eval_shape(low.init, jax.random.key(0), SOURCES, TARGETS)
-    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype(param_dtype)}
-    rounded = jax.tree.map(lambda leaf: leaf.astype(param_dtype), make_variables())
+    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype("bfloat16")}
+    rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), make_variables())
     logits = jax.jit(low.apply)(rounded, SOURCES, TARGETS)
     assert logits.dtype == jnp.float32
     np.testing.assert_allclose(logits, PYTORCH_LOGITS, atol=0.05)
@@ -237,31 +233,3 @@ def test_remat_changes_no_gradient():
         lambda model: model.init(jax.random.key(0), SOURCES, TARGETS),
         compute_loss,
     )
-
-
-def test_overfits_and_translates():
-    generator = np.random.default_rng(0)
-    sources = generator.integers(3, 12, (6, 5))
-    sources[::2, 4] = 0
-    targets = generator.integers(3, 12, (6, 5))
-    targets[:, 4] = 2
-    targets[1::2, 3:] = (2, 0)
-    model = Seq2Seq(12, Size(layers=1, width=32, heads=2, hidden=64))
-
-    def compute_loss(variables, seed):
-        # Each example four times, so that dropout makes less noise.
-        inputs = jnp.tile(sources, (4, 1))
-        labels = jnp.tile(targets, (4, 1))
-        rngs = make_dropout_rngs(seed[None])
-        logits: Any = model.apply(variables, inputs, labels, train=True, rngs=rngs)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        return jnp.mean(losses, where=labels != 0)
-
-    variables = jax.jit(model.init)(jax.random.key(0), sources, targets)
-    variables, losses = overfit(compute_loss, variables, steps=200, learning_rate=3e-3)
-    assert math.log(12) * 0.7 < losses[0] < math.log(12) * 2
-    assert losses[-20:].mean() < 0.2
-    for beam in (1, 4):
-        found = translate(model, variables, sources, beam=beam, extra_length=3)
-        np.testing.assert_array_equal(found.tokens[:, :5], targets)
-        assert not found.tokens[:, 5:].any()

@@ -70,11 +70,6 @@ def test_split_is_replayable(alpha: float | None) -> None:
     ("nodes", "alpha", "message"),
     [
         (1001, None, "1000 examples cannot be divided over 1001 nodes"),
-        (1001, 1.0, "1000 examples cannot be divided over 1001 nodes"),
-        (0, None, "over 0 nodes"),
-        (4, 0.0, "dirichlet_alpha must be positive and finite, got 0.0"),
-        (4, -1.0, "dirichlet_alpha must be positive and finite, got -1.0"),
-        (4, float("inf"), "dirichlet_alpha must be positive and finite, got inf"),
         (4, float("nan"), "dirichlet_alpha must be positive and finite, got nan"),
     ],
 )

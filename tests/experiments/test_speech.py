@@ -101,11 +101,6 @@ class TestWindows:
                 number += 1
         assert number == len(windows)
 
-    def test_any_shape_of_windows_can_be_read(self, folder):
-        windows = Windows(load_utterances("tiny", folder, "train"), 5)
-        features = windows.read(np.array([[0, 3, 1], [2, 2, 4]]))
-        np.testing.assert_array_equal(features[1, 2], windows.read(np.array(4)))
-
     def test_the_papers_260_features(self, tmp_path):
         """40 fMLLR, 100 of an i-vector, 40 log-mel with deltas and double deltas."""
         rng = np.random.default_rng(0)
@@ -159,20 +154,6 @@ class TestBatches:
             for node, rows in enumerate(next(batches)[0]):
                 seen[node].update(rows.tolist())
         assert seen == [set(shard.tolist()) for shard in shards]
-
-    def test_batches_start_anywhere(self, folder):
-        task = speech.SpeechClassification(make_options(folder))
-        batches = task.batches(gx.Nodes(4), 2, seed=3, start=0)
-        frames, labels = [next(batches) for _ in range(8)][5]
-        other_frames, other_labels = next(task.batches(gx.Nodes(4), 2, seed=3, start=5))
-        np.testing.assert_array_equal(frames, other_frames)
-        np.testing.assert_array_equal(labels, other_labels)
-
-    def test_a_process_reads_the_rows_of_its_nodes(self, folder):
-        task = speech.SpeechClassification(make_options(folder))
-        nodes = gx.Nodes(4)
-        _, all_labels = next(task.batches(nodes, 2, seed=0, start=0))
-        assert all_labels.shape == (4, 2)
 
 
 def test_accuracies_are_those_of_a_loop_over_the_utterances(folder):
@@ -240,12 +221,6 @@ class TestBadInput:
         with pytest.raises(MissingDataError, match=r"no tiny\.npz in "):
             load_utterances("tiny", tmp_path, "train")
 
-    @pytest.mark.parametrize("content", [b"", b"PK nothing", b"\x93NUMPY\x01\x00v\x00"])
-    def test_a_file_that_is_none(self, tmp_path, content):
-        (tmp_path / "tiny.npz").write_bytes(content)
-        with pytest.raises(DataError, match=r"tiny\.npz must be a file of NumPy arrays"):
-            load_utterances("tiny", tmp_path, "train")
-
     def test_a_file_that_is_cut_short(self, folder):
         path = folder / "tiny.npz"
         content = path.read_bytes()
@@ -261,10 +236,8 @@ class TestBadInput:
         [
             ({"labels": None}, "must have the arrays .*got none named labels"),
             ({"labels": np.full(36, 3)}, r"labels from 0 to 2, got \[3\]"),
-            ({"labels": np.full(36, -1)}, r"labels from 0 to 2, got \[-1\]"),
             ({"labels": np.zeros(35, int)}, "as many labels as lengths, 36, got 35"),
             ({"labels": np.zeros(36)}, "labels of integers, got float64"),
-            ({"split": np.full(36, 3)}, r"split from 0 to 2, got \[3\]"),
             ({"split": np.zeros(36, int)}, "utterances of the split test, got none"),
             ({"lengths": np.zeros(36, int)}, "lengths of 1 or more frames, got 0"),
             ({"lengths": np.full(36, 99)}, "as many frames as its lengths say, 3,564"),
@@ -291,10 +264,3 @@ class TestBadInput:
     def test_windows_longer_than_all_utterances(self, folder):
         with pytest.raises(DataError, match=r"--frames-per-window must be at most 15, .* got 50"):
             speech.SpeechClassification(make_options(folder, frames_per_window=50))
-
-    def test_more_nodes_than_utterances(self, folder, capsys):
-        arguments = make_arguments(folder, "--nodes", "30", "--batch-size-per-node", "1")
-        with pytest.raises(SystemExit) as stop:
-            speech.main(arguments)
-        assert stop.value.code == 2
-        assert "cannot be divided over 30 nodes" in capsys.readouterr().err

@@ -9,7 +9,6 @@ import optax
 import oracle
 import pytest
 
-import gossipjax as gx
 from experiments import image, language, speech, translation
 from experiments.options import (
     NonNegativeFloat,
@@ -121,11 +120,8 @@ def test_step_epochs_are_those_of_the_options():
             "--warmup-steps must be 0 .* got 3: add --warmup-steps 0, or",
         ),
         ({"lr_schedule": "step", "decay_epochs": (9, 6)}, "must rise, .* got 9 6 for"),
-        ({"lr_schedule": "step", "decay_epochs": (6, 6)}, "must rise, .* got 6 6 for"),
         ({"lr_schedule": "step", "decay_epochs": (6, 15)}, "got 6 15 for .* of 15 epochs"),
-        ({"lr_schedule": "step", "decay_epochs": (0, 6)}, "--decay-epochs must be an integer >= 1"),
         ({"lr_schedule": "step", "warmup_epochs": 6}, "got 5 10 13.3333 for a warm-up of 6 of 15"),
-        ({"lr_schedule": "step", "decay_factor": 1.0}, "--decay-factor must be between 0 and 1"),
     ],
 )
 def test_bad_step_epochs(options, message):
@@ -163,16 +159,6 @@ def test_a_warm_up_ends_within_the_run():
     options = dataclasses.replace(options, warmup_steps=5)
     with pytest.raises(ValueError, match=r"--warmup-steps must be at most the .* run, 4, got 5:"):
         Plan(options, 512)
-
-
-def test_low_precision_parameters_by_name():
-    ring = gx.topology.ring(2)
-    method = make_method("sgp@ring", MethodOptions(2), optax.sgd(LEARNING_RATE))
-    assert method.schedule == ring
-    state = method.state(jnp.ones(3, jnp.bfloat16))
-    assert state is not None
-    assert state.schedule == ring
-    assert state.residual.dtype == jnp.float32
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -234,10 +220,7 @@ class Numbers:
     [
         ("a", 0, "--a must be an integer >= 1, got 0"),
         ("b", -1, "--b must be an integer >= 0, got -1"),
-        ("c", (1.0, 0.0), "--c must be positive and finite, got 0.0"),
-        ("c", (float("nan"),), "--c must be positive and finite, got nan"),
-        ("c", (float("inf"),), "--c must be positive and finite, got inf"),
-        ("d", -1.0, "--d must be finite and >= 0, got -1.0"),
+        ("c", (1.0, float("nan")), "--c must be positive and finite, got nan"),
         ("e", 1.0, "--e must be between 0 and 1, got 1.0"),
     ],
 )

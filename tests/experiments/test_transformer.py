@@ -61,12 +61,6 @@ def test_attention_refuses_widths_that_do_not_divide(attention, message):
         attention.init(jax.random.key(0), x, method="project")
 
 
-def test_tokens_beyond_the_vocabulary_show():
-    embedding = transformer.TokenEmbedding(vocabulary=3, width=2, stddev=1.0)
-    embedded, _ = embedding.init_with_output(jax.random.key(0), jnp.array([[2, 3]]))
-    assert np.isnan(embedded).tolist() == [[[False, False], [True, True]]]
-
-
 def test_dropout_seeds_make_one_key_per_node():
     seeds = jnp.array([[1, 2], [3, 2]], jnp.uint32)
     keys = jax.vmap(layers.make_dropout_rngs)(seeds)["dropout"]
