@@ -164,7 +164,6 @@ def test_trains_as_an_independent_implementation(name):
 @pytest.mark.parametrize(
     ("name", "images_shape", "learning_rate"),
     [
-        ("bottleneck", (8, 33, 33, 1), 0.01),
         ("small_cnn", (8, 16, 16, 3), 0.01),
         ("mlp", (8, 16, 16, 3), 0.01),
     ],

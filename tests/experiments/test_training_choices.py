@@ -181,6 +181,8 @@ def test_every_row_of_the_table(name):
     else:
         assert state is not None
         assert state.overlap == overlap
+        if row.overlaps:
+            assert (state.weight is None) == ("biased" in name)
         assert state.schedule in (None, method.schedule)
         # Of three steps, with an exchange and without.
         assert (len(method.canonical_steps()) > 1) == row.skips_steps
