@@ -26,7 +26,6 @@ from experiments.speed.compiled.mlp import MlpSpec, lower_step
 from experiments.speed.compiled.schedule import (
     CASES,
     STREAMING_DILOCO,
-    Options,
     describe_permutations,
     expect_average,
     expect_messages,
@@ -208,11 +207,6 @@ def read_column(text, number):
     """A column of a table of components, by topology."""
     rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
     return {row[1]: row[number] for row in rows if row[1:] and row[1] in SCHEDULES}
-
-
-def test_bad_options_are_refused():
-    with pytest.raises(ValueError, match="--layers must be an integer >= 1, got 0"):
-        Options(layers=0)
 
 
 @pytest.fixture(scope="module", params=["tpu", "gpu"])

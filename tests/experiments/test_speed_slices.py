@@ -102,18 +102,6 @@ def test_only_far_hops_leave_a_slice(nodes):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"slices": 1}, "--slices must be at least 2, got 1"),
-        ({"nodes": (0,)}, "--nodes must be an integer >= 1, got 0"),
-    ],
-)
-def test_bad_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        slices.Options(**options)
-
-
-@pytest.mark.parametrize(
     ("nodes", "topology", "message"),
     [
         (3, "ring", "--nodes must be a multiple of 2 slices that divides 16 chips, got 3"),
