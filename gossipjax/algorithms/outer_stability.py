@@ -14,7 +14,7 @@ import optax
 from gossipjax.algorithms.frame.chain import OuterPlan, exchange_plan
 from gossipjax.algorithms.frame.state import ExchangePlan
 from gossipjax.topology.schedule import Schedule
-from gossipjax.topology.stability import Recurrence, require_stable
+from gossipjax.topology.spectra import Recurrence, require_stable
 
 SCALE = 2.0**-10  # of the probes: optimizers that clip are linear there
 LINEARITY = 1e-2  # relative deviation from which on an optimizer is not linear

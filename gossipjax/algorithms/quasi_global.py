@@ -26,7 +26,7 @@ from gossipjax.algorithms.mixed_momentum import (
 )
 from gossipjax.collectives import StepLike, model_norm
 from gossipjax.topology.schedule import Schedule
-from gossipjax.topology.stability import Recurrence, require_stable
+from gossipjax.topology.spectra import Recurrence, require_stable
 from gossipjax.wire import WireLike
 
 MIN_NORM = 1e-8  # is added to a norm that divides, as in the authors' code

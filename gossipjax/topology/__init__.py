@@ -13,20 +13,24 @@ identity.
 Schedule(size=8, {0: rounds [0, 1, 2]}, peers by round [1, 1, 1])
 """
 
-from gossipjax.topology._composition import from_matrices, periodic, piecewise
-from gossipjax.topology._exponential import (
+from gossipjax.topology._cycles import (
     bipartite_exponential,
     complete_cycle,
-    exponential,
     k_peer_exponential,
     one_peer_exponential,
+    periodic,
+    piecewise,
+    random_pairs,
+    random_peer,
+    random_ring,
 )
 from gossipjax.topology._finite_time import base_graph
-from gossipjax.topology._random import random_pairs, random_peer, random_ring
 from gossipjax.topology._static import (
     complete,
     directed_ring,
+    exponential,
     from_graph,
+    from_matrices,
     hypercube,
     ring,
     star,

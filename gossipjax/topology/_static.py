@@ -1,4 +1,4 @@
-"""Graphs that stay the same: builders of schedules of one round. NumPy only.
+"""Graphs that stay the same, and matrices that are given: builders of schedules. NumPy only.
 
 Public as `gossipjax.topology`, which states the conventions of all builders.
 """
@@ -6,7 +6,7 @@ Public as `gossipjax.topology`, which states the conventions of all builders.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -14,11 +14,15 @@ from gossipjax.topology._round import (
     MAX_NODES,
     Round,
     make_regular_round,
+    read_numbers,
     require_int,
     require_memory,
     require_nodes,
 )
 from gossipjax.topology.schedule import Schedule
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 Weights = Literal["uniform", "metropolis"]
 
@@ -105,6 +109,23 @@ def complete(n: int) -> Schedule:
     n = require_nodes(n, "complete(n)")
     require_memory(n**2, f"complete({n})")
     return Schedule([make_regular_round(np.broadcast_to(np.arange(n, dtype=np.int32), (n, n)))])
+
+
+def exponential_hops(n: int) -> list[int]:
+    """2^0, 2^1, ..., 2^floor(log2(n - 1)); none for one node."""
+    return [1 << i for i in range((n - 1).bit_length())]
+
+
+def exponential(n: int) -> Schedule:
+    """Static exponential graph: hops `2^0, ..., 2^floor(log2(n - 1))` at once; `T = 1`.
+
+    With `h` hops, `P[i, j] = 1 / (h + 1)` for `j = i` and every `j = (i - hop) mod n`.
+
+    >>> len(exponential(8).round_at(0).slots)
+    3
+    """
+    n = require_nodes(n, "exponential(n)")
+    return Schedule([make_circulant_round(n, exponential_hops(n))])
 
 
 def star(n: int, weights: Weights = "uniform") -> Schedule:
@@ -219,3 +240,24 @@ def from_graph(graph: Any, weights: Weights = "uniform") -> Schedule:
     if not graph.is_directed():
         senders, receivers = np.concatenate([edges, edges[:, ::-1]]).T
     return _make_graph_schedule(len(labels), receivers, senders, weights)
+
+
+def from_matrices(matrices: ArrayLike) -> Schedule:
+    """Schedule of given mixing matrices, `[N, N]` or `[T, N, N]`.
+
+    Raises:
+      ValueError: for a column that does not sum to 1 (within 1e-6), a negative weight, a zero on a
+        diagonal, or rounds that never connect all nodes; it names the round, and the column, entry
+        or node. Also for rows of different lengths, and traced arrays, which have no values yet.
+
+    >>> from_matrices([[0.5, 0.25], [0.5, 0.75]]).is_doubly_stochastic
+    False
+    """
+    stacked = read_numbers(matrices, "[N, N] or [T, N, N]")
+    if stacked.ndim == 2:
+        stacked = stacked[None]
+    if stacked.ndim != 3:
+        raise ValueError(
+            f"matrices must have shape [N, N] or [T, N, N], got {list(stacked.shape)}."
+        )
+    return Schedule([Round(matrix, f"round {t}") for t, matrix in enumerate(stacked)])

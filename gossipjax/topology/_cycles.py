@@ -1,0 +1,397 @@
+"""Graphs in turn: cycles of rounds, drawn or not, and schedules of schedules. NumPy only.
+
+Public as `gossipjax.topology`, which states the conventions of all builders.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+import numpy as np
+
+from gossipjax.topology._round import (
+    MAX_ROUNDS,
+    Round,
+    make_regular_round,
+    require_int,
+    require_memory,
+    require_nodes,
+)
+from gossipjax.topology._static import complete, exponential_hops, make_circulant_round, ring
+from gossipjax.topology.schedule import MAX_CYCLE, Schedule, Segment
+
+Hops = Literal["paper", "authors"]
+
+
+def one_peer_exponential(n: int) -> Schedule:
+    """Directed exponential graph, one peer per round.
+
+    Round `k` uses hop `2^(k mod T)`, with `T = floor(log2(n - 1)) + 1`: `P[i, i] = 1/2` and
+    `P[i, (i - hop) mod n] = 1/2`. If `n` is a power of two, one cycle averages exactly.
+
+    References:
+      Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICLR 2019 submission,
+      arXiv:1811.10792v1, appendix A.1.
+
+    >>> one_peer_exponential(8).period
+    3
+    """
+    n = require_nodes(n, "one_peer_exponential(n)")
+    return k_peer_exponential(n, 1)
+
+
+def k_peer_exponential(n: int, peers: int, hops: Hops = "paper") -> Schedule:
+    """Directed exponential graph, `peers` peers per round.
+
+    All weights are `1 / (p + 1)` with `p = peers`. The rounds have either
+
+    - the hops of the `"paper"`: round `k` uses hops number `k, k + 1, ..., k + p - 1` of the cyclic
+      list `2^0, ..., 2^floor(log2(n - 1))`; `T = floor(log2(n - 1)) + 1`. Two peers: `{1, 2},
+      {2, 4}, {4, 8}, ...`; or
+    - the hops of the `"authors"`, in their released code: round `k` uses hops `j (p + 1)^k` for
+      `j = 1, ..., p`, modulo `n`; `T = floor(log_(p+1)(n - 1)) + 1`. Two peers: `{1, 2}, {3, 6},
+      {9, 18}, ...`. One cycle averages exactly if `n` is a power of `p + 1`.
+
+    For one peer they are the same. For more, those of the authors average faster: in the long run,
+    a round of two peers multiplies the distance to the average by 0.54 (paper: 0.58) for 16 nodes
+    and by 0.60 (paper: 0.64) for 32.
+
+    The published figures of 2P-SGP most likely ran neither list, but the hops in both directions of
+    the authors' older code: the version that they name for the results of the paper
+    (`sgp_pytorch0.5`) has no others for SGP. Two peers: `{1, -1}, {2, -2}, {4, -4}, ...`, factors
+    of 0.62 for 16 nodes and 0.69 for 32. The text describes the first list, and the second is the
+    default of the code since June 2019.
+
+    Args:
+      hops: `"paper"` or `"authors"`.
+
+    Raises:
+      ValueError: for unknown `hops`; if `peers` is below 1, above the number of hops of the paper,
+        or above `n - 1`; or if a hop of the authors is a multiple of `n`, so that a node would send
+        to itself.
+
+    References:
+      Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICLR 2019 submission,
+      arXiv:1811.10792v1, appendix A.
+      https://github.com/facebookresearch/stochastic_gradient_push, `gossip/graph_manager.py`.
+
+    >>> [len(round_.slots) for round_ in k_peer_exponential(8, 2).rounds]
+    [2, 2, 2]
+    >>> k_peer_exponential(9, 2, hops="authors").period
+    2
+    """
+    n = require_nodes(n, "k_peer_exponential(n, peers)")
+    peers = require_int(peers, "peers of k_peer_exponential(n, peers)", 1)
+    if hops not in get_args(Hops):
+        raise ValueError(f"hops must be 'paper' or 'authors', got {hops!r}.")
+    if n == 1:
+        return complete(1)
+    list_hops = _list_hops_of_paper if hops == "paper" else _list_hops_of_authors
+    rounds = list_hops(n, peers)
+    require_memory(n * (peers + 1) * len(rounds), f"k_peer_exponential({n}, {peers})")
+    return Schedule([make_circulant_round(n, round_hops) for round_hops in rounds])
+
+
+def _list_hops_of_paper(n: int, peers: int) -> list[list[int]]:
+    hops = exponential_hops(n)
+    if peers > len(hops):
+        raise ValueError(
+            f"peers of k_peer_exponential({n}, peers) must be at most {len(hops)}, got {peers}: "
+            f"{n} nodes have {len(hops)} hops ({', '.join(map(str, hops))})."
+        )
+    return [[hops[(k + i) % len(hops)] for i in range(peers)] for k in range(len(hops))]
+
+
+def _list_hops_of_authors(n: int, peers: int) -> list[list[int]]:
+    if peers >= n:
+        raise ValueError(
+            f"peers of k_peer_exponential({n}, peers) must be at most {n - 1}, the number of other "
+            f"nodes, got {peers}."
+        )
+    rounds = []
+    stride = 1
+    while stride < n:
+        hops = [j * stride for j in range(1, peers + 1)]
+        # Two hops that are equal modulo n differ by a third one, which is a multiple of n.
+        multiples = [hop for hop in hops if hop % n == 0]
+        if multiples:
+            raise ValueError(
+                f"no hop of k_peer_exponential({n}, {peers}, hops='authors') must be a multiple of "
+                f"{n}, got {multiples[0]} in round {len(rounds)}: nodes would send to themselves. "
+                f"Use hops='paper', or another number of nodes or peers."
+            )
+        rounds.append(hops)
+        stride *= peers + 1
+    return rounds
+
+
+def bipartite_exponential(n: int) -> Schedule:
+    """Undirected bipartite exponential graph: pairs with weights 1/2.
+
+    Round `k` pairs every odd node `i` with the even node `(i + 2^(k+1) - 1) mod n`, for
+    `T = floor(log2(n - 1)) + 1` rounds: one more than in the paper, whose rounds leave `n = 2`
+    without a pair and `n = 4` disconnected. If `n` is a power of two, one cycle averages exactly.
+
+    Raises:
+      ValueError: if `n` is odd (and not 1).
+
+    References:
+      Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICLR 2019 submission,
+      arXiv:1811.10792v1, appendix A.1.
+
+    >>> bipartite_exponential(4).matrices()[0].tolist()[1]
+    [0.0, 0.5, 0.5, 0.0]
+    """
+    n = require_nodes(n, "bipartite_exponential(n)")
+    if n == 1:
+        return complete(1)
+    if n % 2:
+        raise ValueError(
+            f"n of bipartite_exponential(n) must be even, got {n}: odd nodes pair with even ones. "
+            f"Use {n - 1} or {n + 1} nodes, or sgp with one_peer_exponential({n})."
+        )
+    nodes = np.arange(n)
+    odd = nodes[1::2]
+    rounds = []
+    for hop in exponential_hops(n):
+        even = (odd + 2 * hop - 1) % n
+        partners = np.empty(n, dtype=int)
+        partners[odd] = even
+        partners[even] = odd
+        receivers = np.concatenate([partners, nodes])
+        rounds.append(Round.from_entries(n, receivers, np.tile(nodes, 2), 1 / 2))
+    return Schedule(rounds)
+
+
+def complete_cycle(n: int) -> Schedule:
+    """Edges of the complete graph in turn, one peer per round.
+
+    Round `k` uses hop `k + 1`: `P[i, i] = P[i, (i - k - 1) mod n] = 1/2`; `T = n - 1`.
+
+    References:
+      Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICLR 2019 submission,
+      arXiv:1811.10792v1, appendix A.
+
+    >>> complete_cycle(4).matrices()[2].tolist()[0]
+    [0.5, 0.5, 0.0, 0.0]
+    """
+    n = require_nodes(n, "complete_cycle(n)")
+    if n == 1:
+        return complete(1)
+    require_memory(2 * n * (n - 1), f"complete_cycle({n})")
+    return Schedule([make_circulant_round(n, [hop]) for hop in range(1, n)])
+
+
+def random_ring(n: int, rounds: int, seed: int) -> Schedule:
+    """Ring whose order of nodes is drawn anew in every round.
+
+    `T_k = Perm_k^T T_0 Perm_k`, with `T_0` the matrix of `ring(n)` and `Perm_k` a uniformly random
+    permutation. `T = rounds` graphs are drawn and repeated. With `dpsgd` it is RAND-PSGD.
+
+    References:
+      Zhang et al., "Improving Efficiency in Large-Scale Decentralized Distributed Training",
+      ICASSP 2020, arXiv:2002.01119, equations 7 and 8.
+
+    >>> schedule = random_ring(8, rounds=100, seed=0)
+    >>> schedule.period, schedule.is_doubly_stochastic
+    (100, True)
+    """
+    n = require_nodes(n, "random_ring(n, rounds, seed)")
+    rounds = require_int(rounds, "rounds of random_ring(n, rounds, seed)", 1, MAX_ROUNDS)
+    require_memory(3 * n * rounds, f"random_ring({n}, {rounds}, seed)")
+    seed = require_int(seed, "seed of random_ring(n, rounds, seed)", 0)
+    rng = np.random.default_rng(seed)
+    if n <= 3:  # every order makes the same graph
+        return Schedule([ring(n).round_at(0)] * rounds)
+    nodes = np.arange(n)
+    drawn = []
+    for _ in range(rounds):
+        position = rng.permutation(n)
+        node_at = np.empty(n, dtype=int)
+        node_at[position] = nodes
+        senders = node_at[(position[:, None] + (-1, 0, 1)) % n]
+        drawn.append(make_regular_round(np.sort(senders, axis=1)))
+    return Schedule(drawn)
+
+
+def random_pairs(n: int, rounds: int, seed: int) -> Schedule:
+    """Nodes in pairs, drawn anew in every round; both of a pair take their mean, weights 1/2.
+
+    `T = rounds` graphs are drawn and repeated. With `gx.outer` it is the average of NoLoCo.
+
+    Raises:
+      ValueError: if `n` is odd (and not 1), or the pairs drawn never connect all nodes.
+
+    References:
+      Kolehmainen et al., "NoLoCo: No-all-reduce Low Communication Training Method for Large
+      Models", 2025, arXiv:2506.10911.
+
+    >>> random_pairs(8, rounds=20, seed=0).is_doubly_stochastic
+    True
+    """
+    n = require_nodes(n, "random_pairs(n, rounds, seed)")
+    rounds = require_int(rounds, "rounds of random_pairs(n, rounds, seed)", 1, MAX_ROUNDS)
+    require_memory(2 * n * rounds, f"random_pairs({n}, {rounds}, seed)")
+    rng = np.random.default_rng(require_int(seed, "seed of random_pairs(n, rounds, seed)", 0))
+    if n == 1:
+        return Schedule([ring(1).round_at(0)] * rounds)
+    if n % 2:
+        raise ValueError(f"n of random_pairs(n, rounds, seed) must be even, got {n}.")
+    drawn = []
+    for _ in range(rounds):
+        first, second = rng.permutation(n).reshape(2, -1)
+        partners = np.empty(n, dtype=int)
+        partners[first] = second
+        partners[second] = first
+        drawn.append(make_regular_round(np.sort([np.arange(n), partners], axis=0).T))
+    return Schedule(drawn)
+
+
+def random_peer(
+    n: int, rounds: int, seed: int, graph: Literal["exponential", "complete"] = "exponential"
+) -> Schedule:
+    """Every node sends to one random peer in every round, independently of the other nodes.
+
+    Sender `j` draws one of its out-neighbours `i` uniformly: `P[i, j] = P[j, j] = 1/2`. So in one
+    round some nodes receive nothing and others several messages: columns sum to 1, rows do not, and
+    the push-sum weights differ from 1. `T = rounds` graphs are drawn and repeated.
+
+    Args:
+      graph: the out-neighbours of `j`. `"exponential"`: `(j + 2^i) mod n` for the hops of
+        `exponential(n)`; `"complete"`: all other nodes.
+
+    Raises:
+      ValueError: for an unknown `graph`, or if the graphs drawn never connect all nodes.
+
+    References:
+      Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICLR 2019 submission,
+      arXiv:1811.10792v1, appendix A.
+
+    >>> random_peer(8, rounds=20, seed=0).is_doubly_stochastic
+    False
+    """
+    n = require_nodes(n, "random_peer(n, rounds, seed)")
+    rounds = require_int(rounds, "rounds of random_peer(n, rounds, seed)", 1, MAX_ROUNDS)
+    require_memory(2 * n * rounds, f"random_peer({n}, {rounds}, seed)")
+    seed = require_int(seed, "seed of random_peer(n, rounds, seed)", 0)
+    if graph not in ("exponential", "complete"):
+        raise ValueError(f"graph must be 'exponential' or 'complete', got {graph!r}.")
+    if n == 1:
+        return Schedule([ring(1).round_at(0)] * rounds)
+    rng = np.random.default_rng(seed)
+    hops = np.array(exponential_hops(n) if graph == "exponential" else range(1, n))
+    nodes = np.arange(n)
+    senders = np.tile(nodes, 2)
+    drawn = []
+    for _ in range(rounds):
+        receivers = (nodes + rng.choice(hops, n)) % n
+        drawn.append(Round.from_entries(n, np.concatenate([receivers, nodes]), senders, 1 / 2))
+    try:
+        return Schedule(drawn)
+    except ValueError as error:
+        raise ValueError(
+            f"the rounds of random_peer(n={n}, rounds={rounds}, seed={seed}, graph={graph!r}) must "
+            "connect all nodes, but never do. Draw more rounds, or use another seed."
+        ) from error
+
+
+def piecewise(schedules: Mapping[int, Schedule]) -> Schedule:
+    """One schedule after another, switched at the given steps.
+
+    Each schedule starts at its own round 0. The result has no `.period`, unless only one schedule
+    is given. The switch points count rounds, so they are multiplied by `k` in `.every(k)`: to
+    switch at step 300 of training with an exchange every 2 steps, give 150.
+
+    Args:
+      schedules: the schedules by the step at which each starts; one must start at step 0.
+
+    Raises:
+      ValueError: if `schedules` is not a mapping, no schedule starts at 0, a start is negative, a
+        schedule is piecewise itself, or the schedules differ in size.
+
+    References:
+      Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
+      arXiv:1811.10792, table 3 (hybrids).
+
+    >>> import gossipjax as gx
+    >>> hybrid = piecewise({0: gx.topology.complete(8), 300: gx.topology.one_peer_exponential(8)})
+    >>> hybrid.round_at(299).is_uniform, hybrid.round_at(300).is_uniform
+    (True, False)
+    """
+    if not isinstance(schedules, Mapping):
+        raise ValueError(
+            "schedules must be a mapping from steps to schedules, such as {0: first, 300: second}, "
+            f"got {type(schedules).__name__}."
+        )
+    for start, schedule in schedules.items():
+        require_int(start, "each start of piecewise", 0)
+        if not isinstance(schedule, Schedule):
+            raise ValueError(
+                f"the schedule from step {start} must be a Schedule, got "
+                f"{type(schedule).__name__}: gx.topology builds them."
+            )
+    starts = sorted(schedules)
+    if not starts or starts[0] != 0:
+        raise ValueError(
+            f"one schedule of piecewise must start at step 0, got the starts {starts}."
+        )
+    sizes = {start: schedules[start].size for start in starts}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(
+            f"the schedules of piecewise must have the same size, got N = {sizes} by start."
+        )
+    rounds: list[Round] = []
+    segments = []
+    for start in starts:
+        schedule = schedules[start]
+        first, *others = schedule.segments
+        if others:
+            raise ValueError(
+                f"the schedule from step {start} must not be piecewise itself, got "
+                f"{len(schedule.segments)} segments. Add each of them here with its start."
+            )
+        segments.append(Segment(int(start), tuple(len(rounds) + k for k in first.cycle)))
+        rounds.extend(schedule.rounds)
+    return Schedule(rounds, segments)
+
+
+def periodic(schedule: Schedule, every: int) -> Schedule:
+    """The schedule with the exact average in place of its round at every `every`-th step.
+
+    Steps `every - 1`, `2 every - 1`, ... average exactly; every other step `k` uses the round that
+    `schedule` has at step `k`, so that the round in place of which the average stands is left out.
+    With `sgp`, or `dpsgd`, it is Gossip-PGA. Under overlap the average arrives as late as other
+    messages.
+
+    Raises:
+      ValueError: if `every` is not an integer >= 1, or a cycle would have more than 2^20 steps.
+
+    References:
+      Chen et al., "Accelerating Gossip SGD with Periodic Global Averaging", ICML 2021,
+      arXiv:2105.09080.
+
+    >>> import gossipjax as gx
+    >>> gossip_pga = periodic(gx.topology.one_peer_exponential(8), 4)
+    >>> [gossip_pga.round_at(k).is_uniform for k in range(5)]
+    [False, False, False, True, False]
+    """
+    every = require_int(every, "every of periodic(schedule, every)", 1)
+    if not isinstance(schedule, Schedule):
+        raise ValueError(
+            f"the schedule of periodic must be a Schedule, got {type(schedule).__name__}."
+        )
+    exact = len(schedule.rounds)
+    segments = []
+    for start, cycle in schedule.segments:
+        length = math.lcm(len(cycle), every)
+        if length > MAX_CYCLE:
+            raise ValueError(
+                f"every of periodic(schedule, every) must make cycles of at most {MAX_CYCLE} "
+                f"steps, got {every}: with a cycle of {len(cycle)} rounds they have {length}."
+            )
+        rounds = [cycle[k % len(cycle)] for k in range(length)]
+        rounds[every - 1 - start % every :: every] = [exact] * (length // every)
+        segments.append(Segment(start, tuple(rounds)))
+    return Schedule([*schedule.rounds, *complete(schedule.size).rounds], segments)
