@@ -64,7 +64,7 @@ class Run(NamedTuple):
     def module(self) -> str:
         """What `python -m` runs.
 
-        >>> Run("a", "speed", ("network",)).module, Run("b", "gossipjax.launch", ()).module
+        >>> Run("a", "speed", ("wire",)).module, Run("b", "gossipjax.launch", ()).module
         ('experiments.speed', 'gossipjax.launch')
         """
         is_whole = self.program.startswith("gossipjax.")

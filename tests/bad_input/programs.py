@@ -220,7 +220,7 @@ PARSED = [
     ("averaging_report", "", "PATH"),
     ("rates", "--out ''", "a path must not be empty"),
     ("rates_report", "", "PATH"),
-    ("speed", "", "network"),
+    ("speed", "", "wire"),
     ("speed", "x", "x"),
     ("speed", "network --out ''", "must not be empty"),
     ("speed", "network --wire-dtype x", "bfloat16"),

@@ -11,31 +11,26 @@ import pytest
 from rich.console import Console
 
 from experiments.program import ProgramError
-from experiments.results import make_progress_bar
 from experiments.speed.__main__ import main
-from experiments.speed.hosts.processes import HostFailedError
-from experiments.speed.stragglers import measure, report
-from experiments.speed.stragglers.node import read_records
-from experiments.speed.stragglers.problem import (
+from experiments.speed.wire import harness, report, stragglers
+from experiments.speed.wire.harness import HostFailedError
+from experiments.speed.wire.slow_nodes import (
     BATCH_SIZE_PER_NODE,
+    Options,
     compute_gradients,
     compute_loss,
     make_params,
 )
-from experiments.speed.stragglers.setting import Setting
-from experiments.speed.stragglers.slowness import (
-    compute_ideal_ratio,
-    draw_factors,
-    parse_constant,
-)
-from experiments.speed.stragglers.summary import (
+from experiments.speed.wire.stragglers import (
     add_ratios,
+    compute_ideal_ratio,
     count_steps_per_second,
     list_metrics,
+    simulate_run,
     summarize_run,
 )
 
-SETTING = Setting(nodes=2, steps=2, compute_seconds=0.5)
+OPTIONS = Options(nodes=2, steps=2, compute_seconds=0.5)
 
 
 def make_record(ends, start=10.0, losses=None):
@@ -44,48 +39,16 @@ def make_record(ends, start=10.0, losses=None):
         "ends": [start + end for end in ends],
         "losses": losses or [1.0] * len(ends),
         "loss": 0.5,
-        "sent": None,
-        "kept": None,
-        "staleness": None,
+        "sent": 3,
+        "kept": 0,
+        "staleness": 1.5,
     }
-
-
-@pytest.mark.parametrize(
-    ("name", "factor"), [("none", None), ("2x", 2), ("4x", 4), ("1.5x", 1.5), ("random", None)]
-)
-def test_slowness_is_parsed(name, factor):
-    assert parse_constant(name) == factor
-
-
-@pytest.mark.parametrize("name", ["", "x", "4", "1x", "0.5x", "-4x", "4X", "1001x", "nanx", "fast"])
-def test_another_slowness_is_refused(name):
-    with pytest.raises(ValueError, match="--slowness must be none, random, lognormal, or a factor"):
-        parse_constant(name)
-
-
-def test_factors():
-    assert (draw_factors("none", 3, 4) == 1).all()
-    constant = draw_factors("4x", 3, 4)
-    assert (constant[:, 0] == 4).all()
-    assert (constant[:, 1:] == 1).all()
-    random = draw_factors("random", 8, 1000)
-    assert set(random.ravel()) == {1.0, 2.0, 4.0}
-    assert random.mean() == pytest.approx(7 / 3, rel=0.03)
-    lognormal = draw_factors("lognormal", 8, 1000)
-    assert np.median(lognormal) == pytest.approx(1, rel=0.03)
-    assert lognormal.mean() == pytest.approx(np.exp(0.125), rel=0.03)
-
-
-@pytest.mark.parametrize("name", ["random", "lognormal"])
-def test_a_longer_run_begins_with_the_same_factors(name):
-    """So that the bound, of the average number of steps, is that of the factors that are slept."""
-    assert (draw_factors(name, 4, 100)[:10] == draw_factors(name, 4, 10)).all()
 
 
 @pytest.mark.parametrize("nodes", [2, 8])
 @pytest.mark.parametrize("factor", [2, 4])
 def test_ideals_of_a_constant_slowness(nodes, factor):
-    factors = draw_factors(f"{factor}x", nodes, 5)
+    factors = Options(nodes=nodes).draw_factors(f"{factor}x", 5)
     assert compute_ideal_ratio(factors, is_lockstep=True) == pytest.approx(1 / factor)
     expected = (nodes - 1 + 1 / factor) / nodes
     assert compute_ideal_ratio(factors, is_lockstep=False) == pytest.approx(expected)
@@ -108,15 +71,15 @@ def test_rates_are_of_whole_steps():
 
 def test_a_run_is_summarized():
     records = [make_record([2.0]), make_record([0.5, 1.0, 1.5])]
-    run = summarize_run("async-sgp", "4x", SETTING, records)
+    run = summarize_run("async-sgp", "4x", OPTIONS, records)
     assert run["examples_per_second"] == pytest.approx(BATCH_SIZE_PER_NODE * 2.5)
     assert run["ideal_ratio_to_none"] == 0.625
     limit = 0.625 * 2 * BATCH_SIZE_PER_NODE / 0.5
     assert run["limit_examples_per_second"] == pytest.approx(limit)
     assert run["ratio_to_limit"] == pytest.approx(1)
     assert (run["steps_nodes"], run["steps_min"], run["steps_median"]) == ([1, 3], 1, 2)
-    assert (run["seconds"], run["loss"], run["sent"]) == (2.0, 0.5, None)
-    assert summarize_run("sgp", "4x", SETTING, records)["ideal_ratio_to_none"] == 0.25
+    assert (run["seconds"], run["loss"], run["sent"]) == (2.0, 0.5, 6)
+    assert summarize_run("sgp", "4x", OPTIONS, records)["ideal_ratio_to_none"] == 0.25
 
 
 def test_ratios_are_to_the_same_algorithm():
@@ -134,7 +97,7 @@ def test_ratios_are_to_the_same_algorithm():
 def test_losses_are_in_the_order_in_which_steps_ended():
     slow = make_record([2.0], losses=[4.0])
     fast = make_record([0.5, 1.0, 1.5, 2.5], losses=[3.0, 2.0, 1.0, 9.0])
-    lines = list_metrics("async-sgp", "4x", SETTING, [slow, fast])
+    lines = list_metrics("async-sgp", "4x", OPTIONS, [slow, fast])
     assert [line["seconds"] for line in lines] == [1.0, 2.0]
     assert [line["loss"] for line in lines] == [2.5, 2.5]
     assert [line["examples"] for line in lines] == [
@@ -164,7 +127,7 @@ def test_gradients_are_there_after_the_sleep():
     [
         (["--nodes", "1"], "--nodes must be from 2 to 64, got 1"),
         (["--nodes", "65"], "--nodes must be from 2 to 64, got 65"),
-        (["--slowness", "none", "0.5x"], "as 4x, got '0.5x'"),
+        (["--slowness", "none", "-2x"], "as 4x, got '-2x'"),
         (["--slowness", "4x", "4x"], "--slowness must be one or several different values"),
         (["--algorithm", "sgp", "sgp"], "--algorithm must be one or several different values"),
         (["--compute-seconds", "0"], "--compute-seconds must be positive and finite, got 0"),
@@ -195,16 +158,16 @@ def test_limits_need_root(tmp_path, capsys, monkeypatch):
 
 
 def test_without_pyzmq_only_lockstep_is_possible(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(measure.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(stragglers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit):
         main(["stragglers", "--out", str(tmp_path / "out")])
     assert "--algorithm async-sgp must be run with pyzmq" in capsys.readouterr().err
-    measure.require_algorithms(measure.Options(algorithm=("sgp",)))
+    stragglers.require_algorithms(Options(algorithm=("sgp",)))
 
 
 def test_another_folder_is_no_measurement(tmp_path):
     (tmp_path / "summary.json").write_text(json.dumps({"runs": [{"algorithm": "sgp"}]}))
-    with pytest.raises(ValueError, match=r"must hold a run of experiments\.speed stragglers"):
+    with pytest.raises(ValueError, match="must hold a run of"):
         report.write_report(tmp_path, Console())
 
 
@@ -213,14 +176,12 @@ def test_what_was_measured_before_a_failure_is_written(tmp_path, monkeypatch):
         for rank in range(len(members)):
             (folder / f"0-{rank}.json").write_text(json.dumps(make_record([0.5, 1.0])))
         (folder / "1-0.json").write_text(json.dumps(make_record([0.5, 1.0])))
-        assert len(read_records(folder, len(members))) == 1
         raise HostFailedError("host 1 ended with 1")
 
-    monkeypatch.setattr(measure, "run_hosts", fail_in_the_second_run)
-    options = measure.Options(nodes=2, steps=2, algorithm=("sgp",))
-    display = measure.Display(make_progress_bar(Console()), options)
+    monkeypatch.setattr(harness, "run_hosts", fail_in_the_second_run)
+    options = Options(nodes=2, steps=2, algorithm=("sgp",))
     with pytest.raises(ProgramError):
-        measure.run_nodes(options, tmp_path, display)
+        stragglers.measure_runs(options, tmp_path, print)
     (run,) = json.loads((tmp_path / "summary.json").read_text())["runs"]
     assert (run["algorithm"], run["slowness"]) == ("sgp", "none")
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
@@ -243,6 +204,22 @@ def test_a_small_measurement(tmp_path, capsys):
         assert run["loss"] < 1.5  # log(10) at the start
         assert 0 < run["ratio_to_limit"] < 1.2
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 4 * 12
-    for name in ("loss_over_seconds.png", "examples_per_second.png"):
-        assert (out / name).stat().st_size > 0
+    assert (out / "loss_over_seconds.png").stat().st_size > 0
     assert "Computation is a sleep of 0.02 s" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kept"), [("allreduce", 0.25), ("1-osgp", 0.25), ("async-sgp", 0.8125)]
+)
+def test_one_slow_node(algorithm, kept):
+    options = Options(nodes=4, steps=40, compute_seconds=0.1)
+    full = 4 * BATCH_SIZE_PER_NODE / 0.1
+    assert simulate_run(algorithm, "none", options) == pytest.approx(full, rel=1e-3)
+    assert simulate_run(algorithm, "4x", options) == pytest.approx(kept * full, rel=0.02)
+
+
+def test_a_limited_link_is_in_the_simulation():
+    options = Options(4, steps=20, compute_seconds=0.1, megabytes=2.5, bandwidth="200mbit")
+    full = 4 * BATCH_SIZE_PER_NODE
+    assert simulate_run("sgp", "none", options) == pytest.approx(full / 0.2, rel=1e-3)
+    assert simulate_run("sgp@complete/ring", "none", options) is None

@@ -23,7 +23,7 @@ from experiments.report.section import (
 )
 from experiments.results import Record
 from experiments.runner import Result, Run
-from experiments.speed.hosts import links
+from experiments.speed.wire import links
 from gossipjax import cost_model
 from gossipjax.topology import ring
 
@@ -154,7 +154,7 @@ def make_network_run(
     """Returns a call of the measurement of links."""
     limit = ("--bandwidth", *bandwidths) if bandwidths else ()
     arguments = (
-        *("network", *limit, "--hosts", f"{hosts}", "--megabytes", f"{megabytes}"),
+        *("wire", *limit, "--hosts", f"{hosts}", "--megabytes", f"{megabytes}"),
         *("--compute-seconds", f"{seconds}", "--iterations", f"{iterations}"),
         *("--wire", "float32", "--algorithm", *rows),
     )

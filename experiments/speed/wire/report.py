@@ -1,6 +1,6 @@
-"""Tables and plots of the network measurement, made from the `summary.json` that it wrote.
+"""Tables and plots of measurements on a wire, made from the files that they wrote.
 
-python -m experiments.speed.network.report OUT
+python -m experiments.speed.wire.report OUT
 """
 
 import json
@@ -24,6 +24,27 @@ LINE_STYLES = {"float32": "-", "bfloat16": "--", "int8": "-.", "int4": ":"}
 SPARSE_STYLE = (0, (1, 3))
 MEGA = 1e6
 SPACES = str.maketrans("@_", "  ")
+
+
+CAPTION = (
+    "Computation is a sleep of {seconds:g} s per step, as of a device that does not share these "
+    "cores. examples/s: in lockstep, until all have ended; "
+    "async-, each node's until its last step ended, summed. x none: over those of the "
+    "algorithm without slow nodes. x ideal: that ratio over what it is if only computation takes "
+    "time. x bound: examples/s over those if only computation takes time. x model: over those of a "
+    "simulation with the same factors."
+)
+HEADERS = (
+    "examples\n/s",
+    "x\nnone",
+    "x\nideal",
+    "x\nbound",
+    "x\nmodel",
+    "steps of\nslowest",
+    "steps,\nmedian",
+    "final\nloss",
+)
+ALGORITHMS_PER_ROW = 3  # of a legend
 
 
 class Axis(NamedTuple):
@@ -248,21 +269,113 @@ OVER_BANDWIDTH = Axis(
 )
 
 
-def write_report(folder: Path, console: Console) -> None:
-    """Reads a run's `summary.json`, prints its tables and writes its plots into the same folder.
+def make_straggler_table(runs: Sequence[Record]) -> Table:
+    """A row per slowness and algorithm."""
+    first = runs[0]
+    table = Table(
+        title=f"{first['nodes']} nodes, {first['steps']} steps of each on average",
+        caption=CAPTION.format(seconds=first["compute_seconds"]),
+        box=SIMPLE_HEAD,
+        padding=0,
+        min_width=72,
+    )
+    table.add_column("slowness", no_wrap=True)
+    table.add_column("algorithm", no_wrap=True)
+    for header in HEADERS:
+        table.add_column(header, justify="right", no_wrap=True)
+    for name in list_names(runs, "slowness"):
+        for run in select_records(runs, "slowness", name):
+            table.add_row(
+                name,
+                run["algorithm"],
+                f"{run['examples_per_second']:,.0f}",
+                format_factor(run["ratio_to_none"]),
+                format_factor(run["ratio_to_ideal"]),
+                format_factor(run["ratio_to_limit"]),
+                format_factor(1 / run["modelled_ratio"] if run["modelled_ratio"] else None),
+                f"{run['steps_min']}",
+                f"{run['steps_median']:g}",
+                f"{run['loss']:.3f}",
+            )
+        table.add_section()
+    return table
 
-    The plots are `seconds_per_iteration.png`; for several numbers of hosts `time_over_hosts.png`
-    (as in Figure 1 of "Stochastic Gradient Push for Distributed Deep Learning", arXiv:1811.10792);
-    and for several bandwidths `time_over_bandwidth.png` (as in Figure 2 of "Can Decentralized
-    Algorithms Outperform Centralized Algorithms?", arXiv:1705.09056).
+
+def format_factor(ratio: float | None) -> str:
+    """A ratio in a table; - without one."""
+    return "-" if ratio is None else f"{ratio:.3f}"
+
+
+def list_names(records: Sequence[Record], field: str) -> list[str]:
+    """The different values of a field, in order."""
+    return list(dict.fromkeys(record[field] for record in records))
+
+
+def select_records(records: Sequence[Record], field: str, name: str) -> list[Record]:
+    """Runs, or lines, with one value of a field."""
+    return [record for record in records if record[field] == name]
+
+
+def plot_losses(lines: Sequence[Record], title: str, path: Path) -> None:
+    """Plots the training loss over seconds, a panel per slowness and a line per algorithm."""
+    slowness = list_names(lines, "slowness")
+    algorithms = list_names(lines, "algorithm")
+    figure = Figure((2 + 4.5 * len(slowness), 5), dpi=120, layout="constrained")
+    figure.suptitle(f"Training loss over time, {title}")
+    panels = figure.subplots(1, len(slowness), squeeze=False, sharey=True)[0]
+    panels[0].set_ylabel("training loss (mean over N steps' batches)")
+    for axes, name in zip(panels, slowness, strict=True):
+        for index, algorithm in enumerate(algorithms):
+            points = [
+                line
+                for line in select_records(lines, "slowness", name)
+                if line["algorithm"] == algorithm
+            ]
+            axes.plot(
+                [line["seconds"] for line in points],
+                [line["loss"] for line in points],
+                color=COLORS[index % len(COLORS)],
+                label=algorithm,
+                linewidth=1.2,
+            )
+        axes.set(title=f"slowness: {name}", xlabel="seconds", yscale="log")
+        axes.grid(alpha=0.3, which="both")
+    handles, labels = panels[0].get_legend_handles_labels()
+    columns = ALGORITHMS_PER_ROW * len(slowness)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize="small")
+    figure.savefig(path)
+
+
+def write_report(folder: Path, console: Console) -> None:
+    """Reads the files of a measurement, prints its tables and writes its plots into its folder.
+
+    Of `wire` they are `seconds_per_iteration.png`; for several numbers of hosts
+    `time_over_hosts.png` (as in Figure 1 of "Stochastic Gradient Push for Distributed Deep
+    Learning", arXiv:1811.10792); and for several bandwidths `time_over_bandwidth.png` (as in Figure
+    2 of "Can Decentralized Algorithms Outperform Centralized Algorithms?", arXiv:1705.09056). Of
+    `stragglers` it is `loss_over_seconds.png`.
 
     Raises:
-      FileNotFoundError: if the file is missing.
-      ValueError: if the file is not JSON or of another program.
+      FileNotFoundError: if a file is missing.
+      ValueError: if a file is not JSON or of another program.
     """
     summary = json.loads((folder / "summary.json").read_text())
-    if "configurations" not in summary:
-        raise ValueError(f"{folder} must hold a run of experiments.speed network, got another one.")
+    runs = summary["runs"]
+    if "configurations" in summary:
+        report_rows(folder, summary, console)
+    elif runs and "slowness" in runs[0]:
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        title = f"{runs[0]['nodes']} nodes, computation {runs[0]['compute_seconds']:g} s"
+        plot_losses(lines, title, folder / "loss_over_seconds.png")
+        console.print(make_straggler_table(runs))
+    else:
+        raise ValueError(
+            f"{folder} must hold a run of experiments.speed wire or stragglers, got another one."
+        )
+
+
+def report_rows(folder: Path, summary: Record, console: Console) -> None:
+    """Prints the tables of the rows and writes their plots."""
     configurations = summary["configurations"]
     runs = summary["runs"]
     plot_rows(configurations, runs, folder / "seconds_per_iteration.png")
@@ -282,7 +395,7 @@ def write_report(folder: Path, console: Console) -> None:
 
 
 def main(out: tyro.conf.Positional[Path]) -> None:
-    """Prints the tables and writes the plots of a finished network measurement again.
+    """Prints the tables and writes the plots of a finished measurement again.
 
     Args:
       out: the folder that the measurement wrote (its --out).
@@ -292,4 +405,4 @@ def main(out: tyro.conf.Positional[Path]) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, prog="python -m experiments.speed.network.report")
+    tyro.cli(main, prog="python -m experiments.speed.wire.report")

@@ -1,7 +1,8 @@
-"""The model that the network measurement trains: an MLP, with a batch sized for a given time."""
+"""The model that is timed: an MLP, with a batch sized for a given time, and who trains it."""
 
 import statistics
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -9,14 +10,12 @@ import jax.numpy as jnp
 import optax
 
 import gossipjax as gx
-from experiments.speed.network.rows import LEARNING_RATE
+from experiments.speed.wire.rows import BUCKET_LAYERS, LAYERS, LEARNING_RATE
+from experiments.training.methods import FORMS, WireName
 
-LAYERS = 8
 MAX_TRIES = 6  # batch sizes
 MAX_ERROR = 0.08  # relative; a batch size whose time is this near to the target is taken
 TIMINGS_PER_TRY = 3
-SECOND_BATCH = 33  # examples; far enough from the first, 1, to draw a line through both
-MAX_GROWTH = 8  # from one try to the next
 
 Batch = tuple[jax.Array, jax.Array]
 """Inputs and targets, `[B, width]` each."""
@@ -54,10 +53,10 @@ def compute_gradients(params: Any, batch: Batch) -> tuple[Any, None]:
     return jax.grad(compute_loss)(params, batch), None
 
 
-def apply_sgd(params: Any, batch: Batch) -> Any:
-    """One iteration without exchange: the parameters after a step of plain SGD."""
+def apply_gradients(params: Any, grads: Any) -> Any:
+    """The parameters after a step of plain SGD."""
     tx = optax.sgd(LEARNING_RATE)
-    updates, _ = tx.update(jax.grad(compute_loss)(params, batch), tx.init(params), params)
+    updates, _ = tx.update(grads, tx.init(params), params)
     return optax.apply_updates(params, updates)
 
 
@@ -74,8 +73,10 @@ class CalibratedModel:
         self.params = nodes.spmd(lambda: init_params(self.width))()
         self.parameters = sum(x[0].size for x in jax.tree.leaves(self.params))
         self.batch: Any = None
-        donated = gx.donate_on_accelerators(0)  # as gx.TrainStep does
-        self._local_step = nodes.spmd(apply_sgd, donate_argnums=donated)
+        self._local_step = nodes.spmd(
+            lambda params, batch: apply_gradients(params, jax.grad(compute_loss)(params, batch)),
+            donate_argnums=gx.donate_on_accelerators(0),  # as gx.TrainStep does
+        )
 
     def draw_batch(self, size: int) -> None:
         """Draws `size` examples for every node, other ones on each."""
@@ -90,7 +91,7 @@ class CalibratedModel:
     def compute(self) -> Any:
         """Runs one iteration without exchange."""
         self.params = self._local_step(self.params, self.batch)
-        return self.params
+        return jax.block_until_ready(self.params)
 
     def calibrate(
         self,
@@ -99,6 +100,9 @@ class CalibratedModel:
         report_progress: Callable[[str], None],
     ) -> int:
         """Sizes the batch so that `compute` takes about `target_seconds`; returns its examples.
+
+        A part of the time does not depend on the batch, so that a size in proportion to the time
+        comes out too small at first, and is near the target after a few tries.
 
         Args:
           target_seconds: the time to reach.
@@ -114,14 +118,14 @@ class CalibratedModel:
             seconds[size] = statistics.median(timings)
             if abs(seconds[size] - target_seconds) < MAX_ERROR * target_seconds:
                 break
-            size = choose_batch_size(seconds, target_seconds)
+            size = max(1, round(size * target_seconds / seconds[size]))
         best = min(seconds, key=lambda size: abs(seconds[size] - target_seconds))
         self._change_batch(best)
         return best
 
     def _change_batch(self, size: int) -> None:
         self.draw_batch(size)
-        jax.block_until_ready(self.compute())  # compiles the program of this batch
+        self.compute()  # compiles the program of this batch
 
 
 class RowTrainer:
@@ -150,22 +154,79 @@ class RowTrainer:
         self._train_step.wait()
 
 
-def choose_batch_size(seconds: dict[int, float], target: float) -> int:
-    """The batch size that should take `target` seconds, on the line through the two nearest.
+class BucketTrainer:
+    """Trains a `CalibratedModel` by AllReduce in buckets of layers, the last layers first.
+
+    As data-parallel training does it today, beside the backward pass. JAX on CPU does not run a
+    collective beside the computation of the same program. So here the forward pass, the backward
+    pass of each bucket of layers and its all-reduce are separate programs: a thread averages the
+    gradients of a bucket while the next bucket's are computed. Nothing can travel before the
+    backward pass begins, so that `max(computation, bytes / goodput)` is out of reach by at least
+    the smaller of the forward pass and the exchange.
+    """
+
+    def __init__(self, model: CalibratedModel, wire: WireName):
+        self._model = model
+        nodes = model.nodes
+        average = gx.allreduce(wire=FORMS[wire].codec)
+        self._forward = nodes.spmd(run_forward)
+        self._backward = nodes.spmd(run_backward, static_argnums=3)
+        self._average = nodes.spmd(lambda grads: average.update(grads, average.init(grads))[0])
+        self._apply = nodes.spmd(apply_gradients, donate_argnums=gx.donate_on_accelerators(0))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="all-reduce")  # keeps the order
+
+    def start_anew(self) -> None:
+        """It keeps no state."""
+
+    def run_step(self, step: int) -> Any:
+        """Runs one iteration; returns the parameters after it."""
+        del step
+        model = self._model
+        inputs, cotangent = self._forward(model.params, model.batch)
+        pending = []
+        for first in reversed(range(0, LAYERS, BUCKET_LAYERS)):
+            bucket = slice(first, first + BUCKET_LAYERS)
+            layers = model.params[bucket]
+            grads, cotangent = self._backward(layers, inputs[bucket], cotangent, first == 0)
+            pending.append((bucket, self._thread.submit(self._average_when_ready, grads)))
+        params = list(model.params)
+        for bucket, mean in pending:
+            params[bucket] = self._apply(params[bucket], mean.result())
+        model.params = params
+        return params
+
+    def _average_when_ready(self, grads: Any) -> Any:
+        # Dispatched only then, so that it waits for this bucket and not for those after it.
+        return jax.block_until_ready(self._average(jax.block_until_ready(grads)))
+
+
+def run_forward(params: Any, batch: Batch) -> tuple[list[jax.Array], jax.Array]:
+    """The input of every layer, and the derivative of `compute_loss` by the last one's output."""
+    x, y = batch
+    inputs = []
+    for layer in params:
+        inputs.append(x)
+        x = x @ layer["w"] + layer["b"][None]
+        if len(inputs) < len(params):
+            x = jax.nn.relu(x)
+    return inputs, 2 / y.size * (x - y)
+
+
+def run_backward(
+    layers: Any, inputs: list[jax.Array], cotangent: jax.Array, is_first: bool
+) -> tuple[Any, jax.Array]:
+    """Gradients of consecutive layers, and the derivative of the loss by the output before them.
 
     Args:
-      seconds: of the batch sizes that were timed.
-      target: seconds.
-
-    >>> choose_batch_size({1: 0.1}, 0.5), choose_batch_size({1: 0.1, 33: 0.26}, 0.5)
-    (33, 81)
+      layers: their parameters.
+      inputs: of each of them.
+      cotangent: the derivative of the loss by the output of the last one, before its activation.
+      is_first: whether nothing comes before them, whose derivative is asked for.
     """
-    if len(seconds) == 1:
-        return SECOND_BATCH if seconds[1] < target else 1
-    nearest = sorted(seconds.items(), key=lambda item: abs(item[1] - target))[:2]
-    (a, seconds_a), (b, seconds_b) = nearest
-    slope = (seconds_b - seconds_a) / (b - a)
-    largest = max(seconds)
-    in_proportion = largest * target / seconds[largest]  # where a larger batch takes no longer
-    size = a + (target - seconds_a) / slope if slope > 0 else in_proportion
-    return max(1, min(round(size), MAX_GROWTH * largest))
+    grads = []
+    for number in reversed(range(len(layers))):
+        x = inputs[number]
+        grads.insert(0, {"b": cotangent.sum(axis=0), "w": x.T @ cotangent})
+        if number or not is_first:
+            cotangent = jnp.where(x > 0, cotangent @ layers[number]["w"].T, 0)
+    return grads, cotangent

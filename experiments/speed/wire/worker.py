@@ -1,6 +1,6 @@
 """A process among those of all hosts: barriers, gathered numbers, clocks and byte counters."""
 
-import dataclasses
+import json
 import socket
 import threading
 import time
@@ -10,44 +10,37 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 from jax.sharding import Mesh
 
 import gossipjax as gx
+from experiments.results import Record
+from experiments.training.asynchronous import ASYNCHRONOUS
 from experiments.training.methods import WireName
 
 CHUNK_BYTES = 2**20
+PATIENCE = 30.0  # seconds of silence after which a node is declared dead: none is meant to be
+MEETING_SECONDS = 120.0  # that nodes wait for each other: they share the cores
 
 
-@dataclasses.dataclass(frozen=True)
-class WorkerConfig:
-    """Settings that all hosts of a measurement share; written as `config.json`.
+class Job(NamedTuple):
+    """What all processes of a measurement read, as `job.json`.
 
     Attributes:
+      kind: "rows" or "slow nodes".
+      options: those of the program.
       coordinator_address: address and port where host 0 starts JAX's coordination service.
       addresses: of every host.
-      rows: pairs of an algorithm and the type of its messages.
-      megabytes: 1e6 bytes of float32 parameters.
-      compute_seconds: of an iteration without exchange on all hosts at once; sizes the batch.
-      iterations: to measure of each row.
-      outer: the fields of `OuterTimes`.
       secret: of the nodes that wait for nobody.
       interface: the network interface whose counter is read; None where hosts share one.
     """
 
+    kind: str
+    options: Record
     coordinator_address: str
     addresses: list[str]
-    rows: list[tuple[str, WireName]]
-    megabytes: float
-    compute_seconds: float
-    iterations: int
-    outer: tuple[int, int, int]
     secret: str
     interface: str | None
-
-    @property
-    def hosts(self) -> int:
-        """Number of hosts."""
-        return len(self.addresses)
 
 
 class Sample(NamedTuple):
@@ -67,17 +60,25 @@ class Sample(NamedTuple):
 class Worker:
     """This process among the others: barriers, gathered numbers, clocks and byte counters."""
 
-    def __init__(self, config: WorkerConfig, folder: Path, rank: int):
-        self.config = config
+    def __init__(self, job: Job, folder: Path, rank: int):
         self.rank = rank
+        self.hosts = len(job.addresses)
         self.nodes = gx.Nodes(mesh=Mesh(np.array(jax.devices()), ("nodes",)))
-        self._progress = folder / f"{rank}.progress"
+        self.folder = folder
+        self._job = job
         self._all_gather = self.nodes.spmd(lambda x: jax.lax.all_gather(x, "nodes"))
         self._connections: tuple[socket.socket, socket.socket] | None = None
 
-    def report_progress(self, progress: str) -> None:
+    def report_progress(self, status: str, done: float = 0, title: str = "") -> None:
         """Writes what this host is doing to where the parent reads it."""
-        self._progress.write_text(progress)
+        (self.folder / f"{self.rank}.progress").write_text(f"{int(done)}|{title}|{status}")
+
+    def write_record(self, number: int, record: Record) -> None:
+        """Writes what this host measured in the run of this number."""
+        path = self.folder / f"{number}-{self.rank}.json"
+        temporary = path.with_suffix(".new")
+        temporary.write_text(json.dumps(record))
+        temporary.replace(path)
 
     def gather(self, value: float) -> np.ndarray:
         """The numbers of all hosts, float32 `[N]`; waits for all of them."""
@@ -122,17 +123,27 @@ class Worker:
 
     def read_sent_bytes(self) -> int | None:
         """Bytes that this host has sent so far; None where hosts share an interface."""
-        if self.config.interface is None:
+        if self._job.interface is None:
             return None
-        file = Path(f"/sys/class/net/{self.config.interface}/statistics/tx_bytes")
+        file = Path(f"/sys/class/net/{self._job.interface}/statistics/tx_bytes")
         return int(file.read_text())
+
+    def share_counts(
+        self, seconds: list[float], cpu_before: float, sent_before: int | None
+    ) -> list[Sample]:
+        """Samples of steps made in one go: their processor time and bytes are the mean of all."""
+        sent = self.count_sent_bytes(sent_before)
+        steps = max(1, len(seconds))
+        cpu_seconds = (time.process_time() - cpu_before) / steps
+        nic_bytes = None if sent is None else sent // steps
+        return [Sample(step_seconds, cpu_seconds, nic_bytes) for step_seconds in seconds]
 
     def connect(self) -> None:
         """Opens a plain TCP connection to the next host, and accepts the previous host's."""
-        with socket.create_server((self.config.addresses[self.rank], 0)) as server:
+        with socket.create_server((self._job.addresses[self.rank], 0)) as server:
             ports = self.gather(server.getsockname()[1])
-            next_rank = (self.rank + 1) % self.config.hosts
-            address = (self.config.addresses[next_rank], int(ports[next_rank]))
+            next_rank = (self.rank + 1) % self.hosts
+            address = (self._job.addresses[next_rank], int(ports[next_rank]))
             to_next = socket.create_connection(address)
             from_previous, _ = server.accept()
         to_next.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -145,7 +156,7 @@ class Worker:
         thread = threading.Thread(target=to_next.sendall, args=(bytes(size),))
         if self.rank in senders:
             thread.start()
-        if (self.rank - 1) % self.config.hosts in senders:
+        if (self.rank - 1) % self.hosts in senders:
             buffer = bytearray(CHUNK_BYTES)
             missing = size
             while missing:
@@ -155,3 +166,50 @@ class Worker:
                 missing -= count
         if self.rank in senders:
             thread.join()
+
+    def join_job(
+        self,
+        name: str,
+        algorithm: str,
+        tx: optax.GradientTransformation,
+        params: Any,
+        compute_gradients: Callable[..., Any],
+        *example: Any,
+        wire: WireName = "float32",
+    ) -> gx.asynchronous.Node:
+        """Returns this host's node of a job in which nobody waits, once all nodes are there.
+
+        Args:
+          name: of the job.
+          algorithm: one of `ASYNCHRONOUS`.
+          tx: the local optimizer.
+          params: of one node.
+          compute_gradients: is compiled, for arguments like `example`.
+          wire: the form of messages.
+
+        Raises:
+          TimeoutError: if the nodes do not hear each other.
+        """
+        with socket.create_server((self._job.addresses[self.rank], 0)) as server:
+            ports = self.gather(server.getsockname()[1])
+        listens = [f"{a}:{int(port)}" for a, port in zip(self._job.addresses, ports, strict=True)]
+        node = gx.asynchronous.join(
+            [address for place, address in enumerate(listens) if place != self.rank],
+            tx,
+            params,
+            algorithm=ASYNCHRONOUS[algorithm].build(0),
+            listen=listens[self.rank],
+            place=self.rank,
+            job=name,
+            is_founder=True,
+            patience=PATIENCE,
+            wire=None if wire == "float32" else wire,
+            secret=self._job.secret,
+        )
+        node.warm_up(compute_gradients, *example)
+        if not node.wait_for_members(self.hosts, MEETING_SECONDS):
+            raise TimeoutError(
+                f"{self.hosts} nodes must hear each other within {MEETING_SECONDS:g} s, got nodes "
+                f"{node.members}."
+            )
+        return node

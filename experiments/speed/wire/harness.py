@@ -1,19 +1,30 @@
 """The processes of a measurement: one per host, all started together, none left behind."""
 
 import contextlib
+import dataclasses
+import json
 import os
+import re
+import secrets
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress, TaskID
 
 import gossipjax as gx
 from experiments.program import ProgramError
-from experiments.speed.hosts.links import Host, ignore_stop_signals
+from experiments.results import Record
+from experiments.speed.wire import links
+from experiments.speed.wire.links import Host, ignore_stop_signals
+from experiments.speed.wire.worker import Job
 
 SCRATCH = "gossipjax-speed-"  # followed by the number of the process
 TAIL_LINES = 15  # of a failed host's output
@@ -21,6 +32,13 @@ MIN_THREADS = 2  # of a host
 POLL_SECONDS = 0.05
 PORT_IN_USE = ("address already in use", "failed to add port")  # from JAX's coordinator
 ROOT = Path(__file__).resolve().parents[3]
+COMMAND = (sys.executable, "-m", "experiments.speed.wire")
+PORT = 5599  # of host 0 inside its namespace
+MAX_PORT_TRIES = 5
+PROCESS_BYTES = 700e6  # memory of a host: what JAX takes
+MODEL_COPIES = 30  # memory of a host: models at once
+STALL_TIMEOUT = 180.0  # seconds; covers a compilation on a slow machine
+STALL_FACTOR = 10  # a step that takes longer than this times its bound hangs
 
 
 class HostFailedError(ProgramError):
@@ -35,6 +53,108 @@ def find_free_port() -> int:
     """A port of the loopback interface on which nobody listens now."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
+
+
+def require_memory(hosts: int, megabytes: float, option: str) -> None:
+    """Raises `ValueError` if `hosts` hosts with models of this size need more than is free."""
+    needed = hosts * (PROCESS_BYTES + MODEL_COPIES * megabytes * 1e6)
+    meminfo = Path("/proc/meminfo")
+    match = re.search(r"MemAvailable: +(\d+) kB", meminfo.read_text() if meminfo.exists() else "")
+    if match and needed > (available := 1024 * int(match[1])):
+        raise ValueError(
+            f"the models of {hosts} hosts must fit into {available / 1e9:.1f} GB of free memory, "
+            f"got about {needed / 1e9:.4g} GB with --megabytes {megabytes:g}: lower it, "
+            f"or {option}."
+        )
+
+
+def measure_on_hosts(
+    kind: str,
+    options: Any,
+    hosts: int,
+    bits_per_second: int | None,
+    max_factor: float,
+    report_progress: Callable[[str], None],
+    collect: Callable[[list[list[Record]]], None],
+    prepare: Callable[[Path], None] = lambda folder: None,
+) -> None:
+    """Measures in one process per host, which are on links of this bandwidth.
+
+    Args:
+      kind: that of a `Job`.
+      options: a dataclass, with `megabytes` of a model and `compute_seconds` of a step.
+      hosts: their number.
+      bits_per_second: of every link; None without limits.
+      max_factor: how many times as long the computation of the slowest step takes.
+      report_progress: called with host 0's progress.
+      collect: called with the records of the hosts, of each run that all have finished, at the
+        end and also after a failure or Ctrl-C.
+      prepare: writes further files into the folder that the hosts read.
+
+    Raises:
+      HostFailedError: if a host ends early or hangs.
+      OSError: if the network cannot be made.
+    """
+    seconds = max_factor * options.compute_seconds
+    if bits_per_second is not None:
+        seconds += 2 * hosts * 8e6 * options.megabytes / bits_per_second
+    stall_timeout = STALL_TIMEOUT + STALL_FACTOR * seconds
+    for tries_left in reversed(range(MAX_PORT_TRIES)):
+        network = links.make_network(hosts, bits_per_second)
+        with make_scratch_folder() as folder, network as members:
+            port = PORT if bits_per_second else find_free_port()
+            job = Job(
+                kind=kind,
+                options=dataclasses.asdict(options),
+                coordinator_address=f"{members[0].address}:{port}",
+                addresses=[host.address for host in members],
+                secret=secrets.token_hex(),
+                interface=links.INTERFACE if bits_per_second else None,
+            )
+            (folder / "job.json").write_text(json.dumps(job._asdict(), default=str))
+            prepare(folder)
+            try:
+                run_hosts(members, COMMAND, folder, stall_timeout, report_progress)
+            except PortInUseError:
+                if not tries_left:
+                    raise
+            else:
+                return
+            finally:
+                collect(read_records(folder, hosts))
+
+
+def read_records(folder: Path, hosts: int) -> list[list[Record]]:
+    """The records of the hosts, of each run that all have finished."""
+    records: list[list[Record]] = []
+    while True:
+        paths = [folder / f"{len(records)}-{rank}.json" for rank in range(hosts)]
+        if not all(path.exists() for path in paths):
+            return records
+        records.append([json.loads(path.read_text()) for path in paths])
+
+
+def make_display(bar: Progress, total: int, title: str) -> Callable[[str], None]:
+    """Returns what shows the progress that host 0 writes: a bar for each title in it.
+
+    Args:
+      bar: shows them.
+      total: steps of a bar.
+      title: of a bar where host 0 names none.
+    """
+    tasks: dict[str, TaskID] = {}
+
+    def show(progress: str) -> None:
+        if progress.count("|") < 2:  # read while it is written
+            return
+        done, name, status = progress.split("|", 2)
+        if name not in tasks:
+            for task in tasks.values():
+                bar.update(task, completed=total, status="measured")
+            tasks[name] = bar.add_task(name or title, total=total, status="")
+        bar.update(tasks[name], completed=float(done), status=status)
+
+    return show
 
 
 @contextlib.contextmanager
@@ -69,7 +189,17 @@ def run_hosts(
       HostFailedError: if a process ends early or hangs.
     """
     processes: list[subprocess.Popen[bytes]] = []
-    environment = make_environment(len(hosts))
+    threads = max(MIN_THREADS, (os.cpu_count() or MIN_THREADS) // len(hosts))
+    python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {
+        **gx.launch.MALLOC_ENVIRONMENT,
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": "1",
+        "NPROC": str(threads),
+        "PYTHONPATH": python_path,
+    }
+    environment.pop("XLA_FLAGS", None)
     try:
         for rank, host in enumerate(hosts):
             with (folder / f"{rank}.log").open("wb") as log:
@@ -88,22 +218,6 @@ def run_hosts(
         with ignore_stop_signals():
             for process in processes:
                 _kill(process)
-
-
-def make_environment(hosts: int) -> dict[str, str]:
-    """Environment of a host's process: one CPU device, and its fraction of the machine's cores."""
-    threads = max(MIN_THREADS, (os.cpu_count() or MIN_THREADS) // hosts)
-    python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = {
-        **gx.launch.MALLOC_ENVIRONMENT,
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": "1",
-        "NPROC": str(threads),
-        "PYTHONPATH": python_path,
-    }
-    environment.pop("XLA_FLAGS", None)
-    return environment
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:

@@ -1,1 +1,0 @@
-"""What the cost model says of the rows that are measured here. Modelled, from measured inputs."""

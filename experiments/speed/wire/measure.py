@@ -1,0 +1,334 @@
+"""Seconds per iteration over a real network stack, compared with a lower bound.
+
+    python -m experiments.speed wire --hosts 4 --bandwidth 200mbit      (as root)
+    python -m experiments.speed wire                                    (no limits, loopback)
+
+It starts one JAX process per host on this machine; they exchange over TCP (Gloo). With
+`--bandwidth` each is in a network namespace, on a link of that bandwidth. They train an MLP of
+`--megabytes` of float32 parameters. An iteration begins at a common start and takes as long as the
+slowest host. Each round of the measurement runs one iteration of every algorithm, one iteration
+without exchange, and plain TCP streams, so that noise affects all of them alike. The lower bound is
+
+    computation + bytes / goodput,  or  max(computation, bytes / goodput)  where the exchange needs
+                                        nothing that the step computes, and for buckets
+
+with medians over the same rounds: of the iterations without exchange (on all hosts at once, because
+they share the cores), and of the faster kind of stream (from every host to the next at once, as in
+a ring, or from one host only). Rows of outer optimizers are made in one go, and so is the
+computation that they are compared with; there both are means over whole periods.
+
+README.md in the folder above lists the files, columns and fields that it writes into `--out`.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import platform
+from collections.abc import Sequence
+
+import numpy as np
+from rich.console import Console
+
+from experiments import results
+from experiments.program import exit_on_error
+from experiments.results import Record
+from experiments.speed.timing import summarize_samples
+from experiments.speed.wire import links
+from experiments.speed.wire.harness import make_display, measure_on_hosts, require_memory
+from experiments.speed.wire.report import write_report
+from experiments.speed.wire.rows import BUCKETS, CENTRALIZED, Options, Row, build_rows
+from experiments.speed.wire.timed import (
+    ALL_LINKS,
+    BUSY_HOSTS,
+    COMPUTATION,
+    SINGLE_LINK,
+    name_computation,
+)
+from gossipjax.cost_model import Method, Network, Workload, predict_step
+
+GOODPUTS = {
+    "goodput_all_links": ALL_LINKS,
+    "goodput_one_link": SINGLE_LINK,
+    "goodput_busy_hosts": BUSY_HOSTS,
+}
+
+
+def measure_wire(options: Options) -> None:
+    """Seconds per iteration of every algorithm over a network, compared with a lower bound."""
+    out = None
+    with exit_on_error(lambda: out), links.exit_on_stop_signals():
+        rows = {hosts: build_rows(options, hosts) for hosts in options.hosts}
+        if options.bandwidth:
+            links.require_tools()
+        require_memory(max(options.hosts), options.megabytes, "--hosts")
+        out = results.create_run_dir("speed-wire", options.out, options.overwrite)
+        console = Console()
+        console.print(f"{options.megabytes:g} MB of parameters. Results: {out}", soft_wrap=True)
+        left_out = {f"{n} hosts": reasons for n, (_, reasons) in rows.items() if reasons}
+        tables: list[Record] = []
+        runs: list[Record] = []
+        with (out / "metrics.jsonl").open("w") as file, results.make_progress_bar(console) as bar:
+            for bandwidth, hosts in itertools.product(options.bandwidth or (None,), options.hosts):
+                found: list[list[Record]] = []
+                measure_on_hosts(
+                    "rows",
+                    options,
+                    hosts,
+                    None if bandwidth is None else links.parse_rate(bandwidth),
+                    1.0,
+                    make_display(
+                        bar, options.iterations, f"{hosts} hosts, {bandwidth or 'loopback'}"
+                    ),
+                    found.extend,
+                )
+                (records,) = found
+                table = summarize_configuration(hosts, bandwidth, records)
+                tables.append(table)
+                runs += [summarize_row(row, table, records) for row in rows[hosts][0]]
+                for line in list_metrics(hosts, bandwidth, records):
+                    file.write(json.dumps(line) + "\n")
+                file.flush()
+                results.write_summary(
+                    out,
+                    dataclasses.asdict(options),
+                    {"kernel": platform.release(), "cores": os.cpu_count()},
+                    runs,
+                    configurations=tables,
+                    left_out=left_out,
+                )
+        write_report(out, console)
+
+
+def summarize_configuration(hosts: int, bandwidth: str | None, records: Sequence[Record]) -> Record:
+    """The entry of `configurations` in `summary.json`.
+
+    Args:
+      hosts: number of hosts.
+      bandwidth: of every link, as `tc` reads it; None without limits.
+      records: what each host has measured.
+    """
+    first = records[0]
+    stream_bytes = first["stream_bytes"]
+    stream_cpu_seconds = sum_cpu_seconds(records, ALL_LINKS) / (os.cpu_count() or 1)
+    goodputs = {
+        field: stream_bytes / find_stream_seconds(records, name) for field, name in GOODPUTS.items()
+    }
+    return {
+        "hosts": hosts,
+        "bandwidth": bandwidth,
+        "bits_per_second": None if bandwidth is None else links.parse_rate(bandwidth),
+        "parameters": first["parameters"],
+        "examples_per_host": first["examples"],
+        **summarize_samples("computation_seconds", max_over_hosts(records, COMPUTATION)),
+        "stream_bytes": stream_bytes,
+        **goodputs,
+        "stream_cpu_seconds_per_byte": stream_cpu_seconds / (hosts * stream_bytes),
+        "peak_memory_bytes": max(record["peak_memory_bytes"] for record in records),
+    }
+
+
+def summarize_row(row: Row, configuration: Record, records: Sequence[Record]) -> Record:
+    """The entry of `runs` in `summary.json` for one row.
+
+    Args:
+      row: the algorithm and the type of its messages.
+      configuration: of `summarize_configuration`, of the same records.
+      records: what each host has measured.
+    """
+    seconds = (max_over_hosts if row.waits else mean_over_hosts)(records, row.name)
+    if row.period == 1:
+        samples = seconds
+        computation_seconds = configuration["computation_seconds"]
+    else:  # hosts meet once in a period, and the last to come has taken longest for all of it
+        samples = max_over_hosts(records, row.name, row.period)
+        alone = [np.mean(record["seconds"][name_computation(row)]) for record in records]
+        computation_seconds = float(max(alone))
+    steps = range(len(seconds))
+    parameters = configuration["parameters"]
+    link_bytes = float(np.mean([row.count_link_bytes(step, parameters) for step in steps]))
+    sent_bytes = np.array([row.count_sent_bytes(step, parameters) for step in steps])
+    has_counter = configuration["bandwidth"] is not None
+    has_rounds = has_counter and row.period == 1  # of a period, only the sum is counted
+    nic_bytes = np.array([record["nic_bytes"][row.name] for record in records])  # [hosts, steps]
+    # The faster kind of stream makes the stricter bound.
+    goodput = max(configuration["goodput_all_links"], configuration["goodput_one_link"])
+    limit_sum = computation_seconds + link_bytes / goodput
+    limit_max = max(computation_seconds, link_bytes / goodput)
+    limit_seconds = limit_max if row.overlaps else limit_sum
+    timing = summarize_samples("seconds", samples)
+    if not row.waits:  # as many fast steps as slow ones: only their mean is a rate
+        timing["seconds"] = float(seconds.mean())
+    cpu_seconds = compute_exchange_cpu_seconds(row, records)
+    packing_seconds = compute_packing_seconds(row, configuration, cpu_seconds, link_bytes)
+    modelled = predict_row(row, configuration, computation_seconds, cpu_seconds, packing_seconds)
+    return {
+        "algorithm": row.algorithm,
+        "topology": row.topology,
+        "wire": row.wire,
+        "hosts": configuration["hosts"],
+        "bandwidth": configuration["bandwidth"],
+        "iterations": len(seconds),
+        **timing,
+        "seconds_by_round": median_by_round(row, seconds),
+        "computation_seconds": computation_seconds,
+        "sent_bytes": float(sent_bytes.mean()),
+        "sent_bytes_by_round": median_by_round(row, sent_bytes),
+        "nic_bytes": float(nic_bytes.mean(axis=1).max()) if has_counter else None,
+        "nic_bytes_by_round": median_by_round(row, nic_bytes.max(axis=0)) if has_rounds else None,
+        "exchange_cpu_seconds": cpu_seconds,
+        "packing_seconds": packing_seconds,
+        "link_bytes": link_bytes,
+        "goodput": goodput,
+        "overlaps": row.overlaps,
+        "limit_sum_seconds": limit_sum,
+        "limit_max_seconds": limit_max,
+        "limit_seconds": limit_seconds,
+        "ratio_to_limit": timing["seconds"] / limit_seconds,
+        "modelled_seconds": modelled,
+        "modelled_ratio": None if modelled is None else modelled / timing["seconds"],
+    }
+
+
+def find_stream_seconds(records: Sequence[Record], name: str) -> float:
+    """Seconds of a plain stream, the median over the iterations of the mean over the hosts.
+
+    The slowest of several streams would tell of the noise of TCP, not of the links.
+    """
+    is_single = name == SINGLE_LINK  # the other hosts do nothing
+    return float(np.median((max_over_hosts if is_single else mean_over_hosts)(records, name)))
+
+
+def sum_cpu_seconds(records: Sequence[Record], name: str) -> float:
+    """Processor seconds of an iteration, summed over the hosts."""
+    return sum(float(np.mean(record["cpu_seconds"][name])) for record in records)
+
+
+def compute_exchange_cpu_seconds(row: Row, records: Sequence[Record]) -> float:
+    """Seconds for which the exchange of an iteration takes all cores: packing, copies, the kernel.
+
+    Processor time of all hosts beyond that of iterations without exchange, over the cores that they
+    share; 0 where noise makes that negative.
+    """
+    name = COMPUTATION if row.period == 1 else name_computation(row)
+    extra = sum_cpu_seconds(records, row.name) - sum_cpu_seconds(records, name)
+    return max(0.0, extra / (os.cpu_count() or 1))
+
+
+def compute_packing_seconds(
+    row: Row, configuration: Record, cpu_seconds: float, link_bytes: float
+) -> float:
+    """The part of an exchange's processor time that plain streams of as many bytes do not need.
+
+    The streams' own processor time is in their goodput.
+
+    Args:
+      row: the algorithm and the form of its messages.
+      configuration: of `summarize_configuration`.
+      cpu_seconds: of `compute_exchange_cpu_seconds`.
+      link_bytes: bytes that the busiest link carries one after another.
+    """
+    links = 1 if row.algorithm == CENTRALIZED else configuration["hosts"]  # that are busy
+    return max(0.0, cpu_seconds - configuration["stream_cpu_seconds_per_byte"] * links * link_bytes)
+
+
+def median_by_round(row: Row, values: np.ndarray) -> dict[str, float]:
+    """Median value of the iterations that ran the same program, by its static step.
+
+    Args:
+      row: the algorithm, which knows its rounds.
+      values: `[iterations]`, seconds or bytes.
+    """
+    rounds = np.array([row.canonical_step(step) for step in range(len(values))])
+    return {f"{round_}": float(np.median(values[rounds == round_])) for round_ in np.unique(rounds)}
+
+
+def max_over_hosts(records: Sequence[Record], name: str, period: int = 1) -> np.ndarray:
+    """Seconds per step of the slowest host in each period of steps, `[iterations / period]`."""
+    seconds = np.array([record["seconds"][name] for record in records])
+    return seconds.reshape(len(records), -1, period).mean(axis=2).max(axis=0)
+
+
+def mean_over_hosts(records: Sequence[Record], name: str) -> np.ndarray:
+    """Seconds of each iteration where no host waits for another, the mean, `[iterations]`."""
+    return np.mean([record["seconds"][name] for record in records], axis=0)
+
+
+def list_metrics(hosts: int, bandwidth: str | None, records: Sequence[Record]) -> list[Record]:
+    """The lines of `metrics.jsonl`: one per iteration of a row, with a list over the hosts each."""
+    return [
+        {
+            "hosts": hosts,
+            "bandwidth": bandwidth,
+            "row": name,
+            "iteration": k,
+            "seconds": [record["seconds"][name][k] for record in records],
+            "nic_bytes": [record["nic_bytes"][name][k] for record in records],
+        }
+        for name, seconds in records[0]["seconds"].items()
+        for k in range(len(seconds))
+    ]
+
+
+def predict_row(
+    row: Row,
+    configuration: Record,
+    computation_seconds: float,
+    cpu_seconds: float,
+    packing_seconds: float,
+) -> float | None:
+    """Seconds per iteration of a row; None of sparse averages and hybrid topologies.
+
+    Computation, goodput and processor time are measured in the same run; the cost model says how
+    many messages go where, and what overlaps. All hosts share the cores of one machine. So the
+    processor time of an exchange that runs beside the computation makes that longer, and the
+    packing, which is that beyond plain streams, comes before the wire. Beside computation an
+    exchange has the goodput of streams beside computation, and half of the cores for its packing.
+    What is left of it when the computation has ended goes as fast as alone.
+
+    Args:
+      row: the algorithm and the form of its messages.
+      configuration: an entry of `configurations` in `summary.json`.
+      computation_seconds: of an iteration without exchange.
+      cpu_seconds: for which the exchange takes all cores.
+      packing_seconds: the part of it that plain streams of as many bytes do not need.
+    """
+    if row.gathers or not row.has_one_cycle:
+        return None
+    method = row.method
+    hosts = configuration["hosts"]
+    workload = Workload(
+        configuration["parameters"],
+        computation_seconds + (cpu_seconds if row.overlaps else 0.0),
+        configuration["examples_per_host"],
+    )
+    # The parameter server has one busy link, all others have all at once.
+    field = "goodput_one_link" if row.algorithm == CENTRALIZED else "goodput_all_links"
+    network = Network(configuration[field], name=configuration["bandwidth"] or "loopback")
+    copied = count_copied_bytes(method, workload, network, hosts)
+    if copied and packing_seconds:
+        network = dataclasses.replace(network, host_copy=copied / packing_seconds)
+    alone = predict_step(method, workload, network, hosts)
+    if not row.overlaps or row.algorithm == BUCKETS:  # which begin later, and end alone
+        return alone.seconds
+    goodput = configuration["goodput_busy_hosts"]
+    busy = dataclasses.replace(network, bandwidth=goodput, host_copy=network.host_copy / 2)
+    beside = predict_step(method, workload, busy, hosts)
+    if not beside.exposed_seconds:
+        return beside.seconds
+    speedup = beside.exchange_seconds / alone.exchange_seconds
+    return beside.compute_seconds + beside.exposed_seconds / speedup
+
+
+def count_copied_bytes(method: Method, workload: Workload, network: Network, hosts: int) -> int:
+    """Bytes per step that the cost model copies through the memory of the busiest host.
+
+    They are the seconds that a copy of 1 byte/s adds to the exchange.
+    """
+    speeds = (1.0, math.inf)
+    slow, direct = (
+        predict_step(method, workload, dataclasses.replace(network, host_copy=speed), hosts)
+        for speed in speeds
+    )
+    return round(slow.exchange_seconds - direct.exchange_seconds)

@@ -1,0 +1,416 @@
+"""The rows of the measurement: its options, what each algorithm sends, and when, by the cost model.
+
+The bytes of a row are those of its `gossipjax.cost_model.Method`, which is also what its modelled
+seconds are made from.
+"""
+
+import dataclasses
+import math
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+import tyro
+from jax.flatten_util import ravel_pytree
+
+import gossipjax as gx
+from experiments.options import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    OptionalPath,
+    PositiveInt,
+    check_fields,
+)
+from experiments.speed.wire import links
+from experiments.training.asynchronous import ASYNCHRONOUS
+from experiments.training.methods import (
+    ALGORITHM_HELP,
+    ALGORITHMS,
+    DENSE,
+    FORMS,
+    MethodOptions,
+    OuterOptions,
+    WireName,
+    make_method,
+    parse_name,
+)
+from gossipjax import cost_model
+from gossipjax.cost_model import Exchange, Network, Workload
+from gossipjax.wire import decode, encode
+
+# Rows of this measurement only, beside those of `experiments.training.methods`.
+BUCKETS = "allreduce-buckets"
+CENTRALIZED = "centralized"
+DILOCO = "diloco"
+STREAMING_DILOCO = "streaming-diloco"
+OUTER = (DILOCO, STREAMING_DILOCO)
+OUTER_RATE = 0.7  # of the outer Nesterov momentum, as in DiLoCo's paper
+OUTER_MOMENTUM = 0.9
+MIN_PERIODS = 3  # of an outer optimizer, measured
+DEFAULT_ALGORITHMS = (
+    "allreduce",
+    BUCKETS,
+    CENTRALIZED,
+    "dpsgd@ring",
+    "dpsgd@bipartite_exponential",
+    "sgp@one_peer_exponential",
+    "sgp@two_peer_exponential",
+    "sgp@complete/one_peer_exponential",
+    "sgp-cwa",
+    "1-osgp",
+    "2-osgp",
+    "async-sgp",
+    "async-adpsgd",
+)
+FLOATS: tuple[WireName, ...] = ("float32", "bfloat16")
+WIRES: dict[str, tuple[WireName, ...]] = {
+    BUCKETS: FLOATS,  # keep no state
+    CENTRALIZED: FLOATS,
+    DILOCO: DENSE,
+    STREAMING_DILOCO: DENSE,
+    **dict.fromkeys(ASYNCHRONOUS, FLOATS[:1]),
+    "async-sgp": FLOATS,
+}
+"""The forms in which messages of these rows can travel."""
+
+LAYERS = 8  # of the model
+BUCKET_LAYERS = 2  # 5 MB of the default model
+LEARNING_RATE = 1e-3  # of plain SGD; small, because only time counts here
+MIN_HOSTS = 2
+MAX_HOSTS = 64
+MIN_MEGABYTES = 0.001
+MIN_ITERATIONS = 10
+ANY_NETWORK = Network(1.0)  # what a ring or a round sends does not depend on it
+HELP = (
+    f"{ALGORITHM_HELP} Here also {CENTRALIZED} (node 0 gathers gradients and sends their mean), "
+    f"{BUCKETS} (beside the backward pass), {DILOCO}, {STREAMING_DILOCO} and, of nodes that wait "
+    f"for nobody, {', '.join(ASYNCHRONOUS)}."
+)
+
+
+class OuterTimes(NamedTuple):
+    """When an outer optimizer exchanges what.
+
+    Attributes:
+      every: steps from one average of a fragment to the next: the period.
+      fragments: parts of the model, of about the same size, each averaged at its time.
+      delay: steps between sending a fragment and using its average.
+    """
+
+    every: int = 12
+    fragments: int = 4
+    delay: int = 2
+
+    @property
+    def steps_to_compile(self) -> int:
+        """Steps that need all programs: an average that is sent last is used `delay` steps later.
+
+        >>> OuterTimes(every=12, delay=2).steps_to_compile
+        14
+        """
+        return self.every + self.delay
+
+    @property
+    def first_measured(self) -> int:
+        """The first step of a period at which as much is on its way as at the end of any other.
+
+        >>> OuterTimes(12, 1, 0).first_measured, OuterTimes(12, 4, 7).first_measured
+        (12, 36)
+        """
+        return self.every * -(-(self.steps_to_compile + self.delay) // self.every)
+
+    def count_steps(self, iterations: int) -> int:
+        """Steps to measure: whole periods, at least `iterations` steps and `MIN_PERIODS` periods.
+
+        >>> OuterTimes(every=4).count_steps(10), OuterTimes(every=5).count_steps(16)
+        (12, 20)
+        """
+        return self.every * max(MIN_PERIODS, -(-iterations // self.every))
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of the measurement."""
+
+    hosts: tuple[int, ...] = (4,)
+    """Number of hosts, one process each: one or several numbers."""
+    bandwidth: tuple[str, ...] = ()
+    """Bandwidth of every host's link, each way, as tc reads it (200mbit): one or several; needs
+    root. Without it the hosts share the machine's loopback, without limits."""
+    megabytes: float = 20.0
+    """Float32 parameters of the model, in 1e6 bytes."""
+    compute_seconds: NonNegativeFloat = 0.5
+    """Seconds of computation per iteration, on all hosts at once, for which the batch is sized."""
+    iterations: int = 12
+    """Measured iterations of each row, at least 10."""
+    algorithm: Annotated[tuple[str, ...], tyro.conf.arg(help=HELP)] = DEFAULT_ALGORITHMS
+    wire: Annotated[tuple[WireName, ...], tyro.conf.arg(aliases=["--wire-dtype"])] = FLOATS
+    """Forms in which messages travel; an algorithm without one of them is left out of its rows."""
+    outer_every: PositiveInt = OuterTimes().every
+    """Steps from one average to the next, of the diloco rows, whose steps are measured in whole
+    such periods."""
+    outer_fragments: PositiveInt = OuterTimes().fragments
+    """Parts of the model that streaming-diloco averages at different times."""
+    outer_delay: NonNegativeInt = OuterTimes().delay
+    """Steps between sending a fragment and using its average, of streaming-diloco."""
+    out: OptionalPath = None
+    """Folder for the results; a new one under runs/ if not given."""
+    overwrite: bool = False
+    """Replace another run's results in --out."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        rates = [links.parse_rate(rate) for rate in self.bandwidth]
+        require_different("--hosts", self.hosts)
+        require_different("--algorithm", self.algorithm)
+        require_different("--wire", self.wire)
+        if len(set(rates)) < len(rates):
+            raise ValueError(f"--bandwidth must be different values, got {self.bandwidth}.")
+        if min(self.hosts) < MIN_HOSTS or max(self.hosts) > MAX_HOSTS:
+            raise ValueError(f"--hosts must be from {MIN_HOSTS} to {MAX_HOSTS}, got {self.hosts}.")
+        if not MIN_MEGABYTES <= self.megabytes < math.inf:
+            raise ValueError(
+                f"--megabytes must be finite and >= {MIN_MEGABYTES}, got {self.megabytes}."
+            )
+        if self.iterations < MIN_ITERATIONS:
+            raise ValueError(f"--iterations must be >= {MIN_ITERATIONS}, got {self.iterations}.")
+
+    @property
+    def outer_times(self) -> OuterTimes:
+        """When the rows of outer optimizers exchange what."""
+        return OuterTimes(self.outer_every, self.outer_fragments, self.outer_delay)
+
+
+def require_different(option: str, values: tuple[Any, ...]) -> None:
+    """Raises `ValueError` unless there is one value or more, none of them twice."""
+    if not values or len(set(values)) < len(values):
+        raise ValueError(f"{option} must be one or several different values, got {values}.")
+
+
+class Row(NamedTuple):
+    """One algorithm with messages of one form.
+
+    Attributes:
+      algorithm: the name as it was given.
+      wire: the form of its messages.
+      nodes: N.
+      topology: its name.
+      transform: around plain SGD; nothing for nodes that wait for nobody.
+      opt_state: that of the transform, of one node: shapes and static data.
+      method: what it exchanges.
+      outer: when an outer optimizer exchanges what; None without one.
+    """
+
+    algorithm: str
+    wire: WireName
+    nodes: int
+    topology: str
+    transform: optax.GradientTransformationExtraArgs
+    opt_state: Any
+    method: cost_model.Method
+    outer: OuterTimes | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the row in the files, unique among the rows."""
+        return f"{self.algorithm}, {self.wire} wire"
+
+    @property
+    def waits(self) -> bool:
+        """Whether nodes wait for each other."""
+        return not self.method.is_asynchronous
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the exchange can run beside the computation of the gradients.
+
+        It can where it needs nothing that its step computes, in buckets, where that of one layer's
+        gradients runs beside the computation of the layer before, and with an outer optimizer that
+        uses an average some steps after sending it.
+        """
+        return any(exchange.overlap or exchange.layers for exchange in self.method.exchanges)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether all nodes send sparse messages to all others, as no all-reduce can sum them."""
+        codec = FORMS[self.wire].codec
+        is_all_reduce = gx.gossip_state(self.opt_state) is None
+        return is_all_reduce and codec is not None and codec.is_sparse
+
+    @property
+    def has_one_cycle(self) -> bool:
+        """Whether the topology stays the same during the run."""
+        schedules = [exchange.schedule for exchange in self.method.exchanges]
+        return all(schedule is None or len(schedule.segments) == 1 for schedule in schedules)
+
+    @property
+    def period(self) -> int:
+        """Steps that are timed together; they are made in one go where there are several."""
+        return 1 if self.outer is None else self.outer.every
+
+    def canonical_step(self, step: int) -> int:
+        """The static step of the program that runs the measured step of this number."""
+        start = 0 if self.outer is None else self.outer.first_measured
+        return gx.canonical_step(self.opt_state, start + step)
+
+    def count_sent_bytes(self, step: int, parameters: int) -> float:
+        """Bytes that the node that sends most sends at `step`, for a model of `parameters` float32.
+
+        Only the payload of the messages, without headers and push-sum weights. Nodes that wait for
+        nobody send less where their link is busy.
+        """
+        return sum(self._count(exchange, step, parameters) for exchange in self.method.exchanges)
+
+    def _count(self, exchange: Exchange, step: int, parameters: int) -> float:
+        workload = Workload(parameters, compute_seconds=0)
+        if self.gathers:
+            return (self.nodes - 1) * exchange.count_bytes(workload)
+        chunks = 1 if exchange.schedule is None else exchange.every
+        start = step if chunks == 1 else step // chunks * chunks
+        # Under overlap each step sends a chunk of the message.
+        return exchange.count_sent_bytes(start, workload, ANY_NETWORK, self.nodes) / chunks
+
+    def count_link_bytes(self, step: int, parameters: int) -> float:
+        """Bytes that the busiest link carries one after another at `step`.
+
+        Links are full duplex, so these are the bytes that a node sends. But the center of
+        `centralized` knows the mean only when all gradients are in: it receives N - 1 models, and
+        then sends as many.
+        """
+        sent = self.count_sent_bytes(step, parameters)
+        return 2 * sent if self.algorithm == CENTRALIZED else sent
+
+
+def make_row(
+    algorithm: str,
+    wire: WireName,
+    nodes: int,
+    steps: int = 12,
+    outer: OuterTimes | None = None,
+) -> Row:
+    """The named algorithm over `nodes` nodes, around plain SGD.
+
+    Args:
+      algorithm: a name of `ALGORITHMS`, or of a row of this measurement only.
+      wire: the form of its messages.
+      nodes: N.
+      steps: of the run; a hybrid topology switches after a third of them.
+      outer: when the rows of outer optimizers exchange what.
+
+    Raises:
+      ValueError: for an unknown name, a topology that is impossible for this number of nodes, or a
+        `wire` that the algorithm does not have.
+
+    >>> row = make_row("1-osgp", "bfloat16", 4)
+    >>> row.topology, row.overlaps, row.count_sent_bytes(0, 1_000_000)
+    ('one_peer_exponential', True, 2000000.0)
+    """
+    if wire not in WIRES.get(algorithm, FORMS):
+        raise ValueError(
+            f"messages of {algorithm} must be {' or '.join(WIRES[algorithm])}, got {wire}."
+        )
+    codec = FORMS[wire].codec
+    sgd = optax.sgd(LEARNING_RATE)
+    topology = "complete"
+    times = None
+    if algorithm in OUTER:
+        times = outer or OuterTimes()
+        if algorithm == DILOCO:  # averages the whole model, and waits for it
+            times = OuterTimes(times.every, 1, 0)
+            method = cost_model.diloco(times.every, wire=codec)
+        else:
+            method = cost_model.streaming_diloco(*times, wire=codec)
+        optimizer = OuterOptions(
+            times.every,
+            OUTER_RATE,
+            OUTER_MOMENTUM,
+            nesterov=True,
+            fragments=times.fragments,
+            delay=times.delay,
+            wire=wire,  # pyright: ignore[reportArgumentType]
+        )
+        made = make_method("local", MethodOptions(nodes, steps, outer=optimizer), sgd)
+        transform = made.transform
+        topology = made.topology
+    elif algorithm == CENTRALIZED:
+        method = cost_model.centralized(codec)
+        transform = optax.chain(average_at_center(codec), sgd)
+        topology = "star"
+    elif algorithm in ASYNCHRONOUS:
+        method = cost_model.async_sgp(gx.topology.one_peer_exponential(nodes), codec)
+        transform = optax.identity()
+        topology = ASYNCHRONOUS[algorithm].topology
+    elif algorithm == BUCKETS:
+        method = cost_model.allreduce(wire=codec, layers=LAYERS // BUCKET_LAYERS)
+        transform = optax.identity()  # see `BucketTrainer`
+    else:
+        if not ALGORITHMS[parse_name(algorithm).row].exchanges:
+            raise ValueError(f"{algorithm} exchanges nothing that could be measured.")
+        made = make_method(algorithm, MethodOptions(nodes, steps, wire=wire), sgd)
+        transform = made.transform
+        topology = made.topology
+        state = made.state()
+        method = (
+            cost_model.allreduce(wire=codec)
+            if state is None
+            else cost_model.from_plan(state.plan, algorithm)
+        )
+    fragments = 1 if times is None else times.fragments
+    params = [jax.ShapeDtypeStruct((1,), jnp.float32)] * fragments
+    transform = optax.with_extra_args_support(transform)
+    opt_state = jax.eval_shape(transform.init, params)
+    return Row(algorithm, wire, nodes, topology, transform, opt_state, method, times)
+
+
+def build_rows(options: Options, nodes: int) -> tuple[list[Row], dict[str, str]]:
+    """All rows that are possible for `nodes` nodes; and by name, why the others are not.
+
+    Raises:
+      ValueError: for an unknown name, or if no row is possible.
+    """
+    rows: list[Row] = []
+    left_out: dict[str, str] = {}
+    for algorithm in options.algorithm:
+        if algorithm not in WIRES:
+            parse_name(algorithm)
+        for wire in options.wire:
+            try:
+                rows.append(
+                    make_row(algorithm, wire, nodes, options.iterations, options.outer_times)
+                )
+            except ValueError as error:
+                left_out[f"{algorithm}, {wire} wire"] = str(error)
+    if not rows:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        raise ValueError(f"nothing to measure with {nodes} hosts. {reasons}")
+    return rows, left_out
+
+
+def average_at_center(
+    codec: gx.wire.Codec | None, axis_name: str = "nodes"
+) -> optax.GradientTransformationExtraArgs:
+    """A parameter server: node 0 gathers all gradients and sends every node their mean.
+
+    Goes first in a chain. Needs a mesh: the permutations are partial, because only the link of
+    node 0 is busy.
+    """
+
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
+        del params, extra_args
+        buffer, unravel = ravel_pytree(updates)
+        nodes = jax.lax.axis_size(axis_name)
+        node = jax.lax.axis_index(axis_name)
+        words = encode([buffer], codec)
+        total = buffer
+        for sender in range(1, nodes):
+            received = jax.lax.ppermute(words, axis_name, [(sender, 0)])
+            total = total + decode(received, codec, [buffer])[0]
+        mean = encode([total / nodes], codec)  # only node 0 has the mean
+        result = mean
+        for receiver in range(1, nodes):
+            received = jax.lax.ppermute(mean, axis_name, [(0, receiver)])
+            result = jnp.where(node == receiver, received, result)
+        return unravel(decode(result, codec, [buffer])[0]), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
