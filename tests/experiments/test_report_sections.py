@@ -101,12 +101,15 @@ def can_limit(request, monkeypatch):
     return request.param
 
 
+SPEED_OPTIONS = {"wire": "rows", "stragglers": "slow_nodes"}
+
+
 def find_options(run: Run) -> set[str]:
     """The names of the options of a run's program."""
     place = {
         "averaging": ("averaging.__main__", "Options"),
         "rates": ("rates.__main__", "Options"),
-        "speed": (f"speed.{run.arguments[0]}.measure", "Options"),
+        "speed": (f"speed.wire.{SPEED_OPTIONS.get(run.arguments[0])}", "Options"),
         "gossipjax.launch": ("fault_injection.slow_image", "SlowOptions"),
     }.get(run.program, (run.program, "Options"))
     options = getattr(importlib.import_module(f"experiments.{place[0]}"), place[1])
