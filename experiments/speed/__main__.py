@@ -1,6 +1,6 @@
 """Benchmarks of training steps: each compares a measurement with a lower bound.
 
-    python -m experiments.speed network --bandwidth 200mbit
+    python -m experiments.speed wire --bandwidth 200mbit
 
 One subcommand per question. Each prints tables and writes them, with `summary.json`, into `--out`.
 Nothing here has a time limit that could fail: the results are for people to read.
@@ -22,8 +22,8 @@ from experiments.speed.compiled.slices import inspect_slices
 from experiments.speed.local.input import measure_input
 from experiments.speed.local.simulation import measure_simulation
 from experiments.speed.local.step import measure_step
-from experiments.speed.network.measure import measure_network
-from experiments.speed.stragglers.measure import measure_stragglers
+from experiments.speed.wire.measure import measure_wire
+from experiments.speed.wire.stragglers import measure_stragglers
 
 COMPILED = {
     "islands": measure_islands,
@@ -59,7 +59,7 @@ def join(description: str, checks: Mapping[str, Callable[..., Any]]) -> Callable
 COMMANDS = {
     "compiled": join("Reads compiled train steps, also for chips that are not here.", COMPILED),
     "local": join("Measures what this machine computes, moves and reads.", LOCAL),
-    "network": measure_network,
+    "wire": measure_wire,
     "stragglers": measure_stragglers,
 }
 

@@ -17,32 +17,25 @@ from experiments.speed.compiled.targets import Target
 from experiments.speed.harness import CheckOptions
 from experiments.speed.local import input as input_check
 from experiments.speed.local import simulation, step
-from experiments.speed.network import measure as network
-from experiments.speed.network.rows import (
-    ALL_LINKS,
-    BUSY_HOSTS,
-    COMPUTATION,
-    SINGLE_LINK,
-    make_row,
-)
-from experiments.speed.network.summary import summarize_configuration, summarize_row
-from experiments.speed.stragglers import measure as stragglers
-from experiments.speed.stragglers.setting import Setting
-from experiments.speed.stragglers.summary import add_ratios, summarize_run
+from experiments.speed.wire import rows, slow_nodes
+from experiments.speed.wire.measure import summarize_configuration, summarize_row
+from experiments.speed.wire.rows import make_row
+from experiments.speed.wire.stragglers import add_ratios, summarize_run
+from experiments.speed.wire.timed import ALL_LINKS, BUSY_HOSTS, COMPUTATION, SINGLE_LINK
 from experiments.training.methods import MethodOptions, make_method
 
 README = (Path(step.__file__).parents[1] / "README.md").read_text()
 OPTIONS = {
     "local input": input_check.Options,
     "compiled islands": islands.Options,
-    "network": network.Options,
+    "wire": rows.Options,
     "compiled scaling": scaling.Options,
     "compiled schedule": schedule.Options,
     "local simulation": simulation.Options,
     "local step": step.Options,
     "compiled step": CheckOptions,
     "compiled slices": slices.Options,
-    "stragglers": stragglers.Options,
+    "stragglers": slow_nodes.Options,
 }
 
 
@@ -67,7 +60,7 @@ def test_commands_and_options_exist():
         assert option == "help" or option.replace("-", "_") in every_field
 
 
-def test_fields_of_network():
+def test_fields_of_wire():
     row = make_row("sgp", "float32", 2)
     names = (COMPUTATION, ALL_LINKS, SINGLE_LINK, BUSY_HOSTS, row.name)
     record = {
@@ -81,7 +74,7 @@ def test_fields_of_network():
     }
     configuration = summarize_configuration(2, "1gbit", [record, record])
     run = summarize_row(row, configuration, [record, record])
-    assert read_fields("network") <= set(run)
+    assert read_fields("wire") <= set(run)
     more = README.split("Objects in `runs` hold")[1].split("`left_out`")[0]
     expected = {"runs", "configurations", "bits_per_second", *run, *configuration}
     assert set(re.findall(r"`(\w+)`", more)) <= expected
@@ -109,7 +102,8 @@ def test_fields_of_simulation():
 def test_fields_of_stragglers():
     record = {"start": 0.0, "ends": [1.0, 2.0], "losses": [1.0, 1.0], "loss": 1.0}
     records = [record | {"sent": 1, "kept": 0, "staleness": 1.0}] * 2
-    run = summarize_run("async-sgp", "none", Setting(2, 2, 1.0), records)
+    options = slow_nodes.Options(2, steps=2, compute_seconds=1.0)
+    run = summarize_run("async-sgp", "none", options, records)
     add_ratios([run])
     assert read_fields("stragglers") <= set(run)
     more = README.split("Objects in `runs` hold `nodes`, `steps`")[1].split("`metrics.jsonl`")[0]

@@ -34,7 +34,7 @@ from rich.console import Console
 from experiments import results
 from experiments.program import exit_on_error
 from experiments.results import Record
-from experiments.speed.timing import summarize_samples
+from experiments.speed.harness import summarize_samples
 from experiments.speed.wire import links
 from experiments.speed.wire.harness import make_display, measure_on_hosts, require_memory
 from experiments.speed.wire.report import write_report
