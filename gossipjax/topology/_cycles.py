@@ -12,11 +12,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from gossipjax.topology._round import (
-    MAX_ROUNDS,
     Round,
     make_regular_round,
     require_int,
-    require_memory,
     require_nodes,
 )
 from gossipjax.topology._static import complete, exponential_hops, make_circulant_round, ring
@@ -45,27 +43,17 @@ def one_peer_exponential(n: int) -> Schedule:
 def k_peer_exponential(n: int, peers: int, hops: Hops = "paper") -> Schedule:
     """Directed exponential graph, `peers` peers per round.
 
-    All weights are `1 / (p + 1)` with `p = peers`. The rounds have either
+    All weights are `1 / (p + 1)` with `p = peers`. Round `k` uses
 
-    - the hops of the `"paper"`: round `k` uses hops number `k, k + 1, ..., k + p - 1` of the cyclic
-      list `2^0, ..., 2^floor(log2(n - 1))`; `T = floor(log2(n - 1)) + 1`. Two peers: `{1, 2},
-      {2, 4}, {4, 8}, ...`; or
-    - the hops of the `"authors"`, in their released code: round `k` uses hops `j (p + 1)^k` for
-      `j = 1, ..., p`, modulo `n`; `T = floor(log_(p+1)(n - 1)) + 1`. Two peers: `{1, 2}, {3, 6},
-      {9, 18}, ...`. One cycle averages exactly if `n` is a power of `p + 1`.
+    - `"paper"`: hops number `k, k + 1, ..., k + p - 1` of the cyclic list `2^0, ...,
+      2^floor(log2(n - 1))`; `T = floor(log2(n - 1)) + 1`. Two peers: `{1, 2}, {2, 4}, {4, 8}, ...`
+    - `"authors"`, the default of their code since June 2019: hops `j (p + 1)^k` for `j = 1, ...,
+      p`, modulo `n`; `T = floor(log_(p+1)(n - 1)) + 1`. Two peers: `{1, 2}, {3, 6}, {9, 18}, ...`
+      One cycle averages exactly if `n` is a power of `p + 1`.
 
-    For one peer they are the same. For more, those of the authors average faster: in the long run,
-    a round of two peers multiplies the distance to the average by 0.54 (paper: 0.58) for 16 nodes
-    and by 0.60 (paper: 0.64) for 32.
-
-    The published figures of 2P-SGP most likely ran neither list, but the hops in both directions of
-    the authors' older code: the version that they name for the results of the paper
-    (`sgp_pytorch0.5`) has no others for SGP. Two peers: `{1, -1}, {2, -2}, {4, -4}, ...`, factors
-    of 0.62 for 16 nodes and 0.69 for 32. The text describes the first list, and the second is the
-    default of the code since June 2019.
-
-    Args:
-      hops: `"paper"` or `"authors"`.
+    For one peer they are the same; for more, those of the authors average faster. The published
+    figures of 2P-SGP most likely ran neither list, but `{1, -1}, {2, -2}, {4, -4}, ...`, the only
+    hops for SGP in the version that the authors name for them (`sgp_pytorch0.5`).
 
     Raises:
       ValueError: for unknown `hops`; if `peers` is below 1, above the number of hops of the paper,
@@ -90,7 +78,6 @@ def k_peer_exponential(n: int, peers: int, hops: Hops = "paper") -> Schedule:
         return complete(1)
     list_hops = _list_hops_of_paper if hops == "paper" else _list_hops_of_authors
     rounds = list_hops(n, peers)
-    require_memory(n * (peers + 1) * len(rounds), f"k_peer_exponential({n}, {peers})")
     return Schedule([make_circulant_round(n, round_hops) for round_hops in rounds])
 
 
@@ -180,7 +167,6 @@ def complete_cycle(n: int) -> Schedule:
     n = require_nodes(n, "complete_cycle(n)")
     if n == 1:
         return complete(1)
-    require_memory(2 * n * (n - 1), f"complete_cycle({n})")
     return Schedule([make_circulant_round(n, [hop]) for hop in range(1, n)])
 
 
@@ -199,8 +185,7 @@ def random_ring(n: int, rounds: int, seed: int) -> Schedule:
     (100, True)
     """
     n = require_nodes(n, "random_ring(n, rounds, seed)")
-    rounds = require_int(rounds, "rounds of random_ring(n, rounds, seed)", 1, MAX_ROUNDS)
-    require_memory(3 * n * rounds, f"random_ring({n}, {rounds}, seed)")
+    rounds = require_int(rounds, "rounds of random_ring(n, rounds, seed)", 1)
     seed = require_int(seed, "seed of random_ring(n, rounds, seed)", 0)
     rng = np.random.default_rng(seed)
     if n <= 3:  # every order makes the same graph
@@ -232,8 +217,7 @@ def random_pairs(n: int, rounds: int, seed: int) -> Schedule:
     True
     """
     n = require_nodes(n, "random_pairs(n, rounds, seed)")
-    rounds = require_int(rounds, "rounds of random_pairs(n, rounds, seed)", 1, MAX_ROUNDS)
-    require_memory(2 * n * rounds, f"random_pairs({n}, {rounds}, seed)")
+    rounds = require_int(rounds, "rounds of random_pairs(n, rounds, seed)", 1)
     rng = np.random.default_rng(require_int(seed, "seed of random_pairs(n, rounds, seed)", 0))
     if n == 1:
         return Schedule([ring(1).round_at(0)] * rounds)
@@ -273,8 +257,7 @@ def random_peer(
     False
     """
     n = require_nodes(n, "random_peer(n, rounds, seed)")
-    rounds = require_int(rounds, "rounds of random_peer(n, rounds, seed)", 1, MAX_ROUNDS)
-    require_memory(2 * n * rounds, f"random_peer({n}, {rounds}, seed)")
+    rounds = require_int(rounds, "rounds of random_peer(n, rounds, seed)", 1)
     seed = require_int(seed, "seed of random_peer(n, rounds, seed)", 0)
     if graph not in ("exponential", "complete"):
         raise ValueError(f"graph must be 'exponential' or 'complete', got {graph!r}.")
@@ -308,8 +291,8 @@ def piecewise(schedules: Mapping[int, Schedule]) -> Schedule:
       schedules: the schedules by the step at which each starts; one must start at step 0.
 
     Raises:
-      ValueError: if `schedules` is not a mapping, no schedule starts at 0, a start is negative, a
-        schedule is piecewise itself, or the schedules differ in size.
+      ValueError: if no schedule starts at 0, a start is negative, a schedule is piecewise itself,
+        or the schedules differ in size.
 
     References:
       Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
@@ -320,11 +303,6 @@ def piecewise(schedules: Mapping[int, Schedule]) -> Schedule:
     >>> hybrid.round_at(299).is_uniform, hybrid.round_at(300).is_uniform
     (True, False)
     """
-    if not isinstance(schedules, Mapping):
-        raise ValueError(
-            "schedules must be a mapping from steps to schedules, such as {0: first, 300: second}, "
-            f"got {type(schedules).__name__}."
-        )
     for start, schedule in schedules.items():
         require_int(start, "each start of piecewise", 0)
         if not isinstance(schedule, Schedule):
@@ -378,10 +356,6 @@ def periodic(schedule: Schedule, every: int) -> Schedule:
     [False, False, False, True, False]
     """
     every = require_int(every, "every of periodic(schedule, every)", 1)
-    if not isinstance(schedule, Schedule):
-        raise ValueError(
-            f"the schedule of periodic must be a Schedule, got {type(schedule).__name__}."
-        )
     exact = len(schedule.rounds)
     segments = []
     for start, cycle in schedule.segments:

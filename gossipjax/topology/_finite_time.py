@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gossipjax.topology._round import require_int, require_memory, require_nodes
+from gossipjax.topology._round import require_int, require_nodes
 from gossipjax.topology._static import complete, make_weighted_round
 from gossipjax.topology.schedule import Schedule
 
@@ -38,12 +38,8 @@ def base_graph(n: int, peers: int = 1, inner_edges: bool = False) -> Schedule:
 
     In algorithm 2 nodes of smaller parts wait for those of larger ones. With `inner_edges` they
     average among themselves in the meantime, up to `peers + 1` at a time, as in the released code
-    of the authors. Nodes that wait agree already if nothing but averaging happens; in training they
-    do not, so that they stay closer together, for more messages. The number of rounds is the same.
+    of the authors: in as many rounds, nodes stay closer together in training, for more messages.
     Where algorithms 2 and 3 are equally short, this is algorithm 2, and that code algorithm 3.
-
-    Args:
-      inner_edges: whether nodes that would wait average among themselves.
 
     Raises:
       ValueError: if `peers` is below 1, or above `n - 1` (and `n` is not 1).
@@ -65,7 +61,6 @@ def base_graph(n: int, peers: int = 1, inner_edges: bool = False) -> Schedule:
             f"peers of base_graph({n}, peers) must be at most {n - 1}, the number of other nodes, "
             f"got {peers}."
         )
-    require_memory(n * (peers + 1), f"base_graph({n}, {peers})")
     simple = _build_simple_base_graph(np.arange(n), peers + 1, inner_edges)
     rounds = []
     for left, right, weights in min(simple, _build_base_graph(n, peers + 1, inner_edges), key=len):

@@ -27,20 +27,11 @@ class Slot(NamedTuple):
 def color_edges(
     size: int, receivers: np.ndarray, senders: np.ndarray, weights: np.ndarray
 ) -> tuple[Slot, ...]:
-    """Colour the edges of a digraph so that each colour is a permutation (König's theorem).
+    """Colour the edges `[E]` of a digraph so that each colour is a permutation (König's theorem).
 
     Where all nodes have an edge of the same hop (receiver - sender) modulo N, these edges are a
     permutation already, so a circulant graph gets one hop per slot. The others are coloured one by
-    one.
-
-    Args:
-      size: N, the number of nodes.
-      receivers: `[E]`, by edge.
-      senders: `[E]`, by edge; never the receiver.
-      weights: `[E]`, by edge.
-
-    Returns:
-      K slots, K the largest in- or out-degree.
+    one. There are as many slots as the largest in- or out-degree.
     """
     hops = (receivers - senders) % size
     order = np.lexsort((senders, hops))
@@ -154,17 +145,12 @@ class BlockExchange(NamedTuple):
 def plan_block_exchange(
     receivers: np.ndarray, senders: np.ndarray, size: int, devices: int
 ) -> BlockExchange:
-    """Plans a (partial) permutation of nodes as at most k = N / D permutations of devices.
+    """Plan a (partial) permutation of nodes as at most k = N / D permutations of devices.
 
-    Node `i` is row `i % k` of device `i // k`. Edges inside a device are copies. What all devices
-    send by one hop is a single transfer, so that a shift of all nodes takes two, and a shift by
-    one takes one, of one row; the remaining edges are coloured (König's theorem).
-
-    Args:
-      receivers: `[E]`, by edge, each at most once.
-      senders: `[E]`, by edge, each at most once.
-      size: N, a multiple of D.
-      devices: D.
+    `receivers` and `senders` are `[E]`, by edge. Node `i` is row `i % k` of device `i // k`. Edges
+    inside a device are copies. What all devices send by one hop is a single transfer, so that a
+    shift of all nodes takes two, and a shift by one takes one, of one row; the remaining edges are
+    coloured (König's theorem).
 
     >>> shift = plan_block_exchange(np.array([1, 2, 3, 0]), np.arange(4), size=4, devices=2)
     >>> [(transfer.pairs, transfer.rows.tolist()) for transfer in shift.transfers]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import functools
 import itertools
+import math
 import operator
 import reprlib
 from collections.abc import Sequence
@@ -16,12 +17,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gossipjax.topology._round import TOLERANCE, Round, find_unreached, require_dense, require_int
+from gossipjax.topology._round import TOLERANCE, Round, find_unreached, require_int
 
 __all__ = ["MAX_STEP", "TOLERANCE", "Round", "Schedule", "Segment", "require_int"]
 
 MAX_STEP = 2**31 - 1  # traced steps are int32
 MAX_CYCLE = 2**20  # steps, of all segments
+MAX_LOOKBACK = 2**10
 
 
 class Segment(NamedTuple):
@@ -54,13 +56,11 @@ class Schedule:
     """
 
     def __init__(self, rounds: Sequence[Round], segments: Sequence[Segment] | None = None):
-        if not isinstance(rounds, Sequence) or not all(isinstance(r, Round) for r in rounds):
+        if not rounds or not all(isinstance(round_, Round) for round_ in rounds):
             raise ValueError(
-                f"rounds must be a list of Round objects, got {reprlib.repr(rounds)}. Use "
+                f"rounds must be at least one Round object, got {reprlib.repr(rounds)}. Use "
                 "gx.topology.from_matrices to build a schedule from matrices."
             )
-        if not rounds:
-            raise ValueError("a schedule must have at least one round, got none.")
         sizes = sorted({round_.size for round_ in rounds})
         if len(sizes) > 1:
             raise ValueError(f"rounds must all have the same size, got N = {sizes}.")
@@ -77,7 +77,7 @@ class Schedule:
             for segment in segments
         )
         self._starts = [segment.start for segment in self.segments]
-        self._canonical_steps: dict[int, list[np.ndarray]] = {}  # by lookback
+        self._canonical_steps: dict[int, list[list[int]]] = {}  # by lookback
         self._local_steps: dict[tuple[int, int], Schedule] = {}  # by k and phase of `every`
         for segment in self.segments:
             self._require_connected(segment)
@@ -174,10 +174,7 @@ class Schedule:
     def matrices(self, steps: int | None = None) -> np.ndarray:
         """Mixing matrices of the first `steps` steps, `[steps, N, N]`; by default of one cycle.
 
-        They are made anew at each call.
-
         Raises:
-          ValueError: for more than 2^28 entries.
           AttributeError: without `steps` on a piecewise schedule, which has no period.
 
         >>> import gossipjax as gx
@@ -185,12 +182,7 @@ class Schedule:
         (3, 2, 2)
         """
         count = self.period if steps is None else require_int(steps, "steps", 1)
-        require_dense(count * self.size**2, f"matrices of {count} steps and {self.size} nodes")
-        matrices = np.zeros((count, self.size, self.size))
-        for step in range(count):
-            round_ = self.round_at(step)
-            matrices[step, round_.receivers, round_.senders] = round_.weights
-        return matrices
+        return np.stack([self.round_at(step).matrix for step in range(count)])
 
     def every(self, k: int, phase: int = 0) -> Schedule:
         """The same schedule with `k - 1` rounds without exchange after each round: local steps.
@@ -201,8 +193,8 @@ class Schedule:
         arguments return the same object.
 
         Raises:
-          ValueError: if `k` is below 1, `phase` is not one of `0, ..., k - 1`, or a cycle (or all
-            of a piecewise schedule) would have more than 2^20 steps.
+          ValueError: if `k` is below 1, `phase` is not one of `0, ..., k - 1`, or all cycles would
+            have more than 2^20 steps.
 
         >>> import gossipjax as gx
         >>> gx.topology.one_peer_exponential(8).every(2).period
@@ -219,12 +211,6 @@ class Schedule:
         return self._local_steps[k, phase]
 
     def _insert_idle_rounds(self, k: int, phase: int) -> Schedule:
-        steps = sum(len(segment.cycle) for segment in self.segments)
-        if k * steps > MAX_CYCLE:
-            raise ValueError(
-                f"k of every(k, phase) must be at most {MAX_CYCLE // steps}, got {k}: the "
-                f"{steps} rounds of this schedule may then have {MAX_CYCLE} steps."
-            )
         idle = len(self.rounds)
         segments = []
         for start, cycle in self.segments:
@@ -234,17 +220,25 @@ class Schedule:
         nodes = range(self.size)
         return Schedule([*self.rounds, Round.from_entries(self.size, nodes, nodes, 1)], segments)
 
-    def _find_canonical_steps(self, lookback: int) -> list[np.ndarray]:
-        lookback = require_int(lookback, "lookback", 0)
+    def _find_canonical_steps(self, lookback: int) -> list[list[int]]:
+        """By segment, the canonical steps of its first `lookback + len(cycle)` steps.
+
+        From there on the rounds before a step lie in its segment: the last `len(cycle)` repeat.
+        """
         if len(self.segments) == 1:
             lookback = min(lookback, self.period - 1)  # longer windows hold no other round
-        elif lookback > MAX_CYCLE // len(self.segments):
-            raise ValueError(
-                f"lookback must be at most {MAX_CYCLE // len(self.segments)} on a schedule of "
-                f"{len(self.segments)} segments, got {lookback}."
-            )
+        lookback = require_int(lookback, "lookback", 0, MAX_LOOKBACK)
         if lookback not in self._canonical_steps:
-            self._canonical_steps[lookback] = _find_canonical_steps(self.segments, lookback)
+            first_step: dict[tuple[int, ...], int] = {}  # by the rounds of its window
+            ends = [*self._starts[1:], math.inf]
+            self._canonical_steps[lookback] = []
+            for (start, cycle), end in zip(self.segments, ends, strict=True):
+                steps = range(start, int(min(start + lookback + len(cycle), end)))
+                used = [self.index_at(step) for step in range(start - lookback, steps.stop)]
+                windows = [tuple(used[i : i + lookback + 1]) for i in range(len(steps))]
+                self._canonical_steps[lookback].append(
+                    [first_step.setdefault(*pair) for pair in zip(windows, steps, strict=True)]
+                )
         return self._canonical_steps[lookback]
 
     def canonical_step(self, step: int, lookback: int = 0) -> int:
@@ -254,8 +248,7 @@ class Schedule:
         Steps before 0 wrap.
 
         Raises:
-          ValueError: if `step` or `lookback` is not an integer >= 0, or `lookback` is more than
-            2^20 divided by the number of segments on a piecewise schedule.
+          ValueError: if `step` or `lookback` is not an integer >= 0, or `lookback` is above 1024.
 
         >>> import gossipjax as gx
         >>> schedule = gx.topology.one_peer_exponential(8)
@@ -269,7 +262,7 @@ class Schedule:
         offset = step - start
         if offset >= len(steps):
             offset = len(steps) - len(cycle) + (offset - len(steps)) % len(cycle)
-        return int(steps[offset])
+        return steps[offset]
 
     def canonical_steps(self, lookback: int = 0) -> list[int]:
         """All values of `canonical_step`: a training loop compiles one program for each.
@@ -278,7 +271,7 @@ class Schedule:
         >>> gx.topology.one_peer_exponential(8).every(2).canonical_steps()
         [0, 1, 2, 4]
         """
-        return np.unique(np.concatenate(self._find_canonical_steps(lookback))).tolist()
+        return sorted(set(itertools.chain(*self._find_canonical_steps(lookback))))
 
 
 def _read_step(step: Any) -> int:
@@ -293,12 +286,8 @@ def _read_step(step: Any) -> int:
         ) from error
 
 
-def _require_segments(segments: Any, rounds: int) -> None:
+def _require_segments(segments: Sequence[Segment], rounds: int) -> None:
     """Raise `ValueError` unless the segments follow one another and name existing rounds."""
-    if not isinstance(segments, Sequence) or not all(isinstance(s, Segment) for s in segments):
-        raise ValueError(
-            f"segments must be a list of Segment(start, cycle), got {reprlib.repr(segments)}."
-        )
     starts = [start for start, _ in segments]
     if not starts or starts[0] != 0 or any(a >= b for a, b in itertools.pairwise(starts)):
         raise ValueError(
@@ -317,58 +306,3 @@ def _require_segments(segments: Any, rounds: int) -> None:
                 f"the cycle from step {start} must hold indices from 0 to {rounds - 1}, at least "
                 f"one, got {reprlib.repr(cycle)}."
             )
-
-
-def _find_canonical_steps(segments: Sequence[Segment], lookback: int) -> list[np.ndarray]:
-    """The smallest step with the same rounds at it and at the `lookback` steps before it.
-
-    Returns:
-      By segment, the canonical steps `[L]` of its first `lookback + len(cycle)` steps, or of all if
-      it has fewer. From `start + lookback` on, the rounds before a step lie in its segment: the
-      last `len(cycle)` values repeat.
-    """
-    ends = [*(segment.start for segment in segments[1:]), np.inf]
-    steps = []
-    windows = []
-    for (start, cycle), end in zip(segments, ends, strict=True):
-        stop = int(min(start + lookback + len(cycle), end))
-        steps.append(np.arange(start, stop))
-        windows.append(np.arange(start - lookback, stop))
-    bounds = np.cumsum([len(part) for part in windows])[:-1]
-    rounds = _list_rounds(segments, np.concatenate(windows))
-    labels = np.split(_label_windows(rounds, lookback + 1), bounds)
-    # A window that begins before its part of `windows` has no meaning.
-    complete = np.concatenate([part[lookback:] for part in labels])
-    _, first, inverse = np.unique(complete, return_index=True, return_inverse=True)
-    canonical = np.concatenate(steps)[first[inverse]]
-    return np.split(canonical, np.cumsum([len(part) for part in steps])[:-1])
-
-
-def _list_rounds(segments: Sequence[Segment], steps: np.ndarray) -> np.ndarray:
-    """Indices of the rounds at the given steps; steps before 0 wrap."""
-    starts = np.array([segment.start for segment in segments])
-    lengths = np.array([len(segment.cycle) for segment in segments])
-    cycles = np.concatenate([segment.cycle for segment in segments])
-    index = np.maximum(np.searchsorted(starts, steps, side="right") - 1, 0)
-    offsets = np.cumsum(lengths) - lengths
-    return cycles[offsets[index] + (steps - starts[index]) % lengths[index]]
-
-
-def _label_windows(values: np.ndarray, width: int) -> np.ndarray:
-    """Labels of the windows of `width` values that end at each position, `[len(values)]`.
-
-    Equal windows have equal labels. Two windows are joined into one at a time, so that their width
-    doubles.
-    """
-    labels = values
-    labeled = 1
-    while labeled < width:
-        shift = min(labeled, width - labeled)
-        pairs = labels * (labels.max() + 1)
-        pairs[shift:] += labels[:-shift]
-        distinct, refined = np.unique(pairs, return_inverse=True)
-        if len(distinct) == labels.max() + 1 and labeled > 1:
-            break  # what these windows do not tell apart, longer ones do not either
-        labels = refined
-        labeled += shift
-    return labels

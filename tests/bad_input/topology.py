@@ -31,8 +31,6 @@ BUILDERS = [
     T.hypercube,
     T.base_graph,
 ]
-WEIGHTS = "at most 33554432 nonzero weights"
-ENTRIES = "at most 268435456 entries"
 
 
 def entries(*arguments: Any) -> Callable[[], Round]:
@@ -66,22 +64,20 @@ for name, function, values, message in (
     ("random_ring seed", lambda s: T.random_ring(4, 3, s), [-1, None], "seed of random"),
     ("random_peer graph", lambda g: T.random_peer(4, 3, 0, g), ["ring"], "or 'complete'"),
     ("random_pairs n", lambda n: T.random_pairs(n, 3, 0), [0, 3], "must be"),
-    ("periodic schedule", lambda s: T.periodic(s, 3), ["ring", np.eye(4)], "must be"),
     ("periodic every", lambda k: T.periodic(RING, k), [0, 1.5, 2**21], "every of"),
     ("hypercube size", T.hypercube, [12], "Use 8 or 16 nodes"),
     ("bipartite size", T.bipartite_exponential, [7], "Use 6 or 8 nodes, or sgp"),
     ("star weights", lambda w: T.star(4, w), ["equal"], "'uniform' or 'metropolis'"),
-    ("piecewise", T.piecewise, [[RING], None], "must be a mapping"),
     ("piecewise start", T.piecewise, [{}, {3: RING}], "must start at step 0"),
     ("piecewise key", lambda k: T.piecewise({0: RING, k: RING}), [-1, 1.5, "8"], "each start"),
     ("piecewise late", lambda k: T.piecewise({0: RING, k: RING}), [2**31], "must be below 2^31"),
     ("piecewise of", lambda s: T.piecewise({0: s}), [np.eye(4), "ring"], "must be a Schedule"),
     ("piecewise sizes", lambda s: T.piecewise({0: RING, 2: s}), [T.ring(5)], "the same size"),
     ("piecewise twice", lambda s: T.piecewise({0: RING, 2: s}), [HYBRID], "be piecewise itself"),
-    ("from_matrices type", T.from_matrices, [None, "ring", [["1"]], RING], "must be numbers"),
-    ("from_matrices rows", T.from_matrices, [[[0.5, 0.5], [0.5]], [EYE, np.eye(3)]], "different"),
+    ("from_matrices type", T.from_matrices, ["ring", RING], "must be numbers"),
+    ("from_matrices rows", T.from_matrices, [[[0.5, 0.5], [0.5]], [EYE, np.eye(3)]], "same length"),
     ("from_matrices shape", T.from_matrices, [EYE[0], np.zeros((1, 2, 3))], "[N, N]"),
-    ("from_matrices none", T.from_matrices, [np.zeros((0, 2, 2))], "at least one round"),
+    ("from_matrices none", T.from_matrices, [np.zeros((0, 2, 2))], "at least one Round"),
     ("matrix rows", T.from_matrices, [[[0.2, 0.8], [0.3, 0.7]]], "pass the transpose"),
     ("matrix sum", T.from_matrices, [[[0.5, 0.5], [0.4, 0.5]]], "got 0.9 for column 0"),
     ("matrix self", T.from_matrices, [[[0, 0.5], [1, 0.5]]], "got P[0, 0] = 0"),
@@ -108,10 +104,7 @@ for name, function, values, message in (
     ("every negative phase", lambda phase: RING.every(3, phase), [-1], "phase of every(k, phase)"),
     ("canonical_step", RING.canonical_step, [-1, 1.5, None], "step must be an integer >= 0"),
     ("lookback", lambda k: HYBRID.canonical_step(3, k), [-1, 0.5, 10**13], "lookback"),
-    ("spectral_gap", T.spectral_gap, [np.eye(2), 4], "must be a Schedule"),
     ("spectral_gap of a hybrid", T.spectral_gap, [HYBRID], "2 segments. Compute"),
-    ("rounds_to_exact_average", T.rounds_to_exact_average, ["ring"], "must be a Schedule"),
-    ("singular value", lambda s: T.second_singular_value(s, 2), [4], "must be a Schedule"),
     ("steps", lambda k: T.second_singular_value(RING, k), [-1, 1.5], "steps"),
 ):
     ROWS += calls(name, function, values, message)
@@ -119,7 +112,7 @@ for name, function, values, message in (
 ROWS += [
     Call("from_matrices traced", from_traced, "build schedules outside of jitted functions"),
     Call("rounds of other sizes", lambda: gx.Schedule([Round(np.eye(1)), Round(EYE)]), "same size"),
-    Call("rounds that are none", lambda: gx.Schedule(3), "rounds must be a list of Round objects"),
+    Call("rounds that are none", lambda: gx.Schedule([3]), "at least one Round object"),
     Call("entries twice", entries(2, [0, 1, 0], [0, 1, 0], 1), "got two of P[0, 0]"),
     Call("receivers", entries(2, [0, 2], [0, 1], 1), "receivers of round 0 must be a list of int"),
     Call("senders", entries(2, [0, 1], [0, 0.5], 1), "senders of round 0 must be a list of int"),
@@ -128,29 +121,10 @@ ROWS += [
     Call("sum of entries", entries(2, [0, 1], [0, 1], 0.5), "got 0.5 for column 0"),
     Call("self weight of entries", entries(2, [0, 0, 1], [0, 1, 1], [1, 1, 0]), "P[1, 1] = 0"),
 ]
-# At once, not by a lack of memory.
 ROWS += [
-    Call(f"too large {number}", build, message)
-    for number, (build, message) in enumerate(
-        [
-            (lambda: T.ring(10**9), "n of ring(n) must be at most 131072, got 1000000000"),
-            (lambda: T.exponential(10**18), "at most 131072"),
-            (lambda: T.hypercube(2**40), "at most 131072"),
-            (lambda: T.torus(10**6, 10**6), "at most 131072"),
-            (lambda: T.base_graph(10**5, 10**5 - 1), WEIGHTS),
-            (lambda: T.complete(10**5), WEIGHTS),
-            (lambda: T.complete_cycle(10**4), WEIGHTS),
-            (lambda: T.k_peer_exponential(10**5, 10**4, "authors"), WEIGHTS),
-            (lambda: T.random_ring(8, 10**9, 0), "at most 131072"),
-            (lambda: T.random_peer(10**5, 10**5, 0), WEIGHTS),
-            (lambda: T.star(10**5).round_at(0).matrix, ENTRIES),
-            (lambda: T.star(10**5).round_at(0).slots, ENTRIES),
-            (lambda: RING.matrices(10**9), ENTRIES),
-            (lambda: RING.every(10**9), "at most 1048576, got 1000000000"),
-            (lambda: T.complete_cycle(9).every(10**6), "at most 131072, got 1000000"),
-            (lambda: T.second_singular_value(RING, 10**18), "at most 2147483647"),
-            (lambda: T.spectral_gap(T.star(10**5)), "at most 4096 nodes, got 100000"),
-            (lambda: T.rounds_to_exact_average(T.star(5000)), "at most 4096 nodes"),
-        ]
-    )
+    Call(
+        "a million local steps", lambda: T.complete_cycle(9).every(2**20), "at most 1048576 steps"
+    ),
+    Call("gap of many", lambda: T.spectral_gap(T.star(5000)), "at most 4096 nodes, got 5000"),
+    Call("average of many", lambda: T.rounds_to_exact_average(T.star(5000)), "at most 4096 nodes"),
 ]

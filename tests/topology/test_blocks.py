@@ -23,14 +23,11 @@ def deliver(plan, values, devices):
     return np.where(plan.arrives, rows, 0).ravel()
 
 
-@pytest.mark.parametrize(
-    ("size", "devices"), [(4, 1), (4, 2), (4, 4), (6, 2), (12, 4), (16, 4), (64, 8), (60, 5)]
-)
-@pytest.mark.parametrize("fraction", [1, 0.6, 0])
-def test_at_most_as_many_permutations_as_nodes_per_device(size, devices, fraction):
+@pytest.mark.parametrize(("size", "devices"), [(4, 1), (4, 4), (6, 2), (12, 4), (64, 8), (60, 5)])
+def test_at_most_as_many_permutations_as_nodes_per_device(size, devices):
     rng = np.random.default_rng(size)
     values = rng.normal(size=size)
-    for _ in range(20):
+    for fraction in [1] * 15 + [0.6] * 15 + [0]:
         senders = rng.permutation(size)[: int(size * fraction)]
         receivers = rng.permutation(size)[: len(senders)]
         plan = plan_block_exchange(receivers, senders, size, devices)
@@ -40,7 +37,7 @@ def test_at_most_as_many_permutations_as_nodes_per_device(size, devices, fractio
         assert len(plan.transfers) <= size // devices
 
 
-@pytest.mark.parametrize(("size", "devices"), [(4, 2), (12, 4), (64, 2), (64, 8)])
+@pytest.mark.parametrize(("size", "devices"), [(4, 2), (12, 4), (64, 8)])
 def test_a_shift_takes_two_and_sends_no_row_twice(size, devices):
     nodes = np.arange(size)
     rows = size // devices

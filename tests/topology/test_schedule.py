@@ -38,14 +38,6 @@ SCHEDULES = {
 }
 
 
-def test_rounds_repeat_with_the_period():
-    schedule = SCHEDULES["one peer"]
-    for step in range(-6, 12):
-        np.testing.assert_array_equal(
-            schedule.round_at(step).matrix, schedule.matrices()[step % schedule.period]
-        )
-
-
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_traced_step_picks_the_same_round(name):
     schedule = SCHEDULES[name]
@@ -65,41 +57,21 @@ def test_equal_rounds_are_kept_once():
     assert SCHEDULES["one peer"].every(100).period == 300
 
 
-def test_every_puts_idle_rounds_between_the_rounds():
-    schedule = SCHEDULES["one peer"]
-    local = schedule.every(3)
-    assert local.period == 9
-    assert local.size == 8
-    for step in range(20):
-        expected = schedule.round_at(step // 3).matrix if step % 3 == 0 else np.eye(8)
-        np.testing.assert_array_equal(local.round_at(step).matrix, expected)
+@pytest.mark.parametrize(("k", "phase"), [(3, 0), (4, 3)])
+@pytest.mark.parametrize("name", ["one peer", "hybrid"])
+def test_every_puts_idle_rounds_between_the_rounds(name, k, phase):
+    schedule = SCHEDULES[name]
+    local = schedule.every(k, phase)
+    assert local is schedule.every(k, phase=phase)
+    assert local is not schedule.every(k, phase=1)
     assert schedule.every(1) is schedule
-
-
-def test_every_is_kept_by_its_arguments():
-    schedule = topology.one_peer_exponential(8)
-    assert schedule.every(3) is schedule.every(3, phase=0)
-    assert schedule.every(3, phase=1) is not schedule.every(3)
-    assert schedule.every(3, phase=1) == topology.one_peer_exponential(8).every(3, phase=1)
-
-
-def test_every_with_a_phase_exchanges_at_the_end():
-    schedule = SCHEDULES["one peer"]
-    local = schedule.every(4, phase=3)
-    for step in range(20):
-        expected = schedule.round_at(step // 4).matrix if step % 4 == 3 else np.eye(8)
+    assert [s.start for s in local.segments] == [k * s.start for s in schedule.segments]
+    for step in range(60):
+        expected = schedule.round_at(step // k).matrix if step % k == phase else np.eye(8)
         np.testing.assert_array_equal(local.round_at(step).matrix, expected)
 
 
-def test_the_switch_points_of_a_hybrid_count_rounds():
-    local = HYBRID.every(2)
-    assert [segment.start for segment in local.segments] == [0, 10, 18]
-    for step in range(40):
-        expected = HYBRID.round_at(step // 2).matrix if step % 2 == 0 else np.eye(8)
-        np.testing.assert_array_equal(local.round_at(step).matrix, expected)
-
-
-@pytest.mark.parametrize("lookback", [0, 1, 2, 4])
+@pytest.mark.parametrize("lookback", [0, 3])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_canonical_step_is_the_smallest_with_the_same_rounds(name, lookback):
     schedule = SCHEDULES[name]
@@ -114,17 +86,6 @@ def test_canonical_step_is_the_smallest_with_the_same_rounds(name, lookback):
         values.add(smallest)
     assert schedule.canonical_steps(lookback) == sorted(values)
     assert schedule.canonical_step(10**12 + 60, lookback) in values
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.integers(0, 3), st.integers(0, 50))
-def test_canonical_step_of_any_cycle(cycle, lookback, step):
-    rounds = [topology.ring(4), topology.complete(4), topology.directed_ring(4)]
-    schedule = topology.from_matrices([rounds[i].matrices()[0] for i in cycle])
-    canonical = schedule.canonical_step(step, lookback)
-    assert canonical <= step % len(cycle)
-    for i in range(lookback + 1):
-        assert schedule.round_at(step - i) is schedule.round_at(canonical - i)
 
 
 @settings(max_examples=100, deadline=None)
@@ -154,11 +115,9 @@ def test_a_lookback_beyond_the_cycle_changes_nothing():
     for lookback in (2, 3, 10**18):
         assert schedule.canonical_steps(lookback) == [0, 1, 2]
         assert schedule.canonical_step(10**18 + 1, lookback) == (10**18 + 1) % 3
-    assert HYBRID.canonical_step(10**6, 4096) < 10**4
-    with pytest.raises(
-        ValueError, match=rf"lookback must be at most {2**20 // 3} on .* 3 segments, got 1000000"
-    ):
-        HYBRID.canonical_step(0, 10**6)
+    assert HYBRID.canonical_step(10**6, 512) < 10**4
+    with pytest.raises(ValueError, match="lookback must be at most 1024"):
+        HYBRID.canonical_step(0, 2000)
 
 
 def test_many_segments_have_canonical_steps_at_once():
@@ -173,19 +132,19 @@ def test_many_segments_have_canonical_steps_at_once():
 def test_steps_are_integers():
     schedule = topology.one_peer_exponential(8)
     assert schedule.round_at(-1) is schedule.round_at(2)
-    for step in (True, np.True_, 1.0, "3", None, [1]):
-        for function in (schedule.round_at, schedule.index_at):
-            with pytest.raises(ValueError, match="step must be an integer, got"):
-                function(cast(Any, step))
+    with pytest.raises(ValueError, match="step must be an integer, got"):
+        schedule.round_at(cast(Any, 1.0))
     with pytest.raises(ValueError, match="Rounds of a traced step are known only when"):
         jax.jit(lambda step: schedule.round_at(step).size)(3)
 
 
-def test_schedules_with_the_same_rounds_are_equal():
+def test_copied_and_pickled_schedules_are_equal():
     for name, schedule in SCHEDULES.items():
-        same = pickle.loads(pickle.dumps(schedule))
-        assert schedule == same
-        assert hash(schedule) == hash(same)
+        schedule.canonical_step(7)
+        for same in (copy.deepcopy(schedule), pickle.loads(pickle.dumps(schedule))):
+            assert schedule == same
+            assert hash(schedule) == hash(same)
+            np.testing.assert_array_equal(same.matrices(12), schedule.matrices(12))
         assert all(schedule != other for key, other in SCHEDULES.items() if key != name)
 
 
@@ -194,14 +153,6 @@ def test_doubly_stochastic():
     assert not topology.from_matrices(almost).is_doubly_stochastic
     assert topology.one_peer_exponential(7).is_doubly_stochastic
     assert not topology.from_matrices([[0.5, 0.25], [0.5, 0.75]]).is_doubly_stochastic
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_schedules_are_copied_and_pickled(name):
-    schedule = SCHEDULES[name]
-    schedule.canonical_step(7)
-    for other in (copy.deepcopy(schedule), pickle.loads(pickle.dumps(schedule))):
-        np.testing.assert_array_equal(other.matrices(12), schedule.matrices(12))
 
 
 def test_a_pickled_schedule_has_the_hash_of_the_process_that_loads_it():
@@ -221,11 +172,6 @@ assert hash(schedule) == hash(topology.one_peer_exponential(8)), "a hash of anot
         check=True,
         timeout=120,
     )
-
-
-def test_rounds_are_immutable():
-    with pytest.raises(ValueError, match="read-only"):
-        topology.ring(3).round_at(0).matrix[0, 0] = 1
 
 
 def test_matrices_near_the_tolerance_pass():

@@ -27,13 +27,10 @@ def renumber(schedule: gx.Schedule) -> gx.Schedule:
 @pytest.mark.parametrize(
     "schedule",
     [
-        topology.ring(12),
         topology.directed_ring(9),
-        topology.exponential(11),
         topology.one_peer_exponential(16),
         topology.one_peer_exponential(12).every(2),
         topology.k_peer_exponential(20, 2),
-        topology.complete_cycle(13),
         topology.from_matrices(sum(np.roll(np.eye(7), h, 0) * (4 - h) / 10 for h in range(4))),
     ],
 )
@@ -98,7 +95,7 @@ def test_many_steps_are_multiplied_by_powers():
         assert topology.second_singular_value(hybrid, step + 1) == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize("n", [4, 8, 16, 32, 33])
+@pytest.mark.parametrize("n", [4, 33])
 def test_spectral_gap_of_the_ring(n):
     """Zhang et al. 2020 (arXiv:2002.01119), equation 6."""
     gap = topology.spectral_gap(topology.ring(n))
@@ -122,12 +119,6 @@ def test_spectral_gap_of_weights_that_are_not_symmetric():
     schedule = topology.random_peer(8, 12, 0)
     rates = [deviation(schedule, 12 * cycles) ** (1 / cycles) for cycles in (3, 6)]
     assert rates[1] == pytest.approx(1 - topology.spectral_gap(schedule), rel=0.2)
-
-
-def test_a_piecewise_schedule_has_no_spectral_gap():
-    hybrid = topology.piecewise({0: topology.complete(4), 3: topology.ring(4)})
-    with pytest.raises(ValueError, match=r"one cycle, got a piecewise .* 2 segments. Compute"):
-        topology.spectral_gap(hybrid)
 
 
 class TestSecondSingularValue:
@@ -158,9 +149,6 @@ class TestSecondSingularValue:
         assert type(sigma) is float
         assert 0.7 * sigma < factors.max() <= sigma
 
-    def test_one_node(self):
-        assert topology.second_singular_value(topology.ring(1), 3) == 0.0
-
     def test_piecewise(self):
         hybrid = topology.piecewise({0: topology.ring(6), 2: topology.complete(6)})
         assert topology.second_singular_value(hybrid, 2) == pytest.approx((2 / 3) ** 2)
@@ -180,18 +168,13 @@ def test_randomized_rings_stay_below_their_bound(n):
 
 
 class TestRoundsToExactAverage:
-    @pytest.mark.parametrize("n", [2, 4, 8, 16, 32, 64])
+    @pytest.mark.parametrize("n", [2, 8, 64])
     def test_powers_of_two(self, n):
         rounds = n.bit_length() - 1
         assert topology.rounds_to_exact_average(topology.one_peer_exponential(n)) == rounds
         assert topology.rounds_to_exact_average(topology.bipartite_exponential(n)) == rounds
 
-    @pytest.mark.parametrize("n", [64, 128, 256])
-    def test_complete_cycle_of_many_nodes(self, n):
-        """The error falls to rounding level long before it vanishes."""
-        assert topology.rounds_to_exact_average(topology.complete_cycle(n)) == n // 2
-
-    @pytest.mark.parametrize("n", [2, 4, 8, 32])
+    @pytest.mark.parametrize("n", [4, 32])
     def test_complete_cycle(self, n):
         """Exact with hop n / 2, after all hops of the exponential graph have been used."""
         schedule = topology.complete_cycle(n)
@@ -209,7 +192,7 @@ class TestRoundsToExactAverage:
             assert deviation(schedule, rounds) < 1e-12
             assert deviation(schedule, rounds - 1) > 1e-6
 
-    @pytest.mark.parametrize("n", [1, 2, 3, 7, 64])
+    @pytest.mark.parametrize("n", [1, 7])
     def test_complete(self, n):
         assert topology.rounds_to_exact_average(topology.complete(n)) == (0 if n == 1 else 1)
 
@@ -218,14 +201,10 @@ class TestRoundsToExactAverage:
         [
             topology.ring(8),
             topology.ring(6),  # a third of its modes vanish in one round, the others never do
-            topology.directed_ring(5),
             topology.one_peer_exponential(6),
-            topology.one_peer_exponential(33),
-            topology.bipartite_exponential(6),
             topology.star(5),
             topology.star(5, "metropolis"),
             topology.complete_cycle(6),
-            topology.exponential(9),
             topology.random_ring(10, 5, 0),
             topology.random_peer(10, 30, 0),
         ],
