@@ -149,11 +149,6 @@ class TestSecondSingularValue:
         assert type(sigma) is float
         assert 0.7 * sigma < factors.max() <= sigma
 
-    def test_piecewise(self):
-        hybrid = topology.piecewise({0: topology.ring(6), 2: topology.complete(6)})
-        assert topology.second_singular_value(hybrid, 2) == pytest.approx((2 / 3) ** 2)
-        assert topology.second_singular_value(hybrid, 3) < 1e-12
-
 
 @pytest.mark.parametrize("n", [8, 32])
 def test_randomized_rings_stay_below_their_bound(n):

@@ -76,14 +76,10 @@ IMPOSSIBLE = {
 
 @pytest.mark.parametrize("name", BUILDERS)
 def test_every_size(name):
-    for n in (*range(1, 20), 24, 31, 32, 33, 47, 63, 64):
+    np.testing.assert_array_equal(BUILDERS[name](1).matrices(), 1)
+    for n in (*range(1, 18), 24, 33, 47, 64):
         if not IMPOSSIBLE.get(name, lambda n: False)(n):
             check_schedule(BUILDERS[name](n), n)
-
-
-@pytest.mark.parametrize("name", sorted(BUILDERS.keys() - {"exponential"}))
-def test_one_node_is_the_identity(name):
-    np.testing.assert_array_equal(BUILDERS[name](1).matrices(), 1)
 
 
 @settings(max_examples=60, deadline=None)
@@ -112,9 +108,6 @@ def test_ring():
             1 / 3 + 2 / 3 * np.cos(2 * np.pi / n)
         )  # arXiv:2002.01119
     np.testing.assert_array_equal(topology.ring(2).matrices()[0], [[0.5, 0.5], [0.5, 0.5]])
-
-
-def test_directed_ring():
     np.testing.assert_array_equal(
         topology.directed_ring(4).matrices()[0],
         [[0.5, 0, 0, 0.5], [0.5, 0.5, 0, 0], [0, 0.5, 0.5, 0], [0, 0, 0.5, 0.5]],
@@ -123,9 +116,8 @@ def test_directed_ring():
 
 @pytest.mark.parametrize(
     ("n", "hops"),
-    [(2, [1]), (3, [1, 2]), (4, [1, 2]), (5, [1, 2, 4]), (8, [1, 2, 4]), (9, [1, 2, 4, 8]),
-     (32, [1, 2, 4, 8, 16]), (33, [1, 2, 4, 8, 16, 32]), (64, [1, 2, 4, 8, 16, 32])],
-)  # fmt: skip
+    [(2, [1]), (3, [1, 2]), (8, [1, 2, 4]), (9, [1, 2, 4, 8]), (64, [1, 2, 4, 8, 16, 32])],
+)
 def test_exponential_hops(n, hops):
     """floor(log2(n - 1)) + 1 hops, at powers of two and next to them (arXiv:1811.10792v1, A.1)."""
     one = topology.one_peer_exponential(n)
@@ -160,10 +152,8 @@ def list_hops_of_phone_book(n: int, peers: int, rounds: int) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("n", "peers", "period"),
-    [(5, 2, 2), (8, 2, 2), (9, 2, 2), (10, 2, 3), (16, 2, 3), (27, 2, 3), (28, 2, 4), (32, 2, 4),
-     (64, 2, 4), (244, 2, 6), (7, 3, 2), (16, 3, 2), (17, 3, 3), (65, 3, 4), (25, 4, 2), (4, 3, 1),
-     (6, 5, 1), (8, 1, 3), (33, 1, 6)],
-)  # fmt: skip
+    [(8, 2, 2), (9, 2, 2), (10, 2, 3), (32, 2, 4), (244, 2, 6), (17, 3, 3), (4, 3, 1), (33, 1, 6)],
+)
 def test_hops_of_the_authors(n, peers, period):
     schedule = topology.k_peer_exponential(n, peers, hops="authors")
     assert schedule.period == period
@@ -178,22 +168,15 @@ def test_hops_of_the_authors(n, peers, period):
         check_schedule(schedule, n)
 
 
-@pytest.mark.parametrize("peers", [1, 2, 3, 4, 6])
-def test_hops_of_the_authors_average_powers_of_peers_plus_one_exactly(peers):
-    for power in (1, 2, 3):
-        n = (peers + 1) ** power
-        if n > 130:
-            continue
-        schedule = topology.k_peer_exponential(n, peers, hops="authors")
-        assert schedule.period == power
-        assert topology.rounds_to_exact_average(schedule) == power
-        product = np.linalg.multi_dot([np.eye(n), np.eye(n), *schedule.matrices()])
-        np.testing.assert_allclose(product, 1 / n, rtol=1e-12)
+@pytest.mark.parametrize(("peers", "power"), [(1, 3), (2, 3), (3, 2), (6, 2)])
+def test_hops_of_the_authors_average_powers_of_peers_plus_one_exactly(peers, power):
+    schedule = topology.k_peer_exponential((peers + 1) ** power, peers, hops="authors")
+    assert schedule.period == topology.rounds_to_exact_average(schedule) == power
 
 
 def test_hops_of_the_authors_average_faster_than_those_of_the_paper():
     assert topology.k_peer_exponential(33, 1, "authors") == topology.one_peer_exponential(33)
-    for n in (9, 16, 27, 32, 50, 64):
+    for n in (9, 16, 32):
         rates = {}
         for hops in ("authors", "paper"):
             schedule = topology.k_peer_exponential(n, 2, hops)
@@ -239,9 +222,7 @@ def test_star():
     assert topology.star(2) == topology.ring(2)
 
 
-@pytest.mark.parametrize(
-    ("rows", "columns"), [(1, 1), (1, 2), (2, 2), (1, 5), (2, 5), (3, 3), (4, 6)]
-)
+@pytest.mark.parametrize(("rows", "columns"), [(1, 2), (2, 2), (2, 5), (4, 6)])
 def test_torus(rows, columns):
     n = rows * columns
     expected = np.zeros((n, n))
@@ -273,7 +254,7 @@ def test_random_ring_is_a_ring_over_an_order_of_the_nodes():
     np.testing.assert_array_equal(topology.random_ring(2, 3, 0).matrices(), np.full((3, 2, 2), 0.5))
 
 
-@pytest.mark.parametrize("n", [3, 4, 8])
+@pytest.mark.parametrize("n", [3, 8])
 def test_random_ring_is_uniform_over_the_pairs(n):
     """E[T^T T] is 1/3 on the diagonal and 2 / (3 (L - 1)) off it (arXiv:2002.01119, eq. 10)."""
     matrices = topology.random_ring(n, 4000, 1).matrices()
@@ -282,8 +263,8 @@ def test_random_ring_is_uniform_over_the_pairs(n):
     np.testing.assert_allclose(mean, expected, rtol=0, atol=0.02)
 
 
-@pytest.mark.parametrize("n", [2, 4, 8])
-def test_random_pairs_are_uniform_over_the_pairs(n):
+def test_random_pairs_are_uniform_over_the_pairs():
+    n = 8
     matrices = topology.random_pairs(n, 4000, 1).matrices()
     np.testing.assert_array_equal(matrices, matrices.transpose(0, 2, 1))
     np.testing.assert_array_equal(np.sort(matrices, axis=2)[..., -2:], 0.5)
@@ -305,17 +286,15 @@ def test_random_peer_draws_among_the_out_neighbours(graph):
     np.testing.assert_allclose(matrices.mean(axis=0), expected, rtol=0, atol=0.03)
 
 
-@pytest.mark.parametrize("graph", ["exponential", "complete"])
-def test_random_peer_is_irregular(graph):
+def test_random_peer_is_irregular():
     """Nodes receive from none or from several, and the push-sum weights differ from 1."""
-    schedule = topology.random_peer(16, 30, 0, graph)
+    schedule = topology.random_peer(16, 30, 0)
     peers = np.count_nonzero(schedule.matrices(), axis=2) - 1
     assert set(peers.ravel()) >= {0, 1, 2, 3}
     assert not schedule.is_doubly_stochastic
     weights = np.linalg.multi_dot([*schedule.matrices()[::-1], np.ones(16)])
     assert weights.sum() == pytest.approx(16)
-    assert weights.min() < 0.5
-    assert weights.max() > 1.5
+    assert weights.min() < 0.5 < 1.5 < weights.max()
 
 
 @pytest.mark.parametrize(
@@ -336,53 +315,33 @@ def test_the_seed_determines_a_random_schedule(build):
     np.testing.assert_array_equal(build(8, 20, 7).matrices(10), schedule.matrices())
 
 
-@pytest.mark.parametrize("peers", [1, 2, 3])
-def test_base_graph_averages_every_size_exactly(peers):
-    for n in range(max(2, peers + 1), 65):
-        schedule = topology.base_graph(n, peers)
-        product = np.eye(n)
-        for matrix in schedule.matrices():
-            np.testing.assert_array_equal(matrix, matrix.T)
-            assert np.count_nonzero(matrix, axis=0).max() <= peers + 1
-            product = matrix @ product
-        np.testing.assert_allclose(product, 1 / n, rtol=0, atol=1e-12)
-        assert schedule.is_doubly_stochastic
-        assert schedule.period <= 2 * np.log(n) / np.log(peers + 1) + 2 + 1e-9
-
-
 def count_idle_nodes(schedule: gx.Schedule) -> int:
     """Nodes without a peer, summed over the rounds of a cycle."""
     return int((np.count_nonzero(schedule.matrices(), axis=1) == 1).sum())
 
 
 @pytest.mark.parametrize("peers", [1, 2, 3])
-def test_base_graph_with_inner_edges(peers):
-    """As many rounds as without, as exact, and no more peers; fewer nodes wait."""
-    idle = {True: 0, False: 0}
+def test_base_graph_averages_every_size_exactly(peers):
+    """Inner edges change neither the rounds, nor the average, nor the peers; fewer nodes wait."""
+    waiting = []
     for n in range(peers + 1, 65):
-        schedules = {
-            inner_edges: topology.base_graph(n, peers, inner_edges) for inner_edges in idle
-        }
-        assert schedules[True].period == schedules[False].period
-        product = np.eye(n)
-        for matrix in schedules[True].matrices():
-            np.testing.assert_array_equal(matrix, matrix.T)
-            assert np.count_nonzero(matrix, axis=0).max() <= peers + 1
-            product = matrix @ product
-        np.testing.assert_allclose(product, 1 / n, rtol=0, atol=1e-12)
-        counts = {key: count_idle_nodes(schedule) for key, schedule in schedules.items()}
-        assert counts[True] <= counts[False]
-        if counts[False] == 0:
-            assert schedules[True] == schedules[False]
-        for key, count in counts.items():
-            idle[key] += count
-    assert idle[True] < 0.4 * idle[False]
-    assert topology.base_graph(7, peers) == topology.base_graph(7, peers, inner_edges=False)
+        pair = [topology.base_graph(n, peers), topology.base_graph(n, peers, inner_edges=True)]
+        assert pair[0].period == pair[1].period <= 2 * np.log(n) / np.log(peers + 1) + 2 + 1e-9
+        for schedule in pair:
+            product = np.eye(n)
+            for matrix in schedule.matrices():
+                np.testing.assert_array_equal(matrix, matrix.T)
+                assert np.count_nonzero(matrix, axis=0).max() <= peers + 1
+                product = matrix @ product
+            np.testing.assert_allclose(product, 1 / n, rtol=0, atol=1e-12)
+        waiting.append([count_idle_nodes(schedule) for schedule in pair])
+        assert waiting[-1][1] <= waiting[-1][0]
+        assert waiting[-1][0] > 0 or pair[0] == pair[1]
+    without, within = np.sum(waiting, axis=0)
+    assert within < 0.4 * without
 
 
-@pytest.mark.parametrize(
-    ("n", "peers"), [(7, 1), (11, 1), (23, 1), (31, 1), (11, 2), (31, 2), (23, 3)]
-)
+@pytest.mark.parametrize(("n", "peers"), [(7, 1), (23, 1), (11, 2), (23, 3)])
 def test_inner_edges_keep_nodes_closer_that_are_disturbed_in_every_round(n, peers):
     """Mean distance to the average, if every round begins with independent noise at all nodes."""
 
@@ -445,35 +404,27 @@ def test_columns_within_the_tolerance_are_divided_by_their_sum():
 def test_piecewise_starts_each_schedule_at_its_round_0():
     one_peer = topology.one_peer_exponential(8)
     hybrid = topology.piecewise({0: topology.complete(8), 4: one_peer, 9: topology.ring(8)})
-    for step, expected in [
-        (0, "complete"),
-        (3, "complete"),
-        (4, 0),
-        (5, 1),
-        (6, 2),
-        (7, 0),
-        (8, 1),
-    ]:
-        schedule = topology.complete(8) if expected == "complete" else one_peer
-        index = 0 if expected == "complete" else expected
-        np.testing.assert_array_equal(hybrid.round_at(step).matrix, schedule.matrices()[index])
-    np.testing.assert_array_equal(hybrid.round_at(1000).matrix, topology.ring(8).matrices()[0])
-    assert not hasattr(hybrid, "period")
+    complete = topology.complete(8).rounds[0]
+    first, second, third = one_peer.rounds
+    expected = [complete] * 4 + [first, second, third, first, second, topology.ring(8).rounds[0]]
+    assert [hybrid.round_at(step) for step in range(10)] == expected
+    assert hybrid.round_at(1000) == expected[-1]
     with pytest.raises(AttributeError, match="a piecewise schedule has no period"):
         hybrid.matrices()
     assert hybrid.matrices(10).shape == (10, 8, 8)
 
 
-@pytest.mark.parametrize("every", [1, 2, 3, 7])
-@pytest.mark.parametrize("name", ["one peer", "static", "piecewise"])
-def test_periodic_averages_exactly_in_place_of_every_kth_round(name, every):
-    schedule = {
-        "one peer": topology.one_peer_exponential(8),
-        "static": topology.ring(8),
-        "piecewise": topology.piecewise(
+@pytest.mark.parametrize("every", [1, 3, 7])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        topology.one_peer_exponential(8),
+        topology.piecewise(
             {0: topology.ring(8), 5: topology.one_peer_exponential(8), 9: topology.exponential(8)}
         ),
-    }[name]
+    ],
+)
+def test_periodic_averages_exactly_in_place_of_every_kth_round(schedule, every):
     gossip_pga = topology.periodic(schedule, every)
     for step in range(60):
         expected = schedule.round_at(step).matrix
