@@ -36,7 +36,7 @@ LAYERS = {
     "diagnostics": TOP,
     "batch_stats": TOP,
     "checkpoint": {"launch", *TOP},
-    "asynchronous": {"collectives", "launch", "spmd", "wire"},
+    "asynchronous": {"collectives", "launch", "spmd", "topology", "wire"},
     "cost_model": {"topology"},
 }
 ALLOWED_PACKAGES = {

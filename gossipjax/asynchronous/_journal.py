@@ -24,12 +24,8 @@ class Journal:
 
     A line is `{"event", "time", "life", "peer", "number", "w", "count", "sum"}`: the event, seconds
     since 1970, the node's own life, the other one, the number of the parcel or step, and weight,
-    count and the sum over the values of the mass that it adds or takes. Lines of a process that is
-    killed stay. A line `life` begins each life of a process.
-
-    Args:
-      path: the file, or None.
-      is_continued: whether the node goes on from what an earlier process has saved.
+    count and the sum over the values of the mass that it adds or takes. `is_continued`: whether the
+    node goes on from what an earlier process has saved.
     """
 
     def __init__(self, path: Path | None, is_continued: bool = False):
@@ -126,7 +122,6 @@ def account(journals: Iterable[Path]) -> Account:
     0.0
     """
     held: dict[str, float] = defaultdict(float)
-    places: dict[str, int] = {}
     last: dict[int, str] = {}
     sent: dict[Parcel, float] = {}
     received: dict[Parcel, float] = {}
@@ -137,7 +132,6 @@ def account(journals: Iterable[Path]) -> Account:
     for line in (line for path in journals for line in read_journal(path)):
         life = line["life"]
         if line["event"] == "life":
-            places[life] = line["place"]
             last[line["place"]] = life
             continue
         weight = line.get("w", 0.0)
@@ -153,14 +147,14 @@ def account(journals: Iterable[Path]) -> Account:
                 sent[outgoing] = weight
                 held[life] -= weight
             case "receive":
-                require_new(incoming, received, line)
+                _require_new(incoming, received, line)
                 received[incoming] = weight
                 held[life] += weight
             case "return":
                 returned[outgoing] = weight
                 held[life] += weight
             case "average":
-                require_new(incoming, averaged, line)
+                _require_new(incoming, averaged, line)
                 averaged[incoming] = weight
                 held[life] += weight
             case "averaged":
@@ -187,8 +181,7 @@ def account(journals: Iterable[Path]) -> Account:
     )
 
 
-def require_new(parcel: Parcel, known: dict[Parcel, float], line: Line) -> None:
-    """Raises `ValueError` if a parcel was acted upon before."""
+def _require_new(parcel: Parcel, known: dict[Parcel, float], line: Line) -> None:
     if parcel in known:
         raise ValueError(
             f"a parcel must be received once, got number {line['number']} of {line['peer']} twice "
@@ -205,8 +198,7 @@ def measure_delays(journals: Iterable[Path]) -> np.ndarray:
 
     Args:
       journals: the files that the nodes wrote, one for each place. Nodes are in the order of their
-        places, T is the smallest number of steps of a node, and steps of an earlier process of a
-        place come first.
+        places, and T is the smallest number of steps of a node.
 
     Raises:
       ValueError: if there are no journals, one cannot be read, or a node ended no step.

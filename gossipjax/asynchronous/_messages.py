@@ -57,19 +57,12 @@ class Mass:
 
 
 class Identity(NamedTuple):
-    """One life of a node. Lives are ordered by age: an older one is smaller.
+    """One life of a node. Lives are ordered by age: an older one is smaller."""
 
-    Attributes:
-      born: when it joined, in seconds since 1970.
-      life: a name that no other life has.
-      place: the node's number in its job, the same in all its lives.
-      address: where it listens, `host:port`.
-    """
-
-    born: float
-    life: str
-    place: int
-    address: str
+    born: float  # when it joined, in seconds since 1970
+    life: str  # a name that no other life has
+    place: int  # the node's number in its job, the same in all its lives
+    address: str  # where it listens, `host:port`
 
 
 class View(NamedTuple):
@@ -94,28 +87,19 @@ class Message(NamedTuple):
     each pair of lives, sent again until they are acknowledged, and acted upon once. An `answer`
     acknowledges an `ask`, an `ack` the others. `dead` says that the receiver was declared dead.
 
-    Attributes:
-      kind: one of `KINDS`.
-      sender: the life that sends.
-      receiver: the life that it is for; None is whichever listens at the address.
-      number: of a parcel, from 1 on, or of the parcel that is acknowledged.
-      mass: of `share`, the share; of `ask`, `answer` and `final`, a copy of what the sender holds.
-        None in an `answer` declines.
-      view: of `view`.
-      applied: of `bye`, the number of the newest parcel that the sender applied.
-      steps: the local steps that the sender has made in this life.
-      is_narrow: whether the values of the mass are exact in the job's type of the wire.
     """
 
-    kind: str
+    kind: str  # one of `KINDS`
     sender: Identity
-    receiver: str | None
-    number: int = 0
+    receiver: str | None  # the life that it is for; None is whichever listens at the address
+    number: int = 0  # of a parcel, from 1 on, or of the parcel that is acknowledged
+    # Of `share`, the share; of `ask`, `answer` and `final`, a copy of what the sender holds. None
+    # in an `answer` declines.
     mass: Mass | None = None
     view: View | None = None
-    applied: int = 0
-    steps: int = 0
-    is_narrow: bool = False
+    applied: int = 0  # of `bye`: the number of the newest parcel that the sender applied
+    steps: int = 0  # the local steps that the sender has made in this life
+    is_narrow: bool = False  # whether the mass is exact in the job's type of the wire
 
 
 class MessageError(Exception):
@@ -123,21 +107,13 @@ class MessageError(Exception):
 
 
 class Format(NamedTuple):
-    """What the messages of a job have in common.
+    """What the messages of a job have in common."""
 
-    Attributes:
-      job: its name.
-      model: a text that only nodes with the same model have.
-      sizes: number of values of each buffer.
-      dtypes: the type in which a node holds each.
-      wire_dtypes: the type in which each travels in a share.
-    """
-
-    job: str
-    model: str
-    sizes: tuple[int, ...]
-    dtypes: tuple[np.dtype, ...]
-    wire_dtypes: tuple[np.dtype, ...]
+    job: str  # its name
+    model: str  # a text that only nodes with the same model have
+    sizes: tuple[int, ...]  # of each buffer
+    dtypes: tuple[np.dtype, ...]  # in which a node holds each
+    wire_dtypes: tuple[np.dtype, ...]  # in which each travels in a share
 
     def frame_dtypes(self, is_narrow: bool) -> tuple[np.dtype, ...]:
         """The types of the buffers in a message."""

@@ -26,11 +26,9 @@ def unpack(layout: Layout, like: Any, x: Any, w: Any) -> Any:
 def update_scale(mass: Mass) -> Any:
     """The factor of updates: the model `x / w` moves by `u` over the count, by 1.5 u at most.
 
-    Of a node with a low count, which has sent more than has come back yet, the model would run
-    away: it would move by `u / count` at each step until the others' models arrive. Four nodes
-    with messages that were 10 to 50 steps old ended at 78 to 93 % with a limit of 2 u, and at 95 to
-    96 % with one of 1.5 u or u; with one node 4 times slower than seven others, a limit of 1.5 u
-    had the lower loss.
+    Without a limit, the model of a node that has sent more than has come back yet would run away,
+    by `u / count` at each step. Four nodes with messages that were 10 to 50 steps old ended at 78
+    to 93 % with a limit of 2 u, and at 95 to 96 % with one of 1.5 u.
     """
     return mass.w / max(mass.count, MIN_COUNT)
 
@@ -73,11 +71,7 @@ def advance(
     scale: Any,
     wires: tuple[np.dtype, ...] | None,
 ) -> tuple[Any, Any]:
-    """Adds what has arrived, if anything has, and the update; halves the sum if there are `wires`.
-
-    Returns:
-      What is kept, and the half, or None, as `split` does: one pass over all of them.
-    """
+    """Adds what has arrived, if anything, and the update; halves the sum, if there are `wires`."""
     if arrived is not None:
         x = add(x, arrived)
     x = add(x, update, scale)
@@ -88,10 +82,7 @@ class Holding:
     """A mass on the device, and on the host the changes that have come since.
 
     The training loop, which merges the changes at each step, and the thread that receives share it
-    under the lock of the service.
-
-    Args:
-      mass: what is held at first; its `x` are arrays on the device, which nothing donates.
+    under the lock of the service. Nothing donates the arrays of `mass`.
     """
 
     def __init__(self, mass: Mass):
@@ -126,10 +117,10 @@ class Holding:
             self._change = mass
             self._owns_change = False
         elif self._owns_change:
-            change = self._change
-            for total, x in zip(change.x, mass.x, strict=True):
+            for total, x in zip(self._change.x, mass.x, strict=True):
                 np.add(total, x, out=total)
-            self._change = Mass(change.x, change.w + mass.w, change.count + mass.count)
+            total = Mass((), self._change.w, self._change.count) + Mass((), mass.w, mass.count)
+            self._change = Mass(self._change.x, total.w, total.count)
         else:
             self._change = self._change + mass
             self._owns_change = True
@@ -151,14 +142,9 @@ class Holding:
         return self.mass
 
     def update(self, change: tuple[Any, ...], wires: Any | None) -> Mass | None:
-        """Adds what has arrived, and the update of a step, which is on the device.
+        """Adds what has arrived, and the update of a step.
 
-        Args:
-          change: the update.
-          wires: the types of the wire, to take half of the sum out in them; None takes nothing.
-
-        Returns:
-          The half, on the host; None if nothing is taken.
+        With `wires`, the types of the wire, half of the sum is taken out and returned, on the host.
         """
         arrived = self._change
         total = Mass((), self.mass.w, self.mass.count)

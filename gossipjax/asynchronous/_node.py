@@ -27,6 +27,7 @@ from gossipjax.asynchronous._service import Service
 from gossipjax.asynchronous.algorithms import Algorithm
 from gossipjax.collectives import Layout, require_floats
 from gossipjax.spmd.arguments import require_transform
+from gossipjax.topology.schedule import require_int
 from gossipjax.wire import WireLike
 
 # A node that is much faster than the others would send nearly all that it holds.
@@ -96,9 +97,12 @@ def join(
     >>> a.leave()
     """
     addresses = [address] if isinstance(address, str) else address or []
-    require_addresses(listen, addresses)
-    require_numbers(place, patience, steps)
-    require_secret(listen, secret)
+    _require_addresses(listen, addresses)
+    _require_secret(listen, secret)
+    require_int(place, "place", 0)
+    require_int(steps, "steps", 0)
+    if not MIN_PATIENCE <= patience < math.inf:
+        raise ValueError(f"patience must be seconds >= {MIN_PATIENCE}, got {patience!r}.")
     require_transform(tx)
     if not isinstance(algorithm, Algorithm):
         raise ValueError(f"algorithm must be sgp() or adpsgd(), got {algorithm!r}.")
@@ -129,25 +133,15 @@ def join(
 
 
 class Statistics(NamedTuple):
-    """What a node has done in its lives.
+    """What a node has done in its lives."""
 
-    Attributes:
-      steps: local steps.
-      sent: shares sent, or averages asked for.
-      kept: steps at which it sent nothing, because its peer had not acknowledged the last message.
-      staleness: the mean number of local steps until a message was acknowledged.
-      sent_bytes: bytes of all messages with a mass.
-      weight: the push-sum weight that it holds.
-      dropped: reason -> number of messages that were not acted upon.
-    """
-
-    steps: int
-    sent: int
-    kept: int
-    staleness: float
-    sent_bytes: int
-    weight: float
-    dropped: dict[str, int]
+    steps: int  # local ones
+    sent: int  # shares, or averages asked for
+    kept: int  # steps at which it sent nothing: its peer had not acknowledged the last message
+    staleness: float  # the mean number of local steps until a message was acknowledged
+    sent_bytes: int  # of all messages with a mass
+    weight: float  # that it holds
+    dropped: dict[str, int]  # reason -> messages that were not acted upon
 
 
 class Node:
@@ -299,10 +293,7 @@ class Node:
         """Place -> the model of that node at the end, after `average`; of all that lived then."""
         with self._service.lock:
             masses = {who.place: mass for who, mass in self._participant.finals.items() if mass.w}
-        return {
-            place: self._unpack([jnp.asarray(x) for x in masses[place].x], masses[place].w)
-            for place in sorted(masses)
-        }
+        return {place: self._unpack(masses[place].x, masses[place].w) for place in sorted(masses)}
 
     def warm_up(self, gradients: Gradients, *inputs: Any) -> None:
         """Compiles a step, and changes nothing."""
@@ -384,15 +375,14 @@ class Node:
         if gradients not in self._updates:
             if len(self._updates) == MAX_GRADIENTS:
                 raise ValueError(
-                    f"a node must be given at most {MAX_GRADIENTS} different functions of "
-                    "gradients, each of which is compiled, got another one: define it once, "
-                    "outside of the loop."
+                    f"gradients must be one of at most {MAX_GRADIENTS} functions, each of which is "
+                    "compiled, got another one: define it once, outside of the loop."
                 )
             self._updates[gradients] = make_update(self._tx, self._layout, self._like, gradients)
         return self._updates[gradients]
 
     def _unpack(self, x: Any, w: Any) -> Any:
-        return unpack(self._layout, self._like, x, w)
+        return unpack(self._layout, self._like, [jnp.asarray(buffer) for buffer in x], w)
 
     def average(self, timeout: float | None = None) -> Any:
         """Ends the training of this node; returns the average model of all that live.
@@ -419,7 +409,7 @@ class Node:
             )
         with self._service.lock:
             total = functools.reduce(Mass.__add__, participant.finals.values())
-        return self._unpack([jnp.asarray(x) for x in total.x], total.w)
+        return self._unpack(total.x, total.w)
 
     def leave(self, timeout: float | None = None) -> None:
         """Leaves: hands what it holds over to a node that goes on, if there is one.
@@ -448,8 +438,7 @@ class Node:
         self.leave()
 
 
-def require_addresses(listen: str, addresses: Sequence[str]) -> None:
-    """Raises `ValueError` unless these are addresses; port 0 is for `listen` only."""
+def _require_addresses(listen: str, addresses: Sequence[str]) -> None:
     for name, value in (("listen", listen), *(("address", value) for value in addresses)):
         host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
         is_port = port.isascii() and port.isdigit() and int(port) <= MAX_PORT
@@ -457,17 +446,7 @@ def require_addresses(listen: str, addresses: Sequence[str]) -> None:
             raise ValueError(f"{name} must be HOST:PORT, got {value!r}: as in 127.0.0.1:5000.")
 
 
-def require_numbers(place: int, patience: float, steps: int) -> None:
-    """Raises `ValueError` unless these are a place, a number of seconds and one of steps."""
-    for name, value in (("place", place), ("steps", steps)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"{name} must be an integer >= 0, got {value!r}.")
-    if not MIN_PATIENCE <= patience < math.inf:
-        raise ValueError(f"patience must be seconds >= {MIN_PATIENCE}, got {patience!r}.")
-
-
-def require_secret(listen: str, secret: str | None) -> None:
-    """Raises `ValueError` if strangers may connect and there is no secret."""
+def _require_secret(listen: str, secret: str | None) -> None:
     if secret == "":
         raise ValueError("secret must not be empty: give the same text to all nodes, or None.")
     if secret is None and not is_loopback(listen.rpartition(":")[0]):

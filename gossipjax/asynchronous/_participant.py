@@ -51,19 +51,14 @@ class Peer:
 
 @runtime_checkable
 class Holder(Protocol):
-    """What a node holds. The protocol changes it only by these."""
+    """What a node holds: `read` copies it, `add` adds to it, `take` returns all and leaves nothing.
 
-    def read(self) -> Mass:
-        """Returns a copy."""
-        ...
+    The protocol changes it only by these.
+    """
 
-    def add(self, mass: Mass) -> None:
-        """Adds to it."""
-        ...
-
-    def take(self) -> Mass:
-        """Returns all of it, and holds nothing."""
-        ...
+    def read(self) -> Mass: ...
+    def add(self, mass: Mass) -> None: ...
+    def take(self) -> Mass: ...
 
 
 class Participant:
@@ -336,8 +331,11 @@ class Participant:
             self._journal("admit", self.identity.life, 0, bonus)
             self._next_beat = self._last_tick  # others may send it shares from now on
             self._holder.add(bonus)
-            self._wants_mass_since = None
-            self._estate = None
+            self._end_want()
+
+    def _end_want(self) -> None:
+        self._wants_mass_since = None
+        self._estate = None
 
     def _outlives(self, other: Identity) -> bool:
         """Whether a life that declared this one dead is declared dead by this one, and younger."""
@@ -400,8 +398,7 @@ class Participant:
         if nobody and self._estate is not None:
             self._journal("revive", self.identity.life, 0, self._estate)
             self._holder.add(self._estate)
-            self._wants_mass_since = None
-            self._estate = None
+            self._end_want()
 
     def _notice_absence(self, now: float) -> None:
         """After a while in which it was stopped, asks the others whether it is dead to them."""

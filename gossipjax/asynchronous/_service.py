@@ -20,12 +20,6 @@ TICKS = 50  # of the clock, in the time after which a node is declared dead
 class Service:
     """Runs a node's protocol on its sockets, in a thread.
 
-    Args:
-      listen: `host:port` at which the node listens; port 0 is any that is free.
-      job: the format of its messages.
-      patience: seconds of silence after which another node is declared dead.
-      secret: that of the job, or None.
-
     Attributes:
       address: where the node listens.
       lock: held while the protocol or what the node holds is used.
@@ -52,7 +46,7 @@ class Service:
 
     @property
     def all_dropped(self) -> dict[str, int]:
-        """The same with connections that were none."""
+        """`dropped`, and connections that were none."""
         failed = self._sockets.failed_handshakes
         return self.dropped | ({"failed handshakes": failed} if failed else {})
 

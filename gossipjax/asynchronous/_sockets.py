@@ -30,16 +30,12 @@ class Sockets:
       max_bytes: the largest frame; a connection that sends a larger one is closed.
       secret: that of the job, or None.
 
-    Attributes:
-      address: with the port.
-      failed_handshakes: connections of strangers that were closed.
-
     Raises:
       OSError: if it cannot listen there.
     """
 
     def __init__(self, address: str, max_bytes: int, secret: str | None):
-        self.failed_handshakes = 0
+        self.failed_handshakes = 0  # connections of strangers that were closed
         self._context = zmq.Context()
         self._is_ipv6 = address.startswith("[")
         self._keys = make_keys(secret) if secret else None

@@ -14,17 +14,11 @@ Choose = Callable[[Sequence[Identity], Identity, int], Identity | None]
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
-    """What a node does at a step, beside its own update.
-
-    Attributes:
-      name: that of the algorithm.
-      averages: whether it asks its peer for the average of both; else it sends its peer a share.
-      choose: `(living nodes, own, step) -> peer`, or None to send nothing at this step.
-    """
+    """What a node does at a step, beside its own update."""
 
     name: Literal["sgp", "adpsgd"]
-    averages: bool
-    choose: Choose
+    averages: bool  # whether it asks its peer for the average of both; else it sends it a share
+    choose: Choose  # `(living nodes, own, step) -> peer`, or None to send nothing at this step
 
 
 def sgp(graph: Literal["exponential", "random"] = "exponential", seed: int = 0) -> Algorithm:
