@@ -1,18 +1,9 @@
 """The protocol of asynchronous nodes, without sockets, clocks and threads.
 
-A node is told what arrives and what time it is, and makes messages. It never waits for one:
-
-- A share leaves its sender at once. The sender keeps it until the receiver acknowledges it, sends
-  it again where that takes long, and takes it back when it declares the receiver dead.
-- Parcels of a pair of lives are numbered, and there is at most one that is not acknowledged. The
-  receiver acts on the next number only, so each counts once, whatever is lost, late or doubled.
-- A node that is not heard for `patience` seconds is declared dead by whoever does not hear it, and
-  told so when it is heard again. What it holds is given up then: it goes on as a new life that asks
-  for half of a living node's mass. Where two declare each other dead, the younger one gives up.
-
-So the sum over what living nodes hold, what is on its way and what the dead held is constant. If a
-life had applied a share that its sender took back, because the acknowledgement was lost, the share
-counts as taken out of what that life held at its death.
+A node is told what arrives and what time it is, and makes messages; README.md says which. The sum over
+what living nodes hold, what is on its way and what the dead held is constant. If a life had applied a
+share that its sender took back, because the acknowledgement was lost, the share counts as taken out
+of what that life held at its death.
 """
 
 from __future__ import annotations
