@@ -30,6 +30,11 @@ class Holder:
         return mass
 
 
+def add_new(masses, parcel, mass):
+    assert parcel not in masses
+    masses[parcel] = mass
+
+
 class Account:
     """The masses that are not held by a living node, from the events of all nodes.
 
@@ -40,34 +45,29 @@ class Account:
 
     def __init__(self):
         self.parcels = {}  # (sender, receiver, number) -> mass
-        self.received = set()
-        self.returned = set()
+        self.received = {}
+        self.returned = {}
         self.changes = {}  # (asker, answerer, number) -> what the answerer gained
-        self.settled = set()
+        self.settled = {}
         self.elsewhere = NOTHING
         self.brought = NOTHING
 
     def add(self, kind, sent, arrived, mass):
         """Adds an event of a node; `sent` and `arrived` name a parcel from it, and to it."""
         if kind in ("share", "grant", "hand over"):
-            assert sent not in self.parcels
-            self.parcels[sent] = mass
+            add_new(self.parcels, sent, mass)
             self.elsewhere += mass
         elif kind == "receive":
-            assert arrived not in self.received
-            self.received.add(arrived)
+            add_new(self.received, arrived, mass)
             self.elsewhere -= self.parcels[arrived]
         elif kind == "return":
-            assert sent not in self.returned
-            self.returned.add(sent)
+            add_new(self.returned, sent, mass)
             self.elsewhere -= self.parcels[sent]
         elif kind == "average":
-            assert arrived not in self.changes
-            self.changes[arrived] = mass
+            add_new(self.changes, arrived, mass)
             self.elsewhere -= mass
         elif kind == "averaged":
-            assert sent not in self.settled
-            self.settled.add(sent)
+            add_new(self.settled, sent, mass)
             self.elsewhere += self.changes[sent]
         elif kind == "give up":
             self.elsewhere += mass

@@ -78,7 +78,7 @@ def models(network):
 
 
 @pytest.mark.parametrize("algorithm", ["sgp", "adpsgd"])
-@pytest.mark.parametrize("size", [2, 3, 5, 8])
+@pytest.mark.parametrize("size", [2, 5])
 def test_models_meet(algorithm, size):
     network = Network(size)
     run_calmly(network, 5, algorithm)
@@ -184,10 +184,9 @@ def test_a_job_begins_with_one_founder():
     assert all(float(m.w / m.count) == pytest.approx(1 / 5, rel=1e-3) for m in held)
 
 
-@pytest.mark.parametrize("size", [3, 5, 8])
-def test_a_node_joins_others_that_always_wait_for_an_answer(size):
+def test_a_node_joins_others_that_always_wait_for_an_answer():
     """Half of what they hold is promised whenever they are asked for it."""
-    network = Network(size)
+    network = Network(5)
     run_calmly(network, 2, "adpsgd")
     joiner = network.processes[-1]
     joiner.kill()

@@ -69,39 +69,30 @@ def test_messages_are_read_as_they_were_written(message):
 @pytest.mark.parametrize(
     ("frames", "reason"),
     [
-        ([b""], "not readable"),
         ([b"\xff\x00"], "not readable"),
         ([b"[" * 100_000], "not readable"),
-        ([b"[1]"], "not readable"),
         ([b" " * 5_000_000], "too large"),
         (encoded(SHARE, job="another"), "of another job"),
-        (encoded(SHARE, version=99), "of another version"),
         (encoded(SHARE, model="m"), "of another model"),
         (encoded(SHARE, kind="pickle"), "of an unknown kind"),
         (encoded(SHARE, number=-1), "with a number"),
-        (encoded(SHARE, steps=-1), "with a number"),
         (encoded(SHARE, receiver=3), "with a name"),
-        (encoded(SHARE, receiver="x" * 1000), "with a name"),
         (encoded(SHARE, sender=None), "with an identity"),
         (encoded(SHARE, sender=[1.0, "life", -1, "a:1"]), "with a number"),
         (encoded(SHARE, sender=[float("nan"), "life", 1, "a:1"]), "with an identity"),
         (encoded(SHARE, weights=None), "with a weight"),
         (encoded(SHARE, weights=[-1.0, 1.0]), "with a weight"),
         (encoded(SHARE, weights=[float("inf"), 1.0]), "with a weight"),
-        (encoded(SHARE, weights=[1.0]), "with a weight"),
         (encoded(SHARE, is_narrow=False), "of another shape"),
-        (encoded(SHARE)[:-1], "of another shape"),
         ([*encoded(SHARE), b"1234"], "of another shape"),
         (encoded(SHARE._replace(mass=Mass((X[0] * np.nan, X[1]), 1.0, 1.0))), "with NaN"),
         (encoded(SHARE._replace(mass=Mass((X[0], X[1] * np.inf), 1.0, 1.0))), "with NaN"),
         (encoded(VIEW, view=None), "with a view"),
-        (encoded(VIEW, view={"members": []}), "with a view"),
         (encoded(VIEW, view=VIEW_FIELDS | {"steps": [[1, 2]]}), "with a name"),
         (encoded(VIEW, view=VIEW_FIELDS | {"steps": [["life"]]}), "with a view"),
         (encoded(VIEW, view=VIEW_FIELDS | {"deaths": [["a", "b"]]}), "with an identity"),
         (encoded(VIEW, view=VIEW_FIELDS | {"members": [[]] * 30_000}), "with a view"),
         (encoded(VIEW, view=VIEW_FIELDS | {"query": "x"}), "with a number"),
-        ([*encoded(VIEW), b"1234"], "of another shape"),
     ],
 )
 def test_what_is_no_message_of_the_job_has_a_reason(frames, reason):
@@ -148,38 +139,31 @@ def test_garbage_is_counted_and_the_nodes_go_on():
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"),
-    [({"job": "another"}, "of another job"), ({"place": 1}, None)],
+    ("job", "size", "reason"), [("another", 3, "of another job"), ("job", 4, "of another model")]
 )
-def test_nodes_of_another_job_do_not_meet(options, reason):
+def test_nodes_of_another_job_do_not_meet(job, size, reason):
     with join() as a:
         other = ga.join(
-            a.address, optax.sgd(0.1), jnp.zeros(3 if reason else 4), algorithm=ga.sgp(),
-            **{"job": "job"} | options,
-        )  # fmt: skip
-        wait_for(lambda: (reason or "of another model") in a.statistics.dropped)
+            a.address, optax.sgd(0.1), jnp.zeros(size), algorithm=ga.sgp(), job=job, place=1
+        )
+        wait_for(lambda: reason in a.statistics.dropped)
         with pytest.raises(TimeoutError, match="living node must answer"):
             other.wait_for_mass(timeout=0.1)
         assert a.members == [0]
         other.leave()
 
 
-@pytest.mark.parametrize(
-    ("secret", "meets"), [("the secret", True), ("another", False), (None, False)]
-)
-def test_only_who_has_the_secret_meets(secret, meets):
+@pytest.mark.parametrize("secret", ["another", None])
+def test_who_has_not_the_secret_does_not_meet(secret):
     with join(secret="the secret") as a:
         other = join(a.address, secret=secret, place=1)
-        if meets:
-            wait_for(lambda: a.members == [0, 1])
-        else:
-            with pytest.raises(TimeoutError):
-                other.wait_for_mass(timeout=0.5)
-            assert a.members == [0]
+        with pytest.raises(TimeoutError):
+            other.wait_for_mass(timeout=0.5)
+        assert a.members == [0]
         other.leave()
 
 
-def test_large_messages_are_encrypted_too():
+def test_large_messages_are_encrypted():
     """Frames are larger by what encryption adds."""
     params = jnp.ones(2**20 + 1)  # a little above 4 MiB
     options = {"algorithm": ga.sgp(), "secret": "the secret"}
@@ -213,8 +197,6 @@ def test_a_node_with_nan_keeps_it_to_itself():
     ("options", "message"),
     [
         ({"address": "nowhere"}, "address must be HOST:PORT"),
-        ({"address": ["127.0.0.1:0"]}, "address must be HOST:PORT"),
-        ({"listen": "127.0.0.1"}, "listen must be HOST:PORT"),
         ({"listen": "127.0.0.1:99999"}, "listen must be HOST:PORT"),
         ({"listen": "0.0.0.0:0"}, "needs a secret"),
         ({"secret": ""}, "secret must not be empty"),
@@ -227,24 +209,14 @@ def test_a_node_with_nan_keeps_it_to_itself():
     ],
 )
 def test_bad_arguments(options, message):
-    arguments = {
-        "address": None,
-        "tx": optax.sgd(0.1),
-        "params": jnp.zeros(3),
-        "algorithm": ga.sgp(),
-    }
+    arguments = {"address": None, "tx": optax.sgd(0.1), "params": jnp.zeros(3)}
     with pytest.raises(ValueError, match=message):
-        ga.join(**arguments | options)
+        ga.join(**arguments | {"algorithm": ga.sgp()} | options)
 
 
-def test_an_address_in_use():
+def test_an_address_in_use_and_a_node_that_has_left():
     with join() as a, pytest.raises(OSError, match="must listen at"):
         join(listen=a.address)
-
-
-def test_a_node_that_has_left():
-    node = join()
-    node.leave()
-    node.leave()
+    a.leave()
     with pytest.raises(RuntimeError, match="has left"):
-        node.step(gradients, 1.0)
+        a.step(gradients, 1.0)

@@ -144,8 +144,7 @@ def test_a_job_trains_with_both_algorithms(tmp_path):
         assert run["topology"] == ASYNCHRONOUS[run["algorithm"]].topology
         assert run["nodes"] == NODES
         assert asked <= sum(run["steps_nodes"]) <= 1.5 * asked
-        for name in ("test_accuracy_nodes", "steps_nodes", "staleness_nodes", "messages_nodes"):
-            assert len(run[name]) == NODES, name
+        assert len(run["test_accuracy_nodes"]) == len(run["staleness_nodes"]) == NODES
         assert all(accuracy > 0.5 for accuracy in run["test_accuracy_nodes"])
         assert run["test_accuracy_average_model"] > 0.5
         assert all(0 <= staleness <= asked for staleness in run["staleness_nodes"])
@@ -154,7 +153,6 @@ def test_a_job_trains_with_both_algorithms(tmp_path):
         for sent, sent_bytes in zip(run["messages_nodes"], run["bytes_nodes"], strict=True):
             assert sent_bytes >= sent * model
         assert run["examples_per_second"] > 0
-        assert run["consensus_distance"] >= 0
         losses = [line["loss"] for line in lines if line["run"] == run["run"]]
         assert losses[-1] < losses[0]
         account = require_closed_account(tmp_path, run["algorithm"], number)
@@ -256,8 +254,6 @@ def test_algorithms_that_cannot_run_here(as_node, capsys, arguments, message):
             "--batch-stats local with async-sgp: running statistics travel",
         ),
         ("--topology ring", "--topology must not be given with async-sgp"),
-        ("--outer-every 4", "--outer-every must not be given with async-sgp"),
-        ("--delays-of {out}", "--delays-of must not be given with async-sgp"),
         ("--fsdp 2", "--fsdp must be 1 with async-sgp, whose messages are of whole models, got 2"),
         ("--momentum mixed", "--momentum must be local .* got mixed and float32"),
         ("--wire int8", "--wire float32 or bfloat16 with async-sgp, got local and int8"),
@@ -267,9 +263,8 @@ def test_algorithms_that_cannot_run_here(as_node, capsys, arguments, message):
 def test_options_that_exclude_each_other(as_node, capsys, tmp_path, arguments, message):
     as_node()
     out = tmp_path / "out"
-    given = arguments.format(out=out).split()
-    epochs = () if "--epochs" in given else ("--epochs", "1")
-    require_refusal(capsys, message, *epochs, "--algorithm", "async-sgp", "--out", str(out), *given)
+    given = ["--epochs", "1", "--algorithm", "async-sgp", *arguments.format(out=out).split()]
+    require_refusal(capsys, message, "--out", str(out), *given)
     assert not out.exists()
 
 
