@@ -58,8 +58,7 @@ class Round:
       self_weights: float64 `[N]`, the diagonal.
 
     Args:
-      matrix: `P`, `[N, N]`; it is copied.
-      name: the name of the round in error messages.
+      matrix: `P`, `[N, N]`; it is copied. Error messages call the round `name`.
 
     Raises:
       ValueError: if `matrix` is not square, has a negative or non-finite entry, a column that does
@@ -93,12 +92,8 @@ class Round:
     ) -> Round:
         """Round of the nonzero entries of `P`, in any order, without a dense matrix.
 
-        Args:
-          size: N, the number of nodes.
-          receivers: integers `[E]`, the rows of the entries.
-          senders: integers `[E]`, their columns.
-          weights: `[E]`, their values, or one value for all. The diagonal is included.
-          name: the name of the round in error messages.
+        `receivers` and `senders` `[E]` are the rows and columns of the entries, and `weights` `[E]`
+        their values, or one value for all. The diagonal is included.
 
         Raises:
           ValueError: as of `Round`, or if a node is not one of `0, ..., N - 1`, the lengths differ
@@ -137,10 +132,28 @@ class Round:
                 f"the entries of {name} must be distinct, got two of "
                 f"P[{receivers[e]}, {senders[e]}]."
             )
-        sums = _sum_columns(size, receivers, senders, weights, name)
-        is_inexact = abs(sums - 1) > 1e-12
-        if is_inexact.any():
-            weights = weights / np.where(is_inexact, sums, 1)[senders]
+        valid = np.isfinite(weights) & (weights >= 0)
+        if not valid.all():
+            e = int(np.argmin(valid))
+            raise ValueError(
+                f"the weights of {name} must be finite and not negative, "
+                f"got P[{receivers[e]}, {senders[e]}] = {weights[e]}."
+            )
+        sums = np.bincount(senders, weights, size)
+        if (abs(sums - 1) > TOLERANCE).any():
+            j = int(np.argmax(abs(sums - 1)))
+            hint = ""
+            if (abs(np.bincount(receivers, weights, size) - 1) <= TOLERANCE).all():
+                hint = (
+                    " The rows sum to 1: pass the transpose. P[i, j] is the weight that receiver i "
+                    "gives to sender j."
+                )
+            raise ValueError(
+                f"the columns of {name} must sum to 1, or mass is lost, got {sums[j]:.9g} for "
+                f"column {j}.{hint}"
+            )
+        # Sums that are 1 but for rounding stay as they are.
+        weights = weights / np.where(abs(sums - 1) > 1e-12, sums, 1)[senders]
         if np.count_nonzero(receivers == senders) < size:
             without = np.setdiff1d(np.arange(size), senders[receivers == senders])[0]
             raise ValueError(
@@ -258,30 +271,3 @@ def _read_nodes(nodes: ArrayLike, size: int, what: str) -> np.ndarray:
 def _freeze(array: np.ndarray) -> np.ndarray:
     array.setflags(write=False)
     return array
-
-
-def _sum_columns(
-    size: int, receivers: np.ndarray, senders: np.ndarray, weights: np.ndarray, name: str
-) -> np.ndarray:
-    """Sums of the columns, `[N]`; raise `ValueError` unless the weights are those of a round."""
-    valid = np.isfinite(weights) & (weights >= 0)
-    if not valid.all():
-        e = int(np.argmin(valid))
-        raise ValueError(
-            f"the weights of {name} must be finite and not negative, "
-            f"got P[{receivers[e]}, {senders[e]}] = {weights[e]}."
-        )
-    sums = np.bincount(senders, weights, size)
-    if (abs(sums - 1) > TOLERANCE).any():
-        j = int(np.argmax(abs(sums - 1)))
-        hint = ""
-        if (abs(np.bincount(receivers, weights, size) - 1) <= TOLERANCE).all():
-            hint = (
-                " The rows sum to 1: pass the transpose. P[i, j] is the weight that receiver i "
-                "gives to sender j."
-            )
-        raise ValueError(
-            f"the columns of {name} must sum to 1, or mass is lost, got {sums[j]:.9g} for column "
-            f"{j}.{hint}"
-        )
-    return sums

@@ -46,8 +46,7 @@ class Schedule:
       segments: when each cycle of rounds starts; one segment unless made by `piecewise`.
 
     Raises:
-      ValueError: if the rounds differ in size, or the rounds of a cycle together do not connect
-        every node to every other.
+      ValueError: if the rounds differ in size, or those of a cycle do not connect all nodes.
 
     >>> import gossipjax as gx
     >>> schedule = gx.topology.one_peer_exponential(8)
@@ -207,18 +206,16 @@ class Schedule:
         if k == 1:
             return self
         if (k, phase) not in self._local_steps:
-            self._local_steps[k, phase] = self._insert_idle_rounds(k, phase)
+            idle = len(self.rounds)
+            segments = []
+            for start, cycle in self.segments:
+                longer = [idle] * (k * len(cycle))
+                longer[phase::k] = cycle
+                segments.append(Segment(start * k, tuple(longer)))
+            nodes = range(self.size)
+            rounds = [*self.rounds, Round.from_entries(self.size, nodes, nodes, 1)]
+            self._local_steps[k, phase] = Schedule(rounds, segments)
         return self._local_steps[k, phase]
-
-    def _insert_idle_rounds(self, k: int, phase: int) -> Schedule:
-        idle = len(self.rounds)
-        segments = []
-        for start, cycle in self.segments:
-            longer = [idle] * (k * len(cycle))
-            longer[phase::k] = cycle
-            segments.append(Segment(start * k, tuple(longer)))
-        nodes = range(self.size)
-        return Schedule([*self.rounds, Round.from_entries(self.size, nodes, nodes, 1)], segments)
 
     def _find_canonical_steps(self, lookback: int) -> list[list[int]]:
         """By segment, the canonical steps of its first `lookback + len(cycle)` steps.
@@ -274,10 +271,8 @@ class Schedule:
         return sorted(set(itertools.chain(*self._find_canonical_steps(lookback))))
 
 
-def _read_step(step: Any) -> int:
+def _read_step(step: int) -> int:
     try:
-        if isinstance(step, bool | np.bool_):
-            raise TypeError
         return operator.index(step)
     except TypeError as error:  # JAX's for traced values is one, too
         raise ValueError(

@@ -431,8 +431,3 @@ def test_periodic_averages_exactly_in_place_of_every_kth_round(schedule, every):
         if step % every == every - 1:
             expected = np.full((8, 8), 1 / 8)
         np.testing.assert_array_equal(gossip_pga.round_at(step).matrix, expected)
-
-
-def test_random_rounds_that_never_connect():
-    with pytest.raises(ValueError, match=r"but never do\. Draw more rounds"):
-        topology.random_peer(8, 1, 4, "complete")
