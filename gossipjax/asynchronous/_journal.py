@@ -17,6 +17,8 @@ from gossipjax.asynchronous._messages import Identity, Mass
 
 Line = dict[str, Any]
 Parcel = tuple[str, str, int]  # sender, receiver, number
+ADDS = {"found", "receive", "return", "average", "averaged", "revive"}  # events that add weight
+TAKES = {"share", "grant", "hand over", "give up"}
 
 
 class Journal:
@@ -85,20 +87,15 @@ def read_journal(path: Path) -> Iterator[Line]:
 
 
 class Account(NamedTuple):
-    """Where the push-sum weight of a job is; one founder brought 1.
+    """Where the push-sum weight of a job is; one founder brought 1."""
 
-    Attributes:
-      founded: what founders brought.
-      living: place -> what the last life of that place holds.
-      in_flight: what was sent, and has neither arrived nor been taken back. What a dead life had
-        sent, and nobody takes any more, stays here.
-      dead: what earlier lives held at their end, less what they had applied although its sender
-        took it back, since the acknowledgement was lost.
-    """
-
-    founded: float
-    living: dict[int, float]
+    founded: float  # what founders brought
+    living: dict[int, float]  # place -> what the last life of that place holds
+    # What was sent, and has neither arrived nor been taken back. What a dead life had sent, and
+    # nobody takes any more, stays here.
     in_flight: float
+    # What earlier lives held at their end, less what they had applied although its sender took it
+    # back, since the acknowledgement was lost.
     dead: float
 
     @property
@@ -139,33 +136,33 @@ def account(journals: Iterable[Path]) -> Account:
         number = line["number"]
         outgoing = (life, peer, number)
         incoming = (peer, life, number)
-        match line["event"]:
+        event = line["event"]
+        match event:
             case "found":
+                weight = 1.0
                 founded += 1
-                held[life] += 1
             case "share" | "grant" | "hand over":
                 sent[outgoing] = weight
-                held[life] -= weight
-            case "receive":
-                _require_new(incoming, received, line)
-                received[incoming] = weight
-                held[life] += weight
+            case "receive" | "average":
+                known = received if event == "receive" else averaged
+                if incoming in known:
+                    raise ValueError(
+                        f"a parcel must be received once, got number {number} of {peer} twice in "
+                        f"life {life}."
+                    )
+                known[incoming] = weight
             case "return":
                 returned[outgoing] = weight
-                held[life] += weight
-            case "average":
-                _require_new(incoming, averaged, line)
-                averaged[incoming] = weight
-                held[life] += weight
             case "averaged":
                 settled += weight
-                held[life] += weight
             case "give up":
-                held[life] -= weight
                 held[f"the dead {life}"] += weight
             case "revive":
-                held[life] += weight
                 held["the dead"] -= weight
+        if event in TAKES:
+            held[life] -= weight
+        elif event in ADDS:
+            held[life] += weight
     if missing := received.keys() - sent.keys():
         sender, receiver, number = next(iter(missing))
         raise ValueError(
@@ -179,14 +176,6 @@ def account(journals: Iterable[Path]) -> Account:
     return Account(
         founded, living, in_flight - sum(averaged.values()) - settled, sum(held.values()) - doubled
     )
-
-
-def _require_new(parcel: Parcel, known: dict[Parcel, float], line: Line) -> None:
-    if parcel in known:
-        raise ValueError(
-            f"a parcel must be received once, got number {line['number']} of {line['peer']} twice "
-            f"in life {line['life']}."
-        )
 
 
 def measure_delays(journals: Iterable[Path]) -> np.ndarray:

@@ -147,9 +147,7 @@ class Statistics(NamedTuple):
 class Node:
     """A node of an asynchronous job, as `join` makes it.
 
-    Attributes:
-      address: where it listens, for others to join.
-      place: its number in the job.
+    It listens at `address`, where others may join, and is number `place` of the job.
     """
 
     def __init__(
@@ -242,10 +240,8 @@ class Node:
     def step(self, gradients: Gradients, *inputs: Any) -> Any:
         """Makes a local step: the update at `z = x / w`, then the message of the algorithm.
 
-        `x <- x + u(z)`; then a share of `(x, w)` leaves, or an average is asked for. What arrives
-        while the update is computed is added first, and so is what arrives between two steps.
-
-        A node that has nothing, after it joined or was declared dead, first waits for half of what
+        `x <- x + u(z)`; then a share of `(x, w)` leaves, or an average is asked for. What has
+        arrived meanwhile is added first. A node that has nothing first waits for half of what
         another holds.
 
         Args:
@@ -311,10 +307,8 @@ class Node:
     def wait_for_members(self, count: int, timeout: float) -> bool:
         """Waits until so many nodes, itself included, have called this, or one makes steps.
 
-        Training needs no such wait; a comparison may want all nodes to begin together.
-
-        Returns:
-          Whether it does; False after `timeout` seconds.
+        Training needs no such wait; a comparison may want all nodes to begin together. False after
+        `timeout` seconds.
         """
         with self._service.lock:
             self._participant.set_ready(time.monotonic())
@@ -324,11 +318,8 @@ class Node:
     def wait_for_mass(self, timeout: float | None = None) -> None:
         """Waits until it holds something: at once, unless it has just joined.
 
-        Args:
-          timeout: seconds; None is ten times the patience.
-
         Raises:
-          TimeoutError: if no living node answers.
+          TimeoutError: if no living node answers in `timeout` seconds, or ten times the patience.
         """
         if not self._is_open:
             raise RuntimeError("the node has left: join again.")
@@ -414,8 +405,7 @@ class Node:
     def leave(self, timeout: float | None = None) -> None:
         """Leaves: hands what it holds over to a node that goes on, if there is one.
 
-        Args:
-          timeout: seconds in which others may acknowledge; None is the patience.
+        Others may acknowledge for `timeout` seconds; None is the patience.
         """
         if not self._is_open:
             return

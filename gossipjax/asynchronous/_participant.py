@@ -57,14 +57,13 @@ class Participant:
 
     Args:
       identity: of its first life.
-      holder: what it holds; nothing, unless it is a founder.
+      holder: what it holds; nothing, unless it is a founder, who brings a mass that counts for one.
       contacts: addresses at which others may listen.
       patience: seconds of silence after which another node is declared dead.
       now: seconds, of a clock that never goes back.
       new_life: makes the identity of the next life.
       journal: is told every event, `(kind, peer's life, number, mass)`, in order; the mass is what
         the event adds to what the node holds, or takes out of it.
-      is_founder: whether it begins with a mass, which counts for one node.
     """
 
     def __init__(

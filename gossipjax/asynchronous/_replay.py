@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -19,21 +20,13 @@ from gossipjax.wire import WireLike
 
 
 class ReplayedStep(NamedTuple):
-    """A local step of a replay.
+    """A local step of a replay."""
 
-    Attributes:
-      place: of the node.
-      life: the life in which it made the step.
-      step: its number in the node's process.
-      params: the model `z` at which the gradient was taken.
-      aux: what `gradients` returned beside the gradient.
-    """
-
-    place: int
-    life: str
-    step: int
-    params: Any
-    aux: Any
+    place: int  # of the node
+    life: str  # in which it made the step
+    step: int  # its number in the node's process
+    params: Any  # the model `z` at which the gradient was taken
+    aux: Any  # what `gradients` returned beside the gradient
 
 
 def replay(
@@ -84,16 +77,16 @@ def replay(
             )
 
 
+@dataclasses.dataclass
 class ReplayedNode:
     """The state of one process."""
 
-    def __init__(self, process: str, place: int, opt_state: Any):
-        self.process = process
-        self.place = place
-        self.opt_state = opt_state
-        self.mass: Mass = Mass((), 0.0, 0.0)
-        self.estate: Mass | None = None
-        self.change: Any = None
+    process: str
+    place: int
+    opt_state: Any
+    mass: Mass = Mass((), 0.0, 0.0)  # noqa: RUF009 - masses do not change
+    estate: Mass | None = None
+    change: Any = None
 
 
 class Replayer:
@@ -166,10 +159,9 @@ class Replayer:
             case "hand over":
                 self._parcels[sent] = node.mass
                 node.mass = node.mass - node.mass
-            case "receive":
-                node.mass = node.mass + self._parcels[received]
-            case "return":
-                node.mass = node.mass + self._parcels[sent]
+            case "receive" | "return":
+                key = received if line["event"] == "receive" else sent
+                node.mass = node.mass + self._parcels[key]
             case "ask":
                 self._parcels[sent] = node.mass
             case "average":
