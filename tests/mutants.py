@@ -33,7 +33,7 @@ gossipjax/topology/_cycles.py | topology/test_topology.py -k "two_peers or bipar
 gossipjax/topology/_cycles.py | topology/test_topology.py -k "two_peers or bipartite_exponential" | bipartite pairs shifted | odd + 2 * hop - 1 => odd + 2 * hop + 1
 gossipjax/topology/_cycles.py | topology/test_topology.py -k random_peer_draws | random peers backwards | (nodes + rng.choice => (nodes - rng.choice
 gossipjax/topology/_finite_time.py | topology/test_topology.py -k base_graph_averages | weights of a meeting | size / (part.size + met) => 1 / (1 + met)
-gossipjax/topology/permutations.py | topology/test_topology.py -k any_column_stochastic | colors are not swapped | color, other = other, color => color, other = color, other
+gossipjax/topology/permutations.py | topology/test_topology.py -k any_column_stochastic | paths of swapped colors end early | while (displaced := edge_at => if (displaced := edge_at
 gossipjax/topology/_round.py | topology/test_schedule.py -k doubly_stochastic | columns taken for rows | np.bincount(self.receivers, self.weights => np.bincount(self.senders, self.weights
 gossipjax/topology/schedule.py | topology/test_topology.py -k piecewise_starts | a piece does not start at its round 0 | cycle[(step - start) % len(cycle)] => cycle[step % len(cycle)]
 gossipjax/topology/schedule.py | topology/test_schedule.py -k canonical | canonical steps forget the start | len(steps) - len(cycle) + (offset => (offset
