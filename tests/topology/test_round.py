@@ -45,12 +45,6 @@ def test_entries_in_any_order_make_the_round_of_their_matrix(n, density, seed):
     assert sparse.max_peers == len(sparse.slots) == max(degrees)
 
 
-def test_entries_that_are_zero_are_not_kept():
-    round_ = Round.from_entries(2, [0, 1, 1], [0, 0, 1], [1, 0, 1])
-    assert round_.is_identity
-    assert len(round_.weights) == 2
-
-
 def test_rounds_of_other_weights_nodes_or_sizes_differ():
     pair = Round([[0.5, 0.5], [0.5, 0.5]])
     others = [

@@ -172,9 +172,3 @@ assert hash(schedule) == hash(topology.one_peer_exponential(8)), "a hash of anot
         check=True,
         timeout=120,
     )
-
-
-def test_matrices_near_the_tolerance_pass():
-    """Weights that were stored in float32 are accepted."""
-    matrix = topology.ring(3).matrices()[0].astype(np.float32)
-    assert topology.from_matrices(matrix).is_doubly_stochastic

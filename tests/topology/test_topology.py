@@ -362,20 +362,15 @@ def test_base_graph_is_as_short_as_in_its_paper():
     """Figure 4 of Takezawa et al. (n = 6 takes 4 rounds, not 5), and sizes that are products."""
     assert [topology.base_graph(n).period for n in (2, 3, 4, 5, 6, 7, 8)] == [1, 3, 2, 5, 4, 5, 3]
     assert [topology.base_graph(n, 2).period for n in (3, 6, 9, 12, 18, 27)] == [1, 2, 2, 3, 3, 3]
-    assert topology.base_graph(12, 3).period == 2
     np.testing.assert_allclose(topology.base_graph(7, 6).matrices(), 1 / 7)
 
 
-def test_from_graph_takes_networkx_graphs():
+def test_from_graph_keeps_numbers_and_orders_other_labels():
     digraph = networkx.DiGraph([(0, 1), (1, 2), (2, 0), (0, 2), (1, 1)])
     np.testing.assert_allclose(
         topology.from_graph(digraph).matrices()[0],
         [[1 / 3, 0, 1 / 2], [1 / 3, 1 / 2, 0], [1 / 3, 1 / 2, 1 / 2]],
     )
-    check_schedule(topology.from_graph(networkx.petersen_graph()), 10)
-
-
-def test_from_graph_keeps_numbers_and_orders_other_labels():
     path = networkx.Graph()
     path.add_nodes_from([2, 0, 1])
     path.add_edges_from([(0, 1), (1, 2)])
