@@ -179,9 +179,8 @@ class Node:
         self._updates: dict[Gradients, Any] = {}
         self._sent = self._kept = self._acknowledged = self._staleness = 0
         self._on_way: dict[str, int] = {}
-        weight = float(is_founder)
-        x = tuple(jnp.copy(b) * jnp.asarray(weight, b.dtype) for b in layout.pack(params))
-        self._holding = Holding(Mass(x, weight, weight))
+        x = layout.pack(params if is_founder else jax.tree.map(jnp.zeros_like, params))
+        self._holding = Holding(Mass(tuple(map(jnp.copy, x)), float(is_founder), float(is_founder)))
         self._service = service
         self._participant = Participant(
             self._make_life(),
@@ -379,10 +378,8 @@ class Node:
         """Ends the training of this node; returns the average model of all that live.
 
         It waits until all nodes that it hears have called this and nothing is on its way:
-        `sum x / sum w`, the same on all of them.
-
-        Args:
-          timeout: seconds; None waits as long as others train.
+        `sum x / sum w`, the same on all of them. Without a `timeout` in seconds it waits as long as
+        others train.
 
         Raises:
           TimeoutError: if it takes longer.

@@ -404,10 +404,7 @@ class Participant:
     # The end.
 
     def leave(self) -> None:
-        """Starts to leave: hands what it holds over to a node that goes on, and says goodbye.
-
-        Where no other goes on, it keeps what it holds. `has_left` says when it is done.
-        """
+        """Starts to leave: says goodbye, and hands what it holds over if a node goes on."""
         self.is_finished = True
         self._is_leaving = True
 

@@ -64,9 +64,6 @@ class Service:
         """Waits until a condition of the node holds, which is tried after everything that happens.
 
         Who waits here waits for other nodes: for the launcher, it advances.
-
-        Raises:
-          RuntimeError: if the thread ended by an error.
         """
 
         def is_over() -> bool:
@@ -110,10 +107,8 @@ class Service:
             for message in messages:
                 node.receive(message, now)
             node.tick(now)
-            outbox = list(node.outbox)
-            node.outbox.clear()
-            gone = list(node.gone)
-            node.gone.clear()
+            outbox, node.outbox = node.outbox, []
+            gone, node.gone = node.gone, []
             self.lock.notify_all()
         for address in gone:
             self._sockets.forget(address)

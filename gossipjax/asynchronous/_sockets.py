@@ -25,10 +25,8 @@ class Sockets:
     With a secret, connections are encrypted (CurveZMQ) by a key that is made of it: who does not
     have the secret cannot connect.
 
-    Args:
-      address: `host:port` at which it listens; port 0 is any that is free.
-      max_bytes: the largest frame; a connection that sends a larger one is closed.
-      secret: that of the job, or None.
+    It listens at `address`, `host:port`, where port 0 is any that is free; the attribute has the
+    port. A connection that sends a frame of more than `max_bytes` is closed.
 
     Raises:
       OSError: if it cannot listen there.

@@ -121,25 +121,20 @@ def _make_slot(receivers: np.ndarray, weights: np.ndarray) -> Slot:
 
 
 class Transfer(NamedTuple):
-    """One permutation of devices: each sends m rows of its block to at most one other.
+    """One permutation of devices: each sends m rows of its block to at most one other."""
 
-    `pairs` are (sender, receiver). `rows` `[D, m]` are the rows that each device sends.
-    """
-
-    pairs: tuple[tuple[int, int], ...]
-    rows: np.ndarray
+    pairs: tuple[tuple[int, int], ...]  # sender, receiver
+    rows: np.ndarray  # [D, m], that each device sends
 
 
 class BlockExchange(NamedTuple):
-    """What devices of k = N / D nodes do for one permutation of N nodes.
-
-    `sources` `[D, k]` says where each row of the result is, in the device's block followed by the
-    rows of all transfers; `arrives` `[D, k]` is False where no node sends to this one.
-    """
+    """What devices of k = N / D nodes do for one permutation of N nodes."""
 
     transfers: tuple[Transfer, ...]
+    # [D, k]: where each row of the result is, in the device's block followed by the rows of all
+    # transfers.
     sources: np.ndarray
-    arrives: np.ndarray
+    arrives: np.ndarray  # [D, k]: False where no node sends to this one
 
 
 def plan_block_exchange(

@@ -246,7 +246,7 @@ def _multiply_cycle(
 def _list_cycles(
     schedule: Schedule, steps: int
 ) -> Iterator[tuple[tuple[int, ...], int, tuple[int, ...]]]:
-    """Yield the cycle of each segment, its repeats, and the rest of it, in the first `steps`."""
+    """The cycle of each segment, its repeats, and the rest of it, in the first `steps`."""
     ends = [*(segment.start for segment in schedule.segments[1:]), steps]
     for (start, cycle), end in zip(schedule.segments, ends, strict=True):
         repeats, rest = divmod(max(0, min(end, steps) - start), len(cycle))
