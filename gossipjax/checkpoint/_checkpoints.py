@@ -78,9 +78,7 @@ class Checkpoints:
       resumed_from: the folder from which the last `resume` restored; None if nothing was saved.
 
     Raises:
-      ImportError: if orbax is not installed.
-      ValueError: if `every` or `max_to_keep` is not an integer >= 1, `timeout` not a positive
-        number, `folder` not a path; if `every` is given with `read_only`.
+      ValueError: if an argument is not as above, or `every` is given with `read_only`.
       OSError: if the folder cannot be made, written to or (`read_only`) read, is not the same for
         all processes, or another job has it open (says which, where and since when).
 
@@ -111,14 +109,22 @@ class Checkpoints:
         self.folder = _require_folder(folder, "folder")
         self._every = None if every is None else require_int(every, "every, in steps,", 1)
         self._max_to_keep = require_int(max_to_keep, "max_to_keep", 1)
-        self._timeout = _require_timeout(timeout)
+        is_number = isinstance(timeout, int | float | np.number)
+        if not is_number or not 0 < timeout <= MAX_TIMEOUT:
+            raise ValueError(
+                f"timeout must be a number of seconds > 0 and <= {MAX_TIMEOUT}, got {timeout!r}."
+            )
+        self._timeout = math.ceil(timeout)
         self._is_read_only = read_only
-        if self._is_read_only:
-            if every is not None:
-                raise ValueError(f"every must be None with read_only=True, got {every}.")
-            _require_readable_folder(self.folder)
-        else:
+        if read_only and every is not None:
+            raise ValueError(f"every must be None with read_only=True, got {every}.")
+        if not read_only:
             require_shared_folder(self.folder)
+        elif not all_processes(self.folder.is_dir()):
+            raise OSError(
+                f"the folder must be one that all processes can read, got {self.folder}: there is "
+                "no such folder, or one of them does not see it. Give that of a run's Checkpoints."
+            )
         self._lock = FolderLock(self.folder)
         self._acquire()
         self.resize_report: ResizeReport | None = None
@@ -153,12 +159,10 @@ class Checkpoints:
 
     def _end_preempted(self) -> None:
         """SIGTERM came after the last step, in the last write for example: all is written now."""
-        if callable(self._former_handler) or self._former_handler == signal.SIG_IGN:
-            if self._is_preempted:
-                signal.raise_signal(signal.SIGTERM)
-            return
-        steps = local_steps(self.folder)
-        raise Preempted(steps[-1] if steps else None, self.folder)
+        if self._former_handler == signal.SIG_DFL:
+            raise Preempted(max(local_steps(self.folder), default=None), self.folder)
+        if self._is_preempted:
+            signal.raise_signal(signal.SIGTERM)
 
     def _on_sigterm(self, *_: object) -> None:
         self._is_preempted = True
@@ -191,9 +195,7 @@ class Checkpoints:
           OSError: if the newest checkpoint cannot be read, or all are damaged.
         """
         if not callable(make_tx):
-            raise ValueError(
-                f"make_tx must be a function that makes the chain from metadata, got {make_tx!r}."
-            )
+            raise ValueError(f"make_tx must be a function of the metadata, got {make_tx!r}.")
         other = None if init_from is None else _require_folder(init_from, "init_from")
         restored = self._restore_train_state(state, nodes, make_tx)
         self.resumed_from = None if restored is None else self.folder
@@ -223,8 +225,7 @@ class Checkpoints:
                 restored = other._restore_train_state(state, nodes, make_tx)
         if restored is None:
             raise ValueError(
-                f"init_from must be a folder of checkpoints, got {folder}, which holds none: give "
-                "the folder that another run gave to Checkpoints."
+                f"init_from must be a folder of checkpoints, got {folder}, which holds none."
             )
         return restored
 
@@ -241,18 +242,14 @@ class Checkpoints:
           ValueError: if the folder was opened without `every`.
         """
         if self._every is None:
-            raise ValueError(
-                "every must be given to Checkpoints for its `after`, got None: give the steps "
-                "between two checkpoints, or use `save`."
-            )
+            raise ValueError("every must be given to Checkpoints for its `after`, got None.")
         is_preempted = any_process(self._is_preempted)
         if is_preempted or last or state.step % self._every == 0:
             size = jax.tree.leaves(state.params)[0].shape[0]
             metadata = {**require_metadata(state.metadata or {}), "nodes": size}
             self.save(state.step, state.arrays, metadata)
         if is_preempted:
-            steps = self.wait()
-            raise Preempted(steps[-1] if steps else None, self.folder)
+            raise Preempted(max(self.wait(), default=None), self.folder)
 
     @meshes.apart_from_set_mesh
     def save(self, step: int, state: Any, metadata: dict[str, Any]) -> None:
@@ -267,16 +264,13 @@ class Checkpoints:
             the folder was opened with `read_only`.
         """
         if self._is_read_only:
-            raise ValueError(
-                f"read_only must be False for a save in {self.folder}, got True: open the folder "
-                "without it, or another one."
-            )
+            raise ValueError(f"read_only must be False for a save in {self.folder}, got True.")
         step = _require_step(step)
         metadata = require_metadata(metadata)
         leaves = as_arrays(meshes.on_auto_axes(state), "state")
         self._acquire()
         self._finish_write()
-        steps = self._steps()
+        steps = list_steps(self.folder)
         if step == self._last_step and step in steps:
             return
         manifest = make_manifest(step, state, leaves, metadata)
@@ -291,7 +285,7 @@ class Checkpoints:
     def wait(self) -> list[int]:
         """Waits until everything is written; returns the steps of the complete checkpoints."""
         self._finish_write()
-        return self._steps()
+        return list_steps(self.folder)
 
     def close(self) -> None:
         """Waits until everything is written, and ends the threads that write."""
@@ -326,7 +320,7 @@ class Checkpoints:
             step = _require_step(step)
         self._acquire()
         self._finish_write()
-        steps = self._steps()
+        steps = list_steps(self.folder)
         if step is not None and step not in steps:
             raise ValueError(
                 f"step must be that of a checkpoint in {self.folder}, one of {steps}, got {step}."
@@ -357,9 +351,6 @@ class Checkpoints:
     def _acquire(self) -> None:
         if not self._is_read_only:
             self._lock.acquire()
-
-    def _steps(self) -> list[int]:
-        return list_steps(self.folder)
 
     def _open_manager(self) -> Any:
         if self._manager is None:
@@ -417,23 +408,3 @@ def _require_step(step: Any) -> int:
     if number > MAX_STEP:
         raise ValueError(f"step must be an integer <= {MAX_STEP}, got {number}.")
     return number
-
-
-def _require_timeout(timeout: Any) -> int:
-    """Returns whole seconds, rounded up; raises `ValueError` unless `timeout` is positive."""
-    is_number = isinstance(timeout, int | float | np.integer | np.floating)
-    if not is_number or isinstance(timeout, bool) or not 0 < timeout <= MAX_TIMEOUT:
-        raise ValueError(
-            f"timeout must be a number of seconds > 0 and <= {MAX_TIMEOUT}, got {timeout!r}."
-        )
-    return math.ceil(float(timeout))
-
-
-def _require_readable_folder(folder: Path) -> None:
-    """Raises `OSError` unless all processes see the folder."""
-    if not all_processes(folder.is_dir()):
-        raise OSError(
-            f"the folder must be one that all processes can read, got {folder}: "
-            f"{'another process does not see it' if folder.is_dir() else 'there is no such folder'}"
-            ". Give the folder that a run gave to Checkpoints."
-        )

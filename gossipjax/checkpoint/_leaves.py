@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from dataclasses import fields
 from typing import Any
@@ -18,13 +17,10 @@ from gossipjax.topology.schedule import Schedule
 
 PRIMES = tuple(map(np.uint32, (2654435761, 2246822519, 3266489917, 668265263, 374761393)))
 # Names of what is static, after the path of its state, and what it is, in an error.
-CODEC_PATH = ".wire.codec"
-OUTER_PATH = ".plan."
-EVERY_PATH = ".accumulate.every"
 SETTINGS = {
-    CODEC_PATH: "codec: pass the one it was saved with as wire=",
-    OUTER_PATH: "setting of gx.outer: pass the one it was saved with",
-    EVERY_PATH: "every of gx.accumulate: pass the one it was saved with",
+    ".wire.codec": "codec: pass the one it was saved with as wire=",
+    ".plan.": "setting of gx.outer: pass the one it was saved with",
+    ".accumulate.every": "every of gx.accumulate: pass the one it was saved with",
 }
 
 
@@ -44,12 +40,7 @@ def encode(leaf: Any) -> Any:
     """Returns the bits of a leaf that `is_encoded`, as uint8 of its shape; others as they are."""
     if not is_encoded(leaf):
         return leaf
-    return _encode_on_device(leaf) if isinstance(leaf, jax.Array) else _bytes(leaf, np)
-
-
-@jax.jit
-def _encode_on_device(array: jax.Array) -> jax.Array:
-    return _bytes(array, jnp)
+    return _encode_on_device(leaf) if isinstance(leaf, jax.Array) else _bytes(leaf)
 
 
 def decode(array: Any, dtype: Any) -> Any:
@@ -60,35 +51,29 @@ def decode(array: Any, dtype: Any) -> Any:
     >>> encode(x).tolist(), decode(encode(x), x.dtype).tolist()
     ([248, 7, 1], [-8, 7, 1])
     """
-    if isinstance(array, jax.Array):
-        return _decode_on_device(array, np.dtype(dtype).name)
-    return _from_bytes(array, dtype, np)
+    dtype = np.dtype(dtype)
+    return (_decode_on_device if isinstance(array, jax.Array) else _from_bytes)(array, dtype)
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _decode_on_device(array: jax.Array, dtype: str) -> jax.Array:
-    return _from_bytes(array, jnp.dtype(dtype), jnp)
-
-
-def _bytes(array: Any, numpy: Any) -> Any:
+def _bytes(array: Any) -> Any:
     """One byte per element: of integers of less than 8 bits, as int8 has it."""
     if jnp.issubdtype(array.dtype, np.integer):
         return array.astype(np.int8).view(np.uint8)
-    if numpy is np or _bits(array.dtype) == 8:
+    if isinstance(array, np.ndarray) or jnp.finfo(array.dtype).bits == 8:
         return array.view(np.uint8)
     return jax.lax.bitcast_convert_type(array, jnp.uint4).astype(np.uint8)
 
 
-def _from_bytes(array: Any, dtype: Any, numpy: Any) -> Any:
+def _from_bytes(array: Any, dtype: Any) -> Any:
     if jnp.issubdtype(dtype, np.integer):
         return array.view(np.int8).astype(dtype)
-    if numpy is np or _bits(dtype) == 8:
+    if isinstance(array, np.ndarray) or jnp.finfo(dtype).bits == 8:
         return array.view(dtype)
     return jax.lax.bitcast_convert_type(array.astype(jnp.uint4), dtype)
 
 
-def _bits(dtype: Any) -> int:
-    return jnp.finfo(dtype).bits
+_encode_on_device = jax.jit(_bytes)
+_decode_on_device = jax.jit(_from_bytes, static_argnums=1)
 
 
 def as_arrays(tree: Any, name: str) -> list[Any]:
@@ -116,39 +101,37 @@ def leaf_specs(tree: Any) -> list[list[Any]]:
     These are the codec of every wire with one, what an outer optimizer averages when, and how many
     steps make an update: the arrays of a state do not show them, and a run would go on otherwise.
     """
-
-    def spec(path: Any, leaf: Any) -> list[Any]:
+    specs = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
-        return [jax.tree_util.keystr(path), list(array.shape), str(array.dtype)]
-
-    specs = [spec(path, leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+        specs.append([jax.tree_util.keystr(path), list(array.shape), str(array.dtype)])
     for kinds in (GossipState | ErrorFeedback, OuterState, AccumulationState):
         # A pass for each: an outer state holds a state of gossip, too.
-        specs += _static_specs(tree, kinds)
+        for path, node in _find_nodes(tree, kinds):
+            specs += [
+                [f"{jax.tree_util.keystr(path)}{name}", [], value]
+                for name, value in _static_values(node).items()
+            ]
     return specs
 
 
-def _static_specs(tree: Any, kinds: Any) -> list[list[Any]]:
+def _find_nodes(tree: Any, kinds: Any) -> list[tuple[Any, Any]]:
+    """Path and node of every part of the tree that is of these kinds."""
     nodes = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda node: isinstance(node, kinds))
-    return [
-        [f"{jax.tree_util.keystr(path)}{name}", [], value]
-        for path, node in nodes
-        if isinstance(node, kinds)
-        for name, value in _static_values(node).items()
-    ]
+    return [(path, node) for path, node in nodes if isinstance(node, kinds)]
 
 
 def _static_values(node: Any) -> dict[str, str]:
     if isinstance(node, AccumulationState):
-        return {EVERY_PATH: str(node.plan.every)}
+        return {".accumulate.every": str(node.plan.every)}
     if isinstance(node, OuterState):
         values = {field.name: getattr(node.plan, field.name) for field in fields(node.plan)}
         return {
-            f"{OUTER_PATH}{name}": "a schedule" if isinstance(value, Schedule) else str(value)
+            f".plan.{name}": "a schedule" if isinstance(value, Schedule) else str(value)
             for name, value in values.items()
         }
     codec = node.plan.wire.codec
-    return {} if codec is None else {CODEC_PATH: str(codec)}
+    return {} if codec is None else {".wire.codec": str(codec)}
 
 
 def require_same_specs(saved: list[list[Any]], current: list[list[Any]], name: str) -> None:
@@ -211,7 +194,7 @@ def checksum(leaves: list[Any]) -> int:
     for number, leaf in enumerate(leaves):
         on_device = isinstance(leaf, jax.Array)
         devices = frozenset(leaf.sharding.device_set) if on_device else None
-        array = leaf if on_device else _words(np.asarray(leaf), np)
+        array = leaf if on_device else _words(np.asarray(leaf))
         groups.setdefault(devices, {})[number] = array
     return sum(int(_checksum(group)) for group in groups.values()) % 2**32
 
@@ -220,7 +203,7 @@ def checksum(leaves: list[Any]) -> int:
 def _checksum(arrays: dict[int, Any]) -> jax.Array:
     total = jnp.uint32(0)
     for number, array in arrays.items():
-        words = _words(jax.random.key_data(array) if is_key(array) else array, jnp)
+        words = _words(jax.random.key_data(array) if is_key(array) else array)
         index = jnp.zeros(words.shape, jnp.uint32)
         stride = 1
         for axis in reversed(range(words.ndim)):
@@ -246,6 +229,7 @@ def _xxh32(words: jax.Array, index: jax.Array, number: int) -> jax.Array:
     return hashes ^ (hashes >> 16)
 
 
-def _words(array: Any, numpy: Any) -> Any:
-    array = numpy.atleast_1d(_bytes(array, numpy) if is_encoded(array) else array)
+def _words(array: Any) -> Any:
+    array = _bytes(array) if is_encoded(array) else array
+    array = array if array.ndim else array[None]
     return array.view(f"uint{8 * min(4, array.dtype.itemsize)}")

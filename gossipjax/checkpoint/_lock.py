@@ -82,9 +82,8 @@ class FolderLock:
                 break
             os.close(file)
             if holder is not None:
-                way_out = "Wait for its end, end it, or give another folder"
-                if holder.startswith(identity):
-                    way_out = "That is this job: close the other Checkpoints first"
+                is_own = holder.startswith(identity)
+                way_out = "Close it first" if is_own else "Wait for its end, or end it"
                 return f"which {holder} has open. {way_out}; read_only=True only reads."
         _locked.add(file)
         ended = threading.Event()

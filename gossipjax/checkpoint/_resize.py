@@ -127,12 +127,11 @@ def change_nodes(
 
     PRNG keys (the `rng_key` of `optax.add_noise`, keys of dropout): node j gets
     `jax.random.fold_in(key, j)` of node 0's key, so that the new nodes draw different numbers. Raw
-    keys are recognised if they are uint32 `[..., 2]` or `[..., 4]` below a name with `key` or `rng`
-    in it; other uint32 arrays are integers like any. A part of an algorithm whose rule is
-    `"first"` stays node 0's on all nodes, keys too.
+    keys are uint32 `[..., 2]` or `[..., 4]` below a name with `key` or `rng` in it. A part of an
+    algorithm whose rule is `"first"` stays node 0's on all nodes, keys too.
 
-    Gossip may be of a part of the parameters (`optax.masked`, `optax.multi_transform`), of the same
-    part in both chains. The other parameters are averaged over the nodes, without weights.
+    Gossip may be of a part of the parameters (`optax.masked`, `optax.multi_transform`), the same in
+    both chains. The other parameters are averaged over the nodes, without weights.
 
     Args:
       params: `[N, ...]`, NumPy arrays or JAX's, whole in this process.
@@ -145,9 +144,8 @@ def change_nodes(
 
     Raises:
       ValueError: if the leaves have no common number of nodes; the schedule of `tx` is not for M
-        nodes; the arrays outside the gossip are not those of `tx` (names the first that differs); a
-        parameter that gossips is not floating-point; the chain holds several gossip transforms; or
-        the messages in flight are of other parameters than those that gossip in `tx`.
+        nodes; the optimizer or the parameters that gossip are not those of the old chain; a
+        parameter that gossips is not floating-point; or the chain holds several gossip transforms.
 
     >>> import jax.numpy as jnp, numpy as np, optax, gossipjax as gx
     >>> from gossipjax.checkpoint import change_nodes
@@ -160,10 +158,7 @@ def change_nodes(
     """
     nodes = require_int(nodes, "nodes", 1)
     if not all(callable(getattr(tx, name, None)) for name in ("init", "update")):
-        raise ValueError(
-            f"tx must be an optax transform, with init and update, got {tx!r}: build the chain of "
-            "the new run."
-        )
+        raise ValueError(f"tx must be an optax transform, the chain of the new run, got {tx!r}.")
     params, opt_state = meshes.on_auto_axes((params, opt_state))
     before = _count_nodes({"params": params, "opt_state": opt_state})
     old = gossip_state(opt_state) or GossipState(np.zeros(before, np.int32))
@@ -266,11 +261,10 @@ def _repeat(tree: Any, nodes: int) -> Any:
             return jax.tree.map(broadcast, leaf)
         return _fold_in_nodes(leaf, nodes) if _holds_keys(path, leaf, 0) else broadcast(leaf)
 
-    return jax.tree_util.tree_map_with_path(repeat, tree, is_leaf=_is_shared)
+    def is_shared(node: Any) -> bool:
+        return isinstance(node, Extra) and node.on_resize == "first"
 
-
-def _is_shared(node: Any) -> bool:
-    return isinstance(node, Extra) and node.on_resize == "first"
+    return jax.tree_util.tree_map_with_path(repeat, tree, is_leaf=is_shared)
 
 
 def _average(tree: Any) -> Any:
@@ -367,8 +361,7 @@ def _unpack_messages(sums: InFlight | PushSum, gossiped: list[Any], old: GossipS
     if actual != expected:
         raise ValueError(
             "the messages in flight must be of the parameters that gossip in the new chain, "
-            f"{expected} numbers per node, got {actual}: a mask must hide the same parameters as "
-            "in the old chain."
+            f"{expected} numbers per node, got {actual}: is another mask around it?"
         )
     return PushSum(*layout.unpack(buffers))  # pyright: ignore[reportArgumentType]
 
@@ -380,13 +373,11 @@ def _average_others(opt_state: Any, template: Any) -> tuple[list[Any], tuple[str
     for old_item, new_item in itertools.zip_longest(old, new):
         actual = _describe(old_item, 1)
         expected = _describe(new_item, 0)
-        if actual != expected:
-            paths = [jax.tree_util.keystr(item[0]) if item else "" for item in (old_item, new_item)]
-            actual = f"opt_state{paths[0]}, {actual} per node" if old_item else "nothing more"
-            expected = f"opt_state{paths[1]}, {expected} per node" if new_item else "no more"
+        if actual[1:] != expected[1:]:
             raise ValueError(
-                f"outside the gossip, the old state must have {expected}, as the new optimizer, "
-                f"got {actual}: the gossip may change, the optimizer before it must be the same."
+                f"outside the gossip, the old state must have {' '.join(expected)}, as the new "
+                f"optimizer, got {' '.join(actual)}: the gossip may change, the optimizer before "
+                "it must be the same."
             )
     averages = [_average_leaf(path, leaf) for path, leaf in old]
     paths = [path for path, leaf in old if jnp.issubdtype(leaf.dtype, jnp.floating)]
@@ -394,12 +385,14 @@ def _average_others(opt_state: Any, template: Any) -> tuple[list[Any], tuple[str
     return cast, tuple(map(jax.tree_util.keystr, paths))
 
 
-def _describe(item: tuple[Any, Any] | None, leading: int) -> str | None:
-    """The shape of a leaf, without the leading axes, and the type of keys, which have one only."""
+def _describe(item: tuple[Any, Any] | None, leading: int) -> list[str]:
+    """Path of a leaf, its shape without the leading axes, and the type of keys, which stays."""
     if item is None:
-        return None
-    shape = str(list(item[1].shape[leading:]))
-    return f"{shape} of {item[1].dtype}" if is_key(item[1]) else shape
+        return ["nothing more"]
+    path, leaf = item
+    shape = f"{list(leaf.shape[leading:])} per node"
+    name = f"opt_state{jax.tree_util.keystr(path)}:"
+    return [name, shape, f"of {leaf.dtype}"] if is_key(leaf) else [name, shape]
 
 
 def _others(state: Any) -> list[tuple[Any, Any]]:
@@ -440,23 +433,14 @@ def _count_nodes(trees: dict[str, Any]) -> int:
 def _holds_keys(path: Any, leaf: Any, leading: int) -> bool:
     """Whether a leaf holds PRNG keys: typed ones, or raw ones as their name and form say.
 
-    Raw keys are uint32 arrays whose last axis has the length of a key, 2 or 4, below an attribute
-    or dict key that is called `key` or `rng`.
-
-    Args:
-      path: of the leaf, as JAX has it.
-      leaf: an array.
-      leading: the number of leading axes that are not of the key.
+    Raw keys are uint32 arrays whose last axis, behind `leading` others, has the length of a key.
     """
     if is_key(leaf):
         return True
     has_form = leaf.ndim > leading and leaf.shape[-1] in IMPLEMENTATIONS
-    return has_form and leaf.dtype == np.uint32 and any(map(_is_key_name, path))
-
-
-def _is_key_name(entry: Any) -> bool:
-    name = getattr(entry, "name", getattr(entry, "key", None))
-    return isinstance(name, str) and KEY_NAME.search(name) is not None
+    names = [getattr(entry, "name", getattr(entry, "key", None)) for entry in path]
+    is_named = any(isinstance(name, str) and KEY_NAME.search(name) for name in names)
+    return has_form and leaf.dtype == np.uint32 and is_named
 
 
 def _fold_in_nodes(keys: Any, nodes: int) -> Any:

@@ -22,12 +22,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser = build_parser()
     options = parser.parse_args(arguments)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    require_between(parser, "--processes", options.processes, 1, MAX_PROCESSES)
-    require_between(parser, "--local-devices", options.local_devices, 1, MAX_LOCAL_DEVICES)
-    require_between(parser, "--max-restarts", options.max_restarts, 0, MAX_RESTARTS)
-    require_between(parser, "--restart-delay", options.restart_delay, 0, MAX_SECONDS)
-    require_between(parser, "--grace", options.grace, 0, MAX_SECONDS)
-    stall = make_stall_limits(parser, options.stall, options.stall_slow)
+    stall_slow = options.stall_slow
+    if stall_slow is None:
+        stall_slow = max(SLOW_SECONDS, options.stall or 0)
+    for option, value, minimum, maximum in (
+        ("--processes", options.processes, 1, MAX_PROCESSES),
+        ("--local-devices", options.local_devices, 1, MAX_LOCAL_DEVICES),
+        ("--max-restarts", options.max_restarts, 0, MAX_RESTARTS),
+        ("--restart-delay", options.restart_delay, 0, MAX_SECONDS),
+        ("--grace", options.grace, 0, MAX_SECONDS),
+        ("--stall", options.stall, MIN_STALL_SECONDS, MAX_SECONDS),
+        ("--stall-slow", stall_slow, options.stall or 0, MAX_SECONDS),
+    ):
+        if value is not None and not minimum <= value <= maximum:  # also for nan
+            parser.error(f"{option} must be from {minimum:g} to {maximum:g}, got {value}")
+    if options.stall_slow is not None and options.stall is None:
+        parser.error(f"--stall-slow must come with --stall, got {options.stall_slow:g} alone")
     if options.elastic and not options.max_restarts:
         parser.error("--elastic must come with --max-restarts, got none: it is about restarts")
     if options.elastic and options.asynchronous:
@@ -42,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.local_devices,
         grace_seconds=options.grace,
         keep_memory=options.keep_memory,
-        stall=stall,
+        stall=None if options.stall is None else StallLimits(options.stall, stall_slow),
         max_restarts=options.max_restarts,
         delay_seconds=options.restart_delay,
         elastic=options.elastic,
@@ -66,27 +76,25 @@ def build_parser() -> argparse.ArgumentParser:
         "signal. Accelerators are divided among the processes, --local-devices for each; without "
         "enough of them, set JAX_PLATFORMS=cpu.",
     )
-    parser.add_argument(
-        "--processes", type=int, required=True, metavar="N", help="number of processes"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--processes", type=int, required=True, metavar="N", help="number of processes")
+    add(
         "--local-devices",
         type=int,
         default=1,
         metavar="L",
         help="devices of each process (default: 1)",
     )
-    parser.add_argument(
+    add(
         "--max-restarts",
         type=int,
         default=0,
         metavar="K",
         help="after a failure, start all processes again, at most K times; not after exit status "
-        "2, which means that the program would fail again, and not if it cannot start: if its "
-        "first start ends with status 126 or 127, or with an ImportError or SyntaxError. The "
-        "program reads GOSSIPJAX_RESTART and GOSSIPJAX_JOB (default: 0)",
+        "2, and not if the program cannot start: if its first start ends with status 126 or 127, "
+        "or with an ImportError or SyntaxError (default: 0)",
     )
-    parser.add_argument(
+    add(
         "--restart-delay",
         type=float,
         default=1,
@@ -94,28 +102,28 @@ def build_parser() -> argparse.ArgumentParser:
         help="before the first restart; doubles with each further failure, up to 30 s, and starts "
         "again after 10 minutes without a failure (default: 1)",
     )
-    parser.add_argument(
+    add(
         "--elastic",
         action="store_true",
         help="restart on the surviving processes only; gossipjax.launch.surviving_nodes gives the "
         "number of nodes",
     )
-    parser.add_argument(
+    add(
         "--asynchronous",
         action="store_true",
         help="processes are asynchronous nodes (gossipjax.asynchronous): one that fails is started "
         "again by itself, at most K times; gossipjax.launch.find_node gives its place",
     )
-    parser.add_argument(
+    add(
         "--stall",
         type=float,
         metavar="SECONDS",
         help="a job whose processes do not advance for this time is stuck: the launcher says which "
-        "process it is and where, ends all, and restarts them as after a failure. gx.TrainStep "
-        "says that it advances, other programs call gossipjax.launch.advance(). Longer than the "
-        "longest step or evaluation (default: not watched)",
+        "process it is and where, and restarts the job as after a failure. gx.TrainStep says that "
+        "it advances, other programs call gossipjax.launch.advance(). Longer than the longest step "
+        "or evaluation (default: not watched)",
     )
-    parser.add_argument(
+    add(
         "--stall-slow",
         type=float,
         metavar="SECONDS",
@@ -123,7 +131,7 @@ def build_parser() -> argparse.ArgumentParser:
         "compilation, checkpoints, gossipjax.launch.advance(slow=True) (default: 600, or --stall "
         "if that is longer)",
     )
-    parser.add_argument(
+    add(
         "--grace",
         type=float,
         default=30,
@@ -131,38 +139,15 @@ def build_parser() -> argparse.ArgumentParser:
         help="from SIGTERM to SIGKILL (default: 30); at most 5 after a failure, when the other "
         "processes have nothing that they could save",
     )
-    parser.add_argument(
+    add(
         "--keep-memory",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="processes keep memory that they free, for the next step, which is faster on CPU; "
         "more than 1 GiB at the end of the heap goes back (default: keep)",
     )
-    parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="program and its arguments"
-    )
+    add("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="program and its arguments")
     return parser
-
-
-def make_stall_limits(
-    parser: argparse.ArgumentParser, seconds: float | None, slow_seconds: float | None
-) -> StallLimits | None:
-    if seconds is None:
-        if slow_seconds is not None:
-            parser.error(f"--stall-slow must come with --stall, got {slow_seconds:g} alone")
-        return None
-    require_between(parser, "--stall", seconds, MIN_STALL_SECONDS, MAX_SECONDS)
-    if slow_seconds is None:
-        return StallLimits(seconds, max(SLOW_SECONDS, seconds))
-    require_between(parser, "--stall-slow", slow_seconds, seconds, MAX_SECONDS)
-    return StallLimits(seconds, slow_seconds)
-
-
-def require_between(
-    parser: argparse.ArgumentParser, option: str, value: float, minimum: float, maximum: float
-) -> None:
-    if not minimum <= value <= maximum:  # also for nan
-        parser.error(f"{option} must be from {minimum:g} to {maximum:g}, got {value}")
 
 
 if __name__ == "__main__":

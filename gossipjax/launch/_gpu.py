@@ -15,11 +15,7 @@ XLA_FLAGS = "XLA_FLAGS"
 class GpuSetting(NamedTuple):
     """A flag of XLA, whose name starts with `--`, or an environment variable of NCCL.
 
-    Attributes:
-      name: as it is spelled.
-      value: the value to set.
-      purpose: what it is for.
-      source: where it is described.
+    `purpose` is what it is for, `source` where it is described.
     """
 
     name: str
@@ -70,17 +66,18 @@ def gpu_settings(
         leaves a node out, or where two permutations of a program share some components only.
 
     References:
-      NCCL issues 464 (28 of 100 Gbit/s between two hosts) and 1272 (channels), NCCL's user guide,
-      "Environment Variables"; XLA pull requests 40505 (components) and 44530 (what hangs).
+      NCCL issues 464 (28 of 100 Gbit/s between two hosts) and 1272 (channels); XLA pull requests
+      40505 (components) and 44530 (what hangs).
 
     >>> from gossipjax import launch
     >>> [setting.name for setting in launch.gpu_settings(sockets=True)]
     ['NCCL_NCHANNELS_PER_NET_PEER', 'NCCL_SOCKET_NTHREADS', 'NCCL_NSOCKS_PERTHREAD']
     """
-    settings = [CHANNELS]
-    settings += SOCKETS if sockets else ()
-    settings += [COMPONENTS] if connected_components else []
-    return tuple(settings)
+    return (
+        CHANNELS,
+        *(SOCKETS if sockets else ()),
+        *((COMPONENTS,) if connected_components else ()),
+    )
 
 
 def set_gpu_settings(
@@ -91,10 +88,6 @@ def set_gpu_settings(
     Call it before JAX's first use, before or after `initialize`. A flag is added to those of
     `XLA_FLAGS` if the installed XLA knows it: a new process finds that out in seconds.
     Nothing in this library calls it.
-
-    Args:
-      sockets: as of `gpu_settings`.
-      connected_components: as of `gpu_settings`.
 
     Returns:
       What was set, by name.

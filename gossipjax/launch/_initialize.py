@@ -54,11 +54,11 @@ def initialize(
     processes first meet there, so that a process that is missing or was started twice is an error
     here. Where JAX detects the process information, JAX aborts the process instead.
 
-    If `GOSSIPJAX_SECRET` is set, all messages by which processes first meet are signed with it. Set
-    it to the same text for all processes, wherever strangers may reach the address. After that,
-    JAX's coordinator lets everybody in, unless all processes have certificates (mutual TLS, JAX
-    0.12 or later). Gloo and NCCL have neither: use trusted networks only. Both listen at
-    `coordinator_address`, or at `JAX_COORDINATOR_BIND_ADDRESS` where that is set.
+    If `GOSSIPJAX_SECRET` is set, the same text for all processes, they sign the messages by which
+    they first meet with it. After that, JAX's coordinator lets everybody in, unless all processes
+    have certificates (mutual TLS, JAX 0.12 or later). Gloo and NCCL have neither: use trusted
+    networks only. Process 0 listens at `coordinator_address`, or at `JAX_COORDINATOR_BIND_ADDRESS`
+    where that is set.
 
     Under Slurm and Open MPI, JAX uses one GPU per process; `JAX_LOCAL_DEVICE_IDS=0,1,...` gives it
     more. The handler of SIGTERM stays that of the program (JAX would make the process ignore it).
@@ -82,10 +82,8 @@ def initialize(
       The process information. Later calls return it again.
 
     Raises:
-      ValueError: if the process information is incomplete, `process_id` is not in
-        0..num_processes - 1, the address is malformed, the timeout is not from 0 to 10^6 seconds,
-        an earlier call had other information, one of the three files of mutual TLS is missing, or
-        this JAX has no mutual TLS.
+      ValueError: if the process information is incomplete or malformed, an earlier call had other
+        information, one of the three files of mutual TLS is missing, or this JAX has no mutual TLS.
       ConnectionError: if process 0 cannot be reached or cannot listen, or if processes are missing
         or were started twice. The message names the address and the timeout, or the processes.
 
@@ -97,12 +95,10 @@ def initialize(
     enable_stacks()
     timeout = timeout_seconds(initialization_timeout)
     mtls = _find_mtls(
-        {
-            "mtls_cert_file": mtls_cert_file,
-            "mtls_key_file": mtls_key_file,
-            "mtls_ca_file": mtls_ca_file,
-            "mtls_peer_uri_prefix": mtls_peer_uri_prefix,
-        }
+        mtls_cert_file=mtls_cert_file,
+        mtls_key_file=mtls_key_file,
+        mtls_ca_file=mtls_ca_file,
+        mtls_peer_uri_prefix=mtls_peer_uri_prefix,
     )
     requested = process_from_arguments(coordinator_address, num_processes, process_id)
     if _initialized is None and jax.distributed.is_initialized():  # by the program itself
@@ -125,30 +121,28 @@ def initialize(
     return _initialized
 
 
-def _find_mtls(given: dict[str, str | None]) -> dict[str, str]:
-    """JAX's options for mutual TLS, as given, else from `JAX_MTLS_*`: none, or all three files.
-
-    Raises:
-      ValueError: if a file is missing, or this JAX does not know the options.
-    """
-    variables = {name: os.environ.get(f"JAX_{name.upper()}") for name in given}
-    chosen = variables | {name: value for name, value in given.items() if value is not None}
-    options = {name: value for name, value in chosen.items() if value is not None}
+def _find_mtls(**given: str | None) -> dict[str, str]:
+    """JAX's options for mutual TLS, as given, else from `JAX_MTLS_*`: none, or all three files."""
+    options = {}
+    for name, value in given.items():
+        value = os.environ.get(f"JAX_{name.upper()}") if value is None else value
+        if value is not None:
+            options[name] = value
     if not options:
         return {}
     known = inspect.signature(jax.distributed.initialize).parameters
     if not options.keys() <= known.keys():
         raise ValueError(
             f"{', '.join(options)} must not be given to JAX {jax.__version__}, whose coordinator "
-            f"has no TLS, got {', '.join(map(repr, options.values()))}. Install JAX 0.12 or later, "
-            "or leave them out (JAX_MTLS_*, too) and use a trusted network."
+            "has no TLS: install JAX 0.12 or later, or leave them out (JAX_MTLS_*, too) and use a "
+            "trusted network."
         )
     for name in ("mtls_cert_file", "mtls_key_file", "mtls_ca_file"):
         if not os.path.isfile(options.get(name, "")):
             raise ValueError(
                 f"{name} (JAX_{name.upper()}) must be the path of a file, got "
-                f"{options.get(name)!r}. Mutual TLS needs a certificate, its key and the "
-                "certificate of the authority: give all three files, or none."
+                f"{options.get(name)!r}: give the certificate, its key and the certificate of the "
+                "authority, or none of them."
             )
     return options
 
@@ -216,9 +210,9 @@ def exit_process(status: int | str) -> NoReturn:
     """Exit with `status`, as `sys.exit` does for a single process; at once unless it is 0.
 
     Use it where one process of several fails: after `sys.exit`, JAX waits up to five minutes for
-    the others to exit, and then aborts. It so waits for status 0, too: processes that still run
-    would be aborted when process 0, which they report to, has ended. Functions registered with
-    `atexit` are not called in a job of several processes.
+    the others to exit, and then aborts. For status 0 it waits, too: processes that still run would
+    be aborted when process 0, which they report to, has ended. Functions registered with `atexit`
+    are not called in a job of several processes.
 
     Args:
       status: exit status from 0 to 255, or a message for stderr, which means status 1.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -51,18 +51,20 @@ def mesh(
     {'nodes': 1, 'fsdp': 1, 'tensor': 1}
     """
     inner = axes if local is None else {"local": local, **axes}
-    if nodes is not None:
-        _require_positive_int(nodes, "nodes")
-    for name, size in inner.items():
-        if not name:
-            raise ValueError("an axis inside a node must have a name, got an empty one.")
+    for name, size in {"nodes": 1 if nodes is None else nodes, **inner}.items():
         _require_positive_int(size, name)
     available = _sort_devices(jax.devices() if devices is None else devices)
-    num_processes = _count_processes(available)
+    num_processes = len(_count_by(lambda device: device.process_index, available, "processes"))
+    per_node = math.prod(inner.values())
     if nodes is None:
-        nodes = _count_nodes(inner, available)
+        if len(available) % per_node:
+            raise ValueError(
+                f"{' * '.join(inner)} must divide the number of devices, got {per_node} and "
+                f"{_describe(available)}. {_ways_out(per_node, num_processes)}"
+            )
+        nodes = len(available) // per_node
     _require_mesh_fits(nodes, inner, available, num_processes)
-    _require_whole_slices(math.prod(inner.values()), available)
+    _require_whole_slices(per_node, available)
     shape = (nodes, *inner.values())
     grid = np.array(available[: math.prod(shape)]).reshape(shape)
     return Mesh(grid, ("nodes", *inner))
@@ -108,13 +110,11 @@ def _sort_devices(devices: Sequence[Any]) -> list[Any]:
         raise ValueError(
             f"devices must be a list of JAX's devices, got {devices!r}: take some of jax.devices()."
         ) from error
-    if any(device is other for device, other in itertools.pairwise(ordered)):
+    if not ordered or any(one is other for one, other in itertools.pairwise(ordered)):
         raise ValueError(
-            "devices must be different ones, got some of them several times: for several nodes on "
-            "each device, give their number to gx.Nodes."
+            "devices must be at least one, each given once, got none or some of them several "
+            "times: for several nodes on each device, give their number to gx.Nodes."
         )
-    if not ordered:
-        raise ValueError("devices must be a list of at least one device, got an empty one.")
     return ordered
 
 
@@ -127,14 +127,21 @@ def _slice_index(device: Any) -> int:
     return (getattr(device, "slice_index", None) or 0) if is_tpu else 0
 
 
-def _require_whole_slices(per_node: int, devices: list[Any]) -> None:
-    """Raise `ValueError` unless each slice has whole nodes, or each node whole slices."""
-    counts = Counter(map(_slice_index, devices))
+def _count_by(key: Callable[[Any], int], devices: list[Any], what: str) -> Counter[int]:
+    """Number of devices by process or slice, the same for all."""
+    counts = Counter(map(key, devices))
     if len(set(counts.values())) > 1:
         raise ValueError(
-            f"all slices must have the same number of devices, got {dict(counts)} by slice_index. "
-            "Start slices of one size, or give devices= some of them."
+            f"all {what} must have the same number of devices, got {dict(counts)} by number. Start "
+            "them with the same number of GPUs, TPUs or JAX_NUM_CPU_DEVICES, or give devices= some "
+            "of them."
         )
+    return counts
+
+
+def _require_whole_slices(per_node: int, devices: list[Any]) -> None:
+    """Raise `ValueError` unless each slice has whole nodes, or each node whole slices."""
+    counts = _count_by(_slice_index, devices, "slices")
     per_slice = counts[_slice_index(devices[0])]
     if len(counts) > 1 and per_slice % per_node and per_node % per_slice:
         raise ValueError(
@@ -144,41 +151,12 @@ def _require_whole_slices(per_node: int, devices: list[Any]) -> None:
         )
 
 
-def _count_processes(devices: list[Any]) -> int:
-    counts = Counter(device.process_index for device in devices)
-    if len(set(counts.values())) > 1:
-        raise ValueError(
-            f"all processes must have the same number of devices, got {dict(counts)} by "
-            "process_id. Start each with the same JAX_NUM_CPU_DEVICES or the same number of GPUs."
-        )
-    return len(counts)
-
-
-def _count_nodes(inner: dict[str, int], devices: list[Any]) -> int:
-    """Number of nodes of the axes `inner` that the devices make."""
-    per_node = math.prod(inner.values())
-    if len(devices) % per_node:
-        product = " * ".join(map(str, inner.values()))
-        given = f"{product} = {per_node}" if len(inner) > 1 else f"{next(iter(inner))}={per_node}"
-        way_out = (
-            "Give a divisor."
-            if per_node <= len(devices)
-            else _describe_more_devices(per_node, devices)
-        )
-        raise ValueError(
-            f"{' * '.join(inner)} must divide the number of devices, got {given} and "
-            f"{_describe(devices)}. {way_out}"
-        )
-    return len(devices) // per_node
-
-
 def _require_mesh_fits(
     nodes: int, inner: dict[str, int], devices: list[Any], num_processes: int
 ) -> None:
     """Raise `ValueError` unless each process gets whole nodes, or each node whole processes."""
     sizes = {"nodes": nodes, **(inner or {"local": 1})}
     needed = math.prod(sizes.values())
-    names = " * ".join(sizes)
     product = f"{' * '.join(map(str, sizes.values()))} = {needed}"
     if nodes % num_processes and num_processes % nodes:
         raise ValueError(
@@ -188,22 +166,22 @@ def _require_mesh_fits(
         )
     if needed > len(devices):
         raise ValueError(
-            f"{names} must be at most the number of devices, got {product} and "
-            f"{_describe(devices)}. {_describe_more_devices(needed, devices)}"
+            f"{' * '.join(sizes)} must be at most the number of devices, got {product} and "
+            f"{_describe(devices)}. {_ways_out(needed, num_processes)}"
         )
     if num_processes > 1 and needed < len(devices):
         raise ValueError(
-            f"{names} must be the number of devices of several processes, got {product} and "
-            f"{_describe(devices)}. Use all, with nodes={len(devices) * nodes // needed}, or start "
-            "fewer processes or devices."
+            f"{' * '.join(sizes)} must be the number of devices of several processes, got "
+            f"{product} and {_describe(devices)}. Use all, with "
+            f"nodes={len(devices) * nodes // needed}, or start fewer processes or devices."
         )
 
 
-def _describe_more_devices(needed: int, devices: list[Any]) -> str:
-    """The way out where a mesh needs more devices than there are."""
-    per_process = -(-needed // len({device.process_index for device in devices}))
+def _ways_out(needed: int, num_processes: int) -> str:
+    """What to do where a mesh needs another number of devices than there are."""
+    per_process = -(-needed // num_processes)
     return (
-        "Take fewer nodes or smaller ones. Or start with more devices: on CPU with "
+        "Take fewer nodes, or nodes of other sizes. Or start with more devices: on CPU with "
         f"--local-devices {per_process} of gossipjax.launch, or "
         f'jax.config.update("jax_num_cpu_devices", {per_process}) before JAX\'s first use; '
         "under Slurm and Open MPI, where JAX uses one GPU per process, with JAX_LOCAL_DEVICE_IDS."

@@ -72,15 +72,10 @@ def process_from_arguments(
     if num_processes == 1 and process_id is None:
         process_id = 0
     if (address is None and num_processes != 1) or num_processes is None or process_id is None:
-        values = {
-            "coordinator_address": address,
-            "num_processes": num_processes,
-            "process_id": process_id,
-        }
-        missing = [f"{k} (GOSSIPJAX_{k.upper()})" for k, value in values.items() if value is None]
         raise ValueError(
-            "coordinator_address, num_processes and process_id must be given together, got no "
-            f"{' and no '.join(missing)}. Give all three, or none of them for a single process."
+            "coordinator_address, num_processes and process_id (GOSSIPJAX_COORDINATOR_ADDRESS and "
+            f"so on) must be given together, got {address}, {num_processes} and {process_id}: give "
+            "all three, or none of them for a single process."
         )
     if not 0 <= process_id < num_processes:
         raise ValueError(
@@ -92,21 +87,17 @@ def process_from_arguments(
 
 def process_from_scheduler() -> ScheduledProcess | None:
     """Process information from Open MPI or Slurm; None outside of their job steps."""
-    for scheduler, (size_variable, rank_variable, local_variable) in SCHEDULERS.items():
-        num_processes = int_from_env(size_variable, size_variable)
-        process_id = int_from_env(rank_variable, rank_variable)
+    for scheduler, variables in SCHEDULERS.items():
+        num_processes, process_id, local_rank = map(int_from_env, variables)
         if num_processes is not None and process_id is not None:
-            local_rank = int_from_env(local_variable, local_variable)
-            info = ProcessInfo(process_id, num_processes)
-            return ScheduledProcess(scheduler, info, local_rank)
+            return ScheduledProcess(scheduler, ProcessInfo(process_id, num_processes), local_rank)
     return None
 
 
 def local_rank_from_scheduler(info: ProcessInfo) -> int | None:
     """Number of this process on its host, if a scheduler gave `info`: the number of its GPU.
 
-    This is the GPU that JAX chooses where JAX detects the scheduler. None where
-    `JAX_LOCAL_DEVICE_IDS` chooses.
+    JAX chooses the same where it detects the scheduler. None where `JAX_LOCAL_DEVICE_IDS` chooses.
     """
     scheduled = process_from_scheduler()
     if scheduled is None or scheduled.info != info or "JAX_LOCAL_DEVICE_IDS" in os.environ:
@@ -157,9 +148,7 @@ def find_node() -> NodeInfo | None:
         others = tuple(a for number, a in enumerate(addresses) if number != place)
         return NodeInfo(place, len(addresses), addresses[place], others, is_restart, job)
     if PLACE in os.environ:
-        raise ValueError(
-            f"{PLACE} must come with {ADDRESSES}, got {os.environ[PLACE]} alone: set both, or none."
-        )
+        raise ValueError(f"{PLACE} must come with {ADDRESSES}, got {os.environ[PLACE]} alone.")
     requested = process_from_arguments(None, None, None)
     if requested is None:
         scheduled = process_from_scheduler()
@@ -183,16 +172,13 @@ def find_node() -> NodeInfo | None:
 def _parse_places(given: str) -> tuple[int, list[str]]:
     """The place of this process, and where each node listens."""
     addresses = given.split(",")
-    for number, address in enumerate(addresses):
+    for address in addresses:
         parse_address(address, ADDRESSES)
-        if address in addresses[:number]:
-            raise ValueError(f"{ADDRESSES} must be different, got {address} twice.")
+    if len(set(addresses)) < len(addresses):
+        raise ValueError(f"{ADDRESSES} must be different, got {given}.")
     place = int_from_env(PLACE)
     if place is None or place >= len(addresses):
-        raise ValueError(
-            f"{PLACE} must be from 0 to {len(addresses) - 1}, a number for each of {ADDRESSES}, "
-            f"got {place}."
-        )
+        raise ValueError(f"{PLACE} must be from 0 to {len(addresses) - 1}, got {place}.")
     return place, addresses
 
 
@@ -212,8 +198,8 @@ def _find_own_host(address: str) -> str:
     return f"[{own}]" if ":" in own else own
 
 
-def int_from_env(variable: str, name: str | None = None) -> int | None:
-    """The integer in an environment variable, or None; `name` is its name in errors.
+def int_from_env(variable: str) -> int | None:
+    """The integer in an environment variable, or None.
 
     Raises:
       ValueError: if it is not an integer from 0 to `MAX_PROCESSES`.
@@ -221,27 +207,20 @@ def int_from_env(variable: str, name: str | None = None) -> int | None:
     given = os.environ.get(variable)
     if given is None:
         return None
-    return _parse_int(given, name or _name_of(variable))
+    is_number = given.isascii() and given.isdigit() and len(given) <= len(str(MAX_PROCESSES))
+    return _require_int(int(given) if is_number else given, variable)
 
 
 def _int_or_variable(value: int | None, variable: str) -> int | None:
-    return int_from_env(variable) if value is None else _parse_int(value, _name_of(variable))
+    if value is None:
+        return int_from_env(variable)
+    return _require_int(value, f"{variable.removeprefix('GOSSIPJAX_').lower()} ({variable})")
 
 
-def _name_of(variable: str) -> str:
-    return f"{variable.removeprefix('GOSSIPJAX_').lower()} ({variable})"
-
-
-def _parse_int(given: object, name: str) -> int:
-    number = None
-    if isinstance(given, str):
-        if given.isascii() and given.isdigit() and len(given) <= len(str(MAX_PROCESSES)):
-            number = int(given)
-    elif isinstance(given, int) and not isinstance(given, bool):
-        number = given
-    if number is None or not 0 <= number <= MAX_PROCESSES:
+def _require_int(given: object, name: str) -> int:
+    if type(given) is not int or not 0 <= given <= MAX_PROCESSES:
         raise ValueError(f"{name} must be an integer from 0 to {MAX_PROCESSES}, got {given!r}.")
-    return number
+    return given
 
 
 def timeout_seconds(value: float | None) -> float:
@@ -254,7 +233,7 @@ def timeout_seconds(value: float | None) -> float:
     given = os.environ.get(variable, "60") if value is None else value
     seconds = 0.0
     if not isinstance(value, str | bool):
-        with contextlib.suppress(TypeError, ValueError, OverflowError):
+        with contextlib.suppress(TypeError, ValueError):
             seconds = float(given)
     if not 0 < seconds <= MAX_TIMEOUT:  # also for nan
         raise ValueError(
@@ -272,10 +251,7 @@ def secret_from_env() -> str | None:
     """
     secret = os.environ.get("GOSSIPJAX_SECRET")
     if secret == "":
-        raise ValueError(
-            "GOSSIPJAX_SECRET must not be empty. Set it to the same text for all processes of the "
-            "job, or unset it."
-        )
+        raise ValueError("GOSSIPJAX_SECRET must not be empty: set one text for all, or unset it.")
     return secret
 
 

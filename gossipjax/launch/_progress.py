@@ -47,8 +47,8 @@ def advance(step: int | None = None, *, slow: bool = False) -> None:
 
     The launcher ends and restarts a job whose processes have stopped saying so. `gx.TrainStep`,
     the steps of `gossipjax.asynchronous`, and checkpoints say it by themselves. A loop without them
-    calls this at every step; evaluation and whatever else takes long between two steps, too. It is
-    cheap (a microsecond), for any thread, and does nothing outside of the launcher.
+    calls this at every step, and between two steps where something takes long. It is cheap (a
+    microsecond), for any thread, and does nothing outside of the launcher.
 
     Args:
       step: number of the step that begins; the launcher names the process that is behind by it.
@@ -65,7 +65,9 @@ def advance(step: int | None = None, *, slow: bool = False) -> None:
     >>> launch.advance()  # after it
     """
     if step is not None:
-        step = _require_step(step)
+        is_step = hasattr(step, "__index__") and not isinstance(step, bool)
+        if not is_step or not 0 <= operator.index(step) <= MAX_STEP:
+            raise ValueError(f"step must be an integer from 0 to 2^63 - 1, got {step!r}.")
     writer = _find_writer()
     if writer is not None:
         writer.write(step, slow)
@@ -115,11 +117,15 @@ class _Writer:
 
 @functools.cache
 def _find_writer() -> _Writer | None:
-    """The file of this process; None outside of the launcher, or where nobody watches."""
+    """The file of this process; None outside of the launcher, or where nobody watches.
+
+    A program that the process starts inherits the variable, and must not take the file over.
+    """
     path = os.environ.get(PROGRESS)
     if path:
         with contextlib.suppress(OSError):  # the launcher that made it has ended
-            if not _is_of_another_process(read_beat(Path(path)).process_id):
+            process_id = read_beat(Path(path)).process_id
+            if process_id in (0, os.getpid()) or not _is_alive(process_id):
                 return _Writer(Path(path))
     return None
 
@@ -128,24 +134,11 @@ def _find_writer() -> _Writer | None:
 os.register_at_fork(after_in_child=_find_writer.cache_clear)
 
 
-def _is_of_another_process(process_id: int) -> bool:
-    """Whether a process that is alive, and not this one, has taken the file."""
-    if process_id in (0, os.getpid()):
-        return False
+def _is_alive(process_id: int) -> bool:
     try:
         os.kill(process_id, 0)
     except ProcessLookupError:
         return False
-    except OSError:
+    except PermissionError:
         pass
     return True
-
-
-def _require_step(step: int) -> int:
-    try:
-        number = operator.index(step)
-    except TypeError:
-        number = NO_STEP
-    if isinstance(step, bool) or not 0 <= number <= MAX_STEP:
-        raise ValueError(f"step must be an integer from 0 to 2^63 - 1, got {step!r}.")
-    return number

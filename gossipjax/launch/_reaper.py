@@ -21,11 +21,11 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Reaper:
-    """The running script, within the context. If something kills it, the next start of a process
-    starts it again.
+    """The running script, within the context.
 
     Its input is a pipe, with one line per process: the id of a process that leads a session, or
-    minus the id after it has exited.
+    minus the id after it has exited. If something kills the script, the next start of a process
+    starts it again.
     """
 
     def __init__(self) -> None:

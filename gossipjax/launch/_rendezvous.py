@@ -48,7 +48,7 @@ def rendezvous(address: str, info: ProcessInfo, timeout: float, secret: str | No
     Args:
       address: `HOST:PORT` of process 0.
       info: this process.
-      timeout: seconds for which process 0 waits for the others, and the others for process 0.
+      timeout: seconds for which process 0 and the others wait for each other.
       secret: of the job, which signs all messages, or None.
 
     Raises:
@@ -85,17 +85,14 @@ def encode_hello(hello: Hello, secret: str | None) -> bytes:
 def _decode_hello(line: bytes, secret: str | None) -> Hello:
     """Check and return the introduction of a process other than 0, or raise `MessageError`."""
     message = _decode(line, secret)
-    process_id = message.get("process_id")
-    num_processes = message.get("num_processes")
-    host = message.get("host")
+    process_id, num_processes, host = map(message.get, ("process_id", "num_processes", "host"))
     if not (
         type(process_id) is int  # not True
         and type(num_processes) is int
         and 0 < process_id < num_processes <= MAX_PROCESSES
     ):
         raise MessageError(
-            f"a message from process {reprlib.repr(process_id)} of {reprlib.repr(num_processes)}, "
-            "which cannot be"
+            f"a message from process {reprlib.repr(process_id)} of {reprlib.repr(num_processes)}"
         )
     if not isinstance(host, str) or len(host) > MAX_HOST_LENGTH or not host.isprintable():
         raise MessageError(f"a message with the host {reprlib.repr(host)}")
@@ -136,20 +133,20 @@ def _join(address: str, info: ProcessInfo, timeout: float, secret: str | None) -
         with contextlib.suppress(OSError):
             connection.sendall(encode_hello(Hello(info, _describe_process()), secret))
         line = _receive_line(connection, timeout + MARGIN_SECONDS)
-    try:
-        error = _decode(line, secret)["error"]
-        if error is not None and not isinstance(error, str):
-            raise MessageError("a message that is no answer of process 0")
-    except (MessageError, KeyError):
-        return (
-            f"process {info.process_id} of {info.num_processes} connected to {address}, but what "
-            "listens there does not expect it: process 0 has started without it (was another "
-            "process given this process_id?) or has exited, its GOSSIPJAX_SECRET differs, or the "
-            "port is another program's."
-        )
+    error: Any = False
+    with contextlib.suppress(MessageError):
+        error = _decode(line, secret).get("error", False)
     if error is None:
         _reach(address, info, timeout).close()
-    return error
+        return None
+    if isinstance(error, str):
+        return error
+    return (
+        f"process {info.process_id} of {info.num_processes} connected to {address}, but what "
+        "listens there does not expect it: process 0 has started without it (was another process "
+        "given this process_id?) or has exited, its GOSSIPJAX_SECRET differs, or the port is "
+        "another program's."
+    )
 
 
 def _reach(address: str, info: ProcessInfo, timeout: float) -> socket.socket:
@@ -161,8 +158,8 @@ def _reach(address: str, info: ProcessInfo, timeout: float) -> socket.socket:
             if time.monotonic() + RETRY_SECONDS >= deadline:
                 raise ConnectionError(
                     f"process {info.process_id} of {info.num_processes} could not reach process 0 "
-                    f"at {address} within {timeout:g} s ({error}). Is process 0 running there, and "
-                    "does a firewall allow its port?"
+                    f"at {address} within {timeout:g} s ({error}): is it running, and does a "
+                    "firewall allow its port?"
                 ) from error
         time.sleep(RETRY_SECONDS)
 
@@ -198,19 +195,12 @@ def _describe_process() -> str:
 
 @dataclasses.dataclass(eq=False)
 class _Connection:
-    """A connection to process 0.
-
-    Attributes:
-      socket: its end here.
-      peer: IP address of the other end.
-      received: what it has sent so far, until it has introduced itself.
-      process_id: number of its process, None before it is known.
-    """
+    """A connection to process 0."""
 
     socket: socket.socket
-    peer: str
-    received: bytes = b""
-    process_id: int | None = None
+    peer: str  # IP address of the other end
+    received: bytes = b""  # so far, until it has introduced itself
+    process_id: int | None = None  # None before it is known
 
 
 class Coordinator:
@@ -332,8 +322,7 @@ class Coordinator:
         if process_id in self._hosts:
             return (
                 f"there are two processes {process_id} of {num_processes}, "
-                f"{self._hosts[process_id]} and {host}: give each process another process_id, from "
-                f"0 to {num_processes - 1}"
+                f"{self._hosts[process_id]} and {host}: give each process another process_id"
             )
         return None
 
@@ -356,14 +345,13 @@ class Coordinator:
 
     def _describe_missing(self, listening: str) -> str:
         missing = [str(i) for i in range(self._num_processes) if i not in self._hosts]
-        ellipsis = ["..."] if len(missing) > MAX_SHOWN else []
-        shown = ", ".join(missing[:MAX_SHOWN] + ellipsis)
+        shown = ", ".join(missing[:MAX_SHOWN] + ["..."] * (len(missing) > MAX_SHOWN))
         events = [f"{event} ({n} times)" if n > 1 else event for event, n in self._events.items()]
+        dropped = f" Dropped: {'; '.join(events)}." if events else ""
         return (
             f"process{'es' if len(missing) > 1 else ''} {shown} of {self._num_processes} did not "
             f"connect to {self._address} within {self._timeout:g} s. Were they started, did they "
-            f"fail, can they reach this address?{listening}"
-            f"{' Dropped: ' if events else ''}{'; '.join(events)}{'.' if events else ''}"
+            f"fail, can they reach this address?{listening}{dropped}"
         )
 
 
@@ -371,11 +359,7 @@ class Coordinator:
 
 
 def bind_address(address: str) -> str:
-    """`HOST:PORT` at which process 0 listens: `address`, unless `BIND_VARIABLE` has another.
-
-    Raises:
-      ValueError: if that is malformed.
-    """
+    """`HOST:PORT` at which process 0 listens: `address`, unless `BIND_VARIABLE` has another."""
     given = os.environ.get(BIND_VARIABLE)
     if not given:
         return address
@@ -398,8 +382,8 @@ def listen(address: str, num_processes: int, deadline: float) -> list[socket.soc
         resolved = _resolve(where, deadline)
     except OSError as error:
         raise ConnectionError(
-            f"{start}: the name is not known here ({error.strerror}). Give coordinator_address the "
-            f"name or the address of this machine, or set {BIND_VARIABLE}."
+            f"{start}: the name is not known here ({error.strerror}). Give coordinator_address an "
+            f"address of this machine, or set {BIND_VARIABLE}."
         ) from error
     servers: list[socket.socket] = []
     for family, ip_address in resolved:
@@ -411,17 +395,15 @@ def listen(address: str, num_processes: int, deadline: float) -> list[socket.soc
             for server in servers:
                 server.close()
             raise ConnectionError(
-                f"{start} ({error.strerror}): another job or a second process 0 may use it. Choose "
-                "another port for coordinator_address."
+                f"{start} ({error.strerror}): another job or a second process 0 may use this port."
             ) from error
     if not servers:
         port = parse_address(where)[1]
         raise ConnectionError(
             f"{start}: it is {', '.join(ip_address[0] for _, ip_address in resolved)} here, which "
-            "is no address of this machine. Is this the host of process 0? Give "
-            "coordinator_address a name or an address of this machine. If it is forwarded to this "
-            f"machine, set {BIND_VARIABLE}=HOST:{port} with an address of this machine, or with "
-            "0.0.0.0 for all of them."
+            "is no address of this machine. Is this the host of process 0? If the address is "
+            f"forwarded to it, set {BIND_VARIABLE}=HOST:{port} with an address of this machine, or "
+            "with 0.0.0.0 for all of them."
         )
     return servers
 

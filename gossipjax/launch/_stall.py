@@ -30,42 +30,22 @@ MAX_LOOK_SECONDS = 0.5  # between two looks
 WAIT_SECONDS = 2.0  # for the stacks of all processes
 LOOK_SECONDS = 0.05  # between two looks at their files
 MAX_LINES = 100  # of the stacks of a process that are shown
-STATES = {
-    "R": "running",
-    "S": "waiting",
-    "D": "waiting for a disk or another device",
-    "T": "stopped by a signal",
-    "t": "stopped by a debugger",
-}
 
 
-@dataclasses.dataclass(frozen=True)
-class StallLimits:
-    """Seconds without an advance after which a process is stuck.
+class StallLimits(NamedTuple):
+    """Seconds without an advance after which a process is stuck."""
 
-    Attributes:
-      seconds: between two steps.
-      slow_seconds: from its start to its first advance, and where it expects something slow.
-    """
-
-    seconds: float
-    slow_seconds: float
+    seconds: float  # between two steps
+    slow_seconds: float  # from its start to its first advance, and where it expects something slow
 
 
 class Watched(NamedTuple):
-    """What the launcher knows of a process that runs.
-
-    Attributes:
-      rank: its number.
-      beat: what it last said.
-      quiet_seconds: for which it has not advanced, since its start if it never has.
-      stopped_seconds: for which it has been stopped by a signal; None if it is not.
-    """
+    """What the launcher knows of a process that runs."""
 
     rank: int
-    beat: Beat
-    quiet_seconds: float
-    stopped_seconds: float | None
+    beat: Beat  # what it last said
+    quiet_seconds: float  # without an advance, since its start if it never has
+    stopped_seconds: float | None  # for which it has been stopped by a signal; None if it is not
 
     @property
     def has_advanced(self) -> bool:
@@ -83,15 +63,10 @@ class Watched(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The processes that are stuck, and why they and not the others.
-
-    Attributes:
-      ranks: of those; empty if it cannot be told which they are.
-      reason: a clause about them, or about the job.
-    """
+    """The processes that are stuck, none if it cannot be told which they are, and the reason."""
 
     ranks: list[int]
-    reason: str
+    reason: str  # a clause about them, or about the job
 
 
 def find_stall(processes: Sequence[Watched], limits: StallLimits) -> Verdict | None:
@@ -100,10 +75,6 @@ def find_stall(processes: Sequence[Watched], limits: StallLimits) -> Verdict | N
     If one is stuck the others soon wait for it, so none of them advances any more. While one does,
     the others may wait for it: for an evaluation, for example. So a job is stuck if no process has
     advanced in time, or if one has been stopped by a signal, which is never part of a program.
-
-    Args:
-      processes: those that run.
-      limits: of the job.
     """
     is_stuck = bool(processes) and all(process.is_overdue(limits) for process in processes)
     if not is_stuck and not any(process.is_stopped(limits) for process in processes):
@@ -140,25 +111,13 @@ def _find_last(processes: Sequence[Watched], margin: float) -> Verdict:
 
 @dataclasses.dataclass
 class _Process:
-    """A process of the job.
+    """A process of the job. Times are on the clock of the watch."""
 
-    Attributes:
-      path: the file in which it says that it advances.
-      beat: what it last said.
-      advanced_at: on the clock of the watch, when that was seen.
-      session: of the process; 0 until it is started.
-      stopped_at: on that clock, since when it is seen stopped; None if it is not.
-    """
-
-    path: Path
-    beat: Beat
-    advanced_at: float
-    session: int = 0
-    stopped_at: float | None = None
-
-    @property
-    def process_id(self) -> int:
-        return self.beat.process_id or self.session
+    path: Path  # of the file in which it says that it advances
+    beat: Beat  # what it last said
+    advanced_at: float  # when that was seen
+    session: int = 0  # until it is started
+    stopped_at: float | None = None  # since when it is seen stopped by a signal
 
     @property
     def stacks(self) -> Path:
@@ -167,23 +126,16 @@ class _Process:
     def find_state(self) -> str | None:
         """Its state as one letter, as in `ps`; None where it is not known (no Linux)."""
         with contextlib.suppress(OSError, IndexError):
-            stat = Path(f"/proc/{self.process_id}/stat").read_text()
+            stat = Path(f"/proc/{self.beat.process_id or self.session}/stat").read_text()
             return stat.rpartition(")")[2].split()[0]
         return None
 
 
 class Watch:
-    """The processes of a job, by rank.
+    """The processes of a job, by rank; their files are in `folder`.
 
     Its clock runs while the launcher does. If the machine suspends the whole job, the time in
-    which nobody could advance does not count.
-
-    Args:
-      limits: of the job.
-      folder: for the files of the processes.
-
-    Attributes:
-      next_look: when to look next, by `time.monotonic()`.
+    which nobody could advance does not count. `next_look` is by `time.monotonic()`.
     """
 
     def __init__(self, limits: StallLimits, folder: Path):
@@ -229,12 +181,12 @@ class Watch:
             process.advanced_at = self._clock
             self._has_advanced = True
         process.beat = beat
-        if process.process_id == 0 or process.find_state() != "T":
+        stopped_seconds = None
+        if process.find_state() != "T":
             process.stopped_at = None
-        elif process.stopped_at is None:
-            process.stopped_at = self._clock
-        stopped_at = process.stopped_at
-        stopped_seconds = None if stopped_at is None else self._clock - stopped_at
+        else:
+            process.stopped_at = self._clock if process.stopped_at is None else process.stopped_at
+            stopped_seconds = self._clock - process.stopped_at
         return Watched(rank, beat, self._clock - process.advanced_at, stopped_seconds)
 
     def find_status(self, verdict: Verdict) -> int:
@@ -247,11 +199,8 @@ class Watch:
 
     def report(self, processes: Sequence[Watched], verdict: Verdict, consequence: str) -> str:
         """Takes the stacks, and returns a text: who is stuck, where, and where the others are."""
-        stuck = [process for process in processes if process.rank in verdict.ranks]
-        others = [process for process in processes if process.rank not in verdict.ranks]
         names = ", ".join(f"rank {rank}" for rank in verdict.ranks)
-        start = f"{names} stalled: {verdict.reason}" if stuck else f"stalled: {verdict.reason}"
-        lines = [f"{start}, {consequence}"]
+        lines = [f"{names} stalled: {verdict.reason}, {consequence}".lstrip()]
         if self.find_status(verdict) == BAD_USAGE:
             lines.append(
                 f"    no process has advanced in {self.limits.slow_seconds:g} s (--stall-slow): "
@@ -259,10 +208,11 @@ class Watch:
                 "leave --stall out where it does not, give a longer --stall-slow where its start "
                 "takes longer"
             )
-        stacks = take_stacks([self._processes[process.rank] for process in (*stuck, *others)])
-        for process, threads in zip((*stuck, *others), stacks, strict=True):
+        ordered = sorted(processes, key=lambda process: process.rank not in verdict.ranks)
+        stacks = take_stacks([self._processes[process.rank] for process in ordered])
+        for process, threads in zip(ordered, stacks, strict=True):
             lines.append(f"    rank {process.rank}, {describe_progress(process)}:")
-            if stuck and process in others:
+            if verdict.ranks and process.rank not in verdict.ranks:
                 threads = threads[-1:]
             shown = [line for thread in threads for line in thread]
             if len(shown) > MAX_LINES:
@@ -293,9 +243,8 @@ def describe_progress(process: Watched) -> str:
 def take_stacks(processes: Sequence[_Process]) -> list[list[list[str]]]:
     """Lets processes write their stacks; returns the lines of each thread, the main one last.
 
-    A handler in C writes them, so it does not matter what the program waits for. A process that is
-    stopped by a signal is continued for that: end it afterwards. Where there is no stack, the only
-    line says why, and what the kernel says instead.
+    A process that is stopped by a signal is continued for that: end it afterwards. Where there is
+    no stack, the only line says why.
     """
     starts = [_size(process) for process in processes]
     states = [process.find_state() for process in processes]
@@ -306,17 +255,12 @@ def take_stacks(processes: Sequence[_Process]) -> list[list[list[str]]]:
         time.sleep(LOOK_SECONDS)
         former = sizes
         sizes = [_size(process) for process in processes]
-        have_written = all(
-            size > start or not asked
-            for size, start, asked in zip(sizes, starts, is_asked, strict=True)
-        )
-        if have_written and sizes == former:
+        rows = zip(sizes, starts, is_asked, strict=True)
+        if sizes == former and all(size > start or not asked for size, start, asked in rows):
             break
     return [
-        _read_threads(process, start) if asked and size > start else [[_describe(process, state)]]
-        for process, start, size, asked, state in zip(
-            processes, starts, sizes, is_asked, states, strict=True
-        )
+        _read_threads(process, start) if size > start else [[_describe(process, state)]]
+        for process, start, size, state in zip(processes, starts, sizes, states, strict=True)
     ]
 
 
@@ -356,17 +300,9 @@ def _read_threads(process: _Process, start: int) -> list[list[str]]:
 def _describe(process: _Process, state: str | None) -> str:
     """Why there is no stack, and the state of the process."""
     if process.beat.process_id == 0:
-        reason = (
-            "it has called neither gossipjax.launch.initialize() nor gossipjax.launch.advance()"
-        )
+        reason = "it has called neither gossipjax.launch.initialize() nor advance()"
     elif process.stacks.exists():
         reason = "it did not write one"
     else:
         reason = f"it handles {STACK_SIGNAL.name} itself"
-    if state is None:
-        return f"no stack: {reason}"
-    function = ""
-    with contextlib.suppress(OSError):
-        wchan = Path(f"/proc/{process.process_id}/wchan").read_text().strip()
-        function = "" if wchan in ("", "0") else f", in the kernel's {wchan}"
-    return f"no stack: {reason}; state {state} ({STATES.get(state, 'unknown')}){function}"
+    return f"no stack: {reason}{f'; state {state}, as in ps' if state else ''}"

@@ -56,35 +56,18 @@ Event = Exited | Signaled | OutputClosed
 
 @dataclasses.dataclass(frozen=True)
 class JobSpec:
-    """A command, and how to run it.
-
-    Attributes:
-      command: program and arguments of every process.
-      num_processes: number of processes at the start of the job.
-      local_devices: devices of each process.
-      grace_seconds: from SIGTERM to SIGKILL.
-      keep_memory: whether processes keep the memory that they free, `MALLOC_ENVIRONMENT`.
-      stall: after which time without an advance a process is stuck; None does not watch.
-      max_restarts: restarts after failures, at most: of the job, or of each asynchronous node.
-      delay_seconds: before the first restart; see `Backoff`.
-      elastic: whether a restart has one process less for each that was lost.
-      asynchronous: whether each process is a node that is started again without the others.
-      job_id: distinguishes the job from others, the same after restarts.
-      secret: by which the processes of the job know each other, unless the user has set one.
-    """
+    """A command, and how to run it: the options of the launcher."""
 
     command: Sequence[str]
-    num_processes: int
-    local_devices: int = 1
-    grace_seconds: float = 30.0
-    keep_memory: bool = True
-    stall: StallLimits | None = None
-    max_restarts: int = 0
-    delay_seconds: float = 1.0
-    elastic: bool = False
-    asynchronous: bool = False
-    job_id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
-    secret: str = dataclasses.field(default_factory=secrets.token_hex, repr=False)
+    num_processes: int  # at the start of the job
+    local_devices: int  # of each process
+    grace_seconds: float  # from SIGTERM to SIGKILL
+    keep_memory: bool  # whether processes have `MALLOC_ENVIRONMENT`
+    stall: StallLimits | None  # None does not watch
+    max_restarts: int  # of the job, or of each asynchronous node
+    delay_seconds: float  # before the first restart; see `Backoff`
+    elastic: bool  # whether a restart has one process less for each that was lost
+    asynchronous: bool  # whether each process is a node that is started again without the others
 
 
 class StartError(Exception):
@@ -160,36 +143,23 @@ class Backoff:
 
 
 class _Group:
-    """Processes that are started and stopped together. Times are those of `time.monotonic()`.
-
-    Attributes:
-      ranks: numbers of its processes.
-      restarts: how often it was started again.
-      start_time: of this attempt.
-      restart_time: of the next attempt, infinite if none is due.
-      kill_time: when the grace period ends, infinite if none has begun.
-      workers: its processes in this attempt, by rank.
-      num_running: how many of them have not exited.
-      failure: the first of this attempt, or None.
-      num_lost: processes that SIGKILL ended, if not by the launcher, or that were stuck.
-    """
+    """Processes that are started and stopped together. Times are those of `time.monotonic()`."""
 
     def __init__(self, ranks: Sequence[int], delay_seconds: float):
         self.ranks = ranks
         self.restarts = 0
         self.backoff = Backoff(delay_seconds)
-        self.restart_time = math.inf
         self.begin()
 
     def begin(self) -> None:
         """Forget the attempt before this one."""
         self.start_time = time.monotonic()
-        self.restart_time = math.inf
-        self.kill_time = math.inf
-        self.workers: dict[int, Worker] = {}
+        self.restart_time = math.inf  # of the next attempt, if one is due
+        self.kill_time = math.inf  # the end of the grace period, if one has begun
+        self.workers: dict[int, Worker] = {}  # of this attempt, by rank
         self.num_running = 0
-        self.failure: Exited | None = None
-        self.num_lost = 0
+        self.failure: Exited | None = None  # the first of this attempt
+        self.num_lost = 0  # that SIGKILL ended, if not by the launcher, or that were stuck
 
     @property
     def is_active(self) -> bool:
@@ -228,6 +198,8 @@ class _Supervisor:
         self._reaper = reaper
         self._ports = ports
         self._watch = watch
+        self._job_id = uuid.uuid4().hex
+        self._secret = secrets.token_hex()
         self._status = 0
         self._stop_signal: int | None = None
         ranks = range(job.num_processes)
@@ -388,7 +360,7 @@ class _Supervisor:
             "NPROC": str(max(2 * job.local_devices, (os.cpu_count() or 1) // count)),
             "JAX_LOCAL_DEVICE_IDS": ",".join(map(str, device_ids)),
             "PYTHONUNBUFFERED": "1",
-            "GOSSIPJAX_SECRET": job.secret,
+            "GOSSIPJAX_SECRET": self._secret,
             **(MALLOC_ENVIRONMENT if job.keep_memory else {}),
         }
         coordinated = {
@@ -399,7 +371,7 @@ class _Supervisor:
         required = {
             "JAX_NUM_CPU_DEVICES": str(job.local_devices),
             "GOSSIPJAX_RESTART": str(group.restarts),
-            "GOSSIPJAX_JOB": job.job_id,
+            "GOSSIPJAX_JOB": self._job_id,
             PROGRESS: "",  # not that of a job in which the launcher runs
         }
         if not job.asynchronous:

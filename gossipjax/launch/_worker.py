@@ -34,17 +34,11 @@ REPORT_AND_EXEC = 'echo $$ >&0 && exec "$@" </dev/null'
 
 
 class Exited(NamedTuple):
-    """A process has exited.
-
-    Attributes:
-      rank: number of the process.
-      code: its exit status, or minus the number of the signal that ended it.
-      was_killed: whether the launcher had killed it.
-    """
+    """A process has exited."""
 
     rank: int
-    code: int
-    was_killed: bool = False
+    code: int  # its exit status, or minus the number of the signal that ended it
+    was_killed: bool = False  # by the launcher
 
     @property
     def status(self) -> int:
@@ -71,9 +65,6 @@ class Output:
     """A stream of the launcher, written by a thread, so that nothing else waits for its reader.
 
     A reader may pause, as `less` does. Until it goes on, the lines wait here.
-
-    Args:
-      descriptor: that of the stream.
     """
 
     def __init__(self, descriptor: int):
@@ -137,15 +128,8 @@ class Worker:
     """A running process of the job.
 
     It leads its own session: signals reach its whole process group, and what is left of the group
-    is killed when the process exits.
-
-    Args:
-      rank: number of the process, the prefix of its output.
-      command: program and arguments.
-      environment: of the process.
-      report: called from other threads: with `OutputClosed` when nobody reads its lines, and with
-        `Exited` at the end.
-      reaper: gets the start and the exit of the process.
+    is killed when the process exits. `rank` is the prefix of its output. `report` is called from
+    other threads: with `OutputClosed` when nobody reads its lines, and with `Exited` at the end.
 
     Raises:
       OSError: if the process cannot be started.
@@ -209,12 +193,9 @@ class Worker:
         return bool(import_failed) or exited.code in CANNOT_EXECUTE
 
     def _wait(self) -> None:
+        streams = ((self._process.stdout, STDOUT), (self._process.stderr, STDERR))
         readers = [
-            threading.Thread(target=self._forward, args=(stream, output), daemon=True)
-            for stream, output in (
-                (self._process.stdout, STDOUT),
-                (self._process.stderr, STDERR),
-            )
+            threading.Thread(target=self._forward, args=pair, daemon=True) for pair in streams
         ]
         for reader in readers:
             reader.start()
@@ -246,22 +227,14 @@ class Worker:
         What a process that has exited has left in its pipe is passed on without waiting for room.
         """
         with stream:
-            for line in _read_lines(stream):
+            for line in iter(lambda: stream.readline(MAX_LINE_BYTES), b""):
+                line = line if line.endswith(b"\n") else line + b"\n"
                 self._last_lines.append(line)
                 if output is STDERR:
                     self._last_on_stderr = line
                 while self._is_running and not output.wait_for_room(ROOM_SECONDS):
                     pass
-                output.put(b"[%d] " % self.rank + line, self._report_closed)
-
-    def _report_closed(self) -> None:
-        self._report(OutputClosed())
-
-
-def _read_lines(stream: IO[bytes]) -> Iterator[bytes]:
-    """Lines of at most `MAX_LINE_BYTES`, each with a line break at its end."""
-    for line in iter(lambda: stream.readline(MAX_LINE_BYTES), b""):
-        yield line if line.endswith(b"\n") else line + b"\n"
+                output.put(b"[%d] " % self.rank + line, lambda: self._report(OutputClosed()))
 
 
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers
@@ -273,10 +246,6 @@ def signal_handlers(signals: Iterable[signal.Signals], handler: Handler) -> Iter
 
     On threads other than the main thread this does nothing, because Python sets signal handlers
     on the main thread only. SIGHUP stays ignored where it is ignored (`nohup`).
-
-    Args:
-      signals: for example `[signal.SIGTERM]`.
-      handler: called as `handler(number, frame)`, on the main thread; or `signal.SIG_IGN`.
 
     >>> import signal
     >>> from gossipjax import launch

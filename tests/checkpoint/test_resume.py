@@ -1,5 +1,6 @@
 """A run that continues: `Checkpoints.resume` and `after`, SIGTERM, other nodes and chains."""
 
+import contextlib
 import functools
 import os
 import resource
@@ -19,8 +20,7 @@ import gossipjax as gx
 from gossipjax.checkpoint import Checkpoints, Preempted, TrainState, change_nodes
 
 N = 4
-PLACEMENTS = {"mesh": gx.Nodes(mesh=make_mesh(N)), "vmap": gx.Nodes(N)}
-NODES = PLACEMENTS["vmap"]
+NODES = gx.Nodes(N)
 UNFINISHED = "9.orbax-checkpoint-tmp"
 ALGORITHMS = {"osgp": lambda n: gx.osgp(gx.topology.random_peer(n, 3, seed=1)), "d1d": gx.d1d_psgd}
 
@@ -28,52 +28,6 @@ ALGORITHMS = {"osgp": lambda n: gx.osgp(gx.topology.random_peer(n, 3, seed=1)), 
 def make_tx(metadata):
     algorithm = ALGORITHMS[metadata.get("algorithm", "osgp")]
     return optax.chain(optax.sgd(0.1, momentum=0.9), algorithm(metadata["nodes"]))
-
-
-def make_accumulating(every):
-    return gx.accumulate(optax.chain(optax.sgd(0.1, 0.9), gx.osgp(gx.topology.ring(N))), every)
-
-
-class TestAccumulation:
-    @staticmethod
-    def train(tx, state, steps) -> Any:
-        def gradients(z, batch):
-            return z - batch, ()
-
-        train_step = gx.TrainStep(gradients, tx, nodes=NODES)
-        z, opt_state = state.params, state.opt_state
-        for k in range(state.step, steps):
-            batch = np.random.default_rng(k).normal(size=(N, 3)).astype(np.float32)
-            z, opt_state, _ = train_step(k, z, opt_state, batch)
-        return state._replace(step=steps, params=z, opt_state=opt_state)
-
-    def start(self, every):
-        return TrainState(0, *NODES.init(make_accumulating(every), jnp.zeros(3)), metadata={})
-
-    def test_resumes_at_any_step_with_the_same_every(self, tmp_path):
-        tx = make_accumulating(3)
-        state = self.start(3)
-        for step in (4, 5, 6):
-            state = self.train(tx, state, step)
-            with Checkpoints(tmp_path, every=1) as checkpoints:
-                checkpoints.after(state, last=True)
-            with Checkpoints(tmp_path) as checkpoints:
-                resumed = checkpoints.resume(self.start(3), NODES, lambda metadata: tx)
-            assert resumed.step == step
-            assert_equal_bits(resumed.arrays, state.arrays)
-        message = r"accumulate.every: 2, as this run, got .*accumulate.every: 3. It is of another"
-        with Checkpoints(tmp_path) as checkpoints, pytest.raises(ValueError, match=message):
-            checkpoints.resume(self.start(2), NODES, lambda metadata: make_accumulating(2))
-
-    def test_other_nodes_go_on_with_the_mean_of_the_sums(self):
-        state = self.train(make_accumulating(3), self.start(3), 5)
-        ring = gx.topology.ring(N + 2)
-        tx = gx.accumulate(optax.chain(optax.sgd(0.1, 0.9), gx.osgp(ring)), 3)
-        new: Any
-        _, new, _ = change_nodes(state.params, state.opt_state, tx, N + 2)
-        np.testing.assert_array_equal(new.pending, np.full(N + 2, 2))
-        mean = np.mean(state.opt_state.total, axis=0)
-        np.testing.assert_allclose(new.total, np.tile(mean, (N + 2, 1)), rtol=1e-6)
 
 
 def make_start(nodes, **metadata):
@@ -109,196 +63,149 @@ def train(state, nodes, steps, checkpoints=None):
     return state
 
 
-class TestResume:
-    def test_nothing_saved(self, tmp_path):
-        start = make_start(NODES)
-        with Checkpoints(tmp_path, every=2) as checkpoints:
-            assert checkpoints.resume(start, NODES, make_tx) is start
-            assert checkpoints.resize_report is None
-            assert checkpoints.resumed_from is None
+@pytest.mark.smoke
+@pytest.mark.parametrize("nodes", [gx.Nodes(mesh=make_mesh(N)), NODES], ids=["mesh", "vmap"])
+def test_bit_for_bit(nodes, tmp_path):
+    """Saved at every third step and at the last; the metadata come back, with the nodes."""
+    start = make_start(nodes)
+    uninterrupted = train(start, nodes, 9)
+    with Checkpoints(tmp_path, every=3) as checkpoints:
+        assert checkpoints.resume(start, nodes, make_tx) is start
+        assert checkpoints.resize_report is checkpoints.resumed_from is None
+        train(start, nodes, 7, checkpoints)
+    with Checkpoints(tmp_path, every=3) as checkpoints:
+        assert checkpoints.wait() == [3, 6, 7]
+        state = checkpoints.resume(start, nodes, make_tx)
+        assert checkpoints.resize_report is None
+        assert checkpoints.resumed_from == tmp_path
+        assert (state.step, state.metadata) == (7, {"batches": [6, 7], "nodes": N})
+        gossip = gx.gossip_state(state.opt_state)
+        assert gossip is not None
+        assert np.abs(gossip.in_flight.buffers[0]).max() > 0.1
+        for a, b in zip(*map(jax.tree.leaves, (state.arrays, start.arrays)), strict=True):
+            assert a.sharding == b.sharding
+        state = train(state, nodes, 9, checkpoints)
+    assert_equal_bits(state.arrays, uninterrupted.arrays)
 
-    @pytest.mark.smoke
-    @pytest.mark.parametrize("nodes", PLACEMENTS.values(), ids=PLACEMENTS)
-    def test_bit_for_bit(self, nodes, tmp_path):
-        uninterrupted = train(make_start(nodes), nodes, 9)
-        with Checkpoints(tmp_path, every=3) as checkpoints:
-            train(make_start(nodes), nodes, 7, checkpoints)
-        with Checkpoints(tmp_path, every=3) as checkpoints:
-            assert checkpoints.wait() == [3, 6, 7]
-            start = make_start(nodes)
-            state = checkpoints.resume(start, nodes, make_tx)
-            assert checkpoints.resize_report is None
-            assert checkpoints.resumed_from == tmp_path
-            assert state.step == 7
-            assert state.metadata == {"batches": [6, 7], "nodes": N}
-            gossip = gx.gossip_state(state.opt_state)
-            assert gossip is not None
-            assert np.abs(gossip.in_flight.buffers[0]).max() > 0.1
-            for a, b in zip(*map(jax.tree.leaves, (state.arrays, start.arrays)), strict=True):
-                assert a.sharding == b.sharding
-            state = train(state, nodes, 9, checkpoints)
-        assert_equal_bits(state.arrays, uninterrupted.arrays)
 
-    @pytest.mark.smoke
-    @pytest.mark.parametrize("nodes", [gx.Nodes(3), gx.Nodes(mesh=make_mesh(6))], ids=["3", "6"])
-    def test_another_number_of_nodes(self, nodes, tmp_path):
-        with Checkpoints(tmp_path, every=5) as checkpoints:
-            saved = train(make_start(NODES), NODES, 5, checkpoints)
-        with Checkpoints(tmp_path, every=2) as checkpoints:
-            state = checkpoints.resume(make_start(nodes), nodes, make_tx)
-            report = checkpoints.resize_report
-            assert report is not None
-            assert (report.before, report.after) == (N, nodes.size)
-            assert 0 < (report.fraction_in_flight or 0) < 1
-            assert state.step == 5
-            expected = average_densely(saved.params, saved.opt_state)
-            assert nodes.one(state.params) == pytest.approx(expected, rel=1e-5)
-            mean = np.asarray(saved.batch_stats["mean"]).mean(axis=0)
-            assert nodes.one(state.batch_stats["mean"]) == pytest.approx(mean, rel=1e-6)
-            start = make_start(nodes)
-            for a, b in zip(*map(jax.tree.leaves, (state.arrays, start.arrays)), strict=True):
-                assert (a.sharding, a.shape, a.dtype) == (b.sharding, b.shape, b.dtype)
-            state = train(state, nodes, 8, checkpoints)
-        with Checkpoints(tmp_path) as checkpoints:
-            again = checkpoints.resume(make_start(nodes), nodes, make_tx)
-            assert checkpoints.resize_report is None
-            assert again.metadata is not None
-            assert again.metadata["nodes"] == nodes.size
-        assert_equal_bits(again.arrays, state.arrays)
-
-    def test_a_chain_whose_state_has_no_arrays(self, tmp_path):
-        """Only the parameters show that the number of nodes is another."""
-
-        def make_bare_tx(metadata):
-            return optax.chain(gx.allreduce(), optax.sgd(0.1))
-
-        start = TrainState(0, *NODES.init(make_bare_tx({}), jnp.ones(3)))
-        with Checkpoints(tmp_path, every=1) as checkpoints:
-            checkpoints.after(start._replace(step=1))
-        few = gx.Nodes(2)
-        start = TrainState(0, *few.init(make_bare_tx({}), jnp.zeros(3)))
-        with Checkpoints(tmp_path) as checkpoints:
-            state = checkpoints.resume(start, few, make_bare_tx)
-            assert checkpoints.resize_report is not None
-        assert isinstance(state.params, jax.Array)
-        assert state.params.tolist() == [[1.0] * 3] * 2
-
-    def test_another_algorithm_in_the_same_folder(self, tmp_path):
-        with Checkpoints(tmp_path, every=5) as checkpoints:
-            saved = train(make_start(NODES, algorithm="osgp"), NODES, 5, checkpoints)
-        start = make_start(NODES, algorithm="d1d")
-        with Checkpoints(tmp_path) as checkpoints:
-            state = checkpoints.resume(start, NODES, make_tx)
-            assert checkpoints.resize_report is not None
-        assert jax.tree.structure(state.opt_state) == jax.tree.structure(start.opt_state)
+@pytest.mark.smoke
+@pytest.mark.parametrize("nodes", [gx.Nodes(3), gx.Nodes(mesh=make_mesh(6))], ids=["3", "6"])
+def test_another_number_of_nodes(nodes, tmp_path):
+    with Checkpoints(tmp_path, every=5) as checkpoints:
+        saved = train(make_start(NODES), NODES, 5, checkpoints)
+    start = make_start(nodes)
+    with Checkpoints(tmp_path, every=2) as checkpoints:
+        state = checkpoints.resume(start, nodes, make_tx)
+        report = checkpoints.resize_report
+        assert report is not None
+        assert (report.before, report.after, state.step) == (N, nodes.size, 5)
+        assert 0 < (report.fraction_in_flight or 0) < 1
         expected = average_densely(saved.params, saved.opt_state)
-        assert NODES.one(state.params) == pytest.approx(expected, rel=1e-5)
-        assert state.metadata is not None
-        assert state.metadata["algorithm"] == "osgp"  # as it was saved
+        assert nodes.one(state.params) == pytest.approx(expected, rel=1e-5)
+        mean = np.asarray(saved.batch_stats["mean"]).mean(axis=0)
+        assert nodes.one(state.batch_stats["mean"]) == pytest.approx(mean, rel=1e-6)
+        for a, b in zip(*map(jax.tree.leaves, (state.arrays, start.arrays)), strict=True):
+            assert (a.sharding, a.shape, a.dtype) == (b.sharding, b.shape, b.dtype)
+        state = train(state, nodes, 8, checkpoints)
+    with Checkpoints(tmp_path) as checkpoints:
+        again = checkpoints.resume(start, nodes, make_tx)
+        assert checkpoints.resize_report is None
+    assert again.metadata is not None
+    assert again.metadata["nodes"] == nodes.size
+    assert_equal_bits(again.arrays, state.arrays)
 
-    def test_init_from_another_folder(self, tmp_path):
-        first = tmp_path / "first"
-        second = tmp_path / "second"
-        with Checkpoints(first, every=5) as checkpoints:
-            saved = train(make_start(NODES, algorithm="osgp"), NODES, 5, checkpoints)
-        nodes = gx.Nodes(3)
-        start = make_start(nodes, algorithm="d1d")
-        with Checkpoints(second, every=4) as checkpoints:
-            state = checkpoints.resume(start, nodes, make_tx, init_from=first)
-            assert checkpoints.resumed_from == first
-            assert checkpoints.resize_report is not None
-            expected = average_densely(saved.params, saved.opt_state)
-            assert nodes.one(state.params) == pytest.approx(expected, rel=1e-5)
-            assert state.step == 5
-            train(state._replace(metadata=start.metadata), nodes, 8, checkpoints)
-        assert names_in(second) == ["8"]
-        with Checkpoints(second) as checkpoints:  # the run's newest checkpoint goes first
-            state = checkpoints.resume(start, nodes, make_tx, init_from=first)
-            assert (state.step, checkpoints.resumed_from) == (8, second)
-            assert checkpoints.resize_report is None
-        assert names_in(first) == ["5"]
 
-    def test_init_from_a_folder_without_checkpoints(self, tmp_path):
+def test_a_chain_whose_state_has_no_arrays(tmp_path):
+    """Only the parameters show that the number of nodes is another."""
+    tx = optax.chain(gx.allreduce(), optax.sgd(0.1))
+    few = gx.Nodes(2)
+    with Checkpoints(tmp_path, every=1) as checkpoints:
+        checkpoints.after(TrainState(1, *NODES.init(tx, jnp.ones(3))))
+        state = checkpoints.resume(TrainState(0, *few.init(tx, jnp.zeros(3))), few, lambda _: tx)
+        assert checkpoints.resize_report is not None
+    assert isinstance(state.params, jax.Array)
+    assert state.params.tolist() == [[1.0] * 3] * 2
+
+
+def test_another_algorithm_and_init_from_another_folder(tmp_path):
+    first = tmp_path / "first"
+    second = tmp_path / "second"
+    with Checkpoints(first, every=5) as checkpoints:
+        saved = train(make_start(NODES, algorithm="osgp"), NODES, 5, checkpoints)
+    expected = average_densely(saved.params, saved.opt_state)
+    start = make_start(NODES, algorithm="d1d")
+    with Checkpoints(first) as checkpoints:
+        state = checkpoints.resume(start, NODES, make_tx)
+        assert checkpoints.resize_report is not None
+    assert jax.tree.structure(state.opt_state) == jax.tree.structure(start.opt_state)
+    assert NODES.one(state.params) == pytest.approx(expected, rel=1e-5)
+    assert state.metadata is not None
+    assert state.metadata["algorithm"] == "osgp"  # as it was saved
+    nodes = gx.Nodes(3)
+    start = make_start(nodes, algorithm="d1d")
+    with Checkpoints(second, every=4) as checkpoints:
+        state = checkpoints.resume(start, nodes, make_tx, init_from=first)
+        assert (state.step, checkpoints.resumed_from) == (5, first)
+        assert checkpoints.resize_report is not None
+        assert nodes.one(state.params) == pytest.approx(expected, rel=1e-5)
+        checkpoints.after(state._replace(step=8, metadata=start.metadata))
+    with Checkpoints(second) as checkpoints:  # the run's newest checkpoint goes first
+        state = checkpoints.resume(start, nodes, make_tx, init_from=first)
+        assert (state.step, checkpoints.resumed_from) == (8, second)
+        assert checkpoints.resize_report is None
         (tmp_path / "empty").mkdir()
-        start = make_start(NODES)
-        with Checkpoints(tmp_path / "run") as checkpoints:
-            for name in ("empty", "missing"):
-                message = f"init_from must be a folder of checkpoints, got {tmp_path / name}, which"
-                with pytest.raises(ValueError, match=message):
-                    checkpoints.resume(start, NODES, make_tx, init_from=tmp_path / name)
-        assert not (tmp_path / "missing").exists()
-
-    def test_another_model_or_optimizer(self, tmp_path):
-        def make_adam(metadata):
-            return optax.chain(promoting(optax.adam(0.1)), ALGORITHMS["osgp"](metadata["nodes"]))
-
-        with Checkpoints(tmp_path, every=1) as checkpoints:
-            checkpoints.after(make_start(NODES)._replace(step=1))
-        nodes = gx.Nodes(3)
-        with Checkpoints(tmp_path) as checkpoints:
-            params, opt_state = nodes.init(make_adam({"nodes": 3}), jnp.zeros(3))
-            start = make_start(nodes)._replace(params=params, opt_state=opt_state)
-            with pytest.raises(ValueError, match=r"step 1 must have .* It is of another model, o"):
-                checkpoints.resume(start, nodes, make_adam)
-            start = TrainState(0, *nodes.init(make_tx({"nodes": 3}), jnp.zeros(7)))
-            with pytest.raises(ValueError, match=r"\[4, 7\] float32, as this run, got .*\[4, 3\]"):
-                checkpoints.resume(start, nodes, make_tx)
+        for name in ("empty", "missing"):
+            with (
+                Checkpoints(tmp_path / "third") as empty,
+                pytest.raises(ValueError, match=f"got {tmp_path / name}, which holds none"),
+            ):
+                empty.resume(start, nodes, make_tx, init_from=tmp_path / name)
+    assert (names_in(first), names_in(second)) == (["5"], ["8"])
+    assert not (tmp_path / "missing").exists()
 
 
-class TestTheFolderOfAnotherRun:
-    @pytest.fixture
-    def others(self, tmp_path):
-        """It is saving."""
-        folder = tmp_path / "others"
-        with Checkpoints(folder, every=1) as checkpoints:
-            checkpoints.after(make_start(NODES)._replace(step=1))
-            checkpoints.after(make_start(NODES)._replace(step=2))
-        (folder / UNFINISHED).mkdir()
-        (folder / UNFINISHED / "part").write_text("half of it")
-        return folder
+def test_another_model_or_optimizer(tmp_path):
+    def make_adam(metadata):
+        return optax.chain(promoting(optax.adam(0.1)), ALGORITHMS["osgp"](metadata["nodes"]))
 
-    def test_is_only_read(self, others, tmp_path):
-        before = snapshot(others)
-        start = make_start(NODES)
-        with Checkpoints(tmp_path / "mine", every=1) as checkpoints:
-            state = checkpoints.resume(start, NODES, make_tx, init_from=others)
-            assert state.step == 2
-            checkpoints.after(state._replace(step=3))
-        with Checkpoints(others, read_only=True) as checkpoints:
-            assert checkpoints.wait() == [1, 2]
-            assert checkpoints.resume(start, NODES, make_tx).step == 2
-            assert checkpoints.restore(start.arrays, step=1) is not None
-            with pytest.raises(ValueError, match=r"read_only must be False for a save in .*others"):
-                checkpoints.save(3, start.arrays, {})
-        assert snapshot(others) == before
-        with pytest.raises(OSError, match=r"can read, got .*missing: there is no such folder"):
-            Checkpoints(tmp_path / "missing", read_only=True)
-        assert not (tmp_path / "missing").exists()
-
-    def test_is_cleaned_at_the_first_save(self, others):
-        """A program that only looks must not end a save in progress."""
-        with Checkpoints(others, every=1) as checkpoints:
-            checkpoints.resume(make_start(NODES), NODES, make_tx)
-            assert (others / UNFINISHED / "part").exists()
-            checkpoints.after(make_start(NODES)._replace(step=3))
-            assert not (others / UNFINISHED).exists()
+    nodes = gx.Nodes(3)
+    adam = TrainState(0, *nodes.init(make_adam({"nodes": 3}), jnp.zeros(3)))
+    wide = TrainState(0, *nodes.init(make_tx({"nodes": 3}), jnp.zeros(7)))
+    with Checkpoints(tmp_path, every=1) as checkpoints:
+        checkpoints.after(make_start(NODES)._replace(step=1, batch_stats=None))
+        with pytest.raises(ValueError, match=r"step 1 must have .* It is of another model, o"):
+            checkpoints.resume(adam, nodes, make_adam)
+        with pytest.raises(ValueError, match=r"\[4, 7\] float32, as this run, got .*\[4, 3\]"):
+            checkpoints.resume(wide, nodes, make_tx)
 
 
-class TestAfter:
-    def test_every_k_steps_and_the_last(self, tmp_path):
-        with Checkpoints(tmp_path, every=3, max_to_keep=9) as checkpoints:
-            train(make_start(NODES), NODES, 7, checkpoints)
-            assert checkpoints.wait() == [3, 6, 7]
-
-    def test_keeps_the_metadata_and_adds_the_nodes(self, tmp_path):
-        with Checkpoints(tmp_path, every=1) as checkpoints:
-            metadata = {"seed": 3, "nodes": 99}
-            state = make_start(NODES)._replace(step=1, metadata=metadata)
-            checkpoints.after(state)
-            restored = checkpoints.restore(state.arrays)
-            assert restored is not None
-            assert restored.metadata == {"seed": 3, "nodes": N}
-            assert metadata["nodes"] == 99
+def test_the_folder_of_another_run_is_only_read(tmp_path):
+    """It is saving. A program that only looks must not end that; the first save cleans."""
+    others = tmp_path / "others"
+    start = make_start(NODES)
+    with Checkpoints(others, every=1) as checkpoints:
+        checkpoints.after(start._replace(step=1))
+        checkpoints.after(start._replace(step=2))
+    (others / UNFINISHED).mkdir()
+    (others / UNFINISHED / "part").write_text("half of it")
+    before = snapshot(others)
+    with Checkpoints(tmp_path / "mine", every=1) as checkpoints:
+        assert checkpoints.resume(start, NODES, make_tx, init_from=others).step == 2
+    with Checkpoints(others, read_only=True) as checkpoints:
+        assert checkpoints.wait() == [1, 2]
+        assert checkpoints.resume(start, NODES, make_tx).step == 2
+        assert checkpoints.restore(start.arrays, step=1) is not None
+        with pytest.raises(ValueError, match=r"read_only must be False for a save in .*others"):
+            checkpoints.save(3, start.arrays, {})
+    assert snapshot(others) == before
+    with pytest.raises(OSError, match=r"can read, got .*missing: there is no such folder"):
+        Checkpoints(tmp_path / "missing", read_only=True)
+    assert not (tmp_path / "missing").exists()
+    with Checkpoints(others, every=1) as checkpoints:
+        checkpoints.resume(start, NODES, make_tx)
+        assert (others / UNFINISHED / "part").exists()
+        checkpoints.after(start._replace(step=3))
+        assert not (others / UNFINISHED).exists()
 
 
 @pytest.fixture
@@ -312,48 +219,41 @@ def received():
 
 class TestSigterm:
     def test_saves_and_ends(self, tmp_path, received):
-        start = make_start(NODES)
-        with Checkpoints(tmp_path, every=100) as checkpoints:
-            state = train(start, NODES, 2)
-            checkpoints.after(state)
-            os.kill(os.getpid(), signal.SIGTERM)
-            state = train(state, NODES, 3)
-            with pytest.raises(Preempted) as preempted:
-                checkpoints.after(state)
-        assert preempted.value.code == 143
-        assert isinstance(preempted.value, SystemExit)
-        assert str(preempted.value).startswith(f"asked to end: saved after step 3 in {tmp_path};")
-        with Checkpoints(tmp_path) as checkpoints:
-            assert checkpoints.resume(start, NODES, make_tx).step == 3
-
-    def test_ends_the_context(self, tmp_path, received):
-        """As a program sees it: the former handler is back, and gets nothing any more."""
+        """And the former handler is back, and gets nothing any more."""
         handler = signal.getsignal(signal.SIGTERM)
+        start = make_start(NODES)._replace(metadata={"seed": 3, "nodes": 99})
 
         def run_until_sigterm():
-            with Checkpoints(tmp_path, every=1) as checkpoints:
-                assert signal.getsignal(signal.SIGTERM) != handler
+            with Checkpoints(tmp_path, every=100) as checkpoints:
+                checkpoints.after(start._replace(step=2))
                 os.kill(os.getpid(), signal.SIGTERM)
-                checkpoints.after(make_start(NODES)._replace(step=1))
+                checkpoints.after(start._replace(step=3))
 
-        with pytest.raises(Preempted):
+        message = f"saved after step 3 in {tmp_path};"
+        with pytest.raises(Preempted, match=message) as preempted:
             run_until_sigterm()
+        assert preempted.value.code == 143
+        assert isinstance(preempted.value, SystemExit)
         assert signal.getsignal(signal.SIGTERM) == handler
         assert received == []
-        assert names_in(tmp_path) == ["1"]
+        with Checkpoints(tmp_path) as checkpoints:
+            resumed = checkpoints.resume(make_start(NODES), NODES, make_tx)
+            assert (resumed.step, resumed.metadata) == (3, {"seed": 3, "nodes": N})
+            os.kill(os.getpid(), signal.SIGTERM)  # not caught without `every`
+            assert received == [signal.SIGTERM]
 
-    def test_after_the_last_step_reaches_the_former_handler(self, tmp_path, received):
-        with Checkpoints(tmp_path, every=2) as checkpoints:
-            train(make_start(NODES), NODES, 2, checkpoints)
+    @pytest.mark.parametrize("has_handler", [True, False])
+    def test_in_the_last_write_completes_it(self, has_handler, tmp_path, received):
+        """Then a program's own handler gets it; without one the program ends as at any step."""
+        if not has_handler:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        ends = contextlib.nullcontext() if has_handler else pytest.raises(Preempted)
+        with ends, Checkpoints(tmp_path, every=1) as checkpoints:
+            checkpoints.after(make_start(NODES)._replace(step=2), last=True)
             os.kill(os.getpid(), signal.SIGTERM)
             assert received == []
-        assert received == [signal.SIGTERM]
+        assert received == [signal.SIGTERM] * has_handler
         assert names_in(tmp_path) == ["2"]
-
-    def test_is_not_caught_without_every(self, tmp_path, received):
-        with Checkpoints(tmp_path):
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert received == [signal.SIGTERM]
 
     @pytest.mark.filterwarnings("default:.*could not be written")
     @pytest.mark.parametrize(("step", "message"), [(1, "after step 1 in"), (None, "nothing is")])
@@ -377,3 +277,36 @@ class TestSigterm:
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, limits)
             assert preempted.value.step == step
+
+
+class TestAccumulation:
+    @staticmethod
+    def make(every, nodes=N):
+        gossip = gx.osgp(gx.topology.ring(nodes))
+        return gx.accumulate(optax.chain(optax.sgd(0.1, 0.9), gossip), every)
+
+    def start(self, every):
+        return TrainState(0, *NODES.init(self.make(every), jnp.zeros(3)), metadata={})
+
+    def train(self, state, steps) -> Any:
+        train_step = gx.TrainStep(lambda z, batch: (z - batch, ()), self.make(3), nodes=NODES)
+        z, opt_state = state.params, state.opt_state
+        for k in range(state.step, steps):
+            batch = np.random.default_rng(k).normal(size=(N, 3)).astype(np.float32)
+            z, opt_state, _ = train_step(k, z, opt_state, batch)
+        return state._replace(step=steps, params=z, opt_state=opt_state)
+
+    def test_resumes_in_the_middle_with_the_same_every_and_with_other_nodes(self, tmp_path):
+        state = self.train(self.start(3), 5)
+        with Checkpoints(tmp_path, every=1) as checkpoints:
+            checkpoints.after(state)
+            resumed = checkpoints.resume(self.start(3), NODES, lambda metadata: self.make(3))
+            assert_equal_bits(resumed.arrays, state.arrays)
+            message = r"accumulate.every: 2, as this run, got .*every: 3. It is of another"
+            with pytest.raises(ValueError, match=message):
+                checkpoints.resume(self.start(2), NODES, lambda metadata: self.make(2))
+        new: Any
+        _, new, _ = change_nodes(state.params, state.opt_state, self.make(3, N + 2), N + 2)
+        np.testing.assert_array_equal(new.pending, np.full(N + 2, 2))
+        mean = np.mean(state.opt_state.total, axis=0)
+        np.testing.assert_allclose(new.total, np.tile(mean, (N + 2, 1)), rtol=1e-6)

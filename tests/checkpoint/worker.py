@@ -15,6 +15,11 @@ from gossipjax import launch, processes
 from gossipjax.checkpoint import Checkpoints, Preempted, TrainState
 
 N = 4
+STEPS = 7
+
+
+def say(*words):
+    print(*words, flush=True)
 
 
 def check_processes(process_id):
@@ -50,92 +55,98 @@ def make_tx(metadata):
     return optax.chain(optax.sgd(0.1, momentum=0.9), gx.osgp(schedule))
 
 
-def local_rows(tree):
-    return [np.asarray(s.data) for x in jax.tree.leaves(tree) for s in x.addressable_shards]
-
-
-def abstract(tree):
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
-
-
-def damage_rows_of_process_1(folder, process_id):
-    processes.barrier()
-    if process_id == 1:
-        for path in folder.rglob("ocdbt.process_1/d/*"):
-            path.write_bytes(b"")
-    processes.barrier()
-
-
-def check_damage(checkpoints, start, step, process_id):
+def check_damage(folder, state, process_id):
     """What one process cannot read is passed over by both."""
-    template = abstract(start.arrays)
-    arrays = start.arrays
-    for k in range(6):
-        if k in (2, 4):
-            checkpoints.save(k, arrays, {"nodes": N})
-        arrays = step(*arrays, np.int32(k))
-    assert checkpoints.wait() == [2, 4]
-    for _ in range(2):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            restored = checkpoints.restore(template)
-        print(f"restored step {restored.step} with {len(caught)} warnings", flush=True)
-        assert restored.metadata == {"nodes": N}
-        resumed = restored.state
-        for k in range(restored.step, 6):
-            resumed = step(*resumed, np.int32(k))
-        for a, b in zip(local_rows(resumed), local_rows(arrays), strict=True):
-            np.testing.assert_array_equal(a, b)
-        if restored.step == 4:
-            damage_rows_of_process_1(checkpoints.folder / "4", process_id)
-    without_shardings = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), template)
-    whole = checkpoints.restore(without_shardings)
-    assert whole.state[0].shape == (N, 1000)
+    arrays = state.arrays
+    forms = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), arrays
+    )
+    with Checkpoints(folder) as checkpoints:
+        for step in (2, 4):
+            checkpoints.save(step, arrays, {"nodes": N})
+        assert checkpoints.wait() == [2, 4]
+        try:
+            Checkpoints(folder)  # one lock is the job's, and all of it is refused another
+        except OSError as error:
+            say(str(error).partition("has open. ")[2].partition(";")[0])
+        for expected in (4, 2):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                restored = checkpoints.restore(forms)
+            say(f"restored step {restored.step} with {len(caught)} warnings")
+            assert (restored.step, restored.metadata) == (expected, {"nodes": N})
+            assert_equal(restored.state, arrays)
+            processes.barrier()
+            if process_id == 1:
+                for path in (folder / "4").rglob("ocdbt.process_1/d/*"):
+                    path.write_bytes(b"")
+            processes.barrier()
+        whole = checkpoints.restore(
+            jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), forms)
+        )
+        assert whole.state[0].shape == (N, 1000)
 
 
-def check_lock(folder):
-    """One lock is the job's, and all of it is refused another."""
-    try:
-        Checkpoints(folder)
-    except OSError as error:
-        print(str(error).partition("That is ")[2].partition(":")[0], "has the lock", flush=True)
+def assert_equal(one, other):
+    for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True):
+        for c, d in zip(a.addressable_shards, b.addressable_shards, strict=True):
+            np.testing.assert_array_equal(c.data, d.data)
+
+
+def kill_in_the_save_of_step_4(folder):
+    """Ends process 0 when the arrays are written, and have no name yet."""
+    rename = os.rename
+
+    def rename_or_die(source, target):
+        if Path(target) == folder / "4.orbax-checkpoint-tmp" / "state":
+            os.kill(os.getpid(), signal.SIGKILL)
+        rename(source, target)
+
+    os.rename = rename_or_die
 
 
 def main(folder):
     process_id, _ = launch.initialize()
     nodes = gx.Nodes(mesh=launch.mesh())
-    print(f"process {process_id} holds nodes {nodes.local}", flush=True)
     rng = np.random.default_rng(0)
-    check_processes(process_id)
-    check_nodes(nodes, rng.normal(size=(N, 3)).astype(np.float32))
-    tx = make_tx({"nodes": N})
-
-    def update(params, opt_state, batch_stats, k):
-        updates, opt_state = tx.update(params, opt_state, params, step=k)
-        return optax.apply_updates(params, updates), opt_state, batch_stats
-
-    step = nodes.spmd(update, shared_argnums=3, donate_argnums=(0, 1))
     rows = rng.normal(size=(N, 1000)).astype(np.float32)
+    tx = make_tx({"nodes": N})
+    train_step = gx.TrainStep(lambda x, goal: (x - goal, None), tx, nodes=nodes)
+    goals = nodes.put(np.arange(N, dtype=np.float32)[nodes.local])
 
     def make_start():
         params = nodes.put(rows[nodes.local])
         return TrainState(0, params, nodes.run(tx.init, params))
 
-    with Checkpoints(folder) as checkpoints:
-        check_lock(folder)
-        check_damage(checkpoints, make_start(), step, process_id)
-    with Checkpoints(folder, every=100) as checkpoints:
-        state = checkpoints.resume(make_start(), nodes, make_tx)
-        print(f"resumed step {state.step} with {state.metadata}", flush=True)
-        for k in range(state.step, 9):
-            state = TrainState(k + 1, *step(*state.arrays, np.int32(k)))
-            if process_id == 1 and state.step == 5:
-                os.kill(os.getpid(), signal.SIGTERM)
-            try:
+    def train(state, steps, checkpoints=None):
+        while state.step < steps:
+            arrays = train_step(state.step, state.params, state.opt_state, goals)[:2]
+            state = TrainState(state.step + 1, *arrays)
+            if checkpoints is not None:
                 checkpoints.after(state)
-            except Preempted as preempted:
-                print(f"ends after step {preempted.step}", flush=True)
-                raise
+        return state
+
+    is_first_attempt = os.environ["GOSSIPJAX_RESTART"] == "0"
+    if is_first_attempt:
+        say(f"process {process_id} holds nodes {nodes.local}")
+        check_processes(process_id)
+        check_nodes(nodes, rng.normal(size=(N, 3)).astype(np.float32))
+        check_damage(folder / "damaged", train(make_start(), 2), process_id)
+        kill_in_the_save_of_step_4(folder / "run")
+    with Checkpoints(folder / "run", every=2) as checkpoints:
+        state = checkpoints.resume(make_start(), nodes, make_tx)
+        names = sorted(path.name for path in (folder / "run").iterdir())
+        say(f"starts at {state.step} with {state.metadata}", names if process_id == 0 else "")
+        state = train(state, STEPS, checkpoints)
+        assert_equal(state.arrays, train(make_start(), STEPS).arrays)
+        say("as if never killed")
+        if process_id == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            train(state, STEPS + 1, checkpoints)
+        except Preempted as preempted:
+            say(f"ends after step {preempted.step}")
+            raise
 
 
 if __name__ == "__main__":
