@@ -22,9 +22,9 @@ def quick_collections():
     gc.unfreeze()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def ended_reads(request):
-    """Reads by orbax that go on after they failed end in the test that ignores their complaints."""
+    """Reads by orbax that go on after they failed end in tests that ignore their complaints."""
     yield
     filters = [mark.args[0] for mark in request.node.iter_markers("filterwarnings")]
     if any("Unraisable" in text for text in filters):

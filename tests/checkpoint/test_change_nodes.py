@@ -59,14 +59,14 @@ def check_extra(old, new, restarted, model):
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [(name, jnp.float32) for name in NAMES]
-    + [(name, jnp.bfloat16) for name in ("sgp", "osgp 3", "adpsgd", "allreduce")],
+    [(name, jnp.float32) for name in NAMES] + [(name, jnp.bfloat16) for name in ("sgp", "osgp 3")],
 )
 def test_eight_five_eight_nodes_keep_the_average_model(name, dtype):
+    """And back, where the state has messages and weights."""
     before = 8
     steps = 5
     params, state = train_from_start(name, before, steps, dtype)
-    for after in (5, 8):
+    for after in (5, 8) if name == "osgp 3" else (5,):
         expected = average_densely(params, state)
         momentum = np.mean(np.asarray(jax.tree.leaves(state)[0], np.float64), axis=0)
         old = gx.gossip_state(state)
@@ -96,7 +96,7 @@ def test_eight_five_eight_nodes_keep_the_average_model(name, dtype):
             if dtype == jnp.float32:
                 init = gx.spmd(tx.init, nodes=after)(params)
                 check_extra(require_gossip(old), gossip, require_gossip(init), expected)
-        if after == 5:
+        if name == "osgp 3" and after == 5:
             params, state = train(tx, after, params, state, range(steps, steps + 4))
             assert np.isfinite(np.asarray(params, np.float32)).all()
             assert relative_error(average_densely(params, state), expected) > 1e-3
@@ -104,7 +104,7 @@ def test_eight_five_eight_nodes_keep_the_average_model(name, dtype):
             steps += 4
 
 
-@pytest.mark.parametrize("old", NAMES[::2])
+@pytest.mark.parametrize("old", NAMES[::4])
 def test_from_one_algorithm_to_another(old):
     index = NAMES.index(old)
     new = NAMES[(index + 3) % len(NAMES)]
@@ -144,18 +144,19 @@ def test_training_continues_on_a_mesh_and_donates():
     assert not np.array_equal(params[0], start)  # the momentum
 
 
-def test_sixty_four_nodes_with_real_weights():
-    tx = optax.chain(optax.sgd(0.1), gx.osgp(gx.topology.random_peer(64, 10, seed=0)))
-    z = jnp.asarray(np.random.default_rng(2).normal(size=(64, D)), jnp.float32)
-    z, state = train(tx, 64, z, gx.spmd(tx.init, nodes=64)(z), range(7))
+def test_many_nodes_with_real_weights():
+    size = 32
+    tx = optax.chain(optax.sgd(0.1), gx.osgp(gx.topology.random_peer(size, 3, seed=0)))
+    z = jnp.asarray(np.random.default_rng(2).normal(size=(size, D)), jnp.float32)
+    z, state = train(tx, size, z, gx.spmd(tx.init, nodes=size)(z), range(7))
     gossip = require_gossip(state)
     assert np.ptp(gossip.weight) > 0.3
     expected = average_densely(z, state)
-    params, after, report = resize(z, state, tx, 64)
+    params, after, report = resize(z, state, tx, size)
     assert relative_error(params[0], expected) < 1e-6
-    assert report.weight == pytest.approx(64, rel=1e-6)
+    assert report.weight == pytest.approx(size, rel=1e-6)
     sent = np.asarray(gossip.in_flight.buffers[0], np.float64)[:, 0, 0].sum()
-    assert report.fraction_in_flight == pytest.approx(sent / 64, rel=1e-6)
+    assert report.fraction_in_flight == pytest.approx(sent / size, rel=1e-6)
     assert report.fraction_in_flight is not None
     assert 0.3 < report.fraction_in_flight < 0.7
     assert jax.tree.structure(after) == jax.tree.structure(state)
@@ -178,13 +179,16 @@ def test_the_residuals_are_those_of_the_average_that_was_not_rounded():
     assert relative_error(rounded[0], expected) > 1e-6
 
 
-def noisy(schedule, on_resize: Any = "average", size=2):
+RULES = {"average": [1.5, 2.5], "max": [3, 4], "first": [0, 1], "restart": [0, 0]}
+
+
+def noisy(schedule, size=2):
     """An algorithm that nobody else knows, as its file would have it: D-PSGD that keeps things."""
     plan = ExchangePlan(schedule)
 
     def init(params):
         keep = {
-            "rule": Extra(jnp.zeros(size), on_resize),
+            **{rule: Extra(jnp.zeros(size), rule) for rule in RULES},
             "largest": Extra(jnp.int32(0), "max"),
             "key": Extra(jax.random.key(0), "first"),
             "velocity": Extra(jax.tree.map(jnp.zeros_like, params), "restart"),
@@ -196,7 +200,7 @@ def noisy(schedule, on_resize: Any = "average", size=2):
         node = jax.lax.axis_index("nodes")
         x, _ = mix(x, None, schedule, step)
         new = {
-            "rule": (node + jnp.arange(size)).astype(jnp.float32),
+            **dict.fromkeys(RULES, (node + jnp.arange(size)).astype(jnp.float32)),
             "largest": 10 * node,
             "key": jax.random.fold_in(jax.random.key(1), node),
             "velocity": jax.tree.map(jnp.ones_like, x),
@@ -210,23 +214,20 @@ def noisy(schedule, on_resize: Any = "average", size=2):
 class TestAnAlgorithmThatNobodyKnows:
     """Diagnostics, training step and a change of nodes work with what its state says."""
 
-    @pytest.mark.parametrize(
-        ("on_resize", "expected"),
-        [("average", [1.5, 2.5]), ("max", [3, 4]), ("first", [0, 1]), ("restart", [0, 0])],
-    )
-    def test_each_rule(self, on_resize, expected):
+    def test_each_rule(self):
         nodes = gx.Nodes(4)
-        tx = optax.chain(optax.sgd(0.1), noisy(gx.topology.ring(4), on_resize))
+        tx = optax.chain(optax.sgd(0.1), noisy(gx.topology.ring(4)))
         train_step = gx.TrainStep(lambda z: (z, jnp.sum(z)), tx, nodes=nodes)
         params, opt_state = nodes.init(tx, jnp.arange(3.0))
         params, opt_state, _ = train_step(0, params, opt_state)
         _, weight = nodes.one(nodes.run(gx.diagnostics.total_mass, params, opt_state))
         assert weight == 4
-        new_tx = optax.chain(optax.sgd(0.1), noisy(gx.topology.ring(3), on_resize))
+        new_tx = optax.chain(optax.sgd(0.1), noisy(gx.topology.ring(3)))
         params, opt_state, _ = resize(params, opt_state, new_tx, 3)
         gossip = require_gossip(opt_state)
         extra = {name: part.value for name, part in gossip.extra.items()}
-        np.testing.assert_array_equal(extra["rule"], np.tile(expected, (3, 1)))
+        for rule, expected in RULES.items():
+            np.testing.assert_array_equal(extra[rule], np.tile(expected, (3, 1)), err_msg=rule)
         assert extra["largest"].tolist() == [30] * 3
         first_key = jax.random.fold_in(jax.random.key(1), 0)
         for key in extra["key"]:
@@ -245,12 +246,12 @@ class TestAnAlgorithmThatNobodyKnows:
         tx = optax.chain(optax.sgd(0.1, momentum=0.9), noisy(gx.topology.ring(5)))
         params, state, _ = resize(params, state, tx, 5)
         gossip = require_gossip(state)
-        assert gossip.extra["rule"].value.tolist() == [[0.0, 0.0]] * 5
+        assert gossip.extra["average"].value.tolist() == [[0.0, 0.0]] * 5
         assert (gossip.count == 3).all()
         tx = optax.chain(optax.sgd(0.1, momentum=0.9), noisy(gx.topology.ring(5), size=3))
         params, state, _ = resize(params, state, tx, 5)  # nor has it one of this shape
         gossip = require_gossip(state)
-        assert gossip.extra["rule"].value.tolist() == [[0.0] * 3] * 5
+        assert gossip.extra["average"].value.tolist() == [[0.0] * 3] * 5
         _, state, _ = resize(params, state, make_chain("sgp", 8), 8)
         gossip = require_gossip(state)
         assert gossip.extra is None
@@ -295,13 +296,17 @@ def key_data(keys):
 class TestKeys:
     """New nodes that drew the same numbers would be one node, as far as noise goes."""
 
-    @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
-    @pytest.mark.parametrize("is_typed", [True, False], ids=["typed", "raw"])
-    @pytest.mark.parametrize("shape", [(), (3,)], ids=["one", "several"])
+    @pytest.mark.parametrize(
+        ("impl", "is_typed", "shape"),
+        [
+            ("threefry2x32", True, ()),
+            ("threefry2x32", False, (3,)),
+            ("rbg", False, ()),
+            ("unsafe_rbg", True, (3,)),
+        ],
+    )
     @pytest.mark.filterwarnings("ignore:.*legacy")
     def test_each_node_draws_from_a_key_of_its_index(self, shape, is_typed, impl):
-        if impl == "unsafe_rbg" and not is_typed:
-            return  # its raw keys look like those of rbg
         keys = jax.random.split(jax.random.key(5, impl=impl), (4, *shape))
         given = keys if is_typed else jax.random.key_data(keys)
         for name in ("dropout_key", "rngs"):
@@ -327,8 +332,9 @@ class TestKeys:
         for name, new in average_nodes(tree, 3).items():
             np.testing.assert_array_equal(new, [tree[name].max(axis=0)] * 3, err_msg=name)
 
-    @pytest.mark.parametrize("after", [3, 5])
-    def test_the_noise_of_an_optimizer(self, after):
+    def test_the_noise_of_an_optimizer(self):
+        after = 5
+
         def make_noisy(nodes):
             schedule = gx.topology.one_peer_exponential(nodes)
             return optax.chain(promoting(optax.add_noise(0.1, 0.5, 0)), gx.sgp(schedule))
@@ -376,7 +382,6 @@ WRAPPERS = {
 
 
 MASKED = {
-    "sgp": lambda n: gx.sgp(gx.topology.random_peer(n, 3, seed=1)),
     "osgp 2": lambda n: gx.osgp(gx.topology.random_peer(n, 3, seed=1), 2),
     "dpsgd": lambda n: gx.dpsgd(gx.topology.ring(n)),
 }
@@ -408,11 +413,9 @@ class TestMasked:
     @pytest.mark.parametrize(
         ("algorithm", "wrapper", "dtype"),
         [
-            ("osgp 2", "masked", jnp.float32),
             ("osgp 2", "masked by a tree", jnp.float32),
             ("osgp 2", "multi_transform", jnp.bfloat16),
-            ("sgp", "masked", jnp.bfloat16),
-            ("dpsgd", "multi_transform", jnp.float32),
+            ("dpsgd", "masked", jnp.float32),
         ],
     )
     def test_a_masked_algorithm(self, algorithm, wrapper, dtype):

@@ -56,7 +56,7 @@ def test_a_second_job_is_refused_by_name_until_the_first_is_killed(tmp_path):
         assert job.stdout.readline() == "open\n"
         who = rf"process {job.pid} on {re.escape(socket.gethostname())}"
         since = r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC, of job tonight"
-        way_out = "Wait for its end, end it, or give another folder; read_only=True only reads"
+        way_out = "Wait for its end, or end it; read_only=True only reads"
         require_refused(tmp_path, f"which {who}, {since} has open. {way_out}")
         with Checkpoints(tmp_path, read_only=True) as checkpoints:
             assert checkpoints.restore(STATE) is not None
@@ -73,10 +73,10 @@ def test_a_second_job_is_refused_by_name_until_the_first_is_killed(tmp_path):
 
 def test_one_process_opens_a_folder_once(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
-        require_refused(tmp_path, rf"which process {os.getpid()} on .* That is this job: close")
+        require_refused(tmp_path, rf"which process {os.getpid()} on .* Close it first")
         assert checkpoints.wait() == []
     with Checkpoints(tmp_path) as other:
-        with pytest.raises(OSError, match="That is this job"):
+        with pytest.raises(OSError, match="Close it first"):
             checkpoints.save(1, STATE, {})
         assert other.wait() == []
     checkpoints.save(1, STATE, {})  # nobody has it now

@@ -35,7 +35,8 @@ def launch_command(code: str, *options: object) -> list[str]:
 
 def environment(**more: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k not in ("NPROC", "XLA_FLAGS")}
-    return {**kept, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), **more}
+    quick = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    return {**kept, **quick, "PYTHONPATH": str(ROOT), **more}
 
 
 def run_job(code: str, *options: object, **more: str) -> subprocess.CompletedProcess[str]:
