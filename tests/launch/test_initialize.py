@@ -31,14 +31,9 @@ JOB_OF_TWO = {"coordinator_address": "a:1", "num_processes": 2, "process_id": 0}
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"process_id": 0}, "got no coordinator_address .* and no num_processes "),
-        (JOB_OF_TWO | {"process_id": None}, r"got no process_id \(GOSSIPJAX_PROCESS_ID\)"),
-        (
-            JOB_OF_TWO | {"coordinator_address": None},
-            r"got no coordinator_address \(GOSSIPJAX_COORDINATOR_ADDRESS\)",
-        ),
+        (JOB_OF_TWO | {"process_id": None}, "must be given together, got a:1, 2 and None"),
+        (JOB_OF_TWO | {"coordinator_address": None}, "together, got None, 2 and 0"),
         (JOB_OF_TWO | {"process_id": 2}, "from 0 to num_processes - 1, got process_id=2 "),
-        (JOB_OF_TWO | {"num_processes": 0}, "num_processes=0"),
         (JOB_OF_TWO | {"num_processes": 10**30}, "must be an integer from 0 to 1000000, got 10000"),
         (JOB_OF_TWO | {"coordinator_address": "a\0:1"}, "must be HOST:PORT"),
         (JOB_OF_TWO | {"coordinator_address": f"{'a' * 64}:1"}, "must be HOST:PORT"),
@@ -48,7 +43,6 @@ JOB_OF_TWO = {"coordinator_address": "a:1", "num_processes": 2, "process_id": 0}
             {"initialization_timeout": 0},
             r"initialization_timeout \(GOSSIPJAX_INITIALIZATION_TIMEOUT\) .* > 0 .* got 0\.",
         ),
-        ({"initialization_timeout": 10**400}, "> 0 and <= 1000000, got 1000000000000"),
     ],
 )
 def test_bad_arguments(arguments, message, fresh_process):
@@ -62,7 +56,6 @@ def test_bad_arguments(arguments, message, fresh_process):
     [
         ("GOSSIPJAX_INITIALIZATION_TIMEOUT", "soon", "INITIALIZATION_TIMEOUT.* got 'soon'"),
         ("GOSSIPJAX_NUM_PROCESSES", "four", "GOSSIPJAX_NUM_PROCESSES.*'four'"),
-        ("GOSSIPJAX_NUM_PROCESSES", "4", "got no coordinator_address .* and no process_id "),
         ("GOSSIPJAX_SECRET", "", "GOSSIPJAX_SECRET must not be empty"),
         ("JAX_COORDINATOR_BIND_ADDRESS", "all", "JAX_COORDINATOR_BIND_ADDRESS must be HOST:PORT"),
         ("SLURM_STEP_NUM_TASKS", "two", "SLURM_STEP_NUM_TASKS must be an integer .* got 'two'"),
@@ -229,7 +222,7 @@ def test_two_processes_exchange_and_end_seconds_apart():
         "values = [int(a.addressable_shards[0].data[0]) for a in (total, other)]\n"
         "print('result', *info, launch.mesh().shape['nodes'], *values, flush=True)\n"
         "if info.process_id == 0: launch.exit_process(0)\n"
-        "time.sleep(3)\n"
+        "time.sleep(1)\n"
         "print('end')"
     )
     done = run_job(code, "--processes", 2, "--local-devices", 2)
@@ -264,12 +257,9 @@ def test_jax_detects_slurm():
         assert f"ProcessInfo(process_id={i}, num_processes=2) 2\n" in outputs[i]
 
 
-@pytest.mark.parametrize(
-    "end", ["raise RuntimeError('no luck')", "launch.exit_process('Error: no luck')"]
-)
-def test_a_failing_process_of_a_cluster_does_not_wait_for_the_others(end):
+def test_a_failing_process_of_a_cluster_does_not_wait_for_the_others():
     """And SIGTERM reaches the program's handler, which JAX had replaced."""
-    code = CLUSTER + f"if info.process_id == 1: {end}\ntime.sleep(1000)"
+    code = CLUSTER + "if info.process_id == 1: raise RuntimeError('no luck')\ntime.sleep(1000)"
     done = run_job(code, "--processes", 2, "--local-devices", 2, "--grace", 1000)
     assert done.returncode == 1
     assert "Error: no luck" in done.stderr

@@ -131,36 +131,25 @@ def test_without_a_secret_a_wrong_process_gets_the_error_and_the_others_wait(inf
         assert [result.result() for result in results] == [None] * 3
 
 
-@pytest.mark.parametrize(
-    ("info", "problem"),
-    [((1, 3), "there are two processes 1 of 3"), ((2, 4), "got 3 in process 0 (")],
-)
-def test_without_a_secret_wrong_processes_are_named_in_the_end(info, problem):
-    errors = errors_of([(0, 3), (1, 3), info], 1, None)
+def test_without_a_secret_wrong_processes_are_named_in_the_end():
+    errors = errors_of([(0, 3), (1, 3), (1, 3)], 1, None)
     assert errors[0] is not None
     assert errors[0].startswith("process 2 of 3 did not connect to ADDRESS within 1 s")
-    assert problem in errors[0]
+    assert "there are two processes 1 of 3" in errors[0]
     assert sorted(error == errors[0] for error in errors[1:]) == [False, True]
 
 
 HELLO = {"process_id": 1, "num_processes": 2, "host": "somewhere"}
 WRONG = {
-    "list": {**HELLO, "process_id": []},
-    "text": {**HELLO, "process_id": "1"},
-    "float": {**HELLO, "process_id": 1.0},
-    "bool": {**HELLO, "process_id": True},
-    "99 of 2": {**HELLO, "process_id": 99},
+    "a text": {**HELLO, "process_id": "1"},
+    "a bool": {**HELLO, "process_id": True},
     "0 of 2": {**HELLO, "process_id": 0},
     "2 of 2": {**HELLO, "process_id": 2},
     "-1 of 2": {**HELLO, "process_id": -1},
-    "1 of text": {**HELLO, "num_processes": "2"},
-    "1 of true": {**HELLO, "num_processes": True},
     "1 of 10**3000": {**HELLO, "num_processes": 10**3000},
-    "host is a list": {**HELLO, "host": ["somewhere"]},
     "host controls a terminal": {**HELLO, "host": "\x1b[2J"},
     "long host": {**HELLO, "host": "x" * 3000},
     "no host": {"process_id": 1, "num_processes": 2},
-    "only null": None,
     "only a list": [1, 2],
 }
 LINES = {name: json.dumps(message).encode() + b"\n" for name, message in WRONG.items()}
@@ -168,9 +157,7 @@ LINES |= {
     "nesting": b"[" * 4000 + b"\n",
     "no JSON": b"GET / HTTP/1.1\r\n\r\n",
     "no text": b"\xff\xfe\x00\n",
-    "empty line": b"\n",
     "too long": b"1" * 100_000,
-    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 }
 
 
@@ -202,9 +189,7 @@ def test_without_the_secret_nobody_ends_the_job():
         assert [job.start(1, 2).result(), first.result()] == [None, None]
 
 
-@pytest.mark.parametrize(
-    ("mine", "other"), [("secret", "another"), ("secret", None), (None, "secret")]
-)
+@pytest.mark.parametrize(("mine", "other"), [("secret", "another"), (None, "secret")])
 def test_different_secrets_are_named(mine, other):
     with Job(timeout=1, secret=mine) as job:
         first = job.start(0, 2)
@@ -214,23 +199,20 @@ def test_different_secrets_are_named(mine, other):
     assert error is not None
     assert "GOSSIPJAX_SECRET differs" in error
     assert reported is not None
-    assert reported.startswith("process 1 of 2 did not connect to ADDRESS within 1 s")
-    assert "Dropped: 127.0.0.1 sent a message that " in reported
     named = "is not signed with this GOSSIPJAX_SECRET" if mine else "does not understand"
-    assert named in reported
+    assert f"Dropped: 127.0.0.1 sent a message that {named}" in reported.replace(
+        "this process ", ""
+    )
 
 
 @pytest.mark.parametrize(
     ("line", "secret"),
     [
         (b'{"error": null}\n', "secret"),
-        (b'{"error": "no"}\n', "secret"),
-        (b"[" * 9000 + b"\n", "secret"),
         (b"x" * 100_000, "secret"),
         (b"", "secret"),
         (b'{"error": []}\n', None),
         (b"{}\n", None),
-        (b"null\n", None),
         (b"220 mail\n", None),
     ],
 )
@@ -244,35 +226,17 @@ def test_an_answer_that_is_malformed_or_not_signed_is_an_error(line, secret):
 
 def test_silent_connections_neither_stall_the_job_nor_pile_up():
     with Job() as job:
-        start = time.monotonic()
         first = job.start(0, 2)
         strangers = [job.connect() for _ in range(MAX_STRANGERS + 20)]
         for stranger in strangers[:2]:  # the oldest
             assert is_dropped(stranger)
         assert [job.start(1, 2).result(), first.result()] == [None, None]
-        assert time.monotonic() - start < 8
         for stranger in strangers:
             stranger.close()
 
 
-def test_slow_connections_do_not_move_the_deadline():
-    with Job(timeout=1) as job:
-        start = time.monotonic()
-        first = job.start(0, 2)
-        with job.connect() as stranger:
-            while not first.done():
-                try:
-                    stranger.sendall(b" ")
-                except OSError:
-                    break
-                time.sleep(0.05)
-        error = first.result()
-        assert time.monotonic() - start < 5
-    assert error is not None
-    assert "process 1 of 2 did not connect" in error
-
-
-def test_a_slow_answer_does_not_move_the_deadline(monkeypatch):
+def test_slow_connections_and_answers_do_not_move_the_deadline(monkeypatch):
+    """They drip, and would for ever."""
     monkeypatch.setattr(_rendezvous, "MARGIN_SECONDS", 0.2)
 
     def drip(connection: socket.socket) -> None:
@@ -281,21 +245,22 @@ def test_a_slow_answer_does_not_move_the_deadline(monkeypatch):
                 connection.sendall(b" ")
                 time.sleep(0.05)
 
+    with Job(timeout=0.5) as job:
+        first = job.start(0, 2)
+        with job.connect() as stranger:
+            drip(stranger)
+        assert "process 1 of 2 did not connect" in (first.result() or "")
     with server_that(drip) as job:
         job.timeout = 0.5
-        start = time.monotonic()
-        error = job.start(1, 2).result()
-        assert time.monotonic() - start < 5
-    assert error is not None
-    assert "does not expect it" in error
+        assert "does not expect it" in (job.start(1, 2).result() or "")
 
 
 def test_a_process_that_has_left_is_missing_and_may_come_again():
-    with Job(timeout=3) as job:
+    with Job(timeout=1.5) as job:
         first = job.start(0, 3)
         with job.connect() as leaving:
             leaving.sendall(encode_hello(Hello(ProcessInfo(1, 3), "host-1 pid 7"), None))
-        time.sleep(0.5)
+        time.sleep(0.2)
         second = job.start(1, 3)
         error = first.result()
         assert error == second.result()

@@ -114,7 +114,7 @@ def test_a_stopped_process_is_named_with_its_stack(steps, run):
     assert report.count("the last at step 2:" if steps else "since its start:") == 3
     assert report.count('File "<string>", line ') == (3 if steps else 0)
     assert report.count("no stack: it has called neither") == (0 if steps else 3)
-    assert report.count("; state T (stopped by a signal)") == (0 if steps else 1)
+    assert report.count("; state T, as in ps") == (0 if steps else 1)
 
 
 def test_what_is_slow_has_more_time(run):
@@ -132,9 +132,8 @@ def test_what_is_slow_has_more_time(run):
     assert (status, report) == (0, "")
 
 
-@pytest.mark.parametrize("restarts", [0, 3])
-def test_a_program_that_never_advances_is_named(restarts, run):
-    options = ("--stall", 0.2, "--stall-slow", 0.6, "--max-restarts", restarts)
+def test_a_program_that_never_advances_is_named(run):
+    options = ("--stall", 0.2, "--stall-slow", 0.6, "--max-restarts", 3)
     status, _, report = run("time.sleep(1000)", *options)
     assert status == 2
     assert "no process has advanced in 0.6 s (--stall-slow): the program must call" in report
@@ -149,7 +148,7 @@ def test_a_program_that_handles_the_signal_itself(run):
     )
     status, output, report = run(code, "--stall", 0.3, processes=1)
     assert (status, output) == (124, "")
-    assert f"no stack: it handles {STACK_SIGNAL.name} itself; state S (waiting)" in report
+    assert f"no stack: it handles {STACK_SIGNAL.name} itself; state S, as in ps" in report
 
 
 def test_a_stuck_node_is_started_again_and_the_others_go_on(run):

@@ -97,9 +97,9 @@ _, again, *_ = stream(nodes, None, 61, halfway)
 _, expected, *_ = stream(gx.Nodes(2), False)
 z, again = nodes.to_host((z, again))
 # Beside other collectives nothing is exchanged: one could overtake the other.
-train_step, all_reduced, opt_state, *_ = stream(nodes, None, 90, None, gx.allreduce())
+train_step, all_reduced, opt_state, *_ = stream(nodes, None, 108, None, gx.allreduce())
 assert not train_step.overlaps(opt_state)
-_, simulated, *_ = stream(gx.Nodes(2), False, 90, None, gx.allreduce())
+_, simulated, *_ = stream(gx.Nodes(2), False, 108, None, gx.allreduce())
 all_reduced = nodes.to_host(all_reduced)
 if processes.is_main_process():
     for key in z:
@@ -193,25 +193,27 @@ print("several per process")
 """
 
 
-def run_parts(devices, *parts):
+def run_parts(devices, cache, *parts):
     code = "".join((PROLOGUE, *parts, "gx.launch.exit_process(0)\n"))
-    job = run_job(code, "--processes", 2, "--local-devices", devices)
+    names = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+    more = dict(zip(names, (str(cache), "0"), strict=True))
+    job = run_job(code, "--processes", 2, "--local-devices", devices, **more)
     assert job.returncode == 0, job.stderr
     return job.stdout
 
 
 @pytest.mark.smoke
-def test_two_processes():
+def test_two_processes(tmp_path):
     """No host value is gathered; collectives keep one order beside overlap and averages.
 
     Several nodes of a process train as without processes.
     """
-    output = run_parts(1, COUNT_GATHERS, SEVERAL_PER_PROCESS, MANY_STEPS, STREAMING)
+    output = run_parts(1, tmp_path, COUNT_GATHERS, SEVERAL_PER_PROCESS, MANY_STEPS, STREAMING)
     assert output.count("no gather") == 2
     assert output.count("several per process") == 2
     assert output.count("many steps") == 1
     assert output.count("averages beside the steps") == 1
 
 
-def test_nodes_of_two_processes():
-    assert run_parts(2, ISLANDS).count("islands over processes") == 1
+def test_nodes_of_two_processes(tmp_path):
+    assert run_parts(2, tmp_path, ISLANDS).count("islands over processes") == 1
