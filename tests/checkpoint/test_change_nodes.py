@@ -362,9 +362,7 @@ class TestKeys:
 
         z = jnp.ones((4, D))
         state = gx.spmd(make_noisy("threefry2x32").init, nodes=4)(z)
-        with pytest.raises(
-            ValueError, match=r"rng_key: .* of key<rbg>, .* got .* of key<fry>"
-        ):
+        with pytest.raises(ValueError, match=r"rng_key: .* of key<rbg>, .* got .* of key<fry>"):
             resize(z, state, make_noisy("rbg"), 4)
 
 

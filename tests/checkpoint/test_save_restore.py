@@ -180,6 +180,7 @@ def test_a_run_from_an_older_checkpoint_supersedes_the_newer_ones(tmp_path):
             checkpoints.save(step, make_state(step), {})
         checkpoints.restore(make_state(), step=1)
         checkpoints.save(2, make_state(22), {})
+        assert checkpoints.wait() == [1, 2]
         checkpoints.save(3, make_state(33), {})
         assert checkpoints.wait() == [1, 2, 3]
         restored = checkpoints.restore(make_state(), step=2)

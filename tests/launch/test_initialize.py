@@ -34,15 +34,8 @@ JOB_OF_TWO = {"coordinator_address": "a:1", "num_processes": 2, "process_id": 0}
         (JOB_OF_TWO | {"process_id": None}, "must be given together, got a:1, 2 and None"),
         (JOB_OF_TWO | {"coordinator_address": None}, "together, got None, 2 and 0"),
         (JOB_OF_TWO | {"process_id": 2}, "from 0 to num_processes - 1, got process_id=2 "),
-        (JOB_OF_TWO | {"num_processes": 10**30}, "must be an integer from 0 to 1000000, got 10000"),
         (JOB_OF_TWO | {"coordinator_address": "a\0:1"}, "must be HOST:PORT"),
-        (JOB_OF_TWO | {"coordinator_address": f"{'a' * 64}:1"}, "must be HOST:PORT"),
-        (JOB_OF_TWO | {"coordinator_address": f"a:{'1' * 5000}"}, "from 1 to 65535"),
         (JOB_OF_TWO | {"coordinator_address": "::1:80"}, r"\[::1\]:1234"),
-        (
-            {"initialization_timeout": 0},
-            r"initialization_timeout \(GOSSIPJAX_INITIALIZATION_TIMEOUT\) .* > 0 .* got 0\.",
-        ),
     ],
 )
 def test_bad_arguments(arguments, message, fresh_process):

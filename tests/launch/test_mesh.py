@@ -15,12 +15,9 @@ from gossipjax.launch import _mesh
     [
         (None, {}, {"nodes": 8}),
         (4, {}, {"nodes": 4}),
-        (2, {"local": 3}, {"nodes": 2, "local": 3}),
-        (8, {"local": 1}, {"nodes": 8, "local": 1}),
         (4, {"fsdp": 2}, {"nodes": 4, "fsdp": 2}),
         (None, {"tensor": 2, "fsdp": 2}, {"nodes": 2, "tensor": 2, "fsdp": 2}),
         (None, {"local": 2, "fsdp": 2}, {"nodes": 2, "local": 2, "fsdp": 2}),
-        (1, {"fsdp": 3}, {"nodes": 1, "fsdp": 3}),
     ],
 )
 def test_meshes_of_one_process(nodes, axes, shape):
@@ -109,12 +106,6 @@ def test_slices_that_cannot_be(counts, inner, message):
         (None, {"a": 4, "b": 4}, r"a \* b must divide .*, got 16 .*--local-devices 16"),
         (9, {}, r"got 9 \* 1 = 9 and 8 devices \(8 in 1 process\).*jax_num_cpu_devices"),
         (None, {"local": 3}, "local must divide the number of devices, got 3 and 8 devices"),
-        (2, {"fsdp": 2, "tensor": None}, "tensor must be an integer >= 1, got None"),
-        (
-            1,
-            {"local": 3, "fsdp": 3},
-            r"nodes \* local \* fsdp must be at most .* = 9 and 8 devices",
-        ),
     ],
 )
 def test_nodes_that_cannot_be_meshes(nodes, axes, message):
@@ -128,7 +119,6 @@ def test_nodes_that_cannot_be_meshes(nodes, axes, message):
         ([4, 4], 4, None, r"got 4 \* 1 = 4 and 8 devices \(4 in each of 2 processes\).*nodes=8"),
         ([2, 2], 8, None, r"got 8 \* 1 = 8 .*--local-devices 4"),
         ([2, 2, 2], 2, 3, "got 2 nodes and 3 processes"),
-        ([1, 1, 1], 4, None, "got 4 nodes and 3 processes.* multiple of 3 nodes"),
         ([2, 1], None, None, r"the same number of devices, got \{0: 2, 1: 1\}"),
     ],
 )
@@ -144,9 +134,5 @@ def test_surviving_nodes(monkeypatch):
     monkeypatch.setenv("GOSSIPJAX_NUM_PROCESSES", "3")
     assert launch.surviving_nodes(8) == 6
     message = r"multiple of 4 to restart on 3 of 4 processes, got 6: 4\.5 nodes survive"
-    with pytest.raises(ValueError, match=message):
-        launch.surviving_nodes(6)
-    monkeypatch.setenv("GOSSIPJAX_NUM_PROCESSES_AT_START", "0")
-    message = r"GOSSIPJAX_NUM_PROCESSES_AT_START must be .* >= 1, got 0"
     with pytest.raises(ValueError, match=message):
         launch.surviving_nodes(6)

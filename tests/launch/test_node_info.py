@@ -89,16 +89,7 @@ def test_a_job_of_one_process_has_no_node(set_variables, variables):
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        (
-            {"GOSSIPJAX_NODE_ADDRESSES": ADDRESSES},
-            "GOSSIPJAX_NODE must be from 0 to 2, .* got None",
-        ),
-        (LAUNCHER | {"GOSSIPJAX_NODE": "3"}, "GOSSIPJAX_NODE must be from 0 to 2, .* got 3"),
-        (LAUNCHER | {"GOSSIPJAX_NODE": "-1"}, "GOSSIPJAX_NODE must be an integer .* '-1'"),
-        (
-            LAUNCHER | {"GOSSIPJAX_NODE_ADDRESSES": "127.0.0.1:5000,here"},
-            "GOSSIPJAX_NODE_ADDRESSES must be HOST:PORT .* got 'here'",
-        ),
+        (LAUNCHER | {"GOSSIPJAX_NODE": "3"}, "GOSSIPJAX_NODE must be from 0 to 2, got 3"),
         (
             LAUNCHER | {"GOSSIPJAX_NODE_ADDRESSES": "127.0.0.1:5000,127.0.0.1:5000"},
             "GOSSIPJAX_NODE_ADDRESSES must be different, got 127.0.0.1:5000,127",
@@ -107,7 +98,6 @@ def test_a_job_of_one_process_has_no_node(set_variables, variables):
             {"GOSSIPJAX_NODE": "1"},
             "GOSSIPJAX_NODE must come with GOSSIPJAX_NODE_ADDRESSES, got 1 alone",
         ),
-        (LAUNCHER | {"GOSSIPJAX_RESTART": "yes"}, "GOSSIPJAX_RESTART.* must be an integer"),
         (COORDINATOR, "must be given together, got 127.0.0.1:5000, None and None"),
         (SLURM, "Slurm runs 3 processes.*GOSSIPJAX_COORDINATOR_ADDRESS=HOST:PORT"),
     ],

@@ -1,0 +1,380 @@
+"""The image program stopped and resumed: in one process, and as a job of several."""
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from launching import TIMEOUT, environment, is_alive
+from small import make_small
+
+from experiments import image
+from experiments.compilation_cache import compilation_cache
+from experiments.fault_injection.job import RESTARTED, RESUMED, LaunchedJob, find_pids
+from experiments.training import main, placement
+from gossipjax.checkpoint import Checkpoints
+
+STEPS = 8
+SGP = "sgp-one_peer_exponential-seed-0"  # folder of its checkpoints
+CLOCK_FIELDS = {
+    "seconds",
+    "examples_per_second",
+    "seconds_per_step",
+    "input_wait",
+}
+
+
+def train(out, *arguments):
+    """Trains four nodes for eight steps, with a checkpoint after every third one."""
+    short = ["--epochs", "2", "--nodes", "4", "--log-every", "1", "--algorithm", "sgp"]
+    short += ["--model", "linear", "--placement", "vmap", "--checkpoint-every", "3"]
+    image.main([*short, "--out", str(out), *map(str, arguments)])
+    return read_results(out)
+
+
+def without_clock(record):
+    return {key: value for key, value in record.items() if key not in CLOCK_FIELDS}
+
+
+def read_results(out):
+    """The runs of the summary and the lines of the metrics, without what depends on the clock."""
+    runs = json.loads((out / "summary.json").read_text())["runs"]
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return list(map(without_clock, runs)), list(map(without_clock, lines))
+
+
+def train_interrupted(out, monkeypatch, step, number, *arguments, run=0):
+    """Trains, with a signal after this step of this run; returns the exit status."""
+    after = Checkpoints.after
+    steps = []
+
+    def after_signal(self, state, last=False):
+        steps.append(state.step)
+        runs_before = sum(a >= b for a, b in itertools.pairwise(steps))
+        if state.step == step and runs_before == run:
+            signal.raise_signal(number)
+        after(self, state, last)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "after", after_signal)
+        with pytest.raises(SystemExit) as stop:
+            train(out, *arguments)
+    return stop.value.code
+
+
+def folders(out):
+    return sorted((out / "checkpoints").iterdir())
+
+
+def read_checkpoint(folder):
+    """The arrays of a checkpoint by their paths, and the metadata without the clock."""
+    manifest = json.loads((folder / "manifest" / "metadata").read_text())
+    manifest = json.loads(manifest["json"])
+    specs = {str(i): spec for i, spec in enumerate(manifest["leaves"]) if 0 not in spec[1]}
+    item = {i: np.empty(shape, dtype) for i, (_, shape, dtype) in specs.items()}
+    restore_args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        args = ocp.args.PyTreeRestore(item, restore_args)
+        arrays = reader.restore(folder / "state", args=args)
+    metadata = without_clock(manifest["metadata"])
+    metadata["metrics"] = without_clock(metadata["metrics"])
+    return {specs[i][0]: array for i, array in arrays.items()}, metadata
+
+
+def assert_same_end(one, other):
+    """The same results and last checkpoints, bit for bit."""
+    assert read_results(one) == read_results(other)
+    assert [folder.name for folder in folders(one)] == [folder.name for folder in folders(other)]
+    for first, second in zip(folders(one), folders(other), strict=True):
+        arrays, metadata = read_checkpoint(first / str(STEPS))
+        other_arrays, other_metadata = read_checkpoint(second / str(STEPS))
+        assert metadata == other_metadata
+        assert arrays.keys() == other_arrays.keys()
+        for path in arrays:
+            assert arrays[path].tobytes() == other_arrays[path].tobytes(), path
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    make_small(monkeypatch.setattr)
+    # The devices are there already.
+    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
+
+
+def test_stopped_runs_end_as_if_they_had_never_been_stopped(tmp_path, monkeypatch):
+    """SIGTERM saves, Ctrl-C does not. Finished runs are not trained again."""
+    once = tmp_path / "once"
+    often = tmp_path / "often"
+    several = ("--algorithm", "d1d-psgd", "2-osgp")
+    train(once, *several)
+    assert train_interrupted(often, monkeypatch, 5, signal.SIGTERM, *several, run=1) == 143
+    trained = []
+    real_train = main.train
+
+    def recorded_train(experiment, run, log):
+        trained.append(run.name.partition(",")[0])
+        return real_train(experiment, run, log)
+
+    monkeypatch.setattr(main, "train", recorded_train)
+    resume = (*several, "--resume")
+    assert train_interrupted(often, monkeypatch, 7, signal.SIGINT, *resume) == 130
+    newest = [max(int(path.name) for path in folder.iterdir()) for folder in folders(often)]
+    assert sorted(newest) == [6, STEPS]
+    train(often, *resume)
+    assert trained == ["2-osgp", "2-osgp"]
+    assert_same_end(once, often)
+    train(often, *resume)
+    assert len(trained) == 2, "nothing is left to do"
+    assert read_results(once) == read_results(often)
+
+
+def test_another_number_of_nodes(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    assert train_interrupted(out, monkeypatch, 4, signal.SIGTERM) == 143
+    (run,), lines = train(out, "--resume", "--nodes", "3")
+    message = "sgp resumes after step 4 of sgp: 4 nodes became 3: all start from the average"
+    assert message in capsys.readouterr().out
+    assert (run["nodes"], run["steps"], len(run["test_accuracy_nodes"])) == (3, STEPS, 3)
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert len(losses) == STEPS
+    assert losses[-1] < losses[0]
+    epochs = [line["epoch"] for line in lines if "loss" in line]
+    assert epochs[-1] == pytest.approx((4 * 4 + 4 * 3) * 32 / 512)
+
+
+def test_from_another_algorithm(tmp_path, capsys):
+    first = tmp_path / "first"
+    train(first, "--algorithm", "allreduce")
+    (run,), lines = train(tmp_path / "out", "--init-from", folders(first)[0], "--epochs", "4")
+    message = "sgp resumes after step 8 of allreduce: 4 nodes became 4"
+    assert message in capsys.readouterr().out
+    training_lines = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in training_lines] == [*range(9, 17)]
+    assert training_lines[-1]["epoch"] == 4
+    assert run["consensus_distance"] > 0
+
+
+def test_a_restart_resumes_only_what_the_same_job_has_started(tmp_path, monkeypatch, capsys):
+    """A job that failed before it created the folder has started nothing: --overwrite holds."""
+    monkeypatch.setenv("GOSSIPJAX_JOB", "former")
+    assert train_interrupted(tmp_path, monkeypatch, 4, signal.SIGTERM) == 143
+    monkeypatch.setenv("GOSSIPJAX_RESTART", "1")
+    monkeypatch.setenv("GOSSIPJAX_JOB", "another")
+    assert train_interrupted(tmp_path, monkeypatch, 2, signal.SIGTERM, "--overwrite") == 143
+    assert "resumes after" not in capsys.readouterr().out
+    assert not (folders(tmp_path)[0] / "4").exists()
+    for step in (5, 7):
+        assert train_interrupted(tmp_path, monkeypatch, step, signal.SIGTERM, "--overwrite") == 143
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    messages = summary["environment"]["resumed"]
+    assert messages == ["sgp resumes after step 2", "sgp resumes after step 5"]
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """The folder of a run that was stopped after two steps."""
+    out = tmp_path_factory.mktemp("stopped") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        make_small(patch.setattr)
+        patch.setattr(placement, "request_cpu_devices", lambda count: None)
+        assert train_interrupted(out, patch, 2, signal.SIGTERM) == 143
+    return out
+
+
+class TestBadInput:
+    def train_and_fail(self, capsys, out, *arguments):
+        with pytest.raises(SystemExit) as stop:
+            train(out, *arguments)
+        assert stop.value.code == 2
+        return " ".join(capsys.readouterr().err.replace("\u2502", " ").split())
+
+    def test_another_option(self, capsys, stopped):
+        before = modification_times(stopped)
+        for option, saved, given in (
+            ("--learning-rate", "0.1", "0.2"),
+            ("--algorithm", "['sgp']", "dpsgd"),
+        ):
+            message = self.train_and_fail(capsys, stopped, "--resume", option, given)
+            assert f"{option} must be {saved}, as in the run in {stopped}, got " in message
+            assert "keep it to resume that run, or choose another --out" in message
+        assert modification_times(stopped) == before
+
+    def test_neither_resumed_nor_overwritten(self, capsys, stopped):
+        message = self.train_and_fail(capsys, stopped)
+        assert "holds another run (metrics.jsonl, summary.json, checkpoints)" in message
+
+    def test_edited_files(self, capsys, tmp_path):
+        whole = {"options": {}, "environment": {}, "runs": []}
+        for content, message in (
+            ("", "must be JSON"),
+            ("{}", "must have environment, options, runs"),
+            (whole | {"options": {"nodes": "four"}}, 'nodes must be an integer >= 0, got "four"'),
+            (whole | {"options": {"nodes": 0}}, "--nodes must be an integer >= 1, got 0"),
+            (whole | {"runs": [{"run": None}]}, "runs[0]"),
+        ):
+            text = content if isinstance(content, str) else json.dumps(content)
+            (tmp_path / "summary.json").write_text(text)
+            assert message in self.train_and_fail(capsys, tmp_path, "--resume")
+        (tmp_path / "summary.json").write_text("{}")
+        for line, message in (
+            (b"\xff\xfe", "metrics.jsonl must be text in UTF-8"),
+            (b'{"run": "a"}', "line 1 must have epoch, seconds, step"),
+        ):
+            (tmp_path / "metrics.jsonl").write_bytes(line)
+            assert message in self.train_and_fail(capsys, tmp_path, "--resume")
+
+    def test_init_from_the_checkpoint_of_another_program(self, capsys, tmp_path):
+        with Checkpoints(tmp_path / "other") as checkpoints:
+            checkpoints.save(1, {"a": np.ones(3)}, {"nodes": 4})
+        message = self.train_and_fail(capsys, tmp_path / "out", "--init-from", tmp_path / "other")
+        assert (
+            "the metadata of a checkpoint must have algorithm, seed, got an object without"
+            in message
+        )
+
+    def test_init_from_without_a_checkpoint(self, capsys, tmp_path):
+        out = tmp_path / "out"
+        for folder in (tmp_path / "missing", tmp_path):
+            message = self.train_and_fail(capsys, out, "--overwrite", "--init-from", folder)
+            assert f"must be a folder of checkpoints, got {folder}, which holds none" in message
+        assert not (tmp_path / "missing").exists()
+
+    def test_init_from_another_model(self, capsys, stopped, tmp_path):
+        other = ("--normalization", "batch", "--init-from", folders(stopped)[0])
+        message = self.train_and_fail(capsys, tmp_path / "out", *other)
+        assert "the checkpoint of step 2" in message
+        assert "must have [2]['BatchNorm_0']['mean']: [4, 1] float32, as this run" in message
+
+    def test_init_from_what_leaves_nothing_to_train(self, capsys, stopped, tmp_path):
+        short = ("--epochs", "1", "--batch-size-per-node", "64", "--init-from", folders(stopped)[0])
+        message = self.train_and_fail(capsys, tmp_path / "out", *short)
+        assert "must be of a step before the end of this run, 2, got " in message
+        assert "of step 2: train for more --epochs" in message
+
+    def test_init_from_what_is_overwritten(self, capsys, stopped):
+        folder = folders(stopped)[0]
+        message = self.train_and_fail(capsys, stopped, "--overwrite", "--init-from", folder)
+        assert "which is in the folder whose results --overwrite removes" in message
+        assert folder.exists()
+
+
+def modification_times(out):
+    return {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+
+
+# The program as its users start it, on a tenth of the data. The process that FULL names has a full
+# disk at its last step, until it is restarted.
+PROGRAM = """
+import os, sys
+import small
+from experiments import image
+from gossipjax.checkpoint import Checkpoints
+small.make_small(setattr)
+after = Checkpoints.after
+def fail_after(self, state, last=False):
+    is_full = os.environ.get("FULL") == os.environ["GOSSIPJAX_PROCESS_ID"]
+    if is_full and last and os.environ["GOSSIPJAX_RESTART"] == "0":
+        raise OSError("No space left on device")
+    after(self, state, last)
+Checkpoints.after = fail_after
+image.main(sys.argv[1:])
+"""
+TWO_NODES = ("--nodes", "2", "--model", "linear", "--epochs", "1", "--log-every", "4")
+TWO_NODES += ("--checkpoint-every", "4", "--algorithm", "sgp")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache():
+    with compilation_cache():
+        yield
+
+
+@contextlib.contextmanager
+def started(arguments, *launcher, **more):
+    """Starts the program compiled as in this process: else results would differ by bits."""
+    more |= {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": str(jax.config.read("jax_disable_most_optimizations")),
+    }
+    with subprocess.Popen(
+        [*launcher, sys.executable, "-c", PROGRAM, *map(str, arguments)],
+        env=environment(**more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as job:
+        try:
+            yield job
+        finally:
+            job.kill()
+
+
+def launcher(*options, processes):
+    arguments = ("--processes", str(processes), "--restart-delay", "0", *options, "--")
+    return (sys.executable, "-m", "gossipjax.launch", *arguments)
+
+
+def wait_for(condition, process):
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def newest(folder):
+    """The step of the newest checkpoint, 0 if there is none."""
+    return max((int(path.name) for path in folder.glob("[0-9]*") if path.name.isdigit()), default=0)
+
+
+def test_two_processes_of_which_one_fails_train_what_one_does(tmp_path):
+    """The disk is full; the checkpoint before is complete all the same. All is equal to the bit."""
+    one = tmp_path / "one"
+    two = tmp_path / "two"
+    image.main([*TWO_NODES, "--out", str(one)])
+    restarting = launcher("--max-restarts", "1", processes=2)
+    with started([*TWO_NODES, "--out", two], *restarting, FULL="0") as job:
+        output, _ = job.communicate(timeout=TIMEOUT)
+    assert job.returncode == 0, output
+    assert "2 processes, one CPU device per node" in output
+    assert "[0] error: No space left on device" in output
+    # As the fault injection reads it.
+    lines = output.splitlines()
+    assert [match[1] for match in map(RESTARTED.match, lines) if match] == ["1"]
+    assert [match[1] for match in map(RESUMED.match, lines) if match] == ["4"]
+    assert_same_end(one, two)
+
+
+def test_an_elastic_job_resumes_on_the_surviving_process(tmp_path):
+    """Two nodes on two processes, of which one is killed; then SIGTERM, which saves."""
+    arguments = [*TWO_NODES, "--out", str(tmp_path)]
+    arguments[arguments.index("--epochs") + 1] = "9999"
+    folder = tmp_path / "checkpoints" / SGP
+    with started(arguments, *launcher("--max-restarts", "1", "--elastic", processes=2)) as job:
+        wait_for(lambda: newest(folder) > 0, job)
+        pids = find_pids(job.pid, LaunchedJob.PLACE)
+        os.kill(pids[1], signal.SIGKILL)
+        lines = []
+        assert job.stdout is not None
+        while not lines or "sgp resumes after step " not in lines[-1]:
+            lines.append(job.stdout.readline())
+            assert lines[-1], lines
+        step = int(lines[-1].rpartition("sgp resumes after step ")[2].split()[0])
+        wait_for(lambda: newest(folder) > step, job)
+        job.terminate()
+        output, _ = job.communicate(timeout=TIMEOUT)
+    assert job.returncode == 143, output
+    assert any("[launch] restart 1 of 1, with 1 processes" in line for line in lines)
+    assert "of sgp: 2 nodes became 1: all start from the average" in lines[-1]
+    last = int(output.rpartition("asked to end: saved after step ")[2].split()[0])
+    assert newest(folder) == last > step
+    assert not any(map(is_alive, pids.values()))
