@@ -115,6 +115,7 @@ def allreduce(
                     "axis, drop allreduce."
                 )
         if codec is None or not keeps_error:
+            require_state(state, optax.EmptyState, "allreduce")
             return node_mean(updates, axis_name, codec), state
         old = require_state(state, ErrorFeedback, "allreduce")
         require_plan(plan, old.plan, "allreduce")

@@ -14,6 +14,8 @@ from gossipjax.topology.permutations import Slot, color_edges
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+MAX_NODES = 2**17
+MAX_WEIGHTS = 2**25  # nonzero weights of a round: 512 MiB
 TOLERANCE = 1e-6  # of the sum of a column or row: matrices that were stored in float32 pass
 
 
@@ -28,7 +30,7 @@ def require_int(value: Any, what: str, minimum: int, maximum: int | None = None)
 
 def require_nodes(n: Any, call: str) -> int:
     """Return the number of nodes `n` of a builder as an int; raise `ValueError` if it is none."""
-    return require_int(n, f"n of {call}", 1)
+    return require_int(n, f"n of {call}", 1, MAX_NODES)
 
 
 def read_numbers(values: Any, shapes: str) -> np.ndarray:
@@ -235,6 +237,11 @@ def make_regular_round(senders: np.ndarray) -> Round:
     `senders` `[N, K]` are the columns of the entries in each row, in order.
     """
     size, entries = senders.shape
+    if senders.size > MAX_WEIGHTS:
+        raise ValueError(
+            f"a round must have at most {MAX_WEIGHTS} nonzero weights, got {size} nodes with "
+            f"{entries} each: use fewer nodes or peers."
+        )
     receivers = np.repeat(np.arange(size, dtype=np.int32), entries)
     round_ = object.__new__(Round)
     round_._set_entries(size, receivers, senders.ravel(), np.full(senders.size, 1 / entries))

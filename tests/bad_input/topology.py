@@ -58,6 +58,8 @@ for name, function, values, message in (
         "Use hops='paper'",
     ),
     ("base_graph peers", lambda k: T.base_graph(5, k), [0, 5, 1.5], "peers"),
+    ("nodes, more than numbers", T.ring, [2**17 + 1], "n of ring(n) must be at most 131072"),
+    ("weights, more than memory", T.complete, [10**5], "at most 33554432 nonzero weights"),
     ("torus rows", lambda n: T.torus(n, 3), [0, 1.5], "rows of torus"),
     ("torus columns", lambda n: T.torus(3, n), [0, "3"], "columns of torus"),
     ("random_ring rounds", lambda r: T.random_ring(4, r, 0), [0, 2.0, None], "rounds of random"),

@@ -539,10 +539,11 @@ PERIODIC = ("streaming-diloco",)
 def test_measures(tmp_path, capsys, monkeypatch):
     """The whole program, over loopback; the first port is taken, so that it picks another."""
     ports = []
+    find_free_port = harness.find_free_port
     with socket.create_server(("127.0.0.1", 0)) as taken:
 
         def pick_port():
-            ports.append(harness.find_free_port() if ports else taken.getsockname()[1])
+            ports.append(find_free_port() if ports else taken.getsockname()[1])
             return ports[-1]
 
         monkeypatch.setattr(harness, "find_free_port", pick_port)
