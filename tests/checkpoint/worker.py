@@ -73,6 +73,7 @@ def check_damage(folder, state, process_id):
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 restored = checkpoints.restore(forms)
+            assert restored is not None
             say(f"restored step {restored.step} with {len(caught)} warnings")
             assert (restored.step, restored.metadata) == (expected, {"nodes": N})
             assert_equal(restored.state, arrays)
@@ -84,6 +85,7 @@ def check_damage(folder, state, process_id):
         whole = checkpoints.restore(
             jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), forms)
         )
+        assert whole is not None
         assert whole.state[0].shape == (N, 1000)
 
 

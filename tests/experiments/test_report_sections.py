@@ -55,7 +55,7 @@ def make_result(run: Run, folder: Path, values: Values) -> Result:
         fields = values.get(f"{run.name}/{name}", values.get(run.name, values.get("*", {})))
         for seed in list_option(run, "--seed"):
             label = f"{name}, seed {seed}"
-            entries.append(shared | {"run": label, "steps": 600} | fields)
+            entries.append({**shared, "run": label, "steps": 600, **fields})
             for step in range(1, STEPS + 1):
                 rate = 0.1 ** sum(step / STEPS > part for part in deviations.DECAYS)
                 is_dense = graph == "complete"
@@ -153,8 +153,8 @@ def test_runs_that_did_not_finish_leave_gaps(scale: Scale, status):
 
 
 def accuracy(percent: float) -> dict[str, object]:
-    field = {"test_accuracy_average_model": percent / 100}
-    return field | {"test_window_accuracy_average_model": percent / 100}
+    value = percent / 100
+    return {"test_accuracy_average_model": value, "test_window_accuracy_average_model": value}
 
 
 SLOWMO = {

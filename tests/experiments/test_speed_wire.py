@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -658,7 +659,7 @@ def end_alone(seconds):
     return 0.5 + (seconds - 0.5) * MODEL / BESIDE
 
 
-def predict(algorithm, wire="float32", cpu=0.0, packing=0.0):
+def predict(algorithm, wire: Any = "float32", cpu=0.0, packing=0.0):
     row = make_row(algorithm, wire, 4, outer=OuterTimes())
     seconds = predict_row(row, CONFIGURATION, 0.5, cpu, packing)
     assert seconds is not None
