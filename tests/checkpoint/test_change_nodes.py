@@ -20,7 +20,14 @@ from short_runs import (
 )
 
 import gossipjax as gx
-from gossipjax.algorithms.frame.state import ExchangePlan, Extra, GossipState, add, init_state
+from gossipjax.algorithms.frame.state import (
+    ExchangePlan,
+    Extra,
+    GossipState,
+    OnResize,
+    add,
+    init_state,
+)
 from gossipjax.algorithms.frame.transform import gossip_transform
 from gossipjax.checkpoint import average_nodes, change_nodes
 from gossipjax.collectives import mix
@@ -179,7 +186,12 @@ def test_the_residuals_are_those_of_the_average_that_was_not_rounded():
     assert relative_error(rounded[0], expected) > 1e-6
 
 
-RULES = {"average": [1.5, 2.5], "max": [3, 4], "first": [0, 1], "restart": [0, 0]}
+RULES: dict[OnResize, list[float]] = {
+    "average": [1.5, 2.5],
+    "max": [3, 4],
+    "first": [0, 1],
+    "restart": [0, 0],
+}
 
 
 def noisy(schedule, size=2):
