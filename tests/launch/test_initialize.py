@@ -220,7 +220,8 @@ def test_two_processes_exchange_and_end_seconds_apart():
     )
     done = run_job(code, "--processes", 2, "--local-devices", 2)
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if "Gloo" not in line]
+    # Threads of Gloo print there too, and mix their lines.
+    lines = [line for line in done.stdout.splitlines() if "result" in line or "end" in line]
     assert sorted(lines) == ["[0] result 0 2 4 8 5", "[1] end", "[1] result 1 2 4 8 3"]
 
 
