@@ -1,10 +1,12 @@
 """Data sets, their division over nodes, and the batches of each node."""
 
 from experiments.data.augmentation import RECIPES
-from experiments.data.images import DATASETS, DOWNLOADS, Dataset, Images, load
+from experiments.data.images import DATASETS, DOWNLOADS, Dataset, load
 from experiments.data.local import DataError, MissingDataError, RecordError
 from experiments.data.records import ImageRecords
 from experiments.data.sharding import draw_batches, split_examples
+
+Images = Dataset | ImageRecords
 
 __all__ = [
     "DATASETS",

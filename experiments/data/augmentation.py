@@ -20,25 +20,15 @@ Box = tuple[float, float, float, float]
 
 
 class Recipe(NamedTuple):
-    """What is done to the images of a data set.
-
-    Attributes:
-        test_split: name of the split that models are tested on.
-        size: height and width of the results.
-        mean: of each channel, of values from 0 to 1.
-        std: standard deviation of each channel.
-        test_batch_size: number of images of a test batch.
-        augment: (image, rng) -> uint8 `[size, size, 3]`, for training.
-        crop: image -> uint8 `[size, size, 3]`, for tests.
-    """
+    """What is done to the images of a data set."""
 
     test_split: str
-    size: int
-    mean: tuple[float, float, float]
+    size: int  # height and width of the results
+    mean: tuple[float, float, float]  # of each channel, of values from 0 to 1
     std: tuple[float, float, float]
     test_batch_size: int
-    augment: Callable[..., np.ndarray]
-    crop: Callable[[Image.Image], np.ndarray]
+    augment: Callable[..., np.ndarray]  # (image, rng) -> uint8 `[size, size, 3]`, for training
+    crop: Callable[[Image.Image], np.ndarray]  # image -> the same, for tests
 
 
 def to_pixels(image: Image.Image) -> np.ndarray:
@@ -56,9 +46,7 @@ def crop_cifar(image: Image.Image) -> np.ndarray:
 def augment_cifar(image: Image.Image, rng: np.random.Generator) -> np.ndarray:
     """Pads 4 black pixels on each side, cuts 32x32 out at random, flips half of the images.
 
-    References:
-        He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, arXiv:1512.03385,
-        section 4.2.
+    He et al., CVPR 2016, arXiv:1512.03385, section 4.2.
     """
     edge = 2 * CIFAR_PADDING
     padded = np.zeros((CIFAR_SIZE + edge, CIFAR_SIZE + edge, 3), np.uint8)
@@ -71,20 +59,17 @@ def augment_cifar(image: Image.Image, rng: np.random.Generator) -> np.ndarray:
 def augment_imagenet(image: Image.Image, rng: np.random.Generator) -> np.ndarray:
     """Cuts a random rectangle out, resizes it to 224x224, flips half of the images.
 
-    References:
-        Goyal et al., "Accurate, Large Minibatch SGD", 2017, arXiv:1706.02677, section 5.1.
+    Goyal et al., 2017, arXiv:1706.02677, section 5.1.
     """
     pixels = resize(image, draw_box(image.width, image.height, rng))
     return pixels[:, ::-1] if rng.integers(2) else pixels
 
 
 def draw_box(width: int, height: int, rng: np.random.Generator) -> Box:
-    """Draws a rectangle of 8 % to 100 % of the area, with sides 3:4 to 4:3 (Szegedy et al.).
+    """Draws a rectangle of 8 % to 100 % of the area, with sides 3:4 to 4:3.
 
     After 10 attempts that do not fit into the image, it is the largest square in the middle.
-
-    References:
-        Szegedy et al., "Going Deeper with Convolutions", CVPR 2015, arXiv:1409.4842, section 6.
+    Szegedy et al., CVPR 2015, arXiv:1409.4842, section 6.
     """
     for _ in range(CROP_ATTEMPTS):
         area = width * height * rng.uniform(MIN_AREA, 1)

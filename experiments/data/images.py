@@ -1,13 +1,13 @@
 """Image data sets that fit into memory: MNIST, 5,000 installed digits of it, Fashion-MNIST.
 
-Larger ones are read from records, see records.py; both are `Images`.
+Larger ones are read from records, see records.py, by methods of the same names.
 """
 
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -35,85 +35,21 @@ TEST_BATCH_SIZE = 2000
 Batch = tuple[np.ndarray, np.ndarray]
 
 
-class Images(Protocol):
-    """A data set of images, in memory or on disk.
-
-    Attributes:
-        name: that of TensorFlow Datasets, or mnist5k.
-        classes: number of classes; labels are from 0 to `classes - 1`.
-        shape: (height, width, channels) of the images of a batch.
-        num_train: number of training examples M.
-        num_test: number of test examples.
-        train_labels: integers `[M]`; of a set of records each is read, which may take long.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def classes(self) -> int: ...
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def num_train(self) -> int: ...
-
-    @property
-    def num_test(self) -> int: ...
-
-    @property
-    def train_labels(self) -> np.ndarray: ...
-
-    def standardize(self, images: jax.Array) -> jax.Array:
-        """Returns what a model takes, float32, of the images of a batch."""
-        ...
-
-    def batches(
-        self,
-        shards: Sequence[np.ndarray],
-        batch_size_per_node: int,
-        seed: int,
-        nodes: Sequence[int],
-        start: int,
-    ) -> Iterator[Batch]:
-        """Returns infinite batches, from number `start` on, in the order of `draw_batches`:
-        images `[len(nodes), B, H, W, C]` and int32 labels `[len(nodes), B]`."""
-        ...
-
-    def test_batches(self) -> Iterator[Batch]:
-        """Returns the test set: images `[E, H, W, C]` and int32 labels `[E]`."""
-        ...
-
-    def count_corrupt(self) -> int:
-        """Returns how many corrupt images all processes have met; all of them must call it."""
-        ...
-
-
 class Dataset(NamedTuple):
-    """M training and E test images, standardized by one mean and one standard deviation.
+    """M training and E test images, standardized by one mean and one standard deviation."""
 
-    Attributes:
-        name: one of `DATASETS`.
-        train_images: float32 `[M, 28, 28, 1]`, `(x / 255 - mean) / std`, where mean and std are
-            those of all pixels of the training images; the test images use the same.
-        train_labels: int32 `[M]`, from 0 to `classes - 1`.
-        test_images: float32 `[E, 28, 28, 1]`.
-        test_labels: int32 `[E]`.
-        classes: number of classes.
-        num_corrupt: number of images that were left out.
-    """
-
-    name: str
+    name: str  # one of `DATASETS`
+    # float32 `[M, 28, 28, 1]`, `(x / 255 - mean) / std`: those of all pixels of the training images
     train_images: np.ndarray
-    train_labels: np.ndarray
+    train_labels: np.ndarray  # int32 `[M]`, from 0 to `classes - 1`
     test_images: np.ndarray
     test_labels: np.ndarray
     classes: int
-    num_corrupt: int = 0
+    num_corrupt: int = 0  # images that were left out
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """(height, width, channels) of an image."""
         return self.train_images.shape[1:]
 
     @property
@@ -125,6 +61,7 @@ class Dataset(NamedTuple):
         return len(self.test_labels)
 
     def standardize(self, images: jax.Array) -> jax.Array:
+        """Returns what a model takes, float32, of the images of a batch."""
         return images  # they are
 
     def batches(
@@ -135,6 +72,8 @@ class Dataset(NamedTuple):
         nodes: Sequence[int],
         start: int,
     ) -> Iterator[Batch]:
+        """Returns infinite batches, from number `start` on, in the order of `draw_batches`:
+        images `[len(nodes), B, H, W, C]` and int32 labels `[len(nodes), B]`."""
         rows = draw_batches(shards, batch_size_per_node, seed, nodes)
         return (
             (self.train_images[row], self.train_labels[row])
@@ -142,11 +81,13 @@ class Dataset(NamedTuple):
         )
 
     def test_batches(self) -> Iterator[Batch]:
+        """Yields the test set: images `[E, H, W, C]` and int32 labels `[E]`."""
         for start in range(0, self.num_test, TEST_BATCH_SIZE):
             part = slice(start, start + TEST_BATCH_SIZE)
             yield self.test_images[part], self.test_labels[part]
 
     def count_corrupt(self) -> int:
+        """Returns how many corrupt images all processes have met; all of them must call it."""
         return self.num_corrupt  # every process has read all of them
 
 

@@ -55,10 +55,7 @@ def open_splits(
 ) -> list[Any]:
     """Returns the splits of a prepared data set: sequences of examples, for reading at random.
 
-    Args:
-        version_dir: as from `find_prepared`.
-        names: the names of the splits.
-        keep_encoded: the features that stay encoded, such as images, which are bytes then.
+    The features in `keep_encoded` stay encoded, such as images, which are bytes then.
 
     Raises:
         DataError: if a split or one of its files is missing, or the files cannot be read without
@@ -114,9 +111,6 @@ def read_examples(source: Any, name: str, decode: Callable[[Any], Example]) -> I
 class CorruptImages:
     """Corrupt images: each is named on stderr once, and they are counted up to a limit.
 
-    Args:
-        limit: number of corrupt images that a process tolerates.
-
     Attributes:
         errors: name of the image -> what is wrong with it.
     """
@@ -144,12 +138,6 @@ class CorruptImages:
 
 class SplitReader:
     """Reads and decodes the images of a prepared split, of which some may be corrupt.
-
-    Args:
-        source: the split, as from `open_splits` with its images encoded.
-        name: the split and where it is, for messages.
-        classes: the number of classes.
-        corrupt: where corrupt images are noted.
 
     Attributes:
         corrupt: the numbers of the corrupt images that this process has met.

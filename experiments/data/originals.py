@@ -23,16 +23,8 @@ FOLDER = "cifar-10-batches-py"
 TRAIN_FILES = tuple(f"data_batch_{number}" for number in range(1, 6))
 TEST_FILES = ("test_batch",)
 CIFAR_CLASSES = [
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
 ]
 IMAGE_BYTES = 3 * 32 * 32
 
@@ -63,7 +55,7 @@ def open_cifar10(path: Path, max_corrupt: int) -> Original:
         MissingDataError: if there is none, or a file of it is missing.
         DataError: if a file is corrupt, or a label out of range.
     """
-    read_file = _find_cifar(path)
+    files = _read_cifar(path)
     return Original(
         name="cifar10",
         version="3.0.2",
@@ -73,59 +65,48 @@ def open_cifar10(path: Path, max_corrupt: int) -> Original:
             "label": tfds.features.ClassLabel(names=CIFAR_CLASSES),
         },
         splits={
-            "train": _make_cifar_examples(read_file, TRAIN_FILES, "train"),
-            "test": _make_cifar_examples(read_file, TEST_FILES, "test"),
+            "train": _make_cifar_examples(files, TRAIN_FILES, "train"),
+            "test": _make_cifar_examples(files, TEST_FILES, "test"),
         },
     )
 
 
-def _find_cifar(path: Path) -> Callable[[str], bytes]:
-    """Returns a function from the name of a file to its content."""
-    for folder in (path, path / FOLDER):
-        if (folder / TEST_FILES[0]).is_file():
-            return functools.partial(_read_file, folder)
-    for archive in (path, path / ARCHIVE):
-        if archive.is_file():
-            return functools.partial(_find_member, _read_archive(archive), archive)
-    raise MissingDataError(
-        f"--from must be {ARCHIVE}, its folder {FOLDER}, or a folder with one of them, got {path}."
-    )
-
-
-def _read_file(folder: Path, file: str) -> bytes:
-    if not (folder / file).is_file():
-        raise MissingDataError(f"--from must have all files of CIFAR-10, got no {folder / file}.")
-    return (folder / file).read_bytes()
-
-
-def _read_archive(archive: Path) -> dict[str, bytes]:
-    """Returns all files of the archive, which are 180 MB."""
+def _read_cifar(path: Path) -> dict[str, bytes]:
+    """Returns the content of the files by name, which are 180 MB."""
+    folders = [folder for folder in (path, path / FOLDER) if (folder / TEST_FILES[0]).is_file()]
+    archives = [archive for archive in (path, path / ARCHIVE) if archive.is_file()]
+    if folders:
+        paths = (folders[0] / name for name in (*TRAIN_FILES, *TEST_FILES))
+        return {path.name: path.read_bytes() for path in paths if path.is_file()}
+    if not archives:
+        raise MissingDataError(
+            f"--from must be {ARCHIVE}, its folder {FOLDER}, or a folder with one of them, got "
+            f"{path}."
+        )
     try:
-        with tarfile.open(archive) as tar:
+        with tarfile.open(archives[0]) as tar:
             contents = {Path(member.name).name: tar.extractfile(member) for member in tar}
             return {name: content.read() for name, content in contents.items() if content}
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise DataError(f"{archive} is corrupt or cut short: {error}; fetch it again.") from error
-
-
-def _find_member(files: dict[str, bytes], archive: Path, file: str) -> bytes:
-    if file not in files:
-        raise MissingDataError(f"{archive} must hold {FOLDER}/{file}, got an archive without.")
-    return files[file]
+        raise DataError(
+            f"{archives[0]} is corrupt or cut short: {error}; fetch it again."
+        ) from error
 
 
 def _make_cifar_examples(
-    read_file: Callable[[str], bytes], files: tuple[str, ...], split: str
+    contents: dict[str, bytes], files: tuple[str, ...], split: str
 ) -> Examples:
-    contents = [_parse_cifar(file, read_file(file)) for file in files]  # all before one is written
-    images, labels = (np.concatenate(arrays) for arrays in zip(*contents, strict=True))
+    parts = [_parse_cifar(file, contents) for file in files]  # all before one is written
+    images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     return _make_examples(images, labels, split)
 
 
-def _parse_cifar(file: str, content: bytes) -> tuple[np.ndarray, np.ndarray]:
+def _parse_cifar(file: str, contents: dict[str, bytes]) -> tuple[np.ndarray, np.ndarray]:
     """Returns the images, uint8 `[M, 32, 32, 3]`, and the labels `[M]` of a file."""
+    if file not in contents:
+        raise MissingDataError(f"--from must have all files of CIFAR-10, got no {FOLDER}/{file}.")
     try:
-        batch = Unpickler(io.BytesIO(content), encoding="bytes").load()
+        batch = Unpickler(io.BytesIO(contents[file]), encoding="bytes").load()
         pixels = batch[b"data"].reshape(-1, IMAGE_BYTES)
         labels = np.array(batch[b"labels"], int)
     except Exception as error:  # of many types, for bytes that are no pickle
@@ -239,20 +220,10 @@ def _read_jpeg(path: Path) -> io.BytesIO | Exception:
 
 MNIST_CLASSES = {
     "mnist": [str(digit) for digit in range(10)],
-    "fashion_mnist": (
-        [
-            "T-shirt/top",
-            "Trouser",
-            "Pullover",
-            "Dress",
-            "Coat",
-            "Sandal",
-            "Shirt",
-            "Sneaker",
-            "Bag",
-            "Ankle boot",
-        ]
-    ),
+    "fashion_mnist": [
+        *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+        *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+    ],
 }
 
 

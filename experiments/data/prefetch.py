@@ -57,11 +57,8 @@ def map_ahead(
     Threads and not processes, because decoding and resizing images run without Python's lock, and
     nothing is copied from process to process. An error is raised where its result is asked for.
 
-    Args:
-        function: may run for several items at a time.
-        items: may be infinite; taken in the thread that asks for the results.
-        ahead: number of items that are being worked on or wait to be taken.
-        threads: None is the number of cores.
+    `items` may be infinite; they are taken in the thread that asks for the results. `ahead` of them
+    are being worked on or wait to be taken, by as many threads as cores if not given.
 
     >>> list(map_ahead(lambda x: x * x, range(4), ahead=2))
     [0, 1, 4, 9]
@@ -95,11 +92,8 @@ def require_memory(
 ) -> None:
     """Raises `ValueError` if a process's batches alone need more memory than the machine has.
 
-    Args:
-      examples: a small batch of the nodes of this process, `examples_per_node` of each.
-      batch_size_per_node: examples per node and step.
-      option: its name on the command line.
-      examples_per_node: number of examples of a node in `examples`.
+    `examples` is a small batch of the nodes of this process, `examples_per_node` of each; `option`
+    is the name of `batch_size_per_node` on the command line.
     """
     total = total_memory()
     nbytes = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(examples))

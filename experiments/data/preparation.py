@@ -38,21 +38,13 @@ class Examples(Iterable[tuple[int | str, dict[str, Any]]]):
 
 
 class Original(NamedTuple):
-    """The original files of a data set.
+    """The original files of a data set."""
 
-    Attributes:
-        name: of the data set in TensorFlow Datasets.
-        version: the version there that has the same form.
-        features: by name.
-        splits: name -> examples.
-        ignored: the files among them that are not read.
-    """
-
-    name: str
-    version: str
+    name: str  # in TensorFlow Datasets
+    version: str  # the version there that has the same form
     features: Mapping[str, Any]
     splits: Mapping[str, Examples]
-    ignored: Sequence[Path] = ()
+    ignored: Sequence[Path] = ()  # the files among them that are not read
 
 
 def to_png(pixels: np.ndarray) -> io.BytesIO:
@@ -68,15 +60,7 @@ def prepare(original: Original, data_dir: Path, overwrite: bool = False) -> Path
 
     The folder appears when all of it is written: before, it is in DATA_DIR/NAME.incomplete-... and
     is not read by anything. `tfds.data_source(NAME, data_dir=DATA_DIR)` reads it like one that
-    TensorFlow Datasets has downloaded and prepared.
-
-    Args:
-        original: what is written.
-        data_dir: created if there is none.
-        overwrite: replace the folder when the new one is written.
-
-    Returns:
-        The new folder.
+    TensorFlow Datasets has downloaded and prepared. Returns the folder.
 
     Raises:
         DataError: if there is one that is not to be overwritten, or the files have no examples.

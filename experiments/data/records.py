@@ -80,12 +80,9 @@ class ImageRecords:
     def num_test(self) -> int:
         return len(self._test)
 
-    @property
-    def train_labels(self) -> np.ndarray:
-        return self._train_labels
-
     @functools.cached_property
-    def _train_labels(self) -> np.ndarray:
+    def train_labels(self) -> np.ndarray:
+        """Integers `[M]`; each record is read, which may take long."""
         chunks = _cut(np.arange(self.num_train))
         labels = map_ahead(self._train.read_labels, chunks, ahead=4 * count_cores())
         return np.concatenate(list(labels))

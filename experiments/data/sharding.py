@@ -15,12 +15,10 @@ def split_examples(
 
     Args:
         labels: integers `[M]`, the class of each example.
-        nodes: the number of nodes N, at most M.
         dirichlet_alpha: None shuffles, and sizes differ by at most one. With a number alpha > 0 the
             shuffled examples of class c are cut in proportions `q_c ~ Dirichlet(alpha, ..., alpha)`
             over the N nodes: a small alpha gives each node few classes and a different number of
             examples. A node without examples takes one from the node that has most.
-        seed: the same seed gives the same division.
 
     Returns:
         N integer arrays: the indices of each node's examples, at least one each.
@@ -73,11 +71,7 @@ def draw_batches(
     Each node reads its shard in passes, each pass in a new random order. A batch may continue into
     the next pass, so a shard may be smaller than a batch. The same arguments give the same batches.
 
-    Args:
-        shards: N integer arrays, as from `split_examples`.
-        batch_size_per_node: B, at least 1.
-        seed: determines the orders.
-        nodes: the nodes whose rows are wanted, in this order; None is all nodes.
+    `nodes` are those whose rows are wanted, in this order; None is all nodes.
 
     Raises:
         DataError: if a batch has less than one example, or a node has no examples.

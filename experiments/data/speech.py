@@ -23,23 +23,14 @@ NEIGHBOURS = 2
 
 
 class Utterances(NamedTuple):
-    """U utterances, one after the other: S frames in all, of which one has F log-mel channels.
+    """U utterances, one after the other: S frames in all, of which one has F log-mel channels."""
 
-    Attributes:
-        frames: uint8 `[S, F]`, 12 * log-mel + 128.
-        lengths: int64 `[U]`, the frames of each utterance; their sum is S.
-        labels: int32 `[U]`, the class of each, from 0 to `len(classes) - 1`.
-        classes: the names of the classes.
-        frame_features: further features of each frame, float32 `[S, A]`, such as fMLLR.
-        utterance_features: further features of each utterance, float32 `[U, C]`, such as i-vectors.
-    """
-
-    frames: np.ndarray
-    lengths: np.ndarray
-    labels: np.ndarray
+    frames: np.ndarray  # uint8 `[S, F]`, 12 * log-mel + 128
+    lengths: np.ndarray  # int64 `[U]`, the frames of each utterance; their sum is S
+    labels: np.ndarray  # int32 `[U]`, the class of each, from 0 to `len(classes) - 1`
     classes: Sequence[str]
-    frame_features: np.ndarray
-    utterance_features: np.ndarray
+    frame_features: np.ndarray  # float32 `[S, A]`, such as fMLLR
+    utterance_features: np.ndarray  # float32 `[U, C]`, such as i-vectors
 
 
 class Windows:
@@ -47,10 +38,6 @@ class Windows:
 
     The frames of an utterance after its last whole window are not used, so one that is shorter than
     a window has none.
-
-    Args:
-        utterances: the utterances.
-        length: frames of a window, T.
 
     Attributes:
         utterance: int `[W]`, the utterance of each window, in ascending order.
@@ -201,33 +188,29 @@ def _read_arrays(path: Path) -> dict[str, Any]:
 
 
 def _require_consistent(arrays: dict[str, np.ndarray], path: Path) -> None:
-    kinds = ARRAYS | dict.fromkeys(EXTRA_ARRAYS, 2)
-    for name, ndim in kinds.items():
+    """Raises `DataError` unless the arrays belong together."""
+    for name, ndim in (ARRAYS | dict.fromkeys(EXTRA_ARRAYS, 2)).items():
         array = arrays[name]
         _require(array.ndim == ndim, path, f"{name} with {ndim} dimensions", list(array.shape))
-    for name in ("lengths", "labels", "split"):
-        array = arrays[name]
-        _require(array.dtype.kind in "iu", path, f"{name} of integers", array.dtype)
-    frames = arrays["frames"]
-    _require(frames.dtype == np.uint8, path, "frames of type uint8", frames.dtype)
+    kinds = dict.fromkeys(("lengths", "labels", "split"), ("iu", "integers"))
+    kinds |= dict.fromkeys(EXTRA_ARRAYS, ("fiu", "real numbers"))
+    for name, (kind, description) in kinds.items():
+        dtype = arrays[name].dtype
+        _require(dtype.kind in kind, path, f"{name} of {description}", dtype)
+    frames = arrays["frames"].dtype
+    _require(frames == np.uint8, path, "frames of type uint8", frames)
     shortest = arrays["lengths"].min(initial=1)
     _require(shortest >= 1, path, "lengths of 1 or more frames", shortest)
-    total = arrays["lengths"].sum(dtype=np.int64)
-    for name in ("frames", "frame_features"):
+    sizes = dict.fromkeys(("frames", "frame_features"), arrays["lengths"].sum(dtype=np.int64))
+    sizes |= dict.fromkeys(("labels", "split", "utterance_features"), len(arrays["lengths"]))
+    for name, size in sizes.items():
         count = len(arrays[name])
-        _require(count == total, path, f"as many {name} as its lengths say, {total:,}", count)
-    utterances = len(arrays["lengths"])
-    for name in ("labels", "split", "utterance_features"):
-        count = len(arrays[name])
-        _require(count == utterances, path, f"as many {name} as lengths, {utterances:,}", count)
-    classes = len(arrays["languages"])
-    for name, limit in {"labels": classes, "split": len(SPLITS)}.items():
+        _require(count == size, path, f"{size:,} {name}, as its lengths say", count)
+    for name, limit in {"labels": len(arrays["languages"]), "split": len(SPLITS)}.items():
         outside = arrays[name][(arrays[name] < 0) | (arrays[name] >= limit)]
         _require(not outside.size, path, f"{name} from 0 to {limit - 1}", outside[:1])
     for name in EXTRA_ARRAYS:
-        kind = arrays[name].dtype
-        _require(kind.kind in "fiu", path, f"{name} of real numbers", kind)
-        are_finite = np.isfinite(arrays[name]).all()
+        are_finite = bool(np.isfinite(arrays[name]).all())
         _require(are_finite, path, f"{name} that are finite", "NaN or infinity")
 
 

@@ -34,11 +34,8 @@ Split = Literal["train", "test"]
 def read_lines(path: Path) -> Iterator[str]:
     """Yields the lines of a file in UTF-8, plain or (.gz) gzipped, which end with a newline only.
 
-    A byte-order mark, which some editors write, is no part of the first line.
-
-    Raises:
-        DataError: names the file and the number of a line that is not UTF-8; also if the file is
-            corrupt or cut short.
+    A byte-order mark is no part of the first line. Raises `DataError` for a line that is not UTF-8,
+    and if the file is corrupt or cut short.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -83,13 +80,9 @@ def read_texts(
     - any other: a text set of TensorFlow Datasets that is prepared in `data_dir` (in array_record),
       such as `lm1b`. Each example is a text. If it has no test split, the validation split is used.
 
-    Args:
-        name: of the data set.
-        data_dir: the folder; for TensorFlow Datasets, None is `$TFDS_DATA_DIR` or
-            `~/tensorflow_datasets`.
-        split: the part of the data set.
-        column: of tab-separated files, the column that holds the text, from 1; None takes the line.
-        feature: of TensorFlow Datasets, the feature that holds the text.
+    `column` is that of the text in tab-separated files, from 1 (None takes the line), `feature` its
+    name in a set of TensorFlow Datasets. There, a `data_dir` of None is `$TFDS_DATA_DIR` or
+    `~/tensorflow_datasets`.
 
     Raises:
         MissingDataError: if there are no such files, or no such data set.
@@ -116,10 +109,6 @@ def read_texts(
 def find_files(folder: Path | None, split: Split) -> list[Path]:
     """Returns the files of a split, sorted: their names start with its name, and end with .txt or
     .tsv, gzipped or not.
-
-    Raises:
-        MissingDataError: if there is no folder, or no such file in it.
-        DataError: if one of them is there twice, gzipped and not.
     """
     endings = ", ".join(SUFFIXES)
     if folder is None:
@@ -221,11 +210,6 @@ def load_pairs(name: str, data_dir: Path | None) -> PairSets:
       TensorFlow Datasets in array_record. Pairs with an empty side, of which it has some, are left
       out.
 
-    Args:
-        name: `tsv` or `wmt16_en_de`.
-        data_dir: the folder; None is that of TensorFlow Datasets (`$TFDS_DATA_DIR`, or
-            `~/tensorflow_datasets`).
-
     Raises:
         MissingDataError: if the folder has no such data; a FileNotFoundError, too.
         DataError: for another name, a file that is not as above, or an example that cannot be read.
@@ -242,8 +226,7 @@ def read_pairs(path: Path) -> Pairs:
     """Reads a file of tab-separated pairs in UTF-8, plain or (.gz) gzipped.
 
     Raises:
-        DataError: names the file and the number of a line that is not two texts around one tab, or
-            not UTF-8; also if the file is empty, or cut short.
+        DataError: names the file and the number of a line that is not two texts around one tab.
     """
     pairs = []
     for number, line in enumerate(read_lines(path), start=1):

@@ -80,7 +80,6 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """Returns the tokenizer in a file.
 
     Raises:
-        FileNotFoundError: if there is no such file.
         DataError: if it holds no tokenizer, or one without the special tokens at their ids.
     """
     try:
@@ -124,11 +123,8 @@ def make_tokenizer(options: Any, texts: Iterable[str], default_size: int) -> Tok
     that the texts are those of the run is checked by their description, which counts them. After a
     restart by the launcher, without `--resume`, it is trained again, and must be the same.
 
-    Args:
-        options: of the program: `tokenizer`, a file or None; `vocabulary_size`, a number or None;
-            `resume`; `out`; and `run_folders`, the results of the runs that this one goes on from.
-        texts: the training texts; read only if a tokenizer is trained.
-        default_size: the vocabulary size where the options have none.
+    `options` are those of the program, of which `run_folders` are the results of the runs that this
+    one goes on from. The training texts are read only if a tokenizer is trained.
 
     Raises:
         DataError, OSError: as `load_tokenizer`, `train_tokenizer` and `require_same_tokenizer` do,

@@ -97,15 +97,10 @@ class Sequences:
 
 
 class Bucket(NamedTuple):
-    """The examples that are padded to one length.
+    """The examples that are padded to one length."""
 
-    Attributes:
-        width: the length, in tokens.
-        rows: integers: the numbers of the examples.
-    """
-
-    width: int
-    rows: np.ndarray
+    width: int  # in tokens
+    rows: np.ndarray  # integers: the numbers of the examples
 
     def rows_per_batch(self, tokens: int) -> int:
         """Examples in a batch of this number of tokens, padding included; at least one."""
@@ -113,15 +108,10 @@ class Bucket(NamedTuple):
 
 
 class TokenBatch(NamedTuple):
-    """The examples of a step.
+    """The examples of a step."""
 
-    Attributes:
-        width: the length that they are padded to.
-        rows: integers `[N, B]`: row i has the numbers of node i's examples.
-    """
-
-    width: int
-    rows: np.ndarray
+    width: int  # that they are padded to
+    rows: np.ndarray  # integers `[N, B]`: row i has the numbers of node i's examples
 
 
 def make_buckets(lengths: np.ndarray, widths: Sequence[int], nodes: int = 1) -> list[Bucket]:
@@ -130,10 +120,7 @@ def make_buckets(lengths: np.ndarray, widths: Sequence[int], nodes: int = 1) -> 
     A bucket with fewer examples than nodes goes into the next wider one, and if that is the widest,
     it takes the one before.
 
-    Args:
-        lengths: integers `[M]`, the tokens of each example.
-        widths: the lengths that examples are padded to, in rising order.
-        nodes: N, the number of nodes, each of which needs an example of every bucket.
+    `lengths` are integers `[M]`; `widths` rise; each of the nodes needs an example of every bucket.
 
     Raises:
         DataError: if there are fewer examples than nodes.
@@ -188,14 +175,8 @@ def draw_token_batches(
 
     Args:
         buckets: of at least `nodes` examples each, as from `make_buckets`.
-        nodes: N.
-        tokens_per_node: tokens in a batch of one node, padding included. A width that is larger
-            gives batches of one example.
-        seed: determines division and order.
+        tokens_per_node: tokens in a batch of one node, padding included; one example at least.
         wanted: the nodes whose rows are wanted, in this order; None is all nodes.
-
-    Raises:
-        DataError: when called, if a bucket cannot be divided.
     """
     rows = [
         _draw_bucket(bucket, nodes, tokens_per_node, _derive_seed(seed, number), wanted)

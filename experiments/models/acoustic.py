@@ -23,17 +23,11 @@ def init_orthogonal(key: jax.Array, shape: Sequence[int], dtype: DTypeLike) -> j
 
 
 class AcousticSize(NamedTuple):
-    """Size of an acoustic model without its states.
+    """Size of an acoustic model without its states."""
 
-    Attributes:
-        layers: number of bidirectional LSTM layers.
-        cells: number of cells in each of the two directions of a layer.
-        projection: width of the linear layer before the softmax.
-    """
-
-    layers: int
-    cells: int
-    projection: int
+    layers: int  # bidirectional LSTM layers
+    cells: int  # in each of the two directions of a layer
+    projection: int  # width of the linear layer before the softmax
 
 
 ACOUSTIC_SIZES = {
@@ -59,16 +53,12 @@ class AcousticLSTM(nn.Module):
     >>> jax.eval_shape(model.apply, variables, frames).shape
     (1, 21, 32000)
 
-    Attributes:
-        states: number of classes, context-dependent states of a hidden Markov model.
-        size: one of `ACOUSTIC_SIZES`, or another.
-
     References:
         Zhang et al., "Improving Efficiency in Large-Scale Decentralized Distributed Training",
         ICASSP 2020, arXiv:2002.01119, section 5.2.
     """
 
-    states: int = 32_000
+    states: int = 32_000  # of a hidden Markov model, context-dependent
     size: AcousticSize = ACOUSTIC_SIZES["paper"]
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32

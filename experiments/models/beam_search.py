@@ -33,23 +33,14 @@ class Hypotheses(NamedTuple):
 
 
 class _Search(NamedTuple):
-    """State of a search.
+    """State of a search."""
 
-    Attributes:
-        length: number of tokens of the live hypotheses, those without `end_id`.
-        tokens: `[B, K, 1 + L]`; the first is `begin_id`.
-        log_probs: `[B, K]`, in falling order; -inf where there is no hypothesis.
-        cache: the model's, `[B * K, ...]`.
-        best: the best finished hypotheses; score -inf where there is none.
-        is_done: `[B]`, whether `best` is the result.
-    """
-
-    length: jax.Array
-    tokens: jax.Array
-    log_probs: jax.Array
-    cache: Any
-    best: Hypotheses
-    is_done: jax.Array
+    length: jax.Array  # of the live hypotheses, those without `end_id`
+    tokens: jax.Array  # `[B, K, 1 + L]`; the first is `begin_id`
+    log_probs: jax.Array  # `[B, K]`, in falling order; -inf where there is no hypothesis
+    cache: Any  # the model's, `[B * K, ...]`
+    best: Hypotheses  # finished; score -inf where there is none
+    is_done: jax.Array  # `[B]`, whether `best` is the result
 
 
 def length_penalty(length: jax.Array, alpha: float) -> jax.Array:
@@ -92,9 +83,6 @@ def beam_search(
         max_lengths: greatest length of each sequence with its `end_id`, integers `[B]` in
             1..`max_length`.
         max_length: L.
-        begin_id: the token that every hypothesis starts after.
-        end_id: the token that ends a hypothesis.
-        padding_id: fills `tokens` after the end.
         beam: K.
         alpha: exponent of the length penalty; 0 prefers short sequences most.
 
@@ -150,21 +138,13 @@ def _start(
 
 
 class _Extensions(NamedTuple):
-    """The best 2K extensions of an input's hypotheses by a token: at least K of them do not end.
-
-    Attributes:
-        length: number of tokens.
-        tokens: `[B, 2K, 1 + L]`.
-        log_probs: `[B, 2K]`, in falling order.
-        parents: `[B, 2K]`, the extended hypothesis, 0..K-1.
-        is_end: `[B, 2K]`, whether the last token is `end_id`.
-    """
+    """The best 2K extensions of an input's hypotheses by a token: at least K of them do not end."""
 
     length: jax.Array
-    tokens: jax.Array
-    log_probs: jax.Array
-    parents: jax.Array
-    is_end: jax.Array
+    tokens: jax.Array  # `[B, 2K, 1 + L]`
+    log_probs: jax.Array  # `[B, 2K]`, in falling order
+    parents: jax.Array  # `[B, 2K]`, the extended hypothesis, 0..K-1
+    is_end: jax.Array  # `[B, 2K]`, whether the last token is `end_id`
 
 
 def _extend(search: _Search, logits: jax.Array, must_end: jax.Array, end_id: int) -> _Extensions:

@@ -44,9 +44,8 @@ INIT_STDDEV = 0.02
 class DecoderBlock(nn.Module):
     """Self-attention and a feed-forward network, each `x + f(RMSNorm(x))`.
 
-    Attributes:
-        size: width, heads and hidden width; and the number of layers, because each adds to the
-            residual stream: their last weights start smaller by `sqrt(2 * layers)`, as in GPT-2.
+    Each layer adds to the residual stream, so the last weights of its two parts start smaller by
+    `sqrt(2 * layers)`, as in GPT-2.
     """
 
     size: Size
@@ -92,34 +91,23 @@ class Decoder(nn.Module):
     >>> jax.eval_shape(model.apply, variables, tokens).shape
     (1, 16, 50257)
 
-    Attributes:
-        vocabulary: number of tokens, V.
-        size: one of `DECODER_SIZES`, or another.
-        max_length: the longest sequence that is accepted, in tokens.
-
     References:
         Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", 2023,
         arXiv:2302.13971.
         Radford et al., "Language Models are Unsupervised Multitask Learners", 2019.
-        Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021,
-        arXiv:2104.09864.
         Zhang and Sennrich, "Root Mean Square Layer Normalization", NeurIPS 2019, arXiv:1910.07467.
     """
 
     vocabulary: int
     size: Size = DECODER_SIZES["gpt2-small"]
-    max_length: int = 1024
+    max_length: int = 1024  # tokens of the longest sequence that is accepted
     remat: bool = False
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Ids `[B, T]` -> float32 logits `[B, T, V]`; those at t are of the token at t + 1.
-
-        Raises:
-            ValueError: if T is more than `max_length`.
-        """
+        """Ids `[B, T]` -> float32 logits `[B, T, V]`; those at t are of the token at t + 1."""
         length = tokens.shape[1]
         if length > self.max_length:
             raise ValueError(

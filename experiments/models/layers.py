@@ -19,56 +19,27 @@ NOT_DECAYED = frozenset({"bias", "scale"})
 def make_layers(train: bool, dtype: DTypeLike, param_dtype: DTypeLike) -> dict[str, Any]:
     """Returns the constructors of a block: `conv`, convolution without bias, and `norm`, BatchNorm.
 
-    Kernels start with He et al.'s normal initialization, variance 2 / fan-out. BatchNorm has
-    momentum 0.9 and epsilon 1e-5 (Goyal et al.); it computes its statistics, and keeps the running
-    ones, in float32 for any `dtype`.
-
-    Args:
-        train: whether BatchNorm uses and updates the statistics of the batch.
-
-    References:
-        He et al., "Delving Deep into Rectifiers", ICCV 2015, arXiv:1502.01852.
-        Goyal et al., "Accurate, Large Minibatch SGD", 2017, arXiv:1706.02677.
+    Kernels start with He et al.'s normal initialization (2015, arXiv:1502.01852), variance
+    2 / fan-out. BatchNorm has momentum 0.9 and epsilon 1e-5 (Goyal et al., arXiv:1706.02677); with
+    `train` it uses and updates the statistics of the batch, in float32 for any `dtype`.
     """
-    conv = partial(
-        nn.Conv,
-        use_bias=False,
-        kernel_init=nn.initializers.variance_scaling(2.0, "fan_out", "normal"),
-        dtype=dtype,
-        param_dtype=param_dtype,
-    )
-    norm = partial(
-        nn.BatchNorm,
-        use_running_average=not train,
-        momentum=0.9,
-        epsilon=1e-5,
-        dtype=dtype,
-        param_dtype=param_dtype,
-    )
+    types: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype}
+    init = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+    conv = partial(nn.Conv, use_bias=False, kernel_init=init, **types)
+    norm = partial(nn.BatchNorm, not train, momentum=0.9, epsilon=1e-5, **types)
     return {"conv": conv, "norm": norm}
 
 
 def decay_mask(params: Any) -> Any:
     """Returns the tree of `params` with True where weight decay applies: not to biases and scales.
 
-    Goyal et al. (section 5.1) do not decay BatchNorm's scales and biases; decay of the other biases
-    is left out too, as is usual. Names decide, not the number of dimensions, so that the mask is
-    the same for one node, `[...]`, and for all, `[N, ...]`.
+    Goyal et al. (section 5.1) do not decay those of BatchNorm; the other biases are left out, too.
+    Names decide, not the number of dimensions, so that the mask is the same for one node, `[...]`,
+    and for all, `[N, ...]`.
 
-    Args:
-        params: pytree of parameters; the last key of a leaf's path is its name.
-
-    Example:
-        A function of the parameters is what optax takes as a mask.
-
-        >>> import jax.numpy as jnp
-        >>> import optax
-        >>> decay_mask({"Dense_0": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}})
-        {'Dense_0': {'bias': False, 'kernel': True}}
-        >>> tx = optax.chain(optax.add_decayed_weights(1e-4, mask=decay_mask), optax.sgd(0.1))
-
-    References:
-        Goyal et al., "Accurate, Large Minibatch SGD", 2017, arXiv:1706.02677.
+    >>> import jax.numpy as jnp
+    >>> decay_mask({"Dense_0": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}})
+    {'Dense_0': {'bias': False, 'kernel': True}}
     """
 
     def is_decayed(path: KeyPath, _: Any) -> bool:
@@ -80,26 +51,16 @@ def decay_mask(params: Any) -> Any:
 def make_dropout_rngs(seeds: jax.Array) -> dict[str, jax.Array]:
     """The `rngs` of `apply` for a training batch that has a seed for each example, `[B]` integers.
 
-    A loss is given a batch and no random key, so its randomness is part of the data: draw new seeds
-    for every batch and node, and a run that is resumed drops the same units. The key is that of the
-    first example, so the parts of a batch that is divided over devices differ too.
+    A loss is given a batch and no random key, so its randomness is part of the data. The key is
+    that of the first example: the parts of a batch that is divided over devices differ, too.
     """
     return {"dropout": jax.random.key(seeds[0])}
 
 
 def draw_dropout_seeds(seed: int, step: int, nodes: Sequence[int], size: int) -> np.ndarray:
-    """Draws a seed for each example of a batch, for `make_dropout_rngs`.
+    """Draws a seed for each of B examples of some nodes, uint32 `[len(nodes), B]`.
 
     They depend on the step and the node, so a run that is resumed drops the same units.
-
-    Args:
-        seed: that of the run.
-        step: the number of the batch.
-        nodes: the nodes of this process.
-        size: examples of a node, B.
-
-    Returns:
-        uint32 `[len(nodes), B]`.
     """
     rngs = (np.random.default_rng((seed, step, node)) for node in nodes)
     return np.stack([rng.integers(2**32, size=size, dtype=np.uint32) for rng in rngs])

@@ -5,7 +5,7 @@ References:
     Goyal et al., "Accurate, Large Minibatch SGD", 2017, arXiv:1706.02677.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,11 +18,11 @@ from experiments.models.layers import Normalization, make_layers
 
 
 def require_batch_normalization(normalization: Normalization) -> None:
-    """Raises ValueError unless a residual network has BatchNorm, without which it diverges."""
+    """Raises `ValueError` unless a residual network has BatchNorm, without which it diverges."""
     if normalization != "batch":
         raise ValueError(
-            f"normalization must be 'batch' for a residual network, got {normalization!r}. Models "
-            "without BatchNorm: vgg11, small_cnn."
+            f"normalization must be 'batch' for a residual network, got {normalization!r}: take "
+            "vgg11 or small_cnn without it."
         )
 
 
@@ -39,24 +39,14 @@ def subsample_and_pad(x: jax.Array, features: int, strides: int) -> jax.Array:
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and the shortcut: `[B, H, W, C]` -> `[B, H', W', features]`.
-
-    Attributes:
-        features: number of channels, of the output too.
-        strides: stride of the first convolution and of the shortcut.
-        conv: constructor of convolutions.
-        norm: constructor of normalization layers.
-        projection: whether the shortcut, where the shape changes, is a 1x1 convolution with
-            BatchNorm (option B) instead of `subsample_and_pad` (option A).
-        last_scale: scale of the last BatchNorm at the start; at 0 the block is its shortcut.
-    """
+    """Two 3x3 convolutions and the shortcut: `[B, H, W, C]` -> `[B, H', W', features]`."""
 
     features: int
     strides: int
     conv: Callable[..., Any]
     norm: Callable[..., Any]
-    projection: bool = True
-    last_scale: float = 0.0
+    projection: bool = True  # where the shape changes: option B, not `subsample_and_pad`
+    last_scale: float = 0.0  # of the last BatchNorm at the start; at 0 the block is its shortcut
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -76,12 +66,6 @@ class BottleneckBlock(nn.Module):
     """Convolutions 1x1, 3x3, 1x1 and the shortcut: `[B, H, W, C]` -> `[B, H', W', 4 features]`.
 
     The stride is that of the 3x3 convolution (version 1.5, as Goyal et al. have it).
-
-    Attributes:
-        features: number of channels of the first two convolutions.
-        strides: stride of the 3x3 convolution and of the shortcut.
-        conv: constructor of convolutions.
-        norm: constructor of normalization layers.
     """
 
     features: int
@@ -108,15 +92,26 @@ def project(block: BasicBlock | BottleneckBlock, x: jax.Array, features: int) ->
     return block.norm(name="shortcut_norm")(x)
 
 
-def classify(model: Any, x: jax.Array, init: Callable[..., Any]) -> jax.Array:
-    """Head of a residual network: mean over the pixels, then a dense layer; float32 logits."""
-    dense = nn.Dense(
-        model.classes,
-        kernel_init=init,
-        dtype=model.dtype,
-        param_dtype=model.param_dtype,
-        name="classifier",
-    )
+def apply_stages(
+    model: Any,
+    x: jax.Array,
+    block: Any,
+    stages: Sequence[int],
+    init: Callable[..., Any],
+    **attributes: Any,
+) -> jax.Array:
+    """The stages of blocks, the mean over the pixels, and a dense layer: float32 logits."""
+    block = nn.remat(block) if model.remat else block
+    for stage, num_blocks in enumerate(stages):
+        for index in range(num_blocks):
+            x = block(
+                features=model.width * 2**stage,
+                strides=2 if stage > 0 and index == 0 else 1,
+                name=f"stage{stage + 1}_block{index + 1}",
+                **attributes,
+            )(x)
+    types = {"dtype": model.dtype, "param_dtype": model.param_dtype}
+    dense = nn.Dense(model.classes, kernel_init=init, name="classifier", **types)
     return dense(x.mean(axis=(1, 2))).astype(jnp.float32)
 
 
@@ -124,26 +119,17 @@ class ResNetCifar(nn.Module):
     """He et al.'s residual network for CIFAR, of depth 6n + 2, with shortcuts of option A.
 
     Convolution 3x3x16, three stages of n blocks (16, 32, 64 channels; the second and the third
-    halve height and width), mean over the pixels, dense `classes`. Parameters, with 3 channels and
-    10 classes: 269,722 at depth 20, 853,018 at depth 56. He et al. report 91.25 % (depth 20) and
-    93.03 % (depth 56) on CIFAR-10's test set.
-
-    Convolutions start with He et al.'s normal initialization by fan-out, the dense layer with that
-    by fan-in, all scales of BatchNorm at 1.
-
-    Attributes:
-        normalization: "batch"; nothing else.
-        depth: 20, 32, 44, 56, 110, ...: 6n + 2.
-        width: number of channels of the first stage; 16 in the paper.
+    halve height and width), mean over the pixels, dense `classes`. He et al. report 91.25 % (depth
+    20) and 93.03 % (depth 56) on CIFAR-10's test set. Convolutions start with He et al.'s normal
+    initialization by fan-out, the dense layer with that by fan-in, scales of BatchNorm at 1.
 
     Raises:
         ValueError: when built, if the depth is not 6n + 2 or normalization is not "batch".
 
-    Example:
-        >>> model = ResNetCifar(depth=56)
-        >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 32, 32, 3)))
-        >>> sum(x.size for x in jax.tree.leaves(shapes["params"]))
-        853018
+    >>> model = ResNetCifar(depth=56)
+    >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 32, 32, 3)))
+    >>> sum(x.size for x in jax.tree.leaves(shapes["params"]))
+    853018
     """
 
     classes: int = 10
@@ -166,21 +152,12 @@ class ResNetCifar(nn.Module):
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
         """Float images `[B, H, W, C]` of any size -> float32 logits `[B, classes]`."""
         layers = make_layers(train, self.dtype, self.param_dtype)
-        block = nn.remat(BasicBlock) if self.remat else BasicBlock
         x = layers["conv"](self.width, (3, 3), padding=1, name="stem_conv")(images)
         x = nn.relu(layers["norm"](name="stem_norm")(x))
-        for stage in range(3):
-            for index in range((self.depth - 2) // 6):
-                x = block(
-                    features=self.width * 2**stage,
-                    strides=2 if stage > 0 and index == 0 else 1,
-                    projection=False,
-                    last_scale=1.0,
-                    name=f"stage{stage + 1}_block{index + 1}",
-                    **layers,
-                )(x)
+        stages = ((self.depth - 2) // 6,) * 3
         init = nn.initializers.variance_scaling(2.0, "fan_in", "normal")
-        return classify(self, x, init)
+        options_a = {"projection": False, "last_scale": 1.0}
+        return apply_stages(self, x, BasicBlock, stages, init, **options_a, **layers)
 
 
 class ResNet(nn.Module):
@@ -197,27 +174,12 @@ class ResNet(nn.Module):
     | ResNet-50 | (3, 4, 6, 3) | True | 25,557,032 |
     | ResNet-101 | (3, 4, 23, 3) | True | 44,549,160 |
 
-    As Goyal et al. train it (section 5.1): the stride of a bottleneck is that of its 3x3
-    convolution, the last BatchNorm scale of each block starts at 0, convolutions with He et al.'s
-    normal initialization (by fan-out), the dense layer with a normal distribution of standard
-    deviation 0.01. They report 76.4 % top-1 accuracy after 90 epochs of ImageNet.
-
-    Attributes:
-        normalization: "batch"; nothing else.
-        stages: number of blocks of each stage.
-        bottleneck: blocks of 1x1, 3x3, 1x1 convolutions, not of two 3x3.
-        width: number of channels of the first stage; 64 in the paper.
+    As Goyal et al. train it (section 5.1): the last BatchNorm scale of each block starts at 0, the
+    dense layer with a normal distribution of standard deviation 0.01. They report 76.4 % top-1
+    accuracy after 90 epochs of ImageNet.
 
     Raises:
         ValueError: when built, if normalization is not "batch" or a stage has no block.
-
-    Example:
-        >>> images = jnp.ones((1, 224, 224, 3))
-        >>> for model in (ResNet(), ResNet(stages=(2, 2, 2, 2), bottleneck=False)):
-        ...     shapes = jax.eval_shape(model.init, jax.random.key(0), images)
-        ...     sum(x.size for x in jax.tree.leaves(shapes["params"]))
-        25557032
-        11689512
     """
 
     classes: int = 1000
@@ -241,19 +203,10 @@ class ResNet(nn.Module):
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
         """Float images `[B, H, W, C]` of any size -> float32 logits `[B, classes]`."""
         layers = make_layers(train, self.dtype, self.param_dtype)
-        block: Any = BottleneckBlock if self.bottleneck else BasicBlock
-        block = nn.remat(block) if self.remat else block
         x = layers["conv"](self.width, (7, 7), strides=2, padding=3, name="stem_conv")(images)
         x = nn.relu(layers["norm"](name="stem_norm")(x))
         one_pixel: Any = ((1, 1), (1, 1))  # flax's hint lacks this form
         x = nn.max_pool(x, (3, 3), strides=(2, 2), padding=one_pixel)
-        for stage, num_blocks in enumerate(self.stages):
-            for index in range(num_blocks):
-                x = block(
-                    features=self.width * 2**stage,
-                    strides=2 if stage > 0 and index == 0 else 1,
-                    name=f"stage{stage + 1}_block{index + 1}",
-                    **layers,
-                )(x)
+        block = BottleneckBlock if self.bottleneck else BasicBlock
         init = nn.initializers.normal(0.01)
-        return classify(self, x, init)
+        return apply_stages(self, x, block, self.stages, init, **layers)

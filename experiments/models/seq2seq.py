@@ -35,15 +35,10 @@ gives base 65 and big 213 million."""
 
 
 class Memory(NamedTuple):
-    """Encoded sources, as the layers of the decoder attend to them.
+    """Encoded sources, as the layers of the decoder attend to them."""
 
-    Attributes:
-        mask: True at a token, False at padding, `[B, 1, 1, S]`.
-        layers: keys and values `[B, S, H, D]` for each layer of the decoder.
-    """
-
-    mask: jax.Array
-    layers: tuple[KeysValues, ...]
+    mask: jax.Array  # True at a token, False at padding, `[B, 1, 1, S]`
+    layers: tuple[KeysValues, ...]  # `[B, S, H, D]`, of each layer of the decoder
 
 
 Cache = tuple[KeysValues, ...]
@@ -51,11 +46,7 @@ Cache = tuple[KeysValues, ...]
 
 
 class AddAndNorm(nn.Module):
-    """`LayerNorm(x + Dropout(change))`, which surrounds each part of a layer: 2 * width parameters.
-
-    Attributes:
-        dropout: probability that a unit is dropped in training.
-    """
+    """`LayerNorm(x + Dropout(change))` around each part of a layer: 2 * width parameters."""
 
     dropout: float
     dtype: DTypeLike
@@ -69,12 +60,7 @@ class AddAndNorm(nn.Module):
 
 
 class Layer(nn.Module):
-    """What the layers of encoder and decoder have in common: their parts.
-
-    Attributes:
-        size: size of the model.
-        dropout: probability that a unit of a part's output is dropped in training.
-    """
+    """What the layers of encoder and decoder have in common: their parts."""
 
     size: Size
     dropout: float
@@ -137,11 +123,8 @@ class DecoderLayer(Layer):
         Args:
             x: tokens `[B, T, width]`, at positions `index` to `index + T - 1`.
             mask: True where a token may attend to another, `[1, 1, T, T]`; with a cache `[..., L]`.
-            source: keys and values of the source, from `project_source`.
-            source_mask: True where there is a token in the source, `[B, 1, 1, S]`.
+            source: from `project_source`; `source_mask`, `[B, 1, 1, S]`, is True at its tokens.
             cached: keys and values of the tokens before `index`; None if `x` are all.
-            index: position of the first token of `x`.
-            train: whether to drop units.
         """
         target = self.self_attention.project(x)
         if cached is not None:
@@ -176,20 +159,7 @@ class Seq2Seq(nn.Module):
 
     Sequences are rows of ids, filled up at the end with `padding_id`; a target ends with `end_id`
     and does not contain `begin_id`. In training, `apply` needs a key for dropout, which
-    `make_dropout_rngs` makes of seeds in the batch:
-
-        logits = model.apply(
-            variables, sources, targets, train=True, rngs=make_dropout_rngs(seeds)
-        )
-
-    Attributes:
-        vocabulary: number of tokens of source and target together, V.
-        size: one of `SEQ2SEQ_SIZES`, or another.
-        dropout: probability that a unit is dropped in training: of embeddings plus positions, and
-            of the output of each part of a layer.
-        padding_id: the token that fills up sequences.
-        begin_id: the token that the first token of a target is predicted from.
-        end_id: the last token of a target.
+    `make_dropout_rngs` makes of seeds in the batch.
 
     References:
         Vaswani et al., "Attention Is All You Need", NIPS 2017, arXiv:1706.03762.
@@ -245,18 +215,10 @@ class Seq2Seq(nn.Module):
         index: jax.Array | int = 0,
         train: bool = False,
     ) -> tuple[jax.Array, Cache]:
-        """Returns the logits of the token after each input, and the cache with the inputs.
+        """Returns logits `[B, T, V]` of the token after each input, and the cache with the inputs.
 
-        Args:
-            memory: the encoded sources.
-            inputs: ids `[B, T]` of the target, the first of which is `begin_id`: all of them, or
-                those from `index` on.
-            cache: of the inputs before `index`, from `make_cache` or a former call.
-            index: position of the first of `inputs`.
-            train: whether to drop units.
-
-        Returns:
-            Float32 logits `[B, T, V]`, and the cache.
+        `inputs` are ids `[B, T]` of the target from position `index` on, the first of all
+        `begin_id`; `cache`, from `make_cache` or a former call, is of those before.
         """
         positions = index + jnp.arange(inputs.shape[1])
         keys = inputs.shape[1] if cache is None else cache[0].keys.shape[1]
@@ -301,19 +263,10 @@ def translate(
 ) -> Hypotheses:
     """Translates sources by beam search, with the settings of Vaswani et al. (section 6.1).
 
-    A translation has at most as many tokens as its source, plus `extra_length`. It is the same
-    however much padding its source has, and next to whichever other sources.
-
-    Args:
-        model: the model.
-        variables: its parameters, `{"params": ...}`.
-        sources: ids `[B, S]`; a program is compiled for each shape.
-        beam: number of hypotheses; 1 is greedy search.
-        alpha: exponent of the length penalty.
-        extra_length: as above.
-
-    Returns:
-        Ids `[B, S + extra_length]` and scores.
+    A translation of ids `[B, S]` has at most as many tokens as its source, plus `extra_length`:
+    `[B, S + extra_length]`. It is the same however much padding its source has, and next to
+    whichever other sources. `beam` is the number of hypotheses, `alpha` the exponent of the length
+    penalty.
     """
     length = sources.shape[1] + extra_length
     memory: Any = model.apply(variables, sources, method="encode")
@@ -343,13 +296,10 @@ class Translator:
     """Translates texts by beam search, those of similar length together.
 
     Args:
-        model: the model.
-        tokenizer: that of its sources and targets.
-        widths: lengths that sources are padded to; twice the last, and so on, for longer ones. A
-            program is compiled for each that is needed.
+        model, tokenizer: of sources and targets.
+        widths: lengths that sources are padded to; twice the last, and so on, for longer ones.
         tokens: of the sources that are translated together, padding included.
-        beam: number of hypotheses.
-        alpha: exponent of the length penalty.
+        beam, alpha: as for `translate`.
     """
 
     def __init__(
@@ -369,12 +319,7 @@ class Translator:
         self._alpha = alpha
 
     def translate(self, variables: Any, texts: Sequence[str]) -> list[str]:
-        """Returns the translation of each text.
-
-        Args:
-            variables: those of the model, `{"params": ...}`.
-            texts: the sources.
-        """
+        """Returns the translation of each text."""
         sources = Sequences.encode(self._tokenizer, texts)
         translations = [""] * len(texts)
         for bucket in make_buckets(sources.lengths, extend_widths(self._widths, sources.lengths)):

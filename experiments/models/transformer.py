@@ -26,28 +26,16 @@ MAX_EXPONENT = 700.0  # exp of more is no float64
 
 
 class Size(NamedTuple):
-    """Size of a Transformer without its vocabulary.
+    """Size of a Transformer without its vocabulary."""
 
-    Attributes:
-        layers: number of layers; an encoder-decoder has as many of each.
-        width: width of the embedding and of the layers' inputs and outputs, H * D.
-        heads: number of attention heads in a layer, H.
-        hidden: width of the feed-forward networks' hidden layer.
-    """
-
-    layers: int
-    width: int
-    heads: int
-    hidden: int
+    layers: int  # an encoder-decoder has as many of each
+    width: int  # of the embedding and of the layers' inputs and outputs, H * D
+    heads: int  # H
+    hidden: int  # width of the feed-forward networks' hidden layer
 
 
 class KeysValues(NamedTuple):
-    """Keys and values of an attention layer: all it needs to know of the tokens attended to.
-
-    Attributes:
-        keys: `[B, S, H, D]`.
-        values: `[B, S, H, D]`.
-    """
+    """Keys and values `[B, S, H, D]` of an attention layer: all it needs to know of the tokens."""
 
     keys: jax.Array
     values: jax.Array
@@ -108,12 +96,8 @@ class Attention(nn.Module):
     `project` makes keys and values of the tokens to attend to, and a call attends to them. So the
     keys and values of a sequence can be kept while it grows, or while another one does.
 
-    Attributes:
-        width: width of inputs and outputs.
-        heads: number of heads; divides the width.
-        rotary: whether to rotate queries and keys by their positions.
-        kernel_init: initializer of the projections to queries, keys and values.
-        output_init: initializer of the projection of the result.
+    With `rotary`, queries and keys are rotated by their positions. `kernel_init` is of the
+    projections to queries, keys and values, `output_init` of that of the result.
     """
 
     width: int
@@ -163,13 +147,9 @@ class Attention(nn.Module):
         mask: jax.Array | None = None,
         positions: jax.Array | None = None,
     ) -> jax.Array:
-        """Attends from tokens `[B, T, width]` at positions `[T]`; returns `[B, T, width]`.
+        """Attends from tokens `[B, T, width]` at positions `[T]` (if rotary); `[B, T, width]`.
 
-        Args:
-            x: the tokens that query.
-            attended: keys and values of the tokens to attend to.
-            mask: True where a query may attend to a key: booleans that broadcast to `[B, H, T, S]`.
-            positions: of the queries; only used if rotary.
+        `mask` is True where a query may attend to a key: booleans that broadcast to `[B, H, T, S]`.
         """
         queries = self.split_heads(self.query(x))
         if self.rotary and positions is not None:
@@ -179,15 +159,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Dense `hidden`, activation, dense: 2 * width * hidden parameters, and biases if it has them.
-
-    Attributes:
-        hidden: width of the hidden layer.
-        activation: function of the hidden layer.
-        use_bias: whether the two layers have biases, hidden + width parameters.
-        kernel_init: initializer of the first layer.
-        output_init: initializer of the second layer.
-    """
+    """Dense `hidden`, activation, dense: 2 * width * hidden parameters, and perhaps biases."""
 
     hidden: int
     activation: Callable[[jax.Array], jax.Array] = nn.relu
@@ -216,10 +188,7 @@ class FeedForward(nn.Module):
 class TokenEmbedding(nn.Module):
     """One table for tokens and for the logits of the next token: V * width parameters.
 
-    Attributes:
-        vocabulary: number of tokens, V.
-        width: width of an embedding.
-        stddev: standard deviation of the initial, normal table.
+    At the start it is normal, with the standard deviation `stddev`.
     """
 
     vocabulary: int

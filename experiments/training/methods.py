@@ -27,15 +27,10 @@ SPARSE_FRACTION = 0.1  # of the values, that sparse codecs send
 
 
 class Form(NamedTuple):
-    """A form of messages that programs know by name.
+    """A form of messages that programs know by name."""
 
-    Attributes:
-      codec: None for full precision.
-      gamma: of CHOCO with this codec.
-    """
-
-    codec: gx.wire.Codec | None
-    gamma: float
+    codec: gx.wire.Codec | None  # None for full precision
+    gamma: float  # of CHOCO with this codec
 
 
 FORMS: dict[WireName, Form] = {
@@ -53,17 +48,7 @@ DENSE: tuple[DenseName, ...] = get_args(DenseName)
 class OuterOptions:
     """An outer optimizer around the chain of a run: SGD at every `every`-th update.
 
-    Attributes:
-      every: updates from one outer step to the next.
-      rate: its learning rate; 1 without momentum is the plain average.
-      momentum: its momentum.
-      nesterov: whether that is Nesterov's.
-      average: over all nodes, or over none: each steps by itself.
-      fragments: parts of the model, each averaged at its time.
-      delay: updates between sending a fragment and using its average.
-      mix: the weight of the local model where an average is used.
-      reset: whether local momentum and moments are set to 0 at each outer step.
-      wire: the form of the messages of the averages.
+    `wire` is the form of the messages of the averages; for the others see `gx.outer`.
 
     Raises:
       ValueError: for an option that would do nothing.
@@ -94,17 +79,11 @@ class OuterOptions:
 
 
 class Sharding(NamedTuple):
-    """A model that is sharded inside a node.
+    """A model that is sharded inside a node."""
 
-    Attributes:
-      params: the shapes of its parameters.
-      specs: how they are sharded, `PartitionSpec`s.
-      devices: of a node.
-    """
-
-    params: Any
-    specs: Any
-    devices: int
+    params: Any  # the shapes of its parameters
+    specs: Any  # how they are sharded, `PartitionSpec`s
+    devices: int  # of a node
 
     def shard(self, transform: Transform) -> Transform:
         """Returns the transform of the parts of such a model."""
@@ -113,39 +92,22 @@ class Sharding(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class MethodOptions:
-    """The options of a run that an algorithm may depend on.
-
-    Attributes:
-      nodes: N.
-      steps: of the run; a hybrid topology switches after the fraction `switch_at` of them.
-      seed: of random topologies and delays.
-      local_steps: updates from one exchange to the next.
-      wire: the form of messages, a name of `FORMS`.
-      staleness: the mean delay of AD-PSGD's gradients, in steps.
-      delays_of: a folder of journals whose delays AD-PSGD has instead.
-      switch_at: see `steps`.
-      overlap: updates between sending a message and using it; part of the algorithm's name.
-      accumulate: steps for one update.
-      outer: an outer optimizer around the chain.
-      momentum: what the momentum of SGD is of; see `MOMENTUM_HELP`.
-      rate: the learning rate, where the algorithm takes the place of SGD.
-      sharding: that of the model inside a node; None if each device of a node has all of it.
-    """
+    """The options of a run that an algorithm may depend on."""
 
     nodes: int
-    steps: int = 1
-    seed: int = 0
-    local_steps: int = 1
+    steps: int = 1  # of the run; a hybrid topology switches after the fraction `switch_at` of them
+    seed: int = 0  # of random topologies and delays
+    local_steps: int = 1  # updates from one exchange to the next
     wire: WireName = "float32"
-    staleness: float = 1.0
-    delays_of: Path | None = None
+    staleness: float = 1.0  # the mean delay of AD-PSGD's gradients, in steps
+    delays_of: Path | None = None  # a folder of journals whose delays AD-PSGD has instead
     switch_at: float = 1 / 3
-    overlap: int = 0
-    accumulate: int = 1
+    overlap: int = 0  # updates between sending a message and using it; part of the name
+    accumulate: int = 1  # steps for one update
     outer: OuterOptions | None = None
     momentum: Momentum = "local"
-    rate: optax.ScalarOrSchedule = 0.1
-    sharding: Sharding | None = None
+    rate: optax.ScalarOrSchedule = 0.1  # where the algorithm takes the place of SGD
+    sharding: Sharding | None = None  # None if each device of a node has the whole model
 
     @property
     def codec(self) -> gx.wire.Codec | None:
@@ -162,46 +124,30 @@ def _make_torus(nodes: int, *_: int) -> gx.Schedule:
     return gx.topology.torus(short, nodes // short)
 
 
-def _make_two_peer_exponential(nodes: int, *_: int) -> gx.Schedule:
-    if nodes == 2:
-        raise ValueError(
-            "two_peer_exponential needs two peers: the number of nodes must be 1, or 3 and more, "
-            "got 2. Use one_peer_exponential."
-        )
-    return gx.topology.k_peer_exponential(nodes, 2)
-
-
-def _make_random_peer_complete(nodes: int, rounds: int, seed: int) -> gx.Schedule:
-    return gx.topology.random_peer(nodes, rounds, seed, "complete")
-
-
 def _make_lazy_ring(nodes: int, *_: int) -> gx.Schedule:
     """The ring with twice its weight of the node itself, `(W + I) / 2`: no eigenvalue below 0."""
     ring = gx.topology.ring(nodes).matrices()[0]
     return gx.topology.from_matrices((ring + np.eye(nodes)) / 2)
 
 
-def _make_chain(nodes: int, *_: int) -> gx.Schedule:
-    return gx.topology.from_graph(networkx.path_graph(nodes), "metropolis")
-
-
-def _make_tree(nodes: int, *_: int) -> gx.Schedule:
-    """Node i hangs on node (i - 1) // 2."""
-    return gx.topology.from_graph(networkx.full_rary_tree(2, nodes), "metropolis")
+def _from_graph(graph: networkx.Graph) -> gx.Schedule:
+    return gx.topology.from_graph(graph, "metropolis")
 
 
 TOPOLOGIES: dict[str, Callable[[int, int, int], gx.Schedule]] = {
     "one_peer_exponential": lambda nodes, *_: gx.topology.one_peer_exponential(nodes),
-    "two_peer_exponential": _make_two_peer_exponential,
+    "two_peer_exponential": lambda nodes, *_: gx.topology.k_peer_exponential(nodes, 2),
     "exponential": lambda nodes, *_: gx.topology.exponential(nodes),
     "bipartite_exponential": lambda nodes, *_: gx.topology.bipartite_exponential(nodes),
     "complete_cycle": lambda nodes, *_: gx.topology.complete_cycle(nodes),
     "random_peer_exponential": gx.topology.random_peer,
-    "random_peer_complete": _make_random_peer_complete,
+    "random_peer_complete": lambda nodes, rounds, seed: gx.topology.random_peer(
+        nodes, rounds, seed, "complete"
+    ),
     "ring": lambda nodes, *_: gx.topology.ring(nodes),
     "lazy_ring": _make_lazy_ring,
-    "chain": _make_chain,
-    "tree": _make_tree,
+    "chain": lambda nodes, *_: _from_graph(networkx.path_graph(nodes)),
+    "tree": lambda nodes, *_: _from_graph(networkx.full_rary_tree(2, nodes)),
     "directed_ring": lambda nodes, *_: gx.topology.directed_ring(nodes),
     "random_ring": gx.topology.random_ring,
     "torus": _make_torus,
@@ -240,32 +186,19 @@ ELASTICITY = 0.9  # of EASGD, divided by the number of nodes, as in its paper
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
-    """A row of `ALGORITHMS`.
+    """A row of `ALGORITHMS`."""
 
-    Attributes:
-      build: makes the transform for a schedule, in which `local_steps` are counted already.
-      topology: that of the algorithm's paper.
-      fixed_topology: whether it runs on no other.
-      wires: the forms in which its messages can travel.
-      overlaps: whether its name has a number of steps before the last part: `2-osgp`.
-      goes_first: whether the transform goes first in the chain, and acts on the gradients.
-      skips_steps: whether there can be steps without exchange.
-      exchanges: whether it exchanges anything.
-      takes_outer: whether an outer optimizer can stand around it; not where it keeps more than
-        models, which an outer step would not reach.
-      mixes_after: whether it is `x <- P (x + u)`, so that momentum can be mixed with the models.
-    """
-
+    # Makes the transform for a schedule, in which `local_steps` are counted already.
     build: Callable[[gx.Schedule, MethodOptions], Transform]
-    topology: str
-    fixed_topology: bool = False
-    wires: tuple[WireName, ...] = DENSE
-    overlaps: bool = False
-    goes_first: bool = False
-    skips_steps: bool = True
+    topology: str  # that of the algorithm's paper
+    fixed_topology: bool = False  # it runs on no other
+    wires: tuple[WireName, ...] = DENSE  # the forms in which its messages can travel
+    overlaps: bool = False  # its name has a number of steps before the last part: `2-osgp`
+    goes_first: bool = False  # in the chain: it acts on the gradients
+    skips_steps: bool = True  # there can be steps without exchange
     exchanges: bool = True
-    takes_outer: bool = True
-    mixes_after: bool = False
+    takes_outer: bool = True  # it keeps nothing but models, which an outer step reaches
+    mixes_after: bool = False  # it is `x <- P (x + u)`: momentum can be mixed with the models
 
 
 def _build_osgp(schedule: gx.Schedule, options: MethodOptions, biased: bool = False) -> Transform:
@@ -281,11 +214,6 @@ def _build_adpsgd(schedule: gx.Schedule, options: MethodOptions) -> Transform:
     return gx.adpsgd(schedule, delays, wire=options.codec)
 
 
-def _build_choco(schedule: gx.Schedule, options: MethodOptions) -> Transform:
-    form = FORMS[options.wire]
-    return gx.choco(schedule, form.codec or gx.wire.float32(), form.gamma)
-
-
 def _read_delays(folder: Path) -> Any:
     """Returns the delays `[T, N]` that a run of nodes that wait for nobody has shown."""
     journals = sorted(folder.rglob("*.jsonl")) if folder.is_dir() else []
@@ -298,11 +226,8 @@ def _read_delays(folder: Path) -> Any:
 
 def _build_relay(schedule: gx.Schedule, options: MethodOptions) -> Transform:
     """RelaySGD on the graph of the schedule, which must be a tree."""
-    round_ = schedule.round_at(0)
-    tree = networkx.empty_graph(schedule.size)
-    edges = zip(round_.senders.tolist(), round_.receivers.tolist(), strict=True)
-    tree.add_edges_from((i, j) for i, j in edges if i != j)
-    return gx.relay(tree)
+    matrix = schedule.matrices()[0]
+    return gx.relay(networkx.from_numpy_array(matrix - np.diag(np.diag(matrix))))
 
 
 ALGORITHMS = {
@@ -327,7 +252,14 @@ ALGORITHMS = {
         "ring",
         mixes_after=True,
     ),
-    "choco": Algorithm(_build_choco, "ring", wires=tuple(FORMS), takes_outer=False),
+    "choco": Algorithm(
+        lambda schedule, options: gx.choco(
+            schedule, options.codec or gx.wire.float32(), FORMS[options.wire].gamma
+        ),
+        "ring",
+        wires=tuple(FORMS),
+        takes_outer=False,
+    ),
     "adpsgd": Algorithm(_build_adpsgd, "bipartite_exponential", takes_outer=False),
     "rand-psgd": Algorithm(
         lambda schedule, options: gx.dpsgd(schedule, wire=options.codec),
@@ -404,17 +336,11 @@ def spell_name(name: str, overlap: int | str = "N") -> str:
 
 
 class ParsedName(NamedTuple):
-    """An algorithm's name in parts.
+    """An algorithm's name in parts."""
 
-    Attributes:
-      row: its key in `ALGORITHMS`.
-      overlap: the number in the name; 0 without one.
-      topology: what follows `@`; None without it.
-    """
-
-    row: str
-    overlap: int
-    topology: str | None
+    row: str  # its key in `ALGORITHMS`
+    overlap: int  # the number in the name; 0 without one
+    topology: str | None  # what follows `@`; None without it
 
 
 def parse_name(name: str) -> ParsedName:
@@ -475,30 +401,17 @@ MOMENTUM_HELP = (
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """One algorithm on one topology, around an optimizer.
+    """One algorithm on one topology, around an optimizer."""
 
-    Attributes:
-      algorithm: its name, without the topology.
-      topology: its name.
-      schedule: the rounds in the order in which updates use them; under overlap, one every
-        `overlap` updates.
-      inner: what comes before the gossip.
-      gossip: goes last.
-      outer: an outer optimizer around both.
-      rate: the learning rate, where the gossip is the optimizer, and gradients arrive at it.
-      sharding: that of the model inside a node; what exchanges exchanges parts of it then.
-      accumulate: steps for one update.
-    """
-
-    algorithm: str
-    topology: str
-    schedule: gx.Schedule
-    inner: Transform
-    gossip: Transform
-    outer: OuterOptions | None = None
-    rate: optax.ScalarOrSchedule | None = None
-    sharding: Sharding | None = None
-    accumulate: int = 1
+    algorithm: str  # its name, without the topology
+    topology: str  # its name
+    schedule: gx.Schedule  # in the order in which updates use it; under overlap, every `overlap`
+    inner: Transform  # what comes before the gossip
+    gossip: Transform  # goes last
+    outer: OuterOptions | None = None  # around both
+    rate: optax.ScalarOrSchedule | None = None  # where the gossip is the optimizer
+    sharding: Sharding | None = None  # inside a node; what exchanges exchanges parts then
+    accumulate: int = 1  # steps for one update
 
     @property
     def transform(self) -> Transform:
@@ -553,9 +466,8 @@ class Method:
     def state(self, params: Any = None) -> gx.GossipState | None:
         """Returns the gossip state of one node, of shapes and static data; None without gossip.
 
-        Args:
-          params: `[...]`, arrays or their shapes; if not given, those of the sharded model, or a
-            few leaves of one value.
+        `params` are arrays `[...]` or their shapes; if not given, those of the sharded model, or a
+        few leaves of one value.
         """
         return gx.gossip_state(self._init_shapes(params))
 
@@ -598,41 +510,22 @@ def make_method(
     parsed = parse_name(name)
     algorithm = ALGORITHMS[parsed.row]
     options = dataclasses.replace(options, overlap=parsed.overlap)
-    if options.wire not in algorithm.wires:
-        raise ValueError(
-            f"the wire of {parsed.row} must be {' or '.join(algorithm.wires)}, got "
-            f"{options.wire}: leave out the algorithm or the option."
-        )
-    if options.local_steps > 1 and not algorithm.exchanges:
-        raise ValueError(
-            f"--local-steps must be 1 with {parsed.row}, which exchanges nothing by itself, got "
-            f"{options.local_steps}: give --outer-every {options.local_steps} instead."
-        )
-    if options.local_steps > 1 and not algorithm.skips_steps:
-        raise ValueError(
-            f"{parsed.row} must exchange at every update: --local-steps must be 1, got "
-            f"{options.local_steps}: leave out the algorithm or the option."
-        )
-    build = algorithm.build
-    if options.momentum in MOMENTUMS:
-        _require_momentum(parsed.row, algorithm, options)
-        build = MOMENTUMS[options.momentum]
-    topology = _choose_topology(algorithm, parsed.topology, default_topology)
+    _require_fitting(parsed.row, options)
+    topology = parsed.topology or default_topology or algorithm.topology
     if algorithm.fixed_topology:
+        topology = algorithm.topology
         schedule = FIXED_TOPOLOGIES[topology](options.nodes, MAX_ROUNDS, options.seed)
     else:
         schedule = _make_rounds(topology, options)
     if not algorithm.goes_first:
         schedule = schedule.every(options.local_steps)
-    transform = build(schedule, options)
+    transform = MOMENTUMS.get(options.momentum, algorithm.build)(schedule, options)
     if options.sharding is not None and algorithm.exchanges:
         transform = options.sharding.shard(transform)
     inner = optimizer
     if algorithm.goes_first:
         inner = optax.chain(transform, optimizer)
         transform = optax.with_extra_args_support(optax.identity())
-    if options.outer is not None:
-        _require_takes_outer(parsed.row, algorithm, options)
     method = Method(
         algorithm=name.partition("@")[0],
         topology=topology,
@@ -649,42 +542,53 @@ def make_method(
     return method
 
 
-def _require_momentum(name: str, algorithm: Algorithm, options: MethodOptions) -> None:
-    """Raises `ValueError` unless the algorithm can mix this momentum."""
-    if not algorithm.mixes_after:
-        names = " or ".join(row for row, other in ALGORITHMS.items() if other.mixes_after)
-        raise ValueError(
-            f"the algorithm of --momentum {options.momentum} must be {names}, which mix models "
-            f"after a local step, got {name}: leave out the algorithm or the option."
-        )
-    if options.local_steps > 1:
-        raise ValueError(
+def _require_fitting(name: str, options: MethodOptions) -> None:
+    """Raises `ValueError` unless an algorithm, by its row, can have these options."""
+    algorithm = ALGORITHMS[name]
+    local_steps = options.local_steps
+    mixes_momentum = options.momentum in MOMENTUMS
+    mixing = " or ".join(row for row, other in ALGORITHMS.items() if other.mixes_after)
+    way_out = "leave out the algorithm or the option."
+    refusals = (
+        (
+            options.wire not in algorithm.wires,
+            f"the wire of {name} must be {' or '.join(algorithm.wires)}, got {options.wire}: "
+            f"{way_out}",
+        ),
+        (
+            local_steps > 1 and not algorithm.exchanges,
+            f"--local-steps must be 1 with {name}, which exchanges nothing by itself, got "
+            f"{local_steps}: give --outer-every {local_steps} instead.",
+        ),
+        (
+            local_steps > 1 and not algorithm.skips_steps,
+            f"{name} must exchange at every update: --local-steps must be 1, got {local_steps}: "
+            f"{way_out}",
+        ),
+        (
+            mixes_momentum and not algorithm.mixes_after,
+            f"the algorithm of --momentum {options.momentum} must be {mixing}, which mix models "
+            f"after a local step, got {name}: {way_out}",
+        ),
+        (
+            mixes_momentum and local_steps > 1,
             f"--momentum {options.momentum} must exchange at every update: --local-steps must be "
-            f"1, got {options.local_steps}."
-        )
-
-
-def _require_takes_outer(name: str, algorithm: Algorithm, options: MethodOptions) -> None:
-    """Raises `ValueError` unless an outer optimizer can stand around the algorithm."""
-    if not algorithm.takes_outer:
-        raise ValueError(
+            f"1, got {local_steps}.",
+        ),
+        (
+            options.outer is not None and not algorithm.takes_outer,
             "the algorithm of --outer-every, or --momentum outer, must be one of "
-            f"{OUTER_NAMES}, got {name}, which keeps more than models: leave out the algorithm or "
-            "the option."
-        )
-    if options.momentum in MOMENTUMS:
-        raise ValueError(
+            f"{OUTER_NAMES}, got {name}, which keeps more than models: {way_out}",
+        ),
+        (
+            options.outer is not None and mixes_momentum,
             "--momentum must be local or outer with --outer-every, got "
-            f"{options.momentum}: leave one of them out."
-        )
-
-
-def _choose_topology(algorithm: Algorithm, given: str | None, default: str | None) -> str:
-    if given is not None:
-        return given
-    if algorithm.fixed_topology or default is None:
-        return algorithm.topology
-    return default
+            f"{options.momentum}: leave one of them out.",
+        ),
+    )
+    for is_met, message in refusals:
+        if is_met:
+            raise ValueError(message)
 
 
 def _make_rounds(topology: str, options: MethodOptions) -> gx.Schedule:

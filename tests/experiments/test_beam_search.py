@@ -136,21 +136,6 @@ def test_is_the_search_with_lists(seed, beam):
         assert score == pytest.approx(best_score, rel=1e-4)
 
 
-@pytest.mark.parametrize("alpha", [0.0, 2.0])
-def test_beam_of_one_is_greedy(alpha):
-    length = 10
-    states = make_states(16)
-    weights = make_weights(1)
-    found = search(weights, states, jnp.full(16, length), beam=1, alpha=alpha, max_length=length)
-    for state, tokens in zip(states, found.tokens, strict=True):
-        greedy = ()
-        while END not in greedy:
-            greedy += (int(compute_log_probs(weights, state, greedy).argmax()),)
-            if len(greedy) == length:
-                greedy = (*greedy[:-1], END)
-        assert tokens.tolist() == pad(greedy, length)
-
-
 def test_inputs_of_a_batch_do_not_matter_to_each_other():
     """Though they end at different lengths, and have different greatest lengths."""
     length = 12
@@ -245,9 +230,3 @@ def test_unlikely_ends_do_not_stop_it():
 
     _, found = count_steps(make_logits, beam=4)
     assert found.tokens[0, :20].tolist() == [3] * 19 + [END]
-
-
-@pytest.mark.parametrize("change", [{"beam": 0}, {"max_length": 0}, {"alpha": -0.1}])
-def test_refuses_what_it_cannot_search(change):
-    with pytest.raises(ValueError, match="must be >="):
-        search(make_weights(0), make_states(1), jnp.array([1]), **{"beam": 1, **change})

@@ -111,35 +111,6 @@ def test_a_broken_idx_file_is_named(
         data.load("fashion_mnist", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("file", "array"),
-    [
-        (TRAIN_LABELS, TRAIN[1][:-1]),
-        (TRAIN_LABELS, TRAIN[1] + np.uint8(10)),
-        (TRAIN_IMAGES, TRAIN[0][:, :27]),
-        (TRAIN_IMAGES, TRAIN[0][:0]),
-    ],
-)
-def test_idx_files_that_do_not_fit_are_named(tmp_path: Path, file: str, array: np.ndarray) -> None:
-    (write_idx(tmp_path) / file).write_bytes(idx(array))
-    with pytest.raises(data.DataError, match=f"{TRAIN_IMAGES} and {TRAIN_LABELS} in"):
-        data.load("fashion_mnist", tmp_path)
-
-
-def test_missing_data_names_the_files_and_what_to_do(tmp_path: Path) -> None:
-    write_idx(tmp_path)
-    for file in (TRAIN_LABELS, TEST_LABELS):
-        (tmp_path / file).unlink()
-    with pytest.raises(FileNotFoundError) as error:
-        data.load("fashion_mnist", tmp_path)
-    assert isinstance(error.value, data.DataError)
-    message = str(error.value)
-    assert str(tmp_path) in message
-    assert "--data-dir" in message
-    assert "--download" in message
-    assert [file for file in IDX_FILES if file in message] == [TRAIN_LABELS, TEST_LABELS]
-
-
 def test_the_folder_without_data_dir_is_that_of_tensorflow_datasets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,30 +187,6 @@ def test_download_without_network_fails_at_once(tmp_path: Path) -> None:
     with pytest.raises(data.DataError, match=message):
         data.load("fashion_mnist", tmp_path / "new", download=True)
     assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize(
-    ("proxy", "address"),
-    [
-        (None, ("fashion-mnist.s3-website.eu-central-1.amazonaws.com", 80)),
-        ("http://proxy.example:3128", ("proxy.example", 3128)),
-    ],
-)
-def test_download_first_connects_to_where_the_download_will_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxy: str | None, address: tuple[str, int]
-) -> None:
-    attempts: list[tuple[object, ...]] = []
-
-    def fail_to_connect(*arguments: object) -> NoReturn:
-        attempts.append(arguments)
-        raise TimeoutError("timed out")
-
-    monkeypatch.setattr(socket, "create_connection", fail_to_connect)
-    if proxy:
-        monkeypatch.setenv("http_proxy", proxy)
-    with pytest.raises(data.DataError, match=f"no connection to {address[0]}: timed out"):
-        data.load("fashion_mnist", tmp_path, download=True)
-    assert attempts == [(address, 5.0)]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from golden.make_image_models import CLASSES, IMAGES_SHAPES, make_array
 from jax.extend.core import jaxprs_in_params
 
-from experiments.models import MLP, MODELS, VGG11, ResNet, ResNetCifar, SmallCNN, decay_mask
+from experiments.models import MODELS, VGG11, ResNet, ResNetCifar, decay_mask
 
 EVALUATION = {
     "resnet50": [
@@ -51,10 +51,6 @@ SMALL = {
     "vgg11": VGG11(classes=8, width=16, dropout=0.0),
     "basic": ResNet(classes=8, stages=(1, 1), bottleneck=False, width=8),
     "bottleneck": ResNet(classes=8, stages=(1, 1), width=8),
-}
-OVERFITTING = SMALL | {
-    "small_cnn": SmallCNN(classes=8),
-    "mlp": MLP(classes=8),
 }
 MIXED = SMALL | {"vgg11_batch": SMALL["vgg11"].clone(normalization="batch")}
 REMATERIALIZED = {
@@ -161,37 +157,6 @@ def test_trains_as_an_independent_implementation(name):
     np.testing.assert_allclose(logits[:, columns], TRAINING[name], atol=2e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "images_shape", "learning_rate"),
-    [
-        ("small_cnn", (8, 16, 16, 3), 0.01),
-        ("mlp", (8, 16, 16, 3), 0.01),
-    ],
-)
-def test_overfits_a_handful_of_examples(name, images_shape, learning_rate):
-    images, labels = random_examples(images_shape)
-    model = OVERFITTING[name]
-    variables = jax.jit(model.init)(jax.random.key(0), images)
-    params = variables["params"]
-    batch_stats = variables.get("batch_stats", {})
-    loss_and_gradients = jax.value_and_grad(make_loss(model, images, labels), has_aux=True)
-    tx = optax.adam(learning_rate)
-    opt_state = tx.init(params)
-
-    @jax.jit
-    def step(params, batch_stats, opt_state):
-        (loss, batch_stats), gradients = loss_and_gradients(params, batch_stats)
-        updates, opt_state = tx.update(gradients, opt_state)
-        return optax.apply_updates(params, updates), batch_stats, opt_state, loss
-
-    losses = []
-    while len(losses) < 60 and (not losses or losses[-1] > 0.02):
-        params, batch_stats, opt_state, loss = step(params, batch_stats, opt_state)
-        losses.append(float(loss))
-    assert losses[0] > 1.5  # about log 8
-    assert losses[-1] < 0.05
-
-
 @pytest.mark.parametrize("name", REMATERIALIZED)
 def test_remat_changes_nothing_but_memory(name):
     images, labels = random_examples((8, 32, 32, 3))
@@ -293,23 +258,6 @@ def test_bad_attributes_are_refused():
     for make_model in (ResNet, ResNetCifar):
         with pytest.raises(ValueError, match=r"normalization must be 'batch'.*got 'none'"):
             make_model(normalization="none")
-
-
-@pytest.mark.parametrize(
-    ("model", "images_shape", "decayed"),
-    [
-        # Weights of convolutions and of dense layers only; counted with torchvision.
-        (ResNet(), IMAGENET, 25_502_912),
-        (ResNetCifar(depth=20), CIFAR, 269_722 - 2 * (7 * 16 + 6 * 32 + 6 * 64) - 10),
-        (VGG11(), CIFAR, 9_750_922 - 2_752 - 2 * 512 - 10),
-    ],
-)
-def test_number_of_decayed_parameters(model, images_shape, decayed):
-    params = init_shapes(model, images_shape)["params"]
-    mask = decay_mask(params)
-    assert jax.tree.structure(mask) == jax.tree.structure(params)
-    pairs = zip(jax.tree.leaves(params), jax.tree.leaves(mask), strict=True)
-    assert sum(leaf.size for leaf, is_decayed in pairs if is_decayed) == decayed
 
 
 @pytest.mark.parametrize("nodes", [None, (4,)])

@@ -61,14 +61,6 @@ def uniform(task):
     return jax.tree.map(jnp.zeros_like, jax.jit(task.init, static_argnums=0)(0))
 
 
-def test_the_description_counts_files_and_tokens(folder):
-    (folder / "train.2.txt").write_text("another text")
-    task = language.LanguageModeling(make_options(folder))
-    start = "files (2 for training and 1 for the test), "
-    tokens = sum((tokens != NO_TOKEN).sum() for tokens in task.train_tokens)
-    assert task.description.startswith(f"{start}{tokens:,} training and ")
-
-
 def test_the_perplexity_of_a_uniform_model_is_the_size_of_the_vocabulary(folder):
     task = language.LanguageModeling(make_options(folder))
     assert (task.test_tokens[-1] == NO_TOKEN).any(), "what fills the last sequence does not count"
@@ -182,23 +174,3 @@ class TestBadInput:
             with pytest.raises(ValueError, match=r"the tokenizer must be that of the saved run"):
                 language.LanguageModeling(make_options(folder, **more))
         language.LanguageModeling(make_options(folder, out=out, overwrite=True))
-
-    @pytest.mark.parametrize(
-        ("more", "message"),
-        [
-            ({"sequence_length": 1025}, "--sequence-length must be at most 1024.*got 1025"),
-            ({"column": 1, "dataset": "lm1b"}, "--column needs --dataset files, got lm1b"),
-            ({"text_feature": "text"}, "--text-feature needs --dataset .* got files: .*--column"),
-            (
-                {"text_feature": "en", "dataset": "python_docs", "data_dir": None},
-                "--text-feature needs --dataset .* got python_docs: leave it out",
-            ),
-            ({"dataset": "python_docs"}, "--data-dir needs --dataset files"),
-            ({"lr_schedule": "step"}, "got 100, the default here: add --warmup-steps 0, or"),
-            ({"vocabulary_size": 100}, "--vocabulary-size must be >= 259.*got 100"),
-        ],
-    )
-    def test_options(self, folder, more, message):
-        options = {"dataset": "files", "data_dir": folder} | more
-        with pytest.raises(ValueError, match=message):
-            language.LanguageModeling(language.Options(**options))

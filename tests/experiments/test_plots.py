@@ -1,7 +1,6 @@
 """Tables and plots: what they show of the files of a run, and what they say of broken files."""
 
 import io
-import json
 import math
 
 import numpy as np
@@ -178,33 +177,6 @@ def test_table_of_a_translation_leaves_out_what_is_there_twice():
     run = {name: x for name, x in make_run("sgp", "ring", 0).items() if "accuracy" not in name}
     (row,) = (line.split() for line in render([run | fields], 80) if "sgp" in line)
     assert row == ["sgp", "ring", "4", "11.85", "11.85", "0", "17.51", "0.012", "12.5"]
-
-
-def test_broken_files_are_described(folder):
-    """With the file, the line or the run, and what is missing."""
-    lacking = {"run": "x", "nodes": 4, "algorithm": "sgp"}
-    line = {"run": "sgp-ring-0", "step": 1, "epoch": 1, "seconds": 1, "loss": 1}
-    untrained = [one for one in LINES if one["run"] != "sgp-ring-1" or "loss" not in one]
-    whole = "".join(f"{json.dumps(line)}\n" for line in LINES)
-    runs = json.dumps({"runs": RUNS})
-    for summary, metrics, message in (
-        ("{", "", "summary.json must be JSON"),
-        ("{}", "", "summary.json must have runs"),
-        ('{"runs": []}', "", "summary.json must list one run or more"),
-        (json.dumps({"runs": [RUNS[0], lacking]}), "", r"runs\[1\] must have consensus_distance"),
-        (json.dumps({"runs": [RUNS[0], PERPLEXITY_RUNS[0]]}), "", r"must have test_perplexity"),
-        (runs, f'{whole}{{"run": "sgp-ring-0", "st', "line 16 must be JSON"),
-        (runs, '{"run": "sgp-ring-0"}', "line 1 must have epoch, seconds, step"),
-        (runs, json.dumps(line), "must have consensus_distance, consensus_distance_before"),
-        (runs, "\n".join(map(json.dumps, untrained)), "must have a training line of run 'sgp-ring"),
-    ):
-        (folder / "summary.json").write_text(summary)
-        (folder / "metrics.jsonl").write_text(metrics)
-        with pytest.raises(ValueError, match=message):
-            read_runs(folder)
-    (folder / "metrics.jsonl").unlink()
-    with pytest.raises(FileNotFoundError, match=r"no metrics\.jsonl in"):
-        read_runs(folder)
 
 
 def test_an_interrupted_run_is_left_out(folder):

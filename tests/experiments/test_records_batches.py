@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from damaged_records import damage
-from original_files import CIFAR_PER_FILE, make_cifar_image, write_cifar, write_imagenet
+from original_files import CIFAR_PER_FILE, make_cifar_image, write_cifar
 from PIL import Image
 
 from experiments import data
 from experiments.data.augmentation import augment_cifar, crop_imagenet, draw_box, resize
-from experiments.data.local import CorruptImages, find_prepared
+from experiments.data.local import find_prepared
 from experiments.data.originals import ORIGINALS
 from experiments.data.preparation import prepare
 
@@ -26,13 +26,6 @@ TRAIN = 5 * CIFAR_PER_FILE
 def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cifar")
     prepare(ORIGINALS["cifar10"](write_cifar(folder / "from"), 0), folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("imagenet")
-    prepare(ORIGINALS["imagenet2012"](write_imagenet(folder / "from"), 0), folder)
     return folder
 
 
@@ -85,17 +78,6 @@ def test_batches_are_augmented_images_of_the_nodes_shards(cifar: Path) -> None:
     np.testing.assert_array_equal(labels, np.array(seen) % 10)
 
 
-def test_no_node_sees_the_data_of_another(cifar: Path) -> None:
-    images = data.ImageRecords("cifar10", cifar)
-    shards = data.split_examples(images.train_labels, 3, 0.3, seed=1)
-    seen: list[set[int]] = [set(), set(), set()]
-    for pixels, _ in take(images.batches(shards, 3, 0, range(3), 0), 3):
-        for node, row in enumerate(pixels):
-            seen[node] |= {index_of(image) for image in row}
-    for one, other in itertools.combinations(seen, 2):
-        assert not one & other
-
-
 def test_passes_differ_and_repeat_with_the_seed(cifar: Path) -> None:
     images = data.ImageRecords("cifar10", cifar)
     shards = split(images, 4)
@@ -139,18 +121,6 @@ def test_the_test_set_is_not_augmented(cifar: Path) -> None:
     for image, number in zip(pixels, numbers, strict=True):
         np.testing.assert_array_equal(image, make_cifar_image(number))
     np.testing.assert_array_equal(labels, numbers % 10)
-
-
-def test_imagenet_is_cropped_to_224(imagenet: Path) -> None:
-    images = data.ImageRecords("imagenet2012", imagenet)
-    (pixels, labels), second = take(images.batches(split(images, 2), 5, 0, range(2), 0), 2)
-    assert pixels.shape == second[0].shape == (2, 5, 224, 224, 3)
-    assert set(labels.ravel().tolist()) <= {0, 1, 2}
-    (test, test_labels), *_ = images.test_batches()
-    assert test.shape == (6, 224, 224, 3)
-    colored = [image for image in test if not (image[..., 0] == image[..., 1]).all()]
-    assert colored
-    assert sorted(test_labels.tolist()) == [0, 0, 1, 1, 2, 2]
 
 
 def test_images_are_standardized_on_the_device(cifar: Path) -> None:
@@ -237,12 +207,6 @@ def test_a_corrupt_image_is_named_and_replaced_by_one_of_its_node(
     assert_equal_batches(after[1:], take(images.batches(shards, 10, 0, range(4), 1), 1))
 
 
-def test_a_corrupt_test_image_is_left_out(cifar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    damage(monkeypatch, {0, 5})
-    ((_, labels),) = data.ImageRecords("cifar10", cifar).test_batches()
-    assert len(labels) == CIFAR_PER_FILE - 2
-
-
 def test_too_many_corrupt_images_end_the_run(cifar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     damage(monkeypatch, set(range(TRAIN)))
     images = data.ImageRecords("cifar10", cifar, max_corrupt=3)
@@ -266,15 +230,6 @@ def test_a_label_out_of_range(cifar: Path, monkeypatch: pytest.MonkeyPatch, labe
         _ = images.train_labels
 
 
-def test_corrupt_images_are_counted_once(capsys: pytest.CaptureFixture[str]) -> None:
-    corrupt = CorruptImages(1)
-    for _ in range(3):
-        corrupt.add("image 1", "cut")
-    assert capsys.readouterr().err == "left out, 1 so far: image 1 is corrupt: cut\n"
-    with pytest.raises(data.RecordError, match="got 2, the last one: image 2 is corrupt"):
-        corrupt.add("image 2", "cut")
-
-
 def copy_set(source: Path, target: Path) -> Path:
     folder = target / "cifar10" / "3.0.2"
     folder.mkdir(parents=True)
@@ -288,12 +243,6 @@ def test_a_missing_file_of_a_prepared_set(cifar: Path, tmp_path: Path) -> None:
     (record,) = folder.glob("*train*array_record*")
     record.unlink()
     with pytest.raises(data.DataError, match=f"must hold all its files, got no .*{record.name}"):
-        data.ImageRecords("cifar10", tmp_path)
-
-
-def test_a_broken_description_of_a_prepared_set(cifar: Path, tmp_path: Path) -> None:
-    (copy_set(cifar, tmp_path) / "dataset_info.json").write_text("{")
-    with pytest.raises(data.DataError, match="must hold a data set of TensorFlow Datasets"):
         data.ImageRecords("cifar10", tmp_path)
 
 

@@ -217,13 +217,3 @@ def test_a_broken_archive_of_cifar10(tmp_path: Path, capsys: pytest.CaptureFixtu
     archive.write_bytes(archive.read_bytes()[:-5000])
     printed = fail(capsys, "cifar10", archive, tmp_path / "out")
     assert f"{archive} is corrupt or cut short" in printed
-
-
-def test_an_unknown_class_of_validation_images(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = write_imagenet(tmp_path / "from")
-    (source / "val" / CLASSES[0]).rename(source / "val" / "n99")
-    message = fail(capsys, "imagenet2012", source, tmp_path / "out")
-    assert "must have classes of" in message
-    assert "n99" in message

@@ -3,10 +3,7 @@
 import json
 
 import pytest
-from original_files import MNIST, idx, write_idx
 
-from experiments import image
-from experiments.data.idx import IDX_FILES
 from experiments.examples import tabular
 from experiments.training import placement
 from experiments.training.experiment import prepare
@@ -49,28 +46,3 @@ def describe_alike(make):
         self.description = "134 wines, 44 for the test"
 
     return make_alike
-
-
-def test_images_of_another_folder_are_refused(tmp_path, capsys):
-    data_dir = write_idx(tmp_path / "data")
-    arguments = ["--dataset", "mnist", "--model", "linear", "--nodes", "2", "--epochs", "1"]
-    arguments += ["--batch-size-per-node", "1", "--out", str(tmp_path / "out")]
-    options = image.Options(
-        dataset="mnist",
-        data_dir=data_dir,
-        model="linear",
-        nodes=2,
-        epochs=1,
-        batch_size_per_node=1,
-        out=tmp_path / "out",
-    )
-    prepare(options, image.ImageClassification, "image")
-    fewer = write_idx(tmp_path / "fewer")
-    for file, array in zip(IDX_FILES[:2], MNIST[:2], strict=True):
-        (fewer / file).write_bytes(idx(array[:10]))
-    with pytest.raises(SystemExit) as stop:
-        image.main([*arguments, "--resume", "--data-dir", str(fewer)])
-    assert stop.value.code == 2
-    printed = capsys.readouterr().err
-    assert "mnist, 12 training and 5 test examples" in printed
-    assert "got 'mnist, 10 training and 5 test examples" in printed

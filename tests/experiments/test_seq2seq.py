@@ -179,14 +179,6 @@ def test_translation_is_the_best_of_all():
         assert float(found_score) == pytest.approx(scores[best], abs=1e-4)
 
 
-def test_translation_depends_on_its_source_alone():
-    found = translate(MODEL, make_variables(), SOURCES, extra_length=3)
-    padded = translate(MODEL, make_variables(), SOURCES[1:, :2], extra_length=3)
-    assert found.tokens[1, :5].tolist() == padded.tokens[0].tolist()
-    assert not found.tokens[1, 5:].any()
-    assert found.scores[1] == pytest.approx(float(padded.scores[0]), abs=1e-5)
-
-
 def test_dropout_is_that_of_the_seeds():
     variables = make_variables()
 

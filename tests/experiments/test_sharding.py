@@ -66,18 +66,6 @@ def test_split_is_replayable(alpha: float | None) -> None:
     assert not np.array_equal(one[0], other[0])
 
 
-@pytest.mark.parametrize(
-    ("nodes", "alpha", "message"),
-    [
-        (1001, None, "1000 examples cannot be divided over 1001 nodes"),
-        (4, float("nan"), "dirichlet_alpha must be positive and finite, got nan"),
-    ],
-)
-def test_bad_splits_are_refused(nodes: int, alpha: float | None, message: str) -> None:
-    with pytest.raises(data.DataError, match=message):
-        data.split_examples(LABELS, nodes, alpha, seed=0)
-
-
 def take(shards: list[np.ndarray], size: int, seed: int, count: int) -> np.ndarray:
     return np.stack(list(itertools.islice(data.draw_batches(shards, size, seed), count)))
 
@@ -123,17 +111,3 @@ def test_batches_are_replayable_and_nodes_differ() -> None:
     np.testing.assert_array_equal(one, same)
     assert not np.array_equal(one, other)
     assert not np.array_equal(one[:, 0], one[:, 1])
-
-
-@pytest.mark.parametrize(
-    ("shards", "size", "message"),
-    [
-        ([np.arange(5)], 0, "batch_size_per_node must be >= 1, got 0"),
-        ([np.arange(5), np.arange(0)], 2, "node 1 has no examples"),
-    ],
-)
-def test_bad_batches_are_refused_before_the_first_one(
-    shards: list[np.ndarray], size: int, message: str
-) -> None:
-    with pytest.raises(data.DataError, match=message):
-        data.draw_batches(shards, size, seed=0)

@@ -9,15 +9,6 @@ import optax
 import oracle
 import pytest
 
-from experiments import image, language, speech, translation
-from experiments.options import (
-    NonNegativeFloat,
-    NonNegativeInt,
-    OpenFraction,
-    PositiveFloat,
-    PositiveInt,
-    check_fields,
-)
 from experiments.training.methods import (
     ALGORITHM_HELP,
     ALGORITHMS,
@@ -145,13 +136,6 @@ def test_learning_rates_with_a_warm_up():
     np.testing.assert_allclose(jax.vmap(constant)(steps), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("program", [image, language, speech, translation])
-def test_remat_may_change_on_resume(program):
-    """In all programs: parameters keep their names."""
-    assert program.Options.remat is False
-    assert "remat" in program.Options.CHANGEABLE_ON_RESUME
-
-
 def test_a_warm_up_ends_within_the_run():
     """Two epochs of 512 examples are 4 updates of 256."""
     options = TrainingOptions(epochs=2, accumulate=2, nodes=4, warmup_steps=4)
@@ -206,27 +190,3 @@ def test_a_topology_is_that_of_the_name_the_option_or_the_paper():
     assert topology("dpsgd", "complete") == "complete"
     assert topology("dpsgd@exponential", "complete") == "exponential"
     assert topology("rand-psgd", "complete") == "random_ring"
-
-
-@dataclasses.dataclass
-class Numbers:
-    a: PositiveInt = 1
-    b: NonNegativeInt | None = None
-    c: tuple[PositiveFloat, ...] = (0.5,)
-    d: NonNegativeFloat = 0.0
-    e: OpenFraction = 0.5
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("a", 0, "--a must be an integer >= 1, got 0"),
-        ("b", -1, "--b must be an integer >= 0, got -1"),
-        ("c", (1.0, float("nan")), "--c must be positive and finite, got nan"),
-        ("e", 1.0, "--e must be between 0 and 1, got 1.0"),
-    ],
-)
-def test_checks_of_fields(field, value, message):
-    check_fields(Numbers())
-    with pytest.raises(ValueError, match=message.replace("+", r"\+")):
-        check_fields(dataclasses.replace(Numbers(), **{field: value}))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.models import layers, transformer
+from experiments.models import transformer
 
 
 def test_sinusoids_are_the_papers():
@@ -46,24 +46,3 @@ def test_masks():
     assert causal.tolist() == [[[[True, True, True, False], [True, True, True, True]]]]
     padding = transformer.make_padding_mask(jnp.array([[5, 6, 0], [0, 6, 7]]), padding_id=0)
     assert padding.tolist() == [[[[True, True, False]]], [[[False, True, True]]]]
-
-
-@pytest.mark.parametrize(
-    ("attention", "message"),
-    [
-        (transformer.Attention(width=10, heads=4), "multiple of heads = 4, got 10"),
-        (transformer.Attention(width=6, heads=2, rotary=True), "must be even"),
-    ],
-)
-def test_attention_refuses_widths_that_do_not_divide(attention, message):
-    x = jnp.zeros((1, 2, attention.width))
-    with pytest.raises(ValueError, match=message):
-        attention.init(jax.random.key(0), x, method="project")
-
-
-def test_dropout_seeds_make_one_key_per_node():
-    seeds = jnp.array([[1, 2], [3, 2]], jnp.uint32)
-    keys = jax.vmap(layers.make_dropout_rngs)(seeds)["dropout"]
-    bits = jax.vmap(jax.random.bits)(keys)
-    assert bits[0] == jax.random.bits(jax.random.key(1))
-    assert bits[1] == jax.random.bits(jax.random.key(3))

@@ -207,15 +207,6 @@ def test_a_run_goes_on_with_more_nodes_than_a_bucket_has_pairs(data_dir):
     assert few == [bucket.rows.tolist() for bucket in task.make_buckets(2)]
 
 
-def test_says_how_much_of_an_epoch_is_padding(data_dir):
-    task = make_task(data_dir, remat=True)
-    assert task.model.remat
-    targets = [task.make_batch(b.rows, b.width, np.zeros(1))[1] for b in task.make_buckets(2)]
-    padding = sum((ids == PADDING_ID).sum() for ids in targets)
-    assert task.num_examples == sum(ids.size for ids in targets)
-    assert f"epoch, {padding / task.num_examples:.0%} of them padding, of" in task.description
-
-
 def test_batches_must_fit_into_memory(tmp_path, data_dir, monkeypatch):
     """Four of 2 x 64 tokens, of source and target, and a seed for each sentence."""
     task = {"nodes": 2, "bucket_lengths": (4, 8), "vocabulary_size": 330, "placement": "vmap"}
@@ -244,20 +235,3 @@ def test_cross_entropy_is_that_of_smoothed_labels():
     expected = optax.softmax_cross_entropy(logits, labels)
     np.testing.assert_allclose(losses, np.where(targets != 0, expected, 0), rtol=1e-5)
     assert is_token.tolist() == [[True, True, False], [True, True, True]]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--bucket-lengths", "8", "4"), "--bucket-lengths must rise, got 8 4"),
-        (("--tokens-per-batch", "7"), "--tokens-per-batch must be at least 8"),
-        (("--tokens-per-batch", "1000000"), "--tokens-per-batch must be at most"),
-        (("--warmup-steps", "0"), "--warmup-steps must be >= 1, got 0"),
-        (("--lr-schedule", "step"), "--warmup-steps must be 0 with --lr-schedule step"),
-    ],
-)
-def test_bad_input(tmp_path, data_dir, capsys, arguments, message):
-    with pytest.raises(SystemExit) as stop:
-        train(tmp_path, data_dir, *arguments)
-    assert stop.value.code in (1, 2)
-    assert message in capsys.readouterr().err
