@@ -84,14 +84,8 @@ TRAINING_FIELDS = {
 def create_run_dir(program: str, out: Path | None, overwrite: bool, resume: bool = False) -> Path:
     """Creates the folder for the results, with an empty `metrics.jsonl` in it.
 
-    Args:
-      program: the first part of a new folder's name.
-      out: the folder; if None, a new one in `runs/`, named by program, date, time and process.
-      overwrite: remove the results, checkpoints and plots of another run from the folder.
-      resume: keep what is in the folder.
-
-    Returns:
-      The folder.
+    If `out` is None, it is a new one in `runs/`, named by program, date, time and process. With
+    `overwrite`, the results of another run are removed from it; with `resume` they stay.
 
     Raises:
       ValueError: if the folder holds another run, and neither `overwrite` nor `resume` is true.
@@ -230,12 +224,7 @@ def write_summary(
 ) -> None:
     """Writes `summary.json`: the whole new file, or nothing if the program is stopped meanwhile.
 
-    Args:
-      out: the folder.
-      options: the options of the program.
-      environment: what the program ran on; the versions of JAX and gossipjax are added.
-      runs: an object for each finished run.
-      more: further top-level entries.
+    The versions of JAX and gossipjax are added to `environment`; `more` are top-level entries.
     """
     versions = {"jax": jax.__version__, "gossipjax": gx.__version__}
     summary = {"options": options, "environment": versions | environment, "runs": runs, **more}

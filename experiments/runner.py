@@ -71,6 +71,11 @@ class Run(NamedTuple):
         return self.program if is_whole else f"experiments.{self.program}"
 
     @property
+    def call(self) -> list[str]:
+        """What identifies it: program and arguments."""
+        return [self.program, *self.arguments]
+
+    @property
     def command(self) -> str:
         """The command line.
 
@@ -107,7 +112,6 @@ def make_folder(program: str, out: Path | None, overwrite: bool, name: str) -> P
 
     Raises:
       ValueError: if the folder holds another run, or its folder of runs those of other programs.
-      OSError: if the folder cannot be made.
     """
     if out is not None:
         require_runs(out / name, overwrite)
@@ -125,11 +129,7 @@ def make_folder(program: str, out: Path | None, overwrite: bool, name: str) -> P
 def require_runs(folder: Path, is_removed: bool) -> None:
     """Raises `ValueError` if a folder of runs holds what this program has not made.
 
-    Folders that other programs leave under `runs/` have no `run.json`.
-
-    Args:
-      folder: that of all runs.
-      is_removed: whether it will be removed; else single files in it do no harm.
+    If it `is_removed`, that may be no single file either.
     """
     if not folder.exists():
         return
@@ -151,20 +151,11 @@ def is_run(path: Path) -> bool:
 
 
 def empty_folder(folder: Path) -> None:
-    """Makes the folder of a run anew.
-
-    Raises:
-      ValueError: if it exists and is none of a run; then nothing is removed.
-    """
+    """Makes the folder of a run anew; raises `ValueError` if it exists and is none of a run."""
     if folder.exists() and not is_run(folder):
         raise ValueError(f"{folder} must be the folder of a run, got another: move it away.")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-
-
-def make_command(run: Run) -> list[str]:
-    """Returns what identifies a call: program and arguments."""
-    return [run.program, *run.arguments]
 
 
 def read_state(folder: Path) -> Record | None:
@@ -176,35 +167,18 @@ def read_state(folder: Path) -> Record | None:
 
 def read_result(state: Record, folder: Path) -> Result | None:
     """Returns how a run ended in an earlier call; None if it failed, or has lost its summary."""
-    if state["status"] == "finished":
-        summary = read_summary(folder)
-        if not summary:
-            return None
-    elif state["status"] == "diverged":
-        summary = {}
-    else:
+    summary = read_summary(folder) if state["status"] == "finished" else {}
+    if not summary and state["status"] != "diverged":
         return None
-    return Result(
-        status=state["status"],
-        folder=folder,
-        summary=summary,
-        error=state["error"],
-        seconds=state["seconds"],
-        code=state.get("code", ""),
-        machine=state.get("machine", ""),
-    )
+    names = ("status", "error", "seconds", "code", "machine")
+    ended = {name: state[name] for name in names if name in state}
+    return Result(folder=folder, summary=summary, **ended)
 
 
 def write_state(run: Run, result: Result, folder: Path) -> None:
     """Writes how a run ended."""
-    state = {
-        "command": make_command(run),
-        "status": result.status,
-        "error": result.error,
-        "seconds": result.seconds,
-        "code": result.code,
-        "machine": result.machine,
-    }
+    names = ("status", "error", "seconds", "code", "machine")
+    state = {"command": run.call} | {name: getattr(result, name) for name in names}
     temporary = folder / "run.new"
     temporary.write_text(json.dumps(state, indent=2))
     temporary.replace(folder / STATE)
@@ -235,10 +209,8 @@ def judge(folder: Path, status: int, seconds: float) -> Result:
 def take_runs(runs: Iterable[Run], sources: Sequence[Path], folder: Path) -> list[str]:
     """Copies the runs that have ended in other folders by the same calls; returns their names.
 
-    Args:
-      runs: those that are needed.
-      sources: folders of runs; the first that has a call counts.
-      folder: of the runs; what has ended there stays.
+    Of the `sources`, folders of runs, the first that has a call counts. What has ended in `folder`
+    stays.
     """
     found: dict[tuple[str, ...], Path] = {}
     for path in [path for source in sources for path in sorted(source.iterdir())]:
@@ -249,9 +221,9 @@ def take_runs(runs: Iterable[Run], sources: Sequence[Path], folder: Path) -> lis
     for run in runs:
         target = folder / run.name
         state = read_state(target)
-        if state is not None and state["command"] == make_command(run):
+        if state is not None and state["command"] == run.call:
             continue
-        path = found.get((run.program, *run.arguments))
+        path = found.get(tuple(run.call))
         if path is not None and path.resolve() != target.resolve():
             empty_folder(target)
             shutil.copytree(path, target, dirs_exist_ok=True)
@@ -269,15 +241,11 @@ def find_commit() -> str:
 
 
 def find_machine() -> str:
-    """Returns processor, cores and system."""
-    return f"{find_processor()}, {os.cpu_count()} cores, {platform.system()}"
-
-
-def find_processor() -> str:
-    """Returns the name of the processor; its architecture where that is all that is known."""
+    """Returns processor (its architecture where that is all that is known), cores and system."""
     path = Path("/proc/cpuinfo")
     match = re.search(r"model name\s*: (.+)", path.read_text()) if path.exists() else None
-    return match[1] if match else platform.machine()
+    processor = match[1] if match else platform.machine()
+    return f"{processor}, {os.cpu_count()} cores, {platform.system()}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,8 +263,7 @@ class Devices:
 def find_devices(jobs: int | None) -> Devices:
     """Returns what each of some runs has: a GPU; without GPUs, all share the cores.
 
-    Args:
-      jobs: how many; None is one for each GPU, or for each core, at most 8.
+    `jobs` of None is one for each GPU, or for each core, at most 8.
 
     Raises:
       ValueError: if there are fewer GPUs.
@@ -344,14 +311,7 @@ class Processes:
     ) -> int:
         """Runs a command; returns its exit status, that of SIGKILL if it took too long.
 
-        Args:
-          command: program and arguments.
-          log: receives all that it prints.
-          environment: all its variables.
-          max_seconds: after which it is ended.
-
-        Raises:
-          RuntimeError: if the context has ended.
+        `log` receives all that it prints; `environment` are all its variables.
         """
         with log.open("wb") as output, self._lock:
             if not self._is_open:
@@ -494,14 +454,8 @@ def run_all(
 ) -> dict[str, Result]:
     """Runs all calls that have not ended before; returns how each ended, by name.
 
-    Args:
-      runs: in the order in which they are begun; those that are alone come after all others, one
-        at a time.
-      folder: with a folder for each of them.
-      devices: how many at a time.
-      reporter: is told of each that begins and ends.
-      replaces: whether a run of the same name with other arguments is run anew.
-      max_seconds: after which a run has failed.
+    Those that are alone come after all others, one at a time. A run of the same name with other
+    arguments is run anew if it `replaces`.
 
     Raises:
       FatalError: if the folder has a run of the same name with other arguments, unless `replaces`.
@@ -525,20 +479,11 @@ def run_all(
 
 
 def find_result(run: Run, folder: Path, replaces: bool = True) -> Result | None:
-    """How a run ended in an earlier call; None if it must be run.
-
-    Args:
-      run: what is called.
-      folder: where its results would be.
-      replaces: whether results of other arguments count as none.
-
-    Raises:
-      FatalError: if there are such, unless `replaces`.
-    """
+    """How a run ended in an earlier call; None if it must be run, see `run_all`."""
     state = read_state(folder)
     if state is None:
         return None
-    if state["command"] == make_command(run):
+    if state["command"] == run.call:
         return read_result(state, folder)
     if not replaces:
         raise FatalError(

@@ -18,19 +18,12 @@ STEP_BATCH_SIZE = 256  # examples, of Goyal et al.
 
 
 class StepEpochs(NamedTuple):
-    """Where the schedule `step` changes; by default as Goyal et al.
-
-    Attributes:
-      warm_up: its length, in epochs.
-      decays: the epochs at which the rate falls.
-      run: the length of the run, in epochs.
-      factor: the rate after a fall, relative to that before.
-    """
+    """Where the schedule `step` changes, in epochs; by default as Goyal et al."""
 
     warm_up: float = 5
-    decays: Sequence[float] = (30, 60, 80)
+    decays: Sequence[float] = (30, 60, 80)  # where the rate falls
     run: float = 90
-    factor: float = 0.1
+    factor: float = 0.1  # the rate after a fall, relative to that before
 
     def stretch(self, run: float) -> "StepEpochs":
         """Returns the same schedule for a run of another length."""
@@ -95,8 +88,7 @@ def make_lr_schedule(
 
 def _make_inverse_sqrt(learning_rate: float, warmup_steps: int) -> optax.Schedule:
     def inverse_sqrt(count: jax.typing.ArrayLike) -> jax.Array:
-        # `count` starts at the end of the warm-up.
-        step = jnp.asarray(count, jnp.float32) + warmup_steps
+        step = jnp.asarray(count, jnp.float32) + warmup_steps  # `count` starts at its end
         return learning_rate * jnp.sqrt(warmup_steps / (step + 1.0))
 
     return inverse_sqrt
@@ -134,19 +126,11 @@ def make_optimizer(
     """Returns SGD, SGD with Nesterov momentum 0.9, or Adam, with weight decay.
 
     The decay is added to the gradient for SGD (L2), and decoupled for Adam (AdamW). It sees the
-    parameters that the user holds: for SGP the de-biased ones.
-
-    `decay_mask` says which parameters are decayed; None is all.
+    parameters that the user holds: for SGP the de-biased ones. `decay_mask` None decays all.
     """
     if name == "adam":
-        return optax.adamw(
-            learning_rate,
-            adam_b1,
-            adam_b2,
-            adam_epsilon,
-            weight_decay=weight_decay,
-            mask=decay_mask,
-        )
+        betas = (adam_b1, adam_b2, adam_epsilon)
+        return optax.adamw(learning_rate, *betas, weight_decay=weight_decay, mask=decay_mask)
     momentum = MOMENTUM if name == "nesterov" else None
     return optax.chain(
         optax.add_decayed_weights(weight_decay, mask=decay_mask),

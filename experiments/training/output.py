@@ -42,11 +42,8 @@ class Clock:
 class InputClock(Clock):
     """Sums up the seconds for which the devices wait for input.
 
-    It starts when they have computed what they were given: input that is made meanwhile costs
-    nothing.
-
-    Args:
-      get_newest: returns the newest array that is being computed; None if nothing is.
+    It starts when they have computed what they were given, the newest array: input that is made
+    meanwhile costs nothing.
     """
 
     def __init__(self, get_newest: Callable[[], jax.Array | None]):
@@ -60,28 +57,18 @@ class InputClock(Clock):
 
 @dataclasses.dataclass
 class RunProgress:
-    """The progress of a run, in values that JSON can hold; saved with every checkpoint.
+    """The progress of a run, in values that JSON can hold; saved with every checkpoint."""
 
-    Attributes:
-      seconds: spent in training steps.
-      examples: seen by all nodes together.
-      seconds_per_step: that of every interval between two lines of `metrics.jsonl`.
-      metrics: those of the last line of `metrics.jsonl` about training.
-    """
-
-    seconds: float = 0.0
-    examples: int = 0
+    seconds: float = 0.0  # in training steps
+    examples: int = 0  # seen by all nodes together
+    # Of every interval between two lines of `metrics.jsonl`.
     seconds_per_step: list[float] = dataclasses.field(default_factory=list)
-    metrics: Record = dataclasses.field(default_factory=dict)
+    metrics: Record = dataclasses.field(default_factory=dict)  # of the last line about training
 
     @classmethod
     def from_metadata(cls, metadata: dict[str, Any]) -> Self:
         """Returns the progress in the metadata of a checkpoint, which may hold more."""
         return cls(**{field.name: metadata[field.name] for field in dataclasses.fields(cls)})
-
-    def to_metadata(self) -> dict[str, Any]:
-        """Returns the progress as a part of the metadata of a checkpoint."""
-        return vars(self).copy()
 
     def advance(self, steps: int, examples_per_step: int, seconds: float) -> None:
         """Adds an interval of steps."""

@@ -28,16 +28,10 @@ MAX_STEPS = 2**31 - 1  # steps are int32 where they are traced
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One algorithm with one seed.
+    """One algorithm with one seed."""
 
-    Attributes:
-      title: the algorithm as it was given, `ALGORITHM` or `ALGORITHM@TOPOLOGY`.
-      seed: of the initial model, the division of the data and the batches.
-      method: algorithm, topology and optimizer.
-    """
-
-    title: str
-    seed: int
+    title: str  # as it was given, `ALGORITHM` or `ALGORITHM@TOPOLOGY`
+    seed: int  # of the initial model, the division of the data and the batches
     method: Method
 
     @property
@@ -63,11 +57,7 @@ class Run:
 class Plan:
     """Steps, learning rate and methods of the runs, from the options and the size of the data.
 
-    Attributes:
-      options: those of the program, with the number of nodes at the start.
-      num_examples: size of the training set.
-      decay_mask: that of the task.
-      sharding: that of the model inside a node, if it is sharded.
+    The number of nodes in the options is that at the start.
 
     Raises:
       ValueError: if there are more nodes than examples, the run has less than one step, or more

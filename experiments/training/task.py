@@ -14,29 +14,18 @@ Variables = dict[str, Any]
 
 
 class Metric(NamedTuple):
-    """A metric of a batch, example by example; its value is `sum(totals) / sum(counts)`.
+    """A metric of a batch, example by example; its value is `sum(totals) / sum(counts)`."""
 
-    Attributes:
-      totals: `[B]`.
-      counts: `[B]`, such as the number of words of each example; None is 1 for each.
-    """
-
-    totals: jax.Array
-    counts: jax.Array | None = None
+    totals: jax.Array  # `[B]`
+    counts: jax.Array | None = None  # `[B]`, such as the words of each example; None is 1 for each
 
 
 class Examination(NamedTuple):
-    """What a task finds out about a whole model.
+    """What a task finds out about a whole model."""
 
-    Attributes:
-      metrics: values by name; the fields of the files are those of `Task.metrics`.
-      samples: lines for people, such as translations.
-      details: further entries of the run in `summary.json`, at its end.
-    """
-
-    metrics: dict[str, float]
-    samples: Sequence[str] = ()
-    details: dict[str, Any] = {}  # noqa: RUF012
+    metrics: dict[str, float]  # by name, as those of `Task.metrics`
+    samples: Sequence[str] = ()  # lines for people, such as translations
+    details: dict[str, Any] = {}  # noqa: RUF012  # further entries of the run in `summary.json`
 
 
 class Task(Protocol):
@@ -73,11 +62,8 @@ class Task(Protocol):
     ) -> Iterator[Any]:
         """Returns infinite batches of this process's nodes: arrays `[len(nodes.local), B, ...]`.
 
-        Args:
-          nodes: where the nodes run; the examples are divided over all `nodes.size` of them.
-          batch_size_per_node: B.
-          seed: the same seed gives the same division and the same batches.
-          start: number of batches to skip, for a run that is resumed.
+        The examples are divided over all `nodes.size` nodes. The same seed gives the same division
+        and the same batches; `start` of them are skipped, for a run that is resumed.
 
         Raises:
           ValueError: when called, if the examples cannot be divided over the nodes.
@@ -113,12 +99,8 @@ class Task(Protocol):
     def examine(self, variables: Variables, is_last: bool) -> Examination | None:
         """Returns what needs one whole model, such as a BLEU score; None for nothing.
 
-        Called outside of the measured time, on every process, whenever the average model is
-        evaluated.
-
-        Args:
-          variables: the average model, without an axis for the nodes.
-          is_last: whether the training is at its end.
+        Called on every process, outside of the measured time, whenever the average model is
+        evaluated. `variables` have no axis for the nodes; `is_last` is at the end of the training.
         """
         return None
 

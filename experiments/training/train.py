@@ -18,7 +18,6 @@ from experiments.training.experiment import Experiment
 from experiments.training.output import Clock, InputClock, RunLog, RunProgress
 from experiments.training.placement import make_put, make_whole
 from experiments.training.plan import Run
-from experiments.training.task import Examination
 from experiments.training.trainer import Trainer
 from gossipjax.checkpoint import Checkpoints, TrainState
 
@@ -27,17 +26,11 @@ PROGRESS = {"examples": COUNT, "seconds": NUMBER, "seconds_per_step": NUMBERS, "
 
 
 class Start(NamedTuple):
-    """The start of a run.
+    """The start of a run."""
 
-    Attributes:
-      state: on the devices.
-      progress: counted so far.
-      message: a sentence for people; None for a run that starts at step 0.
-    """
-
-    state: TrainState
-    progress: RunProgress
-    message: str | None
+    state: TrainState  # on the devices
+    progress: RunProgress  # so far
+    message: str | None  # for people; None for a run that starts at step 0
 
 
 def open_checkpoints(
@@ -107,11 +100,7 @@ def start_or_resume(
 
 
 def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
-    """Trains one run to its last step, from its start or from where it is resumed.
-
-    Returns:
-      Its entry in `summary.json`.
-    """
+    """Trains one run to its last step; returns its entry in `summary.json`."""
     plan = experiment.plan
     options = plan.options
     nodes = experiment.nodes
@@ -163,7 +152,7 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
                 examined = evaluator.examine_average(average, is_last=state.step == plan.steps)
                 log.add_evaluation(state.step, progress, metrics, examined)
             if checkpoints is not None and options.checkpoint_every is not None:
-                state = state._replace(metadata=run.identity | progress.to_metadata())
+                state = state._replace(metadata=run.identity | vars(progress))
                 checkpoints.after(state, last=state.step == plan.steps)
             gx.launch.advance()
 
@@ -172,6 +161,7 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
     gx.launch.advance(slow=True)
     if examined is None:  # resumed after its last step
         examined = evaluator.examine_average(trainer.average_variables(state), is_last=True)
+    seconds_per_step = float(np.median(progress.seconds_per_step))
     return {
         "run": run.name,
         "algorithm": run.method.algorithm,
@@ -179,32 +169,15 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
         "nodes": nodes.size,
         "steps": plan.steps,
         "seed": run.seed,
-        **summarize_speed(progress, global_batch_size),
-        "input_wait": input_wait,
-        **evaluate_models(trainer, evaluator, state, examined),
-        "consensus_distance": progress.metrics["consensus_distance"],
-        "consensus_distance_before_mixing": progress.metrics["consensus_distance_before_mixing"],
-        "consensus_distance_by_layer": trainer.measure_distance_by_layer(state),
-        "final_loss": progress.metrics["loss"],
-    }
-
-
-def summarize_speed(progress: RunProgress, global_batch_size: int) -> Record:
-    """Returns the entries of `summary.json` about the speed of the steps."""
-    seconds_per_step = float(np.median(progress.seconds_per_step))
-    return {
         "seconds_per_step": seconds_per_step,
         "examples_per_second": global_batch_size / seconds_per_step,
-    }
-
-
-def evaluate_models(
-    trainer: Trainer, evaluator: Evaluator, state: TrainState, examined: Examination
-) -> Record:
-    """Returns the metrics of the average model and of the nodes', at the end of a run."""
-    return {
+        "input_wait": input_wait,
         **evaluator.evaluate_average(trainer.average_variables(state)),
         **examined.metrics,
         **evaluator.evaluate_nodes(trainer.node_variables(state)),
         **examined.details,
+        "consensus_distance": progress.metrics["consensus_distance"],
+        "consensus_distance_before_mixing": progress.metrics["consensus_distance_before_mixing"],
+        "consensus_distance_by_layer": trainer.measure_distance_by_layer(state),
+        "final_loss": progress.metrics["loss"],
     }
