@@ -608,7 +608,7 @@ def _make_rounds(topology: str, options: MethodOptions) -> gx.Schedule:
     switch = max(1, round(options.switch_at * options.steps / steps_per_round))
     if switch * steps_per_round >= options.steps:
         raise ValueError(
-            f"{topology} would never switch: {options.steps} steps are too few at "
-            f"{steps_per_round} steps per round. Train longer, or lower --switch-at."
+            f"a run must have steps for both of {topology}, got {options.steps}, of which a round "
+            f"takes {steps_per_round}: it would never switch. Train longer, or lower --switch-at."
         )
     return gx.topology.piecewise({0: schedules[0], switch: schedules[1]})

@@ -192,7 +192,7 @@ IMAGE = [
     ("--algorithm osgp", "no algorithm is named 'osgp'"),
     ("--algorithm 1-sgp", "no algorithm is named '1-sgp'"),
     ("--algorithm sgp@ring/ring/ring", "a hybrid must have two topologies"),
-    ("--algorithm 1000-osgp@complete/ring", "complete/ring would never switch"),
+    ("--algorithm 1000-osgp@complete/ring", "it would never switch"),
     ("--topology two_peer_exponential --nodes 2", "must be at most 1, got 2"),
     ("--download --dataset cifar10", "--download needs --dataset fashion_mnist"),
     ("--remat", "--remat needs a deep --model, such as resnet20, got linear"),
