@@ -175,7 +175,7 @@ def test_rows_leave_out_what_is_impossible():
     rows, left_out = list_rows(DEFAULT_ALGORITHMS, WIRES, 2)
     names = [row.name for row in rows]
     assert "sgp@one_peer_exponential, bfloat16 wire" in names
-    assert "needs two peers" in left_out["sgp@two_peer_exponential, float32 wire"]
+    assert "must be at most 1, got 2" in left_out["sgp@two_peer_exponential, float32 wire"]
     assert "centralized, bfloat16 wire" in names
     assert "allreduce, bfloat16 wire" in names
     assert "allreduce-buckets, bfloat16 wire" in names
