@@ -15,10 +15,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
 import jax
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Literal, jaxprs_in_params
 
@@ -97,12 +97,6 @@ def find_marks(jaxpr: Any) -> Iterator[tuple[str, str]]:
                 yield from find_marks(open_jaxpr(inner))
 
 
-def has_marks(eqn: Any) -> bool:
-    if not eqn.primitive.multiple_results:
-        return mark_of(eqn) is not None
-    return any(any(True for _ in find_marks(open_jaxpr(j))) for j in jaxprs_in_params(eqn.params))
-
-
 def describe(eqns: Sequence[Any]) -> str:
     """The transform of optax that has made an equation, and the user's line.
 
@@ -128,120 +122,32 @@ TRANSPARENT = frozenset(
     reduce_precision pvary pcast sharding_constraint optimization_barrier device_put slice
     dynamic_slice split mesh_cast reshard stop_gradient""".split()  # noqa: SIM905
 )
+# These keep the sign of a gradient, but for negative factors.
+SIGNED = TRANSPARENT | frozenset(
+    "add add_any sub mul div neg max min clamp sign tanh psum reduce_sum".split()  # noqa: SIM905
+)
+# Results of others are new values, where nothing marked goes in.
+FOLLOWED = TRANSPARENT | {"sub", "mul", "div", "neg", "concatenate", "select_n"}
+BOOL = np.dtype(bool)
+MAX_TERMS = 4  # of a sum that is followed
 
-
-NO_EQUATION: Any = SimpleNamespace(primitive=SimpleNamespace(name=""))  # of an argument
-
-
-class Scope:
-    """One run of a program or a part of it. Its variables with it are the names of values."""
-
-    def __init__(self, jaxpr: Any, arguments: dict[Any, tuple[Scope, Any]]):
-        self.jaxpr = jaxpr
-        self.arguments = arguments  # where variables are those of a scope around this one
-        self.calls: dict[Any, tuple[Scope, Any]] = {}  # where results are those of a scope inside
-        self.values: dict[Any, Any] = {}  # what is followed, by variable
-
-    def read(self, atom: Any) -> Any:
-        return None if isinstance(atom, Literal) else self.values.get(atom)
-
-    @functools.cached_property
-    def equations(self) -> dict[Any, Any]:
-        return {variable: eqn for eqn in self.jaxpr.eqns for variable in eqn.outvars}
-
-
-def _find_root(scope: Scope, atom: Any) -> tuple[Scope, Any, Any]:
-    """Where a value comes from as it is: scope, variable and equation."""
-    while not isinstance(atom, Literal):
-        if atom in scope.arguments or atom in scope.calls:
-            scope, atom = scope.arguments.get(atom) or scope.calls[atom]
-            continue
-        eqn = scope.equations.get(atom, NO_EQUATION)
-        name = eqn.primitive.name
-        cases = eqn.invars[1:] if name == "select_n" else []
-        if cases and len({_name_value(scope, case) for case in cases}) == 1:  # of a batched cond
-            atom = cases[0]
-        elif name in TRANSPARENT:
-            is_by_one = len(eqn.outvars) == len(eqn.invars)
-            atom = eqn.invars[eqn.outvars.index(atom) if is_by_one else 0]
-        else:
-            return scope, atom, eqn
-    return scope, atom, NO_EQUATION
-
-
-def _name_value(scope: Scope, atom: Any) -> Any:
-    scope, atom, _ = _find_root(scope, atom)
-    return id(atom) if isinstance(atom, Literal) else (scope, atom)
-
-
-def name_parts(scope: Scope, atom: Any) -> frozenset[Any]:
-    """The values that stand one after another in a value."""
-    scope, atom, eqn = _find_root(scope, atom)
-    if eqn.primitive.name == "concatenate":
-        return frozenset().union(*(name_parts(scope, part) for part in eqn.invars))
-    return frozenset([_name_value(scope, atom)])
-
-
-def name_terms(scope: Scope, atom: Any) -> dict[frozenset[Any], int]:
-    """The values of which a value is the sum; `optax.contrib.sam` adds a difference."""
-    scope, atom, eqn = _find_root(scope, atom)
-    if eqn.primitive.name != "sub":
-        return {name_parts(scope, atom): 1}
-    return {name_parts(scope, eqn.invars[0]): 1, name_parts(scope, eqn.invars[1]): -1}
-
-
-def find_condition(scope: Scope, atom: Any) -> tuple[Any, bool] | None:
-    """The condition under which a value is 1, or not 1, where it is else 0; None of others."""
-    scope, atom, eqn = _find_root(scope, atom)
-    if atom.aval.dtype == bool:
-        return _name_value(scope, atom), True
-    if eqn.primitive.name == "sub" and is_value(eqn.invars[0], 1):
-        condition = find_condition(scope, eqn.invars[1])
-        return condition and (condition[0], not condition[1])
-    return None
-
-
-def is_under(scope: Scope, atom: Any, condition: tuple[Any, bool]) -> bool:
-    """Whether a value is a product with such a factor."""
-    scope, _, eqn = _find_root(scope, atom)
-    is_product = eqn.primitive.name == "mul"
-    return is_product and any(find_condition(scope, a) == condition for a in eqn.invars)
-
-
-def is_negative(scope: Scope, atom: Any) -> bool:
-    """Whether a value is a negative number, or the negative of another one."""
-    scope, atom, eqn = _find_root(scope, atom)
-    if isinstance(atom, Literal):
-        return not getattr(atom.val, "shape", ()) and bool(atom.val < 0)
-    name = eqn.primitive.name
-    if name in ("mul", "div"):
-        a, b = eqn.invars
-        return a is not b and is_negative(scope, a) != is_negative(scope, b)
-    return name == "neg" and not is_negative(scope, eqn.invars[0])
-
-
-def is_value(atom: Any, value: float) -> bool:
-    is_scalar = isinstance(atom, Literal) and not getattr(atom.val, "shape", ())
-    return is_scalar and bool(atom.val == value)
+Parts = frozenset[Any]  # the values that stand one after another in a concatenation
+Terms = dict[Parts, int]  # a sum, by what is added or subtracted
+Condition = tuple[Parts, bool]  # a value, and whether it or its negation is meant
 
 
 class Leaf:
     """The update of one parameter, where a gossip returns it; `params` are what it is added to."""
 
-    def __init__(self, path: str, params: set[Any]):
+    def __init__(self, path: str, params: list[Terms]):
         self.path = path
         self.params = params
 
 
 class Update(NamedTuple):
-    """Marked updates as they are, or what is not one of them under a condition, plus `rest`.
-
-    `rest` counts the values that were added; `condition` is that of a factor of 0 or 1.
-    """
+    """Marked updates as they are."""
 
     leaves: frozenset[Leaf]
-    rest: frozenset[tuple[Any, int]] = frozenset()
-    condition: tuple[Any, bool] | None = None
 
 
 class Changed(NamedTuple):
@@ -250,7 +156,7 @@ class Changed(NamedTuple):
     leaves: frozenset[Leaf]
 
 
-class New:
+class New(NamedTuple):
     """Computed from parameters to which their updates were added."""
 
 
@@ -261,13 +167,57 @@ class Gradient(NamedTuple):
     eqns: Any = ()
 
 
-Value = Update | Changed | New | Gradient | None  # None: independent of all marks
+class Value(NamedTuple):
+    """What is known of one variable.
+
+    Attributes:
+      terms: the values of which it is the sum; beside the updates, if it has them.
+      tag: what it was computed from; None: from nothing that is marked.
+      condition: that under which it is 1, where it is else 0.
+      factors: the conditions of the factors of which it is the product.
+      is_negative: whether it is a negative number, or the negative of another value.
+    """
+
+    terms: Terms
+    tag: Update | Changed | New | Gradient | None = None
+    condition: Condition | None = None
+    factors: frozenset[Condition] = frozenset()
+    is_negative: bool = False
+
+    @property
+    def leaves(self) -> frozenset[Leaf]:
+        return self.tag.leaves if isinstance(self.tag, Update | Changed) else frozenset()
 
 
-# These keep the sign of a gradient, but for negative factors.
-SIGNED = TRANSPARENT | frozenset(
-    "add add_any sub mul div neg max min clamp sign tanh psum reduce_sum".split()  # noqa: SIM905
-)
+def _new_value(atom: Any, tag: Any = None) -> Value:
+    """A value that is no other's sum, product or part."""
+    parts = frozenset([object()])
+    number = _number(atom)
+    condition = (parts, True) if getattr(atom.aval, "dtype", None) == BOOL else None
+    return Value({parts: 1}, tag, condition, is_negative=number is not None and bool(number < 0))
+
+
+def _number(atom: Any) -> Any:
+    """A number that is written in the program, or None."""
+    is_number = isinstance(atom, Literal) and not getattr(atom.val, "shape", ())
+    return atom.val if is_number else None
+
+
+def _add_terms(a: Terms, b: Terms, sign: int) -> Terms:
+    """`a + sign b`."""
+    total = {parts: a.get(parts, 0) + sign * b.get(parts, 0) for parts in {**a, **b}}
+    return {parts: count for parts, count in total.items() if count}
+
+
+def _joined_parts(terms: Terms) -> Parts:
+    """The parts of a value that is no sum."""
+    return next(iter(terms)) if list(terms.values()) == [1] else frozenset()
+
+
+def _are_params(terms: Terms, leaf: Leaf) -> bool:
+    """Whether a value is, or has a part that is, what an update is added to."""
+    parts = _joined_parts(terms)
+    return any(terms == params or parts & _joined_parts(params) for params in leaf.params)
 
 
 def require_applied(closed: Any) -> None:
@@ -283,7 +233,7 @@ def require_applied(closed: Any) -> None:
     if UPDATES not in kinds:
         return
     follower = _Follower(follows_gradients=DESCENDED in kinds)
-    for value in follower.run(Scope(jaxpr, {})):
+    for value in follower.run(jaxpr, [_new_value(variable) for variable in jaxpr.invars]):
         follower.note_result(value)
     if not follower.applied and not follower.changed:
         return  # the state alone is used
@@ -293,207 +243,244 @@ def require_applied(closed: Any) -> None:
 
 
 class _Follower:
-    """Follows marked values through a program."""
+    """Follows values through a program, from its arguments to its results."""
 
     def __init__(self, follows_gradients: bool):
         self.follows_gradients = follows_gradients
-        self.params: dict[str, set[Any]] = collections.defaultdict(set)  # by their path
+        self.params: dict[str, list[Terms]] = collections.defaultdict(list)  # by their path
         self.updates: list[Leaf] = []
         self.applied: set[Leaf] = set()
         self.changed: dict[Leaf, list[Any]] = {}  # the first equation that does, and its calls
         self.calls: list[Any] = []  # the equations around this part of the program
 
-    def run(self, scope: Scope) -> list[Value]:
+    def run(self, jaxpr: Any, arguments: Sequence[Value]) -> list[Value]:
         """The values of the results of a program, or of a part of it."""
-        values = scope.values
-        for eqn in scope.jaxpr.eqns:
-            operands = [scope.read(atom) for atom in eqn.invars] if values else []
-            if not any(operand is not None for operand in operands) and not has_marks(eqn):
+        values = dict(zip(jaxpr.invars, arguments, strict=True))
+
+        def read(atom: Any) -> Value:
+            if isinstance(atom, Literal):
+                return _new_value(atom)
+            if atom not in values:  # a constant
+                values[atom] = _new_value(atom)
+            return values[atom]
+
+        tagged = {variable for variable, value in values.items() if value.tag is not None}
+        for eqn in jaxpr.eqns:
+            is_followed = eqn.primitive.name in FOLLOWED or eqn.primitive.multiple_results
+            if not is_followed and (not tagged or tagged.isdisjoint(_variables(eqn))):
                 continue
-            operands = operands or [None] * len(eqn.invars)
-            results = self._follow(scope, eqn, operands)
-            for variable, value in zip(eqn.outvars, results, strict=True):
-                if value is not None:
-                    values[variable] = value
-        return [scope.read(atom) for atom in scope.jaxpr.outvars]
+            results = self._follow(eqn, [read(atom) for atom in eqn.invars])
+            values.update(zip(eqn.outvars, results, strict=True))
+            tagged.update(v for v in eqn.outvars if values[v].tag is not None)
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _run_inside(self, eqn: Any, jaxpr: Any, arguments: Sequence[Value]) -> list[Value]:
+        self.calls.append(eqn)
+        results = self.run(open_jaxpr(jaxpr), arguments)
+        self.calls.pop()
+        return results
 
     def note_result(self, value: Value) -> None:
         """Notes updates that leave as they are."""
-        if isinstance(value, Update) and not value.rest:
+        if isinstance(value.tag, Update) and not value.terms:
             self.applied |= value.leaves
 
-    def _follow(self, scope: Scope, eqn: Any, operands: list[Value]) -> Sequence[Value]:
+    def _follow(self, eqn: Any, operands: list[Value]) -> list[Value]:
+        """The results of one equation."""
         name = eqn.primitive.name
+        tags = [operand.tag for operand in operands]
+        is_by_one = len(eqn.outvars) == len(operands)
         marked = mark_of(eqn)
         if marked is not None:
-            return [self._follow_mark(scope, eqn, operands[0], *marked)]
+            return [self._follow_mark(eqn, operands[0], *marked)]
         if name == "cond":
-            branches = [self._call(scope, eqn, b, operands[1:], 1) for b in eqn.params["branches"]]
-            cases = zip(*branches, strict=True)
-            return [self._choose(eqn, operands[0], list(case)) for case in cases]
+            branches = [self._run_inside(eqn, b, operands[1:]) for b in eqn.params["branches"]]
+            cases = zip(eqn.outvars, zip(*branches, strict=True), strict=True)
+            return [self._choose(eqn, variable, operands[0], case) for variable, case in cases]
         if name == "select_n":
-            return [self._choose(eqn, operands[0], operands[1:])]
+            return [self._choose(eqn, eqn.outvars[0], operands[0], operands[1:])]
         if name in ("scan", "while"):
-            return self._loop(scope, eqn, operands)
+            return self._loop(eqn, operands)
         for key in ("jaxpr", "call_jaxpr"):
             jaxpr = open_jaxpr(eqn.params.get(key))
-            if jaxpr is not None and _has_form_of(eqn, jaxpr):
-                return self._call(scope, eqn, jaxpr, operands)
-        if any(isinstance(operand, Gradient) for operand in operands):
-            return [self._follow_gradient(scope, eqn, operands)] * len(eqn.outvars)
-        is_by_one = len(eqn.outvars) == len(operands)
-        if name in TRANSPARENT and (is_by_one or not any(operands[1:])):
+            shape = len(eqn.invars), len(eqn.outvars)
+            if jaxpr is not None and (len(jaxpr.invars), len(jaxpr.outvars)) == shape:
+                return self._run_inside(eqn, jaxpr, operands)
+        if any(isinstance(tag, Gradient) for tag in tags):
+            tag = self._follow_gradient(eqn, operands)
+            return [_new_value(variable, tag) for variable in eqn.outvars]
+        if name in TRANSPARENT and (is_by_one or not any(tag is not None for tag in tags[1:])):
             return operands if is_by_one else [operands[0]] * len(eqn.outvars)
         if name in ("add", "add_any", "sub"):
-            return [self._add(scope, eqn, *operands)]
-        if name == "mul" and None in operands:
-            value = operands[0] or operands[1]
-            factor = eqn.invars[1 if operands[0] else 0]
-            condition = find_condition(scope, factor)
-            if isinstance(value, Update) and (condition or is_value(factor, 1)):
-                return [value._replace(condition=condition)]
-        updates = [operand for operand in operands if isinstance(operand, Update)]
-        if name == "concatenate" and updates and not any(u.rest for u in updates):
-            return [Update(frozenset().union(*(u.leaves for u in updates)))]
-        return [self._change(eqn, operands)] * len(eqn.outvars)
+            return [self._add(eqn, *operands)]
+        if name in ("mul", "div"):
+            return [self._multiply(eqn, *operands)]
+        if name == "concatenate":
+            return [self._concatenate(eqn, operands)]
+        is_negative = name == "neg" and not operands[0].is_negative
+        return [
+            self._change(eqn, variable, operands)._replace(is_negative=is_negative)
+            for variable in eqn.outvars
+        ]
 
-    def _follow_mark(self, scope: Scope, eqn: Any, value: Value, kind: str, path: str) -> Value:
+    def _follow_mark(self, eqn: Any, value: Value, kind: str, path: str) -> Value:
         if kind == PARAMS:
-            self.params[path] |= name_parts(scope, eqn.invars[0])
+            if value.terms not in self.params[path]:
+                self.params[path].append(value.terms)
             return value
         if kind == GRADIENTS:
-            return Gradient() if self.follows_gradients else value
+            return value._replace(tag=Gradient()) if self.follows_gradients else value
         if kind == DESCENDED:
-            if isinstance(value, Gradient) and value.is_negative:
+            if isinstance(value.tag, Gradient) and value.tag.is_negative:
                 raise ValueError(
                     "gossip that is the optimizer must get gradients, got updates against them "
-                    f"(params{path}), by {describe(value.eqns)} before it: leave the optimizer "
+                    f"(params{path}), by {describe(value.tag.eqns)} before it: leave the optimizer "
                     "before it out, and give the learning rate as its rate."
                 )
-            return None
+            return _new_value(eqn.outvars[0])
         self.note_result(value)
         if kind == APPLIED:
-            return New() if isinstance(value, Update) else value
+            is_update = isinstance(value.tag, Update)
+            return _new_value(eqn.outvars[0], New()) if is_update else value
         leaf = Leaf(path, self.params[path])
         self.updates.append(leaf)
-        return Update(frozenset([leaf]))
+        return Value({}, Update(frozenset([leaf])))
 
-    def _call(
-        self, scope: Scope, eqn: Any, jaxpr: Any, operands: Sequence[Value], first: int = 0
-    ) -> list[Value]:
-        """The results of a program inside, whose arguments are the operands from `first` on."""
-        jaxpr = open_jaxpr(jaxpr)
-        atoms = ((scope, atom) for atom in eqn.invars[first:])
-        arguments = dict(zip(jaxpr.invars, atoms, strict=True))
-        inner, results = self._run_inside(eqn, jaxpr, arguments, operands)
-        if eqn.primitive.name != "cond":
-            results_inside = ((inner, atom) for atom in jaxpr.outvars)
-            scope.calls |= zip(eqn.outvars, results_inside, strict=True)
-        return results
-
-    def _loop(self, scope: Scope, eqn: Any, operands: list[Value]) -> list[Value]:
+    def _loop(self, eqn: Any, operands: list[Value]) -> list[Value]:
         """The values after any number of iterations; what is carried may be of the one before."""
         is_scan = eqn.primitive.name == "scan"
         jaxpr = open_jaxpr(eqn.params["jaxpr" if is_scan else "body_jaxpr"])
-        atoms = eqn.invars[0 if is_scan else eqn.params["cond_nconsts"] :]
+        skipped = 0 if is_scan else eqn.params["cond_nconsts"]
+        atoms = eqn.invars[skipped:]
         carried = sum(map(_has_same_rank, eqn.outvars, jaxpr.outvars))
         first = sum(map(_has_same_rank, atoms, jaxpr.invars)) - carried
-        constants = {v: (scope, a) for v, a in zip(jaxpr.invars[:first], atoms, strict=False)}
-        values = operands[len(operands) - len(atoms) :]
+        values = operands[skipped:]
+        # What is carried or sliced is another value in each iteration.
+        for i, variable in enumerate(jaxpr.invars[first:], first):
+            if not isinstance(values[i].tag, Update):
+                values[i] = _new_value(variable, values[i].tag)
         while True:
             known = len(self.updates)
-            _, results = self._run_inside(eqn, jaxpr, constants, values)
+            results = self._run_inside(eqn, jaxpr, values)
             carry = values[first : first + carried]
-            new = [self._choose(eqn, None, pair) for pair in zip(carry, results, strict=False)]
-            if [*map(type, new)] == [*map(type, carry)]:
+            cases = zip(eqn.outvars, zip(carry, results, strict=False), strict=False)
+            new = [self._choose(eqn, variable, None, case) for variable, case in cases]
+            if [type(value.tag) for value in new] == [type(value.tag) for value in carry]:
                 return [*new, *results[carried:]]
             values[first : first + carried] = new
             del self.updates[known:]  # those of another iteration
 
-    def _run_inside(
-        self, eqn: Any, jaxpr: Any, arguments: dict[Any, Any], operands: Sequence[Value]
-    ) -> tuple[Scope, list[Value]]:
-        inner = Scope(jaxpr, arguments)
-        inner.values = {v: o for v, o in zip(jaxpr.invars, operands, strict=True) if o is not None}
-        self.calls.append(eqn)
-        results = self.run(inner)
-        self.calls.pop()
-        return inner, results
-
-    def _choose(self, eqn: Any, condition: Value, cases: Sequence[Value]) -> Value:
+    def _choose(
+        self, eqn: Any, variable: Any, condition: Value | None, cases: Sequence[Value]
+    ) -> Value:
         """What is one of the cases, by a condition."""
-        dependent = [case for case in cases if case is not None]
-        updates = [case for case in dependent if isinstance(case, Update)]
-        if isinstance(condition, Update | Changed):
-            return self._change(eqn, [condition, *cases])
-        if any(isinstance(case, Changed) for case in dependent):
-            return self._change(eqn, dependent)
+        tags = [case.tag for case in cases if case.tag is not None]
+        updates = [case for case in cases if isinstance(case.tag, Update)]
+        if condition is not None and condition.leaves:
+            return self._change(eqn, variable, [condition, *cases])
+        if any(isinstance(tag, Changed) for tag in tags):
+            return self._change(eqn, variable, cases)
         if updates:
-            if len({update.rest for update in updates}) > 1:
-                return self._change(eqn, updates)
-            return Update(frozenset().union(*(u.leaves for u in updates)), updates[0].rest)
-        if len({type(case) for case in dependent}) > 1:
-            return New()
-        if dependent and isinstance(dependent[0], Gradient):
-            signs = {case.is_negative for case in dependent if isinstance(case, Gradient)}
-            return dependent[0] if len(signs) == 1 else Gradient()
-        return dependent[0] if dependent else None
+            if any(update.terms != updates[0].terms for update in updates):
+                return self._change(eqn, variable, updates)
+            leaves = frozenset().union(*(update.leaves for update in updates))
+            return updates[0]._replace(tag=Update(leaves))
+        tag = tags[0] if tags else None
+        if len(set(map(type, tags))) > 1:
+            tag = New()
+        elif isinstance(tag, Gradient) and len({getattr(t, "is_negative", None) for t in tags}) > 1:
+            tag = Gradient()
+        if all(case.terms == cases[0].terms for case in cases):  # such as a batched cond
+            return cases[0]._replace(tag=tag)
+        return _new_value(variable, tag)
 
-    def _add(self, scope: Scope, eqn: Any, a: Value, b: Value) -> Value:
+    def _add(self, eqn: Any, a: Value, b: Value) -> Value:
         """`a + b`, or `a - b`: of an update and its parameter, the new parameter."""
+        variable = eqn.outvars[0]
         sign = -1 if eqn.primitive.name == "sub" else 1
-        value, other = (a, b) if isinstance(a, Update | Changed) else (b, a)
-        if not isinstance(value, Update | Changed) or isinstance(other, Update | Changed):
-            return self._change(eqn, [a, b])
-        terms = name_terms(scope, eqn.invars[1 if value is a else 0])
-        if isinstance(value, Changed):
-            self._refuse_as_step(value, terms)
+        value, other = (a, b) if a.leaves else (b, a)
+        if not value.leaves:
+            return self._add_unmarked(eqn, a, b, sign)
+        if other.leaves:
+            return self._change(eqn, variable, [a, b])
+        if isinstance(value.tag, Changed):
+            self._refuse_as_step(value, other)
             return value
-        if value.condition and sign > 0 and other is None:
-            name, holds = value.condition
-            if is_under(scope, eqn.invars[1 if value is a else 0], (name, not holds)):
-                return value  # one of the two, by a condition
+        opposite = {(name, not holds) for name, holds in value.factors}
+        if sign > 0 and opposite & other.factors:
+            return value  # one of the two, by a condition
         if sign < 0 and value is b:
-            return self._change(eqn, [value])
-        rest = collections.Counter(dict(value.rest))
-        rest.update({parts: sign * count for parts, count in terms.items()})
-        left = frozenset((parts, count) for parts, count in rest.items() if count)
-        parts, count = next(iter(left), (frozenset(), 0))
-        if len(left) == count == 1 and all(parts & leaf.params for leaf in value.leaves):
+            return self._change(eqn, variable, [value])
+        rest = _add_terms(value.terms, other.terms, sign)
+        if all(_are_params(rest, leaf) for leaf in value.leaves):
             self.applied |= value.leaves
-            return New()
-        if len(terms) == 1:
-            self._refuse_as_step(value, terms)
-        if isinstance(other, New):
-            return other
-        self._change(eqn, [value])
-        return Update(value.leaves, left)
+            return _new_value(variable, New())
+        if len(other.terms) == 1:
+            self._refuse_as_step(value, other)
+        if isinstance(other.tag, New):
+            return _new_value(variable, New())
+        self._change(eqn, variable, [value])
+        return Value(rest, value.tag)
 
-    def _refuse_as_step(self, value: Update | Changed, terms: Any) -> None:
+    def _add_unmarked(self, eqn: Any, a: Value, b: Value, sign: int) -> Value:
+        """A difference is followed, which `optax.contrib.sam` adds to an update."""
+        result = self._change(eqn, eqn.outvars[0], [a, b])
+        if sign > 0:
+            return result
+        if _number(eqn.invars[0]) == 1 and b.condition:
+            name, holds = b.condition
+            result = result._replace(condition=(name, not holds))
+        terms = _add_terms(a.terms, b.terms, sign)
+        return result._replace(terms=terms) if 0 < len(terms) <= MAX_TERMS else result
+
+    def _multiply(self, eqn: Any, a: Value, b: Value) -> Value:
+        """A product or quotient, or an update where a condition holds."""
+        factors = frozenset(value.condition for value in (a, b) if value.condition)
+        for value, other, atom in ((a, b, eqn.invars[1]), (b, a, eqn.invars[0])):
+            is_kept = other.tag is None and (other.condition or _number(atom) == 1)
+            if isinstance(value.tag, Update) and is_kept and eqn.primitive.name == "mul":
+                return value._replace(factors=factors)
+        result = self._change(eqn, eqn.outvars[0], [a, b])
+        is_negative = eqn.invars[0] is not eqn.invars[1] and a.is_negative != b.is_negative
+        return result._replace(factors=factors, is_negative=is_negative)
+
+    def _concatenate(self, eqn: Any, operands: list[Value]) -> Value:
+        updates = [operand for operand in operands if isinstance(operand.tag, Update)]
+        if updates and not any(update.terms for update in updates):
+            return Value({}, Update(frozenset().union(*(update.leaves for update in updates))))
+        result = self._change(eqn, eqn.outvars[0], operands)
+        parts = [_joined_parts(operand.terms) for operand in operands]
+        return result._replace(terms={frozenset().union(*parts): 1}) if all(parts) else result
+
+    def _refuse_as_step(self, value: Value, other: Value) -> None:
         """Raises `ValueError` if what is added to a value that is not its update are parameters."""
         for leaf in value.leaves:
-            if leaf in self.changed and any(parts & leaf.params for parts in terms):
+            terms = [other.terms, *({parts: 1} for parts in other.terms)]
+            if leaf in self.changed and any(_are_params(term, leaf) for term in terms):
                 _refuse(leaf, self.changed[leaf])
 
-    def _change(self, eqn: Any, operands: Sequence[Value]) -> Value:
-        """What an equation computes of updates that it does not keep."""
-        leaves = [o.leaves for o in operands if isinstance(o, Update | Changed)]
+    def _change(self, eqn: Any, variable: Any, operands: Sequence[Value]) -> Value:
+        """What an equation computes of values that it does not keep."""
+        if all(operand.tag is None for operand in operands):
+            return _new_value(variable)
+        leaves = [operand.leaves for operand in operands if operand.leaves]
         if not leaves:
-            return New()
+            return _new_value(variable, New())
         for operand in operands:
-            if isinstance(operand, Update):
+            if isinstance(operand.tag, Update):
                 for leaf in operand.leaves:
                     self.changed.setdefault(leaf, [eqn, *reversed(self.calls)])
-        largest = max(leaves, key=len)
-        if all(others <= largest for others in leaves):
-            return Changed(largest)
-        return Changed(frozenset().union(*leaves))
+        largest = max(leaves, key=len)  # the same set of all leaves stays one object
+        if not all(others <= largest for others in leaves):
+            largest = largest.union(*leaves)
+        return _new_value(variable, Changed(largest))
 
-    def _follow_gradient(self, scope: Scope, eqn: Any, operands: list[Value]) -> Value:
+    def _follow_gradient(self, eqn: Any, operands: list[Value]) -> Gradient | None:
         """A step along a gradient, or against it; None where the sign is not known."""
         name = eqn.primitive.name
-        gradients = [operand for operand in operands if isinstance(operand, Gradient)]
-        number = operands.index(gradients[0])
+        tags = [operand.tag for operand in operands]
+        gradients = [tag for tag in tags if isinstance(tag, Gradient)]
+        number = tags.index(gradients[0])
         is_product = name in ("mul", "div")
         is_known = len({gradient.is_negative for gradient in gradients}) == 1
         if name == "integer_pow" and eqn.params["y"] == 1:  # as the moments of optax have it
@@ -504,14 +491,14 @@ class _Follower:
             return None
         is_flipped = name == "neg" or (name, number) == ("sub", 1)
         if is_product:
-            is_flipped = is_negative(scope, eqn.invars[1 - number])
+            is_flipped = operands[1 - number].is_negative
         if not is_flipped:
             return gradients[0]
         return Gradient(not gradients[0].is_negative, [eqn, *reversed(self.calls)])
 
 
-def _has_form_of(eqn: Any, jaxpr: Any) -> bool:
-    return (len(eqn.invars), len(eqn.outvars)) == (len(jaxpr.invars), len(jaxpr.outvars))
+def _variables(eqn: Any) -> list[Any]:
+    return [atom for atom in eqn.invars if not isinstance(atom, Literal)]
 
 
 def _has_same_rank(a: Any, b: Any) -> bool:

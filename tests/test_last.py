@@ -248,7 +248,16 @@ def one_leaf_changed(params, state):
     return optax.apply_updates(params, updates | {"b": -updates["b"]}), new
 
 
+def added_to_other_parameters(params, state):
+    """The gossip mixed the parameters before the optimizer's step."""
+    grads = gradients(params)[0]
+    updates, new = SGP.update(grads, state, params, step=0)
+    moved = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+    return optax.apply_updates(moved, updates), new
+
+
 OWN_WRONG = [
+    added_to_other_parameters,
     sgp_then_adamw,
     returned_changed,
     applied_with_decay,
@@ -362,7 +371,14 @@ def received_apart(params, state):
     return optax.apply_updates(params, updates), state
 
 
+def descends_before_the_gossip(params, state):
+    params = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients(params)[0])
+    updates, new = SGP.update(jax.tree.map(jnp.zeros_like, params), state, params, step=0)
+    return optax.apply_updates(params, updates), new
+
+
 OWN_RIGHT = [
+    descends_before_the_gossip,
     norm_as_a_metric,
     returned,
     state_alone,
