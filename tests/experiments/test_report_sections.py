@@ -101,7 +101,7 @@ def can_limit(request, monkeypatch):
     return request.param
 
 
-SPEED_OPTIONS = {"wire": "rows", "stragglers": "slow_nodes"}
+SPEED_OPTIONS = {"wire": "rows", "stragglers": "stragglers"}
 
 
 def find_options(run: Run) -> set[str]:

@@ -17,7 +17,7 @@ from experiments.speed.compiled.targets import Target
 from experiments.speed.harness import CheckOptions
 from experiments.speed.local import input as input_check
 from experiments.speed.local import simulation, step
-from experiments.speed.wire import rows, slow_nodes
+from experiments.speed.wire import rows, stragglers
 from experiments.speed.wire.measure import summarize_configuration, summarize_row
 from experiments.speed.wire.rows import make_row
 from experiments.speed.wire.stragglers import add_ratios, summarize_run
@@ -35,7 +35,7 @@ OPTIONS = {
     "local step": step.Options,
     "compiled step": CheckOptions,
     "compiled slices": slices.Options,
-    "stragglers": slow_nodes.Options,
+    "stragglers": stragglers.Options,
 }
 
 
@@ -102,11 +102,11 @@ def test_fields_of_simulation():
 def test_fields_of_stragglers():
     record = {"start": 0.0, "ends": [1.0, 2.0], "losses": [1.0, 1.0], "loss": 1.0}
     records = [record | {"sent": 1, "kept": 0, "staleness": 1.0}] * 2
-    options = slow_nodes.Options(2, steps=2, compute_seconds=1.0)
+    options = stragglers.Options(2, steps=2, compute_seconds=1.0)
     run = summarize_run("async-sgp", "none", options, records)
     add_ratios([run])
     assert read_fields("stragglers") <= set(run)
-    more = README.split("Objects in `runs` hold `nodes`, `steps`")[1].split("`metrics.jsonl`")[0]
+    more = README.split("Objects in `runs` hold `nodes`, `steps`")[1].split("\n## ")[0]
     assert set(re.findall(r"`(\w+)`", more)) <= set(run)
 
 

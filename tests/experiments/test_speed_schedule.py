@@ -22,7 +22,6 @@ from experiments.speed.__main__ import main
 from experiments.speed.compiled import hlo, targets
 from experiments.speed.compiled.components import SCHEDULES, find_round_components
 from experiments.speed.compiled.hlo import Message
-from experiments.speed.compiled.mlp import MlpSpec, lower_step
 from experiments.speed.compiled.schedule import (
     CASES,
     STREAMING_DILOCO,
@@ -31,6 +30,7 @@ from experiments.speed.compiled.schedule import (
     expect_messages,
     make_case,
 )
+from experiments.speed.compiled.targets import MlpSpec, lower_step
 from experiments.training.methods import MethodOptions, make_method, make_schedule
 
 ROOT = Path(__file__).resolve().parents[2]

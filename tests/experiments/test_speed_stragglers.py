@@ -14,18 +14,16 @@ from experiments.program import ProgramError
 from experiments.speed.__main__ import main
 from experiments.speed.wire import harness, report, stragglers
 from experiments.speed.wire.harness import HostFailedError
-from experiments.speed.wire.slow_nodes import (
+from experiments.speed.wire.stragglers import (
     BATCH_SIZE_PER_NODE,
     Options,
-    compute_gradients,
-    compute_loss,
-    make_params,
-)
-from experiments.speed.wire.stragglers import (
     add_ratios,
+    compute_gradients,
     compute_ideal_ratio,
+    compute_loss,
     count_steps_per_second,
     list_metrics,
+    make_params,
     simulate_run,
     summarize_run,
 )

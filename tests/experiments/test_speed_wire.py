@@ -23,7 +23,7 @@ from rich.console import Console
 
 import gossipjax as gx
 from experiments.speed.__main__ import main
-from experiments.speed.wire import harness, links, model, report
+from experiments.speed.wire import harness, links, report, timed
 from experiments.speed.wire.measure import (
     count_copied_bytes,
     list_metrics,
@@ -598,14 +598,14 @@ def test_a_host_that_fails_is_reported(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("layers_first", [0, 2])
 def test_gradients_of_a_bucket_are_those_of_the_loss(layers_first):
-    params = model.init_params(5)[: 2 + layers_first]
+    params = timed.init_params(5)[: 2 + layers_first]
     batch = tuple(jax.random.normal(jax.random.key(1), (2, 7, 5)))
-    expected = jax.grad(model.compute_loss)(params, batch)
-    inputs, cotangent = model.run_forward(params, batch)
+    expected = jax.grad(timed.compute_loss)(params, batch)
+    inputs, cotangent = timed.run_forward(params, batch)
     last = slice(layers_first, None)
-    grads, before = model.run_backward(params[last], inputs[last], cotangent, layers_first == 0)
+    grads, before = timed.run_backward(params[last], inputs[last], cotangent, layers_first == 0)
     if layers_first:
-        grads = model.run_backward(params[:2], inputs[:2], before, True)[0] + grads
+        grads = timed.run_backward(params[:2], inputs[:2], before, True)[0] + grads
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), grads, expected)
 
 
@@ -613,13 +613,13 @@ def test_gradients_of_a_bucket_are_those_of_the_loss(layers_first):
 def test_buckets_are_all_reduce(wire):
     """One step from the same parameters, and all of them in order."""
     nodes = gx.Nodes(mesh=Mesh(np.array(jax.devices()[:2]), ("nodes",)))
-    in_buckets, at_once = (model.CalibratedModel(nodes, 0.01) for _ in range(2))
+    in_buckets, at_once = (timed.CalibratedModel(nodes, 0.01) for _ in range(2))
     for trained in (in_buckets, at_once):
         trained.draw_batch(3)
     start = jax.tree.map(np.asarray, at_once.params)
     method = make_row("allreduce", wire, 2)
-    model.BucketTrainer(in_buckets, wire).run_step(0)
-    model.RowTrainer(at_once, method.transform).run_step(0)
+    timed.BucketTrainer(in_buckets, wire).run_step(0)
+    timed.RowTrainer(at_once, method.transform).run_step(0)
     for a, b, c in zip(
         *map(jax.tree.leaves, (in_buckets.params, at_once.params, start)), strict=True
     ):

@@ -12,6 +12,7 @@ import re
 from collections.abc import Container, Iterator
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 COLLECTIVES = (
@@ -87,6 +88,25 @@ class Module(NamedTuple):
         """Yields each collective, in whichever computation it is, and that computation."""
         for body in self.computations.values():
             yield from ((it, body) for it in body.values() if it.collective)
+
+
+def read_memory(compiled: jax.stages.Compiled) -> dict[str, int]:
+    """Bytes of a device by XLA's plan; results in the memory of arguments count once.
+
+    Raises:
+      ValueError: if the backend does not say it.
+    """
+    plan = compiled.memory_analysis()
+    if plan is None:
+        raise ValueError("the backend must say how much memory a program needs, got nothing.")
+    arguments = plan.argument_size_in_bytes
+    temporary = plan.temp_size_in_bytes
+    results = plan.output_size_in_bytes - plan.alias_size_in_bytes
+    return {
+        "argument_bytes": arguments,
+        "temporary_bytes": temporary,
+        "memory_bytes": arguments + results + temporary,
+    }
 
 
 class Message(NamedTuple):

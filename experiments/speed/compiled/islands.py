@@ -12,12 +12,8 @@ Trains the language model by Adam and SGP in four forms, on the same tokens from
   are sharded (`gx.fsdp_specs`, `gx.sharded`). Each exchanges its part;
 - FSDP, local: the same without SGP, to see what else the exchange asks for.
 
-For each of them it reports what a device sends to other nodes in a round, as the compiled program
-has it, beside the model divided by `--fsdp`; the collectives inside a node, and how many bytes of
-them plain training has not; the memory of a device by XLA's plan; seconds per step; and the loss
-after `--steps` steps. All devices of `--target here` are virtual ones on a CPU, which share its
-cores: seconds compare the forms only. `--target tpu` and `gpu` compile for 8 chips that need not be
-present; nothing is timed then.
+All devices of `--target here` are virtual ones on a CPU, which share its cores: seconds compare the
+forms only. `--target tpu` and `gpu` compile for 8 chips that need not be present; nothing is timed.
 """
 
 import dataclasses
@@ -47,6 +43,7 @@ from experiments.speed.compiled.hlo import (
     count_operands,
     parse_module,
     read_groups,
+    read_memory,
 )
 from experiments.speed.compiled.targets import choose_targets, make_devices
 from experiments.speed.harness import scale, summarize_samples
@@ -152,10 +149,7 @@ def make_transform(name: str, options: Options, mesh: Mesh) -> Any:
 
 
 def start(name: str, options: Options, mesh: Mesh) -> tuple[Any, Any, Any]:
-    """Returns parameters, optimizer state and tokens of all nodes on the devices, `[N, ...]`.
-
-    Without an exchange the state is sharded as with one.
-    """
+    """Returns parameters, optimizer state and tokens of all nodes on the devices, `[N, ...]`."""
     nodes = gx.Nodes(mesh=mesh)
     tokens = options.draw_tokens()
     if nodes.local_devices is not None:
@@ -170,21 +164,13 @@ def start(name: str, options: Options, mesh: Mesh) -> tuple[Any, Any, Any]:
 
 
 class Form(NamedTuple):
-    """One of `FORMS`, compiled.
-
-    Attributes:
-      name: which one.
-      nodes: on the devices that are compiled for.
-      devices: of a node.
-      state: parameters, optimizer state and tokens, here; only their shapes where nothing runs.
-      rounds: the compiled step of each round.
-    """
+    """One of `FORMS`, compiled."""
 
     name: str
-    nodes: gx.Nodes
-    devices: int
-    state: tuple[Any, Any, Any]
-    rounds: list[jax.stages.Compiled]
+    nodes: gx.Nodes  # on the devices that are compiled for
+    devices: int  # of a node
+    state: tuple[Any, Any, Any]  # parameters, optimizer state, tokens; shapes where nothing runs
+    rounds: list[jax.stages.Compiled]  # the step of each
 
 
 def compile_form(name: str, options: Options, devices: Sequence[Any]) -> Form:
@@ -203,13 +189,8 @@ def compile_step(
 ) -> jax.stages.Compiled:
     """Compiles the step of a round, `(params, opt_state, tokens) -> (params, opt_state, loss)`.
 
-    The new parameters and state take the memory of the old ones, and are sharded as these.
-
-    Args:
-      name, options: of the form.
-      mesh: its devices, which need not be present.
-      state: parameters, optimizer state and tokens on any mesh of the same axes.
-      step: a static step.
+    The new parameters and state take the memory of the old ones, and are sharded as these. The
+    devices of the mesh need not be present; `state` is on any mesh of the same axes.
     """
     nodes = gx.Nodes(mesh=mesh)
     tx = make_transform(name, options, mesh)
@@ -239,38 +220,38 @@ def compile_step(
     return program.lower(*shapes).compile()
 
 
-class Traffic(NamedTuple):
-    """The collectives of one compiled step.
+def read_traffic(rounds: Sequence[Module], devices_per_node: int) -> Record:
+    """The collectives of compiled steps, of the rounds the most: between nodes and inside them.
 
-    Attributes:
-      messages: the number of those between nodes.
-      sent: bytes that the busiest device puts into them.
-      inside: the number of those inside nodes, by opcode.
-      inside_bytes: bytes that a device puts into those, by opcode.
+    Devices are numbered node by node; `sent_bytes` is of the busiest of them.
     """
-
-    messages: int
-    sent: int
-    inside: Counter[str]
-    inside_bytes: Counter[str]
-
-
-def read_traffic(module: Module, devices_per_node: int) -> Traffic:
-    """Reads the collectives of a compiled step; devices are numbered node by node."""
     messages = 0
-    sent: Counter[int] = Counter()
-    inside: Counter[str] = Counter()
-    inside_bytes: Counter[str] = Counter()
-    for it, body in module.list_collectives():
-        assert it.collective is not None
-        size = count_operands(it, body)
-        if senders := find_senders(it, devices_per_node):
-            messages += 1
-            sent.update(dict.fromkeys(senders, size))
-        else:
-            inside[it.collective] += 1
-            inside_bytes[it.collective] += size
-    return Traffic(messages, max(sent.values(), default=0), inside, inside_bytes)
+    sent = 0
+    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for module in rounds:
+        sent_by_device: Counter[int] = Counter()
+        between = 0
+        inside: Counter[str] = Counter()
+        inside_bytes: Counter[str] = Counter()
+        for it, body in module.list_collectives():
+            assert it.collective is not None
+            size = count_operands(it, body)
+            if senders := find_senders(it, devices_per_node):
+                between += 1
+                sent_by_device.update(dict.fromkeys(senders, size))
+            else:
+                inside[it.collective] += 1
+                inside_bytes[it.collective] += size
+        messages = max(messages, between)
+        sent = max(sent, *sent_by_device.values(), 0)
+        counts |= inside  # the larger of each
+        sizes |= inside_bytes
+    return {
+        "messages": messages,
+        "sent_bytes": sent,
+        "inside": {op: {"count": counts[op], "bytes": sizes[op]} for op in sorted(counts)},
+    }
 
 
 def find_senders(it: Instruction, devices_per_node: int) -> set[int]:
@@ -282,47 +263,9 @@ def find_senders(it: Instruction, devices_per_node: int) -> set[int]:
     return senders
 
 
-def summarize_traffic(rounds: Sequence[Traffic]) -> Record:
-    """The fields of a form: of the rounds, the most of each."""
-    opcodes = sorted({opcode for traffic in rounds for opcode in traffic.inside})
-    return {
-        "messages": max(traffic.messages for traffic in rounds),
-        "sent_bytes": max(traffic.sent for traffic in rounds),
-        "inside": {
-            opcode: {
-                "count": max(traffic.inside[opcode] for traffic in rounds),
-                "bytes": max(traffic.inside_bytes[opcode] for traffic in rounds),
-            }
-            for opcode in opcodes
-        },
-    }
-
-
 def total_bytes(inside: Record) -> int:
     """Bytes that a device puts into collectives inside its node."""
     return sum(kind["bytes"] for kind in inside.values())
-
-
-def count_memory(rounds: Sequence[jax.stages.Compiled]) -> Record:
-    """Bytes of a device at the most, by XLA's plan; results in the memory of arguments count once.
-
-    Raises:
-      ValueError: if the backend does not say it.
-    """
-    plans = [plan for compiled in rounds if (plan := compiled.memory_analysis()) is not None]
-    if not plans:
-        raise ValueError("the backend must say how much memory a program needs, got nothing.")
-    return {
-        "argument_bytes": max(plan.argument_size_in_bytes for plan in plans),
-        "temporary_bytes": max(plan.temp_size_in_bytes for plan in plans),
-        "memory_bytes": max(
-            plan.argument_size_in_bytes
-            + plan.output_size_in_bytes
-            + plan.temp_size_in_bytes
-            - plan.alias_size_in_bytes
-            for plan in plans
-        ),
-    }
 
 
 def count(form: Form) -> Record:
@@ -330,14 +273,15 @@ def count(form: Form) -> Record:
     params = jax.tree.leaves(form.state[0])
     model_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in params) // form.nodes.size
     modules = [parse_module(compiled.as_text()) for compiled in form.rounds]
+    plans = [read_memory(compiled) for compiled in form.rounds]
     return {
         "form": form.name,
         "nodes": form.nodes.size,
         "devices_per_node": form.devices,
         "model_bytes": model_bytes,
         "model_bytes_per_device": model_bytes / form.devices,
-        **summarize_traffic([read_traffic(module, form.devices) for module in modules]),
-        **count_memory(form.rounds),
+        **read_traffic(modules, form.devices),
+        **{name: max(plan[name] for plan in plans) for name in plans[0]},
     }
 
 

@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 from rich.table import Table
 
 import gossipjax as gx
 from experiments.results import Record
 from experiments.speed import harness
 from experiments.speed.compiled import hlo
-from experiments.speed.compiled.targets import choose_targets, make_devices
+from experiments.speed.compiled.targets import choose_targets, make_devices, stack_shapes
 from experiments.training.methods import MethodOptions, make_method
 
 STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))  # of a ResNet-50: blocks and width
@@ -49,19 +49,12 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class Update(NamedTuple):
-    """One of the updates that are compared.
-
-    Attributes:
-      name: in tables and files.
-      tx: the optimizer chain.
-      step: a static step number at which messages are sent and received.
-      min_passes: lower bound of the passes over memory.
-    """
+    """One of the updates that are compared."""
 
     name: str
     tx: optax.GradientTransformationExtraArgs
-    step: int
-    min_passes: int
+    step: int  # a static number at which messages are sent and received
+    min_passes: int  # over memory
 
 
 def make_resnet50_shapes() -> Shapes:
@@ -141,24 +134,20 @@ def make_record(update: Update, placement: str, passes: dict[str, float]) -> Rec
 
 def count_updates(shapes: Shapes, mesh: Mesh, placement: str) -> list[Record]:
     """Compiles every update for the devices of `mesh`, which need not be present; runs nothing."""
-    sharding = NamedSharding(mesh, PartitionSpec("nodes"))
-
-    def stack(x: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((mesh.size, *x.shape), x.dtype, sharding=sharding)
-
-    nodes = gx.Nodes(mesh=mesh)
     params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
-    stacked = jax.tree.map(stack, params)
+    stacked = stack_shapes(params, mesh, PartitionSpec("nodes"))
     records = []
     for update in build_updates(mesh.size):
-        opt_state = jax.tree.map(stack, jax.eval_shape(update.tx.init, params))
-        program = make_program(update, nodes, (0, 1))
+        opt_state = jax.eval_shape(update.tx.init, params)
+        opt_state = stack_shapes(opt_state, mesh, PartitionSpec("nodes"))
+        program = make_program(update, gx.Nodes(mesh=mesh), (0, 1))
         lowered = program.lower(stacked, opt_state, stacked, update.step)
         passes = count_passes(lowered, 4 * count_values(shapes))
         records.append(make_record(update, placement, passes))
     return records
 
 
+TITLE = "An update of 25.6 million parameters in 161 arrays"
 PASSES: dict[str, harness.Cell] = {
     "update": "{update}",
     "passes": "{passes:.1f}",
@@ -171,8 +160,7 @@ PASSES: dict[str, harness.Cell] = {
 
 def make_table(runs: Sequence[Record]) -> Table:
     """The table of the list `runs` of `summary.json`."""
-    title = "An update of 25.6 million parameters in 161 arrays"
-    return harness.make_table(title, "wire: passes of the exchange", PASSES, runs)
+    return harness.make_table(TITLE, "wire: passes of the exchange", PASSES, runs)
 
 
 def make_plan() -> harness.Plan:

@@ -26,8 +26,13 @@ from experiments.options import PositiveInt
 from experiments.results import Record
 from experiments.speed import harness
 from experiments.speed.compiled.hlo import parse_module
-from experiments.speed.compiled.mlp import MlpSpec, lower_step
-from experiments.speed.compiled.targets import Target, choose_targets, make_devices
+from experiments.speed.compiled.targets import (
+    MlpSpec,
+    Target,
+    choose_targets,
+    lower_step,
+    make_devices,
+)
 from experiments.training.methods import make_schedule
 
 RANDOM_ROUNDS = 10

@@ -12,11 +12,8 @@ reads the order of instructions that XLA has chosen. `--target tpu` is 8 and 64 
 For each algorithm it reports every collective, and whether they are those of the gossip schedule:
 one message per peer and step, of one type and the size of the parameters and the push-sum weight.
 `overlapped` are the matrix products that run while a message is under way, from the start of the
-first message to the completion of the last: all of them can where the exchange needs nothing of
-its step, as with `dpsgd`, `sgp-cwa`, `1-osgp` and `streaming-diloco`, which averages here one
-layer, sent the step before. Nothing runs, so this is the order of the work, not its duration. For
-8 TPU chips XLA starts a message at once. For 64, in the order in which JAX lists them, most
-permutations block; which ones depends on the positions of the nodes. For GPUs XLA starts a message
+first message to the completion of the last: the order of the work, not its duration. For 64 TPU
+chips, in the order in which JAX lists them, most permutations block. For GPUs XLA starts a message
 as late as it estimates that the remaining work still hides it: the fraction falls with a larger
 `--batch-size-per-node`, a narrower wire, or a message in chunks (`2-osgp`).
 
@@ -49,8 +46,14 @@ from experiments.speed.compiled.components import (
     plan_components,
 )
 from experiments.speed.compiled.hlo import PERMUTE, Message
-from experiments.speed.compiled.mlp import MlpSpec, lower_step
-from experiments.speed.compiled.targets import Target, TargetKind, choose_targets, make_devices
+from experiments.speed.compiled.targets import (
+    MlpSpec,
+    Target,
+    TargetKind,
+    choose_targets,
+    lower_step,
+    make_devices,
+)
 from experiments.training.methods import (
     Method,
     MethodOptions,
@@ -130,11 +133,7 @@ def expect_messages(
 ) -> list[Message]:
     """The messages that one node sends at `step`, by its gossip state and the mixing matrix.
 
-    Args:
-      state: of the algorithm; None for one that averages gradients.
-      wire: the type of messages.
-      parameters: number of float32 parameters.
-      step: a static step number.
+    Without a state the algorithm averages gradients.
     """
     round_ = find_round(state, step)
     if state is None or round_ is None:
@@ -182,11 +181,9 @@ def expect_average(step: int, mlp: MlpSpec, nodes: int, kind: str) -> list[Messa
 
 
 def describe_permutations(permutations: Sequence[list[Edge]], round_: Any) -> Record:
-    """Fields of `metrics.jsonl`: the components of permutations, and the edges of no message.
+    """The components of a program's permutations, and the edges that carry no message.
 
-    Args:
-      permutations: of a compiled program.
-      round_: of the schedule; None if there is none, so that no edge is known to be too many.
+    Without a round of a schedule no edge is known to be too many.
     """
     edges = [edge for permutation in permutations for edge in permutation]
     fillers = []
@@ -205,13 +202,7 @@ def describe_permutations(permutations: Sequence[list[Edge]], round_: Any) -> Re
 
 
 def read_program(module: hlo.Module, expected: Sequence[Message], round_: Any) -> Record:
-    """What a compiled program exchanges, and the matrix products around it.
-
-    Args:
-      module: the compiled train step.
-      expected: the messages that one node must send.
-      round_: that it exchanges; None if there is none.
-    """
+    """What a compiled program exchanges, and the matrix products around it."""
     messages = hlo.list_messages(module)
     joined = describe_permutations(hlo.list_permutations(module), round_)
     return {
@@ -260,12 +251,11 @@ def summarize(programs: Sequence[Record]) -> list[Record]:
     """The object in `runs` of `summary.json`: what programs share, and the worst of the others."""
     worst = min(programs, key=lambda program: program["matmuls_overlapped"])
     wrong = next((program for program in programs if not program["matches_schedule"]), worst)
+    shown = ("messages", "expected_messages", "matches_schedule")
     run = {
         **{name: value for name, value in worst.items() if name != "step"},
         "programs": len(programs),
-        "messages": wrong["messages"],
-        "expected_messages": wrong["expected_messages"],
-        "matches_schedule": wrong["matches_schedule"],
+        **{name: wrong[name] for name in shown},
         "components": list_kinds(programs, "components"),
         "expected_components": list_kinds(programs, "expected_components"),
         "self_edges": max(program["self_edges"] for program in programs),

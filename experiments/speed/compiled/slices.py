@@ -12,14 +12,13 @@ hosts over a data-center network (DCN). A node is a chip, several chips, or a wh
 For several slices XLA makes one program for each of them. Of a permutation, the pairs inside a
 slice stay a `collective-permute`, whose numbers are those of the slice's chips. Pairs of two slices
 become a `send` and a `recv` by hosts, over the data-center network, and name the ids of devices;
-other work can lie between the two: `overlapped` are the matrix products that do.
-
-For every round it compares the pairs of chips that exchange over the DCN with those of the gossip
-schedule, and counts what a chip sends over either network.
+other work can lie between the two. For every round it compares the pairs of chips that exchange
+over the DCN with those of the gossip schedule, and counts what a chip sends over either network.
 """
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -45,8 +44,13 @@ from experiments.speed.compiled.hlo import (
     count_overlapped,
     parse_module,
 )
-from experiments.speed.compiled.mlp import MlpSpec, lower_step
-from experiments.speed.compiled.targets import Target, choose_targets, make_devices
+from experiments.speed.compiled.targets import (
+    MlpSpec,
+    Target,
+    choose_targets,
+    lower_step,
+    make_devices,
+)
 from experiments.training.methods import make_schedule
 
 RANDOM_ROUNDS = 4  # of a random topology: a program each
@@ -98,25 +102,16 @@ def make_gossip(schedule: gx.Schedule, mesh: Mesh) -> optax.GradientTransformati
 
 
 class Crossing(NamedTuple):
-    """A message between slices.
-
-    Attributes:
-      pairs: the ids of each sender and its receiver.
-      bytes: that one chip sends to one receiver.
-    """
+    """A message between slices: ids of senders and receivers, bytes of a chip to a receiver."""
 
     pairs: Pairs
     bytes: int
 
 
 def list_pairs(round_: gx.topology.Round, devices: np.ndarray) -> list[tuple[Any, Any]]:
-    """The sender and receiver of every message of a round.
+    """The sender and receiver of every message of a round, among the nodes' devices, `[N, ...]`.
 
     Device k of a node sends to device k of the other.
-
-    Args:
-      round_: of N nodes.
-      devices: those of the nodes, `[N, ...]`.
     """
     edges = round_.senders != round_.receivers
     grid = devices.reshape(round_.size, -1)
@@ -197,24 +192,19 @@ def read_program(
 ) -> Record:
     """What a compiled program sends over either network, and beside how many matrix products.
 
-    Args:
-      module: the compiled train step.
-      round_: that it exchanges.
-      devices: those of the nodes, `[N, ...]`.
-      message_bytes: that a chip sends to a peer.
+    The nodes' devices are `[N, ...]`; a chip sends `message_bytes` to a peer.
     """
     expected = find_crossing(list_pairs(round_, devices))
     crossings = read_crossings(module)
     crossing = frozenset(pair for message in crossings for pair in message.pairs)
     sizes = {message.bytes for message in crossings}
-    sent: dict[int, int] = {}  # by chip
-    for message in crossings:
-        for sender, _ in message.pairs:
-            sent[sender] = sent.get(sender, 0) + message.bytes
     slices = {device.id: device.slice_index for device in devices.flat}
-    leaving: dict[int, int] = {}  # by slice
-    for chip, size in sent.items():
-        leaving[slices[chip]] = leaving.get(slices[chip], 0) + size
+    sent: Counter[int] = Counter()  # by chip
+    leaving: Counter[int] = Counter()  # by slice
+    for message in crossings:
+        for chip, _ in message.pairs:
+            sent[chip] += message.bytes
+            leaving[slices[chip]] += message.bytes
     return {
         "messages": len(round_.weights) - round_.size,
         "crossing_chips": len(sent),

@@ -8,10 +8,6 @@ the N devices and 2 N threads of the nodes slow down a plain loop beside them, w
 the ratio. The two take turns, so that noise affects both alike; the process whose turn it is not
 waits for its input.
 
-    python -m experiments.speed local simulation --nodes 64 --devices 2
-
-compares N nodes on two devices, N / 2 on each, with a device per node and with all on one device.
-
 As a program this module is one of the two processes: its argument is a `LoopSettings` as JSON.
 Standard output gets a line of JSON when all is compiled, `{"placement": ..., "bytes_per_device":
 ...}` or `{"error": ...}`, and after every line of standard input, a number of steps, the seconds
@@ -44,6 +40,7 @@ from experiments.options import PositiveInt
 from experiments.program import FatalError, ProgramError
 from experiments.results import Record
 from experiments.speed import harness
+from experiments.speed.compiled.hlo import read_memory
 from experiments.training.methods import Method, MethodOptions, make_method
 from experiments.training.placement import (
     Placement,
@@ -104,21 +101,13 @@ class Options(harness.CheckOptions):
 
 @dataclasses.dataclass(frozen=True)
 class LoopSettings:
-    """The settings of a loop.
+    """The settings of a loop."""
 
-    Attributes:
-      algorithm: that of the simulated nodes; None for one model, trained by plain optax.
-      nodes: N; one model trains on the batch of all of them.
-      batch_size_per_node: images per node and step.
-      placement: of the simulated nodes.
-      devices: D, of N / D nodes each; None for as many as `placement` takes.
-    """
-
-    algorithm: str | None
+    algorithm: str | None  # of the nodes; None for one model, by plain optax on all their images
     nodes: int
     batch_size_per_node: int
     placement: Placement
-    devices: int | None = None
+    devices: int | None = None  # of the nodes; None for as many as the placement takes
 
 
 def compute_loss(params: Any, batch: Any) -> jax.Array:
@@ -148,12 +137,9 @@ def draw_batches(nodes: int, batch_size: int) -> Iterator[tuple[np.ndarray, np.n
 
 
 class TimedLoop:
-    """A training loop that runs a few steps at a time.
+    """A training loop, `train_step(step, state, batch) -> state`, that runs a few steps at a time.
 
-    Args:
-      train_step: `train_step(step, state, batch) -> state`.
-      state: parameters and optimizer state.
-      batches: infinite.
+    It first runs the steps `compiled` on one batch, so that no timed step compiles.
     """
 
     def __init__(
@@ -161,18 +147,15 @@ class TimedLoop:
         train_step: Callable[[int, Any, Any], Any],
         state: Any,
         batches: Iterator[Any],
+        compiled: Sequence[int],
     ):
         self._train_step = train_step
-        self._state = state
         self._batches = batches
         self._batch = next(batches)
-        self._step = 0
-
-    def compile(self, steps: list[int]) -> None:
-        """Runs these steps on one batch, so that no timed step compiles."""
-        for step in steps:
-            self._state = jax.block_until_ready(self._train_step(step, self._state, self._batch))
-        self._step = len(steps)  # the updates that the state has counted
+        for step in compiled:
+            state = jax.block_until_ready(train_step(step, state, self._batch))
+        self._state = state
+        self._step = len(compiled)  # the updates that the state has counted
 
     def run(self, steps: int) -> float:
         """Runs the next `steps` steps; returns the seconds that they took, input included."""
@@ -195,9 +178,8 @@ def make_simulated_loop(method: Method, nodes: gx.Nodes, params: Any, batch_size
         params, opt_state, _ = train_step(step, *state, batch)
         return params, opt_state
 
-    loop = TimedLoop(run_step, (params, opt_state), batches)
-    loop.compile(train_step.canonical_steps(opt_state) or [0])
-    return loop
+    compiled = train_step.canonical_steps(opt_state) or [0]
+    return TimedLoop(run_step, (params, opt_state), batches, compiled)
 
 
 def count_bytes_per_device(method: Method, nodes: gx.Nodes, params: Any, batch_size: int) -> int:
@@ -211,9 +193,8 @@ def count_bytes_per_device(method: Method, nodes: gx.Nodes, params: Any, batch_s
 
     params, opt_state = nodes.init(tx, params)
     batch = next(draw_batches(nodes.size, batch_size))
-    stats = nodes.spmd(update).lower(params, opt_state, batch).compile().memory_analysis()
-    parts = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes
-    return sum(parts) - stats.alias_size_in_bytes
+    compiled = nodes.spmd(update).lower(params, opt_state, batch).compile()
+    return read_memory(compiled)["memory_bytes"]
 
 
 def make_plain_loop(nodes: int, params: Any, batch_size: int) -> TimedLoop:
@@ -235,17 +216,11 @@ def make_plain_loop(nodes: int, params: Any, batch_size: int) -> TimedLoop:
     batches = prefetch(
         jax.tree.map(merge_nodes, batch) for batch in draw_batches(nodes, batch_size)
     )
-    loop = TimedLoop(run_step, (params, OPTIMIZER.init(params)), batches)
-    loop.compile([0])
-    return loop
+    return TimedLoop(run_step, (params, OPTIMIZER.init(params)), batches, [0])
 
 
 def make_loop(settings: LoopSettings) -> tuple[TimedLoop, str, int | None]:
-    """The loop, compiled, where it runs, and the bytes of a device of the simulated nodes.
-
-    Raises:
-      FatalError: for a placement that is impossible.
-    """
+    """The loop, compiled, where it runs, and the bytes of a device of the simulated nodes."""
     if settings.algorithm is not None and settings.placement != "vmap":
         request_cpu_devices(settings.devices or settings.nodes)
     else:
@@ -309,12 +284,7 @@ class LoopProcess:
         self._process.communicate()
 
     def wait_until_compiled(self) -> Record:
-        """Returns the placement of the loop, and the bytes per device of the simulated nodes.
-
-        Raises:
-          FatalError: if it is impossible.
-          ProgramError: if the process ends.
-        """
+        """Returns the placement of the loop, and the bytes per device of the simulated nodes."""
         answer = self._read()
         if "error" in answer:
             raise FatalError(answer["error"])
@@ -340,14 +310,7 @@ class LoopProcess:
 def measure_case(
     options: Options, method: Method, size: int, placement: Placement, devices: int | None
 ) -> list[Record]:
-    """Runs both loops in turns; returns the one object in `runs`.
-
-    Args:
-      options: of the program.
-      method: that of the simulated nodes.
-      size: their number.
-      placement, devices: one of `options.placements`.
-    """
+    """Runs both loops in turns; returns the one object in `runs`."""
     settings = LoopSettings(None, size, options.batch_size_per_node, placement, devices)
     simulated_settings = dataclasses.replace(settings, algorithm=options.algorithm)
     seconds: list[tuple[float, float]] = []
@@ -368,13 +331,7 @@ def summarize_case(
     description: Record,
     seconds: Sequence[tuple[float, float]],
 ) -> Record:
-    """The object in `runs` of one number of nodes.
-
-    Args:
-      options, method, size: as in `measure_case`.
-      description: `placement`, `bytes_per_device` and `peak_bytes` of the simulated nodes.
-      seconds: of the simulated and of the plain loop, turn by turn.
-    """
+    """The object in `runs`; `seconds` are of the simulated and of the plain loop, turn by turn."""
     simulated_seconds, plain_seconds = np.transpose(seconds)
     images = options.steps * size * options.batch_size_per_node  # of a turn
     return {

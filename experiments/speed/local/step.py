@@ -28,6 +28,7 @@ from experiments.results import Record
 from experiments.speed import harness
 from experiments.speed.compiled.passes import (
     PASSES,
+    TITLE,
     Shapes,
     Update,
     build_updates,
@@ -62,12 +63,9 @@ class Options(harness.CheckOptions):
 
 
 class TimedProgram:
-    """A compiled function that is called again and again, on its results where it has some.
+    """A compiled function that is called again and again, on its results where it carries some.
 
-    Args:
-      program: `program(*carried, *constants)` returns the next `carried`, a tuple.
-      carried: the first arguments; without any, results are dropped.
-      constants: the arguments after them, the same for every call.
+    `program(*carried, *constants)` returns the next `carried`, a tuple; without any it is dropped.
     """
 
     def __init__(
@@ -90,18 +88,8 @@ class TimedProgram:
         return seconds
 
 
-def copy_arrays(tree: Any) -> Any:
-    """Copies a pytree."""
-    return jax.tree.map(jnp.copy, tree)
-
-
 class UpdateTimer:
-    """Compiled updates and plain copies of a model's size, which take turns.
-
-    Args:
-      shapes: of the model's arrays.
-      nodes: where the nodes run.
-    """
+    """Compiled updates and plain copies of a model's size, which take turns."""
 
     def __init__(self, shapes: Shapes, nodes: gx.Nodes):
         self._nodes = nodes
@@ -116,7 +104,7 @@ class UpdateTimer:
         zeros = {
             name: jnp.zeros((self._nodes.size, *shape)) for name, shape in self._shapes.items()
         }
-        return self._nodes.run(copy_arrays, zeros)
+        return self._nodes.run(partial(jax.tree.map, jnp.copy), zeros)
 
     def _make_copies(self) -> dict[str, TimedProgram]:
         """The two kinds of plain copies, compiled."""
@@ -184,8 +172,7 @@ def make_table(runs: Sequence[Record]) -> Table:
         "x copy": "{ratio_fresh_buffer:.2f}",
         "x in-place\ncopy": "{ratio_in_place:.2f}",
     }
-    title = "An update of 25.6 million parameters in 161 arrays"
-    return harness.make_table(title, caption, columns, runs)
+    return harness.make_table(TITLE, caption, columns, runs)
 
 
 def plan_updates(nodes: gx.Nodes, shapes: Shapes, turns: int) -> harness.Plan:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jax
 
-from experiments.speed.wire import rows, slow_nodes
+from experiments.speed.wire import rows, stragglers
 from experiments.speed.wire.timed import measure_rows
 from experiments.speed.wire.worker import Job, Worker
 
@@ -40,7 +40,7 @@ def main(folder: Path, rank: int) -> None:
     if job.kind == "rows":
         measure_rows(worker, rows.Options(**job.options))
     else:
-        slow_nodes.make_runs(worker, slow_nodes.Options(**job.options))
+        stragglers.make_runs(worker, stragglers.Options(**job.options))
     worker.gather(0)  # nobody leaves while others still need the coordinator
     jax.distributed.shutdown()
 

@@ -83,8 +83,7 @@ def measure_on_hosts(
     Args:
       kind: that of a `Job`.
       options: a dataclass, with `megabytes` of a model and `compute_seconds` of a step.
-      hosts: their number.
-      bits_per_second: of every link; None without limits.
+      hosts, bits_per_second: their number, and the bandwidth of each; None without limits.
       max_factor: how many times as long the computation of the slowest step takes.
       report_progress: called with host 0's progress.
       collect: called with the records of the hosts, of each run that all have finished, at the
@@ -135,13 +134,7 @@ def read_records(folder: Path, hosts: int) -> list[list[Record]]:
 
 
 def make_display(bar: Progress, total: int, title: str) -> Callable[[str], None]:
-    """Returns what shows the progress that host 0 writes: a bar for each title in it.
-
-    Args:
-      bar: shows them.
-      total: steps of a bar.
-      title: of a bar where host 0 names none.
-    """
+    """Returns what shows host 0's progress: a bar of `total` steps for each title in it."""
     tasks: dict[str, TaskID] = {}
 
     def show(progress: str) -> None:

@@ -3,11 +3,10 @@
     python -m experiments.speed wire --hosts 4 --bandwidth 200mbit      (as root)
     python -m experiments.speed wire                                    (no limits, loopback)
 
-It starts one JAX process per host on this machine; they exchange over TCP (Gloo). With
-`--bandwidth` each is in a network namespace, on a link of that bandwidth. They train an MLP of
-`--megabytes` of float32 parameters. An iteration begins at a common start and takes as long as the
-slowest host. Each round of the measurement runs one iteration of every algorithm, one iteration
-without exchange, and plain TCP streams, so that noise affects all of them alike. The lower bound is
+It starts one JAX process per host on this machine; they exchange over TCP (Gloo) and train an MLP.
+An iteration takes as long as the slowest host. Each round of the measurement runs one iteration of
+every algorithm, one iteration without exchange, and plain TCP streams, so that noise affects all of
+them alike. The lower bound is
 
     computation + bytes / goodput,  or  max(computation, bytes / goodput)  where the exchange needs
                                         nothing that the step computes, and for buckets
@@ -72,15 +71,14 @@ def measure_wire(options: Options) -> None:
         with (out / "metrics.jsonl").open("w") as file, results.make_progress_bar(console) as bar:
             for bandwidth, hosts in itertools.product(options.bandwidth or (None,), options.hosts):
                 found: list[list[Record]] = []
+                title = f"{hosts} hosts, {bandwidth or 'loopback'}"
                 measure_on_hosts(
                     "rows",
                     options,
                     hosts,
                     None if bandwidth is None else links.parse_rate(bandwidth),
                     1.0,
-                    make_display(
-                        bar, options.iterations, f"{hosts} hosts, {bandwidth or 'loopback'}"
-                    ),
+                    make_display(bar, options.iterations, title),
                     found.extend,
                 )
                 (records,) = found
@@ -102,13 +100,7 @@ def measure_wire(options: Options) -> None:
 
 
 def summarize_configuration(hosts: int, bandwidth: str | None, records: Sequence[Record]) -> Record:
-    """The entry of `configurations` in `summary.json`.
-
-    Args:
-      hosts: number of hosts.
-      bandwidth: of every link, as `tc` reads it; None without limits.
-      records: what each host has measured.
-    """
+    """The entry of `configurations` in `summary.json`, from what each host has measured."""
     first = records[0]
     stream_bytes = first["stream_bytes"]
     stream_cpu_seconds = sum_cpu_seconds(records, ALL_LINKS) / (os.cpu_count() or 1)
@@ -130,13 +122,7 @@ def summarize_configuration(hosts: int, bandwidth: str | None, records: Sequence
 
 
 def summarize_row(row: Row, configuration: Record, records: Sequence[Record]) -> Record:
-    """The entry of `runs` in `summary.json` for one row.
-
-    Args:
-      row: the algorithm and the type of its messages.
-      configuration: of `summarize_configuration`, of the same records.
-      records: what each host has measured.
-    """
+    """The entry of `runs` in `summary.json` for one row, from what each host has measured."""
     seconds = (max_over_hosts if row.waits else mean_over_hosts)(records, row.name)
     if row.period == 1:
         samples = seconds
@@ -222,24 +208,13 @@ def compute_packing_seconds(
     """The part of an exchange's processor time that plain streams of as many bytes do not need.
 
     The streams' own processor time is in their goodput.
-
-    Args:
-      row: the algorithm and the form of its messages.
-      configuration: of `summarize_configuration`.
-      cpu_seconds: of `compute_exchange_cpu_seconds`.
-      link_bytes: bytes that the busiest link carries one after another.
     """
     links = 1 if row.algorithm == CENTRALIZED else configuration["hosts"]  # that are busy
     return max(0.0, cpu_seconds - configuration["stream_cpu_seconds_per_byte"] * links * link_bytes)
 
 
 def median_by_round(row: Row, values: np.ndarray) -> dict[str, float]:
-    """Median value of the iterations that ran the same program, by its static step.
-
-    Args:
-      row: the algorithm, which knows its rounds.
-      values: `[iterations]`, seconds or bytes.
-    """
+    """Median of the values, `[iterations]`, that ran the same program, by its static step."""
     rounds = np.array([row.canonical_step(step) for step in range(len(values))])
     return {f"{round_}": float(np.median(values[rounds == round_])) for round_ in np.unique(rounds)}
 
@@ -286,13 +261,6 @@ def predict_row(
     packing, which is that beyond plain streams, comes before the wire. Beside computation an
     exchange has the goodput of streams beside computation, and half of the cores for its packing.
     What is left of it when the computation has ended goes as fast as alone.
-
-    Args:
-      row: the algorithm and the form of its messages.
-      configuration: an entry of `configurations` in `summary.json`.
-      computation_seconds: of an iteration without exchange.
-      cpu_seconds: for which the exchange takes all cores.
-      packing_seconds: the part of it that plain streams of as many bytes do not need.
     """
     if row.gathers or not row.has_one_cycle:
         return None

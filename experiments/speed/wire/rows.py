@@ -90,17 +90,11 @@ HELP = (
 
 
 class OuterTimes(NamedTuple):
-    """When an outer optimizer exchanges what.
+    """When an outer optimizer exchanges what, in steps."""
 
-    Attributes:
-      every: steps from one average of a fragment to the next: the period.
-      fragments: parts of the model, of about the same size, each averaged at its time.
-      delay: steps between sending a fragment and using its average.
-    """
-
-    every: int = 12
-    fragments: int = 4
-    delay: int = 2
+    every: int = 12  # from one average of a fragment to the next: the period
+    fragments: int = 4  # parts of the model, each averaged at its time
+    delay: int = 2  # between sending a fragment and using its average
 
     @property
     def steps_to_compile(self) -> int:
@@ -189,26 +183,15 @@ def require_different(option: str, values: tuple[Any, ...]) -> None:
 
 
 class Row(NamedTuple):
-    """One algorithm with messages of one form.
+    """One algorithm with messages of one form."""
 
-    Attributes:
-      algorithm: the name as it was given.
-      wire: the form of its messages.
-      nodes: N.
-      topology: its name.
-      transform: around plain SGD; nothing for nodes that wait for nobody.
-      opt_state: that of the transform, of one node: shapes and static data.
-      method: what it exchanges.
-      outer: when an outer optimizer exchanges what; None without one.
-    """
-
-    algorithm: str
+    algorithm: str  # as it was given
     wire: WireName
     nodes: int
     topology: str
-    transform: optax.GradientTransformationExtraArgs
-    opt_state: Any
-    method: cost_model.Method
+    transform: optax.GradientTransformationExtraArgs  # around plain SGD; nothing if asynchronous
+    opt_state: Any  # of one node: shapes and static data
+    method: cost_model.Method  # what it exchanges
     outer: OuterTimes | None = None
 
     @property
@@ -223,12 +206,7 @@ class Row(NamedTuple):
 
     @property
     def overlaps(self) -> bool:
-        """Whether the exchange can run beside the computation of the gradients.
-
-        It can where it needs nothing that its step computes, in buckets, where that of one layer's
-        gradients runs beside the computation of the layer before, and with an outer optimizer that
-        uses an average some steps after sending it.
-        """
+        """Whether the exchange can run beside the computation of the gradients."""
         return any(exchange.overlap or exchange.layers for exchange in self.method.exchanges)
 
     @property
@@ -291,12 +269,7 @@ def make_row(
 ) -> Row:
     """The named algorithm over `nodes` nodes, around plain SGD.
 
-    Args:
-      algorithm: a name of `ALGORITHMS`, or of a row of this measurement only.
-      wire: the form of its messages.
-      nodes: N.
-      steps: of the run; a hybrid topology switches after a third of them.
-      outer: when the rows of outer optimizers exchange what.
+    A hybrid topology switches after a third of the `steps`.
 
     Raises:
       ValueError: for an unknown name, a topology that is impossible for this number of nodes, or a

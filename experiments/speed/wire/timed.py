@@ -1,4 +1,4 @@
-"""What one host does to time the rows.
+"""What one host does to time the rows: an MLP, and who trains it.
 
 In every iteration it runs all rows, one after another, so that noise affects all of them alike. All
 hosts start each run together, after a barrier that is not timed. The rows of outer optimizers and
@@ -6,23 +6,29 @@ of nodes that wait for nobody come after that, each in one go.
 """
 
 import resource
+import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.speed.wire.model import (
-    BucketTrainer,
-    CalibratedModel,
-    RowTrainer,
-    compute_gradients,
-    compute_loss,
+import gossipjax as gx
+from experiments.speed.wire.rows import (
+    BUCKET_LAYERS,
+    BUCKETS,
+    LAYERS,
+    LEARNING_RATE,
+    Options,
+    Row,
+    build_rows,
 )
-from experiments.speed.wire.rows import BUCKETS, LEARNING_RATE, Options, Row, build_rows
 from experiments.speed.wire.worker import Sample, Worker
+from experiments.training.methods import FORMS, WireName
 
 # Names, in the files, of the measurements that are not rows.
 COMPUTATION = "computation"
@@ -31,6 +37,215 @@ SINGLE_LINK = "stream, one link"
 BUSY_HOSTS = "stream, all links, beside computation"
 MIN_STREAM_BYTES = 2**20  # a stream is as long as the model, between these two
 MAX_STREAM_BYTES = 20_000_000
+MAX_TRIES = 6  # batch sizes
+MAX_ERROR = 0.08  # relative; a batch size whose time is this near to the target is taken
+TIMINGS_PER_TRY = 3
+
+Batch = tuple[jax.Array, jax.Array]
+"""Inputs and targets, `[B, width]` each."""
+
+
+def choose_width(megabytes: float) -> int:
+    """Width of an MLP of 8 equal layers with `megabytes` of float32 parameters (1e6 bytes).
+
+    >>> width = choose_width(20)
+    >>> width, 4 * LAYERS * (width * width + width) / 1e6
+    (790, 19.99648)
+    """
+    return max(1, int((1 + megabytes * 1e6 / LAYERS) ** 0.5 / 2 - 0.5))
+
+
+def init_params(width: int) -> list[dict[str, jax.Array]]:
+    """The initial parameters, the same on every node."""
+    keys = jax.random.split(jax.random.key(0), LAYERS)
+    scale = (2 / width) ** 0.5
+    return [
+        {"w": scale * jax.random.normal(key, (width, width)), "b": jnp.zeros(width)} for key in keys
+    ]
+
+
+def compute_loss(params: Any, batch: Batch) -> jax.Array:
+    """Mean squared error of the MLP."""
+    x, y = batch
+    for layer in params[:-1]:
+        x = jax.nn.relu(x @ layer["w"] + layer["b"][None])
+    return jnp.mean((x @ params[-1]["w"] + params[-1]["b"][None] - y) ** 2)
+
+
+def compute_gradients(params: Any, batch: Batch) -> tuple[Any, None]:
+    """Gradients of the loss, without further results, in the form that `gx.TrainStep` takes."""
+    return jax.grad(compute_loss)(params, batch), None
+
+
+def apply_gradients(params: Any, grads: Any) -> Any:
+    """The parameters after a step of plain SGD."""
+    tx = optax.sgd(LEARNING_RATE)
+    updates, _ = tx.update(grads, tx.init(params), params)
+    return optax.apply_updates(params, updates)
+
+
+class CalibratedModel:
+    """The parameters and the batch of all nodes; every row of the measurement trains them.
+
+    Only one model exists, handed from row to row, so that many rows fit into memory: its values do
+    not affect the time. Each row keeps its optimizer state, and with it its messages in flight.
+    """
+
+    def __init__(self, nodes: gx.Nodes, megabytes: float):
+        self.nodes = nodes
+        self.width = choose_width(megabytes)
+        self.params = nodes.spmd(lambda: init_params(self.width))()
+        self.parameters = sum(x[0].size for x in jax.tree.leaves(self.params))
+        self.batch: Any = None
+        self._local_step = nodes.spmd(
+            lambda params, batch: apply_gradients(params, jax.grad(compute_loss)(params, batch)),
+            donate_argnums=gx.donate_on_accelerators(0),  # as gx.TrainStep does
+        )
+
+    def draw_batch(self, size: int) -> None:
+        """Draws `size` examples for every node, other ones on each."""
+
+        def draw() -> Batch:
+            key = jax.random.fold_in(jax.random.key(1), jax.lax.axis_index(self.nodes.axis_name))
+            x, y = jax.random.normal(key, (2, size, self.width))
+            return x, y
+
+        self.batch = self.nodes.spmd(draw)()
+
+    def compute(self) -> Any:
+        """Runs one iteration without exchange."""
+        self.params = self._local_step(self.params, self.batch)
+        return jax.block_until_ready(self.params)
+
+    def calibrate(
+        self,
+        target_seconds: float,
+        time_call: Callable[[Callable[[], Any]], float],
+        report_progress: Callable[[str], None],
+    ) -> int:
+        """Sizes the batch so that `compute` takes about `target_seconds`; returns its examples.
+
+        A part of the time does not depend on the batch, so that a size in proportion to the time
+        comes out too small at first, and is near the target after a few tries.
+        """
+        seconds: dict[int, float] = {}
+        size = 1
+        while size not in seconds and len(seconds) < MAX_TRIES:
+            report_progress(f"sizing the batch: {size} examples")
+            self._change_batch(size)
+            timings = [time_call(self.compute) for _ in range(TIMINGS_PER_TRY)]
+            seconds[size] = statistics.median(timings)
+            if abs(seconds[size] - target_seconds) < MAX_ERROR * target_seconds:
+                break
+            size = max(1, round(size * target_seconds / seconds[size]))
+        best = min(seconds, key=lambda size: abs(seconds[size] - target_seconds))
+        self._change_batch(best)
+        return best
+
+    def _change_batch(self, size: int) -> None:
+        self.draw_batch(size)
+        self.compute()  # compiles the program of this batch
+
+
+class RowTrainer:
+    """Trains a `CalibratedModel` by one row's algorithm."""
+
+    def __init__(self, model: CalibratedModel, tx: optax.GradientTransformationExtraArgs):
+        self._model = model
+        self._train_step = gx.TrainStep(compute_gradients, tx, nodes=model.nodes)
+        self._tx = tx
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """Makes a new optimizer state, of no updates: the next step may be any."""
+        self._opt_state = self._model.nodes.run(self._tx.init, self._model.params)
+
+    def run_step(self, step: int) -> Any:
+        """Runs one iteration; returns the parameters and the optimizer state after it."""
+        model = self._model
+        model.params, self._opt_state, _ = self._train_step(
+            step, model.params, self._opt_state, model.batch
+        )
+        return model.params, self._opt_state
+
+    def wait(self) -> None:
+        """Waits for the averages on their way, so that other collectives may follow."""
+        self._train_step.wait()
+
+
+class BucketTrainer:
+    """Trains a `CalibratedModel` by AllReduce in buckets of layers, the last layers first.
+
+    As data-parallel training does it today, beside the backward pass. JAX on CPU does not run a
+    collective beside the computation of the same program. So here the forward pass, the backward
+    pass of each bucket of layers and its all-reduce are separate programs: a thread averages the
+    gradients of a bucket while the next bucket's are computed. Nothing can travel before the
+    backward pass begins, so that `max(computation, bytes / goodput)` is out of reach by at least
+    the smaller of the forward pass and the exchange.
+    """
+
+    def __init__(self, model: CalibratedModel, wire: WireName):
+        self._model = model
+        nodes = model.nodes
+        average = gx.allreduce(wire=FORMS[wire].codec)
+        self._forward = nodes.spmd(run_forward)
+        self._backward = nodes.spmd(run_backward, static_argnums=3)
+        self._average = nodes.spmd(lambda grads: average.update(grads, average.init(grads))[0])
+        self._apply = nodes.spmd(apply_gradients, donate_argnums=gx.donate_on_accelerators(0))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="all-reduce")  # keeps the order
+
+    def start_anew(self) -> None:
+        """It keeps no state."""
+
+    def run_step(self, step: int) -> Any:
+        """Runs one iteration; returns the parameters after it."""
+        del step
+        model = self._model
+        inputs, cotangent = self._forward(model.params, model.batch)
+        pending = []
+        for first in reversed(range(0, LAYERS, BUCKET_LAYERS)):
+            bucket = slice(first, first + BUCKET_LAYERS)
+            layers = model.params[bucket]
+            grads, cotangent = self._backward(layers, inputs[bucket], cotangent, first == 0)
+            pending.append((bucket, self._thread.submit(self._average_when_ready, grads)))
+        params = list(model.params)
+        for bucket, mean in pending:
+            params[bucket] = self._apply(params[bucket], mean.result())
+        model.params = params
+        return params
+
+    def _average_when_ready(self, grads: Any) -> Any:
+        # Dispatched only then, so that it waits for this bucket and not for those after it.
+        return jax.block_until_ready(self._average(jax.block_until_ready(grads)))
+
+
+def run_forward(params: Any, batch: Batch) -> tuple[list[jax.Array], jax.Array]:
+    """The input of every layer, and the derivative of `compute_loss` by the last one's output."""
+    x, y = batch
+    inputs = []
+    for layer in params:
+        inputs.append(x)
+        x = x @ layer["w"] + layer["b"][None]
+        if len(inputs) < len(params):
+            x = jax.nn.relu(x)
+    return inputs, 2 / y.size * (x - y)
+
+
+def run_backward(
+    layers: Any, inputs: list[jax.Array], cotangent: jax.Array, is_first: bool
+) -> tuple[Any, jax.Array]:
+    """Gradients of consecutive layers, and the derivative of the loss by the output before them.
+
+    `cotangent` is the derivative by the output of the last one, before its activation; no layer
+    comes before those that are first.
+    """
+    grads = []
+    for number in reversed(range(len(layers))):
+        x = inputs[number]
+        grads.insert(0, {"b": cotangent.sum(axis=0), "w": x.T @ cotangent})
+        if number or not is_first:
+            cotangent = jnp.where(x > 0, cotangent @ layers[number]["w"].T, 0)
+    return grads, cotangent
 
 
 def name_computation(row: Row) -> str:

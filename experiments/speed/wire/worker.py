@@ -24,37 +24,22 @@ MEETING_SECONDS = 120.0  # that nodes wait for each other: they share the cores
 
 
 class Job(NamedTuple):
-    """What all processes of a measurement read, as `job.json`.
+    """What all processes of a measurement read, as `job.json`."""
 
-    Attributes:
-      kind: "rows" or "slow nodes".
-      options: those of the program.
-      coordinator_address: address and port where host 0 starts JAX's coordination service.
-      addresses: of every host.
-      secret: of the nodes that wait for nobody.
-      interface: the network interface whose counter is read; None where hosts share one.
-    """
-
-    kind: str
-    options: Record
-    coordinator_address: str
-    addresses: list[str]
-    secret: str
-    interface: str | None
+    kind: str  # "rows" or "slow nodes"
+    options: Record  # of the program
+    coordinator_address: str  # of host 0's coordination service of JAX
+    addresses: list[str]  # of every host
+    secret: str  # of the nodes that wait for nobody
+    interface: str | None  # whose bytes are counted; None where hosts share one
 
 
 class Sample(NamedTuple):
-    """What was measured of a call.
-
-    Attributes:
-      seconds: that it took.
-      cpu_seconds: of all threads of this process.
-      nic_bytes: that this host sent; None where hosts share an interface.
-    """
+    """What was measured of a call."""
 
     seconds: float
-    cpu_seconds: float
-    nic_bytes: int | None
+    cpu_seconds: float  # of all threads of this process
+    nic_bytes: int | None  # that this host sent; None where hosts share an interface
 
 
 class Worker:
@@ -179,16 +164,8 @@ class Worker:
     ) -> gx.asynchronous.Node:
         """Returns this host's node of a job in which nobody waits, once all nodes are there.
 
-        Args:
-          name: of the job.
-          algorithm: one of `ASYNCHRONOUS`.
-          tx: the local optimizer.
-          params: of one node.
-          compute_gradients: is compiled, for arguments like `example`.
-          wire: the form of messages.
-
-        Raises:
-          TimeoutError: if the nodes do not hear each other.
+        `compute_gradients` is compiled for arguments like `example`. Raises `TimeoutError` if the
+        nodes do not hear each other.
         """
         with socket.create_server((self._job.addresses[self.rank], 0)) as server:
             ports = self.gather(server.getsockname()[1])
