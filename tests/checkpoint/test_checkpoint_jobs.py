@@ -1,5 +1,6 @@
 """A job of two processes, killed in a save, started again, and ended by SIGTERM."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,11 @@ def test_two_processes_write_their_rows_and_agree(tmp_path):
     assert "failed (exit status 143)" in job.stderr, job.stderr
     for rank in range(2):
         lines = [line for line in job.stdout.splitlines() if line.startswith(f"[{rank}] ")]
-        lines = [line.removeprefix(f"[{rank}] ").rstrip() for line in lines if "Gloo" not in line]
+        lines = [line.removeprefix(f"[{rank}] ").rstrip() for line in lines]
         names = [["['.lock']", "['.lock', '2', '4.orbax-checkpoint-tmp']"], ["", ""]][rank]
-        # The end of a message of Gloo, a number, may come as a line.
-        assert [line for line in lines if not line.isdigit()] == [
+        # Threads of Gloo print there too, and mix their lines.
+        gloo = re.compile(r"Gloo|connected (to|peer)|^\d*$")
+        assert [line for line in lines if not gloo.search(line)] == [
             f"process {rank} holds nodes {[2 * rank, 2 * rank + 1]}",
             "Close it first",
             "restored step 4 with 0 warnings",
