@@ -26,9 +26,9 @@ from experiments.report.section import (
     Findings,
     Results,
     Scale,
-    Section,
     Table,
     exact,
+    read_section,
     tabulate,
 )
 from gossipjax.cost_model import (
@@ -535,19 +535,8 @@ def draw_rows(groups: Sequence[Sequence[Row]], figure: MatplotlibFigure) -> None
     axes.legend(fontsize=8, loc="upper left")
 
 
-SECTION = Section(
+SECTION = read_section(
     name="cost-model",
-    title="The cost model beside the published times",
-    source="SGP-18, Table 2; SGP-19, Tables 1 to 5; SlowMo, Table 2 (Wang et al. 2020, "
-    "arXiv:1910.00643); Streaming DiLoCo, Table 4 (Douillard et al. 2025, arXiv:2501.18512)",
-    text="""
-    The papers measured seconds per iteration, hours of training, and (in a simulation) the
-    bandwidth that a share of computation needs. The cost model has computation, bytes, bandwidth, a
-    copy through the host, overlap and the kind of all-reduce. Its network is fitted on the 16
-    figures of SGP-18, Table 2, alone; of SlowMo only the computation is fitted, and InfiniBand
-    (SGP-19, Table 2) is nominal. Most hours of SGP-19 are those same iterations, times their
-    number; two peers and overlap are not. Every figure of ours in this section is modelled.
-    """,
     list_runs=lambda _: [],
     find=find_section,
 )

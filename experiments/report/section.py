@@ -18,6 +18,7 @@ from scipy import stats
 from experiments.results import Record
 from experiments.runner import Result, Run, Status
 
+TEXTS = Path(__file__).with_name("sections.md")
 Verdict = Literal["agrees", "agrees in part", "disagrees", "not judged"]
 CONFIDENCE = 0.9  # that the true value is above the lower limit; and as much for the upper one
 MAX_ROWS = 8  # of exact figures that a claim lists one by one
@@ -331,3 +332,25 @@ class Section:
     def write_text(self, scale: Scale) -> str:
         """Returns the text with the numbers of a scale."""
         return " ".join(self.text.format_map(self.find_numbers(scale)).split())
+
+
+def read_section(
+    name: str,
+    list_runs: Callable[[Scale], Sequence[Run]],
+    find: Callable[[Scale, Results], Findings],
+    find_numbers: Callable[[Scale], Mapping[str, object]] = lambda _: {},
+    needs: tuple[Literal["speech", "translation"], ...] = (),
+) -> Section:
+    """Returns a section whose title, source and text are in `sections.md`."""
+    _, _, rest = TEXTS.read_text("utf-8").partition(f"\n## {name}: ")
+    title, source, *text = rest.partition("\n## ")[0].strip().split("\n\n")
+    return Section(
+        name=name,
+        title=title,
+        source=" ".join(source.split()),
+        text=" ".join(text),
+        list_runs=list_runs,
+        find=find,
+        find_numbers=find_numbers,
+        needs=needs,
+    )

@@ -18,10 +18,10 @@ from experiments.report.section import (
     Place,
     Results,
     Scale,
-    Section,
     Table,
     compare,
     exact,
+    read_section,
 )
 from experiments.report.sections.sgp19 import find_sizes, list_size
 from experiments.results import AFTER_MIXING, BEFORE_MIXING
@@ -196,17 +196,8 @@ def draw(before: Mapping[str, Curve], after: Mapping[str, Curve], figure: Matplo
     axes.legend(fontsize=8)
 
 
-SECTION = Section(
+SECTION = read_section(
     name="sgp19-figure2",
-    title="Distances of the nodes from their average",
-    source="SGP-19, Figure 2",
-    text="""
-    The paper shows, for SGP over 16 nodes, the Euclidean distance between a node's parameters and
-    the average, at the end of each epoch, after the last gradient step and before the exchange:
-    with one peer at a time (sparse) and all to all (dense). Here: the task and the recipe of Table
-    1's section, on {data}, over {overlap} nodes, in two more runs with one seed: the same quantity,
-    about 120 times in a run, and the distance after the exchange, which the paper does not show.
-    """,
     find_numbers=lambda scale: find_sizes(scale)._asdict(),
     list_runs=list_runs,
     find=find,

@@ -15,9 +15,9 @@ from experiments.report.section import (
     Results,
     Sample,
     Scale,
-    Section,
     Table,
     read_sample,
+    read_section,
 )
 from experiments.runner import Run
 
@@ -175,18 +175,8 @@ def find_slowmo(scale: Scale, results: Results) -> Findings:
     return Findings(claims, [table], [figure])
 
 
-SLOWMO_SECTION = Section(
+SLOWMO_SECTION = read_section(
     name="slowmo",
-    title="Slow momentum around gossip and local steps",
-    source=f"SlowMo, Table 1: {slowmo.SLOWMO.reference}",
-    text="""
-    The paper trains ResNet-50 on ImageNet over 32 nodes, and puts slow momentum around SGP, overlap
-    SGP (every {sgp} steps) and Local SGD (every {local}). Here: a perceptron of {parameters:,}
-    parameters on {data} over {nodes} nodes of {batch} images, {epochs} epochs ({steps} steps),
-    {seeds} seed(s), Nesterov momentum, rate {rate} with a cosine, the same methods and periods,
-    local momentum set to 0 at each outer step; the quick scale has Local SGD alone. {chosen}
-    A statement holds if a one-sided 90 % bound of the difference says so.
-    """,
     find_numbers=lambda scale: (
         find_slowmo_sizes(scale).numbers | EVERY | {"rate": RATE, "chosen": slowmo.CHOSEN}
     ),
@@ -382,21 +372,8 @@ def tabulate_momentum(momentum: Mapping[str, Sample]) -> Table:
     return Table("With momentum, Dirichlet 0.1", columns, rows)
 
 
-RELAYSGD_SECTION = Section(
+RELAYSGD_SECTION = read_section(
     name="relaysgd",
-    title="Uneven data",
-    source=f"RelaySGD, Table 2: {relaysgd.RELAYSGD.reference}",
-    text="""
-    The paper divides CIFAR-10 over 16 nodes, the classes by Dirichlet(alpha), and trains VGG-11
-    with rates tuned for each method and alpha. Here: a perceptron of {parameters:,} parameters on
-    {data} over {nodes} nodes of {batch} images, {epochs} epochs ({steps} steps), {seeds} seed(s),
-    and a cosine. The rates are those of `experiments.compare --grid relaysgd-table2-mini`: the
-    authors', but half of them for D-PSGD and a quarter for RelaySGD. They fall from alpha 1 to 0.01
-    for all but AllReduce, so that what a method loses has two causes. The quick scale has the rate
-    {quick_rate} for all, and neither corrected methods nor momentum. AllReduce is given the same
-    uneven data here and evenly divided ones in the paper, so that what a method loses is counted
-    beyond AllReduce. A statement holds if a one-sided 90 % bound of the difference says so.
-    """,
     find_numbers=lambda scale: find_relay_sizes(scale).numbers | {"quick_rate": QUICK_RATE},
     list_runs=list_relay_runs,
     find=find_relaysgd,

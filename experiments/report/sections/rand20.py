@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
-from experiments.presets.rand20 import RAND_20, WORD_ERRORS
+from experiments.presets.rand20 import WORD_ERRORS
 from experiments.report.drawing import Panel, draw_panels
 from experiments.report.section import (
     Claim,
@@ -15,9 +15,9 @@ from experiments.report.section import (
     Results,
     Sample,
     Scale,
-    Section,
     Table,
     read_sample,
+    read_section,
 )
 from experiments.report.sections.images import list_seeds
 from experiments.runner import Run
@@ -210,21 +210,8 @@ def tabulate(accuracies: Accuracies, batch: Batch) -> Table:
     )
 
 
-SECTION = Section(
+SECTION = read_section(
     name="rand20",
-    title="Ring, randomized ring and delayed averages over many learners",
-    source=f"RAND-20, Table 2: {RAND_20.reference}",
-    text="""
-    The paper trains an LSTM for speech (SWB2000) with a total batch of 8,192 windows over 16, 32
-    and 64 learners, and compares AD-PSGD on the ring, a ring in random order (RAND) and an average
-    of all models whose gradients are one step old (D1D). Here: one bidirectional LSTM layer of 2 x
-    16 cells that names the language of windows of 21 frames (6,798 captions in 8 languages),
-    Nesterov momentum, a cosine; {batches}; one seed, whose standard deviation is taken as 0.7
-    points. RAND-PSGD runs in lockstep here, so that it is compared with D-PSGD in lockstep on the
-    ring, which the paper's table does not have: its ring is that of AD-PSGD. AD-PSGD is simulated,
-    with gradients that are one step old on average, as old as those of D1D-PSGD, with which it is
-    compared; real AD-PSGD has smaller delays.
-    """,
     find_numbers=lambda scale: {
         "batches": "512 windows over 16 learners at the rate 0.2, 1 epoch"
         if scale.is_quick

@@ -31,10 +31,10 @@ from experiments.report.section import (
     Results,
     Sample,
     Scale,
-    Section,
     Table,
     compare,
     read_sample,
+    read_section,
 )
 from experiments.report.sections.images import DIGITS_EPOCHS, PARAMETERS, list_data, list_seeds
 from experiments.runner import Result, Run
@@ -531,38 +531,14 @@ def find_others(scale: Scale, results: Results, table: str, name: str, caption: 
     return Findings(claims, [tabulate(accuracies, scale, results)], [figure])
 
 
-TABLE1_SECTION = Section(
+TABLE1_SECTION = read_section(
     name="sgp19-table1",
-    title="Accuracy over the number of nodes",
-    source="SGP-19, Table 1 and Figure 1",
-    text="""
-    The paper trains a ResNet-50 on ImageNet for 90 epochs over 4 to 32 servers: twice the servers
-    make half the iterations. Here: a perceptron of {parameters:,} parameters on {data},
-    {batch} images per node and step, {epochs} epochs over {nodes} nodes ({most_steps:,} steps over
-    the fewest, {fewest_steps:,} over the most), {seeds} seed(s), Nesterov momentum, the rate 10x
-    down at 1/3, 2/3 and 8/9. The rate is {rate} per 256 images for all methods and nodes; the
-    paper's is 0.1, and for one peer over 32 nodes 0.0375 with later decays (SGP-18, A.3). It warms
-    up, from that of 256 images, only where a step has more. Accuracies are of the average model on
-    the {test_examples:,} test images. AD-PSGD over up to {real} nodes is real, with {few_seeds}
-    seed(s): an asynchronous process for each node, whose steps sleep so that the processes do not
-    compete for the cores of this machine. Over more nodes it is simulated, with gradients that are
-    0.1 steps old on average. The other methods are computed in one process: what they learn is
-    measured, their time is not.
-    """,
     find_numbers=find_numbers,
     list_runs=partial(list_runs, table="table1"),
     find=find_table1,
 )
-TABLE3_SECTION = Section(
+TABLE3_SECTION = read_section(
     name="sgp19-table3",
-    title="Two peers, and hybrids that begin with more communication",
-    source="SGP-19, Table 3",
-    text="""
-    The paper compares SGP with one peer and two (2P), and hybrids: AllReduce (AR/1P) or two peers
-    (2P/1P) for the first 30 of 90 epochs, one peer for the rest. Here: the task and the recipe of
-    Table 1's section, on {data}, over {hybrid} nodes, {seeds} seed(s). The hybrids change after a
-    third of the run as well.
-    """,
     find_numbers=find_numbers,
     list_runs=partial(list_runs, table="table3"),
     find=partial(
@@ -572,18 +548,8 @@ TABLE3_SECTION = Section(
         caption="Accuracy with more peers and of the hybrids",
     ),
 )
-TABLE4_SECTION = Section(
+TABLE4_SECTION = read_section(
     name="sgp19-table4",
-    title="Messages that are a step late: overlap SGP",
-    source="SGP-19, Table 4",
-    text="""
-    The paper compares SGP whose messages arrive a step late, hidden behind the computation
-    (1-OSGP), with the same without the push-sum weight (biased), SGP, D-PSGD, AD-PSGD and AllReduce
-    over 16 nodes. Here: the task and the recipe of Table 1's section, on {data}, over {overlap}
-    nodes, {seeds} seed(s). AD-PSGD is simulated, with gradients that are 0.1 steps old on average;
-    Table 1's section shows how old the real one's are. The hours are the paper's; times are another
-    section's.
-    """,
     find_numbers=find_numbers,
     list_runs=partial(list_runs, table="table4"),
     find=partial(
@@ -593,17 +559,8 @@ TABLE4_SECTION = Section(
         caption="Accuracy with and without overlap",
     ),
 )
-TABLE5_SECTION = Section(
+TABLE5_SECTION = read_section(
     name="sgp19-table5",
-    title="Three times the epochs in the time of AllReduce",
-    source="SGP-19, Table 5",
-    text="""
-    The paper trains SGP, AD-PSGD and 1-OSGP over 32 nodes for 270 epochs, which over 10 Gbit/s
-    Ethernet takes less than AllReduce's 90. Here: the task and the recipe of Table 1's section, on
-    {data}, over {budget} nodes, {seeds} seed(s), for AllReduce; 3 times as many steps, the schedule
-    stretched, {few_seeds} seed(s), for the others. AD-PSGD is simulated, with gradients that are
-    0.1 steps old on average. Times are another section's.
-    """,
     find_numbers=find_numbers,
     list_runs=partial(list_runs, table="table5"),
     find=partial(

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from functools import partial
 
-from experiments.presets.sgp19 import BLEU, SGP_19
+from experiments.presets.sgp19 import BLEU
 from experiments.report.drawing import draw_curves, read_curves
 from experiments.report.section import (
     Claim,
@@ -15,9 +15,9 @@ from experiments.report.section import (
     Results,
     Sample,
     Scale,
-    Section,
     Table,
     read_sample,
+    read_section,
 )
 from experiments.report.sections.images import list_seeds
 from experiments.runner import Result, Run
@@ -111,21 +111,8 @@ def find_diloco(scale: Scale, results: Results) -> Findings:
     return Findings(claims, [table], [figure])
 
 
-DILOCO_SECTION = Section(
+DILOCO_SECTION = read_section(
     name="diloco",
-    title="A language model whose workers average rarely",
-    source='DiLoCo: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language '
-    'Models", 2023, arXiv:2311.08105, Table 2; Streaming DiLoCo: Douillard et al., 2025, '
-    "arXiv:2501.18512",
-    text="""
-    The paper trains a Transformer on C4 over 8 workers that average every 500 steps, and compares
-    with one worker and with a batch 8 times larger at the same number of steps. Here: a Transformer
-    of 0.9 million parameters from random parameters on the reference manual of Python, 4 workers of
-    {batch} sequences of 64 tokens, {epochs} epoch(s), AdamW at 1e-3 with a cosine, H = 10, the
-    papers' outer rates (0.7; streaming 0.4) and momentum 0.9; nothing is tuned. There is one seed,
-    whose standard deviation is taken as 0.02 nats. The traffic is counted from the settings, not
-    measured. The quick scale has no larger batch and no streaming.
-    """,
     find_numbers=lambda scale: (
         {"batch": 4, "epochs": 1} if scale.is_quick else {"batch": 2, "epochs": 2}
     ),
@@ -263,18 +250,8 @@ def subtract(
     return {f"rates {rates[SGP]} and {rates[ALL_REDUCE]}:": difference}
 
 
-TRANSLATION_SECTION = Section(
+TRANSLATION_SECTION = read_section(
     name="translation",
-    title="Adam-SGP on translation",
-    source=f"SGP-19, section 6.2: {SGP_19.reference}",
-    text="""
-    The paper trains a Transformer on WMT'16 English-German over 8 nodes with Adam, and compares SGP
-    and AllReduce in BLEU after the same number of updates and after the same time. Here: a
-    Transformer of 0.9 million parameters without its embedding on 4 nodes of 240 tokens, package
-    descriptions and messages of a game of at most 20 tokens, one epoch (387 updates), Adam with a
-    cosine at {rates}, one seed, whose standard deviation is taken as 0.02 nats and 0.3 BLEU. The
-    better rate of each method is that of the lower validation loss. Time is not measured here.
-    """,
     find_numbers=lambda scale: {"rates": RATES[0] if scale.is_quick else " and ".join(RATES)},
     list_runs=list_translation_runs,
     find=find_translation,

@@ -30,10 +30,10 @@ from experiments.report.section import (
     Findings,
     Results,
     Scale,
-    Section,
     Table,
     compare,
     exact,
+    read_section,
     tabulate,
 )
 from experiments.results import Record
@@ -154,19 +154,8 @@ def draw_errors(lines: Sequence[Record], figure: MatplotlibFigure) -> None:
     figure.legend(loc="outside right upper", fontsize="small")
 
 
-AVERAGING_SECTION = Section(
+AVERAGING_SECTION = read_section(
     name="averaging",
-    title="How fast topologies average",
-    source="SGP-18, appendix A; RAND-20, equations 6 and 12",
-    text="""
-    SGP-18 compares four ways to choose one peer in each round, by the factor that bounds the
-    squared averaging error of 5 rounds over 32 nodes; RAND-20 gives the second eigenvalue of a ring
-    and a bound for rings in random order. Here: the same from the schedules of the library, as
-    dense matrices in float64 without any exchange, over 32 nodes and rings of 8 to 64; random
-    schedules over 400 seeds. This is mathematics, so that agreement means that the schedules are
-    those of the papers. The paper's figures are rounded to one digit, so that a figure within 0.05
-    of it, with a one-sided 90 % bound, agrees.
-    """,
     list_runs=lambda _: [
         Run(AVERAGING, "averaging", ("--rounds", "15", "--seeds", f"{AVERAGING_SEEDS}"))
     ],
@@ -392,21 +381,8 @@ def find_rates_numbers(scale: Scale) -> dict[str, object]:
     }
 
 
-RATES_SECTION = Section(
+RATES_SECTION = read_section(
     name="rates",
-    title="Rates: the gradient over steps and nodes",
-    source="SGP-19, theorems 1 and 2; DPSGD-17, theorem 3",
-    text="""
-    Theorem 1 bounds the mean of E||grad f||^2 at the average model over K steps by a multiple of
-    1/sqrt(nK), with the learning rate sqrt(n/K); theorem 2 bounds the mean squared distance of the
-    nodes' models to their average by O(1/K + 1/K^1.5). Here: both are measured on a smooth problem
-    in 8 dimensions that is not convex, with a known optimum and other data on each node, over
-    {nodes} simulated nodes, {fewest:,} to {most:,} steps, 8 seeds. A statement on a slope holds if
-    the limits of 95 % of the bootstrap over the seeds are within the bound that it names. Slopes
-    are fitted where K >= n^3, where the disagreement of the nodes matters little; the theorem's own
-    condition on K, eq. 3, needs {needed:.1e} steps over the fewest nodes, even with its constants
-    C = 1 and q = 0.
-    """,
     find_numbers=find_rates_numbers,
     list_runs=list_rates_runs,
     find=find_rates,

@@ -16,9 +16,9 @@ from experiments.report.section import (
     Findings,
     Results,
     Scale,
-    Section,
     Table,
     exact,
+    read_section,
     tabulate,
 )
 from experiments.results import Record
@@ -234,18 +234,8 @@ def claim_order(name: str, result: Result) -> list[Claim]:
     return claims
 
 
-STEP_SECTION = Section(
+STEP_SECTION = read_section(
     name="step-time",
-    title="Time per iteration on throttled links, measured and modelled",
-    source="SGP-18, Table 2; SGP-19, Table 4",
-    text="""
-    The paper times iterations of ResNet-50 on servers that Ethernet of 10 Gbit/s joins. Here
-    {sizes}. Each is in a network namespace on a link that tc limits; that needs the full grid,
-    root, ip and tc. Without them they are on the loopback, where nothing is said about networks. In
-    each of {iterations} rounds every algorithm makes an iteration, so that noise affects all alike.
-    The cost model gets the computation, the goodput of plain TCP streams and the processor time of
-    the exchange from the same run, and adds what each algorithm sends, to whom, and what overlaps.
-    """,
     find_numbers=lambda scale: {
         "iterations": 10 if scale.is_quick else 20,
         "sizes": "2 processes train an MLP of 4 MB whose batch makes an iteration without exchange "
@@ -394,17 +384,8 @@ def claim_peers(runs: Sequence[Record], nodes: int) -> list[Claim]:
     ]
 
 
-STRAGGLER_SECTION = Section(
+STRAGGLER_SECTION = read_section(
     name="stragglers",
-    title="Slow nodes: who waits for whom, measured and simulated",
-    source="SGP-18, section 5.1 (asynchronous SGP is left to the future there)",
-    text="""
-    The papers argue that gossip waits for fewer nodes than AllReduce, and that asynchronous methods
-    wait for none, without figures for slow nodes. Here {nodes} real processes train softmax
-    regression, in lockstep or asynchronously; their computation is a sleep of {seconds} s times a
-    factor ({slowness}: a number is the factor of one node, others are drawn for every step of every
-    node). A simulation of events with the same factors is set beside them.
-    """,
     find_numbers=lambda scale: (
         {"nodes": "2", "seconds": "0.1", "slowness": "4x"}
         if scale.is_quick
@@ -582,17 +563,8 @@ def draw_seconds(
     right.legend()
 
 
-DPSGD17_SECTION = Section(
+DPSGD17_SECTION = read_section(
     name="dpsgd17",
-    title="D-PSGD on networks of low bandwidth and high latency",
-    source="DPSGD-17, Figure 2 (c, d)",
-    text="""
-    The paper trains ResNet-20 on 7 GPUs, each a node, limits bandwidth and latency by tc, and
-    compares a parameter server, AllReduce and D-PSGD on the ring; it has curves, no table. Here 7
-    processes on links that tc limits train an MLP of as many bytes as ResNet-20 (1.08 MB), 0.3 s of
-    computation per iteration. That needs the full grid, root, ip and tc; without them bandwidth is
-    not judged. Latency is always modelled.
-    """,
     list_runs=list_bandwidth_runs,
     find=find_bandwidths,
 )
