@@ -1,7 +1,7 @@
 """Measured and modelled times: throttled links, slow nodes, and DPSGD-17's Figure 2."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -57,11 +57,7 @@ class TimedRow(NamedTuple):
 
 
 def claim_near(statement: str, rows: Sequence[TimedRow], bound: float, if_not: str) -> Claim:
-    """Returns the claim that all modelled figures are within a bound of the measured ones.
-
-    >>> claim_near("close", [TimedRow("1gbit", "sgp", 1.0, 1.05)], 0.1, "").ours
-    '1gbit sgp +5.0%'
-    """
+    """Returns the claim that all modelled figures are within a bound of the measured ones."""
     return Claim(
         statement,
         f"within {bound:.0%}: the aim of this project" if bound < math.inf else "not judged",
@@ -142,34 +138,23 @@ STEP_COLUMNS = {  # of the table -> field, format
 }
 
 
-def make_network_run(
-    name: str,
-    bandwidths: tuple[str, ...],
-    rows: tuple[str, ...],
-    hosts: int,
-    megabytes: float,
-    seconds: float,
-    iterations: int,
-) -> Run:
+def make_network_run(name: str, rows: Iterable[str], options: str) -> Run:
     """Returns a call of the measurement of links."""
-    limit = ("--bandwidth", *bandwidths) if bandwidths else ()
-    arguments = (
-        *("wire", *limit, "--hosts", f"{hosts}", "--megabytes", f"{megabytes}"),
-        *("--compute-seconds", f"{seconds}", "--iterations", f"{iterations}"),
-        *("--wire", "float32", "--algorithm", *rows),
-    )
+    arguments = ("wire", *options.split(), "--wire", "float32", "--algorithm", *rows)
     return Run(name, "speed", arguments, is_alone=True)
 
 
 def list_step_runs(scale: Scale) -> list[Run]:
     """Two links of four hosts; without root, or when quick, the loopback."""
     if scale.is_quick:
-        return [make_network_run(LOOPBACK, (), (ALL_REDUCE, "sgp", "1-osgp"), 2, 4, 0.05, 10)]
+        sizes = "--hosts 2 --megabytes 4 --compute-seconds 0.05 --iterations 10"
+        return [make_network_run(LOOPBACK, (ALL_REDUCE, "sgp", "1-osgp"), sizes)]
+    sizes = "--hosts 4 --megabytes 20 --compute-seconds 0.3 --iterations 20"
     if not can_limit_links():
-        return [make_network_run(LOOPBACK, (), FAST_ROWS, 4, 20, 0.3, 20)]
+        return [make_network_run(LOOPBACK, FAST_ROWS, sizes)]
     return [
-        make_network_run(FAST, ("1gbit",), FAST_ROWS, 4, 20, 0.3, 20),
-        make_network_run(SLOW, ("200mbit",), SLOW_ROWS, 4, 20, 0.3, 20),
+        make_network_run(FAST, FAST_ROWS, f"--bandwidth 1gbit {sizes}"),
+        make_network_run(SLOW, SLOW_ROWS, f"--bandwidth 200mbit {sizes}"),
     ]
 
 
@@ -200,8 +185,15 @@ def find_step_times(scale: Scale, results: Results) -> Findings:
                 "other; the model knows by how much in the mean only.",
             )
         )
-        if name != LOOPBACK:
-            claims += claim_order(name, result)
+        if name == LOOPBACK:
+            continue
+        seconds = {run["algorithm"]: run["seconds"] for run in result.runs}
+        for less, more, statement, paper in ORDER:
+            rows_of_pair = {}
+            if less in seconds and more in seconds:
+                rows_of_pair[f"{less} less {more}, s"] = exact(seconds[less] - seconds[more])
+            title = f"At {LINKS[name]} {statement}"
+            claims.append(Claim(title, paper, rows_of_pair, at_most=0.0, spec="+.3f"))
     table = tabulate(
         "Seconds per iteration",
         STEP_COLUMNS,
@@ -219,19 +211,6 @@ def find_step_times(scale: Scale, results: Results) -> Findings:
         partial(draw_bars, rows, "seconds per iteration", STEP_BOUND, "modelled"),
     )
     return Findings(claims, [table], [figure] if rows else [])
-
-
-def claim_order(name: str, result: Result) -> list[Claim]:
-    """Returns the claims that gossip takes less time than AllReduce, and overlap still less."""
-    seconds = {run["algorithm"]: run["seconds"] for run in result.runs}
-    claims = []
-    for less, more, statement, paper in ORDER:
-        rows = {}
-        if less in seconds and more in seconds:
-            rows[f"{less} less {more}, s"] = exact(seconds[less] - seconds[more])
-        title = f"At {LINKS[name]} {statement}"
-        claims.append(Claim(title, paper, rows, at_most=0.0, spec="+.3f"))
-    return claims
 
 
 STEP_SECTION = read_section(
@@ -273,20 +252,23 @@ STRAGGLER_COLUMNS = {  # of the table -> field, format
 
 def list_straggler_runs(scale: Scale) -> list[Run]:
     """Four nodes with all kinds of slowness, and eight with three; when quick, two nodes."""
-    all_rows = (LOCKSTEP, *GOSSIP, ASYNCHRONOUS, "async-adpsgd")
-    two_rows = (LOCKSTEP, ASYNCHRONOUS)
-    measurements: tuple[tuple[int, tuple[str, ...], tuple[str, ...], int, float], ...] = (
-        (4, SLOWNESS, all_rows, 20, 0.15),
-        (8, ("none", "4x", "random"), two_rows, 15, 0.4),
-    )
+    few = f"{LOCKSTEP} {ASYNCHRONOUS}"
+    calls = {
+        4: f"--steps 20 --compute-seconds 0.15 --slowness {' '.join(SLOWNESS)} "
+        f"--algorithm {LOCKSTEP} {' '.join(GOSSIP)} {ASYNCHRONOUS} async-adpsgd",
+        8: f"--steps 15 --compute-seconds 0.4 --slowness none 4x random --algorithm {few}",
+    }
     if scale.is_quick:
-        measurements = ((2, ("none", "4x"), two_rows, 10, 0.1),)
-    runs = []
-    for nodes, slowness, algorithms, steps, seconds in measurements:
-        sizes = ("--nodes", f"{nodes}", "--steps", f"{steps}", "--compute-seconds", f"{seconds}")
-        arguments = ("stragglers", *sizes, "--slowness", *slowness, "--algorithm", *algorithms)
-        runs.append(Run(f"stragglers-{nodes}", "speed", arguments, is_alone=True))
-    return runs
+        calls = {2: f"--steps 10 --compute-seconds 0.1 --slowness none 4x --algorithm {few}"}
+    return [
+        Run(
+            f"stragglers-{nodes}",
+            "speed",
+            ("stragglers", "--nodes", f"{nodes}", *options.split()),
+            is_alone=True,
+        )
+        for nodes, options in calls.items()
+    ]
 
 
 def find_stragglers(scale: Scale, results: Results) -> Findings:
@@ -343,21 +325,19 @@ def find_stragglers(scale: Scale, results: Results) -> Findings:
     return Findings(claims, [table], [figure] if rows else [])
 
 
-def claim_losses(runs: Sequence[Record], nodes: int, margin: float) -> list[Claim]:
-    """Returns the claims on one node that is four times slower, in lockstep and without it."""
+def claim_losses(runs: Sequence[Record], nodes: int, margin: float) -> Iterator[Claim]:
+    """Yields the claims on one node that is four times slower, in lockstep and without it."""
     found = {run["algorithm"]: run for run in runs if run["slowness"] == "4x"}
-    claims = []
     for name, text in LOSSES.items():
         statement = f"If one of {nodes} nodes is 4 times slower, {text}, ± {100 * margin:g} points."
         run = found.get(name)
         if run is None or run["ratio_to_none"] is None:
-            claims.append(Claim(statement, "-", {}))
+            yield Claim(statement, "-", {})
             continue
         ideal = run["ideal_ratio_to_none"]
         rows = {"": exact(run["ratio_to_none"])}
         published = f"{ideal:.1%}, by arithmetic"
-        claims.append(Claim(statement, published, rows, ideal - margin, ideal + margin, ".1%"))
-    return claims
+        yield Claim(statement, published, rows, ideal - margin, ideal + margin, ".1%")
 
 
 def claim_peers(runs: Sequence[Record], nodes: int) -> list[Claim]:
@@ -417,8 +397,9 @@ def list_bandwidth_runs(scale: Scale) -> list[Run]:
     """Seven hosts on links of three bandwidths; nothing without root, or when quick."""
     if scale.is_quick or not can_limit_links():
         return []
-    sizes = (NODES, MEGABYTES, COMPUTE_SECONDS, 10)
-    return [make_network_run(BANDWIDTH_RUN, tuple(BANDWIDTHS), tuple(TITLES), *sizes)]
+    options = f"""--bandwidth {" ".join(BANDWIDTHS)} --hosts {NODES} --megabytes {MEGABYTES}
+    --compute-seconds {COMPUTE_SECONDS} --iterations 10"""
+    return [make_network_run(BANDWIDTH_RUN, TITLES, options)]
 
 
 def find_bandwidths(scale: Scale, results: Results) -> Findings:
@@ -442,50 +423,48 @@ def find_bandwidths(scale: Scale, results: Results) -> Findings:
             spread,
             at_most=1.5,
             spec=".2f",
-        ),
-        Claim(
-            "At 20 Mbit/s D-PSGD is at least 3 times as fast as the parameter server, whose "
-            "busiest node sends and receives 6 models, D-PSGD's 2.",
-            "up to an order of magnitude",
-            divide(slow, slow, {"times": (SERVER, DPSGD)}),
-            at_least=FASTER,
-            spec=".2f",
-        ),
-        Claim(
-            "At a latency of 250 ms D-PSGD is at least 3 times as fast as AllReduce, whose ring "
-            "needs 12 messages one after another, D-PSGD 2.",
-            "up to an order of magnitude",
-            divide(far, far, {"times": (ALL_REDUCE, DPSGD)}),
-            at_least=FASTER,
-            spec=".2f",
-            is_modelled=True,
-        ),
+        )
     ]
+    times = {"times": (SERVER, DPSGD)}, {"times": (ALL_REDUCE, DPSGD)}
     both = {TITLES[name]: (name, name) for name in (ALL_REDUCE, SERVER)}
+    slower = "both centralized versions, AllReduce and the parameter server, take at least 2 times "
     claims += [
         Claim(
-            f"{where} both centralized versions, AllReduce and the parameter server, take at least "
-            "2 times as long.",
-            "both slow down significantly",
-            divide(worse, better, both),
-            at_least=SLOWER,
+            statement,
+            "both slow down significantly" if pairs is both else "up to an order of magnitude",
+            divide(above, below, pairs),
+            at_least=SLOWER if pairs is both else FASTER,
             spec=".2f",
-            is_modelled=is_modelled,
+            is_modelled=above is far,
         )
-        for where, worse, better, is_modelled in (
-            ("From 1 Gbit/s to 20 Mbit/s", slow, fast, False),
-            ("From 0.1 to 250 ms of latency", far, near, True),
+        for statement, above, below, pairs in (
+            (
+                "At 20 Mbit/s D-PSGD is at least 3 times as fast as the parameter server, whose "
+                "busiest node sends and receives 6 models, D-PSGD's 2.",
+                *(slow, slow, times[0]),
+            ),
+            (
+                "At a latency of 250 ms D-PSGD is at least 3 times as fast as AllReduce, whose "
+                "ring needs 12 messages one after another, D-PSGD 2.",
+                *(far, far, times[1]),
+            ),
+            (f"From 1 Gbit/s to 20 Mbit/s {slower}as long.", slow, fast, both),
+            (f"From 0.1 to 250 ms of latency {slower}as long.", far, near, both),
         )
     ]
     columns = [f"{title} (s)" for title in TITLES.values()]
+    rows = []
+    for bandwidth, seconds in measured.items():
+        cells = [bandwidth]
+        for name, modelled_seconds in predict(BANDWIDTHS[bandwidth] / 8, 0.0).items():
+            text = f"{seconds[name]:.3f}" if name in seconds else GAPS[result.status]
+            cells.append(f"{text} ({modelled_seconds:.3f})")
+        rows.append(cells)
     tables = [
         Table(
             "Seconds per iteration over bandwidth: measured (modelled)",
             ("bandwidth", *columns),
-            [
-                list_bandwidth_cells(bandwidth, seconds, GAPS[result.status])
-                for bandwidth, seconds in measured.items()
-            ],
+            rows,
             "Modelled from nominal figures: 0.3 s of computation, 1.08 MB, and the bandwidth of "
             "tc.",
         ),
@@ -499,16 +478,7 @@ def find_bandwidths(scale: Scale, results: Results) -> Findings:
 
 
 def predict(bandwidth: float, latency: float) -> dict[str, float]:
-    """Returns modelled seconds per iteration of the three algorithms.
-
-    Args:
-      bandwidth: bytes/s of every link.
-      latency: seconds of every message.
-
-    >>> seconds = predict(125e6, 0.1)
-    >>> seconds["allreduce"] > seconds["dpsgd@ring"]
-    True
-    """
+    """Returns modelled seconds per iteration with links of bytes/s, and seconds per message."""
     network = cost_model.Network(bandwidth, latency)
     workload = cost_model.Workload(MEGABYTES * 1e6 / 4, COMPUTE_SECONDS)
     methods = {
@@ -529,14 +499,6 @@ def divide(
     if len(above) < len(TITLES) or len(below) < len(TITLES):
         return {}
     return {title: exact(above[first] / below[second]) for title, (first, second) in pairs.items()}
-
-
-def list_bandwidth_cells(bandwidth: str, measured: Seconds, gap: str) -> list[str]:
-    """Returns a row of the table: measured and, in brackets, modelled seconds."""
-    cells = [bandwidth]
-    for name, modelled in predict(BANDWIDTHS[bandwidth] / 8, 0.0).items():
-        cells.append(f"{f'{measured[name]:.3f}' if name in measured else gap} ({modelled:.3f})")
-    return cells
 
 
 def draw_seconds(
