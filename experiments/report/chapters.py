@@ -12,7 +12,7 @@ from experiments import results as result_files
 from experiments.report.drawing import Drawing, draw_figures
 from experiments.report.section import Findings, Results, Scale, Section, judge
 from experiments.results import LIST, Record, parse_object, read_text
-from experiments.runner import Result, Run, Status, find_commit, find_machine
+from experiments.runner import Result, Run, find_commit, find_machine
 
 MISSING = Result(status="missing")
 RUNS = "runs"
@@ -59,10 +59,6 @@ class Chapter:
         failed = [claim for claim in self.findings.claims if judge(claim) is False]
         return " ".join(dict.fromkeys(claim.if_not for claim in failed if claim.if_not))
 
-    def list_names(self, status: Status) -> list[str]:
-        """Returns the names of the runs that ended so."""
-        return [run.name for run in self.runs if self.results[run.name].status == status]
-
 
 def find_needs(section: Section, scale: Scale) -> tuple[str, ...]:
     """Returns the options without which a section has nothing to find."""
@@ -96,13 +92,6 @@ def make_chapter(
     """Lets a section find what its runs say, and draws its figures.
 
     An error of the section is a bug, which is shown: the other sections are made all the same.
-
-    Args:
-      section: what it is.
-      runs: those that it asked for.
-      results: of all runs that have ended, by name.
-      scale: of the report.
-      folder: receives the figures.
     """
     ended = {run.name: results.get(run.name, MISSING) for run in runs}
     needs = find_needs(section, scale)
@@ -127,12 +116,7 @@ def find_origin(
 ) -> Record:
     """Returns how a report was made: command, versions, machine, data sets, time.
 
-    Args:
-      command: that made it, as on the command line.
-      scale: of the report.
-      results: of its runs, by name.
-      wall_seconds: of this call.
-      taken: names of the runs that are of other reports.
+    `taken` are the runs that are of other reports, and `wall_seconds` those of this call.
     """
     versions = [f"Python {platform.python_version()}"]
     versions += [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES]
@@ -154,10 +138,6 @@ def find_origin(
 
 def count_origins(texts: Iterable[str], current: str) -> str:
     """Returns what runs were made by, with their numbers where that is not what it is now.
-
-    Args:
-      texts: one for each run; "" if it is not known.
-      current: that of this call.
 
     >>> count_origins(["b", "b"], "b"), count_origins(["a", "a", "b"], "b"), count_origins([], "")
     ('b', 'b; runs: a (2), b (1)', '')
@@ -183,47 +163,45 @@ def write_summary(
     out: Path, options: Record, origin: Record, results: Results, chapters: Sequence[Chapter]
 ) -> None:
     """Writes `summary.json`: `runs` with how each ended, `sections` with what each has found."""
-    runs = {run.name: run for chapter in chapters for run in chapter.runs}
-    records = [make_run_record(run, results.get(run.name, MISSING)) for run in runs.values()]
-    sections = [make_section_record(chapter) for chapter in chapters]
+    records = []
+    for run in {run.name: run for chapter in chapters for run in chapter.runs}.values():
+        result = results.get(run.name, MISSING)
+        records.append(
+            {
+                "run": run.name,
+                "command": run.command,
+                "is_alone": run.is_alone,
+                "status": result.status,
+                "error": result.error,
+                "seconds": result.seconds,
+                "folder": f"{RUNS}/{run.name}",
+            }
+        )
+    sections = []
+    for chapter in chapters:
+        findings = chapter.findings or Findings([])
+        claims = [
+            {
+                "statement": claim.statement,
+                "paper": claim.paper,
+                "ours": claim.ours,
+                "holds": judge(claim),
+                "is_modelled": claim.is_modelled,
+            }
+            for claim in findings.claims
+        ]
+        sections.append(
+            {
+                "section": chapter.section.name,
+                "title": chapter.section.title,
+                "source": chapter.section.source,
+                "verdict": chapter.verdict,
+                "sentence": chapter.sentence,
+                "claims": claims,
+                "tables": [table._asdict() for table in findings.tables],
+                "figures": [f"figures/{drawing.png.name}" for drawing in chapter.drawings],
+                "runs": [run.name for run in chapter.runs],
+                "error": chapter.error,
+            }
+        )
     result_files.write_summary(out, options, origin, records, sections=sections)
-
-
-def make_run_record(run: Run, result: Result) -> Record:
-    """Returns the entry of a run."""
-    return {
-        "run": run.name,
-        "command": run.command,
-        "is_alone": run.is_alone,
-        "status": result.status,
-        "error": result.error,
-        "seconds": result.seconds,
-        "folder": f"{RUNS}/{run.name}",
-    }
-
-
-def make_section_record(chapter: Chapter) -> Record:
-    """Returns the entry of a section."""
-    findings = chapter.findings or Findings([])
-    claims = [
-        {
-            "statement": claim.statement,
-            "paper": claim.paper,
-            "ours": claim.ours,
-            "holds": judge(claim),
-            "is_modelled": claim.is_modelled,
-        }
-        for claim in findings.claims
-    ]
-    return {
-        "section": chapter.section.name,
-        "title": chapter.section.title,
-        "source": chapter.section.source,
-        "verdict": chapter.verdict,
-        "sentence": chapter.sentence,
-        "claims": claims,
-        "tables": [table._asdict() for table in findings.tables],
-        "figures": [f"figures/{drawing.png.name}" for drawing in chapter.drawings],
-        "runs": [run.name for run in chapter.runs],
-        "error": chapter.error,
-    }

@@ -160,13 +160,8 @@ def draw_curves(
 ) -> None:
     """Draws metrics over steps: a colour for each method, a line for each seed.
 
-    A point of less than half as many steps as most is left out: a mean over a step or two is noise.
-
-    Args:
-      panels: title -> title of a method -> a curve for each seed.
-      y_label: the metric, with its unit.
-      scale: of the vertical axes, `linear` or `log`.
-      figure: is drawn into.
+    Panels are title -> method -> a curve for each seed. A point of less than half as many steps as
+    most is left out: a mean over a step or two is noise.
     """
     figure.set_size_inches(max(7.0, 3.2 * len(panels)), 3.8)
     row = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]

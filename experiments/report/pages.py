@@ -33,40 +33,30 @@ VERDICTS = ("agrees", "agrees in part", "disagrees", "not judged", "left out", "
 
 
 def format_markdown(chapters: Sequence[Chapter], origin: Record, suffix: str = "png") -> str:
-    """Returns the report as Markdown.
-
-    Args:
-      chapters: the sections.
-      origin: how it was made.
-      suffix: of the files of figures, `png` or `svg`.
-    """
+    """Returns the report as Markdown; figures are files of that suffix, `png` or `svg`."""
     rows = []
     for chapter in chapters:
         title = chapter.section.title
         link = f"[{escape(title)}](#{make_anchor(title)})"
         rows.append((link, chapter.section.place, chapter.verdict))
-    blocks = [
-        f"# {TITLE}",
-        LEAD,
-        f"**{count_verdicts(chapters)}.**",
-        format_table(("section", "source", "verdict"), rows),
-        "## How this was made",
-        "\n".join(f"- {title}: {text}" for title, text in list_facts(origin).items() if text),
-    ]
-    for chapter in chapters:
-        blocks += format_chapter(chapter, suffix)
-    return "\n\n".join(blocks) + "\n"
-
-
-def list_facts(origin: Record) -> dict[str, str]:
-    """Returns title -> text of how a report was made."""
-    return {
+    facts = {
         "command": f"`{origin['command']}`",
         **{name: origin[name] for name in ("scale", "code", "versions", "machine", "data")},
         "time": f"{format_seconds(origin['seconds'])} of runs, one after the other; "
         f"{format_seconds(origin['wall_seconds'])} in this call",
         "taken from other reports": f"{len(origin['taken'])} runs" if origin["taken"] else "",
     }
+    blocks = [
+        f"# {TITLE}",
+        LEAD,
+        f"**{count_verdicts(chapters)}.**",
+        format_table(("section", "source", "verdict"), rows),
+        "## How this was made",
+        "\n".join(f"- {title}: {text}" for title, text in facts.items() if text),
+    ]
+    for chapter in chapters:
+        blocks += format_chapter(chapter, suffix)
+    return "\n\n".join(blocks) + "\n"
 
 
 def count_verdicts(chapters: Sequence[Chapter]) -> str:
@@ -91,19 +81,17 @@ def format_chapter(chapter: Chapter, suffix: str) -> Iterator[str]:
     if chapter.error:
         yield f"**A bug of this section:** `{chapter.error}`"
     if chapter.findings is not None:
-        if chapter.findings.claims:
-            yield format_table(
-                ("claim", "paper", "ours", "holds"),
-                [
-                    (
-                        claim.statement,
-                        claim.paper,
-                        f"{claim.ours}{' *(modelled)*' if claim.is_modelled else ''}",
-                        HOLDS[judge(claim)],
-                    )
-                    for claim in chapter.findings.claims
-                ],
+        claims = [
+            (
+                claim.statement,
+                claim.paper,
+                f"{claim.ours}{' *(modelled)*' if claim.is_modelled else ''}",
+                HOLDS[judge(claim)],
             )
+            for claim in chapter.findings.claims
+        ]
+        if claims:
+            yield format_table(("claim", "paper", "ours", "holds"), claims)
         for table in chapter.findings.tables:
             yield f"**{escape(table.title)}**"
             yield format_table(table.columns, table.rows)
@@ -127,13 +115,14 @@ def format_runs(chapter: Chapter) -> Iterator[str]:
         time = f", {format_seconds(result.seconds)}" if result.seconds else ""
         lines.append(f"# {run.name}: {result.status}{time}\n{run.command}")
     yield f"```{COMMANDS}\n" + "\n".join(lines) + "\n```"
-    missing = [f"`{name}`" for name in chapter.list_names("missing")]
+    ended = chapter.results.items()
+    missing = [f"`{name}`" for name, result in ended if result.status == "missing"]
     if missing:
         yield f"Not begun, or interrupted: {', '.join(missing)}."
-    for name in (*chapter.list_names("failed"), *chapter.list_names("diverged")):
-        result = chapter.results[name]
-        yield f"Run `{name}` {'has diverged' if result.status == 'diverged' else 'has failed'}."
-        yield f"```text\n{result.error}\n```"
+    for name, result in ended:
+        if result.status in ("failed", "diverged"):
+            yield f"Run `{name}` has {result.status}."
+            yield f"```text\n{result.error}\n```"
 
 
 def make_anchor(title: str) -> str:
@@ -226,12 +215,7 @@ class Renderer(RendererHTML):
 
 
 def format_html(markdown: str, folder: Path) -> str:
-    """Returns a report as a page.
-
-    Args:
-      markdown: of it.
-      folder: in which the SVG files are found by their paths in the text.
-    """
+    """Returns a report as a page; its SVG files are found in the folder."""
     parser = MarkdownIt("commonmark", {"html": False}, renderer_cls=Renderer).enable("table")
     tokens = parser.parse(markdown)
     for token, following in itertools.pairwise(tokens):

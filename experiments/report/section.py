@@ -10,7 +10,7 @@ import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from matplotlib.figure import Figure as MatplotlibFigure
 from scipy import stats
@@ -90,11 +90,9 @@ def exact(value: float) -> Estimate:
 
 
 def compare(first: Sequence[float], second: Sequence[float], single_spread: float) -> Estimate:
-    """Returns the difference of two means, with the limits of Welch's test.
+    """Returns the difference of two means over seeds, with the limits of Welch's test.
 
-    Args:
-      first, second: a value for each seed.
-      single_spread: standard deviation of a seed, taken where a sample has only one.
+    Where a sample has one seed, its standard deviation is taken as `single_spread`.
 
     >>> f"{compare([90.0, 90.2, 90.1], [89.0, 89.2, 89.4], 0.5):.2f}"
     '0.90 ± 0.21'
@@ -246,17 +244,9 @@ def tabulate(
     gap: str,
     note: str = "",
 ) -> Table:
-    """Returns a table of records, with a row of gaps in the place of none.
+    """Returns a table of records, a row each; without any, a row of gaps.
 
-    Args:
-      title: of the table.
-      columns: title -> field, and the format of its numbers; None is shown as `-`.
-      records: a row each.
-      gap: what stands in the place of a figure without records.
-      note: below the table.
-
-    >>> tabulate("", {"s": ("seconds", ".1f")}, [{"seconds": 0.25}, {"seconds": None}], "-").rows
-    [['0.2'], ['-']]
+    Columns are title -> field, and the format of its numbers; None is shown as `-`.
     """
     rows = [
         [
@@ -334,23 +324,9 @@ class Section:
         return " ".join(self.text.format_map(self.find_numbers(scale)).split())
 
 
-def read_section(
-    name: str,
-    list_runs: Callable[[Scale], Sequence[Run]],
-    find: Callable[[Scale, Results], Findings],
-    find_numbers: Callable[[Scale], Mapping[str, object]] = lambda _: {},
-    needs: tuple[Literal["speech", "translation"], ...] = (),
-) -> Section:
+def read_section(name: str, **fields: Any) -> Section:
     """Returns a section whose title, source and text are in `sections.md`."""
     _, _, rest = TEXTS.read_text("utf-8").partition(f"\n## {name}: ")
     title, source, *text = rest.partition("\n## ")[0].strip().split("\n\n")
-    return Section(
-        name=name,
-        title=title,
-        source=" ".join(source.split()),
-        text=" ".join(text),
-        list_runs=list_runs,
-        find=find,
-        find_numbers=find_numbers,
-        needs=needs,
-    )
+    source = " ".join(source.split())
+    return Section(name=name, title=title, source=source, text=" ".join(text), **fields)
