@@ -329,7 +329,7 @@ def test_calls_of_sgp19():
         for nodes in sizes.nodes:
             steps = sizes.count_steps(nodes, sizes.epochs)
             rate = make_lr_schedule("step", sizes.rate, steps, nodes * sizes.batch)
-            assert bool(np.less(rate(0), rate(steps // 3 - 1))) == sizes.has_warmup(nodes)
+            assert bool(np.less(rate(0), rate(steps // 3 - 1))) == (nodes * sizes.batch > 256)
 
 
 def test_the_delays_of_the_real_processes_are_shown(tmp_path):
