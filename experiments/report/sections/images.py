@@ -1,6 +1,5 @@
 """SlowMo, Table 1, and RelaySGD, Table 2: a perceptron on images over 16 nodes."""
 
-from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -61,22 +60,15 @@ def list_data(scale: Scale) -> tuple[str, ...]:
 
 
 def list_seeds(count: int) -> tuple[str, ...]:
-    """Returns the option of some seeds, from 0 on.
-
-    >>> list_seeds(2)
-    ('--seed', '0', '1')
-    """
+    """Returns the option of some seeds, from 0 on."""
     return ("--seed", *map(str, range(count)))
 
 
-def list_arguments(scale: Scale, images: Images) -> tuple[str, ...]:
-    """Returns the options of `experiments.image` but for the seeds.
-
-    All nodes are on one device, which computes a perceptron faster than a device per node does.
-    """
-    size = ("--nodes", f"{images.nodes}", "--batch-size-per-node", f"{BATCH}")
-    length = ("--log-every", "1000", "--epochs", f"{images.epochs}")
-    return (*list_data(scale), *size, "--placement", "vmap", *length)
+def list_arguments(scale: Scale, images: Images, *others: str) -> tuple[str, ...]:
+    """Returns the options of `experiments.image`; one device is faster for a perceptron."""
+    options = f"""--nodes {images.nodes} --batch-size-per-node {BATCH} --placement vmap
+    --log-every 1000 --epochs {images.epochs}"""
+    return (*list_data(scale), *options.split(), *others, *list_seeds(images.seeds))
 
 
 # SlowMo
@@ -107,18 +99,16 @@ def find_slowmo_sizes(scale: Scale) -> Images:
 
 def list_slowmo_runs(scale: Scale) -> list[Run]:
     """Four calls, two when quick: Local SGD alone."""
-    images = find_slowmo_sizes(scale)
-    seeds = list_seeds(images.seeds)
-    common = (*list_arguments(scale, images), "--learning-rate", RATE, *seeds)
-    momentum = ("--outer-momentum", f"{slowmo.SLOW_MOMENTUM['outer_momentum']}", "--outer-reset")
-    slow = ("--outer-every", f"{EVERY['sgp']}", *momentum)
-    local = (*common, "--algorithm", "local", "--outer-every", f"{EVERY['local']}")
-    runs = [
-        Run("slowmo-baselines", "image", (*common, "--algorithm", "allreduce", "sgp", "1-osgp")),
-        Run("slowmo-sgp", "image", (*common, "--algorithm", "sgp", "1-osgp", *slow)),
-        Run("slowmo-local-baseline", "image", local),
-        Run("slowmo-local", "image", (*local, *momentum)),
-    ]
+    common = list_arguments(scale, find_slowmo_sizes(scale), "--learning-rate", RATE)
+    momentum = f"--outer-momentum {slowmo.SLOW_MOMENTUM['outer_momentum']} --outer-reset"
+    local = f"--algorithm local --outer-every {EVERY['local']}"
+    calls = {
+        "slowmo-baselines": "--algorithm allreduce sgp 1-osgp",
+        "slowmo-sgp": f"--algorithm sgp 1-osgp --outer-every {EVERY['sgp']} {momentum}",
+        "slowmo-local-baseline": local,
+        "slowmo-local": f"{local} {momentum}",
+    }
+    runs = [Run(name, "image", (*common, *options.split())) for name, options in calls.items()]
     return runs[2:] if scale.is_quick else runs
 
 
@@ -214,19 +204,18 @@ def find_rate(row: str, alpha: float, optimizer: str, scale: Scale) -> float:
 def find_call(row: str, alpha: float, optimizer: str, scale: Scale) -> Run:
     """Returns the call that a row is in, without its algorithms: rows of one rate share it."""
     rate = find_rate(row, alpha, optimizer, scale)
-    chosen = ("--learning-rate", f"{rate:g}", "--dirichlet-alpha", f"{float(alpha)}")
+    chosen = f"--learning-rate {rate:g} --dirichlet-alpha {float(alpha)}"
+    kind, options = "momentum-", chosen
     if optimizer == "sgd":
-        return Run(f"relaysgd-{alpha:g}-{rate:g}", "image", ("--optimizer", "sgd", *chosen))
-    if row == "qg":
-        momentum = ("--momentum", "quasi-global")
-        return Run(f"relaysgd-{alpha:g}-quasi-global-{rate:g}", "image", (*chosen, *momentum))
-    return Run(f"relaysgd-{alpha:g}-momentum-{rate:g}", "image", chosen)
+        kind, options = "", f"--optimizer sgd {chosen}"
+    elif row == "qg":
+        kind, options = "quasi-global-", f"{chosen} --momentum quasi-global"
+    return Run(f"relaysgd-{alpha:g}-{kind}{rate:g}", "image", tuple(options.split()))
 
 
 def list_relay_runs(scale: Scale) -> list[Run]:
     """A call for each alpha and rate; when quick, the first three methods at the outer alphas."""
-    images = find_relay_sizes(scale)
-    common = (*list_arguments(scale, images), *list_seeds(images.seeds))
+    common = list_arguments(scale, find_relay_sizes(scale))
     alphas = (ALPHAS[0], ALPHAS[-1]) if scale.is_quick else ALPHAS
     cells = [(row, a, "sgd") for a in alphas for row in (PLAIN[:3] if scale.is_quick else PLAIN)]
     if not scale.is_quick:
@@ -320,7 +309,34 @@ def find_relaysgd(scale: Scale, results: Results) -> Findings:
         row: {alpha: accuracy for alpha, (_, accuracy) in relaysgd.RESULTS[row, "sgd"].items()}
         for row in PLAIN
     }
-    tables = [tabulate_plain(plain, paper, scale), tabulate_momentum(momentum)]
+    plain_rows = []
+    for row, samples in plain.items():
+        cells = []
+        rates = []
+        for alpha, sample in samples.items():
+            cells += [f"{sample:.1f}", paper[row][alpha]]
+            rates.append(f"{find_rate(row, alpha, 'sgd', scale):g}" if sample.values else "-")
+        plain_rows.append((TITLES[row], *cells, ", ".join(rates)))
+    columns = [text for alpha in ALPHAS for text in (f"alpha {alpha:g}: here, %", "paper, %")]
+    momentum_rows = []
+    for row, sample in momentum.items():
+        published = relaysgd.RESULTS.get((row, "nesterov"), {}).get(MIDDLE, (0.0, "-"))
+        momentum_rows.append((TITLES[row], f"{sample:.1f}", published[1]))
+    tables = [
+        Table(
+            "Top-1 accuracy of the average model, without momentum",
+            ("method", *columns, "rates here"),
+            plain_rows,
+            "Mean ± standard deviation over the seeds. AllReduce's data are divided evenly in the "
+            f"paper. SGP: {relaysgd.TWO_ROUNDS} D2: {relaysgd.LAZY} RelaySGD on a tree: "
+            f"{relaysgd.ONE_TREE}",
+        ),
+        Table(
+            "With momentum, Dirichlet 0.1",
+            ("method", "here, %", "RelaySGD Table 2, %"),
+            momentum_rows,
+        ),
+    ]
     axis = ("alpha of Dirichlet: even to uneven", "top-1, %", ALPHAS)
     ours = {TITLES[row]: [samples[alpha] for alpha in ALPHAS] for row, samples in plain.items()}
     theirs = {
@@ -335,41 +351,6 @@ def find_relaysgd(scale: Scale, results: Results) -> Findings:
         ),
     )
     return Findings(claims, tables, [figure])
-
-
-def tabulate_plain(
-    plain: Mapping[str, Mapping[float, Sample]],
-    paper: Mapping[str, Mapping[float, str]],
-    scale: Scale,
-) -> Table:
-    """Returns accuracies without momentum."""
-    rows = []
-    for row, samples in plain.items():
-        cells = []
-        rates = []
-        for alpha, sample in samples.items():
-            cells += [f"{sample:.1f}", paper[row][alpha]]
-            rates.append(f"{find_rate(row, alpha, 'sgd', scale):g}" if sample.values else "-")
-        rows.append((TITLES[row], *cells, ", ".join(rates)))
-    columns = [text for alpha in ALPHAS for text in (f"alpha {alpha:g}: here, %", "paper, %")]
-    return Table(
-        "Top-1 accuracy of the average model, without momentum",
-        ("method", *columns, "rates here"),
-        rows,
-        "Mean ± standard deviation over the seeds. AllReduce's data are divided evenly in the "
-        f"paper. SGP: {relaysgd.TWO_ROUNDS} D2: {relaysgd.LAZY} RelaySGD on a tree: "
-        f"{relaysgd.ONE_TREE}",
-    )
-
-
-def tabulate_momentum(momentum: Mapping[str, Sample]) -> Table:
-    """Returns accuracies with momentum."""
-    rows = []
-    for row, sample in momentum.items():
-        published = relaysgd.RESULTS.get((row, "nesterov"), {}).get(MIDDLE, (0.0, "-"))
-        rows.append((TITLES[row], f"{sample:.1f}", published[1]))
-    columns = ("method", "here, %", "RelaySGD Table 2, %")
-    return Table("With momentum, Dirichlet 0.1", columns, rows)
 
 
 RELAYSGD_SECTION = read_section(

@@ -19,7 +19,6 @@ from experiments.report.section import (
     read_sample,
     read_section,
 )
-from experiments.report.sections.images import list_seeds
 from experiments.runner import Run
 
 FEWEST = 16
@@ -80,22 +79,16 @@ def list_runs(scale: Scale) -> list[Run]:
     """A call for each batch and number of learners; none without the recordings."""
     if scale.speech is None:
         return []
-    size = ("--layers", "1", "--cells", "16", "--projection", "16", "--placement", "vmap")
-    common = ("--data-dir", f"{scale.speech}", *size, "--log-every", "1000", *list_seeds(1))
-    return [
-        Run(
-            batch.name_run(learners),
-            "speech",
-            (
-                *common,
-                *("--learning-rate", batch.rate, "--epochs", f"{batch.epochs}"),
-                *("--nodes", f"{learners}", "--batch-size-per-node", f"{batch.size // learners}"),
-                *("--algorithm", *(NAMES[title] for title in batch.titles)),
-            ),
-        )
-        for batch in list_batches(scale)
-        for learners in batch.learners
-    ]
+    runs = []
+    for batch in list_batches(scale):
+        for n in batch.learners:
+            names = " ".join(NAMES[title] for title in batch.titles)
+            options = f"""--layers 1 --cells 16 --projection 16 --placement vmap --log-every 1000
+            --seed 0 --learning-rate {batch.rate} --epochs {batch.epochs} --nodes {n}
+            --batch-size-per-node {batch.size // n} --algorithm {names}"""
+            arguments = ("--data-dir", f"{scale.speech}", *options.split())
+            runs.append(Run(batch.name_run(n), "speech", arguments))
+    return runs
 
 
 def read_accuracies(results: Results, batch: Batch) -> Accuracies:

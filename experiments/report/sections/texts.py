@@ -19,7 +19,6 @@ from experiments.report.section import (
     read_sample,
     read_section,
 )
-from experiments.report.sections.images import list_seeds
 from experiments.runner import Result, Run
 
 LOSS_SPREAD = 0.02  # nats per token, of one seed
@@ -42,19 +41,21 @@ ROWS = {  # run, algorithm, the paper's perplexity in Table 2, steps between ave
 def list_diloco_runs(scale: Scale) -> list[Run]:
     """A call for each method; when quick, DiLoCo and one worker, with fewer steps."""
     factor = 2 if scale.is_quick else 1  # a larger batch has fewer steps
-    common = ("--nodes", "4", "--vocabulary-size", "1024", "--sequence-length", "64")
-    common = (*common, "--epochs", f"{2 // factor}", "--batch-size-per-node", f"{2 * factor}")
-    common = (*common, "--learning-rate", "1e-3", "--warmup-steps", f"{40 // factor}")
-    common = (*common, "--log-every", f"{40 // factor**2}", *list_seeds(1))
-    local = (*common, "--algorithm", "local", "--outer-every", "10")
-    nesterov = (*local, "--outer-momentum", "0.9", "--outer-nesterov", "--outer-rate")
-    streams = ("--outer-fragments", "4", "--outer-delay", "2", "--outer-mix", "0.5")
-    runs = [
+    common = f"""--nodes 4 --vocabulary-size 1024 --sequence-length 64
+    --epochs {2 // factor} --batch-size-per-node {2 * factor}
+    --learning-rate 1e-3 --warmup-steps {40 // factor} --log-every {40 // factor**2} --seed 0"""
+    local = "--algorithm local --outer-every 10"
+    nesterov = f"{local} --outer-momentum 0.9 --outer-nesterov --outer-rate"
+    calls = {
         # A step of plain SGD with rate 1 from the anchor, by each node itself, changes nothing.
-        Run("diloco-alone", "language", (*local, "--outer-average", "none")),
-        Run("diloco", "language", (*nesterov, "0.7")),
-        Run("diloco-large-batch", "language", (*common, "--algorithm", "allreduce")),
-        Run("diloco-streaming", "language", (*nesterov, "0.4", *streams)),
+        "diloco-alone": f"{local} --outer-average none",
+        "diloco": f"{nesterov} 0.7",
+        "diloco-large-batch": "--algorithm allreduce",
+        "diloco-streaming": f"{nesterov} 0.4 --outer-fragments 4 --outer-delay 2 --outer-mix 0.5",
+    }
+    runs = [
+        Run(name, "language", tuple(f"{common} {options}".split()))
+        for name, options in calls.items()
     ]
     return runs[:2] if scale.is_quick else runs
 
@@ -137,15 +138,12 @@ def list_translation_runs(scale: Scale) -> list[Run]:
     """A call for each rate, of both methods; none without the pairs of sentences."""
     if scale.translation is None:
         return []
-    common = (
-        *("--data-dir", f"{scale.translation}", "--algorithm", *ALGORITHMS.values()),
-        *("--nodes", "4", "--vocabulary-size", "2000", "--bucket-lengths", "20"),
-        *("--tokens-per-batch", "240", "--dropout", "0", "--lr-schedule", "cosine"),
-        *("--warmup-steps", "100", "--beam", "1", "--eval-sentences", "1"),
-        *("--epochs", "1", "--log-every", "25", *list_seeds(1)),
-    )
+    options = """--nodes 4 --vocabulary-size 2000 --bucket-lengths 20 --tokens-per-batch 240
+    --dropout 0 --lr-schedule cosine --warmup-steps 100 --beam 1 --eval-sentences 1 --epochs 1
+    --log-every 25 --seed 0 --learning-rate"""
+    common = ("--data-dir", f"{scale.translation}", "--algorithm", *ALGORITHMS.values())
     return [
-        Run(f"translation-{rate}", "translation", (*common, "--learning-rate", rate))
+        Run(f"translation-{rate}", "translation", (*common, *options.split(), rate))
         for rate in (RATES[:1] if scale.is_quick else RATES)
     ]
 
@@ -157,7 +155,9 @@ def find_translation(scale: Scale, results: Results) -> Findings:
     scores = read_rates(results, "test_bleu_average_model", BLEU_SPREAD)
     same = dict.fromkeys(ALGORITHMS, RATES[0])
     # BLEU is compared at these rates, too: a choice by BLEU of the test set would flatter it.
-    best = choose_rates(losses)
+    best = None
+    if all(loss.values for by_rate in losses.values() for loss in by_rate.values()):
+        best = {title: min(x, key=lambda rate, x=x: x[rate].mean) for title, x in losses.items()}
     places = (
         ("2e-3", same),
         ("of two with the lower validation loss for each", best),
@@ -227,16 +227,6 @@ def read_rates(results: Results, field: str, spread: float) -> Samples:
             for rate in RATES
         }
         for title, algorithm in ALGORITHMS.items()
-    }
-
-
-def choose_rates(losses: Samples) -> dict[str, str] | None:
-    """Returns the rate of each method with the lower validation loss; None if a run is missing."""
-    if any(not loss.values for by_rate in losses.values() for loss in by_rate.values()):
-        return None
-    return {
-        title: min(by_rate, key=lambda rate: by_rate[rate].mean)
-        for title, by_rate in losses.items()
     }
 
 
