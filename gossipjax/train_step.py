@@ -185,7 +185,8 @@ class TrainStep:
     Raises:
       ValueError: if `mesh` and `nodes` contradict each other, or `overlap_in_thread` is True where
         a node has several devices; at the first step, if an optimizer stands after the gossip, or
-        before a gossip that is the optimizer itself; where `step` goes back and the state does not.
+        before a gossip that is the optimizer itself, or a node's devices have parts of a batch and
+        exchange nothing; where `step` goes back and the state does not.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> nodes = gx.Nodes(4)
@@ -230,6 +231,8 @@ class TrainStep:
         self._local_argnums = argument_numbers(local_argnums)
         self._overlap_in_thread = overlap_in_thread
         self._updates: dict[_Kind, Update] = {}
+        # Whether the gradients of a node's devices, each of its part of a batch, are averaged.
+        self._is_averaged = not self._local_argnums or (self.nodes.local_devices or 1) == 1
         self._next_step: int | None = None  # the one that follows the last
         self._called: set[Any] = set()  # programs that are compiled, with shapes of inputs
 
@@ -258,11 +261,24 @@ class TrainStep:
         program = (kind, canonical_step if kind.is_static else None, shapes)
         launch.advance(step, slow=program not in self._called)
         is_delayed = isinstance(update, DelayedUpdate)
+        if not self._is_averaged and plan.accumulation.makes_update(step):
+            self._require_local_average(update, number, params, opt_state, *inputs)
         result = update(step if is_delayed else number, params, opt_state, *inputs)
         if program not in self._called:
             self._called.add(program)
             launch.advance(step)
         return result
+
+    def _require_local_average(self, update: Any, *args: Any) -> None:
+        """Raises `ValueError` if a step exchanges nothing between the devices of a node."""
+        axis_name = self.nodes.local_axis_name
+        if not update.has_collective(axis_name, *args):
+            raise ValueError(
+                f"the devices of a node must average their gradients over {axis_name!r}, as each "
+                f"has a part of the batch by local_argnums, got a chain without it: put "
+                f"gx.allreduce({axis_name!r}) first in the chain."
+            )
+        self._is_averaged = True
 
     def canonical_steps(self, opt_state: optax.OptState) -> list[int] | None:
         """The static steps, one per compiled program; None if the step is traced."""

@@ -383,6 +383,18 @@ class TestNodesOfSeveralDevices:
             results.append(np.asarray(z))
         np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-6)
 
+    @pytest.mark.parametrize("every", [1, 2])
+    def test_gradients_of_parts_that_nobody_averages_are_refused(self, every):
+        tx = optax.chain(optax.sgd(0.1), gx.sgp(self.schedule))
+        tx = gx.accumulate(tx, every)
+        train_step = gx.TrainStep(self.mean_gradients, tx, nodes=GRID, local_argnums=1)
+        z, opt_state = GRID.init(tx, jnp.ones(3))
+        batch = jnp.ones((4, 6, 3))
+        for step in range(every - 1):
+            z, opt_state, _ = train_step(step, z, opt_state, batch)
+        with pytest.raises(ValueError, match=r"put gx.allreduce\('local'\) first in the chain"):
+            train_step(every - 1, z, opt_state, batch)
+
     def test_a_batch_that_does_not_divide(self):
         tx = optax.chain(gx.allreduce("local"), gx.sgp(self.schedule, local_axis_name="local"))
         train_step = gx.TrainStep(self.mean_gradients, tx, nodes=GRID, local_argnums=(1,))

@@ -8,7 +8,7 @@ every device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -22,18 +22,17 @@ from jax.extend.core import (
     Literal,
     Var,
     jaxpr_as_fun,
-    jaxprs_in_params,
 )
 from jax.sharding import PartitionSpec as P
 
 from gossipjax.spmd._composed_axis import COLLECTIVES, ComposedAxis
 from gossipjax.spmd.arguments import ArgumentKinds, require_all_stacked
+from gossipjax.spmd.program import all_equations, is_collective_over
 
 if TYPE_CHECKING:
     from gossipjax.spmd import Nodes
 
 
-AXIS_PARAMS = ("axes", "axis_name", "axis")
 Atom = Var | Literal
 CUSTOM_RULES = ("custom_jvp_call", "custom_vjp_call")
 
@@ -81,14 +80,15 @@ class Composition:
 
     def _evaluate_equation(self, eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
         name = eqn.primitive.name
-        has_collective = any(map(self._is_collective, _all_equations(eqn)))
+        inside = list(all_equations([eqn]))
+        has_collective = any(is_collective_over(self._axis.name, inner) for inner in inside)
         if has_collective and name in COLLECTIVES:
             results = COLLECTIVES[name](self._axis, *operands, **eqn.params)
             shapes = [getattr(variable.aval, "shape", None) for variable in eqn.outvars]
             assert [x.shape for x in results] == shapes, eqn
             return results
         # The rule of a derivative may have collectives, and is not traced before it is needed.
-        has_rule = any(inner.primitive.name in CUSTOM_RULES for inner in _all_equations(eqn))
+        has_rule = any(inner.primitive.name in CUSTOM_RULES for inner in inside)
         if name in self._control_flow and (has_collective or has_rule):
             return self._control_flow[name](eqn, *operands)
         if has_collective:
@@ -99,13 +99,6 @@ class Composition:
                 f"{name!r}: write it with these, or use a node per device."
             )
         return self._as_function(eqn)(*_operands_of(eqn, operands))
-
-    def _is_collective(self, eqn: JaxprEqn) -> bool:
-        names = [eqn.params.get(param) for param in AXIS_PARAMS]
-        return any(
-            self._axis.name in (name if isinstance(name, tuple | list) else (name,))
-            for name in names
-        )
 
     def _inline(self, eqn: JaxprEqn, *operands: Any) -> Any:
         return self._evaluate(eqn.params.get("jaxpr") or eqn.params["call_jaxpr"], *operands)
@@ -206,14 +199,6 @@ class Composition:
             return tuple(self._evaluate(eqn.params["call_jaxpr"], *operands))
 
         return call
-
-
-def _all_equations(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
-    """An equation and all that are in it."""
-    yield eqn
-    for jaxpr in jaxprs_in_params(eqn.params):
-        for inner in jaxpr.eqns:
-            yield from _all_equations(inner)
 
 
 def _read(values: dict[Var, Any], atoms: Sequence[Atom]) -> list[Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -50,6 +51,23 @@ def put_leaf(x: Any, sharding: NamedSharding) -> jax.Array:
     is_global = isinstance(x, jax.Array) and not x.is_fully_addressable
     is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     return jax.device_put(x, sharding) if is_global or is_key else processes.put_global(x, sharding)
+
+
+AXIS_PARAMS = ("axes", "axis_name", "axis")
+
+
+def all_equations(eqns: Sequence[Any]) -> Iterator[Any]:
+    """Equations, and all that are in them."""
+    for eqn in eqns:
+        yield eqn
+        for jaxpr in jaxprs_in_params(eqn.params):
+            yield from all_equations(jaxpr.eqns)
+
+
+def is_collective_over(axis_name: str, eqn: Any) -> bool:
+    """Whether an equation exchanges anything over an axis, or asks for its index there."""
+    names = [eqn.params.get(param) for param in AXIS_PARAMS]
+    return any(axis_name in (name if isinstance(name, tuple | list) else (name,)) for name in names)
 
 
 class _NotTracedYetError(Exception):
@@ -153,6 +171,12 @@ class Program:
         """As `jax.jit(...).lower`: arrays or `jax.ShapeDtypeStruct`s, node-stacked."""
         with meshes.unset_mesh():
             return self._jitted.lower(*meshes.on_auto_axes(args))
+
+    def has_collective(self, axis_name: str, *args: Any) -> bool:
+        """Whether anything is exchanged over an axis; it traces the program, if need be."""
+        with meshes.unset_mesh():
+            jaxpr = self._jitted.trace(*meshes.on_auto_axes(args)).jaxpr
+        return any(is_collective_over(axis_name, eqn) for eqn in all_equations(jaxpr.eqns))
 
     def prepare(self, *args: Any) -> Callable[[], Any]:
         """Compiles the program here, if need be; returns a call that runs it, on any thread.
