@@ -25,7 +25,7 @@ from experiments.data.prefetch import prefetch
 from experiments.results import AFTER_MIXING, BEFORE_MIXING, Record
 from experiments.training.evaluation import Evaluator
 from experiments.training.options import TrainingOptions
-from experiments.training.plan import Plan
+from experiments.training.plan import Plan, make_folder_name
 from experiments.training.task import Task, Variables
 from experiments.training.trainer import NonFiniteError
 from gossipjax.checkpoint import Checkpoints, TrainState
@@ -35,15 +35,10 @@ WIRES = ("float32", "bfloat16")
 
 
 class AsynchronousMethod(NamedTuple):
-    """A row of `ASYNCHRONOUS`.
+    """A row of `ASYNCHRONOUS`."""
 
-    Attributes:
-      build: makes the algorithm from a seed.
-      topology: the graph of its messages, as tables name it.
-    """
-
-    build: Callable[[int], gx.asynchronous.Algorithm]
-    topology: str
+    build: Callable[[int], gx.asynchronous.Algorithm]  # from a seed
+    topology: str  # the graph of its messages, as tables name it
 
 
 ASYNCHRONOUS = {
@@ -80,21 +75,13 @@ STEPS_PER_LOOK = 8  # for SIGTERM, which may come between two saves
 
 
 class Start(NamedTuple):
-    """Where a node starts.
-
-    Attributes:
-      variables: the model.
-      opt_state: the optimizer state; None is a new one.
-      position: the batches that it had before.
-      steps: its steps that the others do not count already.
-      is_founder: whether it brings a model, and asks nobody for one.
-    """
+    """Where a node starts."""
 
     variables: Variables
-    opt_state: Any
-    position: int
-    steps: int
-    is_founder: bool
+    opt_state: Any  # None is a new one
+    position: int  # the batches that it had before
+    steps: int  # its steps that the others do not count already
+    is_founder: bool  # it brings a model, and asks nobody for one
 
 
 def open_checkpoints(folder: Path, place: int, options: TrainingOptions) -> Checkpoints | None:
@@ -204,8 +191,7 @@ def make_record(
 ) -> Record:
     """Returns the entry of a run in `summary.json`.
 
-    `average` is the average model of the nodes that live at the end; `models` has that of each
-    place.
+    `average` is the average model of the nodes that live at the end; `models` has that of each.
     """
     counts = collect_nodes(folder, list(models))
     by_node = read_lines(folder)
@@ -262,11 +248,7 @@ Show = Callable[[float, str], None]
 
 @dataclasses.dataclass(frozen=True)
 class OneNode(gx.Nodes):
-    """The node of this process among those of its job, for the data of a task.
-
-    Attributes:
-      place: its number.
-    """
+    """The node of this process among those of its job, for the data of a task."""
 
     place: int = 0
 
@@ -289,40 +271,26 @@ class NodeRun(NamedTuple):
 
     def folder(self, results: Path) -> Path:
         """The folder of what its nodes write, in that of the results."""
-        words = "".join(c if c.isalnum() or c in "_." else " " for c in self.name)
-        return results / "nodes" / "-".join(words.split())
+        return results / "nodes" / make_folder_name(self.name)
 
 
 class Job(NamedTuple):
-    """What all runs of a job have in common.
+    """What all runs of a job have in common."""
 
-    Attributes:
-      info: the place of this node.
-      task, plan: what is trained, and how.
-      folder: of the results.
-      environment: what `summary.json` says of the job.
-      saved: the folders' names of the runs that an earlier job has saved.
-    """
-
-    info: NodeInfo
+    info: NodeInfo  # the place of this node
     task: Task
     plan: Plan
-    folder: Path
-    environment: Record
-    saved: frozenset[str]
+    folder: Path  # of the results
+    environment: Record  # what `summary.json` says of the job
+    saved: frozenset[str]  # the folders' names of the runs that an earlier job has saved
 
 
 def train_node(job: Job, run: NodeRun, joins: bool, show: Show) -> Record | None:
     """Trains this node until all nodes together have made the steps of the run.
 
-    Args:
-      job: the task, and where it runs.
-      run: the algorithm and the seed.
-      joins: whether the others go on already, and it asks one of them for half of what it holds.
-      show: is told how far the run is, and a text.
-
-    Returns:
-      The entry of the run in `summary.json`, if this node is at the lowest place at the end.
+    With `joins` the others go on already, and it asks one of them for half of what it holds. `show`
+    is told how far the run is, and a text. Returns the entry of the run in `summary.json`, if this
+    node is at the lowest place at the end.
 
     Raises:
       TimeoutError: if it joins, and no other node answers.

@@ -14,6 +14,7 @@ from rich.progress import Progress, TaskID
 
 import gossipjax as gx
 from experiments import plots
+from experiments.options import option_name
 from experiments.results import create_run_dir, make_progress_bar, read_summary
 from experiments.training.asynchronous import WIRES, Job, NodeRun, OneNode, train_node
 from experiments.training.experiment import merge_saved_options, require_same_data
@@ -32,11 +33,6 @@ def run_asynchronously(
     """Trains the runs of a command line as one node of its job, one run after the other.
 
     The node at the lowest place that lives at the end of a run adds its entry to `summary.json`.
-
-    Args:
-      program: the first part of a new folder's name.
-      options: those of the command line.
-      make_task: makes the task.
 
     Raises:
       ValueError, OSError: if this is no node of such a job, options exclude each other, data is
@@ -116,27 +112,22 @@ def require_node(options: TrainingOptions) -> gx.launch.NodeInfo:
         raise ValueError(
             f"--nodes must be the number of processes, {info.num_nodes}, got {options.nodes}."
         )
+    first = options.algorithm[0]
     for name in ("init_from", "topology", "delays_of", "outer_every"):
         if getattr(options, name):
             raise ValueError(
-                f"--{name.replace('_', '-')} must not be given with {options.algorithm[0]}: its "
-                "nodes wait for nobody."
+                f"{option_name(name)} must not be given with {first}: its nodes wait for nobody."
             )
-    if options.accumulate > 1 or options.local_steps > 1 or options.batch_stats != "local":
-        raise ValueError(
-            f"--accumulate and --local-steps must be 1 and --batch-stats local with "
-            f"{options.algorithm[0]}: running statistics travel with the parameters."
-        )
-    if options.momentum != "local" or options.wire not in WIRES:
-        raise ValueError(
-            f"--momentum must be local and --wire {' or '.join(WIRES)} with "
-            f"{options.algorithm[0]}, got {options.momentum} and {options.wire}."
-        )
-    if options.fsdp > 1:
-        raise ValueError(
-            f"--fsdp must be 1 with {options.algorithm[0]}, whose messages are of whole models, "
-            f"got {options.fsdp}: leave it out."
-        )
+    # Name -> what it can be with such an algorithm.
+    allowed = {"accumulate": (1,), "local_steps": (1,), "batch_stats": ("local",)}
+    allowed |= {"momentum": ("local",), "wire": WIRES, "fsdp": (1,)}
+    for name, values in allowed.items():
+        value = getattr(options, name)
+        if value not in values:
+            raise ValueError(
+                f"{option_name(name)} must be {' or '.join(map(str, values))} with {first}, whose "
+                f"messages are of whole models, got {value}: leave it out."
+            )
     if options.out is None:
         raise ValueError("--out must be given, a folder that all nodes share, got none.")
     return info
@@ -147,8 +138,7 @@ def share_folder(
 ) -> tuple[Path, frozenset[str]]:
     """Has the node at place 0 create the folder; the others wait until it is there.
 
-    Returns:
-      The folder, and the runs of which nodes have saved something in an earlier job.
+    Returns the folder, and the runs of which nodes have saved something in an earlier job.
     """
     assert options.out is not None
     path = options.out / JOB_FILE

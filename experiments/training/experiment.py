@@ -23,30 +23,20 @@ Options = TypeVar("Options", bound=TrainingOptions)
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """All that a command line asks for, after every check.
-
-    Attributes:
-      plan: options, and what they mean for this data set.
-      task: model, loss and data.
-      nodes: where the nodes run now; the options have their number at the start.
-      runs: the runs, the finished ones included.
-      output: the files of the results.
-    """
+    """All that a command line asks for, after every check."""
 
     plan: Plan
     task: Task
-    nodes: gx.Nodes
-    runs: list[Run]
+    nodes: gx.Nodes  # where they run now; the options have their number at the start
+    runs: list[Run]  # the finished ones included
     output: Output
 
 
 def prepare(options: Options, make_task: Callable[[Options], Task], program: str) -> Experiment:
     """Checks everything that can be checked before training, in order, and creates the folder.
 
-    Args:
-      options: those of the command line.
-      make_task: loads the data; called once, with the options after merging saved ones.
-      program: the first part of a new folder's name.
+    `make_task` loads the data; it is called once, with the options after merging saved ones.
+    `program` is the first part of a new folder's name.
 
     Raises:
       ValueError, OSError: for options that exclude each other, missing data, a folder that holds

@@ -159,9 +159,7 @@ def require_parts(
 def make_whole(params: Any, devices: int) -> Sharding:
     """Returns the sharding of a run whose nodes had several devices, for one with one device each.
 
-    Args:
-      params: `[N, ...]`.
-      devices: of a node of that run.
+    `params` are `[N, ...]`.
     """
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params)
     return Sharding(shapes, jax.tree.map(lambda _: PartitionSpec(), shapes), devices)

@@ -24,6 +24,31 @@ from experiments.training.optimization import DecayMask, make_lr_schedule, make_
 from experiments.training.options import TrainingOptions
 
 MAX_STEPS = 2**31 - 1  # steps are int32 where they are traced
+UPDATES = "the updates of a run, {}"
+
+
+def require_at_most(
+    option: str,
+    value: int,
+    limit: int,
+    description: str,
+    way_out: str = "lower it, or train for more --epochs.",
+) -> None:
+    """Raises `ValueError` if an option is more than its limit, which `description` holds as {}."""
+    if value > limit:
+        raise ValueError(
+            f"{option} must be at most {description.format(limit)}, got {value}: {way_out}"
+        )
+
+
+def make_folder_name(run: str) -> str:
+    """Returns the name of a run in letters that a folder can have.
+
+    >>> make_folder_name("sgp, ring, seed 0")
+    'sgp-ring-seed-0'
+    """
+    words = "".join(c if c.isalnum() or c in "_." else " " for c in run)
+    return "-".join(words.split())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +73,8 @@ class Run:
 
     @property
     def folder_name(self) -> str:
-        """The name of the folder of its checkpoints: letters, digits, `_`, `.` and `-`."""
-        words = "".join(c if c.isalnum() or c in "_." else " " for c in self.name)
-        return "-".join(words.split())
+        """The name of the folder of its checkpoints."""
+        return make_folder_name(self.name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,35 +95,27 @@ class Plan:
 
     def __post_init__(self) -> None:
         options = self.options
-        if options.nodes > self.num_examples:
-            raise ValueError(
-                f"--nodes must be at most the number of training examples, {self.num_examples}, "
-                f"got {options.nodes}: every node needs one."
-            )
         examples = options.epochs * self.num_examples
-        if options.global_batch_size > examples:
-            raise ValueError(
-                f"{options.BATCH_OPTION} must be at most {examples // options.nodes}, so that a "
-                f"step of {options.nodes} nodes takes no more than the {examples} examples of the "
-                f"run, got {options.batch_size_per_node}: lower it, or train for more --epochs."
-            )
-        if options.global_batch_size * options.accumulate > examples:
-            raise ValueError(
-                f"--accumulate must be at most {examples // options.global_batch_size}, so that an "
-                f"update takes no more than the {examples} examples of the run, got "
-                f"{options.accumulate}: lower it, or train for more --epochs."
-            )
-        if examples // options.global_batch_size > MAX_STEPS:
+        batch = options.global_batch_size
+        require_at_most(
+            *("--nodes", options.nodes, self.num_examples),
+            *("the number of training examples, {}", "every node needs one."),
+        )
+        require_at_most(
+            *(options.BATCH_OPTION, options.batch_size_per_node, examples // options.nodes),
+            f"{{}}, so that a step of {options.nodes} nodes takes no more than the {examples} "
+            "examples of the run",
+        )
+        require_at_most(
+            *("--accumulate", options.accumulate, examples // batch),
+            f"{{}}, so that an update takes no more than the {examples} examples of the run",
+        )
+        if examples // batch > MAX_STEPS:
             raise ValueError(
                 f"--epochs must give a run of at most {MAX_STEPS} steps, got {options.epochs} "
-                f"epochs of {self.num_examples} examples, {options.global_batch_size} per step: "
-                "lower it."
+                f"epochs of {self.num_examples} examples, {batch} per step: lower it."
             )
-        if options.warmup_steps > self.updates:
-            raise ValueError(
-                f"--warmup-steps must be at most the updates of a run, {self.updates}, got "
-                f"{options.warmup_steps}: lower it, or train for more --epochs."
-            )
+        require_at_most("--warmup-steps", options.warmup_steps, self.updates, UPDATES)
 
     @functools.cached_property
     def steps(self) -> int:
@@ -151,20 +167,15 @@ class Plan:
     def make_method(self, algorithm: str, seed: int, nodes: int) -> Method:
         """Returns the method of a run with this algorithm and seed over this number of nodes."""
         options = self.options
+        names = ("local_steps", "wire", "staleness", "delays_of", "switch_at")
+        names += ("accumulate", "outer", "momentum")
         method_options = MethodOptions(
             nodes=nodes,
             steps=self.steps,
             seed=seed,
-            local_steps=options.local_steps,
-            wire=options.wire,
-            staleness=options.staleness,
-            delays_of=options.delays_of,
-            switch_at=options.switch_at,
-            accumulate=options.accumulate,
-            outer=options.outer,
-            momentum=options.momentum,
             rate=self.learning_rate,
             sharding=self.sharding,
+            **{name: getattr(options, name) for name in names},
         )
         if options.momentum in MOMENTUMS:
             optimizer = optax.add_decayed_weights(options.weight_decay, self.decay_mask)
@@ -193,16 +204,9 @@ class Plan:
             for one exchange after another.
         """
         options = self.options
-        if options.local_steps > self.updates:
-            raise ValueError(
-                f"--local-steps must be at most the updates of a run, {self.updates}, got "
-                f"{options.local_steps}: lower it, or train for more --epochs."
-            )
-        if options.outer is not None and options.outer.every > self.updates:
-            raise ValueError(
-                f"--outer-every must be at most the updates of a run, {self.updates}, got "
-                f"{options.outer.every}: lower it, or train for more --epochs."
-            )
+        require_at_most("--local-steps", options.local_steps, self.updates, UPDATES)
+        if options.outer is not None:
+            require_at_most("--outer-every", options.outer.every, self.updates, UPDATES)
         runs = [
             Run(algorithm, seed, self.make_method(algorithm, seed, nodes))
             for algorithm, seed in itertools.product(options.algorithm, options.seed)

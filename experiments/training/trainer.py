@@ -102,12 +102,8 @@ class Trainer:
     separate programs. The step is compiled once per distinct round, or once with a traced step
     number where there are more than `gx.MAX_PROGRAMS` rounds.
 
-    Args:
-      task: model and loss.
-      method: algorithm, topology and optimizer.
-      nodes: where the nodes run.
-      batch_stats: what happens to running statistics: `local`, nothing; `mix`, gossip at every
-        step; `average`, averaged over the nodes when a model is evaluated.
+    Running statistics: `local` ones stay as they are; `mix` has gossip at every step; with
+    `average` they are averaged over the nodes when a model is evaluated.
 
     Attributes:
       newest_loss: of the newest step, `[N]`, which may still be computed; None before the first.
@@ -174,10 +170,8 @@ class Trainer:
     ) -> tuple[TrainState, list[jax.Array]]:
         """Trains on these batches, which are on the devices: a step each.
 
-        Nothing else is transferred between host and devices. Returns when all is computed.
-
-        Returns:
-          The state after the steps, and each step's losses, `[N]`.
+        Nothing else is transferred between host and devices. Returns the state when all is
+        computed, and each step's losses, `[N]`.
         """
         losses = []
         with jax.transfer_guard("disallow"):  # no implicit one between host and devices
@@ -222,7 +216,7 @@ class Trainer:
         Raises:
           NonFiniteError: if a value of a model is not finite; names node, array and step.
         """
-        consensus = self.nodes.to_host(self._measure(state))
+        consensus = self.nodes.to_host(self._consensus(*state.arrays))
         for path, flags in jax.tree_util.tree_leaves_with_path(consensus.is_finite):
             if not flags.all():
                 raise NonFiniteError(
@@ -234,14 +228,11 @@ class Trainer:
 
     def measure_distance_by_layer(self, state: TrainState) -> dict[str, float]:
         """Returns the same for every array of the parameters, by its path in the tree."""
-        by_layer = self.nodes.to_host(self._measure(state).by_layer)
+        by_layer = self.nodes.to_host(self._consensus(*state.arrays).by_layer)
         return {
             jax.tree_util.keystr(path, simple=True, separator="/"): float(np.mean(distances))
             for path, distances in jax.tree_util.tree_leaves_with_path(by_layer)
         }
-
-    def _measure(self, state: TrainState) -> Consensus:
-        return self._consensus(*state.arrays)
 
     def measure_distance_before_mixing(self, state: TrainState, batch: Any) -> float:
         """Returns the consensus distance of `(x + u) / w`, u the next update, on `batch`."""

@@ -228,43 +228,28 @@ def require_refusal(capsys, message, *arguments, status=2):
     assert re.search(message, " ".join(error.split())), error
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--algorithm async-sgp sgp", "--algorithm must be of one kind, got async-sgp sgp: .*"),
-        ("--algorithm async-osgp", "must be one of async-sgp, .* got async-osgp"),
-        (
-            "--algorithm async-sgp async-adpsgd",
-            "--algorithm async-sgp async-adpsgd must run as one process per node, got one process: "
-            "python -m gossipjax.launch --asynchronous --processes 3",
-        ),
-    ],
-)
-def test_algorithms_that_cannot_run_here(as_node, capsys, arguments, message):
-    require_refusal(capsys, message, *arguments.split())
+def test_algorithms_that_cannot_run_here(as_node, capsys):
+    for names, message in (
+        ("async-sgp sgp", "--algorithm must be of one kind, got async-sgp sgp: .*"),
+        ("async-osgp", "must be one of async-sgp, .* got async-osgp"),
+        ("async-sgp", "must run as one process per node, got one process: python -m gossipjax"),
+    ):
+        require_refusal(capsys, message, "--algorithm", *names.split())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--nodes 4", "--nodes must be the number of processes, 3, got 4"),
-        ("--accumulate 2", "--accumulate and --local-steps must be 1"),
-        (
-            "--normalization batch --batch-stats mix",
-            "--batch-stats local with async-sgp: running statistics travel",
-        ),
-        ("--topology ring", "--topology must not be given with async-sgp"),
-        ("--fsdp 2", "--fsdp must be 1 with async-sgp, whose messages are of whole models, got 2"),
-        ("--momentum mixed", "--momentum must be local .* got mixed and float32"),
-        ("--wire int8", "--wire float32 or bfloat16 with async-sgp, got local and int8"),
-        ("--init-from {out}", "--init-from must not be given with async-sgp"),
-    ],
-)
-def test_options_that_exclude_each_other(as_node, capsys, tmp_path, arguments, message):
+def test_options_that_exclude_each_other(as_node, capsys, tmp_path):
     as_node()
     out = tmp_path / "out"
-    given = ["--epochs", "1", "--algorithm", "async-sgp", *arguments.format(out=out).split()]
-    require_refusal(capsys, message, "--out", str(out), *given)
+    for arguments, message in (
+        ("--nodes 4", "--nodes must be the number of processes, 3, got 4"),
+        ("--accumulate 2", "--accumulate must be 1 with async-sgp"),
+        ("--normalization batch --batch-stats mix", "--batch-stats must be local with async-sgp"),
+        ("--topology ring", "--topology must not be given with async-sgp"),
+        ("--fsdp 2", "--fsdp must be 1 with async-sgp, whose messages are of whole models, got 2"),
+        ("--wire int8", "--wire must be float32 or bfloat16 with async-sgp, .* got int8"),
+    ):
+        given = ["--epochs", "1", "--algorithm", "async-sgp", *arguments.split()]
+        require_refusal(capsys, message, "--out", str(out), *given)
     assert not out.exists()
 
 
@@ -276,19 +261,15 @@ def test_results_need_a_folder_that_all_share(as_node, capsys, tmp_path):
     require_refusal(capsys, message, *arguments, status=1)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_a_run_is_resumed_with_its_options_and_data(as_node, capsys, tmp_path):
+    as_node()
+    for changes, message in (
         ({"nodes": 5}, "--processes of the launcher must be 5, .* got 3"),
         ({"learning_rate": 0.7}, "--learning-rate must be 0.7, as in the run in .* got 0.1"),
-        ({"algorithm": ["async-adpsgd"]}, "--algorithm must be .*async-adpsgd.* as in the run in"),
         ({}, "dataset must be that of the run in .* 'another'"),
-    ],
-)
-def test_a_run_is_resumed_with_its_options_and_data(as_node, capsys, tmp_path, changes, message):
-    as_node()
-    options = {"nodes": NODES, "learning_rate": 0.1} | changes
-    summary = {"options": options, "environment": {"dataset": "another"}, "runs": []}
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
-    arguments = ("--algorithm", "async-sgp", "--out", str(tmp_path), "--resume")
-    require_refusal(capsys, message, *arguments)
+    ):
+        options = {"nodes": NODES, "learning_rate": 0.1} | changes
+        summary = {"options": options, "environment": {"dataset": "another"}, "runs": []}
+        (tmp_path / "summary.json").write_text(json.dumps(summary))
+        arguments = ("--algorithm", "async-sgp", "--out", str(tmp_path), "--resume")
+        require_refusal(capsys, message, *arguments)
