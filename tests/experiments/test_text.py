@@ -1,61 +1,73 @@
-"""Sentence pairs, sequences, and batches by tokens."""
+"""Texts: pairs and lines of files, prepared sets, tokenizers, sequences, batches by tokens."""
 
 import gzip
 import itertools
+import tracemalloc
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 from damaged_records import BrokenSource
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from experiments.data import DataError, MissingDataError, texts
-from experiments.data.texts import load_pairs, read_pairs
-from experiments.data.tokenizer import END_ID, PADDING_ID, train_tokenizer
-from experiments.data.tokens import Sequences, draw_token_batches, extend_widths, make_buckets
+from experiments.data import DataError, MissingDataError
+from experiments.data import texts as texts_module
+from experiments.data.texts import FILES, PYTHON_DOCS, load_pairs, read_pairs, read_texts
+from experiments.data.tokenizer import (
+    END_ID,
+    PADDING_ID,
+    SPECIAL_TOKENS,
+    encode,
+    load_tokenizer,
+    make_tokenizer,
+    require_same_tokenizer,
+    save_tokenizer,
+    train_tokenizer,
+)
+from experiments.data.tokens import (
+    NO_TOKEN,
+    Sequences,
+    draw_token_batches,
+    extend_widths,
+    join_documents,
+    make_buckets,
+    pack,
+)
 
 PAIRS = [("A small house", "Ein kleines Haus"), ("  two spaces \u2028", "<|end|> 😀")]
 CONTENT = "".join(f"{source}\t{target}\n" for source, target in PAIRS).encode()
+MARK = b"\xef\xbb\xbf"  # of the order of bytes
+TEXTS = ["low lower lowest", "new newer newest", "wide wider widest", "Straße, naïve, 東京"] * 3
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.tsv", CONTENT),
-        ("a.tsv.gz", gzip.compress(CONTENT, mtime=0)),
-        ("a.tsv", CONTENT.removesuffix(b"\n")),
-        ("a.tsv", CONTENT.replace(b"\n", b"\r\n")),
-        ("a.tsv", b"\xef\xbb\xbf" + CONTENT),
-        ("a.tsv.gz", gzip.compress(b"\xef\xbb\xbf" + CONTENT, mtime=0)),
-    ],
-)
-def test_pairs_of_a_file(tmp_path, name, content):
-    (tmp_path / name).write_bytes(content)
-    pairs = read_pairs(tmp_path / name)
-    assert list(zip(*pairs, strict=True)) == PAIRS
+def test_pairs_of_a_file(tmp_path):
+    for content in (
+        CONTENT,
+        CONTENT.removesuffix(b"\n"),
+        CONTENT.replace(b"\n", b"\r\n"),
+        MARK + CONTENT,
+    ):
+        (tmp_path / "a.tsv").write_bytes(content)
+        (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(content, mtime=0))
+        for name in ("a.tsv", "a.tsv.gz"):
+            assert list(zip(*read_pairs(tmp_path / name), strict=True)) == PAIRS
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.tsv", b"one\teins\ntwo\n", r"a.tsv, line 2 must be .* got 0 tabs in 'two'"),
+def test_a_file_that_does_not_pair(tmp_path):
+    for name, content, message in (
         ("a.tsv", b"one\teins\nb\tc\td\n", r"a.tsv, line 2 must be .* got 2 tabs"),
         ("a.tsv", b"one\t \n", r"a.tsv, line 1 must be a sentence, one tab and its translation"),
-        ("a.tsv", b"one\teins\n\nb\tc\n", r"a.tsv, line 2 must be .* got 0 tabs in ''"),
-        (
-            "a.tsv",
-            b"one\teins\nw\xff\tb\n",
-            r"a.tsv, line 2, must be text in UTF-8, got .* at byte 1",
-        ),
-        ("a.tsv", b"x" * 999, r"line 1 must be .* in 'x{60} ...'"),
-        ("a.tsv", b"\xef\xbb\xbf", r"a.tsv must hold one pair of sentences or more, got none"),
-        ("a.tsv", b"", r"a.tsv must hold one pair of sentences or more, got none"),
+        ("a.tsv", b"one\teins\nw\xff\tb\n", r"a.tsv, line 2, must be .* got .* at byte 1"),
+        ("a.tsv", MARK, r"a.tsv must hold one pair of sentences or more, got none"),
         ("a.tsv.gz", gzip.compress(CONTENT, mtime=0)[:-9], r"a.tsv.gz is corrupt or cut short"),
         ("a.tsv.gz", CONTENT, r"a.tsv.gz is corrupt or cut short"),
-    ],
-)
-def test_a_file_that_does_not_pair(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        read_pairs(tmp_path / name)
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            read_pairs(tmp_path / name)
 
 
 def test_splits_of_a_folder(tmp_path):
@@ -67,69 +79,190 @@ def test_splits_of_a_folder(tmp_path):
     sets = load_pairs("tsv", tmp_path)
     assert [len(pairs.sources) for pairs in sets] == [2, 2, 1]
     assert sets.test.targets == ["eins"]
-    (tmp_path / "valid.tsv").write_bytes(CONTENT)
-    with pytest.raises(DataError, match=r"each file of texts once, got both valid.tsv and .*gz"):
-        load_pairs("tsv", tmp_path)
-    with pytest.raises(MissingDataError, match=r"no wmt16_translate/de-en in .* tfds build"):
-        load_pairs("wmt16_en_de", tmp_path)
-    with pytest.raises(DataError, match="must be tsv or wmt16_en_de, got 'wmt'"):
-        load_pairs("wmt", tmp_path)
 
 
-def test_wmt16_as_tensorflow_datasets_prepares_it(tmp_path, monkeypatch):
-    """A set of the name and features of the real one; pairs with an empty side are left out."""
-    import tensorflow_datasets as tfds
+def prepare_set(folder, set_name, splits, features, config=None):
+    """Writes a set in the form of TensorFlow Datasets; its examples by split."""
 
-    examples = {
-        "train": [{"de": "eins", "en": "one"}, {"de": "", "en": "two"}],
-        "validation": [{"de": "zwei", "en": "two"}],
-        "test": [{"de": "drei \u00fc", "en": "three"}],
-    }
-
-    class Wmt16Translate(tfds.core.GeneratorBasedBuilder):
+    class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        name = set_name
         VERSION = tfds.core.Version("1.0.0")
-        BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="de-en")]  # noqa: RUF012
-        pkg_dir_path = tmp_path
+        BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=config)] if config else []
+        pkg_dir_path = folder
 
         def _info(self):
-            features = tfds.features.Translation(languages=["de", "en"])
             return tfds.core.DatasetInfo(builder=self, features=features)
 
         def _split_generators(self, dl_manager):
-            return {split: enumerate(pairs) for split, pairs in examples.items()}
+            return {split: enumerate(examples) for split, examples in splits.items()}
 
         def _generate_examples(self):
             return []
 
-    builder = Wmt16Translate(data_dir=tmp_path, file_format="array_record")
-    builder.download_and_prepare()
+    builder: Any = Builder
+    builder(data_dir=folder, file_format="array_record").download_and_prepare()
+
+
+def test_wmt16_as_tensorflow_datasets_prepares_it(tmp_path, monkeypatch):
+    """A set of the name and features of the real one; pairs with an empty side are left out."""
+    splits = {
+        "train": [{"de": "eins", "en": "one"}, {"de": "", "en": "two"}],
+        "validation": [{"de": "zwei", "en": "two"}],
+        "test": [{"de": "drei \u00fc", "en": "three"}],
+    }
+    features = tfds.features.Translation(languages=["de", "en"])
+    prepare_set(tmp_path, "wmt16_translate", splits, features, "de-en")
     sets = load_pairs("wmt16_en_de", tmp_path)
-    assert sets.train.sources == ["one"]
-    assert sets.valid.targets == ["zwei"]
-    assert sets.test == (["three"], ["drei \u00fc"])
+    assert sets == ((["one"], ["eins"]), (["two"], ["zwei"]), (["three"], ["drei \u00fc"]))
     pair = {"de": b"eins", "en": b"one"}
     for broken, message in (
         (BrokenSource([pair] * 3, 1), "example 1 of test in .*1.0.0 must be .*got cut short"),
         ([pair, pair, {"de": b"\xff", "en": b"x"}], "example 2 of test in .*got 'utf-8' codec"),
     ):
-        monkeypatch.setattr(texts, "open_splits", lambda *_, last=broken: [[pair], [pair], last])
+        sources = [[pair], [pair], broken]
+        monkeypatch.setattr(texts_module, "open_splits", lambda *_, sources=sources: sources)
         with pytest.raises(DataError, match=message):
             load_pairs("wmt16_en_de", tmp_path)
 
 
-def test_sequences_are_padded():
+def test_a_prepared_set_of_texts(tmp_path):
+    features = tfds.features.FeaturesDict({"text": tfds.features.Text(), "label": np.int64})
+    splits = {
+        "train": [{"text": text, "label": 0} for text in "ab"],
+        "validation": [{"text": "größer", "label": 1}],
+    }
+    prepare_set(tmp_path, "tiny_text", splits, features)
+    assert sorted(read_texts("tiny_text", tmp_path, "train")) == ["a", "b"]
+    assert list(read_texts("tiny_text/1.0.0", tmp_path, "test")) == ["größer"]
+    message = "--text-feature must be a feature of tiny_text .* got label.* label, text"
+    with pytest.raises(DataError, match=message):
+        list(read_texts("tiny_text", tmp_path, "train", feature="label"))
+    prepare_set(tmp_path, "no_test", {"train": splits["train"]}, features)
+    with pytest.raises(DataError, match="must have a split test or validation, got train"):
+        list(read_texts("no_test", tmp_path, "test"))
+
+
+def test_lines_of_files_and_the_reference_of_python(tmp_path):
+    (tmp_path / "train.1.txt").write_text("one\n\n  \ntwo \u2028 2\r\n")
+    (tmp_path / "train.2.txt.gz").write_bytes(gzip.compress(b"drei", mtime=0))
+    (tmp_path / "train.md").write_text("not read")
+    (tmp_path / "test.tsv").write_text("yes\tja\nno\tnein\n")
+    assert list(read_texts(FILES, tmp_path, "train")) == ["one", "two \u2028 2", "drei"]
+    assert list(read_texts(FILES, tmp_path, "test")) == ["yes\tja", "no\tnein"]
+    assert list(read_texts(FILES, tmp_path, "test", column=2)) == ["ja", "nein"]
+    train, test = (set(read_texts(PYTHON_DOCS, None, split)) for split in ("train", "test"))
+    assert not train & test
+    assert len(train) > 5 * len(test) > 20
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TEXTS, vocabulary_size=290)
+
+
+def make_options(**options: Any) -> Any:
+    """Those of a program that decide on its tokenizer."""
+    defaults = {"tokenizer": None, "vocabulary_size": None, "resume": False, "out": None}
+    return SimpleNamespace(**defaults | {"run_folders": []} | options)
+
+
+class TestTokenizer:
+    @given(st.text())
+    @settings(max_examples=50, deadline=None)
+    def test_decodes_what_it_encoded(self, tokenizer, text):
+        (ids,) = encode(tokenizer, [text])
+        assert tokenizer.decode(ids.tolist()) == text
+
+    def test_a_text_holds_no_special_tokens(self, tokenizer):
+        texts = [*SPECIAL_TOKENS, "a<|end|>b", "\r\n\t  x ", "\x00", "", *map(str, range(2345))]
+        for text, ids in zip(texts, encode(tokenizer, texts), strict=True):
+            assert (ids >= len(SPECIAL_TOKENS)).all()
+            assert tokenizer.decode(ids.tolist()) == text
+
+    def test_is_the_same_for_the_same_texts_and_when_loaded(self, tokenizer, tmp_path):
+        assert train_tokenizer(iter(TEXTS), 290).to_str() == tokenizer.to_str()
+        path = tmp_path / "tokenizer.json"
+        save_tokenizer(tokenizer, path)
+        loaded = load_tokenizer(path)
+        assert loaded.to_str() == tokenizer.to_str()
+        text = "a lower <|end|>"
+        assert loaded.encode(text).ids == tokenizer.encode(text).ids
+        require_same_tokenizer(loaded, path)
+        assert list(tmp_path.iterdir()) == [path]
+
+    def test_its_size_is_that_of_the_file_the_option_or_the_program(self, tokenizer, tmp_path):
+        path = tmp_path / "tokenizer.json"
+        save_tokenizer(tokenizer, path)
+        for options, size in (
+            ({"tokenizer": path}, 290),
+            ({"tokenizer": path, "vocabulary_size": 290}, 290),
+            ({"vocabulary_size": 280}, 280),
+            ({}, 270),
+        ):
+            found = make_tokenizer(make_options(**options), TEXTS, 270)
+            assert found.get_vocab_size() == size
+        message = rf"--tokenizer must be a file of 280 tokens.* got {path} with 290: pass"
+        with pytest.raises(DataError, match=message):
+            make_tokenizer(make_options(tokenizer=path, vocabulary_size=280), [], 270)
+
+    def test_a_run_that_is_resumed_has_its_own(self, tokenizer, tmp_path):
+        path = tmp_path / "tokenizer.json"
+        of_a_run = {"out": tmp_path, "run_folders": [tmp_path], "resume": True}
+        options = make_options(vocabulary_size=280, **of_a_run)
+        assert make_tokenizer(options, TEXTS, 270).get_vocab_size() == 280  # none was saved
+        save_tokenizer(tokenizer, path)
+        resumed = make_tokenizer(options, [], 270)  # has fewer tokens than asked for, or more
+        assert resumed.to_str() == tokenizer.to_str()
+        other = tmp_path / "other.json"
+        save_tokenizer(train_tokenizer(TEXTS, 280), other)
+        with pytest.raises(DataError, match=rf"must be that of the saved run, {path}"):
+            make_tokenizer(make_options(tokenizer=other, **of_a_run), TEXTS, 270)
+
+    def test_a_file_that_holds_none_is_refused(self, tokenizer, tmp_path):
+        path = tmp_path / "tokenizer.json"
+        for content, message in (
+            (b"\xff\xfe", "must be the JSON file of a tokenizer"),
+            (b'{"model": 3}', "must be the JSON file of a tokenizer"),
+            (tokenizer.to_str().replace("<|end|>", "</s>").encode(), "special tokens .*got .*null"),
+        ):
+            path.write_bytes(content)
+            with pytest.raises(DataError, match=message):
+                load_tokenizer(path)
+
+
+@given(st.lists(st.lists(st.integers(3, 9), max_size=9), max_size=9), st.integers(1, 7))
+@settings(deadline=None)
+def test_packing_drops_and_repeats_nothing(documents, length):
+    rows = pack((np.array(document, np.int32) for document in documents), length)
+    tokens = rows[rows != NO_TOKEN]
+    assert tokens.tolist() == [token for document in documents for token in [*document, END_ID]]
+    assert rows.dtype == np.int32
+    assert rows.shape == (-(-len(tokens) // length), length)
+    assert (rows.ravel()[len(tokens) :] == NO_TOKEN).all()
+
+
+def test_joining_keeps_no_object_per_document():
+    """A generator of 100,000 documents: 2 arrays of 96 bytes or more each would be 19 MB."""
+    documents = (np.array([number], np.int32) for number in range(100_000))
+    tracemalloc.start()
+    ids, starts = join_documents(documents)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert ids.reshape(-1, 2)[:, 0].tolist() == list(range(100_000))
+    assert starts.tolist() == list(range(0, 200_001, 2))
+    assert peak < 4_000_000
+
+
+def test_sequences_are_padded(tokenizer):
     texts = ["a b c a b c", "", "c"]
-    tokenizer = train_tokenizer(texts, 300)
     sequences = Sequences.encode(tokenizer, texts)
     ids = [[*tokenizer.encode(text).ids, END_ID] for text in texts]
-    assert len(sequences) == 3
     assert sequences.lengths.tolist() == list(map(len, ids))
     rows = np.array([[2, 0], [1, 2]])
-    padded = sequences.pad(rows, 9)
-    assert padded.shape == (2, 2, 9)
-    assert padded.dtype == np.int32
-    for row, line in zip(rows.ravel(), padded.reshape(-1, 9), strict=True):
-        assert line.tolist() == ids[row] + [PADDING_ID] * (9 - len(ids[row]))
+    padded = sequences.pad(rows, 12)
+    assert (padded.shape, padded.dtype) == ((2, 2, 12), np.int32)
+    for row, line in zip(rows.ravel(), padded.reshape(-1, 12), strict=True):
+        assert line.tolist() == ids[row] + [PADDING_ID] * (12 - len(ids[row]))
     assert tokenizer.decode(padded[0, 1].tolist()) == texts[0]
 
 
@@ -140,52 +273,41 @@ def test_buckets_are_narrow_and_have_an_example_for_each_node():
     assert sorted(rows) == np.flatnonzero(lengths <= 32).tolist()
     for bucket, below in zip(buckets, (0, 4, 8, 16), strict=True):
         assert set(lengths[bucket.rows]) <= set(range(below + 1, bucket.width + 1))
-    few = make_buckets(np.array([1, 5, 5, 5, 20, 6, 30]), (4, 8, 16, 32), nodes=3)
-    assert [(b.width, sorted(b.rows.tolist())) for b in few] == [(32, [0, 1, 2, 3, 4, 5, 6])]
-    few = make_buckets(np.array([1, 5, 5, 5, 20, 6, 30]), (4, 8, 16, 32), nodes=2)
-    assert [(b.width, b.rows.tolist()) for b in few] == [(8, [0, 1, 2, 3, 5]), (32, [4, 6])]
+    for nodes, expected in (
+        (3, [(32, [0, 1, 2, 3, 4, 5, 6])]),
+        (2, [(8, [0, 1, 2, 3, 5]), (32, [4, 6])]),
+    ):
+        few = make_buckets(np.array([1, 5, 5, 5, 20, 6, 30]), (4, 8, 16, 32), nodes)
+        assert [(b.width, sorted(b.rows.tolist())) for b in few] == expected
     with pytest.raises(DataError, match="an example of at most 32 tokens, got 2 for 3 nodes"):
         make_buckets(np.array([1, 5, 40]), (4, 32), nodes=3)
     assert extend_widths((4, 8), lengths) == [4, 8, 16, 32, 64]
 
 
-def draw(count, nodes=3, tokens=64, seed=0, wanted=None):
-    lengths = np.random.default_rng(1).integers(1, 33, 300)
-    buckets = make_buckets(lengths, (8, 16, 32), nodes)
-    return list(
-        itertools.islice(draw_token_batches(buckets, nodes, tokens, seed, wanted), count)
-    ), lengths
+LENGTHS = np.random.default_rng(1).integers(1, 33, 300)
 
 
-def test_batches_have_as_many_tokens_and_few_shapes():
-    batches, lengths = draw(100)
+def draw(count, seed=0, wanted=None):
+    buckets = make_buckets(LENGTHS, (8, 16, 32), 3)
+    return list(itertools.islice(draw_token_batches(buckets, 3, 64, seed, wanted), count))
+
+
+def test_batches_are_of_few_shapes_and_each_example_is_of_one_node():
+    batches = draw(2000)
     assert {(b.width, b.rows.shape) for b in batches} == {(8, (3, 8)), (16, (3, 4)), (32, (3, 2))}
-    for batch in batches:
-        assert lengths[batch.rows].max() <= batch.width
-
-
-def test_the_data_of_one_node_is_never_seen_by_another():
-    batches, lengths = draw(400)
+    assert all(LENGTHS[batch.rows].max() <= batch.width for batch in batches)
     seen = [set(np.concatenate([b.rows[node].ravel() for b in batches])) for node in range(3)]
-    assert not seen[0] & seen[1] | seen[0] & seen[2] | seen[1] & seen[2]
-    assert set.union(*seen) == set(range(len(lengths)))
-
-
-def test_all_examples_are_seen_about_equally_often():
-    """A bucket is drawn as often as it has batches: 20 epochs of each, up to the draws."""
-    batches, lengths = draw(2000)
+    assert sum(map(len, seen)) == len(set.union(*seen)) == len(LENGTHS)
+    # A bucket is drawn as often as it has batches: 20 epochs of each, up to the draws.
     counts = np.bincount(np.concatenate([b.rows.ravel() for b in batches]))
-    by_width = [counts[(lengths > width // 2) & (lengths <= width)].mean() for width in (16, 32)]
+    by_width = [counts[(width // 2 < LENGTHS) & (width >= LENGTHS)].mean() for width in (16, 32)]
     np.testing.assert_allclose(by_width, counts.mean(), rtol=0.15)
 
 
 def test_batches_do_not_depend_on_the_process_that_asks():
-    batches, _ = draw(20)
-    again, _ = draw(20)
-    of_two, _ = draw(20, wanted=[2, 0])
-    others, _ = draw(20, seed=1)
-    for batch, same, part in zip(batches, again, of_two, strict=True):
+    batches = draw(20)
+    for batch, same, part in zip(batches, draw(20), draw(20, wanted=[2, 0]), strict=True):
         assert batch.width == same.width == part.width
         np.testing.assert_array_equal(batch.rows, same.rows)
         np.testing.assert_array_equal(batch.rows[[2, 0]], part.rows)
-    assert [b.width for b in batches] != [b.width for b in others]
+    assert [b.width for b in batches] != [b.width for b in draw(20, seed=1)]
