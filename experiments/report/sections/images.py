@@ -205,12 +205,14 @@ def find_call(row: str, alpha: float, optimizer: str, scale: Scale) -> Run:
     """Returns the call that a row is in, without its algorithms: rows of one rate share it."""
     rate = find_rate(row, alpha, optimizer, scale)
     chosen = f"--learning-rate {rate:g} --dirichlet-alpha {float(alpha)}"
-    kind, options = "momentum-", chosen
+    kind = "momentum-"
     if optimizer == "sgd":
-        kind, options = "", f"--optimizer sgd {chosen}"
+        kind = ""
+        chosen = f"--optimizer sgd {chosen}"
     elif row == "qg":
-        kind, options = "quasi-global-", f"{chosen} --momentum quasi-global"
-    return Run(f"relaysgd-{alpha:g}-{kind}{rate:g}", "image", tuple(options.split()))
+        kind = "quasi-global-"
+        chosen += " --momentum quasi-global"
+    return Run(f"relaysgd-{alpha:g}-{kind}{rate:g}", "image", tuple(chosen.split()))
 
 
 def list_relay_runs(scale: Scale) -> list[Run]:

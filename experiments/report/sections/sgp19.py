@@ -468,7 +468,8 @@ def find_others(scale: Scale, results: Results, table: str, name: str, caption: 
     pairs = []
     for n in sizes:
         nearest = n if n in accuracies.paper["ar"] else min(accuracies.paper["ar"])
-        ours, paper = {}, {}
+        ours = {}
+        paper = {}
         for cell, accuracy in accuracies.ours.items():
             if cell.nodes == n:
                 title = f"{NAMES[cell.row]}{', 3x' * cell.is_long}"

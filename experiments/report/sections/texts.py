@@ -157,7 +157,10 @@ def find_translation(scale: Scale, results: Results) -> Findings:
     # BLEU is compared at these rates, too: a choice by BLEU of the test set would flatter it.
     best = None
     if all(loss.values for by_rate in losses.values() for loss in by_rate.values()):
-        best = {title: min(x, key=lambda rate, x=x: x[rate].mean) for title, x in losses.items()}
+        best = {
+            title: min(by_rate, key=lambda rate: by_rate[rate].mean)
+            for title, by_rate in losses.items()
+        }
     places = (
         ("2e-3", same),
         ("of two with the lower validation loss for each", best),
