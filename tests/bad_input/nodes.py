@@ -1,22 +1,32 @@
-"""Bad inputs of Nodes, spmd, TrainStep, processes and launch."""
+"""Bad inputs of Nodes, spmd, TrainStep, models sharded inside a node, processes and launch."""
 
 # The types are wrong on purpose.
 # pyright: reportArgumentType=false, reportCallIssue=false
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 import gossipjax as gx
 from bad_input.rows import Call, calls
 from gossipjax import launch, processes
 
 NODES = gx.Nodes(4)
-TX = optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.ring(4)))
-MODEL = {"w": jnp.zeros(2)}
+RING = gx.topology.ring(4)
+SGP = gx.sgp(RING)
+TX = optax.chain(optax.sgd(0.1), SGP)
+MOMENTUM = optax.sgd(0.1, momentum=0.9)
+MODEL = {"w": jnp.zeros((2, 4)), "b": jnp.zeros(3)}
+MESH = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("nodes", "fsdp"))
+ON_MESH = gx.Nodes(mesh=MESH)
+SPECS = {"w": P("fsdp"), "b": None}
 
 
 def identity(*args: Any) -> Any:
@@ -41,100 +51,152 @@ def double(params: Any) -> Any:
     return params, jnp.zeros(())
 
 
-NO_INTEGERS = [0, 2.0, "4"]
-NO_ARGNUMS = [None, 1.5, "x", -1]
-NO_MESH = [4, [jax.devices()[0]]]
-NO_NAMES = [None, ("nodes",)]
+def init(specs: Any, tx: Any = SGP) -> Any:
+    return ON_MESH.init(gx.sharded(tx, specs), MODEL)
 
+
+def update(tx: Any, change: Callable[[Any], Any] = lambda state: state) -> Any:
+    """One update of `tx`, with a state that was made for `SPECS`."""
+    params, state = ON_MESH.init(gx.sharded(SGP, SPECS), MODEL)
+    return ON_MESH.run(lambda p, state: tx.update(p, change(state), p), params, state)
+
+
+def update_parts(tx: Any) -> Any:
+    """One update in a `shard_map` over all axes, where transforms get parts."""
+    sharded = gx.sharded(tx, SPECS)
+    specs = {"w": P("fsdp"), "b": P()}
+
+    def update(params: Any) -> Any:
+        return sharded.update(params, sharded.init(params), params, step=0)[0]
+
+    return jax.shard_map(update, mesh=MESH, in_specs=(specs,), out_specs=specs)(MODEL)
+
+
+def update_unsharded(tx: Any) -> Any:
+    params, state = ON_MESH.init(tx, MODEL)
+    return ON_MESH.run(lambda p, state: tx.update(p, state, p, step=0), params, state)
+
+
+OUTER = gx.outer(optax.sgd(0.1), optax.sgd(0.7), 4)
+BY_HAND = "coordinator_address must be HOST:PORT"
 ROWS: list[Call] = []
-ROWS += calls("Nodes size", gx.Nodes, [*NO_INTEGERS, 2**40], "nodes must be")
-ROWS += calls("Nodes mesh", lambda mesh: gx.Nodes(mesh=mesh), NO_MESH, "mesh must be")
-ROWS += calls(
-    "Nodes axis_name", lambda name: gx.Nodes(4, None, name), NO_NAMES, "axis_name must be"
-)
-ROWS += calls(
-    "Nodes local_axis_name", lambda n: gx.Nodes(4, None, "nodes", n), NO_NAMES, "local_axis_name"
-)
-ROWS += calls("spmd fn", lambda fn: gx.spmd(fn, nodes=4), [None, "f"], "fn must be a function")
-ROWS += calls("spmd mesh", lambda mesh: gx.spmd(identity, mesh), NO_MESH, "mesh must be")
-ROWS += calls("spmd nodes", lambda n: gx.spmd(identity, nodes=n), NO_INTEGERS, "nodes must be")
 for option in ("static_argnums", "donate_argnums", "shared_argnums", "local_argnums"):
     ROWS += calls(
         f"spmd {option}",
         lambda value, option=option: gx.spmd(identity, nodes=4, **{option: value}),
-        NO_ARGNUMS,
-        "argument numbers must be",
+        [1.5, -1],
+        "argument numbers",
     )
-ROWS += calls("TrainStep gradients", lambda f: gx.TrainStep(f, TX, nodes=4), [None, 3], "function")
-ROWS += calls(
-    "TrainStep tx",
-    lambda tx: gx.TrainStep(double, tx, nodes=4),
-    ["sgd", optax.sgd],
-    "tx must",
-)
-ROWS += calls(
-    "TrainStep thread",
-    lambda flag: gx.TrainStep(double, TX, nodes=4, overlap_in_thread=flag),
-    ["yes"],
-    "overlap_in_thread",
-)
-ROWS += calls(
-    "TrainStep local_argnums",
-    lambda n: gx.TrainStep(double, TX, nodes=4, local_argnums=n),
-    [None, 1.5],
-    "argument numbers",
-)
-MOMENTUM = optax.sgd(0.1, momentum=0.9)
-RING = gx.topology.ring(NODES.size)
-ROWS += calls(
-    "TrainStep momentum before its own",
-    lambda gossip: train(double, tx=optax.chain(MOMENTUM, gossip)),
-    [gx.quasi_global(RING, 0.1), gx.mixed_momentum(RING, 0.1), gx.quasi_global_adam(RING, 0.1)],
-    "gossip that is the optimizer must get gradients",
-)
-ROWS += calls("TrainStep step", lambda s: train(double, s), [None, 1.5, -1], "step")
-ROWS += [
-    Call("gradients without aux", lambda: train(lambda p: p), "must return a pair"),
-    Call("gradients of nothing", lambda: train(lambda p: None), "must return a pair"),
-    Call("gradients of three", lambda: train(lambda p: (p, p, p)), "must return a pair"),
-    Call("value_and_grad", lambda: train(lambda p: (jnp.zeros(()), p)), "other order"),
-    Call("gradients of another shape", lambda: train(lambda p: ({"w": p["w"][:1]}, 0.0)), "shapes"),
-    Call("train without a node axis", lambda: train(double, params=MODEL), "must be node-stacked"),
-    Call(
-        "train on a state of one", lambda: train(double, opt_state=TX.init(MODEL)), "node-stacked"
-    ),
-    Call(
-        "run without a node axis", lambda: NODES.run(gx.average_batch_stats, MODEL), "node-stacked"
-    ),
-    Call("run of no function", lambda: NODES.run(None, MODEL), "fn must be a function"),
-    Call("one of other rows", lambda: NODES.one(jnp.arange(4.0)), "rows of all nodes must be"),
-    Call("one of too few", lambda: NODES.one(jnp.ones(3)), "leading axis of 4"),
-    Call("one of a number", lambda: NODES.one(1.0), "leading axis of 4"),
-    Call("init without a transform", lambda: NODES.init(None, MODEL), "tx must be"),
-    Call("init of text", lambda: NODES.init(TX, {"w": "zero"}), "must be an array or a number"),
-    Call("init of integers", lambda: NODES.init(TX, {"w": 3}), "floating-point"),
-    Call("replicate text", lambda: NODES.replicate({"w": "x"}), r"must be an array or a number"),
-    Call("replicate a function", lambda: NODES.replicate(identity), "must be an array or a number"),
-    Call("put of too few rows", lambda: NODES.put(jnp.ones((3, 2))), "leading axis of 4"),
-    Call("put of a number", lambda: NODES.put(1.0), "leading axis of 4"),
-    Call("nodes and mesh", lambda: gx.Nodes(5, launch.mesh(4)), "nodes must be the size"),
-    Call("fewer nodes than devices", lambda: gx.Nodes(2, launch.mesh(4)), "give a multiple of 4"),
-    Call("nodes of several devices", lambda: gx.Nodes(4, launch.mesh(2, 2)), "must have no axis"),
-    Call(
-        "types of several nodes",
-        lambda: gx.spmd(identity, launch.mesh(2), 4, check_vma=True),
+for name, function, values, message in (
+    ("Nodes size", gx.Nodes, [0, 2.0, 2**40], "nodes must be"),
+    ("Nodes mesh", lambda mesh: gx.Nodes(mesh=mesh), [4, [jax.devices()[0]]], "mesh must be"),
+    ("Nodes and mesh", lambda n: gx.Nodes(n, launch.mesh(4)), [2, 5], "nodes must be the size"),
+    ("Nodes of rows", lambda n: gx.Nodes(n, launch.mesh(2, 2)), [4], "must have no axis"),
+    ("Nodes axis_name", lambda name: gx.Nodes(4, None, name), [("nodes",), "local"], "axis_name"),
+    ("spmd fn", lambda fn: gx.spmd(fn, nodes=4), [None, Unhashable()], "fn must be a function"),
+    ("spmd nodes", lambda n: gx.spmd(identity, nodes=n), [0, 2.0], "nodes must be"),
+    (
+        "spmd check_vma",
+        lambda flag: gx.spmd(identity, launch.mesh(2), 4, check_vma=flag),
+        [True],
         "check_vma must be False",
     ),
-    Call("names of axes", lambda: gx.Nodes(4, None, "x", "x"), "must differ"),
-    Call("unhashable function", lambda: gx.spmd(Unhashable(), nodes=4), "can be hashed"),
-]
-
-
-ROWS += calls("all_processes", processes.all_processes, [None, "yes"], "must be a bool")
-ROWS += calls("broadcast_text", processes.broadcast_text, [None, "x" * 2000], "text must")
-ROWS += calls(
-    "require_shared_folder", processes.require_shared_folder, [None, "runs"], "folder must"
-)
+    ("TrainStep gradients", lambda f: gx.TrainStep(f, TX, nodes=4), [None], "function"),
+    ("TrainStep tx", lambda tx: gx.TrainStep(double, tx, nodes=4), [optax.sgd], "tx must"),
+    (
+        "TrainStep thread",
+        lambda nodes: gx.TrainStep(double, SGP, nodes=nodes, overlap_in_thread=True),
+        [ON_MESH],
+        "overlap_in_thread must be None or False",
+    ),
+    (
+        "TrainStep momentum before its own",
+        lambda gossip: train(double, tx=optax.chain(MOMENTUM, gossip)),
+        [gx.quasi_global(RING, 0.1), gx.mixed_momentum(RING, 0.1), gx.quasi_global_adam(RING, 0.1)],
+        "gossip that is the optimizer must get gradients",
+    ),
+    ("TrainStep step", lambda s: train(double, s), [1.5, -1], "step"),
+    ("gradients", train, [lambda p: p, lambda p: None, lambda p: (p, p, p)], "a pair"),
+    ("gradients and value", train, [lambda p: (jnp.zeros(()), p)], "other order"),
+    ("gradients of parts", train, [lambda p: (p | {"w": p["w"][:1]}, 0.0)], "shapes"),
+    ("train on", lambda params: train(double, params=params), [MODEL], "must be node-stacked"),
+    ("state", lambda s: train(double, opt_state=s), [TX.init(MODEL)], "node-stacked"),
+    ("run on", lambda x: NODES.run(gx.average_batch_stats, x), [MODEL], "node-stacked"),
+    ("run of", lambda fn: NODES.run(fn, MODEL), [None], "fn must be a function"),
+    ("one", NODES.one, [jnp.arange(4.0), jnp.ones(3), 1.0], "must be"),
+    ("init without a transform", lambda tx: NODES.init(tx, MODEL), [None], "tx must be"),
+    ("init of", lambda params: NODES.init(TX, params), [{"w": "zero"}, {"w": 3}], "['w'] must be"),
+    ("replicate", NODES.replicate, [{"w": "x"}, identity], "must be an array or a number"),
+    ("put", NODES.put, [jnp.ones((3, 2)), 1.0], "leading axis of 4"),
+    ("all_processes", processes.all_processes, [None, "yes"], "must be a bool"),
+    ("broadcast_text", processes.broadcast_text, ["x" * 2000], "text must"),
+    ("folder", processes.require_shared_folder, ["runs"], "folder must"),
+    ("local_nodes axis", lambda a: processes.local_nodes(launch.mesh(4), 4, a), ["x"], "mesh must"),
+    ("local_nodes", lambda n: processes.local_nodes(launch.mesh(4), n), [5], "mesh must have"),
+    ("processes.put", lambda x: processes.put(x, launch.mesh(4), 4), [jnp.ones(3)], "axis of 4"),
+    ("mesh axis", lambda size: launch.mesh(2, fsdp=size), [0, 2.0, 1000], "must be"),
+    ("mesh nodes", launch.mesh, [0, 2.0, 1000], "must be"),
+    ("mesh local", lambda n: launch.mesh(1, n), [0, 1.5, 1000], "must be"),
+    ("mesh divisor", lambda n: launch.mesh(None, n), [3, 5], "must divide"),
+    ("mesh devices", lambda d: launch.mesh(devices=d), [[], jax.devices() * 2], "devices must be"),
+    ("surviving_nodes", launch.surviving_nodes, [0, None], "nodes must be"),
+    ("address", lambda a: launch.initialize(a, 2, 0), ["host", "host:0", ":1", "::1:80"], BY_HAND),
+    ("num_processes", lambda n: launch.initialize("host:1", n, 0), [-1, 1.5], "num_processes"),
+    ("process_id", lambda n: launch.initialize("host:1", 2, n), [-1, 2], "process_id"),
+    ("no id", lambda n: launch.initialize(num_processes=n), [2], "must be given together"),
+    (
+        "initialize timeout",
+        lambda t: launch.initialize(num_processes=1, initialization_timeout=t),
+        [0, float("nan"), 1e9],
+        "initialization_timeout",
+    ),
+    ("advance", launch.advance, [-1, 1.5], "step must be"),
+    ("exit_process", launch.exit_process, [256], "status must be"),
+    ("sharded specs", lambda s: gx.sharded(SGP, s), [{"w": "fsdp", "b": None}], "PartitionSpec"),
+    ("sharded nodes", lambda s: gx.sharded(SGP, s), [{"w": P("nodes")}], "P('nodes',)"),
+    ("sharded tx", lambda tx: gx.sharded(tx, SPECS), ["sgp"], "tx of sharded must"),
+    (
+        "put specs",
+        lambda specs: ON_MESH.put({"x": jnp.zeros((4, 3))}, specs),
+        ["fsdp", {}, P("nodes"), P("tensor"), P("fsdp"), P(None, None, "fsdp")],
+        "specs",
+    ),
+    ("fsdp_specs mesh", lambda m: gx.fsdp_specs(MODEL, m), [None], "mesh must be"),
+    ("fsdp_specs axis", lambda a: gx.fsdp_specs(MODEL, MESH, a), ["tensor"], "'tensor', got"),
+    ("without sharded", update_unsharded, [SGP, gx.osgp(RING), gx.allreduce(), OUTER], "sharded"),
+    ("no spec", init, [{"w": P("fsdp")}], "none for params['b']"),
+    ("no parameter", init, [SPECS | {"c": None}], "one for ['c']"),
+    ("no axis of a node", init, [{"w": P("tensor"), "b": None}], "P('tensor',)"),
+    ("too many axes", init, [{"w": P("fsdp"), "b": P(None, "fsdp")}], "an entry per axis"),
+    ("uneven parts", init, [{"w": P("fsdp"), "b": P("fsdp")}], "shape [3], evenly"),
+    ("whole models", init, [{"w": None, "b": None}], "would each send it"),
+    (
+        "copies that are rounded apart",
+        lambda wire: init(SPECS, gx.sgp(RING, wire=wire)),
+        [gx.wire.int8(), gx.wire.float16()],
+        "rounded apart",
+    ),
+    ("other axis", lambda a: init(SPECS, gx.sgp(RING, axis_name=a)), ["replicas"], "'replicas'"),
+    ("other specs", lambda s: update(gx.sharded(SGP, s)), [{"w": P(), "b": None}], "its specs"),
+    (
+        "an optimizer of parts",
+        update_parts,
+        [
+            optax.chain(optax.clip_by_global_norm(1.0), SGP),
+            OUTER,
+            optax.masked(SGP, {"w": True, "b": False}),
+            gx.apply_if_finite(TX),
+        ],
+        "one gossip or gx.allreduce alone",
+    ),
+    (
+        "types of what varies",
+        lambda flag: ON_MESH.spmd(lambda x: x, check_vma=flag)(ON_MESH.replicate(MODEL)),
+        [True],
+        "check_vma must be False",
+    ),
+):
+    ROWS += calls(name, function, values, message)
 ROWS += [
     Call(
         "a folder in a file",
@@ -143,54 +205,23 @@ ROWS += [
         OSError,
     ),
     Call(
-        "local_nodes axis", lambda: processes.local_nodes(launch.mesh(4), 4, "x"), "mesh must have"
+        "the state of another transform",
+        lambda: update(gx.sharded(SGP, SPECS), change=lambda state: state.inner),
+        "ShardedState",
     ),
-    Call("local_nodes size", lambda: processes.local_nodes(launch.mesh(4), 5), "mesh must have"),
     Call(
-        "put on a mesh", lambda: processes.put(jnp.ones(3), launch.mesh(4), 4), "leading axis of 4"
+        "specs of other parameters in a diagnostic",
+        lambda: ON_MESH.run(
+            lambda x: gx.diagnostics.consensus_distance(x, specs={"w": P("fsdp")}),
+            ON_MESH.replicate(MODEL),
+        ),
+        "none for params['b']",
+    ),
+    Call(
+        "the state without its specs",
+        lambda: ON_MESH.run(
+            lambda params: gx.exchange(gx.osgp(RING).init(params), 1), ON_MESH.replicate(MODEL)
+        ),
+        "state of the whole chain",
     ),
 ]
-ROWS += calls("mesh axis", lambda size: launch.mesh(2, fsdp=size), NO_INTEGERS, "must be")
-ROWS += [
-    Call("mesh of no node", lambda: launch.mesh(fsdp=1000), "must divide the number of devices"),
-]
-ROWS += calls("mesh nodes", launch.mesh, [*NO_INTEGERS, 1000], "must be")
-ROWS += calls("mesh local", lambda n: launch.mesh(1, n), [0, 1.5, "2", 1000], "must be")
-ROWS += calls("mesh divisor", lambda n: launch.mesh(None, n), [3, 5], "must divide")
-ROWS += calls("surviving_nodes", launch.surviving_nodes, [*NO_INTEGERS, None], "nodes must be")
-ROWS += calls(
-    "initialize address",
-    lambda a: launch.initialize(a, 2, 0),
-    ["host", "host:0", "host:99999", ":1", "::1:80"],
-    "coordinator_address must be HOST:PORT",
-)
-ROWS += calls(
-    "initialize num_processes",
-    lambda n: launch.initialize("host:1", n, 0),
-    [-1, 1.5],
-    "num_processes",
-)
-ROWS += calls(
-    "initialize process_id",
-    lambda n: launch.initialize("host:1", 2, n),
-    [-1, 2, "x"],
-    "process_id",
-)
-ROWS += calls(
-    "initialize timeout",
-    lambda t: launch.initialize(num_processes=1, initialization_timeout=t),
-    [0, "60", float("nan"), 1e9],
-    "initialization_timeout",
-)
-ROWS += [
-    Call("incomplete", lambda: launch.initialize(num_processes=2), "must be given together"),
-    Call("incomplete id", lambda: launch.initialize(process_id=0), "must be given together"),
-]
-ROWS += calls(
-    "mesh devices",
-    lambda d: launch.mesh(devices=d),
-    [[], [1], jax.devices() * 2],
-    "devices must be",
-)
-ROWS += calls("advance", launch.advance, [-1, 1.5, "3"], "step must be")
-ROWS += calls("exit_process", launch.exit_process, [None, 256], "status must be")

@@ -29,7 +29,6 @@ from bad_input import (
     nodes,
     plans,
     programs,
-    sharding,
     workloads,
 )
 from bad_input.rows import Call, Line
@@ -49,7 +48,7 @@ from gossipjax.launch import __main__ as launch
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [f"{ROOT / package}{os.sep}" for package in ("gossipjax", "experiments")]
-TABLES = (algorithms, nodes, sharding, checkpoint, cost_model)
+TABLES = (algorithms, nodes, checkpoint, cost_model)
 LINES = [*programs.ROWS, *workloads.ROWS, *plans.ROWS]
 CALLS = [(f"{table.__name__}: {row.id}", row) for table in TABLES for row in table.ROWS]
 MAX_SECONDS = 10  # of a row
