@@ -207,8 +207,9 @@ def _build_osgp(schedule: gx.Schedule, options: MethodOptions, biased: bool = Fa
 
 def _build_adpsgd(schedule: gx.Schedule, options: MethodOptions) -> Transform:
     if options.delays_of is None:
-        rounds, nodes = MAX_ROUNDS, schedule.size
-        delays = gx.random_delays(nodes, rounds, options.seed, options.staleness, MAX_DELAY)
+        delays = gx.random_delays(
+            schedule.size, MAX_ROUNDS, options.seed, options.staleness, MAX_DELAY
+        )
     else:
         delays = _read_delays(options.delays_of)
     return gx.adpsgd(schedule, delays, wire=options.codec)

@@ -1,5 +1,8 @@
 """The momentum of the training programs as one switch: local, mixed, quasi-global, outer."""
 
+import itertools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -78,30 +81,28 @@ def test_the_local_half_of_a_step_needs_no_exchange(momentum):
         np.testing.assert_allclose(params, local, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
+def test_what_cannot_mix_momentum():
+    cases: list[tuple[str, dict[str, Any], str]] = [
         ("1-osgp", {}, "must be sgp or dpsgd-adapt-then-combine, which mix .* got osgp"),
         ("sgp", {"local_steps": 2}, "must exchange at every update"),
         ("sgp@star", {}, "must be doubly stochastic"),
-    ],
-)
-@pytest.mark.parametrize("momentum", MOMENTUMS)
-def test_what_cannot_mix_momentum(momentum, name, changes, message):
-    options = MethodOptions(NODES, momentum=momentum, **changes)
-    with pytest.raises(ValueError, match=message):
-        make_method(name, options, optax.identity())
+    ]
+    for (name, changes, message), momentum in itertools.product(cases, MOMENTUMS):
+        options = MethodOptions(NODES, momentum=momentum, **changes)
+        with pytest.raises(ValueError, match=message):
+            make_method(name, options, optax.identity())
 
 
 def test_outer_momentum_is_slowmo_around_plain_sgd():
-    options = TrainingOptions(momentum="outer")
-    outer = options.outer
-    assert outer is not None
-    assert (outer.every, outer.momentum, outer.rate) == (12, 0.7, 1.0)
-    options = TrainingOptions(momentum="outer", outer_every=48, outer_momentum=0.5)
-    outer = options.outer
-    assert outer is not None
-    assert (outer.every, outer.momentum) == (48, 0.5)
+    cases: list[tuple[dict[str, Any], Any]] = [
+        ({}, (12, 0.7, 1.0)),
+        ({"outer_every": 48, "outer_momentum": 0.5}, (48, 0.5, 1.0)),
+        ({"outer_momentum": 0.0}, (12, 0.0, 1.0)),
+    ]
+    for given, expected in cases:
+        outer = TrainingOptions(momentum="outer", **given).outer
+        assert outer is not None
+        assert (outer.every, outer.momentum, outer.rate) == expected
     with pytest.raises(ValueError, match="--momentum outer must come with --optimizer nesterov"):
         TrainingOptions(momentum="outer", optimizer="sgd")
 

@@ -15,7 +15,6 @@ from experiments.training.methods import (
     make_method,
     spell_name,
 )
-from experiments.training.options import TrainingOptions
 
 
 @pytest.fixture(autouse=True)
@@ -50,30 +49,23 @@ def test_an_outer_step_is_counted_in_updates(tmp_path):
     assert agreed == [1, 4, 5, 8]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--outer-momentum", "0.5"), "--outer-momentum needs --outer-every"),
-        (("--outer-every", "99"), "--outer-every must be at most the updates of a run, 8"),
+def test_what_is_impossible_is_refused(tmp_path, capsys):
+    for arguments, message in (
+        ("--outer-momentum 0.5", "--outer-momentum needs --outer-every"),
+        ("--outer-every 99", "--outer-every must be at most the updates of a run, 8"),
+        ("--outer-every 4 --momentum mixed --algorithm sgp@ring", "--momentum must"),
+        ("--outer-every 4 --outer-nesterov", "--outer-nesterov must come with momentum"),
         (
-            ("--outer-every", "4", "--momentum", "mixed", "--algorithm", "sgp@ring"),
-            "--momentum must",
-        ),
-        (("--outer-every", "4", "--outer-nesterov"), "--outer-nesterov must come with momentum"),
-        (
-            ("--outer-every", "4", "--outer-average", "none", "--outer-wire", "int8"),
+            "--outer-every 4 --outer-average none --outer-wire int8",
             "--outer-wire must be float32 with --outer-average none",
         ),
-        (("--algorithm", "local", "--local-steps", "4"), "give --outer-every 4 instead"),
-        (("--outer-every", "4", "--outer-average", "mean"), "outer-average"),
-    ],
-)
-def test_what_is_impossible_is_refused(tmp_path, capsys, arguments, message):
-    with pytest.raises(SystemExit) as stop:
-        train(tmp_path, *arguments)
-    assert stop.value.code == 2
-    printed = capsys.readouterr()
-    assert message in " ".join(f"{printed.out} {printed.err}".replace("│", " ").split())
+        ("--algorithm local --local-steps 4", "give --outer-every 4 instead"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            train(tmp_path, *arguments.split())
+        assert stop.value.code == 2
+        printed = capsys.readouterr()
+        assert message in " ".join(f"{printed.out} {printed.err}".replace("│", " ").split())
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -91,11 +83,3 @@ def test_it_stands_around_what_keeps_nothing_but_models(name):
         patch.setitem(vars(ALGORITHMS[name]), "takes_outer", True)
         with pytest.raises(ValueError, match="inner of outer must hold no gossip"):
             make()
-
-
-def test_an_outer_momentum_of_0_is_0():
-    slow = {"momentum": "outer", "outer_every": 4}
-    for given, expected in ((None, 0.7), (0.0, 0.0), (0.5, 0.5)):
-        outer = TrainingOptions(outer_momentum=given, **slow).outer
-        assert outer is not None
-        assert outer.momentum == expected
