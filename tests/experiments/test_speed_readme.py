@@ -22,7 +22,6 @@ from experiments.speed.wire.measure import summarize_configuration, summarize_ro
 from experiments.speed.wire.rows import make_row
 from experiments.speed.wire.stragglers import add_ratios, summarize_run
 from experiments.speed.wire.timed import ALL_LINKS, BUSY_HOSTS, COMPUTATION, SINGLE_LINK
-from experiments.training.methods import MethodOptions, make_method
 
 README = (Path(step.__file__).parents[1] / "README.md").read_text()
 OPTIONS = {
@@ -83,20 +82,6 @@ def test_fields_of_wire():
 def test_the_settings_of_the_allocator_are_those_of_the_launcher():
     settings = [f"{name}={value}" for name, value in gx.launch.MALLOC_ENVIRONMENT.items()]
     assert f"{' '.join(settings)} \\\n  python -m experiments.speed local step" in README
-
-
-def test_fields_of_step():
-    plan = step.plan_updates(gx.Nodes(2), {"w": (8, 8)}, 1)
-    runs = [run for _, measure in plan.cases for run in measure()]
-    assert read_fields("step") <= set(runs[0])
-
-
-def test_fields_of_simulation():
-    method = make_method("sgp", MethodOptions(2), simulation.OPTIMIZER)
-    seconds = [(2.0, 1.0), (3.0, 1.0)]
-    description = {"placement": "here", "bytes_per_device": 4, "peak_bytes": 8}
-    run = simulation.summarize_case(simulation.Options(), method, 2, description, seconds)
-    assert read_fields("simulation") <= set(run)
 
 
 def test_fields_of_stragglers():

@@ -158,7 +158,7 @@ def stack_shapes(tree: Any, mesh: Mesh, spec: P) -> Any:
 
 def lower_step(
     tx: optax.GradientTransformationExtraArgs, mlp: MlpSpec, mesh: Mesh, step: int | None
-) -> jax.stages.Lowered:
+) -> Any:
     """Lowers the train step for the round of the static step number `step`.
 
     Without a number the step is traced, and the program holds all rounds. The mesh has the axis

@@ -4,7 +4,7 @@ python -m experiments.speed.wire.report OUT
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,7 +132,7 @@ def list_bytes_by_round(runs: Sequence[Record]) -> list[str]:
     return lines
 
 
-def save_figure(figure: Figure, panels: Sequence[Axes], columns: int, path: Path) -> None:
+def save_figure(figure: Figure, panels: Iterable[Axes], columns: int, path: Path) -> None:
     """Writes a PNG, with one legend for all panels below them."""
     handles: dict[str, Any] = {}
     for axes in panels:

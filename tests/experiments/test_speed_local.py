@@ -1,4 +1,4 @@
-"""The measurement of simulated nodes as its users run it, and the input that is prefetched."""
+"""Simulated nodes, the input and an update, measured as their users do it."""
 
 import json
 import os
@@ -10,33 +10,25 @@ import time
 from pathlib import Path
 
 import pytest
+from original_files import CIFAR_PER_FILE, write_cifar
+from test_speed_readme import read_fields
 
+from experiments.data.originals import ORIGINALS
 from experiments.data.prefetch import prefetch
+from experiments.data.preparation import prepare
 from experiments.speed.__main__ import main
+from experiments.speed.compiled.passes import MIN_PASSES
 from experiments.speed.local import simulation
 from experiments.speed.local.simulation import LoopSettings
+from experiments.speed.local.step import plan_updates
 from experiments.training.methods import MethodOptions, make_method
+from experiments.training.placement import place_nodes
 
 ROOT = Path(__file__).resolve().parents[2]
+SMALL = {"a": (64, 32), "b": (100,), "c": (8, 8, 8)}
 
 
-@pytest.mark.parametrize(
-    ("placement", "described"),
-    [("auto", "one CPU device per node"), ("vmap", "simulated on one CPU device by vmap")],
-)
-def test_both_loops_are_measured(tmp_path, capsys, placement, described):
-    out = tmp_path / "out"
-    arguments = ["--nodes", "3", "--batch-size-per-node", "2", "--placement", placement]
-    main(["local", "simulation", *arguments, "--steps", "1", "--out", str(out)])
-    (run,) = json.loads((out / "summary.json").read_text())["runs"]
-    assert (run["nodes"], run["placement"]) == (3, described)
-    assert run["algorithm"] == "sgp"
-    assert run["images_per_second"] > 0
-    assert run["ratio_p10"] <= run["ratio"] <= run["ratio_p90"]
-    assert "Images per second" in capsys.readouterr().out
-
-
-def test_placements_are_compared(tmp_path):
+def test_both_loops_are_measured_in_all_placements(tmp_path, capsys):
     out = tmp_path / "out"
     arguments = ["--nodes", "4", "--devices", "2", "--batch-size-per-node", "2", "--steps", "1"]
     main(["local", "simulation", *arguments, "--out", str(out)])
@@ -48,7 +40,13 @@ def test_placements_are_compared(tmp_path):
     ]
     several, single, simulated = (run["bytes_per_device"] for run in runs)
     assert single < several < simulated
-    assert min(run["peak_bytes"] for run in runs) > 10**7
+    for run in runs:
+        assert read_fields("simulation") <= set(run)
+        assert (run["nodes"], run["algorithm"]) == (4, "sgp")
+        assert run["images_per_second"] > 0
+        assert run["ratio_p10"] <= run["ratio"] <= run["ratio_p90"]
+        assert run["peak_bytes"] > 10**7
+    assert "Images per second" in capsys.readouterr().out
 
 
 def test_the_ratio_is_plain_over_simulated_turn_by_turn():
@@ -117,7 +115,6 @@ def test_a_loop_that_fails_is_reported(tmp_path, capfd, monkeypatch):
     ("arguments", "message"),
     [
         (["--nodes", "0"], "--nodes must be an integer >= 1, got 0"),
-        (["--steps", "0"], "--steps must be an integer >= 1, got 0"),
         (["--algorithm", "sgd"], "no algorithm is named 'sgd'"),
         (["--nodes", "4", "6", "--devices", "4"], "--devices must divide --nodes, got 4 devices a"),
         (
@@ -177,3 +174,73 @@ def test_an_error_in_the_input_is_raised_where_it_is_asked_for():
     assert next(prefetched) == 1
     with pytest.raises(OSError, match="the disk is gone"):
         next(prefetched)
+
+
+@pytest.mark.parametrize("placement", ["mesh", "vmap"])
+def test_every_update_is_compared_with_both_copies(placement):
+    plan = plan_updates(place_nodes(placement, 4), SMALL, 2)
+    runs = [run for _, measure in plan.cases for run in measure()]
+    assert [run["update"] for run in runs] == list(MIN_PASSES)
+    for run in runs:
+        assert read_fields("step") <= set(run)
+        assert run["seconds_p10"] <= run["seconds"] <= run["seconds_p90"]
+        for copy in ("fresh_buffer", "in_place"):
+            assert run[f"ratio_{copy}"] > 0
+            assert run[f"copy_bytes_per_second_{copy}"] > 0
+    assert plan.make_table(runs).row_count == len(MIN_PASSES)
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cifar")
+    prepare(ORIGINALS["cifar10"](write_cifar(folder / "from"), 0), folder)
+    return folder
+
+
+def test_the_input_of_a_prepared_set(
+    cifar: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["local", "input", "--dataset", "cifar10", "--data-dir", str(cifar), "--turns", "3"]
+    short = ["--turn-seconds", "0.01", "--batch-size-per-node", "5", "--nodes", "2"]
+    main([*arguments, *short, "--out", str(tmp_path / "out")])
+    (run,) = json.loads((tmp_path / "out" / "summary.json").read_text())["runs"]
+    assert (run["dataset"], run["images"]) == ("cifar10", 5 * CIFAR_PER_FILE)
+    assert 0 < run["images_per_second_p10"] <= run["images_per_second"]
+    assert run["images_per_second"] <= run["images_per_second_p90"]
+    assert 3000 < run["encoded_bytes"] < 4000  # noise is not compressed
+    assert run["ratio"] > 0
+    assert run["corrupt_images"] == 0
+    assert read_fields("input") <= set(run)
+    assert "cifar10" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dataset", "cifar10", "cifar10"], "must be one or several different data sets"),
+        (["--nodes", "41"], "40 examples cannot be divided over 41 nodes"),
+        (["--batch-size-per-node", "10000000000"], "the batches must fit into"),
+    ],
+)
+def test_wrong_options(
+    cifar: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    given = ["--dataset", "cifar10", *arguments, "--data-dir", str(cifar)]
+    with pytest.raises(SystemExit) as stop:
+        main(["local", "input", *given, "--out", str(tmp_path / "out")])
+    assert stop.value.code == 2
+    captured = capsys.readouterr()
+    assert message in " ".join(f"{captured.out} {captured.err}".split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_set_that_is_not_prepared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["local", "input", "--data-dir", str(tmp_path), "--out", str(tmp_path / "out")])
+    assert stop.value.code == 2
+    assert "experiments.data prepare cifar10 --from FOLDER" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
