@@ -1,5 +1,6 @@
 """Joining a job: process information, and jobs of two real processes."""
 
+import contextlib
 import inspect
 import json
 import os
@@ -233,22 +234,23 @@ def test_jax_detects_slurm():
     port = free_address().rpartition(":")[2]
     slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_NUM_TASKS": "2"}
     slurm |= {"SLURM_NTASKS": "2", "JAX_COORDINATOR_PORT": port, "JAX_NUM_CPU_DEVICES": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code],
-            env=environment(**slurm, SLURM_PROCID=str(i), SLURM_LOCALID=str(i)),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for i in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=TIMEOUT)[0] for process in processes]
-    finally:
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", code],
+                    env=environment(**slurm, SLURM_PROCID=str(i), SLURM_LOCALID=str(i)),
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for i in range(2)
+        ]
         for process in processes:
-            process.kill()
-    for i in range(2):
-        assert f"ProcessInfo(process_id={i}, num_processes=2) 2\n" in outputs[i]
+            stack.callback(process.kill)
+        for i, process in enumerate(processes):
+            output = process.communicate(timeout=TIMEOUT)[0]
+            assert f"ProcessInfo(process_id={i}, num_processes=2) 2\n" in output
 
 
 def test_a_failing_process_of_a_cluster_does_not_wait_for_the_others():

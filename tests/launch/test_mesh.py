@@ -87,16 +87,11 @@ def test_a_node_does_not_straddle_slices(nodes, inner, slices, monkeypatch):
     assert order == sorted(order)
 
 
-@pytest.mark.parametrize(
-    ("counts", "inner", "message"),
-    [
-        ((8, 4), 4, r"all slices must have the same number of devices, got \{0: 8, 1: 4\}"),
-        ((4, 4, 4), 6, "got 6 devices per node and 4 per slice.* as 2"),
-    ],
-)
-def test_slices_that_cannot_be(counts, inner, message):
-    with pytest.raises(ValueError, match=message):
-        launch.mesh(devices=fake_slices(*counts), local=inner)
+def test_slices_that_cannot_be():
+    with pytest.raises(ValueError, match=r"all slices must have the same .* \{0: 8, 1: 4\}"):
+        launch.mesh(devices=fake_slices(8, 4), local=4)
+    with pytest.raises(ValueError, match=r"got 6 devices per node and 4 per slice.* as 2"):
+        launch.mesh(devices=fake_slices(4, 4, 4), local=6)
 
 
 @pytest.mark.parametrize(
@@ -104,8 +99,6 @@ def test_slices_that_cannot_be(counts, inner, message):
     [
         (4, {"fsdp": 2, "tensor": 2}, r"nodes \* fsdp \* tensor must be .* 4 \* 2 \* 2 = 16 and 8"),
         (None, {"a": 4, "b": 4}, r"a \* b must divide .*, got 16 .*--local-devices 16"),
-        (9, {}, r"got 9 \* 1 = 9 and 8 devices \(8 in 1 process\).*jax_num_cpu_devices"),
-        (None, {"local": 3}, "local must divide the number of devices, got 3 and 8 devices"),
     ],
 )
 def test_nodes_that_cannot_be_meshes(nodes, axes, message):
