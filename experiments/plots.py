@@ -230,11 +230,8 @@ def _draw_line(axes: Axes, points: list[Any], linestyle: str, look: dict[str, An
 def plot_topology(matrices: np.ndarray, title: str, path: Path) -> None:
     """Plots who sends to whom, the nodes on a circle, a panel per round (the first 8), as a PNG.
 
-    Args:
-        matrices: floats `[T, N, N]`; in round t, receiver i gives the weight `matrices[t, i, j]`
-            to what sender j sends. Every non-zero weight off the diagonal is an arrow from j to i.
-        title: the name of the topology.
-        path: the PNG to write.
+    In round t of `matrices`, `[T, N, N]`, receiver i gives the weight `matrices[t, i, j]` to what
+    sender j sends. Every non-zero weight off the diagonal is an arrow from j to i.
 
     Raises:
         ValueError: if the matrices have another shape.

@@ -37,9 +37,8 @@ def exit_on_error(get_out: Callable[[], Path | None] = lambda: None) -> Iterator
     are bugs, of this program or of a task. Right for one process and for several: a process that
     fails does not wait for the others, see `gx.launch.exit_process`.
 
-    Args:
-      get_out: returns the folder of the results, or None while there is none. After Ctrl-C the
-        program says that the folder holds what was measured.
+    `get_out` returns the folder of the results, or None while there is none. After Ctrl-C the
+    program says that the folder holds what was measured.
 
     >>> with exit_on_error():
     ...     raise OSError("no space left on device")

@@ -9,7 +9,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from experiments.program import ProgramError
 from experiments.results import Record, is_number
@@ -21,20 +21,18 @@ OFFLINE_MODES = ("offline", "dryrun", "disabled")
 PROJECT = "gossipjax"
 
 
-class Reporter(Protocol):
-    """Where the lines of one run go."""
+class Reporter:
+    """Where the lines of one run go; this one takes them and does nothing."""
 
     def start(self, step: int) -> str | None:
         """Starts, or goes on after `step`; returns a message for the user, if there is one."""
-        ...
+        return None
 
     def add(self, line: Record) -> None:
         """Adds a line of `metrics.jsonl`."""
-        ...
 
     def close(self, has_failed: bool) -> None:
         """Writes what is not written yet. Called once, also if nothing was started."""
-        ...
 
 
 def import_package(report_to: ReportTo) -> Any:
@@ -62,15 +60,11 @@ def open_reporter(
 ) -> Iterator[Reporter]:
     """Opens the reporter of one run, and closes it, also after an error.
 
-    Args:
-      report_to: the choice; `none` takes the lines and does nothing.
-      out: the folder of the results.
-      name: of the run.
-      folder_name: the same in letters that a folder can have.
-      options: those of the program.
+    `out` is the folder of the results; `folder_name` is the `name` of the run in letters that a
+    folder can have.
     """
     package = import_package(report_to)
-    reporter: Reporter = NoReporter()
+    reporter = Reporter()
     if report_to == "tensorboard":
         reporter = TensorboardReporter(package, out / "tensorboard" / folder_name)
     elif report_to == "wandb":
@@ -83,20 +77,7 @@ def open_reporter(
         reporter.close(has_failed)
 
 
-class NoReporter:
-    """Takes the lines and does nothing."""
-
-    def start(self, step: int) -> str | None:
-        return None
-
-    def add(self, line: Record) -> None:
-        return
-
-    def close(self, has_failed: bool) -> None:
-        return
-
-
-class TensorboardReporter:
+class TensorboardReporter(Reporter):
     """Event files in a folder of the run. Lines that a resumed run repeats replace the old ones."""
 
     def __init__(self, package: Any, folder: Path):
@@ -120,7 +101,7 @@ class TensorboardReporter:
             self._writer.close()
 
 
-class WandbReporter:
+class WandbReporter(Reporter):
     """A run of Weights & Biases in a group for the experiment; one that is resumed goes on.
 
     Without a login, and without `WANDB_MODE`, it is written offline. It never asks for a login.

@@ -162,8 +162,7 @@ class Translation(Task):
         self.tokenizer = make_tokenizer(options, texts, VOCABULARY_SIZE)
         self.sources = Sequences.encode(self.tokenizer, train.sources)
         self.targets = Sequences.encode(self.tokenizer, train.targets)
-        lengths = np.maximum(self.sources.lengths, self.targets.lengths)
-        self.lengths = lengths
+        lengths = self.lengths = np.maximum(self.sources.lengths, self.targets.lengths)
         # Those of the nodes at the start: the steps of a run do not depend on where it goes on.
         buckets = self.make_buckets(options.nodes)
         self.num_examples = sum(len(bucket.rows) * bucket.width for bucket in buckets)

@@ -33,11 +33,8 @@ def run_program(
 ) -> None:
     """Parses the options, joins the job, trains, and reports; ends the program if that fails.
 
-    Args:
-      module: the program is `python -m MODULE`.
-      options_type: a dataclass; the first line of its docstring describes the program.
-      make_task: makes the task from the options; most often the class of the task.
-      arguments: of the command line; None is `sys.argv[1:]`.
+    The program is `python -m MODULE`, described by the first line of the docstring of
+    `options_type`. `make_task` is most often the class of the task.
     """
     sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     experiment: Experiment | None = None

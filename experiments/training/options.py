@@ -200,22 +200,11 @@ class TrainingOptions(OptimizationOptions, ExchangeOptions):
     """
 
     CHANGEABLE_ON_RESUME: ClassVar[frozenset[str]] = frozenset(
-        {
-            "nodes",
-            "fsdp",
-            "placement",
-            "log_every",
-            "checkpoint_every",
-            "max_to_keep",
-            "resume",
-            "init_from",
-            "out",
-            "overwrite",
-            "preset",
-            "report_to",
-        }
+        (
+            *("nodes", "fsdp", "placement", "log_every", "checkpoint_every", "max_to_keep"),
+            *("resume", "init_from", "out", "overwrite", "preset", "report_to"),
+        )
     )
-
     BATCH_OPTION: ClassVar[str] = "--batch-size-per-node"
 
     preset: str | None = None

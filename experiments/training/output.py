@@ -80,8 +80,8 @@ class RunProgress:
 class Output:
     """The results of an experiment in its folder. Only process 0 writes.
 
-    `environment` says what the runs are trained on; `previous` is the content of `summary.json` of
-    an experiment that is resumed, else empty. `runs` has an entry for each finished run.
+    `previous` is the content of `summary.json` of an experiment that is resumed, else empty. `runs`
+    has an entry for each finished run.
     """
 
     def __init__(self, folder: Path, options: Record, environment: Record, previous: Record):

@@ -44,18 +44,16 @@ def make_cifar_image(index: int) -> np.ndarray:
     return image
 
 
-def cifar_files(labels: np.ndarray | None = None) -> dict[str, bytes]:
-    """The six pickles; example i of all has label `i % 10`, or `labels[i]`."""
-    names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+def cifar_files() -> dict[str, bytes]:
+    """The six pickles; example i of all has label `i % 10`."""
     files = {}
+    names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
     for number, name in enumerate(names):
         rows = range(number * CIFAR_PER_FILE, (number + 1) * CIFAR_PER_FILE)
         images = np.stack([make_cifar_image(row) for row in rows])
         content = {
-            b"batch_label": name.encode(),
-            b"labels": [row % 10 if labels is None else int(labels[row]) for row in rows],
+            b"labels": [row % 10 for row in rows],
             b"data": images.transpose(0, 3, 1, 2).reshape(len(rows), -1),
-            b"filenames": [f"{row}.png".encode() for row in rows],
         }
         files[name] = pickle.dumps(content, protocol=2)
     return files
@@ -77,9 +75,9 @@ def write_cifar(folder: Path, archive: bool = False) -> Path:
     return folder
 
 
-def write_imagenet(folder: Path, train: int = 6, val: int = 2) -> Path:
+def write_imagenet(folder: Path) -> Path:
     """A folder of class folders, with images of several sizes, one grey and one PNG."""
-    for split, count in (("train", train), ("val", val)):
+    for split, count in (("train", 6), ("val", 2)):
         for label, name in enumerate(CLASSES):
             inner = folder / split / name
             inner.mkdir(parents=True)

@@ -88,9 +88,9 @@ def test_what_cannot_mix_momentum():
         ("sgp@star", {}, "must be doubly stochastic"),
     ]
     for (name, changes, message), momentum in itertools.product(cases, MOMENTUMS):
-        options = MethodOptions(NODES, momentum=momentum, **changes)
+        options: dict[str, Any] = {"momentum": momentum} | changes
         with pytest.raises(ValueError, match=message):
-            make_method(name, options, optax.identity())
+            make_method(name, MethodOptions(NODES, **options), optax.identity())
 
 
 def test_outer_momentum_is_slowmo_around_plain_sgd():

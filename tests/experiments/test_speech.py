@@ -134,17 +134,6 @@ class TestBatches:
             owners = [set(task.train.utterance[shard].tolist()) for shard in shards]
             assert sum(map(len, owners)) == len(set.union(*owners))
 
-    def test_a_node_sees_its_windows_only(self, folder, monkeypatch):
-        task = speech.SpeechClassification(make_options(folder))
-        shards = task.split_windows(4, seed=1)
-        monkeypatch.setattr(task.train, "read", lambda windows: windows)
-        batches = task.batches(gx.Nodes(4), 3, seed=1, start=0)
-        seen = [set() for _ in range(4)]
-        for _ in range(task.num_examples):
-            for node, rows in enumerate(next(batches)[0]):
-                seen[node].update(rows.tolist())
-        assert seen == [set(shard.tolist()) for shard in shards]
-
 
 def test_accuracies_are_those_of_a_loop_over_the_utterances(folder):
     """Short utterances have no window: they do not count."""
@@ -180,17 +169,6 @@ def test_learns_and_resumes_to_the_bit(folder, tmp_path, monkeypatch):
     run = require_resumable_to_the_bit(speech.main, arguments, 5, tmp_path, monkeypatch)
     assert run["test_utterance_accuracy_average_model"] == 1
     assert min(run["test_window_accuracy_nodes"]) > 0.9
-
-
-def test_bfloat16_changes_little(folder):
-    losses = []
-    for precision in ("float32", "mixed_bfloat16"):
-        task = speech.SpeechClassification(make_options(folder, precision=precision))
-        variables = jax.jit(task.init, static_argnums=0)(0)
-        assert {leaf.dtype.name for leaf in jax.tree.leaves(variables)} == {"float32"}
-        batch = (task.train.read(np.arange(9)), task.train.labels[:9])
-        losses.append(float(jax.jit(task.loss)(variables, batch)[0]))
-    assert losses[0] != losses[1] == pytest.approx(losses[0], rel=0.02)
 
 
 def test_sizes_are_options(folder):

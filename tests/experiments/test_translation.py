@@ -16,7 +16,7 @@ from resumed_runs import read_results, require_resumable_to_the_bit
 import gossipjax as gx
 from experiments import plots, translation
 from experiments.data import prefetch
-from experiments.data.tokenizer import PADDING_ID, load_tokenizer
+from experiments.data.tokenizer import PADDING_ID
 from experiments.models.transformer import Size
 from experiments.training import placement
 from experiments.training.experiment import prepare
@@ -142,34 +142,6 @@ def test_a_resumed_run_ends_as_if_it_had_never_been_stopped(
     options = (*OPTIONS, "--data-dir", str(data_dir), *OF_A_RUN)
     monkeypatch.setattr(plots, "write_report", lambda *_: None)
     require_resumable_to_the_bit(translation.main, options, 5, tmp_path, monkeypatch, finished.out)
-
-
-def test_another_vocabulary_is_refused(tmp_path, data_dir, finished, capsys):
-    options = OF_A_RUN
-    other = tmp_path / "other"
-    other.mkdir()
-    for split in ("train", "valid", "test"):
-        write_pairs(other / f"{split}.tsv", 100, 7)
-    (checkpoints,) = (finished.out / "checkpoints").iterdir()
-    for out, start, message in (
-        (finished.out, ["--resume"], "dataset must be that of the run in"),
-        (
-            tmp_path / "out",
-            ["--init-from", str(checkpoints)],
-            "the tokenizer must be that of the saved run",
-        ),
-    ):
-        with pytest.raises(SystemExit) as stop:
-            train(out, other, *options, *start)
-        assert stop.value.code == 2
-        assert message in capsys.readouterr().err
-    saved = finished.out / "tokenizer.json"
-    with pytest.raises(
-        ValueError, match=r"--tokenizer must be a file of 330 tokens, .* got .* 299"
-    ):
-        make_task(other, tokenizer=saved, init_from=checkpoints)
-    task = make_task(other, tokenizer=saved, init_from=checkpoints, vocabulary_size=None)
-    assert task.tokenizer.to_str() == load_tokenizer(saved).to_str()
 
 
 def test_batches_of_nodes(data_dir):
