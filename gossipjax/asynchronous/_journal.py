@@ -68,11 +68,7 @@ class Journal:
 
 
 def read_journal(path: Path) -> Iterator[Line]:
-    """Yields the lines of a journal; the last may be cut off, where its process was killed.
-
-    Raises:
-      ValueError: if a line cannot be read.
-    """
+    """Yields the lines of a journal; the last may be cut off, where its process was killed."""
     lines = path.read_text().split("\n")
     for number, text in enumerate(lines, 1):
         try:

@@ -151,11 +151,7 @@ def encode(message: Message, job: Format) -> list[Any]:
 
 
 def decode(frames: Sequence[Any], job: Format) -> Message:
-    """Returns the message in these frames; its arrays are views of them.
-
-    Raises:
-      MessageError: if they are not a message of this job.
-    """
+    """Returns the message in these frames; its arrays are views of them."""
     header = _read_header(frames[0])
     for name, own in (("version", VERSION), ("job", job.job), ("model", job.model)):
         if header.get(name) != own:
@@ -267,11 +263,7 @@ def _require_text(value: object) -> str:
 
 
 def wire_types(dtypes: Iterable[np.dtype], wire: WireLike | None) -> tuple[np.dtype, ...]:
-    """The types in which values of these types travel.
-
-    Raises:
-      ValueError: if `wire` is no type or codec, or one whose range is smaller than float32's.
-    """
+    """The types in which values of these types travel."""
     if wire is None:
         return tuple(dtypes)
     codec = require_codec(wire, "wire")

@@ -53,18 +53,7 @@ class Holder(Protocol):
 
 
 class Participant:
-    """One node's side of the protocol.
-
-    Args:
-      identity: of its first life.
-      holder: what it holds; nothing, unless it is a founder, who brings a mass that counts for one.
-      contacts: addresses at which others may listen.
-      patience: seconds of silence after which another node is declared dead.
-      now: seconds, of a clock that never goes back.
-      new_life: makes the identity of the next life.
-      journal: is told every event, `(kind, peer's life, number, mass)`, in order; the mass is what
-        the event adds to what the node holds, or takes out of it.
-    """
+    """One node's side of the protocol."""
 
     def __init__(
         self,

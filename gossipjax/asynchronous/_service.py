@@ -25,10 +25,6 @@ class Service:
       lock: held while the protocol or what the node holds is used.
       dropped: reason -> number of messages that were not of this job.
       sent_bytes: of messages with a mass.
-
-    Raises:
-      ImportError: without pyzmq.
-      OSError: if it cannot listen there.
     """
 
     def __init__(self, listen: str, job: Format, patience: float, secret: str | None):

@@ -27,9 +27,6 @@ class Sockets:
 
     It listens at `address`, `host:port`, where port 0 is any that is free; the attribute has the
     port. A connection that sends a frame of more than `max_bytes` is closed.
-
-    Raises:
-      OSError: if it cannot listen there.
     """
 
     def __init__(self, address: str, max_bytes: int, secret: str | None):

@@ -77,11 +77,7 @@ _decode_on_device = jax.jit(_from_bytes, static_argnums=1)
 
 
 def as_arrays(tree: Any, name: str) -> list[Any]:
-    """Returns every leaf as an array: JAX's as they are, copies of others.
-
-    Raises:
-      ValueError: if a leaf is neither an array nor a number.
-    """
+    """Returns every leaf as an array: JAX's as they are, copies of others."""
 
     def as_array(path: Any, leaf: Any) -> Any:
         if isinstance(leaf, jax.Array):

@@ -46,11 +46,7 @@ class FolderLock:
         self._free: weakref.finalize | None = None  # also when the program forgets to
 
     def acquire(self) -> None:
-        """Takes the lock, unless this job has it. All processes call it.
-
-        Raises:
-          OSError: if another job has the lock, or the disk is full.
-        """
+        """Takes the lock, unless this job has it. All processes call it."""
         if self._is_held:
             return
         problem = ""

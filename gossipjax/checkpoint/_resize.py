@@ -226,12 +226,7 @@ def _resize_gossip(old: GossipState, new: GossipState, model: Any, params: Any) 
 def _resize_extra(old: Extra | None, new: Extra) -> Extra:
     if old is None or new.on_resize == "restart" or not _have_same_shapes(old.value, new.value):
         return new
-    if new.on_resize == "average":
-        value = _average(old.value)
-    elif new.on_resize == "max":
-        value = jax.tree.map(lambda leaf: np.asarray(leaf).max(axis=0), old.value)
-    else:  # "first"
-        value = jax.tree.map(lambda leaf: leaf[0], old.value)
+    value = jax.tree_util.tree_map_with_path(ON_RESIZE[new.on_resize], old.value)
     return Extra(jax.tree.map(_cast, value, new.value), new.on_resize, new.is_mass)
 
 
@@ -278,6 +273,14 @@ def _average_leaf(path: Any, leaf: Any) -> Any:
     if jnp.issubdtype(leaf.dtype, jnp.floating):
         return np.mean(np.asarray(leaf), axis=0, dtype=np.float64).astype(leaf.dtype)
     return np.asarray(leaf).max(axis=0)
+
+
+# What becomes of a part of an algorithm, by its rule; "restart" is as `tx.init` makes it.
+ON_RESIZE: dict[str, Callable[[Any, Any], Any]] = {
+    "average": _average_leaf,
+    "max": lambda path, leaf: np.asarray(leaf).max(axis=0),
+    "first": lambda path, leaf: leaf[0],
+}
 
 
 def _find_gossiped(params: Any, old: GossipState, tx: optax.GradientTransformation) -> list[str]:

@@ -80,11 +80,7 @@ def make_manifest(
 
 
 def parse_manifest(content: bytes) -> Manifest:
-    """Returns the manifest that was written as `content`.
-
-    Raises:
-      DamagedError: if it is not one, or was changed.
-    """
+    """Returns the manifest that was written as `content`."""
     try:
         written = json.loads(content)
         text = written["json"]
@@ -203,14 +199,7 @@ def write(manager: ocp.CheckpointManager, step: int, arrays: dict[str, Any], man
 
 
 def read_checkpoint(folder: Path, step: int, like: Any) -> Restored:
-    """Reads one checkpoint of a folder in the form of `like`; see `Checkpoints.restore`.
-
-    Raises:
-      DamagedError: if it is incomplete, has another checksum, is of another step or not of this
-        format.
-      OSError: if the disk did not give it, after retries.
-      ValueError: if it has other leaves than `like`.
-    """
+    """Reads one checkpoint of a folder in the form of `like`; see `Checkpoints.restore`."""
     with meshes.unset_mesh():
         return _read_checkpoint(folder / str(step), step, like)
 
@@ -266,12 +255,7 @@ def _read_arrays(folder: Path, like: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_together(read: Callable[[], Any], folder: Path) -> Any:
-    """Each process reads a part of the checkpoint in `folder`; all raise if one of them cannot.
-
-    Raises:
-      DamagedError: if a part is missing or not what was written.
-      OSError: if the disk did not give it, after retries.
-    """
+    """Each process reads a part of the checkpoint in `folder`; all raise if one of them cannot."""
     item, error = _read_with_retries(read, folder)
     if all_processes(error is None):
         return item

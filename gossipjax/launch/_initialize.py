@@ -115,9 +115,21 @@ def initialize(
     if requested is None:
         _initialized = _initialize_detected(timeout, mtls)
     else:
-        if requested.coordinator_address is not None and requested.info.num_processes > 1:
-            _initialize_requested(requested.coordinator_address, requested.info, timeout, mtls)
-        _initialized = requested.info
+        info, address = requested
+        if address is not None and info.num_processes > 1:
+            rendezvous(address, info, timeout, secret_from_env())
+            _initialize_jax(
+                coordinator_address=address,
+                num_processes=info.num_processes,
+                process_id=info.process_id,
+                cluster_detection_method="deactivate",
+                initialization_timeout=math.ceil(timeout),
+                local_device_ids=local_rank_from_scheduler(info),
+                # JAX would listen at every address of the machine.
+                coordinator_bind_address=bind_address(address),
+                **mtls,
+            )
+        _initialized = info
     return _initialized
 
 
@@ -145,23 +157,6 @@ def _find_mtls(**given: str | None) -> dict[str, str]:
                 "authority, or none of them."
             )
     return options
-
-
-def _initialize_requested(
-    address: str, info: ProcessInfo, timeout: float, mtls: dict[str, str]
-) -> None:
-    rendezvous(address, info, timeout, secret_from_env())
-    _initialize_jax(
-        coordinator_address=address,
-        num_processes=info.num_processes,
-        process_id=info.process_id,
-        cluster_detection_method="deactivate",
-        initialization_timeout=math.ceil(timeout),
-        local_device_ids=local_rank_from_scheduler(info),
-        # JAX would listen at every address of the machine.
-        coordinator_bind_address=bind_address(address),
-        **mtls,
-    )
 
 
 def _initialize_detected(timeout: float, mtls: dict[str, str]) -> ProcessInfo:

@@ -54,9 +54,6 @@ def process_from_arguments(
     """Process information from arguments, else from `GOSSIPJAX_*` variables; None without any.
 
     Under a scheduler that numbers the processes, the coordinator's address alone is enough.
-
-    Raises:
-      ValueError: if the information is incomplete or contradicts itself.
     """
     address = coordinator_address or os.environ.get("GOSSIPJAX_COORDINATOR_ADDRESS") or None
     if address is not None:
@@ -199,11 +196,7 @@ def _find_own_host(address: str) -> str:
 
 
 def int_from_env(variable: str) -> int | None:
-    """The integer in an environment variable, or None.
-
-    Raises:
-      ValueError: if it is not an integer from 0 to `MAX_PROCESSES`.
-    """
+    """The integer in an environment variable, or None."""
     given = os.environ.get(variable)
     if given is None:
         return None
@@ -224,11 +217,7 @@ def _require_int(given: object, name: str) -> int:
 
 
 def timeout_seconds(value: float | None) -> float:
-    """`value`, else the seconds in `GOSSIPJAX_INITIALIZATION_TIMEOUT`, else 60.
-
-    Raises:
-      ValueError: if it is not a number > 0 and <= `MAX_TIMEOUT`.
-    """
+    """`value`, else the seconds in `GOSSIPJAX_INITIALIZATION_TIMEOUT`, else 60."""
     variable = "GOSSIPJAX_INITIALIZATION_TIMEOUT"
     given = os.environ.get(variable, "60") if value is None else value
     seconds = 0.0
@@ -257,9 +246,6 @@ def secret_from_env() -> str | None:
 
 def parse_address(address: str, name: str = "coordinator_address") -> tuple[str, int]:
     """Host and port of `HOST:PORT` or `[IPv6]:PORT`.
-
-    Raises:
-      ValueError: if `address` has neither form. `name` is its name in the message.
 
     >>> parse_address("node-7:1234"), parse_address("[::1]:80")
     (('node-7', 1234), ('::1', 80))

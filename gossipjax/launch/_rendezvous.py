@@ -44,17 +44,6 @@ def rendezvous(address: str, info: ProcessInfo, timeout: float, secret: str | No
 
     Processes other than 0 return when something listens at `address` again, which is JAX's
     coordinator: JAX's client would sleep for a second after a failed attempt.
-
-    Args:
-      address: `HOST:PORT` of process 0.
-      info: this process.
-      timeout: seconds for which process 0 and the others wait for each other.
-      secret: of the job, which signs all messages, or None.
-
-    Raises:
-      ConnectionError: if process 0 cannot listen or cannot be reached, if processes are missing or
-        were started twice, or if they disagree on `num_processes`. With a secret all processes that
-        have connected raise the same error.
     """
     if info.process_id == 0:
         error = Coordinator(address, info, timeout, secret).run()
@@ -224,11 +213,7 @@ class Coordinator:
         self._error: str | None = None
 
     def run(self) -> str | None:
-        """Wait for all processes, and answer them. Return the error, or None.
-
-        Raises:
-          ConnectionError: if process 0 cannot listen at its address.
-        """
+        """Wait for all processes, and answer them. Return the error, or None."""
         deadline = time.monotonic() + self._timeout
         try:
             with contextlib.ExitStack() as stack:
@@ -269,7 +254,8 @@ class Coordinator:
         self._selector.register(accepted, selectors.EVENT_READ, connection)
         self._strangers.append(connection)
         if len(self._strangers) > MAX_STRANGERS + self._num_processes:
-            self._drop(self._strangers[0], "nothing")
+            oldest = self._strangers[0]
+            self._close(oldest, f"{oldest.peer} sent nothing")
 
     def _receive(self, connection: _Connection) -> None:
         try:
@@ -289,14 +275,15 @@ class Coordinator:
         if newline:
             self._introduce(connection, line)
         elif not data or len(connection.received) > MAX_HELLO_BYTES:
-            self._drop(connection, "no whole message" if connection.received else "nothing")
+            sent = "no whole message" if connection.received else "nothing"
+            self._close(connection, f"{connection.peer} sent {sent}")
 
     def _introduce(self, connection: _Connection, line: bytes) -> None:
         """Handle the message of a connection."""
         try:
             hello = _decode_hello(line, self._secret)
         except MessageError as error:
-            self._drop(connection, str(error))
+            self._close(connection, f"{connection.peer} sent {error}")
             return
         error = self._compare(hello)
         if error is not None and self._secret is None:
@@ -326,9 +313,6 @@ class Coordinator:
             )
         return None
 
-    def _drop(self, connection: _Connection, sent: str) -> None:
-        self._close(connection, f"{connection.peer} sent {sent}")
-
     def _close(self, connection: _Connection, event: str) -> None:
         """Close a connection, and keep the reason for the error."""
         self._selector.unregister(connection.socket)
@@ -336,8 +320,8 @@ class Coordinator:
         is_stranger = connection.process_id is None
         (self._strangers if is_stranger else self._introduced).remove(connection)
         # Strangers cannot make the error, or the memory of this process, grow.
-        is_listed = event in self._events or len(self._events) < MAX_SHOWN
-        self._events[event if is_listed else "others"] += 1
+        if event in self._events or len(self._events) < MAX_SHOWN:
+            self._events[event] += 1
 
     def _answer(self, connection: _Connection, error: str | None) -> None:
         with contextlib.suppress(OSError):
@@ -372,9 +356,6 @@ def listen(address: str, num_processes: int, deadline: float) -> list[socket.soc
 
     A name that is not known is tried again until the `deadline`, by `time.monotonic()`: in
     Kubernetes it is known some seconds after the start.
-
-    Raises:
-      ConnectionError: if this machine has none of them, or the port is in use.
     """
     where = bind_address(address)
     start = f"process 0 of {num_processes} cannot listen at {where}"
@@ -388,7 +369,15 @@ def listen(address: str, num_processes: int, deadline: float) -> list[socket.soc
     servers: list[socket.socket] = []
     for family, ip_address in resolved:
         try:
-            servers.append(_create_server(family, ip_address))
+            is_dualstack = ip_address[0] == "::" and socket.has_dualstack_ipv6()
+            server = socket.create_server(
+                ip_address,
+                family=family,
+                backlog=socket.SOMAXCONN,
+                dualstack_ipv6=is_dualstack,
+            )
+            server.setblocking(False)
+            servers.append(server)
         except OSError as error:
             if error.errno in NOT_HERE:
                 continue
@@ -436,15 +425,6 @@ def _resolve(address: str, deadline: float) -> list[tuple[socket.AddressFamily, 
             time.sleep(RESOLVE_SECONDS)
         else:
             return list(dict.fromkeys((family, ip_address) for family, *_, ip_address in results))
-
-
-def _create_server(family: socket.AddressFamily, ip_address: tuple) -> socket.socket:
-    is_dualstack = ip_address[0] == "::" and socket.has_dualstack_ipv6()
-    server = socket.create_server(
-        ip_address, family=family, backlog=socket.SOMAXCONN, dualstack_ipv6=is_dualstack
-    )
-    server.setblocking(False)
-    return server
 
 
 def _is_loopback(host: str) -> bool:

@@ -80,13 +80,6 @@ def supervise(job: JobSpec) -> int:
     If a process fails, the others of its group get SIGTERM, then SIGKILL. Then, after a delay, the
     group is started again, unless the status was 2 (bad usage), the program cannot start, or a
     signal stopped the job. A process that is stuck has failed, with status `STALL_STATUS`.
-
-    Returns:
-      The exit status: 0, that of the process that failed for good first, or 128 + the number of
-      the signal.
-
-    Raises:
-      StartError: if a process cannot be started.
     """
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     with (

@@ -130,9 +130,6 @@ class Worker:
     It leads its own session: signals reach its whole process group, and what is left of the group
     is killed when the process exits. `rank` is the prefix of its output. `report` is called from
     other threads: with `OutputClosed` when nobody reads its lines, and with `Exited` at the end.
-
-    Raises:
-      OSError: if the process cannot be started.
     """
 
     def __init__(

@@ -214,22 +214,15 @@ class TestBadInput:
     def test_edited_files(self, capsys, tmp_path):
         whole = {"options": {}, "environment": {}, "runs": []}
         for content, message in (
-            ("", "must be JSON"),
             ("{}", "must have environment, options, runs"),
-            (whole | {"options": {"nodes": "four"}}, 'nodes must be an integer >= 0, got "four"'),
-            (whole | {"options": {"nodes": 0}}, "--nodes must be an integer >= 1, got 0"),
-            (whole | {"runs": [{"run": None}]}, "runs[0]"),
+            (json.dumps(whole | {"runs": [{"run": None}]}), "runs[0]"),
         ):
-            text = content if isinstance(content, str) else json.dumps(content)
-            (tmp_path / "summary.json").write_text(text)
+            (tmp_path / "summary.json").write_text(content)
             assert message in self.train_and_fail(capsys, tmp_path, "--resume")
         (tmp_path / "summary.json").write_text("{}")
-        for line, message in (
-            (b"\xff\xfe", "metrics.jsonl must be text in UTF-8"),
-            (b'{"run": "a"}', "line 1 must have epoch, seconds, step"),
-        ):
-            (tmp_path / "metrics.jsonl").write_bytes(line)
-            assert message in self.train_and_fail(capsys, tmp_path, "--resume")
+        (tmp_path / "metrics.jsonl").write_text('{"run": "a"}')
+        message = self.train_and_fail(capsys, tmp_path, "--resume")
+        assert "line 1 must have epoch, seconds, step" in message
 
     def test_init_from_the_checkpoint_of_another_program(self, capsys, tmp_path):
         with Checkpoints(tmp_path / "other") as checkpoints:
@@ -239,13 +232,6 @@ class TestBadInput:
             "the metadata of a checkpoint must have algorithm, seed, got an object without"
             in message
         )
-
-    def test_init_from_without_a_checkpoint(self, capsys, tmp_path):
-        out = tmp_path / "out"
-        for folder in (tmp_path / "missing", tmp_path):
-            message = self.train_and_fail(capsys, out, "--overwrite", "--init-from", folder)
-            assert f"must be a folder of checkpoints, got {folder}, which holds none" in message
-        assert not (tmp_path / "missing").exists()
 
     def test_init_from_another_model(self, capsys, stopped, tmp_path):
         other = ("--normalization", "batch", "--init-from", folders(stopped)[0])
