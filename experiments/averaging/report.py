@@ -221,12 +221,7 @@ def _format_mean(record: Record, number_format: str) -> str:
 
 
 def read_results(folder: Path) -> tuple[Record, list[Record]]:
-    """Returns the content of the two files of a run.
-
-    Raises:
-      FileNotFoundError: if a file is missing.
-      ValueError: if a file was not written by this program; the message says where.
-    """
+    """Returns the content of the two files of a run."""
     summary = read_lists(folder / "summary.json", LISTS)
     metrics = folder / "metrics.jsonl"
     lines = [
@@ -239,12 +234,7 @@ def read_results(folder: Path) -> tuple[Record, list[Record]]:
 
 
 def write_report(folder: Path, console: Console) -> None:
-    """Reads the folder of a run, prints its tables, and writes `averaging_error.png` into it.
-
-    Raises:
-      FileNotFoundError: if a file is missing.
-      ValueError: if a file was not written by experiments.averaging.
-    """
+    """Reads the folder of a run, prints its tables, and writes `averaging_error.png` into it."""
     summary, lines = read_results(folder)
     plot_errors(lines, folder / "averaging_error.png")
     console.print(make_sgp18_table(summary["sgp18_appendix_a"]))

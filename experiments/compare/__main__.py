@@ -66,9 +66,6 @@ def measure(options: Options, grid: Grid, out: Path, console: Console) -> list[s
     """Runs the grid, and writes and prints its table; returns what failed.
 
     After Ctrl-C the table has what was finished.
-
-    Raises:
-      FatalError: if a run has no such metric, as soon as one has finished; or as `run_all` does.
     """
     devices = find_devices(options.jobs)
     cells = {cell.name: cell for cell in grid.list_cells()}

@@ -85,11 +85,7 @@ class Options:
 
 
 def make_grid(options: Options, arguments: Sequence[str]) -> Grid:
-    """Returns the grid of the options; `arguments` are added to those of all runs.
-
-    Raises:
-      ValueError: if a name is unknown, no row is left, or the grid itself sets one of `arguments`.
-    """
+    """Returns the grid of the options; `arguments` are added to those of all runs."""
     grid = _make_grid(options) if options.grid is None else GRIDS[options.grid]
     own = ("seed", "out", "overwrite", *(ROWS_AND_COLUMNS if options.grid is None else ()))
     _require_free(grid, arguments, [option_name(name) for name in own])

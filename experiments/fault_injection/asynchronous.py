@@ -50,11 +50,7 @@ Steps = dict[int, list[float]]
 
 
 def measure(options: AsynchronousOptions, out: Path, bar: Progress) -> list[str]:
-    """Runs the jobs, writes `summary.json`, prints the tables, and returns the violations.
-
-    Raises:
-      JobError: if a job fails or hangs.
-    """
+    """Runs the jobs, writes `summary.json`, prints the tables, and returns the violations."""
     counts = {"kills": options.kills, "stops": options.stops}
     for name in (*counts, UNDISTURBED):  # of an earlier run, which --overwrite replaces
         shutil.rmtree(out / name, ignore_errors=True)
@@ -140,14 +136,6 @@ def inject_faults(
     """Makes faults of random nodes, each when the one before is over; waits for the job's end.
 
     Where the job ends before a fault is due, that one and those after it are left out.
-
-    Args:
-      options: of the program.
-      job: the job.
-      faults: those so far; new ones are appended.
-      count: how many there are to be.
-      make: `(job, place, options, rng)` makes one; None if the job, or that node, ends first.
-      report: is told of each.
     """
     rng = random.Random(options.seed)
     places = range(options.processes)
@@ -253,11 +241,7 @@ def show_back(fault: Kill | Stop) -> str:
 def kill_node(
     job: AsynchronousJob, place: int, options: AsynchronousOptions, rng: random.Random
 ) -> Kill | None:
-    """Kills a node after some seconds, and waits until its process is started again.
-
-    Returns:
-      The kill; None if the job, or that node, ends first.
-    """
+    """Kills a node after some seconds, and waits until its process is started again."""
     del options
     if not job.wait_for_seconds(rng.uniform(0, MAX_DELAY)):
         return None
@@ -276,11 +260,7 @@ def kill_node(
 def stop_node(
     job: AsynchronousJob, place: int, options: AsynchronousOptions, rng: random.Random
 ) -> Stop | None:
-    """Stops a node after as many seconds as it stays so, and lets it go on.
-
-    Returns:
-      The stop; None if the job, or that node, ends first.
-    """
+    """Stops a node after as many seconds as it stays so, and lets it go on."""
     del rng
     is_going_on = job.wait_for_seconds(options.stop_seconds)
     pid = job.pids().get(place)
@@ -335,12 +315,6 @@ def check_result(
     """Says whether a disturbed run ended with another accuracy, or has lost weight.
 
     The accuracy may be below the lowest undisturbed one by as much as those differ.
-
-    Args:
-      name: what disturbed it.
-      run: its entry in `summary.json`.
-      undisturbed: those of runs with other seeds.
-      account: of its weight.
     """
     accuracies = [other[ACCURACY] for other in undisturbed]
     lowest = 2 * min(accuracies) - max(accuracies)

@@ -108,14 +108,7 @@ class LaunchedJob:
         self._lines.put(None)
 
     def wait_for(self, condition: Callable[[], bool], description: str) -> bool:
-        """Waits until `condition` is true, and handles the output of the run meanwhile.
-
-        Returns:
-          Whether it became true; False if the run was complete first.
-
-        Raises:
-          JobError: if the run fails first, or hangs.
-        """
+        """Waits until `condition` is true, and handles the output of the run meanwhile."""
         while not condition():
             has_ended = not self._handle_output()
             if condition():
@@ -130,11 +123,7 @@ class LaunchedJob:
         return True
 
     def wait_for_end(self) -> None:
-        """Waits as `wait_for` does, for the end of the run.
-
-        Raises:
-          JobError: if the run fails, or hangs.
-        """
+        """Waits as `wait_for` does, for the end of the run."""
         self.wait_for(lambda: self._launcher.poll() is not None, "its end")
         while self._handle_output():
             time.sleep(0.002)
@@ -173,12 +162,7 @@ class LaunchedJob:
 
 
 def find_pids(launcher_pid: int, variable: str) -> dict[int, int]:
-    """Returns `{number: pid}` of the running processes that a launcher has started.
-
-    Args:
-      launcher_pid: of the launcher.
-      variable: the environment variable that numbers them.
-    """
+    """Returns `{number: pid}` of the running processes that a launcher has started."""
     pids = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -54,11 +54,7 @@ class Kill:
 
 
 def measure(options: LockstepOptions, out: Path, bar: Progress) -> list[str]:
-    """Runs both jobs, writes `summary.json`, prints the table, and returns the violations.
-
-    Raises:
-      JobError: if a job fails or hangs.
-    """
+    """Runs both jobs, writes `summary.json`, prints the table, and returns the violations."""
     kills: list[Kill] = []
     task = bar.add_task("uninterrupted", total=None, status=f"{1 + options.runs} runs")
     with LockstepJob(options, out / "uninterrupted", range(1 + options.runs), 0) as job:
@@ -187,14 +183,7 @@ def kill_process(
 def find_violations(
     options: LockstepOptions, kills: list[Kill], killed: Record, uninterrupted: list[Record]
 ) -> list[str]:
-    """Returns a description of each requirement that was violated.
-
-    Args:
-      options: of the program.
-      kills: those that were sent.
-      killed: the result of the run that was killed.
-      uninterrupted: the results of the run with the same seed, and of those with other seeds.
-    """
+    """Returns a description of each requirement that was violated."""
     violations = [] if kills else ["no process was killed: the run was complete before"]
     for number, kill in enumerate(kills, start=1):
         # A run whose last step is saved may be complete, with nothing to resume.

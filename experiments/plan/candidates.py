@@ -61,15 +61,6 @@ def list_candidates(
     D2 and quasi-global momentum have the row of SGP, mixed momentum that of gradient tracking.
     CHOCO-SGD and DeepSqueeze are not compared: how fast they average depends on their `gamma`.
 
-    Args:
-      nodes: N.
-      wires: forms of the messages. Only in float32 are EASGD and RelaySGD, which have no other, and
-        D1D-PSGD and Gossip-PGA, whose narrow averages are no all-reduce here but `N - 1` messages.
-        Streaming DiLoCo has 4 bits, as in its paper.
-      kind: of all-reduces in float32. Narrow ones are an exchange and a gather of the N parts,
-        with the time of a ring.
-      outer_every: steps from one outer step of DiLoCo to the next.
-
     >>> [candidate.name for candidate in list_candidates(1, ["float32"], "ring", 100)]
     ['single']
     """

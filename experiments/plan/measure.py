@@ -94,11 +94,7 @@ def _compile_step(model: ModelName, examples: int) -> tuple[Callable[[Any], Any]
 
 
 def measure_stream(size: int = STREAM_BYTES) -> float:
-    """Bytes per second of a TCP stream over the loopback to another process, the fastest of three.
-
-    Raises:
-      OSError: if the other process does not connect or acknowledge within two minutes.
-    """
+    """Bytes per second of a TCP stream over the loopback, the fastest of three."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(TIMEOUT)
         port = server.getsockname()[1]

@@ -200,11 +200,7 @@ class Options:
 
 
 def require_effects(options: Options) -> None:
-    """Refuses options of a command line that would do nothing beside the others.
-
-    Raises:
-      ValueError: names the option, and the one that it needs or that takes its place.
-    """
+    """Refuses options of a command line that would do nothing beside the others."""
     if options.overwrite and options.out is None:
         raise ValueError(
             "--out must be given with --overwrite, got none: name the folder, or leave it out."
@@ -270,9 +266,6 @@ def make_fabric(options: Options) -> Star | Torus | Islands:
 
 def parse(quantity: Quantity, text: str, option: str) -> float:
     """The value of a text, in the base unit: a number, seconds, or bytes per second.
-
-    Raises:
-      ValueError: names the option, and what it must be.
 
     >>> parse(COUNT, "25.6M", "--parameters"), parse(SECONDS, "228ms", "--compute")
     (25600000.0, 0.228)

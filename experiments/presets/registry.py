@@ -23,9 +23,6 @@ MAX_SUGGESTIONS = 3
 def find_preset(name: str) -> Preset:
     """Returns the preset of this name.
 
-    Raises:
-      ValueError: if there is none; the message has the nearest names.
-
     >>> find_preset("sgp19-table1-sgp-64")
     Traceback (most recent call last):
     ValueError: --preset must be the name of a preset, got 'sgp19-table1-sgp-64': did you mean \
@@ -49,10 +46,6 @@ def parse_options(
 
     `options_type` is a dataclass with a field `preset`, in which the name is recorded. `arguments`
     are those of the command line; None is `sys.argv[1:]`.
-
-    Raises:
-      ValueError: for options that are wrong or contradict each other, an unknown preset, or that
-        of another program.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     name = find_name(arguments)

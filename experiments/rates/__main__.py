@@ -161,11 +161,7 @@ def measure_all(
 
 
 def measure_run(simulation: Simulation, steps: int, bar: Progress, task: TaskID) -> list[Means]:
-    """Returns the means at steps that are powers of two, and at the end.
-
-    Raises:
-      FatalError: if a model is not finite.
-    """
+    """Returns the means at steps that are powers of two, and at the end."""
     kept = []
     for means in simulation.run(steps):
         bar.advance(task, BLOCK)

@@ -28,13 +28,7 @@ class Point(NamedTuple):
 
 
 def select_points(runs: Sequence[Record], label: str, field: str) -> list[Point]:
-    """Returns the points of one method, from `runs` of a summary.
-
-    Args:
-      runs: with `label`, `nodes`, `steps` and the field.
-      label: the method, as `sgp@one_peer_exponential`.
-      field: `squared_gradient` or `squared_distance`.
-    """
+    """Returns the points of one method, from `runs` of a summary."""
     chosen = [run for run in runs if run["label"] == label]
     return [Point(run["nodes"], run["steps"], np.array(run[field])) for run in chosen]
 
@@ -93,9 +87,6 @@ def fit_both_slopes(points: Sequence[Point]) -> tuple[Estimate, Estimate]:
     """Fits `a` and `c` in `log value = a log K + c log n + b` by least squares.
 
     Not numbers where the points do not determine both.
-
-    Returns:
-      The slopes in K and in n.
     """
     x = np.array([[math.log(point.steps), math.log(point.nodes)] for point in points])
     return (
@@ -122,14 +113,6 @@ def find_steps_needed(
     points: Sequence[Point], logarithms: np.ndarray, target: float
 ) -> Mapping[int, float]:
     """Finds K at which the mean is `target`, by interpolation of the logarithms.
-
-    Args:
-      points: of several numbers of steps for each number of nodes.
-      logarithms: of the means of these points.
-      target: above 0.
-
-    Returns:
-      n -> K, for those n that have a point at or above the target, and one at or below it.
 
     >>> points = [Point(2, k, np.array([1 / k])) for k in (64, 256)]
     >>> round(find_steps_needed(points, log_means(points), 1 / 128)[2])

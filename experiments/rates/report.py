@@ -44,12 +44,7 @@ CAPTION = "*: K < n^3, not in the regime of the theorems, and in no slope"
 
 
 def read_results(folder: Path) -> list[Record]:
-    """Returns the list `runs` of a folder's `summary.json`.
-
-    Raises:
-      FileNotFoundError: if the file is missing.
-      ValueError: if it was not written by this program; the message says where.
-    """
+    """Returns the list `runs` of a folder's `summary.json`."""
     path = folder / "summary.json"
     runs = read_lists(path, {"runs": RUN_FIELDS})["runs"]
     for index, run in enumerate(runs):
@@ -136,13 +131,7 @@ def _draw_points(axes: Axes, runs: Sequence[Record], field: str, x: np.ndarray) 
 
 
 def find_slopes(runs: Sequence[Record]) -> list[Record]:
-    """Fits the slopes of each method in the regime.
-
-    Returns:
-      A record for each method: `label` and the estimates `nodes_times_steps`, `steps` and `nodes`
-      of the squared gradient, lists of the value and its limits, or None where the points do not
-      determine it.
-    """
+    """Fits the slopes of each method in the regime."""
     records = []
     for label in list_labels(runs):
         points = select_regime(select_points(runs, label, "squared_gradient"))
@@ -196,12 +185,7 @@ def make_slope_table(slopes: Sequence[Record]) -> Table:
 
 
 def write_report(folder: Path, console: Console) -> None:
-    """Reads the folder of a run, prints its tables, and writes `rates.png` into it.
-
-    Raises:
-      FileNotFoundError: if a file is missing.
-      ValueError: if a file was not written by experiments.rates.
-    """
+    """Reads the folder of a run, prints its tables, and writes `rates.png` into it."""
     runs = read_results(folder)
     figure = Figure((11, 5.2), dpi=120, layout="constrained")
     draw_rates(runs, figure)
