@@ -333,19 +333,31 @@ def on_shards(
 ) -> Callable[..., Any]:
     """`fn` run by each device of a node on its own parts, where XLA partitions the inside.
 
-    There all axes are manual. Elsewhere it runs on what it is given.
+    There all axes are manual. Elsewhere it runs on what it is given. Arguments that are integers,
+    such as static steps, stay known when traced.
     """
 
-    def run(*args: Any) -> Any:
-        with use_specs(specs):
-            return fn(*args)
+    def call(*args: Any) -> Any:
+        numbers = [i for i, arg in enumerate(args) if not isinstance(arg, int | np.integer)]
 
-    axes = inner_axes(axis_name)
-    if not axes:
-        return run
-    return jax.shard_map(
-        run, in_specs=in_specs, out_specs=out_specs, axis_names=set(axes), check_vma=False
-    )
+        def run(*parts: Any) -> Any:
+            given = dict(zip(numbers, parts, strict=True))
+            with use_specs(specs):
+                return fn(*(given.get(i, arg) for i, arg in enumerate(args)))
+
+        arrays = [args[i] for i in numbers]
+        axes = inner_axes(axis_name)
+        if axes:
+            run = jax.shard_map(
+                run,
+                in_specs=tuple(in_specs[i] for i in numbers),
+                out_specs=out_specs,
+                axis_names=set(axes),
+                check_vma=False,
+            )
+        return run(*arrays)
+
+    return call
 
 
 def constrain(tree: Any, specs: Specs | None, like: Any, axis_name: str) -> Any:

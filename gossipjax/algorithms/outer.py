@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from gossipjax.algorithms.frame.chain import (
@@ -463,10 +462,7 @@ def average_fragment(
         return sent
     round_number = plan.round_number(step)
     average = partial(_average_parts, plan)
-    args: tuple[Any, ...] = (sent, anchor, count, round_number)
-    if isinstance(round_number, int | np.integer):  # it must stay known when traced
-        average = partial(average, round_number=round_number)
-        args = (sent, anchor, count)
+    args = (sent, anchor, count, round_number)
     specs = specs_here()
     if specs is None:
         return average(*args)

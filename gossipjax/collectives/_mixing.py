@@ -173,12 +173,9 @@ def _mix_parts(
     """`mix_at(step, x, key)` by each device of a node, on its own parts."""
     layout = Specs.make(specs, axis_name)
     layout.require(x[1], inner_axes(axis_name))
-    is_static = isinstance(step, int | np.integer)  # it must stay known when traced
-    run = functools.partial(mix_at, step) if is_static else mix_at
-    args = (x, key) if is_static else (step, x, key)
+    args = (step, x, key)
     in_specs = layout.of(args, x[1])
-    out_specs = in_specs[0 if is_static else 1]
-    return on_shards(run, layout, axis_name, in_specs, out_specs)(*args)
+    return on_shards(mix_at, layout, axis_name, in_specs, in_specs[1])(*args)
 
 
 def _mix(x: Any, round_: Round, wire: Wire, key: jax.Array | None) -> Any:

@@ -131,10 +131,7 @@ def exchange(
         return _exchange(state, params, step)
     like = state.in_flight.x if params is None else params
     run = partial(exchange_parts, pieces=split_messages(state))
-    args: tuple[Any, ...] = (state, params, step)
-    if isinstance(step, int | np.integer):  # it must stay known when traced
-        run = partial(run, step=step)
-        args = (state, params)
+    args = (state, params, step)
     weight = None if state.weight is None else PartitionSpec()
     out_specs = PushSum(weight, specs.of(like, like))
     return on_shards(run, specs, plan.wire.axis_name, specs.of(args, like), out_specs)(*args)
