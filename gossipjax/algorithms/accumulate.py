@@ -8,21 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.frame.chain import (
-    AccumulationPlan,
-    AccumulationState,
-    find_parts,
-    gossip_state,
-)
-from gossipjax.algorithms.frame.parameters import zeros_like_model
-from gossipjax.algorithms.frame.state import add
-from gossipjax.algorithms.frame.transform import (
-    require_axis_names,
-    require_plan,
-    require_state,
-    require_transform,
-    update_if,
-)
+from gossipjax.algorithms import frame
 from gossipjax.collectives import StepLike, cast_like, default_step, vary, vary_where_mapped
 from gossipjax.last import PARAMS, UPDATES, mark
 from gossipjax.topology.schedule import require_int
@@ -75,17 +61,17 @@ def accumulate(
     >>> jax.vmap(two_steps, axis_name="nodes")(z, g).tolist()
     [0.5, 0.5]
     """
-    inner = require_transform(tx, "tx of accumulate")
-    require_axis_names("accumulate", axis_name)
-    plan = AccumulationPlan(require_int(every, "every of accumulate", 1))
+    inner = frame.require_transform(tx, "tx of accumulate")
+    frame.require_axis_names("accumulate", axis_name)
+    plan = frame.AccumulationPlan(require_int(every, "every of accumulate", 1))
 
-    def init(params: optax.Params) -> AccumulationState:
+    def init(params: optax.Params) -> frame.AccumulationState:
         state = inner.init(params)
         _require_inner(state, axis_name)
         zero = jnp.zeros((), jnp.int32)
         # Typed as `update` returns it, so that it can be scanned over.
         return vary_where_mapped(
-            AccumulationState(zero, zeros_like_model(params), state, plan), axis_name
+            frame.AccumulationState(zero, frame.zeros_like_model(params), state, plan), axis_name
         )
 
     def update(
@@ -95,40 +81,40 @@ def accumulate(
         *,
         step: StepLike | None = None,
         **extra_args: Any,
-    ) -> tuple[optax.Updates, AccumulationState]:
-        old = require_state(state, AccumulationState, "accumulate")
-        require_plan(plan, old.plan, "accumulate")
-        exchanges = gossip_state(old.inner) is not None
+    ) -> tuple[optax.Updates, frame.AccumulationState]:
+        old = frame.require_state(state, frame.AccumulationState, "accumulate")
+        frame.require_plan(plan, old.plan, "accumulate")
+        exchanges = frame.gossip_state(old.inner) is not None
         if exchanges:
             params = mark(params, PARAMS)
         # Without a step the gradients in the sum are counted.
         makes_update = plan.makes_update(default_step(step, old.pending, axis_name))
         arguments = extra_args if step is None else {**extra_args, "step": plan.update_number(step)}
-        total, pending = add(old.total, updates), old.pending + 1
+        total, pending = frame.add(old.total, updates), old.pending + 1
 
         def emit() -> tuple[optax.Updates, optax.OptState]:
             mean = jax.tree.map(lambda t: t / pending.astype(t.dtype), total)
             return inner.update(cast_like(mean, updates), old.inner, params, **arguments)
 
-        new, inner_state = update_if(makes_update, emit, old.inner, axis_name)
+        new, inner_state = frame.update_if(makes_update, emit, old.inner, axis_name)
         total, pending = jax.tree.map(
             lambda x: jnp.where(makes_update, jnp.zeros_like(x), x), (total, pending)
         )
         if exchanges:  # also of zeros: what a chain does to them, it does to the updates
             new = mark(new, UPDATES)
-        return new, vary(AccumulationState(pending, total, inner_state, plan), axis_name)
+        return new, vary(frame.AccumulationState(pending, total, inner_state, plan), axis_name)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _require_inner(state: Any, axis_name: str) -> None:
     """Raises `ValueError` where the chain inside counts steps itself, or over another axis."""
-    if find_parts(state, AccumulationState, optax.MultiStepsState):
+    if frame.find_parts(state, frame.AccumulationState, optax.MultiStepsState):
         raise ValueError(
             "tx of accumulate must not accumulate itself, got gx.accumulate or optax.MultiSteps "
             "inside: leave that out, and multiply every."
         )
-    gossip = gossip_state(state)
+    gossip = frame.gossip_state(state)
     if gossip is not None and gossip.wire.axis_name != axis_name:
         raise ValueError(
             f"axis_name of accumulate must be that of tx, {gossip.wire.axis_name!r}, got "

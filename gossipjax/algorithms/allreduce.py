@@ -8,14 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.frame.parameters import zeros_like_model
-from gossipjax.algorithms.frame.state import ExchangePlan, add
-from gossipjax.algorithms.frame.transform import (
-    exchange_on_parts,
-    make_route,
-    require_plan,
-    require_state,
-)
+from gossipjax.algorithms import frame
 from gossipjax.collectives import (
     axis_size,
     cast_like,
@@ -84,16 +77,16 @@ def allreduce(
     >>> jax.vmap(update, axis_name="nodes")(jnp.array([1.0, 3.0])).tolist()
     [-2.0, -2.0]
     """
-    route = make_route("allreduce", axis_name, wire=wire, takes_sparse=True)
+    route = frame.make_route("allreduce", axis_name, wire=wire, takes_sparse=True)
     codec = route.codec
-    plan = ExchangePlan(wire=route)
+    plan = frame.ExchangePlan(wire=route)
     keeps_error = codec is not None and not isinstance(codec, FloatCodec)
 
     def init(params: optax.Params) -> optax.OptState:
         if not keeps_error:
             return optax.EmptyState()
         require_floats(params, "params")
-        return ErrorFeedback(jnp.zeros((), jnp.int32), zeros_like_model(params), plan)
+        return ErrorFeedback(jnp.zeros((), jnp.int32), frame.zeros_like_model(params), plan)
 
     def update(
         updates: optax.Updates,
@@ -115,15 +108,15 @@ def allreduce(
                     "axis, drop allreduce."
                 )
         if codec is None or not keeps_error:
-            require_state(state, optax.EmptyState, "allreduce")
+            frame.require_state(state, optax.EmptyState, "allreduce")
             return node_mean(updates, axis_name, codec), state
-        old = require_state(state, ErrorFeedback, "allreduce")
-        require_plan(plan, old.plan, "allreduce")
-        wanted = add(old.error, updates)
+        old = frame.require_state(state, ErrorFeedback, "allreduce")
+        frame.require_plan(plan, old.plan, "allreduce")
+        wanted = frame.add(old.error, updates)
         mean, error = mean_of_encoded(wanted, axis_name, codec, route.make_key(old.count))
         # A gradient that is not finite is that of one step: kept, it would spoil all to come.
         error = jax.tree.map(lambda e: jnp.where(jnp.isfinite(e), e, jnp.zeros_like(e)), error)
         count = optax.safe_increment(old.count)
         return cast_like(mean, updates), old._replace(count=count, error=error)
 
-    return exchange_on_parts(init, update, axis_name)
+    return frame.exchange_on_parts(init, update, axis_name)

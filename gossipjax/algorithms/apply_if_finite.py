@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.frame.chain import gossip_state, require_no_accumulation
-from gossipjax.algorithms.frame.transform import require_axis_names, require_transform, update_if
+from gossipjax.algorithms import frame
 from gossipjax.collectives import axis_size, node_sum, varies
 from gossipjax.topology.schedule import require_int
 from gossipjax.wire import Wire
@@ -59,15 +58,15 @@ def apply_if_finite(
     >>> [a.tolist() for a in jax.vmap(update, axis_name="nodes")(z, jnp.array([jnp.nan, 0.0]))]
     [[1.0, 3.0], [1, 1]]
     """
-    inner = require_transform(inner, "inner of apply_if_finite")
-    require_axis_names("apply_if_finite", axis_name, local_axis_name)
+    inner = frame.require_transform(inner, "inner of apply_if_finite")
+    frame.require_axis_names("apply_if_finite", axis_name, local_axis_name)
     max_errors = require_int(max_consecutive_errors, "max_consecutive_errors", 0)
 
     def init(params: optax.Params) -> ApplyIfFiniteState:
         inner_state = inner.init(params)
         # A skipped step could be the one that makes the update.
         way_out = "write gx.accumulate(gx.apply_if_finite(tx), every)."
-        require_no_accumulation(inner_state, "inner of apply_if_finite", way_out)
+        frame.require_no_accumulation(inner_state, "inner of apply_if_finite", way_out)
         return ApplyIfFiniteState(
             notfinite_count=jnp.zeros((), jnp.int32),
             last_finite=jnp.array(True),
@@ -89,7 +88,7 @@ def apply_if_finite(
         _require_counted_overlap(state.inner_state, extra_args.get("step"))
         is_finite = _all_finite(updates, axis_name, local_axis_name)
         in_a_row = jnp.where(is_finite, 0, optax.safe_increment(state.notfinite_count))
-        results = update_if(
+        results = frame.update_if(
             is_finite | (in_a_row > max_errors),
             lambda: inner.update(updates, state.inner_state, params, **extra_args),
             state.inner_state,
@@ -122,7 +121,7 @@ def _all_finite(updates: Any, axis_name: str, local_axis_name: str | None) -> ja
 
 
 def _require_counted_overlap(inner_state: Any, step: Any) -> None:
-    gossip = gossip_state(inner_state)
+    gossip = frame.gossip_state(inner_state)
     if gossip is not None and gossip.overlap and step is not None:
         raise ValueError(
             "step must be left out where apply_if_finite stands around a transform with overlap, "

@@ -8,15 +8,7 @@ from typing import Any
 import numpy as np
 import optax
 
-from gossipjax.algorithms.frame.exchange import mix_once
-from gossipjax.algorithms.frame.state import (
-    ExchangePlan,
-    GossipState,
-    add,
-    init_state,
-    subtract,
-)
-from gossipjax.algorithms.frame.transform import Combined, gossip_transform, make_route
+from gossipjax.algorithms import frame
 from gossipjax.collectives import StepLike, require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike
@@ -76,22 +68,19 @@ def d2(
     """
     require_doubly_stochastic(schedule, "d2")
     _require_static_and_positive(schedule)
-    route = make_route("d2", axis_name, local_axis_name, wire)
-    plan = ExchangePlan(schedule, wire=route, moves_by_zeros=True)
-    init = partial(init_state, plan=plan, zeros={"correction": "restart"})
+    route = frame.make_route("d2", axis_name, local_axis_name, wire)
+    plan = frame.ExchangePlan(schedule, wire=route, moves_by_zeros=True)
+    init = partial(frame.init_state, plan=plan, zeros={"correction": "restart"})
     # The exact average takes nothing of `c`, but for the rounding of its mean, which would add up.
     is_exact = schedule.round_at(0).is_uniform
 
-    def combine(
-        x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
-    ) -> Combined:
-        del received
-        y = add(x, updates)
-        corrected = y if is_exact else add(y, state.kept("correction"))
-        x, _ = mix_once(corrected, None, state, step)
-        return Combined(x, state.keep(correction=subtract(x, y)))
+    def combine(x: Any, updates: Any, state: frame.GossipState, step: StepLike) -> frame.Combined:
+        y = frame.add(x, updates)
+        corrected = y if is_exact else frame.add(y, state.kept("correction"))
+        x, _ = frame.mix_once(corrected, None, state, step)
+        return frame.Combined(x, state.keep(correction=frame.subtract(x, y)))
 
-    return gossip_transform("d2", plan, init, combine)
+    return frame.gossip_transform("d2", plan, init, combine)
 
 
 def _require_static_and_positive(schedule: Schedule) -> None:

@@ -8,15 +8,8 @@ from typing import Any
 import jax
 import optax
 
+from gossipjax.algorithms import frame
 from gossipjax.algorithms.choco import require_gamma
-from gossipjax.algorithms.frame.state import (
-    ExchangePlan,
-    GossipState,
-    add,
-    init_state,
-    subtract,
-)
-from gossipjax.algorithms.frame.transform import Combined, gossip_transform, make_route
 from gossipjax.collectives import StepLike, at_round, mix_encoded, require_doubly_stochastic
 from gossipjax.topology.schedule import Round, Schedule
 from gossipjax.wire import WireLike, require_codec
@@ -67,25 +60,22 @@ def deepsqueeze(
     require_doubly_stochastic(schedule, "deepsqueeze")
     codec = require_codec(codec, "the codec of deepsqueeze")
     gamma = require_gamma(gamma, "deepsqueeze")
-    wire = make_route("deepsqueeze", axis_name, local_axis_name, codec, takes_sparse=True)
-    plan = ExchangePlan(schedule, wire=wire)
-    init = partial(init_state, plan=plan, zeros={"error": "restart"})
+    wire = frame.make_route("deepsqueeze", axis_name, local_axis_name, codec, takes_sparse=True)
+    plan = frame.ExchangePlan(schedule, wire=wire)
+    init = partial(frame.init_state, plan=plan, zeros={"error": "restart"})
 
     def exchange(round_: Round, operands: tuple[Any, Any, jax.Array]) -> tuple[Any, Any]:
         y, error, count = operands
         if round_.is_identity:
             return y, error
-        v = add(y, error)
+        v = frame.add(y, error)
         sent, mixed = mix_encoded(v, round_, wire, wire.make_key(count))
         x = jax.tree.map(lambda y, p, q: y + gamma * (p - q), y, mixed, sent)
-        return x, subtract(v, sent)
+        return x, frame.subtract(v, sent)
 
-    def combine(
-        x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
-    ) -> Combined:
-        del received
-        operands = (add(x, updates), state.kept("error"), state.count)
+    def combine(x: Any, updates: Any, state: frame.GossipState, step: StepLike) -> frame.Combined:
+        operands = (frame.add(x, updates), state.kept("error"), state.count)
         x, error = at_round(exchange, schedule, step, axis_name, operands)
-        return Combined(x, state.keep(error=error))
+        return frame.Combined(x, state.keep(error=error))
 
-    return gossip_transform("deepsqueeze", plan, init, combine)
+    return frame.gossip_transform("deepsqueeze", plan, init, combine)

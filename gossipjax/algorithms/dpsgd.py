@@ -6,8 +6,7 @@ from typing import get_args
 
 import optax
 
-from gossipjax.algorithms.frame.state import ExchangePlan, Order
-from gossipjax.algorithms.frame.transform import make_route, require_choice
+from gossipjax.algorithms import frame
 from gossipjax.algorithms.sgp import mix_updated
 from gossipjax.collectives import require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
@@ -16,7 +15,7 @@ from gossipjax.wire import WireLike
 
 def dpsgd(
     schedule: Schedule,
-    order: Order = "combine-while-adapting",
+    order: frame.Order = "combine-while-adapting",
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     wire: WireLike | None = None,
@@ -57,6 +56,7 @@ def dpsgd(
     [1.5, 1.0]
     """
     require_doubly_stochastic(schedule, "dpsgd")
-    require_choice(order, "order of dpsgd", get_args(Order))
-    route = make_route("dpsgd", axis_name, local_axis_name, wire)
-    return mix_updated("dpsgd", ExchangePlan(schedule, wire=route, order=order), push_sum=False)
+    frame.require_choice(order, "order of dpsgd", get_args(frame.Order))
+    route = frame.make_route("dpsgd", axis_name, local_axis_name, wire)
+    plan = frame.ExchangePlan(schedule, wire=route, order=order)
+    return mix_updated("dpsgd", plan, push_sum=False)

@@ -7,15 +7,7 @@ from typing import Any
 
 import optax
 
-from gossipjax.algorithms.frame.exchange import mix_once
-from gossipjax.algorithms.frame.state import (
-    ExchangePlan,
-    GossipState,
-    add,
-    init_state,
-    subtract,
-)
-from gossipjax.algorithms.frame.transform import Combined, gossip_transform, make_route
+from gossipjax.algorithms import frame
 from gossipjax.collectives import StepLike, require_schedule
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike
@@ -73,22 +65,21 @@ def gradient_tracking(
     True
     """
     require_schedule(schedule, "gradient_tracking")
-    route = make_route("gradient_tracking", axis_name, local_axis_name, wire)
-    plan = ExchangePlan(schedule, wire=route, models=2, moves_by_zeros=True)
+    route = frame.make_route("gradient_tracking", axis_name, local_axis_name, wire)
+    plan = frame.ExchangePlan(schedule, wire=route, models=2, moves_by_zeros=True)
     init = partial(
-        init_state,
+        frame.init_state,
         plan=plan,
         push_sum=not schedule.is_doubly_stochastic,
         zeros={"correction": "restart"},
     )
 
-    def combine(
-        x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
-    ) -> Combined:
-        del received
-        tracked = add(state.kept("correction"), updates)
-        (x, mixed), weight = mix_once((add(x, tracked), tracked), state.weight, state, step)
-        state = state._replace(weight=weight).keep(correction=subtract(mixed, updates))
-        return Combined(x, state)
+    def combine(x: Any, updates: Any, state: frame.GossipState, step: StepLike) -> frame.Combined:
+        tracked = frame.add(state.kept("correction"), updates)
+        (x, mixed), weight = frame.mix_once(
+            (frame.add(x, tracked), tracked), state.weight, state, step
+        )
+        state = state._replace(weight=weight).keep(correction=frame.subtract(mixed, updates))
+        return frame.Combined(x, state)
 
-    return gossip_transform("gradient_tracking", plan, init, combine)
+    return frame.gossip_transform("gradient_tracking", plan, init, combine)

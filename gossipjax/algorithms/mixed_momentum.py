@@ -11,21 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.frame.exchange import mix_once
-from gossipjax.algorithms.frame.state import (
-    ExchangePlan,
-    GossipState,
-    add,
-    init_state,
-    scale,
-    subtract,
-)
-from gossipjax.algorithms.frame.transform import (
-    Combined,
-    gossip_transform,
-    make_route,
-    require_number,
-)
+from gossipjax.algorithms import frame
 from gossipjax.collectives import StepLike, require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Wire, WireLike
@@ -81,20 +67,19 @@ def mixed_momentum(
     name = "mixed_momentum"
     require_rate(rate, name)
     require_fraction(momentum, f"momentum of {name}")
-    plan = make_plan(name, schedule, make_route(name, axis_name, local_axis_name, wire), models=2)
-    init = partial(init_state, plan=plan, zeros={"momentum": "average"})
+    plan = make_plan(
+        name, schedule, frame.make_route(name, axis_name, local_axis_name, wire), models=2
+    )
+    init = partial(frame.init_state, plan=plan, zeros={"momentum": "average"})
 
-    def combine(
-        x: Any, gradients: optax.Updates, state: GossipState, step: StepLike, received: Any
-    ) -> Combined:
-        del received
+    def combine(x: Any, gradients: Any, state: frame.GossipState, step: StepLike) -> frame.Combined:
         m = add_scaled(gradients, momentum, state.kept("momentum"))
         direction = add_scaled(gradients, momentum, m) if nesterov else m
-        local = subtract(x, scale(direction, rate_at(rate, state.count)))
-        (x, m), _ = mix_once((local, m), None, state, step)
-        return Combined(x, state.keep(momentum=m))
+        local = frame.subtract(x, frame.scale(direction, rate_at(rate, state.count)))
+        (x, m), _ = frame.mix_once((local, m), None, state, step)
+        return frame.Combined(x, state.keep(momentum=m))
 
-    return gossip_transform(name, plan, init, combine)
+    return frame.gossip_transform(name, plan, init, combine)
 
 
 def require_scalar(
@@ -102,7 +87,7 @@ def require_scalar(
 ) -> None:
     """`require_number`, which lets scalars of JAX pass: their values may not be known yet."""
     if not (isinstance(value, jax.Array) and value.shape == ()):
-        require_number(value, name, allowed, is_allowed)
+        frame.require_number(value, name, allowed, is_allowed)
 
 
 def require_fraction(value: Any, name: str) -> None:
@@ -121,10 +106,10 @@ def require_rate(rate: Any, name: str) -> None:
         require_positive(rate, f"rate of {name}, unless it is a function of the update,")
 
 
-def make_plan(name: str, schedule: Schedule, wire: Wire, models: int = 1) -> ExchangePlan:
+def make_plan(name: str, schedule: Schedule, wire: Wire, models: int = 1) -> frame.ExchangePlan:
     """The plan of gossip that is the optimizer; raises `ValueError` as `gx.dpsgd`."""
     require_doubly_stochastic(schedule, name)
-    return ExchangePlan(
+    return frame.ExchangePlan(
         schedule, wire=wire, models=models, takes_gradients=True, moves_by_zeros=True
     )
 
@@ -136,4 +121,4 @@ def rate_at(rate: optax.ScalarOrSchedule, count: jax.Array) -> jax.Array:
 
 def add_scaled(gradients: optax.Updates, factor: Any, tree: Any) -> Any:
     """Returns `g + factor x`, leaf by leaf, in the type of `x`."""
-    return add(scale(tree, factor), gradients)
+    return frame.add(frame.scale(tree, factor), gradients)

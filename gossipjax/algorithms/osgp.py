@@ -9,29 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.frame.exchange import Received, mass_in_flight, pack_messages
-from gossipjax.algorithms.frame.parameters import (
-    gossiped,
-    merge_gossiped,
-    residuals,
-    widen,
-    zeros_like_model,
-)
-from gossipjax.algorithms.frame.state import (
-    ExchangePlan,
-    GossipState,
-    InFlight,
-    PushSum,
-    add,
-    debias,
-    init_state,
-    numerators,
-)
-from gossipjax.algorithms.frame.transform import (
-    Combined,
-    gossip_transform,
-    make_route,
-)
+from gossipjax.algorithms import frame
 from gossipjax.algorithms.sgp import mix_updated
 from gossipjax.collectives import (
     Layout,
@@ -108,33 +86,33 @@ def osgp(
     """
     require_schedule(schedule, "osgp")
     overlap = require_int(overlap, "overlap of osgp", 0)
-    route = make_route("osgp", axis_name, local_axis_name, wire)
-    plan = ExchangePlan(schedule, overlap, route)
+    route = frame.make_route("osgp", axis_name, local_axis_name, wire)
+    plan = frame.ExchangePlan(schedule, overlap, route)
     if overlap == 0:
         return mix_updated("osgp", plan, push_sum=not biased)
 
-    def init(params: optax.Params) -> GossipState:
-        state = init_state(params, plan, push_sum=not biased)
-        nothing = PushSum(state.weight, zeros_like_model(params))
+    def init(params: optax.Params) -> frame.GossipState:
+        state = frame.init_state(params, plan, push_sum=not biased)
+        nothing = frame.PushSum(state.weight, frame.zeros_like_model(params))
         return state._replace(
-            in_flight=pack_messages(jax.tree.map(jnp.zeros_like, nothing), overlap)
+            in_flight=frame.pack_messages(jax.tree.map(jnp.zeros_like, nothing), overlap)
         )
 
     def combine(
-        x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
-    ) -> Combined:
-        mass = PushSum(state.weight, add(x, updates))
+        x: Any, updates: optax.Updates, state: frame.GossipState, step: StepLike, received: Any
+    ) -> frame.Combined:
+        mass = frame.PushSum(state.weight, frame.add(x, updates))
         operands = jax.tree.map(lambda leaf: as_varying(leaf, axis_name), (mass, received))
         receive_and_send = partial(_receive_and_send, plan, step)
         mass, in_flight = cond(step % overlap == 0, receive_and_send, _keep, *operands)
-        return Combined(mass.x, state._replace(weight=mass.weight, in_flight=in_flight))
+        return frame.Combined(mass.x, state._replace(weight=mass.weight, in_flight=in_flight))
 
-    return gossip_transform("osgp", plan, init, combine)
+    return frame.gossip_transform("osgp", plan, init, combine)
 
 
 def _receive_and_send(
-    plan: ExchangePlan, step: StepLike, mass: PushSum, in_flight: InFlight
-) -> tuple[PushSum, InFlight]:
+    plan: frame.ExchangePlan, step: StepLike, mass: frame.PushSum, in_flight: frame.InFlight
+) -> tuple[frame.PushSum, frame.InFlight]:
     """A sending step: adds the received mass, and puts what this node sends in flight."""
     assert plan.schedule is not None
     axis_name = plan.wire.axis_name
@@ -146,16 +124,16 @@ def _receive_and_send(
         mass,
     )
     received = Layout(mass).unpack(in_flight.buffers)
-    return jax.tree.map(jnp.add, kept, received), pack_messages(sent, plan.overlap)
+    return jax.tree.map(jnp.add, kept, received), frame.pack_messages(sent, plan.overlap)
 
 
-def _keep(mass: PushSum, in_flight: InFlight) -> tuple[PushSum, InFlight]:
+def _keep(mass: frame.PushSum, in_flight: frame.InFlight) -> tuple[frame.PushSum, frame.InFlight]:
     return mass, in_flight
 
 
 def add_received(
-    params: optax.Params, state: GossipState, received: Received
-) -> tuple[optax.Params, GossipState]:
+    params: optax.Params, state: frame.GossipState, received: frame.Received
+) -> tuple[optax.Params, frame.GossipState]:
     """Uses messages after the update: `x <- x + r, w <- w + r_w, z <- x / w`.
 
     If the update of a sending step was given zeros as `received`, the result equals, up to
@@ -166,12 +144,13 @@ def add_received(
       state: of `osgp`; what it has in flight is not looked at.
       received: what `exchange` has returned.
     """
-    part = gossiped(params, state)
-    x = numerators(part, state)
-    mass = PushSum(state.weight, x)
-    arrivals = mass_in_flight(part, state._replace(in_flight=received))
+    part = frame.gossiped(params, state)
+    x = frame.numerators(part, state)
+    mass = frame.PushSum(state.weight, x)
+    arrivals = frame.mass_in_flight(part, state._replace(in_flight=received))
     weight, x = jax.tree.map(jnp.add, mass, arrivals)
-    model = debias(x, weight)
+    model = frame.debias(x, weight)
     part = cast_like(model, part)
-    residual = None if state.residual is None else residuals(model, widen(part))
-    return merge_gossiped(params, part, state), state._replace(weight=weight, residual=residual)
+    residual = None if state.residual is None else frame.residuals(model, frame.widen(part))
+    params = frame.merge_gossiped(params, part, state)
+    return params, state._replace(weight=weight, residual=residual)

@@ -10,47 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.frame.chain import (
-    Average,
-    OuterPlan,
-    OuterState,
-    gossip_state,
-    outer_state,
-    replace_gossip_state,
-    require_no_accumulation,
-    require_updates_numbered_here,
-)
-from gossipjax.algorithms.frame.exchange import mass_in_flight, merge, pick, split_leaves
-from gossipjax.algorithms.frame.parameters import (
-    as_update,
-    make_mask,
-    predict,
-    residuals,
-    zeros_like_model,
-)
-from gossipjax.algorithms.frame.state import (
-    ExchangePlan,
-    GossipState,
-    add,
-    common_model,
-    init_state,
-    models,
-    numerators,
-    push_sum_weight,
-    scale,
-    subtract,
-)
-from gossipjax.algorithms.frame.transform import (
-    Combined,
-    gossip_transform,
-    make_route,
-    require_like,
-    require_number,
-    require_params,
-    require_plan,
-    require_state,
-    require_transform,
-)
+from gossipjax.algorithms import frame
 from gossipjax.algorithms.outer_stability import find_inner_plan, require_agreement
 from gossipjax.collectives import (
     StepLike,
@@ -76,7 +36,7 @@ def outer(
     inner: optax.GradientTransformation,
     outer_tx: optax.GradientTransformation,
     every: int,
-    average: Average = "exact",
+    average: frame.Average = "exact",
     fragments: int = 1,
     delay: int = 0,
     mix: float = 0.0,
@@ -172,22 +132,22 @@ def outer(
     >>> [a.tolist() for a in jax.vmap(two_steps, axis_name="nodes")(z)]
     [[1.0, 1.0], [1.0, 1.0]]
     """
-    inner = require_transform(inner, "inner of outer")
-    outer_tx = require_transform(outer_tx, "outer_tx of outer")
+    inner = frame.require_transform(inner, "inner of outer")
+    outer_tx = frame.require_transform(outer_tx, "outer_tx of outer")
     every = require_int(every, "every of outer", 1)
     _require_average(average, pull)
     if average == "none" and wire is not None:
         raise ValueError(
             f"wire of outer must be None where average is 'none' and nothing is sent, got {wire!r}."
         )
-    plan = OuterPlan(
+    plan = frame.OuterPlan(
         every,
         average,
         require_int(fragments, "fragments of outer", 1, every),
         require_int(delay, "delay of outer", 0, every - 1),
-        require_number(mix, "mix of outer", "from 0 to below 1", lambda m: 0 <= m < 1),
+        frame.require_number(mix, "mix of outer", "from 0 to below 1", lambda m: 0 <= m < 1),
         float(pull),
-        make_route("outer", axis_name, local_axis_name, wire),
+        frame.make_route("outer", axis_name, local_axis_name, wire),
     )
     if reset_inner and fragments > 1:
         raise ValueError(
@@ -203,7 +163,7 @@ def outer(
 def _require_average(average: Any, pull: Any) -> None:
     if isinstance(average, Schedule):
         require_doubly_stochastic(average, "outer")
-        require_number(pull, "pull of outer", "from 0", lambda p: 0 <= p < float("inf"))
+        frame.require_number(pull, "pull of outer", "from 0", lambda p: 0 <= p < float("inf"))
         return
     if not isinstance(average, str) or average not in ("exact", "none"):
         raise ValueError(
@@ -220,33 +180,33 @@ def _require_average(average: Any, pull: Any) -> None:
 class _OuterSteps:
     """`init` and `update` of `outer`."""
 
-    plan: OuterPlan
+    plan: frame.OuterPlan
     inner: optax.GradientTransformationExtraArgs
     outer_tx: optax.GradientTransformationExtraArgs
     reset_inner: bool
 
-    def init(self, params: Any) -> OuterState:
+    def init(self, params: Any) -> frame.OuterState:
         plan = self.plan
         inner = self.inner.init(params)
-        gossip = gossip_state(inner)
+        gossip = frame.gossip_state(inner)
         local = self._local().init(params) if gossip is None else None
         self._require_inner(inner, gossip, params)
-        require_agreement(plan, self.outer_tx, ExchangePlan() if gossip is None else gossip.plan)
+        require_agreement(plan, self.outer_tx, frame.exchange_plan(inner))
         is_exact = plan.average == "exact"
         axis_name = plan.wire.axis_name
-        anchor = common_model(params, axis_name if is_exact else None)
+        anchor = frame.common_model(params, axis_name if is_exact else None)
         outer_states = self._init_outer(anchor)
         if jax.tree.leaves(anchor):  # none in the placeholder of optax.tree_map_params
-            first = split_leaves(anchor, plan.fragments)[0]
-            self._require_outer(pick(anchor, first), outer_states[0])
+            first = frame.split_leaves(anchor, plan.fragments)[0]
+            self._require_outer(frame.pick(anchor, first), outer_states[0])
         return vary_where_mapped(
-            OuterState(
+            frame.OuterState(
                 count=jnp.zeros((), jnp.int32),
                 inner=inner,
                 local=local,
                 anchor=anchor,
                 outer=outer_states,
-                sent=zeros_like_model(params) if plan.delay else None,
+                sent=frame.zeros_like_model(params) if plan.delay else None,
                 sent_counts=jnp.full(plan.fragments, -1, jnp.int32) if plan.delay else None,
                 plan=plan,
             ),
@@ -255,30 +215,30 @@ class _OuterSteps:
 
     def _init_outer(self, anchor: Any) -> tuple[optax.OptState, ...]:
         """The state of the outer optimizer, by fragment."""
-        fragments = split_leaves(anchor, self.plan.fragments)
-        return tuple(self.outer_tx.init(pick(anchor, leaves)) for leaves in fragments)
+        fragments = frame.split_leaves(anchor, self.plan.fragments)
+        return tuple(self.outer_tx.init(frame.pick(anchor, leaves)) for leaves in fragments)
 
     def _local(self) -> optax.GradientTransformationExtraArgs:
         """The last part of a chain without gossip: `x <- x + u`, with the residuals of 16 bits."""
-        plan = ExchangePlan(wire=self.plan.wire)
+        plan = frame.ExchangePlan(wire=self.plan.wire)
 
-        def combine(
-            x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
-        ) -> Combined:
-            del step, received
-            return Combined(add(x, updates), state)
+        def combine(x: Any, updates: Any, state: frame.GossipState, step: StepLike) -> Any:
+            del step
+            return frame.Combined(frame.add(x, updates), state)
 
-        return gossip_transform("outer", plan, partial(init_state, plan=plan), combine)
+        return frame.gossip_transform("outer", plan, partial(frame.init_state, plan=plan), combine)
 
-    def _require_inner(self, inner: Any, gossip: GossipState | None, params: Any) -> None:
+    def _require_inner(self, inner: Any, gossip: frame.GossipState | None, params: Any) -> None:
         """Raises `ValueError` where outer steps cannot set the models of the chain inside."""
-        if outer_state(inner) is not None:
+        if frame.outer_state(inner) is not None:
             raise ValueError("inner of outer must hold no other outer optimizer, got one.")
-        require_no_accumulation(inner, "inner of outer", "write gx.accumulate(gx.outer(...)).")
+        frame.require_no_accumulation(
+            inner, "inner of outer", "write gx.accumulate(gx.outer(...))."
+        )
         if gossip is None:
             return
         plan = self.plan
-        if gossip.extra is not None or gossip.mask != make_mask(params):
+        if gossip.extra is not None or gossip.mask != frame.make_mask(params):
             kept = "a mask" if gossip.extra is None else ", ".join(gossip.extra)
             raise ValueError(
                 "inner of outer must hold no gossip, or that of gx.sgp, gx.osgp or gx.dpsgd of all "
@@ -295,7 +255,7 @@ class _OuterSteps:
 
     def _require_outer(self, anchor: Any, state: Any) -> None:
         """Raises `ValueError` unless the outer optimizer makes updates of gradients alone."""
-        if gossip_state(state) is not None:
+        if frame.gossip_state(state) is not None:
             raise ValueError(
                 "outer_tx of outer must exchange nothing, got one with gossip in it: average says "
                 "who takes part."
@@ -308,7 +268,7 @@ class _OuterSteps:
                 "alone, as optax.sgd, optax.adam and their like do, got one that raises "
                 f"{type(error).__name__}: {error}"
             ) from error
-        require_like(anchor, updates, "the updates of outer_tx")
+        frame.require_like(anchor, updates, "the updates of outer_tx")
 
     def update(
         self,
@@ -321,13 +281,13 @@ class _OuterSteps:
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         params = mark(params, PARAMS)
-        params = require_params(params, "outer")
+        params = frame.require_params(params, "outer")
         plan = self.plan
         old = self._require_own_state(state)
-        require_updates_numbered_here(plan, step)
+        frame.require_updates_numbered_here(plan, step)
         step = default_step(step, old.count, plan.wire.axis_name)
-        require_like(params, updates, "the updates of outer")
-        require_like(params, old.anchor, "the anchor in the state of outer")
+        frame.require_like(params, updates, "the updates of outer")
+        frame.require_like(params, old.anchor, "the anchor in the state of outer")
         if plan.skips_exchange(step):
             extra_args["skip_exchange"] = True
         change, inner = self.inner.update(updates, old.inner, params, step=step, **extra_args)
@@ -336,7 +296,7 @@ class _OuterSteps:
             change, local = self._local().update(change, local, params, step=step)
         new = old._replace(count=optax.safe_increment(old.count), inner=inner, local=local)
         carry = vary((cast_like(mark(change, APPLIED), params), new), plan.wire.axis_name)
-        for fragment, leaves in enumerate(split_leaves(old.anchor, plan.fragments)):
+        for fragment, leaves in enumerate(frame.split_leaves(old.anchor, plan.fragments)):
             step_of = _FragmentStep(self, fragment, leaves, params, step, outer_average, old.count)
             if plan.delay:
                 carry = cond(plan.is_used(fragment, step), step_of.use, _keep, *carry)
@@ -345,10 +305,10 @@ class _OuterSteps:
                 carry = cond(plan.is_used(fragment, step), step_of.use_at_once, _keep, *carry)
         return mark(carry[0], UPDATES), carry[1]
 
-    def _require_own_state(self, state: Any) -> OuterState:
+    def _require_own_state(self, state: Any) -> frame.OuterState:
         """Returns `state`; raises `ValueError` unless it was made for this plan."""
-        require_state(state, OuterState, "outer")
-        require_plan(self.plan, state.plan, "outer")
+        frame.require_state(state, frame.OuterState, "outer")
+        frame.require_plan(self.plan, state.plan, "outer")
         expected = jax.tree.structure(jax.eval_shape(self._init_outer, state.anchor))
         actual = jax.tree.structure(state.outer)
         if expected != actual:
@@ -360,7 +320,9 @@ class _OuterSteps:
         return state
 
 
-def _keep(updates: optax.Updates, state: OuterState) -> tuple[optax.Updates, OuterState]:
+def _keep(
+    updates: optax.Updates, state: frame.OuterState
+) -> tuple[optax.Updates, frame.OuterState]:
     return updates, state
 
 
@@ -376,82 +338,82 @@ class _FragmentStep:
     average: Any  # of what was sent, if it was computed before
     count: jax.Array  # of the updates before this one
 
-    def send(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
-        sent = merge(state.sent, self._outer_gradient(updates, state), self.leaves)
+    def send(self, updates: Any, state: frame.OuterState) -> tuple[Any, frame.OuterState]:
+        sent = frame.merge(state.sent, self._outer_gradient(updates, state), self.leaves)
         return updates, state._replace(sent=sent, sent_counts=self._note(state, self.count))
 
-    def use(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
+    def use(self, updates: Any, state: frame.OuterState) -> tuple[Any, frame.OuterState]:
         """The outer step; nothing where the fragment was not sent, as the run began after that."""
         sent_count = state.sent_counts[self.fragment]
         # Steps that `gx.apply_if_finite` skips are not counted: there may be fewer than the delay.
         was_sent = (sent_count >= 0) & (self.count - sent_count <= self.steps.plan.delay)
-        sent = pick(state.sent, self.leaves)
+        sent = frame.pick(state.sent, self.leaves)
         new_updates, new = self._apply(sent, updates, state, sent_count)
         new = new._replace(sent_counts=self._note(new, jnp.int32(-1)))
         return jax.tree.map(partial(jnp.where, was_sent), (new_updates, new), (updates, state))
 
-    def _note(self, state: OuterState, count: jax.Array) -> jax.Array:
+    def _note(self, state: frame.OuterState, count: jax.Array) -> jax.Array:
         """`sent_counts` with this fragment's replaced."""
         return state.sent_counts.at[self.fragment].set(count)
 
-    def use_at_once(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
+    def use_at_once(self, updates: Any, state: frame.OuterState) -> tuple[Any, frame.OuterState]:
         return self._apply(self._outer_gradient(updates, state), updates, state, self.count)
 
-    def _outer_gradient(self, updates: Any, state: OuterState) -> Any:
+    def _outer_gradient(self, updates: Any, state: frame.OuterState) -> Any:
         """`D` of this node: the nodes' mean of `w a - x` is `a - sum x / sum w`, as `sum w = N`."""
-        gossip = gossip_state(state)
-        z = predict(self.params, updates)
-        anchor = pick(state.anchor, self.leaves)
+        gossip = frame.gossip_state(state)
+        z = frame.predict(self.params, updates)
+        anchor = frame.pick(state.anchor, self.leaves)
         if self.steps.plan.average != "exact":
-            return subtract(anchor, pick(models(z, gossip), self.leaves))
-        in_flight = mass_in_flight(z, gossip)
-        weight = push_sum_weight(gossip)
+            return frame.subtract(anchor, frame.pick(frame.models(z, gossip), self.leaves))
+        in_flight = frame.mass_in_flight(z, gossip)
+        weight = frame.push_sum_weight(gossip)
         if in_flight.weight is not None:
             weight = weight + in_flight.weight
-        x = pick(add(numerators(z, gossip), in_flight.x), self.leaves)
-        return subtract(scale(anchor, weight), x)
+        x = frame.pick(frame.add(frame.numerators(z, gossip), in_flight.x), self.leaves)
+        return frame.subtract(frame.scale(anchor, weight), x)
 
     def _apply(
-        self, sent: Any, updates: Any, state: OuterState, sent_count: jax.Array
-    ) -> tuple[Any, OuterState]:
+        self, sent: Any, updates: Any, state: frame.OuterState, sent_count: jax.Array
+    ) -> tuple[Any, frame.OuterState]:
         """The outer step, and what the local model becomes by it."""
         plan = self.steps.plan
         leaves = self.leaves
-        anchor = pick(state.anchor, leaves)
+        anchor = frame.pick(state.anchor, leaves)
         average = self.average
         if average is None:
             average = average_fragment(plan, sent, anchor, self.step, sent_count)
         change, outer = self.steps.outer_tx.update(average, state.outer[self.fragment], anchor)
-        anchor = add(anchor, change)
-        gossip = gossip_state(state)
+        anchor = frame.add(anchor, change)
+        gossip = frame.gossip_state(state)
         assert gossip is not None
         model = anchor
         if plan.mix:
-            local = pick(models(predict(self.params, updates), gossip), leaves)
+            local = frame.pick(frame.models(frame.predict(self.params, updates), gossip), leaves)
             model = jax.tree.map(lambda x, a: plan.mix * x + (1 - plan.mix) * a, local, anchor)
-        params = pick(self.params, leaves)
-        part = as_update(params, model)
+        params = frame.pick(self.params, leaves)
+        part = frame.as_update(params, model)
         fields = {}
         if gossip.residual is not None:
-            rest = residuals(model, predict(params, part))
-            fields["residual"] = merge(gossip.residual, rest, leaves)
+            rest = frame.residuals(model, frame.predict(params, part))
+            fields["residual"] = frame.merge(gossip.residual, rest, leaves)
         if plan.replaces_all:
             # All mass is now that of the anchor, or the next de-biasing would bring the old back.
             fields["weight"] = jax.tree.map(jnp.ones_like, gossip.weight)
             fields["in_flight"] = jax.tree.map(jnp.zeros_like, gossip.in_flight)
         if self.steps.reset_inner:
             state = state._replace(inner=zero_moments(self.steps.inner, state.inner))
-        state = replace_gossip_state(state, **fields)
+        state = frame.replace_gossip_state(state, **fields)
         outer_states = list(state.outer)
         outer_states[self.fragment] = outer
         state = state._replace(
-            anchor=merge(state.anchor, anchor, leaves), outer=tuple(outer_states)
+            anchor=frame.merge(state.anchor, anchor, leaves), outer=tuple(outer_states)
         )
-        return vary((merge(updates, part, leaves), state), plan.wire.axis_name)
+        return vary((frame.merge(updates, part, leaves), state), plan.wire.axis_name)
 
 
 def average_fragment(
-    plan: OuterPlan, sent: Any, anchor: Any, step: StepLike, count: jax.Array
+    plan: frame.OuterPlan, sent: Any, anchor: Any, step: StepLike, count: jax.Array
 ) -> Any:
     """`D`: the outer gradient of a fragment that is used at `step`, of those that nodes sent.
 
@@ -471,7 +433,7 @@ def average_fragment(
 
 
 def _average_parts(
-    plan: OuterPlan, sent: Any, anchor: Any, count: jax.Array, round_number: StepLike
+    plan: frame.OuterPlan, sent: Any, anchor: Any, count: jax.Array, round_number: StepLike
 ) -> Any:
     key = plan.wire.make_key(count)
     if plan.average == "exact":
@@ -486,7 +448,7 @@ def _average_parts(
         key=key,
     )
     if plan.pull == 1:
-        return subtract(anchor, mix_nodes(subtract(anchor, sent))[0])
+        return frame.subtract(anchor, mix_nodes(frame.subtract(anchor, sent))[0])
     mean, center = mix_nodes((sent, anchor))[0]
     return jax.tree.map(lambda d, a, c: d + plan.pull * (a - c), mean, anchor, center)
 
@@ -497,12 +459,12 @@ def average_sent(opt_state: optax.OptState, step: int) -> Any:
     It needs nothing of the steps since it was sent, so that it can be a program by itself:
     `tx.update(..., step=step, outer_average=average_sent(opt_state, step))`.
     """
-    state = outer_state(opt_state)
+    state = frame.outer_state(opt_state)
     assert state is not None
     fragment = state.plan.used_at(step)
     assert fragment is not None
-    leaves = split_leaves(state.anchor, state.plan.fragments)[fragment]
-    sent, anchor = pick(state.sent, leaves), pick(state.anchor, leaves)
+    leaves = frame.split_leaves(state.anchor, state.plan.fragments)[fragment]
+    sent, anchor = frame.pick(state.sent, leaves), frame.pick(state.anchor, leaves)
     return average_fragment(state.plan, sent, anchor, step, state.sent_counts[fragment])
 
 
@@ -544,7 +506,7 @@ def _without_gossip(opt_state: Any) -> Any:
 
 
 def _is_gossip(part: Any) -> bool:
-    return isinstance(part, GossipState)
+    return isinstance(part, frame.GossipState)
 
 
 def _is_kept(part: Any) -> bool:

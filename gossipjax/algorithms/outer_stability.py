@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.frame.chain import OuterPlan, exchange_plan
-from gossipjax.algorithms.frame.state import ExchangePlan
+from gossipjax.algorithms import frame
 from gossipjax.topology.schedule import Schedule
 from gossipjax.topology.spectra import Recurrence, require_stable
 
@@ -22,7 +21,9 @@ COUNTS = np.array([0, *(8**k for k in range(11))], np.int32)  # at which a rate 
 
 
 def require_agreement(
-    plan: OuterPlan, outer_tx: optax.GradientTransformationExtraArgs, inner: ExchangePlan | None
+    plan: frame.OuterPlan,
+    outer_tx: optax.GradientTransformationExtraArgs,
+    inner: frame.ExchangePlan | None,
 ) -> None:
     """Raises `ValueError` where differences between the anchors grow without any gradient.
 
@@ -54,7 +55,7 @@ def require_agreement(
         require_stable("outer", recurrence)
 
 
-def _outer_step(J: np.ndarray, plan: OuterPlan) -> tuple[np.ndarray, np.ndarray]:
+def _outer_step(J: np.ndarray, plan: frame.OuterPlan) -> tuple[np.ndarray, np.ndarray]:
     """A and B of `Recurrence`, of `v = (x, a, s)`."""
     size = J.shape[1]
     local, mixed = np.zeros((2, size, size))  # v -> (D, a, s)
@@ -69,10 +70,12 @@ def _outer_step(J: np.ndarray, plan: OuterPlan) -> tuple[np.ndarray, np.ndarray]
     return after[0], after[1]
 
 
-def find_inner_plan(inner: optax.GradientTransformation) -> ExchangePlan | None:
+def find_inner_plan(inner: optax.GradientTransformation) -> frame.ExchangePlan | None:
     """The plan of the gossip in a chain; None if its `init` takes no scalar for the parameters."""
     try:
-        return exchange_plan(jax.eval_shape(inner.init, jax.ShapeDtypeStruct((), jnp.float32)))
+        return frame.exchange_plan(
+            jax.eval_shape(inner.init, jax.ShapeDtypeStruct((), jnp.float32))
+        )
     except Exception:
         return None
 

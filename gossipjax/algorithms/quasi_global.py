@@ -9,13 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.frame.exchange import mix_once
-from gossipjax.algorithms.frame.state import GossipState, init_state, scale, subtract
-from gossipjax.algorithms.frame.transform import (
-    Combined,
-    gossip_transform,
-    make_route,
-)
+from gossipjax.algorithms import frame
 from gossipjax.algorithms.mixed_momentum import (
     add_scaled,
     make_plan,
@@ -86,15 +80,12 @@ def quasi_global(
     require_rate(rate, name)
     require_fraction(momentum, f"momentum of {name}")
     require_fraction(mu, f"mu of {name}")
-    plan = make_plan(name, schedule, make_route(name, axis_name, local_axis_name, wire))
+    plan = make_plan(name, schedule, frame.make_route(name, axis_name, local_axis_name, wire))
     _require_stable(schedule, momentum, mu, nesterov)
 
-    init = partial(init_state, plan=plan, zeros={"momentum": "average"})
+    init = partial(frame.init_state, plan=plan, zeros={"momentum": "average"})
 
-    def combine(
-        x: Any, gradients: optax.Updates, state: GossipState, step: StepLike, received: Any
-    ) -> Combined:
-        del received
+    def combine(x: Any, gradients: Any, state: frame.GossipState, step: StepLike) -> frame.Combined:
         old = state.kept("momentum")
         eta = rate_at(rate, state.count)
         direction = add_scaled(gradients, momentum, old)
@@ -103,12 +94,12 @@ def quasi_global(
         new_x = _step_and_mix(x, eta, direction, state, step)
         is_idle = eta == 0
         divisor = jnp.where(is_idle, jnp.ones_like(eta), eta)
-        speed = scale(subtract(x, new_x), 1 / divisor)
+        speed = frame.scale(frame.subtract(x, new_x), 1 / divisor)
         followed = _interpolate(old, speed, mu)
         new = jax.tree.map(lambda m, after: jnp.where(is_idle, m, after), old, followed)
-        return Combined(new_x, state.keep(momentum=new))
+        return frame.Combined(new_x, state.keep(momentum=new))
 
-    return gossip_transform(name, plan, init, combine)
+    return frame.gossip_transform(name, plan, init, combine)
 
 
 def _require_stable(schedule: Schedule, momentum: Any, mu: Any, nesterov: bool) -> None:
@@ -186,29 +177,26 @@ def quasi_global_adam(
     if gradient_weight is None:
         gradient_weight = 1 - b1
     require_positive(gradient_weight, f"gradient_weight of {name}")
-    plan = make_plan(name, schedule, make_route(name, axis_name, local_axis_name, wire))
+    plan = make_plan(name, schedule, frame.make_route(name, axis_name, local_axis_name, wire))
 
-    init = partial(init_state, plan=plan, zeros={"mean": "average", "square": "average"})
+    init = partial(frame.init_state, plan=plan, zeros={"mean": "average", "square": "average"})
 
-    def combine(
-        x: Any, gradients: optax.Updates, state: GossipState, step: StepLike, received: Any
-    ) -> Combined:
-        del received
+    def combine(x: Any, gradients: Any, state: frame.GossipState, step: StepLike) -> frame.Combined:
         mean = state.kept("mean")
         square = state.kept("square")
-        local_mean = add_scaled(scale(gradients, gradient_weight), b1, mean)
+        local_mean = add_scaled(frame.scale(gradients, gradient_weight), b1, mean)
         local_square = _follow_squares(square, gradients, b2)
         updates_so_far = (state.count + 1).astype(jnp.float32)
         root = partial(_corrected_root, b2, updates_so_far, eps)
-        corrected = scale(local_mean, 1 / _bias(b1, updates_so_far))
+        corrected = frame.scale(local_mean, 1 / _bias(b1, updates_so_far))
         direction = jax.tree.map(lambda m, v: m / root(v), corrected, local_square)
         new_x = _step_and_mix(x, rate_at(rate, state.count), direction, state, step)
-        moved = _normalize(subtract(x, new_x))
+        moved = _normalize(frame.subtract(x, new_x))
         mean = _interpolate(mean, moved, b1)
         square = _follow_squares(square, moved, b2)
-        return Combined(new_x, state.keep(mean=mean, square=square))
+        return frame.Combined(new_x, state.keep(mean=mean, square=square))
 
-    return gossip_transform(name, plan, init, combine)
+    return frame.gossip_transform(name, plan, init, combine)
 
 
 def _follow_squares(square: Any, tree: Any, keep: Any) -> Any:
@@ -238,11 +226,11 @@ def _corrected_root(decay: Any, count: jax.Array, eps: Any, square: jax.Array) -
 
 def _normalize(tree: Any) -> Any:
     """The leaves, divided by the norm of all of them together."""
-    return scale(tree, 1 / (model_norm(tree) + MIN_NORM))
+    return frame.scale(tree, 1 / (model_norm(tree) + MIN_NORM))
 
 
 def _step_and_mix(
-    x: Any, eta: jax.Array, direction: Any, state: GossipState, step: StepLike
+    x: Any, eta: jax.Array, direction: Any, state: frame.GossipState, step: StepLike
 ) -> Any:
     """Returns `P (x - eta d)`."""
-    return mix_once(subtract(x, scale(direction, eta)), None, state, step)[0]
+    return frame.mix_once(frame.subtract(x, frame.scale(direction, eta)), None, state, step)[0]

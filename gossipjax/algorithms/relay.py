@@ -12,27 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.frame.parameters import zeros_like_model
-from gossipjax.algorithms.frame.state import (
-    ExchangePlan,
-    Extra,
-    GossipState,
-    PushSum,
-    add,
-    common_model,
-    init_state,
-)
-from gossipjax.algorithms.frame.transform import (
-    Combined,
-    gossip_transform,
-    make_route,
-    require_choice,
-)
+from gossipjax.algorithms import frame
 from gossipjax.collectives import Layout, StepLike, at_round, exchange_in_pairs
 from gossipjax.topology import from_graph
 from gossipjax.wire import Wire
 
 Missing = Literal["own", "initial"]
+Messages = tuple[frame.PushSum, ...]  # one per neighbour
 
 
 def relay(
@@ -92,51 +78,48 @@ def relay(
     [3.0, 3.0, 3.0]
     """
     pairs = pair_neighbors(tree)
-    require_choice(missing, "missing of relay", get_args(Missing))
-    wire = make_route("relay", axis_name, local_axis_name)
-    plan = ExchangePlan(from_graph(tree, "metropolis"), wire=wire, moves_by_zeros=True)
+    frame.require_choice(missing, "missing of relay", get_args(Missing))
+    wire = frame.make_route("relay", axis_name, local_axis_name)
+    plan = frame.ExchangePlan(from_graph(tree, "metropolis"), wire=wire, moves_by_zeros=True)
 
-    def init(params: optax.Params) -> GossipState:
-        state = init_state(params, plan, push_sum=True)
-        nothing = PushSum(jnp.zeros_like(state.weight), zeros_like_model(params))
+    def init(params: optax.Params) -> frame.GossipState:
+        state = frame.init_state(params, plan, push_sum=True)
+        nothing = frame.PushSum(jnp.zeros_like(state.weight), frame.zeros_like_model(params))
         messages = tuple(jax.tree.map(jnp.copy, nothing) for _ in pairs)
-        extra = {"messages": Extra(messages, "restart")}
+        extra = {"messages": frame.Extra(messages, "restart")}
         if missing == "initial":
-            extra["initial"] = Extra(common_model(params, None), "restart")
+            extra["initial"] = frame.Extra(frame.common_model(params, None), "restart")
         return state._replace(weight=None, extra=extra)
 
-    def combine(
-        x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
-    ) -> Combined:
-        del received
+    def combine(x: Any, updates: Any, state: frame.GossipState, step: StepLike) -> frame.Combined:
         assert plan.schedule is not None
-        y = add(x, updates)
+        y = frame.add(x, updates)
         sent = _relay(y, state.kept("messages"))
         exchange = functools.partial(_exchange, pairs, plan.wire)
         new = at_round(lambda _, sent: exchange(sent), plan.schedule, step, axis_name, sent)
         others = state.kept("initial") if missing == "initial" else y
         x = _average(y, new, others, plan.schedule.size)
-        return Combined(x, state.keep(messages=new))
+        return frame.Combined(x, state.keep(messages=new))
 
-    return gossip_transform("relay", plan, init, combine)
+    return frame.gossip_transform("relay", plan, init, combine)
 
 
 def _sum(a: Any, b: Any) -> Any:
     return jax.tree.map(jnp.add, a, b)
 
 
-def _relay(y: Any, received: tuple[PushSum, ...]) -> tuple[PushSum, ...]:
+def _relay(y: Any, received: Messages) -> Messages:
     """For every neighbour, this node's model and what arrived from all others."""
     if not received:
         return ()
-    one = PushSum(jnp.ones_like(received[0].weight), y)
+    one = frame.PushSum(jnp.ones_like(received[0].weight), y)
     # Sums of those before and of those behind: what is left out is not subtracted, which rounds.
     before = list(itertools.accumulate(received[:-1], _sum, initial=one))
     behind = list(itertools.accumulate(reversed(received[1:]), _sum))[::-1]
     return (*map(_sum, before[:-1], behind), before[-1])
 
 
-def _exchange(pairs: np.ndarray, wire: Wire, sent: tuple[PushSum, ...]) -> tuple[PushSum, ...]:
+def _exchange(pairs: np.ndarray, wire: Wire, sent: Messages) -> Messages:
     """Returns the message of each neighbour; zeros for a missing one."""
     received = []
     for partners, message in zip(pairs, sent, strict=True):
@@ -146,7 +129,7 @@ def _exchange(pairs: np.ndarray, wire: Wire, sent: tuple[PushSum, ...]) -> tuple
     return tuple(received)
 
 
-def _average(y: Any, received: tuple[PushSum, ...], others: Any, nodes: int) -> Any:
+def _average(y: Any, received: Messages, others: Any, nodes: int) -> Any:
     """The mean of the models that have arrived, with `others` for each that has not."""
     if not received:
         return y

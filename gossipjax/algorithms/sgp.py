@@ -7,14 +7,7 @@ from typing import Any, get_args
 
 import optax
 
-from gossipjax.algorithms.frame.exchange import mix_once
-from gossipjax.algorithms.frame.state import ExchangePlan, GossipState, Order, add, init_state
-from gossipjax.algorithms.frame.transform import (
-    Combined,
-    gossip_transform,
-    make_route,
-    require_choice,
-)
+from gossipjax.algorithms import frame
 from gossipjax.collectives import StepLike, require_schedule
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike
@@ -22,7 +15,7 @@ from gossipjax.wire import WireLike
 
 def sgp(
     schedule: Schedule,
-    order: Order = "adapt-then-combine",
+    order: frame.Order = "adapt-then-combine",
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     wire: WireLike | None = None,
@@ -93,24 +86,25 @@ def sgp(
     True
     """
     require_schedule(schedule, "sgp")
-    require_choice(order, "order of sgp", get_args(Order))
-    route = make_route("sgp", axis_name, local_axis_name, wire)
-    return mix_updated("sgp", ExchangePlan(schedule, wire=route, order=order), push_sum=True)
+    frame.require_choice(order, "order of sgp", get_args(frame.Order))
+    route = frame.make_route("sgp", axis_name, local_axis_name, wire)
+    return mix_updated("sgp", frame.ExchangePlan(schedule, wire=route, order=order), push_sum=True)
 
 
 def mix_updated(
-    name: str, plan: ExchangePlan, *, push_sum: bool
+    name: str, plan: frame.ExchangePlan, *, push_sum: bool
 ) -> optax.GradientTransformationExtraArgs:
     """`x <- P (x + u)`, or `P x + u` by the order of the plan; with `push_sum` the weight, too."""
 
     def combine(
-        x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
-    ) -> Combined:
+        x: Any, updates: Any, state: frame.GossipState, step: StepLike, received: Any = None
+    ) -> frame.Combined:
         if plan.exchanges_early:
             weight = received.weight
-            x = add(received.x, updates)
+            x = frame.add(received.x, updates)
         else:
-            x, weight = mix_once(add(x, updates), state.weight, state, step)
-        return Combined(x, state._replace(weight=weight))
+            x, weight = frame.mix_once(frame.add(x, updates), state.weight, state, step)
+        return frame.Combined(x, state._replace(weight=weight))
 
-    return gossip_transform(name, plan, partial(init_state, plan=plan, push_sum=push_sum), combine)
+    init = partial(frame.init_state, plan=plan, push_sum=push_sum)
+    return frame.gossip_transform(name, plan, init, combine)

@@ -9,19 +9,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gossipjax.algorithms import frame
 from gossipjax.algorithms.allreduce import ErrorFeedback
 from gossipjax.algorithms.apply_if_finite import ApplyIfFiniteState
-from gossipjax.algorithms.frame.chain import OuterState, find_parts, require_no_accumulation
-from gossipjax.algorithms.frame.state import GossipState
-from gossipjax.algorithms.frame.transform import (
-    require_axis_names,
-    require_state,
-    require_transform,
-)
 from gossipjax.sharding import ShardedState, Specs, axes_of, constrain, inner_axes, use_specs
 from gossipjax.wire import Codec, FloatCodec
 
-EXCHANGES = (GossipState, ErrorFeedback, OuterState)  # states with a plan that has a wire
+EXCHANGES = (
+    frame.GossipState,
+    ErrorFeedback,
+    frame.OuterState,
+)  # states with a plan that has a wire
 
 
 def sharded(
@@ -85,8 +83,8 @@ def sharded(
     >>> gx.gossip_state(state).schedule.size
     2
     """
-    tx = require_transform(tx, "tx of sharded")
-    require_axis_names("sharded", axis_name)
+    tx = frame.require_transform(tx, "tx of sharded")
+    frame.require_axis_names("sharded", axis_name)
     whole = _Sharded(tx, Specs.make(specs, axis_name), axis_name)
     return optax.GradientTransformationExtraArgs(whole.init, whole.update)
 
@@ -104,7 +102,7 @@ class _Sharded:
         with use_specs(self.specs):
             state = self.tx.init(params)
         way_out = "write gx.accumulate(optax.chain(optimizer, gx.sharded(gossip, specs)), every)."
-        require_no_accumulation(state, "tx of sharded", way_out)
+        frame.require_no_accumulation(state, "tx of sharded", way_out)
         _require_axis(self.axis_name, state)
         _require_same_copies(self.specs, params, state)
         _require_no_optimizer(self.specs, state)
@@ -129,7 +127,7 @@ class _Sharded:
 
 def _require_own_state(state: Any, specs: Specs) -> Any:
     """Returns the state inside; raises `ValueError` unless it was made for these specs."""
-    require_state(state, ShardedState, "sharded")
+    frame.require_state(state, ShardedState, "sharded")
     if state.specs != specs:
         raise ValueError(
             "the state of sharded must have been made with its specs, got one of others: make it "
@@ -145,7 +143,7 @@ def _require_no_optimizer(specs: Specs, state: Any) -> None:
     """
     manual = jax.sharding.get_abstract_mesh().manual_axes
     part = state.inner_state if isinstance(state, ApplyIfFiniteState) else state
-    of_one_exchange = GossipState | ErrorFeedback | optax.EmptyState
+    of_one_exchange = frame.GossipState | ErrorFeedback | optax.EmptyState
     if not set(specs.axes).isdisjoint(manual) and not isinstance(part, of_one_exchange):
         raise ValueError(
             "gx.sharded must stand around one gossip or gx.allreduce alone in a shard_map over the "
@@ -157,7 +155,7 @@ def _require_no_optimizer(specs: Specs, state: Any) -> None:
 
 def _require_axis(axis_name: str, state: Any) -> None:
     """Raises `ValueError` if the transform inside exchanges over another axis."""
-    for part in find_parts(state, *EXCHANGES):
+    for part in frame.find_parts(state, *EXCHANGES):
         if part.plan.wire.axis_name != axis_name:
             raise ValueError(
                 f"axis_name of sharded must be that of tx, {part.plan.wire.axis_name!r}, got "
@@ -192,9 +190,9 @@ def _rounds_alone(codec: Codec, dtype: Any) -> bool:
 
 def _codec_of(state: Any) -> Codec | None:
     """The codec of the exchanges of a state that is made for them."""
-    for part in find_parts(state, *EXCHANGES):
+    for part in frame.find_parts(state, *EXCHANGES):
         if part.plan.wire.codec is not None:
             return part.plan.wire.codec
-        if isinstance(part, OuterState):
+        if isinstance(part, frame.OuterState):
             return _codec_of((part.inner, part.local))
     return None

@@ -74,7 +74,7 @@ def test_a_combine_that_returns_no_new_numerators(returned, message):
         "mine",
         plan,
         lambda params: init_state(params, plan, push_sum=False),
-        lambda x, updates, state, step, received: returned(x, state),
+        lambda x, updates, state, step: returned(x, state),
     )
     params = make_tree(a=(3,))
     with pytest.raises(ValueError, match=message):
@@ -88,7 +88,7 @@ def test_the_new_numerators_cannot_be_forgotten():
         "mine",
         plan,
         lambda params: init_state(params, plan, push_sum=False),
-        lambda x, updates, state, step, received: (x + updates, state),
+        lambda x, updates, state, step: (x + updates, state),
     )
     z = jnp.ones((N, 3), jnp.bfloat16)
     _, state = update_with(tx, z, z, jnp.full((N, 3), 2.0**-12))

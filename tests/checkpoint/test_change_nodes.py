@@ -207,8 +207,7 @@ def noisy(schedule, size=2):
         }
         return init_state(params, plan, push_sum=False)._replace(extra=keep)
 
-    def combine(x, updates, state, step, received):
-        del received
+    def combine(x, updates, state, step):
         node = jax.lax.axis_index("nodes")
         x, _ = mix(x, None, schedule, step)
         new = {

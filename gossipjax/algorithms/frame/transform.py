@@ -56,9 +56,7 @@ class Combined(NamedTuple):
     params: Any = None
 
 
-Combine = Callable[
-    [Any, optax.Updates, GossipState, StepLike, Any], Combined | tuple[Any, GossipState]
-]
+Combine = Callable[..., Combined | tuple[Any, GossipState]]
 
 
 def gossip_transform(
@@ -66,9 +64,9 @@ def gossip_transform(
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps `combine` as an optax transform that goes last in a chain.
 
-    `combine(x, updates, state, step, received)` gets the numerators and returns a `Combined`: the
-    new ones, and the state with its new weight. `received` is the result of `exchange` where the
-    plan exchanges early, else None. The wrapper returns the update that reaches the new parameters,
+    `combine(x, updates, state, step)` gets the numerators and returns a `Combined`: the new ones,
+    and the state with its new weight. Where the plan exchanges early, the result of `exchange` is
+    its fifth argument. The wrapper returns the update that reaches the new parameters,
     in their types, counts, and keeps residuals if `init` made some. `update(skip_exchange=True)`
     only adds the updates to the numerators: for an outer optimizer that averages over all nodes.
 
@@ -105,7 +103,8 @@ def gossip_transform(
             if plan.exchanges_early and received is None:
                 received = exchange(own_state, step, params=z)
             require_received(name, plan, received)
-            result = Combined(*combine(x, updates, own_state, step, received))
+            early = (received,) if plan.exchanges_early else ()
+            result = Combined(*combine(x, updates, own_state, step, *early))
         updates, new_state = _finish(name, z, own_state, x, result)
         return mark(updates, UPDATES), new_state
 
