@@ -88,74 +88,51 @@ class TimedProgram:
         return seconds
 
 
-class UpdateTimer:
-    """Compiled updates and plain copies of a model's size, which take turns."""
+def make_zeros(shapes: Shapes, nodes: gx.Nodes) -> Any:
+    """Arrays of these shapes, of all nodes."""
+    zeros = {name: jnp.zeros((nodes.size, *shape)) for name, shape in shapes.items()}
+    return nodes.run(partial(jax.tree.map, jnp.copy), zeros)
 
-    def __init__(self, shapes: Shapes, nodes: gx.Nodes):
-        self._nodes = nodes
-        self._shapes = shapes
-        self._values = nodes.size * count_values(shapes)  # of all nodes
-        self._records: list[Record] = []
-        self._programs = self._make_copies()
-        self._samples: dict[str, list[float]] = {name: [] for name in COPIES}
-        self._grads = self._make_zeros()
 
-    def _make_zeros(self) -> Any:
-        zeros = {
-            name: jnp.zeros((self._nodes.size, *shape)) for name, shape in self._shapes.items()
-        }
-        return self._nodes.run(partial(jax.tree.map, jnp.copy), zeros)
+def make_copies(shapes: Shapes, nodes: gx.Nodes) -> dict[str, TimedProgram]:
+    """The two kinds of plain copies of a model's size, compiled."""
+    copy = nodes.spmd(jnp.copy)
+    overwrite = nodes.spmd(lambda target, source: (target.at[:].set(source),), donate_argnums=0)
+    source = copy(jnp.ones((nodes.size, count_values(shapes))))
+    target = jax.block_until_ready(overwrite(copy(source), source))
+    return {
+        "fresh_buffer": TimedProgram(copy, constants=[source]),
+        "in_place": TimedProgram(overwrite, target, constants=[source]),
+    }
 
-    def _make_copies(self) -> dict[str, TimedProgram]:
-        """The two kinds of plain copies, compiled."""
-        copy = self._nodes.spmd(jnp.copy)
-        overwrite = self._nodes.spmd(
-            lambda target, source: (target.at[:].set(source),), donate_argnums=0
-        )
-        ones = jnp.ones((self._nodes.size, count_values(self._shapes)))
-        source = copy(ones)
-        target = jax.block_until_ready(overwrite(copy(source), source))
-        programs = (
-            TimedProgram(copy, constants=[source]),
-            TimedProgram(overwrite, target, constants=[source]),
-        )
-        return dict(zip(COPIES, programs, strict=True))
 
-    def add(self, update: Update) -> None:
-        """Compiles an update, counts its passes and runs it once."""
-        program = make_program(update, self._nodes, gx.donate_on_accelerators(0, 1))
-        params = self._make_zeros()
-        opt_state = self._nodes.run(update.tx.init, params)
-        # The stack of all nodes of a device is one pass.
-        values = self._values * self._nodes.per_device / self._nodes.size
-        lowered = program.lower(params, opt_state, self._grads, update.step)
-        passes = count_passes(lowered, 4 * values)
-        self._records.append(make_record(update, describe_nodes(self._nodes), passes))
-        timed = TimedProgram(program, [params, opt_state], [self._grads, update.step])
-        timed.run()
-        self._programs[update.name] = timed
-        self._samples[update.name] = []
+def compile_update(
+    update: Update, shapes: Shapes, nodes: gx.Nodes, grads: Any
+) -> tuple[TimedProgram, Record]:
+    """An update, compiled and run once; and the counts of its passes."""
+    program = make_program(update, nodes, gx.donate_on_accelerators(0, 1))
+    params = make_zeros(shapes, nodes)
+    opt_state = nodes.run(update.tx.init, params)
+    lowered = program.lower(params, opt_state, grads, update.step)
+    # The stack of all nodes of a device is one pass.
+    passes = count_passes(lowered, 4 * nodes.per_device * count_values(shapes))
+    timed = TimedProgram(program, [params, opt_state], [grads, update.step])
+    timed.run()
+    return timed, make_record(update, describe_nodes(nodes), passes)
 
-    def run_all(self) -> None:
-        """Runs every update and both copies once."""
-        for name, program in self._programs.items():
-            self._samples[name].append(program.run())
 
-    def summarize(self) -> list[Record]:
-        """Returns the objects in `runs`."""
-        return [record | self._summarize(record) for record in self._records]
-
-    def _summarize(self, record: Record) -> Record:
-        seconds = np.array(self._samples[record["update"]])
-        min_bytes = record["min_passes"] * 4 * self._values
-        summary = harness.summarize_samples("seconds", seconds)
-        summary["bytes_per_second"] = float(np.median(min_bytes / seconds))
-        for copy in COPIES:
-            copy_speeds = 2 * 4 * self._values / np.array(self._samples[copy])
-            summary[f"copy_bytes_per_second_{copy}"] = float(np.median(copy_speeds))
-            # Both of the same turn, so that noise affects them alike.
-            summary[f"ratio_{copy}"] = float(np.median(seconds * copy_speeds / min_bytes))
-        return summary
+def summarize_update(record: Record, samples: dict[str, list[float]], values: int) -> Record:
+    """The object in `runs`, from the seconds of an update and of the copies of all nodes."""
+    seconds = np.array(samples[record["update"]])
+    min_bytes = record["min_passes"] * 4 * values
+    summary = record | harness.summarize_samples("seconds", seconds)
+    summary["bytes_per_second"] = float(np.median(min_bytes / seconds))
+    for copy in COPIES:
+        copy_speeds = 2 * 4 * values / np.array(samples[copy])
+        summary[f"copy_bytes_per_second_{copy}"] = float(np.median(copy_speeds))
+        # Both of the same turn, so that noise affects them alike.
+        summary[f"ratio_{copy}"] = float(np.median(seconds * copy_speeds / min_bytes))
+    return summary
 
 
 def make_table(runs: Sequence[Record]) -> Table:
@@ -176,16 +153,22 @@ def make_table(runs: Sequence[Record]) -> Table:
 
 
 def plan_updates(nodes: gx.Nodes, shapes: Shapes, turns: int) -> harness.Plan:
-    """Compiles the updates, lets them take `turns` turns, and summarizes."""
-    timer = UpdateTimer(shapes, nodes)
+    """Compiles the updates, lets them and both copies take `turns` turns, and summarizes."""
+    programs = make_copies(shapes, nodes)
+    grads = make_zeros(shapes, nodes)
+    records: list[Record] = []
+    samples: dict[str, list[float]] = {}
 
     def add(update: Update) -> list[Record]:
-        timer.add(update)
+        programs[update.name], record = compile_update(update, shapes, nodes, grads)
+        records.append(record)
         return []
 
     def run_all(is_last: bool) -> list[Record]:
-        timer.run_all()
-        return timer.summarize() if is_last else []
+        for name, program in programs.items():
+            samples.setdefault(name, []).append(program.run())
+        values = nodes.size * count_values(shapes)
+        return [summarize_update(r, samples, values) for r in records] if is_last else []
 
     compiling = [
         (f"compiling: {update.name}", partial(add, update)) for update in build_updates(nodes.size)

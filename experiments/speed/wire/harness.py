@@ -170,16 +170,11 @@ def run_hosts(
 ) -> None:
     """Runs `command FOLDER RANK` on every host; none of the processes outlives this call.
 
-    Args:
-      hosts: one process each.
-      command: writes its progress into `FOLDER/RANK.progress`, and ends when its standard input
-        closes.
-      folder: receives the output, too: `RANK.log`.
-      stall_timeout: seconds without progress of any host, after which they are taken to hang.
-      report_progress: called with host 0's progress.
+    A process writes its progress into `FOLDER/RANK.progress`, its output is `FOLDER/RANK.log`, and
+    it ends when its standard input closes. `report_progress` gets host 0's progress.
 
     Raises:
-      HostFailedError: if a process ends early or hangs.
+      HostFailedError: if a process ends early, or none has made progress for `stall_timeout` s.
     """
     processes: list[subprocess.Popen[bytes]] = []
     threads = max(MIN_THREADS, (os.cpu_count() or MIN_THREADS) // len(hosts))
