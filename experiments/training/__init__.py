@@ -10,6 +10,6 @@ In the order of their imports:
 - output: the files of a run.
 - experiment: everything that can fail before training.
 - trainer, evaluation, train: a run.
-- asynchronous, asynchronous_job: runs whose nodes wait for nobody.
+- asynchronous, asynchronous_job: runs of asynchronous nodes.
 - main: `run_program`, the `main` of every training program.
 """

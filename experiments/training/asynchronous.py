@@ -1,4 +1,4 @@
-"""A node that waits for nobody: its loop, what it saves, and its results.
+"""An asynchronous node: its loop, what it saves, and its results.
 
 Each node saves by itself, every `--checkpoint-every` of its own steps and on SIGTERM: its model
 `x / w`, its optimizer state, and the number of its steps, which is its position in the data. Its
@@ -51,7 +51,7 @@ ASYNCHRONOUS = {
 
 
 def is_asynchronous(names: Sequence[str]) -> bool:
-    """Whether all algorithms are of nodes that wait for nobody.
+    """Whether all algorithms are of asynchronous nodes.
 
     Raises:
       ValueError: if only some are, or one is unknown.

@@ -1,4 +1,4 @@
-"""A job of nodes that wait for nobody: one process is one node, and they share a folder."""
+"""A job of asynchronous nodes: one process is one node, and they share a folder."""
 
 import dataclasses
 import functools
@@ -58,7 +58,7 @@ def run_asynchronously(
         )
     folder, saved = share_folder(program, options, info)
     environment = {
-        "placement": f"{info.num_nodes} processes that wait for nobody",
+        "placement": f"{info.num_nodes} asynchronous processes",
         **data,
         "job": info.job,
     }
@@ -74,7 +74,7 @@ def run_asynchronously(
     ]
     console = Console(quiet=info.place != 0)
     console.print(
-        f"{task.description}; {info.num_nodes} nodes that wait for nobody, {plan.steps:,} steps "
+        f"{task.description}; {info.num_nodes} asynchronous nodes, {plan.steps:,} steps "
         f"each on average. Results: {folder}",
         soft_wrap=True,
     )
@@ -116,7 +116,7 @@ def require_node(options: TrainingOptions) -> gx.launch.NodeInfo:
     for name in ("init_from", "topology", "delays_of", "outer_every"):
         if getattr(options, name):
             raise ValueError(
-                f"{option_name(name)} must not be given with {first}: its nodes wait for nobody."
+                f"{option_name(name)} must not be given with {first}: its nodes are asynchronous."
             )
     # Name -> what it can be with such an algorithm.
     allowed = {"accumulate": (1,), "local_steps": (1,), "batch_stats": ("local",)}

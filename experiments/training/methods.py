@@ -216,7 +216,7 @@ def _build_adpsgd(schedule: gx.Schedule, options: MethodOptions) -> Transform:
 
 
 def _read_delays(folder: Path) -> Any:
-    """Returns the delays `[T, N]` that a run of nodes that wait for nobody has shown."""
+    """Returns the delays `[T, N]` that a run of asynchronous nodes has shown."""
     journals = sorted(folder.rglob("*.jsonl")) if folder.is_dir() else []
     if not journals:
         raise ValueError(

@@ -41,7 +41,7 @@ def predict_step(method: Method, workload: Workload, network: Network, nodes: in
         step = c + sum over exchanges of mean over their rounds (exposed(e)) / every
 
     See `Exchange.find_exposed_seconds`. A link cannot carry more than it can: a step is never
-    shorter than the mean of all `e` in it. Asynchronous nodes that wait for nobody take `c`. They
+    shorter than the mean of all `e` in it. Asynchronous nodes take `c`. They
     ask for their link only when they would send, every g seconds, so that they send in one of
     `ceil(e / g)` cases. A modelled figure: nothing is measured.
 

@@ -118,7 +118,7 @@ class Events:
     Attributes:
       ends: of each node, when its steps ended, in seconds.
       busy_seconds: in which each node computed, `[N]`.
-      sent, kept: times that a node that waits for nobody sent, or found its link busy.
+      sent, kept: times that an asynchronous node sent, or found its link busy.
       staleness: of every message of such nodes: the updates of its receiver while it travelled.
     """
 
@@ -342,7 +342,7 @@ class Simulation:
       waiting: fraction of the time in which a node does not compute, mean over the nodes.
       staleness: updates that a node makes from the moment at which a message leaves for it to the
         one at which it uses it, the mean; of nodes that wait for each other, what the method says.
-      kept: fraction of the times at which a node that waits for nobody would have sent, but found
+      kept: fraction of the times at which an asynchronous node would have sent, but found
         its link busy; 0 of others.
     """
 

@@ -84,7 +84,7 @@ class Slowness:
         return 1.0
 
     def expect_pace(self, nodes: int) -> float:
-        """The expected pace of nodes that wait for nobody, over that without slowness.
+        """The expected pace of asynchronous nodes, over that without slowness.
 
         `mean_i 1 / E f_i`; for one constant slow node `(N - 1 + 1/f) / N`.
 

@@ -136,7 +136,7 @@ def test_a_job_trains_with_both_algorithms(tmp_path):
     with started(tmp_path, "--algorithm", *algorithms, "--epochs", str(epochs)) as job:
         output, _ = job.communicate(timeout=TIMEOUT)
     assert job.returncode == 0, output
-    assert "3 nodes that wait for nobody, 43 steps each on average" in output
+    assert "3 asynchronous nodes, 43 steps each on average" in output
     summary, lines = read_results(tmp_path)
     assert [run["algorithm"] for run in summary["runs"]] == algorithms
     asked = epochs * TRAINING_EXAMPLES // (NODES * BATCH) * NODES

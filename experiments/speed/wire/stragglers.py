@@ -5,7 +5,7 @@ share these cores.
     python -m experiments.speed stragglers --slowness none 4x random --bandwidth 200mbit  (as root)
 
 It starts one JAX process per node on this machine, which train softmax regression on digits, by one
-algorithm after another: in lockstep by `gx.TrainStep`, or as nodes that wait for nobody, by
+algorithm after another: in lockstep by `gx.TrainStep`, or as asynchronous nodes, by
 `gx.asynchronous`. At each step a node sleeps for `--compute-seconds` times a factor that says how
 slow it is then. The sleep is a part of the compiled step: what can run beside the computation of
 gradients, as the exchange of `osgp`, runs beside it. All runs see the same number of examples.
@@ -49,13 +49,13 @@ from experiments.training.methods import ALGORITHM_HELP, MethodOptions, make_met
 from gossipjax.cost_model import Network, Workload, parse_slowness, simulate
 
 DEFAULT_ALGORITHMS = ("allreduce", "sgp", "1-osgp", "async-sgp", "async-adpsgd")
-HELP = f"{ALGORITHM_HELP} Of nodes that wait for nobody: {', '.join(ASYNCHRONOUS)}."
+HELP = f"{ALGORITHM_HELP} Of asynchronous nodes: {', '.join(ASYNCHRONOUS)}."
 LEARNING_RATE = 0.05  # of plain SGD
 BATCH_SIZE_PER_NODE = 32
 CLASSES = 10
 FLOAT_BYTES = 4
 DATA_FILE = "digits.npz"
-COUNTS = ("sent", "kept", "staleness")  # of nodes that wait for nobody
+COUNTS = ("sent", "kept", "staleness")  # of asynchronous nodes
 LOOPBACK = 2e9  # bytes/s: 20 MB take about 10 ms
 REPEATS = 10  # of the steps in lockstep, simulated
 MIN_PARAMETERS = 7850  # of softmax regression on digits

@@ -2,7 +2,7 @@
 
 In every iteration it runs all rows, one after another, so that noise affects all of them alike. All
 hosts start each run together, after a barrier that is not timed. The rows of outer optimizers and
-of nodes that wait for nobody come after that, each in one go.
+of asynchronous nodes come after that, each in one go.
 """
 
 import resource
@@ -358,7 +358,7 @@ def measure_outer(
 def measure_asynchronous(
     worker: Worker, model: CalibratedModel, row: Row, iterations: int
 ) -> list[Sample]:
-    """The row of nodes that wait for nobody: each makes its steps as fast as it can."""
+    """The row of asynchronous nodes: each makes its steps as fast as it can."""
     worker.report_progress(f"starting {row.name}", iterations)
     params, batch = (
         jax.tree.map(lambda x: x.addressable_data(0)[0], stacked)

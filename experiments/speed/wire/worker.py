@@ -30,7 +30,7 @@ class Job(NamedTuple):
     options: Record  # of the program
     coordinator_address: str  # of host 0's coordination service of JAX
     addresses: list[str]  # of every host
-    secret: str  # of the nodes that wait for nobody
+    secret: str  # of the asynchronous nodes
     interface: str | None  # whose bytes are counted; None where hosts share one
 
 
