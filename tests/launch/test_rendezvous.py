@@ -96,7 +96,7 @@ def test_all_meet_and_those_that_are_missing_are_named(secret):
 
 
 def test_doubled_processes_and_those_that_disagree_are_named():
-    errors = errors_of([(0, 3), (1, 3), (1, 3)], TIMEOUT, "secret")
+    errors = errors_of([(0, 3), (1, 3), (1, 3)], 20, "secret")
     assert len(set(errors)) == 1
     assert "there are two processes 1 of 3" in errors[0]
     assert f"pid {os.getpid()}" in errors[0]

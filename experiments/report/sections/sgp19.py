@@ -399,7 +399,8 @@ def compare_losses(ours: Mapping[Cell, Sample], row: str, most: int) -> Estimate
         if len(best) != len(other):
             return MISSING
         losses.append([a - b for a, b in zip(best, other, strict=True)])
-    return compare(*losses, ours[Cell(row, most)].single_spread)
+    over_most, over_few = losses
+    return compare(over_most, over_few, ours[Cell(row, most)].single_spread)
 
 
 def tabulate_delays(scale: Scale, results: Results) -> Table:
