@@ -41,7 +41,7 @@ LAYERS = {
 }
 ALLOWED_PACKAGES = {
     "topology": {"numpy"},
-    "cost_model": {"numpy", "scipy"},
+    "cost_model": {"numpy"},
     "checkpoint": {"jax", "numpy", "optax", "orbax"},
     "asynchronous": {"jax", "numpy", "optax", "zmq"},
 }

@@ -1,4 +1,4 @@
-"""How long a step takes on a network that is not here: modelled, not measured. Without JAX.
+"""How long a step takes on a network that is not here: modelled, not measured. NumPy only.
 
 A `Method` (what an algorithm exchanges), a `Workload` (the computation of a node) and a `Network`
 give the seconds of a step, `predict_step`. README.md in this folder has the formulas, and what they

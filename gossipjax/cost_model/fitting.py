@@ -1,11 +1,10 @@
-"""Fits of a network, or of the computation, to measured steps: least squares."""
+"""Fits of a network, or of the computation, to measured steps: least squares. NumPy only."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import optimize
 
 from gossipjax.cost_model._require import require_choice, require_number_of_nodes, require_quantity
 from gossipjax.cost_model.exchange import Workload
@@ -14,7 +13,11 @@ from gossipjax.cost_model.network import Network
 from gossipjax.cost_model.prediction import predict_step
 
 FITTED = ("bandwidth", "host_copy")
-TOLERANCE = 1e-12
+MAX_ITERATIONS = 50
+MIN_RATIO = 0.1  # of a value to that of the iteration before
+MAX_RATIO = 10.0
+DIFFERENCE = 1e-6  # relative, of the numerical derivatives
+TOLERANCE = 1e-9
 MIN_SENSITIVITY = 1e-6  # relative change of a prediction per relative change of a fitted value
 
 
@@ -37,7 +40,8 @@ def fit_network(
 ) -> Network:
     """The network whose predictions are closest to the measurements.
 
-    The sum of `((predicted - measured) / measured)^2` is least.
+    The sum of `((predicted - measured) / measured)^2` is least (Gauss-Newton on the seconds per
+    byte, in which predictions are nearly linear).
 
     Args:
       measurements: at least as many as names.
@@ -45,7 +49,7 @@ def fit_network(
       names: what is fitted, of "bandwidth" and "host_copy".
 
     Raises:
-      ValueError: if the measurements do not determine what is fitted.
+      ValueError: if the measurements do not determine what is fitted, or the fit does not converge.
 
     >>> from gossipjax.cost_model import Network, Workload, allreduce
     >>> workload = Workload(parameters=25e6, compute_seconds=0.2)
@@ -67,9 +71,10 @@ def fit_network(
     def change(values: np.ndarray) -> Network:
         return dataclasses.replace(network, **dict(zip(names, (1 / values).tolist(), strict=True)))
 
-    return change(
-        _fit(lambda values: _predict(measurements, change(values)), start, measurements, names)
-    )
+    def predict(values: np.ndarray) -> np.ndarray:
+        return _predict(measurements, change(values))
+
+    return change(_fit(predict, start, measurements, names))
 
 
 def fit_compute(measurements: Sequence[Measurement], network: Network) -> float:
@@ -104,25 +109,34 @@ def _predict(
 
 def _fit(
     predict: Callable[[np.ndarray], np.ndarray],
-    start: np.ndarray,
+    values: np.ndarray,
     measurements: Sequence[Measurement],
     names: Sequence[str],
 ) -> np.ndarray:
     """The positive values whose predictions have the least squares of relative errors."""
     measured = np.array([measurement.seconds for measurement in measurements])
-
-    def find_errors(scales: np.ndarray) -> np.ndarray:
-        return predict(start * np.exp(scales)) / measured - 1
-
-    tolerances = dict.fromkeys(("ftol", "xtol", "gtol"), TOLERANCE)
-    found = optimize.least_squares(find_errors, np.zeros(len(start)), **tolerances)
-    if np.linalg.matrix_rank(found.jac, MIN_SENSITIVITY) < len(names):
-        raise ValueError(
-            f"measurements must determine {' and '.join(names)}, got {len(measured)} whose times "
-            "do not depend on each of them by itself: add other methods, other numbers of nodes "
-            "or of parameters, or fit fewer names."
-        )
-    return start * np.exp(found.x)
+    for _ in range(MAX_ITERATIONS):
+        errors = predict(values) / measured - 1
+        columns = [
+            (predict(values * (1 + DIFFERENCE * unit)) / measured - 1 - errors) / DIFFERENCE
+            for unit in np.eye(len(values))
+        ]
+        jacobian = np.stack(columns, axis=1)  # by relative changes of the values
+        change = np.linalg.lstsq(jacobian, -errors, rcond=MIN_SENSITIVITY)[0]
+        moved = values * np.clip(1 + change, MIN_RATIO, MAX_RATIO)
+        if (abs(moved - values) <= TOLERANCE * values).all():
+            if np.linalg.matrix_rank(jacobian, MIN_SENSITIVITY) < len(names):
+                raise ValueError(
+                    f"measurements must determine {' and '.join(names)}, got {len(jacobian)} whose "
+                    "times do not depend on each of them by itself: add other methods, other "
+                    "numbers of nodes or of parameters, or fit fewer names."
+                )
+            return moved
+        values = moved
+    raise ValueError(
+        f"measurements must be fitted within {MAX_ITERATIONS} iterations, got no best "
+        f"{' and '.join(names)} for {len(measured)}: begin nearer, or fit fewer names."
+    )
 
 
 def _require_enough(measurements: Any, count: int) -> None:
