@@ -127,7 +127,7 @@ experiments/training/plan.py | experiments/test_training_choices.py -k warm_up_e
 experiments/training/optimization.py | experiments/test_training_choices.py -k "with_a_warm_up or of_the_papers" | inverse square root one step late | jnp.sqrt(warmup_steps / (step + 1.0)) => jnp.sqrt(warmup_steps / (step + 2.0))
 experiments/training/optimization.py | experiments/test_training_choices.py -k of_the_papers | decays count from the warm-up | epochs.run) - warm_up: => epochs.run):
 experiments/training/methods.py | experiments/test_training_choices.py -k every_row | a biased algorithm is not | _build_osgp(schedule, options, biased=True) => _build_osgp(schedule, options)
-experiments/data/sharding.py | experiments/test_sharding.py -k batches | all nodes draw alike | size_per_node, seeds[node]) => size_per_node, seeds[0])
+experiments/data/sharding.py | experiments/test_sharding.py -k nodes_differ | all nodes draw alike | size_per_node, seeds[node]) => size_per_node, seeds[0])
 experiments/data/augmentation.py | experiments/test_records_batches.py -k reaches_every_part | images are never flipped | return pixels[:, ::-1] if flip => return pixels if flip
 experiments/data/tokens.py | experiments/test_text.py -k padded | padding is not masked | columns < self.lengths => columns <= self.lengths
 experiments/language.py | experiments/test_language.py -k sequence_begins | a token is predicted from itself | jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)) => jnp.pad(tokens, ((0, 0), (0, 0))

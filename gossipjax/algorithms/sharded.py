@@ -15,11 +15,8 @@ from gossipjax.algorithms.apply_if_finite import ApplyIfFiniteState
 from gossipjax.sharding import ShardedState, Specs, axes_of, constrain, inner_axes, use_specs
 from gossipjax.wire import Codec, FloatCodec
 
-EXCHANGES = (
-    frame.GossipState,
-    ErrorFeedback,
-    frame.OuterState,
-)  # states with a plan that has a wire
+# States with a plan that has a wire.
+EXCHANGES = (frame.GossipState, ErrorFeedback, frame.OuterState)
 
 
 def sharded(

@@ -176,7 +176,10 @@ class Program:
         """Whether anything is exchanged over an axis; it traces the program, if need be."""
         with meshes.unset_mesh():
             jaxpr = self._jitted.trace(*meshes.on_auto_axes(args)).jaxpr
-        return any(is_collective_over(axis_name, eqn) for eqn in all_equations(jaxpr.eqns))
+        return any(
+            is_collective_over(axis_name, eqn) and eqn.primitive.name != "axis_index"
+            for eqn in all_equations(jaxpr.eqns)
+        )
 
     def prepare(self, *args: Any) -> Callable[[], Any]:
         """Compiles the program here, if need be; returns a call that runs it, on any thread.

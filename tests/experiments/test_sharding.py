@@ -95,3 +95,15 @@ def test_some_nodes_draw_what_all_nodes_draw_for_them() -> None:
     shards = [np.arange(10), np.arange(10, 16), np.arange(16, 40)]
     rows = np.stack(list(itertools.islice(data.draw_batches(shards, 4, 0, nodes=[2, 0]), 9)))
     np.testing.assert_array_equal(rows, take(shards, 4, seed=0, count=9)[:, [2, 0]])
+
+
+def test_the_seed_decides_and_nodes_differ() -> None:
+    for alpha in (None, 0.5):
+        one, same, other = (data.split_examples(LABELS, 4, alpha, seed) for seed in (3, 3, 4))
+        assert all(map(np.array_equal, one, same))
+        assert not np.array_equal(one[0], other[0])
+    shards = [np.arange(50), np.arange(50)]
+    one, same, other = (take(shards, 8, seed, 20) for seed in (5, 5, 6))
+    np.testing.assert_array_equal(one, same)
+    assert not np.array_equal(one, other)
+    assert not np.array_equal(one[:, 0], one[:, 1])
