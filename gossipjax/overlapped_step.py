@@ -21,7 +21,7 @@ from gossipjax.algorithms.frame.chain import (
     step_plan,
 )
 from gossipjax.algorithms.frame.exchange import exchange
-from gossipjax.algorithms.frame.state import GossipState, InFlight, apply_updates
+from gossipjax.algorithms.frame.state import GossipState, PushSum, apply_updates
 from gossipjax.algorithms.osgp import add_received
 from gossipjax.algorithms.outer import average_sent
 from gossipjax.spmd import Nodes, donate_on_accelerators
@@ -168,7 +168,7 @@ def _require_gossip(opt_state: optax.OptState) -> GossipState:
     return state
 
 
-def _nothing_in_flight(tx: optax.GradientTransformation, params: optax.Params) -> InFlight:
+def _nothing_in_flight(tx: optax.GradientTransformation, params: optax.Params) -> PushSum:
     """Messages of zeros, in the shapes of those of `tx`."""
     state = _require_gossip(jax.eval_shape(tx.init, params))
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state.in_flight)

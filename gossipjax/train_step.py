@@ -135,7 +135,7 @@ def _zeros_to_carry(like: Any) -> jax.Array:
     return jax.lax.pcast(zeros, axes, to="varying") if axes else zeros
 
 
-MAX_PROGRAMS = 32  # of one train step; beyond it, the step is traced
+MAX_PROGRAMS = 32  # of one train step, if it is not told otherwise; beyond it, the step is traced
 
 Update = Callable[..., tuple[optax.Params, optax.OptState, Any]]
 
@@ -157,9 +157,11 @@ class _Kind(NamedTuple):
 class TrainStep:
     """One update of all nodes: gradients, optimizer, exchange. Call it with the step number.
 
-    Schedule, overlap and wire are in the optimizer state. The step passes `tx.update` the static
-    canonical step, so that one program is compiled per distinct round and the exchange can be
-    scheduled beside the computation. Beyond 32 programs it passes a traced step instead.
+    Schedule, overlap and wire are in the optimizer state. On a mesh the step passes `tx.update` the
+    static canonical step, so that one program is compiled per distinct round and the exchange can
+    be scheduled beside the computation; beyond `max_programs` it passes a traced step instead.
+    Simulated nodes take one program with a traced step, which mixes as fast, wherever all rounds
+    exchange in the same way.
 
     JAX on CPU does not overlap the two inside a program. There, with several processes of one
     device each, an exchange that needs nothing of its step is a separate program on a separate
@@ -179,14 +181,18 @@ class TrainStep:
       mesh, nodes: where the nodes run, as in `spmd`; `nodes` may be a `Nodes`.
       local_argnums: arguments of `gradients` that are split over the devices of a node, as in
         `spmd`: 1 is the first of `inputs`.
+      max_programs: how many programs may be compiled, one after another as their rounds come. Each
+        takes as long as the step without gossip. With a traced step there is one, in which XLA
+        cannot move the exchange of a mesh beside the computation.
       overlap_in_thread: whether an exchange that needs nothing of its step is a separate program,
         dispatched by a thread; None chooses by the backend.
 
     Raises:
-      ValueError: if `mesh` and `nodes` contradict each other, or `overlap_in_thread` is True where
-        a node has several devices; at the first step, if an optimizer stands after the gossip, or
-        before a gossip that is the optimizer itself, or a node's devices have parts of a batch and
-        exchange nothing; where `step` goes back and the state does not.
+      ValueError: if `mesh` and `nodes` contradict each other, `max_programs` is below 1, or
+        `overlap_in_thread` is True where a node has several devices; at the first step, if an
+        optimizer stands after the gossip, or before a gossip that is the optimizer itself, or a
+        node's devices have parts of a batch and exchange nothing; where `step` goes back and the
+        state does not.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> nodes = gx.Nodes(4)
@@ -211,6 +217,7 @@ class TrainStep:
         *,
         axis_name: str = "nodes",
         local_argnums: Argnums = (),
+        max_programs: int | None = None,
         overlap_in_thread: bool | None = None,
     ):
         require_function(gradients, "gradients")
@@ -229,10 +236,14 @@ class TrainStep:
         self._gradients = check_gradients(gradients)
         self._tx = optax.with_extra_args_support(tx)
         self._local_argnums = argument_numbers(local_argnums)
+        if max_programs is not None:
+            max_programs = require_int(max_programs, "max_programs", 1)
+        self._max_programs = max_programs
         self._overlap_in_thread = overlap_in_thread
         self._updates: dict[_Kind, Update] = {}
         # Whether the gradients of a node's devices, each of its part of a batch, are averaged.
         self._is_averaged = not self._local_argnums or (self.nodes.local_devices or 1) == 1
+        self._numbers: dict[int, jax.Array] = {}  # canonical steps on the device
         self._next_step: int | None = None  # the one that follows the last
         self._called: set[Any] = set()  # programs that are compiled, with shapes of inputs
 
@@ -250,15 +261,14 @@ class TrainStep:
         if kind not in self._updates:
             require_no_momentum(opt_state)
             self._updates[kind] = self._make_update(kind)
-        canonical_step = plan.canonical_step(step)
         if step != self._next_step:
             with meshes.unset_mesh():
-                opt_state = start_at(opt_state, step)
+                opt_state = start_at(opt_state, require_int(step, "step", 0))
         self._next_step = step + 1
         update = self._updates[kind]
-        number = canonical_step if kind.is_static else np.int32(step)
+        number = self._number(plan, step, kind.is_static)
         shapes = tuple(getattr(x, "shape", ()) for x in jax.tree.leaves(inputs))
-        program = (kind, canonical_step if kind.is_static else None, shapes)
+        program = (kind, number if kind.is_static else None, shapes)
         launch.advance(step, slow=program not in self._called)
         is_delayed = isinstance(update, DelayedUpdate)
         if not self._is_averaged and plan.accumulation.makes_update(step):
@@ -268,6 +278,28 @@ class TrainStep:
             self._called.add(program)
             launch.advance(step)
         return result
+
+    def lower(
+        self, step: int, params: optax.Params, opt_state: optax.OptState, *inputs: Any
+    ) -> Any:
+        """The program of a step as `jax.jit(...).lower` returns it, of arrays or their shapes.
+
+        It is the whole step, also where the exchange would be a separate program.
+
+        >>> import jax.numpy as jnp, optax, gossipjax as gx
+        >>> nodes = gx.Nodes(4)
+        >>> tx = optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.ring(4)))
+        >>> train_step = gx.TrainStep(lambda z, target: (z - target, None), tx, nodes=nodes)
+        >>> lowered = train_step.lower(0, *nodes.init(tx, jnp.zeros(9)), jnp.ones((4, 9)))
+        >>> lowered.as_text().startswith("module")
+        True
+        """
+        plan = step_plan(opt_state)
+        kind = _Kind(self._is_static(plan))
+        if kind not in self._updates:
+            self._updates[kind] = self._make_update(kind)
+        number = self._number(plan, step, kind.is_static)
+        return self._updates[kind].lower(number, params, opt_state, *inputs)  # pyright: ignore[reportFunctionMemberAccess]
 
     def _require_local_average(self, update: Any, *args: Any) -> None:
         """Raises `ValueError` if a step exchanges nothing between the devices of a node."""
@@ -282,8 +314,8 @@ class TrainStep:
 
     def canonical_steps(self, opt_state: optax.OptState) -> list[int] | None:
         """The static steps, one per compiled program; None if the step is traced."""
-        steps = step_plan(opt_state).canonical_steps
-        return list(steps) if len(steps) <= MAX_PROGRAMS else None
+        plan = step_plan(opt_state)
+        return list(plan.canonical_steps) if self._is_static(plan) else None
 
     def overlaps(self, opt_state: optax.OptState) -> bool:
         """Whether the exchange runs as a separate program, on a thread.
@@ -298,7 +330,7 @@ class TrainStep:
         return kind.overlaps or kind.delays
 
     def _kind(self, plan: StepPlan) -> _Kind:
-        is_static = len(plan.canonical_steps) <= MAX_PROGRAMS
+        is_static = self._is_static(plan)
         if not self._has_thread:
             return _Kind(is_static)
         outer = plan.outer
@@ -306,6 +338,27 @@ class TrainStep:
         # collectives in one order.
         delays = outer is not None and plan.is_local and is_static and outer.can_run_beside
         return _Kind(is_static, plan.exchange.exchanges_early, delays)
+
+    def _traces_rounds(self, plan: StepPlan) -> bool:
+        """Whether one program mixes by any round as fast as one of its own would."""
+        return self.nodes.is_simulated and plan.is_one_program and not self._has_thread
+
+    def _number(self, plan: StepPlan, step: int, is_static: bool) -> Any:
+        """The step as it is given to the program: static, or an array."""
+        if is_static:
+            return plan.canonical_step(step)
+        if not self._traces_rounds(plan):
+            return np.int32(step)
+        canonical = plan.canonical_step(step)
+        if canonical not in self._numbers:  # sent to the device once, not at every step
+            self._numbers[canonical] = jax.device_put(np.int32(canonical))
+        return self._numbers[canonical]
+
+    def _is_static(self, plan: StepPlan) -> bool:
+        programs = len(plan.canonical_steps)
+        if self._traces_rounds(plan):
+            return programs == 1
+        return programs <= (MAX_PROGRAMS if self._max_programs is None else self._max_programs)
 
     def run(self, program: Callable[..., Any], *args: Any) -> Any:
         """Returns `program(*args)`: another program with collectives, between two steps.
@@ -341,7 +394,7 @@ class TrainStep:
             if isinstance(update, OverlappedUpdate | DelayedUpdate):
                 update.close()
 
-    @property
+    @functools.cached_property
     def _has_thread(self) -> bool:
         """Whether an exchange that needs nothing of its step is dispatched by a thread."""
         if self._overlap_in_thread is not None:

@@ -1,4 +1,4 @@
-"""The account of mass over the journals of nodes that wait for nobody.
+"""The account of mass over the journals of asynchronous nodes.
 
 It shares no code with `gossipjax.asynchronous`: it reads the lines of the journals.
 """

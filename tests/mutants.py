@@ -39,7 +39,7 @@ gossipjax/topology/schedule.py | topology/test_topology.py -k piecewise_starts |
 gossipjax/topology/schedule.py | topology/test_schedule.py -k canonical | canonical steps forget the start | len(steps) - len(cycle) + (offset => (offset
 gossipjax/topology/permutations.py | test_composed_axis.py -k to_the_bit | rows that stay are mixed up | received_row[stays]] = sent_row[stays] => received_row[stays]] = received_row[stays]
 gossipjax/topology/spectra.py | topology/test_spectra.py -k spectral_gap | gap below the largest eigenvalue | 1 - np.sort(abs(eigenvalues))[-2] => 1 - np.sort(abs(eigenvalues))[-1]
-gossipjax/wire/_messages.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and random_k" | one key for all arrays | fold_in(key, i)) for i, array => key) for i, array
+gossipjax/wire/_messages.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and random_k" | one key for all arrays | jax.vmap(jax.random.fold_in, (None, 0))(key, np.arange(count)) => jax.vmap(lambda k, _: k, (None, 0))(key, np.arange(count))
 gossipjax/wire/_floats.py | collectives/test_wire.py -k too_large | scaled beyond the largest value | maxexp - 1), -limit => maxexp - 0), -limit
 gossipjax/wire/_integers.py | collectives/test_codecs.py -k right_on_average | rounding is biased | np.float32(1.5) => np.float32(1.25)
 gossipjax/wire/_sparse.py | collectives/test_codecs.py -k "top_k_takes or random_k_takes" | top_k ignores negative values | jnp.isfinite(array), jnp.abs(array), => jnp.isfinite(array), array,
@@ -47,10 +47,15 @@ gossipjax/wire/_sparse.py | collectives/test_codecs.py -k random_k_takes | rando
 gossipjax/collectives/_mixing.py | algorithms/test_algorithms.py -k "round_by_round and vmap and sgp-" | round of the next step, traced | numbers[step % lengths[0]] => numbers[(step + 1) % lengths[0]]
 gossipjax/collectives/_mixing.py | algorithms/test_algorithms.py -k "round_by_round and vmap and sgp-" | round of the next step, static | round_at(int(step)) => round_at(int(step) + 1)
 gossipjax/collectives/_exchange.py | algorithms/test_osgp.py -k delivered_over_a_switch | uniform round divides by N | (total - sent) / (round_.size - 1) => (total - sent) / round_.size
-gossipjax/collectives/_exchange.py | collectives/test_wire.py -k sender_keeps | remainder of a narrow message is dropped | or is_narrower(wire.codec, dtype): => or False:
-gossipjax/collectives/_exchange.py | collectives/test_collectives.py -k shares_of_one_third | remainder of a division is dropped | if not nothing_remains or => if
+gossipjax/collectives/_exchange.py | collectives/test_wire.py -k sender_keeps | remainder of a narrow message is dropped | if is_narrow or not drops.any(): => if not is_narrow and not drops.any():
+gossipjax/collectives/_exchange.py | collectives/test_collectives.py -k shares_of_one_third | remainder of a division is dropped | or _divides_exactly(given.astype(dtype)) => or True
 gossipjax/collectives/_exchange.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and random_k" | key of a codec without the node | fold_in(key, jax.lax.axis_index(axis_name)) => fold_in(key, 0)
 gossipjax/collectives/_exchange.py | collectives/test_collectives.py -k a_nan_travels | fillers carry NaN | jnp.where(sends, m, jnp.zeros_like(m)) for m => m for m
+gossipjax/collectives/_exchange.py | collectives/test_collectives.py -k many_peers | slots of a loop send one share | partial(round_.select, slot=number) => partial(round_.select, slot=0 * number)
+gossipjax/collectives/_exchange.py | collectives/test_collectives.py -k large_leaves | a leaf that is no message of its own | if size >= MAX_BUCKET: => if False:
+gossipjax/collectives/_rounds.py | algorithms/test_algorithms.py -k "round_by_round and vmap and sgp-" | senders of another round, as data | place = [self._index, => place = [0 * self._index,
+gossipjax/spmd/program.py | test_last.py -k refused | a program is not checked | require_applied(jaxpr) => None
+gossipjax/train_step.py | test_train_step.py -k one_trace_per_program | max_programs is ignored | if self._max_programs is None else self._max_programs => if self._max_programs is None else MAX_PROGRAMS
 gossipjax/collectives/_exchange.py | collectives/test_wire.py -k servers_of_several | all devices of a node send one part | shards, jax.lax.axis_index(local) => shards, 0
 gossipjax/collectives/_exchange.py | algorithms/test_algorithms.py -k check_vma | as_varying is the identity | return x if varies(x, axis_name) else => return x if True else
 gossipjax/collectives/_exchange.py | collectives/test_collectives.py -k differs_between_nodes | steps may differ between nodes | if axis_name in varying_axes(jnp.asarray(step)): => if False:
@@ -69,7 +74,7 @@ gossipjax/sharding.py | algorithms/test_sharded.py -k parts_equal | state is not
 gossipjax/algorithms/sgp.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and sgp-" | the weight is not mixed | state._replace(weight=weight) => state
 gossipjax/algorithms/sgp.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and dpsgd" | adapt-then-combine forgets the update | mix_once(frame.add(x, updates), => mix_once(x,
 gossipjax/algorithms/osgp.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and osgp" | sends by the round of the next step | step // plan.overlap, => step // plan.overlap + 1,
-gossipjax/algorithms/osgp.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and osgp" | sends a step late | cond(step % overlap == 0 => cond(step % overlap == overlap - 1
+gossipjax/algorithms/osgp.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and osgp" | sends a step late | or step % overlap == 0 => or step % overlap == overlap - 1
 gossipjax/algorithms/osgp.py | test_train_step.py -k the_thread_changes_nothing | weights that arrive are dropped | state._replace(weight=weight, residual => state._replace(residual
 gossipjax/algorithms/adpsgd.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and adpsgd" | history is off by one | (upcoming - delay) % capacity => (upcoming - delay + 1) % capacity
 gossipjax/algorithms/allreduce.py | collectives/test_codecs.py -k that_of_one_step | a NaN is kept for ever | jnp.where(jnp.isfinite(e), e, jnp.zeros_like(e)) => e
@@ -100,7 +105,7 @@ gossipjax/batch_stats.py | test_batch_stats.py -k "mixed_as or round_of_the_step
 gossipjax/checkpoint/_store.py | checkpoint/test_save_restore.py -k never_interrupted | messages in flight are not restored | jax.tree.unflatten(structure, restored) => jax.tree_util.tree_map_with_path(lambda path, x: x - x if "in_flight" in str(path) else x, jax.tree.unflatten(structure, restored))
 gossipjax/checkpoint/_leaves.py | checkpoint/test_save_restore.py -k checksum_sees | checksum does not tell arrays apart | (number + int(PRIMES[4]) + 8) => (int(PRIMES[4]) + 8)
 gossipjax/checkpoint/_checkpoints.py | checkpoint/test_save_restore.py -k supersedes | newer checkpoints stay | if other >= step => if other == step
-gossipjax/checkpoint/_resize.py | checkpoint/test_change_nodes.py -k "eight_five_eight or index" | the average model lacks what is in flight | [a + b for a, b in zip(x, sent.x => [a for a, b in zip(x, sent.x
+gossipjax/checkpoint/_resize.py | checkpoint/test_change_nodes.py -k "eight_five_eight or index" | the average model lacks what is in flight | list(map(np.add, x, jax.tree.leaves(sent.x))) => list(x)
 gossipjax/checkpoint/_resize.py | checkpoint/test_change_nodes.py -k index | all nodes draw the same numbers | _fold_in_nodes(leaf, nodes) if => broadcast(leaf) if
 gossipjax/launch/_rendezvous.py | launch/test_rendezvous.py -k malformed_messages | a rendezvous takes number N | 0 < process_id < num_processes => 0 < process_id <= num_processes
 gossipjax/launch/_rendezvous.py | launch/test_rendezvous.py -k doubled_processes_and | two processes of one number | if process_id in self._hosts: => if False:

@@ -227,21 +227,24 @@ def test_no_import_circle():
 
 
 def room_of(module: str) -> str:
-    """The folder of a module of the library; a module beside the folders is a room by itself."""
+    """The folder of a module; a module beside the folders of a package is a room by itself."""
     path = MODULES[module]
-    is_beside = path.parent == ROOT / "gossipjax" and path.name != "__init__.py"
+    is_beside = path.parent.parent == ROOT and path.name != "__init__.py"
     return module if is_beside else dotted_name(path.parent / "__init__.py")
 
 
-def test_folders_of_the_library_import_one_way():
+@pytest.mark.parametrize("package", ["gossipjax", "experiments"])
+def test_folders_import_one_way(package):
     edges: dict[str, set[str]] = {}
-    for path in LIBRARY:
-        if path.name == "__init__.py" or path.stem == "_public":
+    for module, path in MODULES.items():
+        is_own = path.is_relative_to(ROOT / package)
+        if not is_own or path.stem in ("__init__", "__main__", "_public"):
             continue
-        room = room_of(dotted_name(path))
-        modules = {module for module, _ in imported_names(without_type_checking(parse(path)))}
-        rooms = {room_of(module) for module in modules & set(MODULES)} - {room, "gossipjax"}
-        edges.setdefault(room, set()).update(rooms)
+        room = room_of(module)
+        modules = {name for name, _ in imported_names(without_type_checking(parse(path)))}
+        edges.setdefault(room, set()).update(
+            room_of(other) for other in modules & set(MODULES) if room_of(other) != room
+        )
     edges = {room: {other for other in others if other in edges} for room, others in edges.items()}
     assert find_circle(edges) == []
 

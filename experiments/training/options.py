@@ -85,7 +85,7 @@ class ExchangeOptions:
     """AD-PSGD: mean age, in steps, of the models at which gradients are taken (Poisson, at most 4).
     """
     delays_of: OptionalPath = None
-    """AD-PSGD: the delays that nodes showed which wait for nobody, from the journals of a run in
+    """AD-PSGD: the delays of a run of asynchronous nodes, from its journals in
     OUT/nodes/RUN/journals/JOB, instead of random ones."""
 
     @property

@@ -10,8 +10,14 @@ import jax.numpy as jnp
 import optax
 
 from gossipjax.algorithms import frame
-from gossipjax.collectives import StepLike, at_round, mix_encoded, require_doubly_stochastic
-from gossipjax.topology.schedule import Round, Schedule
+from gossipjax.collectives import (
+    NodeRound,
+    StepLike,
+    at_round,
+    mix_encoded,
+    require_doubly_stochastic,
+)
+from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike, require_codec
 
 Copies = Literal["updated", "previous"]
@@ -85,7 +91,9 @@ def choco(
     plan = frame.ExchangePlan(schedule, wire=wire)
     init = partial(frame.init_state, plan=plan, zeros={"known": "average", "difference": "average"})
 
-    def exchange(round_: Round, operands: tuple[Any, Any, Any, jax.Array]) -> tuple[Any, Any, Any]:
+    def exchange(
+        round_: NodeRound, operands: tuple[Any, Any, Any, jax.Array]
+    ) -> tuple[Any, Any, Any]:
         y, known, difference, count = operands
         if round_.is_identity:
             return y, known, difference

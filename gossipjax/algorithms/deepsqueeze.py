@@ -10,8 +10,14 @@ import optax
 
 from gossipjax.algorithms import frame
 from gossipjax.algorithms.choco import require_gamma
-from gossipjax.collectives import StepLike, at_round, mix_encoded, require_doubly_stochastic
-from gossipjax.topology.schedule import Round, Schedule
+from gossipjax.collectives import (
+    NodeRound,
+    StepLike,
+    at_round,
+    mix_encoded,
+    require_doubly_stochastic,
+)
+from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike, require_codec
 
 
@@ -64,7 +70,7 @@ def deepsqueeze(
     plan = frame.ExchangePlan(schedule, wire=wire)
     init = partial(frame.init_state, plan=plan, zeros={"error": "restart"})
 
-    def exchange(round_: Round, operands: tuple[Any, Any, jax.Array]) -> tuple[Any, Any]:
+    def exchange(round_: NodeRound, operands: tuple[Any, Any, jax.Array]) -> tuple[Any, Any]:
         y, error, count = operands
         if round_.is_identity:
             return y, error

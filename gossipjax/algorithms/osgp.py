@@ -12,14 +12,13 @@ import optax
 from gossipjax.algorithms import frame
 from gossipjax.algorithms.sgp import mix_updated
 from gossipjax.collectives import (
-    Layout,
     StepLike,
-    as_varying,
     at_round,
     cast_like,
     cond,
     require_schedule,
     split,
+    vary,
 )
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import WireLike
@@ -46,7 +45,8 @@ def osgp(
     With tau = 1 every step sends, and the next step uses what was sent; tau = 0 is `sgp`. It is the
     worst case of the paper's table 4, "all messages are received with tau-iteration staleness", and
     so repeatable. The round of step `k` is number `k / tau` of the schedule, as in
-    `schedule.every(overlap)`. A message travels in tau chunks, one per step.
+    `schedule.every(overlap)`. A message travels in tau pieces, one per step: whole leaves,
+    of about the same size together.
 
     The parameters that the user holds are the de-biased `z`. The state is as in `sgp`, with the
     messages in flight, already scaled. The sum of `x`, or `w`, over nodes and messages changes only
@@ -93,46 +93,44 @@ def osgp(
 
     def init(params: optax.Params) -> frame.GossipState:
         state = frame.init_state(params, plan, push_sum=not biased)
-        nothing = frame.PushSum(state.weight, frame.zeros_like_model(params))
-        return state._replace(
-            in_flight=frame.pack_messages(jax.tree.map(jnp.zeros_like, nothing), overlap)
-        )
+        weight = jax.tree.map(jnp.zeros_like, state.weight)
+        return state._replace(in_flight=frame.PushSum(weight, frame.zeros_like_model(params)))
 
     def combine(
         x: Any, updates: optax.Updates, state: frame.GossipState, step: StepLike, received: Any
     ) -> frame.Combined:
         mass = frame.PushSum(state.weight, frame.add(x, updates))
-        operands = jax.tree.map(lambda leaf: as_varying(leaf, axis_name), (mass, received))
+        operands = vary((mass, received), axis_name)
         receive_and_send = partial(_receive_and_send, plan, step)
-        mass, in_flight = cond(step % overlap == 0, receive_and_send, _keep, *operands)
+        is_sending = overlap == 1 or step % overlap == 0
+        mass, in_flight = cond(is_sending, receive_and_send, _keep, *operands)
         return frame.Combined(mass.x, state._replace(weight=mass.weight, in_flight=in_flight))
 
     return frame.gossip_transform("osgp", plan, init, combine)
 
 
 def _receive_and_send(
-    plan: frame.ExchangePlan, step: StepLike, mass: frame.PushSum, in_flight: frame.InFlight
-) -> tuple[frame.PushSum, frame.InFlight]:
+    plan: frame.ExchangePlan, step: StepLike, mass: frame.PushSum, received: frame.PushSum
+) -> tuple[frame.PushSum, frame.PushSum]:
     """A sending step: adds the received mass, and puts what this node sends in flight."""
     assert plan.schedule is not None
     axis_name = plan.wire.axis_name
     kept, sent = at_round(
-        lambda round_, x: split(x, round_, axis_name),
+        lambda round_, x: split(x, round_),
         plan.schedule,
         step // plan.overlap,
         axis_name,
         mass,
     )
-    received = Layout(mass).unpack(in_flight.buffers)
-    return jax.tree.map(jnp.add, kept, received), frame.pack_messages(sent, plan.overlap)
+    return jax.tree.map(jnp.add, kept, received), sent
 
 
-def _keep(mass: frame.PushSum, in_flight: frame.InFlight) -> tuple[frame.PushSum, frame.InFlight]:
-    return mass, in_flight
+def _keep(mass: frame.PushSum, received: frame.PushSum) -> tuple[frame.PushSum, frame.PushSum]:
+    return mass, received
 
 
 def add_received(
-    params: optax.Params, state: frame.GossipState, received: frame.Received
+    params: optax.Params, state: frame.GossipState, received: frame.PushSum
 ) -> tuple[optax.Params, frame.GossipState]:
     """Uses messages after the update: `x <- x + r, w <- w + r_w, z <- x / w`.
 

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from gossipjax.algorithms import frame
-from gossipjax.collectives import Layout, StepLike, at_round, exchange_in_pairs
+from gossipjax.collectives import StepLike, at_round, exchange_in_pairs
 from gossipjax.topology import from_graph
 from gossipjax.wire import Wire
 
@@ -121,12 +121,8 @@ def _relay(y: Any, received: Messages) -> Messages:
 
 def _exchange(pairs: np.ndarray, wire: Wire, sent: Messages) -> Messages:
     """Returns the message of each neighbour; zeros for a missing one."""
-    received = []
-    for partners, message in zip(pairs, sent, strict=True):
-        layout = Layout(message)
-        buffers = [exchange_in_pairs(buffer, partners, wire) for buffer in layout.pack(message)]
-        received.append(layout.unpack(buffers))
-    return tuple(received)
+    messages = zip(sent, pairs, strict=True)
+    return tuple(exchange_in_pairs(message, partners, wire) for message, partners in messages)
 
 
 def _average(y: Any, received: Messages, others: Any, nodes: int) -> Any:

@@ -16,10 +16,9 @@ import optax
 
 from gossipjax import meshes
 from gossipjax.algorithms.frame.chain import gossip_state
-from gossipjax.algorithms.frame.exchange import message_layout
-from gossipjax.algorithms.frame.state import Extra, GossipState, InFlight, PushSum
+from gossipjax.algorithms.frame.state import Extra, GossipState
 from gossipjax.checkpoint._leaves import is_key
-from gossipjax.collectives import accumulation_dtype, cast_like, require_floats
+from gossipjax.collectives import cast_like, require_floats
 from gossipjax.processes import put_global
 from gossipjax.sharding import ShardedState
 from gossipjax.spmd import Nodes
@@ -335,10 +334,15 @@ def _average_model(
     weight = weights.sum()
     fraction: float | None = 0.0
     if old.in_flight is not None:
-        sums = jax.tree.map(lambda leaf: _weighted_sum(leaf, np.ones(nodes)), old.in_flight)
-        sent = _unpack_messages(sums, gossiped, old)
-        x = [a + b for a, b in zip(x, sent.x, strict=True)]
-        weight += sent.weight or 0.0
+        sent = jax.tree.map(lambda leaf: _weighted_sum(leaf, np.ones(nodes)), old.in_flight)
+        expected, actual = (list(map(np.shape, part)) for part in (x, jax.tree.leaves(sent.x)))
+        if actual != expected:
+            raise ValueError(
+                "the messages in flight must be of the parameters that gossip in the new chain, of "
+                f"shapes {expected} per node, got {actual}: is another mask around it?"
+            )
+        x = list(map(np.add, x, jax.tree.leaves(sent.x)))
+        weight += 0.0 if sent.weight is None else sent.weight
         fraction = None if sent.weight is None else float(sent.weight / weight)
     averages = dict(zip(paths, [a / weight for a in x], strict=True))
     model = [
@@ -349,24 +353,6 @@ def _average_model(
 
 def _weighted_sum(array: Any, weights: Any) -> np.ndarray:
     return np.tensordot(weights, np.asarray(array, np.float64), 1)
-
-
-def _unpack_messages(sums: InFlight | PushSum, gossiped: list[Any], old: GossipState) -> PushSum:
-    """The sums of all messages: their weight, and a list of numerators like `gossiped`."""
-    if isinstance(sums, PushSum):
-        return PushSum(sums.weight, jax.tree.leaves(sums.x))
-    buffers = sums.buffers
-    like_one = [np.empty(z.shape[1:], accumulation_dtype(z.dtype)) for z in gossiped]
-    first = old._replace(weight=jax.tree.map(lambda w: w[0], old.weight))
-    layout = message_layout(like_one, first)
-    expected = [-(-size // old.overlap) * old.overlap for size in layout.sizes]
-    actual = [buffer.size for buffer in buffers]
-    if actual != expected:
-        raise ValueError(
-            "the messages in flight must be of the parameters that gossip in the new chain, "
-            f"{expected} numbers per node, got {actual}: is another mask around it?"
-        )
-    return PushSum(*layout.unpack(buffers))  # pyright: ignore[reportArgumentType]
 
 
 def _average_others(opt_state: Any, template: Any) -> tuple[list[Any], tuple[str, ...]]:

@@ -3,7 +3,7 @@
 - buffers: a pytree as one flat buffer per type, so that it travels as one message.
 - exchange, averages: the only modules that call lax collectives on parameters, between neighbours
   and over all nodes.
-- compressed: exchanges of what a codec makes of values.
+- rounds: what a node does in a round, known when traced or chosen by a traced step.
 - mixing: one round, or one step of a schedule, applied to a pytree.
 """
 
@@ -20,7 +20,6 @@ from gossipjax.collectives._buffers import (
     Layout,
     accumulation_dtype,
     cast_like,
-    pad_to_rows,
     require_floats,
     upcast,
 )
@@ -29,7 +28,6 @@ from gossipjax.collectives._exchange import (
     as_varying,
     axis_size,
     default_step,
-    deliver,
     exchange_in_pairs,
     require_step,
     select_for_node,
@@ -41,14 +39,17 @@ from gossipjax.collectives._exchange import (
 from gossipjax.collectives._mixing import (
     at_round,
     cond,
+    deliver,
     mix,
     mix_encoded,
     require_doubly_stochastic,
     require_schedule,
 )
+from gossipjax.collectives._rounds import NodeRound, group_rounds
 
 __all__ = [
     "Layout",
+    "NodeRound",
     "StepLike",
     "accumulation_dtype",
     "as_varying",
@@ -61,13 +62,13 @@ __all__ = [
     "deliver",
     "exact_average",
     "exchange_in_pairs",
+    "group_rounds",
     "mean_of_encoded",
     "mix",
     "mix_encoded",
     "model_norm",
     "node_mean",
     "node_sum",
-    "pad_to_rows",
     "require_doubly_stochastic",
     "require_floats",
     "require_schedule",

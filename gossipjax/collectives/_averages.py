@@ -24,6 +24,7 @@ from gossipjax.collectives._exchange import (
     straight_through,
     sum_rows,
 )
+from gossipjax.collectives._rounds import is_simulated
 from gossipjax.sharding import axes_of, inner_axes, specs_here
 from gossipjax.wire import (
     Codec,
@@ -42,9 +43,10 @@ MAX_RING = 64  # nodes of a ring, which is 2 (N - 1) permutes
 def _map_buffers(apply: Callable[[jax.Array], jax.Array], tree: Any, axis_name: str) -> Any:
     """Applies `apply` to the packed leaves of `tree`; they come back in accumulation types.
 
-    Leaves that are sharded inside a node stay apart: packed, they would be gathered.
+    Leaves that are sharded inside a node stay apart: packed, they would be gathered. So do those of
+    nodes that are simulated, of which packing would be two copies.
     """
-    if inner_axes(axis_name):
+    if inner_axes(axis_name) or is_simulated(axis_name):
         return jax.tree.map(apply, upcast(tree))
     layout = Layout(tree)
     return layout.unpack([apply(buffer) for buffer in layout.pack(tree)])
@@ -55,7 +57,7 @@ def node_mean(tree: Any, axis_name: str, codec: Codec | None = None) -> Any:
 
     Values travel as `codec` rounds them, which must be one that needs no key.
     """
-    if inner_axes(axis_name):
+    if inner_axes(axis_name) or (is_simulated(axis_name) and codec is None):
         means = _map_buffers(lambda leaf: jax.lax.pmean(leaf, axis_name), tree, axis_name)
         return cast_like(means, tree)
     layout = Layout(tree)

@@ -82,15 +82,15 @@ class Layout:
         leaves, self._structure = jax.tree.flatten(tree)
         self._shapes = [jnp.shape(leaf) for leaf in leaves]
         dtypes = [accumulation_dtype(jnp.result_type(leaf)) for leaf in leaves]
-        self._groups = {
-            dtype: [i for i, d in enumerate(dtypes) if d == dtype]
+        self._groups = [
+            (dtype, [i for i, d in enumerate(dtypes) if d == dtype])
             for dtype in sorted(set(dtypes), key=str)
-        }
+        ]
 
     @property
     def dtypes(self) -> list[np.dtype]:
         """The type of each buffer."""
-        return list(self._groups)
+        return [dtype for dtype, _ in self._groups]
 
     @property
     def sizes(self) -> list[int]:
@@ -98,7 +98,7 @@ class Layout:
         return [sum(sizes) for sizes in self._leaf_sizes()]
 
     def _leaf_sizes(self) -> list[list[int]]:
-        return [[int(np.prod(self._shapes[i])) for i in group] for group in self._groups.values()]
+        return [[int(np.prod(self._shapes[i])) for i in group] for _, group in self._groups]
 
     def pack(self, tree: Any) -> list[jax.Array]:
         """Returns the buffers `[size]`, leaf after leaf in the order of the tree."""
@@ -118,14 +118,13 @@ class Layout:
         """Returns the flat leaves `[size]` of each buffer, which `pack` concatenates."""
         leaves = jax.tree.leaves(tree)
         return [
-            [jnp.asarray(leaves[i], dtype).ravel() for i in group]
-            for dtype, group in self._groups.items()
+            [jnp.asarray(leaves[i], dtype).ravel() for i in group] for dtype, group in self._groups
         ]
 
     def unravel(self, flat_leaves: Sequence[Sequence[jax.Array | np.ndarray]]) -> Any:
         """Returns the tree that `ravel` took apart."""
         leaves: list[Any] = [None] * len(self._shapes)
-        for group, flat in zip(self._groups.values(), flat_leaves, strict=True):
+        for (_, group), flat in zip(self._groups, flat_leaves, strict=True):
             for i, leaf in zip(group, flat, strict=True):
                 leaves[i] = leaf.reshape(self._shapes[i])
         return jax.tree.unflatten(self._structure, leaves)

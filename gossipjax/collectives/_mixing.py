@@ -27,14 +27,15 @@ from gossipjax.collectives._exchange import (
     buffer_mean,
     deliver_leaves,
     fold_in_node,
-    permute,
+    permute_slot,
     require_step,
-    select_for_node,
     sharded_over_local,
     split,
+    travels_by_leaf,
 )
+from gossipjax.collectives._rounds import NodeRound, choose_round
 from gossipjax.sharding import Specs, inner_axes, on_shards
-from gossipjax.topology.schedule import Round, Schedule
+from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import (
     Wire,
     WireLike,
@@ -178,28 +179,51 @@ def _mix_parts(
     return on_shards(mix_at, layout, axis_name, in_specs, in_specs[1])(*args)
 
 
-def _mix(x: Any, round_: Round, wire: Wire, key: jax.Array | None) -> Any:
+def _mix(x: Any, round_: NodeRound, wire: Wire, key: jax.Array | None) -> Any:
     if round_.is_identity:
         return x
     layout = Layout(x)
     if round_.is_uniform and not any(is_narrower(wire.codec, dtype) for dtype in layout.dtypes):
+        if travels_by_leaf(wire):
+            return jax.tree.map(lambda leaf: buffer_mean(leaf, wire), x)
         return layout.unpack([buffer_mean(buffer, wire) for buffer in layout.pack(x)])
     # Leaves keep their shapes up to the message: with flat ones XLA for GPUs fuses less.
-    kept, sent = split(x, round_, wire.axis_name)
-    delivered = [
-        deliver_leaves(leaves, round_, wire, fold_in(key, i))
-        for i, leaves in enumerate(layout.ravel(sent))
-    ]
-    return jax.tree.map(jnp.add, kept, layout.unravel(delivered))
+    kept, sent = split(x, round_)
+    return jax.tree.map(jnp.add, kept, _deliver(sent, round_, wire, key))
+
+
+def deliver(
+    sent: Any, schedule: Schedule, step: StepLike, wire: Wire, key: jax.Array | None
+) -> Any:
+    """What arrives of the trees that all nodes have `split` off in the round of `step`."""
+
+    def at(round_: NodeRound, sent: Any) -> Any:
+        return _deliver(sent, round_, wire, key)
+
+    return at_round(at, schedule, step, wire.axis_name, sent)
+
+
+def _deliver(sent: Any, round_: NodeRound, wire: Wire, key: jax.Array | None) -> Any:
+    layout = Layout(sent)
+    return layout.unravel(
+        [
+            deliver_leaves(leaves, round_, wire, fold_in(key, i))
+            for i, leaves in enumerate(layout.ravel(sent))
+        ]
+    )
 
 
 def at_round(
-    apply: Callable[[Round, Any], Any], schedule: Schedule, step: StepLike, axis_name: str, x: Any
+    apply: Callable[[NodeRound, Any], Any],
+    schedule: Schedule,
+    step: StepLike,
+    axis_name: str,
+    x: Any,
 ) -> Any:
     """Returns `apply(round, x)` with the round of `step`.
 
-    An integer fixes the round when traced; a traced step chooses it by a `lax.switch` over the
-    distinct rounds.
+    An integer fixes the round when traced; a traced step chooses it, on a mesh by a `lax.switch`
+    over the distinct rounds.
 
     Raises:
       ValueError: if the axis is of another size than the schedule's, or `step` is neither an
@@ -214,11 +238,8 @@ def at_round(
     x = jax.tree.map(lambda leaf: as_varying(leaf, axis_name), x)
     require_step(step, axis_name)
     if isinstance(step, int | np.integer):
-        return apply(schedule.round_at(int(step)), x)
-    branches = [functools.partial(apply, round_) for round_ in schedule.rounds]
-    if len(branches) == 1:
-        return branches[0](x)
-    return jax.lax.switch(_round_index(schedule, step), branches, x)
+        return apply(NodeRound((schedule.round_at(int(step)),), 0, axis_name), x)
+    return choose_round(apply, schedule, _round_index(schedule, step), axis_name, x)
 
 
 def cond(
@@ -247,7 +268,7 @@ def _round_index(schedule: Schedule, step: jax.Array) -> jax.Array:
     return numbers[first + within]
 
 
-def mix_encoded(tree: Any, round_: Round, wire: Wire, key: jax.Array | None) -> tuple[Any, Any]:
+def mix_encoded(tree: Any, round_: NodeRound, wire: Wire, key: jax.Array | None) -> tuple[Any, Any]:
     """Sends `q = C(x)` to the neighbours; returns `q` and `sum_j P_ij q_j`, own part included.
 
     One message per type and slot, whatever the codec, and however many leaves.
@@ -269,19 +290,18 @@ def mix_encoded(tree: Any, round_: Round, wire: Wire, key: jax.Array | None) -> 
 
 
 def _mix_encoded(
-    part: jax.Array, wire: Wire, round_: Round, key: jax.Array | None
+    part: jax.Array, wire: Wire, round_: NodeRound, key: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
     words = encode([part], wire.codec, key)
     sent = decode(words, wire.codec, [part])[0]
-    mixed = [select_for_node(round_.self_weights, part.dtype, wire.axis_name) * sent]
-    for receivers, weights in round_.slots:
-        message = permute(words, receivers, wire.axis_name, weights > 0)
+    mixed = [round_.select(round_.self_weights, part.dtype) * sent]
+    for slot in round_.slots:
+        message = permute_slot(words, round_, slot, wire.axis_name)
         received = decode(message, wire.codec, [part])[0]
-        by_receiver = np.zeros_like(weights)
-        by_receiver[receivers] = weights
-        weighted = select_for_node(by_receiver, part.dtype, wire.axis_name) * received
-        if (weights == 0).any():  # a filler, whose 0 * NaN would spread along edges of no graph
-            is_edge = select_for_node(by_receiver > 0, bool, wire.axis_name)
+        by_receiver = np.take_along_axis(slot.weights, slot.senders, axis=1)
+        weighted = round_.select(by_receiver, part.dtype) * received
+        if (by_receiver == 0).any():  # a filler, whose 0 * NaN would spread along edges of no graph
+            is_edge = round_.select(by_receiver > 0, bool)
             weighted = jnp.where(is_edge, weighted, jnp.zeros_like(weighted))
         mixed.append(weighted)
     return sent, reduce(jnp.add, mixed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import reduce
 from typing import ClassVar
 
 import jax
@@ -11,18 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from gossipjax.wire._codec import WORD, Codec, Like, require_key, require_seed
-from gossipjax.wire._messages import concatenate_in_place, is_cpu_over_processes, split_by_size
+from gossipjax.wire._messages import concatenate_in_place
 
 NOISE_BITS = 16  # of the number that is added before rounding
 SHORT_BLOCK = 16
+MIN_BLOCK = 8  # whose integers of 4 bits fill a word
 # Of float32: the number 1, half a step of the noise, and what leaves no digits after the point.
 MANTISSA_BITS = 23
 ONE = np.uint32(0x3F800000)
 HALF_STEP = np.uint32(2 ** (MANTISSA_BITS - NOISE_BITS - 1))
 TO_INTEGER = np.float32(1.5 * 2**MANTISSA_BITS)
-
-Shape = tuple[int, int, int]
-"""Groups, parts of a word, and words of a group."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -33,9 +32,10 @@ class IntegerCodec(Codec):
 
         q = round(m v / a + r),    r uniform in [-1/2, 1/2);    v arrives as q a / m
 
-    which is `v` on average. P = 32 / bits consecutive blocks make a group of `block` words: the
-    `i`-th has the `i`-th value of each of these blocks, so that packing needs no transposition.
-    What is left at the end of an array is a smaller group. All words come first, then all scales.
+    which is `v` on average. An array is cut into as few blocks of at most `block` values as it
+    takes, all of one length, of which the last is filled up with zeros. All integers come first,
+    then all scales. Integers of 8 bits stand in the words in their order, so that packing moves
+    nothing; of 4 bits a byte has one of either half of its block.
     """
 
     needs_key: ClassVar[bool] = True
@@ -48,33 +48,37 @@ class IntegerCodec(Codec):
         seed = f", seed={self.seed}" if self.seed else ""
         return f"int{self.bits}(block={self.block}{seed})"
 
-    @property
-    def _parts(self) -> int:
-        return 8 * WORD.itemsize // self.bits
+    def _cut(self, size: int) -> tuple[int, int]:
+        """The number of blocks of an array, and the length of each."""
+        blocks = max(1, -(-size // self.block))
+        length = -(-size // (blocks * MIN_BLOCK)) * MIN_BLOCK
+        return (-(-size // length), length) if size else (0, MIN_BLOCK)
 
-    def _shapes(self, size: int) -> list[Shape]:
-        """`[groups, parts, block]` of the whole groups, and of the smaller one; none of size 0."""
-        whole, rest = divmod(size, self._parts * self.block)
-        shapes = [(whole, self._parts, self.block), (1, self._parts, -(-rest // self._parts))]
-        return [shape for shape in shapes if math.prod(shape)]
+    def _count_integer_words(self, size: int) -> int:
+        blocks, length = self._cut(size)
+        return blocks * length * self.bits // (8 * WORD.itemsize)
 
     def count_words(self, like: Like) -> int:
-        scales = sum(groups * parts for groups, parts, _ in self._shapes(like.size))
-        return -(-like.size // self._parts) + scales * like.dtype.itemsize // WORD.itemsize
+        blocks, _ = self._cut(like.size)
+        scale_words = blocks * like.dtype.itemsize // WORD.itemsize
+        return self._count_integer_words(like.size) + scale_words
 
     def encode(self, array: jax.Array, key: jax.Array | None = None) -> jax.Array:
         given: jax.Array = require_key(self, key)
+        blocks, length = self._cut(array.size)
+        if not blocks:
+            return jnp.zeros(0, WORD)
+        # Whole blocks apart from the last: filled up together, every value would cost a branch.
+        whole = array.size // length
+        rest = jnp.pad(array[whole * length :], (0, blocks * length - array.size))
         words = []
         scales = []
-        start = 0
-        for shape in self._shapes(array.size):
-            values = _take(array, start, shape)
-            scale = _find_largest(values) * np.asarray(1 / self._limit, array.dtype)
-            words.append(self._pack_apart(array, start, scale, given, shape).ravel())
-            scales.append(jax.lax.bitcast_convert_type(scale, WORD).ravel())
-            start += math.prod(shape)
-        if not words:
-            return jnp.zeros(0, WORD)
+        for number, values in ((0, array[: whole * length]), (whole, rest)):
+            if values.size:
+                rows = values.reshape(-1, length)
+                scale = _find_largest(rows) * np.asarray(1 / self._limit, array.dtype)
+                words.append(self._pack(self._round(rows, scale, given, number * length)))
+                scales.append(jax.lax.bitcast_convert_type(scale, WORD).ravel())
         # Computed once: XLA could round another way where it computes them again for the sender,
         # which would then keep another rest than the receivers miss.
         return jax.lax.optimization_barrier(concatenate_in_place([*words, *scales]))
@@ -83,74 +87,40 @@ class IntegerCodec(Codec):
     def _limit(self) -> int:
         return 2 ** (self.bits - 1) - 1
 
-    def _pack_apart(
-        self, array: jax.Array, start: int, scales: jax.Array, key: jax.Array, shape: Shape
-    ) -> jax.Array:
-        """`_pack` of a part of `array`, as a loop of its own where messages go through Gloo.
-
-        XLA on CPU would make one loop of it and of the concatenation that follows, with a branch
-        for each word, which takes twice as long as both. It does not look into branches.
-        """
-
-        def pack() -> jax.Array:
-            # Taken here, as what is given to a branch is copied first.
-            return self._pack(_take(array, start, shape), scales, _noise(key, start, shape))
-
-        if not is_cpu_over_processes():
-            return pack()
-        # Zeros on the same devices as the words are.
-        nothing = jax.lax.bitcast_convert_type(scales, WORD).ravel()[0] % 1
-        empty = jnp.broadcast_to(nothing, (shape[0], shape[2]))
-        return jax.lax.cond((scales > 0).any(), pack, lambda: empty)
-
-    def _pack(self, values: jax.Array, scales: jax.Array, noise: jax.Array) -> jax.Array:
-        """`[groups, block]` words of `[groups, parts, block]` values, with noise for two each."""
+    def _round(self, values: jax.Array, scales: jax.Array, key: jax.Array, start: int) -> jax.Array:
+        """The integers of `[blocks, length]` values, in the last bits of words."""
         inverse = jnp.where(scales > 0, 1 / scales, 0)
-        words = jnp.zeros((), WORD)
-        for part in range(self._parts):
-            drawn = noise[:, part // 2] >> np.uint32(NOISE_BITS * (part % 2))
-            # The digits of a number in [1, 2), between two multiples of the smallest step, so that
-            # integers stay what they are.
-            digits = ((drawn % 2**NOISE_BITS) << MANTISSA_BITS - NOISE_BITS) | HALF_STEP
-            drawn = jax.lax.bitcast_convert_type(digits | ONE, jnp.float32) - np.float32(1.5)
-            scaled = (values[:, part] * inverse[:, part, None]).astype(jnp.float32)
-            # The sum is rounded to an integer, whose digits are then the last of its mantissa.
-            moved = jnp.clip(scaled + drawn, -self._limit, self._limit) + TO_INTEGER
-            number = jax.lax.bitcast_convert_type(moved, WORD) % 2**self.bits
-            words |= number << np.uint32(self.bits * part)
-        return words
+        # The digits of a number in [1, 2), between two multiples of the smallest step, so that
+        # integers stay what they are.
+        drawn = _noise(key, start, values.shape) >> np.uint32(32 - NOISE_BITS)
+        digits = (drawn << np.uint32(MANTISSA_BITS - NOISE_BITS)) | HALF_STEP
+        noise = jax.lax.bitcast_convert_type(digits | ONE, jnp.float32) - np.float32(1.5)
+        scaled = (values * inverse[:, None]).astype(jnp.float32)
+        # The sum is rounded to an integer, whose digits are then the last of its mantissa.
+        moved = jnp.clip(scaled + noise, -self._limit, self._limit) + TO_INTEGER
+        return jax.lax.bitcast_convert_type(moved, WORD) % 2**self.bits
+
+    def _pack(self, integers: jax.Array) -> jax.Array:
+        """The words of `[blocks, length]` integers."""
+        parts = jnp.split(integers, 8 // self.bits, axis=1)
+        shifted = [part << np.uint32(self.bits * i) for i, part in enumerate(parts)]
+        octets = reduce(jnp.bitwise_or, shifted).astype(jnp.uint8)
+        return jax.lax.bitcast_convert_type(octets.reshape(-1, WORD.itemsize), WORD)
 
     def decode(self, words: jax.Array, like: Like) -> jax.Array:
-        shapes = self._shapes(like.size)
-        scale_words = like.dtype.itemsize // WORD.itemsize
-        sizes = [groups * block for groups, _, block in shapes]
-        sizes += [groups * parts * scale_words for groups, parts, _ in shapes]
-        pieces = split_by_size(words, sizes)
-        count = len(shapes)
-        values = [
-            self._unpack(pieces[i], pieces[count + i], shape, like)
-            for i, shape in enumerate(shapes)
-        ]
-        values = concatenate_in_place(values) if values else jnp.zeros(0, like.dtype)
-        return values[: like.size]
-
-    def _unpack(self, words: jax.Array, scales: jax.Array, shape: Shape, like: Like) -> jax.Array:
-        groups, parts, block = shape
+        blocks, length = self._cut(like.size)
+        if not blocks:
+            return jnp.zeros(0, like.dtype)
+        packed, scales = jnp.split(words, [self._count_integer_words(like.size)])
+        octets = jax.lax.bitcast_convert_type(packed, jnp.int8).reshape(blocks, 1, -1)
+        # The integer moves to the top of its byte, and down again with its sign.
+        shifts = np.arange(8 - self.bits, -1, -self.bits, dtype=np.int8)[None, :, None]
+        integers = (octets << shifts) >> np.int8(8 - self.bits)
         if like.dtype.itemsize > WORD.itemsize:
-            scales = scales.reshape(groups, parts, -1)
-        scales = jax.lax.bitcast_convert_type(scales, like.dtype).reshape(groups, parts, 1)
-        shifts = np.arange(32 - self.bits, -1, -self.bits, dtype=np.uint32)[None, :, None]
-        # The number moves to the top of the word, and down again with its sign.
-        shifted = words.reshape(groups, 1, block) << shifts
-        numbers = jax.lax.bitcast_convert_type(shifted, jnp.int32) >> (32 - self.bits)
-        return (numbers.astype(like.dtype) * scales).ravel()
-
-
-def _take(array: jax.Array, start: int, shape: Shape) -> jax.Array:
-    """The values of `array` from `start` on, in this shape; zeros after the last."""
-    size = math.prod(shape)
-    values = array[start : start + size]
-    return jnp.pad(values, (0, size - values.size)).reshape(shape)
+            scales = scales.reshape(blocks, -1)
+        scales = jax.lax.bitcast_convert_type(scales, like.dtype).reshape(blocks, 1)
+        values = integers.reshape(blocks, length).astype(like.dtype) * scales
+        return values.ravel()[: like.size]
 
 
 def _find_largest(values: jax.Array) -> jax.Array:
@@ -165,19 +135,18 @@ def _find_largest(values: jax.Array) -> jax.Array:
     return largest.max(axis=-1)
 
 
-def _noise(key: jax.Array, start: int, shape: Shape) -> jax.Array:
-    """Returns random words, one for two values: a hash of their place and of the key.
+def _noise(key: jax.Array, start: int, shape: tuple[int, ...]) -> jax.Array:
+    """Returns random words of this shape: a hash of their place, from `start` on, and of the key.
 
     Of a tenth of the cost of `jax.random.bits`, which on CPU takes longer than the rest of the
     message; rounding needs no more. The constants are those of Ellis' `lowbias32`.
     """
-    groups, parts, block = shape
     first, second = jax.random.key_data(key)
-    places = jax.lax.iota(WORD, groups * parts // 2 * block) + np.uint32(start // 2)
+    places = jax.lax.iota(WORD, math.prod(shape)).reshape(shape) + np.uint32(start)
     x = places ^ first
     x = ((x ^ (x >> 16)) * np.uint32(0x7FEB352D)) ^ second
     x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
-    return (x ^ (x >> 16)).reshape(groups, parts // 2, block)
+    return x ^ (x >> 16)
 
 
 def int8(block: int = 256, seed: int = 0) -> IntegerCodec:
@@ -187,12 +156,13 @@ def int8(block: int = 256, seed: int = 0) -> IntegerCodec:
     a block holds a value that is not finite, the whole block arrives so; of zeros, it arrives so.
 
     Args:
-      block: values that share a scale, a power of two.
+      block: values that share a scale at most, a power of two from 8 on.
       seed: of the rounding, which is drawn from it, the number of the update and the node: a
         resumed run draws the same.
 
     Raises:
-      ValueError: if `block` is not a power of two, or `seed` not an integer from 0 to 2^32 - 1.
+      ValueError: if `block` is not such a power of two, or `seed` is not an integer from 0 to
+        2^32 - 1.
 
     References:
       Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding",
@@ -215,6 +185,9 @@ def int4(block: int = 256, seed: int = 0) -> IntegerCodec:
 
 def _integers(bits: int, block: int, seed: int) -> IntegerCodec:
     is_integer = isinstance(block, int | np.integer) and not isinstance(block, bool)
-    if not is_integer or block < 1 or block & (block - 1):
-        raise ValueError(f"block of int{bits} must be a power of two, such as 256, got {block!r}.")
+    if not is_integer or block < MIN_BLOCK or block & (block - 1):
+        raise ValueError(
+            f"block of int{bits} must be a power of two, {MIN_BLOCK} at least, such as 256, got "
+            f"{block!r}."
+        )
     return IntegerCodec(bits, int(block), require_seed(seed, f"int{bits}"))

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.wire._codec import KEY_IMPLEMENTATION, Codec, Like, WireLike, fold_in
+from gossipjax.wire._codec import KEY_IMPLEMENTATION, Codec, Like, WireLike
 from gossipjax.wire._floats import MIN_BITS, FloatCodec, is_real_float
 
 
@@ -109,9 +109,22 @@ def encode(
     >>> encode([jnp.array([1e6, 2e6])], float16()).shape
     (3,)
     """
-    return concatenate_in_place(
-        [_encode_array(array, codec, fold_in(key, i)) for i, array in enumerate(arrays)]
-    )
+    return concatenate_in_place(encode_each(arrays, codec, leaf_keys(key, len(arrays))))
+
+
+def encode_each(
+    arrays: Sequence[jax.Array], codec: Codec | None, keys: jax.Array | None = None
+) -> list[jax.Array]:
+    """Returns the words of each flat array, by a key for each; one after another, a message."""
+    return [
+        _encode_array(array, codec, None if keys is None else keys[i])
+        for i, array in enumerate(arrays)
+    ]
+
+
+def leaf_keys(key: jax.Array | None, count: int) -> jax.Array | None:
+    """A key for each of several arrays, `[count]`: `fold_in(key, i)`, drawn in one program."""
+    return None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, np.arange(count))
 
 
 def _encode_array(array: jax.Array, codec: Codec | None, key: jax.Array | None) -> jax.Array:
@@ -139,10 +152,14 @@ def encode_pieces(
 def decode(words: jax.Array, codec: Codec | None, like: Sequence[Like]) -> list[jax.Array]:
     """Returns the flat arrays that `encode` made `words` of, in the sizes and types of `like`."""
     sizes = [_count_words(words.dtype, codec, array) for array in like]
-    return [
-        _decode_array(part, codec, array)
-        for part, array in zip(split_by_size(words, sizes), like, strict=True)
-    ]
+    return decode_each(split_by_size(words, sizes), codec, like)
+
+
+def decode_each(
+    words: Sequence[jax.Array], codec: Codec | None, like: Sequence[Like]
+) -> list[jax.Array]:
+    """Returns the flat arrays that `encode_each` made `words` of."""
+    return [_decode_array(part, codec, array) for part, array in zip(words, like, strict=True)]
 
 
 def _count_words(word: np.dtype, codec: Codec | None, array: Like) -> int:

@@ -153,7 +153,7 @@ ROWS = {
     ),
     "sgp, doubly stochastic": Row(gx.sgp, oracle.sgp, oracle.doubly_stochastic, is_variant=True),
     "sgp, int8": Row(
-        partial(gx.sgp, wire=gx.wire.int8(block=4)),
+        partial(gx.sgp, wire=gx.wire.int8(block=8)),
         oracle.sgp,
         oracle.column_stochastic,
         noise=0.2,

@@ -84,13 +84,13 @@ class TestApplyIfFinite:
         guarded = gx.apply_if_finite(chain)
         z, state = train(guarded, 4, bad_steps=(1, 2), mode=mode)
         expected, inner = train(chain, 2, mode=mode)
-        np.testing.assert_allclose(z, expected, rtol=1e-6)
+        np.testing.assert_allclose(z, expected, rtol=1e-5)
         assert isinstance(state, optax.ApplyIfFiniteState)
         assert state.total_notfinite.tolist() == [2] * N
         assert state.notfinite_count.tolist() == [0] * N
         assert state.last_finite.tolist() == [True] * N
         for a, b in zip(jax.tree.leaves(state.inner_state), jax.tree.leaves(inner), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-6)
+            np.testing.assert_allclose(a, b, rtol=1e-5)
 
     def test_before_the_gossip_nodes_skip_the_optimizer_and_still_mix(self):
         tx = optax.chain(gx.apply_if_finite(optax.sgd(0.1)), gx.dpsgd(RING, "adapt-then-combine"))

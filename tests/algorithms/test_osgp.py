@@ -1,5 +1,6 @@
-"""Overlap SGP: messages in flight, in chunks, over switches, and exchanged by another program."""
+"""Overlap SGP: messages in flight, in pieces, over switches, and exchanged by another program."""
 
+import re
 from functools import partial
 
 import jax
@@ -11,7 +12,7 @@ import pytest
 from modes import make_mesh, run
 
 import gossipjax as gx
-from gossipjax.algorithms.frame.state import InFlight
+from gossipjax.algorithms.frame.state import PushSum
 
 N = 8
 GRAPHS = {
@@ -152,15 +153,15 @@ def test_exchange_over_an_axis_of_another_name():
         state = tx.init(z)
         _, state = tx.update(jnp.zeros(()), state, z, step=0)
         received = gx.exchange(state, 1, axis_name)
-        assert isinstance(received, InFlight)
-        return received.buffers
+        assert isinstance(received, PushSum)
+        return received
 
     received, named = (
         gx.spmd(lambda z, name=name: two_steps(z, name), nodes=3, axis_name="servers")(z)
         for name in (None, "servers")
     )
     jax.tree.map(np.testing.assert_array_equal, received, named)
-    weight, numerator = received[0][:, 0].T
+    weight, numerator = received
     np.testing.assert_allclose(weight, [2 / 3] * 3, rtol=1e-6)
     np.testing.assert_allclose(numerator, [1, 2 / 3, 1 / 3], rtol=1e-6)
     with pytest.raises(ValueError, match="mapped axis, got 'servers'"):
@@ -181,18 +182,19 @@ def test_the_halves_can_be_two_programs_and_the_second_exchanges_nothing():
     assert counts == [1, 0]
 
 
-@pytest.mark.parametrize("overlap", [1, 3])
-def test_a_message_travels_in_chunks_of_equal_size(overlap):
-    """One collective-permute per step, of a tau-th of the model and the weight."""
+@pytest.mark.parametrize(("overlap", "sizes"), [(1, [601]), (2, [201, 400]), (4, [201, 200, 200])])
+def test_a_message_travels_in_pieces_of_whole_leaves(overlap, sizes):
+    """One collective-permute per step, of about a tau-th; the weight is in the first."""
     tx = gx.osgp(GRAPHS["one peer"], overlap)
-    z = jnp.ones((N, 599))
+    z = [jnp.ones((N, 10, 20)), jnp.ones((N, 200)), jnp.ones((N, 200))]
     state = gx.spmd(tx.init)(z)
-    for step in range(overlap):
+    found = []
+    for step in range(1, 1 + overlap):
         program = gx.spmd(lambda z, s, k=step: tx.update(z, s, z, step=k))
         text = program.lower(z, state).compile().as_text()
         lines = [line for line in text.splitlines() if " collective-permute(" in line]
-        assert len(lines) == 1
-        assert f"f32[{600 // overlap}]" in lines[0].split(" collective-permute(")[0]
+        found += re.findall(r"f32\[(\d+)\]\S* collective-permute", "\n".join(lines))
+    assert list(map(int, found)) == sizes
 
 
 def test_ten_thousand_random_rounds_lose_no_mass():

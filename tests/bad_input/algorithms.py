@@ -219,7 +219,7 @@ for name, graph in {
     ROWS += calls(f"relay {name}", gx.relay, [graph], "cycle")
 
 for name, function, values, message in (
-    ("int8 block", gx.wire.int8, [0, 3], "block of int8"),
+    ("int8 block", gx.wire.int8, [0, 4, 12], "block of int8"),
     ("int4 block", gx.wire.int4, [100], "block of int4"),
     ("int8 seed", lambda s: gx.wire.int8(seed=s), [-1], "seed of int8"),
     ("random_k seed", lambda s: gx.wire.random_k(0.1, s), [2**32], "seed of random_k"),

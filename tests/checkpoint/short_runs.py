@@ -64,13 +64,11 @@ def average_densely(z, state):
     x = (w[:, None] * (z + residual)).sum(axis=0)
     w = w.sum()
     if gossip.in_flight is not None:
-        (buffer,) = gossip.in_flight.buffers
-        sent = np.asarray(buffer, np.float64).sum(axis=0).ravel()
+        sent = np.asarray(gossip.in_flight.x, np.float64).sum(axis=0)
         assert np.abs(sent).max() > 0.1  # in mid-flight
         if gossip.weight is not None:
-            w += sent[0]
-            sent = sent[1:]
-        x = x + sent[:D]
+            w += np.asarray(gossip.in_flight.weight, np.float64).sum()
+        x = x + sent
     return x / w
 
 

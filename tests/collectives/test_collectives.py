@@ -1,5 +1,7 @@
 """Messages: one per type, fillers that carry zeros, steps that are the same on all nodes."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import networkx as nx
@@ -8,7 +10,7 @@ import oracle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from modes import MODES, run
+from modes import MODES, make_mesh, run
 
 import gossipjax as gx
 from gossipjax.collectives._averages import ring_mean
@@ -87,6 +89,9 @@ def test_only_messages_travel_where_a_permutation_may_be_partial(mode, monkeypat
         with monkeypatch.context() as patch:
             patch.setattr(jax.lax, "ppermute", record_edges(jax.lax.ppermute, sent))
             mixed = run(mode, function, n)(x)
+        if (mode, name) == ("vmap", "traced"):
+            assert not sent  # the senders are data
+            continue
         edges = {(j, i) for i, j in zip(*np.nonzero(graph), strict=True) if i != j}
         assert edges <= set(sent)
         assert (set(sent) == edges) == (mode != "vmap"), name
@@ -267,15 +272,56 @@ def test_shares_of_one_third_lose_no_mass():
     assert abs(mixed.sum(dtype=np.float64) / x.sum(dtype=np.float64) - 1) < 8e-9  # 4e-9 is rounding
 
 
-def test_the_traced_step_is_one_conditional_under_vmap():
-    """A batched index would turn the switch into running every round."""
+def test_the_traced_step_is_one_program_without_branches_under_vmap():
+    """XLA fuses nothing across those of a switch."""
     schedule = gx.topology.one_peer_exponential(8)
     tx = gx.sgp(schedule)
 
     x = jnp.ones((8, 2))
     update = jax.jit(jax.vmap(lambda u, s, x: tx.update(u, s, x)[0], axis_name="nodes"))
     program = update.lower(x, jax.vmap(tx.init)(x), x).compile()
-    assert str(program.as_text()).count(" conditional(") == 1
+    assert " conditional(" not in str(program.as_text())
+
+
+@pytest.mark.parametrize("codec", [None, gx.wire.int8(block=8)], ids=str)
+def test_rounds_of_many_peers_are_one_loop_where_nodes_are_simulated(codec):
+    """A star of 40 nodes has 39 slots; a program of as many parts would compile for a minute."""
+    star = gx.topology.star(40)
+    matrix = star.matrices()[0]
+    x = np.random.default_rng(0).normal(size=(40, 9)).astype(np.float32)
+
+    def mix(x, w):
+        return gx.mix(x, w, star, 0, wire=codec, key=jax.random.key(0))
+
+    program = jax.jit(jax.vmap(mix, axis_name="nodes")).lower(x, jnp.ones(40)).compile()
+    assert str(program.as_text()).count(" gather(") < 20
+    mixed, weights = program(x, jnp.ones(40))
+    tolerance = 1e-6 if codec is None else 0.1
+    np.testing.assert_allclose(mixed, matrix @ x, atol=tolerance)
+    np.testing.assert_allclose(np.sum(mixed, axis=0), x.sum(axis=0), atol=1e-5)
+    np.testing.assert_allclose(weights, matrix.sum(axis=1), rtol=1e-5)
+    mixed, _ = program(np.where(np.arange(40)[:, None] == 7, np.nan, x), jnp.ones(40))
+    np.testing.assert_array_equal(np.isnan(mixed).all(axis=1), matrix[:, 7] > 0)
+
+
+def test_large_leaves_are_messages_of_their_own(monkeypatch):
+    """And single values are, where there are several messages: no leaf waits for another one."""
+    monkeypatch.setattr("gossipjax.collectives._exchange.MAX_BUCKET", 4 * 100)
+    sizes = [3, 200, 40, 50, 1, 120, 30]
+    tree = {f"{i}": jnp.ones((8, size)) * i for i, size in enumerate(sizes)}
+    schedule = gx.topology.one_peer_exponential(8)
+
+    def mix(x, w):
+        return gx.mix(x, w, schedule, 0)
+
+    program = gx.spmd(mix, mesh=make_mesh(8))
+    text = program.lower(tree, jnp.ones(8)).compile().as_text()
+    found = re.findall(r"f32\[(\d+)\]\S* collective-permute", text)
+    assert sorted(map(int, found)) == [2, 30, 3 + 40 + 50, 120, 200]
+    mixed, weights = program(tree, jnp.ones(8))
+    for name, leaf in tree.items():
+        np.testing.assert_array_equal(mixed[name], leaf)
+    np.testing.assert_array_equal(weights, 1)
 
 
 def test_a_step_that_differs_between_nodes_is_refused():

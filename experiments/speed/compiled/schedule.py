@@ -15,7 +15,7 @@ one message per peer and step, of one type and the size of the parameters and th
 first message to the completion of the last: the order of the work, not its duration. For 64 TPU
 chips, in the order in which JAX lists them, most permutations block. For GPUs XLA starts a message
 as late as it estimates that the remaining work still hides it: the fraction falls with a larger
-`--batch-size-per-node`, a narrower wire, or a message in chunks (`2-osgp`).
+`--batch-size-per-node`, a narrower wire, or a message in pieces (`2-osgp`).
 
 `joined` are the nodes of each connected component of a permute; edges that carry no message
 (fillers, and those of a node to itself) must be none. `--components` counts components in the
@@ -124,30 +124,30 @@ def find_round(state: gx.GossipState | None, step: int) -> gx.topology.Round | N
     """The round by which messages travel at `step`; None for an algorithm that has no schedule."""
     if state is None or state.schedule is None:
         return None
-    # Under overlap, what travels now was sent in the round before, and travels in chunks.
+    # Under overlap, what travels now was sent in the round before, and travels in pieces.
     return state.schedule.round_at((step - 1) // state.overlap if state.overlap else step)
 
 
 def expect_messages(
-    state: gx.GossipState | None, wire: WireName, parameters: int, step: int
+    state: gx.GossipState | None, wire: WireName, layers: Sequence[int], step: int
 ) -> list[Message]:
     """The messages that one node sends at `step`, by its gossip state and the mixing matrix.
 
-    Without a state the algorithm averages gradients.
+    `layers` are their numbers of parameters, all alike. Without a state the algorithm averages
+    gradients.
     """
     round_ = find_round(state, step)
     if state is None or round_ is None:
-        return [Message("all-reduce", "f32", 4 * parameters)]
-    overlap = state.overlap
+        return [Message("all-reduce", "f32", 4 * sum(layers))]
+    pieces = np.array_split(layers, max(1, state.overlap))  # one per step of an overlap
+    piece = (step - 1) % len(pieces)
+    values = int(pieces[piece].sum())
+    has_weight = state.weight is not None and (piece == 0 or len(pieces) == 1)
     peers = np.count_nonzero(round_.matrix, axis=0).max() - 1
-    has_weight = state.weight is not None
-    values = -(-(parameters + has_weight) // max(1, overlap))
     if wire == "float32":
-        return [Message(PERMUTE, "f32", 4 * values)] * peers
-    # The weight travels in full precision, as two words; overlapped, in addition to its place
-    # among the values, of which every chunk has the first.
-    words = values + (2 if overlap else int(has_weight))
-    return [Message(PERMUTE, "u16", 2 * words)] * peers
+        return [Message(PERMUTE, "f32", 4 * (values + has_weight))] * peers
+    # The weight travels in full precision, as two words.
+    return [Message(PERMUTE, "u16", 2 * (values + 2 * has_weight))] * peers
 
 
 def make_case(name: str, wire: WireName, nodes: int, layers: int) -> tuple[Method, list[int]]:
@@ -228,7 +228,7 @@ def compile_case(
     for step in steps if options.every_round else steps[-1:]:
         compiled = lower_step(method.transform, mlp, mesh, step).compile()
         if method.outer is None:
-            expected = expect_messages(method.state(), wire, mlp.size, step)
+            expected = expect_messages(method.state(), wire, mlp.layer_sizes, step)
             round_ = find_round(method.state(), step)
         else:
             expected = expect_average(step, mlp, target.nodes, target.kind)

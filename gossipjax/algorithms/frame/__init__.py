@@ -26,11 +26,9 @@ from gossipjax.algorithms.frame.chain import (
     require_updates_numbered_here,
 )
 from gossipjax.algorithms.frame.exchange import (
-    Received,
     mass_in_flight,
     merge,
     mix_once,
-    pack_messages,
     pick,
     split_leaves,
 )
@@ -48,7 +46,6 @@ from gossipjax.algorithms.frame.state import (
     ExchangePlan,
     Extra,
     GossipState,
-    InFlight,
     Order,
     PushSum,
     add,

@@ -17,7 +17,7 @@ import optax
 from jax.core import Tracer
 
 from gossipjax.algorithms.frame.state import DEFAULT_WIRE, ExchangePlan, GossipState
-from gossipjax.collectives import StepLike
+from gossipjax.collectives import StepLike, group_rounds
 from gossipjax.last import takes_gradients, traced_arguments
 from gossipjax.sharding import ShardedState
 from gossipjax.topology.schedule import Schedule, require_int
@@ -198,6 +198,15 @@ class StepPlan:
     outer: OuterPlan | None = None
     is_local: bool = False
     accumulation: AccumulationPlan = EVERY_STEP
+
+    @functools.cached_property
+    def is_one_program(self) -> bool:
+        """Whether a traced step makes one program without branches, where nodes are simulated."""
+        schedule = self.exchange.schedule
+        is_plain = self.outer is None and self.accumulation.every == 1
+        if schedule is None or not is_plain or self.exchange.overlap > 1:
+            return False
+        return len(group_rounds(schedule)) == 1
 
     @property
     def of_updates(self) -> StepPlan:
@@ -390,6 +399,12 @@ def step_plan(opt_state: optax.OptState) -> StepPlan:
     Raises:
       ValueError: as `require_updates_numbered`.
     """
+    return _plan_of(jax.tree.structure(opt_state))
+
+
+@functools.lru_cache(256)  # a training loop asks at every step
+def _plan_of(structure: Any) -> StepPlan:
+    opt_state = jax.tree.unflatten(structure, [0] * structure.num_leaves)
     exchange = exchange_plan(opt_state)
     require_updates_numbered(opt_state)
     accumulation = accumulation_plan(opt_state)

@@ -1,7 +1,6 @@
 """Exchanges: one round of the plan in a state, and the one that can be a program of its own.
 
-Messages in flight are kept as they travel, or, inside `gx.sharded`, like the parameters. A model
-may travel in fragments: consecutive leaves of a tree, the others left out of it.
+A model may travel in fragments: consecutive leaves of a tree, the others left out of it.
 """
 
 from __future__ import annotations
@@ -22,23 +21,16 @@ from gossipjax.algorithms.frame.chain import (
     require_updates_numbered,
 )
 from gossipjax.algorithms.frame.parameters import gossiped
-from gossipjax.algorithms.frame.state import GossipState, InFlight, PushSum, numerators
+from gossipjax.algorithms.frame.state import GossipState, PushSum, numerators
 from gossipjax.collectives import (
-    Layout,
     StepLike,
-    as_varying,
-    at_round,
     deliver,
     mix,
-    pad_to_rows,
     require_step,
     upcast,
+    vary,
 )
 from gossipjax.sharding import inner_axes, on_shards, shard_specs
-from gossipjax.topology.schedule import Round
-from gossipjax.wire import fold_in
-
-Received = InFlight | PushSum
 
 
 def mix_once(tree: Any, weight: Any, state: GossipState, step: StepLike) -> tuple[Any, Any]:
@@ -52,7 +44,7 @@ def exchange(
     step: StepLike,
     axis_name: str | None = None,
     params: optax.Params | None = None,
-) -> Received:
+) -> PushSum:
     """The first half of an update: the exchange, where it needs nothing that the step computes.
 
     - Under overlap (`osgp`) it exchanges what was sent before this step.
@@ -120,17 +112,15 @@ def exchange(
     )
     params = None if plan.overlap else gossiped(params, state)
     specs = shard_specs(opt_state)
+    run = partial(exchange_parts, pieces=split_messages(state))
     if specs is None:
         if inner_axes(plan.wire.axis_name):
             raise ValueError(
                 "opt_state must be the state of the whole chain, with that of gx.sharded, where a "
                 "node has further axes, got the gossip state inside: its specs are needed."
             )
-        if isinstance(state.in_flight, PushSum):
-            return exchange_parts(state, params, step, split_messages(state))
-        return _exchange(state, params, step)
+        return run(state, params, step)
     like = state.in_flight.x if params is None else params
-    run = partial(exchange_parts, pieces=split_messages(state))
     args = (state, params, step)
     weight = None if state.weight is None else PartitionSpec()
     out_specs = PushSum(weight, specs.of(like, like))
@@ -138,89 +128,44 @@ def exchange(
 
 
 def split_messages(state: GossipState) -> list[range]:
-    """The leaves of messages like the parameters that travel in each of the steps of an overlap.
+    """The leaves of a message that travel in each of the steps of an overlap, all about as large.
 
     They depend on whole leaves, and not on how these are sharded inside a node.
     """
-    if not isinstance(state.in_flight, PushSum):
+    if not state.overlap:
         return []
     leaves = jax.tree.leaves(state.in_flight.x)
     return split_leaves(leaves, max(1, min(state.overlap, len(leaves))))
 
 
 def exchange_parts(state: GossipState, params: Any, step: StepLike, pieces: list[range]) -> PushSum:
-    """`exchange` for a device of several in a node, with messages like the parameters.
-
-    Under overlap a message travels in pieces, `split_messages`, of whole leaves: what of it has
-    travelled is then known without knowing how it is sharded.
-    """
-    if not state.overlap:
-        received = _exchange(state, params, step)
-        assert isinstance(received, PushSum)
-        return received
-    chunk = (step - 1) % state.overlap
-
-    def send(leaves: range, mass: PushSum) -> PushSum:
-        part = PushSum(mass.weight if not leaves.start else None, pick(mass.x, leaves))
-        layout = Layout(part)
-        received = layout.unpack(_deliver(layout.pack(part), state, step))
-        weight = mass.weight if leaves.start else received.weight
-        return PushSum(weight, merge(mass.x, received.x, leaves))
-
-    mass = jax.tree.map(lambda leaf: as_varying(leaf, state.wire.axis_name), state.in_flight)
-    branches = [partial(send, leaves) for leaves in pieces]
-    branches += [lambda mass: mass] * (state.overlap - len(pieces))
-    if isinstance(chunk, int | np.integer):
-        return branches[chunk](mass)
-    return jax.lax.switch(chunk, branches, mass)
-
-
-def _exchange(state: GossipState, params: Any, step: StepLike) -> Received:
+    """`exchange` by one of the devices of a node, or by all of it; `pieces` of `split_messages`."""
     if not state.overlap:
         x, weight = mix_once(numerators(params, state), state.weight, state, step)
         return PushSum(weight, x)
-    chunk = (step - 1) % state.overlap
-    buffers = state.in_flight.buffers
-    rows = [jax.lax.dynamic_index_in_dim(buffer, chunk, keepdims=False) for buffer in buffers]
-    received = _deliver(rows, state, step)
-    return InFlight(
-        tuple(
-            _replace_row(as_varying(buffer, state.wire.axis_name), row, chunk)
-            for buffer, row in zip(buffers, received, strict=True)
-        )
-    )
+
+    def send(leaves: range, mass: PushSum) -> PushSum:
+        part = PushSum(mass.weight if not leaves.start else None, pick(mass.x, leaves))
+        received = _deliver(part, state, step)
+        weight = mass.weight if leaves.start else received.weight
+        return PushSum(weight, merge(mass.x, received.x, leaves))
+
+    mass = vary(state.in_flight, state.wire.axis_name)
+    branches = [partial(send, leaves) for leaves in pieces]
+    branches += [lambda mass: mass] * (state.overlap - len(pieces))
+    if len(branches) == 1:
+        return branches[0](mass)
+    piece = (step - 1) % state.overlap
+    if isinstance(piece, int | np.integer):
+        return branches[piece](mass)
+    return jax.lax.switch(piece, branches, mass)
 
 
-def _deliver(buffers: list[jax.Array], state: GossipState, step: StepLike) -> list[jax.Array]:
-    """What arrives of buffers that were sent by the round before `step`."""
+def _deliver(sent: PushSum, state: GossipState, step: StepLike) -> PushSum:
+    """What arrives of what was sent by the round before `step`."""
     assert state.schedule is not None
-    wire = state.wire
-    key = wire.make_key(state.count)
-
-    def deliver_all(round_: Round, buffers: list[jax.Array]) -> list[jax.Array]:
-        return [deliver(buffer, round_, wire, fold_in(key, i)) for i, buffer in enumerate(buffers)]
-
     last_round = (step - 1) // state.overlap
-    return at_round(deliver_all, state.schedule, last_round, wire.axis_name, buffers)
-
-
-def _replace_row(buffer: jax.Array, row: jax.Array, index: StepLike) -> jax.Array:
-    """`buffer` `[rows, length]` with another row; on accelerators in place.
-
-    On CPU a selection: there XLA may fuse an update in place with the permutation of a row, which
-    under vmap reads the same buffer, so that nodes read what others have just written.
-    """
-    if len(buffer) == 1:
-        return row[None]
-
-    def select(buffer: jax.Array, row: jax.Array) -> jax.Array:
-        is_row = jax.lax.broadcasted_iota(jnp.int32, buffer.shape, 0) == index
-        return jnp.where(is_row, jnp.broadcast_to(row, buffer.shape), buffer)
-
-    def update(buffer: jax.Array, row: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_index_in_dim(buffer, row, index, 0)
-
-    return jax.lax.platform_dependent(buffer, row, cpu=select, default=update)
+    return deliver(sent, state.schedule, last_round, state.wire, state.wire.make_key(state.count))
 
 
 def mass_in_flight(params: optax.Params, state: GossipState | None) -> PushSum:
@@ -231,57 +176,13 @@ def mass_in_flight(params: optax.Params, state: GossipState | None) -> PushSum:
     zeros = jax.tree.map(jnp.zeros_like, upcast(params))
     if state is None or state.in_flight is None:
         return PushSum(None, zeros)
-    if isinstance(state.in_flight, PushSum):
-        return state.in_flight
-    layout = message_layout(zeros, state)
-    rows = state.overlap
-    expected = [-(-size // rows) * rows for size in layout.sizes]
-    if expected != [buffer.size for buffer in state.in_flight.buffers]:
+    leaves = jax.tree.leaves(state.in_flight.x)
+    if list(map(jnp.shape, leaves)) != list(map(jnp.shape, jax.tree.leaves(zeros))):
         raise ValueError(
             "params must be the parameters that the transform gossips, got others than those of "
             "the messages in flight: where it is masked, pass that part of the parameters."
         )
-    return PushSum(*layout.unpack(state.in_flight.buffers))
-
-
-def pack_messages(mass: PushSum | InFlight, overlap: int) -> InFlight:
-    """The weight and numerators of messages as they travel: in `overlap` rows per type."""
-    if isinstance(mass, InFlight):
-        return mass
-    # A buffer also for the placeholder that optax.tree_map_params gives to init, without leaves.
-    buffers = Layout(mass).pack(mass) or [jnp.zeros(0, jnp.float32)]
-    return InFlight(tuple(pad_to_rows(buffer, overlap) for buffer in buffers))
-
-
-def with_packed_messages(opt_state: Any) -> Any:
-    """The state of a chain with all messages in flight as they travel."""
-
-    def pack(part: Any) -> Any:
-        if not _is_gossip(part) or not isinstance(part.in_flight, PushSum):
-            return part
-        return part._replace(in_flight=pack_messages(part.in_flight, part.overlap))
-
-    return jax.tree.map(pack, opt_state, is_leaf=_is_gossip)
-
-
-def with_unpacked_messages(opt_state: Any, params: Any) -> Any:
-    """The state of a chain with all messages in flight as a `PushSum` like the parameters."""
-
-    def unpack(part: Any) -> Any:
-        if not _is_gossip(part) or not isinstance(part.in_flight, InFlight):
-            return part
-        return part._replace(in_flight=mass_in_flight(gossiped(params, part), part))
-
-    return jax.tree.map(unpack, opt_state, is_leaf=_is_gossip)
-
-
-def _is_gossip(part: Any) -> bool:
-    return isinstance(part, GossipState)
-
-
-def message_layout(x: Any, state: GossipState) -> Layout:
-    """The layout of a message of numerators like `x`: the weight, if there is one, comes first."""
-    return Layout(PushSum(state.weight, x))
+    return PushSum(state.in_flight.weight, jax.tree.unflatten(jax.tree.structure(zeros), leaves))
 
 
 def split_leaves(tree: Any, fragments: int) -> list[range]:

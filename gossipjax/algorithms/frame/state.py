@@ -100,17 +100,6 @@ class PushSum(NamedTuple):
     x: Any
 
 
-class InFlight(NamedTuple):
-    """Messages that a node has sent and not yet used.
-
-    Attributes:
-      buffers: one array `[overlap, length]` per type: the weight first, then the numerators, both
-        already scaled. Rows are exchanged one at a time; exchanged rows hold the received values.
-    """
-
-    buffers: tuple[jax.Array, ...]
-
-
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["value"],
@@ -148,8 +137,8 @@ class GossipState(NamedTuple):
       weight: the push-sum weight `w`, a scalar, float32 at least.
       residual: `r`, float32 at least, like the parameters. Kept, for all leaves, if any parameter
         has less precision than float32 or the parameters are an older model; otherwise `r = 0`.
-      in_flight: messages that were sent and not yet used: `InFlight`, as they travel, or, inside
-        `gx.sharded`, their `PushSum`.
+      in_flight: the `PushSum` of messages that were sent and not yet used, already scaled. What has
+        travelled is what was received, the rest what this node has sent.
       extra: a dict of `Extra`, parts that one algorithm alone keeps, by name.
       plan: static: the `ExchangePlan` with schedule, overlap and wire of the algorithm.
       mask: static: the `Mask` of a transform inside `optax.masked` or `optax.multi_transform`.

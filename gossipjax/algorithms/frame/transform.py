@@ -14,20 +14,15 @@ import optax
 
 from gossipjax.algorithms.frame.chain import require_updates_numbered_here
 from gossipjax.algorithms.frame.exchange import (
-    Received,
     exchange,
     exchange_parts,
-    pack_messages,
     split_messages,
-    with_packed_messages,
-    with_unpacked_messages,
 )
 from gossipjax.algorithms.frame.parameters import as_update, predict, residuals
 from gossipjax.algorithms.frame.state import (
     ExchangePlan,
     Extra,
     GossipState,
-    InFlight,
     PushSum,
     add,
     debias,
@@ -81,7 +76,7 @@ def gossip_transform(
         params: optax.Params | None = None,
         *,
         step: StepLike | None = None,
-        received: Received | None = None,
+        received: PushSum | None = None,
         skip_exchange: bool = False,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
@@ -152,13 +147,10 @@ class _Parts:
         if specs is None:
             return self.tx_init(params)
         specs.require(params, inner_axes(self.axis_name), may_repeat=True)
-        state = jax.eval_shape(self._init, params)
+        state = jax.eval_shape(self.tx_init, params)
         in_specs = (specs.of(params, params),)
         out_specs = specs.of(state, params)
-        return on_shards(self._init, specs, self.axis_name, in_specs, out_specs)(params)
-
-    def _init(self, params: Any) -> Any:
-        return with_unpacked_messages(self.tx_init(params), params)
+        return on_shards(self.tx_init, specs, self.axis_name, in_specs, out_specs)(params)
 
     def update(
         self,
@@ -192,17 +184,13 @@ class _Parts:
         others: dict[str, Any],
         pieces: list[range] | None,
     ) -> tuple[Any, Any]:
-        """The update of parts; messages are packed for it. `pieces` are those of an overlap."""
+        """The update of parts; `pieces` are those of an overlap."""
         arguments = {**arrays, **others}
-        if pieces is not None and not arguments.get("skip_exchange"):
-            received = arguments.get("received")
-            if received is None:
-                step = default_step(arguments.get("step"), state.count, self.axis_name)
-                received = exchange_parts(state, None, step, pieces)
-            arguments["received"] = pack_messages(received, state.overlap)
-        state = with_packed_messages(state)
-        updates, state = self.tx_update(updates, state, params, **arguments)
-        return updates, with_unpacked_messages(state, updates if params is None else params)
+        is_early = arguments.get("received") is not None or arguments.get("skip_exchange")
+        if pieces is not None and not is_early:
+            step = default_step(arguments.get("step"), state.count, self.axis_name)
+            arguments["received"] = exchange_parts(state, None, step, pieces)
+        return self.tx_update(updates, state, params, **arguments)
 
 
 def _holds_arrays(arg: Any) -> bool:
@@ -382,8 +370,7 @@ def require_received(name: str, plan: ExchangePlan, received: Any) -> None:
                 "step, got one."
             )
         return
-    expected = InFlight if plan.overlap else PushSum
-    if not isinstance(received, expected):
+    if not isinstance(received, PushSum):
         raise ValueError(
             f"received must be what gx.exchange returns, got {received!r}: call "
             "gx.exchange(opt_state, step, params=params)."
