@@ -19,6 +19,8 @@ from experiments.speed.compiled.passes import inspect_step
 from experiments.speed.compiled.scaling import inspect_scaling
 from experiments.speed.compiled.schedule import inspect_schedules
 from experiments.speed.compiled.slices import inspect_slices
+from experiments.speed.local.compilation import measure_compilation
+from experiments.speed.local.gossip import measure_gossip
 from experiments.speed.local.input import measure_input
 from experiments.speed.local.simulation import measure_simulation
 from experiments.speed.local.step import measure_step
@@ -33,6 +35,8 @@ COMPILED = {
     "step": inspect_step,
 }
 LOCAL = {
+    "compilation": measure_compilation,
+    "gossip": measure_gossip,
     "input": measure_input,
     "simulation": measure_simulation,
     "step": measure_step,

@@ -7,8 +7,11 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 from original_files import CIFAR_PER_FILE, write_cifar
 from test_speed_readme import read_fields
@@ -18,7 +21,7 @@ from experiments.data.prefetch import prefetch
 from experiments.data.preparation import prepare
 from experiments.speed.__main__ import main
 from experiments.speed.compiled.passes import MIN_PASSES
-from experiments.speed.local import simulation
+from experiments.speed.local import gossip, simulation
 from experiments.speed.local.simulation import LoopSettings
 from experiments.speed.local.step import plan_updates
 from experiments.training.methods import MethodOptions, make_method
@@ -47,6 +50,48 @@ def test_both_loops_are_measured_in_all_placements(tmp_path, capsys):
         assert run["ratio_p10"] <= run["ratio"] <= run["ratio_p90"]
         assert run["peak_bytes"] > 10**7
     assert "Images per second" in capsys.readouterr().out
+
+
+def test_gossip_is_compared_with_the_step_without_it_and_with_that_by_hand(tmp_path, capsys):
+    out = tmp_path / "out"
+    methods = ["sgp", "dpsgd", "1-osgp", "quasi-global", "sgp/int8"]
+    arguments = ["--nodes", "4", "--models", "mlp", "--batch-size-per-node", "2", "--turns", "2"]
+    main(["local", "gossip", *arguments, "--methods", *methods, "--out", str(out)])
+    runs = json.loads((out / "summary.json").read_text())["runs"]
+    assert [run["method"] for run in runs] == methods
+    for run in runs:
+        assert read_fields("gossip") <= set(run)
+        assert run["ratio_p10"] <= run["ratio"] <= run["ratio_p90"]
+        is_by_hand = run["method"] in ("sgp", "dpsgd")
+        assert (run["ratio_by_hand"] is not None) == is_by_hand
+        assert (run["update_ratio_to_hand"] is not None) == is_by_hand
+    assert "over the same without gossip" in capsys.readouterr().out
+
+
+def test_seconds_of_compilation(tmp_path, capsys):
+    out = tmp_path / "out"
+    topologies = ["ring", "random_peer_complete", "hypercube"]
+    arguments = ["--nodes", "4", "6", "--topologies", *topologies, "--out", str(out)]
+    main(["local", "compilation", *arguments])
+    runs = json.loads((out / "summary.json").read_text())["runs"]
+    found = [(run["topology"], run["nodes"]) for run in runs]
+    four = [(topology, 4) for topology in topologies]
+    assert found == [*four, ("ring", 6), ("random_peer_complete", 6)]  # no hypercube of 6
+    assert {run["programs"] for run in runs} == {1}
+    assert all(read_fields("compilation") <= set(run) for run in runs)
+    assert "Seconds to compile" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "nodes"), [("sgp", 6), ("dpsgd", 4)])
+def test_what_is_written_by_hand_is_the_algorithm(name, nodes):
+    problem = gossip.Problem("linear", nodes, 2)
+    form = gossip.write_by_hand(name, nodes)
+    assert form is not None
+    method = gossip.make_simulated_method(name, nodes)
+    ours, theirs = problem.step(method), problem.step_by_hand(form)
+    for number in range(5):
+        compare = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+        jax.tree.map(compare, ours(number)[0], theirs(number)[0])
 
 
 def test_the_ratio_is_plain_over_simulated_turn_by_turn():

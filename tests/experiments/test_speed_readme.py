@@ -15,8 +15,8 @@ from experiments.speed.compiled import islands, scaling, schedule, slices
 from experiments.speed.compiled.hlo import parse_module
 from experiments.speed.compiled.targets import Target
 from experiments.speed.harness import CheckOptions
+from experiments.speed.local import compilation, gossip, simulation, step
 from experiments.speed.local import input as input_check
-from experiments.speed.local import simulation, step
 from experiments.speed.wire import rows, stragglers
 from experiments.speed.wire.measure import summarize_configuration, summarize_row
 from experiments.speed.wire.rows import make_row
@@ -30,6 +30,8 @@ OPTIONS = {
     "wire": rows.Options,
     "compiled scaling": scaling.Options,
     "compiled schedule": schedule.Options,
+    "local compilation": compilation.Options,
+    "local gossip": gossip.Options,
     "local simulation": simulation.Options,
     "local step": step.Options,
     "compiled step": CheckOptions,
@@ -71,7 +73,7 @@ def test_fields_of_wire():
         "examples": 7,
         "peak_memory_bytes": 8,
     }
-    configuration = summarize_configuration(2, "1gbit", [record, record])
+    configuration = summarize_configuration(2, "1gbit", "slept", [record, record])
     run = summarize_row(row, configuration, [record, record])
     assert read_fields("wire") <= set(run)
     more = README.split("Objects in `runs` hold")[1].split("`left_out`")[0]

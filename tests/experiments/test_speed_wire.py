@@ -60,6 +60,7 @@ from gossipjax.cost_model import Network, Workload
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--hosts", "2", "--megabytes", "0.02", "--compute-seconds", "0", "--iterations", "10"]
+TINY += ["--computation", "slept"]
 WIRES = ("float32", "bfloat16")
 HYBRID = "sgp@complete/one_peer_exponential"
 CAN_LIMIT = os.geteuid() == 0 and shutil.which("tc") and shutil.which("ip")
@@ -194,7 +195,9 @@ def test_the_limit_is_the_maximum_where_the_exchange_needs_nothing_of_its_step(o
         row = make_row(algorithm, "float32", 4)
         assert row.overlaps == overlaps, algorithm
         records = make_records([row])
-        run = summarize_row(row, summarize_configuration(4, "200mbit", records), records)
+        run = summarize_row(
+            row, summarize_configuration(4, "200mbit", "computed", records), records
+        )
         assert run["limit_max_seconds"] < run["limit_sum_seconds"]
         applies = "limit_max_seconds" if overlaps else "limit_sum_seconds"
         assert run["limit_seconds"] == run[applies]
@@ -225,7 +228,7 @@ def make_records(rows, hosts=4):
 def test_summary():
     rows, _ = list_rows(["sgp", "1-osgp"], ["float32"], 4)
     records = make_records(rows)
-    configuration = summarize_configuration(4, "200mbit", records)
+    configuration = summarize_configuration(4, "200mbit", "computed", records)
     assert configuration["computation_seconds"] == 0.5
     assert configuration["goodput_all_links"] == pytest.approx(25e6)
     assert configuration["goodput_one_link"] == pytest.approx(20e6)
@@ -260,7 +263,7 @@ def test_periods_are_averaged():
         record["nic_bytes"][row.name] = [7] * 15
         record["cpu_seconds"][name_computation(row)] = [0.5] * 10
         record["seconds"][name_computation(row)] = [1.0, 1.1] * 5
-    run = summarize_row(row, summarize_configuration(2, "1gbit", records), records)
+    run = summarize_row(row, summarize_configuration(2, "1gbit", "computed", records), records)
     assert run["seconds"] == pytest.approx(1.4)
     assert run["computation_seconds"] == pytest.approx(1.05)
     assert run["ratio_to_limit"] == pytest.approx(1.4 / 1.05)
@@ -274,7 +277,7 @@ def write_summary(folder, sizes, bandwidths):
     for n, bandwidth in itertools.product(sizes, bandwidths):
         rows, _ = list_rows(DEFAULT_ALGORITHMS, WIRES, n)
         records = make_records(rows, n)
-        configuration = summarize_configuration(n, bandwidth, records)
+        configuration = summarize_configuration(n, bandwidth, "computed", records)
         configurations.append(configuration)
         runs += [summarize_row(row, configuration, records) for row in rows]
     summary = {"configurations": configurations, "runs": runs, "left_out": {"2 hosts": left_out}}
@@ -511,24 +514,26 @@ def test_measures(tmp_path, capsys, monkeypatch):
         out = tmp_path / "out"
         periods = ["--outer-every", "4", "--outer-fragments", "2", "--outer-delay", "3"]
         chosen = ["--algorithm", *MEASURED, *PERIODIC, "--wire", "float32"]
-        main(["wire", *TINY, *chosen, *periods, "--out", str(out)])
-    assert len(ports) == 2
+        main(["wire", *TINY, "computed", *chosen, *periods, "--out", str(out)])
+    assert len(ports) == 3
     printed = capsys.readouterr().out
-    assert "2 hosts, loopback" in printed
+    assert "2 hosts, loopback, computation slept" in printed
     assert "1-osgp*" in printed
     summary = json.loads((out / "summary.json").read_text())
-    (configuration,) = summary["configurations"]
-    assert configuration["computation_seconds"] > 0
-    assert configuration["goodput_all_links"] > 1e6
-    runs = {(run["algorithm"], run["wire"]): run for run in summary["runs"]}
-    assert set(runs) == set(itertools.product((*MEASURED, *PERIODIC), ("float32",)))
+    kinds = [configuration["computation"] for configuration in summary["configurations"]]
+    assert kinds == ["slept", "computed"]
+    for configuration in summary["configurations"]:
+        assert configuration["computation_seconds"] > 0
+        assert configuration["goodput_all_links"] > 1e6
+    runs = {(run["algorithm"], run["computation"]): run for run in summary["runs"]}
+    assert set(runs) == set(itertools.product((*MEASURED, *PERIODIC), kinds))
     for run in runs.values():
         assert run["seconds_p10"] <= run["seconds"] <= run["seconds_p90"]
         assert run["iterations"] == (12 if run["algorithm"] in PERIODIC else 10)
         assert run["nic_bytes"] is None
         assert run["ratio_to_limit"] == pytest.approx(run["seconds"] / run["limit_seconds"])
     lines = (out / "metrics.jsonl").read_text().splitlines()
-    assert len(lines) == (4 + len(MEASURED)) * 10 + len(PERIODIC) * (12 + 20)
+    assert len(lines) == 2 * ((4 + len(MEASURED)) * 10 + len(PERIODIC) * (12 + 20))
     assert [path.name for path in out.glob("*.png")] == ["seconds_per_iteration.png"]
     with pytest.raises(SystemExit):
         main(["wire", *TINY, "--out", str(out)])

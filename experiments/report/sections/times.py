@@ -141,6 +141,7 @@ STEP_COLUMNS = {  # of the table -> field, format
 def make_network_run(name: str, rows: Iterable[str], options: str) -> Run:
     """Returns a call of the measurement of links."""
     arguments = ("wire", *options.split(), "--wire", "float32", "--algorithm", *rows)
+    arguments += ("--computation", "computed")
     return Run(name, "speed", arguments, is_alone=True)
 
 

@@ -14,7 +14,8 @@ them alike. The lower bound is
 with medians over the same rounds: of the iterations without exchange (on all hosts at once, because
 they share the cores), and of the faster kind of stream (from every host to the next at once, as in
 a ring, or from one host only). Rows of outer optimizers are made in one go, and so is the
-computation that they are compared with; there both are means over whole periods.
+computation that they are compared with; there both are means over whole periods. All of this once
+with computation, for which all hosts share the cores, and once with a sleep in its place.
 
 README.md in the folder above lists the files, columns and fields that it writes into `--out`.
 """
@@ -37,7 +38,14 @@ from experiments.speed.harness import summarize_samples
 from experiments.speed.wire import links
 from experiments.speed.wire.harness import make_display, measure_on_hosts, require_memory
 from experiments.speed.wire.report import write_report
-from experiments.speed.wire.rows import BUCKETS, CENTRALIZED, Options, Row, build_rows
+from experiments.speed.wire.rows import (
+    BUCKETS,
+    CENTRALIZED,
+    Computation,
+    Options,
+    Row,
+    build_rows,
+)
 from experiments.speed.wire.timed import (
     ALL_LINKS,
     BUSY_HOSTS,
@@ -69,12 +77,14 @@ def measure_wire(options: Options) -> None:
         tables: list[Record] = []
         runs: list[Record] = []
         with (out / "metrics.jsonl").open("w") as file, results.make_progress_bar(console) as bar:
-            for bandwidth, hosts in itertools.product(options.bandwidth or (None,), options.hosts):
+            for bandwidth, hosts, kind in itertools.product(
+                options.bandwidth or (None,), options.hosts, options.computation
+            ):
                 found: list[list[Record]] = []
-                title = f"{hosts} hosts, {bandwidth or 'loopback'}"
+                title = f"{hosts} hosts, {bandwidth or 'loopback'}, computation {kind}"
                 measure_on_hosts(
                     "rows",
-                    options,
+                    dataclasses.replace(options, computation=(kind,)),
                     hosts,
                     None if bandwidth is None else links.parse_rate(bandwidth),
                     1.0,
@@ -82,11 +92,11 @@ def measure_wire(options: Options) -> None:
                     found.extend,
                 )
                 (records,) = found
-                table = summarize_configuration(hosts, bandwidth, records)
+                table = summarize_configuration(hosts, bandwidth, kind, records)
                 tables.append(table)
                 runs += [summarize_row(row, table, records) for row in rows[hosts][0]]
                 for line in list_metrics(hosts, bandwidth, records):
-                    file.write(json.dumps(line) + "\n")
+                    file.write(json.dumps({"computation": kind} | line) + "\n")
                 file.flush()
                 results.write_summary(
                     out,
@@ -99,7 +109,9 @@ def measure_wire(options: Options) -> None:
         write_report(out, console)
 
 
-def summarize_configuration(hosts: int, bandwidth: str | None, records: Sequence[Record]) -> Record:
+def summarize_configuration(
+    hosts: int, bandwidth: str | None, computation: Computation, records: Sequence[Record]
+) -> Record:
     """The entry of `configurations` in `summary.json`, from what each host has measured."""
     first = records[0]
     stream_bytes = first["stream_bytes"]
@@ -111,6 +123,7 @@ def summarize_configuration(hosts: int, bandwidth: str | None, records: Sequence
         "hosts": hosts,
         "bandwidth": bandwidth,
         "bits_per_second": None if bandwidth is None else links.parse_rate(bandwidth),
+        "computation": computation,
         "parameters": first["parameters"],
         "examples_per_host": first["examples"],
         **summarize_samples("computation_seconds", max_over_hosts(records, COMPUTATION)),
@@ -155,6 +168,7 @@ def summarize_row(row: Row, configuration: Record, records: Sequence[Record]) ->
         "wire": row.wire,
         "hosts": configuration["hosts"],
         "bandwidth": configuration["bandwidth"],
+        "computation": configuration["computation"],
         "iterations": len(seconds),
         **timing,
         "seconds_by_round": median_by_round(row, seconds),

@@ -94,6 +94,11 @@ def name_link(record: Record) -> str:
     return record["bandwidth"] or "loopback"
 
 
+def name_configuration(record: Record) -> str:
+    """Name of a table: how many hosts, on which links, and what computation is."""
+    return f"{record['hosts']} hosts, {name_link(record)}, computation {record['computation']}"
+
+
 def name_row(run: Record) -> str:
     """Name of a row in plots."""
     return run["algorithm"] + (f", {run['wire']}" if run["wire"] != "float32" else "")
@@ -106,13 +111,14 @@ def select(records: Sequence[Record], **fields: Any) -> list[Record]:
 
 def select_runs(runs: Sequence[Record], configuration: Record) -> list[Record]:
     """The runs of one configuration."""
-    return select(runs, hosts=configuration["hosts"], bandwidth=configuration["bandwidth"])
+    fields = ("hosts", "bandwidth", "computation")
+    return select(runs, **{field: configuration[field] for field in fields})
 
 
 def make_row_table(configuration: Record, runs: Sequence[Record]) -> Table:
     """The rows of one number of hosts and bandwidth."""
     megabytes = 4 * configuration["parameters"] / MEGA
-    title = f"{configuration['hosts']} hosts, {name_link(configuration)}, "
+    title = f"{name_configuration(configuration)}, "
     return make_table(f"{title}{megabytes:.3g} MB of parameters", "", ROW_COLUMNS, runs)
 
 
@@ -171,7 +177,7 @@ def plot_rows(configurations: Sequence[Record], runs: Sequence[Record], path: Pa
         axes.set_yticks(positions, [name_row(run) for run in shown], fontsize="small")
         axes.invert_yaxis()
         axes.grid(alpha=0.3, axis="x")
-        axes.set(title=f"{configuration['hosts']} hosts, {name_link(configuration)}")
+        axes.set(title=name_configuration(configuration))
         axes.set_xlabel("seconds per iteration (median of the slowest host; async: mean)")
     save_figure(figure, panels, 3, path)
 
@@ -237,13 +243,13 @@ OVER = {
         "Time per iteration over hosts",
         "hosts",
         lambda configuration: configuration["hosts"],
-        name_link,
+        lambda configuration: f"{name_link(configuration)}, {configuration['computation']}",
     ),
     "bandwidth": Axis(
         "Time per iteration over bandwidth",
         "bandwidth of every link (Mbit/s)",
         lambda configuration: configuration["bits_per_second"] / MEGA,
-        lambda configuration: f"{configuration['hosts']} hosts",
+        lambda configuration: f"{configuration['hosts']} hosts, {configuration['computation']}",
     ),
 }
 

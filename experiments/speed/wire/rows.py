@@ -6,7 +6,7 @@ seconds are made from.
 
 import dataclasses
 import math
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -74,6 +74,8 @@ WIRES: dict[str, tuple[WireName, ...]] = {
 }
 """The forms in which messages of these rows can travel."""
 
+Computation = Literal["computed", "slept"]
+
 LAYERS = 8  # of the model
 BUCKET_LAYERS = 2  # 5 MB of the default model
 LEARNING_RATE = 1e-3  # of plain SGD; small, because only time counts here
@@ -84,8 +86,8 @@ MIN_ITERATIONS = 10
 ANY_NETWORK = Network(1.0)  # what a ring or a round sends does not depend on it
 HELP = (
     f"{ALGORITHM_HELP} Here also {CENTRALIZED} (node 0 gathers gradients and sends their mean), "
-    f"{BUCKETS} (beside the backward pass), {DILOCO}, {STREAMING_DILOCO} and, of nodes that wait "
-    f"for nobody, {', '.join(ASYNCHRONOUS)}."
+    f"{BUCKETS} (beside the backward pass), {DILOCO}, {STREAMING_DILOCO} and, of asynchronous "
+    f"nodes, {', '.join(ASYNCHRONOUS)}."
 )
 
 
@@ -136,6 +138,9 @@ class Options:
     """Float32 parameters of the model, in 1e6 bytes."""
     compute_seconds: NonNegativeFloat = 0.5
     """Seconds of computation per iteration, on all hosts at once, for which the batch is sized."""
+    computation: tuple[Computation, ...] = ("computed", "slept")
+    """computed: by the cores, which all hosts and their exchanges share. slept: a sleep of as many
+    seconds, as of a device of its own. One or both, each with its table."""
     iterations: int = 12
     """Measured iterations of each row, at least 10."""
     algorithm: Annotated[tuple[str, ...], tyro.conf.arg(help=HELP)] = DEFAULT_ALGORITHMS
@@ -159,6 +164,7 @@ class Options:
         require_different("--hosts", self.hosts)
         require_different("--algorithm", self.algorithm)
         require_different("--wire", self.wire)
+        require_different("--computation", self.computation)
         if len(set(rates)) < len(rates):
             raise ValueError(f"--bandwidth must be different values, got {self.bandwidth}.")
         if min(self.hosts) < MIN_HOSTS or max(self.hosts) > MAX_HOSTS:
@@ -235,8 +241,8 @@ class Row(NamedTuple):
     def count_sent_bytes(self, step: int, parameters: int) -> float:
         """Bytes that the node that sends most sends at `step`, for a model of `parameters` float32.
 
-        Only the payload of the messages, without headers and push-sum weights. Nodes that wait for
-        nobody send less where their link is busy.
+        Only the payload of the messages, without headers and push-sum weights. Asynchronous
+        nodes send less where their link is busy.
         """
         return sum(self._count(exchange, step, parameters) for exchange in self.method.exchanges)
 

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ import numpy as np
 import optax
 
 import gossipjax as gx
+from experiments.sleep import compute_one
 from experiments.speed.wire.rows import (
     BUCKET_LAYERS,
     BUCKETS,
@@ -77,6 +79,13 @@ def compute_gradients(params: Any, batch: Batch) -> tuple[Any, None]:
     return jax.grad(compute_loss)(params, batch), None
 
 
+def sleep_gradients(params: Any, batch: Batch, seconds: float) -> tuple[Any, None]:
+    """Zeros in place of gradients, after a sleep of so many seconds."""
+    del batch
+    zero = compute_one(seconds) - 1
+    return jax.tree.map(lambda leaf: zero * leaf, params), None
+
+
 def apply_gradients(params: Any, grads: Any) -> Any:
     """The parameters after a step of plain SGD."""
     tx = optax.sgd(LEARNING_RATE)
@@ -91,14 +100,19 @@ class CalibratedModel:
     not affect the time. Each row keeps its optimizer state, and with it its messages in flight.
     """
 
-    def __init__(self, nodes: gx.Nodes, megabytes: float):
+    def __init__(self, nodes: gx.Nodes, megabytes: float, slept_seconds: float | None = None):
         self.nodes = nodes
+        self.slept_seconds = slept_seconds  # in place of computation
+        self.gradients = compute_gradients
+        if slept_seconds is not None:
+            self.gradients = partial(sleep_gradients, seconds=slept_seconds)
+        gradients = self.gradients
         self.width = choose_width(megabytes)
         self.params = nodes.spmd(lambda: init_params(self.width))()
         self.parameters = sum(x[0].size for x in jax.tree.leaves(self.params))
         self.batch: Any = None
         self._local_step = nodes.spmd(
-            lambda params, batch: apply_gradients(params, jax.grad(compute_loss)(params, batch)),
+            lambda params, batch: apply_gradients(params, gradients(params, batch)[0]),
             donate_argnums=gx.donate_on_accelerators(0),  # as gx.TrainStep does
         )
 
@@ -128,6 +142,9 @@ class CalibratedModel:
         A part of the time does not depend on the batch, so that a size in proportion to the time
         comes out too small at first, and is near the target after a few tries.
         """
+        if self.slept_seconds is not None:
+            self._change_batch(1)
+            return 1
         seconds: dict[int, float] = {}
         size = 1
         while size not in seconds and len(seconds) < MAX_TRIES:
@@ -152,7 +169,7 @@ class RowTrainer:
 
     def __init__(self, model: CalibratedModel, tx: optax.GradientTransformationExtraArgs):
         self._model = model
-        self._train_step = gx.TrainStep(compute_gradients, tx, nodes=model.nodes)
+        self._train_step = gx.TrainStep(model.gradients, tx, nodes=model.nodes)
         self._tx = tx
         self.start_anew()
 
@@ -188,8 +205,14 @@ class BucketTrainer:
         self._model = model
         nodes = model.nodes
         average = gx.allreduce(wire=FORMS[wire].codec)
-        self._forward = nodes.spmd(run_forward)
-        self._backward = nodes.spmd(run_backward, static_argnums=3)
+        if model.slept_seconds is None:
+            self._forward = nodes.spmd(run_forward)
+            self._backward = nodes.spmd(run_backward, static_argnums=3)
+        else:
+            third = model.slept_seconds / 3
+            self._forward = nodes.spmd(partial(sleep_forward, seconds=third))
+            seconds = 2 * third * BUCKET_LAYERS / LAYERS
+            self._backward = nodes.spmd(partial(sleep_backward, seconds=seconds), static_argnums=3)
         self._average = nodes.spmd(lambda grads: average.update(grads, average.init(grads))[0])
         self._apply = nodes.spmd(apply_gradients, donate_argnums=gx.donate_on_accelerators(0))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="all-reduce")  # keeps the order
@@ -248,6 +271,21 @@ def run_backward(
     return grads, cotangent
 
 
+def sleep_forward(params: Any, batch: Batch, seconds: float) -> tuple[list[jax.Array], jax.Array]:
+    """In place of `run_forward`, a sleep, which takes a third of the time of an iteration."""
+    x, y = batch
+    return [x] * len(params), compute_one(seconds) * y
+
+
+def sleep_backward(
+    layers: Any, inputs: list[jax.Array], cotangent: jax.Array, is_first: bool, seconds: float
+) -> tuple[Any, jax.Array]:
+    """In place of `run_backward`, a sleep, and zeros as gradients."""
+    del inputs, is_first
+    one = compute_one(seconds)
+    return jax.tree.map(lambda leaf: (one - 1) * leaf, layers), one * cotangent
+
+
 def name_computation(row: Row) -> str:
     """Name, in the files, of the steps without exchange before and after a row made in one go."""
     return f"{COMPUTATION} beside {row.name}"
@@ -258,7 +296,9 @@ def measure_rows(worker: Worker, options: Options) -> None:
     rows, _ = build_rows(options, worker.hosts)
     worker.report_progress("connecting")
     worker.connect()
-    model = CalibratedModel(worker.nodes, options.megabytes)
+    is_slept = options.computation[0] == "slept"
+    slept_seconds = options.compute_seconds if is_slept else None
+    model = CalibratedModel(worker.nodes, options.megabytes, slept_seconds)
     examples = model.calibrate(options.compute_seconds, worker.time_slowest, worker.report_progress)
     stream_bytes = min(max(MIN_STREAM_BYTES, 4 * model.parameters), MAX_STREAM_BYTES)
     everybody = range(worker.hosts)
@@ -369,7 +409,7 @@ def measure_asynchronous(
         row.algorithm,
         optax.sgd(LEARNING_RATE),
         params,
-        compute_gradients,
+        model.gradients,
         batch,
         wire=row.wire,
     ) as node:
@@ -378,7 +418,7 @@ def measure_asynchronous(
         cpu_before = time.process_time()
         times = [time.perf_counter()]
         for _ in range(iterations):
-            node.step(compute_gradients, batch)
+            node.step(model.gradients, batch)
             times.append(time.perf_counter())
         worker.gather(0)
         samples = worker.share_counts(np.diff(times).tolist(), cpu_before, sent_before)
