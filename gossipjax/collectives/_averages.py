@@ -57,6 +57,7 @@ def node_mean(tree: Any, axis_name: str, codec: Codec | None = None) -> Any:
 
     Values travel as `codec` rounds them, which must be one that needs no key.
     """
+    axis_size(axis_name)
     if inner_axes(axis_name) or (is_simulated(axis_name) and codec is None):
         means = _map_buffers(lambda leaf: jax.lax.pmean(leaf, axis_name), tree, axis_name)
         return cast_like(means, tree)
