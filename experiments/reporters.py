@@ -86,8 +86,13 @@ class TensorboardReporter(Reporter):
         self._writer: Any = None
 
     def start(self, step: int) -> str | None:
-        first = step + 1 if self._folder.exists() else None
-        self._writer = self._package.SummaryWriter(str(self._folder), purge_step=first)
+        files = len(list(self._folder.glob("events.*")))
+        # Files are named by their second: one that is begun in the same would replace the other.
+        self._writer = self._package.SummaryWriter(
+            str(self._folder),
+            purge_step=step + 1 if files else None,
+            filename_suffix=f".{files:05}",
+        )
         return None
 
     def add(self, line: Record) -> None:

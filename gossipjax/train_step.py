@@ -258,14 +258,11 @@ class TrainStep:
         kind = self._kind(plan)
         if kind.overlaps and not plan.accumulation.makes_update(step):
             kind = _Kind(kind.is_static)  # nothing is exchanged
-        if kind not in self._updates:
-            require_no_momentum(opt_state)
-            self._updates[kind] = self._make_update(kind)
+        update = self._find_update(kind, opt_state)
         if step != self._next_step:
             with meshes.unset_mesh():
                 opt_state = start_at(opt_state, require_int(step, "step", 0))
         self._next_step = step + 1
-        update = self._updates[kind]
         number = self._number(plan, step, kind.is_static)
         shapes = tuple(getattr(x, "shape", ()) for x in jax.tree.leaves(inputs))
         program = (kind, number if kind.is_static else None, shapes)
@@ -296,10 +293,9 @@ class TrainStep:
         """
         plan = step_plan(opt_state)
         kind = _Kind(self._is_static(plan))
-        if kind not in self._updates:
-            self._updates[kind] = self._make_update(kind)
+        program: Any = self._find_update(kind, opt_state)
         number = self._number(plan, step, kind.is_static)
-        return self._updates[kind].lower(number, params, opt_state, *inputs)  # pyright: ignore[reportFunctionMemberAccess]
+        return program.lower(number, params, opt_state, *inputs)
 
     def _require_local_average(self, update: Any, *args: Any) -> None:
         """Raises `ValueError` if a step exchanges nothing between the devices of a node."""
@@ -403,6 +399,12 @@ class TrainStep:
         on_cpu = jax.default_backend() == "cpu" and jax.process_count() > 1
         has_one_device = self.nodes.local_devices is None and not self.nodes.inner_axes
         return on_cpu and jax.local_device_count() == 1 and has_one_device
+
+    def _find_update(self, kind: _Kind, opt_state: optax.OptState) -> Update:
+        if kind not in self._updates:
+            require_no_momentum(opt_state)
+            self._updates[kind] = self._make_update(kind)
+        return self._updates[kind]
 
     def _make_update(self, kind: _Kind) -> Update:
         arguments = self._gradients, self._tx, self.nodes

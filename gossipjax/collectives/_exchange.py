@@ -332,11 +332,11 @@ def deliver_leaves(
         if travels_by_leaf(wire) and not is_narrow:
             return [deliver_buffer(leaf, round_, wire) for leaf in sent]
         return split_by_size(deliver_buffer(concatenate_in_place(sent), round_, wire, key), sizes)
-    full_wire = wire._replace(codec=None)
-    in_full = partial(_exchange_slots, keys=None, round_=round_, wire=full_wire)
     keys = leaf_keys(fold_in_node(key, wire), len(sent)) if is_narrow else None
-    exchange = partial(_exchange_slots, round_=round_, wire=wire if is_narrow else full_wire)
+    exchange = partial(_exchange_slots, round_=round_, wire=wire)
     if is_narrow:
+        full_wire = wire._replace(codec=None)
+        in_full = partial(_exchange_slots, keys=None, round_=round_, wire=full_wire)
         exchange = straight_through(exchange, in_full)
 
     def exchange_parts(

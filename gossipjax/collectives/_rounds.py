@@ -75,9 +75,8 @@ class NodeRound:
         place = [self._index, jax.lax.axis_index(self._axis_name)]
         place = [jnp.asarray(i, jnp.int32) for i in ([] if slot is None else [slot]) + place]
         # Not `table[...]`, which takes ten times as long to trace.
-        return jax.lax.dynamic_slice(jnp.asarray(values, dtype), place, [1] * values.ndim).reshape(
-            ()
-        )
+        entry = jax.lax.dynamic_slice(jnp.asarray(values, dtype), place, [1] * values.ndim)
+        return entry.reshape(())
 
     def select_round(self, values: np.ndarray) -> Any:
         """The entry of `values` `[R]`, booleans, of this round."""

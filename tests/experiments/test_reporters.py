@@ -97,6 +97,16 @@ def test_tensorboard_has_the_lines_of_each_run_and_resumes(tmp_path, monkeypatch
     assert not folder.exists()
 
 
+def test_a_run_that_is_resumed_within_a_second_keeps_its_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.time", lambda: 1e9)  # by which event files are named
+    for step in (1, 2):
+        with open_reporter("tensorboard", tmp_path, "sgp", "sgp", {}) as reporter:
+            reporter.start(step - 1)
+            reporter.add({"run": "sgp", "step": step, "loss": 0.5})
+    scalars = read_scalars(tmp_path / "tensorboard" / "sgp")
+    assert scalars == {(1, "loss"): 0.5, (2, "loss"): 0.5}
+
+
 def test_samples_are_a_text(tmp_path):
     with open_reporter("tensorboard", tmp_path, "sgp, seed 0", "sgp-seed-0", {}) as reporter:
         reporter.start(0)
