@@ -8,7 +8,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gossipjax import asynchronous, cost_model, diagnostics, launch, processes, topology, wire
+    from gossipjax import (
+        asynchronous,
+        cost_model,
+        diagnostics,
+        flax,
+        launch,
+        processes,
+        topology,
+        wire,
+    )
     from gossipjax._public import *
 
 __all__ = [
@@ -38,6 +47,7 @@ __all__ = [
     "dpsgd",
     "easgd",
     "exchange",
+    "flax",
     "fsdp_specs",
     "gossip_state",
     "gradient_tracking",
@@ -49,6 +59,7 @@ __all__ = [
     "mixed_momentum",
     "osgp",
     "outer",
+    "prefetch",
     "processes",
     "quasi_global",
     "quasi_global_adam",
@@ -64,7 +75,16 @@ __all__ = [
 
 __version__ = "0.2.0.dev0"
 
-_MODULES = ("asynchronous", "cost_model", "diagnostics", "launch", "processes", "topology", "wire")
+_MODULES = (
+    "asynchronous",
+    "cost_model",
+    "diagnostics",
+    "flax",
+    "launch",
+    "processes",
+    "topology",
+    "wire",
+)
 
 
 class _LazyPackage(ModuleType):

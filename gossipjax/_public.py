@@ -23,6 +23,7 @@ from gossipjax.algorithms.relay import relay
 from gossipjax.algorithms.sgp import sgp
 from gossipjax.algorithms.sharded import sharded
 from gossipjax.batch_stats import average_batch_stats, mix_batch_stats
+from gossipjax.batches import prefetch
 from gossipjax.collectives import mix
 from gossipjax.diagnostics import average_model, latest_model, local_model
 from gossipjax.sharding import fsdp_specs, state_specs

@@ -37,6 +37,8 @@ from gossipjax.collectives import (
     upcast,
     vary,
 )
+from gossipjax.diagnostics import on_axis, require_inside
+from gossipjax.spmd import Nodes
 from gossipjax.topology.schedule import Schedule
 
 
@@ -143,18 +145,30 @@ def _average(stats: Any, axis_name: str) -> Any:
     return jax.tree.map(lambda s: as_varying(s, axis_name), average)
 
 
-def average_batch_stats(stats: Any, axis_name: str = "nodes") -> Any:
+def average_batch_stats(
+    stats: Any, axis_name: str | None = None, *, nodes: Nodes | None = None
+) -> Any:
     """Returns the mean of every leaf over the nodes, on every node; leaves keep their types.
 
     The mean of variances is the one within nodes: it leaves out the differences between the means
     of the nodes.
 
-    Raises (when traced):
+    Args:
+      stats: the statistics of this node, `[...]`.
+      axis_name: the mapped axis of the nodes; "nodes" if neither it nor `nodes` is given.
+      nodes: outside of a per-node function, as in `gx.average_model`.
+
+    Raises:
       ValueError: if the axis is missing or a leaf is not floating-point.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> jax.vmap(gx.average_batch_stats, axis_name="nodes")(jnp.array([1.0, 3.0])).tolist()
     [2.0, 2.0]
     """
+    if nodes is not None:
+        program = on_axis(average_batch_stats, axis_name or nodes.axis_name)
+        return nodes.one(nodes.run(program, stats))
+    axis_name = axis_name or "nodes"
     require_floats(stats, "stats")
+    require_inside(axis_name, "gx.average_batch_stats(stats")
     return node_mean(stats, axis_name)

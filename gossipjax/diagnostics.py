@@ -6,6 +6,8 @@ those of `gossipjax.topology`; they are NumPy and need no axis.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -27,6 +29,7 @@ from gossipjax.algorithms.frame.state import (
 )
 from gossipjax.algorithms.frame.transform import require_like
 from gossipjax.collectives import (
+    axis_size,
     cast_like,
     clipped_node_mean,
     node_mean,
@@ -36,6 +39,7 @@ from gossipjax.collectives import (
     upcast,
 )
 from gossipjax.sharding import state_specs
+from gossipjax.spmd import Nodes
 from gossipjax.topology import rounds_to_exact_average as rounds_to_exact_average
 from gossipjax.topology import second_singular_value as second_singular_value
 from gossipjax.topology import spectral_gap as spectral_gap
@@ -186,20 +190,25 @@ def total_mass(
 
 
 def average_model(
-    params: optax.Params, opt_state: optax.OptState, axis_name: str | None = None
+    params: optax.Params,
+    opt_state: optax.OptState,
+    axis_name: str | None = None,
+    *,
+    nodes: Nodes | None = None,
 ) -> optax.Params:
     """The average model `sum_i x_i / sum_i w_i`, messages in flight included, on every node.
 
     Like the parameters, with their types. It is not the average of the `z_i` where weights differ.
     Where the user holds a stale model, it is that of the latest; a center is not in it.
-    `gx.Nodes.one` makes one ordinary model of it. Where the transform is masked, the parameters
-    that it does not gossip are this node's own.
+    Where the transform is masked, the parameters that it does not gossip are this node's own.
 
     Args:
       params, opt_state, axis_name: as in `total_mass`.
+      nodes: given outside of a per-node function, with node-stacked `params` and `opt_state`: the
+        result is then one ordinary model, `[...]`, on every process, for an evaluation or a file.
 
-    Raises (when traced):
-      ValueError: as `total_mass`.
+    Raises:
+      ValueError: as `total_mass`; with `nodes`, if these are not their arrays.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> tx = gx.sgp(gx.topology.directed_ring(3))
@@ -207,15 +216,53 @@ def average_model(
     ...     return gx.average_model(z, tx.init(z))
     >>> jax.vmap(average, axis_name="nodes")(jnp.arange(3.0)).tolist()
     [1.0, 1.0, 1.0]
+    >>> nodes = gx.Nodes(3)
+    >>> params, opt_state = nodes.init(tx, jnp.ones(2))  # [3, 2]
+    >>> gx.average_model(params, opt_state, nodes=nodes).tolist()
+    [1.0, 1.0]
     """
+    if nodes is not None:
+        program = on_axis(average_model, axis_name or nodes.axis_name)
+        return nodes.one(nodes.run(program, params, opt_state))
+    structure = jax.tree.structure(params)
+    params, opt_state = _without_variables((params, opt_state))
     state = _gossip_state(params, opt_state)
+    require_inside(_axis_name(state, axis_name), "gx.average_model(params, opt_state")
     part = gossiped(params, state)
     mass = _sum_models(part, state, axis_name)
-    return merge_gossiped(params, cast_like(debias(mass.x, mass.weight), part), state)
+    model = merge_gossiped(params, cast_like(debias(mass.x, mass.weight), part), state)
+    return jax.tree.unflatten(structure, jax.tree.leaves(model))
+
+
+def _without_variables(tree: Any) -> Any:
+    """The arrays in the variables of flax's NNX, whose kinds differ in parameters and in states."""
+
+    def is_variable(part: Any) -> bool:
+        return hasattr(part, "get_value")
+
+    def value_of(part: Any) -> Any:
+        return part.get_value() if is_variable(part) else part
+
+    return jax.tree.map(value_of, tree, is_leaf=is_variable)
+
+
+@functools.cache
+def on_axis(fn: Callable[..., Any], axis_name: str) -> Callable[..., Any]:
+    """`fn` over this axis: the same function for the same axis, so that `Nodes.run` keeps it."""
+    return functools.partial(fn, axis_name=axis_name)
+
+
+def require_inside(axis_name: str, call: str) -> None:
+    """Raises `ValueError` outside of the axis; `call` is what to write with `nodes` there."""
+    try:
+        axis_size(axis_name)
+    except ValueError as error:
+        raise ValueError(f"{error} For one ordinary model call {call}, nodes=nodes).") from None
 
 
 def _sum_models(params: optax.Params, state: GossipState | None, axis_name: str | None) -> PushSum:
     """The sums of weights and numerators over the nodes and the messages in flight."""
+    axis_size(_axis_name(state, axis_name))
     require_floats(params, "params")
     if state is not None and state.residual is not None:
         require_like(state.residual, params, "params")

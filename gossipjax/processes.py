@@ -157,7 +157,7 @@ def put(rows: Any, mesh: Mesh | None, size: int, axis_name: str = "nodes") -> An
         return jax.device_put(rows, sharding)
 
     def put_leaf(leaf: Any) -> jax.Array:
-        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if is_key(leaf):
             key_data = put_leaf(np.asarray(jax.random.key_data(leaf)))
             return jax.random.wrap_key_data(key_data, impl=jax.random.key_impl(leaf))
         leaf = np.asarray(leaf)
@@ -187,7 +187,7 @@ def put_sharded(rows: Any, shardings: Any, size: int, axis_name: str = "nodes") 
     require_rows(rows, len(nodes), "rows")
 
     def put_leaf(leaf: Any, sharding: NamedSharding) -> jax.Array:
-        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if is_key(leaf):
             data = put_leaf(np.asarray(jax.random.key_data(leaf)), sharding)
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
         leaf = np.asarray(leaf)
@@ -199,6 +199,11 @@ def put_sharded(rows: Any, shardings: Any, size: int, axis_name: str = "nodes") 
         return jax.make_array_from_callback((size, *leaf.shape[1:]), sharding, part)
 
     return jax.tree.map(put_leaf, rows, shardings)
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf is an array of PRNG keys."""
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def require_rows(tree: Any, count: int, name: str) -> None:
@@ -237,7 +242,7 @@ def put_global(value: Any, sharding: NamedSharding) -> jax.Array:
     """
     if jax.process_count() == 1:
         return jax.device_put(value, sharding)
-    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if is_key(value):
         data = put_global(np.asarray(jax.random.key_data(value)), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
     array = np.asarray(value, jnp.result_type(value))

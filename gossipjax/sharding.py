@@ -20,6 +20,8 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from gossipjax.static import register_static
+
 Path = tuple[Any, ...]
 
 MAX_COPIES = 1.5  # of a model over the devices of a node, on the average of its values
@@ -43,7 +45,7 @@ def axes_of(spec: PartitionSpec) -> list[str]:
     return [axis for part in parts for axis in part if axis is not None]
 
 
-@jax.tree_util.register_static
+@register_static
 @dataclasses.dataclass(frozen=True)
 class Specs:
     """How the parameters are sharded inside a node: static data of a state.

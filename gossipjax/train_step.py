@@ -25,7 +25,13 @@ from gossipjax.last import GRADIENTS, mark
 from gossipjax.overlapped_step import DelayedUpdate, OverlappedUpdate, spmd_by_step
 from gossipjax.sharding import constrain, shard_specs
 from gossipjax.spmd import Nodes, as_nodes, donate_on_accelerators
-from gossipjax.spmd.arguments import Argnums, argument_numbers, require_function, require_transform
+from gossipjax.spmd.arguments import (
+    Argnums,
+    argument_numbers,
+    is_int,
+    require_function,
+    require_transform,
+)
 from gossipjax.spmd.program import Program
 from gossipjax.topology.schedule import require_int
 
@@ -254,6 +260,12 @@ class TrainStep:
 
         Accelerators donate `params` and `opt_state`.
         """
+        if not is_int(step):
+            kind = type(step).__name__
+            raise ValueError(
+                f"step must be the number of the step, an integer from 0, got a {kind}: call "
+                "train_step(step, params, opt_state, *inputs)."
+            )
         plan = step_plan(opt_state)
         kind = self._kind(plan)
         if kind.overlaps and not plan.accumulation.makes_update(step):

@@ -67,7 +67,7 @@ gossipjax/collectives/_buffers.py | collectives/test_collectives.py -k pairs_may
 gossipjax/spmd/_composed_axis.py | test_composed_axis.py -k "every_collective or groups_and" | nodes are numbered across devices | device * axis.per_device + jax => device + axis.devices * jax
 gossipjax/spmd/_composed_axis.py | test_composed_axis.py -k groups_and | groups turn the other way | np.roll(table, -hop => np.roll(table, hop
 gossipjax/spmd/_blocks.py | test_composed_axis.py -k derivatives_by_a_rule | gradients are not put back in place | next(remaining) if _is_float => 0 * next(remaining) if _is_float
-gossipjax/spmd/nodes.py | test_nodes.py -k rows_that_differ | rows that differ are taken for one model | if spreads[worst] <= MAX_SPREAD => if True
+gossipjax/spmd/rows.py | test_nodes.py -k rows_that_differ | rows that differ are taken for one model | if spreads[worst] <= MAX_SPREAD => if True
 gossipjax/spmd/program.py | test_spmd.py -k servers_of_several_devices_are_nodes | local arguments are not divided | return P(nodes.axis_name, nodes.local_axis_name) => return P(nodes.axis_name)
 gossipjax/processes.py | test_processes.py -k "holds_all_nodes or of_other_processes" | nodes of another process | devices[node * count // size] => devices[node % count]
 gossipjax/sharding.py | algorithms/test_sharded.py -k parts_equal | state is not sharded as its parameters | shape[leading:] == expected => False

@@ -17,7 +17,7 @@ SOURCES = [*LIBRARY, *EXPERIMENTS]
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # Folder or module of the library -> those below it, which it may import.
-COLLECTIVES = {"topology", "wire", "sharding"}
+COLLECTIVES = {"topology", "wire", "sharding", "static"}
 ALGORITHMS = {"collectives", "last", *COLLECTIVES}
 TOP = {"algorithms", "meshes", "spmd", "processes", *ALGORITHMS}
 LAYERS = {
@@ -26,20 +26,24 @@ LAYERS = {
     "meshes": set(),
     "processes": {"meshes"},
     "launch": set(),
+    "batches": {"topology"},
     "last": set(),
     "collectives": COLLECTIVES,
-    "sharding": set(),
+    "sharding": {"static"},
+    "static": set(),
     "spmd": {"last", "meshes", "processes", "sharding", "topology"},
     "algorithms": ALGORITHMS,
     "overlapped_step": TOP,
     "train_step": {"launch", "overlapped_step", *TOP},
     "diagnostics": TOP,
-    "batch_stats": TOP,
+    "flax": {"static"},
+    "batch_stats": {"diagnostics", *TOP},
     "checkpoint": {"launch", *TOP},
     "asynchronous": {"collectives", "launch", "spmd", "topology", "wire"},
     "cost_model": {"topology"},
 }
 ALLOWED_PACKAGES = {
+    "flax.py": {"flax", "optax"},
     "topology": {"numpy"},
     "cost_model": {"numpy"},
     "checkpoint": {"jax", "numpy", "optax", "orbax"},
@@ -51,6 +55,7 @@ PUBLIC_MODULES = {
     "gossipjax.launch",
     "gossipjax.processes",
     "gossipjax.wire",
+    "gossipjax.flax",
     "gossipjax.checkpoint",
     "gossipjax.asynchronous",
     "gossipjax.diagnostics",

@@ -79,6 +79,8 @@ def check_members(owner: Any, module: str, package: str) -> None:
             check_members(member, module, package)
         elif isinstance(member, FunctionType) and not hasattr(member, "__wrapped__"):
             is_generated = name == "__init__" and dataclasses.is_dataclass(owner)
+            if is_generated and hasattr(owner, "_flax_dataclass"):
+                continue  # a pytree whose fields are anything that its leaves are mapped to
             setattr(owner, name, make_checked(member, package, is_generated))
 
 

@@ -1,11 +1,10 @@
 """Input that is made ahead of its use, and the memory that it takes."""
 
-import contextlib
 import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import jax
@@ -15,38 +14,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 COPIES = 4  # of a batch: two are kept ready, one is being made, and one is on the devices
-
-
-def prefetch(
-    items: Iterator[T],
-    count: int = 2,
-    waiting: contextlib.AbstractContextManager[Any] | None = None,
-) -> Iterator[T]:
-    """Yields the items, which a thread makes ahead of their use: `count` of them are kept ready.
-
-    An error in making an item is raised where that item is asked for. `waiting`, such as a clock,
-    is entered while an item is asked for that is not ready.
-
-    >>> list(prefetch(iter(range(3))))
-    [0, 1, 2]
-    """
-    end = object()
-    waiting = waiting or contextlib.nullcontext()
-    executor = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
-    try:
-        ready = deque(executor.submit(next, items, end) for _ in range(count))
-        while True:
-            future = ready.popleft()
-            if not future.done():
-                with waiting:
-                    wait([future])
-            if (item := future.result()) is end:
-                return
-            ready.append(executor.submit(next, items, end))
-            yield item  # pyright: ignore[reportReturnType]
-    finally:
-        # Not waiting for the thread: garbage is collected by any thread, the input's included.
-        executor.shutdown(wait=False, cancel_futures=True)
 
 
 def map_ahead(

@@ -21,7 +21,6 @@ import numpy as np
 import optax
 
 import gossipjax as gx
-from experiments.data.prefetch import prefetch
 from experiments.results import AFTER_MIXING, BEFORE_MIXING, Record
 from experiments.training.evaluation import Evaluator
 from experiments.training.options import TrainingOptions
@@ -310,7 +309,7 @@ def train_node(job: Job, run: NodeRun, joins: bool, show: Show) -> Record | None
         run.seed,
         start.position,
     )
-    batches = prefetch(jax.tree.map(lambda row: jnp.asarray(row[0]), batch) for batch in rows)
+    batches = gx.prefetch(jax.tree.map(lambda row: jnp.asarray(row[0]), batch) for batch in rows)
     gradients = make_gradients(job.task)
     node = gx.asynchronous.join(
         info.contacts,

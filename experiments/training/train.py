@@ -10,7 +10,6 @@ import numpy as np
 import optax
 
 import gossipjax as gx
-from experiments.data.prefetch import prefetch
 from experiments.program import FatalError
 from experiments.results import COUNT, NUMBER, NUMBERS, OBJECT, TEXT, Record, require_fields
 from experiments.training.evaluation import Evaluator
@@ -116,7 +115,7 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
         log.start(state.step, message)
         rows = experiment.task.batches(nodes, options.batch_size_per_node, run.seed, state.step)
         put = make_put(nodes)
-        batches = prefetch(map(put, rows), waiting=input_clock)
+        batches = gx.prefetch(map(put, rows), waiting=input_clock)
         batch = next(batches)
         shapes = experiment.task.make_shapes(nodes, options.batch_size_per_node)
         trainer.compile(state, map(put, shapes) if shapes else [batch])

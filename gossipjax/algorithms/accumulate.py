@@ -11,6 +11,7 @@ import optax
 from gossipjax.algorithms import frame
 from gossipjax.collectives import StepLike, cast_like, default_step, vary, vary_where_mapped
 from gossipjax.last import PARAMS, UPDATES, mark
+from gossipjax.static import register_with_flax
 from gossipjax.topology.schedule import require_int
 
 
@@ -66,6 +67,7 @@ def accumulate(
     plan = frame.AccumulationPlan(require_int(every, "every of accumulate", 1))
 
     def init(params: optax.Params) -> frame.AccumulationState:
+        register_with_flax()
         state = inner.init(params)
         _require_inner(state, axis_name)
         zero = jnp.zeros((), jnp.int32)

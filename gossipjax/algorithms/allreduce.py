@@ -18,6 +18,7 @@ from gossipjax.collectives import (
     varies,
 )
 from gossipjax.sharding import require_whole
+from gossipjax.static import register_with_flax
 from gossipjax.wire import FloatCodec, WireLike
 
 
@@ -85,6 +86,7 @@ def allreduce(
     def init(params: optax.Params) -> optax.OptState:
         if not keeps_error:
             return optax.EmptyState()
+        register_with_flax()
         require_floats(params, "params")
         return ErrorFeedback(jnp.zeros((), jnp.int32), frame.zeros_like_model(params), plan)
 

@@ -31,6 +31,7 @@ from gossipjax.checkpoint._leaves import (
     require_types_of_devices,
 )
 from gossipjax.processes import all_processes, barrier, broadcast_text
+from gossipjax.spmd.arguments import is_function
 
 try:
     import orbax.checkpoint as ocp
@@ -206,7 +207,7 @@ def read_checkpoint(folder: Path, step: int, like: Any) -> Restored:
 
 def _read_checkpoint(folder: Path, step: int, like: Any) -> Restored:
     manifest = _read_manifest(folder)
-    like = like(manifest.metadata) if callable(like) else like
+    like = like(manifest.metadata) if is_function(like) else like
     name = f"the checkpoint of step {step}"
     require_same_specs(manifest.leaves, leaf_specs(like), name)
     require_types_of_devices(like, name)

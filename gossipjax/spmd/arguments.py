@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -66,6 +68,24 @@ def require_function(function: Any, name: str) -> None:
         ) from error
 
 
+def is_function(tree: Any) -> bool:
+    """Whether `tree` is a function, and not a pytree that can be called, such as a module."""
+    is_leaf = isinstance(tree, functools.partial) or jax.tree_util.all_leaves([tree])
+    return callable(tree) and is_leaf
+
+
+def require_no_arguments(make: Callable[..., Any]) -> None:
+    """Raises `ValueError` if a function that makes parameters needs arguments."""
+    try:
+        inspect.signature(make).bind()
+    except TypeError as error:
+        raise ValueError(
+            "params must be a pytree of arrays, or a function without arguments that returns one, "
+            f"got {type(make).__name__}, which needs arguments: of a flax.linen module give "
+            "module.init(key, x)['params']."
+        ) from error
+
+
 def require_transform(tx: Any) -> None:
     """Raises `ValueError` unless `tx` has the functions of an optax transform."""
     if not all(callable(getattr(tx, name, None)) for name in ("init", "update")):
@@ -84,7 +104,9 @@ def require_numbers(tree: Any, name: str) -> None:
                 np.asarray(leaf, dtype)
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(
-                f"{name}{jax.tree_util.keystr(path)} must be an array or a number, got {leaf!r}."
+                f"{name}{jax.tree_util.keystr(path)} must be an array or a number, got {leaf!r}: "
+                "split a model that holds anything else, as eqx.partition(model, "
+                "eqx.is_inexact_array) does."
             ) from error
 
 

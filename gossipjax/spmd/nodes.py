@@ -12,21 +12,22 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from gossipjax import meshes, processes
-from gossipjax.sharding import Specs, constrain, shard_specs
+from gossipjax.sharding import constrain, shard_specs
 from gossipjax.spmd._blocks import run_in_blocks
 from gossipjax.spmd.arguments import (
     Argnums,
     ArgumentKinds,
     argument_numbers,
+    is_function,
     is_int,
     require_function,
+    require_no_arguments,
     require_numbers,
     require_size_of_mesh,
     require_transform,
@@ -38,6 +39,16 @@ from gossipjax.spmd.program import (
     require_gradients,
     run_sharded,
     run_simulated,
+)
+from gossipjax.spmd.rows import (
+    first_row,
+    fold_in_nodes,
+    make_rows,
+    repeat_rows,
+    require_equal_rows,
+    shard_rows,
+    spec_of_row,
+    split_rows,
 )
 
 MAX_KEPT_PROGRAMS = 256  # of `Nodes.run`
@@ -253,10 +264,47 @@ class Nodes:
         return Shared(tree)
 
     @meshes.apart_from_set_mesh
-    def replicate(self, tree: Any, specs: Any = None) -> Any:
-        """Gives every node a copy: `[...]` -> `[N, ...]`, on the devices; `specs` as in `put`."""
+    def replicate(self, tree: Any, specs: Any = None, *, fold_in: bool = False) -> Any:
+        """Gives every node a copy: `[...]` -> `[N, ...]`, on the devices.
+
+        Args:
+          tree: arrays and numbers, such as a `TrainState` of flax or the `nnx.State` of `nnx.Rngs`.
+          specs: as in `put`.
+          fold_in: whether node `i` gets `jax.random.fold_in(key, i)` of each key, so that every
+            node draws its own dropout; by default all nodes have the same keys.
+
+        Raises:
+          ValueError: if a leaf is neither an array nor a number, or `fold_in` finds no key.
+
+        >>> import jax, gossipjax as gx
+        >>> keys = gx.Nodes(2).replicate({"dropout": jax.random.key(0)}, fold_in=True)["dropout"]
+        >>> bool(keys[1] == jax.random.fold_in(jax.random.key(0), 1))
+        True
+        """
         require_numbers(tree, "tree")
-        return self.put(repeat_rows(tree, len(self.local)), specs)
+        rows = repeat_rows(tree, len(self.local))
+        return self.put(fold_in_nodes(rows, self.local) if fold_in else rows, specs)
+
+    @meshes.apart_from_set_mesh
+    def split(self, batch: Any, specs: Any = None) -> Any:
+        """Splits a batch over the nodes, on the devices: `[B, ...]` -> `[N, B / N, ...]`.
+
+        Node `i` gets the `i`-th run of `B / N` examples. On several processes each gives the batch
+        of its own nodes, those of `nodes.local`, of which it has as many examples as the others.
+        `gx.prefetch(map(nodes.split, batches))` prepares the next batches while a step runs.
+
+        Args:
+          batch: arrays with one leading axis, as loaders return them: of NumPy, JAX, torch, ...
+          specs: as in `put`, of a node's part `[B / N, ...]`.
+
+        Raises:
+          ValueError: if a leaf has no leading axis that the number of nodes divides.
+
+        >>> import numpy as np, gossipjax as gx
+        >>> gx.Nodes(2).split({"x": np.arange(4), "y": np.zeros((4, 3))})["x"].tolist()
+        [[0, 1], [2, 3]]
+        """
+        return self.put(split_rows(batch, len(self.local)), specs)
 
     @meshes.apart_from_set_mesh
     def init(self, tx: optax.GradientTransformation, params: Any) -> tuple[Any, Any]:
@@ -271,14 +319,17 @@ class Nodes:
         """
         require_transform(tx)
         params = meshes.on_auto_axes(params)
-        if not callable(params):
+        is_made = is_function(params)
+        if is_made:
+            require_no_arguments(params)
+        else:
             require_numbers(params, "params")
-        shapes = jax.eval_shape(params) if callable(params) else params
+        shapes = jax.eval_shape(params) if is_made else params
         specs = shard_specs(jax.eval_shape(tx.init, shapes)) if self.inner_axes else None
         row_specs = None if specs is None else specs.of(shapes, shapes)
         if specs is not None and self.mesh is not None:
             specs.require(shapes, {name: self.mesh.shape[name] for name in self.inner_axes})
-        if callable(params):
+        if is_made:
             stacked = make_rows(params, row_specs, self.size, self.mesh, self.axis_name)
         else:
             stacked = self.replicate(params, row_specs)
@@ -376,122 +427,3 @@ def donate_on_accelerators(*argnums: int) -> tuple[int, ...]:
     its time.
     """
     return () if jax.default_backend() == "cpu" else argnums
-
-
-MAX_SPREAD = 1e-2  # of rows that are copies of one model, relative to its largest value
-
-
-def repeat_rows(tree: Any, count: int) -> Any:
-    """`[...]` -> `[count, ...]`: views of host arrays, but for PRNG keys."""
-
-    def repeat(leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return jnp.broadcast_to(leaf, (count, *leaf.shape))
-        array = np.asarray(leaf, jnp.result_type(leaf))
-        return np.broadcast_to(array, (count, *array.shape))
-
-    return jax.tree.map(repeat, tree)
-
-
-def make_rows(
-    make: Callable[[], Any], specs: Any, size: int, mesh: Mesh | None, axis_name: str
-) -> Any:
-    """`make()` for every node, `[N, ...]`: each device makes its part, by `specs` if given."""
-
-    def make_all() -> Any:
-        return jax.tree.map(lambda x: jnp.broadcast_to(x, (size, *x.shape)), make())
-
-    if mesh is None:
-        return jax.jit(make_all)()
-    if specs is None:
-        return jax.jit(make_all, out_shardings=NamedSharding(mesh, P(axis_name)))()
-    return jax.jit(make_all, out_shardings=_stack_shardings(specs, mesh, axis_name))()
-
-
-def shard_rows(rows: Any, specs: Any, mesh: Mesh, axis_name: str) -> Any:
-    """The shardings of node-stacked arrays whose rows have these specs.
-
-    Args:
-      rows: `[..., ...]`, of any number of nodes.
-      specs: a tree like `rows` of `PartitionSpec`s over the axes inside a node, or one for all.
-
-    Raises:
-      ValueError: if the specs are not like the rows, or do not fit them or the mesh.
-    """
-    if isinstance(specs, P):
-        specs = jax.tree.map(lambda _: specs, rows)
-    sizes = {name: mesh.shape[name] for name in mesh.axis_names}
-    row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
-    Specs.make(specs, axis_name).require(row, sizes, may_repeat=True)
-    return _stack_shardings(specs, mesh, axis_name)
-
-
-def _stack_shardings(specs: Any, mesh: Mesh, axis_name: str) -> Any:
-    return jax.tree.map(
-        lambda spec: NamedSharding(mesh, P(axis_name, *(spec or ()))),
-        specs,
-        is_leaf=lambda spec: spec is None or isinstance(spec, P),
-    )
-
-
-def spec_of_row(stacked: Any) -> P:
-    """How a row of `[N, ...]` is sharded inside a node."""
-    sharding = getattr(stacked, "sharding", None)
-    return P(*sharding.spec[1:]) if isinstance(sharding, NamedSharding) else P()
-
-
-@functools.cache
-def first_row(mesh: Mesh | None, specs: tuple[P, ...] | None = None) -> Any:
-    """A program `[N, ...] -> ([...], how much the rows of each leaf differ)`.
-
-    `specs` are those of the row's leaves; without them every device gets all of it.
-    """
-
-    def first_row(stacked: Any) -> tuple[Any, jax.Array]:
-        leaves, structure = jax.tree.flatten(stacked)
-        row = [x[0] for x in leaves]
-        if mesh is not None and specs is not None:
-            shardings = [NamedSharding(mesh, spec) for spec in specs]
-            row = list(map(jax.lax.with_sharding_constraint, row, shardings))
-        return jax.tree.unflatten(structure, row), jnp.stack(list(map(_difference, leaves)))
-
-    if mesh is None:
-        return jax.jit(first_row)
-    whole = NamedSharding(mesh, P())
-    return jax.jit(first_row, out_shardings=(None, whole) if specs else whole)
-
-
-def _difference(x: jax.Array) -> jax.Array:
-    """How much rows `[N, ...]` of real numbers differ, relative to the largest finite value.
-
-    Infinite where anything else differs, or a number from one that is not finite. NaN is equal to
-    NaN of any bits, and 0.0 to -0.0.
-    """
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        x = jax.random.key_data(x)
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        x = jnp.stack([x.real, x.imag], axis=-1)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return jnp.where(jnp.all(x == x[:1]), jnp.float32(0), jnp.inf)
-    x = x.astype(x.dtype if x.dtype.itemsize > 4 else jnp.float32)
-    first = x[:1]
-    is_equal = (x == first) | (jnp.isnan(x) & jnp.isnan(first))
-    distance = jnp.where(is_equal, jnp.zeros_like(x), jnp.abs(x - first))
-    distance = jnp.where(jnp.isnan(distance), jnp.inf, distance)
-    sizes = jnp.where(jnp.isfinite(first), jnp.abs(first), jnp.zeros_like(first))
-    scale = jnp.max(sizes, initial=jnp.finfo(x.dtype).tiny)
-    return (jnp.max(distance, initial=0.0) / scale).astype(jnp.float32)
-
-
-def require_equal_rows(stacked: Any, spreads: np.ndarray) -> None:
-    """Raises `ValueError` if the rows of a leaf differ by more than `MAX_SPREAD`."""
-    worst = int(spreads.argmax())
-    if spreads[worst] <= MAX_SPREAD:
-        return
-    path, leaf = jax.tree_util.tree_leaves_with_path(stacked)[worst]
-    name = jax.tree_util.keystr(path) or "its only leaf"
-    size = f" by {spreads[worst]:.1%}" if np.isfinite(spreads[worst]) else ""
-    raise ValueError(
-        f"the rows of all nodes must be equal, got {leaf.dtype} rows of {name} that differ{size}: "
-        "average the models first, by nodes.run(gx.average_model, params, opt_state)."
-    )

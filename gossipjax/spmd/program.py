@@ -18,7 +18,12 @@ from jax.sharding import PartitionSpec as P
 from gossipjax import meshes, processes
 from gossipjax.last import GRADIENTS, mark, require_applied, showing_arguments, takes_gradients
 from gossipjax.sharding import axes_of
-from gossipjax.spmd.arguments import ArgumentKinds, require_all_stacked, require_stacked
+from gossipjax.spmd.arguments import (
+    ArgumentKinds,
+    require_all_stacked,
+    require_numbers,
+    require_stacked,
+)
 
 if TYPE_CHECKING:
     from gossipjax.spmd import Nodes
@@ -49,8 +54,9 @@ def is_mesh_of(nodes: Nodes, mesh: Any) -> bool:
 def put_leaf(x: Any, sharding: NamedSharding) -> jax.Array:
     """Puts an array of one process, or of all, where it belongs."""
     is_global = isinstance(x, jax.Array) and not x.is_fully_addressable
-    is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return jax.device_put(x, sharding) if is_global or is_key else processes.put_global(x, sharding)
+    if is_global or processes.is_key(x):
+        return jax.device_put(x, sharding)
+    return processes.put_global(x, sharding)
 
 
 AXIS_PARAMS = ("axes", "axis_name", "axis")
@@ -196,6 +202,7 @@ class Program:
         return self._known[number].issuperset(shardings)
 
     def _put(self, number: int, arg: Any) -> Any:
+        require_numbers(arg, f"argument {number}")
         placed = self._put_tree(number, arg)
         leaves = jax.tree.leaves(placed)
         if not any(isinstance(leaf, Tracer) for leaf in leaves):

@@ -17,7 +17,6 @@ from original_files import CIFAR_PER_FILE, write_cifar
 from test_speed_readme import read_fields
 
 from experiments.data.originals import ORIGINALS
-from experiments.data.prefetch import prefetch
 from experiments.data.preparation import prepare
 from experiments.speed.__main__ import main
 from experiments.speed.compiled.passes import MIN_PASSES
@@ -26,6 +25,7 @@ from experiments.speed.local.simulation import LoopSettings
 from experiments.speed.local.step import plan_updates
 from experiments.training.methods import MethodOptions, make_method
 from experiments.training.placement import place_nodes
+from gossipjax import prefetch
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"a": (64, 32), "b": (100,), "c": (8, 8, 8)}

@@ -21,8 +21,9 @@ import numpy as np
 from PIL import Image
 from rich.table import Table
 
+import gossipjax as gx
 from experiments import data
-from experiments.data.prefetch import count_cores, prefetch, require_memory
+from experiments.data.prefetch import count_cores, require_memory
 from experiments.options import OptionalPath, PositiveFloat, PositiveInt
 from experiments.results import Record
 from experiments.speed import harness
@@ -110,7 +111,7 @@ def measure_dataset(images: data.ImageRecords, options: Options) -> list[Record]
     seconds = options.turn_seconds
     decoded = [measure_rate(decode, seconds / 4) for _ in range(options.turns)]
     decoded_per_second = float(np.median(decoded))
-    feed = make_feed(prefetch(make_batches(images, options)))
+    feed = make_feed(gx.prefetch(make_batches(images, options)))
     for _ in range(WARM_UP):
         feed()
     rates = [measure_rate(feed, seconds) for _ in range(options.turns)]

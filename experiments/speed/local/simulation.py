@@ -34,7 +34,7 @@ import optax
 from rich.table import Table
 
 import gossipjax as gx
-from experiments.data.prefetch import prefetch, require_memory
+from experiments.data.prefetch import require_memory
 from experiments.models import SmallCNN
 from experiments.options import PositiveInt
 from experiments.program import FatalError, ProgramError
@@ -172,7 +172,7 @@ def make_simulated_loop(method: Method, nodes: gx.Nodes, params: Any, batch_size
     """N nodes, each with a separate model; all programs are compiled."""
     train_step = gx.TrainStep(compute_gradients, method.transform, nodes=nodes)
     params, opt_state = nodes.init(method.transform, params)
-    batches = prefetch(nodes.put(batch) for batch in draw_batches(nodes.size, batch_size))
+    batches = gx.prefetch(nodes.put(batch) for batch in draw_batches(nodes.size, batch_size))
 
     def run_step(step: int, state: Any, batch: Any) -> Any:
         params, opt_state, _ = train_step(step, *state, batch)
@@ -213,7 +213,7 @@ def make_plain_loop(nodes: int, params: Any, batch_size: int) -> TimedLoop:
     def merge_nodes(x: np.ndarray) -> jax.Array:
         return jnp.asarray(x.reshape(-1, *x.shape[2:]))
 
-    batches = prefetch(
+    batches = gx.prefetch(
         jax.tree.map(merge_nodes, batch) for batch in draw_batches(nodes, batch_size)
     )
     return TimedLoop(run_step, (params, OPTIMIZER.init(params)), batches, [0])

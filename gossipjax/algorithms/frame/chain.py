@@ -20,6 +20,7 @@ from gossipjax.algorithms.frame.state import DEFAULT_WIRE, ExchangePlan, GossipS
 from gossipjax.collectives import StepLike, group_rounds
 from gossipjax.last import takes_gradients, traced_arguments
 from gossipjax.sharding import ShardedState
+from gossipjax.static import register_static
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import Wire
 
@@ -28,7 +29,7 @@ MAX_STEPS = 2**16  # of one cycle of gossip and outer steps together
 Average = Schedule | Literal["exact", "none"]
 
 
-@jax.tree_util.register_static
+@register_static
 @dataclasses.dataclass(frozen=True)
 class AccumulationPlan:
     """When the gradients of several steps make an update: static data of the state.
@@ -71,7 +72,7 @@ class AccumulationState(NamedTuple):
     plan: Any
 
 
-@jax.tree_util.register_static
+@register_static
 @dataclasses.dataclass(frozen=True)
 class OuterPlan:
     """When an outer optimizer averages which fragment, and over whom.

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from gossipjax.collectives import accumulation_dtype, upcast
+from gossipjax.static import register_static
 
 
 def zeros_like_model(params: Any) -> Any:
@@ -84,7 +85,7 @@ def residuals(model: Any, z: Any) -> Any:
     )
 
 
-@jax.tree_util.register_static
+@register_static
 @dataclasses.dataclass(frozen=True)
 class Mask:
     """The parameters that a masked transform sees: static data of its state.

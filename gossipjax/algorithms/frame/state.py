@@ -24,6 +24,7 @@ from gossipjax.collectives import (
     node_mean,
     require_floats,
 )
+from gossipjax.static import register_static, register_with_arrays, register_with_flax
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import Wire
 
@@ -33,7 +34,7 @@ Order = Literal["combine-while-adapting", "adapt-then-combine"]
 OnResize = Literal["average", "max", "first", "restart"]
 
 
-@jax.tree_util.register_static
+@register_static
 @dataclasses.dataclass(frozen=True)
 class ExchangePlan:
     """When, with whom and in which form an algorithm exchanges: static data of its state.
@@ -100,11 +101,7 @@ class PushSum(NamedTuple):
     x: Any
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["value"],
-    meta_fields=["on_resize", "is_mass"],
-)
+@register_with_arrays
 @dataclasses.dataclass(frozen=True)
 class Extra:
     """A part of the state that one algorithm alone keeps.
@@ -193,6 +190,7 @@ def init_state(
     `zeros` are the parts that the algorithm keeps like the model, 0 at the start, and how each
     survives a change of nodes.
     """
+    register_with_flax()
     require_floats(params, "params")
     leaves = jax.tree.leaves(params) or [np.float32()]
     dtypes = [jnp.result_type(leaf) for leaf in leaves]

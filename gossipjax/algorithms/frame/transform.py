@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -87,6 +89,7 @@ def gossip_transform(
         require_updates_numbered_here(plan, step)
         require_whole(name, plan.wire.axis_name)
         step = default_step(step, own_state.count, plan.wire.axis_name)
+        _steps_traced(plan).note(step)
         require_state_of_params(name, init, z, own_state)
         require_like(z, updates, f"the updates of {name}")
         x = numerators(z, own_state)
@@ -104,6 +107,34 @@ def gossip_transform(
         return mark(updates, UPDATES), new_state
 
     return exchange_on_parts(init, update, plan.wire.axis_name)
+
+
+MAX_PROGRAMS_IN_A_ROW = 16
+
+
+class _StepsTraced:
+    """The static steps with which programs of a plan are traced, one after another."""
+
+    def __init__(self, plan: ExchangePlan):
+        self.limit = max(MAX_PROGRAMS_IN_A_ROW, len(plan.canonical_steps))
+        self.last = self.in_a_row = 0
+
+    def note(self, step: StepLike) -> None:
+        """Warns, once, of a loop that compiles a program at each of its steps."""
+        if not isinstance(step, int | np.integer) or step == self.last:
+            return
+        self.in_a_row = self.in_a_row + 1 if step == self.last + 1 else 1
+        self.last = step
+        if self.in_a_row == self.limit:
+            warnings.warn(
+                f"the last {self.limit} programs are of one step each, up to step={step}: pass "
+                "step=gx.canonical_step(opt_state, step) as the static step, and steps of equal "
+                "rounds share a program; or a traced step, by shared_argnums of gx.spmd.",
+                stacklevel=2,
+            )
+
+
+_steps_traced = functools.lru_cache(64)(_StepsTraced)
 
 
 def _finish(

@@ -1,0 +1,54 @@
+"""gossipjax in programs of flax: a `TrainState` that passes the step to the gossip.
+
+It needs flax, which `gossipjax` itself does not. With NNX nothing is needed:
+`nnx.Optimizer.update(model, grads, step=step)` passes the step as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.training.train_state
+import optax
+
+
+class TrainState(flax.training.train_state.TrainState):
+    """flax's `TrainState`, whose `apply_gradients` takes the number of the step.
+
+    flax calls `tx.update` without it. Gossip then counts its updates, agrees on the count by a
+    small all-reduce, and has all rounds in one program. With `step` a program has one round, and
+    its exchange can start early.
+
+    >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
+    >>> nodes = gx.Nodes(2)
+    >>> tx = optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.ring(2)))
+    >>> state = gx.flax.TrainState.create(apply_fn=jnp.dot, params={"w": jnp.zeros(3)}, tx=tx)
+    >>> def train_step(state, x, step):
+    ...     grads = jax.grad(lambda params: state.apply_fn(params["w"], x).sum())(state.params)
+    ...     return state.apply_gradients(grads=grads, step=step)
+    >>> program = nodes.spmd(train_step, static_argnums=2)
+    >>> state = nodes.replicate(state)
+    >>> for step in range(2):
+    ...     batch = jnp.ones((2, 3))
+    ...     state = program(state, batch, gx.canonical_step(state.opt_state, step))
+    >>> state.step.tolist()
+    [2, 2]
+    """
+
+    def apply_gradients(self, *, grads: Any, step: Any = None, **kwargs: Any) -> Any:
+        """flax's `apply_gradients` with `tx.update(..., step=step)`.
+
+        Args:
+          grads: the gradients of this node.
+          step: the number of the step, as the transforms of gossipjax take it: an integer, best of
+            `gx.canonical_step`, or a traced scalar that all nodes share; None counts updates.
+          **kwargs: fields to replace.
+        """
+        tx = optax.with_extra_args_support(self.tx)
+
+        def update(updates: Any, state: Any, params: Any = None) -> Any:
+            return tx.update(updates, state, params, step=step)
+
+        given = self.replace(tx=optax.GradientTransformation(tx.init, update))
+        new = super(TrainState, given).apply_gradients(grads=grads, **kwargs)
+        return new.replace(tx=self.tx)

@@ -1,0 +1,171 @@
+"""Node-stacked arrays of what one node or one batch has, and back: `[...]` <-> `[N, ...]`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from gossipjax.processes import is_key
+from gossipjax.sharding import Specs
+
+MAX_SPREAD = 1e-2  # of rows that are copies of one model, relative to its largest value
+
+
+def repeat_rows(tree: Any, count: int) -> Any:
+    """`[...]` -> `[count, ...]`: views of host arrays, but for PRNG keys."""
+
+    def repeat(leaf: Any) -> Any:
+        if is_key(leaf):
+            return jnp.broadcast_to(leaf, (count, *leaf.shape))
+        array = np.asarray(leaf, jnp.result_type(leaf))
+        return np.broadcast_to(array, (count, *array.shape))
+
+    return jax.tree.map(repeat, tree)
+
+
+def fold_in_nodes(rows: Any, numbers: list[int]) -> Any:
+    """Keys `[rows, ...]` with the number of their node folded in; other leaves as they are."""
+    found = [is_key(leaf) for leaf in jax.tree.leaves(rows)]
+    if not any(found):
+        raise ValueError(
+            "fold_in must find keys, as jax.random.key makes them, got a tree without: an array of "
+            "jax.random.PRNGKey is one of numbers; make a key of it by jax.random.wrap_key_data."
+        )
+
+    def fold_in(leaf: Any) -> Any:
+        if not is_key(leaf):
+            return leaf
+        by_node = jax.vmap(lambda key, number: jax.random.fold_in(key, number))
+        flat = leaf.reshape(len(numbers), -1)
+        folded = jax.vmap(by_node, (1, None), 1)(flat, np.asarray(numbers, np.uint32))
+        return folded.reshape(leaf.shape)
+
+    return jax.tree.map(fold_in, rows)
+
+
+def split_rows(batch: Any, count: int) -> Any:
+    """`[B, ...]` -> `[count, B / count, ...]`."""
+
+    def split(path: Any, leaf: Any) -> Any:
+        array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+        if not array.shape or array.shape[0] % count:
+            got = f"shape {list(array.shape)}" if array.shape else f"{leaf!r}"
+            raise ValueError(
+                f"batch{jax.tree_util.keystr(path)} must have a leading axis of examples that the "
+                f"{count} nodes of this process divide, got {got}: give batches of a multiple of "
+                f"{count}, and have the loader drop the rest at the end (drop_remainder=True)."
+            )
+        return array.reshape(count, array.shape[0] // count, *array.shape[1:])
+
+    return jax.tree_util.tree_map_with_path(split, batch)
+
+
+def make_rows(
+    make: Callable[[], Any], specs: Any, size: int, mesh: Mesh | None, axis_name: str
+) -> Any:
+    """`make()` for every node, `[N, ...]`: each device makes its part, by `specs` if given."""
+
+    def make_all() -> Any:
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (size, *x.shape)), make())
+
+    if mesh is None:
+        return jax.jit(make_all)()
+    if specs is None:
+        return jax.jit(make_all, out_shardings=NamedSharding(mesh, P(axis_name)))()
+    return jax.jit(make_all, out_shardings=_stack_shardings(specs, mesh, axis_name))()
+
+
+def shard_rows(rows: Any, specs: Any, mesh: Mesh, axis_name: str) -> Any:
+    """The shardings of node-stacked arrays whose rows have these specs.
+
+    Args:
+      rows: `[..., ...]`, of any number of nodes.
+      specs: a tree like `rows` of `PartitionSpec`s over the axes inside a node, or one for all.
+
+    Raises:
+      ValueError: if the specs are not like the rows, or do not fit them or the mesh.
+    """
+    if isinstance(specs, P):
+        specs = jax.tree.map(lambda _: specs, rows)
+    sizes = {name: mesh.shape[name] for name in mesh.axis_names}
+    row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
+    Specs.make(specs, axis_name).require(row, sizes, may_repeat=True)
+    return _stack_shardings(specs, mesh, axis_name)
+
+
+def _stack_shardings(specs: Any, mesh: Mesh, axis_name: str) -> Any:
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, P(axis_name, *(spec or ()))),
+        specs,
+        is_leaf=lambda spec: spec is None or isinstance(spec, P),
+    )
+
+
+def spec_of_row(stacked: Any) -> P:
+    """How a row of `[N, ...]` is sharded inside a node."""
+    sharding = getattr(stacked, "sharding", None)
+    return P(*sharding.spec[1:]) if isinstance(sharding, NamedSharding) else P()
+
+
+@functools.cache
+def first_row(mesh: Mesh | None, specs: tuple[P, ...] | None = None) -> Any:
+    """A program `[N, ...] -> ([...], how much the rows of each leaf differ)`.
+
+    `specs` are those of the row's leaves; without them every device gets all of it.
+    """
+
+    def first_row(stacked: Any) -> tuple[Any, jax.Array]:
+        leaves, structure = jax.tree.flatten(stacked)
+        row = [x[0] for x in leaves]
+        if mesh is not None and specs is not None:
+            shardings = [NamedSharding(mesh, spec) for spec in specs]
+            row = list(map(jax.lax.with_sharding_constraint, row, shardings))
+        return jax.tree.unflatten(structure, row), jnp.stack(list(map(_difference, leaves)))
+
+    if mesh is None:
+        return jax.jit(first_row)
+    whole = NamedSharding(mesh, P())
+    return jax.jit(first_row, out_shardings=(None, whole) if specs else whole)
+
+
+def _difference(x: jax.Array) -> jax.Array:
+    """How much rows `[N, ...]` of real numbers differ, relative to the largest finite value.
+
+    Infinite where anything else differs, or a number from one that is not finite. NaN is equal to
+    NaN of any bits, and 0.0 to -0.0.
+    """
+    if is_key(x):
+        x = jax.random.key_data(x)
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        x = jnp.stack([x.real, x.imag], axis=-1)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return jnp.where(jnp.all(x == x[:1]), jnp.float32(0), jnp.inf)
+    x = x.astype(x.dtype if x.dtype.itemsize > 4 else jnp.float32)
+    first = x[:1]
+    is_equal = (x == first) | (jnp.isnan(x) & jnp.isnan(first))
+    distance = jnp.where(is_equal, jnp.zeros_like(x), jnp.abs(x - first))
+    distance = jnp.where(jnp.isnan(distance), jnp.inf, distance)
+    sizes = jnp.where(jnp.isfinite(first), jnp.abs(first), jnp.zeros_like(first))
+    scale = jnp.max(sizes, initial=jnp.finfo(x.dtype).tiny)
+    return (jnp.max(distance, initial=0.0) / scale).astype(jnp.float32)
+
+
+def require_equal_rows(stacked: Any, spreads: np.ndarray) -> None:
+    """Raises `ValueError` if the rows of a leaf differ by more than `MAX_SPREAD`."""
+    worst = int(spreads.argmax())
+    if spreads[worst] <= MAX_SPREAD:
+        return
+    path, leaf = jax.tree_util.tree_leaves_with_path(stacked)[worst]
+    name = jax.tree_util.keystr(path) or "its only leaf"
+    size = f" by {spreads[worst]:.1%}" if np.isfinite(spreads[worst]) else ""
+    raise ValueError(
+        f"the rows of all nodes must be equal, got {leaf.dtype} rows of {name} that differ{size}: "
+        "average the models first, by nodes.run(gx.average_model, params, opt_state)."
+    )

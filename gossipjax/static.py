@@ -1,0 +1,64 @@
+"""Data of a state that are no arrays: static for JAX, and a text for `flax.serialization`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Any, TypeVar
+
+import jax
+
+T = TypeVar("T")
+
+_kinds: list[type] = []  # those that flax was not told of yet
+
+
+def register_static(kind: type[T]) -> type[T]:
+    """Makes a dataclass static data of the states in which it stands."""
+    jax.tree_util.register_static(kind)
+    _kinds.append(kind)
+    return kind
+
+
+def register_with_arrays(kind: type[T]) -> type[T]:
+    """Makes a dataclass with arrays in its field `value` alone a node of states."""
+    others = [field.name for field in dataclasses.fields(kind) if field.name != "value"]  # pyright: ignore[reportArgumentType]
+    jax.tree_util.register_dataclass(kind, ["value"], others)
+    _kinds.append(kind)
+    return kind
+
+
+def register_with_flax() -> None:
+    """Tells `flax.serialization` how to write these kinds, if the program has imported it.
+
+    It is called where a state is made, as flax need not be installed.
+    """
+    flax = sys.modules.get("flax.serialization")
+    if flax is None:
+        return
+
+    def write(data: Any) -> Any:
+        value = {"value": flax.to_state_dict(data.value)} if hasattr(data, "value") else {}
+        return {"static": describe(data), **value}
+
+    def read(data: Any, saved: Any) -> Any:
+        if saved["static"] != describe(data):
+            raise ValueError(
+                f"the state must be one of the same chain, with {describe(data)}, got one that was "
+                f"saved with {saved['static']}: restore it into tx.init(params) of that chain."
+            )
+        if "value" not in saved:
+            return data
+        value = flax.from_state_dict(data.value, saved["value"], name="value")
+        return dataclasses.replace(data, value=value)
+
+    while _kinds:
+        flax.register_serialization_state(_kinds.pop(), write, read)
+
+
+def describe(data: Any) -> str:
+    """What static data say, but for their schedules: a run may go on with another."""
+    fields = {f.name: getattr(data, f.name) for f in dataclasses.fields(data) if f.name != "value"}
+    is_schedule = {name for name, value in fields.items() if hasattr(value, "round_at")}
+    said = [f"{name}={value}" for name, value in fields.items() if name not in is_schedule]
+    return f"{type(data).__name__}({', '.join(said)})"

@@ -1,0 +1,272 @@
+"""Programs of flax, equinox and orbax with the transforms inside: what a stranger's loop does."""
+
+import warnings
+from typing import Any
+
+import flax.linen as nn
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+from flax.training import train_state
+from promotion import promoting
+
+import gossipjax as gx
+
+N = 4
+SCHEDULE = gx.topology.one_peer_exponential(N)
+NODES = gx.Nodes(N)
+TX = optax.chain(promoting(optax.adam(0.05)), gx.sgp(SCHEDULE))
+PARAMS = {"a": jnp.ones(3), "b": jnp.ones((2, 2))}
+KEY = jax.random.key(0)
+
+
+class Module(nnx.Module):
+    """Parameters, statistics, and a key for its dropout."""
+
+    def __init__(self, rngs):
+        self.first = nnx.Linear(3, 8, rngs=rngs)
+        self.norm = nnx.BatchNorm(8, rngs=rngs)
+        self.dropout = nnx.Dropout(0.1, rngs=rngs)
+        self.last = nnx.Linear(8, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.last(self.dropout(nnx.relu(self.norm(self.first(x)))))
+
+
+@jax.tree_util.register_pytree_node_class
+class Callable:
+    """A pytree that can be called, as modules of equinox are."""
+
+    def __init__(self, w):
+        self.w = w
+
+    def __call__(self, x):
+        return x * self.w
+
+    def tree_flatten(self):
+        return (self.w,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, leaves):
+        return cls(*leaves)
+
+
+class TestInit:
+    @pytest.mark.parametrize("model", [Callable(jnp.ones(3)), nnx.Linear(3, 3, rngs=nnx.Rngs(0))])
+    def test_a_pytree_is_a_pytree_also_if_it_can_be_called(self, model):
+        params, opt_state = NODES.init(TX, model)
+        assert type(params) is type(model)
+        assert {leaf.shape[0] for leaf in jax.tree.leaves((params, opt_state))} == {N}
+
+    def test_a_module_that_is_no_pytree_is_refused(self):
+        with pytest.raises(ValueError, match=r"got Dense, .*module\.init\(key, x\)"):
+            NODES.init(TX, nn.Dense(3))
+
+    def test_leaves_that_cannot_be_averaged_are_refused_with_a_way_out(self):
+        with pytest.raises(ValueError, match=r"params.dropout.*nnx\.split\(module, nnx\.Param"):
+            NODES.init(TX, Module(nnx.Rngs(0)))
+        for call in (lambda tree: NODES.init(TX, tree), lambda tree: NODES.run(len, tree)):
+            with pytest.raises(ValueError, match=r"must be an array or a number.*eqx\.partition"):
+                call({"activation": jax.nn.relu})
+
+
+def draw(step):
+    x = np.random.default_rng(step).normal(size=(8 * N, 3)).astype(np.float32)
+    return {"x": x, "y": np.abs(x).sum(1, keepdims=True)}
+
+
+def test_a_module_of_nnx_is_trained_by_its_optimizer_and_evaluated():
+    optimizer_graph, state = nnx.split(
+        (module := Module(nnx.Rngs(0, dropout=1)), nnx.Optimizer(module, TX, wrt=nnx.Param))
+    )
+
+    def train_step(state, batch, step):
+        module, optimizer = nnx.merge(optimizer_graph, state)
+
+        def loss(module):
+            return jnp.mean((module(batch["x"]) - batch["y"]) ** 2)
+
+        value, grads = nnx.value_and_grad(loss)(module)
+        optimizer.update(module, grads, step=step)
+        return nnx.state((module, optimizer)), value
+
+    program = NODES.spmd(train_step, static_argnums=2)
+    state = NODES.replicate(state, fold_in=True)
+    losses = []
+    for step, batch in enumerate(gx.prefetch(NODES.split(draw(step)) for step in range(60))):
+        opt_state = nnx.merge(optimizer_graph, state)[1].opt_state
+        state, loss = program(state, batch, gx.canonical_step(opt_state, step))
+        losses.append(loss.mean())
+    assert losses[-1] < losses[0] / 4
+
+    module, optimizer = nnx.merge(optimizer_graph, state)
+    graph, params, stats, rest = nnx.split(module, nnx.Param, nnx.BatchStat, ...)
+    keys = jax.random.key_data(jax.tree.leaves(rest)[1])
+    assert len({tuple(key) for key in keys.tolist()}) == N
+    model = nnx.merge(
+        graph,
+        gx.average_model(params, optimizer.opt_state, nodes=NODES),
+        gx.average_batch_stats(stats, nodes=NODES),
+        jax.tree.map(lambda x: x[0], rest),
+    )
+    model.eval()
+    test = draw(1000)
+    assert jnp.mean((model(test["x"]) - test["y"]) ** 2) < losses[0] / 4
+
+
+class TestTrainState:
+    def train(self, kind, **given):
+        """Three steps with `apply_gradients(**given)` of a `TrainState` of this kind."""
+        state = kind.create(apply_fn=jnp.dot, params={"w": jnp.zeros(3)}, tx=TX)
+
+        def train_step(state, batch, step):
+            def loss(params):
+                return jnp.mean((batch["x"] @ params["w"] - batch["y"][:, 0]) ** 2)
+
+            grads = jax.grad(loss)(state.params)
+            return state.apply_gradients(grads=grads, **({"step": step} if given else {}))
+
+        program = NODES.spmd(train_step, static_argnums=2)
+        state = NODES.replicate(state)
+        for step in range(3):
+            number = gx.canonical_step(state.opt_state, step)
+            state = program(state, NODES.split(draw(step)), number)
+        return state
+
+    def test_apply_gradients_with_a_step_and_by_the_count_are_one(self):
+        counted, numbered = self.train(gx.flax.TrainState), self.train(gx.flax.TrainState, step=0)
+        by_flax = self.train(train_state.TrainState)
+        assert numbered.step.tolist() == [3] * N
+        assert numbered.tx is TX
+        for state in (counted, numbered):
+            jax.tree.map(
+                lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6),
+                state.params,
+                by_flax.params,
+            )
+
+
+CHAINS = {
+    "sgp": TX,
+    "osgp": gx.osgp(SCHEDULE),
+    "int8": optax.chain(gx.allreduce(wire=gx.wire.int8()), optax.sgd(0.1)),
+    "easgd": gx.easgd(0.1, 2),
+    "outer": gx.outer(TX, optax.sgd(0.7, momentum=0.9), 4),
+    "accumulate": gx.accumulate(TX, 2),
+    "masked": optax.masked(gx.sgp(SCHEDULE), {"a": True, "b": False}),
+    "accumulate without gossip": gx.accumulate(optax.sgd(0.1), 2),
+}
+
+
+@pytest.mark.parametrize("tx", CHAINS.values(), ids=CHAINS)
+def test_states_are_written_and_read_by_flax_and_orbax(tx, tmp_path):
+    state = jax.tree.map(lambda leaf: leaf + 1, tx.init(PARAMS))
+    other = tx.init(PARAMS)
+    read = flax.serialization.from_bytes(other, flax.serialization.to_bytes(state))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", state)
+        checkpointer.wait_until_finished()
+        restored = checkpointer.restore(tmp_path / "state", other)
+    for result in (read, restored):
+        assert jax.tree.structure(result) == jax.tree.structure(state)
+        jax.tree.map(np.testing.assert_array_equal, result, state)
+
+
+def test_a_state_of_another_algorithm_is_not_read():
+    saved = flax.serialization.to_bytes(gx.sgp(SCHEDULE).init(PARAMS))
+    with pytest.raises(ValueError, match=r"overlap=0.*got one that was saved with .*overlap=1"):
+        flax.serialization.from_bytes(gx.sgp(SCHEDULE).init(PARAMS), saved.replace(b"p=0", b"p=1"))
+
+
+class TestBatches:
+    @pytest.mark.parametrize(
+        "nodes", [NODES, gx.Nodes(mesh=jax.make_mesh((N,), ("nodes",), devices=jax.devices()[:N]))]
+    )
+    def test_split(self, nodes):
+        batch = nodes.split({"x": jnp.arange(8), "keys": jax.random.split(KEY, 8)})
+        assert batch["x"].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+        assert batch["keys"].shape == (N, 2)
+        assert batch["x"].sharding == nodes.put(np.zeros((N, 2))).sharding
+
+    def test_keys_differ_by_node_and_the_rest_does_not(self):
+        keys = jax.random.split(KEY, 2)
+        rows = NODES.replicate({"keys": keys, "step": 3, "rate": 0.5}, fold_in=True)
+        for node in range(N):
+            expected = jax.vmap(lambda key, i=node: jax.random.fold_in(key, i))(keys)
+            assert (rows["keys"][node] == expected).all()
+        assert (rows["step"].tolist(), rows["step"].dtype) == ([3] * N, jnp.int32)
+        assert rows["rate"].tolist() == [0.5] * N
+
+
+def test_outside_of_the_axis_the_error_names_it_and_the_way_out():
+    params, opt_state = NODES.init(TX, PARAMS)
+    for call in (gx.average_model, gx.diagnostics.total_mass):
+        with pytest.raises(ValueError, match="axis_name must be a mapped axis, got 'nodes'"):
+            call(params, opt_state)
+    with pytest.raises(ValueError, match=r"gx\.average_batch_stats\(stats, nodes=nodes\)"):
+        gx.average_batch_stats(params)
+
+
+@pytest.mark.parametrize("where", ["pmap", "shard_map"])
+def test_models_of_a_program_of_ones_own_are_averaged_in_one_call(where):
+    """Also where it names its axis as it likes."""
+    tx = optax.chain(optax.sgd(0.1), gx.sgp(SCHEDULE, axis_name="batch"))
+    nodes = gx.Nodes(
+        mesh=jax.make_mesh((N,), ("batch",), devices=jax.devices()[:N]), axis_name="batch"
+    )
+    params = jnp.arange(12.0).reshape(N, 3)
+
+    def train_step(z):
+        updates, state = tx.update(jnp.zeros_like(z), tx.init(z), z, step=0)
+        return optax.apply_updates(z, updates), state, gx.average_model(z + updates, state)
+
+    if where == "pmap":
+        program = jax.pmap(train_step, axis_name="batch", devices=jax.devices()[:N])
+    else:
+        spec = jax.sharding.PartitionSpec("batch")
+
+        def on_rows(rows):
+            return jax.tree.map(lambda x: x[None], train_step(rows[0]))
+
+        program = jax.jit(jax.shard_map(on_rows, mesh=nodes.mesh, in_specs=spec, out_specs=spec))
+    z, state, inside = program(params)
+    model: Any = gx.average_model(z, state, nodes=nodes)
+    np.testing.assert_allclose(model, params.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(inside[0], model, rtol=1e-6)
+
+
+class TestSteps:
+    def test_a_loop_that_compiles_at_every_step_is_warned_once(self):
+        tx = gx.sgp(gx.topology.ring(3))
+
+        def train_step(z, state, step):
+            return tx.update(jnp.ones(()), state, z, step=step)
+
+        program = gx.Nodes(3).spmd(train_step, static_argnums=2)
+        z, state = gx.Nodes(3).init(tx, jnp.zeros(()))
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            for step in range(24):
+                program(z, state, step)
+        (warning,) = warned
+        assert "gx.canonical_step(opt_state, step)" in str(warning.message)
+
+    def test_one_with_canonical_steps_is_not(self):
+        tx = gx.sgp(gx.topology.random_ring(4, seed=0, rounds=20))
+        state = tx.init(jnp.zeros(()))
+        for step in range(22):
+            number = gx.canonical_step(state, step)
+            jax.vmap(lambda z, k=number: tx.update(z, state, z, step=k), axis_name="nodes")(
+                jnp.zeros(4)
+            )
+
+    def test_train_step_without_a_step_says_how_it_is_called(self):
+        train_step = gx.TrainStep(lambda z, x: (z - x, None), TX, nodes=NODES)
+        params, opt_state = NODES.init(TX, PARAMS)
+        with pytest.raises(ValueError, match=r"got a dict: call train_step\(step, params"):
+            train_step(params, opt_state, jnp.zeros((N, 3)))  # pyright: ignore[reportArgumentType]
