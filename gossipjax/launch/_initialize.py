@@ -47,7 +47,9 @@ def initialize(
     1. the arguments;
     2. `GOSSIPJAX_COORDINATOR_ADDRESS`, `GOSSIPJAX_NUM_PROCESSES` and `GOSSIPJAX_PROCESS_ID`, which
        `python -m gossipjax.launch` sets;
-    3. JAX's own detection of Open MPI, Slurm, Cloud TPU and Kubernetes.
+    3. `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`, which Kubeflow Trainer
+       sets;
+    4. JAX's own detection of Open MPI, Slurm, Cloud TPU and Kubernetes.
 
     Otherwise, with `num_processes=1` and in a job step of one process, this is a single process.
     Under Open MPI and Slurm the coordinator's address alone is enough. With a known address all

@@ -51,15 +51,19 @@ class ScheduledProcess(NamedTuple):
 def process_from_arguments(
     coordinator_address: str | None, num_processes: int | None, process_id: int | None
 ) -> RequestedProcess | None:
-    """Process information from arguments, else from `GOSSIPJAX_*` variables; None without any.
+    """Process information from arguments, else from variables; None without any.
 
-    Under a scheduler that numbers the processes, the coordinator's address alone is enough.
+    Each is that of `GOSSIPJAX_*`, else of `JAX_*`. Under a scheduler that numbers the processes,
+    the coordinator's address alone is enough.
     """
-    address = coordinator_address or os.environ.get("GOSSIPJAX_COORDINATOR_ADDRESS") or None
+    num_processes = _int_or_variable(num_processes, "NUM_PROCESSES")
+    process_id = _int_or_variable(process_id, "PROCESS_ID")
+    address = coordinator_address or os.environ.get("GOSSIPJAX_COORDINATOR_ADDRESS")
+    if not address and (num_processes, process_id) != (None, None):
+        address = os.environ.get("JAX_COORDINATOR_ADDRESS")  # alone, it is one for JAX's detection
+    address = address or None
     if address is not None:
         parse_address(address)
-    num_processes = _int_or_variable(num_processes, "GOSSIPJAX_NUM_PROCESSES")
-    process_id = _int_or_variable(process_id, "GOSSIPJAX_PROCESS_ID")
     scheduled = process_from_scheduler()
     if num_processes is None and process_id is None:
         if scheduled is not None and (address or scheduled.info.num_processes == 1):
@@ -70,8 +74,9 @@ def process_from_arguments(
         process_id = 0
     if (address is None and num_processes != 1) or num_processes is None or process_id is None:
         raise ValueError(
-            "coordinator_address, num_processes and process_id (GOSSIPJAX_COORDINATOR_ADDRESS and "
-            f"so on) must be given together, got {address}, {num_processes} and {process_id}: give "
+            "coordinator_address, num_processes and process_id (GOSSIPJAX_COORDINATOR_ADDRESS or "
+            f"JAX_COORDINATOR_ADDRESS and so on) must be given together, got {address}, "
+            f"{num_processes} and {process_id}: give "
             "all three, or none of them for a single process."
         )
     if not 0 <= process_id < num_processes:
@@ -128,7 +133,8 @@ def find_node() -> NodeInfo | None:
     `python -m gossipjax.launch --asynchronous` gives it in `GOSSIPJAX_NODE_ADDRESSES` (where each
     node listens) and `GOSSIPJAX_NODE`. Elsewhere, `GOSSIPJAX_COORDINATOR_ADDRESS` says where node 0
     listens, and `GOSSIPJAX_PROCESS_ID` and `GOSSIPJAX_NUM_PROCESSES`, Slurm or Open MPI which node
-    this is; the others listen at the address by which this machine reaches node 0.
+    this is; `JAX_*` stand in for them. The others listen at the address by which this machine
+    reaches node 0.
 
     Raises:
       ValueError: if the variables are incomplete or contradict each other.
@@ -204,10 +210,11 @@ def int_from_env(variable: str) -> int | None:
     return _require_int(int(given) if is_number else given, variable)
 
 
-def _int_or_variable(value: int | None, variable: str) -> int | None:
+def _int_or_variable(value: int | None, name: str) -> int | None:
     if value is None:
-        return int_from_env(variable)
-    return _require_int(value, f"{variable.removeprefix('GOSSIPJAX_').lower()} ({variable})")
+        given = int_from_env(f"GOSSIPJAX_{name}")
+        return int_from_env(f"JAX_{name}") if given is None else given
+    return _require_int(value, f"{name.lower()} (GOSSIPJAX_{name})")
 
 
 def _require_int(given: object, name: str) -> int:

@@ -21,9 +21,67 @@ def fresh_process(monkeypatch):
     """A process that has not been initialized, outside of any job."""
     monkeypatch.setattr(_initialize, "_initialized", None)
     for name in list(os.environ):
-        if name.startswith(("GOSSIPJAX_", "SLURM_", "OMPI_")):
+        if name.startswith(
+            ("GOSSIPJAX_", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "SLURM_", "OMPI_")
+        ):
             monkeypatch.delenv(name)
     return monkeypatch
+
+
+ENGINES = {  # the variables of process 3 of 4
+    "python -m gossipjax.launch": {
+        "GOSSIPJAX_COORDINATOR_ADDRESS": "node-0:1",
+        "GOSSIPJAX_NUM_PROCESSES": "4",
+        "GOSSIPJAX_PROCESS_ID": "3",
+    },
+    "kubernetes.yaml, jobset.yaml": {  # Kubernetes gives the last one to an Indexed Job
+        "GOSSIPJAX_COORDINATOR_ADDRESS": "node-0:1",
+        "GOSSIPJAX_NUM_PROCESSES": "4",
+        "GOSSIPJAX_PROCESS_ID": "3",
+    },
+    "Kubeflow Trainer": {
+        "JAX_COORDINATOR_ADDRESS": "node-0:1",
+        "JAX_NUM_PROCESSES": "4",
+        "JAX_PROCESS_ID": "3",
+    },
+    "skypilot.yaml": {
+        "GOSSIPJAX_COORDINATOR_ADDRESS": "node-0:1",
+        "JAX_NUM_PROCESSES": "4",
+        "JAX_PROCESS_ID": "3",
+    },
+    "Open MPI": {
+        "GOSSIPJAX_COORDINATOR_ADDRESS": "node-0:1",
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_RANK": "3",
+    },
+}
+
+
+@pytest.mark.parametrize("variables", ENGINES.values(), ids=ENGINES)
+def test_each_engine_says_who_a_process_is(variables, fresh_process):
+    for name, value in variables.items():
+        fresh_process.setenv(name, value)
+    calls = []
+    fresh_process.setattr(_initialize, "rendezvous", lambda *args: calls.append(args[:2]))
+    fresh_process.setattr(_initialize, "_initialize_jax", lambda **_: None)
+    assert launch.initialize() == ProcessInfo(3, 4)
+    assert calls == [("node-0:1", ProcessInfo(3, 4))]
+
+
+def test_variables_of_an_engine_stand_behind_ours_and_must_be_complete(fresh_process):
+    for name, value in ENGINES["Kubeflow Trainer"].items():
+        fresh_process.setenv(name, value)
+    fresh_process.delenv("JAX_COORDINATOR_ADDRESS")
+    with pytest.raises(ValueError, match=r"JAX_COORDINATOR_ADDRESS and so on.*got None, 4 and 3"):
+        launch.initialize()
+    fresh_process.setenv("GOSSIPJAX_NUM_PROCESSES", "1")  # of a job inside of the engine's
+    fresh_process.setenv("GOSSIPJAX_PROCESS_ID", "0")
+    assert launch.initialize() == ProcessInfo(0, 1)
+    fresh_process.setattr(_initialize, "_initialized", None)
+    fresh_process.setenv("JAX_NUM_PROCESSES", "four")
+    fresh_process.delenv("GOSSIPJAX_NUM_PROCESSES")
+    with pytest.raises(ValueError, match=r"JAX_NUM_PROCESSES must be an integer .* got 'four'"):
+        launch.initialize()
 
 
 JOB_OF_TWO = {"coordinator_address": "a:1", "num_processes": 2, "process_id": 0}

@@ -1,0 +1,111 @@
+"""The files for clusters have the fields that Kubernetes, JobSet and Kubeflow Trainer know."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubeflow_trainer_api import models
+
+from experiments import cluster
+from gossipjax.launch import _initialize
+
+FOLDER = Path(cluster.__path__[0])
+KINDS: dict[str, Any] = {
+    "Service": models.IoK8sApiCoreV1Service,
+    "Job": models.IoK8sApiBatchV1Job,
+    "JobSet": models.JobsetV1alpha2JobSet,
+    "TrainJob": models.TrainerV1alpha1TrainJob,
+}
+# Not in these models: its fields are few.
+CLAIM = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "10Gi"}}}
+
+
+def read(name):
+    return list(yaml.safe_load_all((FOLDER / name).read_text()))
+
+
+def find_unknown(given: Any, known: Any, path: str = "") -> list[str]:
+    """The fields of `given` that are not in `known`."""
+    if isinstance(given, dict):
+        missing = [f"{path}.{key}" for key in given if key not in known]
+        inside = [find_unknown(given[k], known[k], f"{path}.{k}") for k in given if k in known]
+    elif isinstance(given, list):
+        missing = []
+        pairs = enumerate(zip(given, known, strict=True))
+        inside = [find_unknown(a, b, f"{path}[{i}]") for i, (a, b) in pairs]
+    else:
+        return []
+    return missing + [name for names in inside for name in names]
+
+
+def check(manifest):
+    model = KINDS[manifest["kind"]].from_dict(manifest)
+    assert find_unknown(manifest, model.to_dict()) == []
+
+
+@pytest.mark.parametrize("name", ["kubernetes.yaml", "jobset.yaml", "kubeflow.yaml"])
+def test_a_manifest_is_valid(name):
+    for manifest in read(name):
+        if manifest["kind"] == "PersistentVolumeClaim":
+            assert manifest["spec"] == CLAIM
+        else:
+            check(manifest)
+
+
+def test_a_field_that_nobody_knows_is_found():
+    (manifest,) = read("jobset.yaml")
+    manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["completion"] = 4
+    with pytest.raises(AssertionError, match=r"replicatedJobs\[0\].template.spec.completion'"):
+        check(manifest)
+
+
+def test_skypilot_says_who_a_machine_is():
+    (task,) = read("skypilot.yaml")
+    lines = [line for line in task["run"].splitlines() if line.startswith("export ")]
+    script = "\n".join([*lines, "env | grep ^GOSSIPJAX_"])
+    given = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NUM_NODES": "2"}
+    environment = os.environ | given | {"SKYPILOT_NODE_RANK": "1"}
+    done = subprocess.run(
+        ["bash", "-euc", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert sorted(done.stdout.split()) == [
+        "GOSSIPJAX_COORDINATOR_ADDRESS=10.0.0.1:29500",
+        "GOSSIPJAX_NUM_PROCESSES=2",
+        "GOSSIPJAX_PROCESS_ID=1",
+    ]
+
+
+def variables_of(name):
+    """The variables with which the process of pod 3 of 4 starts."""
+    (manifest,) = (part for part in read(name) if part["kind"] in ("Job", "JobSet"))
+    spec = manifest["spec"]
+    if manifest["kind"] == "JobSet":
+        spec = spec["replicatedJobs"][0]["template"]["spec"]
+    labels = {
+        "metadata.annotations['batch.kubernetes.io/job-completion-index']": "3",
+        "metadata.labels['controller-uid']": "b7",
+        "metadata.labels['jobset.sigs.k8s.io/restart-attempt']": "1",
+    }
+    (container,) = spec["template"]["spec"]["containers"]
+    return {
+        variable["name"]: variable.get("value")
+        or labels[variable["valueFrom"]["fieldRef"]["fieldPath"]]
+        for variable in container["env"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "host"),
+    [
+        ("kubernetes.yaml", "gossipjax-0.gossipjax"),
+        ("jobset.yaml", "gossipjax-node-0-0.gossipjax"),
+    ],
+)
+def test_its_variables_say_who_a_process_is(name, host, monkeypatch):
+    for variable, value in variables_of(name).items():
+        monkeypatch.setenv(variable, value)
+    requested = _initialize.process_from_arguments(None, None, None)
+    assert requested == ((3, 4), f"{host}:29500")
