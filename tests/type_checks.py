@@ -16,6 +16,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
+import jax
 import numpy.typing as npt
 import optax
 from beartype import BeartypeConf, FrozenDict
@@ -84,6 +85,12 @@ def check_members(owner: Any, module: str, package: str) -> None:
             setattr(owner, name, make_checked(member, package, is_generated))
 
 
+def is_module(value: Any) -> bool:
+    """Whether a value is a pytree of a class of its own: `optax.Params` does not know these."""
+    is_known = isinstance(value, Iterable) or type(value).__module__.startswith("gossipjax")
+    return not is_known and not jax.tree_util.all_leaves([value])
+
+
 def make_checked(function: FunctionType, package: str, is_generated: bool) -> Any:
     """Returns the function with a check of its arguments and result after every call.
 
@@ -106,7 +113,8 @@ def make_checked(function: FunctionType, package: str, is_generated: bool) -> An
         hints = resolve_hints()
         for name, value in {**arguments, "return": result}.items():
             # A test's double of a device or mesh is a SimpleNamespace.
-            if name in hints and not isinstance(value, SimpleNamespace):
+            is_checked = not isinstance(value, SimpleNamespace) and not is_module(value)
+            if name in hints and is_checked:
                 prefix = f"{name_of_function}, {name}: "
                 for each in split_variadic(signature, name, value):
                     die_if_unbearable(each, hints[name], conf=CONF, exception_prefix=prefix)

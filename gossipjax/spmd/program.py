@@ -116,6 +116,21 @@ def require_gradients(nodes: Nodes, tx: Any, params: Any, opt_state: Any) -> Non
             jax.eval_shape(nodes.spmd(update), params, opt_state)
 
 
+_last: list[jax.Array] = []  # an array of the last program that must end before the next starts
+
+
+def _wait_for_last() -> None:
+    while _last:
+        array = _last.pop()
+        if not array.is_deleted():
+            array.block_until_ready()
+
+
+def _keep_last(result: Any) -> None:
+    arrays = [leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, jax.Array)]
+    _last.extend(leaf for leaf in arrays[:1] if not isinstance(leaf, Tracer))
+
+
 class Program:
     """A jitted function on node-stacked arrays, as `spmd` returns it.
 
@@ -135,7 +150,23 @@ class Program:
     def __call__(self, *args: Any) -> Any:
         if meshes.has_explicit_axes(jax.sharding.get_abstract_mesh()):
             return self._call_in_jit(args)
-        return self._jitted(*self._put_all(args))
+        if not self._is_one_at_a_time:
+            return self._jitted(*self._put_all(args))
+        _wait_for_last()
+        result = self._jitted(*self._put_all(args))
+        _keep_last(result)
+        return result
+
+    @functools.cached_property
+    def _is_one_at_a_time(self) -> bool:
+        """Whether the next program must wait until this one has ended.
+
+        On a CPU all devices of a process share its threads: a collective of one program may wait
+        for a thread that one of the next program has, and neither ends.
+        """
+        mesh = self._nodes.mesh
+        devices = () if mesh is None else mesh.local_devices
+        return len(devices) > 1 and devices[0].platform == "cpu"
 
     def _call_in_jit(self, args: Sequence[Any]) -> Any:
         """The program inside of a jitted function under a set mesh of Explicit axes."""

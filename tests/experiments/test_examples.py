@@ -3,13 +3,27 @@
 import ast
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 from experiments import examples
-from experiments.examples import overlap, own_loop, resumable, train_step
+from experiments.examples import (
+    equinox_modules,
+    flax_linen,
+    flax_nnx,
+    grain_language_model,
+    overlap,
+    own_loop,
+    own_pmap,
+    resumable,
+    train_step,
+)
 
 PROGRAMS = sorted(Path(examples.__path__[0]).glob("[a-z]*.py"))
+PROGRAMS = [path for path in PROGRAMS if path.stem != "digits"]
+RECIPES = {module.__name__.split(".")[-1]: module for module in (equinox_modules, flax_linen)}
+RECIPES |= {"flax_nnx": flax_nnx, "own_pmap": own_pmap}
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
@@ -43,3 +57,18 @@ def test_a_resumable_run_goes_on(tmp_path):
     assert again.step == 500
     assert (model == same).all()
     assert jnp.abs(model - jnp.arange(3.0) - 3.5).max() < 1e-3
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_a_loop_of_another_framework_learns_digits(recipe, monkeypatch):
+    """On eight devices, and simulated on one, with the same result."""
+    on_devices = recipe.main(steps=60)
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    assert on_devices > 0.85
+    assert recipe.main(steps=60) == pytest.approx(on_devices, abs=0.01)
+
+
+@pytest.mark.parametrize("method", ["sgp", "diloco"])
+def test_a_language_model_in_parts_learns(method):
+    """Four nodes of two devices; nats per byte start at 5.5."""
+    assert grain_language_model.main(method, steps=30) < 3.6

@@ -9,10 +9,10 @@ import pytest
 import yaml
 from kubeflow_trainer_api import models
 
-from experiments import cluster
+import experiments
 from gossipjax.launch import _initialize
 
-FOLDER = Path(cluster.__path__[0])
+FOLDER = Path(experiments.__path__[0]) / "cluster"
 KINDS: dict[str, Any] = {
     "Service": models.IoK8sApiCoreV1Service,
     "Job": models.IoK8sApiBatchV1Job,

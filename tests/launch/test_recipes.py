@@ -1,0 +1,35 @@
+"""The loops of other frameworks on two processes, and the one that needs torch.
+
+They need what is too large for the environment of the tests; `.ci/run` asks them in one of its own.
+"""
+
+import pytest
+from launching import run_job
+
+pytestmark = pytest.mark.recipes
+
+RECIPES = ("flax_linen", "flax_nnx", "equinox_modules", "own_pmap", "pytorch_data")
+
+
+def test_two_processes():
+    """All in one job, as most of its time is the start of the processes."""
+    code = (
+        "import importlib\n"
+        f"for name in {RECIPES!r}:\n"
+        "    accuracy = importlib.import_module('experiments.examples.' + name).main(steps=60)\n"
+        "    print('reached', name, accuracy > 0.8, flush=True)\n"
+        "from experiments.examples import grain_language_model\n"
+        "print('reached', 'grain', grain_language_model.main(steps=20) < 3.8, flush=True)\n"
+    )
+    done = run_job(code, "--processes", 2, "--local-devices", 4)
+    assert done.returncode == 0, done.stderr
+    lines = {
+        line[line.index("reached") :] for line in done.stdout.splitlines() if "reached" in line
+    }
+    assert lines == {f"reached {name} True" for name in (*RECIPES, "grain")}
+
+
+def test_batches_of_torch():
+    from experiments.examples import pytorch_data
+
+    assert pytorch_data.main(steps=100) > 0.85
