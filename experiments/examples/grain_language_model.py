@@ -16,6 +16,7 @@ import functools
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import flax.linen as nn
 import grain
@@ -51,7 +52,7 @@ class Decoder(nn.Module):
 
 def loss(params, tokens):
     """Nats per byte, and the same as a second result."""
-    logits = Decoder().apply({"params": params}, tokens[:, :-1])
+    logits: Any = Decoder().apply({"params": params}, tokens[:, :-1])
     value = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
     return value, value
 
@@ -111,4 +112,4 @@ def main(method="sgp", steps=150, batch_size=64):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1] if sys.argv[1:] else "sgp")

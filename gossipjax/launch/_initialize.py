@@ -18,6 +18,7 @@ from gossipjax.launch._process_info import (
     local_rank_from_scheduler,
     process_from_arguments,
     process_from_scheduler,
+    require_numbers_with_address,
     secret_from_env,
     timeout_seconds,
 )
@@ -165,6 +166,8 @@ def _initialize_detected(timeout: float, mtls: dict[str, str]) -> ProcessInfo:
     try:
         _initialize_jax(initialization_timeout=math.ceil(timeout), **mtls)
     except ValueError as error:
+        if "Number of processes" in str(error):
+            require_numbers_with_address()
         if "coordinator_address" not in str(error):
             raise
         scheduled = process_from_scheduler()

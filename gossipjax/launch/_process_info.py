@@ -21,6 +21,7 @@ SCHEDULERS = {
 }
 # Slurm counts how often it has requeued a job, which is another job then.
 JOBS = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+VARIABLES = ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")  # GOSSIPJAX_*, else JAX_*
 MAX_PORT = 65535
 MAX_PROCESSES = 10**6
 MAX_TIMEOUT = 10**6  # seconds
@@ -53,14 +54,18 @@ def process_from_arguments(
 ) -> RequestedProcess | None:
     """Process information from arguments, else from variables; None without any.
 
-    Each is that of `GOSSIPJAX_*`, else of `JAX_*`. Under a scheduler that numbers the processes,
-    the coordinator's address alone is enough.
+    Variables are `GOSSIPJAX_*`, or `JAX_*` where there is none of these. Under a scheduler that
+    numbers the processes, the coordinator's address alone is enough.
     """
-    num_processes = _int_or_variable(num_processes, "NUM_PROCESSES")
-    process_id = _int_or_variable(process_id, "PROCESS_ID")
-    address = coordinator_address or os.environ.get("GOSSIPJAX_COORDINATOR_ADDRESS")
-    if not address and (num_processes, process_id) != (None, None):
-        address = os.environ.get("JAX_COORDINATOR_ADDRESS")  # alone, it is one for JAX's detection
+    ours = any(os.environ.get(f"GOSSIPJAX_{name}") for name in VARIABLES)
+    prefix = "GOSSIPJAX" if ours else "JAX"
+    num_processes = _int_or_variable(num_processes, f"{prefix}_NUM_PROCESSES")
+    process_id = _int_or_variable(process_id, f"{prefix}_PROCESS_ID")
+    address = coordinator_address
+    if not address and (ours or (num_processes, process_id) != (None, None)):
+        address = os.environ.get(
+            f"{prefix}_COORDINATOR_ADDRESS"
+        )  # JAX's alone is for its detection
     address = address or None
     if address is not None:
         parse_address(address)
@@ -74,9 +79,8 @@ def process_from_arguments(
         process_id = 0
     if (address is None and num_processes != 1) or num_processes is None or process_id is None:
         raise ValueError(
-            "coordinator_address, num_processes and process_id (GOSSIPJAX_COORDINATOR_ADDRESS or "
-            f"JAX_COORDINATOR_ADDRESS and so on) must be given together, got {address}, "
-            f"{num_processes} and {process_id}: give "
+            f"coordinator_address, num_processes and process_id ({prefix}_COORDINATOR_ADDRESS and "
+            f"so on) must be given together, got {address}, {num_processes} and {process_id}: give "
             "all three, or none of them for a single process."
         )
     if not 0 <= process_id < num_processes:
@@ -85,6 +89,16 @@ def process_from_arguments(
             f"process_id={process_id} and num_processes={num_processes}."
         )
     return RequestedProcess(ProcessInfo(process_id, num_processes), address)
+
+
+def require_numbers_with_address() -> None:
+    """Raises `ValueError` if `JAX_COORDINATOR_ADDRESS` is set and nothing numbers the processes."""
+    address = os.environ.get("JAX_COORDINATOR_ADDRESS")
+    if address and process_from_scheduler() is None:
+        raise ValueError(
+            "JAX_COORDINATOR_ADDRESS must come with JAX_NUM_PROCESSES and JAX_PROCESS_ID where no "
+            f"scheduler numbers the processes, got {address} alone: set all three, or none."
+        )
 
 
 def process_from_scheduler() -> ScheduledProcess | None:
@@ -154,6 +168,7 @@ def find_node() -> NodeInfo | None:
         raise ValueError(f"{PLACE} must come with {ADDRESSES}, got {os.environ[PLACE]} alone.")
     requested = process_from_arguments(None, None, None)
     if requested is None:
+        require_numbers_with_address()
         scheduled = process_from_scheduler()
         if scheduled is not None and scheduled.info.num_processes > 1:
             raise ValueError(
@@ -210,11 +225,10 @@ def int_from_env(variable: str) -> int | None:
     return _require_int(int(given) if is_number else given, variable)
 
 
-def _int_or_variable(value: int | None, name: str) -> int | None:
+def _int_or_variable(value: int | None, variable: str) -> int | None:
     if value is None:
-        given = int_from_env(f"GOSSIPJAX_{name}")
-        return int_from_env(f"JAX_{name}") if given is None else given
-    return _require_int(value, f"{name.lower()} (GOSSIPJAX_{name})")
+        return int_from_env(variable)
+    return _require_int(value, f"{variable.partition('JAX_')[2].lower()} ({variable})")
 
 
 def _require_int(given: object, name: str) -> int:

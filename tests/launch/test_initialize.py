@@ -22,7 +22,7 @@ def fresh_process(monkeypatch):
     monkeypatch.setattr(_initialize, "_initialized", None)
     for name in list(os.environ):
         if name.startswith(
-            ("GOSSIPJAX_", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "SLURM_", "OMPI_")
+            ("GOSSIPJAX_", "JAX_NUM_", "JAX_PROCESS_", "JAX_COORD", "SLURM_", "OMPI_")
         ):
             monkeypatch.delenv(name)
     return monkeypatch
@@ -34,18 +34,13 @@ ENGINES = {  # the variables of process 3 of 4
         "GOSSIPJAX_NUM_PROCESSES": "4",
         "GOSSIPJAX_PROCESS_ID": "3",
     },
-    "kubernetes.yaml, jobset.yaml": {  # Kubernetes gives the last one to an Indexed Job
+    "kubernetes.yaml, jobset.yaml, skypilot.yaml": {
         "GOSSIPJAX_COORDINATOR_ADDRESS": "node-0:1",
         "GOSSIPJAX_NUM_PROCESSES": "4",
         "GOSSIPJAX_PROCESS_ID": "3",
     },
     "Kubeflow Trainer": {
         "JAX_COORDINATOR_ADDRESS": "node-0:1",
-        "JAX_NUM_PROCESSES": "4",
-        "JAX_PROCESS_ID": "3",
-    },
-    "skypilot.yaml": {
-        "GOSSIPJAX_COORDINATOR_ADDRESS": "node-0:1",
         "JAX_NUM_PROCESSES": "4",
         "JAX_PROCESS_ID": "3",
     },
@@ -71,17 +66,23 @@ def test_each_engine_says_who_a_process_is(variables, fresh_process):
 def test_variables_of_an_engine_stand_behind_ours_and_must_be_complete(fresh_process):
     for name, value in ENGINES["Kubeflow Trainer"].items():
         fresh_process.setenv(name, value)
-    fresh_process.delenv("JAX_COORDINATOR_ADDRESS")
-    with pytest.raises(ValueError, match=r"JAX_COORDINATOR_ADDRESS and so on.*got None, 4 and 3"):
-        launch.initialize()
     fresh_process.setenv("GOSSIPJAX_NUM_PROCESSES", "1")  # of a job inside of the engine's
-    fresh_process.setenv("GOSSIPJAX_PROCESS_ID", "0")
     assert launch.initialize() == ProcessInfo(0, 1)
     fresh_process.setattr(_initialize, "_initialized", None)
-    fresh_process.setenv("JAX_NUM_PROCESSES", "four")
+    fresh_process.setenv("GOSSIPJAX_NUM_PROCESSES", "2")
+    with pytest.raises(ValueError, match=r"\(GOSSIPJAX_COORDINATOR_ADDRESS .*None, 2 and None"):
+        launch.initialize()
     fresh_process.delenv("GOSSIPJAX_NUM_PROCESSES")
+    fresh_process.setenv("JAX_NUM_PROCESSES", "four")
     with pytest.raises(ValueError, match=r"JAX_NUM_PROCESSES must be an integer .* got 'four'"):
         launch.initialize()
+    fresh_process.delenv("JAX_NUM_PROCESSES")
+    with pytest.raises(ValueError, match=r"\(JAX_COORDINATOR_ADDRESS .*node-0:1, None and 3"):
+        launch.initialize()
+    fresh_process.delenv("JAX_PROCESS_ID")
+    for call in (launch.initialize, launch.find_node):
+        with pytest.raises(ValueError, match=r"must come with JAX_NUM_PROCESSES.*node-0:1 alone"):
+            call()
 
 
 JOB_OF_TWO = {"coordinator_address": "a:1", "num_processes": 2, "process_id": 0}
