@@ -3,6 +3,7 @@
 import warnings
 from typing import Any
 
+import equinox as eqx
 import flax.linen as nn
 import flax.serialization
 import jax
@@ -16,6 +17,7 @@ from flax.training import train_state
 from promotion import promoting
 
 import gossipjax as gx
+from gossipjax.checkpoint import Checkpoints, TrainState
 
 N = 4
 SCHEDULE = gx.topology.one_peer_exponential(N)
@@ -270,3 +272,36 @@ class TestSteps:
         params, opt_state = NODES.init(TX, PARAMS)
         with pytest.raises(ValueError, match=r"got a dict: call train_step\(step, params"):
             train_step(params, opt_state, jnp.zeros((N, 3)))  # pyright: ignore[reportArgumentType]
+
+
+MODELS = {
+    "linen": nn.Dense(3).init(KEY, jnp.ones((1, 2)))["params"],
+    "NNX module": nnx.Linear(2, 3, rngs=nnx.Rngs(0)),
+    "NNX state": nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.Param),
+    "equinox": eqx.filter(eqx.nn.MLP(2, 3, 4, 1, key=KEY), eqx.is_inexact_array),
+}
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_a_run_is_resumed_also_with_another_number_of_nodes(model, tmp_path):
+    def make_tx(metadata):
+        schedule = gx.topology.one_peer_exponential(metadata["nodes"])
+        return optax.chain(optax.sgd(0.1), gx.sgp(schedule))
+
+    def start(size):
+        nodes = gx.Nodes(size)
+        return nodes, TrainState(0, *nodes.init(make_tx({"nodes": size}), model))
+
+    nodes, state = start(4)
+    with Checkpoints(tmp_path, every=1) as checkpoints:
+        checkpoints.after(state._replace(step=1))
+    eqx.tree_serialise_leaves(tmp_path / "leaves", state.opt_state)
+    read = eqx.tree_deserialise_leaves(tmp_path / "leaves", state.opt_state)
+    assert jax.tree.structure(read) == jax.tree.structure(state.opt_state)
+    for size in (4, 2):
+        nodes, fresh = start(size)
+        with Checkpoints(tmp_path, every=1) as checkpoints:
+            resumed = checkpoints.resume(fresh, nodes, make_tx)
+        assert resumed.step == 1
+        assert jax.tree.structure(resumed.params) == jax.tree.structure(fresh.params)
+        jax.tree.map(np.testing.assert_array_equal, resumed.params, fresh.params)

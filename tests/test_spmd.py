@@ -231,3 +231,18 @@ class TestBadInput:
         program = HIERARCHY.spmd(lambda x: x, local_argnums=0)
         with pytest.raises(ValueError, match=r"second axis that 2 local devices divide.*\[4, 3\]"):
             program(jnp.ones((4, 3)))
+
+
+def test_programs_of_a_cpu_mesh_run_one_after_another():
+    """Two at once could wait for each other's threads in their collectives, and never end."""
+
+    def compute_long(x):
+        x = jax.lax.fori_loop(0, 300, lambda _, x: jnp.tanh(x @ x), x)
+        return jax.lax.pmean(x, "nodes")
+
+    program = PLACEMENTS["mesh"].spmd(compute_long)
+    x = jnp.ones((N, 100, 100))
+    jax.block_until_ready(program(x))
+    first, second = program(x), program(x)
+    assert first.is_ready()
+    assert not second.is_ready()

@@ -43,7 +43,7 @@ def main():
         batch = draw_batch(step)
         params, opt_state = program(params, opt_state, batch, gx.canonical_step(opt_state, step))
 
-    model = nodes.one(nodes.run(gx.average_model, params, opt_state))  # [N, ...] -> [...]
+    model = gx.average_model(params, opt_state, nodes=nodes)  # [N, ...] -> [...]
     distance = nodes.run(gx.diagnostics.consensus_distance, params)  # one per node
     print(f"average model {model['w']}, largest consensus distance {distance.max():.1e}")
     return model

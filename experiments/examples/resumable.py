@@ -42,7 +42,7 @@ def main(folder, steps=1000):
             params, opt_state, _ = train_step(step, state.params, state.opt_state, targets)
             state = TrainState(step + 1, params, opt_state)
             checkpoints.after(state)
-    model = nodes.one(nodes.run(gx.average_model, state.params, state.opt_state))
+    model = gx.average_model(state.params, state.opt_state, nodes=nodes)
     if gx.processes.is_main_process():
         print(f"step {state.step}: average model {model}")
     return state, model

@@ -54,8 +54,8 @@ def main(steps=300):
         params, opt_state, stats = train_step(step, params, opt_state, stats, batch)
 
     test = digits.test_images, digits.test_labels
-    model = nodes.one(nodes.run(gx.average_model, params, opt_state))
-    average = accuracy(model, nodes.one(nodes.run(gx.average_batch_stats, stats)), *test)
+    model = gx.average_model(params, opt_state, nodes=nodes)
+    average = accuracy(model, gx.average_batch_stats(stats, nodes=nodes), *test)
     each = nodes.run(accuracy, params, stats, *map(nodes.shared, test))
     print(f"test accuracy: average model {average:.3f}, nodes {each}")
     return average, each

@@ -156,7 +156,7 @@ class Nodes:
     >>> params, opt_state = nodes.init(tx, {"w": jnp.zeros(3)})
     >>> params["w"].shape
     (4, 3)
-    >>> model = nodes.one(nodes.run(gx.average_model, params, opt_state))
+    >>> model = gx.average_model(params, opt_state, nodes=nodes)
     >>> model["w"].shape
     (3,)
     """

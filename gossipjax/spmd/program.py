@@ -116,19 +116,20 @@ def require_gradients(nodes: Nodes, tx: Any, params: Any, opt_state: Any) -> Non
             jax.eval_shape(nodes.spmd(update), params, opt_state)
 
 
-_last: list[jax.Array] = []  # an array of the last program that must end before the next starts
+# An array of the last program that must end before the next one starts.
+_last: collections.deque[jax.Array] = collections.deque(maxlen=1)
 
 
 def _wait_for_last() -> None:
-    while _last:
-        array = _last.pop()
-        if not array.is_deleted():
+    for array in tuple(_last):
+        if not array.is_deleted():  # donated to a program that runs after it
             array.block_until_ready()
 
 
 def _keep_last(result: Any) -> None:
-    arrays = [leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, jax.Array)]
-    _last.extend(leaf for leaf in arrays[:1] if not isinstance(leaf, Tracer))
+    """Keeps the last array of a result: that of a train step is its loss, which is small."""
+    arrays = jax.tree.leaves(result)[-1:]
+    _last.extend(array for array in arrays if not isinstance(array, Tracer))
 
 
 class Program:
