@@ -1,0 +1,1 @@
+"""Programs and scripts that start the same training on a cluster."""
