@@ -30,6 +30,9 @@ def loss(params, batch):
     return losses.mean(), ()
 
 
+gradients = jax.grad(loss, has_aux=True)
+
+
 def draw_batch(digits, step, node):
     """32 digits. They depend on the node and the step alone: after a restart they are the same."""
     rows = np.random.default_rng((step, node)).integers(len(digits.train_labels), size=32)
@@ -63,7 +66,7 @@ def train(
     gx.launch.initialize()  # finds the job that Ray, a scheduler or the launcher has made
     nodes = gx.Nodes(mesh=gx.launch.mesh())
     tx = make_tx({"nodes": nodes.size})
-    train_step = gx.TrainStep(jax.grad(loss, has_aux=True), tx, nodes=nodes)
+    train_step = gx.TrainStep(gradients, tx, nodes=nodes)
     digits = data.load("mnist5k")
     with Checkpoints(folder, checkpoint_every) as checkpoints:
         state = TrainState(0, *nodes.init(tx, init()))

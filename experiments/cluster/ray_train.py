@@ -45,8 +45,9 @@ class Options:
     """Before this step the last worker kills itself, once, to try a failure."""
 
 
-def train(options: Options):
+def train(config):
     """Runs on every worker."""
+    options = config["options"]
     logging.getLogger("absl").setLevel(logging.WARNING)  # Ray would show all that orbax notes
     return digits.train(
         options.storage / "checkpoints",
@@ -77,12 +78,12 @@ def main(options: Options):
     from ray.train.v2.jax import JaxConfig, JaxTrainer  # pyright: ignore[reportMissingImports]
 
     storage = options.storage.resolve()
-    local = {"num_cpus": options.workers} if options.address is None else {}
+    processors = options.workers if options.address is None else None
     environment = {"env_vars": {"JAX_PLATFORMS": "cpu"}}
-    ray.init(options.address, runtime_env=environment, include_dashboard=False, **local)
+    ray.init(options.address, num_cpus=processors, runtime_env=environment)
     trainer = JaxTrainer(
         train,
-        train_loop_config=dataclasses.replace(options, storage=storage),
+        train_loop_config={"options": dataclasses.replace(options, storage=storage)},
         jax_config=JaxConfig(use_gpu=True),  # on CPUs too: else Ray makes no JAX job
         scaling_config=ScalingConfig(num_workers=options.workers),
         run_config=RunConfig(
