@@ -108,7 +108,8 @@ def main(options: Options):
     processors = options.workers if options.address is None else None
     environment = {"env_vars": {"JAX_PLATFORMS": "cpu"}}
     ray.init(options.address, num_cpus=processors, runtime_env=environment)
-    book = ray.remote(num_cpus=0)(Addresses).options(name="addresses").remote()
+    # The actor lives as long as this variable.
+    _book = ray.remote(num_cpus=0)(Addresses).options(name="addresses").remote()
     make_node = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1)(Node).remote
     secret = secrets.token_hex()
     nodes = []
