@@ -147,7 +147,8 @@ class Specs:
                 raise ValueError(
                     "specs must have a PartitionSpec, or None, for every parameter, got none for "
                     f"params{jax.tree_util.keystr(path)}: make them of the parameters, by "
-                    "jax.tree.map or gx.fsdp_specs."
+                    "jax.tree.map or gx.fsdp_specs; parameters that flax annotates are to be "
+                    "nn.unbox(params), with nn.get_partition_spec(params)."
                 )
             _require_fits(name, self._spec_of[path], jnp.shape(leaf), sizes)
         parts = jax.tree.leaves(params, is_leaf=lambda part: isinstance(part, optax.MaskedNode))

@@ -305,3 +305,23 @@ def test_a_run_is_resumed_also_with_another_number_of_nodes(model, tmp_path):
         assert resumed.step == 1
         assert jax.tree.structure(resumed.params) == jax.tree.structure(fresh.params)
         jax.tree.map(np.testing.assert_array_equal, resumed.params, fresh.params)
+
+
+def test_models_that_flax_annotates_are_sharded_inside_a_node():
+    """On four nodes of two devices, each of which has a half of the kernel."""
+    init = nn.with_partitioning(nn.initializers.ones, (None, "fsdp"))
+    dense = nn.Dense(6, kernel_init=init)
+
+    def init_boxed():
+        return dense.init(KEY, jnp.ones((1, 4)))["params"]
+
+    specs = nn.get_partition_spec(jax.eval_shape(init_boxed))
+    tx = optax.chain(optax.sgd(0.1), gx.sharded(gx.sgp(SCHEDULE), specs))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(N, 2), ("nodes", "fsdp"))
+    nodes = gx.Nodes(mesh=mesh)
+    params, opt_state = nodes.init(tx, lambda: nn.unbox(init_boxed()))
+    assert {shard.data.shape for shard in params["kernel"].addressable_shards} == {(1, 4, 3)}
+    model: Any = gx.average_model(params, opt_state, nodes=nodes)
+    assert {shard.data.shape for shard in model["kernel"].addressable_shards} == {(4, 3)}
+    with pytest.raises(ValueError, match=r"nn\.unbox\(params\), with nn\.get_partition_spec"):
+        nodes.init(tx, init_boxed)

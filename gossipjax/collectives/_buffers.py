@@ -57,8 +57,8 @@ def require_floats(tree: Any, name: str) -> None:
             raise ValueError(
                 f"{name}{jax.tree_util.keystr(path)} must be floating-point of {MIN_BITS} bits or "
                 f"more, which gossip can average, got {repr(leaf) if dtype is None else dtype}. "
-                "Keep other leaves out of the tree, as nnx.split(module, nnx.Param, ...) does, or "
-                "mask them."
+                "Keep other leaves out of the tree, as nnx.split(module, nnx.Param, ...) and "
+                "eqx.partition(model, eqx.is_inexact_array) do, or mask them."
             )
 
 

@@ -165,7 +165,8 @@ def require_stacked(number: int, arg: Any, kinds: ArgumentKinds, nodes: Nodes) -
             raise ValueError(
                 f"{name} must be node-stacked, with a leading axis of {nodes.size} nodes, got "
                 f"shape {list(shape)}: gx.Nodes.replicate stacks one value for all nodes; or list "
-                "the argument in shared_argnums or static_argnums."
+                "the argument in shared_argnums or static_argnums, and keep numbers out of a "
+                "module, as eqx.partition(model, eqx.is_array) does."
             )
         if local is not None and (len(shape) < 2 or shape[1] % local):
             raise ValueError(
