@@ -80,7 +80,8 @@ class Node:
 
     def train(self):
         """Trains until the job has its steps; returns the test accuracy of the average model."""
-        options, node = self.options, self.node
+        node = self.node
+        options = self.options
         images = data.load("mnist5k")
         may_die = self.place == options.workers - 1 and not self.is_replacement
         node.wait_for_mass()
