@@ -38,7 +38,7 @@ from gossipjax.collectives import (
     sum_over_parts,
     upcast,
 )
-from gossipjax.sharding import state_specs
+from gossipjax.sharding import constrain, shard_specs, state_specs
 from gossipjax.spmd import Nodes
 from gossipjax.topology import rounds_to_exact_average as rounds_to_exact_average
 from gossipjax.topology import second_singular_value as second_singular_value
@@ -200,7 +200,8 @@ def average_model(
 
     Like the parameters, with their types. It is not the average of the `z_i` where weights differ.
     Where the user holds a stale model, it is that of the latest; a center is not in it.
-    Where the transform is masked, the parameters that it does not gossip are this node's own.
+    Where the transform is masked, the parameters that it does not gossip are this node's own. Inside
+    a node it is sharded as the specs of `gx.sharded` say.
 
     Args:
       params, opt_state, axis_name: as in `total_mass`.
@@ -231,6 +232,8 @@ def average_model(
     part = gossiped(params, state)
     mass = _sum_models(part, state, axis_name)
     model = merge_gossiped(params, cast_like(debias(mass.x, mass.weight), part), state)
+    # A program that returned the parameters may have sharded them otherwise.
+    model = constrain(model, shard_specs(opt_state), params, _axis_name(state, axis_name))
     return jax.tree.unflatten(structure, jax.tree.leaves(model))
 
 
