@@ -200,8 +200,8 @@ def average_model(
 
     Like the parameters, with their types. It is not the average of the `z_i` where weights differ.
     Where the user holds a stale model, it is that of the latest; a center is not in it.
-    Where the transform is masked, the parameters that it does not gossip are this node's own. Inside
-    a node it is sharded as the specs of `gx.sharded` say.
+    Where the transform is masked, the parameters that it does not gossip are this node's own.
+    Inside a node it is sharded as the specs of `gx.sharded` say.
 
     Args:
       params, opt_state, axis_name: as in `total_mass`.
