@@ -107,5 +107,9 @@ class _LazyPackage(ModuleType):
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *__all__})
 
+    def __reduce__(self) -> Any:
+        """By its name, as functions of a script that Ray or another engine sends name it."""
+        return importlib.import_module, (self.__name__,)
+
 
 sys.modules[__name__].__class__ = _LazyPackage

@@ -1,5 +1,6 @@
 """Programs of flax, equinox and orbax with the transforms inside: what a stranger's loop does."""
 
+import pickle
 import warnings
 from typing import Any
 
@@ -325,3 +326,8 @@ def test_models_that_flax_annotates_are_sharded_inside_a_node():
     assert {shard.data.shape for shard in model["kernel"].addressable_shards} == {(4, 3)}
     with pytest.raises(ValueError, match=r"nn\.unbox\(params\), with nn\.get_partition_spec"):
         nodes.init(tx, init_boxed)
+
+
+def test_the_package_is_pickled_by_its_name():
+    """Engines send functions of a script, and with them what the script imports."""
+    assert pickle.loads(pickle.dumps(gx)) is gx

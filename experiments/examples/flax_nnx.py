@@ -62,8 +62,9 @@ def main(steps=200, batch_size=256):
         state, loss = program(state, batch, number)
 
     stacked, optimizer = nnx.merge(graph, state)
-    params, stats = nnx.state(stacked, nnx.Param), nnx.state(stacked, nnx.BatchStat)
+    params = nnx.state(stacked, nnx.Param)
     params = gx.average_model(params, optimizer.opt_state, nodes=nodes)  # gossip
+    stats = nnx.state(stacked, nnx.BatchStat)
     stats = gx.average_batch_stats(stats, nodes=nodes)  # gossip
     nnx.update(model, params, stats)
     model.eval()

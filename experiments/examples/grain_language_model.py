@@ -27,7 +27,10 @@ import optax
 
 import gossipjax as gx  # gossip
 
-LENGTH, WIDTH, HEADS, LAYERS = 64, 64, 4, 2
+LENGTH = 64
+WIDTH = 64
+HEADS = 4
+LAYERS = 2
 # The last axis of every matrix is sharded over the devices of a node.
 INIT = nn.with_partitioning(nn.initializers.lecun_normal(), (None, "fsdp"))
 EMBED = nn.with_partitioning(nn.initializers.normal(0.02), (None, "fsdp"))
@@ -87,8 +90,8 @@ def main(method="sgp", steps=150, batch_size=64):
     devices = jax.device_count()
     simulated = devices < 4
     nodes = gx.Nodes(8) if simulated else gx.Nodes(mesh=gx.launch.mesh(devices // 2, fsdp=2))
-    model, windows = Decoder(), read_windows()
-    train, test = windows[200:], windows[:200]
+    model = Decoder()
+    test, train = np.split(read_windows(), [200])
 
     def init_boxed():
         return model.init(jax.random.key(0), train[:1, :-1])["params"]

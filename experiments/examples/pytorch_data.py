@@ -22,7 +22,8 @@ from experiments import data
 def loader(batch_size):
     """Batches of torch tensors, without end; on several processes of a share of the examples."""
     digits = data.load("mnist5k")
-    images, labels = torch.tensor(digits.train_images), torch.tensor(digits.train_labels)
+    images = torch.tensor(digits.train_images)
+    labels = torch.tensor(digits.train_labels)
     processes = jax.process_count()
     rows = range(jax.process_index(), len(labels), processes)
     examples = torch.utils.data.Subset(torch.utils.data.TensorDataset(images, labels), rows)

@@ -68,7 +68,6 @@ def test_a_loop_of_another_framework_learns_digits(recipe, monkeypatch):
     assert recipe.main(steps=60) == pytest.approx(on_devices, abs=0.01)
 
 
-@pytest.mark.parametrize("method", ["sgp", "diloco"])
-def test_a_language_model_in_parts_learns(method):
+def test_a_language_model_in_parts_learns():
     """Four nodes of two devices; nats per byte start at 5.5."""
-    assert grain_language_model.main(method, steps=30) < 3.6
+    assert grain_language_model.main(steps=30) < 3.6

@@ -80,6 +80,11 @@ def test_variables_of_an_engine_stand_behind_ours_and_must_be_complete(fresh_pro
     with pytest.raises(ValueError, match=r"\(JAX_COORDINATOR_ADDRESS .*node-0:1, None and 3"):
         launch.initialize()
     fresh_process.delenv("JAX_PROCESS_ID")
+
+    def find_nothing(**_):
+        raise ValueError("Number of processes must be defined.")  # as JAX's detection says
+
+    fresh_process.setattr(_initialize, "_initialize_jax", find_nothing)
     for call in (launch.initialize, launch.find_node):
         with pytest.raises(ValueError, match=r"must come with JAX_NUM_PROCESSES.*node-0:1 alone"):
             call()

@@ -6,6 +6,8 @@ They need what is too large for the environment of the tests; `.ci/run` asks the
 import pytest
 from launching import run_job
 
+from experiments.examples import grain_language_model
+
 pytestmark = pytest.mark.recipes
 
 RECIPES = ("flax_linen", "flax_nnx", "equinox_modules", "own_pmap", "pytorch_data")
@@ -33,3 +35,7 @@ def test_batches_of_torch():
     from experiments.examples import pytorch_data
 
     assert pytorch_data.main(steps=100) > 0.85
+
+
+def test_a_language_model_with_outer_steps():
+    assert grain_language_model.main("diloco", steps=30) < 3.6
