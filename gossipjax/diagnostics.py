@@ -195,7 +195,7 @@ def average_model(
     axis_name: str | None = None,
     *,
     nodes: Nodes | None = None,
-) -> optax.Params:
+) -> Any:
     """The average model `sum_i x_i / sum_i w_i`, messages in flight included, on every node.
 
     Like the parameters, with their types. It is not the average of the `z_i` where weights differ.

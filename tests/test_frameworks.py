@@ -238,7 +238,7 @@ def test_models_of_a_program_of_ones_own_are_averaged_in_one_call(where):
 
         program = jax.jit(jax.shard_map(on_rows, mesh=nodes.mesh, in_specs=spec, out_specs=spec))
     z, state, inside = program(params)
-    model: Any = gx.average_model(z, state, nodes=nodes)
+    model = gx.average_model(z, state, nodes=nodes)
     np.testing.assert_allclose(model, params.mean(0), rtol=1e-6)
     np.testing.assert_allclose(inside[0], model, rtol=1e-6)
 
@@ -322,7 +322,7 @@ def test_models_that_flax_annotates_are_sharded_inside_a_node():
     nodes = gx.Nodes(mesh=mesh)
     params, opt_state = nodes.init(tx, lambda: nn.unbox(init_boxed()))
     assert {shard.data.shape for shard in params["kernel"].addressable_shards} == {(1, 4, 3)}
-    model: Any = gx.average_model(params, opt_state, nodes=nodes)
+    model = gx.average_model(params, opt_state, nodes=nodes)
     assert {shard.data.shape for shard in model["kernel"].addressable_shards} == {(4, 3)}
     with pytest.raises(ValueError, match=r"nn\.unbox\(params\), with nn\.get_partition_spec"):
         nodes.init(tx, init_boxed)

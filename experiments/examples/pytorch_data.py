@@ -13,7 +13,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import optax
-import torch.utils.data
+import torch.utils.data  # pyright: ignore[reportMissingImports]
 
 import gossipjax as gx
 from experiments import data
