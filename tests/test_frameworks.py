@@ -2,7 +2,6 @@
 
 import pickle
 import warnings
-from typing import Any
 
 import equinox as eqx
 import flax.linen as nn
