@@ -20,7 +20,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gossipjax.static import register_static
+from gossipjax.serialization import written_by_flax
 
 Path = tuple[Any, ...]
 
@@ -45,7 +45,8 @@ def axes_of(spec: PartitionSpec) -> list[str]:
     return [axis for part in parts for axis in part if axis is not None]
 
 
-@register_static
+@written_by_flax
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Specs:
     """How the parameters are sharded inside a node: static data of a state.

@@ -17,7 +17,7 @@ SOURCES = [*LIBRARY, *EXPERIMENTS]
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # Folder or module of the library -> those below it, which it may import.
-COLLECTIVES = {"topology", "wire", "sharding", "static"}
+COLLECTIVES = {"topology", "wire", "sharding", "serialization"}
 ALGORITHMS = {"collectives", "last", *COLLECTIVES}
 TOP = {"algorithms", "meshes", "spmd", "processes", *ALGORITHMS}
 LAYERS = {
@@ -29,14 +29,14 @@ LAYERS = {
     "batches": {"topology"},
     "last": set(),
     "collectives": COLLECTIVES,
-    "sharding": {"static"},
-    "static": set(),
+    "sharding": {"serialization"},
+    "serialization": {"topology"},
     "spmd": {"last", "meshes", "processes", "sharding", "topology"},
     "algorithms": ALGORITHMS,
     "overlapped_step": TOP,
     "train_step": {"launch", "overlapped_step", *TOP},
     "diagnostics": TOP,
-    "flax": {"static"},
+    "flax": {"serialization"},
     "batch_stats": {"diagnostics", *TOP},
     "checkpoint": {"launch", *TOP},
     "asynchronous": {"collectives", "launch", "spmd", "topology", "wire"},

@@ -80,5 +80,5 @@ def train(
             params, opt_state, _ = train_step(step, state.params, state.opt_state, batch)
             state = TrainState(step + 1, params, opt_state)
             checkpoints.after(state, last=step + 1 == steps)
-    model = nodes.one(nodes.run(gx.average_model, state.params, state.opt_state))
+    model = gx.average_model(state.params, state.opt_state, nodes=nodes)
     return measure_accuracy(model, digits)

@@ -11,7 +11,7 @@ import optax
 from gossipjax.algorithms import frame
 from gossipjax.collectives import StepLike, cast_like, default_step, vary, vary_where_mapped
 from gossipjax.last import PARAMS, UPDATES, mark
-from gossipjax.static import register_with_flax
+from gossipjax.serialization import register_with_flax
 from gossipjax.topology.schedule import require_int
 
 

@@ -17,8 +17,8 @@ from gossipjax.collectives import (
     require_floats,
     varies,
 )
+from gossipjax.serialization import register_with_flax
 from gossipjax.sharding import require_whole
-from gossipjax.static import register_with_flax
 from gossipjax.wire import FloatCodec, WireLike
 
 

@@ -61,12 +61,10 @@ def process_from_arguments(
     prefix = "GOSSIPJAX" if ours else "JAX"
     num_processes = _int_or_variable(num_processes, f"{prefix}_NUM_PROCESSES")
     process_id = _int_or_variable(process_id, f"{prefix}_PROCESS_ID")
-    address = coordinator_address
-    if not address and (ours or (num_processes, process_id) != (None, None)):
-        address = os.environ.get(
-            f"{prefix}_COORDINATOR_ADDRESS"
-        )  # JAX's alone is for its detection
-    address = address or None
+    address = coordinator_address or None
+    # The address of JAX alone is one for its own detection.
+    if address is None and (ours or (num_processes, process_id) != (None, None)):
+        address = os.environ.get(f"{prefix}_COORDINATOR_ADDRESS") or None
     if address is not None:
         parse_address(address)
     scheduled = process_from_scheduler()

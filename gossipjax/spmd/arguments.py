@@ -100,7 +100,7 @@ def require_numbers(tree: Any, name: str) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         try:
             dtype = jnp.result_type(leaf)
-            if not isinstance(leaf, jax.Array):
+            if not isinstance(leaf, jax.Array | np.ndarray):  # of these the type says it all
                 np.asarray(leaf, dtype)
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(

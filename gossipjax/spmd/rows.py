@@ -167,5 +167,5 @@ def require_equal_rows(stacked: Any, spreads: np.ndarray) -> None:
     size = f" by {spreads[worst]:.1%}" if np.isfinite(spreads[worst]) else ""
     raise ValueError(
         f"the rows of all nodes must be equal, got {leaf.dtype} rows of {name} that differ{size}: "
-        "average the models first, by nodes.run(gx.average_model, params, opt_state)."
+        "average the models, by gx.average_model(params, opt_state, nodes=nodes)."
     )

@@ -19,8 +19,8 @@ from jax.core import Tracer
 from gossipjax.algorithms.frame.state import DEFAULT_WIRE, ExchangePlan, GossipState
 from gossipjax.collectives import StepLike, group_rounds
 from gossipjax.last import takes_gradients, traced_arguments
+from gossipjax.serialization import written_by_flax
 from gossipjax.sharding import ShardedState
-from gossipjax.static import register_static
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import Wire
 
@@ -29,7 +29,8 @@ MAX_STEPS = 2**16  # of one cycle of gossip and outer steps together
 Average = Schedule | Literal["exact", "none"]
 
 
-@register_static
+@written_by_flax
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class AccumulationPlan:
     """When the gradients of several steps make an update: static data of the state.
@@ -72,7 +73,8 @@ class AccumulationState(NamedTuple):
     plan: Any
 
 
-@register_static
+@written_by_flax
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class OuterPlan:
     """When an outer optimizer averages which fragment, and over whom.

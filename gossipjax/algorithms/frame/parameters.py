@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from gossipjax.collectives import accumulation_dtype, upcast
-from gossipjax.static import register_static
+from gossipjax.serialization import written_by_flax
 
 
 def zeros_like_model(params: Any) -> Any:
@@ -85,7 +85,8 @@ def residuals(model: Any, z: Any) -> Any:
     )
 
 
-@register_static
+@written_by_flax
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Mask:
     """The parameters that a masked transform sees: static data of its state.

@@ -24,7 +24,7 @@ from gossipjax.collectives import (
     node_mean,
     require_floats,
 )
-from gossipjax.static import register_static, register_with_arrays, register_with_flax
+from gossipjax.serialization import register_with_flax, written_by_flax
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import Wire
 
@@ -34,7 +34,8 @@ Order = Literal["combine-while-adapting", "adapt-then-combine"]
 OnResize = Literal["average", "max", "first", "restart"]
 
 
-@register_static
+@written_by_flax
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class ExchangePlan:
     """When, with whom and in which form an algorithm exchanges: static data of its state.
@@ -101,7 +102,12 @@ class PushSum(NamedTuple):
     x: Any
 
 
-@register_with_arrays
+@written_by_flax
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["value"],
+    meta_fields=["on_resize", "is_mass"],
+)
 @dataclasses.dataclass(frozen=True)
 class Extra:
     """A part of the state that one algorithm alone keeps.

@@ -1,4 +1,4 @@
-"""Data of a state that are no arrays: static for JAX, and a text for `flax.serialization`."""
+"""How `flax.serialization` writes data of a state that are no arrays: as a text."""
 
 from __future__ import annotations
 
@@ -6,24 +6,15 @@ import dataclasses
 import sys
 from typing import Any, TypeVar
 
-import jax
+from gossipjax.topology.schedule import Schedule
 
 T = TypeVar("T")
 
 _kinds: list[type] = []  # those that flax was not told of yet
 
 
-def register_static(kind: type[T]) -> type[T]:
-    """Makes a dataclass static data of the states in which it stands."""
-    jax.tree_util.register_static(kind)
-    _kinds.append(kind)
-    return kind
-
-
-def register_with_arrays(kind: type[T]) -> type[T]:
-    """Makes a dataclass with arrays in its field `value` alone a node of states."""
-    others = [field.name for field in dataclasses.fields(kind) if field.name != "value"]  # pyright: ignore[reportArgumentType]
-    jax.tree_util.register_dataclass(kind, ["value"], others)
+def written_by_flax(kind: type[T]) -> type[T]:
+    """Marks a dataclass that stands in states; it has arrays in its field `value`, if at all."""
     _kinds.append(kind)
     return kind
 
@@ -59,6 +50,5 @@ def register_with_flax() -> None:
 def describe(data: Any) -> str:
     """What static data say, but for their schedules: a run may go on with another."""
     fields = {f.name: getattr(data, f.name) for f in dataclasses.fields(data) if f.name != "value"}
-    is_schedule = {name for name, value in fields.items() if hasattr(value, "round_at")}
-    said = [f"{name}={value}" for name, value in fields.items() if name not in is_schedule]
+    said = [f"{k}={value}" for k, value in fields.items() if not isinstance(value, Schedule)]
     return f"{type(data).__name__}({', '.join(said)})"
