@@ -233,7 +233,7 @@ def average_model(
     mass = _sum_models(part, state, axis_name)
     model = merge_gossiped(params, cast_like(debias(mass.x, mass.weight), part), state)
     # A program that returned the parameters may have sharded them otherwise.
-    model = constrain(model, shard_specs(opt_state), params, _axis_name(state, axis_name))
+    model = constrain(model, shard_specs(opt_state), _axis_name(state, axis_name), params)
     return jax.tree.unflatten(structure, jax.tree.leaves(model))
 
 

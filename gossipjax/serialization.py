@@ -49,6 +49,7 @@ def register_with_flax() -> None:
 
 def describe(data: Any) -> str:
     """What static data say, but for their schedules: a run may go on with another."""
-    fields = {f.name: getattr(data, f.name) for f in dataclasses.fields(data) if f.name != "value"}
+    names = [f.name for f in dataclasses.fields(data) if f.compare and f.name != "value"]
+    fields = {name: getattr(data, name) for name in names}
     said = [f"{k}={value}" for k, value in fields.items() if not isinstance(value, Schedule)]
     return f"{type(data).__name__}({', '.join(said)})"

@@ -18,17 +18,36 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from gossipjax.serialization import written_by_flax
 
 Path = tuple[Any, ...]
 
+WHOLE = PartitionSpec()
 MAX_COPIES = 1.5  # of a model over the devices of a node, on the average of its values
 
 
-def _is_spec(part: Any) -> bool:
+def is_spec(part: Any) -> bool:
+    """Whether it says how an array is sharded, or None, that it is whole."""
     return part is None or isinstance(part, PartitionSpec)
+
+
+def _shapes_of(tree: Any) -> dict[Path, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {tuple(path): jnp.shape(leaf) for path, leaf in leaves}
+
+
+def _is_box(part: Any) -> bool:
+    """Whether it is an annotated parameter: of flax.linen a `Partitioned`, of NNX a `Variable`."""
+    return hasattr(part, "get_partition_spec") or hasattr(part, "get_metadata")
+
+
+def _spec_of_box(box: Any) -> PartitionSpec | None:
+    if hasattr(box, "get_partition_spec"):
+        return box.get_partition_spec()
+    names = box.get_metadata("out_sharding", None)
+    return None if names is None else PartitionSpec(*names)
 
 
 def _shorten(spec: PartitionSpec) -> PartitionSpec:
@@ -53,9 +72,11 @@ class Specs:
 
     Attributes:
       by_path: the path of each parameter and its `PartitionSpec` over the inner axes.
+      shapes: the path of each parameter and its shape, in the specs of a state.
     """
 
     by_path: tuple[tuple[Path, PartitionSpec], ...]
+    shapes: tuple[tuple[Path, tuple[int, ...]], ...] = dataclasses.field(default=(), compare=False)
 
     @classmethod
     def make(cls, specs: Any, axis_name: str | None = None) -> Specs:
@@ -64,10 +85,10 @@ class Specs:
         Raises:
           ValueError: if it holds anything else, or names the nodes' axis.
         """
-        leaves = jax.tree_util.tree_leaves_with_path(specs, is_leaf=_is_spec)
+        leaves = jax.tree_util.tree_leaves_with_path(specs, is_leaf=is_spec)
         for path, spec in leaves:
             name = f"specs{jax.tree_util.keystr(path)}"
-            if not _is_spec(spec):
+            if not is_spec(spec):
                 raise ValueError(
                     f"{name} must be a jax.sharding.PartitionSpec over the axes inside a node, or "
                     f"None for a parameter that each device has whole, got {spec!r}."
@@ -78,6 +99,31 @@ class Specs:
                     "of the nodes: specs are those of one node's arrays, without the node axis."
                 )
         return cls(tuple((tuple(path), _shorten(spec or PartitionSpec())) for path, spec in leaves))
+
+    @classmethod
+    def of_annotations(cls, params: Any, axis_name: str) -> Specs:
+        """Returns the `Specs` that the boxes of flax around parameters say.
+
+        Raises:
+          ValueError: if there is no such box, or one names the nodes' axis.
+        """
+        parts = jax.tree.leaves(params, is_leaf=_is_box)
+        if not any(map(_is_box, parts)):
+            raise ValueError(
+                "specs must be given where the parameters are not annotated by flax, as "
+                "nn.with_partitioning does, got parameters without: give a PartitionSpec for each, "
+                "such as gx.fsdp_specs(params, mesh)."
+            )
+
+        def spec_of(part: Any) -> Any:
+            spec = _spec_of_box(part) if _is_box(part) else None
+            return jax.tree.map(lambda _: spec or PartitionSpec(), part)
+
+        return cls.make(jax.tree.map(spec_of, params, is_leaf=_is_box), axis_name)
+
+    def for_params(self, params: Any) -> Specs:
+        """These specs, with the shapes of the parameters that they are for."""
+        return dataclasses.replace(self, shapes=tuple(_shapes_of(params).items()))
 
     @functools.cached_property
     def _spec_of(self) -> dict[Path, PartitionSpec]:
@@ -92,24 +138,23 @@ class Specs:
         """The axes that the specs name."""
         return sorted({axis for _, spec in self.by_path for axis in axes_of(spec)})
 
-    def of(self, tree: Any, like: Any) -> Any:
+    def of(self, tree: Any, like: Any = None, others: Any = WHOLE) -> Any:
         """The specs of any pytree that holds trees like the parameters, such as an optimizer's.
 
         An array is sharded as the parameter by whose path its own path ends, if its shape, but for
-        leading axes, is the same; others are whole on each device.
+        leading axes, is the same.
 
         Args:
           tree: arrays, or anything with a shape.
-          like: the parameters, or a tree like them.
+          like: the parameters, or a tree like them; None for those that the state was made for.
+          others: what arrays get that are not like a parameter: by default they are whole.
         """
-        shapes = {
-            tuple(path): jnp.shape(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(like)
-        }
+        shapes = dict(self.shapes) if like is None else _shapes_of(like)
 
-        def spec_of(path: Path, leaf: Any) -> PartitionSpec:
+        def spec_of(path: Path, leaf: Any) -> Any:
             shape = jnp.shape(leaf)
             if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):  # a key, a count
-                return PartitionSpec()
+                return others
             for start in range(len(path) + 1):
                 ending = tuple(path[start:])
                 expected = shapes.get(ending)
@@ -118,18 +163,9 @@ class Specs:
                 leading = len(shape) - len(expected)
                 if leading >= 0 and shape[leading:] == expected:
                     return PartitionSpec(*[None] * leading, *self._spec_of[ending])
-            return PartitionSpec()
+            return others
 
         return jax.tree_util.tree_map_with_path(spec_of, tree)
-
-    def shardings(self, stacked: Any, like: Any, mesh: Mesh, axis_name: str) -> Any:
-        """The shardings of node-stacked arrays `[N, ...]`; `like` is node-stacked, too."""
-        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (stacked, like))
-        return jax.tree.map(
-            lambda spec: NamedSharding(mesh, PartitionSpec(axis_name, *spec)),
-            self.of(*one),
-            is_leaf=_is_spec,
-        )
 
     def require(self, params: Any, sizes: Mapping[str, int], may_repeat: bool = False) -> None:
         """Raises `ValueError` unless parameters can be sharded so over inner axes of these sizes.
@@ -148,8 +184,8 @@ class Specs:
                 raise ValueError(
                     "specs must have a PartitionSpec, or None, for every parameter, got none for "
                     f"params{jax.tree_util.keystr(path)}: make them of the parameters, by "
-                    "jax.tree.map or gx.fsdp_specs; parameters that flax annotates are to be "
-                    "nn.unbox(params), with nn.get_partition_spec(params)."
+                    "jax.tree.map or gx.fsdp_specs; of parameters that flax annotates give "
+                    "none, gx.sharded(tx), or nn.unbox them, with nn.get_partition_spec(params)."
                 )
             _require_fits(name, self._spec_of[path], jnp.shape(leaf), sizes)
         parts = jax.tree.leaves(params, is_leaf=lambda part: isinstance(part, optax.MaskedNode))
@@ -364,14 +400,24 @@ def on_shards(
     return call
 
 
-def constrain(tree: Any, specs: Specs | None, like: Any, axis_name: str) -> Any:
-    """`tree`, sharded as `specs` say where XLA partitions the inside of a node.
+def constrain(tree: Any, specs: Specs | None, axis_name: str, like: Any = None) -> Any:
+    """`tree`, with what is like a parameter sharded so, where XLA partitions the inside of a node.
 
     Without it XLA chooses how results are sharded, and may choose whole ones.
+
+    Args:
+      tree: any arrays; those that are like no parameter stay as they are.
+      specs: of the parameters; None changes nothing.
+      axis_name: the axis of the nodes.
+      like: as in `Specs.of`.
     """
     if specs is None or not inner_axes(axis_name):
         return tree
-    return jax.lax.with_sharding_constraint(tree, specs.of(tree, like))
+
+    def constrain_leaf(leaf: Any, spec: PartitionSpec | None) -> Any:
+        return leaf if spec is None else jax.lax.with_sharding_constraint(leaf, spec)
+
+    return jax.tree.map(constrain_leaf, tree, specs.of(tree, like, others=None))
 
 
 @contextlib.contextmanager

@@ -23,7 +23,6 @@ from gossipjax.algorithms.frame.state import add, apply_updates
 from gossipjax.collectives import accumulation_dtype, cast_like
 from gossipjax.last import GRADIENTS, mark
 from gossipjax.overlapped_step import DelayedUpdate, OverlappedUpdate, spmd_by_step
-from gossipjax.sharding import constrain, shard_specs
 from gossipjax.spmd import Nodes, as_nodes, donate_on_accelerators
 from gossipjax.spmd.arguments import (
     Argnums,
@@ -443,8 +442,7 @@ def _make_fused_update(
     ) -> tuple[optax.Params, optax.OptState, Any]:
         grads, aux = gradients(params, *inputs)
         updates, opt_state = tx.update(grads, opt_state, params, step=step)
-        new = apply_updates(params, updates), opt_state
-        return *constrain(new, shard_specs(opt_state), params, nodes.axis_name), aux
+        return apply_updates(params, updates), opt_state, aux
 
     return spmd_by_step(
         update,

@@ -307,24 +307,75 @@ def test_a_run_is_resumed_also_with_another_number_of_nodes(model, tmp_path):
         jax.tree.map(np.testing.assert_array_equal, resumed.params, fresh.params)
 
 
+HALVES = gx.Nodes(
+    mesh=jax.sharding.Mesh(np.array(jax.devices()[: 2 * N]).reshape(N, 2), ("nodes", "fsdp"))
+)
+
+
+def init_boxed():
+    """A layer whose kernel `[4, 6]` is sharded as flax's annotation says."""
+    init = nn.with_partitioning(nn.initializers.ones, (None, "fsdp"))
+    return nn.Dense(6, kernel_init=init).init(KEY, jnp.ones((1, 4)))["params"]
+
+
+def shapes_of_shards(array):
+    return {shard.data.shape for shard in array.addressable_shards}
+
+
 def test_models_that_flax_annotates_are_sharded_inside_a_node():
     """On four nodes of two devices, each of which has a half of the kernel."""
-    init = nn.with_partitioning(nn.initializers.ones, (None, "fsdp"))
-    dense = nn.Dense(6, kernel_init=init)
-
-    def init_boxed():
-        return dense.init(KEY, jnp.ones((1, 4)))["params"]
-
     specs = nn.get_partition_spec(jax.eval_shape(init_boxed))
     tx = optax.chain(optax.sgd(0.1), gx.sharded(gx.sgp(SCHEDULE), specs))
-    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(N, 2), ("nodes", "fsdp"))
-    nodes = gx.Nodes(mesh=mesh)
-    params, opt_state = nodes.init(tx, lambda: nn.unbox(init_boxed()))
-    assert {shard.data.shape for shard in params["kernel"].addressable_shards} == {(1, 4, 3)}
-    model = gx.average_model(params, opt_state, nodes=nodes)
-    assert {shard.data.shape for shard in model["kernel"].addressable_shards} == {(4, 3)}
-    with pytest.raises(ValueError, match=r"nn\.unbox\(params\), with nn\.get_partition_spec"):
-        nodes.init(tx, init_boxed)
+    params, opt_state = HALVES.init(tx, lambda: nn.unbox(init_boxed()))
+    assert shapes_of_shards(params["kernel"]) == {(1, 4, 3)}
+    model = gx.average_model(params, opt_state, nodes=HALVES)
+    assert shapes_of_shards(model["kernel"]) == {(4, 3)}
+    with pytest.raises(ValueError, match=r"annotates give none, gx\.sharded\(tx\), or nn\.unbox"):
+        HALVES.init(tx, init_boxed)
+
+
+def test_a_training_state_of_annotated_parameters_stays_in_parts():
+    """Without specs those of the annotations hold, in a loop of any program of `spmd`."""
+    tx = optax.chain(optax.sgd(0.1, momentum=0.9), gx.sharded(gx.sgp(SCHEDULE)))
+
+    def make_state():
+        return gx.flax.TrainState.create(apply_fn=jnp.dot, params=init_boxed(), tx=tx)
+
+    programs = []
+
+    def train_step(state, x):
+        programs.append(x)
+        grads = jax.grad(lambda params: jnp.dot(x, params["kernel"].value).sum())(state.params)
+        return state.apply_gradients(grads=grads), grads
+
+    run = HALVES.spmd(train_step)
+    state = HALVES.replicate(make_state)
+    for _ in range(3):
+        state, grads = run(state, jnp.ones((N, 2, 4)))
+        for tree in (state.params, state.opt_state[0][0].trace, grads):
+            assert shapes_of_shards(tree["kernel"].value) == {(1, 4, 3)}
+    assert len(programs) == 1
+    model = gx.average_model(state.params, state.opt_state, nodes=HALVES)
+    assert shapes_of_shards(model["kernel"].value) == {(4, 3)}
+    expected = 1 - 0.1 * 2 * (1 + 1.9 + 2.71)  # the gradient is 2 everywhere
+    np.testing.assert_allclose(model["kernel"].value, expected, rtol=1e-6)
+
+
+def test_parameters_without_annotations_need_specs():
+    params = nn.Dense(6).init(KEY, jnp.ones((1, 4)))
+    with pytest.raises(ValueError, match="specs must be given where the parameters are not anno"):
+        gx.sharded(gx.sgp(SCHEDULE)).init(params)
+
+
+def test_specs_of_nnx_annotations():
+    def init():
+        kernel = nnx.with_partitioning(nnx.initializers.ones, (None, "fsdp"))
+        with nnx.use_eager_sharding(False):
+            return nnx.state(nnx.Linear(4, 6, kernel_init=kernel, rngs=nnx.Rngs(0)), nnx.Param)
+
+    tx = optax.chain(optax.sgd(0.1), gx.sharded(gx.sgp(SCHEDULE)))
+    params, _ = HALVES.init(tx, init)
+    assert shapes_of_shards(params["kernel"].get_value()) == {(1, 4, 3)}
 
 
 def test_the_package_is_pickled_by_its_name():

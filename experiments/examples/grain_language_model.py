@@ -74,14 +74,14 @@ def make_batches(windows, batch_size):
     return iter(dataset.batch(batch_size // jax.process_count(), drop_remainder=True))
 
 
-def make_tx(method, specs, size):
+def make_tx(method, size):
     """The optimizer of a node, with the exchange that the method makes."""
     adam = optax.adamw(3e-3)
     if method == "diloco":
         outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
-        return gx.sharded(gx.outer(adam, outer, every=10), specs)  # gossip
+        return gx.sharded(gx.outer(adam, outer, every=10))  # gossip
     schedule = gx.topology.one_peer_exponential(size)  # gossip
-    return optax.chain(adam, gx.sharded(gx.sgp(schedule), specs))  # gossip
+    return optax.chain(adam, gx.sharded(gx.sgp(schedule)))  # gossip
 
 
 def main(method="sgp", steps=150, batch_size=64):
@@ -93,12 +93,11 @@ def main(method="sgp", steps=150, batch_size=64):
     model = Decoder()
     test, train = np.split(read_windows(), [200])
 
-    def init_boxed():
+    def init():
         return model.init(jax.random.key(0), train[:1, :-1])["params"]
 
-    specs = nn.get_partition_spec(jax.eval_shape(init_boxed))
-    tx = make_tx(method, specs, nodes.size)
-    params, opt_state = nodes.init(tx, lambda: nn.unbox(init_boxed()))  # gossip: made in parts
+    tx = make_tx(method, nodes.size)
+    params, opt_state = nodes.init(tx, init)  # gossip: made in parts
     train_step = gx.TrainStep(jax.grad(loss, has_aux=True), tx, nodes=nodes)
     batches = map(nodes.split, make_batches(train, batch_size))
     losses = jnp.zeros(())

@@ -20,7 +20,7 @@ EXCHANGES = (frame.GossipState, ErrorFeedback, frame.OuterState)
 
 
 def sharded(
-    tx: optax.GradientTransformation, specs: Any, axis_name: str = "nodes"
+    tx: optax.GradientTransformation, specs: Any = None, axis_name: str = "nodes"
 ) -> optax.GradientTransformationExtraArgs:
     """Gossip of a model that is sharded inside a node: each device exchanges its own part.
 
@@ -82,7 +82,8 @@ def sharded(
     """
     tx = frame.require_transform(tx, "tx of sharded")
     frame.require_axis_names("sharded", axis_name)
-    whole = _Sharded(tx, Specs.make(specs, axis_name), axis_name)
+    given = None if specs is None else Specs.make(specs, axis_name)
+    whole = _Sharded(tx, given, axis_name)
     return optax.GradientTransformationExtraArgs(whole.init, whole.update)
 
 
@@ -91,20 +92,21 @@ class _Sharded:
     """`init` and `update` of `sharded`."""
 
     tx: optax.GradientTransformationExtraArgs
-    specs: Specs
+    specs: Specs | None  # None for those of annotated parameters
     axis_name: str
 
     def init(self, params: optax.Params) -> ShardedState:
-        self.specs.require(params, inner_axes(self.axis_name))
-        with use_specs(self.specs):
+        specs = self.specs or Specs.of_annotations(params, self.axis_name)
+        specs = specs.for_params(params)
+        specs.require(params, inner_axes(self.axis_name))
+        with use_specs(specs):
             state = self.tx.init(params)
         way_out = "write gx.accumulate(optax.chain(optimizer, gx.sharded(gossip, specs)), every)."
         frame.require_no_accumulation(state, "tx of sharded", way_out)
         _require_axis(self.axis_name, state)
-        _require_same_copies(self.specs, params, state)
-        _require_no_optimizer(self.specs, state)
-        state = constrain(state, self.specs, params, self.axis_name)
-        return ShardedState(state, self.specs)
+        _require_same_copies(specs, params, state)
+        _require_no_optimizer(specs, state)
+        return ShardedState(constrain(state, specs, self.axis_name), specs)
 
     def update(
         self,
@@ -113,24 +115,24 @@ class _Sharded:
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
-        old = _require_own_state(state, self.specs)
-        _require_no_optimizer(self.specs, old)
-        self.specs.require(updates, inner_axes(self.axis_name))
-        with use_specs(self.specs):
+        old, specs = _require_own_state(state, self.specs)
+        _require_no_optimizer(specs, old)
+        specs.require(updates, inner_axes(self.axis_name))
+        with use_specs(specs):
             results = self.tx.update(updates, old, params, **extra_args)
-        updates, new = constrain(results, self.specs, updates, self.axis_name)
-        return updates, ShardedState(new, self.specs)
+        updates, new = constrain(results, specs, self.axis_name)
+        return updates, ShardedState(new, specs)
 
 
-def _require_own_state(state: Any, specs: Specs) -> Any:
-    """Returns the state inside; raises `ValueError` unless it was made for these specs."""
+def _require_own_state(state: Any, specs: Specs | None) -> ShardedState:
+    """Returns the state; raises `ValueError` unless it was made for these specs."""
     frame.require_state(state, ShardedState, "sharded")
-    if state.specs != specs:
+    if specs is not None and state.specs != specs:
         raise ValueError(
             "the state of sharded must have been made with its specs, got one of others: make it "
             "by tx.init(params) of the same chain, or restore a checkpoint into such a state."
         )
-    return state.inner
+    return state
 
 
 def _require_no_optimizer(specs: Specs, state: Any) -> None:

@@ -74,13 +74,13 @@ def is_function(tree: Any) -> bool:
     return callable(tree) and is_leaf
 
 
-def require_no_arguments(make: Callable[..., Any]) -> None:
-    """Raises `ValueError` if a function that makes parameters needs arguments."""
+def require_no_arguments(make: Callable[..., Any], name: str) -> None:
+    """Raises `ValueError` if a function that makes parameters or a state needs arguments."""
     try:
         inspect.signature(make).bind()
     except TypeError as error:
         raise ValueError(
-            "params must be a pytree of arrays, or a function without arguments that returns one, "
+            f"{name} must be a pytree of arrays, or a function without arguments that returns one, "
             f"got {type(make).__name__}, which needs arguments: of a flax.linen module give "
             "module.init(key, x)['params']."
         ) from error

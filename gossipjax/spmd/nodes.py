@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from gossipjax import meshes, processes
-from gossipjax.sharding import constrain, shard_specs
+from gossipjax.sharding import shard_specs
 from gossipjax.spmd._blocks import run_in_blocks
 from gossipjax.spmd.arguments import (
     Argnums,
@@ -268,7 +268,9 @@ class Nodes:
         """Gives every node a copy: `[...]` -> `[N, ...]`, on the devices.
 
         Args:
-          tree: arrays and numbers, such as a `TrainState` of flax or the `nnx.State` of `nnx.Rngs`.
+          tree: arrays and numbers, such as a `TrainState` of flax or the `nnx.State` of `nnx.Rngs`;
+            or a function that returns them. It runs on the devices, each of which makes its own
+            part of what the state of `gx.sharded` in the result says to be sharded inside a node.
           specs: as in `put`.
           fold_in: whether node `i` gets `jax.random.fold_in(key, i)` of each key, so that every
             node draws its own dropout; by default all nodes have the same keys.
@@ -281,9 +283,23 @@ class Nodes:
         >>> bool(keys[1] == jax.random.fold_in(jax.random.key(0), 1))
         True
         """
-        require_numbers(tree, "tree")
-        rows = repeat_rows(tree, len(self.local))
-        return self.put(fold_in_nodes(rows, self.local) if fold_in else rows, specs)
+        shapes = self._shapes(tree, "tree")
+        if not is_function(tree):
+            rows = repeat_rows(tree, len(self.local))
+            return self.put(fold_in_nodes(rows, self.local) if fold_in else rows, specs)
+        inside = shard_specs(shapes) if self.inner_axes and specs is None else None
+        if inside is not None:
+            specs = inside.of(shapes)
+        return make_rows(tree, shapes, specs, self, fold_in)
+
+    def _shapes(self, tree: Any, name: str) -> Any:
+        """The tree, or what a function returns that makes it."""
+        if is_function(tree):
+            require_no_arguments(tree, name)
+            tree = jax.eval_shape(tree)
+        else:
+            require_numbers(tree, name)
+        return tree
 
     @meshes.apart_from_set_mesh
     def split(self, batch: Any, specs: Any = None) -> Any:
@@ -319,25 +335,12 @@ class Nodes:
         """
         require_transform(tx)
         params = meshes.on_auto_axes(params)
-        is_made = is_function(params)
-        if is_made:
-            require_no_arguments(params)
-        else:
-            require_numbers(params, "params")
-        shapes = jax.eval_shape(params) if is_made else params
+        shapes = self._shapes(params, "params")
         specs = shard_specs(jax.eval_shape(tx.init, shapes)) if self.inner_axes else None
-        row_specs = None if specs is None else specs.of(shapes, shapes)
         if specs is not None and self.mesh is not None:
             specs.require(shapes, {name: self.mesh.shape[name] for name in self.inner_axes})
-        if is_made:
-            stacked = make_rows(params, row_specs, self.size, self.mesh, self.axis_name)
-        else:
-            stacked = self.replicate(params, row_specs)
-
-        def init(params: Any) -> Any:
-            return constrain(tx.init(params), specs, params, self.axis_name)
-
-        opt_state = self.run(tx.init, stacked) if specs is None else self.spmd(init)(stacked)
+        stacked = self.replicate(params, None if specs is None else specs.of(shapes))
+        opt_state = self.run(tx.init, stacked)
         require_gradients(self, tx, stacked, opt_state)
         return stacked, opt_state
 

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from gossipjax import meshes, processes
 from gossipjax.last import GRADIENTS, mark, require_applied, showing_arguments, takes_gradients
-from gossipjax.sharding import axes_of
+from gossipjax.sharding import axes_of, constrain, shard_specs
 from gossipjax.spmd.arguments import (
     ArgumentKinds,
     require_all_stacked,
@@ -295,6 +295,7 @@ def run_sharded(
                 for i, shard in shards.items()
             }
             out = fn(*kinds.merge(args, values))
+            out = constrain(out, shard_specs((out, values)), nodes.axis_name)
             return jax.tree.map(lambda x: jnp.asarray(x)[None], out)
 
         mapped = jax.shard_map(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from gossipjax.processes import is_key
-from gossipjax.sharding import Specs
+from gossipjax.sharding import Specs, is_spec
+
+if TYPE_CHECKING:
+    from gossipjax.spmd import Nodes
 
 MAX_SPREAD = 1e-2  # of rows that are copies of one model, relative to its largest value
 
@@ -30,7 +33,7 @@ def repeat_rows(tree: Any, count: int) -> Any:
     return jax.tree.map(repeat, tree)
 
 
-def fold_in_nodes(rows: Any, numbers: list[int]) -> Any:
+def fold_in_nodes(rows: Any, numbers: Sequence[int]) -> Any:
     """Keys `[rows, ...]` with the number of their node folded in; other leaves as they are."""
     found = [is_key(leaf) for leaf in jax.tree.leaves(rows)]
     if not any(found):
@@ -68,18 +71,38 @@ def split_rows(batch: Any, count: int) -> Any:
 
 
 def make_rows(
-    make: Callable[[], Any], specs: Any, size: int, mesh: Mesh | None, axis_name: str
+    make: Callable[[], Any],
+    shapes: Any,
+    specs: Any,
+    nodes: Nodes,
+    fold_in: bool = False,
 ) -> Any:
-    """`make()` for every node, `[N, ...]`: each device makes its part, by `specs` if given."""
+    """`make()` for every node, `[N, ...]`: each device makes its part.
 
-    def make_all() -> Any:
-        return jax.tree.map(lambda x: jnp.broadcast_to(x, (size, *x.shape)), make())
+    Args:
+      make: the function.
+      shapes: what it returned to `jax.eval_shape`; the result has this structure, as static parts
+        of what it returns may differ from call to call.
+      specs: of each leaf, or one for all, or None where nothing is sharded inside a node.
+      nodes: where they run.
+      fold_in: whether each node folds its number in its keys.
+    """
 
-    if mesh is None:
-        return jax.jit(make_all)()
-    if specs is None:
-        return jax.jit(make_all, out_shardings=NamedSharding(mesh, P(axis_name)))()
-    return jax.jit(make_all, out_shardings=_stack_shardings(specs, mesh, axis_name))()
+    def make_all() -> list[jax.Array]:
+        def repeat(leaf: Any) -> jax.Array:
+            return jnp.broadcast_to(leaf, (nodes.size, *jnp.shape(leaf)))
+
+        rows = list(map(repeat, jax.tree.leaves(make())))
+        return fold_in_nodes(rows, range(nodes.size)) if fold_in else rows
+
+    structure = jax.tree.structure(shapes)
+    shardings = None
+    if nodes.mesh is not None:
+        if not is_spec(specs):
+            specs = structure.flatten_up_to(specs)
+        shardings = _stack_shardings(specs, nodes.mesh, nodes.axis_name)
+    leaves = jax.jit(make_all, out_shardings=shardings)()
+    return jax.tree.unflatten(structure, leaves)
 
 
 def shard_rows(rows: Any, specs: Any, mesh: Mesh, axis_name: str) -> Any:
@@ -104,7 +127,7 @@ def _stack_shardings(specs: Any, mesh: Mesh, axis_name: str) -> Any:
     return jax.tree.map(
         lambda spec: NamedSharding(mesh, P(axis_name, *(spec or ()))),
         specs,
-        is_leaf=lambda spec: spec is None or isinstance(spec, P),
+        is_leaf=is_spec,
     )
 
 
