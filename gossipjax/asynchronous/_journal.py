@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import itertools
 import json
+import re
+import shutil
+import threading
 import time
 import uuid
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -18,26 +25,48 @@ from gossipjax.asynchronous._messages import Identity, Mass
 Line = dict[str, Any]
 Parcel = tuple[str, str, int]  # sender, receiver, number
 ADDS = {"found", "receive", "return", "average", "averaged", "revive"}  # events that add weight
-TAKES = {"share", "grant", "hand over", "give up"}
+TAKES = {"share", "grant", "hand over", "give up", "write off"}
 
 
 class Journal:
     """Appends a line of JSON for each event to a file; without a file it does nothing.
 
-    A line is `{"event", "time", "life", "peer", "number", "w", "count", "sum"}`: the event, seconds
-    since 1970, the node's own life, the other one, the number of the parcel or step, and weight,
-    count and the sum over the values of the mass that it adds or takes. `is_continued`: whether the
-    node goes on from what an earlier process has saved.
+    A line is `{"event", "time", "life", "peer", "number", "w", "count", "exponent"}`: the event,
+    seconds since 1970, the node's own life, the other one, the number of the parcel or step, and
+    weight and count of the mass that it adds or takes, in units of `2^exponent`; of `begin`, of
+    what the node holds. `is_continued`: whether it goes on from what an earlier process has saved.
+
+    Files of `MAX_BYTES` go on as `PATH.1.gz`, `PATH.2.gz`, ..., the oldest first. A disk that is
+    full does not end the node: it warns, and says later how many lines are missing.
     """
+
+    MAX_BYTES = 1 << 26
 
     def __init__(self, path: Path | None, is_continued: bool = False):
         self._is_continued = is_continued
         self._life = ""
         self._process = uuid.uuid4().hex
-        self._file: IO[str] | None = None
+        self._path = path
+        self._file: IO[bytes] | None = None
+        self._size = 0
+        self._missing = 0
+        self._packers: list[threading.Thread] = []
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a", buffering=1)
+            self._open(path)
+
+    def _open(self, path: Path) -> None:
+        """Opens the file, without a last line that was cut off where its process was killed."""
+        self._file = path.open("ab+", buffering=0)
+        self._size = self._file.tell()
+        tail = b""
+        if self._size:
+            self._file.seek(max(0, self._size - MAX_LINE_BYTES))
+            tail = self._file.read()
+        cut = len(tail) - (tail.rfind(b"\n") + 1)
+        if cut:
+            self._size -= cut
+            self._file.truncate(self._size)
 
     def begin_life(self, identity: Identity) -> None:
         """The lines that follow are of another life."""
@@ -52,58 +81,134 @@ class Journal:
         line: dict[str, object] = {"event": event, "time": time.time(), "life": self._life}
         line |= {"peer": peer, "number": number}
         if mass is not None:
-            total = float(sum(x.sum(dtype="float64") for x in mass.x))
-            line |= {"w": float(mass.w), "count": float(mass.count), "sum": total}
+            line |= {"w": float(mass.w), "count": float(mass.count)}
+            line |= {"exponent": mass.exponent} if mass.exponent else {}
         self._write(line)
 
     def _write(self, line: dict[str, object]) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps(line) + "\n")
+        if self._file is None or self._path is None:
+            return
+        if self._missing:
+            line = line | {"missing": self._missing}
+        data = json.dumps(line).encode() + b"\n"
+        try:
+            written = self._file.write(data)
+            if written < len(data):
+                self._file.truncate(self._size)
+                raise OSError(f"only {written} of {len(data)} bytes were written")
+        except OSError as error:
+            if not self._missing:
+                warnings.warn(
+                    f"{self._path} cannot be written: {error}. The node goes on; its journal will "
+                    "say how many lines are missing.",
+                    stacklevel=2,
+                )
+            self._missing += 1
+            return
+        self._missing = 0
+        self._size += len(data)
+        if self._size >= self.MAX_BYTES:
+            self._rotate(self._path)
+
+    def _rotate(self, path: Path) -> None:
+        number = 1 + len(_old_parts(path))
+        full = path.with_name(f"{path.name}.{number}")
+        with contextlib.suppress(OSError):
+            path.rename(full)
+            self._file, old = path.open("ab+", buffering=0), self._file
+            self._size = 0
+            if old is not None:
+                old.close()
+            self._packers.append(threading.Thread(target=_pack, args=(full,)))
+            self._packers[-1].start()
 
     def close(self) -> None:
         """Closes the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
+        for packer in self._packers:
+            packer.join()
+
+
+MAX_LINE_BYTES = 1 << 12
+
+
+def _pack(path: Path) -> None:
+    """Replaces a file by its compressed form; where there is no room, it stays."""
+    packed, temporary = path.with_name(f"{path.name}.gz"), path.with_name(f"{path.name}.new")
+    try:
+        with path.open("rb") as source, gzip.open(temporary, "wb") as target:
+            shutil.copyfileobj(source, target)
+        temporary.replace(packed)
+        path.unlink()
+    except OSError:
+        temporary.unlink(missing_ok=True)
+
+
+def _old_parts(path: Path) -> dict[int, Path]:
+    """Number -> an earlier part of a journal, compressed or not."""
+    pattern = re.compile(re.escape(path.name) + r"\.(\d+)(\.gz)?")
+    found = ((pattern.fullmatch(other.name), other) for other in path.parent.glob(f"{path.name}.*"))
+    parts = {int(match[1]): other for match, other in found if match}
+    return dict(sorted(parts.items()))
 
 
 def read_journal(path: Path) -> Iterator[Line]:
-    """Yields the lines of a journal; the last may be cut off, where its process was killed."""
-    lines = path.read_text().split("\n")
-    for number, text in enumerate(lines, 1):
+    """Yields the lines of a journal; the last may be cut off, where its process was killed.
+
+    Raises:
+      ValueError: if another line is no event, or lines are missing, as the disk was full.
+    """
+    for part in (*_old_parts(path).values(), path):
+        with gzip.open(part, "rt") if part.suffix == ".gz" else part.open() as file:
+            yield from _read_lines(part, file)
+
+
+def _read_lines(path: Path, file: Any) -> Iterator[Line]:
+    for number, text in enumerate(file, 1):
         try:
             line = json.loads(text)
-            if {"event", "life"} <= line.keys():
-                yield line
-                continue
+            is_event = {"event", "life"} <= line.keys()
         except (ValueError, AttributeError):
-            if number == len(lines):
+            is_event = False
+            if not text.endswith("\n"):
                 return
-        raise ValueError(f"{path}, line {number} must be an event, got {text[:80]!r}.")
+        if not is_event:
+            raise ValueError(f"{path}, line {number} must be an event, got {text[:80]!r}.")
+        if "missing" in line:
+            raise ValueError(
+                f"{path} must have all events, got none of {line['missing']} lines before line "
+                f"{number}, which could not be written: the disk was full."
+            )
+        yield line
 
 
 class Account(NamedTuple):
-    """Where the push-sum weight of a job is; one founder brought 1."""
+    """Where the push-sum weight of a job is, exactly; one founder brought 1."""
 
-    founded: float  # what founders brought
-    living: dict[int, float]  # place -> what the last life of that place holds
+    founded: Fraction  # what founders brought
+    living: dict[int, Fraction]  # place -> what the last life of that place holds
     # What was sent, and has neither arrived nor been taken back. What a dead life had sent, and
     # nobody takes any more, stays here.
-    in_flight: float
+    in_flight: Fraction
     # What earlier lives held at their end, less what they had applied although its sender took it
     # back, since the acknowledgement was lost.
-    dead: float
+    dead: Fraction
+    written_off: Fraction  # of models that were not finite
 
     @property
     def difference(self) -> float:
         """What is missing (negative) or too much: 0 up to rounding."""
-        return sum(self.living.values()) + self.in_flight + self.dead - self.founded
+        found = sum(self.living.values()) + self.in_flight + self.dead + self.written_off
+        return float(found - self.founded)
 
 
 def account(journals: Iterable[Path]) -> Account:
     """Adds up the weight of a job over what living nodes hold, what is on its way, and the dead.
 
-    `sum living + in flight + dead = founded`, whatever was lost, killed or doubled.
+    `sum living + in flight + dead + written off = founded`, whatever was lost, killed or doubled.
+    What a node holds is what it said itself when it last began a step, and its events since then.
 
     Args:
       journals: the files that the nodes wrote, one for each place.
@@ -114,20 +219,21 @@ def account(journals: Iterable[Path]) -> Account:
     >>> account([]).difference
     0.0
     """
-    held: dict[str, float] = defaultdict(float)
+    held: dict[str, Fraction] = defaultdict(Fraction)
     last: dict[int, str] = {}
-    sent: dict[Parcel, float] = {}
-    received: dict[Parcel, float] = {}
-    returned: dict[Parcel, float] = {}
-    averaged: dict[Parcel, float] = {}  # what answerers gained
-    settled = 0.0  # what askers gained
-    founded = 0.0
+    sent: dict[Parcel, Fraction] = {}
+    received: dict[Parcel, Fraction] = {}
+    returned: dict[Parcel, Fraction] = {}
+    averaged: dict[Parcel, Fraction] = {}  # what answerers gained
+    settled = Fraction()  # what askers gained
+    founded = Fraction()
+    written_off = Fraction()
     for line in (line for path in journals for line in read_journal(path)):
         life = line["life"]
         if line["event"] == "life":
             last[line["place"]] = life
             continue
-        weight = line.get("w", 0.0)
+        weight = Fraction(line.get("w", 0.0)) * Fraction(2) ** line.get("exponent", 0)
         peer = line["peer"]
         number = line["number"]
         outgoing = (life, peer, number)
@@ -135,8 +241,10 @@ def account(journals: Iterable[Path]) -> Account:
         event = line["event"]
         match event:
             case "found":
-                weight = 1.0
+                weight = Fraction(1)
                 founded += 1
+            case "begin" if "w" in line:
+                held[life] = weight
             case "share" | "grant" | "hand over":
                 sent[outgoing] = weight
             case "receive" | "average":
@@ -153,6 +261,8 @@ def account(journals: Iterable[Path]) -> Account:
                 settled += weight
             case "give up":
                 held[f"the dead {life}"] += weight
+            case "write off":
+                written_off += weight
             case "revive":
                 held["the dead"] -= weight
         if event in TAKES:
@@ -167,11 +277,11 @@ def account(journals: Iterable[Path]) -> Account:
         )
     doubled = sum(weight for parcel, weight in received.items() if parcel in returned)
     arrived = received.keys() | returned.keys()
-    in_flight = sum(weight for parcel, weight in sent.items() if parcel not in arrived)
-    living = {place: held.pop(life, 0.0) for place, life in sorted(last.items())}
-    return Account(
-        founded, living, in_flight - sum(averaged.values()) - settled, sum(held.values()) - doubled
-    )
+    in_flight = sum((sent[parcel] for parcel in sent.keys() - arrived), -settled)
+    in_flight -= sum(averaged.values())
+    living = {place: held.pop(life, Fraction()) for place, life in sorted(last.items())}
+    dead = sum(held.values(), Fraction()) - doubled
+    return Account(founded, living, in_flight, dead, written_off)
 
 
 def measure_delays(journals: Iterable[Path]) -> np.ndarray:

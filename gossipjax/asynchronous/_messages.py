@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,11 +17,13 @@ import numpy as np
 
 from gossipjax.wire import FloatCodec, WireLike, require_codec
 
-VERSION = 1
+VERSION = 2
 MAX_HEADER_BYTES = 1 << 22
 MAX_TEXT = 300
 MAX_ENTRIES = 20_000
-KINDS = ("view", "ack", "answer", "dead", "share", "ask", "final", "bye")
+MAX_EXPONENT = 1 << 30
+MAX_PORT = 65535
+KINDS = ("view", "ack", "answer", "refuse", "dead", "gone", "share", "ask", "final", "bye")
 WITH_MASS = ("share", "ask", "final")
 VIEW_FLAGS = {"wants_mass", "begs", "is_ready", "is_finished", "is_drained"}
 
@@ -30,38 +33,59 @@ class Mass:
     """A numerator with its weight; masses are added and divided, and their sum stays.
 
     Attributes:
-      x: the numerator: arrays, or numbers, of any type.
-      w: its push-sum weight; the model is `x / w`.
+      x: the numerator: arrays, or numbers, of any type, in units of `2^exponent`.
+      w: its push-sum weight, in the same units; the model is `x / w`.
       count: the nodes that it stands for. The ratio `w / count` is the same on all nodes but for
         what gossip has not mixed yet: the weight of all living nodes over their number. It scales
         updates, since nodes that die take weight with them, and nodes that join bring none.
+      exponent: as the weight of a job decays with its deaths, nodes choose units in which the ratio
+        is near 1. No bit of the model changes by that.
     """
 
     x: tuple[Any, ...]
     w: Any
     count: Any
+    exponent: int = 0
+
+    def at(self, exponent: int) -> Mass:
+        """The same mass in units of `2^exponent`."""
+        shift = self.exponent - exponent
+        if not shift:
+            return self
+        factor = 2.0 ** min(shift, 1000)
+        return Mass(tuple(a * factor for a in self.x), self.w * factor, self.count, exponent)
+
+    def _in_same_units(self, other: Mass) -> tuple[Mass, Mass]:
+        """Both in the units of the larger; what has no weight has no units of its own."""
+        exponents = [m.exponent for m in (self, other) if m.w] or [self.exponent, other.exponent]
+        return self.at(max(exponents)), other.at(max(exponents))
 
     def __add__(self, other: Mass) -> Mass:
-        x = tuple(a + b for a, b in zip(self.x, other.x, strict=True))
-        return Mass(x, self.w + other.w, self.count + other.count)
-
-    def __sub__(self, other: Mass) -> Mass:
-        x = tuple(a - b for a, b in zip(self.x, other.x, strict=True))
-        return Mass(x, self.w - other.w, self.count - other.count)
+        one, two = self._in_same_units(other)
+        x = tuple(a + b for a, b in zip(one.x, two.x, strict=True))
+        return Mass(x, one.w + two.w, one.count + two.count, one.exponent)
 
     def __neg__(self) -> Mass:
-        return Mass(tuple(-a for a in self.x), -self.w, -self.count)
+        return Mass(tuple(-a for a in self.x), -self.w, -self.count, self.exponent)
+
+    def __sub__(self, other: Mass) -> Mass:
+        return self + -other
 
     def __truediv__(self, divisor: int) -> Mass:
-        return Mass(tuple(a / divisor for a in self.x), self.w / divisor, self.count / divisor)
+        x = tuple(a / divisor for a in self.x)
+        return Mass(x, self.w / divisor, self.count / divisor, self.exponent)
+
+    @property
+    def weight(self) -> float:
+        """`w 2^exponent`; 0 where that is below what a float holds."""
+        return math.ldexp(float(self.w), self.exponent)
 
 
 class Identity(NamedTuple):
-    """One life of a node. Lives are ordered by age: an older one is smaller."""
+    """One life of a node. Where two must not both go on, or be answered, the smaller one is."""
 
-    born: float  # when it joined, in seconds since 1970
-    life: str  # a name that no other life has
     place: int  # the node's number in its job, the same in all its lives
+    life: str  # a name that no other life has
     address: str  # where it listens, `host:port`
 
 
@@ -69,8 +93,10 @@ class View(NamedTuple):
     """What a node knows of the job, and of itself."""
 
     members: tuple[Identity, ...] = ()  # the nodes that it hears
-    deaths: tuple[tuple[Identity, str], ...] = ()  # a node, and the life that it declared dead
-    steps: tuple[tuple[str, int], ...] = ()  # a life, dead or not, and its local steps
+    # A node, the life that it declared dead, and the seconds since then.
+    deaths: tuple[tuple[Identity, str, float], ...] = ()
+    steps: tuple[tuple[int, int], ...] = ()  # a place, and the local steps of its lives
+    finals: tuple[tuple[str, int], ...] = ()  # a life whose mass at the end it has; its version
     wants_mass: bool = False  # it has none
     begs: bool = False  # it asks for half of the receiver's mass
     is_ready: bool = False  # to begin
@@ -85,25 +111,36 @@ class Message(NamedTuple):
 
     `view` says that the sender lives. `share`, `ask`, `final` and `bye` are parcels: numbered for
     each pair of lives, sent again until they are acknowledged, and acted upon once. An `answer`
-    acknowledges an `ask`, an `ack` the others. `dead` says that the receiver was declared dead.
-
+    acknowledges an `ask`, an `ack` the others; `refuse` says why a parcel is not acted upon, ever.
+    `dead` says that the receiver was declared dead, `gone` that another life has its address.
     """
 
     kind: str  # one of `KINDS`
     sender: Identity
     receiver: str | None  # the life that it is for; None is whichever listens at the address
     number: int = 0  # of a parcel, from 1 on, or of the parcel that is acknowledged
-    # Of `share`, the share; of `ask`, `answer` and `final`, a copy of what the sender holds. None
-    # in an `answer` declines.
+    # Of `share`, the share; of `ask`, `answer` and `final`, a copy of what a node holds. None
+    # in an `answer` declines, and stands for a mass that cannot be read.
     mass: Mass | None = None
     view: View | None = None
     applied: int = 0  # of `bye`: the number of the newest parcel that the sender applied
-    steps: int = 0  # the local steps that the sender has made in this life
+    steps: int = 0  # the local steps of the sender's place
     is_narrow: bool = False  # whether the mass is exact in the job's type of the wire
+    text: str = ""  # of `refuse`, the reason; of `gone`, the life
+    origin: Identity | None = None  # of `final`: whose mass it is
+    version: int = 0  # of `final`: which of those that this node had at the end
 
 
 class MessageError(Exception):
     """Bytes are not a message of this job; the text is the reason."""
+
+
+class MisfitError(MessageError):
+    """They are of a node that does not fit into this job; `address` is where it listens."""
+
+    def __init__(self, reason: str, address: str):
+        super().__init__(reason)
+        self.address = address
 
 
 class Format(NamedTuple):
@@ -111,6 +148,7 @@ class Format(NamedTuple):
 
     job: str  # its name
     model: str  # a text that only nodes with the same model have
+    wire: str  # the name of what travels
     sizes: tuple[int, ...]  # of each buffer
     dtypes: tuple[np.dtype, ...]  # in which a node holds each
     wire_dtypes: tuple[np.dtype, ...]  # in which each travels in a share
@@ -121,41 +159,41 @@ class Format(NamedTuple):
 
     @property
     def max_bytes(self) -> int:
-        """The size of the largest frame that is read."""
-        frames = zip(self.sizes, self.dtypes, strict=True)
-        return max(MAX_HEADER_BYTES, *(size * dtype.itemsize for size, dtype in frames))
+        """The size of the largest message that is read."""
+        return MAX_HEADER_BYTES + self.model_bytes
+
+    @property
+    def model_bytes(self) -> int:
+        """The bytes of all buffers, as a node holds them."""
+        return sum(s * dtype.itemsize for s, dtype in zip(self.sizes, self.dtypes, strict=True))
 
 
 def encode(message: Message, job: Format) -> list[Any]:
     """Returns the frames of a message: those of its buffers are not copied where they fit."""
-    header: dict[str, Any] = {
-        "version": VERSION,
-        "job": job.job,
-        "model": job.model,
-        "kind": message.kind,
-        "sender": message.sender,
-        "receiver": message.receiver,
-        "number": message.number,
-        "applied": message.applied,
-        "steps": message.steps,
-        "is_narrow": message.is_narrow,
-    }
+    header: dict[str, Any] = message._asdict() | {"final": message.version, "version": VERSION}
+    header |= {"job": job.job, "model": job.model, "wire": job.wire}
+    del header["mass"], header["view"]
     frames: list[Any] = []
     if message.view is not None:
         header["view"] = message.view._asdict()
     if message.mass is not None:
-        header["weights"] = [float(message.mass.w), float(message.mass.count)]
-        arrays = zip(message.mass.x, job.frame_dtypes(message.is_narrow), strict=True)
+        mass = message.mass
+        header["weights"] = [float(mass.w), float(mass.count), mass.exponent]
+        arrays = zip(mass.x, job.frame_dtypes(message.is_narrow), strict=True)
         frames = [np.ascontiguousarray(x, dtype).view(np.uint8).data for x, dtype in arrays]
     return [json.dumps(header).encode(), *frames]
 
 
 def decode(frames: Sequence[Any], job: Format) -> Message:
-    """Returns the message in these frames; its arrays are views of them."""
+    """Returns the message in these frames; its arrays are views of them.
+
+    Raises:
+      MessageError: if it is none of this job.
+    """
     header = _read_header(frames[0])
     for name, own in (("version", VERSION), ("job", job.job), ("model", job.model)):
-        if header.get(name) != own:
-            raise MessageError(f"of another {name}")
+        _require_same(header, name, own)
+    _require_same(header, "wire", job.wire)
     kind = header.get("kind")
     if kind not in KINDS:
         raise MessageError("of an unknown kind")
@@ -163,13 +201,34 @@ def decode(frames: Sequence[Any], job: Format) -> Message:
     if receiver is not None:
         receiver = _require_text(receiver)
     is_narrow = header.get("is_narrow") is True
-    mass = _read_mass(kind, header.get("weights"), frames[1:], job, is_narrow)
+    text = _require_text(header.get("text") or "-")
+    try:
+        mass = _read_mass(kind, header.get("weights"), frames[1:], job, is_narrow)
+    except MessageError as error:
+        if kind not in WITH_MASS:
+            raise
+        mass, text = None, str(error)  # it is refused, so that its mass returns
     view = _read_view(header.get("view")) if kind == "view" else None
-    number, applied, steps = (
-        _require_count(header.get(name)) for name in ("number", "applied", "steps")
+    number, applied, steps, version = (
+        _require_count(header.get(name)) for name in ("number", "applied", "steps", "final")
     )
     sender = _read_identity(header.get("sender"))
-    return Message(kind, sender, receiver, number, mass, view, applied, steps, is_narrow)
+    origin = None if header.get("origin") is None else _read_identity(header["origin"])
+    return Message(
+        kind, sender, receiver, number, mass, view, applied, steps, is_narrow, text, origin, version
+    )
+
+
+def _require_same(header: dict[str, Any], name: str, own: object) -> None:
+    """Raises `MisfitError` where a node is of another job, if it can be told so."""
+    if header.get(name) == own:
+        return
+    reason = f"of another {name}"
+    try:
+        sender = _read_identity(header.get("sender"))
+    except MessageError:
+        raise MessageError(reason) from None
+    raise MisfitError(reason, sender.address)
 
 
 def _read_header(frame: Any) -> dict[str, Any]:
@@ -192,7 +251,9 @@ def _read_mass(
             raise MessageError("of another shape")
         return None
     match weights:
-        case [float() as w, float() as count] if w >= 0 and math.isfinite(w + count):
+        case [float() as w, float() as count, int() as exponent] if (
+            w >= 0 and math.isfinite(w + count) and abs(exponent) <= MAX_EXPONENT
+        ):
             pass
         case _:
             raise MessageError("with a weight that is none")
@@ -206,7 +267,7 @@ def _read_mass(
     )
     if not all(np.isfinite(buffer).all() for buffer in x):
         raise MessageError("with NaN or infinity")
-    return Mass(x, w, count)
+    return Mass(x, w, count, exponent)
 
 
 def _read_view(view: object) -> View:
@@ -215,20 +276,20 @@ def _read_view(view: object) -> View:
             "members": [*members],
             "deaths": [*deaths],
             "steps": [*steps],
+            "finals": [*finals],
             "query": query,
             "echo": echo,
             **flags,
         } if (
-            max(map(len, (members, deaths, steps))) <= MAX_ENTRIES
+            max(map(len, (members, deaths, steps, finals))) <= MAX_ENTRIES
             and flags.keys() == VIEW_FLAGS
             and all(isinstance(flag, bool) for flag in flags.values())
         ):
-            pairs = [_require_pair(entry) for entry in deaths]
-            counts = [_require_pair(entry) for entry in steps]
             return View(
                 tuple(map(_read_identity, members)),
-                tuple((_read_identity(who), _require_text(life)) for who, life in pairs),
-                tuple((_require_text(life), _require_count(number)) for life, number in counts),
+                tuple(map(_read_death, deaths)),
+                tuple((_require_count(a), _require_count(b)) for a, b in _pairs(steps)),
+                tuple((_require_text(a), _require_count(b)) for a, b in _pairs(finals)),
                 query=_require_count(query),
                 echo=_require_count(echo),
                 **flags,
@@ -236,18 +297,37 @@ def _read_view(view: object) -> View:
     raise MessageError("with a view that is none")
 
 
+def _read_death(death: object) -> tuple[Identity, str, float]:
+    match death:
+        case [declarer, life, float() | int() as age] if 0 <= age < math.inf:
+            return _read_identity(declarer), _require_text(life), float(age)
+    raise MessageError("with a view that is none")
+
+
 def _read_identity(identity: object) -> Identity:
     match identity:
-        case [float() as born, life, place, address] if math.isfinite(born):
-            number = _require_count(place)
-            return Identity(born, _require_text(life), number, _require_text(address))
+        case [place, life, str() as address] if is_address(address):
+            return Identity(_require_count(place), _require_text(life), address)
     raise MessageError("with an identity that is none")
 
 
-def _require_pair(value: object) -> list[Any]:
-    if not isinstance(value, list) or len(value) != 2:
-        raise MessageError("with a view that is none")
-    return value
+def is_address(address: str, may_be_any: bool = False) -> bool:
+    """Whether it is `host:port` in plain letters; port 0, any that is free, if that may be.
+
+    >>> is_address("127.0.0.1:5000"), is_address("[::1]:5000"), is_address("any text")
+    (True, True, False)
+    """
+    host, _, port = address.rpartition(":")
+    is_host = re.fullmatch(r"[A-Za-z0-9.-]{1,253}|\[[0-9a-fA-F:.]{2,45}\]", host) is not None
+    is_port = re.fullmatch(r"[0-9]{1,5}", port) is not None and int(port) <= MAX_PORT
+    return is_host and is_port and (may_be_any or int(port) > 0)
+
+
+def _pairs(values: Sequence[object]) -> list[list[Any]]:
+    for value in values:
+        if not isinstance(value, list) or len(value) != 2:
+            raise MessageError("with a view that is none")
+    return list(values)  # pyright: ignore[reportReturnType]
 
 
 def _require_count(value: object) -> int:

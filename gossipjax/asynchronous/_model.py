@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,7 @@ from gossipjax.collectives import Layout, cast_like
 
 Gradients = Callable[..., tuple[Any, Any]]
 MIN_COUNT = 2 / 3
+MAX_DIGITS = 8  # of the ratio of weight and count, in base 2
 
 
 def unpack(layout: Layout, like: Any, x: Any, w: Any) -> Any:
@@ -36,15 +39,39 @@ def update_scale(mass: Mass) -> Any:
 def make_update(
     tx: optax.GradientTransformationExtraArgs, layout: Layout, like: Any, gradients: Gradients
 ) -> Any:
-    """Returns `(x, w, opt_state, *inputs) -> (u, opt_state, aux)`, compiled; u is the update."""
+    """Returns `(x, w, opt_state, *inputs) -> (u, opt_state, aux, is_finite)`, compiled.
+
+    u is the update. Where it is not finite, it is 0, and `opt_state` stays as it was.
+    """
 
     def update(x: Any, w: Any, opt_state: Any, *inputs: Any) -> Any:
         params = unpack(layout, like, x, w)
         grads, aux = gradients(params, *inputs)
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return tuple(layout.pack(updates)), opt_state, aux
+        updates, new_state = tx.update(grads, opt_state, params)
+        buffers = tuple(layout.pack(updates))
+        is_finite = are_finite(buffers)
+
+        def keep(new: Any, old: Any) -> Any:
+            return jnp.where(is_finite, new, old)
+
+        zeros = jax.tree.map(jnp.zeros_like, buffers)
+        kept = jax.tree.map(keep, (buffers, new_state), (zeros, opt_state))
+        return *kept, aux, is_finite
 
     return jax.jit(update, donate_argnums=2)
+
+
+def are_finite(buffers: Any) -> jax.Array:
+    """Whether all numbers are."""
+    return functools.reduce(jnp.logical_and, [jnp.isfinite(b).all() for b in buffers])
+
+
+def rescale(mass: Mass) -> Mass:
+    """The same mass in units in which weight and count are alike, if they are far apart."""
+    if not (mass.w > 0 and mass.count > 0):
+        return mass
+    digits = math.log2(mass.w / mass.count)
+    return mass if abs(digits) < MAX_DIGITS else mass.at(mass.exponent + round(digits))
 
 
 @jax.jit
@@ -70,12 +97,16 @@ def advance(
     update: tuple[Any, ...],
     scale: Any,
     wires: tuple[np.dtype, ...] | None,
-) -> tuple[Any, Any]:
-    """Adds what has arrived, if anything, and the update; halves the sum, if there are `wires`."""
+) -> tuple[Any, Any, jax.Array]:
+    """Adds what has arrived, if anything, and the update; halves the sum, if there are `wires`.
+
+    Returns what is kept, the other half, and whether the sum is finite.
+    """
     if arrived is not None:
         x = add(x, arrived)
     x = add(x, update, scale)
-    return (x, None) if wires is None else split(x, wires)
+    kept, shared = (x, None) if wires is None else split(x, wires)
+    return kept, shared, are_finite(x)
 
 
 class Holding:
@@ -91,36 +122,34 @@ class Holding:
         self._owns_change = False
 
     @property
-    def weight(self) -> float:
-        """The push-sum weight that is held."""
-        return float(self.mass.w + (0.0 if self._change is None else self._change.w))
-
-    @property
-    def count(self) -> float:
-        """The nodes that what is held stands for."""
-        return float(self.mass.count + (0.0 if self._change is None else self._change.count))
+    def total(self) -> Mass:
+        """Weight and count of what is held, without the numerator."""
+        own = dataclasses.replace(self.mass, x=())
+        return own if self._change is None else own + dataclasses.replace(self._change, x=())
 
     def read(self) -> Mass:
         """Returns a copy on the host, which does not change."""
-        mass = Mass(tuple(map(np.asarray, self.mass.x)), self.mass.w, self.mass.count)
+        mass = dataclasses.replace(self.mass, x=tuple(map(np.asarray, self.mass.x)))
         return mass if self._change is None else mass + self._change
 
     def add(self, mass: Mass) -> None:
         """Adds to what is held, at the next merge; narrow values are widened first."""
+        if not self.total.w:  # it has no units of its own
+            self.mass = dataclasses.replace(self.mass, exponent=mass.exponent)
+        elif mass.exponent > self.mass.exponent + MAX_DIGITS:
+            self.mass = self.merge().at(mass.exponent)
+        mass = mass.at(self.mass.exponent)
         arrays = zip(mass.x, self.mass.x, strict=True)
-        mass = Mass(
-            tuple(np.asarray(x).astype(own.dtype, copy=False) for x, own in arrays),
-            mass.w,
-            mass.count,
-        )
+        x = tuple(np.asarray(a).astype(own.dtype, copy=False) for a, own in arrays)
+        mass = dataclasses.replace(mass, x=x)
         if self._change is None:
             self._change = mass
             self._owns_change = False
         elif self._owns_change:
-            for total, x in zip(self._change.x, mass.x, strict=True):
-                np.add(total, x, out=total)
-            total = Mass((), self._change.w, self._change.count) + Mass((), mass.w, mass.count)
-            self._change = Mass(self._change.x, total.w, total.count)
+            for a, b in zip(self._change.x, x, strict=True):
+                np.add(a, b, out=a)
+            sums = dataclasses.replace(self._change, x=()) + dataclasses.replace(mass, x=())
+            self._change = dataclasses.replace(sums, x=self._change.x)
         else:
             self._change = self._change + mass
             self._owns_change = True
@@ -128,34 +157,37 @@ class Holding:
     def take(self) -> Mass:
         """Returns all that is held, on the host; nothing is left, not even by rounding."""
         mass = self.read()
-        self.mass = Mass(tuple(jnp.zeros_like(x) for x in self.mass.x), 0.0, 0.0)
+        zeros = tuple(jnp.zeros_like(x) for x in self.mass.x)
+        self.mass = Mass(zeros, 0.0, 0.0, self.mass.exponent)
         self._change = None
         return mass
 
     def merge(self) -> Mass:
         """Adds the changes to the buffers on the device; returns what is held."""
-        change = self._change
-        if change is not None:
-            x = add(self.mass.x, change.x)
-            self.mass = Mass(x, self.mass.w + change.w, self.mass.count + change.count)
+        if self._change is not None:
+            x = add(self.mass.x, self._change.x)
+            self.mass = dataclasses.replace(self.total, x=x)
             self._change = None
+        self.mass = rescale(self.mass)
         return self.mass
+
+    def is_finite(self) -> bool:
+        """Whether the model is."""
+        return bool(are_finite(self.merge().x))
 
     def update(self, change: tuple[Any, ...], wires: Any | None) -> Mass | None:
         """Adds what has arrived, and the update of a step.
 
-        With `wires`, the types of the wire, half of the sum is taken out and returned, on the host.
+        With `wires`, the types of the wire, half of the sum is taken out and returned, on the host,
+        unless it is not finite.
         """
-        arrived = self._change
-        total = Mass((), self.mass.w, self.mass.count)
-        if arrived is not None:
-            total += Mass((), arrived.w, arrived.count)
+        total = self.total
+        arrays = None if self._change is None else self._change.x
         self._change = None
-        arrays = None if arrived is None else arrived.x
-        kept, shared = advance(self.mass.x, arrays, change, update_scale(total), wires)
-        if wires is None:
-            self.mass = Mass(kept, total.w, total.count)
+        kept, shared, ok = advance(self.mass.x, arrays, change, update_scale(total), wires)
+        self.mass = dataclasses.replace(total, x=kept)
+        if wires is None or not ok:
             return None
         half = total / 2
-        self.mass = Mass(kept, total.w - half.w, total.count - half.count)
-        return Mass(tuple(map(np.asarray, shared)), half.w, half.count)
+        self.mass = dataclasses.replace(half, x=kept)
+        return dataclasses.replace(half, x=tuple(map(np.asarray, shared)))

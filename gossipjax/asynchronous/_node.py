@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import ipaddress
 import itertools
 import math
+import socket
 import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +22,11 @@ import optax
 
 from gossipjax import launch
 from gossipjax.asynchronous._journal import Journal
-from gossipjax.asynchronous._messages import Format, Identity, Mass, wire_types
+from gossipjax.asynchronous._messages import Format, Identity, Mass, is_address, wire_types
 from gossipjax.asynchronous._model import Gradients, Holding, add, advance, make_update, unpack
 from gossipjax.asynchronous._participant import Participant
 from gossipjax.asynchronous._service import Service
+from gossipjax.asynchronous._transfer import FIRST_PIECE
 from gossipjax.asynchronous.algorithms import Algorithm
 from gossipjax.collectives import Layout, require_floats
 from gossipjax.spmd.arguments import require_transform
@@ -32,9 +35,13 @@ from gossipjax.wire import WireLike
 
 # A node that is much faster than the others would send nearly all that it holds.
 MIN_SHARED_COUNT = 0.5
+LIFE_LETTERS = 16  # of the name of a life
 MAX_GRADIENTS = 32  # different functions that a node compiles
-MAX_PORT = 65535
 MIN_PATIENCE = 0.1  # seconds
+AVERAGE_SECONDS = 600.0
+# Models of which a larger one has a single message on its way at a time, and others one for each
+# peer: a node needs memory for what is on its way.
+MAX_BYTES_ON_WAY = 1 << 24
 
 
 def join(
@@ -53,6 +60,7 @@ def join(
     journal: Path | None = None,
     opt_state: Any = None,
     steps: int = 0,
+    nonfinite: Literal["raise", "skip"] = "raise",
 ) -> Node:
     """Joins a job of asynchronous nodes, or starts one.
 
@@ -73,6 +81,8 @@ def join(
       journal: a file to which every event is appended, for `replay`.
       opt_state: the state of an earlier life or job, to go on with; None is a new one.
       steps: the local steps of an earlier job, which `Node.total_steps` counts, too.
+      nonfinite: what a step does whose update is NaN or infinite, which is never applied: `raise`
+        an error, or `skip` the step and count it.
 
     Returns:
       The node, whose thread receives from now on.
@@ -104,6 +114,8 @@ def join(
     if not MIN_PATIENCE <= patience < math.inf:
         raise ValueError(f"patience must be seconds >= {MIN_PATIENCE}, got {patience!r}.")
     require_transform(tx)
+    if nonfinite not in ("raise", "skip"):
+        raise ValueError(f"nonfinite must be 'raise' or 'skip', got {nonfinite!r}.")
     if not isinstance(algorithm, Algorithm):
         raise ValueError(f"algorithm must be sgp() or adpsgd(), got {algorithm!r}.")
     require_floats(params, "params")
@@ -114,7 +126,8 @@ def join(
     shapes = [(jnp.shape(x), str(jnp.result_type(x))) for x in jax.tree.leaves(params)]
     model = f"{jax.tree.structure(params)} {shapes}"
     digest = hashlib.sha256(model.encode()).hexdigest()
-    form = Format(job, digest, tuple(layout.sizes), tuple(layout.dtypes), wires)
+    names = " ".join(map(str, wires))
+    form = Format(job, digest, names, tuple(layout.sizes), tuple(layout.dtypes), wires)
     return Node(
         tx,
         params,
@@ -129,6 +142,8 @@ def join(
         Journal(journal, is_continued=opt_state is not None or steps > 0),
         opt_state,
         steps,
+        nonfinite == "skip",
+        max(1, MAX_BYTES_ON_WAY // form.model_bytes) if form.model_bytes > FIRST_PIECE else None,
     )
 
 
@@ -136,6 +151,7 @@ class Statistics(NamedTuple):
     """What a node has done in its lives."""
 
     steps: int  # local ones
+    skipped: int  # of them, since the update was not finite
     sent: int  # shares, or averages asked for
     kept: int  # steps at which it sent nothing: its peer had not acknowledged the last message
     staleness: float  # the mean number of local steps until a message was acknowledged
@@ -165,6 +181,8 @@ class Node:
         journal: Journal,
         opt_state: Any,
         steps: int,
+        skips: bool,
+        max_on_way: int | None,
     ):
         self.address = service.address
         self.place = place
@@ -177,7 +195,8 @@ class Node:
         opt_state = self._tx.init(params) if opt_state is None else opt_state
         self._opt_state = jax.tree.map(jnp.copy, opt_state)
         self._updates: dict[Gradients, Any] = {}
-        self._sent = self._kept = self._acknowledged = self._staleness = 0
+        self._skips = skips
+        self._skipped = self._sent = self._kept = self._acknowledged = self._staleness = 0
         self._on_way: dict[str, int] = {}
         x = layout.pack(params if is_founder else jax.tree.map(jnp.zeros_like, params))
         self._holding = Holding(Mass(tuple(map(jnp.copy, x)), float(is_founder), float(is_founder)))
@@ -191,15 +210,16 @@ class Node:
             self._make_life,
             self._journal.add,
             is_founder,
+            max_on_way,
         )
-        self._participant.steps[self._participant.identity.life] = steps
+        self._participant.steps[place] = steps
         self._patience = patience
         self._steps = 0
         self._is_open = True
         self._service.start(self._participant)
 
     def _make_life(self) -> Identity:
-        identity = Identity(time.time(), uuid.uuid4().hex, self.place, self.address)
+        identity = Identity(self.place, uuid.uuid4().hex[:LIFE_LETTERS], self.address)
         self._journal.begin_life(identity)
         return identity
 
@@ -228,11 +248,12 @@ class Node:
         with self._service.lock:
             return Statistics(
                 self._steps,
+                self._skipped,
                 self._sent,
                 self._kept,
                 self._staleness / max(1, self._acknowledged),
                 self._service.sent_bytes,
-                self._holding.weight,
+                self._holding.total.weight,
                 self._participant.dropped | self._service.all_dropped,
             )
 
@@ -253,26 +274,47 @@ class Node:
         Raises:
           RuntimeError: if the node has left, or its thread ended by an error.
           TimeoutError: if no living node answers.
+          FloatingPointError: if the update is not finite, unless such steps are skipped. The node
+            and its optimizer state are as they were. A model that is not finite is written off
+            either way: the node goes on as one that has just joined.
         """
-        self.wait_for_mass()
-        launch.advance(self._steps, slow=gradients not in self._updates)
-        with self._service.lock:
-            self._service.require_running()
-            participant = self._participant
-            mass = self._holding.merge()
-            life = participant.identity.life
-            self._journal.add("begin", life, self._steps, None)
+        mass, life = self._begin(gradients)
         update = self._get_update(gradients)
-        change, self._opt_state, aux = update(mass.x, mass.w, self._opt_state, *inputs)
-        jax.block_until_ready(change)
+        result = update(mass.x, mass.w, self._opt_state, *inputs)
+        change, self._opt_state, aux, is_finite = result
+        is_finite = bool(is_finite)
         with self._service.lock:
             self._steps += 1
+            self._skipped += not is_finite
+            participant = self._participant
             if participant.identity.life == life:
-                self._journal.add("end", life, self._steps - 1, None)
-                self._send(participant.steps[life], change)
                 participant.count_step()
+                if is_finite:
+                    self._journal.add("end", life, self._steps - 1, None)
+                    self._send(self._steps - 1, change)
+                elif not self._holding.is_finite():
+                    participant.write_off(time.monotonic())
         self._service.wake()
+        if not (is_finite or self._skips):
+            raise FloatingPointError(
+                f"the update of step {self._steps - 1} must be finite, got NaN or infinity at "
+                f"place {self.place}; it was not applied: lower the learning rate, or join with "
+                "nonfinite='skip', which leaves such steps out and counts them."
+            )
         return aux
+
+    def _begin(self, gradients: Gradients) -> tuple[Mass, str]:
+        """Waits until it holds something; returns what, and the life that does."""
+        while True:
+            self.wait_for_mass()
+            launch.advance(self._steps, slow=gradients not in self._updates)
+            with self._service.lock:
+                self._service.require_running()
+                if not self._participant.wants_mass:  # it may have been given up meanwhile
+                    mass = self._holding.merge()
+                    life = self._participant.identity.life
+                    self._journal.add("begin", life, self._steps, mass)
+                    return mass, life
 
     @property
     def opt_state(self) -> Any:
@@ -287,7 +329,8 @@ class Node:
     def final_models(self) -> dict[int, Any]:
         """Place -> the model of that node at the end, after `average`; of all that lived then."""
         with self._service.lock:
-            masses = {who.place: mass for who, mass in self._participant.finals.items() if mass.w}
+            finals = self._participant.finals.items()
+            masses = {who.place: mass for who, (_, mass) in finals if mass.w}
         return {place: self._unpack(masses[place].x, masses[place].w) for place in sorted(masses)}
 
     def warm_up(self, gradients: Gradients, *inputs: Any) -> None:
@@ -323,12 +366,37 @@ class Node:
         if not self._is_open:
             raise RuntimeError("the node has left: join again.")
         seconds = 10 * self._patience if timeout is None else timeout
-        if not self._service.wait_until(lambda: not self._participant.wants_mass, seconds):
+        participant, misfits = self._participant, self._service.misfits
+
+        def is_over() -> bool:
+            is_refused = bool(misfits) and misfits.keys() >= participant.contacts.keys()
+            return not participant.wants_mass or is_refused
+
+        self._service.wait_until(is_over, seconds)
+        if participant.wants_mass:
+            with self._service.lock:
+                contacts = sorted(participant.contacts)
+            answers = "; ".join(self._explain_silence(address) for address in contacts)
             raise TimeoutError(
-                f"a living node must answer within {seconds:g} seconds, got none from "
-                f"{', '.join(sorted(self._participant.contacts)) or 'no address'}: give the "
-                "address of one that lives."
+                f"a living node must answer within {seconds:g} seconds, got none: "
+                f"{answers or 'there is no address'}. Give the address of one that lives."
             )
+
+    def _explain_silence(self, address: str) -> str:
+        """Says why nothing came from an address."""
+        if address in self._service.misfits:
+            return f"{address} says that this node is {self._service.misfits[address]}"
+        with self._service.lock:
+            heard = [p for p in self._participant.peers.values() if p.identity.address == address]
+        if heard:
+            return f"{address} answers, but has nothing to give"
+        host, _, port = address.rpartition(":")
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((host.strip("[]"), int(port)), 1),
+        ):
+            return f"{address} listens, but does not speak with this node: is its secret another?"
+        return f"nobody listens at {address}"
 
     def _send(self, step: int, change: Any) -> None:
         """Adds the update of a step, and sends what the algorithm sends after it."""
@@ -338,14 +406,16 @@ class Node:
         self._count_acknowledged()
         now = time.monotonic()
         averages = self._algorithm.averages
-        is_low = not averages and holding.count < MIN_SHARED_COUNT
+        is_low = not averages and holding.total.count < MIN_SHARED_COUNT
         is_free = peer is not None and not is_low and peer in participant.list_free_peers()
         half = holding.update(change, self._wires if is_free and not averages else None)
         self._kept += peer is not None and not is_free
         if peer is None or not is_free:
             return
-        if half is None:
+        if averages:
             self._sent += participant.ask(peer, now)
+        elif half is None:  # what it holds is not finite
+            participant.write_off(now)
         else:
             participant.share(peer, half, now)
             self._sent += 1
@@ -374,15 +444,17 @@ class Node:
     def _unpack(self, x: Any, w: Any) -> Any:
         return unpack(self._layout, self._like, [jnp.asarray(buffer) for buffer in x], w)
 
-    def average(self, timeout: float | None = None) -> Any:
+    def average(self, timeout: float | None = AVERAGE_SECONDS) -> Any:
         """Ends the training of this node; returns the average model of all that live.
 
-        It waits until all nodes that it hears have called this and nothing is on its way:
-        `sum x / sum w`, the same on all of them. Without a `timeout` in seconds it waits as long as
-        others train.
+        It waits until all nodes of the job have called this, nothing is on its way, and all know
+        the same of what each holds: `sum x / sum w`, the same on all of them. Nodes that do not
+        hear each other learn it from those that hear both. `final_models` has the places. Without
+        a `timeout` in seconds it waits as long as others train.
 
         Raises:
-          TimeoutError: if it takes longer.
+          TimeoutError: if it takes longer; it says of each node why.
+          RuntimeError: if nobody holds anything.
         """
         participant = self._participant
         with self._service.lock:
@@ -390,13 +462,16 @@ class Node:
         self._service.wake()
         if not self._service.wait_until(lambda: participant.has_finals, timeout):
             with self._service.lock:
-                places = ", ".join(map(str, participant.list_unfinished()))
+                missing = "; ".join(participant.explain_missing())
             raise TimeoutError(
-                f"all nodes must end within {timeout:g} seconds, got no end of those at the places "
-                f"{places}: give more time, or leave."
+                f"all nodes must end within {timeout:g} seconds, got no end of these: "
+                f"{missing or 'what this node sent has not arrived'}. Give more time, or leave."
             )
         with self._service.lock:
-            total = functools.reduce(Mass.__add__, participant.finals.values())
+            masses = [mass for _, mass in participant.finals.values()]
+        total = functools.reduce(Mass.__add__, masses)
+        if not total.w:
+            raise RuntimeError("a node must hold something at the end, got none that does.")
         return self._unpack(total.x, total.w)
 
     def leave(self, timeout: float | None = None) -> None:
@@ -427,9 +502,7 @@ class Node:
 
 def _require_addresses(listen: str, addresses: Sequence[str]) -> None:
     for name, value in (("listen", listen), *(("address", value) for value in addresses)):
-        host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
-        is_port = port.isascii() and port.isdigit() and int(port) <= MAX_PORT
-        if not host or not is_port or (name == "address" and not int(port)):
+        if not isinstance(value, str) or not is_address(value, may_be_any=name == "listen"):
             raise ValueError(f"{name} must be HOST:PORT, got {value!r}: as in 127.0.0.1:5000.")
 
 

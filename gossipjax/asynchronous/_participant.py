@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 from gossipjax.asynchronous._messages import Identity, Mass, Message, View
@@ -18,7 +18,11 @@ from gossipjax.asynchronous._messages import Identity, Mass, Message, View
 BEATS = 10  # messages that say that a node lives, in the time after which it is declared dead
 EARLY_BEATS = 50  # the same, while nodes meet
 MIN_KEPT = 8  # an average is declined where less than this part of the weight might be left
-MAX_LIVES = 10_000  # that a node remembers
+MAX_LIVES = 100_000  # whose deaths a node remembers
+# In units of the time after which a node is declared dead: for how long its death is told, and
+# addresses of which nothing is heard are tried.
+MEMORY = 10
+MAX_PLACES = 10_000
 
 
 @dataclasses.dataclass
@@ -36,7 +40,8 @@ class Peer:
     # After this node was stopped for a while: the number that the peer must send back before its
     # parcels count; 0 is none.
     query: int = 0
-    has_final: bool = False  # it was sent what this node holds at the end
+    # Life -> the version of what that held at the end, which this peer was sent.
+    finals: dict[str, int] = dataclasses.field(default_factory=dict)
     waits: bool = False  # it asked for half of what this node holds, and still has nothing
 
 
@@ -65,24 +70,31 @@ class Participant:
         new_life: Callable[[], Identity],
         journal: Callable[[str, str, int, Mass | None], None],
         is_founder: bool,
+        max_on_way: int | None = None,
     ):
         self.identity = identity
         self.peers: dict[str, Peer] = {}  # life -> what is known of it, while it is heard
-        self.steps: dict[str, int] = {identity.life: 0}  # life -> local steps, as far as known
+        # Place -> local steps of all its lives, as far as known.
+        self.steps: dict[int, int] = {identity.place: 0}
         self.outbox: list[tuple[str, Message]] = []  # messages to be sent, with their addresses
         self.dropped: dict[str, int] = {}  # reason -> messages that were not acted upon
         self.gone: list[str] = []  # addresses to which nothing that waits needs to be sent
-        self.contacts = set(contacts) - {identity.address}
-        self.finals: dict[Identity, Mass] = {}  # what each node held at the end, once it said so
+        # Address -> when it was last named; those that were given are tried for ever.
+        self.contacts = dict.fromkeys(set(contacts) - {identity.address}, now)
+        # What each life held at the end, once it is known, and which version of that it is.
+        self.finals: dict[Identity, tuple[int, Mass]] = {}
         self.is_ready = False
         self.is_finished = False  # makes no more steps and sends no more shares
+        self._given = frozenset(self.contacts)
         self._holder = holder
         self._patience = patience
         self._new_life = new_life
         self._journal = journal
+        self._max_on_way = max_on_way  # parcels with a mass; None is one for each peer
         self._declared: dict[str, Identity] = {}  # dead, says this node
-        self._deaths: dict[tuple[Identity, str], None] = {}  # says any node
-        self._left: set[str] = set()
+        # A node, the life that it declared dead, and when; of all nodes, for a while.
+        self._deaths: dict[tuple[Identity, str], float] = {}
+        self._left: dict[str, None] = {}
         self._is_leaving = False
         self._said_goodbye = False
         self._wants_mass_since = None if is_founder else now
@@ -91,6 +103,7 @@ class Participant:
         self._queries = itertools.count(1)
         self._last_tick = now
         self._next_beat = now
+        self._next_call = now  # of addresses that were given and are silent
         self._last_beg = now - patience
         journal("found" if is_founder else "join", identity.life, 0, None)
 
@@ -109,7 +122,7 @@ class Participant:
         """Whether so many nodes, itself included, are ready to begin, or one has begun."""
         views = [peer.view for peer in self.peers.values() if peer.view.is_ready]
         heard = [len(views), *(len(view.members) for view in views)]
-        has_begun = any(self.steps.get(life) for life in self.peers)
+        has_begun = any(self.steps.get(peer.identity.place) for peer in self.peers.values())
         return self.is_ready and (has_begun or min(heard) + 1 >= count)
 
     @property
@@ -131,14 +144,36 @@ class Participant:
 
     @property
     def has_finals(self) -> bool:
-        """Whether it knows what every node holds at the end."""
-        living = {self.identity, *(peer.identity for peer in self.peers.values())}
-        return self.all_are_drained and living <= self.finals.keys()
+        """Whether it knows what every node holds at the end, and all that it hears know the same.
 
-    def list_unfinished(self) -> list[int]:
-        """Returns the places of the nodes whose mass at the end it does not know."""
-        peers = (peer.identity for peer in self.peers.values())
-        return sorted(peer.place for peer in peers if peer not in self.finals)
+        A node that it does not hear counts if a peer hears it.
+        """
+        return self.all_are_drained and not self.explain_missing()
+
+    def explain_missing(self) -> list[str]:
+        """Says of each node whose end is not known to all yet why that is so."""
+        reasons = [f"place {who.place}: not heard here" for who in self._list_indirect()]
+        known = {(who.life, version) for who, (version, _) in self.finals.items()}
+        for peer in sorted(self.peers.values(), key=lambda peer: peer.identity.place):
+            place = f"place {peer.identity.place}:"
+            if not peer.view.is_finished:
+                steps = self.steps.get(peer.identity.place, 0)
+                reasons.append(f"{place} still trains, at step {steps}")
+            elif not peer.view.is_drained:
+                reasons.append(f"{place} waits until what it sent has arrived")
+            elif peer.identity not in self.finals:
+                reasons.append(f"{place} has not said what it holds")
+            elif set(peer.view.finals) != known:
+                reasons.append(f"{place} does not know the end of all others")
+        return reasons
+
+    def _list_indirect(self) -> Iterator[Identity]:
+        """Yields the lives that a peer hears and this node does not, and whose end it lacks."""
+        members = {who for peer in self.peers.values() for who in peer.view.members}
+        for who in sorted(members - self.finals.keys() - {self.identity}):
+            is_over = who.life in self._declared or who.life in self._left
+            if who.life not in self.peers and not is_over:
+                yield who
 
     # What the training loop asks for.
 
@@ -148,7 +183,13 @@ class Participant:
         self._next_beat = now
 
     def list_free_peers(self) -> list[Identity]:
-        """Returns the nodes that may be sent a parcel: with none on its way to them."""
+        """Returns the nodes that may be sent a parcel: with none on its way to them.
+
+        Of a large model only few are on their way to all of them together.
+        """
+        on_way = sum(peer.parcel is not None for peer in self.peers.values())
+        if self._max_on_way is not None and on_way >= self._max_on_way:
+            return []
         return [
             peer.identity
             for peer in self.peers.values()
@@ -169,7 +210,7 @@ class Participant:
 
     def count_step(self) -> None:
         """Counts a local step."""
-        self.steps[self.identity.life] += 1
+        self.steps[self.identity.place] += 1
 
     # What arrives.
 
@@ -177,8 +218,12 @@ class Participant:
         """Acts on a message."""
         self._notice_absence(now)
         sender = message.sender
-        if message.receiver not in (None, self.identity.life) or sender.life == self.identity.life:
+        if sender.life == self.identity.life:
+            self._drop("of this node itself")
+        elif message.receiver not in (None, self.identity.life):
             self._drop("of an earlier life")
+            gone = Message("gone", self.identity, sender.life, text=message.receiver)
+            self.outbox.append((sender.address, gone))
         elif sender.life in self._left:
             self._acknowledge_goodbye(message)
         elif sender.life in self._declared:
@@ -186,15 +231,23 @@ class Participant:
         else:
             peer = self.peers.get(sender.life) or self._meet(sender, now)
             peer.heard = now
-            self._learn_steps(sender.life, message.steps)
+            self._learn_steps(sender.place, message.steps)
             self._dispatch(peer, message, now)
+
+    def note_progress(self, address: str, now: float) -> None:
+        """Notes that a piece of a message came from an address, or arrived there."""
+        for peer in self.peers.values():
+            if peer.identity.address == address:
+                peer.heard = peer.parcel_time = now
 
     def _dispatch(self, peer: Peer, message: Message, now: float) -> None:
         if message.kind == "view" and message.view is not None:
             self._learn(peer, message.view, now)
         elif message.kind == "dead":
             self._give_up(now)
-        elif message.kind in ("ack", "answer"):
+        elif message.kind == "gone":
+            self._bury(message, peer.identity.address)
+        elif message.kind in ("ack", "answer", "refuse"):
             self._settle(peer, message)
             self._give(now)  # what was promised to a peer can be spared now
         elif peer.query:
@@ -214,14 +267,17 @@ class Participant:
             return
         peer.applied = message.number
         reply = Message("ack", self.identity, peer.identity.life, message.number)
-        if message.kind == "ask":
+        if message.kind != "bye" and message.mass is None:
+            self._drop(message.text)
+            reply = reply._replace(kind="refuse", text=message.text)
+        elif message.kind == "ask":
             reply = reply._replace(kind="answer", mass=self._average(peer, message))
         elif message.kind == "share" and message.mass is not None:
             self._journal("receive", peer.identity.life, message.number, message.mass)
             self._holder.add(message.mass)
             self._admit(message.mass)
         elif message.kind == "final" and message.mass is not None:
-            self.finals[peer.identity] = message.mass
+            self._learn_final(message.origin or peer.identity, message.version, message.mass)
         peer.reply = reply
         self._send(peer, reply)
 
@@ -231,7 +287,9 @@ class Participant:
         # Two asks that cross would swap what the two hold: the elder one's counts.
         crosses = peer.parcel is not None and peer.parcel.kind == "ask"
         is_won = crosses and self.identity < peer.identity
-        is_affordable = message.mass is not None and self._is_affordable(mine, message.mass.w)
+        is_affordable = message.mass is not None and self._is_affordable(
+            mine, message.mass.at(mine.exponent).w
+        )
         if change is None or is_won or not is_affordable:
             self._journal("decline", peer.identity.life, message.number, None)
             return None
@@ -243,6 +301,12 @@ class Participant:
         parcel = peer.parcel
         if parcel is None or parcel.number != message.number:
             self._drop("doubled")
+            return
+        if message.kind == "refuse":
+            self._drop(f"refused by place {peer.identity.place}: {message.text}")
+            if parcel.kind == "ask":
+                self._journal("declined", peer.identity.life, message.number, None)
+            self._return(peer)
             return
         peer.parcel = None
         if parcel.kind == "bye":
@@ -258,27 +322,29 @@ class Participant:
     # Who comes.
 
     def _meet(self, sender: Identity, now: float) -> Peer:
-        self.contacts.add(sender.address)
-        earlier = [p for p in self.peers.values() if p.identity.address == sender.address]
-        for peer in earlier:  # one process listens at an address
-            if peer.identity < sender:
-                self._declare_dead(peer)
+        self._note_contact(sender.address, now)
         peer = self.peers[sender.life] = Peer(sender, now)
         self._send_view(peer)
         self._next_beat = min(self._next_beat, now + self._patience / EARLY_BEATS)
         return peer
 
+    def _note_contact(self, address: str, now: float) -> None:
+        if address != self.identity.address:
+            self.contacts[address] = now
+
     def _learn(self, peer: Peer, view: View, now: float) -> None:
         peer.view = view
         if view.echo and view.echo == peer.query:
             peer.query = 0
-        for life, count in view.steps:
-            self._learn_steps(life, count)
-        self.contacts |= {member.address for member in view.members} - {self.identity.address}
-        for death in view.deaths:
-            if len(self._deaths) < MAX_LIVES:
-                self._deaths[death] = None
-        declarers = [who for who, life in view.deaths if life == self.identity.life]
+        for place, count in view.steps:
+            self._learn_steps(place, count)
+        for member in view.members:
+            self._note_contact(member.address, now)
+        for declarer, life, age in view.deaths:
+            if age < MEMORY * self._patience and len(self._deaths) < MAX_PLACES:
+                self._deaths.setdefault((declarer, life), now - age)
+                self._forget_final(life)
+        declarers = [who for who, life, _ in view.deaths if life == self.identity.life]
         if any(not self._outlives(declarer) for declarer in declarers):
             self._give_up(now)
         elif self.wants_mass and not view.wants_mass:
@@ -289,9 +355,9 @@ class Participant:
         if view.query:
             self._send_view(peer, echo=view.query)
 
-    def _learn_steps(self, life: str, count: int) -> None:
-        if len(self.steps) < MAX_LIVES or life in self.steps:
-            self.steps[life] = max(count, self.steps.get(life, 0))
+    def _learn_steps(self, place: int, count: int) -> None:
+        if len(self.steps) < MAX_PLACES or place in self.steps:
+            self.steps[place] = max(count, self.steps.get(place, 0))
 
     def _give(self, now: float) -> None:
         """Sends half of what it holds to each that waits for it, once that can be spared."""
@@ -306,7 +372,7 @@ class Participant:
 
     def _admit(self, mass: Mass) -> None:
         if self.wants_mass:
-            bonus = Mass(tuple(0 * x for x in mass.x), 0 * mass.w, 1)
+            bonus = Mass(tuple(0 * x for x in mass.x), 0 * mass.w, 1, mass.exponent)
             self._journal("admit", self.identity.life, 0, bonus)
             self._next_beat = self._last_tick  # others may send it shares from now on
             self._holder.add(bonus)
@@ -331,7 +397,9 @@ class Participant:
     def _answer_the_dead(self, message: Message, now: float) -> None:
         sender = message.sender
         view = message.view or View()
-        is_mutual = message.kind == "dead" or self.identity.life in {d for _, d in view.deaths}
+        is_mutual = message.kind == "dead" or self.identity.life in {
+            life for _, life, _ in view.deaths
+        }
         if is_mutual and not self._outlives(sender):
             self._give_up(now)
         else:
@@ -345,8 +413,17 @@ class Participant:
         del self.peers[life]
         self.gone.append(peer.identity.address)
         self._declared[life] = peer.identity
-        self._deaths[self.identity, life] = None
+        if len(self._declared) > MAX_LIVES:
+            del self._declared[next(iter(self._declared))]
+        self._deaths[self.identity, life] = self._last_tick
+        self._forget_final(life)
         self._return(peer)  # a share that it has not acknowledged
+
+    def _bury(self, message: Message, address: str) -> None:
+        """Declares a life dead that is over, says the one that has its address now."""
+        peer = self.peers.get(message.text)
+        if peer is not None and peer.identity.address == address:
+            self._declare_dead(peer)
 
     def _return(self, peer: Peer) -> None:
         parcel = peer.parcel
@@ -362,9 +439,18 @@ class Participant:
         if self._wants_mass_since is None:
             self._estate = mass
             self._wants_mass_since = now
+        self._begin_life(now)
+
+    def write_off(self, now: float) -> None:
+        """Goes on as a new life, after a model that is not finite, whose weight is lost."""
+        self._journal("write off", self.identity.life, 0, self._holder.take())
+        self._wants_mass_since = now
+        self._begin_life(now)
+
+    def _begin_life(self, now: float) -> None:
         self.identity = self._new_life()
-        self.steps[self.identity.life] = 0
-        self.contacts |= {peer.identity.address for peer in self.peers.values()}
+        for peer in self.peers.values():
+            self._note_contact(peer.identity.address, now)
         self.peers = {}
         self._declared = {}
         self._next_beat = now
@@ -424,7 +510,9 @@ class Participant:
             peer.parcel = None
         self._return(peer)
         del self.peers[peer.identity.life]
-        self._left.add(peer.identity.life)
+        self._left[peer.identity.life] = None
+        if len(self._left) > MAX_LIVES:
+            del self._left[next(iter(self._left))]
         return True
 
     def _acknowledge_goodbye(self, message: Message) -> None:
@@ -435,15 +523,33 @@ class Participant:
             self.outbox.append((sender.address, reply))
 
     def _send_finals(self, now: float) -> None:
+        """Tells each peer the end of all lives that it does not know, and cannot hear from."""
         mass = self._holder.read()
-        said = self.finals.get(self.identity)
-        has_changed = said is not None and (said.w, said.count) != (mass.w, mass.count)
-        self.finals[self.identity] = mass
+        version, said = self.finals.get(self.identity, (0, None))
+        if said is None or (said.w, said.count, said.exponent) != (
+            (mass.w, mass.count, mass.exponent)
+        ):
+            self.finals[self.identity] = version + 1, mass
+            self._next_beat = now
         for peer in self.peers.values():
-            peer.has_final = peer.has_final and not has_changed
-            if not peer.has_final and peer.parcel is None:
-                peer.has_final = True
-                self._send_parcel("final", peer, mass, now)
+            heard = {*peer.view.members, peer.identity}
+            for origin, (version, final) in self.finals.items():
+                is_heard = origin in heard and origin != self.identity
+                if peer.parcel is None and not is_heard and peer.finals.get(origin.life) != version:
+                    peer.finals[origin.life] = version
+                    self._send_parcel("final", peer, final, now, origin=origin, version=version)
+
+    def _learn_final(self, origin: Identity, version: int, mass: Mass) -> None:
+        dead = {*self._declared, *(life for _, life in self._deaths)}
+        known, _ = self.finals.get(origin, (0, None))
+        if origin.life not in dead and version > known and len(self.finals) < MAX_PLACES:
+            self.finals[origin] = version, mass
+            self._next_beat = self._last_tick
+
+    def _forget_final(self, life: str) -> None:
+        """What a node that was declared dead held is lost, whoever knows it."""
+        for origin in [origin for origin in self.finals if origin.life == life]:
+            del self.finals[origin]
 
     # Time.
 
@@ -464,7 +570,20 @@ class Participant:
             self._send_finals(now)
         if now >= self._next_beat:
             self._next_beat = now + self._patience / BEATS
+            self._forget(now)
             self._beat(now)
+
+    def _forget(self, now: float) -> None:
+        """Forgets deaths that all have heard of, and addresses of which nothing is heard."""
+        oldest = now - MEMORY * self._patience
+        self._deaths = {death: time for death, time in self._deaths.items() if time >= oldest}
+        heard = {peer.identity.address for peer in self.peers.values()}
+        for address, time in list(self.contacts.items()):
+            if address in heard:
+                self.contacts[address] = now
+            elif time < oldest and address not in self._given:
+                del self.contacts[address]
+                self.gone.append(address)
 
     # What it sends.
 
@@ -474,15 +593,23 @@ class Participant:
             self._beg(givers[next(self._beg_turns) % len(givers)], now)
         for peer in self.peers.values():
             self._send_view(peer)
-        for address in self.contacts - {p.identity.address for p in self.peers.values()}:
-            message = Message("view", self.identity, None, view=self._make_view())
-            self.outbox.append((address, message))
+        calls = now >= self._next_call
+        if calls:
+            self._next_call = now + self._patience
+        heard = {peer.identity.address for peer in self.peers.values()}
+        recent = now - MEMORY * self._patience
+        for address, time in self.contacts.items():
+            if address not in heard and (calls or time >= recent):
+                message = Message("view", self.identity, None, view=self._make_view())
+                self.outbox.append((address, message))
 
     def _make_view(self, query: int = 0, echo: int = 0, begs: bool = False) -> View:
+        deaths = ((*death, self._last_tick - time) for death, time in self._deaths.items())
         return View(
             members=tuple(peer.identity for peer in self.peers.values()),
-            deaths=tuple(self._deaths),
+            deaths=tuple((who, life, max(0.0, age)) for who, life, age in deaths),
             steps=tuple(self.steps.items()),
+            finals=tuple((who.life, version) for who, (version, _) in self.finals.items()),
             wants_mass=self.wants_mass,
             begs=begs,
             is_ready=self.is_ready,
@@ -503,20 +630,20 @@ class Participant:
         mass: Mass | None,
         now: float,
         event: str | None = None,
-        is_narrow: bool = False,
+        **more: Any,
     ) -> None:
         peer.sent += 1
         peer.parcel_time = now
         receiver = peer.identity.life
         peer.parcel = Message(
-            kind, self.identity, receiver, peer.sent, mass, None, peer.applied, is_narrow=is_narrow
+            kind, self.identity, receiver, peer.sent, mass, applied=peer.applied, **more
         )
         if kind in ("share", "ask"):
             self._journal(event or kind, receiver, peer.sent, mass)
         self._send(peer, peer.parcel)
 
     def _send(self, peer: Peer, message: Message) -> None:
-        steps = self.steps[self.identity.life]
+        steps = self.steps[self.identity.place]
         self.outbox.append((peer.identity.address, message._replace(steps=steps)))
 
     def _is_affordable(self, mine: Mass, weight: Any) -> bool:
@@ -525,8 +652,9 @@ class Participant:
         An answer to an ask takes half of what was held then, at most.
         """
         parcels = (peer.parcel for peer in self.peers.values())
-        asked = (p.mass.w for p in parcels if p and p.kind == "ask" and p.mass is not None)
-        return (mine.w + weight) / 2 - sum(asked) / 2 >= mine.w / MIN_KEPT > 0
+        asked = (p.mass for p in parcels if p and p.kind == "ask" and p.mass is not None)
+        promised = sum(mass.at(mine.exponent).w for mass in asked)
+        return (mine.w + weight) / 2 - promised / 2 >= mine.w / MIN_KEPT > 0
 
     def _drop(self, reason: str) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1

@@ -14,7 +14,7 @@ import optax
 
 from gossipjax.asynchronous._journal import Line, read_journal
 from gossipjax.asynchronous._messages import Mass, wire_types
-from gossipjax.asynchronous._model import add, make_update, split, unpack, update_scale
+from gossipjax.asynchronous._model import add, make_update, rescale, split, unpack, update_scale
 from gossipjax.collectives import Layout
 from gossipjax.wire import WireLike
 
@@ -151,7 +151,7 @@ class Replayer:
                 x = tuple(map(jnp.zeros_like, self._layout.pack(self._params)))
                 node.mass = Mass(x, 0.0, 0.0)
             case "admit":
-                node.mass = Mass(node.mass.x, node.mass.w, node.mass.count + 1)
+                node.mass = dataclasses.replace(node.mass, count=node.mass.count + 1)
             case "share":
                 self._parcels[sent] = self._halve(node, self._wires)
             case "grant":
@@ -176,18 +176,20 @@ class Replayer:
                 node.mass = node.mass + node.estate
             case "end" if node.change is not None:
                 x = add(node.mass.x, node.change, update_scale(node.mass))
-                node.mass = Mass(x, node.mass.w, node.mass.count)
+                node.mass = dataclasses.replace(node.mass, x=x)
 
     def _halve(self, node: ReplayedNode, wires: tuple[np.dtype, ...]) -> Mass:
         mass = node.mass
         kept, shared = split(mass.x, wires)
         shared = tuple(a.astype(b.dtype) for a, b in zip(shared, kept, strict=True))
-        node.mass = Mass(kept, mass.w / 2, mass.count / 2)
-        return Mass(shared, mass.w / 2, mass.count / 2)
+        half = dataclasses.replace(mass, x=()) / 2
+        node.mass = dataclasses.replace(half, x=kept)
+        return dataclasses.replace(half, x=shared)
 
     def _begin(self, node: ReplayedNode, line: Line) -> ReplayedStep:
-        mass = node.mass
+        mass = node.mass = rescale(node.mass)
         inputs = self._inputs(node.place, line["number"])
         params = unpack(self._layout, self._params, mass.x, mass.w)
-        node.change, node.opt_state, aux = self._update(mass.x, mass.w, node.opt_state, *inputs)
+        update = self._update(mass.x, mass.w, node.opt_state, *inputs)
+        node.change, node.opt_state, aux, _ = update
         return ReplayedStep(node.place, line["life"], line["number"], params, aux)

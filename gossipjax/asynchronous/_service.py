@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gossipjax import launch
-from gossipjax.asynchronous._messages import Format, Message, MessageError, decode, encode
+from gossipjax.asynchronous._messages import (
+    Format,
+    Message,
+    MessageError,
+    MisfitError,
+    decode,
+    encode,
+)
 from gossipjax.asynchronous._participant import Participant
+from gossipjax.asynchronous._transfer import FIRST_PIECE, Transfers
 
 if TYPE_CHECKING:
     from gossipjax.asynchronous._sockets import Sockets
 
 TICKS = 50  # of the clock, in the time after which a node is declared dead
+MISFIT = b"M"  # the first byte of what tells a node of another job so
+MAX_MISFIT_BYTES = 1000
+MAX_REASONS = 1000
 
 
 class Service:
@@ -24,15 +37,19 @@ class Service:
       address: where the node listens.
       lock: held while the protocol or what the node holds is used.
       dropped: reason -> number of messages that were not of this job.
-      sent_bytes: of messages with a mass.
+      misfits: address -> why a node there does not take this one for one of its job.
     """
 
     def __init__(self, listen: str, job: Format, patience: float, secret: str | None):
         self.lock = threading.Condition(threading.RLock())
         self.dropped: dict[str, int] = {}
-        self.sent_bytes = 0
-        self._sockets = _open_sockets(listen, job.max_bytes, secret)
+        self.misfits: dict[str, str] = {}
+        self._sockets = _open_sockets(listen, secret)
         self.address = self._sockets.address
+        self._transfers = Transfers(self.address, patience, job.max_bytes, self._sockets.send)
+        self._sent_bytes = 0
+        self._answered: dict[str, float] = {}  # misfits, and when they were told so
+        self._patience = patience
         self._job = job
         self._interval = patience / TICKS
         self._is_closed = False
@@ -45,6 +62,11 @@ class Service:
         """`dropped`, and connections that were none."""
         failed = self._sockets.failed_handshakes
         return self.dropped | ({"failed handshakes": failed} if failed else {})
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of messages with a mass, those that were sent a second time included."""
+        return self._sent_bytes + self._transfers.sent_bytes
 
     def start(self, node: Participant) -> None:
         """Starts the thread."""
@@ -97,9 +119,12 @@ class Service:
     def _exchange(self, arrived: list[list[Any]]) -> None:
         node = self._node
         assert node is not None
-        messages = [message for frames in arrived if (message := self._decode(frames)) is not None]
+        now = time.monotonic()
+        heard: list[str] = []
+        messages = [m for frames in arrived if (m := self._read(frames, now, heard)) is not None]
         with self.lock:
-            now = time.monotonic()
+            for address in heard:
+                node.note_progress(address, now)
             for message in messages:
                 node.receive(message, now)
             node.tick(now)
@@ -108,24 +133,66 @@ class Service:
             self.lock.notify_all()
         for address in gone:
             self._sockets.forget(address)
+            self._transfers.forget(address)
         for address, message in outbox:
             self._send(address, message)
+        self._transfers.tick(now)
 
-    def _decode(self, frames: list[Any]) -> Message | None:
+    def _read(self, frames: list[Any], now: float, heard: list[str]) -> Message | None:
+        """The message of these frames, or of the pieces of which they are the last."""
         try:
+            if bytes(frames[0][:1]) == MISFIT:
+                self._note_misfit(frames)
+                return None
+            piece = self._transfers.receive(frames, now)
+            if piece is not None:
+                heard.append(piece[0])
+                if piece[1] is None:
+                    return None
+                frames = piece[1]
             return decode(frames, self._job)
+        except MisfitError as error:
+            self._answer_misfit(error, now)
+            self._count_dropped(str(error))
         except MessageError as error:
-            self.dropped[str(error)] = self.dropped.get(str(error), 0) + 1
-            return None
+            self._count_dropped(str(error))
+        return None
+
+    def _count_dropped(self, reason: str) -> None:
+        if reason in self.dropped or len(self.dropped) < MAX_REASONS:
+            self.dropped[reason] = self.dropped.get(reason, 0) + 1
+
+    def _answer_misfit(self, error: MisfitError, now: float) -> None:
+        """Tells a node of another job why nobody answers it, now and then."""
+        if now - self._answered.get(error.address, -self._patience) < self._patience:
+            return
+        if len(self._answered) >= MAX_REASONS:
+            for address in self._answered:
+                self._sockets.forget(address)
+            self._answered.clear()
+        self._answered[error.address] = now
+        said = json.dumps([self.address, str(error)])
+        self._sockets.send(error.address, [MISFIT + said.encode()])
+
+    def _note_misfit(self, frames: list[Any]) -> None:
+        with contextlib.suppress(ValueError, RecursionError):
+            match json.loads(bytes(frames[0][1:MAX_MISFIT_BYTES])):
+                case [str() as address, str() as reason] if len(self.misfits) < MAX_REASONS:
+                    with self.lock:
+                        self.misfits[address] = reason
+                        self.lock.notify_all()
 
     def _send(self, address: str, message: Message) -> None:
         frames = encode(message, self._job)
-        is_sent = self._sockets.send(address, frames)
-        if is_sent and message.mass is not None:
-            self.sent_bytes += sum(memoryview(frame).nbytes for frame in frames)
+        size = sum(memoryview(frame).nbytes for frame in frames)
+        if message.mass is not None and size > FIRST_PIECE:
+            key = message.receiver, message.kind, message.number
+            self._transfers.put(address, key, frames)
+        elif self._sockets.send(address, frames) and message.mass is not None:
+            self._sent_bytes += size
 
 
-def _open_sockets(listen: str, max_bytes: int, secret: str | None) -> Sockets:
+def _open_sockets(listen: str, secret: str | None) -> Sockets:
     try:
         from gossipjax.asynchronous._sockets import Sockets
     except ModuleNotFoundError as error:
@@ -133,4 +200,4 @@ def _open_sockets(listen: str, max_bytes: int, secret: str | None) -> Sockets:
             "an asynchronous node needs pyzmq, which is not installed: "
             'pip install "gossipjax[asynchronous]".'
         ) from error
-    return Sockets(listen, max_bytes, secret)
+    return Sockets(listen, secret)

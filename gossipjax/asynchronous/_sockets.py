@@ -1,4 +1,8 @@
-"""The sockets of a node, by ZeroMQ: one that listens, and one for each address that it sends to."""
+"""The sockets of a node, by ZeroMQ: one that listens, and two for each address that it sends to.
+
+One of these is for pieces of models, the other for all that says that a node lives: it never waits
+behind a model.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,8 @@ HANDSHAKE_MS = 2000  # a connection that has not said by then that it speaks Zer
 RECONNECT_MS = 100
 MAX_RECONNECT_MS = 2000
 ENCRYPTION_BYTES = 256  # that a frame is longer when it is encrypted, at most; 33 are in use
+MAX_FRAME_BYTES = 1 << 22
+MAX_SOCKETS = 16_384
 QUEUED = 50  # messages to an address; beyond them, messages are dropped, and parcels sent again
 WAKE_ADDRESS = "inproc://wake"
 
@@ -26,17 +32,18 @@ class Sockets:
     have the secret cannot connect.
 
     It listens at `address`, `host:port`, where port 0 is any that is free; the attribute has the
-    port. A connection that sends a frame of more than `max_bytes` is closed.
+    port. A connection that sends a frame of more than `MAX_FRAME_BYTES` is closed.
     """
 
-    def __init__(self, address: str, max_bytes: int, secret: str | None):
+    def __init__(self, address: str, secret: str | None):
         self.failed_handshakes = 0  # connections of strangers that were closed
         self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._is_ipv6 = address.startswith("[")
         self._keys = make_keys(secret) if secret else None
-        self._outgoing: dict[str, zmq.Socket[bytes]] = {}
+        self._outgoing: dict[tuple[str, bool], zmq.Socket[bytes]] = {}
         self._incoming = self._make_socket(zmq.PULL)
-        self._incoming.maxmsgsize = max_bytes + (ENCRYPTION_BYTES if self._keys else 0)
+        self._incoming.maxmsgsize = MAX_FRAME_BYTES + (ENCRYPTION_BYTES if self._keys else 0)
         self._incoming.handshake_ivl = HANDSHAKE_MS
         if self._keys:
             self._incoming.curve_server = True
@@ -73,27 +80,39 @@ class Sockets:
             socket.curve_publickey, socket.curve_secretkey = self._keys
         return socket
 
-    def send(self, address: str, frames: Sequence[Any]) -> bool:
+    def send(self, address: str, frames: Sequence[Any], is_bulk: bool = False) -> bool:
         """Sends frames, which must not change afterwards; False if too many wait already."""
-        if address not in self._outgoing:
-            socket = self._make_socket(zmq.PUSH)
-            socket.reconnect_ivl = RECONNECT_MS
-            socket.reconnect_ivl_max = MAX_RECONNECT_MS
-            if self._keys:
-                socket.curve_serverkey = self._keys[0]
-            socket.connect(f"tcp://{address}")
-            self._outgoing[address] = socket
+        key = address, is_bulk
         try:
-            self._outgoing[address].send_multipart(frames, zmq.NOBLOCK, copy=False)
+            if key not in self._outgoing:
+                self._outgoing[key] = self._connect(address)
+            self._outgoing[key].send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:
+            return False
+        except zmq.ZMQError:  # an address that is none, or too many sockets
+            self.forget(address)
             return False
         return True
 
+    def _connect(self, address: str) -> zmq.Socket[bytes]:
+        socket = self._make_socket(zmq.PUSH)
+        socket.reconnect_ivl = RECONNECT_MS
+        socket.reconnect_ivl_max = MAX_RECONNECT_MS
+        if self._keys:
+            socket.curve_serverkey = self._keys[0]
+        try:
+            socket.connect(f"tcp://{address}")
+        except zmq.ZMQError:
+            socket.close(linger=0)
+            raise
+        return socket
+
     def forget(self, address: str) -> None:
         """Drops what waits to be sent to an address."""
-        socket = self._outgoing.pop(address, None)
-        if socket is not None:
-            socket.close(linger=0)
+        for is_bulk in (True, False):
+            socket = self._outgoing.pop((address, is_bulk), None)
+            if socket is not None:
+                socket.close(linger=0)
 
     def receive(self, seconds: float) -> list[list[Any]]:
         """Waits until something arrives or `wake` is called; returns what has arrived."""

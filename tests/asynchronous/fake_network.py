@@ -103,7 +103,7 @@ class Process:
 
     def new_life(self):
         number = next(self.network.lives)
-        return Identity(self.network.now + number / 1e6, f"life{number}", self.place, self.address)
+        return Identity(self.place, f"life{number}", self.address)
 
     def record(self, kind, life, number, mass):
         own = self.node.identity.life if hasattr(self, "node") else None

@@ -24,13 +24,19 @@ from gossipjax.asynchronous._messages import (
 
 SIZES = (3, 2)
 FLOAT32, FLOAT64 = np.dtype("float32"), np.dtype("float64")
-FORM = Format("job", "model", SIZES, (FLOAT32, FLOAT64), (np.dtype(jnp.bfloat16), FLOAT32))
-SENDER = Identity(1.5, "life", 3, "127.0.0.1:5000")
+FORM = Format("job", "model", "wire", SIZES, (FLOAT32, FLOAT64), (np.dtype(jnp.bfloat16), FLOAT32))
+SENDER = Identity(3, "life", "127.0.0.1:5000")
 X = (np.array([1.0, 2.0, -3.0], np.float32), np.array([0.5, 4.0]))
-MASS = Mass(X, 0.5, 0.25)
+MASS = Mass(X, 0.5, 0.25, -700)
 SHARE = Message("share", SENDER, "other", 7, MASS, is_narrow=True)
 OWN_VIEW = View(
-    (SENDER,), ((SENDER, "dead"),), (("life", 12),), True, False, True, True, False, 3, 4
+    (SENDER,),
+    ((SENDER, "dead", 2.5),),
+    ((3, 12),),
+    (("life", 1),),
+    *(True, False, True, True, False),
+    3,
+    4,
 )
 VIEW = Message("view", SENDER, None, view=OWN_VIEW)
 VIEW_FIELDS = OWN_VIEW._asdict()
@@ -52,15 +58,18 @@ def encoded(message, **changes):
         Message("ask", SENDER, "other", 1, MASS),
         Message("answer", SENDER, "other", 1),
         Message("bye", SENDER, "other", 2, applied=5),
+        Message("final", SENDER, "other", 2, MASS, origin=SENDER, version=3),
+        Message("refuse", SENDER, "other", 2, text="with NaN"),
         Message("dead", SENDER, "other"),
     ],
 )
 def test_messages_are_read_as_they_were_written(message):
     found = decode(encode(message, FORM), FORM)
-    assert found._replace(mass=None) == message._replace(mass=None)
+    assert found._replace(mass=None, text=message.text) == message._replace(mass=None)
+    assert found.text == (message.text or "-")
     assert (found.mass is None) == (message.mass is None)
     if found.mass is not None:
-        assert (found.mass.w, found.mass.count) == (MASS.w, MASS.count)
+        assert (found.mass.w, found.mass.count, found.mass.exponent) == (0.5, 0.25, -700)
         for x, y in zip(found.mass.x, X, strict=True):
             assert x.dtype == y.dtype
             np.testing.assert_array_equal(x, y)
@@ -77,27 +86,46 @@ def test_messages_are_read_as_they_were_written(message):
         (encoded(SHARE, kind="pickle"), "of an unknown kind"),
         (encoded(SHARE, number=-1), "with a number"),
         (encoded(SHARE, receiver=3), "with a name"),
+        (encoded(SHARE, wire="w"), "of another wire"),
         (encoded(SHARE, sender=None), "with an identity"),
-        (encoded(SHARE, sender=[1.0, "life", -1, "a:1"]), "with a number"),
-        (encoded(SHARE, sender=[float("nan"), "life", 1, "a:1"]), "with an identity"),
-        (encoded(SHARE, weights=None), "with a weight"),
-        (encoded(SHARE, weights=[-1.0, 1.0]), "with a weight"),
-        (encoded(SHARE, weights=[float("inf"), 1.0]), "with a weight"),
-        (encoded(SHARE, is_narrow=False), "of another shape"),
-        ([*encoded(SHARE), b"1234"], "of another shape"),
-        (encoded(SHARE._replace(mass=Mass((X[0] * np.nan, X[1]), 1.0, 1.0))), "with NaN"),
-        (encoded(SHARE._replace(mass=Mass((X[0], X[1] * np.inf), 1.0, 1.0))), "with NaN"),
+        (encoded(SHARE, sender=[-1, "life", "a:1"]), "with a number"),
+        (encoded(SHARE, sender=[1, "life", "any text"]), "with an identity"),
+        (encoded(SHARE, sender=[1, "life", "a:99999"]), "with an identity"),
+        (encoded(SHARE, sender=[1, "life", "h\u00f6st:1"]), "with an identity"),
         (encoded(VIEW, view=None), "with a view"),
-        (encoded(VIEW, view=VIEW_FIELDS | {"steps": [[1, 2]]}), "with a name"),
-        (encoded(VIEW, view=VIEW_FIELDS | {"steps": [["life"]]}), "with a view"),
-        (encoded(VIEW, view=VIEW_FIELDS | {"deaths": [["a", "b"]]}), "with an identity"),
+        (encoded(VIEW, view=VIEW_FIELDS | {"steps": [[1, "x"]]}), "with a number"),
+        (encoded(VIEW, view=VIEW_FIELDS | {"steps": [[1]]}), "with a view"),
+        (encoded(VIEW, view=VIEW_FIELDS | {"finals": [[1, 2]]}), "with a name"),
+        (encoded(VIEW, view=VIEW_FIELDS | {"deaths": [["a", "b"]]}), "with a view"),
+        (encoded(VIEW, view=VIEW_FIELDS | {"deaths": [["a", "b", 1]]}), "with an identity"),
         (encoded(VIEW, view=VIEW_FIELDS | {"members": [[]] * 30_000}), "with a view"),
         (encoded(VIEW, view=VIEW_FIELDS | {"query": "x"}), "with a number"),
+        (encoded(Message("answer", SENDER, "other", 1, MASS), weights=[-1.0, 1.0, 0]), "weight"),
     ],
 )
 def test_what_is_no_message_of_the_job_has_a_reason(frames, reason):
     with pytest.raises(MessageError, match=reason):
         decode(frames, FORM)
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        (encoded(SHARE, weights=None), "with a weight"),
+        (encoded(SHARE, weights=[-1.0, 1.0, 0]), "with a weight"),
+        (encoded(SHARE, weights=[float("inf"), 1.0, 0]), "with a weight"),
+        (encoded(SHARE, weights=[1.0, 1.0, 1 << 40]), "with a weight"),
+        (encoded(SHARE, is_narrow=False), "of another shape"),
+        ([*encoded(SHARE), b"1234"], "of another shape"),
+        (encoded(SHARE._replace(mass=Mass((X[0] * np.nan, X[1]), 1.0, 1.0))), "with NaN"),
+        (encoded(SHARE._replace(mass=Mass((X[0], X[1] * np.inf), 1.0, 1.0))), "with NaN"),
+    ],
+)
+def test_a_parcel_that_cannot_be_read_has_a_reason_that_its_sender_is_told(frames, reason):
+    found = decode(frames, FORM)
+    assert found.kind == "share"
+    assert found.mass is None
+    assert reason in found.text
 
 
 def join(address=None, **options):
@@ -182,15 +210,65 @@ def test_the_end_names_who_does_not_end():
             a.average(timeout=0.1)
 
 
-def test_a_node_with_nan_keeps_it_to_itself():
-    def to_nan(params, target):
-        return params + jnp.nan, None
+def to_nan(params, target):
+    return params + jnp.nan, None
 
-    with join() as a, join(a.address, place=1, is_founder=True) as b:
+
+@pytest.mark.parametrize("nonfinite", ["raise", "skip"])
+def test_an_update_with_nan_is_left_out(nonfinite, tmp_path):
+    """The sick node keeps its model, mixes with the others, and hands over what it holds."""
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    with (
+        join(nonfinite=nonfinite, journal=paths[0]) as a,
+        join(a.address, place=1, is_founder=True, journal=paths[1]) as b,
+    ):
         wait_for(lambda: b.members == [0, 1] == a.members)
-        wait_for(lambda: a.step(to_nan, 1.0) or "with NaN or infinity" in b.statistics.dropped)
-        b.step(gradients, 1.0)
-        assert np.isfinite(b.params).all()
+        for step in range(20):
+            b.step(gradients, 3.0)
+            if step % 2:
+                a.step(gradients, 1.0)
+            elif nonfinite == "skip":
+                a.step(to_nan, 1.0)
+            else:
+                with pytest.raises(FloatingPointError, match=f"update of step {step} must be fin"):
+                    a.step(to_nan, 1.0)
+        assert a.statistics.skipped == 10
+        assert 0 < float(a.params[0]) < 3
+        assert 0 < float(b.params[0]) < 3
+        a.leave()
+    account = ga.account(paths)
+    assert account.founded == 2
+    assert account.written_off == 0
+    assert abs(account.difference) < 1e-12
+
+
+def test_a_model_that_is_not_finite_is_written_off(tmp_path):
+    """The node goes on as one that has just joined."""
+
+    def overflow(params, target):
+        return jnp.full_like(params, -1e38), None
+
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    with (
+        ga.join(
+            None, optax.sgd(1.0), jnp.zeros(3), algorithm=ga.sgp(), job="job",
+            journal=paths[0], nonfinite="skip",
+        ) as a,
+        join(a.address, place=1, is_founder=True, journal=paths[1]) as b,
+    ):  # fmt: skip
+        wait_for(lambda: b.members == [0, 1] == a.members)
+        for _ in range(30):
+            a.step(overflow, 1.0)
+            b.step(gradients, 1.0)
+            assert np.isfinite(b.params).all()
+            if ga.account(paths).written_off:
+                break
+        a.wait_for_mass(timeout=10)
+        assert np.isfinite(a.params).all()
+        b.leave()
+    account = ga.account(paths)
+    assert account.written_off > 0
+    assert abs(account.difference) < 1e-12
 
 
 @pytest.mark.parametrize(

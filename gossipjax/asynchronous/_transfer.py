@@ -1,0 +1,244 @@
+"""Large messages in pieces, so that nothing waits long behind them, and each piece shows progress.
+
+The sender has a few pieces on their way; the receiver acknowledges each. A piece takes a small part
+of the patience at the rate that was measured, so a slow link has small pieces. What is on its way
+is not sent a second time, unless nothing came back for much longer than the rate explains: then the
+connection has broken, and the pieces that were not acknowledged are sent again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from gossipjax.asynchronous._messages import MessageError, is_address
+
+MIN_PIECE = 1 << 14  # bytes
+MAX_PIECE = 1 << 20
+FIRST_PIECE = 1 << 16  # while the rate is not known; smaller messages travel whole
+WINDOW = 4  # pieces on their way
+PIECES_IN_PATIENCE = 20
+MAX_SLOWNESS = 8  # how much longer than the rate says a piece may take
+MIN_ROOM = 1 << 26  # bytes of messages that may arrive at the same time
+PIECE, PROGRESS = b"P", b"A"
+ALIGNMENT = 64  # bytes
+
+Send = Callable[[str, list[Any], bool], bool]
+"""`(address, frames, is_bulk)`: sends; False if too much waits already."""
+
+
+@dataclasses.dataclass
+class _Stream:
+    """A message on its way."""
+
+    key: Hashable
+    number: int
+    buffers: list[memoryview]
+    acknowledged: int = 0
+    sent: int = 0
+
+    def __post_init__(self) -> None:
+        self.lengths = [len(buffer) for buffer in self.buffers]
+        self.total = sum(self.lengths)
+
+    def cut(self, size: int) -> list[memoryview]:
+        """The next piece; it may have parts of several buffers."""
+        start, end, at, parts = self.sent, min(self.sent + size, self.total), 0, []
+        for buffer in self.buffers:
+            if at < end and at + len(buffer) > start:
+                parts.append(buffer[max(0, start - at) : end - at])
+            at += len(buffer)
+        self.sent = end
+        return parts
+
+
+@dataclasses.dataclass
+class _Queue:
+    """The messages for one address: the first is on its way, the others wait."""
+
+    streams: deque[_Stream] = dataclasses.field(default_factory=deque)
+    rate: float = 0.0  # bytes per second, as measured; 0 is unknown
+    moved: float = 0.0  # when the last progress was made
+
+
+@dataclasses.dataclass
+class _Arrival:
+    """A message that arrives from a process."""
+
+    number: int
+    buffer: bytearray | None  # None after its end
+    received: int = 0
+    moved: float = 0.0
+
+
+class Transfers:
+    """Sends and receives large messages of one process.
+
+    Attributes:
+      sent_bytes: of pieces.
+    """
+
+    def __init__(self, address: str, patience: float, max_bytes: int, send: Send):
+        self.sent_bytes = 0
+        self._address = address
+        self._patience = patience
+        self._max_bytes = max_bytes
+        self._send = send
+        self._process = uuid.uuid4().hex
+        self._count = 0
+        self._queues: dict[str, _Queue] = {}
+        self._arrivals: dict[str, _Arrival] = {}  # by the sender's process
+
+    def put(self, address: str, key: Hashable, frames: Sequence[Any]) -> None:
+        """Sends a message in pieces, unless it is on its way already."""
+        queue = self._queues.setdefault(address, _Queue())
+        if any(stream.key == key for stream in queue.streams):
+            return
+        header = bytes(frames[0])
+        header += b" " * (-len(header) % ALIGNMENT)
+        buffers = [memoryview(frame).cast("B") for frame in (header, *frames[1:])]
+        self._count += 1
+        queue.streams.append(_Stream(key, self._count, buffers))
+        if len(queue.streams) == 1:
+            queue.moved = time.monotonic()
+        self._go_on(address, queue)
+
+    def forget(self, address: str) -> None:
+        """Drops what is on its way to an address."""
+        self._queues.pop(address, None)
+
+    def tick(self, now: float) -> None:
+        """Sends again what a broken connection has lost, and forgets what does not come."""
+        for address, queue in self._queues.items():
+            if queue.streams:
+                stream = queue.streams[0]
+                expected = (stream.sent - stream.acknowledged) / queue.rate if queue.rate else 0.0
+                if now - queue.moved > max(self._patience, MAX_SLOWNESS * expected):
+                    queue.moved = now
+                    stream.sent = stream.acknowledged
+                self._go_on(address, queue)
+        for process, arrival in list(self._arrivals.items()):
+            if now - arrival.moved > 10 * self._patience:
+                del self._arrivals[process]
+
+    def receive(self, frames: Sequence[Any], now: float) -> tuple[str, list[Any] | None] | None:
+        """Takes frames, if they are of a piece or of its acknowledgement.
+
+        Returns:
+          None for those of another message; else the address that is heard, and the frames of a
+          message that has come to its end.
+
+        Raises:
+          MessageError: if they are not readable.
+        """
+        kind = bytes(frames[0][:1])
+        if kind not in (PIECE, PROGRESS):
+            return None
+        try:
+            said = json.loads(bytes(frames[0][1:]).decode())
+        except (ValueError, RecursionError) as error:
+            raise MessageError("not readable") from error
+        match said:
+            case [str() as address, int() as number, int() as offset] if kind == PROGRESS:
+                self._acknowledge(address, number, offset, now)
+                return address, None
+            case [
+                str() as address,
+                str() as process,
+                int() as number,
+                int() as offset,
+                [*lengths],
+            ] if kind == PIECE and is_address(address):
+                return address, self._take(
+                    address, process, number, offset, lengths, frames[1:], now
+                )
+        raise MessageError("a piece that is none")
+
+    def _go_on(self, address: str, queue: _Queue) -> None:
+        """Sends pieces of the first message while few are on their way."""
+        if not queue.streams:
+            return
+        stream = queue.streams[0]
+        size = FIRST_PIECE
+        if queue.rate:
+            size = int(queue.rate * self._patience / PIECES_IN_PATIENCE)
+            size = max(MIN_PIECE, min(MAX_PIECE, size))
+        while stream.sent < stream.total and stream.sent - stream.acknowledged < WINDOW * size:
+            offset = stream.sent
+            said = [self._address, self._process, stream.number, offset, stream.lengths]
+            parts = stream.cut(size)
+            if not self._send(address, [PIECE + json.dumps(said).encode(), *parts], True):
+                stream.sent = offset
+                return
+            self.sent_bytes += stream.sent - offset
+
+    def _acknowledge(self, address: str, number: int, offset: int, now: float) -> None:
+        queue = self._queues.get(address)
+        if queue is None or not queue.streams:
+            return
+        stream = queue.streams[0]
+        if stream.number != number or not stream.acknowledged < offset <= stream.total:
+            return
+        rate = (offset - stream.acknowledged) / max(now - queue.moved, 1e-4)
+        queue.rate = rate if not queue.rate else 0.7 * queue.rate + 0.3 * rate
+        queue.moved = now
+        stream.acknowledged = offset
+        stream.sent = max(stream.sent, offset)
+        if offset == stream.total:
+            queue.streams.popleft()
+        self._go_on(address, queue)
+
+    def _take(
+        self,
+        address: str,
+        process: str,
+        number: int,
+        offset: int,
+        lengths: list[Any],
+        parts: Sequence[Any],
+        now: float,
+    ) -> list[Any] | None:
+        """Adds a piece to what has come; returns the frames of a message that is whole."""
+        if not all(type(length) is int and length >= 0 for length in lengths) or not lengths:
+            raise MessageError("a piece that is none")
+        total = sum(lengths)
+        arrival = self._arrivals.get(process)
+        if arrival is None or arrival.number < number:
+            if total > self._max_bytes:
+                raise MessageError("too large")
+            if offset or not self._has_room(total, process):
+                return None  # it is sent again
+            arrival = self._arrivals[process] = _Arrival(number, bytearray(total))
+        if arrival.number > number:
+            return None
+        arrival.moved = now
+        is_whole = False
+        if offset == arrival.received and arrival.buffer is not None:
+            for part in parts:
+                end = arrival.received + len(part)
+                if end > len(arrival.buffer):
+                    raise MessageError("a piece that is none")
+                arrival.buffer[arrival.received : end] = part
+                arrival.received = end
+            is_whole = arrival.received == len(arrival.buffer)
+        said = [self._address, number, arrival.received]
+        self._send(address, [PROGRESS + json.dumps(said).encode()], False)
+        if not is_whole or arrival.buffer is None:
+            return None
+        whole, arrival.buffer = memoryview(arrival.buffer), None
+        frames, at = [], 0
+        for length in lengths:
+            frames.append(whole[at : at + length])
+            at += length
+        return frames if at == len(whole) else None
+
+    def _has_room(self, size: int, process: str) -> bool:
+        """Whether another message may arrive beside those that do: memory has an end."""
+        buffers = (a.buffer for other, a in self._arrivals.items() if other != process)
+        waiting = sum(len(buffer) for buffer in buffers if buffer is not None)
+        return not waiting or waiting + size <= MIN_ROOM
