@@ -48,7 +48,7 @@ def account_of_mass(journals):
                     held = 0.0
                 process, place, life = line["process"], line["place"], own
                 continue
-            number, w = line["number"], line.get("w", 0.0)
+            number, w = line["number"], line.get("w", 0.0) * 2.0 ** line.get("exponent", 0)
             if event == "found":
                 founders += 1
                 held += 1

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from rich.progress import Progress
 from rich.table import Table
 
@@ -117,7 +118,7 @@ def run_disturbed(
         "name": name,
         "faults": [make_record(fault) for fault in faults],
         "run": run,
-        "account": account._asdict() | {"difference": account.difference},
+        "account": jax.tree.map(float, account._asdict()) | {"difference": account.difference},
         "violations": [
             *check_faults(name, faults, count),
             *check_result(name, run, undisturbed, account),
@@ -323,6 +324,6 @@ def check_result(
     if abs(account.difference) > MAX_DIFFERENCE * account.founded:
         yield f"{name}: the account closes to {MAX_DIFFERENCE:g}, got {account}"
     reported = sum(run["weight_nodes"])
-    expected = sum(account.living[place] for place in run["places_nodes"])
+    expected = float(sum(account.living[place] for place in run["places_nodes"]))
     if abs(reported - expected) > MAX_DIFFERENCE * account.founded:
         yield f"{name}: nodes hold what the account says, got {reported} of {account}"

@@ -293,7 +293,7 @@ def train_node(job: Job, run: NodeRun, joins: bool, show: Show) -> Record | None
 
     Raises:
       TimeoutError: if it joins, and no other node answers.
-      NonFiniteError: if its loss is not finite.
+      NonFiniteError: if its loss or an update is not finite.
     """
     info, plan = job.info, job.plan
     options = plan.options
@@ -339,7 +339,10 @@ def train_node(job: Job, run: NodeRun, joins: bool, show: Show) -> Record | None
             node.opt_state = optax.tree_utils.tree_set(
                 node.opt_state, learning_rate=jnp.asarray(rate, jnp.float32)
             )
-            log.add(node.step(gradients, batch))
+            try:
+                log.add(node.step(gradients, batch))
+            except FloatingPointError as error:
+                raise NonFiniteError(f"{error} The option is --learning-rate.") from error
             if checkpoints is not None and options.checkpoint_every:
                 step = start.position + node.statistics.steps
                 save(checkpoints, node, step, options.checkpoint_every)

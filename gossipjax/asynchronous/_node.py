@@ -493,6 +493,13 @@ class Node:
             self._service.close(linger=0.2)
             self._journal.close()
 
+    def abort(self) -> None:
+        """Ends at once, as if the process were killed: what the node holds is lost."""
+        if self._is_open:
+            self._is_open = False
+            self._service.close(linger=0.0, says_all=False)
+            self._journal.close()
+
     def __enter__(self) -> Self:
         return self
 

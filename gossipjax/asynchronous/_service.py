@@ -53,6 +53,7 @@ class Service:
         self._job = job
         self._interval = patience / TICKS
         self._is_closed = False
+        self._says_all = True
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._node: Participant | None = None
@@ -98,9 +99,10 @@ class Service:
         if self._error is not None:
             raise RuntimeError(f"gossip stopped: {self._error!r}.") from self._error
 
-    def close(self, linger: float) -> None:
-        """Ends the thread, after what is in the outbox was sent."""
+    def close(self, linger: float, says_all: bool = True) -> None:
+        """Ends the thread; with `says_all` after what is in the outbox was sent."""
         self._is_closed = True
+        self._says_all = says_all
         self._sockets.wake()
         if self._thread is not None:
             self._thread.join()
@@ -110,7 +112,8 @@ class Service:
         try:
             while not self._is_closed:
                 self._exchange(self._sockets.receive(self._interval))
-            self._exchange([])
+            if self._says_all:
+                self._exchange([])
         except BaseException as error:
             with self.lock:
                 self._error = error

@@ -64,6 +64,23 @@ class _Queue:
     streams: deque[_Stream] = dataclasses.field(default_factory=deque)
     rate: float = 0.0  # bytes per second, as measured; 0 is unknown
     moved: float = 0.0  # when the last progress was made
+    since: float = 0.0  # when the measurement that goes on began
+    measured: int = 0  # bytes that were acknowledged since then
+
+    def start(self, now: float) -> None:
+        """Begins a measurement."""
+        self.moved = self.since = now
+        self.measured = 0
+
+    def note(self, count: int, now: float, min_seconds: float) -> None:
+        """Notes bytes that were acknowledged; measures the rate over `min_seconds` at least."""
+        self.moved = now
+        self.measured += count
+        seconds = now - self.since
+        if seconds >= min_seconds:
+            rate = self.measured / seconds
+            self.rate = 0.5 * (self.rate + rate) if self.rate else rate
+            self.start(now)
 
 
 @dataclasses.dataclass
@@ -105,7 +122,7 @@ class Transfers:
         self._count += 1
         queue.streams.append(_Stream(key, self._count, buffers))
         if len(queue.streams) == 1:
-            queue.moved = time.monotonic()
+            queue.start(time.monotonic())
         self._go_on(address, queue)
 
     def forget(self, address: str) -> None:
@@ -117,9 +134,10 @@ class Transfers:
         for address, queue in self._queues.items():
             if queue.streams:
                 stream = queue.streams[0]
-                expected = (stream.sent - stream.acknowledged) / queue.rate if queue.rate else 0.0
-                if now - queue.moved > max(self._patience, MAX_SLOWNESS * expected):
-                    queue.moved = now
+                on_way = stream.sent - stream.acknowledged
+                seconds = on_way / queue.rate if queue.rate else self._patience
+                if now - queue.moved > max(self._patience, MAX_SLOWNESS * seconds):
+                    queue.start(now)  # what was lost says nothing of the rate
                     stream.sent = stream.acknowledged
                 self._go_on(address, queue)
         for process, arrival in list(self._arrivals.items()):
@@ -164,11 +182,11 @@ class Transfers:
         if not queue.streams:
             return
         stream = queue.streams[0]
-        size = FIRST_PIECE
+        size, window = FIRST_PIECE, 1
         if queue.rate:
             size = int(queue.rate * self._patience / PIECES_IN_PATIENCE)
-            size = max(MIN_PIECE, min(MAX_PIECE, size))
-        while stream.sent < stream.total and stream.sent - stream.acknowledged < WINDOW * size:
+            size, window = max(MIN_PIECE, min(MAX_PIECE, size)), WINDOW
+        while stream.sent < stream.total and stream.sent - stream.acknowledged < window * size:
             offset = stream.sent
             said = [self._address, self._process, stream.number, offset, stream.lengths]
             parts = stream.cut(size)
@@ -184,12 +202,12 @@ class Transfers:
         stream = queue.streams[0]
         if stream.number != number or not stream.acknowledged < offset <= stream.total:
             return
-        rate = (offset - stream.acknowledged) / max(now - queue.moved, 1e-4)
-        queue.rate = rate if not queue.rate else 0.7 * queue.rate + 0.3 * rate
-        queue.moved = now
+        is_over = offset == stream.total
+        shortest = 1e-4 if is_over or not queue.rate else self._patience / PIECES_IN_PATIENCE
+        queue.note(offset - stream.acknowledged, now, shortest)
         stream.acknowledged = offset
         stream.sent = max(stream.sent, offset)
-        if offset == stream.total:
+        if is_over:
             queue.streams.popleft()
         self._go_on(address, queue)
 

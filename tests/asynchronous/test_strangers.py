@@ -175,17 +175,30 @@ def test_nodes_of_another_job_do_not_meet(job, size, reason):
             a.address, optax.sgd(0.1), jnp.zeros(size), algorithm=ga.sgp(), job=job, place=1
         )
         wait_for(lambda: reason in a.statistics.dropped)
-        with pytest.raises(TimeoutError, match="living node must answer"):
-            other.wait_for_mass(timeout=0.1)
+        with pytest.raises(TimeoutError, match=f"{a.address} says that this node is {reason}"):
+            other.wait_for_mass(timeout=10)
         assert a.members == [0]
         other.leave()
+
+
+def test_nodes_of_another_wire_do_not_mix_in_silence():
+    with join() as a, join(a.address, place=1, wire="bfloat16") as b:
+        with pytest.raises(TimeoutError, match="says that this node is of another wire"):
+            b.wait_for_mass(timeout=10)
+
+
+def test_nobody_listens():
+    with join() as a:
+        address = a.address
+    with join(address, place=1) as b, pytest.raises(TimeoutError, match=f"nobody.* {address}"):
+        b.wait_for_mass(timeout=0.1)
 
 
 @pytest.mark.parametrize("secret", ["another", None])
 def test_who_has_not_the_secret_does_not_meet(secret):
     with join(secret="the secret") as a:
         other = join(a.address, secret=secret, place=1)
-        with pytest.raises(TimeoutError):
+        with pytest.raises(TimeoutError, match="does not speak with this node: is its secret"):
             other.wait_for_mass(timeout=0.5)
         assert a.members == [0]
         other.leave()
@@ -206,7 +219,7 @@ def test_large_messages_are_encrypted():
 def test_the_end_names_who_does_not_end():
     with join() as a, join(a.address, place=1) as b:
         wait_for(lambda: b.members == [0, 1] == a.members)
-        with pytest.raises(TimeoutError, match="no end of those at the places 1"):
+        with pytest.raises(TimeoutError, match="place 1: still trains, at step 0"):
             a.average(timeout=0.1)
 
 
@@ -284,6 +297,8 @@ def test_a_model_that_is_not_finite_is_written_off(tmp_path):
         ({"params": jnp.arange(3)}, "must be floating-point"),
         ({"params": {}}, "must have an array"),
         ({"algorithm": "sgp"}, "algorithm must be"),
+        ({"nonfinite": "ignore"}, "nonfinite must be"),
+        ({"address": "a b:5000"}, "address must be HOST:PORT"),
     ],
 )
 def test_bad_arguments(options, message):

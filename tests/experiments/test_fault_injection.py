@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -186,7 +187,10 @@ def test_newest_checkpoint_and_last_logged_step(tmp_path):
 
 NODE_KILL = asynchronous.Kill(1, time=100.0, restarted=100.1, back=104.0, pause=0.2)
 STOP = Stop(2, time=50.0, continued=80.0, back=80.1, step_before=0.05, step_during=0.051)
-ACCOUNT = gx.asynchronous.Account(4.0, {0: 1.0, 1: 0.5, 2: 1.5}, 0.25, 0.75)
+LIVING = {0: Fraction(1), 1: Fraction(1, 2), 2: Fraction(3, 2)}
+ACCOUNT = gx.asynchronous.Account(
+    Fraction(4), LIVING, Fraction(1, 4), Fraction(1, 2), Fraction(1, 4)
+)
 NODE_RUN = {ACCURACY: 0.97, "weight_nodes": [1.0, 0.5, 1.5], "places_nodes": [0, 1, 2]}
 
 
@@ -230,7 +234,7 @@ def test_faults_after_the_end_are_missed():
     [
         ({}, {}, None),
         ({ACCURACY: 0.959}, {}, "an accuracy of at least 0.9600, got 0.9590"),
-        ({}, {"dead": 0.7501}, "the account closes to 1e-06"),
+        ({}, {"dead": Fraction(5001, 10_000)}, "the account closes to 1e-06"),
         ({"weight_nodes": [1.0, 0.5, 1.501]}, {}, "nodes hold what the account says"),
     ],
 )
