@@ -61,7 +61,7 @@ class ChaosOptions:
     patience: PositiveFloat = 2.0
     """Seconds of silence after which a node is declared dead."""
     step_seconds: PositiveFloat = 0.02
-    """Pause after each step: the threads share the cores."""
+    """Pause after each step: the threads share the cores. In `crowd` it is longer by its number."""
     seed: Seed = 0
     """Seed of the faults and of the data."""
     out: OptionalPath = None
@@ -121,7 +121,7 @@ class Runner:
                 step = self.node.statistics.steps
                 batch = digits.draw_batch(job.digits, step, self.place)
                 self.node.step(job.gradients_of(self.place, step), batch)
-                time.sleep(job.options.step_seconds)
+                time.sleep(job.pause_seconds)
             if self._is_told == "average":
                 model = self.node.average(timeout=END_SECONDS)
                 self.accuracy = digits.measure_accuracy(model, job.digits)
@@ -169,6 +169,7 @@ class Job:
         self.faults = 0
         self.hurt: set[int] = set()
         size = options.crowd if scenario == "crowd" else options.nodes
+        self.pause_seconds = options.step_seconds * size / options.nodes
         self.runners = [Runner(self, 0, None, True)]
         for place in range(1, size):
             self.runners.append(Runner(self, place, self.runners[0].node.address, True))
@@ -208,7 +209,7 @@ class Job:
         hanging = sum(not r.join(max(0.1, deadline - time.monotonic())) for r in self.runners)
         errors = [f"{r.place}: {r.error}" for r in self.runners if r.error is not None]
         if errors:
-            warnings.warn(f"{self.name}: {'; '.join(errors)}", stacklevel=1)
+            warnings.warn(f"{self.name}: {len(errors)} errors, {errors[0]}", stacklevel=1)
         account = gx.asynchronous.account(sorted(self.folder.glob("*.jsonl")))
         unhurt = [r.place for r in self.runners if r.place not in self.hurt]
         accuracies = [r.accuracy for r in self.runners if r.accuracy is not None]

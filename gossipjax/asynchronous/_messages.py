@@ -7,6 +7,7 @@ used.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -93,6 +94,7 @@ class View(NamedTuple):
     """What a node knows of the job, and of itself."""
 
     members: tuple[Identity, ...] = ()  # the nodes that it hears
+    beats: tuple[int, ...] = ()  # of each of them: how often it has said that it lives
     # A node, the life that it declared dead, and the seconds since then.
     deaths: tuple[tuple[Identity, str, float], ...] = ()
     steps: tuple[tuple[int, int], ...] = ()  # a place, and the local steps of its lives
@@ -102,6 +104,7 @@ class View(NamedTuple):
     is_ready: bool = False  # to begin
     is_finished: bool = False  # it makes no more steps and sends no more shares
     is_drained: bool = False  # nothing that it sent is on its way, either
+    beat: int = 0  # how often it has said that it lives
     query: int = 0  # to be sent back as `echo`; 0 is none
     echo: int = 0  # the receiver's newest query
 
@@ -274,22 +277,27 @@ def _read_view(view: object) -> View:
     match view:
         case {
             "members": [*members],
+            "beats": [*beats],
             "deaths": [*deaths],
             "steps": [*steps],
             "finals": [*finals],
+            "beat": beat,
             "query": query,
             "echo": echo,
             **flags,
         } if (
             max(map(len, (members, deaths, steps, finals))) <= MAX_ENTRIES
+            and len(members) == len(beats)
             and flags.keys() == VIEW_FLAGS
             and all(isinstance(flag, bool) for flag in flags.values())
         ):
             return View(
                 tuple(map(_read_identity, members)),
+                tuple(map(_require_count, beats)),
                 tuple(map(_read_death, deaths)),
                 tuple((_require_count(a), _require_count(b)) for a, b in _pairs(steps)),
                 tuple((_require_text(a), _require_count(b)) for a, b in _pairs(finals)),
+                beat=_require_count(beat),
                 query=_require_count(query),
                 echo=_require_count(echo),
                 **flags,
@@ -311,6 +319,7 @@ def _read_identity(identity: object) -> Identity:
     raise MessageError("with an identity that is none")
 
 
+@functools.lru_cache(MAX_ENTRIES)
 def is_address(address: str, may_be_any: bool = False) -> bool:
     """Whether it is `host:port` in plain letters; port 0, any that is free, if that may be.
 

@@ -39,6 +39,7 @@ LIFE_LETTERS = 16  # of the name of a life
 MAX_GRADIENTS = 32  # different functions that a node compiles
 MIN_PATIENCE = 0.1  # seconds
 AVERAGE_SECONDS = 600.0
+MAX_SHOWN = 8  # nodes, in an error
 # Models of which a larger one has a single message on its way at a time, and others one for each
 # peer: a node needs memory for what is on its way.
 MAX_BYTES_ON_WAY = 1 << 24
@@ -376,7 +377,9 @@ class Node:
         if participant.wants_mass:
             with self._service.lock:
                 contacts = sorted(participant.contacts)
-            answers = "; ".join(self._explain_silence(address) for address in contacts)
+            answers = _list_some(
+                [self._explain_silence(address) for address in contacts[:MAX_SHOWN]]
+            )
             raise TimeoutError(
                 f"a living node must answer within {seconds:g} seconds, got none: "
                 f"{answers or 'there is no address'}. Give the address of one that lives."
@@ -462,7 +465,7 @@ class Node:
         self._service.wake()
         if not self._service.wait_until(lambda: participant.has_finals, timeout):
             with self._service.lock:
-                missing = "; ".join(participant.explain_missing())
+                missing = _list_some(participant.explain_missing())
             raise TimeoutError(
                 f"all nodes must end within {timeout:g} seconds, got no end of these: "
                 f"{missing or 'what this node sent has not arrived'}. Give more time, or leave."
@@ -505,6 +508,11 @@ class Node:
 
     def __exit__(self, *error: object) -> None:
         self.leave()
+
+
+def _list_some(reasons: Sequence[str]) -> str:
+    shown = "; ".join(reasons[:MAX_SHOWN])
+    return f"{shown}; and {len(reasons) - MAX_SHOWN} more" if len(reasons) > MAX_SHOWN else shown
 
 
 def _require_addresses(listen: str, addresses: Sequence[str]) -> None:

@@ -23,6 +23,11 @@ MAX_LIVES = 100_000  # whose deaths a node remembers
 # addresses of which nothing is heard are tried.
 MEMORY = 10
 MAX_PLACES = 10_000
+# A node tells all others that it lives; where there are more than the first, some in turn, who pass
+# it on.
+MAX_NEIGHBORS = 16
+NEIGHBORS = 8
+OVER = 1 << 40  # the version of what a life holds that is over
 
 
 @dataclasses.dataclass
@@ -30,11 +35,14 @@ class Peer:
     """Another life, while it is heard."""
 
     identity: Identity
-    heard: float  # when it was last heard
+    heard: float  # when it was last heard, or one that hears it said so
+    spoke: float  # when a message came from it
     view: View = dataclasses.field(default_factory=View)  # the newest that it sent
+    beat: int = 0  # how often it has said that it lives, as far as known
     sent: int = 0  # number of the newest parcel to it
     parcel: Message | None = None  # that parcel, until it is acknowledged
-    parcel_time: float = 0.0  # when that was last sent
+    parcel_since: float = 0.0  # when that was sent for the first time
+    parcel_time: float = 0.0  # when it was last sent
     applied: int = 0  # number of the newest parcel from it
     reply: Message | None = None  # what acknowledged that
     # After this node was stopped for a while: the number that the peer must send back before its
@@ -99,6 +107,7 @@ class Participant:
         self._said_goodbye = False
         self._wants_mass_since = None if is_founder else now
         self._estate: Mass | None = None
+        self._beats = 0  # how often it has said that it lives
         self._beg_turns = itertools.count()
         self._queries = itertools.count(1)
         self._last_tick = now
@@ -230,7 +239,7 @@ class Participant:
             self._answer_the_dead(message, now)
         else:
             peer = self.peers.get(sender.life) or self._meet(sender, now)
-            peer.heard = now
+            peer.heard = peer.spoke = now
             self._learn_steps(sender.place, message.steps)
             self._dispatch(peer, message, now)
 
@@ -238,7 +247,7 @@ class Participant:
         """Notes that a piece of a message came from an address, or arrived there."""
         for peer in self.peers.values():
             if peer.identity.address == address:
-                peer.heard = peer.parcel_time = now
+                peer.heard = peer.spoke = peer.parcel_time = now
 
     def _dispatch(self, peer: Peer, message: Message, now: float) -> None:
         if message.kind == "view" and message.view is not None:
@@ -323,7 +332,7 @@ class Participant:
 
     def _meet(self, sender: Identity, now: float) -> Peer:
         self._note_contact(sender.address, now)
-        peer = self.peers[sender.life] = Peer(sender, now)
+        peer = self.peers[sender.life] = Peer(sender, now, now)
         self._send_view(peer)
         self._next_beat = min(self._next_beat, now + self._patience / EARLY_BEATS)
         return peer
@@ -338,12 +347,16 @@ class Participant:
             peer.query = 0
         for place, count in view.steps:
             self._learn_steps(place, count)
-        for member in view.members:
+        peer.beat = max(peer.beat, view.beat)
+        for member, beat in zip(view.members, view.beats, strict=True):
             self._note_contact(member.address, now)
+            other = self.peers.get(member.life)
+            if other is not None and beat > other.beat:
+                other.beat = beat
+                other.heard = now
         for declarer, life, age in view.deaths:
             if age < MEMORY * self._patience and len(self._deaths) < MAX_PLACES:
                 self._deaths.setdefault((declarer, life), now - age)
-                self._forget_final(life)
         declarers = [who for who, life, _ in view.deaths if life == self.identity.life]
         if any(not self._outlives(declarer) for declarer in declarers):
             self._give_up(now)
@@ -416,7 +429,6 @@ class Participant:
         if len(self._declared) > MAX_LIVES:
             del self._declared[next(iter(self._declared))]
         self._deaths[self.identity, life] = self._last_tick
-        self._forget_final(life)
         self._return(peer)  # a share that it has not acknowledged
 
     def _bury(self, message: Message, address: str) -> None:
@@ -424,6 +436,7 @@ class Participant:
         peer = self.peers.get(message.text)
         if peer is not None and peer.identity.address == address:
             self._declare_dead(peer)
+            self._end_final(peer.identity)
 
     def _return(self, peer: Peer) -> None:
         parcel = peer.parcel
@@ -448,6 +461,7 @@ class Participant:
         self._begin_life(now)
 
     def _begin_life(self, now: float) -> None:
+        self._end_final(self.identity)
         self.identity = self._new_life()
         for peer in self.peers.values():
             self._note_contact(peer.identity.address, now)
@@ -472,7 +486,7 @@ class Participant:
         if absence <= self._patience / 2:
             return
         for peer in self.peers.values():
-            peer.heard = now
+            peer.heard = peer.spoke = now
             peer.query = next(self._queries)
             self._send_view(peer)
 
@@ -540,16 +554,22 @@ class Participant:
                     self._send_parcel("final", peer, final, now, origin=origin, version=version)
 
     def _learn_final(self, origin: Identity, version: int, mass: Mass) -> None:
-        dead = {*self._declared, *(life for _, life in self._deaths)}
         known, _ = self.finals.get(origin, (0, None))
-        if origin.life not in dead and version > known and len(self.finals) < MAX_PLACES:
+        if version > known and len(self.finals) < MAX_PLACES and origin != self.identity:
             self.finals[origin] = version, mass
             self._next_beat = self._last_tick
 
-    def _forget_final(self, life: str) -> None:
-        """What a node that was declared dead held is lost, whoever knows it."""
-        for origin in [origin for origin in self.finals if origin.life == life]:
-            del self.finals[origin]
+    def _end_final(self, origin: Identity) -> None:
+        """What a life had said that it holds at the end is nothing: its process has begun another.
+
+        All learn that as they learn what others hold. What a node said that was killed afterwards
+        counts, on all of them.
+        """
+        if origin in self.finals:
+            zero = self.finals[origin][1]
+            zero -= zero
+            self.finals[origin] = OVER, zero
+            self._next_beat = self._last_tick
 
     # Time.
 
@@ -557,7 +577,10 @@ class Participant:
         """Declares the silent dead, sends again what was not acknowledged, says that it lives."""
         self._notice_absence(now)
         for peer in list(self.peers.values()):
-            if now - peer.heard > self._patience:
+            since = peer.heard
+            if peer.parcel is not None:  # what others hear does not acknowledge it
+                since = max(peer.spoke, peer.parcel_since)
+            if now - since > self._patience:
                 self._declare_dead(peer)
             elif peer.parcel is not None and now - peer.parcel_time > self._patience / 2:
                 peer.parcel_time = now
@@ -591,7 +614,12 @@ class Participant:
         givers = [peer for peer in self.peers.values() if not peer.view.wants_mass]
         if givers and self.wants_mass and not self.is_finished:
             self._beg(givers[next(self._beg_turns) % len(givers)], now)
-        for peer in self.peers.values():
+        peers = list(self.peers.values())
+        if len(peers) > MAX_NEIGHBORS:
+            first = self._beats * NEIGHBORS
+            peers = [peers[(first + i) % len(peers)] for i in range(NEIGHBORS)]
+        self._beats += 1
+        for peer in peers:
             self._send_view(peer)
         calls = now >= self._next_call
         if calls:
@@ -607,6 +635,8 @@ class Participant:
         deaths = ((*death, self._last_tick - time) for death, time in self._deaths.items())
         return View(
             members=tuple(peer.identity for peer in self.peers.values()),
+            beats=tuple(peer.beat for peer in self.peers.values()),
+            beat=self._beats,
             deaths=tuple((who, life, max(0.0, age)) for who, life, age in deaths),
             steps=tuple(self.steps.items()),
             finals=tuple((who.life, version) for who, (version, _) in self.finals.items()),
@@ -633,7 +663,7 @@ class Participant:
         **more: Any,
     ) -> None:
         peer.sent += 1
-        peer.parcel_time = now
+        peer.parcel_since = peer.parcel_time = now
         receiver = peer.identity.life
         peer.parcel = Message(
             kind, self.identity, receiver, peer.sent, mass, applied=peer.applied, **more

@@ -146,13 +146,16 @@ class Network:
         self.lives = itertools.count()
         self.account = Account()
         self.messages = []
+        self.cut = set()  # pairs of places whose messages are lost
         founders = size if founders is None else founders
         self.processes = [Process(self, place, place < founders) for place in range(size)]
 
     def collect(self):
         for process in self.processes:
             if process.is_running:
-                self.messages += process.node.outbox
+                for address, message in process.node.outbox:
+                    pair = frozenset((process.place, int(address.removeprefix("host:"))))
+                    self.messages += [(address, message)] * (pair not in self.cut)
             process.node.outbox.clear()
 
     def deliver(self, index, keep=False):

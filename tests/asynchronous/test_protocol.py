@@ -201,3 +201,114 @@ def test_a_node_joins_others_that_always_wait_for_an_answer():
             network.deliver(kinds.index("view") if "view" in kinds else 0)
     network.check()
     assert not joiner.node.wants_mass
+
+
+def finish(network, seconds):
+    for process in network.processes:
+        process.node.is_finished = True
+    run_calmly(network, seconds)
+    averages = []
+    for process in network.processes:
+        assert process.node.has_finals, process.node.explain_missing()
+        finals = [mass for _, mass in process.node.finals.values()]
+        averages.append(sum(m.x[0] for m in finals) / sum(m.w for m in finals))
+    return averages
+
+
+def test_nodes_that_do_not_hear_each_other_have_the_same_average():
+    """A third hears both, and passes on what each holds."""
+    network = Network(3)
+    network.cut = {frozenset((0, 1))}
+    run_calmly(network, 5)
+    assert [len(p.node.list_members()) for p in network.processes] == [1, 1, 2]
+    averages = finish(network, 5)
+    assert len(set(averages)) == 1
+    assert averages[0] == network.account.brought.x[0] / network.account.brought.w
+
+
+@pytest.mark.parametrize("heals", ["before the end", "in the end"])
+def test_after_a_partition_the_average_is_the_same_on_all(heals):
+    network = Network(4)
+    run_calmly(network, 3)
+    network.cut = {frozenset((a, b)) for a in (0, 1) for b in (2, 3)}
+    run_calmly(network, 2 * PATIENCE)
+    assert all(len(p.node.list_members()) == 1 for p in network.processes)
+    if heals == "in the end":
+        for process in network.processes:
+            process.node.is_finished = True
+        run_calmly(network, 1)
+    network.cut = set()
+    if heals == "before the end":
+        run_calmly(network, 2 * PATIENCE)
+    averages = finish(network, 4 * PATIENCE)
+    assert len(set(averages)) == 1
+    network.check()
+
+
+def test_a_node_that_never_ends_is_named():
+    network = Network(3)
+    run_calmly(network, 2)
+    for process in network.processes[1:]:
+        process.node.is_finished = True
+    run_calmly(network, 2)
+    reasons = network.processes[1].node.explain_missing()
+    assert reasons == ["place 0: still trains, at step 33", "place 2: has not said what it holds"]
+
+
+def test_a_life_is_over_at_once_where_another_has_its_address():
+    """Without a clock: the process that listens there says so."""
+    network = Network(3)
+    run_calmly(network, 2)
+    network.processes[1].kill()
+    network.processes[1].start(founder=False)
+    run_calmly(network, 2)
+    for process in network.processes:
+        lives = [peer.identity.life for peer in process.node.peers.values()]
+        assert len(lives) == 2
+        assert "life1" not in lives
+
+
+def test_the_dead_are_forgotten():
+    """Addresses, deaths and counts of steps: what is told and tried does not grow."""
+    network = Network(4)
+    network.processes[3].node._given = frozenset()
+    for process in network.processes[:3]:
+        process.node._given = frozenset()
+    run_calmly(network, 2)
+    lost = network.processes[3]
+    for _ in range(5):
+        run_calmly(network, 1.2 * PATIENCE)
+        lost.kill()
+        run_calmly(network, 1.2 * PATIENCE)
+        lost.start(founder=False)
+    lost.kill()
+    for process in network.processes:
+        process.make_step = lambda algorithm: None
+    for _ in range(10):
+        run_calmly(network, PATIENCE / 2)
+    assert any("host:3" in p.node.contacts for p in network.processes[:3])
+    for _ in range(20):
+        run_calmly(network, PATIENCE / 2)
+    for process in network.processes[:3]:
+        view = process.node._make_view()
+        assert view.deaths == ()
+        assert len(view.steps) == 4
+        assert "host:3" not in process.node.contacts
+
+
+def test_a_parcel_that_is_refused_returns():
+    network = Network(2)
+    run_calmly(network, 2)
+    one, two = network.processes
+    half = one.holder.mass / 2
+    one.holder.add(-half)
+    one.node.share(two.node.identity, half, network.now)
+    (address, message) = one.node.outbox.pop()
+    one.node.outbox.append((address, message._replace(mass=None, text="with NaN or infinity")))
+    network.collect()
+    deliver_all(network)
+    network.check()
+    assert list(one.node.dropped) == ["refused by place 1: with NaN or infinity"]
+    assert one.node.list_free_peers() == [two.node.identity]
+    run_calmly(network, 2)  # the numbers of parcels go on
+    assert len(network.account.returned) == 1

@@ -31,12 +31,12 @@ MASS = Mass(X, 0.5, 0.25, -700)
 SHARE = Message("share", SENDER, "other", 7, MASS, is_narrow=True)
 OWN_VIEW = View(
     (SENDER,),
+    (9,),
     ((SENDER, "dead", 2.5),),
     ((3, 12),),
     (("life", 1),),
     *(True, False, True, True, False),
-    3,
-    4,
+    *(5, 3, 4),
 )
 VIEW = Message("view", SENDER, None, view=OWN_VIEW)
 VIEW_FIELDS = OWN_VIEW._asdict()
@@ -99,6 +99,7 @@ def test_messages_are_read_as_they_were_written(message):
         (encoded(VIEW, view=VIEW_FIELDS | {"deaths": [["a", "b"]]}), "with a view"),
         (encoded(VIEW, view=VIEW_FIELDS | {"deaths": [["a", "b", 1]]}), "with an identity"),
         (encoded(VIEW, view=VIEW_FIELDS | {"members": [[]] * 30_000}), "with a view"),
+        (encoded(VIEW, view=VIEW_FIELDS | {"beats": []}), "with a view"),
         (encoded(VIEW, view=VIEW_FIELDS | {"query": "x"}), "with a number"),
         (encoded(Message("answer", SENDER, "other", 1, MASS), weights=[-1.0, 1.0, 0]), "weight"),
     ],
