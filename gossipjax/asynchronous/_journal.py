@@ -167,14 +167,12 @@ def read_journal(path: Path) -> Iterator[Line]:
 
 def _read_lines(path: Path, file: Any) -> Iterator[Line]:
     for number, text in enumerate(file, 1):
-        try:
+        line = None
+        with contextlib.suppress(ValueError):
             line = json.loads(text)
-            is_event = {"event", "life"} <= line.keys()
-        except (ValueError, AttributeError):
-            is_event = False
-            if not text.endswith("\n"):
-                return
-        if not is_event:
+        if line is None and not text.endswith("\n"):
+            return
+        if not isinstance(line, dict) or not {"event", "life"} <= line.keys():
             raise ValueError(f"{path}, line {number} must be an event, got {text[:80]!r}.")
         if "missing" in line:
             raise ValueError(

@@ -471,7 +471,8 @@ class Node:
                 f"{missing or 'what this node sent has not arrived'}. Give more time, or leave."
             )
         with self._service.lock:
-            masses = [mass for _, mass in participant.finals.values()]
+            finals = sorted(participant.finals.items(), key=lambda item: item[0])
+            masses = [mass for _, (_, mass) in finals]  # in the same order on all nodes
         total = functools.reduce(Mass.__add__, masses)
         if not total.w:
             raise RuntimeError("a node must hold something at the end, got none that does.")

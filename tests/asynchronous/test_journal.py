@@ -56,10 +56,11 @@ class FullFile:
         self.file.close()
 
 
-def test_lines_that_are_missing_are_counted(tmp_path):
+def test_lines_that_are_missing_are_counted(tmp_path, monkeypatch):
     path = tmp_path / "0.jsonl"
     journal = begin(path)
-    journal._file = file = FullFile(journal._file)
+    file = FullFile(journal._file)
+    monkeypatch.setattr(journal, "_file", file)
     file.is_full = True
     with pytest.warns(UserWarning, match="cannot be written: .*No space left"):
         journal.add("found", "a", 0, None)
@@ -67,7 +68,7 @@ def test_lines_that_are_missing_are_counted(tmp_path):
     file.is_full = False
     journal.add("end", "a", 0, None)
     journal.close()
-    with pytest.raises(ValueError, match="got none of 2 lines before line 2.*disk was full"):
+    with pytest.raises(ValueError, match=r"got none of 2 lines before line 2.*disk was full"):
         ga.account([path])
 
 

@@ -183,9 +183,9 @@ def test_nodes_of_another_job_do_not_meet(job, size, reason):
 
 
 def test_nodes_of_another_wire_do_not_mix_in_silence():
-    with join() as a, join(a.address, place=1, wire="bfloat16") as b:
-        with pytest.raises(TimeoutError, match="says that this node is of another wire"):
-            b.wait_for_mass(timeout=10)
+    is_told = pytest.raises(TimeoutError, match="says that this node is of another wire")
+    with join() as a, join(a.address, place=1, wire="bfloat16") as b, is_told:
+        b.wait_for_mass(timeout=10)
 
 
 def test_nobody_listens():

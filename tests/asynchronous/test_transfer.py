@@ -30,7 +30,9 @@ class Link:
 
     def deliver(self):
         address, frames = self.on_way.pop(0)
-        heard, message = self.ends[address].receive(frames, self.now)
+        arrived = self.ends[address].receive(frames, self.now)
+        assert arrived is not None
+        heard, message = arrived
         assert heard in self.ends
         if message is not None:
             self.whole[address].append([bytes(frame) for frame in message])
