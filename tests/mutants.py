@@ -113,7 +113,8 @@ gossipjax/launch/_mesh.py | launch/test_mesh.py -k surviving | as many nodes as 
 gossipjax/launch/_process_info.py | launch/test_node_info.py -k variables_of_the_launcher | a node is its own contact | if number != place) => if place >= 0)
 gossipjax/launch/_supervisor.py | launch/test_launch.py -k delays_between | delays do not grow | min(2 * delay, => min(delay,
 gossipjax/launch/_stall.py | launch/test_stall.py -k who_is_stuck | the first is taken for the last | step == min(steps.values()) => step == max(steps.values())
-gossipjax/asynchronous/_model.py | asynchronous/test_replay.py -k of_the_oracle | updates are not scaled by the weight | mass.w / max(mass.count, MIN_COUNT) => 1.0
+gossipjax/asynchronous/_model.py | asynchronous/test_replay.py -k of_the_oracle | updates are not scaled by the weight | p = tuple(jnp.asarray(w, b.dtype) * b for b in moved) => p = moved
+gossipjax/asynchronous/_model.py | asynchronous/test_replay.py -k of_the_oracle | the outer momentum is heavy ball, not Nesterov's | b - outer.momentum * a for => b * 0 - a for
 gossipjax/asynchronous/_journal.py | asynchronous/test_delays.py | delays count steps, not rounds | others // len(places) => others
 gossipjax/asynchronous/_node.py | asynchronous/test_strangers.py -k bad_arguments | open to the world without a secret | if secret is None and not is_loopback => if False and not is_loopback
 gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k mass_is_kept | a share is counted twice | peer.applied = message.number => pass

@@ -6,18 +6,20 @@
 from gossipjax.asynchronous._journal import Account, account, measure_delays
 from gossipjax.asynchronous._node import Node, Statistics, join
 from gossipjax.asynchronous._replay import ReplayedStep, replay
-from gossipjax.asynchronous.algorithms import Algorithm, adpsgd, sgp
+from gossipjax.asynchronous.algorithms import Algorithm, Outer, adpsgd, outer, sgp
 
 __all__ = [
     "Account",
     "Algorithm",
     "Node",
+    "Outer",
     "ReplayedStep",
     "Statistics",
     "account",
     "adpsgd",
     "join",
     "measure_delays",
+    "outer",
     "replay",
     "sgp",
 ]

@@ -31,10 +31,10 @@ TAKES = {"share", "grant", "hand over", "give up", "write off"}
 class Journal:
     """Appends a line of JSON for each event to a file; without a file it does nothing.
 
-    A line is `{"event", "time", "life", "peer", "number", "w", "count", "exponent"}`: the event,
-    seconds since 1970, the node's own life, the other one, the number of the parcel or step, and
-    weight and count of the mass that it adds or takes, in units of `2^exponent`; of `begin`, of
-    what the node holds. `is_continued`: whether it goes on from what an earlier process has saved.
+    A line is `{"event", "time", "life", "peer", "number", "w", "exponent"}`: the event, seconds
+    since 1970, the node's own life, the other one, the number of the parcel or step, and the weight
+    of the mass that it adds or takes, in units of `2^exponent`; of `begin`, of what the node holds.
+    `more` is written where a life begins.
 
     Files of `MAX_BYTES` go on as `PATH.1.gz`, `PATH.2.gz`, ..., the oldest first. A disk that is
     full does not end the node: it warns, and says later how many lines are missing.
@@ -42,8 +42,8 @@ class Journal:
 
     MAX_BYTES = 1 << 26
 
-    def __init__(self, path: Path | None, is_continued: bool = False):
-        self._is_continued = is_continued
+    def __init__(self, path: Path | None, **more: object):
+        self._more = more
         self._life = ""
         self._process = uuid.uuid4().hex
         self._path = path
@@ -72,7 +72,7 @@ class Journal:
         """The lines that follow are of another life."""
         self._life = identity.life
         line: dict[str, object] = {"event": "life", "process": self._process}
-        self._write(line | identity._asdict() | {"is_continued": self._is_continued})
+        self._write(line | identity._asdict() | self._more)
 
     def add(self, event: str, peer: str, number: int, mass: Mass | None) -> None:
         """Adds an event."""
@@ -81,8 +81,7 @@ class Journal:
         line: dict[str, object] = {"event": event, "time": time.time(), "life": self._life}
         line |= {"peer": peer, "number": number}
         if mass is not None:
-            line |= {"w": float(mass.w), "count": float(mass.count)}
-            line |= {"exponent": mass.exponent} if mass.exponent else {}
+            line |= {"w": float(mass.w)} | ({"exponent": mass.exponent} if mass.exponent else {})
         self._write(line)
 
     def _write(self, line: dict[str, object]) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from gossipjax.wire import FloatCodec, WireLike, require_codec
 
-VERSION = 2
+VERSION = 3
 MAX_HEADER_BYTES = 1 << 22
 MAX_TEXT = 300
 MAX_ENTRIES = 20_000
@@ -34,18 +34,15 @@ class Mass:
     """A numerator with its weight; masses are added and divided, and their sum stays.
 
     Attributes:
-      x: the numerator: arrays, or numbers, of any type, in units of `2^exponent`.
+      x: the numerator: arrays, or numbers, of any type, in units of `2^exponent`. Where momentum
+        travels, the second half of them is that, times the weight.
       w: its push-sum weight, in the same units; the model is `x / w`.
-      count: the nodes that it stands for. The ratio `w / count` is the same on all nodes but for
-        what gossip has not mixed yet: the weight of all living nodes over their number. It scales
-        updates, since nodes that die take weight with them, and nodes that join bring none.
-      exponent: as the weight of a job decays with its deaths, nodes choose units in which the ratio
-        is near 1. No bit of the model changes by that.
+      exponent: as the weight of a job decays with its deaths, nodes choose units in which theirs is
+        near 1. No bit of the model changes by that.
     """
 
     x: tuple[Any, ...]
     w: Any
-    count: Any
     exponent: int = 0
 
     def at(self, exponent: int) -> Mass:
@@ -54,7 +51,7 @@ class Mass:
         if not shift:
             return self
         factor = 2.0 ** min(shift, 1000)
-        return Mass(tuple(a * factor for a in self.x), self.w * factor, self.count, exponent)
+        return Mass(tuple(a * factor for a in self.x), self.w * factor, exponent)
 
     def _in_same_units(self, other: Mass) -> tuple[Mass, Mass]:
         """Both in the units of the larger; what has no weight has no units of its own."""
@@ -64,17 +61,17 @@ class Mass:
     def __add__(self, other: Mass) -> Mass:
         one, two = self._in_same_units(other)
         x = tuple(a + b for a, b in zip(one.x, two.x, strict=True))
-        return Mass(x, one.w + two.w, one.count + two.count, one.exponent)
+        return Mass(x, one.w + two.w, one.exponent)
 
     def __neg__(self) -> Mass:
-        return Mass(tuple(-a for a in self.x), -self.w, -self.count, self.exponent)
+        return Mass(tuple(-a for a in self.x), -self.w, self.exponent)
 
     def __sub__(self, other: Mass) -> Mass:
         return self + -other
 
     def __truediv__(self, divisor: int) -> Mass:
         x = tuple(a / divisor for a in self.x)
-        return Mass(x, self.w / divisor, self.count / divisor, self.exponent)
+        return Mass(x, self.w / divisor, self.exponent)
 
     @property
     def weight(self) -> float:
@@ -181,7 +178,7 @@ def encode(message: Message, job: Format) -> list[Any]:
         header["view"] = message.view._asdict()
     if message.mass is not None:
         mass = message.mass
-        header["weights"] = [float(mass.w), float(mass.count), mass.exponent]
+        header["weight"] = [float(mass.w), mass.exponent]
         arrays = zip(mass.x, job.frame_dtypes(message.is_narrow), strict=True)
         frames = [np.ascontiguousarray(x, dtype).view(np.uint8).data for x, dtype in arrays]
     return [json.dumps(header).encode(), *frames]
@@ -206,7 +203,7 @@ def decode(frames: Sequence[Any], job: Format) -> Message:
     is_narrow = header.get("is_narrow") is True
     text = _require_text(header.get("text") or "-")
     try:
-        mass = _read_mass(kind, header.get("weights"), frames[1:], job, is_narrow)
+        mass = _read_mass(kind, header.get("weight"), frames[1:], job, is_narrow)
     except MessageError as error:
         if kind not in WITH_MASS:
             raise
@@ -247,15 +244,15 @@ def _read_header(frame: Any) -> dict[str, Any]:
 
 
 def _read_mass(
-    kind: str, weights: object, frames: Sequence[Any], job: Format, is_narrow: bool
+    kind: str, weight: object, frames: Sequence[Any], job: Format, is_narrow: bool
 ) -> Mass | None:
-    if kind not in WITH_MASS and not (kind == "answer" and weights is not None):
+    if kind not in WITH_MASS and not (kind == "answer" and weight is not None):
         if frames:
             raise MessageError("of another shape")
         return None
-    match weights:
-        case [float() as w, float() as count, int() as exponent] if (
-            w >= 0 and math.isfinite(w + count) and abs(exponent) <= MAX_EXPONENT
+    match weight:
+        case [float() as w, int() as exponent] if (
+            0 <= w < math.inf and abs(exponent) <= MAX_EXPONENT
         ):
             pass
         case _:
@@ -270,7 +267,7 @@ def _read_mass(
     )
     if not all(np.isfinite(buffer).all() for buffer in x):
         raise MessageError("with NaN or infinity")
-    return Mass(x, w, count, exponent)
+    return Mass(x, w, exponent)
 
 
 def _read_view(view: object) -> View:

@@ -14,38 +14,41 @@ import numpy as np
 import optax
 
 from gossipjax.asynchronous._messages import Mass
+from gossipjax.asynchronous.algorithms import Outer
 from gossipjax.collectives import Layout, cast_like
 
 Gradients = Callable[..., tuple[Any, Any]]
-MIN_COUNT = 2 / 3
-MAX_DIGITS = 8  # of the ratio of weight and count, in base 2
+MAX_DIGITS = 8  # of a weight, in base 2
 
 
-def unpack(layout: Layout, like: Any, x: Any, w: Any) -> Any:
-    """Returns the model `x / w`."""
-    return cast_like(layout.unpack([b / jnp.asarray(w, b.dtype) for b in x]), like)
+def unpack(layout: Layout, like: Any, x: Any, w: Any, moved: Any = None) -> Any:
+    """Returns the model: `x / w`, and what it has moved since its last outer step, if anything."""
+    z = [b / jnp.asarray(w, b.dtype) for b in x[: len(layout.dtypes)]]
+    z = z if moved is None else [a + b for a, b in zip(z, moved, strict=True)]
+    return cast_like(layout.unpack(z), like)
 
 
-def update_scale(mass: Mass) -> Any:
-    """The factor of updates: the model `x / w` moves by `u` over the count, by 1.5 u at most.
+def make_numerator(layout: Layout, params: Any, outer: Outer | None) -> tuple[Any, ...]:
+    """The numerator of a model with weight 1; with momentum, which is 0, if that travels."""
+    x = tuple(map(jnp.copy, layout.pack(params)))
+    return x + tuple(map(jnp.zeros_like, x)) if travels_twice(outer) else x
 
-    Without a limit, the model of a node that has sent more than has come back yet would run away,
-    by `u / count` at each step. Four nodes with messages that were 10 to 50 steps old ended at 78
-    to 93 % with a limit of 2 u, and at 95 to 96 % with one of 1.5 u.
-    """
-    return mass.w / max(mass.count, MIN_COUNT)
+
+def travels_twice(outer: Outer | None) -> bool:
+    """Whether a message has momentum, too."""
+    return outer is not None and outer.momentum > 0
 
 
 def make_update(
     tx: optax.GradientTransformationExtraArgs, layout: Layout, like: Any, gradients: Gradients
 ) -> Any:
-    """Returns `(x, w, opt_state, *inputs) -> (u, opt_state, aux, is_finite)`, compiled.
+    """Returns `(x, w, moved, opt_state, *inputs) -> (moved + u, opt_state, aux, is_finite)`.
 
-    u is the update. Where it is not finite, it is 0, and `opt_state` stays as it was.
+    u is the update; `moved` may be None. Where u is not finite, it is 0, and `opt_state` stays.
     """
 
-    def update(x: Any, w: Any, opt_state: Any, *inputs: Any) -> Any:
-        params = unpack(layout, like, x, w)
+    def update(x: Any, w: Any, moved: Any, opt_state: Any, *inputs: Any) -> Any:
+        params = unpack(layout, like, x, w, moved)
         grads, aux = gradients(params, *inputs)
         updates, new_state = tx.update(grads, opt_state, params)
         buffers = tuple(layout.pack(updates))
@@ -55,10 +58,10 @@ def make_update(
             return jnp.where(is_finite, new, old)
 
         zeros = jax.tree.map(jnp.zeros_like, buffers)
-        kept = jax.tree.map(keep, (buffers, new_state), (zeros, opt_state))
-        return *kept, aux, is_finite
+        change, state = jax.tree.map(keep, (buffers, new_state), (zeros, opt_state))
+        return change if moved is None else add(moved, change), state, aux, is_finite
 
-    return jax.jit(update, donate_argnums=2)
+    return jax.jit(update, donate_argnums=3)
 
 
 def are_finite(buffers: Any) -> jax.Array:
@@ -67,20 +70,34 @@ def are_finite(buffers: Any) -> jax.Array:
 
 
 def rescale(mass: Mass) -> Mass:
-    """The same mass in units in which weight and count are alike, if they are far apart."""
-    if not (mass.w > 0 and mass.count > 0):
-        return mass
-    digits = math.log2(mass.w / mass.count)
+    """The same mass in units in which its weight is near 1, if it is far from that."""
+    digits = math.log2(mass.w) if mass.w > 0 else 0
     return mass if abs(digits) < MAX_DIGITS else mass.at(mass.exponent + round(digits))
 
 
 @jax.jit
-def add(x: tuple[Any, ...], change: tuple[Any, ...], scale: Any = 1.0) -> tuple[Any, ...]:
-    """Returns `x + scale change` in the types of `x`; the change may be on the host."""
-    return tuple(
-        a + jnp.asarray(scale, a.dtype) * jnp.asarray(b, a.dtype)
-        for a, b in zip(x, change, strict=True)
-    )
+def add(x: tuple[Any, ...], change: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns `x + change` in the types of `x`; the change may be on the host."""
+    return tuple(a + jnp.asarray(b, a.dtype) for a, b in zip(x, change, strict=True))
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def move(
+    x: tuple[Any, ...], moved: tuple[Any, ...], w: Any, outer: Outer | None
+) -> tuple[Any, ...]:
+    """Moves a numerator by what its model has moved by itself, p, in units of the model.
+
+    Returns `x + w p`; with an outer step `m <- b m - w p; x <- x + rate (w p - b m)`.
+    """
+    x, m = x[: len(moved)], x[len(moved) :]
+    p = tuple(jnp.asarray(w, b.dtype) * b for b in moved)
+    if outer is None:
+        return add(x, p) + m
+    pulls = p
+    if m:
+        m = tuple(outer.momentum * a - b for a, b in zip(m, p, strict=True))
+        pulls = tuple(b - outer.momentum * a for a, b in zip(m, p, strict=True))
+    return tuple(a + outer.learning_rate * b for a, b in zip(x, pulls, strict=True)) + m
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -90,21 +107,22 @@ def split(x: tuple[Any, ...], wires: tuple[np.dtype, ...]) -> tuple[Any, Any]:
     return tuple(a - b.astype(a.dtype) for a, b in zip(x, shared, strict=True)), shared
 
 
-@functools.partial(jax.jit, static_argnums=4)
+@functools.partial(jax.jit, static_argnums=(4, 5))
 def advance(
     x: tuple[Any, ...],
     arrived: tuple[Any, ...] | None,
-    update: tuple[Any, ...],
-    scale: Any,
+    moved: tuple[Any, ...],
+    w: Any,
+    outer: Outer | None,
     wires: tuple[np.dtype, ...] | None,
 ) -> tuple[Any, Any, jax.Array]:
-    """Adds what has arrived, if anything, and the update; halves the sum, if there are `wires`.
+    """Adds what has arrived, if anything, and moves; halves the sum, if there are `wires`.
 
     Returns what is kept, the other half, and whether the sum is finite.
     """
     if arrived is not None:
         x = add(x, arrived)
-    x = add(x, update, scale)
+    x = move(x, moved, w, outer)
     kept, shared = (x, None) if wires is None else split(x, wires)
     return kept, shared, are_finite(x)
 
@@ -123,7 +141,7 @@ class Holding:
 
     @property
     def total(self) -> Mass:
-        """Weight and count of what is held, without the numerator."""
+        """The weight of what is held, without the numerator."""
         own = dataclasses.replace(self.mass, x=())
         return own if self._change is None else own + dataclasses.replace(self._change, x=())
 
@@ -158,7 +176,7 @@ class Holding:
         """Returns all that is held, on the host; nothing is left, not even by rounding."""
         mass = self.read()
         zeros = tuple(jnp.zeros_like(x) for x in self.mass.x)
-        self.mass = Mass(zeros, 0.0, 0.0, self.mass.exponent)
+        self.mass = Mass(zeros, 0.0, self.mass.exponent)
         self._change = None
         return mass
 
@@ -175,8 +193,8 @@ class Holding:
         """Whether the model is."""
         return bool(are_finite(self.merge().x))
 
-    def update(self, change: tuple[Any, ...], wires: Any | None) -> Mass | None:
-        """Adds what has arrived, and the update of a step.
+    def move(self, moved: tuple[Any, ...], outer: Outer | None, wires: Any | None) -> Mass | None:
+        """Adds what has arrived, and moves by what the model has moved by itself.
 
         With `wires`, the types of the wire, half of the sum is taken out and returned, on the host,
         unless it is not finite.
@@ -184,7 +202,7 @@ class Holding:
         total = self.total
         arrays = None if self._change is None else self._change.x
         self._change = None
-        kept, shared, ok = advance(self.mass.x, arrays, change, update_scale(total), wires)
+        kept, shared, ok = advance(self.mass.x, arrays, moved, total.w, outer, wires)
         self.mass = dataclasses.replace(total, x=kept)
         if wires is None or not ok:
             return None

@@ -23,7 +23,16 @@ import optax
 from gossipjax import launch
 from gossipjax.asynchronous._journal import Journal
 from gossipjax.asynchronous._messages import Format, Identity, Mass, is_address, wire_types
-from gossipjax.asynchronous._model import Gradients, Holding, add, advance, make_update, unpack
+from gossipjax.asynchronous._model import (
+    Gradients,
+    Holding,
+    add,
+    advance,
+    make_numerator,
+    make_update,
+    travels_twice,
+    unpack,
+)
 from gossipjax.asynchronous._participant import Participant
 from gossipjax.asynchronous._service import Service
 from gossipjax.asynchronous._transfer import FIRST_PIECE
@@ -33,8 +42,6 @@ from gossipjax.spmd.arguments import require_transform
 from gossipjax.topology.schedule import require_int
 from gossipjax.wire import WireLike
 
-# A node that is much faster than the others would send nearly all that it holds.
-MIN_SHARED_COUNT = 0.5
 LIFE_LETTERS = 16  # of the name of a life
 MAX_GRADIENTS = 32  # different functions that a node compiles
 MIN_PATIENCE = 0.1  # seconds
@@ -69,7 +76,7 @@ def join(
       address: where living nodes of the job listen, one or several `host:port`; None starts a job.
       tx: the optax chain, whose updates are local.
       params: the model at which a founder starts, and the shapes and types for others.
-      algorithm: `sgp()` or `adpsgd()`.
+      algorithm: `sgp()`, `adpsgd()` or `outer(every)`.
       listen: where this node listens; port 0 is any that is free.
       place: its number in the job, the same whenever it is started again.
       job: its name; messages of other jobs are dropped.
@@ -118,17 +125,20 @@ def join(
     if nonfinite not in ("raise", "skip"):
         raise ValueError(f"nonfinite must be 'raise' or 'skip', got {nonfinite!r}.")
     if not isinstance(algorithm, Algorithm):
-        raise ValueError(f"algorithm must be sgp() or adpsgd(), got {algorithm!r}.")
+        raise ValueError(f"algorithm must be sgp(), adpsgd() or outer(every), got {algorithm!r}.")
     require_floats(params, "params")
     if not jax.tree.leaves(params):
         raise ValueError("params must have an array, got none.")
     layout = Layout(params)
-    wires = wire_types(layout.dtypes, wire)
+    copies = 1 + travels_twice(algorithm.outer)
+    wires = wire_types(layout.dtypes, wire) * copies
     shapes = [(jnp.shape(x), str(jnp.result_type(x))) for x in jax.tree.leaves(params)]
-    model = f"{jax.tree.structure(params)} {shapes}"
+    model = f"{jax.tree.structure(params)} {shapes} {algorithm.outer}"
     digest = hashlib.sha256(model.encode()).hexdigest()
     names = " ".join(map(str, wires))
-    form = Format(job, digest, names, tuple(layout.sizes), tuple(layout.dtypes), wires)
+    form = Format(
+        job, digest, names, tuple(layout.sizes) * copies, tuple(layout.dtypes) * copies, wires
+    )
     return Node(
         tx,
         params,
@@ -140,7 +150,11 @@ def join(
         addresses,
         not addresses if is_founder is None else is_founder,
         patience,
-        Journal(journal, is_continued=opt_state is not None or steps > 0),
+        Journal(
+            journal,
+            is_continued=opt_state is not None or steps > 0,
+            outer=algorithm.outer,
+        ),
         opt_state,
         steps,
         nonfinite == "skip",
@@ -199,8 +213,9 @@ class Node:
         self._skips = skips
         self._skipped = self._sent = self._kept = self._acknowledged = self._staleness = 0
         self._on_way: dict[str, int] = {}
-        x = layout.pack(params if is_founder else jax.tree.map(jnp.zeros_like, params))
-        self._holding = Holding(Mass(tuple(map(jnp.copy, x)), float(is_founder), float(is_founder)))
+        model = params if is_founder else jax.tree.map(jnp.zeros_like, params)
+        x = make_numerator(layout, model, algorithm.outer)
+        self._holding = Holding(Mass(x, float(is_founder)))
         self._service = service
         self._participant = Participant(
             self._make_life(),
@@ -220,16 +235,25 @@ class Node:
         self._service.start(self._participant)
 
     def _make_life(self) -> Identity:
+        self._moved = self._make_moved()
         identity = Identity(self.place, uuid.uuid4().hex[:LIFE_LETTERS], self.address)
         self._journal.begin_life(identity)
         return identity
+
+    def _make_moved(self) -> tuple[jax.Array, ...] | None:
+        """What the model has moved by itself since its last outer step: nothing."""
+        if self._algorithm.outer is None:
+            return None
+        layout = self._layout
+        return tuple(map(jnp.zeros, layout.sizes, layout.dtypes))
 
     @property
     def params(self) -> Any:
         """The model, `x / w`; that of a node that has nothing yet is 0."""
         with self._service.lock:
             mass = self._holding.merge()
-        return self._unpack(mass.x, mass.w or 1.0)
+            moved = self._moved
+        return self._unpack(mass.x, mass.w or 1.0, moved)
 
     @property
     def members(self) -> list[int]:
@@ -261,9 +285,9 @@ class Node:
     def step(self, gradients: Gradients, *inputs: Any) -> Any:
         """Makes a local step: the update at `z = x / w`, then the message of the algorithm.
 
-        `x <- x + u(z)`; then a share of `(x, w)` leaves, or an average is asked for. What has
-        arrived meanwhile is added first. A node that has nothing first waits for half of what
-        another holds.
+        `x <- x + w u(z)`; then a share of `(x, w)` leaves, or an average is asked for; under
+        `outer` at every H-th step. What has arrived meanwhile is added first. A node that has
+        nothing first waits for half of what another holds.
 
         Args:
           gradients: `gradients(params, *inputs) -> (grads, aux)`; compiled once.
@@ -279,10 +303,10 @@ class Node:
             and its optimizer state are as they were. A model that is not finite is written off
             either way: the node goes on as one that has just joined.
         """
-        mass, life = self._begin(gradients)
+        mass, moved, life = self._begin(gradients)
         update = self._get_update(gradients)
-        result = update(mass.x, mass.w, self._opt_state, *inputs)
-        change, self._opt_state, aux, is_finite = result
+        result = update(mass.x, mass.w, moved, self._opt_state, *inputs)
+        moved, self._opt_state, aux, is_finite = result
         is_finite = bool(is_finite)
         with self._service.lock:
             self._steps += 1
@@ -292,9 +316,12 @@ class Node:
                 participant.count_step()
                 if is_finite:
                     self._journal.add("end", life, self._steps - 1, None)
-                    self._send(self._steps - 1, change)
-                elif not self._holding.is_finite():
+                outer = self._algorithm.outer
+                self._moved = moved if outer else None
+                if not is_finite and not self._holding.is_finite():
                     participant.write_off(time.monotonic())
+                elif self._steps % (outer.every if outer else 1) == 0:
+                    self._send(moved)
         self._service.wake()
         if not (is_finite or self._skips):
             raise FloatingPointError(
@@ -304,8 +331,8 @@ class Node:
             )
         return aux
 
-    def _begin(self, gradients: Gradients) -> tuple[Mass, str]:
-        """Waits until it holds something; returns what, and the life that does."""
+    def _begin(self, gradients: Gradients) -> tuple[Mass, Any, str]:
+        """Waits until it holds something; returns what, its own movement, and the life."""
         while True:
             self.wait_for_mass()
             launch.advance(self._steps, slow=gradients not in self._updates)
@@ -315,7 +342,7 @@ class Node:
                     mass = self._holding.merge()
                     life = self._participant.identity.life
                     self._journal.add("begin", life, self._steps, mass)
-                    return mass, life
+                    return mass, self._moved, life
 
     @property
     def opt_state(self) -> Any:
@@ -341,10 +368,11 @@ class Node:
             mass = self._holding.merge()
         opt_state = jax.tree.map(jnp.copy, self._opt_state)
         update = self._get_update(gradients)
-        change, *_ = update(mass.x, mass.w or 1.0, opt_state, *inputs)
+        moved, *_ = update(mass.x, mass.w or 1.0, self._moved, opt_state, *inputs)
         arrived = tuple(map(np.asarray, mass.x))
+        outer = self._algorithm.outer
         for arrays, wires in itertools.product((None, arrived), (None, self._wires)):
-            jax.block_until_ready(advance(mass.x, arrays, change, 1.0, wires))
+            jax.block_until_ready(advance(mass.x, arrays, moved, 1.0, outer, wires))
         jax.block_until_ready(add(mass.x, arrived))
 
     def wait_for_members(self, count: int, timeout: float) -> bool:
@@ -401,17 +429,20 @@ class Node:
             return f"{address} listens, but does not speak with this node: is its secret another?"
         return f"nobody listens at {address}"
 
-    def _send(self, step: int, change: Any) -> None:
-        """Adds the update of a step, and sends what the algorithm sends after it."""
+    def _send(self, moved: Any) -> None:
+        """Adds what the model has moved by itself, and sends what the algorithm sends after it."""
         participant = self._participant
-        holding = self._holding
-        peer = self._algorithm.choose(participant.list_members(), participant.identity, step)
+        outer, averages = self._algorithm.outer, self._algorithm.averages
+        turn = self._steps // outer.every if outer else self._steps
+        peer = self._algorithm.choose(participant.list_members(), participant.identity, turn - 1)
         self._count_acknowledged()
         now = time.monotonic()
-        averages = self._algorithm.averages
-        is_low = not averages and holding.total.count < MIN_SHARED_COUNT
-        is_free = peer is not None and not is_low and peer in participant.list_free_peers()
-        half = holding.update(change, self._wires if is_free and not averages else None)
+        is_free = peer is not None and peer in participant.list_free_peers()
+        if outer:
+            self._journal.add("outer", participant.identity.life, self._steps - 1, None)
+        wires = self._wires if is_free and not averages else None
+        half = self._holding.move(moved, outer, wires)
+        self._moved = self._make_moved()
         self._kept += peer is not None and not is_free
         if peer is None or not is_free:
             return
@@ -444,8 +475,16 @@ class Node:
             self._updates[gradients] = make_update(self._tx, self._layout, self._like, gradients)
         return self._updates[gradients]
 
-    def _unpack(self, x: Any, w: Any) -> Any:
-        return unpack(self._layout, self._like, [jnp.asarray(buffer) for buffer in x], w)
+    def _unpack(self, x: Any, w: Any, moved: Any = None) -> Any:
+        return unpack(self._layout, self._like, [jnp.asarray(buffer) for buffer in x], w, moved)
+
+    def _finish(self) -> None:
+        """Moves by what its model has moved since the last outer step, as it is."""
+        moved, self._moved = self._moved, self._make_moved()
+        participant = self._participant
+        if moved is not None and not (participant.wants_mass or participant.is_finished):
+            self._journal.add("finish", participant.identity.life, self._steps, None)
+            self._holding.move(moved, None, None)
 
     def average(self, timeout: float | None = AVERAGE_SECONDS) -> Any:
         """Ends the training of this node; returns the average model of all that live.
@@ -461,6 +500,7 @@ class Node:
         """
         participant = self._participant
         with self._service.lock:
+            self._finish()
             participant.is_finished = True
         self._service.wake()
         if not self._service.wait_until(lambda: participant.has_finals, timeout):
@@ -487,6 +527,7 @@ class Node:
             return
         self._is_open = False
         with self._service.lock:
+            self._finish()
             self._participant.leave()
         self._service.wake()
         try:

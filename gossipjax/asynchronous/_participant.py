@@ -284,7 +284,7 @@ class Participant:
         elif message.kind == "share" and message.mass is not None:
             self._journal("receive", peer.identity.life, message.number, message.mass)
             self._holder.add(message.mass)
-            self._admit(message.mass)
+            self._admit()
         elif message.kind == "final" and message.mass is not None:
             self._learn_final(message.origin or peer.identity, message.version, message.mass)
         peer.reply = reply
@@ -383,12 +383,10 @@ class Participant:
                     self._send_parcel("share", peer, half, now, event="grant")
                     self._holder.add(-half)
 
-    def _admit(self, mass: Mass) -> None:
+    def _admit(self) -> None:
         if self.wants_mass:
-            bonus = Mass(tuple(0 * x for x in mass.x), 0 * mass.w, 1, mass.exponent)
-            self._journal("admit", self.identity.life, 0, bonus)
+            self._journal("admit", self.identity.life, 0, None)
             self._next_beat = self._last_tick  # others may send it shares from now on
-            self._holder.add(bonus)
             self._end_want()
 
     def _end_want(self) -> None:
@@ -540,9 +538,7 @@ class Participant:
         """Tells each peer the end of all lives that it does not know, and cannot hear from."""
         mass = self._holder.read()
         version, said = self.finals.get(self.identity, (0, None))
-        if said is None or (said.w, said.count, said.exponent) != (
-            (mass.w, mass.count, mass.exponent)
-        ):
+        if said is None or (said.w, said.exponent) != (mass.w, mass.exponent):
             self.finals[self.identity] = version + 1, mass
             self._next_beat = now
         for peer in self.peers.values():

@@ -14,7 +14,8 @@ import optax
 
 from gossipjax.asynchronous._journal import Line, read_journal
 from gossipjax.asynchronous._messages import Mass, wire_types
-from gossipjax.asynchronous._model import add, make_update, rescale, split, unpack, update_scale
+from gossipjax.asynchronous._model import make_numerator, make_update, move, rescale, split, unpack
+from gossipjax.asynchronous.algorithms import Outer
 from gossipjax.collectives import Layout
 from gossipjax.wire import WireLike
 
@@ -84,9 +85,11 @@ class ReplayedNode:
     process: str
     place: int
     opt_state: Any
-    mass: Mass = Mass((), 0.0, 0.0)  # noqa: RUF009 - masses do not change
+    outer: Outer | None
+    mass: Mass = Mass((), 0.0)  # noqa: RUF009 - masses do not change
     estate: Mass | None = None
-    change: Any = None
+    moved: Any = None  # what its model has moved by itself, to be added to the mass
+    ended: Any = None  # the same after the step that goes on
 
 
 class Replayer:
@@ -131,7 +134,9 @@ class Replayer:
                 )
             if node is None or node.process != line["process"]:
                 state = self._tx.init(self._params)
-                node = ReplayedNode(line["process"], line["place"], state)
+                outer = line.get("outer")
+                outer = Outer(*outer) if outer else None
+                node = ReplayedNode(line["process"], line["place"], state, outer)
             return node, None
         if node is None:
             raise ValueError(f"a journal must begin with a life, got {event!r}.")
@@ -144,14 +149,11 @@ class Replayer:
         sent = (line["life"], line["peer"], line["number"])
         received = (line["peer"], line["life"], line["number"])
         match line["event"]:
-            case "found":
-                x = tuple(map(jnp.asarray, self._layout.pack(self._params)))
-                node.mass = Mass(x, 1.0, 1.0)
-            case "join":
-                x = tuple(map(jnp.zeros_like, self._layout.pack(self._params)))
-                node.mass = Mass(x, 0.0, 0.0)
-            case "admit":
-                node.mass = dataclasses.replace(node.mass, count=node.mass.count + 1)
+            case "found" | "join" as event:
+                x = make_numerator(self._layout, self._params, node.outer)
+                x = x if event == "found" else tuple(map(jnp.zeros_like, x))
+                node.mass = Mass(x, float(event == "found"))
+                node.moved = None
             case "share":
                 self._parcels[sent] = self._halve(node, self._wires)
             case "grant":
@@ -174,13 +176,25 @@ class Replayer:
                 node.estate = node.mass
             case "revive" if node.estate is not None:
                 node.mass = node.mass + node.estate
-            case "end" if node.change is not None:
-                x = add(node.mass.x, node.change, update_scale(node.mass))
-                node.mass = dataclasses.replace(node.mass, x=x)
+            case "end":
+                node.moved = node.ended
+                if node.outer is None:
+                    self._move(node, None)
+            case "outer":
+                self._move(node, node.outer)
+            case "finish":
+                self._move(node, None)
+
+    def _move(self, node: ReplayedNode, outer: Outer | None) -> None:
+        moved, node.moved = node.moved, None
+        if moved is None:  # no local step was made since the last outer one
+            moved = tuple(map(jnp.zeros, self._layout.sizes, self._layout.dtypes))
+        x = move(node.mass.x, moved, node.mass.w, outer)
+        node.mass = dataclasses.replace(node.mass, x=x)
 
     def _halve(self, node: ReplayedNode, wires: tuple[np.dtype, ...]) -> Mass:
         mass = node.mass
-        kept, shared = split(mass.x, wires)
+        kept, shared = split(mass.x, wires * (len(mass.x) // len(wires)))
         shared = tuple(a.astype(b.dtype) for a, b in zip(shared, kept, strict=True))
         half = dataclasses.replace(mass, x=()) / 2
         node.mass = dataclasses.replace(half, x=kept)
@@ -189,7 +203,7 @@ class Replayer:
     def _begin(self, node: ReplayedNode, line: Line) -> ReplayedStep:
         mass = node.mass = rescale(node.mass)
         inputs = self._inputs(node.place, line["number"])
-        params = unpack(self._layout, self._params, mass.x, mass.w)
-        update = self._update(mass.x, mass.w, node.opt_state, *inputs)
-        node.change, node.opt_state, aux, _ = update
+        params = unpack(self._layout, self._params, mass.x, mass.w, node.moved)
+        update = self._update(mass.x, mass.w, node.moved, node.opt_state, *inputs)
+        node.ended, node.opt_state, aux, _ = update
         return ReplayedStep(node.place, line["life"], line["number"], params, aux)

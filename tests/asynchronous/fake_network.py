@@ -12,7 +12,7 @@ from gossipjax.asynchronous._participant import Participant
 from gossipjax.asynchronous.algorithms import choose_exponential
 
 PATIENCE = 10.0
-NOTHING = Mass((Fraction(0),), Fraction(0), Fraction(0))
+NOTHING = Mass((Fraction(0),), Fraction(0))
 
 
 @dataclasses.dataclass
@@ -40,7 +40,7 @@ class Account:
 
     Attributes:
       elsewhere: what is on its way or was held by the dead; what was counted twice is negative.
-      brought: by founders, steps and admissions.
+      brought: by founders and steps.
     """
 
     def __init__(self):
@@ -73,8 +73,6 @@ class Account:
             self.elsewhere += mass
         elif kind == "revive":
             self.elsewhere -= mass
-        elif kind == "admit":
-            self.brought += mass
 
 
 class Process:
@@ -92,7 +90,7 @@ class Process:
         self.is_stopped = False
         self.holder = Holder()
         if founder:
-            mass = Mass((Fraction(self.place + 1),), Fraction(1), Fraction(1))
+            mass = Mass((Fraction(self.place + 1),), Fraction(1))
             self.holder.add(mass)
             self.network.account.brought += mass
         contacts = [f"host:{place}" for place in range(self.network.size)]
@@ -119,8 +117,8 @@ class Process:
         if node.wants_mass or node.is_finished:
             return
         update = Fraction(self.place - 2, 8)
-        self.holder.mass = self.holder.mass + Mass((update,), Fraction(0), Fraction(0))
-        self.network.account.brought += Mass((update,), Fraction(0), Fraction(0))
+        self.holder.mass = self.holder.mass + Mass((update,), Fraction(0))
+        self.network.account.brought += Mass((update,), Fraction(0))
         node.count_step()
         self.step += 1
         members = node.list_members()

@@ -10,8 +10,9 @@ import numpy as np
 
 class OracleNode:
     def __init__(self):
-        self.x = self.w = self.count = None
-        self.momentum = 0.0
+        self.held = None  # x, m, w
+        self.moved = self.momentum = 0.0
+        self.outer = None
         self.process = None
         self.place = None
 
@@ -26,48 +27,52 @@ def replay(paths, start, gradient, rate, momentum):
     def run(node, line):
         event, own, peer, number = (line[k] for k in ("event", "life", "peer", "number"))
         if event == "found":
-            node.x, node.w, node.count = np.array(start, float), 1.0, 1.0
+            node.held = np.array([start, 0 * start, 1 + 0 * start])
         elif event == "join":
-            node.x, node.w, node.count = np.zeros_like(start, float), 0.0, 0.0
-        elif event == "admit":
-            node.count += 1
+            node.held, node.moved = np.zeros((3, len(start))), 0.0
         elif event in ("share", "grant"):
-            sent[own, peer, number] = (node.x / 2, node.w / 2, node.count / 2)
-            node.x, node.w, node.count = sent[own, peer, number]
+            sent[own, peer, number] = node.held = node.held / 2
         elif event == "hand over":
-            sent[own, peer, number] = (node.x, node.w, node.count)
-            node.x, node.w, node.count = 0 * node.x, 0.0, 0.0
+            sent[own, peer, number], node.held = node.held, 0 * node.held
         elif event in ("receive", "return"):
             key = (peer, own, number) if event == "receive" else (own, peer, number)
             if key not in sent:
                 return False
-            x, w, count = sent[key]
-            node.x, node.w, node.count = node.x + x, node.w + w, node.count + count
+            node.held = node.held + sent[key]
         elif event == "ask":
-            asked[own, peer, number] = (node.x, node.w, node.count)
-        elif event in ("average", "averaged"):
-            here = (node.x, node.w, node.count)
-            if event == "average":
-                if (peer, own, number) not in asked:
-                    return False
-                mine, other = here, asked[peer, own, number]
-                answered[peer, own, number] = mine
-            else:
-                if (own, peer, number) not in answered:
-                    return False
-                mine, other = asked[own, peer, number], answered[own, peer, number]
-            node.x, node.w, node.count = (
-                h + (o - m) / 2 for h, o, m in zip(here, other, mine, strict=True)
-            )
+            asked[own, peer, number] = node.held
+        elif event == "average":
+            if (peer, own, number) not in asked:
+                return False
+            answered[peer, own, number] = node.held
+            node.held = node.held + (asked[peer, own, number] - node.held) / 2
+        elif event == "averaged":
+            if (own, peer, number) not in answered:
+                return False
+            node.held = node.held + (answered[own, peer, number] - asked[own, peer, number]) / 2
         elif event == "begin":
-            z = node.x / node.w
+            z = node.held[0] / node.held[2] + node.moved
             models[node.place, number] = z
             node.momentum = gradient(z, node.place, number) + momentum * node.momentum
         elif event == "end":
-            node.x = node.x - rate * node.momentum * node.w / max(node.count, 2 / 3)
+            node.moved = node.moved - rate * node.momentum
+            if node.outer is None:
+                add_movement(node)
+        elif event == "outer":
+            x, m, w = node.held
+            _, outer_rate, beta = node.outer
+            m = beta * m - w * node.moved
+            node.held = np.array([x + outer_rate * (w * node.moved - beta * m), m, w])
+            node.moved = 0.0
+        elif event == "finish":
+            add_movement(node)
         else:
-            assert event in ("decline", "declined"), event
+            assert event in ("admit", "decline", "declined"), event
         return True
+
+    def add_movement(node):
+        x, m, w = node.held
+        node.held, node.moved = np.array([x + w * node.moved, m, w]), 0.0
 
     while any(at < len(events) for at, events in zip(position, lines, strict=True)):
         before = list(position)
@@ -78,6 +83,7 @@ def replay(paths, start, gradient, rate, momentum):
                     if line["process"] != nodes[i].process:
                         nodes[i] = OracleNode()
                     nodes[i].process, nodes[i].place = line["process"], line["place"]
+                    nodes[i].outer = line["outer"]
                 elif not run(nodes[i], line):
                     break
                 position[i] += 1

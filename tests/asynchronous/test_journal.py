@@ -12,7 +12,7 @@ from gossipjax.asynchronous._messages import Identity, Mass
 
 
 def mass(w, exponent=0):
-    return Mass((np.ones(2),), w, 1.0, exponent)
+    return Mass((np.ones(2),), w, exponent)
 
 
 def begin(path, life="a", **options):

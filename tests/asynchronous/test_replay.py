@@ -73,6 +73,8 @@ def require_same_replay(journals, seen, wire=None):
         (ga.sgp("random"), 3),
         (ga.adpsgd(), 3),
         (ga.adpsgd("bipartite"), 4),
+        (ga.outer(4, 0.5, 0.8), 4),
+        (ga.outer(3, 0.7, 0.0, "exponential"), 3),
     ],
 )
 def test_models_are_those_of_the_oracle(tmp_path, algorithm, size):
@@ -86,7 +88,7 @@ def test_models_are_those_of_the_oracle(tmp_path, algorithm, size):
     require_same_replay(journals, seen)
 
 
-@pytest.mark.parametrize("algorithm", [ga.sgp(), ga.adpsgd()])
+@pytest.mark.parametrize("algorithm", [ga.sgp(), ga.adpsgd(), ga.outer(3)])
 def test_a_replay_makes_the_same_steps_with_narrow_messages(tmp_path, algorithm):
     journals, seen = run_job(tmp_path, algorithm, 3, jnp.bfloat16)
     require_same_replay(journals, seen, jnp.bfloat16)

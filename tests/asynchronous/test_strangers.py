@@ -27,7 +27,7 @@ FLOAT32, FLOAT64 = np.dtype("float32"), np.dtype("float64")
 FORM = Format("job", "model", "wire", SIZES, (FLOAT32, FLOAT64), (np.dtype(jnp.bfloat16), FLOAT32))
 SENDER = Identity(3, "life", "127.0.0.1:5000")
 X = (np.array([1.0, 2.0, -3.0], np.float32), np.array([0.5, 4.0]))
-MASS = Mass(X, 0.5, 0.25, -700)
+MASS = Mass(X, 0.5, -700)
 SHARE = Message("share", SENDER, "other", 7, MASS, is_narrow=True)
 OWN_VIEW = View(
     (SENDER,),
@@ -69,7 +69,7 @@ def test_messages_are_read_as_they_were_written(message):
     assert found.text == (message.text or "-")
     assert (found.mass is None) == (message.mass is None)
     if found.mass is not None:
-        assert (found.mass.w, found.mass.count, found.mass.exponent) == (0.5, 0.25, -700)
+        assert (found.mass.w, found.mass.exponent) == (0.5, -700)
         for x, y in zip(found.mass.x, X, strict=True):
             assert x.dtype == y.dtype
             np.testing.assert_array_equal(x, y)
@@ -101,7 +101,7 @@ def test_messages_are_read_as_they_were_written(message):
         (encoded(VIEW, view=VIEW_FIELDS | {"members": [[]] * 30_000}), "with a view"),
         (encoded(VIEW, view=VIEW_FIELDS | {"beats": []}), "with a view"),
         (encoded(VIEW, view=VIEW_FIELDS | {"query": "x"}), "with a number"),
-        (encoded(Message("answer", SENDER, "other", 1, MASS), weights=[-1.0, 1.0, 0]), "weight"),
+        (encoded(Message("answer", SENDER, "other", 1, MASS), weight=[-1.0, 0]), "weight"),
     ],
 )
 def test_what_is_no_message_of_the_job_has_a_reason(frames, reason):
@@ -112,14 +112,14 @@ def test_what_is_no_message_of_the_job_has_a_reason(frames, reason):
 @pytest.mark.parametrize(
     ("frames", "reason"),
     [
-        (encoded(SHARE, weights=None), "with a weight"),
-        (encoded(SHARE, weights=[-1.0, 1.0, 0]), "with a weight"),
-        (encoded(SHARE, weights=[float("inf"), 1.0, 0]), "with a weight"),
-        (encoded(SHARE, weights=[1.0, 1.0, 1 << 40]), "with a weight"),
+        (encoded(SHARE, weight=None), "with a weight"),
+        (encoded(SHARE, weight=[-1.0, 0]), "with a weight"),
+        (encoded(SHARE, weight=[float("inf"), 0]), "with a weight"),
+        (encoded(SHARE, weight=[1.0, 1 << 40]), "with a weight"),
         (encoded(SHARE, is_narrow=False), "of another shape"),
         ([*encoded(SHARE), b"1234"], "of another shape"),
-        (encoded(SHARE._replace(mass=Mass((X[0] * np.nan, X[1]), 1.0, 1.0))), "with NaN"),
-        (encoded(SHARE._replace(mass=Mass((X[0], X[1] * np.inf), 1.0, 1.0))), "with NaN"),
+        (encoded(SHARE._replace(mass=Mass((X[0] * np.nan, X[1]), 1.0))), "with NaN"),
+        (encoded(SHARE._replace(mass=Mass((X[0], X[1] * np.inf), 1.0))), "with NaN"),
     ],
 )
 def test_a_parcel_that_cannot_be_read_has_a_reason_that_its_sender_is_told(frames, reason):
