@@ -5,15 +5,22 @@
 
 Simulated are the kills, `Node.abort`: the node says nothing more and what it holds is lost; its
 sockets are real. The nodes train softmax regression on digits. Every scenario must end, with an
-account of the weight that closes to 1e-9 and an accuracy near that of the undisturbed job. A node
-that was never killed must not have been declared dead: it has one life.
+account of the weight that closes to 1e-9 and an accuracy near that of the undisturbed job. No node
+may be declared dead that lives: each that is started has one life.
 
     nan         at node 1 every other update is not finite, and is skipped
     deaths      a node is killed whenever the one before is back
+    clock       the same, and the clock goes back an hour at each death
+    disk        the journals of odd places are on a disk that is full for most of the time
     crowd       64 nodes that know one address; every 6 seconds one joins, or one leaves
     strangers   garbage, and messages of other jobs, arrive all the time
+
+The clock is simulated: it is `time.time` of this process, so that of all nodes, and is right again
+at the end. `disk` needs root. Its journals lack lines, and must say so; what the nodes hold at the
+end is added up instead.
 """
 
+import contextlib
 import dataclasses
 import json
 import random
@@ -26,38 +33,41 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 import optax
 import zmq
 from rich.progress import Progress
+from rich.table import Table
 
 import gossipjax as gx
 from experiments import data, results
 from experiments.cluster import digits
 from experiments.fault_injection.job import make_table
+from experiments.fault_injection.small_disk import make_room, mount_small_disk, require_root
 from experiments.options import Check, OptionalPath, PositiveFloat, PositiveInt, Seed, check_fields
 
 MAX_DIFFERENCE = 1e-9  # of the account, relative to what founders brought
 MAX_LOSS = 0.03  # of accuracy, below the undisturbed job
 END_SECONDS = 120.0
 CROWD_SECONDS = 6.0  # between a join and a leave
-Scenario = Literal["nan", "deaths", "crowd", "strangers"]
+CLOCK_SECONDS = 3600.0  # by which the clock goes back
+DISK_KILOBYTES = 4  # for each node
+Scenario = Literal["nan", "deaths", "clock", "disk", "crowd", "strangers"]
 
 
 @dataclasses.dataclass(frozen=True)
 class ChaosOptions:
     """Disturbs asynchronous nodes that are threads of one process."""
 
-    scenario: tuple[Scenario, ...] = ("nan", "deaths", "crowd", "strangers")
-    """What is tried, one after another; an undisturbed job comes first."""
+    scenario: tuple[Scenario, ...] = ("nan", "deaths", "clock", "crowd", "strangers")
+    """What is tried, one after another; an undisturbed job comes first. `disk` needs root."""
     nodes: Annotated[PositiveInt, Check("at least 3", lambda value: value >= 3)] = 8
     """Number of nodes, but for `crowd`."""
-    crowd: PositiveInt = 64
+    crowd: Annotated[PositiveInt, Check("at least 3", lambda value: value >= 3)] = 64
     """Number of nodes of `crowd`."""
     seconds: PositiveFloat = 30.0
-    """Seconds of training in each scenario, but for `deaths`."""
+    """Seconds of training in each scenario; all kills may take longer."""
     deaths: PositiveInt = 100
-    """Kills of `deaths`."""
+    """Kills of `deaths`, and of `clock`."""
     patience: PositiveFloat = 2.0
     """Seconds of silence after which a node is declared dead."""
     step_seconds: PositiveFloat = 0.02
@@ -81,11 +91,11 @@ class Row(NamedTuple):
     seconds: float
     steps: int
     faults: int
-    lives: int  # of nodes that nobody killed; above their number, one was declared dead
-    unhurt: int  # those nodes
+    starts: int  # of nodes, those that joined later included
+    lives: int  # of all nodes; above their starts, one was declared dead that lived
     difference: float  # of the account
     living: float  # weight
-    accuracy: float
+    accuracy: float  # the lowest of a node; 0 if none has ended
     threads: int  # that did not end
 
 
@@ -94,7 +104,6 @@ class Runner:
 
     def __init__(self, job: "Job", place: int, address: str | None, is_founder: bool):
         self.place = place
-        self.journal = job.folder / f"{place}.jsonl"
         self.node = gx.asynchronous.join(
             address,
             optax.sgd(0.01, momentum=0.9),
@@ -104,10 +113,11 @@ class Runner:
             job=job.name,
             is_founder=is_founder,
             patience=job.options.patience,
-            journal=self.journal,
+            journal=job.find_journal(place),
             nonfinite="skip",
         )
         self.accuracy: float | None = None
+        self.weight = 0.0  # that it held at the end
         self.error: BaseException | None = None
         self._job = job
         self._is_told: Literal["train", "average", "leave"] = "train"
@@ -125,9 +135,11 @@ class Runner:
             if self._is_told == "average":
                 model = self.node.average(timeout=END_SECONDS)
                 self.accuracy = digits.measure_accuracy(model, job.digits)
+                self.weight = self.node.statistics.weight
             self.node.leave()
         except BaseException as error:
             self.error = error
+            self.node.abort()
 
     @property
     def is_there(self) -> bool:
@@ -156,24 +168,32 @@ def to_nan(params: Any, batch: Any) -> tuple[Any, Any]:
 
 
 class Job:
-    """The nodes of a scenario."""
+    """The nodes of a scenario, and their journals in a folder."""
 
-    def __init__(self, options: ChaosOptions, scenario: str, out: Path):
+    def __init__(self, options: ChaosOptions, scenario: str, folder: Path):
         self.options = options
         self.name = scenario
-        self.folder = out / scenario
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
+        self.folder = folder
         self.digits = data.load("mnist5k")
         self.rng = random.Random(f"{options.seed} {scenario}")
         self.faults = 0
-        self.hurt: set[int] = set()
+        self.starts = 0
         size = options.crowd if scenario == "crowd" else options.nodes
         self.pause_seconds = options.step_seconds * size / options.nodes
-        self.runners = [Runner(self, 0, None, True)]
+        self.runners = [self.start(0, None, True)]
         for place in range(1, size):
-            self.runners.append(Runner(self, place, self.runners[0].node.address, True))
+            self.runners.append(self.start(place, self.runners[0].node.address, True))
         self._began = time.monotonic()
+
+    def start(self, place: int, address: str | None, is_founder: bool) -> Runner:
+        """Starts a node."""
+        self.starts += 1
+        return Runner(self, place, address, is_founder)
+
+    def find_journal(self, place: int) -> Path:
+        """Where the journal of a place is."""
+        is_on_disk = self.name == "disk" and place % 2 == 1
+        return (self.folder / "disk" if is_on_disk else self.folder) / f"{place}.jsonl"
 
     def gradients_of(self, place: int, step: int) -> Callable[..., Any]:
         """The gradients of a node at a step."""
@@ -186,18 +206,19 @@ class Job:
         """Since its start."""
         return time.monotonic() - self._began
 
-    def pause(self, seconds: float) -> None:
-        """Lets it train."""
-        time.sleep(seconds)
+    def wait_for_all(self) -> None:
+        """Waits until all nodes make steps, as long as a node may take to join."""
+        deadline = time.monotonic() + END_SECONDS
+        while not all(r.is_there for r in self.runners) and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     def kill_and_replace(self, runner: Runner) -> None:
         """Kills a node, and starts another life at its place, which joins by any other."""
         others = [other for other in self.runners if other is not runner]
         runner.kill()
-        self.hurt.add(runner.place)
         self.faults += 1
         address = self.rng.choice(others).node.address
-        self.runners[self.runners.index(runner)] = Runner(self, runner.place, address, False)
+        self.runners[self.runners.index(runner)] = self.start(runner.place, address, False)
 
     def finish(self) -> Row:
         """Has all nodes end; returns what the job came to."""
@@ -210,8 +231,7 @@ class Job:
         errors = [f"{r.place}: {r.error}" for r in self.runners if r.error is not None]
         if errors:
             warnings.warn(f"{self.name}: {len(errors)} errors, {errors[0]}", stacklevel=1)
-        account = gx.asynchronous.account(sorted(self.folder.glob("*.jsonl")))
-        unhurt = [r.place for r in self.runners if r.place not in self.hurt]
+        difference, living = self.add_up()
         accuracies = [r.accuracy for r in self.runners if r.accuracy is not None]
         return Row(
             self.name,
@@ -219,13 +239,35 @@ class Job:
             seconds,
             steps,
             self.faults,
-            sum(count_lives(self.folder / f"{place}.jsonl") for place in unhurt),
-            len(unhurt),
-            account.difference / float(account.founded),
-            float(sum(account.living.values())),
-            min(accuracies, default=float("nan")),
+            self.starts,
+            sum(map(count_lives, self.folder.rglob("*.jsonl"))),
+            difference,
+            living,
+            min(accuracies, default=0.0),
             hanging + len(errors),
         )
+
+    def add_up(self) -> tuple[float, float]:
+        """What part of the founders' weight the account misses, and the weight of the living."""
+        journals = sorted(self.folder.rglob("*.jsonl"))
+        if self.name == "disk":
+            self.faults = sum(map(count_missing, journals))
+            weight = sum(runner.weight for runner in self.runners)
+            return weight / len(self.runners) - 1, weight
+        account = gx.asynchronous.account(journals)
+        living = float(sum(account.living.values()))
+        return account.difference / float(account.founded), living
+
+
+def count_missing(journal: Path) -> int:
+    """The lines that a journal lacks, for which it must not have an account; 0 if it has one."""
+    try:
+        gx.asynchronous.account([journal])
+    except ValueError as error:
+        if "could not be written" in str(error):
+            with journal.open() as lines:
+                return sum(json.loads(line).get("missing", 0) for line in lines)
+    return 0
 
 
 def count_lives(path: Path) -> int:
@@ -236,15 +278,32 @@ def count_lives(path: Path) -> int:
 
 def run_undisturbed(job: Job) -> None:
     """Nothing happens."""
-    job.pause(job.options.seconds)
+    time.sleep(job.options.seconds)
 
 
 def run_deaths(job: Job) -> None:
     """Kills nodes, each as soon as all are there."""
     for _ in range(job.options.deaths):
-        while not all(runner.is_there for runner in job.runners):
-            job.pause(0.02)
+        job.wait_for_all()
         job.kill_and_replace(job.rng.choice(job.runners))
+    time.sleep(max(0.0, job.options.seconds - job.seconds))
+
+
+def run_clock(job: Job) -> None:
+    """Kills nodes, and sets the clock back at each death."""
+    read_clock = time.time
+    time.time = lambda: read_clock() - CLOCK_SECONDS * job.faults
+    try:
+        run_deaths(job)
+    finally:
+        time.time = read_clock
+
+
+def run_disk(job: Job) -> None:
+    """Lets the disk be full, and then have room."""
+    time.sleep(job.options.seconds * 2 / 3)
+    make_room(job.folder / "disk")
+    time.sleep(job.options.seconds / 3)
 
 
 def run_crowd(job: Job) -> None:
@@ -252,13 +311,12 @@ def run_crowd(job: Job) -> None:
     address = job.runners[0].node.address
     next_place = len(job.runners)
     while job.seconds < job.options.seconds:
-        job.pause(CROWD_SECONDS)
+        time.sleep(CROWD_SECONDS)
         leaver = job.rng.choice(job.runners[1:])
         leaver.tell("leave")
         job.runners.remove(leaver)
-        job.pause(CROWD_SECONDS)
-        job.runners.append(Runner(job, next_place, address, False))
-        job.hurt.add(next_place)
+        time.sleep(CROWD_SECONDS)
+        job.runners.append(job.start(next_place, address, False))
         next_place += 1
         job.faults += 2
 
@@ -276,7 +334,7 @@ def run_strangers(job: Job) -> None:
         frames = [job.rng.choice(kinds), job.rng.randbytes(job.rng.randrange(9))]
         job.rng.choice(sockets).send_multipart(frames)
         job.faults += 1
-        job.pause(0.002)
+        time.sleep(0.002)
     context.destroy(linger=0)
 
 
@@ -284,6 +342,8 @@ SCENARIOS: dict[str, Callable[[Job], None]] = {
     "undisturbed": run_undisturbed,
     "nan": run_undisturbed,
     "deaths": run_deaths,
+    "clock": run_clock,
+    "disk": run_disk,
     "crowd": run_crowd,
     "strangers": run_strangers,
 }
@@ -291,15 +351,37 @@ SCENARIOS: dict[str, Callable[[Job], None]] = {
 
 def measure(options: ChaosOptions, out: Path, bar: Progress) -> list[str]:
     """Runs the scenarios, prints their table, and returns what was violated."""
+    if "disk" in options.scenario:
+        require_root()
     rows = []
     for scenario in ("undisturbed", *options.scenario):
         task = bar.add_task(scenario, total=None, status="")
-        job = Job(options, scenario, out)
-        SCENARIOS[scenario](job)
-        rows.append(job.finish())
+        rows.append(run_scenario(options, scenario, out / scenario))
         bar.update(task, total=1, completed=1)
-    headers = ("scenario", "nodes", "seconds", "steps", "faults", "lives of\nunhurt nodes")
-    headers += ("account's\ndifference", "living\nweight", "accuracy %")
+    bar.console.print(show_rows(rows))
+    results.write_summary(out, dataclasses.asdict(options), {}, [row._asdict() for row in rows])
+    return [violation for row in rows for violation in check(row, rows[0])]
+
+
+def run_scenario(options: ChaosOptions, scenario: str, folder: Path) -> Row:
+    """Runs a scenario, whose journals are in a new folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    disk = contextlib.nullcontext()
+    if scenario == "disk":
+        disk = mount_small_disk(folder / "disk", DISK_KILOBYTES * options.nodes)
+    with disk:
+        job = Job(options, scenario, folder)
+        SCENARIOS[scenario](job)
+        return job.finish()
+
+
+HEADERS = ("scenario", "nodes", "s", "steps", "faults", "starts", "lives", "account\noff by")
+HEADERS += ("weight\nliving", "accu-\nracy %")
+
+
+def show_rows(rows: list[Row]) -> Table:
+    """A table with a row for each scenario."""
     cells = [
         (
             row.scenario,
@@ -307,26 +389,26 @@ def measure(options: ChaosOptions, out: Path, bar: Progress) -> list[str]:
             f"{row.seconds:.0f}",
             f"{row.steps:,}",
             f"{row.faults:,}",
-            f"{row.lives} of {row.unhurt}",
+            f"{row.starts:,}",
+            f"{row.lives:,}",
             f"{row.difference:.1e}",
             f"{row.living:.3g}",
             f"{100 * row.accuracy:.1f}",
         )
         for row in rows
     ]
-    bar.console.print(make_table(("#", *headers), cells, left=("scenario",)))
-    results.write_summary(out, dataclasses.asdict(options), {}, [row._asdict() for row in rows])
-    return [violation for row in rows for violation in check(row, rows[0])]
+    return make_table(("#", *HEADERS), cells, left=("scenario",))
 
 
 def check(row: Row, undisturbed: Row) -> list[str]:
     """What a scenario has violated."""
     required = [
         (row.threads == 0, "all nodes end", row.threads),
+        (row.faults > 0 or row.scenario == undisturbed.scenario, "faults", row.faults),
         (abs(row.difference) <= MAX_DIFFERENCE, "the account closes", row.difference),
-        (row.lives <= row.unhurt, "nobody that lives is declared dead", row.lives),
+        (row.lives <= row.starts, "nobody that lives is declared dead", row.lives),
         (
-            bool(np.isfinite(row.accuracy)) and row.accuracy >= undisturbed.accuracy - MAX_LOSS,
+            row.accuracy >= undisturbed.accuracy - MAX_LOSS,
             f"an accuracy of {undisturbed.accuracy - MAX_LOSS:.3f}",
             row.accuracy,
         ),

@@ -5,7 +5,8 @@
 
 It needs root, network namespaces and TUN devices (`router.py`). Every node holds one large array,
 which it moves to a goal of its own; the average of all models goes to that of the goals. With
-`--partition` the first half of the nodes cannot reach the other for so many seconds.
+`--partition` the first half of the nodes cannot reach the other for so many seconds. Before the job
+starts, one plain TCP stream is measured over the same router.
 
 Required: all nodes end, the account of the weight closes to 1e-9, each had one life unless there
 was a partition, they all return the same average, and no more was sent than one model per share and
@@ -31,7 +32,8 @@ from rich.progress import Progress
 import gossipjax as gx
 from experiments import results
 from experiments.fault_injection.job import ROOT, make_table
-from experiments.fault_injection.router import make_far_network
+from experiments.fault_injection.router import make_far_network, require_tools
+from experiments.fault_injection.stream import measure_stream
 from experiments.options import (
     Check,
     NonNegativeFloat,
@@ -44,6 +46,7 @@ from experiments.options import (
 
 MAX_DIFFERENCE = 1e-9
 MAX_RESENT = 1.1
+STREAM_SECONDS = 8.0
 RATE = 0.05
 PORT = 5000
 SECRET = "of the far nodes"
@@ -139,12 +142,15 @@ def run_node(options: NodeOptions) -> None:
 
 def measure(options: FarOptions, out: Path, bar: Progress) -> list[str]:
     """Runs the job, prints its table, and returns what was violated."""
+    require_tools()
     values = int(options.megabytes * 1e6 / 4)
     network = make_far_network(
         options.nodes, 1e6 * options.rate, options.delay, options.loss, options.seed
     )
     task = bar.add_task("far", total=options.seconds, status="")
     with network as (router, hosts):
+        stream_rate = measure_stream(hosts[0], hosts[1], STREAM_SECONDS)
+        router.passed = 0
         began = time.monotonic()
         processes = []
         for place, host in enumerate(hosts):
@@ -178,11 +184,13 @@ def measure(options: FarOptions, out: Path, bar: Progress) -> list[str]:
     rows = [make_row(place, record, journals[place]) for place, record in enumerate(records)]
     bar.console.print(make_table(HEADERS, rows))
     bar.console.print(
-        f"{seconds:.0f} s; {rate / 1e6:.2f} MB/s arrived at each node, of {options.rate:g}; the "
-        f"account's difference is {account.difference:.1e}.",
+        f"{seconds:.0f} s; {rate / 1e6:.2f} MB/s arrived at each node, of {options.rate:g}; one "
+        f"plain TCP stream carried {stream_rate / 1e6:.2f} MB/s before. The account's difference "
+        f"is {account.difference:.1e}.",
         soft_wrap=True,
     )
-    record = {"account": jax.tree.map(float, account._asdict()), "nodes": records, "rate": rate}
+    record = {"account": jax.tree.map(float, account._asdict()), "nodes": records}
+    record |= {"rate": rate, "stream_rate": stream_rate}
     results.write_summary(out, dataclasses.asdict(options), {}, [record])
     return check(options, records, [read_events(path) for path in journals], account)
 

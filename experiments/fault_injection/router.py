@@ -10,11 +10,13 @@ import heapq
 import os
 import random
 import select
+import shutil
 import struct
 import threading
 import time
 from collections.abc import Iterator
 
+from experiments.program import FatalError
 from experiments.speed.wire.links import (
     INTERFACE,
     Host,
@@ -24,8 +26,10 @@ from experiments.speed.wire.links import (
     run_command,
 )
 
+TUN = "/dev/net/tun"
 TUNSETIFF = 0x400454CA
-IFF_TUN, IFF_NO_PI = 1, 0x1000
+IFF_TUN = 1
+IFF_NO_PI = 0x1000
 MAX_PACKET = 65_536
 DESTINATION = slice(16, 20)  # in a packet of IPv4
 POLL_SECONDS = 0.002
@@ -111,6 +115,25 @@ class Router:
         heapq.heappush(self._waiting, entry)
 
 
+def list_missing() -> list[str]:
+    """What a far network needs and is not here."""
+    needed = {
+        "root (this is another user)": os.geteuid() == 0,
+        "the program ip": shutil.which("ip") is not None,
+        f"the device {TUN}": os.path.exists(TUN),
+    }
+    return [name for name, is_here in needed.items() if not is_here]
+
+
+def require_tools() -> None:
+    """Raises `FatalError` where no far network can be made, with what is missing."""
+    if missing := list_missing():
+        raise FatalError(
+            f"nodes that are far need network namespaces and TUN devices. Missing: "
+            f"{', '.join(missing)}. Run it as root (ip is in the package iproute2)."
+        )
+
+
 @contextlib.contextmanager
 def make_far_network(
     hosts: int, bytes_per_second: float, delay: float, loss: float, seed: int
@@ -144,7 +167,7 @@ def make_far_network(
 
 
 def _open_device(name: str) -> int:
-    device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    device = os.open(TUN, os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH", name.encode(), IFF_TUN | IFF_NO_PI))
     return device
 
