@@ -23,6 +23,7 @@ import optax
 import gossipjax as gx
 from experiments.results import AFTER_MIXING, BEFORE_MIXING, Record
 from experiments.training.evaluation import Evaluator
+from experiments.training.methods import OuterOptions
 from experiments.training.options import TrainingOptions
 from experiments.training.plan import Plan, make_folder_name
 from experiments.training.task import Task, Variables
@@ -36,17 +37,38 @@ WIRES = ("float32", "bfloat16")
 class AsynchronousMethod(NamedTuple):
     """A row of `ASYNCHRONOUS`."""
 
-    build: Callable[[int], gx.asynchronous.Algorithm]  # from a seed
+    # From a seed, and an outer optimizer where it has one.
+    build: Callable[[int, OuterOptions | None], gx.asynchronous.Algorithm]
     topology: str  # the graph of its messages, as tables name it
 
 
 ASYNCHRONOUS = {
-    "async-sgp": AsynchronousMethod(lambda seed: gx.asynchronous.sgp(seed=seed), "exponential"),
-    "async-adpsgd": AsynchronousMethod(lambda seed: gx.asynchronous.adpsgd(seed=seed), "complete"),
-    "async-adpsgd@bipartite": AsynchronousMethod(
-        lambda seed: gx.asynchronous.adpsgd("bipartite", seed), "bipartite"
+    "async-sgp": AsynchronousMethod(lambda seed, _: gx.asynchronous.sgp(seed=seed), "exponential"),
+    "async-adpsgd": AsynchronousMethod(
+        lambda seed, _: gx.asynchronous.adpsgd(seed=seed), "complete"
     ),
+    "async-adpsgd@bipartite": AsynchronousMethod(
+        lambda seed, _: gx.asynchronous.adpsgd("bipartite", seed), "bipartite"
+    ),
+    "async-outer": AsynchronousMethod(lambda seed, outer: build_outer(seed, outer), "random"),
 }
+
+
+def build_outer(seed: int, outer: OuterOptions | None) -> gx.asynchronous.Algorithm:
+    """Returns the asynchronous outer optimizer of these options.
+
+    Raises:
+      ValueError: if there are none, or it has not what they ask for.
+    """
+    plain = outer and OuterOptions(outer.every, outer.rate, outer.momentum, nesterov=outer.nesterov)
+    if outer is None or plain != outer:
+        raise ValueError(
+            "--algorithm async-outer must come with --outer-every, --outer-rate and "
+            f"--outer-momentum, and no other option of an outer optimizer, got {outer}."
+        )
+    if outer.momentum and not outer.nesterov:
+        raise ValueError("the momentum of async-outer is Nesterov's: add --outer-nesterov.")
+    return gx.asynchronous.outer(outer.every, outer.rate, outer.momentum, seed=seed)
 
 
 def is_asynchronous(names: Sequence[str]) -> bool:
@@ -315,7 +337,7 @@ def train_node(job: Job, run: NodeRun, joins: bool, show: Show) -> Record | None
         info.contacts,
         tx,
         start.variables,
-        algorithm=ASYNCHRONOUS[run.title].build(run.seed),
+        algorithm=ASYNCHRONOUS[run.title].build(run.seed, options.outer),
         listen=info.listen,
         place=info.place,
         job=f"{info.job} {run.name}",

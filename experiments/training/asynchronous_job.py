@@ -16,7 +16,14 @@ import gossipjax as gx
 from experiments import plots
 from experiments.options import option_name
 from experiments.results import create_run_dir, make_progress_bar, read_summary
-from experiments.training.asynchronous import WIRES, Job, NodeRun, OneNode, train_node
+from experiments.training.asynchronous import (
+    ASYNCHRONOUS,
+    WIRES,
+    Job,
+    NodeRun,
+    OneNode,
+    train_node,
+)
 from experiments.training.experiment import merge_saved_options, require_same_data
 from experiments.training.options import TrainingOptions
 from experiments.training.output import Output
@@ -113,7 +120,12 @@ def require_node(options: TrainingOptions) -> gx.launch.NodeInfo:
             f"--nodes must be the number of processes, {info.num_nodes}, got {options.nodes}."
         )
     first = options.algorithm[0]
-    for name in ("init_from", "topology", "delays_of", "outer_every"):
+    refused = ["init_from", "topology", "delays_of"]
+    if options.algorithm == ("async-outer",):
+        ASYNCHRONOUS["async-outer"].build(0, options.outer)  # raises for what it has not
+    else:
+        refused.append("outer_every")
+    for name in refused:
         if getattr(options, name):
             raise ValueError(
                 f"{option_name(name)} must not be given with {first}: its nodes are asynchronous."

@@ -204,6 +204,30 @@ def async_sgp(schedule: Schedule, wire: Form = "float32") -> Method:
     return Method("async-sgp", (exchange,), staleness=1)
 
 
+def async_outer(
+    schedule: Schedule, every: int, momentum: float = 0.9, wire: Form = "float32"
+) -> Method:
+    """Asynchronous outer optimizer: a share every `every` steps, of model and momentum.
+
+    `gossipjax.asynchronous.outer`: nobody waits.
+
+    >>> from gossipjax.topology import one_peer_exponential
+    >>> async_outer(one_peer_exponential(4), every=10).exchanges[0].phase
+    9
+    """
+    every = require_int(every, "every of async_outer", 1)
+    exchange = Exchange(
+        schedule=schedule,
+        bits=find_bits(wire),
+        fraction=2 if momentum else 1,
+        every=every,
+        phase=every - 1,
+        overlap=1,
+        awaits="nobody",
+    )
+    return Method("async-outer", (exchange,), staleness=1)
+
+
 def easgd(period: int = 1, kind: Kind = "ring", wire: Form = "float32") -> Method:
     """EASGD: models and a shared center pull toward each other every `period` steps.
 

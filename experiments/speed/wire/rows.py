@@ -44,6 +44,7 @@ BUCKETS = "allreduce-buckets"
 CENTRALIZED = "centralized"
 DILOCO = "diloco"
 STREAMING_DILOCO = "streaming-diloco"
+ASYNC_OUTER = "async-outer"
 OUTER = (DILOCO, STREAMING_DILOCO)
 OUTER_RATE = 0.7  # of the outer Nesterov momentum, as in DiLoCo's paper
 OUTER_MOMENTUM = 0.9
@@ -89,6 +90,11 @@ HELP = (
     f"{BUCKETS} (beside the backward pass), {DILOCO}, {STREAMING_DILOCO} and, of asynchronous "
     f"nodes, {', '.join(ASYNCHRONOUS)}."
 )
+
+
+def make_outer(every: int) -> OuterOptions:
+    """DiLoCo's outer optimizer, as it is measured here."""
+    return OuterOptions(every, OUTER_RATE, OUTER_MOMENTUM, nesterov=True)
 
 
 class OuterTimes(NamedTuple):
@@ -300,11 +306,8 @@ def make_row(
             method = cost_model.diloco(times.every, wire=codec)
         else:
             method = cost_model.streaming_diloco(*times, wire=codec)
-        optimizer = OuterOptions(
-            times.every,
-            OUTER_RATE,
-            OUTER_MOMENTUM,
-            nesterov=True,
+        optimizer = dataclasses.replace(
+            make_outer(times.every),
             fragments=times.fragments,
             delay=times.delay,
             wire=wire,  # pyright: ignore[reportArgumentType]
@@ -317,7 +320,11 @@ def make_row(
         transform = optax.chain(average_at_center(codec), sgd)
         topology = "star"
     elif algorithm in ASYNCHRONOUS:
-        method = cost_model.async_sgp(gx.topology.one_peer_exponential(nodes), codec)
+        graph = gx.topology.one_peer_exponential(nodes)
+        method = cost_model.async_sgp(graph, codec)
+        if algorithm == ASYNC_OUTER:
+            times = OuterTimes((outer or OuterTimes()).every, 1, 0)
+            method = cost_model.async_outer(graph, times.every, OUTER_MOMENTUM, codec)
         transform = optax.identity()
         topology = ASYNCHRONOUS[algorithm].topology
     elif algorithm == BUCKETS:

@@ -42,14 +42,22 @@ from experiments.sleep import compute_one
 from experiments.speed.wire import links
 from experiments.speed.wire.harness import make_display, measure_on_hosts, require_memory
 from experiments.speed.wire.report import write_report
-from experiments.speed.wire.rows import MAX_HOSTS, MIN_HOSTS, make_row, require_different
+from experiments.speed.wire.rows import (
+    DILOCO,
+    MAX_HOSTS,
+    MIN_HOSTS,
+    OuterTimes,
+    make_outer,
+    make_row,
+    require_different,
+)
 from experiments.speed.wire.worker import Worker
 from experiments.training.asynchronous import ASYNCHRONOUS
 from experiments.training.methods import ALGORITHM_HELP, MethodOptions, make_method
 from gossipjax.cost_model import Network, Workload, parse_slowness, simulate
 
 DEFAULT_ALGORITHMS = ("allreduce", "sgp", "1-osgp", "async-sgp", "async-adpsgd")
-HELP = f"{ALGORITHM_HELP} Of asynchronous nodes: {', '.join(ASYNCHRONOUS)}."
+HELP = f"{ALGORITHM_HELP} Also {DILOCO} and, of asynchronous nodes, {', '.join(ASYNCHRONOUS)}."
 LEARNING_RATE = 0.05  # of plain SGD
 BATCH_SIZE_PER_NODE = 32
 CLASSES = 10
@@ -79,6 +87,8 @@ class Options:
     """Seconds that a step of a node sleeps when it is not slow."""
     steps: PositiveInt = 60
     """Steps of each node, on average."""
+    outer_every: PositiveInt = 12
+    """Steps from one outer step to the next, of diloco and async-outer."""
     megabytes: float = 0.0
     """Float32 parameters, in 1e6 bytes: the model has 0.03, and is padded to this size."""
     bandwidth: str | None = None
@@ -176,14 +186,25 @@ class Node:
         self.worker.report_progress(status, step, ", ".join(self.options.runs[number]))
 
 
+def make_transform(algorithm: str, options: Options) -> optax.GradientTransformation:
+    """An algorithm in lockstep, around plain SGD.
+
+    Raises:
+      ValueError: for an unknown name, or one that is impossible for these nodes.
+    """
+    outer = make_outer(options.outer_every) if algorithm == DILOCO else None
+    method = MethodOptions(options.nodes, options.steps, outer=outer)
+    name = "local" if algorithm == DILOCO else algorithm
+    return make_method(name, method, optax.sgd(LEARNING_RATE)).transform
+
+
 class LockstepTrainer:
     """Trains by `gx.TrainStep`, whose programs are compiled at first."""
 
     def __init__(self, node: Node, algorithm: str):
         self._node = node
         self._nodes = node.worker.nodes
-        options = MethodOptions(node.options.nodes, node.options.steps)
-        self._tx = make_method(algorithm, options, optax.sgd(LEARNING_RATE)).transform
+        self._tx = make_transform(algorithm, node.options)
         self._train_step = gx.TrainStep(compute_gradients, self._tx, nodes=self._nodes)
         params, opt_state = self._nodes.init(self._tx, node.params)
         rng = node.make_rng()
@@ -252,6 +273,7 @@ class AsynchronousTrainer:
             compute_gradients,
             draw_batch(),
             jnp.float32(0),
+            outer=make_outer(options.outer_every),
         ) as peer:
             worker.gather(0)
             start = time.monotonic()
@@ -311,8 +333,7 @@ def require_algorithms(options: Options) -> None:
                     f"--algorithm must be one of {', '.join(ASYNCHRONOUS)}, or of those in "
                     f"lockstep, got {name!r}."
                 )
-            sgd = optax.sgd(LEARNING_RATE)
-            make_method(name, MethodOptions(options.nodes, options.steps), sgd)
+            make_transform(name, options)
         elif importlib.util.find_spec("zmq") is None:
             raise ValueError(
                 f"--algorithm {name} must be run with pyzmq, got none: pip install "
@@ -473,7 +494,8 @@ def simulate_run(algorithm: str, slowness: str, options: Options) -> float | Non
     >>> simulate_run("allreduce", "4x", Options(nodes=4, steps=10, compute_seconds=0.1)) < 325
     True
     """
-    row = make_row(algorithm, "float32", options.nodes, options.steps)
+    times = OuterTimes(options.outer_every)
+    row = make_row(algorithm, "float32", options.nodes, options.steps, times)
     if not row.has_one_cycle:
         return None
     parameters = max(MIN_PARAMETERS, options.megabytes * 1e6 / FLOAT_BYTES)

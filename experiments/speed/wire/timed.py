@@ -28,6 +28,7 @@ from experiments.speed.wire.rows import (
     Options,
     Row,
     build_rows,
+    make_outer,
 )
 from experiments.speed.wire.worker import Sample, Worker
 from experiments.training.methods import FORMS, WireName
@@ -412,6 +413,7 @@ def measure_asynchronous(
         model.gradients,
         batch,
         wire=row.wire,
+        outer=row.times and make_outer(row.times.every),
     ) as node:
         worker.report_progress(row.name, iterations)
         sent_before = worker.read_sent_bytes()

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 import gossipjax as gx
 from experiments.results import Record
 from experiments.training.asynchronous import ASYNCHRONOUS
-from experiments.training.methods import WireName
+from experiments.training.methods import OuterOptions, WireName
 
 CHUNK_BYTES = 2**20
 PATIENCE = 30.0  # seconds of silence after which a node is declared dead: none is meant to be
@@ -161,6 +161,7 @@ class Worker:
         compute_gradients: Callable[..., Any],
         *example: Any,
         wire: WireName = "float32",
+        outer: OuterOptions | None = None,
     ) -> gx.asynchronous.Node:
         """Returns this host's node of a job in which nobody waits, once all nodes are there.
 
@@ -174,7 +175,7 @@ class Worker:
             [address for place, address in enumerate(listens) if place != self.rank],
             tx,
             params,
-            algorithm=ASYNCHRONOUS[algorithm].build(0),
+            algorithm=ASYNCHRONOUS[algorithm].build(0, outer),
             listen=listens[self.rank],
             place=self.rank,
             job=name,
