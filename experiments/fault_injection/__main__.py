@@ -8,9 +8,8 @@
 In lockstep (`lockstep.py`) the launcher restarts the job after each kill; in the asynchronous job
 (`asynchronous.py`) the other nodes go on. In `chaos.py` nodes are threads, which can be killed a
 thousand times; in `far.py` they are processes behind links that are slow and lose packets. The
-programs write `summary.json` into `--out`, print a table with a row per fault or scenario, and exit
-with status 1 if a requirement was violated. Linux only: they find the
-processes in /proc.
+programs write `summary.json` into `--out`, print a table with a row per fault, scenario or node,
+and exit with status 1 if a requirement was violated. Linux only: they find the processes in /proc.
 """
 
 import signal
