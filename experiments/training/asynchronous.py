@@ -317,7 +317,8 @@ def train_node(job: Job, run: NodeRun, joins: bool, show: Show) -> Record | None
       TimeoutError: if it joins, and no other node answers.
       NonFiniteError: if its loss or an update is not finite.
     """
-    info, plan = job.info, job.plan
+    info = job.info
+    plan = job.plan
     options = plan.options
     variables = job.task.init(run.seed)
     folder = run.folder(job.folder)

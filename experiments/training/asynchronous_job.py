@@ -121,7 +121,7 @@ def require_node(options: TrainingOptions) -> gx.launch.NodeInfo:
         )
     first = options.algorithm[0]
     refused = ["init_from", "topology", "delays_of"]
-    if options.algorithm == ("async-outer",):
+    if "async-outer" in options.algorithm:
         ASYNCHRONOUS["async-outer"].build(0, options.outer)  # raises for what it has not
     else:
         refused.append("outer_every")

@@ -135,7 +135,8 @@ MAX_LINE_BYTES = 1 << 12
 
 def _pack(path: Path) -> None:
     """Replaces a file by its compressed form; where there is no room, it stays."""
-    packed, temporary = path.with_name(f"{path.name}.gz"), path.with_name(f"{path.name}.new")
+    packed = path.with_name(f"{path.name}.gz")
+    temporary = path.with_name(f"{path.name}.new")
     try:
         with path.open("rb") as source, gzip.open(temporary, "wb") as target:
             shutil.copyfileobj(source, target)

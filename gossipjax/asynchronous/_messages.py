@@ -207,7 +207,8 @@ def decode(frames: Sequence[Any], job: Format) -> Message:
     except MessageError as error:
         if kind not in WITH_MASS:
             raise
-        mass, text = None, str(error)  # it is refused, so that its mass returns
+        mass = None  # it is refused, so that its mass returns
+        text = str(error)
     view = _read_view(header.get("view")) if kind == "view" else None
     number, applied, steps, version = (
         _require_count(header.get(name)) for name in ("number", "applied", "steps", "final")

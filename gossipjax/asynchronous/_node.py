@@ -395,7 +395,8 @@ class Node:
         if not self._is_open:
             raise RuntimeError("the node has left: join again.")
         seconds = 10 * self._patience if timeout is None else timeout
-        participant, misfits = self._participant, self._service.misfits
+        participant = self._participant
+        misfits = self._service.misfits
 
         def is_over() -> bool:
             is_refused = bool(misfits) and misfits.keys() >= participant.contacts.keys()
@@ -432,7 +433,8 @@ class Node:
     def _send(self, moved: Any) -> None:
         """Adds what the model has moved by itself, and sends what the algorithm sends after it."""
         participant = self._participant
-        outer, averages = self._algorithm.outer, self._algorithm.averages
+        outer = self._algorithm.outer
+        averages = self._algorithm.averages
         turn = self._steps // outer.every if outer else self._steps
         peer = self._algorithm.choose(participant.list_members(), participant.identity, turn - 1)
         self._count_acknowledged()
@@ -480,7 +482,8 @@ class Node:
 
     def _finish(self) -> None:
         """Moves by what its model has moved since the last outer step, as it is."""
-        moved, self._moved = self._moved, self._make_moved()
+        moved = self._moved
+        self._moved = self._make_moved()
         participant = self._participant
         if moved is not None and not (participant.wants_mass or participant.is_finished):
             self._journal.add("finish", participant.identity.life, self._steps, None)

@@ -186,7 +186,8 @@ class Replayer:
                 self._move(node, None)
 
     def _move(self, node: ReplayedNode, outer: Outer | None) -> None:
-        moved, node.moved = node.moved, None
+        moved = node.moved
+        node.moved = None
         if moved is None:  # no local step was made since the last outer one
             moved = tuple(map(jnp.zeros, self._layout.sizes, self._layout.dtypes))
         x = move(node.mass.x, moved, node.mass.w, outer)

@@ -131,8 +131,10 @@ class Service:
             for message in messages:
                 node.receive(message, now)
             node.tick(now)
-            outbox, node.outbox = node.outbox, []
-            gone, node.gone = node.gone, []
+            outbox = node.outbox
+            node.outbox = []
+            gone = node.gone
+            node.gone = []
             self.lock.notify_all()
         for address in gone:
             self._sockets.forget(address)

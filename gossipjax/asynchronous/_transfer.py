@@ -25,7 +25,8 @@ WINDOW = 4  # pieces on their way
 PIECES_IN_PATIENCE = 20
 MAX_SLOWNESS = 8  # how much longer than the rate says a piece may take
 MIN_ROOM = 1 << 26  # bytes of messages that may arrive at the same time
-PIECE, PROGRESS = b"P", b"A"
+PIECE = b"P"
+PROGRESS = b"A"
 ALIGNMENT = 64  # bytes
 
 Send = Callable[[str, list[Any], bool], bool]
@@ -48,7 +49,10 @@ class _Stream:
 
     def cut(self, size: int) -> list[memoryview]:
         """The next piece; it may have parts of several buffers."""
-        start, end, at, parts = self.sent, min(self.sent + size, self.total), 0, []
+        start = self.sent
+        end = min(self.sent + size, self.total)
+        at = 0
+        parts = []
         for buffer in self.buffers:
             if at < end and at + len(buffer) > start:
                 parts.append(buffer[max(0, start - at) : end - at])
@@ -182,10 +186,12 @@ class Transfers:
         if not queue.streams:
             return
         stream = queue.streams[0]
-        size, window = FIRST_PIECE, 1
+        size = FIRST_PIECE
+        window = 1
         if queue.rate:
             size = int(queue.rate * self._patience / PIECES_IN_PATIENCE)
-            size, window = max(MIN_PIECE, min(MAX_PIECE, size)), WINDOW
+            size = max(MIN_PIECE, min(MAX_PIECE, size))
+            window = WINDOW
         while stream.sent < stream.total and stream.sent - stream.acknowledged < window * size:
             offset = stream.sent
             said = [self._address, self._process, stream.number, offset, stream.lengths]
@@ -248,8 +254,10 @@ class Transfers:
         self._send(address, [PROGRESS + json.dumps(said).encode()], False)
         if not is_whole or arrival.buffer is None:
             return None
-        whole, arrival.buffer = memoryview(arrival.buffer), None
-        frames, at = [], 0
+        whole = memoryview(arrival.buffer)
+        arrival.buffer = None
+        frames = []
+        at = 0
         for length in lengths:
             frames.append(whole[at : at + length])
             at += length

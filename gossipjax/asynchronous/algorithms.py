@@ -60,11 +60,7 @@ def sgp(graph: Literal["exponential", "random"] = "exponential", seed: int = 0) 
       Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", submission to ICLR
       2019, arXiv:1811.10792v1, section 5.1.
     """
-    if graph not in ("exponential", "random"):
-        raise ValueError(f"graph of sgp must be 'exponential' or 'random', got {graph!r}.")
-    return Algorithm(
-        "sgp", False, choose_exponential if graph == "exponential" else RandomPeer(seed)
-    )
+    return Algorithm("sgp", False, _make_graph("sgp", graph, seed))
 
 
 def adpsgd(graph: Literal["bipartite", "complete"] = "complete", seed: int = 0) -> Algorithm:
@@ -137,7 +133,13 @@ def outer(
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum of outer must be from 0 to below 1, got {momentum!r}.")
     rule = Outer(every, float(learning_rate), float(momentum))
-    return Algorithm("outer", False, sgp(graph, seed).choose, rule)
+    return Algorithm("outer", False, _make_graph("outer", graph, seed), rule)
+
+
+def _make_graph(name: str, graph: str, seed: int) -> Choose:
+    if graph not in ("exponential", "random"):
+        raise ValueError(f"graph of {name} must be 'exponential' or 'random', got {graph!r}.")
+    return choose_exponential if graph == "exponential" else RandomPeer(seed)
 
 
 def choose_exponential(peers: Sequence[Identity], own: Identity, step: int) -> Identity:

@@ -88,6 +88,34 @@ def test_models_are_those_of_the_oracle(tmp_path, algorithm, size):
     require_same_replay(journals, seen)
 
 
+@pytest.mark.parametrize("algorithm", [ga.sgp(), ga.outer(2, 1.0, 0.5)])
+def test_a_slow_node_counts_as_the_others_do(algorithm):
+    """Each node draws the model to an axis of its own; the first makes a quarter of the steps."""
+    size = 4
+    goals = jnp.eye(size)
+    nodes = []
+    for place in range(size):
+        addresses = [node.address for node in nodes]
+        options = {"algorithm": algorithm, "place": place, "is_founder": True}
+        nodes.append(ga.join(addresses, optax.sgd(0.02), jnp.zeros(size), **options))
+
+    def pull(params, goal):
+        return params - goal, None
+
+    turns = 200
+    models = []
+    for turn in range(turns):
+        for node in nodes * 4:
+            if node.place or not turn % 4:
+                node.step(pull, goals[node.place])
+        models.append(np.mean([node.params for node in nodes], axis=0))
+    for node in nodes:
+        node.leave()
+    share = np.mean(models[turns // 2 :], axis=0)
+    assert share.sum() == pytest.approx(1, abs=0.05)
+    assert 0.15 < share[0] < 0.35  # of a quarter; 0.08 if every step counted alike
+
+
 @pytest.mark.parametrize("algorithm", [ga.sgp(), ga.adpsgd(), ga.outer(3)])
 def test_a_replay_makes_the_same_steps_with_narrow_messages(tmp_path, algorithm):
     journals, seen = run_job(tmp_path, algorithm, 3, jnp.bfloat16)

@@ -308,6 +308,27 @@ def test_bad_arguments(options, message):
         ga.join(**arguments | {"algorithm": ga.sgp()} | options)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0,), "every of outer must be an integer"),
+        ((4, 0.0), "learning_rate of outer must be > 0, got 0.0"),
+        ((4, float("nan")), "learning_rate of outer must be > 0"),
+        ((4, 0.7, 1.0), "momentum of outer must be from 0 to below 1, got 1.0"),
+        ((4, 0.7, 0.9, "ring"), "graph of outer must be 'exponential' or 'random', got 'ring'"),
+    ],
+)
+def test_bad_arguments_of_outer(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ga.outer(*arguments)
+
+
+def test_nodes_of_another_outer_optimizer_do_not_mix_in_silence():
+    is_told = pytest.raises(TimeoutError, match="says that this node is of another")
+    with join() as a, join(a.address, place=1, algorithm=ga.outer(4)) as b, is_told:
+        b.wait_for_mass(timeout=10)
+
+
 def test_an_address_in_use_and_a_node_that_has_left():
     with join() as a, pytest.raises(OSError, match="must listen at"):
         join(listen=a.address)

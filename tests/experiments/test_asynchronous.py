@@ -132,10 +132,12 @@ def require_closed_account(folder, algorithm, run=-1):
     return account
 
 
-def test_a_job_trains_with_both_algorithms(tmp_path):
-    algorithms = ["async-sgp", "async-adpsgd"]
+def test_a_job_trains_with_all_algorithms(tmp_path):
+    algorithms = ["async-sgp", "async-adpsgd", "async-outer"]
     epochs = 8
-    with started(tmp_path, "--algorithm", *algorithms, "--epochs", str(epochs)) as job:
+    options = ["--epochs", str(epochs), "--outer-every", "4", "--outer-rate", "0.7"]
+    options += ["--outer-momentum", "0.5", "--outer-nesterov"]
+    with started(tmp_path, "--algorithm", *algorithms, *options) as job:
         output, _ = job.communicate(timeout=TIMEOUT)
     assert job.returncode == 0, output
     assert "3 asynchronous nodes, 43 steps each on average" in output

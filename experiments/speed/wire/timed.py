@@ -413,7 +413,7 @@ def measure_asynchronous(
         model.gradients,
         batch,
         wire=row.wire,
-        outer=row.times and make_outer(row.times.every),
+        outer=row.outer and make_outer(row.outer.every),
     ) as node:
         worker.report_progress(row.name, iterations)
         sent_before = worker.read_sent_bytes()
