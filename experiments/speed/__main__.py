@@ -22,6 +22,7 @@ from experiments.speed.compiled.slices import inspect_slices
 from experiments.speed.local.compilation import measure_compilation
 from experiments.speed.local.gossip import measure_gossip
 from experiments.speed.local.input import measure_input
+from experiments.speed.local.messages import measure_messages
 from experiments.speed.local.simulation import measure_simulation
 from experiments.speed.local.step import measure_step
 from experiments.speed.wire.measure import measure_wire
@@ -38,6 +39,7 @@ LOCAL = {
     "compilation": measure_compilation,
     "gossip": measure_gossip,
     "input": measure_input,
+    "messages": measure_messages,
     "simulation": measure_simulation,
     "step": measure_step,
 }

@@ -192,6 +192,19 @@ def test_a_placement_that_is_impossible_is_refused(tmp_path, capsys, monkeypatch
     assert "--placement mesh needs a device per node" in capsys.readouterr().err
 
 
+def test_nodes_with_large_models_are_compared_with_a_stream(tmp_path, capsys):
+    out = tmp_path / "out"
+    arguments = ["--megabytes", "1", "--steps", "3", "--compute-seconds", "0.1"]
+    main(["local", "messages", *arguments, "--out", str(out)])
+    (run,) = json.loads((out / "summary.json").read_text())["runs"]
+    assert read_fields("messages") == set(run)
+    assert run["model_bytes"] == 10**6
+    assert 0 < run["sent_per_step"] <= 1
+    for name in ("seconds", "processor_seconds", "bytes_per_second", "tcp_bytes_per_second"):
+        assert run[name] > 0
+    assert "large models" in capsys.readouterr().out
+
+
 def test_input_is_made_before_it_is_asked_for():
     made = []
 

@@ -15,7 +15,7 @@ from experiments.speed.compiled import islands, scaling, schedule, slices
 from experiments.speed.compiled.hlo import parse_module
 from experiments.speed.compiled.targets import Target
 from experiments.speed.harness import CheckOptions
-from experiments.speed.local import compilation, gossip, simulation, step
+from experiments.speed.local import compilation, gossip, messages, simulation, step
 from experiments.speed.local import input as input_check
 from experiments.speed.wire import rows, stragglers
 from experiments.speed.wire.measure import summarize_configuration, summarize_row
@@ -32,6 +32,7 @@ OPTIONS = {
     "compiled schedule": schedule.Options,
     "local compilation": compilation.Options,
     "local gossip": gossip.Options,
+    "local messages": messages.Options,
     "local simulation": simulation.Options,
     "local step": step.Options,
     "compiled step": CheckOptions,
