@@ -440,6 +440,8 @@ class Node:
         self._count_acknowledged()
         now = time.monotonic()
         is_free = peer is not None and peer in participant.list_free_peers()
+        total = self._holding.total
+        is_free = is_free and (averages or participant.spares_share(total.w, total.exponent))
         if outer:
             self._journal.add("outer", participant.identity.life, self._steps - 1, None)
         wires = self._wires if is_free and not averages else None

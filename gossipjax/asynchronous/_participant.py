@@ -17,6 +17,7 @@ from gossipjax.asynchronous._messages import Identity, Mass, Message, View
 
 BEATS = 10  # messages that say that a node lives, in the time after which it is declared dead
 EARLY_BEATS = 50  # the same, while nodes meet
+MAX_ON_WAY = 2  # no share is sent where this times the weight on its way exceeds what is held
 MIN_KEPT = 8  # an average is declined where less than this part of the weight might be left
 MAX_LIVES = 100_000  # whose deaths a node remembers
 # In units of the time after which a node is declared dead: for how long its death is told, and
@@ -204,6 +205,15 @@ class Participant:
             for peer in self.peers.values()
             if peer.parcel is None and not peer.view.wants_mass and not peer.view.is_finished
         ]
+
+    def spares_share(self, weight: float, exponent: int) -> bool:
+        """Whether a node that holds this weight may send half of it.
+
+        Weight on its way waits for its next update: two thirds of what is a node's is, at most.
+        """
+        parcels = (peer.parcel for peer in self.peers.values())
+        on_way = (p.mass.at(exponent).w for p in parcels if p is not None and p.mass is not None)
+        return MAX_ON_WAY * sum(on_way) <= weight
 
     def share(self, peer: Identity, mass: Mass, now: float) -> None:
         """Sends a share, which was taken out of what this node holds and fits into the wire."""

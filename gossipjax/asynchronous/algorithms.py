@@ -37,7 +37,8 @@ def sgp(graph: Literal["exponential", "random"] = "exponential", seed: int = 0) 
 
     At each of its steps a node makes its update, `x <- x + w u(z)` with `z = x / w`, adds what has
     arrived meanwhile, and sends half of its `(x, w)` to one peer, which adds it whenever that is.
-    Where the last share to that peer is not acknowledged yet, it keeps its share.
+    Where the last share to that peer is not acknowledged yet, or more than half of what it holds is
+    on its way, it keeps its share: what is on its way waits for its next update.
 
     The paper's update, `x <- x + u(z)`, is scaled by w here: z moves by u, whatever w is. A node
     that makes fewer steps than the others then holds more weight, since as much comes to it, and
