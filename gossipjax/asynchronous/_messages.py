@@ -24,6 +24,7 @@ MAX_TEXT = 300
 MAX_ENTRIES = 20_000
 MAX_EXPONENT = 1 << 30
 MAX_PORT = 65535
+CHECKED = 1 << 16  # numbers that are checked at a time
 KINDS = ("view", "ack", "answer", "refuse", "dead", "gone", "share", "ask", "final", "bye")
 WITH_MASS = ("share", "ask", "final")
 VIEW_FLAGS = {"wants_mass", "begs", "is_ready", "is_finished", "is_drained"}
@@ -41,12 +42,14 @@ class Mass:
         updates, since nodes that die take weight with them, and nodes that join bring none.
       exponent: as the weight of a job decays with its deaths, nodes choose units in which the ratio
         is near 1. No bit of the model changes by that.
+      is_fresh: whether nobody else has the arrays of `x`, so that who is given it may change them.
     """
 
     x: tuple[Any, ...]
     w: Any
     count: Any
     exponent: int = 0
+    is_fresh: bool = dataclasses.field(default=False, compare=False)
 
     def at(self, exponent: int) -> Mass:
         """The same mass in units of `2^exponent`."""
@@ -268,9 +271,14 @@ def _read_mass(
         np.frombuffer(frame, wire).astype(dtype, copy=False)
         for frame, wire, dtype in zip(frames, dtypes, job.dtypes, strict=True)
     )
-    if not all(np.isfinite(buffer).all() for buffer in x):
+    if not all(map(is_finite, x)):
         raise MessageError("with NaN or infinity")
-    return Mass(x, w, count, exponent)
+    return Mass(x, w, count, exponent, all(buffer.flags.writeable for buffer in x))
+
+
+def is_finite(x: np.ndarray) -> bool:
+    """Whether all numbers are, in parts that stay in the cache."""
+    return all(np.isfinite(x[i : i + CHECKED]).all() for i in range(0, len(x), CHECKED))
 
 
 def _read_view(view: object) -> View:

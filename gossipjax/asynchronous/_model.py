@@ -13,12 +13,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.asynchronous._messages import Mass
+from gossipjax.asynchronous._messages import Mass, is_finite
 from gossipjax.collectives import Layout, cast_like
 
 Gradients = Callable[..., tuple[Any, Any]]
 MIN_COUNT = 2 / 3
 MAX_DIGITS = 8  # of the ratio of weight and count, in base 2
+
+
+def make_buffers(layout: Layout, params: Any, is_founder: bool) -> tuple[Any, ...]:
+    """Returns new buffers: of these parameters, or of zeros."""
+
+    def make(params: Any) -> tuple[Any, ...]:
+        x = layout.pack(params)
+        return tuple(map(jnp.copy if is_founder else jnp.zeros_like, x))
+
+    return jax.jit(make)(params)
 
 
 def unpack(layout: Layout, like: Any, x: Any, w: Any) -> Any:
@@ -85,28 +95,43 @@ def add(x: tuple[Any, ...], change: tuple[Any, ...], scale: Any = 1.0) -> tuple[
 
 @functools.partial(jax.jit, static_argnums=1)
 def split(x: tuple[Any, ...], wires: tuple[np.dtype, ...]) -> tuple[Any, Any]:
-    """Halves buffers: returns what is kept, and the other half in its types of the wire."""
+    """Halves buffers: returns what is kept, and the other half in its types of the wire.
+
+    The other half is None where it is the same as what is kept: both need the memory of one.
+    """
     shared = tuple((a / 2).astype(wire) for a, wire in zip(x, wires, strict=True))
-    return tuple(a - b.astype(a.dtype) for a, b in zip(x, shared, strict=True)), shared
+    kept = tuple(
+        b if a.dtype == b.dtype else a - b.astype(a.dtype) for a, b in zip(x, shared, strict=True)
+    )
+    return kept, tuple(None if a is b else b for a, b in zip(kept, shared, strict=True))
 
 
-@functools.partial(jax.jit, static_argnums=4)
+@functools.partial(jax.jit, static_argnums=4, donate_argnums=2)
 def advance(
     x: tuple[Any, ...],
     arrived: tuple[Any, ...] | None,
     update: tuple[Any, ...],
     scale: Any,
     wires: tuple[np.dtype, ...] | None,
-) -> tuple[Any, Any, jax.Array]:
+) -> tuple[Any, Any]:
     """Adds what has arrived, if anything, and the update; halves the sum, if there are `wires`.
 
-    Returns what is kept, the other half, and whether the sum is finite.
+    Returns what is kept, in the memory of the update, and the other half, as `split`.
     """
     if arrived is not None:
         x = add(x, arrived)
     x = add(x, update, scale)
-    kept, shared = (x, None) if wires is None else split(x, wires)
-    return kept, shared, are_finite(x)
+    return (x, None) if wires is None else split(x, wires)
+
+
+def _join(one: Mass, two: Mass) -> Mass:
+    """The sum of two masses in the same units on the host, in the memory of one that is fresh."""
+    if two.is_fresh:
+        one, two = two, one
+    pairs = zip(one.x, two.x, strict=True)
+    x = tuple(np.add(a, b, out=a if one.is_fresh else None) for a, b in pairs)
+    sums = dataclasses.replace(one, x=()) + dataclasses.replace(two, x=())
+    return dataclasses.replace(sums, x=x, is_fresh=True)
 
 
 class Holding:
@@ -119,7 +144,6 @@ class Holding:
     def __init__(self, mass: Mass):
         self.mass = mass
         self._change: Mass | None = None
-        self._owns_change = False
 
     @property
     def total(self) -> Mass:
@@ -142,17 +166,7 @@ class Holding:
         arrays = zip(mass.x, self.mass.x, strict=True)
         x = tuple(np.asarray(a).astype(own.dtype, copy=False) for a, own in arrays)
         mass = dataclasses.replace(mass, x=x)
-        if self._change is None:
-            self._change = mass
-            self._owns_change = False
-        elif self._owns_change:
-            for a, b in zip(self._change.x, x, strict=True):
-                np.add(a, b, out=a)
-            sums = dataclasses.replace(self._change, x=()) + dataclasses.replace(mass, x=())
-            self._change = dataclasses.replace(sums, x=self._change.x)
-        else:
-            self._change = self._change + mass
-            self._owns_change = True
+        self._change = mass if self._change is None else _join(self._change, mass)
 
     def take(self) -> Mass:
         """Returns all that is held, on the host; nothing is left, not even by rounding."""
@@ -184,10 +198,15 @@ class Holding:
         total = self.total
         arrays = None if self._change is None else self._change.x
         self._change = None
-        kept, shared, ok = advance(self.mass.x, arrays, change, update_scale(total), wires)
+        kept, shared = advance(self.mass.x, arrays, change, update_scale(total), wires)
         self.mass = dataclasses.replace(total, x=kept)
-        if wires is None or not ok:
+        if wires is None:
             return None
-        half = total / 2
+        shares = zip(kept, shared, strict=True)
+        half = dataclasses.replace(
+            total / 2, x=tuple(np.asarray(a if b is None else b) for a, b in shares)
+        )
+        if not all(map(is_finite, half.x)):
+            return None
         self.mass = dataclasses.replace(half, x=kept)
-        return dataclasses.replace(half, x=tuple(map(np.asarray, shared)))
+        return half

@@ -23,7 +23,15 @@ import optax
 from gossipjax import launch
 from gossipjax.asynchronous._journal import Journal
 from gossipjax.asynchronous._messages import Format, Identity, Mass, is_address, wire_types
-from gossipjax.asynchronous._model import Gradients, Holding, add, advance, make_update, unpack
+from gossipjax.asynchronous._model import (
+    Gradients,
+    Holding,
+    add,
+    advance,
+    make_buffers,
+    make_update,
+    unpack,
+)
 from gossipjax.asynchronous._participant import Participant
 from gossipjax.asynchronous._service import Service
 from gossipjax.asynchronous._transfer import FIRST_PIECE
@@ -199,8 +207,8 @@ class Node:
         self._skips = skips
         self._skipped = self._sent = self._kept = self._acknowledged = self._staleness = 0
         self._on_way: dict[str, int] = {}
-        x = layout.pack(params if is_founder else jax.tree.map(jnp.zeros_like, params))
-        self._holding = Holding(Mass(tuple(map(jnp.copy, x)), float(is_founder), float(is_founder)))
+        x = make_buffers(layout, params, is_founder)
+        self._holding = Holding(Mass(x, float(is_founder), float(is_founder)))
         self._service = service
         self._participant = Participant(
             self._make_life(),
@@ -344,7 +352,7 @@ class Node:
         change, *_ = update(mass.x, mass.w or 1.0, opt_state, *inputs)
         arrived = tuple(map(np.asarray, mass.x))
         for arrays, wires in itertools.product((None, arrived), (None, self._wires)):
-            jax.block_until_ready(advance(mass.x, arrays, change, 1.0, wires))
+            change, _ = jax.block_until_ready(advance(mass.x, arrays, change, 1.0, wires))
         jax.block_until_ready(add(mass.x, arrived))
 
     def wait_for_members(self, count: int, timeout: float) -> bool:

@@ -181,7 +181,9 @@ class Replayer:
     def _halve(self, node: ReplayedNode, wires: tuple[np.dtype, ...]) -> Mass:
         mass = node.mass
         kept, shared = split(mass.x, wires)
-        shared = tuple(a.astype(b.dtype) for a, b in zip(shared, kept, strict=True))
+        shared = tuple(
+            b if a is None else a.astype(b.dtype) for a, b in zip(shared, kept, strict=True)
+        )
         half = dataclasses.replace(mass, x=()) / 2
         node.mass = dataclasses.replace(half, x=kept)
         return dataclasses.replace(half, x=shared)
