@@ -114,7 +114,8 @@ class Journal:
         full = path.with_name(f"{path.name}.{number}")
         with contextlib.suppress(OSError):
             path.rename(full)
-            self._file, old = path.open("ab+", buffering=0), self._file
+            old = self._file
+            self._file = path.open("ab+", buffering=0)
             self._size = 0
             if old is not None:
                 old.close()

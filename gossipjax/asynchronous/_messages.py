@@ -24,6 +24,7 @@ MAX_TEXT = 300
 MAX_ENTRIES = 20_000
 MAX_EXPONENT = 1 << 30
 MAX_PORT = 65535
+CHECKED = 1 << 16  # numbers that are checked at a time
 KINDS = ("view", "ack", "answer", "refuse", "dead", "gone", "share", "ask", "final", "bye")
 WITH_MASS = ("share", "ask", "final")
 VIEW_FLAGS = {"wants_mass", "begs", "is_ready", "is_finished", "is_drained"}
@@ -39,11 +40,13 @@ class Mass:
       w: its push-sum weight, in the same units; the model is `x / w`.
       exponent: as the weight of a job decays with its deaths, nodes choose units in which theirs is
         near 1. No bit of the model changes by that.
+      is_fresh: whether nobody else has the arrays of `x`, so that who is given it may change them.
     """
 
     x: tuple[Any, ...]
     w: Any
     exponent: int = 0
+    is_fresh: bool = dataclasses.field(default=False, compare=False)
 
     def at(self, exponent: int) -> Mass:
         """The same mass in units of `2^exponent`."""
@@ -266,9 +269,17 @@ def _read_mass(
         np.frombuffer(frame, wire).astype(dtype, copy=False)
         for frame, wire, dtype in zip(frames, dtypes, job.dtypes, strict=True)
     )
-    if not all(np.isfinite(buffer).all() for buffer in x):
+    if not all(map(is_finite, x)):
         raise MessageError("with NaN or infinity")
-    return Mass(x, w, exponent)
+    return Mass(x, w, exponent, all(buffer.flags.writeable for buffer in x))
+
+
+def is_finite(x: np.ndarray, w: float = 1.0) -> bool:
+    """Whether all of `x / w` is, in parts that stay in the cache."""
+    scale = x.dtype.type(1 / w)
+    with np.errstate(over="ignore", invalid="ignore"):
+        parts = (x[i : i + CHECKED] for i in range(0, len(x), CHECKED))
+        return all(np.isfinite(part * scale).all() for part in parts)
 
 
 def _read_view(view: object) -> View:

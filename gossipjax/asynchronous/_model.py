@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.asynchronous._messages import Mass
+from gossipjax.asynchronous._messages import Mass, is_finite
 from gossipjax.asynchronous.algorithms import Outer
 from gossipjax.collectives import Layout, cast_like
 
@@ -28,10 +28,17 @@ def unpack(layout: Layout, like: Any, x: Any, w: Any, moved: Any = None) -> Any:
     return cast_like(layout.unpack(z), like)
 
 
-def make_numerator(layout: Layout, params: Any, outer: Outer | None) -> tuple[Any, ...]:
-    """The numerator of a model with weight 1; with momentum, which is 0, if that travels."""
-    x = tuple(map(jnp.copy, layout.pack(params)))
-    return x + tuple(map(jnp.zeros_like, x)) if travels_twice(outer) else x
+def make_numerator(
+    layout: Layout, params: Any, outer: Outer | None, is_founder: bool
+) -> tuple[Any, ...]:
+    """Returns new buffers: of a model with weight 1, or of zeros; and momentum, if that travels."""
+
+    def make(params: Any) -> tuple[Any, ...]:
+        x = tuple(layout.pack(params))
+        zeros = tuple(map(jnp.zeros_like, x))
+        return (tuple(map(jnp.copy, x)) if is_founder else zeros) + zeros * travels_twice(outer)
+
+    return jax.jit(make)(params)
 
 
 def travels_twice(outer: Outer | None) -> bool:
@@ -89,7 +96,8 @@ def move(
 
     Returns `x + w p`; with an outer step `m <- b m - w p; x <- x + rate (w p - b m)`.
     """
-    x, m = x[: len(moved)], x[len(moved) :]
+    m = x[len(moved) :]
+    x = x[: len(moved)]
     p = tuple(jnp.asarray(w, b.dtype) * b for b in moved)
     if outer is None:
         return add(x, p) + m
@@ -102,12 +110,18 @@ def move(
 
 @functools.partial(jax.jit, static_argnums=1)
 def split(x: tuple[Any, ...], wires: tuple[np.dtype, ...]) -> tuple[Any, Any]:
-    """Halves buffers: returns what is kept, and the other half in its types of the wire."""
+    """Halves buffers: returns what is kept, and the other half in its types of the wire.
+
+    The other half is None where it is the same as what is kept: both need the memory of one.
+    """
     shared = tuple((a / 2).astype(wire) for a, wire in zip(x, wires, strict=True))
-    return tuple(a - b.astype(a.dtype) for a, b in zip(x, shared, strict=True)), shared
+    kept = tuple(
+        b if a.dtype == b.dtype else a - b.astype(a.dtype) for a, b in zip(x, shared, strict=True)
+    )
+    return kept, tuple(None if a is b else b for a, b in zip(kept, shared, strict=True))
 
 
-@functools.partial(jax.jit, static_argnums=(4, 5))
+@functools.partial(jax.jit, static_argnums=(4, 5), donate_argnums=2)
 def advance(
     x: tuple[Any, ...],
     arrived: tuple[Any, ...] | None,
@@ -115,16 +129,25 @@ def advance(
     w: Any,
     outer: Outer | None,
     wires: tuple[np.dtype, ...] | None,
-) -> tuple[Any, Any, jax.Array]:
+) -> tuple[Any, Any]:
     """Adds what has arrived, if anything, and moves; halves the sum, if there are `wires`.
 
-    Returns what is kept, the other half, and whether the sum is finite.
+    Returns what is kept, in the memory of `moved`, and the other half, as `split`.
     """
     if arrived is not None:
         x = add(x, arrived)
     x = move(x, moved, w, outer)
-    kept, shared = (x, None) if wires is None else split(x, wires)
-    return kept, shared, are_finite(x)
+    return (x, None) if wires is None else split(x, wires)
+
+
+def _join(one: Mass, two: Mass) -> Mass:
+    """The sum of two masses in the same units on the host, in the memory of one that is fresh."""
+    if two.is_fresh:
+        one, two = two, one
+    pairs = zip(one.x, two.x, strict=True)
+    x = tuple(np.add(a, b, out=a if one.is_fresh else None) for a, b in pairs)
+    sums = dataclasses.replace(one, x=()) + dataclasses.replace(two, x=())
+    return dataclasses.replace(sums, x=x, is_fresh=True)
 
 
 class Holding:
@@ -137,7 +160,6 @@ class Holding:
     def __init__(self, mass: Mass):
         self.mass = mass
         self._change: Mass | None = None
-        self._owns_change = False
 
     @property
     def total(self) -> Mass:
@@ -160,17 +182,7 @@ class Holding:
         arrays = zip(mass.x, self.mass.x, strict=True)
         x = tuple(np.asarray(a).astype(own.dtype, copy=False) for a, own in arrays)
         mass = dataclasses.replace(mass, x=x)
-        if self._change is None:
-            self._change = mass
-            self._owns_change = False
-        elif self._owns_change:
-            for a, b in zip(self._change.x, x, strict=True):
-                np.add(a, b, out=a)
-            sums = dataclasses.replace(self._change, x=()) + dataclasses.replace(mass, x=())
-            self._change = dataclasses.replace(sums, x=self._change.x)
-        else:
-            self._change = self._change + mass
-            self._owns_change = True
+        self._change = mass if self._change is None else _join(self._change, mass)
 
     def take(self) -> Mass:
         """Returns all that is held, on the host; nothing is left, not even by rounding."""
@@ -191,7 +203,8 @@ class Holding:
 
     def is_finite(self) -> bool:
         """Whether the model is."""
-        return bool(are_finite(self.merge().x))
+        mass = self.merge()
+        return all(is_finite(np.asarray(x), mass.w or 1.0) for x in mass.x)
 
     def move(self, moved: tuple[Any, ...], outer: Outer | None, wires: Any | None) -> Mass | None:
         """Adds what has arrived, and moves by what the model has moved by itself.
@@ -202,10 +215,15 @@ class Holding:
         total = self.total
         arrays = None if self._change is None else self._change.x
         self._change = None
-        kept, shared, ok = advance(self.mass.x, arrays, moved, total.w, outer, wires)
+        kept, shared = advance(self.mass.x, arrays, moved, total.w, outer, wires)
         self.mass = dataclasses.replace(total, x=kept)
-        if wires is None or not ok:
+        if wires is None:
             return None
-        half = total / 2
+        shares = zip(kept, shared, strict=True)
+        half = dataclasses.replace(
+            total / 2, x=tuple(np.asarray(a if b is None else b) for a, b in shares)
+        )
+        if not all(is_finite(x, half.w) for x in half.x):
+            return None
         self.mass = dataclasses.replace(half, x=kept)
-        return dataclasses.replace(half, x=tuple(map(np.asarray, shared)))
+        return half

@@ -213,8 +213,7 @@ class Node:
         self._skips = skips
         self._skipped = self._sent = self._kept = self._acknowledged = self._staleness = 0
         self._on_way: dict[str, int] = {}
-        model = params if is_founder else jax.tree.map(jnp.zeros_like, params)
-        x = make_numerator(layout, model, algorithm.outer)
+        x = make_numerator(layout, params, algorithm.outer, is_founder)
         self._holding = Holding(Mass(x, float(is_founder)))
         self._service = service
         self._participant = Participant(
@@ -252,8 +251,7 @@ class Node:
         """The model, `x / w`; that of a node that has nothing yet is 0."""
         with self._service.lock:
             mass = self._holding.merge()
-            moved = self._moved
-        return self._unpack(mass.x, mass.w or 1.0, moved)
+            return self._unpack(mass.x, mass.w or 1.0, self._moved)
 
     @property
     def members(self) -> list[int]:
@@ -372,7 +370,8 @@ class Node:
         arrived = tuple(map(np.asarray, mass.x))
         outer = self._algorithm.outer
         for arrays, wires in itertools.product((None, arrived), (None, self._wires)):
-            jax.block_until_ready(advance(mass.x, arrays, moved, 1.0, outer, wires))
+            kept, _ = jax.block_until_ready(advance(mass.x, arrays, moved, 1.0, outer, wires))
+            moved = kept[: len(moved)]
         jax.block_until_ready(add(mass.x, arrived))
 
     def wait_for_members(self, count: int, timeout: float) -> bool:

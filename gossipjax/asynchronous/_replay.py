@@ -150,9 +150,9 @@ class Replayer:
         received = (line["peer"], line["life"], line["number"])
         match line["event"]:
             case "found" | "join" as event:
-                x = make_numerator(self._layout, self._params, node.outer)
-                x = x if event == "found" else tuple(map(jnp.zeros_like, x))
-                node.mass = Mass(x, float(event == "found"))
+                founds = event == "found"
+                x = make_numerator(self._layout, self._params, node.outer, founds)
+                node.mass = Mass(x, float(founds))
                 node.moved = None
             case "share":
                 self._parcels[sent] = self._halve(node, self._wires)
@@ -196,7 +196,9 @@ class Replayer:
     def _halve(self, node: ReplayedNode, wires: tuple[np.dtype, ...]) -> Mass:
         mass = node.mass
         kept, shared = split(mass.x, wires * (len(mass.x) // len(wires)))
-        shared = tuple(a.astype(b.dtype) for a, b in zip(shared, kept, strict=True))
+        shared = tuple(
+            b if a is None else a.astype(b.dtype) for a, b in zip(shared, kept, strict=True)
+        )
         half = dataclasses.replace(mass, x=()) / 2
         node.mass = dataclasses.replace(half, x=kept)
         return dataclasses.replace(half, x=shared)

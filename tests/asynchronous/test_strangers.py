@@ -260,7 +260,7 @@ def test_a_model_that_is_not_finite_is_written_off(tmp_path):
     """The node goes on as one that has just joined."""
 
     def overflow(params, target):
-        return jnp.full_like(params, -1e38), None
+        return jnp.full_like(params, -2.5e38), None  # the second such step overflows
 
     paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     with (
