@@ -15,7 +15,6 @@ Kind = Literal["ring", "tree", "two-level"]
 Wire = Literal["float32", "bfloat16", "int8", "int4"]
 
 INTEGERS = ("int8", "int4")
-ASYNCHRONOUS_WIRES = ("float32", "bfloat16")  # of gx.asynchronous
 MAX_DENSE_NODES = 256  # of schedules whose spectrum needs dense matrices, which take seconds beyond
 MAX_STEPS = 2**20
 AVERAGED = 0.1  # of the differences between nodes, that are left when they count as averaged
@@ -103,13 +102,12 @@ def _list_gossip(nodes: int, wire: Wire, kind: Kind) -> list[Candidate]:
         ("2-osgp", cost_model.osgp(peer, 2, wire), peer.every(2), 1),
         ("gradient-tracking@one_peer_exponential", tracking, peer, 1),
         ("dpsgd@ring", cost_model.dpsgd(ring, wire=wire), ring, 0),
+        ("async-sgp", cost_model.async_sgp(peer, wire), peer, 1),
         (f"slowmo sgp-cwa, every {SLOWMO_STEPS}", slowmo, peer, 2),
     ]
     if nodes > 2:
         two = gx.topology.k_peer_exponential(nodes, 2)
         rows.append(("sgp-cwa@two_peer_exponential", cost_model.sgp(two, CWA, wire), two, 0))
-    if wire in ASYNCHRONOUS_WIRES:
-        rows.append(("async-sgp", cost_model.async_sgp(peer, wire), peer, 1))
     noloco = []
     if nodes <= MAX_DENSE_NODES:
         drawn = gx.topology.random_ring(nodes, RANDOM_ROUNDS, 0)
@@ -118,9 +116,9 @@ def _list_gossip(nodes: int, wire: Wire, kind: Kind) -> list[Candidate]:
     if nodes <= MAX_DENSE_NODES and nodes % 2 == 0:
         pairs = gx.topology.bipartite_exponential(nodes)
         rows.append(("dpsgd@bipartite_exponential", cost_model.dpsgd(pairs, wire=wire), pairs, 0))
-        if wire in ASYNCHRONOUS_WIRES:
+        if wire == "float32":  # it sends copies in full
             # A node of gx.asynchronous whose link is busy does not average at that step.
-            (exchange,) = cost_model.adpsgd(pairs, wire).exchanges
+            (exchange,) = cost_model.adpsgd(pairs).exchanges
             free = dataclasses.replace(exchange, awaits="nobody")
             rows.append(("async-adpsgd", Method("async-adpsgd", (free,), staleness=1), pairs, 1))
         drawn = gx.topology.random_pairs(nodes, RANDOM_ROUNDS, 0)

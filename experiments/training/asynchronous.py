@@ -23,15 +23,13 @@ import optax
 import gossipjax as gx
 from experiments.results import AFTER_MIXING, BEFORE_MIXING, Record
 from experiments.training.evaluation import Evaluator
-from experiments.training.methods import OuterOptions
+from experiments.training.methods import FORMS, OuterOptions
 from experiments.training.options import TrainingOptions
 from experiments.training.plan import Plan, make_folder_name
 from experiments.training.task import Task, Variables
 from experiments.training.trainer import NonFiniteError
 from gossipjax.checkpoint import Checkpoints, TrainState
 from gossipjax.launch import NodeInfo
-
-WIRES = ("float32", "bfloat16")
 
 
 class AsynchronousMethod(NamedTuple):
@@ -344,7 +342,7 @@ def train_node(job: Job, run: NodeRun, joins: bool, show: Show) -> Record | None
         job=f"{info.job} {run.name}",
         is_founder=start.is_founder,
         patience=PATIENCE,
-        wire=None if options.wire == "float32" else options.wire,
+        wire=FORMS[options.wire].codec,
         secret=gx.launch.secret_from_env(),
         journal=folder / "journals" / (info.job or "job") / f"{info.place}.jsonl",
         opt_state=start.opt_state,

@@ -18,13 +18,13 @@ from experiments.options import option_name
 from experiments.results import create_run_dir, make_progress_bar, read_summary
 from experiments.training.asynchronous import (
     ASYNCHRONOUS,
-    WIRES,
     Job,
     NodeRun,
     OneNode,
     train_node,
 )
 from experiments.training.experiment import merge_saved_options, require_same_data
+from experiments.training.methods import DENSE
 from experiments.training.options import TrainingOptions
 from experiments.training.output import Output
 from experiments.training.plan import Plan
@@ -132,7 +132,9 @@ def require_node(options: TrainingOptions) -> gx.launch.NodeInfo:
             )
     # Name -> what it can be with such an algorithm.
     allowed = {"accumulate": (1,), "local_steps": (1,), "batch_stats": ("local",)}
-    allowed |= {"momentum": ("local",), "wire": WIRES, "fsdp": (1,)}
+    sends_copies = any(name.startswith("async-adpsgd") for name in options.algorithm)
+    wires = ("float32",) if sends_copies else DENSE
+    allowed |= {"momentum": ("local",), "wire": wires, "fsdp": (1,)}
     for name, values in allowed.items():
         value = getattr(options, name)
         if value not in values:

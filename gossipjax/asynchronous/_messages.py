@@ -11,12 +11,12 @@ import functools
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gossipjax.wire import FloatCodec, WireLike, require_codec
+from gossipjax.asynchronous._wire import Wire, as_bytes, count_bytes, read_frame
 
 VERSION = 3
 MAX_HEADER_BYTES = 1 << 22
@@ -75,6 +75,10 @@ class Mass:
     def __truediv__(self, divisor: int) -> Mass:
         x = tuple(a / divisor for a in self.x)
         return Mass(x, self.w / divisor, self.exponent)
+
+    def weight_at(self, exponent: int) -> Any:
+        """Its weight in units of `2^exponent`."""
+        return self.w * 2.0 ** min(self.exponent - exponent, 1000)
 
     @property
     def weight(self) -> float:
@@ -154,11 +158,11 @@ class Format(NamedTuple):
     wire: str  # the name of what travels
     sizes: tuple[int, ...]  # of each buffer
     dtypes: tuple[np.dtype, ...]  # in which a node holds each
-    wire_dtypes: tuple[np.dtype, ...]  # in which each travels in a share
+    wires: tuple[Wire, ...]  # in which each travels in a share
 
-    def frame_dtypes(self, is_narrow: bool) -> tuple[np.dtype, ...]:
-        """The types of the buffers in a message."""
-        return self.wire_dtypes if is_narrow else self.dtypes
+    def frame_wires(self, is_narrow: bool) -> tuple[Wire, ...]:
+        """The forms of the buffers in a message."""
+        return self.wires if is_narrow else self.dtypes
 
     @property
     def max_bytes(self) -> int:
@@ -182,8 +186,8 @@ def encode(message: Message, job: Format) -> list[Any]:
     if message.mass is not None:
         mass = message.mass
         header["weight"] = [float(mass.w), mass.exponent]
-        arrays = zip(mass.x, job.frame_dtypes(message.is_narrow), strict=True)
-        frames = [np.ascontiguousarray(x, dtype).view(np.uint8).data for x, dtype in arrays]
+        arrays = zip(mass.x, job.frame_wires(message.is_narrow), strict=True)
+        frames = [as_bytes(x, wire) for x, wire in arrays]
     return [json.dumps(header).encode(), *frames]
 
 
@@ -261,14 +265,10 @@ def _read_mass(
             pass
         case _:
             raise MessageError("with a weight that is none")
-    dtypes = job.frame_dtypes(is_narrow)
-    expected = [size * dtype.itemsize for size, dtype in zip(job.sizes, dtypes, strict=True)]
-    if [len(frame) for frame in frames] != expected:
+    forms = list(zip(job.frame_wires(is_narrow), job.sizes, job.dtypes, strict=True))
+    if [len(frame) for frame in frames] != [count_bytes(*form) for form in forms]:
         raise MessageError("of another shape")
-    x = tuple(
-        np.frombuffer(frame, wire).astype(dtype, copy=False)
-        for frame, wire, dtype in zip(frames, dtypes, job.dtypes, strict=True)
-    )
+    x = tuple(read_frame(frame, *form) for frame, form in zip(frames, forms, strict=True))
     if not all(map(is_finite, x)):
         raise MessageError("with NaN or infinity")
     return Mass(x, w, exponent, all(buffer.flags.writeable for buffer in x))
@@ -358,16 +358,3 @@ def _require_text(value: object) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT:
         raise MessageError("with a name that is none")
     return value
-
-
-def wire_types(dtypes: Iterable[np.dtype], wire: WireLike | None) -> tuple[np.dtype, ...]:
-    """The types in which values of these types travel."""
-    if wire is None:
-        return tuple(dtypes)
-    codec = require_codec(wire, "wire")
-    if not isinstance(codec, FloatCodec) or codec.dtype == np.float16:
-        raise ValueError(
-            f"wire must be bfloat16 or a wider type, got {codec}: half of a numerator may lie "
-            "outside of a smaller range, and a share is read without a scale."
-        )
-    return tuple(min(dtype, codec.dtype, key=lambda d: d.itemsize) for dtype in dtypes)

@@ -14,8 +14,10 @@ import numpy as np
 import optax
 
 from gossipjax.asynchronous._messages import Mass, is_finite
+from gossipjax.asynchronous._wire import Wire, narrow, to_host
 from gossipjax.asynchronous.algorithms import Outer
 from gossipjax.collectives import Layout, cast_like
+from gossipjax.wire import fold_in
 
 Gradients = Callable[..., tuple[Any, Any]]
 MAX_DIGITS = 8  # of a weight, in base 2
@@ -109,16 +111,19 @@ def move(
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def split(x: tuple[Any, ...], wires: tuple[np.dtype, ...]) -> tuple[Any, Any]:
-    """Halves buffers: returns what is kept, and the other half in its types of the wire.
+def split(x: tuple[Any, ...], wires: tuple[Wire, ...], key: Any = None) -> tuple[Any, Any]:
+    """Halves buffers: returns what is kept, and the other half in the form of the wire.
 
     The other half is None where it is the same as what is kept: both need the memory of one.
     """
-    shared = tuple((a / 2).astype(wire) for a, wire in zip(x, wires, strict=True))
-    kept = tuple(
-        b if a.dtype == b.dtype else a - b.astype(a.dtype) for a, b in zip(x, shared, strict=True)
-    )
-    return kept, tuple(None if a is b else b for a, b in zip(kept, shared, strict=True))
+    kept = []
+    shared = []
+    for number, (a, wire) in enumerate(zip(x, wires, strict=True)):
+        sent, arrives = narrow(a / 2, wire, fold_in(key, number))
+        is_exact = wire == a.dtype
+        kept.append(arrives if is_exact else a - arrives)
+        shared.append(None if is_exact else sent)
+    return tuple(kept), tuple(shared)
 
 
 @functools.partial(jax.jit, static_argnums=(4, 5), donate_argnums=2)
@@ -128,7 +133,8 @@ def advance(
     moved: tuple[Any, ...],
     w: Any,
     outer: Outer | None,
-    wires: tuple[np.dtype, ...] | None,
+    wires: tuple[Wire, ...] | None,
+    key: Any = None,
 ) -> tuple[Any, Any]:
     """Adds what has arrived, if anything, and moves; halves the sum, if there are `wires`.
 
@@ -137,7 +143,7 @@ def advance(
     if arrived is not None:
         x = add(x, arrived)
     x = move(x, moved, w, outer)
-    return (x, None) if wires is None else split(x, wires)
+    return (x, None) if wires is None else split(x, wires, key)
 
 
 def _join(one: Mass, two: Mass) -> Mass:
@@ -206,7 +212,9 @@ class Holding:
         mass = self.merge()
         return all(is_finite(np.asarray(x), mass.w or 1.0) for x in mass.x)
 
-    def move(self, moved: tuple[Any, ...], outer: Outer | None, wires: Any | None) -> Mass | None:
+    def move(
+        self, moved: tuple[Any, ...], outer: Outer | None, wires: Any | None, key: Any = None
+    ) -> Mass | None:
         """Adds what has arrived, and moves by what the model has moved by itself.
 
         With `wires`, the types of the wire, half of the sum is taken out and returned, on the host,
@@ -215,15 +223,16 @@ class Holding:
         total = self.total
         arrays = None if self._change is None else self._change.x
         self._change = None
-        kept, shared = advance(self.mass.x, arrays, moved, total.w, outer, wires)
+        kept, shared = advance(self.mass.x, arrays, moved, total.w, outer, wires, key)
         self.mass = dataclasses.replace(total, x=kept)
         if wires is None:
             return None
-        shares = zip(kept, shared, strict=True)
+        shares = zip(kept, shared, wires, strict=True)
         half = dataclasses.replace(
-            total / 2, x=tuple(np.asarray(a if b is None else b) for a, b in shares)
+            total / 2,
+            x=tuple(np.asarray(a) if b is None else to_host(b, wire, a) for a, b, wire in shares),
         )
-        if not all(is_finite(x, half.w) for x in half.x):
+        if not all(is_finite(np.asarray(x), half.w) for x in half.x):
             return None
         self.mass = dataclasses.replace(half, x=kept)
         return half

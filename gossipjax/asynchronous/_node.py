@@ -22,7 +22,7 @@ import optax
 
 from gossipjax import launch
 from gossipjax.asynchronous._journal import Journal
-from gossipjax.asynchronous._messages import Format, Identity, Mass, is_address, wire_types
+from gossipjax.asynchronous._messages import Format, Identity, Mass, is_address
 from gossipjax.asynchronous._model import (
     Gradients,
     Holding,
@@ -36,6 +36,7 @@ from gossipjax.asynchronous._model import (
 from gossipjax.asynchronous._participant import Participant
 from gossipjax.asynchronous._service import Service
 from gossipjax.asynchronous._transfer import FIRST_PIECE
+from gossipjax.asynchronous._wire import Wire, make_key, wire_types
 from gossipjax.asynchronous.algorithms import Algorithm
 from gossipjax.collectives import Layout, require_floats
 from gossipjax.spmd.arguments import require_transform
@@ -83,7 +84,8 @@ def join(
       is_founder: whether it brings `params`, with weight 1. Others ask a living node for half of
         what it holds, and bring nothing. None: if there is no `address`.
       patience: seconds of silence after which another node is declared dead.
-      wire: `jnp.bfloat16` halves the bytes of shares; what it leaves out stays at the sender.
+      wire: the form of shares: `jnp.bfloat16`, `gx.wire.int8()` or `int4()`. What rounding leaves
+        out stays at the sender.
       secret: only nodes that have it can connect. It is needed unless `listen` is a loopback
         address.
       journal: a file to which every event is appended, for `replay`.
@@ -126,6 +128,10 @@ def join(
         raise ValueError(f"nonfinite must be 'raise' or 'skip', got {nonfinite!r}.")
     if not isinstance(algorithm, Algorithm):
         raise ValueError(f"algorithm must be sgp(), adpsgd() or outer(every), got {algorithm!r}.")
+    if algorithm.averages and wire is not None:
+        raise ValueError(
+            f"wire must be None with adpsgd, which sends copies in full, got {wire!r}."
+        )
     require_floats(params, "params")
     if not jax.tree.leaves(params):
         raise ValueError("params must have an array, got none.")
@@ -187,7 +193,7 @@ class Node:
         params: Any,
         algorithm: Algorithm,
         layout: Layout,
-        wires: tuple[np.dtype, ...],
+        wires: tuple[Wire, ...],
         service: Service,
         place: int,
         contacts: Sequence[str],
@@ -370,7 +376,9 @@ class Node:
         arrived = tuple(map(np.asarray, mass.x))
         outer = self._algorithm.outer
         for arrays, wires in itertools.product((None, arrived), (None, self._wires)):
-            kept, _ = jax.block_until_ready(advance(mass.x, arrays, moved, 1.0, outer, wires))
+            key = make_key(self._wires, self.place, 0)
+            results = advance(mass.x, arrays, moved, 1.0, outer, wires, key)
+            kept, _ = jax.block_until_ready(results)
             moved = kept[: len(moved)]
         jax.block_until_ready(add(mass.x, arrived))
 
@@ -444,7 +452,8 @@ class Node:
         if outer:
             self._journal.add("outer", participant.identity.life, self._steps - 1, None)
         wires = self._wires if is_free and not averages else None
-        half = self._holding.move(moved, outer, wires)
+        key = make_key(self._wires, self.place, self._steps - 1)
+        half = self._holding.move(moved, outer, wires, key)
         self._moved = self._make_moved()
         self._kept += peer is not None and not is_free
         if peer is None or not is_free:

@@ -212,8 +212,8 @@ class Participant:
         Weight on its way waits for its next update: two thirds of what is a node's is, at most.
         """
         parcels = (peer.parcel for peer in self.peers.values())
-        on_way = (p.mass.at(exponent).w for p in parcels if p is not None and p.mass is not None)
-        return MAX_ON_WAY * sum(on_way) <= weight
+        masses = [p.mass for p in parcels if p is not None and p.mass is not None]
+        return MAX_ON_WAY * sum(mass.weight_at(exponent) for mass in masses) <= weight
 
     def share(self, peer: Identity, mass: Mass, now: float) -> None:
         """Sends a share, which was taken out of what this node holds and fits into the wire."""
@@ -307,7 +307,7 @@ class Participant:
         crosses = peer.parcel is not None and peer.parcel.kind == "ask"
         is_won = crosses and self.identity < peer.identity
         is_affordable = message.mass is not None and self._is_affordable(
-            mine, message.mass.at(mine.exponent).w
+            mine, message.mass.weight_at(mine.exponent)
         )
         if change is None or is_won or not is_affordable:
             self._journal("decline", peer.identity.life, message.number, None)
@@ -689,7 +689,7 @@ class Participant:
         """
         parcels = (peer.parcel for peer in self.peers.values())
         asked = (p.mass for p in parcels if p and p.kind == "ask" and p.mass is not None)
-        promised = sum(mass.at(mine.exponent).w for mass in asked)
+        promised = sum(mass.weight_at(mine.exponent) for mass in asked)
         return (mine.w + weight) / 2 - promised / 2 >= mine.w / MIN_KEPT > 0
 
     def _drop(self, reason: str) -> None:

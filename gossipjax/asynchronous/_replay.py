@@ -13,8 +13,9 @@ import numpy as np
 import optax
 
 from gossipjax.asynchronous._journal import Line, read_journal
-from gossipjax.asynchronous._messages import Mass, wire_types
+from gossipjax.asynchronous._messages import Mass
 from gossipjax.asynchronous._model import make_numerator, make_update, move, rescale, split, unpack
+from gossipjax.asynchronous._wire import Wire, make_key, to_host, wire_types
 from gossipjax.asynchronous.algorithms import Outer
 from gossipjax.collectives import Layout
 from gossipjax.wire import WireLike
@@ -90,6 +91,7 @@ class ReplayedNode:
     estate: Mass | None = None
     moved: Any = None  # what its model has moved by itself, to be added to the mass
     ended: Any = None  # the same after the step that goes on
+    step: int = 0  # the number of that
 
 
 class Replayer:
@@ -193,11 +195,13 @@ class Replayer:
         x = move(node.mass.x, moved, node.mass.w, outer)
         node.mass = dataclasses.replace(node.mass, x=x)
 
-    def _halve(self, node: ReplayedNode, wires: tuple[np.dtype, ...]) -> Mass:
+    def _halve(self, node: ReplayedNode, wires: tuple[Wire, ...]) -> Mass:
         mass = node.mass
-        kept, shared = split(mass.x, wires * (len(mass.x) // len(wires)))
+        wires *= len(mass.x) // len(wires)
+        kept, shared = split(mass.x, wires, make_key(wires, node.place, node.step))
         shared = tuple(
-            b if a is None else a.astype(b.dtype) for a, b in zip(shared, kept, strict=True)
+            b if a is None else jnp.asarray(np.asarray(to_host(a, wire, b)).astype(b.dtype))
+            for a, b, wire in zip(shared, kept, wires, strict=True)
         )
         half = dataclasses.replace(mass, x=()) / 2
         node.mass = dataclasses.replace(half, x=kept)
@@ -205,7 +209,8 @@ class Replayer:
 
     def _begin(self, node: ReplayedNode, line: Line) -> ReplayedStep:
         mass = node.mass = rescale(node.mass)
-        inputs = self._inputs(node.place, line["number"])
+        node.step = line["number"]
+        inputs = self._inputs(node.place, node.step)
         params = unpack(self._layout, self._params, mass.x, mass.w, node.moved)
         update = self._update(mass.x, mass.w, node.moved, node.opt_state, *inputs)
         node.ended, node.opt_state, aux, _ = update

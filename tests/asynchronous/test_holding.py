@@ -6,6 +6,8 @@ import pytest
 
 from gossipjax.asynchronous._messages import Mass
 from gossipjax.asynchronous._model import Holding
+from gossipjax.asynchronous._wire import make_key
+from gossipjax.wire import int4, int8
 
 EXACT = (np.dtype(np.float32),)
 NARROW = (np.dtype(jnp.bfloat16),)
@@ -34,12 +36,13 @@ def test_an_exact_share_has_the_memory_of_what_is_kept_and_stays_as_it_was():
     assert (half.x[0] == 3.0).all()
 
 
-@pytest.mark.parametrize("wires", [EXACT, NARROW])
+@pytest.mark.parametrize("wires", [EXACT, NARROW, (int8(),), (int4(block=8),)])
 def test_the_halves_are_the_whole(wires):
     holding = make_holding(1 / 3)
-    half = holding.move((jnp.zeros(100),), None, wires)
+    half = holding.move((jnp.zeros(100),), None, wires, make_key(wires, 0, 0))
     assert half is not None
-    assert (half.x[0].astype(np.float32) + holding.read().x[0] == np.float32(1 / 3)).all()
+    sums = np.asarray(half.x[0], np.float32) + holding.read().x[0]
+    np.testing.assert_allclose(sums, np.float32(1 / 3), rtol=2e-7)
     assert (half.w, holding.total.w) == (0.5, 0.5)
 
 

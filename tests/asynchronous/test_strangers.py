@@ -10,6 +10,7 @@ import optax
 import pytest
 import zmq
 
+import gossipjax as gx
 import gossipjax.asynchronous as ga
 from gossipjax.asynchronous._messages import (
     Format,
@@ -295,6 +296,8 @@ def test_a_model_that_is_not_finite_is_written_off(tmp_path):
         ({"place": -1}, "place must be an integer"),
         ({"patience": 0}, "patience must be"),
         ({"wire": "float16"}, "wire must be"),
+        ({"wire": gx.wire.top_k(0.1)}, "wire must be"),
+        ({"wire": "bfloat16", "algorithm": ga.adpsgd()}, "wire must be None with adpsgd"),
         ({"params": jnp.arange(3)}, "must be floating-point"),
         ({"params": {}}, "must have an array"),
         ({"algorithm": "sgp"}, "algorithm must be"),

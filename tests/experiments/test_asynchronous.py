@@ -250,7 +250,7 @@ def test_options_that_exclude_each_other(as_node, capsys, tmp_path):
         ("--normalization batch --batch-stats mix", "--batch-stats must be local with async-sgp"),
         ("--topology ring", "--topology must not be given with async-sgp"),
         ("--fsdp 2", "--fsdp must be 1 with async-sgp, whose messages are of whole models, got 2"),
-        ("--wire int8", "--wire must be float32 or bfloat16 with async-sgp, .* got int8"),
+        ("--wire top_k", "--wire must be float32 or bfloat16 or int8 or int4 with .*, got top_k"),
     ):
         given = ["--epochs", "1", "--algorithm", "async-sgp", *arguments.split()]
         require_refusal(capsys, message, "--out", str(out), *given)

@@ -119,9 +119,9 @@ def test_any_number_of_nodes():
     assert (alone.chosen.candidate.name, alone.reason.cause) == ("single", "one node")
     for nodes in (2, 3, 1000):
         names = {c.label for c in list_candidates(nodes, ["float32", "int8"], "ring", 2)}
-        assert {"allreduce", "sgp", "sgp int8", "async-sgp", "dpsgd@ring"} <= names
+        assert {"allreduce", "sgp", "sgp int8", "async-sgp int8", "dpsgd@ring"} <= names
         assert {"allreduce int8", "diloco, every 2 int8", "d1d-psgd", "easgd"} <= names
-        assert not {"async-sgp int8", "d1d-psgd int8", "easgd int8"} & names
+        assert not {"async-adpsgd int8", "d1d-psgd int8", "easgd int8"} & names
         assert ("relay@tree" in names) == ("gossip-pga, every 48" in names) == (nodes < 256)
         assert ("noloco, every 50" in names) == (nodes == 2)
         assert ("dpsgd@bipartite_exponential" in names) == (nodes == 2)

@@ -71,7 +71,7 @@ WIRES: dict[str, tuple[WireName, ...]] = {
     DILOCO: DENSE,
     STREAMING_DILOCO: DENSE,
     **dict.fromkeys(ASYNCHRONOUS, FLOATS[:1]),
-    "async-sgp": FLOATS,
+    "async-sgp": DENSE,
 }
 """The forms in which messages of these rows can travel."""
 

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 import gossipjax as gx
 from experiments.results import Record
 from experiments.training.asynchronous import ASYNCHRONOUS
-from experiments.training.methods import OuterOptions, WireName
+from experiments.training.methods import FORMS, OuterOptions, WireName
 
 CHUNK_BYTES = 2**20
 PATIENCE = 30.0  # seconds of silence after which a node is declared dead: none is meant to be
@@ -181,7 +181,7 @@ class Worker:
             job=name,
             is_founder=True,
             patience=PATIENCE,
-            wire=None if wire == "float32" else wire,
+            wire=FORMS[wire].codec,
             secret=self._job.secret,
         )
         node.warm_up(compute_gradients, *example)
