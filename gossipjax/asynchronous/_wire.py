@@ -75,8 +75,9 @@ def to_host(shared: jax.Array, wire: Wire, like: jax.Array) -> Any:
 
 def as_bytes(x: Any, wire: Wire) -> memoryview:
     """The frame of a buffer; nothing is copied where it fits."""
-    array = x.words if isinstance(x, Words) else np.ascontiguousarray(x, wire)
-    return array.view(np.uint8).data
+    if isinstance(wire, Codec):
+        return x.words.view(np.uint8).data
+    return np.ascontiguousarray(x, wire).view(np.uint8).data
 
 
 def count_bytes(wire: Wire, size: int, dtype: np.dtype) -> int:
