@@ -2,9 +2,10 @@
 
 Each node saves by itself, every `--checkpoint-every` of its own steps and on SIGTERM: its model
 `x / w`, its optimizer state, and the number of its steps, which is its position in the data. Its
-weight and the messages on their way are not kept. With `--resume` each node starts at its own
-model with weight 1, so the average model is the plain mean of the saved ones, which are as far
-apart in time as the saves are. A node that has saved nothing asks another for half of its mass.
+weight, its outer momentum and the messages on their way are not kept. With `--resume` each node
+starts at its own model with weight 1, so the average model is the plain mean of the saved ones,
+which are as far apart in time as the saves are. A node that has saved nothing asks another for half
+of its mass.
 """
 
 import contextlib

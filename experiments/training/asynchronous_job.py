@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
@@ -55,6 +56,11 @@ def run_asynchronously(
                 f"{options.out}, got {info.num_nodes}: start as many to resume it."
             )
     task = make_task(options)
+    if "async-outer" in options.algorithm and "batch_stats" in jax.eval_shape(task.init, 0):
+        raise ValueError(
+            "--algorithm async-outer must have a model without running statistics, which its "
+            "momentum would carry too far, got one with batch normalization."
+        )
     data = {"dataset": task.description, "num_examples": int(task.num_examples)}
     if previous:
         require_same_data(previous["environment"], data, options.out)

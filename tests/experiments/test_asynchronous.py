@@ -250,6 +250,16 @@ def test_options_that_exclude_each_other(as_node, capsys, tmp_path):
         ("--normalization batch --batch-stats mix", "--batch-stats must be local with async-sgp"),
         ("--topology ring", "--topology must not be given with async-sgp"),
         ("--fsdp 2", "--fsdp must be 1 with async-sgp, whose messages are of whole models, got 2"),
+        (
+            "--normalization batch --algorithm async-outer --outer-every 4",
+            "must have a model without",
+        ),
+        ("--algorithm async-outer", "async-outer must come with --outer-every"),
+        (
+            "--algorithm async-outer --outer-every 4 --outer-momentum 0.5",
+            "is Nesterov's: add --outer-nesterov",
+        ),
+        ("--outer-every 4", "--outer-every must not be given with async-sgp"),
         ("--wire top_k", "--wire must be float32 or bfloat16 or int8 or int4 with .*, got top_k"),
     ):
         given = ["--epochs", "1", "--algorithm", "async-sgp", *arguments.split()]
