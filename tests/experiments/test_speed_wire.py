@@ -129,6 +129,7 @@ class TestBytes:
         rows, left_out = list_rows(names, ["top_k", "int8"], 4)
         assert [row.name for row in rows] == [
             "sgp, int8 wire",
+            "async-sgp, int8 wire",
             "choco, top_k wire",
             "choco, int8 wire",
         ]
