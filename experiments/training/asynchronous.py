@@ -41,18 +41,6 @@ class AsynchronousMethod(NamedTuple):
     topology: str  # the graph of its messages, as tables name it
 
 
-ASYNCHRONOUS = {
-    "async-sgp": AsynchronousMethod(lambda seed, _: gx.asynchronous.sgp(seed=seed), "exponential"),
-    "async-adpsgd": AsynchronousMethod(
-        lambda seed, _: gx.asynchronous.adpsgd(seed=seed), "complete"
-    ),
-    "async-adpsgd@bipartite": AsynchronousMethod(
-        lambda seed, _: gx.asynchronous.adpsgd("bipartite", seed), "bipartite"
-    ),
-    "async-outer": AsynchronousMethod(lambda seed, outer: build_outer(seed, outer), "random"),
-}
-
-
 def build_outer(seed: int, outer: OuterOptions | None) -> gx.asynchronous.Algorithm:
     """Returns the asynchronous outer optimizer of these options.
 
@@ -68,6 +56,18 @@ def build_outer(seed: int, outer: OuterOptions | None) -> gx.asynchronous.Algori
     if outer.momentum and not outer.nesterov:
         raise ValueError("the momentum of async-outer is Nesterov's: add --outer-nesterov.")
     return gx.asynchronous.outer(outer.every, outer.rate, outer.momentum, seed=seed)
+
+
+ASYNCHRONOUS = {
+    "async-sgp": AsynchronousMethod(lambda seed, _: gx.asynchronous.sgp(seed=seed), "exponential"),
+    "async-adpsgd": AsynchronousMethod(
+        lambda seed, _: gx.asynchronous.adpsgd(seed=seed), "complete"
+    ),
+    "async-adpsgd@bipartite": AsynchronousMethod(
+        lambda seed, _: gx.asynchronous.adpsgd("bipartite", seed), "bipartite"
+    ),
+    "async-outer": AsynchronousMethod(build_outer, "random"),
+}
 
 
 def is_asynchronous(names: Sequence[str]) -> bool:

@@ -50,10 +50,9 @@ class Mass:
 
     def at(self, exponent: int) -> Mass:
         """The same mass in units of `2^exponent`."""
-        shift = self.exponent - exponent
-        if not shift:
+        if exponent == self.exponent:
             return self
-        factor = 2.0 ** min(shift, 1000)
+        factor = self._factor(exponent)
         return Mass(tuple(a * factor for a in self.x), self.w * factor, exponent)
 
     def _in_same_units(self, other: Mass) -> tuple[Mass, Mass]:
@@ -78,7 +77,10 @@ class Mass:
 
     def weight_at(self, exponent: int) -> Any:
         """Its weight in units of `2^exponent`."""
-        return self.w * 2.0 ** min(self.exponent - exponent, 1000)
+        return self.w * self._factor(exponent)
+
+    def _factor(self, exponent: int) -> float:
+        return 2.0 ** min(self.exponent - exponent, 1000)
 
     @property
     def weight(self) -> float:
