@@ -18,7 +18,6 @@ import json
 import os
 import resource
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -43,7 +42,6 @@ from experiments.sleep import compute_one
 from experiments.speed import harness
 
 PROGRAM = "experiments.speed.local.messages"
-ROOT = Path(__file__).resolve().parents[3]
 HOST = "127.0.0.1"
 TINY = 1000  # bytes of the model that memory is compared with
 WARM_UP = 2  # steps
@@ -164,37 +162,9 @@ def exchange(connection: socket.socket, source: np.ndarray, target: np.ndarray) 
     sender.join()
 
 
-class Process:
-    """The process of a node, as a context that ends it."""
-
-    def __init__(self, settings: Settings):
-        self._settings = settings
-
-    def __enter__(self) -> "Process":
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", PROGRAM, json.dumps(dataclasses.asdict(self._settings))],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
-            start_new_session=True,  # Ctrl-C goes to the parent only
-        )
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    def read(self) -> Record:
-        """Returns what it says next."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise ProgramError(
-                f"the process of {self._settings} must answer, got its end with status "
-                f"{self._process.wait()}: its error output says why."
-            )
-        return json.loads(line)
+def make_process(settings: Settings) -> harness.ChildProcess:
+    """The process of a node."""
+    return harness.ChildProcess(PROGRAM, settings, {"JAX_PLATFORMS": "cpu"})
 
 
 def run_nodes(options: Options, nodes: int, size: int) -> Record:
@@ -204,12 +174,12 @@ def run_nodes(options: Options, nodes: int, size: int) -> Record:
         settings = Settings(
             0, nodes, size, options.steps, options.compute_seconds, str(journals[0])
         )
-        with Process(settings) as first:
+        with make_process(settings) as first:
             listens = first.read()
             if nodes == 1:
                 return first.read()
             more = {"place": 1, "journal": str(journals[1]), **listens}
-            with Process(dataclasses.replace(settings, **more)) as second:
+            with make_process(dataclasses.replace(settings, **more)) as second:
                 results = [first.read(), second.read()]
         means: Record = {name: float(np.mean([r[name] for r in results])) for name in results[0]}
         means["peak_bytes"] = max(result["peak_bytes"] for result in results)

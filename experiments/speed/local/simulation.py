@@ -19,12 +19,10 @@ import itertools
 import json
 import os
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -37,7 +35,7 @@ import gossipjax as gx
 from experiments.data.prefetch import require_memory
 from experiments.models import SmallCNN
 from experiments.options import PositiveInt
-from experiments.program import FatalError, ProgramError
+from experiments.program import FatalError
 from experiments.results import Record
 from experiments.speed import harness
 from experiments.speed.compiled.hlo import read_memory
@@ -51,7 +49,6 @@ from experiments.training.placement import (
 
 LOOP = "experiments.speed.local.simulation"
 TURNS = 7  # of which the median is reported
-ROOT = Path(__file__).resolve().parents[3]
 DISTINCT_BATCHES = 4  # drawn once, then repeated
 OPTIMIZER = optax.sgd(0.05, momentum=0.9, nesterov=True)  # of both loops
 IMAGE_SHAPE = (28, 28, 1)
@@ -259,52 +256,25 @@ def run_loop(settings: LoopSettings) -> None:
             answer(seconds=seconds, peak_bytes=peak_bytes)
 
 
-class LoopProcess:
-    """The process of a loop, as a context that ends it."""
+class LoopProcess(harness.ChildProcess):
+    """The process of a loop."""
 
     def __init__(self, settings: LoopSettings):
-        self._settings = settings
-
-    def __enter__(self) -> "LoopProcess":
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        settings = json.dumps(dataclasses.asdict(self._settings))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", LOOP, settings],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            # Both processes share an accelerator: none may take most of its memory at once.
-            env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, "PYTHONPATH": path},
-            start_new_session=True,  # Ctrl-C goes to the parent only
-        )
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._process.kill()
-        self._process.communicate()
+        # Both processes share an accelerator: none may take most of its memory at once.
+        preallocates = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        super().__init__(LOOP, settings, {"XLA_PYTHON_CLIENT_PREALLOCATE": preallocates})
 
     def wait_until_compiled(self) -> Record:
         """Returns the placement of the loop, and the bytes per device of the simulated nodes."""
-        answer = self._read()
+        answer = self.read()
         if "error" in answer:
             raise FatalError(answer["error"])
         return answer
 
     def run(self, steps: int) -> Record:
         """Runs the next steps; returns the seconds that they took, and the peak of the memory."""
-        assert self._process.stdin is not None
-        print(steps, file=self._process.stdin, flush=True)
-        return self._read()
-
-    def _read(self) -> Record:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise ProgramError(
-                f"the process of {self._settings} must answer, got its end with status "
-                f"{self._process.wait()}: its error output says why."
-            )
-        return json.loads(line)
+        self.tell(steps)
+        return self.read()
 
 
 def measure_case(
