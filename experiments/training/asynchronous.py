@@ -60,6 +60,7 @@ def build_outer(seed: int, outer: OuterOptions | None) -> gx.asynchronous.Algori
 
 ASYNCHRONOUS = {
     "async-sgp": AsynchronousMethod(lambda seed, _: gx.asynchronous.sgp(seed=seed), "exponential"),
+    "async-sgp@rate": AsynchronousMethod(lambda seed, _: gx.asynchronous.sgp("rate", seed), "rate"),
     "async-adpsgd": AsynchronousMethod(
         lambda seed, _: gx.asynchronous.adpsgd(seed=seed), "complete"
     ),

@@ -18,6 +18,7 @@ from gossipjax.asynchronous._messages import Identity, Mass, Message, View
 BEATS = 10  # messages that say that a node lives, in the time after which it is declared dead
 EARLY_BEATS = 50  # the same, while nodes meet
 MAX_ON_WAY = 2  # no share is sent where this times the weight on its way exceeds what is held
+MIN_SECONDS = 1e-4  # of a message, as far as clocks can tell
 MIN_KEPT = 8  # an average is declined where less than this part of the weight might be left
 MAX_LIVES = 100_000  # whose deaths a node remembers
 # In units of the time after which a node is declared dead: for how long its death is told, and
@@ -44,6 +45,7 @@ class Peer:
     parcel: Message | None = None  # that parcel, until it is acknowledged
     parcel_since: float = 0.0  # when that was sent for the first time
     parcel_time: float = 0.0  # when it was last sent
+    seconds: float = 0.0  # that its parcels with a mass took, the newest by half; 0 is unknown
     applied: int = 0  # number of the newest parcel from it
     reply: Message | None = None  # what acknowledged that
     # After this node was stopped for a while: the number that the peer must send back before its
@@ -206,6 +208,10 @@ class Participant:
             if peer.parcel is None and not peer.view.wants_mass and not peer.view.is_finished
         ]
 
+    def measure_seconds(self) -> dict[Identity, float]:
+        """Returns the seconds from sending a mass to a node to its answer, where that is known."""
+        return {peer.identity: peer.seconds for peer in self.peers.values() if peer.seconds}
+
     def spares_share(self, weight: float, exponent: int) -> bool:
         """Whether a node that holds this weight may send half of it.
 
@@ -328,6 +334,9 @@ class Participant:
             self._return(peer)
             return
         peer.parcel = None
+        if parcel.mass is not None:
+            took = max(peer.spoke - peer.parcel_since, MIN_SECONDS)
+            peer.seconds = (peer.seconds + took) / 2 if peer.seconds else took
         if parcel.kind == "bye":
             del self.peers[peer.identity.life]
         elif parcel.kind == "ask" and parcel.mass is not None:

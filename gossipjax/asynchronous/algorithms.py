@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple, get_args
 
 from gossipjax.asynchronous._messages import Identity
 from gossipjax.topology.schedule import require_int
 
-Choose = Callable[[Sequence[Identity], Identity, int], Identity | None]
+Graph = Literal["exponential", "random", "rate"]
+Choose = Callable[[Sequence[Identity], Identity, int, Mapping[Identity, float]], Identity | None]
+RATE_FLOOR = 0.1  # the part of the draws that are uniform
 
 
 class Outer(NamedTuple):
@@ -28,11 +30,12 @@ class Algorithm:
 
     name: Literal["sgp", "adpsgd", "outer"]
     averages: bool  # whether it asks its peer for the average of both; else it sends it a share
-    choose: Choose  # `(living nodes, own, step) -> peer`, or None to send nothing at this step
+    # `(living nodes, own, step, seconds that a message took) -> peer`, or None to send nothing.
+    choose: Choose
     outer: Outer | None = None  # None: every update moves what is gossiped, at once
 
 
-def sgp(graph: Literal["exponential", "random"] = "exponential", seed: int = 0) -> Algorithm:
+def sgp(graph: Graph = "exponential", seed: int = 0) -> Algorithm:
     """Asynchronous stochastic gradient push: push-sum without a handshake.
 
     At each of its steps a node makes its update, `x <- x + w u(z)` with `z = x / w`, adds what has
@@ -47,11 +50,13 @@ def sgp(graph: Literal["exponential", "random"] = "exponential", seed: int = 0) 
 
     Args:
       graph: `exponential`: hop `1, 2, 4, ...` in turn among the living nodes, in the order of
-        their places. `random`: one of them, drawn uniformly.
+        their places. `random`: one of them, drawn uniformly. `rate`: drawn with a probability
+        that falls as the seconds that messages to it took, for links that differ: each carries what
+        it can, and none of them keeps a node waiting. One draw in 10 is uniform.
       seed: of the draws.
 
     Raises:
-      ValueError: if `graph` is neither.
+      ValueError: if `graph` is none of these.
 
     >>> sgp().name
     'sgp'
@@ -96,7 +101,7 @@ def outer(
     every: int,
     learning_rate: float = 0.7,
     momentum: float = 0.9,
-    graph: Literal["exponential", "random"] = "random",
+    graph: Graph = "random",
     seed: int = 0,
 ) -> Algorithm:
     """An asynchronous outer optimizer: rare shares, in which momentum travels. Ours.
@@ -138,12 +143,19 @@ def outer(
 
 
 def _make_graph(name: str, graph: str, seed: int) -> Choose:
-    if graph not in ("exponential", "random"):
-        raise ValueError(f"graph of {name} must be 'exponential' or 'random', got {graph!r}.")
-    return choose_exponential if graph == "exponential" else RandomPeer(seed)
+    if graph not in get_args(Graph):
+        raise ValueError(f"graph of {name} must be one of {get_args(Graph)}, got {graph!r}.")
+    return (
+        choose_exponential if graph == "exponential" else RandomPeer(seed, by_rate=graph == "rate")
+    )
 
 
-def choose_exponential(peers: Sequence[Identity], own: Identity, step: int) -> Identity:
+def choose_exponential(
+    peers: Sequence[Identity],
+    own: Identity,
+    step: int,
+    seconds: Mapping[Identity, float] | None = None,
+) -> Identity:
     """The peer of a step on the one-peer exponential graph over the living.
 
     Nodes stand in the order of their places. The hops are `1, 2, 4, ...` below their number N, one
@@ -155,16 +167,27 @@ def choose_exponential(peers: Sequence[Identity], own: Identity, step: int) -> I
 
 
 class RandomPeer:
-    """Draws the peer of a step, by the seed, the node's place and the step."""
+    """Draws the peer of a step, by the seed, the node's place and the step.
 
-    def __init__(self, seed: int, is_bipartite: bool = False):
+    With `by_rate`, the probability of a peer is as 1 / seconds; one that was not measured counts as
+    the fastest.
+    """
+
+    def __init__(self, seed: int, is_bipartite: bool = False, by_rate: bool = False):
         self._seed = seed
         self._is_bipartite = is_bipartite
+        self._by_rate = by_rate
 
-    def __call__(self, peers: Sequence[Identity], own: Identity, step: int) -> Identity | None:
+    def __call__(
+        self, peers: Sequence[Identity], own: Identity, step: int, seconds: Mapping[Identity, float]
+    ) -> Identity | None:
         if self._is_bipartite:
             peers = [peer for peer in peers if peer.place % 2] if own.place % 2 == 0 else []
         if not peers:
             return None
         rng = random.Random(f"{self._seed} {own.place} {step}")
-        return rng.choice(sorted(peers, key=lambda peer: (peer.place, peer.life)))
+        ordered = sorted(peers, key=lambda peer: (peer.place, peer.life))
+        if not self._by_rate or rng.random() < RATE_FLOOR:
+            return rng.choice(ordered)
+        fastest = min(seconds.values(), default=1.0)
+        return rng.choices(ordered, [1 / seconds.get(peer, fastest) for peer in ordered])[0]

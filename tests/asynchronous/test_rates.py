@@ -1,0 +1,54 @@
+"""Whom a node sends to where links differ."""
+
+from collections import Counter
+
+import pytest
+from fake_network import PATIENCE, Network
+
+import gossipjax as gx
+from gossipjax.asynchronous._messages import Identity
+
+PEERS = [Identity(place, f"life {place}", f"127.0.0.1:{place}") for place in range(1, 5)]
+OWN = Identity(0, "own", "127.0.0.1:9")
+
+
+def count_draws(seconds, graph="rate", steps=4000):
+    choose = gx.asynchronous.sgp(graph).choose
+    return Counter(choose(PEERS, OWN, step, seconds).place for step in range(steps))
+
+
+def test_links_that_take_longer_are_drawn_as_much_less():
+    """One draw in 10 is uniform; a peer that was not measured counts as the fastest."""
+    counts = count_draws({PEERS[0]: 8.0, PEERS[1]: 2.0, PEERS[2]: 1.0})
+    whole = 1 / 8 + 1 / 2 + 1 + 1
+    for place, part in {1: 1 / 8, 2: 1 / 2, 3: 1, 4: 1}.items():
+        expected = 4000 * (0.1 / 4 + 0.9 * part / whole)
+        assert counts[place] == pytest.approx(expected, abs=4 * expected**0.5)
+
+
+def test_without_a_measurement_draws_are_uniform():
+    assert all(count == pytest.approx(1000, abs=120) for count in count_draws({}).values())
+    counts = count_draws({PEERS[0]: 8.0}, graph="random")
+    assert counts[1] == pytest.approx(1000, abs=120)
+
+
+def deliver_all(network):
+    while network.messages:
+        network.deliver(0)
+
+
+def test_a_node_measures_how_long_its_shares_take():
+    """The newest counts by half; what a peer has not answered says nothing yet."""
+    network = Network(2)
+    for _ in range(3):
+        network.advance(PATIENCE / 50)
+        deliver_all(network)
+    first = network.processes[0]
+    for seconds, before, after in ((0.1, [], 0.1), (0.3, [pytest.approx(0.1)], 0.2)):
+        first.make_step("sgp")
+        network.collect()
+        assert not first.node.list_free_peers()
+        assert list(first.node.measure_seconds().values()) == before
+        network.now += seconds
+        deliver_all(network)
+        assert list(first.node.measure_seconds().values()) == [pytest.approx(after)]
