@@ -61,6 +61,7 @@ from experiments.speed.wire import links
 from experiments.speed.wire.rows import DILOCO, make_outer
 from experiments.training.asynchronous import ASYNCHRONOUS
 
+PROGRAM = slow.__name__
 PORT = 5600
 MAX_DIFFERENCE = 1e-9  # of the account, relative to what founders brought
 START_SECONDS = 400.0  # until all nodes have made a step
@@ -186,7 +187,7 @@ class Job:
             slow.LOSSES: f"{self._losses(place)}",
             slow.SLOWNESS: f"{1.0 if place else self._options.slow}",
         }
-        command = [*self._hosts[place].prefix, *make_command(slow.__name__, "language")]
+        command = [*self._hosts[place].prefix, *make_command(PROGRAM, "language")]
         return start([*command, *self._arguments], self.out / f"{place}.log", variables)
 
     def _losses(self, place: int) -> Path:

@@ -34,7 +34,7 @@ STALL_TIMEOUT = 300.0  # seconds without output or a new step, after which a run
 RESUME_DELAY = 0.5  # seconds after which a resumed run has removed the lines that it repeats
 POLL_SECONDS = 0.1
 MIN_STEPS = 20  # of an asynchronous node, after which it is there
-SLOW_IMAGE = "experiments.fault_injection.slow_image"
+SLOW = "experiments.fault_injection.slow"
 RESUMED = re.compile(r"\[0\] sgp resumes after step (\d+)")
 RESTARTED = re.compile(r"\[launch\] restart (\d+) of")
 
@@ -257,7 +257,7 @@ class AsynchronousJob(LaunchedJob):
     def __init__(
         self, options: AsynchronousOptions, out: Path, seeds: Sequence[int], max_restarts: int
     ):
-        program = [SLOW_IMAGE, "--algorithm", options.algorithm]
+        program = [SLOW, "image", "--algorithm", options.algorithm]
         program += ["--nodes", f"{options.processes}", "--epochs", f"{options.epochs}"]
         program += ["--step-seconds", f"{options.step_seconds}"]
         program += ["--seed", *map(str, seeds)]

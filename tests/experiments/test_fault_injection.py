@@ -18,7 +18,7 @@ from rich.console import Console
 from small import make_small
 
 import gossipjax as gx
-from experiments.fault_injection import asynchronous, job, lockstep, slow_image
+from experiments.fault_injection import asynchronous, job, lockstep, slow
 from experiments.fault_injection.__main__ import main
 from experiments.fault_injection.asynchronous import Stop, check_faults, check_result
 from experiments.fault_injection.job import JobError, LockstepJob, make_table
@@ -279,7 +279,7 @@ def test_a_job_with_a_kill_and_one_with_a_stop(tmp_path, monkeypatch, capsys):
     On a busy machine a node may be back later, and steps take longer: both are reported.
     """
     monkeypatch.setattr(asynchronous, "MAX_DELAY", 0.2)
-    monkeypatch.setattr(job, "SLOW_IMAGE", "fake_node")
+    monkeypatch.setattr(job, "SLOW", "fake_node")
     path = [f"{Path(__file__).parent}", os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
     options = ("--kills=1", "--stops=1", "--stop-seconds=1", "--processes=3", "--runs=1")
@@ -304,6 +304,6 @@ def test_a_slow_image_is_an_image_that_sleeps(tmp_path, monkeypatch):
     make_small(monkeypatch.setattr)
     monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
     arguments = ["--model", "linear", "--nodes", "2", "--epochs", "1", "--step-seconds", "0.03"]
-    slow_image.main([*arguments, "--algorithm", "sgp", "--out", str(tmp_path)])
+    slow.main(["image", *arguments, "--algorithm", "sgp", "--out", str(tmp_path)])
     (run,) = json.loads((tmp_path / "summary.json").read_text())["runs"]
     assert run["seconds_per_step"] >= 0.03

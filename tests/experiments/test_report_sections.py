@@ -110,7 +110,7 @@ def find_options(run: Run) -> set[str]:
         "averaging": ("averaging.__main__", "Options"),
         "rates": ("rates.__main__", "Options"),
         "speed": (f"speed.wire.{SPEED_OPTIONS.get(run.arguments[0])}", "Options"),
-        "gossipjax.launch": ("fault_injection.slow_image", "SlowOptions"),
+        "gossipjax.launch": ("fault_injection.slow", "SlowImageOptions"),
     }.get(run.program, (run.program, "Options"))
     options = getattr(importlib.import_module(f"experiments.{place[0]}"), place[1])
     return {find_option_name(options, field.name) for field in dataclasses.fields(options)}

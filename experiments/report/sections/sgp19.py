@@ -45,7 +45,7 @@ FIELD = "test_accuracy_average_model"
 STALENESS = 0.1
 """Steps that the gradients of the simulated AD-PSGD are old, on average: about those of the real
 one, whose age Table 1's section shows."""
-PROGRAM = "experiments.fault_injection.slow_image"
+PROGRAM = "experiments.fault_injection.slow image"
 ALWAYS_STABLE = ("ar", "2p", "ar-1p", "2p-1p")
 REAL = "async-adpsgd@bipartite"
 SLEEPS = {4: 0.02, 8: 0.04}
