@@ -47,6 +47,7 @@ from experiments.fault_injection import slow
 from experiments.fault_injection.job import ROOT, make_table
 from experiments.options import (
     Check,
+    Fraction,
     NonNegativeFloat,
     OptionalPath,
     PositiveFloat,
@@ -58,7 +59,7 @@ from experiments.plots import COLORS
 from experiments.program import ProgramError
 from experiments.results import Record
 from experiments.speed.wire import links
-from experiments.speed.wire.rows import DILOCO, make_outer
+from experiments.speed.wire.rows import DILOCO
 from experiments.training.asynchronous import ASYNCHRONOUS
 
 PROGRAM = slow.__name__
@@ -100,6 +101,10 @@ class ChurnOptions:
     """Seconds that a step of another node takes at least."""
     outer_every: PositiveInt = 12
     """Steps from one outer step to the next, of async-outer."""
+    outer_rate: PositiveFloat = 0.7
+    """Learning rate of the outer optimizers."""
+    outer_momentum: Fraction = 0.9
+    """Nesterov's momentum of the outer optimizers."""
     checkpoint_every: PositiveInt = 25
     """Steps between checkpoints, in lockstep."""
     restart_seconds: NonNegativeFloat = 15.0
@@ -141,9 +146,9 @@ class ChurnOptions:
         """The options of the program that trains."""
         given = ["--algorithm", "local" if algorithm == DILOCO else algorithm]
         if algorithm in ("async-outer", DILOCO):
-            outer = make_outer(self.find_period(algorithm))
-            given += ["--outer-every", f"{outer.every}", "--outer-rate", f"{outer.rate}"]
-            given += ["--outer-momentum", f"{outer.momentum}", "--outer-nesterov"]
+            given += ["--outer-every", f"{self.find_period(algorithm)}", "--outer-nesterov"]
+            given += ["--outer-rate", f"{self.outer_rate}"]
+            given += ["--outer-momentum", f"{self.outer_momentum}"]
         given += ["--nodes", f"{self.nodes}", "--epochs", f"{ENDLESS}", "--seed", f"{self.seed}"]
         return [*given, *LANGUAGE]
 
