@@ -43,22 +43,28 @@ def as_functions(faults):
 
 def run_steps(mode, tx, style, starts, updates, has_account=True, first=0, state=None):
     """`(state, parameters, account)` after every step, `[N, S, ...]`."""
-    n = len(starts)
+
+    def take(carry, u, step):
+        carry = take_step(tx, carry, u, step)
+        return carry, (carry[1], carry[0], gx.faults.account(*carry) if has_account else None)
 
     def history(params, state, updates):
         state = tx.init(params) if state is None else state
+        steps = first + np.arange(jax.tree.leaves(updates)[0].shape[0])
+        if style == "traced":
+            return jax.lax.scan(
+                lambda c, inputs: take(c, *inputs), (params, state), (updates, jnp.asarray(steps))
+            )[1]
         carry = (params, state)
         results = []
-        for k in range(jax.tree.leaves(updates)[0].shape[0]):
-            number = {"static": gx.canonical_step(state, first + k), "counted": None}.get(style)
+        for k, step in enumerate(steps.tolist()):
             u = jax.tree.map(lambda leaf, k=k: leaf[k], updates)
-            carry = take_step(tx, carry, u, jnp.int32(first + k) if style == "traced" else number)
-            account = gx.faults.account(*carry) if has_account else None
-            results.append((carry[1], carry[0], account))
+            carry, result = take(carry, u, gx.canonical_step(state, step))
+            results.append(result)
         return jax.tree.map(lambda *x: jnp.stack(x), *results)
 
     params = unflatten(starts)
-    return run(mode, history, n)(params, state, unflatten(updates.swapaxes(0, 1)))
+    return run(mode, history, len(starts))(params, state, unflatten(updates.swapaxes(0, 1)))
 
 
 def flat_mass(mass):
@@ -72,13 +78,14 @@ def flat_mass(mass):
     [
         ("vmap", "traced", True, 2),
         ("vmap", "static", False, 2),
-        ("vmap", "counted", True, 0),
+        ("vmap", "traced", True, 0),
         ("shard_map", "traced", True, 2),
         ("shard_map_check_vma", "static", False, 0),
     ],
 )
 def test_sgp_equals_the_oracle_round_by_round(mode, style, running_sums, max_delay):
-    _, starts, updates = make_problem(N, jnp.float32, STEPS)
+    steps = STEPS if style == "traced" else 5
+    _, starts, updates = make_problem(N, jnp.float32, steps)
     schedule = gx.topology.random_peer(N, 3, seed=1)
     faults = make_faults(max_delay=max_delay)
     tx = gx.faults.sgp(schedule, faults, running_sums)
@@ -94,9 +101,9 @@ def test_sgp_equals_the_oracle_round_by_round(mode, style, running_sums, max_del
     )
     np.testing.assert_allclose(sum(masses), given, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(sum(map(flat_mass, account)), given, rtol=1e-5, atol=1e-5)
-    assert (masses[2][-1, -1] > 0.5) == (not running_sums)
-    assert masses[1][:, -1].max() > 0
-    assert bool((state.count == np.arange(1, STEPS + 1)).all())
+    assert (masses[2][-1, -1] > 0.3) == (not running_sums)
+    assert (masses[1][:, -1].max() > 0) == (running_sums or max_delay > 0)
+    assert (np.asarray(state.count) == np.arange(1, steps + 1)).all()
 
 
 @pytest.mark.parametrize(
@@ -104,7 +111,7 @@ def test_sgp_equals_the_oracle_round_by_round(mode, style, running_sums, max_del
     [("vmap", "traced", 2), ("shard_map", "static", 0), ("shard_map_check_vma", "traced", 2)],
 )
 def test_dpsgd_equals_the_oracle_round_by_round(mode, style, max_delay):
-    _, starts, updates = make_problem(N, jnp.float32, STEPS)
+    _, starts, updates = make_problem(N, jnp.float32, STEPS if style == "traced" else 5)
     schedule = gx.topology.ring(N) if max_delay else gx.topology.bipartite_exponential(N)
     faults = make_faults(max_delay=max_delay)
     tx = gx.faults.dpsgd(schedule, faults)
@@ -126,7 +133,7 @@ def test_without_faults_they_are_the_plain_methods(name):
 
 @pytest.mark.parametrize("name", ["sgp", "dpsgd"])
 def test_noise_has_its_deviation_and_the_account_has_the_noise(name):
-    n, steps, std = 8, 4, 0.5
+    n, steps, std = 8, 3, 0.5
     starts = np.zeros((n, 11))
     updates = np.zeros((steps, n, 11))
     schedule = gx.topology.complete(n)
