@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from gossipjax.faults._tables import MAX_DELAY
 from gossipjax.topology.schedule import MAX_STEP, require_int
@@ -50,10 +49,10 @@ class Faults:
     """
 
     size: int
-    arrives: ArrayLike | None = None
-    active: ArrayLike | None = None
+    arrives: Any = None
+    active: Any = None
     deaths: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    delays: ArrayLike = 0
+    delays: Any = 0
     noise: float = 0.0
     seed: int = 0
 

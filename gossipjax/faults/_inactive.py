@@ -38,8 +38,9 @@ def inactive(
 
     The exchange must leave such a node alone, by `gx.faults.apply` for the schedule of the chain's
     gossip, or by `gx.faults.sgp` or `dpsgd`. Algorithms that exchange with all nodes, or by one
-    graph that must stay as it is (`allreduce`, `easgd`, `d2`, `choco`, `relay`), are refused. Under
-    `gx.outer` it goes inside: its averages then wait for all nodes.
+    graph that must stay as it is (`easgd`, `d2`, `choco`, `relay`), are refused. `gx.allreduce`
+    leaves no trace in a chain and is not: it averages the gradients of all nodes, those that are
+    not active included. Under `gx.outer` it goes inside: the averages then wait for all nodes.
 
     Args:
       inner: the chain.

@@ -1,4 +1,4 @@
-"""The links of a schedule as data: one program for all rounds and faults, on any mesh."""
+"""The links of a schedule, whose weights and faults are data: no program of its own for any."""
 
 from __future__ import annotations
 

@@ -47,8 +47,9 @@ def sgp(
     instead, which is the same recurrence: of each link what is on its way. It is a simulation, in
     which a sender keeps that for its receiver: `extra["links"]`, with L links per node (the peers
     of all rounds) and delays of up to D, holds `L (D + 1)` models, and each step exchanges L. The
-    state's `in_flight` is their sum. Rounds and faults are data, so that all steps share a program
-    on a mesh, too. What arrives at a node that is not active waits for it.
+    state's `in_flight` is their sum. Rounds and faults are data: with a traced step one program of
+    no branches serves all steps, on a mesh, too. What arrives at a node that is not active waits
+    for it.
 
     Noise falls on the numerators that arrive, and nobody knows it: the sums over the nodes move.
 
