@@ -285,7 +285,8 @@ def simulate(run: Run, steps: int, images: np.ndarray, labels: np.ndarray) -> Ou
         (z, state, total), _ = jax.lax.scan(body, start, jnp.arange(steps))
         gossip = gx.gossip_state(state)
         extra = {} if gossip is None else gossip.extra or {}
-        lost, lost_weight = jnp.zeros_like(z), jnp.zeros(())
+        lost = jnp.zeros_like(z)
+        lost_weight = jnp.zeros(())
         if "links" in extra and gossip is not None and gossip.in_flight is not None:
             lost_weight, lost = gx.faults.account(z, state).lost
         held, weight = gx.diagnostics.total_mass(z, state, "nodes")

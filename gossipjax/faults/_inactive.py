@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -68,8 +70,20 @@ def inactive(
     require_faults(faults, None, "inactive")
     frame.require_axis_names("inactive", axis_name)
 
-    def init(params: optax.Params) -> InactiveState:
-        state = inner.init(params)
+    parts = _Inactive(inner, faults, axis_name)
+    return optax.GradientTransformationExtraArgs(parts.init, parts.update)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Inactive:
+    """`init` and `update` of the transform."""
+
+    inner: optax.GradientTransformationExtraArgs
+    faults: Faults
+    axis_name: str
+
+    def init(self, params: optax.Params) -> InactiveState:
+        state = self.inner.init(params)
         way_out = "write gx.accumulate(gx.faults.inactive(tx, faults), every)."
         frame.require_no_accumulation(state, "inner of inactive", way_out)
         if frame.outer_state(state) is not None:
@@ -84,10 +98,11 @@ def inactive(
                     "inner of inactive must exchange by a schedule, got an algorithm in which all "
                     "nodes exchange at once: take sgp, osgp, dpsgd or gradient_tracking."
                 )
-            require_isolated(gossip.schedule, faults, gossip.overlap)
+            require_isolated(gossip.schedule, self.faults, gossip.overlap)
         return InactiveState(jnp.zeros((), jnp.int32), state)
 
     def update(
+        self,
         updates: optax.Updates,
         state: optax.OptState,
         params: optax.Params | None = None,
@@ -95,38 +110,34 @@ def inactive(
     ) -> tuple[optax.Updates, InactiveState]:
         own = frame.require_state(state, InactiveState, "gx.faults.inactive")
         gossip = frame.gossip_state(own.inner)
-        axis = axis_name if gossip is None else gossip.wire.axis_name
-        if axis_size(axis) != faults.size:
+        axis_name = self.axis_name if gossip is None else gossip.wire.axis_name
+        if axis_size(axis_name) != self.faults.size:
             raise ValueError(
-                f"the axis {axis!r} must have as many nodes as the faults of inactive, "
-                f"{faults.size}, got {axis_size(axis)}."
+                f"the axis {axis_name!r} must have as many nodes as the faults of inactive, "
+                f"{self.faults.size}, got {axis_size(axis_name)}."
             )
-        is_active = _is_active(faults, own.count if gossip is None else gossip.count, axis)
-        updates, new = inner.update(updates, own.inner, params, **extra_args)
-
-        def keep(new: Any, old: Any) -> Any:
-            return jax.tree.map(lambda a, b: jnp.where(is_active, a, b), new, old)
-
-        def keep_part(new: Any, old: Any) -> Any:
-            return _keep_gossip(new, old, keep) if _is_gossip(new) else keep(new, old)
-
-        kept = jax.tree.map(keep_part, new, own.inner, is_leaf=_is_gossip)
+        count = own.count if gossip is None else gossip.count
+        keep = partial(_keep, _is_active(self.faults, count, axis_name))
+        updates, new = self.inner.update(updates, own.inner, params, **extra_args)
+        kept = jax.tree.map(keep, new, own.inner, is_leaf=_is_gossip)
         updates = keep(updates, jax.tree.map(jnp.zeros_like, updates))
         return updates, InactiveState(optax.safe_increment(own.count), kept)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+
+def _keep(is_active: jax.Array, new: Any, old: Any) -> Any:
+    """What is new at an active node, and what was at another.
+
+    Of a gossip state the count and what is on the way are new at any node.
+    """
+    kept = jax.tree.map(partial(jnp.where, is_active), new, old)
+    if not _is_gossip(new):
+        return kept
+    kept = kept._replace(count=new.count, in_flight=new.in_flight)
+    return kept.keep(links=new.kept(LINKS)) if LINKS in (new.extra or {}) else kept
 
 
 def _is_gossip(part: Any) -> bool:
     return isinstance(part, frame.GossipState)
-
-
-def _keep_gossip(new: frame.GossipState, old: frame.GossipState, keep: Any) -> frame.GossipState:
-    """The old state of a node that sleeps, but for its count and what is on the way."""
-    kept = keep(new, old)._replace(count=new.count, in_flight=new.in_flight)
-    if LINKS not in (new.extra or {}):
-        return kept
-    return kept.keep(links=new.kept(LINKS))
 
 
 def _is_active(faults: Faults, count: jax.Array, axis_name: str) -> jax.Array:

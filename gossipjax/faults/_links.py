@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -36,8 +37,8 @@ class Links:
         )
         receivers, senders = np.divmod(edges, n)
         is_edge = receivers != senders
-        receivers, senders = receivers[is_edge], senders[is_edge]
-        slots = color_edges(n, receivers, senders, np.ones(len(senders)))
+        ones = np.ones(np.count_nonzero(is_edge))
+        slots = color_edges(n, receivers[is_edge], senders[is_edge], ones)
         self._receivers = [slot.receivers for slot in slots]  # by sender
         self._is_edge = [slot.weights > 0 for slot in slots]
         places = np.stack(self._receivers) if slots else np.zeros((0, n), int)  # [L, N]
@@ -95,7 +96,7 @@ class Links:
         """What arrives of the messages `[L, ...]` of all nodes, by link; zeros where none does."""
         return [
             exchange_along(
-                jax.tree.map(lambda leaf, number=number: leaf[number], messages),
+                jax.tree.map(itemgetter(number), messages),
                 self._receivers[number],
                 self._is_edge[number],
                 self.wire,

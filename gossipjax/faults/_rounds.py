@@ -108,12 +108,13 @@ def _weaken(round_: Round, is_up: np.ndarray, keep: Keep) -> Round:
     """The round without the messages that are not up."""
     if keep == "both":
         is_up = is_up & is_up.T
-    receivers, senders, weights = round_.receivers, round_.senders, round_.weights
+    receivers = round_.receivers
+    senders = round_.senders
     is_kept = is_up[receivers, senders] | (receivers == senders)
     if is_kept.all():
         return round_
-    returned = np.bincount(senders[~is_kept], weights[~is_kept], round_.size)
-    weights = weights + np.where(receivers == senders, returned[senders], 0)
+    returned = np.bincount(senders[~is_kept], round_.weights[~is_kept], round_.size)
+    weights = round_.weights + np.where(receivers == senders, returned[senders], 0)
     kept = receivers[is_kept], senders[is_kept], weights[is_kept]
     return Round.from_entries(round_.size, *kept)
 
