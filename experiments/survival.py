@@ -16,10 +16,12 @@ lost` of all nodes is from `start + updates`, and after a `+` what part of the p
 lost. For `dpsgd, own` it is the drift of the mean. For gradient tracking while nodes are inactive,
 where the mean moves by the corrections, too, it is the sum of the corrections, which must stay 0.
 
-The program writes into `--out` `summary.json` (`runs`: an object per cell) and `survival.md`.
+The program writes into `--out` `metrics.jsonl` and `summary.json` (an object per cell; in `runs`)
+and `survival.md`.
 """
 
 import dataclasses
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -388,11 +390,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         examples = load_examples()
         pairs = [(m, fault) for m in options.method for fault in ("", *options.fault)]
         runs = []
-        with results.make_progress_bar(console) as bar, jax.enable_x64(True):
+        lines = out / "metrics.jsonl"
+        with (
+            lines.open("w") as file,
+            results.make_progress_bar(console) as bar,
+            jax.enable_x64(True),
+        ):
             task = bar.add_task("survival", total=len(pairs), status="")
             for method, fault in pairs:
                 bar.update(task, status=f"{method}, {fault or 'undisturbed'}")
                 runs.append(measure(method, fault, options, examples))
+                file.write(json.dumps(runs[-1], allow_nan=False) + "\n")
+                file.flush()
                 bar.advance(task)
         results.write_summary(out, dataclasses.asdict(options), {"numpy": np.__version__}, runs)
         write_report(runs, options, out, console)
