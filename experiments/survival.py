@@ -8,6 +8,7 @@ a node, in float64, so that runs differ by their faults alone. A cell is the los
 the mean of the models of living nodes, divided by that of the same method without faults. Words:
 
 - `refused`: the method raises a `ValueError`, or has no place for the fault; the file says why.
+- `diverges`: a model or its loss is not finite.
 - `waits`: the result is that of the undisturbed run, but later.
 - `stops`: it waits for ever; the loss is that of the last model before.
 
@@ -313,6 +314,8 @@ def measure(method: str, fault: str, options: Options, examples: Any) -> Record:
     except ValueError as error:
         return record | {"word": "refused", "reason": str(error)}
     living = faults.active_at(options.steps) | ~np.isin(np.arange(NODES), list(faults.deaths))
+    if not np.isfinite(end.models).all() or not np.isfinite(end.losses).all():
+        return record | {"word": "diverges"}
     record |= {"word": run.word, "loss": float(end.losses[living].mean())}
     if method in NO_MASS:
         return record
@@ -325,7 +328,8 @@ def measure(method: str, fault: str, options: Options, examples: Any) -> Record:
         off = end.held[0] - end.updates.sum(axis=0)
     weight = float(end.weights[0] + end.lost_weight[0] - NODES)
     assert abs(weight) < 1e-9, (method, fault, weight)
-    mass = float(abs(off).max() / NODES / abs(end.models).max())
+    scale = abs(end.models).max() or 1.0  # no step was made
+    mass = float(abs(off).max() / NODES / scale)
     return record | {"mass": mass, "lost_weight": float(end.lost_weight[0]) / NODES}
 
 
