@@ -28,6 +28,7 @@ from gossipjax.collectives._exchange import (
     as_varying,
     axis_size,
     default_step,
+    exchange_along,
     exchange_in_pairs,
     require_step,
     select_for_node,
@@ -44,6 +45,7 @@ from gossipjax.collectives._mixing import (
     mix_encoded,
     require_doubly_stochastic,
     require_schedule,
+    round_index,
 )
 from gossipjax.collectives._rounds import NodeRound, group_rounds
 
@@ -61,6 +63,7 @@ __all__ = [
     "default_step",
     "deliver",
     "exact_average",
+    "exchange_along",
     "exchange_in_pairs",
     "group_rounds",
     "mean_of_encoded",
@@ -73,6 +76,7 @@ __all__ = [
     "require_floats",
     "require_schedule",
     "require_step",
+    "round_index",
     "select_for_node",
     "split",
     "sum_over_parts",

@@ -487,22 +487,30 @@ def _permute_leaves(
     return split_by_size(message, [part.size for part in words])
 
 
-def exchange_in_pairs(tree: Any, partners: np.ndarray, wire: Wire) -> Any:
-    """Returns the tree of the node that this one is paired with, in full precision.
+def exchange_along(tree: Any, receivers: np.ndarray, is_message: np.ndarray, wire: Wire) -> Any:
+    """Returns the tree of this node's sender in a permutation, in full precision; else zeros.
 
-    Nodes `i` and `partners[i]` exchange theirs; a node that is its own partner gets zeros.
+    `receivers` `[N]` is a full permutation, by sender, as is `is_message`: False for a filler.
     """
-    has_partner = partners != np.arange(len(partners))
+    is_received = is_message[np.argsort(receivers)]
 
     def exchange(part: jax.Array, wire: Wire) -> jax.Array:
-        received = permute(part, partners, wire.axis_name, has_partner)
-        is_message = select_for_node(has_partner, bool, wire.axis_name)
-        return jnp.where(is_message, received, jnp.zeros_like(received))
+        received = permute(part, receivers, wire.axis_name, is_message)
+        arrives = select_for_node(is_received, bool, wire.axis_name)
+        return jnp.where(arrives, received, jnp.zeros_like(received))
 
     if travels_by_leaf(wire):
         return jax.tree.map(lambda leaf: exchange(leaf, wire), tree)
     layout = Layout(tree)
     return layout.unpack([sharded_over_local(exchange, b, wire) for b in layout.pack(tree)])
+
+
+def exchange_in_pairs(tree: Any, partners: np.ndarray, wire: Wire) -> Any:
+    """Returns the tree of the node that this one is paired with, in full precision.
+
+    Nodes `i` and `partners[i]` exchange theirs; a node that is its own partner gets zeros.
+    """
+    return exchange_along(tree, partners, partners != np.arange(len(partners)), wire)
 
 
 def permute_slot(words: jax.Array, round_: NodeRound, slot: NodeSlot, axis_name: str) -> jax.Array:

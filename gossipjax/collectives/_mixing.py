@@ -239,7 +239,7 @@ def at_round(
     require_step(step, axis_name)
     if isinstance(step, int | np.integer):
         return apply(NodeRound((schedule.round_at(int(step)),), 0, axis_name), x)
-    return choose_round(apply, schedule, _round_index(schedule, step), axis_name, x)
+    return choose_round(apply, schedule, round_index(schedule, step), axis_name, x)
 
 
 def cond(
@@ -254,8 +254,10 @@ def cond(
     return jax.lax.cond(predicate, if_true, if_false, *operands)
 
 
-def _round_index(schedule: Schedule, step: jax.Array) -> jax.Array:
-    """`schedule.index_at` for a traced step."""
+def round_index(schedule: Schedule, step: StepLike) -> int | jax.Array:
+    """`schedule.index_at(step)`, of a traced step, too."""
+    if isinstance(step, int | np.integer):
+        return schedule.index_at(int(step))
     starts = np.array([s.start for s in schedule.segments], np.int32)
     lengths = np.array([len(s.cycle) for s in schedule.segments], np.int32)
     numbers = jnp.asarray(np.concatenate([s.cycle for s in schedule.segments]), jnp.int32)

@@ -117,7 +117,7 @@ def group_rounds(schedule: Schedule) -> list[list[int]]:
 def choose_round(
     apply: Callable[[NodeRound, Any], Any],
     schedule: Schedule,
-    index: jax.Array,
+    index: int | jax.Array,
     axis_name: str,
     x: Any,
 ) -> Any:

@@ -248,22 +248,28 @@ def make_regular_round(senders: np.ndarray) -> Round:
     return round_
 
 
-def find_unreached(rounds: Sequence[Round]) -> str | None:
-    """What node 0 can never do, such as "send to node 3"; None if the rounds connect all nodes."""
+def find_unreached(rounds: Sequence[Round], dead: Sequence[int] = ()) -> str | None:
+    """What a node can never do, such as "node 0 can never send to node 3"; None if all can.
+
+    Nodes that are dead need not be reached. It is asked of the first one that lives.
+    """
     senders = np.concatenate([round_.senders for round_ in rounds])
     receivers = np.concatenate([round_.receivers for round_ in rounds])
+    is_dead = np.zeros(rounds[0].size, dtype=bool)
+    is_dead[list(dead)] = True
+    first = int(np.argmin(is_dead))
     for direction, sources, targets in (
         ("send to", senders, receivers),
         ("receive from", receivers, senders),
     ):
-        reached = np.zeros(rounds[0].size, dtype=bool)
-        reached[0] = True
+        reached = is_dead.copy()
+        reached[first] = True
         count = 0
         while count < np.count_nonzero(reached):
             count = np.count_nonzero(reached)
             reached[targets[reached[sources]]] = True
         if count < len(reached):
-            return f"{direction} node {int(np.argmin(reached))}"
+            return f"node {first} can never {direction} node {int(np.argmin(reached))}"
     return None
 
 

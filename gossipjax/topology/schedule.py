@@ -12,7 +12,7 @@ import itertools
 import math
 import operator
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,9 +44,11 @@ class Schedule:
     Attributes:
       rounds: the distinct rounds, in the order of their first use.
       segments: when each cycle of rounds starts; one segment unless made by `piecewise`.
+      deaths: the nodes that exchange nothing from a step on, by which a segment starts; none unless
+        made by `gx.faults.apply`.
 
     Raises:
-      ValueError: if the rounds differ in size, or those of a cycle do not connect all nodes.
+      ValueError: if the rounds differ in size, or those of a cycle do not connect all living nodes.
 
     >>> import gossipjax as gx
     >>> schedule = gx.topology.one_peer_exponential(8)
@@ -54,7 +56,12 @@ class Schedule:
     (8, 3, (3, 8, 8))
     """
 
-    def __init__(self, rounds: Sequence[Round], segments: Sequence[Segment] | None = None):
+    def __init__(
+        self,
+        rounds: Sequence[Round],
+        segments: Sequence[Segment] | None = None,
+        deaths: Mapping[int, int] | None = None,
+    ):
         if not rounds or not all(isinstance(round_, Round) for round_ in rounds):
             raise ValueError(
                 f"rounds must be at least one Round object, got {reprlib.repr(rounds)}. Use "
@@ -75,6 +82,7 @@ class Schedule:
             Segment(segment.start, tuple(new_index[k] for k in segment.cycle))
             for segment in segments
         )
+        self.deaths = dict(deaths or {})
         self._starts = [segment.start for segment in self.segments]
         self._canonical_steps: dict[int, list[list[int]]] = {}  # by lookback
         self._local_steps: dict[tuple[int, int], Schedule] = {}  # by k and phase of `every`
@@ -83,14 +91,15 @@ class Schedule:
 
     def _require_connected(self, segment: Segment) -> None:
         used = [self.rounds[k] for k in dict.fromkeys(segment.cycle)]
+        dead = [node for node, step in self.deaths.items() if step <= segment.start]
         count = min(8, len(used))  # mostly, a few rounds connect all nodes already
-        while (unreached := find_unreached(used[:count])) is not None and count < len(used):
+        while (unreached := find_unreached(used[:count], dead)) is not None and count < len(used):
             count = min(4 * count, len(used))
         if unreached is not None:
             raise ValueError(
-                f"a schedule must connect all {self.size} nodes, got one (T = "
-                f"{len(segment.cycle)}) in which node 0 can never {unreached}, not even through "
-                "other nodes. Add rounds or edges."
+                f"a schedule must connect all {self.size - len(dead)} nodes, got one (T = "
+                f"{len(segment.cycle)}) in which {unreached}, not even through other nodes. Add "
+                "rounds or edges."
             )
 
     def __repr__(self) -> str:
@@ -104,7 +113,7 @@ class Schedule:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without the caches: the hash differs between processes.
-        return Schedule, (self.rounds, self.segments)
+        return Schedule, (self.rounds, self.segments, self.deaths)
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
@@ -214,7 +223,8 @@ class Schedule:
                 segments.append(Segment(start * k, tuple(longer)))
             nodes = range(self.size)
             rounds = [*self.rounds, Round.from_entries(self.size, nodes, nodes, 1)]
-            self._local_steps[k, phase] = Schedule(rounds, segments)
+            deaths = {node: step * k for node, step in self.deaths.items()}
+            self._local_steps[k, phase] = Schedule(rounds, segments, deaths)
         return self._local_steps[k, phase]
 
     def _find_canonical_steps(self, lookback: int) -> list[list[int]]:

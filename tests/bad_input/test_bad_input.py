@@ -26,6 +26,7 @@ from bad_input import (
     algorithms,
     checkpoint,
     cost_model,
+    faults,
     nodes,
     plans,
     programs,
@@ -48,7 +49,7 @@ from gossipjax.launch import __main__ as launch
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [f"{ROOT / package}{os.sep}" for package in ("gossipjax", "experiments")]
-TABLES = (algorithms, nodes, checkpoint, cost_model)
+TABLES = (algorithms, nodes, checkpoint, cost_model, faults)
 LINES = [*programs.ROWS, *workloads.ROWS, *plans.ROWS]
 CALLS = [(f"{table.__name__}: {row.id}", row) for table in TABLES for row in table.ROWS]
 MAX_SECONDS = 10  # of a row

@@ -1,0 +1,415 @@
+"""Which methods survive which fault: a loss beside the undisturbed run, and where the mass went.
+
+    python -m experiments.survival
+
+Eight simulated nodes fit a linear classifier of digits (mnist5k, in 7 x 7 values) with uneven data:
+half of each node's examples are of its own classes. Each step takes the gradient of all examples of
+a node, in float64, so that runs differ by their faults alone. A cell is the loss over all examples,
+the mean of the models of living nodes, divided by that of the same method without faults. Words:
+
+- `refused`: the method raises a `ValueError`, or has no place for the fault; the file says why.
+- `diverges`: a model or its loss is not finite.
+- `waits`: the result is that of the undisturbed run, but later.
+- `stops`: it waits for ever; the loss is that of the last model before.
+
+The second table is the mass, relative to the largest value of a model: how far `held + in flight +
+lost` of all nodes is from `start + updates`, and after a `+` what part of the push-sum weight was
+lost. For `dpsgd, own` it is the drift of the mean. For gradient tracking while nodes are inactive,
+where the mean moves by the corrections, too, it is the sum of the corrections, which must stay 0.
+
+The program writes into `--out` `metrics.jsonl` and `summary.json` (an object per cell; in `runs`)
+and `survival.md`.
+"""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import networkx
+import numpy as np
+import optax
+import tyro
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+import gossipjax as gx
+from experiments import data, results
+from experiments.markdown import format_table
+from experiments.options import OptionalPath, PositiveInt, Seed, check_fields
+from experiments.program import exit_on_error
+from experiments.results import Record
+
+NODES = 8
+CLASSES = 10
+TABLE = 99  # steps of the tables: a multiple of the period of the schedule of one peer
+RATE = 0.2
+EVERY = 10  # steps between the averages of DiLoCo
+LATE = 3  # steps, at most
+NOISE = 0.01
+ONE_PEER = gx.topology.one_peer_exponential(NODES)
+RING = gx.topology.ring(NODES)
+LAZY_RING = gx.topology.from_matrices((RING.matrices()[0] + np.eye(NODES)) / 2)
+
+Faults = gx.faults.Faults
+Transform = optax.GradientTransformationExtraArgs
+FAULTS: dict[str, Callable[[int, int], Faults]] = {
+    "drops": lambda seed, steps: Faults(
+        NODES, gx.faults.independent_drops(NODES, TABLE, seed, rate=0.1)
+    ),
+    "bursts": lambda seed, steps: Faults(
+        NODES, gx.faults.gilbert_elliott(NODES, TABLE, seed, 0.5, bad_to_good=0.3, good_to_bad=0.1)
+    ),
+    "markov": lambda seed, steps: Faults(
+        NODES, active=gx.faults.markov_activity(NODES, TABLE, seed, wake=0.3, sleep=0.1)
+    ),
+    "cyclic": lambda seed, steps: Faults(NODES, active=gx.faults.cyclic_activity(NODES, 4, 1)),
+    "poisson": lambda seed, steps: Faults(
+        NODES, active=gx.faults.poisson_activity(NODES, TABLE, seed, mean=1.0)
+    ),
+    "death": lambda seed, steps: Faults(NODES, deaths={NODES - 1: steps // 2}),
+    "delays": lambda seed, steps: Faults(
+        NODES, delays=gx.faults.uniform_delays(NODES, TABLE, seed, LATE)
+    ),
+    "noise": lambda seed, steps: Faults(NODES, noise=NOISE, seed=seed),
+}
+"""Their `(seed, steps)`, by name; the loss rates are 10 and 12.5 %, and 75, 80 and 50 % active."""
+
+
+class Run(NamedTuple):
+    """One method under one fault.
+
+    Attributes:
+      tx: the chain.
+      faults: when which node makes an update.
+      word: what the fault means beside the loss.
+    """
+
+    tx: Transform
+    faults: Faults
+    word: str = ""
+
+
+def around(gossip: Any, faults: Faults, rate: float | None = RATE) -> Run:
+    """SGD, a gossip, and nodes that do not compute while they are not active."""
+    optimizer = optax.identity() if rate is None else optax.sgd(rate)
+    return Run(gx.faults.inactive(optax.chain(optimizer, gossip), faults), faults)
+
+
+def wire_of(faults: Faults) -> gx.faults.NoiseCodec | None:
+    """The noise, as a form of messages."""
+    return gx.faults.noise(faults.noise, faults.seed) if faults.noise else None
+
+
+def weaken(schedule: gx.Schedule, faults: Faults, **options: Any) -> gx.Schedule:
+    """The schedule with the faults, of which noise is left to the wire."""
+    return gx.faults.apply(schedule, dataclasses.replace(faults, noise=0.0), **options)
+
+
+def make_sgp(faults: Faults) -> Run:
+    if faults.noise:
+        return around(gx.sgp(ONE_PEER, wire=wire_of(faults)), faults)
+    return around(gx.faults.sgp(ONE_PEER, faults), faults)
+
+
+def make_lossy_sgp(faults: Faults) -> Run:
+    return around(gx.faults.sgp(ONE_PEER, faults, running_sums=False), faults)
+
+
+def make_osgp(faults: Faults) -> Run:
+    overlap = 1 + faults.max_delay
+    late = dataclasses.replace(faults, delays=0)
+    schedule = weaken(ONE_PEER, late, overlap=overlap)
+    word = f"all {overlap} late" if faults.max_delay else ""
+    run = around(gx.osgp(schedule, overlap, wire=wire_of(faults)), late)
+    return run._replace(word=word)
+
+
+def make_dpsgd(faults: Faults) -> Run:
+    schedule = weaken(RING, faults, keep="both")
+    return around(gx.dpsgd(schedule, "adapt-then-combine", wire=wire_of(faults)), faults)
+
+
+def make_own_dpsgd(faults: Faults) -> Run:
+    return around(gx.faults.dpsgd(RING, faults), faults)
+
+
+def make_gradient_tracking(faults: Faults) -> Run:
+    schedule = weaken(ONE_PEER, faults)
+    return around(gx.gradient_tracking(schedule, wire=wire_of(faults)), faults)
+
+
+def make_d2(faults: Faults) -> Run:
+    return around(gx.d2(weaken(LAZY_RING, faults, keep="both"), wire=wire_of(faults)), faults)
+
+
+def make_choco(faults: Faults) -> Run:
+    codec = wire_of(faults) or gx.faults.noise(0.0)
+    return around(gx.choco(weaken(RING, faults, keep="both"), codec, gamma=0.5), faults)
+
+
+def make_quasi_global(faults: Faults) -> Run:
+    schedule = weaken(RING, faults, keep="both")
+    return around(gx.quasi_global(schedule, RATE / 10, wire=wire_of(faults)), faults, rate=None)
+
+
+def make_relay(faults: Faults) -> Run:
+    if not np.all(faults.arrives) or faults.max_delay or faults.noise:
+        raise ValueError("the messages of relay must all arrive in time and in full, got others.")
+    return around(gx.relay(networkx.full_rary_tree(2, NODES)), faults)
+
+
+def make_allreduce(faults: Faults, steps: int) -> Run:
+    """All skip a step at which one is not active: none has its gradient."""
+    all_active = np.array([[faults.active_at(k).all()] * NODES for k in range(steps)])
+    together = Faults(NODES, active=all_active)
+    chain = optax.chain(gx.allreduce(wire=wire_of(faults)), optax.sgd(RATE))
+    word = "stops" if faults.deaths else "" if all_active.all() else "loses steps"
+    return Run(gx.faults.inactive(chain, together), together, word or _wait(faults))
+
+
+def make_diloco(faults: Faults, steps: int) -> Run:
+    """Who is not active skips inner steps; averages wait for it, and for a dead one for ever."""
+    if faults.deaths:
+        rows = np.arange(steps)[:, None] < np.full(NODES, steps // 2)
+        faults = Faults(NODES, active=rows)
+    inner = gx.faults.inactive(optax.sgd(RATE), faults)
+    outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
+    tx = gx.outer(inner, outer, EVERY, delay=faults.max_delay, wire=wire_of(faults))
+    word = f"all {faults.max_delay} late" if faults.max_delay else _wait(faults)
+    return Run(tx, faults, word)
+
+
+def _wait(faults: Faults) -> str:
+    is_late = not np.all(faults.arrives) or faults.max_delay
+    return "waits" if is_late else ""
+
+
+METHODS: dict[str, Callable[..., Run]] = {
+    "sgp": make_sgp,
+    "sgp, lossy": make_lossy_sgp,
+    "osgp": make_osgp,
+    "dpsgd": make_dpsgd,
+    "dpsgd, own": make_own_dpsgd,
+    "gradient-tracking": make_gradient_tracking,
+    "d2": make_d2,
+    "choco": make_choco,
+    "quasi-global": make_quasi_global,
+    "relay": make_relay,
+    "allreduce": make_allreduce,
+    "diloco": make_diloco,
+}
+NO_MASS = ("quasi-global", "relay", "diloco")  # their means move by more than the updates
+OF_ALL = ("allreduce", "diloco")
+
+if TYPE_CHECKING:
+    Method = str
+    FaultName = str
+else:
+    Method = tyro.extras.literal_type_from_choices(tuple(METHODS))
+    FaultName = tyro.extras.literal_type_from_choices(tuple(FAULTS))
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of the table of faults."""
+
+    method: tuple[Method, ...] = tuple(METHODS)
+    """One or several methods: the rows."""
+    fault: tuple[FaultName, ...] = tuple(FAULTS)
+    """One or several faults: the columns."""
+    steps: PositiveInt = 300
+    """Steps of each run; a node dies after half of them."""
+    seed: Seed = 0
+    """Of the faults."""
+    out: OptionalPath = None
+    """Folder for the results; a new one under runs/ if not given."""
+    overwrite: bool = False
+    """Replace the results of another run in --out."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name, values in (("method", self.method), ("fault", self.fault)):
+            if not values or len(set(values)) < len(values):
+                raise ValueError(f"--{name} must be one or several different values, got {values}.")
+
+
+def load_examples() -> tuple[np.ndarray, np.ndarray]:
+    """Returns images `[N, B, 50]` and one-hot labels `[N, B, 10]`; half of them by class."""
+    digits = data.load("mnist5k")
+    images = np.asarray(digits.train_images, np.float64).reshape(-1, 7, 4, 7, 4).mean(axis=(2, 4))
+    images = np.concatenate([images.reshape(-1, 49), np.ones((len(images), 1))], axis=1)
+    labels = np.eye(CLASSES)[np.asarray(digits.train_labels)]
+    order = np.arange(len(images))
+    half = len(order) // 2
+    by_class = half + np.argsort(labels[half:].argmax(axis=1), kind="stable")
+    parts = (order[:half].reshape(NODES, -1), by_class.reshape(NODES, -1))
+    rows = np.concatenate(parts, axis=1)
+    return images[rows], labels[rows]
+
+
+def loss(model: jax.Array, images: jax.Array, labels: jax.Array) -> jax.Array:
+    """The mean cross entropy of a linear classifier `[50, 10]`."""
+    return -jnp.mean(jnp.sum(labels * jax.nn.log_softmax(images @ model), axis=-1))
+
+
+class Outcome(NamedTuple):
+    """What a run ended with: models `[N, 50, 10]`, losses `[N]`, and sums over the nodes."""
+
+    models: Any
+    losses: Any
+    updates: Any
+    held: Any
+    weights: Any
+    lost: Any
+    lost_weight: Any
+    corrections: Any
+
+
+def simulate(run: Run, steps: int, images: np.ndarray, labels: np.ndarray) -> Outcome:
+    """Runs all steps on all nodes, in float64."""
+    active = np.array([run.faults.active_at(k) for k in range(steps)])
+
+    def node(images: jax.Array, labels: jax.Array, all_images: jax.Array, all_labels: jax.Array):
+        def body(carry: Any, k: jax.Array) -> tuple[Any, None]:
+            z, state, total = carry
+            gradient = jax.grad(loss)(z, images, labels)
+            updates, state = run.tx.update(gradient, state, z, step=k)
+            on = jnp.asarray(active)[k, jax.lax.axis_index("nodes")]
+            return (z + updates, state, total - RATE * on * gradient), None
+
+        z = jnp.zeros((images.shape[1], CLASSES))
+        start = (z, run.tx.init(z), jnp.zeros_like(z))
+        (z, state, total), _ = jax.lax.scan(body, start, jnp.arange(steps))
+        gossip = gx.gossip_state(state)
+        extra = {} if gossip is None else gossip.extra or {}
+        lost = jnp.zeros_like(z)
+        lost_weight = jnp.zeros(())
+        if "links" in extra and gossip is not None and gossip.in_flight is not None:
+            lost_weight, lost = gx.faults.account(z, state).lost
+        held, weight = gx.diagnostics.total_mass(z, state, "nodes")
+        correction = extra["correction"].value if "correction" in extra else jnp.zeros_like(z)
+        everywhere = loss(z, all_images, all_labels)
+        return Outcome(z, everywhere, total, held, weight, lost, lost_weight, correction)
+
+    mapped = jax.vmap(node, in_axes=(0, 0, None, None), axis_name="nodes")
+    flat = images.reshape(-1, images.shape[-1]), labels.reshape(-1, CLASSES)
+    return jax.tree.map(np.asarray, jax.jit(mapped)(images, labels, *flat))
+
+
+def measure(method: str, fault: str, options: Options, examples: Any) -> Record:
+    """Returns the object of one cell; the fault "" is that of the undisturbed run."""
+    faults = FAULTS[fault](options.seed, options.steps) if fault else Faults(NODES)
+    record: Record = {"method": method, "fault": fault, "word": "", "loss": None, "mass": None}
+    record |= {"lost_weight": None, "reason": ""}
+    try:
+        make = METHODS[method]
+        run = make(faults, options.steps) if method in OF_ALL else make(faults)
+        end = simulate(run, options.steps, *examples)
+    except ValueError as error:
+        return record | {"word": "refused", "reason": str(error)}
+    living = faults.active_at(options.steps) | ~np.isin(np.arange(NODES), list(faults.deaths))
+    if not np.isfinite(end.models).all() or not np.isfinite(end.losses).all():
+        return record | {"word": "diverges"}
+    record |= {"word": run.word, "loss": float(end.losses[living].mean())}
+    if method in NO_MASS:
+        return record
+    off = end.held[0] + end.lost[0] - end.updates.sum(axis=0)
+    if method == "gradient-tracking" and not np.all(faults.active):
+        off = end.corrections.sum(axis=0)
+    if method == "gradient-tracking" and faults.deaths:
+        off = end.corrections.sum(axis=0)
+    if method == "allreduce":
+        off = end.held[0] - end.updates.sum(axis=0)
+    weight = float(end.weights[0] + end.lost_weight[0] - NODES)
+    assert abs(weight) < 1e-9, (method, fault, weight)
+    scale = abs(end.models).max() or 1.0  # no step was made
+    mass = float(abs(off).max() / NODES / scale)
+    return record | {"mass": mass, "lost_weight": float(end.lost_weight[0]) / NODES}
+
+
+def format_loss(cell: Record, undisturbed: Record) -> str:
+    """A cell of the first table."""
+    if cell["loss"] is None:
+        return cell["word"]
+    return " ".join(filter(None, [f"{cell['loss'] / undisturbed['loss']:.2f}", cell["word"]]))
+
+
+def format_mass(cell: Record) -> str:
+    """A cell of the second table."""
+    if cell["mass"] is None:
+        return "-"
+    lost = f" + {cell['lost_weight']:.0%}" if cell["lost_weight"] > 1e-9 else ""
+    return f"{cell['mass']:.0e}{lost}"
+
+
+def make_tables(runs: Sequence[Record], options: Options) -> dict[str, list[list[str]]]:
+    """Returns the rows of both tables, with their headers first, by title."""
+    cells = {(run["method"], run["fault"]): run for run in runs}
+    losses = [["method", "loss", *options.fault]]
+    masses = [["method", "none", *options.fault]]
+    for method in options.method:
+        plain = cells[method, ""]
+        row = [cells[method, fault] for fault in options.fault]
+        losses.append([method, f"{plain['loss']:.4f}", *(format_loss(c, plain) for c in row)])
+        masses.append([method, format_mass(plain), *map(format_mass, row)])
+    return {"Loss, as a multiple of that without faults": losses, "Mass that is missing": masses}
+
+
+def write_report(runs: Sequence[Record], options: Options, out: Path, console: Console) -> None:
+    """Prints the tables, and writes them and the reasons of what was refused to `survival.md`."""
+    parts = []
+    for title, (headers, *rows) in make_tables(runs, options).items():
+        table = Table(title=title, box=SIMPLE_HEAD, padding=0)
+        for header in headers:
+            table.add_column(header, justify="left" if header == "method" else "right")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+        parts += [f"## {title}", format_table(headers, rows)]
+    reasons = {f"- {run['method']}: {run['reason']}": None for run in runs if run["reason"]}
+    if reasons:
+        parts += ["## Refused", "\n".join(reasons)]
+    (out / "survival.md").write_text("\n\n".join(parts) + "\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parses the options, runs all cells, and reports."""
+    sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
+    out = None
+    with exit_on_error(lambda: out):
+        options = tyro.cli(
+            tyro.conf.FlagCreatePairsOff[Options],
+            prog="python -m experiments.survival",
+            description="Which methods survive which fault.",
+            args=arguments,
+        )
+        out = results.create_run_dir("survival", options.out, options.overwrite)
+        console = Console()
+        examples = load_examples()
+        pairs = [(m, fault) for m in options.method for fault in ("", *options.fault)]
+        runs = []
+        lines = out / "metrics.jsonl"
+        with (
+            lines.open("w") as file,
+            results.make_progress_bar(console) as bar,
+            jax.enable_x64(True),
+        ):
+            task = bar.add_task("survival", total=len(pairs), status="")
+            for method, fault in pairs:
+                bar.update(task, status=f"{method}, {fault or 'undisturbed'}")
+                runs.append(measure(method, fault, options, examples))
+                file.write(json.dumps(runs[-1], allow_nan=False) + "\n")
+                file.flush()
+                bar.advance(task)
+        results.write_summary(out, dataclasses.asdict(options), {"numpy": np.__version__}, runs)
+        write_report(runs, options, out, console)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""What goes wrong, as data: a function of the step alone. NumPy only."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gossipjax.faults._tables import MAX_DELAY
+from gossipjax.topology.schedule import MAX_STEP, require_int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Faults:
+    """What goes wrong at each step of N nodes.
+
+    Everything is a function of the number of the step: a run that is resumed sees the faults that
+    it would have seen. Tables have a row per step and are repeated after their last one; deaths are
+    for ever. The builders of this module draw tables.
+
+    - A message that does not arrive: what becomes of it is a choice of who takes the faults.
+    - A node that is not active neither computes nor sends nor receives, and others know that: they
+      send it nothing. `gx.faults.inactive` stops the computing, `apply`, `sgp` and `dpsgd` the
+      messages.
+    - A dead node is not active from a step on. It keeps its model and its weight.
+
+    Attributes:
+      size: N, the number of nodes.
+      arrives: bool `[T, N, N]`: whether what `j` sends `i` at step `k` arrives, at `[k, i, j]`;
+        True if not given.
+      active: bool `[T, N]`; True if not given.
+      deaths: the step from which on a node is dead, by node.
+      delays: steps by which messages are late: one number, or int `[T, N, N]` as in `arrives`.
+      noise: standard deviation of the normal noise on every value of a message, but for push-sum
+        weights.
+      seed: of the noise.
+
+    Raises:
+      ValueError: if a table has another shape, type or range, a death is not one of a node, or none
+        survives.
+
+    >>> import gossipjax as gx
+    >>> faults = gx.faults.Faults(3, active=gx.faults.cyclic_activity(3, 2, 1), deaths={0: 7})
+    >>> faults.active_at(6).tolist(), faults.active_at(7).tolist()
+    ([True, True, False], [False, False, True])
+    """
+
+    size: int
+    arrives: Any = None
+    active: Any = None
+    deaths: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    delays: Any = 0
+    noise: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        n = require_int(self.size, "size of Faults", 1)
+        fields: dict[str, Any] = {
+            "arrives": _read_table(self.arrives, True, "arrives", (n, n)),
+            "active": _read_table(self.active, True, "active", (n,)),
+            "delays": _read_table(self.delays, 0, "delays", (n, n)),
+            "deaths": _read_deaths(self.deaths, n),
+            "seed": require_int(self.seed, "seed of Faults", 0, 2**32 - 1),
+        }
+        delays = fields["delays"]
+        if delays.min() < 0 or delays.max() > MAX_DELAY:
+            raise ValueError(
+                f"delays of Faults must be from 0 to {MAX_DELAY} steps, each of which costs a copy "
+                f"of the model on every link, got {delays.min()} to {delays.max()}."
+            )
+        is_number = isinstance(self.noise, int | float | np.integer | np.floating)
+        if isinstance(self.noise, bool) or not is_number or not 0 <= self.noise < math.inf:
+            raise ValueError(f"noise of Faults must be a number from 0, got {self.noise!r}.")
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def max_delay(self) -> int:
+        """The largest delay, in steps."""
+        return int(np.max(self.delays))
+
+    def arrives_at(self, step: int) -> np.ndarray:
+        """Whether what `j` sends `i` at a step arrives, if both are active; bool `[N, N]`."""
+        return _row(self.arrives, step)
+
+    def active_at(self, step: int) -> np.ndarray:
+        """Whether a node is active and not dead; bool `[N]`."""
+        return self.table_at(step) & (step < self.death_steps)
+
+    def table_at(self, step: int) -> np.ndarray:
+        """Whether a node is active, if it is not dead; bool `[N]`."""
+        return _row(self.active, step)
+
+    def delays_at(self, step: int) -> np.ndarray:
+        """The steps by which what `j` sends `i` at a step is late; int `[N, N]`."""
+        return _row(self.delays, step)
+
+    @property
+    def death_steps(self) -> np.ndarray:
+        """The step from which on a node is dead, int64 `[N]`; 2^31 for one that lives."""
+        steps = np.full(self.size, MAX_STEP + 1)
+        for node, step in self.deaths.items():
+            steps[node] = step
+        return steps
+
+
+def _row(table: Any, step: int) -> np.ndarray:
+    return table[step % len(table)]
+
+
+def _read_table(table: Any, default: bool | int, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """The table as a read-only array; a row of the default, or of one number that is given."""
+    kind = np.dtype(type(default)).kind
+    try:
+        array = np.array(default if table is None else table)
+    except (TypeError, ValueError):  # rows of several lengths, or traced
+        array = np.array(None)
+    if array.dtype.kind == kind and array.ndim == 0 and (kind == "i" or table is None):
+        array = np.full((1, *shape), array)
+    if array.dtype.kind != kind or array.shape[1:] != shape or array.ndim < 2 or not array.size:
+        letters = ", ".join(["T", *["N"] * len(shape)])
+        raise ValueError(
+            f"{name} of Faults must be {'bool' if kind == 'b' else 'int'} [{letters}] with N = "
+            f"{shape[0]}, got {array.dtype} {list(array.shape)}: the builders in gx.faults draw "
+            "such tables."
+        )
+    array.setflags(write=False)
+    return array
+
+
+def _read_deaths(deaths: Any, n: int) -> dict[int, int]:
+    if not isinstance(deaths, Mapping):
+        raise ValueError(f"deaths of Faults must be a dict, node -> step, got {deaths!r}.")
+    read = {
+        require_int(node, "each node of the deaths of Faults", 0, n - 1): require_int(
+            step, f"the step of the death of node {node}", 0, MAX_STEP
+        )
+        for node, step in deaths.items()
+    }
+    if len(read) == n:
+        raise ValueError(f"deaths of Faults must leave a node, got those of all {n}.")
+    return read
+
+
+def require_faults(faults: Any, size: int | None, name: str) -> Faults:
+    """Returns `faults`; raises `ValueError` unless they are those of as many nodes."""
+    if not isinstance(faults, Faults):
+        raise ValueError(
+            f"the faults of {name} must be a gx.faults.Faults, got {type(faults).__name__}."
+        )
+    if size is not None and faults.size != size:
+        raise ValueError(
+            f"the faults of {name} must be of as many nodes as the schedule, {size}, got "
+            f"{faults.size}."
+        )
+    return faults

@@ -1,0 +1,148 @@
+"""Nodes that do not compute at some steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gossipjax.algorithms import frame
+from gossipjax.collectives import axis_size
+from gossipjax.faults._faults import Faults, require_faults
+from gossipjax.faults._rounds import require_isolated
+from gossipjax.faults._transforms import LINKS
+
+
+class InactiveState(NamedTuple):
+    """State of `gx.faults.inactive` for one node.
+
+    Attributes:
+      count: int32 scalar, the number of steps so far, of active and inactive ones.
+      inner: the state of the chain inside.
+    """
+
+    count: Any
+    inner: Any
+
+
+def inactive(
+    inner: optax.GradientTransformation, faults: Faults, axis_name: str = "nodes"
+) -> optax.GradientTransformationExtraArgs:
+    """A chain whose nodes compute only while they are active. Goes around the whole chain.
+
+    At a step at which a node is not active, or dead, its update is 0 and its state that of the step
+    before: optimizer, gossip weight, correction and momentum of the algorithm. The counts of
+    optimizers stand still with it, those of the gossip do not. What is on its way goes on.
+
+    The exchange must leave such a node alone, by `gx.faults.apply` for the schedule of the chain's
+    gossip, or by `gx.faults.sgp` or `dpsgd`. Algorithms that exchange with all nodes, or by one
+    graph that must stay as it is (`easgd`, `d2`, `choco`, `relay`), are refused. `gx.allreduce`
+    leaves no trace in a chain and is not: it averages the gradients of all nodes, those that are
+    not active included. Under `gx.outer` it goes inside: the averages then wait for all nodes.
+
+    Args:
+      inner: the chain.
+      faults: those of the exchange.
+      axis_name: the mapped axis of the nodes, where the chain has no gossip.
+
+    Raises:
+      ValueError: if an argument is of the wrong type; in `init`, if a node would exchange while it
+        is not active, or the chain holds `gx.outer` or `gx.accumulate`, which go around.
+
+    >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
+    >>> faults = gx.faults.Faults(2, deaths={0: 1})
+    >>> schedule = gx.faults.apply(gx.topology.ring(2), faults)
+    >>> tx = gx.faults.inactive(optax.chain(optax.sgd(1.0), gx.sgp(schedule)), faults)
+    >>> def two_steps(z):
+    ...     state = tx.init(z)
+    ...     for step in range(2):
+    ...         updates, state = tx.update(jnp.ones(()), state, z, step=step)
+    ...         z = z + updates
+    ...     return z
+    >>> jax.vmap(two_steps, axis_name="nodes")(jnp.array([0.0, 4.0])).tolist()
+    [1.0, 0.0]
+    """
+    inner = frame.require_transform(inner, "inner of inactive")
+    require_faults(faults, None, "inactive")
+    frame.require_axis_names("inactive", axis_name)
+
+    parts = _Inactive(inner, faults, axis_name)
+    return optax.GradientTransformationExtraArgs(parts.init, parts.update)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Inactive:
+    """`init` and `update` of the transform."""
+
+    inner: optax.GradientTransformationExtraArgs
+    faults: Faults
+    axis_name: str
+
+    def init(self, params: optax.Params) -> InactiveState:
+        state = self.inner.init(params)
+        way_out = "write gx.accumulate(gx.faults.inactive(tx, faults), every)."
+        frame.require_no_accumulation(state, "inner of inactive", way_out)
+        if frame.outer_state(state) is not None:
+            raise ValueError(
+                "inner of inactive must be a chain without gx.outer, got one with it: write "
+                "gx.outer(gx.faults.inactive(tx, faults), ...)."
+            )
+        gossip = frame.gossip_state(state)
+        if gossip is not None and LINKS not in (gossip.extra or {}):
+            if gossip.schedule is None:
+                raise ValueError(
+                    "inner of inactive must exchange by a schedule, got an algorithm in which all "
+                    "nodes exchange at once: take sgp, osgp, dpsgd or gradient_tracking."
+                )
+            require_isolated(gossip.schedule, self.faults, gossip.overlap)
+        return InactiveState(jnp.zeros((), jnp.int32), state)
+
+    def update(
+        self,
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, InactiveState]:
+        own = frame.require_state(state, InactiveState, "gx.faults.inactive")
+        gossip = frame.gossip_state(own.inner)
+        axis_name = self.axis_name if gossip is None else gossip.wire.axis_name
+        if axis_size(axis_name) != self.faults.size:
+            raise ValueError(
+                f"the axis {axis_name!r} must have as many nodes as the faults of inactive, "
+                f"{self.faults.size}, got {axis_size(axis_name)}."
+            )
+        count = own.count if gossip is None else gossip.count
+        keep = partial(_keep, _is_active(self.faults, count, axis_name))
+        updates, new = self.inner.update(updates, own.inner, params, **extra_args)
+        kept = jax.tree.map(keep, new, own.inner, is_leaf=_is_gossip)
+        updates = keep(updates, jax.tree.map(jnp.zeros_like, updates))
+        return updates, InactiveState(optax.safe_increment(own.count), kept)
+
+
+def _keep(is_active: jax.Array, new: Any, old: Any) -> Any:
+    """What is new at an active node, and what was at another.
+
+    Of a gossip state the count and what is on the way are new at any node.
+    """
+    kept = jax.tree.map(partial(jnp.where, is_active), new, old)
+    if not _is_gossip(new):
+        return kept
+    kept = kept._replace(count=new.count, in_flight=new.in_flight)
+    return kept.keep(links=new.kept(LINKS)) if LINKS in (new.extra or {}) else kept
+
+
+def _is_gossip(part: Any) -> bool:
+    return isinstance(part, frame.GossipState)
+
+
+def _is_active(faults: Faults, count: jax.Array, axis_name: str) -> jax.Array:
+    """Whether this node is active; bool scalar."""
+    node = jax.lax.axis_index(axis_name)
+    table = jnp.asarray(faults.active)
+    deaths = jnp.asarray(faults.death_steps.clip(max=2**31 - 1), jnp.int32)
+    return table[count % len(table), node] & (count < deaths[node])

@@ -1,0 +1,110 @@
+"""The links of a schedule, whose weights and faults are data: no program of its own for any."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gossipjax.collectives import StepLike, exchange_along, round_index
+from gossipjax.faults._faults import Faults
+from gossipjax.topology.permutations import color_edges
+from gossipjax.topology.schedule import Schedule
+from gossipjax.wire import Wire
+
+NEVER = np.int32(2**30)  # steps until a message arrives that is lost
+
+
+class Links:
+    """All links that any round of a schedule uses, as L permutations; a node has one link in each.
+
+    Arrays of this node have a leading axis `[L]` for its links to receivers, and in queues a second
+    one `[D + 1]` for the age of what was sent, in steps; the last is for that age and all above.
+
+    Attributes:
+      count: L.
+      capacity: D + 1, for delays of up to D.
+    """
+
+    def __init__(self, schedule: Schedule, faults: Faults, wire: Wire):
+        n = schedule.size
+        nodes = np.arange(n)
+        edges = np.unique(
+            np.concatenate([r.receivers.astype(np.int64) * n + r.senders for r in schedule.rounds])
+        )
+        receivers, senders = np.divmod(edges, n)
+        is_edge = receivers != senders
+        ones = np.ones(np.count_nonzero(is_edge))
+        slots = color_edges(n, receivers[is_edge], senders[is_edge], ones)
+        self._receivers = [slot.receivers for slot in slots]  # by sender
+        self._is_edge = [slot.weights > 0 for slot in slots]
+        places = np.stack(self._receivers) if slots else np.zeros((0, n), int)  # [L, N]
+        matrices = (round_.matrix for round_ in schedule.rounds)
+        weights = np.stack([matrix[places, nodes] for matrix in matrices])
+        self.weights = weights * np.array(self._is_edge) if slots else weights  # [R, L, N]
+        self._arrives = np.asarray(faults.arrives)[:, places, nodes]  # [T, L, N]
+        self._delays = np.asarray(faults.delays)[:, places, nodes].astype(np.int32)
+        self._active = np.asarray(faults.active)
+        self._active_receivers = self._active[:, places]
+        self._deaths = np.minimum(faults.death_steps, 2**31 - 1).astype(np.int32)
+        self._deaths_of_receivers = self._deaths[places]
+        self.count = len(places)
+        self.capacity = faults.max_delay + 1
+        self.schedule = schedule
+        self.wire = wire
+
+    def _at(self, table: np.ndarray, row: Any) -> jax.Array:
+        """The entry `[L]` or `[]` of this node in a row of a table `[T, ..., N]`."""
+        node = jax.lax.axis_index(self.wire.axis_name)
+        return jnp.asarray(table)[row % len(table), ..., node]
+
+    def is_active(self, count: jax.Array) -> jax.Array:
+        """Whether this node is active at its step `count`; bool scalar."""
+        return self._at(self._active, count) & (count < self._at(self._deaths[None], 0))
+
+    def shares(self, step: StepLike, count: jax.Array) -> jax.Array:
+        """The weight at the receiver of each link, float64 or float32 `[L]`; 0 if not both act."""
+        receives = self._at(self._active_receivers, count)
+        receives &= count < self._at(self._deaths_of_receivers[None], 0)
+        weights = self._at(self.weights, round_index(self.schedule, step))
+        return jnp.where(self.is_active(count) & receives, weights, jnp.zeros_like(weights))
+
+    def due(self, shares: jax.Array, count: jax.Array) -> jax.Array:
+        """The steps until what is sent now arrives on each link, `[L]`; `NEVER` if it does not."""
+        arrives = (shares > 0) & self._at(self._arrives, count)
+        return jnp.where(arrives, self._at(self._delays, count), NEVER)
+
+    def push(self, queue: jax.Array, new: jax.Array) -> jax.Array:
+        """The queue `[L, D + 1, ...]` one step later, with `new` `[L, ...]` as the youngest."""
+        if self.capacity == 1:
+            return queue + new[:, None]
+        oldest = queue[:, -2:-1] + queue[:, -1:]
+        return jnp.concatenate([new[:, None], queue[:, :-2], oldest], axis=1)
+
+    def push_due(self, queue: jax.Array, new: jax.Array) -> jax.Array:
+        """`push` of the steps until each message arrives."""
+        return jnp.concatenate([new[:, None], queue[:, :-1] - 1], axis=1)
+
+    def no_message(self, like: Any) -> jax.Array:
+        """The steps until each of no messages arrives, int32 `[L, D + 1]`."""
+        return jnp.full_like(like, NEVER, shape=(self.count, self.capacity), dtype=jnp.int32)
+
+    def exchange(self, messages: Any) -> list[Any]:
+        """What arrives of the messages `[L, ...]` of all nodes, by link; zeros where none does."""
+        return [
+            exchange_along(
+                jax.tree.map(itemgetter(number), messages),
+                self._receivers[number],
+                self._is_edge[number],
+                self.wire,
+            )
+            for number in range(self.count)
+        ]
+
+
+def along(values: jax.Array, leaf: jax.Array) -> jax.Array:
+    """Values `[L]` or `[L, D + 1]` in the shape in which they are applied to a queue."""
+    return values.reshape(values.shape + (1,) * (leaf.ndim - values.ndim))

@@ -1,0 +1,71 @@
+"""Noise as a form of messages, for any algorithm that takes a wire."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gossipjax.topology.schedule import require_int
+from gossipjax.wire import Codec
+
+Like = jax.Array | jax.ShapeDtypeStruct
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class NoiseCodec(Codec):
+    """Values in full precision with normal noise on all that are not 0."""
+
+    needs_key: ClassVar[bool] = True
+    std: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"noise({self.std:g}, seed={self.seed})"
+
+    @property
+    def word(self) -> np.dtype:
+        return np.dtype(np.uint32)
+
+    def encode(self, array: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        assert key is not None
+        noise = jnp.asarray(self.std, array.dtype) * jax.random.normal(
+            key, array.shape, array.dtype
+        )
+        noisy = array + jnp.where(array == 0, jnp.zeros_like(noise), noise)
+        return jax.lax.bitcast_convert_type(noisy, self.word).ravel()
+
+    def decode(self, words: jax.Array, like: Like) -> jax.Array:
+        per_value = like.dtype.itemsize // self.word.itemsize
+        shape = like.shape if per_value == 1 else (*like.shape, per_value)
+        return jax.lax.bitcast_convert_type(words.reshape(shape), like.dtype)
+
+    def count_words(self, like: Like) -> int:
+        return like.size * like.dtype.itemsize // self.word.itemsize
+
+
+def noise(std: float, seed: int = 0) -> NoiseCodec:
+    """Messages with normal noise of standard deviation `std` on every value, as a `wire=`.
+
+    The sender knows its noise, as where it masks a model on purpose, and keeps what it has added to
+    its messages: the sums over the nodes stay, as with any codec. Push-sum weights, zeros and exact
+    averages have none. For noise of the link, which nobody knows, see `gx.faults.Faults(noise=)`.
+
+    Args:
+      std: standard deviation, from 0.
+      seed: the noise is a function of it, the count of the state and the node.
+
+    Raises:
+      ValueError: if an argument is out of its range.
+
+    >>> import gossipjax as gx
+    >>> tx = gx.dpsgd(gx.topology.ring(4), wire=gx.faults.noise(0.01))
+    """
+    is_number = isinstance(std, int | float | np.integer | np.floating)
+    if isinstance(std, bool) or not is_number or not 0 <= std < float("inf"):
+        raise ValueError(f"std of noise must be a number from 0, got {std!r}.")
+    return NoiseCodec(float(std), require_int(seed, "seed of noise", 0, 2**32 - 1))

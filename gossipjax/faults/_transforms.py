@@ -1,0 +1,318 @@
+"""SGP and D-PSGD over links that lose, delay and disturb messages."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gossipjax.algorithms import frame
+from gossipjax.collectives import (
+    StepLike,
+    node_sum,
+    require_doubly_stochastic,
+    require_schedule,
+)
+from gossipjax.faults._faults import Faults, require_faults
+from gossipjax.faults._links import NEVER, Links, along
+from gossipjax.topology.schedule import Schedule
+from gossipjax.wire import Wire
+
+LINKS = "links"  # what is on the way, which goes on while a node sleeps
+LOST = "lost"
+
+
+def sgp(
+    schedule: Schedule,
+    faults: Faults,
+    running_sums: bool = True,
+    axis_name: str = "nodes",
+    local_axis_name: str | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """SGP over links that lose, delay and disturb messages. Goes *last* in a chain.
+
+    As in `gx.sgp`, `y = w z + u`. Node `j` then gives up the share `P[i, j] (y, w)` for each
+    receiver `i` that is active, and keeps the rest. It does not know what arrives:
+
+    - `running_sums=True`: a message carries the sum of all shares of its link so far, and the
+      receiver adds what is new in it. What was lost so arrives with the next message that gets
+      through; a message that comes after a later one brings nothing. No mass is ever lost.
+    - `running_sums=False`: a lost share is gone. Plain push-sum then ends off the average;
+      `account` says what was lost.
+
+    Sums that grow without bound would lose digits in float32, so the state has the differences
+    instead, which is the same recurrence: of each link what is on its way. It is a simulation, in
+    which a sender keeps that for its receiver: `extra["links"]`, with L links per node (the peers
+    of all rounds) and delays of up to D, holds `L (D + 1)` models, and each step exchanges L. The
+    state's `in_flight` is their sum. Rounds and faults are data: with a traced step one program of
+    no branches serves all steps, on a mesh, too. What arrives at a node that is not active waits
+    for it.
+
+    Noise falls on the numerators that arrive, and nobody knows it: the sums over the nodes move.
+
+    Updates of nodes that are not active are for `gx.faults.inactive`, around the whole chain.
+
+    Args:
+      schedule: any column-stochastic schedule; `step=` of `update` picks the round.
+      faults: what goes wrong, by the count of the state, not by `step=`.
+      running_sums: whether what was lost is sent again.
+      axis_name, local_axis_name: as in `gx.sgp`.
+
+    Raises:
+      ValueError: if the faults are of another number of nodes, or `running_sums` is not a bool;
+        else as `gx.sgp`.
+
+    References:
+      Hadjicostis, Vaidya, Dominguez-Garcia, "Robust Distributed Average Consensus via Exchange of
+      Running Sums", IEEE Transactions on Automatic Control 2016, arXiv:1109.6392; with gradients
+      Spiridonoff, Olshevsky, Paschalidis, "Robust Asynchronous Stochastic Gradient-Push", JMLR
+      2020, arXiv:1811.03982. After their recurrence; the papers' text was not available.
+
+    >>> import jax, jax.numpy as jnp, numpy as np, gossipjax as gx
+    >>> lost_at_first = np.arange(3)[:, None, None] > np.zeros((2, 2))  # [T, N, N]
+    >>> faults = gx.faults.Faults(2, arrives=lost_at_first)
+    >>> tx = gx.faults.sgp(gx.topology.ring(2), faults)
+    >>> def two_steps(z):
+    ...     state = tx.init(z)
+    ...     for step in range(2):
+    ...         updates, state = tx.update(jnp.zeros(()), state, z, step=step)
+    ...         z = z + updates
+    ...     return z * state.weight, gx.faults.account(z, state).held.weight
+    >>> [v.tolist() for v in jax.vmap(two_steps, axis_name="nodes")(jnp.array([0.0, 4.0]))]
+    [[3.0, 1.0], [2.0, 2.0]]
+    """
+    require_schedule(schedule, "gx.faults.sgp")
+    require_faults(faults, schedule.size, "gx.faults.sgp")
+    if not isinstance(running_sums, bool):
+        raise ValueError(
+            f"running_sums of gx.faults.sgp must be True or False, got {running_sums!r}."
+        )
+    route = frame.make_route("gx.faults.sgp", axis_name, local_axis_name)
+    plan = frame.ExchangePlan(schedule, wire=route)
+    links = Links(schedule, faults, route)
+
+    def init(params: optax.Params) -> frame.GossipState:
+        state = frame.init_state(params, plan, push_sum=True)
+        zeros = frame.PushSum(jnp.zeros_like(state.weight), frame.zeros_like_model(params))
+        shape = (links.count, links.capacity)
+        queue = jax.tree.map(lambda x: jnp.zeros_like(x, shape=(*shape, *x.shape)), zeros)
+        on_the_way = {
+            "due": links.no_message(state.weight),
+            "queue": queue,
+            "mailbox": jax.tree.map(jnp.zeros_like, zeros),
+        }
+        extra = {LINKS: frame.Extra(on_the_way, "restart")}
+        if faults.noise or not running_sums:
+            extra[LOST] = frame.Extra(jax.tree.map(jnp.zeros_like, zeros), "restart")
+        return state._replace(in_flight=zeros, extra=extra)
+
+    def combine(x: Any, updates: Any, state: frame.GossipState, step: StepLike) -> frame.Combined:
+        way = state.kept(LINKS)
+        mass = frame.PushSum(state.weight, frame.add(x, updates))
+        shares = links.shares(step, state.count)
+        due = links.due(shares, state.count)
+        sent = jax.tree.map(lambda leaf: _divide(leaf, shares), mass)
+        mass = jax.tree.map(lambda leaf, parts: leaf - parts.sum(axis=0), mass, sent)
+        changes = {}
+        if not running_sums:
+            is_lost = (shares > 0) & (due == NEVER)
+            gone = jax.tree.map(partial(_pick, is_lost), sent)
+            sent = jax.tree.map(jnp.subtract, sent, gone)
+            changes[LOST] = _add(state.kept(LOST), _sum(gone, 1))
+        queue = jax.tree.map(links.push, way["queue"], sent)
+        due = links.push_due(way["due"], due)
+        arrives = due == 0
+        if running_sums:  # with all that was sent before
+            arrives = jnp.cumsum(arrives, axis=1) > 0
+        messages = jax.tree.map(lambda leaf: _pick(arrives, leaf).sum(axis=1), queue)
+        queue = jax.tree.map(partial(_pick, ~arrives), queue)
+        is_sent = arrives.any(axis=1).astype(messages.weight.dtype)
+        received = links.exchange((messages, is_sent) if faults.noise else (messages, None))
+        mailbox = way["mailbox"]
+        for number, (message, is_message) in enumerate(received):
+            if faults.noise:
+                noise = _draw_noise(faults, message.x, state.count, number, route)
+                noise = jax.tree.map(partial(_pick, is_message > 0), noise)
+                message = message._replace(x=_add(message.x, noise))
+                lost = changes.get(LOST, state.kept(LOST))
+                changes[LOST] = lost._replace(x=frame.subtract(lost.x, noise))
+            mailbox = _add(mailbox, message)
+        opened = jax.tree.map(partial(_pick, links.is_active(state.count)), mailbox)
+        mass = _add(mass, opened)
+        mailbox = jax.tree.map(jnp.subtract, mailbox, opened)
+        way = {"due": due, "queue": queue, "mailbox": mailbox}
+        in_flight = _add(mailbox, _sum(queue, 2))
+        state = state._replace(weight=mass.weight, in_flight=in_flight)
+        return frame.Combined(mass.x, state.keep(links=way, **changes))
+
+    return frame.gossip_transform("gx.faults.sgp", plan, init, combine)
+
+
+def dpsgd(
+    schedule: Schedule,
+    faults: Faults,
+    axis_name: str = "nodes",
+    local_axis_name: str | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """D-PSGD whose receivers use their own model for one that does not come. Goes *last*.
+
+    With `y = x + u` and `m_j` what arrives of `y_j` at node `i`, late and with noise:
+
+        x_i <- y_i + sum_j P[i, j] (m_j - y_i)    over the j whose message arrives at this step
+
+    Of several messages on a link the one that was sent last counts. Rows sum to 1, columns do not:
+    the mean of the models drifts, by no more than they differ. Without faults it is `gx.dpsgd` with
+    `order="adapt-then-combine"`. For edges that fail in both directions, which keeps the mean, take
+    `gx.dpsgd(gx.faults.apply(schedule, faults, keep="both"))`.
+
+    It is a simulation: the state has the last `D + 1` models of each node in `extra["links"]`, and
+    each step exchanges one per link, as in `gx.faults.sgp`.
+
+    Args:
+      schedule: a doubly stochastic schedule; with delays of one round, as the weights of messages
+        of several rounds could exceed 1 together.
+      faults, axis_name, local_axis_name: as in `gx.faults.sgp`.
+
+    Raises:
+      ValueError: as `gx.faults.sgp`; if delays meet a schedule of several rounds.
+
+    >>> import jax, jax.numpy as jnp, numpy as np, gossipjax as gx
+    >>> to_node_1 = np.array([[[True, False], [True, True]]])  # [T, N, N]
+    >>> tx = gx.faults.dpsgd(gx.topology.ring(2), gx.faults.Faults(2, arrives=to_node_1))
+    >>> def update(x):
+    ...     return x + tx.update(jnp.zeros(()), tx.init(x), x, step=0)[0]
+    >>> jax.vmap(update, axis_name="nodes")(jnp.array([0.0, 4.0])).tolist()
+    [0.0, 2.0]
+    """
+    require_doubly_stochastic(schedule, "gx.faults.dpsgd")
+    require_faults(faults, schedule.size, "gx.faults.dpsgd")
+    if faults.max_delay and len(schedule.rounds) > 1:
+        raise ValueError(
+            "the schedule of gx.faults.dpsgd must have one round where messages are late, got "
+            f"{len(schedule.rounds)} different ones and delays of up to {faults.max_delay} steps: "
+            "take ring or exponential, or gx.faults.sgp."
+        )
+    route = frame.make_route("gx.faults.dpsgd", axis_name, local_axis_name)
+    plan = frame.ExchangePlan(schedule, wire=route)
+    links = Links(schedule, faults, route)
+
+    def init(params: optax.Params) -> frame.GossipState:
+        state = frame.init_state(params, plan)
+        model = frame.zeros_like_model(params)
+        like = jnp.zeros_like(jax.tree.leaves(model)[0], shape=())
+        history = jax.tree.map(lambda x: jnp.zeros_like(x, shape=(links.capacity, *x.shape)), model)
+        shares = jnp.zeros_like(like, shape=(links.count, links.capacity))
+        on_the_way = {"due": links.no_message(like), "shares": shares, "history": history}
+        return state._replace(extra={LINKS: frame.Extra(on_the_way, "restart")})
+
+    def combine(x: Any, updates: Any, state: frame.GossipState, step: StepLike) -> frame.Combined:
+        way = state.kept(LINKS)
+        y = frame.add(x, updates)
+        share = links.shares(step, state.count)
+        due = links.push_due(way["due"], links.due(share, state.count))
+        shares = jnp.concatenate([share[:, None], way["shares"][:, :-1]], axis=1)
+        history = jax.tree.map(
+            lambda old, new: jnp.concatenate([new[None], old[:-1]]), way["history"], y
+        )
+        arrives = due == 0
+        is_old = jnp.cumsum(arrives, axis=1) > 0  # behind what arrives now
+        youngest = arrives.argmax(axis=1)
+        messages = jax.tree.map(lambda leaf: leaf[youngest], history)
+        weight = jnp.take_along_axis(shares, youngest[:, None], axis=1)[:, 0]
+        weight = jnp.where(arrives.any(axis=1), weight, jnp.zeros_like(weight))
+        is_active = links.is_active(state.count)
+        new = y
+        for number, (message, given) in enumerate(links.exchange((messages, weight))):
+            if faults.noise:
+                message = _add(message, _draw_noise(faults, message, state.count, number, route))
+            given = jnp.where(is_active, given, jnp.zeros_like(given))
+            new = jax.tree.map(partial(_pull, given), new, message, y)
+        way = {"due": jnp.where(is_old, NEVER, due), "shares": shares, "history": history}
+        return frame.Combined(new, state.keep(links=way))
+
+    return frame.gossip_transform("gx.faults.dpsgd", plan, init, combine)
+
+
+class Account(NamedTuple):
+    """Where the mass of all nodes is, each part a `PushSum` of numerators `x` and weights.
+
+        held + in_flight + lost = start + sum of the updates;    of the weights it is N
+
+    Attributes:
+      held: by the nodes.
+      in_flight: on the links, and at nodes that are not active.
+      lost: with messages, less what noise has added.
+    """
+
+    held: frame.PushSum
+    in_flight: frame.PushSum
+    lost: frame.PushSum
+
+
+def account(
+    params: optax.Params, opt_state: optax.OptState, axis_name: str | None = None
+) -> Account:
+    """The mass of all nodes after any step of a chain with `gx.faults.sgp`, on every node.
+
+    Args:
+      params: the parameters that the user holds, `[...]` per node.
+      opt_state: the state of the transform, or of a whole chain.
+      axis_name: the mapped axis of the nodes; that of the transform if not given.
+
+    Raises (when traced):
+      ValueError: if the axis is missing, or the chain has no `gx.faults.sgp`.
+    """
+    state = frame.gossip_state(opt_state)
+    if state is None or state.in_flight is None or LINKS not in (state.extra or {}):
+        raise ValueError(
+            "opt_state of gx.faults.account must be of a chain with gx.faults.sgp, got another: "
+            "gx.diagnostics.total_mass takes any."
+        )
+    part = frame.gossiped(params, state)
+    held = frame.PushSum(state.weight, frame.numerators(part, state))
+    zeros = jax.tree.map(jnp.zeros_like, held)
+    lost = state.kept(LOST) if LOST in state.extra else zeros
+    in_flight = frame.mass_in_flight(part, state)
+    wire = Wire(state.wire.axis_name if axis_name is None else axis_name)
+    return Account(*(node_sum(mass, wire) for mass in (held, in_flight, lost)))
+
+
+def _add(a: Any, b: Any) -> Any:
+    return jax.tree.map(jnp.add, a, b)
+
+
+def _divide(leaf: jax.Array, shares: jax.Array) -> jax.Array:
+    """The shares `[L, ...]` of an array."""
+    return along(shares.astype(leaf.dtype), leaf[None]) * leaf[None]
+
+
+def _sum(tree: Any, axes: int) -> Any:
+    """Sums over the first axes."""
+    return jax.tree.map(lambda leaf: leaf.sum(axis=tuple(range(axes))), tree)
+
+
+def _pick(condition: jax.Array, leaf: jax.Array) -> jax.Array:
+    """The values where a condition on the leading axes holds, else zeros; never 0 times NaN."""
+    return jnp.where(along(condition, leaf), leaf, jnp.zeros_like(leaf))
+
+
+def _pull(weight: jax.Array, new: jax.Array, message: jax.Array, own: jax.Array) -> jax.Array:
+    pulled = new + weight.astype(new.dtype) * (message - own)
+    return jnp.where(weight > 0, pulled, new)
+
+
+def _draw_noise(faults: Faults, like: Any, count: jax.Array, link: int, wire: Wire) -> Any:
+    """Normal noise for what arrives at this node on a link, by the seed and the count alone."""
+    key = jax.random.key(faults.seed, impl="threefry2x32")
+    for number in (count, jax.lax.axis_index(wire.axis_name), link):
+        key = jax.random.fold_in(key, number)
+    leaves, structure = jax.tree.flatten(like)
+    keys = jax.random.split(key, len(leaves))
+    noise = [
+        jnp.asarray(faults.noise, leaf.dtype) * jax.random.normal(key, leaf.shape, leaf.dtype)
+        for key, leaf in zip(keys, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, noise)
