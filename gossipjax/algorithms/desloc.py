@@ -119,7 +119,7 @@ def desloc(
         step: StepLike | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
-        old, gossip_state = _require_pair(state)
+        old, gossip_state = _require_pair(state, plan)
         params = frame.require_params(params, name)
         frame.require_like(params, updates, f"the updates of {name}")
         step = default_step(step, gossip_state.count, axis_name)
@@ -210,7 +210,13 @@ def _require_moments(state: Any) -> None:
         )
 
 
-def _require_pair(state: Any) -> tuple[Any, frame.GossipState]:
-    is_pair = isinstance(state, tuple) and len(state) == 2
-    gossip = state[1] if is_pair else state
-    return state[0] if is_pair else None, frame.require_state(gossip, frame.GossipState, "desloc")
+def _require_pair(state: Any, plan: frame.ExchangePlan) -> tuple[Any, frame.GossipState]:
+    """The states of the optimizer and the gossip; raises `ValueError` if they are others."""
+    is_pair = type(state) is tuple and len(state) == 2
+    if not is_pair or not isinstance(state[1], frame.GossipState):
+        raise ValueError(
+            "the state of desloc must be that of its inner and a GossipState, got "
+            f"{type(state).__name__}: make it by tx.init(params) of the same chain."
+        )
+    frame.require_plan(plan, state[1].plan, "desloc")
+    return state

@@ -291,14 +291,10 @@ class _OuterSteps:
         )
         if gossip is None:
             return
-        if gossip.plan.beside:
-            raise ValueError(
-                "inner of outer must average models alone, got gx.desloc, which averages moments "
-                "as well, and models at a period of its own: leave one of them out."
-            )
         plan = self.plan
-        if gossip.extra is not None or gossip.mask != frame.make_mask(params):
-            kept = "a mask" if gossip.extra is None else ", ".join(gossip.extra)
+        keeps_more = gossip.extra is not None or gossip.plan.beside
+        if keeps_more or gossip.mask != frame.make_mask(params):
+            kept = ", ".join(gossip.extra or ()) or ("moments" if keeps_more else "a mask")
             raise ValueError(
                 "inner of outer must hold no gossip, or that of gx.sgp, gx.osgp or gx.dpsgd of all "
                 f"parameters, got one that keeps {kept}: an outer step would not reach these. "
