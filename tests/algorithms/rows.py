@@ -211,6 +211,11 @@ ROWS = {
         mass_drift=1e-4,
         is_variant=True,
     ),
+    "choco, block_top_k": make_choco_row(  # of one block, in which the order does not matter
+        gx.wire.block_top_k(5),
+        lambda difference, step, node: oracle.block_top_k(difference, 5, 4096),
+        is_variant=True,
+    ),
     "choco, random_k": make_choco_row(RANDOM_K, draw_values),
     "choco, int8": make_choco_row(
         gx.wire.int8(), lambda difference, step, node: difference, noise=0.1, is_variant=True
