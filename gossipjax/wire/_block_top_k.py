@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import reduce
 from typing import Any, ClassVar
 
 import jax
@@ -19,6 +18,7 @@ CODE_BITS = INDEX_BITS + 2
 WORD_BITS = 8 * WORD.itemsize
 GROUP = 16  # codes that fill whole words
 GROUP_WORDS = GROUP * CODE_BITS // WORD_BITS
+MAX_PARTS = 4  # codes that have bits in one word
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -106,34 +106,42 @@ def _average_bins(values: jax.Array, bins: jax.Array) -> jax.Array:
     return sums / jnp.maximum(counts, np.asarray(1, values.dtype))
 
 
+def _list_parts() -> tuple[np.ndarray, np.ndarray]:
+    """The codes that have bits in each word of a group, and where they begin, `[7, 4]`.
+
+    Relative to the word's first bit; `WORD_BITS` where there is no fourth code.
+    """
+    begins = CODE_BITS * np.arange(GROUP) - WORD_BITS * np.arange(GROUP_WORDS)[:, None]
+    codes = np.zeros((GROUP_WORDS, MAX_PARTS), np.int32)
+    places = np.full((GROUP_WORDS, MAX_PARTS), WORD_BITS)
+    for word, row in enumerate(begins):
+        (inside,) = np.nonzero((row > -CODE_BITS) & (row < WORD_BITS))
+        codes[word, : len(inside)] = inside
+        places[word, : len(inside)] = row[inside]
+    return codes, places
+
+
+def _shift(words: jax.Array, by: np.ndarray) -> jax.Array:
+    """The words, moved up by so many bits, or down; those that leave a word are lost."""
+    by = np.expand_dims(by, 0)
+    up, down = (np.clip(bits, 0, WORD_BITS - 1).astype(WORD) for bits in (by, -by))
+    return jnp.where(abs(by) < WORD_BITS, (words << up) >> down, np.uint32(0))
+
+
 def _pack(codes: jax.Array) -> jax.Array:
     """The words of codes of 14 bits, `[n]`, of which each begins where the last one ends."""
     groups = jnp.pad(codes, (0, -codes.size % GROUP)).reshape(-1, GROUP)
-
-    def word(number: int) -> jax.Array:
-        shifts = CODE_BITS * np.arange(GROUP) - WORD_BITS * number
-        parts = [
-            groups[:, i] << np.uint32(shift) if shift >= 0 else groups[:, i] >> np.uint32(-shift)
-            for i, shift in enumerate(shifts)
-            if -CODE_BITS < shift < WORD_BITS
-        ]
-        return reduce(jnp.bitwise_or, parts)
-
-    return jnp.stack([word(number) for number in range(GROUP_WORDS)], axis=1).ravel()
+    parts, places = _list_parts()
+    # Each bit is of one code, so that a sum joins them.
+    return _shift(groups[:, parts], places).sum(axis=2, dtype=WORD).ravel()
 
 
 def _unpack(words: jax.Array) -> jax.Array:
     """Inverse of `_pack`, with the zeros after the last code."""
-    groups = words.reshape(-1, GROUP_WORDS)
-
-    def code(number: int) -> jax.Array:
-        first, shift = divmod(CODE_BITS * number, WORD_BITS)
-        value = groups[:, first] >> np.uint32(shift)
-        if shift + CODE_BITS > WORD_BITS:
-            value |= groups[:, first + 1] << np.uint32(WORD_BITS - shift)
-        return value % np.uint32(2**CODE_BITS)
-
-    return jnp.stack([code(number) for number in range(GROUP)], axis=1).ravel()
+    groups = jnp.pad(words.reshape(-1, GROUP_WORDS), ((0, 0), (0, 1)))
+    first, begin = np.divmod(CODE_BITS * np.arange(GROUP), WORD_BITS)
+    codes = _shift(groups[:, first], -begin) | _shift(groups[:, first + 1], WORD_BITS - begin)
+    return (codes % np.uint32(2**CODE_BITS)).ravel()
 
 
 def block_top_k(count: int = 64, block: int = 4096) -> BlockTopK:
