@@ -249,8 +249,8 @@ def _build_nothing(schedule: gx.Schedule, options: MethodOptions) -> Transform:
 
 
 def _wrap_desloc(inner: optax.GradientTransformation, options: MethodOptions) -> Transform:
-    periods = [options.local_steps * factor for factor in (1, *MOMENT_PERIODS)]
-    return gx.desloc(inner, *periods)
+    mu_every, nu_every = (options.local_steps * factor for factor in MOMENT_PERIODS)
+    return gx.desloc(inner, options.local_steps, mu_every, nu_every)
 
 
 ALGORITHMS = {

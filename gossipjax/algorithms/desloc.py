@@ -120,14 +120,14 @@ def desloc(
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         old, gossip_state = _require_pair(state, plan)
-        params = frame.require_params(params, name)
-        frame.require_like(params, updates, f"the updates of {name}")
+        z = frame.require_params(params, name)
+        frame.require_like(z, updates, f"the updates of {name}")
         step = default_step(step, gossip_state.count, axis_name)
         for field, clock in zip(MOMENTS, clocks[1:], strict=True):
             moments = [getattr(part, field) for part in _find(old, field)]
-            old = _replace(old, field, _average_whole(moments, params, clock, step, route))
-        change, new = inner.update(upcast(updates), old, frame.widen(params), **extra_args)
-        change, gossip_state = gossip.update(change, gossip_state, params, step=step)
+            old = _replace(old, field, _average_whole(moments, z, clock, step, route))
+        change, new = inner.update(upcast(updates), old, frame.widen(z), **extra_args)
+        change, gossip_state = gossip.update(change, gossip_state, z, step=step)
         return change, (new, gossip_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -158,18 +158,16 @@ def _average_whole(
     moments: list[Any], params: Any, clock: Schedule | int, step: StepLike, wire: Wire
 ) -> list[Any]:
     """`_average`, by the parts that the devices of a node have where it is inside `gx.sharded`."""
-    average = partial(_average, clock=clock, wire=wire)
     specs = specs_here()
     if specs is None:
-        return average(moments, step=step)
-    arrays = {"step": step} if isinstance(step, jax.Array) else {}
-    fixed = {} if arrays else {"step": step}
-    in_specs = specs.of((moments, arrays), params)
+        return _average(moments, clock, step, wire)
+    traced = [step] if isinstance(step, jax.Array) else []
 
-    def run(moments: Any, arrays: Any) -> Any:
-        return average(moments, **arrays, **fixed)
+    def average(moments: Any, traced: list[jax.Array]) -> Any:
+        return _average(moments, clock, traced[0] if traced else step, wire)
 
-    return on_shards(run, specs, wire.axis_name, in_specs, in_specs[0])(moments, arrays)
+    in_specs = specs.of((moments, traced), params)
+    return on_shards(average, specs, wire.axis_name, in_specs, in_specs[0])(moments, traced)
 
 
 def _find(state: Any, field: str) -> list[Any]:

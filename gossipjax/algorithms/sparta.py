@@ -14,7 +14,7 @@ import optax
 from gossipjax.algorithms import frame
 from gossipjax.collectives import StepLike, exact_average, require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import fold_in, make_seed_key, require_seed
+from gossipjax.wire import make_seed_key, require_seed
 
 
 def sparta(
@@ -98,7 +98,7 @@ def draw_slice(size: int, period: int, seed: int, leaf: int, count: jax.Array) -
     Those from `size` on, of the last neighbours, are places of nothing.
     """
     groups = -(-size // period)
-    key = fold_in(fold_in(make_seed_key(seed), leaf), count // period)
+    key = jax.random.fold_in(jax.random.fold_in(make_seed_key(seed), leaf), count // period)
     starts = jax.random.bits(key, (groups,), np.uint32) % np.uint32(period)
     places = (starts + (count % period).astype(np.uint32)) % np.uint32(period)
     return period * jax.lax.iota(jnp.int32, groups) + places.astype(jnp.int32)

@@ -131,7 +131,8 @@ SLICES = 3  # of sparta
 def make_desloc_row(average, **fields):
     def transform(schedule, **options):
         rounds = "exact" if average == "exact" else schedule
-        return gx.desloc(promoting(optax.adam(RATE, **ADAM)), *PERIODS, rounds, **options)
+        adam = optax.adam(RATE, ADAM["b1"], ADAM["b2"], ADAM["eps"])
+        return gx.desloc(promoting(adam), *PERIODS, rounds, **options)
 
     return Row(
         transform,

@@ -1,5 +1,7 @@
 """Muon under gossip: what is orthogonal at a push-sum weight, and MuLoCo as a setting."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,10 +32,12 @@ def test_at_weight_w_the_step_has_singular_values_of_the_update_over_w():
 
     def two_steps(grads):
         z = jnp.zeros(SHAPE)
-        state = tx.init(z)
+        state: Any = tx.init(z)
+        updates: Any
         updates, state = tx.update(grads[0], state, z, step=0)
         z = z + updates
         before, weight = state[0], state[1].weight
+        after: Any
         moved, after = tx.update(grads[1], state, z, step=1)
         update, _ = muon.update(grads[1], before, z)
         return moved, update, weight, after[1].weight
