@@ -54,7 +54,7 @@ def sparta(
 
     References:
       After `exo-explore/gym`, exogym/strategy/sparta.py, whose masks are drawn by one node and sent
-      to all; its slices are those of a shuffled leaf. There was no text of a paper.
+      to all, or of a shuffled leaf, as here. No text of a paper was available.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> tx = gx.sparta(0.5)
