@@ -88,7 +88,7 @@ class Options(TrainingOptions):
     warmup_steps: NonNegativeInt = 100
     """Updates in which the rate first rises linearly up to --learning-rate."""
     weight_decay: NonNegativeFloat = 0.1
-    """L2 for sgd and nesterov, decoupled for adam; not of the scales of norms."""
+    """L2 for sgd and nesterov, decoupled for adam and muon; not of the scales of norms."""
     adam_b2: Fraction = 0.95
     """Decay of Adam's mean of squared gradients."""
     dataset: str = PYTHON_DOCS

@@ -98,7 +98,7 @@ class Options(TrainingOptions):
     warmup_steps: NonNegativeInt = 500
     """Updates in which the rate first rises linearly up to --learning-rate."""
     weight_decay: NonNegativeFloat = 0.0
-    """L2 for sgd and nesterov, decoupled for adam."""
+    """L2 for sgd and nesterov, decoupled for adam and muon."""
     adam_b2: Fraction = 0.98
     """Decay of Adam's mean of squared gradients."""
     adam_epsilon: PositiveFloat = 1e-9

@@ -9,6 +9,7 @@ from gossipjax.algorithms.apply_if_finite import apply_if_finite
 from gossipjax.algorithms.choco import choco
 from gossipjax.algorithms.d2 import d2
 from gossipjax.algorithms.deepsqueeze import deepsqueeze
+from gossipjax.algorithms.desloc import desloc
 from gossipjax.algorithms.dpsgd import dpsgd
 from gossipjax.algorithms.easgd import easgd
 from gossipjax.algorithms.frame.chain import canonical_step, canonical_steps, gossip_state
@@ -22,6 +23,7 @@ from gossipjax.algorithms.quasi_global import quasi_global, quasi_global_adam
 from gossipjax.algorithms.relay import relay
 from gossipjax.algorithms.sgp import sgp
 from gossipjax.algorithms.sharded import sharded
+from gossipjax.algorithms.sparta import sparta
 from gossipjax.batch_stats import average_batch_stats, mix_batch_stats
 from gossipjax.batches import prefetch
 from gossipjax.collectives import mix

@@ -208,12 +208,75 @@ def deepsqueeze(matrices, x, updates, gamma, compress):
         yield x, x, np.ones(len(x))
 
 
+def desloc(matrices, x, gradients, rate, b1, b2, eps, periods, average="exact"):
+    """Local Adam, of which parameters and moments are averaged at periods of their own."""
+    n = len(x)
+    m, v = np.zeros_like(x), np.zeros_like(x)
+    exact = np.full((1, n, n), 1 / n)
+
+    def mixed(tree, k, period):
+        rounds = exact if average == "exact" else matrices
+        return rounds[k // period % len(rounds)] @ tree if k % period == 0 else tree
+
+    for k, g in enumerate(gradients):
+        m = b1 * mixed(m, k, periods[1]) + (1 - b1) * g
+        v = b2 * mixed(v, k, periods[2]) + (1 - b2) * g**2
+        root = np.sqrt(v / (1 - b2 ** (k + 1))) + eps
+        x = mixed(x, k, periods[0]) - rate * m / (1 - b1 ** (k + 1)) / root
+        yield x, x, np.ones(n)
+
+
+def sparta(matrices, x, updates, draw, average="exact"):
+    """`draw(step) -> [D]` of booleans: what is averaged."""
+    n = len(x)
+    for k, u in enumerate(updates):
+        P = np.full((n, n), 1 / n) if average == "exact" else matrices[k % len(matrices)]
+        x = np.where(draw(k), P @ (x + u), x + u)
+        yield x, x, np.ones(n)
+
+
 def largest(difference, count):
     """The `count` values of the largest magnitude; 0 elsewhere."""
     result = np.zeros_like(difference)
     indices = np.argsort(-np.abs(difference))[:count]
     result[indices] = difference[indices]
     return result
+
+
+def block_top_k(x, count, block):
+    """The largest of each block, as the mean of those in the same of four bins; 0 elsewhere."""
+    blocks = -(-len(x) // block)
+    length = -(-len(x) // blocks)
+    padded = np.concatenate([x, np.zeros(blocks * length - len(x))])
+    result = np.zeros_like(padded)
+    for start in range(0, len(padded), length):
+        chosen = start + np.argsort(-np.abs(padded[start : start + length]))[:count]
+        values = padded[chosen]
+        scores = (values - values.mean()) / (1.5 * values.std(ddof=1))
+        bins = np.clip(np.round(scores + 2), 0, 3)
+        for number in range(4):
+            is_in = bins == number
+            if is_in.any():
+                result[chosen[is_in]] = values[is_in].mean()
+    return result[: len(x)]
+
+
+def outer_with_feedback(x, updates, rate, every, keep, compress, mean_over="nodes"):
+    """Local steps, and plain SGD along the sent parts of `a - x`: yields (x, a, e)."""
+    n = len(x)
+    anchor = x.mean(axis=0)
+    error = np.zeros_like(x)
+    for k, u in enumerate(updates):
+        x = x + u
+        if k % every == every - 1:
+            error = keep * error + anchor - x
+            sent = np.stack([compress(e) for e in error])
+            error = error - sent
+            senders = (sent != 0).sum(axis=0)
+            divisor = n if mean_over == "nodes" else np.maximum(senders, 1)
+            anchor = anchor - rate * sent.sum(axis=0) / divisor
+            x = np.tile(anchor, (n, 1))
+        yield x, anchor, error
 
 
 def train_sgp(matrices, z, gradient: Callable, optimizer: Callable, steps: int):

@@ -208,15 +208,19 @@ def make_slowmo_mini() -> Grid:
 
 
 def make_diloco_mini() -> Grid:
-    """DiLoCo and Streaming DiLoCo, at as many steps as AllReduce."""
+    """DiLoCo and its kin, at as many steps as AllReduce."""
     diloco = (
         *("--algorithm", "local", "--outer-every", "20"),
         *("--outer-momentum", "0.9", "--outer-nesterov", "--outer-rate"),
     )
     streaming = (*diloco, "0.4", "--outer-fragments", "4", "--outer-delay", "2")
     streaming = (*streaming, "--outer-mix", "0.5")
+    sparse = ("--algorithm", "local", "--outer-every", "20", "--outer-rate", "0.8")
+    sparse = (*sparse, "--outer-wire", "block_top_k", "--outer-error-feedback", "0.95")
+    senders = ("--outer-mean-over", "senders")
+    muon = ("--optimizer", "muon")
     return Grid(
-        title="DiLoCo and Streaming DiLoCo: a small Transformer, 8 nodes",
+        title="DiLoCo and its kin: a small Transformer, 8 nodes",
         program="language",
         arguments=(
             *("--nodes", "8", "--batch-size-per-node", "2", "--sequence-length", "64"),
@@ -228,6 +232,12 @@ def make_diloco_mini() -> Grid:
             Line("DiLoCo", (*diloco, "0.7")),
             Line("Streaming DiLoCo", streaming),
             Line("Streaming DiLoCo, int4", (*streaming, "--outer-wire", "int4")),
+            Line("SparseLoCo", sparse),
+            Line("SparseLoCo, mean over senders", (*sparse, *senders)),
+            Line("DES-LOC", ("--algorithm", "desloc", "--local-steps", "20")),
+            Line("SPARTA, 5%", ("--algorithm", "sparta", "--slice-fraction", "0.05")),
+            Line("Muon, AllReduce", ("--algorithm", "allreduce", *muon)),
+            Line("MuLoCo", (*diloco, "0.7", *muon)),
         ),
         columns=(Line("loss", ()),),
         metric="loss",

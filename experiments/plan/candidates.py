@@ -24,6 +24,7 @@ SLOWMO_STEPS = 48  # of SlowMo around SGP in the same paper
 EXACT_STEPS = 48  # of Gossip-PGA
 PAIR_STEPS = 50  # of NoLoCo, in its paper
 FRAGMENTS = 4  # of Streaming DiLoCo
+SLICE = 0.005  # of the model, that SPARTA averages in a step
 BUCKETS = 8
 RANDOM_ROUNDS = 16
 CWA = "combine-while-adapting"
@@ -147,6 +148,14 @@ def _list_of_one_form(nodes: int, kind: Kind, every: int) -> Iterator[Candidate]
         sigma = float(count_rounds(nodes) < every)
         name = f"streaming-diloco, every {every}"
         yield Candidate(name, streaming, every, sigma, 2 + 1 / FRAGMENTS, "int4")
+    sigma = float(count_rounds(nodes) < every)
+    codec = gx.wire.block_top_k()
+    sparse = cost_model.sparse_loco(every, nodes, codec)
+    yield Candidate(f"sparse-loco, every {every}", sparse, every, sigma, 2, "block_top_k")
+    desloc = cost_model.desloc(every, 3 * every, 6 * every, kind)
+    yield Candidate(f"desloc, every {every}", desloc, every, sigma, 0)
+    sparta = cost_model.sparta(SLICE, kind)
+    yield Candidate("sparta", sparta, math.ceil(1 / SLICE), 1.0, 0)
 
 
 def _rate(

@@ -118,9 +118,10 @@ class Options:
     each node takes 1, 2 or 4 times as long; lognormal: exp(0.5 g) times."""
     wire: tuple[Wire, ...] = ("float32",)
     """One or several forms of messages, of AllReduce, too. Asynchronous SGP has the first two;
-    d1d-psgd, easgd, relay and gossip-pga have float32, streaming-diloco int4."""
+    d1d-psgd, easgd, relay, gossip-pga, desloc and sparta have float32, streaming-diloco int4,
+    sparse-loco block_top_k."""
     outer_every: PositiveInt = 100
-    """Steps between the outer steps of DiLoCo."""
+    """Steps between the outer steps of DiLoCo and SparseLoCo, and the averages of DES-LOC."""
     late_price: LatePrice = LATE_PRICE
     """Assumed: more examples, as a fraction, per doubling of the steps after which all nodes have
     what one has learned."""

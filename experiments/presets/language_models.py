@@ -33,4 +33,26 @@ GPT2_SMALL = Preset(
     notes=("The recipe is common practice at this size, 0.5M tokens an update; of no paper here.",),
 )
 
-PRESETS = (NANO, GPT2_SMALL)
+MULOCO = Preset(
+    name="language-muloco",
+    program="language",
+    task="Python's manual, nano Transformer",
+    method="MuLoCo, 8 nodes",
+    options={
+        "algorithm": ("local",),
+        "optimizer": "muon",
+        "muon_momentum": 0.9,
+        "outer_every": 30,
+        "outer_rate": 0.8,
+        "outer_momentum": 0.8,
+        "outer_nesterov": True,
+        "epochs": 4,
+        "warmup_steps": 20,
+    },
+    notes=(
+        "After MuLoCo (arXiv:2505.23725): H = 30, rate 0.8 and momentum 0.8 for several workers.",
+        "Model, data and learning rate were chosen here.",
+    ),
+)
+
+PRESETS = (NANO, GPT2_SMALL, MULOCO)

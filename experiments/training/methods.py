@@ -19,9 +19,10 @@ from experiments.training.optimization import MOMENTUM
 Transform = optax.GradientTransformationExtraArgs
 
 OuterAverage = Literal["exact", "none"]
+MeanOver = Literal["nodes", "senders"]
 Momentum = Literal["local", "mixed", "quasi-global", "outer"]
 DenseName = Literal["float32", "bfloat16", "int8", "int4"]
-WireName = Literal[DenseName, "top_k", "random_k"]
+WireName = Literal[DenseName, "top_k", "random_k", "block_top_k"]
 
 SPARSE_FRACTION = 0.1  # of the values, that sparse codecs send
 
@@ -40,6 +41,7 @@ FORMS: dict[WireName, Form] = {
     "int4": Form(gx.wire.int4(), 0.5),
     "top_k": Form(gx.wire.top_k(SPARSE_FRACTION), 0.2),
     "random_k": Form(gx.wire.random_k(SPARSE_FRACTION), 0.1),
+    "block_top_k": Form(gx.wire.block_top_k(), 0.03),
 }
 DENSE: tuple[DenseName, ...] = get_args(DenseName)
 
@@ -63,9 +65,16 @@ class OuterOptions:
     delay: int = 0
     mix: float = 0.0
     reset: bool = False
-    wire: DenseName = "float32"
+    wire: WireName = "float32"
+    error_feedback: float | None = None
+    mean_over: MeanOver = "nodes"
 
     def __post_init__(self) -> None:
+        if self.wire not in DENSE and self.error_feedback is None:
+            raise ValueError(
+                f"--outer-wire must be {' or '.join(DENSE)} without --outer-error-feedback, got "
+                f"{self.wire}: what it leaves out would be lost. Give 0.95, say."
+            )
         if self.nesterov and not self.momentum:
             raise ValueError(
                 "--outer-nesterov must come with momentum, got --outer-momentum 0: give a larger "
@@ -101,6 +110,7 @@ class MethodOptions:
     wire: WireName = "float32"
     staleness: float = 1.0  # the mean delay of AD-PSGD's gradients, in steps
     delays_of: Path | None = None  # a folder of journals whose delays AD-PSGD has instead
+    slice_fraction: float = 0.005  # of the model, that SPARTA averages in an update
     switch_at: float = 1 / 3
     overlap: int = 0  # updates between sending a message and using it; part of the name
     accumulate: int = 1  # steps for one update
@@ -181,6 +191,7 @@ def make_schedule(
 
 
 MAX_DELAY = 4  # steps, of AD-PSGD
+MOMENT_PERIODS = 3, 6  # of DES-LOC, in those of the models
 ELASTICITY = 0.9  # of EASGD, divided by the number of nodes, as in its paper
 
 
@@ -199,6 +210,8 @@ class Algorithm:
     exchanges: bool = True
     takes_outer: bool = True  # it keeps nothing but models, which an outer step reaches
     mixes_after: bool = False  # it is `x <- P (x + u)`: momentum can be mixed with the models
+    # Makes the whole chain of an optimizer, where the algorithm stands around it.
+    wrap: Callable[[optax.GradientTransformation, MethodOptions], Transform] | None = None
 
 
 def _build_osgp(schedule: gx.Schedule, options: MethodOptions, biased: bool = False) -> Transform:
@@ -229,6 +242,15 @@ def _build_relay(schedule: gx.Schedule, options: MethodOptions) -> Transform:
     """RelaySGD on the graph of the schedule, which must be a tree."""
     matrix = schedule.matrices()[0]
     return gx.relay(networkx.from_numpy_array(matrix - np.diag(np.diag(matrix))))
+
+
+def _build_nothing(schedule: gx.Schedule, options: MethodOptions) -> Transform:
+    return optax.with_extra_args_support(optax.identity())
+
+
+def _wrap_desloc(inner: optax.GradientTransformation, options: MethodOptions) -> Transform:
+    mu_every, nu_every = (options.local_steps * factor for factor in MOMENT_PERIODS)
+    return gx.desloc(inner, options.local_steps, mu_every, nu_every)
 
 
 ALGORITHMS = {
@@ -300,8 +322,23 @@ ALGORITHMS = {
         wires=tuple(FORMS),
         goes_first=True,
     ),
+    "sparta": Algorithm(
+        lambda schedule, options: gx.sparta(options.slice_fraction, options.seed),
+        "complete",
+        fixed_topology=True,
+        wires=("float32",),
+        skips_steps=False,
+    ),
+    "desloc": Algorithm(
+        _build_nothing,
+        "complete",
+        fixed_topology=True,
+        wires=("float32",),
+        takes_outer=False,
+        wrap=_wrap_desloc,
+    ),
     "local": Algorithm(  # Local SGD, DiLoCo: with --outer-every
-        lambda schedule, options: optax.with_extra_args_support(optax.identity()),
+        _build_nothing,
         "none",
         fixed_topology=True,
         wires=("float32",),
@@ -382,7 +419,8 @@ _FLOAT32_ONLY = [name for name, row in ALGORITHMS.items() if row.wires == ("floa
 _SPARSE = [name for name, row in ALGORITHMS.items() if set(row.wires) > set(DENSE)]
 WIRE_HELP = (
     f"The form of messages. Only float32: {', '.join(_FLOAT32_ONLY)}. top_k and random_k, which "
-    f"send {SPARSE_FRACTION:.0%} of the values: {', '.join(_SPARSE)}."
+    f"send {SPARSE_FRACTION:.0%} of the values, and block_top_k, 1.6% of them in 14 bits each: "
+    f"{', '.join(_SPARSE)}."
 )
 OUTER_NAMES = ", ".join(spell_name(name) for name, row in ALGORITHMS.items() if row.takes_outer)
 OUTER_HELP = (
@@ -413,6 +451,7 @@ class Method:
     rate: optax.ScalarOrSchedule | None = None  # where the gossip is the optimizer
     sharding: Sharding | None = None  # inside a node; what exchanges exchanges parts then
     accumulate: int = 1  # steps for one update
+    whole: Transform | None = None  # takes the place of both, with the pair of their states
 
     @property
     def transform(self) -> Transform:
@@ -422,10 +461,12 @@ class Method:
 
     @property
     def _transform_of_updates(self) -> Transform:
-        chain = optax.chain(self.inner, self.gossip)
+        chain = optax.chain(self.inner, self.gossip) if self.whole is None else self.whole
         outer = self.outer
         if outer is None:
-            return chain
+            if self.whole is None or self.sharding is None:
+                return chain
+            return self.sharding.shard(chain)
         optimizer = optax.sgd(outer.rate, outer.momentum or None, outer.nesterov)
         whole = gx.outer(
             chain,
@@ -437,6 +478,8 @@ class Method:
             outer.mix,
             FORMS[outer.wire].codec,
             reset_inner=outer.reset,
+            error_feedback=outer.error_feedback,
+            mean_over=outer.mean_over,
         )
         return whole if self.sharding is None else self.sharding.shard(whole)
 
@@ -450,8 +493,10 @@ class Method:
             count = opt_state.pending + 1
             grads = jax.tree.map(lambda total, g: (total + g) / count, opt_state.total, grads)
             chain_state = opt_state.inner
+        if self.sharding is not None and (self.outer is not None or self.whole is not None):
+            chain_state = chain_state.inner
         if self.outer is not None:
-            chain_state = (chain_state if self.sharding is None else chain_state.inner).inner
+            chain_state = chain_state.inner
         updates, _ = self.inner.update(grads, chain_state[0], params)
         if self.rate is None:
             return updates
@@ -537,9 +582,10 @@ def make_method(
         rate=options.rate if options.momentum in MOMENTUMS else None,
         sharding=options.sharding,
         accumulate=options.accumulate,
+        whole=None if algorithm.wrap is None else algorithm.wrap(optimizer, options),
     )
-    if options.outer is not None:
-        method.state()  # raises where these outer options cannot stand around this algorithm
+    if options.outer is not None or algorithm.wrap is not None:
+        method.state()  # raises where they cannot stand around this algorithm or optimizer
     return method
 
 

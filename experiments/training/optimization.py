@@ -1,5 +1,6 @@
 """The local optimizer of a run: its rule and its learning rate."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -105,13 +106,32 @@ def _make_step_schedule(
     return optax.join_schedules([optax.linear_schedule(start, peak, warm_up), rest], [warm_up])
 
 
-Optimizer = Literal["sgd", "nesterov", "adam"]
-OPTIMIZER_HELP = "The local optimizer: plain SGD, SGD with Nesterov momentum 0.9, or Adam."
+Optimizer = Literal["sgd", "nesterov", "adam", "muon"]
+OPTIMIZER_HELP = (
+    "The local optimizer: plain SGD, SGD with Nesterov momentum 0.9, Adam, or Muon, which is Adam "
+    "for embeddings, the last layer, vectors and convolutions."
+)
 
 DecayMask = Callable[[Any], Any]
 """Pytree of parameters -> the same tree of booleans, True where weight decay applies."""
 
 MOMENTUM = 0.9
+MUON_RMS = 0.2  # of a step of Muon at rate 1, as that of Adam is: one rate is right for both
+BY_ADAM = re.compile("embed|head|logits|classifier", re.IGNORECASE)  # in the path of a matrix
+
+
+def label_for_muon(params: Any) -> Any:
+    """The tree of `params` with "muon" for each matrix that Muon steps, and "adam" for the others.
+
+    >>> label_for_muon({"embedding": jnp.ones((2, 2)), "mlp": jnp.ones((2, 2))})
+    {'embedding': 'adam', 'mlp': 'muon'}
+    """
+
+    def label(path: Any, leaf: Any) -> str:
+        is_by_adam = jnp.ndim(leaf) != 2 or BY_ADAM.search(jax.tree_util.keystr(path))
+        return "adam" if is_by_adam else "muon"
+
+    return jax.tree_util.tree_map_with_path(label, params)
 
 
 def make_optimizer(
@@ -122,15 +142,28 @@ def make_optimizer(
     adam_b2: float = 0.999,
     adam_epsilon: float = 1e-8,
     decay_mask: DecayMask | None = None,
+    muon_momentum: float = 0.95,
 ) -> optax.GradientTransformation:
-    """Returns SGD, SGD with Nesterov momentum 0.9, or Adam, with weight decay.
+    """Returns SGD, SGD with Nesterov momentum 0.9, Adam or Muon, with weight decay.
 
-    The decay is added to the gradient for SGD (L2), and decoupled for Adam (AdamW). It sees the
-    parameters that the user holds: for SGP the de-biased ones. `decay_mask` None decays all.
+    The decay is added to the gradient for SGD (L2), and decoupled for Adam (AdamW) and Muon. It
+    sees the parameters that the user holds: for SGP the de-biased ones. `decay_mask` None decays
+    all. Muon's steps have the root mean square of Adam's, so that both have one rate (Liu et al.,
+    2025, arXiv:2502.16982).
     """
-    if name == "adam":
+    if name in ("adam", "muon"):
         betas = (adam_b1, adam_b2, adam_epsilon)
-        return optax.adamw(learning_rate, *betas, weight_decay=weight_decay, mask=decay_mask)
+        adam = optax.adamw(learning_rate, *betas, weight_decay=weight_decay, mask=decay_mask)
+        if name == "adam":
+            return adam
+        muon = optax.contrib.muon(
+            learning_rate,
+            beta=muon_momentum,
+            weight_decay=weight_decay,
+            weight_decay_mask=decay_mask,
+            consistent_rms=MUON_RMS,
+        )
+        return optax.partition({"adam": adam, "muon": muon}, label_for_muon)
     momentum = MOMENTUM if name == "nesterov" else None
     return optax.chain(
         optax.add_decayed_weights(weight_decay, mask=decay_mask),

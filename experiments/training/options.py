@@ -28,7 +28,7 @@ from experiments.training.methods import (
     OUTER_HELP,
     TOPOLOGY_HELP,
     WIRE_HELP,
-    DenseName,
+    MeanOver,
     Momentum,
     OuterAverage,
     OuterOptions,
@@ -45,6 +45,9 @@ from experiments.training.optimization import (
 OUTER_EVERY = 12  # of --momentum outer, as SlowMo has it around Local SGD
 OUTER_MOMENTUM = 0.7
 MAX_STALENESS = Check(f"at most {MAX_DELAY}, the longest delay", lambda value: value <= MAX_DELAY)
+
+ClosedFraction = Annotated[float, Check("from 0 to 1", lambda value: 0 <= value <= 1)]
+SliceFraction = Annotated[float, Check("above 0 and at most 1", lambda value: 0 < value <= 1)]
 
 BatchStatsPolicy = Literal["local", "mix", "average"]
 Placement = Literal["auto", "mesh", "vmap"]
@@ -78,9 +81,17 @@ class ExchangeOptions:
     """The weight of the local model where an average is used."""
     outer_reset: bool = False
     """Set local momentum and moments to 0 at each outer step, as SlowMo does with those of SGD."""
-    outer_wire: DenseName = "float32"
+    outer_wire: WireName = "float32"
     """Form of the messages of the averages, as --wire is of those of the algorithm."""
+    outer_error_feedback: ClosedFraction | None = None
+    """The factor of what these messages leave out, in the next ones, as in SparseLoCo; 1 loses
+    nothing. If not given, it is lost."""
+    outer_mean_over: MeanOver = "nodes"
+    """nodes: sparse messages are averaged over all nodes. senders: each value over those that sent
+    it."""
     wire: Annotated[WireName, tyro.conf.arg(help=WIRE_HELP, aliases=["--wire-dtype"])] = "float32"
+    slice_fraction: SliceFraction = 0.005
+    """SPARTA: the part of the model that is averaged in each update."""
     staleness: Annotated[NonNegativeFloat, MAX_STALENESS] = 1.0
     """AD-PSGD: mean age, in steps, of the models at which gradients are taken (Poisson, at most 4).
     """
@@ -136,11 +147,13 @@ class OptimizationOptions:
     decay_factor: OpenFraction = 0.1
     """The factor by which the rate of --lr-schedule step falls."""
     weight_decay: NonNegativeFloat = 1e-4
-    """L2 for sgd and nesterov, decoupled for adam."""
+    """L2 for sgd and nesterov, decoupled for adam and muon."""
     adam_b1: Fraction = 0.9
     """Decay of Adam's mean of gradients."""
     adam_b2: Fraction = 0.999
     """Decay of Adam's mean of squared gradients."""
+    muon_momentum: Fraction = 0.95
+    """Momentum of Muon."""
     adam_epsilon: PositiveFloat = 1e-8
     """Added to the root of Adam's mean of squared gradients."""
 

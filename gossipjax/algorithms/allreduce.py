@@ -115,7 +115,7 @@ def allreduce(
         old = frame.require_state(state, ErrorFeedback, "allreduce")
         frame.require_plan(plan, old.plan, "allreduce")
         wanted = frame.add(old.error, updates)
-        mean, error = mean_of_encoded(wanted, axis_name, codec, route.make_key(old.count))
+        mean, error = mean_of_encoded(wanted, route, route.make_key(old.count))
         # A gradient that is not finite is that of one step: kept, it would spoil all to come.
         error = jax.tree.map(lambda e: jnp.where(jnp.isfinite(e), e, jnp.zeros_like(e)), error)
         count = optax.safe_increment(old.count)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,13 @@ import optax
 from gossipjax.algorithms import frame
 from gossipjax.algorithms.outer_stability import find_inner_plan, require_agreement
 from gossipjax.collectives import (
+    MeanOver,
     StepLike,
     cast_like,
     cond,
     default_step,
     exact_average,
+    mean_of_encoded,
     mix,
     require_doubly_stochastic,
     vary,
@@ -26,7 +28,7 @@ from gossipjax.collectives import (
 from gossipjax.last import APPLIED, PARAMS, UPDATES, mark
 from gossipjax.sharding import on_shards, specs_here
 from gossipjax.topology.schedule import Schedule, require_int
-from gossipjax.wire import WireLike
+from gossipjax.wire import Codec, WireLike
 
 SUMS = {optax.MultiStepsState: "acc_grads", optax.ApplyEvery: "grad_acc"}
 """What is no moment: gradients that wait for their update, and belong to a count that stays."""
@@ -46,6 +48,8 @@ def outer(
     *,
     pull: float = 1.0,
     reset_inner: bool = False,
+    error_feedback: float | None = None,
+    mean_over: MeanOver = "nodes",
 ) -> optax.GradientTransformationExtraArgs:
     """An outer optimizer around a whole chain: it steps along what all nodes have moved together.
 
@@ -65,6 +69,9 @@ def outer(
     - Streaming DiLoCo: the same with `fragments=p, delay=tau, mix=0.5`.
     - NoLoCo: `outer(optax.adamw(...), optax.sgd(b, momentum=a), every=50, average=pairs,
       pull=c / b)`, with a schedule of pairs.
+    - SparseLoCo: `outer(optax.adamw(...), optax.sgd(0.8), every=15, wire=gx.wire.block_top_k(),
+      error_feedback=0.95)`.
+    - MuLoCo: `outer(optax.contrib.muon(...), optax.sgd(0.7, momentum=0.6, nesterov=True), 30)`.
 
     **Averages.** "exact": over all nodes; around `sgp` and `osgp` it is `sum x / sum w` with the
     messages in flight, and afterwards every weight is 1 and nothing is in flight. The gossip inside
@@ -88,6 +95,15 @@ def outer(
     its exchange needs nothing that later steps compute: it can run beside the step that uses it,
     and `gx.TrainStep` on CPU over several processes runs it beside all steps in between.
 
+    **Error feedback.** With a codec `C` and a factor `b`, a message has what others have left out:
+
+        e <- b e + (a - x);    q = C(e);    e <- e - q;    D = (1 / N) sum_j q_j
+
+    `mean_over="senders"` divides each value by the number of nodes whose `q_j` is not 0 there,
+    instead of N: rare coordinates then go up to N times as far. So do the authors' codes, which
+    also clip what each node sends to the median of the norms; this does not. `e` takes the place of
+    momentum, so that `outer_tx` is plain SGD.
+
     Args:
       inner: the chain, with `sgp`, `osgp`, `dpsgd` or no gossip in it.
       outer_tx: the outer optimizer; it gets one outer gradient and the anchor, nothing else.
@@ -97,11 +113,14 @@ def outer(
       delay: steps between sending a fragment and using its average, below H.
       mix: the weight of the local model where an average is used, from 0 to below 1.
       wire: the form of outer gradients, a narrower type or a dense codec, such as `gx.wire.int4()`.
-        All nodes get the same values. What rounding leaves out is lost.
+        All nodes get the same values. What rounding leaves out is lost, but for error feedback,
+        with which sparse codecs are allowed as well.
       axis_name, local_axis_name: as in `gx.sgp`.
       pull: how strongly anchors are drawn together, where `average` is a schedule.
       reset_inner: whether an outer step also sets the momentum and moments of the chain inside to
         0; counts stay, and gradients that are summed for an update to come.
+      error_feedback: b, from 0 to 1; None leaves it out. For an exact average without delay.
+      mean_over: "nodes" or "senders", the latter for sparse codecs.
 
     The state is an `OuterState`; `gx.gossip_state` finds the gossip inside. Nodes start from the
     same parameters; where `init` runs inside the mapped axis they may differ, and the first anchor
@@ -119,6 +138,9 @@ def outer(
       Douillard et al., "Streaming DiLoCo with overlapping communication", 2025, arXiv:2501.18512,
       algorithm 2.
       Kolehmainen et al., "NoLoCo", 2025, arXiv:2506.10911.
+      After Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025,
+      arXiv:2508.15706, and Therien et al., "MuLoCo", 2025, arXiv:2505.23725: the papers' texts were
+      not available.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> tx = gx.outer(optax.sgd(1.0), optax.sgd(0.5), every=2)
@@ -140,6 +162,11 @@ def outer(
         raise ValueError(
             f"wire of outer must be None where average is 'none' and nothing is sent, got {wire!r}."
         )
+    _require_feedback(error_feedback, average, delay, wire)
+    route = frame.make_route(
+        "outer", axis_name, local_axis_name, wire, takes_sparse=error_feedback is not None
+    )
+    _require_mean_over(mean_over, error_feedback, route.codec)
     plan = frame.OuterPlan(
         every,
         average,
@@ -147,7 +174,9 @@ def outer(
         require_int(delay, "delay of outer", 0, every - 1),
         frame.require_number(mix, "mix of outer", "from 0 to below 1", lambda m: 0 <= m < 1),
         float(pull),
-        frame.make_route("outer", axis_name, local_axis_name, wire),
+        route,
+        None if error_feedback is None else float(error_feedback),
+        mean_over,
     )
     if reset_inner and fragments > 1:
         raise ValueError(
@@ -173,6 +202,30 @@ def _require_average(average: Any, pull: Any) -> None:
         raise ValueError(
             f"pull of outer must be 1 where average is {average!r}, got {pull!r}: all nodes have "
             "one anchor, or none is compared. Give a schedule."
+        )
+
+
+def _require_feedback(factor: Any, average: Any, delay: Any, wire: Any) -> None:
+    """Raises `ValueError` unless messages can carry what those before them have left out."""
+    if factor is None:
+        return
+    name = "error_feedback of outer"
+    frame.require_number(factor, name, "from 0 to 1, or None", lambda b: 0 <= b <= 1)
+    if not isinstance(average, str) or average != "exact" or delay or wire is None:
+        raise ValueError(
+            f"{name} must be None unless average is 'exact', delay 0 and wire a codec, got {factor}"
+            f" with average={average!r}, delay={delay!r} and wire={wire!r}: change these, or leave "
+            "it out."
+        )
+
+
+def _require_mean_over(mean_over: Any, factor: Any, codec: Codec | None) -> None:
+    frame.require_choice(mean_over, "mean_over of outer", get_args(MeanOver))
+    is_sparse = codec is not None and codec.is_sparse and factor is not None
+    if mean_over == "senders" and not is_sparse:
+        raise ValueError(
+            "mean_over of outer must be 'nodes' unless error_feedback is given and wire is sparse, "
+            f"such as gx.wire.block_top_k(), got {mean_over!r}: all nodes send all values."
         )
 
 
@@ -209,6 +262,7 @@ class _OuterSteps:
                 sent=frame.zeros_like_model(params) if plan.delay else None,
                 sent_counts=jnp.full(plan.fragments, -1, jnp.int32) if plan.delay else None,
                 plan=plan,
+                error=None if plan.error_feedback is None else frame.zeros_like_model(params),
             ),
             axis_name,
         )
@@ -238,8 +292,9 @@ class _OuterSteps:
         if gossip is None:
             return
         plan = self.plan
-        if gossip.extra is not None or gossip.mask != frame.make_mask(params):
-            kept = "a mask" if gossip.extra is None else ", ".join(gossip.extra)
+        keeps_more = gossip.extra is not None or gossip.plan.beside
+        if keeps_more or gossip.mask != frame.make_mask(params):
+            kept = ", ".join(gossip.extra or ()) or ("moments" if keeps_more else "a mask")
             raise ValueError(
                 "inner of outer must hold no gossip, or that of gx.sgp, gx.osgp or gx.dpsgd of all "
                 f"parameters, got one that keeps {kept}: an outer step would not reach these. "
@@ -347,8 +402,14 @@ class _FragmentStep:
         sent_count = state.sent_counts[self.fragment]
         # Steps that `gx.apply_if_finite` skips are not counted: there may be fewer than the delay.
         was_sent = (sent_count >= 0) & (self.count - sent_count <= self.steps.plan.delay)
-        sent = frame.pick(state.sent, self.leaves)
-        new_updates, new = self._apply(sent, updates, state, sent_count)
+        average = self.average
+        if average is None:
+            sent, anchor = (
+                frame.pick(state.sent, self.leaves),
+                frame.pick(state.anchor, self.leaves),
+            )
+            average, _ = average_fragment(self.steps.plan, sent, anchor, self.step, sent_count)
+        new_updates, new = self._apply(average, updates, state)
         new = new._replace(sent_counts=self._note(new, jnp.int32(-1)))
         return jax.tree.map(partial(jnp.where, was_sent), (new_updates, new), (updates, state))
 
@@ -357,7 +418,16 @@ class _FragmentStep:
         return state.sent_counts.at[self.fragment].set(count)
 
     def use_at_once(self, updates: Any, state: frame.OuterState) -> tuple[Any, frame.OuterState]:
-        return self._apply(self._outer_gradient(updates, state), updates, state, self.count)
+        plan = self.steps.plan
+        wanted = self._outer_gradient(updates, state)
+        if plan.error_feedback is not None:
+            left_out = frame.scale(frame.pick(state.error, self.leaves), plan.error_feedback)
+            wanted = frame.add(left_out, wanted)
+        anchor = frame.pick(state.anchor, self.leaves)
+        average, error = average_fragment(plan, wanted, anchor, self.step, self.count)
+        if plan.error_feedback is not None:
+            state = state._replace(error=frame.merge(state.error, error, self.leaves))
+        return self._apply(average, updates, state)
 
     def _outer_gradient(self, updates: Any, state: frame.OuterState) -> Any:
         """`D` of this node: the nodes' mean of `w a - x` is `a - sum x / sum w`, as `sum w = N`."""
@@ -374,15 +444,12 @@ class _FragmentStep:
         return frame.subtract(frame.scale(anchor, weight), x)
 
     def _apply(
-        self, sent: Any, updates: Any, state: frame.OuterState, sent_count: jax.Array
+        self, average: Any, updates: Any, state: frame.OuterState
     ) -> tuple[Any, frame.OuterState]:
         """The outer step, and what the local model becomes by it."""
         plan = self.steps.plan
         leaves = self.leaves
         anchor = frame.pick(state.anchor, leaves)
-        average = self.average
-        if average is None:
-            average = average_fragment(plan, sent, anchor, self.step, sent_count)
         change, outer = self.steps.outer_tx.update(average, state.outer[self.fragment], anchor)
         anchor = frame.add(anchor, change)
         gossip = frame.gossip_state(state)
@@ -414,14 +481,16 @@ class _FragmentStep:
 
 def average_fragment(
     plan: frame.OuterPlan, sent: Any, anchor: Any, step: StepLike, count: jax.Array
-) -> Any:
+) -> tuple[Any, Any]:
     """`D`: the outer gradient of a fragment that is used at `step`, of those that nodes sent.
+
+    With error feedback also what this node's message leaves out, else None.
 
     `count` is the number of updates before that after which they were sent: the key of a codec
     that draws random numbers.
     """
     if plan.average == "none":
-        return sent
+        return sent, None
     round_number = plan.round_number(step)
     average = partial(_average_parts, plan)
     args = (sent, anchor, count, round_number)
@@ -429,15 +498,18 @@ def average_fragment(
     if specs is None:
         return average(*args)
     in_specs = specs.of(args, sent)
-    return on_shards(average, specs, plan.wire.axis_name, in_specs, in_specs[0])(*args)
+    out_specs = in_specs[0], None if plan.error_feedback is None else in_specs[0]
+    return on_shards(average, specs, plan.wire.axis_name, in_specs, out_specs)(*args)
 
 
 def _average_parts(
     plan: frame.OuterPlan, sent: Any, anchor: Any, count: jax.Array, round_number: StepLike
-) -> Any:
+) -> tuple[Any, Any]:
     key = plan.wire.make_key(count)
+    if plan.error_feedback is not None:
+        return mean_of_encoded(sent, plan.wire, key, plan.mean_over)
     if plan.average == "exact":
-        return exact_average(sent, plan.wire, key, is_beside=plan.delay > 0)
+        return exact_average(sent, plan.wire, key, is_beside=plan.delay > 0), None
     assert isinstance(plan.average, Schedule)
     mix_nodes = partial(
         mix,
@@ -448,9 +520,9 @@ def _average_parts(
         key=key,
     )
     if plan.pull == 1:
-        return frame.subtract(anchor, mix_nodes(frame.subtract(anchor, sent))[0])
+        return frame.subtract(anchor, mix_nodes(frame.subtract(anchor, sent))[0]), None
     mean, center = mix_nodes((sent, anchor))[0]
-    return jax.tree.map(lambda d, a, c: d + plan.pull * (a - c), mean, anchor, center)
+    return jax.tree.map(lambda d, a, c: d + plan.pull * (a - c), mean, anchor, center), None
 
 
 def average_sent(opt_state: optax.OptState, step: int) -> Any:
@@ -465,7 +537,7 @@ def average_sent(opt_state: optax.OptState, step: int) -> Any:
     assert fragment is not None
     leaves = frame.split_leaves(state.anchor, state.plan.fragments)[fragment]
     sent, anchor = frame.pick(state.sent, leaves), frame.pick(state.anchor, leaves)
-    return average_fragment(state.plan, sent, anchor, step, state.sent_counts[fragment])
+    return average_fragment(state.plan, sent, anchor, step, state.sent_counts[fragment])[0]
 
 
 def zero_moments(tx: optax.GradientTransformation, opt_state: Any) -> Any:

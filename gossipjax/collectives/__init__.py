@@ -8,6 +8,7 @@
 """
 
 from gossipjax.collectives._averages import (
+    MeanOver,
     clipped_node_mean,
     exact_average,
     mean_of_encoded,
@@ -51,6 +52,7 @@ from gossipjax.collectives._rounds import NodeRound, group_rounds
 
 __all__ = [
     "Layout",
+    "MeanOver",
     "NodeRound",
     "StepLike",
     "accumulation_dtype",

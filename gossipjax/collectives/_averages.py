@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,7 @@ from gossipjax.wire import (
     split_by_size,
 )
 
+MeanOver = Literal["nodes", "senders"]
 MAX_RING = 64  # nodes of a ring, which is 2 (N - 1) permutes
 
 
@@ -186,7 +187,7 @@ def model_norm(tree: Any) -> jax.Array:
 
 
 def mean_of_encoded(
-    tree: Any, axis_name: str, codec: Codec, key: jax.Array | None
+    tree: Any, wire: Wire, key: jax.Array | None, mean_over: MeanOver = "nodes"
 ) -> tuple[Any, Any]:
     """Returns the node average of what the codec leaves of `x`, and what it leaves out, `e`.
 
@@ -197,14 +198,22 @@ def mean_of_encoded(
 
     Args:
       tree: `x`, float32 at least.
-      axis_name: of the nodes.
-      codec: the form of the messages.
+      wire: the axes and the codec of the messages.
       key: for codecs that need one; nodes fold their index in.
+      mean_over: "nodes", or "senders": of sparse messages, each value is then divided by the number
+        of nodes from which one arrives that is not 0.
     """
     layout = Layout(tree)
-    key = fold_in_node(key, Wire(axis_name))
+    key = fold_in_node(key, wire)
+
+    def average(part: jax.Array, wire: Wire, key: jax.Array | None) -> Any:
+        assert wire.codec is not None
+        return _mean_of_encoded(part, wire.axis_name, wire.codec, key, mean_over)
+
     results = [
-        _mean_of_encoded(as_varying(buffer, axis_name), axis_name, codec, fold_in(key, i))
+        sharded_over_local(
+            partial(average, key=fold_in(key, i)), as_varying(buffer, wire.axis_name), wire
+        )
         for i, buffer in enumerate(layout.pack(tree))
     ]
     means, errors = zip(*results, strict=True) if results else ((), ())
@@ -236,23 +245,40 @@ def exact_average(tree: Any, wire: Wire, key: jax.Array | None, is_beside: bool 
 
 
 def _mean_of_encoded(
-    x: jax.Array, axis_name: str, codec: Codec, key: jax.Array | None
+    x: jax.Array,
+    axis_name: str,
+    codec: Codec,
+    key: jax.Array | None,
+    mean_over: MeanOver = "nodes",
 ) -> tuple[jax.Array, jax.Array]:
     nodes = axis_size(axis_name)
     if nodes == 1 or x.size <= nodes:
         return node_mean(x, axis_name), jnp.zeros_like(x)
-    average = _mean_of_sparse if codec.is_sparse else _mean_of_dense
-    return average(x, axis_name, codec, key)
+    if codec.is_sparse:
+        return _mean_of_sparse(x, axis_name, codec, key, mean_over)
+    return _mean_of_dense(x, axis_name, codec, key)
 
 
 def _mean_of_sparse(
-    x: jax.Array, axis_name: str, codec: Codec, key: jax.Array | None
+    x: jax.Array, axis_name: str, codec: Codec, key: jax.Array | None, mean_over: MeanOver
 ) -> tuple[jax.Array, jax.Array]:
     words = encode([x], codec, key)
     error = x - decode(words, codec, [x])[0]
     like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    total = sum_rows(gather_words(words, axis_name), codec, like)
-    return total / axis_size(axis_name), error
+    messages = gather_words(words, axis_name)
+    total = sum_rows(messages, codec, like)
+    if mean_over == "nodes":
+        return total / axis_size(axis_name), error
+    return total / jnp.maximum(_count_senders(messages, codec, like), 1), error
+
+
+def _count_senders(messages: jax.Array, codec: Codec, like: jax.ShapeDtypeStruct) -> jax.Array:
+    """The number of messages, `[N, length]`, that say of each value that it is not 0."""
+
+    def add(count: jax.Array, message: jax.Array) -> tuple[jax.Array, None]:
+        return count + (decode(message, codec, [like])[0] != 0).astype(like.dtype), None
+
+    return jax.lax.scan(add, jnp.zeros(like.shape, like.dtype), messages)[0]
 
 
 def _mean_of_dense(

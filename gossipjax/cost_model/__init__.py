@@ -17,6 +17,7 @@ from gossipjax.cost_model.methods import (
     async_sgp,
     centralized,
     d1d_psgd,
+    desloc,
     diloco,
     dpsgd,
     easgd,
@@ -31,6 +32,8 @@ from gossipjax.cost_model.methods import (
     sgp,
     single,
     slowmo,
+    sparse_loco,
+    sparta,
     streaming_diloco,
 )
 from gossipjax.cost_model.network import Fabric, Islands, Network, Star, Torus
@@ -58,6 +61,7 @@ __all__ = [
     "async_sgp",
     "centralized",
     "d1d_psgd",
+    "desloc",
     "diloco",
     "dpsgd",
     "easgd",
@@ -79,5 +83,7 @@ __all__ = [
     "simulate",
     "single",
     "slowmo",
+    "sparse_loco",
+    "sparta",
     "streaming_diloco",
 ]

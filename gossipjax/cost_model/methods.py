@@ -98,7 +98,13 @@ def from_plan(plan: Any, name: str, kind: Kind = "ring") -> Method:
         )
     else:
         exchange = _make_gossip(plan.schedule, wire, plan.models, plan.overlap, early)
-    return Method(name, (exchange,), staleness=plan.overlap)
+    beside = (
+        _make_gossip(rounds, wire)
+        if isinstance(rounds, Schedule)
+        else _make_all_reduce(kind, wire, every=rounds)
+        for rounds in plan.beside
+    )
+    return Method(name, (exchange, *beside), staleness=plan.overlap)
 
 
 def single() -> Method:
@@ -333,6 +339,49 @@ def streaming_diloco(
         for f in range(fragments)
     )
     return Method("streaming-diloco", tuple(exchanges), staleness=delay)
+
+
+def sparse_loco(every: int, nodes: int, wire: Form) -> Method:
+    """SparseLoCo: all nodes gather the sparse messages of all every `every` steps.
+
+    Sarfi et al. 2025, arXiv:2508.15706. A node sends `nodes - 1` messages on a ring, where an
+    all-reduce sends `2 (nodes - 1) / nodes` models: as that of `nodes / 2` times the bits, of which
+    it has twice the latency.
+
+    >>> import gossipjax as gx
+    >>> [e.bits for e in sparse_loco(15, 8, gx.wire.block_top_k()).exchanges]
+    [1.0]
+    """
+    nodes = require_int(nodes, "nodes of sparse_loco", 1)
+    bits = find_bits(wire) * nodes / 2
+    return Method("sparse-loco", (_make_outer("ring", bits, every),))
+
+
+def desloc(
+    every: int, mu_every: int, nu_every: int, kind: Kind = "ring", wire: Form = "float32"
+) -> Method:
+    """DES-LOC: exact averages of the models and of Adam's two moments, each with a period.
+
+    Iacob et al. 2025, arXiv:2505.22549.
+
+    >>> [exchange.every for exchange in desloc(256, 768, 1536).exchanges]
+    [256, 768, 1536]
+    """
+    periods = (("every", every), ("mu_every", mu_every), ("nu_every", nu_every))
+    exchanges = (
+        _make_all_reduce(kind, wire, every=require_int(period, f"{name} of desloc", 1))
+        for name, period in periods
+    )
+    return Method("desloc", tuple(exchanges))
+
+
+def sparta(fraction: float, kind: Kind = "ring", wire: Form = "float32") -> Method:
+    """SPARTA: an exact average of a part of the model after every step.
+
+    >>> [exchange.fraction for exchange in sparta(0.005).exchanges]
+    [0.005]
+    """
+    return Method("sparta", (_make_all_reduce(kind, wire, fraction=fraction),))
 
 
 def noloco(schedule: Schedule, every: int, wire: Form = "float32") -> Method:

@@ -4,11 +4,13 @@ A message is one or several flat arrays, encoded by a codec, as unsigned integer
 (Floating-point words would not do: XLA on CPU widens a bfloat16 collective to float32 by itself.)
 
 - dense: `bfloat16()`, `float16()`, `int8()`, `int4()`: every value is rounded.
-- sparse: `top_k(fraction)`, `random_k(fraction)`: most values are left out.
+- sparse: `top_k(fraction)`, `random_k(fraction)`, `block_top_k(count, block)`: most values are left
+  out.
 
 `wire=` of a transform takes a floating-point type, such as `jnp.bfloat16`, or a dense codec;
-`gx.choco`, `gx.deepsqueeze` and `gx.allreduce` take sparse codecs, too. What a message leaves out
-stays at its sender, so that the sums over the nodes are exact in any form.
+`gx.choco`, `gx.deepsqueeze`, `gx.allreduce` and `gx.outer(error_feedback=)` take sparse codecs,
+too. What a message leaves out stays at its sender, so that the sums over the nodes are exact in any
+form.
 
 Values that are not finite arrive as such; where values share a scale, all of their block do.
 
@@ -19,7 +21,16 @@ square; the floor grows with that ratio. `gx.choco` sends differences, which do 
 below 1e-6 with any codec.
 """
 
-from gossipjax.wire._codec import Codec, WireLike, as_key, fold_in, require_key
+from gossipjax.wire._block_top_k import BlockTopK, block_top_k
+from gossipjax.wire._codec import (
+    Codec,
+    WireLike,
+    as_key,
+    fold_in,
+    make_seed_key,
+    require_key,
+    require_seed,
+)
 from gossipjax.wire._floats import (
     MIN_BITS,
     FloatCodec,
@@ -48,6 +59,7 @@ from gossipjax.wire._sparse import RandomK, TopK, random_k, top_k
 
 __all__ = [
     "MIN_BITS",
+    "BlockTopK",
     "Codec",
     "FloatCodec",
     "IntegerCodec",
@@ -57,6 +69,7 @@ __all__ = [
     "WireLike",
     "as_key",
     "bfloat16",
+    "block_top_k",
     "concatenate_in_place",
     "decode",
     "decode_each",
@@ -72,10 +85,12 @@ __all__ = [
     "is_narrower",
     "is_real_float",
     "leaf_keys",
+    "make_seed_key",
     "make_wire",
     "random_k",
     "require_codec",
     "require_key",
+    "require_seed",
     "split_by_size",
     "top_k",
 ]

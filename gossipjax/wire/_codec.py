@@ -90,6 +90,11 @@ def require_seed(seed: Any, name: str) -> int:
     return int(seed)
 
 
+def make_seed_key(seed: int) -> jax.Array:
+    """The key of a seed, of this library's kind."""
+    return jax.random.key(seed, impl=KEY_IMPLEMENTATION)
+
+
 def as_key(key: Any) -> jax.Array:
     """Returns a key of this library's kind, made from a JAX key of any kind, typed or raw.
 

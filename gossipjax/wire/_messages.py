@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.wire._codec import KEY_IMPLEMENTATION, Codec, Like, WireLike
+from gossipjax.wire._codec import Codec, Like, WireLike, make_seed_key
 from gossipjax.wire._floats import MIN_BITS, FloatCodec, is_real_float
 
 
@@ -43,7 +43,7 @@ class Wire(NamedTuple):
         if self.codec is None or not self.codec.needs_key:
             return None
         seed = getattr(self.codec, "seed", 0)
-        return jax.random.fold_in(jax.random.key(seed, impl=KEY_IMPLEMENTATION), count)
+        return jax.random.fold_in(make_seed_key(seed), count)
 
 
 def make_wire(
@@ -65,7 +65,7 @@ def make_wire(
         raise ValueError(
             f"wire must be a dense codec, such as gx.wire.int8(), got {codec}: values that are not "
             "sent would keep their mass and lose their weight. Use gx.choco(schedule, codec, gamma)"
-            ", which sends differences, or gx.allreduce(wire=codec)."
+            ", which sends differences, gx.allreduce(wire=codec), or gx.outer(error_feedback=1)."
         )
     return Wire(axis_name, local_axis_name, codec)
 

@@ -11,8 +11,10 @@ import numpy as np
 import optax
 import oracle
 from algorithms.problems import SHAPES
+from promotion import promoting
 
 import gossipjax as gx
+from gossipjax.algorithms import sparta
 
 ALPHA = 0.2
 PERIOD = 2
@@ -121,6 +123,40 @@ def draw_values(difference, step, node):
     return np.roll(np.asarray(drawn, np.float64), -bias_size)
 
 
+ADAM = {"b1": 0.8, "b2": 0.9, "eps": 1e-3}
+PERIODS = (2, 3, 4)
+SLICES = 3  # of sparta
+
+
+def make_desloc_row(average, **fields):
+    def transform(schedule, **options):
+        rounds = "exact" if average == "exact" else schedule
+        adam = optax.adam(RATE, ADAM["b1"], ADAM["b2"], ADAM["eps"])
+        return gx.desloc(promoting(adam), *PERIODS, rounds, **options)
+
+    return Row(
+        transform,
+        partial(oracle.desloc, rate=RATE, **ADAM, periods=PERIODS, average=average),
+        oracle.doubly_stochastic,
+        steps=7,
+        has_schedule=False,
+        conserves_mass=False,
+        **fields,
+    )
+
+
+def draw_slice(step):
+    """The slice of the tree that `sparta` averages; the leaves are in the order of `flatten`."""
+    marks = []
+    for name, shape in SHAPES.items():
+        size = int(np.prod(shape))
+        leaf = sorted(SHAPES).index(name)
+        with jax.enable_x64(False):
+            places = sparta.draw_slice(size, SLICES, 5, leaf, jnp.int32(step))
+        marks.append(np.isin(np.arange(size), places))
+    return np.concatenate(marks)
+
+
 ROWS = {
     "allreduce": Row(
         lambda schedule, **options: gx.allreduce(**options),
@@ -174,6 +210,11 @@ ROWS = {
         oracle.static_ring,
         is_inner_on_one_node=True,
         mass_drift=1e-4,
+        is_variant=True,
+    ),
+    "choco, block_top_k": make_choco_row(  # of one block, in which the order does not matter
+        gx.wire.block_top_k(5),
+        lambda difference, step, node: oracle.block_top_k(difference, 5, 4096),
         is_variant=True,
     ),
     "choco, random_k": make_choco_row(RANDOM_K, draw_values),
@@ -272,6 +313,21 @@ ROWS = {
         partial(oracle.quasi_global_adam, rate=RATE, b1=0.8, b2=0.9, eps=1e-3, gradient_weight=1.0),
         oracle.doubly_stochastic,
         conserves_mass=False,
+        is_variant=True,
+    ),
+    "desloc": make_desloc_row("exact"),
+    "desloc, by a schedule": make_desloc_row("schedule", is_variant=True),
+    "sparta": Row(
+        lambda schedule, **options: gx.sparta(1 / SLICES, 5, **options),
+        partial(oracle.sparta, draw=draw_slice),
+        oracle.doubly_stochastic,
+        has_schedule=False,
+        is_inner_on_one_node=True,
+    ),
+    "sparta, by a schedule": Row(
+        lambda schedule, **options: gx.sparta(1 / SLICES, 5, schedule, **options),
+        partial(oracle.sparta, draw=draw_slice, average="schedule"),
+        oracle.doubly_stochastic,
         is_variant=True,
     ),
     "relay": Row(

@@ -16,6 +16,7 @@ GAMMA = {
     gx.wire.int4(): 0.5,
     gx.wire.top_k(0.1): 0.2,
     gx.wire.random_k(0.1): 0.1,
+    gx.wire.block_top_k(16, block=128): 0.2,
 }
 # Steps until the distance is below 1e-5 of the norm, with some to spare.
 STEPS = {"float32()": 150, "int8(block=256)": 150, "int4(block=256)": 300}

@@ -21,7 +21,7 @@ from gossipjax.checkpoint import Checkpoints, TrainState
 SHAPES = {"kernel": (4, 6), "bias": (8,)}
 FSDP = {"kernel": P("fsdp"), "bias": P("fsdp")}
 BOTH = {"kernel": P("tensor", "fsdp"), "bias": P(("fsdp", "tensor"))}
-CHOOSES_AMONG_VALUES = ["choco, random_k", "deepsqueeze"]
+CHOOSES_AMONG_VALUES = ["choco, random_k", "deepsqueeze", "sparta"]
 COLLECTIVE = re.compile(r"(\S+) (all-gather|all-reduce|all-to-all|collective-permute)(?:-start)?\(")
 STEPS = 4
 

@@ -122,6 +122,7 @@ ROWS += [
 PARAMS = {"a": jnp.ones((4, 2)), "b": jnp.ones((4, 3))}
 SGD = optax.sgd(0.1)
 MOMENTUM = optax.sgd(0.7, momentum=0.9)
+ADAM = optax.adam(0.1)
 INT8 = gx.wire.int8()
 TOP_K = gx.wire.top_k(0.1)
 FACTORIES: dict[str, Callable[..., Any]] = {
@@ -142,7 +143,15 @@ TRANSFORMS = {
     "outer": gx.outer(gx.sgp(RING), optax.sgd(0.7), 4),
     "choco": gx.choco(RING, TOP_K, 0.1),
     "deepsqueeze": gx.deepsqueeze(RING, TOP_K, 0.1),
+    "desloc": gx.desloc(optax.adam(0.1), 2, 4, 8),
+    "sparta": gx.sparta(0.1),
 }
+
+
+def desloc(argument: str) -> Callable[[Any], Any]:
+    return lambda value: gx.desloc(
+        **{"inner": ADAM, "every": 2, "mu_every": 4, "nu_every": 8, argument: value}
+    )
 
 
 def identity(tree: Any) -> Any:
@@ -225,6 +234,29 @@ for name, function, values, message in (
     ("random_k seed", lambda s: gx.wire.random_k(0.1, s), [2**32], "seed of random_k"),
     ("choco rounds", lambda s: gx.choco(s, INT8, 0.1), [ONE_PEER], "static"),
     ("choco copies", lambda c: gx.choco(RING, INT8, 0.1, copies=c), ["new"], "copies of choco"),
+    ("block_top_k count", gx.wire.block_top_k, [0, 1.5, 4097], "count of block_top_k"),
+    ("block_top_k block", lambda b: gx.wire.block_top_k(4, b), [0, 4097], "block of block_top_k"),
+    ("sparta fraction", gx.sparta, [0, 1.1, NAN], "fraction of sparta"),
+    ("sparta seed", lambda s: gx.sparta(0.1, s), [-1, 2**32], "seed of sparta"),
+    ("sparta schedule", lambda s: gx.sparta(0.1, 0, s), [STAR], "doubly stochastic"),
+    ("desloc inner", desloc("inner"), [None], "inner of desloc"),
+    ("desloc every", desloc("every"), [0, 1.5], "every of desloc"),
+    ("desloc mu_every", desloc("mu_every"), [0], "mu_every of desloc"),
+    ("desloc nu_every", desloc("nu_every"), [-1], "nu_every of desloc"),
+    ("desloc average", desloc("average"), ["none", np.eye(4)], "average of desloc"),
+    ("desloc star", desloc("average"), [STAR], "doubly stochastic"),
+    (
+        "desloc without moments",
+        lambda tx: desloc("inner")(tx).init(PARAMS),
+        [SGD, optax.rmsprop(0.1), optax.contrib.scale_by_muon()],
+        "inner of desloc must keep the moments",
+    ),
+    (
+        "desloc around gossip",
+        lambda tx: desloc("inner")(optax.chain(ADAM, tx)).init(PARAMS),
+        [gx.sgp(RING), gx.outer(SGD, SGD, 4)],
+        "inner of desloc must hold no gossip",
+    ),
     ("osgp overlap", lambda k: gx.osgp(RING, k), [-1, 1.5], "overlap of osgp"),
     ("sgp order", lambda order: gx.sgp(RING, order), ["adapt"], "'adapt-then-combine'"),
     ("dpsgd order", lambda order: gx.dpsgd(RING, order), ["combine"], "'adapt-then-combine'"),
@@ -309,6 +341,34 @@ for name, function, values, message in (
     ("outer pull", outer("pull"), [-1, NAN], "pull of"),
     ("outer wire", outer("wire"), ["x", TOP_K], "wire"),
     (
+        "outer error_feedback",
+        lambda b: gx.outer(SGD, SGD, 4, wire=TOP_K, error_feedback=b),
+        [-0.1, 1.1, NAN],
+        "error_feedback of outer",
+    ),
+    (
+        "outer error_feedback of what has none",
+        lambda fields: gx.outer(SGD, SGD, 4, error_feedback=0.9, **fields),
+        [{}, {"wire": TOP_K, "delay": 1}, {"wire": TOP_K, "average": RING}],
+        "error_feedback of outer must be None unless",
+    ),
+    (
+        "outer mean_over",
+        lambda fields: gx.outer(SGD, SGD, 4, **fields),
+        [
+            {"mean_over": "all"},
+            {"mean_over": "senders"},
+            {"mean_over": "senders", "wire": INT8, "error_feedback": 1},
+        ],
+        "mean_over of outer",
+    ),
+    (
+        "outer around moments",
+        lambda tx: gx.outer(tx, SGD, 4).init(PARAMS),
+        [gx.desloc(ADAM, 2, 4, 8)],
+        "one that keeps moments",
+    ),
+    (
         "outer reset of fragments",
         lambda p: gx.outer(SGD, SGD, 4, fragments=p, reset_inner=True),
         [2],
@@ -381,7 +441,7 @@ for name, tx in TRANSFORMS.items():
             "must be a mapped axis, got 'nodes'",
         ),
     ]
-    if name not in ("easgd", "outer"):
+    if name not in ("easgd", "outer", "desloc", "sparta"):
         ROWS.append(Call(f"{name} nodes", lambda tx=tx: update(tx, nodes=3), "4, got 3"))
 
 OUTER = TRANSFORMS["outer"]
@@ -393,6 +453,13 @@ for name, tx, other, message in (
     ("period", gx.easgd(0.1, 2), gx.easgd(0.1, 3), "its period, 2, got one of 3"),
     ("delay", gx.adpsgd(RING, 3), gx.adpsgd(RING, 4), "extra"),
     ("outer every", OUTER, gx.outer(gx.sgp(RING), optax.sgd(0.7), 5), "its every"),
+    (
+        "outer error_feedback",
+        gx.outer(SGD, SGD, 4, wire=TOP_K, error_feedback=1),
+        gx.outer(SGD, SGD, 4, wire=TOP_K, error_feedback=0.9),
+        "its error_feedback, 1.0, got one of 0.9",
+    ),
+    ("periods", gx.desloc(ADAM, 2, 4, 8), gx.desloc(ADAM, 2, 4, 6), "its beside, (4, 8), got"),
     ("outer average", OUTER, gx.outer(gx.sgp(RING), optax.sgd(0.7), 4, "none"), "its average"),
     ("outer_tx", OUTER, gx.outer(gx.sgp(RING), MOMENTUM, 4), "its outer_tx"),
     ("finite", gx.apply_if_finite(SGD), optax.apply_if_finite(SGD, 5), "made by its init"),

@@ -18,7 +18,8 @@ N = 8
 DENSE = [gx.wire.bfloat16(), gx.wire.float16(), gx.wire.int8(), gx.wire.int4(block=16)]
 INTEGERS = [gx.wire.int8(), gx.wire.int4(), gx.wire.int8(block=8), gx.wire.int4(block=16)]
 SPARSE = [gx.wire.top_k(0.1), gx.wire.random_k(0.1)]
-ALL = [*DENSE, *SPARSE, gx.wire.top_k(1), gx.wire.random_k(0.7)]
+BLOCKS = [gx.wire.block_top_k(), gx.wire.block_top_k(5, block=24)]
+ALL = [*DENSE, *SPARSE, *BLOCKS, gx.wire.top_k(1), gx.wire.random_k(0.7)]
 SCHEDULES = {
     "one peer": gx.topology.one_peer_exponential(N),
     "complete": gx.topology.complete(N),
@@ -64,7 +65,7 @@ def test_the_words_are_counted(codec):
 
 
 @pytest.mark.parametrize(
-    "codec", [gx.wire.int8(), gx.wire.int4(block=16), gx.wire.top_k(0.5)], ids=str
+    "codec", [gx.wire.int8(), gx.wire.int4(block=16), gx.wire.top_k(0.5), BLOCKS[1]], ids=str
 )
 def test_values_in_float64(codec):
     with jax.enable_x64(True):
@@ -128,6 +129,35 @@ def test_top_k_takes_the_largest():
     )
     x[3] = np.nan
     assert np.isnan(send(gx.wire.top_k(0.001), x)[3])
+
+
+@pytest.mark.parametrize(("count", "block", "size"), [(64, 4096, 9000), (5, 24, 71), (8, 8, 20)])
+def test_block_top_k_equals_its_definition(count, block, size):
+    """Of values of very different magnitudes by block: each has a table of its own."""
+    codec = gx.wire.block_top_k(count, block)
+    x = np.random.default_rng(0).normal(size=size) * 10.0 ** np.linspace(-20, 10, size)
+    x = x.astype(np.float32).astype(np.float64)
+    arrived = send(codec, x)
+    np.testing.assert_allclose(arrived, oracle.block_top_k(x, count, block), rtol=2e-5, atol=0)
+    blocks = -(-size // block)
+    length = -(-size // blocks)
+    assert (arrived != 0).sum() == min(size, blocks * min(count, length))
+    x[3] = np.nan
+    arrived = send(codec, x)
+    assert np.isnan(arrived[3])
+    assert np.isfinite(arrived[length:]).all()
+
+
+def test_codes_are_packed_in_14_bits():
+    codec = gx.wire.block_top_k(count=48, block=48)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=48), jnp.float32)
+    words = np.asarray(codec.encode(x))[:-4]
+    bits = "".join(f"{word:032b}"[::-1] for word in words)
+    codes = [int(bits[14 * i : 14 * (i + 1)][::-1], 2) for i in range(48)]
+    assert sorted(code % 2**12 for code in codes) == list(range(48))
+    order = np.argsort(-np.abs(x))
+    np.testing.assert_array_equal([code % 2**12 for code in codes], order)
+    assert {code >> 12 for code in codes} <= {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("fraction", [0.003, 0.7])

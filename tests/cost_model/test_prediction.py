@@ -7,6 +7,7 @@ import math
 import jax.numpy as jnp
 import networkx
 import numpy as np
+import optax
 import pytest
 
 import gossipjax as gx
@@ -23,6 +24,7 @@ from gossipjax.cost_model import (
     async_sgp,
     centralized,
     d1d_psgd,
+    desloc,
     diloco,
     dpsgd,
     easgd,
@@ -39,6 +41,8 @@ from gossipjax.cost_model import (
     simulate,
     single,
     slowmo,
+    sparse_loco,
+    sparta,
     streaming_diloco,
 )
 
@@ -84,6 +88,13 @@ EXPECTED = {
     "easgd": (easgd(period=7), C + 2 * (WIRE / 8 + 1e-3), 0.25),
     "local-sgd": (local_sgd(14), C + WIRE / 8 + 1e-3, 0.125),
     "slowmo": (slowmo(sgp(ONE_PEER), 14), C + WIRE * 9 / 8 + 2e-3, 1.125),
+    "sparse-loco": (
+        sparse_loco(14, N, wire=8),
+        C + (14 / 8 * WIRE + 14 * 1e-3) / 14,
+        0.25 * 7 / 14,
+    ),
+    "desloc": (desloc(7, 14, 28), C + 3.5 * (WIRE / 8 + 1e-3), 7 / 16),
+    "sparta": (sparta(0.25), C + 14 * (WIRE / 32 + 1e-3), 7 / 16),
     "diloco": (diloco(14), C + WIRE / 8 + 1e-3, 0.125),
     "streaming": (streaming_diloco(14, 2, delay=0), C + WIRE / 8 + 2e-3, 0.125),
     "streaming, delay": (streaming_diloco(14, 2), C, 0.125),
@@ -174,6 +185,8 @@ TRANSFORMS = {
     "2-osgp": (gx.osgp(ONE_PEER, overlap=2), osgp(ONE_PEER, overlap=2)),
     "dpsgd": (gx.dpsgd(PAIRS), dpsgd(PAIRS)),
     "easgd": (gx.easgd(0.1, period=7), easgd(period=7)),
+    "sparta": (gx.sparta(0.25), sparta(0.25)),
+    "desloc": (gx.desloc(optax.adam(0.1), 7, 14, 28), desloc(7, 14, 28)),
     "gradient-tracking": (gx.gradient_tracking(ONE_PEER), gradient_tracking(ONE_PEER)),
     "mixed-momentum": (gx.mixed_momentum(PAIRS, 0.1, 0.9), mixed_momentum(PAIRS)),
     "relay": (gx.relay(TREE), relay(TREE)),
@@ -186,7 +199,8 @@ TRANSFORMS = {
 def test_the_plan_of_an_algorithm_says_what_its_method_sends():
     for name, (transform, method) in TRANSFORMS.items():
         state = transform.init({"w": jnp.zeros(3)})
-        assert isinstance(state, gx.GossipState)
+        state = gx.gossip_state(state)
+        assert state is not None
         read = from_plan(state.plan, name)
         assert read.staleness == method.staleness, name
         for ours, theirs in zip(read.exchanges, method.exchanges, strict=True):

@@ -59,6 +59,12 @@ def test_what_is_impossible_is_refused(tmp_path, capsys):
             "--outer-every 4 --outer-average none --outer-wire int8",
             "--outer-wire must be float32 with --outer-average none",
         ),
+        ("--outer-every 4 --outer-wire top_k", "without --outer-error-feedback, got top_k"),
+        (
+            "--outer-every 4 --algorithm local --outer-error-feedback 0.9",
+            "unless average is 'exact', delay 0 and wire a codec",
+        ),
+        ("--algorithm desloc --optimizer nesterov", "inner of desloc must keep the moments"),
         ("--algorithm local --local-steps 4", "give --outer-every 4 instead"),
     ):
         with pytest.raises(SystemExit) as stop:
@@ -72,7 +78,8 @@ def test_what_is_impossible_is_refused(tmp_path, capsys):
 def test_it_stands_around_what_keeps_nothing_but_models(name):
     def make():
         options = MethodOptions(nodes=4, steps=100, outer=OuterOptions(4))
-        return make_method(spell_name(name, 1), options, optax.sgd(0.1))
+        optimizer = optax.sgd if ALGORITHMS[name].wrap is None else optax.adam
+        return make_method(spell_name(name, 1), options, optimizer(0.1))
 
     if ALGORITHMS[name].takes_outer:
         make()

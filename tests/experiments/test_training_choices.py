@@ -52,6 +52,32 @@ def test_optimizers():
         np.testing.assert_allclose(z, expected, rtol=1e-5)
 
 
+def test_muon_steps_matrices_and_adam_the_rest():
+    """Its steps are orthogonal, with the root mean square of Adam's."""
+    params = {
+        "embedding": jnp.ones((9, 4)),
+        "layer": {"kernel": jnp.ones((6, 4))},
+        "b": jnp.ones(4),
+    }
+    grads = jax.tree.map(
+        lambda x: jnp.asarray(np.random.default_rng(x.size).normal(size=x.shape)), params
+    )
+    updates = {}
+    for name in ("adam", "muon"):
+        tx = make_optimizer(name, LEARNING_RATE, DECAY)
+        updates[name], _ = tx.update(grads, tx.init(params), params)
+    for name in ("embedding", "b"):
+        np.testing.assert_allclose(updates["muon"][name], updates["adam"][name], rtol=1e-6)
+    step = np.asarray(updates["muon"]["layer"]["kernel"]) / LEARNING_RATE + DECAY
+    singular = np.linalg.svd(step / (0.2 * np.sqrt(6)), compute_uv=False)
+    assert 0.6 < singular.min() < singular.max() < 1.3  # what five steps of Newton-Schulz leave
+
+
+def test_desloc_needs_moments():
+    with pytest.raises(ValueError, match="inner of desloc must keep the moments"):
+        make_method("desloc", MethodOptions(4), optax.sgd(LEARNING_RATE))
+
+
 def learning_rates(name, global_batch_size, steps=(0, 50, 299, 300, 600, 800, 899)):
     schedule = make_lr_schedule(name, LEARNING_RATE, 900, global_batch_size)
     return [float(np.asarray(schedule(step))) for step in steps]
@@ -148,7 +174,8 @@ def test_every_row_of_the_table(name):
     assert spell_name(name) in ALGORITHM_HELP
     local_steps = 3 if row.skips_steps and row.exchanges else 1
     options = MethodOptions(4, local_steps=local_steps)
-    method = make_method(spelled, options, optax.sgd(LEARNING_RATE))
+    optimizer = optax.sgd if row.wrap is None else optax.adam
+    method = make_method(spelled, options, optimizer(LEARNING_RATE))
     assert (method.algorithm, method.topology) == (spelled, row.topology)
     assert row.topology in TOPOLOGIES or row.fixed_topology
     state = method.state()

@@ -16,15 +16,13 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-from gossipjax.algorithms.frame.state import DEFAULT_WIRE, ExchangePlan, GossipState
-from gossipjax.collectives import StepLike, group_rounds
+from gossipjax.algorithms.frame.state import DEFAULT_WIRE, MAX_STEPS, ExchangePlan, GossipState
+from gossipjax.collectives import MeanOver, StepLike, group_rounds
 from gossipjax.last import takes_gradients, traced_arguments
 from gossipjax.serialization import written_by_flax
 from gossipjax.sharding import ShardedState
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import Wire
-
-MAX_STEPS = 2**16  # of one cycle of gossip and outer steps together
 
 Average = Schedule | Literal["exact", "none"]
 
@@ -88,6 +86,10 @@ class OuterPlan:
       mix: the weight of the local model where an average is used.
       pull: the weight of the distance between anchors, where `average` is a schedule.
       wire: the axes and the type of messages.
+      error_feedback: the factor of what messages have left out, in the next ones; None if it is
+        lost.
+      mean_over: by what the sum of sparse messages is divided: all nodes, or those that sent a
+        value.
     """
 
     every: int
@@ -97,6 +99,8 @@ class OuterPlan:
     mix: float = 0.0
     pull: float = 1.0
     wire: Wire = DEFAULT_WIRE
+    error_feedback: float | None = None
+    mean_over: MeanOver = "nodes"
 
     @property
     def replaces_all(self) -> bool:
@@ -174,6 +178,7 @@ class OuterState(NamedTuple):
       sent_counts: int32 `[p]`, the updates before that after which each fragment was sent; -1
         before that, and once its average was used; None without delay.
       plan: static: the `OuterPlan`.
+      error: what this node's messages have left out, like `anchor`; None without error feedback.
     """
 
     count: Any
@@ -184,6 +189,7 @@ class OuterState(NamedTuple):
     sent: Any
     sent_counts: Any
     plan: Any
+    error: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,6 +213,7 @@ class StepPlan:
         """Whether a traced step makes one program without branches, where nodes are simulated."""
         schedule = self.exchange.schedule
         is_plain = self.outer is None and self.accumulation.every == 1
+        is_plain = is_plain and not self.exchange.beside
         if schedule is None or not is_plain or self.exchange.overlap > 1:
             return False
         return len(group_rounds(schedule)) == 1
