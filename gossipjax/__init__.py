@@ -49,6 +49,7 @@ __all__ = [
     "exchange",
     "flax",
     "fsdp_specs",
+    "gossip",
     "gossip_state",
     "gradient_tracking",
     "latest_model",

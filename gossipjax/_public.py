@@ -14,6 +14,7 @@ from gossipjax.algorithms.easgd import easgd
 from gossipjax.algorithms.frame.chain import canonical_step, canonical_steps, gossip_state
 from gossipjax.algorithms.frame.exchange import exchange
 from gossipjax.algorithms.frame.state import GossipState
+from gossipjax.algorithms.gossip import gossip
 from gossipjax.algorithms.gradient_tracking import gradient_tracking
 from gossipjax.algorithms.mixed_momentum import mixed_momentum
 from gossipjax.algorithms.osgp import osgp

@@ -10,6 +10,7 @@ import networkx as nx
 import numpy as np
 import optax
 import oracle
+from algorithms import published
 from algorithms.problems import SHAPES
 
 import gossipjax as gx
@@ -229,6 +230,13 @@ ROWS = {
         oracle.gradient_tracking,
         oracle.doubly_stochastic,
         is_variant=True,
+    ),
+    "gossip": Row(  # an algorithm of one's own
+        published.gradient_tracking,
+        oracle.gradient_tracking,
+        oracle.column_stochastic,
+        is_inner_on_one_node=True,
+        is_allreduce_on_complete=True,
     ),
     "d2": Row(
         lambda schedule, **options: gx.d2(

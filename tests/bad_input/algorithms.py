@@ -124,7 +124,14 @@ SGD = optax.sgd(0.1)
 MOMENTUM = optax.sgd(0.7, momentum=0.9)
 INT8 = gx.wire.int8()
 TOP_K = gx.wire.top_k(0.1)
+
+
+def make_gossip(schedule: Any, **options: Any) -> Any:
+    return gx.gossip(schedule, lambda x, u, node: node.mix(optax.tree.add(x, u)), **options)
+
+
 FACTORIES: dict[str, Callable[..., Any]] = {
+    "gossip": make_gossip,
     "sgp": gx.sgp,
     "osgp": gx.osgp,
     "dpsgd": gx.dpsgd,
@@ -193,6 +200,28 @@ for name, factory in FACTORIES.items():
             [value],
             argument if value != TOP_K else "gx.choco",
         )
+for name, keeps, combine, message in (
+    ("no exchange", None, lambda x, u, node: x, "must call node.mix, got no call"),
+    ("two", None, lambda x, u, node: node.mix(node.mix(x)), "once, got a second call"),
+    ("integers", None, lambda x, u, node: node.mix(jnp.arange(2)), "floating-point"),
+    ("another tree", None, lambda x, u, node: without(node.mix(x)), "that combine of gossip"),
+    ("keeps nothing", {"m": "average"}, lambda x, u, node: node.mix(x), "return x, {'m': ...}"),
+    ("keeps another", {"m": "restart"}, lambda x, u, node: (node.mix(x), {"v": x}), "with m, as"),
+    ("keeps less", {"m": "restart"}, lambda x, u, node: (node.mix(x), {"m": 0.0}), "'m' that"),
+):
+    ROWS += calls(
+        f"gossip {name}",
+        lambda combine, keeps=keeps: update(gx.gossip(RING, combine, keeps)),
+        [combine],
+        message,
+    )
+ROWS += calls("gossip combine", lambda combine: gx.gossip(RING, combine), [None], "combine of")
+ROWS += calls(
+    "gossip keeps",
+    lambda keeps: gx.gossip(RING, identity, keeps),
+    [["m"], {"m": "max"}, {0: "average"}],
+    "keeps of gossip",
+)
 for name in ("dpsgd", "adpsgd", "quasi_global", "quasi_global_adam", "mixed_momentum"):
     ROWS += calls(f"{name} star", FACTORIES[name], [STAR], "doubly stochastic")
 for name in ("choco", "deepsqueeze"):
