@@ -29,6 +29,7 @@ __all__ = [
     "TrainStep",
     "accumulate",
     "accumulate_gradients",
+    "adaptive_consensus",
     "adpsgd",
     "allreduce",
     "apply_if_finite",

@@ -9,7 +9,7 @@ from gossipjax.algorithms.apply_if_finite import apply_if_finite
 from gossipjax.algorithms.choco import choco
 from gossipjax.algorithms.d2 import d2
 from gossipjax.algorithms.deepsqueeze import deepsqueeze
-from gossipjax.algorithms.dpsgd import dpsgd
+from gossipjax.algorithms.dpsgd import adaptive_consensus, dpsgd
 from gossipjax.algorithms.easgd import easgd
 from gossipjax.algorithms.frame.chain import canonical_step, canonical_steps, gossip_state
 from gossipjax.algorithms.frame.exchange import exchange

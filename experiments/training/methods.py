@@ -230,6 +230,17 @@ def _read_delays(folder: Path) -> Any:
     return gx.asynchronous.measure_delays(journals)
 
 
+def _build_dsgd_ac(schedule: gx.Schedule, options: MethodOptions) -> Transform:
+    """DSGD-AC whose strength follows the learning rate of the run from its peak on."""
+    rate = options.rate
+    if not callable(rate):  # constant: D-PSGD
+        return gx.dpsgd(schedule, wire=options.codec)
+    updates = max(1, options.steps // options.accumulate)
+    peak = int(np.argmax(jax.vmap(rate)(np.arange(updates))))
+    strength = gx.adaptive_consensus(rate, start=peak)
+    return gx.dpsgd(schedule, wire=options.codec, strength=strength)
+
+
 def _build_relay(schedule: gx.Schedule, options: MethodOptions) -> Transform:
     """RelaySGD on the graph of the schedule, which must be a tree."""
     matrix = schedule.matrices()[0]
@@ -258,6 +269,7 @@ ALGORITHMS = {
         "ring",
         mixes_after=True,
     ),
+    "dsgd-ac": Algorithm(_build_dsgd_ac, "bipartite_exponential"),
     "choco": Algorithm(
         lambda schedule, options: gx.choco(
             schedule, options.codec or gx.wire.float32(), FORMS[options.wire].gamma

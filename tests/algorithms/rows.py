@@ -88,6 +88,10 @@ def falling_rate(count):
     return RATE / (1 + jnp.asarray(count, jnp.float32))
 
 
+def falling_strength(count):
+    return 0.9 / (1 + jnp.asarray(count, jnp.float32))
+
+
 def d2_oracle(matrices, x, updates):
     return oracle.d2(oracle.lazy_ring(len(x)), x, updates)
 
@@ -144,6 +148,18 @@ ROWS = {
         oracle.dpsgd_adapt_then_combine,
         oracle.doubly_stochastic,
         is_allreduce_on_complete=True,
+    ),
+    "dpsgd, falling strength": Row(
+        partial(gx.dpsgd, strength=falling_strength),
+        partial(oracle.dsgd_ac, strength=lambda k: 0.9 / (1 + k)),
+        oracle.doubly_stochastic,
+        is_inner_on_one_node=True,
+    ),
+    "dpsgd, adapt-then-combine, falling strength": Row(
+        partial(gx.dpsgd, order="adapt-then-combine", strength=falling_strength),
+        partial(oracle.dsgd_ac, strength=lambda k: 0.9 / (1 + k), adapt_first=True),
+        oracle.doubly_stochastic,
+        is_variant=True,
     ),
     "sgp": Row(
         gx.sgp,

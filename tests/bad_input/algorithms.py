@@ -91,6 +91,18 @@ for name, function, values, message in (
         [nx.DiGraph([(0, 1), (1, 0)])],
         "undirected",
     ),
+    (
+        "optimal_weights",
+        T.optimal_weights,
+        [nx.DiGraph([(0, 1), (1, 0)]), nx.Graph(), nx.Graph([(0, 1), (2, 3)]), np.eye(2)],
+        "graph must",
+    ),
+    (
+        "optimal_weights of itself",
+        lambda w: T.optimal_weights(nx.path_graph(2), min_self_weight=w),
+        [-0.1, 1, NAN],
+        "min_self_weight must",
+    ),
     ("round_at", RING.round_at, [0.5], "step must be an integer"),
     ("matrices", RING.matrices, [-1], "must"),
     ("every", RING.every, [0, 1.5], "k of every"),
@@ -214,6 +226,26 @@ for name, keeps, combine, message in (
         lambda combine, keeps=keeps: update(gx.gossip(RING, combine, keeps)),
         [combine],
         message,
+    )
+ROWS += calls(
+    "strength",
+    lambda c: gx.dpsgd(RING, strength=c),
+    [-0.1, 1.1, NAN, "1", lambda count: jnp.ones(2)],
+    "strength of dpsgd",
+)
+for name, values in (
+    ("rate", [0.1, optax.constant_schedule(0.0), optax.constant_schedule(NAN)]),
+    ("start", [-1, 0.5]),
+    ("power", [0, NAN]),
+    ("minimum", [-0.1, 1.1]),
+):
+    ROWS += calls(
+        f"adaptive {name}",
+        lambda value, name=name: gx.adaptive_consensus(
+            **{"rate": optax.constant_schedule(0.1), name: value}
+        ),
+        values,
+        f"{name} of adaptive_consensus",
     )
 ROWS += calls("gossip combine", lambda combine: gx.gossip(RING, combine), [None], "combine of")
 ROWS += calls(
