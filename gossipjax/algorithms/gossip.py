@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import optax
@@ -17,7 +18,8 @@ from gossipjax.wire import WireLike
 Rule = Literal["average", "restart"]
 
 
-class Node(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Node:
     """What a node has in one update, beside its model and the update that arrives.
 
     Attributes:

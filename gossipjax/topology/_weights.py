@@ -106,7 +106,8 @@ def _solve(incidence: np.ndarray, nonnegative: bool, min_self_weight: float) -> 
     identity = np.eye(n)
     laplacian = incidence @ cvxpy.diag(weights) @ incidence.T
     difference = identity - 1 / n - laplacian
-    constraints = [bound * identity - difference >> 0, bound * identity + difference >> 0]
+    scaled = bound * identity
+    constraints: list[Any] = [scaled - difference >> 0, scaled + difference >> 0]
     if nonnegative:
         constraints += [weights >= 0, 1 - abs(incidence) @ weights >= min_self_weight]
     problem = cvxpy.Problem(cvxpy.Minimize(bound), constraints)

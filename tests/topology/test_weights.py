@@ -38,7 +38,8 @@ def find_lower_bound(graph, nonnegative):
     form = cvxpy.diag(incidence.T @ (plus - minus) @ incidence)
     limit: Any = form <= abs(incidence).T @ z if nonnegative else form == 0
     gain = cvxpy.trace((plus - minus) @ (np.eye(n) - 1 / n)) - cvxpy.sum(z)
-    cvxpy.Problem(cvxpy.Maximize(gain), [limit, cvxpy.trace(plus + minus) <= 1]).solve("CLARABEL")
+    constraints: list[Any] = [limit, cvxpy.trace(plus + minus) <= 1]
+    cvxpy.Problem(cvxpy.Maximize(gain), constraints).solve("CLARABEL")
     assert plus.value is not None
     assert minus.value is not None
     Y = plus.value - minus.value  # what the solver found, which need not be exact
