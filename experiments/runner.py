@@ -59,6 +59,7 @@ class Run(NamedTuple):
     program: str  # `python -m experiments.PROGRAM`; or `gossipjax.launch`, with its whole name
     arguments: tuple[str, ...]  # without `--out`, which comes after them
     is_alone: bool = False  # it measures time, so that nothing else may run beside it
+    version: str = ""  # of what it runs beside this package; "" of nothing
 
     @property
     def module(self) -> str:
@@ -72,8 +73,8 @@ class Run(NamedTuple):
 
     @property
     def call(self) -> list[str]:
-        """What identifies it: program and arguments."""
-        return [self.program, *self.arguments]
+        """What identifies it: program, arguments and version."""
+        return [self.program, *self.arguments, *([self.version] if self.version else [])]
 
     @property
     def command(self) -> str:

@@ -10,11 +10,12 @@ from gossipjax.algorithms.choco import choco
 from gossipjax.algorithms.d2 import d2
 from gossipjax.algorithms.deepsqueeze import deepsqueeze
 from gossipjax.algorithms.desloc import desloc
-from gossipjax.algorithms.dpsgd import dpsgd
+from gossipjax.algorithms.dpsgd import adaptive_consensus, dpsgd
 from gossipjax.algorithms.easgd import easgd
 from gossipjax.algorithms.frame.chain import canonical_step, canonical_steps, gossip_state
 from gossipjax.algorithms.frame.exchange import exchange
 from gossipjax.algorithms.frame.state import GossipState
+from gossipjax.algorithms.gossip import gossip
 from gossipjax.algorithms.gradient_tracking import gradient_tracking
 from gossipjax.algorithms.mixed_momentum import mixed_momentum
 from gossipjax.algorithms.osgp import osgp

@@ -29,6 +29,17 @@ def dpsgd_adapt_then_combine(matrices, x, updates):
         yield x, x, np.ones(len(x))
 
 
+def dsgd_ac(matrices, x, updates, strength, adapt_first=False):
+    """Every node takes the share `strength(k)` of its way to the average of its neighbours."""
+    for k, u in enumerate(updates):
+        if adapt_first:
+            x = x + u
+        x = x + strength(k) * (matrices[k % len(matrices)] @ x - x)
+        if not adapt_first:
+            x = x + u
+        yield x, x, np.ones(len(x))
+
+
 def sgp(matrices, z, updates):
     x = z
     w = np.ones(len(z))

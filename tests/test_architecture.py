@@ -45,7 +45,7 @@ LAYERS = {
 }
 ALLOWED_PACKAGES = {
     "flax.py": {"flax", "optax"},
-    "topology": {"numpy"},
+    "topology": {"cvxpy", "numpy"},
     "cost_model": {"numpy"},
     "checkpoint": {"jax", "numpy", "optax", "orbax"},
     "asynchronous": {"jax", "numpy", "optax", "zmq"},

@@ -8,11 +8,14 @@ Every cell of the grid is a run of a training program, `--jobs` of them side by 
 folder in `OUT/cells`. Run it again with the same `--out`, and only what is not finished is run. The
 table has mean and standard deviation over the seeds, the best of each column marked, and the
 paper's figures beside them; `table.md`, `table.tex` and `table.csv` hold it, `summary.json` all of
-it. A run whose loss is not finite has diverged, and is counted as such; one that fails by another
-error is named, and the program then exits with status 1.
+it, and `curves.png` is drawn from the metrics of the runs. A run whose loss is not finite has
+diverged, and is counted as such; one that fails by another error is named, and the program then
+exits with status 1.
 """
 
 import dataclasses
+import hashlib
+import itertools
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,6 +26,7 @@ from rich.console import Console
 from rich.progress import Progress as RichProgress
 
 from experiments import results
+from experiments.compare.figure import plot_curves
 from experiments.compare.grids import Cell, Grid
 from experiments.compare.options import Options, describe_grids, make_grid
 from experiments.compare.table import (
@@ -45,6 +49,7 @@ from experiments.runner import (
     make_run_bar,
     run_all,
 )
+from experiments.training.methods import find_source
 
 CELLS = "cells"
 
@@ -69,7 +74,10 @@ def measure(options: Options, grid: Grid, out: Path, console: Console) -> list[s
     """
     devices = find_devices(options.jobs)
     cells = {cell.name: cell for cell in grid.list_cells()}
-    runs = [Run(name, grid.program, cell.arguments) for name, cell in cells.items()]
+    runs = [
+        Run(name, grid.program, cell.arguments, version=find_version(cell.arguments))
+        for name, cell in cells.items()
+    ]
     is_whole = True
     with make_run_bar(console) as bar, compilation_cache():
         progress = Progress(grid, runs, bar, devices.jobs)
@@ -87,10 +95,20 @@ def measure(options: Options, grid: Grid, out: Path, console: Console) -> list[s
     return [f"{cell.name}: {ended[cell].error}" for cell in failed]
 
 
+def find_version(arguments: Sequence[str]) -> str:
+    """Returns a digest of the files of the user's algorithms in these arguments; "" without any.
+
+    A file that has changed makes another run, though its arguments are the same.
+    """
+    names = [value for option, value in itertools.pairwise(arguments) if option == "--algorithm"]
+    texts = [find_source(name).read_bytes() for name in names if ":" in name]
+    return f"(source {hashlib.sha256(b''.join(texts)).hexdigest()[:12]})" if texts else ""
+
+
 def write_tables(
     options: Options, grid: Grid, outcomes: Mapping[Cell, Result], out: Path, console: Console
 ) -> None:
-    """Writes `summary.json` and the tables, and prints one."""
+    """Writes `summary.json`, the tables and the figure, and prints a table."""
     metric = find_metric(grid, list(outcomes.values()))
     entries = summarize(grid, outcomes, metric)
     caption = describe(grid, metric, outcomes)
@@ -109,6 +127,7 @@ def write_tables(
     ]
     results.write_summary(out, dataclasses.asdict(options), {}, records)
     print_table(grid, entries, caption, console)
+    plot_curves(grid, outcomes, metric, out / "curves.png")
 
 
 def describe(grid: Grid, metric: str, outcomes: Mapping[Cell, Result]) -> str:

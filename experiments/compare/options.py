@@ -15,7 +15,7 @@ from experiments.options import (
     option_name,
 )
 from experiments.presets.preset import Program
-from experiments.training.methods import ALGORITHMS, parse_name
+from experiments.training.methods import find_algorithm, parse_name
 
 ALGORITHMS_IF_NONE = ("sgp", "allreduce")
 PROGRAM_IF_NONE: Program = "image"
@@ -39,7 +39,8 @@ class Options:
     program: Program | None = None
     """The program that trains; if not given, image."""
     algorithm: tuple[str, ...] = ()
-    """One or several, NAME or NAME@TOPOLOGY; if not given, sgp and allreduce."""
+    """One or several, NAME, NAME@TOPOLOGY or, one of your own, MODULE:FUNCTION; if not given, sgp
+    and allreduce."""
     topology: tuple[str, ...] = ()
     """One or several, for each algorithm without one of its own; if not given, that of its paper.
     """
@@ -151,7 +152,7 @@ def _join_lines(lines: Sequence[Line]) -> Line:
 def _list_names(algorithm: str, topologies: Sequence[str]) -> list[str]:
     """The algorithm on each of the topologies that it can have."""
     parsed = parse_name(algorithm)
-    if parsed.topology is not None or not topologies or ALGORITHMS[parsed.row].fixed_topology:
+    if parsed.topology is not None or not topologies or find_algorithm(parsed.row).fixed_topology:
         return [algorithm]
     return [f"{algorithm}@{topology}" for topology in topologies]
 

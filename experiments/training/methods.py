@@ -1,8 +1,13 @@
 """The algorithms and topologies that programs know by name, and the method that a name means."""
 
 import dataclasses
+import functools
+import importlib
+import inspect
 import math
+import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -238,6 +243,17 @@ def _read_delays(folder: Path) -> Any:
     return gx.asynchronous.measure_delays(journals)
 
 
+def _build_dsgd_ac(schedule: gx.Schedule, options: MethodOptions) -> Transform:
+    """DSGD-AC whose strength follows the learning rate of the run from its peak on."""
+    rate = options.rate
+    if not callable(rate):  # constant: D-PSGD
+        return gx.dpsgd(schedule, wire=options.codec)
+    updates = max(1, options.steps // options.accumulate)
+    peak = int(np.argmax(jax.vmap(rate)(np.arange(updates))))
+    strength = gx.adaptive_consensus(rate, start=peak)
+    return gx.dpsgd(schedule, wire=options.codec, strength=strength)
+
+
 def _build_relay(schedule: gx.Schedule, options: MethodOptions) -> Transform:
     """RelaySGD on the graph of the schedule, which must be a tree."""
     matrix = schedule.matrices()[0]
@@ -275,6 +291,7 @@ ALGORITHMS = {
         "ring",
         mixes_after=True,
     ),
+    "dsgd-ac": Algorithm(_build_dsgd_ac, "bipartite_exponential"),
     "choco": Algorithm(
         lambda schedule, options: gx.choco(
             schedule, options.codec or gx.wire.float32(), FORMS[options.wire].gamma
@@ -347,6 +364,77 @@ ALGORITHMS = {
 }
 
 
+OWN_TOPOLOGY = "ring"  # of an algorithm MODULE:FUNCTION
+
+
+def find_algorithm(name: str) -> Algorithm:
+    """Returns a row of `ALGORITHMS`, or that of an algorithm of the user's, `MODULE:FUNCTION`.
+
+    The module is imported from the current folder or `sys.path`. The function takes a schedule, in
+    which local steps are counted, and returns a transform such as `gx.gossip` makes.
+
+    Raises:
+      ValueError: for a module that cannot be imported, or no such function in it.
+    """
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
+    module_name, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        function = getattr(importlib.import_module(module_name), attribute, None)
+    except (ImportError, ValueError) as error:
+        raise ValueError(
+            f"the module of --algorithm {name} must be one that can be imported, got {error}: "
+            f"start the program in the folder of {module_name.partition('.')[0]}.py, or add that "
+            "folder to PYTHONPATH."
+        ) from error
+    if not callable(function):
+        raise ValueError(
+            f"{attribute or 'the function'} of --algorithm {name} must be a function of a schedule "
+            f"in {module_name}, got {type(function).__name__}."
+        )
+    return Algorithm(
+        functools.partial(_build_own, name, function),
+        OWN_TOPOLOGY,
+        wires=("float32",),
+        takes_outer=False,
+    )
+
+
+def find_source(name: str) -> Path:
+    """Returns the file of an algorithm `MODULE:FUNCTION` that `parse_name` has found."""
+    return Path(inspect.getfile(sys.modules[name.partition(":")[0]]))
+
+
+def _build_own(
+    name: str,
+    function: Callable[[gx.Schedule], Any],
+    schedule: gx.Schedule,
+    options: MethodOptions,
+) -> Transform:
+    """Returns the transform of an algorithm of the user's; it must exchange over these nodes."""
+    transform = function(schedule)
+    if not isinstance(transform, optax.GradientTransformation):
+        raise ValueError(
+            f"{name} must return an optax.GradientTransformation, got {type(transform).__name__}: "
+            "gx.gossip(schedule, combine) makes one."
+        )
+    transform = optax.with_extra_args_support(transform)
+
+    def update(params: Any) -> Any:
+        return transform.update(params, transform.init(params), params, step=0)
+
+    params = [jax.ShapeDtypeStruct((schedule.size, 1), jnp.float32)]
+    _, state = jax.eval_shape(jax.vmap(update, axis_name="nodes"), params)
+    if gx.gossip_state(state) is None:
+        raise ValueError(
+            f"{name} must exchange by gossip that its state shows, got a transform without: make "
+            "it by gx.gossip(schedule, combine), which knows the rounds; gx.mix alone does not."
+        )
+    return transform
+
+
 MOMENTUMS: dict[str, Callable[[gx.Schedule, MethodOptions], Transform]] = {
     "mixed": lambda schedule, options: gx.mixed_momentum(
         schedule, options.rate, MOMENTUM, nesterov=True, wire=options.codec
@@ -376,7 +464,7 @@ def spell_name(name: str, overlap: int | str = "N") -> str:
 class ParsedName(NamedTuple):
     """An algorithm's name in parts."""
 
-    row: str  # its key in `ALGORITHMS`
+    row: str  # its key in `ALGORITHMS`, or MODULE:FUNCTION
     overlap: int  # the number in the name; 0 without one
     topology: str | None  # what follows `@`; None without it
 
@@ -385,30 +473,35 @@ def parse_name(name: str) -> ParsedName:
     """Takes `ALGORITHM` or `ALGORITHM@TOPOLOGY` apart.
 
     Raises:
-      ValueError: for an unknown algorithm, or a topology for one whose topology is fixed.
+      ValueError: as `find_algorithm`, for an unknown algorithm, or one whose topology is fixed with
+        another.
 
     >>> parse_name("2-osgp@ring")
     ParsedName(row='osgp', overlap=2, topology='ring')
     """
     algorithm, at, topology = name.partition("@")
-    number = re.fullmatch(r"(?P<first>(?:.*-)?)(?P<overlap>[0-9]+)-(?P<last>[^-]+)", algorithm)
+    number = re.fullmatch(r"(?P<first>(?:[^:]*-)?)(?P<overlap>[0-9]+)-(?P<last>[^-:]+)", algorithm)
     row = number["first"] + number["last"] if number else algorithm
-    if row not in ALGORITHMS or ALGORITHMS[row].overlaps != bool(number):
+    is_own = re.fullmatch(r"[\w.]+:\w+", algorithm)
+    if not is_own and (row not in ALGORITHMS or ALGORITHMS[row].overlaps != bool(number)):
         raise ValueError(
             f"no algorithm is named {algorithm!r}: it must be one of "
-            f"{', '.join(map(spell_name, ALGORITHMS))} (N is a number of steps, as in 1-osgp)."
+            f"{', '.join(map(spell_name, ALGORITHMS))} (N is a number of steps, as in 1-osgp), or "
+            "MODULE:FUNCTION, one of your own."
         )
-    if at and ALGORITHMS[row].fixed_topology:
+    found = find_algorithm(row)
+    if at and found.fixed_topology:
         raise ValueError(
-            f"the topology of {algorithm} must be {ALGORITHMS[row].topology}, got {name!r}: drop "
-            "@ and what follows it."
+            f"the topology of {algorithm} must be {found.topology}, got {name!r}: drop @ and what "
+            "follows it."
         )
     return ParsedName(row, int(number["overlap"]) if number else 0, topology if at else None)
 
 
 ALGORITHM_HELP = (
     f"One or several, NAME or NAME@TOPOLOGY: {', '.join(map(spell_name, ALGORITHMS))}. N is a "
-    "number of steps, as in 1-osgp. The asynchrony of adpsgd is simulated."
+    "number of steps, as in 1-osgp. The asynchrony of adpsgd is simulated. MODULE:FUNCTION is one "
+    "of your own: a function (schedule) -> transform in a module of the current folder."
 )
 TOPOLOGY_HELP = (
     f"The topology of algorithms given without one: {', '.join(TOPOLOGIES)}, or FIRST/THEN; if "
@@ -554,7 +647,7 @@ def make_method(
     'ring'
     """
     parsed = parse_name(name)
-    algorithm = ALGORITHMS[parsed.row]
+    algorithm = find_algorithm(parsed.row)
     options = dataclasses.replace(options, overlap=parsed.overlap)
     _require_fitting(parsed.row, options)
     topology = parsed.topology or default_topology or algorithm.topology
@@ -591,7 +684,7 @@ def make_method(
 
 def _require_fitting(name: str, options: MethodOptions) -> None:
     """Raises `ValueError` unless an algorithm, by its row, can have these options."""
-    algorithm = ALGORITHMS[name]
+    algorithm = find_algorithm(name)
     local_steps = options.local_steps
     mixes_momentum = options.momentum in MOMENTUMS
     mixing = " or ".join(row for row, other in ALGORITHMS.items() if other.mixes_after)

@@ -12,11 +12,11 @@ import numpy as np
 import optax
 
 from experiments.training.methods import (
-    ALGORITHMS,
     MOMENTUMS,
     Method,
     MethodOptions,
     Sharding,
+    find_algorithm,
     make_method,
     parse_name,
 )
@@ -224,7 +224,7 @@ class Plan:
     def _require_messages(self, algorithm: str) -> None:
         """Raises `ValueError` if an overlap is none, or no message arrives before the end."""
         row, overlap, _ = parse_name(algorithm)
-        if ALGORITHMS[row].overlaps and not overlap:
+        if find_algorithm(row).overlaps and not overlap:
             raise ValueError(
                 f"--algorithm must overlap 1 step or more, as 1-osgp, got {algorithm}: without "
                 "overlap it is sgp."

@@ -1,15 +1,19 @@
-"""Decentralized parallel SGD and, on random rings, RAND-PSGD."""
+"""Decentralized parallel SGD and, on random rings, RAND-PSGD; with adaptive consensus, DSGD-AC."""
 
 from __future__ import annotations
 
-from typing import get_args
+from functools import partial
+from typing import Any, get_args
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from gossipjax.algorithms import frame
+from gossipjax.algorithms.mixed_momentum import require_scalar
 from gossipjax.algorithms.sgp import mix_updated
-from gossipjax.collectives import require_doubly_stochastic
-from gossipjax.topology.schedule import Schedule
+from gossipjax.collectives import StepLike, require_doubly_stochastic
+from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import WireLike
 
 
@@ -19,6 +23,7 @@ def dpsgd(
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     wire: WireLike | None = None,
+    strength: optax.ScalarOrSchedule = 1.0,
 ) -> optax.GradientTransformationExtraArgs:
     """D-PSGD: average with the neighbours and take a local step. Goes *last* in a chain.
 
@@ -29,18 +34,22 @@ def dpsgd(
         x <- P (x + u)     order="adapt-then-combine" (a remark of the paper): the order of SGP, and
                            of the D-PSGD that the SGP paper compares with
 
-    On a random ring it is RAND-PSGD. The state is a `GossipState` with a count and, if any
-    parameter has less precision than float32, float32 residuals of all, as in `sgp`.
+    On a random ring it is RAND-PSGD. A `strength` c below 1 mixes by `(1 - c) I + c P` in the place
+    of `P`, at the same traffic: with that of `gx.adaptive_consensus` it is DSGD-AC. The state is a
+    `GossipState` with a count and, if any parameter has less precision than float32, float32
+    residuals of all, as in `sgp`.
 
     Args:
       schedule: a doubly stochastic schedule. The paper's matrices are symmetric too, which the
         mathematics does not need.
       order: which of the two.
       axis_name, local_axis_name, wire: as in `gx.sgp`, and `step=` of `update`.
+      strength: c, from 0 to 1; or a function of the number of updates so far, an `optax.Schedule`.
+        At 0 every node is alone, and pays for the exchange.
 
     Raises:
       ValueError: if the schedule is not doubly stochastic (x would drift from the average: use
-        `sgp`); else as `gx.sgp`.
+        `sgp`), or `strength` not as above; else as `gx.sgp`.
 
     References:
       Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", NIPS 2017,
@@ -57,6 +66,103 @@ def dpsgd(
     """
     require_doubly_stochastic(schedule, "dpsgd")
     frame.require_choice(order, "order of dpsgd", get_args(frame.Order))
+    _require_strength(strength)
     route = frame.make_route("dpsgd", axis_name, local_axis_name, wire)
     plan = frame.ExchangePlan(schedule, wire=route, order=order)
-    return mix_updated("dpsgd", plan, push_sum=False)
+    if not callable(strength) and not isinstance(strength, jax.Array) and strength == 1:
+        return mix_updated("dpsgd", plan, push_sum=False)
+
+    def combine(
+        x: Any, updates: Any, state: frame.GossipState, step: StepLike, received: Any = None
+    ) -> frame.Combined:
+        c = strength(state.count) if callable(strength) else strength
+        if plan.exchanges_early:
+            return frame.Combined(frame.add(_interpolate(x, received.x, c), updates), state)
+        x = frame.add(x, updates)
+        mixed, _ = frame.mix_once(x, None, state, step)
+        return frame.Combined(_interpolate(x, mixed, c), state)
+
+    return frame.gossip_transform("dpsgd", plan, partial(frame.init_state, plan=plan), combine)
+
+
+def _interpolate(x: Any, mixed: Any, c: Any) -> Any:
+    """`(1 - c) x + c P x`: exactly `P x` at 1, and exactly `x` at 0."""
+    return frame.add(frame.scale(x, 1 - jnp.asarray(c)), frame.scale(mixed, c))
+
+
+def _require_strength(strength: Any) -> None:
+    """Raises `ValueError` unless `strength` is a number from 0 to 1 or a schedule of numbers."""
+    name = "strength of dpsgd, unless it is a function of the update,"
+    if not callable(strength):
+        require_scalar(strength, name, "from 0 to 1", lambda c: 0 <= c <= 1)
+        return
+    value = jax.eval_shape(strength, jax.ShapeDtypeStruct((), jnp.int32))
+    if jnp.shape(value) != ():
+        raise ValueError(
+            "strength of dpsgd must be a function of the update that returns one number, got shape "
+            f"{list(jnp.shape(value))}."
+        )
+
+
+def adaptive_consensus(
+    rate: optax.Schedule, start: int = 0, power: float = 3.0, minimum: float = 0.0
+) -> optax.Schedule:
+    """The strength of DSGD-AC: nodes agree the less, the lower the learning rate has fallen.
+
+    With `k` the number of updates so far,
+
+        c(k) = (1 - minimum) (rate(k) / rate(start))^power + minimum,    1 before `start`
+
+    and never above 1. Models end apart where the rate ends at 0, around an average that is exact:
+    evaluate `gx.average_model`, and not the model of a node. Statistics of normalisation layers are
+    those of the nodes' models: estimate them anew at the average model.
+
+        tx = optax.chain(
+            optax.sgd(rate, momentum=0.9),
+            gx.dpsgd(schedule, strength=gx.adaptive_consensus(rate, start=warm_up)),
+        )
+
+    Args:
+      rate: the learning rate, a function of the update; at a constant one c is 1.
+      start: the update at which the rate is at its highest, the end of its warm-up.
+      power: p; the authors' code has 3, of 1 to 5 that were tried.
+      minimum: c at rate 0.
+
+    Raises:
+      ValueError: if `rate` is not a function that is above 0 at `start`, or `start`, `power` or
+        `minimum` is not an integer from 0, a number above 0, or one from 0 to 1.
+
+    References:
+      After "DSGD-AC", arXiv:2602.02899, and its authors' code, WangZesen/decent-sam-grc; the
+      paper's text was not available.
+
+    >>> import optax, gossipjax as gx
+    >>> strength = gx.adaptive_consensus(optax.linear_schedule(0.4, 0.0, 4), power=2)
+    >>> [float(strength(k)) for k in range(5)]
+    [1.0, 0.5625, 0.25, 0.0625, 0.0]
+    """
+    start = require_int(start, "start of adaptive_consensus", 0)
+    power = frame.require_number(
+        power, "power of adaptive_consensus", "above 0", lambda p: 0 < p < float("inf")
+    )
+    minimum = frame.require_number(
+        minimum, "minimum of adaptive_consensus", "from 0 to 1", lambda c: 0 <= c <= 1
+    )
+    if not callable(rate):
+        raise ValueError(
+            "rate of adaptive_consensus must be a function of the update, an optax.Schedule, got "
+            f"{rate!r}: at a constant rate the strength is 1, plain dpsgd."
+        )
+    with jax.ensure_compile_time_eval():
+        highest = float(rate(jnp.asarray(start)))
+    if not 0 < highest < float("inf"):
+        raise ValueError(
+            f"rate of adaptive_consensus must be above 0 at its start, update {start}, got "
+            f"{highest}: start is the end of the warm-up."
+        )
+
+    def strength(count: jax.typing.ArrayLike) -> jax.Array:
+        share = jnp.minimum(jnp.asarray(rate(jnp.asarray(count))) / highest, 1.0)
+        return jnp.where(count < start, 1.0, (1 - minimum) * share**power + minimum)
+
+    return strength

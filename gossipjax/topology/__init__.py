@@ -36,6 +36,7 @@ from gossipjax.topology._static import (
     star,
     torus,
 )
+from gossipjax.topology._weights import optimal_weights
 from gossipjax.topology.schedule import Round, Schedule, Segment
 from gossipjax.topology.spectra import (
     rounds_to_exact_average,
@@ -58,6 +59,7 @@ __all__ = [
     "hypercube",
     "k_peer_exponential",
     "one_peer_exponential",
+    "optimal_weights",
     "periodic",
     "piecewise",
     "random_pairs",

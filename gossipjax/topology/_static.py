@@ -6,7 +6,7 @@ Public as `gossipjax.topology`, which states the conventions of all builders.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -17,12 +17,15 @@ from gossipjax.topology._round import (
     require_int,
     require_nodes,
 )
+from gossipjax.topology._weights import optimal_weights, read_graph
 from gossipjax.topology.schedule import Schedule
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 Weights = Literal["uniform", "metropolis"]
+GraphWeights = Literal[Weights, "optimal"]
+MIN_SELF_WEIGHT = 1e-3  # of optimal weights: every node of a schedule keeps a part of its own model
 
 
 def make_circulant_round(n: int, hops: Iterable[int]) -> Round:
@@ -194,7 +197,7 @@ def hypercube(n: int) -> Schedule:
     )
 
 
-def from_graph(graph: Any, weights: Weights = "uniform") -> Schedule:
+def from_graph(graph: Any, weights: GraphWeights = "uniform") -> Schedule:
     """Static schedule of a networkx graph, directed or not; `T = 1`.
 
     An edge `(u, v)` of a directed graph means that `u` sends to `v`. Self-loops and edge attributes
@@ -205,10 +208,13 @@ def from_graph(graph: Any, weights: Weights = "uniform") -> Schedule:
       weights: `"uniform"`: `P[i, j] = 1 / (1 + out-degree of j)` for `i = j` and every edge
         `(j, i)`. `"metropolis"` (undirected graphs): `P[i, j] = 1 / (1 + max(degree of i, degree
         of j))` for every edge, the rest on the diagonal: doubly stochastic on irregular graphs.
+        `"optimal"` (undirected graphs, with the extra `weights`): those of
+        `gx.topology.optimal_weights`, which mix fastest, with at least 0.001 on the diagonal.
 
     Raises:
-      ValueError: for an unknown `weights`, Metropolis weights on a directed graph, a graph without
-        nodes or one that is not (strongly) connected.
+      ValueError: for an unknown `weights`, Metropolis or optimal weights on a directed graph, a
+        graph without nodes or one that is not (strongly) connected.
+      ImportError: for optimal weights without the extra.
 
     References:
       Xiao, Boyd, Lall, "A Scheme for Robust Distributed Sensor Fusion Based on Average Consensus",
@@ -218,24 +224,20 @@ def from_graph(graph: Any, weights: Weights = "uniform") -> Schedule:
     >>> from_graph(networkx.star_graph(2), "metropolis").matrices()[0].round(2).tolist()
     [[0.33, 0.33, 0.33], [0.33, 0.67, 0.0], [0.33, 0.0, 0.67]]
     """
-    if not (hasattr(graph, "nodes") and hasattr(graph, "is_directed")):
-        raise ValueError(f"graph must be a networkx graph, got {type(graph).__name__}.")
-    labels = list(graph.nodes)
-    if not labels:
-        raise ValueError("graph must have at least one node, got an empty graph.")
+    if weights == "optimal":
+        return from_matrices(optimal_weights(graph, min_self_weight=MIN_SELF_WEIGHT))
+    n, edges = read_graph(graph)
     if weights == "metropolis" and graph.is_directed():
         raise ValueError(
             "graph must be undirected for weights='metropolis', got a directed one. Use "
             "weights='uniform' with sgp, or graph.to_undirected()."
         )
-    if set(labels) == set(range(len(labels))):
-        labels = list(range(len(labels)))
-    node_of = {label: node for node, label in enumerate(labels)}
-    edges = np.array([(node_of[u], node_of[v]) for u, v in graph.edges()], dtype=int).reshape(-1, 2)
+    if weights not in get_args(Weights):
+        raise ValueError(f"weights must be 'uniform', 'metropolis' or 'optimal', got {weights!r}.")
     senders, receivers = edges.T
     if not graph.is_directed():
         senders, receivers = np.concatenate([edges, edges[:, ::-1]]).T
-    return _make_graph_schedule(len(labels), receivers, senders, weights)
+    return _make_graph_schedule(n, receivers, senders, weights)
 
 
 def from_matrices(matrices: ArrayLike) -> Schedule:

@@ -10,6 +10,7 @@ import networkx as nx
 import numpy as np
 import optax
 import oracle
+from algorithms import published
 from algorithms.problems import SHAPES
 from promotion import promoting
 
@@ -87,6 +88,10 @@ def d1d_oracle(matrices, x, updates):
 
 def falling_rate(count):
     return RATE / (1 + jnp.asarray(count, jnp.float32))
+
+
+def falling_strength(count):
+    return 0.9 / (1 + jnp.asarray(count, jnp.float32))
 
 
 def d2_oracle(matrices, x, updates):
@@ -180,6 +185,18 @@ ROWS = {
         oracle.doubly_stochastic,
         is_allreduce_on_complete=True,
     ),
+    "dpsgd, falling strength": Row(
+        partial(gx.dpsgd, strength=falling_strength),
+        partial(oracle.dsgd_ac, strength=lambda k: 0.9 / (1 + k)),
+        oracle.doubly_stochastic,
+        is_inner_on_one_node=True,
+    ),
+    "dpsgd, adapt-then-combine, falling strength": Row(
+        partial(gx.dpsgd, order="adapt-then-combine", strength=falling_strength),
+        partial(oracle.dsgd_ac, strength=lambda k: 0.9 / (1 + k), adapt_first=True),
+        oracle.doubly_stochastic,
+        is_variant=True,
+    ),
     "sgp": Row(
         gx.sgp,
         oracle.sgp,
@@ -270,6 +287,13 @@ ROWS = {
         oracle.gradient_tracking,
         oracle.doubly_stochastic,
         is_variant=True,
+    ),
+    "gossip": Row(  # an algorithm of one's own
+        published.gradient_tracking,
+        oracle.gradient_tracking,
+        oracle.column_stochastic,
+        is_inner_on_one_node=True,
+        is_allreduce_on_complete=True,
     ),
     "d2": Row(
         lambda schedule, **options: gx.d2(

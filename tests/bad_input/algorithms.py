@@ -91,6 +91,18 @@ for name, function, values, message in (
         [nx.DiGraph([(0, 1), (1, 0)])],
         "undirected",
     ),
+    (
+        "optimal_weights",
+        T.optimal_weights,
+        [nx.DiGraph([(0, 1), (1, 0)]), nx.Graph(), nx.Graph([(0, 1), (2, 3)]), np.eye(2)],
+        "graph must",
+    ),
+    (
+        "optimal_weights of itself",
+        lambda w: T.optimal_weights(nx.path_graph(2), min_self_weight=w),
+        [-0.1, 1, NAN],
+        "min_self_weight must",
+    ),
     ("round_at", RING.round_at, [0.5], "step must be an integer"),
     ("matrices", RING.matrices, [-1], "must"),
     ("every", RING.every, [0, 1.5], "k of every"),
@@ -125,7 +137,14 @@ MOMENTUM = optax.sgd(0.7, momentum=0.9)
 ADAM = optax.adam(0.1)
 INT8 = gx.wire.int8()
 TOP_K = gx.wire.top_k(0.1)
+
+
+def make_gossip(schedule: Any, **options: Any) -> Any:
+    return gx.gossip(schedule, lambda x, u, node: node.mix(optax.tree.add(x, u)), **options)
+
+
 FACTORIES: dict[str, Callable[..., Any]] = {
+    "gossip": make_gossip,
     "sgp": gx.sgp,
     "osgp": gx.osgp,
     "dpsgd": gx.dpsgd,
@@ -202,6 +221,48 @@ for name, factory in FACTORIES.items():
             [value],
             argument if value != TOP_K else "gx.choco",
         )
+for name, keeps, combine, message in (
+    ("no exchange", None, lambda x, u, node: x, "must call node.mix, got no call"),
+    ("two", None, lambda x, u, node: node.mix(node.mix(x)), "once, got a second call"),
+    ("integers", None, lambda x, u, node: node.mix(jnp.arange(2)), "floating-point"),
+    ("another tree", None, lambda x, u, node: without(node.mix(x)), "that combine of gossip"),
+    ("keeps nothing", {"m": "average"}, lambda x, u, node: node.mix(x), "return x, {'m': ...}"),
+    ("keeps another", {"m": "restart"}, lambda x, u, node: (node.mix(x), {"v": x}), "with m, as"),
+    ("keeps less", {"m": "restart"}, lambda x, u, node: (node.mix(x), {"m": 0.0}), "'m' that"),
+):
+    ROWS += calls(
+        f"gossip {name}",
+        lambda combine, keeps=keeps: update(gx.gossip(RING, combine, keeps)),
+        [combine],
+        message,
+    )
+ROWS += calls(
+    "strength",
+    lambda c: gx.dpsgd(RING, strength=c),
+    [-0.1, 1.1, NAN, "1", lambda count: jnp.ones(2)],
+    "strength of dpsgd",
+)
+for name, values in (
+    ("rate", [0.1, optax.constant_schedule(0.0), optax.constant_schedule(NAN)]),
+    ("start", [-1, 0.5]),
+    ("power", [0, NAN]),
+    ("minimum", [-0.1, 1.1]),
+):
+    ROWS += calls(
+        f"adaptive {name}",
+        lambda value, name=name: gx.adaptive_consensus(
+            **{"rate": optax.constant_schedule(0.1), name: value}
+        ),
+        values,
+        f"{name} of adaptive_consensus",
+    )
+ROWS += calls("gossip combine", lambda combine: gx.gossip(RING, combine), [None], "combine of")
+ROWS += calls(
+    "gossip keeps",
+    lambda keeps: gx.gossip(RING, identity, keeps),
+    [["m"], {"m": "max"}, {0: "average"}],
+    "keeps of gossip",
+)
 for name in ("dpsgd", "adpsgd", "quasi_global", "quasi_global_adam", "mixed_momentum"):
     ROWS += calls(f"{name} star", FACTORIES[name], [STAR], "doubly stochastic")
 for name in ("choco", "deepsqueeze"):

@@ -9,11 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import optax
 from report_files import LINES, RUNS, write_run
 
 from bad_input.rows import Line
 
 Write = Callable[[Path], object]
+
+
+def stay_alone(schedule: object) -> optax.GradientTransformation:
+    """An algorithm that exchanges nothing."""
+    return optax.identity()
+
+
 SHORT = "--model linear --epochs 1 --algorithm sgp --out OUT"
 
 
@@ -191,6 +199,13 @@ IMAGE = [
     ("--algorithm dpsgd@star", "doubly stochastic"),
     ("--algorithm osgp", "no algorithm is named 'osgp'"),
     ("--algorithm 1-sgp", "no algorithm is named '1-sgp'"),
+    ("--algorithm no_such:mine", "--algorithm no_such:mine must be one that can be imported"),
+    ("--algorithm math:pi", "pi of --algorithm math:pi must be a function of a schedule"),
+    ("--algorithm math:", "no algorithm is named 'math:'"),
+    ("--algorithm builtins:repr", "must return an optax.GradientTransformation, got str"),
+    ("--algorithm bad_input.programs:stay_alone", "must exchange by gossip that its state shows"),
+    ("--algorithm algorithms.published:dpsgd --wire int8", "must be float32"),
+    ("--algorithm algorithms.published:dpsgd --outer-every 2", "which keeps more than models"),
     ("--algorithm sgp@ring/ring/ring", "a hybrid must have two topologies"),
     ("--algorithm 1000-osgp@complete/ring", "it would never switch"),
     ("--topology two_peer_exponential --nodes 2", "must be at most 1, got 2"),

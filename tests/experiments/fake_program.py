@@ -21,6 +21,10 @@ run = {"run": "a", "algorithm": "sgp", "topology": "ring", "nodes": 2,
        "test_accuracy_average_model": 0.5, "test_accuracy_nodes": [0.5, 0.5]}
 summary = {"options": {}, "environment": {}, "runs": [run]}
 (out / "summary.json").write_text(json.dumps(summary))
+shared = {"run": "a", "step": 4, "epoch": 1.0, "seconds": 2.0}
+lines = [shared | {"loss": 0.5, "consensus_distance_before_mixing": 1.0, "consensus_distance": 0.5},
+         shared | {"test_accuracy_average_model": 0.5}]
+(out / "metrics.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
 """
 
 

@@ -1,14 +1,19 @@
 """Grids of runs: their cells and their table."""
 
 import csv
+import dataclasses
 import io
 import json
 
+import numpy as np
 import pytest
 from fake_program import read_calls, write_program
+from matplotlib.figure import Figure
+from report_files import make_lines, make_run, write_run
 from rich.console import Console
 
 from experiments.compare import __main__ as program
+from experiments.compare.figure import plot_curves
 from experiments.compare.grids import GRIDS, Grid, Line
 from experiments.compare.options import Options, make_grid
 from experiments.compare.table import (
@@ -110,6 +115,40 @@ def test_the_table_in_all_forms():
     assert [float(value) for value in rows[0]["values"].split()] == [80.0, 82.0]
 
 
+def test_the_curves_are_means_with_a_band_of_one_standard_deviation(tmp_path, monkeypatch):
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: figures.append(figure))
+    outcomes = {}
+    for cell, outcome in OUTCOMES.items():
+        folder = tmp_path / cell.name
+        folder.mkdir()
+        run = make_run("sgp", "ring", cell.seed)
+        lines = [
+            line | ({"loss": line["loss"] * (1 + 2 * cell.seed)} if "loss" in line else {})
+            for line in make_lines(run)
+        ]
+        write_run(folder, [run], lines)
+        outcomes[cell] = dataclasses.replace(outcome, folder=folder)
+    plot_curves(GRID, outcomes, "accuracy", tmp_path / "curves.png")
+    (figure,) = figures
+    assert [axes.get_title() for axes in figure.axes] == ["alpha 1", "even"] * 2
+    assert figure.get_suptitle() == "a title: mean ± standard deviation over 2 seed(s)"
+    losses, _, accuracies, _ = figure.axes
+    assert losses.get_xlabel() == "step (updates per node)"
+    assert losses.get_ylabel() == "training loss (mean over the nodes)"
+    assert accuracies.get_ylabel() == "test accuracy of the average model (%)"
+    # Of two rows; the second has diverged once, and has nothing in the other column.
+    assert [len(axes.lines) for axes in figure.axes] == [2, 1, 2, 1]
+    steps = np.arange(0, 20, 5)
+    np.testing.assert_array_equal(np.asarray(losses.lines[0].get_xdata()), steps)
+    np.testing.assert_allclose(np.asarray(losses.lines[0].get_ydata()), 4 / (steps + 1))
+    band = np.asarray(losses.collections[0].get_paths()[0].vertices)
+    assert band[:, 1].max() == pytest.approx(4 + 8**0.5)  # of 2 and 6, at step 0
+    np.testing.assert_allclose(np.asarray(accuracies.lines[0].get_ydata()), [50])
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["sgp", "a_b & c"]
+
+
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 def test_numbers_and_titles_are_whole_in_a_narrow_terminal(grid):
     entry = ENTRIES["sgp", "alpha 1"]
@@ -157,6 +196,25 @@ def test_a_comparison_from_the_command_line(tmp_path, monkeypatch, capsys):
     assert [run["mean"] for run in summary["runs"]] == [50.0, 50.0]
     assert len(read_calls(out / "cells")) == 3
     assert not (out / "metrics.jsonl").exists()
+    assert (out / "curves.png").exists()
     with pytest.raises(SystemExit, match="2"):
         program.main(["--metric", "loss", *line])
     assert "--metric must be one of accuracy, got 'loss'" in capsys.readouterr().err
+
+
+def test_a_changed_algorithm_of_the_user_is_another_run(tmp_path, monkeypatch, capsys):
+    write_program(tmp_path, monkeypatch)
+    monkeypatch.setattr(program, "find_devices", lambda jobs: Devices(({},)))
+    monkeypatch.chdir(tmp_path)
+    source = tmp_path / "algorithm_of_a_user.py"
+    source.write_text("from gossipjax import sgp as mine\n")
+    names = ["--algorithm", "algorithm_of_a_user:mine", "--topology", "torus"]
+    line = [*names, "--seed", "0", "--out", str(tmp_path / "out")]
+    for _ in range(2):
+        program.main(line)
+    cells = tmp_path / "out" / "cells"
+    assert read_calls(cells) == ["algorithm_of_a_user-mine-torus--even-data--0"]
+    source.write_text(source.read_text().replace("sgp", "dpsgd"))
+    with pytest.raises(SystemExit, match="2"):
+        program.main(line)
+    assert "--out must be the folder of the same runs" in capsys.readouterr().err

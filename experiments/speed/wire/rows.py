@@ -331,7 +331,12 @@ def make_row(
         method = cost_model.allreduce(wire=codec, layers=LAYERS // BUCKET_LAYERS)
         transform = optax.identity()  # see `BucketTrainer`
     else:
-        if not ALGORITHMS[parse_name(algorithm).row].exchanges:
+        row = parse_name(algorithm).row
+        if row not in ALGORITHMS:
+            raise ValueError(
+                f"{algorithm} must be a name of the library's, whose messages the cost model knows."
+            )
+        if not ALGORITHMS[row].exchanges:
             raise ValueError(f"{algorithm} exchanges nothing that could be measured.")
         made = make_method(algorithm, MethodOptions(nodes, steps, wire=wire), sgd)
         transform = made.transform

@@ -1,0 +1,36 @@
+"""Published algorithms as a user writes them, with `gx.gossip`."""
+
+import jax
+import optax
+
+import gossipjax as gx
+
+
+def dpsgd(schedule, **options):
+    """D-PSGD (Lian et al. 2017, algorithm 1)."""
+
+    def combine(x, u, node):
+        return optax.tree.add(node.mix(x), u)
+
+    return gx.gossip(schedule, combine, **options)
+
+
+def gradient_tracking(schedule, **options):
+    """DSGT (Pu and Nedic 2021) and, where it is not doubly stochastic, Push-DIGing."""
+
+    def combine(x, u, node):
+        y = optax.tree.add(node.kept["correction"], u)
+        x, y = node.mix((optax.tree.add(x, y), y))
+        return x, {"correction": optax.tree.sub(y, u)}
+
+    return gx.gossip(schedule, combine, {"correction": "restart"}, **options)
+
+
+def dsgd_ac(schedule, rate, power=3.0, **options):
+    """DSGD-AC (arXiv:2602.02899), without a warm-up."""
+
+    def combine(x, u, node):
+        c = (rate(node.count) / rate(0)) ** power
+        return jax.tree.map(lambda x, y, u: (1 - c) * x + c * y + u, x, node.mix(x), u)
+
+    return gx.gossip(schedule, combine, **options)

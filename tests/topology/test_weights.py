@@ -1,0 +1,89 @@
+"""Optimal mixing weights: the published numbers, certified by lower bounds that duality gives."""
+
+import sys
+from typing import Any
+
+import cvxpy
+import networkx as nx
+import numpy as np
+import pytest
+
+import gossipjax as gx
+
+TORUS = nx.convert_node_labels_to_integers(nx.grid_2d_graph(4, 4, periodic=True))
+# The slem of the fastest mixing chain, and without a sign of the weights (mixingmatrix 0.2.0).
+GRAPHS = {
+    "ring": (nx.cycle_graph(16), 0.9267, 0.9267),
+    "star": (nx.star_graph(7), 0.8571, 0.7778),
+    "torus": (TORUS, 0.6, 0.6),
+    "barbell": (nx.barbell_graph(5, 0), 0.9177, 0.8944),
+}
+
+
+def find_slem(matrix):
+    return np.abs(np.linalg.eigvalsh(matrix - 1 / len(matrix))).max()
+
+
+def find_lower_bound(graph, nonnegative):
+    """No weights of the graph have a smaller slem: `||M||_2 >= <Y, M>` where `||Y||_* <= 1`.
+
+    With `g` the values `b^T Y b` of the edges `b`, `<Y, W - J> = <Y, I - J> - sum w g`, and weights
+    `w >= 0` whose sum at a node is 1 at most have `sum w g <= sum z` for all `z >= 0` with
+    `z_u + z_v >= g_uv`. Weights of any sign are below 1 where the norm is.
+    """
+    n = len(graph)
+    incidence = nx.incidence_matrix(graph, oriented=True).toarray()
+    plus, minus = (cvxpy.Variable((n, n), PSD=True) for _ in range(2))
+    z = cvxpy.Variable(n, nonneg=True)
+    form = cvxpy.diag(incidence.T @ (plus - minus) @ incidence)
+    limit: Any = form <= abs(incidence).T @ z if nonnegative else form == 0
+    gain = cvxpy.trace((plus - minus) @ (np.eye(n) - 1 / n)) - cvxpy.sum(z)
+    constraints: list[Any] = [limit, cvxpy.trace(plus + minus) <= 1]
+    cvxpy.Problem(cvxpy.Maximize(gain), constraints).solve("CLARABEL")
+    assert plus.value is not None
+    assert minus.value is not None
+    Y = plus.value - minus.value  # what the solver found, which need not be exact
+    Y = (Y + Y.T) / (2 * max(1, np.linalg.norm(Y, "nuc")))
+    g = np.diag(incidence.T @ Y @ incidence)
+    loss = abs(g).sum()
+    if nonnegative:
+        assert z.value is not None
+        z = np.maximum(z.value, 0)
+        loss = (z + max(0, (g - abs(incidence).T @ z).max())).sum()
+    return np.trace(Y @ (np.eye(n) - 1 / n)) - loss
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_published_slem_and_no_weights_are_better(name):
+    graph, chain, free = GRAPHS[name]
+    edges = nx.to_numpy_array(graph, nodelist=range(len(graph))) + np.eye(len(graph))
+    for nonnegative, published in ((True, chain), (False, free)):
+        W = gx.topology.optimal_weights(graph, nonnegative)
+        np.testing.assert_array_equal(W, W.T)
+        np.testing.assert_allclose(W.sum(axis=0), 1, rtol=0, atol=1e-12)
+        assert (W[edges == 0] == 0).all()
+        assert W.min() >= 0 or not nonnegative
+        slem = find_slem(W)
+        assert slem == pytest.approx(published, abs=6e-5)
+        assert slem - 1e-6 < find_lower_bound(graph, nonnegative) <= slem + 1e-12
+    metropolis = gx.topology.from_graph(graph, "metropolis").matrices()[0]
+    assert find_slem(metropolis) > chain - 1e-4
+
+
+def test_the_schedule_of_a_graph_keeps_a_part_of_every_model():
+    """The hub of a star has none for itself at the optimum, (n - 2) / (n - 1)."""
+    star = gx.topology.from_graph(nx.star_graph(7), "optimal")
+    assert star.is_doubly_stochastic
+    W = star.matrices()[0]
+    assert np.diag(W).min() == pytest.approx(1e-3, abs=1e-6)
+    assert find_slem(W) == pytest.approx(1 - (1 - 1e-3) / 7, abs=1e-6)
+    named = nx.relabel_nodes(nx.Graph([*nx.path_graph(3).edges, (1, 1)]), dict(enumerate("abc")))
+    W = gx.topology.optimal_weights(named, min_self_weight=0.1)
+    np.testing.assert_allclose(W, [[0.55, 0.45, 0], [0.45, 0.1, 0.45], [0, 0.45, 0.55]], atol=1e-6)
+    assert gx.topology.optimal_weights(nx.empty_graph(1)).tolist() == [[1.0]]
+
+
+def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cvxpy", None)
+    with pytest.raises(ImportError, match=r"pip install 'gossipjax\[weights\]'"):
+        gx.topology.from_graph(nx.path_graph(3), "optimal")
