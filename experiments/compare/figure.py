@@ -5,6 +5,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -83,12 +84,14 @@ def summarize_runs(
 
 
 def _draw_band(
-    axes: Axes, points: Sequence[tuple[int, float, float]], look: Mapping[str, str]
+    axes: Axes, points: Sequence[tuple[int, float, float]], look: Mapping[str, Any]
 ) -> None:
     if not points:
         return
     steps, means, _ = zip(*points, strict=True)
-    marker = {"marker": "o"} if len(points) == 1 else {}  # a line of one point is invisible
+    marker: dict[str, Any] = (
+        {"marker": "o"} if len(points) == 1 else {}
+    )  # a line of one point is invisible
     axes.plot(steps, means, linewidth=1.2, markersize=4, markevery=0.1, **{**look, **marker})
     low, high = ([m + sign * s for _, m, s in points] for sign in (-1, 1))
     axes.fill_between(steps, low, high, color=look["color"], alpha=0.2, linewidth=0)

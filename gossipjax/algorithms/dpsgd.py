@@ -154,7 +154,7 @@ def adaptive_consensus(
             f"{rate!r}: at a constant rate the strength is 1, plain dpsgd."
         )
     with jax.ensure_compile_time_eval():
-        highest = float(rate(jnp.asarray(start)))
+        highest = float(jnp.asarray(rate(start)))
     if not 0 < highest < float("inf"):
         raise ValueError(
             f"rate of adaptive_consensus must be above 0 at its start, update {start}, got "
@@ -162,7 +162,8 @@ def adaptive_consensus(
         )
 
     def strength(count: jax.typing.ArrayLike) -> jax.Array:
-        share = jnp.minimum(jnp.asarray(rate(jnp.asarray(count))) / highest, 1.0)
+        count = jnp.asarray(count)
+        share = jnp.minimum(jnp.asarray(rate(count)) / highest, 1.0)
         return jnp.where(count < start, 1.0, (1 - minimum) * share**power + minimum)
 
     return strength
