@@ -404,10 +404,8 @@ class _FragmentStep:
         was_sent = (sent_count >= 0) & (self.count - sent_count <= self.steps.plan.delay)
         average = self.average
         if average is None:
-            sent, anchor = (
-                frame.pick(state.sent, self.leaves),
-                frame.pick(state.anchor, self.leaves),
-            )
+            sent = frame.pick(state.sent, self.leaves)
+            anchor = frame.pick(state.anchor, self.leaves)
             average, _ = average_fragment(self.steps.plan, sent, anchor, self.step, sent_count)
         new_updates, new = self._apply(average, updates, state)
         new = new._replace(sent_counts=self._note(new, jnp.int32(-1)))

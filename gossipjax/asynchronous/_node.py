@@ -443,8 +443,12 @@ class Node:
         outer = self._algorithm.outer
         averages = self._algorithm.averages
         turn = self._steps // outer.every if outer else self._steps
-        members, seconds = participant.list_members(), participant.measure_seconds()
-        peer = self._algorithm.choose(members, participant.identity, turn - 1, seconds)
+        peer = self._algorithm.choose(
+            participant.list_members(),
+            participant.identity,
+            turn - 1,
+            participant.measure_seconds(),
+        )
         self._count_acknowledged()
         now = time.monotonic()
         is_free = peer is not None and peer in participant.list_free_peers()
