@@ -346,5 +346,5 @@ def test_every_transform_has_a_method():
         if "GradientTransformation" in str(getattr(getattr(gx, name), "__annotations__", {}))
     } - {"accumulate", "sharded", "apply_if_finite", "outer"}
     assert {"sgp", "relay", "choco"} <= transforms
-    by_plan = {"d2", "quasi_global", "quasi_global_adam", "choco", "deepsqueeze"}
+    by_plan = {"d2", "quasi_global", "quasi_global_adam", "choco", "deepsqueeze", "gossip"}
     assert transforms - by_plan <= set(gx.cost_model.__all__)
