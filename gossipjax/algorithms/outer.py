@@ -196,7 +196,8 @@ def outer(
     inner = frame.require_transform(inner, "inner of outer")
     outer_tx = frame.require_transform(outer_tx, "outer_tx of outer")
     every = require_int(every, "every of outer", 1)
-    gossip, spec = None, None
+    gossip = None
+    spec = None
     who: Any = average
     if not isinstance(average, str | Schedule):
         gossip, spec = _require_gossip(average)

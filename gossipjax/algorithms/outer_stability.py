@@ -132,12 +132,15 @@ def _growth_of_gossip(
 
 
 def _follow_gossip(J: np.ndarray, cycle: list[Any], is_tracking: bool, is_damped: bool) -> float:
-    nodes, count = cycle[0].size, len(J)
+    nodes = cycle[0].size
+    count = len(J)
     shape = (nodes, count, len(PULLS))
     inputs = np.zeros((nodes, count, J.shape[2], len(PULLS)))  # D, z and the moments
-    x, w = np.random.default_rng(0).normal(size=shape), np.ones((nodes, 1, 1))
+    x = np.random.default_rng(0).normal(size=shape)
+    w = np.ones((nodes, 1, 1))
     c, kept = np.zeros((2, *shape))  # the correction; what damping keeps
-    size, work = x[0].size, 0
+    size = x[0].size
+    work = 0
     logs = [np.zeros(shape[1:])]
     for step in range(MAX_ROUNDS):
         np.divide(x, w, out=inputs[:, :, 1])
@@ -146,16 +149,15 @@ def _follow_gossip(J: np.ndarray, cycle: list[Any], is_tracking: bool, is_damped
         v = results[:, :, 0]
         if is_damped:
             damping = np.minimum(1, w)
-            v, kept = (
-                (kept + damping * (v - kept),) * 2
-                if is_tracking
-                else (damping * (kept + v), (1 - damping) * (kept + v))
-            )
+            total = kept + v
+            v = kept + damping * (v - kept) if is_tracking else damping * total
+            kept = v if is_tracking else total - v
         t = v + c
         parts = [x + t, t, w]
         mixed = np.concatenate([part.reshape(nodes, -1) for part in parts], axis=1)
         mixed = multiply_round(cycle[step % len(cycle)], mixed)
-        x, w = mixed[:, :size].reshape(shape), mixed[:, -1:, None]
+        x = mixed[:, :size].reshape(shape)
+        w = mixed[:, -1:, None]
         if is_tracking:
             c = mixed[:, size:-1].reshape(shape) - v
         inputs[:, :, 2:] = results[:, :, 1:]
@@ -163,7 +165,7 @@ def _follow_gossip(J: np.ndarray, cycle: list[Any], is_tracking: bool, is_damped
             continue
         norm = np.sqrt((x**2 + c**2 + kept**2 + (inputs[:, :, 2:] ** 2).sum(axis=2)).sum(axis=0))
         norm[norm == 0] = 1
-        x, c, kept = x / norm, c / norm, kept / norm
+        x, c, kept = (part / norm for part in (x, c, kept))
         inputs[:, :, 2:] /= norm[:, None]
         logs.append(logs[-1] + np.log(norm) if step else logs[-1])
         work += 4 * RESCALED * inputs.size
