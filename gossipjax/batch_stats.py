@@ -17,14 +17,14 @@ import jax
 import optax
 
 from gossipjax.algorithms.frame.chain import (
-    OuterPlan,
+    OuterState,
     accumulation_state,
     exchange_plan,
     gossip_state,
     outer_state,
     require_updates_numbered,
 )
-from gossipjax.algorithms.frame.state import debias, push_sum_weight
+from gossipjax.algorithms.frame.state import GossipState, debias, push_sum_weight
 from gossipjax.collectives import (
     StepLike,
     as_varying,
@@ -40,6 +40,7 @@ from gossipjax.collectives import (
 from gossipjax.diagnostics import on_axis, require_inside
 from gossipjax.spmd import Nodes
 from gossipjax.topology.schedule import Schedule
+from gossipjax.wire import Wire
 
 
 def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> Any:
@@ -88,7 +89,7 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
         )
     outer = outer_state(opt_state)
     if outer is not None and outer.local is not None:
-        return _average_at_outer_steps(stats, outer.plan, step)
+        return _average_at_outer_steps(stats, outer, step)
     if plan.schedule_by_step is None:
         require_step(step, axis_name)
         stats = jax.tree.map(lambda s: as_varying(s, axis_name), stats)
@@ -98,24 +99,32 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
             lambda stats: stats,
             stats,
         )
-    weight = push_sum_weight(gossip_state(opt_state))
+    return _mix(stats, gossip_state(opt_state), plan.schedule_by_step, step, plan.wire)
+
+
+def _mix(
+    stats: Any, state: GossipState | None, schedule: Schedule, round_number: StepLike, wire: Wire
+) -> Any:
+    """The statistics, mixed by a round, each with the weight of its node."""
+    weight = push_sum_weight(state)
     scaled = jax.tree.map(lambda s: weight.astype(s.dtype) * s, upcast(stats))
     mixed, weight = mix(
         scaled,
         weight,
-        plan.schedule_by_step,
-        step,
-        axis_name=axis_name,
-        local_axis_name=plan.wire.local_axis_name,
+        schedule,
+        round_number,
+        axis_name=wire.axis_name,
+        local_axis_name=wire.local_axis_name,
     )
     return cast_like(debias(mixed, weight), stats)
 
 
-def _average_at_outer_steps(stats: Any, plan: OuterPlan, step: StepLike) -> Any:
+def _average_at_outer_steps(stats: Any, outer: OuterState, step: StepLike) -> Any:
     """Averages statistics where an outer optimizer uses an average of models, by its round.
 
     Only in such steps does `canonical_step` tell the rounds apart.
     """
+    plan = outer.plan
     axis_name = plan.wire.axis_name
     require_step(step, axis_name)
     if plan.average == "none":
@@ -123,17 +132,9 @@ def _average_at_outer_steps(stats: Any, plan: OuterPlan, step: StepLike) -> Any:
     stats = jax.tree.map(lambda s: as_varying(s, axis_name), stats)
 
     def average(stats: Any) -> Any:
-        if isinstance(plan.average, Schedule):
-            mixed, _ = mix(
-                upcast(stats),
-                None,
-                plan.average,
-                plan.round_number(step),
-                axis_name=axis_name,
-                local_axis_name=plan.wire.local_axis_name,
-            )
-            return cast_like(mixed, stats)
-        return _average(stats, axis_name)
+        if plan.schedule is None:
+            return _average(stats, axis_name)
+        return _mix(stats, outer.local, plan.schedule, plan.round_number(step), plan.wire)
 
     is_used = plan.is_used(plan.fragments - 1, step)
     return cond(is_used, average, lambda stats: stats, stats)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.frame.chain import gossip_state
+from gossipjax.algorithms.frame.chain import gossip_state, outer_state
 from gossipjax.algorithms.frame.exchange import mass_in_flight
 from gossipjax.algorithms.frame.parameters import gossiped, merge_gossiped
 from gossipjax.algorithms.frame.state import (
@@ -147,6 +147,9 @@ def local_model(
     0.5
     """
     state = _gossip_state(params, opt_state)
+    outer = outer_state(opt_state)
+    if state is not None and outer is not None and outer.local is not None:
+        state = state._replace(weight=None)  # local steps count no weight
     require_like(params, updates, "the updates")
     x = add(numerators(gossiped(params, state), state), gossiped(updates, state))
     return merge_gossiped(add(upcast(params), updates), debias(x, push_sum_weight(state)), state)

@@ -51,5 +51,9 @@ def describe(data: Any) -> str:
     """What static data say, but for their schedules: a run may go on with another."""
     names = [f.name for f in dataclasses.fields(data) if f.compare and f.name != "value"]
     fields = {name: getattr(data, name) for name in names}
-    said = [f"{k}={value}" for k, value in fields.items() if not isinstance(value, Schedule)]
+    said = [
+        f"{k}={describe(value) if dataclasses.is_dataclass(value) else value}"
+        for k, value in fields.items()
+        if not isinstance(value, Schedule)
+    ]
     return f"{type(data).__name__}({', '.join(said)})"

@@ -101,6 +101,13 @@ gossipjax/algorithms/frame/state.py | algorithms/test_state.py -k canonical_step
 gossipjax/algorithms/frame/chain.py | algorithms/test_transform_input.py -k StepsUnderOverlap | a jump loses messages | if overlapped and exchange.canonical_step(update) => if 0 * exchange.canonical_step(update)
 gossipjax/algorithms/outer.py | algorithms/test_outer.py -k what_is_in_flight | weights in flight do not count | weight = weight + in_flight.weight => pass
 gossipjax/algorithms/outer.py | algorithms/test_outer.py -k what_is_in_flight | messages outlive an outer step | (jnp.zeros_like, gossip.in_flight) => (jnp.copy, gossip.in_flight)
+gossipjax/algorithms/outer.py | algorithms/test_outer_gossip.py -k float64 | gossip in outer steps takes the round of the step | anchor, step=plan.round_number(self.step) => anchor, step=self.step
+gossipjax/algorithms/outer.py | algorithms/test_outer_gossip.py -k float64 | local steps count the weight | local.count, residual=local.residual, plan => local.count, local.weight, residual=local.residual, plan
+gossipjax/algorithms/sgp.py | algorithms/test_outer_gossip.py -k float64 | what damping holds back is lost | held_back=frame.subtract(waiting, updates) => held_back=frame.scale(waiting, 0)
+gossipjax/algorithms/gradient_tracking.py | algorithms/test_outer_gossip.py -k float64 | tracks undamped updates | state = state.keep(damped=updates) => state = state.keep(damped=change)
+gossipjax/algorithms/outer_stability.py | algorithms/test_outer_gossip.py -k oracle_diverges | local steps always reach the optimum | np.arange(0, -3.5, -0.25) => np.zeros(14)
+gossipjax/algorithms/outer_stability.py | algorithms/test_outer_gossip.py -k oracle_diverges | weights stay 1 | w = mixed[:, -1:, None] => pass
+gossipjax/checkpoint/_resize.py | algorithms/test_outer_gossip.py -k change_of_nodes | anchors without weights | _average_others(_weigh_anchors(opt_state, old), template) => _average_others(opt_state, template)
 gossipjax/algorithms/frame/chain.py | algorithms/test_outer.py -k pseudo_code | fragments are sent a turn early | offset = (fragment + 1) * => offset = fragment *
 gossipjax/train_step.py | test_train_step.py -k equals_one_device | local arguments are one off | [number + 2 if number else 1 => [number + 1 if number else 1
 gossipjax/overlapped_step.py | algorithms/test_outer.py -k gossip_inside_changes | outer steps miss messages | state.overlap and not is_outer => state.overlap

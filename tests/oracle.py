@@ -90,6 +90,37 @@ def easgd(matrices, x, updates, alpha, period):
         yield x, x, np.ones(len(x))
 
 
+def damped_sgp(matrices, z, updates):
+    """What a weight below 1 holds back waits in `e`."""
+    x = z
+    w = np.ones(len(z))
+    e = np.zeros_like(z)
+    for k, u in enumerate(updates):
+        P = matrices[k % len(matrices)]
+        part = np.minimum(1, w)[:, None]
+        x = P @ (x + part * (e + u))
+        e = (1 - part) * (e + u)
+        w = P @ w
+        yield x / w[:, None], x, w
+
+
+def damped_gradient_tracking(matrices, z, updates):
+    """`v` follows the updates, and `y` the mean of `v`."""
+    x = z
+    w = np.ones(len(z))
+    y = np.zeros_like(z)
+    v = np.zeros_like(z)
+    for k, u in enumerate(updates):
+        P = matrices[k % len(matrices)]
+        part = np.minimum(1, w)[:, None]
+        before, v = v, (1 - part) * v + part * u
+        y = y + v - before
+        x = P @ (x + y)
+        w = P @ w
+        y = P @ y
+        yield x / w[:, None], x, w
+
+
 def gradient_tracking(matrices, z, updates):
     """In the form of the papers: y follows the mean of u, `y <- P y + u' - u`."""
     x = z
@@ -459,6 +490,47 @@ def outer(
                 w, messages = np.ones(n), []
             x = models * w[:, None]
         yield x / w[:, None], x, w, anchor
+
+
+def push_sum_outer(
+    matrices,
+    starts,
+    updates,
+    optimizer,
+    every=1,
+    is_tracked=True,
+    is_damped=False,
+    weights=None,
+    move=None,
+):
+    """Local steps from z to y; outer steps of the numerators x = w z: yields all they are made of.
+
+    Args:
+      optimizer: as `sgd`, of `D = z - y`, `[N, D]`: each number by itself.
+      weights: `[N]`, at the start; 1 if not given.
+      move: `(y, k) -> u`, in the place of `updates`.
+    """
+    w = np.ones(len(starts)) if weights is None else weights
+    x, y, anchor = w[:, None] * starts, starts, starts
+    c = v = e = np.zeros_like(starts)
+    state = {}
+    for k, u in enumerate(updates):
+        y = y + (u if move is None else move(y, k))
+        if (k + 1) % every == 0:
+            D = anchor - y
+            u = optimizer(state, k, D, anchor)
+            guard = np.minimum(1, w)[:, None] if is_damped else 1.0
+            if is_tracked:
+                v = v + guard * (u - v)
+            else:
+                v = guard * (e + u)
+                e = e + u - v
+            P = matrices[k // every % len(matrices)]
+            t = v + c
+            x, w = P @ (x + t), P @ w
+            c = P @ t - v if is_tracked else c
+            y = anchor = x / w[:, None]
+        yield {"y": y, "x": x, "w": w, "anchor": anchor, "c": c, "v": v, "e": e}
 
 
 def _inner_step(inner, matrices, k, x, w, u, messages, overlap):

@@ -22,7 +22,8 @@ ELASTICITY = 0.9  # of EASGD, divided by the number of nodes, as in experiments.
 LOCAL_STEPS = 12  # of Local SGD in the SlowMo paper
 SLOWMO_STEPS = 48  # of SlowMo around SGP in the same paper
 EXACT_STEPS = 48  # of Gossip-PGA
-PAIR_STEPS = 50  # of NoLoCo, in its paper
+PAIR_STEPS = 50  # of outer steps over gossip, as of NoLoCo in its paper
+TRACKED_OUTER = "outer gradient-tracking@one_peer_exponential"
 FRAGMENTS = 4  # of Streaming DiLoCo
 SLICE = 0.005  # of the model, that SPARTA averages in a step
 BUCKETS = 8
@@ -109,7 +110,9 @@ def _list_gossip(nodes: int, wire: Wire, kind: Kind) -> list[Candidate]:
     if nodes > 2:
         two = gx.topology.k_peer_exponential(nodes, 2)
         rows.append(("sgp-cwa@two_peer_exponential", cost_model.sgp(two, CWA, wire), two, 0))
-    noloco = []
+    mixing = PAIR_STEPS * count_mixing_steps(peer)
+    tracked = cost_model.push_sum_outer(peer, PAIR_STEPS, wire=wire)
+    outer = [Candidate(f"{TRACKED_OUTER}, every {PAIR_STEPS}", tracked, mixing, 1.0, 3, wire)]
     if nodes <= MAX_DENSE_NODES:
         drawn = gx.topology.random_ring(nodes, RANDOM_ROUNDS, 0)
         random = cost_model.rand_psgd(nodes, RANDOM_ROUNDS, wire=wire)
@@ -125,8 +128,8 @@ def _list_gossip(nodes: int, wire: Wire, kind: Kind) -> list[Candidate]:
         drawn = gx.topology.random_pairs(nodes, RANDOM_ROUNDS, 0)
         mixing = PAIR_STEPS * count_mixing_steps(drawn)
         method = cost_model.noloco(drawn, PAIR_STEPS, wire)
-        noloco = [Candidate(f"noloco, every {PAIR_STEPS}", method, mixing, 1.0, 2, wire)]
-    return [*(_rate(*row, wire) for row in rows), *noloco]
+        outer.append(Candidate(f"noloco, every {PAIR_STEPS}", method, mixing, 1.0, 2, wire))
+    return [*(_rate(*row, wire) for row in rows), *outer]
 
 
 def _list_of_one_form(nodes: int, kind: Kind, every: int) -> Iterator[Candidate]:

@@ -23,7 +23,6 @@ from experiments.training.optimization import MOMENTUM
 
 Transform = optax.GradientTransformationExtraArgs
 
-OuterAverage = Literal["exact", "none"]
 MeanOver = Literal["nodes", "senders"]
 Momentum = Literal["local", "mixed", "quasi-global", "outer"]
 DenseName = Literal["float32", "bfloat16", "int8", "int4"]
@@ -65,7 +64,7 @@ class OuterOptions:
     rate: float = 1.0
     momentum: float = 0.0
     nesterov: bool = False
-    average: OuterAverage = "exact"
+    average: str = "exact"  # or "none", or an algorithm and its topology
     fragments: int = 1
     delay: int = 0
     mix: float = 0.0
@@ -85,11 +84,37 @@ class OuterOptions:
                 "--outer-nesterov must come with momentum, got --outer-momentum 0: give a larger "
                 "one, or leave --outer-nesterov out."
             )
+        if self.gossip is not None:
+            if self.gossip.row not in OUTER_GOSSIPS:
+                raise ValueError(
+                    "--outer-average must be exact, none, or one of "
+                    f"{', '.join(OUTER_GOSSIPS)} with @TOPOLOGY or not, got {self.average}."
+                )
+            if self.fragments > 1 or self.delay or self.mix:
+                raise ValueError(
+                    f"--outer-average {self.average} must come without --outer-fragments, "
+                    "--outer-delay and --outer-mix, as it moves whole models at once."
+                )
         if self.average == "none" and self.wire != "float32":
             raise ValueError(
                 "--outer-wire must be float32 with --outer-average none, which sends nothing, got "
                 f"{self.wire}: leave one of them out."
             )
+
+    @property
+    def gossip(self) -> "ParsedName | None":
+        """The algorithm in the place of an average; None without one."""
+        return None if self.average in ("exact", "none") else parse_name(self.average)
+
+
+OUTER_GOSSIPS: dict[str, Callable[[gx.Schedule, gx.wire.Codec | None], Transform]] = {
+    "sgp": lambda schedule, codec: gx.sgp(schedule, wire=codec, damped=True),
+    "gradient-tracking": lambda schedule, codec: gx.gradient_tracking(
+        schedule, wire=codec, damped=True
+    ),
+}
+"""What can stand in the place of an outer optimizer's average, over any topology."""
+OUTER_TOPOLOGY = "random_peer_exponential"
 
 
 class Sharding(NamedTuple):
@@ -545,6 +570,7 @@ class Method:
     sharding: Sharding | None = None  # inside a node; what exchanges exchanges parts then
     accumulate: int = 1  # steps for one update
     whole: Transform | None = None  # takes the place of both, with the pair of their states
+    outer_average: Any = "exact"  # of `gx.outer`
 
     @property
     def transform(self) -> Transform:
@@ -565,11 +591,11 @@ class Method:
             chain,
             optimizer,
             outer.every,
-            outer.average,
+            self.outer_average,
             outer.fragments,
             outer.delay,
             outer.mix,
-            FORMS[outer.wire].codec,
+            None if outer.gossip else FORMS[outer.wire].codec,
             reset_inner=outer.reset,
             error_feedback=outer.error_feedback,
             mean_over=outer.mean_over,
@@ -676,6 +702,7 @@ def make_method(
         sharding=options.sharding,
         accumulate=options.accumulate,
         whole=None if algorithm.wrap is None else algorithm.wrap(optimizer, options),
+        outer_average=_make_outer_average(options),
     )
     if options.outer is not None or algorithm.wrap is not None:
         method.state()  # raises where they cannot stand around this algorithm or optimizer
@@ -729,6 +756,17 @@ def _require_fitting(name: str, options: MethodOptions) -> None:
     for is_met, message in refusals:
         if is_met:
             raise ValueError(message)
+
+
+def _make_outer_average(options: MethodOptions) -> Any:
+    """`average` of `gx.outer`: a name, or a gossip whose rounds are those of outer steps."""
+    outer = options.outer
+    if outer is None or outer.gossip is None:
+        return "exact" if outer is None else outer.average
+    schedule = make_schedule(
+        outer.gossip.topology or OUTER_TOPOLOGY, options.nodes, seed=options.seed
+    )
+    return OUTER_GOSSIPS[outer.gossip.row](schedule, FORMS[outer.wire].codec)
 
 
 def _make_rounds(topology: str, options: MethodOptions) -> gx.Schedule:

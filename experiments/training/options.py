@@ -30,7 +30,6 @@ from experiments.training.methods import (
     WIRE_HELP,
     MeanOver,
     Momentum,
-    OuterAverage,
     OuterOptions,
     WireName,
 )
@@ -71,8 +70,10 @@ class ExchangeOptions:
     """Momentum of the outer optimizer; if not given, 0, or 0.7 with --momentum outer."""
     outer_nesterov: bool = False
     """Whether that momentum is Nesterov's, as DiLoCo's."""
-    outer_average: OuterAverage = "exact"
-    """exact: over all nodes. none: every node takes outer steps by itself."""
+    outer_average: str = "exact"
+    """exact: over all nodes. none: every node takes outer steps by itself. sgp or
+    gradient-tracking: by a round of push-sum, NAME or NAME@TOPOLOGY, on random_peer_exponential if
+    not given; of one model or two, around local."""
     outer_fragments: PositiveInt = 1
     """Parts of the model that are averaged at different times, as in Streaming DiLoCo."""
     outer_delay: NonNegativeInt = 0

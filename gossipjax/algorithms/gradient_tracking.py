@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import jax.numpy as jnp
 import optax
 
 from gossipjax.algorithms import frame
@@ -18,6 +19,8 @@ def gradient_tracking(
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     wire: WireLike | None = None,
+    *,
+    damped: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Gradient tracking: every node steps along its estimate of the mean update. Goes *last*.
 
@@ -40,9 +43,18 @@ def gradient_tracking(
     `GossipState` with `extra["correction"]`, like the parameters and float32 at least; it restarts
     from 0 on a change of nodes.
 
+    With `damped`, a node of weight below 1 follows its updates slowly; `v`, 0 at the start, takes
+    the place of `u`, and is `u` where all weights are 1:
+
+        v <- v + min(1, w) (u - v)
+
+    Where weights come near 0, as with `random_peer`, the undamped `(u + c) / w` is larger by far.
+
     Args:
       schedule: any column-stochastic schedule.
       axis_name, local_axis_name, wire: as in `gx.sgp`, and `step=` of `update`.
+      damped: whether updates are. The state then has `extra["damped"]`, v, too, which restarts as
+        c does. Where the schedule is doubly stochastic, it changes nothing.
 
     Raises:
       ValueError: as `sgp`.
@@ -66,15 +78,21 @@ def gradient_tracking(
     """
     require_schedule(schedule, "gradient_tracking")
     route = frame.make_route("gradient_tracking", axis_name, local_axis_name, wire)
+    damped = damped and not schedule.is_doubly_stochastic
     plan = frame.ExchangePlan(schedule, wire=route, models=2, moves_by_zeros=True)
+    zeros: dict[str, frame.OnResize] = {"correction": "restart"}
+    if damped:
+        zeros["damped"] = "restart"
     init = partial(
-        frame.init_state,
-        plan=plan,
-        push_sum=not schedule.is_doubly_stochastic,
-        zeros={"correction": "restart"},
+        frame.init_state, plan=plan, push_sum=not schedule.is_doubly_stochastic, zeros=zeros
     )
 
     def combine(x: Any, updates: Any, state: frame.GossipState, step: StepLike) -> frame.Combined:
+        if damped:
+            last = state.kept("damped")
+            change = frame.scale(frame.subtract(updates, last), jnp.minimum(1, state.weight))
+            updates = frame.add(last, change)
+            state = state.keep(damped=updates)
         tracked = frame.add(state.kept("correction"), updates)
         (x, mixed), weight = frame.mix_once(
             (frame.add(x, tracked), tracked), state.weight, state, step

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from functools import partial
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from gossipjax.algorithms import frame
-from gossipjax.algorithms.outer_stability import find_inner_plan, require_agreement
+from gossipjax.algorithms.outer_stability import (
+    find_inner_plan,
+    require_agreement,
+    require_stable_gossip,
+)
 from gossipjax.collectives import (
     MeanOver,
     StepLike,
@@ -30,6 +35,8 @@ from gossipjax.sharding import on_shards, specs_here
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import Codec, WireLike
 
+Average = Schedule | optax.GradientTransformation | Literal["exact", "none"]
+
 SUMS = {optax.MultiStepsState: "acc_grads", optax.ApplyEvery: "grad_acc"}
 """What is no moment: gradients that wait for their update, and belong to a count that stays."""
 
@@ -38,7 +45,7 @@ def outer(
     inner: optax.GradientTransformation,
     outer_tx: optax.GradientTransformation,
     every: int,
-    average: frame.Average = "exact",
+    average: Average = "exact",
     fragments: int = 1,
     delay: int = 0,
     mix: float = 0.0,
@@ -72,6 +79,12 @@ def outer(
     - SparseLoCo: `outer(optax.adamw(...), optax.sgd(0.8), every=15, wire=gx.wire.block_top_k(),
       error_feedback=0.95)`.
     - MuLoCo: `outer(optax.contrib.muon(...), optax.sgd(0.7, momentum=0.6, nesterov=True), 30)`.
+    - GASLoC without its acceleration: `outer(optax.adamw(...), optax.sgd(eta), every,
+      average=gx.dpsgd(pairs, "adapt-then-combine"))`, after notes on it; its text was not
+      available.
+    - On any directed graph, push-sum with gradient tracking: `outer(optax.adamw(...),
+      optax.sgd(0.7, momentum=0.9, nesterov=True), every=100,
+      average=gx.gradient_tracking(gx.topology.random_peer(n, 64, seed=0), damped=True))`.
 
     **Averages.** "exact": over all nodes; around `sgp` and `osgp` it is `sum x / sum w` with the
     messages in flight, and afterwards every weight is 1 and nothing is in flight. The gossip inside
@@ -87,6 +100,29 @@ def outer(
     with 0.7 and 0.9 it diverges on a directed ring, without any gradient. So a linear `outer_tx`
     (SGD, with momentum or not) is refused where the spectral radius of such differences is above
     1.0001 per round, at any of the counts 0, 1, 8, 64, ... of its rate. Others are not checked.
+
+    **Gossip in the place of an average.** `average` may be `gx.sgp`, `gx.gradient_tracking` or
+    `gx.dpsgd(order="adapt-then-combine")`, of any schedule that these take. Every node steps along
+    its own movement `D = a - x`, and the gossip gets the outer update at the anchor: with
+    `v = outer_tx(D at a)` and `a = y / w`, outer step m has its round m,
+
+        y, w <- P (y + v), P w;    a <- y / w;    x <- a          of gx.sgp
+
+    so momentum never acts on what the nodes differ in, the sum of all `w` stays N, and the mean of
+    `y` moves by the mean of `v`: with P the exact average it is DiLoCo. `sgp` sends one model;
+    nodes then stay apart, the more the larger rate / (1 - momentum) is, so let the rate fall.
+    `gradient_tracking` sends two, so take twice the H; it leaves no such difference. `damped=True`
+    is needed where weights come near 0. Rates of SGD with Nesterov momentum 0.9 that are stable:
+
+        tracking:  0.7 on random_peer (damped), random_pairs and ring, and on the hops of
+                   one_peer_exponential in random order; in their order 0.25 for 16 nodes, 0.18
+                   for 32; 0.002 on directed_ring
+        sgp:       0.7 on one_peer_exponential, directed_ring, random_pairs and, damped,
+                   random_peer; 0.35 on ring and exponential
+
+    A linear `outer_tx` is refused, at these counts of its rate, where nodes would diverge while all
+    local steps go to one optimum for a part of their way, whichever part it is. No paper has this
+    form. Between outer steps `gx.average_model` weighs each local model by its `w`.
 
     **Fragments and delay.** The leaves are split, in their order, into p fragments of about the
     same size, each with its own average, outer step and state of `outer_tx`. Fragment `f` is sent
@@ -108,13 +144,14 @@ def outer(
       inner: the chain, with `sgp`, `osgp`, `dpsgd` or no gossip in it.
       outer_tx: the outer optimizer; it gets one outer gradient and the anchor, nothing else.
       every: H, steps from one average of a fragment to the next.
-      average: "exact", "none", or a doubly stochastic schedule.
+      average: "exact", "none", a doubly stochastic schedule, or a gossip transform.
       fragments: p, at most H and at most the number of leaves.
       delay: steps between sending a fragment and using its average, below H.
       mix: the weight of the local model where an average is used, from 0 to below 1.
       wire: the form of outer gradients, a narrower type or a dense codec, such as `gx.wire.int4()`.
         All nodes get the same values. What rounding leaves out is lost, but for error feedback,
-        with which sparse codecs are allowed as well.
+        with which sparse codecs are allowed as well. A gossip in
+        `average` has its own.
       axis_name, local_axis_name: as in `gx.sgp`.
       pull: how strongly anchors are drawn together, where `average` is a schedule.
       reset_inner: whether an outer step also sets the momentum and moments of the chain inside to
@@ -122,15 +159,16 @@ def outer(
       error_feedback: b, from 0 to 1; None leaves it out. For an exact average without delay.
       mean_over: "nodes" or "senders", the latter for sparse codecs.
 
-    The state is an `OuterState`; `gx.gossip_state` finds the gossip inside. Nodes start from the
-    same parameters; where `init` runs inside the mapped axis they may differ, and the first anchor
-    is then their mean. `update` takes `step=` as in `gx.sgp`: it picks the outer steps as well, and
-    with a delay steps must follow one another.
+    The state is an `OuterState`; `gx.gossip_state` finds the gossip inside, or in `average`. Nodes
+    start from the same parameters; where `init` runs inside the mapped axis they may differ, and an
+    exact average then has their mean as the first anchor. `update` takes `step=` as in `gx.sgp`: it
+    picks the outer steps as well, and with a delay steps must follow one another.
 
     Raises:
-      ValueError: if an argument is out of its range, or differences between the nodes' anchors
-        would grow by themselves; in `init`, if there are more fragments than leaves, `outer_tx`
-        needs more than a gradient, or `inner` holds an algorithm of another kind; else as `gx.sgp`.
+      ValueError: if an argument is out of its range, differences between the nodes' anchors would
+        grow by themselves, or outer steps over gossip diverge; in `init`, if there are more
+        fragments than leaves, `outer_tx` needs more than a gradient, or `inner` holds an algorithm
+        of another kind; else as `gx.sgp`.
 
     References:
       Wang et al., "SlowMo", ICLR 2020, arXiv:1910.00643, algorithm 1.
@@ -141,6 +179,7 @@ def outer(
       After Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025,
       arXiv:2508.15706, and Therien et al., "MuLoCo", 2025, arXiv:2505.23725: the papers' texts were
       not available.
+      GASLoC, 2026, arXiv:2606.11081 (by notes).
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> tx = gx.outer(optax.sgd(1.0), optax.sgd(0.5), every=2)
@@ -157,19 +196,26 @@ def outer(
     inner = frame.require_transform(inner, "inner of outer")
     outer_tx = frame.require_transform(outer_tx, "outer_tx of outer")
     every = require_int(every, "every of outer", 1)
-    _require_average(average, pull)
-    if average == "none" and wire is not None:
+    gossip = None
+    spec = None
+    who: Any = average
+    if not isinstance(average, str | Schedule):
+        gossip, spec = _require_gossip(average)
+        who = spec.plan
+    _require_average(who, pull)
+    if (who == "none" or gossip is not None) and wire is not None:
         raise ValueError(
-            f"wire of outer must be None where average is 'none' and nothing is sent, got {wire!r}."
+            "wire of outer must be None where average is 'none' and nothing is sent, or a gossip, "
+            f"which has its own, got {wire!r}."
         )
-    _require_feedback(error_feedback, average, delay, wire)
+    _require_feedback(error_feedback, who, delay, wire)
     route = frame.make_route(
         "outer", axis_name, local_axis_name, wire, takes_sparse=error_feedback is not None
     )
     _require_mean_over(mean_over, error_feedback, route.codec)
     plan = frame.OuterPlan(
         every,
-        average,
+        who,
         require_int(fragments, "fragments of outer", 1, every),
         require_int(delay, "delay of outer", 0, every - 1),
         frame.require_number(mix, "mix of outer", "from 0 to below 1", lambda m: 0 <= m < 1),
@@ -183,10 +229,50 @@ def outer(
             f"reset_inner of outer must be False where there are fragments, got {fragments}: their "
             "outer steps come at different times."
         )
-    if average != "exact":
+    if spec is not None:
+        _require_whole_steps(plan, spec.plan)
+        require_stable_gossip(outer_tx, spec)
+    elif who != "exact":
         require_agreement(plan, outer_tx, find_inner_plan(inner))
-    steps = _OuterSteps(plan, inner, outer_tx, bool(reset_inner))
+    steps = _OuterSteps(plan, inner, outer_tx, bool(reset_inner), gossip)
     return optax.GradientTransformationExtraArgs(steps.init, steps.update)
+
+
+def _require_gossip(
+    average: Any,
+) -> tuple[optax.GradientTransformationExtraArgs, frame.GossipState]:
+    """Returns a gossip that outer steps can take, and the shapes of its state of one number."""
+    gossip = frame.require_transform(average, "average of outer, if no name and no gx.Schedule,")
+    state: Any = None
+    with contextlib.suppress(Exception):  # it may take no such number
+        state = jax.eval_shape(gossip.init, jax.ShapeDtypeStruct((), jnp.float32))
+    plan = state.plan if isinstance(state, frame.GossipState) else frame.ExchangePlan()
+    kept = set((state.extra or {}) if isinstance(state, frame.GossipState) else ())
+    is_tracking = "correction" in kept and plan.models == 2
+    others = kept - ({"correction", "damped"} if is_tracking else {"held_back"})
+    if plan.schedule is None or plan.exchanges_early or plan.beside or others:
+        raise ValueError(
+            "average of outer must be 'exact', 'none', a gx.Schedule, or one of gx.sgp, gx.dpsgd "
+            "and gx.gradient_tracking by itself that adapts, then combines, got another transform: "
+            "what stands around it stands around gx.outer, or in outer_tx."
+        )
+    return gossip, state
+
+
+def _require_whole_steps(plan: frame.OuterPlan, gossip: frame.ExchangePlan) -> None:
+    """Raises `ValueError` where a gossip in the place of an average cannot have these settings."""
+    if plan.fragments > 1 or plan.delay or plan.mix:
+        raise ValueError(
+            "fragments of outer must be 1, delay 0 and mix 0 where average is a gossip, which "
+            f"moves whole models at once, got {plan.fragments}, {plan.delay} and {plan.mix}."
+        )
+    axes = plan.wire.axis_name, plan.wire.local_axis_name
+    expected = gossip.wire.axis_name, gossip.wire.local_axis_name
+    if axes != expected:
+        raise ValueError(
+            "axis_name and local_axis_name of outer must be those of the gossip in average, "
+            f"{expected}, got {axes}."
+        )
 
 
 def _require_average(average: Any, pull: Any) -> None:
@@ -194,14 +280,17 @@ def _require_average(average: Any, pull: Any) -> None:
         require_doubly_stochastic(average, "outer")
         frame.require_number(pull, "pull of outer", "from 0", lambda p: 0 <= p < float("inf"))
         return
-    if not isinstance(average, str) or average not in ("exact", "none"):
+    is_named = isinstance(average, str) and average in ("exact", "none")
+    if not is_named and not isinstance(average, frame.ExchangePlan):
         raise ValueError(
-            f"average of outer must be 'exact', 'none' or a gx.Schedule, got {average!r}."
+            "average of outer must be 'exact', 'none', a gx.Schedule or a gossip, as gx.sgp, got "
+            f"{average!r}."
         )
     if pull != 1:
+        name = repr(average) if is_named else "a gossip"
         raise ValueError(
-            f"pull of outer must be 1 where average is {average!r}, got {pull!r}: all nodes have "
-            "one anchor, or none is compared. Give a schedule."
+            f"pull of outer must be 1 where average is {name}, got {pull!r}: all nodes have one "
+            "anchor, or anchors are not compared. Give a schedule."
         )
 
 
@@ -237,14 +326,16 @@ class _OuterSteps:
     inner: optax.GradientTransformationExtraArgs
     outer_tx: optax.GradientTransformationExtraArgs
     reset_inner: bool
+    gossip: optax.GradientTransformationExtraArgs | None = None  # in the place of an average
 
     def init(self, params: Any) -> frame.OuterState:
         plan = self.plan
         inner = self.inner.init(params)
         gossip = frame.gossip_state(inner)
-        local = self._local().init(params) if gossip is None else None
+        local = (self.gossip or self._local()).init(params) if gossip is None else None
         self._require_inner(inner, gossip, params)
-        require_agreement(plan, self.outer_tx, frame.exchange_plan(inner))
+        if self.gossip is None:
+            require_agreement(plan, self.outer_tx, frame.exchange_plan(inner))
         is_exact = plan.average == "exact"
         axis_name = plan.wire.axis_name
         anchor = frame.common_model(params, axis_name if is_exact else None)
@@ -272,9 +363,13 @@ class _OuterSteps:
         fragments = frame.split_leaves(anchor, self.plan.fragments)
         return tuple(self.outer_tx.init(frame.pick(anchor, leaves)) for leaves in fragments)
 
+    @property
+    def _local_plan(self) -> frame.ExchangePlan:
+        return frame.ExchangePlan(wire=self.plan.wire)
+
     def _local(self) -> optax.GradientTransformationExtraArgs:
         """The last part of a chain without gossip: `x <- x + u`, with the residuals of 16 bits."""
-        plan = frame.ExchangePlan(wire=self.plan.wire)
+        plan = self._local_plan
 
         def combine(x: Any, updates: Any, state: frame.GossipState, step: StepLike) -> Any:
             del step
@@ -292,6 +387,11 @@ class _OuterSteps:
         if gossip is None:
             return
         plan = self.plan
+        if self.gossip is not None:
+            raise ValueError(
+                "inner of outer must hold no gossip where average is one, got one: local steps are "
+                "then of each node alone. Leave one of them out."
+            )
         keeps_more = gossip.extra is not None or gossip.plan.beside
         if keeps_more or gossip.mask != frame.make_mask(params):
             kept = ", ".join(gossip.extra or ()) or ("moments" if keeps_more else "a mask")
@@ -348,7 +448,7 @@ class _OuterSteps:
         change, inner = self.inner.update(updates, old.inner, params, step=step, **extra_args)
         local = old.local
         if local is not None:
-            change, local = self._local().update(change, local, params, step=step)
+            change, local = self._move_locally(change, local, params, step)
         new = old._replace(count=optax.safe_increment(old.count), inner=inner, local=local)
         carry = vary((cast_like(mark(change, APPLIED), params), new), plan.wire.axis_name)
         for fragment, leaves in enumerate(frame.split_leaves(old.anchor, plan.fragments)):
@@ -359,6 +459,19 @@ class _OuterSteps:
             else:
                 carry = cond(plan.is_used(fragment, step), step_of.use_at_once, _keep, *carry)
         return mark(carry[0], UPDATES), carry[1]
+
+    def _move_locally(
+        self, change: Any, local: frame.GossipState, params: Any, step: StepLike
+    ) -> tuple[Any, frame.GossipState]:
+        """`z <- z + u`, at any weight, with the residuals of 16 bits."""
+        plain = local
+        if self.gossip is not None:
+            plain = frame.GossipState(
+                local.count, residual=local.residual, plan=self._local_plan, mask=local.mask
+            )
+        moved: Any
+        change, moved = self._local().update(change, plain, params, step=step)
+        return change, moved if self.gossip is None else local._replace(residual=moved.residual)
 
     def _require_own_state(self, state: Any) -> frame.OuterState:
         """Returns `state`; raises `ValueError` unless it was made for this plan."""
@@ -449,9 +562,17 @@ class _FragmentStep:
         leaves = self.leaves
         anchor = frame.pick(state.anchor, leaves)
         change, outer = self.steps.outer_tx.update(average, state.outer[self.fragment], anchor)
-        anchor = frame.add(anchor, change)
         gossip = frame.gossip_state(state)
         assert gossip is not None
+        if self.steps.gossip is not None:
+            mixed: Any
+            # The anchor is in full precision: the residual is that of the local model.
+            change, mixed = self.steps.gossip.update(
+                change, gossip._replace(residual=None), anchor, step=plan.round_number(self.step)
+            )
+            change = mark(change, APPLIED)
+            state = state._replace(local=mixed._replace(residual=gossip.residual))
+        anchor = frame.add(anchor, change)
         model = anchor
         if plan.mix:
             local = frame.pick(frame.models(frame.predict(self.params, updates), gossip), leaves)
@@ -487,7 +608,7 @@ def average_fragment(
     `count` is the number of updates before that after which they were sent: the key of a codec
     that draws random numbers.
     """
-    if plan.average == "none":
+    if plan.average == "none" or isinstance(plan.average, frame.ExchangePlan):
         return sent, None
     round_number = plan.round_number(step)
     average = partial(_average_parts, plan)

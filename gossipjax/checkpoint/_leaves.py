@@ -12,7 +12,7 @@ import numpy as np
 
 from gossipjax.algorithms.allreduce import ErrorFeedback
 from gossipjax.algorithms.frame.chain import AccumulationState, OuterState
-from gossipjax.algorithms.frame.state import GossipState
+from gossipjax.algorithms.frame.state import ExchangePlan, GossipState
 from gossipjax.topology.schedule import Schedule
 
 PRIMES = tuple(map(np.uint32, (2654435761, 2246822519, 3266489917, 668265263, 374761393)))
@@ -122,9 +122,9 @@ def _static_values(node: Any) -> dict[str, str]:
         return {".accumulate.every": str(node.plan.every)}
     if isinstance(node, OuterState):
         values = {field.name: getattr(node.plan, field.name) for field in fields(node.plan)}
+        names = {Schedule: "a schedule", ExchangePlan: "a gossip"}
         return {
-            f".plan.{name}": "a schedule" if isinstance(value, Schedule) else str(value)
-            for name, value in values.items()
+            f".plan.{name}": names.get(type(value), str(value)) for name, value in values.items()
         }
     codec = node.plan.wire.codec
     return {} if codec is None else {".wire.codec": str(codec)}

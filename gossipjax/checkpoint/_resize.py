@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from gossipjax import meshes
-from gossipjax.algorithms.frame.chain import gossip_state
+from gossipjax.algorithms.frame.chain import OuterState, gossip_state
 from gossipjax.algorithms.frame.state import Extra, GossipState
 from gossipjax.checkpoint._leaves import is_key
 from gossipjax.collectives import cast_like, require_floats
@@ -171,7 +171,7 @@ def change_nodes(
             f"nodes must be those of the schedule of tx, {new.schedule.size}, got {nodes}: build "
             f"tx with a schedule for {nodes} nodes."
         )
-    others, averaged = _average_others(opt_state, template)
+    others, averaged = _average_others(_weigh_anchors(opt_state, old), template)
     leaves, structure = jax.tree.flatten(template, is_leaf=_is_gossip)
     for i, leaf in enumerate(leaves):
         leaves[i] = (
@@ -349,6 +349,27 @@ def _average_model(
         averages[path] if path in averages else _average(leaf) for path, leaf in leaves.items()
     ]
     return jax.tree.unflatten(jax.tree.structure(params), model), float(weight), fraction
+
+
+def _weigh_anchors(opt_state: Any, old: GossipState) -> Any:
+    """The state with the weights of the models in the anchors of an outer optimizer.
+
+    Their mean is then that of the models: at the end of an outer step the two stay equal.
+    """
+    if old.weight is None:
+        return opt_state
+    shares = np.asarray(old.weight, np.float64)
+    shares = shares / shares.mean()
+
+    def weigh(leaf: Any) -> Any:
+        return np.asarray(leaf, np.float64) * shares.reshape(-1, *[1] * (leaf.ndim - 1))
+
+    def replace(part: Any) -> Any:
+        if not isinstance(part, OuterState):
+            return part
+        return part._replace(anchor=jax.tree.map(weigh, part.anchor))
+
+    return jax.tree.map(replace, opt_state, is_leaf=lambda part: isinstance(part, OuterState))
 
 
 def _weighted_sum(array: Any, weights: Any) -> np.ndarray:

@@ -395,6 +395,23 @@ def noloco(schedule: Schedule, every: int, wire: Form = "float32") -> Method:
     return Method("noloco", (dataclasses.replace(exchange, every=every, phase=every - 1),))
 
 
+def push_sum_outer(
+    schedule: Schedule, every: int, tracking: bool = True, wire: Form = "float32"
+) -> Method:
+    """An outer optimizer over gossip: a round every `every` steps, of two models if it tracks.
+
+    `gx.outer(inner, outer_tx, every, average=gx.gradient_tracking(schedule))`; else `gx.sgp`.
+
+    >>> from gossipjax.topology import random_peer
+    >>> push_sum_outer(random_peer(4, 8, seed=0), every=10).exchanges[0].fraction
+    2
+    """
+    every = require_int(every, "every", 1)
+    exchange = _make_gossip(schedule, wire, models=1 + bool(tracking))
+    exchange = dataclasses.replace(exchange, every=every, phase=every - 1)
+    return Method("push-sum-outer", (exchange,))
+
+
 def find_bits(wire: Form) -> float:
     """Bits of a parameter in a message of that form, scales and indices included.
 

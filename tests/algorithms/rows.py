@@ -244,6 +244,13 @@ ROWS = {
         oracle.doubly_stochastic,
         is_inner_on_one_node=True,
     ),
+    "sgp, damped": Row(
+        partial(gx.sgp, damped=True),
+        oracle.damped_sgp,
+        oracle.column_stochastic,
+        conserves_mass=False,  # some of it waits
+        is_variant=True,
+    ),
     "osgp 0": Row(
         partial(gx.osgp, overlap=0),
         oracle.sgp,
@@ -294,6 +301,13 @@ ROWS = {
         oracle.column_stochastic,
         is_inner_on_one_node=True,
         is_allreduce_on_complete=True,
+    ),
+    "gradient_tracking, damped": Row(
+        partial(gx.gradient_tracking, damped=True),
+        oracle.damped_gradient_tracking,
+        oracle.column_stochastic,
+        conserves_mass=False,
+        is_variant=True,
     ),
     "d2": Row(
         lambda schedule, **options: gx.d2(

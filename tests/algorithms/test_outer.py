@@ -45,7 +45,8 @@ class Setting(NamedTuple):
     inner: str = "local"
     overlap: int = 1
     is_directed: bool = False
-    average: Any = "exact"  # or "neighbours"
+    average: Any = "exact"  # or "neighbours", "sgp", "gradient_tracking"
+    damped: bool = False
     fragments: int = 1
     delay: int = 0
     mix: float = 0.0
@@ -53,7 +54,11 @@ class Setting(NamedTuple):
 
     @property
     def steps(self):
-        return 2 * self.every + self.delay + 2
+        return (5 if self.gossips else 2) * self.every + self.delay + 2
+
+    @property
+    def gossips(self):
+        return self.average in ("sgp", "gradient_tracking")
 
     def matrices(self, rng, n):
         make = oracle.column_stochastic if self.is_directed else oracle.doubly_stochastic
@@ -66,11 +71,14 @@ class Setting(NamedTuple):
             "osgp": lambda: gx.osgp(schedule, self.overlap),
             "dpsgd": lambda: gx.dpsgd(schedule),
         }[self.inner]()
+        average = neighbours if self.average == "neighbours" else self.average
+        if self.gossips:
+            average = getattr(gx, self.average)(schedule, damped=self.damped)
         return gx.outer(
             inner,
             optax.sgd(self.rate, **self.optimizer),
             self.every,
-            neighbours if self.average == "neighbours" else self.average,
+            average,
             self.fragments,
             self.delay,
             self.mix,
@@ -79,6 +87,17 @@ class Setting(NamedTuple):
         )
 
     def oracle(self, matrices, neighbours, starts, updates):
+        if self.gossips:
+            results = oracle.push_sum_outer(
+                matrices,
+                starts,
+                updates,
+                oracle.sgd(self.rate, **self.optimizer),
+                self.every,
+                self.average == "gradient_tracking",
+                self.damped,
+            )
+            return [(r["y"], r["y"], r["w"], r["anchor"]) for r in results]
         return oracle.outer(
             matrices,
             starts,
@@ -113,10 +132,24 @@ SETTINGS = {
     "streaming over sgp": Setting(5, 0.4, inner="sgp", is_directed=True, **STREAMING),
     "streaming over dpsgd": Setting(5, 0.4, inner="dpsgd", **STREAMING),
     "noloco": Setting(3, 0.7, {"momentum": 0.5}, average="neighbours", pull=1 / 0.7),
+    "sgp": Setting(2, 0.4, MOMENTUM, is_directed=True, average="sgp"),
+    "sgp, damped": Setting(2, 0.4, NESTEROV, is_directed=True, average="sgp", damped=True),
+    "tracking": Setting(2, 0.02, MOMENTUM, is_directed=True, average="gradient_tracking"),
+    "tracking, damped": Setting(
+        3, 0.05, NESTEROV, is_directed=True, average="gradient_tracking", damped=True
+    ),
     "neighbours": Setting(3, 0.8, MOMENTUM, average="neighbours", delay=1),
 }
-LARGE = ("every step", "slowmo over osgp 2", "slowmo without average", "streaming", "neighbours")
+LARGE = (
+    "tracking, damped",
+    "every step",
+    "slowmo over osgp 2",
+    "slowmo without average",
+    "streaming",
+    "neighbours",
+)
 ON_A_MESH = (
+    "tracking, damped",
     "slowmo over sgp",
     "slowmo over dpsgd",
     "diloco, delay over osgp",
@@ -130,6 +163,8 @@ for name in ("slowmo over osgp", "streaming"):
     CASES += [(name, "vmap", 1, "counted")]
     CASES += [(name, mode, 3, "static") for mode in MODES[1:]]
 LOW_PRECISION = {
+    "sgp, damped": "vmap",
+    "tracking, damped": "shard_map_check_vma",
     "slowmo over osgp 2": "vmap",
     "diloco": "vmap",
     "streaming": "shard_map_check_vma",

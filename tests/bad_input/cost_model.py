@@ -66,6 +66,7 @@ for name, function, values, message in (
     ("fragments", lambda x: cm.streaming_diloco(10, x), [0, 11], "fragments of"),
     ("delay", lambda x: cm.streaming_diloco(10, 2, x), [-1, 10], "delay of"),
     ("outer steps of noloco", lambda x: cm.noloco(SCHEDULE, x), [0], "every must be"),
+    ("outer steps of gossip", lambda x: cm.push_sum_outer(SCHEDULE, x), [0], "every must be"),
     ("relay without a tree", cm.relay, ["chain", RING], "graph must be"),
     ("relay with a cycle", cm.relay, [networkx.cycle_graph(4)], "cycle"),
     ("kind of slowness", cm.Slowness, ["slow"], "kind of Slowness"),

@@ -35,6 +35,7 @@ from gossipjax.cost_model import (
     noloco,
     osgp,
     predict_step,
+    push_sum_outer,
     rand_psgd,
     relay,
     sgp,
@@ -105,6 +106,12 @@ EXPECTED = {
         noloco(gx.topology.random_pairs(N, 4, seed=0), 14),
         C + (2 * WIRE + 1e-3) / 14,
         1 / 7,
+    ),
+    "push-sum-outer": (push_sum_outer(ONE_PEER, 14), C + (2 * WIRE + 1e-3) / 14, 1 / 7),
+    "push-sum-outer, sgp": (
+        push_sum_outer(ONE_PEER, 14, tracking=False),
+        C + (WIRE + 1e-3) / 14,
+        1 / 14,
     ),
     "gossip-pga": (
         sgp(gx.topology.periodic(ONE_PEER, 4)),

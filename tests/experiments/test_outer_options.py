@@ -1,11 +1,13 @@
 """An outer optimizer around the algorithms of the training programs, by options."""
 
 import json
+from typing import Any
 
 import optax
 import pytest
 from small import make_small
 
+import gossipjax as gx
 from experiments import image
 from experiments.training import placement
 from experiments.training.methods import (
@@ -49,6 +51,21 @@ def test_an_outer_step_is_counted_in_updates(tmp_path):
     assert agreed == [1, 4, 5, 8]
 
 
+def test_gossip_in_the_place_of_an_average(tmp_path):
+    """Two nodes of the exponential graph agree after a round; four need two of them."""
+    average = ("--outer-average", "gradient-tracking@random_peer_exponential")
+    _, lines = train(tmp_path, "--algorithm", "local", "--outer-every", "4", *average)
+    distances = [line["consensus_distance"] for line in lines]
+    assert max(distances[4:]) > distances[4] > 1e-5
+    assert distances[3] < distances[2]
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    options = MethodOptions(nodes=4, outer=OuterOptions(4, wire="bfloat16", average=average[1]))
+    state: Any = make_method("local", options, optax.sgd(0.1)).state()
+    assert state.plan.models == 2
+    assert state.plan.wire.codec == gx.wire.bfloat16()
+    assert not state.schedule.is_doubly_stochastic
+
+
 def test_what_is_impossible_is_refused(tmp_path, capsys):
     for arguments, message in (
         ("--outer-momentum 0.5", "--outer-momentum needs --outer-every"),
@@ -65,6 +82,20 @@ def test_what_is_impossible_is_refused(tmp_path, capsys):
             "unless average is 'exact', delay 0 and wire a codec",
         ),
         ("--algorithm desloc --optimizer nesterov", "inner of desloc must keep the moments"),
+        ("--outer-every 4 --outer-average d2", "--outer-average must be exact, none, or one of"),
+        (
+            "--algorithm local --outer-every 4 --outer-average sgp --outer-delay 1",
+            "must come without --outer-fragments, --outer-delay and --outer-mix",
+        ),
+        (
+            "--algorithm sgp --outer-every 4 --outer-average sgp",
+            "must hold no gossip where average is one",
+        ),
+        (
+            "--algorithm local --outer-every 4 --outer-rate 1.5 --outer-momentum 0.9 "
+            "--outer-average gradient-tracking@directed_ring",
+            "outer_tx of outer must be stable",
+        ),
         ("--algorithm local --local-steps 4", "give --outer-every 4 instead"),
     ):
         with pytest.raises(SystemExit) as stop:

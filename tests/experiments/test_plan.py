@@ -16,7 +16,7 @@ from experiments.plan import measure
 from experiments.plan.candidates import Wire, count_mixing_steps, list_candidates
 from experiments.plan.choice import LATE_PRICE, Plan, Row, Situation, make_plan
 from experiments.plan.options import BANDWIDTH, COUNT, LATENCY, SECONDS, parse
-from experiments.training.methods import MethodOptions, make_method
+from experiments.training.methods import MethodOptions, OuterOptions, make_method
 from gossipjax.cost_model import Network, Slowness, Workload, networks
 
 WORKLOAD = Workload(parameters=25.6e6, compute_seconds=0.228)
@@ -145,6 +145,13 @@ def test_kept_models_are_those_of_the_states():
         _, state = gx.Nodes(4).init(method.transform, {"w": jnp.zeros(size)})
         state_size = sum(x.size for x in jax.tree.leaves(state)) / (4 * size)
         assert kept[name] == pytest.approx(state_size, abs=0.1), name
+    outer = OuterOptions(50, 0.2, 0.9, average="gradient-tracking@one_peer_exponential")
+    method = make_method("local", MethodOptions(4, outer=outer), optax.sgd(0.1))
+    _, state = gx.Nodes(4).init(method.transform, {"w": jnp.zeros(size)})
+    state_size = sum(x.size for x in jax.tree.leaves(state)) / (4 * size)
+    assert kept["outer gradient-tracking@one_peer_exponential, every 50"] == pytest.approx(
+        state_size, abs=0.1
+    )
 
 
 def test_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -46,6 +46,7 @@ from gossipjax.algorithms.frame.state import (
     ExchangePlan,
     Extra,
     GossipState,
+    OnResize,
     Order,
     PushSum,
     add,

@@ -24,7 +24,7 @@ from gossipjax.sharding import ShardedState
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import Wire
 
-Average = Schedule | Literal["exact", "none"]
+Average = Schedule | ExchangePlan | Literal["exact", "none"]
 
 
 @written_by_flax
@@ -79,7 +79,8 @@ class OuterPlan:
 
     Attributes:
       every: H, steps from one average of a fragment to the next.
-      average: "exact", "none", or a schedule: period `m` of H steps uses its round `m`.
+      average: "exact", "none", a schedule, or the plan of the gossip that stands in its place:
+        period `m` of H steps uses round `m`.
       fragments: p. Fragment `f` is sent at the end of every step `k` with
         `k + 1 = (f + 1) H // p  (mod H)`, the last one thus at that of each H-th step.
       delay: steps between sending a fragment and using its average.
@@ -101,6 +102,13 @@ class OuterPlan:
     wire: Wire = DEFAULT_WIRE
     error_feedback: float | None = None
     mean_over: MeanOver = "nodes"
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The rounds of the periods; None where all nodes average at once, or none."""
+        if isinstance(self.average, ExchangePlan):
+            return self.average.schedule
+        return self.average if isinstance(self.average, Schedule) else None
 
     @property
     def replaces_all(self) -> bool:
@@ -150,16 +158,14 @@ class OuterPlan:
         """What happens at the end of `step`: the fragments sent and used, and the round."""
         used = self.used_at(step)
         round_ = None
-        if used is not None and isinstance(self.average, Schedule):
-            round_ = self.average.index_at(int(self.round_number(step)))
+        if used is not None and self.schedule is not None:
+            round_ = self.schedule.index_at(int(self.round_number(step)))
         return self.sent_at(step), used, round_
 
     @property
     def cycle(self) -> tuple[int, int]:
         """The step from which on the roles repeat, and after how many steps."""
-        start, length = ExchangePlan(
-            self.average if isinstance(self.average, Schedule) else None
-        ).cycle
+        start, length = ExchangePlan(self.schedule).cycle
         return self.delay + self.every * start, self.every * length
 
 
@@ -169,7 +175,8 @@ class OuterState(NamedTuple):
     Attributes:
       count: int32 scalar, the number of updates so far.
       inner: the state of the chain inside.
-      local: the `GossipState` of a chain that holds none, with its residuals; else None.
+      local: the `GossipState` of a chain that holds none, with its residuals: that of the gossip
+        in the place of an average, if there is one; else None.
       anchor: the model after the last outer step, like the parameters, float32 at least; the same
         on all nodes where `average="exact"`.
       outer: the state of the outer optimizer, by fragment.
@@ -421,7 +428,9 @@ def _plan_of(structure: Any) -> StepPlan:
     outer = outer_state(opt_state)
     if outer is None:
         return StepPlan(exchange, accumulation=accumulation)
-    return StepPlan(exchange, outer.plan, outer.local is not None, accumulation)
+    if outer.local is not None:  # it exchanges at outer steps only
+        return StepPlan(ExchangePlan(), outer.plan, True, accumulation)
+    return StepPlan(exchange, outer.plan, accumulation=accumulation)
 
 
 def require_updates_numbered(opt_state: optax.OptState) -> None:

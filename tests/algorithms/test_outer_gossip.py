@@ -1,0 +1,358 @@
+"""Outer optimizers over push-sum rounds: laws, directed and irregular graphs, and their state."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from algorithms.problems import take_step
+
+import gossipjax as gx
+from gossipjax.algorithms.frame.chain import outer_state
+from gossipjax.checkpoint import change_nodes
+
+N = 8
+NESTEROV = {"momentum": 0.9, "nesterov": True}
+topology = gx.topology
+SCHEDULES = {
+    "exponential": topology.exponential(N),
+    "ring": topology.ring(N),
+    "random_peer": topology.random_peer(N, 16, seed=1),
+    "irregular": topology.from_matrices(oracle.column_stochastic(np.random.default_rng(5), N, 1)),
+}
+FORMS = [(is_tracked, is_damped) for is_tracked in (False, True) for is_damped in (False, True)]
+TRACKING = gx.gradient_tracking(SCHEDULES["random_peer"], damped=True)
+
+
+def mean(x):
+    return x.mean(axis=0)
+
+
+def follow(optimizer, D):
+    """The sum of the steps of the optimizer on the mean of `D`, `[K, N, M]` -> `[K, M]`."""
+    state: dict[str, Any] = {}
+    steps = [optimizer(state, k, mean(d), 0.0) for k, d in enumerate(D)]
+    return np.cumsum(steps, axis=0)
+
+
+@pytest.mark.parametrize(("is_tracked", "is_damped"), FORMS)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_laws_of_the_oracle(name, is_tracked, is_damped):
+    """From weights of 0.05 to 2, with random movements: `D = -u`, whatever z is."""
+    rng = np.random.default_rng(0)
+    weights = rng.uniform(0.05, 2, N)
+    weights *= N / weights.sum()
+    starts, u = rng.normal(size=(N, 3)), rng.normal(size=(40, N, 3))
+    sgd = oracle.sgd(0.7, **NESTEROV)
+    matrices = SCHEDULES[name].matrices()
+    run = {"is_tracked": is_tracked, "weights": weights}
+    results = list(oracle.push_sum_outer(matrices, starts, u, sgd, is_damped=is_damped, **run))
+    first = mean(weights[:, None] * starts)
+    expected = follow(sgd, -u)
+    moved = 0.0
+    for k, r in enumerate(results):
+        moved = moved + mean(r["v"])
+        scale = 1 + np.abs(expected[: k + 1]).max()
+        assert abs(r["w"].sum() - N) < 1e-12 * N
+        assert np.abs(r["c"].sum(axis=0)).max() < 1e-12 * N * scale
+        np.testing.assert_allclose(mean(r["x"]) - first, moved, atol=1e-12 * scale)
+        if not (is_tracked and is_damped):  # which follows v alone
+            total = mean(r["x"] + r["e"]) - first
+            np.testing.assert_allclose(total, expected[k], atol=1e-12 * scale)
+    last: Any = results[-1]
+    quiet = list(
+        oracle.push_sum_outer(matrices, starts, 0 * np.resize(u, (600, N, 3)), sgd, 1, **run)
+    )[-1]
+    np.testing.assert_allclose(mean(quiet["x"]), first, atol=1e-12)
+    np.testing.assert_allclose(quiet["y"], np.tile(first, (N, 1)), atol=1e-10)
+    if SCHEDULES[name].is_doubly_stochastic:
+        one = {**run, "weights": None}
+        pair = [
+            list(oracle.push_sum_outer(matrices, starts, u, sgd, is_damped=damped, **one))[-1]
+            for damped in (False, True)
+        ]
+        np.testing.assert_allclose(pair[0]["y"], pair[1]["y"], atol=1e-12)
+    assert np.isfinite(last["y"]).all()
+
+
+@pytest.mark.parametrize(("is_tracked", "is_damped"), FORMS)
+def test_equals_the_oracle_in_float64(is_tracked, is_damped):
+    """24 rounds of a random peer, where weights come down to 0.05, to the last digits."""
+    schedule = SCHEDULES["random_peer"]
+    make = gx.gradient_tracking if is_tracked else gx.sgp
+    gossip = make(schedule, damped=is_damped)
+    rng = np.random.default_rng(1)
+    starts, u = rng.normal(size=(N, 3)), 0.1 * rng.normal(size=(24, N, 3))
+    expected = list(
+        oracle.push_sum_outer(
+            schedule.matrices(), starts, u, oracle.sgd(0.03, **NESTEROV), 2, is_tracked, is_damped
+        )
+    )
+    assert min(r["w"].min() for r in expected) < 0.1
+    with jax.enable_x64(True):
+        tx = gx.outer(optax.identity(), optax.sgd(0.03, **NESTEROV), 2, gossip)
+
+        def run(z, u):
+            def body(carry, inputs):
+                carry = take_step(tx, carry, *inputs)
+                return carry, (carry, gx.average_model(*carry))
+
+            return jax.lax.scan(body, (z, tx.init(z)), (u, jnp.arange(24)))[1]
+
+        moved = jnp.asarray(u.swapaxes(0, 1))
+        history: Any = jax.jit(jax.vmap(run, axis_name="nodes"))(jnp.asarray(starts), moved)
+    (models, state), averages = jax.tree.map(np.asarray, history)
+    gossip_state: Any = gx.gossip_state(state)
+    kept = gossip_state.extra or {}
+    for k, r in enumerate(expected):
+        close: Any = {"rtol": 1e-12, "atol": 1e-12}
+        np.testing.assert_allclose(models[:, k], r["y"], **close)
+        np.testing.assert_allclose(gossip_state.weight[:, k], r["w"], **close)
+        average = mean(r["w"][:, None] * r["y"])
+        np.testing.assert_allclose(averages[:, k], np.tile(average, (N, 1)), **close)
+        for name, key in (("correction", "c"), ("damped", "v"), ("held_back", "e")):
+            if name in kept:
+                np.testing.assert_allclose(kept[name].value[:, k], r[key], **close)
+    assert set(kept) == {
+        name
+        for name, is_kept in (
+            ("correction", is_tracked),
+            ("damped", is_tracked and is_damped),
+            ("held_back", is_damped and not is_tracked),
+        )
+        if is_kept
+    }
+
+
+STARTS = {"a": jnp.zeros(3), "b": jnp.ones((2, 2))}
+TARGETS = jnp.asarray(np.random.default_rng(3).normal(size=N), jnp.float32)
+
+
+def gradients(z, target):
+    return jax.tree.map(lambda x: x - target, z), jnp.sum(target)
+
+
+def train(average, steps, nodes, every=2, state=None, first=0, rate=0.5):
+    optimizer = optax.sgd(rate, momentum=0.5)
+    tx = gx.outer(optax.sgd(0.1, momentum=0.9), optimizer, every, average)
+    step = gx.TrainStep(gradients, tx, nodes=nodes)
+    params, opt_state = nodes.init(tx, STARTS) if state is None else state
+    for k in range(first, steps):
+        params, opt_state, _ = step(k, params, opt_state, TARGETS[: nodes.size])
+    return params, opt_state
+
+
+def flat(tree):
+    return np.concatenate(
+        [np.asarray(leaf).reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(tree)], axis=1
+    )
+
+
+@pytest.mark.parametrize("make", [gx.sgp, gx.gradient_tracking])
+def test_the_exact_average_makes_it_diloco(make):
+    nodes = gx.Nodes(N)
+    by_gossip, _ = train(make(topology.complete(N)), 6, nodes)
+    exact, _ = train("exact", 6, nodes)
+    np.testing.assert_allclose(flat(by_gossip), flat(exact), rtol=1e-5, atol=1e-6)
+
+
+def test_a_mesh_of_devices_gives_the_same_numbers_and_resumes():
+    """At step 3 in the middle of an outer step, with the same bits."""
+    on_one = gx.Nodes(N)
+    on_devices = gx.Nodes(mesh=jax.sharding.Mesh(np.array(jax.devices()[:N]), ("nodes",)))
+    expected = train(TRACKING, 5, on_one)
+    state = train(TRACKING, 5, on_devices)
+    np.testing.assert_allclose(flat(state[0]), flat(expected[0]), rtol=1e-5, atol=1e-6)
+    averages = [
+        gx.average_model(*pair, nodes=nodes)
+        for pair, nodes in ((expected, on_one), (state, on_devices))
+    ]
+    np.testing.assert_allclose(averages[0]["b"], averages[1]["b"], rtol=1e-5)
+    saved = jax.tree.map(np.asarray, train(TRACKING, 3, on_one))
+    resumed = train(TRACKING, 5, on_one, state=saved, first=3)
+    for a, b in zip(*map(jax.tree.leaves, (resumed, expected)), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_canonical_steps_count_rounds_by_outer_steps():
+    schedule = topology.one_peer_exponential(N)  # 3 rounds
+    tx = gx.outer(optax.sgd(0.1), optax.sgd(0.7), 5, gx.sgp(schedule))
+    state = tx.init(STARTS)
+    assert gx.canonical_steps(state) == [0, 4, 9, 14]
+    assert [gx.canonical_step(state, k) for k in (3, 19, 24, 29, 30)] == [0, 4, 9, 14, 0]
+    gossip: Any = gx.gossip_state(state)
+    assert gossip.schedule == schedule
+    with pytest.raises(ValueError, match="the exchange must need nothing of its step"):
+        gx.exchange(state, 4, params=STARTS)
+
+
+def test_statistics_are_mixed_by_the_round_of_an_outer_step_with_its_weights():
+    tx = gx.outer(optax.sgd(0.1), optax.sgd(0.7), 2, TRACKING)
+    weight = np.linspace(0.2, 1.8, N)
+    matrices = SCHEDULES["random_peer"].matrices()
+    stats = jnp.arange(float(N))
+
+    def mix(s, w, step):
+        state: Any = tx.init(s)
+        state = state._replace(local=state.local._replace(weight=w))
+        moved = gx.local_model(s, state, jnp.ones_like(s))
+        return gx.mix_batch_stats(s, state, step), moved
+
+    for step, P in ((2, np.eye(N)), (3, matrices[1])):
+        on_nodes: Any = jax.vmap(mix, (0, 0, None), axis_name="nodes")
+        mixed, moved = on_nodes(stats, jnp.asarray(weight, jnp.float32), step)
+        expected = P @ (weight * stats) / (P @ weight)
+        np.testing.assert_allclose(mixed, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(moved, stats + 1)  # local steps do not count weights
+
+
+@pytest.mark.parametrize(("nodes", "steps"), [(5, 6), (N, 7)])
+def test_a_change_of_nodes_goes_on_from_the_average_model(nodes, steps):
+    """At the end of an outer step nothing has moved, so that the new nodes have no `D`."""
+    params, state = train(TRACKING, steps, gx.Nodes(N))
+    old: Any = gx.gossip_state(state)
+    average = gx.average_model(params, state, nodes=gx.Nodes(N))
+    anchors = np.average(flat(outer_state(state).anchor), axis=0, weights=old.weight)  # pyright: ignore[reportOptionalMemberAccess]
+    gossip = gx.gradient_tracking(topology.random_peer(nodes, 16, seed=2), damped=True)
+    tx = gx.outer(optax.sgd(0.1, momentum=0.9), optax.sgd(0.5, momentum=0.5), 2, gossip)
+    arrays = jax.tree.map(np.asarray, (params, state))
+    changed: Any = change_nodes(arrays[0], arrays[1], tx, nodes)
+    new_params, new_state, report = changed
+    assert report.weight == pytest.approx(N, rel=1e-6)
+    expected = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(average)])
+    np.testing.assert_allclose(flat(new_params), [expected] * nodes, rtol=1e-5, atol=1e-6)
+    outer: Any = outer_state(new_state)
+    np.testing.assert_allclose(flat(outer.anchor), [anchors] * nodes, rtol=1e-5, atol=1e-6)
+    new: Any = gx.gossip_state(new_state)
+    assert new.weight.tolist() == [1.0] * nodes
+    assert not np.any(flat(new.extra["correction"].value))
+    assert np.ptp(np.asarray(old.weight)) > 0.1
+    gaps = flat(outer.anchor) - flat(new_params)
+    assert np.abs(gaps).max() < 1e-6 if steps == 6 else np.abs(gaps).max() > 1e-3
+    final, _ = train(gossip, 8, gx.Nodes(nodes), state=(new_params, new_state), first=steps)
+    assert np.isfinite(flat(final)).all()
+
+
+def test_masked_sharded_and_accumulated():
+    """Around it stand the same as around any outer optimizer."""
+    P = jax.sharding.PartitionSpec
+    tx = gx.outer(optax.sgd(0.1, momentum=0.9), optax.sgd(0.5, momentum=0.5), 2, TRACKING)
+    expected = flat(train(TRACKING, 4, gx.Nodes(N))[0])
+    nodes = gx.Nodes(N)
+    masked = optax.masked(tx, {"a": True, "b": False})
+    params, state = nodes.init(masked, STARTS)
+    step = gx.TrainStep(gradients, masked, nodes=nodes)
+    summed = gx.accumulate(tx, 2)
+    summed_step = gx.TrainStep(gradients, summed, nodes=nodes)
+    pair = nodes.init(summed, STARTS)
+    for k in range(4):
+        params, state, _ = step(k, params, state, TARGETS)
+    for k in range(8):
+        *pair, _ = summed_step(k, *pair, TARGETS)
+    np.testing.assert_allclose(params["a"], expected[:, :3], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(flat(pair[0]), expected, rtol=1e-5, atol=1e-6)
+    islands = gx.Nodes(mesh=gx.launch.mesh(4, fsdp=2))
+    gossip = gx.gradient_tracking(topology.random_peer(4, 8, seed=1), damped=True)
+    inner = optax.sgd(0.1, momentum=0.9), optax.sgd(0.5, momentum=0.5), 2, gossip
+    specs = {"a": P(), "b": P("fsdp")}
+    results = []
+    for chain, where in ((gx.sharded(gx.outer(*inner), specs), islands), (gx.outer(*inner), 4)):
+        where = gx.Nodes(where) if isinstance(where, int) else where
+        step = gx.TrainStep(gradients, chain, nodes=where)
+        params, state = where.init(chain, STARTS)
+        for k in range(4):
+            params, state, _ = step(k, params, state, TARGETS[:4])
+        results.append(flat(params))
+    np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-6)
+
+
+# The gossip, its nodes, the outer rate with Nesterov's 0.9 -> whether nodes diverge. Figures of a
+# NumPy simulation: tracking on the cycle of hops up to 0.35, 0.25, 0.18 for 8, 16, 32 nodes.
+ROUNDS = 3000
+STABILITY = {
+    ("tracking", "one_peer_exponential", 8, 0.35): False,
+    ("tracking", "one_peer_exponential", 8, 0.7): True,
+    ("tracking", "one_peer_exponential", 16, 0.25): False,
+    ("tracking", "one_peer_exponential", 16, 0.36): True,
+    ("tracking", "one_peer_exponential", 32, 0.18): False,
+    ("tracking", "one_peer_exponential", 32, 0.25): True,
+    ("tracking", "shuffled", 16, 1.2): False,
+    ("tracking", "ring", 16, 1.2): False,
+    ("tracking", "random_pairs", 16, 0.7): False,
+    ("tracking", "directed_ring", 16, 0.002): False,
+    ("tracking", "directed_ring", 16, 0.01): True,
+    ("tracking", "random_peer", 16, 0.7): True,
+    ("tracking, damped", "random_peer", 16, 0.7): False,
+    ("tracking, damped", "random_peer", 16, 1.9): True,
+    ("sgp", "directed_ring", 16, 0.7): False,
+    ("sgp", "one_peer_exponential", 16, 0.7): False,
+    ("sgp", "random_peer", 16, 0.7): True,
+    ("sgp, damped", "random_peer", 16, 0.7): False,
+    ("sgp, damped", "random_peer", 16, 1.5): True,
+    ("sgp", "ring", 16, 0.7): True,
+}
+
+
+def make_rounds(name, n):
+    if name == "shuffled":
+        eye = np.eye(n)
+        hops = np.random.default_rng(0).permuted(np.tile([1, 2, 4, 8], (16, 1)), axis=1).ravel()
+        return topology.from_matrices(
+            np.stack([(eye + np.roll(eye, hop, axis=0)) / 2 for hop in hops])
+        )
+    if name == "random_peer":
+        return topology.random_peer(n, 64, seed=1)
+    if name == "random_pairs":
+        return topology.random_pairs(n, 16, seed=0)
+    return getattr(topology, name)(n)
+
+
+@pytest.mark.parametrize("case", STABILITY, ids=str)
+def test_it_is_refused_where_its_oracle_diverges(case):
+    """All local steps go to 0 for a part p of their way: the worst of p decides."""
+    form, name, n, rate = case
+    schedule = make_rounds(name, n)
+    make = gx.gradient_tracking if form.startswith("tracking") else gx.sgp
+    gossip = make(schedule, damped=form.endswith("damped"))
+    parts = 2.0 ** -np.arange(0, 3.5, 0.25)
+    starts = np.tile(np.random.default_rng(0).normal(size=(n, 1)), (1, len(parts)))
+    with np.errstate(all="ignore"):
+        results = oracle.push_sum_outer(
+            schedule.matrices(),
+            starts,
+            range(ROUNDS),
+            oracle.sgd(rate, **NESTEROV),
+            1,
+            form.startswith("tracking"),
+            form.endswith("damped"),
+            move=lambda y, k: -parts * y,
+        )
+        sizes = [np.abs(r["x"]).max() for r in results]
+    diverges = not sizes[-1] <= 10 * max(sizes[:100])
+    assert diverges == STABILITY[case]
+
+    def build():
+        return gx.outer(optax.sgd(0.1), optax.sgd(rate, **NESTEROV), 50, gossip)
+
+    if diverges:
+        with pytest.raises(ValueError, match=r"must be stable .* spectral radius of [0-9.]+"):
+            build()
+    else:
+        build()
+
+
+def test_rates_that_change_and_what_is_not_linear():
+    gossip = gx.gradient_tracking(topology.directed_ring(16))
+    warm_up = optax.sgd(optax.linear_schedule(0.0, 0.7, 100), 0.9)
+    with pytest.raises(ValueError, match="must be stable"):
+        gx.outer(optax.sgd(0.1), warm_up, 50, gossip)
+    gx.outer(optax.sgd(0.1), optax.adam(0.1), 50, gossip)
+    gx.outer(optax.sgd(0.1), warm_up, 50, gx.sgp(topology.directed_ring(16)))
+    parts = {0: topology.complete(16), 300: topology.directed_ring(16)}
+    with pytest.raises(ValueError, match="must be stable"):
+        gx.outer(
+            optax.sgd(0.1), optax.sgd(0.7, 0.9), 5, gx.gradient_tracking(topology.piecewise(parts))
+        )
