@@ -19,11 +19,11 @@ def gradient_tracking(schedule, **options):
     """DSGT (Pu and Nedic 2021) and, where it is not doubly stochastic, Push-DIGing."""
 
     def combine(x, u, node):
-        y = optax.tree.add(node.kept["correction"], u)
+        y = optax.tree.add(node.kept["c"], u)
         x, y = node.mix((optax.tree.add(x, y), y))
-        return x, {"correction": optax.tree.sub(y, u)}
+        return x, {"c": optax.tree.sub(y, u)}
 
-    return gx.gossip(schedule, combine, {"correction": "restart"}, **options)
+    return gx.gossip(schedule, combine, {"c": "restart"}, **options)
 
 
 def dsgd_ac(schedule, rate, power=3.0, **options):

@@ -190,6 +190,7 @@ ROWS = {
         partial(oracle.dsgd_ac, strength=lambda k: 0.9 / (1 + k)),
         oracle.doubly_stochastic,
         is_inner_on_one_node=True,
+        is_variant=True,
     ),
     "dpsgd, adapt-then-combine, falling strength": Row(
         partial(gx.dpsgd, order="adapt-then-combine", strength=falling_strength),

@@ -318,10 +318,7 @@ def test_bad_arguments(options, message):
         ((4, 0.0), "learning_rate of outer must be > 0, got 0.0"),
         ((4, float("nan")), "learning_rate of outer must be > 0"),
         ((4, 0.7, 1.0), "momentum of outer must be from 0 to below 1, got 1.0"),
-        (
-            (4, 0.7, 0.9, "ring"),
-            "graph of outer must be one of ('exponential', 'random', 'rate'), got 'ring'",
-        ),
+        ((4, 0.7, 0.9, "ring"), "graph of outer must be one of .*'random', 'rate'.*, got 'ring'"),
     ],
 )
 def test_bad_arguments_of_outer(arguments, message):

@@ -111,10 +111,13 @@ def test_eight_five_eight_nodes_keep_the_average_model(name, dtype):
             steps += 4
 
 
-@pytest.mark.parametrize("old", NAMES[::4])
+LAST = [name for name in NAMES if name != "desloc"]  # which go last, behind the same optimizer
+
+
+@pytest.mark.parametrize("old", LAST[::4])
 def test_from_one_algorithm_to_another(old):
-    index = NAMES.index(old)
-    new = NAMES[(index + 3) % len(NAMES)]
+    index = LAST.index(old)
+    new = LAST[(index + 3) % len(LAST)]
     optimizer = "momentum" if index % 4 else "adam"
     params, state = train_from_start(old, 8, 5, optimizer=optimizer)
     expected = average_densely(params, state)
