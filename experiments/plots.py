@@ -194,6 +194,13 @@ def plot_metric(curves: Curves, metric: str, path: Path) -> None:
     figure.savefig(path)
 
 
+def choose_look(index: int) -> dict[str, Any]:
+    """The color of a curve, and its markers, where colors are used again."""
+    cycle, color = divmod(index, len(COLORS))
+    look = {"color": COLORS[color], "marker": MARKERS[cycle % len(MARKERS)]}
+    return look | {"markevery": 0.1, "markersize": 4, "linewidth": 1.2}
+
+
 def _draw_curves(
     title: str, curves: Curves, xs: Sequence[str], linestyles: dict[str, str]
 ) -> Figure:
@@ -207,9 +214,7 @@ def _draw_curves(
         axes.grid(alpha=0.3)
     handles = []
     for index, (label, runs) in enumerate(curves.items()):
-        cycle, color = divmod(index, len(COLORS))
-        look: dict[str, Any] = {"color": COLORS[color], "marker": MARKERS[cycle % len(MARKERS)]}
-        look |= {"markevery": 0.1, "markersize": 4, "linewidth": 1.2}
+        look = choose_look(index)
         handles.append(Line2D([], [], label=label, **look))
         for (axes, x), lines in itertools.product(zip(panels, xs, strict=True), runs):
             for field, linestyle in linestyles.items():

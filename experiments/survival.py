@@ -320,9 +320,7 @@ def measure(method: str, fault: str, options: Options, examples: Any) -> Record:
     if method in NO_MASS:
         return record
     off = end.held[0] + end.lost[0] - end.updates.sum(axis=0)
-    if method == "gradient-tracking" and not np.all(faults.active):
-        off = end.corrections.sum(axis=0)
-    if method == "gradient-tracking" and faults.deaths:
+    if method == "gradient-tracking" and (faults.deaths or not np.all(faults.active)):
         off = end.corrections.sum(axis=0)
     if method == "allreduce":
         off = end.held[0] - end.updates.sum(axis=0)

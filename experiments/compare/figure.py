@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from experiments.compare.grids import Cell, Grid
 from experiments.compare.table import is_fraction
-from experiments.plots import AXIS_LABELS, COLORS, MARKERS
+from experiments.plots import AXIS_LABELS, choose_look
 from experiments.results import LOSS, Record, metric_fields, read_runs
 from experiments.runner import Result
 
@@ -43,10 +43,7 @@ def plot_curves(grid: Grid, outcomes: Mapping[Cell, Result], metric: str, path: 
     figure = Figure((2 + 5 * len(grid.columns), height), dpi=120, layout="constrained")
     figure.suptitle(f"{grid.title}: mean ± standard deviation over {len(grid.seeds)} seed(s)")
     panels = figure.subplots(2, len(grid.columns), squeeze=False)
-    looks = {}
-    for index, row in enumerate(grid.rows):
-        cycle, color = divmod(index, len(COLORS))
-        looks[row.title] = {"color": COLORS[color], "marker": MARKERS[cycle % len(MARKERS)]}
+    looks = {row.title: choose_look(index) for index, row in enumerate(grid.rows)}
     for (y, label), row_of_panels in zip(labels.items(), panels, strict=True):
         for column, axes in zip(grid.columns, row_of_panels, strict=True):
             axes.set(title=column.title, xlabel=AXIS_LABELS["step"], ylabel=label)
@@ -89,9 +86,8 @@ def _draw_band(
     if not points:
         return
     steps, means, _ = zip(*points, strict=True)
-    marker: dict[str, Any] = (
-        {"marker": "o"} if len(points) == 1 else {}
-    )  # a line of one point is invisible
-    axes.plot(steps, means, linewidth=1.2, markersize=4, markevery=0.1, **{**look, **marker})
+    if len(points) == 1:  # a line of one point is invisible
+        look = {**look, "marker": "o", "markevery": 1}
+    axes.plot(steps, means, **look)
     low, high = ([m + sign * s for _, m, s in points] for sign in (-1, 1))
     axes.fill_between(steps, low, high, color=look["color"], alpha=0.2, linewidth=0)

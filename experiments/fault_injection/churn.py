@@ -18,14 +18,12 @@ many, so that both send as many bytes per step. The losses are those of the node
 their next batches.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import json
 import math
 import os
 import random
-import signal
 import statistics
 import subprocess
 import sys
@@ -59,6 +57,7 @@ from experiments.plots import COLORS
 from experiments.program import ProgramError
 from experiments.results import Record
 from experiments.speed.wire import links
+from experiments.speed.wire.harness import kill
 from experiments.speed.wire.rows import DILOCO
 from experiments.training.asynchronous import ASYNCHRONOUS
 
@@ -192,8 +191,8 @@ class Job:
             slow.LOSSES: f"{self._losses(place)}",
             slow.SLOWNESS: f"{1.0 if place else self._options.slow}",
         }
-        command = [*self._hosts[place].prefix, *make_command(PROGRAM, "language")]
-        return start([*command, *self._arguments], self.out / f"{place}.log", variables)
+        words = [PROGRAM, "language", *self._arguments]
+        return start(self._hosts[place].prefix, words, self.out / f"{place}.log", variables)
 
     def _losses(self, place: int) -> Path:
         return self.out / f"{place}.losses"
@@ -247,32 +246,20 @@ class Job:
         return statistics.mean(map(int, counted))
 
 
-def make_command(module: str, *words: str) -> list[str]:
-    """The words that run a module."""
-    return [sys.executable, "-m", module, *words]
-
-
 def start(
-    command: Sequence[str], log: Path, variables: dict[str, str]
+    prefix: Sequence[str], words: Sequence[str], log: Path, variables: dict[str, str]
 ) -> "subprocess.Popen[bytes]":
-    """Starts a process, whose output goes to the end of a file."""
+    """Runs a module with its options in a process, whose output goes to the end of a file."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with log.open("ab") as file:
         return subprocess.Popen(
-            command,
+            [*prefix, sys.executable, "-m", *words],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
             env={**os.environ, **variables, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
             start_new_session=True,  # Ctrl-C goes to the parent only
         )
-
-
-def kill(process: "subprocess.Popen[bytes]") -> None:
-    """Kills a process and what it has started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def require_running(process: "subprocess.Popen[bytes]", log: Path) -> None:
@@ -377,8 +364,8 @@ def train_in_lockstep(options: ChurnOptions, algorithm: str, folder: Path) -> li
         folder.mkdir()
         given = ["--placement", "vmap", "--log-every", "1", "--out", f"{folder}", "--overwrite"]
         given += ["--tokenizer", f"{folder.parent / TOKENIZER_FILE}"]
-        command = make_command(language.__name__, *options.list_arguments(algorithm), *given)
-        process = start(command, folder / "log", {})
+        words = [language.__name__, *options.list_arguments(algorithm), *given]
+        process = start((), words, folder / "log", {})
         try:
             while len(read_losses(metrics)) < needed:
                 require_running(process, folder / "log")

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import optax
 
 from gossipjax.algorithms import frame
-from gossipjax.algorithms.mixed_momentum import require_scalar
 from gossipjax.algorithms.sgp import mix_updated
 from gossipjax.collectives import StepLike, require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule, require_int
@@ -94,7 +93,7 @@ def _require_strength(strength: Any) -> None:
     """Raises `ValueError` unless `strength` is a number from 0 to 1 or a schedule of numbers."""
     name = "strength of dpsgd, unless it is a function of the update,"
     if not callable(strength):
-        require_scalar(strength, name, "from 0 to 1", lambda c: 0 <= c <= 1)
+        frame.require_scalar(strength, name, "from 0 to 1", lambda c: 0 <= c <= 1)
         return
     value = jax.eval_shape(strength, jax.ShapeDtypeStruct((), jnp.int32))
     if jnp.shape(value) != ():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -82,22 +81,14 @@ def mixed_momentum(
     return frame.gossip_transform(name, plan, init, combine)
 
 
-def require_scalar(
-    value: Any, name: str, allowed: str, is_allowed: Callable[[float], bool]
-) -> None:
-    """`require_number`, which lets scalars of JAX pass: their values may not be known yet."""
-    if not (isinstance(value, jax.Array) and value.shape == ()):
-        frame.require_number(value, name, allowed, is_allowed)
-
-
 def require_fraction(value: Any, name: str) -> None:
     """Raises `ValueError` unless `value` is a number from 0 to below 1 or a scalar of JAX."""
-    require_scalar(value, name, "from 0 to below 1", lambda v: 0 <= v < 1)
+    frame.require_scalar(value, name, "from 0 to below 1", lambda v: 0 <= v < 1)
 
 
 def require_positive(value: Any, name: str) -> None:
     """Raises `ValueError` unless `value` is a positive number or a scalar of JAX."""
-    require_scalar(value, name, "above 0", lambda v: 0 < v < np.inf)
+    frame.require_scalar(value, name, "above 0", lambda v: 0 < v < np.inf)
 
 
 def require_rate(rate: Any, name: str) -> None:

@@ -150,8 +150,7 @@ def outer(
       mix: the weight of the local model where an average is used, from 0 to below 1.
       wire: the form of outer gradients, a narrower type or a dense codec, such as `gx.wire.int4()`.
         All nodes get the same values. What rounding leaves out is lost, but for error feedback,
-        with which sparse codecs are allowed as well. A gossip in
-        `average` has its own.
+        with which sparse codecs are allowed as well. A gossip in `average` has its own.
       axis_name, local_axis_name: as in `gx.sgp`.
       pull: how strongly anchors are drawn together, where `average` is a schedule.
       reset_inner: whether an outer step also sets the momentum and moments of the chain inside to

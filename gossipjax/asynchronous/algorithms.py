@@ -145,16 +145,16 @@ def outer(
 def _make_graph(name: str, graph: str, seed: int) -> Choose:
     if graph not in get_args(Graph):
         raise ValueError(f"graph of {name} must be one of {get_args(Graph)}, got {graph!r}.")
-    return (
-        choose_exponential if graph == "exponential" else RandomPeer(seed, by_rate=graph == "rate")
-    )
+    if graph == "exponential":
+        return choose_exponential
+    return RandomPeer(seed, by_rate=graph == "rate")
 
 
 def choose_exponential(
     peers: Sequence[Identity],
     own: Identity,
     step: int,
-    seconds: Mapping[Identity, float] | None = None,
+    seconds: Mapping[Identity, float],
 ) -> Identity:
     """The peer of a step on the one-peer exponential graph over the living.
 

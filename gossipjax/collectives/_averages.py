@@ -266,19 +266,16 @@ def _mean_of_sparse(
     error = x - decode(words, codec, [x])[0]
     like = jax.ShapeDtypeStruct(x.shape, x.dtype)
     messages = gather_words(words, axis_name)
-    total = sum_rows(messages, codec, like)
     if mean_over == "nodes":
-        return total / axis_size(axis_name), error
-    return total / jnp.maximum(_count_senders(messages, codec, like), 1), error
+        return sum_rows(messages, codec, like) / axis_size(axis_name), error
 
+    def add(sums: Any, message: jax.Array) -> tuple[Any, None]:
+        (values,) = decode(message, codec, [like])
+        return (sums[0] + values, sums[1] + (values != 0).astype(like.dtype)), None
 
-def _count_senders(messages: jax.Array, codec: Codec, like: jax.ShapeDtypeStruct) -> jax.Array:
-    """The number of messages, `[N, length]`, that say of each value that it is not 0."""
-
-    def add(count: jax.Array, message: jax.Array) -> tuple[jax.Array, None]:
-        return count + (decode(message, codec, [like])[0] != 0).astype(like.dtype), None
-
-    return jax.lax.scan(add, jnp.zeros(like.shape, like.dtype), messages)[0]
+    zeros = jnp.zeros(like.shape, like.dtype)
+    (total, senders), _ = jax.lax.scan(add, (zeros, zeros), messages)
+    return total / jnp.maximum(senders, 1), error
 
 
 def _mean_of_dense(

@@ -1,4 +1,4 @@
-"""What goes wrong, as data: a function of the step alone. NumPy only."""
+"""What goes wrong, as data: a function of the step alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gossipjax.algorithms.frame import require_number
 from gossipjax.faults._tables import MAX_DELAY
 from gossipjax.topology.schedule import MAX_STEP, require_int
 
@@ -71,9 +72,7 @@ class Faults:
                 f"delays of Faults must be from 0 to {MAX_DELAY} steps, each of which costs a copy "
                 f"of the model on every link, got {delays.min()} to {delays.max()}."
             )
-        is_number = isinstance(self.noise, int | float | np.integer | np.floating)
-        if isinstance(self.noise, bool) or not is_number or not 0 <= self.noise < math.inf:
-            raise ValueError(f"noise of Faults must be a number from 0, got {self.noise!r}.")
+        require_number(self.noise, "noise of Faults", "from 0", lambda std: 0 <= std < math.inf)
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 

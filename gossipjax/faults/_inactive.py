@@ -13,6 +13,7 @@ import optax
 from gossipjax.algorithms import frame
 from gossipjax.collectives import axis_size
 from gossipjax.faults._faults import Faults, require_faults
+from gossipjax.faults._links import is_active
 from gossipjax.faults._rounds import require_isolated
 from gossipjax.faults._transforms import LINKS
 
@@ -117,7 +118,7 @@ class _Inactive:
                 f"{self.faults.size}, got {axis_size(axis_name)}."
             )
         count = own.count if gossip is None else gossip.count
-        keep = partial(_keep, _is_active(self.faults, count, axis_name))
+        keep = partial(_keep, is_active(self.faults, count, axis_name))
         updates, new = self.inner.update(updates, own.inner, params, **extra_args)
         kept = jax.tree.map(keep, new, own.inner, is_leaf=_is_gossip)
         updates = keep(updates, jax.tree.map(jnp.zeros_like, updates))
@@ -138,11 +139,3 @@ def _keep(is_active: jax.Array, new: Any, old: Any) -> Any:
 
 def _is_gossip(part: Any) -> bool:
     return isinstance(part, frame.GossipState)
-
-
-def _is_active(faults: Faults, count: jax.Array, axis_name: str) -> jax.Array:
-    """Whether this node is active; bool scalar."""
-    node = jax.lax.axis_index(axis_name)
-    table = jnp.asarray(faults.active)
-    deaths = jnp.asarray(faults.death_steps.clip(max=2**31 - 1), jnp.int32)
-    return table[count % len(table), node] & (count < deaths[node])

@@ -47,10 +47,9 @@ class Links:
         self.weights = weights * np.array(self._is_edge) if slots else weights  # [R, L, N]
         self._arrives = np.asarray(faults.arrives)[:, places, nodes]  # [T, L, N]
         self._delays = np.asarray(faults.delays)[:, places, nodes].astype(np.int32)
-        self._active = np.asarray(faults.active)
-        self._active_receivers = self._active[:, places]
-        self._deaths = np.minimum(faults.death_steps, 2**31 - 1).astype(np.int32)
-        self._deaths_of_receivers = self._deaths[places]
+        self._active_receivers = np.asarray(faults.active)[:, places]
+        self._deaths_of_receivers = _read_deaths(faults)[places]
+        self._faults = faults
         self.count = len(places)
         self.capacity = faults.max_delay + 1
         self.schedule = schedule
@@ -58,12 +57,11 @@ class Links:
 
     def _at(self, table: np.ndarray, row: Any) -> jax.Array:
         """The entry `[L]` or `[]` of this node in a row of a table `[T, ..., N]`."""
-        node = jax.lax.axis_index(self.wire.axis_name)
-        return jnp.asarray(table)[row % len(table), ..., node]
+        return take_own(table, row, self.wire.axis_name)
 
     def is_active(self, count: jax.Array) -> jax.Array:
         """Whether this node is active at its step `count`; bool scalar."""
-        return self._at(self._active, count) & (count < self._at(self._deaths[None], 0))
+        return is_active(self._faults, count, self.wire.axis_name)
 
     def shares(self, step: StepLike, count: jax.Array) -> jax.Array:
         """The weight at the receiver of each link, float64 or float32 `[L]`; 0 if not both act."""
@@ -103,6 +101,22 @@ class Links:
             )
             for number in range(self.count)
         ]
+
+
+def take_own(table: np.ndarray, row: Any, axis_name: str) -> jax.Array:
+    """The entry `[L]` or `[]` of this node in a row of a table `[T, ..., N]`, which repeats."""
+    return jnp.asarray(table)[row % len(table), ..., jax.lax.axis_index(axis_name)]
+
+
+def is_active(faults: Faults, count: jax.Array, axis_name: str) -> jax.Array:
+    """Whether this node is active at its step `count`; bool scalar."""
+    death = take_own(_read_deaths(faults)[None], 0, axis_name)
+    return take_own(np.asarray(faults.active), count, axis_name) & (count < death)
+
+
+def _read_deaths(faults: Faults) -> np.ndarray:
+    """The step from which on a node is dead, int32 `[N]`."""
+    return faults.death_steps.clip(max=2**31 - 1).astype(np.int32)
 
 
 def along(values: jax.Array, leaf: jax.Array) -> jax.Array:

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.topology.schedule import require_int
-from gossipjax.wire import Codec
+from gossipjax.algorithms.frame import require_number
+from gossipjax.wire import Codec, require_seed
 
 Like = jax.Array | jax.ShapeDtypeStruct
 
@@ -65,7 +65,5 @@ def noise(std: float, seed: int = 0) -> NoiseCodec:
     >>> import gossipjax as gx
     >>> tx = gx.dpsgd(gx.topology.ring(4), wire=gx.faults.noise(0.01))
     """
-    is_number = isinstance(std, int | float | np.integer | np.floating)
-    if isinstance(std, bool) or not is_number or not 0 <= std < float("inf"):
-        raise ValueError(f"std of noise must be a number from 0, got {std!r}.")
-    return NoiseCodec(float(std), require_int(seed, "seed of noise", 0, 2**32 - 1))
+    std = require_number(std, "std of noise", "from 0", lambda std: 0 <= std < float("inf"))
+    return NoiseCodec(std, require_seed(seed, "noise"))

@@ -1,4 +1,4 @@
-"""Tables of what fails at each step, drawn from a seed. NumPy only.
+"""Tables of what fails at each step, drawn from a seed.
 
 Row `k` depends on the arguments and on `k` alone: a longer table begins with the shorter one.
 """
@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from gossipjax.algorithms.frame import require_number
 from gossipjax.topology.schedule import require_int
 
 MAX_ENTRIES = 2**28  # of a table
+MAX_DELAY = 2**10  # steps: each costs a copy of the model on every link
 
 
 def independent_drops(n: int, steps: int, seed: int, rate: float) -> np.ndarray:
@@ -28,7 +30,7 @@ def independent_drops(n: int, steps: int, seed: int, rate: float) -> np.ndarray:
     0.9
     """
     shape = _read_shape("independent_drops", n, steps, n)
-    rate = require_rate(rate, "rate of independent_drops")
+    rate = _require_rate(rate, "rate of independent_drops")
     return _make_rng(seed, "independent_drops").random(shape) >= rate
 
 
@@ -62,9 +64,9 @@ def gilbert_elliott(
     """
     name = "gilbert_elliott"
     shape = _read_shape(name, n, steps, n)
-    rate = require_rate(rate, f"rate of {name}")
-    leave_bad = require_rate(bad_to_good, f"bad_to_good of {name}")
-    leave_good = require_rate(good_to_bad, f"good_to_bad of {name}")
+    rate = _require_rate(rate, f"rate of {name}")
+    leave_bad = _require_rate(bad_to_good, f"bad_to_good of {name}")
+    leave_good = _require_rate(good_to_bad, f"good_to_bad of {name}")
     is_bad = _walk(_make_rng(seed, name, 0), leave_bad, leave_good, shape[:2])
     is_lost = _make_rng(seed, name, 1).random(shape) < rate
     return ~(is_lost & is_bad[:, None, :])
@@ -100,8 +102,8 @@ def markov_activity(
     """
     name = "markov_activity"
     shape = _read_shape(name, n, steps)
-    wake = require_rate(wake, f"wake of {name}")
-    sleep = require_rate(sleep, f"sleep of {name}")
+    wake = _require_rate(wake, f"wake of {name}")
+    sleep = _require_rate(sleep, f"sleep of {name}")
     draws = _make_rng(seed, name).random(shape)
     active = np.ones(shape, bool)
     for k in range(1, shape[0]):
@@ -151,8 +153,8 @@ def poisson_activity(n: int, steps: int, seed: int, mean: float = 1.0) -> np.nda
     """
     name = "poisson_activity"
     steps, n = _read_shape(name, n, steps)
-    if not _is_number(mean) or not 0 <= mean <= MAX_ENTRIES:
-        raise ValueError(f"mean of {name} must be a number from 0 to {MAX_ENTRIES}, got {mean!r}.")
+    allowed = f"from 0 to {MAX_ENTRIES}"
+    mean = require_number(mean, f"mean of {name}", allowed, lambda mean: 0 <= mean <= MAX_ENTRIES)
     active = np.zeros((steps, n), bool)
     for node in range(n):
         awake = np.cumsum(_make_rng(seed, name, node).poisson(mean, steps) + 1) - 1
@@ -177,19 +179,9 @@ def uniform_delays(n: int, steps: int, seed: int, max_delay: int) -> np.ndarray:
     return _make_rng(seed, "uniform_delays").integers(0, max_delay + 1, shape)
 
 
-MAX_DELAY = 2**10  # steps: each costs a copy of the model on every link
-
-
-def _is_number(value: Any) -> bool:
-    is_number = isinstance(value, int | float | np.integer | np.floating)
-    return is_number and not isinstance(value, bool)
-
-
-def require_rate(value: Any, name: str) -> float:
+def _require_rate(value: Any, name: str) -> float:
     """Returns a probability; raises `ValueError` unless it is a number from 0 to 1."""
-    if not _is_number(value) or not 0 <= value <= 1:
-        raise ValueError(f"{name} must be a number from 0 to 1, got {value!r}.")
-    return float(value)
+    return require_number(value, name, "from 0 to 1", lambda rate: 0 <= rate <= 1)
 
 
 def _read_shape(name: str, n: Any, steps: Any, *more: Any) -> tuple[int, ...]:

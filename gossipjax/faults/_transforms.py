@@ -120,8 +120,8 @@ def sgp(
         if not running_sums:
             is_lost = (shares > 0) & (due == NEVER)
             gone = jax.tree.map(partial(_pick, is_lost), sent)
-            sent = jax.tree.map(jnp.subtract, sent, gone)
-            changes[LOST] = _add(state.kept(LOST), _sum(gone, 1))
+            sent = frame.subtract(sent, gone)
+            changes[LOST] = frame.add(state.kept(LOST), _sum(gone, 1))
         queue = jax.tree.map(links.push, way["queue"], sent)
         due = links.push_due(way["due"], due)
         arrives = due == 0
@@ -136,15 +136,15 @@ def sgp(
             if faults.noise:
                 noise = _draw_noise(faults, message.x, state.count, number, route)
                 noise = jax.tree.map(partial(_pick, is_message > 0), noise)
-                message = message._replace(x=_add(message.x, noise))
+                message = message._replace(x=frame.add(message.x, noise))
                 lost = changes.get(LOST, state.kept(LOST))
                 changes[LOST] = lost._replace(x=frame.subtract(lost.x, noise))
-            mailbox = _add(mailbox, message)
+            mailbox = frame.add(mailbox, message)
         opened = jax.tree.map(partial(_pick, links.is_active(state.count)), mailbox)
-        mass = _add(mass, opened)
-        mailbox = jax.tree.map(jnp.subtract, mailbox, opened)
+        mass = frame.add(mass, opened)
+        mailbox = frame.subtract(mailbox, opened)
         way = {"due": due, "queue": queue, "mailbox": mailbox}
-        in_flight = _add(mailbox, _sum(queue, 2))
+        in_flight = frame.add(mailbox, _sum(queue, 2))
         state = state._replace(weight=mass.weight, in_flight=in_flight)
         return frame.Combined(mass.x, state.keep(links=way, **changes))
 
@@ -227,7 +227,9 @@ def dpsgd(
         new = y
         for number, (message, given) in enumerate(links.exchange((messages, weight))):
             if faults.noise:
-                message = _add(message, _draw_noise(faults, message, state.count, number, route))
+                message = frame.add(
+                    message, _draw_noise(faults, message, state.count, number, route)
+                )
             given = jnp.where(is_active, given, jnp.zeros_like(given))
             new = jax.tree.map(partial(_pull, given), new, message, y)
         way = {"due": jnp.where(is_old, NEVER, due), "shares": shares, "history": history}
@@ -278,10 +280,6 @@ def account(
     in_flight = frame.mass_in_flight(part, state)
     wire = Wire(state.wire.axis_name if axis_name is None else axis_name)
     return Account(*(node_sum(mass, wire) for mass in (held, in_flight, lost)))
-
-
-def _add(a: Any, b: Any) -> Any:
-    return jax.tree.map(jnp.add, a, b)
 
 
 def _divide(leaf: jax.Array, shares: jax.Array) -> jax.Array:

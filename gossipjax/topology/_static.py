@@ -6,7 +6,7 @@ Public as `gossipjax.topology`, which states the conventions of all builders.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -232,8 +232,6 @@ def from_graph(graph: Any, weights: GraphWeights = "uniform") -> Schedule:
             "graph must be undirected for weights='metropolis', got a directed one. Use "
             "weights='uniform' with sgp, or graph.to_undirected()."
         )
-    if weights not in get_args(Weights):
-        raise ValueError(f"weights must be 'uniform', 'metropolis' or 'optimal', got {weights!r}.")
     senders, receivers = edges.T
     if not graph.is_directed():
         senders, receivers = np.concatenate([edges, edges[:, ::-1]]).T

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.wire._codec import WORD, Codec, Like
+from gossipjax.wire._codec import WORD, Codec, Like, require_integer
 
 INDEX_BITS = 12
 BINS = 4
@@ -172,14 +172,5 @@ def block_top_k(count: int = 64, block: int = 4096) -> BlockTopK:
     >>> block_top_k().count_bytes(2**20) / (4 * 2**20)
     0.0078125
     """
-    block = _require_integer(block, "block", 2**INDEX_BITS)
-    return BlockTopK(_require_integer(count, "count", block), block)
-
-
-def _require_integer(value: Any, name: str, largest: int) -> int:
-    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not is_integer or not 1 <= value <= largest:
-        raise ValueError(
-            f"{name} of block_top_k must be an integer from 1 to {largest}, got {value!r}."
-        )
-    return int(value)
+    block = require_integer(block, "block of block_top_k", 1, 2**INDEX_BITS)
+    return BlockTopK(require_integer(count, "count of block_top_k", 1, block), block)

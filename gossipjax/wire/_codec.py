@@ -84,10 +84,15 @@ def require_key(codec: Codec, key: Any) -> Any:
 
 def require_seed(seed: Any, name: str) -> int:
     """Returns `seed`; raises `ValueError` unless it is an integer from 0 to 2^32 - 1."""
-    is_integer = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
-    if not is_integer or not 0 <= seed <= MAX_SEED:
-        raise ValueError(f"seed of {name} must be an integer from 0 to {MAX_SEED}, got {seed!r}.")
-    return int(seed)
+    return require_integer(seed, f"seed of {name}", 0, MAX_SEED)
+
+
+def require_integer(value: Any, name: str, smallest: int, largest: int) -> int:
+    """Returns `value`; raises `ValueError` unless it is an integer in this range."""
+    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_integer or not smallest <= value <= largest:
+        raise ValueError(f"{name} must be an integer from {smallest} to {largest}, got {value!r}.")
+    return int(value)
 
 
 def make_seed_key(seed: int) -> jax.Array:

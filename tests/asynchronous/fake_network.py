@@ -124,7 +124,7 @@ class Process:
         members = node.list_members()
         if not members:
             return
-        peer = choose_exponential(members, node.identity, self.step)
+        peer = choose_exponential(members, node.identity, self.step, {})
         if peer not in node.list_free_peers():
             return
         if algorithm == "adpsgd":

@@ -205,10 +205,11 @@ def run_hosts(
     finally:
         with ignore_stop_signals():
             for process in processes:
-                _kill(process)
+                kill(process)
 
 
-def _kill(process: "subprocess.Popen[bytes]") -> None:
+def kill(process: "subprocess.Popen[bytes]") -> None:
+    """Kills a process that leads a session, and what it has started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -70,6 +70,7 @@ from gossipjax.algorithms.frame.transform import (
     require_number,
     require_params,
     require_plan,
+    require_scalar,
     require_state,
     require_transform,
     update_if,
