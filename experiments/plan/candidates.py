@@ -146,12 +146,11 @@ def _list_of_one_form(nodes: int, kind: Kind, every: int) -> Iterator[Candidate]
         exact = gx.topology.periodic(gx.topology.one_peer_exponential(nodes), EXACT_STEPS)
         pga = cost_model.sgp(exact, CWA)
         yield _rate(f"gossip-pga, every {EXACT_STEPS}", pga, exact, 0, "float32")
+    sigma = float(count_rounds(nodes) < every)
     if every > FRAGMENTS:
         streaming = cost_model.streaming_diloco(every, FRAGMENTS, 1, kind, "int4")
-        sigma = float(count_rounds(nodes) < every)
         name = f"streaming-diloco, every {every}"
         yield Candidate(name, streaming, every, sigma, 2 + 1 / FRAGMENTS, "int4")
-    sigma = float(count_rounds(nodes) < every)
     codec = gx.wire.block_top_k()
     sparse = cost_model.sparse_loco(every, nodes, codec)
     yield Candidate(f"sparse-loco, every {every}", sparse, every, sigma, 2, "block_top_k")

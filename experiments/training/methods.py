@@ -20,10 +20,10 @@ import optax
 
 import gossipjax as gx
 from experiments.training.optimization import MOMENTUM
+from gossipjax.collectives import MeanOver
 
 Transform = optax.GradientTransformationExtraArgs
 
-MeanOver = Literal["nodes", "senders"]
 Momentum = Literal["local", "mixed", "quasi-global", "outer"]
 DenseName = Literal["float32", "bfloat16", "int8", "int4"]
 WireName = Literal[DenseName, "top_k", "random_k", "block_top_k"]
