@@ -20,12 +20,12 @@ import optax
 
 import gossipjax as gx
 from experiments.training.optimization import MOMENTUM
-from gossipjax.collectives import MeanOver
 
 Transform = optax.GradientTransformationExtraArgs
 
 Momentum = Literal["local", "mixed", "quasi-global", "outer"]
 DenseName = Literal["float32", "bfloat16", "int8", "int4"]
+MeanOver = Literal["nodes", "senders"]
 WireName = Literal[DenseName, "top_k", "random_k", "block_top_k"]
 
 SPARSE_FRACTION = 0.1  # of the values, that sparse codecs send

@@ -28,6 +28,7 @@ from experiments.training.methods import (
     OUTER_HELP,
     TOPOLOGY_HELP,
     WIRE_HELP,
+    MeanOver,
     Momentum,
     OuterOptions,
     WireName,
@@ -39,7 +40,6 @@ from experiments.training.optimization import (
     Optimizer,
     StepEpochs,
 )
-from gossipjax.collectives import MeanOver
 
 OUTER_EVERY = 12  # of --momentum outer, as SlowMo has it around Local SGD
 OUTER_MOMENTUM = 0.7
