@@ -1,4 +1,4 @@
-"""Asynchronous nodes as threads of one process, disturbed for as long as asked, by a seed.
+"""Asynchronous nodes as threads of a process, disturbed for as long as asked, by a seed.
 
     python -m experiments.fault_injection chaos
     python -m experiments.fault_injection chaos --scenario deaths --deaths 1000
@@ -12,7 +12,7 @@ may be declared dead that lives: each that is started has one life.
     deaths      a node is killed whenever the one before is back
     clock       the same, and the clock goes back an hour at each death
     disk        the journals of odd places are on a disk that is full for most of the time
-    crowd       64 nodes that know one address; every 6 seconds one joins, or one leaves
+    crowd       64 nodes in 8 processes that know one address; every 6 s one joins, or one leaves
     strangers   garbage, and messages of other jobs, arrive all the time
 
 The clock is simulated: it is `time.time` of this process, so that of all nodes, and is right again
@@ -29,6 +29,8 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.managers import BaseManager
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -48,6 +50,8 @@ from experiments.options import Check, OptionalPath, PositiveFloat, PositiveInt,
 MAX_DIFFERENCE = 1e-9  # of the account, relative to what founders brought
 MAX_LOSS = 0.03  # of accuracy, below the undisturbed job
 END_SECONDS = 120.0
+OPTIMIZER = optax.sgd(0.01, momentum=0.9)  # one for all: the nodes share its compiled program
+HOSTS = 8  # processes of `crowd`
 CROWD_SECONDS = 6.0  # between a join and a leave
 CLOCK_SECONDS = 3600.0  # by which the clock goes back
 DISK_KILOBYTES = 4  # for each node
@@ -69,9 +73,10 @@ class ChaosOptions:
     deaths: PositiveInt = 100
     """Kills of `deaths`, and of `clock`."""
     patience: PositiveFloat = 2.0
-    """Seconds of silence after which a node is declared dead."""
+    """Seconds of silence after which a node is declared dead. They and the pauses are longer by its
+    number in `crowd`, whose nodes share the same cores."""
     step_seconds: PositiveFloat = 0.02
-    """Pause after each step: the threads share the cores. In `crowd` it is longer by its number."""
+    """Pause after each step."""
     seed: Seed = 0
     """Seed of the faults and of the data."""
     out: OptionalPath = None
@@ -99,52 +104,79 @@ class Row(NamedTuple):
     threads: int  # that did not end
 
 
+class State(NamedTuple):
+    """What a node has come to."""
+
+    steps: int
+    total_steps: int  # of all nodes, as far as it knows
+    skipped: int  # steps whose update was not finite
+    accuracy: float | None  # once it has ended
+    weight: float  # that it held at the end
+    error: str | None
+
+
 class Runner:
     """A node in a thread: it trains until it is told to end, leave or die."""
 
-    def __init__(self, job: "Job", place: int, address: str | None, is_founder: bool):
-        self.place = place
-        self.node = gx.asynchronous.join(
+    def __init__(
+        self,
+        options: ChaosOptions,
+        scenario: str,
+        place: int,
+        address: str | None,
+        is_founder: bool,
+        journal: Path,
+    ):
+        slower = options.crowd / options.nodes if scenario == "crowd" else 1.0
+        self._place = place
+        self._pause_seconds = options.step_seconds * slower
+        self._digits = data.load("mnist5k")
+        self._is_sick = scenario == "nan" and place == 1
+        self._node = gx.asynchronous.join(
             address,
-            optax.sgd(0.01, momentum=0.9),
+            OPTIMIZER,
             digits.init(),
-            algorithm=gx.asynchronous.sgp(seed=job.options.seed),
+            algorithm=gx.asynchronous.sgp(seed=options.seed),
             place=place,
-            job=job.name,
+            job=scenario,
             is_founder=is_founder,
-            patience=job.options.patience,
-            journal=job.find_journal(place),
+            patience=options.patience * slower,
+            journal=journal,
             nonfinite="skip",
         )
-        self.accuracy: float | None = None
-        self.weight = 0.0  # that it held at the end
-        self.error: BaseException | None = None
-        self._job = job
+        self._accuracy: float | None = None
+        self._weight = 0.0
+        self._error: str | None = None
         self._is_told: Literal["train", "average", "leave"] = "train"
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        job = self._job
+        node = self._node
         try:
             while self._is_told == "train":
-                step = self.node.statistics.steps
-                batch = digits.draw_batch(job.digits, step, self.place)
-                self.node.step(job.gradients_of(self.place, step), batch)
-                time.sleep(job.pause_seconds)
+                step = node.statistics.steps
+                batch = digits.draw_batch(self._digits, step, self._place)
+                node.step(to_nan if self._is_sick and step % 2 else digits.gradients, batch)
+                time.sleep(self._pause_seconds)
             if self._is_told == "average":
-                model = self.node.average(timeout=END_SECONDS)
-                self.accuracy = digits.measure_accuracy(model, job.digits)
-                self.weight = self.node.statistics.weight
-            self.node.leave()
+                model = node.average(timeout=END_SECONDS)
+                self._accuracy = digits.measure_accuracy(model, self._digits)
+                self._weight = node.statistics.weight
+            node.leave()
         except BaseException as error:
-            self.error = error
-            self.node.abort()
+            self._error = f"place {self._place}: {error}"
+            node.abort()
 
-    @property
-    def is_there(self) -> bool:
-        """Whether it has made a step."""
-        return self.node.statistics.steps > 0 and self.error is None
+    def find_address(self) -> str:
+        """Where it listens."""
+        return self._node.address
+
+    def read(self) -> State:
+        """What it has come to."""
+        statistics = self._node.statistics
+        counts = statistics.steps, self._node.total_steps, statistics.skipped
+        return State(*counts, self._accuracy, self._weight, self._error)
 
     def tell(self, what: Literal["average", "leave"]) -> None:
         """Has it end after its step."""
@@ -153,7 +185,7 @@ class Runner:
     def kill(self) -> None:
         """Ends it at once."""
         self._is_told = "leave"
-        self.node.abort()
+        self._node.abort()
 
     def join(self, seconds: float) -> bool:
         """Waits for its end; whether it has ended."""
@@ -167,6 +199,15 @@ def to_nan(params: Any, batch: Any) -> tuple[Any, Any]:
     return {name: grad * jnp.nan for name, grad in grads.items()}, aux
 
 
+class Host(BaseManager):
+    """A process that has nodes: 64 in one process would wait for its one interpreter."""
+
+    Runner: Callable[..., Runner]
+
+
+Host.register("Runner", Runner)
+
+
 class Job:
     """The nodes of a scenario, and their journals in a folder."""
 
@@ -174,32 +215,28 @@ class Job:
         self.options = options
         self.name = scenario
         self.folder = folder
-        self.digits = data.load("mnist5k")
         self.rng = random.Random(f"{options.seed} {scenario}")
         self.faults = 0
         self.starts = 0
+        self.hosts = [Host(ctx=get_context("spawn")) for _ in range(HOSTS * (scenario == "crowd"))]
+        for host in self.hosts:
+            host.start()
         size = options.crowd if scenario == "crowd" else options.nodes
-        self.pause_seconds = options.step_seconds * size / options.nodes
         self.runners = [self.start(0, None, True)]
-        for place in range(1, size):
-            self.runners.append(self.start(place, self.runners[0].node.address, True))
+        address = self.runners[0].find_address()
+        self.runners += [self.start(place, address, True) for place in range(1, size)]
         self._began = time.monotonic()
 
     def start(self, place: int, address: str | None, is_founder: bool) -> Runner:
         """Starts a node."""
         self.starts += 1
-        return Runner(self, place, address, is_founder)
+        make = self.hosts[place % HOSTS].Runner if self.hosts else Runner
+        return make(self.options, self.name, place, address, is_founder, self.find_journal(place))
 
     def find_journal(self, place: int) -> Path:
         """Where the journal of a place is."""
         is_on_disk = self.name == "disk" and place % 2 == 1
         return (self.folder / "disk" if is_on_disk else self.folder) / f"{place}.jsonl"
-
-    def gradients_of(self, place: int, step: int) -> Callable[..., Any]:
-        """The gradients of a node at a step."""
-        is_sick = self.name == "nan" and place == 1 and step % 2 == 1
-        self.faults += is_sick
-        return to_nan if is_sick else digits.gradients
 
     @property
     def seconds(self) -> float:
@@ -209,30 +246,39 @@ class Job:
     def wait_for_all(self) -> None:
         """Waits until all nodes make steps, as long as a node may take to join."""
         deadline = time.monotonic() + END_SECONDS
-        while not all(r.is_there for r in self.runners) and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            states = [runner.read() for runner in self.runners]
+            if all(state.steps > 0 and state.error is None for state in states):
+                return
             time.sleep(0.02)
 
-    def kill_and_replace(self, runner: Runner) -> None:
+    def kill_and_replace(self, place: int) -> None:
         """Kills a node, and starts another life at its place, which joins by any other."""
+        runner = self.runners[place]
         others = [other for other in self.runners if other is not runner]
         runner.kill()
         self.faults += 1
-        address = self.rng.choice(others).node.address
-        self.runners[self.runners.index(runner)] = self.start(runner.place, address, False)
+        address = self.rng.choice(others).find_address()
+        self.runners[place] = self.start(place, address, False)
 
     def finish(self) -> Row:
         """Has all nodes end; returns what the job came to."""
-        steps = max(runner.node.total_steps for runner in self.runners)
+        steps = max(runner.read().total_steps for runner in self.runners)
         seconds = self.seconds
         for runner in self.runners:
             runner.tell("average")
         deadline = time.monotonic() + 2 * END_SECONDS
         hanging = sum(not r.join(max(0.1, deadline - time.monotonic())) for r in self.runners)
-        errors = [f"{r.place}: {r.error}" for r in self.runners if r.error is not None]
+        states = [runner.read() for runner in self.runners]
+        for host in self.hosts:
+            host.shutdown()
+        if self.name == "nan":
+            self.faults = sum(state.skipped for state in states)
+        errors = [state.error for state in states if state.error is not None]
         if errors:
             warnings.warn(f"{self.name}: {len(errors)} errors, {errors[0]}", stacklevel=1)
-        difference, living = self.add_up()
-        accuracies = [r.accuracy for r in self.runners if r.accuracy is not None]
+        difference, living = self.add_up(sum(state.weight for state in states))
+        accuracies = [state.accuracy for state in states if state.accuracy is not None]
         return Row(
             self.name,
             len(self.runners),
@@ -247,12 +293,11 @@ class Job:
             hanging + len(errors),
         )
 
-    def add_up(self) -> tuple[float, float]:
+    def add_up(self, weight: float) -> tuple[float, float]:
         """What part of the founders' weight the account misses, and the weight of the living."""
         journals = sorted(self.folder.rglob("*.jsonl"))
         if self.name == "disk":
             self.faults = sum(map(count_missing, journals))
-            weight = sum(runner.weight for runner in self.runners)
             return weight / len(self.runners) - 1, weight
         account = gx.asynchronous.account(journals)
         living = float(sum(account.living.values()))
@@ -285,7 +330,7 @@ def run_deaths(job: Job) -> None:
     """Kills nodes, each as soon as all are there."""
     for _ in range(job.options.deaths):
         job.wait_for_all()
-        job.kill_and_replace(job.rng.choice(job.runners))
+        job.kill_and_replace(job.rng.randrange(len(job.runners)))
     time.sleep(max(0.0, job.options.seconds - job.seconds))
 
 
@@ -308,7 +353,7 @@ def run_disk(job: Job) -> None:
 
 def run_crowd(job: Job) -> None:
     """Nodes join and leave."""
-    address = job.runners[0].node.address
+    address = job.runners[0].find_address()
     next_place = len(job.runners)
     while job.seconds < job.options.seconds:
         time.sleep(CROWD_SECONDS)
@@ -327,7 +372,7 @@ def run_strangers(job: Job) -> None:
     sockets = []
     for runner in job.runners:
         sockets.append(context.socket(zmq.PUSH))
-        sockets[-1].connect(f"tcp://{runner.node.address}")
+        sockets[-1].connect(f"tcp://{runner.find_address()}")
     header = {"version": 2, "job": "another", "sender": [1, "life", "127.0.0.1:9"]}
     kinds = (b"P[]", b"A", b"M{", b"", b"{}", b"\xff" * 99, json.dumps(header).encode())
     while job.seconds < job.options.seconds:

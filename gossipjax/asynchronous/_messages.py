@@ -23,6 +23,7 @@ MAX_HEADER_BYTES = 1 << 22
 MAX_TEXT = 300
 MAX_ENTRIES = 20_000
 MAX_EXPONENT = 1 << 30
+MAX_COUNT = 2**53
 MAX_PORT = 65535
 CHECKED = 1 << 16  # numbers that are checked at a time
 KINDS = ("view", "ack", "answer", "refuse", "dead", "gone", "share", "ask", "final", "bye")
@@ -302,12 +303,14 @@ def _read_view(view: object) -> View:
             and flags.keys() == VIEW_FLAGS
             and all(isinstance(flag, bool) for flag in flags.values())
         ):
+            places, counts = _read_pairs(steps)
+            lives, versions = _read_pairs(finals)
             return View(
                 tuple(map(_read_identity, members)),
-                tuple(map(_require_count, beats)),
+                _require_counts(beats),
                 tuple(map(_read_death, deaths)),
-                tuple((_require_count(a), _require_count(b)) for a, b in _pairs(steps)),
-                tuple((_require_text(a), _require_count(b)) for a, b in _pairs(finals)),
+                tuple(zip(_require_counts(places), _require_counts(counts), strict=True)),
+                tuple(zip(map(_require_text, lives), _require_counts(versions), strict=True)),
                 beat=_require_count(beat),
                 query=_require_count(query),
                 echo=_require_count(echo),
@@ -324,10 +327,17 @@ def _read_death(death: object) -> tuple[Identity, str, float]:
 
 
 def _read_identity(identity: object) -> Identity:
-    match identity:
-        case [place, life, str() as address] if is_address(address):
-            return Identity(_require_count(place), _require_text(life), address)
-    raise MessageError("with an identity that is none")
+    try:
+        return _make_identity(*identity)  # pyright: ignore[reportGeneralTypeIssues]
+    except TypeError:
+        raise MessageError("with an identity that is none") from None
+
+
+@functools.lru_cache(MAX_ENTRIES, typed=True)  # the same ones come in every view
+def _make_identity(place: object, life: object, address: object) -> Identity:
+    if not isinstance(address, str) or not is_address(address):
+        raise MessageError("with an identity that is none")
+    return Identity(_require_count(place), _require_text(life), address)
 
 
 @functools.lru_cache(MAX_ENTRIES)
@@ -343,15 +353,23 @@ def is_address(address: str, may_be_any: bool = False) -> bool:
     return is_host and is_port and (may_be_any or int(port) > 0)
 
 
-def _pairs(values: Sequence[object]) -> list[list[Any]]:
-    for value in values:
-        if not isinstance(value, list) or len(value) != 2:
-            raise MessageError("with a view that is none")
-    return list(values)  # pyright: ignore[reportReturnType]
+def _read_pairs(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """The first ones and the second ones."""
+    if set(map(type, values)) - {list} or set(map(len, values)) - {2}:
+        raise MessageError("with a view that is none")
+    return [a for a, _ in values], [b for _, b in values]
+
+
+def _require_counts(values: Sequence[Any]) -> tuple[int, ...]:
+    """As `_require_count` of each, without a call for each."""
+    is_other = set(map(type, values)) - {int}
+    if is_other or min(values, default=0) < 0 or max(values, default=0) >= MAX_COUNT:
+        raise MessageError("with a number that is none")
+    return tuple(values)
 
 
 def _require_count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MAX_COUNT:
         raise MessageError("with a number that is none")
     return value
 

@@ -21,6 +21,7 @@ from gossipjax.wire import fold_in
 
 Gradients = Callable[..., tuple[Any, Any]]
 MAX_DIGITS = 8  # of a weight, in base 2
+MAX_PROGRAMS = 16  # that are kept for nodes to come
 
 
 def unpack(layout: Layout, like: Any, x: Any, w: Any, moved: Any = None) -> Any:
@@ -30,17 +31,12 @@ def unpack(layout: Layout, like: Any, x: Any, w: Any, moved: Any = None) -> Any:
     return cast_like(layout.unpack(z), like)
 
 
-def make_numerator(
-    layout: Layout, params: Any, outer: Outer | None, is_founder: bool
-) -> tuple[Any, ...]:
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def make_numerator(params: Any, outer: Outer | None, is_founder: bool) -> tuple[Any, ...]:
     """Returns new buffers: of a model with weight 1, or of zeros; and momentum, if that travels."""
-
-    def make(params: Any) -> tuple[Any, ...]:
-        x = tuple(layout.pack(params))
-        zeros = tuple(map(jnp.zeros_like, x))
-        return (tuple(map(jnp.copy, x)) if is_founder else zeros) + zeros * travels_twice(outer)
-
-    return jax.jit(make)(params)
+    x = tuple(Layout(params).pack(params))
+    zeros = tuple(map(jnp.zeros_like, x))
+    return (tuple(map(jnp.copy, x)) if is_founder else zeros) + zeros * travels_twice(outer)
 
 
 def travels_twice(outer: Outer | None) -> bool:
@@ -48,13 +44,23 @@ def travels_twice(outer: Outer | None) -> bool:
     return outer is not None and outer.momentum > 0
 
 
-def make_update(
-    tx: optax.GradientTransformationExtraArgs, layout: Layout, like: Any, gradients: Gradients
-) -> Any:
+def make_update(tx: optax.GradientTransformation, params: Any, gradients: Gradients) -> Any:
     """Returns `(x, w, moved, opt_state, *inputs) -> (moved + u, opt_state, aux, is_finite)`.
 
     u is the update; `moved` may be None. Where u is not finite, it is 0, and `opt_state` stays.
+    Nodes of one process that are given the same `tx` and `gradients` share one compiled program.
     """
+    leaves, structure = jax.tree.flatten(jax.eval_shape(lambda tree: tree, params))
+    return _make_update(tx, structure, tuple(leaves), gradients)
+
+
+@functools.lru_cache(MAX_PROGRAMS)
+def _make_update(
+    tx: optax.GradientTransformation, structure: Any, leaves: Any, gradients: Gradients
+) -> Any:
+    like = jax.tree.unflatten(structure, leaves)
+    layout = Layout(like)
+    tx = optax.with_extra_args_support(tx)
 
     def update(x: Any, w: Any, moved: Any, opt_state: Any, *inputs: Any) -> Any:
         params = unpack(layout, like, x, w, moved)

@@ -208,7 +208,7 @@ class Node:
         self.address = service.address
         self.place = place
         self._algorithm = algorithm
-        self._tx = optax.with_extra_args_support(tx)
+        self._tx = tx
         self._layout = layout
         self._like = jax.eval_shape(lambda tree: tree, params)
         self._wires = wires
@@ -219,7 +219,7 @@ class Node:
         self._skips = skips
         self._skipped = self._sent = self._kept = self._acknowledged = self._staleness = 0
         self._on_way: dict[str, int] = {}
-        x = make_numerator(layout, params, algorithm.outer, is_founder)
+        x = make_numerator(params, algorithm.outer, is_founder)
         self._holding = Holding(Mass(x, float(is_founder)))
         self._service = service
         self._participant = Participant(
@@ -489,7 +489,7 @@ class Node:
                     f"gradients must be one of at most {MAX_GRADIENTS} functions, each of which is "
                     "compiled, got another one: define it once, outside of the loop."
                 )
-            self._updates[gradients] = make_update(self._tx, self._layout, self._like, gradients)
+            self._updates[gradients] = make_update(self._tx, self._like, gradients)
         return self._updates[gradients]
 
     def _unpack(self, x: Any, w: Any, moved: Any = None) -> Any:

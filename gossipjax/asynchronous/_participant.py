@@ -26,9 +26,9 @@ MAX_LIVES = 100_000  # whose deaths a node remembers
 MEMORY = 10
 MAX_PLACES = 10_000
 # A node tells all others that it lives; where there are more than the first, some in turn, who pass
-# it on.
+# it on: of n nodes, log(n) / log(5) beats later all but a few know it, and e^4 times fewer a beat.
 MAX_NEIGHBORS = 16
-NEIGHBORS = 8
+NEIGHBORS = 4
 OVER = 1 << 40  # the version of what a life holds that is over
 
 
@@ -54,6 +54,7 @@ class Peer:
     # Life -> the version of what that held at the end, which this peer was sent.
     finals: dict[str, int] = dataclasses.field(default_factory=dict)
     waits: bool = False  # it asked for half of what this node holds, and still has nothing
+    owed: dict[str, Any] | None = None  # a view, by the end of this tick: what it says to this one
 
 
 @runtime_checkable
@@ -103,8 +104,9 @@ class Participant:
         self._journal = journal
         self._max_on_way = max_on_way  # parcels with a mass; None is one for each peer
         self._declared: dict[str, Identity] = {}  # dead, says this node
-        # A node, the life that it declared dead, and when; of all nodes, for a while.
-        self._deaths: dict[tuple[Identity, str], float] = {}
+        # A life, the smallest of those that declared it dead, and when; for a while. Who is not
+        # outlived by that one is by none; each declarer tells the life so itself, too.
+        self._deaths: dict[str, tuple[Identity, float]] = {}
         self._left: dict[str, None] = {}
         self._is_leaving = False
         self._said_goodbye = False
@@ -277,6 +279,7 @@ class Participant:
             self._give(now)  # what was promised to a peer can be spared now
         elif peer.query:
             self._drop("before it is known whether this life was declared dead")
+            self._send_view(peer)
         elif message.number == peer.applied and peer.reply is not None:
             self._drop("doubled")
             self._send(peer, peer.reply)
@@ -350,32 +353,30 @@ class Participant:
     # Who comes.
 
     def _meet(self, sender: Identity, now: float) -> Peer:
-        self._note_contact(sender.address, now)
+        if sender.address != self.identity.address:
+            self.contacts[sender.address] = now
         peer = self.peers[sender.life] = Peer(sender, now, now)
         self._send_view(peer)
         self._next_beat = min(self._next_beat, now + self._patience / EARLY_BEATS)
         return peer
 
-    def _note_contact(self, address: str, now: float) -> None:
-        if address != self.identity.address:
-            self.contacts[address] = now
-
     def _learn(self, peer: Peer, view: View, now: float) -> None:
-        peer.view = view
+        peer.view = view._replace(beats=(), deaths=(), steps=())  # that is not looked at again
         if view.echo and view.echo == peer.query:
             peer.query = 0
         for place, count in view.steps:
             self._learn_steps(place, count)
         peer.beat = max(peer.beat, view.beat)
+        self.contacts |= dict.fromkeys((member.address for member in view.members), now)
+        self.contacts.pop(self.identity.address, None)
         for member, beat in zip(view.members, view.beats, strict=True):
-            self._note_contact(member.address, now)
             other = self.peers.get(member.life)
             if other is not None and beat > other.beat:
                 other.beat = beat
                 other.heard = now
         for declarer, life, age in view.deaths:
             if age < MEMORY * self._patience and len(self._deaths) < MAX_PLACES:
-                self._deaths.setdefault((declarer, life), now - age)
+                self._note_death(declarer, life, now - age)
         declarers = [who for who, life, _ in view.deaths if life == self.identity.life]
         if any(not self._outlives(declarer) for declarer in declarers):
             self._give_up(now)
@@ -386,6 +387,10 @@ class Participant:
             self._give(now)
         if view.query:
             self._send_view(peer, echo=view.query)
+
+    def _note_death(self, declarer: Identity, life: str, time: float) -> None:
+        if life not in self._deaths or declarer < self._deaths[life][0]:
+            self._deaths[life] = declarer, time
 
     def _learn_steps(self, place: int, count: int) -> None:
         if len(self.steps) < MAX_PLACES or place in self.steps:
@@ -445,7 +450,7 @@ class Participant:
         self._declared[life] = peer.identity
         if len(self._declared) > MAX_LIVES:
             del self._declared[next(iter(self._declared))]
-        self._deaths[self.identity, life] = self._last_tick
+        self._note_death(self.identity, life, self._last_tick)
         self._return(peer)  # a share that it has not acknowledged
 
     def _bury(self, message: Message, address: str) -> None:
@@ -481,7 +486,7 @@ class Participant:
         self._end_final(self.identity)
         self.identity = self._new_life()
         for peer in self.peers.values():
-            self._note_contact(peer.identity.address, now)
+            self.contacts[peer.identity.address] = now
         self.peers = {}
         self._declared = {}
         self._next_beat = now
@@ -505,6 +510,7 @@ class Participant:
         for peer in self.peers.values():
             peer.heard = peer.spoke = now
             peer.query = next(self._queries)
+        for peer in self._take_turns(list(self.peers.values())):  # the others at a beat or a parcel
             self._send_view(peer)
 
     # The end.
@@ -610,11 +616,12 @@ class Participant:
             self._next_beat = now + self._patience / BEATS
             self._forget(now)
             self._beat(now)
+        self._send_views()
 
     def _forget(self, now: float) -> None:
         """Forgets deaths that all have heard of, and addresses of which nothing is heard."""
         oldest = now - MEMORY * self._patience
-        self._deaths = {death: time for death, time in self._deaths.items() if time >= oldest}
+        self._deaths = {life: death for life, death in self._deaths.items() if death[1] >= oldest}
         heard = {peer.identity.address for peer in self.peers.values()}
         for address, time in list(self.contacts.items()):
             if address in heard:
@@ -629,25 +636,32 @@ class Participant:
         givers = [peer for peer in self.peers.values() if not peer.view.wants_mass]
         if givers and self.wants_mass and not self.is_finished:
             self._beg(givers[next(self._beg_turns) % len(givers)], now)
-        peers = list(self.peers.values())
-        if len(peers) > MAX_NEIGHBORS:
-            first = self._beats * NEIGHBORS
-            peers = [peers[(first + i) % len(peers)] for i in range(NEIGHBORS)]
-        self._beats += 1
-        for peer in peers:
+        for peer in self._take_turns(list(self.peers.values())):
             self._send_view(peer)
         calls = now >= self._next_call
         if calls:
             self._next_call = now + self._patience
         heard = {peer.identity.address for peer in self.peers.values()}
         recent = now - MEMORY * self._patience
-        for address, time in self.contacts.items():
-            if address not in heard and (calls or time >= recent):
-                message = Message("view", self.identity, None, view=self._make_view())
-                self.outbox.append((address, message))
+        silent = [
+            address
+            for address, time in self.contacts.items()
+            if address not in heard and (calls or time >= recent)
+        ]
+        for address in self._take_turns(silent):
+            message = Message("view", self.identity, None, view=self._make_view())
+            self.outbox.append((address, message))
+        self._beats += 1
 
-    def _make_view(self, query: int = 0, echo: int = 0, begs: bool = False) -> View:
-        deaths = ((*death, self._last_tick - time) for death, time in self._deaths.items())
+    def _take_turns(self, others: list[Any]) -> list[Any]:
+        """Returns all of a few others; of many some, at each beat the next."""
+        if len(others) <= MAX_NEIGHBORS:
+            return others
+        first = (self._beats + self.identity.place) * NEIGHBORS  # not all to the same ones
+        return [others[(first + i) % len(others)] for i in range(NEIGHBORS)]
+
+    def _make_view(self) -> View:
+        deaths = ((who, life, self._last_tick - time) for life, (who, time) in self._deaths.items())
         return View(
             members=tuple(peer.identity for peer in self.peers.values()),
             beats=tuple(peer.beat for peer in self.peers.values()),
@@ -656,17 +670,28 @@ class Participant:
             steps=tuple(self.steps.items()),
             finals=tuple((who.life, version) for who, (version, _) in self.finals.items()),
             wants_mass=self.wants_mass,
-            begs=begs,
             is_ready=self.is_ready,
             is_finished=self.is_finished,
             is_drained=self.is_drained,
-            query=query,
-            echo=echo,
         )
 
-    def _send_view(self, peer: Peer, echo: int = 0, begs: bool = False) -> None:
-        view = self._make_view(peer.query, echo, begs)
-        self._send(peer, Message("view", self.identity, peer.identity.life, view=view))
+    def _send_view(self, peer: Peer, **more: Any) -> None:
+        """Sends one at the end of this tick, however many times it is called: views are large."""
+        peer.owed = (peer.owed or {}) | more
+
+    def _send_views(self) -> None:
+        """Sends the views that it owes before all else: an echo lets a peer take what follows."""
+        owing = [(p, p.owed) for p in self.peers.values() if p.owed is not None]
+        if not owing:
+            return
+        later = self.outbox
+        self.outbox = []
+        view = self._make_view()
+        for peer, says in owing:
+            peer.owed = None
+            own = view._replace(query=peer.query, **says)
+            self._send(peer, Message("view", self.identity, peer.identity.life, view=own))
+        self.outbox += later
 
     def _send_parcel(
         self,

@@ -105,12 +105,12 @@ class Replayer:
         inputs: Callable[[int, int], Sequence[Any]],
         wire: WireLike | None,
     ):
-        self._tx = optax.with_extra_args_support(tx)
+        self._tx = tx
         self._params = params
         self._layout = Layout(params)
         self._wires = wire_types(self._layout.dtypes, wire)
         self._inputs = inputs
-        self._update = make_update(self._tx, self._layout, params, gradients)
+        self._update = make_update(self._tx, params, gradients)
         self._parcels: dict[tuple[str, str, int], Mass] = {}
         self._answers: dict[tuple[str, str, int], Mass] = {}
 
@@ -153,7 +153,7 @@ class Replayer:
         match line["event"]:
             case "found" | "join" as event:
                 founds = event == "found"
-                x = make_numerator(self._layout, self._params, node.outer, founds)
+                x = make_numerator(self._params, node.outer, founds)
                 node.mass = Mass(x, float(founds))
                 node.moved = None
             case "share":
