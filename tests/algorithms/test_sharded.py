@@ -145,7 +145,13 @@ def test_parts_equal_whole_models(name, mesh, specs):
             assert int(re.findall(r"\[(\d+)\]", shape)[0]) <= 2 * part + 1
 
 
-OUTER = {
+FAULTS = gx.faults.Faults(
+    4,
+    arrives=gx.faults.independent_drops(4, 8, 0, 0.3),
+    active=gx.faults.cyclic_activity(4, 2, 1),
+    delays=gx.faults.uniform_delays(4, 8, 0, 2),
+)
+CHAINS = {
     "DiLoCo around osgp": gx.outer(
         optax.chain(optax.sgd(0.1), gx.osgp(gx.topology.one_peer_exponential(4), overlap=2)),
         optax.sgd(0.7, momentum=0.9, nesterov=True),
@@ -158,14 +164,26 @@ OUTER = {
         every=2,
         average=gx.topology.random_pairs(4, 3, 0),
     ),
+    "over a directed ring": gx.outer(
+        optax.sgd(0.1),
+        optax.sgd(0.7),
+        every=2,
+        average=gx.gradient_tracking(gx.topology.directed_ring(4), damped=True),
+    ),
+    "lost and late messages, inactive nodes": gx.faults.inactive(
+        optax.chain(
+            optax.sgd(0.1, momentum=0.9), gx.faults.sgp(gx.topology.directed_ring(4), FAULTS)
+        ),
+        FAULTS,
+    ),
 }
 
 
-@pytest.mark.parametrize("name", OUTER)
-def test_outer_optimizers(name):
+@pytest.mark.parametrize("name", CHAINS)
+def test_chains(name):
     params, updates = make_values(4, SHAPES)
     params = jax.tree.map(lambda x: np.broadcast_to(x[:1], x.shape), params)
-    tx = gx.sharded(OUTER[name], FSDP)
+    tx = gx.sharded(CHAINS[name], FSDP)
     nodes = gx.Nodes(mesh=FSDP_MESH)
     result, distance, state = run_steps(nodes, tx, FSDP, params, updates)
     expected, expected_distance, expected_state = run_steps(gx.Nodes(4), tx, None, params, updates)
