@@ -133,7 +133,8 @@ def adaptive_consensus(
 
     References:
       After "DSGD-AC", arXiv:2602.02899, and its authors' code, WangZesen/decent-sam-grc; the
-      paper's text was not available.
+      paper's text was not available. Equal to its commit 4ad794d to 6e-14 in 40 steps of recorded
+      gradients, float64, but for weight decay: theirs is of the mixed model, that of a chain of x.
 
     >>> import optax, gossipjax as gx
     >>> strength = gx.adaptive_consensus(optax.linear_schedule(0.4, 0.0, 4), power=2)

@@ -553,14 +553,17 @@ class Node:
                 lambda: self._participant.has_left, self._patience if timeout is None else timeout
             )
         finally:
-            self._service.close(linger=0.2)
-            self._journal.close()
+            self._close(linger=0.2, says_all=True)
 
     def abort(self) -> None:
         """Ends at once, as if the process were killed: what the node holds is lost."""
         if self._is_open:
             self._is_open = False
-            self._service.close(linger=0.0, says_all=False)
+            self._close(linger=0.0, says_all=False)
+
+    def _close(self, linger: float, says_all: bool) -> None:
+        self._service.close(linger, says_all)
+        with self._service.lock:  # a step of another thread may be writing into it
             self._journal.close()
 
     def __enter__(self) -> Self:
