@@ -79,7 +79,7 @@ def find_costs(
     _, field = metric_fields(metric)
     scale = 100.0 if is_fraction(metric) else 1.0
     groups: dict[tuple[str, str], list[tuple[Cell, Result]]] = {}
-    for cell, outcome in (trials | outcomes).items():
+    for cell, outcome in {**trials, **outcomes}.items():
         group = groups.setdefault((cell.row, cell.column), [])
         if cell in outcomes:
             group.append((cell, outcome))

@@ -18,7 +18,6 @@ from experiments.presets.slowmo import (
     WITH_SLOWMO,
 )
 
-
 RATE = "--learning-rate"
 
 
@@ -319,7 +318,7 @@ def make_methods_mini() -> Grid:
         seeds=(0, 1, 2, 3, 4),
         rates={row.title: RATES_OF[optimizer] for row, optimizer in rows.items()},
         metric="loss",
-        note="DES-LOC averages Adam's two moments, which Muon does not have.",
+        note="DES-LOC, which averages the moments of Adam, has no row with Muon.",
     )
 
 
