@@ -75,7 +75,7 @@ def test_outer_steps_over_neighbours(tmp_path):
     distances = [line["consensus_distance"] for line in lines]
     assert 1e-5 < distances[3] < distances[2]
     assert lines[-1]["loss"] < lines[0]["loss"]
-    parameters = 64 * 10 + 10
+    parameters = 784 * 10 + 10
     assert run["sent_bytes_per_step"] == 2 * 4 * parameters / 4  # two models in four steps
     options = MethodOptions(nodes=4, outer=OuterOptions(4, average=average[1], wire="int8"))
     method = make_method("local", options, optax.sgd(0.1))
