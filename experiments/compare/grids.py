@@ -269,8 +269,8 @@ def make_diloco_mini() -> Grid:
 
 
 RATES_OF = {  # of AdamW and Muon, whose steps are of about the same size
-    "AdamW": (0.0005, 0.001, 0.002, 0.004, 0.008),
-    "Muon": (0.001, 0.002, 0.004, 0.008, 0.016),
+    "AdamW": (0.002, 0.004, 0.008, 0.016),
+    "Muon": (0.004, 0.008, 0.016, 0.032),
 }
 
 
@@ -311,7 +311,7 @@ def make_methods_mini() -> Grid:
         arguments=(
             *("--nodes", "16", "--placement", "vmap", "--model", "pico"),
             *("--vocabulary-size", "512", "--sequence-length", "32", "--batch-size-per-node", "2"),
-            *("--epochs", "2", "--warmup-steps", "40", "--lr-schedule", "cosine"),
+            *("--epochs", "1", "--warmup-steps", "20", "--lr-schedule", "cosine"),
         ),
         rows=tuple(rows),
         columns=(Line("loss", ()),),
