@@ -109,8 +109,8 @@ class Options(TrainingOptions):
     file of --tokenizer must have this number of them, if it is given."""
     sequence_length: Annotated[PositiveInt, MAX_LENGTH] = 128
     """Tokens of a sequence."""
-    model: Literal["nano", "mini", "gpt2-small", "gpt2-medium", "gpt2-large", "1b"] = "nano"
-    """Parameters without the embedding of the tokens: 0.8, 11, 85, 302, 708, 906 million."""
+    model: Literal["pico", "nano", "mini", "gpt2-small", "gpt2-medium", "gpt2-large", "1b"] = "nano"
+    """Parameters without the embedding of the tokens: 0.1, 0.8, 11, 85, 302, 708, 906 million."""
     remat: Remat = False
     precision: Precision = "float32"
 

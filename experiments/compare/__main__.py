@@ -11,6 +11,10 @@ paper's figures beside them; `table.md`, `table.tex` and `table.csv` hold it, `s
 it, and `curves.png` is drawn from the metrics of the runs. A run whose loss is not finite has
 diverged, and is counted as such; one that fails by another error is named, and the program then
 exits with status 1.
+
+With `--rates 0.001 0.002 0.004` each row and column runs once per rate at the first seed, and the
+other seeds run at the best of them. A second table in `table.md` has these rates, the bytes that a
+node sends, and the loss at equal bytes.
 """
 
 import dataclasses
@@ -26,6 +30,7 @@ from rich.console import Console
 from rich.progress import Progress as RichProgress
 
 from experiments import results
+from experiments.compare.costs import choose_rates, find_costs, format_costs
 from experiments.compare.figure import plot_curves
 from experiments.compare.grids import Cell, Grid
 from experiments.compare.options import Options, describe_grids, make_grid
@@ -41,6 +46,7 @@ from experiments.compare.table import (
 from experiments.compilation_cache import compilation_cache
 from experiments.program import exit_on_error
 from experiments.runner import (
+    Devices,
     ProgressBar,
     Result,
     Run,
@@ -73,26 +79,51 @@ def measure(options: Options, grid: Grid, out: Path, console: Console) -> list[s
     After Ctrl-C the table has what was finished.
     """
     devices = find_devices(options.jobs)
-    cells = {cell.name: cell for cell in grid.list_cells()}
-    runs = [
-        Run(name, grid.program, cell.arguments, version=find_version(cell.arguments))
-        for name, cell in cells.items()
-    ]
+    trials: dict[Cell, Result] = {}
+    ended: dict[Cell, Result] = {}
     is_whole = True
     with make_run_bar(console) as bar, compilation_cache():
-        progress = Progress(grid, runs, bar, devices.jobs)
         try:
-            run_all(runs, out / CELLS, devices, progress)
+            run_cells(grid, list(grid.list_trials()), out, devices, bar, trials)
+            chosen = choose_rates(grid, trials)
+            # Those of the first seed have just ended.
+            run_cells(grid, list(grid.list_cells(chosen)), out, devices, bar, ended)
         except KeyboardInterrupt:
             is_whole = False
-    # In the order of the grid, not in that in which they ended.
-    ended = {cells[name]: progress.results[name] for name in cells if name in progress.results}
-    if ended:
-        write_tables(options, grid, ended, out, console)
+            if not ended:  # what the trials have shown
+                cells = grid.list_cells(choose_rates(grid, trials))
+                ended |= {cell: trials[cell] for cell in cells if cell in trials}
+    if ended or trials:
+        write_tables(options, grid, ended, trials, out, console)
     if not is_whole:
         raise KeyboardInterrupt
-    failed = [cell for cell, result in ended.items() if result.status == "failed"]
-    return [f"{cell.name}: {ended[cell].error}" for cell in failed]
+    outcomes = trials | ended
+    failed = [cell for cell, result in outcomes.items() if result.status == "failed"]
+    return [f"{cell.name}: {outcomes[cell].error}" for cell in failed]
+
+
+def run_cells(
+    grid: Grid,
+    cells: Sequence[Cell],
+    out: Path,
+    devices: Devices,
+    bar: RichProgress,
+    outcomes: dict[Cell, Result],
+) -> None:
+    """Runs cells, and adds how they ended to `outcomes`, also after Ctrl-C."""
+    runs = [
+        Run(cell.name, grid.program, cell.arguments, version=find_version(cell.arguments))
+        for cell in cells
+    ]
+    if not runs:
+        return
+    progress = Progress(grid, runs, bar, devices.jobs)
+    try:
+        run_all(runs, out / CELLS, devices, progress)
+    finally:
+        # In the order of the grid, not in that in which they ended.
+        results = progress.results
+        outcomes |= {cell: results[cell.name] for cell in cells if cell.name in results}
 
 
 def find_version(arguments: Sequence[str]) -> str:
@@ -106,13 +137,21 @@ def find_version(arguments: Sequence[str]) -> str:
 
 
 def write_tables(
-    options: Options, grid: Grid, outcomes: Mapping[Cell, Result], out: Path, console: Console
+    options: Options,
+    grid: Grid,
+    outcomes: Mapping[Cell, Result],
+    trials: Mapping[Cell, Result],
+    out: Path,
+    console: Console,
 ) -> None:
     """Writes `summary.json`, the tables and the figure, and prints a table."""
-    metric = find_metric(grid, list(outcomes.values()))
+    metric = find_metric(grid, [*outcomes.values(), *trials.values()])
     entries = summarize(grid, outcomes, metric)
     caption = describe(grid, metric, outcomes)
-    (out / "table.md").write_text(format_markdown(grid, entries, caption))
+    costs = find_costs(grid, outcomes, trials, metric)
+    cost_table = format_costs(costs, metric)
+    text = format_markdown(grid, entries, caption)
+    (out / "table.md").write_text(f"{text}\n{cost_table}" if cost_table else text)
     (out / "table.tex").write_text(format_latex(grid, entries, caption))
     (out / "table.csv").write_text(format_csv(grid, entries, metric))
     records = [
@@ -123,10 +162,13 @@ def write_tables(
             "mean": entry.mean if entry.values else None,
         }
         | {"spread": entry.spread, **entry._asdict()}
+        | costs[row, column].describe()
         for (row, column), entry in entries.items()
     ]
     results.write_summary(out, dataclasses.asdict(options), {}, records)
     print_table(grid, entries, caption, console)
+    if cost_table:
+        console.print(cost_table, markup=False, highlight=False, soft_wrap=True)
     plot_curves(grid, outcomes, metric, out / "curves.png")
 
 

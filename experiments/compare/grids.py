@@ -18,6 +18,8 @@ from experiments.presets.slowmo import (
     WITH_SLOWMO,
 )
 
+RATE = "--learning-rate"
+
 
 class Line(NamedTuple):
     """A row or a column of a grid."""
@@ -33,6 +35,7 @@ class Cell(NamedTuple):
     column: str  # its title
     seed: int
     arguments: tuple[str, ...]  # of `python -m experiments.PROGRAM`, without `--out`
+    rate: float | None = None  # the learning rate; None where the grid does not choose it
 
     @property
     def name(self) -> str:
@@ -41,7 +44,8 @@ class Cell(NamedTuple):
         >>> Cell("sgp@ring, mixed", "Dirichlet 0.1", 2, ()).name
         'sgp-ring-mixed--Dirichlet-0.1--2'
         """
-        titles = (self.row, self.column, f"{self.seed}")
+        rate = () if self.rate is None else (f"{self.rate:g}",)
+        titles = (self.row, self.column, *rate, f"{self.seed}")
         return "--".join(re.sub(r"[^\w.]+", "-", title).strip("-") for title in titles)
 
 
@@ -57,6 +61,8 @@ class Grid:
     seeds: tuple[int, ...] = (0, 1, 2)
     # Arguments of one cell, such as a rate.
     cells: Mapping[tuple[str, str], tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    # Row's title -> learning rates: each of its cells takes the one that is best at the first seed.
+    rates: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
     metric: str | None = None  # of the table; None is the first that the program has
     paper: Paper | None = None  # that published the figures
     place: str | None = None  # the table of the paper
@@ -64,13 +70,31 @@ class Grid:
     figures: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)
     note: str = ""  # a sentence for the table's caption
 
-    def list_cells(self) -> Iterator[Cell]:
-        """Yields every run, seed after seed, so that a part of a grid is a small grid."""
+    def list_cells(self, chosen: Mapping[tuple[str, str], float] | None = None) -> Iterator[Cell]:
+        """Yields every run, seed after seed, so that a part of a grid is a small grid.
+
+        Where rates are to be chosen, only cells in `chosen`, at these; all if it is None.
+        """
         for seed, row, column in itertools.product(self.seeds, self.rows, self.columns):
-            key = (row.title, column.title)
-            own = self.cells.get(key, ())
-            arguments = (*self.arguments, *row.arguments, *column.arguments, *own)
-            yield Cell(*key, seed, (*arguments, "--seed", f"{seed}"))
+            rates = self.rates.get(row.title)
+            if rates is None or chosen is None:
+                yield self._make_cell(row, column, seed, rates[0] if rates else None)
+            elif (row.title, column.title) in chosen:
+                yield self._make_cell(row, column, seed, chosen[row.title, column.title])
+
+    def list_trials(self) -> Iterator[Cell]:
+        """Yields the runs by which rates are chosen: each rate, at the first seed."""
+        for row, column in itertools.product(self.rows, self.columns):
+            for rate in self.rates.get(row.title, ()):
+                yield self._make_cell(row, column, self.seeds[0], rate)
+
+    def _make_cell(self, row: Line, column: Line, seed: int, rate: float | None) -> Cell:
+        key = (row.title, column.title)
+        own = self.cells.get(key, ())
+        if rate is not None:
+            own = (*own, RATE, f"{rate!r}")
+        arguments = (*self.arguments, *row.arguments, *column.arguments, *own)
+        return Cell(*key, seed, (*arguments, "--seed", f"{seed}"), rate)
 
 
 ALPHAS = (1, 0.1, 0.01)
@@ -244,6 +268,65 @@ def make_diloco_mini() -> Grid:
     )
 
 
+RATES_OF = {  # of AdamW and Muon, whose steps are of about the same size
+    "AdamW": (0.002, 0.004, 0.008, 0.016),
+    "Muon": (0.004, 0.008, 0.016, 0.032),
+}
+
+
+def make_methods_mini() -> Grid:
+    """Methods at rates chosen by one rule, with AdamW and with Muon."""
+    every = 20
+    local = ("--algorithm", "local", "--outer-every", f"{every}")
+    nesterov = ("--outer-rate", "0.7", "--outer-momentum", "0.9", "--outer-nesterov")
+    sparse = ("--outer-wire", "block_top_k", "--outer-error-feedback", "0.95")
+    pairs = ("--outer-average", "neighbours@random_pairs", "--outer-pull", f"{1 / 0.7:.4f}")
+    tracking = ("--outer-average", "gradient-tracking@random_peer_exponential")
+    methods = (
+        Line("AllReduce", ("--algorithm", "allreduce")),
+        Line("D-PSGD", ("--algorithm", "dpsgd@ring")),
+        Line("SGP", ("--algorithm", "sgp@one_peer_exponential")),
+        Line(
+            f"SGP, every {every} steps",
+            ("--algorithm", "sgp@one_peer_exponential", "--local-steps", f"{every}"),
+        ),
+        Line("push-sum outer", (*local, *nesterov, *tracking)),
+        Line("NoLoCo", (*local, "--outer-rate", "0.7", "--outer-momentum", "0.5", *pairs)),
+        Line("DiLoCo", (*local, *nesterov)),
+        Line("SparseLoCo", (*local, "--outer-rate", "0.8", *sparse)),
+        Line("DES-LOC", ("--algorithm", "desloc", "--local-steps", f"{every}")),
+    )
+    optimizers = (
+        Line("AdamW", ("--optimizer", "adam")),
+        Line("Muon", ("--optimizer", "muon")),
+    )
+    rows = {
+        _join(method, optimizer): optimizer.title
+        for method, optimizer in itertools.product(methods, optimizers)
+        if (method.title, optimizer.title) != ("DES-LOC", "Muon")
+    }
+    return Grid(
+        title="Methods at their best rates: a small Transformer, 16 nodes",
+        program="language",
+        arguments=(
+            *("--nodes", "16", "--placement", "vmap", "--model", "pico"),
+            *("--vocabulary-size", "512", "--sequence-length", "32", "--batch-size-per-node", "2"),
+            *("--epochs", "1", "--warmup-steps", "20", "--lr-schedule", "cosine"),
+        ),
+        rows=tuple(rows),
+        columns=(Line("loss", ()),),
+        seeds=(0, 1, 2, 3, 4),
+        rates={row.title: RATES_OF[optimizer] for row, optimizer in rows.items()},
+        metric="loss",
+        note="DES-LOC, which averages the moments of Adam, has no row with Muon.",
+    )
+
+
+def _join(method: Line, optimizer: Line) -> Line:
+    title = f"{method.title}, {optimizer.title}"
+    return Line(title, (*method.arguments, *optimizer.arguments))
+
+
 def make_narrow_mini() -> Grid:
     """SGP and CHOCO-SGD with narrow messages, beside float32."""
     return Grid(
@@ -269,5 +352,6 @@ GRIDS = {
     "relaysgd-table2-mini": make_relaysgd_mini(),
     "slowmo-table1-mini": make_slowmo_mini(),
     "diloco-mini": make_diloco_mini(),
+    "methods-mini": make_methods_mini(),
     "narrow-mini": make_narrow_mini(),
 }

@@ -5,7 +5,7 @@ import difflib
 import itertools
 from collections.abc import Sequence
 
-from experiments.compare.grids import GRIDS, Grid, Line
+from experiments.compare.grids import GRIDS, RATE, Grid, Line
 from experiments.options import (
     OptionalPath,
     PositiveFloat,
@@ -52,6 +52,9 @@ class Options:
     """One or several, a column each: how unevenly classes are divided. If not given, evenly."""
     seed: tuple[Seed, ...] = ()
     """One or several; if not given, those of the grid, or 0 1 2."""
+    rates: tuple[PositiveFloat, ...] = ()
+    """Learning rates, of which each row and column takes the best at the first seed, in place of
+    those of --grid; the other seeds run at it. The table names those that are an end."""
     metric: str | None = None
     """The metric of the table, such as accuracy or loss; if not given, the program's first."""
     jobs: PositiveInt | None = None
@@ -64,7 +67,7 @@ class Options:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in (*ROWS_AND_COLUMNS, "seed"):
+        for name in (*ROWS_AND_COLUMNS, "seed", "rates"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ValueError(f"{option_name(name)} must be different values, got {values}.")
@@ -88,7 +91,9 @@ class Options:
 def make_grid(options: Options, arguments: Sequence[str]) -> Grid:
     """Returns the grid of the options; `arguments` are added to those of all runs."""
     grid = _make_grid(options) if options.grid is None else GRIDS[options.grid]
-    own = ("seed", "out", "overwrite", *(ROWS_AND_COLUMNS if options.grid is None else ()))
+    if options.rates:
+        grid = _choose_among(grid, options.rates)
+    own = ("seed", "rates", "out", "overwrite", *(ROWS_AND_COLUMNS if options.grid is None else ()))
     _require_free(grid, arguments, [option_name(name) for name in own])
     rows = [row for row in grid.rows if options.rows is None or options.rows in row.title]
     if not rows:
@@ -100,6 +105,19 @@ def make_grid(options: Options, arguments: Sequence[str]) -> Grid:
         arguments=(*grid.arguments, *arguments),
         seeds=options.seed or grid.seeds,
         metric=options.metric or grid.metric,
+    )
+
+
+def _choose_among(grid: Grid, rates: Sequence[float]) -> Grid:
+    """The grid with a choice among these rates in every row; its own must not be fixed."""
+    fixed = dataclasses.replace(grid, rates={})
+    if any(RATE in cell.arguments for cell in fixed.list_cells()):
+        raise ValueError(
+            "--rates must be left out where a grid has fixed rates, as that of "
+            f"{grid.title!r}, got {' '.join(f'{rate:g}' for rate in rates)}."
+        )
+    return dataclasses.replace(
+        grid, rates=dict.fromkeys((row.title for row in grid.rows), tuple(sorted(rates)))
     )
 
 

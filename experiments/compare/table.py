@@ -118,7 +118,7 @@ def mark_best(entries: Entries, keys: Sequence[tuple[str, str]], falls: bool) ->
             entries[key] = entries[key]._replace(is_best=True)
 
 
-def format_entry(entry: Entry | None) -> str:
+def format_entry(entry: Entry | None, digits: int = 2) -> str:
     """Returns mean and spread, and what did not finish.
 
     >>> format_entry(Entry((84.0, 86.0), 0, 0, 2)), format_entry(Entry((84.0,), 0, 0, 3))
@@ -142,8 +142,8 @@ def format_entry(entry: Entry | None) -> str:
         return ", ".join(lost) if len(lost) > 1 else lost[0].partition(" ")[2]
     if not has_ended:
         lost.insert(0, f"{len(entry.values)} of {entry.runs}")
-    spread = "" if entry.spread is None else f" ± {entry.spread:.2f}"
-    return f"{entry.mean:.2f}{spread}" + (f" ({', '.join(lost)})" if lost else "")
+    spread = "" if entry.spread is None else f" ± {entry.spread:.{digits}f}"
+    return f"{entry.mean:.{digits}f}{spread}" + (f" ({', '.join(lost)})" if lost else "")
 
 
 def list_rows(grid: Grid, entries: Entries) -> tuple[list[str], list[list[tuple[str, bool]]]]:

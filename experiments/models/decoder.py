@@ -17,6 +17,7 @@ from experiments.models.transformer import (
 )
 
 DECODER_SIZES = {
+    "pico": Size(layers=2, width=64, heads=4, hidden=256),
     "nano": Size(layers=4, width=128, heads=4, hidden=512),
     "mini": Size(layers=6, width=384, heads=6, hidden=1536),
     "gpt2-small": Size(layers=12, width=768, heads=12, hidden=3072),
@@ -29,6 +30,7 @@ of 50,257 tokens:
 
 | name        | layers only | in all        |
 |-------------|-------------|---------------|
+| pico        | 98,624      | 3,315,072     |
 | nano        | 787,584     | 7,220,480     |
 | mini        | 10,621,824  | 29,920,512    |
 | gpt2-small  | 84,953,856  | 123,551,232   |

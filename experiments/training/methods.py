@@ -72,6 +72,7 @@ class OuterOptions:
     wire: WireName = "float32"
     error_feedback: float | None = None
     mean_over: MeanOver = "nodes"
+    pull: float = 1.0
 
     def __post_init__(self) -> None:
         if self.wire not in DENSE and self.error_feedback is None:
@@ -88,7 +89,8 @@ class OuterOptions:
             if self.gossip.row not in OUTER_GOSSIPS:
                 raise ValueError(
                     "--outer-average must be exact, none, or one of "
-                    f"{', '.join(OUTER_GOSSIPS)} with @TOPOLOGY or not, got {self.average}."
+                    f"{', '.join([*OUTER_GOSSIPS, NEIGHBOURS])} with @TOPOLOGY or not, got "
+                    f"{self.average}."
                 )
             if self.fragments > 1 or self.delay or self.mix:
                 raise ValueError(
@@ -104,7 +106,14 @@ class OuterOptions:
     @property
     def gossip(self) -> "ParsedName | None":
         """The algorithm in the place of an average; None without one."""
-        return None if self.average in ("exact", "none") else parse_name(self.average)
+        if self.average in ("exact", "none") or self.is_of_neighbours:
+            return None
+        return parse_name(self.average)
+
+    @property
+    def is_of_neighbours(self) -> bool:
+        """Whether the average is over the neighbours, as NoLoCo's."""
+        return self.average.partition("@")[0] == NEIGHBOURS
 
 
 OUTER_GOSSIPS: dict[str, Callable[[gx.Schedule, gx.wire.Codec | None], Transform]] = {
@@ -114,6 +123,8 @@ OUTER_GOSSIPS: dict[str, Callable[[gx.Schedule, gx.wire.Codec | None], Transform
     ),
 }
 """What can stand in the place of an outer optimizer's average, over any topology."""
+NEIGHBOURS = "neighbours"  # their average, without an algorithm
+PAIRS = "random_pairs"
 OUTER_TOPOLOGY = "random_peer_exponential"
 
 
@@ -190,6 +201,7 @@ TOPOLOGIES: dict[str, Callable[[int, int, int], gx.Schedule]] = {
     "tree": lambda nodes, *_: _from_graph(networkx.full_rary_tree(2, nodes)),
     "directed_ring": lambda nodes, *_: gx.topology.directed_ring(nodes),
     "random_ring": gx.topology.random_ring,
+    "random_pairs": gx.topology.random_pairs,
     "torus": _make_torus,
     "hypercube": lambda nodes, *_: gx.topology.hypercube(nodes),
     "star": lambda nodes, *_: gx.topology.star(nodes),
@@ -599,6 +611,7 @@ class Method:
             reset_inner=outer.reset,
             error_feedback=outer.error_feedback,
             mean_over=outer.mean_over,
+            pull=outer.pull,
         )
         return whole if self.sharding is None else self.sharding.shard(whole)
 
@@ -759,8 +772,11 @@ def _require_fitting(name: str, options: MethodOptions) -> None:
 
 
 def _make_outer_average(options: MethodOptions) -> Any:
-    """`average` of `gx.outer`: a name, or a gossip whose rounds are those of outer steps."""
+    """`average` of `gx.outer`: a name, or the rounds of outer steps or a gossip that has them."""
     outer = options.outer
+    if outer is not None and outer.is_of_neighbours:
+        topology = outer.average.partition("@")[2] or PAIRS
+        return make_schedule(topology, options.nodes, seed=options.seed)
     if outer is None or outer.gossip is None:
         return "exact" if outer is None else outer.average
     schedule = make_schedule(

@@ -73,7 +73,10 @@ class ExchangeOptions:
     outer_average: str = "exact"
     """exact: over all nodes. none: every node takes outer steps by itself. sgp or
     gradient-tracking: by a round of push-sum, NAME or NAME@TOPOLOGY, on random_peer_exponential if
-    not given; of one model or two, around local."""
+    not given; of one model or two, around local. neighbours: over them, as NoLoCo, on random_pairs
+    or @TOPOLOGY."""
+    outer_pull: NonNegativeFloat = 1.0
+    """How strongly --outer-average neighbours draws them together; NoLoCo's is 1 / --outer-rate."""
     outer_fragments: PositiveInt = 1
     """Parts of the model that are averaged at different times, as in Streaming DiLoCo."""
     outer_delay: NonNegativeInt = 0

@@ -6,6 +6,7 @@ import itertools
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import optax
 
@@ -17,6 +18,7 @@ from experiments.training.experiment import Experiment
 from experiments.training.output import Clock, InputClock, RunLog, RunProgress
 from experiments.training.placement import make_put, make_whole
 from experiments.training.plan import Run
+from experiments.training.traffic import count_sent_bytes
 from experiments.training.trainer import Trainer
 from gossipjax.checkpoint import Checkpoints, TrainState
 
@@ -160,6 +162,7 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
     gx.launch.advance(slow=True)
     if examined is None:  # resumed after its last step
         examined = evaluator.examine_average(trainer.average_variables(state), is_last=True)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params)) // nodes.size
     seconds_per_step = float(np.median(progress.seconds_per_step))
     return {
         "run": run.name,
@@ -171,6 +174,7 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
         "seconds_per_step": seconds_per_step,
         "examples_per_second": global_batch_size / seconds_per_step,
         "input_wait": input_wait,
+        "sent_bytes_per_step": count_sent_bytes(run.method, options.wire, parameters, nodes.size),
         **evaluator.evaluate_average(trainer.average_variables(state)),
         **examined.metrics,
         **evaluator.evaluate_nodes(trainer.node_variables(state)),

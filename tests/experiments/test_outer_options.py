@@ -17,6 +17,7 @@ from experiments.training.methods import (
     make_method,
     spell_name,
 )
+from experiments.training.traffic import count_sent_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +65,46 @@ def test_gossip_in_the_place_of_an_average(tmp_path):
     assert state.plan.models == 2
     assert state.plan.wire.codec == gx.wire.bfloat16()
     assert not state.schedule.is_doubly_stochastic
+
+
+def test_outer_steps_over_neighbours(tmp_path):
+    """A pair agrees after a round where the pull is 1; with NoLoCo's it goes on apart."""
+    noloco = ("--algorithm", "local", "--outer-every", "4", "--outer-rate", "0.7")
+    average = ("--outer-average", "neighbours@random_pairs", "--outer-pull", "1.43")
+    run, lines = train(tmp_path, *noloco, "--outer-momentum", "0.5", *average)
+    distances = [line["consensus_distance"] for line in lines]
+    assert 1e-5 < distances[3] < distances[2]
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    parameters = 784 * 10 + 10
+    assert run["sent_bytes_per_step"] == 2 * 4 * parameters / 4  # two models in four steps
+    options = MethodOptions(nodes=4, outer=OuterOptions(4, average=average[1], wire="int8"))
+    method = make_method("local", options, optax.sgd(0.1))
+    assert method.outer_average == gx.topology.random_pairs(4, 100, 0)
+    sent = count_sent_bytes(method, "float32", 1000, 4)
+    assert sent == pytest.approx(1000 * 65 / 64 / 4, rel=1e-3)  # one model, as the pull is 1
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "arguments", "models"),
+    [
+        ("allreduce", {}, 1.5),
+        ("dpsgd@ring", {}, 2),
+        ("sgp", {"local_steps": 4}, 1 / 4),
+        ("gradient-tracking@directed_ring", {}, 2),
+        ("desloc", {"local_steps": 2}, 1.5 * (1 / 2 + 1 / 6 + 1 / 12)),
+        ("local", {}, 0),
+        ("local", {"outer": OuterOptions(5)}, 1.5 / 5),
+        ("local", {"outer": OuterOptions(5, average="none")}, 0),
+        ("local", {"outer": OuterOptions(5), "accumulate": 3}, 1.5 / 15),
+        ("local", {"outer": OuterOptions(5, average="gradient-tracking")}, 2 / 5),
+        ("sgp", {"outer": OuterOptions(5)}, 1 + 1.5 / 5),
+    ],
+)
+def test_bytes_of_a_step_are_counted(algorithm, arguments, models):
+    options = MethodOptions(nodes=4, **arguments)
+    method = make_method(algorithm, options, optax.adam(0.1))
+    sent = count_sent_bytes(method, options.wire, 1000, 4)
+    assert sent == pytest.approx(4000 * models)
 
 
 def test_what_is_impossible_is_refused(tmp_path, capsys):
