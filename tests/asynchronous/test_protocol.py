@@ -5,6 +5,8 @@ import random
 import pytest
 from fake_network import PATIENCE, Network
 
+from gossipjax.asynchronous._participant import NEIGHBORS
+
 
 def run_history(seed, algorithm, length=200):
     """A random history: steps, lost, late and doubled messages, kills, stops, joins, goodbyes."""
@@ -295,6 +297,31 @@ def test_the_dead_are_forgotten():
         assert view.deaths == ()
         assert len(view.steps) == 4
         assert "host:3" not in process.node.contacts
+
+
+def test_many_nodes_are_told_little():
+    """Of 24: some views at a beat, one view at a tick, and one line for each death."""
+    network = Network(24)
+    run_calmly(network, 2 * PATIENCE, steps=False)
+    assert [len(process.node.peers) for process in network.processes] == [23] * 24
+    one = network.processes[5]
+    first, *_ = one.node.peers.values()
+    one.node._next_beat = network.now
+    for begs in (False, True):
+        one.node._send_view(first, begs=begs)
+    one.node.tick(network.now)
+    views = [message for _, message in one.node.outbox if message.kind == "view"]
+    assert len({message.receiver for message in views}) == len(views) <= 1 + NEIGHBORS
+    assert views[0].view.begs
+    one.kill()
+    life = one.node.identity.life
+    run_calmly(network, 2 * PATIENCE, steps=False)
+    network.check()
+    for process in network.processes:
+        if process is not one:
+            assert len(process.node.peers) == 22
+            ((declarer, dead, _),) = process.node._make_view().deaths
+            assert (declarer.place, dead) == (0, life)
 
 
 def test_a_parcel_that_is_refused_returns():
