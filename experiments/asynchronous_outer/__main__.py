@@ -152,15 +152,12 @@ class Runs(NamedTuple):
       staleness: the mean over what a server counts, or None.
     """
 
-    train: Callable[[Any, Any], jax.Array]
+    train: Callable[[Any, Any], np.ndarray]
     names: Sequence[str]
     seconds: np.ndarray
     steps: np.ndarray
     waiting: float | None = None
     staleness: float | None = None
-
-
-Losses = Callable[[jax.Array], jax.Array]  # `[..., 50, 10] -> [...]`
 
 
 def make_job(parts: Sequence[jax.Array], steps: int, seed: jax.Array) -> Job:
@@ -177,60 +174,91 @@ def make_job(parts: Sequence[jax.Array], steps: int, seed: jax.Array) -> Job:
     return Job(zeros, optax.sgd(INNER_RATE), gradient)
 
 
+@jax.jit
+def find_losses(parts: Sequence[jax.Array], models: jax.Array) -> jax.Array:
+    """The losses over all examples of models `[..., 50, 10]`, one after the other."""
+    flat = [a.reshape(-1, a.shape[-1]) for a in parts]
+    row = models.reshape(-1, *models.shape[-2:])
+    losses = jax.lax.map(lambda model: survival.loss(model, *flat), row)
+    return losses.reshape(models.shape[:-2])
+
+
+@functools.partial(jax.jit, static_argnums=1)
+@functools.partial(jax.vmap, in_axes=(None,) * 6 + (0,))
+def run_server(
+    parts: Any, steps: int, arrivals: Arrivals, every: Any, last: jax.Array, rate: Any, seed: Any
+) -> jax.Array:
+    """Returns the server's models after some of the arrivals, `[S, P, 50, 10]`."""
+    return train_with_server(make_job(parts, steps, seed), arrivals, every, rate, MOMENTUM)[last]
+
+
+@functools.partial(jax.jit, static_argnums=1)
+@functools.partial(jax.vmap, in_axes=(None,) * 5 + (0,))
+def run_nodes(
+    parts: Any, steps: int, shares: Shares, last: jax.Array, rate: Any, seed: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the average models, `[S, P, 50, 10]`, and those of the nodes, `[S, P, N, 50, 10]`."""
+    job = make_job(parts, steps, seed)
+    models, weights = train_without_server(job, shares, rate, MOMENTUM)
+    models = models[last]
+    return average_living(models, weights[last], jnp.asarray(shares.living)[last]), models
+
+
+def train_server(parts: Any, *given: Any) -> np.ndarray:
+    """Returns the losses of the server's models, `[S, P, 1]`."""
+    return np.asarray(find_losses(parts, run_server(parts, *given)))[..., None]
+
+
+def train_nodes(
+    parts: Any, steps: int, shares: Shares, last: np.ndarray, rate: Any, seeds: Any
+) -> np.ndarray:
+    """Returns the losses of the average model, and the mean of those of the nodes, `[S, P, 2]`."""
+    average, nodes = run_nodes(parts, steps, shares, last, rate, seeds)
+    losses = np.asarray(find_losses(parts, nodes))
+    living = np.broadcast_to(shares.living[last], losses.shape)
+    mean = np.mean(losses, axis=-1, where=living)
+    return np.stack([np.asarray(find_losses(parts, average)), mean], axis=-1)
+
+
+def pad(arrivals: Arrivals, length: int) -> Arrivals:
+    """Appends arrivals of nothing, so that one program runs all rules."""
+    missing = length - len(arrivals.worker)
+    return Arrivals(
+        *(np.concatenate([a, np.zeros_like(a, shape=(missing, *a.shape[1:]))]) for a in arrivals)
+    )
+
+
 def make_runs(options: Options, examples: tuple[np.ndarray, np.ndarray]) -> dict[str, Runs]:
     """Returns what is compared, by name."""
-    steps = [STEP_SECONDS * factor for factor in options.slowness]
-    deaths = {} if options.death is None else {len(steps) - 1: options.death}
-    workers = Workers(steps, options.every, deaths=deaths)
-    most = math.ceil(options.seconds / min(steps)) + options.every
+    seconds = [STEP_SECONDS * factor for factor in options.slowness]
+    deaths = {} if options.death is None else {len(seconds) - 1: options.death}
+    workers = Workers(seconds, options.every, deaths=deaths)
+    most = math.ceil(options.seconds / min(seconds)) + options.every
     parts = [jnp.asarray(a, jnp.float32) for a in examples]
     moments = np.linspace(0, options.seconds, POINTS + 1)
 
-    def make_one(
-        train: Callable[..., jax.Array], events: Arrivals | Shares, names: Sequence[str], *more: Any
-    ) -> Runs:
-        last = np.searchsorted(events.seconds, moments, side="right") - 1  # -1: none yet
+    def find_last(events: Arrivals | Shares) -> tuple[np.ndarray, np.ndarray]:
+        """The last event before each moment, and the steps until then; -1 and 0 if none."""
+        last = np.searchsorted(events.seconds, moments, side="right") - 1
+        return last, np.where(last >= 0, events.tokens[last], 0)
 
-        @jax.jit
-        @functools.partial(jax.vmap, in_axes=(None, None, 0))
-        def one(parts: Any, rate: Any, seed: Any) -> jax.Array:
-            flat = [a.reshape(-1, a.shape[-1]) for a in parts]
-            find_losses = jax.vmap(lambda model: survival.loss(model, *flat))
-            job = make_job(parts, most, seed)
-            losses = train(find_losses, job, events, rate, np.maximum(last, 0))
-            return jnp.where((last >= 0)[:, None], losses, math.log(survival.CLASSES))
-
-        done = np.where(last >= 0, events.tokens[last], 0)
-        return Runs(functools.partial(one, parts), names, moments, done, *more)
-
+    rules = make_rules(options)
+    arrivals = {name: list_arrivals(workers, rule, options.seconds) for name, rule in rules.items()}
+    length = max(len(a.worker) for a in arrivals.values())
     runs = {}
-    for name, rule in make_rules(options).items():
-        arrivals = list_arrivals(workers, rule, options.seconds)
-        busy = arrivals.steps @ np.asarray(steps)[arrivals.worker]
-        waiting = float(1 - busy / len(steps) / options.seconds)
-        staleness = float(arrivals.staleness[arrivals.share > 0].mean())
-        train = functools.partial(_train_server, rule.momentum_every)
-        runs[name] = make_one(train, arrivals, [name], waiting, staleness)
+    for name, rule in rules.items():
+        found = arrivals[name]
+        last, steps = find_last(found)
+        given = (pad(found, length), rule.momentum_every, np.maximum(last, 0))
+        train = functools.partial(train_server, parts, most, *given)
+        busy = found.steps @ np.asarray(seconds)[found.worker]
+        waiting = float(1 - busy / len(seconds) / options.seconds)
+        staleness = float(found.staleness[found.share > 0].mean())
+        runs[name] = Runs(train, [name], moments, steps, waiting, staleness)
     shares = list_shares(workers, options.seconds, seed=0)
-    return runs | {PUSH_SUM: make_one(_train_nodes, shares, [PUSH_SUM, f"{PUSH_SUM}, nodes"])}
-
-
-def _train_server(
-    every: int, find_losses: Losses, job: Job, arrivals: Arrivals, rate: Any, last: np.ndarray
-) -> jax.Array:
-    models = train_with_server(job, arrivals, every, rate, MOMENTUM)
-    return find_losses(models[last])[:, None]
-
-
-def _train_nodes(
-    find_losses: Losses, job: Job, shares: Shares, rate: Any, last: np.ndarray
-) -> jax.Array:
-    models, weights = train_without_server(job, shares, rate, MOMENTUM)
-    living = shares.living[last]
-    average = average_living(models[last], weights[last], living)
-    nodes = jnp.where(living, jax.vmap(find_losses)(models[last]), 0)
-    mean = nodes.sum(axis=1) / living.sum(axis=1)
-    return jnp.stack([find_losses(average), mean], axis=-1)
+    last, steps = find_last(shares)
+    train = functools.partial(train_nodes, parts, most, shares, np.maximum(last, 0))
+    return runs | {PUSH_SUM: Runs(train, [PUSH_SUM, f"{PUSH_SUM}, nodes"], moments, steps)}
 
 
 def choose_rate(measure: Callable[[float], float]) -> float:
@@ -259,6 +287,7 @@ def measure(runs: Runs, options: Options) -> list[Record]:
 
     rate = choose_rate(find_loss)
     losses = np.asarray(runs.train(rate, seeds), float)
+    losses[:, runs.steps == 0] = math.log(survival.CLASSES)
     return [
         {
             "rule": name,
@@ -273,7 +302,7 @@ def measure(runs: Runs, options: Options) -> list[Record]:
     ]
 
 
-def find_losses(record: Record, steps: float) -> list[list[float]]:
+def pick_losses(record: Record, steps: float) -> list[list[float]]:
     """The losses of all seeds after half of the seconds, at the end, and after these steps."""
     columns = (POINTS // 2, POINTS, int(np.searchsorted(record["steps"], steps)))
     return [[losses[column] for losses in record["loss"]] for column in columns]
@@ -292,10 +321,10 @@ def write_table(records: Sequence[Record], console: Console) -> None:
         late = record["staleness"]
         waiting = record["waiting"]
         losses = [
-            f"{np.mean(values):.4f} ± {np.std(values, ddof=1):.4f}"
+            f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
             if len(values) > 1
-            else f"{values[0]:.4f}"
-            for values in find_losses(record, fewest)
+            else f"{values[0]:.3f}"
+            for values in pick_losses(record, fewest)
         ]
         table.add_row(
             record["rule"],
@@ -323,7 +352,7 @@ def plot(records: Sequence[Record], options: Options, path: Path) -> None:
         spread = losses.std(axis=0, ddof=1) if len(losses) > 1 else np.zeros_like(mean)
         look = choose_look(index)
         for axes, x in ((left, record["seconds"]), (right, record["steps"])):
-            axes.plot(x, mean, label=record["rule"], markevery=5, **look)
+            axes.plot(x, mean, label=record["rule"], **look)
             axes.fill_between(x, mean - spread, mean + spread, color=look["color"], alpha=0.2)
             axes.grid(alpha=0.3)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=5)
@@ -362,7 +391,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             | dict(
                 zip(
                     ("loss_half", "loss_end", "loss_equal"),
-                    find_losses(record, fewest),
+                    pick_losses(record, fewest),
                     strict=True,
                 )
             )
