@@ -321,7 +321,7 @@ def write_table(records: Sequence[Record], console: Console) -> None:
         late = record["staleness"]
         waiting = record["waiting"]
         losses = [
-            f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
+            f"{np.mean(values):.3f}±{np.std(values, ddof=1):.3f}"
             if len(values) > 1
             else f"{values[0]:.3f}"
             for values in pick_losses(record, fewest)

@@ -34,7 +34,7 @@ class Job(NamedTuple):
         return _repeat(self.model, size), states, jnp.zeros(size, int)
 
     def walk(
-        self, model: Model, states: Any, made: jax.Array, worker: jax.Array, steps: jax.Array
+        self, model: Model, states: Any, made: jax.Array, worker: Any, steps: Any
     ) -> tuple[Model, Any, jax.Array]:
         """Makes local steps of a worker: returns its model, and the states and counts of all."""
 
@@ -52,11 +52,11 @@ def _repeat(tree: Any, size: int) -> Any:
     return jax.tree.map(lambda a: jnp.broadcast_to(a, (size, *jnp.shape(a))), tree)
 
 
-def _pick(tree: Any, index: jax.Array) -> Any:
+def _pick(tree: Any, index: Any) -> Any:
     return jax.tree.map(lambda a: a[index], tree)
 
 
-def _put(tree: Any, index: jax.Array, values: Any) -> Any:
+def _put(tree: Any, index: Any, values: Any) -> Any:
     return jax.tree.map(lambda a, b: a.at[index].set(b), tree, values)
 
 
@@ -82,7 +82,7 @@ class Server(NamedTuple):
     average: Model  # of what has arrived of g
     rounds: jax.Array
 
-    def count(self, share: Any, movement: Model) -> "Server":
+    def add(self, share: Any, movement: Model) -> "Server":
         """Counts a part of g."""
         average = jax.tree.map(lambda g, d: g + share * d, self.average, movement)
         return self._replace(average=average)
@@ -100,8 +100,10 @@ class Server(NamedTuple):
 
         leaves, tree = jax.tree.flatten(self.model)
         others = (jax.tree.leaves(part) for part in self[1:4])
-        new = zip(*map(one, leaves, *others), strict=True)
-        return Server(*(jax.tree.unflatten(tree, part) for part in new), rounds)
+        x, m, s, g = (
+            jax.tree.unflatten(tree, part) for part in zip(*map(one, leaves, *others), strict=True)
+        )
+        return Server(x, m, s, g, rounds)
 
 
 def train_with_server(
@@ -116,7 +118,7 @@ def train_with_server(
         begin = _pick(handed, arrival.worker)
         end, states, made = job.walk(begin, states, made, arrival.worker, arrival.steps)
         movement = jax.tree.map(jnp.subtract, begin, end)
-        server = server.count(arrival.share, movement)
+        server = server.add(arrival.share, movement)
         server = server.close(arrival.closes, rate, beta, momentum_every)
 
         def hand(model: Any, models: Any) -> Any:
@@ -147,7 +149,7 @@ def train_without_server(job: Job, shares: Shares, rate: Any, beta: Any) -> tupl
     zeros = jax.tree.map(jnp.zeros_like, models)
     mass = (models, jnp.ones(size, jax.tree.leaves(models)[0].dtype), zeros)
 
-    def walk(carry: Any, node: jax.Array, steps: jax.Array) -> Any:
+    def walk(carry: Any, node: Any, steps: Any) -> Any:
         (x, w, m), moved, states, made = carry
         z = jax.tree.map(lambda a: a / w[node], _pick(x, node))
         begin = jax.tree.map(jnp.add, z, _pick(moved, node))
@@ -173,7 +175,7 @@ def train_without_server(job: Job, shares: Shares, rate: Any, beta: Any) -> tupl
     return jax.lax.scan(step, start, jax.tree.map(jnp.asarray, shares))[1]
 
 
-def average_living(models: Model, weights: jax.Array, living: jax.Array) -> Model:
+def average_living(models: Model, weights: jax.Array, living: Any) -> Model:
     """Returns `sum x / sum w` over the living nodes, of models `x / w`, `[E, N, ...]`."""
     parts = jnp.where(living, weights, 0)
     parts = parts / parts.sum(axis=-1, keepdims=True)

@@ -276,7 +276,7 @@ def test_a_slow_worker_is_late_counts_later_or_never():
         (lambda: Rule(0), "quorum of Rule must be at least 1, got 0"),
         (lambda: Rule(momentum_every=0), "momentum_every of Rule must be at least 1"),
         (lambda: Rule(grace=math.nan), "grace of Rule must be seconds from 0 on"),
-        (lambda: Rule(late="never"), "late of Rule must be 'next' or 'drop'"),
+        (lambda: Rule(**{"late": "never"}), "late of Rule must be 'next' or 'drop'"),
         (lambda: list_arrivals(Workers((1,), 1), Rule(2), 9), "quorum of Rule must be at most"),
         (lambda: list_arrivals(Workers((1,), 9), Rule(), 8), "seconds must be enough"),
         (lambda: list_shares(Workers((1,), 9), 8, 0), "seconds must be enough"),
