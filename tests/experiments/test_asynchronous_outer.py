@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -276,7 +277,7 @@ def test_a_slow_worker_is_late_counts_later_or_never():
         (lambda: Rule(0), "quorum of Rule must be at least 1, got 0"),
         (lambda: Rule(momentum_every=0), "momentum_every of Rule must be at least 1"),
         (lambda: Rule(grace=math.nan), "grace of Rule must be seconds from 0 on"),
-        (lambda: Rule(**{"late": "never"}), "late of Rule must be 'next' or 'drop'"),
+        (lambda: Rule(late=cast(Any, "never")), "late of Rule must be 'next' or 'drop'"),
         (lambda: list_arrivals(Workers((1,), 1), Rule(2), 9), "quorum of Rule must be at most"),
         (lambda: list_arrivals(Workers((1,), 9), Rule(), 8), "seconds must be enough"),
         (lambda: list_shares(Workers((1,), 9), 8, 0), "seconds must be enough"),
@@ -291,6 +292,7 @@ def test_the_program(tmp_path, capsys, monkeypatch):
     images, labels = survival.load_examples()
     monkeypatch.setattr(survival, "load_examples", lambda: (images[:, ::25], labels[:, ::25]))
     monkeypatch.setattr(program, "POINTS", 4)
+    monkeypatch.setattr(program, "MAX_MOVES", 1)
     out = tmp_path / "out"
     with jax.enable_x64(False):
         program.main(["--seconds", "0.8", "--every", "4", "--death", "0.3", "--out", str(out)])
