@@ -20,7 +20,7 @@ import jax
 import numpy.typing as npt
 import optax
 from beartype import BeartypeConf, FrozenDict
-from beartype.door import die_if_unbearable
+from beartype.door import die_if_unbearable, is_bearable
 
 # `optax.Params` is a recursive hint, which cannot be resolved: its inner trees are anything here.
 NAMES = {"ArrayTree": Any, "ArrayLike": npt.ArrayLike}
@@ -34,6 +34,7 @@ CONF = BeartypeConf(
         }
     ),
 )
+VARIADIC = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 SPECIAL_METHODS = ("__init__", "__call__")
 
 
@@ -85,10 +86,11 @@ def check_members(owner: Any, module: str, package: str) -> None:
             setattr(owner, name, make_checked(member, package, is_generated))
 
 
-def is_module(value: Any) -> bool:
-    """Whether a value is a pytree of a class of its own: `optax.Params` does not know these."""
+def is_foreign(value: Any) -> bool:
+    """Whether no hint knows a value: a test's double, or a pytree of a class of its own."""
     is_known = isinstance(value, Iterable) or type(value).__module__.startswith("gossipjax")
-    return not is_known and not jax.tree_util.all_leaves([value])
+    is_double = isinstance(value, SimpleNamespace)  # of a device or mesh
+    return is_double or (not is_known and not jax.tree_util.all_leaves([value]))
 
 
 def make_checked(function: FunctionType, package: str, is_generated: bool) -> Any:
@@ -98,25 +100,30 @@ def make_checked(function: FunctionType, package: str, is_generated: bool) -> An
     replace arguments.
     """
     signature = inspect.signature(function)
-    name_of_function = f"{function.__module__}.{function.__qualname__}"
+    kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
+    is_variadic = not VARIADIC.isdisjoint(kinds.values())
 
     @functools.cache
     def resolve_hints() -> dict[str, Any]:
         # A module may import names for type checkers only: the package's own, and ArrayLike.
         names = NAMES | vars(sys.modules[package]) | function.__globals__
-        return typing.get_type_hints(function, names)
+        hints = typing.get_type_hints(function, names)
+        return {name: hint for name, hint in hints.items() if hint is not Any}
 
     def check(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        arguments = signature.bind(*args, **kwargs).arguments
+        if is_variadic:
+            arguments = signature.bind(*args, **kwargs).arguments
+        else:  # the same: `bind` is slow, and some functions are called for every message
+            arguments = dict(zip(kinds, args, strict=False)) | kwargs
         if is_generated:
             arguments = {name: getattr(args[0], name) for name in arguments if name != "self"}
         hints = resolve_hints()
         for name, value in {**arguments, "return": result}.items():
-            # A test's double of a device or mesh is a SimpleNamespace.
-            is_checked = not isinstance(value, SimpleNamespace) and not is_module(value)
-            if name in hints and is_checked:
-                prefix = f"{name_of_function}, {name}: "
-                for each in split_variadic(signature, name, value):
+            if name not in hints:
+                continue
+            for each in split_variadic(kinds.get(name), value):
+                if not is_bearable(each, hints[name], conf=CONF) and not is_foreign(each):
+                    prefix = f"{function.__module__}.{function.__qualname__}, {name}: "
                     die_if_unbearable(each, hints[name], conf=CONF, exception_prefix=prefix)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -129,9 +136,8 @@ def make_checked(function: FunctionType, package: str, is_generated: bool) -> An
     return functools.update_wrapper(checked, function)
 
 
-def split_variadic(signature: inspect.Signature, name: str, value: Any) -> Iterable[Any]:
+def split_variadic(kind: Any, value: Any) -> Iterable[Any]:
     """The values that the hint of an argument describes: each one of `*args` and `**kwargs`."""
-    kind = signature.parameters[name].kind if name in signature.parameters else None
     if kind is inspect.Parameter.VAR_POSITIONAL:
         return value
-    return value.values() if kind is inspect.Parameter.VAR_KEYWORD else [value]
+    return value.values() if kind is inspect.Parameter.VAR_KEYWORD else (value,)

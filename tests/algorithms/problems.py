@@ -59,31 +59,38 @@ def run_history(mode, tx, style, params, updates):
     """
     nodes, steps = jax.tree.leaves(updates)[0].shape[:2]
 
-    def unrolled(params, state, updates):
-        carry = (params, state)
-        results = []
-        for k in range(steps):
-            step = gx.canonical_step(state, k)
-            assert step in gx.canonical_steps(state)
-            carry = take_step(tx, carry, jax.tree.map(lambda u, k=k: u[k], updates), step)
-            results.append(carry)
-        return jax.tree.map(lambda *x: jnp.stack(x), *results)
-
-    def scanned(params, state, updates):
-        def body(carry, inputs):
-            u, k = inputs
-            carry = take_step(tx, carry, u, k if style == "traced" else None)
-            return carry, carry
-
-        return jax.lax.scan(body, (params, state), (updates, jnp.arange(steps)))[1]
-
     def history(params, updates):
         start = tx.init(params)
-        run_steps = unrolled if style == "static" else scanned
-        params, state = run_steps(params, start, updates)
-        return start, params, state, *jax.vmap(gx.diagnostics.total_mass)(params, state)
+        cycle = find_cycle(start, steps) if style == "static" else [None]
+
+        def body(carry, inputs):
+            us, k = inputs
+            results = []
+            for place, step in enumerate(cycle):
+                u = jax.tree.map(lambda u, place=place: u[place], us)
+                carry = take_step(tx, carry, u, k if style == "traced" else step)
+                results.append(carry)
+            return carry, jax.tree.map(lambda *x: jnp.stack(x), *results)
+
+        count = -(-steps // len(cycle))
+        numbers = np.resize(np.arange(steps), (count, len(cycle)))  # what is too much is cut below
+        cycles = jax.tree.map(lambda u: u[numbers], updates)
+        results = jax.lax.scan(body, (params, start), (cycles, jnp.arange(count)))[1]
+        results = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:steps], results)
+        return start, *results, *jax.vmap(gx.diagnostics.total_mass)(*results)
 
     return run(mode, history, nodes)(params, updates)
+
+
+def find_cycle(state, steps):
+    """The canonical steps of the first steps, up to where they begin again."""
+    canonical = [gx.canonical_step(state, k) for k in range(steps)]
+    assert set(canonical) <= set(gx.canonical_steps(state))
+    return next(
+        canonical[:length]
+        for length in range(1, steps + 1)
+        if canonical == [canonical[k % length] for k in range(steps)]
+    )
 
 
 def train(tx, n, mode="shard_map", steps=6, equal_starts=True):

@@ -25,8 +25,8 @@ from modes import run
 import gossipjax as gx
 
 # vmap runs every row, and a mesh adds what the mode changes; the first rows are asked at all sizes.
-# `init` is in the program and a scan goes over the steps, unless they are static: the state that
-# `init` makes has the types that `update` returns.
+# `init` is in the program and a scan goes over the steps, or over cycles of static ones: the state
+# that `init` makes has the types that `update` returns.
 STYLES = {
     ("vmap", 2): "traced",
     ("vmap", 3): "static",

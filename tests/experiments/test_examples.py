@@ -70,4 +70,4 @@ def test_a_loop_of_another_framework_learns_digits(recipe, monkeypatch):
 
 def test_a_language_model_in_parts_learns():
     """Four nodes of two devices; nats per byte start at 5.5."""
-    assert grain_language_model.main(steps=30) < 3.6
+    assert grain_language_model.main(steps=30, batch_size=16) < 3.6
