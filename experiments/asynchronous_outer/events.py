@@ -284,7 +284,7 @@ def list_shares(workers: Workers, seconds: float, seed: int) -> Shares:
 
     >>> shares = list_shares(Workers([1.0, 1.5], every=2), 4.0, seed=0)
     >>> [field.tolist() for field in (shares.node, shares.steps, shares.target_steps)]
-    [[0, 1, 0], [2, 1, 1], [2, 1, 1]]
+    [[0, 1, 0], [2, 0, 1], [2, 1, 1]]
     """
     rng = np.random.default_rng(seed)
     everyone = range(workers.size)
