@@ -1,5 +1,6 @@
 """Outer optimizers over push-sum rounds: laws, directed and irregular graphs, and their state."""
 
+import functools
 from typing import Any
 
 import jax
@@ -135,10 +136,14 @@ def gradients(z, target):
     return jax.tree.map(lambda x: x - target, z), jnp.sum(target)
 
 
-def train(average, steps, nodes, every=2, state=None, first=0, rate=0.5):
-    optimizer = optax.sgd(rate, momentum=0.5)
-    tx = gx.outer(optax.sgd(0.1, momentum=0.9), optimizer, every, average)
-    step = gx.TrainStep(gradients, tx, nodes=nodes)
+@functools.cache
+def make_step(average, nodes):
+    tx = gx.outer(optax.sgd(0.1, momentum=0.9), optax.sgd(0.5, momentum=0.5), 2, average)
+    return tx, gx.TrainStep(gradients, tx, nodes=nodes)
+
+
+def train(average, steps, nodes, state=None, first=0):
+    tx, step = make_step(average, nodes)
     params, opt_state = nodes.init(tx, STARTS) if state is None else state
     for k in range(first, steps):
         params, opt_state, _ = step(k, params, opt_state, TARGETS[: nodes.size])
@@ -217,7 +222,7 @@ def test_a_change_of_nodes_goes_on_from_the_average_model(nodes, steps):
     average = gx.average_model(params, state, nodes=gx.Nodes(N))
     anchors = np.average(flat(outer_state(state).anchor), axis=0, weights=old.weight)  # pyright: ignore[reportOptionalMemberAccess]
     gossip = gx.gradient_tracking(topology.random_peer(nodes, 16, seed=2), damped=True)
-    tx = gx.outer(optax.sgd(0.1, momentum=0.9), optax.sgd(0.5, momentum=0.5), 2, gossip)
+    tx, _ = make_step(gossip, gx.Nodes(nodes))
     arrays = jax.tree.map(np.asarray, (params, state))
     changed: Any = change_nodes(arrays[0], arrays[1], tx, nodes)
     new_params, new_state, report = changed
@@ -239,9 +244,9 @@ def test_a_change_of_nodes_goes_on_from_the_average_model(nodes, steps):
 def test_masked_sharded_and_accumulated():
     """Around it stand the same as around any outer optimizer."""
     P = jax.sharding.PartitionSpec
-    tx = gx.outer(optax.sgd(0.1, momentum=0.9), optax.sgd(0.5, momentum=0.5), 2, TRACKING)
-    expected = flat(train(TRACKING, 4, gx.Nodes(N))[0])
     nodes = gx.Nodes(N)
+    tx, _ = make_step(TRACKING, nodes)
+    expected = flat(train(TRACKING, 4, nodes)[0])
     masked = optax.masked(tx, {"a": True, "b": False})
     params, state = nodes.init(masked, STARTS)
     step = gx.TrainStep(gradients, masked, nodes=nodes)
