@@ -72,7 +72,7 @@ def write_files(
         {},
         [row.make_record() for row in plan.rows],
         choice=plan.chosen.make_record(),
-        reasons=[dataclasses.asdict(plan.reason)],
+        reasons=[plan.reason.make_record()],
     )
     plot_seconds_over_bandwidth(plan, out / "seconds_over_bandwidth.png")
     if options.nodes > 1 and isinstance(plan.chosen.situation.network.fabric, Star):
@@ -104,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             options.nodes,
             parse_slowness(options.slowness, "--slowness"),
             options.late_price,
+            options.steps,
         )
         plan = make_plan(situation, list_for(options.nodes))
         console.print(make_table(plan))

@@ -15,7 +15,7 @@ from experiments.options import (
     option_name,
 )
 from experiments.plan.candidates import Kind, Wire
-from experiments.plan.choice import LATE_PRICE
+from experiments.plan.choice import LATE_PRICE, RUN_STEPS
 from experiments.plan.measure import ModelName
 from gossipjax.cost_model import Islands, Network, Star, Torus, Workload, networks, parse_slowness
 
@@ -88,11 +88,13 @@ class Options:
 
     nodes: Nodes = 32
     """Number of nodes."""
+    steps: PositiveInt = RUN_STEPS
+    """Steps of a node in the whole run: a message must arrive within a hundredth of them."""
     parameters: str | None = None
-    """Parameters of the model, as 25.6M or 1B; 25.6M, a ResNet-50, if not given."""
+    """Parameters of the model, as 25.6M or 1B; with --compute."""
     compute: str | None = None
-    """Computation of a node's step without exchange, in seconds or as 228ms; 0.228, of SGP's
-    servers of 8 V100, if not given."""
+    """Computation of a node's step without exchange, in seconds or as 228ms; with --parameters.
+    Without both: 25.6M and 0.228 s, of ResNet-50 on SGP's servers of 8 V100."""
     examples: Examples = 256
     """Examples of a node's step."""
     bandwidth: str | None = None
@@ -143,6 +145,12 @@ class Options:
             raise ValueError(
                 f"--outer-every must be at most {MAX_OUTER_NODE_STEPS // self.nodes} for "
                 f"{self.nodes} nodes, got {self.outer_every}: give fewer steps."
+            )
+        if (self.parameters is None) != (self.compute is None) and not self.measure:
+            missing = "parameters" if self.parameters is None else "compute"
+            raise ValueError(
+                f"--{missing} must be given beside the other one of a model, got none: give both "
+                "--parameters and --compute, or --measure, or neither for a ResNet-50."
             )
         self._require_network()
         self._require_fabric()

@@ -30,7 +30,8 @@ def make_table(plan: Plan) -> Table:
         caption="Modelled, not measured. counted: seconds for what AllReduce learns in a step, "
         "assumed. sigma: of the first log2(N) steps, 0 is an exact average, - if busy links leave "
         "exchanges out. late: steps until what a node has learned is at all others. MB: of a node, "
-        "sent per step; kept beside the usual. (): not in gossipjax.",
+        "sent per step; kept beside the usual. (): not in gossipjax. !: messages take more than "
+        "a hundredth of the run.",
         box=SIMPLE_HEAD,
         padding=0,
     )
@@ -47,7 +48,7 @@ def _format_row(row: Row) -> list[str]:
     label = row.candidate.label
     record = row.make_record()
     return [
-        label if row.candidate.is_here else f"({label})",
+        (label if row.candidate.is_here else f"({label})") + " !" * (not row.is_together),
         f"{row.seconds:.3g}",
         f"{row.priced_seconds:.3g}",
         _format_large(record["examples_per_second"]),
@@ -89,10 +90,23 @@ def describe_reason(plan: Plan) -> str:
     if reason.bucketed_seconds is not None:
         lines.append(
             f"Other libraries all-reduce beside the backward pass: {reason.bucketed_seconds:.3g} s "
-            "if the overlap is perfect."
+            f"if the overlap is perfect, the choice {plan.chosen.priced_seconds:.3g} s, counted."
         )
     if reason.evidence is not None:
-        lines.append(f"Measured by others: {reason.evidence}.")
+        lines.append(f"Its measured quality: {reason.evidence}.")
+    if reason.untried is not None:
+        row = reason.untried
+        lines.append(
+            f"Cheaper, {row.seconds:.3g} s a step, but nobody has measured its quality: "
+            f"{row.candidate.label}."
+        )
+    if reason.apart is not None:
+        row = reason.apart
+        lines.append(
+            f"No training together: {row.candidate.label}, of which a message takes "
+            f"{row.staleness * row.seconds:.3g} s, {row.staleness:.3g} of "
+            f"{row.situation.steps:,} steps."
+        )
     return "\n".join(lines)
 
 

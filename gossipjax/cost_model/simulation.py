@@ -120,6 +120,7 @@ class Events:
       busy_seconds: in which each node computed, `[N]`.
       sent, kept: times that an asynchronous node sent, or found its link busy.
       staleness: of every message of such nodes: the updates of its receiver while it travelled.
+      travels: of every message, the seconds for which it occupies its sender's link.
     """
 
     def __init__(
@@ -146,6 +147,7 @@ class Events:
         self.sent = 0
         self.kept = 0
         self.staleness: list[int] = []
+        self.travels: list[float] = []
 
     def run(self) -> None:
         """Runs all steps."""
@@ -300,6 +302,7 @@ class Events:
         copy = self._network.copy_seconds(exchange.count_bytes(self._workload))
         copy *= 2 if exchange.is_half_duplex else 1
         seconds = float(slot.seconds[source])
+        self.travels.append(seconds)
         self._links.add(Message(key, source, target, seconds, copy, time))
         self._begin_next(source, time)
 
@@ -343,7 +346,9 @@ class Simulation:
       staleness: updates that a node makes from the moment at which a message leaves for it to the
         one at which it uses it, the mean; of nodes that wait for each other, what the method says.
       kept: fraction of the times at which an asynchronous node would have sent, but found
-        its link busy; 0 of others.
+        its link busy; 0 of others. Where a message takes more than a quarter of the time that was
+        simulated, both follow from its seconds s and those of a step, c: `s / c`, and
+        `1 - 1 / ceil(s / c)`.
     """
 
     seconds: float
@@ -460,13 +465,22 @@ def _summarize(events: Events, method: Method, workload: Workload, warm_up: int)
         for busy, ends in zip(events.busy_seconds, events.ends, strict=True)
         if ends and ends[-1] > 0
     ]
-    is_measured = method.is_asynchronous and events.staleness
+    seconds = len(counts) / rate
     tries = events.sent + events.kept
+    kept = events.kept / tries if tries else 0.0
+    staleness = float(method.staleness)
+    if method.is_asynchronous and events.travels and seconds > 0:
+        travel = float(np.mean(events.travels))
+        if 4 * travel > float(np.mean(last)) or not events.staleness:
+            staleness = travel / seconds
+            kept = 1 - 1 / max(1, math.ceil(staleness))
+        else:
+            staleness = float(np.mean(events.staleness))
     return Simulation(
-        seconds=len(counts) / rate,
+        seconds=seconds,
         examples_per_second=rate * workload.examples,
         steps_nodes=tuple(counts.tolist()),
         waiting=max(0.0, 1 - float(np.mean(computing))) if computing else 0.0,
-        staleness=float(np.mean(events.staleness) if is_measured else method.staleness),
-        kept=events.kept / tries if tries else 0.0,
+        staleness=staleness,
+        kept=kept,
     )

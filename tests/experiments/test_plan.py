@@ -16,6 +16,7 @@ from experiments.plan import measure
 from experiments.plan.candidates import Wire, count_mixing_steps, list_candidates
 from experiments.plan.choice import LATE_PRICE, Plan, Row, Situation, make_plan
 from experiments.plan.options import BANDWIDTH, COUNT, LATENCY, SECONDS, parse
+from experiments.plan.report import describe_reason
 from experiments.training.methods import MethodOptions, OuterOptions, make_method
 from gossipjax.cost_model import Network, Slowness, Workload, networks
 
@@ -106,6 +107,68 @@ def test_a_slow_site_behind_slow_links_makes_waiting_for_nobody_the_choice():
     assert made.chosen.kept > 0.8
     assert made.chosen.make_record()["sigma"] is None
     assert plan(Network(1.25e10), 8).chosen.sigma == 0
+
+
+MODEL = (25.6e6, 0.228)
+ASYNC, DPSGD = "async-sgp", "dpsgd@bipartite_exponential"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "model", "bandwidth", "choice", "seconds", "lateness", "slowness"),
+    [  # a message takes 4 P / bandwidth seconds, an all-reduce 2 (N - 1) / N times as long
+        # Nodes of async-sgp send at every ceil(message / step)-th step, log2 N rounds mix.
+        (8, MODEL, 1.25e8, ASYNC, 0.228, 3 * 4 + 1 + 4, EVEN),
+        (4, (1e9, 1.0), 1.25e9, ASYNC, 1.0, 2 * 4 + 1 + 4, EVEN),
+        (16, (1e8, 0.1), 1.25e8, ASYNC, 0.1, 4 * 32 + 1 + 33, EVEN),
+        (16, (1e8, 0.1), 1.25e9, ASYNC, 0.1, 4 * 4 + 1 + 4, EVEN),
+        (64, (1e9, 0.3), 1.25e9, ASYNC, 0.3, 6 * 11 + 1 + 11, EVEN),
+        (128, (7e9, 2.0), 1.25e10, ASYNC, 2.0, 7 * 2 + 1 + 2, EVEN),
+        (8, (1e6, 0.4), 6.25e5, ASYNC, 0.4, 3 * 16 + 1 + 16, EVEN),
+        (32, (2.2e8, 0.25), 1.25e8, ASYNC, 0.25, 5 * 29 + 1 + 29, EVEN),
+        # Behind the computation: 0.08 s, 0.56 s, 0.003 s and 0.08 s.
+        (32, MODEL, 1.25e9, DPSGD, 0.228, 5 + 1, EVEN),
+        (8, (7e9, 4.0), 5e10, DPSGD, 4.0, 3 + 1, EVEN),
+        (2, (1e6, 0.01), 1.25e9, "rand-psgd", 0.01, 1 + 1, EVEN),
+        (256, (2.5e7, 0.2), 1.25e9, "rand-psgd", 0.2, 7 + 1, EVEN),
+        # Nothing gains a tenth.
+        (32, MODEL, 1.25e10, "allreduce", 0.228 + 2 * 31 / 32 * 0.008192, 0, EVEN),
+        (64, (1e9, 0.3), 4.5e11, "allreduce", 0.3 + 2 * 63 / 64 * 4 / 450, 0, EVEN),
+        (8, (1e9, 0.3), 4.5e11, "allreduce", 0.3 + 2 * 7 / 8 * 4 / 450, 0, EVEN),
+        # A message takes more than 100 steps: 3.2e7, 320 and 1,920.
+        (8, (1e9, 1.0), 125.0, "diloco, every 100", 1 + 2 * 7 / 8 * 3.2e5, 100, EVEN),
+        (2, (1e6, 0.01), 1.25e6, "diloco, every 100", 0.01 + 0.032, 100, EVEN),
+        (16, (1.5e8, 0.5), 6.25e5, "diloco, every 100", 0.5 + 2 * 15 / 16 * 9.6, 100, EVEN),
+        # Who waits for nobody: N over the sum of the speeds.
+        (8, MODEL, 2.5e7, ASYNC, 0.228 * 8 / 7.5, 63, TWICE),
+        (4, (1e6, 0.4), 1.25e6, "async-adpsgd", 0.4 * 4 / 3.25, 24, Slowness("constant", 4.0)),
+    ],
+)
+def test_choices_that_are_known_by_hand(
+    nodes, model, bandwidth, choice, seconds, lateness, slowness
+):
+    parameters, compute = model
+    workload = Workload(parameters=parameters, compute_seconds=compute)
+    made = plan(Network(bandwidth), nodes, workload, slowness, wires=["float32"])
+    row = made.chosen
+    assert row.candidate.label == choice
+    assert row.seconds == pytest.approx(seconds, rel=0.01)
+    assert row.lateness == pytest.approx(lateness, rel=0.16)
+    price = 1 + 0.05 * math.log2(1 + row.lateness)
+    assert row.priced_seconds == pytest.approx(row.seconds * price)
+
+
+def test_messages_that_take_longer_than_the_simulation():
+    """A billion parameters at 1 kbit/s: 32,000,000 s a message, one is left out for each second."""
+    workload = Workload(parameters=1e9, compute_seconds=1.0)
+    made = plan(Network(125.0), 8, workload, wires=["float32"])
+    row = find(made, "async-sgp")
+    assert row.staleness == pytest.approx(3.2e7)
+    assert row.kept == pytest.approx(1 - 1 / 3.2e7, abs=1e-12)
+    assert not row.is_together
+    assert made.reason.apart is row
+    text = describe_reason(made)
+    assert "No training together: async-sgp, of which a message takes 3.2e+07 s" in text
+    assert "nobody has measured its quality: sparse-loco, every 100" in text
 
 
 def test_without_a_price_of_lateness_the_fastest_is_chosen():
