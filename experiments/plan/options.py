@@ -146,16 +146,16 @@ class Options:
                 f"--outer-every must be at most {MAX_OUTER_NODE_STEPS // self.nodes} for "
                 f"{self.nodes} nodes, got {self.outer_every}: give fewer steps."
             )
+        self._require_network()
+        self._require_fabric()
+        parse_slowness(self.slowness, "--slowness")
+        make_workload(self)
         if (self.parameters is None) != (self.compute is None) and not self.measure:
             missing = "parameters" if self.parameters is None else "compute"
             raise ValueError(
                 f"--{missing} must be given beside the other one of a model, got none: give both "
                 "--parameters and --compute, or --measure, or neither for a ResNet-50."
             )
-        self._require_network()
-        self._require_fabric()
-        parse_slowness(self.slowness, "--slowness")
-        make_workload(self)
         if self.bandwidth is not None or self.network is not None:
             make_network(self)
 
