@@ -312,7 +312,8 @@ def test_many_nodes_are_told_little():
     one.node.tick(network.now)
     views = [message for _, message in one.node.outbox if message.kind == "view"]
     assert len({message.receiver for message in views}) == len(views) <= 1 + NEIGHBORS
-    assert views[0].view is not None and views[0].view.begs
+    assert views[0].view is not None
+    assert views[0].view.begs
     one.kill()
     life = one.node.identity.life
     run_calmly(network, 2 * PATIENCE, steps=False)
