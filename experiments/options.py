@@ -5,9 +5,10 @@ A check is said once, as a part of a field's type, as in `nodes: PositiveInt = 8
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import jax.numpy as jnp
 import tyro
@@ -16,6 +17,21 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 MAX_SEED = 2**32 - 1  # of a larger one, JAX without x64 keeps the lower 32 bits
 MAX_FLOAT32 = 3.4e38
+
+Options = TypeVar("Options")
+
+
+def parse_arguments(
+    options_type: type[Options], module: str, arguments: Sequence[str] | None
+) -> Options:
+    """Returns the options of `python -m MODULE`, which the docstring of their type describes.
+
+    `arguments` None is the command line. From here on the program prints "?" for what its output
+    cannot show.
+    """
+    sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
+    flags = tyro.conf.FlagCreatePairsOff[options_type]
+    return tyro.cli(flags, prog=f"python -m {module}", args=arguments)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,6 @@ and `survival.md`.
 
 import dataclasses
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -41,7 +40,7 @@ from rich.table import Table
 import gossipjax as gx
 from experiments import data, results
 from experiments.markdown import format_table
-from experiments.options import OptionalPath, PositiveInt, Seed, check_fields
+from experiments.options import OptionalPath, PositiveInt, Seed, check_fields, parse_arguments
 from experiments.program import exit_on_error
 from experiments.results import Record
 
@@ -217,7 +216,7 @@ else:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options of the table of faults."""
+    """Which methods survive which fault."""
 
     method: tuple[Method, ...] = tuple(METHODS)
     """One or several methods: the rows."""
@@ -378,15 +377,9 @@ def write_report(runs: Sequence[Record], options: Options, out: Path, console: C
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, runs all cells, and reports."""
-    sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     out = None
     with exit_on_error(lambda: out):
-        options = tyro.cli(
-            tyro.conf.FlagCreatePairsOff[Options],
-            prog="python -m experiments.survival",
-            description="Which methods survive which fault.",
-            args=arguments,
-        )
+        options = parse_arguments(Options, "experiments.survival", arguments)
         out = results.create_run_dir("survival", options.out, options.overwrite)
         console = Console()
         examples = load_examples()

@@ -34,7 +34,6 @@ import dataclasses
 import functools
 import json
 import math
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,7 +42,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import tyro
 from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -71,6 +69,7 @@ from experiments.options import (
     PositiveInt,
     Seed,
     check_fields,
+    parse_arguments,
 )
 from experiments.plots import choose_look
 from experiments.program import exit_on_error
@@ -89,7 +88,7 @@ PUSH_SUM = "push-sum"
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options of the simulation."""
+    """Outer optimizers of workers that are not equally fast, simulated."""
 
     slowness: tuple[PositiveFloat, ...] = (4, 2, 1, 1, 1, 1, 1, 1)
     """How many times as long a step of each worker takes; as many workers as there are values."""
@@ -361,14 +360,12 @@ def plot(records: Sequence[Record], options: Options, path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, runs all rules, and reports."""
-    sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     out = None
     with exit_on_error(lambda: out):
-        options = tyro.cli(
-            tyro.conf.FlagCreatePairsOff[Options],
-            prog="python -m experiments.asynchronous_outer",
-            description="Outer optimizers of workers that are not equally fast, simulated.",
-            args=arguments,
+        options = parse_arguments(
+            Options,
+            "experiments.asynchronous_outer",
+            arguments,
         )
         out = results.create_run_dir("asynchronous_outer", options.out, options.overwrite)
         console = Console()

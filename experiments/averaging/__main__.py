@@ -31,7 +31,6 @@ import dataclasses
 import itertools
 import json
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -44,7 +43,7 @@ from rich.console import Console
 import gossipjax as gx
 from experiments import results
 from experiments.averaging import report
-from experiments.options import Check, OptionalPath, PositiveInt, check_fields
+from experiments.options import Check, OptionalPath, PositiveInt, check_fields, parse_arguments
 from experiments.program import exit_on_error
 from experiments.results import Record
 from experiments.training.methods import TOPOLOGIES, make_schedule
@@ -79,7 +78,7 @@ RING_ROUNDS = 10
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options of the averaging experiment."""
+    """Measures how fast each topology averages, without training."""
 
     topology: tuple[Topology, ...] = (
         "one_peer_exponential", "complete_cycle", "random_peer_exponential", "random_peer_complete",
@@ -297,14 +296,12 @@ def _mean_and_deviation(values: Sequence[float]) -> Record:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, measures, and reports."""
-    sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     out = None
     with exit_on_error(lambda: out):
-        options = tyro.cli(
-            tyro.conf.FlagCreatePairsOff[Options],
-            prog="python -m experiments.averaging",
-            description="Measures how fast each topology averages, without training.",
-            args=arguments,
+        options = parse_arguments(
+            Options,
+            "experiments.averaging",
+            arguments,
         )
         for topology, nodes in itertools.product(options.topology, options.nodes):
             make_schedule(topology, nodes, max(options.rounds, MIN_RANDOM_ROUNDS))  # or raises

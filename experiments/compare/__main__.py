@@ -25,7 +25,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import tyro
 from rich.console import Console
 from rich.progress import Progress as RichProgress
 
@@ -44,6 +43,7 @@ from experiments.compare.table import (
     summarize,
 )
 from experiments.compilation_cache import compilation_cache
+from experiments.options import parse_arguments
 from experiments.program import exit_on_error
 from experiments.runner import (
     Devices,
@@ -193,12 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     out = None
     failures: list[str] = []
     with exit_on_error(lambda: out):
-        options = tyro.cli(
-            tyro.conf.FlagCreatePairsOff[Options],
-            prog="python -m experiments.compare",
-            description=Options.__doc__,
-            args=given[:end],
-        )
+        options = parse_arguments(Options, "experiments.compare", given[:end])
         if options.list_grids:
             print(describe_grids())
             return

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import tyro
 
 from experiments.data.local import find_folder
-from experiments.options import NonNegativeInt, OptionalPath, check_fields
+from experiments.options import NonNegativeInt, OptionalPath, check_fields, parse_arguments
 from experiments.program import exit_on_error
 
 Name = Literal["cifar10", "fashion_mnist", "imagenet2012", "mnist"]
@@ -50,9 +50,7 @@ class Options:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, and writes the data set."""
     with exit_on_error():
-        options = tyro.cli(
-            tyro.conf.FlagCreatePairsOff[Options], prog="python -m experiments.data", args=arguments
-        )
+        options = parse_arguments(Options, "experiments.data", arguments)
         prepare_data(options)
 
 

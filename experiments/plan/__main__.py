@@ -9,14 +9,13 @@ nodes have what one has learned (`--late-price`). README.md in the folder above 
 """
 
 import dataclasses
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import tyro
 from rich.console import Console
 
 from experiments import results
+from experiments.options import parse_arguments
 from experiments.plan.candidates import Candidate, list_candidates
 from experiments.plan.choice import Plan, Situation, make_plan
 from experiments.plan.measure import STEPS, measure_step, measure_stream
@@ -81,14 +80,12 @@ def write_files(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, plans, and reports."""
-    sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     out = None
     with exit_on_error(lambda: out):
-        options = tyro.cli(
-            tyro.conf.FlagCreatePairsOff[Options],
-            prog="python -m experiments.plan",
-            description="Chooses an algorithm for a model, a network and a number of nodes.",
-            args=arguments,
+        options = parse_arguments(
+            Options,
+            "experiments.plan",
+            arguments,
         )
         require_effects(options)
         console = Console()

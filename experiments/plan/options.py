@@ -84,7 +84,7 @@ LatePrice = Annotated[
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options of the plan."""
+    """Chooses an algorithm for a model, a network and a number of nodes."""
 
     nodes: Nodes = 32
     """Number of nodes."""

@@ -30,18 +30,16 @@ References:
 import dataclasses
 import itertools
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import tyro
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from experiments import results
-from experiments.options import Check, OptionalPath, PositiveInt, check_fields
+from experiments.options import Check, OptionalPath, PositiveInt, check_fields, parse_arguments
 from experiments.program import FatalError, exit_on_error
 from experiments.rates import problem, report
 from experiments.rates.fits import is_in_regime
@@ -66,7 +64,7 @@ NumSteps = Annotated[
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options of the measurement of rates."""
+    """Measures how the gradient shrinks with the steps and the nodes."""
 
     algorithm: tuple[str, ...] = ("sgp", "dpsgd", "allreduce")
     """One or several methods, ALGORITHM or ALGORITHM@TOPOLOGY; without a topology, that of its
@@ -102,14 +100,12 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, measures, and reports."""
-    sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     out = None
     with exit_on_error(lambda: out):
-        options = tyro.cli(
-            tyro.conf.FlagCreatePairsOff[Options],
-            prog="python -m experiments.rates",
-            description="Measures how the gradient shrinks with the steps and the nodes.",
-            args=arguments,
+        options = parse_arguments(
+            Options,
+            "experiments.rates",
+            arguments,
         )
         # All of them before the first runs: this raises for what is unknown or impossible.
         simulations = [

@@ -19,7 +19,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import tyro
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -27,7 +26,7 @@ from rich.table import Table
 from experiments.compilation_cache import compilation_cache
 from experiments.data.idx import missing_idx_files
 from experiments.data.speech import DATASET
-from experiments.options import OptionalPath, PositiveInt, check_fields
+from experiments.options import OptionalPath, PositiveInt, check_fields, parse_arguments
 from experiments.program import exit_on_error
 from experiments.report.chapters import (
     RUNS,
@@ -291,17 +290,11 @@ def print_report(chapters: Sequence[Chapter], out: Path, console: Console) -> No
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, runs everything, and writes the report."""
-    sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     given = list(sys.argv[1:] if arguments is None else arguments)
     out = None
     failures: list[str] = []
     with exit_on_error(lambda: out):
-        options = tyro.cli(
-            tyro.conf.FlagCreatePairsOff[Options],
-            prog="python -m experiments.report",
-            description=Options.__doc__,
-            args=given,
-        )
+        options = parse_arguments(Options, "experiments.report", given)
         chosen = options.section or tuple(SECTIONS)
         sections = [section for name, section in SECTIONS.items() if name in chosen]
         if options.list_sections:
