@@ -20,6 +20,7 @@ from gossipjax.cost_model.network import Network
 from gossipjax.cost_model.slowness import Slowness
 from gossipjax.topology.schedule import require_int
 
+LONG_MESSAGE = 0.25  # of the simulated time: of such, too few arrive to count them
 DEFAULT_STEPS = 60
 MAX_CYCLE = 1000  # steps; longer cycles are not completed
 MAX_NODE_STEPS = 2**22  # of all nodes together
@@ -120,7 +121,6 @@ class Events:
       busy_seconds: in which each node computed, `[N]`.
       sent, kept: times that an asynchronous node sent, or found its link busy.
       staleness: of every message of such nodes: the updates of its receiver while it travelled.
-      travels: of every message, the seconds for which it occupies its sender's link.
     """
 
     def __init__(
@@ -147,7 +147,6 @@ class Events:
         self.sent = 0
         self.kept = 0
         self.staleness: list[int] = []
-        self.travels: list[float] = []
 
     def run(self) -> None:
         """Runs all steps."""
@@ -252,6 +251,14 @@ class Events:
         for slot in slots:
             self._send(key, slot, time, node)
 
+    def find_message_seconds(self) -> float:
+        """For which a message occupies its sender's link, the mean; 0 if none was sent."""
+        nodes = np.arange(self._nodes)
+        rounds = itertools.chain.from_iterable(self._slots.values())
+        seconds = [slot.seconds[slot.receivers != nodes] for slot in rounds]
+        sent = np.concatenate(seconds) if seconds else np.zeros(0)
+        return float(sent.mean()) if sent.size else 0.0
+
     def _send_round(self, key: Key, time: float, node: int) -> None:
         slots = self._list_slots(key)
         if key not in self._pending:
@@ -302,7 +309,6 @@ class Events:
         copy = self._network.copy_seconds(exchange.count_bytes(self._workload))
         copy *= 2 if exchange.is_half_duplex else 1
         seconds = float(slot.seconds[source])
-        self.travels.append(seconds)
         self._links.add(Message(key, source, target, seconds, copy, time))
         self._begin_next(source, time)
 
@@ -469,13 +475,13 @@ def _summarize(events: Events, method: Method, workload: Workload, warm_up: int)
     tries = events.sent + events.kept
     kept = events.kept / tries if tries else 0.0
     staleness = float(method.staleness)
-    if method.is_asynchronous and events.travels and seconds > 0:
-        travel = float(np.mean(events.travels))
-        if 4 * travel > float(np.mean(last)) or not events.staleness:
-            staleness = travel / seconds
-            kept = 1 - 1 / max(1, math.ceil(staleness))
-        else:
-            staleness = float(np.mean(events.staleness))
+    if method.is_asynchronous and events.staleness:
+        staleness = float(np.mean(events.staleness))
+    if method.is_asynchronous and seconds > 0:
+        message = events.find_message_seconds()
+        if LONG_MESSAGE * float(np.mean(last)) < message:
+            staleness = message / seconds
+            kept = 1 - 1 / math.ceil(staleness)
     return Simulation(
         seconds=seconds,
         examples_per_second=rate * workload.examples,

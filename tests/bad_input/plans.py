@@ -6,6 +6,8 @@ LINK = "--bandwidth 10gbit"
 PLAN = [
     ("", "--bandwidth must be given, as 10gbit, got none"),
     ("--bandwidth=-1gbit", "--bandwidth must be a positive bandwidth"),
+    (f"{LINK} --parameters 1B", "--compute must be given beside the other one of a model"),
+    (f"{LINK} --steps 0", "--steps must be an integer >= 1, got 0"),
     ("--bandwidth 10gbps", "bits or bytes per second, as in 10gbit, 200mbit or 450GB/s, got"),
     ("--bandwidth fast", "--bandwidth must be a positive bandwidth"),
     (f"{LINK} --nodes 0", "--nodes must be an integer >= 1, got 0"),
