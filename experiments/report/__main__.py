@@ -30,6 +30,7 @@ from experiments.options import OptionalPath, PositiveInt, check_fields, parse_a
 from experiments.program import exit_on_error
 from experiments.report.chapters import (
     RUNS,
+    SUMMARY,
     Chapter,
     find_needs,
     find_origin,
@@ -37,6 +38,13 @@ from experiments.report.chapters import (
     make_chapter,
     read_sections,
     write_summary,
+)
+from experiments.report.mutants import (
+    MUTANTS,
+    judge_mutant,
+    list_mutants,
+    tabulate_mutants,
+    write_mutants,
 )
 from experiments.report.pages import count_verdicts, format_html, format_markdown
 from experiments.report.section import Scale, Section
@@ -89,6 +97,9 @@ class Options:
     out: OptionalPath = None
     """Folder for the report; what is finished there is not run again. A new one under runs/ if not
     given."""
+    mutants: bool = False
+    """Instead of the report: make its runs with a library that is wrong in one way after another,
+    and show which sections notice. It needs the finished report of the same options in --out."""
     overwrite: bool = False
     """Replace the results of another report in --out, its runs too."""
 
@@ -213,6 +224,33 @@ def make_report(
     return [*(f"{run.name}: {ended[run.name].error}" for run in failed), *bugs]
 
 
+def try_mutants(options: Options, sections: Sequence[Section], out: Path) -> list[str]:
+    """Makes the runs of all mutants, prints who noticed which; returns what nobody noticed."""
+    console = Console()
+    chosen = [section for section in sections if section.judges(options.scale)]
+    mutants = list_mutants(chosen, options.scale, out / RUNS)
+    runs = list({run.name: run for mutant in mutants for run in mutant.runs.values()}.values())
+    console.print(f"{len(mutants)} mutants, {len(runs)} runs. Results: {out}", soft_wrap=True)
+    ended, is_whole = run_grid(runs, options, out / MUTANTS, console)
+    if not is_whole:
+        raise KeyboardInterrupt
+    found = [judge_mutant(mutant, ended, options.scale) for mutant in mutants]
+    write_mutants(found, out / MUTANTS / "mutants.json")
+    console.print(tabulate_mutants(found))
+    return [
+        f"{one.section}: did not notice {one.mutation}" for one in found if not one.is_noticed
+    ]
+
+
+def require_report(out: Path | None) -> None:
+    """Raises `ValueError` unless the folder holds a report."""
+    if out is None or not (out / SUMMARY).is_file():
+        raise ValueError(
+            f"--mutants must come with --out, the folder of a finished report, got {out}: make the "
+            "report first, with the same options."
+        )
+
+
 def run_grid(
     runs: Sequence[Run], options: Options, folder: Path, console: Console
 ) -> tuple[dict[str, Result], bool]:
@@ -300,11 +338,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.list_sections:
             print_sections(sections, options.scale, Console())
             return
+        if options.mutants:
+            require_report(options.out)
         out = make_folder("report", options.out, options.overwrite, RUNS)
         for number in (signal.SIGTERM, signal.SIGINT):  # Ctrl-C is ignored in a shell's background
             signal.signal(number, signal.default_int_handler)
         command = shlex.join(["python", "-m", "experiments.report", *given])
-        failures = make_report(options, sections, out, command)
+        if options.mutants:
+            failures = try_mutants(options, sections, out)
+        else:
+            failures = make_report(options, sections, out, command)
     if failures:
         sys.exit("\n".join(["failed:", *failures]))
 

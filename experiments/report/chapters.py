@@ -36,6 +36,7 @@ class Chapter:
     drawings: tuple[Drawing, ...] = ()  # its figures
     needs: tuple[str, ...] = ()  # options without which it was left out
     error: str = ""  # the last line of the traceback of a bug in it; "" without one
+    is_too_small: bool = False  # whether its runs are too small to judge by
 
     @property
     def verdict(self) -> str:
@@ -56,6 +57,11 @@ class Chapter:
             return f"Left out: it needs {' and '.join(self.needs)}."
         if self.findings is None:
             return "Its runs could not be read, which is a bug of this section."
+        if self.is_too_small:
+            return (
+                "Not judged: runs as small as these cannot tell a broken method from a right one. "
+                "The full scale can."
+            )
         failed = [claim for claim in self.findings.claims if judge(claim) is False]
         return " ".join(dict.fromkeys(claim.if_not for claim in failed if claim.if_not))
 
@@ -96,11 +102,18 @@ def make_chapter(
     ended = {run.name: results.get(run.name, MISSING) for run in runs}
     needs = find_needs(section, scale)
     text = section.write_text(scale)
-    chapter = Chapter(section=section, text=text, runs=tuple(runs), results=ended, needs=needs)
+    chapter = Chapter(
+        section=section,
+        text=text,
+        runs=tuple(runs),
+        results=ended,
+        needs=needs,
+        is_too_small=not section.judges(scale),
+    )
     if needs:
         return chapter
     try:
-        findings = section.find(scale, ended)
+        findings = section.judge_runs(scale, ended)
         chapter = dataclasses.replace(chapter, findings=findings)
         drawings = draw_figures(section.name, findings.figures, folder)
         return dataclasses.replace(chapter, drawings=drawings)

@@ -273,6 +273,14 @@ class Findings(NamedTuple):
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
 
+    def drop_bounds(self) -> "Findings":
+        """Returns the same claims, of which none is judged."""
+        return self._replace(
+            claims=[
+                claim._replace(at_least=-math.inf, at_most=math.inf) for claim in self.claims
+            ]
+        )
+
     @property
     def verdict(self) -> Verdict:
         """Whether the claims hold: all that can be judged, some of them, or none.
@@ -313,6 +321,20 @@ class Section:
     find_numbers: Callable[[Scale], Mapping[str, object]] = lambda _: {}
     # the fields of `Scale` without which there is nothing to find
     needs: tuple[Literal["speech", "translation"], ...] = ()
+    # what it notices if the library is wrong: a name of `mutate.MUTATIONS` -> the runs that are
+    # made with it; none where it is the section itself that computes
+    mutants: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    # whether it notices that in the small runs of the quick scale, too; else nothing is judged
+    judges_when_quick: bool = False
+
+    def judge_runs(self, scale: Scale, results: Results) -> "Findings":
+        """Returns what the runs say; without bounds where they are too small to tell."""
+        findings = self.find(scale, results)
+        return findings if self.judges(scale) else findings.drop_bounds()
+
+    def judges(self, scale: Scale) -> bool:
+        """Whether the section can tell a broken method from a right one at this scale."""
+        return self.judges_when_quick or not scale.is_quick
 
     @property
     def place(self) -> str:

@@ -223,6 +223,7 @@ def make_record(
     of_nodes = [evaluator.evaluate_nodes(one.replicate(model)) for model in models.values()]
     examined = evaluator.examine_average(one.replicate(average), is_last=True)
     distances = [measure_distance(model, average) for model in models.values()]
+    journals = sorted(folder.glob("journals/*/*.jsonl"))
     return {
         "run": run.name,
         "algorithm": run.title,
@@ -240,6 +241,7 @@ def make_record(
         "places_nodes": list(models),
         "steps_nodes": [record["steps"] for record in counts],
         "staleness_nodes": [record["staleness"] for record in counts],
+        "gradient_delay": float(gx.asynchronous.measure_delays(journals).mean()),
         "messages_nodes": [record["sent"] for record in counts],
         "weight_nodes": [record["weight"] for record in counts],
         "bytes_nodes": [record["sent_bytes"] for record in counts],

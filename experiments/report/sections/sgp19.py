@@ -4,8 +4,6 @@ As in the paper, the batch of a node and the epochs are those of every number of
 nodes make half the steps, with twice the batch and twice the learning rate.
 """
 
-import contextlib
-import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -411,13 +409,8 @@ def tabulate_delays(scale: Scale, results: Results) -> Table:
         if not is_real(cell, scale):
             rows.append((f"{n}", "simulated", f"{STALENESS}"))
             continue
-        folder = results[find_place(cell, scale).run].folder
-        delays = []
-        for run in sorted(folder.glob("nodes/*")) if folder is not None else []:
-            with contextlib.suppress(OSError, ValueError):  # journals that cannot be read
-                table = gx.asynchronous.measure_delays(sorted(run.glob("journals/*/*.jsonl")))
-                delays.append(float(table.mean()))
-        rows.append((f"{n}", "real", f"{statistics.fmean(delays):.2f}" if delays else "-"))
+        delay = read_sample(results, find_place(cell, scale), "gradient_delay")
+        rows.append((f"{n}", "real", f"{delay:.2f}"))
     return Table("Steps that the gradients of AD-PSGD are old", ("nodes", "", "steps, mean"), rows)
 
 

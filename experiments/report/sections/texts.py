@@ -1,14 +1,12 @@
 """DiLoCo, and SGP-19, section 6.2: Transformers on texts and translations."""
 
 import math
-from collections.abc import Mapping
 from functools import partial
 
 from experiments.presets.sgp19 import BLEU
 from experiments.report.drawing import draw_curves, read_curves
 from experiments.report.section import (
     Claim,
-    Estimate,
     Figure,
     Findings,
     Place,
@@ -19,6 +17,7 @@ from experiments.report.section import (
     read_sample,
     read_section,
 )
+from experiments.report.tuning import Tuned, claim_best, tabulate_tries
 from experiments.runner import Result, Run
 
 LOSS_SPREAD = 0.02  # nats per token, of one seed
@@ -30,44 +29,60 @@ ALONE = "one worker"
 LARGE_BATCH = "4x batch (AllReduce)"
 DILOCO = "DiLoCo, 4 workers"
 STREAMING = "Streaming DiLoCo, 4 fragments"
-ROWS = {  # run, algorithm, the paper's perplexity in Table 2, steps between averages
-    ALONE: (Place("diloco-alone", "local"), "16.23 (one worker)", math.inf),
-    LARGE_BATCH: (Place("diloco-large-batch", "allreduce"), "15.30 (8x batch)", 1),
-    DILOCO: (Place("diloco", "local"), "15.02 (8 workers)", 10),
-    STREAMING: (Place("diloco-streaming", "local"), "-", 10),
+ROWS = {  # the paper's perplexity in Table 2, steps between averages
+    ALONE: ("16.23 (one worker)", math.inf),
+    LARGE_BATCH: ("15.30 (8x batch)", 1),
+    DILOCO: ("15.02 (8 workers)", 10),
+    STREAMING: ("-", 10),
+}
+OUTER = "--outer-every 10"
+NESTEROV = f"{OUTER} --outer-momentum 0.9 --outer-nesterov --outer-rate"
+METHODS = {  # name, algorithm, options, inner learning rate
+    # A step of plain SGD with rate 1 from the anchor, by each node itself, changes nothing.
+    ALONE: ("diloco-alone", "local", f"{OUTER} --outer-average none", 4e-3),
+    LARGE_BATCH: ("diloco-large-batch", "allreduce", "", 8e-3),
+    DILOCO: ("diloco", "local", f"{NESTEROV} 0.7", 4e-3),
+    STREAMING: (
+        *("diloco-streaming", "local"),
+        f"{NESTEROV} 0.4 --outer-fragments 4 --outer-delay 2 --outer-mix 0.5",
+        4e-3,
+    ),
 }
 
 
-def list_diloco_runs(scale: Scale) -> list[Run]:
-    """A call for each method; when quick, DiLoCo and one worker, with fewer steps."""
+def tune_diloco(scale: Scale) -> dict[str, Tuned]:
+    """Returns the methods at their rates; when quick, DiLoCo and one worker."""
     factor = 2 if scale.is_quick else 1  # a larger batch has fewer steps
     common = f"""--nodes 4 --vocabulary-size 1024 --sequence-length 64
     --epochs {2 // factor} --batch-size-per-node {2 * factor}
-    --learning-rate 1e-3 --warmup-steps {40 // factor} --log-every {40 // factor**2} --seed 0"""
-    local = "--algorithm local --outer-every 10"
-    nesterov = f"{local} --outer-momentum 0.9 --outer-nesterov --outer-rate"
-    calls = {
-        # A step of plain SGD with rate 1 from the anchor, by each node itself, changes nothing.
-        "diloco-alone": f"{local} --outer-average none",
-        "diloco": f"{nesterov} 0.7",
-        "diloco-large-batch": "--algorithm allreduce",
-        "diloco-streaming": f"{nesterov} 0.4 --outer-fragments 4 --outer-delay 2 --outer-mix 0.5",
-    }
-    runs = [
-        Run(name, "language", tuple(f"{common} {options}".split()))
-        for name, options in calls.items()
-    ]
-    return runs[:2] if scale.is_quick else runs
+    --warmup-steps {40 // factor} --log-every {40 // factor**2}"""
+    chosen = (ALONE, DILOCO) if scale.is_quick else METHODS
+    methods = {}
+    for title in chosen:
+        name, algorithm, options, rate = METHODS[title]
+        field = "test_loss_nodes" if title == ALONE else "test_loss_average_model"
+        arguments = (*common.split(), *options.split())
+        methods[title] = Tuned(name, "language", arguments, algorithm, rate, field)
+    return methods
+
+
+def list_diloco_runs(scale: Scale) -> list[Run]:
+    """Three rates of each method."""
+    return [run for x in tune_diloco(scale).values() for run in x.list_runs(scale.is_quick)]
 
 
 def find_diloco(scale: Scale, results: Results) -> Findings:
     """Compares the perplexities after the same number of steps."""
-    del scale
-    losses = {}
+    methods = tune_diloco(scale)
+    losses = {
+        title: methods[title].read(results, single_spread=LOSS_SPREAD)
+        if title in methods
+        else Sample()
+        for title in METHODS
+    }
     cells = []
-    for title, (place, published, every) in ROWS.items():
-        field = "test_loss_nodes" if title == ALONE else "test_loss_average_model"
-        losses[title] = read_sample(results, place, field, single_spread=LOSS_SPREAD)
+    for title, (published, every) in ROWS.items():
+        place = methods[title].find_place() if title in methods else Place("", "")
         runs = results.get(place.run, Result(status="missing")).runs
         averages = f"{int(runs[0]['steps'] // every)} in {runs[0]['steps']} steps" if runs else "-"
         cells.append((title, f"{losses[title].to_perplexity():.1f}", published, averages))
@@ -84,9 +99,7 @@ def find_diloco(scale: Scale, results: Results) -> Findings:
             "perplexity 15.02 (8 workers) against 15.30 (8x batch)",
             {"nats": losses[DILOCO] - losses[LARGE_BATCH]},
             at_most=ABOUT_EQUAL,
-            if_not="Why DiLoCo is behind the 4x batch was not measured. A guess: the runs are "
-            "short and start from random parameters; the paper has 88,000 steps and starts from "
-            "24,000 of ordinary training.",
+            if_not="DILOCO_CAUSE",
         ),
         Claim(
             "Streaming DiLoCo's perplexity is at most 5 % above DiLoCo's.",
@@ -94,6 +107,7 @@ def find_diloco(scale: Scale, results: Results) -> Findings:
             {"nats": losses[STREAMING] - losses[DILOCO]},
             at_most=ABOUT_EQUAL,
         ),
+        claim_best(methods, results, -1, "+.3f"),
     ]
     table = Table(
         "Perplexity on the test set after the same steps, H = 10 (paper: 500)",
@@ -103,19 +117,27 @@ def find_diloco(scale: Scale, results: Results) -> Findings:
         "losses. The others: the average model. The traffic is that of the averages: 10 times less "
         "with DiLoCo here, 500 times less in the paper.",
     )
-    curves = {title: read_curves(results, place, "loss") for title, (place, *_) in ROWS.items()}
+    curves = {
+        title: read_curves(results, method.find_place(), "loss")
+        for title, method in methods.items()
+    }
     figure = Figure(
         "diloco",
         "Training loss of the workers' models, mean over the steps since the point before.",
         partial(draw_curves, {"": curves}, "loss, nats per token", "linear"),
     )
-    return Findings(claims, [table], [figure])
+    tables = [table]
+    if not scale.is_quick:
+        tables.append(tabulate_tries(methods, results, "loss, nats", ".3f"))
+    return Findings(claims, tables, [figure])
 
 
 DILOCO_SECTION = read_section(
     name="diloco",
     find_numbers=lambda scale: (
-        {"batch": 4, "epochs": 1} if scale.is_quick else {"batch": 2, "epochs": 2}
+        {"batch": 4, "epochs": 1, "seeds": "one seed"}
+        if scale.is_quick
+        else {"batch": 2, "epochs": 2, "seeds": "3 seeds"}
     ),
     list_runs=list_diloco_runs,
     find=find_diloco,
@@ -123,129 +145,93 @@ DILOCO_SECTION = read_section(
 
 # Translation
 
-RATES = ("2e-3", "4e-3")
 BLEU_SPREAD = 0.3  # of one seed
 MIN_BLEU = 3.0  # of either, below which a difference of 0.5 says nothing
 ALL_REDUCE = "AllReduce-Adam"
 SGP = "Adam-SGP, one peer"
-ALGORITHMS = {ALL_REDUCE: "allreduce", SGP: "sgp"}
+TRANSLATORS = {ALL_REDUCE: ("allreduce", 4e-3), SGP: ("sgp", 8e-3)}
+"""Title -> algorithm, and its learning rate."""
 
-Samples = Mapping[str, Mapping[str, Sample]]
-"""Method -> rate -> a sample."""
+
+def tune_translation(scale: Scale) -> dict[str, Tuned]:
+    """Returns both methods at their rates, which are compared by the validation loss."""
+    options = """--nodes 4 --vocabulary-size 2000 --bucket-lengths 20 --tokens-per-batch 240
+    --dropout 0 --lr-schedule cosine --warmup-steps 100 --beam 1 --eval-sentences 1 --epochs 1
+    --log-every 25"""
+    common = ("--data-dir", f"{scale.translation}", *options.split())
+    field = "valid_loss_average_model"
+    return {
+        title: Tuned(f"translation-{algorithm}", "translation", common, algorithm, rate, field)
+        for title, (algorithm, rate) in TRANSLATORS.items()
+    }
 
 
 def list_translation_runs(scale: Scale) -> list[Run]:
-    """A call for each rate, of both methods; none without the pairs of sentences."""
+    """Three rates of both methods; none without the pairs of sentences."""
     if scale.translation is None:
         return []
-    options = """--nodes 4 --vocabulary-size 2000 --bucket-lengths 20 --tokens-per-batch 240
-    --dropout 0 --lr-schedule cosine --warmup-steps 100 --beam 1 --eval-sentences 1 --epochs 1
-    --log-every 25 --seed 0 --learning-rate"""
-    common = ("--data-dir", f"{scale.translation}", "--algorithm", *ALGORITHMS.values())
-    return [
-        Run(f"translation-{rate}", "translation", (*common, *options.split(), rate))
-        for rate in (RATES[:1] if scale.is_quick else RATES)
-    ]
+    return [run for x in tune_translation(scale).values() for run in x.list_runs(scale.is_quick)]
 
 
 def find_translation(scale: Scale, results: Results) -> Findings:
-    """Compares losses and BLEU after the same number of updates."""
-    del scale
-    losses = read_rates(results, "valid_loss_average_model", LOSS_SPREAD)
-    scores = read_rates(results, "test_bleu_average_model", BLEU_SPREAD)
-    same = dict.fromkeys(ALGORITHMS, RATES[0])
-    # BLEU is compared at these rates, too: a choice by BLEU of the test set would flatter it.
-    best = None
-    if all(loss.values for by_rate in losses.values() for loss in by_rate.values()):
-        best = {
-            title: min(by_rate, key=lambda rate: by_rate[rate].mean)
-            for title, by_rate in losses.items()
-        }
-    places = (
-        ("2e-3", same),
-        ("of two with the lower validation loss for each", best),
-    )
-    guess = (
-        "A guess at the cause: Adam on a node is given noisier gradients, of a fourth of the "
-        "batch, and makes smaller steps; a node has 240 tokens here, up to 50,000 in the paper. "
-        "Higher rates were not run."
-    )
+    """Compares losses and BLEU after the same number of updates, each method at its rate."""
+    methods = tune_translation(scale)
+    places = {title: method.find_place() for title, method in methods.items()}
+    losses = {
+        title: method.read(results, single_spread=LOSS_SPREAD) for title, method in methods.items()
+    }
+    scores = {
+        title: read_sample(results, place, "test_bleu_average_model", single_spread=BLEU_SPREAD)
+        for title, place in places.items()
+    }
+    is_too_bad = max(score.mean for score in scores.values()) < MIN_BLEU
     claims = [
         Claim(
-            f"After the same updates at the rate {where}, the validation loss of Adam-SGP is at "
-            "most 0.05 nats above AllReduce's.",
+            "After the same updates the validation loss of Adam-SGP is at most 0.05 nats above "
+            "AllReduce's.",
             "its BLEU is 0.6 better, at one recipe",
-            subtract(losses, rates, SGP, ALL_REDUCE),
+            {"nats": losses[SGP] - losses[ALL_REDUCE]},
             at_most=0.05,
             spec="+.3f",
-            if_not=guess if rates is same else "",
-        )
-        for where, rates in places
+        ),
+        Claim(
+            "After the same updates BLEU of Adam-SGP is at most 0.5 below AllReduce's; not judged "
+            "where both are below 3.",
+            "26.4 against 25.8 after about 14,000 updates",
+            {"BLEU": scores[ALL_REDUCE] - scores[SGP]},
+            at_most=math.inf if is_too_bad else 0.5,
+        ),
+        claim_best(methods, results, -1, "+.3f"),
     ]
-    for where, rates in places:
-        chosen = [] if rates is None else [scores[title][rates[title]].mean for title in rates]
-        is_too_bad = bool(chosen) and max(chosen) < MIN_BLEU
-        claims.append(
-            Claim(
-                f"After the same updates at the rate {where}, BLEU of Adam-SGP is at most 0.5 "
-                "below AllReduce's; not judged where both are below 3.",
-                "26.4 against 25.8 after about 14,000 updates",
-                subtract(scores, rates, ALL_REDUCE, SGP),
-                at_most=math.inf if is_too_bad else 0.5,
-            )
-        )
     cells = []
-    for title in ALGORITHMS:
-        for rate in RATES:
-            loss = losses[title][rate]
-            values = (f"{loss:.3f}", f"{loss.to_perplexity():.1f}", f"{scores[title][rate]:.1f}")
-            cells.append((title, rate, *values, BLEU["sgp" if title == SGP else "ar"]))
+    for title, method in methods.items():
+        loss = losses[title]
+        values = (f"{loss:.3f}", f"{loss.to_perplexity():.1f}", f"{scores[title]:.1f}")
+        cells.append((title, f"{method.rate:g}", *values, BLEU["sgp" if title == SGP else "ar"]))
     columns = ("method", "rate", "validation loss, nats per token", "perplexity")
-    table = Table(
-        "The average model after the same updates",
-        (*columns, "BLEU on the test set", "SGP-19 section 6.2, BLEU"),
-        cells,
-        "BLEU by sacrebleu of translations that are built greedily; the paper's beam is 4.",
-    )
-    curves = {
-        f"{title}, {rate}": read_curves(results, Place(f"translation-{rate}", algorithm), "loss")
-        for title, algorithm in ALGORITHMS.items()
-        for rate in RATES
-    }
+    tables = [
+        Table(
+            "The average model after the same updates",
+            (*columns, "BLEU on the test set", "SGP-19 section 6.2, BLEU"),
+            cells,
+            "BLEU by sacrebleu of translations that are built greedily; the paper's beam is 4.",
+        )
+    ]
+    if not scale.is_quick:
+        tables.append(tabulate_tries(methods, results, "validation loss, nats", ".3f"))
+    curves = {title: read_curves(results, place, "loss") for title, place in places.items()}
     figure = Figure(
         "translation",
-        "Training loss of the nodes' models, with label smoothing, mean over 25 steps.",
+        "Training loss of the nodes' models, with label smoothing, mean over 25 steps; a line for "
+        "each seed.",
         partial(draw_curves, {"": curves}, "loss, nats per token", "linear"),
     )
-    return Findings(claims, [table], [figure])
-
-
-def read_rates(results: Results, field: str, spread: float) -> Samples:
-    """Reads a field for every method and rate."""
-    return {
-        title: {
-            rate: read_sample(
-                results, Place(f"translation-{rate}", algorithm), field, single_spread=spread
-            )
-            for rate in RATES
-        }
-        for title, algorithm in ALGORITHMS.items()
-    }
-
-
-def subtract(
-    samples: Samples, rates: Mapping[str, str] | None, first: str, second: str
-) -> dict[str, Estimate]:
-    """Returns the difference of two methods at their rates; none without rates."""
-    if rates is None:
-        return {}
-    difference = samples[first][rates[first]] - samples[second][rates[second]]
-    return {f"rates {rates[SGP]} and {rates[ALL_REDUCE]}:": difference}
+    return Findings(claims, tables, [figure])
 
 
 TRANSLATION_SECTION = read_section(
     name="translation",
-    find_numbers=lambda scale: {"rates": RATES[0] if scale.is_quick else " and ".join(RATES)},
+    find_numbers=lambda scale: {"seeds": "one seed" if scale.is_quick else "3 seeds"},
     list_runs=list_translation_runs,
     find=find_translation,
     needs=("translation",),

@@ -1,0 +1,94 @@
+"""Runs of a report as small files, from which it is made again without training.
+
+A file holds how a run ended, its summary, and its metrics with five digits. Folders of data sets
+have the names of their options in it, so that nothing in it belongs to one machine.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.report.drawing import read_lines
+from experiments.report.section import Scale
+from experiments.results import Record
+from experiments.runner import STATE, Run, read_result, read_state
+
+KEPT = Path(__file__).with_name("kept")
+DATA = ("fashion_mnist", "speech", "translation")
+DIGITS = 5
+UNUSED = ("options", "environment")  # of a summary: the command and the run's state say it
+UNDRAWN = ("seconds", "examples_per_second", "learning_rate", "epoch")  # of a line of the metrics
+
+
+def name_data() -> Scale:
+    """Returns the full scale, in which folders of data sets have the names of their options."""
+    return Scale(**{name: Path(name) for name in DATA})
+
+
+def keep_runs(runs: Iterable[Run], folder: Path, scale: Scale, kept: Path = KEPT) -> list[Path]:
+    """Writes the finished runs of a report, `folder`, as files; returns these.
+
+    Args:
+      runs: of the report.
+      folder: of its runs.
+      scale: of the report, whose folders of data sets lose their paths.
+      kept: the folder of the files.
+    """
+    kept.mkdir(exist_ok=True)
+    names = {f"{getattr(scale, name)}": name for name in DATA if getattr(scale, name)}
+    written = []
+    for run in runs:
+        source = folder / run.name
+        state = read_state(source)
+        result = None if state is None else read_result(state, source)
+        if state is None or result is None:
+            continue
+        summary = {name: part for name, part in result.summary.items() if name not in UNUSED}
+        lines = read_lines(source)
+        record = {
+            "state": state | {"command": [names.get(text, text) for text in state["command"]]},
+            "summary": round_numbers(summary),
+            "metrics": [
+                {name: round_numbers(x) for name, x in line.items() if name not in UNDRAWN}
+                for line in lines
+            ],
+        }
+        path = kept / f"{run.name}.json"
+        path.write_text(format_record(record))
+        written.append(path)
+    return written
+
+
+def format_record(record: Record) -> str:
+    """Returns a record as JSON, with a line for each line of the metrics."""
+    state, summary = (json.dumps(record[name]) for name in ("state", "summary"))
+    lines = ",\n".join(json.dumps(line) for line in record["metrics"])
+    return f'{{"state": {state},\n"summary": {summary},\n"metrics": [\n{lines}\n]}}\n'
+
+
+def unpack_runs(folder: Path, kept: Path = KEPT) -> None:
+    """Makes the folders of runs of the files, as their programs left them but for plots."""
+    for path in sorted(kept.glob("*.json")):
+        record = json.loads(path.read_text())
+        target = folder / path.stem
+        target.mkdir(parents=True, exist_ok=True)
+        (target / STATE).write_text(json.dumps(record["state"]))
+        (target / "summary.json").write_text(json.dumps(record["summary"]))
+        text = "".join(f"{json.dumps(line)}\n" for line in record["metrics"])
+        (target / "metrics.jsonl").write_text(text)
+
+
+def round_numbers(value: Any) -> Any:
+    """Returns a value of JSON whose numbers have five digits.
+
+    >>> round_numbers({"loss": 0.123456789, "steps": 1234567, "rows": [1 / 3]})
+    {'loss': 0.12346, 'steps': 1234567, 'rows': [0.33333]}
+    """
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, Mapping):
+        return {name: round_numbers(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [round_numbers(part) for part in value]
+    return value
