@@ -237,9 +237,7 @@ def try_mutants(options: Options, sections: Sequence[Section], out: Path) -> lis
     found = [judge_mutant(mutant, ended, options.scale) for mutant in mutants]
     write_mutants(found, out / MUTANTS / "mutants.json")
     console.print(tabulate_mutants(found))
-    return [
-        f"{one.section}: did not notice {one.mutation}" for one in found if not one.is_noticed
-    ]
+    return [f"{one.section}: did not notice {one.mutation}" for one in found if not one.is_noticed]
 
 
 def require_report(out: Path | None) -> None:

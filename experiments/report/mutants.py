@@ -49,9 +49,7 @@ def list_mutants(sections: Sequence[Section], scale: Scale, folder: Path) -> lis
     mutants = []
     for section in sections:
         runs = {run.name: run for run in section.list_runs(scale)}
-        results = {
-            name: find_result(run, folder / name) or MISSING for name, run in runs.items()
-        }
+        results = {name: find_result(run, folder / name) or MISSING for name, run in runs.items()}
         if any(result.status == "missing" for result in results.values()):
             continue
         for mutation, names in section.mutants.items():
@@ -79,7 +77,9 @@ def mutate(run: Run, mutation: str) -> Run:
 
 def make_section_run(section: Section, mutation: str) -> Run:
     """Returns the run of a section that computes its figures itself."""
-    return Run(f"{mutation}-{section.name}", PROGRAM, (mutation, "report", "--section", section.name))
+    return Run(
+        f"{mutation}-{section.name}", PROGRAM, (mutation, "report", "--section", section.name)
+    )
 
 
 def judge_mutant(mutant: Mutant, ended: Results, scale: Scale) -> Verdict:

@@ -276,9 +276,7 @@ class Findings(NamedTuple):
     def drop_bounds(self) -> "Findings":
         """Returns the same claims, of which none is judged."""
         return self._replace(
-            claims=[
-                claim._replace(at_least=-math.inf, at_most=math.inf) for claim in self.claims
-            ]
+            claims=[claim._replace(at_least=-math.inf, at_most=math.inf) for claim in self.claims]
         )
 
     @property

@@ -92,9 +92,7 @@ def claim_best(methods: Mapping[str, Tuned], results: Results, sign: int, spec: 
     )
 
 
-def tabulate_tries(
-    methods: Mapping[str, Tuned], results: Results, unit: str, spec: str
-) -> Table:
+def tabulate_tries(methods: Mapping[str, Tuned], results: Results, unit: str, spec: str) -> Table:
     """Returns the rates that were tried, with what each gave."""
     rows = []
     for title, method in methods.items():

@@ -11,7 +11,6 @@ from experiments.report.section import (
     Estimate,
     Figure,
     Findings,
-    Place,
     Results,
     Sample,
     Scale,

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import gossipjax as gx
 from experiments.presets import sgp19 as presets
 from experiments.report.drawing import (
     Curve,
