@@ -526,6 +526,8 @@ SECTION = read_section(
     name="cost-model",
     list_runs=lambda _: [],
     find=find_section,
+    mutants={"no-exchange": (), "no-average": ()},
+    judges_when_quick=True,
 )
 
 

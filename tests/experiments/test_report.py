@@ -58,6 +58,7 @@ def make_section(name, list_runs=list_first_runs, find=find_first, needs=()):
         list_runs=list_runs,
         find=find,
         needs=needs,
+        judges_when_quick=True,
     )
 
 

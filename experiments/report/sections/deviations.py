@@ -37,6 +37,7 @@ RATES = ("rate", "/ 10", "/ 100", "/ 1000")
 SETTLED = 0.5  # the part at the end of a level over which distances are averaged
 MIN_EXCESS = 0.5
 """Of what the mixing alone adds to the distance with one peer: the part that counts as greater."""
+MAX_RATIO = 2.15  # of the distances before the exchange; without hops in turn it is larger
 SPREAD = 0.1  # standard deviation of the logarithm of a distance, where there is one
 NO_CURVE = Curve((), ())
 
@@ -95,6 +96,15 @@ def find(scale: Scale, results: Results) -> Findings:
             "factor can be expected.",
         ),
     ]
+    claims.append(
+        Claim(
+            f"With one peer it is at most {MAX_RATIO:g} times that: hops in turn leave no more. In "
+            "logarithms.",
+            f"{bound_ratio(nodes, persists=True):.2f} where updates stay the same, by arithmetic",
+            ratios,
+            at_most=math.log(MAX_RATIO),
+        )
+    )
     table = Table(
         f"Euclidean distance of a node's parameters from the average, mean over {nodes} nodes",
         ("graph", "exchange", "rate", "rate / 10", "rate / 100", "rate / 1000"),
@@ -201,4 +211,6 @@ SECTION = read_section(
     find_numbers=lambda scale: find_sizes(scale)._asdict(),
     list_runs=list_runs,
     find=find,
+    mutants={"hop-1": (RUN,), "no-exchange": (RUN,)},
+    judges_when_quick=True,
 )

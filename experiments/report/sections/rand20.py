@@ -240,4 +240,5 @@ SECTION = read_section(
     list_runs=list_runs,
     find=find,
     needs=("speech",),
+    mutants={"no-exchange": (SMALL.name_run(RAND, MOST),)},
 )

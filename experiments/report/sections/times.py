@@ -226,6 +226,7 @@ STEP_SECTION = read_section(
     },
     list_runs=list_step_runs,
     find=find_step_times,
+    mutants={"no-exchange": (SLOW,)},
 )
 
 # Slow nodes
@@ -374,6 +375,7 @@ STRAGGLER_SECTION = read_section(
     ),
     list_runs=list_straggler_runs,
     find=find_stragglers,
+    mutants={"no-exchange": ("stragglers-4",)},
 )
 
 # DPSGD-17, Figure 2 (c, d)
@@ -530,4 +532,5 @@ DPSGD17_SECTION = read_section(
     name="dpsgd17",
     list_runs=list_bandwidth_runs,
     find=find_bandwidths,
+    mutants={"no-average": ()},
 )
