@@ -39,9 +39,9 @@ OUTER = "--outer-every 10"
 NESTEROV = f"{OUTER} --outer-momentum 0.9 --outer-nesterov --outer-rate"
 METHODS = {  # name, algorithm, options, inner learning rate
     # A step of plain SGD with rate 1 from the anchor, by each node itself, changes nothing.
-    ALONE: ("diloco-alone", "local", f"{OUTER} --outer-average none", 4e-3),
+    ALONE: ("diloco-alone", "local", f"{OUTER} --outer-average none", 1e-3),
     LARGE_BATCH: ("diloco-large-batch", "allreduce", "", 8e-3),
-    DILOCO: ("diloco", "local", f"{NESTEROV} 0.7", 4e-3),
+    DILOCO: ("diloco", "local", f"{NESTEROV} 0.7", 1e-3),
     STREAMING: (
         *("diloco-streaming", "local"),
         f"{NESTEROV} 0.4 --outer-fragments 4 --outer-delay 2 --outer-mix 0.5",
