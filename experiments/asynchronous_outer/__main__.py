@@ -73,6 +73,7 @@ from experiments.options import (
 )
 from experiments.plots import choose_look
 from experiments.program import exit_on_error
+from experiments.rate_rule import choose_rate
 from experiments.results import Record
 
 STEP_SECONDS = 0.01  # of a local step of a worker of slowness 1
@@ -80,7 +81,6 @@ BATCH = 32
 INNER_RATE = 0.1
 MOMENTUM = 0.9
 FIRST_RATE = 0.4
-MAX_MOVES = 8  # of the bracket
 TUNING_SEED = 1000  # added to the seeds
 POINTS = 50  # of a curve
 PUSH_SUM = "push-sum"
@@ -260,22 +260,6 @@ def make_runs(options: Options, examples: tuple[np.ndarray, np.ndarray]) -> dict
     return runs | {PUSH_SUM: Runs(train, [PUSH_SUM, f"{PUSH_SUM}, nodes"], moments, steps)}
 
 
-def choose_rate(measure: Callable[[float], float]) -> float:
-    """Doubles and halves a rate until the middle of three measures is the smallest.
-
-    >>> choose_rate(lambda rate: abs(rate - 3))
-    3.2
-    """
-    found = {FIRST_RATE: measure(FIRST_RATE)}
-    for _ in range(MAX_MOVES):
-        best = min(found, key=lambda rate: found[rate])
-        missing = [rate for rate in (best / 2, 2 * best) if rate not in found]
-        if not missing:
-            break
-        found |= {rate: measure(rate) for rate in missing}
-    return min(found, key=lambda rate: found[rate])
-
-
 def measure(runs: Runs, options: Options) -> list[Record]:
     """Chooses the rate of a rule, and returns an object for each column."""
     seeds = np.asarray(options.seed, np.uint32)
@@ -284,7 +268,7 @@ def measure(runs: Runs, options: Options) -> list[Record]:
         losses = np.asarray(runs.train(rate, seeds + np.uint32(TUNING_SEED)))[:, -1, 0]
         return float(losses.mean()) if np.isfinite(losses).all() else math.inf
 
-    rate = choose_rate(find_loss)
+    rate = choose_rate(find_loss, FIRST_RATE)
     losses = np.asarray(runs.train(rate, seeds), float)
     losses[:, runs.steps == 0] = math.log(survival.CLASSES)
     return [

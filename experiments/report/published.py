@@ -208,9 +208,9 @@ class Row(NamedTuple):
 def make_sgp_method(name: str, nodes: int) -> Method:
     """The method of that name in the SGP papers, as they ran it.
 
-    Their all-reduce follows a tree, which is our inference. D-PSGD and AD-PSGD exchange models with a peer that answers:
-    sending and receiving wait for each other. D-PSGD waits for it after the computation, AD-PSGD
-    beside.
+    Their all-reduce follows a tree, which is our inference. D-PSGD and AD-PSGD exchange models with
+    a peer that answers: sending and receiving wait for each other. D-PSGD waits for it after the
+    computation, AD-PSGD beside.
     """
     peer = one_peer_exponential(nodes)
     pairs = bipartite_exponential(nodes)

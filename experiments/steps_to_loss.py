@@ -1,0 +1,318 @@
+"""How many steps each method needs to one loss, over more and more simulated nodes.
+
+    python -m experiments.steps_to_loss --fashion-mnist FOLDER
+
+Nodes train a perceptron with one hidden layer by SGD with Nesterov momentum and a cosine, each on
+batches of its own from the same images. A run of K steps ends with the loss of the average model on
+5,000 of the images. K is doubled or halved until that loss is above `--loss` with K steps and below
+it with 2 K; the steps are interpolated between, in the logarithm of K, for each seed. The rate of
+each method, number of nodes and K is chosen by one rule, with the first seed: it is doubled and
+halved until the middle of three has the smallest loss. All nodes are simulated in one process, so
+steps are measured and seconds are not.
+
+- `allreduce`: exact averages of the gradients.
+- `sgp`: one peer of the exponential graph, after the local step.
+- `1-osgp`: the same, with messages that arrive a step late, behind the computation.
+- `dpsgd`: pairs of the bipartite exponential graph, beside the computation.
+- `sgp-every-H`: a round of SGP after every `--every` local steps.
+- `diloco`: exact averages of the models after every `--every` local steps, with Nesterov's outer
+  step (0.7 and 0.9).
+
+`--out` holds `summary.json`, whose `runs` have `method`, `nodes`, `rates` and `steps`, a number for
+each seed, and `steps_to_loss.png`.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from matplotlib.figure import Figure
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+import gossipjax as gx
+from experiments import data, results
+from experiments.options import (
+    Check,
+    OptionalPath,
+    PositiveFloat,
+    PositiveInt,
+    Seed,
+    check_fields,
+    parse_arguments,
+)
+from experiments.plots import choose_look
+from experiments.program import exit_on_error
+from experiments.rate_rule import choose_rate
+from experiments.results import Record
+
+HIDDEN = 32
+CLASSES = 10
+MOMENTUM = 0.9
+FIRST_RATE = 0.1
+FIRST_STEPS = 64
+WATCHED = 5_000  # images by which the loss is judged
+EVERY = "sgp-every-{}"
+
+Images = tuple[jax.Array, jax.Array]
+"""Pixels `[M, 784]` and labels `[M]`."""
+Make = Callable[[int, Any, int], optax.GradientTransformationExtraArgs]
+"""Nodes, learning rate and H -> the chain of a method."""
+
+
+def make_sgd(rate: Any) -> optax.GradientTransformation:
+    """Returns the local optimizer of all methods."""
+    return optax.sgd(rate, momentum=MOMENTUM, nesterov=True)
+
+
+def make_allreduce(nodes: int, rate: Any, every: int) -> Any:
+    """Returns AllReduce."""
+    del nodes, every
+    return optax.chain(gx.allreduce(), make_sgd(rate))
+
+
+def make_sgp(nodes: int, rate: Any, every: int) -> Any:
+    """Returns SGP."""
+    del every
+    return optax.chain(make_sgd(rate), gx.sgp(gx.topology.one_peer_exponential(nodes)))
+
+
+def make_osgp(nodes: int, rate: Any, every: int) -> Any:
+    """Returns 1-OSGP."""
+    del every
+    return optax.chain(make_sgd(rate), gx.osgp(gx.topology.one_peer_exponential(nodes)))
+
+
+def make_dpsgd(nodes: int, rate: Any, every: int) -> Any:
+    """Returns D-PSGD."""
+    del every
+    return optax.chain(make_sgd(rate), gx.dpsgd(gx.topology.bipartite_exponential(nodes)))
+
+
+def make_rare_sgp(nodes: int, rate: Any, every: int) -> Any:
+    """Returns SGP that exchanges now and then."""
+    schedule = gx.topology.one_peer_exponential(nodes).every(every)
+    return optax.chain(make_sgd(rate), gx.sgp(schedule))
+
+
+def make_diloco(nodes: int, rate: Any, every: int) -> Any:
+    """Returns DiLoCo."""
+    del nodes
+    outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
+    return gx.outer(make_sgd(rate), outer, every=every)
+
+
+METHODS: dict[str, Make] = {
+    "allreduce": make_allreduce,
+    "sgp": make_sgp,
+    "1-osgp": make_osgp,
+    "dpsgd": make_dpsgd,
+    EVERY: make_rare_sgp,
+    "diloco": make_diloco,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Counts the steps that each method needs to one loss, over simulated nodes."""
+
+    nodes: tuple[
+        Annotated[PositiveInt, Check("even, from 2 on", lambda value: value % 2 == 0)], ...
+    ] = (4, 16, 64, 256, 1024)
+    """One or several numbers of simulated nodes."""
+    every: PositiveInt = 16
+    """H, local steps from one exchange to the next, of the methods that exchange now and then."""
+    batch_size_per_node: PositiveInt = 32
+    """Images of a node and step."""
+    loss: PositiveFloat = 0.42
+    """The loss to reach, in nats."""
+    max_steps: PositiveInt = 2048
+    """The most steps of a run; a method that needs more is shown without a number."""
+    fashion_mnist: OptionalPath = None
+    """Folder of the four files of Fashion-MNIST; if not given, 4,000 MNIST digits take its place.
+    """
+    seed: tuple[Seed, ...] = (0, 1, 2)
+    """One or several seeds of models and batches."""
+    out: OptionalPath = None
+    """Folder for the results; a new one under runs/ if not given."""
+    overwrite: bool = False
+    """Replace the results of another run in --out."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name, values in (("nodes", self.nodes), ("seed", self.seed)):
+            if not values or len(set(values)) < len(values):
+                raise ValueError(f"--{name} must be one or several different values, got {values}.")
+
+
+def load_images(folder: Path | None) -> Images:
+    """Returns the training images; their pixels have mean 0."""
+    name = "mnist5k" if folder is None else "fashion_mnist"
+    loaded = data.load(name, folder)
+    pixels = loaded.train_images.reshape(len(loaded.train_images), -1)
+    return jnp.asarray(pixels - pixels.mean()), jnp.asarray(loaded.train_labels)
+
+
+def make_model(key: jax.Array, inputs: int) -> Any:
+    """Returns the parameters of a perceptron, drawn as He et al. do."""
+    first, second = jax.random.split(key)
+    return {
+        "w1": jax.random.normal(first, (inputs, HIDDEN)) * math.sqrt(2 / inputs),
+        "b1": jnp.zeros(HIDDEN),
+        "w2": jax.random.normal(second, (HIDDEN, CLASSES)) * math.sqrt(1 / HIDDEN),
+        "b2": jnp.zeros(CLASSES),
+    }
+
+
+def compute_loss(params: Any, batch: Images) -> jax.Array:
+    """Returns the mean cross-entropy, in nats."""
+    pixels, labels = batch
+    hidden = jax.nn.relu(pixels @ params["w1"] + params["b1"])
+    logits = hidden @ params["w2"] + params["b2"]
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+def make_trainer(
+    make: Make, nodes: int, images: Images, options: Options
+) -> Callable[[float, int, int], float]:
+    """Returns a function of rate, steps and seed: the loss at the end; infinite if it diverged."""
+
+    def draw(key: jax.Array) -> Images:
+        index = jax.random.randint(key, (options.batch_size_per_node,), 0, len(images[1]))
+        return images[0][index], images[1][index]
+
+    @jax.jit
+    def train(rate: jax.Array, steps: jax.Array, seed: jax.Array) -> jax.Array:
+        key, model_key = jax.random.split(jax.random.key(seed))
+
+        def advance(k: jax.Array, carry: Any) -> Any:
+            tx = make(nodes, rate * 0.5 * (1 + jnp.cos(jnp.pi * k / steps)), options.every)
+
+            def step(params: Any, state: Any, key: jax.Array) -> Any:
+                grads = jax.grad(compute_loss)(params, draw(key))
+                updates, state = tx.update(grads, state, params, step=k)
+                return optax.apply_updates(params, updates), state
+
+            keys = jax.random.split(jax.random.fold_in(key, k), nodes)
+            return jax.vmap(step, axis_name="nodes")(*carry, keys)
+
+        model = make_model(model_key, images[0].shape[1])
+        params = jax.tree.map(lambda x: jnp.broadcast_to(x, (nodes, *x.shape)), model)
+        state = jax.vmap(make(nodes, rate, options.every).init, axis_name="nodes")(params)
+        params, _ = jax.lax.fori_loop(0, steps, advance, (params, state))
+        average = jax.tree.map(lambda x: x.mean(0), params)
+        return compute_loss(average, (images[0][:WATCHED], images[1][:WATCHED]))
+
+    def find_loss(rate: float, steps: int, seed: int) -> float:
+        loss = float(train(jnp.float32(rate), jnp.int32(steps), jnp.uint32(seed)))
+        return loss if math.isfinite(loss) else math.inf
+
+    return find_loss
+
+
+def count_steps(find_loss: Callable[[float, int, int], float], options: Options) -> Record:
+    """Returns the steps to the loss for each seed, and the rates on both sides of it."""
+    rates: dict[int, float] = {}
+    losses: dict[int, float] = {}
+
+    def try_steps(steps: int) -> float:
+        if steps not in losses:
+            near = min(rates, key=lambda other: abs(math.log(other / steps)), default=None)
+            first = FIRST_RATE if near is None else rates[near]
+            rates[steps] = choose_rate(lambda rate: find_loss(rate, steps, options.seed[0]), first)
+            losses[steps] = find_loss(rates[steps], steps, options.seed[0])
+        return losses[steps]
+
+    few = FIRST_STEPS
+    while try_steps(few) <= options.loss and few > 1:
+        few //= 2
+    while few < options.max_steps and try_steps(2 * few) > options.loss:
+        few *= 2
+    ends = (few, 2 * few)
+    if ends[1] > options.max_steps or try_steps(ends[1]) > options.loss:
+        return {"rates": [rates[few]], "steps": [None] * len(options.seed)}
+    steps = []
+    for seed in options.seed:
+        above, below = (find_loss(rates[end], end, seed) for end in ends)
+        part = (above - options.loss) / (above - below)
+        steps.append(few * 2**part)
+    return {"rates": [rates[end] for end in ends], "steps": steps}
+
+
+def measure(options: Options, out: Path, console: Console) -> None:
+    """Counts all steps, writes the files, and prints the table."""
+    images = load_images(options.fashion_mnist)
+    cells = list(itertools.product(options.nodes, METHODS))
+    records: list[Record] = []
+    with results.make_progress_bar(console) as bar:
+        task = bar.add_task("steps", total=len(cells), status="")
+        for nodes, title in cells:
+            name = title.format(options.every)
+            bar.update(task, status=f"{name}, {nodes} nodes")
+            find_loss = make_trainer(METHODS[title], nodes, images, options)
+            found = count_steps(find_loss, options)
+            head = {"run": f"{name}, {nodes} nodes", "method": name, "nodes": nodes}
+            records.append(head | found)
+            results.write_summary(out, dataclasses.asdict(options), {}, records)
+            bar.advance(task)
+    draw(records, options, out / "steps_to_loss.png")
+    console.print(tabulate(records, options))
+
+
+def find_mean(record: Record) -> float:
+    """Returns the mean steps over the seeds; infinite if one did not reach the loss."""
+    return float(np.mean([math.inf if s is None else s for s in record["steps"]]))
+
+
+def tabulate(records: Sequence[Record], options: Options) -> Table:
+    """Returns a table: methods by numbers of nodes."""
+    table = Table(box=SIMPLE_HEAD, title=f"Steps to a loss of {options.loss:g}, mean (rate)")
+    table.add_column("method")
+    for nodes in options.nodes:
+        table.add_column(f"{nodes} nodes", justify="right")
+    for name in dict.fromkeys(record["method"] for record in records):
+        row = [record for record in records if record["method"] == name]
+        table.add_row(name, *(f"{find_mean(x):.0f} ({x['rates'][-1]:g})" for x in row))
+    return table
+
+
+def draw(records: Sequence[Record], options: Options, path: Path) -> None:
+    """Draws the steps over the nodes."""
+    figure = Figure((7, 4.5), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    for index, name in enumerate(dict.fromkeys(record["method"] for record in records)):
+        row = [record for record in records if record["method"] == name]
+        axes.plot(
+            [record["nodes"] for record in row],
+            [find_mean(record) for record in row],
+            label=name,
+            **{**choose_look(index), "marker": "o", "markevery": 1},
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set(xlabel="nodes (simulated)", ylabel=f"steps to a loss of {options.loss:g} nats")
+    axes.set_title(f"{options.batch_size_per_node} images per node and step, rates by one rule")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(fontsize="small")
+    figure.savefig(path)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parses the options, measures, and reports."""
+    out = None
+    with exit_on_error(lambda: out):
+        options = parse_arguments(Options, "experiments.steps_to_loss", arguments)
+        out = results.create_run_dir("steps_to_loss", options.out, options.overwrite)
+        measure(options, out, Console())
+
+
+if __name__ == "__main__":
+    main()
