@@ -90,7 +90,7 @@ class Batch(NamedTuple):
 
 
 SEEDS = ("--seed", "0", "1", "2")
-SMALL = Batch(512, (FEWEST, MOST), {RING: 0.8, RAND: 0.8, AD: 0.8, D1D: 0.8}, 3)
+SMALL = Batch(512, (FEWEST, MOST), {RING: 1.6, RAND: 1.6, AD: 1.6, D1D: 1.6}, 3)
 LARGE = Batch(2048, (MOST,), {ALL_REDUCE: 1.6, D1D: 1.6}, 3)
 BATCHES = (SMALL, LARGE)
 QUICK = SMALL._replace(learners=(FEWEST,), epochs=1)

@@ -40,12 +40,12 @@ NESTEROV = f"{OUTER} --outer-momentum 0.9 --outer-nesterov --outer-rate"
 METHODS = {  # name, algorithm, options, inner learning rate
     # A step of plain SGD with rate 1 from the anchor, by each node itself, changes nothing.
     ALONE: ("diloco-alone", "local", f"{OUTER} --outer-average none", 1e-3),
-    LARGE_BATCH: ("diloco-large-batch", "allreduce", "", 8e-3),
-    DILOCO: ("diloco", "local", f"{NESTEROV} 0.7", 1e-3),
+    LARGE_BATCH: ("diloco-large-batch", "allreduce", "", 2e-3),
+    DILOCO: ("diloco", "local", f"{NESTEROV} 0.7", 2.5e-4),
     STREAMING: (
         *("diloco-streaming", "local"),
         f"{NESTEROV} 0.4 --outer-fragments 4 --outer-delay 2 --outer-mix 0.5",
-        4e-3,
+        1e-3,
     ),
 }
 
@@ -150,7 +150,7 @@ BLEU_SPREAD = 0.3  # of one seed
 MIN_BLEU = 3.0  # of either, below which a difference of 0.5 says nothing
 ALL_REDUCE = "AllReduce-Adam"
 SGP = "Adam-SGP, one peer"
-TRANSLATORS = {ALL_REDUCE: ("allreduce", 4e-3), SGP: ("sgp", 8e-3)}
+TRANSLATORS = {ALL_REDUCE: ("allreduce", 4e-3), SGP: ("sgp", 4e-3)}
 """Title -> algorithm, and its learning rate."""
 
 
