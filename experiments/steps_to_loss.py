@@ -202,7 +202,8 @@ def make_trainer(
                 return optax.apply_updates(params, updates), state
 
             keys = jax.random.split(jax.random.fold_in(key, k), nodes)
-            return jax.vmap(step, axis_name="nodes")(*carry, keys)
+            params, state = carry
+            return jax.vmap(step, axis_name="nodes")(params, state, keys)
 
         model = make_model(model_key, images[0].shape[1])
         params = jax.tree.map(lambda x: jnp.broadcast_to(x, (nodes, *x.shape)), model)
@@ -220,6 +221,7 @@ def make_trainer(
 
 def count_steps(find_loss: Callable[[float, int, int], float], options: Options) -> Record:
     """Returns the steps to the loss for each seed, and the rates on both sides of it."""
+    seed = options.seed[0]
     rates: dict[int, float] = {}
     losses: dict[int, float] = {}
 
@@ -227,8 +229,8 @@ def count_steps(find_loss: Callable[[float, int, int], float], options: Options)
         if steps not in losses:
             near = min(rates, key=lambda other: abs(math.log(other / steps)), default=None)
             first = FIRST_RATE if near is None else rates[near]
-            rates[steps] = choose_rate(lambda rate: find_loss(rate, steps, options.seed[0]), first)
-            losses[steps] = find_loss(rates[steps], steps, options.seed[0])
+            rates[steps] = choose_rate(lambda rate: find_loss(rate, steps, seed), first)
+            losses[steps] = find_loss(rates[steps], steps, seed)
         return losses[steps]
 
     few = FIRST_STEPS
@@ -240,8 +242,8 @@ def count_steps(find_loss: Callable[[float, int, int], float], options: Options)
     if ends[1] > options.max_steps or try_steps(ends[1]) > options.loss:
         return {"rates": [rates[few]], "steps": [None] * len(options.seed)}
     steps = []
-    for seed in options.seed:
-        above, below = (find_loss(rates[end], end, seed) for end in ends)
+    for other in options.seed:
+        above, below = (find_loss(rates[end], end, other) for end in ends)
         part = (above - options.loss) / (above - below)
         steps.append(few * 2**part)
     return {"rates": [rates[end] for end in ends], "steps": steps}

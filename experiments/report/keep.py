@@ -4,6 +4,7 @@ A file holds how a run ended, its summary, and its metrics with five digits. Fol
 have the names of their options in it, so that nothing in it belongs to one machine.
 """
 
+import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ UNDRAWN = ("seconds", "examples_per_second", "learning_rate", "epoch")  # of a l
 
 def name_data() -> Scale:
     """Returns the full scale, in which folders of data sets have the names of their options."""
-    return Scale(**{name: Path(name) for name in DATA})
+    return dataclasses.replace(Scale(), **{name: Path(name) for name in DATA})
 
 
 def keep_runs(runs: Iterable[Run], folder: Path, scale: Scale, kept: Path = KEPT) -> list[Path]:

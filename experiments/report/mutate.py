@@ -24,7 +24,10 @@ def exchange_nothing() -> None:
     """Every `P` is the identity. Exact averages of gradients and outer averages stay."""
     set_entries = Round._set_entries
 
-    def set_identity(self: Round, size: int, *_: np.ndarray) -> None:
+    def set_identity(
+        self: Round, size: int, receivers: np.ndarray, senders: np.ndarray, weights: np.ndarray
+    ) -> None:
+        del receivers, senders, weights
         nodes = np.arange(size)
         set_entries(self, size, nodes, nodes, np.ones(size))
 

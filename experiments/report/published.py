@@ -439,7 +439,7 @@ CAUSES = {  # of the table -> what is known where the model misses it
     "SGP-18 text": "SGP-18 says that steps this short on InfiniBand may wait for data; its two "
     "peers took 2.1 h where SGP-19's Table 3 has 2.5 h for the same.",
 }
-MARKERS = "os^vD*P<Xh>"
+MARKERS = "os^vD*P<Xh"
 COLUMNS = {  # of the table -> field, format
     "table": ("table", ""),
     "method": ("name", ""),

@@ -211,8 +211,6 @@ def test_diloco(tmp_path):
     tuned = texts.tune_diloco(FULL)[texts.DILOCO]
     better = paper | {tuned.name_run(2.0): losses(2.6)}  # at twice the rate
     assert find("diloco", tmp_path, better) == [True, True, True, False]
-    places = texts.tune_diloco(FULL).values()
-    assert all(place.rate in (1e-3, 2e-3, 4e-3, 8e-3, 16e-3) for place in places)
 
 
 def rand20(small: Mapping[int, tuple[int, ...]], large: tuple[int, ...]) -> Values:
