@@ -21,7 +21,7 @@ from experiments.rates.__main__ import Options as RatesOptions
 from experiments.report.chapters import list_runs
 from experiments.report.pages import make_anchor
 from experiments.report.section import Findings, Sample, Scale, judge
-from experiments.report.sections import SECTIONS, deviations, sgp19, texts, theory, times
+from experiments.report.sections import SECTIONS, deviations, hours, sgp19, texts, theory, times
 from experiments.report.sections import rand20 as rand20_section
 from experiments.results import AFTER_MIXING, BEFORE_MIXING
 from experiments.runner import Result, Run
@@ -136,7 +136,7 @@ def test_runs_are_commands_of_the_programs(scale: Scale, can_limit: bool):
 
 @pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
 def test_texts_have_their_numbers(scale: Scale):
-    assert len({make_anchor(section.title) for section in SECTIONS.values()}) == 16
+    assert len({make_anchor(section.title) for section in SECTIONS.values()}) == len(SECTIONS)
     for section in SECTIONS.values():
         assert not re.search(r"[{}]|  |\bNone\b", section.write_text(scale))
 
@@ -467,6 +467,40 @@ def test_bandwidths_of_dpsgd17():
 def test_the_cost_model_is_judged_by_the_published_figures():
     verdicts = check(SECTIONS["cost-model"].find(FULL, {}))
     assert verdicts == [*[True] * 5, False, False, *[True] * 4]
+
+
+def judge_hours(factors: Mapping[str, float]) -> tuple[list[bool | None], Findings]:
+    """Judges steps that are so many times those of AllReduce; 1-OSGP never has the loss."""
+    records = [
+        {"method": name, "nodes": nodes, "steps": [98.0 * factor, 100 * factor, 102 * factor]}
+        for nodes in hours.NODES
+        for name, factor in factors.items()
+    ]
+    records += [{"method": "1-osgp", "nodes": 4, "steps": [None] * 3}]
+    result = Result(status="finished", summary={"runs": records})
+    findings = SECTIONS["hours"].find(FULL, {hours.RUN: result})
+    return check(findings), findings
+
+
+def test_hours():
+    factors = dict.fromkeys(hours.TITLES, 1.2)
+    del factors["1-osgp"]
+    factors[hours.ALL_REDUCE] = 1.0
+    verdicts, findings = judge_hours(factors)
+    assert verdicts == [True] * 4
+    assert findings.tables[0].rows[2][1] == "not reached"
+    assert findings.tables[0].rows[1][1].startswith("x 1.20")
+    slow = {name: 1.0 if name == hours.ALL_REDUCE else 30.0 for name in factors}
+    assert judge_hours(slow)[0] == [False] * 4
+    # a ring of 8 sends its eighths 14 times
+    ring = hours.cost_model.allreduce("ring")
+    network = hours.Network(bandwidth=1e6, latency=hours.LATENCY)
+    seconds = hours.predict_step(ring, hours.WORKLOAD, network, 8).seconds
+    assert seconds == pytest.approx(0.228 + 14 * (5e-5 + 4 * 25.6e6 / 8 / 1e6))
+    lead = (hours.BANDWIDTHS / 4e9) ** -0.5
+    crossing = hours.find_crossing(lead, math.log(2.0))
+    assert crossing == pytest.approx((4.0, 1.0, 16.0), rel=1e-3)
+    assert hours.find_last(lead + 9, 0.0) == 100.0  # it never gets ahead
 
 
 def test_links_cannot_be_limited_everywhere(monkeypatch):

@@ -4,6 +4,7 @@ from experiments.report import published
 from experiments.report.section import Section
 from experiments.report.sections import (
     deviations,
+    hours,
     images,
     rand20,
     sgp19,
@@ -31,5 +32,6 @@ SECTIONS: dict[str, Section] = {
         times.STEP_SECTION,
         times.STRAGGLER_SECTION,
         published.SECTION,
+        hours.SECTION,
     )
 }
