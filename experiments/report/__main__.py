@@ -5,9 +5,12 @@
 
 Runs the programs that the sections need, several side by side, each once; with the same `--out` it
 goes on where it stopped, and `--section` adds to what is there. The folder then holds `report.md`,
-`report.html` (one page that needs no other file), `figures` (PNG and SVG), `summary.json`, and
-`runs`, a folder for each run. A run that failed is shown with its error, and the program then exits
-with status 1; one whose loss is not finite has diverged, which is a result.
+`report.html` (one page that needs no other file), `results.md` (every claim with its commands, and
+what did not hold), `figures` (PNG and SVG), `summary.json`, and `runs`, a folder for each run. What
+has failed is shown with its error, and the program then exits with status 1; one whose loss is not
+finite has diverged, which is a result.
+
+`--kept` makes the last full report again from small files in the repository, without training.
 """
 
 import dataclasses
@@ -29,6 +32,7 @@ from experiments.data.speech import DATASET
 from experiments.options import OptionalPath, PositiveInt, check_fields, parse_arguments
 from experiments.program import exit_on_error
 from experiments.report.chapters import (
+    MISSING,
     RUNS,
     SUMMARY,
     Chapter,
@@ -39,14 +43,28 @@ from experiments.report.chapters import (
     read_sections,
     write_summary,
 )
+from experiments.report.keep import (
+    DATA,
+    KEPT,
+    KEPT_MUTANTS,
+    keep_runs,
+    name_data,
+    unpack_runs,
+)
 from experiments.report.mutants import (
     MUTANTS,
     judge_mutant,
     list_mutants,
+    read_mutants,
     tabulate_mutants,
     write_mutants,
 )
-from experiments.report.pages import count_verdicts, format_html, format_markdown
+from experiments.report.pages import (
+    count_verdicts,
+    format_html,
+    format_markdown,
+    format_results,
+)
 from experiments.report.section import Scale, Section
 from experiments.report.sections import SECTIONS
 from experiments.results import Record
@@ -64,6 +82,7 @@ from experiments.runner import (
 )
 
 FIGURES = "figures"
+RESULTS = "results.md"
 SPLITS = ("train", "valid", "test")
 MAX_SECONDS = 4 * 3600.0  # of a run; the longest counts steps over 1,024 nodes
 MAX_QUICK_SECONDS = 300.0
@@ -100,6 +119,10 @@ class Options:
     mutants: bool = False
     """Instead of the report: make its runs with a library that is wrong in one way after another,
     and show which sections notice. It needs the finished report of the same options in --out."""
+    keep: bool = False
+    """Write the finished runs as small files into experiments/report/kept as well."""
+    kept: bool = False
+    """Make the report from those files, in seconds: nothing is run."""
     overwrite: bool = False
     """Replace the results of another report in --out, its runs too."""
 
@@ -121,6 +144,13 @@ class Options:
                     f"--runs must be folders of reports, got {folder}, without {RUNS}/ in it: give "
                     "the --out of another report."
                 )
+        others = ("quick", "runs", "mutants", "keep", *DATA)
+        given = [f"--{name.replace('_', '-')}" for name in others if getattr(self, name)]
+        if self.kept and given:
+            raise ValueError(
+                f"--kept must come without {', '.join(given)}: what was kept is a finished report "
+                "of the full scale. Leave one of them out."
+            )
         speech = list_missing(self.speech, [DATASET], [".npz"])
         pairs = list_missing(self.translation, SPLITS, [".tsv", ".tsv.gz"])
         images = missing_idx_files(self.fashion_mnist) if self.fashion_mnist else []
@@ -138,6 +168,8 @@ class Options:
     @property
     def scale(self) -> Scale:
         """What the sections are given."""
+        if self.kept:
+            return name_data()
         return Scale(
             is_quick=self.quick,
             fashion_mnist=self.fashion_mnist,
@@ -188,11 +220,16 @@ def make_report(
             run.name: run for part in list_runs(sections, options.scale).values() for run in part
         }.values()
     )
+    if options.kept:
+        unpack_runs(out, KEPT)
     taken = take_runs(runs, [folder / RUNS for folder in options.runs], out / RUNS)
     console.print(f"{len(sections)} sections, {len(runs)} runs. Report: {out}", soft_wrap=True)
     ended: dict[str, Result] = {}
     is_whole = True
-    if runs:
+    if options.kept:
+        found = {run.name: find_result(run, out / RUNS / run.name) for run in runs}
+        ended = {name: result or MISSING for name, result in found.items()}
+    elif runs:
         ended, is_whole = run_grid(runs, options, out / RUNS, console)
     for run in runs:  # `experiments.plots` makes them again
         if is_run(out / RUNS / run.name):
@@ -215,7 +252,11 @@ def make_report(
     (out / "report.md").write_text(format_markdown(chapters, origin))
     page = format_html(format_markdown(chapters, origin, suffix="svg"), out)
     (out / "report.html").write_text(page)
+    mutants = read_mutants(out / MUTANTS / KEPT_MUTANTS)
+    (out / RESULTS).write_text(format_results(chapters, origin, mutants))
     write_summary(out, dataclasses.asdict(options), origin, results, chapters)
+    if options.keep:
+        keep_runs(runs, out, options.scale, KEPT)
     print_report(chapters, out, console)
     if not is_whole:
         raise KeyboardInterrupt
@@ -235,7 +276,7 @@ def try_mutants(options: Options, sections: Sequence[Section], out: Path) -> lis
     if not is_whole:
         raise KeyboardInterrupt
     found = [judge_mutant(mutant, ended, options.scale) for mutant in mutants]
-    write_mutants(found, out / MUTANTS / "mutants.json")
+    write_mutants(found, out / MUTANTS / KEPT_MUTANTS)
     console.print(tabulate_mutants(found))
     return [f"{one.section}: did not notice {one.mutation}" for one in found if not one.is_noticed]
 
@@ -320,7 +361,7 @@ def print_report(chapters: Sequence[Chapter], out: Path, console: Console) -> No
         verdict = f"[{color}]{chapter.verdict}[/{color}]"
         table.add_row(chapter.section.title, chapter.section.place, verdict)
     console.print(table)
-    for name in ("report.html", "report.md", "summary.json"):
+    for name in ("report.html", "report.md", RESULTS, "summary.json"):
         console.print(f"{out / name}", soft_wrap=True, highlight=False)
 
 

@@ -10,12 +10,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.report.chapters import RUNS
 from experiments.report.drawing import read_lines
+from experiments.report.mutants import MUTANTS
 from experiments.report.section import Scale
 from experiments.results import Record
 from experiments.runner import STATE, Run, read_result, read_state
 
 KEPT = Path(__file__).with_name("kept")
+KEPT_RUNS = "runs"  # in it, a file for each run
+KEPT_MUTANTS = "mutants.json"  # in it, what `experiments.report --mutants` has found
 DATA = ("fashion_mnist", "speech", "translation")
 DIGITS = 5
 UNUSED = ("options", "environment")  # of a summary: the command and the run's state say it
@@ -27,20 +31,21 @@ def name_data() -> Scale:
     return dataclasses.replace(Scale(), **{name: Path(name) for name in DATA})
 
 
-def keep_runs(runs: Iterable[Run], folder: Path, scale: Scale, kept: Path = KEPT) -> list[Path]:
-    """Writes the finished runs of a report, `folder`, as files; returns these.
+def keep_runs(runs: Iterable[Run], report: Path, scale: Scale, kept: Path) -> list[Path]:
+    """Writes the finished runs of a report, and its mutants, as files; returns those of the runs.
 
     Args:
       runs: of the report.
-      folder: of its runs.
+      report: its folder.
       scale: of the report, whose folders of data sets lose their paths.
       kept: the folder of the files.
     """
-    kept.mkdir(exist_ok=True)
+    folder = kept / KEPT_RUNS
+    folder.mkdir(exist_ok=True, parents=True)
     names = {f"{getattr(scale, name)}": name for name in DATA if getattr(scale, name)}
     written = []
     for run in runs:
-        source = folder / run.name
+        source = report / RUNS / run.name
         state = read_state(source)
         result = None if state is None else read_result(state, source)
         if state is None or result is None:
@@ -55,9 +60,12 @@ def keep_runs(runs: Iterable[Run], folder: Path, scale: Scale, kept: Path = KEPT
                 for line in lines
             ],
         }
-        path = kept / f"{run.name}.json"
+        path = folder / f"{run.name}.json"
         path.write_text(format_record(record))
         written.append(path)
+    mutants = report / MUTANTS / KEPT_MUTANTS
+    if mutants.is_file():
+        (kept / KEPT_MUTANTS).write_text(mutants.read_text())
     return written
 
 
@@ -68,16 +76,19 @@ def format_record(record: Record) -> str:
     return f'{{"state": {state},\n"summary": {summary},\n"metrics": [\n{lines}\n]}}\n'
 
 
-def unpack_runs(folder: Path, kept: Path = KEPT) -> None:
+def unpack_runs(report: Path, kept: Path) -> None:
     """Makes the folders of runs of the files, as their programs left them but for plots."""
-    for path in sorted(kept.glob("*.json")):
+    for path in sorted((kept / KEPT_RUNS).glob("*.json")):
         record = json.loads(path.read_text())
-        target = folder / path.stem
+        target = report / RUNS / path.stem
         target.mkdir(parents=True, exist_ok=True)
         (target / STATE).write_text(json.dumps(record["state"]))
         (target / "summary.json").write_text(json.dumps(record["summary"]))
         text = "".join(f"{json.dumps(line)}\n" for line in record["metrics"])
         (target / "metrics.jsonl").write_text(text)
+    if (kept / KEPT_MUTANTS).is_file():
+        (report / MUTANTS).mkdir(exist_ok=True)
+        (report / MUTANTS / KEPT_MUTANTS).write_text((kept / KEPT_MUTANTS).read_text())
 
 
 def round_numbers(value: Any) -> Any:

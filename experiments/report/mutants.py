@@ -98,12 +98,18 @@ def judge_mutant(mutant: Mutant, ended: Results, scale: Scale) -> Verdict:
     return Verdict(section.name, mutation, failed, tuple(diverged))
 
 
+def read_mutants(path: Path) -> list[Verdict]:
+    """Reads the verdicts of an earlier call; none if there was no such call."""
+    entries = json.loads(path.read_text()) if path.is_file() else []
+    return [Verdict(**entry) for entry in entries]
+
+
 def write_mutants(verdicts: Sequence[Verdict], path: Path) -> None:
     """Writes all verdicts; those of other sections that are there stay."""
     chosen = {verdict.section for verdict in verdicts}
-    others = json.loads(path.read_text()) if path.exists() else []
-    kept = [entry for entry in others if entry["section"] not in chosen]
-    path.write_text(json.dumps([*kept, *(verdict._asdict() for verdict in verdicts)], indent=2))
+    others = [verdict for verdict in read_mutants(path) if verdict.section not in chosen]
+    entries = [verdict._asdict() for verdict in (*others, *verdicts)]
+    path.write_text(json.dumps(entries, indent=2))
 
 
 def tabulate_mutants(verdicts: Sequence[Verdict]) -> Table:

@@ -3,6 +3,7 @@
 import base64
 import html
 import itertools
+import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,8 @@ from markdown_it.token import Token
 
 from experiments.markdown import escape, format_table
 from experiments.report.chapters import Chapter
-from experiments.report.section import judge
+from experiments.report.mutants import Verdict
+from experiments.report.section import Claim, judge
 from experiments.results import Record
 from experiments.runner import format_seconds
 
@@ -123,6 +125,63 @@ def format_runs(chapter: Chapter) -> Iterator[str]:
         if result.status in ("failed", "diverged"):
             yield f"Run `{name}` has {result.status}."
             yield f"```text\n{result.error}\n```"
+
+
+def format_results(chapters: Sequence[Chapter], origin: Record, mutants: Sequence[Verdict]) -> str:
+    """Returns every claim with the published figure, ours, its verdict, and its commands.
+
+    After them comes what did not hold or could not be judged, and who notices a wrong library.
+    """
+    shown = [chapter for chapter in chapters if chapter.findings is not None]
+    blocks = [
+        "# Results",
+        f"{LEAD} A published figure is what the paper prints; seeds are in the commands. "
+        f"{format_seconds(origin['seconds'])} of runs, one after the other; {origin['machine']}.",
+        f"**{count_verdicts(chapters)}.**",
+    ]
+    nulls = []
+    for chapter in shown:
+        section = chapter.section
+        blocks += [f"## {escape(section.title)}", f"*{escape(section.source)}*"]
+        blocks.append(f"**{chapter.verdict}.** {escape(chapter.sentence)}".rstrip())
+        rows = []
+        for claim in chapter.findings.claims if chapter.findings else ():
+            ours = f"{claim.ours}{' *(modelled)*' if claim.is_modelled else ''}"
+            rows.append((claim.statement, claim.paper, ours, HOLDS[judge(claim)]))
+            if not judge(claim):
+                cause = (
+                    claim.if_not or "-" if judge(claim) is False else "the spread leaves it open"
+                )
+                nulls.append((section.title, claim.statement, ours, claim.paper, cause))
+        blocks.append(format_table(("claim", "published", "ours", "holds"), rows))
+        if chapter.runs:
+            commands = "\n".join(run.command for run in chapter.runs)
+            blocks.append(f"```sh\n{commands}\n```")
+    blocks.append("## What did not hold, or could not be judged")
+    columns = ("section", "claim", "ours", "published", "cause")
+    blocks.append(format_table(columns, nulls))
+    if mutants:
+        blocks.append("## Who notices a wrong library")
+        blocks.append(
+            "Each section is judged again with runs of a library that is wrong in one way "
+            "(`experiments.report.mutate`). It notices if a claim that held fails, or a run "
+            "diverges."
+        )
+        lines = []
+        for one in mutants:
+            by = "; ".join([*(f"{name} diverged" for name in one.diverged), *one.failed])
+            lines.append((one.section, one.mutation, "yes" if one.is_noticed else "**no**", by))
+        blocks.append(format_table(("section", "mutation", "noticed", "by"), lines))
+    return "\n\n".join(blocks) + "\n"
+
+
+def explain(claim: Claim) -> str:
+    """Returns why a claim does not hold, or is not judged."""
+    if judge(claim) is False:
+        return claim.if_not or "not known"
+    if math.inf == claim.at_most == -claim.at_least:
+        return "not judged at this size"
+    return "the spread over the seeds leaves it open" if claim.rows else "nothing was measured"
 
 
 def make_anchor(title: str) -> str:

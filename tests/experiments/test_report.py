@@ -160,6 +160,25 @@ def test_it_goes_on_where_it_stopped(tmp_path):
     assert sorted(summary["environment"]["taken"]) == ["alone", "bad", "good", "lost"]
 
 
+def test_a_report_is_made_again_from_what_was_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(program, "KEPT", tmp_path / "kept")
+    out = tmp_path / "out"
+    _, _, _, summary = make_report(out, "--section", "first", "--keep", "--jobs", "1")
+    assert sorted(path.name for path in (tmp_path / "kept" / "runs").iterdir()) == [
+        *("alone.json", "good.json", "lost.json")
+    ]
+    other = tmp_path / "other"
+    status, _, _, again = make_report(other, "--section", "first", "--kept")
+    assert (status, read_calls(other / "runs")) == ("", [])
+    assert again["sections"][0]["claims"] == summary["sections"][0]["claims"]
+    assert list_statuses(again) == list_statuses(summary) | {"bad": "missing"}
+    page = (other / "results.md").read_text()
+    assert "| A title of first | This fails. | +2.00 | 1 | The cause. |" in page
+    assert "python -m experiments.image --steps 9" in page
+    with pytest.raises(SystemExit, match="2"):
+        make_report(tmp_path / "third", "--kept", "--quick")
+
+
 def test_what_other_programs_have_left_is_kept(tmp_path, capsys):
     plot = tmp_path / "runs" / "image-1" / "plot.png"
     plot.parent.mkdir(parents=True)
