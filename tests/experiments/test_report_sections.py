@@ -203,14 +203,18 @@ def test_diloco(tmp_path):
         "diloco-large-batch": losses(2.7279),
         "diloco": losses(2.7094),
         "diloco-streaming": losses(2.71),
+        "diloco-every-step": losses(2.72),
     }
-    assert find("diloco", tmp_path, paper) == [True] * 4
-    assert find("diloco", tmp_path, paper | {"diloco": losses(3.5)})[:2] == [False, False]
+    assert find("diloco", tmp_path, paper) == [True] * 5
+    behind = paper | {"diloco": losses(3.5)}
+    assert find("diloco", tmp_path, behind)[:3] == [False, False, False]
+    adam = behind | {"diloco-every-step": losses(3.4)}  # it is behind, too
+    assert find("diloco", tmp_path, adam)[:3] == [False, False, True]
     late = paper | {"diloco-streaming": losses(2.9)}
-    assert find("diloco", tmp_path, late) == [True, True, False, True]
+    assert find("diloco", tmp_path, late) == [True, True, True, False, True]
     tuned = texts.tune_diloco(FULL)[texts.DILOCO]
     better = paper | {tuned.name_run(2.0): losses(2.6)}  # at twice the rate
-    assert find("diloco", tmp_path, better) == [True, True, True, False]
+    assert find("diloco", tmp_path, better) == [True, True, True, True, False]
 
 
 def rand20(small: Mapping[int, tuple[int, ...]], large: tuple[int, ...]) -> Values:
@@ -241,14 +245,17 @@ def test_translation(tmp_path):
         return {"valid_loss_average_model": loss, "test_bleu_average_model": score}
 
     values = {"translation-allreduce": bleu(2.0, 20.0), "translation-sgp": bleu(2.02, 20.5)}
-    assert find("translation", tmp_path, values) == [True] * 3
+    values["translation-sgp-complete"] = bleu(2.0, 20.0)
+    assert find("translation", tmp_path, values) == [True] * 4
     worse = values | {"translation-sgp": bleu(2.4, 15.0)}
-    assert find("translation", tmp_path, worse) == [False, False, True]
+    assert find("translation", tmp_path, worse) == [False, False, False, True]
+    adam = worse | {"translation-sgp-complete": bleu(2.39, 15.0)}  # exact averages lose as much
+    assert find("translation", tmp_path, adam) == [False, True, False, True]
     twice = texts.tune_translation(FULL)[texts.SGP].name_run(2.0)
     better = values | {twice: bleu(1.9, 10.0)}
-    assert find("translation", tmp_path, better) == [True, True, False]
+    assert find("translation", tmp_path, better) == [True, True, True, False]
     bad = {"*": bleu(5.0, 0.4)}  # too bad to be compared
-    assert find("translation", tmp_path, bad) == [True, None, True]
+    assert find("translation", tmp_path, bad) == [True, True, None, True]
 
 
 def sgp19_values(name: str, scale: Scale) -> Values:
