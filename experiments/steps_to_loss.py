@@ -175,8 +175,8 @@ def make_model(key: jax.Array, inputs: int) -> Any:
 def compute_loss(params: Any, batch: Images) -> jax.Array:
     """Returns the mean cross-entropy, in nats."""
     pixels, labels = batch
-    hidden = jax.nn.relu(pixels @ params["w1"] + params["b1"])
-    logits = hidden @ params["w2"] + params["b2"]
+    hidden = jax.nn.relu(pixels @ params["w1"] + params["b1"][None])
+    logits = hidden @ params["w2"] + params["b2"][None]
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
