@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -15,6 +16,7 @@ from experiments.reporters import Reporter, ReportTo, open_reporter
 from experiments.results import Record, filter_metrics, write_summary
 from experiments.training.plan import Run
 from experiments.training.task import Examination
+from experiments.training.trainer import NonFiniteError
 from gossipjax.processes import is_main_process
 
 
@@ -197,5 +199,12 @@ class RunLog:
             "epoch": progress.examples / self._num_examples,
             "seconds": progress.seconds,
         }
+        for name, value in metrics.items():
+            numbers = value if isinstance(value, list) else [value]
+            bad = [x for x in numbers if isinstance(x, float) and not math.isfinite(x)]
+            if bad:  # losses that are finite may have a sum, or distances, that are not
+                raise NonFiniteError(
+                    f"{name} must be finite, got {bad[0]} at step {step}: lower --learning-rate."
+                )
         self._output.add_metrics(position | metrics)
         self._reporter.add(position | metrics)

@@ -1,7 +1,9 @@
 """The programs of a run: measurements, metrics, and no hidden transfers in a step."""
 
+import math
 import time
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +15,10 @@ import pytest
 import gossipjax as gx
 from experiments.training.evaluation import Evaluator
 from experiments.training.methods import Method, MethodOptions, make_method
+from experiments.training.output import RunLog
 from experiments.training.placement import place_nodes
-from experiments.training.task import Metric, Task
-from experiments.training.trainer import Trainer
+from experiments.training.task import Examination, Metric, Task
+from experiments.training.trainer import NonFiniteError, Trainer
 
 LEARNING_RATE = 0.1
 
@@ -199,3 +202,14 @@ def test_a_metric_that_is_averaged_over_the_batch_is_refused():
     evaluator = Evaluator(Averaged(), gx.Nodes(2))
     with pytest.raises(ValueError, match="metric 'cost' must have a value per example"):
         evaluator.evaluate_average({"params": np.zeros((2, 3), np.float32)})
+
+
+def test_metrics_that_are_not_finite_end_the_run():
+    """Distances of models whose losses are finite may not be."""
+    progress = Mock(examples=8, seconds=1.0)
+    log = RunLog("a", Mock(), Mock(), Mock(), num_examples=8, reporter=Mock())
+    progress.metrics = {"loss": 1.0, "consensus_distance": math.inf}
+    with pytest.raises(NonFiniteError, match="consensus_distance must be finite, got inf at st"):
+        log.add_training(3, progress)
+    with pytest.raises(NonFiniteError, match="accuracies must be finite, got nan"):
+        log.add_evaluation(3, progress, {"accuracies": [0.5, math.nan]}, Examination({}))
