@@ -185,14 +185,14 @@ PLAIN = ("ar", "dpsgd", "sgp", "d2", "relay-chain", "relay-tree")
 MOMENTUM = ("ar", "dpsgd", "qg", "sgp", "relay-chain")
 """Rows of the paper's table; that of D-PSGD with local momentum is not in it."""
 RATES = {  # without momentum: row -> a rate for each alpha
-    "ar": (0.4, 0.4, 0.4),
-    "dpsgd": (0.4, 0.2, 0.1),
-    "sgp": (0.4, 0.2, 0.1),
-    "d2": (0.4, 0.2, 0.1),
-    "relay-chain": (0.2, 0.2, 0.1),
-    "relay-tree": (0.2, 0.2, 0.1),
+    "ar": (0.4, 0.4, 0.2),
+    "dpsgd": (0.4, 0.2, 0.2),
+    "sgp": (0.2, 0.2, 0.2),
+    "d2": (0.2, 0.1, 0.1),
+    "relay-chain": (0.4, 0.4, 0.4),
+    "relay-tree": (0.4, 0.4, 0.4),
 }
-MOMENTUM_RATES = {"ar": 0.1, "dpsgd": 0.05, "qg": 0.1, "sgp": 0.05, "relay-chain": 0.05}
+MOMENTUM_RATES = {"ar": 0.1, "dpsgd": 0.05, "qg": 0.1, "sgp": 0.1, "relay-chain": 0.2}
 TITLES = {row: title for row, (_, title) in relaysgd.METHODS.items()}
 WITHOUT = "without momentum."
 
