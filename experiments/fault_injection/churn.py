@@ -1,4 +1,4 @@
-"""Loss against time while nodes die, by one algorithm after another, over slow links.
+"""Goodput and loss while nodes die, by one algorithm after another, over slow links.
 
     python -m experiments.fault_injection churn
     python -m experiments.fault_injection churn --deaths-per-minute 0 6 --bandwidth 20mbit
@@ -9,9 +9,16 @@ each step, as of devices that do not share these cores; node 0 is `--slow` times
 SIGKILL to a random node, at random moments; its process is started again, and joins. Links have no
 limit before all nodes have begun.
 
+Goodput is the share of the steps that all nodes would make without deaths and messages, and that
+are not lost: redone after a restart, or of a learner that died before it sent them.
+
 What runs in lockstep, diloco and allreduce, is simulated: its losses are those of nodes in one
 process, and its clock counts the slowest node's steps, the bytes of a ring all-reduce at the
 slowest link, and for each death `--restart-seconds` and the steps since the last checkpoint.
+`quorum` is simulated as well (`quorum.py`): learners whose syncer waits for `--quorum` of them.
+
+Every run closes an account, exactly: of the push-sum weight of asynchronous nodes, of the steps of
+what is simulated.
 
 async-outer steps outside every `--outer-every` steps of a node; diloco every 2 (N - 1) / N times as
 many, so that both send as many bytes per step. The losses are those of the nodes' own models on
@@ -34,6 +41,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import jax
+import optax
 import tyro
 from matplotlib.figure import Figure
 from rich.progress import Progress
@@ -43,6 +51,7 @@ from experiments import language, results
 from experiments.data.tokenizer import TOKENIZER_FILE
 from experiments.fault_injection import slow
 from experiments.fault_injection.job import ROOT, make_table
+from experiments.fault_injection.quorum import Rule, list_pushes, train
 from experiments.options import (
     Check,
     Fraction,
@@ -60,6 +69,7 @@ from experiments.speed.wire import links
 from experiments.speed.wire.harness import kill
 from experiments.speed.wire.rows import DILOCO
 from experiments.training.asynchronous import ASYNCHRONOUS
+from experiments.training.optimization import make_lr_schedule, make_optimizer
 
 PROGRAM = slow.__name__
 PORT = 5600
@@ -71,10 +81,13 @@ MEAN_SECONDS = 20.0  # over which a loss in the table is a mean
 POINTS = 48  # of a curve in the figure
 ENDLESS = 100_000  # epochs: runs end after their minutes
 LANGUAGE = (
-    *("--vocabulary-size", "1024", "--sequence-length", "64", "--batch-size-per-node", "4"),
+    *("--model", "pico", "--vocabulary-size", "512", "--sequence-length", "32"),
+    *("--batch-size-per-node", "4"),
     *("--lr-schedule", "constant", "--learning-rate", "0.003", "--warmup-steps", "20"),
 )
 LOCKSTEP = (DILOCO, "allreduce")
+QUORUM = "quorum"
+SIMULATED = (*LOCKSTEP, QUORUM)
 
 Curve = list[tuple[float, float]]
 """Seconds and losses, in order."""
@@ -85,7 +98,7 @@ class ChurnOptions:
     """Trains a language model over slow links while nodes die, by one algorithm after another."""
 
     algorithm: tuple[str, ...] = ("async-outer", "async-adpsgd", "async-sgp", DILOCO)
-    """One or several: those of asynchronous nodes, diloco and allreduce."""
+    """One or several: those of asynchronous nodes, diloco, allreduce and quorum."""
     deaths_per_minute: tuple[NonNegativeFloat, ...] = (0.0, 1.0)
     """One or several, a run of each algorithm for each."""
     nodes: Annotated[PositiveInt, Check("from 2 to 64", lambda value: 2 <= value <= 64)] = 8
@@ -107,7 +120,9 @@ class ChurnOptions:
     checkpoint_every: PositiveInt = 25
     """Steps between checkpoints, in lockstep."""
     restart_seconds: NonNegativeFloat = 15.0
-    """From a death to the next step, in lockstep."""
+    """From a death to the next step, of what is simulated."""
+    quorum: PositiveInt = 4
+    """Learners for which the syncer of quorum waits."""
     minutes: PositiveFloat = 6.0
     """Length of a run."""
     seed: Seed = 0
@@ -120,15 +135,29 @@ class ChurnOptions:
     def __post_init__(self) -> None:
         check_fields(self)
         self.list_rates()
-        known = (*ASYNCHRONOUS, *LOCKSTEP)
+        known = (*ASYNCHRONOUS, *SIMULATED)
         for name in self.algorithm:
             if name not in known:
                 raise ValueError(f"--algorithm must be of {', '.join(known)}, got {name}.")
+        if self.quorum > self.nodes:
+            raise ValueError(
+                f"--quorum must be at most --nodes, {self.nodes}, got {self.quorum}: no round "
+                "would end."
+            )
 
     @property
     def seconds(self) -> float:
         """Length of a run."""
         return 60 * self.minutes
+
+    def list_step_seconds(self) -> list[float]:
+        """Seconds of a step of each node."""
+        return [self.slow * self.step_seconds, *[self.step_seconds] * (self.nodes - 1)]
+
+    @property
+    def most_steps(self) -> float:
+        """Steps that all nodes would make if nobody died, and messages took no time."""
+        return sum(self.seconds / seconds for seconds in self.list_step_seconds())
 
     def list_rates(self) -> list[int]:
         """Bits per second of the links."""
@@ -138,7 +167,8 @@ class ChurnOptions:
     def find_period(self, algorithm: str) -> int:
         """Steps from one exchange to the next, of what has such a period."""
         ring = 2 * (self.nodes - 1) / self.nodes  # models that an all-reduce sends
-        periods = {"async-outer": self.outer_every, DILOCO: round(ring * self.outer_every)}
+        periods = {DILOCO: round(ring * self.outer_every)}
+        periods |= dict.fromkeys(("async-outer", QUORUM), self.outer_every)
         return periods.get(algorithm, 1)
 
     def list_arguments(self, algorithm: str) -> list[str]:
@@ -270,9 +300,9 @@ def require_running(process: "subprocess.Popen[bytes]", log: Path) -> None:
 
 
 def measure(options: ChurnOptions, out: Path, bar: Progress) -> list[str]:
-    """Makes the runs, writes `summary.json` and `loss.png`, prints the table, and returns the
-    violations."""
-    if not set(options.algorithm) <= set(LOCKSTEP):
+    """Makes the runs, writes `summary.json`, `loss.png` and `churn.png`, prints the table, and
+    returns the violations."""
+    if not set(options.algorithm) <= set(SIMULATED):
         links.require_tools()
     model_bytes = prepare(out)
     records: list[Record] = []
@@ -281,7 +311,10 @@ def measure(options: ChurnOptions, out: Path, bar: Progress) -> list[str]:
             title = f"{algorithm}, {rate:g} deaths a minute"
             row = bar.add_task(title, total=options.seconds, status="compiling")
             deaths = list(draw_deaths(options, rate))
-            if algorithm in LOCKSTEP:
+            if algorithm == QUORUM:
+                found = train_with_quorum(options, model_bytes, deaths)
+                bar.update(row, completed=options.seconds)
+            elif algorithm in LOCKSTEP:
                 losses = train_in_lockstep(options, algorithm, out / algorithm)
                 found = replay_clock(options, algorithm, losses, model_bytes, deaths)
                 bar.update(row, completed=options.seconds)
@@ -295,14 +328,14 @@ def measure(options: ChurnOptions, out: Path, bar: Progress) -> list[str]:
     finally:
         if records:
             draw(options, records, out / "loss.png")
+            draw_rates(options, records, out / "churn.png")
             rows = (make_row(record, options.seconds) for record in records)
             bar.console.print(make_table(HEADERS, rows, left=("algorithm",)))
     return [
         f"{record['algorithm']}, {record['deaths_per_minute']:g} deaths a minute: the account "
         f"closes to {MAX_DIFFERENCE:g}, got {record['account']}"
         for record in records
-        if record["account"]
-        and abs(record["account"]["difference"]) > MAX_DIFFERENCE * record["account"]["founded"]
+        if abs(record["account"]["difference"]) > MAX_DIFFERENCE * record["account"]["founded"]
     ]
 
 
@@ -348,6 +381,7 @@ def train_asynchronously(
     return {
         "deaths": len(deaths) - len(pending),
         "steps": len(curve) / options.nodes,
+        "goodput": len(curve) / options.most_steps,
         "bytes_per_second": sent / options.seconds,
         "back_seconds": job.back_seconds,
         "curve": curve,
@@ -396,27 +430,77 @@ def replay_clock(
     curve: Curve = []
     pending = [when for when, _ in deaths]
     now = 0.0
-    step = sent = 0
+    step = sent = made = lost = 0
     while True:
         is_outer = (step + 1) % every == 0
         end = now + options.slow * options.step_seconds + exchange * is_outer
         if pending and pending[0] < end:
             now = pending.pop(0) + options.restart_seconds
-            step -= step % options.checkpoint_every
+            redone = step % options.checkpoint_every
+            step -= redone
+            lost += redone
             continue
         if end > options.seconds:
             break
         curve.append((end, losses[step]))
         now = end
         step += 1
+        made += 1
         sent += is_outer
     return {
         "deaths": len(deaths) - len(pending),
         "steps": step,
+        "goodput": options.nodes * step / options.most_steps,
         "bytes_per_second": sent * message / options.seconds,
         "back_seconds": [options.restart_seconds] * (len(deaths) - len(pending)),
         "curve": curve,
-        "account": None,
+        "account": {
+            "founded": made,
+            "counted": step,
+            "dead": lost,
+            "difference": step + lost - made,
+        },
+    }
+
+
+def train_with_quorum(
+    options: ChurnOptions, model_bytes: int, deaths: Sequence[tuple[float, int]]
+) -> Record:
+    """Trains simulated learners and a syncer, some of which die."""
+    rule = Rule(
+        quorum=options.quorum,
+        every=options.find_period(QUORUM),
+        step_seconds=options.list_step_seconds(),
+        message_seconds=8 * model_bytes / min(options.list_rates()),
+        restart_seconds=options.restart_seconds,
+    )
+    events = list_pushes(rule, deaths, options.seconds)
+    given = tyro.cli(language.Options, args=LANGUAGE)
+    task = language.LanguageModeling(given)
+    schedule = make_lr_schedule(given.lr_schedule, given.learning_rate, 1, 1, given.warmup_steps)
+    inner = make_optimizer(
+        given.optimizer,
+        schedule,
+        given.weight_decay,
+        adam_b2=given.adam_b2,
+        decay_mask=task.decay_mask,
+    )
+    outer = optax.sgd(options.outer_rate, momentum=options.outer_momentum, nesterov=True)
+    curve = train(task, inner, outer, events, rule, given.batch_size_per_node, options.seed)
+    return {
+        "deaths": len(deaths),
+        "steps": events.made / options.nodes,
+        "goodput": events.counted / options.most_steps,
+        "bytes_per_second": len(events.pushes) * model_bytes / options.nodes / options.seconds,
+        "back_seconds": [options.restart_seconds] * len(deaths),
+        "curve": [point for point in curve if point[0] <= options.seconds],
+        "account": {
+            "founded": events.made,
+            "counted": events.counted,
+            "in_flight": events.open,
+            "dead": events.lost,
+            "difference": events.difference,
+        },
     }
 
 
@@ -427,23 +511,24 @@ def average_end(curve: Curve, seconds: float) -> float:
     return statistics.mean(last or [loss for _, loss in until[-1:]] or [math.nan])
 
 
-HEADERS = ("algorithm", "deaths\na minute", "deaths", "steps", "kB/s\nsent", "back\ns")
+HEADERS = ("algorithm", "deaths\na minute", "deaths", "steps", "goodput\n%", "kB/s\nsent")
+HEADERS += ("back\ns",)
 HEADERS += ("loss\nat 1/3", "at 2/3", "at the\nend", "account's\ndifference")
 
 
 def make_row(record: Record, seconds: float) -> tuple[str, ...]:
     """The cells of a run."""
     back = record["back_seconds"]
-    account = record["account"]
     return (
         record["algorithm"],
         f"{record['deaths_per_minute']:g}",
         f"{record['deaths']}",
         f"{record['steps']:.0f}",
+        f"{100 * record['goodput']:.0f}",
         f"{record['bytes_per_second'] / 1e3:.0f}",
         f"{statistics.median(back):.0f}" if back else "-",
         *(f"{average_end(record['curve'], part * seconds / 3):.3f}" for part in (1, 2, 3)),
-        f"{account['difference']:.0e}" if account else "-",
+        f"{record['account']['difference']:.0e}",
     )
 
 
@@ -465,6 +550,30 @@ def draw(options: ChurnOptions, records: Sequence[Record], path: Path) -> None:
         axes.set(ylabel="training loss (mean of the nodes)")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
+    figure.savefig(path)
+
+
+def draw_rates(options: ChurnOptions, records: Sequence[Record], path: Path) -> None:
+    """Draws goodput and loss against the rate of deaths; what is simulated is dashed."""
+    figure = Figure((10, 4), dpi=120, layout="constrained")
+    figure.suptitle(f"{options.nodes} nodes, {options.minutes:g} minutes")
+    panels = figure.subplots(1, 2)
+    for index, algorithm in enumerate(options.algorithm):
+        found = [record for record in records if record["algorithm"] == algorithm]
+        rates = [record["deaths_per_minute"] for record in found]
+        is_simulated = algorithm in SIMULATED
+        look: dict[str, Any] = {"marker": "o", "color": COLORS[index % len(COLORS)]}
+        look |= {"ls": "--" if is_simulated else "-"}
+        look["label"] = f"{algorithm} (simulated)" if is_simulated else algorithm
+        panels[0].plot(rates, [100 * record["goodput"] for record in found], **look)
+        panels[1].plot(rates, [record["loss"] for record in found], **look)
+    panels[0].set(title="Steps that are not lost", ylabel="goodput, % of a job without deaths")
+    panels[1].set(title="Loss at the end", ylabel="training loss, nats per token")
+    for axes in panels:
+        axes.set_xlabel("deaths a minute, all nodes")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylim(bottom=0)
+    panels[0].legend(fontsize="small")
     figure.savefig(path)
 
 
