@@ -119,12 +119,17 @@ class Plan:
 
     @functools.cached_property
     def steps(self) -> int:
-        """Steps of each run: as many as make whole updates."""
+        """Steps of each run: as many as make whole updates, or as its budget has."""
+        return min(self.all_steps, self.options.max_steps or self.all_steps)
+
+    @functools.cached_property
+    def all_steps(self) -> int:
+        """Steps of a run without a budget."""
         return self.updates * self.options.accumulate
 
     @functools.cached_property
     def updates(self) -> int:
-        """Updates of each run."""
+        """Updates of a run without a budget."""
         examples = self.options.epochs * self.num_examples
         per_update = self.options.global_batch_size * self.options.accumulate
         return max(1, round(examples / per_update))
@@ -148,11 +153,13 @@ class Plan:
 
     def eval_steps(self, start: int = 0) -> Iterator[int]:
         """The steps after `start` after which the average model is evaluated: ends of epochs."""
+        every = self.options.evaluate_every
         epochs_per_step = self.options.global_batch_size / self.num_examples
-        first_epoch = max(1, math.floor(start * epochs_per_step))
-        epochs = range(first_epoch, self.options.epochs)
+        first = max(1, math.floor(start * epochs_per_step))
+        epochs = range(-(-first // every) * every, self.options.epochs, every)
         ends = (round(epoch / epochs_per_step) for epoch in epochs)
-        return unique(end for end in itertools.chain(ends, [self.steps]) if end > start)
+        inner = itertools.takewhile(lambda end: end < self.steps, ends)
+        return unique(end for end in itertools.chain(inner, [self.steps]) if end > start)
 
     def intervals(self, start: int) -> Iterator[range]:
         """Divides the steps from `start` on, at lines of metrics, evaluations and checkpoints."""
@@ -171,7 +178,7 @@ class Plan:
         names += ("accumulate", "outer", "momentum")
         method_options = MethodOptions(
             nodes=nodes,
-            steps=self.steps,
+            steps=self.all_steps,
             seed=seed,
             rate=self.learning_rate,
             sharding=self.sharding,

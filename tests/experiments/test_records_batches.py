@@ -40,10 +40,12 @@ def take(
     seed: int = 0,
     nodes: Any = None,
     start: int = 0,
+    deal_anew: bool = False,
 ) -> list[Any]:
     """Some batches of these nodes, or of all."""
     wanted = range(len(shards)) if nodes is None else nodes
-    return list(itertools.islice(images.batches(shards, size, seed, wanted, start), count))
+    batches = images.batches(shards, size, seed, wanted, start, deal_anew)
+    return list(itertools.islice(batches, count))
 
 
 def assert_equal_batches(one: list[Any], other: list[Any]) -> None:
@@ -94,12 +96,13 @@ def test_batches_are_augmented_images_of_the_nodes_shards(cifar: Path) -> None:
     assert len(list_images(first) & list_images(second)) < TRAIN / 4
 
 
-def test_batches_depend_neither_on_processes_nor_on_the_start(cifar: Path) -> None:
+@pytest.mark.parametrize("anew", [False, True])
+def test_batches_depend_neither_on_processes_nor_on_the_start(cifar: Path, anew: bool) -> None:
     images = data.ImageRecords("cifar10", cifar)
     shards = split(4)
-    together = take(images, shards, 8, 7, 5)
+    together = take(images, shards, 8, 7, 5, deal_anew=anew)
     for nodes, start in (([0, 1], 0), ([2, 3], 1), ([1], 3), (range(4), 6)):
-        apart = take(images, shards, 8 - start, 7, 5, nodes, start)
+        apart = take(images, shards, 8 - start, 7, 5, nodes, start, anew)
         assert_equal_batches(apart, [tuple(x[nodes] for x in batch) for batch in together[start:]])
 
 
