@@ -1,4 +1,4 @@
-"""Every Python block of the READMEs runs, in order, in one namespace; the claims of names hold."""
+"""Every Python block of the READMEs and the site runs, in order, in one namespace; the claims of names hold."""
 
 import os
 import re
@@ -18,7 +18,11 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 READMES = [
     path
-    for path in (ROOT / "README.md", *sorted(ROOT.glob("*/**/README.md")))
+    for path in (
+        ROOT / "README.md",
+        *sorted(ROOT.glob("*/**/README.md")),
+        *sorted(ROOT.glob("docs/**/*.md")),
+    )
     if ".venv" not in path.parts and "```python" in path.read_text()
 ]
 
@@ -43,7 +47,7 @@ def promotion():
         yield
 
 
-@pytest.mark.parametrize("path", READMES[1:], ids=lambda path: str(path.parent.relative_to(ROOT)))
+@pytest.mark.parametrize("path", READMES[1:], ids=lambda path: str(path.relative_to(ROOT)))
 def test_python_blocks_run(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run_blocks(path.read_text())
@@ -60,8 +64,8 @@ def test_every_line_of_the_table_of_names_is_code_that_builds():
     schedule = gx.topology.one_peer_exponential(n)
     names = {"gx": gx, "optax": optax, "n": n, "k": k, "rate": rate, "schedule": schedule}
     names |= {"jnp": jnp, "np": np, "networkx": networkx}
-    text = (ROOT / "experiments" / "README.md").read_text()
-    rows = text.split("## The names of the papers")[1].split("\n\n")[1].splitlines()[2:]
+    text = (ROOT / "docs" / "names.md").read_text()
+    rows = text.split("\n\n")[2].splitlines()[2:]
     built = 0
     for row in rows:
         for code in re.findall(r"`([^`]+)`", row.split("|")[3]):

@@ -1,0 +1,100 @@
+"""The site: pages of `docs`, notebooks that are run, and the API from the docstrings.
+
+python -m sphinx -W --keep-going -b html docs docs/_build/html
+"""
+
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # the examples import experiments, which no wheel holds
+
+import gossipjax  # noqa: E402
+
+project = "gossipjax"
+author = "the gossipjax authors"
+copyright = "2026, the gossipjax authors"
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx.ext.mathjax",
+    "sphinx_copybutton",
+    "sphinx_mathjax_offline",
+]
+exclude_patterns = ["_build"]
+
+html_theme = "sphinx_book_theme"
+html_title = "gossipjax"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_theme_options = {
+    "repository_url": "https://github.com/gossipjax/gossipjax",
+    "use_repository_button": True,
+    "show_toc_level": 2,
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
+}
+
+myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
+myst_heading_anchors = 3
+nb_execution_mode = "force"
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+
+default_role = "code"  # a single backtick is code, as everywhere in the docstrings
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # the signature of a page is short; types are in the source
+autodoc_preserve_defaults = True
+napoleon_use_rtype = False
+napoleon_use_ivar = True
+suppress_warnings = ["config.cache", "mystnb.unknown_mime_type"]
+
+
+def read_sources(app: Sphinx, what: str, name: str, thing: Any, *rest: Any) -> None:
+    """Makes docstrings, which are written for people, into what docutils reads as they mean it."""
+    lines = rest[-1]
+    text = inspect.cleandoc("\n".join(lines))
+    mended = []
+    for line in text.splitlines():
+        words = line.strip()
+        if words.startswith("- ") and mended and mended[-1].strip():
+            is_item = mended[-1].lstrip().startswith("- ") or mended[-1].startswith("  ")
+            if not is_item:
+                mended.append("")  # a list begins after an empty line
+        mended.append(line)
+    lines[:] = mended
+
+
+def escape_bars(app: Sphinx, what: str, name: str, thing: Any, *rest: Any) -> None:
+    """`|x|` is a norm, not a substitution; `*` and a name that ends in `_` are not markup."""
+    lines = rest[-1]
+    for index, line in enumerate(lines):
+        if line.lstrip().startswith((">>>", "...", "::", "..")):
+            continue
+        parts = line.split("`")
+        for even in range(0, len(parts), 2):
+            parts[even] = parts[even].replace("|", r"\|").replace("*", r"\*")
+        lines[index] = "`".join(parts)
+
+
+def setup(app: Sphinx) -> None:
+    """Registers the hooks; they run before napoleon's."""
+    app.connect("autodoc-process-docstring", read_sources, priority=100)
+    app.connect("autodoc-process-docstring", escape_bars, priority=110)
+    app.add_role("code", make_code)
+
+
+def make_code(role: str, rawtext: str, text: str, lineno: int, inliner: Any, *rest: Any) -> Any:
+    """A single backtick: code as it stands."""
+    return [nodes.literal(rawtext, text.replace("\x00", "\\"))], []
+
+
+version = release = gossipjax.__version__ if hasattr(gossipjax, "__version__") else ""
