@@ -35,8 +35,6 @@ html_title = "gossipjax"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_theme_options = {
-    "repository_url": "https://github.com/gossipjax/gossipjax",
-    "use_repository_button": True,
     "show_toc_level": 2,
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
