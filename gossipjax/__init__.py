@@ -79,7 +79,7 @@ __all__ = [
     "wire",
 ]
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.3.0"
 
 _MODULES = (
     "asynchronous",
