@@ -57,8 +57,9 @@ def check(site: Path) -> tuple[int, int, list[str]]:
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             if not target.exists():
                 wrong.append(f"{name}: {link} leads nowhere")
-            elif parts.fragment and target in pages:
-                if unquote(parts.fragment) not in pages[target].anchors:
+            elif target in pages:
+                anchors = pages[target].anchors | {""}
+                if unquote(parts.fragment) not in anchors:
                     wrong.append(f"{name}: {link} has no such place")
     return len(pages), count, wrong
 

@@ -1,4 +1,4 @@
-"""Every Python block of the READMEs and the site runs, in order, in one namespace; the claims of names hold."""
+"""Every Python block of the READMEs and the site runs, those of a page in order; names hold."""
 
 import os
 import re
