@@ -302,8 +302,8 @@ def find_relaysgd(scale: Scale, results: Results) -> Findings:
             "AllReduce 90.2 %; SGP 89.2 %; RelaySGD on a chain 89.2 %",
             {TITLES[row]: momentum["ar"] - momentum[row] for row in ("sgp", "relay-chain")},
             at_most=3.0,
-            if_not="Along a chain it takes up to 15 steps until a node hears of the last one, of the "
-            "few steps of these runs. That this is why RelaySGD is behind is a guess.",
+            if_not="Along a chain it takes up to 15 of the few steps until a node hears of the "
+            "last one. That this is why RelaySGD is behind is a guess.",
         ),
         claim_best(
             {f"{TITLES[row]}, {a:g}, {tx}": x for (row, a, tx), x in methods.items()},
