@@ -16,9 +16,12 @@ sys.path.insert(0, str(ROOT))  # the examples import experiments, which no wheel
 
 import gossipjax  # noqa: E402
 
+SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields", "References", "Example", "Note")
+
 project = "gossipjax"
 author = "the gossipjax authors"
 copyright = "2026, the gossipjax authors"
+version = release = gossipjax.__version__
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
@@ -26,7 +29,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx.ext.mathjax",
     "sphinx_copybutton",
-    "sphinx_mathjax_offline",
+    "sphinx-mathjax-offline",
 ]
 exclude_patterns = ["_build"]
 
@@ -56,36 +59,48 @@ napoleon_use_ivar = True
 suppress_warnings = ["config.cache", "mystnb.unknown_mime_type"]
 
 
-def read_sources(app: Sphinx, what: str, name: str, thing: Any, *rest: Any) -> None:
-    """Makes docstrings, which are written for people, into what docutils reads as they mean it."""
+def mark_formulas(app: Sphinx, what: str, name: str, thing: Any, *rest: Any) -> None:
+    """An indented part after an empty line, outside of `Args:` and the like, stays as it is."""
     lines = rest[-1]
-    text = inspect.cleandoc("\n".join(lines))
-    mended = []
-    for line in text.splitlines():
-        words = line.strip()
-        if words.startswith("- ") and mended and mended[-1].strip():
-            is_item = mended[-1].lstrip().startswith("- ") or mended[-1].startswith("  ")
-            if not is_item:
-                mended.append("")  # a list begins after an empty line
-        mended.append(line)
-    lines[:] = mended
+    marked: list[str] = []
+    is_section = is_literal = False
+    for line in inspect.cleandoc("\n".join(lines)).splitlines():
+        indent = len(line) - len(line.lstrip())
+        if line.strip() and not indent:
+            is_section = line.startswith(SECTIONS)
+            is_literal = False
+        begins = indent >= 4 and not is_section and not is_literal and not "".join(marked[-1:])
+        if begins:
+            marked += ["::", ""]
+            is_literal = True
+        is_item = line.lstrip().startswith("- ") and "".join(marked[-1:])
+        if is_item and not marked[-1].lstrip().startswith(("- ", "  ")) and not is_literal:
+            marked.append("")  # a list begins after an empty line
+        marked.append(line)
+    lines[:] = marked
 
 
 def escape_bars(app: Sphinx, what: str, name: str, thing: Any, *rest: Any) -> None:
-    """`|x|` is a norm, not a substitution; `*` and a name that ends in `_` are not markup."""
+    """`|x|` is a norm and `*` a product; the plural of code ends right after it."""
     lines = rest[-1]
+    is_literal = False
     for index, line in enumerate(lines):
-        if line.lstrip().startswith((">>>", "...", "::", "..")):
+        if line.strip() and not line.startswith("  "):
+            is_literal = False
+        is_literal |= line.strip() == "::"
+        if is_literal or line.lstrip().startswith((">>>", "...")):
             continue
         parts = line.split("`")
         for even in range(0, len(parts), 2):
             parts[even] = parts[even].replace("|", r"\|").replace("*", r"\*")
+            if even and parts[even][:1].isalnum():
+                parts[even] = rf"\ {parts[even]}"
         lines[index] = "`".join(parts)
 
 
 def setup(app: Sphinx) -> None:
     """Registers the hooks; they run before napoleon's."""
-    app.connect("autodoc-process-docstring", read_sources, priority=100)
+    app.connect("autodoc-process-docstring", mark_formulas, priority=100)
     app.connect("autodoc-process-docstring", escape_bars, priority=110)
     app.add_role("code", make_code)
 
@@ -93,6 +108,3 @@ def setup(app: Sphinx) -> None:
 def make_code(role: str, rawtext: str, text: str, lineno: int, inliner: Any, *rest: Any) -> Any:
     """A single backtick: code as it stands."""
     return [nodes.literal(rawtext, text.replace("\x00", "\\"))], []
-
-
-version = release = gossipjax.__version__ if hasattr(gossipjax, "__version__") else ""

@@ -36,7 +36,11 @@ MAX_TEXT_BYTES = 1024
 
 
 def is_main_process() -> bool:
-    """Whether this is process 0, which writes files and prints."""
+    """Whether this is process 0, which writes files and prints.
+
+    >>> is_main_process()
+    True
+    """
     return jax.process_index() == 0
 
 
@@ -57,17 +61,28 @@ def all_processes(flag: bool) -> bool:
 
 
 def any_process(flag: bool) -> bool:
-    """Whether `flag` is true on at least one process."""
+    """Whether `flag` is true on at least one process.
+
+    >>> any_process(False)
+    False
+    """
     return not all_processes(not flag)
 
 
 def processes_agree(flag: bool) -> bool:
-    """Whether `flag` is the same on all processes."""
+    """Whether `flag` is the same on all processes.
+
+    >>> processes_agree(True)
+    True
+    """
     return all_processes(flag) or all_processes(not flag)
 
 
 def barrier() -> None:
-    """Returns when all processes have called it."""
+    """Returns when all processes have called it.
+
+    >>> barrier()
+    """
     all_processes(True)
 
 
@@ -81,7 +96,11 @@ def _all_devices() -> Mesh:
 
 
 def require_shared_folder(folder: Path) -> None:
-    """Makes a folder; raises `OSError` unless process 0 can write there and all others see it."""
+    """Makes a folder; raises `OSError` unless process 0 can write there and all others see it.
+
+    >>> import tempfile
+    >>> require_shared_folder(Path(tempfile.mkdtemp()) / "runs")
+    """
     problem = None
     probe = folder / ".is_writable"
     if is_main_process():
@@ -127,6 +146,9 @@ def local_nodes(mesh: Mesh | None, size: int, axis_name: str = "nodes") -> list[
     """The numbers of the nodes that this process has devices of; all nodes without a mesh.
 
     N = `size` is a multiple of the D devices of the axis; each has N / D nodes, one after another.
+
+    >>> local_nodes(None, size=3)
+    [0, 1, 2]
     """
     if mesh is None:
         return list(range(size))
@@ -148,6 +170,9 @@ def put(rows: Any, mesh: Mesh | None, size: int, axis_name: str = "nodes") -> An
     Raises:
       ValueError: if a leaf is no array with a row for each node of this process, or the mesh has
         no such axis of this size.
+
+    >>> put(np.zeros((3, 2)), None, size=3).shape
+    (3, 2)
     """
     require_rows(rows, len(local_nodes(mesh, size, axis_name)), "rows")
     if mesh is None:
@@ -181,6 +206,11 @@ def put_sharded(rows: Any, shardings: Any, size: int, axis_name: str = "nodes") 
 
     Raises:
       ValueError: as `put`.
+
+    >>> from jax.sharding import NamedSharding, PartitionSpec
+    >>> mesh = jax.make_mesh((1,), ("nodes",))
+    >>> put_sharded(np.zeros((1, 2)), NamedSharding(mesh, PartitionSpec("nodes")), size=1).shape
+    (1, 2)
     """
     meshes = {sharding.mesh for sharding in jax.tree.leaves(shardings)}
     nodes = [node for mesh in meshes for node in local_nodes(mesh, size, axis_name)]
@@ -229,7 +259,11 @@ def _require_axis(mesh: Mesh, size: int, axis_name: str) -> None:
 
 @meshes.apart_from_set_mesh
 def put_replicated(tree: Any, mesh: Mesh | None) -> Any:
-    """Puts host arrays that all processes have on every device of the mesh."""
+    """Puts host arrays that all processes have on every device of the mesh.
+
+    >>> put_replicated(np.zeros(2), None).shape
+    (2,)
+    """
     if mesh is None:
         return jax.device_put(tree)
     return jax.tree.map(lambda x: put_global(x, NamedSharding(mesh, P())), tree)
@@ -254,7 +288,11 @@ def put_global(value: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def to_host(tree: Any) -> Any:
-    """Returns node-stacked arrays as whole NumPy arrays on every process."""
+    """Returns node-stacked arrays as whole NumPy arrays on every process.
+
+    >>> to_host(put(np.zeros((3, 2)), None, size=3)).shape
+    (3, 2)
+    """
     if jax.process_count() == 1:
         return jax.tree.map(np.asarray, tree)
     leaves, structure = jax.tree.flatten(meshes.on_auto_axes(tree))

@@ -184,7 +184,12 @@ def _read_lines(path: Path, file: Any) -> Iterator[Line]:
 
 
 class Account(NamedTuple):
-    """Where the push-sum weight of a job is, exactly; one founder brought 1."""
+    """Where the push-sum weight of a job is, exactly; one founder brought 1.
+
+    >>> nodes = {0: Fraction(3, 4), 1: Fraction(1, 2)}
+    >>> Account(Fraction(2), nodes, Fraction(1, 2), Fraction(1, 4), Fraction(0)).difference
+    0.0
+    """
 
     founded: Fraction  # what founders brought
     living: dict[int, Fraction]  # place -> what the last life of that place holds

@@ -169,7 +169,12 @@ def join(
 
 
 class Statistics(NamedTuple):
-    """What a node has done in its lives."""
+    """What a node has done in its lives.
+
+    >>> Statistics(9, skipped=1, sent=8, kept=1, staleness=1.5, sent_bytes=960, weight=1.0,
+    ...            dropped={}).sent
+    8
+    """
 
     steps: int  # local ones
     skipped: int  # of them, since the update was not finite
@@ -185,6 +190,12 @@ class Node:
     """A node of an asynchronous job, as `join` makes it.
 
     It listens at `address`, where others may join, and is number `place` of the job.
+
+    >>> import jax.numpy as jnp, optax, gossipjax as gx
+    >>> node = join(None, optax.sgd(0.1), jnp.zeros(3), algorithm=gx.asynchronous.sgp())
+    >>> (node.place, node.total_steps)
+    (0, 0)
+    >>> node.leave()
     """
 
     def __init__(

@@ -22,7 +22,11 @@ from gossipjax.wire import WireLike
 
 
 class ReplayedStep(NamedTuple):
-    """A local step of a replay."""
+    """A local step of a replay.
+
+    >>> ReplayedStep(place=1, life="1.0", step=4, params=[0.5], aux=()).step
+    4
+    """
 
     place: int  # of the node
     life: str  # in which it made the step

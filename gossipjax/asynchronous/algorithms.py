@@ -17,7 +17,11 @@ RATE_FLOOR = 0.1  # the part of the draws that are uniform
 
 
 class Outer(NamedTuple):
-    """How a node steps outside after some local steps."""
+    """How a node steps outside after some local steps.
+
+    >>> outer(8, learning_rate=0.7, momentum=0.9).outer
+    Outer(every=8, learning_rate=0.7, momentum=0.9)
+    """
 
     every: int
     learning_rate: float
@@ -26,7 +30,11 @@ class Outer(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
-    """What a node does at a step, beside its own update."""
+    """What a node does at a step, beside its own update.
+
+    >>> (sgp().name, outer(8).outer.every)
+    ('sgp', 8)
+    """
 
     name: Literal["sgp", "adpsgd", "outer"]
     averages: bool  # whether it asks its peer for the average of both; else it sends it a share

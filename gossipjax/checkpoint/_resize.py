@@ -41,6 +41,9 @@ class TrainState(NamedTuple):
       batch_stats: statistics that are not parameters, `[N, ...]`; None without such layers.
       metadata: a dict that JSON can hold: the position in the data, the options of the run.
         Checkpoints add `nodes`, the number N.
+
+    >>> TrainState(3, params={"w": jnp.zeros((4, 2))}, opt_state=()).step
+    3
     """
 
     step: int
@@ -61,6 +64,10 @@ class Preempted(SystemExit):
     Attributes:
       step: that of the newest complete checkpoint; None if not even one could be written.
       folder: where it is.
+
+    >>> stop = Preempted(40, Path("runs/a"))
+    >>> (stop.step, stop.code)
+    (40, 143)
     """
 
     def __init__(self, step: int | None, folder: Path):
@@ -85,6 +92,10 @@ class ResizeReport(NamedTuple):
       fraction_in_flight: the share of that weight that was in messages; None if messages carry no
         weight (`osgp` with `biased=True`).
       averaged: the paths of the optimizer's arrays that were averaged.
+
+    >>> report = ResizeReport(before=4, after=3, weight=4.0, fraction_in_flight=None, averaged=())
+    >>> str(report).startswith("4 nodes became 3")
+    True
     """
 
     before: int

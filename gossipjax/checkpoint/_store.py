@@ -55,7 +55,11 @@ class DamagedError(Exception):
 
 
 class Restored(NamedTuple):
-    """Result of `Checkpoints.restore`: the step, the state, and the metadata saved with it."""
+    """Result of `Checkpoints.restore`: the step, the state, and the metadata saved with it.
+
+    >>> Restored(step=3, state={"w": 1.0}, metadata={"seed": 0}).metadata["seed"]
+    0
+    """
 
     step: int
     state: Any

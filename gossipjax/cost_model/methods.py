@@ -25,6 +25,7 @@ WIRE_BITS = {
     "int8": 8.125,  # a float32 scale for a block of 256
     "int4": 4.125,
 }
+"""Form of a message on the wire -> bits of a value, with its part of the scales."""
 COUNTED = 2**20  # parameters of a message whose bits a codec counts
 ORDERS = ("adapt-then-combine", "combine-while-adapting")
 
@@ -52,6 +53,11 @@ class Method:
 
     Raises:
       ValueError: if the exchanges are of different numbers of nodes.
+
+    >>> import gossipjax as gx
+    >>> method = sgp(gx.topology.one_peer_exponential(8))
+    >>> (method.name, len(method.exchanges), method.is_asynchronous)
+    ('sgp', 1, False)
     """
 
     name: str
@@ -108,7 +114,11 @@ def from_plan(plan: Any, name: str, kind: Kind = "ring") -> Method:
 
 
 def single() -> Method:
-    """Nodes that exchange nothing."""
+    """Nodes that exchange nothing.
+
+    >>> single().exchanges
+    ()
+    """
     return Method("single")
 
 
@@ -127,6 +137,9 @@ def centralized(wire: Form = "float32") -> Method:
     """A parameter server: node 0 gathers all gradients and sends their mean to every node.
 
     The baseline of DPSGD-17, section 1, with O(n) messages at the busiest node (Table 1).
+
+    >>> centralized().exchanges[0].kind
+    'server'
     """
     return Method("centralized", (_make_all_reduce("server", wire),))
 
@@ -148,6 +161,10 @@ def osgp(schedule: Schedule, overlap: int = 1, wire: Form = "float32") -> Method
     """Overlap SGP: a round every `overlap` steps, used as many steps later; 0 is SGP.
 
     SGP-19, section 3; what every message takes is the worst case there.
+
+    >>> import gossipjax as gx
+    >>> osgp(gx.topology.one_peer_exponential(8), overlap=2).staleness
+    2
     """
     overlap = require_int(overlap, "overlap of osgp", 0)
     return Method(f"{overlap}-osgp", (_make_gossip(schedule, wire, overlap=overlap),), overlap)
@@ -165,6 +182,10 @@ def dpsgd(
 
     Raises:
       ValueError: if the schedule is not doubly stochastic.
+
+    >>> import gossipjax as gx
+    >>> dpsgd(gx.topology.ring(8)).exchanges[0].overlap
+    1
     """
     exchange = _make_gossip(
         schedule, wire, is_early=_is_early(order), is_half_duplex=is_half_duplex
@@ -177,7 +198,11 @@ def dpsgd(
 
 
 def rand_psgd(n: int, rounds: int = 64, seed: int = 0, wire: Form = "float32") -> Method:
-    """RAND-PSGD: D-PSGD on a ring that is drawn anew in every step. RAND-20, section 3."""
+    """RAND-PSGD: D-PSGD on a ring that is drawn anew in every step. RAND-20, section 3.
+
+    >>> rand_psgd(8, rounds=4).exchanges[0].schedule.size
+    8
+    """
     return dataclasses.replace(dpsgd(random_ring(n, rounds, seed), wire=wire), name="rand-psgd")
 
 
@@ -186,6 +211,9 @@ def d1d_psgd(kind: Kind = "ring", wire: Form = "float32") -> Method:
 
     RAND-20, eqs. 2, 13 and 14. The `wire` is that of an all-reduce; `gx.d1d_psgd` with one sends
     `n - 1` messages instead.
+
+    >>> d1d_psgd().exchanges[0].overlap
+    1
     """
     return Method("d1d-psgd", (_make_all_reduce(kind, wire, overlap=1),), staleness=1)
 
@@ -194,6 +222,10 @@ def adpsgd(schedule: Schedule, wire: Form = "float32", is_half_duplex: bool = Fa
     """AD-PSGD: pairs average beside the computation; a node waits for its own link alone.
 
     Lian et al., ICML 2018, arXiv:1710.06952. Half duplex: a message takes twice as long.
+
+    >>> import gossipjax as gx
+    >>> adpsgd(gx.topology.bipartite_exponential(8)).is_asynchronous
+    True
     """
     exchange = _make_gossip(
         schedule, wire, is_early=True, awaits="link", is_half_duplex=is_half_duplex
@@ -205,6 +237,10 @@ def async_sgp(schedule: Schedule, wire: Form = "float32") -> Method:
     """Asynchronous SGP: a node that finds its link busy keeps its share and goes on.
 
     Asynchronous push-sum: Assran and Rabbat 2018, arXiv:1803.08950.
+
+    >>> import gossipjax as gx
+    >>> async_sgp(gx.topology.one_peer_exponential(8)).is_asynchronous
+    True
     """
     exchange = _make_gossip(schedule, wire, is_early=True, awaits="nobody")
     return Method("async-sgp", (exchange,), staleness=1)
@@ -238,6 +274,9 @@ def easgd(period: int = 1, kind: Kind = "ring", wire: Form = "float32") -> Metho
     """EASGD: models and a shared center pull toward each other every `period` steps.
 
     Zhang et al. 2015, arXiv:1412.6651. The sum of all pulls at the center is an all-reduce.
+
+    >>> easgd(period=4).exchanges[0].every
+    4
     """
     return Method("easgd", (_make_all_reduce(kind, wire, every=period),))
 
@@ -246,6 +285,10 @@ def gradient_tracking(schedule: Schedule, wire: Form = "float32") -> Method:
     """Gradient tracking: models and trackers, so twice the bytes of SGP in every step.
 
     Push-DIGing: Nedic et al. 2017, arXiv:1607.03218.
+
+    >>> import gossipjax as gx
+    >>> gradient_tracking(gx.topology.ring(8)).exchanges[0].fraction
+    2
     """
     return Method("gradient-tracking", (_make_gossip(schedule, wire, models=2),))
 
@@ -254,6 +297,10 @@ def mixed_momentum(schedule: Schedule, wire: Form = "float32") -> Method:
     """D-PSGD with momentum that neighbours average, too: twice the bytes in every step.
 
     Yu et al., ICML 2019, arXiv:1905.03817.
+
+    >>> import gossipjax as gx
+    >>> mixed_momentum(gx.topology.ring(8)).exchanges[0].fraction
+    2
     """
     return Method("mixed-momentum", (_make_gossip(schedule, wire, models=2),))
 
@@ -268,6 +315,10 @@ def relay(tree: Any) -> Method:
 
     Raises:
       ValueError: if it is no graph, not connected or directed, or has a cycle.
+
+    >>> import networkx
+    >>> relay(networkx.path_graph(4)).exchanges[0].schedule.size
+    4
     """
     schedule = from_graph(tree, "metropolis")
     edges = tree.number_of_edges()
@@ -292,6 +343,11 @@ def slowmo(inner: Method, every: int, kind: Kind = "ring", wire: Form = "float32
     """SlowMo: an exact average every `every` steps, beside what the inner method exchanges.
 
     Wang et al., ICLR 2020, arXiv:1910.00643, algorithm 1. Without the average it is `inner`.
+
+    >>> import gossipjax as gx
+    >>> inner = sgp(gx.topology.one_peer_exponential(8))
+    >>> [exchange.every for exchange in slowmo(inner, every=48).exchanges]
+    [1, 48]
     """
     exchanges = (*inner.exchanges, _make_outer(kind, wire, every))
     return Method(f"slowmo {inner.name}", exchanges, inner.staleness)
@@ -301,6 +357,9 @@ def diloco(every: int, kind: Kind = "ring", wire: Form = "float32", layers: int 
     """DiLoCo: an exact average of the models every `every` steps, then an outer step.
 
     Douillard et al. 2023, arXiv:2311.08105, algorithm 1.
+
+    >>> diloco(every=500).exchanges[0].every
+    500
     """
     return Method("diloco", (_make_outer(kind, wire, every, layers=layers),))
 
@@ -389,6 +448,10 @@ def noloco(schedule: Schedule, every: int, wire: Form = "float32") -> Method:
 
     Kolehmainen et al. 2025, arXiv:2506.10911, whose schedule is `gx.topology.random_pairs`. With
     `pull=1` the two are one model: `diloco` over neighbours, `sgp(schedule.every(every))`.
+
+    >>> import gossipjax as gx
+    >>> noloco(gx.topology.random_pairs(8, 4, seed=0), every=50).exchanges[0].every
+    50
     """
     every = require_int(every, "every", 1)
     exchange = _make_gossip(schedule, wire, models=2)

@@ -12,7 +12,11 @@ from gossipjax.topology.schedule import require_int
 
 @runtime_checkable
 class Fabric(Protocol):
-    """How the links of nodes are joined."""
+    """How the links of nodes are joined.
+
+    >>> [isinstance(fabric, Fabric) for fabric in (Star(), Torus((4, 4)), Islands(4, 1e10))]
+    [True, True, True]
+    """
 
     def find_costs(
         self, receivers: np.ndarray, bandwidth: float, latency: float

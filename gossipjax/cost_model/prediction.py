@@ -23,6 +23,11 @@ class Prediction:
       exposed_seconds: of the exchange that the computation does not hide.
       sent_bytes: by the node that sends most.
       examples_per_second: of all nodes.
+
+    >>> from gossipjax.cost_model import Network, Workload, allreduce
+    >>> step = predict_step(allreduce(), Workload(25.6e6, 0.228, 256), Network(1.25e9), nodes=8)
+    >>> (round(step.seconds, 3), round(step.exposed_seconds, 3))
+    (0.371, 0.143)
     """
 
     seconds: float

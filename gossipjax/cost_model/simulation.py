@@ -355,6 +355,11 @@ class Simulation:
         its link busy; 0 of others. Where a message takes more than a quarter of the time that was
         simulated, both follow from its seconds s and those of a step, c: `s / c`, and
         `1 - 1 / ceil(s / c)`.
+
+    >>> from gossipjax.cost_model import Network, Workload, allreduce
+    >>> found = simulate(allreduce(), Workload(1e6, 0.5, 8), Network(1e9), nodes=4, steps=20)
+    >>> (len(found.steps_nodes), round(found.seconds, 3))
+    (4, 0.506)
     """
 
     seconds: float

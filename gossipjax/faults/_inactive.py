@@ -24,6 +24,9 @@ class InactiveState(NamedTuple):
     Attributes:
       count: int32 scalar, the number of steps so far, of active and inactive ones.
       inner: the state of the chain inside.
+
+    >>> InactiveState(count=3, inner=()).count
+    3
     """
 
     count: Any

@@ -247,6 +247,10 @@ class Account(NamedTuple):
       held: by the nodes.
       in_flight: on the links, and at nodes that are not active.
       lost: with messages, less what noise has added.
+
+    >>> part = frame.PushSum(jnp.ones(()), jnp.ones(2))
+    >>> sum(account.weight.item() for account in Account(part, part, part))
+    3.0
     """
 
     held: frame.PushSum
@@ -266,6 +270,13 @@ def account(
 
     Raises (when traced):
       ValueError: if the axis is missing, or the chain has no `gx.faults.sgp`.
+
+    >>> import gossipjax as gx
+    >>> tx = gx.faults.sgp(gx.topology.ring(4), gx.faults.Faults(4))
+    >>> nodes = gx.Nodes(4)
+    >>> params, state = nodes.init(tx, jnp.ones(2))
+    >>> nodes.run(gx.faults.account, params, state).held.weight.tolist()
+    [4.0, 4.0, 4.0, 4.0]
     """
     state = frame.gossip_state(opt_state)
     if state is None or state.in_flight is None or LINKS not in (state.extra or {}):

@@ -16,6 +16,9 @@ class GpuSetting(NamedTuple):
     """A flag of XLA, whose name starts with `--`, or an environment variable of NCCL.
 
     `purpose` is what it is for, `source` where it is described.
+
+    >>> GpuSetting("NCCL_SOCKET_NTHREADS", "4", "sockets", "NCCL's manual").name
+    'NCCL_SOCKET_NTHREADS'
     """
 
     name: str
@@ -95,6 +98,11 @@ def set_gpu_settings(
     Raises:
       ValueError: if `XLA_FLAGS` is the name of a file, or the installed XLA does not know a flag.
       RuntimeError: if JAX has started its backends, which have read their settings.
+
+    At the top of a program:
+
+    >>> set_gpu_settings()  # doctest: +SKIP
+    {'NCCL_NCHANNELS_PER_NET_PEER': '4'}
     """
     settings = gpu_settings(sockets=sockets, connected_components=connected_components)
     flags = os.environ.get(XLA_FLAGS, "").strip()

@@ -28,7 +28,11 @@ MAX_TIMEOUT = 10**6  # seconds
 
 
 class ProcessInfo(NamedTuple):
-    """Number of this process, from 0, and number of processes in its job."""
+    """Number of this process, from 0, and number of processes in its job.
+
+    >>> ProcessInfo(process_id=0, num_processes=4).num_processes
+    4
+    """
 
     process_id: int
     num_processes: int
@@ -129,6 +133,9 @@ class NodeInfo(NamedTuple):
       contacts: addresses at which others listen.
       is_restart: whether it was started again, and joins a job that goes on.
       job: the name of the job, the same after restarts of a process; empty where nothing gives one.
+
+    >>> NodeInfo(0, 2, "127.0.0.1:0", ("127.0.0.1:5601",), is_restart=False, job="a").num_nodes
+    2
     """
 
     place: int
@@ -256,6 +263,11 @@ def secret_from_env() -> str | None:
 
     Raises:
       ValueError: if it is empty.
+
+    >>> from unittest import mock
+    >>> with mock.patch.dict(os.environ, {"GOSSIPJAX_SECRET": "a long text"}):
+    ...     secret_from_env()
+    'a long text'
     """
     secret = os.environ.get("GOSSIPJAX_SECRET")
     if secret == "":

@@ -428,5 +428,9 @@ def donate_on_accelerators(*argnums: int) -> tuple[int, ...]:
 
     For an update by SGP and momentum these copies are 4 of 18 passes over memory, and a sixth of
     its time.
+
+    >>> import jax
+    >>> donate_on_accelerators(1, 2) == (() if jax.default_backend() == "cpu" else (1, 2))
+    True
     """
     return () if jax.default_backend() == "cpu" else argnums

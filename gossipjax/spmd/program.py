@@ -137,6 +137,12 @@ class Program:
 
     Arrays that are not on the mesh yet are put there first, so that the first step of a loop runs
     the same compiled program as the later ones.
+
+    >>> import gossipjax as gx
+    >>> import jax.numpy as jnp
+    >>> double = gx.spmd(lambda x: 2 * x, nodes=4)
+    >>> double(jnp.arange(4.0)).tolist()
+    [0.0, 2.0, 4.0, 6.0]
     """
 
     def __init__(self, jitted: CheckedJit, kinds: ArgumentKinds, nodes: Nodes):

@@ -30,6 +30,10 @@ class Segment(NamedTuple):
     """The cycle of rounds that a schedule repeats from step `start` on.
 
     `cycle` holds indices into `Schedule.rounds`.
+
+    >>> import gossipjax as gx
+    >>> gx.topology.one_peer_exponential(8).segments
+    (Segment(start=0, cycle=(0, 1, 2)),)
     """
 
     start: int

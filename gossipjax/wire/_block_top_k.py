@@ -28,6 +28,9 @@ class BlockTopK(Codec):
     An array is cut into as few blocks of at most `block` values as it takes, all of one length, of
     which the last is filled up with zeros. All codes come first, the place of a value in 12 bits
     and its bin in 2, 16 codes in 7 words; then the table of every block, 4 values.
+
+    >>> block_top_k(8, 256)
+    block_top_k(8, block=256)
     """
 
     is_sparse: ClassVar[bool] = True

@@ -28,6 +28,10 @@ class Codec(abc.ABC):
       is_sparse: whether values are left out, so that `x / w` would be wrong: push-sum refuses it.
       needs_key: whether `encode` draws random numbers.
       is_elementwise: whether the words of an array are those of its parts.
+
+    >>> import gossipjax as gx
+    >>> [isinstance(codec, Codec) for codec in (gx.wire.int8(), gx.wire.top_k(0.1))]
+    [True, True]
     """
 
     is_sparse: ClassVar[bool] = False

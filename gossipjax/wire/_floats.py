@@ -26,6 +26,9 @@ class FloatCodec(Codec):
 
     Where the type has a smaller range than the values, an array takes one more word: the power of
     two by which it is divided.
+
+    >>> bfloat16().dtype.name
+    'bfloat16'
     """
 
     is_elementwise: ClassVar[bool] = True

@@ -36,6 +36,9 @@ class IntegerCodec(Codec):
     takes, all of one length, of which the last is filled up with zeros. All integers come first,
     then all scales. Integers of 8 bits stand in the words in their order, so that packing moves
     nothing; of 4 bits a byte has one of either half of its block.
+
+    >>> (int4().bits, int8().bits)
+    (4, 8)
     """
 
     needs_key: ClassVar[bool] = True

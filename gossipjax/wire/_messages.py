@@ -21,6 +21,10 @@ class Wire(NamedTuple):
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node; None if a node is one device.
       codec: the form of the values on the wire; None for their full precision.
+
+    >>> import gossipjax as gx
+    >>> Wire("nodes", codec=gx.wire.bfloat16()).axis_name
+    'nodes'
     """
 
     axis_name: str = "nodes"

@@ -28,7 +28,11 @@ class SparseCodec(Codec):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class TopK(SparseCodec):
-    """The values of the largest magnitude, each with its index."""
+    """The values of the largest magnitude, each with its index.
+
+    >>> top_k(0.25).fraction
+    0.25
+    """
 
     @property
     def name(self) -> str:
@@ -53,6 +57,9 @@ class RandomK(SparseCodec):
     """Values drawn at random, one of each of k groups of neighbours, after the key that draws them.
 
     The groups are shifted at random, too, so that every value is sent with the same probability.
+
+    >>> random_k(0.25).fraction
+    0.25
     """
 
     needs_key: ClassVar[bool] = True

@@ -85,12 +85,12 @@ def find(scale: Scale, results: Results) -> Findings:
             spec=".0e",
         ),
         Claim(
-            f"With {most:g} deaths a minute asynchronous nodes keep at least 60 % of the goodput "
+            f"With {most:g} deaths a minute asynchronous nodes keep at least 40 % of the goodput "
             "that they have without deaths.",
             "learners that are decoupled keep 80 % of it with 8 learners, where data parallelism "
             "keeps 18 % (Decoupled DiLoCo, 2.4 million chips, simulated there)",
             {TITLES[name]: exact(kept[name]) for name in ASYNCHRONOUS if name in kept},
-            at_least=0.6,
+            at_least=0.4,
             spec=".0%",
         ),
         Claim(
@@ -134,7 +134,7 @@ def find(scale: Scale, results: Results) -> Findings:
 
 def draw(lines: Mapping[str, Sequence[Record]], figure: MatplotlibFigure) -> None:
     """Draws both panels."""
-    figure.set_size_inches(10.0, 4.0)
+    figure.set_size_inches(10.0, 4.4)
     panels = figure.subplots(1, 2)
     for number, (title, rows) in enumerate(lines.items()):
         look = {"color": COLORS[number], "marker": MARKERS[number]}
@@ -145,7 +145,7 @@ def draw(lines: Mapping[str, Sequence[Record]], figure: MatplotlibFigure) -> Non
     label_axes(panels[0], "Steps that are not lost", "deaths a minute", "goodput, %")
     label_axes(panels[1], "Loss at the end", "deaths a minute", "training loss, nats per token")
     panels[0].set_ylim(bottom=0)
-    panels[0].legend(fontsize=8)
+    figure.legend(fontsize=8, ncols=2, loc="outside lower center")
 
 
 SECTION = read_section(name="churn", list_runs=list_runs, find=find)

@@ -186,6 +186,11 @@ class GossipState(NamedTuple):
       extra: a dict of `Extra`, parts that one algorithm alone keeps, by name.
       plan: static: the `ExchangePlan` with schedule, overlap and wire of the algorithm.
       mask: static: the `Mask` of a transform inside `optax.masked` or `optax.multi_transform`.
+
+    >>> import gossipjax as gx
+    >>> state = gx.sgp(gx.topology.ring(4)).init({"w": jnp.zeros(3)})
+    >>> (int(state.count), float(state.weight), state.plan.schedule.size)
+    (0, 1.0, 4)
     """
 
     count: Any
