@@ -5,7 +5,7 @@
 The times are those of `gossipjax.cost_model`: modelled, not measured. The choice is the method of
 gossipjax with the least time for what AllReduce learns in an iteration. For that the plan assumes
 what an inexact or late average costs: 5 % more examples per doubling of the steps after which all
-nodes have what one has learned (`--late-price`). README.md in the folder above has the formula.
+nodes have what one has learned (`--late-price`). docs/guides/experiments.md has the formula.
 """
 
 import dataclasses

@@ -125,7 +125,7 @@ MINI = Preset(
     paper=RAND_20,
     notes=(
         "Chosen here: Nesterov momentum, so that four epochs are enough, and a cosine; 512 windows "
-        "in all. Results are in experiments/README.md.",
+        "in all. Results are in docs/evidence.",
     ),
     needs_data=True,
 )

@@ -3,7 +3,7 @@
     python -m experiments.report.published
 
 prints all tables. One network, `networks.SGP_ETHERNET`, is fitted, on the 16 figures of SGP-18
-Table 2; the others follow. gossipjax/cost_model/README.md says what is assumed of each.
+Table 2; the others follow. docs/guides/cost_model.md says what is assumed of each.
 
 - SGP-18: Assran et al., 2018, submission to ICLR 2019, Table 2; hours of sections 5.2 and 5.3.
 - SGP-19: Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,

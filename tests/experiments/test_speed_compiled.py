@@ -221,7 +221,7 @@ def test_the_components_of_every_topology(tmp_path):
     assert by_name["star", 6]["idle"] == 4
     table = (tmp_path / "out" / "components.md").read_text()
     assert "| hypercube | not possible | 4x2 |" in table
-    documented = (ROOT / "gossipjax" / "topology" / "README.md").read_text()
+    documented = (ROOT / "docs" / "guides" / "topologies.md").read_text()
     assert read_column(table, 3) == read_column(documented, 2)  # of 8 nodes
 
 

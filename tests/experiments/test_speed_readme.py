@@ -23,7 +23,7 @@ from experiments.speed.wire.rows import make_row
 from experiments.speed.wire.stragglers import add_ratios, summarize_run
 from experiments.speed.wire.timed import ALL_LINKS, BUSY_HOSTS, COMPUTATION, SINGLE_LINK
 
-README = (Path(step.__file__).parents[1] / "README.md").read_text()
+README = (Path(step.__file__).parents[3] / "docs" / "evidence" / "speed.md").read_text()
 OPTIONS = {
     "local input": input_check.Options,
     "compiled islands": islands.Options,

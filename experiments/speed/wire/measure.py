@@ -17,7 +17,7 @@ a ring, or from one host only). Rows of outer optimizers are made in one go, and
 computation that they are compared with; there both are means over whole periods. All of this once
 with computation, for which all hosts share the cores, and once with a sleep in its place.
 
-README.md in the folder above lists the files, columns and fields that it writes into `--out`.
+docs/evidence/speed.md lists the files, columns and fields that it writes into `--out`.
 """
 
 import dataclasses

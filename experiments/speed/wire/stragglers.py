@@ -10,7 +10,7 @@ algorithm after another: in lockstep by `gx.TrainStep`, or as asynchronous nodes
 slow it is then. The sleep is a part of the compiled step: what can run beside the computation of
 gradients, as the exchange of `osgp`, runs beside it. All runs see the same number of examples.
 
-README.md in the folder above lists the files, columns and fields that it writes into `--out`.
+docs/evidence/speed.md lists the files, columns and fields that it writes into `--out`.
 """
 
 import dataclasses
