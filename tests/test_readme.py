@@ -56,7 +56,7 @@ def test_python_blocks_run(path, tmp_path, monkeypatch):
 def test_the_quickstart_is_short():
     quickstart = README.split("## Quickstart")[1].split("```python\n")[1].split("```")[0]
     assert len([line for line in quickstart.splitlines() if line.strip()]) <= 27
-    assert len(README.splitlines()) <= 160
+    assert len(README.splitlines()) <= 140
 
 
 def test_every_line_of_the_table_of_names_is_code_that_builds():
