@@ -58,9 +58,6 @@ class Options(TrainingOptions):
     dirichlet_alpha: PositiveFloat | None = None
     """Divide the images of each class over the nodes by Dirichlet(alpha): a small alpha is uneven.
     If not given, the images are shuffled."""
-    deal_anew: bool = False
-    """Shuffle all images again in each epoch, and deal them to the nodes anew, as the papers' code
-    does. If not given, a node sees its own share of the images in every epoch."""
     model: Literal[
         "small_cnn", "mlp", "linear", "resnet20", "resnet56", "vgg11", "resnet18", "resnet50"
     ] = "small_cnn"
@@ -90,11 +87,6 @@ class Options(TrainingOptions):
             raise ValueError(
                 f"--normalization must be batch for {self.model}, which diverges without, got none."
             )
-        if self.deal_anew and self.dirichlet_alpha is not None:
-            raise ValueError(
-                "--deal-anew must come without --dirichlet-alpha, whose classes would be even over "
-                f"the epochs, got {self.dirichlet_alpha}: leave one of them out."
-            )
         if self.remat and self.model in ("small_cnn", "mlp", "linear"):
             raise ValueError(f"--remat needs a deep --model, such as resnet20, got {self.model}.")
         if self.dataset == "mnist5k" and (self.data_dir or self.download):
@@ -115,7 +107,6 @@ class ImageClassification(Task):
     def __init__(self, options: Options):
         self.images = load_images(options)
         self.dirichlet_alpha = options.dirichlet_alpha
-        self.deal_anew = options.deal_anew
         self.model = make_model(options, self.images.classes)
         self.has_dropout = options.model == "vgg11"
         self.decay_mask = models.decay_mask if options.no_decay_on_norm_and_bias else None
@@ -147,9 +138,7 @@ class ImageClassification(Task):
         is_even = self.dirichlet_alpha is None
         labels = np.arange(self.num_examples) if is_even else self.images.train_labels
         shards = data.split_examples(labels, nodes.size, self.dirichlet_alpha, seed)
-        batches = self.images.batches(
-            shards, batch_size_per_node, seed, nodes.local, start, self.deal_anew
-        )
+        batches = self.images.batches(shards, batch_size_per_node, seed, nodes.local, start)
         if not self.has_dropout:
             return batches
         return (

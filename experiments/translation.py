@@ -12,13 +12,11 @@ run. A batch has a number of tokens, and sentences of similar length, padded to 
 
 After each epoch the average model is measured on the validation set: loss and perplexity per token,
 and the BLEU score of the first `--eval-sentences`, some of which are shown. At the end its BLEU
-score on the test set follows, by sacrebleu, whose signature is in `summary.json`; the translations
-and the references are in `files/RUN`, a line each. Several processes share the sentences.
+score on the test set follows, by sacrebleu, whose signature is in `summary.json`.
 """
 
 import dataclasses
 import itertools
-import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,7 +26,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
-from jax.experimental import multihost_utils
 from sacrebleu.metrics.bleu import BLEU
 
 import gossipjax as gx
@@ -74,7 +71,6 @@ from experiments.training.options import TrainingOptions
 from experiments.training.task import Examination, Metric, Task, Variables
 
 VOCABULARY_SIZE = 8000  # of a tokenizer that is trained, if not given
-HYPOTHESES, REFERENCES = "hypotheses.txt", "references.txt"  # of the test set
 SAMPLES = 3  # translations that are shown
 
 
@@ -271,7 +267,7 @@ class Translation(Task):
     def examine(self, variables: Variables, is_last: bool) -> Examination:
         valid = self.valid
         count = self.options.eval_sentences
-        translations = self.translate(variables, valid.sources[:count])
+        translations = self.translator.translate(variables, valid.sources[:count])
         score, _ = score_bleu(translations, valid.targets[:count])
         samples = [
             f"{source}\n  reference: {target}\n  translation: {translation}"
@@ -280,43 +276,10 @@ class Translation(Task):
         examined = Examination({"valid_bleu": score}, samples[:SAMPLES])
         if not is_last:
             return examined
-        translations = self.translate(variables, self.test.sources)
+        translations = self.translator.translate(variables, self.test.sources)
         score, signature = score_bleu(translations, self.test.targets)
-        return examined._replace(
-            metrics=examined.metrics | {"bleu": score},
-            details={"bleu_signature": signature},
-            files={
-                HYPOTHESES: format_lines(translations),
-                REFERENCES: format_lines(self.test.targets),
-            },
-        )
-
-    def translate(self, variables: Variables, texts: Sequence[str]) -> list[str]:
-        """Returns the translations of all texts; each process makes its part of them."""
-        processes = jax.process_count()
-        mine = texts[jax.process_index() :: processes]
-        parts = gather_texts(self.translator.translate(variables, mine))
-        translations = [""] * len(texts)
-        for process, part in enumerate(parts):
-            translations[process::processes] = part
-        return translations
-
-
-def format_lines(texts: Sequence[str]) -> str:
-    """Returns texts as lines; a line break in one of them becomes a space."""
-    return "".join(f"{' '.join(text.splitlines())}\n" for text in texts)
-
-
-def gather_texts(texts: Sequence[str]) -> list[list[str]]:
-    """Returns the texts of every process, in their order; all processes must call it."""
-    if jax.process_count() == 1:
-        return [list(texts)]
-    words = np.frombuffer(json.dumps(list(texts)).encode(), np.uint8)
-    sizes = multihost_utils.process_allgather(np.array([len(words)])).ravel()
-    padded = np.zeros(sizes.max(), np.uint8)
-    padded[: len(words)] = words
-    rows = multihost_utils.process_allgather(padded)
-    return [json.loads(bytes(row[:size])) for row, size in zip(rows, sizes, strict=True)]
+        metrics = examined.metrics | {"bleu": score}
+        return examined._replace(metrics=metrics, details={"bleu_signature": signature})
 
 
 def cross_entropy(

@@ -71,11 +71,10 @@ class Dataset(NamedTuple):
         seed: int,
         nodes: Sequence[int],
         start: int,
-        deal_anew: bool = False,
     ) -> Iterator[Batch]:
         """Returns infinite batches, from number `start` on, in the order of `draw_batches`:
         images `[len(nodes), B, H, W, C]` and int32 labels `[len(nodes), B]`."""
-        rows = draw_batches(shards, batch_size_per_node, seed, nodes, deal_anew)
+        rows = draw_batches(shards, batch_size_per_node, seed, nodes)
         return (
             (self.train_images[row], self.train_labels[row])
             for row in itertools.islice(rows, start, None)

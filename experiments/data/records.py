@@ -101,23 +101,15 @@ class ImageRecords:
         seed: int,
         nodes: Sequence[int],
         start: int,
-        deal_anew: bool = False,
     ) -> Iterator[Batch]:
-        size = batch_size_per_node
-        rows = draw_batches(shards, size, seed, nodes, deal_anew)  # raises here, not later
+        rows = draw_batches(shards, batch_size_per_node, seed, nodes)  # raises here, not later
         batches = itertools.islice(rows, start, None)
-        shape = (len(nodes), size)
-
-        def count_passes(number: int) -> np.ndarray:
-            if deal_anew:
-                return _count_deals(number, len(shards), size, sum(map(len, shards)))[list(nodes)]
-            sizes = np.array([[len(shards[node])] for node in nodes])
-            return _count_passes(number, size, sizes)
-
+        sizes = np.array([[len(shards[node])] for node in nodes])
+        shape = (len(nodes), batch_size_per_node)
         chunks = (
             chunk
             for number, row in enumerate(batches, start)
-            for chunk in _cut(np.stack([row, count_passes(number)]))
+            for chunk in _cut(np.stack([row, _count_passes(number, batch_size_per_node, sizes)]))
         )
         decode = functools.partial(self._decode_train, seed, _find_replacements(shards))
         return (
@@ -178,15 +170,6 @@ def _count_passes(batch: int, size: int, shard_sizes: np.ndarray) -> np.ndarray:
     [[1, 1, 2, 2], [0, 0, 1, 1]]
     """
     return (batch * size + np.arange(size))[np.newaxis] // shard_sizes
-
-
-def _count_deals(batch: int, nodes: int, size: int, examples: int) -> np.ndarray:
-    """The pass over all examples that each example of a batch is in, `[N, B]`, if all are dealt.
-
-    >>> _count_deals(1, 2, 3, 8).tolist()
-    [[0, 0, 1], [1, 1, 1]]
-    """
-    return ((batch * nodes * size + np.arange(nodes * size)) // examples).reshape(nodes, size)
 
 
 def _cut(indices: np.ndarray) -> list[np.ndarray]:

@@ -65,16 +65,11 @@ def draw_batches(
     batch_size_per_node: int,
     seed: int,
     nodes: Sequence[int] | None = None,
-    deal_anew: bool = False,
 ) -> Iterator[np.ndarray]:
     """Returns infinite batches: integers `[N, B]`, row i the indices of node i's next B examples.
 
     Each node reads its shard in passes, each pass in a new random order. A batch may continue into
     the next pass, so a shard may be smaller than a batch. The same arguments give the same batches.
-
-    With `deal_anew` all examples are shuffled again for each pass, and dealt to the nodes in turn:
-    a node sees others in each pass, and all nodes together see every example once. The shards then
-    say only which examples there are, and how many nodes.
 
     `nodes` are those whose rows are wanted, in this order; None is all nodes.
 
@@ -89,24 +84,10 @@ def draw_batches(
     empty = [node for node, shard in enumerate(shards) if not len(shard)]
     if empty:
         raise DataError(f"node {empty[0]} has no examples: give every node at least one.")
-    if deal_anew:
-        batches = _deal_batches(np.concatenate(shards), len(shards), batch_size_per_node, seed)
-        return batches if nodes is None else (batch[list(nodes)] for batch in batches)
     seeds = np.random.SeedSequence(seed).spawn(len(shards))
     wanted = range(len(shards)) if nodes is None else nodes
     rows = [_draw_node_batches(shards[node], batch_size_per_node, seeds[node]) for node in wanted]
     return map(np.stack, zip(*rows, strict=True))
-
-
-def _deal_batches(examples: np.ndarray, nodes: int, size: int, seed: int) -> Iterator[np.ndarray]:
-    """Yields `[N, B]` of a shuffled deck; a new one is put below what is left of the last."""
-    rng = np.random.default_rng(seed)
-    deck = examples[:0]
-    while True:
-        while len(deck) < nodes * size:
-            deck = np.concatenate([deck, rng.permutation(examples)])
-        yield deck[: nodes * size].reshape(nodes, size)
-        deck = deck[nodes * size :]
 
 
 def _draw_node_batches(

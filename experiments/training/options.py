@@ -219,7 +219,6 @@ class TrainingOptions(OptimizationOptions, ExchangeOptions):
     CHANGEABLE_ON_RESUME: ClassVar[frozenset[str]] = frozenset(
         (
             *("nodes", "fsdp", "placement", "log_every", "checkpoint_every", "max_to_keep"),
-            *("evaluate_every", "max_steps"),
             *("resume", "init_from", "out", "overwrite", "preset", "report_to"),
         )
     )
@@ -243,11 +242,6 @@ class TrainingOptions(OptimizationOptions, ExchangeOptions):
     sharded. Each exchanges its part of the model."""
     log_every: PositiveInt = 10
     """Steps between two lines of metrics.jsonl; each line costs one more gradient."""
-    evaluate_every: PositiveInt = 1
-    """Epochs between two evaluations of the average model; it is evaluated after the last step,
-    too."""
-    max_steps: PositiveInt | None = None
-    """A budget: end after so many steps of the run, with rates as if it went on to --epochs."""
     report_to: ReportTo = "none"
     """Where the lines of metrics.jsonl go as well: tensorboard, files in OUT/tensorboard; wandb,
     Weights & Biases, offline in OUT/wandb if there is no login."""
@@ -287,11 +281,6 @@ class TrainingOptions(OptimizationOptions, ExchangeOptions):
             raise ValueError(
                 f"--fsdp must be 1 with --placement vmap, which has one device for all nodes, got "
                 f"{self.fsdp}: leave one of them out."
-            )
-        if self.max_steps is not None and self.max_steps % self.accumulate:
-            raise ValueError(
-                f"--max-steps must be whole updates of --accumulate {self.accumulate} steps, got "
-                f"{self.max_steps}."
             )
         for name in ("checkpoint_every", "resume"):
             if getattr(self, name) and self.out is None:

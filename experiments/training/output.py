@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
@@ -14,7 +14,7 @@ from rich.progress import Progress, TaskID
 
 from experiments.reporters import Reporter, ReportTo, open_reporter
 from experiments.results import Record, filter_metrics, write_summary
-from experiments.training.plan import Run, make_folder_name
+from experiments.training.plan import Run
 from experiments.training.task import Examination
 from experiments.training.trainer import NonFiniteError
 from gossipjax.processes import is_main_process
@@ -125,14 +125,6 @@ class Output:
             with (self.folder / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(line, allow_nan=False) + "\n")
 
-    def write_files(self, run: str, files: Mapping[str, str]) -> None:
-        """Writes texts that a task has found out, into `files/RUN`."""
-        if files and is_main_process():
-            folder = self.folder / "files" / run
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, text in files.items():
-                (folder / name).write_text(text)
-
     def truncate_metrics(self, run: str, step: int) -> None:
         """Removes the lines of `metrics.jsonl` that `run`, which starts after `step`, will repeat.
 
@@ -194,7 +186,6 @@ class RunLog:
     ) -> None:
         """Logs the metrics on the test set after `step`, and what else was found out."""
         samples = list(examined.samples)
-        self._output.write_files(make_folder_name(self._name), examined.files)
         self._add(
             step, progress, metrics | examined.metrics | ({"samples": samples} if samples else {})
         )

@@ -119,17 +119,12 @@ class Plan:
 
     @functools.cached_property
     def steps(self) -> int:
-        """Steps of each run: as many as make whole updates, or as its budget has."""
-        return min(self.all_steps, self.options.max_steps or self.all_steps)
-
-    @functools.cached_property
-    def all_steps(self) -> int:
-        """Steps of a run without a budget."""
+        """Steps of each run: as many as make whole updates."""
         return self.updates * self.options.accumulate
 
     @functools.cached_property
     def updates(self) -> int:
-        """Updates of a run without a budget."""
+        """Updates of each run."""
         examples = self.options.epochs * self.num_examples
         per_update = self.options.global_batch_size * self.options.accumulate
         return max(1, round(examples / per_update))
@@ -153,13 +148,11 @@ class Plan:
 
     def eval_steps(self, start: int = 0) -> Iterator[int]:
         """The steps after `start` after which the average model is evaluated: ends of epochs."""
-        every = self.options.evaluate_every
         epochs_per_step = self.options.global_batch_size / self.num_examples
-        first = max(1, math.floor(start * epochs_per_step))
-        epochs = range(-(-first // every) * every, self.options.epochs, every)
+        first_epoch = max(1, math.floor(start * epochs_per_step))
+        epochs = range(first_epoch, self.options.epochs)
         ends = (round(epoch / epochs_per_step) for epoch in epochs)
-        inner = itertools.takewhile(lambda end: end < self.steps, ends)
-        return unique(end for end in itertools.chain(inner, [self.steps]) if end > start)
+        return unique(end for end in itertools.chain(ends, [self.steps]) if end > start)
 
     def intervals(self, start: int) -> Iterator[range]:
         """Divides the steps from `start` on, at lines of metrics, evaluations and checkpoints."""
@@ -178,7 +171,7 @@ class Plan:
         names += ("accumulate", "outer", "momentum")
         method_options = MethodOptions(
             nodes=nodes,
-            steps=self.all_steps,
+            steps=self.steps,
             seed=seed,
             rate=self.learning_rate,
             sharding=self.sharding,

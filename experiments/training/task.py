@@ -26,7 +26,6 @@ class Examination(NamedTuple):
     metrics: dict[str, float]  # by name, as those of `Task.metrics`
     samples: Sequence[str] = ()  # lines for people, such as translations
     details: dict[str, Any] = {}  # noqa: RUF012  # further entries of the run in `summary.json`
-    files: dict[str, str] = {}  # noqa: RUF012  # name -> text, of OUT/files/RUN
 
 
 class Task(Protocol):

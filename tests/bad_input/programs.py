@@ -171,10 +171,6 @@ IMAGE = [
     ("--staleness -1", "--staleness must be finite and >= 0"),
     ("--staleness 1000", "--staleness must be at most 4"),
     ("--algorithm adpsgd --delays-of no/such", "--delays-of must be a folder of journals"),
-    (
-        "--deal-anew --dirichlet-alpha 0.1",
-        "--deal-anew must come without --dirichlet-alpha, whose classes would be even over",
-    ),
     ("--dirichlet-alpha 0", "--dirichlet-alpha must be positive and finite"),
     ("--batch-stats mix", "--batch-stats mix needs --normalization batch"),
     ("--data-dir OUT", "need another --dataset"),

@@ -40,12 +40,10 @@ def take(
     seed: int = 0,
     nodes: Any = None,
     start: int = 0,
-    deal_anew: bool = False,
 ) -> list[Any]:
     """Some batches of these nodes, or of all."""
     wanted = range(len(shards)) if nodes is None else nodes
-    batches = images.batches(shards, size, seed, wanted, start, deal_anew)
-    return list(itertools.islice(batches, count))
+    return list(itertools.islice(images.batches(shards, size, seed, wanted, start), count))
 
 
 def assert_equal_batches(one: list[Any], other: list[Any]) -> None:
@@ -96,13 +94,12 @@ def test_batches_are_augmented_images_of_the_nodes_shards(cifar: Path) -> None:
     assert len(list_images(first) & list_images(second)) < TRAIN / 4
 
 
-@pytest.mark.parametrize("anew", [False, True])
-def test_batches_depend_neither_on_processes_nor_on_the_start(cifar: Path, anew: bool) -> None:
+def test_batches_depend_neither_on_processes_nor_on_the_start(cifar: Path) -> None:
     images = data.ImageRecords("cifar10", cifar)
     shards = split(4)
-    together = take(images, shards, 8, 7, 5, deal_anew=anew)
+    together = take(images, shards, 8, 7, 5)
     for nodes, start in (([0, 1], 0), ([2, 3], 1), ([1], 3), (range(4), 6)):
-        apart = take(images, shards, 8 - start, 7, 5, nodes, start, anew)
+        apart = take(images, shards, 8 - start, 7, 5, nodes, start)
         assert_equal_batches(apart, [tuple(x[nodes] for x in batch) for batch in together[start:]])
 
 

@@ -107,22 +107,3 @@ def test_the_seed_decides_and_nodes_differ() -> None:
     np.testing.assert_array_equal(one, same)
     assert not np.array_equal(one, other)
     assert not np.array_equal(one[:, 0], one[:, 1])
-
-
-def test_examples_are_dealt_anew_in_each_pass() -> None:
-    shards = data.split_examples(np.arange(24) + 100, 3, None, seed=1)
-
-    def take_dealt(count: int, nodes: list[int] | None = None) -> np.ndarray:
-        batches = data.draw_batches(shards, 4, 5, nodes, deal_anew=True)
-        return np.stack(list(itertools.islice(batches, count)))
-
-    batches = take_dealt(6)  # three passes of two batches
-    passes = batches.reshape(3, 2, 3, 4)
-    for one in passes:
-        assert sorted(one.ravel()) == list(range(24))
-    shares = [[frozenset(one[:, node].ravel()) for one in passes] for node in range(3)]
-    assert all(len(set(of_node)) == 3 for of_node in shares)  # other examples in each pass
-    np.testing.assert_array_equal(batches, take_dealt(6))
-    np.testing.assert_array_equal(batches[:, [2, 0]], take_dealt(6, nodes=[2, 0]))
-    few = data.draw_batches([np.array([7]), np.array([3])], 2, seed=0, deal_anew=True)
-    assert sorted(next(few).ravel()) == [3, 3, 7, 7]

@@ -164,23 +164,6 @@ def test_a_warm_up_ends_within_the_run():
         Plan(options, 512)
 
 
-def test_evaluations_and_the_budget():
-    """Seven epochs of 512 examples are 28 steps of 128."""
-    options = TrainingOptions(epochs=7, nodes=4, batch_size_per_node=32, lr_schedule="cosine")
-    plan = Plan(options, 512)
-    assert list(plan.eval_steps()) == [4, 8, 12, 16, 20, 24, 28]
-    rarely = Plan(dataclasses.replace(options, evaluate_every=3), 512)
-    assert list(rarely.eval_steps()) == [12, 24, 28]
-    assert list(rarely.eval_steps(start=13)) == [24, 28]
-    short = Plan(dataclasses.replace(options, evaluate_every=2, max_steps=10), 512)
-    assert list(short.eval_steps()) == [8, 10]
-    assert (short.steps, short.all_steps) == (10, 28)
-    assert short.learning_rate_at(9) == plan.learning_rate_at(9)  # as if it went on
-    assert Plan(dataclasses.replace(options, max_steps=100), 512).steps == 28
-    with pytest.raises(ValueError, match="--max-steps must be whole updates of --accumulate 4"):
-        dataclasses.replace(options, accumulate=4, max_steps=10)
-
-
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_row_of_the_table(name):
     """A name is spelled and parsed; what a method says of itself is what its state says."""

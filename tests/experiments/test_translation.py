@@ -3,8 +3,6 @@
 import contextlib
 import io
 import itertools
-import json
-import types
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import sacrebleu
-from jax.experimental import multihost_utils
 from resumed_runs import read_results, require_resumable_to_the_bit
 
 import gossipjax as gx
@@ -137,43 +133,6 @@ def test_writes_losses_scores_and_samples(finished):
     assert "reference: " in printed
     assert (finished.out / "valid_loss.png").exists()
     assert (finished.out / "tokenizer.json").exists()
-    (folder,) = (finished.out / "files").iterdir()
-    hypotheses, references = (
-        (folder / name).read_text().splitlines() for name in ("hypotheses.txt", "references.txt")
-    )
-    bleu = sacrebleu.corpus_bleu(hypotheses, [references]).score
-    assert run["test_bleu_average_model"] == pytest.approx(bleu)
-
-
-def test_processes_share_the_sentences(monkeypatch):
-    """Three processes, one after another: each translates its part, and all get the whole."""
-    texts = [f"{number}\u00e9" for number in range(7)]
-    made = []
-    task: Any = types.SimpleNamespace(
-        translator=types.SimpleNamespace(translate=lambda _, mine: made.append(mine) or mine)
-    )
-    monkeypatch.setattr(jax, "process_count", lambda: 3)
-    for process in range(3):
-        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
-        monkeypatch.setattr(translation, "gather_texts", lambda _: [texts[i::3] for i in range(3)])
-        assert translation.Translation.translate(task, {}, texts) == texts
-    assert sorted(itertools.chain(*made)) == texts
-    assert max(map(len, made)) == 3
-
-
-def test_texts_are_gathered_whatever_their_lengths(monkeypatch):
-    parts = [["a", "\u00e4\u00f6\n"], [], ["a longer one"]]
-    monkeypatch.setattr(jax, "process_count", lambda: 3)
-    encoded = [np.frombuffer(json.dumps(part).encode(), np.uint8) for part in parts]
-
-    def gather(mine: np.ndarray) -> np.ndarray:
-        if mine.size == 1:
-            return np.array([[len(words)] for words in encoded])
-        return np.stack([np.pad(words, (0, len(mine) - len(words))) for words in encoded])
-
-    monkeypatch.setattr(multihost_utils, "process_allgather", gather)
-    for part in parts:
-        assert translation.gather_texts(part) == parts
 
 
 def test_a_resumed_run_ends_as_if_it_had_never_been_stopped(
