@@ -20,6 +20,8 @@ import optax
 
 import gossipjax as gx
 from experiments import data, models
+from experiments.data.records import CORRUPT
+from experiments.data.sharding import Shuffle
 from experiments.models.layers import draw_dropout_seeds, make_dropout_rngs
 from experiments.options import (
     DTYPES,
@@ -79,6 +81,7 @@ class Options(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._require_local_shuffle(self.dirichlet_alpha)
         if self.batch_stats != "local" and self.model_normalization == "none":
             raise ValueError(
                 f"--batch-stats {self.batch_stats} needs --normalization batch, got none."
@@ -107,6 +110,7 @@ class ImageClassification(Task):
     def __init__(self, options: Options):
         self.images = load_images(options)
         self.dirichlet_alpha = options.dirichlet_alpha
+        self.shuffle: Shuffle = options.shuffle
         self.model = make_model(options, self.images.classes)
         self.has_dropout = options.model == "vgg11"
         self.decay_mask = models.decay_mask if options.no_decay_on_norm_and_bias else None
@@ -137,8 +141,10 @@ class ImageClassification(Task):
     ) -> Iterator[Any]:
         is_even = self.dirichlet_alpha is None
         labels = np.arange(self.num_examples) if is_even else self.images.train_labels
-        shards = data.split_examples(labels, nodes.size, self.dirichlet_alpha, seed)
-        batches = self.images.batches(shards, batch_size_per_node, seed, nodes.local, start)
+        division = data.divide_examples(
+            labels, nodes.size, self.dirichlet_alpha, seed, self.shuffle
+        )
+        batches = self.images.batches(division, batch_size_per_node, seed, nodes.local, start)
         if not self.has_dropout:
             return batches
         return (
@@ -152,7 +158,7 @@ class ImageClassification(Task):
     def metrics(self, variables: Variables, batch: Any) -> dict[str, Metric]:
         images, labels = batch
         predictions = self.model.apply(variables, self.images.standardize(images)).argmax(axis=-1)
-        return {"accuracy": Metric(predictions == labels)}
+        return {"accuracy": Metric(predictions == labels, labels != CORRUPT)}
 
     def examine(self, variables: Variables, is_last: bool) -> Examination:
         corrupt = self.images.count_corrupt()

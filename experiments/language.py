@@ -25,7 +25,7 @@ import optax
 import tyro
 
 import gossipjax as gx
-from experiments.data import draw_batches, split_examples
+from experiments.data import divide_examples, draw_batches
 from experiments.data.texts import (
     FILES,
     PYTHON_DOCS,
@@ -192,8 +192,8 @@ class LanguageModeling(Task):
         self, nodes: gx.Nodes, batch_size_per_node: int, seed: int, start: int
     ) -> Iterator[Any]:
         tokens = self.train_tokens
-        shards = split_examples(np.zeros(len(tokens)), nodes.size, None, seed)
-        rows = draw_batches(shards, batch_size_per_node, seed, nodes.local)
+        division = divide_examples(tokens, nodes.size, None, seed, self.options.shuffle)
+        rows = draw_batches(division, batch_size_per_node, seed, nodes.local)
         return (tokens[row] for row in itertools.islice(rows, start, None))
 
     def test_batches(self) -> Iterator[Any]:

@@ -27,7 +27,9 @@ LOSS = "loss"
 BEFORE_MIXING = "consensus_distance_before_mixing"
 AFTER_MIXING = "consensus_distance"
 AVERAGE_MODEL = re.compile(r"(?:test_(\w+)|(valid_\w+))_average_model")
-RESULT_NAMES = ("metrics.jsonl", "summary.json", "checkpoints", "nodes", "tensorboard", "wandb")
+TEXT_FOLDER = "texts"
+RESULT_NAMES = ("metrics.jsonl", "summary.json", "checkpoints", "nodes", TEXT_FOLDER)
+RESULT_NAMES += ("tensorboard", "wandb")
 WAY_OUT = "restore the file, or run again into another folder (--overwrite replaces results)"
 MAX_SHOWN = 60  # characters of a wrong value in a message
 

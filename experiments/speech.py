@@ -13,6 +13,7 @@ keeps the total batch at 8192 windows for any number of learners:
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal
@@ -24,6 +25,8 @@ import optax
 
 import gossipjax as gx
 from experiments.data import DataError, draw_batches, split_examples
+from experiments.data.prefetch import LazyBatch
+from experiments.data.sharding import GlobalShuffle
 from experiments.data.speech import DATASET, Windows, load_utterances
 from experiments.models.acoustic import ACOUSTIC_SIZES, NUM_FRAMES, AcousticLSTM, AcousticSize
 from experiments.options import DTYPES, OptionalPath, PositiveFloat, PositiveInt, Precision, Remat
@@ -63,6 +66,10 @@ class Options(TrainingOptions):
     precision: Precision = "float32"
     remat: Remat = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_local_shuffle(self.dirichlet_alpha)
+
     @property
     def size(self) -> AcousticSize:
         """The size of the model: that of `model`, with the sizes that are given."""
@@ -77,8 +84,9 @@ class Options(TrainingOptions):
 class SpeechClassification(Task):
     """A classifier of windows of speech, trained by the cross-entropy of each frame.
 
-    The windows of an utterance are on one node. The class of a window is that of the largest mean
-    log-probability over its frames, and that of an utterance, over all its windows.
+    The windows of an utterance are on one node, except with `--shuffle global`. The class of a
+    window is that of the largest mean log-probability over its frames, and that of an utterance,
+    over all its windows.
     """
 
     def __init__(self, options: Options):
@@ -126,26 +134,33 @@ class SpeechClassification(Task):
     def batches(
         self, nodes: gx.Nodes, batch_size_per_node: int, seed: int, start: int
     ) -> Iterator[Any]:
-        shards = self.split_windows(nodes.size, seed)
-        rows = draw_batches(shards, batch_size_per_node, seed, nodes.local)
+        if self.options.shuffle == "global":
+            division = GlobalShuffle(len(self.train), nodes.size)
+        else:
+            division = self.split_windows(nodes.size, seed)
+        rows = draw_batches(division, batch_size_per_node, seed, nodes.local)
         windows = self.train
         labels = windows.labels
         return ((windows.read(row), labels[row]) for row in itertools.islice(rows, start, None))
 
-    def test_batches(self) -> Iterator[Any]:
+    def test_batches(self) -> Iterator[LazyBatch]:
         """Yields windows `[E, W, T, features]`, how many each utterance has, and its label."""
-        windows = self.test
-        usable = np.flatnonzero(windows.counts)
-        longest = windows.counts.max()
+        usable = np.flatnonzero(self.test.counts)
+        longest = self.test.counts.max()
         size = max(self.options.nodes, self.options.global_batch_size // longest)
         for start in range(0, len(usable), size):
             utterances = usable[start : start + size]
-            counts = windows.counts[utterances]
-            rows = np.zeros((len(utterances), longest), int)
-            is_window = np.arange(longest) < counts[:, None]
-            rows[is_window] = windows.list_windows(utterances)
-            labels = windows.utterances.labels[utterances]
-            yield windows.read(rows), counts.astype(np.int32), labels
+            yield LazyBatch(len(utterances), functools.partial(self.read_test, utterances))
+
+    def read_test(self, utterances: np.ndarray, chosen: np.ndarray) -> Any:
+        """Returns the chosen ones of these test utterances, as `test_batches` says."""
+        windows = self.test
+        utterances = utterances[chosen]
+        counts = windows.counts[utterances]
+        rows = windows.first_windows[utterances][..., None] + np.arange(windows.counts.max())
+        is_window = np.arange(windows.counts.max()) < counts[..., None]
+        labels = windows.utterances.labels[utterances]
+        return windows.read(np.where(is_window, rows, 0)), counts.astype(np.int32), labels
 
     def metrics(self, variables: Variables, batch: Any) -> dict[str, Metric]:
         windows, counts, labels = batch

@@ -49,7 +49,7 @@ from experiments.options import (
     check_fields,
     parse_arguments,
 )
-from experiments.plots import choose_look
+from experiments.plots import choose_looks
 from experiments.program import exit_on_error
 from experiments.rate_rule import choose_rate
 from experiments.results import Record
@@ -290,13 +290,14 @@ def draw(records: Sequence[Record], options: Options, path: Path) -> None:
     """Draws the steps over the nodes."""
     figure = Figure((7, 4.5), dpi=120, layout="constrained")
     axes = figure.subplots()
-    for index, name in enumerate(dict.fromkeys(record["method"] for record in records)):
+    looks = choose_looks(list(dict.fromkeys(record["method"] for record in records)))
+    for name, look in looks.items():
         row = [record for record in records if record["method"] == name]
         axes.plot(
             [record["nodes"] for record in row],
             [find_mean(record) for record in row],
             label=name,
-            **{**choose_look(index), "marker": "o", "markevery": 1},
+            **{**look, "marker": "o", "markevery": 1},
         )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")

@@ -12,10 +12,12 @@ run. A batch has a number of tokens, and sentences of similar length, padded to 
 
 After each epoch the average model is measured on the validation set: loss and perplexity per token,
 and the BLEU score of the first `--eval-sentences`, some of which are shown. At the end its BLEU
-score on the test set follows, by sacrebleu, whose signature is in `summary.json`.
+score on the test set follows, by sacrebleu, whose signature is in `summary.json`. Its hypotheses
+and references are OUT/texts/RUN/hypotheses.txt and references.txt, a sentence per line.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -60,6 +62,7 @@ from experiments.options import (
     Precision,
     Remat,
 )
+from experiments.training.evaluation import map_texts
 from experiments.training.main import run_program
 from experiments.training.optimization import (
     LR_SCHEDULE_HELP,
@@ -227,7 +230,9 @@ class Translation(Task):
         self, nodes: gx.Nodes, batch_size_per_node: int, seed: int, start: int
     ) -> Iterator[Any]:
         buckets = self.make_buckets(nodes.size)
-        drawn = draw_token_batches(buckets, nodes.size, batch_size_per_node, seed, nodes.local)
+        drawn = draw_token_batches(
+            buckets, nodes.size, batch_size_per_node, seed, nodes.local, self.options.shuffle
+        )
 
         def make_batch(step: int, batch: TokenBatch) -> Any:
             seeds = draw_dropout_seeds(seed, step, nodes.local, batch.rows.shape[1])
@@ -267,7 +272,7 @@ class Translation(Task):
     def examine(self, variables: Variables, is_last: bool) -> Examination:
         valid = self.valid
         count = self.options.eval_sentences
-        translations = self.translator.translate(variables, valid.sources[:count])
+        translations = self.translate(variables, valid.sources[:count])
         score, _ = score_bleu(translations, valid.targets[:count])
         samples = [
             f"{source}\n  reference: {target}\n  translation: {translation}"
@@ -276,10 +281,19 @@ class Translation(Task):
         examined = Examination({"valid_bleu": score}, samples[:SAMPLES])
         if not is_last:
             return examined
-        translations = self.translator.translate(variables, self.test.sources)
-        score, signature = score_bleu(translations, self.test.targets)
+        texts = {
+            "hypotheses": self.translate(variables, self.test.sources),
+            "references": list(map(join_lines, self.test.targets)),
+        }
+        score, signature = score_bleu(*texts.values())
         metrics = examined.metrics | {"bleu": score}
-        return examined._replace(metrics=metrics, details={"bleu_signature": signature})
+        details = {"bleu_signature": signature}
+        return examined._replace(metrics=metrics, details=details, texts=texts)
+
+    def translate(self, variables: Variables, sources: Sequence[str]) -> list[str]:
+        """Returns the translation of each text, a line; each process translates a part."""
+        translate = functools.partial(self.translator.translate, variables)
+        return list(map(join_lines, map_texts(translate, sources, variables)))
 
 
 def cross_entropy(
@@ -295,6 +309,15 @@ def cross_entropy(
     expected = (1 - label_smoothing) * chosen + label_smoothing * logits.mean(axis=-1)
     losses = jax.nn.logsumexp(logits, axis=-1) - expected
     return jnp.where(is_token, losses, 0.0), is_token
+
+
+def join_lines(text: str) -> str:
+    """Returns a text as one line, whatever ends its lines; BLEU is the same.
+
+    >>> join_lines("ein\u2028Wort")
+    'ein Wort'
+    """
+    return " ".join(text.splitlines())
 
 
 def score_bleu(translations: Sequence[str], references: Sequence[str]) -> tuple[float, str]:

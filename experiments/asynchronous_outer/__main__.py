@@ -71,7 +71,7 @@ from experiments.options import (
     check_fields,
     parse_arguments,
 )
-from experiments.plots import choose_look
+from experiments.plots import choose_looks
 from experiments.program import exit_on_error
 from experiments.rate_rule import choose_rate
 from experiments.results import Record
@@ -329,11 +329,12 @@ def plot(records: Sequence[Record], options: Options, path: Path) -> None:
     left, right = figure.subplots(1, 2, sharey=True)
     left.set(xlabel="simulated time (seconds)", ylabel="loss over all examples", yscale="log")
     right.set(xlabel="local steps of all workers", xscale="log")
-    for index, record in enumerate(records):
+    looks = choose_looks([record["rule"] for record in records])
+    for record in records:
         losses = np.array(record["loss"])
         mean = losses.mean(axis=0)
         spread = losses.std(axis=0, ddof=1) if len(losses) > 1 else np.zeros_like(mean)
-        look = choose_look(index)
+        look = looks[record["rule"]]
         for axes, x in ((left, record["seconds"]), (right, record["steps"])):
             axes.plot(x, mean, label=record["rule"], **look)
             axes.fill_between(x, mean - spread, mean + spread, color=look["color"], alpha=0.2)

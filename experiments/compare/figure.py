@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from experiments.compare.costs import MEGA, SENT
 from experiments.compare.grids import Cell, Grid
 from experiments.compare.table import is_fraction
-from experiments.plots import AXIS_LABELS, choose_look
+from experiments.plots import AXIS_LABELS, choose_looks
 from experiments.results import LOSS, Record, metric_fields, read_runs
 from experiments.runner import Result
 
@@ -58,7 +58,7 @@ def plot_curves(grid: Grid, outcomes: Mapping[Cell, Result], metric: str, path: 
     figure = Figure((2 + 5 * len(grid.columns), height), dpi=120, layout="constrained")
     figure.suptitle(f"{grid.title}: mean ± standard deviation over {len(grid.seeds)} seed(s)")
     panels = figure.subplots(len(panel_rows), len(grid.columns), squeeze=False)
-    looks = {row.title: choose_look(index) for index, row in enumerate(grid.rows)}
+    looks = choose_looks([row.title for row in grid.rows])
     for kind, row_of_panels in zip(panel_rows, panels, strict=True):
         for column, axes in zip(grid.columns, row_of_panels, strict=True):
             xlabel = "MB sent per node" if kind.is_by_bytes else AXIS_LABELS["step"]

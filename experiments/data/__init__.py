@@ -4,7 +4,7 @@ from experiments.data.augmentation import RECIPES
 from experiments.data.images import DATASETS, DOWNLOADS, Dataset, load
 from experiments.data.local import DataError, MissingDataError, RecordError
 from experiments.data.records import ImageRecords
-from experiments.data.sharding import draw_batches, split_examples
+from experiments.data.sharding import Division, divide_examples, draw_batches, split_examples
 
 Images = Dataset | ImageRecords
 
@@ -14,10 +14,12 @@ __all__ = [
     "RECIPES",
     "DataError",
     "Dataset",
+    "Division",
     "ImageRecords",
     "Images",
     "MissingDataError",
     "RecordError",
+    "divide_examples",
     "draw_batches",
     "load",
     "split_examples",

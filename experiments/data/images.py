@@ -24,7 +24,7 @@ from experiments.data.local import (
     find_prepared,
     open_splits,
 )
-from experiments.data.sharding import draw_batches
+from experiments.data.sharding import Division, draw_batches
 
 DATASETS = ("mnist5k", "fashion_mnist", "mnist")
 DOWNLOADS = {"fashion_mnist": "FashionMNIST", "mnist": "MNIST"}
@@ -66,7 +66,7 @@ class Dataset(NamedTuple):
 
     def batches(
         self,
-        shards: Sequence[np.ndarray],
+        division: Division,
         batch_size_per_node: int,
         seed: int,
         nodes: Sequence[int],
@@ -74,7 +74,7 @@ class Dataset(NamedTuple):
     ) -> Iterator[Batch]:
         """Returns infinite batches, from number `start` on, in the order of `draw_batches`:
         images `[len(nodes), B, H, W, C]` and int32 labels `[len(nodes), B]`."""
-        rows = draw_batches(shards, batch_size_per_node, seed, nodes)
+        rows = draw_batches(division, batch_size_per_node, seed, nodes)
         return (
             (self.train_images[row], self.train_labels[row])
             for row in itertools.islice(rows, start, None)

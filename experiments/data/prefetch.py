@@ -1,11 +1,11 @@
-"""Input that is made ahead of its use, and the memory that it takes."""
+"""Input that is made ahead of its use, or only where it is used, and the memory that it takes."""
 
 import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -14,6 +14,13 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 COPIES = 4  # of a batch: two are kept ready, one is being made, and one is on the devices
+
+
+class LazyBatch(NamedTuple):
+    """A batch of E examples of which a process reads those that it needs."""
+
+    size: int  # E
+    read: Callable[[np.ndarray], Any]  # integers `[...]` below E -> arrays `[..., ...]`
 
 
 def map_ahead(

@@ -27,17 +27,18 @@ from experiments.data.local import (
     find_prepared,
     open_splits,
 )
-from experiments.data.prefetch import count_cores, map_ahead
-from experiments.data.sharding import draw_batches
+from experiments.data.prefetch import LazyBatch, count_cores, map_ahead
+from experiments.data.sharding import Division, GlobalShuffle, count_passes, draw_batches
 
 CHUNK = 16  # images that a thread decodes in one go
+CORRUPT = -1  # the label of a test image that cannot be decoded
 
 
 class ImageRecords:
     """A data set of images that TensorFlow Datasets has prepared in array_record.
 
     A corrupt image is named on stderr. In training the next example of the same node takes its
-    place, in tests it is left out.
+    place, or of all where the set is shuffled globally; in tests its label is `CORRUPT`.
 
     Args:
         name: one of `RECIPES`.
@@ -96,22 +97,23 @@ class ImageRecords:
 
     def batches(
         self,
-        shards: Sequence[np.ndarray],
+        division: Division,
         batch_size_per_node: int,
         seed: int,
         nodes: Sequence[int],
         start: int,
     ) -> Iterator[Batch]:
-        rows = draw_batches(shards, batch_size_per_node, seed, nodes)  # raises here, not later
+        rows = draw_batches(division, batch_size_per_node, seed, nodes)  # raises here, not later
         batches = itertools.islice(rows, start, None)
-        sizes = np.array([[len(shards[node])] for node in nodes])
         shape = (len(nodes), batch_size_per_node)
         chunks = (
             chunk
             for number, row in enumerate(batches, start)
-            for chunk in _cut(np.stack([row, _count_passes(number, batch_size_per_node, sizes)]))
+            for chunk in _cut(
+                np.stack([row, count_passes(division, number, batch_size_per_node, nodes)])
+            )
         )
-        decode = functools.partial(self._decode_train, seed, _find_replacements(shards))
+        decode = functools.partial(self._decode_train, seed, _find_replacements(division))
         return (
             (images.reshape(*shape, *self.shape), labels.reshape(shape))
             for images, labels in _decode_batches(decode, chunks, math.prod(shape))
@@ -124,15 +126,22 @@ class ImageRecords:
     def count_corrupt(self) -> int:
         return self._train.count_corrupt() + self._test.count_corrupt()
 
-    def test_batches(self) -> Iterator[Batch]:
-        size = self._recipe.test_batch_size
-        batches = np.split(np.arange(self.num_test), range(size, self.num_test, size))
-        chunks = itertools.chain.from_iterable(map(_cut, batches))
-        return _decode_batches(self._decode_test, chunks, size)
+    def test_batches(self) -> Iterator[LazyBatch]:
+        """Yields the test set: images `[E, H, W, C]` and int32 labels `[E]`."""
+        for start in range(0, self.num_test, self._recipe.test_batch_size):
+            size = min(self._recipe.test_batch_size, self.num_test - start)
+            yield LazyBatch(size, functools.partial(self._read_test, start))
+
+    def _read_test(self, start: int, rows: np.ndarray) -> Batch:
+        chunks = iter(_cut(start + rows.ravel()))
+        ((images, labels),) = _decode_batches(self._decode_test, chunks, rows.size)
+        return images.reshape(*rows.shape, *self.shape), labels.reshape(rows.shape)
 
     def _decode_test(self, examples: np.ndarray) -> list[ImageExample]:
-        decoded = (self._test.decode(index, self._recipe.crop) for index in examples.tolist())
-        return [example for example in decoded if example is not None]
+        nothing = (np.zeros(self.shape, np.uint8), CORRUPT)
+        return [
+            self._test.decode(index, self._recipe.crop) or nothing for index in examples.tolist()
+        ]
 
     def _decode_train(
         self, seed: int, replacements: np.ndarray, chunk: np.ndarray
@@ -155,21 +164,14 @@ class ImageRecords:
                 raise RecordError("every node must have an image that is not corrupt, got none.")
 
 
-def _find_replacements(shards: Sequence[np.ndarray]) -> np.ndarray:
-    """The next example of the same node for every example, integers `[M]`."""
+def _find_replacements(division: Division) -> np.ndarray:
+    """The next example for every example, of the same node if it has its own, integers `[M]`."""
+    is_global = isinstance(division, GlobalShuffle)
+    shards = [np.arange(division.num_examples)] if is_global else division
     replacements = np.empty(sum(map(len, shards)), np.int64)
     for shard in shards:
         replacements[shard] = np.roll(shard, -1)
     return replacements
-
-
-def _count_passes(batch: int, size: int, shard_sizes: np.ndarray) -> np.ndarray:
-    """The pass over a node's shard, `[n, 1]` sizes, that each example of a batch is in, `[n, B]`.
-
-    >>> _count_passes(1, 4, np.array([[3], [6]])).tolist()
-    [[1, 1, 2, 2], [0, 0, 1, 1]]
-    """
-    return (batch * size + np.arange(size))[np.newaxis] // shard_sizes
 
 
 def _cut(indices: np.ndarray) -> list[np.ndarray]:

@@ -1,11 +1,68 @@
 """The division of a training set over the nodes, and the order in which each node reads it."""
 
+import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 
 from experiments.data.local import DataError
+
+Shuffle = Literal["local", "global"]
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalShuffle:
+    """A training set that is shuffled and divided over the nodes anew in every epoch.
+
+    All nodes together read one random order of the examples after another, each of them once: node
+    i of N has examples `i * B` to `(i + 1) * B - 1` of the N * B of a step. A step may end one
+    epoch and begin the next.
+
+    Attributes:
+        num_examples: M, as many make an epoch.
+        nodes: N.
+
+    Raises:
+        DataError: if there are fewer examples than nodes.
+    """
+
+    num_examples: int
+    nodes: int
+
+    def __post_init__(self) -> None:
+        _require_enough(self.num_examples, self.nodes)
+
+
+Division = Sequence[np.ndarray] | GlobalShuffle
+"""The examples of every node, integers; or what gives it others in every epoch."""
+
+
+def divide_examples(
+    labels: np.ndarray, nodes: int, dirichlet_alpha: float | None, seed: int, shuffle: Shuffle
+) -> Division:
+    """Divides a training set over nodes: once, by `split_examples`, or anew in every epoch.
+
+    Raises:
+        DataError: as `split_examples`, or if there is an alpha with "global".
+    """
+    if shuffle == "local":
+        return split_examples(labels, nodes, dirichlet_alpha, seed)
+    if dirichlet_alpha is not None:
+        raise DataError(
+            "dirichlet_alpha must be None where the examples are divided anew in every epoch, got "
+            f"{dirichlet_alpha}."
+        )
+    return GlobalShuffle(len(labels), nodes)
+
+
+def _require_enough(examples: int, nodes: int) -> None:
+    if not 1 <= nodes <= examples:
+        raise DataError(
+            f"{examples} examples cannot be divided over {nodes} nodes: give 1 to {examples} nodes."
+        )
 
 
 def split_examples(
@@ -33,11 +90,7 @@ def split_examples(
         Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
         Classification", 2019, arXiv:1909.06335.
     """
-    if not 1 <= nodes <= len(labels):
-        raise DataError(
-            f"{len(labels)} examples cannot be divided over {nodes} nodes: give 1 to "
-            f"{len(labels)} nodes."
-        )
+    _require_enough(len(labels), nodes)
     rng = np.random.default_rng(seed)
     if dirichlet_alpha is None:
         return np.array_split(rng.permutation(len(labels)), nodes)
@@ -61,15 +114,16 @@ def split_examples(
 
 
 def draw_batches(
-    shards: Sequence[np.ndarray],
+    division: Division,
     batch_size_per_node: int,
     seed: int,
     nodes: Sequence[int] | None = None,
 ) -> Iterator[np.ndarray]:
     """Returns infinite batches: integers `[N, B]`, row i the indices of node i's next B examples.
 
-    Each node reads its shard in passes, each pass in a new random order. A batch may continue into
-    the next pass, so a shard may be smaller than a batch. The same arguments give the same batches.
+    Each node reads its shard in passes, each pass in a new random order; or its part of a
+    `GlobalShuffle`. A batch may continue into the next pass, so a shard may be smaller than a
+    batch. The same arguments give the same batches.
 
     `nodes` are those whose rows are wanted, in this order; None is all nodes.
 
@@ -78,15 +132,20 @@ def draw_batches(
 
     >>> next(draw_batches([np.array([7]), np.array([3])], 2, seed=0)).tolist()
     [[7, 7], [3, 3]]
+    >>> np.sort(next(draw_batches(GlobalShuffle(6, nodes=2), 3, seed=0)), axis=None).tolist()
+    [0, 1, 2, 3, 4, 5]
     """
     if batch_size_per_node < 1:
         raise DataError(f"batch_size_per_node must be >= 1, got {batch_size_per_node}.")
-    empty = [node for node, shard in enumerate(shards) if not len(shard)]
+    if isinstance(division, GlobalShuffle):
+        wanted = range(division.nodes) if nodes is None else nodes
+        return _draw_globally(division, batch_size_per_node, seed, list(wanted))
+    empty = [node for node, shard in enumerate(division) if not len(shard)]
     if empty:
         raise DataError(f"node {empty[0]} has no examples: give every node at least one.")
-    seeds = np.random.SeedSequence(seed).spawn(len(shards))
-    wanted = range(len(shards)) if nodes is None else nodes
-    rows = [_draw_node_batches(shards[node], batch_size_per_node, seeds[node]) for node in wanted]
+    seeds = np.random.SeedSequence(seed).spawn(len(division))
+    wanted = range(len(division)) if nodes is None else nodes
+    rows = [_draw_node_batches(division[node], batch_size_per_node, seeds[node]) for node in wanted]
     return map(np.stack, zip(*rows, strict=True))
 
 
@@ -101,3 +160,33 @@ def _draw_node_batches(
             queue = np.concatenate([queue, rng.permuted(passes, axis=1).ravel()])
         yield queue[:size]
         queue = queue[size:]
+
+
+def _draw_globally(
+    division: GlobalShuffle, size: int, seed: int, wanted: list[int]
+) -> Iterator[np.ndarray]:
+    per_step = division.nodes * size
+    queue = np.zeros(0, int)
+    for epoch in itertools.count():
+        order = np.random.default_rng([seed, epoch]).permutation(division.num_examples)
+        queue = np.concatenate([queue, order])
+        while len(queue) >= per_step:
+            yield queue[:per_step].reshape(division.nodes, size)[wanted]
+            queue = queue[per_step:]
+
+
+def count_passes(division: Division, batch: int, size: int, nodes: Sequence[int]) -> np.ndarray:
+    """Returns the pass or epoch, from 0, that each example of a batch of these n nodes is of.
+
+    Integers `[n, B]`, for batch number `batch` of size B = `size` of `draw_batches`.
+
+    >>> count_passes([np.arange(3), np.arange(6)], 1, 4, nodes=[0, 1]).tolist()
+    [[1, 1, 2, 2], [0, 0, 1, 1]]
+    >>> count_passes(GlobalShuffle(6, nodes=2), 1, 2, nodes=[0, 1]).tolist()
+    [[0, 0], [1, 1]]
+    """
+    if isinstance(division, GlobalShuffle):
+        firsts = (batch * division.nodes + np.array(nodes)) * size
+        return (firsts[:, np.newaxis] + np.arange(size)) // division.num_examples
+    sizes = np.array([len(division[node]) for node in nodes])
+    return (batch * size + np.arange(size)) // sizes[:, np.newaxis]

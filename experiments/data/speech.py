@@ -42,6 +42,7 @@ class Windows:
     Attributes:
         utterance: int `[W]`, the utterance of each window, in ascending order.
         counts: int `[U]`, the number of windows of each utterance.
+        first_windows: int `[U]`, the number of the first of them.
         num_features: features of a frame: A + C + 3 F.
     """
 
@@ -55,7 +56,7 @@ class Windows:
             + utterances.frame_features.shape[1]
             + utterances.utterance_features.shape[1]
         )
-        self._first_windows = np.cumsum(self.counts) - self.counts
+        self.first_windows = np.cumsum(self.counts) - self.counts
         self._first_frames = np.cumsum(utterances.lengths) - utterances.lengths
 
     def __len__(self) -> int:
@@ -85,7 +86,7 @@ class Windows:
         """
         utterance = self.utterance[windows]
         start = self._first_frames[utterance]
-        start = start + (windows - self._first_windows[utterance]) * self.length
+        start = start + (windows - self.first_windows[utterance]) * self.length
         first = self._first_frames[utterance][..., None]
         last = first + self.utterances.lengths[utterance][..., None] - 1
         margin = 2 * NEIGHBOURS

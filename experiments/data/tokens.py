@@ -5,6 +5,7 @@ Sentences of similar length are batched together, so that few shapes are compile
 
 import array
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Self
 
@@ -12,7 +13,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from experiments.data.local import DataError
-from experiments.data.sharding import draw_batches, split_examples
+from experiments.data.sharding import Shuffle, divide_examples, draw_batches
 from experiments.data.tokenizer import END_ID, PADDING_ID, encode
 
 NO_TOKEN = -1
@@ -165,6 +166,7 @@ def draw_token_batches(
     tokens_per_node: int,
     seed: int,
     wanted: Sequence[int] | None = None,
+    shuffle: Shuffle = "local",
 ) -> Iterator[TokenBatch]:
     """Returns infinite batches, each of one bucket, the same one for all nodes of a step.
 
@@ -173,25 +175,40 @@ def draw_token_batches(
     number of batches that the bucket makes: all examples are expected equally often. The same
     arguments give the same batches.
 
+    With the shuffle "global" each bucket is divided anew in every epoch, and an epoch has as many
+    of its batches as all its examples make, in a random order of buckets: each example is seen
+    once an epoch, except that a bucket's batch may end one epoch and begin the next.
+
     Args:
         buckets: of at least `nodes` examples each, as from `make_buckets`.
         tokens_per_node: tokens in a batch of one node, padding included; one example at least.
         wanted: the nodes whose rows are wanted, in this order; None is all nodes.
     """
     rows = [
-        _draw_bucket(bucket, nodes, tokens_per_node, _derive_seed(seed, number), wanted)
+        _draw_bucket(bucket, nodes, tokens_per_node, _derive_seed(seed, number), wanted, shuffle)
         for number, bucket in enumerate(buckets)
     ]
-    batches = np.array([len(b.rows) / b.rows_per_batch(tokens_per_node) for b in buckets])
-    order = _draw_order(batches / batches.sum(), _derive_seed(seed, len(buckets)))
+    sizes = np.array([len(bucket.rows) for bucket in buckets])
+    per_batch = np.array([bucket.rows_per_batch(tokens_per_node) for bucket in buckets])
+    order_seed = _derive_seed(seed, len(buckets))
+    if shuffle == "global":
+        order = _draw_order_of_epochs(sizes, nodes * per_batch, order_seed)
+    else:
+        batches = sizes / per_batch
+        order = _draw_order(batches / batches.sum(), order_seed)
     return (TokenBatch(buckets[number].width, next(rows[number])) for number in order)
 
 
 def _draw_bucket(
-    bucket: Bucket, nodes: int, tokens: int, seed: int, wanted: Sequence[int] | None
+    bucket: Bucket,
+    nodes: int,
+    tokens: int,
+    seed: int,
+    wanted: Sequence[int] | None,
+    shuffle: Shuffle,
 ) -> Iterator[np.ndarray]:
-    shards = split_examples(np.zeros(len(bucket.rows), int), nodes, None, seed)
-    batches = draw_batches(shards, bucket.rows_per_batch(tokens), seed, wanted)
+    division = divide_examples(bucket.rows, nodes, None, seed, shuffle)
+    batches = draw_batches(division, bucket.rows_per_batch(tokens), seed, wanted)
     return (bucket.rows[batch] for batch in batches)
 
 
@@ -199,6 +216,14 @@ def _draw_order(probabilities: np.ndarray, seed: int) -> Iterator[int]:
     rng = np.random.default_rng(seed)
     while True:
         yield from rng.choice(len(probabilities), STEPS_AT_ONCE, p=probabilities).tolist()
+
+
+def _draw_order_of_epochs(sizes: np.ndarray, per_step: np.ndarray, seed: int) -> Iterator[int]:
+    """The bucket of each step; a step takes `per_step` of a bucket's examples, over all nodes."""
+    for epoch in itertools.count():
+        steps = (epoch + 1) * sizes // per_step - epoch * sizes // per_step
+        rng = np.random.default_rng([seed, epoch])
+        yield from rng.permutation(np.repeat(np.arange(len(sizes)), steps)).tolist()
 
 
 def _derive_seed(seed: int, number: int) -> int:

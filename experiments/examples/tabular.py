@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from mlxtend.data import wine_data
 
-from experiments.data import draw_batches, split_examples
+from experiments.data import divide_examples, draw_batches
 from experiments.options import OpenFraction, PositiveInt
 from experiments.training.main import run_program
 from experiments.training.options import TrainingOptions
@@ -42,6 +42,7 @@ class Wines(Task):
         self.train = x[train], kinds[train]
         self.test = x[test], kinds[test]
         self.num_examples = len(train)
+        self.options = options
         self.description = f"{len(train)} wines, {len(test)} for the test"
 
     def init(self, seed):
@@ -58,8 +59,8 @@ class Wines(Task):
 
     def batches(self, nodes, batch_size_per_node, seed, start):
         x, kinds = self.train
-        shards = split_examples(kinds, nodes.size, None, seed)
-        rows = draw_batches(shards, batch_size_per_node, seed, nodes.local)
+        division = divide_examples(kinds, nodes.size, None, seed, self.options.shuffle)
+        rows = draw_batches(division, batch_size_per_node, seed, nodes.local)
         return ((x[row], kinds[row]) for row in itertools.islice(rows, start, None))
 
     def test_batches(self):

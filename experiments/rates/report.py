@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tyro
@@ -18,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.averaging.report import make_table
-from experiments.plots import COLORS
+from experiments.plots import choose_colors
 from experiments.program import exit_on_error
 from experiments.rates.fits import (
     Estimate,
@@ -87,7 +86,10 @@ def draw_rates(runs: Sequence[Record], figure: Figure) -> None:
     for axes in (gradients, distances):
         axes.set(xscale="log", yscale="log" if is_drawn or axes is gradients else "linear")
         axes.grid(alpha=0.3)
-    lines = [Line2D([], [], color=color, label=label) for label, color in _color(runs).items()]
+    lines = [
+        Line2D([], [], color=color, label=label)
+        for label, color in choose_colors(list_labels(runs)).items()
+    ]
     lines += [
         Line2D([], [], color="black", linestyle="", marker=marker, label=f"{size} nodes")
         for size, marker in _mark(runs).items()
@@ -100,11 +102,6 @@ def draw_rates(runs: Sequence[Record], figure: Figure) -> None:
         title="hollow: K < n^3, not in the regime of the theorems",
         title_fontsize="small",
     )
-
-
-def _color(runs: Sequence[Record]) -> dict[str, Any]:
-    """Method -> its color."""
-    return dict(zip(list_labels(runs), itertools.cycle(COLORS), strict=False))
 
 
 def _mark(runs: Sequence[Record]) -> dict[int, str]:
@@ -120,7 +117,7 @@ def _draw_points(axes: Axes, runs: Sequence[Record], field: str, x: np.ndarray) 
     """
     y = np.array([np.mean(run[field]) for run in runs])
     order = [int(k) for k in np.argsort(x, kind="stable") if y[k] > MIN_DISTANCE]
-    for label, color in _color(runs).items():
+    for label, color in choose_colors(list_labels(runs)).items():
         for size, marker in _mark(runs).items():
             curve = [k for k in order if (runs[k]["label"], runs[k]["nodes"]) == (label, size)]
             axes.plot(x[curve], y[curve], color=color, linewidth=0.8)

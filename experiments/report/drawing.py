@@ -11,14 +11,15 @@ import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MatplotlibFigure
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
+from experiments.plots import COLORS, choose_colors, find_color
 from experiments.report.section import Figure, Place, Results, Sample
 from experiments.results import Record
 
 SIZE = (7.0, 4.2)  # inches
 DPI = 130  # of PNG files
-COLORS = matplotlib.color_sequences["petroff10"]
+MAX_TICKS = 6  # of a panel of pairs, whose figures have many digits
 MARKERS = ("o", "s", "^", "v", "D", "P", "X", "*", "<", ">")
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "gossipjax",  # ids in SVG files are random otherwise
@@ -40,7 +41,7 @@ class Drawing(NamedTuple):
 
 
 def draw_figures(section: str, figures: Sequence[Figure], folder: Path) -> tuple[Drawing, ...]:
-    """Draws figures into `FOLDER/SECTION-NAME.png` and `.svg`."""
+    """Draws figures into `FOLDER/SECTION-NAME.png` and `.svg`; none that would be empty."""
     drawings = []
     for figure in figures:
         prefix = "" if figure.name.startswith(section) else f"{section}-"
@@ -49,6 +50,8 @@ def draw_figures(section: str, figures: Sequence[Figure], folder: Path) -> tuple
         with matplotlib.rc_context(STYLE):
             canvas = MatplotlibFigure(figsize=SIZE, layout="constrained")
             figure.draw(canvas)
+            if not canvas.axes:
+                continue
             canvas.savefig(drawing.png, dpi=DPI)
             canvas.savefig(drawing.svg, metadata={"Date": None})
         drawings.append(drawing)
@@ -69,8 +72,10 @@ class Panel(NamedTuple):
 
 
 def draw_panels(panels: Sequence[Panel], figure: MatplotlibFigure) -> None:
-    """Draws panels of the same methods side by side, with one legend."""
+    """Draws panels of the same methods side by side, with one legend; none without a value."""
+    panels = [panel for panel in panels if any(s.values for x in panel.lines.values() for s in x)]
     titles = list(dict.fromkeys(title for panel in panels for title in panel.lines))
+    colors = choose_colors(titles)
     figure.set_size_inches(4.2 * len(panels) + 2.4, 3.8)
     for index, panel in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), index)
@@ -80,7 +85,7 @@ def draw_panels(panels: Sequence[Panel], figure: MatplotlibFigure) -> None:
                 range(len(samples)),
                 [sample.mean for sample in samples],
                 yerr=[sample.spread for sample in samples],
-                color=COLORS[number % len(COLORS)],
+                color=colors[title],
                 marker=MARKERS[number % len(MARKERS)],
                 markersize=5,
                 capsize=3,
@@ -102,16 +107,25 @@ class Pair(NamedTuple):
 
 
 def draw_pairs(pairs: Sequence[Pair], figure: MatplotlibFigure) -> None:
-    """Draws methods from top to bottom with error bars: ours left, the paper's right."""
+    """Draws methods from top to bottom with error bars: ours left, the paper's right.
+
+    Variants of a method, such as "SGP" and "SGP, with SlowMo", have its color.
+    """
+    pairs = [pair for pair in pairs if any(sample.values for sample in pair.ours.values())]
+    if not pairs:
+        return
     heights = [1 + len(pair.ours) for pair in pairs]
     figure.set_size_inches(8.4, 0.6 + sum(0.6 + 0.3 * height for height in heights))
     grid = figure.subplots(len(pairs), 2, height_ratios=heights, squeeze=False)
     for row, pair in zip(grid, pairs, strict=True):
         paper = {title: Sample((pair.paper[title],)) for title in pair.ours}
         for index, samples in enumerate((pair.ours, paper)):
-            for position, sample in enumerate(samples.values()):
-                bar = {"fmt": "o", "capsize": 3, "color": COLORS[index]}
+            for position, (title, sample) in enumerate(samples.items()):
+                number = find_color(title)
+                bar = {"fmt": "o", "capsize": 3}
+                bar["color"] = "black" if number is None else COLORS[number]
                 row[index].errorbar(sample.mean, position, xerr=sample.spread, **bar)
+            row[index].xaxis.set_major_locator(MaxNLocator(MAX_TICKS))
             label_axes(row[index], pair.titles[index], pair.unit, "")
             row[index].set_yticks(range(len(samples)), list(samples))
             row[index].tick_params(labelleft=index == 0)
@@ -161,17 +175,25 @@ def draw_curves(
     """Draws metrics over steps: a colour for each method, a line for each seed.
 
     Panels are title -> method -> a curve for each seed. A point of less than half as many steps as
-    most is left out: a mean over a step or two is noise.
+    most is left out: a mean over a step or two is noise. A panel without a curve is not drawn.
     """
+    panels = {
+        title: methods
+        for title, methods in panels.items()
+        if any(curve.steps for seeds in methods.values() for curve in seeds)
+    }
+    if not panels:
+        return
+    colors = choose_colors(list(dict.fromkeys(name for x in panels.values() for name in x)))
     figure.set_size_inches(max(7.0, 3.2 * len(panels)), 3.8)
     row = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, (title, methods) in zip(row, panels.items(), strict=True):
-        for number, (name, seeds) in enumerate(methods.items()):
+        for name, seeds in methods.items():
             for index, curve in enumerate(curve for curve in seeds if curve.steps):
                 lengths = np.diff(curve.steps, prepend=0)
                 shown = lengths >= np.median(lengths) / 2
                 x, y = (np.asarray(values)[shown] for values in curve)
-                axes.plot(x, y, color=COLORS[number], label=None if index else name, lw=1.2)
+                axes.plot(x, y, color=colors[name], label=None if index else name, lw=1.2)
         if scale == "log":
             use_log_scale(axes)
         label_axes(axes, title, "step (updates per node)", y_label if axes is row[0] else "")

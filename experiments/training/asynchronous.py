@@ -22,10 +22,11 @@ import numpy as np
 import optax
 
 import gossipjax as gx
-from experiments.results import AFTER_MIXING, BEFORE_MIXING, Record
+from experiments.results import AFTER_MIXING, BEFORE_MIXING, TEXT_FOLDER, Record
 from experiments.training.evaluation import Evaluator
 from experiments.training.methods import FORMS, OuterOptions
 from experiments.training.options import TrainingOptions
+from experiments.training.output import write_texts
 from experiments.training.plan import Plan, make_folder_name
 from experiments.training.task import Task, Variables
 from experiments.training.trainer import NonFiniteError
@@ -222,6 +223,7 @@ def make_record(
     test = evaluator.evaluate_average(one.replicate(average))
     of_nodes = [evaluator.evaluate_nodes(one.replicate(model)) for model in models.values()]
     examined = evaluator.examine_average(one.replicate(average), is_last=True)
+    write_texts(folder.parents[1] / TEXT_FOLDER / folder.name, examined.texts)
     distances = [measure_distance(model, average) for model in models.values()]
     journals = sorted(folder.glob("journals/*/*.jsonl"))
     return {

@@ -126,7 +126,7 @@ def require_node(options: TrainingOptions) -> gx.launch.NodeInfo:
             f"--nodes must be the number of processes, {info.num_nodes}, got {options.nodes}."
         )
     first = options.algorithm[0]
-    refused = ["init_from", "topology", "delays_of"]
+    refused = ["init_from", "topology", "delays_of", "max_steps", "max_hours"]
     if "async-outer" in options.algorithm:
         ASYNCHRONOUS["async-outer"].build(0, options.outer)  # raises for what it has not
     else:
@@ -136,6 +136,11 @@ def require_node(options: TrainingOptions) -> gx.launch.NodeInfo:
             raise ValueError(
                 f"{option_name(name)} must not be given with {first}: its nodes are asynchronous."
             )
+    if options.evaluate_every != 1:
+        raise ValueError(
+            f"--evaluate-every must not be given with {first}, which is evaluated at its end only, "
+            f"got {options.evaluate_every}."
+        )
     # Name -> what it can be with such an algorithm.
     allowed = {"accumulate": (1,), "local_steps": (1,), "batch_stats": ("local",)}
     sends_copies = any(name.startswith("async-adpsgd") for name in options.algorithm)

@@ -1,16 +1,20 @@
 """Metrics on a whole test set, of the average model and of every node's model."""
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 import gossipjax as gx
+from experiments.data.prefetch import LazyBatch
 from experiments.results import metric_fields
 from experiments.training.placement import count_devices_per_node, make_put
 from experiments.training.task import Examination, Task, Variables
+from gossipjax.processes import local_nodes, put, to_host
 
 Sums = dict[str, tuple[Any, Any]]
 """Name of a metric -> the sum of its totals and that of its counts."""
@@ -26,16 +30,22 @@ class Evaluator:
         self._sum_part_of_node = nodes.spmd(sum_metrics)
         self._sum_same_part = nodes.spmd(sum_metrics, shared_argnums=(1, 2))
 
+    def evaluate_whole(
+        self, variables: Variables, is_last: bool
+    ) -> tuple[dict[str, float], Examination]:
+        """Returns the metrics of one model, and what the task finds out about it."""
+        gx.launch.advance(slow=True)
+        return self.evaluate_average(variables), self.examine_average(variables, is_last)
+
     def evaluate_average(self, variables: Variables) -> dict[str, float]:
         """Returns `test_METRIC_average_model` -> value for one model, node-stacked with equal rows.
 
-        Each node takes a part of the test set.
+        Each node takes a part of the test set, which only its process reads.
         """
-        sums = []
-        put = make_put(self._nodes)
-        for parts in self._divide_test_set():
-            parts_here = put(_take(parts, self._nodes.local))
-            sums.append(self._nodes.to_host(self._sum_part_of_node(variables, *parts_here)))
+        sums = [
+            self._nodes.to_host(self._sum_part_of_node(variables, *parts))
+            for parts in self._divide_test_set()
+        ]
         means = {
             name: float(totals.sum() / counts.sum())
             for name, (totals, counts) in _add_up(sums).items()
@@ -46,10 +56,10 @@ class Evaluator:
     def evaluate_nodes(self, variables: Variables) -> dict[str, list[float]]:
         """Returns `test_METRIC_nodes` -> a value per node, for node-stacked models.
 
-        Each node takes the whole test set.
+        Each node takes the whole test set, of which each process reads a part for all.
         """
         sums = []
-        for parts in self._divide_test_set():
+        for parts in map(self._nodes.to_host, self._divide_test_set()):
             for part in range(self._nodes.size):
                 shared = self._nodes.put_shared(_take(parts, part))
                 sums.append(self._nodes.to_host(self._sum_same_part(variables, *shared)))
@@ -77,22 +87,72 @@ class Evaluator:
         not_measured = {metric_fields(name)[1]: None for name in found.metrics}
         return found._replace(metrics=fields, details=not_measured | found.details)
 
-    def _divide_test_set(self) -> Iterator[tuple[Any, np.ndarray]]:
-        """Each test batch in N parts, `[N, W, ...]`, and which of their rows are examples."""
+    def _divide_test_set(self) -> Iterator[tuple[Any, jax.Array]]:
+        """Each test batch in N parts, `[N, W, ...]`, and which of their rows are examples.
+
+        They are on the devices. A process reads the parts of its nodes, ahead of their use.
+        """
+        read = map(self._read_parts, self._task.test_batches())
+        for number, parts in enumerate(gx.prefetch(read)):
+            gx.launch.advance(slow=number == 0)  # which compiles
+            yield parts
+
+    def _read_parts(self, batch: Any) -> tuple[Any, jax.Array]:
         nodes = self._nodes.size
         devices = count_devices_per_node(self._nodes)
-        for number, batch in enumerate(self._task.test_batches()):
-            gx.launch.advance(slow=number == 0)  # which compiles
-            size = len(jax.tree.leaves(batch)[0])
-            parts = np.array_split(np.arange(size), nodes)
-            # Parts that are shorter are filled up with example 0, which is not counted.
-            width = -(-max(map(len, parts)) // devices) * devices
-            rows = np.zeros((nodes, width), int)
-            is_example = np.zeros(rows.shape, bool)
-            for node, part in enumerate(parts):
-                rows[node, : len(part)] = part
-                is_example[node, : len(part)] = True
-            yield _take(batch, rows), is_example
+        is_lazy = isinstance(batch, LazyBatch)
+        size = batch.size if is_lazy else len(jax.tree.leaves(batch)[0])
+        parts = np.array_split(np.arange(size), nodes)
+        # Parts that are shorter are filled up with example 0, which is not counted.
+        width = -(-max(map(len, parts)) // devices) * devices
+        rows = np.zeros((nodes, width), int)
+        is_example = np.zeros(rows.shape, bool)
+        for node, part in enumerate(parts):
+            rows[node, : len(part)] = part
+            is_example[node, : len(part)] = True
+        here = rows[self._nodes.local]
+        examples = batch.read(here) if is_lazy else _take(batch, here)
+        return make_put(self._nodes)((examples, is_example[self._nodes.local]))
+
+
+def map_texts(
+    function: Callable[[Sequence[str]], list[str]], texts: Sequence[str], variables: Variables
+) -> list[str]:
+    """Applies a function of many texts, by a model, to all of them: each process to a part.
+
+    Returns the results on every process. Where the model is sharded over processes, all of them
+    take all texts, as they compute together.
+    """
+    count = jax.process_count()
+    if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(variables)):
+        count = 1
+    if count == 1:
+        return function(texts)
+    mine = texts[jax.process_index() :: count]
+    results = [""] * len(texts)
+    for process, part in enumerate(gather_texts(function(mine) if mine else [])):
+        results[process::count] = part
+    return results
+
+
+def gather_texts(texts: list[str]) -> list[list[str]]:
+    """Returns the texts of every process, in their order, on all of them."""
+    data = np.frombuffer(json.dumps(texts).encode(), np.uint8)
+    sizes = _gather(np.array([len(data)], np.int32))
+    rows = _gather(np.pad(data, (0, int(sizes.max()) - len(data))))
+    return [
+        json.loads(row[:size].tobytes()) for row, (size,) in zip(rows, sizes.tolist(), strict=True)
+    ]
+
+
+def _gather(row: np.ndarray) -> np.ndarray:
+    """The rows of all processes, of one shape."""
+    devices = jax.devices()
+    mesh = Mesh(np.array(devices), ("nodes",))
+    rows = np.stack([row] * len(local_nodes(mesh, mesh.size)))
+    stacked = to_host(put(rows, mesh, mesh.size))
+    owners = [device.process_index for device in devices]
+    return stacked[[owners.index(process) for process in range(jax.process_count())]]
 
 
 def make_metric_sums(task: Task) -> Callable[[Variables, Any, jax.Array], Sums]:

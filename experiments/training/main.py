@@ -68,7 +68,7 @@ def run_all(experiment: Experiment, console: Console) -> None:
     output = experiment.output
     description = placement.describe_nodes(experiment.nodes)
     console.print(
-        f"{experiment.task.description}; {experiment.nodes.size} nodes, {plan.steps:,} steps; "
+        f"{experiment.task.description}; {experiment.nodes.size} nodes, {plan.last_step:,} steps; "
         f"{description}. Results: {output.folder}",
         soft_wrap=True,
     )
@@ -82,9 +82,9 @@ def run_all(experiment: Experiment, console: Console) -> None:
                 if run.name in output.finished:
                     continue
                 title = f"{run.title} ({run.seed})"
-                row = bar.add_task(title, total=plan.steps, status="compiling")
+                row = bar.add_task(title, total=plan.last_step, status="compiling")
                 with output.open_reporter(plan.options.report_to, run) as reporter:
-                    log = RunLog(run.name, output, bar, row, plan.num_examples, reporter)
+                    log = RunLog(run, output, bar, row, plan.num_examples, reporter)
                     output.add_run(train(experiment, run, log))
     finally:
         if output.runs and is_main_process():

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 import tyro
 
+from experiments.data.sharding import Shuffle
 from experiments.options import (
     Check,
     Fraction,
@@ -47,6 +48,12 @@ MAX_STALENESS = Check(f"at most {MAX_DELAY}, the longest delay", lambda value: v
 
 ClosedFraction = Annotated[float, Check("from 0 to 1", lambda value: 0 <= value <= 1)]
 SliceFraction = Annotated[float, Check("above 0 and at most 1", lambda value: 0 < value <= 1)]
+
+SHUFFLE_HELP = (
+    "local: a node has the same part of the data in every epoch, each time in another order. "
+    "global: all data are shuffled and divided over the nodes anew in every epoch, as by PyTorch's "
+    "DistributedSampler with set_epoch."
+)
 
 BatchStatsPolicy = Literal["local", "mix", "average"]
 Placement = Literal["auto", "mesh", "vmap"]
@@ -138,6 +145,12 @@ class OptimizationOptions:
     """Steps whose gradients are averaged for one update and one exchange: a larger batch."""
     epochs: PositiveInt = 15
     """Passes over the training set, all nodes together."""
+    max_steps: PositiveInt | None = None
+    """End each run after this step, if that is before the end of --epochs, to which the learning
+    rate and --switch-at refer all the same."""
+    max_hours: PositiveFloat | None = None
+    """End each run so many hours of training steps after its start, at a line of metrics.jsonl,
+    as --max-steps; compilation and evaluation are not counted."""
     optimizer: Annotated[Optimizer, tyro.conf.arg(help=OPTIMIZER_HELP)] = "nesterov"
     learning_rate: PositiveFloat = 0.1
     """Not scaled by the number of nodes; with --lr-schedule step, the rate per 256 examples."""
@@ -220,6 +233,7 @@ class TrainingOptions(OptimizationOptions, ExchangeOptions):
         (
             *("nodes", "fsdp", "placement", "log_every", "checkpoint_every", "max_to_keep"),
             *("resume", "init_from", "out", "overwrite", "preset", "report_to"),
+            *("evaluate_every", "max_steps", "max_hours"),
         )
     )
     BATCH_OPTION: ClassVar[str] = "--batch-size-per-node"
@@ -232,6 +246,7 @@ class TrainingOptions(OptimizationOptions, ExchangeOptions):
     seed: tuple[Seed, ...] = (0,)
     """One or several, a run each: seed of the initial model, the division of the data, the batches.
     """
+    shuffle: Annotated[Shuffle, tyro.conf.arg(help=SHUFFLE_HELP)] = "local"
     batch_stats: BatchStatsPolicy = "local"
     """Running statistics of BatchNorm: local to each node; mixed by gossip; or averaged over the
     nodes for each evaluation."""
@@ -240,6 +255,8 @@ class TrainingOptions(OptimizationOptions, ExchangeOptions):
     fsdp: PositiveInt = 1
     """Devices of a node, over which parameters, gradients, the optimizer's state and the batch are
     sharded. Each exchanges its part of the model."""
+    evaluate_every: PositiveInt = 1
+    """Epochs between two evaluations of the average model; the end of a run is always evaluated."""
     log_every: PositiveInt = 10
     """Steps between two lines of metrics.jsonl; each line costs one more gradient."""
     report_to: ReportTo = "none"
@@ -296,6 +313,15 @@ class TrainingOptions(OptimizationOptions, ExchangeOptions):
             raise ValueError(
                 f"--init-from must be elsewhere, got {self.init_from}, which is in the "
                 "folder whose results --overwrite removes: choose another --out."
+            )
+
+    def _require_local_shuffle(self, dirichlet_alpha: float | None) -> None:
+        """Raises `ValueError` if data that are divided by their classes are divided anew."""
+        if dirichlet_alpha is not None and self.shuffle == "global":
+            raise ValueError(
+                "--dirichlet-alpha needs --shuffle local, as it gives each node its own part of "
+                f"every class for the whole run, got {dirichlet_alpha} and global: leave one of "
+                "them out."
             )
 
     @property

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
@@ -13,7 +13,7 @@ import jax
 from rich.progress import Progress, TaskID
 
 from experiments.reporters import Reporter, ReportTo, open_reporter
-from experiments.results import Record, filter_metrics, write_summary
+from experiments.results import TEXT_FOLDER, Record, filter_metrics, write_summary
 from experiments.training.plan import Run
 from experiments.training.task import Examination
 from experiments.training.trainer import NonFiniteError
@@ -77,6 +77,14 @@ class RunProgress:
         self.seconds += seconds
         self.examples += steps * examples_per_step
         self.seconds_per_step.append(seconds / steps)
+
+
+def write_texts(folder: Path, texts: Mapping[str, Sequence[str]]) -> None:
+    """Writes each of the texts into `FOLDER/NAME.txt`, a line each."""
+    for name, lines in texts.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        text = "".join(f"{line}\n" for line in lines)
+        (folder / f"{name}.txt").write_text(text, "utf-8", newline="\n")
 
 
 class Output:
@@ -147,14 +155,14 @@ class RunLog:
 
     def __init__(
         self,
-        name: str,
+        run: Run,
         output: Output,
         bar: Progress,
         row: TaskID,
         num_examples: int,
         reporter: Reporter,
     ):
-        self._name = name
+        self._run = run
         self._output = output
         self._bar = bar
         self._row = row
@@ -166,10 +174,19 @@ class RunLog:
         if message is not None:
             self._bar.console.print(message, soft_wrap=True)
             self._output.add_resumed(message)
-        self._output.truncate_metrics(self._name, step)
+        self._output.truncate_metrics(self._run.name, step)
         note = self._reporter.start(step)
         if note is not None:
             self._bar.console.print(note, soft_wrap=True)
+
+    def end(self, message: str) -> None:
+        """Prints why the run ends before its last step."""
+        self._bar.console.print(message, soft_wrap=True)
+
+    def write_texts(self, texts: Mapping[str, Sequence[str]]) -> None:
+        """Writes the texts of an examination into `OUT/texts/RUN`."""
+        if is_main_process():
+            write_texts(self._output.folder / TEXT_FOLDER / self._run.folder_name, texts)
 
     def add_training(self, step: int, progress: RunProgress) -> None:
         """Logs the metrics of the steps up to `step`."""
@@ -194,7 +211,7 @@ class RunLog:
 
     def _add(self, step: int, progress: RunProgress, metrics: Record) -> None:
         position: dict[str, Any] = {
-            "run": self._name,
+            "run": self._run.name,
             "step": step,
             "epoch": progress.examples / self._num_examples,
             "seconds": progress.seconds,

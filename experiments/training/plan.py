@@ -116,11 +116,21 @@ class Plan:
                 f"epochs of {self.num_examples} examples, {batch} per step: lower it."
             )
         require_at_most("--warmup-steps", options.warmup_steps, self.updates, UPDATES)
+        if options.max_steps is not None and options.max_steps % options.accumulate:
+            raise ValueError(
+                f"--max-steps must be a multiple of --accumulate, {options.accumulate} steps for "
+                f"an update, got {options.max_steps}: choose another."
+            )
 
     @functools.cached_property
     def steps(self) -> int:
-        """Steps of each run: as many as make whole updates."""
+        """Steps of each run without a budget: as many as make whole updates."""
         return self.updates * self.options.accumulate
+
+    @property
+    def last_step(self) -> int:
+        """The step after which each run ends, unless its hours are over before."""
+        return min(self.steps, self.options.max_steps or self.steps)
 
     @functools.cached_property
     def updates(self) -> int:
@@ -149,10 +159,12 @@ class Plan:
     def eval_steps(self, start: int = 0) -> Iterator[int]:
         """The steps after `start` after which the average model is evaluated: ends of epochs."""
         epochs_per_step = self.options.global_batch_size / self.num_examples
-        first_epoch = max(1, math.floor(start * epochs_per_step))
-        epochs = range(first_epoch, self.options.epochs)
+        every = self.options.evaluate_every
+        first_epoch = max(1, math.floor(start * epochs_per_step / every)) * every
+        epochs = range(first_epoch, self.options.epochs, every)
         ends = (round(epoch / epochs_per_step) for epoch in epochs)
-        return unique(end for end in itertools.chain(ends, [self.steps]) if end > start)
+        ends = itertools.takewhile(lambda end: end < self.last_step, ends)
+        return unique(end for end in itertools.chain(ends, [self.last_step]) if end > start)
 
     def intervals(self, start: int) -> Iterator[range]:
         """Divides the steps from `start` on, at lines of metrics, evaluations and checkpoints."""
@@ -161,7 +173,7 @@ class Plan:
         for every in (options.log_every, options.checkpoint_every):
             if every is not None:
                 first = start - start % every + every
-                ends.append(iter(range(first, self.steps, every)))
+                ends.append(iter(range(first, self.last_step, every)))
         return split_at(unique(heapq.merge(*ends)), start)
 
     def make_method(self, algorithm: str, seed: int, nodes: int) -> Method:

@@ -26,6 +26,7 @@ class Examination(NamedTuple):
     metrics: dict[str, float]  # by name, as those of `Task.metrics`
     samples: Sequence[str] = ()  # lines for people, such as translations
     details: dict[str, Any] = {}  # noqa: RUF012  # further entries of the run in `summary.json`
+    texts: dict[str, Sequence[str]] = {}  # noqa: RUF012  # name -> the lines of OUT/texts/RUN/NAME.txt
 
 
 class Task(Protocol):
@@ -79,7 +80,10 @@ class Task(Protocol):
         return ()
 
     def test_batches(self) -> Iterable[Any]:
-        """Returns the test set: one or several batches of arrays `[E, ...]`, of any sizes E."""
+        """Returns the test set: one or several batches of arrays `[E, ...]`, of any sizes E.
+
+        What takes time to make is a `LazyBatch`: each process then reads the examples of its nodes.
+        """
         ...
 
     def metrics(self, variables: Variables, batch: Any) -> dict[str, Metric]:

@@ -11,16 +11,20 @@ import numpy as np
 import optax
 
 import gossipjax as gx
+from experiments.options import option_name
 from experiments.program import FatalError
 from experiments.results import COUNT, NUMBER, NUMBERS, OBJECT, TEXT, Record, require_fields
 from experiments.training.evaluation import Evaluator
 from experiments.training.experiment import Experiment
 from experiments.training.output import Clock, InputClock, RunLog, RunProgress
 from experiments.training.placement import make_put, make_whole
-from experiments.training.plan import Run
+from experiments.training.plan import Plan, Run
 from experiments.training.traffic import count_sent_bytes
 from experiments.training.trainer import Trainer
 from gossipjax.checkpoint import Checkpoints, TrainState
+from gossipjax.processes import any_process
+
+SECONDS_PER_HOUR = 3600
 
 IDENTITY = {"algorithm": TEXT, "seed": COUNT, "nodes": COUNT, "fsdp": COUNT}
 PROGRESS = {"examples": COUNT, "seconds": NUMBER, "seconds_per_step": NUMBERS, "metrics": OBJECT}
@@ -92,16 +96,32 @@ def start_or_resume(
         message += f" of {saved['algorithm']}: {checkpoints.resize_report}"
     if is_same_run:
         return Start(state, RunProgress.from_metadata(saved), message)
-    if state.step >= plan.steps:
+    if state.step >= plan.last_step:
         raise FatalError(
-            f"--init-from must be of a step before the end of this run, {plan.steps}, got "
-            f"{options.init_from} of step {state.step}: train for more --epochs."
+            f"--init-from must be of a step before the end of this run, {plan.last_step}, got "
+            f"{options.init_from} of step {state.step}: train for more --epochs or --max-steps."
         )
     return Start(state, RunProgress(examples=saved["examples"]), message)
 
 
+def is_out_of_time(plan: Plan, progress: RunProgress) -> bool:
+    """Whether the hours of a run are over, on any process; all of them must call it."""
+    hours = plan.options.max_hours
+    return hours is not None and any_process(progress.seconds >= hours * SECONDS_PER_HOUR)
+
+
+def find_end(plan: Plan, step: int) -> str:
+    """Returns the option that has ended a run after this step."""
+    if step >= plan.steps:
+        return "epochs"
+    return "max_steps" if step >= plan.last_step else "max_hours"
+
+
 def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
-    """Trains one run to its last step; returns its entry in `summary.json`."""
+    """Trains one run to its end; returns its entry in `summary.json`.
+
+    It ends at its last step or, earlier, at the end of its budget.
+    """
     plan = experiment.plan
     options = plan.options
     nodes = experiment.nodes
@@ -109,7 +129,7 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
     trainer = Trainer(experiment.task, run.method, nodes, options.batch_stats)
     gx.launch.advance(slow=True)
     evaluator = Evaluator(experiment.task, nodes)
-    examined = None
+    evaluation = None
     clock = Clock()
     input_clock = InputClock(lambda: trainer.newest_loss)
     with open_checkpoints(experiment, run) as checkpoints:
@@ -127,7 +147,8 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
 
         eval_steps = plan.eval_steps(start=state.step)
         next_eval_step = next(eval_steps, None)
-        for steps in plan.intervals(start=state.step):
+        is_over = is_out_of_time(plan, progress)
+        for steps in () if is_over else plan.intervals(start=state.step):
             with clock:
                 state, losses = trainer.run_steps(state, itertools.islice(batches, len(steps) - 1))
                 batch = next(batches)
@@ -145,23 +166,29 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
                 "learning_rate": plan.learning_rate_at(steps[-1]),
             }
             log.add_training(state.step, progress)
-            if state.step == next_eval_step:
+            is_over = state.step == plan.last_step or is_out_of_time(plan, progress)
+            if state.step == next_eval_step or is_over:
                 next_eval_step = next(eval_steps, None)
-                gx.launch.advance(slow=True)
-                average = trainer.average_variables(state)
-                metrics = evaluator.evaluate_average(average)
-                examined = evaluator.examine_average(average, is_last=state.step == plan.steps)
-                log.add_evaluation(state.step, progress, metrics, examined)
+                evaluation = evaluator.evaluate_whole(trainer.average_variables(state), is_over)
+                log.add_evaluation(state.step, progress, *evaluation)
             if checkpoints is not None and options.checkpoint_every is not None:
                 state = state._replace(metadata=run.identity | vars(progress))
-                checkpoints.after(state, last=state.step == plan.steps)
+                checkpoints.after(state, last=is_over)
             gx.launch.advance()
+            if is_over:
+                break
 
     seconds = progress.seconds - seconds_before
     input_wait = input_clock.lap() / seconds if seconds else 0.0
     gx.launch.advance(slow=True)
-    if examined is None:  # resumed after its last step
-        examined = evaluator.examine_average(trainer.average_variables(state), is_last=True)
+    if evaluation is None:  # resumed after its last step
+        evaluation = evaluator.evaluate_whole(trainer.average_variables(state), is_last=True)
+    metrics, examined = evaluation
+    ended_by = find_end(plan, state.step)
+    if ended_by != "epochs":
+        option = option_name(ended_by)
+        log.end(f"{run.title} ends after step {state.step} of {plan.steps}, by {option}")
+    log.write_texts(examined.texts)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params)) // nodes.size
     seconds_per_step = float(np.median(progress.seconds_per_step))
     return {
@@ -169,13 +196,14 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
         "algorithm": run.method.algorithm,
         "topology": run.method.topology,
         "nodes": nodes.size,
-        "steps": plan.steps,
+        "steps": state.step,
+        "ended_by": ended_by,
         "seed": run.seed,
         "seconds_per_step": seconds_per_step,
         "examples_per_second": global_batch_size / seconds_per_step,
         "input_wait": input_wait,
         "sent_bytes_per_step": count_sent_bytes(run.method, options.wire, parameters, nodes.size),
-        **evaluator.evaluate_average(trainer.average_variables(state)),
+        **metrics,
         **examined.metrics,
         **evaluator.evaluate_nodes(trainer.node_variables(state)),
         **examined.details,

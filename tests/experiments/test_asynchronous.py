@@ -248,6 +248,8 @@ def test_options_that_exclude_each_other(as_node, capsys, tmp_path):
         ("--nodes 4", "--nodes must be the number of processes, 3, got 4"),
         ("--accumulate 2", "--accumulate must be 1 with async-sgp"),
         ("--normalization batch --batch-stats mix", "--batch-stats must be local with async-sgp"),
+        ("--max-steps 5", "--max-steps must not be given with async-sgp"),
+        ("--evaluate-every 2", "--evaluate-every must not be given with async-sgp, which is eval"),
         ("--topology ring", "--topology must not be given with async-sgp"),
         ("--fsdp 2", "--fsdp must be 1 with async-sgp, whose messages are of whole models, got 2"),
         (

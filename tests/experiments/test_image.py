@@ -18,7 +18,7 @@ from experiments import image, models
 from experiments.data.originals import ORIGINALS
 from experiments.data.preparation import prepare
 from experiments.models.layers import draw_dropout_seeds
-from experiments.training import main, placement, trainer
+from experiments.training import main, placement, train, trainer
 
 
 @pytest.fixture(autouse=True)
@@ -133,6 +133,7 @@ def test_every_option_does_something(tmp_path):
         ("--optimizer", "adam", "--lr-schedule", "step"),
         ("--weight-decay", "0.1"),
         ("--dirichlet-alpha", "0.1"),
+        ("--shuffle", "global"),
         ("--precision", "mixed_bfloat16"),
         ("--local-steps", "2"),
         ("--wire-dtype", "bfloat16"),
@@ -252,7 +253,42 @@ def test_records_resume_to_the_bit(tmp_path, cifar, monkeypatch):
     """In the middle of an epoch and of an update, with AdamW and with dropout."""
     monkeypatch.setitem(models.MODELS, "vgg11", LinearWithDropout)
     arguments = [*CIFAR, "--data-dir", str(cifar), "--placement", "vmap", "--model", "vgg11"]
+    arguments += ["--shuffle", "global"]
     arguments += ["--epochs", "2", "--optimizer", "adam", "--weight-decay", "0.1"]
     arguments += ["--accumulate", "2", "--learning-rate", "0.01"]
     run = require_resumable_to_the_bit(image.main, arguments, 3, tmp_path, monkeypatch)
     assert run["steps"] == 10
+
+
+def test_evaluations_and_the_end_of_a_budget(tmp_path, monkeypatch, capsys):
+    """Every second epoch and the end; the schedule is that of all epochs, budget or not."""
+    options = ("--algorithm", "sgp", "--epochs", "5", "--evaluate-every", "2", "--log-every", "1")
+    runs = {}
+    for name, budget in {
+        "epochs": (),
+        "max_steps": ("--max-steps", "10"),
+        "max_hours": ("--max-hours", "0.001"),
+    }.items():
+        with monkeypatch.context() as patch:
+            if name == "max_hours":  # each interval, of one step, takes a second: 3.6 seconds
+                patch.setattr(train.Clock, "lap", lambda self: 1.0)
+            summary, lines = run(tmp_path / name, *options, *budget)
+        (record,) = summary["runs"]
+        assert record["ended_by"] == name
+        evaluated = [line for line in lines if "test_accuracy_average_model" in line]
+        assert [line["step"] for line in training_lines(lines)] == [*range(1, record["steps"] + 1)]
+        field = "test_accuracy_average_model"
+        assert evaluated[-1][field] == record[field]
+        runs[name] = training_lines(lines), [line["step"] for line in evaluated]
+    whole, steps = runs["epochs"]
+    assert steps == [8, 16, 20]
+    for name, expected in {"max_steps": [8, 10], "max_hours": [4]}.items():
+        trained, steps = runs[name]
+        assert steps == expected
+        for line, same in zip(trained, whole, strict=False):
+            assert line["loss"] == same["loss"]
+            assert line["learning_rate"] == same["learning_rate"]
+    printed = capsys.readouterr().out
+    assert "sgp ends after step 10 of 20, by --max-steps" in printed
+    assert "sgp ends after step 4 of 20, by --max-hours" in printed
+    assert printed.count("sgp ends after") == 2

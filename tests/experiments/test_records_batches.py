@@ -17,6 +17,7 @@ from experiments.data.augmentation import augment_cifar, crop_imagenet, draw_box
 from experiments.data.local import find_prepared
 from experiments.data.originals import ORIGINALS
 from experiments.data.preparation import prepare
+from experiments.data.sharding import GlobalShuffle
 
 TRAIN = 5 * CIFAR_PER_FILE
 
@@ -34,7 +35,7 @@ def split(nodes: int) -> list[np.ndarray]:
 
 def take(
     images: data.ImageRecords,
-    shards: list[np.ndarray],
+    shards: data.Division,
     count: int,
     size: int = 10,
     seed: int = 0,
@@ -42,7 +43,9 @@ def take(
     start: int = 0,
 ) -> list[Any]:
     """Some batches of these nodes, or of all."""
-    wanted = range(len(shards)) if nodes is None else nodes
+    is_global = isinstance(shards, GlobalShuffle)
+    count_nodes = shards.nodes if is_global else len(shards)
+    wanted = range(count_nodes) if nodes is None else nodes
     return list(itertools.islice(images.batches(shards, size, seed, wanted, start), count))
 
 
@@ -94,9 +97,11 @@ def test_batches_are_augmented_images_of_the_nodes_shards(cifar: Path) -> None:
     assert len(list_images(first) & list_images(second)) < TRAIN / 4
 
 
-def test_batches_depend_neither_on_processes_nor_on_the_start(cifar: Path) -> None:
+@pytest.mark.parametrize("shards", [split(4), GlobalShuffle(TRAIN, 4)], ids=["local", "global"])
+def test_batches_depend_neither_on_processes_nor_on_the_start(
+    cifar: Path, shards: data.Division
+) -> None:
     images = data.ImageRecords("cifar10", cifar)
-    shards = split(4)
     together = take(images, shards, 8, 7, 5)
     for nodes, start in (([0, 1], 0), ([2, 3], 1), ([1], 3), (range(4), 6)):
         apart = take(images, shards, 8 - start, 7, 5, nodes, start)
@@ -105,7 +110,8 @@ def test_batches_depend_neither_on_processes_nor_on_the_start(cifar: Path) -> No
 
 def test_the_test_set_is_not_augmented(cifar: Path) -> None:
     images = data.ImageRecords("cifar10", cifar)
-    ((pixels, labels),) = images.test_batches()
+    (batch,) = images.test_batches()
+    pixels, labels = batch.read(np.arange(batch.size))
     numbers = pixels[:, 16, 16, 0].astype(int)
     assert sorted(numbers) == list(range(TRAIN, TRAIN + CIFAR_PER_FILE))
     for image, number in zip(pixels, numbers, strict=True):

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments import data
+from experiments.data.sharding import count_passes
 
 
 def check_is_partition(shards: list[np.ndarray], examples: int, nodes: int) -> None:
@@ -107,3 +108,28 @@ def test_the_seed_decides_and_nodes_differ() -> None:
     np.testing.assert_array_equal(one, same)
     assert not np.array_equal(one, other)
     assert not np.array_equal(one[:, 0], one[:, 1])
+
+
+def test_a_global_shuffle_deals_every_example_once_an_epoch_and_to_others_each_time() -> None:
+    """Steps do not end with epochs here, and a node's part of an epoch has no fixed size."""
+    division = data.divide_examples(np.arange(103), 4, None, 0, "global")
+    drawn = list(itertools.islice(data.draw_batches(division, 5, seed=1), 60))
+    numbers = np.concatenate([rows.ravel() for rows in drawn])
+    passes = np.concatenate(
+        [count_passes(division, step, 5, range(4)).ravel() for step in range(60)]
+    )
+    nodes = np.tile(np.repeat(np.arange(4), 5), 60)
+    shares = []
+    for epoch in range(11):
+        np.testing.assert_array_equal(np.sort(numbers[passes == epoch]), np.arange(103))
+        shares.append(
+            [set(numbers[(passes == epoch) & (nodes == node)].tolist()) for node in range(4)]
+        )
+    for node in range(4):
+        common = [len(a & b) for a, b in itertools.pairwise(share[node] for share in shares)]
+        assert np.mean(common) == pytest.approx(103 / 16, rel=0.5)  # as of independent shares
+    for part, rows in zip(data.draw_batches(division, 5, 1, nodes=[2, 0]), drawn, strict=False):
+        np.testing.assert_array_equal(part, rows[[2, 0]])  # whichever process asks
+    assert not np.array_equal(next(data.draw_batches(division, 5, seed=2)), drawn[0])
+    with pytest.raises(data.DataError, match=r"alpha must be None where .* anew .*, got 0\.5"):
+        data.divide_examples(LABELS, 4, 0.5, 0, "global")

@@ -311,3 +311,21 @@ def test_batches_do_not_depend_on_the_process_that_asks():
         np.testing.assert_array_equal(batch.rows, same.rows)
         np.testing.assert_array_equal(batch.rows[[2, 0]], part.rows)
     assert [b.width for b in batches] != [b.width for b in draw(20, seed=1)]
+
+
+def test_a_global_shuffle_reads_each_bucket_once_an_epoch():
+    """Each example once, but for the batch of a bucket that ends one epoch and begins the next."""
+    buckets = make_buckets(LENGTHS, (8, 16, 32), 3)
+    drawn = draw_token_batches(buckets, 3, 64, 0, shuffle="global")
+    per_epoch = [len(bucket.rows) / (3 * bucket.rows_per_batch(64)) for bucket in buckets]
+    batches = list(itertools.islice(drawn, round(20 * sum(per_epoch))))
+    counts = np.bincount(np.concatenate([b.rows.ravel() for b in batches]))
+    assert set(counts.tolist()) <= {19, 20, 21}
+    for bucket, steps in zip(buckets, per_epoch, strict=True):
+        rows = [b.rows.ravel() for b in batches if b.width == bucket.width]
+        assert len(rows) == pytest.approx(20 * steps, abs=1)
+        first, second = np.split(np.concatenate(rows)[: 2 * len(bucket.rows)], 2)
+        assert sorted(first) == sorted(second) == bucket.rows.tolist()
+        assert first.tolist() != second.tolist()
+    in_epochs = [[b.width for b in batches[k : k + 10]] for k in (0, round(sum(per_epoch)))]
+    assert in_epochs[0] != in_epochs[1]

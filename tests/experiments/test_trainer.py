@@ -207,7 +207,7 @@ def test_a_metric_that_is_averaged_over_the_batch_is_refused():
 def test_metrics_that_are_not_finite_end_the_run():
     """Distances of models whose losses are finite may not be."""
     progress = Mock(examples=8, seconds=1.0)
-    log = RunLog("a", Mock(), Mock(), Mock(), num_examples=8, reporter=Mock())
+    log = RunLog(Mock(), Mock(), Mock(), Mock(), num_examples=8, reporter=Mock())
     progress.metrics = {"loss": 1.0, "consensus_distance": math.inf}
     with pytest.raises(NonFiniteError, match="consensus_distance must be finite, got inf at st"):
         log.add_training(3, progress)

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 from resumed_runs import read_results, require_resumable_to_the_bit
+from sacrebleu import corpus_bleu
 
 import gossipjax as gx
 from experiments import plots, translation
@@ -133,6 +134,19 @@ def test_writes_losses_scores_and_samples(finished):
     assert "reference: " in printed
     assert (finished.out / "valid_loss.png").exists()
     assert (finished.out / "tokenizer.json").exists()
+
+
+def test_the_score_is_that_of_the_files(finished, data_dir):
+    """As sacrebleu reads them: a sentence per line, of the whole test set."""
+    folder = finished.out / "texts" / "sgp-one_peer_exponential-seed-0"
+    hypotheses, references = (
+        (folder / f"{name}.txt").read_text("utf-8").splitlines()
+        for name in ("hypotheses", "references")
+    )
+    pairs = (data_dir / "test.tsv").read_text("utf-8").splitlines()
+    assert references == [pair.partition("\t")[2] for pair in pairs]
+    score = corpus_bleu(hypotheses, [references]).score
+    assert finished.run["test_bleu_average_model"] == score
 
 
 def test_a_resumed_run_ends_as_if_it_had_never_been_stopped(

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -257,13 +258,37 @@ def modification_times(out):
 
 
 # The program as its users start it, on a tenth of the data. The process that FULL names has a full
-# disk at its last step, until it is restarted.
+# disk at its last step, until it is restarted. Each process says which test examples it reads, and
+# examines a part of some texts.
 PROGRAM = """
 import os, sys
+import jax
 import small
 from experiments import image
+from experiments.data.prefetch import LazyBatch
+from experiments.training.evaluation import map_texts
 from gossipjax.checkpoint import Checkpoints
 small.make_small(setattr)
+read_tests = set()
+def test_batches(self):
+    for images, labels in self.images.test_batches():
+        def read(rows):
+            read_tests.update(rows.ravel().tolist())
+            return images[rows], labels[rows]
+        yield LazyBatch(len(labels), read)
+def examine(self, variables, is_last):
+    mine = []
+    def repeat(texts):
+        mine.extend(texts)
+        return [2 * text for text in texts]
+    texts = ["a", "bä", "", "c" * 2000, "d"]
+    assert map_texts(repeat, texts, variables) == [2 * text for text in texts]
+    assert mine == texts[jax.process_index() :: jax.process_count()]
+    if is_last:
+        print("of the test set:", len(read_tests), flush=True)
+    return image.Examination({}, details={"corrupt_images": 0})
+image.ImageClassification.test_batches = test_batches
+image.ImageClassification.examine = examine
 after = Checkpoints.after
 def fail_after(self, state, last=False):
     is_full = os.environ.get("FULL") == os.environ["GOSSIPJAX_PROCESS_ID"]
@@ -274,7 +299,7 @@ Checkpoints.after = fail_after
 image.main(sys.argv[1:])
 """
 TWO_NODES = ("--nodes", "2", "--model", "linear", "--epochs", "1", "--log-every", "4")
-TWO_NODES += ("--checkpoint-every", "4", "--algorithm", "sgp")
+TWO_NODES += ("--checkpoint-every", "4", "--algorithm", "sgp", "--shuffle", "global")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -323,7 +348,10 @@ def newest(folder):
 
 
 def test_two_processes_of_which_one_fails_train_what_one_does(tmp_path):
-    """The disk is full; the checkpoint before is complete all the same. All is equal to the bit."""
+    """The disk is full; the checkpoint before is complete all the same. All is equal to the bit.
+
+    Each process reads a half of the 101 test examples.
+    """
     one = tmp_path / "one"
     two = tmp_path / "two"
     image.main([*TWO_NODES, "--out", str(one)])
@@ -333,6 +361,8 @@ def test_two_processes_of_which_one_fails_train_what_one_does(tmp_path):
     assert job.returncode == 0, output
     assert "2 processes, one CPU device per node" in output
     assert "[0] error: No space left on device" in output
+    read = re.findall(r"\[([01])\] of the test set: (\d+)", output)
+    assert set(read) == {("0", "51"), ("1", "51")}  # an example fills up the shorter part
     # As the fault injection reads it.
     lines = output.splitlines()
     assert [match[1] for match in map(RESTARTED.match, lines) if match] == ["1"]

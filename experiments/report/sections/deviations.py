@@ -10,7 +10,8 @@ import numpy as np
 from matplotlib.figure import Figure as MatplotlibFigure
 
 import gossipjax as gx
-from experiments.report.drawing import COLORS, Curve, label_axes, read_curves, use_log_scale
+from experiments.plots import choose_colors
+from experiments.report.drawing import Curve, label_axes, read_curves, use_log_scale
 from experiments.report.section import (
     Claim,
     Figure,
@@ -190,20 +191,21 @@ def bound_ratio(nodes: int, persists: bool) -> float:
 
 
 def draw(before: Mapping[str, Curve], after: Mapping[str, Curve], figure: MatplotlibFigure) -> None:
-    """Draws the distances over the run."""
+    """Draws the distances over the run; those that are 0 are not on a logarithmic axis."""
     figure.set_size_inches(7.0, 4.0)
     axes = figure.add_subplot()
     styles = ((before, "-", "before the exchange"), (after, ":", "after"))
-    for number, name in enumerate(before):
+    for name, color in choose_colors(list(before)).items():
         for curves, style, when in styles:
             curve = curves[name]
             parts = [100 * step / curve.steps[-1] for step in curve.steps]
-            axes.plot(parts, curve.values, style, color=COLORS[number], label=f"{name}, {when}")
+            if any(curve.values):
+                axes.plot(parts, curve.values, style, color=color, label=f"{name}, {when}")
     for part in DECAYS:
         axes.axvline(100 * part, color="0.7", lw=0.8)
     use_log_scale(axes)
     label_axes(axes, "", "part of the run, %", "distance from the average")
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, frameon=True, framealpha=1, edgecolor="none")
 
 
 SECTION = read_section(

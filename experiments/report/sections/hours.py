@@ -8,8 +8,9 @@ from functools import partial
 import numpy as np
 from matplotlib.figure import Figure as MatplotlibFigure
 
+from experiments.plots import choose_colors
 from experiments.presets.sgp19 import TABLE_1
-from experiments.report.drawing import COLORS, label_axes
+from experiments.report.drawing import label_axes
 from experiments.report.section import (
     Claim,
     Estimate,
@@ -295,21 +296,26 @@ def draw_hours(
     lines = -(-(len(hours) + 1) // columns)
     figure.set_size_inches(11.0, 3.4 * lines + 0.5)
     figure.suptitle(title, fontsize=12)
-    names = list(TITLES)
+    colors = choose_colors(list(TITLES.values()))
     for index, (nodes, row) in enumerate(hours.items(), start=1):
         axes = figure.add_subplot(lines, columns, index)
         for name, values in row.items():
-            number = names.index(name)
             look = {"lw": 2.2 if name == ALL_REDUCE else 1.3, "ls": "--" if name in OVER else "-"}
-            axes.plot(BANDWIDTHS, values, color=COLORS[number], label=TITLES[name], **look)
+            title = TITLES[name]
+            axes.plot(BANDWIDTHS, values, color=colors[title], label=title, **look)
         crossing = crossings[nodes]
         if crossing.value < FASTEST / 1e9:
             axes.axvline(crossing.value * 1e9, color="0.3", lw=1, ls=":")
             axes.axvspan(crossing.low * 1e9, crossing.high * 1e9, color="0.5", alpha=0.15, lw=0)
         for published, name in (("ar", ALL_REDUCE), ("sgp", "sgp")):
             if nodes in TABLE_1[published]:
-                number = names.index(name)
-                look = {"color": COLORS[number], "marker": "x", "ls": "none", "ms": 7, "mew": 2}
+                look = {
+                    "color": colors[TITLES[name]],
+                    "marker": "x",
+                    "ls": "none",
+                    "ms": 7,
+                    "mew": 2,
+                }
                 axes.plot([1e10], [float(TABLE_1[published][nodes][1])], **look)
         axes.set_xscale("log")
         axes.set_yscale("log")

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure as MatplotlibFigure
 from scipy import stats
 
 from experiments.averaging.__main__ import RING_ROUNDS
+from experiments.plots import choose_colors
 from experiments.rates.fits import (
     Point,
     find_steps_needed,
@@ -372,10 +373,12 @@ def draw_speedup(gradients: Points, target: float, figure: MatplotlibFigure) -> 
     axes = figure.subplots()
     first: tuple[int, float] | None = None
     sizes = sorted({point.nodes for points in gradients.values() for point in points})
+    colors = choose_colors(list(TITLES.values()))
     for (label, points), marker in zip(gradients.items(), "os^", strict=True):
         if points:
             needed = find_steps_needed(points, log_means(points), target)
-            axes.plot(list(needed), list(needed.values()), marker=marker, label=TITLES[label])
+            look = {"marker": marker, "color": colors[TITLES[label]], "label": TITLES[label]}
+            axes.plot(list(needed), list(needed.values()), **look)
             first = first or next(iter(needed.items()), None)
     if first is not None:
         line = [first[1] * first[0] / nodes for nodes in sizes]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure as MatplotlibFigure
 
+from experiments.plots import choose_colors
 from experiments.report.drawing import use_log_scale
 from experiments.report.section import (
     GAPS,
@@ -513,11 +514,13 @@ def draw_seconds(
     figure.set_size_inches(8.4, 3.8)
     left, right = figure.subplots(1, 2)
     milliseconds = [1000 * latency for latency in modelled]
+    colors = choose_colors(list(TITLES.values()))
     for name, title in TITLES.items():
+        color = colors[title]
         shown = [bandwidth for bandwidth, seconds in measured.items() if name in seconds]
-        left.plot(shown, [measured[bandwidth][name] for bandwidth in shown], "o-")
+        left.plot(shown, [measured[bandwidth][name] for bandwidth in shown], "o-", color=color)
         points = [seconds[name] for seconds in modelled.values()]
-        right.plot(milliseconds, points, "s--", label=title)
+        right.plot(milliseconds, points, "s--", color=color, label=title)
     left.set(title="measured", xlabel="bandwidth of every link")
     right.set(title="modelled, 1 Gbit/s", xlabel="latency (ms)", xscale="log")
     right.xaxis.set_major_formatter("{x:g}")
