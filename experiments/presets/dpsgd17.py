@@ -24,6 +24,7 @@ CNTK = {
     "warmup_epochs": 0,
     "decay_epochs": (80, 120),
     "weight_decay": 1e-4,
+    "shuffle": "global",  # as the authors' code: all data are divided anew in each epoch
 }
 """CNTK's reference for ResNet-20: 128 images, 0.1 for 80 epochs, 0.01 for 40, then 0.001."""
 

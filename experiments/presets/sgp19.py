@@ -21,6 +21,7 @@ GOYAL = {
     "epochs": 90,
     "lr_schedule": "step",
     "no_decay_on_norm_and_bias": True,
+    "shuffle": "global",  # as the authors' code: all data are divided anew in each epoch
 }
 """The protocol of Goyal et al. The rest are the defaults: 0.1 per 256 images, warm-up over the
 first 1/18 of the run, 10x down at 1/3, 2/3 and 8/9; Nesterov momentum 0.9, weight decay 1e-4."""
