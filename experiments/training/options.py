@@ -219,7 +219,7 @@ class TrainingOptions(OptimizationOptions, ExchangeOptions):
     CHANGEABLE_ON_RESUME: ClassVar[frozenset[str]] = frozenset(
         (
             *("nodes", "fsdp", "placement", "log_every", "checkpoint_every", "max_to_keep"),
-            *("resume", "init_from", "out", "overwrite", "preset", "report_to"),
+            *("evaluate_nodes", "resume", "init_from", "out", "overwrite", "preset", "report_to"),
         )
     )
     BATCH_OPTION: ClassVar[str] = "--batch-size-per-node"
@@ -242,6 +242,9 @@ class TrainingOptions(OptimizationOptions, ExchangeOptions):
     sharded. Each exchanges its part of the model."""
     log_every: PositiveInt = 10
     """Steps between two lines of metrics.jsonl; each line costs one more gradient."""
+    evaluate_nodes: bool = False
+    """Evaluate the model of every node at the end of each epoch, as the average model is, and not
+    only after the last step: as many passes over the test set as there are nodes."""
     report_to: ReportTo = "none"
     """Where the lines of metrics.jsonl go as well: tensorboard, files in OUT/tensorboard; wandb,
     Weights & Biases, offline in OUT/wandb if there is no login."""

@@ -149,7 +149,9 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
                 next_eval_step = next(eval_steps, None)
                 gx.launch.advance(slow=True)
                 average = trainer.average_variables(state)
-                metrics = evaluator.evaluate_average(average)
+                metrics: Record = {**evaluator.evaluate_average(average)}
+                if options.evaluate_nodes:
+                    metrics |= evaluator.evaluate_nodes(trainer.node_variables(state))
                 examined = evaluator.examine_average(average, is_last=state.step == plan.steps)
                 log.add_evaluation(state.step, progress, metrics, examined)
             if checkpoints is not None and options.checkpoint_every is not None:

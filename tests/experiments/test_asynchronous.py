@@ -249,6 +249,7 @@ def test_options_that_exclude_each_other(as_node, capsys, tmp_path):
         ("--accumulate 2", "--accumulate must be 1 with async-sgp"),
         ("--normalization batch --batch-stats mix", "--batch-stats must be local with async-sgp"),
         ("--topology ring", "--topology must not be given with async-sgp"),
+        ("--evaluate-nodes", "--evaluate-nodes must not be given with async-sgp"),
         ("--fsdp 2", "--fsdp must be 1 with async-sgp, whose messages are of whole models, got 2"),
         (
             "--normalization batch --algorithm async-outer --outer-every 4",
