@@ -34,8 +34,8 @@ OUTER = {
     DENSE: "--outer-rate 0.7 --outer-momentum 0.9 --outer-nesterov",
 }
 RATES_BY_PERIOD = {  # H -> rate
-    SPARSE: {5: 0.008, 15: 0.008, 50: 0.008, 100: 0.008},
-    DENSE: {15: 0.002, 50: 0.002},
+    SPARSE: {5: 0.004, 15: 0.004, 50: 0.004, 100: 0.008},
+    DENSE: {15: 0.002},
 }
 PERIODS = tuple(RATES_BY_PERIOD[SPARSE])
 QUICK_PERIODS = ((SPARSE, PERIODS[0]), (SPARSE, PERIODS[-1]))
@@ -51,8 +51,8 @@ INNER = {
     MUON: ("muloco", "--optimizer muon --muon-momentum 0.9"),
 }
 RATES_BY_WORKERS = {  # workers -> rate
-    ADAM: {1: 0.004, 2: 0.004, 4: 0.004, 8: 0.004, 16: 0.002},
-    MUON: {1: 0.008, 2: 0.008, 4: 0.008, 8: 0.008, 16: 0.008},
+    ADAM: {1: 0.004, 2: 0.004, 4: 0.004, 8: 0.002, 16: 0.002},
+    MUON: {1: 0.004, 2: 0.004, 4: 0.004, 8: 0.004, 16: 0.004},
 }
 WORKERS = tuple(RATES_BY_WORKERS[ADAM])
 QUICK_WORKERS = 4
