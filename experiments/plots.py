@@ -11,7 +11,8 @@
   local half of the step, without the exchange, and `consensus_distance`, of the models that the
   nodes hold after it (for D-PSGD as published `x + u` and `P x + u`: both contain the newest
   gradient);
-- in an evaluation line `test_METRIC_average_model`, for example `test_accuracy_average_model`.
+- in an evaluation line `test_METRIC_average_model`, for example `test_accuracy_average_model`, and
+  `test_METRIC_nodes` (a list: a number per node) where `--evaluate-nodes` was given.
 
 `summary.json` holds `options`, `environment` (versions, devices, sizes of the data set) and `runs`,
 a list of objects with

@@ -150,7 +150,10 @@ def read_lines(folder: Path | None) -> list[Record]:
 
 
 def read_curves(results: Results, place: Place, field: str) -> list[Curve]:
-    """Reads a metric of each seed of a method; no curve of a run that is missing."""
+    """Reads a metric of each seed of a method; no curve of a run that is missing.
+
+    Of a list, a value per node, it is the mean.
+    """
     if place.run not in results:
         return []
     lines = read_lines(results[place.run].folder)
@@ -158,7 +161,7 @@ def read_curves(results: Results, place: Place, field: str) -> list[Curve]:
     for run in results[place.run].runs:
         if run["algorithm"] == place.algorithm and place.topology in (None, run["topology"]):
             points = [
-                (line["step"], line[field])
+                (line["step"], float(np.mean(line[field])))
                 for line in lines
                 if line["run"] == run["run"] and field in line
             ]

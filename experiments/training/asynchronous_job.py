@@ -126,7 +126,7 @@ def require_node(options: TrainingOptions) -> gx.launch.NodeInfo:
             f"--nodes must be the number of processes, {info.num_nodes}, got {options.nodes}."
         )
     first = options.algorithm[0]
-    refused = ["init_from", "topology", "delays_of", "max_steps", "max_hours"]
+    refused = ["init_from", "topology", "delays_of", "max_steps", "max_hours", "evaluate_nodes"]
     if "async-outer" in options.algorithm:
         ASYNCHRONOUS["async-outer"].build(0, options.outer)  # raises for what it has not
     else:

@@ -233,7 +233,7 @@ class TrainingOptions(OptimizationOptions, ExchangeOptions):
         (
             *("nodes", "fsdp", "placement", "log_every", "checkpoint_every", "max_to_keep"),
             *("resume", "init_from", "out", "overwrite", "preset", "report_to"),
-            *("evaluate_every", "max_steps", "max_hours"),
+            *("evaluate_every", "evaluate_nodes", "max_steps", "max_hours"),
         )
     )
     BATCH_OPTION: ClassVar[str] = "--batch-size-per-node"
@@ -259,6 +259,9 @@ class TrainingOptions(OptimizationOptions, ExchangeOptions):
     """Epochs between two evaluations of the average model; the end of a run is always evaluated."""
     log_every: PositiveInt = 10
     """Steps between two lines of metrics.jsonl; each line costs one more gradient."""
+    evaluate_nodes: bool = False
+    """Evaluate the model of every node at the end of each epoch, as the average model is, and not
+    only after the last step: as many passes over the test set as there are nodes."""
     report_to: ReportTo = "none"
     """Where the lines of metrics.jsonl go as well: tensorboard, files in OUT/tensorboard; wandb,
     Weights & Biases, offline in OUT/wandb if there is no login."""

@@ -170,7 +170,10 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
             if state.step == next_eval_step or is_over:
                 next_eval_step = next(eval_steps, None)
                 evaluation = evaluator.evaluate_whole(trainer.average_variables(state), is_over)
-                log.add_evaluation(state.step, progress, *evaluation)
+                shown: Record = {**evaluation[0]}
+                if options.evaluate_nodes:
+                    shown |= evaluator.evaluate_nodes(trainer.node_variables(state))
+                log.add_evaluation(state.step, progress, shown, evaluation[1])
             if checkpoints is not None and options.checkpoint_every is not None:
                 state = state._replace(metadata=run.identity | vars(progress))
                 checkpoints.after(state, last=is_over)

@@ -251,6 +251,7 @@ def test_options_that_exclude_each_other(as_node, capsys, tmp_path):
         ("--max-steps 5", "--max-steps must not be given with async-sgp"),
         ("--evaluate-every 2", "--evaluate-every must not be given with async-sgp, which is eval"),
         ("--topology ring", "--topology must not be given with async-sgp"),
+        ("--evaluate-nodes", "--evaluate-nodes must not be given with async-sgp"),
         ("--fsdp 2", "--fsdp must be 1 with async-sgp, whose messages are of whole models, got 2"),
         (
             "--normalization batch --algorithm async-outer --outer-every 4",

@@ -113,10 +113,15 @@ def test_any_number_of_nodes(tmp_path):
 def test_a_hybrid_switches_after_its_fraction_of_the_steps(tmp_path):
     """All-reduce first: the consensus distance is 0 until the switch, and never after it."""
     arguments = ("--algorithm", "sgp@complete/ring", "--switch-at", "0.5", "--log-every", "1")
-    _, lines = run(tmp_path, *arguments)
+    summary, lines = run(tmp_path, *arguments, "--dirichlet-alpha", "0.1", "--evaluate-nodes")
     distances = [line["consensus_distance"] for line in training_lines(lines)]
     assert len(distances) == 8
     assert max(distances[:4]) < 1e-6 < min(distances[4:])
+    agreed, apart = (line for line in lines if "test_accuracy_nodes" in line)
+    assert agreed["step"] == 4
+    assert set(agreed["test_accuracy_nodes"]) == {agreed["test_accuracy_average_model"]}
+    assert apart["test_accuracy_nodes"] == summary["runs"][0]["test_accuracy_nodes"]
+    assert len(set(apart["test_accuracy_nodes"])) > 1
 
 
 def train_simulated(tmp_path, *arguments):

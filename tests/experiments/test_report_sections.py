@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import optax
 import pytest
 from matplotlib.figure import Figure
 
@@ -26,6 +27,8 @@ from experiments.report.sections import (
     churn,
     deviations,
     hours,
+    merging,
+    rare,
     sgp19,
     texts,
     theory,
@@ -34,6 +37,7 @@ from experiments.report.sections import (
 from experiments.report.sections import rand20 as rand20_section
 from experiments.results import AFTER_MIXING, BEFORE_MIXING
 from experiments.runner import Result, Run
+from experiments.training.methods import MethodOptions, make_method
 from experiments.training.optimization import make_lr_schedule
 
 FULL = Scale(**dict.fromkeys(("fashion_mnist", "speech", "translation"), Path("data")))
@@ -228,6 +232,94 @@ def test_diloco(tmp_path):
     tuned = texts.tune_diloco(FULL)[texts.DILOCO]
     better = paper | {tuned.name_run(2.0): losses(2.6)}  # at twice the rate
     assert find("diloco", tmp_path, better) == [True, True, True, True, False]
+
+
+def find_merging(folder: Path, nodes: Mapping[str, float], average: float) -> list[bool | None]:
+    """Judges accuracies of the nodes' models, in %, by schedule; `average` of what never merges."""
+    runs = SECTIONS["merging"].list_runs(FULL)
+    averages = {**nodes, merging.NEVER: average}
+    values = {}
+    for title, (place, _) in merging.SCHEDULES.items():
+        algorithm = "@".join(part for part in (place.algorithm, place.topology) if part)
+        values[f"{place.run}/{algorithm}"] = {
+            "test_accuracy_nodes": [nodes[title] / 100 + x for x in (-0.01, 0.01)],
+            "test_accuracy_average_model": averages[title] / 100,
+        }
+    results = {run.name: make_result(run, folder, values) for run in runs}
+    path = folder / "merging" / "metrics.jsonl"
+    lines = [json.loads(text) for text in path.read_text().splitlines()[:-1]]
+    for line in lines:
+        line.update(values["merging/dpsgd-adapt-then-combine@random_pairs"])
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return check(SECTIONS["merging"].find(FULL, results))
+
+
+def test_merging(tmp_path):
+    """As the paper has it: a merge after no exchange at all is worth nothing."""
+    percent = {
+        **{merging.ALONE: 40.0, merging.NEVER: 65.0, merging.EARLY: 67.0},
+        **{merging.LATE: 78.0, merging.LAST: 74.0, merging.ALL: 78.5},
+    }
+    assert find_merging(tmp_path, percent, 74.0) == [True] * 7
+    no_gain = percent | {merging.LAST: 66.0}
+    assert find_merging(tmp_path, no_gain, 66.0)[:3] == [False, False, False]
+    early = percent | {merging.EARLY: 79.0}
+    assert find_merging(tmp_path, early, 74.0)[3:5] == [False, False]
+
+
+def test_the_schedules_of_merging_are_exact_averages_where_they_say():
+    """Counted from the rounds of the method that a call means; the last step has an exchange."""
+    runs = {run.name: run for run in SECTIONS["merging"].list_runs(FULL)}
+    exchanges = list(range(0, merging.STEPS, merging.EVERY))
+    assert len(exchanges) == merging.EXCHANGES
+    assert exchanges[-1] == merging.STEPS - 1
+    for title, (place, merges) in merging.SCHEDULES.items():
+        if title == merging.ALONE:
+            continue
+        (switch_at,) = list_option(runs[place.run], "--switch-at")
+        options = MethodOptions(
+            nodes=merging.NODES,
+            steps=merging.STEPS,
+            local_steps=merging.EVERY,
+            switch_at=float(switch_at),
+        )
+        method = make_method(f"{place.algorithm}@{place.topology}", options, optax.sgd(0.1))
+        matrices = method.schedule.matrices(merging.STEPS)
+        steps = [step for step, matrix in enumerate(matrices) if np.allclose(matrix, 1 / 16)]
+        last = exchanges[len(exchanges) - merges :]
+        assert steps == (exchanges[:merges] if title == merging.EARLY else last), title
+
+
+def make_rare(fall: float) -> Values:
+    """DiLoCo loses a point from 1 to 16 workers, MuLoCo a part of it, SparseLoCo from 5 to 50."""
+    values = {}
+    for (title, every), method in rare.tune_sparse(FULL).items():
+        lost = math.log(every / 5) / math.log(10)
+        percent = 88.0 - lost * fall if title == rare.SPARSE else 85.0
+        values[method.name] = {rare.FIELD: [percent / 100] * 8}
+    for (title, workers), method in rare.tune_workers(FULL).items():
+        lost = math.log2(workers) / 4
+        percent = 87.0 - lost if title == rare.ADAM else 88.0 - lost * fall
+        values[method.name] = {rare.FIELD: [percent / 100] * workers}
+    return values
+
+
+def test_rare(tmp_path):
+    paper = make_rare(0.5)
+    assert find("rare", tmp_path, paper) == [True] * 7
+    steep = find("rare", tmp_path, make_rare(4.0))
+    assert steep[1] is steep[2] is steep[3] is steep[5] is False
+    method = rare.tune_workers(FULL)[rare.MUON, 16]
+    twice = {**paper, method.name_run(2.0): {rare.FIELD: [0.95]}}
+    assert find("rare", tmp_path, twice)[6] is False
+
+
+def test_runs_of_rare_end_with_an_outer_step():
+    for scale in (FULL, Scale()):
+        for (_, every), method in rare.tune_sparse(scale).items():
+            assert rare.SPARSE_STEPS % every == 0, method.name
+    assert rare.WORKER_STEPS % rare.WORKER_EVERY == 0
+    assert all(rare.TOTAL_BATCH % workers == 0 for workers in rare.WORKERS)
 
 
 def rand20(small: Mapping[int, tuple[int, ...]], large: tuple[int, ...]) -> Values:
