@@ -28,7 +28,6 @@ from experiments.report.sections import (
     deviations,
     hours,
     merging,
-    rare,
     sgp19,
     texts,
     theory,
@@ -288,38 +287,6 @@ def test_the_schedules_of_merging_are_exact_averages_where_they_say():
         steps = [step for step, matrix in enumerate(matrices) if np.allclose(matrix, 1 / 16)]
         last = exchanges[len(exchanges) - merges :]
         assert steps == (exchanges[:merges] if title == merging.EARLY else last), title
-
-
-def make_rare(fall: float) -> Values:
-    """DiLoCo loses a point from 1 to 16 workers, MuLoCo a part of it, SparseLoCo from 5 to 50."""
-    values = {}
-    for (title, every), method in rare.tune_sparse(FULL).items():
-        lost = math.log(every / 5) / math.log(10)
-        percent = 88.0 - lost * fall if title == rare.SPARSE else 85.0
-        values[method.name] = {rare.FIELD: [percent / 100] * 8}
-    for (title, workers), method in rare.tune_workers(FULL).items():
-        lost = math.log2(workers) / 4
-        percent = 87.0 - lost if title == rare.ADAM else 88.0 - lost * fall
-        values[method.name] = {rare.FIELD: [percent / 100] * workers}
-    return values
-
-
-def test_rare(tmp_path):
-    paper = make_rare(0.5)
-    assert find("rare", tmp_path, paper) == [True] * 7
-    steep = find("rare", tmp_path, make_rare(4.0))
-    assert steep[1] is steep[2] is steep[3] is steep[5] is False
-    method = rare.tune_workers(FULL)[rare.MUON, 16]
-    twice = {**paper, method.name_run(2.0): {rare.FIELD: [0.95]}}
-    assert find("rare", tmp_path, twice)[6] is False
-
-
-def test_runs_of_rare_end_with_an_outer_step():
-    for scale in (FULL, Scale()):
-        for (_, every), method in rare.tune_sparse(scale).items():
-            assert rare.SPARSE_STEPS % every == 0, method.name
-    assert rare.WORKER_STEPS % rare.WORKER_EVERY == 0
-    assert all(rare.TOTAL_BATCH % workers == 0 for workers in rare.WORKERS)
 
 
 def rand20(small: Mapping[int, tuple[int, ...]], large: tuple[int, ...]) -> Values:

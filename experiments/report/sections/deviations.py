@@ -205,7 +205,8 @@ def draw(before: Mapping[str, Curve], after: Mapping[str, Curve], figure: Matplo
         axes.axvline(100 * part, color="0.7", lw=0.8)
     use_log_scale(axes)
     label_axes(axes, "", "part of the run, %", "distance from the average")
-    axes.legend(fontsize=8, frameon=True, framealpha=1, edgecolor="none")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8, frameon=True, framealpha=1, edgecolor="none")
 
 
 SECTION = read_section(
