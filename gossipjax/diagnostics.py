@@ -40,10 +40,20 @@ from gossipjax.collectives import (
 )
 from gossipjax.sharding import constrain, shard_specs, state_specs
 from gossipjax.spmd import Nodes
-from gossipjax.topology import rounds_to_exact_average as rounds_to_exact_average
-from gossipjax.topology import second_singular_value as second_singular_value
-from gossipjax.topology import spectral_gap as spectral_gap
+from gossipjax.topology import rounds_to_exact_average, second_singular_value, spectral_gap
 from gossipjax.wire import Wire
+
+__all__ = [
+    "average_model",
+    "consensus_distance",
+    "latest_model",
+    "layer_consensus_distance",
+    "local_model",
+    "rounds_to_exact_average",
+    "second_singular_value",
+    "spectral_gap",
+    "total_mass",
+]
 
 
 def consensus_distance(

@@ -11,6 +11,8 @@ from typing import Any
 import flax.training.train_state
 import optax
 
+__all__ = ["TrainState"]
+
 
 class TrainState(flax.training.train_state.TrainState):
     """flax's `TrainState`, whose `apply_gradients` takes the number of the step.

@@ -3,63 +3,77 @@
 import importlib
 import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import gossipjax as gx
+import gossipjax.checkpoint
 
 DOCS = Path(__file__).parent.parent / "docs"
-BLOCK = re.compile(r"currentmodule:: (\S+)\n(.*?)```", re.DOTALL)
-ENTRY = re.compile(r"\.\. (?:auto(?:function|class|data)|py:data):: (\S+)")
-MODULES = ["", *(name for name in gx.__all__ if isinstance(getattr(gx, name), ModuleType))]
-FOR_THE_LIBRARY = {  # what its modules share, and a user does not need
-    *("MIN_BITS", "WireLike", "as_key", "concatenate_in_place", "decode", "decode_each", "encode"),
-    *("encode_each", "encode_pieces", "fold_in", "is_cpu_over_processes", "is_narrower"),
-    *("is_real_float", "leaf_keys", "make_seed_key", "require_codec", "require_key"),
-    *("require_seed", "split_by_size", "on_axis", "require_inside"),
-}
+ENTRY = re.compile(r"^\.\. (currentmodule|auto\w+|py:data):: (\S+)$", re.MULTILINE)
 
 
-def read_entries() -> dict[str, set[str]]:
-    """The names of the pages, by module."""
-    entries: dict[str, set[str]] = {}
+def list_modules(module: ModuleType) -> Iterator[ModuleType]:
+    """A module, and the modules that its `__all__` offers."""
+    yield module
+    for name in module.__all__:
+        value = getattr(module, name)
+        if isinstance(value, ModuleType):
+            yield from list_modules(value)
+
+
+MODULES = [*list_modules(gx), gossipjax.checkpoint]
+
+
+def list_public(module: ModuleType) -> dict[str, object]:
+    """What a module offers, without its modules."""
+    values = {name: getattr(module, name) for name in module.__all__}
+    return {name: value for name, value in values.items() if not isinstance(value, ModuleType)}
+
+
+def find(path: str) -> object:
+    """What has this dotted name."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def read_entries() -> list[str]:
+    """The dotted names of the reference, each as often as it has an entry."""
+    entries: list[str] = []
     for path in sorted((DOCS / "api").glob("*.md")):
-        text = path.read_text()
-        for module, block in BLOCK.findall(text):
-            entries.setdefault(module, set()).update(
-                name.rpartition(".")[2] for name in ENTRY.findall(block)
-            )
-            entries[module] |= {name.rpartition(".")[2] for name in ENTRY.findall(text)}
+        module = "gossipjax"
+        for kind, name in ENTRY.findall(path.read_text()):
+            if kind == "currentmodule":
+                module = name
+            elif kind == "automodule":
+                entries += [f"{name}.{public}" for public in list_public(find(name))]
+            else:
+                entries.append(name if name.startswith("gossipjax.") else f"{module}.{name}")
     return entries
 
 
-ENTRIES = read_entries()
+def test_the_modules_are_found():
+    names = {module.__name__.removeprefix("gossipjax.") for module in MODULES}
+    assert names >= {"gossipjax", "topology", "checkpoint", "cost_model.networks"}
 
 
-def list_public(module: ModuleType) -> list[str]:
-    """What a module offers: its `__all__`, or what is defined in it."""
-    names = getattr(module, "__all__", None)
-    if names is not None:
-        return [name for name in names if not isinstance(getattr(module, name), ModuleType)]
-    return [
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
-    ]
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_every_public_name_has_an_entry_and_an_example(module: ModuleType):
+    """One entry, also where two modules offer the same thing."""
+    entries = read_entries()
+    for name, value in list_public(module).items():
+        same = [entry for entry in entries if entry.endswith(f".{name}") and find(entry) is value]
+        assert len(same) == 1, f"{module.__name__}.{name} must have one entry, got {same}"
+        if inspect.isroutine(value) or inspect.isclass(value):
+            assert ">>>" in (value.__doc__ or ""), f"{module.__name__}.{name} has no example"
 
 
-@pytest.mark.parametrize("name", [*MODULES, "checkpoint"])
-def test_every_public_name_has_an_entry_with_an_example(name: str):
-    path = f"gossipjax.{name}".rstrip(".")
-    module = importlib.import_module(path)
-    everywhere = set().union(*ENTRIES.values())
-    for public in set(list_public(module)) - FOR_THE_LIBRARY:
-        assert public in ENTRIES.get(path, set()) or public in everywhere, public
-        value = getattr(module, public)
-        if callable(value):
-            assert ">>>" in (inspect.getdoc(value) or ""), f"{path}.{public} has no example"
+def test_every_entry_is_public():
+    public = {f"{module.__name__}.{name}" for module in MODULES for name in list_public(module)}
+    assert [entry for entry in read_entries() if entry not in public] == []
 
 
 def test_pages_are_reached_from_the_index():

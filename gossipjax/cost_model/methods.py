@@ -18,6 +18,36 @@ from gossipjax.cost_model.exchange import KINDS, Exchange, Kind
 from gossipjax.topology import Schedule, from_graph, random_ring
 from gossipjax.topology.schedule import require_int
 
+__all__ = [
+    "WIRE_BITS",
+    "Method",
+    "adpsgd",
+    "allreduce",
+    "async_outer",
+    "async_sgp",
+    "centralized",
+    "d1d_psgd",
+    "desloc",
+    "diloco",
+    "dpsgd",
+    "easgd",
+    "from_plan",
+    "gradient_tracking",
+    "local_sgd",
+    "mixed_momentum",
+    "noloco",
+    "osgp",
+    "push_sum_outer",
+    "rand_psgd",
+    "relay",
+    "sgp",
+    "single",
+    "slowmo",
+    "sparse_loco",
+    "sparta",
+    "streaming_diloco",
+]
+
 WIRE_BITS = {
     "float32": 32.0,
     "bfloat16": 16.0,

@@ -21,44 +21,31 @@ square; the floor grows with that ratio. `gx.choco` sends differences, which do 
 below 1e-6 with any codec.
 """
 
+# What other modules of the library share is imported under its name, and not in `__all__`.
 from gossipjax.wire._block_top_k import BlockTopK, block_top_k
-from gossipjax.wire._codec import (
-    Codec,
-    WireLike,
-    as_key,
-    fold_in,
-    make_seed_key,
-    require_key,
-    require_seed,
-)
-from gossipjax.wire._floats import (
-    MIN_BITS,
-    FloatCodec,
-    bfloat16,
-    float16,
-    float32,
-    is_real_float,
-)
+from gossipjax.wire._codec import Codec, WireLike
+from gossipjax.wire._codec import as_key as as_key
+from gossipjax.wire._codec import fold_in as fold_in
+from gossipjax.wire._codec import make_seed_key as make_seed_key
+from gossipjax.wire._codec import require_key as require_key
+from gossipjax.wire._codec import require_seed as require_seed
+from gossipjax.wire._floats import MIN_BITS as MIN_BITS
+from gossipjax.wire._floats import FloatCodec, bfloat16, float16, float32
+from gossipjax.wire._floats import is_real_float as is_real_float
 from gossipjax.wire._integers import IntegerCodec, int4, int8
-from gossipjax.wire._messages import (
-    Wire,
-    concatenate_in_place,
-    decode,
-    decode_each,
-    encode,
-    encode_each,
-    encode_pieces,
-    is_cpu_over_processes,
-    is_narrower,
-    leaf_keys,
-    make_wire,
-    require_codec,
-    split_by_size,
-)
+from gossipjax.wire._messages import Wire, decode, encode, make_wire
+from gossipjax.wire._messages import concatenate_in_place as concatenate_in_place
+from gossipjax.wire._messages import decode_each as decode_each
+from gossipjax.wire._messages import encode_each as encode_each
+from gossipjax.wire._messages import encode_pieces as encode_pieces
+from gossipjax.wire._messages import is_cpu_over_processes as is_cpu_over_processes
+from gossipjax.wire._messages import is_narrower as is_narrower
+from gossipjax.wire._messages import leaf_keys as leaf_keys
+from gossipjax.wire._messages import require_codec as require_codec
+from gossipjax.wire._messages import split_by_size as split_by_size
 from gossipjax.wire._sparse import RandomK, TopK, random_k, top_k
 
 __all__ = [
-    "MIN_BITS",
     "BlockTopK",
     "Codec",
     "FloatCodec",
@@ -67,30 +54,15 @@ __all__ = [
     "TopK",
     "Wire",
     "WireLike",
-    "as_key",
     "bfloat16",
     "block_top_k",
-    "concatenate_in_place",
     "decode",
-    "decode_each",
     "encode",
-    "encode_each",
-    "encode_pieces",
     "float16",
     "float32",
-    "fold_in",
     "int4",
     "int8",
-    "is_cpu_over_processes",
-    "is_narrower",
-    "is_real_float",
-    "leaf_keys",
-    "make_seed_key",
     "make_wire",
     "random_k",
-    "require_codec",
-    "require_key",
-    "require_seed",
-    "split_by_size",
     "top_k",
 ]

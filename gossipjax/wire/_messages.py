@@ -154,7 +154,13 @@ def encode_pieces(
 
 
 def decode(words: jax.Array, codec: Codec | None, like: Sequence[Like]) -> list[jax.Array]:
-    """Returns the flat arrays that `encode` made `words` of, in the sizes and types of `like`."""
+    """Returns the flat arrays that `encode` made `words` of, in the sizes and types of `like`.
+
+    >>> from gossipjax.wire import bfloat16
+    >>> sent = [jnp.array([1.0, 2.0]), jnp.array([0.1])]
+    >>> [array.tolist() for array in decode(encode(sent, bfloat16()), bfloat16(), sent)]
+    [[1.0, 2.0], [0.10000000149011612]]
+    """
     sizes = [_count_words(words.dtype, codec, array) for array in like]
     return decode_each(split_by_size(words, sizes), codec, like)
 
