@@ -23,6 +23,7 @@ each seed, and `steps_to_loss.png`.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -180,14 +181,16 @@ def compute_loss(params: Any, batch: Images) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
+def draw_batch(images: Images, size: int, key: jax.Array) -> Images:
+    """Returns images that are drawn with replacement."""
+    index = jax.random.randint(key, (size,), 0, len(images[1]))
+    return images[0][index], images[1][index]
+
+
 def make_trainer(
     make: Make, nodes: int, images: Images, options: Options
 ) -> Callable[[float, int, int], float]:
     """Returns a function of rate, steps and seed: the loss at the end; infinite if it diverged."""
-
-    def draw(key: jax.Array) -> Images:
-        index = jax.random.randint(key, (options.batch_size_per_node,), 0, len(images[1]))
-        return images[0][index], images[1][index]
 
     @jax.jit
     def train(rate: jax.Array, steps: jax.Array, seed: jax.Array) -> jax.Array:
@@ -197,7 +200,8 @@ def make_trainer(
             tx = make(nodes, rate * 0.5 * (1 + jnp.cos(jnp.pi * k / steps)), options.every)
 
             def step(params: Any, state: Any, key: jax.Array) -> Any:
-                grads = jax.grad(compute_loss)(params, draw(key))
+                batch = draw_batch(images, options.batch_size_per_node, key)
+                grads = jax.grad(compute_loss)(params, batch)
                 updates, state = tx.update(grads, state, params, step=k)
                 return optax.apply_updates(params, updates), state
 
@@ -212,11 +216,13 @@ def make_trainer(
         average = jax.tree.map(lambda x: x.mean(0), params)
         return compute_loss(average, (images[0][:WATCHED], images[1][:WATCHED]))
 
-    def find_loss(rate: float, steps: int, seed: int) -> float:
-        loss = float(train(jnp.float32(rate), jnp.int32(steps), jnp.uint32(seed)))
-        return loss if math.isfinite(loss) else math.inf
+    return functools.partial(find_loss, train)
 
-    return find_loss
+
+def find_loss(train: Callable[..., jax.Array], rate: float, steps: int, seed: int) -> float:
+    """Returns the loss at the end of a run; infinite if it diverged."""
+    loss = float(train(jnp.float32(rate), jnp.int32(steps), jnp.uint32(seed)))
+    return loss if math.isfinite(loss) else math.inf
 
 
 def count_steps(find_loss: Callable[[float, int, int], float], options: Options) -> Record:

@@ -49,7 +49,8 @@ def read_entries() -> list[str]:
             if kind == "currentmodule":
                 module = name
             elif kind == "automodule":
-                entries += [f"{name}.{public}" for public in list_public(find(name))]
+                module_of = importlib.import_module(name)
+                entries += [f"{name}.{public}" for public in list_public(module_of)]
             else:
                 entries.append(name if name.startswith("gossipjax.") else f"{module}.{name}")
     return entries

@@ -24,9 +24,10 @@ CNTK = {
     "warmup_epochs": 0,
     "decay_epochs": (80, 120),
     "weight_decay": 1e-4,
-    "shuffle": "global",  # as the authors' code: all data are divided anew in each epoch
+    "shuffle": "global",
 }
-"""CNTK's reference for ResNet-20: 128 images, 0.1 for 80 epochs, 0.01 for 40, then 0.001."""
+"""CNTK's reference for ResNet-20: 128 images, 0.1 for 80 epochs, 0.01 for 40, then 0.001. Its
+reader shuffles all data in every pass, and gives each worker a part of every step."""
 
 LARGEST = 112
 
@@ -54,6 +55,8 @@ NOTES = (
     "The learning rate was tuned for each method and is not given: that of CNTK's reference, 0.1 "
     "for 128 images, scaled with the batch, for all.",
     "Epochs, decays and weight decay are those of CNTK's reference recipe, as is the local batch.",
+    "Weight decay is of all parameters here, also of BatchNorm's scales and biases; whether it was "
+    "so in the paper is not said. Its curves show all epochs, not a best one.",
     "CNTK's momentum 0.9 is not Nesterov's, its random crops are of 80 % of an image.",
 )
 

@@ -21,10 +21,11 @@ GOYAL = {
     "epochs": 90,
     "lr_schedule": "step",
     "no_decay_on_norm_and_bias": True,
-    "shuffle": "global",  # as the authors' code: all data are divided anew in each epoch
+    "shuffle": "global",
 }
-"""The protocol of Goyal et al. The rest are the defaults: 0.1 per 256 images, warm-up over the
-first 1/18 of the run, 10x down at 1/3, 2/3 and 8/9; Nesterov momentum 0.9, weight decay 1e-4."""
+"""The protocol of Goyal et al.; the authors' code divides the data anew in every epoch. The rest
+are the defaults: 0.1 per 256 images, warm-up over the first 1/18 of the run, 10x down at 1/3, 2/3
+and 8/9; Nesterov momentum 0.9, weight decay 1e-4."""
 
 ONE_PEER_32 = {"learning_rate": 0.0375, "decay_epochs": (40, 70, 85)}
 """Gossip with one peer over 32 nodes: 0.0375 per 256 images, later decays (SGP-18, A.3)."""
@@ -49,7 +50,15 @@ METHODS = {
 }
 """Row of a table -> our name of the algorithm, and what it is."""
 
-DECAY = "Goyal et al. exempt BatchNorm from weight decay; whether these runs did is not said."
+DECAY = (
+    "BatchNorm is exempt from weight decay here, as in Goyal et al. Whether these runs did so is "
+    "not said: the help of --weight_decay in the authors' code says so, but its optimizer decays "
+    "all parameters."
+)
+FINAL = (
+    "Our accuracy is that after the last epoch. SGP-18 reports the best of a run (Figure 1c); "
+    "SGP-19 says for Table 5 that it is at the end, and does not say for the others."
+)
 LOCAL_STATISTICS = (
     "Whose BatchNorm statistics were used is not said: here each node keeps its own, and the "
     "accuracy of the average model is that with their mean."
@@ -66,7 +75,7 @@ def imagenet(table: int, row: str, nodes: int, *figures: str, **changes: Any) ->
     quantities = ("train", "top-1", "hours")[-len(figures) :]
     units = ("%", "%", "")[-len(figures) :]
     options = GOYAL | {"algorithm": (algorithm,), "nodes": nodes}
-    notes = [DECAY, LOCAL_STATISTICS]
+    notes = [DECAY, LOCAL_STATISTICS, FINAL]
     if row == "adpsgd":
         notes.append(SIMULATED)
     if changes:
@@ -144,6 +153,7 @@ TRANSFORMER = {
     "batch_size_per_node": round(BATCH_TOKENS / 8 / FILL),
     "learning_rate": 7.0e-4,
     "warmup_steps": 4000,
+    "shuffle": "global",
 }
 """Vaswani et al.: (512 * 4000)**-0.5 at the end of the warm-up. The rest are the defaults: Adam
 (0.9, 0.98, 1e-9), dropout 0.1, label smoothing 0.1; beam 4, length penalty 0.6."""
@@ -191,6 +201,8 @@ def transformer(size: str, row: str) -> Preset:
             f"{FILL:.0%} of these --bucket-lengths, measured on 52,674 other English-German pairs.",
             f"The length is not said in epochs: {options['epochs']}, {length}, at 4.5 million "
             "pairs of about 31 tokens, 140 million tokens of targets an epoch.",
+            "BLEU is that of the average model after the last update here; whether the paper's is "
+            "of the last or the best checkpoint, or of a mean of several, is not said.",
             "The rate of 400K tokens is not said: as of 25K (Ott et al. raise it to 1e-3).",
             TEST_SET,
         ),

@@ -125,7 +125,7 @@ def draw_pairs(pairs: Sequence[Pair], figure: MatplotlibFigure) -> None:
                 bar = {"fmt": "o", "capsize": 3}
                 bar["color"] = "black" if number is None else COLORS[number]
                 row[index].errorbar(sample.mean, position, xerr=sample.spread, **bar)
-            row[index].xaxis.set_major_locator(MaxNLocator(MAX_TICKS))
+            row[index].xaxis.set_major_locator(MaxNLocator(MAX_TICKS, steps=[1, 2, 2.5, 5, 10]))
             label_axes(row[index], pair.titles[index], pair.unit, "")
             row[index].set_yticks(range(len(samples)), list(samples))
             row[index].tick_params(labelleft=index == 0)

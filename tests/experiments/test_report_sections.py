@@ -259,11 +259,11 @@ def test_merging(tmp_path):
         **{merging.ALONE: 40.0, merging.NEVER: 65.0, merging.EARLY: 67.0},
         **{merging.LATE: 78.0, merging.LAST: 74.0, merging.ALL: 78.5},
     }
-    assert find_merging(tmp_path, percent, 74.0) == [True] * 7
+    assert find_merging(tmp_path, percent, 74.0) == [True] * 8
     no_gain = percent | {merging.LAST: 66.0}
     assert find_merging(tmp_path, no_gain, 66.0)[:3] == [False, False, False]
     early = percent | {merging.EARLY: 79.0}
-    assert find_merging(tmp_path, early, 74.0)[3:5] == [False, False]
+    assert find_merging(tmp_path, early, 74.0)[3:6] == [False, False, False]
 
 
 def test_the_schedules_of_merging_are_exact_averages_where_they_say():
