@@ -22,7 +22,7 @@ KEPT_RUNS = "runs"  # in it, a file for each run
 KEPT_MUTANTS = "mutants.json"  # in it, what `experiments.report --mutants` has found
 DATA = ("fashion_mnist", "speech", "translation")
 DIGITS = 5
-UNUSED = ("options", "environment")  # of a summary: the command and the run's state say it
+UNUSED = ("environment",)  # of a summary: the run's state says it
 UNDRAWN = ("seconds", "examples_per_second", "learning_rate", "epoch")  # of a line of the metrics
 
 
@@ -53,8 +53,8 @@ def keep_runs(runs: Iterable[Run], report: Path, scale: Scale, kept: Path) -> li
         summary = {name: part for name, part in result.summary.items() if name not in UNUSED}
         lines = read_lines(source)
         record = {
-            "state": state | {"command": [names.get(text, text) for text in state["command"]]},
-            "summary": round_numbers(summary),
+            "state": remove_paths(state, names),
+            "summary": round_numbers(remove_paths(summary, names)),
             "metrics": [
                 {name: round_numbers(x) for name, x in line.items() if name not in UNDRAWN}
                 for line in lines
@@ -67,6 +67,24 @@ def keep_runs(runs: Iterable[Run], report: Path, scale: Scale, kept: Path) -> li
     if mutants.is_file():
         (kept / KEPT_MUTANTS).write_text(mutants.read_text())
     return written
+
+
+def remove_paths(value: Any, names: Mapping[str, str]) -> Any:
+    """Returns a value of JSON without paths: `names` has other texts for some of them.
+
+    Of an error, only the last line is left.
+
+    >>> remove_paths({"data": ["/data/a", "b"], "error": "in /x:\\nno luck"}, {"/data/a": "a"})
+    {'data': ['a', 'b'], 'error': 'no luck'}
+    """
+    if isinstance(value, Mapping):
+        return {name: remove_paths(part, names) for name, part in value.items()}
+    if isinstance(value, list):
+        return [remove_paths(part, names) for part in value]
+    if not isinstance(value, str):
+        return value
+    text = names.get(value, value).rpartition("\n")[2]
+    return "" if text.startswith("/") else text
 
 
 def format_record(record: Record) -> str:
