@@ -59,12 +59,24 @@ napoleon_use_ivar = True
 suppress_warnings = ["config.cache", "mystnb.unknown_mime_type"]
 
 
+def join_code(lines: list[str]) -> list[str]:
+    """Joins a line with the next where code between backticks goes on."""
+    joined: list[str] = []
+    for line in lines:
+        is_open = joined and joined[-1].count("`") % 2 and ">>>" not in joined[-1]
+        if is_open and line.strip():
+            joined[-1] += f" {line.strip()}"
+        else:
+            joined.append(line)
+    return joined
+
+
 def mark_formulas(app: Sphinx, what: str, name: str, thing: Any, *rest: Any) -> None:
     """An indented part after an empty line, outside of `Args:` and the like, stays as it is."""
     lines = rest[-1]
     marked: list[str] = []
     is_section = is_literal = False
-    for line in inspect.cleandoc("\n".join(lines)).splitlines():
+    for line in join_code(inspect.cleandoc("\n".join(lines)).splitlines()):
         indent = len(line) - len(line.lstrip())
         if line.strip() and not indent:
             is_section = line.startswith(SECTIONS)

@@ -179,10 +179,10 @@ def outer(
       arXiv:2508.15706, and Therien et al., "MuLoCo", 2025, arXiv:2505.23725: the papers' texts were
       not available.
       Equal, in 40 steps of recorded gradients of 4 nodes, float64, to 1e-14: DiLoCo to
-      `PrimeIntellect-ai/OpenDiloco`@a5b7236 and `pytorch/torchft`@73dafea (Streaming, too, which
-      sends earlier: `step + delay`), SparseLoCo to `tplr-ai/CCLoco`@c01a785 (whose rate is the
-      square of ours) and `one-covenant/templar`@142666f (without its clipping), MuLoCo to
-      `facebookresearch/MuLoCo`@475bbf4.
+      `PrimeIntellect-ai/OpenDiloco@a5b7236` and `pytorch/torchft@73dafea` (Streaming, too, which
+      sends earlier: `step + delay`), SparseLoCo to `tplr-ai/CCLoco@c01a785` (whose rate is the
+      square of ours) and `one-covenant/templar@142666f` (without its clipping), MuLoCo to
+      `facebookresearch/MuLoCo@475bbf4`.
       GASLoC, 2026, arXiv:2606.11081 (by notes).
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
