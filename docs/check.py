@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-WITHOUT_SOURCES = ("_modules", "_sources")  # pages of code, and what they were made from
+NO_PAGES = {"_modules", "_sources", "_static"}  # code, what pages are made from, and templates
 
 
 class Page(HTMLParser):
@@ -41,7 +41,7 @@ def check(site: Path) -> tuple[int, int, list[str]]:
     pages = {
         path.resolve(): Page(path)
         for path in sorted(site.rglob("*.html"))
-        if not set(path.relative_to(site).parts) & set(WITHOUT_SOURCES)
+        if not set(path.relative_to(site).parts) & NO_PAGES
     }
     wrong = []
     count = 0

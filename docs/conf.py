@@ -4,11 +4,13 @@ python -m sphinx -W --keep-going -b html docs docs/_build/html
 """
 
 import inspect
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,6 +19,7 @@ sys.path.insert(0, str(ROOT))  # the examples import experiments, which no wheel
 import gossipjax  # noqa: E402
 
 SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields", "References", "Example", "Note")
+EMPHASIS_OR_MARK = re.compile(r"(?<!\S)(\*\w+\*)(?!\w)|[|*]")
 
 project = "gossipjax"
 author = "the gossipjax authors"
@@ -39,6 +42,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_theme_options = {
     "show_toc_level": 2,
+    "navbar_persistent": [],  # the search is in the sidebar
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
@@ -93,7 +97,10 @@ def mark_formulas(app: Sphinx, what: str, name: str, thing: Any, *rest: Any) -> 
 
 
 def escape_bars(app: Sphinx, what: str, name: str, thing: Any, *rest: Any) -> None:
-    """`|x|` is a norm and `*` a product; the plural of code ends right after it."""
+    """`|x|` is a norm, and `*` a product, unless it stresses a word.
+
+    What follows code at once, as a plural does, is text.
+    """
     lines = rest[-1]
     is_literal = False
     for index, line in enumerate(lines):
@@ -104,8 +111,10 @@ def escape_bars(app: Sphinx, what: str, name: str, thing: Any, *rest: Any) -> No
             continue
         parts = line.split("`")
         for even in range(0, len(parts), 2):
-            parts[even] = parts[even].replace("|", r"\|").replace("*", r"\*")
-            if even and parts[even][:1].isalnum():
+            parts[even] = EMPHASIS_OR_MARK.sub(
+                lambda found: found[1] or rf"\{found[0]}", parts[even]
+            )
+            if even and re.match(r"[\w@]", parts[even]):
                 parts[even] = rf"\ {parts[even]}"
         lines[index] = "`".join(parts)
 
@@ -118,5 +127,17 @@ def setup(app: Sphinx) -> None:
 
 
 def make_code(role: str, rawtext: str, text: str, lineno: int, inliner: Any, *rest: Any) -> Any:
-    """A single backtick: code as it stands."""
-    return [nodes.literal(rawtext, text.replace("\x00", "\\"))], []
+    """A single backtick: code as it stands, and a link where it is a name of the reference."""
+    code = nodes.literal(rawtext, text.replace("\x00", "\\"))
+    environment = inliner.document.settings.env
+    link = addnodes.pending_xref(
+        rawtext,
+        code,
+        refdomain="py",
+        reftype="obj",
+        refdoc=environment.docname,
+        reftarget=re.sub(r"^gx\.", "gossipjax.", code.astext()),
+    )
+    for name in ("py:module", "py:class"):
+        link[name] = environment.ref_context.get(name)
+    return [link], []
