@@ -88,9 +88,9 @@ def outer(
 
     **Averages.** "exact": over all nodes; around `sgp` and `osgp` it is `sum x / sum w` with the
     messages in flight, and afterwards every weight is 1 and nothing is in flight. The gossip inside
-    does not exchange where this replaces all that it would change (no `fragments=`, `delay=` or `mix=`),
-    if the step is a Python integer. A schedule: over the neighbours, with `P` its round `m` in
-    outer step `m`,
+    does not exchange where this replaces all that it would change (no `fragments=`, `delay=` or
+    `mix=`), if the step is a Python integer. A schedule: over the neighbours, with `P` its round
+    `m` in outer step `m`,
 
         D = P (a - x) + pull (a - P a)
 
