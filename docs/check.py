@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 NO_PAGES = {"_modules", "_sources", "_static"}  # code, what pages are made from, and templates
+FILES = (".png", ".svg", ".jpg", ".gif")
 
 
 class Page(HTMLParser):
@@ -28,7 +29,8 @@ class Page(HTMLParser):
         self.anchors |= {values[name] for name in ("id", "name") if name in values}
         if tag == "a" and "href" in values:
             self.links.append(values["href"])
-        if tag == "img" and not values.get("alt", "").strip():
+        text = values.get("alt", "").strip()
+        if tag == "img" and (not text or text.endswith(FILES)):  # Sphinx's own text is the path
             self.silent.append(values.get("src", ""))
         source = values.get("src") or (values.get("href") if tag == "link" else "") or ""
         is_fetched = tag in ("script", "img") or values.get("rel") == "stylesheet"
