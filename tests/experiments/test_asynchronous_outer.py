@@ -292,7 +292,6 @@ def test_the_program(tmp_path, capsys, monkeypatch):
     images, labels = survival.load_examples()
     monkeypatch.setattr(survival, "load_examples", lambda: (images[:, ::25], labels[:, ::25]))
     monkeypatch.setattr(program, "POINTS", 4)
-    monkeypatch.setattr(program, "MAX_MOVES", 1)
     out = tmp_path / "out"
     with jax.enable_x64(False):
         program.main(["--seconds", "0.8", "--every", "4", "--death", "0.3", "--out", str(out)])
