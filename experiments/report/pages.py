@@ -64,11 +64,15 @@ def format_markdown(chapters: Sequence[Chapter], origin: Record, suffix: str = "
 def count_verdicts(chapters: Sequence[Chapter]) -> str:
     """Returns how many sections have which verdict, and how many claims hold."""
     verdicts = [chapter.verdict.partition(" (")[0] for chapter in chapters]
-    counts = [f"{verdicts.count(name)} {name}" for name in VERDICTS if name in verdicts]
+    counts = []
+    for name in VERDICTS:
+        if count := verdicts.count(name):
+            counts.append(f"{count} {name if count == 1 else name.replace('agrees', 'agree')}")
     findings = [chapter.findings for chapter in chapters if chapter.findings is not None]
     judged = [judge(claim) for found in findings for claim in found.claims]
     return (
-        f"{len(chapters)} section(s): {', '.join(counts)}; {judged.count(True)} of {len(judged)} "
+        f"{len(chapters)} section{'s' * (len(chapters) != 1)}: {', '.join(counts)}; "
+        f"{judged.count(True)} of {len(judged)} "
         f"claims hold, {judged.count(None)} not judged"
     )
 

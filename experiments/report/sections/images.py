@@ -193,6 +193,8 @@ RATES = {  # without momentum: row -> a rate for each alpha
     "relay-tree": (0.4, 0.4, 0.4),
 }
 MOMENTUM_RATES = {"ar": 0.1, "dpsgd": 0.05, "qg": 0.1, "sgp": 0.1, "relay-chain": 0.2}
+LONG = 4  # times the epochs
+LONG_ROWS = ("ar", "sgp", "relay-chain")
 TITLES = {row: title for row, (_, title) in relaysgd.METHODS.items()}
 WITHOUT = "without momentum."
 
@@ -231,9 +233,22 @@ def tune_relaysgd(scale: Scale) -> dict[tuple[str, float, str], Tuned]:
     return methods
 
 
+def lengthen(method: Tuned) -> Tuned:
+    """Returns the method in `LONG` times the epochs: it is steps that lack if that helps it."""
+    at = method.options.index("--epochs") + 1
+    epochs = f"{LONG * int(method.options[at])}"
+    options = (*method.options[:at], epochs, *method.options[at + 1 :])
+    return method._replace(name=f"{method.name}-long", options=options)
+
+
 def list_relay_runs(scale: Scale) -> list[Run]:
-    """Three rates of each row; when quick, one."""
-    return [run for x in tune_relaysgd(scale).values() for run in x.list_runs(scale.is_quick)]
+    """Three rates of each row; when quick, one. And some rows with momentum for longer."""
+    methods = tune_relaysgd(scale)
+    runs = [run for x in methods.values() for run in x.list_runs(scale.is_quick)]
+    if scale.is_quick:
+        return runs
+    longer = [lengthen(methods[row, MIDDLE, "nesterov"]) for row in LONG_ROWS]
+    return [*runs, *(method.make_run(1.0, 3) for method in longer)]
 
 
 def find_relaysgd(scale: Scale, results: Results) -> Findings:

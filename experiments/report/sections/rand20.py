@@ -30,12 +30,14 @@ RING = "D-PSGD on the ring"
 AD = "AD-PSGD on the ring"
 RAND = "RAND-PSGD"
 D1D = "D1D-PSGD"
+EXACT = "D-PSGD, all to all"
 NAMES = {
     ALL_REDUCE: "allreduce",
     RING: "dpsgd@ring",
     RAND: "rand-psgd",
     AD: "adpsgd@ring",
     D1D: "d1d-psgd",
+    EXACT: "dpsgd@complete",  # gradients as D1D-PSGD's, at models of which a step is its own
 }
 """Title -> the name on the command line."""
 PAPER = {AD: WORD_ERRORS["ad"], RAND: WORD_ERRORS["rand"], D1D: WORD_ERRORS["d1d"]}
@@ -91,7 +93,7 @@ class Batch(NamedTuple):
 
 SEEDS = ("--seed", "0", "1", "2")
 SMALL = Batch(512, (FEWEST, MOST), {RING: 1.6, RAND: 1.6, AD: 1.6, D1D: 1.6}, 3)
-LARGE = Batch(2048, (MOST,), {ALL_REDUCE: 1.6, D1D: 1.6}, 3)
+LARGE = Batch(2048, (MOST, FEWEST), {ALL_REDUCE: 1.6, D1D: 1.6, EXACT: 1.6}, 3)
 BATCHES = (SMALL, LARGE)
 QUICK = SMALL._replace(learners=(FEWEST,), epochs=1)
 

@@ -52,6 +52,8 @@ LINES = 20  # of `metrics.jsonl` in a run, about
 LONG = 3  # times the epochs, of Table 5
 MORE = "sgp19-32-more-epochs"
 HALF_RATE = "sgp19-32-half-rate"
+LARGE_BATCH = "sgp19-32-large-batch"
+BATCHES = 4  # times the images of a node, at the same steps and rate of a step
 MORE_ROWS = ("ar", "sgp", "2p")  # over the most nodes, with as many steps as 8 nodes have
 SMALL = 8  # nodes up to which the paper's methods are equal
 GOSSIP = ("dpsgd", "sgp")
@@ -95,7 +97,7 @@ class Sizes(NamedTuple):
     can_diverge: bool = True  # whether some methods are near the largest stable rate
     epochs: int = 2  # of all runs but the long ones
     seeds: int = 3  # of most runs
-    few_seeds: int = 2  # of the long and of the asynchronous runs
+    overlap_seeds: int = 9  # over the nodes of Table 4, whose differences are small
     examples: int = 60_000  # in the training set
     test_examples: int = 10_000
     equal: float = 0.5  # points of accuracy within which methods count as equal
@@ -133,7 +135,7 @@ QUICK = DIGITS._replace(
     can_diverge=False,
     epochs=4,
     seeds=1,
-    few_seeds=1,
+    overlap_seeds=1,
     spread=0.8,
 )
 
@@ -204,7 +206,7 @@ def list_runs(scale: Scale, table: str) -> list[Run]:
     if table in ("table1", "table3") and not scale.is_quick:
         runs.append(make_more_run(scale))
     if table == "table3" and not scale.is_quick:
-        runs.append(make_slow_run(scale))
+        runs += [make_slow_run(scale), make_large_run(scale)]
     return runs
 
 
@@ -220,10 +222,19 @@ def make_slow_run(scale: Scale) -> Run:
     return make_most_run(HALF_RATE, sizes.epochs, sizes.rate / 2, scale)
 
 
-def make_most_run(name: str, epochs: int, rate: float, scale: Scale) -> Run:
+def make_large_run(scale: Scale) -> Run:
+    """Returns a call over the most nodes with more images of a node in as many, as long, steps."""
+    sizes = find_sizes(scale)
+    rate = sizes.rate / BATCHES  # of 256 images
+    return make_most_run(LARGE_BATCH, sizes.epochs * BATCHES, rate, scale, sizes.batch * BATCHES)
+
+
+def make_most_run(
+    name: str, epochs: int, rate: float, scale: Scale, batch: int | None = None
+) -> Run:
     """Returns a call over the most nodes, of `MORE_ROWS`."""
     sizes = find_sizes(scale)
-    size = list_size(scale, max(sizes.nodes), epochs, LINES, rate)
+    size = list_size(scale, max(sizes.nodes), epochs, LINES, rate, batch)
     algorithms = [presets.METHODS[row][0] for row in MORE_ROWS]
     rest = ("--placement", "vmap", *list_seeds(sizes.seeds))
     return Run(name, "image", ("--algorithm", *algorithms, *size, *rest))
@@ -247,21 +258,28 @@ def make_run(name: str, cells: Sequence[Cell], scale: Scale) -> Run:
     size = list_size(scale, cell.nodes, sizes.epochs * (LONG if cell.is_long else 1), LINES)
     if is_real(cell, scale):
         launch = f"--asynchronous --processes {cell.nodes} -- python -m {PROGRAM}".split()
-        sleep = ("--step-seconds", f"{SLEEPS[cell.nodes]}", *list_seeds(sizes.few_seeds))
+        sleep = ("--step-seconds", f"{SLEEPS[cell.nodes]}", *list_seeds(sizes.seeds))
         return Run(name, "gossipjax.launch", (*launch, "--algorithm", REAL, *size, *sleep))
     algorithms = dict.fromkeys(presets.METHODS[cell.row][0] for cell in cells)
     rest = ("--staleness", f"{STALENESS}") if "adpsgd" in algorithms else ()
-    rest += ("--placement", "vmap", *list_seeds(sizes.few_seeds if cell.is_long else sizes.seeds))
+    seeds = sizes.overlap_seeds if cell.nodes == sizes.overlap else sizes.seeds
+    rest += ("--placement", "vmap", *list_seeds(seeds))
     return Run(name, "image", ("--algorithm", *algorithms, *size, *rest))
 
 
 def list_size(
-    scale: Scale, nodes: int, epochs: int, lines: int, rate: float | None = None
+    scale: Scale,
+    nodes: int,
+    epochs: int,
+    lines: int,
+    rate: float | None = None,
+    batch: int | None = None,
 ) -> tuple[str, ...]:
     """Returns the options that say what is trained, how, and how long; `rate` per 256 images."""
     sizes = find_sizes(scale)
-    every = max(1, round(sizes.count_steps(nodes, epochs) / lines))
-    options = f"""--nodes {nodes} --epochs {epochs} --batch-size-per-node {sizes.batch}
+    batch = batch or sizes.batch
+    every = max(1, round(epochs * sizes.examples / (nodes * batch) / lines))
+    options = f"""--nodes {nodes} --epochs {epochs} --batch-size-per-node {batch}
     --learning-rate {rate or sizes.rate} --lr-schedule step --log-every {every}"""
     return (*list_data(scale), *options.split())
 
