@@ -34,7 +34,7 @@ OUTER = {
     DENSE: "--outer-rate 0.7 --outer-momentum 0.9 --outer-nesterov",
 }
 RATES_BY_PERIOD = {  # H -> rate
-    SPARSE: {5: 0.008, 15: 0.004, 50: 0.004, 100: 0.004},
+    SPARSE: {5: 0.008, 15: 0.004, 50: 0.004, 100: 0.002},
     DENSE: {15: 0.004},
 }
 PERIODS = tuple(RATES_BY_PERIOD[SPARSE])
@@ -55,7 +55,7 @@ INNER = {
 }
 RATES_BY_WORKERS = {  # workers -> rate
     ADAM: {1: 0.004, 2: 0.004, 4: 0.004, 8: 0.002, 16: 0.002},
-    MUON: {1: 0.004, 2: 0.004, 4: 0.004, 8: 0.004, 16: 0.008},
+    MUON: {1: 0.004, 2: 0.004, 4: 0.004, 8: 0.004, 16: 0.016},
 }
 WORKERS = tuple(RATES_BY_WORKERS[ADAM])
 QUICK_WORKERS = 4
