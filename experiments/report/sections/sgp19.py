@@ -52,9 +52,10 @@ LINES = 20  # of `metrics.jsonl` in a run, about
 LONG = 3  # times the epochs, of Table 5
 MORE = "sgp19-32-more-epochs"
 HALF_RATE = "sgp19-32-half-rate"
-LARGE_BATCH = "sgp19-32-large-batch"
+LARGE_BATCH = "sgp19-{}-large-batch"
 BATCHES = 4  # times the images of a node, at the same steps and rate of a step
 MORE_ROWS = ("ar", "sgp", "2p")  # over the most nodes, with as many steps as 8 nodes have
+OVERLAP_ROWS = ("sgp", "1-osgp")  # of Table 4, with more images of a node
 SMALL = 8  # nodes up to which the paper's methods are equal
 GOSSIP = ("dpsgd", "sgp")
 NAMES = {
@@ -206,48 +207,51 @@ def list_runs(scale: Scale, table: str) -> list[Run]:
     if table in ("table1", "table3") and not scale.is_quick:
         runs.append(make_more_run(scale))
     if table == "table3" and not scale.is_quick:
-        runs += [make_slow_run(scale), make_large_run(scale)]
+        runs += [make_slow_run(scale), make_large_run(scale, max(sizes.nodes), MORE_ROWS)]
+    if table == "table4" and not scale.is_quick:
+        runs.append(make_large_run(scale, sizes.overlap, OVERLAP_ROWS))
     return runs
 
 
 def make_more_run(scale: Scale) -> Run:
     """Returns a call over the most nodes with the steps of 8: whether it is steps that lack."""
     sizes = find_sizes(scale)
-    return make_most_run(MORE, sizes.epochs * max(sizes.nodes) // SMALL, sizes.rate, scale)
+    most = max(sizes.nodes)
+    size = list_size(scale, most, sizes.epochs * most // SMALL, LINES)
+    return make_cause_run(MORE, MORE_ROWS, size, sizes)
 
 
 def make_slow_run(scale: Scale) -> Run:
     """Returns a call over the most nodes at half the rate."""
     sizes = find_sizes(scale)
-    return make_most_run(HALF_RATE, sizes.epochs, sizes.rate / 2, scale)
+    size = list_size(scale, max(sizes.nodes), sizes.epochs, LINES, sizes.rate / 2)
+    return make_cause_run(HALF_RATE, MORE_ROWS, size, sizes)
 
 
-def make_large_run(scale: Scale) -> Run:
-    """Returns a call over the most nodes with more images of a node in as many, as long, steps."""
+def make_large_run(scale: Scale, nodes: int, rows: Sequence[str]) -> Run:
+    """Returns a call with more images of a node, in as many steps of the same rate."""
     sizes = find_sizes(scale)
-    rate = sizes.rate / BATCHES  # of 256 images
-    return make_most_run(LARGE_BATCH, sizes.epochs * BATCHES, rate, scale, sizes.batch * BATCHES)
+    rate = sizes.rate / BATCHES  # for 256 images
+    size = list_size(scale, nodes, sizes.epochs * BATCHES, LINES, rate, sizes.batch * BATCHES)
+    return make_cause_run(LARGE_BATCH.format(nodes), rows, size, sizes)
 
 
-def make_most_run(
-    name: str, epochs: int, rate: float, scale: Scale, batch: int | None = None
-) -> Run:
-    """Returns a call over the most nodes, of `MORE_ROWS`."""
-    sizes = find_sizes(scale)
-    size = list_size(scale, max(sizes.nodes), epochs, LINES, rate, batch)
-    algorithms = [presets.METHODS[row][0] for row in MORE_ROWS]
+def make_cause_run(name: str, rows: Sequence[str], size: Sequence[str], sizes: Sizes) -> Run:
+    """Returns a call that shows whether something is the cause of a difference."""
+    algorithms = [presets.METHODS[row][0] for row in rows]
     rest = ("--placement", "vmap", *list_seeds(sizes.seeds))
     return Run(name, "image", ("--algorithm", *algorithms, *size, *rest))
 
 
-def read_most(name: str, scale: Scale, results: Results) -> dict[str, Sample]:
+def read_cause(
+    name: str, nodes: int, rows: Sequence[str], scale: Scale, results: Results
+) -> dict[str, Sample]:
     """Returns the accuracies of such a call, by row."""
-    most = max(find_sizes(scale).nodes)
     return {
         row: read_sample(
-            results, find_place(Cell(row, most), scale)._replace(run=name), FIELD, 100.0
+            results, find_place(Cell(row, nodes), scale)._replace(run=name), FIELD, 100.0
         )
-        for row in MORE_ROWS
+        for row in rows
     }
 
 
@@ -397,7 +401,7 @@ def find_table1(scale: Scale, results: Results) -> Findings:
         ),
     ]
     if most > SMALL:  # the quick scale has no more
-        more = read_most(MORE, scale, results)
+        more = read_cause(MORE, most, MORE_ROWS, scale, results)
         claims += [
             Claim(
                 f"With as many steps as 8 nodes have, AllReduce over {most} nodes is {equal} 4 "
@@ -484,8 +488,9 @@ def list_claims(sizes: Sizes, table: str) -> list[tuple[str, str, str, dict[str,
         better = "is more accurate than SGP with one peer."
         equal = f"With two peers SGP is at most {sizes.equal} points below AllReduce."
         cause = (
-            "The cause is not known: neither four times the steps nor half the rate bring two "
-            "peers as near to AllReduce as the paper's are; the claim below has both."
+            f"The cause is the small batch of a node, {sizes.batch} images: with {BATCHES} times "
+            "as many in each step two peers are as near as the paper's, whose nodes have 256, as "
+            "the claim below shows. Four times the steps, or half the rate, do not help as much."
         )
         return [
             ("2P-SGP " + better, "2p", "sgp", {"at_least": 0.0}),
@@ -495,11 +500,12 @@ def list_claims(sizes: Sizes, table: str) -> list[tuple[str, str, str, dict[str,
         ]
     if table == "table4":
         near = f"1-OSGP is less than {sizes.equal} points below or above SGP."
-        biased = "Without the push-sum weight 1-OSGP is worse."
+        biased = "Without the push-sum weight 1-OSGP is at least 0.2 points worse."
         real = "1-OSGP is more accurate than AD-PSGD."
         return [
             (near, "sgp", "1-osgp", {"at_least": -sizes.equal, "at_most": sizes.equal}),
-            (biased, "1-osgp", "biased-1-osgp", {"at_least": 0.0}),
+            # Half of the paper's difference: a library that de-biases nothing has none.
+            (biased, "1-osgp", "biased-1-osgp", {"at_least": 0.2}),
             (real, "1-osgp", "adpsgd", {"at_least": 0.0, "is_modelled": True}),
         ]
     return [
@@ -529,16 +535,24 @@ def find_others(scale: Scale, results: Results, table: str, name: str, caption: 
     if table == "table3" and not scale.is_quick:
         most = max(find_sizes(scale).nodes)
         bound = find_sizes(scale).equal
-        others = {"the steps of 8 nodes": MORE, "half the rate": HALF_RATE}
-        rows = {}
-        for title, run in others.items():
-            samples = read_most(run, scale, results)
-            rows[title] = samples["ar"] - samples["2p"]
+        run = LARGE_BATCH.format(most)
+        larger = read_cause(run, most, MORE_ROWS, scale, results)
         statement = (
-            f"Over {most} nodes SGP with two peers is at most {bound} points below AllReduce with "
-            "the steps of 8 nodes, and at half the rate."
+            f"Over {most} nodes SGP with two peers is at most {bound} points below AllReduce where "
+            f"each step of a node has {BATCHES} times the images, at the same rate and steps."
         )
-        claims.append(Claim(statement, "-", rows, at_most=bound))
+        claims.append(Claim(statement, "+0.5", {"": larger["ar"] - larger["2p"]}, at_most=bound))
+        shown = shown._replace(note=f"{shown.note} {describe_others(scale, results)}")
+    if table == "table4" and not scale.is_quick:
+        nodes, bound = find_sizes(scale).overlap, find_sizes(scale).equal
+        run = LARGE_BATCH.format(nodes)
+        larger = read_cause(run, nodes, OVERLAP_ROWS, scale, results)
+        statement = (
+            f"1-OSGP is less than {bound} points below or above SGP where each step of a node has "
+            f"{BATCHES} times the images, at the same rate and steps; the paper's have 256."
+        )
+        row = {"": larger["sgp"] - larger["1-osgp"]}
+        claims.append(Claim(statement, "+0.2", row, at_least=-bound, at_most=bound))
     pairs = []
     for n in sizes:
         nearest = n if n in accuracies.paper["ar"] else min(accuracies.paper["ar"])
@@ -553,6 +567,16 @@ def find_others(scale: Scale, results: Results, table: str, name: str, caption: 
         pairs.append(Pair(places, "accuracy, %", ours, paper))
     caption += ": here, mean and standard deviation over the seeds, and in the paper (ImageNet)."
     return Findings(claims, [shown], [Figure(name, caption, partial(draw_pairs, pairs))])
+
+
+def describe_others(scale: Scale, results: Results) -> str:
+    """Returns what does not bring two peers nearer to AllReduce."""
+    most = max(find_sizes(scale).nodes)
+    texts = []
+    for title, run in {"the steps of 8 nodes": MORE, "half the rate": HALF_RATE}.items():
+        samples = read_cause(run, most, MORE_ROWS, scale, results)
+        texts.append(f"{samples['ar'] - samples['2p']:+.2f} with {title}")
+    return f"AllReduce less 2P-SGP over {most} nodes: {', '.join(texts)}."
 
 
 OTHERS = {  # table -> name and caption of its figure

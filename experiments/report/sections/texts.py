@@ -7,7 +7,6 @@ from experiments.presets.sgp19 import BLEU
 from experiments.report.drawing import draw_curves, read_curves
 from experiments.report.section import (
     Claim,
-    Estimate,
     Figure,
     Findings,
     Place,
@@ -113,9 +112,9 @@ def find_diloco(scale: Scale, results: Results) -> Findings:
             "averaged after every step.",
             "-",
             {
-                "half of DiLoCo's less that of averages after every step, nats": halve(
+                "half of DiLoCo's less that of averages after every step, nats": (
                     losses[DILOCO] - losses[LARGE_BATCH]
-                )
+                ).halve()
                 - (losses[EVERY_STEP] - losses[LARGE_BATCH])
             },
             at_most=0.0,
@@ -149,11 +148,6 @@ def find_diloco(scale: Scale, results: Results) -> Findings:
     if not scale.is_quick:
         tables.append(tabulate_tries(methods, results, "loss, nats", ".3f"))
     return Findings(claims, tables, [figure])
-
-
-def halve(estimate: Estimate) -> Estimate:
-    """Returns half of a number with its limits."""
-    return Estimate(*(value / 2 for value in estimate))
 
 
 DILOCO_SECTION = read_section(
