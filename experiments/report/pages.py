@@ -64,10 +64,12 @@ def format_markdown(chapters: Sequence[Chapter], origin: Record, suffix: str = "
 def count_verdicts(chapters: Sequence[Chapter]) -> str:
     """Returns how many sections have which verdict, and how many claims hold."""
     verdicts = [chapter.verdict.partition(" (")[0] for chapter in chapters]
-    counts = []
-    for name in VERDICTS:
-        if count := verdicts.count(name):
-            counts.append(f"{count} {name if count == 1 else name.replace('agrees', 'agree')}")
+    plurals = {name: name.replace("agrees", "agree") for name in VERDICTS}
+    counts = [
+        f"{count} {name if count == 1 else plurals[name]}"
+        for name in VERDICTS
+        if (count := verdicts.count(name))
+    ]
     findings = [chapter.findings for chapter in chapters if chapter.findings is not None]
     judged = [judge(claim) for found in findings for claim in found.claims]
     return (

@@ -28,6 +28,7 @@ from experiments.report.sections import (
     deviations,
     hours,
     merging,
+    rare,
     sgp19,
     texts,
     theory,
@@ -206,7 +207,7 @@ def test_relaysgd(tmp_path, fall: float, falls: bool):
             for name in list_option(run, "--algorithm"):
                 lost = fall if name.startswith(("dpsgd", "d2")) else 1.0
                 values[f"{run.name}/{name}"] = accuracy(87.0 - lost * (alpha == 0.01))
-    assert find("relaysgd", tmp_path, values) == [falls, falls, *[True] * 6]
+    assert find("relaysgd", tmp_path, values) == [falls, falls, *[True] * 7]
 
 
 def losses(value: float) -> dict[str, object]:
@@ -289,9 +290,47 @@ def test_the_schedules_of_merging_are_exact_averages_where_they_say():
         assert steps == (exchanges[:merges] if title == merging.EARLY else last), title
 
 
+def make_rare(fall: float) -> Values:
+    """DiLoCo loses a point from 1 to 16 workers, MuLoCo a part of it, SparseLoCo from 5 to 50."""
+    values = {}
+    for (title, every), method in rare.tune_sparse(FULL).items():
+        lost = math.log(every / 5) / math.log(10)
+        percent = 88.0 - lost * fall if title == rare.SPARSE else 87.0
+        values[method.name] = {rare.FIELD: [percent / 100] * 8}
+    for every, method in rare.lengthen(FULL).items():
+        percent = 90.0 - math.log(every / 5) / math.log(10) * fall / 4
+        values[method.name] = {rare.FIELD: [percent / 100] * 8}
+    values[rare.tune_plain(FULL).name] = {rare.FIELD: [0.86] * 8}
+    for (title, workers), method in rare.tune_workers(FULL).items():
+        lost = math.log2(workers) / 4
+        percent = 87.0 - lost if title == rare.ADAM else 88.0 - lost * fall
+        values[method.name] = {rare.FIELD: [percent / 100] * workers}
+    return values
+
+
+def test_rare(tmp_path):
+    paper = make_rare(0.5)
+    assert find("rare", tmp_path, paper) == [True] * 9
+    steep = find("rare", tmp_path, make_rare(4.0))
+    assert steep[1] is steep[3] is steep[5] is steep[7] is False
+    assert steep[2]  # a quarter of that with more averages
+    method = rare.tune_workers(FULL)[rare.MUON, 16]
+    twice = paper | {method.name_run(2.0): {rare.FIELD: [0.95]}}
+    assert find("rare", tmp_path, twice)[8] is False
+
+
+def test_runs_of_rare_end_with_an_outer_step():
+    for scale in (FULL, Scale()):
+        for (_, every), method in rare.tune_sparse(scale).items():
+            assert rare.SPARSE_STEPS % every == 0, method.name
+    assert rare.WORKER_STEPS % rare.WORKER_EVERY == 0
+    assert all(rare.TOTAL_BATCH % workers == 0 for workers in rare.WORKERS)
+
+
 def rand20(small: Mapping[int, tuple[int, ...]], large: tuple[int, ...]) -> Values:
-    """Accuracies by learners, of the methods of a batch."""
-    batches = ((rand20_section.SMALL, small), (rand20_section.LARGE, {64: large}))
+    """Accuracies by learners, of the methods of a batch; of the large batch AllReduce and D1D."""
+    own = {64: (*large, 89), 16: (*large, 91)}  # D-PSGD all to all has small batches, too
+    batches = ((rand20_section.SMALL, small), (rand20_section.LARGE, own))
     values = {}
     for batch, table in batches:
         for learners, row in table.items():
@@ -303,11 +342,12 @@ def rand20(small: Mapping[int, tuple[int, ...]], large: tuple[int, ...]) -> Valu
 def test_rand20(tmp_path):
     small = {16: (93, 93, 92, 94), 64: (82, 91, 80, 94)}
     paper = rand20(small, (88, 93))
-    assert find("rand20", tmp_path, paper) == [True] * 9
-    assert find("rand20", tmp_path, paper, SCALES["quick"]) == [None] * 9
+    assert find("rand20", tmp_path, paper) == [True] * 11
+    assert find("rand20", tmp_path, paper, SCALES["quick"]) == [None] * 11
     late = {16: (93, 93, 90, 89), 64: (82, 91, 78, 89)}
     assert find("rand20", tmp_path, rand20(late, (88, 93)))[4] is False  # D1D behind RAND
     assert find("rand20", tmp_path, rand20(small, (93, 92)))[6] is False
+    assert find("rand20", tmp_path, rand20(small, (93, 80)))[6:9] == [False, False, True]
 
 
 def test_translation(tmp_path):
@@ -366,7 +406,7 @@ def test_sgp19_disagrees_where_methods_are_too_near_or_too_far(tmp_path):
     runs = SECTIONS["sgp19-table4"].list_runs(FULL)
     results = {run.name: make_result(run, tmp_path, values) for run in runs}
     results["sgp19-16-biased-1-osgp"] = Result(status="diverged")
-    assert check(SECTIONS["sgp19-table4"].find(FULL, results)) == [True, None, True]
+    assert check(SECTIONS["sgp19-table4"].find(FULL, results)) == [True, None, True, True]
     runs = SECTIONS["sgp19-table1"].list_runs(FULL)
     values = sgp19_values("sgp19-table1", FULL)
     results = {run.name: make_result(run, tmp_path, values) for run in runs}

@@ -322,8 +322,8 @@ def find_relaysgd(scale: Scale, results: Results) -> Findings:
             "AllReduce 90.2 %; SGP 89.2 %; RelaySGD on a chain 89.2 %",
             {TITLES[row]: momentum["ar"] - momentum[row] for row in ("sgp", "relay-chain")},
             at_most=3.0,
-            if_not=f"Along a chain it takes up to 15 steps until a node hears of the last one: "
-            f"RelaySGD is nearer to AllReduce with {LONG} times the steps, as the claim below says.",
+            if_not="Along a chain it takes up to 15 steps until a node hears of the last one: "
+            f"with {LONG} times the steps RelaySGD is nearer, as the claim below says.",
         ),
         Claim(
             f"With {LONG} times the steps both are nearer to AllReduce than that.",
