@@ -20,6 +20,7 @@ from experiments.options import find_option_name
 from experiments.rates import problem
 from experiments.rates.__main__ import Options as RatesOptions
 from experiments.report.chapters import list_runs
+from experiments.report.keep import KEPT
 from experiments.report.pages import make_anchor
 from experiments.report.section import Findings, Sample, Scale, judge
 from experiments.report.sections import (
@@ -156,6 +157,14 @@ def test_texts_have_their_numbers(scale: Scale):
     assert len({make_anchor(section.title) for section in SECTIONS.values()}) == len(SECTIONS)
     for section in SECTIONS.values():
         assert not re.search(r"[{}]|  |\bNone\b", section.write_text(scale))
+
+
+def test_every_run_is_kept(monkeypatch):
+    """`--kept` of a fresh clone shows the whole report."""
+    for module in (times, churn):
+        monkeypatch.setattr(module, "can_limit_links", lambda: True)
+    names = {run.name for section in SECTIONS.values() for run in section.list_runs(FULL)}
+    assert names == {path.stem for path in (KEPT / "runs").iterdir()}
 
 
 @pytest.mark.parametrize("status", ["failed", "missing"])
