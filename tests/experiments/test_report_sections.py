@@ -299,9 +299,9 @@ def test_the_schedules_of_merging_are_exact_averages_where_they_say():
         assert steps == (exchanges[:merges] if title == merging.EARLY else last), title
 
 
-def make_rare(fall: float) -> Values:
+def make_rare(fall: float) -> dict[str, dict[str, object]]:
     """DiLoCo loses a point from 1 to 16 workers, MuLoCo a part of it, SparseLoCo from 5 to 50."""
-    values = {}
+    values: dict[str, dict[str, object]] = {}
     for (title, every), method in rare.tune_sparse(FULL).items():
         lost = math.log(every / 5) / math.log(10)
         percent = 88.0 - lost * fall if title == rare.SPARSE else 87.0
