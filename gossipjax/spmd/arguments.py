@@ -164,7 +164,8 @@ def require_stacked(number: int, arg: Any, kinds: ArgumentKinds, nodes: Nodes) -
         if not shape or shape[0] != nodes.size:
             raise ValueError(
                 f"{name} must be node-stacked, with a leading axis of {nodes.size} nodes, got "
-                f"shape {list(shape)}: gx.Nodes.replicate stacks one value for all nodes; or list "
+                f"shape {list(shape)}: gx.Nodes.replicate stacks one value for all nodes, "
+                "gx.Nodes.split divides a batch of examples; or list "
                 "the argument in shared_argnums or static_argnums, and keep numbers out of a "
                 "module, as eqx.partition(model, eqx.is_array) does."
             )
