@@ -28,7 +28,8 @@ ABSENT = "the paper's tables were not at hand"
 
 SPARSE_STEPS = 300  # a multiple of every H
 SPARSE_WORKERS = 8
-SPARSE, DENSE = "SparseLoCo", "DiLoCo"
+SPARSE = "SparseLoCo"
+DENSE = "DiLoCo"
 OUTER = {
     SPARSE: "--outer-rate 0.8 --outer-wire top_k --outer-error-feedback 0.95",
     DENSE: "--outer-rate 0.7 --outer-momentum 0.9 --outer-nesterov",
@@ -48,7 +49,8 @@ QUICK_PERIODS = ((SPARSE, PERIODS[0]), (SPARSE, PERIODS[-1]))
 WORKER_STEPS = 150
 WORKER_EVERY = 15
 WORKER_OUTER = "--outer-rate 0.7 --outer-momentum 0.8 --outer-nesterov"
-ADAM, MUON = "DiLoCo (AdamW)", "MuLoCo (Muon)"
+ADAM = "DiLoCo (AdamW)"
+MUON = "MuLoCo (Muon)"
 INNER = {
     ADAM: ("diloco", "--optimizer adam"),
     MUON: ("muloco", "--optimizer muon --muon-momentum 0.9"),
@@ -142,7 +144,8 @@ def is_tuned(title: str, setting: int) -> bool:
 
 def find_rare(scale: Scale, results: Results) -> Findings:
     """Compares accuracies over H, and over the workers."""
-    periods, workers = tune_sparse(scale), tune_workers(scale)
+    periods = tune_sparse(scale)
+    workers = tune_workers(scale)
     methods = periods | workers
     tuned = {key: method for key, method in methods.items() if is_tuned(*key)}
     samples = {key: method.read(results, 100, SPREAD) for key, method in methods.items()}

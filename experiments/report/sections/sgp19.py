@@ -544,7 +544,8 @@ def find_others(scale: Scale, results: Results, table: str, name: str, caption: 
         claims.append(Claim(statement, "+0.5", {"": larger["ar"] - larger["2p"]}, at_most=bound))
         shown = shown._replace(note=f"{shown.note} {describe_others(scale, results)}")
     if table == "table4" and not scale.is_quick:
-        nodes, bound = find_sizes(scale).overlap, find_sizes(scale).equal
+        nodes = find_sizes(scale).overlap
+        bound = find_sizes(scale).equal
         run = LARGE_BATCH.format(nodes)
         larger = read_cause(run, nodes, OVERLAP_ROWS, scale, results)
         statement = (
