@@ -190,7 +190,8 @@ def read_summary(folder: Path) -> Record:
     path = folder / "summary.json"
     with contextlib.suppress(FileNotFoundError, ValueError):
         summary = parse_object(read_text(path), f"{path}", {})
-        return summary if summary.get("runs", True) else {}
+        # A report may consist of sections that need no runs.
+        return summary if summary.get("runs", True) or summary.get("sections") else {}
     return {}
 
 

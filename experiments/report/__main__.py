@@ -44,7 +44,6 @@ from experiments.report.chapters import (
     write_summary,
 )
 from experiments.report.keep import (
-    DATA,
     KEPT,
     KEPT_MUTANTS,
     keep_runs,
@@ -65,7 +64,7 @@ from experiments.report.pages import (
     format_markdown,
     format_results,
 )
-from experiments.report.section import Scale, Section
+from experiments.report.section import DATA, Scale, Section
 from experiments.report.sections import SECTIONS
 from experiments.results import Record
 from experiments.runner import (

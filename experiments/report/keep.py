@@ -13,14 +13,13 @@ from typing import Any
 from experiments.report.chapters import RUNS
 from experiments.report.drawing import read_lines
 from experiments.report.mutants import MUTANTS
-from experiments.report.section import Scale
+from experiments.report.section import DATA, Scale
 from experiments.results import Record
 from experiments.runner import STATE, Run, read_result, read_state
 
 KEPT = Path(__file__).with_name("kept")
 KEPT_RUNS = "runs"  # in it, a file for each run
 KEPT_MUTANTS = "mutants.json"  # in it, what `experiments.report --mutants` has found
-DATA = ("fashion_mnist", "speech", "translation")
 DIGITS = 5
 UNUSED = ("environment",)  # of a summary: the run's state says it
 UNDRAWN = ("seconds", "examples_per_second", "learning_rate", "epoch")  # of a line of the metrics
@@ -88,10 +87,9 @@ def remove_paths(value: Any, names: Mapping[str, str]) -> Any:
 
 
 def format_record(record: Record) -> str:
-    """Returns a record as JSON, with a line for each line of the metrics."""
-    state, summary = (json.dumps(record[name]) for name in ("state", "summary"))
-    lines = ",\n".join(json.dumps(line) for line in record["metrics"])
-    return f'{{"state": {state},\n"summary": {summary},\n"metrics": [\n{lines}\n]}}\n'
+    """Returns a record as JSON, with a line for each part."""
+    parts = (f'"{name}": {json.dumps(record[name])}' for name in ("state", "summary", "metrics"))
+    return "{" + ",\n".join(parts) + "}\n"
 
 
 def unpack_runs(report: Path, kept: Path) -> None:

@@ -57,7 +57,7 @@ def list_mutants(sections: Sequence[Section], scale: Scale, folder: Path) -> lis
             if names and not changed:
                 continue  # the runs of another scale
             if not names:
-                changed = {section.name: make_section_run(section, mutation, folder.parent)}
+                changed = {section.name: make_section_run(section, mutation, scale, folder.parent)}
             mutants.append(Mutant(section, mutation, changed, results))
     return mutants
 
@@ -75,9 +75,10 @@ def mutate(run: Run, mutation: str) -> Run:
     )
 
 
-def make_section_run(section: Section, mutation: str, report: Path) -> Run:
+def make_section_run(section: Section, mutation: str, scale: Scale, report: Path) -> Run:
     """Returns the run of a section alone, whose own computations are wrong; its runs are there."""
-    arguments = (mutation, "report", "--section", section.name, "--runs", f"{report}")
+    rest = ("--runs", f"{report}", *scale.list_options())
+    arguments = (mutation, "report", "--section", section.name, *rest)
     return Run(f"{mutation}-{section.name}", PROGRAM, arguments)
 
 

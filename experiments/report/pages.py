@@ -74,8 +74,7 @@ def count_verdicts(chapters: Sequence[Chapter]) -> str:
     judged = [judge(claim) for found in findings for claim in found.claims]
     return (
         f"{len(chapters)} section{'s' * (len(chapters) != 1)}: {', '.join(counts)}; "
-        f"{judged.count(True)} of {len(judged)} "
-        f"claims hold, {judged.count(None)} not judged"
+        f"{judged.count(True)} of {len(judged)} claims hold, {judged.count(None)} not judged"
     )
 
 

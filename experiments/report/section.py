@@ -34,6 +34,10 @@ Results = Mapping[str, Result]
 """The name of a run -> how it ended."""
 
 
+DATA = ("fashion_mnist", "speech", "translation")
+"""The fields of `Scale` that are folders."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scale:
     """How large the runs are, and where their data are."""
@@ -46,6 +50,18 @@ class Scale:
     speech: Path | None = None
     # the folder of the pairs of sentences; None leaves out what needs them
     translation: Path | None = None
+
+    def list_options(self) -> tuple[str, ...]:
+        """Returns the options of the report at this scale.
+
+        >>> Scale(is_quick=True, speech=Path("data")).list_options()
+        ('--quick', '--speech', 'data')
+        """
+        options = ["--quick"] * self.is_quick
+        for name in DATA:
+            if folder := getattr(self, name):
+                options += [f"--{name.replace('_', '-')}", f"{folder}"]
+        return tuple(options)
 
 
 class Estimate(NamedTuple):

@@ -49,6 +49,13 @@ class Tuned(NamedTuple):
         arguments = (*self.options, *chosen, "--seed", *map(str, range(seeds)))
         return Run(self.name_run(factor), self.program, arguments)
 
+    def lengthen(self, times: int) -> "Tuned":
+        """Returns the method in more epochs: whether it is steps that lack."""
+        at = self.options.index("--epochs") + 1
+        epochs = f"{times * int(self.options[at])}"
+        options = (*self.options[:at], epochs, *self.options[at + 1 :])
+        return self._replace(name=f"{self.name}-long", options=options)
+
     def find_place(self, factor: float = 1.0) -> Place:
         """Returns where the figures are."""
         algorithm, _, topology = self.algorithm.partition("@")

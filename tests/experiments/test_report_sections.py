@@ -20,7 +20,7 @@ from experiments.options import find_option_name
 from experiments.rates import problem
 from experiments.rates.__main__ import Options as RatesOptions
 from experiments.report.chapters import list_runs
-from experiments.report.keep import KEPT
+from experiments.report.keep import KEPT, KEPT_RUNS, name_data
 from experiments.report.pages import make_anchor
 from experiments.report.section import Findings, Sample, Scale, judge
 from experiments.report.sections import (
@@ -163,8 +163,10 @@ def test_every_run_is_kept(monkeypatch):
     """`--kept` of a fresh clone shows the whole report."""
     for module in (times, churn):
         monkeypatch.setattr(module, "can_limit_links", lambda: True)
-    names = {run.name for section in SECTIONS.values() for run in section.list_runs(FULL)}
-    assert names == {path.stem for path in (KEPT / "runs").iterdir()}
+    scale = name_data()
+    calls = {r.name: r.call for section in SECTIONS.values() for r in section.list_runs(scale)}
+    files = (KEPT / KEPT_RUNS).iterdir()
+    assert {path.stem: json.loads(path.read_text())["state"]["command"] for path in files} == calls
 
 
 @pytest.mark.parametrize("status", ["failed", "missing"])
@@ -306,10 +308,10 @@ def make_rare(fall: float) -> dict[str, dict[str, object]]:
         lost = math.log(every / 5) / math.log(10)
         percent = 88.0 - lost * fall if title == rare.SPARSE else 87.0
         values[method.name] = {rare.FIELD: [percent / 100] * 8}
-    for every, method in rare.lengthen(FULL).items():
-        percent = 90.0 - math.log(every / 5) / math.log(10) * fall / 4
+    for (title, every), method in rare.list_causes(FULL).items():
+        lost = math.log(every / 5) / math.log(10)
+        percent = 86.0 if title == rare.PLAIN else 90.0 - lost * fall / 4
         values[method.name] = {rare.FIELD: [percent / 100] * 8}
-    values[rare.tune_plain(FULL).name] = {rare.FIELD: [0.86] * 8}
     for (title, workers), method in rare.tune_workers(FULL).items():
         lost = math.log2(workers) / 4
         percent = 87.0 - lost if title == rare.ADAM else 88.0 - lost * fall

@@ -233,22 +233,18 @@ def tune_relaysgd(scale: Scale) -> dict[tuple[str, float, str], Tuned]:
     return methods
 
 
-def lengthen(method: Tuned) -> Tuned:
-    """Returns the method in `LONG` times the epochs: it is steps that lack if that helps it."""
-    at = method.options.index("--epochs") + 1
-    epochs = f"{LONG * int(method.options[at])}"
-    options = (*method.options[:at], epochs, *method.options[at + 1 :])
-    return method._replace(name=f"{method.name}-long", options=options)
+def lengthen_relaysgd(scale: Scale) -> dict[str, Tuned]:
+    """Returns some rows with momentum in more epochs, by row; none when quick."""
+    if scale.is_quick:
+        return {}
+    methods = tune_relaysgd(scale)
+    return {row: methods[row, MIDDLE, "nesterov"].lengthen(LONG) for row in LONG_ROWS}
 
 
 def list_relay_runs(scale: Scale) -> list[Run]:
-    """Three rates of each row; when quick, one. And some rows with momentum for longer."""
-    methods = tune_relaysgd(scale)
-    runs = [run for x in methods.values() for run in x.list_runs(scale.is_quick)]
-    if scale.is_quick:
-        return runs
-    longer = [lengthen(methods[row, MIDDLE, "nesterov"]) for row in LONG_ROWS]
-    return [*runs, *(method.make_run(1.0, 3) for method in longer)]
+    """Three rates of each row, and the rate of those in more epochs; when quick, one of each."""
+    runs = [run for x in tune_relaysgd(scale).values() for run in x.list_runs(scale.is_quick)]
+    return [*runs, *(x.make_run(1.0, x.seeds) for x in lengthen_relaysgd(scale).values())]
 
 
 def find_relaysgd(scale: Scale, results: Results) -> Findings:
@@ -260,11 +256,9 @@ def find_relaysgd(scale: Scale, results: Results) -> Findings:
         for row in PLAIN
     }
     momentum = {row: samples.get((row, MIDDLE, "nesterov"), Sample()) for row in MOMENTUM}
-    longer = {
-        row: lengthen(methods[row, MIDDLE, "nesterov"]).read(results, 100, RELAY_SPREAD)
-        for row in LONG_ROWS
-        if not scale.is_quick
-    } or dict.fromkeys(LONG_ROWS, Sample())
+    longer: dict[str, Sample] = dict.fromkeys(LONG_ROWS, Sample())
+    for row, method in lengthen_relaysgd(scale).items():
+        longer[row] = method.read(results, 100, RELAY_SPREAD)
     totals = {row: x[ALPHAS[0]] - x[ALPHAS[-1]] for row, x in plain.items()}
     # AllReduce itself loses where nodes with few images repeat them: no exchange can mend that.
     losses = {row: total - totals["ar"] for row, total in totals.items()}

@@ -30,18 +30,20 @@ SPARSE_STEPS = 300  # a multiple of every H
 SPARSE_WORKERS = 8
 SPARSE = "SparseLoCo"
 DENSE = "DiLoCo"
-OUTER = {
-    SPARSE: "--outer-rate 0.8 --outer-wire top_k --outer-error-feedback 0.95",
-    DENSE: "--outer-rate 0.7 --outer-momentum 0.9 --outer-nesterov",
+PLAIN = "DiLoCo without momentum"  # what SparseLoCo is if it sends all
+OUTER = {  # title -> name of its runs, options
+    SPARSE: ("sparseloco", "--outer-rate 0.8 --outer-wire top_k --outer-error-feedback 0.95"),
+    DENSE: ("diloco-every", "--outer-rate 0.7 --outer-momentum 0.9 --outer-nesterov"),
+    PLAIN: ("diloco-plain", "--outer-rate 0.8"),
 }
 RATES_BY_PERIOD = {  # H -> rate
     SPARSE: {5: 0.008, 15: 0.004, 50: 0.004, 100: 0.002},
     DENSE: {15: 0.004},
 }
 PERIODS = tuple(RATES_BY_PERIOD[SPARSE])
-LONG = 4  # times the steps of two of them: whether it is averages that lack
-PLAIN = "DiLoCo without momentum"  # what SparseLoCo is if it sends all
-PLAIN_OUTER = "--outer-rate 0.8"
+LONG = 4  # times the steps: whether it is averages that lack
+LONGER = "SparseLoCo, longer"
+LONG_PERIODS = (PERIODS[0], PERIODS[2])
 QUICK_PERIODS = ((SPARSE, PERIODS[0]), (SPARSE, PERIODS[-1]))
 
 # MuLoCo
@@ -78,11 +80,17 @@ def tune_sparse(scale: Scale) -> dict[tuple[str, int], Tuned]:
         for every, rate in rates.items():
             if scale.is_quick and (title, every) not in QUICK_PERIODS:
                 continue
-            name = f"{'sparseloco' if title == SPARSE else 'diloco-every'}-{every}"
-            outer = f"--outer-every {every} {OUTER[title]} --optimizer adam"
-            options = make_options(scale, SPARSE_WORKERS, SPARSE_STEPS, outer)
-            methods[title, every] = Tuned(name, "image", options, "local", rate, FIELD, SEEDS)
+            methods[title, every] = make_method(scale, title, every, rate)
     return methods
+
+
+def make_method(scale: Scale, title: str, every: int, rate: float) -> Tuned:
+    """Returns an outer optimizer of `OUTER` around AdamW."""
+    name, outer = OUTER[title]
+    options = make_options(
+        scale, SPARSE_WORKERS, SPARSE_STEPS, f"--outer-every {every} {outer} --optimizer adam"
+    )
+    return Tuned(f"{name}-{every}", "image", options, "local", rate, FIELD, SEEDS)
 
 
 def tune_workers(scale: Scale) -> dict[tuple[str, int], Tuned]:
@@ -102,25 +110,15 @@ def tune_workers(scale: Scale) -> dict[tuple[str, int], Tuned]:
     return methods
 
 
-def lengthen(scale: Scale) -> dict[int, Tuned]:
-    """Returns SparseLoCo at two H in `LONG` times the steps, at the same rates; by H."""
-    methods = {}
-    for every in (PERIODS[0], PERIODS[2]):
-        outer = f"--outer-every {every} {OUTER[SPARSE]} --optimizer adam"
-        options = make_options(scale, SPARSE_WORKERS, LONG * SPARSE_STEPS, outer)
-        rate = RATES_BY_PERIOD[SPARSE][every]
-        name = f"sparseloco-{every}-long"
-        methods[every] = Tuned(name, "image", options, "local", rate, FIELD, SEEDS)
-    return methods
-
-
-def tune_plain(scale: Scale) -> Tuned:
-    """Returns what SparseLoCo is without sparse messages."""
+def list_causes(scale: Scale) -> dict[tuple[str, int], Tuned]:
+    """Returns what shows causes, at the rates of SparseLoCo, by title and H; none when quick."""
+    if scale.is_quick:
+        return {}
+    sparse = tune_sparse(scale)
+    causes = {(LONGER, every): sparse[SPARSE, every].lengthen(LONG) for every in LONG_PERIODS}
     (every,) = RATES_BY_PERIOD[DENSE]
-    outer = f"--outer-every {every} {PLAIN_OUTER} --optimizer adam"
-    options = make_options(scale, SPARSE_WORKERS, SPARSE_STEPS, outer)
     rate = RATES_BY_PERIOD[SPARSE][every]
-    return Tuned(f"diloco-plain-{every}", "image", options, "local", rate, FIELD, SEEDS)
+    return causes | {(PLAIN, every): make_method(scale, PLAIN, every, rate)}
 
 
 def list_rare_runs(scale: Scale) -> list[Run]:
@@ -131,10 +129,7 @@ def list_rare_runs(scale: Scale) -> list[Run]:
         for (title, setting), method in methods.items()
         for run in method.list_runs(scale.is_quick or not is_tuned(title, setting))
     ]
-    if not scale.is_quick:
-        causes = (*lengthen(scale).values(), tune_plain(scale))
-        runs += [method.make_run(1.0, SEEDS) for method in causes]
-    return runs
+    return [*runs, *(x.make_run(1.0, x.seeds) for x in list_causes(scale).values())]
 
 
 def is_tuned(title: str, setting: int) -> bool:
@@ -144,20 +139,17 @@ def is_tuned(title: str, setting: int) -> bool:
 
 def find_rare(scale: Scale, results: Results) -> Findings:
     """Compares accuracies over H, and over the workers."""
-    periods = tune_sparse(scale)
-    workers = tune_workers(scale)
-    methods = periods | workers
+    methods = tune_sparse(scale) | tune_workers(scale)
     tuned = {key: method for key, method in methods.items() if is_tuned(*key)}
-    samples = {key: method.read(results, 100, SPREAD) for key, method in methods.items()}
+    read = methods | list_causes(scale)
+    samples = {key: method.read(results, 100, SPREAD) for key, method in read.items()}
 
     def find(title: str, setting: int) -> Sample:
         return samples.get((title, setting), Sample())
 
-    few, middle, many = (find(SPARSE, every) for every in (PERIODS[0], PERIODS[2], PERIODS[-1]))
+    few, middle, many = (find(SPARSE, every) for every in (*LONG_PERIODS, PERIODS[-1]))
+    longer_few, longer_middle = (find(LONGER, every) for every in LONG_PERIODS)
     (every,) = RATES_BY_PERIOD[DENSE]
-    dense = find(DENSE, every)
-    plain = tune_plain(scale).read(results, 100, SPREAD)
-    longer = {key: x.read(results, 100, SPREAD) for key, x in lengthen(scale).items()}
     most = WORKERS[-1]
     losses = {title: find(title, 1) - find(title, most) for title in INNER}
     claims = [
@@ -180,18 +172,14 @@ def find_rare(scale: Scale, results: Results) -> Findings:
             f"With {LONG} times the steps it loses at most 2 points from H = {PERIODS[0]} to "
             f"{PERIODS[2]}.",
             f"its loss rises slowly from H = 15 to 250; {ABSENT}",
-            {"": longer[PERIODS[0]] - longer[PERIODS[2]]},
+            {"": longer_few - longer_middle},
             at_most=2.0,
         ),
         Claim(
             "SparseLoCo, which sends a tenth of the values, is more accurate than DiLoCo at the "
             "same H.",
             "better at H = 15, 30, 50 and 100 (caption of a figure)",
-            {
-                f"H = {every}": find(SPARSE, every) - find(DENSE, every)
-                for title, every in periods
-                if title == DENSE
-            },
+            {f"H = {every}": find(SPARSE, every) - find(DENSE, every)},
             at_least=0.0,
             if_not="A part of it is DiLoCo's momentum, which SparseLoCo has not: without momentum "
             "what sends all is behind, too, as the claim below says.",
@@ -199,7 +187,7 @@ def find_rare(scale: Scale, results: Results) -> Findings:
         Claim(
             f"{PLAIN}, which is SparseLoCo that sends all, is less accurate than DiLoCo.",
             "-",
-            {f"H = {every}": dense - plain},
+            {f"H = {every}": find(DENSE, every) - find(PLAIN, every)},
             at_least=0.0,
         ),
         Claim(

@@ -255,7 +255,6 @@ STRAGGLER_COLUMNS = {  # of the table -> field, format
 
 def list_straggler_runs(scale: Scale) -> list[Run]:
     """Four nodes with all kinds of slowness, and eight with three; when quick, two nodes."""
-    few = f"{LOCKSTEP} {ASYNCHRONOUS}"
     calls = {
         4: f"--steps 20 --compute-seconds 0.15 --slowness {' '.join(SLOWNESS)} "
         f"--algorithm {LOCKSTEP} {' '.join(GOSSIP)} {ASYNCHRONOUS} async-adpsgd",
@@ -263,7 +262,10 @@ def list_straggler_runs(scale: Scale) -> list[Run]:
         f"{' '.join(GOSSIP)} {ASYNCHRONOUS}",
     }
     if scale.is_quick:
-        calls = {2: f"--steps 10 --compute-seconds 0.1 --slowness none 4x --algorithm {few}"}
+        calls = {
+            2: "--steps 10 --compute-seconds 0.1 --slowness none 4x "
+            f"--algorithm {LOCKSTEP} {ASYNCHRONOUS}"
+        }
     return [
         Run(
             f"stragglers-{nodes}",
