@@ -11,6 +11,7 @@ from modes import make_mesh
 from promotion import apply_updates, promoting
 
 import gossipjax as gx
+from experiments.speed.compiled.hlo import count_traffic, parse_module
 
 N = 8
 COLLECTIVE = re.compile(
@@ -62,6 +63,35 @@ def test_one_message_per_peer(schedule, expected):
     params, state, grads = start(tx, leaves=6)
     for step in range(schedule.period):
         assert find_collectives(make_train_step(tx), params, state, grads, step) == expected
+
+
+def test_a_sharded_model_sends_its_parts_and_gathers_nothing():
+    """Two devices per node: each sends its half of the model, and the weight."""
+    mesh = gx.launch.mesh(4, fsdp=2, devices=jax.devices()[:8])
+    nodes = gx.Nodes(mesh=mesh)
+    start = {"w": jnp.ones((16, 6))}
+    schedule = gx.topology.one_peer_exponential(4)
+    tx = gx.sharded(gx.sgp(schedule), gx.fsdp_specs(start, mesh))
+    params, state = nodes.init(tx, start)
+
+    def update(grads, state, params):
+        return tx.update(grads, state, params, step=0)
+
+    text = nodes.spmd(update).lower(params, state, params).compile().as_text()
+    assert COLLECTIVE.findall(text) == ["collective-permute"]
+    assert re.search(r"f32\[49\]\S* collective-permute", text)
+
+
+def test_an_update_passes_over_memory_as_often_as_it_must():
+    """The 8 of `experiments.speed local step`, and on a CPU no more than 3 times as often."""
+    tx = chain_with_sgd(gx.sgp(gx.topology.one_peer_exponential(N)))
+    params, state, grads = start(tx, leaves=40)
+    lowered = make_train_step(tx).lower(params, state, grads, 1)
+    module = parse_module(lowered.compile({"xla_backend_optimization_level": 3}).as_text())
+    traffic = count_traffic(module)
+    model = sum(leaf.nbytes for leaf in params.values()) / N
+    assert traffic.pop("collective-permute") == pytest.approx(2 * model, rel=1e-2)
+    assert 8 <= sum(traffic.values()) / model < 24
 
 
 def test_allreduce_is_one_message_too():

@@ -119,10 +119,6 @@ class ImageRecords:
             for images, labels in _decode_batches(decode, chunks, math.prod(shape))
         )
 
-    def read_encoded(self) -> Iterator[bytes]:
-        """Reads the training images as they are in the records: PNG or JPEG files."""
-        return map(self._train.read_encoded, range(self.num_train))
-
     def count_corrupt(self) -> int:
         return self._train.count_corrupt() + self._test.count_corrupt()
 

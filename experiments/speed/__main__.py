@@ -14,35 +14,15 @@ from typing import Annotated, Any
 
 import tyro
 
-from experiments.speed.compiled.islands import measure_islands
-from experiments.speed.compiled.passes import inspect_step
-from experiments.speed.compiled.scaling import inspect_scaling
 from experiments.speed.compiled.schedule import inspect_schedules
-from experiments.speed.compiled.slices import inspect_slices
-from experiments.speed.local.compilation import measure_compilation
 from experiments.speed.local.gossip import measure_gossip
-from experiments.speed.local.input import measure_input
-from experiments.speed.local.messages import measure_messages
 from experiments.speed.local.simulation import measure_simulation
 from experiments.speed.local.step import measure_step
 from experiments.speed.wire.measure import measure_wire
 from experiments.speed.wire.stragglers import measure_stragglers
 
-COMPILED = {
-    "islands": measure_islands,
-    "scaling": inspect_scaling,
-    "schedule": inspect_schedules,
-    "slices": inspect_slices,
-    "step": inspect_step,
-}
-LOCAL = {
-    "compilation": measure_compilation,
-    "gossip": measure_gossip,
-    "input": measure_input,
-    "messages": measure_messages,
-    "simulation": measure_simulation,
-    "step": measure_step,
-}
+COMPILED = {"schedule": inspect_schedules}
+LOCAL = {"gossip": measure_gossip, "simulation": measure_simulation, "step": measure_step}
 
 
 def join(description: str, checks: Mapping[str, Callable[..., Any]]) -> Callable[..., None]:
@@ -64,7 +44,7 @@ def join(description: str, checks: Mapping[str, Callable[..., Any]]) -> Callable
 
 COMMANDS = {
     "compiled": join("Reads compiled train steps, also for chips that are not here.", COMPILED),
-    "local": join("Measures what this machine computes, moves and reads.", LOCAL),
+    "local": join("Measures what this machine computes.", LOCAL),
     "wire": measure_wire,
     "stragglers": measure_stragglers,
 }

@@ -63,7 +63,7 @@ def gpu_settings(
     Args:
       sockets: whether hosts are joined by TCP, at 100 Gbit/s or so, without RDMA.
       connected_components: whether NCCL's cliques are the components of a permutation, as
-        `python -m experiments.speed compiled schedule --components` lists them. For programs of one
+        `docs/guides/topologies.md` lists them. For programs of one
         permutation in which no node is idle, such as those of
         `gx.topology.bipartite_exponential` at a static step: XLA may hang where a permutation
         leaves a node out, or where two permutations of a program share some components only.

@@ -9,11 +9,8 @@ nothing.
 import functools
 import math
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
-
-import jax
-import numpy as np
 
 COLLECTIVES = (
     "collective-permute", "all-reduce", "all-gather", "all-to-all", "ragged-all-to-all",
@@ -37,9 +34,7 @@ CALLED = re.compile(r"(?:calls|to_apply|body|true_computation|false_computation)
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 MATMUL_CALL = re.compile(r'custom_call_target="[^"]*(gemm|matmul)')  # of a library
 PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
-LISTS = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)+)\}")
-GRID = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-MESH = re.compile(r"replica_groups=mesh\[((?:'[^']+'=\d+,?)+)\] \{((?:'[^']+',?)+)\}")
+PAIR = re.compile(r"\{(\d+),(\d+)\}")
 
 
 class Instruction(NamedTuple):
@@ -88,25 +83,6 @@ class Module(NamedTuple):
         """Yields each collective, in whichever computation it is, and that computation."""
         for body in self.computations.values():
             yield from ((it, body) for it in body.values() if it.collective)
-
-
-def read_memory(compiled: jax.stages.Compiled) -> dict[str, int]:
-    """Bytes of a device by XLA's plan; results in the memory of arguments count once.
-
-    Raises:
-      ValueError: if the backend does not say it.
-    """
-    plan = compiled.memory_analysis()
-    if plan is None:
-        raise ValueError("the backend must say how much memory a program needs, got nothing.")
-    arguments = plan.argument_size_in_bytes
-    temporary = plan.temp_size_in_bytes
-    results = plan.output_size_in_bytes - plan.alias_size_in_bytes
-    return {
-        "argument_bytes": arguments,
-        "temporary_bytes": temporary,
-        "memory_bytes": arguments + results + temporary,
-    }
 
 
 class Message(NamedTuple):
@@ -178,47 +154,12 @@ def list_messages(module: Module) -> list[Message]:
     return messages
 
 
-def read_groups(attributes: str) -> list[list[int]]:
-    """The devices of each group of a collective; of a permute, each sender and its receiver.
-
-    >>> read_groups("source_target_pairs={{0,2},{2,0}}, channel_id=1")
-    [[0, 2], [2, 0]]
-    >>> read_groups("replica_groups=[2,2]<=[2,2]T(1,0), dimensions={0}")
-    [[0, 2], [1, 3]]
-    >>> read_groups("replica_groups=mesh['nodes'=2,'local'=2] {'nodes'}, dimensions={0}")
-    [[0, 2], [1, 3]]
-
-    Raises:
-      ValueError: if they are written in none of these forms.
-    """
-    if found := PAIRS.search(attributes) or LISTS.search(attributes):
-        return [_parse_numbers(group) for group in re.findall(r"\{([\d,]*)\}", found[1])]
-    if found := MESH.search(attributes):
-        sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", found[1])}
-        axes = [list(sizes).index(name) for name in re.findall(r"'([^']+)'", found[2])]
-        devices = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
-        groups = np.moveaxis(devices, axes, range(len(axes)))
-        return groups.reshape(math.prod(groups.shape[: len(axes)]), -1).T.tolist()
-    if not (found := GRID.search(attributes)):
-        raise ValueError(
-            f"a collective must name its devices, got {attributes[:200]}: XLA writes them in "
-            "another form than this program knows."
-        )
-    shape, sizes, order = (_parse_numbers(part or "") for part in found.groups())
-    devices = np.arange(math.prod(sizes)).reshape(sizes)
-    return devices.transpose(order or None).reshape(shape).tolist()
-
-
-def _parse_numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",") if number]
-
-
 def list_permutations(module: Module) -> list[list[tuple[int, int]]]:
     """The pairs of sender and receiver of each permute."""
+    permutes = [it for it, _ in module.list_collectives() if it.collective == PERMUTE]
     return [
-        [(sender, receiver) for sender, receiver in read_groups(it.attributes)]
-        for it, _ in module.list_collectives()
-        if it.collective == PERMUTE
+        [(int(i), int(j)) for i, j in PAIR.findall("".join(PAIRS.findall(it.attributes)))]
+        for it in permutes
     ]
 
 
@@ -237,15 +178,12 @@ def count_matmuls_before(module: Module) -> int:
     return before
 
 
-def count_overlapped(module: Module, kinds: Container[str | None] = COLLECTIVES) -> int:
-    """Matrix products that run while a collective of one of these kinds is under way.
-
-    0 for a collective that blocks.
-    """
+def count_overlapped(module: Module) -> int:
+    """Matrix products that run while a collective is under way; 0 for one that blocks."""
     overlapped = 0
     under_way: set[str] = set()
     for it in module.instruction_order.values():
-        if it.collective in kinds and it.opcode.endswith(STARTS):
+        if it.collective and it.opcode.endswith(STARTS):
             under_way.add(it.name)
         elif it.opcode.endswith("-done"):
             under_way -= set(it.operands)

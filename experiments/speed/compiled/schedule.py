@@ -2,7 +2,6 @@
 
     python -m experiments.speed compiled schedule --target tpu
     python -m experiments.speed compiled schedule --target gpu
-    python -m experiments.speed compiled schedule --components
 
 Compiles the train step of an MLP (gradients, SGD with Nesterov momentum, gossip; one program per
 round, over a mesh with one node per chip) ahead of time, for chips that need not be present, and
@@ -17,15 +16,17 @@ chips, in the order in which JAX lists them, most permutations block. For GPUs X
 as late as it estimates that the remaining work still hides it: the fraction falls with a larger
 `--batch-size-per-node`, a narrower wire, or a message in pieces (`2-osgp`).
 
-`joined` are the nodes of each connected component of a permute; edges that carry no message
-(fillers, and those of a node to itself) must be none. `--components` counts components in the
-schedules of all topologies, and compiles nothing.
+`joined` are the nodes of each connected component of a permute: nodes that messages join, directly
+or through others. XLA for GPUs may run each as a clique. Edges that carry no message (fillers, and
+those of a node to itself) must be none.
 """
 
+import collections
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import optax
@@ -33,18 +34,10 @@ from jax.sharding import Mesh
 from rich.table import Table
 
 import gossipjax as gx
-from experiments.options import Check, PositiveInt
+from experiments.options import PositiveInt
 from experiments.results import Record
 from experiments.speed import harness
 from experiments.speed.compiled import hlo
-from experiments.speed.compiled.components import (
-    Edge,
-    describe_components,
-    find_components,
-    find_round_components,
-    format_markdown,
-    plan_components,
-)
 from experiments.speed.compiled.hlo import PERMUTE, Message
 from experiments.speed.compiled.targets import (
     MlpSpec,
@@ -79,13 +72,7 @@ CASES: tuple[tuple[str, WireName], ...] = (
     ("1-osgp", "bfloat16"),
     (STREAMING_DILOCO, "float32"),
 )
-MAX_NODES = 4096  # the slots of a complete graph of so many have 16 million edges
-
-AtLeastTwo = Annotated[
-    int,
-    Check("an integer >= 2", lambda value: value >= 2),
-    Check(f"at most {MAX_NODES}", lambda value: value <= MAX_NODES),
-]
+Edge = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,10 +81,6 @@ class Options(harness.CheckOptions):
 
     target: tuple[TargetKind, ...] = ()
     """Chips to compile for; all whose compiler is installed if not given."""
-    components: bool = False
-    """Compile nothing: count the nodes that the permutations of every topology join."""
-    nodes: tuple[AtLeastTwo, ...] = (8, 16, 32, 64)
-    """Numbers of nodes for --components."""
     layers: PositiveInt = 20
     """Layers of the MLP."""
     width: PositiveInt = 512
@@ -106,18 +89,6 @@ class Options(harness.CheckOptions):
     """Examples per node and step."""
     every_round: bool = False
     """Compile the program of every distinct round; without it, one per algorithm."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.nodes or len(set(self.nodes)) < len(self.nodes):
-            raise ValueError(
-                f"--nodes must be one or several different values, got {list(self.nodes)}."
-            )
-        if self.components and self.target:
-            raise ValueError(
-                "--target must be left out with --components, which compiles nothing, got "
-                f"{' '.join(self.target)}."
-            )
 
 
 def find_round(state: gx.GossipState | None, step: int) -> gx.topology.Round | None:
@@ -178,6 +149,47 @@ def expect_average(step: int, mlp: MlpSpec, nodes: int, kind: str) -> list[Messa
     if kind != "tpu":
         return [Message("all-reduce", "f32", 4 * values)]
     return [Message(PERMUTE, "f32", 4 * -(-values // nodes))] * (2 * (nodes - 1))
+
+
+def find_components(edges: Iterable[Edge]) -> list[int]:
+    """The number of nodes of each component, the largest first; idle nodes are in none.
+
+    >>> find_components([(0, 1), (1, 0), (2, 3), (3, 4)])
+    [3, 2]
+    """
+    parents: dict[int, int] = {}
+
+    def find_root(node: int) -> int:
+        parents.setdefault(node, node)
+        while parents[node] != node:
+            parents[node] = parents[parents[node]]
+            node = parents[node]
+        return node
+
+    for sender, receiver in edges:
+        parents[find_root(sender)] = find_root(receiver)
+    sizes = collections.Counter(find_root(node) for node in list(parents))
+    return sorted(sizes.values(), reverse=True)
+
+
+def find_round_components(round_: gx.topology.Round) -> list[list[int]]:
+    """The components of each permutation of a round; no permutation where it is an all-reduce."""
+    if round_.is_uniform:
+        return []
+    return [
+        find_components((int(sender), int(receivers[sender])) for sender in weights.nonzero()[0])
+        for receivers, weights in round_.slots
+    ]
+
+
+def describe_components(sizes: Sequence[int]) -> str:
+    """Returns "number x nodes" for each size.
+
+    >>> describe_components([4, 2, 2])
+    '1x4 + 2x2'
+    """
+    groups = itertools.groupby(sizes)
+    return " + ".join(f"{len(list(group))}x{size}" for size, group in groups)
 
 
 def describe_permutations(permutations: Sequence[list[Edge]], round_: Any) -> Record:
@@ -318,9 +330,7 @@ def make_table(runs: Sequence[Record]) -> Table:
 
 
 def make_plan(options: Options) -> harness.Plan:
-    """The cases of all targets, or those of `--components`."""
-    if options.components:
-        return plan_components(options.nodes)
+    """The cases of all targets."""
     targets = choose_targets(options.target)
 
     def compile_for(target: Target, name: str, wire: WireName) -> list[Record]:
@@ -339,6 +349,4 @@ def make_plan(options: Options) -> harness.Plan:
 
 def inspect_schedules(options: Options) -> None:
     """Exchange of compiled train steps, and the work that overlaps it, on absent TPUs and GPUs."""
-    out, runs = harness.run_check("schedule", options, partial(make_plan, options))
-    if options.components:
-        (out / "components.md").write_text(format_markdown(runs))
+    harness.run_check("schedule", options, partial(make_plan, options))

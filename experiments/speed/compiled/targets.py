@@ -25,8 +25,7 @@ class Target(NamedTuple):
     description: str
     kind: TargetKind
     nodes: int
-    topology: str  # chips of a slice in a grid, or slices x hosts x GPUs of a host
-    slices: int = 1  # of TPUs, with a data-center network between them
+    topology: str  # chips in a grid, or slices x hosts x GPUs of a host
 
 
 TARGETS = (
@@ -96,14 +95,7 @@ def make_devices(target: Target) -> list[Any]:
     from jax.experimental import topologies
 
     if target.kind == "tpu":
-        several = {"num_slices": target.slices} if target.slices > 1 else {}
-        try:
-            return topologies.get_topology_desc(target.topology, "tpu", **several).devices
-        except jax.errors.JaxRuntimeError as error:
-            raise ValueError(
-                f"the chips of a slice must be a kind and a grid, as v5e:16x16, got "
-                f"{target.topology!r}: {str(error).splitlines()[0]}"
-            ) from error
+        return topologies.get_topology_desc(target.topology, "tpu").devices
     return topologies.get_topology_desc(
         platform="cuda", topology=target.topology, target_config=GPU_DESCRIPTION.read_text()
     ).devices
@@ -150,42 +142,30 @@ def compute_loss(params: Any, examples: Any) -> jax.Array:
     return jnp.mean((x - examples["y"]) ** 2)
 
 
-def stack_shapes(tree: Any, mesh: Mesh, spec: P) -> Any:
+def stack_shapes(tree: Any, mesh: Mesh) -> Any:
     """The shapes of all nodes, `[N, ...]`, of those of one node, sharded over the mesh."""
-    nodes = gx.Nodes(mesh=mesh).size
-    sharding = NamedSharding(mesh, spec)
+    sharding = NamedSharding(mesh, P("nodes"))
 
     def stack(x: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((nodes, *x.shape), x.dtype, sharding=sharding)
+        return jax.ShapeDtypeStruct((mesh.size, *x.shape), x.dtype, sharding=sharding)
 
     return jax.tree.map(stack, tree)
 
 
 def lower_step(
-    tx: optax.GradientTransformationExtraArgs, mlp: MlpSpec, mesh: Mesh, step: int | None
+    tx: optax.GradientTransformationExtraArgs, mlp: MlpSpec, mesh: Mesh, step: int
 ) -> Any:
-    """Lowers the train step for the round of the static step number `step`.
+    """Lowers the train step for the round of the static step number `step`."""
 
-    Without a number the step is traced, and the program holds all rounds. The mesh has the axis
-    `nodes`, and may have `local`, which splits a node's examples.
-    """
-
-    def train_step(params: Any, opt_state: Any, examples: Any, step: Any) -> tuple[Any, Any, Any]:
+    def train_step(params: Any, opt_state: Any, examples: Any, step: int) -> tuple[Any, Any, Any]:
         loss, grads = jax.value_and_grad(compute_loss)(params, examples)
         updates, opt_state = tx.update(grads, opt_state, params, step=step)
         return optax.apply_updates(params, updates), opt_state, loss
 
-    program = gx.Nodes(mesh=mesh).spmd(
-        train_step,
-        static_argnums=() if step is None else 3,
-        shared_argnums=3 if step is None else (),
-        donate_argnums=(0, 1),
-        local_argnums=2,
-    )
-    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, P()))
+    program = gx.Nodes(mesh=mesh).spmd(train_step, static_argnums=3, donate_argnums=(0, 1))
     return program.lower(
-        stack_shapes(mlp.params, mesh, P("nodes")),
-        stack_shapes(jax.eval_shape(tx.init, mlp.params), mesh, P("nodes")),
-        stack_shapes(mlp.examples, mesh, P(*mesh.axis_names)),
-        number if step is None else step,
+        stack_shapes(mlp.params, mesh),
+        stack_shapes(jax.eval_shape(tx.init, mlp.params), mesh),
+        stack_shapes(mlp.examples, mesh),
+        step,
     )

@@ -114,12 +114,9 @@ def write_by_hand(name: str, nodes: int) -> ByHand | None:
 
 
 class Problem:
-    """A model and its data, on N simulated nodes; each of its loops has a state of its own.
+    """A model and its data, on N simulated nodes; each of its loops has a state of its own."""
 
-    Where it is abstract there are no arrays, only their shapes.
-    """
-
-    def __init__(self, model_name: str, nodes: int, batch_size: int, is_abstract: bool = False):
+    def __init__(self, model_name: str, nodes: int, batch_size: int):
         model: Any = MODELS[model_name](classes=CLASSES)
 
         def draw() -> Any:
@@ -129,7 +126,7 @@ class Problem:
             params = model.init(keys[2], images[0])["params"]
             return jax.tree.map(lambda leaf: jnp.stack([leaf] * nodes), params), (images, labels)
 
-        self.params, self.batch = jax.eval_shape(draw) if is_abstract else jax.jit(draw)()
+        self.params, self.batch = jax.jit(draw)()
         self.nodes = gx.Nodes(nodes)
         self.optimizer = optax.sgd(RATE, momentum=MOMENTUM)
 

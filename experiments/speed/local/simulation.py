@@ -38,7 +38,6 @@ from experiments.options import PositiveInt
 from experiments.program import FatalError
 from experiments.results import Record
 from experiments.speed import harness
-from experiments.speed.compiled.hlo import read_memory
 from experiments.training.methods import Method, MethodOptions, make_method
 from experiments.training.placement import (
     Placement,
@@ -190,8 +189,12 @@ def count_bytes_per_device(method: Method, nodes: gx.Nodes, params: Any, batch_s
 
     params, opt_state = nodes.init(tx, params)
     batch = next(draw_batches(nodes.size, batch_size))
-    compiled = nodes.spmd(update).lower(params, opt_state, batch).compile()
-    return read_memory(compiled)["memory_bytes"]
+    plan = nodes.spmd(update).lower(params, opt_state, batch).compile().memory_analysis()
+    if plan is None:
+        raise ValueError("the backend must say how much memory a program needs, got nothing.")
+    # Results in the memory of arguments count once.
+    results = plan.output_size_in_bytes - plan.alias_size_in_bytes
+    return plan.argument_size_in_bytes + plan.temp_size_in_bytes + results
 
 
 def make_plain_loop(nodes: int, params: Any, batch_size: int) -> TimedLoop:

@@ -3,41 +3,34 @@
     python -m experiments.speed local step
 
 Only the update is timed: the gradients are given. All nodes are on this machine, so a message is a
-copy in its memory. The model is that of `speed compiled step`, see `compiled/passes.py`, which
-derives the least passes over memory of every row. The lower bound is the time of these passes at
-the speed of a plain copy: into a fresh buffer, which is what JAX does unless an argument is
-donated, or in place, into a buffer that exists. On a CPU the operating system hands out fresh
-memory page by page, which takes longer than the copy, unless `gx.launch.MALLOC_ENVIRONMENT` is in
-the environment of the program: then glibc keeps the memory that it had.
+copy in its memory. The model has the size and the arrays of a ResNet-50: 25.6 million float32 in
+161 arrays. `MIN_PASSES` derives the least passes over memory of every row. The lower bound is the
+time of these passes at the speed of a plain copy: into a fresh buffer, which is what JAX does
+unless an argument is donated, or in place, into a buffer that exists. On a CPU the operating system
+hands out fresh memory page by page, which takes longer than the copy, unless
+`gx.launch.MALLOC_ENVIRONMENT` is in the environment of the program: then glibc keeps the memory
+that it had.
 """
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from rich.table import Table
 
 import gossipjax as gx
 from experiments.options import Check, PositiveInt
 from experiments.results import Record
 from experiments.speed import harness
-from experiments.speed.compiled.passes import (
-    PASSES,
-    TITLE,
-    Shapes,
-    Update,
-    build_updates,
-    count_passes,
-    count_values,
-    make_program,
-    make_record,
-    make_resnet50_shapes,
-)
+from experiments.speed.compiled import hlo
+from experiments.training.methods import MethodOptions, make_method
 from experiments.training.placement import (
     Placement,
     describe_nodes,
@@ -46,6 +39,27 @@ from experiments.training.placement import (
 )
 
 COPIES = ("fresh_buffer", "in_place")
+STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))  # of a ResNet-50: blocks and width
+OPTIMIZER_ONLY = "optimizer only"  # the update without an algorithm after it
+# Lower bounds in passes over memory, one pass being the size of the model. A message is one buffer;
+# the passes of its exchange, which reads what is sent and writes what arrives, count as wire.
+MIN_PASSES = {
+    # Reads parameters, gradients and momentum; writes parameters and momentum.
+    OPTIMIZER_ONLY: 5,
+    # Before the exchange: reads these three, writes momentum and message. After it: reads what it
+    # keeps, for weights of 1/2 the same buffer as the message, and what arrives; writes parameters.
+    "sgp": 5 + 3,
+    # Before the exchange: reads parameters, writes the message. After it: reads parameters,
+    # gradients, momentum and what arrives; writes parameters and momentum.
+    "sgp-cwa": 2 + 6,
+    # All at once, as the exchange is that of older messages: reads parameters, gradients, momentum
+    # and what has arrived; writes parameters, momentum and the next message.
+    "1-osgp": 4 + 3,
+}
+MIN_REPORTED_PASSES = 0.005  # opcodes with fewer are left out of `passes_by_opcode`
+
+Shapes = dict[str, tuple[int, ...]]
+"""The shapes of a model's arrays, by name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +74,90 @@ class Options(harness.CheckOptions):
     """Timed updates of each kind, of which the median is reported."""
     placement: Placement = "auto"
     """mesh: a device per node, virtual ones on a CPU. vmap: one device. auto: mesh if possible."""
+
+
+class Update(NamedTuple):
+    """One of the updates that are compared."""
+
+    name: str
+    tx: optax.GradientTransformationExtraArgs
+    step: int  # a static number at which messages are sent and received
+    min_passes: int  # over memory
+
+
+def make_resnet50_shapes() -> Shapes:
+    """The shapes of a ResNet-50's parameters: convolutions, scales and biases, classifier.
+
+    >>> shapes = make_resnet50_shapes()
+    >>> len(shapes), count_values(shapes)
+    (161, 25557032)
+    """
+    convolutions = [(7, 7, 3, 64)]
+    channels = 64
+    for blocks, width in STAGES:
+        for block in range(blocks):
+            convolutions += [(1, 1, channels, width), (3, 3, width, width)]
+            convolutions.append((1, 1, width, 4 * width))
+            if block == 0:
+                convolutions.append((1, 1, channels, 4 * width))
+            channels = 4 * width
+    normalizations = [(shape[-1],) for shape in convolutions for _ in ("scale", "bias")]
+    shapes = [*convolutions, *normalizations, (channels, 1000), (1000,)]
+    return {f"{index:03d}": shape for index, shape in enumerate(shapes)}
+
+
+def count_values(shapes: Shapes) -> int:
+    """Number of parameters."""
+    return sum(map(math.prod, shapes.values()))
+
+
+def build_updates(nodes: int) -> list[Update]:
+    """The updates that are compared: by the optimizer only, and with gossip after it."""
+    optimizer = optax.with_extra_args_support(optax.sgd(0.1, momentum=0.9, nesterov=True))
+    updates = []
+    for name, min_passes in MIN_PASSES.items():
+        if name == OPTIMIZER_ONLY:
+            updates.append(Update(name, optimizer, 0, min_passes))
+            continue
+        method = make_method(name, MethodOptions(nodes), optimizer)
+        state = method.state()
+        # The first step that receives a message.
+        step = 0 if state is None else gx.canonical_step(state, state.overlap)
+        updates.append(Update(name, method.transform, step, min_passes))
+    return updates
+
+
+def make_program(update: Update, nodes: gx.Nodes, donate_argnums: Sequence[int]) -> gx.Program:
+    """`(params, opt_state, grads, static step) -> (params, opt_state)`, node-stacked."""
+
+    def run_update(params: Any, opt_state: Any, grads: Any, step: int) -> tuple[Any, Any]:
+        updates, opt_state = update.tx.update(grads, opt_state, params, step=step)
+        return optax.apply_updates(params, updates), opt_state
+
+    return nodes.spmd(run_update, static_argnums=3, donate_argnums=donate_argnums)
+
+
+def count_passes(lowered: jax.stages.Lowered, model_bytes: float) -> dict[str, float]:
+    """Passes over memory of a compiled update, by opcode; one pass is the size of the model."""
+    traffic = hlo.count_traffic(hlo.parse_module(lowered.compile().as_text()))
+    return {opcode: size / model_bytes for opcode, size in traffic.items()}
+
+
+def make_record(update: Update, placement: str, passes: dict[str, float]) -> Record:
+    """The first fields of an object in `runs`: the counts of a compiled update."""
+    wire_passes = sum(count for opcode, count in passes.items() if opcode in hlo.COLLECTIVES)
+    update_passes = sum(passes.values()) - wire_passes
+    return {
+        "update": update.name,
+        "placement": placement,
+        "min_passes": update.min_passes,
+        "passes": update_passes,
+        "ratio_passes": update_passes / update.min_passes,
+        "wire_passes": wire_passes,
+        "passes_by_opcode": {
+            opcode: count for opcode, count in passes.items() if count >= MIN_REPORTED_PASSES
+        },
+    }
 
 
 class TimedProgram:
@@ -143,13 +241,19 @@ def make_table(runs: Sequence[Record]) -> Table:
         f"a plain copy into a fresh buffer ({fresh_buffer:.1f} GB/s); x in-place copy: into a "
         f"buffer that exists ({in_place:.1f} GB/s)"
     )
-    columns: dict[str, harness.Cell] = PASSES | {
+    columns: dict[str, harness.Cell] = {
+        "update": "{update}",
+        "passes": "{passes:.1f}",
+        "least": "{min_passes}",
+        "x least": "{ratio_passes:.2f}",
+        "wire": "{wire_passes:.1f}",
         "ms": harness.scale("seconds", 1e-3, ".0f"),
         "10-90 %": lambda run: f"{1e3 * run['seconds_p10']:.0f}-{1e3 * run['seconds_p90']:.0f}",
         "x copy": "{ratio_fresh_buffer:.2f}",
         "x in-place\ncopy": "{ratio_in_place:.2f}",
     }
-    return harness.make_table(TITLE, caption, columns, runs)
+    title = "An update of 25.6 million parameters in 161 arrays"
+    return harness.make_table(title, caption, columns, runs)
 
 
 def plan_updates(nodes: gx.Nodes, shapes: Shapes, turns: int) -> harness.Plan:
