@@ -272,10 +272,6 @@ PARSED = [
 ]
 ROWS += [Line(program, given, message, parsed=True) for program, given, message in PARSED]
 OTHERS = [
-    ("asynchronous_outer", "--slowness 1 2", "--slowness must be 8 numbers"),
-    ("asynchronous_outer", "--seed 0 0", "--seed must be one or several different values"),
-    ("asynchronous_outer", "--seconds 0.1", "--seconds must be at least 2.56"),
-    ("asynchronous_outer", "--every 0", "--every must be an integer >= 1"),
     ("averaging", "--nodes 1", "--nodes must be an integer >= 2"),
     ("averaging", "--nodes 4 4", "--nodes must be one or several different values"),
     ("averaging", "--topology ring ring", "--topology must be one or several different values"),

@@ -34,7 +34,6 @@ from bad_input import (
 )
 from bad_input.rows import Call, Line
 from experiments import image, language, plots, speech, translation
-from experiments.asynchronous_outer import __main__ as asynchronous_outer
 from experiments.averaging import __main__ as averaging
 from experiments.averaging import report as averaging_report
 from experiments.compare import __main__ as compare
@@ -65,7 +64,6 @@ PROGRAMS: dict[str, Callable[[list[str]], object]] = {
     "plan": plan.main,
     "plots": lambda arguments: tyro.cli(plots.main, args=arguments),
     "averaging_report": lambda arguments: tyro.cli(averaging_report.main, args=arguments),
-    "asynchronous_outer": asynchronous_outer.main,
     "rates": rates.main,
     "rates_report": lambda arguments: tyro.cli(rates_report.main, args=arguments),
     "speed": speed.main,
