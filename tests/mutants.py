@@ -142,7 +142,6 @@ gossipjax/cost_model/methods.py | cost_model/test_prediction.py -k plan_of_an_al
 gossipjax/cost_model/exchange.py | cost_model/test_prediction.py -k its_formula | half a ring | copy + 2 * (nodes - 1) * _shift => copy + (nodes - 1) * _shift
 gossipjax/cost_model/simulation.py | cost_model/test_simulation.py -k meet_at_a_receiver | receivers take messages at once | max(copied, self._in_free[message.target]) => copied
 gossipjax/cost_model/prediction.py | cost_model/test_prediction.py -k no_more_than_it_can | links without a limit | max(compute + exposed_seconds, awaited_seconds) => compute + exposed_seconds
-gossipjax/cost_model/slowness.py | cost_model/test_network.py -k means_of_many | expected slowest node | 4 - 2 * (2 / 3) ** nodes => 4 - (2 / 3) ** nodes
 experiments/training/trainer.py | experiments/test_trainer.py -k evaluated_with | statistics are never averaged | node_variables_averaged_stats if averages else => node_variables if averages else
 experiments/training/evaluation.py | experiments/test_trainer.py -k every_example_once | fillers count | jnp.where(is_example, value.astype(jnp.float32), 0.0) => value.astype(jnp.float32)
 experiments/training/plan.py | experiments/test_training_choices.py -k warm_up_ends | rates by the step | self.learning_rate(step // self.options.accumulate) => self.learning_rate(step)

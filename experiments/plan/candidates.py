@@ -5,13 +5,14 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-import networkx
+import jax.numpy as jnp
 
 import gossipjax as gx
+from experiments.training.methods import FORMS
 from gossipjax import cost_model
 from gossipjax.cost_model import Method
 
-Kind = Literal["ring", "tree", "two-level"]
+Kind = Literal["ring", "tree"]
 Wire = Literal["float32", "bfloat16", "int8", "int4"]
 
 INTEGERS = ("int8", "int4")
@@ -25,7 +26,6 @@ EXACT_STEPS = 48  # of Gossip-PGA
 PAIR_STEPS = 50  # of outer steps over gossip, as of NoLoCo in its paper
 TRACKED_OUTER = "outer gradient-tracking@one_peer_exponential"
 FRAGMENTS = 4  # of Streaming DiLoCo
-SLICE = 0.005  # of the model, that SPARTA averages in a step
 BUCKETS = 8
 RANDOM_ROUNDS = 16
 CWA = "combine-while-adapting"
@@ -40,8 +40,8 @@ class Candidate(NamedTuple):
     # at once; 0 if the average is exact in every step
     mixing: float
     # second singular value of the product of the first `ceil(log2 N)` steps: 0 is an exact average,
-    # 1 none at all; None of models that are relayed, which no such product does
-    sigma: float | None
+    # 1 none at all
+    sigma: float
     # models that a node keeps beside its parameters, gradients and optimizer state
     kept_models: float
     wire: str = "float32"  # the form of the messages
@@ -59,14 +59,14 @@ def list_candidates(
 ) -> list[Candidate]:
     """The methods for a number of nodes: those whose exchanges differ.
 
-    D2 and quasi-global momentum have the row of SGP, mixed momentum that of gradient tracking.
-    CHOCO-SGD and DeepSqueeze are not compared: how fast they average depends on their `gamma`.
+    Quasi-global momentum has the row of SGP. CHOCO-SGD is not compared: how fast it averages
+    depends on its `gamma`.
 
     >>> [candidate.name for candidate in list_candidates(1, ["float32"], "ring", 100)]
     ['single']
     """
     if nodes == 1:
-        return [Candidate("single", cost_model.single(), 0, 0.0, 0)]
+        return [Candidate("single", Method("single"), 0, 0.0, 0)]
     rows: list[Candidate] = []
     for wire in wires:
         reduction = kind if wire == "float32" else "ring"
@@ -80,7 +80,7 @@ def _list_exact(kind: Kind, wire: Wire, nodes: int, every: int) -> Iterator[Cand
     error = float(wire in INTEGERS)  # what the messages leave out is kept
     buckets = cost_model.allreduce(kind, wire, BUCKETS)
     server = cost_model.centralized(wire)
-    local = cost_model.local_sgd(LOCAL_STEPS, kind, wire)
+    local = cost_model.diloco(LOCAL_STEPS, kind, wire)
     diloco = cost_model.diloco(every, kind, wire)
     sigma = float(count_rounds(nodes) < every)
     yield Candidate("allreduce", cost_model.allreduce(kind, wire), 0, 0.0, error, wire)
@@ -95,7 +95,8 @@ def _list_gossip(nodes: int, wire: Wire, kind: Kind) -> list[Candidate]:
     peer = gx.topology.one_peer_exponential(nodes)
     ring = gx.topology.ring(nodes)
     early = cost_model.sgp(peer, CWA, wire)
-    tracking = cost_model.gradient_tracking(peer, wire)
+    state = gx.gradient_tracking(peer, wire=FORMS[wire].codec).init(jnp.zeros(1))
+    tracking = cost_model.from_plan(state.plan, "gradient-tracking")
     slowmo = cost_model.slowmo(early, SLOWMO_STEPS, kind, wire)
     rows = [  # name, method, schedule, kept models
         ("sgp", cost_model.sgp(peer, wire=wire), peer, 0),
@@ -111,11 +112,11 @@ def _list_gossip(nodes: int, wire: Wire, kind: Kind) -> list[Candidate]:
         two = gx.topology.k_peer_exponential(nodes, 2)
         rows.append(("sgp-cwa@two_peer_exponential", cost_model.sgp(two, CWA, wire), two, 0))
     mixing = PAIR_STEPS * count_mixing_steps(peer)
-    tracked = cost_model.push_sum_outer(peer, PAIR_STEPS, wire=wire)
+    tracked = cost_model.noloco(peer, PAIR_STEPS, wire)
     outer = [Candidate(f"{TRACKED_OUTER}, every {PAIR_STEPS}", tracked, mixing, 1.0, 3, wire)]
     if nodes <= MAX_DENSE_NODES:
         drawn = gx.topology.random_ring(nodes, RANDOM_ROUNDS, 0)
-        random = cost_model.rand_psgd(nodes, RANDOM_ROUNDS, wire=wire)
+        random = cost_model.dpsgd(drawn, wire=wire)
         rows.append(("rand-psgd", random, drawn, 0))
     if nodes <= MAX_DENSE_NODES and nodes % 2 == 0:
         pairs = gx.topology.bipartite_exponential(nodes)
@@ -134,15 +135,13 @@ def _list_gossip(nodes: int, wire: Wire, kind: Kind) -> list[Candidate]:
 
 def _list_of_one_form(nodes: int, kind: Kind, every: int) -> Iterator[Candidate]:
     """Methods of one form of messages."""
-    yield Candidate("d1d-psgd", cost_model.d1d_psgd(kind), 0, 0.0, 1, gradient_age=1)
+    average = cost_model.allreduce(kind)
+    late = Method("d1d-psgd", (dataclasses.replace(average.exchanges[0], overlap=1),), staleness=1)
+    yield Candidate("d1d-psgd", late, 0, 0.0, 1, gradient_age=1)
     elastic = math.log(AVERAGED) / math.log1p(-ELASTICITY / nodes)
     sigma = (1 - ELASTICITY / nodes) ** count_rounds(nodes)
-    yield Candidate("easgd", cost_model.easgd(1, kind), elastic, sigma, 1)
+    yield Candidate("easgd", average, elastic, sigma, 1)
     if nodes <= MAX_DENSE_NODES:
-        tree = networkx.full_rary_tree(2, nodes)
-        degree = max(degree for _, degree in tree.degree)
-        relay = cost_model.relay(tree)
-        yield Candidate("relay@tree", relay, networkx.diameter(tree), None, degree)
         exact = gx.topology.periodic(gx.topology.one_peer_exponential(nodes), EXACT_STEPS)
         pga = cost_model.sgp(exact, CWA)
         yield _rate(f"gossip-pga, every {EXACT_STEPS}", pga, exact, 0, "float32")
@@ -154,10 +153,6 @@ def _list_of_one_form(nodes: int, kind: Kind, every: int) -> Iterator[Candidate]
     codec = gx.wire.block_top_k()
     sparse = cost_model.sparse_loco(every, nodes, codec)
     yield Candidate(f"sparse-loco, every {every}", sparse, every, sigma, 2, "block_top_k")
-    desloc = cost_model.desloc(every, 3 * every, 6 * every, kind)
-    yield Candidate(f"desloc, every {every}", desloc, every, sigma, 0)
-    sparta = cost_model.sparta(SLICE, kind)
-    yield Candidate("sparta", sparta, math.ceil(1 / SLICE), 1.0, 0)
 
 
 def _rate(

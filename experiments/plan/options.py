@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import tyro
 
@@ -12,12 +12,10 @@ from experiments.options import (
     OptionalPath,
     PositiveInt,
     check_fields,
-    option_name,
 )
 from experiments.plan.candidates import Kind, Wire
 from experiments.plan.choice import LATE_PRICE, RUN_STEPS
-from experiments.plan.measure import ModelName
-from gossipjax.cost_model import Islands, Network, Star, Torus, Workload, networks, parse_slowness
+from gossipjax.cost_model import Network, Workload, networks, parse_slowness
 
 if TYPE_CHECKING:
     NetworkName = str
@@ -28,9 +26,6 @@ MAX_NODES = 4096
 MAX_EXAMPLES = 10**9
 MAX_LATE_PRICE = 10.0
 MAX_OUTER_NODE_STEPS = 100 * MAX_NODES  # of all nodes between outer steps: a simulation of seconds
-DEFAULT_PARAMETERS = "25.6M"
-DEFAULT_COMPUTE = "0.228"
-DEFAULT_MODEL: ModelName = "small_cnn"
 
 
 class Quantity(NamedTuple):
@@ -83,18 +78,18 @@ LatePrice = Annotated[
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class PlanOptions:
     """Chooses an algorithm for a model, a network and a number of nodes."""
 
     nodes: Nodes = 32
     """Number of nodes."""
     steps: PositiveInt = RUN_STEPS
     """Steps of a node in the whole run: a message must arrive within a hundredth of them."""
-    parameters: str | None = None
-    """Parameters of the model, as 25.6M or 1B; with --compute."""
-    compute: str | None = None
-    """Computation of a node's step without exchange, in seconds or as 228ms; with --parameters.
-    Without both: 25.6M and 0.228 s, of ResNet-50 on SGP's servers of 8 V100."""
+    parameters: str = "25.6M"
+    """Parameters of the model, as 25.6M or 1B; if not given, of ResNet-50."""
+    compute: str = "0.228"
+    """Computation of a node's step without exchange, in seconds or as 228ms; if not given, of
+    ResNet-50 on SGP's servers of 8 V100."""
     examples: Examples = 256
     """Examples of a node's step."""
     bandwidth: str | None = None
@@ -102,38 +97,22 @@ class Options:
     latency: str | None = None
     """Of a message, in seconds or as 50us; 0 if not given."""
     network: NetworkName | None = None
-    """A network that others measured, in place of --bandwidth, --latency and --fabric."""
-    fabric: Literal["star", "torus", "islands"] | None = None
-    """star: a switch, without congestion, if not given. torus: links to neighbours only. islands:
-    servers with faster links inside."""
-    torus: str | None = None
-    """Nodes along each dimension, as 16x16."""
-    island_size: PositiveInt | None = None
-    """Nodes of an island."""
-    island_bandwidth: str | None = None
-    """Of a node's link inside its island, as 450GB/s; it has no latency."""
+    """A network that others measured, in place of --bandwidth and --latency."""
     allreduce: Kind = "ring"
-    """The algorithm of all-reduces; two-level needs islands. Narrow ones take the time of a
-    ring."""
+    """The algorithm of all-reduces. Narrow ones take the time of a ring."""
     slowness: str = "none"
     """As in experiments.speed stragglers. none; a factor, as 2x: of one node; random: each step of
     each node takes 1, 2 or 4 times as long; lognormal: exp(0.5 g) times."""
     wire: tuple[Wire, ...] = ("float32",)
-    """One or several forms of messages, of AllReduce, too. Asynchronous SGP has the first two;
-    d1d-psgd, easgd, relay, gossip-pga, desloc and sparta have float32, streaming-diloco int4,
-    sparse-loco block_top_k."""
+    """One or several forms of messages, of AllReduce, too. async-adpsgd, d1d-psgd, easgd and
+    gossip-pga have float32, streaming-diloco int4, sparse-loco block_top_k."""
     outer_every: PositiveInt = 100
-    """Steps between the outer steps of DiLoCo and SparseLoCo, and the averages of DES-LOC."""
+    """Steps between the outer steps of DiLoCo and SparseLoCo."""
     late_price: LatePrice = LATE_PRICE
     """Assumed: more examples, as a fraction, per doubling of the steps after which all nodes have
     what one has learned."""
-    measure: bool = False
-    """Take parameters and computation from a model on this machine, and the bandwidth from a TCP
-    stream over its loopback, unless they are given."""
-    model: ModelName | None = None
-    """The model of --measure; small_cnn if not given."""
     out: OptionalPath = None
-    """Folder for summary.json and plots; without it nothing is written."""
+    """Folder for summary.json and a plot; without it nothing is written."""
     overwrite: bool = False
     """Replace another run's results in --out."""
 
@@ -146,131 +125,50 @@ class Options:
                 f"--outer-every must be at most {MAX_OUTER_NODE_STEPS // self.nodes} for "
                 f"{self.nodes} nodes, got {self.outer_every}: give fewer steps."
             )
-        self._require_network()
-        self._require_fabric()
-        parse_slowness(self.slowness, "--slowness")
-        make_workload(self)
-        if (self.parameters is None) != (self.compute is None) and not self.measure:
-            missing = "parameters" if self.parameters is None else "compute"
+        if (self.bandwidth is None) == (self.network is None):
             raise ValueError(
-                f"--{missing} must be given beside the other one of a model, got none: give both "
-                "--parameters and --compute, or --measure, or neither for a ResNet-50."
+                "--bandwidth, as 10gbit, or --network must be given, and not both, got "
+                f"{self.bandwidth} and {self.network}."
             )
-        if self.bandwidth is not None or self.network is not None:
-            make_network(self)
-
-    @property
-    def needs_step(self) -> bool:
-        """Whether parameters or computation are not given."""
-        return self.parameters is None or self.compute is None
-
-    @property
-    def needs_stream(self) -> bool:
-        """Whether no links are given."""
-        return self.bandwidth is None and self.network is None
-
-    def _require_network(self) -> None:
-        if self.needs_stream and not self.measure:
+        if self.network is not None and self.latency is not None:
             raise ValueError(
-                "--bandwidth must be given, as 10gbit, got none: give it, or --network, or "
-                "--measure, which takes it from this machine."
+                f"--latency must be left out beside --network, got {self.latency} and "
+                f"{self.network}, which has its own: drop it, or give --bandwidth."
             )
-        if self.network is None:
-            return
-        for name in ("bandwidth", "latency", "fabric", "torus", "island_size", "island_bandwidth"):
-            if getattr(self, name) is not None:
-                raise ValueError(
-                    f"{option_name(name)} must be left out beside --network, got "
-                    f"{getattr(self, name)} and {self.network}, which has its own: drop it, or "
-                    "give --bandwidth in place of --network."
-                )
-        limit = networks.MAX_NODES.get(self.network, MAX_NODES)
+        limit = networks.MAX_NODES.get(self.network or "", MAX_NODES)
         if self.nodes > limit:
             raise ValueError(
                 f"--nodes must be at most {limit} for --network {self.network}, got {self.nodes}: "
-                "give fewer, or --bandwidth with --fabric islands."
+                "give fewer, or --bandwidth."
             )
-
-    def _require_fabric(self) -> None:
-        fabric = self.fabric or "star"
-        needed = {"torus": ("torus",), "islands": ("island_size", "island_bandwidth")}
-        for wanted, names in needed.items():
-            for name in names:
-                if (getattr(self, name) is None) == (fabric == wanted):
-                    raise ValueError(
-                        f"{option_name(name)} must be given with --fabric {wanted}, and with no "
-                        f"other, got {getattr(self, name)} with {fabric}: give both or none."
-                    )
-        if self.allreduce == "two-level" and fabric != "islands":
-            raise ValueError(
-                f"--fabric must be islands for --allreduce two-level, got {fabric}: give "
-                "--fabric islands --island-size 8 --island-bandwidth 450GB/s, or another one."
-            )
+        parse_slowness(self.slowness, "--slowness")
+        make_workload(self)
+        make_network(self)
 
 
-def require_effects(options: Options) -> None:
-    """Refuses options of a command line that would do nothing beside the others."""
-    if options.overwrite and options.out is None:
-        raise ValueError(
-            "--out must be given with --overwrite, got none: name the folder, or leave it out."
-        )
-    if options.model is not None and not (options.measure and options.needs_step):
-        raise ValueError(
-            "--model must be left out unless --measure takes --parameters or --compute from it, "
-            f"got {options.model}: give --measure, and not both of the others."
-        )
-    if options.measure and not (options.needs_step or options.needs_stream):
-        raise ValueError(
-            "--measure must have something to measure, got --parameters, --compute and the links: "
-            "leave out one of them, or --measure."
-        )
-
-
-def make_workload(options: Options) -> Workload:
+def make_workload(options: PlanOptions) -> Workload:
     """The model and the computation of the options."""
-    parameters = DEFAULT_PARAMETERS if options.parameters is None else options.parameters
-    compute = DEFAULT_COMPUTE if options.compute is None else options.compute
     return Workload(
-        parameters=parse(COUNT, parameters, "--parameters"),
-        compute_seconds=parse(SECONDS, compute, "--compute"),
+        parameters=parse(COUNT, options.parameters, "--parameters"),
+        compute_seconds=parse(SECONDS, options.compute, "--compute"),
         examples=options.examples,
     )
 
 
-def make_network(options: Options) -> Network:
+def make_network(options: PlanOptions) -> Network:
     """The links of the options; their fabric must fit the number of nodes."""
-    if options.network is not None:
-        network = networks.ALL[options.network]
-    else:
-        assert options.bandwidth is not None
-        network = Network(
+    if options.bandwidth is not None:
+        return Network(
             parse(BANDWIDTH, options.bandwidth, "--bandwidth"),
             parse(LATENCY, options.latency or "0", "--latency"),
-            make_fabric(options),
         )
+    assert options.network is not None
+    network = networks.ALL[options.network]
     try:
         network.message_seconds([(i + 1) % options.nodes for i in range(options.nodes)], 1.0)
     except ValueError as error:
         raise ValueError(f"--nodes must fit the links: {error}") from None
     return network
-
-
-def make_fabric(options: Options) -> Star | Torus | Islands:
-    """How the links are joined."""
-    if options.fabric == "torus":
-        assert options.torus is not None
-        extents = options.torus.lower().split("x")
-        if not all(re.fullmatch("0*[1-9][0-9]{0,5}", extent) for extent in extents):
-            raise ValueError(
-                f"--torus must be nodes along each dimension, as 16x16, got {options.torus!r}."
-            )
-        return Torus(tuple(map(int, extents)))
-    if options.fabric == "islands":
-        assert options.island_size is not None
-        assert options.island_bandwidth is not None
-        bandwidth = parse(BANDWIDTH, options.island_bandwidth, "--island-bandwidth")
-        return Islands(options.island_size, bandwidth)
-    return Star()
 
 
 def parse(quantity: Quantity, text: str, option: str) -> float:

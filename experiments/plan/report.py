@@ -1,8 +1,7 @@
 """The table and the plots of a plan."""
 
 import dataclasses
-import math
-from collections.abc import Callable, Sequence
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -112,70 +111,38 @@ def describe_reason(plan: Plan) -> str:
 
 def plot_seconds_over_bandwidth(plan: Plan, path: Path) -> None:
     """Plots the predicted seconds per iteration over the bandwidth, all nodes equally fast."""
-    network = plan.chosen.situation.network
-    nodes = plan.chosen.situation.nodes
+    situation = plan.chosen.situation
+    network = situation.network
     faster = [_scale_bandwidth(network, x) for x in np.logspace(-DECADES, DECADES, POINTS)]
-    curves = {
-        candidate.label: {one.bandwidth: (candidate, one, nodes) for one in faster}
-        for candidate in _choose_plotted(plan)
-    }
-    figure = _draw(plan, curves, "bandwidth of a link (bytes per second, one way)")
-    figure.axes[0].axvline(network.bandwidth, color="black", linestyle=":")
-    figure.savefig(path)
-
-
-def plot_seconds_over_nodes(
-    plan: Plan, list_candidates: Callable[[int], Sequence[Candidate]], path: Path
-) -> None:
-    """Plots the same over the number of nodes; `list_candidates` lists the methods for some."""
-    situation = plan.chosen.situation
-    sizes = [2**k for k in range(1, max(1, math.ceil(math.log2(situation.nodes))) + 1)]
-    found = {(n, one.label): one for n in sizes for one in list_candidates(n)}
-    curves = {
-        candidate.label: {
-            n: (found[n, candidate.label], situation.network, n)
-            for n in sizes
-            if (n, candidate.label) in found
-        }
-        for candidate in _choose_plotted(plan)
-    }
-    figure = _draw(plan, curves, "nodes")
-    figure.axes[0].set_xticks(sizes, [f"{n}" for n in sizes], minor=False)
-    figure.savefig(path)
-
-
-Curve = dict[float, tuple[Candidate, Network, int]]  # x -> the method, its network and its nodes
-
-
-def _draw(plan: Plan, curves: dict[str, Curve], x_label: str) -> Figure:
-    situation = plan.chosen.situation
     figure = Figure((7, 5), dpi=120, layout="constrained")
     axes = figure.subplots()
-    for index, (label, curve) in enumerate(curves.items()):
+    for candidate, color, marker in zip(_choose_plotted(plan), COLORS, itertools.cycle(MARKERS)):
         seconds = [
-            predict_step(candidate.method, situation.workload, network, nodes).seconds
-            for candidate, network, nodes in curve.values()
+            predict_step(candidate.method, situation.workload, one, situation.nodes).seconds
+            for one in faster
         ]
-        look = {"color": COLORS[index], "marker": MARKERS[index % len(MARKERS)]}
-        axes.plot(list(curve), seconds, label=label, markevery=max(1, len(curve) // 8), **look)
+        x = [one.bandwidth for one in faster]
+        axes.plot(x, seconds, label=candidate.label, markevery=8, color=color, marker=marker)
+    axes.axvline(network.bandwidth, color="black", linestyle=":")
     title = f"Modelled time per iteration, {describe_situation(situation)}"
     axes.set_title(title, fontsize="medium", wrap=True)
-    axes.set(xscale="log", yscale="log", xlabel=x_label)
+    axes.set(xscale="log", yscale="log")
+    axes.set_xlabel("bandwidth of a link (bytes per second, one way)")
     axes.set_ylabel("seconds per iteration (no node slow)")
     axes.grid(alpha=0.3, which="both")
     figure.legend(loc="outside lower center", ncols=4, fontsize="small")
-    return figure
+    figure.savefig(path)
 
 
 def _choose_plotted(plan: Plan) -> list[Candidate]:
-    """The choice and well-known methods, by name; at most as many as there are colours."""
+    """The choice and well-known methods, by name."""
     chosen = plan.chosen.candidate
     others = [
         row.candidate
         for row in plan.rows
         if row.candidate.name.split(",")[0] in PLOTTED and row.candidate.label != chosen.label
     ]
-    return [chosen, *sorted(others, key=lambda candidate: candidate.label)][: len(COLORS)]
+    return [chosen, *sorted(others, key=lambda candidate: candidate.label)]
 
 
 def _scale_bandwidth(network: Network, factor: float) -> Network:

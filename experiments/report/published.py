@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure as MatplotlibFigure
+from scipy.optimize import least_squares
 
 from experiments.report.section import (
     Claim,
@@ -37,7 +38,6 @@ from experiments.report.section import (
     tabulate,
 )
 from gossipjax.cost_model import (
-    Measurement,
     Method,
     Network,
     Workload,
@@ -45,9 +45,6 @@ from gossipjax.cost_model import (
     allreduce,
     diloco,
     dpsgd,
-    fit_compute,
-    fit_network,
-    local_sgd,
     networks,
     osgp,
     predict_step,
@@ -234,7 +231,7 @@ def make_slowmo_method(name: str) -> Method:
         "SGP": sgp(peer),
         "SGP with SlowMo": slowmo(sgp(peer), every=48),
         "OSGP": osgp(peer),
-        "Local SGD": local_sgd(every=12),
+        "Local SGD": diloco(every=12),
     }
     return methods[name]
 
@@ -259,21 +256,29 @@ def fit_sgp_ethernet() -> Network:
 
     `networks.SGP_ETHERNET` has the result, rounded.
     """
-    measurements = [
-        Measurement(make_sgp_method(name, nodes), RESNET50, nodes, seconds)
-        for name, row in SGP18_SECONDS.items()
-        for nodes, seconds in zip(SGP18_NODES, row, strict=True)
-    ]
-    return fit_network(measurements, Network(bandwidth=1.25e9, host_copy=1.25e9))
+    published = np.array(list(SGP18_SECONDS.values()))
+
+    def find_errors(values: np.ndarray) -> np.ndarray:
+        network = Network(bandwidth=1e9 / values[0], host_copy=1e9 / values[1])
+        rows = [[predict_seconds(name, n, network) for n in SGP18_NODES] for name in SGP18_SECONDS]
+        return (np.array(rows) / published - 1).ravel()
+
+    fitted = least_squares(find_errors, [0.8, 0.8]).x  # seconds per gigabyte, nearly linear
+    return Network(bandwidth=1e9 / fitted[0], host_copy=1e9 / fitted[1])
 
 
 def fit_slowmo_compute() -> float:
     """The seconds of computation that fit SlowMo's Table 2 best, on the network of SGP-18."""
-    measurements = [
-        Measurement(make_slowmo_method(name), RESNET50, SLOWMO_NODES, seconds)
-        for name, seconds in SLOWMO_SECONDS.items()
-    ]
-    return fit_compute(measurements, networks.remove_host_copies(networks.SGP_ETHERNET))
+    network = networks.remove_host_copies(networks.SGP_ETHERNET)
+
+    def find_errors(compute: np.ndarray) -> list[float]:
+        workload = dataclasses.replace(RESNET50, compute_seconds=float(compute[0]))
+        return [
+            predict_step(make_slowmo_method(name), workload, network, SLOWMO_NODES).seconds / s - 1
+            for name, s in SLOWMO_SECONDS.items()
+        ]
+
+    return float(least_squares(find_errors, [0.2]).x[0])
 
 
 def predict_seconds(name: str, nodes: int, network: Network = networks.SGP_ETHERNET) -> float:

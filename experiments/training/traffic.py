@@ -27,8 +27,8 @@ def list_exchanges(method: Method, wire: WireName, nodes: int) -> list[Exchange]
     codec = FORMS[outer.wire].codec
     if outer.gossip is None:
         models = 1 if outer.pull == 1 else 2
-        gossip = cost_model.noloco(method.outer_average, outer.every, codec)
-        return [*exchanges, dataclasses.replace(gossip.exchanges[0], fraction=models)]
+        gossip = cost_model.noloco(method.outer_average, outer.every, codec, models)
+        return [*exchanges, *gossip.exchanges]
     state = method.state()
     assert state is not None
     found = cost_model.from_plan(state.plan, outer.gossip.row).exchanges
@@ -40,7 +40,7 @@ def _make_average(wire: WireName, every: int, nodes: int) -> tuple[Exchange, ...
     codec = FORMS[wire].codec
     if codec is not None and codec.is_sparse:
         return cost_model.sparse_loco(every, nodes, codec).exchanges
-    return cost_model.local_sgd(every, wire=codec).exchanges
+    return cost_model.diloco(every, wire=codec).exchanges
 
 
 def count_sent_bytes(method: Method, wire: WireName, parameters: int, nodes: int) -> float:

@@ -7,15 +7,14 @@ from typing import Any, Literal
 import numpy as np
 
 from gossipjax.cost_model._require import require_choice, require_number_of_nodes, require_quantity
-from gossipjax.cost_model.network import Islands, Network
+from gossipjax.cost_model.network import Network
 from gossipjax.topology import Round, Schedule
 from gossipjax.topology.schedule import require_int
 
 BACKWARD = 2 / 3  # of a step's computation: two products per weight, one in the forward pass
 GOSSIP = "gossip"
-KINDS = ("ring", "tree", "two-level", "server")
-WAITING = ("all", "peers", "link", "nobody")
-Kind = Literal["gossip", "ring", "tree", "two-level", "server"]
+KINDS = ("ring", "tree", "server")
+Kind = Literal["gossip", "ring", "tree", "server"]
 Awaits = Literal["all", "peers", "link", "nobody"]
 
 
@@ -61,8 +60,8 @@ class Exchange:
     nothing is hidden; with 1 the exchange runs beside the computation of the next step.
 
     Attributes:
-      kind: "gossip" by a schedule; "ring", "tree" or "two-level", an all-reduce; "server", a
-        parameter server at node 0.
+      kind: "gossip" by a schedule; "ring" or "tree", an all-reduce; "server", a parameter server at
+        node 0.
       schedule: of gossip; the exchange at step `t` is that of round `t // every`.
       bits: of a parameter in a message, scales and indices included.
       fraction: of the model that is sent.
@@ -99,25 +98,17 @@ class Exchange:
 
     def __post_init__(self) -> None:
         require_choice(self.kind, "kind of an exchange", (GOSSIP, *KINDS))
-        require_choice(self.awaits, "awaits of an exchange", WAITING)
         require_quantity(self.bits, "bits of an exchange", "bits per parameter")
         require_quantity(self.fraction, "fraction of an exchange", "models")
         require_int(self.every, "every of an exchange", 1)
         require_int(self.phase, "phase of an exchange", 0, self.every - 1)
         require_int(self.overlap, "overlap of an exchange", 0)
         require_int(self.layers, "layers of an exchange", 0)
-        require_int(self.first_layer, "first_layer of an exchange", 0, max(0, self.layers - 1))
-        require_int(self.layer_stride, "layer_stride of an exchange", 1)
         if (self.kind == GOSSIP) != isinstance(self.schedule, Schedule):
             raise ValueError(
                 f"schedule of an exchange must be a Schedule for gossip and None for others, got "
                 f"{self.schedule!r} for {self.kind}. Build one by gx.topology, such as "
                 "one_peer_exponential(8)."
-            )
-        if self.kind == GOSSIP and self.layers:
-            raise ValueError(
-                f"layers of an exchange must be 0 for gossip, got {self.layers}: only all-reduces "
-                "are in parts."
             )
 
     def happens_at(self, step: int) -> bool:
@@ -262,7 +253,6 @@ def find_collective_seconds(kind: str, size: float, network: Network, nodes: int
     - ring: `2 (n - 1)` messages of `S / n` to the next node;
     - tree: `2 ceil(log2 n)` messages of S, up to the root, node 0, and down again; at a level only
       the nodes of that level send;
-    - two-level: as ring, inside the islands, and then among islands with the part of each node;
     - server: node 0 receives `n - 1` messages, then sends as many, over one link.
     """
     if nodes == 1:
@@ -273,15 +263,6 @@ def find_collective_seconds(kind: str, size: float, network: Network, nodes: int
     if kind == "tree":
         levels = range(math.ceil(math.log2(nodes)))
         return copy + sum(_climb(network, nodes, size, 2**level) for level in levels)
-    if kind == "two-level":
-        inside, islands = _split(network, nodes)
-        seconds = (
-            2 * (islands - 1) * (network.latency + size / (inside * islands) / network.bandwidth)
-        )
-        fabric = network.fabric
-        assert isinstance(fabric, Islands)
-        seconds += 2 * (inside - 1) * (fabric.latency + size / inside / fabric.bandwidth)
-        return copy + seconds
     return copy + 2 * (network.latency + (nodes - 1) * size / network.bandwidth)
 
 
@@ -295,9 +276,6 @@ def count_sent_bytes(kind: str, size: float, network: Network, nodes: int) -> fl
         return 2 * (nodes - 1) / nodes * size
     if kind == "tree":  # the root sends down at every level
         return math.ceil(math.log2(nodes)) * size
-    if kind == "two-level":
-        inside, islands = _split(network, nodes)
-        return 2 * size * ((inside - 1) / inside + (islands - 1) / islands / inside)
     return (nodes - 1) * size
 
 
@@ -319,14 +297,3 @@ def _climb(network: Network, nodes: int, size: float, hop: int) -> float:
         float(network.message_seconds(receivers, size, is_gossip=False).max())
         for receivers in (up, down)
     )
-
-
-def _split(network: Network, nodes: int) -> tuple[int, int]:
-    """Nodes of an island, and islands."""
-    if not isinstance(network.fabric, Islands):
-        raise ValueError(
-            f'fabric of the network must be Islands for kind="two-level", got {network.fabric!r}. '
-            'Use kind="ring" or "tree", or give the network Islands(size, bandwidth).'
-        )
-    islands = network.fabric.count(nodes)
-    return nodes // islands, islands

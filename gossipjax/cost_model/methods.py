@@ -1,50 +1,37 @@
-"""Methods: what each algorithm of the library exchanges, by its name. NumPy only.
+"""Methods: what each algorithm exchanges, by its name or by its plan. NumPy only.
 
-Every function returns a `Method` for `predict_step` and `simulate`. Names and arguments are those
-of the transforms (`gx.sgp`, `gx.osgp`, ...). `wire` is a name such as "bfloat16", a number of bits
-per parameter, or a codec of `gx.wire`. `kind` is that of an all-reduce. `from_plan` makes the
-method of any algorithm that has a `gx.GossipState`. Every function raises `ValueError` for what is
-unknown or out of its range.
+Every function returns a `Method` for `predict_step` and `simulate`. `from_plan` makes the method of
+any algorithm that has a `gx.GossipState`; the others are for what has no plan, and for a model
+without JAX. `wire` is a name such as "bfloat16", a number of bits per parameter, or a codec of
+`gx.wire`. `kind` is that of an all-reduce.
 
 SGP-19 is Assran et al., ICML 2019, arXiv:1811.10792; DPSGD-17 Lian et al., NIPS 2017,
-arXiv:1705.09056; RAND-20 Zhang et al., ICASSP 2020, arXiv:2002.01119.
+arXiv:1705.09056.
 """
 
 import dataclasses
 from typing import Any, Protocol, runtime_checkable
 
 from gossipjax.cost_model._require import require_choice, require_quantity
-from gossipjax.cost_model.exchange import KINDS, Exchange, Kind
-from gossipjax.topology import Schedule, from_graph, random_ring
+from gossipjax.cost_model.exchange import Exchange, Kind
+from gossipjax.topology import Schedule
 from gossipjax.topology.schedule import require_int
 
 __all__ = [
-    "WIRE_BITS",
     "Method",
     "adpsgd",
     "allreduce",
     "async_outer",
     "async_sgp",
     "centralized",
-    "d1d_psgd",
-    "desloc",
     "diloco",
     "dpsgd",
-    "easgd",
     "from_plan",
-    "gradient_tracking",
-    "local_sgd",
-    "mixed_momentum",
     "noloco",
     "osgp",
-    "push_sum_outer",
-    "rand_psgd",
-    "relay",
     "sgp",
-    "single",
     "slowmo",
     "sparse_loco",
-    "sparta",
     "streaming_diloco",
 ]
 
@@ -55,7 +42,6 @@ WIRE_BITS = {
     "int8": 8.125,  # a float32 scale for a block of 256
     "int4": 4.125,
 }
-"""Form of a message on the wire -> bits of a value, with its part of the scales."""
 COUNTED = 2**20  # parameters of a message whose bits a codec counts
 ORDERS = ("adapt-then-combine", "combine-while-adapting")
 
@@ -143,19 +129,8 @@ def from_plan(plan: Any, name: str, kind: Kind = "ring") -> Method:
     return Method(name, (exchange, *beside), staleness=plan.overlap)
 
 
-def single() -> Method:
-    """Nodes that exchange nothing.
-
-    >>> single().exchanges
-    ()
-    """
-    return Method("single")
-
-
 def allreduce(kind: Kind = "ring", wire: Form = "float32", layers: int = 0) -> Method:
     """Exact average of the gradients in every step; beside the backward pass if `layers` > 0.
-
-    The baseline of all papers: SGP-19, section 2 (AR-SGD).
 
     >>> allreduce("tree", layers=8).exchanges[0].list_layers().tolist()
     [7, 6, 5, 4, 3, 2, 1, 0]
@@ -165,8 +140,6 @@ def allreduce(kind: Kind = "ring", wire: Form = "float32", layers: int = 0) -> M
 
 def centralized(wire: Form = "float32") -> Method:
     """A parameter server: node 0 gathers all gradients and sends their mean to every node.
-
-    The baseline of DPSGD-17, section 1, with O(n) messages at the busiest node (Table 1).
 
     >>> centralized().exchanges[0].kind
     'server'
@@ -227,27 +200,6 @@ def dpsgd(
     return Method("dpsgd", (exchange,))
 
 
-def rand_psgd(n: int, rounds: int = 64, seed: int = 0, wire: Form = "float32") -> Method:
-    """RAND-PSGD: D-PSGD on a ring that is drawn anew in every step. RAND-20, section 3.
-
-    >>> rand_psgd(8, rounds=4).exchanges[0].schedule.size
-    8
-    """
-    return dataclasses.replace(dpsgd(random_ring(n, rounds, seed), wire=wire), name="rand-psgd")
-
-
-def d1d_psgd(kind: Kind = "ring", wire: Form = "float32") -> Method:
-    """D1D-PSGD: an all-reduce of the models beside the computation, used one step later.
-
-    RAND-20, eqs. 2, 13 and 14. The `wire` is that of an all-reduce; `gx.d1d_psgd` with one sends
-    `n - 1` messages instead.
-
-    >>> d1d_psgd().exchanges[0].overlap
-    1
-    """
-    return Method("d1d-psgd", (_make_all_reduce(kind, wire, overlap=1),), staleness=1)
-
-
 def adpsgd(schedule: Schedule, wire: Form = "float32", is_half_duplex: bool = False) -> Method:
     """AD-PSGD: pairs average beside the computation; a node waits for its own link alone.
 
@@ -287,86 +239,9 @@ def async_outer(
     >>> async_outer(one_peer_exponential(4), every=10).exchanges[0].phase
     9
     """
-    every = require_int(every, "every of async_outer", 1)
-    exchange = Exchange(
-        schedule=schedule,
-        bits=find_bits(wire),
-        fraction=2 if momentum else 1,
-        every=every,
-        phase=every - 1,
-        overlap=1,
-        awaits="nobody",
-    )
-    return Method("async-outer", (exchange,), staleness=1)
-
-
-def easgd(period: int = 1, kind: Kind = "ring", wire: Form = "float32") -> Method:
-    """EASGD: models and a shared center pull toward each other every `period` steps.
-
-    Zhang et al. 2015, arXiv:1412.6651. The sum of all pulls at the center is an all-reduce.
-
-    >>> easgd(period=4).exchanges[0].every
-    4
-    """
-    return Method("easgd", (_make_all_reduce(kind, wire, every=period),))
-
-
-def gradient_tracking(schedule: Schedule, wire: Form = "float32") -> Method:
-    """Gradient tracking: models and trackers, so twice the bytes of SGP in every step.
-
-    Push-DIGing: Nedic et al. 2017, arXiv:1607.03218.
-
-    >>> import gossipjax as gx
-    >>> gradient_tracking(gx.topology.ring(8)).exchanges[0].fraction
-    2
-    """
-    return Method("gradient-tracking", (_make_gossip(schedule, wire, models=2),))
-
-
-def mixed_momentum(schedule: Schedule, wire: Form = "float32") -> Method:
-    """D-PSGD with momentum that neighbours average, too: twice the bytes in every step.
-
-    Yu et al., ICML 2019, arXiv:1905.03817.
-
-    >>> import gossipjax as gx
-    >>> mixed_momentum(gx.topology.ring(8)).exchanges[0].fraction
-    2
-    """
-    return Method("mixed-momentum", (_make_gossip(schedule, wire, models=2),))
-
-
-def relay(tree: Any) -> Method:
-    """RelaySGD: a sum of models to every neighbour on a tree, in float32, after each step.
-
-    Vogels et al., NeurIPS 2021, arXiv:2110.04175, algorithm 1.
-
-    Args:
-      tree: an undirected networkx graph, as in `gx.relay`.
-
-    Raises:
-      ValueError: if it is no graph, not connected or directed, or has a cycle.
-
-    >>> import networkx
-    >>> relay(networkx.path_graph(4)).exchanges[0].schedule.size
-    4
-    """
-    schedule = from_graph(tree, "metropolis")
-    edges = tree.number_of_edges()
-    if edges != schedule.size - 1:
-        raise ValueError(
-            f"tree of relay must have no cycle, got {edges} edges for {schedule.size} nodes: leave "
-            "some out, as networkx.minimum_spanning_tree(tree) does."
-        )
-    return Method("relay", (_make_gossip(schedule, "float32"),))
-
-
-def local_sgd(every: int, kind: Kind = "ring", wire: Form = "float32") -> Method:
-    """Local SGD: an exact average of the models every `every` steps. Stich 2019, arXiv:1805.09767.
-
-    >>> [exchange.happens_at(11) for exchange in local_sgd(every=12).exchanges]
-    [True]
-    """
-    return Method("local-sgd", (_make_outer(kind, wire, every),))
+    models = 2 if momentum else 1
+    exchange = _make_gossip(schedule, wire, models, is_early=True, awaits="nobody")
+    return Method("async-outer", (_make_rare(exchange, every),), staleness=1)
 
 
 def slowmo(inner: Method, every: int, kind: Kind = "ring", wire: Form = "float32") -> Method:
@@ -379,19 +254,20 @@ def slowmo(inner: Method, every: int, kind: Kind = "ring", wire: Form = "float32
     >>> [exchange.every for exchange in slowmo(inner, every=48).exchanges]
     [1, 48]
     """
-    exchanges = (*inner.exchanges, _make_outer(kind, wire, every))
+    exchanges = (*inner.exchanges, *diloco(every, kind, wire).exchanges)
     return Method(f"slowmo {inner.name}", exchanges, inner.staleness)
 
 
 def diloco(every: int, kind: Kind = "ring", wire: Form = "float32", layers: int = 0) -> Method:
-    """DiLoCo: an exact average of the models every `every` steps, then an outer step.
+    """DiLoCo, and Local SGD: an exact average of the models at the last of every `every` steps.
 
-    Douillard et al. 2023, arXiv:2311.08105, algorithm 1.
+    Douillard et al. 2023, arXiv:2311.08105, algorithm 1; Stich 2019, arXiv:1805.09767.
 
-    >>> diloco(every=500).exchanges[0].every
-    500
+    >>> [(e.every, e.phase) for e in diloco(every=500).exchanges]
+    [(500, 499)]
     """
-    return Method("diloco", (_make_outer(kind, wire, every, layers=layers),))
+    exchange = _make_all_reduce(kind, wire, layers=layers)
+    return Method("diloco", (_make_rare(exchange, every),))
 
 
 def streaming_diloco(
@@ -441,68 +317,22 @@ def sparse_loco(every: int, nodes: int, wire: Form) -> Method:
     >>> [e.bits for e in sparse_loco(15, 8, gx.wire.block_top_k()).exchanges]
     [1.0]
     """
-    nodes = require_int(nodes, "nodes of sparse_loco", 1)
     bits = find_bits(wire) * nodes / 2
-    return Method("sparse-loco", (_make_outer("ring", bits, every),))
+    return dataclasses.replace(diloco(every, wire=bits), name="sparse-loco")
 
 
-def desloc(
-    every: int, mu_every: int, nu_every: int, kind: Kind = "ring", wire: Form = "float32"
-) -> Method:
-    """DES-LOC: exact averages of the models and of Adam's two moments, each with a period.
+def noloco(schedule: Schedule, every: int, wire: Form = "float32", models: int = 2) -> Method:
+    """NoLoCo, and `gx.outer` over gossip: a round at the last of every `every` steps.
 
-    Iacob et al. 2025, arXiv:2505.22549.
-
-    >>> [exchange.every for exchange in desloc(256, 768, 1536).exchanges]
-    [256, 768, 1536]
-    """
-    periods = (("every", every), ("mu_every", mu_every), ("nu_every", nu_every))
-    exchanges = (
-        _make_all_reduce(kind, wire, every=require_int(period, f"{name} of desloc", 1))
-        for name, period in periods
-    )
-    return Method("desloc", tuple(exchanges))
-
-
-def sparta(fraction: float, kind: Kind = "ring", wire: Form = "float32") -> Method:
-    """SPARTA: an exact average of a part of the model after every step.
-
-    >>> [exchange.fraction for exchange in sparta(0.005).exchanges]
-    [0.005]
-    """
-    return Method("sparta", (_make_all_reduce(kind, wire, fraction=fraction),))
-
-
-def noloco(schedule: Schedule, every: int, wire: Form = "float32") -> Method:
-    """NoLoCo: every `every` steps an outer gradient and an anchor, two models, to the neighbours.
-
-    Kolehmainen et al. 2025, arXiv:2506.10911, whose schedule is `gx.topology.random_pairs`. With
-    `pull=1` the two are one model: `diloco` over neighbours, `sgp(schedule.every(every))`.
+    Kolehmainen et al. 2025, arXiv:2506.10911, whose schedule is `gx.topology.random_pairs`: an
+    outer gradient and an anchor, two models. With `gx.gradient_tracking` they are two, too; with
+    `gx.sgp`, or `pull=1`, one.
 
     >>> import gossipjax as gx
     >>> noloco(gx.topology.random_pairs(8, 4, seed=0), every=50).exchanges[0].every
     50
     """
-    every = require_int(every, "every", 1)
-    exchange = _make_gossip(schedule, wire, models=2)
-    return Method("noloco", (dataclasses.replace(exchange, every=every, phase=every - 1),))
-
-
-def push_sum_outer(
-    schedule: Schedule, every: int, tracking: bool = True, wire: Form = "float32"
-) -> Method:
-    """An outer optimizer over gossip: a round every `every` steps, of two models if it tracks.
-
-    `gx.outer(inner, outer_tx, every, average=gx.gradient_tracking(schedule))`; else `gx.sgp`.
-
-    >>> from gossipjax.topology import random_peer
-    >>> push_sum_outer(random_peer(4, 8, seed=0), every=10).exchanges[0].fraction
-    2
-    """
-    every = require_int(every, "every", 1)
-    exchange = _make_gossip(schedule, wire, models=1 + bool(tracking))
-    exchange = dataclasses.replace(exchange, every=every, phase=every - 1)
-    return Method("push-sum-outer", (exchange,))
+    return Method("noloco", (_make_rare(_make_gossip(schedule, wire, models), every),))
 
 
 def find_bits(wire: Form) -> float:
@@ -540,14 +370,13 @@ def _make_gossip(
 
 
 def _make_all_reduce(kind: Kind, wire: Form, **settings: Any) -> Exchange:
-    require_choice(kind, "kind of an all-reduce", KINDS)
     return Exchange(kind=kind, bits=find_bits(wire), awaits="all", **settings)
 
 
-def _make_outer(kind: Kind, wire: Form, every: int, layers: int = 0) -> Exchange:
-    """An all-reduce at the last of every `every` steps."""
-    phase = require_int(every, "every", 1) - 1
-    return _make_all_reduce(kind, wire, every=every, phase=phase, layers=layers)
+def _make_rare(exchange: Exchange, every: int) -> Exchange:
+    """The same exchange at the last of every `every` steps."""
+    every = require_int(every, "every", 1)
+    return dataclasses.replace(exchange, every=every, phase=every - 1)
 
 
 def _is_early(order: str) -> bool:

@@ -2,33 +2,11 @@
 
 import dataclasses
 import math
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from gossipjax.cost_model._require import require_quantity
 from gossipjax.topology.schedule import require_int
-
-
-@runtime_checkable
-class Fabric(Protocol):
-    """How the links of nodes are joined.
-
-    >>> [isinstance(fabric, Fabric) for fabric in (Star(), Torus((4, 4)), Islands(4, 1e10))]
-    [True, True, True]
-    """
-
-    def find_costs(
-        self, receivers: np.ndarray, bandwidth: float, latency: float
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds per byte `[N]` and seconds before the first byte `[N]` of messages sent at once.
-
-        Args:
-          receivers: integers `[N]`: node `j` sends a message to `receivers[j]`; to itself: none.
-          bandwidth: bytes/s of a link, one way.
-          latency: seconds of a link.
-        """
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +20,13 @@ class Star:
     def find_costs(
         self, receivers: np.ndarray, bandwidth: float, latency: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Costs `1 / bandwidth` and `latency` of every message, as of `Fabric`."""
+        """Seconds per byte `[N]`, and before the first byte `[N]`, of messages sent at once.
+
+        Args:
+          receivers: integers `[N]`: node `j` sends a message to `receivers[j]`; to itself: none.
+          bandwidth: bytes/s of a link, one way.
+          latency: seconds of a link.
+        """
         ones = np.ones(len(receivers))
         return ones / bandwidth, ones * latency
 
@@ -66,15 +50,13 @@ class Torus:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.shape, tuple) or not self.shape:
-            raise ValueError(f"shape of Torus must be a tuple as (16, 16), got {self.shape!r}.")
         for extent in self.shape:
             require_int(extent, "an extent in shape of Torus", 1)
 
     def find_costs(
         self, receivers: np.ndarray, bandwidth: float, latency: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Costs by distance and the busiest link of each route, as of `Fabric`."""
+        """As of `Star`, by distance and the busiest link of each route."""
         nodes = len(receivers)
         if nodes != math.prod(self.shape):
             raise ValueError(
@@ -107,50 +89,6 @@ class Torus:
         return hops
 
 
-@dataclasses.dataclass(frozen=True)
-class Islands:
-    """Islands of fast links, as NVLink in a server; each node has a slower link to the outside.
-
-    Nodes `0, ..., size - 1` are the first island, and so on.
-
-    Attributes:
-      size: nodes of an island.
-      bandwidth: bytes/s of a node's link inside its island, one way.
-      latency: seconds of that link.
-
-    >>> islands = Islands(size=2, bandwidth=10.0)
-    >>> islands.find_costs(np.array([1, 0, 0, 2]), bandwidth=1.0, latency=0.0)[0].tolist()
-    [0.1, 0.1, 1.0, 0.1]
-    """
-
-    size: int
-    bandwidth: float
-    latency: float = 0.0
-
-    def __post_init__(self) -> None:
-        require_int(self.size, "size of Islands", 1)
-        require_quantity(self.bandwidth, "bandwidth of Islands", "bytes/s")
-        require_quantity(self.latency, "latency of Islands", "seconds", is_zero_allowed=True)
-
-    def find_costs(
-        self, receivers: np.ndarray, bandwidth: float, latency: float
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Costs of the link inside or outside, as of `Fabric`."""
-        self.count(len(receivers))
-        is_inside = receivers // self.size == np.arange(len(receivers)) // self.size
-        per_byte = np.where(is_inside, 1 / self.bandwidth, 1 / bandwidth)
-        return per_byte, np.where(is_inside, self.latency, latency)
-
-    def count(self, nodes: int) -> int:
-        """The number of islands; `ValueError` unless they are whole."""
-        if nodes > self.size and nodes % self.size:
-            raise ValueError(
-                f"nodes must be a multiple of the {self.size} of an island, got {nodes}. Choose "
-                "whole islands or another size."
-            )
-        return max(1, nodes // self.size)
-
-
 STAR = Star()
 
 
@@ -175,7 +113,7 @@ class Network:
 
     bandwidth: float
     latency: float = 0.0
-    fabric: Fabric = STAR
+    fabric: Star | Torus = STAR
     host_copy: float = math.inf
     gossip_bandwidth: float | None = None
     name: str = ""
@@ -187,11 +125,6 @@ class Network:
             require_quantity(self.host_copy, "host_copy of Network", "bytes/s (or math.inf)")
         if self.gossip_bandwidth is not None:
             require_quantity(self.gossip_bandwidth, "gossip_bandwidth of Network", "bytes/s")
-        if not hasattr(self.fabric, "find_costs"):
-            raise ValueError(
-                f"fabric of Network must be Star(), Torus(shape) or Islands(size, bandwidth), got "
-                f"{self.fabric!r}."
-            )
 
     def message_seconds(
         self, receivers: np.ndarray | list[int], size: float, is_gossip: bool = True
@@ -203,7 +136,7 @@ class Network:
           size: bytes of each message.
           is_gossip: whether it is one of gossip, not a part of an all-reduce.
         """
-        targets = _read_receivers(receivers)
+        targets = np.asarray(receivers)
         bandwidth = (self.gossip_bandwidth if is_gossip else None) or self.bandwidth
         per_byte, latency = self.fabric.find_costs(targets, bandwidth, self.latency)
         return np.where(targets == np.arange(len(targets)), 0.0, latency + size * per_byte)
@@ -215,26 +148,3 @@ class Network:
         0.5
         """
         return size / self.host_copy
-
-    def congestion(self, receivers: np.ndarray | list[int]) -> float:
-        """How much longer the bytes of a permutation take than over one free link; 1 at least.
-
-        >>> from gossipjax.cost_model import Torus
-        >>> Network(1e9, fabric=Torus((8,))).congestion([3, 4, 5, 6, 7, 0, 1, 2])
-        3.0
-        """
-        targets = _read_receivers(receivers)
-        per_byte, _ = self.fabric.find_costs(targets, self.bandwidth, self.latency)
-        is_sent = targets != np.arange(len(targets))
-        return max(1.0, float((per_byte[is_sent] * self.bandwidth).max(initial=1.0)))
-
-
-def _read_receivers(receivers: np.ndarray | list[int]) -> np.ndarray:
-    targets = np.asarray(receivers)
-    is_integer = targets.ndim == 1 and targets.size > 0 and targets.dtype.kind in "iu"
-    if not is_integer or not 0 <= targets.min() <= targets.max() < len(targets):
-        raise ValueError(
-            f"receivers must be N integers from 0 to N - 1, got {receivers!r}. Give each node its "
-            "receiver, or itself where it sends nothing."
-        )
-    return targets

@@ -1,7 +1,6 @@
 """Slowness: by what factor a node's computation is longer at a step. NumPy only."""
 
 import dataclasses
-import math
 import re
 from typing import Literal
 
@@ -16,8 +15,6 @@ LOGNORMAL_SIGMA = 0.5  # of the logarithm of the factor, whose mean is 0
 CONSTANT = re.compile(r"(\d+(?:\.\d+)?)x")
 MAX_FACTOR = 1e6  # in a name
 MAX_STEPS = 2**24
-MAX_DEVIATIONS = 10.0  # of the logarithm, in numerical integrals
-INTEGRATION_POINTS = 4001
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,43 +57,6 @@ class Slowness:
         elif self.kind == "lognormal":
             factors = rng.lognormal(sigma=LOGNORMAL_SIGMA, size=factors.shape)
         return factors
-
-    def expect_slowest(self, nodes: int) -> float:
-        """The expected factor of the slowest of N nodes: what a step in lockstep takes.
-
-        Random: `4 - 2 (2/3)^N - (1/3)^N`. Lognormal: the integral of
-        `N phi(g) Phi(g)^(N - 1) exp(0.5 g)`, by the trapezoidal rule.
-
-        >>> round(Slowness("random").expect_slowest(4), 4)
-        3.5926
-        """
-        nodes = require_number_of_nodes(nodes)
-        if self.kind == "constant":
-            return self.factor if nodes == 1 else max(1.0, self.factor)
-        if self.kind == "random":
-            return 4 - 2 * (2 / 3) ** nodes - (1 / 3) ** nodes
-        if self.kind == "lognormal":
-            g = np.linspace(-MAX_DEVIATIONS, MAX_DEVIATIONS, INTEGRATION_POINTS)
-            density = np.exp(-(g**2) / 2) / math.sqrt(2 * math.pi)
-            below = np.array([0.5 * (1 + math.erf(value / math.sqrt(2))) for value in g])
-            slowest = nodes * density * below ** (nodes - 1) * np.exp(LOGNORMAL_SIGMA * g)
-            return float(np.trapezoid(slowest, g))
-        return 1.0
-
-    def expect_pace(self, nodes: int) -> float:
-        """The expected pace of asynchronous nodes, over that without slowness.
-
-        `mean_i 1 / E f_i`; for one constant slow node `(N - 1 + 1/f) / N`.
-
-        >>> Slowness("constant", 4.0).expect_pace(8)
-        0.90625
-        """
-        nodes = require_number_of_nodes(nodes)
-        if self.kind == "constant":
-            return (nodes - 1 + 1 / self.factor) / nodes
-        if self.kind == "random":
-            return len(RANDOM_FACTORS) / sum(RANDOM_FACTORS)
-        return math.exp(-(LOGNORMAL_SIGMA**2) / 2) if self.kind == "lognormal" else 1.0
 
 
 def parse_slowness(name: str, what: str = "slowness") -> Slowness:

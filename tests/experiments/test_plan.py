@@ -12,16 +12,14 @@ import pytest
 
 import gossipjax as gx
 from experiments.plan import __main__ as program
-from experiments.plan import measure
 from experiments.plan.candidates import Wire, count_mixing_steps, list_candidates
 from experiments.plan.choice import LATE_PRICE, Plan, Row, Situation, make_plan
 from experiments.plan.options import BANDWIDTH, COUNT, LATENCY, SECONDS, parse
 from experiments.plan.report import describe_reason
-from experiments.training.methods import MethodOptions, OuterOptions, make_method
+from experiments.training.methods import MethodOptions, make_method
 from gossipjax.cost_model import Network, Slowness, Workload, networks
 
 WORKLOAD = Workload(parameters=25.6e6, compute_seconds=0.228)
-LINK = (Network(1e9), 2)
 EVEN = Slowness()
 TWICE = Slowness("constant", 2.0)
 
@@ -185,7 +183,7 @@ def test_any_number_of_nodes():
         assert {"allreduce", "sgp", "sgp int8", "async-sgp int8", "dpsgd@ring"} <= names
         assert {"allreduce int8", "diloco, every 2 int8", "d1d-psgd", "easgd"} <= names
         assert not {"async-adpsgd int8", "d1d-psgd int8", "easgd int8"} & names
-        assert ("relay@tree" in names) == ("gossip-pga, every 48" in names) == (nodes < 256)
+        assert ("gossip-pga, every 48" in names) == (nodes < 256)
         assert ("noloco, every 50" in names) == (nodes == 2)
         assert ("dpsgd@bipartite_exponential" in names) == (nodes == 2)
 
@@ -202,19 +200,12 @@ def test_mixing_steps():
 def test_kept_models_are_those_of_the_states():
     size = 1000
     kept = {c.name: c.kept_models for c in list_candidates(4, ["float32"], "ring", 100)}
-    names = ("allreduce", "sgp-cwa", "1-osgp", "d1d-psgd", "easgd", "relay@tree")
+    names = ("allreduce", "sgp-cwa", "1-osgp", "d1d-psgd", "easgd")
     for name in (*names, "gradient-tracking@one_peer_exponential"):
         method = make_method(name, MethodOptions(4), optax.sgd(0.1))
         _, state = gx.Nodes(4).init(method.transform, {"w": jnp.zeros(size)})
         state_size = sum(x.size for x in jax.tree.leaves(state)) / (4 * size)
         assert kept[name] == pytest.approx(state_size, abs=0.1), name
-    outer = OuterOptions(50, 0.2, 0.9, average="gradient-tracking@one_peer_exponential")
-    method = make_method("local", MethodOptions(4, outer=outer), optax.sgd(0.1))
-    _, state = gx.Nodes(4).init(method.transform, {"w": jnp.zeros(size)})
-    state_size = sum(x.size for x in jax.tree.leaves(state)) / (4 * size)
-    assert kept["outer gradient-tracking@one_peer_exponential, every 50"] == pytest.approx(
-        state_size, abs=0.1
-    )
 
 
 def test_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -225,28 +216,3 @@ def test_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert summary["choice"]["algorithm"] in {run["algorithm"] for run in summary["runs"]}
     assert summary["reasons"][0]["seconds"] == summary["choice"]["seconds_per_step"]
     assert (out / "seconds_over_bandwidth.png").exists()
-    assert (out / "seconds_over_nodes.png").exists()
-
-
-def test_measure_takes_what_is_not_given(monkeypatch: pytest.MonkeyPatch):
-    plans: list[Situation] = []
-    monkeypatch.setattr(
-        program, "make_plan", lambda situation, rows: plans.append(situation) or plan(*LINK)
-    )
-    step = measure.MeasuredStep(1000, 0.01, "a processor")
-    monkeypatch.setattr(program, "measure_step", lambda model, examples: step)
-    monkeypatch.setattr(program, "measure_stream", lambda: 1e9)
-    program.main(["--measure", "--compute", "20ms", "--nodes", "2"])
-    program.main(["--measure", "--network", "tpu-v5e-dcn", "--nodes", "2"])
-    first, second = plans
-    assert (first.workload.parameters, first.workload.compute_seconds) == (1000, 0.02)
-    assert first.network.bandwidth == 1e9
-    assert second.workload.compute_seconds == 0.01
-    assert second.network == networks.TPU_V5E_DCN
-
-
-def test_measured_step_and_stream():
-    step = measure.measure_step("linear", examples=2)
-    assert step.parameters == 28 * 28 * 10 + 10
-    assert step.seconds > 0
-    assert measure.measure_stream(2**20) > 0
