@@ -64,7 +64,6 @@ NUMBERS = Kind(
     lambda value: LIST.is_met(value) and bool(value) and all(map(is_number, value)),
 )
 OPTIONAL_NUMBER = optional(NUMBER)
-OPTIONAL_COUNT = optional(COUNT)
 
 RUN_FIELDS = {
     "run": TEXT,
@@ -139,22 +138,6 @@ def read_text(path: Path) -> str:
         return path.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be text in UTF-8, got {error}: {WAY_OUT}.") from error
-
-
-def read_lists(path: Path, lists: Mapping[str, Mapping[str, Kind]]) -> dict[str, list[Any]]:
-    """Returns lists of a `summary.json`; each has an entry or more, all with these fields.
-
-    Raises:
-      FileNotFoundError: if there is no such file.
-      ValueError: if it is not such a file; the message says where.
-    """
-    summary = parse_object(read_text(path), f"{path}", dict.fromkeys(lists, LIST))
-    for name, kinds in lists.items():
-        if not summary[name]:
-            raise ValueError(f"{path}: {name} must have one entry or more, got none: {WAY_OUT}.")
-        for index, record in enumerate(summary[name]):
-            require_fields(record, f"{path}, {name}[{index}]", kinds)
-    return {name: summary[name] for name in lists}
 
 
 def parse_object(text: str, where: str, kinds: Mapping[str, Kind]) -> dict[str, Any]:

@@ -16,10 +16,6 @@ messages. The program writes into `--out`:
   `rand20_rings` (the rows of the two tables that repeat figures of the papers);
 - `averaging_error.png`.
 
-With `--timing` the entries of `runs` have the seconds to build and colour each schedule, to make it
-again from its dense matrices, and to find its spectrum (`build_seconds`, ...), one seed and no
-device: `--timing --nodes 1024 --seeds 1`.
-
 References:
   Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", submission to ICLR 2019,
   arXiv:1811.10792v1 (SGP-18).
@@ -31,10 +27,9 @@ import dataclasses
 import itertools
 import json
 import math
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 import tyro
@@ -56,7 +51,6 @@ else:
 MAX_NODES = 4096  # a dense matrix of so many has 134 MB
 MAX_ROUNDS = 10**6
 MAX_SEEDS = 10**6
-MAX_MATRIX_ENTRIES = 2**28  # of all rounds: as many as `Schedule.matrices` makes
 
 AtLeastTwo = Annotated[
     int,
@@ -77,7 +71,7 @@ RING_ROUNDS = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class AveragingOptions:
     """Measures how fast each topology averages, without training."""
 
     topology: tuple[Topology, ...] = (
@@ -91,8 +85,6 @@ class Options:
     """Rounds of averaging."""
     seeds: NumSeeds = 100
     """Number of seeds, from 0 on: each draws the starting values and the random topologies."""
-    timing: bool = False
-    """Also measure the seconds to build, colour, validate and measure each schedule."""
     out: OptionalPath = None
     """Folder for the results; a new one under runs/ if not given."""
     overwrite: bool = False
@@ -189,33 +181,6 @@ def measure_curve(topology: Topology, nodes: int, rounds: int, seeds: int) -> Cu
     return Curve(topology, nodes, first, np.array(errors))
 
 
-def time_schedule(topology: Topology, nodes: int, rounds: int) -> Record:
-    """Returns the seconds of `report.TIMES`, and the second singular value of a cycle.
-
-    The validation takes the dense matrices and makes a schedule of them again; None where they
-    would be too large together.
-    """
-    seconds: dict[str, float | None] = dict.fromkeys(report.TIMES)
-
-    def clock(part: str, function: Callable[[], Any]) -> Any:
-        start = time.perf_counter()
-        result = function()
-        seconds[f"{part}_seconds"] = time.perf_counter() - start
-        return result
-
-    schedule = clock("build", lambda: make_schedule(topology, nodes, rounds))
-    clock("color", lambda: [round_.slots for round_ in schedule.rounds])
-    if schedule.period * nodes**2 <= MAX_MATRIX_ENTRIES:
-        again = clock("validate", lambda: gx.topology.from_matrices(schedule.matrices()))
-        assert again.size == nodes
-    clock("gap", lambda: gx.topology.spectral_gap(schedule))
-    sigma = clock(
-        "singular_value", lambda: gx.topology.second_singular_value(schedule, schedule.period)
-    )
-    clock("exact_average", lambda: gx.topology.rounds_to_exact_average(schedule))
-    return {**seconds, "second_singular_value": sigma}
-
-
 def compute_sgp18_factors(seeds: int) -> list[Record]:
     """Computes `sigma_2^2` of 5 rounds over 32 nodes, with the values of SGP-18, appendix A.
 
@@ -299,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     out = None
     with exit_on_error(lambda: out):
         options = parse_arguments(
-            Options,
+            AveragingOptions,
             "experiments.averaging",
             arguments,
         )
@@ -309,7 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         measure_all(options, out, Console())
 
 
-def measure_all(options: Options, out: Path, console: Console) -> None:
+def measure_all(options: AveragingOptions, out: Path, console: Console) -> None:
     """Measures all topologies; writes the files and the plot, and prints the tables."""
     cases = list(itertools.product(options.nodes, options.topology))
     console.print(
@@ -318,18 +283,17 @@ def measure_all(options: Options, out: Path, console: Console) -> None:
         soft_wrap=True,
     )
     runs: list[Record] = []
+    lines: list[Record] = []
     with (out / "metrics.jsonl").open("w") as file, results.make_progress_bar(console) as bar:
         task = bar.add_task("averaging", total=len(cases) + 1, status="")
         for nodes, topology in cases:
             bar.update(task, status=f"{topology}, {nodes} nodes")
             curve = measure_curve(topology, nodes, options.rounds, options.seeds)
-            for line in curve.lines():
+            lines += (added := list(curve.lines()))
+            for line in added:
                 file.write(json.dumps(line, allow_nan=False) + "\n")
             file.flush()
-            run = curve.summary()
-            if options.timing:
-                run |= time_schedule(topology, nodes, max(options.rounds, MIN_RANDOM_ROUNDS))
-            runs.append(run)
+            runs.append(curve.summary())
             bar.advance(task)
         bar.update(task, status="tables of the papers")
         factors = compute_sgp18_factors(options.seeds)
@@ -343,7 +307,7 @@ def measure_all(options: Options, out: Path, console: Console) -> None:
         sgp18_appendix_a=factors,
         rand20_rings=rings,
     )
-    report.write_report(out, console)
+    report.write_report(out, console, lines, runs, factors, rings)
 
 
 if __name__ == "__main__":

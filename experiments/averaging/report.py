@@ -1,7 +1,4 @@
-"""Tables and the plot of the averaging experiment, made from the files in its folder.
-
-python -m experiments.averaging.report OUT
-"""
+"""Tables and the plot of the averaging experiment."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -18,65 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.plots import COLORS
-from experiments.program import exit_on_error
-from experiments.results import (
-    COUNT,
-    NUMBER,
-    OPTIONAL_COUNT,
-    OPTIONAL_NUMBER,
-    TEXT,
-    WAY_OUT,
-    Record,
-    parse_object,
-    read_lists,
-    read_text,
-)
+from experiments.results import Record
 
 MARKERS = "os^xvD*P<"
 MARKER_INTERVAL = 5  # rounds
 ROUNDING_ERROR = 1e-15  # a smaller error is only float64 rounding
-
-TIMES = tuple(
-    f"{part}_seconds"
-    for part in ("build", "color", "validate", "gap", "singular_value", "exact_average")
-)
-"""What `--timing` adds to an entry of `runs`."""
-LINE_FIELDS = {
-    "topology": TEXT,
-    "nodes": COUNT,
-    "round": COUNT,
-    "error_median": NUMBER,
-    "error_p10": NUMBER,
-    "error_p90": NUMBER,
-}
-MEAN_FIELDS = {
-    "nodes": COUNT,
-    "rounds": COUNT,
-    "mean": NUMBER,
-    "standard_deviation": OPTIONAL_NUMBER,
-}
-LISTS = {
-    "runs": {
-        "topology": TEXT,
-        "nodes": COUNT,
-        "peers_per_round": COUNT,
-        "period": COUNT,
-        "spectral_gap": NUMBER,
-        "rounds_to_exact_average": OPTIONAL_COUNT,
-        "error_after_5_rounds": OPTIONAL_NUMBER,
-        "final_error": NUMBER,
-    },
-    "sgp18_appendix_a": MEAN_FIELDS | {"label": TEXT, "paper": TEXT},
-    "rand20_rings": MEAN_FIELDS
-    | {
-        "second_eigenvalue": NUMBER,
-        "paper_second_eigenvalue": NUMBER,
-        "ring_distance": NUMBER,
-        "paper_ring_distance": NUMBER,
-        "paper_bound": NUMBER,
-    },
-}
-"""List in `summary.json` -> the fields of its records."""
 
 
 def plot_errors(lines: Sequence[Record], path: Path) -> None:
@@ -183,20 +125,6 @@ def make_topology_table(runs: Sequence[Record]) -> Table:
     return table
 
 
-def make_timing_table(runs: Sequence[Record]) -> Table:
-    """Makes a table of what `--timing` adds to the list `runs` of `summary.json`."""
-    table = make_table(
-        "Seconds to make and measure each schedule",
-        "color: messages into permutations; valid: from its dense matrices; sigma2: of a cycle",
-        ("topology", "nodes", "build", "color", "valid", "gap", "sigma2", "exact", "sigma2\nis"),
-    )
-    for run in runs:
-        seconds = ("-" if run[part] is None else f"{run[part]:.2f}" for part in TIMES)
-        sigma = f"{run['second_singular_value']:.3f}"
-        table.add_row(run["topology"], f"{run['nodes']}", *seconds, sigma)
-    return table
-
-
 def make_table(title: str, caption: str, headers: Sequence[str], is_wrapped: bool = False) -> Table:
     """An empty table: the first column has text, the others numbers."""
     table = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=0, min_width=64)
@@ -220,40 +148,16 @@ def _format_mean(record: Record, number_format: str) -> str:
     return mean if deviation is None else f"{mean} ±{number_format.format(deviation)}"
 
 
-def read_results(folder: Path) -> tuple[Record, list[Record]]:
-    """Returns the content of the two files of a run."""
-    summary = read_lists(folder / "summary.json", LISTS)
-    metrics = folder / "metrics.jsonl"
-    lines = [
-        parse_object(text, f"{metrics}, line {number}", LINE_FIELDS)
-        for number, text in enumerate(read_text(metrics).splitlines(), start=1)
-    ]
-    if not lines:
-        raise ValueError(f"{metrics} must have one line or more, got none: {WAY_OUT}.")
-    return summary, lines
-
-
-def write_report(folder: Path, console: Console) -> None:
-    """Reads the folder of a run, prints its tables, and writes `averaging_error.png` into it."""
-    summary, lines = read_results(folder)
+def write_report(
+    folder: Path,
+    console: Console,
+    lines: Sequence[Record],
+    runs: Sequence[Record],
+    factors: Sequence[Record],
+    rings: Sequence[Record],
+) -> None:
+    """Prints the tables, and writes `averaging_error.png`; `lines` are those of `metrics.jsonl`."""
     plot_errors(lines, folder / "averaging_error.png")
-    console.print(make_sgp18_table(summary["sgp18_appendix_a"]))
-    console.print(make_rand20_table(summary["rand20_rings"]))
-    console.print(make_topology_table(summary["runs"]))
-    timed = [run for run in summary["runs"] if set(TIMES) <= run.keys()]
-    if timed:
-        console.print(make_timing_table(timed))
-
-
-def main(out: tyro.conf.Positional[Path]) -> None:
-    """Makes the tables and the plot of an averaging experiment again, from its folder.
-
-    Args:
-        out: the folder that the experiment wrote (its --out).
-    """
-    with exit_on_error():
-        write_report(out, Console())
-
-
-if __name__ == "__main__":
-    tyro.cli(main, prog="python -m experiments.averaging.report")
+    console.print(make_sgp18_table(factors))
+    console.print(make_rand20_table(rings))
+    console.print(make_topology_table(runs))

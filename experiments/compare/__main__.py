@@ -7,10 +7,9 @@
 Every cell of the grid is a run of a training program, `--jobs` of them side by side, each with its
 folder in `OUT/cells`. Run it again with the same `--out`, and only what is not finished is run. The
 table has mean and standard deviation over the seeds, the best of each column marked, and the
-paper's figures beside them; `table.md`, `table.tex` and `table.csv` hold it, `summary.json` all of
-it, and `curves.png` is drawn from the metrics of the runs. A run whose loss is not finite has
-diverged, and is counted as such; one that fails by another error is named, and the program then
-exits with status 1.
+paper's figures beside them; `table.md` holds it, `summary.json` all of it, and `curves.png` is
+drawn from the metrics of the runs. A run whose loss is not finite has diverged, and is counted as
+such; one that fails by another error is named, and the program then exits with status 1.
 
 With `--rates 0.001 0.002 0.004` each row and column runs once per rate at the first seed, and the
 other seeds run at the best of them. A second table in `table.md` has these rates, the bytes that a
@@ -32,11 +31,9 @@ from experiments import results
 from experiments.compare.costs import choose_rates, find_costs, format_costs
 from experiments.compare.figure import plot_curves
 from experiments.compare.grids import Cell, Grid
-from experiments.compare.options import Options, describe_grids, make_grid
+from experiments.compare.options import CompareOptions, describe_grids, make_grid
 from experiments.compare.table import (
     find_metric,
-    format_csv,
-    format_latex,
     format_markdown,
     is_fraction,
     print_table,
@@ -73,7 +70,7 @@ class Progress(ProgressBar):
         find_metric(self._grid, [result])
 
 
-def measure(options: Options, grid: Grid, out: Path, console: Console) -> list[str]:
+def measure(options: CompareOptions, grid: Grid, out: Path, console: Console) -> list[str]:
     """Runs the grid, and writes and prints its table; returns what failed.
 
     After Ctrl-C the table has what was finished.
@@ -137,7 +134,7 @@ def find_version(arguments: Sequence[str]) -> str:
 
 
 def write_tables(
-    options: Options,
+    options: CompareOptions,
     grid: Grid,
     outcomes: Mapping[Cell, Result],
     trials: Mapping[Cell, Result],
@@ -152,8 +149,6 @@ def write_tables(
     cost_table = format_costs(costs, metric)
     text = format_markdown(grid, entries, caption)
     (out / "table.md").write_text(f"{text}\n{cost_table}" if cost_table else text)
-    (out / "table.tex").write_text(format_latex(grid, entries, caption))
-    (out / "table.csv").write_text(format_csv(grid, entries, metric))
     records = [
         {
             "row": row,
@@ -193,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     out = None
     failures: list[str] = []
     with exit_on_error(lambda: out):
-        options = parse_arguments(Options, "experiments.compare", given[:end])
+        options = parse_arguments(CompareOptions, "experiments.compare", given[:end])
         if options.list_grids:
             print(describe_grids())
             return

@@ -258,8 +258,6 @@ def make_diloco_mini() -> Grid:
             Line("Streaming DiLoCo, int4", (*streaming, "--outer-wire", "int4")),
             Line("SparseLoCo", sparse),
             Line("SparseLoCo, mean over senders", (*sparse, *senders)),
-            Line("DES-LOC", ("--algorithm", "desloc", "--local-steps", "20")),
-            Line("SPARTA, 5%", ("--algorithm", "sparta", "--slice-fraction", "0.05")),
             Line("Muon, AllReduce", ("--algorithm", "allreduce", *muon)),
             Line("MuLoCo", (*diloco, "0.7", *muon)),
         ),
@@ -290,13 +288,11 @@ def make_methods_mini() -> Grid:
         "NoLoCo": (noloco, 0.001, 0.008),
         "DiLoCo": ((*local, *nesterov), 0.008, 0.016),
         "SparseLoCo": ((*local, "--outer-rate", "0.8", *sparse), 0.064, 0.032),
-        "DES-LOC": (("--algorithm", "desloc", "--local-steps", f"{every}"), 0.002, None),
     }
     rows = {}
     for title, (arguments, adam, muon) in methods.items():
         rows[Line(f"{title}, AdamW", (*arguments, "--optimizer", "adam"))] = adam
-        if muon is not None:
-            rows[Line(f"{title}, Muon", (*arguments, "--optimizer", "muon"))] = muon
+        rows[Line(f"{title}, Muon", (*arguments, "--optimizer", "muon"))] = muon
     return Grid(
         title="Methods at their best rates: a small Transformer, 16 nodes",
         program="language",
@@ -310,7 +306,6 @@ def make_methods_mini() -> Grid:
         seeds=(0, 1, 2, 3, 4),
         rates={row.title: (rate / 2, rate, 2 * rate) for row, rate in rows.items()},
         metric="loss",
-        note="DES-LOC, which averages the moments of Adam, has no row with Muon.",
     )
 
 

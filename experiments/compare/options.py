@@ -26,9 +26,10 @@ DEFAULT = Line("", ())
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """Runs a grid of methods, and makes one table. Options of the program that trains stand after
-    `--`, for all runs."""
+class CompareOptions:
+    """Runs a grid of methods, and makes one table.
+
+    Options of the program that trains stand after `--`, for all runs."""
 
     grid: str | None = None
     """The name of a published table, or of another grid; it has rows, columns and program."""
@@ -88,7 +89,7 @@ class Options:
             raise ValueError("--rows must come with --grid, got no --grid: list --algorithm.")
 
 
-def make_grid(options: Options, arguments: Sequence[str]) -> Grid:
+def make_grid(options: CompareOptions, arguments: Sequence[str]) -> Grid:
     """Returns the grid of the options; `arguments` are added to those of all runs."""
     grid = _make_grid(options) if options.grid is None else GRIDS[options.grid]
     if options.rates:
@@ -135,7 +136,7 @@ def _require_free(grid: Grid, arguments: Sequence[str], own: Sequence[str]) -> N
             )
 
 
-def _make_grid(options: Options) -> Grid:
+def _make_grid(options: CompareOptions) -> Grid:
     names = list(
         dict.fromkeys(
             name

@@ -1,9 +1,6 @@
-"""The table of a grid: mean and spread over the seeds; in the terminal, as Markdown, LaTeX, CSV."""
+"""The table of a grid: mean and spread over the seeds; in the terminal, and as Markdown."""
 
-import csv
-import io
 import math
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -22,14 +19,8 @@ from experiments.runner import Result
 
 FALLING = ("loss", "perplexity", "error")  # metrics of which less is better
 FRACTIONS = ("accuracy",)  # shown in per cent
-LATEX_ESCAPES = str.maketrans(
-    {c: f"\\{c}" for c in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {"±": r"$\pm$"}
-)
 MIN_TITLE = 24  # characters of a row's title on a line of the terminal
 ANY_WIDTH = 10**6
-CSV_FIELDS = ("row", "column", "metric", "mean", "spread", "finished", "diverged", "failed")
 
 
 class Entry(NamedTuple):
@@ -170,45 +161,6 @@ def format_markdown(grid: Grid, entries: Entries, caption: str) -> str:
     headers, rows = list_rows(grid, entries)
     bold = [[f"**{text}**" if best else text for text, best in cells] for cells in rows]
     return f"**{grid.title}**\n\n{format_table(headers, bold)}\n\n{caption}\n"
-
-
-def format_latex(grid: Grid, entries: Entries, caption: str) -> str:
-    """Returns the table as LaTeX, for the package booktabs; the best of a column is bold."""
-    headers, rows = list_rows(grid, entries)
-    label = re.sub(r"[^\w.]+", "-", grid.title.partition(":")[0])
-    lines = [
-        "\\begin{table}",
-        "  \\centering",
-        f"  \\caption{{{f'{grid.title}. {caption}'.translate(LATEX_ESCAPES)}}}",
-        f"  \\label{{tab:{label}}}",
-        f"  \\begin{{tabular}}{{l{'r' * (len(headers) - 1)}}}",
-        "    \\toprule",
-        f"    {' & '.join(header.translate(LATEX_ESCAPES) for header in headers)} \\\\",
-        "    \\midrule",
-    ]
-    for cells in rows:
-        texts = [(text.translate(LATEX_ESCAPES), best) for text, best in cells]
-        bold = [f"\\textbf{{{text}}}" if best else text for text, best in texts]
-        lines.append(f"    {' & '.join(bold)} \\\\")
-    lines += ["    \\bottomrule", "  \\end{tabular}", "\\end{table}", ""]
-    return "\n".join(lines)
-
-
-def format_csv(grid: Grid, entries: Entries, metric: str) -> str:
-    """Returns a line for each cell of the table, with numbers in full, and the values by seed."""
-    output = io.StringIO()
-    writer = csv.writer(output, lineterminator="\n")
-    writer.writerow([*CSV_FIELDS, "paper", "values"])
-    keys = [(row.title, column.title) for row in grid.rows for column in grid.columns]
-    for key in keys:
-        if key in entries:
-            entry = entries[key]
-            mean = entry.mean if entry.values else ""
-            counts = [len(entry.values), entry.diverged, entry.failed]
-            values = " ".join(map(repr, entry.values))
-            spread = "" if entry.spread is None else entry.spread
-            writer.writerow([*key, metric, mean, spread, *counts, entry.figure, values])
-    return output.getvalue()
 
 
 def print_table(grid: Grid, entries: Entries, caption: str, console: Console) -> None:

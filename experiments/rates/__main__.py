@@ -63,7 +63,7 @@ NumSteps = Annotated[
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class RatesOptions:
     """Measures how the gradient shrinks with the steps and the nodes."""
 
     algorithm: tuple[str, ...] = ("sgp", "dpsgd", "allreduce")
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     out = None
     with exit_on_error(lambda: out):
         options = parse_arguments(
-            Options,
+            RatesOptions,
             "experiments.rates",
             arguments,
         )
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure_all(
-    options: Options, simulations: Sequence[Simulation], out: Path, console: Console
+    options: RatesOptions, simulations: Sequence[Simulation], out: Path, console: Console
 ) -> None:
     """Measures all runs; writes the files and the plot, and prints the tables."""
     console.print(
@@ -146,14 +146,15 @@ def measure_all(
             file.flush()
             runs.append(make_record(simulation, steps, lines[-1]))
         bar.update(task, status=f"{len(runs)} runs")
+    slopes = report.find_slopes(runs)
     results.write_summary(
         out,
         dataclasses.asdict(options),
         {"numpy": np.__version__},
         runs,
-        slopes=report.find_slopes(runs),
+        slopes=slopes,
     )
-    report.write_report(out, console)
+    report.write_report(out, console, runs, slopes)
 
 
 def measure_run(simulation: Simulation, steps: int, bar: Progress, task: TaskID) -> list[Means]:

@@ -1,7 +1,4 @@
-"""Tables and the plot of the rates, made from the files in their folder.
-
-python -m experiments.rates.report OUT
-"""
+"""Tables and the plot of the rates."""
 
 import itertools
 import math
@@ -9,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -18,7 +14,6 @@ from rich.table import Table
 
 from experiments.averaging.report import make_table
 from experiments.plots import choose_colors
-from experiments.program import exit_on_error
 from experiments.rates.fits import (
     Estimate,
     fit_both_slopes,
@@ -27,35 +22,11 @@ from experiments.rates.fits import (
     select_points,
     select_regime,
 )
-from experiments.results import COUNT, NUMBER, NUMBERS, TEXT, WAY_OUT, Record, read_lists
+from experiments.results import Record
 
 MARKERS = "os^Dv*P<"  # numbers of nodes
-RUN_FIELDS = {
-    "label": TEXT,
-    "nodes": COUNT,
-    "steps": COUNT,
-    "squared_gradient": NUMBERS,
-    "squared_distance": NUMBERS,
-    "bound": NUMBER,
-}
 MIN_DISTANCE = 1e-9  # squared; a smaller one is only float32 rounding
 CAPTION = "*: K < n^3, not in the regime of the theorems, and in no slope"
-
-
-def read_results(folder: Path) -> list[Record]:
-    """Returns the list `runs` of a folder's `summary.json`."""
-    path = folder / "summary.json"
-    runs = read_lists(path, {"runs": RUN_FIELDS})["runs"]
-    for index, run in enumerate(runs):
-        where = f"{path}, runs[{index}]"
-        if not (run["nodes"] and run["steps"]):
-            raise ValueError(f"{where}: nodes and steps must be at least 1, got 0: {WAY_OUT}.")
-        if min(run["squared_gradient"]) <= 0:
-            raise ValueError(
-                f"{where}: squared_gradient must be positive, got "
-                f"{min(run['squared_gradient'])}: {WAY_OUT}."
-            )
-    return runs
 
 
 def list_labels(runs: Sequence[Record]) -> list[str]:
@@ -181,9 +152,10 @@ def make_slope_table(slopes: Sequence[Record]) -> Table:
     return table
 
 
-def write_report(folder: Path, console: Console) -> None:
-    """Reads the folder of a run, prints its tables, and writes `rates.png` into it."""
-    runs = read_results(folder)
+def write_report(
+    folder: Path, console: Console, runs: Sequence[Record], slopes: Sequence[Record]
+) -> None:
+    """Prints the tables, and writes `rates.png` into the folder."""
     figure = Figure((11, 5.2), dpi=120, layout="constrained")
     draw_rates(runs, figure)
     figure.savefig(folder / "rates.png")
@@ -191,18 +163,4 @@ def write_report(folder: Path, console: Console) -> None:
     console.print(make_rate_table(runs, "squared_gradient", title))
     title = "Squared distance to the mean, mean over nodes and steps"
     console.print(make_rate_table(runs, "squared_distance", title))
-    console.print(make_slope_table(find_slopes(runs)))
-
-
-def main(out: tyro.conf.Positional[Path]) -> None:
-    """Makes the tables and the plot of the rates again, from their folder.
-
-    Args:
-        out: the folder that the experiment wrote (its --out).
-    """
-    with exit_on_error():
-        write_report(out, Console())
-
-
-if __name__ == "__main__":
-    tyro.cli(main, prog="python -m experiments.rates.report")
+    console.print(make_slope_table(slopes))

@@ -119,39 +119,6 @@ ROWS += [
     Line("plots", "", "out", parsed=True),
 ]
 
-AVERAGING = {
-    "runs": [],
-    "sgp18_appendix_a": [],
-    "rand20_rings": [],
-}
-ROWS += [
-    Line("averaging_report", "OUT", "no summary.json in", status=1),
-    Line("averaging_report", "OUT", "must have", summary({"runs": RUNS})),
-    Line("averaging_report", "OUT", "one entry or more", summary(AVERAGING)),
-    Line("averaging_report", "OUT", "must have", summary(AVERAGING | {"runs": [{}]})),
-]
-
-RATE = {
-    "label": "sgp@ring",
-    "nodes": 2,
-    "steps": 64,
-    "squared_gradient": [0.5],
-    "squared_distance": [0.5],
-    "bound": 1.0,
-}
-ROWS += [
-    Line("rates_report", "OUT", "no summary.json in", status=1),
-    Line("rates_report", "OUT", "one entry or more", summary({"runs": []})),
-    Line("rates_report", "OUT", "must have bound", summary({"runs": RUNS})),
-    Line("rates_report", "OUT", "at least 1, got 0", summary({"runs": [RATE | {"nodes": 0}]})),
-    Line(
-        "rates_report",
-        "OUT",
-        "squared_gradient must be positive",
-        summary({"runs": [RATE | {"squared_gradient": [0]}]}),
-    ),
-]
-
 IMAGE = [
     ("--nodes 0", "--nodes must be an integer >= 1, got 0"),
     ("--nodes 1000000", "--nodes must be at most the number of training examples, 512"),
@@ -244,9 +211,7 @@ PARSED = [
     ("image", "--unknown 1", "--unknown"),
     ("averaging", "--out ''", "a path must not be empty"),
     ("averaging", "--topology x", "one_peer_exponential"),
-    ("averaging_report", "", "PATH"),
     ("rates", "--out ''", "a path must not be empty"),
-    ("rates_report", "", "PATH"),
     ("speed", "", "wire"),
     ("speed", "x", "x"),
     ("speed", "wire --out ''", "must not be empty"),

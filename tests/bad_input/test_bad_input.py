@@ -35,13 +35,11 @@ from bad_input import (
 from bad_input.rows import Call, Line
 from experiments import image, language, plots, speech, translation
 from experiments.averaging import __main__ as averaging
-from experiments.averaging import report as averaging_report
 from experiments.compare import __main__ as compare
 from experiments.data import __main__ as data
 from experiments.fault_injection import __main__ as fault_injection
 from experiments.plan import __main__ as plan
 from experiments.rates import __main__ as rates
-from experiments.rates import report as rates_report
 from experiments.report import __main__ as report
 from experiments.speed import __main__ as speed
 from experiments.training import placement
@@ -63,9 +61,7 @@ PROGRAMS: dict[str, Callable[[list[str]], object]] = {
     "averaging": averaging.main,
     "plan": plan.main,
     "plots": lambda arguments: tyro.cli(plots.main, args=arguments),
-    "averaging_report": lambda arguments: tyro.cli(averaging_report.main, args=arguments),
     "rates": rates.main,
-    "rates_report": lambda arguments: tyro.cli(rates_report.main, args=arguments),
     "speed": speed.main,
     "fault_injection": fault_injection.main,
     "compare": compare.main,

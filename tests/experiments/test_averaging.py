@@ -2,16 +2,13 @@
 
 import json
 import math
-import runpy
-import sys
 
 import numpy as np
 import pytest
 
 import gossipjax as gx
 from experiments.averaging import __main__ as averaging
-from experiments.averaging import report as averaging_report
-from experiments.training.methods import TOPOLOGIES, make_schedule
+from experiments.training.methods import TOPOLOGIES
 
 
 def run(tmp_path, *arguments):
@@ -100,17 +97,6 @@ class TestAveragingError:
         assert len(set(curve.errors[:, 1])) == 5
 
 
-def test_timing(tmp_path, capsys):
-    names = ("ring", "tree", "base_graph")
-    summary, _ = run(tmp_path, "--timing", "--seeds", "1", "--nodes", "8", "--topology", *names)
-    for record in summary["runs"]:
-        assert all(record[part] >= 0 for part in averaging_report.TIMES)
-        schedule = make_schedule(record["topology"], 8, averaging.MIN_RANDOM_ROUNDS)
-        expected = gx.topology.second_singular_value(schedule, schedule.period)
-        assert record["second_singular_value"] == pytest.approx(expected)
-    assert "Seconds to make and measure each schedule" in capsys.readouterr().out
-
-
 def test_factors_of_sgp18():
     one, cycle, exponential, complete = averaging.compute_sgp18_factors(60)
     assert one["mean"] < 1e-12
@@ -133,11 +119,6 @@ def test_rings_of_rand20():
         assert record["paper_bound"] == pytest.approx(math.sqrt(record["nodes"] - 1) / 3**5)
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_every_topology_has_a_builder(topology):
-    assert make_schedule(topology, 8, 20, 0).size == 8
-
-
 def test_one_seed_and_one_round_and_many_panels(tmp_path, capsys):
     """No deviation to show, few rounds to draw, more curves than colors."""
     names = [t for t in TOPOLOGIES if t != "hypercube"]
@@ -148,19 +129,6 @@ def test_one_seed_and_one_round_and_many_panels(tmp_path, capsys):
     assert summary["sgp18_appendix_a"][3]["standard_deviation"] is None
     assert {r["error_after_5_rounds"] for r in summary["runs"]} == {None}
     assert "±0" not in capsys.readouterr().out
-
-
-def test_report_is_made_again_from_the_files(tmp_path, capsys, monkeypatch):
-    run(tmp_path, "--topology", "ring")
-    first = capsys.readouterr().out
-    out = tmp_path / "out"
-    (out / "averaging_error.png").unlink()
-    monkeypatch.setattr(sys, "argv", ["report", str(out)])
-    runpy.run_path(averaging_report.__file__, run_name="__main__")
-    again = capsys.readouterr().out
-    assert "Topologies" in again
-    assert first.endswith(again)
-    assert (out / "averaging_error.png").exists()
 
 
 def test_impossible_topologies_are_refused_before_the_first(tmp_path, capsys):

@@ -1,6 +1,5 @@
 """Grids of runs: their cells and their table."""
 
-import csv
 import dataclasses
 import io
 import json
@@ -15,10 +14,8 @@ from rich.console import Console
 from experiments.compare import __main__ as program
 from experiments.compare.figure import plot_curves
 from experiments.compare.grids import GRIDS, Grid, Line
-from experiments.compare.options import Options, make_grid
+from experiments.compare.options import CompareOptions, make_grid
 from experiments.compare.table import (
-    format_csv,
-    format_latex,
     format_markdown,
     print_table,
     summarize,
@@ -102,17 +99,10 @@ def test_of_a_loss_the_smallest_is_the_best():
     assert entries["sgp", "alpha 1"].mean == 2.0
 
 
-def test_the_table_in_all_forms():
+def test_the_table_in_markdown():
     markdown = format_markdown(GRID, ENTRIES, "a caption")
     assert "|  | alpha 1 | paper | even |" in markdown
     assert "| a_b & c | **86.00 ± 1.41** | - | - |" in markdown
-    latex = format_latex(GRID, ENTRIES, "in % ~")
-    assert "a\\_b \\& c & \\textbf{86.00 $\\pm$ 1.41} & - & - \\\\" in latex
-    assert r"in \% \textasciitilde{}" in latex
-    rows = list(csv.DictReader(io.StringIO(format_csv(GRID, ENTRIES, "accuracy"))))
-    assert [row["diverged"] for row in rows] == ["0", "1", "0"]
-    assert rows[0]["paper"] == "87.4"
-    assert [float(value) for value in rows[0]["values"].split()] == [80.0, 82.0]
 
 
 def test_the_curves_are_means_with_a_band_of_one_standard_deviation(tmp_path, monkeypatch):
@@ -172,7 +162,7 @@ def test_numbers_and_titles_are_whole_in_a_narrow_terminal(grid):
 
 
 def test_rows_are_algorithms_by_topologies_momentum_and_wires():
-    options = Options(
+    options = CompareOptions(
         algorithm=("sgp", "dpsgd@complete", "allreduce"),
         topology=("ring", "exponential"),
         momentum=("local", "mixed"),

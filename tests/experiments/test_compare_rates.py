@@ -10,7 +10,7 @@ from fake_program import read_calls, write_program
 from experiments.compare import __main__ as program
 from experiments.compare.costs import SENT, choose_rates, find_costs, format_costs
 from experiments.compare.grids import GRIDS, Grid, Line
-from experiments.compare.options import Options, make_grid
+from experiments.compare.options import CompareOptions, make_grid
 from experiments.runner import Devices, Result
 
 GRID = Grid(
@@ -105,12 +105,12 @@ def test_rates_from_the_command_line_are_tried_once(tmp_path, monkeypatch):
 
 def test_rates_are_chosen_or_fixed():
     with pytest.raises(ValueError, match="--rates must be left out where a grid"):
-        make_grid(Options(grid="relaysgd-table2-mini", rates=(0.1,)), [])
+        make_grid(CompareOptions(grid="relaysgd-table2-mini", rates=(0.1,)), [])
     with pytest.raises(ValueError, match="got --learning-rate: leave it out"):
-        make_grid(Options(rates=(0.1,)), ["--learning-rate", "1"])
+        make_grid(CompareOptions(rates=(0.1,)), ["--learning-rate", "1"])
     with pytest.raises(ValueError, match="--rates must be different values"):
-        Options(rates=(0.1, 0.1))
+        CompareOptions(rates=(0.1, 0.1))
     grid = GRIDS["methods-mini"]
     assert {row.title for row in grid.rows} == grid.rates.keys()
-    wider = make_grid(Options(grid="methods-mini", rates=(0.2, 0.1)), [])
+    wider = make_grid(CompareOptions(grid="methods-mini", rates=(0.2, 0.1)), [])
     assert set(wider.rates.values()) == {(0.1, 0.2)}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.rates import __main__ as rates
-from experiments.rates import fits, problem, report
+from experiments.rates import fits, problem
 from experiments.rates.measurement import BLOCK, Simulation
 
 
@@ -178,10 +178,6 @@ def test_program(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "simulated nodes" in printed
     assert "K = 192" in printed
-    plot.unlink()
-    report.main(tmp_path / "out")
-    assert printed.endswith(capsys.readouterr().out)
-    assert plot.exists()
 
 
 def test_what_is_not_in_the_regime_is_marked(tmp_path, capsys):

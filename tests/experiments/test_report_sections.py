@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from experiments.averaging import __main__ as averaging_program
 from experiments.options import find_option_name
 from experiments.rates import problem
-from experiments.rates.__main__ import Options as RatesOptions
+from experiments.rates.__main__ import RatesOptions
 from experiments.report.chapters import list_runs
 from experiments.report.keep import KEPT, KEPT_RUNS, name_data
 from experiments.report.pages import make_anchor
