@@ -122,7 +122,7 @@ METHODS: dict[str, Make] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class StepsOptions:
     """Counts the steps that each method needs to one loss, over simulated nodes."""
 
     nodes: tuple[
@@ -188,7 +188,7 @@ def draw_batch(images: Images, size: int, key: jax.Array) -> Images:
 
 
 def make_trainer(
-    make: Make, nodes: int, images: Images, options: Options
+    make: Make, nodes: int, images: Images, options: StepsOptions
 ) -> Callable[[float, int, int], float]:
     """Returns a function of rate, steps and seed: the loss at the end; infinite if it diverged."""
 
@@ -225,7 +225,7 @@ def find_loss(train: Callable[..., jax.Array], rate: float, steps: int, seed: in
     return loss if math.isfinite(loss) else math.inf
 
 
-def count_steps(find_loss: Callable[[float, int, int], float], options: Options) -> Record:
+def count_steps(find_loss: Callable[[float, int, int], float], options: StepsOptions) -> Record:
     """Returns the steps to the loss for each seed, and the rates on both sides of it."""
     seed = options.seed[0]
     rates: dict[int, float] = {}
@@ -255,7 +255,7 @@ def count_steps(find_loss: Callable[[float, int, int], float], options: Options)
     return {"rates": [rates[end] for end in ends], "steps": steps}
 
 
-def measure(options: Options, out: Path, console: Console) -> None:
+def measure(options: StepsOptions, out: Path, console: Console) -> None:
     """Counts all steps, writes the files, and prints the table."""
     images = load_images(options.fashion_mnist)
     cells = list(itertools.product(options.nodes, METHODS))
@@ -280,7 +280,7 @@ def find_mean(record: Record) -> float:
     return float(np.mean([math.inf if s is None else s for s in record["steps"]]))
 
 
-def tabulate(records: Sequence[Record], options: Options) -> Table:
+def tabulate(records: Sequence[Record], options: StepsOptions) -> Table:
     """Returns a table: methods by numbers of nodes."""
     table = Table(box=SIMPLE_HEAD, title=f"Steps to a loss of {options.loss:g}, mean (rate)")
     table.add_column("method")
@@ -292,7 +292,7 @@ def tabulate(records: Sequence[Record], options: Options) -> Table:
     return table
 
 
-def draw(records: Sequence[Record], options: Options, path: Path) -> None:
+def draw(records: Sequence[Record], options: StepsOptions, path: Path) -> None:
     """Draws the steps over the nodes."""
     figure = Figure((7, 4.5), dpi=120, layout="constrained")
     axes = figure.subplots()
@@ -318,7 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, measures, and reports."""
     out = None
     with exit_on_error(lambda: out):
-        options = parse_arguments(Options, "experiments.steps_to_loss", arguments)
+        options = parse_arguments(StepsOptions, "experiments.steps_to_loss", arguments)
         out = results.create_run_dir("steps_to_loss", options.out, options.overwrite)
         measure(options, out, Console())
 

@@ -8,11 +8,8 @@
 """
 
 import dataclasses
-import importlib
 import itertools
-import shlex
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import tyro
 from rich.box import SIMPLE_HEAD
@@ -20,14 +17,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from experiments.options import find_option_name
+from experiments.options import option_name
 from experiments.presets.preset import Preset, Program
 from experiments.presets.registry import PRESETS, find_preset
 from experiments.program import exit_on_error
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class PresetOptions:
     """Lists the presets: recipes and figures of published rows."""
 
     name: str | None = None
@@ -75,7 +72,7 @@ def make_table(presets: Sequence[Preset]) -> Table:
 
 
 def print_details(preset: Preset, console: Console) -> None:
-    """Prints everything about a preset, with the command in both forms."""
+    """Prints everything about a preset: what is published, and its options."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
@@ -86,6 +83,7 @@ def print_details(preset: Preset, console: Console) -> None:
         ("source", preset.source or "none"),
         ("", preset.paper.reference if preset.paper else ""),
         ("hardware", preset.hardware or "two cores, in minutes"),
+        *((option_name(name), f"{value}") for name, value in preset.options.items()),
         *(("note" if number == 0 else "", note) for number, note in enumerate(preset.notes)),
     ]
     for label, text in rows:
@@ -93,38 +91,13 @@ def print_details(preset: Preset, console: Console) -> None:
             table.add_row(label, text)
     console.print(table)
     console.print(Text(f"\n{preset.command}", style="bold"), soft_wrap=True)
-    console.print("\nwhich is, by hand,\n")
-    console.print(Text(spell_command(preset)), soft_wrap=True)
-
-
-def spell_command(preset: Preset) -> str:
-    """Returns the command line with options in the place of `--preset`, an option per line."""
-    program = f"experiments.{preset.program}"
-    options_type = importlib.import_module(program).Options
-    lines = [f"python -m {program}"]
-    for field, value in preset.options.items():
-        lines.append(f"{find_option_name(options_type, field)} {spell_value(value)}".rstrip())
-    if preset.needs_data:
-        lines.append("--data-dir FOLDER")
-    return " \\\n  ".join(lines)
-
-
-def spell_value(value: Any) -> str:
-    """Returns a value as words of a command line; none for a flag that is set.
-
-    >>> spell_value(("sgp@ring", "1-osgp")), spell_value(True), spell_value(0.1)
-    ('sgp@ring 1-osgp', '', '0.1')
-    """
-    if value is True:
-        return ""
-    return shlex.join(map(str, value if isinstance(value, tuple) else (value,)))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, and prints."""
     console = Console(highlight=False)
     with exit_on_error():
-        options = tyro.cli(Options, prog="python -m experiments.presets", args=arguments)
+        options = tyro.cli(PresetOptions, prog="python -m experiments.presets", args=arguments)
         if options.name is not None:
             print_details(find_preset(options.name), console)
             return

@@ -20,8 +20,7 @@ def require_quantity(value: Any, what: str, unit: str, *, is_zero_allowed: bool 
       is_zero_allowed: whether 0 is a valid quantity, too.
     """
     is_number = isinstance(value, int | float | np.integer | np.floating)
-    is_valid = is_number and not isinstance(value, bool) and math.isfinite(value)
-    if not is_valid or value < 0 or (value == 0 and not is_zero_allowed):
+    if not is_number or not 0 <= value < math.inf or (value == 0 and not is_zero_allowed):
         bound = "of at least 0" if is_zero_allowed else "above 0"
         raise ValueError(f"{what} must be a finite number {bound}, in {unit}, got {value!r}.")
     return float(value)
@@ -34,5 +33,5 @@ def require_number_of_nodes(nodes: Any, what: str = "nodes") -> int:
 
 def require_choice(value: Any, what: str, choices: tuple[str, ...]) -> None:
     """Raise `ValueError` unless `value` is one of `choices`."""
-    if not isinstance(value, str) or value not in choices:
+    if value not in choices:
         raise ValueError(f"{what} must be one of {', '.join(choices)}, got {value!r}.")

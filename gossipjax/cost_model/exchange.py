@@ -101,9 +101,7 @@ class Exchange:
         require_quantity(self.bits, "bits of an exchange", "bits per parameter")
         require_quantity(self.fraction, "fraction of an exchange", "models")
         require_int(self.every, "every of an exchange", 1)
-        require_int(self.phase, "phase of an exchange", 0, self.every - 1)
         require_int(self.overlap, "overlap of an exchange", 0)
-        require_int(self.layers, "layers of an exchange", 0)
         if (self.kind == GOSSIP) != isinstance(self.schedule, Schedule):
             raise ValueError(
                 f"schedule of an exchange must be a Schedule for gossip and None for others, got "

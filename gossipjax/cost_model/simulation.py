@@ -263,17 +263,9 @@ class Events:
         slots = self._list_slots(key)
         if key not in self._pending:
             self._pending[key] = Pending(self._count_missing(key, slots))
-        begun = self._pending[key].begun
-        begun[node] = time
-        exchange = self._method.exchanges[key[0]]
-        meets = exchange.is_half_duplex and exchange.awaits == "peers"
+        self._pending[key].begun[node] = time
         for slot in slots:
-            if not meets or slot.receivers[node] in begun:
-                self._send(key, slot, time, node)
-            if meets:  # what is sent to this node waits until it receives
-                for source in np.flatnonzero(slot.receivers == node):
-                    if source != node and source in begun:
-                        self._send(key, slot, time, int(source))
+            self._send(key, slot, time, node)
         self._free(key)
 
     def _count_missing(self, key: Key, slots: list[Slot]) -> np.ndarray:
@@ -408,7 +400,7 @@ def simulate(
 
     Raises:
       ValueError: as `predict_step`; for more than 2^22 steps of all nodes together, or if factors
-        are not numbers above 0.
+        are of another number of nodes.
 
     >>> from gossipjax.cost_model import Network, Slowness, Workload, allreduce, simulate
     >>> workload = Workload(parameters=25e6, compute_seconds=0.2)
@@ -451,11 +443,6 @@ def _find_factors(
         raise ValueError(
             f"factors of slowness must be [T, N] with N = {nodes}, got shape {factors.shape}. "
             "Slowness.draw makes such."
-        )
-    if not (np.isfinite(factors) & (factors > 0)).all():
-        raise ValueError(
-            f"factors of slowness must be finite and above 0, got {factors.min()} to "
-            f"{factors.max()}: 1 is a step that is not slow."
         )
     return factors
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from experiments import steps_to_loss
-from experiments.steps_to_loss import METHODS, Options, count_steps, make_trainer
+from experiments.steps_to_loss import METHODS, StepsOptions, count_steps, make_trainer
 
 
 def test_steps_are_counted_between_both_sides_of_the_loss():
     """The loss is inverse to the steps, and the best rate 0.2."""
-    options = Options(loss=0.01, seed=(0, 1))
+    options = StepsOptions(loss=0.01, seed=(0, 1))
 
     def find_loss(rate: float, steps: int, seed: int) -> float:
         return (1 + math.log2(rate / 0.2) ** 2) * (1 + 0.1 * seed) / steps
@@ -32,7 +32,7 @@ def test_all_methods_learn(monkeypatch):
     images = steps_to_loss.load_images(None)
     images = jax.tree.map(lambda x: x[:500], images)
     monkeypatch.setattr(steps_to_loss, "HIDDEN", 4)
-    options = Options(nodes=(4,), every=3, batch_size_per_node=8)
+    options = StepsOptions(nodes=(4,), every=3, batch_size_per_node=8)
     losses = {}
     for name in ("allreduce", "sgp", steps_to_loss.EVERY):
         find_loss = make_trainer(METHODS[name], 4, images, options)
@@ -45,6 +45,6 @@ def test_all_methods_learn(monkeypatch):
 
 def test_numbers_of_nodes_are_even():
     with pytest.raises(ValueError, match="even, from 2 on, got 3"):
-        Options(nodes=(4, 3))
+        StepsOptions(nodes=(4, 3))
     with pytest.raises(ValueError, match="--seed must be one or several different values"):
-        Options(seed=(1, 1))
+        StepsOptions(seed=(1, 1))
