@@ -62,6 +62,7 @@ FIRST_RATE = 0.1
 FIRST_STEPS = 64
 WATCHED = 5_000  # images by which the loss is judged
 EVERY = "sgp-every-{}"
+OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)
 
 Images = tuple[jax.Array, jax.Array]
 """Pixels `[M, 784]` and labels `[M]`."""
@@ -74,50 +75,23 @@ def make_sgd(rate: Any) -> optax.GradientTransformation:
     return optax.sgd(rate, momentum=MOMENTUM, nesterov=True)
 
 
-def make_allreduce(nodes: int, rate: Any, every: int) -> Any:
-    """Returns AllReduce."""
-    del nodes, every
-    return optax.chain(gx.allreduce(), make_sgd(rate))
+def peers(nodes: int) -> gx.Schedule:
+    """Returns the graph of SGP."""
+    return gx.topology.one_peer_exponential(nodes)
 
 
-def make_sgp(nodes: int, rate: Any, every: int) -> Any:
-    """Returns SGP."""
-    del every
-    return optax.chain(make_sgd(rate), gx.sgp(gx.topology.one_peer_exponential(nodes)))
-
-
-def make_osgp(nodes: int, rate: Any, every: int) -> Any:
-    """Returns 1-OSGP."""
-    del every
-    return optax.chain(make_sgd(rate), gx.osgp(gx.topology.one_peer_exponential(nodes)))
-
-
-def make_dpsgd(nodes: int, rate: Any, every: int) -> Any:
-    """Returns D-PSGD."""
-    del every
-    return optax.chain(make_sgd(rate), gx.dpsgd(gx.topology.bipartite_exponential(nodes)))
-
-
-def make_rare_sgp(nodes: int, rate: Any, every: int) -> Any:
-    """Returns SGP that exchanges now and then."""
-    schedule = gx.topology.one_peer_exponential(nodes).every(every)
-    return optax.chain(make_sgd(rate), gx.sgp(schedule))
-
-
-def make_diloco(nodes: int, rate: Any, every: int) -> Any:
-    """Returns DiLoCo."""
-    del nodes
-    outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
-    return gx.outer(make_sgd(rate), outer, every=every)
+def pairs(nodes: int) -> gx.Schedule:
+    """Returns the graph of D-PSGD."""
+    return gx.topology.bipartite_exponential(nodes)
 
 
 METHODS: dict[str, Make] = {
-    "allreduce": make_allreduce,
-    "sgp": make_sgp,
-    "1-osgp": make_osgp,
-    "dpsgd": make_dpsgd,
-    EVERY: make_rare_sgp,
-    "diloco": make_diloco,
+    "allreduce": lambda n, rate, every: optax.chain(gx.allreduce(), make_sgd(rate)),
+    "sgp": lambda n, rate, every: optax.chain(make_sgd(rate), gx.sgp(peers(n))),
+    "1-osgp": lambda n, rate, every: optax.chain(make_sgd(rate), gx.osgp(peers(n))),
+    "dpsgd": lambda n, rate, every: optax.chain(make_sgd(rate), gx.dpsgd(pairs(n))),
+    EVERY: lambda n, rate, every: optax.chain(make_sgd(rate), gx.sgp(peers(n).every(every))),
+    "diloco": lambda n, rate, every: gx.outer(make_sgd(rate), OUTER, every=every),
 }
 
 

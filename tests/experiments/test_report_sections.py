@@ -125,8 +125,8 @@ SPEED_OPTIONS = {"wire": "rows", "stragglers": "stragglers"}
 def find_options(run: Run) -> set[str]:
     """The names of the options of a run's program."""
     place = {
-        "averaging": ("averaging.__main__", "Options"),
-        "rates": ("rates.__main__", "Options"),
+        "averaging": ("averaging.__main__", "AveragingOptions"),
+        "rates": ("rates.__main__", "RatesOptions"),
         "fault_injection": ("fault_injection.churn", "ChurnOptions"),
         "speed": (f"speed.wire.{SPEED_OPTIONS.get(run.arguments[0])}", "Options"),
         "gossipjax.launch": ("fault_injection.slow", "SlowImageOptions"),
