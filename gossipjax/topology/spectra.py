@@ -31,7 +31,6 @@ AGREEMENT = -30.0  # logarithm of the differences, from 1 at the start, where no
 DIVERGENCE = 100.0  # and where they surely do not
 GROWTH_TOLERANCE = 1e-4  # of the growth: a factor of 1.2 in 1,500 steps
 MAX_WORK = 2**28  # numbers that are computed, after which it stops: a second or two
-MAX_BETWEEN_NODES = 2**10  # whose rounds between the steps are multiplied
 
 Matrix = tuple[tuple[float, ...], ...]
 
@@ -269,17 +268,12 @@ class Recurrence(NamedTuple):
     Attributes:
       local: A, `[m, m]`.
       mixed: B, `[m, m]`.
-      schedule: the rounds; None for the identity.
-      between: a schedule that mixes the first of the m numbers before each step.
-      window: `(every, first, count)`: before step k come the `count` rounds of `between` from
-        number `k every + first` on.
+      schedule: the rounds.
     """
 
     local: Matrix
     mixed: Matrix
-    schedule: Schedule | None
-    between: Schedule | None = None
-    window: tuple[int, int, int] = (1, 0, 0)
+    schedule: Schedule
 
 
 def require_stable(name: str, recurrence: Recurrence) -> None:
@@ -309,43 +303,26 @@ def growth_of_differences(recurrence: Recurrence) -> float:
     It is the spectral radius of the recurrence over a cycle, per step, on all v that are not the
     same on every node; from 1 on, nodes that differ never agree. It is found by power iteration in
     float64 from random differences: 4096 steps, or fewer for many nodes, or where the nodes agree
-    or diverge before; near 1 to about 1e-4. Of a piecewise schedule it is the largest of its parts;
-    of `between` the last part counts, and NaN stands for more than 1024 nodes.
+    or diverge before; near 1 to about 1e-4. Of a piecewise schedule it is the largest of its parts.
 
     >>> import gossipjax as gx
     >>> ring = gx.topology.directed_ring(4)
     >>> round(growth_of_differences(Recurrence(((0.0,),), ((1.0,),), ring)), 2)  # x <- P x
     0.71
     """
-    schedule = recurrence.schedule
-    between = recurrence.between
-    if between is not None and between.size > MAX_BETWEEN_NODES:
-        return math.nan
-    if schedule is not None:
-        return max(_follow(recurrence, schedule.size, part.cycle) for part in schedule.segments)
-    return 0.0 if between is None else _follow(recurrence, between.size, ())
+    return max(_follow(recurrence, part.cycle) for part in recurrence.schedule.segments)
 
 
-def _follow(recurrence: Recurrence, size: int, cycle: tuple[int, ...]) -> float:
-    local, mixed, schedule, between, (every, first, count) = recurrence
+def _follow(recurrence: Recurrence, cycle: tuple[int, ...]) -> float:
+    local, mixed, schedule = recurrence
     identity = np.eye(COLUMNS)
     A, B = (np.kron(np.array(matrix), identity).T for matrix in (local, mixed))
-    v = np.random.default_rng(0).normal(size=(size, len(A)))
-    windows: dict[int, np.ndarray] = {}  # by their first round
+    v = np.random.default_rng(0).normal(size=(schedule.size, len(A)))
     work = 0
     logs = [0.0]  # of the size of the differences
     while len(logs) <= STEPS and AGREEMENT < logs[-1] < DIVERGENCE and work < MAX_WORK:
         step = len(logs) - 1
-        if between is not None:
-            inner = between.segments[-1].cycle
-            start = (step * every + first) % len(inner)
-            if start not in windows:
-                windows[start] = _multiply_window(between, start, count)
-                work += min(count, len(inner)) * size**2
-            v[:, :COLUMNS] = windows[start] @ v[:, :COLUMNS]
-        sent = v @ B
-        if schedule is not None:
-            sent = multiply_round(schedule.rounds[cycle[step % len(cycle)]], sent)
+        sent = multiply_round(schedule.rounds[cycle[step % len(cycle)]], v @ B)
         v = v @ A + sent
         v -= v.mean(axis=0)  # what all nodes have in common is no difference
         norm = np.linalg.norm(v)
@@ -356,11 +333,3 @@ def _follow(recurrence: Recurrence, size: int, cycle: tuple[int, ...]) -> float:
         work += v.size
     half = logs[len(logs) // 2 :]
     return math.exp(np.polyfit(np.arange(len(half)), half, 1)[0]) if len(half) > 1 else math.nan
-
-
-def _multiply_window(schedule: Schedule, start: int, count: int) -> np.ndarray:
-    """The product of `count` rounds of the last cycle, `[N, N]`, of which the first is `start`."""
-    cycle = schedule.segments[-1].cycle
-    cycle = cycle[start:] + cycle[:start]
-    repeats, rest = divmod(count, len(cycle))
-    return _multiply_cycle(schedule, cycle, repeats, cycle[:rest], np.eye(schedule.size))

@@ -522,12 +522,6 @@ for name, function, values, message in (
         [DIRECTED, T.one_peer_exponential(16)],
         "stable",
     ),
-    (
-        "outer average of others than the gossip",
-        lambda schedule: gx.outer(gx.sgp(schedule), SGD, 5, T.ring(16)),
-        [RING],
-        "4, got 16",
-    ),
 ):
     ROWS += calls(name, function, values, message)
 
