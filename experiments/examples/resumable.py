@@ -1,11 +1,11 @@
 """A run that survives being stopped: on one process, under the launcher, or on a cluster.
 
     python -m experiments.examples.resumable FOLDER
-    python -m gossipjax.launch --processes 4 --max-restarts 3 --elastic -- \\
+    python -m gossipjax.launch --processes 4 --max-restarts 3 -- \\
         python -m experiments.examples.resumable FOLDER
 
 It saves every 100 steps and on SIGTERM. Started again, it goes on, also with another number of
-nodes: `--elastic` restarts on the processes that are left.
+nodes.
 """
 
 import sys
@@ -31,7 +31,7 @@ def loss(params, target):
 def main(folder, steps=1000):
     """Trains until `steps`; returns the state and the mean target."""
     gx.launch.initialize()
-    nodes = gx.Nodes(mesh=gx.launch.mesh())  # a node per device of the processes that are left
+    nodes = gx.Nodes(mesh=gx.launch.mesh())  # a node per device of all processes
     tx = make_tx({"nodes": nodes.size})
     train_step = gx.TrainStep(jax.grad(loss, has_aux=True), tx, nodes=nodes)
     targets = nodes.put(jnp.arange(3.0)[None] + jnp.array(nodes.local)[:, None])

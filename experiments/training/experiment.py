@@ -42,7 +42,7 @@ def prepare(options: Options, make_task: Callable[[Options], Task], program: str
       ValueError, OSError: for options that exclude each other, missing data, a folder that holds
         another run, or other data than those of the run that is resumed.
     """
-    size = gx.launch.surviving_nodes(options.nodes)
+    size = options.nodes
     previous = find_previous(options)
     if previous is not None:
         options = merge_saved_options(options, previous.get("options", {}))

@@ -55,7 +55,7 @@ def join_job(options: TrainingOptions) -> None:
     process = gx.launch.initialize()
     gx.launch.advance(slow=True)  # data are prepared, and models compiled
     if options.placement != "vmap" and process.num_processes <= options.nodes * options.fsdp:
-        devices = gx.launch.surviving_nodes(options.nodes) * options.fsdp
+        devices = options.nodes * options.fsdp
         placement.request_cpu_devices(-(-devices // process.num_processes))
 
 

@@ -15,7 +15,7 @@ from gossipjax.launch._worker import signal_handlers
 
 if TYPE_CHECKING:
     from gossipjax.launch._initialize import exit_process, initialize
-    from gossipjax.launch._mesh import mesh, surviving_nodes
+    from gossipjax.launch._mesh import mesh
 
 __all__ = [
     "MALLOC_ENVIRONMENT",
@@ -31,14 +31,12 @@ __all__ = [
     "secret_from_env",
     "set_gpu_settings",
     "signal_handlers",
-    "surviving_nodes",
 ]
 
 _WITH_JAX = {
     "exit_process": "_initialize",
     "initialize": "_initialize",
     "mesh": "_mesh",
-    "surviving_nodes": "_mesh",
 }
 
 if not TYPE_CHECKING:

@@ -38,10 +38,6 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error(f"{option} must be from {minimum:g} to {maximum:g}, got {value}")
     if options.stall_slow is not None and options.stall is None:
         parser.error(f"--stall-slow must come with --stall, got {options.stall_slow:g} alone")
-    if options.elastic and not options.max_restarts:
-        parser.error("--elastic must come with --max-restarts, got none: it is about restarts")
-    if options.elastic and options.asynchronous:
-        parser.error("--elastic must not come with --asynchronous, where the others go on anyway")
     if not command:
         parser.error("the line must end with -- and a command, got no command: -- python train.py")
     if shutil.which(command[0]) is None:
@@ -55,7 +51,6 @@ def main(arguments: list[str] | None = None) -> int:
         stall=None if options.stall is None else StallLimits(options.stall, stall_slow),
         max_restarts=options.max_restarts,
         delay_seconds=options.restart_delay,
-        elastic=options.elastic,
         asynchronous=options.asynchronous,
     )
     try:
@@ -101,12 +96,6 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="before the first restart; doubles with each further failure, up to 30 s, and starts "
         "again after 10 minutes without a failure (default: 1)",
-    )
-    add(
-        "--elastic",
-        action="store_true",
-        help="restart on the surviving processes only; gossipjax.launch.surviving_nodes gives the "
-        "number of nodes",
     )
     add(
         "--asynchronous",

@@ -1,4 +1,4 @@
-"""Meshes over the devices of all processes, and the number of nodes after an elastic restart."""
+"""Meshes over the devices of all processes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh
-
-from gossipjax.launch._process_info import int_from_env
 
 
 def mesh(
@@ -68,34 +66,6 @@ def mesh(
     shape = (nodes, *inner.values())
     grid = np.array(available[: math.prod(shape)]).reshape(shape)
     return Mesh(grid, ("nodes", *inner))
-
-
-def surviving_nodes(nodes: int) -> int:
-    """Number of nodes that survive `--elastic` restarts: `nodes * processes / processes at start`.
-
-    Before any restart, and outside of `python -m gossipjax.launch`, this is `nodes`.
-
-    Raises:
-      ValueError: if this is not an integer, or `nodes` is not an integer >= 1.
-
-    >>> from gossipjax import launch
-    >>> launch.surviving_nodes(8)
-    8
-    """
-    _require_positive_int(nodes, "nodes")
-    num_at_start = int_from_env("GOSSIPJAX_NUM_PROCESSES_AT_START")
-    num_processes = int_from_env("GOSSIPJAX_NUM_PROCESSES")
-    if num_at_start is None or num_processes is None:
-        return nodes
-    _require_positive_int(num_at_start, "GOSSIPJAX_NUM_PROCESSES_AT_START")
-    _require_positive_int(num_processes, "GOSSIPJAX_NUM_PROCESSES")
-    if nodes * num_processes % num_at_start:
-        raise ValueError(
-            f"nodes must be a multiple of {num_at_start} to restart on {num_processes} of "
-            f"{num_at_start} processes, got {nodes}: {nodes * num_processes / num_at_start:g} "
-            f"nodes survive. Start the job with a multiple of {num_at_start} nodes."
-        )
-    return nodes * num_processes // num_at_start
 
 
 def _require_positive_int(value: int, name: str) -> None:

@@ -59,14 +59,13 @@ class JobSpec:
     """A command, and how to run it: the options of the launcher."""
 
     command: Sequence[str]
-    num_processes: int  # at the start of the job
+    num_processes: int
     local_devices: int  # of each process
     grace_seconds: float  # from SIGTERM to SIGKILL
     keep_memory: bool  # whether processes have `MALLOC_ENVIRONMENT`
     stall: StallLimits | None  # None does not watch
     max_restarts: int  # of the job, or of each asynchronous node
     delay_seconds: float  # before the first restart; see `Backoff`
-    elastic: bool  # whether a restart has one process less for each that was lost
     asynchronous: bool  # whether each process is a node that is started again without the others
 
 
@@ -152,7 +151,6 @@ class _Group:
         self.workers: dict[int, Worker] = {}  # of this attempt, by rank
         self.num_running = 0
         self.failure: Exited | None = None  # the first of this attempt
-        self.num_lost = 0  # that SIGKILL ended, if not by the launcher, or that were stuck
 
     @property
     def is_active(self) -> bool:
@@ -259,7 +257,6 @@ class _Supervisor:
         """Count the process; the first failure stops the others of its group."""
         group = next(group for group in self._groups if exited.rank in group.ranks)
         group.num_running -= 1
-        group.num_lost += exited.is_lost
         if self._watch is not None:
             self._watch.forget(exited.rank)
         if exited.code != 0 and group.failure is None and self._stop_signal is None:
@@ -285,9 +282,6 @@ class _Supervisor:
             if group.restarts < job.max_restarts:
                 log(f"{name}the program would fail again, so it is not started again")
             return
-        if job.elastic:
-            # One failure makes others fail, in any order and in any way, except by SIGKILL.
-            group.ranks = range(max(1, len(group.ranks) - max(1, group.num_lost)))
         delay = group.backoff.next_delay(time.monotonic() - group.start_time)
         group.restarts += 1
         group.restart_time = time.monotonic() + delay
@@ -309,7 +303,6 @@ class _Supervisor:
             group.failure = Exited(rank, watch.find_status(verdict))
             for rank in verdict.ranks:
                 group.workers[rank].send_signal(signal.SIGKILL)
-            group.num_lost = len(verdict.ranks) if len(verdict.ranks) < group.num_running else 1
             group.terminate(min(self._job.grace_seconds, MAX_GRACE_AFTER_FAILURE))
 
     def _stop(self, number: int) -> None:
@@ -368,8 +361,7 @@ class _Supervisor:
             PROGRESS: "",  # not that of a job in which the launcher runs
         }
         if not job.asynchronous:
-            start = {"GOSSIPJAX_NUM_PROCESSES_AT_START": str(job.num_processes)}
-            return {**defaults, **os.environ, **required, **coordinated, **start}
+            return {**defaults, **os.environ, **required, **coordinated}
         # Nor has a node the coordinator of such a job.
         inherited = {name: value for name, value in os.environ.items() if name not in coordinated}
         places = {PLACE: str(rank), ADDRESSES: ",".join(self._addresses)}

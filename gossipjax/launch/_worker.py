@@ -26,7 +26,6 @@ CANNOT_EXECUTE = (126, 127)  # exit statuses of a shell, and of a program that l
 IMPORT_FAILED = re.compile(
     rb"(\x1b\[[\d;]*m)*(ModuleNotFound|Import|Syntax|Indentation|Tab)Error\b|.*: No module named "
 )
-SIGKILL_STATUS = 128 + signal.SIGKILL  # also that of a shell script whose command was killed
 
 # The shell reports its process id to the reaper before it becomes the command, so that no process
 # starts unknown to the reaper.
@@ -38,17 +37,11 @@ class Exited(NamedTuple):
 
     rank: int
     code: int  # its exit status, or minus the number of the signal that ended it
-    was_killed: bool = False  # by the launcher
 
     @property
     def status(self) -> int:
         """Exit status as a shell reports it: 128 + the number of the signal."""
         return self.code if self.code >= 0 else 128 - self.code
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether SIGKILL ended the process, and not that of the launcher."""
-        return self.status == SIGKILL_STATUS and not self.was_killed
 
 
 class OutputClosed(NamedTuple):
@@ -145,9 +138,8 @@ class Worker:
         self._reaper = reaper
         self._last_lines = deque[bytes](maxlen=LAST_LINES)
         self._last_on_stderr = b""
-        self._lock = threading.Lock()  # of the two below, and of every signal to the group
+        self._lock = threading.Lock()  # of the one below, and of every signal to the group
         self._is_running = True
-        self._was_killed = False
         self._process = subprocess.Popen(
             ["/bin/sh", "-c", REPORT_AND_EXEC, "sh", *command],
             stdin=reaper.input(),
@@ -165,7 +157,6 @@ class Worker:
         with self._lock:
             if self._is_running:
                 signal_group(self._process.pid, number)
-                self._was_killed |= number == signal.SIGKILL
 
     @property
     def process_id(self) -> int:
@@ -199,7 +190,7 @@ class Worker:
         code = self._wait_for_exit()
         for reader in readers:
             reader.join(DRAIN_SECONDS)
-        self._report(Exited(self.rank, code, self._was_killed))
+        self._report(Exited(self.rank, code))
 
     def _wait_for_exit(self) -> int:
         """Wait for the exit of the process, kill the rest of its group, and return its code.

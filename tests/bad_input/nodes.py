@@ -138,7 +138,6 @@ for name, function, values, message in (
     ("mesh local", lambda n: launch.mesh(1, n), [0, 1.5, 1000], "must be"),
     ("mesh divisor", lambda n: launch.mesh(None, n), [3, 5], "must divide"),
     ("mesh devices", lambda d: launch.mesh(devices=d), [[], jax.devices() * 2], "devices must be"),
-    ("surviving_nodes", launch.surviving_nodes, [0, None], "nodes must be"),
     ("address", lambda a: launch.initialize(a, 2, 0), ["host", "host:0", ":1", "::1:80"], BY_HAND),
     ("num_processes", lambda n: launch.initialize("host:1", n, 0), [-1, 1.5], "num_processes"),
     ("process_id", lambda n: launch.initialize("host:1", 2, n), [-1, 2], "process_id"),

@@ -320,7 +320,6 @@ OTHERS = [
     ("launch", "--processes 1 --stall 0 -- true", "--stall must be from 0.1 to 1e+06, got 0"),
     ("launch", "--processes 1 --stall 9 --stall-slow 8 -- true", "--stall-slow must be from 9 to"),
     ("launch", "--processes 1 --stall-slow 9 -- true", "--stall-slow must come with --stall"),
-    ("launch", "--processes 1 --elastic -- true", "--elastic must come with --max-restarts"),
     ("launch", "--processes 1", "must end with -- and a command, got no command"),
     ("launch", "--processes 1 -- ''", "the command must be a program"),
     ("launch", "--processes 1 -- /nowhere/at/all", "the command must be a program"),

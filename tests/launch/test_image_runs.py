@@ -8,23 +8,21 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from launching import TIMEOUT, environment, is_alive
+from launching import TIMEOUT, environment
 from small import make_small
 
 from experiments import image
 from experiments.compilation_cache import compilation_cache
-from experiments.fault_injection.job import RESTARTED, RESUMED, LaunchedJob, find_pids
+from experiments.fault_injection.job import RESTARTED, RESUMED
 from experiments.training import main, placement
 from gossipjax.checkpoint import Checkpoints
 
 STEPS = 8
-SGP = "sgp-one_peer_exponential-seed-0"  # folder of its checkpoints
 CLOCK_FIELDS = {
     "seconds",
     "examples_per_second",
@@ -334,19 +332,6 @@ def launcher(*options, processes):
     return (sys.executable, "-m", "gossipjax.launch", *arguments)
 
 
-def wait_for(condition, process):
-    deadline = time.monotonic() + TIMEOUT
-    while not condition():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def newest(folder):
-    """The step of the newest checkpoint, 0 if there is none."""
-    return max((int(path.name) for path in folder.glob("[0-9]*") if path.name.isdigit()), default=0)
-
-
 def test_two_processes_of_which_one_fails_train_what_one_does(tmp_path):
     """The disk is full; the checkpoint before is complete all the same. All is equal to the bit.
 
@@ -368,29 +353,3 @@ def test_two_processes_of_which_one_fails_train_what_one_does(tmp_path):
     assert [match[1] for match in map(RESTARTED.match, lines) if match] == ["1"]
     assert [match[1] for match in map(RESUMED.match, lines) if match] == ["4"]
     assert_same_end(one, two)
-
-
-def test_an_elastic_job_resumes_on_the_surviving_process(tmp_path):
-    """Two nodes on two processes, of which one is killed; then SIGTERM, which saves."""
-    arguments = [*TWO_NODES, "--out", str(tmp_path)]
-    arguments[arguments.index("--epochs") + 1] = "9999"
-    folder = tmp_path / "checkpoints" / SGP
-    with started(arguments, *launcher("--max-restarts", "1", "--elastic", processes=2)) as job:
-        wait_for(lambda: newest(folder) > 0, job)
-        pids = find_pids(job.pid, LaunchedJob.PLACE)
-        os.kill(pids[1], signal.SIGKILL)
-        lines = []
-        assert job.stdout is not None
-        while not lines or "sgp resumes after step " not in lines[-1]:
-            lines.append(job.stdout.readline())
-            assert lines[-1], lines
-        step = int(lines[-1].rpartition("sgp resumes after step ")[2].split()[0])
-        wait_for(lambda: newest(folder) > step, job)
-        job.terminate()
-        output, _ = job.communicate(timeout=TIMEOUT)
-    assert job.returncode == 143, output
-    assert any("[launch] restart 1 of 1, with 1 processes" in line for line in lines)
-    assert "of sgp: 2 nodes became 1: all start from the average" in lines[-1]
-    last = int(output.rpartition("asked to end: saved after step ")[2].split()[0])
-    assert newest(folder) == last > step
-    assert not any(map(is_alive, pids.values()))

@@ -56,7 +56,6 @@ def test_each_process_gets_its_environment_and_its_output_a_prefix():
         jobs.add(tuple(variables[f"GOSSIPJAX_{name}"] for name in names))
         assert variables["GOSSIPJAX_PROCESS_ID"] == str(rank)
         assert variables["GOSSIPJAX_NUM_PROCESSES"] == "3"
-        assert variables["GOSSIPJAX_NUM_PROCESSES_AT_START"] == "3"
         assert variables["JAX_NUM_CPU_DEVICES"] == "2"
         assert variables["JAX_LOCAL_DEVICE_IDS"] == f"{2 * rank},{2 * rank + 1}"
         assert int(variables["NPROC"]) >= 4
@@ -376,47 +375,6 @@ class TestRestarts:
         done = run_job(code, "--processes", 1, "--max-restarts", 3, *AT_ONCE)
         assert (done.returncode, done.stdout) == (0, "[0] started 2\n")
 
-    def test_of_an_elastic_job_are_on_the_surviving_processes(self, tmp_path):
-        """Two are killed, and one fails because of it: that one is not lost."""
-        code = PROLOGUE + (
-            "nodes = [os.environ[f'GOSSIPJAX_NUM_PROCESSES{x}'] for x in ('', '_AT_START')]\n"
-            "print(*nodes, rank); other = signal.SIG_IGN if rank == 1 else lambda *_: sys.exit(1)\n"
-            "signal.signal(signal.SIGTERM, other); announce(f'{rank} of {restart}')\n"
-            "if restart == 0 and rank == 1:\n"
-            "    wait_for(*(f'{i} of 0' for i in range(4)))\n"
-            "    for i in (3, 1):\n"
-            "        os.kill(int(Path(os.environ['FOLDER'], f'{i} of 0.pid').read_text()), 9)\n"
-            f"if restart == 0: {SLEEP}"
-        )
-        options = ("--processes", 4, "--max-restarts", 1, "--elastic")
-        done = run_job(code, *options, FOLDER=str(tmp_path))
-        assert done.returncode == 0, done.stderr
-        assert "restart 1 of 1, with 2 processes" in done.stderr
-        after = [line for line in done.stdout.splitlines() if "] 2 4" in line]
-        assert sorted(after) == ["[0] 2 4 0", "[1] 2 4 1"]
-
-    @pytest.mark.parametrize(
-        ("first", "on_sigterm"),
-        [
-            # Rank 2 fails because rank 1 was killed, but the launcher hears of rank 2 first.
-            (2, "os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else sys.exit(1)"),
-            (1, "None"),  # the launcher kills it
-        ],
-        ids=["reported late", "killed by the launcher"],
-    )
-    def test_of_an_elastic_job_count_one_loss_once(self, first, on_sigterm, tmp_path):
-        code = PROLOGUE + (
-            "if restart: sys.exit(0)\n"
-            f"signal.signal(signal.SIGTERM, lambda *_: {on_sigterm})\n"
-            "announce(rank); wait_for(*range(4))\n"
-            f"if rank == {first}: sys.exit(1)\n"
-            "while True: time.sleep(1)"
-        )
-        options = ("--processes", 4, "--max-restarts", 1, "--elastic", *AT_ONCE)
-        done = run_job(code, *options, "--grace", 0.5, FOLDER=str(tmp_path))
-        assert done.returncode == 0, done.stderr
-        assert "restart 1 of 1, with 3 processes" in done.stderr
-
     def test_are_delayed_more_after_each_failure(self):
         """Of each node by its own failures. The status is of the first that failed for good."""
         code = PROLOGUE + "print(time.time()); sys.exit(5 + rank)"
@@ -489,10 +447,3 @@ def test_a_process_that_cannot_be_started(capsys):
     too_long = "x" * 2**18
     assert main(["--processes", "2", "--", "true", too_long]) == 1
     assert "error: cannot start rank 0: [Errno 7] Argument list too long" in capsys.readouterr().err
-
-
-def test_an_elastic_job_is_not_asynchronous(capsys):
-    """The other refusals are in the table of bad inputs."""
-    with pytest.raises(SystemExit):
-        main(["--asynchronous", "--elastic", "--max-restarts", "1", "--processes", "2", "--", "a"])
-    assert "--elastic must not come with --asynchronous" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Meshes over the devices of one and of several processes; nodes after an elastic restart."""
+"""Meshes over the devices of one and of several processes."""
 
 from types import SimpleNamespace
 
@@ -119,13 +119,3 @@ def test_meshes_of_several_processes_that_cannot_be(counts, nodes, local, messag
     monkeypatch.setattr(jax, "devices", lambda: fake_devices(counts))
     with pytest.raises(ValueError, match=message):
         launch.mesh(nodes, local)
-
-
-def test_surviving_nodes(monkeypatch):
-    assert launch.surviving_nodes(6) == 6
-    monkeypatch.setenv("GOSSIPJAX_NUM_PROCESSES_AT_START", "4")
-    monkeypatch.setenv("GOSSIPJAX_NUM_PROCESSES", "3")
-    assert launch.surviving_nodes(8) == 6
-    message = r"multiple of 4 to restart on 3 of 4 processes, got 6: 4\.5 nodes survive"
-    with pytest.raises(ValueError, match=message):
-        launch.surviving_nodes(6)
