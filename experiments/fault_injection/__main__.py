@@ -2,15 +2,11 @@
 
     python -m experiments.fault_injection --kills 20 --processes 4
     python -m experiments.fault_injection asynchronous --kills 20 --processes 4
-    python -m experiments.fault_injection chaos --deaths 1000
-    python -m experiments.fault_injection far --megabytes 20 --loss 0.02
-    python -m experiments.fault_injection churn --deaths-per-minute 0 1
 
 In lockstep (`lockstep.py`) the launcher restarts the job after each kill; in the asynchronous job
-(`asynchronous.py`) the other nodes go on. In `chaos.py` nodes are threads, which can be killed a
-thousand times; in `far.py` they are processes behind links that are slow and lose packets. The
-programs write `summary.json` into `--out`, print a table with a row per fault, scenario or node,
-and exit with status 1 if a requirement was violated. Linux only: they find the processes in /proc.
+(`asynchronous.py`) the other nodes go on. Both write `summary.json` into `--out`, print a table
+with a row per fault, and exit with status 1 if a requirement was violated. Linux only: they find
+the processes in /proc.
 """
 
 import signal
@@ -23,19 +19,13 @@ from rich.console import Console
 
 from experiments import results
 from experiments.compilation_cache import compilation_cache
-from experiments.fault_injection import asynchronous, chaos, churn, far, lockstep
-from experiments.fault_injection.chaos import ChaosOptions
-from experiments.fault_injection.churn import ChurnOptions
-from experiments.fault_injection.far import FarOptions
+from experiments.fault_injection import asynchronous, lockstep
 from experiments.fault_injection.options import AsynchronousOptions, LockstepOptions
 from experiments.program import exit_on_error
 
 PROGRAM = "python -m experiments.fault_injection"
 PROGRAMS: dict[str, tuple[type[Any], Callable[..., list[str]]]] = {
     "asynchronous": (AsynchronousOptions, asynchronous.measure),
-    "chaos": (ChaosOptions, chaos.measure),
-    "churn": (ChurnOptions, churn.measure),
-    "far": (FarOptions, far.measure),
     "": (LockstepOptions, lockstep.measure),
 }
 

@@ -31,9 +31,6 @@ def main(out: Path, place: int, nodes: int) -> None:
         for _ in range(STEPS):
             write("begin")
             time.sleep(STEP_SECONDS)
-            if path := os.environ.get("GOSSIPJAX_LOSSES"):
-                with open(path, "a") as losses:
-                    losses.write(f"{time.time()} 0.5\n")
         write("ended")
     if place == 0:
         paths = [folder / f"{number}.jsonl" for number in range(nodes)]

@@ -25,7 +25,6 @@ from experiments.report.pages import make_anchor
 from experiments.report.section import Findings, Sample, Scale, judge
 from experiments.report.sections import (
     SECTIONS,
-    churn,
     deviations,
     hours,
     merging,
@@ -114,8 +113,7 @@ def check(findings: Findings) -> list[bool | None]:
 
 @pytest.fixture(params=[True, False], ids=["root", "no-root"])
 def can_limit(request, monkeypatch):
-    for module in (times, churn):
-        monkeypatch.setattr(module, "can_limit_links", lambda: request.param)
+    monkeypatch.setattr(times, "can_limit_links", lambda: request.param)
     return request.param
 
 
@@ -127,7 +125,6 @@ def find_options(run: Run) -> set[str]:
     place = {
         "averaging": ("averaging.__main__", "AveragingOptions"),
         "rates": ("rates.__main__", "RatesOptions"),
-        "fault_injection": ("fault_injection.churn", "ChurnOptions"),
         "speed": (f"speed.wire.{SPEED_OPTIONS.get(run.arguments[0])}", "Options"),
         "gossipjax.launch": ("fault_injection.slow", "SlowImageOptions"),
     }.get(run.program, (run.program, "Options"))
@@ -146,10 +143,8 @@ def test_runs_are_commands_of_the_programs(scale: Scale, can_limit: bool):
             arguments = arguments[arguments.index("-m") :]
         names = {name for name in arguments if name.startswith("--")}
         assert names <= find_options(run), run.command
-        assert run.is_alone == (run.program in ("speed", "fault_injection"))
-        names = set(list_option(run, "--algorithm")) if "--algorithm" in arguments else set()
-        is_measured = run.program == "speed" or names & set(churn.ASYNCHRONOUS)
-        assert can_limit or not is_measured or "--bandwidth" not in arguments
+        assert run.is_alone == (run.program == "speed")
+        assert can_limit or run.program != "speed" or "--bandwidth" not in arguments
 
 
 @pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
@@ -161,8 +156,7 @@ def test_texts_have_their_numbers(scale: Scale):
 
 def test_every_run_is_kept(monkeypatch):
     """`--kept` of a fresh clone shows the whole report."""
-    for module in (times, churn):
-        monkeypatch.setattr(module, "can_limit_links", lambda: True)
+    monkeypatch.setattr(times, "can_limit_links", lambda: True)
     scale = name_data()
     calls = {r.name: r.call for section in SECTIONS.values() for r in section.list_runs(scale)}
     files = (KEPT / KEPT_RUNS).iterdir()
@@ -631,28 +625,6 @@ def test_hours():
     crossing = hours.find_crossing(lead, math.log(2.0))
     assert crossing == pytest.approx((4.0, 1.0, 16.0), rel=1e-3)
     assert hours.find_last(lead + 9, 0.0) == 100.0  # it never gets ahead
-
-
-def test_churn(monkeypatch):
-    monkeypatch.setattr(churn, "can_limit_links", lambda: True)
-    goodputs = {"async-sgp": 0.7, "async-outer": 0.8, "allreduce": 0.05, "quorum": 0.6}
-    runs = [
-        {
-            "algorithm": name,
-            "deaths_per_minute": rate,
-            "goodput": 0.9 if rate == 0 else goodput,
-            "steps": 100.0,
-            "loss": 5.0,
-            "bytes_per_second": 1e5,
-            "account": {"founded": 8, "difference": 0},
-        }
-        for name, goodput in goodputs.items()
-        for rate in (0, 6)
-    ]
-    assert finish("churn", {"runs": runs}) == [True] * 4
-    runs[1]["goodput"] = 0.1
-    runs[3]["account"] = {"founded": 8, "difference": -1e-3}
-    assert finish("churn", {"runs": runs}) == [False, False, True, True]
 
 
 def test_links_cannot_be_limited_everywhere(monkeypatch):

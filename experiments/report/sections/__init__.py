@@ -3,7 +3,6 @@
 from experiments.report import published
 from experiments.report.section import Section
 from experiments.report.sections import (
-    churn,
     deviations,
     hours,
     images,
@@ -36,7 +35,6 @@ SECTIONS: dict[str, Section] = {
         times.DPSGD17_SECTION,
         times.STEP_SECTION,
         times.STRAGGLER_SECTION,
-        churn.SECTION,
         published.SECTION,
         hours.SECTION,
     )
