@@ -24,14 +24,17 @@ class Reaper:
     """The running script, within the context.
 
     Its input is a pipe, with one line per process: the id of a process that leads a session, or
-    minus the id after it has exited. If something kills the script, the next start of a process
-    starts it again.
+    minus the id after it has exited.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._groups: set[int] = set()  # that run
-        self._start()
+        command = [sys.executable, "-I", "-S", __file__]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True
+        )
+        assert self._process.stdin is not None
+        self._pipe = self._process.stdin
 
     def __enter__(self) -> Reaper:
         return self
@@ -42,32 +45,12 @@ class Reaper:
 
     def input(self) -> IO[bytes]:
         """The pipe, to which a new process writes its id before it does anything else."""
-        with self._lock:
-            if self._process.poll() is not None:
-                self._pipe.close()
-                self._start()
-            return self._pipe
-
-    def add(self, group: int) -> None:
-        """Keep the id of a new process, which has reported itself, for another script."""
-        with self._lock:
-            self._groups.add(group)
+        return self._pipe
 
     def discard(self, group: int) -> None:
         """Report that a process has exited."""
         with self._lock, contextlib.suppress(OSError):
-            self._groups.discard(group)
             self._pipe.write(b"-%d\n" % group)
-
-    def _start(self) -> None:
-        command = [sys.executable, "-I", "-S", __file__]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True
-        )
-        assert self._process.stdin is not None
-        self._pipe = self._process.stdin
-        for group in self._groups:
-            self._pipe.write(b"%d\n" % group)
 
 
 def signal_group(group: int, number: int) -> None:

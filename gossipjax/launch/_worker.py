@@ -148,7 +148,6 @@ class Worker:
             env=environment,
             start_new_session=True,
         )
-        reaper.add(self._process.pid)
         self._thread = threading.Thread(target=self._wait, daemon=True)
         self._thread.start()
 

@@ -1,6 +1,5 @@
 """The launcher: processes that start and end together or by themselves, signals, restarts."""
 
-import contextlib
 import fcntl
 import json
 import os
@@ -164,35 +163,6 @@ class TestNothingIsLeft:
             wait_for(lambda: len(read_pids(tmp_path)) == 4)
             launcher.kill()
             wait_for(lambda: not any(map(is_alive, read_pids(tmp_path))))
-
-    def test_when_the_reaper_was_killed_before(self, tmp_path):
-        """The next start brings another one, which knows the process that goes on."""
-        code = PROLOGUE + (
-            "announce(f'{rank} of {restart}'); wait_for('killed')\n"
-            f"if rank == 1 and restart == 0: sys.exit(5)\n{SLEEP}"
-        )
-        options = (*EACH, "--processes", 2, "--max-restarts", 3, *AT_ONCE)
-        with started_job(code, *options, FOLDER=str(tmp_path)) as launcher:
-            wait_for(lambda: len(read_pids(tmp_path)) == 2)
-            reaper = find_reaper(launcher.pid)
-            os.kill(reaper, signal.SIGKILL)
-            wait_for(lambda: not is_alive(reaper))
-            (tmp_path / "killed.pid").touch()
-            wait_for((tmp_path / "1 of 1.pid").exists)
-            running = [int((tmp_path / name).read_text()) for name in ("0 of 0.pid", "1 of 1.pid")]
-            assert all(map(is_alive, running))
-            launcher.kill()
-            wait_for(lambda: not any(map(is_alive, running)))
-
-
-def find_reaper(launcher: int) -> int:
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parent = int(path.read_text().rpartition(")")[2].split()[1])
-            command = path.with_name("cmdline").read_text()
-            if parent == launcher and command.endswith("_reaper.py\0"):
-                return int(path.parent.name)
-    raise AssertionError("no reaper")
 
 
 @both

@@ -117,13 +117,6 @@ def test_without_a_secret_a_wrong_process_gets_the_error_and_the_others_wait():
         assert [result.result() for result in results] == [None] * 3
 
 
-def test_without_a_secret_doubled_processes_are_named_in_the_end():
-    errors = errors_of([(0, 3), (1, 3), (1, 3)], 1, None)
-    assert errors[0].startswith("process 2 of 3 did not connect to ADDRESS within 1 s")
-    assert "there are two processes 1 of 3" in errors[0]
-    assert sorted(error == errors[0] for error in errors[1:]) == [False, True]
-
-
 HELLO = {"process_id": 1, "num_processes": 2, "host": "somewhere"}
 WRONG = {
     "a text": {**HELLO, "process_id": "1"},
