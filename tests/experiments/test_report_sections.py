@@ -125,6 +125,7 @@ def find_options(run: Run) -> set[str]:
     place = {
         "averaging": ("averaging.__main__", "AveragingOptions"),
         "rates": ("rates.__main__", "RatesOptions"),
+        "steps_to_loss": ("steps_to_loss", "StepsOptions"),
         "speed": (f"speed.wire.{SPEED_OPTIONS.get(run.arguments[0])}", "Options"),
         "gossipjax.launch": ("fault_injection.slow", "SlowImageOptions"),
     }.get(run.program, (run.program, "Options"))
