@@ -50,10 +50,14 @@ def require_stable(
 def _grows(
     outer_tx: Transform, rounds: list[Any], pull: float, mix: float, gossip: set[str] | None
 ) -> bool:
-    size, parts = rounds[0].size, np.ones(1) if gossip is None else PARTS
-    a = np.tile(np.random.default_rng(0).normal(size=(size, 1)), (1, len(parts)))
+    parts = np.ones(1) if gossip is None else PARTS
+    starts = np.random.default_rng(0).normal(size=(rounds[0].size, 1))
+    a = np.tile(starts, (1, len(parts)))
     a -= a.mean(axis=0)
-    x, w, c, kept = a, np.ones((size, 1)), 0 * a, 0 * a  # the correction; what damping keeps
+    x = a
+    w = np.ones_like(starts)
+    c = np.zeros_like(a)  # the correction
+    kept = np.zeros_like(a)  # what damping keeps
     sizes = []
     with jax.ensure_compile_time_eval(), jax.numpy_dtype_promotion("standard"):
         state = jax.vmap(jax.vmap(outer_tx.init))(jnp.asarray(a, jnp.float32))
@@ -62,7 +66,8 @@ def _grows(
             P = rounds[step % len(rounds)]
             z = x / w
             if gossip is None:
-                z, D = a, multiply_round(P, a - x - pull * a) + pull * a
+                z = a
+                D = multiply_round(P, a - x - pull * a) + pull * a
             else:
                 D = parts * z
             v, state = update(np.float32(D), state, np.float32(z))
@@ -83,8 +88,14 @@ def _mix(P: Any, x: Any, w: Any, c: Any, kept: Any, v: Any, gossip: set[str]) ->
     """A round of `gx.sgp` or `gx.gradient_tracking`, damped or not."""
     damping = np.minimum(1, w)
     if "damped" in gossip:
-        v = kept = kept + damping * (v - kept)
+        v = kept + damping * (v - kept)
+        kept = v
     if "held_back" in gossip:
-        v, kept = damping * (kept + v), (1 - damping) * (kept + v)
-    new_x, new_w = multiply_round(P, x + v + c), multiply_round(P, w)
-    return new_x, new_w, multiply_round(P, v + c) - v if "correction" in gossip else c, kept
+        total = kept + v
+        v = damping * total
+        kept = total - v
+    new_x = multiply_round(P, x + v + c)
+    new_w = multiply_round(P, w)
+    if "correction" in gossip:
+        c = multiply_round(P, v + c) - v
+    return new_x, new_w, c, kept
