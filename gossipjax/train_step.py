@@ -15,13 +15,11 @@ from jax.sharding import Mesh
 from gossipjax import launch, meshes
 from gossipjax.algorithms.frame.chain import (
     StepPlan,
-    require_no_momentum,
     start_at,
     step_plan,
 )
 from gossipjax.algorithms.frame.state import add, apply_updates
 from gossipjax.collectives import accumulation_dtype, cast_like
-from gossipjax.last import GRADIENTS, mark
 from gossipjax.overlapped_step import DelayedUpdate, OverlappedUpdate, spmd_by_step
 from gossipjax.spmd import Nodes, as_nodes, donate_on_accelerators
 from gossipjax.spmd.arguments import (
@@ -58,7 +56,7 @@ def check_gradients(gradients: Gradients) -> Gradients:
                 f"the parameters, {_describe(specs[0])}, got {_describe(specs[1])}: "
                 "jax.value_and_grad returns them in the other order."
             )
-        return mark(result[0], GRADIENTS), result[1]
+        return result
 
     return checked
 
@@ -195,7 +193,8 @@ class TrainStep:
     Raises:
       ValueError: if `mesh` and `nodes` contradict each other, `max_programs` is below 1, or
         `overlap_in_thread` is True where a node has several devices; at the first step, if an
-        optimizer stands after the gossip, or before a gossip that is the optimizer itself, or a
+        optimizer with state stands after the gossip, or one with momentum before a gossip that is
+        the optimizer itself, or a
         node's devices have parts of a batch and exchange nothing; where `step` goes back and the
         state does not.
 
@@ -413,7 +412,6 @@ class TrainStep:
 
     def _find_update(self, kind: _Kind, opt_state: optax.OptState) -> Update:
         if kind not in self._updates:
-            require_no_momentum(opt_state)
             self._updates[kind] = self._make_update(kind)
         return self._updates[kind]
 

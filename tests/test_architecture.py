@@ -18,7 +18,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # Folder or module of the library -> those below it, which it may import.
 COLLECTIVES = {"topology", "wire", "sharding", "serialization"}
-ALGORITHMS = {"collectives", "last", *COLLECTIVES}
+ALGORITHMS = {"collectives", *COLLECTIVES}
 TOP = {"algorithms", "meshes", "spmd", "processes", *ALGORITHMS}
 LAYERS = {
     "topology": set(),
@@ -27,11 +27,10 @@ LAYERS = {
     "processes": {"meshes"},
     "launch": set(),
     "batches": {"topology"},
-    "last": set(),
     "collectives": COLLECTIVES,
     "sharding": {"serialization"},
     "serialization": {"topology"},
-    "spmd": {"last", "meshes", "processes", "sharding", "topology"},
+    "spmd": {"meshes", "processes", "sharding", "topology"},
     "algorithms": ALGORITHMS,
     "faults": {"algorithms", *ALGORITHMS},
     "overlapped_step": TOP,

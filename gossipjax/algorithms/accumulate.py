@@ -10,7 +10,6 @@ import optax
 
 from gossipjax.algorithms import frame
 from gossipjax.collectives import StepLike, cast_like, default_step, vary, vary_where_mapped
-from gossipjax.last import PARAMS, UPDATES, mark
 from gossipjax.serialization import register_with_flax
 from gossipjax.topology.schedule import require_int
 
@@ -86,9 +85,6 @@ def accumulate(
     ) -> tuple[optax.Updates, frame.AccumulationState]:
         old = frame.require_state(state, frame.AccumulationState, "accumulate")
         frame.require_plan(plan, old.plan, "accumulate")
-        exchanges = frame.gossip_state(old.inner) is not None
-        if exchanges:
-            params = mark(params, PARAMS)
         # Without a step the gradients in the sum are counted.
         makes_update = plan.makes_update(default_step(step, old.pending, axis_name))
         arguments = extra_args if step is None else {**extra_args, "step": plan.update_number(step)}
@@ -102,8 +98,6 @@ def accumulate(
         total, pending = jax.tree.map(
             lambda x: jnp.where(makes_update, jnp.zeros_like(x), x), (total, pending)
         )
-        if exchanges:  # also of zeros: what a chain does to them, it does to the updates
-            new = mark(new, UPDATES)
         return new, vary(frame.AccumulationState(pending, total, inner_state, plan), axis_name)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -26,7 +26,6 @@ from gossipjax.collectives import (
     vary,
     vary_where_mapped,
 )
-from gossipjax.last import APPLIED, PARAMS, UPDATES, mark
 from gossipjax.sharding import on_shards, specs_here
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import Codec, WireLike
@@ -424,11 +423,9 @@ class _OuterSteps:
         outer_average: Any = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
-        params = mark(params, PARAMS)
         params = frame.require_params(params, "outer")
         plan = self.plan
         old = self._require_own_state(state)
-        frame.require_updates_numbered_here(plan, step)
         step = default_step(step, old.count, plan.wire.axis_name)
         frame.require_like(params, updates, "the updates of outer")
         frame.require_like(params, old.anchor, "the anchor in the state of outer")
@@ -439,7 +436,7 @@ class _OuterSteps:
         if local is not None:
             change, local = self._move_locally(change, local, params, step)
         new = old._replace(count=optax.safe_increment(old.count), inner=inner, local=local)
-        carry = vary((cast_like(mark(change, APPLIED), params), new), plan.wire.axis_name)
+        carry = vary((cast_like(change, params), new), plan.wire.axis_name)
         for fragment, leaves in enumerate(frame.split_leaves(old.anchor, plan.fragments)):
             step_of = _FragmentStep(self, fragment, leaves, params, step, outer_average, old.count)
             if plan.delay:
@@ -447,7 +444,7 @@ class _OuterSteps:
                 carry = cond(plan.is_sent(fragment, step), step_of.send, _keep, *carry)
             else:
                 carry = cond(plan.is_used(fragment, step), step_of.use_at_once, _keep, *carry)
-        return mark(carry[0], UPDATES), carry[1]
+        return carry
 
     def _move_locally(
         self, change: Any, local: frame.GossipState, params: Any, step: StepLike
@@ -559,7 +556,6 @@ class _FragmentStep:
             change, mixed = self.steps.gossip.update(
                 change, gossip._replace(residual=None), anchor, step=plan.round_number(self.step)
             )
-            change = mark(change, APPLIED)
             state = state._replace(local=mixed._replace(residual=gossip.residual))
         anchor = frame.add(anchor, change)
         model = anchor

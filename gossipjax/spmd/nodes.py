@@ -33,10 +33,8 @@ from gossipjax.spmd.arguments import (
     require_transform,
 )
 from gossipjax.spmd.program import (
-    CheckedJit,
     Program,
     is_mesh_of,
-    require_gradients,
     run_sharded,
     run_simulated,
 )
@@ -120,7 +118,7 @@ def spmd(
     options: dict[str, Any] = {}
     if nodes.mesh is not None and nodes.per_device > 1:
         options["out_shardings"] = NamedSharding(nodes.mesh, P(nodes.axis_name))
-    jitted = CheckedJit(run, static_argnums=tuple(kinds.static), donate_argnums=donated, **options)
+    jitted = jax.jit(run, static_argnums=tuple(kinds.static), donate_argnums=donated, **options)
     return Program(jitted, kinds, nodes)
 
 
@@ -341,7 +339,6 @@ class Nodes:
             specs.require(shapes, {name: self.mesh.shape[name] for name in self.inner_axes})
         stacked = self.replicate(params, None if specs is None else specs.of(shapes))
         opt_state = self.run(tx.init, stacked)
-        require_gradients(self, tx, stacked, opt_state)
         return stacked, opt_state
 
     def put(self, rows: Any, specs: Any = None) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.extend.core import jaxpr_as_fun, jaxprs_in_params
+from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from gossipjax import meshes, processes
-from gossipjax.last import GRADIENTS, mark, require_applied, showing_arguments, takes_gradients
 from gossipjax.sharding import axes_of, constrain, shard_specs
 from gossipjax.spmd.arguments import (
     ArgumentKinds,
@@ -76,46 +74,6 @@ def is_collective_over(axis_name: str, eqn: Any) -> bool:
     return any(axis_name in (name if isinstance(name, tuple | list) else (name,)) for name in names)
 
 
-class CheckedJit:
-    """`jax.jit(run, **options)`, of which a new program is checked while it is traced.
-
-    The updates of a gossip must be added to the parameters as they are. The program is traced once,
-    checked, and put into that of `jit` as it is: an error there is one of the first call, and later
-    calls are those of a plain `jit`.
-    """
-
-    def __init__(self, run: Callable[..., Any], static_argnums: Sequence[int], **options: Any):
-        run = showing_arguments(run)
-        static = frozenset(static_argnums)
-
-        @functools.wraps(run)
-        def checked(*args: Any) -> Any:
-            trace = jax.make_jaxpr(run, static_argnums=tuple(static), return_shape=True)
-            jaxpr, result = trace(*args)
-            require_applied(jaxpr)
-            dynamic = [arg for i, arg in enumerate(args) if i not in static]
-            leaves = jaxpr_as_fun(jaxpr)(*jax.tree.leaves(dynamic))
-            return jax.tree.unflatten(jax.tree.structure(result), leaves)
-
-        self._jitted = jax.jit(checked, static_argnums=static_argnums, **options)
-        self.trace = self._jitted.trace
-        self.lower = self._jitted.lower
-
-    def __call__(self, *args: Any) -> Any:
-        return self._jitted(*args)
-
-
-def require_gradients(nodes: Nodes, tx: Any, params: Any, opt_state: Any) -> None:
-    """Raises `ValueError` if gradients arrive negated at a gossip that is the optimizer."""
-
-    def update(params: Any, opt_state: Any) -> Any:
-        return tx.update(mark(params, GRADIENTS), opt_state, params)
-
-    if takes_gradients(opt_state):
-        with contextlib.suppress(TypeError):  # of a chain that needs more, such as the loss
-            jax.eval_shape(nodes.spmd(update), params, opt_state)
-
-
 # An array of the last program that must end before the next one starts.
 _last: collections.deque[jax.Array] = collections.deque(maxlen=1)
 
@@ -145,7 +103,7 @@ class Program:
     [0.0, 2.0, 4.0, 6.0]
     """
 
-    def __init__(self, jitted: CheckedJit, kinds: ArgumentKinds, nodes: Nodes):
+    def __init__(self, jitted: Any, kinds: ArgumentKinds, nodes: Nodes):
         self._jitted = jitted
         self._kinds = kinds
         self._nodes = nodes

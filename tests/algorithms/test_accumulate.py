@@ -1,6 +1,5 @@
 """What gx.accumulate and gx.accumulate_gradients do between updates, and what they refuse."""
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -284,23 +283,6 @@ class TestMultiSteps:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("step", [{}, {"step": 1}], ids=["counted", "numbered"])
-    def test_gossip_beside(self, step):
-        tx = optax.chain(gx.accumulate(optax.sgd(0.1), EVERY), gx.sgp(SCHEDULE))
-        for refuse in (
-            partial(trace_step, tx, **step),
-            lambda: gx.canonical_step(tx.init(jnp.zeros(3)), 3),
-        ):
-            with pytest.raises(ValueError, match=r"gossip must stand inside gx.accumulate, got it"):
-                refuse()
-
-    @pytest.mark.parametrize("step", [0, EVERY - 1])
-    @pytest.mark.parametrize("after", [optax.scale(-0.1), optax.adam(0.1)], ids=["scale", "adam"])
-    def test_an_optimizer_after_it(self, after, step):
-        """By the program of a step that exchanges nothing as well."""
-        with pytest.raises(ValueError, match="gossip must be last in a chain"):
-            trace_step(optax.chain(gx.accumulate(gx.sgp(SCHEDULE), EVERY), after), step=step)
-
     def test_a_state_of_another_every(self):
         tx = chain(gx.sgp(SCHEDULE))
         state = NODES.run(gx.accumulate(tx, 2).init, START)

@@ -23,7 +23,6 @@ from gossipjax.algorithms.frame.chain import (
     outer_state,
     replace_gossip_state,
     require_no_accumulation,
-    require_updates_numbered_here,
 )
 from gossipjax.algorithms.frame.exchange import (
     mass_in_flight,

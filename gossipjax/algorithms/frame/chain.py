@@ -18,11 +18,11 @@ from jax.core import Tracer
 
 from gossipjax.algorithms.frame.state import DEFAULT_WIRE, MAX_STEPS, ExchangePlan, GossipState
 from gossipjax.collectives import MeanOver, StepLike, group_rounds
-from gossipjax.last import takes_gradients, traced_arguments
 from gossipjax.serialization import written_by_flax
-from gossipjax.sharding import ShardedState
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import Wire
+
+LEAF = jax.tree.structure(0)
 
 Average = Schedule | ExchangePlan | Literal["exact", "none"]
 
@@ -366,33 +366,45 @@ def _ends_search(part: Any) -> bool:
     return isinstance(part, GossipState) or _skips_by_node(part)
 
 
-def require_no_momentum(opt_state: optax.OptState) -> None:
-    """Raises `ValueError` if momentum stands before a gossip that is the optimizer itself."""
-    for chain, place in _find_chains(opt_state):
+def require_last(opt_state: optax.OptState) -> None:
+    """Raises `ValueError` if a transform with arrays in its state stands after the gossip.
+
+    Also if momentum stands before a gossip that is the optimizer itself. Transforms that keep
+    nothing, such as `optax.scale`, cannot be told from those that change nothing.
+    """
+    for chain, place, gossip in _find_chains(opt_state):
+        after = next((part for part in chain[place + 1 :] if jax.tree.leaves(part)), None)
+        if after is not None:
+            raise ValueError(
+                "gossip must be last in a chain, as its updates must reach the parameters as they "
+                f"are, got {_describe(after)} after it: optimizers go before, "
+                "optax.chain(optimizer, gossip)."
+            )
         momentum = find_parts(chain[:place], optax.TraceState, optax.ScaleByAdamState)
-        if takes_gradients(chain[place]) and momentum:
+        if gossip.plan.takes_gradients and momentum:
             raise ValueError(
                 "gossip that is the optimizer must get gradients, got updates of one with momentum "
                 "before it: leave that out."
             )
 
 
-def _find_chains(tree: Any) -> list[tuple[tuple[Any, ...], int]]:
-    """The states of the chains of transforms in which a gossip stands, and its place in each."""
-
-    def place_of(part: Any) -> int | None:
-        parts = part if type(part) is tuple else ()
-        return next((i for i, state in enumerate(parts) if _as_gossip(state) is not None), None)
-
-    leaves = jax.tree.leaves(tree, is_leaf=lambda part: place_of(part) is not None)
-    places = ((part, place_of(part)) for part in leaves)
-    return [(chain, place) for chain, place in places if place is not None]
+def _describe(state: Any) -> str:
+    """The types of the states in a part of a chain that have arrays."""
+    parts = state if type(state) is tuple else (state,)
+    return ", ".join(type(part).__name__ for part in parts if jax.tree.leaves(part))
 
 
-def _as_gossip(state: Any) -> GossipState | None:
-    """The gossip state that stands in this place of a chain, by itself or inside `gx.sharded`."""
-    inner = state.inner if isinstance(state, ShardedState) else state
-    return inner if isinstance(inner, GossipState) else None
+def _find_chains(tree: Any) -> list[tuple[tuple[Any, ...], int, GossipState]]:
+    """The states of the chains of transforms in which a gossip stands, with its place in each."""
+    if isinstance(tree, GossipState) or jax.tree.structure(tree) == LEAF:
+        return []
+    children = jax.tree.leaves(tree, is_leaf=lambda part: part is not tree)
+    found = [chain for child in children for chain in _find_chains(child)]
+    for place, part in enumerate(tree if type(tree) is tuple else ()):
+        gossip = find_parts(part, GossipState)
+        if gossip:
+            return [(tree, place, gossip[0]), *found]
+    return found
 
 
 def replace_gossip_state(opt_state: optax.OptState, **fields: Any) -> Any:
@@ -423,6 +435,7 @@ def step_plan(opt_state: optax.OptState) -> StepPlan:
 def _plan_of(structure: Any) -> StepPlan:
     opt_state = jax.tree.unflatten(structure, [0] * structure.num_leaves)
     exchange = exchange_plan(opt_state)
+    require_last(opt_state)
     require_updates_numbered(opt_state)
     accumulation = accumulation_plan(opt_state)
     outer = outer_state(opt_state)
@@ -439,35 +452,15 @@ def require_updates_numbered(opt_state: optax.OptState) -> None:
     So it is inside `optax.MultiSteps`, and beside `gx.accumulate`. Also where `MultiSteps` hands
     zeros to a gossip whose every update must carry a gradient.
     """
-    for part in find_parts(opt_state, GossipState, OuterState):
-        _require_updates_numbered(opt_state, part.plan, is_numbered=True)
-
-
-def require_updates_numbered_here(plan: ExchangePlan | OuterPlan, step: Any) -> None:
-    """`require_updates_numbered` of the states that the program has got that is being traced.
-
-    Args:
-      plan: of the transform that asks.
-      step: that it was given; without one it counts its updates.
-    """
-    _require_updates_numbered(traced_arguments(), plan, is_numbered=step is not None)
-
-
-def _require_updates_numbered(tree: Any, plan: ExchangePlan | OuterPlan, is_numbered: bool) -> None:
-    for part in find_parts(tree, optax.MultiStepsState):
-        # Not one inside `gx.outer`, which numbers its steps.
-        inside = find_parts(part.inner_opt_state, GossipState, OuterState)
-        if is_numbered and any(state.plan == plan for state in inside):
+    for part in find_parts(opt_state, optax.MultiStepsState):
+        if find_parts(part.inner_opt_state, GossipState):
             raise ValueError(
                 "gossip must not stand inside optax.MultiSteps where steps are numbered, as the "
                 "number of a step is not that of an update, got MultiStepsState around it: use "
-                "gx.accumulate(tx, every), or leave step out."
+                "gx.accumulate_gradients(gradients, every), or leave step out."
             )
-    for chain, place in _find_chains(tree):
-        gossip = _as_gossip(chain[place])
-        if gossip is None or gossip.plan != plan:
-            continue
-        if accumulation_state(chain) is not None:
+    for chain, place, gossip in _find_chains(opt_state):
+        if accumulation_state(chain[:place]) is not None:
             raise ValueError(
                 "gossip must stand inside gx.accumulate, got it beside: it would exchange at every "
                 "step. Write gx.accumulate(optax.chain(optimizer, gossip), every)."
@@ -476,8 +469,7 @@ def _require_updates_numbered(tree: Any, plan: ExchangePlan | OuterPlan, is_numb
             raise ValueError(
                 "every update must carry a gradient where the gossip keeps a correction, a "
                 "momentum or messages that move at each, got optax.MultiSteps before it, which "
-                "hands on zeros in between: use gx.accumulate_gradients(gradients, every), or "
-                "gx.accumulate(tx, every) around the whole chain."
+                "hands on zeros in between: use gx.accumulate_gradients(gradients, every)."
             )
 
 

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.frame.chain import require_updates_numbered_here
 from gossipjax.algorithms.frame.exchange import (
     exchange,
     exchange_parts,
@@ -31,7 +30,6 @@ from gossipjax.algorithms.frame.state import (
     numerators,
 )
 from gossipjax.collectives import StepLike, cond, default_step, vary
-from gossipjax.last import DESCENDED, PARAMS, UPDATES, mark
 from gossipjax.sharding import inner_axes, on_shards, require_whole, specs_here
 from gossipjax.wire import Wire, WireLike, make_wire
 
@@ -83,18 +81,15 @@ def gossip_transform(
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         del extra_args
-        z = require_params(mark(params, PARAMS), name)
+        z = require_params(params, name)
         own_state = require_state(state, GossipState, name)
         require_plan(plan, own_state.plan, name)
-        require_updates_numbered_here(plan, step)
         require_whole(name, plan.wire.axis_name)
         step = default_step(step, own_state.count, plan.wire.axis_name)
         _steps_traced(plan).note(step)
         require_state_of_params(name, init, z, own_state)
         require_like(z, updates, f"the updates of {name}")
         x = numerators(z, own_state)
-        if plan.takes_gradients:
-            updates = mark(updates, DESCENDED)
         if skip_exchange:
             result = Combined(add(x, updates), own_state)
         else:
@@ -103,8 +98,7 @@ def gossip_transform(
             require_received(name, plan, received)
             early = (received,) if plan.exchanges_early else ()
             result = Combined(*combine(x, updates, own_state, step, *early))
-        updates, new_state = _finish(name, z, own_state, x, result)
-        return mark(updates, UPDATES), new_state
+        return _finish(name, z, own_state, x, result)
 
     return exchange_on_parts(init, update, plan.wire.axis_name)
 
