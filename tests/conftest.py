@@ -36,6 +36,20 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 launch.initialize(num_processes=1)  # programs that ask again later, in this process, get the same
 
 
+# The README's command runs the first lane: the library, and the programs that are named here. All
+# other tests of experiments and the long jobs are the second lane, `pytest -m lab`.
+FIRST_LANE = {"test_examples.py", "test_image.py", "test_own_algorithm.py", "test_plan.py"}
+LONG_JOBS = {"test_image_runs.py", "test_train_steps.py"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
+def pytest_collection_modifyitems(items):
+    for item in items:
+        is_experiment = item.path.parent.name == "experiments" and item.path.name[:5] == "test_"
+        if item.path.name in LONG_JOBS or (is_experiment and item.path.name not in FIRST_LANE):
+            item.add_marker(pytest.mark.lab)
+
+
 def pytest_collection_finish():
     """The garbage collector looks at what was imported no more, and less often at the rest."""
     gc.freeze()
