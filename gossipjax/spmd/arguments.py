@@ -56,16 +56,9 @@ def argument_numbers(argnums: Argnums) -> tuple[int, ...]:
 
 
 def require_function(function: Any, name: str) -> None:
-    """Raises `ValueError` unless `function` can be called and kept as a key."""
+    """Raises `ValueError` unless `function` can be called."""
     if not callable(function):
         raise ValueError(f"{name} must be a function, got {function!r}: give the function itself.")
-    try:
-        hash(function)
-    except TypeError as error:
-        raise ValueError(
-            f"{name} must be a function that can be hashed, got {type(function).__name__}, which "
-            "cannot: wrap it in a def or a lambda, once."
-        ) from error
 
 
 def is_function(tree: Any) -> bool:

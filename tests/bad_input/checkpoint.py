@@ -83,7 +83,7 @@ for name, function, values, message in (
     ("every", lambda n: opened(every=n), [0, 1.5], "every, in steps, must be"),
     ("max_to_keep", lambda n: opened(max_to_keep=n), [0], "max_to_keep must"),
     ("timeout", lambda n: opened(timeout=n), [0, float("nan")], "timeout must"),
-    ("folder", Checkpoints, [None, ""], "folder must"),
+    ("folder", Checkpoints, [""], "folder must"),
     ("save step", lambda step: saved(step)(), [-1, 1.5], "step must be"),
     ("save metadata", lambda m: saved(metadata=m)(), [[1], {"a": np.zeros(2)}], "metadata"),
     ("save state", lambda s: saved(state=s)(), [{"w": "text"}], "state"),

@@ -263,18 +263,9 @@ SMALL = {"a": np.arange(3.0)}
 def test_arguments_that_cannot_be(tmp_path):
     """The rest of them is in the table of bad inputs."""
     new: Any = tmp_path / "new"
-    with pytest.raises(ValueError, match=r"^max_to_keep must be an integer >= 1, got 0"):
-        Checkpoints(new, max_to_keep=0)
-    with pytest.raises(ValueError, match=r"^timeout must be a number of seconds > 0 and <= "):
-        Checkpoints(new, timeout=0)
     with pytest.raises(ValueError, match=r"^every must be None with read_only=True, got 5"):
         Checkpoints(new, every=5, read_only=True)
     assert not new.exists()
-    with Checkpoints(tmp_path) as checkpoints:
-        for step in (-1, 1.5, "1", 2**63):
-            with pytest.raises(ValueError, match=r"^step must be an integer [<>]= "):
-                checkpoints.save(step, SMALL, {})  # pyright: ignore[reportArgumentType]
-        assert checkpoints.wait() == []
 
 
 CYCLE: dict[str, Any] = {}
