@@ -34,7 +34,6 @@ from experiments.program import exit_on_error
 from experiments.report.chapters import (
     MISSING,
     RUNS,
-    SUMMARY,
     Chapter,
     find_needs,
     find_origin,
@@ -45,18 +44,9 @@ from experiments.report.chapters import (
 )
 from experiments.report.keep import (
     KEPT,
-    KEPT_MUTANTS,
     keep_runs,
     name_data,
     unpack_runs,
-)
-from experiments.report.mutants import (
-    MUTANTS,
-    judge_mutant,
-    list_mutants,
-    read_mutants,
-    tabulate_mutants,
-    write_mutants,
 )
 from experiments.report.pages import (
     count_verdicts,
@@ -115,9 +105,6 @@ class Options:
     out: OptionalPath = None
     """Folder for the report; what is finished there is not run again. A new one under runs/ if not
     given."""
-    mutants: bool = False
-    """Instead of the report: make its runs with a library that is wrong in one way after another,
-    and show which sections notice. It needs the finished report of the same options in --out."""
     keep: bool = False
     """Write the finished runs as small files into experiments/report/kept as well."""
     kept: bool = False
@@ -143,7 +130,7 @@ class Options:
                     f"--runs must be folders of reports, got {folder}, without {RUNS}/ in it: give "
                     "the --out of another report."
                 )
-        others = ("quick", "runs", "mutants", "keep", *DATA)
+        others = ("quick", "runs", "keep", *DATA)
         given = [f"--{name.replace('_', '-')}" for name in others if getattr(self, name)]
         if self.kept and given:
             raise ValueError(
@@ -251,8 +238,7 @@ def make_report(
     (out / "report.md").write_text(format_markdown(chapters, origin))
     page = format_html(format_markdown(chapters, origin, suffix="svg"), out)
     (out / "report.html").write_text(page)
-    mutants = read_mutants(out / MUTANTS / KEPT_MUTANTS)
-    (out / RESULTS).write_text(format_results(chapters, origin, mutants))
+    (out / RESULTS).write_text(format_results(chapters, origin))
     write_summary(out, dataclasses.asdict(options), origin, results, chapters)
     if options.keep:
         keep_runs(runs, out, options.scale, KEPT)
@@ -262,31 +248,6 @@ def make_report(
     failed = [run for run in runs if ended[run.name].status == "failed"]
     bugs = [f"{chapter.section.name}: {chapter.error}" for chapter in chapters if chapter.error]
     return [*(f"{run.name}: {ended[run.name].error}" for run in failed), *bugs]
-
-
-def try_mutants(options: Options, sections: Sequence[Section], out: Path) -> list[str]:
-    """Makes the runs of all mutants, prints who noticed which; returns what nobody noticed."""
-    console = Console()
-    chosen = [section for section in sections if section.judges(options.scale)]
-    mutants = list_mutants(chosen, options.scale, out / RUNS)
-    runs = list({run.name: run for mutant in mutants for run in mutant.runs.values()}.values())
-    console.print(f"{len(mutants)} mutants, {len(runs)} runs. Results: {out}", soft_wrap=True)
-    ended, is_whole = run_grid(runs, options, out / MUTANTS, console)
-    if not is_whole:
-        raise KeyboardInterrupt
-    found = [judge_mutant(mutant, ended, options.scale) for mutant in mutants]
-    write_mutants(found, out / MUTANTS / KEPT_MUTANTS)
-    console.print(tabulate_mutants(found))
-    return [f"{one.section}: did not notice {one.mutation}" for one in found if not one.is_noticed]
-
-
-def require_report(out: Path | None) -> None:
-    """Raises `ValueError` unless the folder holds a report."""
-    if out is None or not (out / SUMMARY).is_file():
-        raise ValueError(
-            f"--mutants must come with --out, the folder of a finished report, got {out}: make the "
-            "report first, with the same options."
-        )
 
 
 def run_grid(
@@ -376,16 +337,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.list_sections:
             print_sections(sections, options.scale, Console())
             return
-        if options.mutants:
-            require_report(options.out)
         out = make_folder("report", options.out, options.overwrite, RUNS)
         for number in (signal.SIGTERM, signal.SIGINT):  # Ctrl-C is ignored in a shell's background
             signal.signal(number, signal.default_int_handler)
         command = shlex.join(["python", "-m", "experiments.report", *given])
-        if options.mutants:
-            failures = try_mutants(options, sections, out)
-        else:
-            failures = make_report(options, sections, out, command)
+        failures = make_report(options, sections, out, command)
     if failures:
         sys.exit("\n".join(["failed:", *failures]))
 

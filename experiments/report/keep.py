@@ -12,14 +12,12 @@ from typing import Any
 
 from experiments.report.chapters import RUNS
 from experiments.report.drawing import read_lines
-from experiments.report.mutants import MUTANTS
 from experiments.report.section import DATA, Scale
 from experiments.results import Record
 from experiments.runner import STATE, Run, read_result, read_state
 
 KEPT = Path(__file__).with_name("kept")
 KEPT_RUNS = "runs"  # in it, a file for each run
-KEPT_MUTANTS = "mutants.json"  # in it, what `experiments.report --mutants` has found
 DIGITS = 5
 UNUSED = ("environment",)  # of a summary: the run's state says it
 UNDRAWN = ("seconds", "examples_per_second", "learning_rate", "epoch")  # of a line of the metrics
@@ -31,7 +29,7 @@ def name_data() -> Scale:
 
 
 def keep_runs(runs: Iterable[Run], report: Path, scale: Scale, kept: Path) -> list[Path]:
-    """Writes the finished runs of a report, and its mutants, as files; returns those of the runs.
+    """Writes the finished runs of a report as files, and returns these.
 
     Args:
       runs: of the report.
@@ -62,9 +60,6 @@ def keep_runs(runs: Iterable[Run], report: Path, scale: Scale, kept: Path) -> li
         path = folder / f"{run.name}.json"
         path.write_text(format_record(record))
         written.append(path)
-    mutants = report / MUTANTS / KEPT_MUTANTS
-    if mutants.is_file():
-        (kept / KEPT_MUTANTS).write_text(mutants.read_text())
     return written
 
 
@@ -102,9 +97,6 @@ def unpack_runs(report: Path, kept: Path) -> None:
         (target / "summary.json").write_text(json.dumps(record["summary"]))
         text = "".join(f"{json.dumps(line)}\n" for line in record["metrics"])
         (target / "metrics.jsonl").write_text(text)
-    if (kept / KEPT_MUTANTS).is_file():
-        (report / MUTANTS).mkdir(exist_ok=True)
-        (report / MUTANTS / KEPT_MUTANTS).write_text((kept / KEPT_MUTANTS).read_text())
 
 
 def round_numbers(value: Any) -> Any:

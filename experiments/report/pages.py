@@ -15,7 +15,6 @@ from markdown_it.token import Token
 
 from experiments.markdown import escape, format_table
 from experiments.report.chapters import Chapter
-from experiments.report.mutants import Verdict
 from experiments.report.section import Claim, judge
 from experiments.results import Record
 from experiments.runner import format_seconds
@@ -132,10 +131,10 @@ def format_runs(chapter: Chapter) -> Iterator[str]:
             yield f"```text\n{result.error}\n```"
 
 
-def format_results(chapters: Sequence[Chapter], origin: Record, mutants: Sequence[Verdict]) -> str:
+def format_results(chapters: Sequence[Chapter], origin: Record) -> str:
     """Returns every claim with the published figure, ours, its verdict, and its commands.
 
-    After them comes what did not hold or could not be judged, and who notices a wrong library.
+    After them comes what did not hold or could not be judged.
     """
     shown = [chapter for chapter in chapters if chapter.findings is not None]
     blocks = [
@@ -165,18 +164,6 @@ def format_results(chapters: Sequence[Chapter], origin: Record, mutants: Sequenc
     blocks.append("## What did not hold, or could not be judged")
     columns = ("section", "claim", "ours", "published", "cause")
     blocks.append(format_table(columns, nulls))
-    if mutants:
-        blocks.append("## Who notices a wrong library")
-        blocks.append(
-            "Each section is judged again with runs of a library that is wrong in one way "
-            "(`experiments.report.mutate`). It notices if a claim that held fails, or a run "
-            "diverges."
-        )
-        lines = []
-        for one in mutants:
-            by = "; ".join([*(f"{name} diverged" for name in one.diverged), *one.failed])
-            lines.append((one.section, one.mutation, "yes" if one.is_noticed else "**no**", by))
-        blocks.append(format_table(("section", "mutation", "noticed", "by"), lines))
     return "\n\n".join(blocks) + "\n"
 
 

@@ -593,7 +593,6 @@ SECTION = read_section(
     name="cost-model",
     list_runs=lambda _: [],
     find=find_section,
-    mutants={"no-exchange": (), "no-average": ()},
     judges_when_quick=True,
 )
 

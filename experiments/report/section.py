@@ -51,18 +51,6 @@ class Scale:
     # the folder of the pairs of sentences; None leaves out what needs them
     translation: Path | None = None
 
-    def list_options(self) -> tuple[str, ...]:
-        """Returns the options of the report at this scale.
-
-        >>> Scale(is_quick=True, speech=Path("data")).list_options()
-        ('--quick', '--speech', 'data')
-        """
-        options = ["--quick"] * self.is_quick
-        for name in DATA:
-            if folder := getattr(self, name):
-                options += [f"--{name.replace('_', '-')}", f"{folder}"]
-        return tuple(options)
-
 
 class Estimate(NamedTuple):
     """A number, and the limits between which the true one is; not a number if a run is missing.
@@ -339,10 +327,7 @@ class Section:
     find_numbers: Callable[[Scale], Mapping[str, object]] = lambda _: {}
     # the fields of `Scale` without which there is nothing to find
     needs: tuple[Literal["speech", "translation"], ...] = ()
-    # what it notices if the library is wrong: a name of `mutate.MUTATIONS` -> the runs that are
-    # made with it; none where it is the section itself that computes
-    mutants: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    # whether it notices that in the small runs of the quick scale, too; else nothing is judged
+    # whether the small runs of the quick scale can be judged, too
     judges_when_quick: bool = False
 
     def judge_runs(self, scale: Scale, results: Results) -> "Findings":

@@ -214,6 +214,5 @@ SECTION = read_section(
     find_numbers=lambda scale: find_sizes(scale)._asdict(),
     list_runs=list_runs,
     find=find,
-    mutants={"hop-1": (RUN,), "no-exchange": (RUN,)},
     judges_when_quick=True,
 )

@@ -337,5 +337,4 @@ SECTION = read_section(
     find_numbers=lambda scale: dataclasses.asdict(WORKLOAD) | {"every": EVERY, "buckets": BUCKETS},
     list_runs=list_runs,
     find=find,
-    mutants={"no-average": ()},
 )

@@ -172,7 +172,6 @@ SLOWMO_SECTION = read_section(
     ),
     list_runs=list_slowmo_runs,
     find=find_slowmo,
-    mutants={"no-average": ("slowmo-local",)},
 )
 
 # RelaySGD
@@ -389,5 +388,4 @@ RELAYSGD_SECTION = read_section(
     find_numbers=lambda scale: find_relay_sizes(scale).numbers | {"quick_rate": QUICK_RATE},
     list_runs=list_relay_runs,
     find=find_relaysgd,
-    mutants={"no-exchange": (f"relaysgd-0.01-sgp-{RATES['sgp'][-1]:g}",)},
 )

@@ -236,5 +236,4 @@ SECTION = read_section(
     },
     list_runs=list_merging_runs,
     find=find_merging,
-    mutants={"no-exchange": ("merging-last",)},
 )

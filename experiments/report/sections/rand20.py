@@ -262,5 +262,4 @@ SECTION = read_section(
     list_runs=list_runs,
     find=find,
     needs=("speech",),
-    mutants={"no-exchange": (SMALL.name_run(RAND, MOST),)},
 )

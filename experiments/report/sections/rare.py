@@ -288,5 +288,4 @@ SECTION = read_section(
     },
     list_runs=list_rare_runs,
     find=find_rare,
-    mutants={"no-average": (tune_workers(Scale())[ADAM, WORKERS[-1]].name_run(),)},
 )

@@ -589,12 +589,6 @@ OTHERS = {  # table -> name and caption of its figure
     "table4": ("overlap", "Accuracy with and without overlap"),
     "table5": ("budget", "Accuracy of AllReduce, and of the others after 3 times the epochs"),
 }
-MUTANTS = {
-    "table1": {"no-exchange": ("sgp19-8",), "hop-1": ("sgp19-32-one-peer",)},
-    "table3": {"no-exchange": ("sgp19-16", "sgp19-32", "sgp19-32-one-peer")},
-    "table4": {"no-de-biasing": ("sgp19-16",), "no-exchange": ("sgp19-16",)},
-    "table5": {"no-exchange": ("sgp19-32-sgp-long",)},
-}
 SECTIONS = {
     table: read_section(
         name=f"sgp19-{table}",
@@ -603,7 +597,6 @@ SECTIONS = {
         find=partial(find_others, table=table, name=OTHERS[table][0], caption=OTHERS[table][1])
         if table in OTHERS
         else find_table1,
-        mutants=MUTANTS[table],
     )
     for table in PAPER
 }

@@ -159,7 +159,6 @@ DILOCO_SECTION = read_section(
     ),
     list_runs=list_diloco_runs,
     find=find_diloco,
-    mutants={"no-average": (tune_diloco(Scale())[DILOCO].name_run(),)},
 )
 
 # Translation
@@ -272,5 +271,4 @@ TRANSLATION_SECTION = read_section(
     list_runs=list_translation_runs,
     find=find_translation,
     needs=("translation",),
-    mutants={"no-exchange": (tune_translation(Scale())[SGP].name_run(),)},
 )

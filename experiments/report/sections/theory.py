@@ -177,7 +177,6 @@ AVERAGING_SECTION = read_section(
         Run(AVERAGING, "averaging", ("--rounds", f"{ROUNDS}", "--seeds", f"{AVERAGING_SEEDS}"))
     ],
     find=find_averaging,
-    mutants={"no-exchange": (AVERAGING,), "hop-1": (AVERAGING,), "transposed": (AVERAGING,)},
     judges_when_quick=True,
 )
 
@@ -407,6 +406,5 @@ RATES_SECTION = read_section(
     find_numbers=find_rates_numbers,
     list_runs=list_rates_runs,
     find=find_rates,
-    mutants={"no-exchange": (RATES,)},
     judges_when_quick=True,
 )

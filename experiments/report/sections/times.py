@@ -227,7 +227,6 @@ STEP_SECTION = read_section(
     },
     list_runs=list_step_runs,
     find=find_step_times,
-    mutants={"no-exchange": (SLOW,)},
 )
 
 # Slow nodes
@@ -382,7 +381,6 @@ STRAGGLER_SECTION = read_section(
     ),
     list_runs=list_straggler_runs,
     find=find_stragglers,
-    mutants={"no-exchange": ("stragglers-4",)},
 )
 
 # DPSGD-17, Figure 2 (c, d)
@@ -541,5 +539,4 @@ DPSGD17_SECTION = read_section(
     name="dpsgd17",
     list_runs=list_bandwidth_runs,
     find=find_bandwidths,
-    mutants={"no-average": ()},
 )
