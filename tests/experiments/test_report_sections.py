@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import optax
 import pytest
 from matplotlib.figure import Figure
 
@@ -26,19 +25,11 @@ from experiments.report.section import Findings, Sample, Scale, judge
 from experiments.report.sections import (
     SECTIONS,
     deviations,
-    hours,
-    merging,
-    rare,
-    sgp19,
-    texts,
     theory,
     times,
 )
-from experiments.report.sections import rand20 as rand20_section
 from experiments.results import AFTER_MIXING, BEFORE_MIXING
 from experiments.runner import Result, Run
-from experiments.training.methods import MethodOptions, make_method
-from experiments.training.optimization import make_lr_schedule
 
 FULL = Scale(**dict.fromkeys(("fashion_mnist", "speech", "translation"), Path("data")))
 SCALES = {
@@ -203,179 +194,6 @@ def test_slowmo(tmp_path):
     assert find("slowmo", tmp_path, best) == [True, True, True, True, False]
 
 
-@pytest.mark.parametrize(("fall", "falls"), [(30.0, True), (2.0, False)])
-def test_relaysgd(tmp_path, fall: float, falls: bool):
-    """D-PSGD and D2 fall from 87 % at Dirichlet 0.01, the others by a point."""
-    values = {"*": accuracy(86.0), "relaysgd-0.1-momentum-dpsgd": accuracy(70.0)}
-    for run in SECTIONS["relaysgd"].list_runs(FULL):
-        if list_option(run, "--optimizer") == ["sgd"]:
-            alpha = float(list_option(run, "--dirichlet-alpha")[0])
-            for name in list_option(run, "--algorithm"):
-                lost = fall if name.startswith(("dpsgd", "d2")) else 1.0
-                values[f"{run.name}/{name}"] = accuracy(87.0 - lost * (alpha == 0.01))
-    assert find("relaysgd", tmp_path, values) == [falls, falls, *[True] * 7]
-
-
-def losses(value: float) -> dict[str, object]:
-    return {"test_loss_average_model": value, "test_loss_nodes": [value + 1.0] * 8}
-
-
-def test_diloco(tmp_path):
-    paper = {
-        "diloco-alone": losses(2.7868 - 1.0),
-        "diloco-large-batch": losses(2.7279),
-        "diloco": losses(2.7094),
-        "diloco-streaming": losses(2.71),
-        "diloco-every-step": losses(2.72),
-    }
-    assert find("diloco", tmp_path, paper) == [True] * 5
-    behind = paper | {"diloco": losses(3.5)}
-    assert find("diloco", tmp_path, behind)[:3] == [False, False, False]
-    adam = behind | {"diloco-every-step": losses(3.4)}  # it is behind, too
-    assert find("diloco", tmp_path, adam)[:3] == [False, False, True]
-    late = paper | {"diloco-streaming": losses(2.9)}
-    assert find("diloco", tmp_path, late) == [True, True, True, False, True]
-    tuned = texts.tune_diloco(FULL)[texts.DILOCO]
-    better = paper | {tuned.name_run(2.0): losses(2.6)}  # at twice the rate
-    assert find("diloco", tmp_path, better) == [True, True, True, True, False]
-
-
-def find_merging(folder: Path, nodes: Mapping[str, float], average: float) -> list[bool | None]:
-    """Judges accuracies of the nodes' models, in %, by schedule; `average` of what never merges."""
-    runs = SECTIONS["merging"].list_runs(FULL)
-    averages = {**nodes, merging.NEVER: average}
-    values = {}
-    for title, (place, _) in merging.SCHEDULES.items():
-        algorithm = "@".join(part for part in (place.algorithm, place.topology) if part)
-        values[f"{place.run}/{algorithm}"] = {
-            "test_accuracy_nodes": [nodes[title] / 100 + x for x in (-0.01, 0.01)],
-            "test_accuracy_average_model": averages[title] / 100,
-        }
-    results = {run.name: make_result(run, folder, values) for run in runs}
-    path = folder / "merging" / "metrics.jsonl"
-    lines = [json.loads(text) for text in path.read_text().splitlines()[:-1]]
-    for line in lines:
-        line.update(values["merging/dpsgd-adapt-then-combine@random_pairs"])
-    path.write_text("\n".join(map(json.dumps, lines)))
-    return check(SECTIONS["merging"].find(FULL, results))
-
-
-def test_merging(tmp_path):
-    """As the paper has it: a merge after no exchange at all is worth nothing."""
-    percent = {
-        **{merging.ALONE: 40.0, merging.NEVER: 65.0, merging.EARLY: 67.0},
-        **{merging.LATE: 78.0, merging.LAST: 74.0, merging.ALL: 78.5},
-    }
-    assert find_merging(tmp_path, percent, 74.0) == [True] * 8
-    no_gain = percent | {merging.LAST: 66.0}
-    assert find_merging(tmp_path, no_gain, 66.0)[:3] == [False, False, False]
-    early = percent | {merging.EARLY: 79.0}
-    assert find_merging(tmp_path, early, 74.0)[3:6] == [False, False, False]
-
-
-def test_the_schedules_of_merging_are_exact_averages_where_they_say():
-    """Counted from the rounds of the method that a call means; the last step has an exchange."""
-    runs = {run.name: run for run in SECTIONS["merging"].list_runs(FULL)}
-    exchanges = list(range(0, merging.STEPS, merging.EVERY))
-    assert len(exchanges) == merging.EXCHANGES
-    assert exchanges[-1] == merging.STEPS - 1
-    for title, (place, merges) in merging.SCHEDULES.items():
-        if title == merging.ALONE:
-            continue
-        (switch_at,) = list_option(runs[place.run], "--switch-at")
-        options = MethodOptions(
-            nodes=merging.NODES,
-            steps=merging.STEPS,
-            local_steps=merging.EVERY,
-            switch_at=float(switch_at),
-        )
-        method = make_method(f"{place.algorithm}@{place.topology}", options, optax.sgd(0.1))
-        matrices = method.schedule.matrices(merging.STEPS)
-        steps = [step for step, matrix in enumerate(matrices) if np.allclose(matrix, 1 / 16)]
-        last = exchanges[len(exchanges) - merges :]
-        assert steps == (exchanges[:merges] if title == merging.EARLY else last), title
-
-
-def make_rare(fall: float) -> dict[str, dict[str, object]]:
-    """DiLoCo loses a point from 1 to 16 workers, MuLoCo a part of it, SparseLoCo from 5 to 50."""
-    values: dict[str, dict[str, object]] = {}
-    for (title, every), method in rare.tune_sparse(FULL).items():
-        lost = math.log(every / 5) / math.log(10)
-        percent = 88.0 - lost * fall if title == rare.SPARSE else 87.0
-        values[method.name] = {rare.FIELD: [percent / 100] * 8}
-    for (title, every), method in rare.list_causes(FULL).items():
-        lost = math.log(every / 5) / math.log(10)
-        percent = 86.0 if title == rare.PLAIN else 90.0 - lost * fall / 4
-        values[method.name] = {rare.FIELD: [percent / 100] * 8}
-    for (title, workers), method in rare.tune_workers(FULL).items():
-        lost = math.log2(workers) / 4
-        percent = 87.0 - lost if title == rare.ADAM else 88.0 - lost * fall
-        values[method.name] = {rare.FIELD: [percent / 100] * workers}
-    return values
-
-
-def test_rare(tmp_path):
-    paper = make_rare(0.5)
-    assert find("rare", tmp_path, paper) == [True] * 9
-    steep = find("rare", tmp_path, make_rare(4.0))
-    assert steep[1] is steep[3] is steep[5] is steep[7] is False
-    assert steep[2]  # a quarter of that with more averages
-    method = rare.tune_workers(FULL)[rare.MUON, 16]
-    twice = paper | {method.name_run(2.0): {rare.FIELD: [0.95]}}
-    assert find("rare", tmp_path, twice)[8] is False
-
-
-def test_runs_of_rare_end_with_an_outer_step():
-    for scale in (FULL, Scale()):
-        for (_, every), method in rare.tune_sparse(scale).items():
-            assert rare.SPARSE_STEPS % every == 0, method.name
-    assert rare.WORKER_STEPS % rare.WORKER_EVERY == 0
-    assert all(rare.TOTAL_BATCH % workers == 0 for workers in rare.WORKERS)
-
-
-def rand20(small: Mapping[int, tuple[int, ...]], large: tuple[int, ...]) -> Values:
-    """Accuracies by learners, of the methods of a batch; of the large batch AllReduce and D1D."""
-    own = {64: (*large, 89), 16: (*large, 91)}  # D-PSGD all to all has small batches, too
-    batches = ((rand20_section.SMALL, small), (rand20_section.LARGE, own))
-    values = {}
-    for batch, table in batches:
-        for learners, row in table.items():
-            for title, value in zip(batch.rates, row, strict=True):
-                values[batch.name_run(title, learners)] = accuracy(value)
-    return values
-
-
-def test_rand20(tmp_path):
-    small = {16: (93, 93, 92, 94), 64: (82, 91, 80, 94)}
-    paper = rand20(small, (88, 93))
-    assert find("rand20", tmp_path, paper) == [True] * 11
-    assert find("rand20", tmp_path, paper, SCALES["quick"]) == [None] * 11
-    late = {16: (93, 93, 90, 89), 64: (82, 91, 78, 89)}
-    assert find("rand20", tmp_path, rand20(late, (88, 93)))[4] is False  # D1D behind RAND
-    assert find("rand20", tmp_path, rand20(small, (93, 92)))[6] is False
-    assert find("rand20", tmp_path, rand20(small, (93, 80)))[6:9] == [False, False, True]
-
-
-def test_translation(tmp_path):
-    """Each method at the rate that is best by the validation loss, not by the test score."""
-
-    def bleu(loss: float, score: float) -> dict[str, object]:
-        return {"valid_loss_average_model": loss, "test_bleu_average_model": score}
-
-    values = {"translation-allreduce": bleu(2.0, 20.0), "translation-sgp": bleu(2.02, 20.5)}
-    values["translation-sgp-complete"] = bleu(2.0, 20.0)
-    assert find("translation", tmp_path, values) == [True] * 4
-    worse = values | {"translation-sgp": bleu(2.4, 15.0)}
-    assert find("translation", tmp_path, worse) == [False, False, False, True]
-    adam = worse | {"translation-sgp-complete": bleu(2.39, 15.0)}  # exact averages lose as much
-    assert find("translation", tmp_path, adam) == [False, True, False, True]
-    twice = texts.tune_translation(FULL)[texts.SGP].name_run(2.0)
-    better = values | {twice: bleu(1.9, 10.0)}
-    assert find("translation", tmp_path, better) == [True, True, True, False]
-    bad = {"*": bleu(5.0, 0.4)}  # too bad to be compared
-    assert find("translation", tmp_path, bad) == [True, True, None, True]
-
-
 def sgp19_values(name: str, scale: Scale) -> Values:
     """Gossip loses as the paper's, from 16 nodes on; long runs gain 2 points."""
     best = {"allreduce": 88.0, "async-adpsgd@bipartite": 87.8, "adpsgd": 87.5}
@@ -399,69 +217,6 @@ def test_sgp19_agrees_with_the_order_of_its_paper(tmp_path, scale: Scale):
         verdicts = find(name, tmp_path, sgp19_values(name, scale), scale)
         assert False not in verdicts, name
         assert scale.is_quick or verdicts.count(None) == (name == "sgp19-figure2"), name
-
-
-def test_sgp19_disagrees_where_methods_are_too_near_or_too_far(tmp_path):
-    values = dict(sgp19_values("sgp19-table1", FULL))
-    worse = {f"sgp19-{n}/allreduce": accuracy(83.0) for n in (8, 32)}
-    assert find("sgp19-table1", tmp_path, values | worse)[3] is False
-    values = dict(sgp19_values("sgp19-table4", FULL))
-    for points in (-2, 2):
-        other = {"sgp19-16/1-osgp": accuracy(87.9 + points)}
-        assert find("sgp19-table4", tmp_path, values | other)[0] is False
-    runs = SECTIONS["sgp19-table4"].list_runs(FULL)
-    results = {run.name: make_result(run, tmp_path, values) for run in runs}
-    results["sgp19-16-biased-1-osgp"] = Result(status="diverged")
-    assert check(SECTIONS["sgp19-table4"].find(FULL, results)) == [True, None, True, True]
-    runs = SECTIONS["sgp19-table1"].list_runs(FULL)
-    values = sgp19_values("sgp19-table1", FULL)
-    results = {run.name: make_result(run, tmp_path, values) for run in runs}
-    results["sgp19-8"].summary["runs"].pop()  # losses are differences of the same seed
-    assert check(SECTIONS["sgp19-table1"].find(FULL, results))[-1] is None
-
-
-def test_distances_that_are_too_near(tmp_path):
-    (run,) = SECTIONS["sgp19-figure2"].list_runs(FULL)
-    result = make_result(run, tmp_path, {})
-    path = tmp_path / run.name / "metrics.jsonl"
-    lines = [json.loads(text) for text in path.read_text().splitlines()[:-1]]
-    for line in lines:
-        if "complete" not in line["run"]:
-            line[BEFORE_MIXING] /= 1.8
-    path.write_text("\n".join(map(json.dumps, lines)))
-    findings = SECTIONS["sgp19-figure2"].find(FULL, {run.name: result})
-    assert check(findings) == [True, None, False, True]
-    # Averages of 1, 2, 4 and 8 independent updates lose half of their squares each time.
-    expected = math.sqrt(sum((1 / 2**k - 1 / 16) / (1 - 1 / 16) for k in range(5)))
-    assert deviations.bound_ratio(16, persists=False) == pytest.approx(expected)
-
-
-def test_calls_of_sgp19():
-    """Each method is in the call where it is looked for, and the rate warms up as the text says."""
-    for scale in SCALES.values():
-        sizes = sgp19.find_sizes(scale)
-        for table, cells in sgp19.list_cells(scale).items():
-            runs = {run.name: run for run in sgp19.list_runs(scale, table)}
-            for cell in cells:
-                place = sgp19.find_place(cell, scale)
-                algorithms = list_option(runs[place.run], "--algorithm")
-                assert list_option(runs[place.run], "--nodes") == [f"{cell.nodes}"]
-                assert any(name.startswith(place.algorithm) for name in algorithms)
-        for nodes in sizes.nodes:
-            steps = sizes.count_steps(nodes, sizes.epochs)
-            rate = make_lr_schedule("step", sizes.rate, steps, nodes * sizes.batch)
-            assert bool(np.less(rate(0), rate(steps // 3 - 1))) == (nodes * sizes.batch > 256)
-
-
-def test_the_delays_of_the_real_processes_are_shown(tmp_path):
-    runs = SECTIONS["sgp19-table1"].list_runs(FULL)
-    values = {**sgp19_values("sgp19-table1", FULL), "sgp19-4-adpsgd": {"gradient_delay": 2 / 3}}
-    values.pop("sgp19-4-adpsgd/async-adpsgd@bipartite")
-    results = {run.name: make_result(run, tmp_path, values) for run in runs}
-    _, delays = SECTIONS["sgp19-table1"].find(FULL, results).tables
-    assert [row[1:] for row in delays.rows[:3]] == [
-        *(("real", "0.67 ± 0.00"), ("real", "-"), ("simulated", "0.1"))
-    ]
 
 
 @functools.cache
@@ -560,72 +315,9 @@ def test_step_times():
     assert verdicts == [True, None, None, False, True, False]
 
 
-def test_stragglers():
-    runs = [
-        {
-            **{"algorithm": algorithm, "slowness": slowness, "nodes": 4},
-            **{"examples_per_second": 1000.0, "modelled_examples_per_second": modelled},
-            **{"modelled_ratio": modelled / 1000, "ratio_to_none": ratio},
-            "ideal_ratio_to_none": 0.25 if algorithm == "allreduce" else 0.8125,
-        }
-        for algorithm, slowness, ratio, modelled in (
-            ("allreduce", "none", 1.0, 1000.0),
-            ("allreduce", "4x", 0.26, 1000.0),
-            ("async-sgp", "4x", 0.7, 1200.0),
-            ("allreduce", "random", 0.30, 1000.0),
-            ("sgp", "random", 0.31, 1000.0),
-            ("1-osgp", "random", 0.36, 1000.0),
-        )
-    ]
-    assert judge_runs("stragglers", stragglers_4=runs) == [False, True, False, False, True]
-
-
-def test_bandwidths_of_dpsgd17():
-    slowest = {"allreduce": 1.0, "centralized": 5.0, "dpsgd@ring": 0.9}
-    runs = [timed(name, 0.31, 0.3, "1gbit") for name in slowest]
-    runs += [timed(name, x, x, "20mbit") for name, x in slowest.items()]
-    assert judge_runs("dpsgd17", dpsgd17_bandwidth=runs) == [True] * 5
-    runs[-2] |= {"seconds": 1.2}  # of the parameter server
-    assert judge_runs("dpsgd17", dpsgd17_bandwidth=runs)[1] is False
-
-
 def test_the_cost_model_is_judged_by_the_published_figures():
     verdicts = check(SECTIONS["cost-model"].find(FULL, {}))
     assert verdicts == [*[True] * 5, False, False, *[True] * 4]
-
-
-def judge_hours(factors: Mapping[str, float]) -> tuple[list[bool | None], Findings]:
-    """Judges steps that are so many times those of AllReduce; 1-OSGP never has the loss."""
-    records = [
-        {"method": name, "nodes": nodes, "steps": [98.0 * factor, 100 * factor, 102 * factor]}
-        for nodes in hours.NODES
-        for name, factor in factors.items()
-    ]
-    records += [{"method": "1-osgp", "nodes": 4, "steps": [None] * 3}]
-    result = Result(status="finished", summary={"runs": records})
-    findings = SECTIONS["hours"].find(FULL, {hours.RUN: result})
-    return check(findings), findings
-
-
-def test_hours():
-    factors = dict.fromkeys(hours.TITLES, 1.2)
-    del factors["1-osgp"]
-    factors[hours.ALL_REDUCE] = 1.0
-    verdicts, findings = judge_hours(factors)
-    assert verdicts == [True] * 4
-    assert findings.tables[0].rows[2][1] == "not reached"
-    assert findings.tables[0].rows[1][1].startswith("x 1.20")
-    slow = {name: 1.0 if name == hours.ALL_REDUCE else 30.0 for name in factors}
-    assert judge_hours(slow)[0] == [False] * 4
-    # a ring of 8 sends its eighths 14 times
-    ring = hours.cost_model.allreduce("ring")
-    network = hours.Network(bandwidth=1e6, latency=hours.LATENCY)
-    seconds = hours.predict_step(ring, hours.WORKLOAD, network, 8).seconds
-    assert seconds == pytest.approx(0.228 + 14 * (5e-5 + 4 * 25.6e6 / 8 / 1e6))
-    lead = (hours.BANDWIDTHS / 4e9) ** -0.5
-    crossing = hours.find_crossing(lead, math.log(2.0))
-    assert crossing == pytest.approx((4.0, 1.0, 16.0), rel=1e-3)
-    assert hours.find_last(lead + 9, 0.0) == 100.0  # it never gets ahead
 
 
 def test_links_cannot_be_limited_everywhere(monkeypatch):
