@@ -1,6 +1,6 @@
-"""The loops of other frameworks on two processes, and the one that needs torch.
+"""The loops of other frameworks on two processes.
 
-They need what is too large for the environment of the tests; `.ci/run` asks them in one of its own.
+Much slower than the others: `.ci/run` asks them in an environment of its own.
 """
 
 import pytest
@@ -10,7 +10,7 @@ from experiments.examples import grain_language_model
 
 pytestmark = pytest.mark.recipes
 
-RECIPES = ("flax_linen", "flax_nnx", "equinox_modules", "own_pmap", "pytorch_data")
+RECIPES = ("flax_linen", "flax_nnx", "equinox_modules", "own_pmap")
 
 
 def test_two_processes():
@@ -29,12 +29,6 @@ def test_two_processes():
         line[line.index("reached") :] for line in done.stdout.splitlines() if "reached" in line
     }
     assert lines == {f"reached {name} True" for name in (*RECIPES, "grain")}
-
-
-def test_batches_of_torch():
-    from experiments.examples import pytorch_data
-
-    assert pytorch_data.main(steps=100) > 0.85
 
 
 def test_a_language_model_with_outer_steps():
