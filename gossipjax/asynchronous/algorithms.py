@@ -120,9 +120,10 @@ def outer(
 
         m <- b m - w p;    x <- x + rate (w p - b m);    p <- 0
 
-    Its model is `z = x / w + p`. There is no server: nobody waits for anybody. A slow node holds more weight, and counts as the others do. Each part of the momentum moves the weight
-    with which it travels, so that nothing is applied twice. Where all nodes mix exactly it is
-    DiLoCo with SGD as the outer optimizer. At the end of its training a node moves by p as it is.
+    Its model is `z = x / w + p`. There is no server: nobody waits for anybody. A slow node holds
+    more weight, and counts as the others do. Each part of the momentum moves the weight with which
+    it travels, so that nothing is applied twice. Where all nodes mix exactly it is DiLoCo with SGD
+    as the outer optimizer. At the end of its training a node moves by p as it is.
 
     Args:
       every: H, local steps from one outer step to the next.
