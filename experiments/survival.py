@@ -144,7 +144,9 @@ def make_gradient_tracking(faults: Faults) -> Run:
 
 
 def make_d2(faults: Faults) -> Run:
-    return around(gx.d2(weaken(LAZY_RING, faults, keep="both"), wire=wire_of(faults)), faults)
+    return around(
+        gx.contrib.d2(weaken(LAZY_RING, faults, keep="both"), wire=wire_of(faults)), faults
+    )
 
 
 def make_choco(faults: Faults) -> Run:
@@ -160,7 +162,7 @@ def make_quasi_global(faults: Faults) -> Run:
 def make_relay(faults: Faults) -> Run:
     if not np.all(faults.arrives) or faults.max_delay or faults.noise:
         raise ValueError("the messages of relay must all arrive in time and in full, got others.")
-    return around(gx.relay(networkx.full_rary_tree(2, NODES)), faults)
+    return around(gx.contrib.relay(networkx.full_rary_tree(2, NODES)), faults)
 
 
 def make_allreduce(faults: Faults, steps: int) -> Run:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gossipjax import (
         asynchronous,
+        contrib,
         cost_model,
         diagnostics,
         faults,
@@ -30,7 +31,6 @@ __all__ = [
     "TrainStep",
     "accumulate",
     "accumulate_gradients",
-    "adaptive_consensus",
     "adpsgd",
     "allreduce",
     "apply_if_finite",
@@ -40,11 +40,9 @@ __all__ = [
     "canonical_step",
     "canonical_steps",
     "choco",
+    "contrib",
     "cost_model",
     "d1d_psgd",
-    "d2",
-    "deepsqueeze",
-    "desloc",
     "diagnostics",
     "donate_on_accelerators",
     "dpsgd",
@@ -61,18 +59,14 @@ __all__ = [
     "local_model",
     "mix",
     "mix_batch_stats",
-    "mixed_momentum",
     "osgp",
     "outer",
     "prefetch",
     "processes",
     "quasi_global",
-    "quasi_global_adam",
     "random_delays",
-    "relay",
     "sgp",
     "sharded",
-    "sparta",
     "spmd",
     "state_specs",
     "topology",
@@ -83,6 +77,7 @@ __version__ = "0.3.0"
 
 _MODULES = (
     "asynchronous",
+    "contrib",
     "cost_model",
     "diagnostics",
     "faults",
@@ -92,6 +87,9 @@ _MODULES = (
     "topology",
     "wire",
 )
+_IN_CONTRIB = ("adaptive_consensus", "d2", "deepsqueeze", "desloc", "mixed_momentum")
+_IN_CONTRIB += ("quasi_global_adam", "relay", "sparta")
+_WENT = {name: f"contrib.{name}" for name in _IN_CONTRIB}  # a name of 0.3.0 -> what to use
 
 
 class _LazyPackage(ModuleType):
@@ -100,6 +98,8 @@ class _LazyPackage(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name in _MODULES:
             return importlib.import_module(f"gossipjax.{name}")
+        if name in _WENT:
+            raise AttributeError(f"gx.{name} went: use gx.{_WENT[name]}.")
         if name not in __all__:
             raise AttributeError(f"module 'gossipjax' has no attribute {name!r}")
         value = getattr(importlib.import_module("gossipjax._public"), name)

@@ -7,24 +7,18 @@ from gossipjax.algorithms.adpsgd import adpsgd, d1d_psgd, random_delays
 from gossipjax.algorithms.allreduce import allreduce
 from gossipjax.algorithms.apply_if_finite import apply_if_finite
 from gossipjax.algorithms.choco import choco
-from gossipjax.algorithms.d2 import d2
-from gossipjax.algorithms.deepsqueeze import deepsqueeze
-from gossipjax.algorithms.desloc import desloc
-from gossipjax.algorithms.dpsgd import adaptive_consensus, dpsgd
+from gossipjax.algorithms.dpsgd import dpsgd
 from gossipjax.algorithms.easgd import easgd
 from gossipjax.algorithms.frame.chain import canonical_step, canonical_steps, gossip_state
 from gossipjax.algorithms.frame.exchange import exchange
 from gossipjax.algorithms.frame.state import GossipState
 from gossipjax.algorithms.gossip import gossip
 from gossipjax.algorithms.gradient_tracking import gradient_tracking
-from gossipjax.algorithms.mixed_momentum import mixed_momentum
 from gossipjax.algorithms.osgp import osgp
 from gossipjax.algorithms.outer import outer
-from gossipjax.algorithms.quasi_global import quasi_global, quasi_global_adam
-from gossipjax.algorithms.relay import relay
+from gossipjax.algorithms.quasi_global import quasi_global
 from gossipjax.algorithms.sgp import sgp
 from gossipjax.algorithms.sharded import sharded
-from gossipjax.algorithms.sparta import sparta
 from gossipjax.batch_stats import average_batch_stats, mix_batch_stats
 from gossipjax.batches import prefetch
 from gossipjax.collectives import mix

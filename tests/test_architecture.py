@@ -32,6 +32,7 @@ LAYERS = {
     "serialization": {"topology"},
     "spmd": {"meshes", "processes", "sharding", "topology"},
     "algorithms": ALGORITHMS,
+    "contrib": {"algorithms", *ALGORITHMS},  # in no other row: nobody imports it
     "faults": {"algorithms", *ALGORITHMS},
     "overlapped_step": TOP,
     "train_step": {"launch", "overlapped_step", *TOP},
@@ -54,6 +55,7 @@ PUBLIC_MODULES = {
     "gossipjax.topology",
     "gossipjax.launch",
     "gossipjax.processes",
+    "gossipjax.contrib",
     "gossipjax.wire",
     "gossipjax.flax",
     "gossipjax.faults",

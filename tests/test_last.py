@@ -56,7 +56,7 @@ RIGHT: dict[str, Any] = {
     "outer around": gx.outer(CHAIN, optax.sgd(0.7, momentum=0.9), 2),
     "sharded": optax.chain(optax.adam(0.1), gx.sharded(SGP, SPECS)),
     "schedule_free before": optax.chain(optax.contrib.schedule_free(SGD, 0.1), DPSGD),
-    "the optimizer itself": optax.chain(optax.clip(1.0), gx.quasi_global_adam(RING, 0.1)),
+    "the optimizer itself": optax.chain(optax.clip(1.0), gx.quasi_global(RING, 0.1)),
 }
 
 

@@ -287,14 +287,14 @@ def _build_dsgd_ac(schedule: gx.Schedule, options: MethodOptions) -> Transform:
         return gx.dpsgd(schedule, wire=options.codec)
     updates = max(1, options.steps // options.accumulate)
     peak = int(np.argmax(jax.vmap(rate)(np.arange(updates))))
-    strength = gx.adaptive_consensus(rate, start=peak)
+    strength = gx.contrib.adaptive_consensus(rate, start=peak)
     return gx.dpsgd(schedule, wire=options.codec, strength=strength)
 
 
 def _build_relay(schedule: gx.Schedule, options: MethodOptions) -> Transform:
     """RelaySGD on the graph of the schedule, which must be a tree."""
     matrix = schedule.matrices()[0]
-    return gx.relay(networkx.from_numpy_array(matrix - np.diag(np.diag(matrix))))
+    return gx.contrib.relay(networkx.from_numpy_array(matrix - np.diag(np.diag(matrix))))
 
 
 def _build_nothing(schedule: gx.Schedule, options: MethodOptions) -> Transform:
@@ -303,7 +303,7 @@ def _build_nothing(schedule: gx.Schedule, options: MethodOptions) -> Transform:
 
 def _wrap_desloc(inner: optax.GradientTransformation, options: MethodOptions) -> Transform:
     mu_every, nu_every = (options.local_steps * factor for factor in MOMENT_PERIODS)
-    return gx.desloc(inner, options.local_steps, mu_every, nu_every)
+    return gx.contrib.desloc(inner, options.local_steps, mu_every, nu_every)
 
 
 ALGORITHMS = {
@@ -361,7 +361,7 @@ ALGORITHMS = {
         takes_outer=False,
     ),
     "d2": Algorithm(
-        lambda schedule, options: gx.d2(schedule, wire=options.codec),
+        lambda schedule, options: gx.contrib.d2(schedule, wire=options.codec),
         "lazy_ring",
         skips_steps=False,
         takes_outer=False,
@@ -377,7 +377,7 @@ ALGORITHMS = {
         goes_first=True,
     ),
     "sparta": Algorithm(
-        lambda schedule, options: gx.sparta(options.slice_fraction, options.seed),
+        lambda schedule, options: gx.contrib.sparta(options.slice_fraction, options.seed),
         "complete",
         fixed_topology=True,
         wires=("float32",),
@@ -473,7 +473,7 @@ def _build_own(
 
 
 MOMENTUMS: dict[str, Callable[[gx.Schedule, MethodOptions], Transform]] = {
-    "mixed": lambda schedule, options: gx.mixed_momentum(
+    "mixed": lambda schedule, options: gx.contrib.mixed_momentum(
         schedule, options.rate, MOMENTUM, nesterov=True, wire=options.codec
     ),
     "quasi-global": lambda schedule, options: gx.quasi_global(

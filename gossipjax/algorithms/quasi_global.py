@@ -7,23 +7,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from gossipjax.algorithms import frame
-from gossipjax.algorithms.mixed_momentum import (
-    add_scaled,
-    make_plan,
-    rate_at,
-    require_fraction,
-    require_positive,
-    require_rate,
-)
-from gossipjax.collectives import StepLike, model_norm
+from gossipjax.collectives import StepLike, require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
 from gossipjax.topology.spectra import Recurrence, require_stable
-from gossipjax.wire import WireLike
-
-MIN_NORM = 1e-8  # is added to a norm that divides, as in the authors' code
+from gossipjax.wire import Wire, WireLike
 
 
 def quasi_global(
@@ -52,7 +43,7 @@ def quasi_global(
 
     Args:
       schedule: a doubly stochastic schedule.
-      rate: the learning rate, as in `gx.mixed_momentum`.
+      rate: the learning rate, as in `gx.contrib.mixed_momentum`.
       momentum: the factor of `m` in a step.
       mu: the share of `m` that is kept; the paper has that of `momentum`.
       nesterov: whether the step is that of Nesterov's momentum (QG-DSGDm-N).
@@ -61,7 +52,7 @@ def quasi_global(
 
     Raises:
       ValueError: if nodes that differ would drift apart without any gradient, as on a directed
-        ring; else as `gx.mixed_momentum`.
+        ring; else as `gx.contrib.mixed_momentum`.
 
     References:
       Lin, Karimireddy, Stich, Jaggi, "Quasi-Global Momentum: Accelerating Decentralized Deep
@@ -91,11 +82,11 @@ def quasi_global(
         direction = add_scaled(gradients, momentum, old)
         if nesterov:
             direction = add_scaled(gradients, momentum, direction)
-        new_x = _step_and_mix(x, eta, direction, state, step)
+        new_x = step_and_mix(x, eta, direction, state, step)
         is_idle = eta == 0
         divisor = jnp.where(is_idle, jnp.ones_like(eta), eta)
         speed = frame.scale(frame.subtract(x, new_x), 1 / divisor)
-        followed = _interpolate(old, speed, mu)
+        followed = interpolate(old, speed, mu)
         new = jax.tree.map(lambda m, after: jnp.where(is_idle, m, after), old, followed)
         return frame.Combined(new_x, state.keep(momentum=new))
 
@@ -120,92 +111,7 @@ def _require_stable(schedule: Schedule, momentum: Any, mu: Any, nesterov: bool) 
     require_stable("quasi_global", Recurrence(local, mixed, schedule))
 
 
-def quasi_global_adam(
-    schedule: Schedule,
-    rate: optax.ScalarOrSchedule,
-    b1: float | jax.Array = 0.9,
-    b2: float | jax.Array = 0.999,
-    eps: float | jax.Array = 1e-8,
-    axis_name: str = "nodes",
-    local_axis_name: str | None = None,
-    wire: WireLike | None = None,
-    gradient_weight: float | jax.Array | None = None,
-) -> optax.GradientTransformationExtraArgs:
-    """QG-DAdam: Adam whose moments are those of the mixed models. Goes *last*, in Adam's place.
-
-    As `quasi_global`, with the two moments `m` and `v`, both 0 at the start, at update `t` from 1:
-
-        mh = b1 m + (1 - b1) g;    vh = b2 v + (1 - b2) g^2
-        x' = P (x - rate (mh / (1 - b1^t)) / (sqrt(vh / (1 - b2^t)) + eps))
-        d = (x - x') / (|x - x'| + 1e-8);    m <- b1 m + (1 - b1) d;    v <- b2 v + (1 - b2) d^2
-
-    `|x - x'|` is the norm over all leaves of this node. The correction of the bias, by `1 - b^t`,
-    and 1e-8 are those of the authors' released code. That code weighs the gradient by 1,
-    `mh = b1 m + g`: `gradient_weight=1.0`. `mh` and `vh` are not kept. The state is a `GossipState`
-    with `extra["mean"]` and `extra["square"]`, which are averaged on a change of nodes.
-
-    Args:
-      schedule: a doubly stochastic schedule.
-      rate: the learning rate, as in `quasi_global`.
-      b1: decay of `m`.
-      b2: decay of `v`.
-      eps: added to the root of `v`.
-      axis_name, local_axis_name, wire: as in `gx.sgp`.
-      gradient_weight: the weight of `g` in `mh`; None is `1 - b1`, the authors' code has 1.
-
-    Raises:
-      ValueError: as `gx.mixed_momentum`, or if `eps` or `gradient_weight` is not a positive number.
-
-    References:
-      Lin, Karimireddy, Stich, Jaggi, "Quasi-Global Momentum: Accelerating Decentralized Deep
-      Learning on Heterogeneous Data", ICML 2021, arXiv:2102.04761, appendix (QG-DAdam).
-
-    >>> import jax, jax.numpy as jnp, gossipjax as gx
-    >>> tx = gx.quasi_global_adam(gx.topology.ring(2), rate=0.5)
-    >>> def update(x, g):
-    ...     updates, state = tx.update(g, tx.init(x), x, step=0)
-    ...     return x + updates, state.extra["mean"].value
-    >>> x, m = jax.vmap(update, axis_name="nodes")(jnp.array([0.0, 2.0]), jnp.array([4.0, 1.0]))
-    >>> [round(float(v), 3) for v in (*x, *m)]  # steps of 0.5; m = 0.1 (x - x') / |x - x'|
-    [0.5, 0.5, -0.1, 0.1]
-    """
-    name = "quasi_global_adam"
-    require_rate(rate, name)
-    require_fraction(b1, f"b1 of {name}")
-    require_fraction(b2, f"b2 of {name}")
-    require_positive(eps, f"eps of {name}")
-    if gradient_weight is None:
-        gradient_weight = 1 - b1
-    require_positive(gradient_weight, f"gradient_weight of {name}")
-    plan = make_plan(name, schedule, frame.make_route(name, axis_name, local_axis_name, wire))
-
-    init = partial(frame.init_state, plan=plan, zeros={"mean": "average", "square": "average"})
-
-    def combine(x: Any, gradients: Any, state: frame.GossipState, step: StepLike) -> frame.Combined:
-        mean = state.kept("mean")
-        square = state.kept("square")
-        local_mean = add_scaled(frame.scale(gradients, gradient_weight), b1, mean)
-        local_square = _follow_squares(square, gradients, b2)
-        updates_so_far = (state.count + 1).astype(jnp.float32)
-        root = partial(_corrected_root, b2, updates_so_far, eps)
-        corrected = frame.scale(local_mean, 1 / _bias(b1, updates_so_far))
-        direction = jax.tree.map(lambda m, v: m / root(v), corrected, local_square)
-        new_x = _step_and_mix(x, rate_at(rate, state.count), direction, state, step)
-        moved = _normalize(frame.subtract(x, new_x))
-        mean = _interpolate(mean, moved, b1)
-        square = _follow_squares(square, moved, b2)
-        return frame.Combined(new_x, state.keep(mean=mean, square=square))
-
-    return frame.gossip_transform(name, plan, init, combine)
-
-
-def _follow_squares(square: Any, tree: Any, keep: Any) -> Any:
-    """Returns `keep v + (1 - keep) x^2`, leaf by leaf, in the type of `v`."""
-    squares = jax.tree.map(lambda v, leaf: jnp.square(jnp.asarray(leaf, v.dtype)), square, tree)
-    return _interpolate(square, squares, keep)
-
-
-def _interpolate(old: Any, new: Any, keep: Any) -> Any:
+def interpolate(old: Any, new: Any, keep: Any) -> Any:
     """Returns `keep old + (1 - keep) new`, leaf by leaf."""
 
     def interpolate(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -214,23 +120,42 @@ def _interpolate(old: Any, new: Any, keep: Any) -> Any:
     return jax.tree.map(interpolate, old, new)
 
 
-def _bias(decay: Any, count: jax.Array) -> jax.Array:
-    """Returns `1 - decay^t`, which the mean of `t` values with zeros before them lacks."""
-    return 1 - jnp.asarray(decay, jnp.float32) ** count
-
-
-def _corrected_root(decay: Any, count: jax.Array, eps: Any, square: jax.Array) -> jax.Array:
-    bias = _bias(decay, count).astype(square.dtype)
-    return jnp.sqrt(square / bias) + jnp.asarray(eps, square.dtype)
-
-
-def _normalize(tree: Any) -> Any:
-    """The leaves, divided by the norm of all of them together."""
-    return frame.scale(tree, 1 / (model_norm(tree) + MIN_NORM))
-
-
-def _step_and_mix(
+def step_and_mix(
     x: Any, eta: jax.Array, direction: Any, state: frame.GossipState, step: StepLike
 ) -> Any:
     """Returns `P (x - eta d)`."""
     return frame.mix_once(frame.subtract(x, frame.scale(direction, eta)), None, state, step)[0]
+
+
+def require_fraction(value: Any, name: str) -> None:
+    """Raises `ValueError` unless `value` is a number from 0 to below 1 or a scalar of JAX."""
+    frame.require_scalar(value, name, "from 0 to below 1", lambda v: 0 <= v < 1)
+
+
+def require_positive(value: Any, name: str) -> None:
+    """Raises `ValueError` unless `value` is a positive number or a scalar of JAX."""
+    frame.require_scalar(value, name, "above 0", lambda v: 0 < v < np.inf)
+
+
+def require_rate(rate: Any, name: str) -> None:
+    """Raises `ValueError` unless `rate` is a positive number, a scalar of JAX or a function."""
+    if not callable(rate):
+        require_positive(rate, f"rate of {name}, unless it is a function of the update,")
+
+
+def make_plan(name: str, schedule: Schedule, wire: Wire, models: int = 1) -> frame.ExchangePlan:
+    """The plan of gossip that is the optimizer; raises `ValueError` as `gx.dpsgd`."""
+    require_doubly_stochastic(schedule, name)
+    return frame.ExchangePlan(
+        schedule, wire=wire, models=models, takes_gradients=True, moves_by_zeros=True
+    )
+
+
+def rate_at(rate: optax.ScalarOrSchedule, count: jax.Array) -> jax.Array:
+    """The learning rate after `count` updates."""
+    return jnp.asarray(rate(count) if callable(rate) else rate)
+
+
+def add_scaled(gradients: optax.Updates, factor: Any, tree: Any) -> Any:
+    """Returns `g + factor x`, leaf by leaf, in the type of `x`."""
+    return frame.add(frame.scale(tree, factor), gradients)

@@ -112,7 +112,7 @@ def top_k(fraction: float) -> TopK:
     """The fraction of the values that is largest in magnitude, with indices: 8 bytes a value.
 
     The fraction, above 0 and at most 1, is of each message, not of each leaf. For `gx.choco`,
-    `gx.deepsqueeze` and `gx.allreduce`, which keep what is left out.
+    `gx.contrib.deepsqueeze` and `gx.allreduce`, which keep what is left out.
 
     Raises:
       ValueError: if `fraction` is not such a number.

@@ -15,7 +15,7 @@ from algorithms.problems import SHAPES
 from promotion import promoting
 
 import gossipjax as gx
-from gossipjax.algorithms import sparta
+from gossipjax.contrib.sparta import draw_slice as draw_places
 
 ALPHA = 0.2
 PERIOD = 2
@@ -137,7 +137,7 @@ def make_desloc_row(average, **fields):
     def transform(schedule, **options):
         rounds = "exact" if average == "exact" else schedule
         adam = optax.adam(RATE, ADAM["b1"], ADAM["b2"], ADAM["eps"])
-        return gx.desloc(promoting(adam), *PERIODS, rounds, **options)
+        return gx.contrib.desloc(promoting(adam), *PERIODS, rounds, **options)
 
     return Row(
         transform,
@@ -157,7 +157,7 @@ def draw_slice(step):
         size = int(np.prod(shape))
         leaf = sorted(SHAPES).index(name)
         with jax.enable_x64(False):
-            places = sparta.draw_slice(size, SLICES, 5, leaf, jnp.int32(step))
+            places = draw_places(size, SLICES, 5, leaf, jnp.int32(step))
         marks.append(np.isin(np.arange(size), places))
     return np.concatenate(marks)
 
@@ -240,7 +240,9 @@ ROWS = {
         gx.wire.int8(), lambda difference, step, node: difference, noise=0.1, is_variant=True
     ),
     "deepsqueeze": Row(
-        lambda schedule, **options: gx.deepsqueeze(schedule, gx.wire.top_k(0.3), 0.4, **options),
+        lambda schedule, **options: gx.contrib.deepsqueeze(
+            schedule, gx.wire.top_k(0.3), 0.4, **options
+        ),
         partial(oracle.deepsqueeze, gamma=0.4, compress=lambda v, step, node: oracle.largest(v, 3)),
         oracle.doubly_stochastic,
         is_inner_on_one_node=True,
@@ -311,7 +313,7 @@ ROWS = {
         is_variant=True,
     ),
     "d2": Row(
-        lambda schedule, **options: gx.d2(
+        lambda schedule, **options: gx.contrib.d2(
             gx.topology.from_matrices(oracle.lazy_ring(schedule.size)), **options
         ),
         d2_oracle,
@@ -336,19 +338,21 @@ ROWS = {
         is_variant=True,
     ),
     "mixed_momentum": Row(
-        partial(gx.mixed_momentum, rate=RATE, momentum=0.8, nesterov=True),
+        partial(gx.contrib.mixed_momentum, rate=RATE, momentum=0.8, nesterov=True),
         partial(oracle.mixed_momentum, rate=RATE, momentum=0.8, nesterov=True),
         oracle.doubly_stochastic,
         conserves_mass=False,
     ),
     "quasi_global_adam": Row(
-        partial(gx.quasi_global_adam, rate=RATE, b1=0.8, b2=0.9, eps=1e-3),
+        partial(gx.contrib.quasi_global_adam, rate=RATE, b1=0.8, b2=0.9, eps=1e-3),
         partial(oracle.quasi_global_adam, rate=RATE, b1=0.8, b2=0.9, eps=1e-3),
         oracle.doubly_stochastic,
         conserves_mass=False,
     ),
     "quasi_global_adam, released code": Row(
-        partial(gx.quasi_global_adam, rate=RATE, b1=0.8, b2=0.9, eps=1e-3, gradient_weight=1.0),
+        partial(
+            gx.contrib.quasi_global_adam, rate=RATE, b1=0.8, b2=0.9, eps=1e-3, gradient_weight=1.0
+        ),
         partial(oracle.quasi_global_adam, rate=RATE, b1=0.8, b2=0.9, eps=1e-3, gradient_weight=1.0),
         oracle.doubly_stochastic,
         conserves_mass=False,
@@ -357,20 +361,22 @@ ROWS = {
     "desloc": make_desloc_row("exact"),
     "desloc, by a schedule": make_desloc_row("schedule", is_variant=True),
     "sparta": Row(
-        lambda schedule, **options: gx.sparta(1 / SLICES, 5, **options),
+        lambda schedule, **options: gx.contrib.sparta(1 / SLICES, 5, **options),
         partial(oracle.sparta, draw=draw_slice),
         oracle.doubly_stochastic,
         has_schedule=False,
         is_inner_on_one_node=True,
     ),
     "sparta, by a schedule": Row(
-        lambda schedule, **options: gx.sparta(1 / SLICES, 5, schedule, **options),
+        lambda schedule, **options: gx.contrib.sparta(1 / SLICES, 5, schedule, **options),
         partial(oracle.sparta, draw=draw_slice, average="schedule"),
         oracle.doubly_stochastic,
         is_variant=True,
     ),
     "relay": Row(
-        lambda schedule, **options: gx.relay(nx.full_rary_tree(2, schedule.size), **options),
+        lambda schedule, **options: gx.contrib.relay(
+            nx.full_rary_tree(2, schedule.size), **options
+        ),
         relay_oracle,
         oracle.doubly_stochastic,
         steps=7,  # on 8 nodes, all models have arrived everywhere after five
@@ -379,7 +385,7 @@ ROWS = {
         is_inner_on_one_node=True,
     ),
     "relay, initial": Row(
-        lambda schedule, **options: gx.relay(
+        lambda schedule, **options: gx.contrib.relay(
             nx.full_rary_tree(2, schedule.size), missing="initial", **options
         ),
         partial(relay_oracle, missing="initial"),

@@ -36,7 +36,7 @@ def spread(leaves):
 @pytest.mark.parametrize("name", CHAINS)
 def test_moments_are_found_in_any_chain(name):
     """And averaged in their turns, before the update; the mean over the nodes stays."""
-    tx = gx.desloc(promoting(CHAINS[name]()), every=1, mu_every=2, nu_every=3)
+    tx = gx.contrib.desloc(promoting(CHAINS[name]()), every=1, mu_every=2, nu_every=3)
     nodes = gx.Nodes(N)
     rng = np.random.default_rng(0)
     grads = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=(N, *x.shape)), x.dtype), PARAMS)
@@ -65,7 +65,7 @@ def test_moments_are_found_in_any_chain(name):
 def test_all_at_every_step_is_local_adam_with_everything_averaged():
     """Of quadratics from equal starts: the moments are those of all nodes' gradients."""
     adam = promoting(optax.adam(0.05, b1=0.8))
-    by_desloc = train(gx.desloc(adam, 1, 1, 1), N, "vmap")
+    by_desloc = train(gx.contrib.desloc(adam, 1, 1, 1), N, "vmap")
     targets = np.random.default_rng(0).normal(size=(N, 4))
     z = np.tile(np.random.default_rng(0).normal(size=(N + 1, 4))[-1:], (N, 1))
     m, v = np.zeros(4), np.zeros(4)
@@ -79,20 +79,20 @@ def test_all_at_every_step_is_local_adam_with_everything_averaged():
 
 
 def test_canonical_steps_tell_apart_what_is_averaged():
-    plan = gx.desloc(optax.adam(0.1), 4, 12, 24).init(PARAMS)
+    plan = gx.contrib.desloc(optax.adam(0.1), 4, 12, 24).init(PARAMS)
     assert gx.canonical_steps(plan) == [0, 1, 4, 12]
     assert [gx.canonical_step(plan, k) for k in (24, 36, 10**6, 10**6 + 1)] == [0, 12, 4, 1]
     rounds = gx.topology.one_peer_exponential(8)  # none, and 3 rounds of one, two, three
-    plan = gx.desloc(optax.adam(0.1), 2, 4, 8, rounds).init(PARAMS)
+    plan = gx.contrib.desloc(optax.adam(0.1), 2, 4, 8, rounds).init(PARAMS)
     assert len(gx.canonical_steps(plan)) == 1 + 3 * 3
     assert gx.canonical_step(plan, 24) == 0
-    long = gx.desloc(optax.adam(0.1), 251, 257, 263).init(PARAMS)
+    long = gx.contrib.desloc(optax.adam(0.1), 251, 257, 263).init(PARAMS)
     assert gx.canonical_step(long, 10**6) == 10**6
 
 
 @pytest.mark.parametrize(("step", "messages"), [(0, 3), (1, 0), (2, 1), (6, 2), (12, 3)])
 def test_one_all_reduce_for_each_whose_turn_it_is(step, messages):
-    tx = gx.desloc(promoting(optax.adam(0.1)), 2, 6, 12)
+    tx = gx.contrib.desloc(promoting(optax.adam(0.1)), 2, 6, 12)
     nodes = gx.Nodes(mesh=make_mesh(N))
     params, state = nodes.init(tx, PARAMS)
     program = nodes.spmd(lambda z, s: tx.update(z, s, z, step=step))

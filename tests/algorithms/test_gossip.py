@@ -18,7 +18,7 @@ PAIRS = {
     "dpsgd": (published.dpsgd, gx.dpsgd, gx.topology.bipartite_exponential(4)),
     "DSGD-AC": (
         partial(published.dsgd_ac, rate=RATE),
-        partial(gx.dpsgd, strength=gx.adaptive_consensus(RATE)),
+        partial(gx.dpsgd, strength=gx.contrib.adaptive_consensus(RATE)),
         gx.topology.ring(4),
     ),
     "gradient_tracking": (published.gradient_tracking, gx.gradient_tracking, gx.topology.ring(4)),

@@ -10,7 +10,7 @@ import pytest
 from modes import make_mesh
 
 import gossipjax as gx
-from gossipjax.algorithms.sparta import draw_slice
+from gossipjax.contrib.sparta import draw_slice
 
 N = 4
 SHAPES = {"a": (7, 5), "b": (3,), "c": ()}
@@ -21,7 +21,7 @@ def run_zeros(fraction, seed=0, tx=None):
     """The models after every update of zeros, `[N, 1 + S, D]`."""
     rng = np.random.default_rng(0)
     start = {k: jnp.asarray(rng.normal(size=(N, *s)), jnp.float32) for k, s in SHAPES.items()}
-    tx = gx.sparta(fraction, seed) if tx is None else tx
+    tx = gx.contrib.sparta(fraction, seed) if tx is None else tx
 
     def run(z):
         def step(carry, k):
@@ -69,7 +69,7 @@ def test_slices_differ_by_period_leaf_and_seed():
 
 
 def test_only_the_slice_travels():
-    tx = gx.sparta(0.1)
+    tx = gx.contrib.sparta(0.1)
     nodes = gx.Nodes(mesh=make_mesh(N))
     params, state = nodes.init(tx, {"a": jnp.ones(995), "b": jnp.ones(20)})
     text = nodes.spmd(lambda z, s: tx.update(z, s, z)).lower(params, state).compile().as_text()
@@ -78,9 +78,9 @@ def test_only_the_slice_travels():
 
 def test_inside_an_outer_optimizer():
     """The outer steps reach all of the model, and the slices in between come on."""
-    inner = optax.chain(optax.sgd(0.1), gx.sparta(0.25))
+    inner = optax.chain(optax.sgd(0.1), gx.contrib.sparta(0.25))
     models = run_zeros(0.25, tx=gx.outer(inner, optax.sgd(1.0), 1000))
     alone = run_zeros(0.25)
     np.testing.assert_allclose(models[:, 1:], alone[:, 1:], atol=1e-6)
-    whole = run_zeros(0.01, tx=gx.outer(gx.sparta(0.01), optax.sgd(1.0), 1))
+    whole = run_zeros(0.01, tx=gx.outer(gx.contrib.sparta(0.01), optax.sgd(1.0), 1))
     np.testing.assert_allclose(np.ptp(whole[:, 1], axis=0), 0, atol=1e-6)

@@ -41,12 +41,12 @@ def test_a_constant_strength_is_a_lazy_matrix():
 
 def test_the_strength_follows_the_rate_from_the_end_of_its_warm_up():
     rate = optax.warmup_cosine_decay_schedule(0.0, 0.4, 3, 11)
-    strength = gx.adaptive_consensus(rate, start=3, power=2.0, minimum=0.25)
+    strength = gx.contrib.adaptive_consensus(rate, start=3, power=2.0, minimum=0.25)
     k = np.arange(12)
     share = (1 + np.cos(np.pi * (k - 3) / 8)) / 2
     expected = np.where(k < 3, 1.0, 0.75 * share**2 + 0.25)
     np.testing.assert_allclose(jax.vmap(strength)(k), expected, rtol=1e-5)
-    early = gx.adaptive_consensus(rate, start=1)  # the rate goes on rising
+    early = gx.contrib.adaptive_consensus(rate, start=1)  # the rate goes on rising
     assert jnp.asarray(early(3)) == 1.0
 
 
@@ -71,7 +71,7 @@ def test_nodes_end_apart_around_an_exact_average():
         distance, mean = jax.jit(jax.vmap(solve, axis_name="nodes"))(jnp.zeros(4), target)
         return float(distance.max()), float(mean[0])
 
-    apart, mean = distance_and_mean(gx.adaptive_consensus(rate))
+    apart, mean = distance_and_mean(gx.contrib.adaptive_consensus(rate))
     together, _ = distance_and_mean(1.0)
     assert mean == pytest.approx(2.0, abs=1e-4)
     assert together < 0.01

@@ -66,12 +66,12 @@ def test_dpsgd_and_quasi_global_momentum_stay_off_the_optimum():
 @pytest.mark.parametrize(
     "gossip",
     [
-        gx.d2(LAZY_RING),
+        gx.contrib.d2(LAZY_RING),
         gx.gradient_tracking(LAZY_RING),
         gx.gradient_tracking(IRREGULAR),
         gx.gradient_tracking(gx.topology.directed_ring(N)),
-        gx.relay(nx.path_graph(N)),
-        gx.relay(nx.star_graph(N - 1)),
+        gx.contrib.relay(nx.path_graph(N)),
+        gx.contrib.relay(nx.star_graph(N - 1)),
     ],
     ids=["d2", "tracking", "push-sum tracking", "directed ring", "chain", "star"],
 )
@@ -81,11 +81,13 @@ def test_corrected_methods_reach_the_optimum(gossip):
 
 
 @pytest.mark.parametrize(
-    ("make", "wire"), [(gx.gradient_tracking, jnp.bfloat16), (gx.d2, None)], ids=["tracking", "d2"]
+    ("make", "wire"),
+    [(gx.gradient_tracking, jnp.bfloat16), (gx.contrib.d2, None)],
+    ids=["tracking", "d2"],
 )
 def test_the_mean_of_the_corrections_stays_zero(make, wire):
     """So the mean of `y = u + c` is that of `u` at every step, in narrow messages too."""
-    schedule = LAZY_RING if make is gx.d2 else IRREGULAR
+    schedule = LAZY_RING if make is gx.contrib.d2 else IRREGULAR
     tx = make(schedule, wire=wire)
     steps = 20
     updates = jnp.asarray(np.random.default_rng(0).normal(size=(N, steps, 5)), jnp.float32)
@@ -125,7 +127,7 @@ def test_relay_delivers_the_exact_mean_after_the_diameter(name, mode):
     tree = TREES[name]
     n = len(tree)
     diameter = nx.diameter(tree)
-    tx = gx.relay(tree)
+    tx = gx.contrib.relay(tree)
     goals = np.random.default_rng(0).normal(size=n)
 
     def average(goal):
@@ -155,15 +157,17 @@ def test_relay_between_servers_of_several_devices():
         return x
 
     servers = gx.Nodes(mesh=make_mesh(4, 2))
-    by_device = servers.run(lambda x: two_steps(gx.relay(tree, local_axis_name="local"), x), x)
-    expected = run("vmap", lambda x: two_steps(gx.relay(tree), x), 4)(x)
+    by_device = servers.run(
+        lambda x: two_steps(gx.contrib.relay(tree, local_axis_name="local"), x), x
+    )
+    expected = run("vmap", lambda x: two_steps(gx.contrib.relay(tree), x), 4)(x)
     np.testing.assert_allclose(by_device, expected, rtol=1e-6)
 
 
 def test_mixed_momentum_on_the_complete_graph_is_allreduce():
     complete = gx.topology.complete(N)
     exact = optax.chain(gx.allreduce(), optax.sgd(RATE, momentum=0.9, nesterov=True))
-    mixed = gx.mixed_momentum(complete, RATE, nesterov=True)
+    mixed = gx.contrib.mixed_momentum(complete, RATE, nesterov=True)
     np.testing.assert_allclose(train(mixed, 5), train(exact, 5), rtol=1e-5)
 
 
@@ -180,7 +184,9 @@ class TestTheRate:
 
         return run("vmap", run_steps, N)(self.X)
 
-    @pytest.mark.parametrize("make", [gx.quasi_global, gx.quasi_global_adam, gx.mixed_momentum])
+    @pytest.mark.parametrize(
+        "make", [gx.quasi_global, gx.contrib.quasi_global_adam, gx.contrib.mixed_momentum]
+    )
     def test_injected(self, make):
         """As programs set it: a traced scalar, as all other numbers are then."""
         injected = promoting(optax.inject_hyperparams(make)(LAZY_RING, rate=0.1))

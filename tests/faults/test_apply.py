@@ -86,7 +86,7 @@ def make_chain(name):
         "osgp 2": lambda: gx.osgp(directed, 2),
         "dpsgd": lambda: gx.dpsgd(undirected, "adapt-then-combine"),
         "gradient_tracking": lambda: gx.gradient_tracking(directed),
-        "mixed_momentum": lambda: gx.mixed_momentum(undirected, 0.1),
+        "mixed_momentum": lambda: gx.contrib.mixed_momentum(undirected, 0.1),
         "faults.sgp": lambda: gx.faults.sgp(base, delayed),
     }
     gossip = chains[name]()

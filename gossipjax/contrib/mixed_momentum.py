@@ -6,14 +6,19 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import optax
 
 from gossipjax.algorithms import frame
-from gossipjax.collectives import StepLike, require_doubly_stochastic
+from gossipjax.algorithms.quasi_global import (
+    add_scaled,
+    make_plan,
+    rate_at,
+    require_fraction,
+    require_rate,
+)
+from gossipjax.collectives import StepLike
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import Wire, WireLike
+from gossipjax.wire import WireLike
 
 
 def mixed_momentum(
@@ -55,7 +60,7 @@ def mixed_momentum(
       Distributed Non-Convex Optimization", ICML 2019, arXiv:1905.03817, algorithm 3.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
-    >>> tx = gx.mixed_momentum(gx.topology.ring(2), rate=0.5)
+    >>> tx = gx.contrib.mixed_momentum(gx.topology.ring(2), rate=0.5)
     >>> def update(x, g):
     ...     updates, state = tx.update(g, tx.init(x), x, step=0)
     ...     return x + updates, state.extra["momentum"].value
@@ -79,37 +84,3 @@ def mixed_momentum(
         return frame.Combined(x, state.keep(momentum=m))
 
     return frame.gossip_transform(name, plan, init, combine)
-
-
-def require_fraction(value: Any, name: str) -> None:
-    """Raises `ValueError` unless `value` is a number from 0 to below 1 or a scalar of JAX."""
-    frame.require_scalar(value, name, "from 0 to below 1", lambda v: 0 <= v < 1)
-
-
-def require_positive(value: Any, name: str) -> None:
-    """Raises `ValueError` unless `value` is a positive number or a scalar of JAX."""
-    frame.require_scalar(value, name, "above 0", lambda v: 0 < v < np.inf)
-
-
-def require_rate(rate: Any, name: str) -> None:
-    """Raises `ValueError` unless `rate` is a positive number, a scalar of JAX or a function."""
-    if not callable(rate):
-        require_positive(rate, f"rate of {name}, unless it is a function of the update,")
-
-
-def make_plan(name: str, schedule: Schedule, wire: Wire, models: int = 1) -> frame.ExchangePlan:
-    """The plan of gossip that is the optimizer; raises `ValueError` as `gx.dpsgd`."""
-    require_doubly_stochastic(schedule, name)
-    return frame.ExchangePlan(
-        schedule, wire=wire, models=models, takes_gradients=True, moves_by_zeros=True
-    )
-
-
-def rate_at(rate: optax.ScalarOrSchedule, count: jax.Array) -> jax.Array:
-    """The learning rate after `count` updates."""
-    return jnp.asarray(rate(count) if callable(rate) else rate)
-
-
-def add_scaled(gradients: optax.Updates, factor: Any, tree: Any) -> Any:
-    """Returns `g + factor x`, leaf by leaf, in the type of `x`."""
-    return frame.add(frame.scale(tree, factor), gradients)

@@ -67,7 +67,7 @@ def relay(
       Learning on Heterogeneous Data", NeurIPS 2021, arXiv:2110.04175, algorithm 1.
 
     >>> import jax, jax.numpy as jnp, networkx, gossipjax as gx
-    >>> tx = gx.relay(networkx.path_graph(3))
+    >>> tx = gx.contrib.relay(networkx.path_graph(3))
     >>> def run(x, goal):
     ...     state = tx.init(x)
     ...     for step in range(2):  # the diameter; y is the goal at every step

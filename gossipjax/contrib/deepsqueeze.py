@@ -55,7 +55,7 @@ def deepsqueeze(
       arXiv:1907.07346, algorithm 1.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
-    >>> tx = gx.deepsqueeze(gx.topology.ring(2), gx.wire.top_k(0.5), gamma=0.5)
+    >>> tx = gx.contrib.deepsqueeze(gx.topology.ring(2), gx.wire.top_k(0.5), gamma=0.5)
     >>> def update(x):
     ...     updates, state = tx.update(jnp.zeros(2), tx.init(x), x, step=0)
     ...     return x + updates, state.extra["error"].value

@@ -58,7 +58,7 @@ def sparta(
       equals commit 9fa323c to 4e-15 in 40 steps of recorded gradients, float64.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
-    >>> tx = gx.sparta(0.5)
+    >>> tx = gx.contrib.sparta(0.5)
     >>> def two_steps(x):
     ...     state = tx.init(x)
     ...     for step in range(2):

@@ -56,7 +56,7 @@ def d2(
       Signal Processing 2019, arXiv:1702.05122.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
-    >>> tx = optax.chain(optax.sgd(0.2), gx.d2(gx.topology.ring(3)))
+    >>> tx = optax.chain(optax.sgd(0.2), gx.contrib.d2(gx.topology.ring(3)))
     >>> nodes = gx.Nodes(3)
     >>> train_step = gx.TrainStep(lambda x, target, a: (a * (x - target), ()), tx, nodes=nodes)
     >>> x, state = nodes.init(tx, jnp.zeros(()))

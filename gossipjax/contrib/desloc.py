@@ -76,7 +76,7 @@ def desloc(
       recorded gradients, float64.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
-    >>> tx = gx.desloc(optax.adam(0.5), every=2, mu_every=1, nu_every=4)
+    >>> tx = gx.contrib.desloc(optax.adam(0.5), every=2, mu_every=1, nu_every=4)
     >>> def two_steps(x, g):
     ...     state = tx.init(x)
     ...     for step in range(2):

@@ -1,0 +1,21 @@
+"""Algorithms with a lighter promise: one file, and one row of the oracle matrix, each."""
+
+from gossipjax.contrib.adaptive_consensus import adaptive_consensus
+from gossipjax.contrib.d2 import d2
+from gossipjax.contrib.deepsqueeze import deepsqueeze
+from gossipjax.contrib.desloc import desloc
+from gossipjax.contrib.mixed_momentum import mixed_momentum
+from gossipjax.contrib.quasi_global_adam import quasi_global_adam
+from gossipjax.contrib.relay import relay
+from gossipjax.contrib.sparta import sparta
+
+__all__ = [
+    "adaptive_consensus",
+    "d2",
+    "deepsqueeze",
+    "desloc",
+    "mixed_momentum",
+    "quasi_global_adam",
+    "relay",
+    "sparta",
+]
