@@ -53,7 +53,6 @@ LATE = 3  # steps, at most
 NOISE = 0.01
 ONE_PEER = gx.topology.one_peer_exponential(NODES)
 RING = gx.topology.ring(NODES)
-LAZY_RING = gx.topology.from_matrices((RING.matrices()[0] + np.eye(NODES)) / 2)
 
 Faults = gx.faults.Faults
 Transform = optax.GradientTransformationExtraArgs
@@ -143,12 +142,6 @@ def make_gradient_tracking(faults: Faults) -> Run:
     return around(gx.gradient_tracking(schedule, wire=wire_of(faults)), faults)
 
 
-def make_d2(faults: Faults) -> Run:
-    return around(
-        gx.contrib.d2(weaken(LAZY_RING, faults, keep="both"), wire=wire_of(faults)), faults
-    )
-
-
 def make_choco(faults: Faults) -> Run:
     codec = wire_of(faults) or gx.faults.noise(0.0)
     return around(gx.choco(weaken(RING, faults, keep="both"), codec, gamma=0.5), faults)
@@ -198,7 +191,6 @@ METHODS: dict[str, Callable[..., Run]] = {
     "dpsgd": make_dpsgd,
     "dpsgd, own": make_own_dpsgd,
     "gradient-tracking": make_gradient_tracking,
-    "d2": make_d2,
     "choco": make_choco,
     "quasi-global": make_quasi_global,
     "relay": make_relay,

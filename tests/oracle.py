@@ -170,12 +170,11 @@ def mixed_momentum(matrices, x, gradients, rate, momentum, nesterov=False):
         yield x, x, np.ones(len(x))
 
 
-def quasi_global_adam(matrices, x, gradients, rate, b1, b2, eps, gradient_weight=None):
-    weight = 1 - b1 if gradient_weight is None else gradient_weight
+def quasi_global_adam(matrices, x, gradients, rate, b1, b2, eps):
     m = np.zeros_like(x)
     v = np.zeros_like(x)
     for k, g in enumerate(gradients):
-        mean = (b1 * m + weight * g) / (1 - b1 ** (k + 1))
+        mean = (b1 * m + (1 - b1) * g) / (1 - b1 ** (k + 1))
         square = (b2 * v + (1 - b2) * g**2) / (1 - b2 ** (k + 1))
         new = matrices[k % len(matrices)] @ (x - rate * mean / (np.sqrt(square) + eps))
         d = (x - new) / (np.linalg.norm(x - new, axis=1, keepdims=True) + 1e-8)
@@ -185,21 +184,16 @@ def quasi_global_adam(matrices, x, gradients, rate, b1, b2, eps, gradient_weight
         yield x, x, np.ones(len(x))
 
 
-def relay(distances, x, updates, missing="own"):
-    """No messages: a node has the models of others, as old as they are far.
-
-    For missing ones it takes its own, or the one with which it began.
-    """
+def relay(distances, x, updates):
+    """No messages: a node has the models of others, as old as they are far, or else its own."""
     n = len(x)
-    initial = x
     models = []
     for k, u in enumerate(updates):
         models.append(x + u)
         ages = np.maximum(distances - 1, 0)
-        others = initial if missing == "initial" else models[k]
         x = np.stack(
             [
-                sum(models[k - age][j] if age <= k else others[i] for j, age in enumerate(row))
+                sum(models[k - age][j] if age <= k else models[k][i] for j, age in enumerate(row))
                 for i, row in enumerate(ages)
             ]
         )
@@ -250,15 +244,13 @@ def deepsqueeze(matrices, x, updates, gamma, compress):
         yield x, x, np.ones(len(x))
 
 
-def desloc(matrices, x, gradients, rate, b1, b2, eps, periods, average="exact"):
+def desloc(matrices, x, gradients, rate, b1, b2, eps, periods):
     """Local Adam, of which parameters and moments are averaged at periods of their own."""
     n = len(x)
     m, v = np.zeros_like(x), np.zeros_like(x)
-    exact = np.full((1, n, n), 1 / n)
 
     def mixed(tree, k, period):
-        rounds = exact if average == "exact" else matrices
-        return rounds[k // period % len(rounds)] @ tree if k % period == 0 else tree
+        return matrices[k // period % len(matrices)] @ tree if k % period == 0 else tree
 
     for k, g in enumerate(gradients):
         m = b1 * mixed(m, k, periods[1]) + (1 - b1) * g
@@ -268,11 +260,11 @@ def desloc(matrices, x, gradients, rate, b1, b2, eps, periods, average="exact"):
         yield x, x, np.ones(n)
 
 
-def sparta(matrices, x, updates, draw, average="exact"):
+def sparta(matrices, x, updates, draw):
     """`draw(step) -> [D]` of booleans: what is averaged."""
     n = len(x)
     for k, u in enumerate(updates):
-        P = np.full((n, n), 1 / n) if average == "exact" else matrices[k % len(matrices)]
+        P = matrices[k % len(matrices)]
         x = np.where(draw(k), P @ (x + u), x + u)
         yield x, x, np.ones(n)
 

@@ -32,8 +32,7 @@ NAMES = (
     "adpsgd",
     "easgd",
     "gradient_tracking",
-    "quasi_global_adam",
-    "relay",
+    "quasi_global",
 )
 CASES = [(name, *PLACEMENTS[i % len(PLACEMENTS)]) for i, name in enumerate(NAMES)]
 

@@ -23,7 +23,7 @@ from experiments.training.optimization import MOMENTUM
 
 Transform = optax.GradientTransformationExtraArgs
 
-Momentum = Literal["local", "mixed", "quasi-global", "outer"]
+Momentum = Literal["local", "quasi-global", "outer"]
 DenseName = Literal["float32", "bfloat16", "int8", "int4"]
 MeanOver = Literal["nodes", "senders"]
 WireName = Literal[DenseName, "top_k", "random_k", "block_top_k"]
@@ -151,7 +151,6 @@ class MethodOptions:
     wire: WireName = "float32"
     staleness: float = 1.0  # the mean delay of AD-PSGD's gradients, in steps
     delays_of: Path | None = None  # a folder of journals whose delays AD-PSGD has instead
-    slice_fraction: float = 0.005  # of the model, that SPARTA averages in an update
     switch_at: float = 1 / 3
     overlap: int = 0  # updates between sending a message and using it; part of the name
     accumulate: int = 1  # steps for one update
@@ -233,7 +232,6 @@ def make_schedule(
 
 
 MAX_DELAY = 4  # steps, of AD-PSGD
-MOMENT_PERIODS = 3, 6  # of DES-LOC, in those of the models
 ELASTICITY = 0.9  # of EASGD, divided by the number of nodes, as in its paper
 
 
@@ -252,8 +250,6 @@ class Algorithm:
     exchanges: bool = True
     takes_outer: bool = True  # it keeps nothing but models, which an outer step reaches
     mixes_after: bool = False  # it is `x <- P (x + u)`: momentum can be mixed with the models
-    # Makes the whole chain of an optimizer, where the algorithm stands around it.
-    wrap: Callable[[optax.GradientTransformation, MethodOptions], Transform] | None = None
 
 
 def _build_osgp(schedule: gx.Schedule, options: MethodOptions, biased: bool = False) -> Transform:
@@ -280,17 +276,6 @@ def _read_delays(folder: Path) -> Any:
     return gx.asynchronous.measure_delays(journals)
 
 
-def _build_dsgd_ac(schedule: gx.Schedule, options: MethodOptions) -> Transform:
-    """DSGD-AC whose strength follows the learning rate of the run from its peak on."""
-    rate = options.rate
-    if not callable(rate):  # constant: D-PSGD
-        return gx.dpsgd(schedule, wire=options.codec)
-    updates = max(1, options.steps // options.accumulate)
-    peak = int(np.argmax(jax.vmap(rate)(np.arange(updates))))
-    strength = gx.contrib.adaptive_consensus(rate, start=peak)
-    return gx.dpsgd(schedule, wire=options.codec, strength=strength)
-
-
 def _build_relay(schedule: gx.Schedule, options: MethodOptions) -> Transform:
     """RelaySGD on the graph of the schedule, which must be a tree."""
     matrix = schedule.matrices()[0]
@@ -299,11 +284,6 @@ def _build_relay(schedule: gx.Schedule, options: MethodOptions) -> Transform:
 
 def _build_nothing(schedule: gx.Schedule, options: MethodOptions) -> Transform:
     return optax.with_extra_args_support(optax.identity())
-
-
-def _wrap_desloc(inner: optax.GradientTransformation, options: MethodOptions) -> Transform:
-    mu_every, nu_every = (options.local_steps * factor for factor in MOMENT_PERIODS)
-    return gx.contrib.desloc(inner, options.local_steps, mu_every, nu_every)
 
 
 ALGORITHMS = {
@@ -328,7 +308,6 @@ ALGORITHMS = {
         "ring",
         mixes_after=True,
     ),
-    "dsgd-ac": Algorithm(_build_dsgd_ac, "bipartite_exponential"),
     "choco": Algorithm(
         lambda schedule, options: gx.choco(
             schedule, options.codec or gx.wire.float32(), FORMS[options.wire].gamma
@@ -361,8 +340,9 @@ ALGORITHMS = {
         takes_outer=False,
     ),
     "d2": Algorithm(
-        lambda schedule, options: gx.contrib.d2(schedule, wire=options.codec),
+        lambda schedule, options: gx.contrib.d2(schedule),
         "lazy_ring",
+        wires=("float32",),
         skips_steps=False,
         takes_outer=False,
     ),
@@ -375,21 +355,6 @@ ALGORITHMS = {
         fixed_topology=True,
         wires=tuple(FORMS),
         goes_first=True,
-    ),
-    "sparta": Algorithm(
-        lambda schedule, options: gx.contrib.sparta(options.slice_fraction, options.seed),
-        "complete",
-        fixed_topology=True,
-        wires=("float32",),
-        skips_steps=False,
-    ),
-    "desloc": Algorithm(
-        _build_nothing,
-        "complete",
-        fixed_topology=True,
-        wires=("float32",),
-        takes_outer=False,
-        wrap=_wrap_desloc,
     ),
     "local": Algorithm(  # Local SGD, DiLoCo: with --outer-every
         _build_nothing,
@@ -473,9 +438,6 @@ def _build_own(
 
 
 MOMENTUMS: dict[str, Callable[[gx.Schedule, MethodOptions], Transform]] = {
-    "mixed": lambda schedule, options: gx.contrib.mixed_momentum(
-        schedule, options.rate, MOMENTUM, nesterov=True, wire=options.codec
-    ),
     "quasi-global": lambda schedule, options: gx.quasi_global(
         schedule, options.rate, MOMENTUM, nesterov=True, wire=options.codec
     ),
@@ -559,10 +521,9 @@ OUTER_HELP = (
     "SlowMo."
 )
 MOMENTUM_HELP = (
-    "What the momentum of --optimizer nesterov is of. local: of each node's gradients. mixed: "
-    "neighbours average it as they average their models. quasi-global: of the mixed models. outer: "
+    "What the momentum of --optimizer nesterov is of. local: of each node's gradients. quasi-global: of the mixed models. outer: "
     "of the outer optimizer, around plain SGD, with --outer-every 12 and --outer-momentum 0.7 if "
-    "not given. mixed and quasi-global are for "
+    "not given. quasi-global is for "
     f"{', '.join(name for name, row in ALGORITHMS.items() if row.mixes_after)}, where the topology "
     "is doubly stochastic."
 )
@@ -581,7 +542,6 @@ class Method:
     rate: optax.ScalarOrSchedule | None = None  # where the gossip is the optimizer
     sharding: Sharding | None = None  # inside a node; what exchanges exchanges parts then
     accumulate: int = 1  # steps for one update
-    whole: Transform | None = None  # takes the place of both, with the pair of their states
     outer_average: Any = "exact"  # of `gx.outer`
 
     @property
@@ -592,12 +552,10 @@ class Method:
 
     @property
     def _transform_of_updates(self) -> Transform:
-        chain = optax.chain(self.inner, self.gossip) if self.whole is None else self.whole
+        chain = optax.chain(self.inner, self.gossip)
         outer = self.outer
         if outer is None:
-            if self.whole is None or self.sharding is None:
-                return chain
-            return self.sharding.shard(chain)
+            return chain
         optimizer = optax.sgd(outer.rate, outer.momentum or None, outer.nesterov)
         whole = gx.outer(
             chain,
@@ -625,7 +583,7 @@ class Method:
             count = opt_state.pending + 1
             grads = jax.tree.map(lambda total, g: (total + g) / count, opt_state.total, grads)
             chain_state = opt_state.inner
-        if self.sharding is not None and (self.outer is not None or self.whole is not None):
+        if self.sharding is not None and self.outer is not None:
             chain_state = chain_state.inner
         if self.outer is not None:
             chain_state = chain_state.inner
@@ -674,7 +632,7 @@ def make_method(
       name: `ALGORITHM` or `ALGORITHM@TOPOLOGY`; a topology is a name or a hybrid, `FIRST/THEN`,
         as AR/1P-SGP is `sgp@complete/one_peer_exponential`.
       options: those of the run; `overlap` is taken from the name.
-      optimizer: the local one; with momentum that is mixed or quasi-global, what stands before it.
+      optimizer: the local one; with momentum that is quasi-global, what stands before it.
       default_topology: used if the name has none; None is that of the algorithm's paper.
 
     Raises:
@@ -714,10 +672,9 @@ def make_method(
         rate=options.rate if options.momentum in MOMENTUMS else None,
         sharding=options.sharding,
         accumulate=options.accumulate,
-        whole=None if algorithm.wrap is None else algorithm.wrap(optimizer, options),
         outer_average=_make_outer_average(options),
     )
-    if options.outer is not None or algorithm.wrap is not None:
+    if options.outer is not None:
         method.state()  # raises where they cannot stand around this algorithm or optimizer
     return method
 

@@ -101,8 +101,6 @@ class ExchangeOptions:
     """nodes: sparse messages are averaged over all nodes. senders: each value over those that sent
     it."""
     wire: Annotated[WireName, tyro.conf.arg(help=WIRE_HELP, aliases=["--wire-dtype"])] = "float32"
-    slice_fraction: SliceFraction = 0.005
-    """SPARTA: the part of the model that is averaged in each update."""
     staleness: Annotated[NonNegativeFloat, MAX_STALENESS] = 1.0
     """AD-PSGD: mean age, in steps, of the models at which gradients are taken (Poisson, at most 4).
     """

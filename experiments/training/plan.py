@@ -179,7 +179,7 @@ class Plan:
     def make_method(self, algorithm: str, seed: int, nodes: int) -> Method:
         """Returns the method of a run with this algorithm and seed over this number of nodes."""
         options = self.options
-        names = ("local_steps", "wire", "slice_fraction", "staleness", "delays_of", "switch_at")
+        names = ("local_steps", "wire", "staleness", "delays_of", "switch_at")
         names += ("accumulate", "outer", "momentum")
         method_options = MethodOptions(
             nodes=nodes,

@@ -1,7 +1,5 @@
 """DeepSqueeze: gossip of compressed models with error compensation."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -9,7 +7,6 @@ import jax
 import optax
 
 from gossipjax.algorithms import frame
-from gossipjax.algorithms.choco import require_gamma
 from gossipjax.collectives import (
     NodeRound,
     StepLike,
@@ -18,7 +15,7 @@ from gossipjax.collectives import (
     require_doubly_stochastic,
 )
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import WireLike, require_codec
+from gossipjax.wire import WireLike
 
 
 def deepsqueeze(
@@ -26,7 +23,6 @@ def deepsqueeze(
     codec: WireLike,
     gamma: float,
     axis_name: str = "nodes",
-    local_axis_name: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """DeepSqueeze: what a message leaves out is in the next one. Goes *last* in a chain.
 
@@ -35,20 +31,14 @@ def deepsqueeze(
         y = x + u;    v = y + e;    q = C(v);    e <- v - q
         x <- y + gamma (sum_j P_ij q_j - q)
 
-    It sends models, not differences: one copy less than `choco`, and any doubly stochastic
-    schedule; but the noise of the codec does not vanish as the nodes agree. The sum of `x` changes
-    only by the updates. The parameters that the user holds are `x`, `[...]` per node. The state
-    keeps `extra["error"]`, `e`, like the parameters, float32 at least; it starts from 0 again on a
-    change of nodes.
+    It sends models, not differences: one copy less than `gx.choco`, and any doubly stochastic
+    schedule; but the noise of the codec does not vanish as the nodes agree.
 
     Args:
       schedule: a doubly stochastic schedule.
       codec: of the messages, such as `gx.wire.int4()`.
       gamma: the step towards the neighbours, as in `gx.choco`.
-      axis_name, local_axis_name: as in `gx.sgp`, and `step=` of `update`.
-
-    Raises:
-      ValueError: as `gx.choco`.
+      axis_name: as in `gx.sgp`.
 
     References:
       Tang et al., "DeepSqueeze: Decentralization Meets Error-Compensated Compression", 2019,
@@ -64,9 +54,7 @@ def deepsqueeze(
     [[[0.5, 3.0], [1.5, 2.0]], [[0.0, 0.0], [0.0, 1.0]]]
     """
     require_doubly_stochastic(schedule, "deepsqueeze")
-    codec = require_codec(codec, "the codec of deepsqueeze")
-    gamma = require_gamma(gamma, "deepsqueeze")
-    wire = frame.make_route("deepsqueeze", axis_name, local_axis_name, codec, takes_sparse=True)
+    wire = frame.make_route("deepsqueeze", axis_name, wire=codec, takes_sparse=True)
     plan = frame.ExchangePlan(schedule, wire=wire)
     init = partial(frame.init_state, plan=plan, zeros={"error": "restart"})
 

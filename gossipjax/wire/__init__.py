@@ -8,7 +8,7 @@ A message is one or several flat arrays, encoded by a codec, as unsigned integer
   out.
 
 `wire=` of a transform takes a floating-point type, such as `jnp.bfloat16`, or a dense codec;
-`gx.choco`, `gx.contrib.deepsqueeze`, `gx.allreduce` and `gx.outer(error_feedback=)` take sparse codecs,
+`gx.choco`, `gx.allreduce` and `gx.outer(error_feedback=)` take sparse codecs,
 too. What a message leaves out stays at its sender, so that the sums over the nodes are exact in any
 form.
 

@@ -155,7 +155,7 @@ def block_top_k(count: int = 64, block: int = 4096) -> BlockTopK:
         bin = clip(round((v - m) / (6 s / 4) + 2), 0, 3);    v arrives as the mean of its bin
 
     The index takes 12 bits and the bin 2; the four means of a block are of full precision. For
-    `gx.outer(error_feedback=)`, `gx.choco`, `gx.contrib.deepsqueeze` and `gx.allreduce`, which keep what is
+    `gx.outer(error_feedback=)`, `gx.choco` and `gx.allreduce`, which keep what is
     left out. Blocks are of consecutive values of a message, where the authors' codes cut matrices
     into squares of 64 x 64 and have one table for a tensor. Where a block sends a value that is not
     finite, all that it sends arrives so.

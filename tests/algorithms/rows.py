@@ -6,16 +6,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import networkx as nx
 import numpy as np
 import optax
 import oracle
 from algorithms import published
 from algorithms.problems import SHAPES
-from promotion import promoting
 
 import gossipjax as gx
-from gossipjax.contrib.sparta import draw_slice as draw_places
 
 ALPHA = 0.2
 PERIOD = 2
@@ -94,14 +91,6 @@ def falling_strength(count):
     return 0.9 / (1 + jnp.asarray(count, jnp.float32))
 
 
-def d2_oracle(matrices, x, updates):
-    return oracle.d2(oracle.lazy_ring(len(x)), x, updates)
-
-
-def relay_oracle(matrices, x, updates, missing="own"):
-    return oracle.relay(oracle.binary_tree_distances(len(x)), x, updates, missing)
-
-
 def make_choco_row(codec, compress, gamma=0.4, **fields):
     return Row(
         lambda schedule, **options: gx.choco(schedule, codec, gamma, **options),
@@ -126,40 +115,6 @@ def draw_values(difference, step, node):
     with jax.enable_x64(False):
         drawn = RANDOM_K.decode(RANDOM_K.encode(message, key), message)
     return np.roll(np.asarray(drawn, np.float64), -bias_size)
-
-
-ADAM = {"b1": 0.8, "b2": 0.9, "eps": 1e-3}
-PERIODS = (2, 3, 4)
-SLICES = 3  # of sparta
-
-
-def make_desloc_row(average, **fields):
-    def transform(schedule, **options):
-        rounds = "exact" if average == "exact" else schedule
-        adam = optax.adam(RATE, ADAM["b1"], ADAM["b2"], ADAM["eps"])
-        return gx.contrib.desloc(promoting(adam), *PERIODS, rounds, **options)
-
-    return Row(
-        transform,
-        partial(oracle.desloc, rate=RATE, **ADAM, periods=PERIODS, average=average),
-        oracle.doubly_stochastic,
-        steps=7,
-        has_schedule=False,
-        conserves_mass=False,
-        **fields,
-    )
-
-
-def draw_slice(step):
-    """The slice of the tree that `sparta` averages; the leaves are in the order of `flatten`."""
-    marks = []
-    for name, shape in SHAPES.items():
-        size = int(np.prod(shape))
-        leaf = sorted(SHAPES).index(name)
-        with jax.enable_x64(False):
-            places = draw_places(size, SLICES, 5, leaf, jnp.int32(step))
-        marks.append(np.isin(np.arange(size), places))
-    return np.concatenate(marks)
 
 
 ROWS = {
@@ -239,14 +194,6 @@ ROWS = {
     "choco, int8": make_choco_row(
         gx.wire.int8(), lambda difference, step, node: difference, noise=0.1, is_variant=True
     ),
-    "deepsqueeze": Row(
-        lambda schedule, **options: gx.contrib.deepsqueeze(
-            schedule, gx.wire.top_k(0.3), 0.4, **options
-        ),
-        partial(oracle.deepsqueeze, gamma=0.4, compress=lambda v, step, node: oracle.largest(v, 3)),
-        oracle.doubly_stochastic,
-        is_inner_on_one_node=True,
-    ),
     "sgp, damped": Row(
         partial(gx.sgp, damped=True),
         oracle.damped_sgp,
@@ -312,16 +259,6 @@ ROWS = {
         conserves_mass=False,
         is_variant=True,
     ),
-    "d2": Row(
-        lambda schedule, **options: gx.contrib.d2(
-            gx.topology.from_matrices(oracle.lazy_ring(schedule.size)), **options
-        ),
-        d2_oracle,
-        oracle.doubly_stochastic,
-        has_schedule=False,
-        is_inner_on_one_node=True,
-        mass_drift=3e-4,  # the correction keeps what rounding did
-    ),
     "quasi_global": Row(
         partial(gx.quasi_global, rate=RATE, momentum=0.8, mu=0.7),
         partial(oracle.quasi_global, rate=lambda k: RATE, momentum=0.8, mu=0.7),
@@ -335,65 +272,6 @@ ROWS = {
         ),
         oracle.doubly_stochastic,
         conserves_mass=False,
-        is_variant=True,
-    ),
-    "mixed_momentum": Row(
-        partial(gx.contrib.mixed_momentum, rate=RATE, momentum=0.8, nesterov=True),
-        partial(oracle.mixed_momentum, rate=RATE, momentum=0.8, nesterov=True),
-        oracle.doubly_stochastic,
-        conserves_mass=False,
-    ),
-    "quasi_global_adam": Row(
-        partial(gx.contrib.quasi_global_adam, rate=RATE, b1=0.8, b2=0.9, eps=1e-3),
-        partial(oracle.quasi_global_adam, rate=RATE, b1=0.8, b2=0.9, eps=1e-3),
-        oracle.doubly_stochastic,
-        conserves_mass=False,
-    ),
-    "quasi_global_adam, released code": Row(
-        partial(
-            gx.contrib.quasi_global_adam, rate=RATE, b1=0.8, b2=0.9, eps=1e-3, gradient_weight=1.0
-        ),
-        partial(oracle.quasi_global_adam, rate=RATE, b1=0.8, b2=0.9, eps=1e-3, gradient_weight=1.0),
-        oracle.doubly_stochastic,
-        conserves_mass=False,
-        is_variant=True,
-    ),
-    "desloc": make_desloc_row("exact"),
-    "desloc, by a schedule": make_desloc_row("schedule", is_variant=True),
-    "sparta": Row(
-        lambda schedule, **options: gx.contrib.sparta(1 / SLICES, 5, **options),
-        partial(oracle.sparta, draw=draw_slice),
-        oracle.doubly_stochastic,
-        has_schedule=False,
-        is_inner_on_one_node=True,
-    ),
-    "sparta, by a schedule": Row(
-        lambda schedule, **options: gx.contrib.sparta(1 / SLICES, 5, schedule, **options),
-        partial(oracle.sparta, draw=draw_slice, average="schedule"),
-        oracle.doubly_stochastic,
-        is_variant=True,
-    ),
-    "relay": Row(
-        lambda schedule, **options: gx.contrib.relay(
-            nx.full_rary_tree(2, schedule.size), **options
-        ),
-        relay_oracle,
-        oracle.doubly_stochastic,
-        steps=7,  # on 8 nodes, all models have arrived everywhere after five
-        has_schedule=False,
-        conserves_mass=False,
-        is_inner_on_one_node=True,
-    ),
-    "relay, initial": Row(
-        lambda schedule, **options: gx.contrib.relay(
-            nx.full_rary_tree(2, schedule.size), missing="initial", **options
-        ),
-        partial(relay_oracle, missing="initial"),
-        oracle.doubly_stochastic,
-        steps=7,
-        has_schedule=False,
-        conserves_mass=False,
-        is_inner_on_one_node=True,
         is_variant=True,
     ),
 }

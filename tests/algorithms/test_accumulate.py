@@ -229,14 +229,7 @@ def trace_step(tx, **step_argument):
         jax.eval_shape(NODES.spmd(update), START, jax.eval_shape(NODES.spmd(tx.init), START))
 
 
-NEED_GRADIENTS = [
-    "gradient_tracking",
-    "d2",
-    "quasi_global",
-    "mixed_momentum",
-    "quasi_global_adam",
-    "relay",
-]
+NEED_GRADIENTS = ["gradient_tracking", "quasi_global"]
 NEED_NONE = ["sgp", "osgp 2", "dpsgd", "adpsgd", "choco, top_k"]
 
 

@@ -505,7 +505,7 @@ class TestNarrowTypes:
             ("osgp 2", jnp.bfloat16),
             ("dpsgd", jnp.bfloat16),
             ("choco, top_k", jnp.bfloat16),
-            ("quasi_global_adam", jnp.bfloat16),
+            ("quasi_global", jnp.bfloat16),
         ],
     )
     def test_two_steps_in_one_program_equal_two_programs(self, name, dtype):

@@ -21,7 +21,7 @@ from gossipjax.checkpoint import Checkpoints, TrainState
 SHAPES = {"kernel": (4, 6), "bias": (8,)}
 FSDP = {"kernel": P("fsdp"), "bias": P("fsdp")}
 BOTH = {"kernel": P("tensor", "fsdp"), "bias": P(("fsdp", "tensor"))}
-CHOOSES_AMONG_VALUES = ["choco, random_k", "deepsqueeze", "sparta"]
+CHOOSES_AMONG_VALUES = ["choco, random_k"]
 COLLECTIVE = re.compile(r"(\S+) (all-gather|all-reduce|all-to-all|collective-permute)(?:-start)?\(")
 STEPS = 4
 
@@ -92,7 +92,7 @@ def split(tree, specs, mesh):
 LIKE_ANOTHER = ("dpsgd, adapt-then-combine", "choco, top_k", "osgp 1", "osgp 1, biased", "d1d_psgd")
 CASES = [(name, FSDP_MESH, FSDP) for name in NO_VARIANTS if name not in LIKE_ANOTHER]
 CASES += [
-    (name, make_mesh(2, fsdp=2, tensor=2), BOTH) for name in ("sgp", "osgp 2", "quasi_global_adam")
+    (name, make_mesh(2, fsdp=2, tensor=2), BOTH) for name in ("sgp", "osgp 2", "quasi_global")
 ]
 
 

@@ -151,26 +151,13 @@ FACTORIES: dict[str, Callable[..., Any]] = {
     "adpsgd": gx.adpsgd,
     "gradient_tracking": gx.gradient_tracking,
     "quasi_global": partial(gx.quasi_global, rate=0.1),
-    "quasi_global_adam": partial(gx.contrib.quasi_global_adam, rate=0.1),
-    "mixed_momentum": partial(gx.contrib.mixed_momentum, rate=0.1),
 }
 TRANSFORMS = {
     **{name: factory(RING) for name, factory in FACTORIES.items()},
     "easgd": gx.easgd(0.1),
-    "d2": gx.contrib.d2(T.complete(4)),
-    "relay": gx.contrib.relay(nx.path_graph(4)),
     "outer": gx.outer(gx.sgp(RING), optax.sgd(0.7), 4),
     "choco": gx.choco(RING, TOP_K, 0.1),
-    "deepsqueeze": gx.contrib.deepsqueeze(RING, TOP_K, 0.1),
-    "desloc": gx.contrib.desloc(optax.adam(0.1), 2, 4, 8),
-    "sparta": gx.contrib.sparta(0.1),
 }
-
-
-def desloc(argument: str) -> Callable[[Any], Any]:
-    return lambda value: gx.contrib.desloc(
-        **{"inner": ADAM, "every": 2, "mu_every": 4, "nu_every": 8, argument: value}
-    )
 
 
 def identity(tree: Any) -> Any:
@@ -242,20 +229,6 @@ ROWS += calls(
     [-0.1, 1.1, NAN, "1", lambda count: jnp.ones(2)],
     "strength of dpsgd",
 )
-for name, values in (
-    ("rate", [0.1, optax.constant_schedule(0.0), optax.constant_schedule(NAN)]),
-    ("start", [-1, 0.5]),
-    ("power", [0, NAN]),
-    ("minimum", [-0.1, 1.1]),
-):
-    ROWS += calls(
-        f"adaptive {name}",
-        lambda value, name=name: gx.contrib.adaptive_consensus(
-            **{"rate": optax.constant_schedule(0.1), name: value}
-        ),
-        values,
-        f"{name} of adaptive_consensus",
-    )
 ROWS += calls("gossip combine", lambda combine: gx.gossip(RING, combine), [None], "combine of")
 ROWS += calls(
     "gossip keeps",
@@ -265,28 +238,21 @@ ROWS += calls(
 )
 for name in ("dpsgd", "adpsgd", "quasi_global"):
     ROWS += calls(f"{name} star", FACTORIES[name], [STAR], "doubly stochastic")
-for name in ("choco", "deepsqueeze"):
-    make = getattr(gx, name)
+for name, make in (("choco", gx.choco),):
     for argument, function, values in (
         ("codec", lambda codec, make=make: make(RING, codec, 0.1), [None, gx.wire.int8]),
         ("gamma", lambda gamma, make=make: make(RING, INT8, gamma), [0, 1.1, NAN]),
         ("schedule", lambda s, make=make: make(s, INT8, 0.1), [STAR]),
     ):
         ROWS += calls(f"{name} {argument}", function, values, f"{argument} of {name}")
-for name in ("quasi_global", "quasi_global_adam", "mixed_momentum"):
-    make = getattr(gx, name)
-    ROWS += calls(
-        f"{name} rate", lambda rate, make=make: make(RING, rate), [0, NAN, jnp.ones(2)], "above 0"
-    )
+ROWS += calls(
+    "quasi_global rate",
+    lambda rate: gx.quasi_global(RING, rate),
+    [0, NAN, jnp.ones(2)],
+    "above 0",
+)
 for name in ("top_k", "random_k"):
     ROWS += calls(f"{name} fraction", getattr(gx.wire, name), [0, 1.1, NAN], f"fraction of {name}")
-for name, graph in {
-    "cycle": nx.cycle_graph(3),
-    "cycle behind a chain": nx.Graph([(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 2)]),
-    "loop": nx.Graph([(0, 1), (1, 1)]),
-    "pair": nx.MultiGraph([(0, 1), (1, 0)]),
-}.items():
-    ROWS += calls(f"relay {name}", gx.contrib.relay, [graph], "cycle")
 
 for name, function, values, message in (
     ("int8 block", gx.wire.int8, [0, 4, 12], "block of int8"),
@@ -297,27 +263,6 @@ for name, function, values, message in (
     ("choco copies", lambda c: gx.choco(RING, INT8, 0.1, copies=c), ["new"], "copies of choco"),
     ("block_top_k count", gx.wire.block_top_k, [0, 1.5, 4097], "count of block_top_k"),
     ("block_top_k block", lambda b: gx.wire.block_top_k(4, b), [0, 4097], "block of block_top_k"),
-    ("sparta fraction", gx.contrib.sparta, [0, 1.1, NAN], "fraction of sparta"),
-    ("sparta seed", lambda s: gx.contrib.sparta(0.1, s), [-1, 2**32], "seed of sparta"),
-    ("sparta schedule", lambda s: gx.contrib.sparta(0.1, 0, s), [STAR], "doubly stochastic"),
-    ("desloc inner", desloc("inner"), [None], "inner of desloc"),
-    ("desloc every", desloc("every"), [0, 1.5], "every of desloc"),
-    ("desloc mu_every", desloc("mu_every"), [0], "mu_every of desloc"),
-    ("desloc nu_every", desloc("nu_every"), [-1], "nu_every of desloc"),
-    ("desloc average", desloc("average"), ["none", np.eye(4)], "average of desloc"),
-    ("desloc star", desloc("average"), [STAR], "doubly stochastic"),
-    (
-        "desloc without moments",
-        lambda tx: desloc("inner")(tx).init(PARAMS),
-        [SGD, optax.rmsprop(0.1), optax.contrib.scale_by_muon()],
-        "inner of desloc must keep the moments",
-    ),
-    (
-        "desloc around gossip",
-        lambda tx: desloc("inner")(optax.chain(ADAM, tx)).init(PARAMS),
-        [gx.sgp(RING), gx.outer(SGD, SGD, 4)],
-        "inner of desloc must hold no gossip",
-    ),
     ("osgp overlap", lambda k: gx.osgp(RING, k), [-1, 1.5], "overlap of osgp"),
     ("sgp order", lambda order: gx.sgp(RING, order), ["adapt"], "'adapt-then-combine'"),
     ("dpsgd order", lambda order: gx.dpsgd(RING, order), ["combine"], "'adapt-then-combine'"),
@@ -336,34 +281,9 @@ for name, function, values, message in (
     ("d1d_psgd", gx.d1d_psgd, [0, 2.5], "must be an integer >= 1"),
     ("easgd alpha", gx.easgd, [0, 1.0, NAN], "alpha of easgd"),
     ("easgd period", lambda p: gx.easgd(0.1, p), [0, 1.5], "period of easgd"),
-    ("d2 star", gx.contrib.d2, [STAR], "doubly stochastic"),
-    ("d2 rounds", gx.contrib.d2, [ONE_PEER], "static"),
-    ("d2 directed", gx.contrib.d2, [T.directed_ring(4)], "symmetric"),
-    ("d2 eigenvalues", gx.contrib.d2, [RING, T.ring(16)], "-0.333333"),
     ("quasi_global momentum", lambda b: gx.quasi_global(RING, 0.1, b), [1.0, -1], "momentum"),
-    ("mixed_momentum", lambda b: gx.contrib.mixed_momentum(RING, 0.1, b), [1.0], "momentum"),
     ("quasi_global mu", lambda mu: gx.quasi_global(RING, 0.1, mu=mu), [1, NAN], "mu of"),
     ("quasi_global diverges", lambda s: gx.quasi_global(s, 0.1), [DIRECTED], "stable"),
-    ("adam b1", lambda b: gx.contrib.quasi_global_adam(RING, 0.1, b1=b), [1.0], "b1"),
-    ("adam b2", lambda b: gx.contrib.quasi_global_adam(RING, 0.1, b2=b), [-1], "b2"),
-    ("adam eps", lambda e: gx.contrib.quasi_global_adam(RING, 0.1, eps=e), [0], "eps"),
-    (
-        "adam gradient_weight",
-        lambda weight: gx.contrib.quasi_global_adam(RING, 0.1, gradient_weight=weight),
-        [0, NAN],
-        "gradient_weight",
-    ),
-    ("relay missing", lambda m: gx.contrib.relay(nx.path_graph(3), missing=m), ["x0"], "'own'"),
-    ("relay graph", gx.contrib.relay, [np.eye(4), RING], "must be a networkx graph"),
-    ("relay directed", gx.contrib.relay, [nx.DiGraph(nx.path_graph(3))], "undirected"),
-    ("relay no node", gx.contrib.relay, [nx.Graph()], "at least one node"),
-    (
-        "relay parts",
-        gx.contrib.relay,
-        [nx.Graph([(0, 1), (2, 3)])],
-        "no path from [0, 1] to [2, 3]",
-    ),
-    ("relay labels", gx.contrib.relay, [nx.path_graph("abc")], "0, ..., 2"),
     ("allreduce wire", lambda w: gx.allreduce(wire=w), ["int8"], "wire must be a codec"),
     ("delays n", lambda n: gx.random_delays(n, 3, 0), [0], "must be an integer"),
     ("delays rounds", lambda r: gx.random_delays(4, r, 0), [0, 10**12], "rounds"),
@@ -407,7 +327,6 @@ for name, function, values, message in (
         [
             SGD,
             gx.allreduce(),
-            gx.contrib.d2(T.complete(4)),
             gx.sgp(RING, "combine-while-adapting"),
             gx.osgp(RING),
             gx.choco(RING, TOP_K, 0.1),
@@ -476,12 +395,6 @@ for name, function, values, message in (
         "mean_over of outer",
     ),
     (
-        "outer around moments",
-        lambda tx: gx.outer(tx, SGD, 4).init(PARAMS),
-        [gx.contrib.desloc(ADAM, 2, 4, 8)],
-        "one that keeps moments",
-    ),
-    (
         "outer reset of fragments",
         lambda p: gx.outer(SGD, SGD, 4, fragments=p, reset_inner=True),
         [2],
@@ -548,7 +461,7 @@ for name, tx in TRANSFORMS.items():
             "must be a mapped axis, got 'nodes'",
         ),
     ]
-    if name not in ("easgd", "outer", "desloc", "sparta"):
+    if name not in ("easgd", "outer"):
         ROWS.append(Call(f"{name} nodes", lambda tx=tx: update(tx, nodes=3), "4, got 3"))
 
 OUTER = TRANSFORMS["outer"]
@@ -565,12 +478,6 @@ for name, tx, other, message in (
         gx.outer(SGD, SGD, 4, wire=TOP_K, error_feedback=1),
         gx.outer(SGD, SGD, 4, wire=TOP_K, error_feedback=0.9),
         "its error_feedback, 1.0, got one of 0.9",
-    ),
-    (
-        "periods",
-        gx.contrib.desloc(ADAM, 2, 4, 8),
-        gx.contrib.desloc(ADAM, 2, 4, 6),
-        "its beside, (4, 8), got",
     ),
     ("outer average", OUTER, gx.outer(gx.sgp(RING), optax.sgd(0.7), 4, "none"), "its average"),
     ("outer_tx", OUTER, gx.outer(gx.sgp(RING), MOMENTUM, 4), "its outer_tx"),

@@ -97,10 +97,9 @@ for name, function, values, message in (
     (
         "inactive schedule",
         init,
-        [gx.sgp(RING), gx.contrib.d2(gx.topology.complete(N))],
+        [gx.sgp(RING), gx.dpsgd(gx.topology.complete(N))],
         "gx.faults.apply",
     ),
-    ("inactive tree", init, [gx.contrib.relay(nx.path_graph(N))], "must exchange nothing"),
     ("inactive overlap", init, [gx.osgp(F.apply(RING, SLEEPY))], "overlap=1"),
     ("inactive outer", init, [gx.outer(SGD, SGD, 2)], "without gx.outer"),
     ("inactive accumulate", init, [gx.accumulate(SGD, 2)], "must not accumulate"),

@@ -105,11 +105,7 @@ for name, function, values, message in (
     (
         "TrainStep momentum before its own",
         lambda gossip: train(double, tx=optax.chain(MOMENTUM, gossip)),
-        [
-            gx.quasi_global(RING, 0.1),
-            gx.contrib.mixed_momentum(RING, 0.1),
-            gx.contrib.quasi_global_adam(RING, 0.1),
-        ],
+        [gx.quasi_global(RING, 0.1)],
         "gossip that is the optimizer must get gradients",
     ),
     ("TrainStep step", lambda s: train(double, s), [1.5, -1], "step"),

@@ -70,14 +70,12 @@ def test_only_messages_travel_where_a_permutation_may_be_partial(mode, monkeypat
     path = nx.path_graph(3)
     chain = gx.topology.from_graph(path, "metropolis")
     choco = gx.choco(chain, gx.wire.top_k(0.5), 0.4)
-    relay = gx.contrib.relay(path)
     update = jax.jit(lambda tx, x: tx.update(x, tx.init(x), x, step=0)[0], static_argnums=0)
     functions = {
         "static": lambda x: gx.mix(x, None, IRREGULAR, 0)[0],
         "traced": lambda x: gx.mix(x, None, IRREGULAR, jnp.int32(2))[0],
         "narrow": lambda x: gx.mix(x, None, IRREGULAR, 1, wire=gx.wire.bfloat16())[0],
         "choco": lambda x: update(choco, x),
-        "relay": lambda x: update(relay, x),
     }
     matrices = IRREGULAR.matrices()
     graphs = {"static": matrices[0], "traced": matrices.any(0), "narrow": matrices[1]}

@@ -55,7 +55,6 @@ def test_an_update_is_that_of_one_large_batch(tmp_path, algorithm, placement):
 NAMES = [spell_name(name, overlap=2) for name, row in ALGORITHMS.items() if row.exchanges]
 CHANGES = {
     "plain": {},
-    "mixed": {"momentum": "mixed"},
     "quasi-global": {"momentum": "quasi-global"},
     "outer": {"outer": OuterOptions(2, delay=1)},  # around one of them
 }

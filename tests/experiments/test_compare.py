@@ -165,7 +165,7 @@ def test_rows_are_algorithms_by_topologies_momentum_and_wires():
     options = CompareOptions(
         algorithm=("sgp", "dpsgd@complete", "allreduce"),
         topology=("ring", "exponential"),
-        momentum=("local", "mixed"),
+        momentum=("local", "quasi-global"),
         wire=("int8",),
         dirichlet_alpha=(0.1,),
         seed=(5,),

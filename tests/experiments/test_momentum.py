@@ -28,9 +28,8 @@ def falling(count):
     return RATE / (1 + count)
 
 
-RATES = {"mixed": RATE, "quasi-global": falling}
+RATES = {"quasi-global": falling}
 ORACLES = {
-    "mixed": lambda x, g: oracle.mixed_momentum(one_peer(NODES), x, g, RATE, 0.9, True),
     "quasi-global": lambda x, g: oracle.quasi_global(
         one_peer(NODES), x, g, falling, 0.9, 0.9, True
     ),

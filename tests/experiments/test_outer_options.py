@@ -91,7 +91,6 @@ def test_outer_steps_over_neighbours(tmp_path):
         ("dpsgd@ring", {}, 2),
         ("sgp", {"local_steps": 4}, 1 / 4),
         ("gradient-tracking@directed_ring", {}, 2),
-        ("desloc", {"local_steps": 2}, 1.5 * (1 / 2 + 1 / 6 + 1 / 12)),
         ("local", {}, 0),
         ("local", {"outer": OuterOptions(5)}, 1.5 / 5),
         ("local", {"outer": OuterOptions(5, average="none")}, 0),
@@ -111,7 +110,7 @@ def test_what_is_impossible_is_refused(tmp_path, capsys):
     for arguments, message in (
         ("--outer-momentum 0.5", "--outer-momentum needs --outer-every"),
         ("--outer-every 99", "--outer-every must be at most the updates of a run, 8"),
-        ("--outer-every 4 --momentum mixed --algorithm sgp@ring", "--momentum must"),
+        ("--outer-every 4 --momentum quasi-global --algorithm sgp@ring", "--momentum must"),
         ("--outer-every 4 --outer-nesterov", "--outer-nesterov must come with momentum"),
         (
             "--outer-every 4 --outer-average none --outer-wire int8",
@@ -122,7 +121,6 @@ def test_what_is_impossible_is_refused(tmp_path, capsys):
             "--outer-every 4 --algorithm local --outer-error-feedback 0.9",
             "unless average is 'exact', delay 0 and wire a codec",
         ),
-        ("--algorithm desloc --optimizer nesterov", "inner of desloc must keep the moments"),
         ("--outer-every 4 --outer-average d2", "--outer-average must be exact, none, or one of"),
         (
             "--algorithm local --outer-every 4 --outer-average sgp --outer-delay 1",

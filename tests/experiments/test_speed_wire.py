@@ -169,15 +169,11 @@ class TestBytes:
 
     def test_every_algorithm_has_a_row(self):
         names = [spell_name(name, overlap=1) for name, row in ALGORITHMS.items() if row.exchanges]
-        names.remove("desloc")  # its inner optimizer has moments, and these rows have none
         rows, left_out = list_rows(names, ["float32"], 4)
         assert not left_out
         assert [row.algorithm for row in rows] == names
         at_once = [row for row in rows if row.topology in ("complete", "center")]
-        assert len(at_once) == 4  # an exchange of all nodes is an all-reduce
-        (sparta,) = (row for row in at_once if row.algorithm == "sparta")
-        at_once.remove(sparta)
-        assert 0 < sparta.count_sent_bytes(0, 1000) < 0.02 * 1.5 * 4000  # a slice of the model
+        assert len(at_once) == 3  # an exchange of all nodes is an all-reduce
         assert {row.count_sent_bytes(0, 1000) for row in at_once} == {1.5 * 4000}
 
 

@@ -73,11 +73,6 @@ def test_muon_steps_matrices_and_adam_the_rest():
     assert 0.6 < singular.min() < singular.max() < 1.3  # what five steps of Newton-Schulz leave
 
 
-def test_desloc_needs_moments():
-    with pytest.raises(ValueError, match="inner of desloc must keep the moments"):
-        make_method("desloc", MethodOptions(4), optax.sgd(LEARNING_RATE))
-
-
 def learning_rates(name, global_batch_size, steps=(0, 50, 299, 300, 600, 800, 899)):
     schedule = make_lr_schedule(name, LEARNING_RATE, 900, global_batch_size)
     return [float(np.asarray(schedule(step))) for step in steps]
@@ -196,7 +191,7 @@ def test_every_row_of_the_table(name):
 
 
 def test_relay_on_a_graph_that_is_no_tree():
-    with pytest.raises(ValueError, match="tree must have no cycle, got"):
+    with pytest.raises(ValueError, match="must be an undirected tree"):
         make_method("relay@ring", MethodOptions(4), optax.sgd(LEARNING_RATE))
     for topology in ("tree", "star"):
         make_method(f"relay@{topology}", MethodOptions(5), optax.sgd(LEARNING_RATE))

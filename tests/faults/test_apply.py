@@ -86,7 +86,6 @@ def make_chain(name):
         "osgp 2": lambda: gx.osgp(directed, 2),
         "dpsgd": lambda: gx.dpsgd(undirected, "adapt-then-combine"),
         "gradient_tracking": lambda: gx.gradient_tracking(directed),
-        "mixed_momentum": lambda: gx.contrib.mixed_momentum(undirected, 0.1),
         "faults.sgp": lambda: gx.faults.sgp(base, delayed),
     }
     gossip = chains[name]()
@@ -114,7 +113,6 @@ def track(matrices, x, updates, active):
         ("osgp 2", "vmap"),
         ("dpsgd", "vmap"),
         ("gradient_tracking", "vmap"),
-        ("mixed_momentum", "vmap"),
         ("faults.sgp", "vmap"),
     ],
 )
@@ -146,7 +144,7 @@ def test_who_is_not_active_stays_as_it_is_and_nothing_is_lost(name, mode):
         for u, on in zip(updates, active, strict=True):
             trace = np.where(on[:, None], 0.5 * trace + u, trace)
             applied.append(np.where(on[:, None], trace, 0))
-    if name not in ("mixed_momentum", "gradient_tracking"):
+    if name != "gradient_tracking":
         total = starts.sum(axis=0) + np.sum(applied, axis=1).cumsum(axis=0)
         np.testing.assert_allclose(flatten(mass, 2)[0], total, rtol=1e-5, atol=3e-5)
     np.testing.assert_allclose(weight, np.full((N, STEPS), float(N)), rtol=1e-6)

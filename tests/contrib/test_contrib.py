@@ -1,0 +1,123 @@
+"""The algorithms of contrib against the dense float64 oracle, under vmap and on a mesh of 4."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import networkx as nx
+import numpy as np
+import optax
+import oracle
+import pytest
+from algorithms.problems import SHAPES, flatten, make_problem, take_step, unflatten
+from modes import run
+from promotion import promoting
+
+import gossipjax as gx
+from gossipjax.contrib.sparta import draw_slice
+
+N = 4
+STEPS = 7
+RATE = 0.3
+ADAM = {"b1": 0.8, "b2": 0.9, "eps": 1e-3}
+PERIODS = (2, 3, 4)  # of desloc
+SLICES = 3  # of sparta
+LAZY_RING = gx.topology.from_matrices(oracle.lazy_ring(N))
+
+
+def mark_slice(step):
+    """The slice of the tree that `sparta` averages; its leaves are in the order of JAX."""
+    marks = []
+    for name, shape in SHAPES.items():
+        size = int(np.prod(shape))
+        leaf = sorted(SHAPES).index(name)
+        with jax.enable_x64(False):
+            places = draw_slice(size, SLICES, 5, leaf, jnp.int32(step))
+        marks.append(np.isin(np.arange(size), places))
+    return np.concatenate(marks)
+
+
+# Name -> the transform of a doubly stochastic schedule, and its oracle.
+ROWS = {
+    "d2": (
+        lambda schedule: gx.contrib.d2(LAZY_RING),
+        lambda matrices, x, u: oracle.d2(oracle.lazy_ring(N), x, u),
+    ),
+    "deepsqueeze": (
+        lambda schedule: gx.contrib.deepsqueeze(schedule, gx.wire.top_k(0.3), 0.4),
+        partial(oracle.deepsqueeze, gamma=0.4, compress=lambda v, *_: oracle.largest(v, 3)),
+    ),
+    "desloc": (
+        lambda schedule: gx.contrib.desloc(
+            promoting(optax.adam(RATE, *ADAM.values())), schedule, *PERIODS
+        ),
+        partial(oracle.desloc, rate=RATE, **ADAM, periods=PERIODS),
+    ),
+    "mixed_momentum": (
+        lambda schedule: gx.contrib.mixed_momentum(schedule, RATE, 0.8, nesterov=True),
+        partial(oracle.mixed_momentum, rate=RATE, momentum=0.8, nesterov=True),
+    ),
+    "quasi_global_adam": (
+        lambda schedule: gx.contrib.quasi_global_adam(schedule, RATE, **ADAM),
+        partial(oracle.quasi_global_adam, rate=RATE, **ADAM),
+    ),
+    "relay": (
+        lambda schedule: gx.contrib.relay(nx.full_rary_tree(2, N)),
+        lambda matrices, x, u: oracle.relay(oracle.binary_tree_distances(N), x, u),
+    ),
+    "sparta": (
+        lambda schedule: gx.contrib.sparta(schedule, 1 / SLICES, 5),
+        partial(oracle.sparta, draw=mark_slice),
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", ["vmap", "shard_map"])
+@pytest.mark.parametrize("name", ROWS)
+def test_equals_the_oracle_round_by_round(name, mode):
+    make, expect = ROWS[name]
+    rng, starts, all_updates = make_problem(N, jnp.float32, STEPS)
+    schedule = gx.topology.from_matrices(oracle.doubly_stochastic(rng, N))
+    tx = make(schedule)
+
+    def history(params, updates):
+        def body(carry, inputs):
+            carry = take_step(tx, carry, *inputs)
+            return carry, carry[0]
+
+        return jax.lax.scan(body, (params, tx.init(params)), (updates, jnp.arange(STEPS)))[1]
+
+    models = run(mode, history, N)(unflatten(starts), unflatten(all_updates.swapaxes(0, 1)))
+    expected = np.stack([z for z, *_ in expect(schedule.matrices(), starts, all_updates)], 1)
+    np.testing.assert_allclose(flatten(models, 2), expected, rtol=1e-5, atol=2e-5)
+
+
+def test_adaptive_consensus_follows_the_rate_from_the_end_of_its_warm_up():
+    with jax.numpy_dtype_promotion("standard"):
+        rate = optax.warmup_cosine_decay_schedule(0.0, 0.4, 3, 11)
+        strength = gx.contrib.adaptive_consensus(rate, start=3, power=2.0, minimum=0.25)
+        k = np.arange(12)
+        share = (1 + np.cos(np.pi * (k - 3) / 8)) / 2
+        expected = np.where(k < 3, 1.0, 0.75 * share**2 + 0.25)
+        np.testing.assert_allclose(jax.vmap(strength)(k), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "argument", "message"),
+    [
+        (gx.contrib.d2, gx.topology.ring(4), "eigenvalues above -1/3"),
+        (gx.contrib.d2, gx.topology.one_peer_exponential(4), "one round"),
+        (gx.contrib.relay, nx.cycle_graph(3), "undirected tree"),
+        (gx.contrib.relay, nx.Graph([(0, 1), (2, 3)]), "undirected tree"),
+        (gx.contrib.relay, nx.path_graph("abc"), "nodes 0, ..., 2"),
+    ],
+)
+def test_refused(make, argument, message):
+    with pytest.raises(ValueError, match=message):
+        make(argument)
+
+
+@pytest.mark.parametrize(("name", "way_out"), [("d2", "gx.contrib.d2"), ("relay", "contrib.relay")])
+def test_an_old_name_says_where_it_went(name, way_out):
+    with pytest.raises(AttributeError, match=f"gx.{name} went: use .*{way_out}"):
+        getattr(gx, name)
