@@ -66,6 +66,7 @@ PUBLIC_MODULES = {
     "gossipjax.cost_model.methods",
     "gossipjax.cost_model.networks",
 }
+CONTRIB = "gossipjax.contrib"  # its functions have the names of their files
 LAX_COLLECTIVES = {"ppermute", "pshuffle", "psum", "pmean", "pmax", "pmin"}
 LAX_COLLECTIVES |= {"all_gather", "all_to_all", "psum_scatter"}
 EXCHANGES = {"_exchange", "_averages"}
@@ -163,7 +164,7 @@ def gossipjax_names(path: Path) -> Iterator[tuple[str, str | None]]:
             root, *names = ast.unparse(node).split(".")
             if root in aliases and all(name.isidentifier() for name in names):
                 module = "gossipjax"
-                while names and f"{module}.{names[0]}" in MODULES:
+                while names and f"{module}.{names[0]}" in MODULES and module != CONTRIB:
                     module = f"{module}.{names.pop(0)}"
                 yield module, names[0] if names else None
 

@@ -521,8 +521,9 @@ OUTER_HELP = (
     "SlowMo."
 )
 MOMENTUM_HELP = (
-    "What the momentum of --optimizer nesterov is of. local: of each node's gradients. quasi-global: of the mixed models. outer: "
-    "of the outer optimizer, around plain SGD, with --outer-every 12 and --outer-momentum 0.7 if "
+    "What the momentum of --optimizer nesterov is of. local: of each node's gradients. "
+    "quasi-global: of the mixed models. outer: of the outer optimizer, "
+    "around plain SGD, with --outer-every 12 and --outer-momentum 0.7 if "
     "not given. quasi-global is for "
     f"{', '.join(name for name, row in ALGORITHMS.items() if row.mixes_after)}, where the topology "
     "is doubly stochastic."

@@ -47,7 +47,6 @@ OUTER_MOMENTUM = 0.7
 MAX_STALENESS = Check(f"at most {MAX_DELAY}, the longest delay", lambda value: value <= MAX_DELAY)
 
 ClosedFraction = Annotated[float, Check("from 0 to 1", lambda value: 0 <= value <= 1)]
-SliceFraction = Annotated[float, Check("above 0 and at most 1", lambda value: 0 < value <= 1)]
 
 SHUFFLE_HELP = (
     "local: a node has the same part of the data in every epoch, each time in another order. "

@@ -34,8 +34,8 @@ def dpsgd(
                            of the D-PSGD that the SGP paper compares with
 
     On a random ring it is RAND-PSGD. A `strength` c below 1 mixes by `(1 - c) I + c P` in the place
-    of `P`, at the same traffic: with
-    `gx.contrib.adaptive_consensus` it is DSGD-AC. The state is a `GossipState` with a count and, if any parameter has less precision than float32, float32
+    of `P`, at the same traffic: with `gx.contrib.adaptive_consensus` it is DSGD-AC. The state is a
+    `GossipState` with a count and, if any parameter has less precision than float32, float32
     residuals of all, as in `sgp`.
 
     Args:

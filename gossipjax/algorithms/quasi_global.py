@@ -43,7 +43,8 @@ def quasi_global(
 
     Args:
       schedule: a doubly stochastic schedule.
-      rate: the learning rate, as in `gx.contrib.mixed_momentum`.
+      rate: the learning rate: a number, a function of the number of updates before, or a traced
+        scalar, as `optax.inject_hyperparams` makes of either.
       momentum: the factor of `m` in a step.
       mu: the share of `m` that is kept; the paper has that of `momentum`.
       nesterov: whether the step is that of Nesterov's momentum (QG-DSGDm-N).
@@ -52,7 +53,7 @@ def quasi_global(
 
     Raises:
       ValueError: if nodes that differ would drift apart without any gradient, as on a directed
-        ring; else as `gx.contrib.mixed_momentum`.
+        ring; else as `gx.dpsgd`.
 
     References:
       Lin, Karimireddy, Stich, Jaggi, "Quasi-Global Momentum: Accelerating Decentralized Deep

@@ -1,7 +1,6 @@
 """Mixing of a strength below 1: what it is at its ends, and where the nodes end."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -37,5 +36,3 @@ def test_a_constant_strength_is_a_lazy_matrix():
         train_after_sgd(tx) for tx in (gx.dpsgd(RING, strength=0.3), gx.dpsgd(lazy))
     )
     np.testing.assert_allclose(by_strength, by_matrix, rtol=1e-5, atol=1e-6)
-
-

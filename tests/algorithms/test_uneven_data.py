@@ -2,12 +2,11 @@
 
 import jax
 import jax.numpy as jnp
-import networkx as nx
 import numpy as np
 import optax
 import oracle
 import pytest
-from modes import make_mesh, run
+from modes import run
 from promotion import apply_updates, promoting
 
 import gossipjax as gx

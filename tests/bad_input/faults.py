@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import networkx as nx
 import numpy as np
 import optax
 

@@ -68,7 +68,7 @@ def make_methods(changes):
             name = name + "@ring" * ("momentum" in changes)
             options = MethodOptions(4, rate=0.1, **changes)
             both = (options, dataclasses.replace(options, accumulate=2))
-            optimizer = optax.sgd(0.1, 0.9) if row.wrap is None else optax.adam(0.1)
+            optimizer = optax.sgd(0.1, 0.9)
             optimizer = optax.identity() if "momentum" in changes else optimizer
             yield name, *(make_method(name, each, optimizer) for each in both)
 

@@ -148,7 +148,7 @@ def test_what_is_impossible_is_refused(tmp_path, capsys):
 def test_it_stands_around_what_keeps_nothing_but_models(name):
     def make():
         options = MethodOptions(nodes=4, steps=100, outer=OuterOptions(4))
-        optimizer = optax.sgd if ALGORITHMS[name].wrap is None else optax.adam
+        optimizer = optax.sgd
         return make_method(spell_name(name, 1), options, optimizer(0.1))
 
     if ALGORITHMS[name].takes_outer:

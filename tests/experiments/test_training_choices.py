@@ -169,7 +169,7 @@ def test_every_row_of_the_table(name):
     assert spell_name(name) in ALGORITHM_HELP
     local_steps = 3 if row.skips_steps and row.exchanges else 1
     options = MethodOptions(4, local_steps=local_steps)
-    optimizer = optax.sgd if row.wrap is None else optax.adam
+    optimizer = optax.sgd
     method = make_method(spelled, options, optimizer(LEARNING_RATE))
     assert (method.algorithm, method.topology) == (spelled, row.topology)
     assert row.topology in TOPOLOGIES or row.fixed_topology
