@@ -41,7 +41,7 @@ from experiments.averaging import report
 from experiments.options import Check, OptionalPath, PositiveInt, check_fields, parse_arguments
 from experiments.program import exit_on_error
 from experiments.results import Record
-from experiments.training.methods import TOPOLOGIES, make_schedule
+from experiments.training.topologies import TOPOLOGIES, make_schedule
 
 if TYPE_CHECKING:
     Topology = str

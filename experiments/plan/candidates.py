@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import jax.numpy as jnp
 
 import gossipjax as gx
-from experiments.training.methods import FORMS
+from experiments.training.forms import FORMS
 from gossipjax import cost_model
 from gossipjax.cost_model import Method
 

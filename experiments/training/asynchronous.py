@@ -24,7 +24,8 @@ import optax
 import gossipjax as gx
 from experiments.results import AFTER_MIXING, BEFORE_MIXING, TEXT_FOLDER, Record
 from experiments.training.evaluation import Evaluator
-from experiments.training.methods import FORMS, OuterOptions
+from experiments.training.forms import FORMS
+from experiments.training.methods import OuterOptions
 from experiments.training.options import TrainingOptions
 from experiments.training.output import write_texts
 from experiments.training.plan import Plan, make_folder_name

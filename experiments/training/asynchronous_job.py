@@ -25,7 +25,7 @@ from experiments.training.asynchronous import (
     train_node,
 )
 from experiments.training.experiment import merge_saved_options, require_same_data
-from experiments.training.methods import DENSE
+from experiments.training.forms import DENSE
 from experiments.training.options import TrainingOptions
 from experiments.training.output import Output
 from experiments.training.plan import Plan

@@ -15,10 +15,10 @@ from experiments.training import placement
 from experiments.training.asynchronous import is_asynchronous
 from experiments.training.asynchronous_job import run_asynchronously
 from experiments.training.experiment import Experiment, prepare
-from experiments.training.methods import TOPOLOGIES, make_schedule
 from experiments.training.options import TrainingOptions
 from experiments.training.output import RunLog
 from experiments.training.task import Task
+from experiments.training.topologies import TOPOLOGIES, make_schedule
 from experiments.training.train import train
 from gossipjax.processes import is_main_process
 

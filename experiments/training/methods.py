@@ -1,16 +1,15 @@
-"""The algorithms and topologies that programs know by name, and the method that a name means."""
+"""The algorithms that programs know by name, and the method that a name means."""
 
 import dataclasses
 import functools
 import importlib
 import inspect
-import math
 import os
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,35 +18,14 @@ import numpy as np
 import optax
 
 import gossipjax as gx
+from experiments.training.forms import DENSE, FORMS, SPARSE_FRACTION, WireName
 from experiments.training.optimization import MOMENTUM
+from experiments.training.topologies import MAX_ROUNDS, TOPOLOGIES, make_schedule
 
 Transform = optax.GradientTransformationExtraArgs
 
 Momentum = Literal["local", "quasi-global", "outer"]
-DenseName = Literal["float32", "bfloat16", "int8", "int4"]
 MeanOver = Literal["nodes", "senders"]
-WireName = Literal[DenseName, "top_k", "random_k", "block_top_k"]
-
-SPARSE_FRACTION = 0.1  # of the values, that sparse codecs send
-
-
-class Form(NamedTuple):
-    """A form of messages that programs know by name."""
-
-    codec: gx.wire.Codec | None  # None for full precision
-    gamma: float  # of CHOCO with this codec
-
-
-FORMS: dict[WireName, Form] = {
-    "float32": Form(None, 1.0),
-    "bfloat16": Form(gx.wire.bfloat16(), 1.0),
-    "int8": Form(gx.wire.int8(), 1.0),
-    "int4": Form(gx.wire.int4(), 0.5),
-    "top_k": Form(gx.wire.top_k(SPARSE_FRACTION), 0.2),
-    "random_k": Form(gx.wire.random_k(SPARSE_FRACTION), 0.1),
-    "block_top_k": Form(gx.wire.block_top_k(), 0.03),
-}
-DENSE: tuple[DenseName, ...] = get_args(DenseName)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,72 +141,6 @@ class MethodOptions:
     def codec(self) -> gx.wire.Codec | None:
         """The `wire` of a transform; None, the parameters' type, for float32."""
         return FORMS[self.wire].codec
-
-
-MAX_ROUNDS = 100  # distinct graphs of a random topology
-
-
-def _make_torus(nodes: int, *_: int) -> gx.Schedule:
-    """The torus whose sides are closest to each other."""
-    short = max(side for side in range(1, math.isqrt(nodes) + 1) if nodes % side == 0)
-    return gx.topology.torus(short, nodes // short)
-
-
-def _make_lazy_ring(nodes: int, *_: int) -> gx.Schedule:
-    """The ring with twice its weight of the node itself, `(W + I) / 2`: no eigenvalue below 0."""
-    ring = gx.topology.ring(nodes).matrices()[0]
-    return gx.topology.from_matrices((ring + np.eye(nodes)) / 2)
-
-
-def _from_graph(graph: networkx.Graph) -> gx.Schedule:
-    return gx.topology.from_graph(graph, "metropolis")
-
-
-TOPOLOGIES: dict[str, Callable[[int, int, int], gx.Schedule]] = {
-    "one_peer_exponential": lambda nodes, *_: gx.topology.one_peer_exponential(nodes),
-    "two_peer_exponential": lambda nodes, *_: gx.topology.k_peer_exponential(nodes, 2),
-    "exponential": lambda nodes, *_: gx.topology.exponential(nodes),
-    "bipartite_exponential": lambda nodes, *_: gx.topology.bipartite_exponential(nodes),
-    "complete_cycle": lambda nodes, *_: gx.topology.complete_cycle(nodes),
-    "random_peer_exponential": gx.topology.random_peer,
-    "random_peer_complete": lambda nodes, rounds, seed: gx.topology.random_peer(
-        nodes, rounds, seed, "complete"
-    ),
-    "ring": lambda nodes, *_: gx.topology.ring(nodes),
-    "lazy_ring": _make_lazy_ring,
-    "chain": lambda nodes, *_: _from_graph(networkx.path_graph(nodes)),
-    "tree": lambda nodes, *_: _from_graph(networkx.full_rary_tree(2, nodes)),
-    "directed_ring": lambda nodes, *_: gx.topology.directed_ring(nodes),
-    "random_ring": gx.topology.random_ring,
-    "random_pairs": gx.topology.random_pairs,
-    "torus": _make_torus,
-    "hypercube": lambda nodes, *_: gx.topology.hypercube(nodes),
-    "star": lambda nodes, *_: gx.topology.star(nodes),
-    "complete": lambda nodes, *_: gx.topology.complete(nodes),
-    "base_graph": lambda nodes, *_: gx.topology.base_graph(nodes),
-    "two_peer_base_graph": lambda nodes, *_: gx.topology.base_graph(nodes, 2),
-}
-"""Name -> function of the number of nodes; and of rounds and seed, which random ones use."""
-
-
-def make_schedule(
-    topology: str, nodes: int, rounds: int = MAX_ROUNDS, seed: int = 0
-) -> gx.Schedule:
-    """Returns the named topology over `nodes` nodes; random ones use `rounds` and `seed`.
-
-    Raises:
-      ValueError: for an unknown topology, or one that is impossible for this number of nodes.
-
-    >>> make_schedule("two_peer_exponential", 8).period
-    3
-    >>> make_schedule("torus", 12) == gx.topology.torus(3, 4)
-    True
-    """
-    if topology not in TOPOLOGIES:
-        raise ValueError(
-            f"no topology is named {topology!r}: it must be one of {', '.join(TOPOLOGIES)}."
-        )
-    return TOPOLOGIES[topology](nodes, rounds, seed)
 
 
 MAX_DELAY = 4  # steps, of AD-PSGD

@@ -22,6 +22,7 @@ from experiments.options import (
     option_name,
 )
 from experiments.reporters import ReportTo, import_package
+from experiments.training.forms import WireName
 from experiments.training.methods import (
     ALGORITHM_HELP,
     MAX_DELAY,
@@ -32,7 +33,6 @@ from experiments.training.methods import (
     MeanOver,
     Momentum,
     OuterOptions,
-    WireName,
 )
 from experiments.training.optimization import (
     LR_SCHEDULE_HELP,

@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from experiments.training.methods import FORMS, Method, WireName
+from experiments.training.forms import FORMS, WireName
+from experiments.training.methods import Method
 from gossipjax import cost_model
 from gossipjax.cost_model import Exchange, Network, Workload
 

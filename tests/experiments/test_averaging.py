@@ -8,7 +8,7 @@ import pytest
 
 import gossipjax as gx
 from experiments.averaging import __main__ as averaging
-from experiments.training.methods import TOPOLOGIES
+from experiments.training.topologies import TOPOLOGIES
 
 
 def run(tmp_path, *arguments):

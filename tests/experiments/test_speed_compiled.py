@@ -28,7 +28,8 @@ from experiments.speed.compiled.schedule import (
     make_case,
 )
 from experiments.speed.compiled.targets import MlpSpec, lower_step
-from experiments.training.methods import MethodOptions, make_method, make_schedule
+from experiments.training.methods import MethodOptions, make_method
+from experiments.training.topologies import make_schedule
 
 ROOT = Path(__file__).resolve().parents[2]
 

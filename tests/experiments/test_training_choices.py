@@ -13,7 +13,6 @@ import pytest
 from experiments.training.methods import (
     ALGORITHM_HELP,
     ALGORITHMS,
-    TOPOLOGIES,
     MethodOptions,
     make_method,
     parse_name,
@@ -27,6 +26,7 @@ from experiments.training.optimization import (
 )
 from experiments.training.options import TrainingOptions
 from experiments.training.plan import Plan
+from experiments.training.topologies import TOPOLOGIES
 
 LEARNING_RATE = 0.1
 DECAY = 0.01

@@ -47,13 +47,8 @@ from experiments.speed.compiled.targets import (
     lower_step,
     make_devices,
 )
-from experiments.training.methods import (
-    Method,
-    MethodOptions,
-    OuterOptions,
-    WireName,
-    make_method,
-)
+from experiments.training.forms import WireName
+from experiments.training.methods import Method, MethodOptions, OuterOptions, make_method
 
 STREAMING_DILOCO = "streaming-diloco"
 

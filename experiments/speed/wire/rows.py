@@ -24,14 +24,12 @@ from experiments.options import (
 )
 from experiments.speed.wire import links
 from experiments.training.asynchronous import ASYNCHRONOUS
+from experiments.training.forms import DENSE, FORMS, WireName
 from experiments.training.methods import (
     ALGORITHM_HELP,
     ALGORITHMS,
-    DENSE,
-    FORMS,
     MethodOptions,
     OuterOptions,
-    WireName,
     make_method,
     parse_name,
 )

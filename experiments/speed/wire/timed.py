@@ -31,7 +31,7 @@ from experiments.speed.wire.rows import (
     make_outer,
 )
 from experiments.speed.wire.worker import Sample, Worker
-from experiments.training.methods import FORMS, WireName
+from experiments.training.forms import FORMS, WireName
 
 # Names, in the files, of the measurements that are not rows.
 COMPUTATION = "computation"

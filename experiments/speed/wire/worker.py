@@ -16,7 +16,8 @@ from jax.sharding import Mesh
 import gossipjax as gx
 from experiments.results import Record
 from experiments.training.asynchronous import ASYNCHRONOUS
-from experiments.training.methods import FORMS, OuterOptions, WireName
+from experiments.training.forms import FORMS, WireName
+from experiments.training.methods import OuterOptions
 
 CHUNK_BYTES = 2**20
 PATIENCE = 30.0  # seconds of silence after which a node is declared dead: none is meant to be

@@ -1,0 +1,29 @@
+"""The forms of messages that programs know by name."""
+
+from typing import Literal, NamedTuple, get_args
+
+import gossipjax as gx
+
+DenseName = Literal["float32", "bfloat16", "int8", "int4"]
+WireName = Literal[DenseName, "top_k", "random_k", "block_top_k"]
+
+SPARSE_FRACTION = 0.1  # of the values, that sparse codecs send
+
+
+class Form(NamedTuple):
+    """A form of messages that programs know by name."""
+
+    codec: gx.wire.Codec | None  # None for full precision
+    gamma: float  # of CHOCO with this codec
+
+
+FORMS: dict[WireName, Form] = {
+    "float32": Form(None, 1.0),
+    "bfloat16": Form(gx.wire.bfloat16(), 1.0),
+    "int8": Form(gx.wire.int8(), 1.0),
+    "int4": Form(gx.wire.int4(), 0.5),
+    "top_k": Form(gx.wire.top_k(SPARSE_FRACTION), 0.2),
+    "random_k": Form(gx.wire.random_k(SPARSE_FRACTION), 0.1),
+    "block_top_k": Form(gx.wire.block_top_k(), 0.03),
+}
+DENSE: tuple[DenseName, ...] = get_args(DenseName)
