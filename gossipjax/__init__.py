@@ -73,7 +73,7 @@ __all__ = [
     "wire",
 ]
 
-__version__ = "0.3.0"
+__version__ = "0.4.0.dev0"
 
 _MODULES = (
     "asynchronous",
