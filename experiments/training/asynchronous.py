@@ -25,8 +25,8 @@ import gossipjax as gx
 from experiments.results import AFTER_MIXING, BEFORE_MIXING, TEXT_FOLDER, Record
 from experiments.training.evaluation import Evaluator
 from experiments.training.forms import FORMS
-from experiments.training.methods import OuterOptions
 from experiments.training.options import TrainingOptions
+from experiments.training.outer import OuterOptions
 from experiments.training.output import write_texts
 from experiments.training.plan import Plan, make_folder_name
 from experiments.training.task import Task, Variables
@@ -49,15 +49,17 @@ def build_outer(seed: int, outer: OuterOptions | None) -> gx.asynchronous.Algori
     Raises:
       ValueError: if there are none, or it has not what they ask for.
     """
-    plain = outer and OuterOptions(outer.every, outer.rate, outer.momentum, nesterov=outer.nesterov)
+    shared = ("outer_every", "outer_rate", "outer_momentum", "outer_nesterov")
+    plain = outer and OuterOptions(**{name: vars(outer)[name] for name in shared})
     if outer is None or plain != outer:
         raise ValueError(
             "--algorithm async-outer must come with --outer-every, --outer-rate and "
             f"--outer-momentum, and no other option of an outer optimizer, got {outer}."
         )
-    if outer.momentum and not outer.nesterov:
+    momentum = outer.outer_momentum or 0.0
+    if momentum and not outer.outer_nesterov:
         raise ValueError("the momentum of async-outer is Nesterov's: add --outer-nesterov.")
-    return gx.asynchronous.outer(outer.every, outer.rate, outer.momentum, seed=seed)
+    return gx.asynchronous.outer(outer.outer_every or 1, outer.outer_rate, momentum, seed=seed)
 
 
 ASYNCHRONOUS = {

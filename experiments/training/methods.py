@@ -20,90 +20,12 @@ import optax
 import gossipjax as gx
 from experiments.training.forms import DENSE, FORMS, SPARSE_FRACTION, WireName
 from experiments.training.optimization import MOMENTUM
+from experiments.training.outer import OuterOptions
 from experiments.training.topologies import MAX_ROUNDS, TOPOLOGIES, make_schedule
 
 Transform = optax.GradientTransformationExtraArgs
 
 Momentum = Literal["local", "quasi-global", "outer"]
-MeanOver = Literal["nodes", "senders"]
-
-
-@dataclasses.dataclass(frozen=True)
-class OuterOptions:
-    """An outer optimizer around the chain of a run: SGD at every `every`-th update.
-
-    `wire` is the form of the messages of the averages; for the others see `gx.outer`.
-
-    Raises:
-      ValueError: for an option that would do nothing.
-    """
-
-    every: int
-    rate: float = 1.0
-    momentum: float = 0.0
-    nesterov: bool = False
-    average: str = "exact"  # or "none", or an algorithm and its topology
-    fragments: int = 1
-    delay: int = 0
-    mix: float = 0.0
-    reset: bool = False
-    wire: WireName = "float32"
-    error_feedback: float | None = None
-    mean_over: MeanOver = "nodes"
-    pull: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.wire not in DENSE and self.error_feedback is None:
-            raise ValueError(
-                f"--outer-wire must be {' or '.join(DENSE)} without --outer-error-feedback, got "
-                f"{self.wire}: what it leaves out would be lost. Give 0.95, say."
-            )
-        if self.nesterov and not self.momentum:
-            raise ValueError(
-                "--outer-nesterov must come with momentum, got --outer-momentum 0: give a larger "
-                "one, or leave --outer-nesterov out."
-            )
-        if self.gossip is not None:
-            if self.gossip.row not in OUTER_GOSSIPS:
-                raise ValueError(
-                    "--outer-average must be exact, none, or one of "
-                    f"{', '.join([*OUTER_GOSSIPS, NEIGHBOURS])} with @TOPOLOGY or not, got "
-                    f"{self.average}."
-                )
-            if self.fragments > 1 or self.delay or self.mix:
-                raise ValueError(
-                    f"--outer-average {self.average} must come without --outer-fragments, "
-                    "--outer-delay and --outer-mix, as it moves whole models at once."
-                )
-        if self.average == "none" and self.wire != "float32":
-            raise ValueError(
-                "--outer-wire must be float32 with --outer-average none, which sends nothing, got "
-                f"{self.wire}: leave one of them out."
-            )
-
-    @property
-    def gossip(self) -> "ParsedName | None":
-        """The algorithm in the place of an average; None without one."""
-        if self.average in ("exact", "none") or self.is_of_neighbours:
-            return None
-        return parse_name(self.average)
-
-    @property
-    def is_of_neighbours(self) -> bool:
-        """Whether the average is over the neighbours, as NoLoCo's."""
-        return self.average.partition("@")[0] == NEIGHBOURS
-
-
-OUTER_GOSSIPS: dict[str, Callable[[gx.Schedule, gx.wire.Codec | None], Transform]] = {
-    "sgp": lambda schedule, codec: gx.sgp(schedule, wire=codec, damped=True),
-    "gradient-tracking": lambda schedule, codec: gx.gradient_tracking(
-        schedule, wire=codec, damped=True
-    ),
-}
-"""What can stand in the place of an outer optimizer's average, over any topology."""
-NEIGHBOURS = "neighbours"  # their average, without an algorithm
-PAIRS = "random_pairs"
-OUTER_TOPOLOGY = "random_peer_exponential"
 
 
 class Sharding(NamedTuple):
@@ -427,11 +349,6 @@ WIRE_HELP = (
     f"{', '.join(_SPARSE)}."
 )
 OUTER_NAMES = ", ".join(spell_name(name) for name, row in ALGORITHMS.items() if row.takes_outer)
-OUTER_HELP = (
-    "Updates from one outer step to the next: all nodes go on from their average, moved by an "
-    f"outer optimizer. Around {OUTER_NAMES}; local with it is Local SGD, or DiLoCo, the others "
-    "SlowMo."
-)
 MOMENTUM_HELP = (
     "What the momentum of --optimizer nesterov is of. local: of each node's gradients. "
     "quasi-global: of the mixed models. outer: of the outer optimizer, "
@@ -469,21 +386,7 @@ class Method:
         outer = self.outer
         if outer is None:
             return chain
-        optimizer = optax.sgd(outer.rate, outer.momentum or None, outer.nesterov)
-        whole = gx.outer(
-            chain,
-            optimizer,
-            outer.every,
-            self.outer_average,
-            outer.fragments,
-            outer.delay,
-            outer.mix,
-            None if outer.gossip else FORMS[outer.wire].codec,
-            reset_inner=outer.reset,
-            error_feedback=outer.error_feedback,
-            mean_over=outer.mean_over,
-            pull=outer.pull,
-        )
+        whole = outer.wrap(chain, self.outer_average)
         return whole if self.sharding is None else self.sharding.shard(whole)
 
     def local_updates(self, grads: Any, opt_state: Any, params: Any) -> optax.Updates:
@@ -528,7 +431,7 @@ class Method:
         if params is None and self.sharding is not None:
             params = self.sharding.params
         if params is None:  # a leaf for every fragment
-            leaves = 1 if self.outer is None else self.outer.fragments
+            leaves = 1 if self.outer is None else self.outer.outer_fragments
             params = [jax.ShapeDtypeStruct((1,), jnp.float32)] * leaves
         return jax.eval_shape(self.transform.init, params)
 
@@ -585,7 +488,9 @@ def make_method(
         rate=options.rate if options.momentum in MOMENTUMS else None,
         sharding=options.sharding,
         accumulate=options.accumulate,
-        outer_average=_make_outer_average(options),
+        outer_average=None
+        if options.outer is None
+        else options.outer.make_average(options.nodes, options.seed),
     )
     if options.outer is not None:
         method.state()  # raises where they cannot stand around this algorithm or optimizer
@@ -639,20 +544,6 @@ def _require_fitting(name: str, options: MethodOptions) -> None:
     for is_met, message in refusals:
         if is_met:
             raise ValueError(message)
-
-
-def _make_outer_average(options: MethodOptions) -> Any:
-    """`average` of `gx.outer`: a name, or the rounds of outer steps or a gossip that has them."""
-    outer = options.outer
-    if outer is not None and outer.is_of_neighbours:
-        topology = outer.average.partition("@")[2] or PAIRS
-        return make_schedule(topology, options.nodes, seed=options.seed)
-    if outer is None or outer.gossip is None:
-        return "exact" if outer is None else outer.average
-    schedule = make_schedule(
-        outer.gossip.topology or OUTER_TOPOLOGY, options.nodes, seed=options.seed
-    )
-    return OUTER_GOSSIPS[outer.gossip.row](schedule, FORMS[outer.wire].codec)
 
 
 def _make_rounds(topology: str, options: MethodOptions) -> gx.Schedule:

@@ -27,12 +27,9 @@ from experiments.training.methods import (
     ALGORITHM_HELP,
     MAX_DELAY,
     MOMENTUM_HELP,
-    OUTER_HELP,
     TOPOLOGY_HELP,
     WIRE_HELP,
-    MeanOver,
     Momentum,
-    OuterOptions,
 )
 from experiments.training.optimization import (
     LR_SCHEDULE_HELP,
@@ -41,12 +38,12 @@ from experiments.training.optimization import (
     Optimizer,
     StepEpochs,
 )
+from experiments.training.outer import OuterOptions
 
 OUTER_EVERY = 12  # of --momentum outer, as SlowMo has it around Local SGD
 OUTER_MOMENTUM = 0.7
 MAX_STALENESS = Check(f"at most {MAX_DELAY}, the longest delay", lambda value: value <= MAX_DELAY)
 
-ClosedFraction = Annotated[float, Check("from 0 to 1", lambda value: 0 <= value <= 1)]
 
 SHUFFLE_HELP = (
     "local: a node has the same part of the data in every epoch, each time in another order. "
@@ -69,36 +66,6 @@ class ExchangeOptions:
     local_steps: PositiveInt = 1
     """Steps from one exchange to the next; AllReduce exchanges at every step."""
     momentum: Annotated[Momentum, tyro.conf.arg(help=MOMENTUM_HELP)] = "local"
-    outer_every: Annotated[PositiveInt | None, tyro.conf.arg(help=OUTER_HELP)] = None
-    outer_rate: PositiveFloat = 1.0
-    """Learning rate of the outer optimizer; 1 without momentum is the plain average."""
-    outer_momentum: Fraction | None = None
-    """Momentum of the outer optimizer; if not given, 0, or 0.7 with --momentum outer."""
-    outer_nesterov: bool = False
-    """Whether that momentum is Nesterov's, as DiLoCo's."""
-    outer_average: str = "exact"
-    """exact: over all nodes. none: every node takes outer steps by itself. sgp or
-    gradient-tracking: by a round of push-sum, NAME or NAME@TOPOLOGY, on random_peer_exponential if
-    not given; of one model or two, around local. neighbours: over them, as NoLoCo, on random_pairs
-    or @TOPOLOGY."""
-    outer_pull: NonNegativeFloat = 1.0
-    """How strongly --outer-average neighbours draws them together; NoLoCo's is 1 / --outer-rate."""
-    outer_fragments: PositiveInt = 1
-    """Parts of the model that are averaged at different times, as in Streaming DiLoCo."""
-    outer_delay: NonNegativeInt = 0
-    """Updates between sending a fragment and using its average."""
-    outer_mix: Fraction = 0.0
-    """The weight of the local model where an average is used."""
-    outer_reset: bool = False
-    """Set local momentum and moments to 0 at each outer step, as SlowMo does with those of SGD."""
-    outer_wire: WireName = "float32"
-    """Form of the messages of the averages, as --wire is of those of the algorithm."""
-    outer_error_feedback: ClosedFraction | None = None
-    """The factor of what these messages leave out, in the next ones, as in SparseLoCo; 1 loses
-    nothing. If not given, it is lost."""
-    outer_mean_over: MeanOver = "nodes"
-    """nodes: sparse messages are averaged over all nodes. senders: each value over those that sent
-    it."""
     wire: Annotated[WireName, tyro.conf.arg(help=WIRE_HELP, aliases=["--wire-dtype"])] = "float32"
     staleness: Annotated[NonNegativeFloat, MAX_STALENESS] = 1.0
     """AD-PSGD: mean age, in steps, of the models at which gradients are taken (Poisson, at most 4).
@@ -106,30 +73,6 @@ class ExchangeOptions:
     delays_of: OptionalPath = None
     """AD-PSGD: the delays of a run of asynchronous nodes, from its journals in
     OUT/nodes/RUN/journals/JOB, instead of random ones."""
-
-    @property
-    def outer(self) -> OuterOptions | None:
-        """The outer optimizer; None without one."""
-        is_slow_momentum = self.momentum == "outer"
-        if self.outer_every is None and not is_slow_momentum:
-            return None
-        names = [field.name for field in dataclasses.fields(OuterOptions)]
-        given = {name: getattr(self, f"outer_{name}") for name in names}
-        given["every"] = self.outer_every or OUTER_EVERY
-        if self.outer_momentum is None:
-            given["momentum"] = OUTER_MOMENTUM if is_slow_momentum else 0.0
-        return OuterOptions(**given)
-
-    def _require_outer(self) -> None:
-        """Raises `ValueError` if an option of an outer optimizer is given without one."""
-        for field in dataclasses.fields(self):
-            is_outer = field.name.startswith("outer_") and field.name != "outer_every"
-            value = getattr(self, field.name)
-            if is_outer and self.outer is None and value != field.default:
-                raise ValueError(
-                    f"{option_name(field.name)} needs --outer-every, got {value} without it: give "
-                    "both."
-                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,7 +161,7 @@ class OptimizationOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingOptions(OptimizationOptions, ExchangeOptions):
+class TrainingOptions(OptimizationOptions, OuterOptions, ExchangeOptions):
     """Options of a training program.
 
     Attributes:
@@ -314,6 +257,29 @@ class TrainingOptions(OptimizationOptions, ExchangeOptions):
                 f"--init-from must be elsewhere, got {self.init_from}, which is in the "
                 "folder whose results --overwrite removes: choose another --out."
             )
+
+    @property
+    def outer(self) -> OuterOptions | None:
+        """The outer optimizer; None without one."""
+        is_slow_momentum = self.momentum == "outer"
+        if self.outer_every is None and not is_slow_momentum:
+            return None
+        given = {field.name: vars(self)[field.name] for field in dataclasses.fields(OuterOptions)}
+        if self.outer_every is None:
+            given["outer_every"] = OUTER_EVERY
+        if self.outer_momentum is None and is_slow_momentum:
+            given["outer_momentum"] = OUTER_MOMENTUM
+        return OuterOptions(**given)
+
+    def _require_outer(self) -> None:
+        """Raises `ValueError` if an option of an outer optimizer is given without one."""
+        for field in dataclasses.fields(OuterOptions):
+            value = vars(self)[field.name]
+            if self.outer is None and value != field.default:
+                raise ValueError(
+                    f"{option_name(field.name)} needs --outer-every, got {value} without it: give "
+                    "both."
+                )
 
     def _require_local_shuffle(self, dirichlet_alpha: float | None) -> None:
         """Raises `ValueError` if data that are divided by their classes are divided anew."""

@@ -179,15 +179,20 @@ class Plan:
     def make_method(self, algorithm: str, seed: int, nodes: int) -> Method:
         """Returns the method of a run with this algorithm and seed over this number of nodes."""
         options = self.options
-        names = ("local_steps", "wire", "staleness", "delays_of", "switch_at")
-        names += ("accumulate", "outer", "momentum")
         method_options = MethodOptions(
             nodes=nodes,
             steps=self.steps,
             seed=seed,
             rate=self.learning_rate,
             sharding=self.sharding,
-            **{name: getattr(options, name) for name in names},
+            local_steps=options.local_steps,
+            wire=options.wire,
+            staleness=options.staleness,
+            delays_of=options.delays_of,
+            switch_at=options.switch_at,
+            accumulate=options.accumulate,
+            outer=options.outer,
+            momentum=options.momentum,
         )
         if options.momentum in MOMENTUMS:
             optimizer = optax.add_decayed_weights(options.weight_decay, self.decay_mask)
@@ -219,7 +224,7 @@ class Plan:
         options = self.options
         require_at_most("--local-steps", options.local_steps, self.updates, UPDATES)
         if options.outer is not None:
-            require_at_most("--outer-every", options.outer.every, self.updates, UPDATES)
+            require_at_most("--outer-every", options.outer.outer_every or 0, self.updates, UPDATES)
         runs = [
             Run(algorithm, seed, self.make_method(algorithm, seed, nodes))
             for algorithm, seed in itertools.product(options.algorithm, options.seed)

@@ -21,19 +21,20 @@ def list_exchanges(method: Method, wire: WireName, nodes: int) -> list[Exchange]
     if state is not None:
         exchanges += cost_model.from_plan(state.plan, method.algorithm).exchanges
     outer = method.outer
-    if outer is None or outer.average == "none":
+    if outer is None or outer.outer_average == "none":
         return exchanges
-    if outer.average == "exact":
-        return [*exchanges, *_make_average(outer.wire, outer.every, nodes)]
-    codec = FORMS[outer.wire].codec
+    every = outer.outer_every or 1
+    if outer.outer_average == "exact":
+        return [*exchanges, *_make_average(outer.outer_wire, every, nodes)]
+    codec = FORMS[outer.outer_wire].codec
     if outer.gossip is None:
-        models = 1 if outer.pull == 1 else 2
-        gossip = cost_model.noloco(method.outer_average, outer.every, codec, models)
+        models = 1 if outer.outer_pull == 1 else 2
+        gossip = cost_model.noloco(method.outer_average, every, codec, models)
         return [*exchanges, *gossip.exchanges]
     state = method.state()
     assert state is not None
-    found = cost_model.from_plan(state.plan, outer.gossip.row).exchanges
-    return [*exchanges, *(dataclasses.replace(e, every=e.every * outer.every) for e in found)]
+    found = cost_model.from_plan(state.plan, outer.gossip).exchanges
+    return [*exchanges, *(dataclasses.replace(e, every=e.every * every) for e in found)]
 
 
 def _make_average(wire: WireName, every: int, nodes: int) -> tuple[Exchange, ...]:

@@ -17,11 +17,11 @@ from experiments.training import placement
 from experiments.training.methods import (
     ALGORITHMS,
     MethodOptions,
-    OuterOptions,
     make_method,
     parse_name,
     spell_name,
 )
+from experiments.training.outer import OuterOptions
 from experiments.training.placement import place_nodes
 
 
@@ -56,7 +56,7 @@ NAMES = [spell_name(name, overlap=2) for name, row in ALGORITHMS.items() if row.
 CHANGES = {
     "plain": {},
     "quasi-global": {"momentum": "quasi-global"},
-    "outer": {"outer": OuterOptions(2, delay=1)},  # around one of them
+    "outer": {"outer": OuterOptions(2, outer_delay=1)},  # around one of them
 }
 
 

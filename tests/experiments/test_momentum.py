@@ -101,7 +101,7 @@ def test_outer_momentum_is_slowmo_around_plain_sgd():
     for given, expected in cases:
         outer = TrainingOptions(momentum="outer", **given).outer
         assert outer is not None
-        assert (outer.every, outer.momentum, outer.rate) == expected
+        assert (outer.outer_every, outer.outer_momentum, outer.outer_rate) == expected
     with pytest.raises(ValueError, match="--momentum outer must come with --optimizer nesterov"):
         TrainingOptions(momentum="outer", optimizer="sgd")
 

@@ -48,7 +48,8 @@ from experiments.speed.compiled.targets import (
     make_devices,
 )
 from experiments.training.forms import WireName
-from experiments.training.methods import Method, MethodOptions, OuterOptions, make_method
+from experiments.training.methods import Method, MethodOptions, make_method
+from experiments.training.outer import OuterOptions
 
 STREAMING_DILOCO = "streaming-diloco"
 
@@ -127,7 +128,7 @@ def make_case(name: str, wire: WireName, nodes: int, layers: int) -> tuple[Metho
         state = method.state()
         return method, [0] if state is None else list(gx.canonical_steps(state))
     outer = OuterOptions(
-        2 * layers, 0.7, 0.9, nesterov=True, fragments=layers, delay=1, wire="float32"
+        2 * layers, 0.7, 0.9, outer_nesterov=True, outer_fragments=layers, outer_delay=1
     )
     method = make_method("local", MethodOptions(nodes, outer=outer), optimizer)
     return method, list(method.canonical_steps())

@@ -29,10 +29,10 @@ from experiments.training.methods import (
     ALGORITHM_HELP,
     ALGORITHMS,
     MethodOptions,
-    OuterOptions,
     make_method,
     parse_name,
 )
+from experiments.training.outer import OuterOptions
 from gossipjax import cost_model
 from gossipjax.cost_model import Exchange, Network, Workload
 from gossipjax.wire import decode, encode
@@ -92,7 +92,7 @@ HELP = (
 
 def make_outer(every: int) -> OuterOptions:
     """DiLoCo's outer optimizer, as it is measured here."""
-    return OuterOptions(every, OUTER_RATE, OUTER_MOMENTUM, nesterov=True)
+    return OuterOptions(every, OUTER_RATE, OUTER_MOMENTUM, outer_nesterov=True)
 
 
 class OuterTimes(NamedTuple):
@@ -306,9 +306,9 @@ def make_row(
             method = cost_model.streaming_diloco(*times, wire=codec)
         optimizer = dataclasses.replace(
             make_outer(times.every),
-            fragments=times.fragments,
-            delay=times.delay,
-            wire=wire,  # pyright: ignore[reportArgumentType]
+            outer_fragments=times.fragments,
+            outer_delay=times.delay,
+            outer_wire=wire,  # pyright: ignore[reportArgumentType]
         )
         made = make_method("local", MethodOptions(nodes, steps, outer=optimizer), sgd)
         transform = made.transform

@@ -17,7 +17,7 @@ import gossipjax as gx
 from experiments.results import Record
 from experiments.training.asynchronous import ASYNCHRONOUS
 from experiments.training.forms import FORMS, WireName
-from experiments.training.methods import OuterOptions
+from experiments.training.outer import OuterOptions
 
 CHUNK_BYTES = 2**20
 PATIENCE = 30.0  # seconds of silence after which a node is declared dead: none is meant to be
