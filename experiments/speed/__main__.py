@@ -31,6 +31,7 @@ def join(description: str, checks: Mapping[str, Callable[..., Any]]) -> Callable
         Annotated[Any, tyro.conf.subcommand(name=name, constructor=check)]
         for name, check in checks.items()
     ]
+    kinds.append(Annotated[None, tyro.conf.Suppress])  # tyro leaves out the name of a single one
 
     def run(check: Any) -> None:
         del check  # has run: its function is the constructor
