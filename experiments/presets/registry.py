@@ -5,8 +5,8 @@ import contextlib
 import dataclasses
 import difflib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import tyro
 
@@ -17,21 +17,13 @@ Options = TypeVar("Options")
 
 FAMILIES = (sgp19, dpsgd17, rand20, relaysgd, slowmo, language_models)
 PRESETS: dict[str, Preset] = {preset.name: preset for f in FAMILIES for preset in f.PRESETS}
-MAX_SUGGESTIONS = 3
 
 
 def find_preset(name: str) -> Preset:
-    """Returns the preset of this name.
-
-    >>> find_preset("sgp19-table1-sgp-64")
-    Traceback (most recent call last):
-    ValueError: --preset must be the name of a preset, got 'sgp19-table1-sgp-64': did you mean \
-sgp19-table1-sgp-4, sgp19-table1-sgp-16, sgp19-table1-sgp-8? `python -m experiments.presets` lists \
-them.
-    """
+    """Returns the preset of this name; raises `ValueError` with similar names without one."""
     if name in PRESETS:
         return PRESETS[name]
-    nearest = difflib.get_close_matches(name, PRESETS, n=MAX_SUGGESTIONS)
+    nearest = difflib.get_close_matches(name, PRESETS, n=3)
     question = f"did you mean {', '.join(nearest)}? " if nearest else ""
     raise ValueError(
         f"--preset must be the name of a preset, got {name!r}: {question}`python -m "
@@ -58,7 +50,11 @@ def parse_options(
             f"--preset must be a preset of {module}, got {name}, of another program: run "
             f"`{preset.command}`."
         )
-    defaults = make_defaults(options_type, {**preset.options, "preset": name})
+    values = {**preset.options, "preset": name}
+    # Not checked: a preset may need an option that only the command line has, a folder.
+    defaults = object.__new__(options_type)
+    for field in dataclasses.fields(options_type):  # pyright: ignore[reportArgumentType]
+        object.__setattr__(defaults, field.name, values.get(field.name, field.default))
     # With both --FLAG and --no-FLAG, since a preset may set a flag that is not wanted.
     try:
         return tyro.cli(options_type, prog=f"python -m {module}", args=arguments, default=defaults)
@@ -73,17 +69,6 @@ def find_name(arguments: Sequence[str]) -> str | None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--preset", nargs="?")
     return parser.parse_known_args(list(arguments))[0].preset
-
-
-def make_defaults(options_type: type[Options], values: Mapping[str, Any]) -> Options:
-    """Returns options of these values, and the defaults of the type for all others.
-
-    They are not checked: a preset may need an option that only the command line has, a folder.
-    """
-    defaults = object.__new__(options_type)
-    for field in dataclasses.fields(options_type):  # pyright: ignore[reportArgumentType]
-        object.__setattr__(defaults, field.name, values.get(field.name, field.default))
-    return defaults
 
 
 @contextlib.contextmanager

@@ -54,14 +54,17 @@ RESULTS |= {
 }
 """Row and optimizer -> alpha -> the authors' rate of a step, and accuracy in per cent."""
 
-NOTES = (
-    "Augmentation, warm-up from 1/256 of the batch's rate and the division by Dirichlet are ours.",
-)
 TWO_ROUNDS = "The authors' SGP averages twice a step, ours once."
 LAZY = "Ours runs on (W + I) / 2 of the ring, whose own matrix is at the border of what D2 stands."
 ONE_TREE = "The authors send half of the model along each of two trees, ours all along one."
-OWN = "Until a model arrives the authors take the initial one in its place, ours the node's own."
-SHUFFLED = "The authors divide AllReduce's data at random: one figure for all alphas."
+NOTES = (
+    "Augmentation, warm-up from 1/256 of the batch's rate and the division by Dirichlet are ours.",
+    f"SGP: {TWO_ROUNDS}",
+    f"D2: {LAZY}",
+    f"RelaySGD on a tree: {ONE_TREE}",
+    "RelaySGD: until a model arrives the authors take the initial one, ours the node's own.",
+    "The authors divide AllReduce's data at random: one figure for all alphas.",
+)
 
 
 def cifar(row: str, optimizer: str, alpha: float) -> Preset:
@@ -69,52 +72,41 @@ def cifar(row: str, optimizer: str, alpha: float) -> Preset:
     algorithm, title = METHODS[row]
     rate, accuracy = RESULTS[row, optimizer][alpha]
     momentum = "-m" if optimizer == "nesterov" else ""
-    extra = {
-        "ar": (SHUFFLED,),
-        "d2": (LAZY,),
-        "sgp": (TWO_ROUNDS,),
-        "relay-chain": (OWN,),
-        "relay-tree": (ONE_TREE, OWN),
-    }.get(row, ())
-    momentum_of = {"momentum": "quasi-global"} if row == "qg" else {}
+    options = {
+        "algorithm": (algorithm,),
+        "optimizer": optimizer,
+        "learning_rate": rate * PER_256,
+        "dirichlet_alpha": float(alpha),
+    }
     return Preset(
         name=f"relaysgd-table2-{row}{momentum}-{alpha:g}",
         program="image",
         task=f"CIFAR-10, VGG-11, {NODES} nodes",
         method=f"{title}{' with momentum' if momentum else ''}, Dirichlet {alpha:g}",
-        options=VGG
-        | momentum_of
-        | {
-            "algorithm": (algorithm,),
-            "optimizer": optimizer,
-            "learning_rate": rate * PER_256,
-            "dirichlet_alpha": float(alpha),
-        },
+        options=VGG | options | ({"momentum": "quasi-global"} if row == "qg" else {}),
         paper=RELAYSGD,
         place="Table 2",
         hardware="4 K80, 4 processes on each",
-        figures={"accuracy": f"{accuracy}%"},
-        notes=NOTES + extra,
+        figure=f"accuracy {accuracy}%",
+        notes=NOTES,
     )
 
 
-MINI = Preset(
-    name="relaysgd-mini",
-    program="image",
-    task="5,000 digits, small CNN",
-    method="AllReduce, D-PSGD and SGP, Dirichlet 0.1, 16 nodes",
-    options={
-        "algorithm": ("allreduce", "dpsgd-adapt-then-combine@ring", "sgp"),
-        "nodes": NODES,
-        "batch_size_per_node": 16,
-        "epochs": 8,
-        "optimizer": "sgd",
-        "dirichlet_alpha": 0.1,
-    },
-    paper=RELAYSGD,
-)
-
 PRESETS = (
     *(cifar(*keys, alpha) for keys, columns in RESULTS.items() for alpha in columns),
-    MINI,
+    Preset(
+        name="relaysgd-mini",
+        program="image",
+        task="5,000 digits, small CNN",
+        method="AllReduce, D-PSGD and SGP, Dirichlet 0.1, 16 nodes",
+        options={
+            "algorithm": ("allreduce", "dpsgd-adapt-then-combine@ring", "sgp"),
+            "nodes": NODES,
+            "batch_size_per_node": 16,
+            "epochs": 8,
+            "optimizer": "sgd",
+            "dirichlet_alpha": 0.1,
+        },
+        paper=RELAYSGD,
+    ),
 )

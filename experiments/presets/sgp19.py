@@ -3,7 +3,6 @@
 The recipes are in its section 6 and, in more detail, in appendix A.3 of SGP-18, an earlier version.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 from experiments.presets.preset import Paper, Preset
@@ -50,55 +49,37 @@ METHODS = {
 }
 """Row of a table -> our name of the algorithm, and what it is."""
 
-DECAY = (
+NOTES = (
     "BatchNorm is exempt from weight decay here, as in Goyal et al. Whether these runs did so is "
     "not said: the help of --weight_decay in the authors' code says so, but its optimizer decays "
-    "all parameters."
-)
-FINAL = (
-    "Our accuracy is that after the last epoch. SGP-18 reports the best of a run (Figure 1c); "
-    "SGP-19 says for Table 5 that it is at the end, and does not say for the others."
-)
-LOCAL_STATISTICS = (
+    "all parameters.",
     "Whose BatchNorm statistics were used is not said: here each node keeps its own, and the "
-    "accuracy of the average model is that with their mean."
+    "accuracy of the average model is that with their mean.",
+    "Our accuracy is that after the last epoch. SGP-18 reports the best of a run (Figure 1c); "
+    "SGP-19 says for Table 5 that it is at the end, and does not say for the others.",
+    "AD-PSGD is simulated: gradients of older models, one step on average.",
+    "Rates: that of 32 nodes with one peer, and its decays, are of SGP-18, A.3. Not said are that "
+    "of hybrids over 32 nodes, as of 2P-SGP, 0.1, and that of long runs: 0.1, as of 90 epochs.",
 )
-SIMULATED = "AD-PSGD is simulated: gradients of older models, one step on average."
-SGP_18_RATE = "32 nodes, one peer: the reference rate and the decays are those of SGP-18, A.3."
-HYBRID_RATE = "The rate of the hybrids over 32 nodes is not said: as of 2P-SGP, 0.1."
-REFERENCE_RATE = "The reference rate of the long runs is not said: 0.1, as of 90 epochs."
 
 
 def imagenet(table: int, row: str, nodes: int, *figures: str, **changes: Any) -> Preset:
     """Returns a row of a table; `figures` are accuracy in per cent and hours, or train first."""
     algorithm, title = METHODS[row]
-    quantities = ("train", "top-1", "hours")[-len(figures) :]
-    units = ("%", "%", "")[-len(figures) :]
-    options = GOYAL | {"algorithm": (algorithm,), "nodes": nodes}
-    notes = [DECAY, LOCAL_STATISTICS, FINAL]
-    if row == "adpsgd":
-        notes.append(SIMULATED)
-    if changes:
-        notes.append(REFERENCE_RATE)
-    elif nodes == 32 and row in ("sgp", "1p", "dpsgd"):
-        options |= ONE_PEER_32
-        notes.append(SGP_18_RATE)
-    elif nodes == 32 and row in ("ar-1p", "2p-1p"):
-        notes.append(HYBRID_RATE)
+    forms = ("train {}%", "top-1 {}%", "hours {}")[-len(figures) :]
+    if nodes == 32 and row in ("sgp", "1p", "dpsgd") and not changes:
+        changes = ONE_PEER_32
     return Preset(
         name=f"sgp19-table{table}-{row}-{nodes}",
         program="image",
         task="ImageNet, ResNet-50",
         method=f"{title}, {nodes} nodes",
-        options=options | changes,
+        options=GOYAL | {"algorithm": (algorithm,), "nodes": nodes} | changes,
         paper=SGP_19,
         place=f"Table {table}",
         hardware=f"{nodes} servers of 8 V100 (a node is a server), 10 Gbit/s Ethernet",
-        figures={
-            quantity: f"{figure}{unit}"
-            for quantity, figure, unit in zip(quantities, figures, units, strict=True)
-        },
-        notes=tuple(notes),
+        figure=", ".join(map(str.format, forms, figures)),
+        notes=NOTES,
     )
 
 
@@ -124,20 +105,6 @@ TABLE_4 = {
 }
 
 
-def make_tables() -> Iterator[Preset]:
-    """Yields the rows of Tables 1, 3, 4 and 5."""
-    for number, table in ((1, TABLE_1), (3, TABLE_3)):
-        for row, columns in table.items():
-            for nodes, figures in columns.items():
-                yield imagenet(number, row, nodes, *figures)
-    for row, figures in TABLE_4.items():
-        yield imagenet(4, row, 16, *figures)
-    yield imagenet(5, "ar", 32, "76.9", "76.2", "5.1")
-    yield imagenet(5, "adpsgd", 32, "80.3", "76.9", "4.7", **THREE_TIMES)
-    yield imagenet(5, "sgp", 32, "80.0", "77.1", "4.6", **THREE_TIMES)
-    yield imagenet(5, "1-osgp", 32, "81.8", "77.1", "2.7", **THREE_TIMES)
-
-
 BATCH_TOKENS = 25_000
 FILL = 0.89
 """The part of a batch that is tokens of targets and no padding, at the lengths of `TRANSFORMER`. On
@@ -158,86 +125,86 @@ TRANSFORMER = {
 """Vaswani et al.: (512 * 4000)**-0.5 at the end of the warm-up. The rest are the defaults: Adam
 (0.9, 0.98, 1e-9), dropout 0.1, label smoothing 0.1; beam 4, length penalty 0.6."""
 
-TOKENS = {
-    "25k": ({"epochs": 18}, "25K", "about 100,000 updates, as of Vaswani et al."),
-    "400k": (
-        {"accumulate": 16, "epochs": 40},
-        "400K",
-        "about the 14,000 updates after which the paper gives BLEU",
-    ),
+TOKENS = {  # of a batch over 8 nodes -> title, options
+    "25k": ("25K", {"epochs": 18}),
+    "400k": ("400K", {"accumulate": 16, "epochs": 40}),
 }
-"""Size of the batch over 8 nodes -> options, title, and the reason for the number of epochs."""
 BLEU = {
     "ar": "25.8 (14K updates), 26.9 (3 days)",
     "sgp": "26.4 (14K updates), 27.5 (3 days)",
 }
-TEST_SET = (
+SPEED = {("25k", "sgp"): "2x", ("400k", "sgp"): "1.5x"}
+TRANSFORMER_NOTES = (
+    "The speed is relative to AllReduce. 400K tokens are 16 steps of 25K for one update.",
+    "Tokens are taken as those of targets without padding, which the paper does not say. "
+    "--tokens-per-batch counts padding: it is 25K / 8 nodes, divided by the fill of "
+    f"{FILL:.0%} of these --bucket-lengths, measured on 52,674 other English-German pairs.",
+    "The length is not said in epochs. 25K tokens: 18, about 100,000 updates, as of Vaswani et "
+    "al.; 400K: 40, about the 14,000 updates after which the paper gives BLEU. At 4.5 million "
+    "pairs of about 31 tokens, 140 million tokens of targets an epoch.",
+    "BLEU is that of the average model after the last update here; whether the paper's is of the "
+    "last or the best checkpoint, or of a mean of several, is not said.",
+    "The rate of 400K tokens is not said: as of 25K (Ott et al. raise it to 1e-3).",
     'The test set of wmt16_translate is newstest2016. The paper says only "test-set", and follows '
     "Vaswani et al., who use newstest2014: BLEU may not be comparable. sacrebleu computes it; how "
-    "the paper split its text into words is not said."
+    "the paper split its text into words is not said.",
 )
 
 
 def transformer(size: str, row: str) -> Preset:
     """Returns a run of section 6.2."""
-    options, title, length = TOKENS[size]
-    algorithm, _ = METHODS[row]
-    speed = {"25k": "2x", "400k": "1.5x"}[size] if row == "sgp" else "1x"
-    figures = {"speed": speed} | ({"BLEU": BLEU[row]} if size == "400k" else {})
+    title, options = TOKENS[size]
+    bleu = f", BLEU {BLEU[row]}" if size == "400k" else ""
     return Preset(
         name=f"sgp19-transformer-{size}-{row}",
         program="translation",
         task="WMT'16 En-De, Transformer base",
         method=f"{'Adam-SGP' if row == 'sgp' else 'AllReduce-Adam'}, {title} tokens, 8 nodes",
-        options=TRANSFORMER | options | {"algorithm": (algorithm,)},
+        options=TRANSFORMER | options | {"algorithm": (METHODS[row][0],)},
         paper=SGP_19,
         place="section 6.2",
         hardware="8 machines, a V100 each, 10 Gbit/s Ethernet",
-        figures=figures,
-        notes=(
-            "The speed is relative to AllReduce. 400K tokens are 16 steps of 25K for one update.",
-            f"The {title} are taken as tokens of targets without padding, which the paper does not "
-            "say. --tokens-per-batch counts padding: it is 25K / 8 nodes, divided by the fill of "
-            f"{FILL:.0%} of these --bucket-lengths, measured on 52,674 other English-German pairs.",
-            f"The length is not said in epochs: {options['epochs']}, {length}, at 4.5 million "
-            "pairs of about 31 tokens, 140 million tokens of targets an epoch.",
-            "BLEU is that of the average model after the last update here; whether the paper's is "
-            "of the last or the best checkpoint, or of a mean of several, is not said.",
-            "The rate of 400K tokens is not said: as of 25K (Ott et al. raise it to 1e-3).",
-            TEST_SET,
-        ),
+        figure=f"speed {SPEED.get((size, row), '1x')}{bleu}",
+        notes=TRANSFORMER_NOTES,
     )
 
 
-MINI = Preset(
-    name="sgp19-mini",
-    program="image",
-    task="5,000 digits, small CNN",
-    method="the methods of Tables 1, 3 and 4, 8 nodes",
-    options={
-        "algorithm": tuple(dict.fromkeys(algorithm for algorithm, _ in METHODS.values())),
-        "epochs": 9,
-        "lr_schedule": "step",
-        "learning_rate": 0.03,
-    },
-    paper=SGP_19,
-    notes=("The figures of the paper are of ImageNet: here only the order can be compared.",),
-)
-TRANSFORMER_MINI = Preset(
-    name="sgp19-transformer-mini",
-    program="translation",
-    task="tab-separated pairs, mini Transformer",
-    method="Adam-SGP and AllReduce-Adam, 4 nodes",
-    options={"algorithm": ("sgp", "allreduce"), "epochs": 2, "bucket_lengths": (16, 32)},
-    paper=SGP_19,
-    place="section 6.2",
-    notes=("Two epochs show that the loss falls alike; translations need ten times as many.",),
-    needs_data=True,
-)
-
 PRESETS = (
-    *make_tables(),
+    *(
+        imagenet(number, row, nodes, *figures)
+        for number, table in ((1, TABLE_1), (3, TABLE_3))
+        for row, columns in table.items()
+        for nodes, figures in columns.items()
+    ),
+    *(imagenet(4, row, 16, *figures) for row, figures in TABLE_4.items()),
+    imagenet(5, "ar", 32, "76.9", "76.2", "5.1"),
+    imagenet(5, "adpsgd", 32, "80.3", "76.9", "4.7", **THREE_TIMES),
+    imagenet(5, "sgp", 32, "80.0", "77.1", "4.6", **THREE_TIMES),
+    imagenet(5, "1-osgp", 32, "81.8", "77.1", "2.7", **THREE_TIMES),
     *(transformer(size, row) for size in TOKENS for row in ("ar", "sgp")),
-    MINI,
-    TRANSFORMER_MINI,
+    Preset(
+        name="sgp19-mini",
+        program="image",
+        task="5,000 digits, small CNN",
+        method="the methods of Tables 1, 3 and 4, 8 nodes",
+        options={
+            "algorithm": tuple(dict.fromkeys(algorithm for algorithm, _ in METHODS.values())),
+            "epochs": 9,
+            "lr_schedule": "step",
+            "learning_rate": 0.03,
+        },
+        paper=SGP_19,
+        notes=("The figures of the paper are of ImageNet: here only the order can be compared.",),
+    ),
+    Preset(
+        name="sgp19-transformer-mini",
+        program="translation",
+        task="tab-separated pairs, mini Transformer",
+        method="Adam-SGP and AllReduce-Adam, 4 nodes",
+        options={"algorithm": ("sgp", "allreduce"), "epochs": 2, "bucket_lengths": (16, 32)},
+        paper=SGP_19,
+        place="section 6.2",
+        notes=("Two epochs show that the loss falls alike; translations need ten times as many.",),
+        needs_data=True,
+    ),
 )

@@ -1,10 +1,12 @@
 """Presets: their values, their models and methods by shapes only, and `--preset` in programs."""
 
+import collections
 import dataclasses
 import itertools
 import json
 import re
 import shlex
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -40,7 +42,7 @@ WORDS = ["one two three four five six seven eight"] * 64
 
 
 def make_options(preset):
-    more = {"data_dir": "FOLDER"} if preset.needs_data else {}
+    more = {"data_dir": Path("FOLDER")} if preset.needs_data else {}
     return PROGRAMS[preset.program][0](**{**preset.options, **more})
 
 
@@ -141,34 +143,30 @@ def trace_update(run, size, params):
     assert shapes((), new_state) == opt_state
 
 
-def test_names_are_unique_and_plain():
+def test_every_row_has_a_name_a_source_and_a_command():
     names = [preset.name for family in FAMILIES for preset in family.PRESETS]
     assert len(names) == len(set(names)) == len(PRESETS)
-    assert all(re.fullmatch(r"[a-z0-9.-]+", name) for name in names)
-
-
-def test_every_figure_has_a_source():
     for preset in PRESETS.values():
-        if preset.figures:
+        assert bool(preset.figure) == bool(preset.hardware)
+        if preset.figure:
             assert preset.paper is not None
             assert preset.place is not None
-            assert preset.hardware is not None
-            assert re.search(r"arXiv:\d{4}\.\d{5}", preset.paper.reference)
-        else:
-            assert preset.name.endswith("-mini") or preset.program == "language"
-    for family in FAMILIES[:-1]:
-        assert any(preset.name.endswith("-mini") for preset in family.PRESETS)
+        assert not preset.options.keys() & OF_A_MACHINE
+        module = f"experiments.{preset.program}"
+        arguments = shlex.split(preset.command.removeprefix(f"python -m {module} "))
+        parsed = parse_options(module, PROGRAMS[preset.program][0], arguments)
+        assert parsed.preset == preset.name
+        assert dataclasses.replace(parsed, preset=None) == make_options(preset)
 
 
 def test_the_rows_of_the_tables():
     """As many as the papers have: SGP-19, DPSGD-17, RAND-20, RelaySGD and SlowMo."""
-    expected = {
+    tables = (name.split("-")[:2] for name in PRESETS if name[-1].isdigit() or "-single" in name)
+    assert collections.Counter("-".join(table) for table in tables) == {
         "sgp19-table1": 12,
         "sgp19-table3": 10,
         "sgp19-table4": 6,
         "sgp19-table5": 4,
-        "sgp19-transformer-25k": 2,
-        "sgp19-transformer-400k": 2,
         "dpsgd17-resnet20": 8,
         "dpsgd17-resnet56": 6,
         "rand20-table2": 10,
@@ -176,32 +174,6 @@ def test_the_rows_of_the_tables():
         "relaysgd-table2": 36,
         "slowmo-table1": 7,
     }
-    for start, count in expected.items():
-        assert sum(name.startswith(f"{start}-") for name in PRESETS) == count, start
-
-
-def test_options_are_those_of_the_programs_where_they_differ():
-    for preset in PRESETS.values():
-        defaults = {field.name: field.default for field in dataclasses.fields(make_options(preset))}
-        assert not preset.options.keys() & OF_A_MACHINE
-        assert preset.options.keys() <= defaults.keys()
-
-
-def test_commands_are_parsed():
-    for preset in PRESETS.values():
-        module = f"experiments.{preset.program}"
-        expected = make_options(preset)
-        prefix = f"python -m {module} "
-        options_type = PROGRAMS[preset.program][0]
-        short = parse_options(
-            module, options_type, shlex.split(preset.command.removeprefix(prefix))
-        )
-        assert short.preset == preset.name
-        assert options_text(short, preset=None) == options_text(expected)
-
-
-def options_text(options, **changes):
-    return json.dumps(dataclasses.asdict(options) | changes, default=str)
 
 
 def test_models_and_methods_are_traced(no_data):
@@ -229,15 +201,11 @@ def test_models_and_methods_are_traced(no_data):
     ("name", "epochs", "expected"),
     [
         ("sgp19-table1-ar-32", (0, 5, 29, 31, 61, 81), (0.1, 3.2, 3.2, 0.32, 0.032, 0.0032)),
-        ("sgp19-table3-2p-32", (5, 29, 31, 61, 81), (3.2, 3.2, 0.32, 0.032, 0.0032)),
         ("sgp19-table1-sgp-32", (5, 39, 41, 71, 86), (1.2, 1.2, 0.12, 0.012, 0.0012)),
         ("sgp19-table5-sgp-32", (5, 89, 91, 181, 241), (3.2, 3.2, 0.32, 0.032, 0.0032)),
-        ("dpsgd17-resnet20-dpsgd-10", (0, 79, 81, 121), (1.0, 1.0, 0.1, 0.01)),
         ("dpsgd17-resnet56-dpsgd-112", (0, 81), (0.1 * 112**0.5, 0.01 * 112**0.5)),
-        ("relaysgd-table2-dpsgd-1", (5, 149, 151, 181), (0.4, 0.4, 0.04, 0.004)),
         ("relaysgd-table2-sgp-m-0.01", (5, 149, 151, 181), (0.025, 0.025, 0.0025, 0.00025)),
         ("rand20-table2-d1d-64", (9.99, 10.5, 11.5), (1.0, 0.7071, 0.5)),
-        ("rand20-table3-d1d-96", (9.99, 10.5), (8160 / 8192, 0.7071 * 8160 / 8192)),
         ("rand20-table2-single", (0, 9, 10.5), (0.1, 0.1, 0.0707)),
     ],
 )
@@ -249,22 +217,14 @@ def test_learning_rates_are_those_of_the_papers(name, epochs, expected):
     assert rates == pytest.approx(list(expected), rel=2e-3)
 
 
-@pytest.fixture(scope="module")
-def pair_lengths():
-    """Tokens of 100,000 pairs: 31 on average as of WMT's, and ratios as of pairs of other texts."""
-    rng = np.random.default_rng(0)
-    targets = np.ceil(rng.lognormal(3.25, 0.6, 100_000)).astype(int)
-    sources = np.ceil(targets * rng.lognormal(-0.09, 0.185, len(targets))).astype(int)
-    return sources, targets
-
-
 @pytest.mark.parametrize(("size", "updates"), [("25k", 100_000), ("400k", 14_000)])
-def test_batches_and_length_of_the_transformer(size, updates, pair_lengths):
+def test_batches_and_length_of_the_transformer(size, updates):
     """Tokens without padding in the batches that are drawn, and updates at 4.5 million pairs."""
     tokens = {"25k": 25_000, "400k": 400_000}[size]
     options = make_options(PRESETS[f"sgp19-transformer-{size}-sgp"])
-    sources, targets = pair_lengths
-    assert targets.mean() == pytest.approx(140 / 4.5, rel=0.02)
+    rng = np.random.default_rng(0)  # tokens as of WMT's: 31 on average
+    targets = np.ceil(rng.lognormal(3.25, 0.6, 100_000)).astype(int)
+    sources = np.ceil(targets * rng.lognormal(-0.09, 0.185, len(targets))).astype(int)
     buckets = make_buckets(np.maximum(sources, targets), options.bucket_lengths, options.nodes)
     drawn = draw_token_batches(buckets, options.nodes, options.batch_size_per_node, seed=0)
     steps = [targets[batch.rows].sum() for batch in itertools.islice(drawn, 1000)]
@@ -295,18 +255,11 @@ def run_image(*arguments):
 
 def test_a_run_with_a_preset_is_recorded_and_resumed(tmp_path, small_program):
     given = ("--preset", "sgp19-mini", *SHORT, "--out", str(tmp_path))
-    given += ("--batch-size-per-node", "250")
     assert run_image(*given, "--checkpoint-every", "5") == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
     options = summary["options"]
     assert options["preset"] == "sgp19-mini"
-    assert options["learning_rate"] == PRESETS["sgp19-mini"].options["learning_rate"]
-    assert options["lr_schedule"] == "step"
-    assert (options["model"], options["nodes"], options["batch_size_per_node"]) == (
-        "linear",
-        2,
-        250,
-    )
+    assert (options["lr_schedule"], options["model"], options["nodes"]) == ("step", "linear", 2)
 
     (tmp_path / "summary.json").write_text(json.dumps(summary | {"runs": []}))
     assert run_image(*given, "--resume") == 0
@@ -319,7 +272,6 @@ def test_a_run_with_a_preset_is_recorded_and_resumed(tmp_path, small_program):
     ("arguments", "message", "names_preset"),
     [
         ("--preset sgp19-mimi", "got 'sgp19-mimi': did you mean sgp19-mini", False),
-        ("--preset sgp19-mini --nodes 6000", "--nodes must be at most the number of", True),
         ("--preset sgp19-table1-sgp-32 --epochs 3", "got 40 70 85", True),
     ],
 )
@@ -343,7 +295,7 @@ def test_a_flag_of_a_preset_can_be_unset():
 def test_the_list_fits_the_screen(capsys):
     width = 80
     console = Console(width=width, highlight=False)
-    listing.print_list(PRESETS.values(), console)
+    listing.print_list(console)
     lines = capsys.readouterr().out.splitlines()
     too_long = [line for line in lines if len(line) > width and not line.startswith("$ ")]
     assert too_long == []
@@ -351,18 +303,8 @@ def test_the_list_fits_the_screen(capsys):
     assert rows == list(PRESETS)
     assert not any("…" in line for line in lines)
 
-
-def test_the_list_is_filtered_and_detailed(capsys):
-    listing.main(["--match", "TABLE 5", "--program", "image"])
-    printed = capsys.readouterr().out
-    assert "\npython -m experiments.image --preset sgp19-table5-1-osgp-32\n" in printed
-    assert "table4" not in printed
     listing.main(["--name", "rand20-table2-ad-16"])
     printed = capsys.readouterr().out
     assert "python -m experiments.speech --preset rand20-table2-ad-16 --data-dir FOLDER" in printed
     assert "adpsgd@ring" in printed
     assert "7.6/13.2%" in printed
-    for arguments in (["--match", "zebra"], ["--name", "zebra"]):
-        with pytest.raises(SystemExit) as stop:
-            listing.main(arguments)
-        assert stop.value.code == 2
