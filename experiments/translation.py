@@ -231,7 +231,13 @@ class Translation(Task):
     ) -> Iterator[Any]:
         buckets = self.make_buckets(nodes.size)
         drawn = draw_token_batches(
-            buckets, nodes.size, batch_size_per_node, seed, nodes.local, self.options.shuffle
+            buckets,
+            nodes.size,
+            batch_size_per_node,
+            seed,
+            nodes.local,
+            self.options.shuffle,
+            self.options.accumulate,
         )
 
         def make_batch(step: int, batch: TokenBatch) -> Any:
@@ -247,7 +253,10 @@ class Translation(Task):
     def make_shapes(self, nodes: gx.Nodes, batch_size_per_node: int) -> list[Any]:
         batches = []
         for bucket in self.make_buckets(nodes.size):
-            shape = (len(nodes.local), bucket.rows_per_batch(batch_size_per_node))
+            shape = (
+                len(nodes.local),
+                bucket.rows_per_batch(batch_size_per_node, self.options.accumulate),
+            )
             rows = np.resize(bucket.rows, shape)
             batches.append(self.make_batch(rows, bucket.width, np.zeros(shape, np.uint32)))
         return batches
@@ -256,8 +265,9 @@ class Translation(Task):
         sources = Sequences.encode(self.tokenizer, self.valid.sources)
         targets = Sequences.encode(self.tokenizer, self.valid.targets)
         lengths = np.maximum(sources.lengths, targets.lengths)
+        part = self.options.nodes * self.options.batch_size_per_node
         for bucket in make_buckets(lengths, extend_widths(self.options.bucket_lengths, lengths)):
-            size = bucket.rows_per_batch(self.options.global_batch_size)  # fits: that of a step
+            size = bucket.rows_per_batch(part)  # fits: that of a step
             for rows in np.array_split(bucket.rows, math.ceil(len(bucket.rows) / size)):
                 yield sources.pad(rows, bucket.width), targets.pad(rows, bucket.width)
 

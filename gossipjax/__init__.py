@@ -29,7 +29,6 @@ __all__ = [
     "Program",
     "Schedule",
     "TrainStep",
-    "accumulate",
     "accumulate_gradients",
     "adpsgd",
     "allreduce",

@@ -2,7 +2,6 @@
 
 # ruff: noqa: F401
 
-from gossipjax.algorithms.accumulate import accumulate
 from gossipjax.algorithms.adpsgd import adpsgd, d1d_psgd, random_delays
 from gossipjax.algorithms.allreduce import allreduce
 from gossipjax.algorithms.apply_if_finite import apply_if_finite

@@ -18,7 +18,6 @@ import optax
 
 from gossipjax.algorithms.frame.chain import (
     OuterState,
-    accumulation_state,
     exchange_plan,
     gossip_state,
     outer_state,
@@ -35,7 +34,6 @@ from gossipjax.collectives import (
     require_floats,
     require_step,
     upcast,
-    vary,
 )
 from gossipjax.diagnostics import on_axis, require_inside
 from gossipjax.spmd import Nodes
@@ -53,8 +51,7 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
     `allreduce`, the statistics are averaged exactly; under `outer` around a chain without gossip,
     they are averaged as it says, at every `every`-th step: that which uses the average of the last
     fragment. Statistics of the devices of a node, each of its part of the batch, are averaged
-    first, if the transform has a `local_axis_name`. Under `gx.accumulate` the steps that make an
-    update mix them; at the others they stay as they are.
+    first, if the transform has a `local_axis_name`.
 
     Args:
       stats: the statistics of this node, a tree of floating-point leaves `[...]`.
@@ -77,16 +74,6 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
     axis_name = plan.wire.axis_name
     if plan.wire.local_axis_name is not None:
         stats = node_mean(stats, plan.wire.local_axis_name)
-    accumulation = accumulation_state(opt_state)
-    if accumulation is not None:
-        require_step(step, axis_name)
-        number = accumulation.plan.update_number(step)
-        return cond(
-            accumulation.plan.makes_update(step),
-            lambda stats: mix_batch_stats(stats, accumulation.inner, number),
-            lambda stats: stats,
-            vary(stats, axis_name),
-        )
     outer = outer_state(opt_state)
     if outer is not None and outer.local is not None:
         return _average_at_outer_steps(stats, outer, step)

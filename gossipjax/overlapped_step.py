@@ -14,7 +14,6 @@ import optax
 
 from gossipjax.algorithms.frame.chain import (
     OuterState,
-    accumulation_plan,
     gossip_state,
     outer_state,
     replace_gossip_state,
@@ -114,15 +113,14 @@ class OverlappedUpdate:
         # Dispatched first: it needs nothing of this step, and the step needs it only at its end.
         state = _require_gossip(opt_state)
         outer = outer_state(opt_state)
-        update = accumulation_plan(opt_state).update_number(step)
-        if self._is_static and outer is not None and outer.plan.skips_exchange(update):
+        if self._is_static and outer is not None and outer.plan.skips_exchange(step):
             grads, aux = self._gradients(params, *inputs)
             return *self._update_with(step, params, opt_state, grads, None), aux
         # An outer step needs the messages that arrive, too.
-        is_outer = outer is not None and outer.plan.is_outer_step(int(update))
+        is_outer = outer is not None and outer.plan.is_outer_step(int(step))
         is_beside = state.overlap and not is_outer and self._updates_alone(step, params, opt_state)
         run = self._run_messages if is_beside else self._run_models
-        return run(step, update, params, opt_state, state, inputs)
+        return run(step, params, opt_state, state, inputs)
 
     def _updates_alone(self, step: Any, params: Any, opt_state: Any) -> bool:
         """Whether the update has no collectives of its own, which could overtake the exchange."""
@@ -133,26 +131,26 @@ class OverlappedUpdate:
         return not self._has_collectives
 
     def _run_models(
-        self, step: Any, update: Any, params: Any, opt_state: Any, state: GossipState, inputs: Any
+        self, step: Any, params: Any, opt_state: Any, state: GossipState, inputs: Any
     ) -> tuple[Any, Any, Any]:
         """Combines while adapting: the exchange mixes the models, and the update moves them."""
         models = state._replace(extra=None)
-        pending = self._exchange.start(update, models, params)
+        pending = self._exchange.start(step, models, params)
         grads, aux = self._gradients(params, *inputs)
         params, opt_state = self._update_with(step, params, opt_state, grads, pending.result())
         return params, opt_state, aux
 
     def _run_messages(
-        self, step: Any, update: Any, params: Any, opt_state: Any, state: GossipState, inputs: Any
+        self, step: Any, params: Any, opt_state: Any, state: GossipState, inputs: Any
     ) -> tuple[Any, Any, Any]:
         """Overlap: the update runs beside the exchange too, and only the addition comes after."""
         messages = GossipState(state.count, in_flight=state.in_flight, plan=state.plan)
-        pending = self._exchange.start(update, messages, None)
+        pending = self._exchange.start(step, messages, None)
         grads, aux = self._gradients(params, *inputs)
         opt_state = replace_gossip_state(opt_state, in_flight=None)
         params, opt_state = self._update_without_messages(step, params, opt_state, grads)
         received = pending.result()
-        if update % state.overlap:
+        if step % state.overlap:
             return params, replace_gossip_state(opt_state, in_flight=received), aux
         new_state = _require_gossip(opt_state)._replace(in_flight=None, count=None)
         params, new_state = self._add_received(params, new_state, received)
@@ -219,8 +217,8 @@ class DelayedUpdate:
         self._gradients = nodes.spmd(gradients)
         self._update = spmd_by_step(update, nodes, is_static=True)
         self._average = Background(spmd_by_step(_average, nodes, is_static=True))
-        self._pending: dict[int, Future[Any]] = {}  # by the update that uses it
-        self._next_update: int | None = None
+        self._pending: dict[int, Future[Any]] = {}  # by the step that uses it
+        self._next_step: int | None = None
         self.close = self._average.close
 
     def __call__(
@@ -231,38 +229,36 @@ class DelayedUpdate:
         plan = step_plan(opt_state)
         number = plan.canonical_step(step)
         if self.is_beside is None:  # at the first update no average is used
-            first = plan.accumulation.last_step(0)
             arguments = params, opt_state, params
-            self.is_beside = not has_collectives(self._update_alone, first, *arguments)
-        if not self.is_beside or not plan.accumulation.makes_update(step):
+            self.is_beside = not has_collectives(self._update_alone, 0, *arguments)
+        if not self.is_beside:
             return self._fused(number, params, opt_state, *inputs)
-        update = int(plan.accumulation.update_number(step))
-        if update != self._next_update:
+        if step != self._next_step:
             self.wait()
             self._pending.clear()
-            # What was sent by the updates before is used by these.
-            self._start(range(max(update, delay), update + delay), opt_state)
-        self._next_update = update + 1
-        if update in self._pending:
+            # What was sent at the steps before is used at these.
+            self._start(range(max(step, delay), step + delay), opt_state)
+        self._next_step = step + 1
+        if step in self._pending:
             grads, aux = self._gradients(params, *inputs)
-            average = self._pending.pop(update).result()
+            average = self._pending.pop(step).result()
             params, opt_state = self._update(number, params, opt_state, grads, average)
         else:
             params, opt_state, aux = self._fused(number, params, opt_state, *inputs)
-        self._start(range(update + delay, update + delay + 1), opt_state)
+        self._start(range(step + delay, step + delay + 1), opt_state)
         return params, opt_state, aux
 
-    def _start(self, updates: range, opt_state: optax.OptState) -> None:
-        """Starts the averages that are used by these updates, of what the state holds."""
+    def _start(self, steps: range, opt_state: optax.OptState) -> None:
+        """Starts the averages that are used at these steps, of what the state holds."""
         state = _require_outer(opt_state)
         message = OuterState(
             None, None, None, state.anchor, None, state.sent, state.sent_counts, state.plan
         )
-        plan = step_plan(opt_state).of_updates
-        for update in updates:
-            if state.plan.used_at(update) is not None:
-                number = plan.canonical_step(update)
-                self._pending[update] = self._average.start(number, message)
+        plan = step_plan(opt_state)
+        for step in steps:
+            if state.plan.used_at(step) is not None:
+                number = plan.canonical_step(step)
+                self._pending[step] = self._average.start(number, message)
 
     def wait(self) -> None:
         """Returns when all averages that are on their way have arrived."""

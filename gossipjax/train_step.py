@@ -78,8 +78,7 @@ def accumulate_gradients(gradients: Gradients, every: int) -> Gradients:
 
     Args:
       gradients: `gradients(params, *inputs) -> (grads, aux)` of one node, as of `gx.TrainStep`.
-      every: k, the number of parts. Where a loader delivers the parts one by one, take
-        `gx.accumulate`.
+      every: k, the number of parts.
 
     Returns:
       A function like `gradients`. All arrays of its inputs are `[B, ...]`, with any B that k
@@ -172,9 +171,7 @@ class TrainStep:
     `sgp` in that order). The gradients run beside it, and under overlap the local update as well.
     The results are the same up to rounding. So are the averages of `outer` with a delay, around a
     chain without gossip or other collectives: they run beside all steps from sending to using them,
-    and any other program with collectives between two steps must go through `run`. Under
-    `gx.accumulate` a separate exchange runs beside the step that makes the update, and averages
-    of `outer` beside all steps of `delay` updates.
+    and any other program with collectives between two steps must go through `run`.
 
     Args:
       gradients: `gradients(params, *inputs) -> (grads, aux)` of one node. `jax.grad(loss,
@@ -266,8 +263,6 @@ class TrainStep:
             )
         plan = step_plan(opt_state)
         kind = self._kind(plan)
-        if kind.overlaps and not plan.accumulation.makes_update(step):
-            kind = _Kind(kind.is_static)  # nothing is exchanged
         update = self._find_update(kind, opt_state)
         if step != self._next_step:
             with meshes.unset_mesh():
@@ -278,7 +273,7 @@ class TrainStep:
         program = (kind, number if kind.is_static else None, shapes)
         launch.advance(step, slow=program not in self._called)
         is_delayed = isinstance(update, DelayedUpdate)
-        if not self._is_averaged and plan.accumulation.makes_update(step):
+        if not self._is_averaged:
             self._require_local_average(update, number, params, opt_state, *inputs)
         result = update(step if is_delayed else number, params, opt_state, *inputs)
         if program not in self._called:

@@ -152,15 +152,11 @@ def test_a_static_step_needs_no_conditional_and_a_traced_one_has_one():
     assert traced.compile().as_text().count(" conditional(") == 1
 
 
-@pytest.mark.parametrize("way", ["accumulate", "MultiSteps"])
-def test_accumulation_exchanges_once_per_update(way):
+def test_accumulation_exchanges_once_per_update():
     every = 2
     schedule = gx.topology.one_peer_exponential(N)
     inner = optax.MultiSteps(optax.sgd(0.1), every).gradient_transformation()
-    tx = {
-        "accumulate": gx.accumulate(optax.chain(optax.sgd(0.1), gx.sgp(schedule)), every),
-        "MultiSteps": optax.chain(promoting(inner), gx.sgp(schedule.every(every, phase=every - 1))),
-    }[way]
+    tx = optax.chain(promoting(inner), gx.sgp(schedule.every(every, phase=every - 1)))
     params = {"w": jnp.ones((N, 4))}
     state = gx.spmd(tx.init, mesh=make_mesh(N))(params)
     program = make_train_step(tx)

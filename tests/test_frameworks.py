@@ -159,9 +159,7 @@ CHAINS = {
     "int8": optax.chain(gx.allreduce(wire=gx.wire.int8()), optax.sgd(0.1)),
     "easgd": gx.easgd(0.1, 2),
     "outer": gx.outer(TX, optax.sgd(0.7, momentum=0.9), 4),
-    "accumulate": gx.accumulate(TX, 2),
     "masked": optax.masked(gx.sgp(SCHEDULE), {"a": True, "b": False}),
-    "accumulate without gossip": gx.accumulate(optax.sgd(0.1), 2),
 }
 
 

@@ -127,30 +127,14 @@ def test_the_thread_changes_no_method_that_combines_while_it_adapts(name, place)
     assert_the_thread_changes_nothing(gossip, PLACEMENTS[place], tolerance=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("gossip", "around"),
-    [
-        (gx.osgp(SCHEDULE, 2), lambda tx: tx),
-        (gx.osgp(RANDOM), lambda tx: tx),
-        (gx.osgp(SCHEDULE), lambda tx: gx.outer(tx, optax.sgd(1.0), 2)),
-        (optax.identity(), lambda tx: gx.outer(tx, optax.sgd(1.0), 3, delay=2)),
-    ],
-    ids=["osgp", "random", "outer around osgp", "outer, delay 2"],
-)
-def test_the_thread_changes_no_method_that_accumulates(gossip, around):
-    assert_the_thread_changes_nothing(
-        gossip, gx.Nodes(N), steps=14, around=lambda tx: gx.accumulate(around(tx), 2)
-    )
-
-
-def test_a_run_with_a_thread_goes_on_between_updates():
+def test_a_run_with_a_thread_goes_on_at_any_step():
     """Messages and averages in flight at any step are those of the updates before."""
     nodes = gx.Nodes(N)
     for inner in (
         optax.chain(optax.sgd(0.1), gx.osgp(SCHEDULE, 2)),
         gx.outer(optax.sgd(0.1), optax.sgd(0.7), 2, delay=1),
     ):
-        tx = gx.accumulate(inner, 3)
+        tx = inner
         models = []
         for restarts in ((), (4, 8, 11)):
             train_step = gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=True)
@@ -161,19 +145,6 @@ def test_a_run_with_a_thread_goes_on_between_updates():
                 z, opt_state, _ = train_step(step, z, opt_state, make_targets() + step)
             models.append(np.asarray(z))
         np.testing.assert_allclose(*models, rtol=1e-5, atol=1e-6)
-
-
-def test_steps_that_leave_an_update_half_done_are_refused():
-    """A number that starts again with every epoch, of no whole number of updates."""
-    tx = gx.accumulate(optax.chain(optax.sgd(0.1), gx.dpsgd(gx.topology.ring(N))), 4)
-    nodes = gx.Nodes(N)
-    train_step = gx.TrainStep(gradients, tx, nodes=nodes)
-    z, opt_state = nodes.init(tx, jnp.zeros(5))
-    for step in range(2, 6):  # a run may start anywhere
-        z, opt_state, _ = train_step(step, z, opt_state, make_targets())
-    with pytest.raises(ValueError, match="one after 2 others of its update, got 0: their"):
-        train_step(0, z, opt_state, make_targets())
-    train_step(10, z, opt_state, make_targets())
 
 
 def test_the_exchange_is_traced_here_and_run_on_another_thread(monkeypatch):
@@ -386,10 +357,8 @@ class TestNodesOfSeveralDevices:
             results.append(np.asarray(z))
         np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-6)
 
-    @pytest.mark.parametrize("every", [1, 2])
-    def test_gradients_of_parts_that_nobody_averages_are_refused(self, every):
+    def test_gradients_of_parts_that_nobody_averages_are_refused(self):
         tx = optax.chain(optax.sgd(0.1), gx.sgp(self.schedule))
-        tx = gx.accumulate(tx, every)
 
         def gradients(z, batch):  # that a device asks who it is, as for dropout, averages nothing
             device = jax.lax.axis_index("local").astype(jnp.float32)
@@ -398,10 +367,8 @@ class TestNodesOfSeveralDevices:
         train_step = gx.TrainStep(gradients, tx, nodes=GRID, local_argnums=1)
         z, opt_state = GRID.init(tx, jnp.ones(3))
         batch = jnp.ones((4, 6, 3))
-        for step in range(every - 1):
-            z, opt_state, _ = train_step(step, z, opt_state, batch)
         with pytest.raises(ValueError, match=r"put gx.allreduce\('local'\) first in the chain"):
-            train_step(every - 1, z, opt_state, batch)
+            train_step(0, z, opt_state, batch)
 
     def test_a_batch_that_does_not_divide(self):
         tx = optax.chain(gx.allreduce("local"), gx.sgp(self.schedule, local_axis_name="local"))

@@ -103,9 +103,9 @@ class Bucket(NamedTuple):
     width: int  # in tokens
     rows: np.ndarray  # integers: the numbers of the examples
 
-    def rows_per_batch(self, tokens: int) -> int:
-        """Examples in a batch of this number of tokens, padding included; at least one."""
-        return max(1, tokens // self.width)
+    def rows_per_batch(self, tokens: int, parts: int = 1) -> int:
+        """Examples in a batch of this number of tokens, padding included; one a part at least."""
+        return parts * max(1, tokens // parts // self.width)
 
 
 class TokenBatch(NamedTuple):
@@ -167,6 +167,7 @@ def draw_token_batches(
     seed: int,
     wanted: Sequence[int] | None = None,
     shuffle: Shuffle = "local",
+    parts: int = 1,
 ) -> Iterator[TokenBatch]:
     """Returns infinite batches, each of one bucket, the same one for all nodes of a step.
 
@@ -183,13 +184,14 @@ def draw_token_batches(
         buckets: of at least `nodes` examples each, as from `make_buckets`.
         tokens_per_node: tokens in a batch of one node, padding included; one example at least.
         wanted: the nodes whose rows are wanted, in this order; None is all nodes.
+        parts: of equal numbers of examples, into which each batch can be split.
     """
+    per_batch = np.array([bucket.rows_per_batch(tokens_per_node, parts) for bucket in buckets])
     rows = [
-        _draw_bucket(bucket, nodes, tokens_per_node, _derive_seed(seed, number), wanted, shuffle)
-        for number, bucket in enumerate(buckets)
+        _draw_bucket(bucket, nodes, int(size), _derive_seed(seed, number), wanted, shuffle)
+        for number, (bucket, size) in enumerate(zip(buckets, per_batch, strict=True))
     ]
     sizes = np.array([len(bucket.rows) for bucket in buckets])
-    per_batch = np.array([bucket.rows_per_batch(tokens_per_node) for bucket in buckets])
     order_seed = _derive_seed(seed, len(buckets))
     if shuffle == "global":
         order = _draw_order_of_epochs(sizes, nodes * per_batch, order_seed)
@@ -202,13 +204,13 @@ def draw_token_batches(
 def _draw_bucket(
     bucket: Bucket,
     nodes: int,
-    tokens: int,
+    size: int,
     seed: int,
     wanted: Sequence[int] | None,
     shuffle: Shuffle,
 ) -> Iterator[np.ndarray]:
     division = divide_examples(bucket.rows, nodes, None, seed, shuffle)
-    batches = draw_batches(division, bucket.rows_per_batch(tokens), seed, wanted)
+    batches = draw_batches(division, size, seed, wanted)
     return (bucket.rows[batch] for batch in batches)
 
 

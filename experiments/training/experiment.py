@@ -54,10 +54,10 @@ def prepare(options: Options, make_task: Callable[[Options], Task], program: str
     plan = Plan(options, task.num_examples, task.decay_mask, make_sharding(task, nodes))
     runs = plan.make_runs(size)
     for seed in options.seed:  # an impossible division of the data is an error here
-        task.batches(nodes, options.batch_size_per_node, seed, start=0)
+        task.batches(nodes, options.examples_per_node, seed, start=0)
     fewest = task.min_batch_size
     examples = next(task.batches(nodes, fewest, options.seed[0], start=0))
-    require_memory(examples, options.batch_size_per_node, options.BATCH_OPTION, fewest)
+    require_memory(examples, options.examples_per_node, options.BATCH_OPTION, fewest)
     require_parts(task, nodes, options, runs)
     environment = {
         "placement": describe_nodes(nodes),

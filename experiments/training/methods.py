@@ -53,7 +53,6 @@ class MethodOptions:
     delays_of: Path | None = None  # a folder of journals whose delays AD-PSGD has instead
     switch_at: float = 1 / 3
     overlap: int = 0  # updates between sending a message and using it; part of the name
-    accumulate: int = 1  # steps for one update
     outer: OuterOptions | None = None
     momentum: Momentum = "local"
     rate: optax.ScalarOrSchedule = 0.1  # where the algorithm takes the place of SGD
@@ -371,17 +370,11 @@ class Method:
     outer: OuterOptions | None = None  # around both
     rate: optax.ScalarOrSchedule | None = None  # where the gossip is the optimizer
     sharding: Sharding | None = None  # inside a node; what exchanges exchanges parts then
-    accumulate: int = 1  # steps for one update
     outer_average: Any = "exact"  # of `gx.outer`
 
     @property
     def transform(self) -> Transform:
         """The whole chain; its state, or the one inside, is the pair of its parts' states."""
-        updates = self._transform_of_updates
-        return updates if self.accumulate == 1 else gx.accumulate(updates, self.accumulate)
-
-    @property
-    def _transform_of_updates(self) -> Transform:
         chain = optax.chain(self.inner, self.gossip)
         outer = self.outer
         if outer is None:
@@ -390,15 +383,8 @@ class Method:
         return whole if self.sharding is None else self.sharding.shard(whole)
 
     def local_updates(self, grads: Any, opt_state: Any, params: Any) -> optax.Updates:
-        """Returns the update of this node before the exchange, given the state of the chain.
-
-        It is that of all gradients since the last update, these among them.
-        """
+        """Returns the update of this node before the exchange, given the state of the chain."""
         chain_state = opt_state
-        if self.accumulate > 1:
-            count = opt_state.pending + 1
-            grads = jax.tree.map(lambda total, g: (total + g) / count, opt_state.total, grads)
-            chain_state = opt_state.inner
         if self.sharding is not None and self.outer is not None:
             chain_state = chain_state.inner
         if self.outer is not None:
@@ -487,7 +473,6 @@ def make_method(
         outer=options.outer,
         rate=options.rate if options.momentum in MOMENTUMS else None,
         sharding=options.sharding,
-        accumulate=options.accumulate,
         outer_average=None
         if options.outer is None
         else options.outer.make_average(options.nodes, options.seed),
@@ -559,7 +544,7 @@ def _make_rounds(topology: str, options: MethodOptions) -> gx.Schedule:
             f"a hybrid must have two different topologies, FIRST/THEN, got {topology!r}: give one."
         )
     # The switch points of a piecewise schedule count rounds.
-    steps_per_round = options.local_steps * max(1, options.overlap) * options.accumulate
+    steps_per_round = options.local_steps * max(1, options.overlap)
     switch = max(1, round(options.switch_at * options.steps / steps_per_round))
     if switch * steps_per_round >= options.steps:
         raise ValueError(

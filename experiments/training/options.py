@@ -82,7 +82,7 @@ class OptimizationOptions:
     batch_size_per_node: PositiveInt = 32
     """Examples per node and step."""
     accumulate: PositiveInt = 1
-    """Steps whose gradients are averaged for one update and one exchange: a larger batch."""
+    """Batches of this size in a step, one after another: a larger batch in the same memory."""
     epochs: PositiveInt = 15
     """Passes over the training set, all nodes together."""
     max_steps: PositiveInt | None = None
@@ -299,6 +299,11 @@ class TrainingOptions(OptimizationOptions, OuterOptions, ExchangeOptions):
         return folders
 
     @property
+    def examples_per_node(self) -> int:
+        """Examples per step and node, those of all its parts."""
+        return self.batch_size_per_node * self.accumulate
+
+    @property
     def global_batch_size(self) -> int:
         """Examples per step, all nodes together."""
-        return self.nodes * self.batch_size_per_node
+        return self.nodes * self.examples_per_node

@@ -136,8 +136,8 @@ def require_parts(
     devices = count_devices_per_node(nodes)
     if devices == 1:
         return
-    sizes = {options.batch_size_per_node}
-    shapes = task.make_shapes(nodes, options.batch_size_per_node)
+    sizes = {options.examples_per_node}
+    shapes = task.make_shapes(nodes, options.examples_per_node)
     if shapes:
         sizes = {array.shape[1] for batch in shapes for array in jax.tree.leaves(batch)}
     for size in sorted(sizes):

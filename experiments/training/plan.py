@@ -107,37 +107,26 @@ class Plan:
             "examples of the run",
         )
         require_at_most(
-            *("--accumulate", options.accumulate, examples // batch),
-            f"{{}}, so that an update takes no more than the {examples} examples of the run",
+            *("--accumulate", options.accumulate, examples // (batch // options.accumulate)),
+            f"{{}}, so that a step takes no more than the {examples} examples of the run",
         )
         if examples // batch > MAX_STEPS:
             raise ValueError(
                 f"--epochs must give a run of at most {MAX_STEPS} steps, got {options.epochs} "
                 f"epochs of {self.num_examples} examples, {batch} per step: lower it."
             )
-        require_at_most("--warmup-steps", options.warmup_steps, self.updates, UPDATES)
-        if options.max_steps is not None and options.max_steps % options.accumulate:
-            raise ValueError(
-                f"--max-steps must be a multiple of --accumulate, {options.accumulate} steps for "
-                f"an update, got {options.max_steps}: choose another."
-            )
+        require_at_most("--warmup-steps", options.warmup_steps, self.steps, UPDATES)
 
     @functools.cached_property
     def steps(self) -> int:
-        """Steps of each run without a budget: as many as make whole updates."""
-        return self.updates * self.options.accumulate
+        """Steps of each run without a budget."""
+        examples = self.options.epochs * self.num_examples
+        return max(1, round(examples / self.options.global_batch_size))
 
     @property
     def last_step(self) -> int:
         """The step after which each run ends, unless its hours are over before."""
         return min(self.steps, self.options.max_steps or self.steps)
-
-    @functools.cached_property
-    def updates(self) -> int:
-        """Updates of each run."""
-        examples = self.options.epochs * self.num_examples
-        per_update = self.options.global_batch_size * self.options.accumulate
-        return max(1, round(examples / per_update))
 
     @functools.cached_property
     def learning_rate(self) -> optax.Schedule:
@@ -146,15 +135,15 @@ class Plan:
         return make_lr_schedule(
             options.lr_schedule,
             options.learning_rate,
-            self.updates,
-            options.global_batch_size * options.accumulate,
+            self.steps,
+            options.global_batch_size,
             options.warmup_steps,
             options.step_epochs,
         )
 
     def learning_rate_at(self, step: int) -> float:
-        """The learning rate of the update that a step is a part of."""
-        return float(np.asarray(self.learning_rate(step // self.options.accumulate)))
+        """The learning rate of a step."""
+        return float(np.asarray(self.learning_rate(step)))
 
     def eval_steps(self, start: int = 0) -> Iterator[int]:
         """The steps after `start` after which the average model is evaluated: ends of epochs."""
@@ -190,7 +179,6 @@ class Plan:
             staleness=options.staleness,
             delays_of=options.delays_of,
             switch_at=options.switch_at,
-            accumulate=options.accumulate,
             outer=options.outer,
             momentum=options.momentum,
         )
@@ -222,9 +210,9 @@ class Plan:
             for one exchange after another.
         """
         options = self.options
-        require_at_most("--local-steps", options.local_steps, self.updates, UPDATES)
+        require_at_most("--local-steps", options.local_steps, self.steps, UPDATES)
         if options.outer is not None:
-            require_at_most("--outer-every", options.outer.outer_every or 0, self.updates, UPDATES)
+            require_at_most("--outer-every", options.outer.outer_every or 0, self.steps, UPDATES)
         runs = [
             Run(algorithm, seed, self.make_method(algorithm, seed, nodes))
             for algorithm, seed in itertools.product(options.algorithm, options.seed)
@@ -246,9 +234,9 @@ class Plan:
                 f"--algorithm must overlap 1 step or more, as 1-osgp, got {algorithm}: without "
                 "overlap it is sgp."
             )
-        if overlap and overlap * self.options.local_steps >= self.updates:
+        if overlap and overlap * self.options.local_steps >= self.steps:
             raise ValueError(
-                f"--algorithm must overlap fewer steps than the {self.updates} updates of a run, "
+                f"--algorithm must overlap fewer steps than the {self.steps} updates of a run, "
                 f"counted in --local-steps, got {algorithm} with {self.options.local_steps} of "
                 "them: no message would arrive. Lower them, or train for more --epochs."
             )

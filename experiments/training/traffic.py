@@ -16,7 +16,7 @@ def list_exchanges(method: Method, wire: WireName, nodes: int) -> list[Exchange]
     if method.algorithm == "allreduce":
         exchanges += _make_average(wire, 1, nodes)
     # Without outer steps, as theirs come below; gossip in the place of their average is theirs.
-    inner = dataclasses.replace(method, outer=None, outer_average="exact", accumulate=1)
+    inner = dataclasses.replace(method, outer=None, outer_average="exact")
     state = inner.state()
     if state is not None:
         exchanges += cost_model.from_plan(state.plan, method.algorithm).exchanges
@@ -57,7 +57,6 @@ def count_sent_bytes(method: Method, wire: WireName, parameters: int, nodes: int
     800.0
     """
     exchanges = tuple(list_exchanges(method, wire, nodes))
-    sent = cost_model.predict_step(
+    return cost_model.predict_step(
         cost_model.Method(method.algorithm, exchanges), Workload(parameters), ANY_NETWORK, nodes
     ).sent_bytes
-    return sent / method.accumulate

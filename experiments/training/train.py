@@ -125,8 +125,8 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
     plan = experiment.plan
     options = plan.options
     nodes = experiment.nodes
-    global_batch_size = nodes.size * options.batch_size_per_node
-    trainer = Trainer(experiment.task, run.method, nodes, options.batch_stats)
+    global_batch_size = nodes.size * options.examples_per_node
+    trainer = Trainer(experiment.task, run.method, nodes, options.batch_stats, options.accumulate)
     gx.launch.advance(slow=True)
     evaluator = Evaluator(experiment.task, nodes)
     evaluation = None
@@ -135,11 +135,11 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
     with open_checkpoints(experiment, run) as checkpoints:
         state, progress, message = start_or_resume(experiment, run, trainer, checkpoints)
         log.start(state.step, message)
-        rows = experiment.task.batches(nodes, options.batch_size_per_node, run.seed, state.step)
+        rows = experiment.task.batches(nodes, options.examples_per_node, run.seed, state.step)
         put = make_put(nodes)
         batches = gx.prefetch(map(put, rows), waiting=input_clock)
         batch = next(batches)
-        shapes = experiment.task.make_shapes(nodes, options.batch_size_per_node)
+        shapes = experiment.task.make_shapes(nodes, options.examples_per_node)
         trainer.compile(state, map(put, shapes) if shapes else [batch])
         batches = itertools.chain([batch], batches)
         seconds_before = progress.seconds

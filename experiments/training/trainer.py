@@ -35,10 +35,13 @@ def make_variables(params: Any, batch_stats: Any) -> Variables:
     return variables if batch_stats is None else variables | {"batch_stats": batch_stats}
 
 
-def make_gradients(task: Task, is_sharded: bool = False) -> Callable[..., tuple[Any, Any]]:
+def make_gradients(
+    task: Task, is_sharded: bool = False, parts: int = 1
+) -> Callable[..., tuple[Any, Any]]:
     """Returns `(params, batch_stats, batch) -> (grads, (loss, new batch_stats))` of one node.
 
-    `is_sharded` says whether the model is sharded inside a node, as its batch is.
+    `is_sharded` says whether the model is sharded inside a node, as its batch is. Of several
+    parts of a batch, computed one after another, the results are the means.
     """
 
     def loss(params: Any, batch_stats: Any, batch: Any) -> tuple[jax.Array, Any]:
@@ -50,14 +53,25 @@ def make_gradients(task: Task, is_sharded: bool = False) -> Callable[..., tuple[
         aux, grads = jax.value_and_grad(loss, has_aux=True)(params, batch_stats, batch)
         return grads, aux
 
-    return gradients
+    return gradients if parts == 1 else _in_parts(gradients, parts)
+
+
+def _in_parts(gradients: Callable[..., tuple[Any, Any]], parts: int) -> Callable[..., Any]:
+    def accumulated(params: Any, batch_stats: Any, batch: Any) -> tuple[Any, Any]:
+        def of_part(params: Any, part: Any) -> tuple[Any, Any]:
+            return gradients(params, batch_stats, part)
+
+        grads, aux = gx.accumulate_gradients(of_part, parts)(params, batch)
+        return grads, jax.tree.map(lambda x: x.mean(axis=0), aux)
+
+    return accumulated
 
 
 def make_distance_before_mixing(
-    task: Task, method: Method, is_sharded: bool = False
+    task: Task, method: Method, is_sharded: bool = False, parts: int = 1
 ) -> Callable[..., jax.Array]:
     """Returns the consensus distance of `(x + u) / w`: the models after a step without exchange."""
-    gradients = make_gradients(task, is_sharded)
+    gradients = make_gradients(task, is_sharded, parts)
 
     def distance_before_mixing(
         params: Any, opt_state: Any, batch_stats: Any, batch: Any
@@ -110,7 +124,12 @@ class Trainer:
     """
 
     def __init__(
-        self, task: Task, method: Method, nodes: gx.Nodes, batch_stats: BatchStatsPolicy = "local"
+        self,
+        task: Task,
+        method: Method,
+        nodes: gx.Nodes,
+        batch_stats: BatchStatsPolicy = "local",
+        parts: int = 1,
     ):
         self.nodes = nodes
         self.newest_loss: jax.Array | None = None
@@ -118,12 +137,13 @@ class Trainer:
         self._tx = method.transform
         is_sharded = bool(nodes.inner_axes)
         self._init_state = nodes.spmd(self._tx.init)
-        self._train_step = gx.TrainStep(make_gradients(task, is_sharded), self._tx, nodes=nodes)
+        gradients = make_gradients(task, is_sharded, parts)
+        self._train_step = gx.TrainStep(gradients, self._tx, nodes=nodes)
         self._mixes_batch_stats = batch_stats == "mix"
         self._mix_batch_stats = nodes.spmd(gx.mix_batch_stats, static_argnums=2)
         self._mix_batch_stats_traced = nodes.spmd(gx.mix_batch_stats, shared_argnums=2)
         self._distance_before_mixing = nodes.spmd(
-            make_distance_before_mixing(task, method, is_sharded)
+            make_distance_before_mixing(task, method, is_sharded, parts)
         )
         self._consensus = nodes.spmd(measure_consensus)
         self._average_variables = nodes.spmd(average_variables)

@@ -45,9 +45,8 @@ def apply_if_finite(
     The state is an `optax.ApplyIfFiniteState`, with its fields and their meaning.
 
     Raises:
-      ValueError: if an argument is of the wrong type; in `init`, if `inner` holds `gx.accumulate`,
-        which goes around; when traced, if the axis is missing, or `inner` holds a transform with
-        overlap and a step is given.
+      ValueError: if an argument is of the wrong type; when traced, if the axis is missing, or
+        `inner` holds a transform with overlap and a step is given.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> tx = gx.apply_if_finite(optax.chain(optax.sgd(1.0), gx.sgp(gx.topology.ring(2))))
@@ -64,9 +63,6 @@ def apply_if_finite(
 
     def init(params: optax.Params) -> ApplyIfFiniteState:
         inner_state = inner.init(params)
-        # A skipped step could be the one that makes the update.
-        way_out = "write gx.accumulate(gx.apply_if_finite(tx), every)."
-        frame.require_no_accumulation(inner_state, "inner of apply_if_finite", way_out)
         return ApplyIfFiniteState(
             notfinite_count=jnp.zeros((), jnp.int32),
             last_finite=jnp.array(True),

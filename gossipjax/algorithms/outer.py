@@ -369,9 +369,6 @@ class _OuterSteps:
         """Raises `ValueError` where outer steps cannot set the models of the chain inside."""
         if frame.outer_state(inner) is not None:
             raise ValueError("inner of outer must hold no other outer optimizer, got one.")
-        frame.require_no_accumulation(
-            inner, "inner of outer", "write gx.accumulate(gx.outer(...))."
-        )
         if gossip is None:
             return
         plan = self.plan

@@ -101,8 +101,6 @@ class _Sharded:
         specs.require(params, inner_axes(self.axis_name))
         with use_specs(specs):
             state = self.tx.init(params)
-        way_out = "write gx.accumulate(optax.chain(optimizer, gx.sharded(gossip, specs)), every)."
-        frame.require_no_accumulation(state, "tx of sharded", way_out)
         _require_axis(self.axis_name, state)
         _require_same_copies(specs, params, state)
         _require_no_optimizer(specs, state)

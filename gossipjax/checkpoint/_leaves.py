@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gossipjax.algorithms.allreduce import ErrorFeedback
-from gossipjax.algorithms.frame.chain import AccumulationState, OuterState
+from gossipjax.algorithms.frame.chain import OuterState
 from gossipjax.algorithms.frame.state import ExchangePlan, GossipState
 from gossipjax.topology.schedule import Schedule
 
@@ -20,7 +20,6 @@ PRIMES = tuple(map(np.uint32, (2654435761, 2246822519, 3266489917, 668265263, 37
 SETTINGS = {
     ".wire.codec": "codec: pass the one it was saved with as wire=",
     ".plan.": "setting of gx.outer: pass the one it was saved with",
-    ".accumulate.every": "every of gx.accumulate: pass the one it was saved with",
 }
 
 
@@ -94,14 +93,14 @@ def as_arrays(tree: Any, name: str) -> list[Any]:
 def leaf_specs(tree: Any) -> list[list[Any]]:
     """Returns `[path, shape, type]` of every leaf, and `[path, [], value]` of what is static.
 
-    These are the codec of every wire with one, what an outer optimizer averages when, and how many
-    steps make an update: the arrays of a state do not show them, and a run would go on otherwise.
+    These are the codec of every wire with one, and what an outer optimizer averages when: the
+    arrays of a state do not show them, and a run would go on otherwise.
     """
     specs = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
         specs.append([jax.tree_util.keystr(path), list(array.shape), str(array.dtype)])
-    for kinds in (GossipState | ErrorFeedback, OuterState, AccumulationState):
+    for kinds in (GossipState | ErrorFeedback, OuterState):
         # A pass for each: an outer state holds a state of gossip, too.
         for path, node in _find_nodes(tree, kinds):
             specs += [
@@ -118,8 +117,6 @@ def _find_nodes(tree: Any, kinds: Any) -> list[tuple[Any, Any]]:
 
 
 def _static_values(node: Any) -> dict[str, str]:
-    if isinstance(node, AccumulationState):
-        return {".accumulate.every": str(node.plan.every)}
     if isinstance(node, OuterState):
         values = {field.name: getattr(node.plan, field.name) for field in fields(node.plan)}
         names = {Schedule: "a schedule", ExchangePlan: "a gossip"}

@@ -55,7 +55,7 @@ def inactive(
 
     Raises:
       ValueError: if an argument is of the wrong type; in `init`, if a node would exchange while it
-        is not active, or the chain holds `gx.outer` or `gx.accumulate`, which go around.
+        is not active, or the chain holds `gx.outer`, which goes around.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> faults = gx.faults.Faults(2, deaths={0: 1})
@@ -88,8 +88,6 @@ class _Inactive:
 
     def init(self, params: optax.Params) -> InactiveState:
         state = self.inner.init(params)
-        way_out = "write gx.accumulate(gx.faults.inactive(tx, faults), every)."
-        frame.require_no_accumulation(state, "inner of inactive", way_out)
         if frame.outer_state(state) is not None:
             raise ValueError(
                 "inner of inactive must be a chain without gx.outer, got one with it: write "

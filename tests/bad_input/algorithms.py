@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import optax
-from jax.sharding import PartitionSpec as P
 
 import gossipjax as gx
 from bad_input.rows import Call, calls
@@ -291,31 +290,6 @@ for name, function, values, message in (
     ("delays mean", lambda m: gx.random_delays(4, 3, 0, m), [-1.0, NAN], "mean_delay"),
     ("delays max", lambda m: gx.random_delays(4, 3, 0, 1.0, m), [-1], "max_delay"),
     ("finite errors", lambda n: gx.apply_if_finite(SGD, "nodes", n), [-1], "max_consecutive"),
-    ("accumulate every", lambda k: gx.accumulate(SGD, k), [0, 1.5], "every of accumulate"),
-    (
-        "accumulate twice",
-        lambda tx: gx.accumulate(tx, 2).init(PARAMS),
-        [gx.accumulate(SGD, 2), optax.MultiSteps(SGD, 2).gradient_transformation()],
-        "accumulate itself",
-    ),
-    (
-        "accumulate axis",
-        lambda name: gx.accumulate(gx.sgp(RING), 2, name).init(PARAMS),
-        ["other"],
-        "'nodes', got 'other'",
-    ),
-    (
-        "accumulate inside",
-        lambda tx: gx.outer(tx, SGD, 4).init(PARAMS),
-        [gx.accumulate(SGD, 2)],
-        "gx.accumulate(gx.outer",
-    ),
-    (
-        "accumulate inside sharded",
-        lambda tx: gx.sharded(tx, dict.fromkeys(PARAMS, P())).init(PARAMS),
-        [gx.accumulate(gx.sgp(RING), 2)],
-        "accumulate",
-    ),
     ("accumulate_gradients", lambda k: gx.accumulate_gradients(identity, k), [0], "every of"),
     ("outer inner", lambda tx: gx.outer(tx, SGD, 4), [None], "inner of outer"),
     ("outer outer_tx", lambda tx: gx.outer(SGD, tx, 4), [0.7], "outer_tx of outer"),
@@ -332,7 +306,6 @@ for name, function, values, message in (
             gx.choco(RING, TOP_K, 0.1),
             gx.easgd(0.1),
             optax.chain(SGD, gx.sgp(RING)),
-            gx.accumulate(gx.sgp(RING), 2),
         ],
         "by itself that adapts, then combines",
     ),

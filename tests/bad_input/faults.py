@@ -101,7 +101,6 @@ for name, function, values, message in (
     ),
     ("inactive overlap", init, [gx.osgp(F.apply(RING, SLEEPY))], "overlap=1"),
     ("inactive outer", init, [gx.outer(SGD, SGD, 2)], "without gx.outer"),
-    ("inactive accumulate", init, [gx.accumulate(SGD, 2)], "must not accumulate"),
     ("inactive nodes", update, [SLEEPY], "as many nodes as the faults"),
 ):
     ROWS += calls(name, function, values, message)

@@ -83,7 +83,6 @@ IMAGE = [
     ("--staleness 1000", "--staleness must be at most 4"),
     ("--algorithm adpsgd --delays-of no/such", "--delays-of must be a folder of journals"),
     ("--shuffle global --dirichlet-alpha 0.1", "--dirichlet-alpha needs --shuffle local"),
-    ("--max-steps 3 --accumulate 2", "--max-steps must be a multiple of --accumulate, 2 steps"),
     ("--batch-stats mix", "--batch-stats mix needs --normalization batch"),
     ("--data-dir OUT", "need another --dataset"),
     ("--download", "need another --dataset"),

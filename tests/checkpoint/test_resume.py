@@ -5,7 +5,6 @@ import functools
 import os
 import resource
 import signal
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ from promotion import promoting
 from short_runs import assert_equal_bits, average_densely, names_in, snapshot
 
 import gossipjax as gx
-from gossipjax.checkpoint import Checkpoints, Preempted, TrainState, change_nodes
+from gossipjax.checkpoint import Checkpoints, Preempted, TrainState
 
 N = 4
 NODES = gx.Nodes(N)
@@ -277,36 +276,3 @@ class TestSigterm:
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, limits)
             assert preempted.value.step == step
-
-
-class TestAccumulation:
-    @staticmethod
-    def make(every, nodes=N):
-        gossip = gx.osgp(gx.topology.ring(nodes))
-        return gx.accumulate(optax.chain(optax.sgd(0.1, 0.9), gossip), every)
-
-    def start(self, every):
-        return TrainState(0, *NODES.init(self.make(every), jnp.zeros(3)), metadata={})
-
-    def train(self, state, steps) -> Any:
-        train_step = gx.TrainStep(lambda z, batch: (z - batch, ()), self.make(3), nodes=NODES)
-        z, opt_state = state.params, state.opt_state
-        for k in range(state.step, steps):
-            batch = np.random.default_rng(k).normal(size=(N, 3)).astype(np.float32)
-            z, opt_state, _ = train_step(k, z, opt_state, batch)
-        return state._replace(step=steps, params=z, opt_state=opt_state)
-
-    def test_resumes_in_the_middle_with_the_same_every_and_with_other_nodes(self, tmp_path):
-        state = self.train(self.start(3), 5)
-        with Checkpoints(tmp_path, every=1) as checkpoints:
-            checkpoints.after(state)
-            resumed = checkpoints.resume(self.start(3), NODES, lambda metadata: self.make(3))
-            assert_equal_bits(resumed.arrays, state.arrays)
-            message = r"accumulate.every: 2, as this run, got .*every: 3. It is of another"
-            with pytest.raises(ValueError, match=message):
-                checkpoints.resume(self.start(2), NODES, lambda metadata: self.make(2))
-        new: Any
-        _, new, _ = change_nodes(state.params, state.opt_state, self.make(3, N + 2), N + 2)
-        np.testing.assert_array_equal(new.pending, np.full(N + 2, 2))
-        mean = np.mean(state.opt_state.total, axis=0)
-        np.testing.assert_allclose(new.total, np.tile(mean, (N + 2, 1)), rtol=1e-6)

@@ -40,13 +40,6 @@ def test_nodes_agree_after_every_outer_step_and_at_no_other(tmp_path, algorithm)
     assert lines[-1]["loss"] < lines[0]["loss"]
 
 
-def test_an_outer_step_is_counted_in_updates(tmp_path):
-    _, lines = train(tmp_path, "--algorithm", "local", "--outer-every", "2", "--accumulate", "2")
-    agreed = [line["step"] for line in lines if line["consensus_distance"] < 1e-5]
-    # Nothing moves in the first step after an update.
-    assert agreed == [1, 4, 5, 8]
-
-
 def test_gossip_in_the_place_of_an_average(tmp_path):
     """Two nodes of the exponential graph agree after a round; four need two of them."""
     average = ("--outer-average", "gradient-tracking@random_peer_exponential")
@@ -93,7 +86,6 @@ def test_outer_steps_over_neighbours(tmp_path):
         ("local", {}, 0),
         ("local", {"outer": OuterOptions(5)}, 1.5 / 5),
         ("local", {"outer": OuterOptions(5, outer_average="none")}, 0),
-        ("local", {"outer": OuterOptions(5), "accumulate": 3}, 1.5 / 15),
         ("local", {"outer": OuterOptions(5, outer_average="gradient-tracking")}, 2 / 5),
         ("sgp", {"outer": OuterOptions(5)}, 1 + 1.5 / 5),
     ],

@@ -12,8 +12,6 @@ An algorithm takes all of it as `frame.NAME`.
 
 from gossipjax.algorithms.frame import chain, exchange, parameters, state, transform
 from gossipjax.algorithms.frame.chain import (
-    AccumulationPlan,
-    AccumulationState,
     Average,
     OuterPlan,
     OuterState,
@@ -22,7 +20,6 @@ from gossipjax.algorithms.frame.chain import (
     gossip_state,
     outer_state,
     replace_gossip_state,
-    require_no_accumulation,
 )
 from gossipjax.algorithms.frame.exchange import (
     mass_in_flight,

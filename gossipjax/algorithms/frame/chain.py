@@ -1,7 +1,7 @@
 """Which program a step of a chain needs: the plans in its state, and the static steps they ask for.
 
-A chain holds one gossip state at most, inside `gx.outer` or `gx.accumulate` or not. Each of the
-three has a plan, static data of its state; a `StepPlan` is all of them.
+A chain holds one gossip state at most, inside `gx.outer` or not. Each of the
+two has a plan, static data of its state; a `StepPlan` is both.
 """
 
 from __future__ import annotations
@@ -19,56 +19,12 @@ from jax.core import Tracer
 from gossipjax.algorithms.frame.state import DEFAULT_WIRE, MAX_STEPS, ExchangePlan, GossipState
 from gossipjax.collectives import MeanOver, StepLike, group_rounds
 from gossipjax.serialization import written_by_flax
-from gossipjax.topology.schedule import Schedule, require_int
+from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Wire
 
 LEAF = jax.tree.structure(0)
 
 Average = Schedule | ExchangePlan | Literal["exact", "none"]
-
-
-@written_by_flax
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class AccumulationPlan:
-    """When the gradients of several steps make an update: static data of the state.
-
-    Attributes:
-      every: k. Steps `k m, ..., k m + k - 1` make update `m`, at the end of the last of them.
-    """
-
-    every: int = 1
-
-    def makes_update(self, step: Any) -> Any:
-        """Whether `step` is the last of those for an update."""
-        return (step + 1) % self.every == 0
-
-    def update_number(self, step: StepLike) -> StepLike:
-        """The number of the update to which the gradient of `step` belongs."""
-        return step if self.every == 1 else step // self.every
-
-    def last_step(self, update: int) -> int:
-        """The step that makes the update of this number."""
-        return (update + 1) * self.every - 1
-
-
-EVERY_STEP = AccumulationPlan()
-
-
-class AccumulationState(NamedTuple):
-    """State of `gx.accumulate` for one node.
-
-    Attributes:
-      pending: int32 scalar, the number of gradients in `total`.
-      total: the sum of the gradients since the last update, float32 at least.
-      inner: the state of the chain inside.
-      plan: static: the `AccumulationPlan`.
-    """
-
-    pending: Any
-    total: Any
-    inner: Any
-    plan: Any
 
 
 @written_by_flax
@@ -207,28 +163,20 @@ class StepPlan:
       exchange: the plan of the gossip.
       outer: the plan of the outer optimizer, if there is one.
       is_local: whether the chain inside the outer optimizer holds no gossip.
-      accumulation: which steps make an update; the others exchange nothing.
     """
 
     exchange: ExchangePlan
     outer: OuterPlan | None = None
     is_local: bool = False
-    accumulation: AccumulationPlan = EVERY_STEP
 
     @functools.cached_property
     def is_one_program(self) -> bool:
         """Whether a traced step makes one program without branches, where nodes are simulated."""
         schedule = self.exchange.schedule
-        is_plain = self.outer is None and self.accumulation.every == 1
-        is_plain = is_plain and not self.exchange.beside
+        is_plain = self.outer is None and not self.exchange.beside
         if schedule is None or not is_plain or self.exchange.overlap > 1:
             return False
         return len(group_rounds(schedule)) == 1
-
-    @property
-    def of_updates(self) -> StepPlan:
-        """The plan of the chain inside `gx.accumulate`, whose steps are updates."""
-        return dataclasses.replace(self, accumulation=EVERY_STEP)
 
     @property
     def cycle(self) -> tuple[int, int]:
@@ -246,12 +194,6 @@ class StepPlan:
 
     def canonical_step(self, step: int) -> int:
         """The smallest step with the same compiled program as `step`; see `gx.canonical_step`."""
-        if self.accumulation.every > 1:
-            step = require_int(step, "step", 0)
-            if not self.accumulation.makes_update(step):
-                return 0
-            update = self.of_updates.canonical_step(step // self.accumulation.every)
-            return self.accumulation.last_step(update)
         canonical = self.exchange.canonical_step(step)
         if self.outer is None:
             return canonical
@@ -264,9 +206,6 @@ class StepPlan:
     @property
     def canonical_steps(self) -> tuple[int, ...] | range:
         """All values of `canonical_step`; more than `MAX_STEPS` are not listed."""
-        if self.accumulation.every > 1:
-            updates = self.of_updates.canonical_steps
-            return (0, *map(self.accumulation.last_step, updates))
         if self.outer is None:
             return self.exchange.canonical_steps
         if sum(self.cycle) > MAX_STEPS:
@@ -296,23 +235,6 @@ def find_parts(tree: Any, *kinds: type) -> list[Any]:
 def outer_state(opt_state: optax.OptState) -> OuterState | None:
     """The state of `gx.outer` inside the state of a chain; None if there is none."""
     return next(iter(find_parts(opt_state, OuterState)), None)
-
-
-def accumulation_state(opt_state: Any) -> AccumulationState | None:
-    """The state of `gx.accumulate` inside the state of a chain; None if there is none."""
-    return next(iter(find_parts(opt_state, AccumulationState)), None)
-
-
-def accumulation_plan(opt_state: Any) -> AccumulationPlan:
-    """The plan in the state of a chain; without `gx.accumulate`, every step makes an update."""
-    state = accumulation_state(opt_state)
-    return EVERY_STEP if state is None else state.plan
-
-
-def require_no_accumulation(opt_state: Any, name: str, way_out: str) -> None:
-    """Raises `ValueError` if there is `gx.accumulate` in a chain; `name` is that of the chain."""
-    if accumulation_state(opt_state) is not None:
-        raise ValueError(f"{name} must not accumulate, got gx.accumulate: {way_out}")
 
 
 def gossip_state(opt_state: optax.OptState) -> GossipState | None:
@@ -437,20 +359,19 @@ def _plan_of(structure: Any) -> StepPlan:
     exchange = exchange_plan(opt_state)
     require_last(opt_state)
     require_updates_numbered(opt_state)
-    accumulation = accumulation_plan(opt_state)
     outer = outer_state(opt_state)
     if outer is None:
-        return StepPlan(exchange, accumulation=accumulation)
+        return StepPlan(exchange)
     if outer.local is not None:  # it exchanges at outer steps only
-        return StepPlan(ExchangePlan(), outer.plan, True, accumulation)
-    return StepPlan(exchange, outer.plan, accumulation=accumulation)
+        return StepPlan(ExchangePlan(), outer.plan, True)
+    return StepPlan(exchange, outer.plan)
 
 
 def require_updates_numbered(opt_state: optax.OptState) -> None:
     """Raises `ValueError` where the number of a step is not that of an update of the gossip.
 
-    So it is inside `optax.MultiSteps`, and beside `gx.accumulate`. Also where `MultiSteps` hands
-    zeros to a gossip whose every update must carry a gradient.
+    So it is inside `optax.MultiSteps`. Also where `MultiSteps` hands zeros to a gossip
+    whose every update must carry a gradient.
     """
     for part in find_parts(opt_state, optax.MultiStepsState):
         if find_parts(part.inner_opt_state, GossipState):
@@ -460,11 +381,6 @@ def require_updates_numbered(opt_state: optax.OptState) -> None:
                 "gx.accumulate_gradients(gradients, every), or leave step out."
             )
     for chain, place, gossip in _find_chains(opt_state):
-        if accumulation_state(chain[:place]) is not None:
-            raise ValueError(
-                "gossip must stand inside gx.accumulate, got it beside: it would exchange at every "
-                "step. Write gx.accumulate(optax.chain(optimizer, gossip), every)."
-            )
         if gossip.plan.moves_by_zeros and find_parts(chain[:place], optax.MultiStepsState):
             raise ValueError(
                 "every update must carry a gradient where the gossip keeps a correction, a "
@@ -477,9 +393,8 @@ def canonical_step(opt_state: optax.OptState, step: int) -> int:
     """The static step number of a training loop: equal for steps that need the same program.
 
     It is the smallest number with the same round at it and, under overlap, at the `overlap` steps
-    before it, and with the same outer step, if there is one; 0 for a chain without either, and
-    under `gx.accumulate` for steps that make no update. Pass it as the static `step` of a train
-    step, and one program is compiled per distinct round.
+    before it, and with the same outer step, if there is one; 0 for a chain without either.
+    Pass it as the static `step` of a train step, and one program is compiled per distinct round.
 
     Args:
       opt_state: the state of a chain, of one node or node-stacked.
@@ -520,40 +435,30 @@ def start_at(opt_state: optax.OptState, step: int) -> Any:
       ValueError: if the state has counted more updates than `step` and other steps than those due
         would follow, or messages in flight would be delivered by another round than their own.
     """
-    accumulation = accumulation_state(opt_state)
-    every = 1 if accumulation is None else accumulation.plan.every
-    update = step // every
-    pending = 0 if accumulation is None else _read_count(accumulation.pending)
-    if pending not in (0, step % every, None):
-        raise ValueError(
-            f"step must be that at which the state was saved, one after {pending} others of its "
-            f"update, got {step}: their gradients would go into another update. Count through, "
-            "step = epoch * steps_per_epoch + k."
-        )
     outer = outer_state(opt_state)
     gossip = gossip_state(opt_state)
-    plan = step_plan(opt_state).of_updates
+    plan = step_plan(opt_state)
     overlapped = gossip if gossip is not None and gossip.overlap else None
     if plan.cycle == (0, 1) and overlapped is None:  # all steps are alike
         return opt_state
     state = overlapped or outer or gossip
     assert state is not None
     count = _read_count(state.count)
-    if count is None or count == update:
+    if count is None or count == step:
         return opt_state
     if count == 0 and overlapped is not None:
-        return replace_gossip_state(opt_state, count=overlapped.count + np.int32(update))
-    if count > update and not plan.goes_on_alike(update, count):
+        return replace_gossip_state(opt_state, count=overlapped.count + np.int32(step))
+    if count > step and not plan.goes_on_alike(step, count):
         raise ValueError(
-            f"step must be {count * every} or more, as the state has counted {count} updates, got "
+            f"step must be {count} or more, as the state has counted {count} updates, got "
             f"{step}, from which on rounds and outer steps would come again before those that are "
             "due: count through, step = epoch * steps_per_epoch + k. A new run starts with a new "
             "state, and one that is resumed at the step at which its state was saved."
         )
     exchange = plan.exchange
-    if overlapped and exchange.canonical_step(update) != exchange.canonical_step(count):
+    if overlapped and exchange.canonical_step(step) != exchange.canonical_step(count):
         raise ValueError(
-            f"step must be {count * every}, or one with the same rounds before it, as the state of "
+            f"step must be {count}, or one with the same rounds before it, as the state of "
             f"an algorithm with overlap has counted {count} updates and its messages in flight are "
             f"delivered by the round before, got {step}: pass the step at which the state was "
             "saved, or start from the average model by gossipjax.checkpoint.change_nodes."

@@ -16,7 +16,6 @@ import optax
 from jax.sharding import PartitionSpec
 
 from gossipjax.algorithms.frame.chain import (
-    accumulation_plan,
     gossip_state,
     require_updates_numbered,
 )
@@ -84,13 +83,6 @@ def exchange(
             "inside tx.update."
         )
     require_updates_numbered(opt_state)
-    accumulation = accumulation_plan(opt_state)
-    if isinstance(step, int | np.integer) and not accumulation.makes_update(step):
-        raise ValueError(
-            f"step must be one that makes an update, the last of {accumulation.every}, got {step}: "
-            "the others exchange nothing. Leave the exchange and received out there."
-        )
-    step = accumulation.update_number(step)
     assert state.schedule is not None
     plan = state.plan
     if axis_name is not None:
