@@ -22,7 +22,7 @@ from gossipjax.algorithms.frame.chain import (
 from gossipjax.algorithms.frame.exchange import exchange
 from gossipjax.algorithms.frame.state import GossipState, PushSum, apply_updates
 from gossipjax.algorithms.osgp import add_received
-from gossipjax.algorithms.outer import average_sent
+from gossipjax.algorithms.outer_average import average_sent
 from gossipjax.spmd import Nodes, donate_on_accelerators
 from gossipjax.spmd.program import Program
 

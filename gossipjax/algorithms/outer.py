@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import optax
 
 from gossipjax.algorithms import frame
+from gossipjax.algorithms.outer_average import average_fragment
+from gossipjax.algorithms.outer_reset import zero_moments
 from gossipjax.algorithms.outer_stability import require_stable
 from gossipjax.collectives import (
     MeanOver,
@@ -19,21 +21,14 @@ from gossipjax.collectives import (
     cast_like,
     cond,
     default_step,
-    exact_average,
-    mean_of_encoded,
-    mix,
     require_doubly_stochastic,
     vary,
     vary_where_mapped,
 )
-from gossipjax.sharding import on_shards, specs_here
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import Codec, WireLike
 
 Average = Schedule | optax.GradientTransformation | Literal["exact", "none"]
-
-SUMS = {optax.MultiStepsState: "acc_grads", optax.ApplyEvery: "grad_acc"}
-"""What is no moment: gradients that wait for their update, and belong to a count that stays."""
 
 
 def outer(
@@ -60,116 +55,45 @@ def outer(
 
         D = a - avg(x);    a <- a + outer_tx(D at a);    x <- a
 
-    `D` is a gradient: it points away from where the nodes went. `outer_tx` is any optax optimizer.
-
-    - Local SGD: `outer(sgd, optax.sgd(1.0), every)`.
-    - SlowMo: `outer(chain(sgd, gx.sgp(schedule)), optax.sgd(1.0, momentum=0.5), every=48)`, with
-      `reset_inner=True` where the base optimizer is SGD with momentum. Its slow momentum
-      `u <- b u + D / rate; a <- a - alpha rate u` is `optax.sgd(alpha, momentum=b)` where the base
-      learning rate is constant over an outer step.
-    - DiLoCo: `outer(optax.adamw(...), optax.sgd(0.7, momentum=0.9, nesterov=True), every=500)`.
-    - Streaming DiLoCo: the same with `fragments=p, delay=tau, mix=0.5`.
-    - NoLoCo: `outer(optax.adamw(...), optax.sgd(b, momentum=a), every=50, average=pairs,
-      pull=c / b)`, with a schedule of pairs.
-    - SparseLoCo: `outer(optax.adamw(...), optax.sgd(0.8), every=15, wire=gx.wire.block_top_k(),
-      error_feedback=0.95)`.
-    - MuLoCo: `outer(optax.contrib.muon(...), optax.sgd(0.7, momentum=0.6, nesterov=True), 30)`.
-    - GASLoC without its acceleration: `outer(optax.adamw(...), optax.sgd(eta), every,
-      average=gx.dpsgd(pairs, "adapt-then-combine"))`, after notes on it; its text was not
-      available.
-    - On any directed graph, push-sum with gradient tracking: `outer(optax.adamw(...),
-      optax.sgd(0.7, momentum=0.9, nesterov=True), every=100,
-      average=gx.gradient_tracking(gx.topology.random_peer(n, 64, seed=0), damped=True))`.
-
-    **Averages.** "exact": over all nodes; around `sgp` and `osgp` it is `sum x / sum w` with the
-    messages in flight, and afterwards every weight is 1 and nothing is in flight. The gossip inside
-    does not exchange where this replaces all that it would change (no `fragments=`, `delay=` or
-    `mix=`), if the step is a Python integer. A schedule: over the neighbours, with `P` its round
-    `m` in outer step `m`,
-
-        D = P (a - x) + pull (a - P a)
-
-    which is `a - P x` for `pull = 1`: anchors differ from node to node, and are drawn together.
-    "none": `D = a - x`, every node for itself (SlowMo's "noaverage"). In these two, weights and
-    messages of the chain inside go on as they are, and momentum acts on what the nodes differ in:
-    with 0.7 and 0.9 it diverges on a directed ring, without any gradient. Over a schedule, what
-    grows in 1,000 simulated rounds is refused. The gossip inside is not simulated.
-
-    **Gossip in the place of an average.** `average` may be `gx.sgp`, `gx.gradient_tracking` or
-    `gx.dpsgd(order="adapt-then-combine")`, of any schedule that these take. Every node steps along
-    its own movement `D = a - x`, and the gossip gets the outer update at the anchor: with
-    `v = outer_tx(D at a)` and `a = y / w`, outer step m has its round m,
-
-        y, w <- P (y + v), P w;    a <- y / w;    x <- a          of gx.sgp
-
-    so momentum never acts on what the nodes differ in, the sum of all `w` stays N, and the mean of
-    `y` moves by the mean of `v`: with P the exact average it is DiLoCo. `sgp` sends one model;
-    nodes then stay apart, the more the larger rate / (1 - momentum) is, so let the rate fall.
-    `gradient_tracking` sends two, so take twice the H; it leaves no such difference. `damped=True`
-    is needed where weights come near 0. docs/guides/transforms.md has the rates that are stable;
-    others are refused. No paper has this
-    form. Between outer steps `gx.average_model` weighs each local model by its `w`.
-
-    **Fragments and delay.** The leaves are split, in their order, into p fragments of about the
-    same size, each with its own average, outer step and state of `outer_tx`. Fragment `f` is sent
-    at the end of every step `k` with `k + 1 = (f + 1) H // p (mod H)`. Its average is used `delay`
-    steps later, `x_f <- mix x_f + (1 - mix) a_f`. Until then the state holds `D` of this node, and
-    its exchange needs nothing that later steps compute: it can run beside the step that uses it,
-    and `gx.TrainStep` on CPU over several processes runs it beside all steps in between.
-
-    **Error feedback.** With a codec `C` and a factor `b`, a message has what others have left out:
-
-        e <- b e + (a - x);    q = C(e);    e <- e - q;    D = (1 / N) sum_j q_j
-
-    `mean_over="senders"` divides each value by the number of nodes whose `q_j` is not 0 there,
-    instead of N: rare coordinates then go up to N times as far. So do the authors' codes, which
-    also clip what each node sends to the median of the norms; this does not. `e` takes the place of
-    momentum, so that `outer_tx` is plain SGD.
+    `D` is a gradient: it points away from where the nodes went. Local SGD, SlowMo, DiLoCo,
+    Streaming DiLoCo, NoLoCo, SparseLoCo and MuLoCo are settings of it: docs/guides/transforms.md
+    has their lines of code, what the arguments do together, and what is stable.
 
     Args:
       inner: the chain, with `sgp`, `osgp`, `dpsgd` or no gossip in it.
-      outer_tx: the outer optimizer; it gets one outer gradient and the anchor, nothing else.
+      outer_tx: any optax optimizer; it gets one outer gradient and the anchor, nothing else.
       every: H, steps from one average of a fragment to the next.
-      average: "exact", "none", a doubly stochastic schedule, or a gossip transform.
-      fragments: p, at most H and at most the number of leaves.
+      average: "exact", over all nodes. A doubly stochastic schedule, of which outer step m has
+        round m: `D = P (a - x) + pull (a - P a)`. "none", every node for itself. Or `gx.sgp`,
+        `gx.gradient_tracking` or `gx.dpsgd(order="adapt-then-combine")`, for any directed graph:
+        nodes mix after their outer steps, `y, w <- P (y + v), P w` with `v = outer_tx(a - x at a)`.
+      fragments: p, parts of the leaves, in their order, that are averaged at different times: f at
+        the end of every step `k` with `k + 1 = (f + 1) H // p (mod H)`.
       delay: steps between sending a fragment and using its average, below H.
       mix: the weight of the local model where an average is used, from 0 to below 1.
-      wire: the form of outer gradients, a narrower type or a dense codec, such as `gx.wire.int4()`.
-        All nodes get the same values. What rounding leaves out is lost, but for error feedback,
-        with which sparse codecs are allowed as well. A gossip in `average` has its own.
+      wire: the form of outer gradients, a narrower type or a codec, such as `gx.wire.int4()`. A
+        sparse one needs `error_feedback`. A gossip in `average` has its own.
       axis_name, local_axis_name: as in `gx.sgp`.
       pull: how strongly anchors are drawn together, where `average` is a schedule.
       reset_inner: whether an outer step also sets the momentum and moments of the chain inside to
         0; counts stay, and gradients that are summed for an update to come.
-      error_feedback: b, from 0 to 1; None leaves it out. For an exact average without delay.
-      mean_over: "nodes" or "senders", the latter for sparse codecs.
+      error_feedback: b, from 0 to 1: with the codec C a message has what others have left out,
+        `e <- b e + (a - x); q = C(e); e <- e - q; D = mean q`. For an exact average without delay.
+      mean_over: "nodes", or "senders", which divides each value by the number of nodes that sent
+        it; for sparse codecs.
 
     The state is an `OuterState`; `gx.gossip_state` finds the gossip inside, or in `average`. Nodes
-    start from the same parameters; where `init` runs inside the mapped axis they may differ, and an
-    exact average then has their mean as the first anchor. `update` takes `step=` as in `gx.sgp`: it
-    picks the outer steps as well, and with a delay steps must follow one another.
+    start from the same parameters. `update` takes `step=` as in `gx.sgp`: it picks the outer steps
+    as well, and with a delay steps must follow one another.
 
     Raises:
-      ValueError: if an argument is out of its range, differences between the nodes' anchors would
-        grow by themselves, or outer steps over gossip diverge; in `init`, if there are more
-        fragments than leaves, `outer_tx` needs more than a gradient, or `inner` holds an algorithm
-        of another kind; else as `gx.sgp`.
+      ValueError: if an argument is out of its range, or nodes would diverge by `outer_tx` over this
+        average; in `init`, if there are more fragments than leaves, `outer_tx` needs more than a
+        gradient, or `inner` holds an algorithm of another kind; else as `gx.sgp`.
 
-    References:
-      Wang et al., "SlowMo", ICLR 2020, arXiv:1910.00643, algorithm 1.
-      Douillard et al., "DiLoCo", 2023, arXiv:2311.08105, algorithm 1.
-      Douillard et al., "Streaming DiLoCo with overlapping communication", 2025, arXiv:2501.18512,
-      algorithm 2.
-      Kolehmainen et al., "NoLoCo", 2025, arXiv:2506.10911.
-      After Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025,
-      arXiv:2508.15706, and Therien et al., "MuLoCo", 2025, arXiv:2505.23725: the papers' texts were
-      not available.
-      Equal, in 40 steps of recorded gradients of 4 nodes, float64, to 1e-14: DiLoCo to
-      `PrimeIntellect-ai/OpenDiloco@a5b7236` and `pytorch/torchft@73dafea` (Streaming, too, which
-      sends earlier: `step + delay`), SparseLoCo to `tplr-ai/CCLoco@c01a785` (whose rate is the
-      square of ours) and `one-covenant/templar@142666f` (without its clipping), MuLoCo to
-      `facebookresearch/MuLoCo@475bbf4`.
-      GASLoC, 2026, arXiv:2606.11081 (by notes).
+    References: docs/names.md has the papers. Equal, in 40 steps of recorded gradients of 4 nodes,
+    float64, to 1e-14, to OpenDiloco@a5b7236, torchft@73dafea, CCLoco@c01a785, templar@142666f
+    without its clipping, and MuLoCo@475bbf4.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> tx = gx.outer(optax.sgd(1.0), optax.sgd(0.5), every=2)
@@ -578,109 +502,3 @@ class _FragmentStep:
             anchor=frame.merge(state.anchor, anchor, leaves), outer=tuple(outer_states)
         )
         return vary((frame.merge(updates, part, leaves), state), plan.wire.axis_name)
-
-
-def average_fragment(
-    plan: frame.OuterPlan, sent: Any, anchor: Any, step: StepLike, count: jax.Array
-) -> tuple[Any, Any]:
-    """`D`: the outer gradient of a fragment that is used at `step`, of those that nodes sent.
-
-    With error feedback also what this node's message leaves out, else None.
-
-    `count` is the number of updates before that after which they were sent: the key of a codec
-    that draws random numbers.
-    """
-    if plan.average == "none" or isinstance(plan.average, frame.ExchangePlan):
-        return sent, None
-    round_number = plan.round_number(step)
-    average = partial(_average_parts, plan)
-    args = (sent, anchor, count, round_number)
-    specs = specs_here()
-    if specs is None:
-        return average(*args)
-    in_specs = specs.of(args, sent)
-    out_specs = in_specs[0], None if plan.error_feedback is None else in_specs[0]
-    return on_shards(average, specs, plan.wire.axis_name, in_specs, out_specs)(*args)
-
-
-def _average_parts(
-    plan: frame.OuterPlan, sent: Any, anchor: Any, count: jax.Array, round_number: StepLike
-) -> tuple[Any, Any]:
-    key = plan.wire.make_key(count)
-    if plan.error_feedback is not None:
-        return mean_of_encoded(sent, plan.wire, key, plan.mean_over)
-    if plan.average == "exact":
-        return exact_average(sent, plan.wire, key, is_beside=plan.delay > 0), None
-    assert isinstance(plan.average, Schedule)
-    mix_nodes = partial(
-        mix,
-        weight=None,
-        schedule=plan.average,
-        step=round_number,
-        **plan.wire.arguments(),
-        key=key,
-    )
-    if plan.pull == 1:
-        return frame.subtract(anchor, mix_nodes(frame.subtract(anchor, sent))[0]), None
-    mean, center = mix_nodes((sent, anchor))[0]
-    return jax.tree.map(lambda d, a, c: d + plan.pull * (a - c), mean, anchor, center), None
-
-
-def average_sent(opt_state: optax.OptState, step: int) -> Any:
-    """The average of the fragment that is used at `step`, of what is in the state.
-
-    It needs nothing of the steps since it was sent, so that it can be a program by itself:
-    `tx.update(..., step=step, outer_average=average_sent(opt_state, step))`.
-    """
-    state = frame.outer_state(opt_state)
-    assert state is not None
-    fragment = state.plan.used_at(step)
-    assert fragment is not None
-    leaves = frame.split_leaves(state.anchor, state.plan.fragments)[fragment]
-    sent, anchor = frame.pick(state.sent, leaves), frame.pick(state.anchor, leaves)
-    return average_fragment(state.plan, sent, anchor, step, state.sent_counts[fragment])[0]
-
-
-def zero_moments(tx: optax.GradientTransformation, opt_state: Any) -> Any:
-    """The state of a chain with zeros for its momentum and moments.
-
-    Counts and gossip stay, as do gradients that were summed for an update to come.
-    """
-
-    def init(params: Any) -> Any:
-        return _without_gossip(tx.init(params))
-
-    zeros = optax.tree_map_params(init, jnp.zeros_like, _without_gossip(opt_state))
-    return _keep_sums(opt_state, zeros)
-
-
-def _keep_sums(opt_state: Any, zeros: Any) -> Any:
-    def keep(part: Any, new: Any) -> Any:
-        if _is_gossip(part):
-            return part
-        if type(part) not in SUMS:
-            return new
-        fields = {
-            name: _keep_sums(getattr(part, name), getattr(new, name))
-            for name in part._fields
-            if name != SUMS[type(part)]
-        }
-        return part._replace(**fields)
-
-    return jax.tree.map(keep, opt_state, zeros, is_leaf=_is_kept)
-
-
-def _without_gossip(opt_state: Any) -> Any:
-    return jax.tree.map(
-        lambda part: optax.EmptyState() if _is_gossip(part) else part,
-        opt_state,
-        is_leaf=_is_gossip,
-    )
-
-
-def _is_gossip(part: Any) -> bool:
-    return isinstance(part, frame.GossipState)
-
-
-def _is_kept(part: Any) -> bool:
-    return _is_gossip(part) or type(part) in SUMS
