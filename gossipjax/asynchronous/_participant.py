@@ -1,10 +1,9 @@
 """The protocol of asynchronous nodes, without sockets, clocks and threads.
 
-A node is told what arrives and what time it is, and makes messages; README.md says which. The sum
-over what living nodes hold, what is on its way and what the dead held is constant. If a life had
-applied a share that its sender took back, because the acknowledgement was lost, the share counts as
-taken out of what that life held at its death.
-"""
+A node is told what arrives and what time it is, and makes messages; docs/guides/asynchronous.md
+says which. The sum over what living nodes hold, what is on its way and what the dead held is
+constant. If a life had applied a share that its sender took back, because the acknowledgement was
+lost, the share counts as taken out of what that life held at its death."""
 
 from __future__ import annotations
 
