@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from experiments.program import ProgramError
-from experiments.results import Record, is_number
+from experiments.results import Record
 
 ReportTo = Literal["none", "tensorboard", "wandb"]
 
@@ -171,7 +171,8 @@ def select_numbers(line: Record) -> dict[str, float]:
     >>> select_numbers({"run": "sgp", "step": 4, "loss": 0.5, "samples": ["a"]})
     {'loss': 0.5}
     """
-    return {name: value for name, value in line.items() if name != "step" and is_number(value)}
+    numbers = {name: value for name, value in line.items() if isinstance(value, int | float)}
+    return {name: value for name, value in numbers.items() if name != "step"}
 
 
 def read_or_make_id(path: Path) -> str:

@@ -1,15 +1,14 @@
-"""Results of a program: their folder and files, the checks of files that are read again."""
+"""Results of a program: their folder and files."""
 
 import contextlib
 import datetime
 import json
-import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from rich.console import Console
@@ -31,55 +30,6 @@ TEXT_FOLDER = "texts"
 RESULT_NAMES = ("metrics.jsonl", "summary.json", "checkpoints", "nodes", TEXT_FOLDER)
 RESULT_NAMES += ("tensorboard", "wandb")
 WAY_OUT = "restore the file, or run again into another folder (--overwrite replaces results)"
-MAX_SHOWN = 60  # characters of a wrong value in a message
-
-
-class Kind(NamedTuple):
-    """What the value of a field must be."""
-
-    description: str  # for messages, as in "seconds must be a finite number"
-    is_met: Callable[[Any], bool]
-
-
-def is_number(value: object) -> bool:
-    """Whether a value of JSON is a finite number; `json` reads NaN and Infinity, too."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) < math.inf
-
-
-def optional(kind: Kind) -> Kind:
-    """Returns the kind of values that may be null, too."""
-    return Kind(f"{kind.description} or null", lambda value: value is None or kind.is_met(value))
-
-
-NUMBER = Kind("a finite number", is_number)
-COUNT = Kind("an integer >= 0", lambda value: type(value) is int and value >= 0)
-TEXT = Kind("text", lambda value: isinstance(value, str))
-OBJECT = Kind("an object", lambda value: isinstance(value, dict))
-LIST = Kind("a list", lambda value: isinstance(value, list))
-TEXTS = Kind("a list of texts", lambda value: LIST.is_met(value) and all(map(TEXT.is_met, value)))
-NUMBERS = Kind(
-    "a list of one or several finite numbers",
-    lambda value: LIST.is_met(value) and bool(value) and all(map(is_number, value)),
-)
-OPTIONAL_NUMBER = optional(NUMBER)
-
-RUN_FIELDS = {
-    "run": TEXT,
-    "algorithm": TEXT,
-    "topology": TEXT,
-    "nodes": COUNT,
-    "seconds_per_step": NUMBER,
-    "examples_per_second": NUMBER,
-    AFTER_MIXING: NUMBER,
-}
-LINE_FIELDS = {"run": TEXT, "step": COUNT, "epoch": NUMBER, "seconds": NUMBER}
-TRAINING_FIELDS = {
-    LOSS: NUMBER,
-    BEFORE_MIXING: OPTIONAL_NUMBER,  # not known of asynchronous nodes
-    AFTER_MIXING: OPTIONAL_NUMBER,
-}
 
 
 def create_run_dir(program: str, out: Path | None, overwrite: bool, resume: bool = False) -> Path:
@@ -122,12 +72,12 @@ def create_run_dir(program: str, out: Path | None, overwrite: bool, resume: bool
     return out
 
 
-def read_text(path: Path) -> str:
-    """Returns the content of a file of results.
+def read_object(path: Path) -> Record:
+    """Returns the content of a JSON file of results.
 
     Raises:
       FileNotFoundError: if there is no such file.
-      ValueError: if it is not text in UTF-8.
+      ValueError: if it is not JSON: it was cut short.
     """
     if not path.is_file():
         raise FileNotFoundError(
@@ -135,72 +85,24 @@ def read_text(path: Path) -> str:
             "that file."
         )
     try:
-        return path.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} must be text in UTF-8, got {error}: {WAY_OUT}.") from error
-
-
-def parse_object(text: str, where: str, kinds: Mapping[str, Kind]) -> dict[str, Any]:
-    """Returns a JSON object that has these fields; `where` is its place, for messages.
-
-    Raises:
-      ValueError: if it is none; the message names the place, the field and the value.
-
-    >>> parse_object('{"step": "two"}', "line 1", {"step": COUNT})
-    Traceback (most recent call last):
-    ValueError: line 1: step must be an integer >= 0, got "two": restore the file, or run again \
-into another folder (--overwrite replaces results).
-    """
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} must be JSON, got {error}: {WAY_OUT}.") from error
-    require_fields(value, where, kinds)
-    return value
-
-
-def require_fields(value: object, where: str, kinds: Mapping[str, Kind]) -> None:
-    """Raises `ValueError` unless `value` is an object with these fields."""
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} must be a JSON object, got {_show(value)}: {WAY_OUT}.")
-    if missing := sorted(kinds.keys() - value.keys()):
-        raise ValueError(
-            f"{where} must have {', '.join(missing)}, got an object without: {WAY_OUT}."
-        )
-    for name, kind in kinds.items():
-        if not kind.is_met(value[name]):
-            raise ValueError(
-                f"{where}: {name} must be {kind.description}, got {_show(value[name])}: {WAY_OUT}."
-            )
-
-
-def _show(value: object) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} ..."
+        return json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} must be JSON, got {error}: {WAY_OUT}.") from error
 
 
 def read_summary(out: Path | None) -> Record:
     """Returns the content of `summary.json` in `out`; `{}` if there is no such file.
 
     Raises:
-      ValueError: if the file, or `metrics.jsonl` beside it, was not written by such a program.
+      ValueError: if the file is not that of a run.
     """
-    if out is None:
+    if out is None or not (out / "summary.json").exists():
         return {}
-    path = out / "summary.json"
-    metrics = out / "metrics.jsonl"
-    if metrics.exists():
-        for number, text in enumerate(read_text(metrics).splitlines(), start=1):
-            with contextlib.suppress(json.JSONDecodeError):  # the last line may be cut short
-                require_line(json.loads(text), f"{metrics}, line {number}")
-    if not path.exists():
-        return {}
-    summary = parse_object(
-        read_text(path), f"{path}", {"options": OBJECT, "environment": OBJECT, "runs": LIST}
-    )
-    resumed = {"resumed": summary["environment"].get("resumed", [])}
-    require_fields(resumed, f"{path}, environment", {"resumed": TEXTS})
-    require_runs(summary["runs"], path)
+    summary = read_object(out / "summary.json")
+    if missing := sorted({"options", "environment", "runs"} - summary.keys()):
+        raise ValueError(
+            f"{out / 'summary.json'} must have {', '.join(missing)}, got a file without: {WAY_OUT}."
+        )
     return summary
 
 
@@ -271,19 +173,19 @@ def read_runs(folder: Path) -> tuple[list[Record], Curves]:
 
     Raises:
       FileNotFoundError: if one of the two files is missing.
-      ValueError: if a file is not JSON, or lacks a field or a run; the message says where.
+      ValueError: if a file was cut short, or there is no run; the message says where.
     """
     summary = folder / "summary.json"
     metrics = folder / "metrics.jsonl"
-    text_of_summary = read_text(summary)
-    text_of_metrics = read_text(metrics)
-    runs = parse_object(text_of_summary, f"{summary}", {"runs": LIST})["runs"]
-    require_runs(runs, summary)
+    runs = read_object(summary)["runs"]
     lines: dict[str, list[Record]] = {run["run"]: [] for run in runs}
-    for number, text in enumerate(text_of_metrics.splitlines(), start=1):
-        where = f"{metrics}, line {number}"
-        line = parse_object(text, where, LINE_FIELDS)
-        require_line(line, where)
+    for number, text in enumerate(metrics.read_text("utf-8").splitlines(), start=1):
+        try:
+            line = json.loads(text)
+        except ValueError as error:
+            raise ValueError(
+                f"{metrics}, line {number} must be JSON, got {error}: {WAY_OUT}."
+            ) from error
         lines.get(line["run"], []).append(line)
     if not runs:
         raise ValueError(f"{summary} must list one run or more, got none: let a run finish.")
@@ -294,33 +196,6 @@ def read_runs(folder: Path) -> tuple[list[Record], Curves]:
             )
     groups = group_by_label(runs).items()
     return runs, {label: [lines[run["run"]] for run in group] for label, group in groups}
-
-
-def require_runs(runs: Sequence[Record], path: Path) -> None:
-    """Raises `ValueError` unless these are the runs of a summary, each with another name."""
-    for index, run in enumerate(runs):
-        require_fields(run, f"{path}, runs[{index}]", RUN_FIELDS)
-    test_fields: dict[str, Kind] = {}
-    for metric in find_metrics(runs):
-        average, nodes = metric_fields(metric)
-        test_fields |= {average: NUMBER, nodes: optional(NUMBERS)}
-    names = set()
-    for index, run in enumerate(runs):
-        require_fields(run, f"{path}, runs[{index}]", test_fields)
-        if run["run"] in names:
-            raise ValueError(
-                f"{path}: names of runs must differ, got {run['run']!r} twice: {WAY_OUT}."
-            )
-        names.add(run["run"])
-
-
-def require_line(line: object, where: str) -> None:
-    """Raises `ValueError` unless this is a line of `metrics.jsonl`."""
-    require_fields(line, where, LINE_FIELDS)
-    assert isinstance(line, dict)
-    metrics = find_metrics([line])
-    evaluated = {metric_fields(metric)[0]: NUMBER for metric in metrics}
-    require_fields(line, where, evaluated if metrics else TRAINING_FIELDS)
 
 
 def group_by_label(runs: Sequence[Record]) -> dict[str, list[Record]]:

@@ -27,22 +27,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import gossipjax as gx
 from experiments.program import FatalError
-from experiments.results import (
-    NUMBER,
-    TEXT,
-    TEXTS,
-    Record,
-    create_run_dir,
-    parse_object,
-    read_text,
-)
+from experiments.results import Record, create_run_dir, read_object
 
 Status = Literal["finished", "diverged", "failed", "missing"]
 STATE = "run.json"
 LOG = "output.log"
 DIVERGED = "must be finite, got"  # what the programs say of a loss that is not
 MAX_LOG_LINES = 8  # of a run that failed, in messages
-FIELDS = {"command": TEXTS, "status": TEXT, "error": TEXT, "seconds": NUMBER}
 ROOT = Path(__file__).parents[1]
 MAX_CPU_JOBS = 8
 PROBE = "import jax; print(jax.default_backend(), jax.local_device_count())"
@@ -162,7 +153,7 @@ def empty_folder(folder: Path) -> None:
 def read_state(folder: Path) -> Record | None:
     """Returns how the run of a folder ended; None if it has not, or if the file is damaged."""
     with contextlib.suppress(FileNotFoundError, ValueError):
-        return parse_object(read_text(folder / STATE), f"{folder / STATE}", FIELDS)
+        return read_object(folder / STATE)
     return None
 
 
@@ -187,9 +178,8 @@ def write_state(run: Run, result: Result, folder: Path) -> None:
 
 def read_summary(folder: Path) -> Record:
     """Returns `summary.json` of a run; `{}` if there is none that has measured something."""
-    path = folder / "summary.json"
     with contextlib.suppress(FileNotFoundError, ValueError):
-        summary = parse_object(read_text(path), f"{path}", {})
+        summary = read_object(folder / "summary.json")
         # A report may consist of sections that need no runs.
         return summary if summary.get("runs", True) or summary.get("sections") else {}
     return {}

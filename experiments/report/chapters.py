@@ -11,7 +11,7 @@ from pathlib import Path
 from experiments import results as result_files
 from experiments.report.drawing import Drawing, draw_figures
 from experiments.report.section import Findings, Results, Scale, Section, judge
-from experiments.results import LIST, Record, parse_object, read_text
+from experiments.results import Record, read_object
 from experiments.runner import Result, Run, find_commit, find_machine
 
 MISSING = Result(status="missing")
@@ -164,12 +164,10 @@ def count_origins(texts: Iterable[str], current: str) -> str:
 
 def read_sections(out: Path) -> list[Record]:
     """Returns the entries of the sections in `summary.json`; none if it is not there or damaged."""
-    path = out / SUMMARY
     try:
-        summary = parse_object(read_text(path), f"{path}", {"sections": LIST})
+        return read_object(out / SUMMARY)["sections"]
     except (FileNotFoundError, ValueError):
         return []
-    return [entry for entry in summary["sections"] if isinstance(entry, dict)]
 
 
 def write_summary(

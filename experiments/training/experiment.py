@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import gossipjax as gx
 from experiments.data.prefetch import require_memory
 from experiments.options import option_name
-from experiments.results import COUNT, Record, create_run_dir, read_summary, require_fields
+from experiments.results import Record, create_run_dir, read_summary
 from experiments.training.options import TrainingOptions
 from experiments.training.output import Output
 from experiments.training.placement import describe_nodes, make_sharding, place_nodes, require_parts
@@ -102,8 +102,6 @@ def merge_saved_options(options: Options, saved: dict[str, Any]) -> Options:
     Raises:
       ValueError: if an option differs that must stay the same.
     """
-    nodes = {"nodes": saved.get("nodes", options.nodes)}
-    require_fields(nodes, f"options in the summary.json of {options.out}", {"nodes": COUNT})
     current = json.loads(json.dumps(dataclasses.asdict(options), default=str))
     for name, value in current.items():
         is_changeable = name in options.CHANGEABLE_ON_RESUME
@@ -112,7 +110,7 @@ def merge_saved_options(options: Options, saved: dict[str, Any]) -> Options:
                 f"{option_name(name)} must be {saved[name]}, as in the run in {options.out}, got "
                 f"{value}: keep it to resume that run, or choose another --out."
             )
-    return dataclasses.replace(options, **nodes)
+    return dataclasses.replace(options, nodes=saved.get("nodes", options.nodes))
 
 
 def require_same_data(saved: Record, data: Record, out: Path | None) -> None:

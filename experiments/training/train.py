@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import optax
 import gossipjax as gx
 from experiments.options import option_name
 from experiments.program import FatalError
-from experiments.results import COUNT, NUMBER, NUMBERS, OBJECT, TEXT, Record, require_fields
+from experiments.results import Record
 from experiments.training.evaluation import Evaluator
 from experiments.training.experiment import Experiment
 from experiments.training.output import Clock, InputClock, RunLog, RunProgress
@@ -26,8 +27,8 @@ from gossipjax.processes import any_process
 
 SECONDS_PER_HOUR = 3600
 
-IDENTITY = {"algorithm": TEXT, "seed": COUNT, "nodes": COUNT, "fsdp": COUNT}
-PROGRESS = {"examples": COUNT, "seconds": NUMBER, "seconds_per_step": NUMBERS, "metrics": OBJECT}
+IDENTITY = ("algorithm", "seed", "nodes", "fsdp")
+PROGRESS = ("examples", "seconds", "seconds_per_step", "metrics")
 
 
 class Start(NamedTuple):
@@ -71,7 +72,7 @@ def start_or_resume(
 
     def make_tx(saved: dict[str, Any]) -> optax.GradientTransformation:
         saved = {"fsdp": 1} | saved
-        require_fields(saved, "the metadata of a checkpoint", IDENTITY)
+        require_fields(saved, IDENTITY)
         saved_plan = plan
         if saved["fsdp"] == 1:
             saved_plan = dataclasses.replace(plan, sharding=None)
@@ -87,8 +88,7 @@ def start_or_resume(
         if checkpoints.resumed_from is None or saved is None:
             return Start(state, RunProgress(), None)
         is_same_run = checkpoints.resumed_from == checkpoints.folder
-        where = f"the metadata of a checkpoint in {checkpoints.resumed_from}"
-        require_fields(saved, where, PROGRESS if is_same_run else {"examples": COUNT})
+        require_fields(saved, PROGRESS if is_same_run else ("examples",))
     except ValueError as error:
         raise FatalError(str(error)) from error
     message = f"{run.title} resumes after step {state.step}"
@@ -102,6 +102,15 @@ def start_or_resume(
             f"{options.init_from} of step {state.step}: train for more --epochs or --max-steps."
         )
     return Start(state, RunProgress(examples=saved["examples"]), message)
+
+
+def require_fields(metadata: Record, names: Sequence[str]) -> None:
+    """Raises `ValueError` for the metadata of a checkpoint that no such program has written."""
+    if missing := sorted(set(names) - metadata.keys()):
+        raise ValueError(
+            f"the metadata of a checkpoint must have {', '.join(missing)}, got one without: give "
+            "checkpoints of these programs."
+        )
 
 
 def is_out_of_time(plan: Plan, progress: RunProgress) -> bool:

@@ -210,27 +210,11 @@ class TestBadInput:
         message = self.train_and_fail(capsys, stopped)
         assert "holds another run (metrics.jsonl, summary.json, checkpoints)" in message
 
-    def test_edited_files(self, capsys, tmp_path):
-        whole = {"options": {}, "environment": {}, "runs": []}
-        for content, message in (
-            ("{}", "must have environment, options, runs"),
-            (json.dumps(whole | {"runs": [{"run": None}]}), "runs[0]"),
-        ):
-            (tmp_path / "summary.json").write_text(content)
-            assert message in self.train_and_fail(capsys, tmp_path, "--resume")
-        (tmp_path / "summary.json").write_text("{}")
-        (tmp_path / "metrics.jsonl").write_text('{"run": "a"}')
-        message = self.train_and_fail(capsys, tmp_path, "--resume")
-        assert "line 1 must have epoch, seconds, step" in message
-
     def test_init_from_the_checkpoint_of_another_program(self, capsys, tmp_path):
         with Checkpoints(tmp_path / "other") as checkpoints:
             checkpoints.save(1, {"a": np.ones(3)}, {"nodes": 4})
         message = self.train_and_fail(capsys, tmp_path / "out", "--init-from", tmp_path / "other")
-        assert (
-            "the metadata of a checkpoint must have algorithm, seed, got an object without"
-            in message
-        )
+        assert "the metadata of a checkpoint must have algorithm, seed, got one without" in message
 
     def test_init_from_another_model(self, capsys, stopped, tmp_path):
         other = ("--normalization", "batch", "--init-from", folders(stopped)[0])
