@@ -13,7 +13,6 @@ import optax
 
 from gossipjax.algorithms import frame
 from gossipjax.algorithms.outer_average import average_fragment
-from gossipjax.algorithms.outer_reset import zero_moments
 from gossipjax.algorithms.outer_stability import require_stable
 from gossipjax.collectives import (
     MeanOver,
@@ -76,7 +75,7 @@ def outer(
       axis_name, local_axis_name: as in `gx.sgp`.
       pull: how strongly anchors are drawn together, where `average` is a schedule.
       reset_inner: whether an outer step also sets the momentum and moments of the chain inside to
-        0; counts stay, and gradients that are summed for an update to come.
+        0; counts stay. Not around `optax.MultiSteps`, whose sums it would lose.
       error_feedback: b, from 0 to 1: with the codec C a message has what others have left out,
         `e <- b e + (a - x); q = C(e); e <- e - q; D = mean q`. For an exact average without delay.
       mean_over: "nodes", or "senders", which divides each value by the number of nodes that sent
@@ -502,3 +501,30 @@ class _FragmentStep:
             anchor=frame.merge(state.anchor, anchor, leaves), outer=tuple(outer_states)
         )
         return vary((frame.merge(updates, part, leaves), state), plan.wire.axis_name)
+
+
+def zero_moments(tx: optax.GradientTransformation, opt_state: Any) -> Any:
+    """The state of a chain with zeros for its momentum and moments; counts and gossip stay."""
+
+    def init(params: Any) -> Any:
+        return _without_gossip(tx.init(params))
+
+    zeros = optax.tree_map_params(init, jnp.zeros_like, _without_gossip(opt_state))
+    return jax.tree.map(
+        lambda part, new: part if _is_gossip(part) else new,
+        opt_state,
+        zeros,
+        is_leaf=_is_gossip,
+    )
+
+
+def _without_gossip(opt_state: Any) -> Any:
+    return jax.tree.map(
+        lambda part: optax.EmptyState() if _is_gossip(part) else part,
+        opt_state,
+        is_leaf=_is_gossip,
+    )
+
+
+def _is_gossip(part: Any) -> bool:
+    return isinstance(part, frame.GossipState)

@@ -32,53 +32,6 @@ def mean(x):
     return x.mean(axis=0)
 
 
-def follow(optimizer, D):
-    """The sum of the steps of the optimizer on the mean of `D`, `[K, N, M]` -> `[K, M]`."""
-    state: dict[str, Any] = {}
-    steps = [optimizer(state, k, mean(d), 0.0) for k, d in enumerate(D)]
-    return np.cumsum(steps, axis=0)
-
-
-@pytest.mark.parametrize(("is_tracked", "is_damped"), FORMS)
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_laws_of_the_oracle(name, is_tracked, is_damped):
-    """From weights of 0.05 to 2, with random movements: `D = -u`, whatever z is."""
-    rng = np.random.default_rng(0)
-    weights = rng.uniform(0.05, 2, N)
-    weights *= N / weights.sum()
-    starts, u = rng.normal(size=(N, 3)), rng.normal(size=(40, N, 3))
-    sgd = oracle.sgd(0.7, **NESTEROV)
-    matrices = SCHEDULES[name].matrices()
-    run = {"is_tracked": is_tracked, "weights": weights}
-    results = list(oracle.push_sum_outer(matrices, starts, u, sgd, is_damped=is_damped, **run))
-    first = mean(weights[:, None] * starts)
-    expected = follow(sgd, -u)
-    moved = 0.0
-    for k, r in enumerate(results):
-        moved = moved + mean(r["v"])
-        scale = 1 + np.abs(expected[: k + 1]).max()
-        assert abs(r["w"].sum() - N) < 1e-12 * N
-        assert np.abs(r["c"].sum(axis=0)).max() < 1e-12 * N * scale
-        np.testing.assert_allclose(mean(r["x"]) - first, moved, atol=1e-12 * scale)
-        if not (is_tracked and is_damped):  # which follows v alone
-            total = mean(r["x"] + r["e"]) - first
-            np.testing.assert_allclose(total, expected[k], atol=1e-12 * scale)
-    last: Any = results[-1]
-    quiet = list(
-        oracle.push_sum_outer(matrices, starts, 0 * np.resize(u, (600, N, 3)), sgd, 1, **run)
-    )[-1]
-    np.testing.assert_allclose(mean(quiet["x"]), first, atol=1e-12)
-    np.testing.assert_allclose(quiet["y"], np.tile(first, (N, 1)), atol=1e-10)
-    if SCHEDULES[name].is_doubly_stochastic:
-        one = {**run, "weights": None}
-        pair = [
-            list(oracle.push_sum_outer(matrices, starts, u, sgd, is_damped=damped, **one))[-1]
-            for damped in (False, True)
-        ]
-        np.testing.assert_allclose(pair[0]["y"], pair[1]["y"], atol=1e-12)
-    assert np.isfinite(last["y"]).all()
-
-
 @pytest.mark.parametrize(("is_tracked", "is_damped"), FORMS)
 def test_equals_the_oracle_in_float64(is_tracked, is_damped):
     """24 rounds of a random peer, where weights come down to 0.05, to the last digits."""
