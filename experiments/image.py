@@ -42,7 +42,6 @@ class Options(TrainingOptions):
 
     CHANGEABLE_ON_RESUME: ClassVar[frozenset[str]] = TrainingOptions.CHANGEABLE_ON_RESUME | {
         "data_dir",
-        "download",
         "max_corrupt_images",
         "remat",
     }
@@ -50,11 +49,9 @@ class Options(TrainingOptions):
     dataset: Literal["mnist5k", "fashion_mnist", "mnist", "cifar10", "imagenet2012"] = "mnist5k"
     """mnist5k: 5,000 digits, installed with the program. Others: see --data-dir."""
     data_dir: OptionalPath = None
-    """Folder of TensorFlow Datasets, with NAME/VERSION, as `python -m experiments.data prepare` or
-    TensorFlow Datasets writes it; for mnist and fashion_mnist also of the four official idx files.
-    """
-    download: bool = False
-    """mnist, fashion_mnist: let TensorFlow Datasets download the files that are not there."""
+    """mnist, fashion_mnist: folder of the authors' four idx files, gzipped or not. cifar10,
+    imagenet2012: folder with NAME/VERSION, as `python -m experiments.data prepare` or TensorFlow
+    Datasets writes it."""
     max_corrupt_images: NonNegativeInt = 100
     """Of a prepared set: number of images that may be corrupt; they are named and left out."""
     dirichlet_alpha: PositiveFloat | None = None
@@ -92,15 +89,10 @@ class Options(TrainingOptions):
             )
         if self.remat and self.model in ("small_cnn", "mlp", "linear"):
             raise ValueError(f"--remat needs a deep --model, such as resnet20, got {self.model}.")
-        if self.dataset == "mnist5k" and (self.data_dir or self.download):
+        if self.dataset == "mnist5k" and self.data_dir:
             raise ValueError(
-                "--data-dir and --download need another --dataset, such as fashion_mnist, got "
-                "mnist5k, which is installed."
-            )
-        if self.download and self.dataset not in data.DOWNLOADS:
-            raise ValueError(
-                f"--download needs --dataset {' or '.join(data.DOWNLOADS)}, got {self.dataset}: "
-                "see python -m experiments.data prepare --help."
+                "--data-dir needs another --dataset, such as fashion_mnist, got mnist5k, which is "
+                "installed."
             )
 
 
@@ -169,9 +161,7 @@ def load_images(options: Options) -> data.Images:
     """Loads the data set, or opens its records."""
     if options.dataset in data.RECIPES:
         return data.ImageRecords(options.dataset, options.data_dir, options.max_corrupt_images)
-    return data.load(
-        options.dataset, options.data_dir, options.download, options.max_corrupt_images
-    )
+    return data.load(options.dataset, options.data_dir)
 
 
 def make_model(options: Options, classes: int) -> Any:

@@ -1,7 +1,7 @@
 """Data sets, their division over nodes, and the batches of each node."""
 
 from experiments.data.augmentation import RECIPES
-from experiments.data.images import DATASETS, DOWNLOADS, Dataset, load
+from experiments.data.images import DATASETS, Dataset, load
 from experiments.data.local import DataError, MissingDataError, RecordError
 from experiments.data.records import ImageRecords
 from experiments.data.sharding import Division, divide_examples, draw_batches, split_examples
@@ -10,7 +10,6 @@ Images = Dataset | ImageRecords
 
 __all__ = [
     "DATASETS",
-    "DOWNLOADS",
     "RECIPES",
     "DataError",
     "Dataset",

@@ -18,7 +18,7 @@ from experiments.data.local import find_folder
 from experiments.options import NonNegativeInt, OptionalPath, check_fields, parse_arguments
 from experiments.program import exit_on_error
 
-Name = Literal["cifar10", "fashion_mnist", "imagenet2012", "mnist"]
+Name = Literal["cifar10", "imagenet2012"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Options:
     """What to do."""
     name: tyro.conf.Positional[Name]
     """cifar10: cifar-10-python.tar.gz, or its folder. imagenet2012: a folder with train/CLASS/ and
-    val/CLASS/. mnist, fashion_mnist: a folder with the four idx files, gzipped or not."""
+    val/CLASS/."""
     source: Annotated[OptionalPath, tyro.conf.arg(name="from")] = None
     """The original files."""
     data_dir: OptionalPath = None

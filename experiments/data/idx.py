@@ -1,15 +1,9 @@
-"""The idx files of MNIST and Fashion-MNIST: reading, and fetching them."""
+"""The idx files of MNIST and Fashion-MNIST."""
 
 import gzip
 import math
-import socket
-import tempfile
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 import numpy as np
 
@@ -21,8 +15,6 @@ IDX_FILES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-CONNECT_SECONDS = 5.0
-PORTS = {"http": 80, "https": 443}
 
 
 def missing_idx_files(folder: Path) -> list[str]:
@@ -78,44 +70,3 @@ def _read_idx(folder: Path, file: str) -> np.ndarray:
             f"{shape}), got {values:,}; fetch it again."
         )
     return np.frombuffer(content, np.uint8, offset=header_size).reshape(shape)
-
-
-def download_idx_files(builder: Any, folder: Path, files: Sequence[str]) -> None:
-    """Downloads files (names with `.gz`) into the folder, with progress bars.
-
-    `builder` is the class in TensorFlow Datasets that knows their address and checksums.
-
-    Raises:
-        DataError: if there is no connection within 5 seconds, or the download fails.
-    """
-    import tensorflow_datasets as tfds
-
-    # TFDS retries for minutes if there is no network, so try to connect once before it does.
-    scheme = urlsplit(str(builder.URL)).scheme
-    address = urlsplit(str(getproxies().get(scheme, builder.URL)))
-    try:
-        connection = (address.hostname, address.port or PORTS[address.scheme])
-        socket.create_connection(connection, CONNECT_SECONDS).close()
-    except OSError as error:
-        raise DataError(
-            f"--download: no connection to {address.hostname}: {error}; fetch {', '.join(files)} "
-            f"on a machine with a network connection, and put them into {folder}."
-        ) from error
-    folder.mkdir(parents=True, exist_ok=True)
-    # Only the download manager: what TFDS does afterwards (unpack, prepare) needs TensorFlow.
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        manager = tfds.download.DownloadManager(
-            download_dir=scratch,
-            extract_dir=scratch,
-            url_infos=builder.url_infos,
-            force_checksums_validation=True,
-        )
-        for file in files:  # one by one, so that files fetched before a failure are kept
-            try:
-                path = manager.download(builder.URL + file)
-            except Exception as error:  # TFDS does not wrap the errors of its libraries
-                raise DataError(
-                    f"--download: {file} could not be fetched: {error}; try again, or put it "
-                    f"into {folder}."
-                ) from error
-            path.replace(folder / file)

@@ -1,4 +1,4 @@
-"""The original files of CIFAR-10, ImageNet, MNIST and Fashion-MNIST."""
+"""The original files of CIFAR-10 and ImageNet."""
 
 import functools
 import io
@@ -13,7 +13,6 @@ import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from experiments.data.idx import missing_idx_files, read_idx_files
 from experiments.data.local import CorruptImages, DataError, MissingDataError
 from experiments.data.prefetch import count_cores, map_ahead
 from experiments.data.preparation import Examples, KeyedExamples, Original, to_png
@@ -121,13 +120,13 @@ def _parse_cifar(file: str, contents: dict[str, bytes]) -> tuple[np.ndarray, np.
     return pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
 
 
-def _make_examples(images: np.ndarray, labels: np.ndarray, split: str = "") -> Examples:
-    """Returns examples of images in memory; with `split` each has an id, such as train_00007."""
+def _make_examples(images: np.ndarray, labels: np.ndarray, split: str) -> Examples:
+    """Returns examples of images in memory; each has an id, such as train_00007."""
 
     def read() -> KeyedExamples:
         for index, (image, label) in enumerate(zip(images, labels, strict=True)):
-            example = {"image": to_png(image), "label": int(label)}
-            yield index, example | ({"id": f"{split}_{index:05d}"} if split else {})
+            name = f"{split}_{index:05d}"
+            yield index, {"id": name, "image": to_png(image), "label": int(label)}
 
     return Examples(read, len(labels))
 
@@ -218,42 +217,8 @@ def _read_jpeg(path: Path) -> io.BytesIO | Exception:
     return jpeg
 
 
-MNIST_CLASSES = {
-    "mnist": [str(digit) for digit in range(10)],
-    "fashion_mnist": [
-        *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
-        *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
-    ],
-}
-
-
-def open_mnist(name: str, folder: Path, max_corrupt: int) -> Original:
-    """Reads the four idx files in the folder, gzipped or not; there is nothing to leave out."""
-    missing = missing_idx_files(folder)
-    if missing:
-        raise MissingDataError(
-            f"--from must be a folder with the four idx files of {name}, gzipped or not, got "
-            f"{folder} without {', '.join(missing)}."
-        )
-    train_images, train_labels, test_images, test_labels = read_idx_files(folder)
-    return Original(
-        name=name,
-        version="3.0.1",
-        features={
-            "image": tfds.features.Image(shape=(28, 28, 1)),
-            "label": tfds.features.ClassLabel(names=MNIST_CLASSES[name]),
-        },
-        splits={
-            "train": _make_examples(train_images, train_labels),
-            "test": _make_examples(test_images, test_labels),
-        },
-    )
-
-
 ORIGINALS: dict[str, Callable[[Path, int], Original]] = {
     "cifar10": open_cifar10,
-    "fashion_mnist": functools.partial(open_mnist, "fashion_mnist"),
     "imagenet2012": open_imagenet2012,
-    "mnist": functools.partial(open_mnist, "mnist"),
 }
 """Name -> function of (folder or file, maximum of corrupt images) that returns the `Original`."""

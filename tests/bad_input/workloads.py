@@ -106,8 +106,7 @@ PRESET: list[tuple[str, str, str]] = [
     ("speech", "--preset rand20-mini", "--data-dir must be a folder that holds"),
 ]
 PREPARE: list[tuple[str, str, Write]] = [
-    ("mnist", "--from must be the original files of mnist, got none", files()),
-    ("mnist --from OUT", "--from must be a folder with the four idx files of mnist", files()),
+    ("cifar10", "--from must be the original files of cifar10, got none", files()),
     ("cifar10 --from OUT", "--from must be cifar-10-python.tar.gz", files()),
     ("imagenet2012 --from OUT", "--from must be a folder with train/CLASS", files()),
 ]

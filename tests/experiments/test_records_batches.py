@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -228,4 +229,8 @@ def test_the_newest_version_is_read_and_must_be_whole(cifar: Path, tmp_path: Pat
     (record,) = folder.glob("*train*array_record*")
     record.unlink()
     with pytest.raises(data.DataError, match=f"must hold all its files, got no .*{record.name}"):
+        data.ImageRecords("cifar10", tmp_path)
+    info = json.loads((folder / "dataset_info.json").read_text()) | {"fileFormat": "tfrecord"}
+    (folder / "dataset_info.json").write_text(json.dumps(info))
+    with pytest.raises(data.DataError, match=r"without TensorFlow.*array_record"):
         data.ImageRecords("cifar10", tmp_path)
