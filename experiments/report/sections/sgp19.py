@@ -92,7 +92,7 @@ class Sizes(NamedTuple):
 
     nodes: tuple[int, ...] = (4, 8, 16, 32)  # of Tables 1 and 3
     hybrid: tuple[int, ...] = (16, 32)
-    overlap: int = 16  # nodes of Table 4 and of Figure 2
+    overlap: int = 16  # nodes of Table 4
     budget: int = 32  # nodes of Table 5
     real: int = 8  # the most nodes of an AD-PSGD that is real: asynchronous processes
     batch: int = 16  # examples per node and step
