@@ -128,14 +128,6 @@ def test_statistics_under_an_outer_optimizer_agree_after_a_cycle_of_its_schedule
     np.testing.assert_array_equal(by_static, np.full(n, 3.5))
 
 
-def test_low_precision_statistics_are_mixed_in_float32_and_keep_their_type():
-    tx = gx.sgp(gx.topology.complete(N))
-    stats = jnp.asarray([256.0, 1.0, 1.0, 1.0], jnp.bfloat16)
-    mixed = gx.spmd(lambda s: gx.mix_batch_stats(s, tx.init(s), 0), nodes=N)(stats)
-    assert mixed.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(mixed, jnp.full(N, 259 / 4, jnp.bfloat16))
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_averaged(mode):
     values = jnp.asarray(np.random.default_rng(0).normal(size=(N, 3)), jnp.bfloat16)

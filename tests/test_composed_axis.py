@@ -287,35 +287,3 @@ class TestBadInput:
         program = gx.spmd(solve, nodes=BLOCKS)
         with pytest.raises(ValueError, match=r"must be among lax.axis_index.* or use a node per d"):
             program(jnp.ones((N, 2)))
-
-    def test_groups_of_several_sizes(self):
-        groups = [[0, 1, 2], [3, 4], [5]]
-        program = BLOCKS.spmd(lambda x: jax.lax.psum(x, "nodes", axis_index_groups=groups))
-        with pytest.raises(ValueError, match=r"groups of one size .* got the sizes \[1, 2, 3\]"):
-            program(jnp.ones(N))
-
-    def test_an_axis_that_is_missing(self):
-        with pytest.raises(NameError, match="servers"):
-            BLOCKS.run(lambda x: jax.lax.psum(x, "servers"), jnp.ones(N))
-
-
-def test_a_callback_to_the_host():
-    def double(x):
-        like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-        return jax.pure_callback(lambda x: 2 * x, like, x, vmap_method="expand_dims")
-
-    np.testing.assert_array_equal(BLOCKS.run(double, jnp.arange(N)), 2 * np.arange(N))
-
-
-def test_fillers_stay_at_home():
-    """Of an irregular graph, rows that carry no message are not sent."""
-    schedule = gx.topology.random_peer(16, 20, 0)
-    text = compile_step(schedule, gx.Nodes(16, make_mesh(4)), 1000).as_text()
-    sent = sum(
-        it.bytes // (4 * 1001) * len(re.findall(r"\{\d+,\d+\}", it.attributes))
-        for it in parse_module(text).instruction_order.values()
-        if it.collective
-    )
-    matrix = schedule.round_at(0).matrix
-    senders, receivers = np.nonzero(matrix.T)
-    assert sent == (senders // 4 != receivers // 4).sum()

@@ -1,13 +1,11 @@
 """Consensus distance, total mass and the average model, at weights other than 1."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import oracle
 import pytest
 from modes import MODES, run
-from promotion import apply_updates
 
 import gossipjax as gx
 
@@ -33,19 +31,6 @@ def trained():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_consensus_distance(mode):
-    rng = np.random.default_rng(0)
-    a = rng.normal(size=(N, 3, 2))
-    b = rng.normal(size=(N, 4))
-    flat = np.concatenate([a.reshape(N, -1), b], axis=1)
-    expected = np.linalg.norm(flat - flat.mean(axis=0), axis=1)
-    tree = {"a": jnp.asarray(a, jnp.float32), "b": jnp.asarray(b, jnp.float32)}
-    distance = run(mode, gx.diagnostics.consensus_distance, N)(tree)
-    assert distance.shape == (N,)
-    np.testing.assert_allclose(distance, expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize("mode", MODES)
 def test_consensus_distance_of_each_layer(mode):
     rng = np.random.default_rng(0)
     tree = {
@@ -61,23 +46,6 @@ def test_consensus_distance_of_each_layer(mode):
     np.testing.assert_allclose(np.hypot(by_layer["a"], by_layer["b"]), distance, rtol=1e-5)
 
 
-@pytest.mark.parametrize("gossip", [gx.sgp, gx.osgp, gx.dpsgd], ids=["sgp", "osgp", "dpsgd"])
-def test_the_latest_model_is_what_the_user_holds(gossip):
-    """Except for AD-PSGD, which test_adpsgd.py covers."""
-    tx = gossip(gx.topology.random_ring(N, 3, seed=0))
-    z = jnp.asarray(np.random.default_rng(0).normal(size=(N, 3)), jnp.bfloat16)
-    state = gx.spmd(tx.init, nodes=N)(z)
-    for k in range(3):
-        step = gx.spmd(lambda z, s, k=k: tx.update(z, s, z, step=k), nodes=N)
-        updates, state = step(z, state)
-        z = apply_updates(z, updates)
-    latest = gx.spmd(gx.latest_model, nodes=N)(z, state)
-    # The update, as large as the model here, was rounded as well.
-    np.testing.assert_allclose(
-        np.asarray(latest, np.float32), np.asarray(z, np.float32), rtol=2**-7, atol=2**-7
-    )
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_equal_nodes_have_distance_zero(mode):
     """The plain mean of equal float32 values is off by rounding for 3 nodes already."""
@@ -91,16 +59,6 @@ def test_low_precision_parameters_are_measured_in_float32():
     distance = gx.spmd(gx.diagnostics.consensus_distance, nodes=2)(z)
     assert distance.dtype == jnp.float32
     np.testing.assert_allclose(distance, np.sqrt(1028) / 16, rtol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-def test_the_distance_has_the_type_of_the_parameters(dtype):
-    """Also where 64 bits are on, and with no promotion of types."""
-    with jax.enable_x64(True):
-        z = jnp.asarray([[0.0, 0.0], [6.0, 8.0]], dtype)
-        distance = gx.spmd(gx.diagnostics.consensus_distance, nodes=2)(z)
-        assert distance.dtype == dtype
-        np.testing.assert_array_equal(distance, 5)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -26,23 +26,6 @@ every_placement = pytest.mark.parametrize("nodes", PLACEMENTS.values(), ids=PLAC
 
 
 class TestMade:
-    def test_by_a_number(self):
-        nodes = gx.Nodes(N)
-        assert (nodes.size, nodes.mesh, nodes.axis_name) == (N, None, "nodes")
-        assert nodes.is_simulated
-        assert nodes.local == [0, 1, 2, 3]
-        assert nodes.local_devices is None
-        assert type(gx.Nodes(np.int64(N)).size) is int  # pyright: ignore[reportArgumentType]
-
-    def test_by_a_mesh(self):
-        nodes = gx.Nodes(mesh=MESH)
-        assert (nodes.size, nodes.mesh) == (N, MESH)
-        assert not nodes.is_simulated
-        assert nodes.local == [0, 1, 2, 3]
-        assert nodes.local_devices is None
-        assert gx.Nodes(mesh=GRID).local_devices == 2
-        assert gx.Nodes(mesh=GRID).local == [0, 1, 2, 3]
-
     def test_by_a_mesh_of_fewer_devices(self):
         mesh = Mesh(DEVICES[:2], ("nodes",))
         nodes = gx.Nodes(N, mesh)
@@ -132,19 +115,6 @@ class TestRun:
         np.testing.assert_array_equal(nodes.run(add, jnp.zeros(N), jnp.arange(4.0)), range(N))
         np.testing.assert_array_equal(nodes.run(add, jnp.zeros(N), nodes.shared(3.0)), [3.0] * N)
 
-    def test_spmd_takes_nodes_and_all_kinds_of_arguments(self):
-        nodes = gx.Nodes(mesh=GRID)
-
-        def f(x, scale, batch, offset):
-            return x * scale + jax.lax.pmean(batch.mean(), "local") + offset
-
-        program = nodes.spmd(f, static_argnums=1, local_argnums=2, shared_argnums=3)
-        batch = jnp.arange(4.0 * N).reshape(N, 4)
-        out = program(jnp.ones(N), 2, batch, jnp.float32(10))
-        np.testing.assert_allclose(out, np.asarray(batch).mean(axis=1) + 12)
-        same = gx.spmd(f, GRID, nodes, static_argnums=1, local_argnums=2, shared_argnums=3)
-        np.testing.assert_array_equal(same(jnp.ones(N), 2, batch, jnp.float32(10)), out)
-
     def test_what_a_profile_shows(self):
         assert "node_mean" in gx.Nodes(N).spmd(node_mean).lower(jnp.ones(N)).as_text()
 
@@ -228,18 +198,6 @@ class TestThereAndBack:
         assert float(table["b"]) == 2.0
 
     @every_placement
-    def test_one_model_from_an_average(self, nodes):
-        """The way to one ordinary model, which other programs use as any array."""
-        tx = optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.ring(N)))
-        _, opt_state = nodes.init(tx, jnp.zeros(3))
-        params = nodes.put(np.arange(12.0, dtype=np.float32).reshape(N, 3))
-        model = nodes.one(nodes.run(gx.average_model, params, opt_state))
-        np.testing.assert_allclose(model, [4.5, 5.5, 6.5])
-        np.testing.assert_allclose(model + jnp.ones(3), [5.5, 6.5, 7.5])
-        distance = nodes.run(lambda m, x: jnp.abs(m - x).max(), nodes.shared(model), params)
-        np.testing.assert_allclose(distance, [4.5, 1.5, 1.5, 4.5])
-
-    @every_placement
     def test_one_refuses_rows_that_differ(self, nodes):
         rows = np.ones((N, 3), np.float32)
         rows[2, 1] = 1.5
@@ -289,15 +247,6 @@ class TestThereAndBack:
         for rows in differ:
             with pytest.raises(ValueError, match=r"must be equal, got .* rows of .* that differ"):
                 nodes.one(nodes.put(stack(*rows)))
-
-    def test_one_of_integers_and_of_nothing(self):
-        nodes = gx.Nodes(N)
-        assert nodes.one({}) == {}
-        assert nodes.one(jnp.zeros((N, 0))).shape == (0,)
-        assert nodes.one(jnp.zeros((N, 2))).tolist() == [0.0, 0.0]
-        assert int(nodes.one(jnp.full(N, 7))) == 7
-        with pytest.raises(ValueError, match="the rows of all nodes must be equal"):
-            nodes.one(jnp.arange(N))
 
 
 @every_placement

@@ -42,29 +42,6 @@ def test_strips_the_node_axis_and_puts_it_back(nodes):
 
 
 @every_placement
-def test_typed_keys_are_arrays_too(nodes):
-    keys = jax.random.split(jax.random.key(0), N)
-    drawn, _ = gx.spmd(lambda key: (jax.random.normal(key), key), nodes=nodes)(keys)
-    np.testing.assert_allclose(drawn, [jax.random.normal(key) for key in keys], rtol=1e-6)
-
-
-def test_without_mesh_or_nodes_all_devices_are_nodes():
-    index = gx.spmd(lambda x: jax.lax.axis_index("nodes"))(jnp.zeros(len(jax.devices())))
-    np.testing.assert_array_equal(index, np.arange(len(jax.devices())))
-
-
-@pytest.mark.parametrize("mesh", [None, Mesh(DEVICES[:3], ("servers",))], ids=["vmap", "mesh"])
-def test_another_axis_name(mesh):
-    total = gx.spmd(
-        lambda x: jax.lax.psum(x, "servers"),
-        mesh=mesh,
-        nodes=None if mesh else 3,
-        axis_name="servers",
-    )
-    np.testing.assert_array_equal(total(jnp.arange(3.0)), [3, 3, 3])
-
-
-@every_placement
 def test_donated_arguments_are_gone(nodes):
     tx = optax.chain(promoting(optax.adam(1e-3)), gx.sgp(gx.topology.ring(N)))
 
@@ -79,10 +56,6 @@ def test_donated_arguments_are_gone(nodes):
     old = params["w"]
     program(params, state)
     assert old.is_deleted()
-
-
-def test_accelerators_alone_donate():
-    assert gx.donate_on_accelerators(0, 1) == ()  # the tests run on CPU
 
 
 def make_hierarchical_step(check_vma, is_cast):
@@ -150,20 +123,6 @@ def test_a_server_sends_its_model_once():
     permutes = [line for line in lowered.as_text().splitlines() if "collective_permute" in line]
     assert len(permutes) == 1
     assert f"tensor<{size // LOCAL}xf32>" in permutes[0]
-
-
-def test_one_replicated_gradient_among_varying_ones_is_refused_too():
-    def loss(z, batch):
-        return jnp.mean(z["a"] * batch) + jnp.mean(z["b"] * batch)
-
-    def update(z, batch):
-        at = {"a": jax.lax.pcast(z["a"], "local", to="varying"), "b": z["b"]}
-        grads = jax.grad(loss)(at, batch)
-        return gx.allreduce("local").update(grads, optax.EmptyState())[0]
-
-    program = HIERARCHY.spmd(update, local_argnums=1, check_vma=True)
-    with pytest.raises(ValueError, match=r"updates\['b'\] .*over 'local'"):
-        program({"a": jnp.ones(N), "b": jnp.ones(N)}, jnp.ones((N, 4)))
 
 
 def test_replicas_that_were_not_averaged_are_refused():

@@ -148,18 +148,6 @@ def test_block_top_k_equals_its_definition(count, block, size):
     assert np.isfinite(arrived[length:]).all()
 
 
-def test_codes_are_packed_in_14_bits():
-    codec = gx.wire.block_top_k(count=48, block=48)
-    x = jnp.asarray(np.random.default_rng(0).normal(size=48), jnp.float32)
-    words = np.asarray(codec.encode(x))[:-4]
-    bits = "".join(f"{word:032b}"[::-1] for word in words)
-    codes = [int(bits[14 * i : 14 * (i + 1)][::-1], 2) for i in range(48)]
-    assert sorted(code % 2**12 for code in codes) == list(range(48))
-    order = np.argsort(-np.abs(x))
-    np.testing.assert_array_equal([code % 2**12 for code in codes], order)
-    assert {code >> 12 for code in codes} <= {0, 1, 2, 3}
-
-
 @pytest.mark.parametrize("fraction", [0.003, 0.7])
 def test_random_k_takes_every_value_equally_often(fraction):
     codec = gx.wire.random_k(fraction)
@@ -242,32 +230,6 @@ def test_one_message_of_these_words(tx, words):
     assert re.findall(r" = (\S+)\{0\} collective-permute\(", text) == [f"u32[{words}]"]
 
 
-@pytest.mark.parametrize(
-    ("codec", "check_vma"), [(gx.wire.int8(), True), (gx.wire.top_k(0.3), False)], ids=str
-)
-def test_servers_of_several_devices(check_vma, codec):
-    """Each device sends its share; the devices of a server agree."""
-    ring = gx.topology.ring(4)
-    if codec.is_sparse:
-        tx = gx.choco(ring, codec, 0.3, "nodes", "local")
-    else:
-        tx = gx.sgp(ring, local_axis_name="local", wire=codec)
-    x = jnp.asarray(np.random.default_rng(1).normal(size=(4, 13)), jnp.float32)
-    servers = make_mesh(4, local=2)
-    state = gx.spmd(tx.init, mesh=servers, check_vma=check_vma)(x)
-
-    def step(x, state, k):
-        updates, state = tx.update(jnp.zeros_like(x), state, x, step=k)
-        return x + updates, state
-
-    program = gx.spmd(step, mesh=servers, check_vma=check_vma, shared_argnums=2)
-    start = x
-    for k in range(60):
-        x, state = program(x, state, jnp.int32(k))
-    np.testing.assert_allclose(x, np.tile(start.mean(axis=0), (4, 1)), atol=0.1)
-    np.testing.assert_allclose(x.sum(axis=0), start.sum(axis=0), rtol=1e-5, atol=1e-5)
-
-
 class TestAllreduce:
     """With error feedback: what a codec leaves out comes later."""
 
@@ -333,26 +295,6 @@ class TestAllreduce:
             error -= sent
             np.testing.assert_allclose(mean[0], sent.mean(axis=0), rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(state.error, error, rtol=1e-5, atol=1e-6)
-
-    @pytest.mark.parametrize("codec", [gx.wire.int4(), gx.wire.top_k(0.1)], ids=str)
-    def test_it_finds_the_minimum(self, codec):
-        """With rates that vanish, as what is kept does then: without it, top_k ends elsewhere."""
-        targets = np.random.default_rng(0).normal(size=(N, 50))
-        rate = optax.exponential_decay(0.05, 1000, 0.2)
-        tx = optax.chain(gx.allreduce(wire=codec), optax.sgd(rate))
-        nodes = gx.Nodes(N)
-        z, state = nodes.init(tx, jnp.zeros(50))
-
-        def train(z, state, target):
-            def step(carry, _):
-                z, state = carry
-                updates, state = tx.update(z - target, state, z)
-                return (z + updates, state), None
-
-            return jax.lax.scan(step, (z, state), length=4000)[0][0]
-
-        z = nodes.spmd(train)(z, state, jnp.asarray(targets, jnp.float32))
-        np.testing.assert_allclose(z, np.tile(targets.mean(axis=0), (N, 1)), atol=3e-3)
 
     def test_a_state_without_errors(self):
         tx = gx.allreduce(wire=gx.wire.int8())

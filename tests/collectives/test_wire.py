@@ -101,22 +101,6 @@ def test_the_sender_keeps_the_rounding_error():
         np.testing.assert_allclose(x, expected, rtol=1e-6, atol=1e-7)
 
 
-def test_no_mass_is_lost_in_a_thousand_rounds():
-    schedule = gx.topology.random_peer(N, 4, seed=0)
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(N, 50)) + 3, jnp.float32)
-
-    def rounds(x, w):
-        return jax.lax.fori_loop(
-            0, 1000, lambda k, c: gx.mix(c[0], c[1], schedule, k, wire="bfloat16"), (x, w)
-        )
-
-    mixed, weights = jax.jit(jax.vmap(rounds, axis_name="nodes"))(x, jnp.ones(N))
-    np.testing.assert_allclose(mixed.sum(axis=0), x.sum(axis=0), rtol=1e-5)
-    assert abs(float(weights.sum()) - N) < 1e-5 * N
-    # Models differ by about the rounding of a message, and no more.
-    np.testing.assert_allclose(mixed / weights[:, None], np.tile(x.mean(axis=0), (N, 1)), atol=0.2)
-
-
 @pytest.mark.parametrize(
     ("wire", "words"), [(None, 10), ("float32", 10), ("float16", 14), (jnp.bfloat16, 12)]
 )
@@ -206,14 +190,6 @@ def test_values_too_large_for_the_type_are_scaled(large):
     assert mixed[:, 1].sum() == large + 2
 
 
-@pytest.mark.parametrize("mode", ["vmap", "shard_map_check_vma"])
-def test_a_nan_stays_a_nan_and_travels_along_edges_only(mode):
-    x = jnp.ones((N, 3)).at[2, 1].set(jnp.nan)
-    one = SCHEDULES["one peer"]
-    mixed = run(mode, lambda x: gx.mix(x, None, one, 0, wire="bfloat16")[0], N)(x)
-    assert np.argwhere(np.isnan(np.asarray(mixed))).tolist() == [[2, 1], [3, 1]]
-
-
 def test_servers_of_several_devices():
     """Each device sends its share in low precision; weights stay exact."""
     schedule = gx.topology.from_matrices(oracle.column_stochastic(np.random.default_rng(0), 4))
@@ -242,22 +218,6 @@ def test_float64_travels_as_float32_words():
         assert mixed.dtype == jnp.float64
         np.testing.assert_allclose(mixed.sum(axis=0), x.sum(axis=0), rtol=1e-14)
         np.testing.assert_allclose(mixed, np.tile(x.mean(axis=0), (2, 1)), atol=1e-6)
-
-
-def test_low_precision_local_steps_and_overlap_together():
-    """bfloat16 messages, every third step, used two rounds later: it still trains."""
-    schedule = gx.topology.one_peer_exponential(N).every(3)
-    tx = optax.chain(optax.sgd(0.1, momentum=0.9), gx.osgp(schedule, 2, wire="bfloat16"))
-    rng = np.random.default_rng(0)
-    targets = jnp.asarray(rng.normal(size=(N, 4)), jnp.float32)
-    z = jnp.zeros((N, 4))
-    state = gx.spmd(tx.init, nodes=N)(z)
-    step = gx.spmd(lambda z, s, t, k: tx.update(z - t, s, z, step=k), nodes=N, shared_argnums=3)
-    for k in range(400):
-        change, state = step(z, state, targets, jnp.int32(k))
-        z = z + change
-    average = gx.spmd(gx.average_model, nodes=N)(z, state)
-    np.testing.assert_allclose(average[0], targets.mean(axis=0), atol=0.05)
 
 
 def test_a_type_is_short_for_its_codec():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from modes import make_mesh, run
+from modes import run
 
 import gossipjax as gx
 
@@ -75,19 +75,3 @@ def test_the_derivative_of_a_linear_exchange_is_its_matrix():
     second = jax.jit(jax.jacfwd(jax.jacrev(lambda x: (mix(x) ** 2).sum())))(x)
     P = schedule.matrices()[0]
     np.testing.assert_allclose(second, np.einsum("ij,ab->iajb", 2 * P.T @ P, np.eye(3)), atol=1e-5)
-
-
-def test_servers_of_several_devices_have_the_derivative_too():
-    schedule = SCHEDULES["irregular"]
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(N, 9)), jnp.float32)
-
-    def derivative(wire):
-        def pull(x):
-            def mix(x):
-                return gx.mix(x, None, schedule, 0, "nodes", "local", wire)[0]
-
-            return jax.vjp(mix, x)[1](x)[0]
-
-        return gx.spmd(pull, mesh=make_mesh(N, local=2))(x)
-
-    np.testing.assert_allclose(derivative("bfloat16"), derivative(None), atol=1e-6)

@@ -12,12 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import gossipjax as gx
 from gossipjax import topology
-from gossipjax.topology import Segment
 
 HYBRID = topology.piecewise(
     {
@@ -88,28 +85,6 @@ def test_canonical_step_is_the_smallest_with_the_same_rounds(name, lookback):
     assert schedule.canonical_step(10**12 + 60, lookback) in values
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), min_size=1, max_size=4),
-    st.integers(0, 20),
-    st.integers(0, 100),
-    st.randoms(use_true_random=False),
-)
-def test_canonical_step_of_any_segments(cycles, lookback, step, random):
-    """Windows that reach over several switches, and before step 0."""
-    starts = [0, *sorted(random.sample(range(1, 40), len(cycles) - 1))]
-    segments = [Segment(start, tuple(cycle)) for start, cycle in zip(starts, cycles, strict=True)]
-    schedule = gx.Schedule([topology.ring(4).rounds[0], topology.complete(4).rounds[0],
-                            topology.directed_ring(4).rounds[0]], segments)  # fmt: skip
-
-    def window(step):
-        return [schedule.index_at(step - i) for i in range(lookback + 1)]
-
-    smallest = next(s for s in itertools.count() if window(s) == window(step))
-    assert schedule.canonical_step(step, lookback) == smallest
-    assert smallest in schedule.canonical_steps(lookback)
-
-
 def test_a_lookback_beyond_the_cycle_changes_nothing():
     schedule = topology.one_peer_exponential(8)
     for lookback in (2, 3, 10**18):
@@ -118,15 +93,6 @@ def test_a_lookback_beyond_the_cycle_changes_nothing():
     assert HYBRID.canonical_step(10**6, 512) < 10**4
     with pytest.raises(ValueError, match="lookback must be at most 1024"):
         HYBRID.canonical_step(0, 2000)
-
-
-def test_many_segments_have_canonical_steps_at_once():
-    """The work used to grow with the square of their number."""
-    ring = topology.ring(4)
-    complete = topology.complete(4)
-    schedule = topology.piecewise({5 * k: (ring, complete)[k % 2] for k in range(5000)})
-    assert schedule.canonical_steps(1) == [0, 5, 6, 10]
-    assert schedule.canonical_step(24_999, 1) == 6
 
 
 def test_steps_are_integers():
