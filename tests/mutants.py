@@ -91,7 +91,7 @@ gossipjax/algorithms/frame/state.py | algorithms/test_state.py -k canonical_step
 gossipjax/algorithms/frame/chain.py | algorithms/test_transform_input.py -k StepsUnderOverlap | a jump loses messages | if overlapped and exchange.canonical_step(step) => if 0 * exchange.canonical_step(step)
 gossipjax/algorithms/outer.py | algorithms/test_outer.py -k what_is_in_flight | weights in flight do not count | weight = weight + in_flight.weight => pass
 gossipjax/algorithms/outer.py | algorithms/test_outer.py -k what_is_in_flight | messages outlive an outer step | (jnp.zeros_like, gossip.in_flight) => (jnp.copy, gossip.in_flight)
-gossipjax/algorithms/outer.py | algorithms/test_outer_gossip.py -k float64 | gossip in outer steps takes the round of the step | anchor, step=plan.round_number(self.step) => anchor, step=self.step
+gossipjax/algorithms/outer.py | algorithms/test_outer_gossip.py -k float64 | gossip in outer steps takes the round of the step | step=self.steps.plan.round_number(self.step) => step=self.step
 gossipjax/algorithms/outer.py | algorithms/test_outer_gossip.py -k float64 | local steps count the weight | local.count, residual=local.residual, plan => local.count, local.weight, residual=local.residual, plan
 gossipjax/algorithms/sgp.py | algorithms/test_outer_gossip.py -k float64 | what damping holds back is lost | held_back=frame.subtract(waiting, updates) => held_back=frame.scale(waiting, 0)
 gossipjax/algorithms/gradient_tracking.py | algorithms/test_outer_gossip.py -k float64 | tracks undamped updates | state = state.keep(damped=updates) => state = state.keep(damped=change)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,15 @@ import optax
 
 from gossipjax.algorithms import frame
 from gossipjax.algorithms.outer_average import average_fragment
+from gossipjax.algorithms.outer_checks import (
+    require_average,
+    require_feedback,
+    require_gossip,
+    require_gradients_only,
+    require_inner,
+    require_mean_over,
+    require_whole_steps,
+)
 from gossipjax.algorithms.outer_stability import require_stable
 from gossipjax.collectives import (
     MeanOver,
@@ -20,12 +28,11 @@ from gossipjax.collectives import (
     cast_like,
     cond,
     default_step,
-    require_doubly_stochastic,
     vary,
     vary_where_mapped,
 )
 from gossipjax.topology.schedule import Schedule, require_int
-from gossipjax.wire import Codec, WireLike
+from gossipjax.wire import WireLike
 
 Average = Schedule | optax.GradientTransformation | Literal["exact", "none"]
 
@@ -113,19 +120,19 @@ def outer(
     spec = None
     who: Any = average
     if not isinstance(average, str | Schedule):
-        gossip, spec = _require_gossip(average)
+        gossip, spec = require_gossip(average)
         who = spec.plan
-    _require_average(who, pull)
+    require_average(who, pull)
     if (who == "none" or gossip is not None) and wire is not None:
         raise ValueError(
             "wire of outer must be None where average is 'none' and nothing is sent, or a gossip, "
             f"which has its own, got {wire!r}."
         )
-    _require_feedback(error_feedback, who, delay, wire)
+    require_feedback(error_feedback, who, delay, wire)
     route = frame.make_route(
         "outer", axis_name, local_axis_name, wire, takes_sparse=error_feedback is not None
     )
-    _require_mean_over(mean_over, error_feedback, route.codec)
+    require_mean_over(mean_over, error_feedback, route.codec)
     plan = frame.OuterPlan(
         every,
         who,
@@ -143,92 +150,12 @@ def outer(
             "outer steps come at different times."
         )
     if spec is not None:
-        _require_whole_steps(plan, spec.plan)
+        require_whole_steps(plan, spec.plan)
     if plan.schedule is not None:
         kept = None if spec is None else set(spec.extra or {})
         require_stable(outer_tx, plan.schedule, plan.pull, plan.mix, kept)
     steps = _OuterSteps(plan, inner, outer_tx, bool(reset_inner), gossip)
     return optax.GradientTransformationExtraArgs(steps.init, steps.update)
-
-
-def _require_gossip(
-    average: Any,
-) -> tuple[optax.GradientTransformationExtraArgs, frame.GossipState]:
-    """Returns a gossip that outer steps can take, and the shapes of its state of one number."""
-    gossip = frame.require_transform(average, "average of outer, if no name and no gx.Schedule,")
-    state: Any = None
-    with contextlib.suppress(Exception):  # it may take no such number
-        state = jax.eval_shape(gossip.init, jax.ShapeDtypeStruct((), jnp.float32))
-    plan = state.plan if isinstance(state, frame.GossipState) else frame.ExchangePlan()
-    kept = set((state.extra or {}) if isinstance(state, frame.GossipState) else ())
-    is_tracking = "correction" in kept and plan.models == 2
-    others = kept - ({"correction", "damped"} if is_tracking else {"held_back"})
-    if plan.schedule is None or plan.exchanges_early or plan.beside or others:
-        raise ValueError(
-            "average of outer must be 'exact', 'none', a gx.Schedule, or one of gx.sgp, gx.dpsgd "
-            "and gx.gradient_tracking by itself that adapts, then combines, got another transform: "
-            "what stands around it stands around gx.outer, or in outer_tx."
-        )
-    return gossip, state
-
-
-def _require_whole_steps(plan: frame.OuterPlan, gossip: frame.ExchangePlan) -> None:
-    """Raises `ValueError` where a gossip in the place of an average cannot have these settings."""
-    if plan.fragments > 1 or plan.delay or plan.mix:
-        raise ValueError(
-            "fragments of outer must be 1, delay 0 and mix 0 where average is a gossip, which "
-            f"moves whole models at once, got {plan.fragments}, {plan.delay} and {plan.mix}."
-        )
-    axes = plan.wire.axis_name, plan.wire.local_axis_name
-    expected = gossip.wire.axis_name, gossip.wire.local_axis_name
-    if axes != expected:
-        raise ValueError(
-            "axis_name and local_axis_name of outer must be those of the gossip in average, "
-            f"{expected}, got {axes}."
-        )
-
-
-def _require_average(average: Any, pull: Any) -> None:
-    if isinstance(average, Schedule):
-        require_doubly_stochastic(average, "outer")
-        frame.require_number(pull, "pull of outer", "from 0", lambda p: 0 <= p < float("inf"))
-        return
-    is_named = isinstance(average, str) and average in ("exact", "none")
-    if not is_named and not isinstance(average, frame.ExchangePlan):
-        raise ValueError(
-            "average of outer must be 'exact', 'none', a gx.Schedule or a gossip, as gx.sgp, got "
-            f"{average!r}."
-        )
-    if pull != 1:
-        name = repr(average) if is_named else "a gossip"
-        raise ValueError(
-            f"pull of outer must be 1 where average is {name}, got {pull!r}: all nodes have one "
-            "anchor, or anchors are not compared. Give a schedule."
-        )
-
-
-def _require_feedback(factor: Any, average: Any, delay: Any, wire: Any) -> None:
-    """Raises `ValueError` unless messages can carry what those before them have left out."""
-    if factor is None:
-        return
-    name = "error_feedback of outer"
-    frame.require_number(factor, name, "from 0 to 1, or None", lambda b: 0 <= b <= 1)
-    if not isinstance(average, str) or average != "exact" or delay or wire is None:
-        raise ValueError(
-            f"{name} must be None unless average is 'exact', delay 0 and wire a codec, got {factor}"
-            f" with average={average!r}, delay={delay!r} and wire={wire!r}: change these, or leave "
-            "it out."
-        )
-
-
-def _require_mean_over(mean_over: Any, factor: Any, codec: Codec | None) -> None:
-    frame.require_choice(mean_over, "mean_over of outer", get_args(MeanOver))
-    is_sparse = codec is not None and codec.is_sparse and factor is not None
-    if mean_over == "senders" and not is_sparse:
-        raise ValueError(
-            "mean_over of outer must be 'nodes' unless error_feedback is given and wire is sparse, "
-            f"such as gx.wire.block_top_k(), got {mean_over!r}: all nodes send all values."
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,14 +173,14 @@ class _OuterSteps:
         inner = self.inner.init(params)
         gossip = frame.gossip_state(inner)
         local = (self.gossip or self._local()).init(params) if gossip is None else None
-        self._require_inner(inner, gossip, params)
+        require_inner(plan, inner, params)
         is_exact = plan.average == "exact"
         axis_name = plan.wire.axis_name
         anchor = frame.common_model(params, axis_name if is_exact else None)
         outer_states = self._init_outer(anchor)
         if jax.tree.leaves(anchor):  # none in the placeholder of optax.tree_map_params
             first = frame.split_leaves(anchor, plan.fragments)[0]
-            self._require_outer(frame.pick(anchor, first), outer_states[0])
+            require_gradients_only(self.outer_tx, frame.pick(anchor, first), outer_states[0])
         return vary_where_mapped(
             frame.OuterState(
                 count=jnp.zeros((), jnp.int32),
@@ -287,51 +214,6 @@ class _OuterSteps:
             return frame.Combined(frame.add(x, updates), state)
 
         return frame.gossip_transform("outer", plan, partial(frame.init_state, plan=plan), combine)
-
-    def _require_inner(self, inner: Any, gossip: frame.GossipState | None, params: Any) -> None:
-        """Raises `ValueError` where outer steps cannot set the models of the chain inside."""
-        if frame.outer_state(inner) is not None:
-            raise ValueError("inner of outer must hold no other outer optimizer, got one.")
-        if gossip is None:
-            return
-        plan = self.plan
-        if self.gossip is not None:
-            raise ValueError(
-                "inner of outer must hold no gossip where average is one, got one: local steps are "
-                "then of each node alone. Leave one of them out."
-            )
-        keeps_more = gossip.extra is not None or gossip.plan.beside
-        if keeps_more or gossip.mask != frame.make_mask(params):
-            kept = ", ".join(gossip.extra or ()) or ("moments" if keeps_more else "a mask")
-            raise ValueError(
-                "inner of outer must hold no gossip, or that of gx.sgp, gx.osgp or gx.dpsgd of all "
-                f"parameters, got one that keeps {kept}: an outer step would not reach these. "
-                "optax.masked may stand around gx.outer."
-            )
-        in_parts = plan.fragments > 1 or plan.mix > 0
-        if in_parts and plan.average == "exact" and gossip.in_flight is not None:
-            raise ValueError(
-                "fragments of outer must be 1 and mix 0 around gx.osgp, got "
-                f"{plan.fragments} and {plan.mix}: its messages in flight carry the whole model "
-                "with one weight. Use gx.sgp."
-            )
-
-    def _require_outer(self, anchor: Any, state: Any) -> None:
-        """Raises `ValueError` unless the outer optimizer makes updates of gradients alone."""
-        if frame.gossip_state(state) is not None:
-            raise ValueError(
-                "outer_tx of outer must exchange nothing, got one with gossip in it: average says "
-                "who takes part."
-            )
-        try:
-            updates, _ = jax.eval_shape(self.outer_tx.update, anchor, state, anchor)
-        except Exception as error:
-            raise ValueError(
-                "outer_tx of outer must make its update of the outer gradient and the anchor "
-                "alone, as optax.sgd, optax.adam and their like do, got one that raises "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        frame.require_like(anchor, updates, "the updates of outer_tx")
 
     def update(
         self,
@@ -412,28 +294,6 @@ class _FragmentStep:
     average: Any  # of what was sent, if it was computed before
     count: jax.Array  # of the updates before this one
 
-    def send(self, updates: Any, state: frame.OuterState) -> tuple[Any, frame.OuterState]:
-        sent = frame.merge(state.sent, self._outer_gradient(updates, state), self.leaves)
-        return updates, state._replace(sent=sent, sent_counts=self._note(state, self.count))
-
-    def use(self, updates: Any, state: frame.OuterState) -> tuple[Any, frame.OuterState]:
-        """The outer step; nothing where the fragment was not sent, as the run began after that."""
-        sent_count = state.sent_counts[self.fragment]
-        # Steps that `gx.apply_if_finite` skips are not counted: there may be fewer than the delay.
-        was_sent = (sent_count >= 0) & (self.count - sent_count <= self.steps.plan.delay)
-        average = self.average
-        if average is None:
-            sent = frame.pick(state.sent, self.leaves)
-            anchor = frame.pick(state.anchor, self.leaves)
-            average, _ = average_fragment(self.steps.plan, sent, anchor, self.step, sent_count)
-        new_updates, new = self._apply(average, updates, state)
-        new = new._replace(sent_counts=self._note(new, jnp.int32(-1)))
-        return jax.tree.map(partial(jnp.where, was_sent), (new_updates, new), (updates, state))
-
-    def _note(self, state: frame.OuterState, count: jax.Array) -> jax.Array:
-        """`sent_counts` with this fragment's replaced."""
-        return state.sent_counts.at[self.fragment].set(count)
-
     def use_at_once(self, updates: Any, state: frame.OuterState) -> tuple[Any, frame.OuterState]:
         plan = self.steps.plan
         wanted = self._outer_gradient(updates, state)
@@ -463,21 +323,30 @@ class _FragmentStep:
     def _apply(
         self, average: Any, updates: Any, state: frame.OuterState
     ) -> tuple[Any, frame.OuterState]:
-        """The outer step, and what the local model becomes by it."""
+        """DiLoCo's step: `a <- a + outer_tx(D at a); x <- a`."""
+        anchor = frame.pick(state.anchor, self.leaves)
+        outer = list(state.outer)
+        change, outer[self.fragment] = self.steps.outer_tx.update(
+            average, outer[self.fragment], anchor
+        )
+        if self.steps.gossip is not None:
+            change, state = self._mix(self.steps.gossip, change, anchor, state)
+        anchor = frame.add(anchor, change)
+        if self.steps.reset_inner:
+            state = state._replace(inner=zero_moments(self.steps.inner, state.inner))
+        state = state._replace(
+            anchor=frame.merge(state.anchor, anchor, self.leaves), outer=tuple(outer)
+        )
+        return self._set_model(anchor, updates, state)
+
+    def _set_model(
+        self, anchor: Any, updates: Any, state: frame.OuterState
+    ) -> tuple[Any, frame.OuterState]:
+        """`x <- mix x + (1 - mix) a`, and what the gossip inside keeps of `x`."""
         plan = self.steps.plan
         leaves = self.leaves
-        anchor = frame.pick(state.anchor, leaves)
-        change, outer = self.steps.outer_tx.update(average, state.outer[self.fragment], anchor)
         gossip = frame.gossip_state(state)
         assert gossip is not None
-        if self.steps.gossip is not None:
-            mixed: Any
-            # The anchor is in full precision: the residual is that of the local model.
-            change, mixed = self.steps.gossip.update(
-                change, gossip._replace(residual=None), anchor, step=plan.round_number(self.step)
-            )
-            state = state._replace(local=mixed._replace(residual=gossip.residual))
-        anchor = frame.add(anchor, change)
         model = anchor
         if plan.mix:
             local = frame.pick(frame.models(frame.predict(self.params, updates), gossip), leaves)
@@ -492,15 +361,43 @@ class _FragmentStep:
             # All mass is now that of the anchor, or the next de-biasing would bring the old back.
             fields["weight"] = jax.tree.map(jnp.ones_like, gossip.weight)
             fields["in_flight"] = jax.tree.map(jnp.zeros_like, gossip.in_flight)
-        if self.steps.reset_inner:
-            state = state._replace(inner=zero_moments(self.steps.inner, state.inner))
         state = frame.replace_gossip_state(state, **fields)
-        outer_states = list(state.outer)
-        outer_states[self.fragment] = outer
-        state = state._replace(
-            anchor=frame.merge(state.anchor, anchor, leaves), outer=tuple(outer_states)
-        )
         return vary((frame.merge(updates, part, leaves), state), plan.wire.axis_name)
+
+    def _mix(
+        self, gossip: Any, change: Any, anchor: Any, state: frame.OuterState
+    ) -> tuple[Any, frame.OuterState]:
+        """Gossip in the place of an average: a round of it, with the outer update as its own."""
+        # The anchor is in full precision: the residual is that of the local model.
+        plain = state.local._replace(residual=None)
+        change, mixed = gossip.update(
+            change, plain, anchor, step=self.steps.plan.round_number(self.step)
+        )
+        return change, state._replace(local=mixed._replace(residual=state.local.residual))
+
+    # Streaming: what is sent at one step is used `delay` steps later.
+
+    def send(self, updates: Any, state: frame.OuterState) -> tuple[Any, frame.OuterState]:
+        sent = frame.merge(state.sent, self._outer_gradient(updates, state), self.leaves)
+        return updates, state._replace(sent=sent, sent_counts=self._note(state, self.count))
+
+    def use(self, updates: Any, state: frame.OuterState) -> tuple[Any, frame.OuterState]:
+        """The outer step; nothing where the fragment was not sent, as the run began after that."""
+        sent_count = state.sent_counts[self.fragment]
+        # Steps that `gx.apply_if_finite` skips are not counted: there may be fewer than the delay.
+        was_sent = (sent_count >= 0) & (self.count - sent_count <= self.steps.plan.delay)
+        average = self.average
+        if average is None:
+            sent = frame.pick(state.sent, self.leaves)
+            anchor = frame.pick(state.anchor, self.leaves)
+            average, _ = average_fragment(self.steps.plan, sent, anchor, self.step, sent_count)
+        new_updates, new = self._apply(average, updates, state)
+        new = new._replace(sent_counts=self._note(new, jnp.int32(-1)))
+        return jax.tree.map(partial(jnp.where, was_sent), (new_updates, new), (updates, state))
+
+    def _note(self, state: frame.OuterState, count: jax.Array) -> jax.Array:
+        """`sent_counts` with this fragment's replaced."""
+        return state.sent_counts.at[self.fragment].set(count)
 
 
 def zero_moments(tx: optax.GradientTransformation, opt_state: Any) -> Any:

@@ -1,0 +1,142 @@
+"""What `gx.outer` refuses, with a way out."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gossipjax.algorithms import frame
+from gossipjax.collectives import MeanOver, require_doubly_stochastic
+from gossipjax.topology.schedule import Schedule
+from gossipjax.wire import Codec
+
+
+def require_gossip(
+    average: Any,
+) -> tuple[optax.GradientTransformationExtraArgs, frame.GossipState]:
+    """Returns a gossip that outer steps can take, and the shapes of its state of one number."""
+    gossip = frame.require_transform(average, "average of outer, if no name and no gx.Schedule,")
+    state: Any = None
+    with contextlib.suppress(Exception):  # it may take no such number
+        state = jax.eval_shape(gossip.init, jax.ShapeDtypeStruct((), jnp.float32))
+    plan = state.plan if isinstance(state, frame.GossipState) else frame.ExchangePlan()
+    kept = set((state.extra or {}) if isinstance(state, frame.GossipState) else ())
+    is_tracking = "correction" in kept and plan.models == 2
+    others = kept - ({"correction", "damped"} if is_tracking else {"held_back"})
+    if plan.schedule is None or plan.exchanges_early or plan.beside or others:
+        raise ValueError(
+            "average of outer must be 'exact', 'none', a gx.Schedule, or one of gx.sgp, gx.dpsgd "
+            "and gx.gradient_tracking by itself that adapts, then combines, got another transform: "
+            "what stands around it stands around gx.outer, or in outer_tx."
+        )
+    return gossip, state
+
+
+def require_whole_steps(plan: frame.OuterPlan, gossip: frame.ExchangePlan) -> None:
+    """Raises `ValueError` where a gossip in the place of an average cannot have these settings."""
+    if plan.fragments > 1 or plan.delay or plan.mix:
+        raise ValueError(
+            "fragments of outer must be 1, delay 0 and mix 0 where average is a gossip, which "
+            f"moves whole models at once, got {plan.fragments}, {plan.delay} and {plan.mix}."
+        )
+    axes = plan.wire.axis_name, plan.wire.local_axis_name
+    expected = gossip.wire.axis_name, gossip.wire.local_axis_name
+    if axes != expected:
+        raise ValueError(
+            "axis_name and local_axis_name of outer must be those of the gossip in average, "
+            f"{expected}, got {axes}."
+        )
+
+
+def require_average(average: Any, pull: Any) -> None:
+    if isinstance(average, Schedule):
+        require_doubly_stochastic(average, "outer")
+        frame.require_number(pull, "pull of outer", "from 0", lambda p: 0 <= p < float("inf"))
+        return
+    is_named = isinstance(average, str) and average in ("exact", "none")
+    if not is_named and not isinstance(average, frame.ExchangePlan):
+        raise ValueError(
+            "average of outer must be 'exact', 'none', a gx.Schedule or a gossip, as gx.sgp, got "
+            f"{average!r}."
+        )
+    if pull != 1:
+        name = repr(average) if is_named else "a gossip"
+        raise ValueError(
+            f"pull of outer must be 1 where average is {name}, got {pull!r}: all nodes have one "
+            "anchor, or anchors are not compared. Give a schedule."
+        )
+
+
+def require_feedback(factor: Any, average: Any, delay: Any, wire: Any) -> None:
+    """Raises `ValueError` unless messages can carry what those before them have left out."""
+    if factor is None:
+        return
+    name = "error_feedback of outer"
+    frame.require_number(factor, name, "from 0 to 1, or None", lambda b: 0 <= b <= 1)
+    if not isinstance(average, str) or average != "exact" or delay or wire is None:
+        raise ValueError(
+            f"{name} must be None unless average is 'exact', delay 0 and wire a codec, got {factor}"
+            f" with average={average!r}, delay={delay!r} and wire={wire!r}: change these, or leave "
+            "it out."
+        )
+
+
+def require_mean_over(mean_over: Any, factor: Any, codec: Codec | None) -> None:
+    frame.require_choice(mean_over, "mean_over of outer", get_args(MeanOver))
+    is_sparse = codec is not None and codec.is_sparse and factor is not None
+    if mean_over == "senders" and not is_sparse:
+        raise ValueError(
+            "mean_over of outer must be 'nodes' unless error_feedback is given and wire is sparse, "
+            f"such as gx.wire.block_top_k(), got {mean_over!r}: all nodes send all values."
+        )
+
+
+def require_inner(plan: frame.OuterPlan, inner: Any, params: Any) -> None:
+    """Raises `ValueError` where outer steps cannot set the models of the chain inside."""
+    if frame.outer_state(inner) is not None:
+        raise ValueError("inner of outer must hold no other outer optimizer, got one.")
+    gossip = frame.gossip_state(inner)
+    if gossip is None:
+        return
+    if isinstance(plan.average, frame.ExchangePlan):
+        raise ValueError(
+            "inner of outer must hold no gossip where average is one, got one: local steps are "
+            "then of each node alone. Leave one of them out."
+        )
+    keeps_more = gossip.extra is not None or gossip.plan.beside
+    if keeps_more or gossip.mask != frame.make_mask(params):
+        kept = ", ".join(gossip.extra or ()) or ("moments" if keeps_more else "a mask")
+        raise ValueError(
+            "inner of outer must hold no gossip, or that of gx.sgp, gx.osgp or gx.dpsgd of all "
+            f"parameters, got one that keeps {kept}: an outer step would not reach these. "
+            "optax.masked may stand around gx.outer."
+        )
+    in_parts = plan.fragments > 1 or plan.mix > 0
+    if in_parts and plan.average == "exact" and gossip.in_flight is not None:
+        raise ValueError(
+            "fragments of outer must be 1 and mix 0 around gx.osgp, got "
+            f"{plan.fragments} and {plan.mix}: its messages in flight carry the whole model "
+            "with one weight. Use gx.sgp."
+        )
+
+
+def require_gradients_only(outer_tx: Any, anchor: Any, state: Any) -> None:
+    """Raises `ValueError` unless the outer optimizer makes updates of gradients alone."""
+    if frame.gossip_state(state) is not None:
+        raise ValueError(
+            "outer_tx of outer must exchange nothing, got one with gossip in it: average says "
+            "who takes part."
+        )
+    try:
+        updates, _ = jax.eval_shape(outer_tx.update, anchor, state, anchor)
+    except Exception as error:
+        raise ValueError(
+            "outer_tx of outer must make its update of the outer gradient and the anchor "
+            "alone, as optax.sgd, optax.adam and their like do, got one that raises "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    frame.require_like(anchor, updates, "the updates of outer_tx")
