@@ -118,7 +118,6 @@ class Events:
 
     Attributes:
       ends: of each node, when its steps ended, in seconds.
-      busy_seconds: in which each node computed, `[N]`.
       sent, kept: times that an asynchronous node sent, or found its link busy.
       staleness: of every message of such nodes: the updates of its receiver while it travelled.
     """
@@ -143,7 +142,6 @@ class Events:
         self._slots: dict[tuple[int, int], list[Slot]] = {}
         self._count = 0  # of all steps that have ended
         self.ends: list[list[float]] = [[] for _ in range(self._nodes)]
-        self.busy_seconds = np.zeros(self._nodes)
         self.sent = 0
         self.kept = 0
         self.staleness: list[int] = []
@@ -169,7 +167,6 @@ class Events:
             self._add_event(end, self._end_computation, node)
 
     def _end_computation(self, time: float, node: int) -> None:
-        self.busy_seconds[node] += self._find_step_seconds(len(self.ends[node]))[node]
         computed = self._computed[node]
         computed.append(time)
         for message in self._arrived[node]:
@@ -339,8 +336,6 @@ class Simulation:
     Attributes:
       seconds: per step, `N` over the steps per second of all nodes.
       examples_per_second: of all nodes.
-      steps_nodes: number of steps of each node, `[N]`.
-      waiting: fraction of the time in which a node does not compute, mean over the nodes.
       staleness: updates that a node makes from the moment at which a message leaves for it to the
         one at which it uses it, the mean; of nodes that wait for each other, what the method says.
       kept: fraction of the times at which an asynchronous node would have sent, but found
@@ -350,14 +345,12 @@ class Simulation:
 
     >>> from gossipjax.cost_model import Network, Workload, allreduce
     >>> found = simulate(allreduce(), Workload(1e6, 0.5, 8), Network(1e9), nodes=4, steps=20)
-    >>> (len(found.steps_nodes), round(found.seconds, 3))
-    (4, 0.506)
+    >>> round(found.seconds, 3)
+    0.506
     """
 
     seconds: float
     examples_per_second: float
-    steps_nodes: tuple[int, ...]
-    waiting: float
     staleness: float
     kept: float
 
@@ -458,11 +451,6 @@ def _summarize(events: Events, method: Method, workload: Workload, warm_up: int)
     seconds = last - begins
     is_timed = bool((seconds > 0).all())  # where nothing takes time, they are 0
     rate = float(((counts - skipped) / seconds).sum()) if is_timed else math.inf
-    computing = [  # of the nodes that have ended a step, up to the end of their last
-        busy / ends[-1]
-        for busy, ends in zip(events.busy_seconds, events.ends, strict=True)
-        if ends and ends[-1] > 0
-    ]
     seconds = len(counts) / rate
     tries = events.sent + events.kept
     kept = events.kept / tries if tries else 0.0
@@ -477,8 +465,6 @@ def _summarize(events: Events, method: Method, workload: Workload, warm_up: int)
     return Simulation(
         seconds=seconds,
         examples_per_second=rate * workload.examples,
-        steps_nodes=tuple(counts.tolist()),
-        waiting=max(0.0, 1 - float(np.mean(computing))) if computing else 0.0,
         staleness=staleness,
         kept=kept,
     )

@@ -93,8 +93,6 @@ def test_random_slowness_on_a_directed_ring_equals_the_recursion(overlap: int):
         method = osgp(gx.topology.directed_ring(nodes), overlap)
         run = simulate(method, WORKLOAD, network, nodes, factors, steps=steps, warm_up=0)
         assert run.seconds == pytest.approx(nodes / (steps / ends[-1]).sum())
-        busy = (factors.sum(axis=0) * WORKLOAD.compute_seconds) / ends[-1]
-        assert run.waiting == pytest.approx(1 - busy.mean())
 
 
 def test_a_busy_link_keeps_shares_and_makes_messages_old():
@@ -104,7 +102,6 @@ def test_a_busy_link_keeps_shares_and_makes_messages_old():
     assert run.kept == pytest.approx(0.9, abs=0.02)
     assert run.staleness == pytest.approx(10, abs=0.5)
     assert run.seconds == pytest.approx(WORKLOAD.compute_seconds)
-    assert run.steps_nodes == (102,) * 4  # two of them to warm up
 
 
 def test_messages_that_meet_at_a_receiver_share_its_link():
