@@ -98,17 +98,6 @@ def option_name(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
-def find_option_name(options_type: type, field: str) -> str:
-    """Returns the name of a field on the command line, also where the field has another one.
-
-    >>> from experiments.training.options import TrainingOptions
-    >>> find_option_name(TrainingOptions, "log_every")
-    '--log-every'
-    """
-    hint = get_type_hints(options_type, include_extras=True)[field]
-    return _find_name(hint) or option_name(field)
-
-
 def _find_name(hint: Any) -> str | None:
     """The name that `tyro.conf.arg` gives an option; None if it is that of the field."""
     names = [getattr(annotation, "name", None) for annotation in getattr(hint, "__metadata__", ())]

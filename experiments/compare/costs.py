@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.compare.grids import Cell, Grid
-from experiments.compare.table import find_metric, format_entry, is_falling, is_fraction, summarize
+from experiments.compare.table import find_metric, format_entry, is_falling, summarize
 from experiments.markdown import format_table
 from experiments.results import LOSS, Record, metric_fields, read_runs
 from experiments.runner import Result
@@ -23,7 +23,6 @@ class Cost(NamedTuple):
     rate: float | None  # the chosen one; None if there is no choice, or every run has diverged
     rates: tuple[float, ...] = ()  # to choose from
     sent_bytes: float | None = None  # of a node in a whole run; None if it is not known
-    gap: float | None = None  # the worst of the nodes' models less the best, the mean over seeds
     equal_bytes: float | None = None  # the fewest that a row sends
     at_equal_bytes: float | None = None  # the training loss then; None if no line is that early
 
@@ -34,7 +33,7 @@ class Cost(NamedTuple):
 
     def describe(self) -> Record:
         """The fields of `summary.json`."""
-        names = ("rate", "rates", "sent_bytes", "gap", "equal_bytes", "at_equal_bytes")
+        names = ("rate", "rates", "sent_bytes", "equal_bytes", "at_equal_bytes")
         return {name: getattr(self, name) for name in names} | {"rate_is_end": self.is_end}
 
 
@@ -76,8 +75,6 @@ def find_costs(
       ValueError, FileNotFoundError: if the files of a run cannot be read.
     """
     entries = summarize(grid, outcomes, metric)
-    _, field = metric_fields(metric)
-    scale = 100.0 if is_fraction(metric) else 1.0
     groups: dict[tuple[str, str], list[tuple[Cell, Result]]] = {}
     for cell, outcome in {**trials, **outcomes}.items():
         group = groups.setdefault((cell.row, cell.column), [])
@@ -94,8 +91,6 @@ def find_costs(
     fewest = min((size for size in sent.values() if size > 0), default=None)
     costs = {}
     for key, group in groups.items():
-        runs = [result.runs[0] for result in finished[key]]
-        gaps = [scale * (max(run[field]) - min(run[field])) for run in runs if field in run]
         early = None
         if fewest is not None and key in sent:
             losses = [find_loss(result, fewest) for result in finished[key]]
@@ -105,7 +100,6 @@ def find_costs(
             rate=group[0][0].rate if group else None,
             rates=grid.rates.get(key[0], ()),
             sent_bytes=sent.get(key),
-            gap=average(gaps),
             equal_bytes=fewest,
             at_equal_bytes=early,
         )
@@ -142,7 +136,7 @@ def format_costs(costs: Costs, metric: str) -> str:
     if not has_rates and not sizes:
         return ""
     columns = {column for _, column in costs}
-    headers = ["", metric, "rate", "MB sent per node", "max - min of nodes"]
+    headers = ["", metric, "rate", "MB sent per node"]
     notes = []
     if sizes:
         headers.append(f"training loss at {sizes[0] / MEGA:.3g} MB")
@@ -152,7 +146,6 @@ def format_costs(costs: Costs, metric: str) -> str:
         title = f"{row}, {column}" if len(columns) > 1 else row
         cells = [title, cost.final, format_rate(cost)]
         cells.append(format_number(cost.sent_bytes, ".3g", MEGA))
-        cells.append(format_number(cost.gap, ".3f"))
         rows.append([*cells, *([format_number(cost.at_equal_bytes, ".3f")] if sizes else [])])
     if has_rates:
         notes.append("Rates are the best of their brackets at the first seed.")

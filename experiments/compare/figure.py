@@ -1,17 +1,16 @@
-"""The curves of a comparison: loss and metric against steps, loss against bytes, over the seeds."""
+"""The curves of a comparison: loss and metric against steps, over the seeds."""
 
 import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments.compare.costs import MEGA, SENT
 from experiments.compare.grids import Cell, Grid
 from experiments.compare.table import is_fraction
 from experiments.plots import AXIS_LABELS, choose_looks
@@ -19,60 +18,38 @@ from experiments.results import LOSS, Record, metric_fields, read_runs
 from experiments.runner import Result
 
 
-class Panels(NamedTuple):
-    """A panel for each column, of the same quantity."""
-
-    field: str  # of the lines of metrics
-    label: str
-    scale: float
-    is_by_bytes: bool = False  # against the bytes that a node has sent, not against steps
-
-
 def plot_curves(grid: Grid, outcomes: Mapping[Cell, Result], metric: str, path: Path) -> None:
     """Draws the runs that finished, as a PNG: a panel per column, a colour per row.
 
     A line is the mean over the seeds, its band one standard deviation to each side.
-
-    Raises:
-      ValueError, FileNotFoundError: if the files of a run cannot be read.
     """
     lines: dict[tuple[str, str], list[list[Record]]] = {}
-    per_step: dict[tuple[str, str], float] = {}  # bytes
     for cell, outcome in outcomes.items():
         if outcome.runs and outcome.folder is not None:
             ((run,),) = read_runs(outcome.folder)[1].values()
             lines.setdefault((cell.row, cell.column), []).append(run)
-            if outcome.runs[0].get(SENT):
-                per_step[cell.row, cell.column] = outcome.runs[0][SENT]
     field, _ = metric_fields(metric)
     name = field.removesuffix("_average_model").replace("_", " ")
-    unit = " (%)" if is_fraction(metric) else ""
-    scale = 100.0 if is_fraction(metric) else 1.0
-    panel_rows = [
-        Panels(LOSS, "training loss (mean over the nodes)", 1.0),
-        Panels(field, f"{name} of the average model{unit}", scale),
-    ]
-    if per_step:
-        panel_rows.append(panel_rows[0]._replace(is_by_bytes=True))
-    height = 3.75 * len(panel_rows) + 0.2 * math.ceil(len(grid.rows) / len(grid.columns))
+    unit, scale = (" (%)", 100.0) if is_fraction(metric) else ("", 1.0)
+    height = 7.5 + 0.2 * math.ceil(len(grid.rows) / len(grid.columns))
     figure = Figure((2 + 5 * len(grid.columns), height), dpi=120, layout="constrained")
     figure.suptitle(f"{grid.title}: mean ± standard deviation over {len(grid.seeds)} seed(s)")
-    panels = figure.subplots(len(panel_rows), len(grid.columns), squeeze=False)
+    panels = figure.subplots(2, len(grid.columns), squeeze=False)
     looks = choose_looks([row.title for row in grid.rows])
-    for kind, row_of_panels in zip(panel_rows, panels, strict=True):
+    for row_of_panels, (quantity, label, factor) in zip(
+        panels,
+        (
+            (LOSS, "training loss (mean over the nodes)", 1.0),
+            (field, f"{name} of the average model{unit}", scale),
+        ),
+        strict=True,
+    ):
         for column, axes in zip(grid.columns, row_of_panels, strict=True):
-            xlabel = "MB sent per node" if kind.is_by_bytes else AXIS_LABELS["step"]
-            axes.set(title=column.title, xlabel=xlabel, ylabel=kind.label)
+            axes.set(title=column.title, xlabel=AXIS_LABELS["step"], ylabel=label)
             axes.grid(alpha=0.3)
-            if kind.is_by_bytes:
-                axes.set_xscale("log")
             for row, look in looks.items():
-                key = row, column.title
-                points = summarize_runs(lines.get(key, []), kind.field, kind.scale)
-                if kind.is_by_bytes:
-                    megabytes = per_step.get(key, 0.0) / MEGA
-                    points = [(x * megabytes, y, s) for x, y, s in points if megabytes]
-                _draw_band(axes, points, look)
+                runs = lines.get((row, column.title), [])
+                _draw_band(axes, summarize_runs(runs, quantity, factor), look)
     handles = [
         Line2D([], [], label=title, **look)
         for title, look in looks.items()

@@ -309,31 +309,10 @@ def make_methods_mini() -> Grid:
     )
 
 
-def make_narrow_mini() -> Grid:
-    """SGP and CHOCO-SGD with narrow messages, beside float32."""
-    return Grid(
-        title="Narrow messages: Fashion-MNIST, a perceptron, 8 nodes",
-        program="image",
-        arguments=(
-            *("--dataset", "fashion_mnist", "--model", "mlp", "--nodes", "8"),
-            *("--batch-size-per-node", "32", "--epochs", "3", "--log-every", "50"),
-            *("--learning-rate", "0.03"),
-        ),
-        rows=tuple(
-            Line(f"{title}, {wire}", ("--algorithm", algorithm, "--wire", wire))
-            for algorithm, title in (("sgp", "SGP"), ("choco", "CHOCO-SGD"))
-            for wire in ("float32", "int8")
-        ),
-        columns=(Line("top-1", ()),),
-        metric="accuracy",
-    )
-
-
 GRIDS = {
     "relaysgd-table2": RELAYSGD_TABLE_2,
     "relaysgd-table2-mini": make_relaysgd_mini(),
     "slowmo-table1-mini": make_slowmo_mini(),
     "diloco-mini": make_diloco_mini(),
     "methods-mini": make_methods_mini(),
-    "narrow-mini": make_narrow_mini(),
 }

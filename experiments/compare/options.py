@@ -35,8 +35,6 @@ class CompareOptions:
     """The name of a published table, or of another grid; it has rows, columns and program."""
     list_grids: bool = False
     """Print the names of the grids, and end."""
-    rows: str | None = None
-    """Of --grid, the rows with this text in their titles."""
     program: Program | None = None
     """The program that trains; if not given, image."""
     algorithm: tuple[str, ...] = ()
@@ -85,8 +83,6 @@ class CompareOptions:
                     f"{option_name(name)} must be left out with --grid, which has its own program, "
                     f"rows and columns, got {getattr(self, name)}: leave one of them out."
                 )
-        if self.rows is not None and self.grid is None:
-            raise ValueError("--rows must come with --grid, got no --grid: list --algorithm.")
 
 
 def make_grid(options: CompareOptions, arguments: Sequence[str]) -> Grid:
@@ -96,13 +92,8 @@ def make_grid(options: CompareOptions, arguments: Sequence[str]) -> Grid:
         grid = _choose_among(grid, options.rates)
     own = ("seed", "rates", "out", "overwrite", *(ROWS_AND_COLUMNS if options.grid is None else ()))
     _require_free(grid, arguments, [option_name(name) for name in own])
-    rows = [row for row in grid.rows if options.rows is None or options.rows in row.title]
-    if not rows:
-        titles = ", ".join(row.title for row in grid.rows)
-        raise ValueError(f"--rows must be a part of one of {titles}, got {options.rows!r}.")
     return dataclasses.replace(
         grid,
-        rows=tuple(rows),
         arguments=(*grid.arguments, *arguments),
         seeds=options.seed or grid.seeds,
         metric=options.metric or grid.metric,

@@ -138,7 +138,6 @@ OTHERS = [
     ("compare", "--grid no-such", "--grid must be the name of a grid"),
     ("compare", "--algorithm nobody", "no algorithm is named 'nobody'"),
     ("compare", "--algorithm sgp sgp", "--algorithm must be different values"),
-    ("compare", "--rows sgp", "--rows must come with --grid"),
     ("compare", "--grid diloco-mini --algorithm d2", "--algorithm must be left out with --grid"),
     ("compare", "--grid diloco-mini -- --outer-every 9", "got --outer-every: leave it out"),
     ("compare", "--grid slowmo-table1-mini -- --no-outer-reset", "got --no-outer-reset"),

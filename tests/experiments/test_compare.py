@@ -120,18 +120,7 @@ def test_the_curves_are_means_with_a_band_of_one_standard_deviation(tmp_path, mo
         write_run(folder, [run], lines)
         outcomes[cell] = dataclasses.replace(outcome, folder=folder)
     plot_curves(GRID, outcomes, "accuracy", tmp_path / "curves.png")
-    sent = {
-        cell: dataclasses.replace(
-            outcome, summary={"runs": [{**run, "sent_bytes_per_step": 3e6} for run in outcome.runs]}
-        )
-        for cell, outcome in outcomes.items()
-        if outcome.runs
-    }
-    plot_curves(GRID, sent, "accuracy", tmp_path / "curves.png")
-    figure, with_bytes = figures
-    *_, by_bytes, _ = with_bytes.axes
-    assert by_bytes.get_xlabel() == "MB sent per node"
-    np.testing.assert_allclose(np.asarray(by_bytes.lines[0].get_xdata()), 3 * np.arange(0, 20, 5))
+    (figure,) = figures
     assert [axes.get_title() for axes in figure.axes] == ["alpha 1", "even"] * 2
     assert figure.get_suptitle() == "a title: mean ± standard deviation over 2 seed(s)"
     losses, _, accuracies, _ = figure.axes
