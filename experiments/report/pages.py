@@ -3,7 +3,6 @@
 import base64
 import html
 import itertools
-import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from markdown_it.token import Token
 
 from experiments.markdown import escape, format_table
 from experiments.report.chapters import Chapter
-from experiments.report.section import Claim, judge
+from experiments.report.section import judge
 from experiments.results import Record
 from experiments.runner import format_seconds
 
@@ -165,15 +164,6 @@ def format_results(chapters: Sequence[Chapter], origin: Record) -> str:
     columns = ("section", "claim", "ours", "published", "cause")
     blocks.append(format_table(columns, nulls))
     return "\n\n".join(blocks) + "\n"
-
-
-def explain(claim: Claim) -> str:
-    """Returns why a claim does not hold, or is not judged."""
-    if judge(claim) is False:
-        return claim.if_not or "not known"
-    if math.inf == claim.at_most == -claim.at_least:
-        return "not judged at this size"
-    return "the spread over the seeds leaves it open" if claim.rows else "nothing was measured"
 
 
 def make_anchor(title: str) -> str:

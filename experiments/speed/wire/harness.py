@@ -6,14 +6,13 @@ import json
 import os
 import re
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +25,12 @@ from experiments.speed.wire import links
 from experiments.speed.wire.links import Host, ignore_stop_signals
 from experiments.speed.wire.worker import Job
 
-SCRATCH = "gossipjax-speed-"  # followed by the number of the process
 TAIL_LINES = 15  # of a failed host's output
 MIN_THREADS = 2  # of a host
 POLL_SECONDS = 0.05
-PORT_IN_USE = ("address already in use", "failed to add port")  # from JAX's coordinator
 ROOT = Path(__file__).resolve().parents[3]
 COMMAND = (sys.executable, "-m", "experiments.speed.wire")
 PORT = 5599  # of host 0 inside its namespace
-MAX_PORT_TRIES = 5
 PROCESS_BYTES = 700e6  # memory of a host: what JAX takes
 MODEL_COPIES = 30  # memory of a host: models at once
 STALL_TIMEOUT = 180.0  # seconds; covers a compilation on a slow machine
@@ -43,10 +39,6 @@ STALL_FACTOR = 10  # a step that takes longer than this times its bound hangs
 
 class HostFailedError(ProgramError):
     """A host's process ended early or hangs; the message has its last lines."""
-
-
-class PortInUseError(HostFailedError):
-    """The port that was free a moment ago is in use."""
 
 
 def find_free_port() -> int:
@@ -98,29 +90,25 @@ def measure_on_hosts(
     if bits_per_second is not None:
         seconds += 2 * hosts * 8e6 * options.megabytes / bits_per_second
     stall_timeout = STALL_TIMEOUT + STALL_FACTOR * seconds
-    for tries_left in reversed(range(MAX_PORT_TRIES)):
-        network = links.make_network(hosts, bits_per_second)
-        with make_scratch_folder() as folder, network as members:
-            port = PORT if bits_per_second else find_free_port()
-            job = Job(
-                kind=kind,
-                options=dataclasses.asdict(options),
-                coordinator_address=f"{members[0].address}:{port}",
-                addresses=[host.address for host in members],
-                secret=secrets.token_hex(),
-                interface=links.INTERFACE if bits_per_second else None,
-            )
-            (folder / "job.json").write_text(json.dumps(job._asdict(), default=str))
-            prepare(folder)
-            try:
-                run_hosts(members, COMMAND, folder, stall_timeout, report_progress)
-            except PortInUseError:
-                if not tries_left:
-                    raise
-            else:
-                return
-            finally:
-                collect(read_records(folder, hosts))
+    network = links.make_network(hosts, bits_per_second)
+    scratch = tempfile.TemporaryDirectory(prefix="gossipjax-speed-")
+    with scratch as name, network as members:
+        folder = Path(name)
+        port = PORT if bits_per_second else find_free_port()
+        job = Job(
+            kind=kind,
+            options=dataclasses.asdict(options),
+            coordinator_address=f"{members[0].address}:{port}",
+            addresses=[host.address for host in members],
+            secret=secrets.token_hex(),
+            interface=links.INTERFACE if bits_per_second else None,
+        )
+        (folder / "job.json").write_text(json.dumps(job._asdict(), default=str))
+        prepare(folder)
+        try:
+            run_hosts(members, COMMAND, folder, stall_timeout, report_progress)
+        finally:
+            collect(read_records(folder, hosts))
 
 
 def read_records(folder: Path, hosts: int) -> list[list[Record]]:
@@ -148,17 +136,6 @@ def make_display(bar: Progress, total: int, title: str) -> Callable[[str], None]
         bar.update(tasks[name], completed=float(done), status=status)
 
     return show
-
-
-@contextlib.contextmanager
-def make_scratch_folder() -> Iterator[Path]:
-    """An empty folder that lasts as long as the context; removes those of killed processes."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*-*"):
-        process = folder.name.removeprefix(SCRATCH).partition("-")[0]
-        if Path("/proc/self").exists() and not Path(f"/proc/{process}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-") as name:
-        yield Path(name)
 
 
 def run_hosts(
@@ -251,9 +228,7 @@ def _require_no_failure(codes: Sequence[int | None], folder: Path) -> None:
     failed = [rank for rank, code in enumerate(codes) if code]
     if failed:
         text = "\n".join(_read_tail(rank, f"ended with {codes[rank]}", folder) for rank in failed)
-        logs = [(folder / f"{rank}.log").read_text(errors="replace").lower() for rank in failed]
-        port_in_use = any(sign in log for sign in PORT_IN_USE for log in logs)
-        raise (PortInUseError if port_in_use else HostFailedError)(text)
+        raise HostFailedError(text)
 
 
 def _read_tail(rank: int, reason: str, folder: Path) -> str:

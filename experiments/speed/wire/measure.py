@@ -13,9 +13,8 @@ them alike. The lower bound is
 
 with medians over the same rounds: of the iterations without exchange (on all hosts at once, because
 they share the cores), and of the faster kind of stream (from every host to the next at once, as in
-a ring, or from one host only). Rows of outer optimizers are made in one go, and so is the
-computation that they are compared with; there both are means over whole periods. All of this once
-with computation, for which all hosts share the cores, and once with a sleep in its place.
+a ring, or from one host only). All of this once with computation, for which all hosts share the
+cores, and once with a sleep in its place.
 
 docs/evidence/speed.md lists the files, columns and fields that it writes into `--out`.
 """
@@ -51,7 +50,6 @@ from experiments.speed.wire.timed import (
     BUSY_HOSTS,
     COMPUTATION,
     SINGLE_LINK,
-    name_computation,
 )
 from gossipjax.cost_model import Method, Network, Workload, predict_step
 
@@ -137,26 +135,19 @@ def summarize_configuration(
 def summarize_row(row: Row, configuration: Record, records: Sequence[Record]) -> Record:
     """The entry of `runs` in `summary.json` for one row, from what each host has measured."""
     seconds = (max_over_hosts if row.waits else mean_over_hosts)(records, row.name)
-    if row.period == 1:
-        samples = seconds
-        computation_seconds = configuration["computation_seconds"]
-    else:  # hosts meet once in a period, and the last to come has taken longest for all of it
-        samples = max_over_hosts(records, row.name, row.period)
-        alone = [np.mean(record["seconds"][name_computation(row)]) for record in records]
-        computation_seconds = float(max(alone))
+    computation_seconds = configuration["computation_seconds"]
     steps = range(len(seconds))
     parameters = configuration["parameters"]
     link_bytes = float(np.mean([row.count_link_bytes(step, parameters) for step in steps]))
     sent_bytes = np.array([row.count_sent_bytes(step, parameters) for step in steps])
     has_counter = configuration["bandwidth"] is not None
-    has_rounds = has_counter and row.period == 1  # of a period, only the sum is counted
     nic_bytes = np.array([record["nic_bytes"][row.name] for record in records])  # [hosts, steps]
     # The faster kind of stream makes the stricter bound.
     goodput = max(configuration["goodput_all_links"], configuration["goodput_one_link"])
     limit_sum = computation_seconds + link_bytes / goodput
     limit_max = max(computation_seconds, link_bytes / goodput)
     limit_seconds = limit_max if row.overlaps else limit_sum
-    timing = summarize_samples("seconds", samples)
+    timing = summarize_samples("seconds", seconds)
     if not row.waits:  # as many fast steps as slow ones: only their mean is a rate
         timing["seconds"] = float(seconds.mean())
     cpu_seconds = compute_exchange_cpu_seconds(row, records)
@@ -176,7 +167,7 @@ def summarize_row(row: Row, configuration: Record, records: Sequence[Record]) ->
         "sent_bytes": float(sent_bytes.mean()),
         "sent_bytes_by_round": median_by_round(row, sent_bytes),
         "nic_bytes": float(nic_bytes.mean(axis=1).max()) if has_counter else None,
-        "nic_bytes_by_round": median_by_round(row, nic_bytes.max(axis=0)) if has_rounds else None,
+        "nic_bytes_by_round": median_by_round(row, nic_bytes.max(axis=0)) if has_counter else None,
         "exchange_cpu_seconds": cpu_seconds,
         "packing_seconds": packing_seconds,
         "link_bytes": link_bytes,
@@ -211,8 +202,7 @@ def compute_exchange_cpu_seconds(row: Row, records: Sequence[Record]) -> float:
     Processor time of all hosts beyond that of iterations without exchange, over the cores that they
     share; 0 where noise makes that negative.
     """
-    name = COMPUTATION if row.period == 1 else name_computation(row)
-    extra = sum_cpu_seconds(records, row.name) - sum_cpu_seconds(records, name)
+    extra = sum_cpu_seconds(records, row.name) - sum_cpu_seconds(records, COMPUTATION)
     return max(0.0, extra / (os.cpu_count() or 1))
 
 
@@ -233,10 +223,9 @@ def median_by_round(row: Row, values: np.ndarray) -> dict[str, float]:
     return {f"{round_}": float(np.median(values[rounds == round_])) for round_ in np.unique(rounds)}
 
 
-def max_over_hosts(records: Sequence[Record], name: str, period: int = 1) -> np.ndarray:
-    """Seconds per step of the slowest host in each period of steps, `[iterations / period]`."""
-    seconds = np.array([record["seconds"][name] for record in records])
-    return seconds.reshape(len(records), -1, period).mean(axis=2).max(axis=0)
+def max_over_hosts(records: Sequence[Record], name: str) -> np.ndarray:
+    """Seconds of each iteration of the slowest host, `[iterations]`."""
+    return np.max([record["seconds"][name] for record in records], axis=0)
 
 
 def mean_over_hosts(records: Sequence[Record], name: str) -> np.ndarray:

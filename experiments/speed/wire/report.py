@@ -1,27 +1,19 @@
-"""Tables and plots of measurements on a wire, made from the files that they wrote.
-
-python -m experiments.speed.wire.report OUT
-"""
+"""Tables and plots of measurements on a wire, made from the files that they wrote."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 from experiments.plots import COLORS
-from experiments.program import exit_on_error
 from experiments.results import Record
 from experiments.speed.harness import Cell, make_table, scale
 
-MARKERS = "os^xvD*P<"
-LINE_STYLES = {"float32": "-", "bfloat16": "--", "int8": "-.", "int4": ":"}
-SPARSE_STYLE = (0, (1, 3))
 MEGA = 1e6
 ALGORITHMS_PER_ROW = 3  # of a legend
 
@@ -71,15 +63,6 @@ STRAGGLER_CAPTION = (
 )
 
 
-class Axis(NamedTuple):
-    """The horizontal axis of a plot over configurations: where each is, and in which panel."""
-
-    title: str
-    label: str
-    value: Callable[[Record], float]
-    panel: Callable[[Record], str]
-
-
 def format_inverse(ratio: float | None, digits: str) -> str:
     """Measured over modelled, from modelled over measured; - of what is not modelled.
 
@@ -120,22 +103,6 @@ def make_row_table(configuration: Record, runs: Sequence[Record]) -> Table:
     megabytes = 4 * configuration["parameters"] / MEGA
     title = f"{name_configuration(configuration)}, "
     return make_table(f"{title}{megabytes:.3g} MB of parameters", "", ROW_COLUMNS, runs)
-
-
-def list_bytes_by_round(runs: Sequence[Record]) -> list[str]:
-    """A line for each row whose rounds send different numbers of bytes."""
-    lines = []
-    for run in runs:
-        sent_bytes = run["sent_bytes_by_round"]
-        nic_bytes = run["nic_bytes_by_round"] or {}
-        if len(set(sent_bytes.values())) > 1:
-            rounds = ", ".join(
-                f"{round_}: {size / MEGA:.2f}"
-                + (f" ({nic_bytes[round_] / MEGA:.2f} on NIC)" if nic_bytes else "")
-                for round_, size in sent_bytes.items()
-            )
-            lines.append(f"{name_row(run)}: MB sent from step {rounds}")
-    return lines
 
 
 def save_figure(figure: Figure, panels: Iterable[Axes], columns: int, path: Path) -> None:
@@ -182,78 +149,6 @@ def plot_rows(configurations: Sequence[Record], runs: Sequence[Record], path: Pa
     save_figure(figure, panels, 3, path)
 
 
-def plot_over(
-    axis: Axis, configurations: Sequence[Record], runs: Sequence[Record], path: Path
-) -> None:
-    """Plots the seconds per iteration over `axis`, a line per row."""
-    titles = list(dict.fromkeys(map(axis.panel, configurations)))
-    rows = list(dict.fromkeys(name_row(run) for run in runs))
-    algorithms = list(dict.fromkeys(run["algorithm"] for run in runs))
-    height = 5 + 0.2 * -(-(len(rows) + 1) // 2)
-    figure = Figure((2 + 5 * len(titles), height), dpi=120, layout="constrained")
-    figure.suptitle(axis.title)
-    panels = figure.subplots(1, len(titles), squeeze=False, sharey=True)[0]
-    panels[0].set_ylabel("seconds per iteration (median; async: mean; 10-90 %)")
-    for axes, title in zip(panels, titles, strict=True):
-        shown = [c for c in configurations if axis.panel(c) == title]
-        shown.sort(key=axis.value)
-        for row in rows:
-            points = [
-                (axis.value(configuration), run)
-                for configuration in shown
-                for run in select_runs(runs, configuration)
-                if name_row(run) == row
-            ]
-            if points:
-                _draw_line(axes, row, points, algorithms.index(points[0][1]["algorithm"]))
-        xs = list(map(axis.value, shown))
-        computation = [configuration["computation_seconds"] for configuration in shown]
-        axes.plot(xs, computation, ":", color="black", label="computation")
-        axes.set(title=title, xlabel=axis.label, xscale="log")
-        axes.set_xticks(xs, [f"{x:g}" for x in xs])
-        axes.minorticks_off()
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-    save_figure(figure, panels, 2, path)
-
-
-def _draw_line(
-    axes: Axes, row: str, points: Sequence[tuple[float, Record]], algorithm: int
-) -> None:
-    xs = [x for x, _ in points]
-    color = COLORS[algorithm % len(COLORS)]
-    low, middle, high = (
-        [run[field] for _, run in points] for field in ("seconds_p10", "seconds", "seconds_p90")
-    )
-    axes.fill_between(xs, low, high, alpha=0.15, linewidth=0, color=color)
-    axes.plot(
-        xs,
-        middle,
-        label=row,
-        color=color,
-        marker=MARKERS[algorithm % len(MARKERS)],
-        linestyle=LINE_STYLES.get(points[0][1]["wire"], SPARSE_STYLE),
-        markersize=4,
-        linewidth=1.2,
-    )
-
-
-OVER = {
-    "hosts": Axis(
-        "Time per iteration over hosts",
-        "hosts",
-        lambda configuration: configuration["hosts"],
-        lambda configuration: f"{name_link(configuration)}, {configuration['computation']}",
-    ),
-    "bandwidth": Axis(
-        "Time per iteration over bandwidth",
-        "bandwidth of every link (Mbit/s)",
-        lambda configuration: configuration["bits_per_second"] / MEGA,
-        lambda configuration: f"{configuration['hosts']} hosts, {configuration['computation']}",
-    ),
-}
-
-
 def plot_losses(lines: Sequence[Record], title: str, path: Path) -> None:
     """Plots the training loss over seconds, a panel per slowness and a line per algorithm."""
     slowness = list(dict.fromkeys(line["slowness"] for line in lines))
@@ -277,9 +172,6 @@ def report_rows(folder: Path, summary: Record, console: Console) -> None:
     configurations = summary["configurations"]
     runs = summary["runs"]
     plot_rows(configurations, runs, folder / "seconds_per_iteration.png")
-    for field, axis in OVER.items():
-        if len({configuration[field] for configuration in configurations}) > 1:
-            plot_over(axis, configurations, runs, folder / f"time_over_{field}.png")
     for configuration in configurations:
         selected = select_runs(runs, configuration)
         console.print(make_row_table(configuration, selected))
@@ -287,8 +179,6 @@ def report_rows(folder: Path, summary: Record, console: Console) -> None:
             name: configuration[f"goodput_{name}"] / MEGA for name in ("all_links", "one_link")
         }
         console.print(ROW_LEGEND.format(**configuration, **goodputs))
-        for line in list_bytes_by_round(selected):
-            console.print(line)
     for nodes, reasons in summary["left_out"].items():
         for name, reason in reasons.items():
             console.print(f"left out ({nodes}): {name}: {reason}", soft_wrap=True)
@@ -310,37 +200,11 @@ def report_stragglers(folder: Path, runs: Sequence[Record], console: Console) ->
 def write_report(folder: Path, console: Console) -> None:
     """Reads the files of a measurement, prints its tables and writes its plots into its folder.
 
-    Of `wire` they are `seconds_per_iteration.png`; for several numbers of hosts
-    `time_over_hosts.png` (as in Figure 1 of "Stochastic Gradient Push for Distributed Deep
-    Learning", arXiv:1811.10792); and for several bandwidths `time_over_bandwidth.png` (as in Figure
-    2 of "Can Decentralized Algorithms Outperform Centralized Algorithms?", arXiv:1705.09056). Of
-    `stragglers` it is `loss_over_seconds.png`.
-
-    Raises:
-      FileNotFoundError: if a file is missing.
-      ValueError: if a file is not JSON or of another program.
+    Of `wire` it is `seconds_per_iteration.png`, of `stragglers` `loss_over_seconds.png`.
     """
     summary = json.loads((folder / "summary.json").read_text())
     runs = summary["runs"]
     if "configurations" in summary:
         report_rows(folder, summary, console)
-    elif runs and "slowness" in runs[0]:
-        report_stragglers(folder, runs, console)
     else:
-        raise ValueError(
-            f"{folder} must hold a run of experiments.speed wire or stragglers, got another one."
-        )
-
-
-def main(out: tyro.conf.Positional[Path]) -> None:
-    """Prints the tables and writes the plots of a finished measurement again.
-
-    Args:
-      out: the folder that the measurement wrote (its --out).
-    """
-    with exit_on_error():
-        write_report(out, Console())
-
-
-if __name__ == "__main__":
-    tyro.cli(main, prog="python -m experiments.speed.wire.report")
+        report_stragglers(folder, runs, console)

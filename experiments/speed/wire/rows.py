@@ -17,9 +17,7 @@ from jax.flatten_util import ravel_pytree
 import gossipjax as gx
 from experiments.options import (
     NonNegativeFloat,
-    NonNegativeInt,
     OptionalPath,
-    PositiveInt,
     check_fields,
 )
 from experiments.speed.wire import links
@@ -32,7 +30,6 @@ from experiments.training.methods import (
     make_method,
     parse_name,
 )
-from experiments.training.outer import OuterOptions
 from gossipjax import cost_model
 from gossipjax.cost_model import Exchange, Network, Workload
 from gossipjax.wire import decode, encode
@@ -40,13 +37,7 @@ from gossipjax.wire import decode, encode
 # Rows of this measurement only, beside those of `experiments.training.methods`.
 BUCKETS = "allreduce-buckets"
 CENTRALIZED = "centralized"
-DILOCO = "diloco"
-STREAMING_DILOCO = "streaming-diloco"
-ASYNC_OUTER = "async-outer"
-OUTER = (DILOCO, STREAMING_DILOCO)
-OUTER_RATE = 0.7  # of the outer Nesterov momentum, as in DiLoCo's paper
-OUTER_MOMENTUM = 0.9
-MIN_PERIODS = 3  # of an outer optimizer, measured
+NEVER_WAIT = ("async-sgp", "async-adpsgd")
 DEFAULT_ALGORITHMS = (
     "allreduce",
     BUCKETS,
@@ -66,9 +57,7 @@ FLOATS: tuple[WireName, ...] = ("float32", "bfloat16")
 WIRES: dict[str, tuple[WireName, ...]] = {
     BUCKETS: FLOATS,  # keep no state
     CENTRALIZED: FLOATS,
-    DILOCO: DENSE,
-    STREAMING_DILOCO: DENSE,
-    **dict.fromkeys(ASYNCHRONOUS, FLOATS[:1]),
+    **dict.fromkeys(NEVER_WAIT, FLOATS[:1]),
     "async-sgp": DENSE,
 }
 """The forms in which messages of these rows can travel."""
@@ -85,48 +74,8 @@ MIN_ITERATIONS = 10
 ANY_NETWORK = Network(1.0)  # what a ring or a round sends does not depend on it
 HELP = (
     f"{ALGORITHM_HELP} Here also {CENTRALIZED} (node 0 gathers gradients and sends their mean), "
-    f"{BUCKETS} (beside the backward pass), {DILOCO}, {STREAMING_DILOCO} and, of asynchronous "
-    f"nodes, {', '.join(ASYNCHRONOUS)}."
+    f"{BUCKETS} (beside the backward pass) and, of asynchronous nodes, {', '.join(NEVER_WAIT)}."
 )
-
-
-def make_outer(every: int) -> OuterOptions:
-    """DiLoCo's outer optimizer, as it is measured here."""
-    return OuterOptions(every, OUTER_RATE, OUTER_MOMENTUM, outer_nesterov=True)
-
-
-class OuterTimes(NamedTuple):
-    """When an outer optimizer exchanges what, in steps."""
-
-    every: int = 12  # from one average of a fragment to the next: the period
-    fragments: int = 4  # parts of the model, each averaged at its time
-    delay: int = 2  # between sending a fragment and using its average
-
-    @property
-    def steps_to_compile(self) -> int:
-        """Steps that need all programs: an average that is sent last is used `delay` steps later.
-
-        >>> OuterTimes(every=12, delay=2).steps_to_compile
-        14
-        """
-        return self.every + self.delay
-
-    @property
-    def first_measured(self) -> int:
-        """The first step of a period at which as much is on its way as at the end of any other.
-
-        >>> OuterTimes(12, 1, 0).first_measured, OuterTimes(12, 4, 7).first_measured
-        (12, 36)
-        """
-        return self.every * -(-(self.steps_to_compile + self.delay) // self.every)
-
-    def count_steps(self, iterations: int) -> int:
-        """Steps to measure: whole periods, at least `iterations` steps and `MIN_PERIODS` periods.
-
-        >>> OuterTimes(every=4).count_steps(10), OuterTimes(every=5).count_steps(16)
-        (12, 20)
-        """
-        return self.every * max(MIN_PERIODS, -(-iterations // self.every))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,13 +99,6 @@ class Options:
     algorithm: Annotated[tuple[str, ...], tyro.conf.arg(help=HELP)] = DEFAULT_ALGORITHMS
     wire: Annotated[tuple[WireName, ...], tyro.conf.arg(aliases=["--wire-dtype"])] = FLOATS
     """Forms in which messages travel; an algorithm without one of them is left out of its rows."""
-    outer_every: PositiveInt = OuterTimes().every
-    """Steps from one average to the next, of the diloco rows, whose steps are measured in whole
-    such periods."""
-    outer_fragments: PositiveInt = OuterTimes().fragments
-    """Parts of the model that streaming-diloco averages at different times."""
-    outer_delay: NonNegativeInt = OuterTimes().delay
-    """Steps between sending a fragment and using its average, of streaming-diloco."""
     out: OptionalPath = None
     """Folder for the results; a new one under runs/ if not given."""
     overwrite: bool = False
@@ -180,11 +122,6 @@ class Options:
         if self.iterations < MIN_ITERATIONS:
             raise ValueError(f"--iterations must be >= {MIN_ITERATIONS}, got {self.iterations}.")
 
-    @property
-    def outer_times(self) -> OuterTimes:
-        """When the rows of outer optimizers exchange what."""
-        return OuterTimes(self.outer_every, self.outer_fragments, self.outer_delay)
-
 
 def require_different(option: str, values: tuple[Any, ...]) -> None:
     """Raises `ValueError` unless there is one value or more, none of them twice."""
@@ -202,7 +139,6 @@ class Row(NamedTuple):
     transform: optax.GradientTransformationExtraArgs  # around plain SGD; nothing if asynchronous
     opt_state: Any  # of one node: shapes and static data
     method: cost_model.Method  # what it exchanges
-    outer: OuterTimes | None = None
 
     @property
     def name(self) -> str:
@@ -232,15 +168,9 @@ class Row(NamedTuple):
         schedules = [exchange.schedule for exchange in self.method.exchanges]
         return all(schedule is None or len(schedule.segments) == 1 for schedule in schedules)
 
-    @property
-    def period(self) -> int:
-        """Steps that are timed together; they are made in one go where there are several."""
-        return 1 if self.outer is None else self.outer.every
-
     def canonical_step(self, step: int) -> int:
         """The static step of the program that runs the measured step of this number."""
-        start = 0 if self.outer is None else self.outer.first_measured
-        return gx.canonical_step(self.opt_state, start + step)
+        return gx.canonical_step(self.opt_state, step)
 
     def count_sent_bytes(self, step: int, parameters: int) -> float:
         """Bytes that the node that sends most sends at `step`, for a model of `parameters` float32.
@@ -270,13 +200,7 @@ class Row(NamedTuple):
         return 2 * sent if self.algorithm == CENTRALIZED else sent
 
 
-def make_row(
-    algorithm: str,
-    wire: WireName,
-    nodes: int,
-    steps: int = 12,
-    outer: OuterTimes | None = None,
-) -> Row:
+def make_row(algorithm: str, wire: WireName, nodes: int, steps: int = 12) -> Row:
     """The named algorithm over `nodes` nodes, around plain SGD.
 
     A hybrid topology switches after a third of the `steps`.
@@ -296,33 +220,13 @@ def make_row(
     codec = FORMS[wire].codec
     sgd = optax.sgd(LEARNING_RATE)
     topology = "complete"
-    times = None
-    if algorithm in OUTER:
-        times = outer or OuterTimes()
-        if algorithm == DILOCO:  # averages the whole model, and waits for it
-            times = OuterTimes(times.every, 1, 0)
-            method = cost_model.diloco(times.every, wire=codec)
-        else:
-            method = cost_model.streaming_diloco(*times, wire=codec)
-        optimizer = dataclasses.replace(
-            make_outer(times.every),
-            outer_fragments=times.fragments,
-            outer_delay=times.delay,
-            outer_wire=wire,  # pyright: ignore[reportArgumentType]
-        )
-        made = make_method("local", MethodOptions(nodes, steps, outer=optimizer), sgd)
-        transform = made.transform
-        topology = made.topology
-    elif algorithm == CENTRALIZED:
+    if algorithm == CENTRALIZED:
         method = cost_model.centralized(codec)
         transform = optax.chain(average_at_center(codec), sgd)
         topology = "star"
-    elif algorithm in ASYNCHRONOUS:
+    elif algorithm in NEVER_WAIT:
         graph = gx.topology.one_peer_exponential(nodes)
         method = cost_model.async_sgp(graph, codec)
-        if algorithm == ASYNC_OUTER:
-            times = OuterTimes((outer or OuterTimes()).every, 1, 0)
-            method = cost_model.async_outer(graph, times.every, OUTER_MOMENTUM, codec)
         transform = optax.identity()
         topology = ASYNCHRONOUS[algorithm].topology
     elif algorithm == BUCKETS:
@@ -345,11 +249,10 @@ def make_row(
             if state is None
             else cost_model.from_plan(state.plan, algorithm)
         )
-    fragments = 1 if times is None else times.fragments
-    params = [jax.ShapeDtypeStruct((1,), jnp.float32)] * fragments
+    params = [jax.ShapeDtypeStruct((1,), jnp.float32)]
     transform = optax.with_extra_args_support(transform)
     opt_state = jax.eval_shape(transform.init, params)
-    return Row(algorithm, wire, nodes, topology, transform, opt_state, method, times)
+    return Row(algorithm, wire, nodes, topology, transform, opt_state, method)
 
 
 def build_rows(options: Options, nodes: int) -> tuple[list[Row], dict[str, str]]:
@@ -365,9 +268,7 @@ def build_rows(options: Options, nodes: int) -> tuple[list[Row], dict[str, str]]
             parse_name(algorithm)
         for wire in options.wire:
             try:
-                rows.append(
-                    make_row(algorithm, wire, nodes, options.iterations, options.outer_times)
-                )
+                rows.append(make_row(algorithm, wire, nodes, options.iterations))
             except ValueError as error:
                 left_out[f"{algorithm}, {wire} wire"] = str(error)
     if not rows:

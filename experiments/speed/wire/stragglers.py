@@ -43,21 +43,18 @@ from experiments.speed.wire import links
 from experiments.speed.wire.harness import make_display, measure_on_hosts, require_memory
 from experiments.speed.wire.report import write_report
 from experiments.speed.wire.rows import (
-    DILOCO,
     MAX_HOSTS,
     MIN_HOSTS,
-    OuterTimes,
-    make_outer,
+    NEVER_WAIT,
     make_row,
     require_different,
 )
 from experiments.speed.wire.worker import Worker
-from experiments.training.asynchronous import ASYNCHRONOUS
 from experiments.training.methods import ALGORITHM_HELP, MethodOptions, make_method
 from gossipjax.cost_model import Network, Workload, parse_slowness, simulate
 
 DEFAULT_ALGORITHMS = ("allreduce", "sgp", "1-osgp", "async-sgp", "async-adpsgd")
-HELP = f"{ALGORITHM_HELP} Also {DILOCO} and, of asynchronous nodes, {', '.join(ASYNCHRONOUS)}."
+HELP = f"{ALGORITHM_HELP} Also, of asynchronous nodes, {', '.join(NEVER_WAIT)}."
 LEARNING_RATE = 0.05  # of plain SGD
 BATCH_SIZE_PER_NODE = 32
 CLASSES = 10
@@ -87,8 +84,6 @@ class Options:
     """Seconds that a step of a node sleeps when it is not slow."""
     steps: PositiveInt = 60
     """Steps of each node, on average."""
-    outer_every: PositiveInt = 12
-    """Steps from one outer step to the next, of diloco and async-outer."""
     megabytes: float = 0.0
     """Float32 parameters, in 1e6 bytes: the model has 0.03, and is padded to this size."""
     bandwidth: str | None = None
@@ -192,10 +187,8 @@ def make_transform(algorithm: str, options: Options) -> optax.GradientTransforma
     Raises:
       ValueError: for an unknown name, or one that is impossible for these nodes.
     """
-    outer = make_outer(options.outer_every) if algorithm == DILOCO else None
-    method = MethodOptions(options.nodes, options.steps, outer=outer)
-    name = "local" if algorithm == DILOCO else algorithm
-    return make_method(name, method, optax.sgd(LEARNING_RATE)).transform
+    method = MethodOptions(options.nodes, options.steps)
+    return make_method(algorithm, method, optax.sgd(LEARNING_RATE)).transform
 
 
 class LockstepTrainer:
@@ -273,7 +266,6 @@ class AsynchronousTrainer:
             compute_gradients,
             draw_batch(),
             jnp.float32(0),
-            outer=make_outer(options.outer_every),
         ) as peer:
             worker.gather(0)
             start = time.monotonic()
@@ -296,7 +288,7 @@ def make_runs(worker: Worker, options: Options) -> None:
     for number, (algorithm, slowness) in enumerate(options.runs):
         node.report(number, 0, "compiling")
         if algorithm != trained:
-            kind = AsynchronousTrainer if algorithm in ASYNCHRONOUS else LockstepTrainer
+            kind = AsynchronousTrainer if algorithm in NEVER_WAIT else LockstepTrainer
             trainer = kind(node, algorithm)
             trained = algorithm
         # As many steps as the node may make, which begin anew after the last.
@@ -327,10 +319,10 @@ def measure_stragglers(options: Options) -> None:
 def require_algorithms(options: Options) -> None:
     """Raises `ValueError` for an algorithm that is unknown or impossible here."""
     for name in options.algorithm:
-        if name not in ASYNCHRONOUS:
+        if name not in NEVER_WAIT:
             if name.startswith("async-"):
                 raise ValueError(
-                    f"--algorithm must be one of {', '.join(ASYNCHRONOUS)}, or of those in "
+                    f"--algorithm must be one of {', '.join(NEVER_WAIT)}, or of those in "
                     f"lockstep, got {name!r}."
                 )
             make_transform(name, options)
@@ -437,7 +429,7 @@ def summarize_run(
     """The object in `runs` of one run, without its ratio to another run."""
     ends, _ = sort_steps(records)
     factors = options.draw_factors(slowness, options.steps)
-    is_lockstep = algorithm not in ASYNCHRONOUS
+    is_lockstep = algorithm not in NEVER_WAIT
     ideal = compute_ideal_ratio(factors, is_lockstep)
     examples_per_second = BATCH_SIZE_PER_NODE * count_steps_per_second(records, is_lockstep)
     full = options.nodes * BATCH_SIZE_PER_NODE / options.compute_seconds  # if nobody is slow
@@ -494,8 +486,7 @@ def simulate_run(algorithm: str, slowness: str, options: Options) -> float | Non
     >>> simulate_run("allreduce", "4x", Options(nodes=4, steps=10, compute_seconds=0.1)) < 325
     True
     """
-    times = OuterTimes(options.outer_every)
-    row = make_row(algorithm, "float32", options.nodes, options.steps, times)
+    row = make_row(algorithm, "float32", options.nodes, options.steps)
     if not row.has_one_cycle:
         return None
     parameters = max(MIN_PARAMETERS, options.megabytes * 1e6 / FLOAT_BYTES)

@@ -1,8 +1,8 @@
 """What one host does to time the rows: an MLP, and who trains it.
 
 In every iteration it runs all rows, one after another, so that noise affects all of them alike. All
-hosts start each run together, after a barrier that is not timed. The rows of outer optimizers and
-of asynchronous nodes come after that, each in one go.
+hosts start each run together, after a barrier that is not timed. The rows of asynchronous nodes
+come after that, each in one go.
 """
 
 import resource
@@ -28,7 +28,6 @@ from experiments.speed.wire.rows import (
     Options,
     Row,
     build_rows,
-    make_outer,
 )
 from experiments.speed.wire.worker import Sample, Worker
 from experiments.training.forms import FORMS, WireName
@@ -186,10 +185,6 @@ class RowTrainer:
         )
         return model.params, self._opt_state
 
-    def wait(self) -> None:
-        """Waits for the averages on their way, so that other collectives may follow."""
-        self._train_step.wait()
-
 
 class BucketTrainer:
     """Trains a `CalibratedModel` by AllReduce in buckets of layers, the last layers first.
@@ -287,11 +282,6 @@ def sleep_backward(
     return jax.tree.map(lambda leaf: (one - 1) * leaf, layers), one * cotangent
 
 
-def name_computation(row: Row) -> str:
-    """Name, in the files, of the steps without exchange before and after a row made in one go."""
-    return f"{COMPUTATION} beside {row.name}"
-
-
 def measure_rows(worker: Worker, options: Options) -> None:
     """Runs every row in every iteration; writes the seconds and bytes of this host."""
     rows, _ = build_rows(options, worker.hosts)
@@ -309,7 +299,7 @@ def measure_rows(worker: Worker, options: Options) -> None:
         SINGLE_LINK: lambda step: worker.stream(stream_bytes, range(1)),
         BUSY_HOSTS: lambda step: worker.stream(stream_bytes, everybody),
     }
-    in_turns = [row for row in rows if row.waits and row.outer is None]
+    in_turns = [row for row in rows if row.waits]
     jobs |= {row.name: compile_row(worker, model, row, options.iterations) for row in in_turns}
     for name in (ALL_LINKS, SINGLE_LINK):
         worker.time_call(jobs[name], 0)  # until TCP has found its window
@@ -320,8 +310,6 @@ def measure_rows(worker: Worker, options: Options) -> None:
             beside = model.compute if name == BUSY_HOSTS else None
             samples[name].append(worker.time_call(run_step, step, beside=beside))
     for row in rows:
-        if row.outer is not None:
-            samples |= measure_outer(worker, model, row, options.iterations)
         if not row.waits:
             samples[row.name] = measure_asynchronous(worker, model, row, options.iterations)
     loss = model.nodes.run(compute_loss, model.params, model.batch)
@@ -353,49 +341,6 @@ def compile_row(
     return trainer.run_step
 
 
-def measure_outer(
-    worker: Worker, model: CalibratedModel, row: Row, iterations: int
-) -> dict[str, list[Sample]]:
-    """The row of an outer optimizer, and steps without exchange before and after it, in one go.
-
-    No barrier lies between the measured steps: averages are on their way, and no other collectives
-    may run beside them. Before these steps all programs are compiled, the hosts meet once more, and
-    then as much gets on its way as there is at the end.
-    """
-    assert row.outer is not None
-    trainer = RowTrainer(model, row.transform)
-
-    def run(steps: range, run_step: Callable[[int], Any], status: str) -> list[Sample]:
-        seconds = []
-        before = worker.read_sent_bytes()
-        cpu_before = time.process_time()
-        for step in steps:
-            worker.report_progress(f"{row.name}, {status} {step}", iterations)
-            start = time.perf_counter()
-            jax.block_until_ready(run_step(step))
-            seconds.append(time.perf_counter() - start)
-        return worker.share_counts(seconds, cpu_before, before)
-
-    def compute() -> list[Sample]:
-        worker.gather(0)
-        steps = range(max(iterations, row.period))
-        return run(steps, lambda step: model.compute(), "computation")
-
-    alone = compute()
-    worker.gather(0)
-    compiled = row.outer.steps_to_compile
-    first = row.outer.first_measured
-    run(range(compiled), trainer.run_step, "compiling step")
-    trainer.wait()
-    worker.gather(0)
-    run(range(compiled, first), trainer.run_step, "warm-up step")
-    measured = range(first, first + row.outer.count_steps(iterations))
-    samples = run(measured, trainer.run_step, "step")
-    trainer.wait()
-    again = compute()
-    return {name_computation(row): alone + again, row.name: samples}
-
-
 def measure_asynchronous(
     worker: Worker, model: CalibratedModel, row: Row, iterations: int
 ) -> list[Sample]:
@@ -413,7 +358,6 @@ def measure_asynchronous(
         model.gradients,
         batch,
         wire=row.wire,
-        outer=row.outer and make_outer(row.outer.every),
     ) as node:
         worker.report_progress(row.name, iterations)
         sent_before = worker.read_sent_bytes()

@@ -17,7 +17,6 @@ import gossipjax as gx
 from experiments.results import Record
 from experiments.training.asynchronous import ASYNCHRONOUS
 from experiments.training.forms import FORMS, WireName
-from experiments.training.outer import OuterOptions
 
 CHUNK_BYTES = 2**20
 PATIENCE = 30.0  # seconds of silence after which a node is declared dead: none is meant to be
@@ -162,7 +161,6 @@ class Worker:
         compute_gradients: Callable[..., Any],
         *example: Any,
         wire: WireName = "float32",
-        outer: OuterOptions | None = None,
     ) -> gx.asynchronous.Node:
         """Returns this host's node of a job in which nobody waits, once all nodes are there.
 
@@ -176,7 +174,7 @@ class Worker:
             [address for place, address in enumerate(listens) if place != self.rank],
             tx,
             params,
-            algorithm=ASYNCHRONOUS[algorithm].build(0, outer),
+            algorithm=ASYNCHRONOUS[algorithm].build(0, None),
             listen=listens[self.rank],
             place=self.rank,
             job=name,
